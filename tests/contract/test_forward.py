@@ -126,7 +126,7 @@ def test_a_tunnel_ends_with_a_reason_when_its_connection_does(
     started = time.monotonic()
     error = hold(passage, [])
     assert time.monotonic() - started < 30
-    assert (error.exit_code, str(error.hint)) == (1, "vcluster tunnel")
+    assert (error.exit_code, str(error.hint)) == (1, "vcluster endpoint --tunnel")
     assert error.message.startswith("h: tunnel: the connection to ")
     passage.close()
 

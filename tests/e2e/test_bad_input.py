@@ -222,7 +222,7 @@ def test_serving_needs_a_cluster_and_a_port(cluster: Sandbox) -> None:
 def test_a_tunnel_whose_port_is_taken_here(cluster: Sandbox) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        refused = cluster.vcluster("tunnel", "--port", str(port))
+        refused = cluster.vcluster("endpoint", "--tunnel", "--port", str(port))
     assert refused.code == 2
     assert f"cannot listen on 127.0.0.1:{port}" in refused.err
     assert "Traceback" not in refused.err

@@ -82,9 +82,9 @@ def answer(command: str, folder: Path, environment: Mapping[str, str]) -> None:
 
 @contextmanager
 def open_tunnel(folder: Path, environment: Mapping[str, str]) -> Iterator[None]:
-    """`vcluster tunnel` in its own terminal."""
+    """`vcluster endpoint --tunnel` in its own terminal."""
     process = subprocess.Popen(
-        [VCLUSTER, "tunnel", "--json"],
+        [VCLUSTER, "endpoint", "--tunnel", "--json"],
         cwd=folder,
         env={**os.environ, **environment},
         stdin=subprocess.DEVNULL,
@@ -117,7 +117,7 @@ def test_a_first_cluster(sandbox: Sandbox, tmp_path: Path) -> None:
     environment = {name: value for name, value in sandbox.environment.items() if name != "VCLUSTER_INVENTORY"}
     with ExitStack() as terminals:
         for command in commands("first-cluster.md"):
-            if command == "vcluster tunnel":
+            if command == "vcluster endpoint --tunnel":
                 terminals.enter_context(open_tunnel(tmp_path, environment))
                 continue
             if command in ASKS["first-cluster.md"]:
@@ -272,7 +272,7 @@ def test_the_benchmark_page(sandbox: Sandbox, tmp_path: Path) -> None:
     figures = [run["figures"] for one in found["points"] for run in one["runs"]]
     assert [(run["completed"], run["failed"]) for run in figures] == [(8, 0), (8, 0)]
     assert [host["name"] for host in found["hosts"]] == ["gpu1", "gpu2"]
-    key = sandbox.vcluster("key").ok().out.strip()
+    key = sandbox.vcluster("endpoint", "--key").ok().out.strip()
     for path in (tmp_path / "before").iterdir():
         assert key.encode() not in path.read_bytes()
 

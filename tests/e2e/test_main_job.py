@@ -65,7 +65,7 @@ def test_four_ranks_on_two_hosts_answer_as_one_process_does(cluster: Sandbox) ->
     phases = [phase for phase, _ in last["phases"] if phase != "waiting"]
     assert phases == sorted(phases, key=STEPS.index)
     assert {"importing", "joining", "loading", "probing"} <= set(phases)
-    key = cluster.vcluster("key").ok().out.strip()
+    key = cluster.vcluster("endpoint", "--key").ok().out.strip()
     with tunnel(cluster) as url:
         one = alone(cluster, "float32")
         assert complete(url, key) == one.text
@@ -95,7 +95,7 @@ def test_the_printed_line_to_ask_works(cluster: Sandbox) -> None:
 
 @pytest.mark.cluster("serving")
 def test_every_secret_is_in_its_file_alone(cluster: Sandbox) -> None:
-    key = cluster.vcluster("key").ok().out.strip()
+    key = cluster.vcluster("endpoint", "--key").ok().out.strip()
     node = cluster.nodes()["gpu1"]
     ray = cluster.docker("gpu1", "exec", node, "sh", "-c", "cat /run/secrets/vcluster/ray-token-*").strip()
     assert len(ray) >= 32
@@ -157,7 +157,7 @@ def test_a_changed_layout_touches_what_changed_and_serves_the_same_words(cluster
     assert "would stop the running nodes on gpu1, gpu2 of" in refused.err
     one.vcluster("up", "--yes").ok()
     exposed = one.vcluster("serve", MODEL, "--expose", "--json").ok().event("endpoint")
-    key = one.vcluster("key").ok().out.strip()
+    key = one.vcluster("endpoint", "--key").ok().out.strip()
     words = alone(one, "auto").text
     # On its private network the head now answers without a tunnel, still only to those who have the key.
     assert exposed["exposed"] is True

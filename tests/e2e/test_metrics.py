@@ -83,10 +83,11 @@ def test_prometheus_scrapes_the_cluster_and_each_expression_has_series(sandbox: 
             assert alerts(prometheus) == set()
             # A rotated key is in the folder at once; the former one, as in a copy of it elsewhere, is refused.
             former = (tmp_path / KEY).read_text()
-            sandbox.vcluster("key", "--rotate").ok()
+            sandbox.vcluster("endpoint", "--rotate").ok()
             rotated = time.time()
             until(lambda: prometheus.series(f"up == 1 and timestamp(up) > {rotated}"), LONG)
-            assert (tmp_path / KEY).read_text().strip() == sandbox.vcluster("key").ok().out.strip() != former.strip()
+            now = sandbox.vcluster("endpoint", "--key").ok().out.strip()
+            assert (tmp_path / KEY).read_text().strip() == now != former.strip()
             (tmp_path / KEY).write_text(former)
             until(lambda: up(prometheus) == [("sandbox", "0")], LONG)
             sandbox.vcluster("metrics", "-o", str(tmp_path)).ok()

@@ -133,9 +133,9 @@ def test_the_other_transport_finds_nothing_to_do(cluster: Sandbox) -> None:
 @pytest.mark.promise("P33")
 @pytest.mark.cluster("up")
 def test_the_api_key_survives_docker_rm(cluster: Sandbox) -> None:
-    had = cluster.vcluster("key").ok().out
+    had = cluster.vcluster("endpoint", "--key").ok().out
     cluster.docker("gpu1", "rm", "-f", cluster.nodes()["gpu1"])
     events = cluster.vcluster("up", "--yes", "--json").ok().events()
     assert [event for event in events if event.get("code") == "new-api-key"] == []
-    assert cluster.vcluster("key").ok().out == had
+    assert cluster.vcluster("endpoint", "--key").ok().out == had
     assert counted(cluster) == [2, 2]

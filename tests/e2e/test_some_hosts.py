@@ -24,7 +24,7 @@ def test_the_ranks_are_where_they_were_asked_for(cluster: Sandbox) -> None:
     served = cluster.vcluster("serve", MODEL, "--hosts", "gpu2", "--tp", "1", "--pp", "1").ok()
     assert "1 of the 2 GPUs stay idle" in served.err
     assert ranks(cluster) == {"gpu1": 0, "gpu2": 1}
-    key = cluster.vcluster("key").ok().out.strip()
+    key = cluster.vcluster("endpoint", "--key").ok().out.strip()
     with tunnel(cluster) as url:
         assert complete(url, key)
     cluster.docker("gpu2", "exec", cluster.nodes()["gpu2"], "sh", "-c", f"kill -9 $({RANKS})")

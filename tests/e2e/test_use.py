@@ -68,7 +68,7 @@ def shell(sandbox: Sandbox, script: str) -> str:
 @pytest.mark.cluster("serving")
 def test_every_sampling_parameter_of_vllm_has_an_option(cluster: Sandbox) -> None:
     """By the schema that the server itself has; one that vLLM adds makes this red."""
-    key = cluster.vcluster("key").ok().out.strip()
+    key = cluster.vcluster("endpoint", "--key").ok().out.strip()
     with tunnel(cluster) as url:
         http = f"curl -sf -H 'Authorization: Bearer {key}' {url}/openapi.json"
         schemas = json.loads(shell(cluster, http))["components"]["schemas"]
@@ -80,7 +80,7 @@ def test_every_sampling_parameter_of_vllm_has_an_option(cluster: Sandbox) -> Non
 @pytest.mark.cluster("serving")
 def test_a_completion_is_the_answer_alone(cluster: Sandbox) -> None:
     asked = cluster.vcluster("complete", PROMPT, *GREEDY).ok()
-    key = cluster.vcluster("key").ok().out.strip()
+    key = cluster.vcluster("endpoint", "--key").ok().out.strip()
     with tunnel(cluster) as url:
         assert asked.out.removesuffix("\n") == complete(url, key).removesuffix("\n")
     assert f"{TOKENS} tokens in " in asked.err
@@ -164,21 +164,21 @@ def test_the_openai_client_finds_its_way_and_nothing_is_left(laptop: Sandbox) ->
 @pytest.mark.cluster("serving")
 def test_a_rotated_key_is_the_only_one_and_vllm_keeps_running(cluster: Sandbox) -> None:
     before = cluster.vcluster("status", "--json").ok().json()["serving"]
-    old, nodes = cluster.vcluster("key").ok().out.strip(), cluster.nodes()
+    old, nodes = cluster.vcluster("endpoint", "--key").ok().out.strip(), cluster.nodes()
     with tunnel(cluster) as url:
-        graced = cluster.vcluster("key", "--rotate", "--grace", "10m").ok().out.strip()
+        graced = cluster.vcluster("endpoint", "--rotate", "--grace", "10m").ok().out.strip()
         assert [status_code(f"{url}/v1/models", key) for key in (old, graced)] == [200, 200]
-        new = cluster.vcluster("key", "--rotate").ok().out.strip()
+        new = cluster.vcluster("endpoint", "--rotate").ok().out.strip()
         assert len({old, graced, new}) == 3
         # Without --grace no other key is accepted, nor one whose time is not over.
         assert [status_code(f"{url}/v1/models", key) for key in (old, graced, new)] == [401, 401, 200]
         # The file of the next one has the same size and time.
-        last, new = new, cluster.vcluster("key", "--rotate").ok().out.strip()
+        last, new = new, cluster.vcluster("endpoint", "--rotate").ok().out.strip()
         assert [status_code(f"{url}/v1/models", key) for key in (last, new)] == [401, 200]
     assert cluster.vcluster("up", "--json").ok().event("result")["operations"] == 0
-    assert cluster.vcluster("key").ok().out.strip() == new
+    assert cluster.vcluster("endpoint", "--key").ok().out.strip() == new
     assert cluster.vcluster("complete", "Hi", "--max-tokens", "1").code == 0
     after = cluster.vcluster("status", "--json").ok().json()["serving"]
     assert (after["ready_at"], after["attempt"], cluster.nodes()) == (before["ready_at"], before["attempt"], nodes)
     verbs = [entry["verb"] for entry in cluster.vcluster("status", "--history", "--json").ok().json()["entries"]]
-    assert verbs[-3:] == ["key", "key", "key"]
+    assert verbs[-3:] == ["endpoint"] * 3

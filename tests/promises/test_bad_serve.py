@@ -43,7 +43,7 @@ class Users:
 def users(cluster: Sandbox) -> Iterator[Users]:
     """Someone asks the endpoint all the time."""
     seen, over = Users(), threading.Event()
-    key = cluster.vcluster("key").ok().out.strip()
+    key = cluster.vcluster("endpoint", "--key").ok().out.strip()
 
     def ask(url: str) -> None:
         while not over.is_set():
@@ -93,7 +93,7 @@ def test_what_shows_only_at_the_load_brings_the_last_ready_model_back(cluster: S
         assert f"{MODEL} is served again, after " in failed.err
         back = failed.err.partition(f"{MODEL} is served again, after ")[2].split()[0]
         assert ready_since(cluster) is not None
-        key = cluster.vcluster("key").ok().out.strip()
+        key = cluster.vcluster("endpoint", "--key").ok().out.strip()
         with tunnel(cluster) as url:
             assert complete(url, key)
         measured.figure = f"{MODEL} was back by itself, after {back} s without it; exit 1 with both reasons"

@@ -37,7 +37,7 @@ def test_a_host_leaves_and_returns_and_the_head_moves_and_returns(sandbox: Sandb
     (line,) = re.findall(r"^  gpu2: .*\n", both.read_text(), re.MULTILINE)
     left = both.with_name("members-left.yaml")
     left.write_text(both.read_text().replace(line, ""))
-    key = sandbox.vcluster("key", inventory=both).ok().out
+    key = sandbox.vcluster("endpoint", "--key", inventory=both).ok().out
     before = sandbox.nodes()
     with attack("P33", "gpu2 leaves, returns, becomes the head, and gpu1 again, while a model is served") as measured:
         assert "gpu2" in sandbox.vcluster("plan", inventory=left).ok().out
@@ -56,7 +56,7 @@ def test_a_host_leaves_and_returns_and_the_head_moves_and_returns(sandbox: Sandb
             until(partial(ready, sandbox, inventory), 240, every=2)
             took[name] = measured.seconds
             assert sandbox.vcluster("plan", "--exit-code", inventory=inventory).code == 0, name
-            assert sandbox.vcluster("key", inventory=inventory).ok().out == key, name
+            assert sandbox.vcluster("endpoint", "--key", inventory=inventory).ok().out == key, name
         sandbox.vcluster("down", "--yes", inventory=both).ok()
         assert sandbox.nodes() == {}
         measured.figure = "served again after " + ", ".join(f"{s:.0f} s ({name})" for name, s in took.items())
@@ -102,7 +102,7 @@ AS_BEFORE = "cp -p /root/machine-id /etc/machine-id && rm /root/machine-id"
 
 @pytest.mark.cluster("serving", leaves="own")
 def test_a_host_is_another_machine(sandbox: Sandbox) -> None:
-    key = sandbox.vcluster("key").ok().out
+    key = sandbox.vcluster("endpoint", "--key").ok().out
     with attack("P33", "a host is another machine under its name, while a model is served, and then again") as measured:
         with broken(sandbox, "gpu2", ANOTHER, AS_BEFORE):
             measured.begin()
@@ -113,7 +113,7 @@ def test_a_host_is_another_machine(sandbox: Sandbox) -> None:
             until(partial(ready, sandbox, sandbox.inventory), 240, every=2)
             took = measured.seconds
             assert sandbox.vcluster("plan", "--exit-code").code == 0
-            assert sandbox.vcluster("key").ok().out == key
+            assert sandbox.vcluster("endpoint", "--key").ok().out == key
         assert "gpu2 is another machine now" in sandbox.vcluster("plan").ok().out
         sandbox.vcluster("down", "--yes").ok()
         assert sandbox.nodes() == {}

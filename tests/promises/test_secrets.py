@@ -174,7 +174,7 @@ def test_secrets_are_nowhere(sandbox: Sandbox, tmp_path: Path) -> None:
             up = cluster.vcluster("-vv", "up", "--yes", "--json").ok()
             seen["up"] = (up.out + up.err).encode()
             serve(cluster)
-            assert cluster.vcluster("key").ok().out.strip() == API_KEY
+            assert cluster.vcluster("endpoint", "--key").ok().out.strip() == API_KEY
             seen |= asked(cluster)
             given = with_variable(cluster)
         seen |= watch.seen

@@ -82,7 +82,7 @@ def noted(path: Path) -> list[list[str]]:
 def lines_and_calls(serve: ServeStatus, folder: str, key: str) -> tuple[str, list[list[str]]]:
     """What is printed for a shell, and what it must start for that."""
     inventory, base = Path("/", folder, "lab.yaml"), f"http://{host_port(serve.host, serve.port)}/v1"
-    of_key = ["vcluster", "key", "-i", str(inventory)]
+    of_key = ["vcluster", "endpoint", "-i", str(inventory), "--key"]
     printed, calls = "", list[list[str]]()
 
     def asks(path: str, given: str, body: dict[str, Any]) -> list[str]:

@@ -11,7 +11,7 @@ from tests.support.figures import record
 from tests.support.sim import lab, make, oracle
 from tests.support.sim.faults import Fault, Script
 from tests.support.sim.world import Volume, World, belongs_to_lab
-from vllm_cluster.actions import tunnel
+from vllm_cluster.actions import endpoint
 from vllm_cluster.actions.rotate import rotate
 from vllm_cluster.core.kept import secret_ids
 from vllm_cluster.core.spec import CLUSTER, SECRET
@@ -23,8 +23,8 @@ from vllm_cluster.run.secrets import secret_id
 
 
 def key(world: World, inventory: Inventory) -> str:
-    """What `vcluster key` prints."""
-    found = lab.succeed(world, inventory, lambda i, _, runtime: tunnel.key(i, runtime=runtime))
+    """What `vcluster endpoint --key` prints."""
+    found = lab.succeed(world, inventory, lambda i, _, runtime: endpoint.key(i, runtime=runtime))
     return str(found.value)
 
 
@@ -119,7 +119,7 @@ def test_the_key_moves_with_the_head() -> None:
 
 
 def do_rotate(inventory: Inventory, emit: Emit, runtime: Runtime) -> str:
-    """`vcluster key --rotate --grace 10m`."""
+    """`vcluster endpoint --rotate --grace 10m`."""
     return rotate(inventory, emit, grace=600, runtime=runtime)
 
 

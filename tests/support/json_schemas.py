@@ -51,12 +51,13 @@ DOCUMENTS = {
         "status --history": "history",
         "check --facts": "facts",
         "explain --bundle": "bundle",
+        "endpoint --key": "key",
     },
-    **{name: name for name in ("complete", "chat", "endpoint", "bench", "key")},
+    **{name: name for name in ("complete", "chat", "endpoint", "bench")},
     **{"models ls": "models", "image ls": "image", "batch --list": "batch"},
 }
 # What prints events beside a verb that prints a document.
-_EVENTS = ("endpoint --close", "models rm", "status --wait")
+_EVENTS = ("endpoint --close", "endpoint --tunnel", "models rm", "status --wait")
 OPERATIONS = get_args(plan.Operation)
 
 
@@ -339,7 +340,7 @@ def _events() -> list[Schema]:
         ("result", "down, image prune, sandbox down", {"removed": {"type": ["integer", "boolean"]}}),
         ("result", "image push", {"image": TEXT, "id": TEXT, "source": TEXT, "sent": rows(TEXT)}),
         ("result", "models rm", {"model": TEXT, "hosts": rows(TEXT), "removed_bytes": COUNT}),
-        ("result", "tunnel, dashboard", {"url": TEXT, "port": COUNT}),
+        ("result", "endpoint --tunnel, dashboard", {"url": TEXT, "port": COUNT}),
         ("result", "sandbox up", {"inventory": TEXT}),
         ("result", "status --wait", {"seconds": NUMBER}),
         ("result", "metrics", {"folder": TEXT, "target": TEXT}),
@@ -375,7 +376,7 @@ def validator(name: str) -> Draft202012Validator:
 
 def validate(argv: Sequence[str], output: str) -> None:
     """Hold what a command wrote with --json against its schema: one document, or events line by line."""
-    commands = {**dict.fromkeys(_EVENTS, "events"), "models": "models", **DOCUMENTS}
+    commands = {**dict.fromkeys(_EVENTS, "events"), "models": "models", "endpoint --rotate": "key", **DOCUMENTS}
     fits = [command for command in commands if {*command.split()} <= {*argv}]
     verb = commands[max(fits, key=lambda command: len(command.split()))] if fits else "events"
     for line in output.splitlines():

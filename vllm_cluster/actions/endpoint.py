@@ -52,10 +52,20 @@ def state(inventory: Inventory, cache: Path) -> State:
     return State(cache / FOLDER, debug_log.inventory_key(inventory.cluster, destinations))
 
 
+def key(inventory: Inventory, *, runtime: Runtime = SYSTEM) -> str:
+    """The API key, from the head.
+
+    Raises:
+        PreflightFailed: the cluster has none, since it is not up.
+    """
+    with at_head(inventory, runtime) as head:
+        return read_key(inventory, head)
+
+
 def endpoint(
     inventory: Inventory, cache: Path, *, direct: bool, detach: Sequence[str] | None, runtime: Runtime = SYSTEM
 ) -> ClientEndpoint:
-    """The endpoint of the model that is ready; with `detach`, the arguments of `vcluster tunnel`, a tunnel is opened.
+    """The endpoint of the model that is ready; with `detach`, the inventory's option, a tunnel is opened.
 
     Raises:
         PreflightFailed: no model is ready, or there is no way to it from here.
@@ -76,7 +86,7 @@ def endpoint(
             last = found.read()
             # The port that clients have from before, where it is free.
             port = last.port if last and is_free(last.port) else 0
-            open_one = found.start(["-m", "vllm_cluster", "tunnel", "--port", str(port), *detach])
+            open_one = found.start(["-m", "vllm_cluster", "endpoint", "--background", "--port", str(port), *detach])
     if open_one is None:
         why = found.why_ended()
         ended = f"; the last one has ended: {why}" if why else ""

@@ -49,7 +49,7 @@ def rotate(
         head = fleet.connections[inventory.head_name]
         node = NodeHandle(head, inventory.cluster)
         observe(inventory, head)
-        with Lease([head], inventory.cluster, "key") as lease:
+        with Lease([head], inventory.cluster, "endpoint") as lease:
             lease.acquire(wait, waiting(emit))
             facts = observe(inventory, head)
             holder = _holder(inventory, head, facts)
@@ -61,10 +61,15 @@ def rotate(
             older = {key: until for key, until in older.items() if until > now}
             content = KeyFile(made, runtime.secret_id(inventory.cluster, NAME, made), older).text()
             _write(inventory, head, facts, holder, content)
-            record(node, "key", [f"rotate the API key{f', {duration(grace)} grace' if grace else ''}"], emit)
+            record(node, "endpoint", [f"rotate the API key{f', {duration(grace)} grace' if grace else ''}"], emit)
         # The lease is given back: it only looks, and others need not wait for it.
         seen = _tried(node, made, before.key, refused=not grace, runtime=runtime)
-    emit(Event("result", f"The API key is new; {_changed(grace, seen)}. Every client needs the new one: vcluster key"))
+    emit(
+        Event(
+            "result",
+            f"The API key is new; {_changed(grace, seen)}. Every client needs the new one: vcluster endpoint --key",
+        )
+    )
     return made
 
 
@@ -83,10 +88,8 @@ def _tried(node: NodeHandle, new: str, old: str, *, refused: bool, runtime: Runt
         deadline, wanted = runtime.after(TRY_SECONDS), (OK, UNAUTHORIZED if refused else OK)
         while (found := (_status(forward.local_port, new), _status(forward.local_port, old))) != wanted:
             if not deadline.left():
-                text = (
-                    f"key: the new key is written, and the API answers {found[0]} to it and {found[1]} to the old one"
-                )
-                raise HostError(node.host, text, hint="vcluster status\nvcluster key")
+                text = f"the new key is written, and the API answers {found[0]} to it and {found[1]} to the old one"
+                raise HostError(node.host, text, hint="vcluster status\nvcluster endpoint --key")
             runtime.clock.sleep(POLL_SECONDS)
     finally:
         forward.close()
@@ -119,14 +122,14 @@ def _holder(inventory: Inventory, head: HostConnection, facts: HostFacts) -> Hol
     reader = head.engine.read_file(node.name, f"{CODE_FOLDER}/vllm_cluster/remote/node/key_file.py")
     if reader is None:
         text = f"{head.name}: the node was made by an earlier vcluster, which reads the API key once"
-        raise PreflightFailed(text, hint="vcluster up\nvcluster key --rotate")
+        raise PreflightFailed(text, hint="vcluster up\nvcluster endpoint --rotate")
     return holder
 
 
 def _current(node: NodeHandle, identity: str) -> KeyFile:
     content = node.secret(NAME, identity)
     if content is None:
-        raise PreflightFailed(f"{node.host}: key: the API key is missing", hint="vcluster up")
+        raise PreflightFailed(f"{node.host}: endpoint: the API key is missing", hint="vcluster up")
     return parse_key_file(content.decode())
 
 

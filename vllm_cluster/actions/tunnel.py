@@ -1,4 +1,4 @@
-"""The way from this machine to the endpoint: its key, and a port brought here."""
+"""The way from this machine to the endpoint: a port brought here."""
 
 from __future__ import annotations
 
@@ -18,16 +18,6 @@ from vllm_cluster.run.runtime import SYSTEM, Runtime
 POLL_SECONDS = 2.0
 # A connection that the far end refuses is closed here within a round trip.
 ANSWER_SECONDS = 1.0
-
-
-def key(inventory: Inventory, *, runtime: Runtime = SYSTEM) -> str:
-    """The API key, from the head.
-
-    Raises:
-        PreflightFailed: the cluster has none, since it is not up.
-    """
-    with at_head(inventory, runtime) as head:
-        return read_key(inventory, head)
 
 
 def tunnel(
@@ -112,7 +102,9 @@ class Passage:
                 self._head.transport.require_alive()
                 self._follow(emit)
             except Unreachable as error:
-                raise ConnectionLost(self._head.name, f"tunnel: {error.detail}", hint="vcluster tunnel") from None
+                raise ConnectionLost(
+                    self._head.name, f"tunnel: {error.detail}", hint="vcluster endpoint --tunnel"
+                ) from None
 
     def _follow(self, emit: Emit) -> None:
         now = answers(self.port)

@@ -45,7 +45,7 @@ from vllm_cluster.run.runtime import SYSTEM, Runtime
 from vllm_cluster.run.secrets import Reading
 from vllm_cluster.text import by_hosts, count
 
-NEW_KEY = "the endpoint gets a new API key; every client needs it: vcluster key"
+NEW_KEY = "the endpoint gets a new API key; every client needs it: vcluster endpoint --key"
 
 
 @dataclass(frozen=True)

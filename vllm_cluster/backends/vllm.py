@@ -14,7 +14,7 @@ MIDDLEWARE = "vcluster_auth.RequireKey"
 
 _GROUP = "vcluster starts the ranks through Ray"
 _ONE = "a cluster serves one engine over all its GPUs: use --tp and --pp"
-_TLS = "the endpoint speaks plain HTTP: use vcluster tunnel, or a proxy that ends TLS"
+_TLS = "the endpoint speaks plain HTTP: use vcluster endpoint --tunnel, or a proxy that ends TLS"
 # Each option that would undo what vcluster does, and what to use instead.
 _RESERVED = {
     "--model": "give the model before --",

@@ -1,15 +1,25 @@
-"""`vcluster endpoint`."""
+"""`vcluster endpoint`: what clients need, the tunnel that leads there, and the key."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from vllm_cluster.cli.options import InventoryPath, Json
+from vllm_cluster.cli import tunnel as tunnels
+from vllm_cluster.cli.options import InventoryPath, Json, Wait
 from vllm_cluster.cli.session import Session
-from vllm_cluster.errors import UsageError
+from vllm_cluster.errors import PortInUse, UsageError
 
+Command = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="-- COMMAND",
+        help="With --tunnel: run this while it is open, with VCLUSTER_URL set; exit with its code.",
+    ),
+]
 Env = Annotated[bool, typer.Option("--env", help="OPENAI_BASE_URL and OPENAI_API_KEY for a shell to eval.")]
 Python = Annotated[bool, typer.Option("--python", help="A Python program with the openai package.")]
 Curl = Annotated[bool, typer.Option("--curl", help="A curl command.")]
@@ -18,48 +28,129 @@ Direct = Annotated[
 ]
 Detach = Annotated[bool, typer.Option("--detach", help="Open a tunnel in the background, where none is open.")]
 Close = Annotated[bool, typer.Option("--close", help="Close the tunnel in the background.")]
+Tunnel = Annotated[bool, typer.Option("--tunnel", help="Forward the API to localhost until Ctrl-C.")]
+Port = Annotated[
+    int | None,
+    typer.Option(
+        "--port",
+        "-p",
+        metavar="PORT",
+        min=0,
+        max=65535,
+        help="With --tunnel: the local port; 0 takes a free one. Default: that of the API.",
+    ),
+]
+Background = Annotated[bool, typer.Option("--background", hidden=True, help="Used by --detach.")]
+Key = Annotated[bool, typer.Option("--key", help="Print the API key alone.")]
+Rotate = Annotated[bool, typer.Option("--rotate", help="Make and print a new key; nothing restarts.")]
+Grace = Annotated[
+    float | None,
+    typer.Option(
+        "--grace", metavar="DURATION", min=0, max=1e9, help="With --rotate: accept the old key for so long (10m, 1h)."
+    ),
+]
 
 
 def endpoint(
+    command: Command = None,
     env: Env = False,
     python: Python = False,
     curl: Curl = False,
     direct: Direct = False,
     detach: Detach = False,
     close: Close = False,
+    tunnel: Tunnel = False,
+    port: Port = None,
+    background: Background = False,
+    key: Key = False,
+    rotate: Rotate = False,
+    grace: Grace = None,
     inventory: InventoryPath = None,
     as_json: Json = False,
+    wait: Wait = 0.0,
 ) -> None:
     """Print what OpenAI clients need: URL, key, a snippet."""
-    with Session(inventory, as_json=as_json) as session:
-        form = _form({"--env": env, "--python": python, "--curl": curl})
-        if direct and (detach or close):
-            raise UsageError("--direct needs no tunnel: leave out --detach and --close")
-        if detach and close:
-            raise UsageError("--detach and --close exclude each other", hint="vcluster endpoint --close")
-        loaded = session.load()
-        from vllm_cluster.actions import endpoint as action_of
-        from vllm_cluster.cli.render.clients import show_clients
-        from vllm_cluster.events import Event
-        from vllm_cluster.laptop import cache_folder
+    forms = {"--env": env, "--python": python, "--curl": curl}
+    ways = {"--direct": direct, "--detach": detach}
+    jobs = {"--close": close, "--tunnel": tunnel, "--key": key, "--rotate": rotate}
+    _ensure_one(forms)
+    _ensure_one({**jobs, **ways})
+    job = next((name for name, is_given in jobs.items() if is_given), "")
+    if job:
+        _ensure_one({job: True, **forms})
+    needed = {
+        "--tunnel": {"--port": port is not None, "-- COMMAND": bool(command)},
+        "--rotate": {"--grace": grace is not None, "--wait": bool(wait)},
+    }
+    for mode, options in needed.items():
+        names = [name for name, is_given in options.items() if is_given and job != mode]
+        if names and not background:
+            raise UsageError(f"{' and '.join(names)} {'need' if len(names) > 1 else 'needs'} {mode}", again=(mode,))
+    with Session(inventory, as_json=as_json, changes=rotate) as session:
+        if background:
+            tunnels.keep_open(session, session.load(), port or 0)
+        elif tunnel:
+            try:
+                tunnels.hold(session, session.load(), port, command or ())
+            except PortInUse as error:
+                error.again = ("--port", "0")
+                raise
+        elif key or rotate:
+            _show_key(session, grace=grace or 0.0, wait=wait, rotate=rotate)
+        elif close:
+            _close(session)
+        else:
+            form = next((name for name, is_given in forms.items() if is_given), "")
+            _show(session, form, direct=direct, detach=detach)
 
-        if close:
-            closed = action_of.close(loaded, cache_folder())
-            text = "Closed the tunnel." if closed else "No tunnel is open in the background."
-            session.emit(Event("result", text, data={"closed": closed}))
-            return
-        again = None
-        if detach:
-            if loaded.path is None:
-                raise UsageError("--detach needs the inventory as a file, not on standard input")
-            again = ["--background", "-i", str(loaded.path.absolute())]
-        found = action_of.endpoint(loaded, cache_folder(), direct=direct, detach=again)
-        session.finish()
-        show_clients(found, form, loaded.path, as_json=session.as_json)
 
-
-def _form(given: dict[str, bool]) -> str:
+def _ensure_one(given: Mapping[str, bool]) -> None:
     wanted = [name for name, is_given in given.items() if is_given]
     if len(wanted) > 1:
-        raise UsageError(f"one of {', '.join(wanted)} at a time")
-    return wanted[0] if wanted else ""
+        lines = "\n".join(f"vcluster endpoint {name}" for name in wanted)
+        raise UsageError(f"{' and '.join(wanted)} exclude each other", hint=lines)
+
+
+def _show(session: Session, form: str, *, direct: bool, detach: bool) -> None:
+    loaded = session.load()
+    from vllm_cluster.actions import endpoint as action_of
+    from vllm_cluster.cli.render.clients import show_clients
+    from vllm_cluster.laptop import cache_folder
+
+    again = _of_tunnel(loaded.path) if detach else None
+    found = action_of.endpoint(loaded, cache_folder(), direct=direct, detach=again)
+    session.finish()
+    show_clients(found, form, loaded.path, as_json=session.as_json)
+
+
+def _of_tunnel(inventory: Path | None) -> list[str]:
+    if inventory is None:
+        raise UsageError("--detach needs the inventory as a file, not on standard input")
+    return ["-i", str(inventory.absolute())]
+
+
+def _close(session: Session) -> None:
+    loaded = session.load()
+    from vllm_cluster.actions import endpoint as action_of
+    from vllm_cluster.events import Event
+    from vllm_cluster.laptop import cache_folder
+
+    closed = action_of.close(loaded, cache_folder())
+    text = "Closed the tunnel." if closed else "No tunnel is open in the background."
+    session.emit(Event("result", text, data={"closed": closed}))
+
+
+def _show_key(session: Session, *, grace: float, wait: float, rotate: bool) -> None:
+    loaded = session.load()
+    from vllm_cluster.actions import endpoint as action_of
+    from vllm_cluster.actions import rotate as rotation
+    from vllm_cluster.actions.metrics import renew_keys
+    from vllm_cluster.cli.render.text import plain
+    from vllm_cluster.laptop import cache_folder
+
+    if rotate:
+        found = rotation.rotate(loaded, session.progress, grace=grace, wait=wait)
+        renew_keys(loaded, cache_folder(), found, session.progress)
+    else:
+        found = action_of.key(loaded)
+    session.show(lambda: {"v": 1, "key": found}, lambda: print(plain(found)))

@@ -1,16 +1,13 @@
-"""`vcluster tunnel`."""
+"""A tunnel to the API: until Ctrl-C, while a command runs, or in the background."""
 
 from __future__ import annotations
 
 import threading
 from contextlib import suppress
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
-import typer
-
-from vllm_cluster.cli.options import InventoryPath, Json
 from vllm_cluster.cli.session import Session
-from vllm_cluster.errors import PortInUse, UsageError, VclusterError
+from vllm_cluster.errors import UsageError, VclusterError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -18,50 +15,10 @@ if TYPE_CHECKING:
     from vllm_cluster.events import Event
     from vllm_cluster.inventory.model import Inventory
 
-Command = Annotated[
-    list[str] | None,
-    typer.Argument(
-        metavar="-- COMMAND",
-        help="Run this while the tunnel is open, with VCLUSTER_URL set; exit with its code.",
-    ),
-]
-Port = Annotated[
-    int | None,
-    typer.Option(
-        "--port",
-        "-p",
-        metavar="PORT",
-        min=0,
-        max=65535,
-        help="The local port; 0 takes a free one. Default: that of the API.",
-    ),
-]
-Background = Annotated[bool, typer.Option("--background", hidden=True, help="Used by vcluster endpoint --detach.")]
 
-
-def tunnel(
-    command: Command = None,
-    inventory: InventoryPath = None,
-    port: Port = None,
-    background: Background = False,
-    as_json: Json = False,
-) -> None:
-    """Forward the API to localhost until Ctrl-C."""
-    with Session(inventory, as_json=as_json) as session:
-        loaded = session.load()
-        if background:
-            _keep_open(session, loaded, port or 0)
-            return
-        try:
-            hold(session, loaded, port, command or ())
-        except PortInUse as error:
-            error.again = ("--port", "0")
-            raise
-
-
-def _keep_open(session: Session, inventory: Inventory, port: int) -> None:
+def keep_open(session: Session, inventory: Inventory, port: int) -> None:
     """Be the tunnel of `vcluster endpoint --detach`, until that ends it."""
-    from vllm_cluster.actions.endpoint import keep_open
+    from vllm_cluster.actions import endpoint
     from vllm_cluster.inventory.load import load_text
     from vllm_cluster.laptop import cache_folder
 
@@ -73,7 +30,7 @@ def _keep_open(session: Session, inventory: Inventory, port: int) -> None:
             return load_text(path.read_bytes(), path=path, cwd=None) if path else inventory
         return inventory
 
-    keep_open(latest, cache_folder(), session.emit, port=port)
+    endpoint.keep_open(latest, cache_folder(), session.emit, port=port)
 
 
 def hold(session: Session, inventory: Inventory, port: int | None, command: Sequence[str] = ()) -> None:

@@ -90,14 +90,23 @@ VERBS = {
         _DAILY,
         "endpoint:endpoint",
         "Print what OpenAI clients need: URL, key, a snippet.",
-        "With --detach a tunnel stays open in the background; a later call finds it, and --close closes it.",
+        "With --detach a tunnel stays open in the background; a later call finds it, and --close closes it. With "
+        "--rotate what runs continues, and every client needs the new key.",
         (
             "vcluster endpoint --detach",
             'eval "$(vcluster endpoint --env)"',
             "vcluster endpoint --python > ask.py",
-            "vcluster endpoint --close",
+            "vcluster endpoint --tunnel --port 8001",
+            'curl -H "Authorization: Bearer $(vcluster endpoint --key)" http://127.0.0.1:8000/v1/models',
+            "vcluster endpoint --rotate --grace 10m",
         ),
-        {3: "no model is ready, or this machine cannot reach it", **READ},
+        {
+            1: "the tunnel does not lead to the model or broke; or the API does not take a new key",
+            3: "no model is ready, this machine cannot reach it, or the cluster is not up",
+            75: "with --rotate: another run changes these hosts",
+            **READ,
+        },
+        usage=("[OPTIONS]", "--tunnel [-- COMMAND]"),
     ),
     "down": Verb(
         _DAILY,
@@ -185,31 +194,6 @@ VERBS = {
         ),
         {1: "a run failed; those before it are kept", 3: "no model is ready", **READ},
         usage=("[OPTIONS]", "[--compare A B]"),
-    ),
-    "tunnel": Verb(
-        _USE,
-        "tunnel:tunnel",
-        "Forward the API to localhost until Ctrl-C.",
-        "Ends with an error when the connection to the head breaks.",
-        ("vcluster tunnel", "vcluster tunnel --port 8001", "vcluster tunnel -- curl -s http://127.0.0.1:8000/health"),
-        {1: "the connection broke", 3: "the cluster is not up", **READ},
-    ),
-    "key": Verb(
-        _USE,
-        "key:key",
-        "Print the API key.",
-        "With --rotate a new one: what runs continues, and every client needs the new key.",
-        (
-            "vcluster key",
-            'curl -H "Authorization: Bearer $(vcluster key)" http://127.0.0.1:8000/v1/models',
-            "vcluster key --rotate --grace 10m",
-        ),
-        {
-            1: "the new key is written, and the API does not answer as it should",
-            3: "the cluster is not up",
-            75: "another run changes these hosts",
-            **READ,
-        },
     ),
     "dashboard": Verb(
         _MORE,

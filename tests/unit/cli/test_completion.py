@@ -93,7 +93,7 @@ def test_a_cache_that_cannot_be_used_is_none(inventory: Path, tmp_path: Path) ->
         ("vcluster st", ["status", "stop"]),
         ("vcluster status -i in", ["inventory.yaml"]),
         ("vcluster up --color n", ["never"]),
-        ("vcluster tunnel --po", ["--port"]),
+        ("vcluster endpoint --tunnel --po", ["--port"]),
         ("vcluster sandbox u", ["up"]),
         ("vcluster models r", ["rm"]),
         ("vcluster models --js", ["--json"]),

@@ -18,13 +18,14 @@ from tests.support.sim import lab, make
 from tests.support.sim.faults import Call, Fault, Script
 from tests.support.sim.lab import Outcome
 from tests.support.sim.world import World
-from vllm_cluster.actions import rotate, tunnel
+from vllm_cluster.actions import endpoint as action
+from vllm_cluster.actions import rotate
 from vllm_cluster.actions.check import CheckReport
 from vllm_cluster.actions.request_phases import Endpoint
 from vllm_cluster.backends.nccl import NcclTransport
 from vllm_cluster.checks.allreduce import AllReduceTime
 from vllm_cluster.checks.registry import check_all, unseen
-from vllm_cluster.cli import key
+from vllm_cluster.cli import endpoint
 from vllm_cluster.cli.render import errors, events
 from vllm_cluster.cli.render.check import report_document
 from vllm_cluster.cli.render.endpoint import show_endpoint
@@ -47,15 +48,15 @@ def test_the_key_is_a_document(rotated: bool, capsys: Capture, monkeypatch: pyte
     inventory = make.inventory(1)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(Session, "load", lambda _: inventory)
-    monkeypatch.setattr(tunnel, "key", lambda _: "abc")
+    monkeypatch.setattr(action, "key", lambda _: "abc")
 
     def rotated_key(_inventory: Inventory, emit: Emit, **_: object) -> str:
         emit(Event("note", "x"))
         return "abc"
 
     monkeypatch.setattr(rotate, "rotate", rotated_key)
-    key.key(rotate=rotated, as_json=True)
-    validate(["key"], output := capsys.readouterr().out)
+    endpoint.endpoint(key=not rotated, rotate=rotated, as_json=True)
+    validate(["endpoint", "--rotate" if rotated else "--key"], output := capsys.readouterr().out)
     assert json.loads(output) == {"v": 1, "key": "abc"}
 
 

@@ -102,10 +102,10 @@ def test_a_bad_schema_names_file_and_line(content: bytes | None, message: str, t
 def test_a_grace_is_a_time_for_a_rotation(capsys: pytest.CaptureFixture[str]) -> None:
     for wrong in ("soon", "-5m"):
         with pytest.raises(UsageError, match="--grace must be a duration such as 90s, 10m or 1h30m"):
-            app(["key", "--rotate", "--grace", wrong], prog_name="vcluster")
+            app(["endpoint", "--rotate", "--grace", wrong], prog_name="vcluster")
     with pytest.raises(SystemExit) as ended:
-        app(["key", "--grace", "5m"], prog_name="vcluster")
-    assert (ended.value.code, "--grace is for --rotate" in capsys.readouterr().err) == (2, True)
+        app(["endpoint", "--grace", "5m"], prog_name="vcluster")
+    assert (ended.value.code, "--grace needs --rotate" in capsys.readouterr().err) == (2, True)
 
 
 @pytest.mark.parametrize(("given", "seconds"), [("1h30m", 5400.0), ("600", 600.0), (None, 0.0)])
@@ -121,7 +121,7 @@ def test_a_grace_is_written_as_any_duration(
     monkeypatch.setattr("vllm_cluster.actions.rotate.rotate", rotate)
     monkeypatch.setattr("vllm_cluster.actions.metrics.renew_keys", lambda *_: None)
     monkeypatch.setattr(Session, "load", lambda _: make.inventory(1))
-    app(["key", "--rotate", *(("--grace", given) if given else ())], prog_name="vcluster", standalone_mode=False)
+    app(["endpoint", "--rotate", *(("--grace", given) if given else ())], prog_name="vcluster", standalone_mode=False)
     assert (graces, capsys.readouterr().out) == ([seconds], "new\n")
 
 

@@ -225,7 +225,7 @@ def test_a_change_shows_each_field_and_the_whole_in_numbers(capsys: pytest.Captu
 def test_the_curl_line_quotes_what_it_must() -> None:
     line = curl_line(Endpoint("it's a model", "fd00::1", "gpu1", 8000), None)
     assert "http://[fd00::1]:8000/v1/completions" in line
-    assert "$(vcluster key)" in line
+    assert "$(vcluster endpoint --key)" in line
     assert """it'"'"'s a model""" in line
 
 

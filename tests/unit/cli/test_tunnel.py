@@ -1,4 +1,4 @@
-"""`vcluster tunnel -- COMMAND`: the command finds the API, and a port in use keeps the command in the remedy."""
+"""`vcluster endpoint --tunnel -- COMMAND`: it finds the API, and a port in use keeps it in the remedy."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ import pytest
 from tests.support.sim import make
 from tests.support.waiting import until
 from vllm_cluster.actions import tunnel as action
-from vllm_cluster.cli import tunnel as verb
+from vllm_cluster.cli import tunnel as tunnels
+from vllm_cluster.cli.endpoint import endpoint
 from vllm_cluster.cli.session import Session
 from vllm_cluster.events import Emit, Event
 from vllm_cluster.transport.forward import listener
@@ -31,7 +32,7 @@ def test_a_command_gets_the_url(end: str, code: int, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(Session, "load", lambda _: make.inventory(2))
     line = f'echo "$VCLUSTER_URL $OPENAI_BASE_URL" > {tmp_path}/found; {end}'
     with pytest.raises(SystemExit) as ended:
-        verb.tunnel(["sh", "-c", line], port=0)
+        endpoint(["sh", "-c", line], tunnel=True, port=0)
     assert ended.value.code == code
     assert (tmp_path / "found").read_text() == "http://127.0.0.1:4321 http://127.0.0.1:4321/v1\n"
 
@@ -57,7 +58,7 @@ CALL = """
 import sys
 from subprocess import Popen
 from vllm_cluster.actions import tunnel as action
-from vllm_cluster.cli import tunnel as verb
+from vllm_cluster.cli.endpoint import endpoint
 from vllm_cluster.cli.session import Session
 
 action.tunnel = lambda _inventory, _emit, *, port, inside: inside("http://127.0.0.1:1")
@@ -71,7 +72,7 @@ def told(running, *given):
 
 
 wait, Popen.wait = Popen.wait, told
-verb.tunnel(sys.argv[1:], port=0)
+endpoint(sys.argv[1:], tunnel=True, port=0)
 """
 # It ends in order where it may: the last line is there after SIGTERM, and not after SIGKILL.
 WORKER = "trap 'echo ended; exit 3' TERM; echo started; while :; do sleep 0.1; done"
@@ -102,7 +103,7 @@ def test_ctrl_c_is_the_end_of_an_open_tunnel_alone(
     monkeypatch.setattr(Session, "load", lambda _: make.inventory(2))
     code: object = 0
     try:
-        verb.tunnel(port=0)
+        endpoint(tunnel=True, port=0)
     except SystemExit as end:
         code = end.code
     assert code == (0 if opened else 130)
@@ -121,8 +122,8 @@ def test_without_a_port_it_is_the_one_that_serve_prints(monkeypatch: pytest.Monk
     ports = []
     monkeypatch.setattr(action, "tunnel", lambda *_, port, inside: ports.append(port))
     inventory = make.inventory(2)
-    verb.hold(Session(None, as_json=False), inventory, None)
-    verb.hold(Session(None, as_json=False), inventory, 0)
+    tunnels.hold(Session(None, as_json=False), inventory, None)
+    tunnels.hold(Session(None, as_json=False), inventory, 0)
     assert ports == [inventory.ports.api, 0]
 
 
@@ -132,13 +133,13 @@ def test_a_port_in_use_keeps_the_command(monkeypatch: pytest.MonkeyPatch, capsys
 
     monkeypatch.setattr(action, "tunnel", refused)
     monkeypatch.setattr(Session, "load", lambda _: make.inventory(2))
-    monkeypatch.setattr(sys, "argv", ["vcluster", "tunnel", "--", "python3", "ask.py"])
+    monkeypatch.setattr(sys, "argv", ["vcluster", "endpoint", "--tunnel", "--", "python3", "ask.py"])
     with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(SystemExit) as end:
         port = taken.getsockname()[1]
-        verb.tunnel(["python3", "ask.py"], port=port)
+        endpoint(["python3", "ask.py"], tunnel=True, port=port)
     assert end.value.code == 2
     assert capsys.readouterr().err.splitlines() == [
         f"error: cannot listen on 127.0.0.1:{port}: Address already in use",
-        "fix: vcluster tunnel --port 0 -- python3 ask.py",
+        "fix: vcluster endpoint --tunnel --port 0 -- python3 ask.py",
         f"fix: ss -ltnp 'sport = :{port}' shows which program listens there",
     ]

@@ -147,6 +147,18 @@ def test_files_that_cannot_be_are_a_wrong_call(
             "--facts and --deep exclude each other",
             "vcluster check --facts\nvcluster check --deep",
         ),
+        ("endpoint --port 0", "--port needs --tunnel", "vcluster endpoint --port 0 --tunnel"),
+        ("endpoint -- ls", "-- COMMAND needs --tunnel", "vcluster endpoint --tunnel -- ls"),
+        (
+            "endpoint --key --detach",
+            "--key and --detach exclude each other",
+            "vcluster endpoint --key\nvcluster endpoint --detach",
+        ),
+        (
+            "endpoint --close --env",
+            "--close and --env exclude each other",
+            "vcluster endpoint --close\nvcluster endpoint --env",
+        ),
         ("explain --anonymous", "--anonymous needs --bundle", "vcluster explain --bundle FILE --anonymous"),
         ("exec --all", "there is no command", "vcluster exec --all -- COMMAND"),
         ("exec --all --ssh -- ls", "--ssh and --all exclude each other", "vcluster exec --all -- COMMAND"),
@@ -172,7 +184,7 @@ def test_options_of_two_modes_are_refused(typed: str, message: str, fix: str, tm
         ("exec -it gpu1 bash -v --foo", "exec -it gpu1 -- bash -v --foo"),
         ("exec gpu1 --inventory x ls --help", "exec gpu1 --inventory x -- ls --help"),
         ("exec gpu1 --ssh df -h", "exec gpu1 --ssh -- df -h"),
-        ("tunnel curl -v", "tunnel -- curl -v"),
+        ("endpoint --tunnel curl -v", "endpoint --tunnel -- curl -v"),
     ],
 )
 def test_options_of_a_command_are_not_taken_for_those_of_the_verb(typed: str, fix: str) -> None:
@@ -182,7 +194,9 @@ def test_options_of_a_command_are_not_taken_for_those_of_the_verb(typed: str, fi
     assert found.hint == f"vcluster {fix}"
 
 
-@pytest.mark.parametrize("typed", ["exec gpu1 ls", "exec gpu1 ls -", "exec ls --all", "exec gpu1 -v", "tunnel -p 0"])
+@pytest.mark.parametrize(
+    "typed", ["exec gpu1 ls", "exec gpu1 ls -", "exec ls --all", "exec gpu1 -v", "endpoint --tunnel -p 0"]
+)
 def test_a_command_without_options_needs_no_dashes(typed: str) -> None:
     assert call("-i", "missing.yaml", *typed.split()) == 2
 

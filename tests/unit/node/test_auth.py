@@ -103,7 +103,7 @@ def test_an_encoded_path_is_not_the_open_one() -> None:
     assert ask("/health", raw=b"/%68ealth")[0]["status"] == 401
 
 
-# fault: remote/node/vcluster_auth.py: KEY (vcluster key prints it) → KEY
+# fault: remote/node/vcluster_auth.py: KEY (vcluster endpoint --key prints it) → KEY
 @pytest.mark.parametrize(
     "headers",
     [
@@ -121,7 +121,7 @@ def test_an_encoded_path_is_not_the_open_one() -> None:
 def test_what_is_not_the_key_is_refused(headers: list[tuple[bytes, bytes]]) -> None:
     start, body = ask(headers=headers)
     assert start["status"] == 401
-    assert b"(vcluster key prints it)" in body["body"]
+    assert b"(vcluster endpoint --key prints it)" in body["body"]
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)

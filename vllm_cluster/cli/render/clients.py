@@ -30,7 +30,8 @@ print()
 def show_clients(endpoint: ClientEndpoint, form: str, inventory: Path | None, *, as_json: bool) -> None:
     """Write it on standard output; the key itself only for --env."""
     # Elsewhere there is no inventory to ask, and a snippet with the key in it would be passed on.
-    words = ["vcluster", "key", *(["-i", str(inventory.absolute())] if inventory else [])]
+    verb = ["vcluster", "endpoint", *(["-i", str(inventory.absolute())] if inventory else [])]
+    words = [*verb, "--key"]
     if as_json:
         tunnel = {"pid": endpoint.tunnel.pid, "port": endpoint.tunnel.port} if endpoint.tunnel else None
         document = {"v": 1, "base_url": endpoint.url, "model": endpoint.model, "key": shell_line(words)}
@@ -65,6 +66,6 @@ def _curl(endpoint: ClientEndpoint, words: list[str]) -> str:
 def _plain(endpoint: ClientEndpoint, words: list[str]) -> str:
     lines = [f"url:    {endpoint.url}", f"model:  {endpoint.model}", f"key:    {shell_line(words)}"]
     if endpoint.tunnel:
-        close = shell_line([*("endpoint" if word == "key" else word for word in words), "--close"])
+        close = shell_line([*words[:-1], "--close"])
         lines.append(f"tunnel: process {endpoint.tunnel.pid}, until {close}")
     return "\n".join(lines) + "\n"

@@ -16,7 +16,7 @@ def curl_line(endpoint: Endpoint, inventory: Path | None) -> str:
     """A line that asks the model something, the key fetched on the way; without --expose the tunnel must be open."""
     host = endpoint.host if endpoint.exposed else "127.0.0.1"
     url = f"http://{host_port(host, endpoint.port)}/v1/completions"
-    key = Filled("Authorization: Bearer ", ["vcluster", "key", *_option(inventory)])
+    key = Filled("Authorization: Bearer ", ["vcluster", "endpoint", *_option(inventory), "--key"])
     body = json.dumps({"model": endpoint.model, "prompt": "Hello", "max_tokens": 16})
     return shell_line(["curl", "-s", url, "-H", "Content-Type: application/json", "-H", key, "-d", body])
 
@@ -37,7 +37,9 @@ def show_endpoint(endpoint: Endpoint, inventory: Path | None, *, as_json: bool) 
             "curl": line,
         }
         print(
-            json.dumps({**document, "key": shell_line(["vcluster", "key", *option]), "exposed": endpoint.exposed}),
+            json.dumps(
+                {**document, "key": shell_line(["vcluster", "endpoint", *option, "--key"]), "exposed": endpoint.exposed}
+            ),
             flush=True,
         )
         return

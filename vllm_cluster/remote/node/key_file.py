@@ -1,4 +1,4 @@
-"""The file of the API key, which `vcluster key --rotate` may rewrite at any time."""
+"""The file of the API key, which `vcluster endpoint --rotate` may rewrite at any time."""
 
 from __future__ import annotations
 

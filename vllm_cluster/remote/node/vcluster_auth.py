@@ -76,7 +76,7 @@ class RequireKey:
         status, code, message = (
             401,
             "invalid_api_key",
-            "missing or wrong API key: send Authorization: Bearer KEY (vcluster key prints it)",
+            "missing or wrong API key: send Authorization: Bearer KEY (vcluster endpoint --key prints it)",
         )
         if not self._keys():
             status, code, message = (
