@@ -20,7 +20,10 @@ ROOT = Path(__file__).parents[1]
 LANE = ["-q", "-p", "no:cacheprovider", "-m", "not (deep or alone or slow)", "tests/unit"]
 INSTALL_SECONDS, LANE_SECONDS = 900, 1800
 # What some of them need, and images have.
-OF_IMAGES = ("huggingface_hub",)
+OF_IMAGES = (
+    "aiohttp",
+    "huggingface_hub",
+)
 _IMPORT = """import importlib, sys
 for name in sys.argv[2:]:
     try:

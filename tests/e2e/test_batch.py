@@ -59,7 +59,7 @@ def test_a_batch_that_was_killed_is_continued(cluster: Sandbox, tmp_path: Path) 
 @pytest.mark.cluster("serving")
 def test_the_head_answers_a_batch_that_no_client_follows(cluster: Sandbox, tmp_path: Path) -> None:
     source, output = write_requests(tmp_path / "in.jsonl", 30, 16), tmp_path / "out.jsonl"
-    command = ("batch", str(source), "-o", str(output), "--on-head", "--json")
+    command = ("batch", str(source), "-o", str(output), "--json")
     begun = cluster.vcluster(*command, "--detach").ok()
     assert (begun.event("result")["total"], begun.event("result")["host"]) == (30, "gpu1")
     assert cluster.vcluster(*command).ok().event("result")["answered"] == 30
@@ -134,7 +134,7 @@ def test_a_batch_on_the_head_through_kills_of_all_that_takes_part(cluster: Sandb
     """
     count = 120
     source, output = write_requests(tmp_path / "in.jsonl", count, 32), tmp_path / "out.jsonl"
-    command = ("-q", "batch", str(source), "-o", str(output), "--on-head", "--concurrency", "4")
+    command = ("-q", "batch", str(source), "-o", str(output), "--concurrency", "4")
     for host, kill in HEAD_KILLS:
         there = int(cluster.on("gpu1", "sh", "-c", f"{IN} sh -c 'cat {BATCH}/*/output.jsonl | wc -l'", root=True))
         client = cluster.start(*command)

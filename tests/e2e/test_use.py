@@ -17,33 +17,11 @@ from tests.support.hosts import Run, Sandbox
 from tests.support.paths import VCLUSTER
 from tests.support.terminal import CTRL_C, CTRL_D, Terminal
 from tests.support.waiting import until
-from vllm_cluster.cli.sampling import PARAMETERS
 from vllm_cluster.run.detached import start_time
 
 pytestmark = pytest.mark.e2e
 
 GREEDY = ("--temperature", "0", "--max-tokens", str(TOKENS))
-# Fields of vLLM's requests that have an option of another name or form, sample nothing, or are for other programs.
-ELSEWHERE = {
-    *("model", "messages", "prompt", "stream", "stream_options", "user", "request_id", "session_id"),
-    *("logprobs", "top_logprobs", "prompt_logprobs", "return_token_ids", "response_format", "reasoning_effort"),
-    # Of the same meaning: max_tokens.
-    "max_completion_tokens",
-    # With --set: they are objects, belong to one deployment, or shape the prompt and not the sampling.
-    *(
-        "structured_outputs",
-        "repetition_detection",
-        "logprob_token_ids",
-        "vllm_xargs",
-        "watermarking",
-        "stream_interval",
-    ),
-    *("echo", "suffix", "prompt_embeds", "add_special_tokens", "add_generation_prompt", "continue_final_message"),
-    *("documents", "chat_template", "chat_template_kwargs", "media_io_kwargs", "mm_processor_kwargs", "mm_payload"),
-    *("tools", "tool_choice", "parallel_tool_calls", "include_reasoning", "cache_salt", "return_mm_kwargs"),
-    *("kv_transfer_params", "ec_transfer_params", "routed_experts_prompt_start", "return_tokens_as_token_ids"),
-    *("return_token_offsets", "return_prompt_text"),
-}
 
 
 @pytest.fixture
@@ -66,15 +44,15 @@ def shell(sandbox: Sandbox, script: str) -> str:
 
 
 @pytest.mark.cluster("serving")
-def test_every_sampling_parameter_of_vllm_has_an_option(cluster: Sandbox) -> None:
-    """By the schema that the server itself has; one that vLLM adds makes this red."""
-    key = cluster.vcluster("endpoint", "--key").ok().out.strip()
-    with tunnel(cluster) as url:
-        http = f"curl -sf -H 'Authorization: Bearer {key}' {url}/openapi.json"
-        schemas = json.loads(shell(cluster, http))["components"]["schemas"]
-    fields = {name: set(schemas[name]["properties"]) for name in ("CompletionRequest", "ChatCompletionRequest")}
-    for found in fields.values():
-        assert (found - ELSEWHERE - set(PARAMETERS), set(PARAMETERS) - found) == (set(), set())
+def test_any_field_of_vllms_requests_is_set_and_no_other(cluster: Sandbox) -> None:
+    """By the schema that the server itself has: what it does not know it leaves out without a word."""
+    asked = ("complete", PROMPT, *GREEDY)
+    fields = ("--set", "top_k=5", "--set", "ignore_eos=true", "--set", "truncation_side=left", "--set", "n=2")
+    assert len(cluster.vcluster(*asked, *fields, "--json").ok().json()["answers"]) == 2
+    wrong = cluster.vcluster(*asked, "--set", "repetition_penaltie=1.1")
+    assert (wrong.code, "no field repetition_penaltie; did you mean repetition_penalty?" in wrong.err) == (2, True)
+    refused = cluster.vcluster(*asked, "--set", "top_k=many")
+    assert (refused.code, "top_k" in refused.err) == (2, True)
 
 
 @pytest.mark.cluster("serving")
@@ -99,7 +77,7 @@ def test_a_completion_is_the_answer_alone(cluster: Sandbox) -> None:
 @pytest.mark.cluster("serving")
 def test_a_chat_is_a_conversation_that_ctrl_c_does_not_end(cluster: Sandbox) -> None:
     environment = {**os.environ, **cluster.environment, "VCLUSTER_INVENTORY": str(cluster.inventory)}
-    with Terminal([VCLUSTER, "chat", "--max-tokens", "2000", "--ignore-eos"], env=environment) as terminal:
+    with Terminal([VCLUSTER, "chat", "--max-tokens", "2000", "--set", "ignore_eos=true"], env=environment) as terminal:
         terminal.until("> ", 60)
         for number, word in enumerate(("Hello\n", "Bye\n"), start=1):
             terminal.press(word)

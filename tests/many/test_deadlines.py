@@ -29,7 +29,7 @@ GRACE = 5.0
 WAITS = ("join", "wait", "result", "get", "acquire", "communicate")
 STARTS = ("run", "check_output", "check_call", "call", "create_connection", "urlopen")
 # Each has its end elsewhere: a future that is done, a host's work whose calls have deadlines, a tunnel that lasts, a
-# command that the user gave to be run, a thread for which nothing waits and which `close` ends.
+# command that the user gave to be run, requests of a batch that each have a limit for their whole answer.
 ENDS_ELSEWHERE = {
     "run/connection.py: future.result()",
     "transport/jumps.py: opened.result()",
@@ -39,7 +39,8 @@ ENDS_ELSEWHERE = {
     "transport/forward.py: back.join()",
     "transport/forward.py: self._slots.acquire()",
     "transport/local.py: sock.settimeout(None)",
-    "batch/client.py: self._tasks.get()",
+    "batch/client.py: self._freed.wait()",
+    "batch/runner.py: self._ended.wait()",
     "cli/tunnel.py: running.wait()",
 }
 

@@ -15,6 +15,7 @@ from tests.support.sim.lab import Outcome
 from tests.support.sim.world import World
 from vllm_cluster.actions import down, serve, stop, up
 from vllm_cluster.actions.consent import Confirm
+from vllm_cluster.batch.progress import COUNTS
 from vllm_cluster.errors import UsageError, VclusterError
 from vllm_cluster.events import Emit
 from vllm_cluster.inventory.model import Inventory
@@ -107,13 +108,11 @@ def test_a_question_names_model_age_and_requests(world: World, verb: str) -> Non
     record("P35", f"sim: {verb} on a terminal, a model is ready", person.asked[0], True)
 
 
+PROGRESS = dict.fromkeys(COUNTS, 0) | {"total": 2000, "answered": 404, "tokens_per_second": 1.0, "seconds": 9.0}
 BATCH = {
-    "key": "a1",
-    "running": True,
-    "input": True,
+    "key": "a1b2c3d4e5f60718",
+    "state": {"running": True, "sent": True, "phase": "running", "note": "", "progress": PROGRESS},
     "asked": {"user": "ann@laptop", "time": 1.0, "source": "/home/ann/in.jsonl", "output": "/home/ann/out.jsonl"},
-    "options": {"copies": 1, "fields": {}},
-    "status": {"phase": "running", "note": "", "progress": {"total": 2000, "answered": 404}},
 }
 
 
@@ -143,7 +142,7 @@ def test_a_head_that_moves_names_the_batches_that_it_leaves_behind(world: World,
     machine = world.machines["gpu1"]
     if there:
         world.batches = [BATCH]
-        machine.volumes["vcluster-lab-state"].files["batch/a1/input.jsonl"] = b"{}\n"
+        machine.volumes["vcluster-lab-state"].files["batch/a1b2c3d4e5f60718/input"] = b"{}\n"
     head = machine.box("vcluster-lab")
     assert head
     if not running:
@@ -185,7 +184,7 @@ def test_down_asks_where_the_batches_on_the_head_cannot_be_listed(world: World, 
         script = fail_at("output of batch_job", Fault.SILENT if how == "silent" else Fault.ERROR)
         why = "`batch_job` did not end in time" if how == "silent" else "its program does not run: "
     if there:
-        machine.volumes["vcluster-lab-state"].files["batch/a1/input.jsonl"] = b"{}\n"
+        machine.volumes["vcluster-lab-state"].files["batch/a1b2c3d4e5f60718/input"] = b"{}\n"
     person = Person(None)
     done = run(world, "down", person, script)
     assert done.seconds < 30
@@ -204,7 +203,7 @@ def test_down_asks_where_the_batches_on_the_head_cannot_be_listed(world: World, 
 def test_a_yes_to_batches_that_cannot_be_listed_covers_them_all(world: World) -> None:
     assert run(world, "stop", Person(True)).error is None
     world.batches = [BATCH]
-    world.machines["gpu1"].volumes["vcluster-lab-state"].files["batch/a1/input.jsonl"] = b"{}\n"
+    world.machines["gpu1"].volumes["vcluster-lab-state"].files["batch/a1b2c3d4e5f60718/input"] = b"{}\n"
     seen = [0]
 
     def decide(call: Call) -> Fault | None:

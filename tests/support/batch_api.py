@@ -7,12 +7,13 @@ import json
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
 KEY = "k"
-Reply = tuple[int, dict[str, Any]]
+# An answer that is no object is sent as it is, or piece by piece as it comes.
+Reply = tuple[int, dict[str, Any] | bytes | Iterator[bytes]]
 
 
 @dataclass
@@ -26,6 +27,9 @@ class Api:
     port: int = 0
     metrics: str = ""
     keys: tuple[str, ...] = (KEY,)
+    # How often it was asked for its models, and what happens then.
+    looked: int = 0
+    when_looked: Callable[[], object] = lambda: None
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def post(self, body: dict[str, Any]) -> Reply | None:
@@ -56,8 +60,10 @@ def serving(api: Api) -> Iterator[Api]:
             if self.path != "/v1/models":
                 self._send(200, api.metrics.encode())
                 return
+            api.looked += 1
             known = self.headers["Authorization"] in {f"Bearer {key}" for key in api.keys}
             self._send(200 if known else 401, json.dumps({"data": [{"id": "m"}]} if known else {}).encode())
+            api.when_looked()
 
         def do_POST(self) -> None:
             body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
@@ -68,18 +74,24 @@ def serving(api: Api) -> Iterator[Api]:
             if found is None:
                 self.close_connection = True
                 return
-            self._send(found[0], json.dumps(found[1]).encode())
+            status, sent = found
+            self._send(status, json.dumps(sent).encode() if isinstance(sent, dict) else sent)
 
-        def _send(self, status: int, raw: bytes) -> None:
+        def _send(self, status: int, sent: bytes | Iterator[bytes]) -> None:
             self.send_response(status)
-            self.send_header("Content-Length", str(len(raw)))
+            self.send_header("Content-Length", str(len(sent) if isinstance(sent, bytes) else 1 << 20))
             self.end_headers()
-            self.wfile.write(raw)
+            with suppress(ConnectionError):  # whoever has read enough closes
+                for piece in [sent] if isinstance(sent, bytes) else sent:
+                    self.wfile.write(piece)
 
         def log_message(self, *_: object) -> None:
             pass
 
-    made = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    class Server(http.server.ThreadingHTTPServer):
+        request_queue_size = 1024
+
+    made = Server(("127.0.0.1", 0), Handler)
     made.daemon_threads = True
     thread = threading.Thread(target=made.serve_forever, kwargs={"poll_interval": 0.01})
     thread.start()

@@ -158,7 +158,7 @@ def schemas() -> dict[str, Schema]:
             {
                 "v": VERSION,
                 "host": TEXT,
-                "batches": rows(fields(BatchOnHead, command=TEXT)),
+                "batches": rows(fields(BatchOnHead)),
             }
         ),
         "bench": {"anyOf": [_bench(), _compared()]},

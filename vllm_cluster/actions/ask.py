@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import difflib
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from http import HTTPStatus
-from http.client import HTTPException
+from pathlib import Path
 from typing import Any
 
 from vllm_cluster.actions.head import at_head, read_key, ready
 from vllm_cluster.actions.tunnel import address_of, answers, no_passage
-from vllm_cluster.batch.client import ApiAddress, models
 from vllm_cluster.core.answer import ModelReply, Piece, body
+from vllm_cluster.core.api_schema import fields_of
 from vllm_cluster.core.node_status import ServeStatus
 from vllm_cluster.errors import (
     ConnectionLost,
@@ -24,15 +25,17 @@ from vllm_cluster.errors import (
     VclusterError,
 )
 from vllm_cluster.inventory.model import Inventory
-from vllm_cluster.run.api_client import Broken, Refused, Silent, post
+from vllm_cluster.run.api_client import Broken, Refused, Silent, get, model_names, post
 from vllm_cluster.run.connection import HostConnection
+from vllm_cluster.run.history import command_named
 from vllm_cluster.run.node_handle import NodeHandle
 from vllm_cluster.run.runtime import SYSTEM, Runtime
 
 # An answer that breaks off is seen here before the head's node program has written why.
 CAUSE_SECONDS = 15.0
 POLL = 0.5
-NAMES_SECONDS = 10.0
+# vLLM makes its schema at the first request for it.
+PAGE_SECONDS = 30.0
 
 
 @dataclass(frozen=True)
@@ -118,6 +121,38 @@ class ModelApi:
             except Broken as error:
                 raise self._cause(error) from None
 
+    def ensure_fields(self, paths: Iterable[str], given: Iterable[str]) -> None:
+        """Refuse fields that no request to these paths has: vLLM leaves out what it does not know without a word.
+
+        Raises:
+            UsageError: with the field that was probably meant.
+        """
+        given = list(given)
+        if not given:
+            return
+        try:
+            document = get(self._port, "/openapi.json", self._key, PAGE_SECONDS)[1]
+        except Broken as error:
+            raise self._cause(error) from None
+        known = set().union(*(fields_of(document, path) for path in paths))
+        for name in given if known else ():
+            if name not in known:
+                near = difflib.get_close_matches(name, sorted(known), n=1, cutoff=0.6)
+                words = f"{self.model}: requests have no field {name}"
+                raise UsageError(f"{words}; did you mean {near[0]}?" if near else words)
+
+    def ensure_serves(self, found: Iterable[str], output: Path) -> None:
+        """Refuse an output with the answers of a model that is not served now.
+
+        Raises:
+            PreflightFailed: it has some.
+        """
+        if other := sorted(set(found) - set(self._names(self.model))):
+            text = f"{output} holds answers of {other[0]}; {self._inventory.cluster} serves {self.model}"
+            # A name need not be that of a model.
+            again = command_named(self._inventory, NodeHandle(self._head, self._inventory.cluster), other[0])
+            raise PreflightFailed(text, hint=f"name another output with -o\n{again}")
+
     def _key_changed(self, error: Refused) -> bool:
         """Whether the key was rotated since it was read: then nothing was answered yet."""
         if error.status != HTTPStatus.UNAUTHORIZED:
@@ -142,8 +177,8 @@ class ModelApi:
     def _names(self, served: str) -> list[str]:
         """The names that the API takes: the model's, and those of LoRAs beside it."""
         try:
-            return models(ApiAddress(self._port, self._key), NAMES_SECONDS).names or [served]
-        except (OSError, HTTPException):
+            return model_names(get(self._port, "/v1/models", self._key, PAGE_SECONDS)[1]) or [served]
+        except Broken:
             return [served]
 
     def _now(self) -> ServeStatus | None:

@@ -1,64 +1,88 @@
-"""Answer a file of requests with the served model, from this machine."""
+"""Answer a file of requests: the head does it, also without this machine, and is looked at and fetched from here."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
 
-from vllm_cluster.actions.head_api import HeadApi
-from vllm_cluster.batch.engine import Options
+from vllm_cluster.actions.ask import open_api
+from vllm_cluster.actions.batches import forget, remember
+from vllm_cluster.batch.lines import MAX_ROW, PATHS
 from vllm_cluster.batch.problems import BatchProblem, InUse
 from vllm_cluster.batch.progress import Progress
 from vllm_cluster.batch.work import BatchFiles, BatchResult, Work
-from vllm_cluster.errors import (
-    Interrupted,
-    Locked,
-    UsageError,
-    VclusterError,
-)
+from vllm_cluster.errors import HostError, Interrupted, Locked, UsageError, VclusterError
 from vllm_cluster.events import Emit, Event
 from vllm_cluster.inventory.model import Inventory
+from vllm_cluster.laptop import whoami
+from vllm_cluster.run.batch_replies import JobState, read_look
+from vllm_cluster.run.head_job import HeadJob
 from vllm_cluster.run.runtime import SYSTEM, Runtime
 from vllm_cluster.text import age, count
+from vllm_cluster.text import size as readable_size
 
-# Through a tunnel each request has a connection of its own (transport/forward).
-CEILING = 500
+POLL_SECONDS = 1.0
+# A program that is killed so often without an answer in between will not end.
+RESTARTS = 5
 
 
-def batch(
-    inventory: Inventory, files: BatchFiles, options: Options, emit: Emit, *, wait: float, runtime: Runtime = SYSTEM
-) -> BatchResult:
-    """Answer what is not answered yet; the server may be away for `wait` seconds at a time.
+@dataclass(frozen=True)
+class Batch:
+    """What is to be answered, and how; the model or the head may be away for `wait` seconds at a time."""
+
+    inventory: Inventory
+    files: BatchFiles
+    fields: Mapping[str, object]
+    concurrency: int | None
+    seconds: float
+    wait: float
+    report_seconds: float
+
+
+def batch(wanted: Batch, emit: Emit, *, detach: bool = False, runtime: Runtime = SYSTEM) -> tuple[BatchResult, bool]:
+    """Have the head answer what is not answered yet, and fetch the answers; with whether it runs on.
 
     Raises:
         UsageError: the files do not fit together.
         PreflightFailed: no model is ready, or another one than that of the answers so far.
         HostError: the model was replaced, failed, or did not come back in time.
-        Interrupted: a person ended it.
+        Interrupted: a person ended this call; the batch runs on.
     """
-    with opened(files, options) as work, ExitStack() as stack:
-        if work.left:
-            server = stack.enter_context(HeadApi(inventory, emit, wait, runtime))
-            server.ensure_model(work.models, files.output)
-            try:
-                work.run(server, lambda now: emit(progress_event(now)))
-            except KeyboardInterrupt:
-                raise interrupted(work, files, "the same command continues") from None
-        return work.summary()
+    with _opened(wanted, emit, runtime) as run:
+        try:
+            while run.begin():
+                if detach and run.running:
+                    break
+                run.follow()
+        except KeyboardInterrupt:
+            raise run.interrupted() from None
+        return run.summary(), run.running
 
 
-@contextmanager
-def opened(files: BatchFiles, options: Options) -> Iterator[Work]:
-    """The files of a batch; its engine, which also runs on the head, knows none of the errors that come of it here.
+def cancel(wanted: Batch, emit: Emit, *, runtime: Runtime = SYSTEM) -> BatchResult:
+    """Stop the batch on the head, fetch what is answered, and remove it there.
 
     Raises:
         UsageError: the files do not fit together.
-        Locked: another run writes the output.
+        HostError: the head does not answer.
     """
+    with _opened(wanted, emit, runtime) as run:
+        run.cancel()
+        return run.summary()
+
+
+@contextmanager
+def _opened(wanted: Batch, emit: Emit, runtime: Runtime) -> Iterator[_Run]:
+    """The files of a batch, and the way to the head where it has something to do."""
+    files = wanted.files
     try:
         with ExitStack() as stack:
             _ensure_apart(files)
-            yield Work(files, options, stack)
+            work = Work(files, wanted.fields, stack)
+            work.begin()
+            job = HeadJob(wanted.inventory, work.key, emit, wanted.wait, runtime)
+            yield _Run(wanted, work, job=job, stack=stack, emit=emit, runtime=runtime)
     except InUse as error:
         raise Locked(error.message) from None
     except BatchProblem as error:
@@ -66,15 +90,176 @@ def opened(files: BatchFiles, options: Options) -> Iterator[Work]:
         raise kind(error.message, hint=error.hint or None) from None
 
 
-def interrupted(work: Work, files: BatchFiles, more: str) -> Interrupted:
-    """How far it was when a person ended it."""
-    found = work.summary()
-    done = f"{found.answered} of {count(found.total, 'request')} are answered in {files.output}"
-    return Interrupted(f"Interrupted. {done}; {more}.", again=())
+def _ensure_apart(files: BatchFiles) -> None:
+    for path in (files.output, files.errors):
+        if path.exists() and path.samefile(files.source):
+            raise UsageError(f"{path} is the input", hint="name another output with -o")
+
+
+class _Run:
+    """One call: the output here is brought to what is on the head, from the first row on."""
+
+    def __init__(
+        self, wanted: Batch, work: Work, *, job: HeadJob, stack: ExitStack, emit: Emit, runtime: Runtime
+    ) -> None:
+        self._wanted, self._work, self._job, self._stack = wanted, work, job, stack
+        self._emit, self._runtime = emit, runtime
+        # How far the rows there are fetched, and what follows of a row.
+        self._at, self._rest = 0, bytearray()
+        self._note = ""
+        self._progress: Progress | None = None
+        self._open = self._sent = self.running = False
+
+    def begin(self) -> bool:
+        """Start what is left; whether there is anything to follow."""
+        if not self._work.left:
+            self._work.finish()
+            return False
+        if not self._open:
+            self._stack.enter_context(self._job)
+            self._open = True
+        state = self.fetch()
+        self.running = state.running
+        if state.running or state.phase == "done":
+            return True
+        # One that began before waits there for the model, which may be starting with the head's container.
+        if not state.sent:
+            self._send()
+            self._sent = True
+        self._start()
+        self.running = True
+        return True
+
+    def fetch(self) -> JobState:
+        """Bring what is answered there here; the state after it."""
+        while True:
+            look = self._job.ask("look", read_look, **{"from": self._at + len(self._rest)})
+            self._progress = look.state.progress or self._progress
+            if not look.piece:
+                return look.state
+            self._take(look.piece)
+
+    def _take(self, piece: bytes) -> None:
+        """Add the rows of a piece."""
+        self._rest += piece
+        *rows, rest = self._rest.split(b"\n")
+        self._rest = bytearray(rest)
+        try:
+            if len(rest) > MAX_ROW:
+                raise ValueError(f"a row is longer than {MAX_ROW} bytes")
+            for row in rows:
+                self._work.take(bytes(row) + b"\n")
+                self._at += len(row) + 1
+        except ValueError as error:
+            text = f"batch: a row of its answers is refused: {error}; the answers so far are kept"
+            raise HostError(self._job.host, text, hint="vcluster batch --list") from None
+
+    def _send(self) -> None:
+        wanted, due = self._wanted, self._runtime.after(POLL_SECONDS)
+        with open_api(wanted.inventory, runtime=self._runtime) as api:
+            api.ensure_fields(PATHS, wanted.fields)
+            api.ensure_serves(self._work.models, wanted.files.output)
+
+        def shown(sent: int) -> None:
+            nonlocal due
+            if not due.left():
+                due = self._runtime.after(POLL_SECONDS)
+                text = f"sending {count(self._work.left, 'request')}: {readable_size(sent)}"
+                self._emit(Event("progress", text, self._job.host))
+
+        files = wanted.files
+        self._emit(Event("phase", f"sending {count(self._work.left, 'request')} to {self._job.host}"))
+        asked = {
+            "user": whoami(),
+            "time": round(self._runtime.clock.time(), 3),
+            "source": str(files.source.absolute()),
+            "output": str(files.output.absolute()),
+        }
+        self._job.send(asked, self._work.lines(), shown)
+        remember(self._work.key, files.source, files.output, wanted.fields)
+
+    def _start(self) -> None:
+        self._rest.clear()  # a row that a kill has torn is cut off there
+        self._job.start(
+            {
+                "fields": dict(self._wanted.fields),
+                "concurrency": self._wanted.concurrency,
+                "seconds": self._wanted.seconds,
+                "wait": self._wanted.wait,
+                "models": sorted(self._work.models),
+            }
+        )
+
+    def follow(self) -> None:
+        """Show how far it is until it has ended; it is then removed there."""
+        killed, before = 0, self._at
+        self._emit(Event("phase", f"answering on {self._job.host}"))
+        shown = 0.0
+        while (state := self.fetch()).phase != "done" or state.running:
+            if state.running:
+                if self._runtime.clock.monotonic() - shown >= self._wanted.report_seconds:
+                    shown = self._runtime.clock.monotonic()
+                    self._show(state)
+                self._runtime.clock.sleep(POLL_SECONDS)
+                continue
+            self._ensure_restartable(state)
+            killed, before = (killed + 1, before) if self._at == before else (0, self._at)
+            if killed > RESTARTS:
+                raise HostError(self._job.host, f"batch: its program was killed {killed} times without an answer")
+            self._emit(Event("note", f"the batch was killed on {self._job.host}; starting it again"))
+            self._start()
+        self._remove()
+        if self._sent and self._work.left:
+            text = f"batch: it is done there, and {count(self._work.left, 'request')} came back without a row"
+            raise HostError(self._job.host, text)
+
+    def _ensure_restartable(self, state: JobState) -> None:
+        text = ""
+        if state.phase == "failed":
+            text = state.error
+        elif state.phase == "stopped" or not state.sent:
+            text = "another call stopped it"
+        if text:
+            raise HostError(self._job.host, f"batch: {text}; the answers so far are kept", hint="vcluster status")
+
+    def _show(self, state: JobState) -> None:
+        if state.note != self._note:
+            self._note = state.note
+            text = f"waiting for the model: {state.note}" if state.note else "the model answers again"
+            self._emit(Event("note", text, data={"code": "waiting"} if state.note else {}))
+        if state.progress:
+            now, work = state.progress, self._work
+            self._emit(progress_event(replace(now, total=work.total, answered=work.answered, failed=work.failed)))
+
+    def cancel(self) -> None:
+        """Stop it, and fetch what is answered."""
+        self._stack.enter_context(self._job)
+        self._job.tell("stop")
+        self.fetch()
+        self._remove()
+
+    def _remove(self) -> None:
+        self._work.finish()
+        self._job.tell("remove")
+        forget(self._work.key)
+        self._at, self.running = 0, False
+
+    def summary(self) -> BatchResult:
+        """Say what was done."""
+        tokens = (self._progress.prompt_tokens, self._progress.completion_tokens) if self._progress else (0, 0)
+        return self._work.summary(*tokens)
+
+    def interrupted(self) -> Interrupted:
+        """Say how far it was when a person ended this call."""
+        found, output = self._work.summary(), self._wanted.files.output
+        more = f"{self._job.host} answers the rest, and the same command fetches it"
+        more = more if self.running else "the same command continues"
+        done = f"{found.answered} of {count(found.total, 'request')} are answered in {output}"
+        return Interrupted(f"Interrupted. {done}; {more}.", again=())
 
 
 def progress_event(now: Progress) -> Event:
-    """How far it is, for people and for programs."""
+    """Say how far it is, for people and for programs."""
     left = "" if not now.seconds_left or now.seconds_left < 1 else f", about {age(now.seconds_left)} left"
     failed = f", {now.failed} without an answer" if now.failed else ""
     text = f"answering {now.answered}/{now.total}{failed}, {now.tokens_per_second:.0f} tokens/s, {now.in_flight} open"
@@ -87,11 +272,3 @@ def progress_event(now: Progress) -> Event:
         "seconds_left": None if now.seconds_left is None else round(now.seconds_left),
     }
     return Event("progress", text + left, data=data)
-
-
-def _ensure_apart(files: BatchFiles) -> None:
-    for path in (files.output, files.errors):
-        if path.exists() and path.samefile(files.source):
-            raise UsageError(f"{path} is the input", hint="name another output with -o")
-    if files.output.absolute() == files.errors.absolute():
-        raise UsageError(f"{files.errors} is the output", hint="name another file with --errors")

@@ -1,18 +1,20 @@
-"""The batches that are on the head: how far each is, and the command that fetches it."""
+"""The batches that are on the head: how far each is, and the command that fetches it from this machine."""
 
 from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from vllm_cluster.core.desired import STATE_FOLDER
-from vllm_cluster.errors import HostError, UsageError
 from vllm_cluster.events import Emit
 from vllm_cluster.inventory.model import Inventory
+from vllm_cluster.laptop import cache_folder, write_whole
+from vllm_cluster.run.batch_replies import JobEntry, JobState, read_entries, read_reply
 from vllm_cluster.run.head_job import HeadJob, begin
 from vllm_cluster.run.node_handle import NodeHandle
 from vllm_cluster.run.runtime import SYSTEM, Runtime
@@ -25,9 +27,10 @@ LOOK_SECONDS = 5.0
 
 @dataclass(frozen=True)
 class BatchOnHead:
-    """A batch on the head, whose answers are not all fetched; what an earlier version did not write is None.
+    """A batch on the head, whose answers are not all fetched; None for what the head does not know.
 
-    `state` is `sending`, `running`, `done`, `stopped`, `failed` or `killed`; `detail` is the reason.
+    `state` is `sending`, `running`, `done`, `stopped`, `failed` or `killed`; `detail` is the reason. `command` fetches
+    it; it is that of this machine, and None where it was not begun here.
     """
 
     key: str
@@ -39,16 +42,7 @@ class BatchOnHead:
     output: str | None
     user: str | None
     time: float | None
-    repeat: int
-    fields: Mapping[str, Any]
-
-    @property
-    def command(self) -> str:
-        """What fetches it, on the machine that began it."""
-        repeat = ("--repeat", str(self.repeat)) if self.repeat > 1 else ()
-        fields = [word for name, value in self.fields.items() for word in ("--set", f"{name}={json.dumps(value)}")]
-        words = ["vcluster", "batch", self.source or "IN", "-o", self.output or "OUT", *repeat, *fields, "--on-head"]
-        return shlex.join(words)
+    command: str | None = None
 
     @property
     def progress(self) -> str:
@@ -63,23 +57,19 @@ class BatchOnHead:
 
 
 def batches(inventory: Inventory, emit: Emit, *, wait: float, runtime: Runtime = SYSTEM) -> list[BatchOnHead]:
-    """The batches on the head, the oldest first.
+    """Return the batches on the head, the oldest first.
 
     Raises:
         PreflightFailed: the cluster is not up.
-        HostError: the head does not answer.
+        HostError: the head does not answer, or not with batches.
     """
     with HeadJob(inventory, _NONE, emit, wait, runtime) as job:
-        return batches_of(job)
-
-
-def batches_of(job: HeadJob) -> list[BatchOnHead]:
-    """The batches beside this one, and itself."""
-    return _read(job.ask("batches"))
+        found = job.ask("batches", read_entries)
+    return sorted((_batch(one, _recall(one.key)) for one in found), key=lambda one: one.time or 0.0)
 
 
 def batches_on(node: NodeHandle) -> list[BatchOnHead]:
-    """The batches of a node that runs.
+    """Return the batches of a node that runs.
 
     Raises:
         HostError: they cannot be read within seconds.
@@ -88,11 +78,7 @@ def batches_on(node: NodeHandle) -> list[BatchOnHead]:
     with begin(node, f"{_FOLDER}/{_NONE}", deadline, LOOK_SECONDS) as running:
         running.send({"do": "batches"})
         reply = running.next(deadline)
-    try:
-        return _read(reply)
-    except (LookupError, TypeError):
-        why = reply.get("error") or "the answer cannot be read"
-        raise HostError(node.host, f"batches: {why}") from None
+    return [_batch(one) for one in read_reply(node.host, reply, read_entries)]
 
 
 def has_batches(node: NodeHandle) -> bool:
@@ -104,66 +90,54 @@ def has_batches(node: NodeHandle) -> bool:
     return node.connection.engine.has_files(node.name, _FOLDER, LOOK_SECONDS)
 
 
-def ensure_own_output(known: Sequence[BatchOnHead], asked: Mapping[str, Any], key: str) -> None:
-    """Refuse an output into which another batch of the head is to be fetched.
-
-    Raises:
-        UsageError: with what differs between the two.
-    """
-    for one in known:
-        if one.key != key and one.user == asked["user"] and one.output == asked["output"]:
-            text = f"{one.output} is the output of another batch on the head, with {_differences(one, asked)}"
-            raise UsageError(text, hint=f"{one.command}\nname another output with -o")
+def remember(key: str, source: Path, output: Path, fields: Mapping[str, Any]) -> None:
+    """Keep the call that began a batch: a host does not say which files of this machine are read and written."""
+    words = ["vcluster", "batch", str(source.absolute()), "-o", str(output.absolute())]
+    words += [word for name, value in fields.items() for word in ("--set", f"{name}={json.dumps(value)}")]
+    with suppress(OSError):
+        path = _memory(key)
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        write_whole(path, shlex.join(words), 0o600)
 
 
-def _differences(one: BatchOnHead, asked: Mapping[str, Any]) -> str:
-    """What makes it another batch."""
-    found = []
-    if one.source != asked["source"]:
-        found.append(f"input {one.source}")
-    if one.repeat != asked["copies"]:
-        found.append(f"--repeat {one.repeat}")
-    for name in sorted({*one.fields, *asked["fields"]}):
-        if one.fields.get(name) != asked["fields"].get(name):
-            found.append(f"{name} {json.dumps(one.fields[name])}" if name in one.fields else f"no {name}")
-    return ", ".join(found) or f"an earlier content of {one.source}"
+def forget(key: str) -> None:
+    """Forget a batch that is fetched."""
+    with suppress(OSError):
+        _memory(key).unlink(missing_ok=True)
 
 
-def _read(reply: Mapping[str, Any]) -> list[BatchOnHead]:
-    found = []
-    for row in reply["batches"]:
-        # A row of an earlier version has no words of who asked for it.
-        with suppress(KeyError, TypeError, ValueError, AttributeError):
-            found.append(_one(row))
-    return sorted(found, key=lambda one: one.time or 0.0)
+def _recall(key: str) -> str | None:
+    with suppress(OSError, UnicodeDecodeError):
+        return _memory(key).read_text(encoding="utf-8")
+    return None
 
 
-def _one(row: Mapping[str, Any]) -> BatchOnHead:
-    asked, options, status = row["asked"] or {}, row["options"] or {}, row["status"] or {}
-    counts = status.get("result") or status.get("progress") or {}
-    state, detail = _state(row, status)
+def _memory(key: str) -> Path:
+    return cache_folder() / "batches" / key
+
+
+def _batch(entry: JobEntry, command: str | None = None) -> BatchOnHead:
+    asked, progress = entry.asked, entry.state.progress
+    state, detail = _state(entry.state)
     return BatchOnHead(
-        key=str(row["key"]),
+        key=entry.key,
         state=state,
         detail=detail,
-        answered=counts.get("answered"),
-        total=counts.get("total"),
-        source=asked.get("source"),
-        output=asked.get("output"),
-        user=asked.get("user"),
-        time=asked.get("time"),
-        repeat=int(asked.get("copies") or options.get("copies") or 1),
-        fields=dict(asked.get("fields") or options.get("fields") or {}),
+        answered=progress.answered if progress else None,
+        total=progress.total if progress else None,
+        source=asked.source if asked else None,
+        output=asked.output if asked else None,
+        user=asked.user if asked else None,
+        time=asked.time if asked else None,
+        command=command,
     )
 
 
-def _state(row: Mapping[str, Any], status: Mapping[str, Any]) -> tuple[str, str]:
-    phase = str(status.get("phase", ""))
-    if not row["input"]:
+def _state(state: JobState) -> tuple[str, str]:
+    if not state.sent:
         return "sending", ""
-    if row["running"]:
-        note = str(status.get("note") or "")
-        return "running", f"waiting for the model: {note}" if note else ""
-    if phase in ("done", "stopped", "failed"):
-        return phase, str(status.get("error") or "") if phase == "failed" else ""
+    if state.running:
+        return "running", f"waiting for the model: {state.note}" if state.note else ""
+    if state.phase in ("done", "stopped", "failed"):
+        return state.phase, state.error if state.phase == "failed" else ""
     return "killed", "the same command continues it"

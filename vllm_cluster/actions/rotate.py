@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from http.client import HTTPException
+from http import HTTPStatus
 
 from vllm_cluster.actions.assess import connect_all, ensure_no_errors
 from vllm_cluster.actions.tunnel import address_of
-from vllm_cluster.batch.client import OK, UNAUTHORIZED, ApiAddress, models
 from vllm_cluster.checks.docker import foreign
 from vllm_cluster.core.desired import CODE_FOLDER, SECRETS_FOLDER
 from vllm_cluster.core.identity import Owner, cluster_id, node_of
@@ -19,6 +18,7 @@ from vllm_cluster.errors import HostError, PreflightFailed, UsageError
 from vllm_cluster.events import Emit, Event, waiting
 from vllm_cluster.facts.host_facts import HostFacts
 from vllm_cluster.inventory.model import Inventory
+from vllm_cluster.run.api_client import Broken, get
 from vllm_cluster.run.audit import record
 from vllm_cluster.run.connection import HostConnection
 from vllm_cluster.run.lease import Lease
@@ -85,7 +85,10 @@ def _tried(node: NodeHandle, new: str, old: str, *, refused: bool, runtime: Runt
         return False
     forward = node.connection.transport.forward(serve.port, 0, remote_host=address_of(serve))
     try:
-        deadline, wanted = runtime.after(TRY_SECONDS), (OK, UNAUTHORIZED if refused else OK)
+        deadline, wanted = (
+            runtime.after(TRY_SECONDS),
+            (HTTPStatus.OK, HTTPStatus.UNAUTHORIZED if refused else HTTPStatus.OK),
+        )
         while (found := (_status(forward.local_port, new), _status(forward.local_port, old))) != wanted:
             if not deadline.left():
                 text = f"the new key is written, and the API answers {found[0]} to it and {found[1]} to the old one"
@@ -98,9 +101,9 @@ def _tried(node: NodeHandle, new: str, old: str, *, refused: bool, runtime: Runt
 
 def _status(port: int, key: str) -> int | str:
     try:
-        return models(ApiAddress(port, key), ANSWER_SECONDS).status
-    except (OSError, HTTPException) as error:
-        return str(error) or "nothing"
+        return get(port, "/v1/models", key, ANSWER_SECONDS)[0]
+    except Broken as error:
+        return error.message
 
 
 def _changed(grace: float, seen: bool) -> str:

@@ -1,50 +1,68 @@
-"""Requests over connections that stay open, each in a thread of its own, and what becomes of each."""
+"""Requests to the model's API, and what becomes of each; on the HTTP client that vLLM and Ray bring."""
 
 from __future__ import annotations
 
-import http.client
+import asyncio
 import json
-import queue
-import threading
-import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+from types import TracebackType
 from typing import Any
+
+import aiohttp
+
+from vllm_cluster.batch.lines import MAX_ANSWER, PATHS, BatchLine
 
 # vLLM closes a connection that is idle for 5 s: one that was is not used again, as the request would meet its end.
 IDLE_SECONDS = 2.0
-MAX_ANSWER, MAX_ERROR = 256 << 20, 1 << 20
-OK, UNAUTHORIZED, NOT_FOUND, TOO_SLOW, TOO_MANY, INTERNAL = 200, 401, 404, 408, 429, 500
+# A longer answer is read once the memory of all of them has room for it: those of 500 requests that have logprobs of
+# their prompts are gigabytes.
+FREE, MEMORY = 64 << 10, 64 << 20
+MAX_ERROR, MAX_METRICS = 1 << 20, 4 << 20
+NO_STATUS, OK, UNAUTHORIZED, NOT_FOUND, TOO_SLOW, TOO_MANY, INTERNAL = 0, 200, 401, 404, 408, 429, 500
+# Of an answer nothing else is looked at: the lists of its logprobs take many times the memory of their text.
+_READ = frozenset(
+    {
+        *("id", "model", "usage", "error", "message", "detail", "finish_reason", *PATHS.values()),
+        *("prompt_tokens", "completion_tokens", "input_tokens", "output_tokens"),
+    }
+)
 
 
 @dataclass(frozen=True)
 class ApiAddress:
-    """Where the API answers on loopback, and its key."""
+    """Where the API answers, and its key."""
 
+    host: str
     port: int
-    key: str
-    host: str = "127.0.0.1"
+    key: str = field(repr=False)
+
+    @property
+    def url(self) -> str:
+        """Its base URL."""
+        return f"http://{f'[{self.host}]' if ':' in self.host else self.host}:{self.port}"
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came back: a status and a body, or why nothing did (`status` 0)."""
+    """What came back: a status and what is read of a body, or why nothing did (`status` 0); `raw` is an answer."""
 
     status: int
-    body: Mapping[str, Any]
     message: str = ""
+    body: Mapping[str, Any] = field(default_factory=dict)
+    raw: bytes = field(default=b"", repr=False)
+    final: bool = False
 
     @property
     def answered(self) -> bool:
-        """Whether it is a whole answer: a server that is stopped returns one that was cut off."""
-        choices = self.body.get("choices") or ()
-        cut = any(isinstance(one, Mapping) and one.get("finish_reason") == "abort" for one in choices)
-        return self.status == OK and not cut
+        """Whether it is a whole answer."""
+        return self.status == OK and not self.message
 
     @property
     def refused(self) -> bool:
         """Whether the same request would be refused again."""
-        return OK < self.status < INTERNAL and self.status not in (UNAUTHORIZED, TOO_SLOW, TOO_MANY)
+        return self.final or (OK < self.status < INTERNAL and not self.busy and self.status != UNAUTHORIZED)
 
     @property
     def lacks_model(self) -> bool:
@@ -52,151 +70,167 @@ class Outcome:
         return self.status == NOT_FOUND and "error" in self.body
 
     @property
-    def names(self) -> list[str]:
-        """The models that an answer to `models` names."""
-        rows = self.body.get("data") or ()
-        return [str(row.get("id")) for row in rows if isinstance(row, Mapping)]
-
-    @property
     def busy(self) -> bool:
         """Whether the server lives, and asks to come again."""
         return self.status in (TOO_SLOW, TOO_MANY)
 
 
-def _content(reply: http.client.HTTPResponse) -> bytes:
-    """An answer with 200 as a whole; of a refusal the beginning, which has the reason."""
-    most = MAX_ANSWER if reply.status == OK else MAX_ERROR
-    try:
-        raw = reply.read(most)
-    except http.client.IncompleteRead as error:
-        raw = error.partial
-        cut = True
-    else:
-        cut = len(raw) < most and not reply.isclosed()
-    if reply.status == OK and cut:
-        raise http.client.HTTPException(f"the answer was cut off after {len(raw)} bytes")
-    if reply.status == OK and not reply.isclosed():
-        raise http.client.HTTPException(f"the answer is longer than {MAX_ANSWER >> 20} MiB")
-    return raw
+class Budget:
+    """An amount of memory, given out in the order in which it was asked for."""
+
+    def __init__(self, size: int) -> None:
+        self._left = size
+        self._turn, self._freed = asyncio.Lock(), asyncio.Event()
+
+    @asynccontextmanager
+    async def hold(self, size: int) -> AsyncIterator[None]:
+        """Wait until so much is left, and hold it."""
+        async with self._turn:
+            while self._left < size:
+                self._freed.clear()
+                await self._freed.wait()
+            self._left -= size
+        try:
+            yield
+        finally:
+            self._left += size
+            self._freed.set()
 
 
-class ApiConnection:
-    """One connection to the API; it is opened when it is needed."""
+class ApiClient:
+    """The API at an address, which may change; a request may take `seconds` from its begin to the end of its answer."""
 
-    def __init__(self, endpoint: ApiAddress, seconds: float) -> None:
-        self.endpoint = endpoint
-        self._http = http.client.HTTPConnection(endpoint.host, endpoint.port, timeout=seconds)
-        self._used = 0.0
+    def __init__(self, seconds: float) -> None:
+        self.address = ApiAddress("127.0.0.1", 0, "")
+        self._seconds, self._budget = seconds, Budget(MEMORY)
 
-    def ask(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> tuple[int, bytes]:
-        """The status and the content of an answer.
+    async def __aenter__(self) -> ApiClient:
+        # No more than asked for may arrive at once, and nothing is unpacked.
+        connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=IDLE_SECONDS)
+        self._http = aiohttp.ClientSession(
+            connector=connector,
+            auto_decompress=False,
+            headers={"Accept-Encoding": "identity", "Content-Type": "application/json"},
+            read_bufsize=FREE // 4,
+        )
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
+    ) -> None:
+        await self._http.close()
+
+    async def get(self, path: str, most: int, seconds: float) -> tuple[int, bytes]:
+        """Read the status and the content of a page.
 
         Raises:
-            OSError, http.client.HTTPException: there is none.
+            OSError, asyncio.TimeoutError, aiohttp.ClientError: there is none, or it is longer.
         """
-        if time.monotonic() - self._used > IDLE_SECONDS:
-            self._http.close()
-        headers = {"Authorization": f"Bearer {self.endpoint.key}"}
-        content = None
-        if body is not None:
-            content = json.dumps(body).encode()
-            headers["Content-Type"] = "application/json"
+        limit = aiohttp.ClientTimeout(total=seconds)
+        async with self._http.get(self.address.url + path, headers=self._key, timeout=limit) as reply:
+            raw = await _beginning(reply, most + 1)
+            if len(raw) > most:
+                raise aiohttp.ClientError(f"{path} is longer than {most} bytes")
+            return reply.status, raw
+
+    @asynccontextmanager
+    async def post(self, line: BatchLine, names: frozenset[str]) -> AsyncIterator[Outcome]:
+        """Ask, and keep the answer's part of the memory until it is written; `names` are the models that may answer."""
+        async with AsyncExitStack() as held:
+            yield await self._post(line, names, held)
+
+    async def _post(self, line: BatchLine, names: frozenset[str], held: AsyncExitStack) -> Outcome:
+        limit = aiohttp.ClientTimeout(total=self._seconds)
         try:
-            self._http.request(method, path, content, headers)
-            reply = self._http.getresponse()
-            raw = _content(reply)
-            if not reply.isclosed():
-                self._http.close()
-        except BaseException:
-            self._http.close()
+            async with self._http.post(
+                self.address.url + line.path, data=line.body, headers=self._key, timeout=limit
+            ) as reply:
+                if reply.status != OK:
+                    return refusal(reply.status, await _beginning(reply, MAX_ERROR))
+                raw = await self._whole(reply, held)
+        except (asyncio.TimeoutError, TimeoutError):
+            return Outcome(NO_STATUS, f"no whole answer within {self._seconds:g} s")
+        except aiohttp.ClientPayloadError:
+            return Outcome(NO_STATUS, "the answer was cut off")
+        except (OSError, aiohttp.ClientError) as error:
+            return Outcome(NO_STATUS, str(error) or type(error).__name__)
+        if raw is None:
+            return Outcome(OK, f"the answer is longer than {MAX_ANSWER >> 20} MiB", final=True)
+        return judge(raw, PATHS[line.path], names)
+
+    async def _whole(self, reply: aiohttp.ClientResponse, held: AsyncExitStack) -> bytes | None:
+        """All of an answer; None where it is too long."""
+        size = MAX_ANSWER if reply.content_length is None else reply.content_length
+        if size > MAX_ANSWER:
+            return None
+        found, free = bytearray(), True
+        async for piece in reply.content.iter_any():
+            found += piece
+            if free and len(found) > FREE:
+                await held.enter_async_context(self._budget.hold(size))
+                free = False
+            if len(found) > MAX_ANSWER:
+                return None
+        return bytes(found)
+
+    @property
+    def _key(self) -> dict[str, str]:
+        return {"Authorization": f"Bearer {self.address.key}"}
+
+
+async def _beginning(reply: aiohttp.ClientResponse, most: int) -> bytes:
+    """So much of a reply, also of one that breaks off."""
+    found = bytearray()
+    try:
+        async for piece in reply.content.iter_any():
+            found += piece[: most - len(found)]
+            if len(found) == most:
+                break
+    except aiohttp.ClientPayloadError:
+        if reply.status == OK:
             raise
-        self._used = time.monotonic()
-        return reply.status, raw
-
-    def post(self, path: str, body: Mapping[str, Any]) -> Outcome:
-        """What becomes of a request."""
-        try:
-            return read(*self.ask("POST", path, body))
-        except TimeoutError:
-            return Outcome(0, {}, "no answer in time")
-        except (OSError, http.client.HTTPException) as error:
-            return Outcome(0, {}, str(error) or type(error).__name__)
-
-    def close(self) -> None:
-        """Close it, and wake who waits for its answer."""
-        self._http.close()
+    return bytes(found)
 
 
-def read(status: int, raw: bytes) -> Outcome:
-    """The outcome in an answer."""
+def _kept(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    return {name: value for name, value in pairs if name in _READ}
+
+
+def read_document(raw: bytes) -> dict[str, Any] | None:
+    """Read what matters of a JSON object; None where it is none."""
     try:
-        body = json.loads(raw)
+        found = json.loads(raw.decode(), object_pairs_hook=_kept)
     except (ValueError, RecursionError):
-        body = None
-    if not isinstance(body, dict):
-        text = raw.decode("utf-8", "replace").strip()[:500]
-        return Outcome(0 if status == OK else status, {}, "the answer is not JSON" if status == OK else text)
+        return None
+    return found if isinstance(found, dict) else None
+
+
+def refusal(status: int, raw: bytes) -> Outcome:
+    """Say what a reply with another status than 200 means."""
+    body = read_document(raw)
+    if body is None:
+        return Outcome(status, raw.decode("utf-8", "replace").strip()[:500] or f"HTTP {status}")
+    return Outcome(status, _message(body) or f"HTTP {status}", body)
+
+
+def judge(raw: bytes, content: str, names: frozenset[str]) -> Outcome:
+    """Say whether a reply with status 200 is an answer: it has a list of this name, and is of one of these models."""
+    body = read_document(raw)
+    if body is None:
+        return Outcome(NO_STATUS, "the answer is not a JSON object")
+    rows, model = body.get(content), body.get("model")
+    if body.get("error"):
+        return Outcome(INTERNAL, _message(body) or "the answer is an error", body)
+    if not isinstance(rows, list) or not rows or not all(isinstance(row, dict) for row in rows):
+        return Outcome(NO_STATUS, f"the answer has no {content}")
+    if model not in names:
+        return Outcome(NO_STATUS, f"the answer is of the model {json.dumps(model)[:80]}, not of {' or '.join(names)}")
+    if any(row.get("finish_reason") == "abort" for row in rows):
+        return Outcome(NO_STATUS, "the server ended before the answer did")
+    return Outcome(OK, body=body, raw=raw)
+
+
+def _message(body: Mapping[str, Any]) -> str:
     error = body.get("error")
-    if status == OK and error and not body.get("id"):
-        status = INTERNAL
-    message = error.get("message") if isinstance(error, dict) else error or body.get("detail")
-    return Outcome(status, body, str(message or "")[:2000] if status != OK else "")
-
-
-def models(endpoint: ApiAddress, seconds: float) -> Outcome:
-    """The answer to the question which models are served.
-
-    Raises:
-        OSError, http.client.HTTPException: there is none.
-    """
-    connection = ApiConnection(endpoint, seconds)
-    try:
-        return read(*connection.ask("GET", "/v1/models"))
-    finally:
-        connection.close()
-
-
-Task = Callable[[ApiConnection], object]
-
-
-class Threads:
-    """Threads that each hold one connection; as many as tasks were ever open at once."""
-
-    def __init__(self, endpoint: ApiAddress, seconds: float) -> None:
-        self.endpoint, self._seconds = endpoint, seconds
-        self._tasks: queue.SimpleQueue[Task | None] = queue.SimpleQueue()
-        self.results: queue.SimpleQueue[object] = queue.SimpleQueue()
-        self._open: list[threading.Thread] = []
-        self._busy = 0
-
-    def submit(self, task: Task) -> None:
-        """Run a task on a connection; its result comes in `results`, for which `taken` is called."""
-        self._busy += 1
-        if self._busy > len(self._open):
-            thread = threading.Thread(target=self._work, daemon=True, name="batch")
-            thread.start()
-            self._open.append(thread)
-        self._tasks.put(task)
-
-    def taken(self) -> None:
-        """A result was taken: its thread is free."""
-        self._busy -= 1
-
-    def _work(self) -> None:
-        connection = ApiConnection(self.endpoint, self._seconds)
-        try:
-            while task := self._tasks.get():
-                if connection.endpoint != self.endpoint:
-                    connection.close()
-                    connection = ApiConnection(self.endpoint, self._seconds)
-                try:
-                    self.results.put(task(connection))
-                except BaseException as error:  # taken by the one that waits for the result
-                    self.results.put(error)
-        finally:
-            connection.close()
-
-    def close(self) -> None:
-        """End the threads that wait for a task; the others end with their answer, or with the program."""
-        for _ in self._open:
-            self._tasks.put(None)
+    found = error.get("message") if isinstance(error, dict) else error or body.get("detail")
+    return found if isinstance(found, str) else ""

@@ -9,19 +9,22 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-PATHS = (
-    "/v1/chat/completions",
-    "/v1/completions",
-    "/v1/embeddings",
-    "/v1/responses",
-    "/v1/score",
-    "/v1/rerank",
-    "/score",
-    "/rerank",
-)
+# Each path, and the list that an answer of it has.
+PATHS: Mapping[str, str] = {
+    "/v1/chat/completions": "choices",
+    "/v1/completions": "choices",
+    "/v1/embeddings": "data",
+    "/v1/responses": "output",
+    "/v1/score": "data",
+    "/v1/rerank": "results",
+    "/score": "data",
+    "/rerank": "results",
+}
+# Of a line and of an answer; a row also has a name and a message, which JSON may write six times as long.
+MAX_LINE, MAX_ANSWER, MAX_NAME, MAX_MESSAGE = 16 << 20, 16 << 20, 1024, 2000
+MAX_ROW = MAX_ANSWER + (64 << 10)
 HEAD = b'{"id": "batch_req_'
-_NAME = re.compile(rb'"custom_id": ("[^"\\]*(?:\\.[^"\\]*)*")')
-_ID = re.compile(rb'\{"id": "batch_req_([1-9][0-9]{0,17})\.([1-9][0-9]{0,8})_([0-9a-f]{8})", ')
+_ID = re.compile(rb'\{"id": "batch_req_([1-9][0-9]{0,17})_([0-9a-f]{8})", ("line": )?')
 
 
 # What Python's parser calls it, and what it is.
@@ -48,41 +51,40 @@ class BadLine(Exception):
 
 @dataclass(frozen=True)
 class Place:
-    """Which line of the input, which repetition of it, and the checksum of what it asks."""
+    """Which line of the input, and the checksum of what it asks."""
 
     line: int
-    copy: int
     checksum: int
 
     @property
     def id(self) -> str:
         """The row's own name: what was answered is read from these names alone."""
-        return f"batch_req_{self.line}.{self.copy}_{self.checksum:08x}"
+        return f"batch_req_{self.line}_{self.checksum:08x}"
 
 
 @dataclass(frozen=True)
 class BatchLine:
-    """One request; `own_model` is whether the line names its model itself."""
+    """One request; `model` is the one that it names itself, empty where it gets the served one."""
 
     place: Place
     custom_id: str
     path: str
-    body: Mapping[str, Any]
-    own_model: bool
+    body: bytes
+    model: str
 
 
 def checksum(raw: bytes, options: int = 0) -> int:
-    """The checksum of a line, with that of the options that shape its request; never 0."""
+    """Return the checksum of a line, with that of the options that shape its request; never 0."""
     return zlib.crc32(raw.strip(), options) or 1
 
 
-def options_checksum(defaults: Mapping[str, Any]) -> int:
-    """The checksum of the fields that options add to each request."""
-    return zlib.crc32(json.dumps(defaults, sort_keys=True).encode()) if defaults else 0
+def options_checksum(fields: Mapping[str, Any]) -> int:
+    """Return the checksum of the fields that options add to each request."""
+    return zlib.crc32(json.dumps(fields, sort_keys=True).encode()) if fields else 0
 
 
-def parse(raw: bytes, place: Place, copies: int, model: str, defaults: Mapping[str, Any]) -> BatchLine:
-    """The request of a line: what the line gives comes before the defaults.
+def parse(raw: bytes, place: Place, served: str, fields: Mapping[str, Any]) -> BatchLine:
+    """Read the request of a line: what the line gives comes before the fields of options.
 
     Raises:
         BadLine: it is not a request of the batch format.
@@ -96,23 +98,26 @@ def parse(raw: bytes, place: Place, copies: int, model: str, defaults: Mapping[s
     if not isinstance(row, dict):
         raise BadLine(f"must be an object, got {_kind(row)}")
     name = row.get("custom_id")
-    if not isinstance(name, str) or not name:
-        raise BadLine(f"custom_id must be a string, got {json.dumps(name)[:40] if name is not None else 'none'}")
+    if not isinstance(name, str) or not 0 < len(name) <= MAX_NAME:
+        got = json.dumps(name)[:40] if name is not None else "none"
+        raise BadLine(f"custom_id must be a string of 1 to {MAX_NAME} characters, got {got}")
     if row.get("method", "POST") != "POST":
         raise BadLine(f"method must be POST, got {json.dumps(row['method'])[:40]}", name)
     path, body = row.get("url"), row.get("body")
-    if path not in PATHS:
+    if not isinstance(path, str) or path not in PATHS:
         raise BadLine(f"url must be one of {' '.join(PATHS)}, got {json.dumps(path)[:80]}", name)
     if not isinstance(body, dict):
         raise BadLine(f"body must be an object, got {_kind(body)}", name)
     if body.get("stream"):
         raise BadLine("body.stream must be false: a batch has whole answers", name)
-    whole = {"model": model, **defaults, **body}
-    return BatchLine(place, name if copies == 1 else f"{name}-{place.copy}", path, whole, "model" in body)
+    if not isinstance(body.get("model", ""), str):
+        raise BadLine(f"body.model must be a string, got {_kind(body['model'])}", name)
+    whole = json.dumps({"model": served, **fields, **body}).encode()
+    return BatchLine(place, name, path, whole, body.get("model", ""))
 
 
 def json_fault(error: Exception) -> str:
-    """Why a text is not JSON."""
+    """Say why a text is not JSON."""
     if isinstance(error, json.JSONDecodeError):
         words = next((plain for begin, plain in _FAULTS.items() if error.msg.startswith(begin)), error.msg)
         return f"{words}, at character {error.colno}"
@@ -126,7 +131,7 @@ def _kind(value: object) -> str:
 
 
 def from_prompt(prompt: object, number: int) -> bytes:
-    """An entry of a JSON array as a line of the batch format: a text is continued, messages are answered."""
+    """Write an entry of a JSON array as a line of the batch format: a text is continued, messages are answered."""
     if isinstance(prompt, str):
         request: dict[str, Any] = {"url": "/v1/completions", "body": {"prompt": prompt}}
     elif isinstance(prompt, list):
@@ -136,39 +141,33 @@ def from_prompt(prompt: object, number: int) -> bytes:
     return json.dumps({"custom_id": f"prompt-{number}", "method": "POST", **request}).encode()
 
 
-def answer_row(line: BatchLine, body: Mapping[str, Any]) -> bytes:
-    """The row of an answer."""
-    response = {"status_code": 200, "request_id": str(body.get("id") or line.place.id), "body": body}
-    return _row(line.place, line.custom_id, response, None)
+def answer_row(line: BatchLine, request_id: str, body: bytes) -> bytes:
+    """Write the row of an answer; its JSON is kept as it came, on one line."""
+    names = {"id": line.place.id, "custom_id": line.custom_id}
+    response = {"status_code": 200, "request_id": request_id}
+    begin = f'{json.dumps(names)[:-1]}, "response": {json.dumps(response)[:-1]}, "body": '.encode()
+    # Within a string of JSON there is no line end.
+    return b"".join((begin, body.strip().replace(b"\r", b" ").replace(b"\n", b" "), b'}, "error": null}\n'))
 
 
 def error_row(place: Place, custom_id: str | None, status: int | None, code: str, message: str) -> bytes:
-    """The row of a line without an answer; it also has the line's number."""
-    request = {"status_code": status, "request_id": place.id, "body": None} if status else None
-    return _row(place, custom_id, request, {"code": code, "message": message}, line=place.line)
-
-
-def _row(place: Place, custom_id: str | None, response: object, error: object, **more: object) -> bytes:
-    row = {"id": place.id, "custom_id": custom_id, **more, "response": response, "error": error}
+    """Write the row of a line without an answer; it also has the line's number."""
+    response = {"status_code": status, "request_id": place.id, "body": None} if status else None
+    error = {"code": code, "message": message[:MAX_MESSAGE]}
+    row = {"id": place.id, "line": place.line, "custom_id": custom_id, "response": response, "error": error}
     return json.dumps(row).encode() + b"\n"
 
 
 def place_of(row: bytes) -> Place | None:
-    """The place that a row of an output names; None where it is not such a row."""
+    """Read the place that a row names; None where it is not a row of a batch."""
     found = _ID.match(row)
-    return Place(int(found[1]), int(found[2]), int(found[3], 16)) if found else None
+    return Place(int(found[1]), int(found[2], 16)) if found else None
 
 
-def name_in(row: bytes) -> bytes | None:
-    """The custom_id in a row of an output, as `name_of`."""
-    start = _ID.match(row)
-    found = _NAME.match(row, start.end()) if start else None
-    return found[1] if found else None
-
-
-def name_of(custom_id: str) -> bytes:
-    """A custom_id as rows have it."""
-    return json.dumps(custom_id).encode()
+def is_error(row: bytes) -> bool:
+    """Whether a row is that of a line without an answer."""
+    found = _ID.match(row)
+    return bool(found and found[3])
 
 
 def could_begin(rest: bytes) -> bool:

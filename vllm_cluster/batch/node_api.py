@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import http.client
+import asyncio
 import json
-import os
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from vllm_cluster.batch.client import OK, ApiAddress, models
+import aiohttp
+
+from vllm_cluster.batch.client import MAX_ERROR, OK, ApiAddress, ApiClient
 from vllm_cluster.batch.problems import BatchProblem
 
 POLL_SECONDS, PROBE_SECONDS = 2.0, 30.0
@@ -23,22 +24,23 @@ SEVERAL_KEYS = "#vcluster-keys\n"
 class NodeApi:
     """The API on this host; `note` gets what is waited for, empty once it answers."""
 
-    def __init__(self, state: Path, key_file: Path, wait: float, note: Callable[[str], None]) -> None:
-        self._state, self._key_file, self._wait, self._note = state, key_file, wait, note
-        self.endpoint = ApiAddress(0, "")
-        self.model, self._generation = "", ""
+    def __init__(
+        self, client: ApiClient, state: Path, key_file: Path, wait: float, note: Callable[[str], None]
+    ) -> None:
+        self._client, self._state, self._key_file, self._wait, self._note = client, state, key_file, wait, note
+        self.model, self.names, self._generation = "", frozenset[str](), ""
 
-    def open(self, models: set[str]) -> None:
+    async def open(self, models: set[str]) -> None:
         """Wait until a model answers; it has to be the one of the answers so far.
 
         Raises:
             BatchProblem: it is not, or does not come in time.
         """
-        self.recover("it is not ready")
-        if other := sorted(models - self._served()):
+        await self.recover("it is not ready")
+        if other := sorted(models - self.names):
             raise BatchProblem(f"the answers so far are of {other[0]}, and {self.model} is served now")
 
-    def recover(self, why: str) -> None:
+    async def recover(self, why: str) -> None:
         """Wait until it answers again.
 
         Raises:
@@ -52,17 +54,16 @@ class NodeApi:
                 raise BatchProblem(f"{self.model or 'the model'} was stopped")
             if now and (end := self._ended(now)):
                 raise BatchProblem(end)
-            news = self._try(now) if now else "no model is served"
+            news = await self._try(now) if now else "no model is served"
             if news != shown:
                 shown = news
                 self._note(news)
             if not news:
                 return
             if time.monotonic() > until:
-                raise BatchProblem(
-                    f"{self.model or 'the model'} has not answered for {self._wait:.0f} s: {news or why}"
-                )
-            time.sleep(POLL_SECONDS)
+                model = self.model or "the model"
+                raise BatchProblem(f"{model} has not answered for {self._wait:.0f} s: {news or why}")
+            await asyncio.sleep(POLL_SECONDS)
 
     def _read(self) -> Mapping[str, Any] | None:
         """What the node program reports to be served."""
@@ -80,16 +81,19 @@ class NodeApi:
             return f"{now['name']} failed: {why.get('summary') or now.get('detail')}"
         return None
 
-    def _try(self, now: Mapping[str, Any]) -> str:
+    async def _try(self, now: Mapping[str, Any]) -> str:
         """Try whether it answers; what is waited for, empty where it does."""
         if now["phase"] != "ready":
             detail = now.get("detail")
             return f"{now['phase']}: {detail}" if detail else str(now["phase"])
         self.model, self._generation = str(now["name"]), str(now["generation"])
-        self.endpoint = ApiAddress(int(now["port"]), self._key(), str(now["host"]))
+        self._client.address = ApiAddress(str(now["host"]), int(now["port"]), self._key())
         try:
-            self._served()
-        except (OSError, http.client.HTTPException) as error:
+            status, raw = await self._client.get("/v1/models", MAX_ERROR, PROBE_SECONDS)
+            if status != OK:
+                return f"HTTP {status}"
+            self.names = frozenset(row["id"] for row in json.loads(raw)["data"])
+        except (OSError, asyncio.TimeoutError, aiohttp.ClientError, ValueError, LookupError, TypeError) as error:
             return str(error) or type(error).__name__
         return ""
 
@@ -100,14 +104,3 @@ class NodeApi:
             return ""
         # While it is replaced it may hold its mark alone.
         return next(iter(text.removeprefix(SEVERAL_KEYS).split()), "")
-
-    def _served(self) -> set[str]:
-        found = models(self.endpoint, PROBE_SECONDS)
-        if found.status != OK:
-            raise ConnectionError(found.message or f"HTTP {found.status}")
-        return set(found.names)
-
-
-def key_file() -> Path:
-    """The file of the API key, as the container's environment names it."""
-    return Path(os.environ.get("VCLUSTER_API_KEY_FILE", "/nonexistent"))

@@ -8,11 +8,12 @@ from dataclasses import dataclass
 from typing import Any
 
 WINDOW_SECONDS = 60.0
+COUNTS = ("total", "answered", "failed", "in_flight", "concurrency", "prompt_tokens", "completion_tokens")
 
 
 @dataclass(frozen=True)
 class Progress:
-    """Requests in all, answered and without an answer, and the rates of the last minute; `seconds_left` if known."""
+    """Requests in all, answered and without an answer, the rates of the last minute, and the tokens of this run."""
 
     total: int
     answered: int
@@ -21,17 +22,44 @@ class Progress:
     concurrency: int
     tokens_per_second: float
     seconds_left: float | None
+    prompt_tokens: int
+    completion_tokens: int
+    seconds: float
+
+
+def read_progress(row: object) -> Progress:
+    """Read what a host reports.
+
+    Raises:
+        ValueError: it is not a progress.
+    """
+    if not isinstance(row, Mapping):
+        raise ValueError("progress must be an object")
+    numbers = {name: _number(row, name) for name in COUNTS}
+    left = None if row.get("seconds_left") is None else _number(row, "seconds_left")
+    return Progress(
+        **{name: int(value) for name, value in numbers.items()},
+        tokens_per_second=_number(row, "tokens_per_second"),
+        seconds_left=left,
+        seconds=_number(row, "seconds"),
+    )
+
+
+def _number(row: Mapping[str, Any], name: str) -> float:
+    value = row.get(name)
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1e15:
+        raise ValueError(f"progress.{name} must be a number")
+    return value
 
 
 class Meter:
     """Counts what this run has done."""
 
-    def __init__(self, total: int, before: int, now: float) -> None:
-        self.total, self.before, self.answered, self.prompt_tokens, self.tokens = total, before, 0, 0, 0
-        # Those without an answer, and those of them that the same command leaves without one again.
-        self.failed = self.invalid = 0
+    def __init__(self, total: int, answered: int, failed: int, now: float) -> None:
+        self.total, self.answered, self.failed = total, answered, failed
+        self.prompt_tokens = self.tokens = 0
         self._began = now
-        self._marks: deque[tuple[float, int, int]] = deque([(now, 0, 0)])
+        self._marks: deque[tuple[float, int, int]] = deque([(now, answered + failed, 0)])
 
     def add_answer(self, usage: Mapping[str, Any]) -> None:
         """Count an answer."""
@@ -40,7 +68,7 @@ class Meter:
         self.tokens += _count(usage, "completion_tokens", "output_tokens")
 
     def progress(self, now: float, in_flight: int, concurrency: int) -> Progress:
-        """How far it is; the rates are of the last minute."""
+        """Say how far it is; the rates are of the last minute."""
         done, tokens = self.answered + self.failed, self.prompt_tokens + self.tokens
         while len(self._marks) > 1 and self._marks[1][0] <= now - WINDOW_SECONDS:
             self._marks.popleft()
@@ -49,18 +77,20 @@ class Meter:
             self._marks.append((now, done, tokens))
         seconds = max(now - then, 1.0)  # the first answers come together, and have no rate yet
         rate = (done - done_then) / seconds
-        left = self.total - self.before - done
         return Progress(
             total=self.total,
-            answered=self.before + self.answered,
+            answered=self.answered,
             failed=self.failed,
             in_flight=in_flight,
             concurrency=concurrency,
             tokens_per_second=(tokens - tokens_then) / seconds,
-            seconds_left=left / rate if rate > 0 else None,
+            seconds_left=(self.total - done) / rate if rate > 0 else None,
+            prompt_tokens=self.prompt_tokens,
+            completion_tokens=self.tokens,
+            seconds=now - self._began,
         )
 
 
 def _count(usage: Mapping[str, Any], *names: str) -> int:
     found = next((usage[name] for name in names if name in usage), 0)
-    return found if isinstance(found, int) else 0
+    return found if isinstance(found, int) and found >= 0 else 0

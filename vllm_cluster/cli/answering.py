@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 def ensure_printable(given: Mapping[str, Any], *, as_json: bool) -> None:
     """Refuse several answers where they would be mixed."""
     if (given.get("n") or 1) != 1 and not as_json:
-        raise UsageError(f"--n {given['n']}: several answers are printed as JSON", again=("--json",))
+        raise UsageError(f"n={given['n']}: several answers are printed as JSON", again=("--json",))
 
 
 def answer(session: Session, api: ModelApi, question: ModelRequest) -> ModelReply:

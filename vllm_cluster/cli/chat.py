@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,7 +13,6 @@ import typer
 from vllm_cluster.cli import question
 from vllm_cluster.cli.answering import answer, ensure_printable
 from vllm_cluster.cli.options import InventoryPath, Json
-from vllm_cluster.cli.sampling import with_sampling
 from vllm_cluster.cli.session import SETTINGS, Session
 from vllm_cluster.errors import UsageError, VclusterError
 
@@ -24,15 +23,9 @@ Prompt = Annotated[
     ),
 ]
 System = Annotated[str | None, typer.Option("--system", metavar="TEXT", help="The system prompt.")]
-Effort = Annotated[
-    str | None,
-    typer.Option("--reasoning-effort", metavar="LEVEL", help="none, minimal, low, medium, high, xhigh or max."),
-]
 
 
-@with_sampling
 def chat(
-    sampling: Mapping[str, Any],
     prompt: Prompt = None,
     system: System = None,
     file: question.ChatFiles = None,
@@ -40,7 +33,11 @@ def chat(
     logprobs: question.Logprobs = None,
     prompt_logprobs: question.PromptLogprobs = None,
     json_schema: question.JsonSchema = None,
-    reasoning_effort: Effort = None,
+    max_tokens: question.MaxTokens = None,
+    temperature: question.Temperature = None,
+    top_p: question.TopP = None,
+    seed: question.Seed = None,
+    stop: question.Stop = None,
     set_: question.Set = None,
     timeout: question.Timeout = 600.0,
     inventory: InventoryPath = None,
@@ -48,10 +45,10 @@ def chat(
 ) -> None:
     """Talk with the served model."""
     with Session(inventory, as_json=as_json) as session:
-        given = question.fields(sampling, set_ or (), json_schema)
+        given = question.fields(
+            json_schema, set_, max_tokens=max_tokens, temperature=temperature, top_p=top_p, seed=seed, stop=stop
+        )
         ensure_printable(given, as_json=as_json)
-        if reasoning_effort:
-            given["reasoning_effort"] = reasoning_effort
         messages: list[dict[str, Any]] = [{"role": "system", "content": system}] if system else []
         talk = prompt is None and sys.stdin.isatty() and not as_json
         typed = "" if talk else question.read_prompt(prompt, file or ())

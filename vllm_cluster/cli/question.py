@@ -6,7 +6,7 @@ import base64
 import json
 import math
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -47,9 +47,24 @@ PromptLogprobs = Annotated[
 JsonSchema = Annotated[
     Path | None, typer.Option("--json-schema", metavar="FILE", help="Answer in JSON of this schema.")
 ]
+MaxTokens = Annotated[
+    int | None, typer.Option("--max-tokens", metavar="NUMBER", min=0, help="End after this many tokens.")
+]
+Temperature = Annotated[
+    float | None,
+    typer.Option("--temperature", metavar="NUMBER", min=0, help="Randomness; 0 always takes the most probable token."),
+]
+TopP = Annotated[
+    float | None,
+    typer.Option(
+        "--top-p", metavar="NUMBER", min=0, max=1, help="Sample from the most probable tokens that add up to this."
+    ),
+]
+Seed = Annotated[int | None, typer.Option("--seed", metavar="NUMBER", help="Sample reproducibly.")]
+Stop = Annotated[list[str] | None, typer.Option("--stop", metavar="TEXT", help="End before this text; repeatable.")]
 Set = Annotated[
     list[str] | None,
-    typer.Option("--set", metavar="FIELD=JSON", help="Any other field of the request; repeatable."),
+    typer.Option("--set", metavar="KEY=VALUE", help="Any field of the API's request, as JSON or as text; repeatable."),
 ]
 Timeout = Annotated[
     float, typer.Option("--timeout", metavar="DURATION", min=1, max=1e6, help="Longest wait for the next token.")
@@ -93,24 +108,30 @@ def content(prompt: str, files: Sequence[Path]) -> str | list[dict[str, Any]]:
     return [*images, {"type": "text", "text": text}] if images else text
 
 
-def fields(sampling: Mapping[str, Any], more: Iterable[str], schema: Path | None) -> dict[str, Any]:
-    """The fields of the request, those with a form of their own read.
+def fields(schema: Path | None, more: Iterable[str] | None, **named: Any) -> dict[str, Any]:
+    """Read the fields of the request that options give: those with an option of their own, and those of --set.
 
     Raises:
         UsageError: one cannot be read.
     """
-    found = dict(sampling)
-    if "logit_bias" in found:
-        found["logit_bias"] = dict(_bias(one) for one in found["logit_bias"])
-    for one in more:
+    # Typer has an empty list for an option that was not given.
+    found = {name: value for name, value in named.items() if value is not None and value != []}
+    for one in more or ():
         name, equals, value = one.partition("=")
-        try:
-            found[name] = json.loads(value, parse_constant=_no_json, parse_float=_finite)
-        except (ValueError, RecursionError):
-            equals = ""
         if not equals or not name:
-            raise UsageError(f"--set must be FIELD=JSON, got {one!r}", hint="""--set 'cache_salt="mine"'""")
+            raise UsageError(f"--set must be KEY=VALUE, got {one!r}", hint="--set top_k=20")
+        found[name] = _value(name, value)
     return {**found, **({"response_format": _schema_format(schema)} if schema else {})}
+
+
+def _value(name: str, text: str) -> Any:
+    """A value as JSON, and where it is none as text."""
+    try:
+        return json.loads(text, parse_constant=_no_json, parse_float=_finite)
+    except (ValueError, RecursionError):
+        if text.lstrip()[:1] in ("{", "[", '"'):
+            raise UsageError(f"--set {name}: not JSON: {text[:80]!r}") from None
+        return text
 
 
 def _no_json(word: str) -> float:
@@ -121,14 +142,6 @@ def _finite(digits: str) -> float:
     """A number that JSON can carry on: 1e999 is infinite here, and has no form in the request."""
     number = float(digits)
     return number if math.isfinite(number) else _no_json(digits)
-
-
-def _bias(one: str) -> tuple[str, float]:
-    number, _, value = one.partition("=")
-    try:
-        return str(int(number)), _finite(value)
-    except ValueError:
-        raise UsageError(f"--logit-bias must be ID=NUMBER, got {one!r}") from None
 
 
 def _schema_format(path: Path) -> dict[str, Any]:

@@ -2,10 +2,25 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping, Sequence
 
 from vllm_cluster.errors import UsageError
 
+_ASK = {"complete": "vcluster complete PROMPT", "chat": "vcluster chat PROMPT", "batch": "vcluster batch IN -o OUT"}
+# Options that are fields of the request under their own names.
+_FIELDS = {
+    **dict.fromkeys(("top_k", "min_p", "min_tokens", "n", "length_penalty", "priority"), "NUMBER"),
+    **dict.fromkeys(("frequency_penalty", "presence_penalty", "repetition_penalty"), "NUMBER"),
+    **dict.fromkeys(("truncate_prompt_tokens", "thinking_token_budget"), "NUMBER"),
+    **dict.fromkeys(("ignore_eos", "include_stop_str_in_output", "use_beam_search"), "true"),
+    **dict.fromkeys(("no_skip_special_tokens", "no_spaces_between_special_tokens"), "false"),
+    **dict.fromkeys(("stop_token_ids", "allowed_token_ids"), "[ID]"),
+    "bad_words": '["TEXT"]',
+    "logit_bias": '{"ID": NUMBER}',
+    "truncation_side": "left",
+    "reasoning_effort": "LEVEL",
+}
 # What is typed behind `vcluster` → the line to use: a verb ("facts"), or an option of a verb ("batch --on-head").
 INSTEAD: Mapping[str, str] = {
     "bundle": "vcluster explain --bundle report.tar.gz",
@@ -20,6 +35,14 @@ INSTEAD: Mapping[str, str] = {
     "wait": "vcluster status --wait",
     "logs --fold": "vcluster logs --errors",
     "logs --polls": "vcluster logs --grep GET",
+    **{
+        f"{verb} --{name.replace('_', '-')}": f"{line} --set " + shlex.quote(f"{name.removeprefix('no_')}={value}")
+        for verb, line in _ASK.items()
+        for name, value in _FIELDS.items()
+    },
+    "batch --on-head": "vcluster batch IN -o OUT",
+    "batch --errors": "vcluster batch IN -o OUT",
+    "batch --repeat": "vcluster batch IN -o OUT --set n=NUMBER",
 }
 
 

@@ -170,12 +170,12 @@ VERBS = {
         _USE,
         "batch:batch",
         "Answer a file of requests with the served model.",
-        "Answers are added to OUT as they come. Run it again after any end: what OUT has is not asked again. "
-        "The sampling options are for requests that lack the field.",
+        "The head does it, also while this machine is off; answers are fetched into OUT, in the order of IN. Run it "
+        "again after any end: what OUT has is not asked again. Options are for requests that lack the field.",
         (
             "vcluster batch requests.jsonl -o answers.jsonl",
-            "vcluster batch prompts.json -o answers.jsonl --repeat 4 --max-tokens 64",
-            "vcluster batch requests.jsonl -o answers.jsonl --on-head --detach",
+            "vcluster batch prompts.json -o answers.jsonl --max-tokens 64 --set n=4",
+            "vcluster batch requests.jsonl -o answers.jsonl --detach",
             "vcluster batch --list",
         ),
         BATCH,

@@ -15,8 +15,8 @@ from typing import Any
 from vllm_cluster.core.answer import error_message
 from vllm_cluster.errors import VclusterError
 
-# Of an error, and of one event; logprobs of a long prompt are tens of megabytes in one answer.
-MAX_ERROR, MAX_EVENT = 1 << 20, 256 << 20
+# Of an error, of a page, and of one event; logprobs of a long prompt are tens of megabytes in one answer.
+MAX_ERROR, MAX_PAGE, MAX_EVENT = 1 << 20, 8 << 20, 256 << 20
 DATA, DONE = b"data:", b"[DONE]"
 
 
@@ -40,6 +40,35 @@ class Silent(VclusterError):
     """Nothing arrived for too long."""
 
     code = "api-silent"
+
+
+def get(port: int, path: str, key: str, seconds: float) -> tuple[int, Mapping[str, Any]]:
+    """Read the status and the JSON object of a page on 127.0.0.1:`port`; an empty one where it is no object.
+
+    Raises:
+        Broken: there is no answer.
+    """
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=seconds)
+    try:
+        connection.request("GET", path, headers={"Authorization": f"Bearer {key}"})
+        reply = connection.getresponse()
+        raw = reply.read(MAX_PAGE)
+    except (OSError, http.client.HTTPException) as error:
+        raise Broken(str(error) or type(error).__name__) from None
+    finally:
+        connection.close()
+    try:
+        document = json.loads(raw)
+    except (ValueError, RecursionError):
+        document = None
+    return reply.status, document if isinstance(document, dict) else {}
+
+
+def model_names(document: Mapping[str, Any]) -> list[str]:
+    """Read the names in the page of `/v1/models`: the model's, and those of LoRAs beside it."""
+    rows = document.get("data")
+    found = [row.get("id") for row in rows if isinstance(row, dict)] if isinstance(rows, list) else []
+    return [name for name in found if isinstance(name, str)]
 
 
 def post(port: int, path: str, body: Mapping[str, Any], key: str, seconds: float) -> Iterator[Mapping[str, Any]]:

@@ -6,10 +6,9 @@ import base64
 import hashlib
 import math
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from vllm_cluster.clock import Deadline
@@ -17,6 +16,7 @@ from vllm_cluster.core.desired import STATE_FOLDER
 from vllm_cluster.errors import HostError, NodeMissing
 from vllm_cluster.events import Emit, Event
 from vllm_cluster.inventory.model import Inventory
+from vllm_cluster.run.batch_replies import LINE, T, read_reply, read_size
 from vllm_cluster.run.connection import Fleet
 from vllm_cluster.run.node_handle import NodeHandle
 from vllm_cluster.run.node_program import importable
@@ -25,14 +25,14 @@ from vllm_cluster.run.program import InNode, RunningProgram, python, start
 from vllm_cluster.run.runtime import Runtime
 
 START_SECONDS, AGAIN_SECONDS = 30.0, 2.0
-# A program that reads an output of gigabytes, or ends another that holds many connections.
+# A program that reads lines of gigabytes, or ends another that holds many connections.
 REPLY_SECONDS = 300.0
 # The program that looks after the batch ends with this connection; the batch does not.
 LIFE_SECONDS = 1e6
 # A request that so often ends the program that it reached is at fault itself.
 TRIES = 5
 # A piece is sent within the deadline of one message also at 1 Mbit/s.
-PIECE, LINE = 512 << 10, 4 << 20
+PIECE = 512 << 10
 
 
 def begin(node: NodeHandle, folder: str, deadline: Deadline, seconds: float = LIFE_SECONDS) -> RunningProgram:
@@ -67,16 +67,17 @@ class HeadJob:
     def __exit__(self, *_: object) -> None:
         self._drop()
 
-    def ask(self, do: str, **more: Any) -> dict[str, Any]:
-        """The reply to a request; each may be sent again without harm.
+    def ask(self, do: str, read: Callable[[Mapping[str, Any]], T], **more: Any) -> T:
+        """Return the reply to a request; each may be sent again without harm.
 
         Raises:
-            HostError: the head refuses it, or does not answer for too long.
+            HostError: the head refuses it, replies something else, or does not answer for too long.
         """
-        reply = self._answer({"do": do, **more})
-        if "error" in reply:
-            raise HostError(self.host, f"batch: {reply['error']}")
-        return reply
+        return read_reply(self.host, self._answer({"do": do, **more}), read)
+
+    def tell(self, do: str, **more: Any) -> None:
+        """Have something done; as `ask`."""
+        self.ask(do, lambda _: None, **more)
 
     def _answer(self, row: dict[str, Any]) -> dict[str, Any]:
         deadline, shown, sent = self._runtime.after(self._wait), "", 0
@@ -94,10 +95,7 @@ class HeadJob:
                     shown = error.message
                     text = f"waiting for {shown}; the batch runs on there"
                     self._emit(Event("note", text, data={"code": "waiting"}))
-                self._pause(deadline)
-
-    def _pause(self, deadline: Deadline) -> None:
-        self._runtime.clock.sleep(min(AGAIN_SECONDS, deadline.left()))
+                self._runtime.clock.sleep(min(AGAIN_SECONDS, deadline.left()))
 
     def _open(self) -> RunningProgram:
         fleet = self._stack.enter_context(Fleet(self._inventory, self._runtime))
@@ -110,24 +108,30 @@ class HeadJob:
         self._running = None
         self._stack.close()
 
-    def send(self, name: str, path: Path, *, resume: bool, shown: Callable[[int], None]) -> None:
-        """Send a file; `resume` where one that broke off has the same content. `shown` gets how much is there.
+    def send(self, asked: Mapping[str, Any], lines: Iterable[bytes], shown: Callable[[int], None]) -> None:
+        """Make the batch anew with these lines. `shown` gets how many bytes are there.
 
         Raises:
-            HostError: its disk is full, or the file changed meanwhile.
+            HostError: its disk is full, or another call sends the same batch.
         """
-        at = int(self.ask("put", file=name)["size"]) if resume else 0
-        checksum = hashlib.sha256()
-        with path.open("rb") as file:
-            for piece in _pieces(file.read, at):
-                checksum.update(piece)
-            if not at:
-                self.ask("put", file=name, at=0)
-            while piece := file.read(PIECE):
-                checksum.update(piece)
-                at = int(self.ask("put", file=name, at=at, data=_packed(piece))["size"])
+        self.tell("begin", asked=asked)
+        checksum, at, piece = hashlib.sha256(), 0, bytearray()
+        for line in lines:
+            checksum.update(line)
+            piece += line
+            if len(piece) >= PIECE:
+                at = self._put(at, bytes(piece))
+                piece.clear()
                 shown(at)
-        self.ask("put", file=name, sha256=checksum.hexdigest())
+        self._put(at, bytes(piece))
+        self.tell("sent", sha256=checksum.hexdigest())
+
+    def _put(self, at: int, piece: bytes) -> int:
+        data = base64.b64encode(zlib.compress(piece, 1)).decode()
+        size = self.ask("put", read_size, at=at, data=data)
+        if size != at + len(piece):
+            raise HostError(self.host, "batch: another call sends the same batch", again=())
+        return size
 
     def start(self, options: dict[str, Any]) -> None:
         """Start its program, where it does not run.
@@ -135,24 +139,6 @@ class HeadJob:
         Raises:
             HostError: it does not start.
         """
-        self.ask("start", program=program(), options={**options, "state": STATE_FOLDER})
-
-
-def _pieces(read: Callable[[int], bytes], size: int) -> Iterator[bytes]:
-    while size and (piece := read(min(size, PIECE))):
-        yield piece
-        size -= len(piece)
-
-
-def _packed(piece: bytes) -> str:
-    return base64.b64encode(zlib.compress(piece, 1)).decode()
-
-
-def unpacked(reply: dict[str, Any]) -> bytes:
-    """The piece of a file in a reply."""
-    return zlib.decompress(base64.b64decode(reply["data"]))
-
-
-def program() -> dict[str, str]:
-    """The files of the program that answers a batch: the package `batch`, which needs the standard library alone."""
-    return {path: content.decode() for path, content in importable("vllm_cluster.batch").items()}
+        # The package `batch` needs the standard library and the image's aiohttp alone.
+        program = {path: content.decode() for path, content in importable("vllm_cluster.batch").items()}
+        self.tell("start", program=program, options={**options, "state": STATE_FOLDER})

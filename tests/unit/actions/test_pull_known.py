@@ -42,7 +42,11 @@ def found(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[HubModel, list
             commit, names = listed.get(connection.name, ("", ()))
             if commit:
                 see({"file": vars(FILE)})
-            return {"commit": commit or wanted.revision, "digest": digest_of([FILE]) if commit else "", "names": list(names)}
+            return {
+                "commit": commit or wanted.revision,
+                "digest": digest_of([FILE]) if commit else "",
+                "names": list(names),
+            }
 
         fleet: Any = SimpleNamespace(all=lambda work: {name: work(one) for name, one in connections.items()})
         monkeypatch.setattr(pull_known, "ask_about", fail)

@@ -15,7 +15,6 @@ from tests.support.sim import make
 from vllm_cluster.cli import question
 from vllm_cluster.cli.app import app
 from vllm_cluster.cli.chat import _talk
-from vllm_cluster.cli.sampling import PARAMETERS
 from vllm_cluster.cli.session import SETTINGS, Session
 from vllm_cluster.errors import UsageError
 
@@ -23,12 +22,13 @@ from vllm_cluster.errors import UsageError
 def given(monkeypatch: pytest.MonkeyPatch, *argv: str) -> dict[str, Any]:
     """The fields that a command line sends."""
     seen: list[dict[str, Any]] = []
+    real = question.fields
 
     class Stop(SystemExit):
         """Not an error of the program's: it would be kept in the cache folder of whoever runs this."""
 
-    def fields(sampling: dict[str, Any], *_: object) -> None:
-        seen.append(sampling)
+    def fields(*args: Any, **named: Any) -> None:
+        seen.append(real(*args, **named))
         raise Stop
 
     monkeypatch.setattr(question, "fields", fields)
@@ -37,47 +37,79 @@ def given(monkeypatch: pytest.MonkeyPatch, *argv: str) -> dict[str, Any]:
     return seen[0]
 
 
-@pytest.mark.parametrize("verb", ["complete", "chat"])
-def test_what_is_not_given_is_not_sent(verb: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert given(monkeypatch, verb, "Hi") == {}
+@pytest.fixture(params=["complete", "chat", "batch"])
+def asks(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[str, ...]:
+    """The words of a verb that sends requests."""
+    source = tmp_path / "in.json"
+    source.write_text('["Hi"]')
+    return {"batch": ("batch", str(source), "-o", str(tmp_path / "out.jsonl"))}.get(
+        request.param, (request.param, "Hi")
+    )
 
 
-@pytest.mark.parametrize("verb", ["complete", "chat"])
-def test_every_parameter_is_sent_under_its_own_name(verb: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    words: list[str] = []
-    expected: dict[str, Any] = {}
-    for name, one in PARAMETERS.items():
-        option = "--" + ("no-" if one.off else "") + name.replace("_", "-")
-        value = {bool: not one.off, int: 1, float: 0.5, list[int]: [7, 8], list[str]: ["a", "b"], str: "left"}[one.type]
-        for each in value if isinstance(value, list) else [value]:
-            words += [option] if one.type is bool else [option, str(each)]
-        expected[name] = value
-    assert given(monkeypatch, verb, "Hi", *words) == expected
+def test_what_is_not_given_is_not_sent(asks: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    assert given(monkeypatch, *asks) == {}
 
 
-def test_zero_is_sent(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert given(monkeypatch, "complete", "Hi", "--temperature", "0", "--seed", "0") == {"temperature": 0.0, "seed": 0}
+def test_options_are_sent_under_the_names_of_the_api(asks: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    words = ["--max-tokens", "0", "--temperature", "0", "--top-p", "0.5", "--seed", "0"]
+    words += ["--stop", "a", "--stop", "b", "--set", "top_k=5"]
+    expected = {"max_tokens": 0, "temperature": 0.0, "top_p": 0.5, "seed": 0, "stop": ["a", "b"], "top_k": 5}
+    assert given(monkeypatch, *asks, *words) == expected
 
 
-def test_fields_with_a_form_of_their_own(tmp_path: Path) -> None:
+def test_set_takes_json_or_text(tmp_path: Path) -> None:
     schema = tmp_path / "schema.json"
     schema.write_text('{"type": "object"}')
-    found = question.fields({"logit_bias": ["5=-100", "7=0.5"]}, ['cache_salt="mine"', "vllm_xargs={}"], schema)
-    assert found["logit_bias"] == {"5": -100.0, "7": 0.5}
-    assert (found["cache_salt"], found["vllm_xargs"]) == ("mine", {})
-    assert found["response_format"]["json_schema"]["schema"] == {"type": "object"}
+    words = ["truncation_side=left", 'cache_salt="mine"', 'logit_bias={"5": -100}', "n=2", "ignore_eos=true", "user="]
+    found = question.fields(schema, words)
+    assert found.pop("response_format")["json_schema"]["schema"] == {"type": "object"}
+    assert found == {
+        "truncation_side": "left",
+        "cache_salt": "mine",
+        "logit_bias": {"5": -100},
+        "n": 2,
+        "ignore_eos": True,
+        "user": "",
+    }
 
 
-@pytest.mark.parametrize("wrong", ["x", "x=", "=1", "x={", "x=" + "[" * 100_000, "x=NaN", "x=[-Infinity]", "x=1e999"])
-def test_a_field_without_json_is_refused(wrong: str) -> None:
-    with pytest.raises(UsageError, match="--set must be FIELD=JSON"):
-        question.fields({}, [wrong], None)
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ("x", "--set must be KEY=VALUE, got 'x'"),
+        ("=1", "--set must be KEY=VALUE, got '=1'"),
+        ("x={", "--set x: not JSON: '{'"),
+        ("x=" + "[" * 100_000, "--set x: not JSON: '[["),
+        ("x=[-Infinity]", "--set x: not JSON"),
+        ('x="half', "--set x: not JSON"),
+    ],
+)
+def test_what_is_neither_json_nor_text_is_refused(wrong: str, message: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        question.fields(None, [wrong])
+    assert caught.value.message.startswith(message)
 
 
-@pytest.mark.parametrize("wrong", ["5", "a=1", "5=x", "=1", "5=nan", "5=1e999"])
-def test_a_bias_without_a_number_is_refused(wrong: str) -> None:
-    with pytest.raises(UsageError, match="--logit-bias must be ID=NUMBER"):
-        question.fields({"logit_bias": [wrong]}, [], None)
+OLD = [
+    ("complete", "--top-k", "vcluster complete PROMPT --set top_k=NUMBER"),
+    ("chat", "--bad-words", "vcluster chat PROMPT --set 'bad_words=[\"TEXT\"]'"),
+    ("batch", "--no-skip-special-tokens", "vcluster batch IN -o OUT --set skip_special_tokens=false"),
+    ("chat", "--reasoning-effort", "vcluster chat PROMPT --set reasoning_effort=LEVEL"),
+    ("batch", "--repeat", "vcluster batch IN -o OUT --set n=NUMBER"),
+    ("batch", "--on-head", "vcluster batch IN -o OUT"),
+    ("batch", "--errors", "vcluster batch IN -o OUT"),
+]
+
+
+@pytest.mark.parametrize(("verb", "option", "line"), OLD)
+def test_a_removed_option_names_what_to_use(
+    verb: str, option: str, line: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises((SystemExit, UsageError)) as end:
+        app([verb, "in.json", option, "1"], prog_name="vcluster")
+    shown = capsys.readouterr().err + str(getattr(end.value, "hint", ""))
+    assert line in shown
 
 
 @pytest.mark.parametrize(
@@ -95,7 +127,7 @@ def test_a_bad_schema_names_file_and_line(content: bytes | None, message: str, t
     if content is not None:
         path.write_bytes(content)
     with pytest.raises(UsageError) as caught:
-        question.fields({}, [], path)
+        question.fields(path, [])
     assert caught.value.message.replace(f"{tmp_path}/", "").startswith(message)
 
 

@@ -1,4 +1,4 @@
-"""The program that looks after a batch on the head takes in its files, also where a reply to it was lost."""
+"""The program that looks after a batch on the head takes in its lines, also where a reply to it was lost."""
 
 from __future__ import annotations
 
@@ -13,22 +13,31 @@ import pytest
 from vllm_cluster.remote.image import batch_job
 
 
-# fault: remote/image/batch_job.py: and not part.exists() and _digest(whole) → and part.exists() and _digest(whole)
-def test_the_last_piece_of_a_file_may_come_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+# fault: remote/image/batch_job.py: if file.tell() == wanted["at"]: → if True:
+def test_each_message_may_come_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(batch_job, "SPARE", 0)
-    job, pieces = batch_job.Job(tmp_path / "job"), (b"one\n", b"two\n")
+    job = batch_job.Folder(tmp_path / "job")
 
-    def put(at: int, data: bytes, **more: Any) -> dict[str, Any]:
-        packed = base64.b64encode(zlib.compress(data)).decode()
-        return job.put({"file": "input.jsonl", "at": at, "data": packed, **more})
+    def put(at: int, data: bytes) -> dict[str, Any]:
+        return job.put({"at": at, "data": base64.b64encode(zlib.compress(data)).decode()})
 
-    last = {"sha256": hashlib.sha256(b"".join(pieces)).hexdigest()}
-    assert put(0, pieces[0]) == {"size": 4}
-    assert put(4, pieces[1], **last) == {"size": 8}
-    assert put(4, pieces[1], **last) == {"size": 8}
-    assert (tmp_path / "job" / "input.jsonl").read_bytes() == b"one\ntwo\n"
-    assert not (tmp_path / "job" / "input.jsonl.part").exists()
-    # Another file of that name is not taken for it.
-    other = {"sha256": hashlib.sha256(b"other").hexdigest()}
-    assert put(0, b"other", **other) == {"size": 5}
-    assert (tmp_path / "job" / "input.jsonl").read_bytes() == b"other"
+    for _ in range(2):
+        assert job.begin({"asked": {}}) == {}
+    assert [put(0, b"one\n"), put(0, b"one\n"), put(4, b"two\n"), put(4, b"two\n")] == [
+        {"size": size} for size in (4, 4, 8, 8)
+    ]
+    sent = {"sha256": hashlib.sha256(b"one\ntwo\n").hexdigest()}
+    assert job.sent({"sha256": "other"}) == {"error": "its lines did not arrive as they were sent"}
+    for _ in range(2):
+        assert job.sent(sent) == {}
+    assert (tmp_path / "job" / "input").read_bytes() == b"one\ntwo\n"
+    assert job.look({"from": 0})["state"] == {"running": False, "sent": True}
+
+
+def test_a_full_disk_takes_no_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(batch_job, "SPARE", 1 << 60)
+    job = batch_job.Folder(tmp_path / "job")
+    job.begin({"asked": {}})
+    found = job.put({"at": 0, "data": base64.b64encode(zlib.compress(b"one")).decode()})
+    assert "MB are free on its disk" in found["error"]
+    assert not (tmp_path / "job" / "input.part").exists()

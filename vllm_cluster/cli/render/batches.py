@@ -18,19 +18,19 @@ TITLES = {"input": 1, "output": 0, "answered": 0, "state": 0, "by": 3, "began": 
 
 def batches_document(host: str, found: Sequence[BatchOnHead]) -> dict[str, Any]:
     """The `--json` document."""
-    rows = [{**asdict(one), "fields": dict(one.fields), "command": one.command} for one in found]
-    return {"v": 1, "host": host, "batches": rows}
+    return {"v": 1, "host": host, "batches": [asdict(one) for one in found]}
 
 
 def show_batches(host: str, found: Sequence[BatchOnHead], paste: Callable[[str], str]) -> None:
-    """Write a row for each batch, and the commands that fetch them."""
+    """Write a row for each batch, and the commands that fetch those that were begun on this machine."""
     if not found:
         print(f"No batches on {host}: what was answered there is fetched.")
         return
     for line in table(TITLES, [_row(one) for one in found], columns()):
         sys.stdout.write(f"{line}\n")
     for one in found:
-        sys.stdout.write(f"fetch: {plain(paste(one.command))}\n")
+        if one.command:
+            sys.stdout.write(f"fetch: {plain(paste(one.command))}\n")
 
 
 def _row(one: BatchOnHead) -> dict[str, str]:

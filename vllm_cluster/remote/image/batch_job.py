@@ -1,4 +1,4 @@
-"""Looks after one batch on the head: takes its files in, starts and stops its program, gives its rows out.
+"""Looks after one batch on the head: takes its lines in, starts and stops its program, gives its rows out.
 
 One JSON line in for each JSON line out. Argument: the folder of the batch. Needs Python 3.10.
 """
@@ -24,97 +24,82 @@ PIECE = 1 << 20
 # Left free on the disk: the node program writes its state there.
 SPARE = 1 << 30
 START_SECONDS, STOP_SECONDS = 60.0, 20.0
+CALLS = ("look", "begin", "put", "sent", "start", "stop", "remove", "batches")
 BEGIN = """import sys
 sys.path.insert(0, sys.argv[1] + "/program")
-from vllm_cluster.batch.on_head import main
+from vllm_cluster.batch.job import main
 main(sys.argv[1])"""
 
 
-class Job:
+class Folder:
     """A batch in its folder."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    def __init__(self, path: Path) -> None:
+        self.path = path
 
     def look(self, wanted: Mapping[str, Any]) -> dict[str, Any]:
-        """How far it is, and a piece of a file from a place on."""
+        """Say how far it is, with a piece of its rows from a place on."""
         # Whether it runs comes first: what has ended writes nothing after it.
-        pid = self._pid()
-        path = self.folder / wanted.get("file", "output.jsonl")
-        piece, size = b"", 0
-        with suppress(OSError), path.open("rb") as file:
-            size = os.fstat(file.fileno()).st_size
-            file.seek(wanted.get("from", 0))
+        state, piece = self._state(), b""
+        with suppress(OSError), (self.path / "output.jsonl").open("rb") as file:
+            file.seek(wanted["from"])
             piece = file.read(PIECE)
-        return {
-            "input": (self.folder / "input.jsonl").exists(),
-            "running": bool(pid),
-            "status": self._status(),
-            "size": size,
-            "data": base64.b64encode(zlib.compress(piece, 1)).decode(),
-        }
+        return {"state": state, "data": base64.b64encode(zlib.compress(piece, 1)).decode()}
 
-    def same(self, wanted: Mapping[str, Any]) -> dict[str, Any]:
-        """Whether the output begins with so many bytes of this checksum."""
-        with suppress(OSError):
-            return {"same": _digest(self.folder / "output.jsonl", int(wanted["size"])) == wanted["sha256"]}
-        return {"same": False}
-
-    def put(self, wanted: Mapping[str, Any]) -> dict[str, Any]:
-        """Add to a file that arrives; with its checksum it is whole. Replies how much of it is there."""
-        self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        part, whole = self.folder / f"{wanted['file']}.part", self.folder / wanted["file"]
-        if wanted.get("sha256") and whole.exists() and not part.exists() and _digest(whole) == wanted["sha256"]:
-            return {"size": whole.stat().st_size}  # its last piece comes again, as the reply to it was lost
-        data = zlib.decompress(base64.b64decode(wanted["data"])) if wanted.get("data") else b""
-        if (free := shutil.disk_usage(self.folder).free) < SPARE + len(data):
-            return {"error": f"{free >> 20} MB are free on its disk, and {SPARE >> 20} MB must stay free"}
-        # From its beginning on it is another file; one that broke off is taken up.
-        with part.open("wb" if wanted.get("at") == 0 else "ab") as file:
-            if file.tell() == wanted.get("at"):
-                file.write(data)
-            size = file.tell()
-        if wanted.get("sha256"):
-            if _digest(part) != wanted["sha256"]:
-                part.unlink()
-                return {"error": f"{wanted['file']} did not arrive as it was sent"}
-            part.replace(whole)
-        return {"size": size}
-
-    def asked(self, wanted: Mapping[str, Any]) -> dict[str, Any]:
-        """Keep who asked for it, with which files and options, for those who look at all batches."""
-        self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        (self.folder / "asked.json").write_text(json.dumps(wanted["asked"]))
+    def begin(self, wanted: Mapping[str, Any]) -> dict[str, Any]:
+        """Make its folder anew, with who asked for it, for those who look at all batches."""
+        if self._pid():
+            return {"error": "it runs already"}
+        shutil.rmtree(self.path, ignore_errors=True)
+        self.path.mkdir(parents=True, mode=0o700)
+        (self.path / "asked.json").write_text(json.dumps(wanted["asked"]))
         return {}
 
-    def batches(self, _wanted: Mapping[str, Any]) -> dict[str, Any]:
-        """Every batch of this head, whichever folder this is."""
-        with suppress(FileNotFoundError):
-            return {"batches": [Job(one)._about() for one in sorted(self.folder.parent.iterdir()) if one.is_dir()]}
-        return {"batches": []}
+    def put(self, wanted: Mapping[str, Any]) -> dict[str, Any]:
+        """Add a piece to its lines, unless it is there; replies how much of them is."""
+        data = zlib.decompress(base64.b64decode(wanted["data"]))
+        if (free := shutil.disk_usage(self.path).free) < SPARE + len(data):
+            return {"error": f"{free >> 20} MB are free on its disk, and {SPARE >> 20} MB must stay free"}
+        with (self.path / "input.part").open("ab") as file:
+            if file.tell() == wanted["at"]:
+                file.write(data)
+            return {"size": file.tell()}
 
-    def _about(self) -> dict[str, Any]:
-        running = bool(self._pid())
-        sent = (self.folder / "input.jsonl").exists()
-        row = {"key": self.folder.name, "running": running, "input": sent, "asked": None, "options": None}
-        for name in ("asked", "options"):
-            with suppress(OSError, ValueError):
-                row[name] = json.loads((self.folder / f"{name}.json").read_text())
-        return {**row, "status": self._status()}
+    def sent(self, wanted: Mapping[str, Any]) -> dict[str, Any]:
+        """Take its lines for whole where they have this checksum."""
+        part, whole = self.path / "input.part", self.path / "input"
+        if part.exists():
+            with part.open("rb") as file:
+                found = hashlib.sha256()
+                while piece := file.read(PIECE):
+                    found.update(piece)
+            if found.hexdigest() != wanted["sha256"]:
+                return {"error": "its lines did not arrive as they were sent"}
+            part.replace(whole)
+        return {} if whole.exists() else {"error": "its lines are gone"}
+
+    def batches(self, _wanted: Mapping[str, Any]) -> dict[str, Any]:
+        """List every batch of this head, whichever folder this is."""
+        found = []
+        with suppress(FileNotFoundError):
+            for path in sorted(one for one in self.path.parent.iterdir() if one.is_dir()):
+                asked = _read(path / "asked.json")
+                found.append({"key": path.name, "state": Folder(path)._state(), "asked": asked})
+        return {"batches": found}
 
     def start(self, wanted: Mapping[str, Any]) -> dict[str, Any]:
         """Start its program, which outlives this one; no error where it runs."""
         if self._pid():
             return {}
-        for path, text in wanted["program"].items():
-            place = self.folder / "program" / path
-            place.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-            place.write_text(text)
-        (self.folder / "options.json").write_text(json.dumps(wanted["options"]))
-        (self.folder / "status.json").unlink(missing_ok=True)
-        with (self.folder / "log").open("wb") as log:
+        for name, text in wanted["program"].items():
+            path = self.path / "program" / name
+            path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            path.write_text(text)
+        (self.path / "options.json").write_text(json.dumps(wanted["options"]))
+        (self.path / "status.json").unlink(missing_ok=True)
+        with (self.path / "log").open("wb") as log:
             child = subprocess.Popen(
-                [sys.executable, "-c", BEGIN, str(self.folder)],
+                [sys.executable, "-c", BEGIN, str(self.path)],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -124,66 +109,63 @@ class Job:
         while time.monotonic() < until and child.poll() is None and self._pid() != child.pid:
             time.sleep(0.05)
         child.poll()
-        if not self._pid() and self._status() is None:
-            words = (self.folder / "log").read_text(errors="replace").strip()[-1000:]
+        if not self._pid() and _read(self.path / "status.json") is None:
+            words = (self.path / "log").read_text(errors="replace").strip()[-1000:]
             return {"error": f"its program does not start: {words or child.returncode}"}
         return {}
 
     def stop(self, _wanted: Mapping[str, Any]) -> dict[str, Any]:
-        """End its program."""
-        for number in (signal.SIGTERM, signal.SIGKILL):
-            if pid := self._pid():
-                with suppress(ProcessLookupError):
-                    os.kill(pid, number)
-            until = time.monotonic() + STOP_SECONDS
-            while self._pid() and time.monotonic() < until:
-                time.sleep(0.05)
+        """End its program; each of its rows is whole."""
+        until = time.monotonic() + STOP_SECONDS
+        while (pid := self._pid()) and time.monotonic() < until:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+            time.sleep(0.05)
+        if self.path.exists():  # whoever follows it must not take it for one that was killed
+            status = _read(self.path / "status.json") or {}
+            (self.path / "status.json").write_text(json.dumps({**status, "phase": "stopped"}))
         return {}
 
     def remove(self, _wanted: Mapping[str, Any]) -> dict[str, Any]:
         """Remove the folder of a batch whose program has ended."""
         if not self._pid():
-            shutil.rmtree(self.folder, ignore_errors=True)
+            shutil.rmtree(self.path, ignore_errors=True)
             with suppress(OSError):
-                self.folder.parent.rmdir()
+                self.path.parent.rmdir()
         return {}
+
+    def _state(self) -> dict[str, Any]:
+        """How far it is, as its program wrote it; whether that runs, and whether its lines are there."""
+        running = bool(self._pid())
+        status = _read(self.path / "status.json") or {}
+        return {**status, "running": running, "sent": (self.path / "input").exists()}
 
     def _pid(self) -> int:
         """The process of its program; 0 where it does not run, as numbers come again."""
         with suppress(OSError, ValueError):
-            pid = int((self.folder / "pid").read_text())
-            if str(self.folder).encode() in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0"):
+            pid = int((self.path / "pid").read_text())
+            if str(self.path).encode() in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0"):
                 return pid
         return 0
 
-    def _status(self) -> Any:
-        with suppress(OSError, ValueError):
-            return json.loads((self.folder / "status.json").read_text())
-        return None
 
-
-def _digest(path: Path, size: int = -1) -> str:
-    """The checksum of a file, or of so many of its first bytes."""
-    found, left = hashlib.sha256(), size if size >= 0 else path.stat().st_size
-    with path.open("rb") as file:
-        while left and (piece := file.read(min(left, PIECE))):
-            found.update(piece)
-            left -= len(piece)
-    return found.hexdigest()
+def _read(path: Path) -> Any:
+    with suppress(OSError, ValueError):
+        return json.loads(path.read_text())
+    return None
 
 
 def main() -> None:
     out = os.fdopen(os.dup(1), "w", buffering=1)
     os.umask(0o077)
-    job = Job(Path(sys.argv[1]))
-    calls = {"look": job.look, "same": job.same, "put": job.put, "start": job.start, "stop": job.stop}
-    calls |= {"remove": job.remove, "asked": job.asked, "batches": job.batches}
+    job = Folder(Path(sys.argv[1]))
+    calls = {name: getattr(job, name) for name in CALLS}
     while line := sys.stdin.readline():
         wanted = json.loads(line)
         try:
             reply = calls[wanted["do"]](wanted)
         except OSError as error:
-            reply = {"error": f"{error.strerror or error}: {error.filename or job.folder}"}
+            reply = {"error": f"{error.strerror or error}: {error.filename or job.path}"}
         out.write(json.dumps(reply) + "\n")
 
 

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import errno
 import fcntl
-import json
 import os
 import stat
+from array import array
 from collections.abc import Iterator
 from pathlib import Path
 
-from vllm_cluster.batch.answered import Answered
-from vllm_cluster.batch.lines import could_begin, name_in, place_of
+from vllm_cluster.batch.lines import could_begin, place_of
 from vllm_cluster.batch.problems import BatchProblem, InUse
 
 # After a loss of power at most the answers of so many seconds are asked for again; a kill loses none.
@@ -49,7 +48,7 @@ class RowFile:
         self._synced, self._dirty = 0.0, False
 
     def rows(self) -> Iterator[bytes]:
-        """Each whole row.
+        """Read each whole row.
 
         Raises:
             BatchProblem: one is not of a batch: the file is left as it is.
@@ -71,27 +70,6 @@ class RowFile:
     def _refuse(self, number: int) -> None:
         text = f"{self.path}:{number}: not a row that vcluster batch writes"
         raise BatchProblem(text, usage=True, hint="name another output with -o")
-
-    def read(self, copies: int) -> tuple[Answered, set[str]]:
-        """What is answered, and the models that the first and the last row name.
-
-        Raises:
-            BatchProblem: as `rows`.
-        """
-        answered, row, models = Answered(copies), b"", set[str]()
-        for number, row in enumerate(self.rows(), 1):
-            if place := place_of(row):
-                answered.add(place, str(self.path))
-            if name := name_in(row):
-                answered.names.add(name)
-            if number == 1:
-                models |= _model(row)
-        return answered, models | _model(row)
-
-    @property
-    def size(self) -> int:
-        """The bytes of its whole rows."""
-        return self._size
 
     def begin(self) -> None:
         """Cut off what is behind the last whole row."""
@@ -125,6 +103,41 @@ class RowFile:
             os.fsync(self._fd)
             self._synced, self._dirty = now, False
 
+    def sort(self) -> None:
+        """Put the rows in the order of their lines: the file is the old one or the new one, also after a kill.
+
+        Raises:
+            OSError: it cannot be written.
+        """
+        starts, at = array("Q"), 1  # 0 is a line without a row
+        for row in self.rows():
+            if place := place_of(row):
+                if place.line >= len(starts):
+                    starts.frombytes(bytes(8 * (place.line + 1 - len(starts))))
+                starts[place.line] = at
+            at += len(row)
+        path = Path(os.path.realpath(self.path))
+        fresh = path.with_name(f"{path.name}.sorting")
+        fresh.unlink(missing_ok=True)
+        try:
+            ordered = RowFile(fresh)
+            try:
+                os.fchmod(ordered._fd, stat.S_IMODE(os.fstat(self._fd).st_mode))
+                with open(self._fd, "rb", closefd=False) as old, open(ordered._fd, "wb", closefd=False) as new:
+                    for start in filter(None, starts):
+                        old.seek(start - 1)
+                        new.write(old.readline())
+                os.fsync(ordered._fd)
+                fresh.replace(path)
+            except BaseException:
+                os.close(ordered._fd)
+                raise
+        except BaseException:
+            fresh.unlink(missing_ok=True)
+            raise
+        os.close(self._fd)
+        self._fd, self._dirty = ordered._fd, False
+
     def close(self) -> None:
         """Have the disk keep it, remove it where it is empty, and let other runs write it."""
         try:
@@ -134,11 +147,3 @@ class RowFile:
                 self.path.unlink(missing_ok=True)
         finally:
             os.close(self._fd)
-
-
-def _model(row: bytes) -> set[str]:
-    try:
-        found = json.loads(row)["response"]["body"]["model"]
-    except (ValueError, KeyError, TypeError):
-        return set()
-    return {found} if isinstance(found, str) else set()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -20,18 +21,18 @@ from tests.support.batch_api import KEY, Api, Reply, answer, serving
 from tests.support.json_schemas import validate
 from tests.support.sim import make
 from tests.support.waiting import until
-from vllm_cluster.actions import batch_on_head as action
+from vllm_cluster.actions import batch as action
 from vllm_cluster.actions import batches as batches_module
-from vllm_cluster.actions.batch_on_head import HeadBatch
+from vllm_cluster.actions.batch import Batch
 from vllm_cluster.actions.batches import BatchOnHead, batches
-from vllm_cluster.batch.engine import Options
 from vllm_cluster.batch.work import BatchFiles
 from vllm_cluster.cli.render.batches import batches_document, show_batches
 from vllm_cluster.clock import Deadline
-from vllm_cluster.errors import ConnectionLost, HostError, Interrupted, NodeMissing, UsageError
+from vllm_cluster.errors import ConnectionLost, HostError, Interrupted, NodeMissing
 from vllm_cluster.events import Event
 from vllm_cluster.laptop import whoami
 from vllm_cluster.run import head_job
+from vllm_cluster.run.batch_replies import LINE
 from vllm_cluster.run.head_job import HeadJob
 from vllm_cluster.run.program import RemoteProgram, RunningProgram, python
 from vllm_cluster.run.runtime import SYSTEM
@@ -46,7 +47,7 @@ PROMPTS = [f"p{number}" for number in range(30)]
 def open_here(job: HeadJob) -> RunningProgram:
     """Open the program that looks after a batch, on this machine."""
     transport = LocalTransport(Target("gpu1", "local"))
-    program = replace(python("image", "batch_job", job.folder, seconds=600), max_line=head_job.LINE, max_bytes=1e9)
+    program = replace(python("image", "batch_job", job.folder, seconds=600), max_line=LINE, max_bytes=1e9)
     stream = transport.open_stream(program.argv, Deadline.after(10))
     job._running = job._stack.enter_context(RunningProgram("gpu1", program, stream))
     return job._running
@@ -71,28 +72,29 @@ class Head:
         (self.state / "status.json").write_text(json.dumps({"serve": row}))
 
     @contextmanager
-    def serving(self, reply: Callable[[str, int], Reply | None]) -> Iterator[tuple[Api, HeadBatch]]:
+    def serving(self, reply: Callable[[str, int], Reply | None]) -> Iterator[tuple[Api, Batch]]:
         """A model that answers so, and a batch for it."""
         with serving(Api(reply)) as api:
             self.serve(api)
             yield api, self.wanted()
 
     @contextmanager
-    def model_is_ready(self, *_: object) -> Iterator[Head]:
+    def model_is_ready(self, *_: object, **__: object) -> Iterator[Head]:
         self.checked += 1
         yield self
 
-    def ensure_model(self, *_: object) -> None: ...
+    def ensure_serves(self, *_: object) -> None: ...
 
-    def wanted(self) -> HeadBatch:
+    def ensure_fields(self, *_: object) -> None: ...
+
+    def wanted(self) -> Batch:
         rows = [
             {"custom_id": f"r{number}", "url": "/v1/completions", "body": {"prompt": prompt}}
             for number, prompt in enumerate(PROMPTS)
         ]
         source = self.folder / "in.jsonl"
         source.write_text("".join(json.dumps(row) + "\n" for row in rows))
-        files = BatchFiles(source, self.folder / "out.jsonl", self.folder / "errors.jsonl")
-        return HeadBatch(make.inventory(1), files, Options(concurrency=2, report_seconds=0), 60.0)
+        return Batch(make.inventory(1), BatchFiles(source, self.folder / "out.jsonl"), {}, 2, 60.0, 60.0, 0.0)
 
     def pid(self) -> int:
         """The program that answers."""
@@ -104,7 +106,7 @@ class Head:
         return sum(path.read_bytes().count(b"\n") for path in self.state.glob("batch/*/output.jsonl"))
 
 
-def texts(wanted: HeadBatch) -> dict[str, str]:
+def texts(wanted: Batch) -> dict[str, str]:
     """Each answer by its name, each of which is there once."""
     rows = [json.loads(line) for line in wanted.files.output.read_text().splitlines()]
     found = {row["custom_id"]: row["response"]["body"]["choices"][0]["text"] for row in rows}
@@ -124,7 +126,10 @@ def head(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Head]:
     monkeypatch.setattr(head_job, "AGAIN_SECONDS", 0.01)
     monkeypatch.setattr(action, "POLL_SECONDS", 0.02)
     monkeypatch.setattr(HeadJob, "_open", open_here)
-    monkeypatch.setattr(action, "HeadApi", made.model_is_ready)
+    monkeypatch.setattr(action, "open_api", made.model_is_ready)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    # As in an image, the HTTP client is that of `python3`.
+    monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
     yield made
     for file in made.state.glob("batch/*/pid"):  # of a test that failed
         with suppress(ProcessLookupError):
@@ -133,10 +138,10 @@ def head(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Head]:
 
 def test_the_head_answers_without_a_client_and_gives_all_on_request(head: Head) -> None:
     with head.serving(answer) as (api, wanted):
-        _, runs = action.batch_on_head(wanted, head.events.append, detach=True)
+        _, runs = action.batch(wanted, head.events.append, detach=True)
         assert runs
         until(lambda: head.answered() == 30, 60)
-        found, runs = action.batch_on_head(wanted, head.events.append)
+        found, runs = action.batch(wanted, head.events.append)
     assert (found.total, found.answered, found.failed, runs) == (30, 30, 0, False)
     assert (texts(wanted), set(api.asked.values()), head.checked) == (ALL, {1}, 1)
     assert not (head.state / "batch").exists()
@@ -153,7 +158,7 @@ def test_kills_of_its_program_lose_and_repeat_nothing(head: Head) -> None:
         return None
 
     with head.serving(reply) as (api, wanted):
-        found, _ = action.batch_on_head(wanted, head.events.append)
+        found, _ = action.batch(wanted, head.events.append)
     assert (texts(wanted), found.answered, api.asked["p10"], api.asked["p20"]) == (ALL, 30, 2, 2)
     assert "the batch was killed on gpu1; starting it again" in [event.text for event in head.events]
 
@@ -171,9 +176,9 @@ def test_one_that_was_killed_with_the_model_waits_for_it(head: Head) -> None:
             head.serve(api)
 
     with head.serving(reply) as (api, wanted):
-        action.batch_on_head(wanted, head.events.append, detach=True)
+        action.batch(wanted, head.events.append, detach=True)
         until(lambda: api.asked["p12"] == 1, 60)
-        action.batch_on_head(wanted, serve_again)
+        action.batch(wanted, serve_again)
     assert (texts(wanted), head.checked) == (ALL, 1)
 
 
@@ -187,24 +192,23 @@ def test_what_was_fetched_stays_where_it_is_ended(head: Head) -> None:
         return None
 
     with head.serving(reply) as (_, wanted):
-        action.batch_on_head(wanted, head.events.append, detach=True)
+        action.batch(wanted, head.events.append, detach=True)
         until(lambda: head.answered() >= 12, 60)
         ended = action.cancel(wanted, head.events.append)
         hold.set()
         assert ended.answered == len(texts(wanted)) >= 12
         assert not (head.state / "batch").exists()
-        action.batch_on_head(wanted, head.events.append)
+        action.batch(wanted, head.events.append)
     assert texts(wanted) == ALL
 
 
-# fault: actions/batch_on_head.py: self._send(OUTPUT, self._files.output, resume=False) → pass
-def test_what_is_in_the_output_is_sent_there_and_asked_nowhere_again(head: Head) -> None:
+def test_what_is_in_the_output_is_not_asked_again(head: Head) -> None:
     with head.serving(answer) as (api, wanted):
-        first, _ = action.batch_on_head(wanted, head.events.append)
+        first, _ = action.batch(wanted, head.events.append)
         lines = wanted.files.output.read_bytes().splitlines(keepends=True)
         wanted.files.output.write_bytes(b"".join(lines[:20]))
         api.asked.clear()
-        action.batch_on_head(wanted, head.events.append)
+        action.batch(wanted, head.events.append)
     assert (len(api.asked), first.answered, texts(wanted)) == (10, 30, ALL)
 
 
@@ -217,16 +221,17 @@ def test_a_model_that_was_replaced_ends_it_with_a_word_and_keeps_the_answers(hea
 
     replaced = r"m was replaced by m \(loading\); the answers so far are kept"
     with head.serving(reply) as (api, wanted), pytest.raises(HostError, match=replaced):
-        action.batch_on_head(wanted, head.events.append)
+        action.batch(wanted, head.events.append)
     assert 10 < len(texts(wanted)) < 30
 
 
 def test_a_line_without_an_answer_comes_back_with_its_reason(head: Head) -> None:
     refusal = 400, {"error": {"message": "too long"}}
     with head.serving(lambda prompt, times: refusal if prompt == "p7" else answer(prompt)) as (_, wanted):
-        found, _ = action.batch_on_head(wanted, head.events.append)
-    assert (found.answered, found.failed, found.invalid) == (29, 1, 1)
-    assert "too long" in wanted.files.errors.read_text()
+        found, _ = action.batch(wanted, head.events.append)
+    assert (found.answered, found.failed) == (29, 1)
+    (bad,) = map(json.loads, wanted.files.errors.read_text().splitlines())
+    assert (bad["line"], bad["custom_id"], bad["error"]) == (8, "r7", {"code": "refused", "message": "too long"})
 
 
 def test_the_batches_of_the_head_are_listed_until_they_are_fetched(
@@ -244,7 +249,7 @@ def test_the_batches_of_the_head_are_listed_until_they_are_fetched(
     with head.serving(reply) as (_, wanted):
         assert listed() == []
         show_batches("gpu1", [], str)
-        action.batch_on_head(wanted, head.events.append, detach=True)
+        action.batch(wanted, head.events.append, detach=True)
         until(lambda: (listed()[0].answered or 0) >= 12, 60)
         (running,) = listed()
         hold.set()
@@ -252,34 +257,92 @@ def test_the_batches_of_the_head_are_listed_until_they_are_fetched(
         (done,) = listed()
         show_batches("gpu1", [done], lambda command: f"{command} -i lab.yaml")
         validate(["batch", "--list"], json.dumps(batches_document("gpu1", [running, done])))
-        action.batch_on_head(wanted, head.events.append)
+        action.batch(wanted, head.events.append)
         assert listed() == []
     assert (running.state, running.total, running.output) == ("running", 30, str(wanted.files.output))
     assert (done.answered, done.total, done.user) == (30, 30, whoami())
     empty, _, row, fetch = capsys.readouterr().out.splitlines()
     assert empty == "No batches on gpu1: what was answered there is fetched."
     assert "30/30     done" in row
-    assert fetch == f"fetch: vcluster batch {wanted.files.source} -o {wanted.files.output} --on-head -i lab.yaml"
+    assert fetch == f"fetch: vcluster batch {wanted.files.source} -o {wanted.files.output} -i lab.yaml"
 
 
-# fault: actions/batches.py: one.output == asked["output"] → one.output is asked
-def test_the_output_of_another_batch_on_the_head_is_refused_with_what_differs(head: Head) -> None:
-    with serving(Api(answer)) as api:
-        head.serve(api)
-        first = head.wanted()
-        action.batch_on_head(first, head.events.append, detach=True)
+def test_a_command_of_the_list_is_of_this_machine_alone(head: Head, capsys: pytest.CaptureFixture[str]) -> None:
+    """A head that names files of this machine would have them sent to it once the command is pasted."""
+    with head.serving(answer) as (_, wanted):
+        action.batch(wanted, head.events.append, detach=True)
         until(lambda: head.answered() == 30, 60)
-        options = replace(first.options, copies=2, fields={"temperature": 0.5})
-        with pytest.raises(UsageError) as refused:
-            action.batch_on_head(replace(first, options=options), head.events.append, detach=True)
-        found, _ = action.batch_on_head(first, head.events.append)
-    text = f"{first.files.output} is the output of another batch on the head, with --repeat 1, no temperature"
-    assert refused.value.message == text
-    assert (refused.value.hint or "").splitlines()[0].endswith(f"-o {first.files.output} --on-head")
-    assert found.answered == 30
+        (asked,) = head.state.glob("batch/*/asked.json")
+        asked.write_text(
+            json.dumps({**json.loads(asked.read_text()), "source": "~/.ssh/id_ed25519", "output": "x; id"})
+        )
+        (known,) = batches(make.inventory(1), head.events.append, wait=60.0)
+        (head.folder / "cache" / "vcluster" / "batches" / known.key).unlink()
+        (unknown,) = batches(make.inventory(1), head.events.append, wait=60.0)
+        action.batch(wanted, head.events.append)
+    assert known.command == f"vcluster batch {wanted.files.source} -o {wanted.files.output}"
+    assert (unknown.command, unknown.source) == (None, "~/.ssh/id_ed25519")
+    show_batches("gpu1", [unknown], str)
+    assert "fetch:" not in capsys.readouterr().out
 
 
-# fault: run/head_job.py: except (HostError, NodeMissing) as error:  # → except HostError as error:  #
+def test_what_another_output_had_is_asked_once_the_batch_of_the_same_input_is_done(head: Head) -> None:
+    """The one that began it had some answers already, and a colleague with the same file has none."""
+    with head.serving(answer) as (api, wanted):
+        action.batch(wanted, head.events.append)
+        rows = wanted.files.output.read_bytes().splitlines(keepends=True)
+        wanted.files.output.write_bytes(b"".join(rows[:20]))
+        action.batch(wanted, head.events.append, detach=True)
+        until(lambda: head.answered() == 10, 60)
+        colleague = replace(wanted, files=BatchFiles(wanted.files.source, head.folder / "other.jsonl"))
+        found, _ = action.batch(colleague, head.events.append)
+    assert (found.answered, texts(colleague)) == (30, ALL)
+    assert set(api.asked.values()) == {2}
+
+
+def test_the_output_has_the_order_of_the_input(head: Head) -> None:
+    late = threading.Event()
+
+    def reply(prompt: str, _times: int) -> Reply:
+        assert prompt != "p0" or late.wait(60)
+        if prompt == "p29":
+            late.set()
+        return answer(prompt)
+
+    with head.serving(reply) as (_, wanted):
+        action.batch(wanted, head.events.append)
+    rows = [json.loads(line)["custom_id"] for line in wanted.files.output.read_text().splitlines()]
+    assert rows == [*ALL]
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        b'{"id": "batch_req_31_00000001", "custom_id": "r31"}\n',
+        b'{"id": "batch_req_1_00000001", "custom_id": "r0"}\n',
+        b"hello\n",
+        b"x" * (2 << 20),
+    ],
+    ids=["no such line", "another checksum", "no row", "no end"],
+)
+def test_a_row_of_no_line_here_is_refused_and_the_output_stays_usable(
+    row: bytes, head: Head, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(action, "MAX_ROW", 1 << 20)
+    with head.serving(answer) as (_, wanted):
+        action.batch(wanted, head.events.append, detach=True)
+        until(lambda: head.answered() == 30, 60)
+        (file,) = head.state.glob("batch/*/output.jsonl")
+        whole = file.read_bytes()
+        file.write_bytes(whole.partition(b"\n")[0] + b"\n" + row)
+        with pytest.raises(HostError, match="gpu1: batch: a row of its answers is refused: "):
+            action.batch(wanted, head.events.append)
+        assert len(texts(wanted)) == 1
+        file.write_bytes(whole)
+        action.batch(wanted, head.events.append)
+    assert texts(wanted) == ALL
+
+
 def test_a_node_that_is_missing_for_a_moment_is_waited_for(head: Head) -> None:
     def reopen(job: HeadJob) -> RunningProgram:
         if missing:
@@ -300,7 +363,7 @@ def test_a_node_that_is_missing_for_a_moment_is_waited_for(head: Head) -> None:
     read, broken = RunningProgram.next, list[Event]()
     missing = [NodeMissing("gpu1: the node is missing")] * 3
     with head.serving(answer) as (_, wanted):
-        action.batch_on_head(wanted, break_it)
+        action.batch(wanted, break_it)
     assert (texts(wanted), missing) == (ALL, [])
     assert "waiting for gpu1: the node is missing; the batch runs on there" in [event.text for event in head.events]
 
@@ -312,9 +375,9 @@ def test_ctrl_c_leaves_it_running(head: Head) -> None:
 
     with head.serving(answer) as (_, wanted):
         with pytest.raises(Interrupted, match="gpu1 answers the rest, and the same command fetches it"):
-            action.batch_on_head(wanted, interrupt)
+            action.batch(wanted, interrupt)
         until(lambda: head.answered() == 30, 60)
-        action.batch_on_head(wanted, head.events.append)
+        action.batch(wanted, head.events.append)
     assert (texts(wanted), head.checked) == (ALL, 1)
 
 
@@ -327,7 +390,7 @@ def test_a_look_at_the_batches_ends_with_its_answer(monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr(head_job, "start", here)
     monkeypatch.setattr(batches_module, "LOOK_SECONDS", 60.0)
-    node: Any = SimpleNamespace(connection=SimpleNamespace(runtime=SYSTEM), name="vcluster-lab")
+    node: Any = SimpleNamespace(connection=SimpleNamespace(runtime=SYSTEM), name="vcluster-lab", host="gpu1")
     began = time.monotonic()
     assert batches_module.batches_on(node) == []
     assert time.monotonic() - began < 30
