@@ -5,13 +5,12 @@ from __future__ import annotations
 import socket
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from http.client import HTTPException
+from http import HTTPStatus
 from pathlib import Path
 
 from vllm_cluster import debug_log
 from vllm_cluster.actions.head import at_head, read_key, ready
 from vllm_cluster.actions.tunnel import Passage, is_free, passage_to
-from vllm_cluster.batch.client import OK, ApiAddress, models
 from vllm_cluster.errors import (
     AuthenticationFailed,
     HostError,
@@ -22,6 +21,7 @@ from vllm_cluster.errors import (
 )
 from vllm_cluster.events import Emit, Event
 from vllm_cluster.inventory.model import Inventory
+from vllm_cluster.run.api_client import Broken, get, model_names
 from vllm_cluster.run.detached import Detached, State
 from vllm_cluster.run.history import command_of
 from vllm_cluster.run.node_handle import NodeHandle
@@ -92,11 +92,11 @@ def endpoint(
         ended = f"; the last one has ended: {why}" if why else ""
         text = f"no tunnel from this machine to {inventory.cluster} is open in the background{ended}"
         raise PreflightFailed(text, again=("--detach",))
-    _ensure_answers(ApiAddress(open_one.port, key), serve.name, runtime)
+    _ensure_answers(open_one.port, key, serve.name, runtime)
     return ClientEndpoint(f"http://127.0.0.1:{open_one.port}/v1", key, serve.name, open_one)
 
 
-def _ensure_answers(address: ApiAddress, model: str, runtime: Runtime) -> None:
+def _ensure_answers(port: int, key: str, model: str, runtime: Runtime) -> None:
     """Ask through the tunnel once: that its process runs does not show that it leads anywhere.
 
     Raises:
@@ -105,14 +105,15 @@ def _ensure_answers(address: ApiAddress, model: str, runtime: Runtime) -> None:
     deadline = runtime.after(ANSWER_SECONDS)
     while True:
         try:
-            found = models(address, ANSWER_SECONDS)
-            if found.status == OK and model in found.names:
+            status, page = get(port, "/v1/models", key, ANSWER_SECONDS)
+            names = model_names(page)
+            if status == HTTPStatus.OK and model in names:
                 return
-            why = found.message or f"HTTP {found.status}, models {', '.join(found.names)}"
-        except (OSError, HTTPException) as error:
-            why = str(error) or type(error).__name__
+            why = f"HTTP {status}, models {', '.join(names)}" if names else f"HTTP {status}"
+        except Broken as error:
+            why = error.message
         if not deadline.left():
-            text = f"the tunnel at 127.0.0.1:{address.port} does not lead to {model}: {why}"
+            text = f"the tunnel at 127.0.0.1:{port} does not lead to {model}: {why}"
             raise VclusterError(text, hint="vcluster endpoint --close\nvcluster endpoint --detach")
         runtime.clock.sleep(TRY_SECONDS)
 

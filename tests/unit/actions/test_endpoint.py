@@ -18,7 +18,6 @@ from tests.support.clock import Clock
 from tests.support.sim import make
 from vllm_cluster.actions import endpoint
 from vllm_cluster.actions.endpoint import RETRY_SECONDS, keep_open, state
-from vllm_cluster.batch.client import ApiAddress
 from vllm_cluster.errors import (
     AuthenticationFailed,
     CommandFailed,
@@ -189,7 +188,7 @@ def test_a_request_goes_through_to_the_head(cache: Path, monkeypatch: pytest.Mon
     assert found == [b"hello"]
 
 
-# fault: actions/endpoint.py: if found.status == OK and model in found.names: → if found.status:
+# fault: actions/endpoint.py: if status == HTTPStatus.OK and model in names: → if status:
 @pytest.mark.parametrize(
     ("model", "key", "why"),
     [("m", KEY, ""), ("n", KEY, "HTTP 200, models m"), ("m", "old", "HTTP 401")],
@@ -198,12 +197,11 @@ def test_a_request_goes_through_to_the_head(cache: Path, monkeypatch: pytest.Mon
 def test_a_tunnel_is_good_once_the_model_answers_through_it(model: str, key: str, why: str) -> None:
     clock = Clock()
     with serving(Api(answer)) as api:
-        address = ApiAddress(api.port, key)
         if not why:
-            endpoint._ensure_answers(address, model, Runtime(clock))
+            endpoint._ensure_answers(api.port, key, model, Runtime(clock))
             return
         found = rf"the tunnel at 127\.0\.0\.1:\d+ does not lead to {model}: {why}"
         with pytest.raises(VclusterError, match=found) as caught:
-            endpoint._ensure_answers(address, model, Runtime(clock))
+            endpoint._ensure_answers(api.port, key, model, Runtime(clock))
     assert caught.value.hint == "vcluster endpoint --close\nvcluster endpoint --detach"
     assert endpoint.ANSWER_SECONDS <= clock.now < endpoint.ANSWER_SECONDS + 5

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from vllm_cluster.batch.client import ApiClient
 from vllm_cluster.batch.node_api import NodeApi
 
 
@@ -17,4 +18,4 @@ def test_a_key_file_that_is_not_whole_has_no_key(text: str | None, key: str, tmp
     path = tmp_path / "key"
     if text is not None:
         path.write_text(text)
-    assert NodeApi(tmp_path, path, 0.0, lambda _: None)._key() == key
+    assert NodeApi(ApiClient(1.0), tmp_path, path, 0.0, lambda _: None)._key() == key
