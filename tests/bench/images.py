@@ -28,7 +28,7 @@ from vcluster_sandbox.names import CPU_IMAGE
 MEGABYTES = 50
 HOSTS = [f"gpu{number}" for number in range(2, 6)]
 SOURCE = "gpu1"
-MAX_RATIO = 0.1
+MAX_RATIO = 0.3
 REGISTRY_PORT = 5055
 PUSH, LOAD = "`vcluster image push`", "`docker save \\| ssh HOST docker load` of the whole, side by side"
 REGISTRY = "a registry here that has the other layers already, over `ssh -R`: pushed, then pulled side by side"

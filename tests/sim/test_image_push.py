@@ -15,7 +15,7 @@ from vllm_cluster.core.image_use import ClusterImage
 from vllm_cluster.errors import HostError, PreflightFailed, UsageError
 from vllm_cluster.events import Emit
 from vllm_cluster.inventory.model import Inventory
-from vllm_cluster.run import image_push
+from vllm_cluster.run import image_carrier
 from vllm_cluster.run.connection import HostConnection
 from vllm_cluster.run.program import RunningProgram
 from vllm_cluster.run.runtime import Runtime
@@ -146,12 +146,38 @@ def test_an_image_without_python_is_refused_before_anything_is_sent(
     def start(connection: HostConnection, *_: object) -> RunningProgram:
         raise HostError(connection.name, f"its program does not run: Error response from daemon: {words}")
 
-    monkeypatch.setattr(image_push, "start", start)
+    monkeypatch.setattr(image_carrier, "start", start)
     world = with_other("gpu1")
     outcome = sent(world, image=OTHER)
     assert isinstance(outcome.error, PreflightFailed)
     assert f"{OTHER} has no python3, and no node can be made from it: nothing was sent" in outcome.error.message
     assert world.machines["gpu2"].picture(OTHER) is None
+
+
+# fault: run/image_push.py: if left or digest.hexdigest() != blob: → if left:
+def test_a_source_that_gives_other_bytes_changes_no_host() -> None:
+    world = with_other("gpu1")
+    mine = give(world, "gpu2", 8, OTHER)
+    world.forges = "gpu1"
+    outcome = sent(world, image=OTHER, hosts=["gpu2"])
+    assert "gpu1: image push: gave another blob than" in str(outcome.error)
+    there = world.machines["gpu2"]
+    assert there.picture(OTHER) is there.images[mine]
+    assert make.base_image(7).id not in there.images
+
+
+@pytest.mark.parametrize("ours", [True, False])
+def test_a_host_with_an_image_of_ours_gets_it_from_the_others(ours: bool) -> None:
+    """One that has none, and no Python itself, gets it through this machine."""
+    world = with_other("gpu1")
+    there = world.machines["gpu2"]
+    next(iter(there.images.values())).tags += ["vcluster-node:0123456789ab-ray2.56.1"] if ours else []
+    outcome = sent(world, image=OTHER, hosts=["gpu2"])
+    assert outcome.error is None, outcome.story()
+    assert there.picture(OTHER)
+    notes = [event.text for event in outcome.events if event.kind == "note"]
+    assert notes == ([] if ours else [next(text for text in notes if "python3: not found" in text)])
+    assert not there.boxes and not world.machines["gpu1"].boxes
 
 
 def test_a_host_that_is_named_as_this_machine_is_a_source_as_any_other() -> None:

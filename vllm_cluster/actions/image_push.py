@@ -22,7 +22,7 @@ from vllm_cluster.facts.host_facts import HostFacts
 from vllm_cluster.inventory import grammar
 from vllm_cluster.inventory.model import Host, HostSsh, Inventory
 from vllm_cluster.run.connection import Fleet, HostConnection
-from vllm_cluster.run.host_images import OneImage, held, name_there, shared_with
+from vllm_cluster.run.host_images import OneImage, held, name_there
 from vllm_cluster.run.image_push import LOOPBACK, ImageSource, Stored
 from vllm_cluster.run.runtime import SYSTEM, Runtime
 from vllm_cluster.text import count
@@ -70,8 +70,7 @@ def push(
         there = {host: facts[host] for host in lacking}
         _ensure_processor(found.image, there, name)
         if lacking:
-            with ImageSource(found, without_lease(inventory.cluster), emit) as opened:
-                _send(opened, fleet, there, naming)
+            _send(found, fleet, there, naming)
         having = [*wanted, *({found.connection.name} & set(inventory.hosts))]
         text = f"{name} is {found.image.id[:19]} on {count(len(having), 'host')}"
         sent = f"; sent to {', '.join(lacking)}" if lacking else " (no changes)"
@@ -204,33 +203,43 @@ def _ensure_processor(image: Content, facts: Mapping[str, HostFacts], name: str)
         raise PreflightFailed("\n".join(texts), hint=hint)
 
 
-def _send(source: ImageSource, fleet: Fleet, hosts: Mapping[str, HostFacts], naming: _Naming) -> None:
-    """Send it to hosts, all at once."""
-    emit, layers = source.emit, len(source.image.layers)
-    have = fleet.all(lambda connection: shared_with(connection, source.image), hosts)
-    _ensure_room(source, have, hosts)
-    for host in hosts:
-        lacking, size = layers - have[host], source.size(have[host])
-        text = f"sending {lacking} of {count(layers, 'layer')} ({size / 1e6:.0f} MB) from {source.connection.name}"
-        emit(Event("start", text, host, {"layers": lacking, "bytes": size}))
+def _send(found: Stored, fleet: Fleet, hosts: Mapping[str, HostFacts], naming: _Naming) -> None:
+    """Send it to hosts, all at once; of this machine to one of them, from which the others get it."""
+    first, *others = hosts
+    if found.address == LOOPBACK and others:
+        _send(found, fleet, {first: hosts[first]}, naming)
+        connection = fleet.connections[first]
+        image = held(connection, OneImage(found.image.id, [found.connection]).on(connection))
+        if image is None:
+            raise HostError(first, f"{found.name} is gone", hint="vcluster image push")
+        there = Stored(connection, image, naming.inventory.hosts[first].address, found.name)
+        _send(there, fleet, {host: hosts[host] for host in others}, naming)
+        return
+    emit = naming.emit
+    with ImageSource(found, fleet, tuple(hosts), without_lease(naming.inventory.cluster), emit) as source:
+        _ensure_room(source, hosts)
+        layers = count(len(source.image.layers), "layer")
+        for host in hosts:
+            text = f"sending {source.lacking} of {layers} ({source.size / 1e6:.0f} MB) from {source.connection.name}"
+            emit(Event("start", text, host, {"layers": source.lacking, "bytes": source.size}))
 
-    def send(connection: HostConnection) -> None:
-        try:
-            naming.announce(connection, source.image)
-            source.send(connection, have[connection.name], naming.name)
-        except HostError as error:
-            raise error.with_step("image push") from error.__cause__
-        emit(Event("done", "the image is there, and the same", connection.name))
+        def send(connection: HostConnection) -> None:
+            try:
+                naming.announce(connection, source.image)
+                source.send(connection, naming.name)
+            except HostError as error:
+                raise error.with_step("image push") from error.__cause__
+            emit(Event("done", "the image is there, and the same", connection.name))
 
-    fleet.all(send, hosts)
+        fleet.all(send, hosts)
 
 
-def _ensure_room(source: ImageSource, have: Mapping[str, int], hosts: Mapping[str, HostFacts]) -> None:
+def _ensure_room(source: ImageSource, hosts: Mapping[str, HostFacts]) -> None:
     """Refuse where a disk cannot hold what would be sent."""
     texts = []
-    for host, layers in have.items():
-        needed, root = COPIES * source.size(layers), hosts[host].docker.data_root
-        free = hosts[host].free_bytes.get(root)
+    for host, facts in hosts.items():
+        needed, root = COPIES * source.size, facts.docker.data_root
+        free = facts.free_bytes.get(root)
         if free is not None and free < needed:
             texts.append(f"{host}: {root} has {free / 1e9:.1f} GB free, and {needed / 1e9:.1f} GB are needed")
     if texts:

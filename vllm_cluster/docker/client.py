@@ -96,12 +96,6 @@ class DockerApi:
         """The output of `docker inspect` for a container, None where there is none of that name or id."""
         return self._info(Call(f"inspect {name}", "GET", path("containers", name, "json")), parse.container)
 
-    def root(self) -> str:
-        """The folder in which Docker keeps its images."""
-        return self._calls.ask(
-            Call("ask for its folder", "GET", "/info"), lambda info: parse.text(info["DockerRootDir"])
-        )
-
     def images(self) -> tuple[Image, ...]:
         """Every image that has a name."""
         return self._calls.ask(Call("list images", "GET", "/images/json"), parse.images)

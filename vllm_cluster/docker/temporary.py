@@ -32,23 +32,21 @@ class TemporaryContainer:
     user: str = ""
     volume: Mount | None = None
     drop: tuple[str, ...] = ()
-    # Of the host, for a program that reads them.
-    folders: tuple[Mount, ...] = ()
+    # A folder that goes with it, and in which the program runs.
+    scratch: str = ""
 
     def body(self, argv: Sequence[str]) -> dict[str, Any]:
         """The body of the call that creates it."""
         node = node_body(self.like, self.image, "") if self.like else {}
         bare: dict[str, Any] = {"NetworkMode": self.network, "CapDrop": list(self.drop)}
-        if self.folders:
-            # SELinux keeps a container from files that were not labelled for it, and must not label these.
-            bare |= {"Binds": [f"{one.source}:{one.target}:ro" for one in self.folders]}
-            bare |= {"SecurityOpt": ["label=disable"]}
         once = {"RestartPolicy": {"Name": "no"}, "AutoRemove": True, "LogConfig": {"Type": "none"}}
         mounts = [volume_mount(self.volume, self.owner)] if self.volume else []
+        mounts += [{"Type": "volume", "Target": self.scratch}] if self.scratch else []
         return {
             **node,
             **_ATTACHED,
             **({"User": self.user} if self.user else {}),
+            **({"WorkingDir": self.scratch} if self.scratch else {}),
             "Image": self.image,
             "Entrypoint": [argv[0]],
             "Cmd": list(argv[1:]),

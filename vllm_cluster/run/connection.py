@@ -126,6 +126,7 @@ class Fleet:
         wanted = set(inventory.hosts if hosts is None else hosts)
         at = {name: host for name, host in inventory.hosts.items() if name in wanted}
         self.addresses = {host.address: name for name, host in inventory.hosts.items()}
+        self.pull_port = inventory.ports.pull
         _allow_open_files()
         self._jumps = Jumps()
         # Each is a process of ssh: those that are not reached are not asked for.

@@ -1,51 +1,33 @@
-"""An image from one host to others, without a registry: the layers that they lack, host to host where that is open."""
+"""An image from one host to others, without a registry: as blobs, from host to host as the files of a model go."""
 
 from __future__ import annotations
 
+import hashlib
 import json
-import math
 import re
-import socket
-import threading
-from collections.abc import Iterable, Iterator
-from contextlib import closing, suppress
-from dataclasses import dataclass, replace
+import tarfile
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, closing
+from dataclasses import dataclass
 from typing import Any
 
 from vllm_cluster.core.identity import Owner
-from vllm_cluster.core.images import Content
-from vllm_cluster.core.spec import Mount
-from vllm_cluster.docker.temporary import TemporaryContainer
+from vllm_cluster.core.images import NODE_IMAGE_REPOSITORY, Content
 from vllm_cluster.errors import ConnectionLost, HostError, PreflightFailed
 from vllm_cluster.events import Emit, Event
-from vllm_cluster.run.connection import HostConnection
-from vllm_cluster.run.host_images import held, name_there
-from vllm_cluster.run.program import OnHost, RemoteProgram, RunningProgram, python, start
+from vllm_cluster.run.connection import Fleet, HostConnection
+from vllm_cluster.run.host_images import held, name_there, shared_with
+from vllm_cluster.run.image_carrier import PUSH_SECONDS, START_SECONDS, ImageBlobs, ImageCarrier
 from vllm_cluster.text import size
 
-# 20 GB at 25 Mbit/s.
-PUSH_SECONDS = 7200.0
-START_SECONDS = 120.0
-TOKEN_BYTES = 16
+KEY_BYTES = 32
 # One that sends or takes nothing for so long is gone: a disk that is busy with a layer takes its time.
 STALL_SECONDS = 120.0
-DIAL_SECONDS = 10.0
 PIECE = 256 << 10
-# Where the sending container sees Docker's folder.
-ROOT = "/docker"
 LOOPBACK = "127.0.0.1"
-# How the script below ends where the sender cannot be reached from this host; without bash it is 127.
-CLOSED = 97
 # As runc and crun report it.
 _NO_PYTHON = re.compile(r"exec: \"python3\": executable file not found|executable file `python3` not found")
 _LOADED = re.compile(r"Loaded image(?: ID)?: (\S+)")
-# bash reaches a port by itself: a host need have neither curl nor Python. The line is the token's, and no argument.
-RECEIVE = """set -o pipefail
-timeout 5 bash -c 'exec 3<>"/dev/tcp/$0/$1"' "$1" "$2" 2>/dev/null || exit 97
-IFS= read -r line
-exec 3<>"/dev/tcp/$1/$2" || exit 97
-printf '%s\\n' "$line" >&3
-cat <&3 | docker load"""
 
 
 @dataclass(frozen=True)
@@ -64,159 +46,135 @@ class Stored:
 class ImageSource:
     """An image on a host, to be sent to others while this is open. Safe to use from several threads."""
 
-    def __init__(self, stored: Stored, owner: Owner, emit: Emit) -> None:
+    def __init__(self, stored: Stored, fleet: Fleet, hosts: Sequence[str], owner: Owner, emit: Emit) -> None:
+        """`hosts` are all that may get it."""
         self.connection, self.image, self.emit = stored.connection, stored.image, emit
-        self._address, self._owner, self._name = stored.address, owner, stored.name
-        self._token = stored.connection.runtime.token(TOKEN_BYTES)
-        self._program: RunningProgram | None = None
-        self._port = 0
-        self._layers: tuple[int, ...] = ()
-        self._lock = threading.Lock()
-        self._receiving: dict[str, RunningProgram] = {}
-        self._failed: dict[str, str] = {}
+        self._stored, self._fleet, self._hosts, self._owner = stored, fleet, tuple(hosts), owner
+        self._runtime = stored.connection.runtime
+        self._key = self._runtime.token(KEY_BYTES)
+        self._opened = ExitStack()
+        self._blobs = ImageBlobs("", (), {})
+        # Of the layers, how many from the lowest every host has.
+        self._have = 0
+        # Whether other hosts can ask the source for blobs.
+        self._serves = False
 
     def __enter__(self) -> ImageSource:
-        """Start the program that reads its layers.
+        """Split the image into blobs, and serve them.
 
         Raises:
             PreflightFailed: the image has no Python, which also every node runs.
+            HostError: the source cannot give it.
         """
         try:
-            self._start()
-        except (HostError, ValueError, LookupError, TypeError) as error:
-            if isinstance(error, ConnectionLost):
-                raise
-            self._end()
-            why = error.detail if isinstance(error, HostError) else str(error)
-            if _NO_PYTHON.search(why):
-                text = f"{self._name} has no python3, and no node can be made from it: nothing was sent"
-                raise PreflightFailed(text, hint="name an image of vLLM") from error
-            text = f"cannot read single layers ({why}): the whole image is sent, through this machine"
-            self.emit(Event("warning", text, self.connection.name, {"code": "image-whole"}))
+            self._open()
+        except BaseException:
+            self._opened.close()
+            raise
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._end()
+        self._opened.close()
 
-    def _start(self) -> None:
-        runtime = self.connection.runtime
-        folder = Mount(self.connection.engine.root(), ROOT, read_only=True)
-        place = TemporaryContainer(self._owner, "image", self.image.id, network="host", user="0:0", folders=(folder,))
-        # A line a second for each receiver, for two hours.
-        program = replace(python("image", "send_image", seconds=PUSH_SECONDS), max_bytes=math.inf)
-        self._program = start(self.connection, program, place, runtime.after(START_SECONDS))
-        asked = {"address": self._address, "root": ROOT, "image": self.image.id, "token": self._token}
-        self._program.send(asked)
-        first = self._program.next(runtime.after(START_SECONDS))
-        if "error" in first:
-            raise ValueError(str(first["error"])[:200])
-        self._port, self._layers = int(first["port"]), tuple(map(int, first["layers"]))
-        runtime.background(self._listen, "image sender")
+    def _open(self) -> None:
+        have = self._fleet.all(lambda connection: shared_with(connection, self.image), self._hosts)
+        self._have = min(have.values(), default=0)
+        source = self._carrier(self.connection, self.image.id)
+        self._source = source
+        self.emit(Event("progress", "reads the image", self.connection.name))
+        self._blobs = source.split(self.image, self._have, self._read)
+        if self._stored.address == LOOPBACK:
+            return
+        answer = source.ask(self._plan(self.connection.name))
+        self._serves = "serving" in answer
+        if not self._serves:
+            text = f"cannot serve the image to the others ({answer.get('error')}): it goes through this machine"
+            self.emit(Event("warning", text, self.connection.name, {"code": "image-relayed"}))
 
-    def _end(self) -> None:
-        program, self._program = self._program, None
-        if program:
-            program.end(self.connection.runtime.after(DIAL_SECONDS))
+    def _carrier(self, connection: HostConnection, image_id: str) -> ImageCarrier:
+        try:
+            return self._opened.enter_context(ImageCarrier(connection, self._owner, image_id))
+        except HostError as error:
+            if _NO_PYTHON.search(error.detail):
+                text = f"{self._stored.name} has no python3, and no node can be made from it: nothing was sent"
+                raise PreflightFailed(text, hint="name an image of vLLM") from error
+            raise
 
-    def _listen(self) -> None:
-        """Show what is sent, and end a receiver whose way broke: it would wait for bytes that never come."""
-        program = self._program
-        with suppress(HostError):
-            for row in program.messages(self.connection.runtime.after(PUSH_SECONDS)) if program else ():
-                name = str(row.get("to"))
-                if "error" in row:
-                    self._failed[name] = str(row["error"])[:200]
-                    with self._lock:
-                        receiving = self._receiving.get(name)
-                    if receiving:
-                        receiving.close()
-                elif isinstance(row.get("sent"), int):
-                    self.emit(_received(name, row["sent"], done=bool(row.get("done"))))
+    def _read(self, count: int) -> None:
+        self.emit(Event("progress", f"has read {size(count)} of the image", self.connection.name, {"bytes": count}))
 
-    def size(self, have: int) -> int:
-        """The bytes that are sent to one that has the first layers."""
-        return sum(self._layers[have:]) if self._layers else self.image.size
+    def _plan(self, me: str) -> dict[str, Any]:
+        """The plan of a pull whose files are the blobs, in the order in which all hosts get them."""
+        at = {name: address for address, name in self._fleet.addresses.items()}
+        source, port = self.connection.name, self._fleet.pull_port
+        hosts = [(source, self._stored.address), *((name, at[name]) for name in self._hosts if name != source)]
+        return {
+            "id": "image",
+            "key": self._key,
+            "model": self._stored.name,
+            **dict.fromkeys(("commit", "reference", "endpoint", "folder"), ""),
+            "cache": ".",
+            "kind": "folder",
+            "me": me,
+            "hosts": [{"name": name, "address": address, "port": port} for name, address in hosts],
+            "files": [{"path": blob, "size": count, "blob": blob} for blob, count in self._blobs.sizes.items()],
+        }
 
-    def send(self, receiver: HostConnection, have: int, name: str) -> None:
-        """Bring the image to a host that has the first layers of it, and give it a name there.
+    @property
+    def lacking(self) -> int:
+        """How many layers are sent."""
+        return len(self.image.layers) - self._have
+
+    @property
+    def size(self) -> int:
+        """The bytes that each host gets."""
+        return self._blobs.size
+
+    def send(self, receiver: HostConnection, name: str) -> None:
+        """Bring the image to one of the hosts, and give it a name there.
 
         Raises:
             HostError: it is not there afterwards, as it is here.
         """
-        line: dict[str, Any] = {"token": self._token, "to": receiver.name, "have": have}
-        if self._program is None:
-            printed = self._pour(self._saved(), receiver)
-        elif self._address == LOOPBACK:
-            printed = self._pour(self._relayed(line), receiver)
-        elif (received := self._receive(receiver, line)) is not None:
-            printed = received
-        else:
-            text = f"{receiver.name} cannot reach {self._address}:{self._port}: the image goes through this machine"
-            self.emit(Event("note", text))
-            printed = self._pour(self._relayed(line), receiver)
+        printed = self._spread(receiver) if self._serves else None
+        if printed is None:
+            printed = self._pour(receiver)
         loaded = _LOADED.search(printed)
         there = held(receiver, loaded[1] if loaded else self.image.id)
-        if there is None or there.layers != self.image.layers:
+        if there is None or there.fingerprint != self.image.fingerprint:
+            if there and loaded:
+                receiver.engine.remove_image(there.id)
             raise HostError(receiver.name, f"the image is not whole there: {printed.strip()[-300:]}")
         name_there(receiver, there.id, name)
 
-    def _receive(self, receiver: HostConnection, line: dict[str, Any]) -> str | None:
-        """Let the host get it by itself; what docker printed, or None where there is no way from it to here."""
-        argv = ("bash", "-c", RECEIVE, "bash", self._address, str(self._port))
-        runtime = receiver.runtime
-        program = RemoteProgram("docker load", argv, changes=True)
-        with start(receiver, program, OnHost(), runtime.after(START_SECONDS)) as running:
-            with self._lock:
-                self._receiving[receiver.name] = running
-            try:
-                with suppress(HostError):  # where it has ended already, its end has the reason
-                    running.send(line)
-                finished = running.finish(runtime.after(PUSH_SECONDS))
-            except HostError:
-                self._raise_why(receiver.name)
-                raise
-        if finished.code in (CLOSED, 127):
-            return None
-        if finished.code:
-            self._raise_why(receiver.name)
-            raise HostError(receiver.name, f"docker load failed: {finished.text[-300:]}")
-        return finished.printed
+    def _spread(self, receiver: HostConnection) -> str | None:
+        """Let the host get it from the others; what docker printed, or None where it cannot."""
+        try:
+            carrier = self._carrier(receiver, _with_python(receiver))
+            answer = carrier.ask(self._plan(receiver.name))
+        except ConnectionLost:
+            raise
+        except HostError as error:
+            answer = {"error": error.detail}
+        if "serving" in answer:
+            answer = carrier.follow(lambda count: self.emit(_received(receiver.name, count)))
+        if "whole" in answer:
+            self.emit(_received(receiver.name, self.size, done=True))
+            return carrier.load(self._blobs)
+        if answer.get("bytes"):
+            raise HostError(receiver.name, f"the image did not arrive: {answer.get('error')}")
+        text = f"{receiver.name} cannot get the image from the hosts: it goes through this machine"
+        self.emit(Event("note", f"{text} ({answer.get('error')})"))
+        return None
 
-    def _raise_why(self, receiver: str) -> None:
-        """Raise what the sender reported: a receiver knows only that its archive ends too early."""
-        if why := self._failed.get(receiver):
-            raise HostError(receiver, f"{self.connection.name} did not send the image to its end: {why}")
-
-    def _relayed(self, line: dict[str, Any]) -> Iterator[bytes]:
-        """The archive for a host, over the connection that this machine has to the source."""
-        with (
-            closing(self.connection.transport.forward(self._port, remote_host=self._address)) as way,
-            socket.create_connection((LOOPBACK, way.local_port), DIAL_SECONDS) as peer,
-        ):
-            peer.settimeout(STALL_SECONDS)
-            peer.sendall(json.dumps(line).encode() + b"\n")
-            while piece := peer.recv(PIECE):
-                yield piece
-
-    def _saved(self) -> Iterator[bytes]:
-        """The whole image, as `docker save` writes it."""
-        deadline = self.connection.runtime.after(START_SECONDS)
-        with closing(self.connection.transport.open_stream(("docker", "save", self.image.id), deadline)) as stream:
-            # Docker reads the image into files before it sends the first byte.
-            stream.settimeout(PUSH_SECONDS)
-            while piece := stream.recv(PIECE):
-                yield piece
-            if stream.exit_code():
-                raise HostError(self.connection.name, f"docker save failed: {stream.stderr_tail()[-300:]}")
-
-    def _pour(self, pieces: Iterable[bytes], receiver: HostConnection) -> str:
-        """Send an archive to a host's `docker load`; what that printed."""
+    def _pour(self, receiver: HostConnection) -> str:
+        """Send the blobs through this machine to a host's `docker load`; what that printed."""
         runtime, sent, due = receiver.runtime, 0, receiver.runtime.after(1)
         stream = receiver.open_changing(("docker", "load"), runtime.after(START_SECONDS))
         with closing(stream):
             try:
                 stream.settimeout(STALL_SECONDS)
-                for piece in pieces:
+                for piece in self._archive():
                     stream.sendall(piece)
                     sent += len(piece)
                     if not due.left():
@@ -234,6 +192,42 @@ class ImageSource:
             if stream.exit_code():
                 raise HostError(receiver.name, f"docker load failed: {stream.stderr_tail()[-300:]}")
         return printed.decode("utf-8", "replace")
+
+    def _archive(self) -> Iterator[bytes]:
+        """An archive for `docker load`, made here: the source gives bytes alone, and a blob that is wrong ends it.
+
+        Docker takes nothing of an archive before its end.
+        """
+        deadline = self._runtime.after(START_SECONDS)
+        with closing(self.connection.transport.open_stream(self._source.reading(self._blobs), deadline)) as stream:
+            stream.settimeout(STALL_SECONDS)
+            for blob, count in self._blobs.sizes.items():
+                digest, left = hashlib.sha256(), count
+                yield _header(blob, count)
+                while left and (piece := stream.recv(min(left, PIECE))):
+                    digest.update(piece)
+                    left -= len(piece)
+                    yield piece
+                if left or digest.hexdigest() != blob:
+                    raise HostError(self.connection.name, f"gave another blob than {blob}")
+                yield bytes(-count % tarfile.BLOCKSIZE)
+        content = json.dumps([{"RepoTags": None, **self._blobs.manifest("Config", "Layers")}]).encode()
+        yield _header("manifest.json", len(content)) + content + bytes(-len(content) % tarfile.BLOCKSIZE)
+        yield bytes(2 * tarfile.BLOCKSIZE)
+
+
+def _header(name: str, count: int) -> bytes:
+    entry = tarfile.TarInfo(name)
+    entry.size = count
+    # A layer may have more than the 8 GB that the old form can hold.
+    return entry.tobuf(tarfile.GNU_FORMAT)
+
+
+def _with_python(connection: HostConnection) -> str:
+    """The id of an image of ours on a host, which has Python; empty where there is none."""
+    ours = f"{NODE_IMAGE_REPOSITORY}:"
+    images = connection.engine.images()
+    return next((one.id for one in images if any(tag.startswith(ours) for tag in one.tags)), "")
 
 
 def _received(host: str, count: int, *, done: bool = False) -> Event:

@@ -14,7 +14,7 @@ from vllm_cluster.core.plan import Plan, PrepareImage, SameImage
 from vllm_cluster.errors import CommandFailed, HostError, VclusterError
 from vllm_cluster.events import Emit, Event
 from vllm_cluster.run.connection import Fleet, HostConnection
-from vllm_cluster.run.host_images import OneImage, held, name_there, shared_with
+from vllm_cluster.run.host_images import OneImage, held, name_there
 from vllm_cluster.run.image_push import ImageSource, Stored
 from vllm_cluster.run.pull import pull
 
@@ -71,8 +71,14 @@ class ImageSupply:
     _opened: ExitStack = field(default_factory=ExitStack)
     _sources: dict[tuple[str, str], ImageSource] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
+    # The hosts that may be sent it.
+    _receivers: set[str] = field(default_factory=set)
     _image: OneImage | None = None
     _ids: dict[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        preparing = (one for one in self.plan.operations() if isinstance(one, PrepareImage))
+        self._receivers = {one.host for one in preparing if one.source}
 
     def close(self) -> None:
         """End what sends."""
@@ -143,10 +149,9 @@ class ImageSupply:
         return None
 
     def _send(self, connection: HostConnection, operation: PrepareImage) -> None:
-        source = self._source(operation)
         # A name that means another image there may be in use by others.
         name = operation.image if held(connection, operation.image) is None else ""
-        source.send(connection, shared_with(connection, source.image), name)
+        self._source(operation).send(connection, name)
 
     @staticmethod
     def _name(connection: HostConnection, image_id: str, image: str) -> None:
@@ -164,7 +169,8 @@ class ImageSupply:
                     raise HostError(operation.source, f"{operation.image} is gone", hint="vcluster up")
                 address = next(at for at, name in self.fleet.addresses.items() if name == operation.source)
                 owner = Owner(self.plan.cluster, self.plan.id, self.plan.head_address)
-                source = ImageSource(Stored(connection, image, address, operation.image), owner, self.emit)
+                stored, hosts = Stored(connection, image, address, operation.image), sorted(self._receivers)
+                source = ImageSource(stored, self.fleet, hosts, owner, self.emit)
                 self._sources[key] = self._opened.enter_context(source)
             return self._sources[key]
 
@@ -178,6 +184,7 @@ class ImageSupply:
         digest = digest_of(image, config.get("RepoDigests", ()))
         found = self.fleet.all(lambda connection: held(connection, image), {one.host for one in operations})
         others = [host for host, had in found.items() if had and not wanted.is_it(connections[host], had.id)]
+        self._receivers |= set(others)
         return [
             replace(one, base=wanted.id, digest=digest, source=self.plan.head)
             for one in operations

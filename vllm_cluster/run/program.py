@@ -49,17 +49,18 @@ class RemoteProgram:
 
 def python(where: str, name: str, *arguments: str, seconds: float) -> RemoteProgram:
     """The program `remote/WHERE/NAME.py`, which ends with its input and after so many seconds."""
-    return python_source(name, _text(where, name), *arguments, seconds=seconds)
+    return python_source(name, source(where, name), *arguments, seconds=seconds)
 
 
-def python_source(name: str, source: str, *arguments: str, seconds: float) -> RemoteProgram:
+def python_source(name: str, text: str, *arguments: str, seconds: float) -> RemoteProgram:
     """As `python`, for this source."""
     return RemoteProgram(
-        name, ("python3", "-u", "-c", _text("host", "bounded"), f"{seconds:g}", name, source, *arguments)
+        name, ("python3", "-u", "-c", source("host", "bounded"), f"{seconds:g}", name, text, *arguments)
     )
 
 
-def _text(where: str, name: str) -> str:
+def source(where: str, name: str) -> str:
+    """The text of `remote/WHERE/NAME.py`, for a place that ends it by itself."""
     return files(f"vllm_cluster.remote.{where}").joinpath(f"{name}.py").read_text()
 
 
@@ -97,10 +98,15 @@ class RunningProgram:
     """A program under way; leaving it ends the program. One thread may send while another reads."""
 
     def __init__(
-        self, host: str, program: RemoteProgram, stream: Stream, remove: Callable[[], None] = lambda: None
+        self,
+        host: str,
+        program: RemoteProgram,
+        stream: Stream,
+        remove: Callable[[], None] = lambda: None,
+        container: str = "",
     ) -> None:
         """`remove` takes away what a program that did not end by itself leaves on the host."""
-        self.host, self.program = host, program
+        self.host, self.program, self.container = host, program, container
         self._stream, self._remove = stream, remove
         self._lines: deque[bytes] = deque()
         self._rest, self._printed = b"", bytearray()
@@ -266,7 +272,7 @@ def start(connection: HostConnection, program: RemoteProgram, place: Place, dead
         with suppress(HostError):
             remove()
         raise
-    return RunningProgram(connection.name, program, stream, remove)
+    return RunningProgram(connection.name, program, stream, remove, name)
 
 
 def run(

@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from email.utils import formatdate
 from importlib.resources import files
 from urllib.parse import parse_qsl, urlsplit
 
-from tests.support.sim import programs
+from tests.support.sim import blobs, programs
 from tests.support.sim.engine import Answer, FakeEngine, Refused, Request, fetch, reply
 from tests.support.sim.facts import sections
 from tests.support.sim.faults import Fault, Killed, StillWaiting
-from tests.support.sim.world import Lock, World
+from tests.support.sim.world import Lock, Picture, World
 from vllm_cluster.clock import Deadline
 from vllm_cluster.errors import ConnectionLost, TimedOut, Unreachable
-from vllm_cluster.run import image_push
+from vllm_cluster.run import image_carrier
 from vllm_cluster.transport.base import Forward, Result, Stream, Target
 
 FACTS = files("vllm_cluster.remote.host").joinpath("facts.sh").read_bytes()
 LEASE = files("vllm_cluster.remote.host").joinpath("lease.sh").read_text()
-RECEIVE = image_push.RECEIVE
 FENCED = files("vllm_cluster.remote.host").joinpath("lease_stream.sh").read_text()
 FOLDER = "/tmp/vcluster"
 DIAL = ("docker", "system", "dial-stdio")
@@ -74,49 +74,62 @@ class FakeTransport:
         docker = tuple(argv[-3:]) == DIAL
         pull = list(argv[-3:-1]) == ["docker", "pull"]
         command = list(argv[argv.index("docker") :]) if "docker" in argv else []
-        program = command[1:2] in (["exec"], ["start"])
-        receive = list(argv[-6:-3]) == ["bash", "-c", RECEIVE]
-        save, load = command[:2] == ["docker", "save"], command == ["docker", "load"]
-        moved = "docker save" if save else "docker pull" if pull else "docker load"
+        split, load = image_carrier.SAVE in argv, image_carrier.LOAD in argv or command == ["docker", "load"]
+        cat = command[1:2] == ["exec"] and "cat" in command
+        program = not (split or load or cat) and command[1:2] in (["exec"], ["start"])
+        moved = "docker save" if split else "docker pull" if pull else "docker load"
         what = (
             "dial docker"
             if docker
             else moved
-            if pull or receive or save or load
+            if pull or split or load
             else programs.called(command)
             if program
+            else "cat"
+            if cat
             else "lease"
         )
         # Whoever gets the lease changes a lock file; that is for all to see, but nothing of a cluster.
-        changes = pull or receive or load or (program and programs.changes(command))
+        changes = pull or load or (program and programs.changes(command))
         fault = self.script.ask(self._name, what, changes)
         if changes:
             self.judge(what)
         self.stumble(fault, what, deadline)
         if fault in (Fault.LOST, Fault.LOST_AFTER):
             raise self.lose("the connection broke")
-        stream: _Stream
-        if docker:
-            stream = EngineStream(self, self._world, ended=fault is not None)
-        elif pull:
-            stream = _PullStream(self, self._world, argv[-1], fault)
-        elif receive:
-            stream = _ReceiveStream(self, self._world, argv[-2], fault)
-        elif save:
-            stream = _SaveStream(self, self._world, command[2], fault)
-        elif load:
-            stream = _LoadStream(self, self._world, fault)
-        elif program:
-            stream = _ProgramStream(self, self._world, command, fault)
-        elif argv[:3] == ["sh", "-c", LEASE]:
-            stream = _LeaseStream(self, self._world, argv[5], argv[6], float(argv[7]))
-        else:
-            raise AssertionError(f"an unknown command: {argv}")
-        # What brings an image is always behind the lease, the rest where the verb holds one.
-        if pull or load or (argv[0] == "sh" and not isinstance(stream, _LeaseStream)):
+        stream = self._stream(argv, command, fault)
+        # What `up` does is behind the lease; `image push` has none.
+        lock = self.machine.lock
+        mine = lock is not None and lock.stream.script is self.script
+        if list(argv[:3]) == ["sh", "-c", FENCED] or (changes and mine):
             self._fence(stream, argv)
         self._streams.append(stream)
         return stream
+
+    def _stream(self, argv: Sequence[str], command: list[str], fault: Fault | None) -> _Stream:
+        world = self._world
+        if tuple(argv[-3:]) == DIAL:
+            return EngineStream(self, world, ended=fault is not None)
+        if list(argv[-3:-1]) == ["docker", "pull"]:
+            return _PullStream(self, world, argv[-1], fault)
+        if argv[:3] == ["sh", "-c", LEASE]:
+            return _LeaseStream(self, world, argv[5], argv[6], float(argv[7]))
+        return self._image_stream(argv, command, fault) or _ProgramStream(self, world, command, fault)
+
+    def _image_stream(self, argv: Sequence[str], command: list[str], fault: Fault | None) -> _Stream | None:
+        """Of an image that goes from host to host."""
+        world = self._world
+        if image_carrier.IN_FOLDER in argv:
+            return _NoPythonStream(self, world)
+        if image_carrier.SAVE in argv:
+            return _SplitStream(self, world, argv[list(argv).index(image_carrier.SAVE) + 2], fault)
+        if image_carrier.LOAD in argv or command == ["docker", "load"]:
+            return _LoadStream(self, world, fault, packed=command != ["docker", "load"])
+        if "cat" in command:
+            return _BlobsStream(self, world)
+        if not command:
+            raise AssertionError(f"an unknown command: {argv}")
+        return _CarryStream(self, world, command, fault) if programs.carries(command, self.machine) else None
 
     def _fence(self, stream: _Stream, argv: Sequence[str]) -> None:
         """lease_stream.sh: a way to Docker that ends with the lease, and is none without it."""
@@ -305,53 +318,66 @@ class _PullStream(_Stream):
         return self._said
 
 
-class _ReceiveStream(_Stream):
-    """A host that gets an image from another one, and loads it."""
-
-    def __init__(self, transport: FakeTransport, world: World, address: str, fault: Fault | None) -> None:
-        super().__init__(transport, world)
-        self._picture, self._fault = world.sending[address], fault
-
-    def take(self, data: bytes) -> None:
-        self.ended = True
-        if self._fault is None or self._fault.happens:
-            sent = self._picture
-            there = self.transport.machine.take_image(sent)
-            self.out += f"Loaded image ID: {there.id}\n".encode()
-
-    def exit_code(self) -> int | None:
-        """docker load fails where the archive ends too early."""
-        return 1 if self._fault else 0
-
-
-class _SaveStream(_Stream):
-    """`docker save`: it writes the id in place of the image."""
+class _SplitStream(_Stream):
+    """`docker save` into the program that makes blobs of it."""
 
     def __init__(self, transport: FakeTransport, world: World, image: str, fault: Fault | None) -> None:
         super().__init__(transport, world)
         self.ended, self._code = True, 1 if fault else 0
-        self.out += b"" if fault and not fault.happens else image.encode()
+        if fault is None or fault.happens:
+            picture = world.blobs[transport.host] = transport.machine.images[image]
+            self.out += json.dumps(blobs.row(picture)).encode() + b"\n"
 
     def exit_code(self) -> int | None:
         """How docker ended."""
         return self._code
 
 
-class _LoadStream(_Stream):
-    """`docker load` of what comes through the controller."""
+class _NoPythonStream(_Stream):
+    """A program on a host that has no Python."""
 
-    def __init__(self, transport: FakeTransport, world: World, fault: Fault | None) -> None:
+    def __init__(self, transport: FakeTransport, world: World) -> None:
+        super().__init__(transport, world)
+        self.ended = True
+
+    def stderr_tail(self) -> str:
+        """What the shell prints."""
+        return "sh: 3: python3: not found"
+
+    def exit_code(self) -> int | None:
+        """As a shell ends there."""
+        return 127
+
+
+class _BlobsStream(_Stream):
+    """`cat` of the blobs."""
+
+    def __init__(self, transport: FakeTransport, world: World) -> None:
+        super().__init__(transport, world)
+        self.ended = True
+        made = b"".join(blobs.of(world.blobs[transport.host]).values())
+        self.out += made[::-1] if world.forges == transport.host else made
+
+
+class _LoadStream(_Stream):
+    """`docker load` of what comes through the controller, or of the blobs that have come from other hosts."""
+
+    def __init__(self, transport: FakeTransport, world: World, fault: Fault | None, *, packed: bool) -> None:
         super().__init__(transport, world)
         self._fault, self._taken = fault, b""
+        if packed:
+            self._load(world.blobs[transport.host])
 
     def take(self, data: bytes) -> None:
         self._taken += data
 
     def shutdown_write(self) -> None:
         """The archive is whole: the image is there, unless docker fails."""
-        self.ended, name = True, self._taken.decode()
+        self._load(blobs.packed(self._taken, self.world))
+
+    def _load(self, sent: Picture) -> None:
+        self.ended = True
         if self._fault is None or self._fault.happens:
-            sent = next(machine.images[name] for machine in self.world.machines.values() if name in machine.images)
             there = self.transport.machine.take_image(sent)
             self.out += f"Loaded image ID: {there.id}\n".encode()
 
@@ -405,6 +431,31 @@ class _ProgramStream(_Stream):
         # Its input ends with the link, and it ends a moment later.
         if not self.ended:
             self.transport.machine.late.append((1, self._program.end))
+
+
+class _CarryStream(_ProgramStream):
+    """The program that moves blobs: the first host of its plan serves them, another gets them."""
+
+    def take(self, data: bytes) -> None:
+        plan = json.loads(data)
+        if "hosts" not in plan:
+            self.out += b'{"folder": "/vcluster"}\n'
+            return
+        source, me = plan["hosts"][0]["name"], plan["me"]
+        rows: list[dict[str, object]] = [{"serving": True}]
+        if me != source:
+            self.world.blobs[me] = self.world.blobs[source]
+            rows += [{"bytes": 1}, {"whole": True}]
+        self.out += "".join(json.dumps(row) + "\n" for row in rows).encode()
+
+    def recv(self, size: int, /) -> bytes:
+        """What it answers; its input ends it."""
+        return _Stream.recv(self, size)
+
+    def shutdown_write(self) -> None:
+        """Its input has ended."""
+        self._program.end()
+        self._shown = self.ended = True
 
 
 class EngineStream(_Stream):

@@ -9,7 +9,7 @@ from tests.support.sim import shell
 from tests.support.sim.world import Machine, World
 
 # Those that wait for a message before they do anything.
-READERS = ("append_line", "batch_job", "check", "remove_model", "send_image")
+READERS = ("append_line", "batch_job", "check", "remove_model")
 
 
 def called(command: Sequence[str]) -> str:
@@ -20,6 +20,12 @@ def called(command: Sequence[str]) -> str:
 def changes(command: Sequence[str]) -> bool:
     """Whether it changes something on the host."""
     return command[1] == "start" or _name(command[4:]) == "append_line"
+
+
+def carries(command: Sequence[str], machine: Machine) -> bool:
+    """Whether it is what moves the blobs of an image."""
+    box = machine.box(command[4]) if command[1] == "start" else None
+    return box is not None and _name(box.argv) == "carry_image"
 
 
 def _name(argv: Sequence[str]) -> str:
@@ -62,10 +68,6 @@ class Program:
             files, inside, _ = self._machine.place(self._box, order["path"])
             files[inside] = files.get(inside, b"") + order["line"].encode() + b"\n"
 
-        if self.name == "send_image":
-            order = json.loads(data)
-            self._world.sending[order["address"]] = self._machine.images[order["image"]]
-
     def _cache(self, order: dict[str, str]) -> dict[str, object]:
         """The size of a model in the cache; where it is to be removed, it is gone then."""
         models, folder = self._machine.models, order["folder"]
@@ -94,8 +96,6 @@ class Program:
                 rows = [{"batches": world.batches}]
             case "remove_model":
                 rows = [self._cache(json.loads(self._input))]
-            case "send_image":
-                rows = [{"port": 49152, "layers": [1]}]
             case "vllm_load":
                 rows = [{"now": world.host_time(machine), "requests": world.requests}]
             case "check" if machine.name in world.answers:

@@ -96,8 +96,8 @@ class Box:
 
     @property
     def mounts(self) -> list[dict[str, Any]]:
-        """The volumes that it was made with."""
-        return (self.body.get("HostConfig") or {}).get("Mounts") or []
+        """The volumes with a name that it was made with; the others go with it."""
+        return [one for one in (self.body.get("HostConfig") or {}).get("Mounts") or [] if "Source" in one]
 
 
 @dataclass
@@ -234,8 +234,10 @@ class World:
         self.requests: int | None = 0
         # What the nodes answer about a request to serve, by host; nothing where they cannot be asked.
         self.answers: dict[str, dict[str, Any]] = {}
-        # The images that hosts send, by the address at which they do.
-        self.sending: dict[str, Picture] = {}
+        # The image that hosts hold as blobs, to be sent or loaded, by host.
+        self.blobs: dict[str, Picture] = {}
+        # A host that gives other bytes than it said it would.
+        self.forges = ""
         # What the head's program lists of the batches there.
         self.batches: list[dict[str, Any]] = []
         self.runtime: Runtime | None = None

@@ -1,0 +1,158 @@
+"""An image as blobs: split from what `docker save` writes, checked by the laptop, and packed for `docker load`."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import tarfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from vllm_cluster.remote.image import pack_image, split_image
+from vllm_cluster.run.image_carrier import blobs_in
+
+Members = list[tuple[str, bytes | str]]
+CONFIG = b'{"rootfs": {"diff_ids": []}}'
+
+
+def digest(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
+def archive(members: Members) -> io.BytesIO:
+    """An archive of files, and of links where the content is text."""
+    made = io.BytesIO()
+    with tarfile.open(fileobj=made, mode="w") as tar:
+        for name, content in members:
+            entry = tarfile.TarInfo(name)
+            if isinstance(content, str):
+                entry.type, entry.linkname = tarfile.SYMTYPE, content
+            else:
+                entry.size = len(content)
+            tar.addfile(entry, io.BytesIO(content) if isinstance(content, bytes) else None)
+    made.seek(0)
+    return made
+
+
+def manifest(config: str, layers: list[str]) -> bytes:
+    return json.dumps([{"Config": config, "RepoTags": ["postgres:17"], "Layers": layers}]).encode()
+
+
+def old_form(layers: list[bytes]) -> Members:
+    """As Docker 20.10 writes: a folder a layer, and a link where one is there again."""
+    members: Members = []
+    names: dict[bytes, str] = {}
+    for number, layer in enumerate(layers):
+        place = f"{number:064x}/layer.tar"
+        members += [(f"{number:064x}/VERSION", b"1.0"), (place, f"../{names[layer]}" if layer in names else layer)]
+        names.setdefault(layer, place)
+    listed = manifest(f"{digest(CONFIG)}.json", [f"{number:064x}/layer.tar" for number in range(len(layers))])
+    return [*members, (f"{digest(CONFIG)}.json", CONFIG), ("manifest.json", listed), ("repositories", b"{}")]
+
+
+def oci_form(layers: list[bytes]) -> Members:
+    """As Docker 25 and later write."""
+    names = [f"blobs/sha256/{digest(data)}" for data in (CONFIG, *layers)]
+    blobs: Members = [(name, data) for name, data in dict(zip(names, (CONFIG, *layers), strict=True)).items()]
+    return [*blobs, ("index.json", b"{}"), ("manifest.json", manifest(names[0], names[1:])), ("oci-layout", b"{}")]
+
+
+def split(members: Members, folder: Path, have: int = 0, unneeded: tuple[str, ...] = ()) -> dict[str, Any]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        return split_image.Splitter(have, frozenset(unneeded)).read(archive(members))
+
+
+def packed(row: dict[str, Any], folder: Path) -> dict[str, bytes]:
+    made = io.BytesIO()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        pack_image.pack({"config": row["config"], "layers": row["layers"]}, made)
+    with tarfile.open(fileobj=io.BytesIO(made.getvalue())) as tar:
+        return {member.name: (tar.extractfile(member) or io.BytesIO()).read() for member in tar}
+
+
+# fault: remote/image/pack_image.py: "RepoTags": None → "RepoTags": ["postgres:17"]
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=40)
+@given(layers=st.lists(st.binary(max_size=2000), min_size=1, max_size=5), old=st.booleans(), data=st.data())
+def test_what_docker_saved_comes_out_as_its_blobs_and_no_name(
+    tmp_path_factory: pytest.TempPathFactory, layers: list[bytes], old: bool, data: st.DataObject
+) -> None:
+    folder, have = tmp_path_factory.mktemp("blobs"), data.draw(st.integers(0, len(layers)))
+    unneeded = {*layers[:have]} - {*layers[have:]}
+    row = split((old_form if old else oci_form)(layers), folder, have, tuple(map(digest, unneeded)))
+    assert (row["config"], row["layers"]) == (digest(CONFIG), [digest(layer) for layer in layers])
+    sent = {digest(one): one for one in (CONFIG, *layers[have:])}
+    assert row["sizes"] == {name: len(one) for name, one in sent.items()}
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == sent
+    assert dict(blobs_in(row, len(layers)).sizes) == row["sizes"]
+    files = packed(row, folder)
+    assert json.loads(files.pop("manifest.json")) == [
+        {"Config": row["config"], "RepoTags": None, "Layers": row["layers"]}
+    ]
+    assert files == sent
+
+
+@pytest.mark.parametrize(
+    "members",
+    [
+        [],
+        [("manifest.json", b"no json")],
+        [("manifest.json", b"[]")],
+        [("manifest.json", b"[{}, {}]")],
+        [("manifest.json", manifest("../../etc/passwd", []))],
+        [("etc", "/etc"), ("manifest.json", manifest("etc/passwd", []))],
+        [("a", "b"), ("b", "a"), ("manifest.json", manifest("a", []))],
+        [("manifest.json", manifest("manifest.json", []))],
+    ],
+)
+def test_an_archive_that_docker_would_not_write_is_an_error(tmp_path: Path, members: Members) -> None:
+    with pytest.raises((ValueError, LookupError, TypeError)):
+        split(members, tmp_path)
+
+
+def test_no_name_in_an_archive_decides_where_anything_is_written(tmp_path: Path) -> None:
+    outside, folder = tmp_path / "outside", tmp_path / "blobs"
+    outside.mkdir()
+    folder.mkdir()
+    hostile: Members = [
+        ("../outside/up", b"1"),
+        (str(outside / "absolute"), b"2"),
+        ("link", str(outside)),
+        ("link/below", b"3"),
+        *oci_form([b"layer"]),
+    ]
+    row = split(hostile, folder)
+    assert not list(outside.iterdir())
+    assert {path.name for path in folder.iterdir()} == {digest(CONFIG), digest(b"layer")}
+    assert row["layers"] == [digest(b"layer")]
+
+
+ROW: dict[str, Any] = {"config": "a" * 64, "layers": ["b" * 64], "sizes": {"a" * 64: 1, "b" * 64: 2}}
+
+
+# fault: run/image_carrier.py: and _BLOB.fullmatch(one) →
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"config": "../../etc/passwd"},
+        {"config": None},
+        {"layers": []},
+        {"layers": ["b" * 64, "c" * 64]},
+        {"layers": ["-rf"]},
+        {"sizes": {}},
+        {"sizes": {"a" * 64: 1, "c" * 64: 2}},
+        {"sizes": {"a" * 64: -1}},
+        {"sizes": {"a" * 64: True}},
+        {"sizes": 7},
+    ],
+)
+def test_blobs_that_are_not_of_the_image_are_refused_by_the_laptop(changed: dict[str, Any]) -> None:
+    assert blobs_in(ROW, 1).size == 3
+    with pytest.raises((ValueError, LookupError, TypeError)):
+        blobs_in({**ROW, **changed}, 1)

@@ -1,0 +1,107 @@
+"""Splits what `docker save` writes into blobs, each a file that is called by its sha256; standard library alone.
+
+Every Docker's form is read: a folder a layer, where one that is there twice is a link (until Docker 24), or an OCI
+layout, whose layers are compressed where the image came from a registry into containerd. Nothing in the archive decides
+where anything is written, and its names are dropped.
+
+Arguments: how many layers from the lowest are not needed, and their digests. Prints how much it has read, and at the
+end {"config", "layers", "sizes"}, or {"error"}.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import posixpath
+import re
+import sys
+import tarfile
+import time
+from pathlib import Path
+from typing import IO, Any
+
+PIECE = 1 << 20
+REPORT_SECONDS = 1
+# A layer's archive has the bytes of its files; what lists the layers is small.
+MAX_MANIFEST = 4 << 20
+INCOMING = "incoming"
+BLOB = re.compile(r"blobs/sha256/([0-9a-f]{64})")
+
+
+class Splitter:
+    """One archive, in the working folder."""
+
+    def __init__(self, have: int, unneeded: frozenset[str]) -> None:
+        self._have, self._unneeded = have, unneeded
+        self._blobs: dict[str, str] = {}
+        self._links: dict[str, str] = {}
+        self._manifest: Any = None
+        self._read, self._due = 0, time.monotonic() + REPORT_SECONDS
+
+    def read(self, stream: IO[bytes]) -> dict[str, Any]:
+        """Keep what the image is made of.
+
+        Raises:
+            ValueError, LookupError, TypeError, tarfile.TarError: it is not what `docker save` writes of one image.
+        """
+        with tarfile.open(fileobj=stream, mode="r|", bufsize=PIECE) as tar:
+            for member in tar:
+                self._take(tar, member)
+        (image,) = self._manifest
+        config, *layers = (self._blob(str(name)) for name in (image["Config"], *image["Layers"]))
+        needed = dict.fromkeys((config, *layers[self._have :]))
+        for blob in {*self._blobs.values()} - {*needed}:
+            Path(blob).unlink(missing_ok=True)
+        return {"config": config, "layers": layers, "sizes": {blob: Path(blob).stat().st_size for blob in needed}}
+
+    def _take(self, tar: tarfile.TarFile, member: tarfile.TarInfo) -> None:
+        name = posixpath.normpath(member.name)
+        known = BLOB.fullmatch(name)
+        if member.issym():
+            self._links[name] = posixpath.normpath(posixpath.join(posixpath.dirname(name), member.linkname))
+        elif member.islnk():
+            self._links[name] = posixpath.normpath(member.linkname)
+        elif known and known[1] in self._unneeded:
+            self._blobs[name] = known[1]
+        elif member.isfile() and (content := tar.extractfile(member)):
+            if name == "manifest.json":
+                self._manifest = json.loads(content.read(MAX_MANIFEST))
+            else:
+                self._blobs[name] = self._keep(content)
+
+    def _keep(self, content: IO[bytes]) -> str:
+        digest = hashlib.sha256()
+        with Path(INCOMING).open("wb") as target:
+            while piece := content.read(PIECE):
+                digest.update(piece)
+                target.write(piece)
+                self._read += len(piece)
+                if time.monotonic() > self._due:
+                    report(read=self._read)
+                    self._due = time.monotonic() + REPORT_SECONDS
+        Path(INCOMING).replace(digest.hexdigest())
+        return digest.hexdigest()
+
+    def _blob(self, name: str) -> str:
+        place = posixpath.normpath(name)
+        # A link leads to a file: Docker makes none to another link.
+        return self._blobs[self._links.get(place, place)]
+
+
+def report(**row: object) -> None:
+    """Print one message."""
+    print(json.dumps(row), flush=True)
+
+
+def main() -> None:
+    """Split standard input."""
+    try:
+        report(**Splitter(int(sys.argv[1]), frozenset(sys.argv[2:])).read(sys.stdin.buffer))
+    except OSError as error:
+        report(error=error.strerror or str(error))
+    except (ValueError, LookupError, TypeError, tarfile.TarError) as error:
+        report(error=f"what docker save wrote cannot be read: {error}")
+
+
+if __name__ == "__main__":
+    main()

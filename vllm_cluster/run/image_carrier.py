@@ -1,0 +1,177 @@
+"""The program on a host that holds the blobs of an image, in a folder that goes with it."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from vllm_cluster.core.identity import Owner
+from vllm_cluster.core.images import Content
+from vllm_cluster.docker.temporary import TemporaryContainer
+from vllm_cluster.errors import HostError
+from vllm_cluster.run.connection import HostConnection
+from vllm_cluster.run.node_program import importable
+from vllm_cluster.run.program import OnHost, RemoteProgram, python, source, start
+
+# 20 GB at 25 Mbit/s.
+PUSH_SECONDS = 7200.0
+START_SECONDS = 120.0
+END_SECONDS = 10.0
+# Of a container: a volume without a name, which goes with it.
+FOLDER = "/vcluster"
+# Of a host without an image of ours. The shell outlives the program, which ends with its input.
+IN_FOLDER = """d=$(mktemp -d "${TMPDIR:-/var/tmp}/vcluster-image-XXXXXXXX") && cd "$d" || exit
+trap 'rm -rf "$d"' EXIT
+trap : HUP TERM
+"$@\""""
+SAVE = 'image=$1; shift; docker save "$image" | "$@"'
+LOAD = '"$@" | docker load'
+_BLOB = re.compile("[0-9a-f]{64}")
+
+
+@dataclass(frozen=True)
+class ImageBlobs:
+    """What an image is made of, each blob by its sha256; `sizes` are of those that are sent."""
+
+    config: str
+    layers: tuple[str, ...]
+    sizes: Mapping[str, int]
+
+    @property
+    def size(self) -> int:
+        """The bytes that are sent."""
+        return sum(self.sizes.values())
+
+    def manifest(self, config: str, layers: str) -> dict[str, Any]:
+        """What lists the blobs, under these keys."""
+        return {config: self.config, layers: list(self.layers)}
+
+
+def blobs_in(row: Mapping[str, Any], layers: int) -> ImageBlobs:
+    """What a host found in its image of so many layers.
+
+    Raises:
+        ValueError, LookupError, TypeError: it is none of that.
+    """
+    config, found, sizes = row["config"], tuple(row["layers"]), dict(row["sizes"])
+    if not all(isinstance(one, str) and _BLOB.fullmatch(one) for one in (config, *found, *sizes)):
+        raise ValueError("no digests")
+    if len(found) != layers or config not in sizes or not {*sizes} <= {config, *found}:
+        raise ValueError("other blobs than those of the image")
+    if not all(type(count) is int and count >= 0 for count in sizes.values()):
+        raise ValueError("no sizes")
+    return ImageBlobs(config, found, sizes)
+
+
+class ImageCarrier:
+    """The program on one host: in a container that has nothing but its volume and the network, else on the host."""
+
+    def __init__(self, connection: HostConnection, owner: Owner, image_id: str) -> None:
+        """`image_id` is of an image with Python, empty where there is none."""
+        self._connection, self._runtime = connection, connection.runtime
+        program = replace(python("image", "carry_image", seconds=PUSH_SECONDS), max_bytes=math.inf)
+        place: OnHost | TemporaryContainer = OnHost()
+        if image_id:
+            # As root, to whom the volume belongs, and without what else root may do.
+            place = TemporaryContainer(
+                owner, "image", image_id, network="host", user="0:0", drop=("ALL",), scratch=FOLDER
+            )
+        else:
+            program = replace(program, argv=("sh", "-c", IN_FOLDER, "sh", *program.argv), changes=True)
+        self._program = start(connection, program, place, self._runtime.after(START_SECONDS))
+        self._in = ("docker", "exec", "-i", "-w", FOLDER, self._program.container) if image_id else ()
+
+    def __enter__(self) -> ImageCarrier:
+        """Send the program.
+
+        Raises:
+            HostError: it does not run there.
+        """
+        try:
+            files = {path: content.decode() for path, content in importable("vllm_cluster.remote.pull").items()}
+            self._program.send(files)
+            self._folder = str(self._program.next(self._runtime.after(START_SECONDS))["folder"])
+        except LookupError as error:
+            self.__exit__()
+            raise HostError(self._connection.name, "its program does not answer") from error
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._program.end(self._runtime.after(END_SECONDS))
+
+    def _beside(self, argv: Sequence[str]) -> tuple[str, ...]:
+        """A command in the folder of the program."""
+        return (*self._in, *argv) if self._in else ("sh", "-c", 'cd "$1" && shift && "$@"', "sh", self._folder, *argv)
+
+    def split(self, image: Content, have: int, read: Callable[[int], None]) -> ImageBlobs:
+        """Save an image of this host as blobs, but for its first layers.
+
+        Raises:
+            HostError: Docker does not save it, or there is no room.
+        """
+        # One that is there again above these is needed: Docker looks for a layer with all that is below it.
+        unneeded = {*image.layers[:have]} - {*image.layers[have:]}
+        digests = sorted(layer.removeprefix("sha256:") for layer in unneeded)
+        argv = self._beside(("python3", "-c", source("image", "split_image"), str(have), *digests))
+        program = RemoteProgram("docker save", ("sh", "-c", SAVE, "sh", image.id, *argv), max_bytes=math.inf)
+        row: dict[str, Any] = {}
+        with start(self._connection, program, OnHost(), self._runtime.after(START_SECONDS)) as running:
+            for row in running.messages(self._runtime.after(PUSH_SECONDS)):
+                if "read" in row:
+                    read(int(row["read"]))
+            printed = running.finish(self._runtime.after(END_SECONDS)).text[-300:]
+        try:
+            return blobs_in(row, len(image.layers))
+        except (ValueError, LookupError, TypeError) as error:
+            why = row.get("error") or printed or f"what it found is unreadable: {error}"
+            raise HostError(self._connection.name, f"docker save failed: {why}", hint="vcluster image prune") from None
+
+    def ask(self, plan: Mapping[str, Any]) -> dict[str, Any]:
+        """Send the plan; whether it is serving, or the error.
+
+        Raises:
+            HostError: it does not answer.
+        """
+        self._program.send(plan)
+        return self._program.next(self._runtime.after(START_SECONDS))
+
+    def follow(self, arrived: Callable[[int], None]) -> dict[str, Any]:
+        """How it ends: whole, or an error with the bytes that had come.
+
+        Raises:
+            HostError: it does not answer.
+        """
+        row: dict[str, Any] = {}
+        for row in self._program.messages(self._runtime.after(PUSH_SECONDS)):
+            if "whole" in row or "error" in row:
+                return row
+            if isinstance(row.get("bytes"), int):
+                arrived(row["bytes"])
+        return {**row, "error": f"its program ended: {self._program.stderr_tail().strip()[-300:]}"}
+
+    def load(self, blobs: ImageBlobs) -> str:
+        """Give the blobs to the host's Docker; what that printed.
+
+        Raises:
+            HostError: it does not take them.
+        """
+        argv = self._beside(
+            ("python3", "-c", source("image", "pack_image"), json.dumps(blobs.manifest("config", "layers")))
+        )
+        program = RemoteProgram("docker load", ("sh", "-c", LOAD, "sh", *argv), changes=True)
+        with start(self._connection, program, OnHost(), self._runtime.after(START_SECONDS)) as running:
+            ended = running.finish(self._runtime.after(PUSH_SECONDS))
+        if ended.code:
+            raise HostError(self._connection.name, f"docker load failed: {ended.text[-300:]}")
+        return ended.printed
+
+    def reading(self, blobs: ImageBlobs) -> tuple[str, ...]:
+        """The command that writes the blobs, one after the other."""
+        return self._beside(("cat", *blobs.sizes))
