@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from operator import attrgetter
 from pathlib import Path
 from typing import Any, Protocol
@@ -18,6 +18,8 @@ from vllm_cluster.laptop import cache_folder, here, write_whole
 
 MAX_MODELS = 20
 _HOSTS = re.compile(r"^hosts:[ \t]*(?:#.*)?\n((?:[ \t]+.*\n|[ \t]*#.*\n|[ \t]*\n)*)", re.MULTILINE)
+# A shell would run parts of other names, or needs them quoted: these it completes by itself, as files.
+_PLAIN = re.compile(r"[\w.+@:/,-]*")
 _KEY = re.compile(r"""^([ \t]+)["']?([\w.-]+)["']?[ \t]*:""", re.MULTILINE)
 
 
@@ -38,22 +40,23 @@ def complete_hosts(ctx: Words, args: list[str], incomplete: str) -> list[str]:
     except OSError:
         return []
     keys = _KEY.findall(found[1]) if found else []
-    return [name for indent, name in keys if indent == keys[0][0] and name.startswith(incomplete)]
+    return _offered((name for indent, name in keys if indent == keys[0][0]), incomplete)
 
 
 def complete_host_list(ctx: Words, args: list[str], incomplete: str) -> list[str]:
     """The hosts that a list with commas does not have yet."""
     before, comma, last = incomplete.rpartition(",")
     there = before.split(",")
-    return [f"{before}{comma}{name}" for name in complete_hosts(ctx, args, last) if name not in there]
+    return _offered(
+        (f"{before}{comma}{name}" for name in complete_hosts(ctx, args, last) if name not in there), incomplete
+    )
 
 
 def complete_models(ctx: Words, args: list[str], incomplete: str) -> list[str]:
     """The models that were served with this inventory, then those of others."""
     seen = _models()
     own = seen.pop(str(_inventory(ctx)), [])
-    every = dict.fromkeys([*own, *(name for names in seen.values() for name in names)])
-    return [name for name in every if name.startswith(incomplete)]
+    return _offered(dict.fromkeys([*own, *(name for names in seen.values() for name in names)]), incomplete)
 
 
 def complete_inventories(ctx: Words, args: list[str], incomplete: str) -> list[str]:
@@ -67,12 +70,18 @@ def complete_inventories(ctx: Words, args: list[str], incomplete: str) -> list[s
         return []
     before = incomplete[: len(incomplete) - len(start)]
     rows = [(one.name, one.is_dir()) for one in found if one.name.startswith(start)]
-    return [before + name + "/" * folder for name, folder in rows if folder or name.endswith((".yaml", ".yml"))]
+    files = (before + name + "/" * folder for name, folder in rows if folder or name.endswith((".yaml", ".yml")))
+    return _offered(files, incomplete)
 
 
 def complete_colors(ctx: Words, args: list[str], incomplete: str) -> list[str]:
     """The values of --color."""
-    return [value for value in ("auto", "always", "never") if value.startswith(incomplete)]
+    return _offered(("auto", "always", "never"), incomplete)
+
+
+def _offered(names: Iterable[str], incomplete: str) -> list[str]:
+    """Of these what continues the word, and means the same in every shell without a quote."""
+    return [name for name in names if name.startswith(incomplete) and _PLAIN.fullmatch(name)]
 
 
 def remember_model(inventory: Path | None, model: str) -> None:

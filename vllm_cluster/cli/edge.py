@@ -177,7 +177,8 @@ def with_inventory(text: str, inventory: Path | None) -> str:
     command = re.compile(rf"\bvcluster (?:{verbs})\b(?! -i| --help)")
     # A line may name it already: the parser writes some remedies from the words of the call.
     lines = (
-        line if option in line else command.sub(lambda found: found[0] + option, line) for line in text.split("\n")
+        line if option in line or "--inventory" in line else command.sub(lambda found: found[0] + option, line)
+        for line in text.split("\n")
     )
     return "\n".join(lines)
 

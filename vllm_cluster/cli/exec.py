@@ -6,6 +6,7 @@ import os
 import shlex
 import sys
 import threading
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
@@ -19,19 +20,15 @@ from vllm_cluster.text import printable
 if TYPE_CHECKING:
     from vllm_cluster.inventory.model import Inventory
 
-Words = Annotated[
-    list[str] | None,
-    typer.Argument(
-        metavar="HOST -- COMMAND", help="A host, and the command. Default: a shell.", autocompletion=complete_hosts
-    ),
-]
-
+Host = Annotated[str | None, typer.Argument(metavar="HOST", help="A host.", autocompletion=complete_hosts)]
+Command = Annotated[list[str] | None, typer.Argument(metavar="-- COMMAND", help="What to run. Default: a shell.")]
 # An image may have no bash.
 SHELL = ("sh", "-c", "exec $(command -v bash || echo sh)")
 
 
 def exec_(
-    words: Words = None,
+    host: Host = None,
+    command: Command = None,
     inventory: InventoryPath = None,
     head: Annotated[bool, typer.Option("--head", help="Run it on the head.")] = False,
     everywhere: Annotated[bool, typer.Option("--all", help="Run it on every host, without input.")] = False,
@@ -40,25 +37,20 @@ def exec_(
         bool, typer.Option("--no-tty", "-T", help="No terminal for the command; it gets one where there is one here.")
     ] = False,
 ) -> None:
-    """Run a command in the containers of the nodes, or on a host."""
-    host, command = _target(list(words or ()), sys.argv, chosen=head or everywhere)
-    if everywhere and (head or by_ssh):
-        other = "--head" if head else "--ssh"
-        raise UsageError(f"{other} and --all exclude each other", hint="vcluster exec --all -- COMMAND")
-
+    """Run a command or a shell on a node, or on its host."""
+    command = command or []
+    _ensure_one_place(host, command, head=head, everywhere=everywhere, by_ssh=by_ssh)
     with Session(inventory, as_json=False) as session:
         loaded = session.load()
         if host is not None and host not in loaded.hosts:
-            raise _no_host(host, command, tuple(loaded.hosts), named="--" in sys.argv)
-        if everywhere and not command:
-            raise UsageError("there is no command", hint="vcluster exec --all -- COMMAND")
-        if by_ssh:
-            _by_ssh(loaded, host or loaded.head_name, command)
+            raise _no_host(host, command, tuple(loaded.hosts))
         from vllm_cluster.actions.exec import exec_one
         from vllm_cluster.cli.terminal import LocalEnds
 
         if everywhere:
             _on_all(loaded, command)
+        if by_ssh:
+            _by_ssh(loaded, host or loaded.head_name, command)
         terminal = not no_terminal and sys.stdin.isatty() and sys.stdout.isatty()
         ends = LocalEnds(terminal=terminal)
         with ends.lent():
@@ -66,33 +58,33 @@ def exec_(
         raise SystemExit(code)
 
 
-def _target(words: list[str], argv: list[str], *, chosen: bool) -> tuple[str | None, list[str]]:
-    """The host and the command; what precedes -- is the host."""
-    before = argv[: argv.index("--")] if "--" in argv else argv
-    if not chosen:
-        if not words or ("--" in argv and words[0] not in before):
-            raise UsageError("missing HOST", hint="vcluster exec HOST\nvcluster exec HOST -- COMMAND")
-        return words[0], words[1:]
-    if "--" in argv and words and len(words) > len(argv) - len(before) - 1:
-        raise UsageError(
-            f"a host and --head or --all exclude each other: {words[0]}", hint="vcluster exec HOST -- COMMAND"
-        )
-    return None, words
+def _ensure_one_place(host: str | None, command: Sequence[str], *, head: bool, everywhere: bool, by_ssh: bool) -> None:
+    """Refuse a call that names no place, several, or all without a command."""
+    line = shlex.join(command) or "COMMAND"
+    if not (host or head or everywhere):
+        raise UsageError("missing HOST", hint=f"vcluster exec HOST\nvcluster exec HOST -- {line}")
+    given = [host, "--head" if head else None, "--all" if everywhere else None, "--ssh" if by_ssh else None]
+    places = [name for name in given if name and (name != "--ssh" or everywhere)]
+    if len(places) > 1:
+        raise UsageError(f"{' and '.join(places)} exclude each other", hint=f"vcluster exec {places[0]} -- {line}")
+    if everywhere and not command:
+        raise UsageError("--all needs a command", hint=f"vcluster exec --all -- {line}")
 
 
-def _no_host(word: str, command: list[str], hosts: tuple[str, ...], *, named: bool) -> UsageError:
-    """The error of a first word that is not a host: it is misspelt, or the host was left out."""
+def _no_host(word: str, command: Sequence[str], hosts: tuple[str, ...]) -> UsageError:
+    """The error of a host that is not there: it is misspelt, or it was left out."""
     from vllm_cluster.inventory.words import nearest
 
-    if named and command:
-        # Where no host is near, none is taken for the one that was meant.
-        hint = f"vcluster exec {shlex.join([nearest(word, hosts) or 'HOST', '--', *command])}"
+    # Where no host is near, none is taken for the one that was meant.
+    near = nearest(word, hosts)
+    if near or command:
+        hint = shlex.join(["vcluster", "exec", near or "HOST", *(["--", *command] if command else [])])
     else:
-        hint = "\n".join(f"vcluster exec {at} -- {shlex.join([word, *command])}" for at in (hosts[0], "--all"))
+        hint = "\n".join(f"vcluster exec {at} -- {shlex.quote(word)}" for at in (hosts[0], "--all"))
     return UsageError(f"no host {word}: there are {', '.join(hosts)}", hint=hint)
 
 
-def _by_ssh(loaded: Inventory, host: str, command: list[str]) -> NoReturn:
+def _by_ssh(loaded: Inventory, host: str, command: Sequence[str]) -> NoReturn:
     """Become the ssh of this machine: it is the person's own terminal from here on."""
     from vllm_cluster.actions.exec import ssh_command
 
@@ -104,7 +96,7 @@ def _by_ssh(loaded: Inventory, host: str, command: list[str]) -> NoReturn:
         raise UsageError(f"cannot run ssh: {error.strerror}", hint=hint) from None
 
 
-def _on_all(loaded: Inventory, command: list[str]) -> None:
+def _on_all(loaded: Inventory, command: Sequence[str]) -> None:
     """Run it on every host and exit with the worst code; each line of output has its host."""
     from vllm_cluster.actions.exec import exec_all
     from vllm_cluster.cli.terminal import LocalEnds

@@ -19,7 +19,6 @@ MIN_WIDTH, MAX_WIDTH = 40, 100
 # The column of descriptions; a longer name gets a line of its own.
 COLUMN = 26
 COMMON = ("inventory", "as_json", "verbose", "quiet", "color", "help")
-_METAVARS = {int: "NUMBER", float: "NUMBER", str: "TEXT"}
 
 
 def verb_help(path: str, verb: Verb, params: Sequence[Any]) -> str:
@@ -85,7 +84,7 @@ def option_row(param: Any) -> tuple[str, str]:
     """The names of an option with its metavar, and its help with its default."""
     name = ", ".join(sorted([*param.opts, *param.secondary_opts], key=len))
     if not (param.is_flag or param.count):
-        name += f" {param.metavar or _METAVARS.get(param.type_descriptor.annotation, 'FILE')}"
+        name += f" {param.metavar}"
     more = []
     if param.envvar:
         more.append(f"environment: {param.envvar}")

@@ -7,14 +7,11 @@ import importlib
 import inspect
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, TypeVar
+from types import SimpleNamespace
+from typing import Any, ClassVar, TypeVar, get_type_hints
 
 import typer
-from typer._click.core import Command, Context
-from typer._click.exceptions import MissingParameter, NoSuchOption
-from typer._click.exceptions import UsageError as ParserError
-from typer._click.shell_completion import CompletionItem
-from typer.core import TyperArgument, TyperCommand, TyperGroup, TyperOption
+from typer.core import TyperCommand, TyperGroup
 
 from vllm_cluster.cli import help as text
 from vllm_cluster.cli import removed, words
@@ -22,7 +19,6 @@ from vllm_cluster.cli.options import Color, Quiet, Verbose
 from vllm_cluster.cli.session import SETTINGS
 from vllm_cluster.cli.values import convert
 from vllm_cluster.errors import UsageError
-from vllm_cluster.text import plural
 
 T = TypeVar("T")
 
@@ -80,59 +76,24 @@ class Parsed(TyperCommand):
 
     verb: Verb
 
-    def parse_args(self, ctx: Context, args: list[str]) -> list[str]:
-        """Parse the words behind the verb; all unknown options are reported at once."""
-        if not ctx.resilient_parsing:
-            self._ensure_dashes(ctx, args)
-        end = args.index("--") if "--" in args else len(args)
-        args = [word for word in args[:end] if word not in self.verb.habits] + args[end:]
-        _plain_values(self.get_params(ctx))
-        if not ctx.resilient_parsing:
-            self._ensure_known(ctx, args)
-        try:
-            return super().parse_args(ctx, args)
-        except ParserError as error:
-            raise _usage_error(ctx, error) from None
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Parse the words behind the verb; those behind `--` are for the parameter of this name, as they are."""
+        takes = next((one for one in self.params if text.shown_name(one).startswith("-- ")), None)
+        if takes and not ctx.resilient_parsing:
+            words.ensure_dashes(ctx, args, self.verb.habits)
+        end = args.index("--") if takes and "--" in args else len(args)
+        rest = _parse(super().parse_args, ctx, [word for word in args[:end] if word not in self.verb.habits])
+        if takes:
+            ctx.params[takes.name] = args[end + 1 :]
+        return rest
 
-    def _ensure_dashes(self, ctx: Context, args: list[str]) -> None:
-        arguments = " ".join(text.shown_name(one) for one in self.params if isinstance(one, TyperArgument)).split()
-        if arguments[-2:] == ["--", "COMMAND"]:
-            valued = [name for one in self.get_params(ctx) if _takes_value(one) for name in one.opts]
-            words.ensure_dashes(ctx.command_path, args, valued, arguments.index("--"))
-
-    def _ensure_known(self, ctx: Context, args: list[str]) -> None:
-        options = [one for one in self.get_params(ctx) if isinstance(one, TyperOption)]
-        flags = [name for one in options if one.is_flag or one.count for name in (*one.opts, *one.secondary_opts)]
-        valued = [name for one in options if _takes_value(one) for name in one.opts]
-        given = words.sort(args, flags, valued)
-        path = ctx.command_path
-        takes_flags = any(one.metavar == text.VLLM_FLAGS for one in self.params)
-        if takes_flags and given.arguments[1:]:
-            models = ", ".join(map(words.shown, given.arguments))
-            raise UsageError(
-                f"a cluster serves one model at a time, got {models}", hint=words.of_one(self.name or "", given)
-            )
-        if not given.names:
-            return
-        removed.refuse(path, given.names)
-        what = f"{path} has no {_listed('option', given.names)}"
-        # vLLM has hundreds of flags: only what differs in a letter is taken for an option of this program.
-        near = words.closest(given.names, [*flags, *valued], 0.88 if takes_flags else 0.7)
-        if takes_flags and len(near) < len(set(given.names)):
-            raise words.misplaced(self.name or "", given, what)
-        meant = f" (did you mean {', '.join(dict.fromkeys(near.values()))}?)" if near else ""
-        # A command that would be refused again does not help.
-        whole = len(near) == len(set(given.names))
-        call = [words.corrected([*path.split(), *args], near)] if whole else []
-        raise UsageError(f"{what}{meant}", hint="\n".join([*call, f"{path} --help"]))
-
-    def get_help(self, ctx: Context) -> str:
+    def get_help(self, ctx: Any) -> str:
         """The help of the verb, nothing of it cut."""
         return text.verb_help(ctx.command_path, self.verb, self.get_params(ctx))
 
-    def shell_complete(self, ctx: Context, incomplete: str) -> list[CompletionItem]:
+    def shell_complete(self, ctx: Any, incomplete: str) -> list[Any]:
         """The options, without their help: typer imports rich to show it, which takes longer than a TAB may."""
-        return [CompletionItem(item.value) for item in super().shell_complete(ctx, incomplete)]
+        return _offered(item.value for item in super().shell_complete(ctx, incomplete))
 
 
 class Verbs(TyperGroup):
@@ -141,11 +102,11 @@ class Verbs(TyperGroup):
     verbs: ClassVar[Mapping[str, Verb]] = {}
     default: ClassVar[str] = ""
 
-    def list_commands(self, ctx: Context) -> list[str]:
+    def list_commands(self, ctx: Any) -> list[str]:
         """The verbs, in the order of the table."""
         return list(self.verbs)
 
-    def get_command(self, ctx: Context, cmd_name: str) -> Command | None:
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
         """The verb by its name; None where there is none."""
         verb = self.verbs.get(cmd_name)
         if verb is None:
@@ -160,7 +121,7 @@ class Verbs(TyperGroup):
         command.verb = verb  # type: ignore[attr-defined]
         return command
 
-    def parse_args(self, ctx: Context, args: list[str]) -> list[str]:
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Parse the words before the verb; the common options among them go to the verb."""
         args = words.options_last(args)
         if args[:1] == ["help"]:
@@ -168,13 +129,9 @@ class Verbs(TyperGroup):
         # A verb may be what is being completed.
         if self.default and (args[0].startswith("-") if args else not ctx.resilient_parsing):
             args = ["--help"] if {*args} & {*ctx.help_option_names} else [self.default, *args]
-        _plain_values(self.get_params(ctx))
-        try:
-            return super().parse_args(ctx, args)
-        except ParserError as error:
-            raise _usage_error(ctx, error) from None
+        return _parse(super().parse_args, ctx, args)
 
-    def resolve_command(self, ctx: Context, args: list[str]) -> tuple[str | None, Command | None, list[str]]:
+    def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str | None, Any, list[str]]:
         """The verb that the first word names.
 
         Raises:
@@ -182,47 +139,54 @@ class Verbs(TyperGroup):
         """
         if ctx.resilient_parsing or args[0] in self.verbs:
             return super().resolve_command(ctx, args)
-        path, option = ctx.command_path, words.inventory_option(args)
+        path = ctx.command_path
         removed.refuse(path, args[:1])
         near = words.meant(args[0], tuple(self.verbs), args[1:]) if path == "vcluster" else ()
-        lines = [line + option * ("--" not in line and option not in line) for line in near] or [f"{path} --help"]
-        raise UsageError(f"{path} has no verb {words.shown(args[0])}", hint="\n".join(lines))
+        raise UsageError(f"{path} has no verb {words.shown(args[0])}", hint="\n".join(near) or f"{path} --help")
 
-    def get_help(self, ctx: Context) -> str:
+    def get_help(self, ctx: Any) -> str:
         """The verbs by group, with their whole summaries."""
         return text.program_help(ctx.command_path, self.help or "", self.verbs, self.get_params(ctx))
 
-    def shell_complete(self, ctx: Context, incomplete: str) -> list[CompletionItem]:
+    def shell_complete(self, ctx: Any, incomplete: str) -> list[Any]:
         """The verbs, none of them imported."""
-        if incomplete.startswith("-"):
-            default = self.get_command(ctx, self.default)
-            params = [*self.get_params(ctx), *(default.get_params(ctx) if default else ())]
-            options = [name for one in params for name in one.opts if name.startswith(incomplete)]
-            return [CompletionItem(name) for name in dict.fromkeys(options)]
-        return [CompletionItem(name) for name in self.verbs if name.startswith(incomplete)]
+        if not incomplete.startswith("-"):
+            return _offered(name for name in self.verbs if name.startswith(incomplete))
+        default = self.get_command(ctx, self.default)
+        params = [*self.get_params(ctx), *(default.get_params(ctx) if default else ())]
+        return _offered(name for one in params for name in one.opts if name.startswith(incomplete))
 
 
-def _takes_value(param: object) -> bool:
-    return isinstance(param, TyperOption) and not (param.is_flag or param.count)
+def _offered(names: Iterable[str]) -> list[Any]:
+    """What TAB shows, each once, as typer reads it."""
+    return [SimpleNamespace(value=name, help=None, type="plain") for name in dict.fromkeys(names)]
 
 
-def _plain_values(params: Iterable[object]) -> None:
-    for param in params:
-        if isinstance(param, TyperOption | TyperArgument):
-            param.process_value = functools.partial(_value, param)  # type: ignore[method-assign]
+def _parse(parse: Callable[[Any, list[str]], list[str]], ctx: Any, args: list[str]) -> list[str]:
+    """Parse by typer, with our own values and errors."""
+    types = get_type_hints(ctx.command.callback)
+    for param in ctx.command.get_params(ctx):
+        param.process_value = functools.partial(_value, param, types.get(param.name, bool))
+    try:
+        return parse(ctx, list(args))
+    except typer.TyperException as error:
+        option = getattr(error, "option_name", "")
+        if option and hasattr(error, "possibilities"):
+            raise words.unknown(ctx, args, option) from None
+        message = error.message.rstrip(".")
+        raise UsageError(message[:1].lower() + message[1:], hint=f"{ctx.command_path} --help") from None
 
 
-def _value(param: TyperOption | TyperArgument, ctx: Context, value: Any) -> Any:
-    """As typer's own, but for pydantic."""
-    annotation = param.type_descriptor.annotation
+def _value(param: Any, annotation: Any, ctx: Any, value: Any) -> Any:
+    """The value of a parameter. Not by typer: it asks pydantic, which takes longer to import than all the rest."""
+    hint = f"{ctx.command_path} --help"
     try:
         value = convert(annotation, value, least=param.min, most=param.max, metavar=param.metavar)
+        if param.required and value in (None, []):
+            raise UsageError(f"missing {text.shown_name(param)}", hint=hint)
+        return param.callback(ctx, param, value) if param.callback else value
     except typer.BadParameter as error:
-        error.ctx, error.param = ctx, param
-        raise
-    if param.required and param.value_is_missing(value):
-        raise MissingParameter(ctx=ctx, param=param)
-    return param.callback(ctx, param, value) if param.callback else value
+        raise UsageError(f"{text.shown_name(param)} {error.message}", hint=hint) from None
 
 
 def _with_common(function: Callable[..., T], verb: str) -> Callable[..., T]:
@@ -241,22 +205,3 @@ def _with_common(function: Callable[..., T], verb: str) -> Callable[..., T]:
     run.__annotations__ = {one.name: one.annotation for one in parameters}
     run.__doc__ = function.__doc__
     return run
-
-
-def _usage_error(ctx: Context, error: ParserError) -> UsageError:
-    """The parser's error in our form, with the command that shows what would do."""
-    message = error.format_message().rstrip(".")
-    param = getattr(error, "param", None)
-    if isinstance(error, MissingParameter) and param is not None:
-        message = f"missing {text.shown_name(param)}"
-    elif isinstance(error, typer.BadParameter) and param is not None:
-        message = f"{text.shown_name(param)} {error.message}"
-    elif isinstance(error, NoSuchOption):
-        message = f"{ctx.command_path} has no option {words.shown(error.option_name)}"
-    else:
-        message = message[:1].lower() + message[1:]
-    return UsageError(message, hint=f"{ctx.command_path} --help")
-
-
-def _listed(what: str, names: list[str]) -> str:
-    return f"{plural(len(names), what)} {', '.join(map(words.shown, dict.fromkeys(names)))}"

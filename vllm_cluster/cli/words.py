@@ -5,8 +5,10 @@ from __future__ import annotations
 import difflib
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from typing import Any
 
+from vllm_cluster.cli import removed
+from vllm_cluster.cli.help import VLLM_FLAGS
 from vllm_cluster.errors import UsageError
 from vllm_cluster.text import printable
 
@@ -98,120 +100,100 @@ def meant(word: str, verbs: Sequence[str], rest: Sequence[str] = ()) -> tuple[st
     lowered = word.lower()
     if lowered in _BY_WORD:
         return _BY_WORD[lowered]
-    close = difflib.get_close_matches(lowered, [*verbs, *_BY_WORD], n=1, cutoff=0.7)
-    return tuple(shlex.join(["vcluster", name, *rest]) if name in verbs else _BY_WORD[name][0] for name in close)
+    near = _nearest(lowered, [*verbs, *_BY_WORD], 0.7)
+    return (shlex.join(["vcluster", near, *rest]),) if near in verbs else _BY_WORD.get(near, ())[:1]
 
 
-@dataclass
-class Sorted:
-    """The words of a verb: arguments, known options with their values, and what follows `--`; and unknown options.
-
-    A word behind an unknown option is taken for its value.
-    """
-
-    arguments: list[str] = field(default_factory=list)
-    options: list[str] = field(default_factory=list)
-    after: list[str] = field(default_factory=list)
-    unknown: list[str] = field(default_factory=list)
-    names: list[str] = field(default_factory=list)
+def unknown(ctx: Any, given: Sequence[str], option: str) -> UsageError:
+    """The error for an option that a verb does not have, given these words behind it."""
+    path, near = ctx.command_path, _near(ctx, option)
+    removed.refuse(path, [option])
+    what = f"{path} has no option {shown(option)}"
+    if not near:
+        return UsageError(what, hint=f"{path} --help")
+    words = [near + word.removeprefix(option) if word.partition("=")[0] == option else word for word in given]
+    return UsageError(f"{what} (did you mean {near}?)", hint=f"{shlex.join([*path.split(), *words])}\n{path} --help")
 
 
-def sort(words: Sequence[str], flags: Sequence[str], with_value: Sequence[str]) -> Sorted:
-    """Sort the words behind a verb that has these options."""
-    found = Sorted()
-    rest = list(words)
-    while rest:
-        word = rest.pop(0)
-        name = word.split("=", 1)[0]
-        if word == "--":
-            found.after = rest
-            break
-        if not word.startswith("-") or len(word) == 1:
-            found.arguments.append(word)
-        elif name in with_value:
-            found.options += [word, *([rest.pop(0)] if "=" not in word and rest else [])]
-        elif name in flags or _short(word, flags, with_value):
-            found.options.append(word)
-        else:
-            found.names.append(name)
-            found.unknown.append(word)
-            while "=" not in word and rest and not rest[0].startswith("-"):
-                found.unknown.append(rest.pop(0))
-    return found
-
-
-def _short(word: str, flags: Sequence[str], with_value: Sequence[str]) -> bool:
-    """Whether this is known short options together, or one with its value: -vv, -yv, -iFILE."""
-    if word.startswith("--") or len(word) < 3:
-        return False
-    return word[:2] in with_value or all(f"-{letter}" in flags for letter in word[1:])
-
-
-def ensure_dashes(path: str, words: Sequence[str], with_value: Sequence[str], places: int) -> None:
-    """Refuse a command for elsewhere with options that this verb would take; `places` arguments precede the command.
+def ensure_dashes(ctx: Any, given: Sequence[str], habits: Sequence[str]) -> None:
+    """Refuse words for another program that do not follow `--`: some would be taken for options of this one.
 
     Raises:
-        UsageError: an option follows the first word of the command, and no `--` precedes it.
+        UsageError: there are such words; the hint is the command with them in their place.
     """
-    if "--" in words:
+    end = given.index("--") if "--" in given else len(given)
+    ours, theirs, arguments = _split(ctx, given[:end], habits)
+    if not theirs:
         return
-    at = 0
-    while at < len(words):
-        if words[at].startswith("-"):
-            # They are in place of the host.
-            places -= words[at] in ("--head", "--all")
-            at += words[at] in with_value
-        elif places > 0:
-            places -= 1
-        else:
-            break
-        at += 1
-    option = next((word for word in words[at + 1 :] if word.startswith("-") and word != "-"), None)
-    if option:
-        text = f"{shown(option)} follows {shown(words[at])}: options of a command come after --"
-        raise UsageError(text, hint=shlex.join([*path.split(), *words[:at], "--", *words[at:]]))
+    path, other, word = ctx.command_path, _other(ctx), theirs[0].partition("=")[0]
+    is_option = word.startswith("-")
+    error = unknown(ctx, given, word)
+    if is_option and _near(ctx, word):
+        raise error
+    if other == VLLM_FLAGS:
+        _refuse_for_vllm(path, word, arguments)
+        ours = ours if arguments else ["MODEL", *ours]
+    what = error.message if is_option else shown(word)
+    line = shlex.join([*path.split(), *ours, "--", *theirs, *given[end + 1 :]])
+    rule = "flags of vLLM come" if other == VLLM_FLAGS else "a command comes"
+    raise UsageError(f"{what}: {rule} after --", hint=line)
 
 
-def misplaced(verb: str, given: Sorted, what: str) -> UsageError:
-    """The error for unknown options: flags of vLLM follow `--`, for others it names what to use."""
+def _refuse_for_vllm(path: str, word: str, arguments: Sequence[str]) -> None:
+    """Refuse what is no flag of vLLM, though it may be typed behind a model."""
     from vllm_cluster.backends.vllm import instead
 
-    remedies = {name: _INSTEAD_BY_NAME.get(name) or instead(name) for name in given.names}
-    lines = [remedy for remedy in dict.fromkeys(remedies.values()) if remedy]
-    known = {name for name, remedy in remedies.items() if remedy}
-    model = _argument(given)
-    rest = replace(given, arguments=[model], unknown=_without(given.unknown, {*known, model}))
-    if known != set(given.names):
-        what += ": flags of vLLM come after --"
-        lines.append(behind_dashes(verb, rest))
-    return UsageError(what, hint="\n".join(lines).replace("MODEL", model))
+    if not word.startswith("-"):
+        raise UsageError(f"{path} takes one MODEL, got {shown(word)} too", hint=f"{path} {shlex.quote(arguments[0])}")
+    remedy = _INSTEAD_BY_NAME.get(word) or instead(word)
+    if remedy:
+        model = next(iter(arguments), "MODEL")
+        raise UsageError(f"{path} has no option {shown(word)}", hint=remedy.replace("MODEL", model))
 
 
-def of_one(verb: str, given: Sorted) -> str:
-    """The command with the first of several arguments alone."""
-    behind = ["--", *given.after] if given.after else []
-    return shlex.join(["vcluster", verb, given.arguments[0], *given.options, *behind])
+def _other(ctx: Any) -> str:
+    """What a verb takes behind `--`, as its help names it; empty where it takes nothing."""
+    names = (str(one.metavar) for one in ctx.command.params)
+    return next((name for name in names if name.startswith("-- ")), "")
 
 
-def _without(unknown: Sequence[str], names: set[str]) -> list[str]:
-    """The unknown words without these, and without the values of these options."""
-    kept: list[str] = []
-    dropped = False
-    for word in unknown:
-        dropped = word.split("=", 1)[0] in names or (dropped and not word.startswith("-"))
-        kept += [] if dropped else [word]
-    return kept
+def _near(ctx: Any, option: str) -> str:
+    """The option of a verb that was probably meant; empty where none is near."""
+    known = [name for one in ctx.command.get_params(ctx) for name in (*one.opts, *one.secondary_opts)]
+    # vLLM has hundreds of flags: only what differs in a letter is taken for an option of this program.
+    return _nearest(option, known, 0.88 if _other(ctx) == VLLM_FLAGS else 0.7)
 
 
-def _argument(given: Sorted) -> str:
-    """The one argument; an option that takes no value may have swallowed it: a repository has a slash in its name."""
-    values = [word for word in given.unknown if not word.startswith("-")]
-    return next(iter([*given.arguments, *(word for word in values if "/" in word), *values[-1:]]), "MODEL")
-
-
-def behind_dashes(verb: str, given: Sorted) -> str:
-    """The command of a verb with one argument in which what it does not know follows `--`, for vLLM."""
-    return shlex.join(["vcluster", verb, *given.arguments, *given.options, "--", *given.unknown, *given.after])
+def _split(ctx: Any, given: Sequence[str], habits: Sequence[str]) -> tuple[list[str], list[str], list[str]]:
+    """The words that are for this program, those that are for another one, and the arguments among the first."""
+    params = ctx.command.get_params(ctx)
+    places = sum(one.param_type_name == "argument" for one in params) - 1
+    options = [one for one in params if one.param_type_name == "option"]
+    valued = {name: not (one.is_flag or one.count) for one in options for name in (*one.opts, *one.secondary_opts)}
+    ours: list[str] = []
+    theirs: list[str] = []
+    arguments: list[str] = []
+    rest, into = list(given), ours
+    while rest:
+        word = rest.pop(0)
+        name = word.partition("=")[0]
+        if word.startswith("-") and len(word) > 1:
+            together = not word.startswith("--") and word[:2] in valued
+            into = ours if name in valued or together or word in habits else theirs
+            into.append(word)
+            if valued.get(word) and rest:
+                ours.append(rest.pop(0))
+            # They are in place of the host.
+            places -= word in ("--head", "--all")
+        elif len(arguments) < places and (into is ours or "/" in word):
+            # An option of vLLM that takes no value does not swallow the model, which has a slash in its name.
+            arguments.append(word)
+            ours.append(word)
+        elif into is ours:
+            return ours, [*theirs, word, *rest], arguments
+        else:
+            theirs.append(word)
+    return ours, theirs, arguments
 
 
 def inventory_option(words: Sequence[str]) -> str:
@@ -226,20 +208,10 @@ def inventory_option(words: Sequence[str]) -> str:
     return ""
 
 
-def closest(names: Sequence[str], known: Sequence[str], cutoff: float) -> dict[str, str]:
-    """For each of these names the option that begins with its words, or is nearest to it, where one is near."""
-    near = {
-        name: [one for one in known if one.startswith(f"{name}-")]
-        or difflib.get_close_matches(name, known, n=1, cutoff=cutoff)
-        for name in names
-    }
-    return {name: found[0] for name, found in near.items() if found}
-
-
-def corrected(words: Sequence[str], near: Mapping[str, str]) -> str:
-    """The command with other options in place of those that it does not have."""
-    pairs = (word.partition("=") for word in words)
-    return shlex.join(near.get(name, name) + sign + value for name, sign, value in pairs)
+def _nearest(word: str, known: Sequence[str], cutoff: float) -> str:
+    """Of these the one that begins with the word, or is nearest to it; empty where none is near."""
+    begun = [one for one in known if one.startswith(f"{word}-")]
+    return next(iter(begun or difflib.get_close_matches(word, known, n=1, cutoff=cutoff)), "")
 
 
 def shown(word: str) -> str:

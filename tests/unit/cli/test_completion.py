@@ -9,7 +9,14 @@ from typing import Any
 import pytest
 
 from tests.support.in_process import run
-from vllm_cluster.cli.completion import MAX_MODELS, complete_host_list, complete_hosts, complete_models, remember_model
+from vllm_cluster.cli.completion import (
+    MAX_MODELS,
+    complete_host_list,
+    complete_hosts,
+    complete_inventories,
+    complete_models,
+    remember_model,
+)
 
 INVENTORY = """version: 1
 cluster: lab
@@ -109,6 +116,20 @@ def test_each_shell_is_offered_the_same(shell: str, typed: str, offered: list[st
     if shell == "zsh":
         shown = shown.removeprefix("_arguments '*: :((").removesuffix("))'").replace('"', "")
     assert (shown.split(), done.stderr) == (offered, "")
+
+
+# fault: cli/completion.py: and _PLAIN.fullmatch(name)] →]
+@pytest.mark.parametrize(
+    "name", ["$(id).yaml", r"\\$(id).yaml", "`id`.yaml", ";id;.yaml", "a b.yaml", "a'.yaml", "a\n.yaml"]
+)
+def test_what_a_shell_would_run_or_split_is_left_to_its_own_completion(
+    name: str, inventory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(inventory.parent)
+    Path(name).write_text("")
+    remember_model(inventory, name)
+    assert complete_inventories(Typed(inventory), [], "") == ["cache/", "inventory.yaml"]
+    assert complete_models(Typed(inventory), [], "") == []
 
 
 def test_verbs_of_a_group_with_a_default_are_offered(inventory: Path) -> None:

@@ -4,21 +4,31 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import sys
 from pathlib import Path
 
 import pytest
 import typer
 
+from tests.support.in_process import run
 from tests.support.json_schemas import validate
 from vllm_cluster.actions import exec as action
-from vllm_cluster.cli.exec import _Lines, _no_host, _target, exec_
+from vllm_cluster.cli.exec import SHELL, _Lines, _no_host, exec_
 from vllm_cluster.cli.render.logs import LogWriter
 from vllm_cluster.cli.values import convert, seconds, written
 from vllm_cluster.core.log_lines import Line
-from vllm_cluster.errors import UsageError, VclusterError
+from vllm_cluster.errors import VclusterError
 from vllm_cluster.inventory.model import Inventory
 
+LAB = """version: 1
+cluster: lab
+image: vllm/vllm-openai:v0.19.0
+model_cache: /srv/models
+hosts:
+  gpu1: {address: 10.0.0.1}
+  gpu2: {address: 10.0.0.2}
+"""
 LINES = [
     Line(1_500_000_000, "gpu1", "vllm", "plain"),
     Line(2_000_000_000, "g2", "vllm", "\x1b[31mred\x1b[0m\t\x1b]0;title\x07\x00\x1b[2J\r\u202e", 3),
@@ -84,41 +94,55 @@ def test_an_invalid_duration_is_refused(text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("line", "chosen", "expected"),
+    ("argv", "host", "ran"),
     [
-        ("exec gpu1 -- ls -l", False, ("gpu1", ["ls", "-l"])),
-        ("exec gpu1 ls", False, ("gpu1", ["ls"])),
-        ("exec --head -- ray status", True, (None, ["ray", "status"])),
-        ("exec --all ls", True, (None, ["ls"])),
-        ("exec gpu1 -- gpu1 -- x", False, ("gpu1", ["gpu1", "--", "x"])),
+        (["gpu1", "--", "ls", "-l"], "gpu1", ["ls", "-l"]),
+        (["--head", "--", "ray", "status"], "gpu1", ["ray", "status"]),
+        (["gpu2", "-T", "--", "gpu1", "--", "-i", "x"], "gpu2", ["gpu1", "--", "-i", "x"]),
+        (["gpu2"], "gpu2", [*SHELL]),
     ],
 )
-def test_the_host_precedes_the_dashes(line: str, chosen: bool, expected: tuple[str | None, list[str]]) -> None:
-    argv = line.split()
-    end = argv.index("--") if "--" in argv else len(argv)
-    words = [word for word in argv[1:end] if not word.startswith("--")] + argv[end + 1 :]
-    assert _target(words, argv, chosen=chosen) == expected
+def test_what_follows_the_dashes_is_the_command(
+    argv: list[str], host: str, ran: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    asked: list[object] = []
+
+    def answered(_: Inventory, host: str, command: list[str], __: object) -> int:
+        asked.extend((host, [*command]))
+        return 7
+
+    (tmp_path / "inventory.yaml").write_text(LAB)
+    monkeypatch.setattr(action, "exec_one", answered)
+    assert run("exec", *argv, cwd=tmp_path).returncode == 7
+    assert asked == [host, ran]
 
 
-@pytest.mark.parametrize(
-    ("words", "line", "chosen"), [(["ls"], "exec -- ls", False), (["g", "ls"], "exec g --all -- ls", True)]
-)
-def test_a_host_too_few_or_too_many(words: list[str], line: str, chosen: bool) -> None:
-    with pytest.raises(UsageError, match=r"HOST|a host"):
-        _target(words, line.split(), chosen=chosen)
+@pytest.mark.parametrize(("command", "behind"), [(["ls", "a b"], ["--", "ls", "a b"]), ([], [])])
+def test_a_host_itself_is_reached_by_the_ssh_of_this_machine(
+    command: list[str], behind: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    became: list[str] = []
+
+    def become(_: str, argv: list[str]) -> None:
+        became.extend(argv)
+        raise SystemExit(0)
+
+    (tmp_path / "inventory.yaml").write_text(LAB)
+    monkeypatch.setattr(os, "execvp", become)
+    assert run("exec", "gpu2", "--ssh", *(["--"] if command else []), *command, cwd=tmp_path).returncode == 0
+    assert (became[0], became[became.index("gpu2") + 1 :]) == ("ssh", behind)
 
 
-# fault: inventory/words.py: if name == given or not _differ_in_numbers(name, given) → if name
 @pytest.mark.parametrize(
     ("typed", "meant"), [("gpu3", "HOST"), ("gpu01", "gpu1"), ("gup2", "gpu2"), ("gqu", "HOST"), ("x", "HOST")]
 )
 def test_a_host_that_is_not_there_is_not_taken_for_another_one(typed: str, meant: str) -> None:
     """gpu3 is not a misspelt gpu2: its command would run elsewhere."""
-    error = _no_host(typed, ["nvidia-smi", "-L"], ("gpu1", "gpu2"), named=True)
+    error = _no_host(typed, ["nvidia-smi", "-L"], ("gpu1", "gpu2"))
     assert error.message == f"no host {typed}: there are gpu1, gpu2"
     assert error.hint == f"vcluster exec {meant} -- nvidia-smi -L"
     # Nor where one host alone is near.
-    near = _no_host("gpu3", ["nvidia-smi"], ("gpu2", "login"), named=True)
+    near = _no_host("gpu3", ["nvidia-smi"], ("gpu2", "login"))
     assert near.hint == "vcluster exec HOST -- nvidia-smi"
 
 
@@ -140,11 +164,8 @@ def test_an_inventory_on_standard_input_is_read_once(monkeypatch: pytest.MonkeyP
         asked.extend(loaded.hosts)
         return {}, {}
 
-    hosts = "hosts:\n  gpu1:\n    address: 10.0.0.1\n  gpu2:\n    address: 10.0.0.2\n"
-    top = "version: 1\ncluster: lab\nimage: vllm/vllm-openai:v0.19.0\nmodel_cache: /srv/models\n"
     monkeypatch.setattr(action, "exec_all", answered)
-    monkeypatch.setattr(sys, "stdin", io.StringIO(top + hosts))
-    monkeypatch.setattr(sys, "argv", ["vcluster", "exec", "--all", "-i", "-", "--", "true"])
+    monkeypatch.setattr(sys, "stdin", io.StringIO(LAB))
     with pytest.raises(SystemExit) as end:
-        exec_(["true"], inventory=Path("-"), everywhere=True)
+        exec_(command=["true"], inventory=Path("-"), everywhere=True)
     assert (end.value.code, asked) == (0, ["gpu1", "gpu2"])

@@ -178,7 +178,7 @@ def test_a_call_that_fails_before_it_reads_its_inventory_names_it(
     ("words", "fixes"),
     [
         (["nproc"], ["gpu1 -- nproc", "--all -- nproc"]),
-        (["ls", "a b"], ["gpu1 -- ls 'a b'", "--all -- ls 'a b'"]),
+        (["gup2"], ["gpu2"]),
         (["gup2", "--", "ls", "a b"], ["gpu2 -- ls 'a b'"]),
         (["gpu3", "--", "ls", "a b"], ["HOST -- ls 'a b'"]),
     ],

@@ -1,0 +1,60 @@
+"""TAB in real shells: what it puts on the line is never run, whatever the files are called."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from tests.support.in_process import run
+from tests.support.paths import VCLUSTER
+from tests.support.terminal import Terminal
+
+# Each shell without a person's settings, and with a prompt that is not in what it is told.
+SHELLS = {
+    "bash": (["bash", "--norc", "--noprofile", "-i"], "PS1='rea''dy> '; source ./complete"),
+    "zsh": (["zsh", "-f", "-i"], "PS1='rea''dy> '; autoload -Uz compinit; compinit -u -D; source ./complete"),
+    "fish": (
+        ["fish", "--no-config", "-i"],
+        "function fish_prompt; echo -n 'rea''dy> '; end; source ./complete",
+    ),
+}
+PROMPT = "ready> "
+
+
+@pytest.mark.parametrize(
+    "name", ["m$(touch RAN).yaml", r"m\$(touch RAN).yaml", "m`touch RAN`.yaml", "m;touch RAN;.yaml"]
+)
+@pytest.mark.parametrize("shell", SHELLS)
+def test_a_file_that_tab_completes_is_not_run(shell: str, name: str, tmp_path: Path) -> None:
+    with _ready(shell, tmp_path) as at:
+        (tmp_path / name).write_text("hosts: [\n")
+        before = len(at.shown)
+        at.press("vcluster status -i m\t")
+        at.until("RAN", after=before)
+        at.press("\n")
+        at.until("error:", after=before)
+        assert not (tmp_path / "RAN").exists(), at.shown
+
+
+@pytest.mark.parametrize("shell", SHELLS)
+def test_a_plain_name_is_completed(shell: str, tmp_path: Path) -> None:
+    with _ready(shell, tmp_path) as at:
+        (tmp_path / "lab-1.yaml").write_text("version: 1\nhosts:\n  gpu-1: {}\n")
+        before = len(at.shown)
+        at.press("vcluster exec -i la\t")
+        at.until("lab-1.yaml", after=before)
+        at.press(" gp\t")
+        at.until("gpu-1", after=before)
+
+
+def _ready(shell: str, folder: Path) -> Terminal:
+    """The shell in this folder, with the completion that it has from this program."""
+    argv, setup = SHELLS[shell]
+    (folder / "complete").write_text(run(cwd=folder, _VCLUSTER_COMPLETE=f"source_{shell}").stdout)
+    path = f"{VCLUSTER.parent}:{os.environ['PATH']}"
+    at = Terminal(argv, cwd=folder, env={**os.environ, "PATH": path, "HOME": str(folder)})
+    at.press(setup + "\n")
+    at.until(PROMPT)
+    return at
