@@ -11,6 +11,7 @@ VclusterError            1   something failed
 │   │   ├── HostKeyRejected
 │   │   ├── AuthenticationFailed
 │   │   └── NoSession
+│   ├── LeftAlone        1   a host outside the inventory: not connected to, or nothing is changed there
 │   ├── ShellUnusable    3   connected, and the login shell runs no commands: nothing was done
 │   ├── ConnectionLost   1   the connection broke: what was sent may have happened
 │   │   └── LeaseLost   75   the lease ended under way: another run may change the cluster now
@@ -143,6 +144,12 @@ class Unreachable(HostError):
 
     exit_code = 4
     code = "unreachable"
+
+
+class LeftAlone(HostError):
+    """A head remembers the host, and nothing else shows that it is the cluster's: no inventory, no person, no token."""
+
+    code = "left-alone"
 
 
 class NoSession(Unreachable):

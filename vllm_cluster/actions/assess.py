@@ -13,6 +13,7 @@ from vllm_cluster.core.diff import diff
 from vllm_cluster.core.gpus import why_chosen
 from vllm_cluster.core.identity import cluster_id, node_of
 from vllm_cluster.core.kept import kept_secrets
+from vllm_cluster.core.members import NONE_NAMED, Named
 from vllm_cluster.core.plan import Plan
 from vllm_cluster.core.settled import settled
 from vllm_cluster.core.spec import ContainerSpec
@@ -107,21 +108,21 @@ def assess(
     *,
     locked: bool = False,
     reading: Reading = Reading.ALL,
-    forget: Collection[str] = (),
+    named: Named = NONE_NAMED,
 ) -> Assessment:
     """Observe all hosts and compare them with the inventory; changes nothing.
 
     With the lease held it also reads the generated secrets from where they are, to give them to new nodes.
-    Members that left and cannot be reached are remembered, but for those to `forget`.
+    Members that left and are not clean are remembered, but for those to forget.
 
     Raises:
         PreflightFailed: a check found an error; nothing was touched.
-        UsageError: a host to forget has not left.
+        UsageError: a host that is named has not left.
     """
     emit(Event("phase", f"inspecting {count(len(inventory.hosts), 'host')}"))
     facts = facts_of(inventory, fleet)
     judge(inventory, facts, emit)
-    return compare(inventory, fleet, facts, emit, locked=locked, reading=reading, forget=forget)
+    return compare(inventory, fleet, facts, emit, locked=locked, reading=reading, named=named)
 
 
 def compare(
@@ -132,12 +133,12 @@ def compare(
     *,
     locked: bool = False,
     reading: Reading = Reading.ALL,
-    forget: Collection[str] = (),
+    named: Named = NONE_NAMED,
 ) -> Assessment:
     """The way from what was found to what is wanted; as `assess`.
 
     Raises:
-        UsageError: a host to forget has not left.
+        UsageError: a host that is named has not left.
     """
     if locked:
         secrets = collect_with_values(inventory, read_kept(inventory, facts, fleet), fleet.runtime)
@@ -147,7 +148,7 @@ def compare(
         emit(Event("warning", f"{problem}; it is taken as unchanged", data={"code": "secret-unread"}))
     note_gpus(inventory, facts, emit)
     specs = _specs(inventory, fleet, facts, secrets, emit)
-    members = membership(inventory, fleet, facts, specs, emit=emit, forget=forget)
+    members = membership(inventory, fleet, facts, specs, emit=emit, named=named, locked=locked)
     return Assessment({**facts, **members.former}, diff(specs, facts, members), secrets)
 
 

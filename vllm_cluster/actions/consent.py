@@ -216,7 +216,7 @@ def _spares(served: Served, nodes: Iterable[str], containers: Mapping[str, Itera
 def served_by(cluster: str, containers: Mapping[str, Iterable[Container]], fleet: Fleet) -> Stops:
     """What the head serves or loads, wherever among these containers, by host, it is.
 
-    Only the head knows: where a node runs whose head was not looked at, it is unknown.
+    Only a head knows: each of them is asked, and where a node runs whose head was not looked at, it is unknown.
     """
     # By name too: what runs from a committed image has inherited a node's labels.
     running = [
@@ -226,9 +226,13 @@ def served_by(cluster: str, containers: Mapping[str, Iterable[Container]], fleet
         if container.name == node_name(cluster) and container.labels.get(CLUSTER) == cluster
         if container.state in _RUNS
     ]
-    for host, labels in running:
-        if labels.get(ROLE) == "head":
-            return served_on(NodeHandle(fleet.connections[host], cluster))
+    heads = [host for host, labels in running if labels.get(ROLE) == "head"]
+    found = {host: served_on(NodeHandle(fleet.connections[host], cluster)) for host in heads}
+    serving = {host: stops.served.text for host, stops in found.items() if stops.served}
+    if len(serving) > 1:
+        return Stops(unknown=", ".join(f"{text} on {host}" for host, text in serving.items()))
+    if found:
+        return next((stops for stops in found.values() if stops.served or stops.unknown), Stops())
     for _, labels in running:
         head = labels.get(HEAD_ADDRESS, "?")
         if fleet.addresses.get(head) not in containers:

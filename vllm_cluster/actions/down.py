@@ -13,18 +13,19 @@ from vllm_cluster.actions.consent import Confirm, Consent, Stops, batches_beside
 from vllm_cluster.actions.phases import compare_again, confirm, lock, unlock
 from vllm_cluster.checks.docker import foreign as foreign_findings
 from vllm_cluster.checks.docker import name_taken
+from vllm_cluster.core.diff import leave
 from vllm_cluster.core.identity import Owner, cluster_id, foreign, is_leftover, is_of_cluster, is_volume_name
 from vllm_cluster.core.kept import kept_secrets
 from vllm_cluster.core.members import former, record_of
 from vllm_cluster.core.pull import container_name
 from vllm_cluster.core.spec import CLUSTER, ROLE, node_name
-from vllm_cluster.errors import FleetError, HostError, VclusterError, combine
+from vllm_cluster.errors import FleetError, HostError, LeftAlone, VclusterError, combine
 from vllm_cluster.events import Emit, Event
 from vllm_cluster.facts.host_facts import Container, HostFacts
 from vllm_cluster.inventory.model import Inventory
 from vllm_cluster.run.connection import Fleet, HostConnection
 from vllm_cluster.run.lease import in_order
-from vllm_cluster.run.members import by_hand, look_at_former, unreadable
+from vllm_cluster.run.members import by_hand, look_at_former, unproven, unreadable
 from vllm_cluster.run.node_handle import NodeHandle
 from vllm_cluster.run.observe import observe, usable
 from vllm_cluster.run.runtime import SYSTEM, Runtime
@@ -85,6 +86,17 @@ class DownState(phases.ChangingState):
         """Every host that answers."""
         return in_order(self.fleet, self.facts)
 
+    def again(self) -> DownState:
+        """Without the hosts that left the inventory and, under the lease, do not prove that they were members."""
+        here, identity = self.inventory.hosts, self.objects.identity
+        inside, outside = (
+            {name: seen for name, seen in self.facts.items() if (name in here) is there} for there in (True, False)
+        )
+        alone = unproven(self.inventory, self.fleet, inside, outside, identity, locked=True)
+        for name, error in alone.items():
+            _report_left(self, name, error, identity)
+        return self.without(alone)
+
     def without_lease(self, error: HostError | FleetError) -> phases.ChangedError:
         """The others are cleaned."""
         for name, failure in error.failures.items():
@@ -127,15 +139,25 @@ def look_at_former_hosts(state: DownState) -> DownState:
     found = record_of(inventory, facts)
     if found and found.problem:
         state.emit(Event("warning", unreadable(found.problem), found.host))
-    left, lost = look_at_former(inventory, state.fleet, former(inventory, facts, found.record if found else None))
     identity = cluster_id(inventory, facts)
+    left = former(inventory, facts, found.record if found else None)
+    outside, lost = look_at_former(inventory, state.fleet, facts, left, identity)
     for name, error in lost.items():
-        state.emit(Event("failed", f"{error.message}; {by_hand(Owner(inventory.cluster, identity), name)}", name))
-    facts = {**facts, **left}
+        _report_left(state, name, error, identity)
+    held = {name: seen for name, seen in outside.items() if any(leave(inventory.cluster, identity or "", name, seen))}
+    facts = {**facts, **held}
     for finding in name_taken(inventory, facts):
         state.emit(Event("warning", f"{finding.message}; it is kept", finding.host))
     objects = ClusterObjects(inventory, identity, facts)
     return replace(state, facts=facts, objects=objects).without(lost)
+
+
+def _report_left(state: DownState, name: str, error: VclusterError, identity: str | None) -> None:
+    ways = by_hand(Owner(state.inventory.cluster, identity), name)
+    if isinstance(error, LeftAlone):
+        error.hint = f"if {name} is of this cluster, add it to the inventory\nvcluster down"
+        ways = "if it is of this cluster, add it to the inventory, then: vcluster down"
+    state.emit(Event("failed", f"{error.message}; {ways}", name))
 
 
 def remove(state: DownState) -> DownState:
@@ -172,7 +194,7 @@ class ClusterObjects:
     """What belongs to the cluster on a host, as it is now."""
 
     def __init__(self, inventory: Inventory, identity: str | None, facts: Mapping[str, HostFacts]) -> None:
-        self.inventory, self.cluster, self._id = inventory, inventory.cluster, identity
+        self.inventory, self.cluster, self.identity = inventory, inventory.cluster, identity
         self._foreign = {container.id for seen in facts.values() for container in seen.other_containers}
         self._label = f"{CLUSTER}={inventory.cluster}"
 
@@ -184,14 +206,18 @@ class ClusterObjects:
         if container.id in self._foreign:
             return False
         if container.name in (node_name(self.cluster), container_name(self.cluster)):
-            return is_of_cluster(self.inventory, self._id, container.labels)
-        return is_leftover(self.cluster, self._id, container)
+            return is_of_cluster(self.inventory, self.identity, container.labels)
+        return is_leftover(self.cluster, self.identity, container)
 
     def volumes(self, connection: HostConnection) -> list[str]:
-        """The names of its volumes; the state, whose labels name the owner of the rest, comes last."""
+        """The names of its volumes; last the state, whose labels name the owner of the rest.
+
+        On a host outside the inventory that is proved by what the volumes of secrets hold.
+        """
         found = connection.engine.volumes.labelled(self._label).items()
         mine = (labels for labels in found if is_volume_name(self.cluster, labels[0]))
-        return sorted(name for name, labels in mine if is_of_cluster(self.inventory, self._id, labels))
+        names = [name for name, labels in mine if is_of_cluster(self.inventory, self.identity, labels)]
+        return sorted(names, reverse=connection.name not in self.inventory.hosts)
 
 
 def _remove_all(state: DownState, connection: HostConnection) -> Counter[str]:

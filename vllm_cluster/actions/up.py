@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -15,6 +15,7 @@ from vllm_cluster.actions.explain import add_cause, began
 from vllm_cluster.actions.phases import compare_again, confirm, lock, unlock
 from vllm_cluster.checks.finding import Finding
 from vllm_cluster.core.identity import cluster_id
+from vllm_cluster.core.members import NONE_NAMED, Named, ways_of
 from vllm_cluster.core.plan import (
     CreateNode,
     GpusJoined,
@@ -70,11 +71,11 @@ class Planned:
         return self.plan
 
 
-def plan(inventory: Inventory, emit: Emit, *, forget: Collection[str] = (), runtime: Runtime = SYSTEM) -> Planned:
+def plan(inventory: Inventory, emit: Emit, *, named: Named = NONE_NAMED, runtime: Runtime = SYSTEM) -> Planned:
     """What `up` would do. Changes nothing."""
     with reached(inventory, emit, runtime=runtime) as (fleet, failures):
         if not failures:
-            return _planned(assess(inventory, fleet, emit, reading=Reading.WHAT_CAN_BE, forget=forget), fleet)
+            return _planned(assess(inventory, fleet, emit, reading=Reading.WHAT_CAN_BE, named=named), fleet)
         lost, seen = combine(failures).with_hosts(inventory.hosts), None
         try:
             seen = survey_without(inventory, fleet, emit, failures)
@@ -95,13 +96,13 @@ def up(
     confirm: Confirm,
     cache: Path,
     wait: float = 0.0,
-    forget: Collection[str] = (),
+    named: Named = NONE_NAMED,
     renew_image: bool = False,
     runtime: Runtime = SYSTEM,
 ) -> Plan:
     """Make the hosts match the inventory, and wait until Ray reports exactly its GPUs; returns what was done.
 
-    `forget` names hosts that left the inventory and are gone for good; `renew_image` takes what the image's tag means
+    `named` are hosts that left the inventory; `renew_image` takes what the image's tag means
     in its registry now.
 
     Raises:
@@ -116,7 +117,7 @@ def up(
         consent=consent,
         wait=wait,
         cache=cache,
-        forget=forget,
+        named=named,
         renew_image=renew_image,
     )
     return phases.run(UP, state, _with_measured_cause, _report).seen.plan
@@ -127,7 +128,7 @@ class UpState(phases.ChangingState):
     """What the phases of `up` know."""
 
     cache: Path
-    forget: Collection[str]
+    named: Named
     renew_image: bool = False
     # Gives a tag back, however the verb ends before its first change: the next `up` must not take the renewed image.
     undo: ExitStack = field(default_factory=ExitStack)
@@ -146,15 +147,16 @@ class UpState(phases.ChangingState):
 
     def again(self) -> UpState:
         """Observed, checked and compared under the lease."""
-        seen = assess(self.inventory, self.fleet, self.emit, locked=True, forget=self.forget)
+        seen = assess(self.inventory, self.fleet, self.emit, locked=True, named=self.named)
         return replace(self, seen=seen)
 
 
 def connect(state: UpState) -> UpState:
-    """Connect to every host."""
-    return replace(
-        state, fleet=state.opened.enter_context(connect_all(state.inventory, state.emit, runtime=state.runtime))
-    )
+    """Connect to every host, and remember that an inventory on this machine names it."""
+    inventory, runtime = state.inventory, state.runtime
+    fleet = state.opened.enter_context(connect_all(inventory, state.emit, runtime=runtime))
+    runtime.visited.add(inventory.cluster, ways_of(inventory))
+    return replace(state, fleet=fleet)
 
 
 def observe(state: UpState) -> UpState:
@@ -181,7 +183,7 @@ def check(state: UpState) -> UpState:
 
 def compare(state: UpState) -> UpState:
     """Make the plan."""
-    seen = compare_facts(state.inventory, state.fleet, state.facts, state.emit, forget=state.forget)
+    seen = compare_facts(state.inventory, state.fleet, state.facts, state.emit, named=state.named)
     if not seen.plan.empty:
         state.emit(Event("note", _summary(seen.plan, stopped_by(seen.plan, seen.facts, state.fleet))))
     return replace(state, seen=seen, first=seen, idle=seen.plan.empty)

@@ -25,15 +25,16 @@ def plan(
         show(session, exit_code=exit_code)
 
 
-def show(session: Session, *, exit_code: bool, forget: Sequence[str] = ()) -> None:
+def show(session: Session, *, exit_code: bool, forget: Sequence[str] = (), former: Sequence[str] = ()) -> None:
     """Make the plan and write it."""
     loaded = session.load()
     import json
 
     from vllm_cluster.actions import up as action
     from vllm_cluster.cli.render.plan import plan_document, show_plan
+    from vllm_cluster.core.members import Named
 
-    made = action.plan(loaded, session.progress, forget=forget)
+    made = action.plan(loaded, session.progress, named=Named(forget, former))
     session.finish()
     if session.as_json:
         print(json.dumps({"v": 1, **plan_document(made.whole()), "stops": made.stops.consequence or None}))

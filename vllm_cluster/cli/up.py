@@ -24,6 +24,15 @@ def up(
             "--forget", metavar="HOST", help="Forget HOST, which left the inventory and is gone for good. Repeatable."
         ),
     ] = None,
+    former: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--former",
+            metavar="[USER@]HOST[:PORT]",
+            help="Also remove the node from a host that left the inventory and that no inventory on this machine has "
+            "named. Repeatable.",
+        ),
+    ] = None,
     pull_image: Annotated[
         bool, typer.Option("--pull-image", help="Resolve the image's tag in its registry again.")
     ] = False,
@@ -34,12 +43,11 @@ def up(
         if dry_run and pull_image:
             raise UsageError("--pull-image pulls, and --dry-run changes nothing", hint="leave one of them out")
         if dry_run:
-            plan.show(session, exit_code=False, forget=forget or ())
+            plan.show(session, exit_code=False, forget=forget or (), former=former or ())
             return
         loaded = session.load()
         from vllm_cluster.actions import up as up_action
+        from vllm_cluster.core.members import Named
 
-        cache, confirm = cache_folder(), session.confirm(yes)
-        up_action.up(
-            loaded, session.emit, confirm=confirm, cache=cache, wait=wait, forget=forget or (), renew_image=pull_image
-        )
+        named, cache, confirm = Named(forget or (), former or ()), cache_folder(), session.confirm(yes)
+        up_action.up(loaded, session.emit, confirm=confirm, cache=cache, wait=wait, named=named, renew_image=pull_image)

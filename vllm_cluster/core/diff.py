@@ -51,7 +51,7 @@ def diff(specs: Sequence[ContainerSpec], facts: Mapping[str, HostFacts], members
     stages = (
         Stage("images", images, _before_nodes(specs, reasons, image)),
         # Before the head goes, which alone knows of them.
-        Stage("leave", tuple(op for host, entry in left for op in _leave(head, host, entry))),
+        Stage("leave", tuple(op for host, entry in left for op in leave(head.cluster, head.cluster_id, host, entry))),
         Stage("move head", _move(head, members)),
         Stage("remove old containers", removals),
         Stage("head", _node(head, facts[head.host], reasons[head.host], False), (HeadReady(head.host),)),
@@ -63,11 +63,11 @@ def diff(specs: Sequence[ContainerSpec], facts: Mapping[str, HostFacts], members
             (GpusJoined(gpus),),
         ),
     )
-    lost = members.lost if members else {}
+    outside = {"lost": members.lost, "alone": members.alone} if members else {}
     nodes = any(reason.why for reason in reasons.values())
     # A stage without operations has nothing to wait for, but that for which new nodes wait.
     filled = tuple(stage for number, stage in enumerate(stages) if stage.operations or (nodes and not number))
-    return Plan(head.cluster, head.cluster_id, filled, gpus, head.host, lost, head.head_address)
+    return Plan(head.cluster, head.cluster_id, filled, gpus, head.host, head_address=head.head_address, **outside)
 
 
 def _before_nodes(
@@ -136,16 +136,18 @@ def _record(head: ContainerSpec, members: Membership | None) -> tuple[Operation,
     return (RecordMembers(head.host, members.record, members.changed, members.known, *texts),)
 
 
-def _leave(head: ContainerSpec, host: str, facts: HostFacts) -> Iterator[Operation]:
-    """What removes a node, its leftovers and its volumes from a member that left the inventory."""
-    cluster, identity = head.cluster, head.cluster_id
+def leave(cluster: str, identity: str, host: str, facts: HostFacts) -> Iterator[Operation]:
+    """What removes a node, its leftovers and its volumes from a member that left the inventory.
+
+    The volumes of secrets last: what they hold proves whose the rest is, should this break off.
+    """
     node = node_of(cluster, facts)
     if node and node.labels.get(ID) == identity:
         yield RemoveContainer(host, node.id, node.name, LEFT)
     for container in facts.containers:
         if is_leftover(cluster, identity, container):
             yield RemoveContainer(host, container.id, container.name, LEFT)
-    for name, labels in sorted(facts.volumes.items()):
+    for name, labels in sorted(facts.volumes.items(), reverse=True):
         if is_volume_name(cluster, name) and labels.get(ID) == identity:
             yield RemoveVolume(host, name, LEFT)
 

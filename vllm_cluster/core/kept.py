@@ -21,13 +21,15 @@ class Holder:
     has_node: bool
 
 
-def holders(inventory: Inventory, facts: Mapping[str, HostFacts]) -> Iterator[Holder]:
-    """Every holder on the hosts of the inventory: the head first, then other hosts, since the head may be moving.
+def holders(inventory: Inventory, facts: Mapping[str, HostFacts], identity: str | None = None) -> Iterator[Holder]:
+    """Every holder on these hosts: the inventory's head first, then other hosts, since the head may be moving.
+
+    `identity` is the cluster's id, where it is known by other hosts than these.
 
     Nodes come before volumes without one: what a node holds is in use, and is read without a container made for it,
     which a host without images cannot make.
     """
-    identity = cluster_id(inventory, facts)
+    identity = identity or cluster_id(inventory, facts)
     hosts = sorted(facts, key=lambda name: name != inventory.head_name)
     for host in hosts:
         node = node_of(inventory.cluster, facts[host])

@@ -16,11 +16,13 @@ from vllm_cluster.facts.host_facts import HostFacts
 from vllm_cluster.inventory import grammar
 from vllm_cluster.inventory.kinds import Jump, SshPort, User
 from vllm_cluster.inventory.model import MAX_HOSTS, Host, HostSsh, Inventory
-from vllm_cluster.text import printable
+from vllm_cluster.text import host_port, printable
 
 FORMAT = 1
 # Those of an inventory, and as many that left it.
 MAX_MEMBERS = 2 * MAX_HOSTS
+# How SSH gets to a host: where it leads, user, port and jump hosts, as far as an inventory names them.
+Way = tuple[str, str | None, int | None, str | None]
 
 
 @dataclass(frozen=True)
@@ -41,6 +43,17 @@ class Member:
     port: SshPort | None = None
     jump: Jump | None = None
     leaving: bool = False
+
+    @property
+    def way(self) -> Way:
+        """How the inventory reached it."""
+        return self.host, self.user, self.port, self.jump
+
+    @property
+    def destination(self) -> str:
+        """Where a person lets SSH go who names it; never over the jump hosts of the record."""
+        place = host_port(self.host, self.port) if self.port else self.host
+        return f"{self.user}@{place}" if self.user else place
 
     def as_host(self, name: str) -> Host:
         """The host of an inventory that leads there."""
@@ -118,18 +131,31 @@ class Remembered:
 class Membership:
     """Who joins and who leaves: the facts of members that left, by host, and what the head shall remember.
 
-    `lost` are the members that left and cannot be reached, address → name. `changed` names for people what is new in
+    `lost` are the members that left and whose node is not removed, address → name; `alone` those of them that are not
+    touched, with the remedy. `changed` names for people what is new in
     the record, empty when nothing is; `known` whether the head had one that could be read. `moved_from` is the host of
     the head that is now, where that is another one; `request` is what to serve from now on, None where it stays.
     """
 
     former: Mapping[str, HostFacts]
     lost: Mapping[str, str]
+    alone: Mapping[str, str]
     record: Record
     changed: str
     known: bool
     moved_from: str | None
     request: Followed | None
+
+
+@dataclass(frozen=True)
+class Named:
+    """Hosts outside the inventory that a person names: some to `forget`, and the destinations of `former` members."""
+
+    forget: Collection[str] = ()
+    former: Collection[str] = ()
+
+
+NONE_NAMED = Named()
 
 
 def record_of(inventory: Inventory, facts: Mapping[str, HostFacts]) -> Remembered | None:
@@ -154,12 +180,12 @@ def former(inventory: Inventory, facts: Mapping[str, HostFacts], record: Record 
     """
     unknown = inventory.hosts.keys() - facts.keys()
     machines = {entry.machine_id for entry in facts.values()}
-    ways = {_way(inventory, host) for host in inventory.hosts.values()}
+    ways = ways_of(inventory)
     left: dict[str, Member] = {}
     for member in record.members if record else ():
         if member.name in unknown or member.machine_id in machines:
             continue
-        if (member.host, member.user, member.port, member.jump) not in ways:
+        if member.way not in ways:
             name = member.name
             while name in inventory.hosts or name in left:
                 name += "-former"
@@ -220,6 +246,11 @@ def _changed(before: Member, member: Member) -> str:
     return f"{member.name} {'left and cannot be reached' if member.leaving else 'is back'}"
 
 
-def _way(inventory: Inventory, host: Host) -> tuple[str, str | None, int | None, str | None]:
+def ways_of(inventory: Inventory) -> frozenset[Way]:
+    """The ways to the hosts of an inventory."""
+    return frozenset(_way(inventory, host) for host in inventory.hosts.values())
+
+
+def _way(inventory: Inventory, host: Host) -> Way:
     ssh, own = inventory.ssh, host.ssh
     return host.destination, own.user or ssh.user, own.port or ssh.port, own.jump or ssh.jump

@@ -235,8 +235,10 @@ class Plan:
     stages: tuple[Stage, ...]
     gpus: Mapping[str, int]
     head: str
-    # Members that left the inventory and cannot be reached, address → name.
+    # Members that left the inventory and whose node is not removed, address → name; and the remedy for those of them
+    # that are left alone.
     lost: Mapping[str, str] = field(default_factory=dict)
+    alone: Mapping[str, str] = field(default_factory=dict)
     head_address: str = ""
 
     @property

@@ -8,7 +8,7 @@ from vllm_cluster.core.images import node_image_name
 from vllm_cluster.core.node_status import GroupMembership, membership
 from vllm_cluster.core.plan import CreateNode, GpusJoined, HeadReady, Plan, SameImage
 from vllm_cluster.core.spec import BASE_IMAGE, node_name
-from vllm_cluster.errors import CommandFailed, HostError, NodesNotJoined, Unreachable, combine
+from vllm_cluster.errors import CommandFailed, HostError, LeftAlone, NodesNotJoined, Unreachable, combine
 from vllm_cluster.events import Emit, Event
 from vllm_cluster.run.connection import Fleet, HostConnection
 from vllm_cluster.run.host_images import OneImage, held
@@ -214,7 +214,10 @@ def _refuse_outsider(plan: Plan, found: GroupMembership, seconds: float) -> None
     node = node_name(plan.cluster)
     for address in found.foreign:
         if host := plan.lost.get(address):
-            text = f"Ray still reports its node at {address}; it left the inventory and cannot be reached"
+            text = f"Ray still reports its node at {address}; it left the inventory and "
+            if host in plan.alone:
+                raise LeftAlone(host, f"{text}is left alone", hint=plan.alone[host])
+            text += "cannot be reached"
             raise Unreachable(host, text, hint=f"on {host}: docker rm -f {node}\nvcluster up")
         if seconds > GONE_SECONDS:
             text = f"Ray reports a node at {address}, which is not in the inventory"

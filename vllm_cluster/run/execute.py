@@ -173,7 +173,8 @@ class PlanExecution:
     def _remove(self, engine: DockerApi, operation: RemoveContainer) -> None:
         engine.remove(operation.id)
         created = any(isinstance(op, CreateNode) and op.host == operation.host for op in self.plan.operations())
-        if operation.name != node_name(self.plan.cluster) and not created:
+        here = operation.host in self.fleet.names and not created
+        if operation.name != node_name(self.plan.cluster) and here:
             # A run that broke off may have left the volume that it was writing; with a new node that is seen to there.
             remove_orphaned(engine, Owner(self.plan.cluster, self.plan.id))
 

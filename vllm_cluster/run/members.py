@@ -2,25 +2,41 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 
+from vllm_cluster.backends import backend
 from vllm_cluster.core import request
 from vllm_cluster.core.desired import STATE_FOLDER
-from vllm_cluster.core.followed import ChangedCluster, carried, follow
-from vllm_cluster.core.identity import Owner, owner_of
-from vllm_cluster.core.members import Member, Membership, Record, differences, former, record_of, recorded
+from vllm_cluster.core.diff import leave
+from vllm_cluster.core.followed import ChangedCluster, Followed, carried, follow
+from vllm_cluster.core.identity import Owner, node_of, owner_of
+from vllm_cluster.core.members import (
+    NONE_NAMED,
+    Member,
+    Membership,
+    Named,
+    Record,
+    differences,
+    former,
+    record_of,
+    recorded,
+)
 from vllm_cluster.core.plan import MoveHead, RecordMembers
 from vllm_cluster.core.spec import CLUSTER, ID, ContainerSpec, Mount, node_name
 from vllm_cluster.docker.client import DockerApi
 from vllm_cluster.docker.container_body import volume_writer_body
 from vllm_cluster.docker.temporary import temporary_container
-from vllm_cluster.errors import HostError, UsageError, VclusterError
+from vllm_cluster.errors import HostError, LeftAlone, UsageError, VclusterError
 from vllm_cluster.events import Emit, Event
 from vllm_cluster.facts.host_facts import HostFacts
 from vllm_cluster.inventory.model import Inventory
 from vllm_cluster.inventory.words import nearest
 from vllm_cluster.run.connection import Fleet, HostConnection
 from vllm_cluster.run.observe import RECORD_FILE, observe, usable
+from vllm_cluster.run.secret_files import read_kept
+from vllm_cluster.run.secrets import KeptSecret
 
 # What a head keeps beside its members: what to serve, what was ready, and the history.
 KEPT = (request.FILE, request.READY_FILE, request.RESULTS_FILE, "audit.jsonl")
@@ -33,43 +49,42 @@ def membership(
     specs: Sequence[ContainerSpec],
     *,
     emit: Emit,
-    forget: Collection[str] = (),
+    named: Named = NONE_NAMED,
+    locked: bool = False,
 ) -> Membership:
     """Who joins and who left, by what the head remembers; members that left are connected and looked at.
 
-    Of those that cannot be reached, the ones to `forget` are remembered no longer.
+    Of those whose node cannot be removed, the ones to forget are remembered no longer.
 
     Raises:
-        UsageError: one to forget has not left.
+        UsageError: a host that is named has not left.
     """
     found = record_of(inventory, facts)
     source, old = (found.host, found.record) if found else (None, None)
     if found and found.problem:
         emit(Event("warning", unreadable(found.problem), found.host))
     left = former(inventory, facts, old)
-    owner = Owner(inventory.cluster, specs[0].cluster_id)
-    _require_left(inventory, left, forget)
-    seen, failed = look_at_former(inventory, fleet, left)
+    _require_left(inventory, left, named)
+    identity = specs[0].cluster_id
+    seen, failed = look_at_former(inventory, fleet, facts, left, identity, named=named.former, locked=locked)
     for name, error in failed.items():
-        _warn(owner, name, error, emit, forgotten=name in forget)
-    lost = {name: left[name] for name in failed if name not in forget}
+        _warn(Owner(inventory.cluster, identity), name, error, emit, forgotten=name in named.forget)
+    lost = {name: left[name] for name in failed if name not in named.forget}
     new = recorded(inventory, facts, specs, old, lost.values())
     changed = "; ".join(differences(old, new, [left[name] for name in failed.keys() - lost.keys()]))
     changed = changed or ("the record cannot be read" if found and found.problem else "")
     moved_from = source if source not in (None, inventory.head_name) else None
     followed = None
     if source and (changed or moved_from):
-        engine, node = fleet.connections[source].engine, node_name(inventory.cluster)
-        raw, taken = (engine.read_file(node, f"{STATE_FOLDER}/{name}") for name in (request.FILE, request.TAKEN_FILE))
-        gpus = {spec.address: spec.gpu_count for spec in specs}
         # Where the head was when it took the request: its host may have another address since.
         here = inventory.hosts[source].address
         before = old.address_of(facts[source].machine_id) or here if old else here
-        moved = old.readdressed(new) if old else {}
-        followed = follow(raw, ChangedCluster(gpus, (before, specs[0].address), fleet.addresses, moved), taken)
+        change = _change(fleet, specs, before, old.readdressed(new) if old else {})
+        followed = _followed(fleet.connections[source].engine, node_name(inventory.cluster), change)
     return Membership(
         seen,
         {member.address: name for name, member in lost.items()},
+        {name: error.hint or "" for name, error in failed.items() if isinstance(error, LeftAlone)},
         new,
         changed,
         old is not None,
@@ -78,8 +93,25 @@ def membership(
     )
 
 
-def _require_left(inventory: Inventory, left: Mapping[str, Member], forget: Collection[str]) -> None:
-    for name in forget:
+def _change(
+    fleet: Fleet, specs: Sequence[ContainerSpec], before: str, readdressed: Mapping[str, str]
+) -> ChangedCluster:
+    gpus = {spec.address: spec.gpu_count for spec in specs}
+    return ChangedCluster(gpus, (before, specs[0].address), fleet.addresses, readdressed)
+
+
+def _followed(head: DockerApi, node: str, change: ChangedCluster) -> Followed | None:
+    raw, taken = (head.read_file(node, f"{STATE_FOLDER}/{name}") for name in (request.FILE, request.TAKEN_FILE))
+    return follow(raw, change, taken)
+
+
+def _require_left(inventory: Inventory, left: Mapping[str, Member], named: Named) -> None:
+    ways = {member.destination for member in left.values()}
+    for way in named.former:
+        if way not in ways:
+            text = f"--former {way}: no former host is reached there; former hosts: {', '.join(sorted(ways)) or 'none'}"
+            raise UsageError(text)
+    for name in named.forget:
         if name in inventory.hosts:
             text = f"--forget {name}: {name} is in the inventory"
             raise UsageError(text, hint=f"take {name} out of the inventory first")
@@ -91,7 +123,13 @@ def _require_left(inventory: Inventory, left: Mapping[str, Member], forget: Coll
 
 
 def _warn(owner: Owner, host: str, error: VclusterError, emit: Emit, *, forgotten: bool) -> None:
-    """Warn about a member that left and cannot be reached, with what to do."""
+    """Warn about a member that left and whose node is not removed, with what to do."""
+    if isinstance(error, LeftAlone):
+        # No command to paste there: it would remove a node of which it is not known whose it is.
+        lines = (error.hint or "").splitlines()
+        todo = f"to {'remove its node, or to ' if len(lines) > 1 else ''}forget it: {', or: '.join(lines)}"
+        emit(Event("warning", f"{error.detail}; {'it is forgotten' if forgotten else todo}", host))
+        return
     text = f"it left the inventory and cannot be reached: {getattr(error, 'detail', error.message)}"
     if forgotten:
         emit(
@@ -107,14 +145,71 @@ def _warn(owner: Owner, host: str, error: VclusterError, emit: Emit, *, forgotte
 
 
 def look_at_former(
-    inventory: Inventory, fleet: Fleet, left: Mapping[str, Member]
+    inventory: Inventory,
+    fleet: Fleet,
+    facts: Mapping[str, HostFacts],
+    left: Mapping[str, Member],
+    identity: str | None,
+    *,
+    named: Collection[str] = (),
+    locked: bool = False,
 ) -> tuple[dict[str, HostFacts], dict[str, VclusterError]]:
-    """The facts of members that left, and why others cannot be reached."""
-    lost = fleet.join(inventory, [member.as_host(name) for name, member in left.items()])
-    facts, failed = fleet.each(
-        lambda connection: _observe(inventory, connection, left[connection.name]), left.keys() - lost.keys()
+    """The facts of members that left, and why nothing can be removed on others; `named` are destinations.
+
+    The head alone leads nowhere: SSH goes as an inventory on this machine did before, or to what a person names.
+    """
+    visited = fleet.runtime.visited.of(inventory.cluster)
+    ways = {name: member for name, member in left.items() if member.way in visited}
+    ways |= {name: replace(one, jump=None) for name, one in left.items() if one.destination in named}
+    lost = fleet.join(inventory, [member.as_host(name) for name, member in ways.items()])
+    seen, failed = fleet.each(
+        lambda connection: _observe(inventory, connection, left[connection.name]), ways.keys() - lost.keys()
     )
-    return facts, {**lost, **failed}
+    alone = unproven(inventory, fleet, facts, seen, identity, locked=locked)
+    away = {name: _not_looked_at(name, left[name]) for name in left.keys() - ways.keys()}
+    proven = {name: entry for name, entry in seen.items() if name not in alone}
+    return proven, {**lost, **failed, **alone, **away}
+
+
+def _not_looked_at(name: str, member: Member) -> LeftAlone:
+    text = f"not looked at: it left the inventory, and no inventory on this machine has named {member.destination}"
+    clean = shlex.join(["vcluster", "up", "--former", member.destination])
+    return LeftAlone(name, text, hint=f"{clean}\nvcluster up --forget {name}")
+
+
+def unproven(
+    inventory: Inventory,
+    fleet: Fleet,
+    facts: Mapping[str, HostFacts],
+    former: Mapping[str, HostFacts],
+    identity: str | None,
+    *,
+    locked: bool,
+) -> dict[str, VclusterError]:
+    """The `former` hosts whose nodes do not prove that they are the cluster's; `facts` are of its other hosts.
+
+    An id is on labels that many can read, and the head can claim any. The token of the cluster's Ray is a secret: it
+    is in each node, and a head cannot put it onto a host that it never had.
+    """
+    token = None
+    alone: dict[str, VclusterError] = {}
+    for name, seen in former.items():
+        node = node_of(inventory.cluster, seen)
+        if not any(leave(inventory.cluster, identity or "", name, seen)):
+            continue
+        if node is None and not locked:
+            # What a volume alone holds is read under the lease.
+            continue
+        token = token or _token(read_kept(inventory, facts, fleet, locked=locked))
+        held = _token(read_kept(inventory, {name: seen}, fleet, identity=identity, locked=locked))
+        if token is None or held != token:
+            text = "its node is left alone: it does not hold this cluster's Ray token, so it may be another cluster's"
+            alone[name] = LeftAlone(name, text, hint=f"vcluster up --forget {name}")
+    return alone
+
+
+def _token(kept: Mapping[str, KeptSecret]) -> str | None:
+    return kept[backend.TOKEN].content if backend.TOKEN in kept else None
 
 
 def unreadable(problem: str) -> str:

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 from vllm_cluster.clock import SYSTEM_CLOCK, Clock, Deadline
 from vllm_cluster.docker.client import DockerApi
 from vllm_cluster.run.secrets import secret_id as hash_secret
+from vllm_cluster.run.visited import Visited
 from vllm_cluster.transport import Kind, make
 from vllm_cluster.transport.base import Target, Transport
 from vllm_cluster.transport.jumps import Jumps
@@ -95,6 +96,7 @@ class Runtime:
     secret_id: Callable[[str, str, str], str] = hash_secret
     connect: Callable[[Target, Kind, SshEndpoint | None, Jumps], Transport] = _connect
     docker: Callable[[Transport, str, Clock], DockerApi] = _docker
+    visited: Visited = field(default_factory=Visited)
 
     def after(self, seconds: float) -> Deadline:
         """The moment `seconds` from now."""

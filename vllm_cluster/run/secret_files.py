@@ -60,13 +60,23 @@ def remove_orphaned(engine: DockerApi, owner: Owner) -> None:
             _in_use(engine, name)
 
 
-def read_kept(inventory: Inventory, facts: Mapping[str, HostFacts], fleet: Fleet) -> dict[str, KeptSecret]:
-    """The generated secrets that are still there, on the head or where it was before; needs the lease."""
+def read_kept(
+    inventory: Inventory,
+    facts: Mapping[str, HostFacts],
+    fleet: Fleet,
+    *,
+    identity: str | None = None,
+    locked: bool = True,
+) -> dict[str, KeptSecret]:
+    """The generated secrets that are still there, on the head or where it was before; `identity` as in `holders`.
+
+    Without the lease only those in nodes: what a volume alone holds is read through a container.
+    """
     found: dict[str, KeptSecret] = {}
-    for holder in holders(inventory, facts):
+    for holder in holders(inventory, facts, identity):
         wanted = {name: holder.ids[name] for name in GENERATED if name in holder.ids and name not in found}
         if wanted:
-            images = [image.id for image in facts[holder.host].images]
+            images = [image.id for image in facts[holder.host].images if locked]
             read = _read(fleet.connections[holder.host].engine, inventory.cluster, holder, wanted, images)
             # A file that was cut off while it was written does not hold what its name promises.
             for name, text in read.items():

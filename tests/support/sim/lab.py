@@ -19,11 +19,13 @@ from tests.support.sim.carrier import FakeTransport
 from tests.support.sim.faults import Call, Killed, Script
 from tests.support.sim.world import Beat, World
 from vllm_cluster.actions import down, serve, status, stop, up
+from vllm_cluster.core.members import Named, Way
 from vllm_cluster.core.plan import Plan
 from vllm_cluster.errors import VclusterError
 from vllm_cluster.events import Emit, Event
 from vllm_cluster.inventory.model import Inventory
 from vllm_cluster.run.runtime import Runtime
+from vllm_cluster.run.visited import Visited
 
 T = TypeVar("T")
 Verb = Callable[[Inventory, Emit, Runtime], Any]
@@ -156,6 +158,19 @@ def _process(argv: Sequence[str], **_: Any) -> subprocess.CompletedProcess[Any]:
     raise AssertionError(f"an unknown program: {argv}")
 
 
+class _InMemory(Visited):
+    """What the laptop remembers of hosts, in its world."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+
+    def of(self, cluster: str) -> frozenset[Way]:
+        return frozenset(self._world.visited.get(cluster, ()))
+
+    def add(self, cluster: str, ways: Iterable[Way]) -> None:
+        self._world.visited.setdefault(cluster, set()).update(ways)
+
+
 def runtime(world: World) -> Runtime:
     """What a controller takes from its machine, in the world."""
 
@@ -171,6 +186,7 @@ def runtime(world: World) -> Runtime:
         processes=_process,
         secret_id=_secret_id,
         connect=lambda target, _kind, _endpoint, _jumps: FakeTransport(world, target),
+        visited=_InMemory(world),
     )
 
 
@@ -219,13 +235,18 @@ def do_up(inventory: Inventory, emit: Emit, runtime: Runtime) -> Any:
     return up.up(inventory, emit, confirm=lambda _: True, cache=cache(), runtime=runtime)
 
 
-def do_forget(host: str) -> Verb:
-    """`vcluster up --yes --forget HOST`."""
+def do_up_with(named: Named) -> Verb:
+    """`vcluster up --yes --forget HOST --former HOST`."""
 
     def verb(inventory: Inventory, emit: Emit, runtime: Runtime) -> Any:
-        return up.up(inventory, emit, confirm=lambda _: True, cache=cache(), forget=(host,), runtime=runtime)
+        return up.up(inventory, emit, confirm=lambda _: True, cache=cache(), named=named, runtime=runtime)
 
     return verb
+
+
+def do_forget(host: str) -> Verb:
+    """`vcluster up --yes --forget HOST`."""
+    return do_up_with(Named(forget=(host,)))
 
 
 def do_plan(inventory: Inventory, emit: Emit, runtime: Runtime) -> Any:

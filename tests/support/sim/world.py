@@ -12,6 +12,7 @@ from typing import Any
 
 from tests.support.sim.clock import EPOCH, Clock
 from tests.support.sim.faults import Script, StillWaiting
+from vllm_cluster.core.members import Way
 from vllm_cluster.core.spec import CLUSTER
 from vllm_cluster.run.runtime import Runtime
 
@@ -240,6 +241,8 @@ class World:
         self.forges = ""
         # What the head's program lists of the batches there.
         self.batches: list[dict[str, Any]] = []
+        # The ways to hosts that inventories on the laptop have named, by cluster.
+        self.visited: dict[str, set[Way]] = {}
         self.runtime: Runtime | None = None
         self.order: Callable[[list[Any]], list[Any]] = list
         # What clients know, and how often they learned since that there is another.
@@ -343,11 +346,11 @@ class World:
 
     def snapshot(self) -> bytes:
         """The hosts as they are, to begin from again and again."""
-        return pickle.dumps((self.machines, self.registry, self.clock.now, self.count))
+        return pickle.dumps((self.machines, self.registry, self.clock.now, self.count, self.visited))
 
     @classmethod
     def again(cls, snapshot: bytes) -> World:
         """A world of its own that is as one was."""
         made = cls([], {})
-        made.machines, made.registry, made.clock.now, made.count = pickle.loads(snapshot)
+        made.machines, made.registry, made.clock.now, made.count, made.visited = pickle.loads(snapshot)
         return made

@@ -1,0 +1,36 @@
+"""The hosts that inventories on this machine have named: what a head remembers leads it nowhere else."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from contextlib import suppress
+from pathlib import Path
+
+from vllm_cluster.core.members import Way
+from vllm_cluster.errors import UsageError
+from vllm_cluster.laptop import cache_folder, write_whole
+
+
+class Visited:
+    """The ways to hosts, by the name of their cluster, in a file each."""
+
+    def of(self, cluster: str) -> frozenset[Way]:
+        """The ways that inventories of this cluster had here; none where the file cannot be read."""
+        with suppress(OSError, ValueError, TypeError, UsageError):
+            rows = json.loads(_file(cluster).read_text())
+            return frozenset((host, user, port, jump) for host, user, port, jump in rows)
+        return frozenset()
+
+    def add(self, cluster: str, ways: Iterable[Way]) -> None:
+        """Remember these too. Where that cannot be written, a host that leaves later must be named by a person."""
+        before = self.of(cluster)
+        if now := frozenset(ways) - before:
+            with suppress(OSError, UsageError):
+                path = _file(cluster)
+                path.parent.mkdir(parents=True, exist_ok=True)
+                write_whole(path, json.dumps(sorted(before | now, key=str)), mode=0o600)
+
+
+def _file(cluster: str) -> Path:
+    return cache_folder() / "hosts" / f"{cluster}.json"
