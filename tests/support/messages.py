@@ -22,7 +22,6 @@ FIX, FIXES = ("hint", "fix", "advice"), {"Finding": 3, "RequestProblem": 2}
 # Calls whose texts are messages even where they are not raised.
 _ERRORS = {name for name, kind in vars(errors).items() if isinstance(kind, type) and issubclass(kind, Exception)}
 _CALLS = {*_ERRORS, *FIXES, "NotChecked", "add_problem"}
-_LETTER = re.compile(r"[^\W\d_]")
 _WORDS = re.compile(r"[^\W\d_]{2,}\S*\s+\S|\S\s+[^\W\d_]{2,}")
 _Function = ast.FunctionDef | ast.AsyncFunctionDef
 
