@@ -171,7 +171,7 @@ def _row(raw: bytes | None) -> dict[str, Any]:
 
 
 def _typed(row: Mapping[str, Any]) -> dict[str, Any]:
-    """What a status may hold; the rest is left out, as nobody has looked at it before."""
+    """What a status may hold; the rest is left out: it comes from a host as it is."""
     known: dict[str, Any] = {}
     for name, kind in PullStatus.__annotations__.items():
         value = row.get(name)

@@ -1,7 +1,7 @@
 """Downloads from a hub on the one host that reaches it, with the image's own huggingface_hub.
 
 Its request alone, into the partial files that a receiver writes too: from 2.0 on its own files have names by chance and
-are removed at any end, so that a kill would begin anew, and the others could get nothing before a file is whole.
+are removed at any end, so that a kill would lose all of it, and the others could get nothing before a file is whole.
 """
 
 from __future__ import annotations

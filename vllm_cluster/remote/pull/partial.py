@@ -18,7 +18,7 @@ class Partial(io.FileIO):
     """The open file; to be read too. No link is followed."""
 
     def __init__(self, path: Path, size: int) -> None:
-        """Open it, or make it; one that is too long begins anew."""
+        """Open it, or make it; one that is too long is emptied."""
         super().__init__(path, "ab+", opener=lambda name, flags: os.open(name, flags | os.O_NOFOLLOW, 0o644))
         self._size, self._name = size, path.name
         if self.length > size:
