@@ -32,8 +32,8 @@ class _Manifest:
     names: tuple[str, ...] = ()
 
 
-def find_model(hosts: PullHosts, wanted: WantedModel, via: str, *, measure: bool = False) -> HubModel:
-    """The files of the model, with how fast a download is now where that is to be measured.
+def find_model(hosts: PullHosts, wanted: WantedModel, via: str) -> HubModel:
+    """The files of the model.
 
     Where the hub cannot be reached, or HF_HUB_OFFLINE is set here, they are those that a host has as they were pulled.
 
@@ -49,7 +49,7 @@ def find_model(hosts: PullHosts, wanted: WantedModel, via: str, *, measure: bool
         why, reason = PreflightFailed(text, hint="unset HF_HUB_OFFLINE"), "HF_HUB_OFFLINE is set here"
     else:
         try:
-            return ask_about(hosts, wanted, via, measure=measure)
+            return ask_about(hosts, wanted, via)
         except Unreachable as error:
             why, reason = error, error.message
         except PreflightFailed as error:

@@ -42,8 +42,8 @@ class WantedModel:
         return f"{self.model}@{self.revision}" if self.revision else self.model
 
 
-def ask_about(hosts: PullHosts, wanted: WantedModel, via: str, *, measure: bool = False) -> HubModel:
-    """What the hub has of the model, asked from the host that would download it; `measure` tries how fast that is.
+def ask_about(hosts: PullHosts, wanted: WantedModel, via: str) -> HubModel:
+    """What the hub has of the model, asked from the host that would download it.
 
     Raises:
         PreflightFailed: it cannot be had.
@@ -54,7 +54,7 @@ def ask_about(hosts: PullHosts, wanted: WantedModel, via: str, *, measure: bool 
     hosts.emit(Event("phase", f"asking the hub for {wanted.name} from {asked_from}"))
     question: dict[str, Any] = {"model": wanted.model, "revision": wanted.revision, "endpoint": endpoint}
     token = laptop_token(inventory) if wanted.sent_from_here else host_token(inventory)
-    question |= {"token": token, "measure": measure}
+    question["token"] = token
     if wanted.sent_from_here:
         found = replace(ask_hub_here(hosts.fleet.runtime, question), origin=HERE)
     else:

@@ -16,7 +16,7 @@ from vllm_cluster.events import Emit, Event
 from vllm_cluster.facts.host_facts import HostFacts
 from vllm_cluster.inventory.model import Inventory
 from vllm_cluster.run.connection import Fleet
-from vllm_cluster.text import age, size
+from vllm_cluster.text import size
 
 
 class PullFirst:
@@ -35,24 +35,21 @@ class PullFirst:
             yield hosts
 
     def is_wanted(self, confirm: Confirm) -> bool:
-        """Ask a person, with size and time; False too where it cannot be pulled, with a note."""
+        """Ask a person, with the size; False too where it cannot be pulled, with a note."""
         wanted, via = self._wanted, self._inventory.head_name
         try:
             with self._hosts() as hosts:
                 if any(not one.over for one in statuses(hosts).values()):
                     return bool(confirm(f"{wanted.name} is being pulled. Wait for it, then serve it?"))
-                model = find_model(hosts, wanted, via, measure=True)
+                model = find_model(hosts, wanted, via)
                 plan = plan_for(hosts, model, "", via)
                 ensure_room(plan)
         except (HostError, PreflightFailed) as error:
             self._emit(Event("note", f"{wanted.name} cannot be pulled first: {error.message}"))
             return False
         most = max(plan.missing.values(), default=0)
-        time = (
-            f", about {age(most / model.rate)} at {model.rate / 1e6:.0f} MB/s" if plan.downloads and model.rate else ""
-        )
         where = ", ".join(name for name, missing in plan.missing.items() if missing) or "the hosts"
-        question = f"Pull {wanted.name} to {where} first ({size(most)}{time})? Otherwise each host downloads all of it."
+        question = f"Pull {wanted.name} to {where} first ({size(most)})? Otherwise each host downloads all of it."
         return bool(confirm(question))
 
     def bring(self) -> None:

@@ -68,7 +68,7 @@ def digest_of(files: Iterable[HubFile]) -> str:
 
 @dataclass(frozen=True)
 class HubModel:
-    """A repository of a hub at a commit; `rate` is in bytes a second where a download was tried, else 0.
+    """A repository of a hub at a commit.
 
     A model ./NAME has no commit and no endpoint. `origin` is `HERE` where this machine sends the files, or a folder
     of the host that has them.
@@ -78,7 +78,6 @@ class HubModel:
     commit: str
     endpoint: str
     files: tuple[HubFile, ...]
-    rate: float = 0.0
     origin: str = ""
 
     @property

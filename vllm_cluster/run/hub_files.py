@@ -22,7 +22,7 @@ LIBRARY, VERSION = "huggingface_hub", "1.0"
 
 
 def ask_hub(connection: HostConnection, place: Place, question: Mapping[str, Any]) -> HubModel:
-    """The repository at the commit behind the revision; the question has model, revision, token, endpoint and measure.
+    """The repository at the commit behind the revision; the question has model, revision, token and endpoint.
 
     Raises:
         PreflightFailed: it is not there, or not given to us.
@@ -89,8 +89,7 @@ def _listed(host: str, question: Mapping[str, Any], rows: Sequence[Mapping[str, 
         raise PreflightFailed(f"{host}: pull: {model} lists a file that cannot be: {wrong[:80]!a}")
     if not (COMMIT.fullmatch(commit) and REPOSITORY.fullmatch(name)):
         raise PreflightFailed(f"{host}: pull: {model} is listed as {name[:80]!a} at {commit[:80]!a}, which cannot be")
-    rate = float(last.get("rate") or 0.0)
-    return HubModel(name, commit, str(last["endpoint"]), found, rate)
+    return HubModel(name, commit, str(last["endpoint"]), found)
 
 
 def _refusal(host: str, question: Mapping[str, Any], last: Mapping[str, Any]) -> VclusterError:

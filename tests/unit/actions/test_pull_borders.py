@@ -82,7 +82,7 @@ def hosts() -> PullHosts:
 def test_the_token_of_this_machine_goes_to_no_host(hosts: PullHosts, monkeypatch: pytest.MonkeyPatch) -> None:
     sent = Sent(monkeypatch)
     wanted = WantedModel("lab/model")
-    model = pull_known.find_model(hosts, wanted, "gpu1", measure=True)
+    model = pull_known.find_model(hosts, wanted, "gpu1")
     assert pull.bring(hosts, model, "main", wanted, "gpu1")
     pull_verify._from_origin(hosts, wanted, MODEL, "gpu1", {FILE.path})
     assert len(sent.to_hosts) == 4

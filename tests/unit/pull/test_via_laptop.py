@@ -199,7 +199,7 @@ def test_a_server_without_ranges_gives_each_byte_once() -> None:
 
 def ask(hub_url: str, model: str = MODEL, token: str = "") -> Any:
     """Ask from this machine, with a process of its own."""
-    question = {"model": model, "revision": "", "endpoint": hub_url, "token": token, "measure": False}
+    question = {"model": model, "revision": "", "endpoint": hub_url, "token": token}
     return hub_files.ask_hub_here(SYSTEM, question)
 
 

@@ -3,30 +3,19 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
-import sys
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from tests.support.paths import ROOT
 from vllm_cluster.errors import PreflightFailed
 from vllm_cluster.run.hub_files import ask_hub_here
 from vllm_cluster.run.runtime import SYSTEM, Runtime
 
-QUESTION = {"model": "lab/model", "revision": "", "token": "", "endpoint": "", "measure": False}
+QUESTION = {"model": "lab/model", "revision": "", "token": "", "endpoint": ""}
 FILE = {"path": "config.json", "size": 2, "blob": "a" * 40}
-END = {"commit": "c" * 40, "name": "lab/model", "endpoint": "http://hub", "rate": 0.0}
-
-
-def test_hf_transfer_is_off_while_a_hub_is_asked() -> None:
-    """It writes to the file of a path, and what is measured has none."""
-    script = "import os, vllm_cluster.remote.image.hub_files; print(os.environ['HF_HUB_ENABLE_HF_TRANSFER'])"
-    environment = {**os.environ, "HF_HUB_ENABLE_HF_TRANSFER": "1", "PYTHONPATH": str(ROOT)}
-    done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=True)
-    assert done.stdout == "0\n"
+END = {"commit": "c" * 40, "name": "lab/model", "endpoint": "http://hub"}
 
 
 def prints(*lines: str) -> Runtime:

@@ -1,12 +1,10 @@
 """Asks the hub what a model's repository holds, from where it would be downloaded: a JSON line a file, then the end.
 
-The first message has the model, the revision, the token and the endpoint, and whether to `measure` how fast a download
-is. Uses the image's own huggingface_hub.
+The first message has the model, the revision, the token and the endpoint. Uses the image's own huggingface_hub.
 """
 
 from __future__ import annotations
 
-import io
 import json
 import os
 import sys
@@ -14,17 +12,15 @@ import time
 from typing import Any
 
 # Set where a person wants nothing downloaded in secret; this is asked for. Read when the library is imported.
-os.environ["HF_HUB_OFFLINE"] = os.environ["HF_HUB_ENABLE_HF_TRANSFER"] = "0"
+os.environ["HF_HUB_OFFLINE"] = "0"
 os.environ["HF_HUB_DISABLE_TELEMETRY"] = os.environ["HF_HUB_DISABLE_PROGRESS_BARS"] = "1"
 
-from huggingface_hub import HfApi, constants, get_hf_file_metadata, hf_hub_url
-from huggingface_hub.file_download import http_get
-from huggingface_hub.utils import build_hf_headers, get_session  # type: ignore[attr-defined]
+from huggingface_hub import HfApi, get_hf_file_metadata, hf_hub_url
+from huggingface_hub.utils import get_session  # type: ignore[attr-defined]
 
 TRIES, PAUSE_SECONDS = 4, 2.0
 LOOK_SECONDS = 20
 MAX_SHOWN = 80
-SAMPLE_SECONDS, SAMPLE_PIECE = 1.5, 1 << 18
 
 
 def problem(error: Exception, endpoint: str) -> dict[str, Any]:
@@ -64,39 +60,6 @@ def waits(error: Exception) -> bool:
     return code == 429 or (code or 0) >= 500
 
 
-class Sample(io.BytesIO):
-    """Takes a download for a short time and keeps nothing; raises to end it."""
-
-    name = "sample"
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.bytes, self._began = 0, time.monotonic()
-
-    def write(self, data: Any) -> int:
-        """Count what arrives."""
-        self.bytes += len(data)
-        if time.monotonic() - self._began > SAMPLE_SECONDS:
-            raise EOFError
-        return len(data)
-
-    @property
-    def rate(self) -> float:
-        """Bytes a second, the time until the first byte included."""
-        return self.bytes / (time.monotonic() - self._began)
-
-
-def measured(url: str, token: Any) -> float:
-    """How fast one stream is now, in bytes a second; 0 where nothing came."""
-    constants.DOWNLOAD_CHUNK_SIZE = SAMPLE_PIECE
-    sample = Sample()
-    try:
-        http_get(url, sample, headers=build_hf_headers(token=token))
-    except Exception:
-        return sample.rate
-    return sample.rate
-
-
 def look(asked: dict[str, Any], endpoint: str) -> None:
     """Print the commit behind the revision and the files."""
     token = asked["token"] or False
@@ -106,16 +69,14 @@ def look(asked: dict[str, Any], endpoint: str) -> None:
     if not info.sha:
         raise ValueError("no commit")
     files = [(row.rfilename, row.size, row.lfs["sha256"] if row.lfs else row.blob_id) for row in info.siblings or ()]
-    rate = 0.0
     if files:
         # A gated repository lists its files to everyone, and gives none.
         last = max(files, key=lambda row: row[1] or 0)[0]
         url = hf_hub_url(info.id or asked["model"], last, revision=info.sha, endpoint=endpoint)
         get_hf_file_metadata(url, token=token)
-        rate = measured(url, token) if asked.get("measure") else 0.0
     for path, size, blob in files:
         print(json.dumps({"path": path, "size": size, "blob": blob}))
-    print(json.dumps({"commit": info.sha, "name": info.id or asked["model"], "endpoint": endpoint, "rate": rate}))
+    print(json.dumps({"commit": info.sha, "name": info.id or asked["model"], "endpoint": endpoint}))
 
 
 def main() -> None:
