@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median
 from typing import Any
@@ -135,25 +135,15 @@ Pair = tuple[str, str]
 Pairs = Mapping[Pair, Trial]
 
 
-def rounds(hosts: Sequence[str]) -> Iterator[list[Pair]]:
-    """Every pair once, in rounds in which no host is in two pairs; neighbours meet in the first two.
+def ring(hosts: Sequence[str]) -> list[list[Pair]]:
+    """Each host with the next, around all of them, in rounds in which no host is in two pairs.
 
-    NCCL's rings and Gloo's join neighbours, so what they fail on is mostly there.
+    NCCL's rings and Gloo's join neighbours, so what they fail on is one of these links, or a host.
     """
-    seats: list[str | None] = [*hosts, *[None] * (len(hosts) % 2)]
-    # In a tournament's circle two rounds in a row join all hosts in one ring: this seats them in its order.
-    ring = [seats[-at] if at % 2 else seats[at] for at in range(len(seats))]
-    for _ in range(len(ring) - 1):
-        half = len(ring) // 2
-        pairs = zip(ring[:half], reversed(ring[half:]), strict=True)
-        yield [(one, other) for one, other in pairs if one and other]
-        ring = [ring[0], *ring[2:], ring[1]]
-
-
-def enough(pairs: Pairs) -> bool:
-    """Whether something fails, and each failing host was tried with two others, which separates host from link."""
-    suspects = {host for pair, trial in pairs.items() if not trial.ok for host in pair}
-    return bool(suspects) and all(sum(host in pair for pair in pairs) > 1 for host in suspects)
+    pairs = list(zip(hosts, [*hosts[1:], *hosts[:1]], strict=True))
+    # Two hosts have one link; of an odd number the last pair shares a host with both rounds.
+    last = [pairs.pop()] if len(hosts) % 2 or len(hosts) == 2 else []
+    return [one for one in (pairs[::2], pairs[1::2], last if len(hosts) > 2 else []) if one]
 
 
 def locate_fault(whole: Trial, alone: Mapping[str, Trial], pairs: Pairs) -> list[Finding]:

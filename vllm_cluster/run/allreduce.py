@@ -1,8 +1,8 @@
-"""All-reduce over all ranks in the containers that will serve; where it fails, over hosts and pairs of them."""
+"""All-reduce over all ranks in the containers that will serve; where it fails, in each host, then among neighbours."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -134,7 +134,7 @@ def _tried(
     names = dict.fromkeys(value for spec in stage.specs.values() for key, value in spec.environment if key == _GLOO)
     chosen = transport(whole.log) if kind == "nvidia" else NcclTransport(("TCP",), interfaces=tuple(names))
     if not whole.ok:
-        stage.emit(Event("progress", f"{whole.why()}: testing single hosts, then pairs"))
+        stage.emit(Event("progress", f"{whole.why()}: testing each host alone, then neighbours"))
         alone, pairs = _parts(stage, whole, deadline)
         found = allreduce.locate_fault(whole, alone, pairs)
         failed = next((trial for trial in [*alone.values(), *pairs.values()] if not trial.ok), whole)
@@ -142,8 +142,8 @@ def _tried(
     else:
         found = []
         if expected and allreduce.slow(whole.rows(), expected):
-            stage.emit(Event("progress", "slower than the link: testing pairs of hosts"))
-            pairs = _pairs(stage, hosts, deadline, lambda tried: allreduce.slow_pair(tried) is not None)
+            stage.emit(Event("progress", "slower than the link: testing neighbours"))
+            pairs = _neighbours(stage, hosts, deadline)
             found = [allreduce.slow_link_finding(whole, expected, pairs)]
         active = {name: [port.device for port in hcas(inventory.hosts[name], facts[name])] for name in hosts}
         found += allreduce.transport_findings(hosts[0], chosen, active)
@@ -155,26 +155,20 @@ def _tried(
 
 
 def _parts(stage: RankDriver, whole: Trial, deadline: Deadline) -> tuple[dict[str, Trial], dict[Pair, Trial]]:
-    """Every host alone, then pairs of those that work alone."""
+    """Every host alone, then neighbours among those that work alone."""
     several = [host for host in whole.hosts if stage.specs[host].gpu_count > 1]
     alone = dict(zip(several, _run(stage, [[host] for host in several], deadline), strict=False))
     sound = [host for host in whole.hosts if host not in alone or alone[host].ok]
     if len(whole.hosts) == len(sound) == 2 and whole.given_up:
         return alone, {(sound[0], sound[1]): whole}  # what failed by itself, though, may work when tried again
-    return alone, _pairs(stage, sound, deadline, allreduce.enough)
+    return alone, _neighbours(stage, sound, deadline)
 
 
-def _pairs(
-    stage: RankDriver, hosts: Sequence[str], deadline: Deadline, enough: Callable[[Mapping[Pair, Trial]], bool]
-) -> dict[Pair, Trial]:
-    """Pairs in rounds, while there is time and they do not locate the fault."""
+def _neighbours(stage: RankDriver, hosts: Sequence[str], deadline: Deadline) -> dict[Pair, Trial]:
+    """Each host with the next, around all of them, while there is time."""
     tried: dict[Pair, Trial] = {}
-    for pairs in allreduce.rounds(hosts):
-        ended = _run(stage, pairs, deadline)
-        tried |= zip(pairs, ended, strict=False)
-        if not ended or enough(tried):
-            break
-        stage.emit(Event("progress", f"{sum(trial.ok for trial in tried.values())} of {len(tried)} pairs work"))
+    for pairs in allreduce.ring(hosts):
+        tried |= zip(pairs, _run(stage, pairs, deadline), strict=False)
     return tried
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from itertools import combinations, islice, pairwise
+from itertools import combinations
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -13,9 +13,8 @@ from vllm_cluster.checks.allreduce import (
     AllReduceTime,
     Pair,
     Trial,
-    enough,
     locate_fault,
-    rounds,
+    ring,
     slow,
     slow_link_finding,
     transport_findings,
@@ -109,37 +108,26 @@ def test_messages_that_no_rank_sends_are_ignored(row: dict[str, object]) -> None
     assert (made.steps, made.seconds, made.log) == ({}, {}, {})
 
 
+# fault: checks/allreduce.py: pairs[1::2], last if → last if
 @calm
 @given(st.integers(2, 40))
-def test_a_tournament_has_every_pair_once_and_no_host_twice_a_round(count: int) -> None:
+def test_each_host_meets_its_neighbours_and_no_host_twice_a_round(count: int) -> None:
     hosts = [f"gpu{n}" for n in range(count)]
-    played = list(rounds(hosts))
+    played = ring(hosts)
     for pairs in played:
         names = [host for pair in pairs for host in pair]
         assert len(names) == len(set(names))
     every = [frozenset(pair) for pairs in played for pair in pairs]
-    assert len(every) == len(set(every)) == count * (count - 1) // 2
-    assert len(played) == count - 1 + count % 2
-
-
-# fault: checks/allreduce.py: seats[-at] if at % 2 else seats[at] → seats[at]
-@calm
-@given(st.integers(2, 40))
-def test_neighbours_meet_first(count: int) -> None:
-    """Of 256 hosts a tournament in their own order tried a link between neighbours after 135 rounds, of 5 s each."""
-    hosts = [f"gpu{n}" for n in range(count)]
-    first = {frozenset(pair) for played in islice(rounds(hosts), 2) for pair in played}
-    assert {frozenset(pair) for pair in pairwise(hosts)} <= first
+    expected = {frozenset((host, hosts[at - 1])) for at, host in enumerate(hosts)}
+    assert (len(every), set(every)) == (len(expected), expected)
+    # An even number of hosts is tried in two rounds, whatever their number.
+    assert len(played) == (1 if count == 2 else 2 + count % 2)
 
 
 def tried(hosts: list[str], bad_host: str = "", bad_link: frozenset[str] = frozenset()) -> dict[Pair, Trial]:
-    """The pairs as the bisection would try them, with one host or one link that does not work."""
-    pairs: dict[Pair, Trial] = {}
-    for played in rounds(hosts):
-        pairs |= {pair: trial(*pair, ok=bad_host not in pair and set(pair) != bad_link) for pair in played}
-        if enough(pairs):
-            break
-    return pairs
+    """The pairs, with one host or one link that does not work."""
+    pairs = [pair for played in ring(hosts) for pair in played]
+    return {pair: trial(*pair, ok=bad_host not in pair and set(pair) != bad_link) for pair in pairs}
 
 
 @calm
@@ -150,7 +138,6 @@ def test_a_host_that_works_with_no_other_is_reported(count: int, data: st.DataOb
     pairs = tried(hosts, bad_host=bad)
     found = locate_fault(trial(*hosts, ok=False), {host: trial(host) for host in hosts}, pairs)
     assert [(each.code, each.host) for each in found] == [("allreduce-host", bad)]
-    assert len(pairs) <= count // 2 * 3  # a few rounds, not all
 
 
 # fault: checks/allreduce.py: len(tried) > 1 and all → any
@@ -158,7 +145,8 @@ def test_a_host_that_works_with_no_other_is_reported(count: int, data: st.DataOb
 @given(st.integers(3, 16), st.data())
 def test_a_link_between_two_hosts_that_else_work_is_reported(count: int, data: st.DataObject) -> None:
     hosts = [f"gpu{n}" for n in range(count)]
-    bad = frozenset(data.draw(st.sampled_from(list(combinations(hosts, 2)))))
+    at = data.draw(st.integers(0, count - 1))
+    bad = frozenset((hosts[at], hosts[at - 1]))
     found = locate_fault(trial(*hosts, ok=False), {}, tried(hosts, bad_link=bad))
     assert [each.code for each in found] == ["allreduce-link"]
     assert all(host in found[0].message for host in bad)

@@ -1,13 +1,10 @@
 """All-reduce over every rank, before any weight is loaded. Needs torch alone.
 
-Without arguments it takes orders as JSON lines until its input ends, and forks ranks for each: torch is imported once.
-By hand, one process a rank:
-    python allreduce.py --rank 0 --world 2 --master 10.0.0.1:29501 --device cuda --sizes 1024,268435456
+It takes orders as JSON lines until its input ends, and forks ranks for each: torch is imported once.
 """
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import datetime
 import json
@@ -15,7 +12,6 @@ import os
 import re
 import select
 import signal
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -36,7 +32,7 @@ Send = Callable[..., None]
 
 def run_rank(order: Mapping[str, Any], rank: int, send: Send) -> None:
     """One rank, from the rendezvous to the last size; every step is reported once it is done."""
-    import torch  # noqa: PLC0415 - the parent has it already; by hand it is imported here
+    import torch  # noqa: PLC0415 - the parent has it already
     import torch.distributed as dist  # noqa: PLC0415
 
     send(step="started")
@@ -194,37 +190,5 @@ def serve_commands() -> None:
         ranks.stop()
 
 
-def by_hand(argv: Sequence[str]) -> None:
-    """One rank, reported on the terminal."""
-    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    options.add_argument("--rank", type=int, required=True)
-    options.add_argument("--world", type=int, required=True)
-    options.add_argument("--master", required=True, help="address:port on which rank 0 listens")
-    options.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
-    options.add_argument("--index", type=int, help="which GPU; without it the rank's number")
-    options.add_argument("--sizes", default="1024,65536,1048576,16777216,268435456", help="bytes, with commas")
-    options.add_argument("--seconds", type=float, default=60.0, help="for measuring, in all")
-    given = options.parse_args(argv)
-    order = {**vars(given), "sizes": [int(size) for size in given.sizes.split(",")]}
-    order["ranks"] = {str(given.rank): given.rank if given.index is None else given.index}
-
-    def send(**row: Any) -> None:
-        if row["step"] == "size" and given.world > 1:
-            row["GB/s"] = round(2 * (given.world - 1) / given.world * row["bytes"] / row["seconds"] / 1e9, 3)
-        sys.stdout.write(json.dumps({"rank": given.rank, **row}) + "\n")
-        sys.stdout.flush()
-
-    with tempfile.NamedTemporaryFile(prefix="vcluster-nccl-") as log:
-        log_to(Path(log.name))
-        run_rank(order, given.rank, send)
-        for line in transport_lines(Path(log.name)):
-            send(step="log", line=line)
-    # As above: who ends last must not wait for those who have gone.
-    os._exit(0)
-
-
 if __name__ == "__main__":
-    if sys.argv[1:]:
-        by_hand(sys.argv[1:])
-    else:
-        serve_commands()
+    serve_commands()
