@@ -13,6 +13,7 @@ import typer
 from vllm_cluster.cli import question
 from vllm_cluster.cli.answering import answer, ensure_printable
 from vllm_cluster.cli.options import InventoryPath, Json
+from vllm_cluster.cli.render.text import plain
 from vllm_cluster.cli.session import SETTINGS, Session
 from vllm_cluster.errors import UsageError, VclusterError
 
@@ -91,7 +92,8 @@ def _talk(session: Session, model: str, ask: Callable[[object], object], files: 
         except KeyboardInterrupt:
             sys.stderr.write("Interrupted.\n")
         except UsageError as error:  # too long, or refused: the conversation is as it was before
-            sys.stderr.write(f"error: {error.message}\n")
+            # The server's own text, which may repeat the question.
+            sys.stderr.write(f"error: {plain(error.message)}\n")
 
 
 def _read_line() -> str | None:

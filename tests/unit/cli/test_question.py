@@ -232,6 +232,23 @@ def test_ctrl_c_ends_no_conversation(
     assert capsys.readouterr().err.splitlines()[1:] == ([] if moment == "at the prompt" else ["Interrupted."])
 
 
+# fault: cli/chat.py: {plain(error.message)} → {error.message}
+def test_what_a_server_refuses_steers_no_terminal(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def ask(_content: object) -> None:
+        raise UsageError("refused: \x1b]52;c;eA==\x07too long\x1b[2J")
+
+    monkeypatch.setattr("builtins.input", Mock(side_effect=["Hi", EOFError]))
+    monkeypatch.setattr(SETTINGS, "verbosity", -1)
+    handler = signal.getsignal(signal.SIGINT)
+    try:
+        _talk(Session(None, as_json=False), "m", ask, ())
+    finally:
+        signal.signal(signal.SIGINT, handler)
+    assert capsys.readouterr().err == "error: refused: too long\n"
+
+
 @pytest.mark.parametrize(
     ("name", "message"), [("none.jsonl", "none.jsonl is not a file"), ("-", "IN must be a file: it is read twice")]
 )
