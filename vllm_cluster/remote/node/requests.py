@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from vllm_cluster.remote.node.elapsed import mark, since
-from vllm_cluster.remote.node.files import write_whole
+from vllm_cluster.remote.node.files import load, write_whole
 from vllm_cluster.remote.node.process import log_line
 
 # What was ready, newest last, and what became of each request: read by `rollback` and `status --history`.
@@ -18,15 +18,6 @@ MAX_READY, MAX_RESULTS_BYTES = 5, 1 << 20
 Serve = dict[str, Any]
 # What is read of each request that was taken.
 _KEYS = {"number", "asked", "by", "back_to", "failed", "ready", "ended"}
-
-
-def load(path: Path) -> dict[str, Any]:
-    """A JSON object, empty where there is none that can be read."""
-    try:
-        found = json.loads(path.read_text())
-    except (OSError, ValueError):
-        return {}
-    return found if isinstance(found, dict) else {}
 
 
 class Requests:

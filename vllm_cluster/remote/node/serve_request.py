@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from vllm_cluster.remote.node.files import sync_file, write_whole
+from vllm_cluster.remote.node.files import load, sync_file, write_whole
 from vllm_cluster.remote.node.process import log_line
 
 NOTHING = '{"v": 1, "serve": null}'
@@ -82,7 +82,7 @@ class Inbox:
             ServeRequest.read(json.dumps({"v": 1, "serve": request.get("back_to")}))
             if asked and self._outdated(request):
                 return None
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
             # Perhaps half written, or about to be: what was wanted before holds, and the next look decides.
             self.error = f"wanted.json cannot be read: {error!r}"
             return None
@@ -94,14 +94,13 @@ class Inbox:
 
         Each writer counts one up. A laptop that slept while it wrote must not undo what was asked for meanwhile.
         """
-        try:
-            accepted = json.loads(self._accepted.read_text())
-        except (OSError, ValueError):
-            accepted = {}
+        # One that cannot be read is replaced by the next request that comes.
+        accepted = load(self._accepted)
         if request == accepted:
             return False
         # One without an epoch was written before requests had one, or by an earlier version of vcluster.
-        epoch, before = int(request.get("epoch", 0)), int(accepted.get("epoch", 0))
+        epoch, before = int(request.get("epoch", 0)), accepted.get("epoch")
+        before = before if isinstance(before, int) else 0
         if epoch <= before and before > 0:
             log_line("node", f"refused request {epoch}: {before} was accepted before it")
             write_whole(self._wanted, accepted)

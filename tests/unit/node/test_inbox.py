@@ -1,0 +1,20 @@
+"""What the head's program reads of a request and of the one before it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from vllm_cluster.remote.node.serve_request import Inbox
+
+
+# fault: remote/node/serve_request.py: before if isinstance(before, int) else 0 → before or 0
+@pytest.mark.parametrize("content", ["[]", "7", '{"epoch": "x"}', '{"epoch": []}', "[" * 100_000], ids=range(5))
+def test_a_damaged_record_of_what_was_accepted_blocks_no_request(tmp_path: Path, content: str) -> None:
+    inbox = Inbox(tmp_path)
+    (tmp_path / "accepted.json").write_text(content)
+    (tmp_path / "wanted.json").write_text('{"v": 1, "epoch": 3, "serve": null}')
+    assert (inbox.news(), inbox.error) == ({"v": 1, "epoch": 3, "serve": None}, None)
+    assert json.loads((tmp_path / "accepted.json").read_text())["epoch"] == 3
