@@ -264,6 +264,19 @@ def test_a_broken_line_hides_no_other(world: World) -> None:
     assert isinstance(go_back(world)[0].error, PreflightFailed)
 
 
+# fault: run/history.py: for part in (f"{name}.1", name) → for part in (name,)
+def test_a_long_history_ends_with_what_was_done_last(world: World) -> None:
+    """5 MiB, as an earlier version left them: the last line was behind what is read of a file."""
+    files = world.machines["gpu1"].volumes["vcluster-lab-state"].files
+    (line,) = files["audit.jsonl"].splitlines(keepends=True)
+    files["audit.jsonl"] = line * ((5 << 20) // len(line))
+    assert serve(world, "org/a").error is None
+    assert [entry.verb for entry in entries(world)[-2:]] == ["up", "serve"]
+    changed = lab.succeed(world, INVENTORY, lab.do_status).value.changed
+    assert changed.verb == "serve"
+    assert len(files["audit.jsonl"]) < 10_000
+
+
 # fault: actions/down.py: on {hosts}. Its history is deleted too." → on {hosts}."
 def test_down_lists_what_is_deleted_with_it() -> None:
     """The key that clients have, and the history: both are gone for good."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -22,7 +23,7 @@ _OF_RESTARTS = ("restarted", "ready again", "gave up")
 
 def read_history(node: NodeHandle) -> list[Entry]:
     """Every entry that the head has kept, the oldest first; a line that cannot be read is passed over."""
-    results = [*_lines(node, f"{request.RESULTS_FILE}.1"), *_lines(node, request.RESULTS_FILE)]
+    results = _lines(node, request.RESULTS_FILE)
     ends: dict[int, list[Mapping[str, Any]]] = {}
     for line in results:
         if isinstance(line.get("request"), int) and line.get("result") not in _OF_RESTARTS:
@@ -36,8 +37,7 @@ def read_history(node: NodeHandle) -> list[Entry]:
 
 def restarts(node: NodeHandle, request_number: int) -> list[Entry]:
     """The restarts of what a request asked for, the oldest first."""
-    found = _restarts([*_lines(node, f"{request.RESULTS_FILE}.1"), *_lines(node, request.RESULTS_FILE)])
-    return [entry for entry in found if entry.request == request_number]
+    return [entry for entry in _restarts(_lines(node, request.RESULTS_FILE)) if entry.request == request_number]
 
 
 def ready_requests(node: NodeHandle) -> list[dict[str, Any]]:
@@ -78,14 +78,13 @@ def command_named(inventory: Inventory, node: NodeHandle, name: str) -> str:
     return request.command_with(asked, names, "MODEL") + ("" if asked else f" --name {shlex.quote(name)}")
 
 
-def _lines(node: NodeHandle, name: str) -> Iterator[Mapping[str, Any]]:
-    for line in (node.read(name) or b"").splitlines():
-        try:
-            row = json.loads(line)
-        except (ValueError, RecursionError):
-            continue
-        if isinstance(row, dict):
-            yield row
+def _lines(node: NodeHandle, name: str) -> list[Mapping[str, Any]]:
+    """The objects in a file of lines, those that were in it before it was full first."""
+    rows = []
+    for line in [line for part in (f"{name}.1", name) for line in (node.read(part) or b"").splitlines()]:
+        with suppress(ValueError, RecursionError):
+            rows.append(json.loads(line))
+    return [row for row in rows if isinstance(row, dict)]
 
 
 def _entry(line: Mapping[str, Any]) -> Entry | None:

@@ -33,13 +33,15 @@ from vllm_cluster.events import Emit, Event
 from vllm_cluster.facts.host_facts import HostFacts
 from vllm_cluster.inventory.model import Inventory
 from vllm_cluster.inventory.words import nearest
+from vllm_cluster.run.audit import AUDIT_FILE
 from vllm_cluster.run.connection import Fleet, HostConnection
 from vllm_cluster.run.observe import RECORD_FILE, observe, usable
 from vllm_cluster.run.secret_files import read_kept
 from vllm_cluster.run.secrets import KeptSecret
 
 # What a head keeps beside its members: what to serve, what was ready, and the history.
-KEPT = (request.FILE, request.READY_FILE, request.RESULTS_FILE, "audit.jsonl")
+_HISTORY = (request.RESULTS_FILE, AUDIT_FILE)
+KEPT = (request.FILE, request.READY_FILE, *_HISTORY, *(f"{name}.1" for name in _HISTORY))
 
 
 def membership(

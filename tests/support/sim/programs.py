@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from tests.support.sim import shell
 from tests.support.sim.world import Machine, World
+from vllm_cluster.remote.image import append_line
 
 # Those that wait for a message before they do anything.
 READERS = ("append_line", "batch_job", "check", "remove_model")
@@ -66,6 +67,8 @@ class Program:
         if self.name == "append_line" and self._box:
             order = json.loads(data)
             files, inside, _ = self._machine.place(self._box, order["path"])
+            if len(files.get(inside, b"")) > append_line.MAX_BYTES:
+                files[f"{inside}.1"] = files.pop(inside)
             files[inside] = files.get(inside, b"") + order["line"].encode() + b"\n"
 
     def _cache(self, order: dict[str, str]) -> dict[str, object]:
