@@ -71,7 +71,7 @@ def wanted(world: World) -> dict[str, Any]:
     return found
 
 
-# fault: actions/rollback.py: if found["generation"] != now: → if found["generation"] == now:
+# fault: actions/rollback.py: if found["generation"] != now and → if found["generation"] == now and
 def test_rollback_serves_what_was_ready_before_and_back_again(world: World) -> None:
     for model in ("org/a", "org/b"):
         assert serve(world, model).error is None

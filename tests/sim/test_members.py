@@ -93,7 +93,7 @@ def breaks(calls: list[Call], fault: Fault) -> list[int]:
     return chosen
 
 
-# fault: run/members.py: if operation.request: → if not operation:
+# fault: run/members.py: if followed := follow(kept[request.FILE], operation.change, taken): → if followed := None:
 @pytest.mark.slow
 @pytest.mark.promise("P33", "P1")
 @pytest.mark.parametrize("change", CHANGES)

@@ -183,14 +183,16 @@ def stopped_by(plan: Plan, facts: Mapping[str, HostFacts], fleet: Fleet) -> Stop
         if isinstance(operation, RemoveContainer | RestartNode)
         if operation.name == node_name(plan.cluster) and operation.id in running[operation.host]
     }
-    moved = next((one.request for one in plan.operations() if isinstance(one, RecordMembers) and one.request), "")
+    written = next((one.request for one in plan.operations() if isinstance(one, RecordMembers) and one.request), "")
     left = _left_behind(plan, containers, fleet)
-    if not (nodes or moved):
+    if not (nodes or written):
         return left
-    stops = served_by(plan.cluster, containers, fleet)
-    if stops.served and not moved and _spares(stops.served, nodes.values(), containers):
-        return replace(left, nodes=nodes, stays=stops.served.name)
-    again = not moved or request.wants(moved)
+    stops, wanted = served_by(plan.cluster, containers, fleet), request.asked(written.encode()) or {}
+    # A request is also written where only what is served in its place changes.
+    moved = bool(written) and (stops.served is None or wanted.get("generation") != stops.served.generation)
+    if stops.served and not moved and (not nodes or _spares(stops.served, nodes.values(), containers)):
+        return replace(left, nodes=nodes, stays=stops.served.name if nodes else "")
+    again = not moved or (stops.served is not None and wanted.get("name") == stops.served.name)
     return replace(left, served=stops.served, unknown=stops.unknown, nodes=nodes, again=again)
 
 

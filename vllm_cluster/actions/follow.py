@@ -86,7 +86,7 @@ class Follower:
             self._fleet.runtime.clock.sleep(POLL)
 
     def _await_pickup(self, node: NodeState) -> None:
-        serve_request.refuse_replaced(self._node, self._number)
+        self._number = serve_request.current_number(self._node, self._number, self._asked["generation"])
         if node.status and node.status.role == "worker":
             text = f"{self._head.name}: serve: another run moved the head to another host"
             raise Replaced(text, hint="vcluster status")

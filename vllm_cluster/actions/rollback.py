@@ -61,20 +61,21 @@ class RollbackState(RequestState):
 
 def find_earlier(state: RollbackState) -> RollbackState:
     """Find the last request that was ready before, and fit it to the hosts as they are."""
-    wanted = _fitted(state.inventory, _before(state.node), state.seen.plan.gpus)
+    wanted = _before(state.node, state.inventory, state.seen.plan.gpus)
     return replace(state, wanted=wanted, then=f" and serve {wanted['name']} again")
 
 
 ROLLBACK = (connect, observe, find_earlier, *ASK, follow)
 
 
-def _before(node: NodeHandle) -> dict[str, Any]:
-    """The last request that was ready and is not what is served or loaded now."""
+def _before(node: NodeHandle, inventory: Inventory, gpus: Mapping[str, int]) -> dict[str, Any]:
+    """The last request that was ready and is not what is served or loaded now, for the hosts as they are now."""
     serving = node.state().serving
     now = serving.generation if serving else (serve_request.asked(node) or {}).get("generation")
     for found in reversed(ready_requests(node)):
-        if found["generation"] != now:
-            return dict(found)
+        # What is served now may be it, in the layout that other hosts asked for.
+        if found["generation"] != now and (fitted := _fitted(inventory, found, gpus))["generation"] != now:
+            return fitted
     text = f"{node.host}: rollback: no earlier request was ready"
     raise PreflightFailed(text, hint="vcluster status --history\nvcluster serve MODEL")
 

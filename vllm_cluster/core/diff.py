@@ -122,10 +122,9 @@ def _image(spec: ContainerSpec, facts: HostFacts, image: ResolvedImage) -> tuple
 
 
 def _move(head: ContainerSpec, members: Membership | None) -> tuple[Operation, ...]:
-    if members is None or not members.moved_from:
+    if members is None or members.change is None or not members.moved_from:
         return ()
-    request = members.request.content.decode() if members.request else ""
-    return (MoveHead(head.host, members.moved_from, members.record, request),)
+    return (MoveHead(head.host, members.moved_from, members.record, members.change),)
 
 
 def _record(head: ContainerSpec, members: Membership | None) -> tuple[Operation, ...]:
@@ -133,7 +132,8 @@ def _record(head: ContainerSpec, members: Membership | None) -> tuple[Operation,
         return ()
     request = members.request
     texts = (request.content.decode(), request.text) if request else ("", "")
-    return (RecordMembers(head.host, members.record, members.changed, members.known, *texts),)
+    change = None if members.moved_from else members.change
+    return (RecordMembers(head.host, members.record, members.changed, members.known, *texts, change),)
 
 
 def leave(cluster: str, identity: str, host: str, facts: HostFacts) -> Iterator[Operation]:

@@ -16,7 +16,6 @@ from vllm_cluster.core.request import (
     command,
     generation,
     layout,
-    number,
     whole_request,
     written,
 )
@@ -55,10 +54,14 @@ def follow(raw: bytes | None, change: ChangedCluster, taken: bytes | None = None
     is to be served where a request that is being loaded cannot be, follows too: on hosts that have left it would wait
     without end.
     """
+    known = _object(taken or b"{}")
+    if raw is not None and not _object(raw):
+        # The head goes on with what it took where a power cut broke the file.
+        raw = json.dumps({"epoch": known.get("number"), "serve": known.get("asked")}).encode()
     asked = _whole(_object(raw or NOTHING).get("serve"))
     if asked is None:
         return None
-    serve, spare = _in_force(asked, _object(taken or b"{}"), number(raw))
+    serve, spare = _in_force(asked, known, _object(raw or NOTHING))
     wanted, texts = _fit(serve, change)
     back_to, moved = _fit(spare, change) if spare else (None, [])
     if not (texts or moved):
@@ -80,17 +83,18 @@ def carried(taken: bytes | None) -> bytes:
     return json.dumps({**known, "ready": False} if known and not serves else {}).encode()
 
 
-def _in_force(asked: Serve, taken: Mapping[str, Any], epoch: int) -> tuple[Serve, Serve | None]:
+def _in_force(asked: Serve, taken: Mapping[str, Any], file: Mapping[str, Any]) -> tuple[Serve, Serve | None]:
     """What the head serves, or shall; and what it goes back to where that cannot be, None where it would not."""
     failed, ready = bool(taken.get("failed")), bool(taken.get("ready"))
     back_to = _whole(taken.get("back_to"))
-    if taken.get("number") == epoch:
+    if taken.get("number") == file.get("epoch", 0):
         if failed and back_to:
             return back_to, None
         spare = None if ready else back_to
     else:
-        # The head has not taken this request yet: it goes back to what is ready.
+        # The head has not taken this request yet: it goes back to what it says, or to what is ready.
         spare = _whole(taken.get("asked")) if ready and not failed else back_to
+        spare = _whole(file["back_to"]) if "back_to" in file else spare
     if not asked.get("rollback", True) or (spare and spare.get("generation") == asked.get("generation")):
         spare = None
     return asked, spare

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, AllowInfNan, Field, TypeAdapter, ValidationError
 
-from vllm_cluster.core.followed import Followed
+from vllm_cluster.core.followed import ChangedCluster, Followed
 from vllm_cluster.core.identity import cluster_id, is_of_cluster, node_of
 from vllm_cluster.core.spec import ID, ROLE, ContainerSpec
 from vllm_cluster.facts.host_facts import HostFacts
@@ -134,7 +134,8 @@ class Membership:
     `lost` are the members that left and whose node is not removed, address → name; `alone` those of them that are not
     touched, with the remedy. `changed` names for people what is new in
     the record, empty when nothing is; `known` whether the head had one that could be read. `moved_from` is the host of
-    the head that is now, where that is another one; `request` is what to serve from now on, None where it stays.
+    the head that is now, where that is another one; `change` is what the request must follow, None where there is
+    nothing, and `request` what to serve from now on, None where it stays.
     """
 
     former: Mapping[str, HostFacts]
@@ -144,6 +145,7 @@ class Membership:
     changed: str
     known: bool
     moved_from: str | None
+    change: ChangedCluster | None
     request: Followed | None
 
 

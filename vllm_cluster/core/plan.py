@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 from vllm_cluster.core.change import FieldChange
+from vllm_cluster.core.followed import ChangedCluster
 from vllm_cluster.core.members import Record
 from vllm_cluster.core.spec import ContainerSpec
 from vllm_cluster.text import count
@@ -119,15 +120,14 @@ class RemoveVolume:
 
 @dataclass(frozen=True)
 class MoveHead:
-    """Copy what the head keeps to the host that will be the head; `request` is what is served there, empty where that
-    is copied too."""
+    """Copy what the head keeps to the host that will be the head; what is served there follows the `change`."""
 
     verb: ClassVar[str] = "move head"
     past: ClassVar[str] = "has what the head kept"
     host: str
     source: str
     record: Record
-    request: str
+    change: ChangedCluster
 
     @property
     def text(self) -> str:
@@ -137,7 +137,11 @@ class MoveHead:
 
 @dataclass(frozen=True)
 class RecordMembers:
-    """Write on the head who the members are, and what is served from now on where that follows."""
+    """Write on the head who the members are, and what is served from now on where that follows.
+
+    `request` is that as it was planned. A load may have failed since: with a `change` it follows anew, without one
+    `MoveHead` has written it.
+    """
 
     verb: ClassVar[str] = "record members"
     past: ClassVar[str] = "members are recorded"
@@ -148,6 +152,7 @@ class RecordMembers:
     seen: bool
     request: str
     request_text: str
+    change: ChangedCluster | None
 
     @property
     def text(self) -> str:

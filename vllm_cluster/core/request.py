@@ -18,8 +18,10 @@ ACCEPTED_FILE = "accepted.json"
 NOTHING = b'{"v": 1, "serve": null}'
 # What the node program knows of the request that it took: what is served if that cannot be, and whether it is.
 TAKEN_FILE = "request.json"
+# How the starts of what is served went: one that failed for good is not tried again.
+COURSE_FILE = "serve.json"
 # What a node knows that is not the head: what it took when it was one is over.
-FRESH = {FILE: NOTHING, ACCEPTED_FILE: b"{}", TAKEN_FILE: b"{}"}
+FRESH = {FILE: NOTHING, ACCEPTED_FILE: b"{}", TAKEN_FILE: b"{}", COURSE_FILE: b"{}"}
 # What was ready, newest last, to go back to; and what became of each request.
 READY_FILE, RESULTS_FILE = "ready.json", "results.jsonl"
 # For vLLM, where every host has all files.
@@ -65,9 +67,13 @@ def number(raw: bytes | None) -> int:
     return epoch if isinstance(epoch, int) else 0
 
 
-def wants(content: str) -> bool:
-    """Whether such a file asks for a model."""
-    return json.loads(content)["serve"] is not None
+def asked(raw: bytes | None) -> Mapping[str, Any] | None:
+    """What such a file asks for; None where it asks for nothing, or cannot be read."""
+    try:
+        serve = json.loads(raw or NOTHING).get("serve")
+    except (ValueError, RecursionError, AttributeError):
+        return None
+    return serve if isinstance(serve, dict) else None
 
 
 def layout(serve: Mapping[str, Any]) -> tuple[int, int]:

@@ -76,7 +76,7 @@ def membership(
     changed = "; ".join(differences(old, new, [left[name] for name in failed.keys() - lost.keys()]))
     changed = changed or ("the record cannot be read" if found and found.problem else "")
     moved_from = source if source not in (None, inventory.head_name) else None
-    followed = None
+    change = followed = None
     if source and (changed or moved_from):
         # Where the head was when it took the request: its host may have another address since.
         here = inventory.hosts[source].address
@@ -91,6 +91,7 @@ def membership(
         changed,
         old is not None,
         moved_from,
+        change,
         followed,
     )
 
@@ -242,9 +243,10 @@ def move_head(source: DockerApi, target: DockerApi, spec: ContainerSpec, image: 
     kept = {name: source.read_file(spec.name, f"{STATE_FOLDER}/{name}") for name in KEPT}
     # Always one: what an earlier head left there must not be served again.
     found = {**request.FRESH, **{name: content for name, content in kept.items() if content is not None}}
-    found[request.TAKEN_FILE] = carried(source.read_file(spec.name, f"{STATE_FOLDER}/{request.TAKEN_FILE}"))
-    if operation.request:
-        found[request.FILE] = operation.request.encode()
+    taken = source.read_file(spec.name, f"{STATE_FOLDER}/{request.TAKEN_FILE}")
+    found[request.TAKEN_FILE] = carried(taken)
+    if followed := follow(kept[request.FILE], operation.change, taken):
+        found[request.FILE] = followed.content
     # Last: with it the change is done, and is not looked for again.
     found[RECORD_FILE] = operation.record.document.encode()
     owner = owner_of(spec)
@@ -264,7 +266,8 @@ def record_members(connection: HostConnection, operation: RecordMembers, emit: E
         for member in kept:
             emit(Event("warning", f"{member.name} left the inventory; run vcluster up again to remove its node"))
         record = Record(record.cluster, record.id, (*record.members, *kept))
-    files = {request.FILE: (operation.request.encode(), 0o600)} if operation.request else {}
+    followed = _followed(connection.engine, node, operation.change) if operation.change else None
+    files = {request.FILE: (followed.content, 0o600)} if followed else {}
     # Last: with it the change is done, and is not looked for again.
     files[RECORD_FILE] = (record.document.encode(), 0o600)
     connection.engine.put_files(node, STATE_FOLDER, files)

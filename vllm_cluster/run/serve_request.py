@@ -39,15 +39,17 @@ def write(node: NodeHandle, wanted: Mapping[str, Any] | None) -> int:
     return request.number(content)
 
 
-def refuse_replaced(node: NodeHandle, number: int) -> None:
-    """Do nothing while the request is still the one of this number.
+def current_number(node: NodeHandle, number: int, generation: str) -> int:
+    """The number that a request has now: it gets another where only what is served in its place has changed.
 
     Raises:
-        Replaced: it is another one; with who asked for what, and when.
+        Replaced: another one was written since; with who asked for what, and when.
     """
     raw = node.read(request.FILE)
     if raw is None or request.number(raw) <= number:
-        return
+        return number
+    if (request.asked(raw) or {}).get("generation") == generation:
+        return request.number(raw)
     other = last_other(node)
     for _ in range(AUDIT_LOOKS):
         if other:

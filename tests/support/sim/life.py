@@ -214,6 +214,8 @@ def _serve(world: World, machine: Machine, box: Box) -> None:
     asked = {"generation": workload["generation"], "request": taken["number"]}
     if course and course["generation"] == workload["generation"] and course["phase"] != "failed":
         course.update(asked)
+        if course["phase"] == "ready" and not taken["ready"]:
+            _remember(world, machine, box, workload)
     elif course is None or {key: course[key] for key in asked} != asked:
         box.life["serve"] = course = {**asked, "phase": "waiting", "since": world.clock.now}
     if course["phase"] == "waiting":

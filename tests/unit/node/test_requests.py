@@ -148,6 +148,19 @@ def test_what_was_not_ready_yet_is_not_gone_back_to(world: World) -> None:
     assert [row[2] for row in results(world)] == ["ready", "replaced", "failed", "back"]
 
 
+# fault: remote/node/serving.py: self._requests.ready(course.seconds_to_ready if started else None) →
+def test_what_runs_and_is_asked_for_again_is_ready_and_gone_back_to(world: World) -> None:
+    world.plan({}, BAD)
+    world.start()
+    ask(world, 1, "good")
+    world.phase("ready", generation="good")
+    ask(world, 2, "good")
+    eventually(lambda: (2, "good", "ready") in results(world), "request 2 is ready")
+    ask(world, 3, "bad")
+    eventually(lambda: results(world)[-1][2] == "back", "back")
+    assert len(world.attempts) == 3
+
+
 def test_what_was_ready_is_kept_for_later(world: World) -> None:
     world.start()
     for number, name in enumerate("abcdefa", 1):

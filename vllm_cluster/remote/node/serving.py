@@ -236,12 +236,15 @@ class ServeController:
             self._ended(course, attempt, "; ".join(what), lost=bool(gone) or unheld)
             return
         phase, detail = attempt.stage
-        if phase == "ready" and course.ready_at is None:
+        started = phase == "ready" and course.ready_at is None
+        if started:
             course.once_ready, course.failures = True, 0
             course.ready_at = round(time.time(), 3)
             course.seconds_to_ready = round(boot_seconds() - attempt.began, 3)
             self._save(course)
-            self._requests.ready(course.seconds_to_ready)
+        if phase == "ready":
+            # At each look: another request may ask for what runs already.
+            self._requests.ready(course.seconds_to_ready if started else None)
         course.set_phase(phase, detail)
 
     def _ended(self, course: ServeState, attempt: Attempt, what: str, *, lost: bool) -> None:

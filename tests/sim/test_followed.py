@@ -1,0 +1,179 @@
+"""What is served follows the hosts: after a load that failed, while one is under way, and at a rollback."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from tests.support.sim import lab, make
+from tests.support.sim.faults import Call, Fault, Script
+from tests.support.sim.make import inventory_of as inventory
+from tests.support.sim.world import World
+from vllm_cluster.actions import rollback, serve, up
+from vllm_cluster.actions.up import Planned
+from vllm_cluster.core.request import FILE, TAKEN_FILE
+from vllm_cluster.errors import HostError
+from vllm_cluster.inventory.model import Inventory
+
+BEFORE, FEWER = inventory(1, 2, 3), inventory(1, 2)
+
+
+def asks(model: str, **more: Any) -> lab.Verb:
+    """`vcluster serve --yes MODEL`, with options."""
+    given = {"name": None, "tp": None, "pp": None, "extra": (), "expose": False, "hosts": (), **more}
+
+    def verb(words: Inventory, emit: Any, runtime: Any) -> Any:
+        return serve.serve(words, emit, model=model, confirm=lambda _: True, runtime=runtime, **given)
+
+    return verb
+
+
+def back(words: Inventory, emit: Any, runtime: Any) -> Any:
+    """`vcluster rollback --yes`."""
+    return rollback.rollback(words, emit, confirm=lambda _: True, runtime=runtime)
+
+
+GOOD, BAD = asks("org/model"), asks("no/such")
+
+
+def files(world: World) -> dict[str, bytes]:
+    """The state of the head on gpu1."""
+    return world.machines["gpu1"].volumes["vcluster-lab-state"].files
+
+
+def asked(world: World) -> str:
+    """The model of the request on the head, empty where there is none."""
+    serve = json.loads(files(world).get(FILE, b"{}")).get("serve")
+    return str(serve["model"]) if serve else ""
+
+
+def begin(world: World, verb: lab.Verb, model: str) -> None:
+    """Ask for a model, and close the laptop once the head has the request."""
+    lab.run(world, BEFORE, verb, Script(by_words=lambda _: Fault.KILLED if asked(world) == model else None))
+    world.settle(0.1)
+
+
+def planned(world: World) -> Planned:
+    """What `up` would do after gpu3 has left."""
+
+    def verb(words: Inventory, emit: Any, runtime: Any) -> Any:
+        return up.plan(words, emit, runtime=runtime)
+
+    made: Planned = lab.succeed(world, FEWER, verb).value
+    return made
+
+
+def settled(world: World, words: Inventory) -> tuple[str, str]:
+    """Model and phase, once everything that was under way is over."""
+    world.settle(30)
+    serve = lab.succeed(world, words, lab.do_status).value.head.serve
+    return serve.model, serve.phase
+
+
+@pytest.fixture
+def world() -> World:
+    """Three hosts, of which gpu3 leaves in most cases, and the cluster up on them."""
+    made = make.world((2, 2, 2))
+    with lab.inside(made):
+        lab.succeed(made, BEFORE, lab.do_up)
+    return made
+
+
+@pytest.mark.promise("P36")
+def test_what_serves_and_is_asked_for_again_is_what_a_failure_goes_back_to(world: World) -> None:
+    with lab.inside(world):
+        lab.succeed(world, BEFORE, GOOD)
+        assert isinstance(lab.run(world, BEFORE, BAD).error, HostError)
+        assert settled(world, BEFORE) == ("org/model", "ready")
+        lab.succeed(world, BEFORE, GOOD)
+        assert isinstance(lab.run(world, BEFORE, asks("no/other")).error, HostError)
+        assert settled(world, BEFORE) == ("org/model", "ready")
+
+
+# fault: actions/consent.py: and wanted.get("name") == stops.served.name) → )
+@pytest.mark.promise("P33")
+def test_a_plan_says_that_a_load_that_no_longer_fits_is_not_started_again(world: World) -> None:
+    with lab.inside(world):
+        lab.succeed(world, BEFORE, GOOD)
+        begin(world, asks("no/such", tp=2, pp=3), "no/such")
+        assert planned(world).stops.consequence.endswith("is not served again")
+
+
+@pytest.mark.promise("P33")
+def test_a_plan_that_changes_only_what_a_failure_goes_back_to_stops_nothing(world: World) -> None:
+    with lab.inside(world):
+        lab.succeed(world, BEFORE, GOOD)
+        begin(world, asks("org/big", hosts=("gpu1", "gpu2")), "org/big")
+        made = planned(world)
+        assert any("where org/big cannot be served" in one.text for one in made.whole().operations())
+        assert made.stops.served is None
+
+
+# fault: actions/follow.py: self._number = serve_request.current_number( → serve_request.current_number(
+@pytest.mark.promise("P33")
+def test_serve_is_followed_while_another_run_changes_what_a_failure_goes_back_to(world: World) -> None:
+    ended: list[lab.Outcome] = []
+
+    def up_meanwhile(_: Call) -> None:
+        if asked(world) == "org/big" and not ended and world.machines["gpu1"].lock is None:
+            ended.append(lab.Outcome(world.script))
+            ended[0] = lab.succeed(world, FEWER, lab.do_up)
+
+    with lab.inside(world):
+        lab.succeed(world, BEFORE, GOOD)
+        lab.succeed(world, BEFORE, asks("org/big", hosts=("gpu1", "gpu2")), Script(hook=up_meanwhile))
+        assert ended and ended[0].operations
+        assert settled(world, FEWER) == ("org/big", "ready")
+
+
+# fault: actions/rollback.py: != now and (fitted := _fitted(inventory, found, gpus)) → and (fitted := dict(found))
+@pytest.mark.promise("P33")
+@pytest.mark.parametrize("failed", [False, True])
+def test_rollback_does_not_take_what_is_served_in_another_layout_for_an_earlier_model(
+    world: World, failed: bool
+) -> None:
+    with lab.inside(world):
+        lab.succeed(world, BEFORE, asks("org/first"))
+        lab.succeed(world, BEFORE, GOOD)
+        if failed:
+            assert isinstance(lab.run(world, BEFORE, BAD).error, HostError)
+            settled(world, BEFORE)
+        lab.succeed(world, FEWER, lab.do_up)
+        assert settled(world, FEWER) == ("org/model", "ready")
+        lab.succeed(world, FEWER, back)
+        assert settled(world, FEWER) == ("org/first", "ready")
+
+
+@pytest.mark.promise("P33", "P36")
+def test_a_load_that_fails_while_up_runs_is_not_tried_again() -> None:
+    world, replaced = make.world((2, 2, 2, 2)), inventory(1, 2, 4)
+    world.machines["gpu4"].images.clear()
+    failed: list[bool] = []
+
+    def fail_meanwhile(call: Call) -> None:
+        if call.host == "gpu4" and call.changes and not failed:
+            failed.append(True)
+            world.settle(30)
+            assert json.loads(files(world)[TAKEN_FILE])["failed"]["name"] == "no/such"
+
+    with lab.inside(world):
+        lab.succeed(world, BEFORE, lab.do_up)
+        lab.succeed(world, BEFORE, asks("org/model", hosts=("gpu1", "gpu2")))
+        begin(world, BAD, "no/such")
+        lab.succeed(world, replaced, lab.do_up, Script(hook=fail_meanwhile))
+        assert failed
+        assert settled(world, replaced) == ("org/model", "ready")
+        results = [json.loads(line)["result"] for line in files(world)["results.jsonl"].splitlines()]
+        assert results.count("failed") == 1
+
+
+# fault: core/followed.py: if raw is not None and not _object(raw): → if False:
+@pytest.mark.promise("P33")
+@pytest.mark.parametrize("raw", [b"", b"{", b'{"v": 1, "epoch": 2, "serve": {"mod'])
+def test_what_the_head_took_follows_where_a_power_cut_broke_the_request(world: World, raw: bytes) -> None:
+    with lab.inside(world):
+        lab.succeed(world, BEFORE, GOOD)
+        files(world)[FILE] = raw
+        assert any("TP=2 × PP=2" in one.text for one in planned(world).whole().operations())
