@@ -94,7 +94,7 @@ def test_what_serves_and_is_asked_for_again_is_what_a_failure_goes_back_to(world
 
 # fault: actions/consent.py: and wanted.get("name") == stops.served.name) → )
 @pytest.mark.promise("P33")
-def test_a_plan_says_that_a_load_that_no_longer_fits_is_not_started_again(world: World) -> None:
+def test_a_plan_shows_that_a_load_that_no_longer_fits_is_not_started_again(world: World) -> None:
     with lab.inside(world):
         lab.succeed(world, BEFORE, GOOD)
         begin(world, asks("no/such", tp=2, pp=3), "no/such")

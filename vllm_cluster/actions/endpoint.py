@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from http import HTTPStatus
@@ -10,7 +9,7 @@ from pathlib import Path
 
 from vllm_cluster import debug_log
 from vllm_cluster.actions.head import at_head, read_key, ready
-from vllm_cluster.actions.tunnel import Passage, is_free, passage_to
+from vllm_cluster.actions.tunnel import is_free, passage_to
 from vllm_cluster.errors import (
     AuthenticationFailed,
     HostError,
@@ -25,13 +24,13 @@ from vllm_cluster.run.api_client import Broken, get, model_names
 from vllm_cluster.run.detached import Detached, State
 from vllm_cluster.run.history import command_of
 from vllm_cluster.run.node_handle import NodeHandle
+from vllm_cluster.run.relay import Relay
 from vllm_cluster.run.runtime import SYSTEM, Runtime
 from vllm_cluster.text import host_port
-from vllm_cluster.transport.forward import Away, LoopbackForward, Pipe, SocketPipe
 
 FOLDER = "tunnels"
 # A laptop sleeps for hours, but it connects again within minutes of waking up.
-RETRY_SECONDS, POLL, DIAL_SECONDS = 3600.0, 5.0, 5.0
+RETRY_SECONDS, POLL = 3600.0, 5.0
 # As long as the process in the background may need to notice that the head has moved, and to reach the other one.
 ANSWER_SECONDS, TRY_SECONDS = 30.0, 1.0
 
@@ -125,24 +124,6 @@ def close(inventory: Inventory, cache: Path) -> bool:
         return found.end()
 
 
-class Relay:
-    """The port of a tunnel in the background: it is kept while the way to the head is away, so that no other program
-    of this machine can take it and get the key."""
-
-    def __init__(self, port: int) -> None:
-        self.passage: Passage | None = None
-        self._forward = LoopbackForward("tunnel", self._dial, port)
-        self.port, self.close = self._forward.local_port, self._forward.close
-
-    def _dial(self) -> Pipe:
-        passage = self.passage
-        if passage is None or not passage.answers:
-            return Away(f"no API answers at {passage.host}" if passage else "the head cannot be reached", POLL)
-        near = socket.create_connection(("127.0.0.1", passage.port), DIAL_SECONDS)
-        near.settimeout(None)
-        return SocketPipe(near)
-
-
 def keep_open(
     latest: Callable[[], Inventory], cache: Path, emit: Emit, *, port: int, runtime: Runtime = SYSTEM
 ) -> None:
@@ -154,7 +135,7 @@ def keep_open(
         HostError: it could not be opened, or not again.
     """
     inventory = latest()
-    noted, relay = state(inventory, cache), Relay(port)
+    noted, relay = state(inventory, cache), Relay(port, POLL)
     patience, opened = runtime.after(RETRY_SECONDS), False
 
     def keep_note() -> bool:
@@ -172,7 +153,7 @@ def keep_open(
         while True:
             try:
                 with passage_to(inventory, 0, runtime) as passage:
-                    relay.passage, opened, patience = passage, True, runtime.after(RETRY_SECONDS)
+                    relay.way, opened, patience = passage, True, runtime.after(RETRY_SECONDS)
                     noted.note_this(relay.port)
                     emit(Event("note", f"http://127.0.0.1:{relay.port} forwards to {passage.host}"))
                     passage.hold(emit, moved)
@@ -182,7 +163,7 @@ def keep_open(
                 if not opened or not patience.left():
                     raise
             finally:
-                relay.passage = None
+                relay.way = None
             runtime.clock.sleep(POLL)
             inventory = latest()
     finally:

@@ -71,21 +71,11 @@ def endpoint(
 ) -> None:
     """Print what OpenAI clients need: URL, key, a snippet."""
     forms = {"--env": env, "--python": python, "--curl": curl}
-    ways = {"--direct": direct, "--detach": detach}
     jobs = {"--close": close, "--tunnel": tunnel, "--key": key, "--rotate": rotate}
-    _ensure_one(forms)
-    _ensure_one({**jobs, **ways})
-    job = next((name for name, is_given in jobs.items() if is_given), "")
-    if job:
-        _ensure_one({job: True, **forms})
-    needed = {
-        "--tunnel": {"--port": port is not None, "-- COMMAND": bool(command)},
-        "--rotate": {"--grace": grace is not None, "--wait": bool(wait)},
-    }
-    for mode, options in needed.items():
-        names = [name for name, is_given in options.items() if is_given and job != mode]
-        if names and not background:
-            raise UsageError(f"{' and '.join(names)} {'need' if len(names) > 1 else 'needs'} {mode}", again=(mode,))
+    _ensure_fitting(jobs, {"--direct": direct, "--detach": detach}, forms)
+    if not background:
+        _ensure_needed("--tunnel", {"--port": port is not None, "-- COMMAND": bool(command)}, jobs)
+        _ensure_needed("--rotate", {"--grace": grace is not None, "--wait": bool(wait)}, jobs)
     with Session(inventory, as_json=as_json, changes=rotate) as session:
         if background:
             tunnels.keep_open(session, session.load(), port or 0)
@@ -100,12 +90,29 @@ def endpoint(
         elif close:
             _close(session)
         else:
-            form = next((name for name, is_given in forms.items() if is_given), "")
-            _show(session, form, direct=direct, detach=detach)
+            _show(session, "".join(_given(forms)), direct=direct, detach=detach)
+
+
+def _given(options: Mapping[str, bool]) -> list[str]:
+    return [name for name, is_given in options.items() if is_given]
+
+
+def _ensure_fitting(jobs: Mapping[str, bool], ways: Mapping[str, bool], forms: Mapping[str, bool]) -> None:
+    """Refuse two jobs at a time; a form of what is printed goes with a way, and with none of the jobs."""
+    _ensure_one(forms)
+    _ensure_one({**jobs, **ways})
+    if job := _given(jobs):
+        _ensure_one({job[0]: True, **forms})
+
+
+def _ensure_needed(mode: str, options: Mapping[str, bool], jobs: Mapping[str, bool]) -> None:
+    names = _given(options)
+    if names and not jobs[mode]:
+        raise UsageError(f"{' and '.join(names)} {'need' if len(names) > 1 else 'needs'} {mode}", again=(mode,))
 
 
 def _ensure_one(given: Mapping[str, bool]) -> None:
-    wanted = [name for name, is_given in given.items() if is_given]
+    wanted = _given(given)
     if len(wanted) > 1:
         lines = "\n".join(f"vcluster endpoint {name}" for name in wanted)
         raise UsageError(f"{' and '.join(wanted)} exclude each other", hint=lines)

@@ -25,7 +25,7 @@ def keep_open(session: Session, inventory: Inventory, port: int) -> None:
     path = inventory.path
 
     def latest() -> Inventory:
-        """The inventory as it is now; as it was, while somebody writes it."""
+        """The inventory as it is now; as it was, while it is being written."""
         with suppress(VclusterError, OSError):
             return load_text(path.read_bytes(), path=path, cwd=None) if path else inventory
         return inventory

@@ -56,7 +56,7 @@ def follow(raw: bytes | None, change: ChangedCluster, taken: bytes | None = None
     """
     known = _object(taken or b"{}")
     if raw is not None and not _object(raw):
-        # The head goes on with what it took where a power cut broke the file.
+        # The head still has what it took where a power cut broke the file.
         raw = json.dumps({"epoch": known.get("number"), "serve": known.get("asked")}).encode()
     asked = _whole(_object(raw or NOTHING).get("serve"))
     if asked is None:

@@ -139,7 +139,7 @@ class MoveHead:
 class RecordMembers:
     """Write on the head who the members are, and what is served from now on where that follows.
 
-    `request` is that as it was planned. A load may have failed since: with a `change` it follows anew, without one
+    `request` is that as it was planned. A load may have failed since: with a `change` it follows again, without one
     `MoveHead` has written it.
     """
 

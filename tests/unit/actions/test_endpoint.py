@@ -147,7 +147,7 @@ def asked(port: int) -> tuple[int, str | None, str]:
     return found
 
 
-# fault: actions/endpoint.py: if passage is None or not passage.answers: → if passage is None:
+# fault: run/relay.py: if way is None or not way.answers: → if way is None:
 def test_its_port_is_kept_and_answered_while_the_head_is_away(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]

@@ -131,13 +131,12 @@ def test_a_bad_schema_names_file_and_line(content: bytes | None, message: str, t
     assert caught.value.message.replace(f"{tmp_path}/", "").startswith(message)
 
 
-def test_a_grace_is_a_time_for_a_rotation(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_grace_is_a_time_for_a_rotation() -> None:
     for wrong in ("soon", "-5m"):
         with pytest.raises(UsageError, match="--grace must be a duration such as 90s, 10m or 1h30m"):
             app(["endpoint", "--rotate", "--grace", wrong], prog_name="vcluster")
-    with pytest.raises(SystemExit) as ended:
+    with pytest.raises(UsageError, match="--grace needs --rotate"):
         app(["endpoint", "--grace", "5m"], prog_name="vcluster")
-    assert (ended.value.code, "--grace needs --rotate" in capsys.readouterr().err) == (2, True)
 
 
 @pytest.mark.parametrize(("given", "seconds"), [("1h30m", 5400.0), ("600", 600.0), (None, 0.0)])

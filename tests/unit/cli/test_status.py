@@ -276,6 +276,6 @@ def test_a_remedy_of_many_hosts_is_a_line_of_ssh_for_each() -> None:
     assert lines == [f"ssh me@{name} 'docker ps'" for name in names]
 
 
-def test_a_name_of_a_host_is_no_sign_of_docker() -> None:
+def test_a_host_called_docker_is_not_taken_for_a_docker_error() -> None:
     assert unseen(HostError("Docker1", "the script ended early")).state == "unknown"
     assert unseen(HostError("gpu1", "list containers: Docker did not answer within 30 s")).state == "docker-error"

@@ -1,0 +1,40 @@
+"""A port of this machine that leads to the way there is now, and answers while there is none."""
+
+from __future__ import annotations
+
+import socket
+from typing import Protocol
+
+from vllm_cluster.transport.forward import Away, LoopbackForward, Pipe, SocketPipe
+
+DIAL_SECONDS = 5.0
+
+
+class Way(Protocol):
+    """The API of a head, brought to a port of this machine; whether it `answers` now."""
+
+    host: str
+    port: int
+    answers: bool
+
+
+class Relay:
+    """The port of a tunnel in the background, for as long as its process lives.
+
+    It is kept while the way to the head is away, so that no other program of this machine can take it and get the key.
+    """
+
+    def __init__(self, port: int, seconds: float) -> None:
+        """Clients ask again after `seconds`, where there is no way."""
+        self.way: Way | None = None
+        self._seconds = seconds
+        self._forward = LoopbackForward("tunnel", self._dial, port)
+        self.port, self.close = self._forward.local_port, self._forward.close
+
+    def _dial(self) -> Pipe:
+        way = self.way
+        if way is None or not way.answers:
+            return Away(f"no API answers at {way.host}" if way else "the head cannot be reached", self._seconds)
+        near = socket.create_connection(("127.0.0.1", way.port), DIAL_SECONDS)
+        near.settimeout(None)
+        return SocketPipe(near)
