@@ -79,7 +79,7 @@ def test_a_link_to_another_model_is_not_followed(plan: HostPlan, tmp_path: Path,
     assert (victim / FILE.path).read_text() == (victim / FILE.blob).read_text() == "victim"
 
 
-def test_what_is_written_into_is_no_link(plan: HostPlan, tmp_path: Path) -> None:
+def test_no_link_is_written_into(plan: HostPlan, tmp_path: Path) -> None:
     victim = tmp_path / "victim"
     victim.write_text("")
     store = Store(plan)
