@@ -185,12 +185,6 @@ def test_what_is_wrong_is_known_before_anything_is_moved(hub: PullHub, question:
 
 
 @pytest.mark.slow
-def test_how_fast_a_download_is_can_be_asked(hub: PullHub) -> None:
-    hub.rate = 500_000
-    assert 0 < asked(hub, measure=True)[-1]["rate"] < 600_000
-    assert (asked(hub)[-1]["rate"], hub.sent) == (0, len(FILES[SHARD]))
-
-
 @pytest.mark.slow
 def test_a_hub_that_is_busy_is_asked_again(hub: PullHub) -> None:
     hub.busy = 1
