@@ -166,17 +166,17 @@ def test_a_source_that_gives_other_bytes_changes_no_host() -> None:
     assert make.base_image(7).id not in there.images
 
 
-@pytest.mark.parametrize("ours", [True, False])
-def test_a_host_with_an_image_of_ours_gets_it_from_the_others(ours: bool) -> None:
+@pytest.mark.parametrize("prepared", [True, False])
+def test_a_host_with_a_node_image_gets_it_from_the_others(prepared: bool) -> None:
     """One that has none, and no Python itself, gets it through this machine."""
     world = with_other("gpu1")
     there = world.machines["gpu2"]
-    next(iter(there.images.values())).tags += ["vcluster-node:0123456789ab-ray2.56.1"] if ours else []
+    next(iter(there.images.values())).tags += ["vcluster-node:0123456789ab-ray2.56.1"] if prepared else []
     outcome = sent(world, image=OTHER, hosts=["gpu2"])
     assert outcome.error is None, outcome.story()
     assert there.picture(OTHER)
     notes = [event.text for event in outcome.events if event.kind == "note"]
-    assert notes == ([] if ours else [next(text for text in notes if "python3: not found" in text)])
+    assert notes == ([] if prepared else [next(text for text in notes if "python3: not found" in text)])
     assert not there.boxes and not world.machines["gpu1"].boxes
 
 

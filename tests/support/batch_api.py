@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 KEY = "k"
-# An answer that is no object is sent as it is, or piece by piece as it comes.
+# Another answer than an object is sent as it is, or piece by piece as it comes.
 Reply = tuple[int, dict[str, Any] | bytes | Iterator[bytes]]
 
 

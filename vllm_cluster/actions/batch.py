@@ -234,23 +234,23 @@ class _Run:
     def cancel(self) -> None:
         """Stop it, and fetch what is answered."""
         self._stack.enter_context(self._job)
-        self._job.tell("stop")
+        self._job.act("stop")
         self.fetch()
         self._remove()
 
     def _remove(self) -> None:
         self._work.finish()
-        self._job.tell("remove")
+        self._job.act("remove")
         forget(self._work.key)
         self._at, self.running = 0, False
 
     def summary(self) -> BatchResult:
-        """Say what was done."""
+        """Report what was done."""
         tokens = (self._progress.prompt_tokens, self._progress.completion_tokens) if self._progress else (0, 0)
         return self._work.summary(*tokens)
 
     def interrupted(self) -> Interrupted:
-        """Say how far it was when a person ended this call."""
+        """Report how far it was when a person ended this call."""
         found, output = self._work.summary(), self._wanted.files.output
         more = f"{self._job.host} answers the rest, and the same command fetches it"
         more = more if self.running else "the same command continues"
@@ -259,7 +259,7 @@ class _Run:
 
 
 def progress_event(now: Progress) -> Event:
-    """Say how far it is, for people and for programs."""
+    """Report how far it is, for people and for programs."""
     left = "" if not now.seconds_left or now.seconds_left < 1 else f", about {age(now.seconds_left)} left"
     failed = f", {now.failed} without an answer" if now.failed else ""
     text = f"answering {now.answered}/{now.total}{failed}, {now.tokens_per_second:.0f} tokens/s, {now.in_flight} open"

@@ -91,7 +91,7 @@ def has_batches(node: NodeHandle) -> bool:
 
 
 def remember(key: str, source: Path, output: Path, fields: Mapping[str, Any]) -> None:
-    """Keep the call that began a batch: a host does not say which files of this machine are read and written."""
+    """Keep the call that began a batch: no host is asked which files of this machine are read and written."""
     words = ["vcluster", "batch", str(source.absolute()), "-o", str(output.absolute())]
     words += [word for name, value in fields.items() for word in ("--set", f"{name}={json.dumps(value)}")]
     with suppress(OSError):

@@ -206,7 +206,7 @@ def read_document(raw: bytes) -> dict[str, Any] | None:
 
 
 def refusal(status: int, raw: bytes) -> Outcome:
-    """Say what a reply with another status than 200 means."""
+    """Return the meaning of a reply with another status than 200."""
     body = read_document(raw)
     if body is None:
         return Outcome(status, raw.decode("utf-8", "replace").strip()[:500] or f"HTTP {status}")
@@ -214,7 +214,7 @@ def refusal(status: int, raw: bytes) -> Outcome:
 
 
 def judge(raw: bytes, content: str, names: frozenset[str]) -> Outcome:
-    """Say whether a reply with status 200 is an answer: it has a list of this name, and is of one of these models."""
+    """Return whether a reply with status 200 is an answer: it has a list of this name, and is of one of these models."""
     body = read_document(raw)
     if body is None:
         return Outcome(NO_STATUS, "the answer is not a JSON object")

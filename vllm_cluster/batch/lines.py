@@ -117,7 +117,7 @@ def parse(raw: bytes, place: Place, served: str, fields: Mapping[str, Any]) -> B
 
 
 def json_fault(error: Exception) -> str:
-    """Say why a text is not JSON."""
+    """Return why a text is not JSON."""
     if isinstance(error, json.JSONDecodeError):
         words = next((plain for begin, plain in _FAULTS.items() if error.msg.startswith(begin)), error.msg)
         return f"{words}, at character {error.colno}"

@@ -68,7 +68,7 @@ class Meter:
         self.tokens += _count(usage, "completion_tokens", "output_tokens")
 
     def progress(self, now: float, in_flight: int, concurrency: int) -> Progress:
-        """Say how far it is; the rates are of the last minute."""
+        """Report how far it is; the rates are of the last minute."""
         done, tokens = self.answered + self.failed, self.prompt_tokens + self.tokens
         while len(self._marks) > 1 and self._marks[1][0] <= now - WINDOW_SECONDS:
             self._marks.popleft()

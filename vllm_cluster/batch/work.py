@@ -144,7 +144,7 @@ class Work:
             self._in_order = True
 
     def summary(self, prompt_tokens: int = 0, completion_tokens: int = 0) -> BatchResult:
-        """Say what was done."""
+        """Report what was done."""
         now, seconds = self.answered - self._before, monotonic() - self._began
         return BatchResult(
             self.total, self.answered, now, self.failed, prompt_tokens, completion_tokens, round(seconds, 3)

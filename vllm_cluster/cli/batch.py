@@ -51,7 +51,7 @@ RetryTimeout = Annotated[
 Timeout = Annotated[
     float, typer.Option("--timeout", metavar="DURATION", min=1, max=1e6, help="Longest wait for one whole answer.")
 ]
-Detach = Annotated[bool, typer.Option("--detach", "-d", help="Fetch what there is, and return; the head goes on.")]
+Detach = Annotated[bool, typer.Option("--detach", "-d", help="Fetch what there is, and return; the head continues.")]
 List = Annotated[
     bool, typer.Option("--list", "-l", help="Show the batches on the head whose answers are not all fetched.")
 ]

@@ -122,7 +122,7 @@ def ensure_dashes(ctx: Any, given: Sequence[str], habits: Sequence[str]) -> None
         UsageError: there are such words; the hint is the command with them in their place.
     """
     end = given.index("--") if "--" in given else len(given)
-    ours, theirs, arguments = _split(ctx, given[:end], habits)
+    own, theirs, arguments = _split(ctx, given[:end], habits)
     if not theirs:
         return
     path, other, word = ctx.command_path, _other(ctx), theirs[0].partition("=")[0]
@@ -132,15 +132,15 @@ def ensure_dashes(ctx: Any, given: Sequence[str], habits: Sequence[str]) -> None
         raise error
     if other == VLLM_FLAGS:
         _refuse_for_vllm(path, word, arguments)
-        ours = ours if arguments else ["MODEL", *ours]
+        own = own if arguments else ["MODEL", *own]
     what = error.message if is_option else shown(word)
-    line = shlex.join([*path.split(), *ours, "--", *theirs, *given[end + 1 :]])
+    line = shlex.join([*path.split(), *own, "--", *theirs, *given[end + 1 :]])
     rule = "flags of vLLM come" if other == VLLM_FLAGS else "a command comes"
     raise UsageError(f"{what}: {rule} after --", hint=line)
 
 
 def _refuse_for_vllm(path: str, word: str, arguments: Sequence[str]) -> None:
-    """Refuse what is no flag of vLLM, though it may be typed behind a model."""
+    """Refuse what vLLM has no flag for, though it may be typed behind a model."""
     from vllm_cluster.backends.vllm import instead
 
     if not word.startswith("-"):
@@ -170,30 +170,30 @@ def _split(ctx: Any, given: Sequence[str], habits: Sequence[str]) -> tuple[list[
     places = sum(one.param_type_name == "argument" for one in params) - 1
     options = [one for one in params if one.param_type_name == "option"]
     valued = {name: not (one.is_flag or one.count) for one in options for name in (*one.opts, *one.secondary_opts)}
-    ours: list[str] = []
+    own: list[str] = []
     theirs: list[str] = []
     arguments: list[str] = []
-    rest, into = list(given), ours
+    rest, into = list(given), own
     while rest:
         word = rest.pop(0)
         name = word.partition("=")[0]
         if word.startswith("-") and len(word) > 1:
             together = not word.startswith("--") and word[:2] in valued
-            into = ours if name in valued or together or word in habits else theirs
+            into = own if name in valued or together or word in habits else theirs
             into.append(word)
             if valued.get(word) and rest:
-                ours.append(rest.pop(0))
+                own.append(rest.pop(0))
             # They are in place of the host.
             places -= word in ("--head", "--all")
-        elif len(arguments) < places and (into is ours or "/" in word):
+        elif len(arguments) < places and (into is own or "/" in word):
             # An option of vLLM that takes no value does not swallow the model, which has a slash in its name.
             arguments.append(word)
-            ours.append(word)
-        elif into is ours:
-            return ours, [*theirs, word, *rest], arguments
+            own.append(word)
+        elif into is own:
+            return own, [*theirs, word, *rest], arguments
         else:
             theirs.append(word)
-    return ours, theirs, arguments
+    return own, theirs, arguments
 
 
 def inventory_option(words: Sequence[str]) -> str:

@@ -92,7 +92,7 @@ def _in_force(asked: Serve, taken: Mapping[str, Any], file: Mapping[str, Any]) -
             return back_to, None
         spare = None if ready else back_to
     else:
-        # The head has not taken this request yet: it goes back to what it says, or to what is ready.
+        # The head has not taken this request yet: it goes back to what the request names, or to what is ready.
         spare = _whole(taken.get("asked")) if ready and not failed else back_to
         spare = _whole(file["back_to"]) if "back_to" in file else spare
     if not asked.get("rollback", True) or (spare and spare.get("generation") == asked.get("generation")):

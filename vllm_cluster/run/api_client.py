@@ -43,7 +43,7 @@ class Silent(VclusterError):
 
 
 def get(port: int, path: str, key: str, seconds: float) -> tuple[int, Mapping[str, Any]]:
-    """Read the status and the JSON object of a page on 127.0.0.1:`port`; an empty one where it is no object.
+    """Read the status and the JSON object of a page on 127.0.0.1:`port`; an empty one where it is something else.
 
     Raises:
         Broken: there is no answer.

@@ -44,7 +44,7 @@ class JobLook:
 
 
 @dataclass(frozen=True)
-class Asked:
+class BatchCall:
     """Who asked for a batch, when, and with which files: words for people alone."""
 
     user: str
@@ -59,7 +59,7 @@ class JobEntry:
 
     key: str
     state: JobState
-    asked: Asked | None
+    asked: BatchCall | None
 
 
 def read_reply(host: str, reply: Mapping[str, Any], read: Callable[[Mapping[str, Any]], T]) -> T:
@@ -108,13 +108,13 @@ def _entry(row: object) -> JobEntry:
     return JobEntry(key, _state(row.get("state")), None if asked is None else _asked(asked))
 
 
-def _asked(row: object) -> Asked:
+def _asked(row: object) -> BatchCall:
     if not isinstance(row, Mapping):
         raise ValueError("asked must be an object")
     moment = row.get("time")
     if isinstance(moment, bool) or not isinstance(moment, int | float) or not math.isfinite(moment):
         raise ValueError("time must be a number")
-    return Asked(*(_get(row, "user", str), moment, _get(row, "source", str), _get(row, "output", str)))
+    return BatchCall(*(_get(row, "user", str), moment, _get(row, "source", str), _get(row, "output", str)))
 
 
 def _state(row: object) -> JobState:

@@ -25,8 +25,7 @@ from vllm_cluster.transport.ssh_config import SshEndpoint, ensure_safe_names, ss
 
 # sshd takes about ten new connections at a time (MaxStartups); a laptop's file table has its end too.
 WORKERS = 32
-CONNECT_SECONDS = 20.0
-CLOSE_SECONDS = 5.0
+CONNECT_SECONDS, CLOSE_SECONDS = 20.0, 5.0
 DIAL_SECONDS = 30.0
 # A connection takes up to five; the usual limit is 1024 for a process, and 256 on macOS.
 OPEN_FILES = 8192

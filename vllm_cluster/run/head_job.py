@@ -75,7 +75,7 @@ class HeadJob:
         """
         return read_reply(self.host, self._answer({"do": do, **more}), read)
 
-    def tell(self, do: str, **more: Any) -> None:
+    def act(self, do: str, **more: Any) -> None:
         """Have something done; as `ask`."""
         self.ask(do, lambda _: None, **more)
 
@@ -109,12 +109,12 @@ class HeadJob:
         self._stack.close()
 
     def send(self, asked: Mapping[str, Any], lines: Iterable[bytes], shown: Callable[[int], None]) -> None:
-        """Make the batch anew with these lines. `shown` gets how many bytes are there.
+        """Make the batch again with these lines. `shown` gets how many bytes are there.
 
         Raises:
             HostError: its disk is full, or another call sends the same batch.
         """
-        self.tell("begin", asked=asked)
+        self.act("begin", asked=asked)
         checksum, at, piece = hashlib.sha256(), 0, bytearray()
         for line in lines:
             checksum.update(line)
@@ -124,7 +124,7 @@ class HeadJob:
                 piece.clear()
                 shown(at)
         self._put(at, bytes(piece))
-        self.tell("sent", sha256=checksum.hexdigest())
+        self.act("sent", sha256=checksum.hexdigest())
 
     def _put(self, at: int, piece: bytes) -> int:
         data = base64.b64encode(zlib.compress(piece, 1)).decode()
@@ -141,4 +141,4 @@ class HeadJob:
         """
         # The package `batch` needs the standard library and the image's aiohttp alone.
         program = {path: content.decode() for path, content in importable("vllm_cluster.batch").items()}
-        self.tell("start", program=program, options={**options, "state": STATE_FOLDER})
+        self.act("start", program=program, options={**options, "state": STATE_FOLDER})

@@ -23,7 +23,7 @@ START_SECONDS = 120.0
 END_SECONDS = 10.0
 # Of a container: a volume without a name, which goes with it.
 FOLDER = "/vcluster"
-# Of a host without an image of ours. The shell outlives the program, which ends with its input.
+# Of a host without a node image. The shell outlives the program, which ends with its input.
 IN_FOLDER = """d=$(mktemp -d "${TMPDIR:-/var/tmp}/vcluster-image-XXXXXXXX") && cd "$d" || exit
 trap 'rm -rf "$d"' EXIT
 trap : HUP TERM
@@ -73,7 +73,7 @@ class ImageCarrier:
     def __init__(self, connection: HostConnection, owner: Owner, image_id: str) -> None:
         """`image_id` is of an image with Python, empty where there is none."""
         self._connection, self._runtime = connection, connection.runtime
-        program = replace(python("image", "carry_image", seconds=PUSH_SECONDS), max_bytes=math.inf)
+        program = replace(python("pull", "carry_image", seconds=PUSH_SECONDS), max_bytes=math.inf)
         place: OnHost | TemporaryContainer = OnHost()
         if image_id:
             # As root, to whom the volume belongs, and without what else root may do.
@@ -83,7 +83,7 @@ class ImageCarrier:
         else:
             program = replace(program, argv=("sh", "-c", IN_FOLDER, "sh", *program.argv), changes=True)
         self._program = start(connection, program, place, self._runtime.after(START_SECONDS))
-        self._in = ("docker", "exec", "-i", "-w", FOLDER, self._program.container) if image_id else ()
+        self._container = self._program.container if image_id else ""
 
     def __enter__(self) -> ImageCarrier:
         """Send the program.
@@ -107,8 +107,10 @@ class ImageCarrier:
         self._program.end(self._runtime.after(END_SECONDS))
 
     def _beside(self, argv: Sequence[str]) -> tuple[str, ...]:
-        """A command in the folder of the program."""
-        return (*self._in, *argv) if self._in else ("sh", "-c", 'cd "$1" && shift && "$@"', "sh", self._folder, *argv)
+        """A command in the folder of the blobs."""
+        if self._container:
+            return ("docker", "exec", "-i", "-w", self._folder, self._container, *argv)
+        return ("sh", "-c", 'cd "$1" && shift && "$@"', "sh", self._folder, *argv)
 
     def split(self, image: Content, have: int, read: Callable[[int], None]) -> ImageBlobs:
         """Save an image of this host as blobs, but for its first layers.

@@ -112,8 +112,9 @@ class ImageSource:
             "id": "image",
             "key": self._key,
             "model": self._stored.name,
-            **dict.fromkeys(("commit", "reference", "endpoint", "folder"), ""),
+            **dict.fromkeys(("commit", "reference", "endpoint"), ""),
             "cache": ".",
+            "folder": "blobs",
             "kind": "folder",
             "me": me,
             "hosts": [{"name": name, "address": address, "port": port} for name, address in hosts],
@@ -224,10 +225,10 @@ def _header(name: str, count: int) -> bytes:
 
 
 def _with_python(connection: HostConnection) -> str:
-    """The id of an image of ours on a host, which has Python; empty where there is none."""
-    ours = f"{NODE_IMAGE_REPOSITORY}:"
+    """The id of a node image on a host, which has Python; empty where there is none."""
+    beginning = f"{NODE_IMAGE_REPOSITORY}:"
     images = connection.engine.images()
-    return next((one.id for one in images if any(tag.startswith(ours) for tag in one.tags)), "")
+    return next((one.id for one in images if any(tag.startswith(beginning) for tag in one.tags)), "")
 
 
 def _received(host: str, count: int, *, done: bool = False) -> Event:

@@ -237,7 +237,7 @@ class World:
         self.answers: dict[str, dict[str, Any]] = {}
         # The image that hosts hold as blobs, to be sent or loaded, by host.
         self.blobs: dict[str, Picture] = {}
-        # A host that gives other bytes than it said it would.
+        # A host that gives other bytes than it announced.
         self.forges = ""
         # What the head's program lists of the batches there.
         self.batches: list[dict[str, Any]] = []

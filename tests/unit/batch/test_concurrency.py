@@ -32,7 +32,7 @@ def test_it_grows_only_where_all_that_is_allowed_is_open() -> None:
 
 
 # fault: batch/concurrency.py: if waits: → if True:
-def test_requests_that_came_together_are_no_queue() -> None:
+def test_requests_that_came_together_do_not_count_as_a_queue() -> None:
     found = Concurrency()
     for _ in range(10):
         found.add(Load(8, 120), START)

@@ -62,7 +62,7 @@ def test_every_request_is_answered_once_and_never_more_than_allowed_at_once(tmp_
         *("no choice", "another model", "no model"),
     ],
 )
-def test_what_is_no_answer_is_asked_again(tmp_path: Path, first: Reply | None) -> None:
+def test_a_reply_without_an_answer_is_asked_again(tmp_path: Path, first: Reply | None) -> None:
     with serving(Api(lambda prompt, times: first if times == 1 and prompt in ("p3", "p7") else answer(prompt))) as api:
         found = run(tmp_path, api, PROMPTS)
     assert (found.texts, found.errors) == (ALL, [])
@@ -228,7 +228,7 @@ def test_long_lines_are_open_one_after_the_other(tmp_path: Path, monkeypatch: py
 
 
 def test_the_limit_of_a_request_is_that_of_its_whole_answer(tmp_path: Path) -> None:
-    """A byte now and then is no sign of life."""
+    """A byte now and then does not show life."""
     over = threading.Event()
 
     def drip() -> Iterator[bytes]:
@@ -300,7 +300,7 @@ def test_without_a_fixed_level_the_servers_load_sets_it(tmp_path: Path, monkeypa
     assert (len(found.answers), levels[-1]) == (200, 6)
 
 
-def test_what_is_no_json_is_no_answer() -> None:
+def test_another_text_than_json_is_not_an_answer() -> None:
     for raw in (b"<html>", b"[]", b"\xff", b"[" * 100_000):
         assert not judge(raw, "choices", frozenset({"m"})).answered
     assert refusal(502, b"<html>").message == "<html>"

@@ -120,7 +120,7 @@ def test_each_host_meets_its_neighbours_and_no_host_twice_a_round(count: int) ->
     every = [frozenset(pair) for pairs in played for pair in pairs]
     expected = {frozenset((host, hosts[at - 1])) for at, host in enumerate(hosts)}
     assert (len(every), set(every)) == (len(expected), expected)
-    # An even number of hosts is tried in two rounds, whatever their number.
+    # An even number of hosts is tried in two rounds, for any number.
     assert len(played) == (1 if count == 2 else 2 + count % 2)
 
 

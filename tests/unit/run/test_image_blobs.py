@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import io
 import json
+import subprocess
 import tarfile
 from pathlib import Path
 from typing import Any
@@ -13,8 +14,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from tests.support.ports import free_port
 from vllm_cluster.remote.image import pack_image, split_image
 from vllm_cluster.run.image_carrier import blobs_in
+from vllm_cluster.run.node_program import importable
+from vllm_cluster.run.program import python
 
 Members = list[tuple[str, bytes | str]]
 CONFIG = b'{"rootfs": {"diff_ids": []}}'
@@ -156,3 +160,61 @@ def test_blobs_that_are_not_of_the_image_are_refused_by_the_laptop(changed: dict
     assert blobs_in(ROW, 1).size == 3
     with pytest.raises((ValueError, LookupError, TypeError)):
         blobs_in({**ROW, **changed}, 1)
+
+
+class Carrying:
+    """The program that moves blobs, as it runs on a host."""
+
+    def __init__(self, folder: Path) -> None:
+        folder.mkdir()
+        argv = python("pull", "carry_image", seconds=60).argv
+        self.process = subprocess.Popen(argv, cwd=folder, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        files = importable("vllm_cluster.remote.pull")
+        self.send({path: content.decode() for path, content in files.items()})
+        self.blobs = Path(self.next()["folder"])
+
+    def send(self, row: dict[str, Any]) -> None:
+        assert self.process.stdin
+        self.process.stdin.write(json.dumps(row) + "\n")
+        self.process.stdin.flush()
+
+    def next(self) -> dict[str, Any]:
+        assert self.process.stdout
+        row: dict[str, Any] = json.loads(self.process.stdout.readline())
+        return row if "bytes" not in row or "error" in row else self.next()
+
+    def end(self) -> None:
+        self.process.communicate(timeout=30)
+
+
+@pytest.mark.slow
+def test_blobs_go_from_host_to_host_hashed_and_behind_a_key(tmp_path: Path) -> None:
+    contents = {digest(data): data for data in (CONFIG, b"one" * 70_000, b"")}
+    source, other, impostor = (Carrying(tmp_path / name) for name in ("gpu1", "gpu2", "impostor"))
+    for name, data in contents.items():
+        (source.blobs / name).write_bytes(data)
+    port = free_port()
+    hosts = [{"name": f"gpu{number}", "address": f"127.0.0.{number}", "port": port} for number in (1, 2, 3)]
+    plan = {
+        "id": "image",
+        "key": "a" * 64,
+        "model": "lab/vllm",
+        **dict.fromkeys(("commit", "reference", "endpoint"), ""),
+        "cache": ".",
+        "folder": "blobs",
+        "kind": "folder",
+        "hosts": hosts,
+        "files": [{"path": name, "size": len(data), "blob": name} for name, data in contents.items()],
+    }
+    source.send({**plan, "me": "gpu1"})
+    assert source.next() == {"serving": True}
+    other.send({**plan, "me": "gpu2"})
+    assert [other.next(), other.next()] == [{"serving": True}, {"whole": True}]
+    assert {path.name: path.read_bytes() for path in other.blobs.iterdir()} == contents
+    impostor.send({**plan, "me": "gpu3", "key": "b" * 64})
+    assert impostor.next() == {"serving": True}
+    row = impostor.next()
+    assert "error" in row and row["bytes"] == 0
+    assert not [path for path in impostor.blobs.iterdir() if path.stat().st_size]
+    for one in (source, other, impostor):
+        one.end()

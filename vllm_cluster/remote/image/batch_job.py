@@ -38,7 +38,7 @@ class Folder:
         self.path = path
 
     def look(self, wanted: Mapping[str, Any]) -> dict[str, Any]:
-        """Say how far it is, with a piece of its rows from a place on."""
+        """Report how far it is, with a piece of its rows from a place on."""
         # Whether it runs comes first: what has ended writes nothing after it.
         state, piece = self._state(), b""
         with suppress(OSError), (self.path / "output.jsonl").open("rb") as file:
@@ -47,7 +47,7 @@ class Folder:
         return {"state": state, "data": base64.b64encode(zlib.compress(piece, 1)).decode()}
 
     def begin(self, wanted: Mapping[str, Any]) -> dict[str, Any]:
-        """Make its folder anew, with who asked for it, for those who look at all batches."""
+        """Make its folder again, with who asked for it, for those who look at all batches."""
         if self._pid():
             return {"error": "it runs already"}
         shutil.rmtree(self.path, ignore_errors=True)
@@ -61,7 +61,8 @@ class Folder:
         if (free := shutil.disk_usage(self.path).free) < SPARE + len(data):
             return {"error": f"{free >> 20} MB are free on its disk, and {SPARE >> 20} MB must stay free"}
         with (self.path / "input.part").open("ab") as file:
-            if file.tell() == wanted["at"]:
+            size = file.tell()
+            if size == wanted["at"]:
                 file.write(data)
             return {"size": file.tell()}
 

@@ -50,7 +50,7 @@ class Requests:
             pending = since(before.get("began"))
             after = "" if pending is None else f" after {pending:.0f} s"
             same = asked is not None and asked["generation"] == before["asked"]["generation"]
-            what = f"it goes on as request {number}" if same else "another request came"
+            what = f"it continues as request {number}" if same else "another request came"
             self._result("replaced", f"{what}{after}")
         # What was being loaded has shown nothing yet: what was ready before it stays the one to go back to.
         back_to = self.served if before.get("ready") else before.get("back_to")

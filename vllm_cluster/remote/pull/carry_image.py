@@ -1,8 +1,9 @@
 """Moves the blobs of an image between hosts as a pull moves the files of a model, by the same program.
 
 Runs in a folder of its own, which goes with it. The first line of standard input has the files of that program, the
-answer is {"folder"}; the next line is the plan. The first host of the plan serves its blobs, any other gets all of them
-and serves them too. Prints how far it is, {"serving"}, {"whole"} or {"error"}, and ends with its input.
+answer is {"folder"}, where the blobs are; the next line is the plan. The first host of the plan serves its blobs, any
+other gets all of them and serves them too. Prints how far it is, {"serving"}, {"whole"} or {"error"}, and ends with its
+input.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-PROGRAM, PLAN = "program", "plan.json"
+PROGRAM, PLAN, BLOBS = "program", "plan.json", "blobs"
 REPORT_SECONDS = 1
 # Without a byte there is no way to those that have it; with no error a disk may take its time with what has come.
 REACH_SECONDS, STALL_SECONDS = 15, 120
@@ -47,18 +48,21 @@ class Watch:
 
 
 def carry(document: str) -> None:
-    """Do what the plan says.
+    """Carry out the plan.
 
     Raises:
         OSError: the port is used, or the disk is full.
     """
-    from vllm_cluster.remote.pull.plan import HostPlan  # noqa: PLC0415 - it has just been brought
+    from vllm_cluster.remote.pull.plan import HostPlan, PullError  # noqa: PLC0415 - it has just been brought
     from vllm_cluster.remote.pull.spread import receive, serve  # noqa: PLC0415
     from vllm_cluster.remote.pull.spread_parts import SpreadError  # noqa: PLC0415
     from vllm_cluster.remote.pull.store import Store  # noqa: PLC0415
 
     Path(PLAN).write_text(document)
-    plan = HostPlan.read(Path(PLAN))
+    try:
+        plan = HostPlan.read(Path(PLAN))
+    except PullError as error:
+        raise OSError(str(error)) from error
     is_source = plan.me == plan.hosts[0].name
     free = shutil.disk_usage(".").free
     if not is_source and free < plan.total:
@@ -68,7 +72,7 @@ def carry(document: str) -> None:
     if not is_source:
         try:
             receive(plan, server.store, Watch())
-        except SpreadError as error:
+        except (SpreadError, PullError) as error:
             raise OSError(str(error)) from error
         report(whole=True)
 
@@ -80,7 +84,8 @@ def main() -> None:
         place.parent.mkdir(parents=True, exist_ok=True)
         place.write_text(text)
     sys.path.insert(0, str(Path(PROGRAM).resolve()))
-    report(folder=str(Path.cwd()))
+    Path(BLOBS).mkdir()
+    report(folder=str(Path(BLOBS).resolve()))
     try:
         carry(sys.stdin.readline())
     except OSError as error:
