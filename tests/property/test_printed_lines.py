@@ -72,7 +72,7 @@ def reported(fields: dict[str, Any]) -> ServeStatus | None:
 
 def noted(path: Path) -> list[list[str]]:
     """The words of each program that was started."""
-    words, calls = iter(path.read_text().split("\0")[:-1]), list[list[str]]()
+    words, calls = iter(path.read_bytes().decode().split("\0")[:-1]), list[list[str]]()
     for count in words:
         calls.append([next(words) for _ in range(int(count) + 1)])
     path.unlink()
