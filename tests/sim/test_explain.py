@@ -168,7 +168,7 @@ def test_no_secret_is_in_a_bundle(
             assert box
             secrets += [content.decode() for volume in machine.volumes.values() for content in secret_files(volume)]
             box.log = f"at 10.0.0.1 on gpu1: {' | '.join(FORMS[:3])} {INSIDE} {' '.join(secrets)}\n{SHM}"
-        _, files, failures = lab.run(
+        files, failures = lab.run(
             world, inventory, lambda i, e, r: bundle.bundle(i, e, path, anonymous=anonymous, runtime=r)
         ).value
     assert len(secrets) >= 4
