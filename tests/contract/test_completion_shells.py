@@ -1,4 +1,4 @@
-"""TAB in real shells: what it puts on the line is never run, with files of any name."""
+"""TAB in real shells: no name of a file that it puts on the line is run."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.support.in_process import run
 from tests.support.paths import VCLUSTER
 from tests.support.terminal import Terminal
 
-# Each shell without a person's settings, and with a prompt that is not in its input.
+# Each shell without a person's settings, and with a prompt that the setup itself does not show.
 SHELLS = {
     "bash": (["bash", "--norc", "--noprofile", "-i"], "PS1='rea''dy> '; source ./complete"),
     "zsh": (["zsh", "-f", "-i"], "PS1='rea''dy> '; autoload -Uz compinit; compinit -u -D; source ./complete"),

@@ -40,12 +40,6 @@ PRIVATE = {
     "paramiko.auth_handler.AuthHandler._parse_service_accept": "self, m",
     "paramiko.buffered_pipe.BufferedPipe.set_event": "self, event",
     "paramiko.packet.Packetizer.complete_handshake": "self",
-    "typer._click.core.Command": None,
-    "typer._click.core.Context": None,
-    "typer._click.exceptions.MissingParameter": None,
-    "typer._click.exceptions.NoSuchOption": None,
-    "typer._click.exceptions.UsageError": None,
-    "typer._click.shell_completion.CompletionItem": None,
 }
 # Of Ray, which is not installed here: files of its wheel, and the names that must be in them.
 OF_RAY = {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
@@ -114,7 +115,7 @@ def _ensure_needed(mode: str, options: Mapping[str, bool], jobs: Mapping[str, bo
 def _ensure_one(given: Mapping[str, bool]) -> None:
     wanted = _given(given)
     if len(wanted) > 1:
-        lines = "\n".join(f"vcluster endpoint {name}" for name in wanted)
+        lines = "\n".join(shlex.join(["vcluster", "endpoint", name]) for name in wanted)
         raise UsageError(f"{' and '.join(wanted)} exclude each other", hint=lines)
 
 

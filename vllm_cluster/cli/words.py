@@ -122,10 +122,10 @@ def ensure_dashes(ctx: Any, given: Sequence[str], habits: Sequence[str]) -> None
         UsageError: there are such words; the hint is the command with them in their place.
     """
     end = given.index("--") if "--" in given else len(given)
-    own, theirs, arguments = _split(ctx, given[:end], habits)
-    if not theirs:
+    own, others, arguments = _split(ctx, given[:end], habits)
+    if not others:
         return
-    path, other, word = ctx.command_path, _other(ctx), theirs[0].partition("=")[0]
+    path, other, word = ctx.command_path, _other(ctx), others[0].partition("=")[0]
     is_option = word.startswith("-")
     error = unknown(ctx, given, word)
     if is_option and _near(ctx, word):
@@ -134,13 +134,13 @@ def ensure_dashes(ctx: Any, given: Sequence[str], habits: Sequence[str]) -> None
         _refuse_for_vllm(path, word, arguments)
         own = own if arguments else ["MODEL", *own]
     what = error.message if is_option else shown(word)
-    line = shlex.join([*path.split(), *own, "--", *theirs, *given[end + 1 :]])
+    line = shlex.join([*path.split(), *own, "--", *others, *given[end + 1 :]])
     rule = "flags of vLLM come" if other == VLLM_FLAGS else "a command comes"
     raise UsageError(f"{what}: {rule} after --", hint=line)
 
 
 def _refuse_for_vllm(path: str, word: str, arguments: Sequence[str]) -> None:
-    """Refuse what vLLM has no flag for, though it may be typed behind a model."""
+    """Refuse a word that vLLM does not know, though it may be typed behind a model."""
     from vllm_cluster.backends.vllm import instead
 
     if not word.startswith("-"):
@@ -171,7 +171,7 @@ def _split(ctx: Any, given: Sequence[str], habits: Sequence[str]) -> tuple[list[
     options = [one for one in params if one.param_type_name == "option"]
     valued = {name: not (one.is_flag or one.count) for one in options for name in (*one.opts, *one.secondary_opts)}
     own: list[str] = []
-    theirs: list[str] = []
+    others: list[str] = []
     arguments: list[str] = []
     rest, into = list(given), own
     while rest:
@@ -179,7 +179,7 @@ def _split(ctx: Any, given: Sequence[str], habits: Sequence[str]) -> tuple[list[
         name = word.partition("=")[0]
         if word.startswith("-") and len(word) > 1:
             together = not word.startswith("--") and word[:2] in valued
-            into = own if name in valued or together or word in habits else theirs
+            into = own if name in valued or together or word in habits else others
             into.append(word)
             if valued.get(word) and rest:
                 own.append(rest.pop(0))
@@ -190,10 +190,10 @@ def _split(ctx: Any, given: Sequence[str], habits: Sequence[str]) -> tuple[list[
             arguments.append(word)
             own.append(word)
         elif into is own:
-            return own, [*theirs, word, *rest], arguments
+            return own, [*others, word, *rest], arguments
         else:
-            theirs.append(word)
-    return own, theirs, arguments
+            others.append(word)
+    return own, others, arguments
 
 
 def inventory_option(words: Sequence[str]) -> str:

@@ -61,7 +61,7 @@ def test_both_sides_of_the_verb_name_the_inventory(where: str, tmp_path: Path) -
     assert (done.returncode, done.stderr.splitlines()[0]) == (2, "error: missing.yaml: no such file")
 
 
-# fault: cli/words.py: if not theirs: → if theirs:
+# fault: cli/words.py: if not others: → if others:
 @pytest.mark.parametrize(
     ("typed", "fix"),
     [
