@@ -80,7 +80,8 @@ def test_a_host_gets_the_layer_that_it_lacks(sandbox: Sandbox) -> None:
         done = sandbox.vcluster("image", "push", name, "--json").ok()
         (sent,) = [event for event in done.events() if event["event"] == "start" and "layers" in event]
         assert (sent["host"], sent["layers"]) == ("gpu2", 1)
-        assert sent["bytes"] == MEGABYTES * 10**6
+        # What is sent: the file, with the archive around it and the config.
+        assert 0 < sent["bytes"] - MEGABYTES * 10**6 < 8192
         arrived = [event["message"] for event in done.events() if event["event"] == "progress" and "bytes" in event]
         assert arrived[-1].endswith("its Docker unpacks it")
         result = done.event("result")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shlex
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ from vllm_cluster.run.batch_replies import JobEntry, JobState, read_entries, rea
 from vllm_cluster.run.head_job import HeadJob, begin
 from vllm_cluster.run.node_handle import NodeHandle
 from vllm_cluster.run.runtime import SYSTEM, Runtime
+from vllm_cluster.shell_line import shell_line
 
 # A folder beside those of the batches, which is never made.
 _FOLDER, _NONE = f"{STATE_FOLDER}/batch", "none"
@@ -97,7 +97,7 @@ def remember(key: str, source: Path, output: Path, fields: Mapping[str, Any]) ->
     with suppress(OSError):
         path = _memory(key)
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        write_whole(path, shlex.join(words), 0o600)
+        write_whole(path, shell_line(words), 0o600)
 
 
 def forget(key: str) -> None:

@@ -16,6 +16,7 @@ from vllm_cluster.core.request import (
     command,
     generation,
     layout,
+    number,
     whole_request,
     written,
 )
@@ -61,7 +62,7 @@ def follow(raw: bytes | None, change: ChangedCluster, taken: bytes | None = None
     asked = _whole(_object(raw or NOTHING).get("serve"))
     if asked is None:
         return None
-    serve, spare = _in_force(asked, known, _object(raw or NOTHING))
+    serve, spare = _in_force(asked, known, number(raw))
     wanted, texts = _fit(serve, change)
     back_to, moved = _fit(spare, change) if spare else (None, [])
     if not (texts or moved):
@@ -83,18 +84,17 @@ def carried(taken: bytes | None) -> bytes:
     return json.dumps({**known, "ready": False} if known and not serves else {}).encode()
 
 
-def _in_force(asked: Serve, taken: Mapping[str, Any], file: Mapping[str, Any]) -> tuple[Serve, Serve | None]:
+def _in_force(asked: Serve, taken: Mapping[str, Any], epoch: int) -> tuple[Serve, Serve | None]:
     """What the head serves, or shall; and what it goes back to where that cannot be, None where it would not."""
     failed, ready = bool(taken.get("failed")), bool(taken.get("ready"))
     back_to = _whole(taken.get("back_to"))
-    if taken.get("number") == file.get("epoch", 0):
+    if taken.get("number") == epoch:
         if failed and back_to:
             return back_to, None
         spare = None if ready else back_to
     else:
-        # The head has not taken this request yet: it goes back to what the request names, or to what is ready.
+        # The head has not taken this request yet: it goes back to what is ready.
         spare = _whole(taken.get("asked")) if ready and not failed else back_to
-        spare = _whole(file["back_to"]) if "back_to" in file else spare
     if not asked.get("rollback", True) or (spare and spare.get("generation") == asked.get("generation")):
         spare = None
     return asked, spare

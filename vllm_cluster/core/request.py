@@ -18,10 +18,8 @@ ACCEPTED_FILE = "accepted.json"
 NOTHING = b'{"v": 1, "serve": null}'
 # What the node program knows of the request that it took: what is served if that cannot be, and whether it is.
 TAKEN_FILE = "request.json"
-# How the starts of what is served went: one that failed for good is not tried again.
-COURSE_FILE = "serve.json"
 # What a node knows that is not the head: what it took when it was one is over.
-FRESH = {FILE: NOTHING, ACCEPTED_FILE: b"{}", TAKEN_FILE: b"{}", COURSE_FILE: b"{}"}
+FRESH = {FILE: NOTHING, ACCEPTED_FILE: b"{}", TAKEN_FILE: b"{}"}
 # What was ready, newest last, to go back to; and what became of each request.
 READY_FILE, RESULTS_FILE = "ready.json", "results.jsonl"
 # For vLLM, where every host has all files.

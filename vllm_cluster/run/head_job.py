@@ -101,8 +101,12 @@ class HeadJob:
         fleet = self._stack.enter_context(Fleet(self._inventory, self._runtime))
         node = open_node(self._inventory, fleet.connections[self.host])
         begun = begin(node, self.folder, self._runtime.after(START_SECONDS))
-        self._running = self._stack.enter_context(begun)
-        return self._running
+        running = self._stack.enter_context(begun)
+        # Docker takes the input of a program also where its container does not run, as while it starts again.
+        running.send({"do": "batches"})
+        running.next(self._runtime.after(REPLY_SECONDS))
+        self._running = running
+        return running
 
     def _drop(self) -> None:
         self._running = None

@@ -49,9 +49,7 @@ class Requests:
         if before.get("asked") and not before["ended"]:
             pending = since(before.get("began"))
             after = "" if pending is None else f" after {pending:.0f} s"
-            same = asked is not None and asked["generation"] == before["asked"]["generation"]
-            what = f"it continues as request {number}" if same else "another request came"
-            self._result("replaced", f"{what}{after}")
+            self._result("replaced", f"another request came{after}")
         # What was being loaded has shown nothing yet: what was ready before it stays the one to go back to.
         back_to = self.served if before.get("ready") else before.get("back_to")
         # After the cluster changed, what was ready before it may wait for hosts that have left.

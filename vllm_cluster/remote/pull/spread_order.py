@@ -1,7 +1,8 @@
-"""Who gets from whom: a chain in the order of the plan; who was away, or is slow, falls behind all others.
+"""Who gets from whom: a chain that is kept in order while hosts start, end, come back and slow down.
 
-One place decides, the source, from the bytes that every host reports: hosts that judge by themselves swing to and fro
-(a clean transfer took 2.9 times as long). Pure: the time and the reports are given.
+One place decides, the source, from the progress that every host reports: hosts that judge by themselves swing to and
+fro (a clean transfer took 2.9 times as long), and all that are behind a dead host stall together.
+Pure: the time and the reports are given.
 """
 
 from __future__ import annotations
@@ -18,18 +19,27 @@ AWAY_SECONDS = 1.0
 WINDOW_SECONDS = 3.0
 # A host slower than this share of what its sender could give holds up those behind it.
 SLOW = 0.6
-# What may lie between two reports of hosts that are level: what comes in a second, at least this.
+RECOVERED = 0.8
+# How much more its sender must have: a host that has nearly all that its sender has waits for the sender.
+BEHIND_SECONDS = 1.0
+BROKEN_SECONDS = 10.0
 MIN_SLACK = 4 << 20
 
 
 @dataclass
 class _ChainHost:
+    name: str
     samples: deque[tuple[float, int]] = field(default_factory=deque)
     bytes: int = 0
     reported: float = 0.0
+    # Whether it reports, and no other failed to get from it.
     present: bool = False
     upstream: str = ""
     since: float = 0.0
+    # Its rate, where it is slower than the others.
+    slow: float | None = None
+    # The hosts that were slow with this one as their sender.
+    victims: set[str] = field(default_factory=set)
 
     def sample(self, count: int, now: float) -> None:
         """Note how far it is."""
@@ -52,17 +62,15 @@ class _ChainHost:
 
 
 class Chain:
-    """The hosts in their order, the source first; each gets from the last before it that takes part."""
+    """The order of the hosts, the source first; each gets from the last before it that is present."""
 
     def __init__(self, names: Sequence[str], total: int) -> None:
-        self._total, self._source = total, names[0]
-        self._hosts = {name: _ChainHost() for name in names}
-        self._hosts[self._source].present = True
-        # Those that fell behind, for good: who was away, the ones with more first, and behind them who is slow.
-        self._back: list[str] = []
-        self._slow: list[str] = []
-        # Of each sender the first host that was slow with it.
-        self._victims: dict[str, str] = {}
+        self._total = total
+        self._hosts = {name: _ChainHost(name) for name in names}
+        self._order = list(self._hosts.values())
+        self._source = self._order[0]
+        self._source.present = True
+        self._broken: dict[tuple[str, str], float] = {}
         # The highest rate that any receiver had: what a link here can do.
         self._best = 0.0
         self._last = 0.0
@@ -70,17 +78,15 @@ class Chain:
     @property
     def order(self) -> tuple[str, ...]:
         """The hosts that take part, the source first."""
-        behind = (*self._back, *self._slow)
-        chain = (*(name for name in self._hosts if name not in behind), *behind)
-        return tuple(name for name in chain if self._hosts[name].present)
+        return tuple(host.name for host in self._order if host.present)
 
     def waiting_for(self) -> list[str]:
         """Return the hosts that have not reported all bytes."""
-        return [name for name, host in self._hosts.items() if name != self._source and host.bytes < self._total]
+        return [name for name, host in self._hosts.items() if host is not self._source and host.bytes < self._total]
 
     def source_has(self, count: int, now: float) -> None:
         """Note how far the source is: it may be downloading."""
-        self._hosts[self._source].sample(count, now)
+        self._source.sample(count, now)
 
     def report(self, name: str, count: int, now: float, failed: str = "") -> str:
         """Note how far a host is and whom it could not get from; return whom it gets from now.
@@ -92,71 +98,97 @@ class Chain:
         self._look_for_lost(now)
         # A host that was away itself could reach none of the others.
         was_here = host.present and now - host.reported <= AWAY_SECONDS
-        if was_here and failed in self._hosts and failed != self._source:
+        if was_here and failed in self._hosts and failed != self._source.name:
             self._hosts[failed].present = False
-            self._put_behind(failed)
+            self._broken[failed, name] = now + BROKEN_SECONDS
         host.sample(count, now)
         if not host.present:
             host.present = True
             host.forget(now)
-            # Before one that has more it would halve the link of the host before both.
-            behind = self.order[self.order.index(name) + 1 :]
-            if any(self._hosts[other].bytes > count + self._slack() for other in behind):
-                self._put_behind(name)
-        self._judge(name, now)
-        upstream = self._before(name)
+            self._put_back(host)
+        self._judge(host, now)
+        upstream = self._upstream(host)
         if upstream != host.upstream:
             host.upstream = upstream
             host.forget(now)
         return upstream
 
-    def _before(self, name: str) -> str:
-        order = self.order
-        return order[order.index(name) - 1]
-
     def _look_for_lost(self, now: float) -> None:
         away, self._last = now - self._last > AWAY_SECONDS, now
-        for name, host in self._hosts.items():
+        for host in self._order[1:]:
             if away:
                 host.reported = now
                 host.forget(now)
-            elif name != self._source and host.reported <= now - LOST_SECONDS:
+            elif host.reported <= now - LOST_SECONDS:
                 host.present = False
+        self._broken = {pair: until for pair, until in self._broken.items() if until > now}
 
-    def _put_behind(self, name: str) -> None:
-        """Put a host behind all but the slow ones, and those that were away too and have less."""
-        if name not in self._slow:
-            others = [other for other in self._back if other != name]
-            more = [other for other in others if self._hosts[other].bytes >= self._hosts[name].bytes]
-            self._back = [*more, name, *(other for other in others if other not in more)]
+    def _put_back(self, host: _ChainHost) -> None:
+        """Put a host that comes or returns behind those that have more: before them it would halve a link."""
+        ahead = [
+            place
+            for place, other in enumerate(self._order)
+            if (other.present and other.slow is None and other.bytes > host.bytes + self._slack())
+            or (host.name, other.name) in self._broken
+        ]
+        if self._order.index(host) < max(ahead, default=0):
+            self._move(host, max(ahead))
+
+    def _move(self, host: _ChainHost, place: int) -> None:
+        """Move a host back to behind the one that is in that place, and the slow ones behind all, the slowest last."""
+        self._order.remove(host)
+        self._order.insert(place, host)
+        self._order.sort(key=lambda other: -other.slow if other.slow is not None else float("-inf"))
+
+    def _upstream(self, host: _ChainHost) -> str:
+        for other in reversed(self._order[: self._order.index(host)]):
+            # A slow one that has less has nothing for it, and will not for long.
+            ahead = other.slow is None or other.bytes + self._slack() >= host.bytes
+            if other.present and ahead and (other.name, host.name) not in self._broken:
+                return other.name
+        return self._source.name
 
     def _slack(self) -> float:
+        """Return how many bytes may lie between two reports of hosts that are level."""
         return max(self._best, MIN_SLACK)
 
-    def _judge(self, name: str, now: float) -> None:
-        """Put a host that is slower than its sender could give behind all others."""
-        host, sender = self._hosts[name], self._hosts[self._hosts[name].upstream or self._source]
-        rate = host.rate()
+    def _judge(self, host: _ChainHost, now: float) -> None:
+        """Put a host that is slower than its sender could give behind all others, and clear one that is not."""
+        sender, rate = self._hosts[host.upstream or self._source.name], host.rate()
         if now - host.since < WINDOW_SECONDS or host.bytes >= self._total:
             return
         self._best = max(self._best, rate)
         # A sender that is whole could give what a link can do, another what it gets itself.
         could = self._best if sender.bytes >= self._total else sender.rate()
-        waits = sender.bytes - host.bytes <= could
-        if name not in self._slow and not waits and rate < SLOW * could:
-            self._blame(name, host.upstream, rate)
-
-    def _blame(self, name: str, sender: str, rate: float) -> None:
-        first = self._victims.setdefault(sender, name)
-        if first != name and sender != self._source:
-            # Two were slow with this sender alone: the sender is.
-            self._slow.remove(first)
-            name = sender
-        if len(self._slow) >= len(self._hosts) // 2:
-            # Whoever is next to the source is slow: the source is, and no other order is better.
-            self._best = rate
-            self._slow.clear()
-            self._victims.clear()
+        if host.slow is not None and rate >= RECOVERED * could > 0:
+            host.slow = None
+        if sender.bytes - host.bytes <= BEHIND_SECONDS * could or self._shares(host):
             return
-        self._back = [other for other in self._back if other != name]
-        self._slow.append(name)
+        if rate < SLOW * could:
+            self._blame(host, sender, rate)
+        elif host.slow is not None:
+            host.slow = rate
+            self._move(host, self._order.index(host))
+
+    def _shares(self, host: _ChainHost) -> bool:
+        """Return whether its sender serves another too, and so gives it half."""
+        others = (other for other in self._order if other is not host and other.upstream == host.upstream)
+        return any(other.present and other.bytes < self._total for other in others)
+
+    def _blame(self, host: _ChainHost, sender: _ChainHost, rate: float) -> None:
+        sender.victims.add(host.name)
+        victims = [self._hosts[name] for name in sender.victims]
+        if sender is self._source:
+            if len(victims) > max(1, (len(self._hosts) - 1) // 2):
+                # Whoever is next to the source is slow: the source is, and no other order is better.
+                self._best = rate
+                for victim in victims:
+                    victim.slow = None
+                sender.victims.clear()
+                return
+        elif any(victim.slow is None for victim in victims if victim is not host):
+            # That one was slow with this sender alone: the sender is slow.
+            sender.victims.clear()
+            host = sender
+        host.slow = rate
+        self._move(host, len(self._order))
