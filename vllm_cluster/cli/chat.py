@@ -59,6 +59,7 @@ def chat(
         from vllm_cluster.core.answer import CHAT
 
         with open_api(loaded) as api:
+            api.ensure_fields([CHAT], question.names(set_))
 
             def ask(content: object) -> str:
                 turn = [*messages, {"role": "user", "content": content}]

@@ -44,6 +44,7 @@ def complete(
         from vllm_cluster.core.answer import COMPLETIONS
 
         with open_api(loaded) as api:
+            api.ensure_fields([COMPLETIONS], question.names(set_))
             answer(
                 session,
                 api,

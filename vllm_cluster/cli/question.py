@@ -124,6 +124,11 @@ def fields(schema: Path | None, more: Iterable[str] | None, **named: Any) -> dic
     return {**found, **({"response_format": _schema_format(schema)} if schema else {})}
 
 
+def names(more: Iterable[str] | None) -> list[str]:
+    """Return the names of the fields that --set gives."""
+    return [one.partition("=")[0] for one in more or ()]
+
+
 def _value(name: str, text: str) -> Any:
     """A value as JSON, and where it is none as text."""
     try:

@@ -179,3 +179,17 @@ def test_a_model_that_is_not_ready_is_waited_for_or_explained(
     with pytest.raises(PreflightFailed, match=f"llama is not ready: {phase}") as refused:
         head.ready(INVENTORY, cast(Any, Head([])))
     assert (refused.value.hint or "").splitlines()[0] == first
+
+
+# fault: actions/ask.py: if name not in known: → if False:
+def test_a_field_that_the_served_vllm_does_not_know_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    schema: dict[str, Any] = {"properties": {"temperature": {}, "top_k": {}}}
+    content = {"application/json": {"schema": schema}}
+    page: dict[str, Any] = {"paths": {COMPLETIONS: {"post": {"requestBody": {"content": content}}}}}
+    monkeypatch.setattr(ask, "get", lambda *_: (200, page))
+    api = ModelApi(INVENTORY, cast(Any, Head([READY])), READY, "key", 1)
+    api.ensure_fields([COMPLETIONS], ["top_k", "temperature"])
+    with pytest.raises(UsageError, match=r"llama: requests have no field temprature; did you mean temperature\?"):
+        api.ensure_fields([COMPLETIONS], ["top_k", "temprature"])
+    page.clear()  # a server that shows no schema judges by itself
+    api.ensure_fields([COMPLETIONS], ["temprature"])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import signal
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -267,3 +268,14 @@ def test_an_empty_prompt_is_refused(prompt: str | None, piped: bytes, monkeypatc
     with pytest.raises(UsageError, match="the prompt is empty"):
         question.read_prompt(prompt, [])
     assert question.read_prompt("", [Path("picture.png")]) == ""
+
+
+@pytest.mark.parametrize("verb", ["complete", "chat"])
+def test_fields_of_set_are_checked_before_they_are_sent(verb: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """vLLM leaves out a field that it does not know without a word."""
+    api = Mock(ensure_fields=Mock(side_effect=UsageError("no such field")))
+    monkeypatch.setattr("vllm_cluster.actions.ask.open_api", lambda _: nullcontext(api))
+    monkeypatch.setattr(Session, "load", lambda _: make.inventory(1))
+    with pytest.raises(SystemExit) as end:
+        app([verb, "Hi", "--seed", "1", "--set", "temprature=0"], prog_name="vcluster")
+    assert (end.value.code, api.ensure_fields.call_args.args[1], api.ask.called) == (2, ["temprature"], False)
