@@ -150,7 +150,7 @@ def test_what_was_not_ready_yet_is_not_gone_back_to(world: World) -> None:
 
 # fault: remote/node/serving.py: self._requests.ready(course.seconds_to_ready if started else None) →
 def test_what_runs_and_is_asked_for_again_is_ready_and_gone_back_to(world: World) -> None:
-    world.plan({}, BAD)
+    world.plan({}, BAD, {})
     world.start()
     ask(world, 1, "good")
     world.phase("ready", generation="good")
