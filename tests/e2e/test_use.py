@@ -46,7 +46,7 @@ def shell(sandbox: Sandbox, script: str) -> str:
 @pytest.mark.cluster("serving")
 def test_any_field_of_vllms_requests_is_set_and_no_other(cluster: Sandbox) -> None:
     """By the schema that the server itself has: what it does not know it leaves out without a word."""
-    asked = ("complete", PROMPT, *GREEDY)
+    asked = ("complete", PROMPT, "--max-tokens", str(TOKENS))
     fields = ("--set", "top_k=5", "--set", "ignore_eos=true", "--set", "truncation_side=left", "--set", "n=2")
     assert len(cluster.vcluster(*asked, *fields, "--json").ok().json()["answers"]) == 2
     wrong = cluster.vcluster(*asked, "--set", "repetition_penaltie=1.1")
