@@ -78,7 +78,7 @@ def use(wheel: Path, folder: Path, *, demo: bool) -> None:
     if call("--version") != f"vcluster {__version__}\n":
         raise SystemExit(f"the installed program is not {__version__}")
     call("--help")
-    json.loads(call("schema"))
+    json.loads(call("init", "--schema"))
     call("init", "--host", "gpu1=10.0.0.11", "--host", "gpu2=10.0.0.12")
     call("--version", "-i", "inventory.yaml")
     if demo:
