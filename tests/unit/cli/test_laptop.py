@@ -122,7 +122,9 @@ CASES = (
     ),
     Case("a nameless user, a sandbox", f"{NOBODY} $VCLUSTER sandbox up", 2, "has no home", "HOME="),
     Case("a nameless user, up", f"env -u HOME -u USER -u LOGNAME {NAMELESS} $VCLUSTER up", 2, "has no home", "HOME="),
-    Case("schema into a full disk", "$VCLUSTER init --schema >/dev/full", 1, "standard output: No space left on device"),
+    Case(
+        "schema into a full disk", "$VCLUSTER init --schema >/dev/full", 1, "standard output: No space left on device"
+    ),
     Case("version into a full disk", "$VCLUSTER --version >/dev/full", 1, "standard output: No space left on device"),
     Case("help into a full disk", "$VCLUSTER up --help >/dev/full", 1, "standard output: No space left on device"),
     Case("a reader that has gone", "$VCLUSTER init --schema | :; exit ${PIPESTATUS[0]}", 1),

@@ -101,11 +101,14 @@ def test_a_no_changes_nothing(verb: str, keys: str, code: int, tmp_path: Path) -
 
 # fault: cli/session.py: sys.stderr.write(f"{printable(question)} [y/N] ") → sys.stderr.write(f"{question} [y/N] ")
 @pytest.mark.promise("P35", "P23")
-def test_a_question_shows_what_a_host_wrote_as_text(tmp_path: Path) -> None:
-    """Whoever may use the head's Docker can write the name of the model."""
+def test_a_question_shows_nothing_of_a_name_that_cannot_be_printed(tmp_path: Path) -> None:
+    """Whoever may use the head's Docker can write the name of the model: the question names what could not be read."""
     with cluster(tmp_path, "down", mode="hostile") as terminal:
         shown = terminal.until("[y/N] ")
-        assert r"Stop \x1b[2K\rnothing\n\x1b[8m (ready for" in shown
+        assert "Stop the model of lab (unknown: " in shown
+        assert "serve.name" in shown
+        assert "nothing" not in shown
+        assert "\x1b[8m" not in shown
         terminal.press("n\n")
         assert terminal.end() == 1, terminal.shown
 
