@@ -18,7 +18,7 @@ from vllm_cluster.batch.lines import MAX_ANSWER, PATHS, BatchLine
 IDLE_SECONDS = 2.0
 # A longer answer is read once the memory of all of them has room for it: those of 500 requests that have logprobs of
 # their prompts are gigabytes.
-FREE, MEMORY = 64 << 10, 48 << 20
+FREE, MEMORY = 64 << 10, 64 << 20
 MAX_ERROR, MAX_METRICS = 1 << 20, 4 << 20
 NO_STATUS, OK, UNAUTHORIZED, NOT_FOUND, TOO_SLOW, TOO_MANY, INTERNAL = 0, 200, 401, 404, 408, 429, 500
 # Of an answer nothing else is looked at: the lists of its logprobs take many times the memory of their text.
