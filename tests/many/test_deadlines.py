@@ -38,7 +38,7 @@ ENDS_ELSEWHERE = {
     "transport/forward.py: self._thread.join()",
     "transport/forward.py: back.join()",
     "transport/forward.py: self._slots.acquire()",
-    "transport/local.py: sock.settimeout(None)",
+    "transport/forward.py: sock.settimeout(None)",
     "batch/client.py: self._freed.wait()",
     "batch/runner.py: self._ended.wait()",
     "cli/tunnel.py: running.wait()",

@@ -35,7 +35,7 @@ STEERS = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u
         ("down, terminal", "openssh"),
         ("plan", "fabric"),
         ("check", "openssh"),
-        ("facts gpu005, terminal", "fabric"),
+        ("check --facts gpu005, terminal", "fabric"),
     ],
 )
 def test_output_of_hosts_is_only_text_and_bounded(way: str, kind: Kind, key: Path, tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 from typing import Protocol
 
 from vllm_cluster.transport.forward import Away, LoopbackForward, Pipe, SocketPipe
@@ -35,6 +34,4 @@ class Relay:
         way = self.way
         if way is None or not way.answers:
             return Away(f"no API answers at {way.host}" if way else "the head cannot be reached", self._seconds)
-        near = socket.create_connection(("127.0.0.1", way.port), DIAL_SECONDS)
-        near.settimeout(None)
-        return SocketPipe(near)
+        return SocketPipe.dial("127.0.0.1", way.port, DIAL_SECONDS)

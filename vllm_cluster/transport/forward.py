@@ -38,6 +38,17 @@ class SocketPipe:
         self.sendall = sock.sendall
         self.recv = sock.recv
 
+    @classmethod
+    def dial(cls, host: str, port: int, seconds: float) -> SocketPipe:
+        """Connect within these seconds; what goes through may be silent for as long as it lasts.
+
+        Raises:
+            OSError: nothing answers there.
+        """
+        sock = socket.create_connection((host, port), seconds)
+        sock.settimeout(None)
+        return cls(sock)
+
     def shutdown_write(self) -> None:
         """Close the sending direction."""
         with contextlib.suppress(OSError):

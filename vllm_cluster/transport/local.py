@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -49,12 +48,7 @@ class LocalTransport(CountingTransport):
     def forward(self, remote_port: int, local_port: int = 0, *, remote_host: str = "127.0.0.1") -> Forward:
         """Another port of this machine that leads to the same place."""
 
-        def dial() -> SocketPipe:
-            sock = socket.create_connection((remote_host, remote_port), _DIAL_SECONDS)
-            sock.settimeout(None)
-            return SocketPipe(sock)
-
-        return LoopbackForward(self.host, dial, local_port)
+        return LoopbackForward(self.host, lambda: SocketPipe.dial(remote_host, remote_port, _DIAL_SECONDS), local_port)
 
     def require_alive(self) -> None:
         """This machine is always there."""
