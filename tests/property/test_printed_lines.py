@@ -104,6 +104,7 @@ def lines_and_calls(serve: ServeStatus, folder: str, key: str) -> tuple[str, lis
 
 
 # fault: shell_line.py: if _PLAIN.fullmatch(word): → if "'" not in word:
+@pytest.mark.slow
 @pytest.mark.parametrize("shell", SHELLS)
 def test_a_shell_starts_what_is_shown_and_nothing_else(shell: str, tmp_path: Path) -> None:
     bin_folder, traps, notes = tmp_path / "bin", tmp_path / "traps", tmp_path / "notes"
