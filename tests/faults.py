@@ -12,14 +12,12 @@ import argparse
 import importlib
 import multiprocessing
 import os
-import re
 import shutil
 import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable
 from importlib.util import cache_from_source
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
@@ -27,6 +25,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.paths import ROOT
+from tests.support.planted import Fault, faults
 
 NOT_COPIED = shutil.ignore_patterns(".*", "__pycache__", "build", "dist")
 # Imported once, before each run forks: else most of a run's time would be theirs.
@@ -37,44 +36,7 @@ _SHARED = (
 CAUGHT, NOT_CAUGHT, STALE, ENDED = "caught", "NOT caught", "does not apply any more", "pytest broke off"
 # A fault may make a test wait without end. Asserts as they are: pytest would rewrite what is imported above.
 OPTIONS = ("-q", "-p", "no:cacheprovider", "-p", "no:xdist", "--tb=short", "--timeout=120", "--assert=plain")
-_FAULT = re.compile(r"# fault: (?P<file>\S+): (?P<before>.+?) →(?: (?P<after>.+))?")
-_TEST = re.compile(r"(?:async )?def (?P<name>test_\w+)\(.*")
 _fork = multiprocessing.get_context("fork")
-
-
-@dataclass(frozen=True)
-class Fault:
-    """A change that makes the package worse: `before` becomes `after` in one file, and `test` must fail."""
-
-    file: str
-    before: str
-    after: str
-    test: str
-
-    def path(self, root: Path) -> Path:
-        """Return the file to change, in this tree or in a copy of it; below vllm_cluster, or below the root."""
-        inside = root / "vllm_cluster" / self.file
-        return inside if inside.exists() else root / self.file
-
-    def applies(self, root: Path) -> bool:
-        """Return whether the text to change is there, once."""
-        return self.path(root).exists() and self.path(root).read_text().count(self.before) == 1
-
-    def __str__(self) -> str:
-        return f"{self.file}: {self.before} → {self.after}  ({self.test})"
-
-
-def faults() -> Iterator[Fault]:
-    """Yield each fault that a test has above it."""
-    for path in sorted((ROOT / "tests").rglob("test_*.py")):
-        above: list[re.Match[str]] = []
-        for line in path.read_text().splitlines():
-            if found := _FAULT.fullmatch(line):
-                above.append(found)
-            elif found := _TEST.fullmatch(line):
-                test = f"{path.relative_to(ROOT)}::{found['name']}"
-                yield from (Fault(one["file"], one["before"], one["after"] or "", test) for one in above)
-                above = []
 
 
 class Red:

@@ -15,7 +15,7 @@ from tests.support.attack import attack
 from tests.support.hosts import Sandbox
 from tests.support.waiting import until
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.deep]
 
 
 def untouched(cluster: Sandbox) -> bool:
@@ -28,7 +28,6 @@ def inventory(cluster: Sandbox, name: str, old: str, new: str) -> Path:
     return cluster.rewrite(Path(f"{name}.yaml"), replace=[(old, new)])
 
 
-@pytest.mark.deep
 @pytest.mark.cluster("empty")
 @pytest.mark.parametrize(
     ("old", "new", "code", "message"),
@@ -94,7 +93,6 @@ case "$*" in *version*) echo "{\\"Version\\":\\"19.03.8\\",\\"ApiVersion\\":\\"1
 ' >/usr/local/bin/docker; chmod 755 /usr/local/bin/docker"""
 
 
-@pytest.mark.deep
 @pytest.mark.cluster("empty")
 @pytest.mark.parametrize(
     ("script", "undo", "message"),
@@ -116,7 +114,6 @@ def test_a_host_that_will_not_do(cluster: Sandbox, script: str, undo: str, messa
     assert untouched(cluster)
 
 
-@pytest.mark.deep
 @pytest.mark.cluster("empty")
 def test_no_route_between_hosts(cluster: Sandbox) -> None:
     head = next(
@@ -130,7 +127,6 @@ def test_no_route_between_hosts(cluster: Sandbox) -> None:
     assert untouched(cluster)
 
 
-@pytest.mark.deep
 @pytest.mark.cluster("empty", leaves="up")
 def test_a_firewall_between_hosts_is_reported_by_the_worker(cluster: Sandbox) -> None:
     rule = "OUTPUT -p tcp --dport 6379 -j DROP"
@@ -141,7 +137,6 @@ def test_a_firewall_between_hosts_is_reported_by_the_worker(cluster: Sandbox) ->
     cluster.vcluster("up").ok()
 
 
-@pytest.mark.deep
 @pytest.mark.cluster("up")
 def test_another_cluster_on_the_same_hosts(cluster: Sandbox) -> None:
     before = cluster.nodes()
@@ -176,7 +171,6 @@ def test_a_lease_that_another_run_holds(cluster: Sandbox) -> None:
     waited.communicate()
 
 
-@pytest.mark.deep
 @pytest.mark.cluster("up")
 @pytest.mark.parametrize(
     ("argv", "code", "message"),
@@ -200,7 +194,6 @@ def test_what_cannot_be_served(cluster: Sandbox, argv: list[str], code: int, mes
     assert cluster.vcluster("status", "--json").json()["up"] is True
 
 
-@pytest.mark.deep
 @pytest.mark.cluster("empty", leaves="up")
 def test_serving_needs_a_cluster_and_a_port(cluster: Sandbox) -> None:
     refused = cluster.vcluster("serve", "sandbox/tiny-llama")
@@ -217,7 +210,6 @@ def test_serving_needs_a_cluster_and_a_port(cluster: Sandbox) -> None:
     assert (taken.code, "gpu1: serve: port 8000 is already in use (ports.api)" in taken.err) == (3, True)
 
 
-@pytest.mark.deep
 @pytest.mark.cluster("up")
 def test_a_tunnel_whose_port_is_taken_here(cluster: Sandbox) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
@@ -228,7 +220,6 @@ def test_a_tunnel_whose_port_is_taken_here(cluster: Sandbox) -> None:
     assert "Traceback" not in refused.err
 
 
-@pytest.mark.deep
 @pytest.mark.cluster("up", leaves="empty")
 def test_down_names_the_hosts_it_could_not_reach(cluster: Sandbox) -> None:
     lost = inventory(cluster, "lost", "gpu2: {", "gpu2: {ssh: {port: 1}, ")

@@ -56,6 +56,7 @@ def test_a_batch_that_was_killed_is_continued(cluster: Sandbox, tmp_path: Path) 
     assert (other.code, "holds the answers to another input" in other.err) == (2, True)
 
 
+@pytest.mark.deep
 @pytest.mark.cluster("serving")
 def test_the_head_answers_a_batch_that_no_client_follows(cluster: Sandbox, tmp_path: Path) -> None:
     source, output = write_requests(tmp_path / "in.jsonl", 30, 16), tmp_path / "out.jsonl"

@@ -243,6 +243,7 @@ def test_facts_of_hosts(cluster: Sandbox) -> None:
     assert (refused.code, "no host gpu3" in refused.err) == (2, True)
 
 
+@pytest.mark.deep
 @pytest.mark.cluster("up")
 def test_a_cluster_that_is_up_is_well(cluster: Sandbox) -> None:
     """Its own containers, ports and memory cause no finding."""

@@ -98,6 +98,7 @@ def test_a_host_gets_the_layer_that_it_lacks(sandbox: Sandbox) -> None:
     assert sandbox.nodes() == nodes
 
 
+@pytest.mark.deep
 @pytest.mark.promise("P45")
 @pytest.mark.cluster("up")
 def test_what_cannot_be_sent_is_refused_before_it_is(sandbox: Sandbox) -> None:

@@ -14,7 +14,7 @@ import pytest
 from tests.support.hosts import Sandbox
 from tests.support.waiting import until
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.deep]
 
 HOSTS = ("gpu1", "gpu2")
 
@@ -67,7 +67,6 @@ def test_sound_links_are_found_sound(cluster: Sandbox) -> None:
     assert found(cluster)[1] == []
 
 
-@pytest.mark.deep
 @pytest.mark.cluster("empty")
 @pytest.mark.parametrize(
     ("rule", "code", "host", "words"),
@@ -94,7 +93,6 @@ def test_what_is_closed_one_way_only(cluster: Sandbox, rule: str, code: str, hos
     assert words in one["message"]
 
 
-@pytest.mark.deep
 @pytest.mark.cluster("empty")
 def test_interfaces_of_two_mtus_are_a_warning(cluster: Sandbox) -> None:
     cluster.on("gpu1", "ip", "link", "set", "dev", "eth0", "mtu", "1400", root=True)
@@ -105,7 +103,6 @@ def test_interfaces_of_two_mtus_are_a_warning(cluster: Sandbox) -> None:
     assert (one["code"], one["host"], one["severity"] == "error") == ("link-mtu-differs", "gpu2", False)
 
 
-@pytest.mark.deep
 @pytest.mark.cluster("empty")
 def test_a_kernel_that_sends_from_another_address_is_a_warning(cluster: Sandbox) -> None:
     other, gpu1 = address(cluster, "gpu2").rpartition(".")[0] + ".77", address(cluster, "gpu1")
@@ -130,9 +127,8 @@ def test_the_all_reduce_passes_with_figures(cluster: Sandbox) -> None:
     assert (tried["nccl_transport"]["kinds"], tried["nccl_transport"]["interfaces"]) == (["TCP"], ["eth0"])
 
 
-@pytest.mark.deep
 @pytest.mark.cluster("empty")
-@pytest.mark.parametrize("moment", [pytest.param("starting", marks=pytest.mark.deep), "all-reduce of 1 KiB"])
+@pytest.mark.parametrize("moment", ["starting", "all-reduce of 1 KiB"])
 def test_a_link_that_turns_into_a_black_hole_is_reported(cluster: Sandbox, moment: str) -> None:
     gpu2, began = address(cluster, "gpu2"), time.monotonic()
     cut = (f"INPUT -s {gpu2} -j DROP", f"OUTPUT -d {gpu2} -j DROP")
@@ -151,7 +147,6 @@ def test_a_link_that_turns_into_a_black_hole_is_reported(cluster: Sandbox, momen
     assert left(cluster) == ""
 
 
-@pytest.mark.deep
 @pytest.mark.cluster("empty")
 @pytest.mark.parametrize(
     ("options", "moment"), [([], "testing "), (["--deep"], "4 ranks have found")], ids=["links", "all-reduce"]
@@ -166,7 +161,6 @@ def test_nothing_stays_of_a_killed_controller(cluster: Sandbox, options: list[st
         until(lambda: left(cluster) == "", 30)
 
 
-@pytest.mark.deep
 @pytest.mark.cluster("up")
 def test_ports_of_a_cluster_that_is_up_are_connected_to(cluster: Sandbox) -> None:
     """Ray listens where the probe would; no person is disturbed."""

@@ -23,7 +23,7 @@ from tests.support.paths import ROOT
 from tests.support.terminal import CTRL_C, Terminal
 from tests.support.waiting import until
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.deep]
 
 NODE = "vcluster-sandbox"
 # Two minutes without a word, as a switch that restarts.
@@ -80,7 +80,6 @@ def test_commands_have_their_own_exit_code_input_and_signals(sandbox: Sandbox) -
         assert running.returncode == 42
 
 
-@pytest.mark.deep
 @pytest.mark.cluster("up")
 @pytest.mark.parametrize("end", ["killed", "closed", "terminal", "cleared"])
 def test_a_command_ends_with_vcluster_however_that_ends(sandbox: Sandbox, end: str) -> None:
@@ -105,7 +104,6 @@ def test_a_command_ends_with_vcluster_however_that_ends(sandbox: Sandbox, end: s
     until(lambda: not processes(sandbox, "sleep 4711") and not processes(sandbox, "trap "))
 
 
-@pytest.mark.deep
 @pytest.mark.cluster("up")
 def test_what_a_command_leaves_on_purpose_stays(sandbox: Sandbox) -> None:
     sandbox.vcluster("exec", "gpu1", "--", "sh", "-c", "nohup sleep 4712 >/dev/null 2>&1 &").ok()
@@ -200,7 +198,6 @@ def following(sandbox: Sandbox) -> Iterator[Follower]:
         follower.close()
 
 
-@pytest.mark.deep
 @pytest.mark.cluster("up")
 def test_a_node_that_restarts_loses_no_line_and_repeats_none(sandbox: Sandbox) -> None:
     with following(sandbox) as follower:
@@ -216,7 +213,6 @@ def test_a_node_that_restarts_loses_no_line_and_repeats_none(sandbox: Sandbox) -
     sandbox.vcluster("up", "--yes", "--wait", "30").ok()
 
 
-@pytest.mark.deep
 @pytest.mark.parametrize("transport", ["fabric", "openssh"])
 @pytest.mark.cluster("up", leaves="own")
 def test_a_cut_of_two_minutes_and_a_moved_head_lose_no_line_and_repeat_none(sandbox: Sandbox, transport: str) -> None:
@@ -243,7 +239,6 @@ def test_a_cut_of_two_minutes_and_a_moved_head_lose_no_line_and_repeat_none(sand
     moved.vcluster("down", "--yes", "--wait", "30").ok()
 
 
-@pytest.mark.deep
 @pytest.mark.cluster("up")
 def test_binary_bytes_and_a_line_of_100_mb(sandbox: Sandbox) -> None:
     script = r"printf 'begin \000\377\033[2J\n'; head -c 100000000 /dev/zero | tr '\0' x; printf '\nend of it\n'"

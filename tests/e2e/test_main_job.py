@@ -57,8 +57,17 @@ def test_up_again_changes_nothing(cluster: Sandbox) -> None:
     assert cluster.vcluster("plan", "--exit-code").code == 0
 
 
+@pytest.mark.cluster("up")
+def test_the_other_transport_finds_nothing_to_do(cluster: Sandbox) -> None:
+    words = [("{config: ssh_config}", "{config: ssh_config, transport: openssh}")]
+    openssh = cluster.rewrite(Path("openssh.yaml"), replace=words)
+    result = cluster.vcluster("up", "--json", inventory=openssh).ok().event("result")
+    assert result["operations"] == 0
+    assert (result["round_trips"]["gpu1"], result["round_trips"]["gpu2"]) == (7, 6)  # the head is asked for its members
+
+
 @pytest.mark.cluster("up", leaves="serving")
-def test_four_ranks_on_two_hosts_answer_as_one_process_does(cluster: Sandbox) -> None:
+def test_serve_ends_when_the_model_is_ready_behind_its_key(cluster: Sandbox) -> None:
     served = cluster.vcluster("serve", MODEL, "--json", "--", "--dtype", "float32").ok()
     last = [event for event in served.events() if "phases" in event][-1]
     assert (last["phase"], last["message"].partition(" after ")[0]) == ("ready", "ready")
@@ -67,20 +76,26 @@ def test_four_ranks_on_two_hosts_answer_as_one_process_does(cluster: Sandbox) ->
     assert {"importing", "joining", "loading", "probing"} <= set(phases)
     key = cluster.vcluster("endpoint", "--key").ok().out.strip()
     with tunnel(cluster) as url:
-        one = alone(cluster, "float32")
-        assert complete(url, key) == one.text
-        greedy = ("--temperature", "0", "--max-tokens", str(TOKENS), "--logprobs", "1", "--json")
-        (answer,) = cluster.vcluster("complete", PROMPT, *greedy).ok().json()["answers"]
-        # The same to the rounding of float32 sums, whose order differs with the layout.
-        assert [row["logprob"] for row in answer["logprobs"]] == pytest.approx(one.logprobs, abs=1e-3)
         assert status_code(f"{url}/health") == 200
         assert [status_code(f"{url}/{path}") for path in ("v1/models", "metrics", "tokenize")] == [401, 401, 401]
         assert status_code(f"{url}/v1/models", "wrong") == 401
         assert status_code(f"{url}/v1/models", key) == 200
-    placed = cluster.vcluster("exec", "--head", "--", "ray", "status").ok().out
-    assert "4.0/4.0 GPU" in placed
+    assert "4.0/4.0 GPU" in cluster.vcluster("exec", "--head", "--", "ray", "status").ok().out
 
 
+@pytest.mark.deep
+@pytest.mark.cluster("serving")
+def test_four_ranks_on_two_hosts_answer_as_one_process_does(cluster: Sandbox) -> None:
+    one, key = alone(cluster, "float32"), cluster.vcluster("endpoint", "--key").ok().out.strip()
+    with tunnel(cluster) as url:
+        assert complete(url, key) == one.text
+    greedy = ("--temperature", "0", "--max-tokens", str(TOKENS), "--logprobs", "1", "--json")
+    (answer,) = cluster.vcluster("complete", PROMPT, *greedy).ok().json()["answers"]
+    # The same to the rounding of float32 sums, whose order differs with the layout.
+    assert [row["logprob"] for row in answer["logprobs"]] == pytest.approx(one.logprobs, abs=1e-3)
+
+
+@pytest.mark.deep
 @pytest.mark.cluster("serving")
 def test_the_printed_line_to_ask_works(cluster: Sandbox) -> None:
     again = cluster.vcluster("serve", MODEL, "--", "--dtype", "float32").ok()
@@ -93,6 +108,7 @@ def test_the_printed_line_to_ask_works(cluster: Sandbox) -> None:
     assert said.stdout.strip()
 
 
+@pytest.mark.deep
 @pytest.mark.cluster("serving")
 def test_every_secret_is_in_its_file_alone(cluster: Sandbox) -> None:
     key = cluster.vcluster("endpoint", "--key").ok().out.strip()
@@ -124,6 +140,7 @@ def test_every_secret_is_in_its_file_alone(cluster: Sandbox) -> None:
     assert (files.strip() != "", set(modes)) == (True, {"600"})
 
 
+@pytest.mark.deep
 @pytest.mark.cluster("serving")
 def test_only_what_must_listens_beyond_loopback(cluster: Sandbox) -> None:
     found = cluster.on("gpu1", "ss", "-Hltn", root=True)
@@ -133,6 +150,7 @@ def test_only_what_must_listens_beyond_loopback(cluster: Sandbox) -> None:
     assert not ports & {"8000", "8265"}
 
 
+@pytest.mark.deep
 @pytest.mark.cluster("serving", leaves="up")
 def test_stop_ends_serving_and_leaves_the_cluster(cluster: Sandbox) -> None:
     before = cluster.nodes()
@@ -167,6 +185,7 @@ def test_a_changed_layout_touches_what_changed_and_serves_the_same_words(cluster
         assert complete(url, key) == words
 
 
+@pytest.mark.deep
 @pytest.mark.cluster("served", leaves="empty")
 def test_another_laptop_needs_the_inventory_alone(cluster: Sandbox, tmp_path: Path) -> None:
     checkout = tmp_path / "checkout"

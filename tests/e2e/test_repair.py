@@ -10,7 +10,7 @@ import pytest
 from tests.support.hosts import Sandbox
 from tests.support.waiting import until
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.deep]
 
 
 def counted(cluster: Sandbox) -> list[int]:
@@ -36,7 +36,6 @@ def head_start(cluster: Sandbox) -> str:
     return cluster.docker("gpu1", "inspect", "-f", "{{.State.StartedAt}}", cluster.nodes()["gpu1"])
 
 
-@pytest.mark.deep
 @pytest.mark.cluster("up")
 def test_a_container_that_ends_at_once_is_reported_with_its_last_lines(cluster: Sandbox) -> None:
     """With this variable Python finds none of its own modules, as in a broken image."""
@@ -52,7 +51,6 @@ def test_a_container_that_ends_at_once_is_reported_with_its_last_lines(cluster: 
     assert counted(cluster) == [2, 2]
 
 
-@pytest.mark.deep
 @pytest.mark.cluster("up")
 def test_ray_that_counts_something_else_is_not_up(cluster: Sandbox) -> None:
     """A second raylet on gpu2 joins with a GPU that is not planned."""
@@ -67,7 +65,6 @@ def test_ray_that_counts_something_else_is_not_up(cluster: Sandbox) -> None:
     until(lambda: counted(cluster) == [2, 2])
 
 
-@pytest.mark.deep
 @pytest.mark.cluster("up")
 def test_more_gpus_than_there_are_is_refused_before_anything_is_touched(cluster: Sandbox) -> None:
     before = cluster.nodes()
@@ -102,7 +99,6 @@ def test_up_killed_in_the_middle_is_finished_by_another_up(cluster: Sandbox) -> 
         assert len(cluster.docker(host, "ps", "-aq", "--filter", "label=io.vcluster.cluster").split()) == 1
 
 
-@pytest.mark.deep
 @pytest.mark.cluster("up")
 def test_the_group_comes_back_by_itself_when_ray_dies_on_a_worker(cluster: Sandbox) -> None:
     node = cluster.nodes()["gpu2"]
@@ -118,16 +114,6 @@ def alive(cluster: Sandbox) -> set[str]:
     """The ids of Ray's living nodes; a raylet that comes back has a new one."""
     said = cluster.docker("gpu1", "exec", cluster.nodes()["gpu1"], "python3", "/opt/vcluster/node.py", "status")
     return {node["id"] for node in json.loads(said)["group"]["nodes"] if node["alive"]}
-
-
-@pytest.mark.cluster("up")
-def test_the_other_transport_finds_nothing_to_do(cluster: Sandbox) -> None:
-    openssh = cluster.rewrite(
-        Path("openssh.yaml"), replace=[("{config: ssh_config}", "{config: ssh_config, transport: openssh}")]
-    )
-    result = cluster.vcluster("up", "--json", inventory=openssh).ok().event("result")
-    assert result["operations"] == 0
-    assert (result["round_trips"]["gpu1"], result["round_trips"]["gpu2"]) == (7, 6)  # the head is asked for its members
 
 
 @pytest.mark.promise("P33")

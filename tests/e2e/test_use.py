@@ -19,7 +19,7 @@ from tests.support.terminal import CTRL_C, CTRL_D, Terminal
 from tests.support.waiting import until
 from vllm_cluster.run.detached import start_time
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.deep]
 
 GREEDY = ("--temperature", "0", "--max-tokens", str(TOKENS))
 

@@ -22,7 +22,7 @@ from tests.support.served import ready_since
 from tests.support.terminal import CTRL_C, Terminal
 from tests.support.waiting import until
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.deep]
 
 LONG = 120.0
 View = dict[str, Any]
@@ -94,7 +94,6 @@ def test_on_a_terminal_and_in_a_pipe(sandbox: Sandbox) -> None:
     assert [("ready" in line, "KV cache" in line) for line in piped.out.splitlines()] == [(True, True)] * 2
 
 
-@pytest.mark.deep
 @pytest.mark.cluster("served")
 def test_the_dashboard_has_the_same(sandbox: Sandbox) -> None:
     process = sandbox.start("dashboard", "--json")
@@ -118,7 +117,6 @@ def test_the_dashboard_has_the_same(sandbox: Sandbox) -> None:
         process.communicate()
 
 
-@pytest.mark.deep
 @pytest.mark.cluster("served", leaves="changed")
 def test_a_rank_a_node_and_a_model_go_under_it(sandbox: Sandbox) -> None:
     """The view continues: a rank that is killed and comes back, a node that is restarted, a model that is stopped."""

@@ -18,28 +18,7 @@ from tests.support.figures import FOLDER
 # Each keeps figures of its own promises. The first measure how much of the processor they take, and have it alone;
 # real hosts mostly wait, and leave time for those that are made up.
 MEASURED = ("tests/many", "tests/contract", "tests/unit/docker/test_hostile_docker.py")
-E2E = (
-    "main_job",
-    "bad_input",
-    "docs",
-    "check",
-    "course",
-    "teams",
-    "repair",
-    "terminal",
-    "explain",
-    "links",
-    "logs",
-    "some_hosts",
-    "batch",
-    "watch",
-    "dashboard",
-    "metrics",
-    "image",
-    "pull",
-    "pull_local",
-)
-REAL = (*(f"tests/e2e/test_{name}.py" for name in E2E), "tests/promises")
+REAL = ("tests/e2e", "tests/promises")
 MADE_UP = ("tests/sim", "tests/property", "tests/unit/cli", "tests/unit/docker")
 # As many cases are made up as the promises ask for, and for each course of events as minutes allow.
 DEEP = {"VCLUSTER_DEPTH": "full"}

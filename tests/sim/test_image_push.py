@@ -132,7 +132,7 @@ def test_the_remedy_for_an_image_that_is_missing_can_be_pasted(source: str, reme
     assert words[0] == ("docker" if source == "local" else "ssh")
 
 
-# fault: run/image_push.py: if _NO_PYTHON.search(why): → if not why:
+# fault: run/image_push.py: if _NO_PYTHON.search(error.detail): → if not error.detail:
 @pytest.mark.parametrize(
     "words",
     [

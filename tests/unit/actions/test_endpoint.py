@@ -122,7 +122,7 @@ def test_a_tunnel_that_never_opened_ends_at_once(
     assert len(made.heads) == 1
 
 
-# fault: actions/endpoint.py: inventory = latest()\n    finally: → finally:
+# fault: actions/endpoint.py:             inventory = latest() →             pass
 def test_it_follows_the_head_that_the_inventory_names_now(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made = Tunnels(monkeypatch, None, None, FINAL[0])
     two = make.inventory(2)

@@ -118,7 +118,7 @@ def test_each_shell_is_offered_the_same(shell: str, typed: str, offered: list[st
     assert (shown.split(), done.stderr) == (offered, "")
 
 
-# fault: cli/completion.py: and _PLAIN.fullmatch(name)] →]
+# fault: cli/completion.py: and _PLAIN.fullmatch(name)] → ]
 @pytest.mark.parametrize(
     "name", ["$(id).yaml", r"\\$(id).yaml", "`id`.yaml", ";id;.yaml", "a b.yaml", "a'.yaml", "a\n.yaml"]
 )
