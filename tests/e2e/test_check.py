@@ -5,14 +5,12 @@ from __future__ import annotations
 import json
 import subprocess
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.support.breaks import FAST, HOSTS, IMAGE, broken, root, small_disk
+from tests.support.breaks import FAST, HOSTS, IMAGE, broken, root
 from tests.support.hosts import Sandbox
 from tests.support.tree import SMI, UUIDS
 
@@ -99,77 +97,6 @@ def test_an_interface_with_another_name(cluster: Sandbox) -> None:
 
 @pytest.mark.deep
 @pytest.mark.cluster("empty")
-def test_too_little_room_for_the_image(cluster: Sandbox) -> None:
-    """Below another file system Docker finds its images no more, so one must be pulled into what is free."""
-    with small_disk(cluster, "", "3g"):
-        report = check(cluster)
-    assert codes(report, errors=True) == {("image-space", "gpu2")}
-
-
-@pytest.mark.deep
-@pytest.mark.cluster("empty")
-@pytest.mark.parametrize(
-    ("old", "new", "found"),
-    [
-        ("shm_size: 2g", "shm_size: 64m", {("shm-small", host) for host in HOSTS}),
-        ("gpu2: {", "gpu2: {gpus: 8, ", {("gpus-missing", "gpu2")}),
-        ("vllm-cpu:0.32.0", "vllm-cpu:9.9.9", {("image-absent", host) for host in HOSTS}),
-    ],
-)
-def test_an_inventory_that_asks_for_what_is_not_there(
-    cluster: Sandbox, old: str, new: str, found: set[tuple[str, str]]
-) -> None:
-    assert codes(check(cluster, cluster.rewrite(Path("other.yaml"), replace=[(old, new)]))) == found
-
-
-@pytest.mark.deep
-@pytest.mark.cluster("empty")
-def test_one_name_for_two_images(cluster: Sandbox) -> None:
-    inventory = cluster.rewrite(Path("two.yaml"), replace=[(IMAGE, "sandbox/two:1")])
-    cluster.docker("gpu1", "tag", IMAGE, "sandbox/two:1")
-    root(cluster, "gpu2", "tar -c -C /etc hostname | docker import - sandbox/two:1")
-    try:
-        found = check(cluster, inventory)
-        assert ("image-differs", "gpu2") in codes(found)
-        assert ("image-differs", "gpu2") not in codes(found, errors=True)
-    finally:
-        for host in HOSTS:
-            cluster.docker(host, "rmi", "sandbox/two:1")
-
-
-@pytest.mark.deep
-@pytest.mark.cluster("empty")
-def test_an_image_without_ray_is_reported_before_up_adds_it(cluster: Sandbox) -> None:
-    with no_node_image(cluster):
-        report = check(cluster)
-    found = {(one["code"], one["host"], one["severity"] == "error") for one in report["findings"]}
-    assert found == {("ray-layer", host, False) for host in HOSTS}
-
-
-@contextmanager
-def no_node_image(cluster: Sandbox) -> Iterator[None]:
-    """The hosts as before their first `up`."""
-    listed = {host: cluster.docker(host, "images", "-q", "--no-trunc", "vcluster-node").split() for host in HOSTS}
-    named = {
-        host: cluster.docker(host, "images", "--format", "{{.Repository}}:{{.Tag}}", "vcluster-node").split()
-        for host in HOSTS
-    }
-    try:
-        for host, ids in listed.items():
-            for number, image in enumerate(ids):
-                cluster.docker(host, "tag", image, f"sandbox/kept:{number}")
-            if ids:
-                cluster.docker(host, "rmi", *named[host])
-        yield
-    finally:
-        for host, ids in listed.items():
-            for number, (image, name) in enumerate(zip(ids, named[host], strict=True)):
-                cluster.docker(host, "tag", image, name)
-                cluster.docker(host, "rmi", f"sandbox/kept:{number}")
-
-
-@pytest.mark.deep
-@pytest.mark.cluster("empty")
 def test_gpus_as_they_were_recorded(cluster: Sandbox, tmp_path: Path) -> None:
     """What a host with two H200 printed, reported by hosts that have Docker without any way to hand them out."""
     inventory = cluster.rewrite(Path("nvidia.yaml"), replace=[("accelerator: cpu ", "accelerator: nvidia ")])
@@ -202,18 +129,6 @@ esac
     finally:
         for host in HOSTS:
             root(cluster, host, "rm -f /usr/local/bin/nvidia-smi /tmp/smi.xml")
-
-
-@pytest.mark.deep
-@pytest.mark.cluster("empty")
-def test_people_read_the_same(cluster: Sandbox) -> None:
-    inventory = cluster.rewrite(Path("other.yaml"), replace=[("gpu2: {", "gpu2: {gpus: 8, ")])
-    run = cluster.vcluster("check", inventory=inventory)
-    assert run.code == 3
-    assert "error gpus-missing  gpu2: 2 logical GPUs found, inventory expects 8" in run.out
-    assert "\n  fix: set hosts.gpu2.gpus to 2" in run.out
-    assert "2 hosts checked in" in run.out.splitlines()[-1]
-    assert "error" not in run.err
 
 
 @pytest.mark.deep

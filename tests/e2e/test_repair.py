@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
@@ -63,57 +62,6 @@ def test_ray_that_counts_something_else_is_not_up(cluster: Sandbox) -> None:
     assert cluster.vcluster("status", "--json").json()["up"] is False
     cluster.docker("gpu2", "restart", node)
     until(lambda: counted(cluster) == [2, 2])
-
-
-@pytest.mark.cluster("up")
-def test_more_gpus_than_there_are_is_refused_before_anything_is_touched(cluster: Sandbox) -> None:
-    before = cluster.nodes()
-    wrong = cluster.rewrite(Path("wrong.yaml"))
-    text = "\n".join(
-        line.replace("}", ", gpus: 3}") if line.strip().startswith("gpu2:") else line
-        for line in wrong.read_text().splitlines()
-    )
-    wrong.write_text(text + "\n")
-    refused = cluster.vcluster("up", inventory=wrong)
-    assert refused.code == 3
-    assert "gpu2: 2 logical GPUs found, inventory expects 3" in refused.err
-    assert "hosts.gpu2.gpus" in refused.err
-    assert cluster.nodes() == before
-
-
-@pytest.mark.cluster("empty", leaves="up")
-def test_up_killed_in_the_middle_is_finished_by_another_up(cluster: Sandbox) -> None:
-    """After each of its events in tests/promises/test_crash.py."""
-    process = cluster.start("up", "--json")
-    assert process.stdout is not None
-    for line in process.stdout:
-        if json.loads(line)["message"].startswith("create head"):
-            break
-    else:
-        raise AssertionError("up never created the head")
-    process.kill()
-    process.communicate(timeout=30)
-    cluster.vcluster("up", "--yes", "--wait", "30").ok()
-    assert counted(cluster) == [2, 2]
-    for host in ("gpu1", "gpu2"):
-        assert len(cluster.docker(host, "ps", "-aq", "--filter", "label=io.vcluster.cluster").split()) == 1
-
-
-@pytest.mark.cluster("up")
-def test_the_group_comes_back_by_itself_when_ray_dies_on_a_worker(cluster: Sandbox) -> None:
-    node = cluster.nodes()["gpu2"]
-    before = alive(cluster)
-    cluster.docker("gpu2", "exec", node, "pkill", "-9", "raylet")
-    until(lambda: alive(cluster) != before)
-    cluster.vcluster("up").ok()
-    assert cluster.nodes()["gpu2"] == node
-    assert counted(cluster) == [2, 2]
-
-
-def alive(cluster: Sandbox) -> set[str]:
-    """The ids of Ray's living nodes; a raylet that comes back has a new one."""
-    said = cluster.docker("gpu1", "exec", cluster.nodes()["gpu1"], "python3", "/opt/vcluster/node.py", "status")
-    return {node["id"] for node in json.loads(said)["group"]["nodes"] if node["alive"]}
 
 
 @pytest.mark.promise("P33")

@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import time
-import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -20,7 +19,6 @@ from tests.support.json_schemas import validate
 from tests.support.paths import VCLUSTER
 from tests.support.served import ready_since
 from tests.support.terminal import CTRL_C, Terminal
-from tests.support.waiting import until
 
 pytestmark = [pytest.mark.e2e, pytest.mark.deep]
 
@@ -92,29 +90,6 @@ def test_on_a_terminal_and_in_a_pipe(sandbox: Sandbox) -> None:
         assert "\x1b[?1049l" in terminal.shown
     piped = sandbox.vcluster("status", "--watch", "--count", "2", "--interval", "0.5").ok()
     assert [("ready" in line, "KV cache" in line) for line in piped.out.splitlines()] == [(True, True)] * 2
-
-
-@pytest.mark.cluster("served")
-def test_the_dashboard_has_the_same(sandbox: Sandbox) -> None:
-    process = sandbox.start("dashboard", "--json")
-    try:
-        assert process.stdout is not None
-        url = json.loads(process.stdout.readline())["url"]
-
-        def found() -> Any:
-            with urllib.request.urlopen(f"{url}data", timeout=60) as answer:
-                return json.load(answer)
-
-        until(lambda: bool(found().get("points")))
-        data = found()
-        validate(["status", "--watch", "--json"], json.dumps(data["view"]))
-        assert data["view"]["serving"]["phase"] == "ready"
-        process.send_signal(signal.SIGINT)
-        _, errors = process.communicate(timeout=60)
-        assert (process.returncode, errors) == (130, "")
-    finally:
-        process.kill()
-        process.communicate()
 
 
 @pytest.mark.cluster("served", leaves="changed")

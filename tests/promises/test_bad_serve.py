@@ -27,6 +27,7 @@ BAD = [
     ("a second model", (MODEL, "--", "sandbox/other"), "unrecognized arguments: sandbox/other"),
     ("a context beyond the model's", (MODEL, "--", "--max-model-len", "100000"), "max_model_len (100000) is greater"),
     ("a layout that its heads do not allow", (MODEL, "--tp", "3", "--pp", "1"), "TP=3 does not divide its 4"),
+    ("a file of flags that is not there", (MODEL, "--", "--config", "/n.yml"), "No such file or directory: '/n.yml'"),
     ("a file of flags that undoes ours", (MODEL, "--", "--config", FILE), "--nnodes is set by vcluster"),
 ]
 

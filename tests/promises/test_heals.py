@@ -82,17 +82,6 @@ def test_a_container_that_a_person_stopped(sandbox: Sandbox) -> None:
         )
 
 
-def test_by_hand(sandbox: Sandbox) -> None:
-    """What a person would do instead: restart all containers, and wait."""
-    cluster = serve(with_secrets(sandbox))
-    with attack("P27", "for comparison: all containers restarted by hand") as measured:
-        broke = time.time()
-        for host in ("gpu1", "gpu2"):
-            root(cluster, host, "docker restart -t 5 vcluster-sandbox")
-        _, ready = until_ready_again(cluster, broke, LIMIT)
-        measured.figure = f"serving again after {ready:.0f} s"
-
-
 def test_a_worker_is_missing(sandbox: Sandbox) -> None:
     """Shown as ready only while every rank is there: looked at all the time until the worker is back."""
     cluster = serve(with_secrets(sandbox))

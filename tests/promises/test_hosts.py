@@ -31,17 +31,6 @@ pytestmark = [pytest.mark.e2e, pytest.mark.promise, pytest.mark.deep]
 Stand = dict[str, set[str]]
 
 
-@pytest.mark.cluster("up")
-def test_up_twice(sandbox: Sandbox) -> None:
-    before = sandbox.nodes()
-    with attack("P2", "up again on a cluster that is up") as measured:
-        again = sandbox.vcluster("up", "--json").ok().event("result")
-        trips = max(again["round_trips"].values())
-        assert (again["operations"], sandbox.nodes()) == (0, before)
-        assert trips <= 7
-        measured.figure = f"0 operations, the same container ids, {trips} round trips a host"
-
-
 @pytest.mark.cluster("up", leaves="empty")
 def test_a_neighbour_with_our_names(sandbox: Sandbox, empty: Stand) -> None:
     """What others call `vcluster-…` is theirs: only the label shows what is the cluster's."""

@@ -182,6 +182,8 @@ def test_secrets_are_nowhere(sandbox: Sandbox, tmp_path: Path) -> None:
             "gpu1", "exec", "vcluster-sandbox", "sh", "-c", "cat /run/secrets/vcluster/ray-token-*"
         ).strip()
         assert len(ray) >= 32
+        modes = "stat -c %a /run/secrets/vcluster/*"
+        assert set(cluster.docker("gpu1", "exec", "vcluster-sandbox", "sh", "-c", modes).split()) == {"600"}
         secrets = [forms(secret) for secret in (HF_TOKEN, API_KEY, S3_KEY, ray)]
         hits = [name for name, text in seen.items() if any(form in text for every in secrets for form in every)]
         hits += files_with(cluster, secrets)
