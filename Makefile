@@ -55,9 +55,8 @@ fmt: $(VENV)/ready
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-# Measures against a by-hand floor, files from one host to eight and an image to four against other ways: writes
-# docs/performance.md. The second part needs root, iperf3 and rsync; libtorrent is compared where `bench` is installed.
-# The second and the third take 20 minutes each.
+# Measures `up` against a by-hand floor, files from one host to eight through faults, and an image to four beside
+# `docker save | docker load`: writes docs/performance.md. The second part needs root; it and the third take 20 minutes.
 bench: $(VENV)/ready
 	@scripts/setup-docker.sh
 	$(BIN)/python -m tests.bench

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shlex
 import subprocess
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -51,8 +50,3 @@ def _docker_run(spec: dict[str, Any], image: str) -> list[str]:
     argv += [word for key, value in environment.items() for word in ("--env", f"{key}={value}")]
     ray = spec["command"][spec["command"].index("--") + 1 :]
     return [*argv, "--entrypoint", ray[0], image, *ray[1:]]
-
-
-def shown(spec: dict[str, Any], image: str) -> str:
-    """The line that is measured, for the docs."""
-    return shlex.join(_docker_run(spec, image))

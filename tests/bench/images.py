@@ -1,37 +1,32 @@
 """Brings a one-layer change of the engine's image to four hosts: `python -m tests.bench.images [ROUNDS]`.
 
 Beside `vcluster image push`, in turns: what a person would type, `docker save | ssh HOST docker load` to each host side
-by side; and, where docker-registry is installed, a registry on this machine that the hosts see through ssh alone.
-Makes a sandbox of five hosts and removes it. Prints every run, and writes into docs/performance.md.
+by side. Makes a sandbox of five hosts and removes it. Prints every run, and writes into docs/performance.md.
 """
 
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from pathlib import Path
 from statistics import median
 
 from tests.bench.page import write_section
 from tests.support.hosts import Sandbox
 from tests.support.paths import VCLUSTER
-from tests.support.ports import free_port
 from vcluster_sandbox.names import CPU_IMAGE
 
 MEGABYTES = 50
 HOSTS = [f"gpu{number}" for number in range(2, 6)]
 SOURCE = "gpu1"
 MAX_RATIO = 0.3
-REGISTRY_PORT = 5055
 PUSH, LOAD = "`vcluster image push`", "`docker save \\| ssh HOST docker load` of the whole, side by side"
-REGISTRY = "a registry here that has the other layers already, over `ssh -R`: pushed, then pulled side by side"
 PAGE = """Written by `python -m tests.bench.images`. An image of {size:.1f} GB, of which the {hosts} receivers lack one
 layer of {megabytes} MB; five sandbox hosts on this one machine, in turns, medians of {rounds} rounds.
 The load of the machine was {load:.0f} in the last quarter of an hour of this.
@@ -73,38 +68,6 @@ def load(sandbox: Sandbox, name: str) -> None:
     each(send)
 
 
-def through_registry(sandbox: Sandbox, name: str) -> None:
-    """The new layer into the registry, and from there to all."""
-    there = f"127.0.0.1:{REGISTRY_PORT}/{name}"
-    sandbox.on(SOURCE, "sh", "-c", f"docker tag {name} {there} && docker push --quiet {there}")
-    each(lambda host: sandbox.on(host, "sh", "-c", f"docker pull --quiet {there} && docker tag {there} {name}"))
-
-
-@contextmanager
-def registry(sandbox: Sandbox, folder: Path) -> Iterator[None]:
-    """A registry on this machine's loopback, which each host finds on its own; it holds the sandbox's image."""
-    port = free_port()
-    text = f"version: 0.1\nstorage: {{filesystem: {{rootdirectory: {folder}}}}}\nhttp: {{addr: '127.0.0.1:{port}'}}\n"
-    (folder / "config.yml").write_text(text)
-    ssh = ["ssh", "-N", "-F", str(sandbox.folder / "ssh_config"), "-o", "ExitOnForwardFailure=yes"]
-    with ExitStack() as stack:
-        for argv in (
-            ["docker-registry", "serve", str(folder / "config.yml")],
-            *([*ssh, "-R", f"127.0.0.1:{REGISTRY_PORT}:127.0.0.1:{port}", host] for host in (SOURCE, *HOSTS)),
-        ):
-            process = subprocess.Popen(argv, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-            stack.callback(process.wait)
-            stack.callback(process.terminate)
-        asks = "printf 'GET /v2/ HTTP/1.0\\r\\n\\r\\n' >&3; grep -q '200 OK' <&3"
-        wait = f"until (exec 3<>/dev/tcp/127.0.0.1/{REGISTRY_PORT}; {asks}) 2>/dev/null; do sleep 0.2; done"
-        for host in (SOURCE, *HOSTS):
-            sandbox.on(host, "timeout", "60", "bash", "-c", wait)
-        there = f"127.0.0.1:{REGISTRY_PORT}/bench/base"
-        put = ["ssh", "-F", str(sandbox.folder / "ssh_config"), SOURCE]
-        subprocess.run([*put, f"docker tag {CPU_IMAGE} {there} && docker push --quiet {there}"], check=True)
-        yield
-
-
 def measure(sandbox: Sandbox, ways: dict[str, Way], rounds: int) -> dict[str, float]:
     """The median seconds of each way until every host has the image."""
     times: dict[str, list[float]] = {way: [] for way in ways}
@@ -132,9 +95,6 @@ def main() -> int:
         subprocess.run([VCLUSTER, "sandbox", "up", "--hosts", count, "--gpus", "1", *where], check=True)
         stack.callback(lambda: subprocess.run([VCLUSTER, "sandbox", "down", *where], check=False))
         sandbox = Sandbox(Path(folder) / "sandbox")
-        if shutil.which("docker-registry"):
-            stack.enter_context(registry(sandbox, Path(stack.enter_context(tempfile.TemporaryDirectory()))))
-            ways[REGISTRY] = through_registry
         found = measure(sandbox, ways, rounds)
         size = int(sandbox.docker(SOURCE, "image", "inspect", "bench/way0:0", "--format", "{{.Size}}")) / 1e9
     promises = {PUSH: f"at most {MAX_RATIO}"}

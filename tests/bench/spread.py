@@ -5,7 +5,6 @@ Each host is a network namespace. Prints every run, and writes its table into do
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import signal
@@ -17,8 +16,6 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from functools import partial
-from importlib.util import find_spec
 from pathlib import Path
 from statistics import median
 
@@ -37,15 +34,13 @@ STRUCK = 4
 PAGE = """Written by `python -m tests.bench.spread`. Every host is a network namespace on this one machine,
 behind a link of 20 Mbit/s both ways. One transfer brings {size} MiB in four files to one host in {one:.1f} s;
 the ratios are times ÷ that time, medians of {rounds} rounds. "Others" are all but the host that the fault strikes.
-A dead host and a slow one are not waited for. Sent is in times the size. The other ways bring half or a quarter
-as much, at the same time, over links of their own.
+A dead host and a slow one are not waited for. Sent is in times the size.
 
 | way | all complete | others complete | sent by the source | sent by the busiest receiver | promise |
 |---|---|---|---|---|---|
 {rows}
 
-Over one link without a limit, {ours:.2f} GB/s where iperf3 has {link:.2f} GB/s: both hosts share {cores} cores,
-and the receiver hashes. The load of the machine was {load:.0f} in the last quarter of an hour of this.
+The load of the machine, of {cores} cores, was {load:.0f} in the last quarter of an hour of this.
 A host's program took at most {memory} MiB of memory.
 """
 
@@ -202,120 +197,6 @@ def strike(made: Hosts, fault: str) -> None:
         made.net.shape(3, SLOW_RATE)
 
 
-def printed(argv: Sequence[str]) -> str:
-    """What a command prints."""
-    return subprocess.run(argv, check=True, capture_output=True, text=True, timeout=60).stdout
-
-
-def rsync(made: Hosts, index: int, sender: int, name: str = "") -> None:
-    """Fetch a file or all of them from another host by rsync."""
-    source = f"rsync://{made.net.address(sender)}:{PORT}/w/{name}"
-    argv = ["rsync", "-aW", source, str(made.root / f"h{index}/")]
-    subprocess.run(made.net.argv(index, argv), check=True, capture_output=True, timeout=LIMIT)
-
-
-def rsync_daemons(made: Hosts, senders: Sequence[int]) -> None:
-    """Start an rsync daemon on hosts, and wait until each listens."""
-    for index in senders:
-        config = made.root / f"h{index}.conf"
-        config.write_text(f"use chroot = no\nuid = 0\ngid = 0\n[w]\npath = {made.root}/h{index}\n")
-        argv = ["rsync", "--daemon", "--no-detach", f"--config={config}", f"--port={PORT}"]
-        made.start(index, [*argv, f"--address={made.net.address(index)}"])
-        listening = made.net.argv(index, ["ss", "-Hltn", f"sport = {PORT}"])
-        made.wait(partial(printed, listening))
-
-
-def each(made: Hosts, act: Callable[[int], None]) -> None:
-    """Do it on all receivers beside each other."""
-    threads = [threading.Thread(target=act, args=(index,)) for index in range(1, made.net.count)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(LIMIT)
-
-
-def parallel(made: Hosts) -> Callable[[], None]:
-    """The source gives to all at once."""
-    rsync_daemons(made, [0])
-    return lambda: each(made, lambda index: rsync(made, index, 0))
-
-
-def in_turn(made: Hosts) -> Callable[[], None]:
-    """The source gives to one after another."""
-    rsync_daemons(made, [0])
-
-    def act() -> None:
-        for index in range(1, made.net.count):
-            rsync(made, index, 0)
-
-    return act
-
-
-def rsync_chain(made: Hosts) -> Callable[[], None]:
-    """Each gives a file to the next once it is complete."""
-    rsync_daemons(made, range(made.net.count))
-
-    def fetch(index: int) -> None:
-        for file in made.files:
-            before = made.root / f"h{index - 1}" / file.path
-            made.wait(before.exists)
-            rsync(made, index, index - 1, file.path)
-
-    return lambda: each(made, fetch)
-
-
-def torrent(made: Hosts) -> Callable[[], None]:
-    """libtorrent: every host knows all others from the beginning."""
-    from tests.bench import torrent as swarm
-
-    described = made.root / "torrent"
-    swarm.make(made.root / "h0", described)
-    addresses = [made.net.address(index) for index in range(made.net.count)]
-    begin = threading.Barrier(made.net.count)
-
-    def host(index: int) -> None:
-        folder = made.root / f"h{index}" / "h0"
-        others = [address for address in addresses if address != addresses[index]]
-        argv = [sys.executable, "-m", "tests.bench.torrent", str(described), str(folder if index else made.root / "h0")]
-        begin.wait(LIMIT)
-        process = made.start(index, [*argv, addresses[index], *others])
-        assert process.stdout
-        process.stdout.readline()
-        for path in folder.iterdir() if index else ():
-            # Not moved: a host that cannot open its files again gives no more to the others.
-            (made.root / f"h{index}" / path.name).hardlink_to(path)
-
-    def act() -> None:
-        threading.Thread(target=host, args=(0,), daemon=True).start()
-        each(made, host)
-
-    return act
-
-
-def beside(tag: str, prepare: Callable[[Hosts], Callable[[], None]], size: int) -> Run:
-    """One of the ways to compare with."""
-    with hosts(tag, size=size) as made:
-        return timed(made, range(1, made.net.count), prepare(made))
-
-
-def flat_out() -> tuple[float, float]:
-    """Bytes a second over one link without a limit: our way with files of 256 MiB, and iperf3 with as many streams."""
-    with hosts("flat", 1, 256 << 20, None) as made:
-        server = made.start(0, ["iperf3", "--server", "--one-off"])
-        listening = made.net.argv(0, ["ss", "-Hltn", "sport = 5201"])
-        made.wait(partial(printed, listening))
-        argv = ["iperf3", "--client", made.net.address(0), "--parallel", str(FILES), "--time", "5", "--json"]
-        found = json.loads(printed(made.net.argv(1, argv)))
-        server.communicate(timeout=60)
-        link = found["end"]["sum_received"]["bits_per_second"] / 8
-        for index in (0, 1):
-            made.spread(index)
-        made.wait(lambda: made.have(1))
-        started = time.monotonic()
-        made.wait(lambda: made.whole(1))
-        return made.total / (time.monotonic() - started), link
-
-
 FAULTS = {
     "none": "no fault",
     "killed": "a host's process killed at half, back after 3 s",
@@ -323,12 +204,6 @@ FAULTS = {
     "cut": "a host's link cut at half for 10 s",
     "slow": "a host with a quarter of the rate from the beginning",
     "slows": "a host that falls to a quarter of the rate at half",
-}
-WAYS = {
-    "the source to all at once, rsync": parallel,
-    "the source to one after another, rsync": in_turn,
-    "a chain of rsync, file by file": rsync_chain,
-    "libtorrent": torrent,
 }
 SECTION = "Files from one host to eight"
 
@@ -370,49 +245,27 @@ PROMISES = {
     "slow": ("others", 1.2),
     "slows": ("others", 1.2),
 }
-TOOLS = ("ip", "tc", "bridge", "ss", "iperf3", "rsync")
-
-
-def compare(ratios: Ratios, number: int, ways: dict[str, Callable[[Hosts], Callable[[], None]]]) -> None:
-    """The other ways, with half of the bytes."""
-    half = FILE_BYTES // 2
-    # Where the source's link decides, the size does not matter.
-    ones = {size: spread(f"o{number}", receivers=1, size=size).last() for size in (half // 2, half)}
-    for place, (name, prepare) in enumerate(ways.items()):
-        size = half // 2 if prepare in (parallel, in_turn) else half
-        try:
-            ratios.add(name, beside(f"w{number}{place}", prepare, size), ones[size])
-        except Exception as error:
-            # What others' programs do must not end the measurement of vcluster; their row is of the other rounds.
-            print(f"{name}: failed: {error}", flush=True)
 
 
 def measure(number: int, ratios: Ratios) -> float:
-    """All ways once; the seconds of one transfer."""
-    others = threading.Thread(target=compare, args=(ratios, number, WAYS))
+    """All faults once; the seconds of one transfer."""
     one = spread(f"a{number}", receivers=1).last()
     print(f"round {number + 1}: one transfer {one:.1f} s", flush=True)
-    others.start()
     for fault, name in FAULTS.items():
         struck = {"none": None, "slow": 3, "slows": 3}.get(fault, STRUCK)
         ratios.add(name, spread(f"s{number}", fault), one, struck)
-    others.join()
     return one
 
 
-def write(ratios: Ratios, ones: list[float], flat: list[tuple[float, float]]) -> None:
+def write(ratios: Ratios, ones: list[float]) -> None:
     """Write the section, of the rounds so far."""
     memory = max(run.memory for name in FAULTS.values() for _, _, run in ratios.rows[name])
     promises = {fault: f"{who} at most {limit}" for fault, (who, limit) in PROMISES.items()}
-    lines = [ratios.line(name, promises[fault]) for fault, name in FAULTS.items()]
-    lines += [ratios.line(name, "") for name in WAYS if name in ratios.rows]
     text = PAGE.format(
-        rows="\n".join(lines),
+        rows="\n".join(ratios.line(name, promises[fault]) for fault, name in FAULTS.items()),
         size=FILES * FILE_BYTES >> 20,
         one=median(ones),
         rounds=len(ones),
-        ours=median(ours for ours, _ in flat) / 1e9,
-        link=median(link for _, link in flat) / 1e9,
         memory=memory >> 20,
         cores=os.cpu_count(),
         load=os.getloadavg()[2],
@@ -423,19 +276,14 @@ def write(ratios: Ratios, ones: list[float], flat: list[tuple[float, float]]) ->
 def main() -> int:
     """Measure, and write the section."""
     rounds = int(sys.argv[1]) if len(sys.argv) > 1 else 3
-    missing = [tool for tool in TOOLS if shutil.which(tool) is None]
+    missing = [tool for tool in ("ip", "tc", "bridge") if shutil.which(tool) is None]
     if missing or os.geteuid():
-        print(f"needs root and {', '.join(TOOLS)}: apt-get install iproute2 iperf3 rsync", file=sys.stderr)
+        print(f"needs root and {', '.join(missing) or 'iproute2'}", file=sys.stderr)
         return 2
-    if find_spec("libtorrent") is None:
-        print("libtorrent is not installed: that row is left out", file=sys.stderr)
-        del WAYS["libtorrent"]
-    flat = [flat_out() for _ in range(rounds)]
-    print("flat out:", [f"{ours / 1e9:.2f} of {link / 1e9:.2f} GB/s" for ours, link in flat], flush=True)
     ratios, ones = Ratios(), []
     for number in range(rounds):
         ones.append(measure(number, ratios))
-        write(ratios, ones, flat)
+        write(ratios, ones)
     return 0 if ratios.kept() else 1
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 import sys
 import time
 from collections.abc import Callable
@@ -11,14 +12,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tests.gpu import executors, heal, loading
+from tests.gpu import heal
 from tests.gpu.bench import bench
 from tests.gpu.cluster import Cluster, Failed, opened
 from tests.gpu.report import Report
 from vllm_cluster.errors import VclusterError
 
-STEPS = ("facts", "check", "up", "serve", "bench", "heal", "rollback", "executors", "loading", "down")
-USUAL = "facts,check,up,serve,bench,heal,rollback,down"
+STEPS = ("facts", "check", "up", "serve", "bench", "heal", "rollback", "down")
 # Weights and KV cache cannot fit into this share of any GPU.
 UNFIT = "--gpu-memory-utilization 0.02"
 
@@ -90,7 +90,9 @@ class Measuring:
         log = self.cluster.inside(
             self.cluster.head, f"grep -E '{wanted}' /var/lib/vcluster/serve.log | tail -n 12"
         ).text
-        return {"kv_tokens": executors.kv_tokens(log), "log": [line[-160:] for line in log.splitlines()]}
+        tokens = re.findall(r"KV cache size: ([\d,]+) tokens", log)
+        kv_tokens = int(tokens[-1].replace(",", "")) if tokens else None
+        return {"kv_tokens": kv_tokens, "log": [line[-160:] for line in log.splitlines()]}
 
     @staticmethod
     def _rows(phases: list[tuple[str, float]]) -> list[dict[str, Any]]:
@@ -141,40 +143,6 @@ class Measuring:
             figures["failed"] = "it was served" if run.code == 0 else "the first model does not answer again"
         return figures
 
-    def do_executors(self) -> dict[str, Any]:
-        """Ray's executor beside vLLM's own, by hand, while the cluster is up and serves nothing."""
-        hosts = self.cluster.inventory.hosts.values()
-        cases = self.options.cases or executors.of(len(hosts), next(iter(hosts)).gpu_number or 1)
-        done = self.report.steps.get("executors", {}) if self.options.resume else {}
-        kept = {name: figures for name, figures in done.items() if self._whole(figures)}
-        self.cluster.vcluster("stop", "--yes", seconds=120).ok()
-        by_hand = executors.ByHand(self.cluster, self.options.model, self.options.flags.split())
-        missing = [name for name in cases if name not in kept]
-        for name, figures in executors.compare(
-            by_hand, missing, self.options.at_once, self.options.rounds, self.options.tokens, left=self.left
-        ):
-            kept[name] = figures
-            self.report.keep("executors", kept)
-            show_progress(f"executors: {name}: {figures}")
-        return kept
-
-    def do_loading(self) -> dict[str, Any]:
-        """Each loading strategy, with the files of the model in no page cache and with them there."""
-        loading.write_weights(self.cluster, self.options.model)
-        found: list[dict[str, Any]] = (
-            self.report.steps.get("loading", {}).get("starts", []) if self.options.resume else []
-        )
-        for row in loading.rows(self.cluster, self.options, found, self.left):
-            found.append(row)
-            self.report.keep("loading", {"starts": found, "broken_off": "no time was left"})
-            show_progress(f"loading: {row}")
-        whole = len(found) == 2 * len(self.options.strategies)
-        return {"starts": found} if whole else self.report.steps.get("loading", {"failed": "no time was left"})
-
-    @staticmethod
-    def _whole(figures: Any) -> bool:
-        return isinstance(figures, dict) and not {"failed", "skipped", "broken_off"} & set(figures)
-
     def do_down(self) -> dict[str, Any]:
         return {"seconds": self.cluster.vcluster("down", "--yes", seconds=max(120.0, self.left())).ok().seconds}
 
@@ -201,7 +169,7 @@ def parser() -> argparse.ArgumentParser:
     made = argparse.ArgumentParser(prog="python -m tests.gpu", description=__doc__)
     made.add_argument("inventory", type=Path)
     made.add_argument("-o", "--output", type=Path, default=Path("gpu-report"), help="REPORT, without .json or .md")
-    made.add_argument("--steps", type=words(STEPS), default=USUAL.split(","), help=f"of {','.join(STEPS)}")
+    made.add_argument("--steps", type=words(STEPS), default=list(STEPS), help=f"of {','.join(STEPS)}")
     made.add_argument("--resume", action="store_true", help="leave out what REPORT.json has already")
     made.add_argument("--seconds", type=float, default=3600.0, help="begin nothing that this leaves no time for")
     made.add_argument("--model", default="bench/llama8b", help="repository or folder, as for `vcluster serve`")
@@ -212,10 +180,6 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--rounds", type=int, default=3)
     made.add_argument("--kills", type=words(tuple(heal.KILLS)), default=list(heal.KILLS))
     made.add_argument("--heal-seconds", type=float, default=420.0, help="how long one kill may take to heal")
-    made.add_argument("--cases", type=words(), default=[], help="of executors: ray:tp1pp2,mp:tp1pp2,ray:tp2pp1,…")
-    made.add_argument(
-        "--strategies", type=words(tuple(loading.STRATEGIES)), default=list(loading.STRATEGIES), help="of loading"
-    )
     made.add_argument("--shallow", action="store_true", help="check without --deep")
     return made
 
