@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.carriers import Client, make
+from tests.support.figures import tallied
 from tests.support.ports import free_port
 from tests.support.sshd import USER, Sshd, keygen
 from vllm_cluster.clock import Deadline
@@ -193,6 +194,14 @@ def test_a_key_in_the_agent_works(
     works(connect(client.target("h"), kind))
 
 
+@pytest.fixture(scope="module")
+def refused() -> Iterator[dict[str, bool]]:
+    """Of each case, whether nothing was run; kept as the figure of P15."""
+    with tallied("P15", "options in place of hosts, users and jump hosts, both transports", "refused, 0 run") as cases:
+        yield cases
+
+
+@pytest.mark.promise("P15")
 @pytest.mark.parametrize(
     "words",
     [
@@ -211,13 +220,15 @@ def test_a_key_in_the_agent_works(
     ],
 )
 def test_names_that_are_options_or_commands_are_refused(
-    kind: Kind, client: Client, shared_server: Sshd, tmp_path: Path, words: dict[str, str]
+    *, kind: Kind, client: Client, shared_server: Sshd, tmp_path: Path, words: dict[str, str], refused: dict[str, bool]
 ) -> None:
     client.add("h", shared_server)
-    mark = tmp_path / "mark"
+    mark, case = tmp_path / "mark", f"{words}, {kind}"
+    refused[case] = False
     with pytest.raises(UsageError):
         make(client.target("h", **{key: value.format(mark=mark) for key, value in words.items()}), kind)
-    assert not mark.exists()
+    refused[case] = not mark.exists()
+    assert refused[case]
 
 
 def test_an_unreadable_ssh_config_is_reported(kind: Kind, client: Client, shared_server: Sshd) -> None:
@@ -299,6 +310,8 @@ def test_ssh_config_is_read_without_the_ssh_command(
     monkeypatch.setenv("PATH", str(tmp_path))
     works(connect(client.target("h"), "fabric"))
     works(connect(client.target("j"), "fabric"))
+    with pytest.raises(UsageError, match="the ssh command is not installed here"):
+        connect(client.target("h"), "openssh")
 
 
 @pytest.mark.promise("P39")
@@ -363,13 +376,3 @@ def test_a_lost_connection_is_not_explained_by_statistics(client: Client, server
             break
     assert "was lost earlier: " in caught.value.message
     assert not set(caught.value.message.split()) & {"Bytes", "Transferred:", "Authenticated"}, caught.value.message
-
-
-def test_fabric_needs_no_ssh_command(
-    client: Client, shared_server: Sshd, connect: Connect, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    client.add("h", shared_server)
-    monkeypatch.setenv("PATH", str(tmp_path))
-    works(connect(client.target("h"), "fabric"))
-    with pytest.raises(UsageError, match="the ssh command is not installed here"):
-        connect(client.target("h"), "openssh")

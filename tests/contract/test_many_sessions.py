@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -12,14 +13,15 @@ import paramiko
 import pytest
 from paramiko.common import cMSG_CHANNEL_EOF
 
-from tests.support.carriers import REMOTE, Client, make
-from tests.support.sshd import Sshd, keygen
+from tests.support.carriers import Client
+from tests.support.sshd import Sshd
 from tests.support.waiting import until
 from vllm_cluster.clock import Deadline
 from vllm_cluster.transport import Kind
-from vllm_cluster.transport.base import Transport
+from vllm_cluster.transport.base import Target, Transport
 from vllm_cluster.transport.fabric import FabricTransport
 
+Connect = Callable[[Target, Kind], Transport]
 THREADS, ROUNDS = 8, 60
 MIB = b"x" * (1 << 20)
 
@@ -55,100 +57,55 @@ def is_left(host: Transport) -> None:
 USES: tuple[Callable[[Transport], None], ...] = (prints, reads, leaves_early, is_left)
 
 
-@pytest.mark.parametrize("kind", REMOTE)
 @pytest.mark.parametrize("options", [(), ("RekeyLimit 2M",)], ids=["", "with new keys every 2 MB"])
 def test_many_sessions_that_end_at_any_moment_break_no_connection(
-    tmp_path: Path, kind: Kind, options: tuple[str, ...]
+    tmp_path: Path, client: Client, connect: Connect, kind: Kind, options: tuple[str, ...]
 ) -> None:
-    for name in ("server", "client"):
-        (tmp_path / name).mkdir()
-    key = keygen(tmp_path / "key")
-    server = Sshd(tmp_path / "server", key, options=options).start()
-    client = Client(tmp_path / "client", key)
+    server = Sshd(tmp_path / "server", client.key, options=options).start()
     client.add("gpu1", server)
-    host = make(client.target("gpu1"), kind)
-    errors: list[BaseException] = []
+    threads = threading.active_count()
 
     def use(seed: int) -> None:
         choose = random.Random(seed)
-        try:
-            for _ in range(ROUNDS):
-                choose.choice(USES)(host)
-        except BaseException as error:
-            errors.append(error)
+        for _ in range(ROUNDS):
+            choose.choice(USES)(host)
 
     try:
-        host.connect(soon())
-        threads = [threading.Thread(target=use, args=(number,)) for number in range(THREADS)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        assert errors == []
-    finally:
+        host = connect(client.target("gpu1"), kind)
+        with ThreadPoolExecutor(THREADS) as pool:
+            list(pool.map(use, range(THREADS)))
         host.close()
-        server.stop()
-
-
-@pytest.mark.parametrize("kind", REMOTE)
-def test_a_session_that_the_host_has_not_ended_yet_is_waited_for(tmp_path: Path, kind: Kind) -> None:
-    for name in ("server", "client"):
-        (tmp_path / name).mkdir()
-    key = keygen(tmp_path / "key")
-    # The shared connection of ssh holds a session of its own.
-    server = Sshd(tmp_path / "server", key, options=(f"MaxSessions {2 if kind == 'openssh' else 1}",)).start()
-    client = Client(tmp_path / "client", key)
-    client.add("gpu1", server)
-    host = make(client.target("gpu1"), kind)
-    try:
-        host.connect(soon())
-        first = host.open_stream(["sh", "-c", "echo begun; exec sleep 1"], soon())
-        first.settimeout(20)
-        assert first.recv(6) == b"begun\n"
-        first.close()
-        second = host.open_stream(["echo", "next"], soon())
-        second.settimeout(20)
-        assert second.recv(5) == b"next\n"
-        second.close()
+        until(lambda: threading.active_count() <= threads + 1)
     finally:
-        host.close()
         server.stop()
 
 
 # fault: transport/fabric/keepalive.py: return self._closed and kind in _OF_A_CHANNEL → return False
-def test_a_late_end_of_a_closed_channel_does_not_reach_the_next_one(tmp_path: Path) -> None:
+def test_a_late_end_of_a_closed_channel_does_not_reach_the_next_one(
+    client: Client, server: Sshd, connect: Connect
+) -> None:
     """A thread that was kept from sending it, as by new keys, while the server gave the number to another channel."""
-    for name in ("server", "client"):
-        (tmp_path / name).mkdir()
-    key = keygen(tmp_path / "key")
-    server = Sshd(tmp_path / "server", key).start()
-    client = Client(tmp_path / "client", key)
     client.add("gpu1", server)
-    host = make(client.target("gpu1"), "fabric")
+    host = connect(client.target("gpu1"), "fabric")
     assert isinstance(host, FabricTransport)
-    try:
-        host.connect(soon())
-        session = host._link().session
-        first: Any = session.open_session(timeout=20)
-        first.exec_command("true")
-        assert first.recv_exit_status() == 0
-        until(lambda: first.closed, 20)
-        limit = Deadline.after(20)
-        late = paramiko.Message()
-        late.add_byte(cMSG_CHANNEL_EOF)
-        late.add_int(first.remote_chanid)
-        # sshd gives the number free when it has read our close and reaped the command, whichever comes last.
-        second: Any = None
-        while second is None or second.remote_chanid != first.remote_chanid:
-            assert limit.left() > 0, "the server gave the number to no other channel"
-            if second is not None:
-                second.close()
-            second = session.open_session(timeout=20)
-        second.settimeout(20)
-        first.transport._send_user_message(late)
-        second.exec_command("cat")
-        second.sendall(b"x")
-        assert second.recv(1) == b"x"
-    finally:
-        host.close()
-        server.stop()
+    session = host._link().session
+    first: Any = session.open_session(timeout=20)
+    first.exec_command("true")
+    assert first.recv_exit_status() == 0
+    until(lambda: first.closed, 20)
+    limit = Deadline.after(20)
+    late = paramiko.Message()
+    late.add_byte(cMSG_CHANNEL_EOF)
+    late.add_int(first.remote_chanid)
+    # sshd gives the number free when it has read our close and reaped the command, whichever comes last.
+    second: Any = None
+    while second is None or second.remote_chanid != first.remote_chanid:
+        assert limit.left() > 0, "the server gave the number to no other channel"
+        if second is not None:
+            second.close()
+        second = session.open_session(timeout=20)
+    second.settimeout(20)
+    first.transport._send_user_message(late)
+    second.exec_command("cat")
+    second.sendall(b"x")
+    assert second.recv(1) == b"x"

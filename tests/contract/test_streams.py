@@ -6,21 +6,13 @@ import hashlib
 import os
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
-import paramiko
 import pytest
-from paramiko.common import cMSG_CHANNEL_DATA, cMSG_CHANNEL_EOF
 
-from tests.support.carriers import Client
-from tests.support.sshd import Sshd
 from vllm_cluster.clock import Deadline
 from vllm_cluster.errors import TimedOut
-from vllm_cluster.transport import Kind
-from vllm_cluster.transport.base import MAX_STREAMS, Stream, Target, Transport
-from vllm_cluster.transport.fabric import FabricTransport
+from vllm_cluster.transport.base import MAX_STREAMS, Stream, Transport
 
 BLOCK = os.urandom(1 << 20)
 
@@ -160,31 +152,3 @@ def test_streams_beyond_the_limit_wait_and_commands_still_run(host: Transport) -
     host.open_stream(["cat"], soon()).close()
     for stream in streams:
         stream.close()
-
-
-def test_what_is_sent_behind_the_end_of_a_command_ends_no_connection(
-    client: Client, shared_server: Sshd, connect: Callable[[Target, Kind], Transport]
-) -> None:
-    """A thread may have data ready while another answers the end of the command: 1 of 400 such ends met it."""
-    client.add("h", shared_server)
-    host = connect(client.target("h"), "fabric")
-    assert isinstance(host, FabricTransport)
-    link = host._link()
-    late: list[tuple[int, paramiko.Channel]] = []
-    for _ in range(3):
-        channel: Any = link.session.open_session(timeout=10)
-        late.append((channel.remote_chanid, channel))
-        link.session.begin(channel, b"exec true")
-        assert channel.status_event.wait(10)
-        channel.close()
-        # By its answer the server has taken in the end of the channel before.
-        assert host.run(["true"], soon()).returncode == 0
-        for kind in (cMSG_CHANNEL_DATA, cMSG_CHANNEL_EOF):
-            message = paramiko.Message()
-            message.add_byte(kind)
-            message.add_int(channel.remote_chanid)
-            if kind == cMSG_CHANNEL_DATA:
-                message.add_string(b"late")
-            channel.transport._send_user_message(message)
-        assert host.run(["echo", "x"], soon()).stdout == b"x\n"
-    assert len({number for number, _ in late}) < len(late), "the server gave no number twice"

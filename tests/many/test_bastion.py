@@ -29,7 +29,12 @@ def bastion(key: Path, tmp_path: Path) -> Iterator[Sshd]:
 
 @pytest.mark.promise("P22")
 @pytest.mark.parametrize(
-    ("kind", "count"), [("fabric", SOME), ("openssh", SOME), pytest.param("fabric", MOST, marks=pytest.mark.deep)]
+    ("kind", "count"),
+    [
+        ("fabric", SOME),
+        pytest.param("openssh", SOME, marks=pytest.mark.deep),
+        pytest.param("fabric", MOST, marks=pytest.mark.deep),
+    ],
 )
 def test_hosts_behind_a_bastion_are_all_reached(
     kind: Kind, count: int, bastion: Sshd, key: Path, tmp_path: Path

@@ -28,7 +28,9 @@ def bounded(run: Run, hosts: int) -> bool:
 
 
 @pytest.mark.promise("P21")
-@pytest.mark.parametrize("verb", ["plan", "check", "up", "status", "down"])
+@pytest.mark.parametrize(
+    "verb", ["check", "status", *(pytest.param(verb, marks=pytest.mark.deep) for verb in ("plan", "up", "down"))]
+)
 def test_every_verb_on_many_hosts(verb: str, key: Path, tmp_path: Path) -> None:
     cluster = Cluster(tmp_path / "laptop", [Played(n) for n in range(SOME)], key)
     with cluster.played(up=verb != "plan"):

@@ -123,21 +123,6 @@ def test_inventories_with_different_heads(sandbox: Sandbox) -> None:
 
 
 @pytest.mark.cluster("empty")
-def test_the_one_with_another_head_may_wait(sandbox: Sandbox) -> None:
-    here, there = head_on(sandbox, "gpu1"), head_on(sandbox, "gpu2")
-    with attack("P34", "the second of two up with different heads has --wait 120") as measured:
-        with heads_of(sandbox) as heads:
-            runs = race(here, "--wait", "120", other=there, until=partial(held_by, sandbox, "up"))
-        assert [run.process.returncode for run in runs] == [0, 0], [run.events[-1] for run in runs]
-        assert any(event["message"].startswith("waiting for ") for event in runs[1].events)
-        # It waited, looked again, and moved the head that it then found.
-        assert (head(sandbox), heads.most(), len(heads.told)) == (["gpu2"], 1, 3)
-        whole(there)
-        there.vcluster("down", "--yes").ok()
-        measured.figure = "it waited, then moved the head; never two heads"
-
-
-@pytest.mark.cluster("empty")
 @pytest.mark.parametrize("wait", [(), ("--wait", "120")], ids=["", "waits"])
 def test_clusters_of_different_names(sandbox: Sandbox, wait: tuple[str, ...]) -> None:
     words = [("cluster: sandbox", "cluster: other")]

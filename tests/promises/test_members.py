@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.support.attack import attack
-from tests.support.breaks import black_hole, broken, root
+from tests.support.breaks import black_hole, root
 from tests.support.endpoint import MODEL
 from tests.support.hosts import Sandbox
 from tests.support.served import BROKEN, cut_off_weights
@@ -88,54 +88,6 @@ def test_members_change_after_a_serve_that_failed(sandbox: Sandbox) -> None:
         measured.figure = "what was served in its place is served again after " + ", ".join(
             f"{seconds:.0f} s ({name})" for name, seconds in took.items()
         )
-
-
-# The same name and way there, and another machine: nothing of the cluster is on it.
-ANOTHER = (
-    "cp -p /etc/machine-id /root/machine-id && docker rm -f vcluster-sandbox && "
-    "docker volume ls -q --filter label=io.vcluster.cluster=sandbox | xargs -r docker volume rm && "
-    "tr a-f0-9 0-9a-f </root/machine-id >/etc/machine-id"
-)
-# What is left on a host is counted by the tests that come after.
-AS_BEFORE = "cp -p /root/machine-id /etc/machine-id && rm /root/machine-id"
-
-
-@pytest.mark.cluster("serving", leaves="own")
-def test_a_host_is_another_machine(sandbox: Sandbox) -> None:
-    key = sandbox.vcluster("endpoint", "--key").ok().out
-    with attack("P33", "a host is another machine under its name, while a model is served, and then again") as measured:
-        with broken(sandbox, "gpu2", ANOTHER, AS_BEFORE):
-            measured.begin()
-            seen = status(sandbox, sandbox.inventory)
-            assert (seen["up"], [host["state"] for host in seen["hosts"]]) == (False, ["running", "missing"])
-            assert "gpu2 is another machine now" in sandbox.vcluster("plan").ok().out
-            sandbox.vcluster("up", "--yes").ok()
-            until(partial(ready, sandbox, sandbox.inventory), 240, every=2)
-            took = measured.seconds
-            assert sandbox.vcluster("plan", "--exit-code").code == 0
-            assert sandbox.vcluster("endpoint", "--key").ok().out == key
-        assert "gpu2 is another machine now" in sandbox.vcluster("plan").ok().out
-        sandbox.vcluster("down", "--yes").ok()
-        assert sandbox.nodes() == {}
-        measured.figure = f"named by plan; served again after {took:.0f} s; down left nothing"
-
-
-@pytest.mark.cluster("up", leaves="own")
-def test_a_host_gets_another_name(sandbox: Sandbox) -> None:
-    named = sandbox.rewrite(Path("members-named.yaml"), replace=[("  gpu2: {", "  big: {ssh: gpu2, ")])
-    before = sandbox.nodes()
-    with attack("P33", "a host gets another name") as measured:
-        assert "gpu2 is called big" in sandbox.vcluster("plan", inventory=named).ok().out
-        sandbox.vcluster("up", "--yes", inventory=named).ok()
-        took = measured.seconds
-        assert sandbox.vcluster("plan", "--exit-code", inventory=named).code == 0
-        seen = status(sandbox, named)
-        assert (seen["up"], [host["host"] for host in seen["hosts"]]) == (True, ["gpu1", "big"])
-        assert sandbox.nodes()["gpu1"] == before["gpu1"]
-        assert "big is called gpu2" in sandbox.vcluster("plan").ok().out
-        sandbox.vcluster("down", "--yes").ok()
-        assert sandbox.nodes() == {}
-        measured.figure = f"named by plan; its node was made again in {took:.0f} s, the head stayed; down left nothing"
 
 
 @pytest.mark.cluster("up", leaves="own")

@@ -10,9 +10,7 @@ from tests.support.sim import lab, make, oracle
 from vllm_cluster.actions.addresses import find_addresses
 from vllm_cluster.cli.session import Session
 from vllm_cluster.errors import Unreachable, VclusterError
-from vllm_cluster.events import Emit
 from vllm_cluster.inventory.model import Inventory
-from vllm_cluster.run.runtime import Runtime
 
 NAMED = make.inventory(3)
 UNNAMED = NAMED.model_copy(
@@ -25,15 +23,13 @@ UNNAMED = NAMED.model_copy(
 )
 
 
-def find(inventory: Inventory, emit: Emit, runtime: Runtime) -> Inventory:
-    """As a verb that a world runs."""
-    return find_addresses(inventory, emit, runtime=runtime)
+FIND = lab.verb(find_addresses)
 
 
 def test_the_hosts_without_an_address_are_asked_once_and_shown() -> None:
     world = make.world((2, 2, 2))
     with lab.inside(world):
-        asked = lab.succeed(world, UNNAMED, find)
+        asked = lab.succeed(world, UNNAMED, FIND)
         assert asked.value == NAMED
         assert (asked.script_hosts(), asked.script.changing) == ({"gpu1", "gpu2"}, [])
         notes = [event.text for event in asked.events if event.kind == "note"]
@@ -48,7 +44,7 @@ def test_the_hosts_without_an_address_are_asked_once_and_shown() -> None:
 def test_no_host_is_asked_where_all_are_named() -> None:
     world = make.world((2, 2, 2))
     with lab.inside(world):
-        asked = lab.run(world, NAMED, find)
+        asked = lab.run(world, NAMED, FIND)
     assert asked.value is NAMED
     assert asked.script.calls == []
 
@@ -57,7 +53,7 @@ def test_a_host_that_cannot_be_asked_is_an_error_with_what_to_write() -> None:
     world = make.world((2, 2, 2))
     world.machines["gpu2"].reachable = False
     with lab.inside(world):
-        asked = lab.run(world, UNNAMED, find)
+        asked = lab.run(world, UNNAMED, FIND)
     assert isinstance(asked.error, Unreachable), asked.story()
     assert str(asked.error.hint).splitlines()[-1] == "write hosts.gpu2.address into the inventory"
 

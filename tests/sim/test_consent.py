@@ -3,63 +3,33 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
+from functools import partial
 
 import pytest
 
 from tests.support.figures import record
 from tests.support.sim import lab, make
 from tests.support.sim.faults import Call, Fault, Script
-from tests.support.sim.lab import Outcome
+from tests.support.sim.lab import Outcome, Person
 from tests.support.sim.world import World
-from vllm_cluster.actions import down, serve, stop, up
 from vllm_cluster.actions.consent import Confirm
 from vllm_cluster.batch.progress import COUNTS
 from vllm_cluster.errors import UsageError, VclusterError
-from vllm_cluster.events import Emit
 from vllm_cluster.inventory.model import Inventory
-from vllm_cluster.run.runtime import Runtime
 
 INVENTORY = make.inventory(2)
 CHANGED = make.inventory(2, environment={"A": "1"})
-Asked = lab.Verb
+SERVE_THIRD = partial(lab.do_serve, model="org/third")
 
 
-class Person:
-    """Sits before the terminal, and answers each question in turn; None is where no person sits."""
-
-    def __init__(self, *answers: bool | None) -> None:
-        self._answers: Iterator[bool | None] = iter(answers)
-        self.asked: list[str] = []
-
-    def __call__(self, question: str) -> bool | None:
-        self.asked.append(question)
-        return next(self._answers)
-
-
-def verbs(confirm: Confirm) -> dict[str, tuple[Inventory, Asked]]:
+def verbs(confirm: Confirm) -> dict[str, tuple[Inventory, lab.Verb]]:
     """Every verb that stops what is served, and the inventory with which it does."""
 
-    def serve_other(inventory: Inventory, emit: Emit, runtime: Runtime) -> Any:
-        return serve.serve(
-            inventory,
-            emit,
-            model="org/other",
-            name=None,
-            tp=None,
-            pp=None,
-            expose=False,
-            extra=(),
-            confirm=confirm,
-            runtime=runtime,
-        )
-
     return {
-        "up": (CHANGED, lambda i, emit, run: up.up(i, emit, confirm=confirm, cache=Path("/nonexistent"), runtime=run)),
-        "serve": (INVENTORY, serve_other),
-        "stop": (INVENTORY, lambda i, emit, run: stop.stop(i, emit, confirm=confirm, runtime=run)),
-        "down": (INVENTORY, lambda i, emit, run: down.down(i, emit, confirm=confirm, runtime=run)),
+        "up": (CHANGED, partial(lab.do_up, confirm=confirm)),
+        "serve": (INVENTORY, partial(lab.do_serve, model="org/other", confirm=confirm)),
+        "stop": (INVENTORY, partial(lab.do_stop, confirm=confirm)),
+        "down": (INVENTORY, partial(lab.do_down, confirm=confirm)),
     }
 
 
@@ -148,7 +118,7 @@ def test_a_head_that_moves_names_the_batches_that_it_leaves_behind(world: World,
     if not running:
         world.stop(machine, head, gently=False, code=137)
     moved = make.inventory_of(2, 1)
-    planned = lab.succeed(world, moved, lambda i, emit, runtime: up.plan(i, emit, runtime=runtime)).value
+    planned = lab.succeed(world, moved, lab.do_look).value
     person = Person(None)
     refused = lab.run(world, moved, verbs(person)["up"][1])
     assert isinstance(refused.error, UsageError), refused.story()
@@ -267,10 +237,7 @@ def interrupt_at(words: str, number: int) -> Script:
 
 @pytest.mark.promise("P35")
 def test_what_is_served_already_asks_nothing(world: World) -> None:
-    def again(inventory: Inventory, emit: Emit, runtime: Runtime) -> Any:
-        words: dict[str, Any] = {"name": None, "tp": None, "pp": None, "expose": False, "extra": ()}
-        return serve.serve(inventory, emit, model="org/model", confirm=Person(), runtime=runtime, **words)
-
+    again = partial(lab.do_serve, confirm=Person())
     assert lab.run(world, INVENTORY, again).error is None
     assert serves(world) == "ready"
 
@@ -314,10 +281,7 @@ def test_up_asks_again_where_its_plan_stops_more_than_was_confirmed(
         person = Person(*answers)
         script = meanwhile(world, CHANGED, lab.do_up, lab.do_serve)
 
-        def asked(inventory: Inventory, emit: Emit, runtime: Runtime) -> Any:
-            return up.up(inventory, emit, confirm=person, cache=Path("/nonexistent"), runtime=runtime)
-
-        outcome = lab.run(world, INVENTORY, asked, script)
+        outcome = lab.run(world, INVENTORY, partial(lab.do_up, confirm=person), script)
         assert len(person.asked) == 1, outcome.story()
         assert person.asked[0].startswith("Stop org/model (ready for ")
         assert person.asked[0].endswith(" on lab and the running nodes on gpu1, gpu2?")
@@ -335,11 +299,8 @@ def test_up_asks_again_where_its_plan_stops_more_than_was_confirmed(
 @pytest.mark.promise("P35")
 @pytest.mark.parametrize("verb", ["serve", "stop", "down"])
 def test_every_verb_asks_again_about_another_model(world: World, verb: str) -> None:
-    def serve_third(inventory: Inventory, emit: Emit, runtime: Runtime) -> Any:
-        return lab.do_serve(inventory, emit, runtime, model="org/third")
-
     person = Person(True, None)
-    outcome = run(world, verb, person, meanwhile(world, INVENTORY, serve_third))
+    outcome = run(world, verb, person, meanwhile(world, INVENTORY, SERVE_THIRD))
     assert [question.split()[1] for question in person.asked] == ["org/model", "org/third"]
     assert isinstance(outcome.error, VclusterError)
     assert outcome.error.exit_code == 3
@@ -350,10 +311,7 @@ def test_every_verb_asks_again_about_another_model(world: World, verb: str) -> N
 @pytest.mark.promise("P35")
 @pytest.mark.parametrize("verb", VERBS)
 def test_yes_continues_after_any_change(world: World, verb: str) -> None:
-    def serve_third(inventory: Inventory, emit: Emit, runtime: Runtime) -> Any:
-        return lab.do_serve(inventory, emit, runtime, model="org/third")
-
-    outcome = run(world, verb, lambda _: True, meanwhile(world, INVENTORY, serve_third))
+    outcome = run(world, verb, lambda _: True, meanwhile(world, INVENTORY, SERVE_THIRD))
     assert outcome.error is None, outcome.story()
 
 

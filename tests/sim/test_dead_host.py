@@ -9,15 +9,12 @@ import pytest
 
 from tests.support.sim import lab, make
 from tests.support.sim.world import World
-from vllm_cluster.actions import check, up
+from vllm_cluster.actions import check
 from vllm_cluster.checks.finding import Finding
 from vllm_cluster.cli.render.plan import show_plan
 from vllm_cluster.errors import Unreachable
-from vllm_cluster.events import Emit
 from vllm_cluster.facts.host_facts import HostFacts
-from vllm_cluster.inventory.model import Inventory
 from vllm_cluster.run.observe import observe
-from vllm_cluster.run.runtime import Runtime
 
 INVENTORY = make.inventory(3)
 
@@ -30,18 +27,13 @@ def world() -> Iterator[World]:
         yield made
 
 
-def look(inventory: Inventory, emit: Emit, runtime: Runtime) -> Any:
-    """`vcluster plan`, with what it found out of the hosts that answer."""
-    return up.plan(inventory, emit, runtime=runtime)
-
-
 # fault: actions/up.py: seen = survey_without(inventory, fleet, emit, failures) → seen = None
 @pytest.mark.parametrize("before", ["empty", "up"])
 def test_a_plan_for_the_hosts_that_answer(world: World, before: str, capsys: pytest.CaptureFixture[str]) -> None:
     if before == "up":
         assert lab.run(world, INVENTORY, lab.do_up).error is None
     world.machines["gpu3"].reachable = False
-    planned = lab.run(world, INVENTORY, look).value
+    planned = lab.run(world, INVENTORY, lab.do_look).value
     assert isinstance(planned.lost, Unreachable)
     assert planned.lost.exit_code == 4
     hosts = {operation.host for operation in planned.plan.operations()}
@@ -57,7 +49,7 @@ def test_a_plan_for_the_hosts_that_answer(world: World, before: str, capsys: pyt
 def test_findings_of_the_others_are_shown_beside_the_dead_host(world: World) -> None:
     world.machines["gpu2"].docker = "stopped"
     world.machines["gpu3"].reachable = False
-    planned = lab.run(world, INVENTORY, look).value
+    planned = lab.run(world, INVENTORY, lab.do_look).value
     assert planned.plan is None
     first, *more = planned.lost.message.splitlines()
     assert first.startswith("gpu3: ")
@@ -67,7 +59,7 @@ def test_findings_of_the_others_are_shown_beside_the_dead_host(world: World) -> 
 
 def test_without_the_head_there_is_no_plan(world: World) -> None:
     world.machines["gpu1"].reachable = False
-    planned = lab.run(world, INVENTORY, look).value
+    planned = lab.run(world, INVENTORY, lab.do_look).value
     assert (planned.plan, list(planned.lost.failures)) == (None, ["gpu1"])
 
 
@@ -87,10 +79,7 @@ def test_check_reports_the_hosts_that_answer(world: World, dead: str, monkeypatc
     monkeypatch.setattr(check, "look_inside", lambda *_, **__: [Finding("clock-skew", "gpu2", "it is late", "set it")])
     world.machines[dead].reachable = False
 
-    def verb(inventory: Inventory, emit: Emit, runtime: Runtime) -> check.CheckReport:
-        return check.check(inventory, emit, runtime=runtime)
-
-    outcome = lab.succeed(world, INVENTORY, verb)
+    outcome = lab.succeed(world, INVENTORY, lab.verb(check.check))
     report = outcome.value
     codes = [(one.code, one.host) for one in report.findings if one.error]
     assert codes == [("unreachable", dead), ("clock-skew", "gpu2")]
@@ -109,8 +98,5 @@ def test_check_finds_the_port_of_the_api_taken_while_nothing_is_served(
     assert lab.run(world, INVENTORY, lab.do_up).error is None
     world.machines["gpu1"].listening.add(8000)
 
-    def verb(inventory: Inventory, emit: Emit, runtime: Runtime) -> check.CheckReport:
-        return check.check(inventory, emit, runtime=runtime)
-
-    report = lab.run(world, INVENTORY, verb).value
+    report = lab.run(world, INVENTORY, lab.verb(check.check)).value
     assert [(one.code, one.host) for one in report.findings] == [("port-in-use", "gpu1")]

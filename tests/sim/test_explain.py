@@ -30,9 +30,7 @@ INSIDE = base64.b64encode(b"a" + CANARY.encode() + b"bc").decode()
 FORMS = (CANARY, quote(CANARY, safe=""), base64.b64encode(CANARY.encode()).decode().rstrip("="), INSIDE[4:-4])
 
 
-def do_explain(inventory: Inventory, emit: Emit, runtime: Runtime) -> Any:
-    """`vcluster explain`."""
-    return explain.of_cluster(inventory, emit, runtime=runtime)
+EXPLAIN = lab.verb(explain.of_cluster)
 
 
 def packed(path: Path) -> dict[str, str]:
@@ -54,10 +52,10 @@ def up() -> tuple[World, Inventory]:
 def test_a_cluster_that_is_well_and_one_that_is_not_up(up: tuple[World, Inventory]) -> None:
     world, inventory = up
     with lab.inside(world):
-        well = lab.run(world, inventory, do_explain).value
+        well = lab.run(world, inventory, EXPLAIN).value
         assert (well.verdict.result, well.failures) == ("nothing", {})
         lab.run(world, inventory, lab.do_down)
-        assert lab.run(world, inventory, do_explain).value.verdict.logs == 0
+        assert lab.run(world, inventory, EXPLAIN).value.verdict.logs == 0
 
 
 def test_the_log_of_one_host_names_the_cause_though_another_is_gone(up: tuple[World, Inventory]) -> None:
@@ -69,7 +67,7 @@ def test_the_log_of_one_host_names_the_cause_though_another_is_gone(up: tuple[Wo
     world.machines["gpu2"].reachable = False
     with lab.inside(world):
         world.clock.sleep(1)
-        found = lab.run(world, inventory, do_explain).value
+        found = lab.run(world, inventory, EXPLAIN).value
     assert found.verdict.cause.failure.slug == "shm-small"
     assert found.verdict.cause.places[0].source == "gpu1:docker.log"
     assert isinstance(found.failures["gpu2"], Unreachable)
@@ -168,9 +166,7 @@ def test_no_secret_is_in_a_bundle(
             assert box
             secrets += [content.decode() for volume in machine.volumes.values() for content in secret_files(volume)]
             box.log = f"at 10.0.0.1 on gpu1: {' | '.join(FORMS[:3])} {INSIDE} {' '.join(secrets)}\n{SHM}"
-        files, failures = lab.run(
-            world, inventory, lambda i, e, r: bundle.bundle(i, e, path, anonymous=anonymous, runtime=r)
-        ).value
+        files, failures = lab.run(world, inventory, lab.verb(bundle.bundle, path, anonymous=anonymous)).value
     assert len(secrets) >= 4
     assert failures == {}
     found = packed(path)
@@ -198,8 +194,7 @@ def test_a_host_that_is_gone_is_reported_and_stops_nothing(up: tuple[World, Inve
     world.machines["gpu2"].reachable = False
     path = tmp_path / "report.tar.gz"
 
-    def do_bundle(inventory: Inventory, emit: Emit, runtime: Runtime) -> Any:
-        return bundle.bundle(inventory, emit, path, anonymous=False, runtime=runtime)
+    do_bundle = lab.verb(bundle.bundle, path, anonymous=False)
 
     with lab.inside(world):
         run = lab.run(world, inventory, do_bundle)
@@ -241,7 +236,7 @@ def test_a_request_that_was_rolled_back_is_explained_first(
         assert lab.run(world, inventory, lab.do_serve).error is None
         failed = lab.run(world, inventory, partial(lab.do_serve, model="no/such"))
         assert failed.error is not None
-        found = lab.run(world, inventory, do_explain).value
+        found = lab.run(world, inventory, EXPLAIN).value
     show_explained(found.verdict, color="never", request=found.request)
     first, *more = capsys.readouterr().out.splitlines()
     assert re.fullmatch(r"The last request that failed \(\d\d:\d\d \S+, no/such\): no such model", first)

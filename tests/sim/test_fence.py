@@ -17,25 +17,15 @@ from tests.support.sim.faults import Call, Fault, Script
 from tests.support.sim.interleave import Controller, interleave
 from tests.support.sim.lab import Verb, code
 from tests.support.sim.world import World
-from vllm_cluster.actions import down, stop, up
 from vllm_cluster.errors import ConnectionLost, LeaseLost, Locked, Replaced, VclusterError
-from vllm_cluster.events import Emit
 from vllm_cluster.inventory.model import Inventory
-from vllm_cluster.run.runtime import Runtime
 
 WAIT = 90.0
 # The whole promise is 500 over the four kinds of pairs.
 CASES = cases(3, 12, 125)
 
 
-def patient_up(inventory: Inventory, emit: Emit, runtime: Runtime) -> object:
-    """`vcluster up --yes --wait 90`."""
-    return up.up(inventory, emit, confirm=lambda _: True, cache=lab.cache(), wait=WAIT, runtime=runtime)
-
-
-def patient_down(inventory: Inventory, emit: Emit, runtime: Runtime) -> object:
-    """`vcluster down --yes --wait 90`."""
-    return down.down(inventory, emit, confirm=lambda _: True, wait=WAIT, runtime=runtime)
+PATIENT_UP, PATIENT_DOWN = partial(lab.do_up, wait=WAIT), partial(lab.do_down, wait=WAIT)
 
 
 def one_head(world: World) -> None:
@@ -49,10 +39,10 @@ HERE = make.inventory(3)
 ELSEWHERE = make.inventory(3, head="gpu2")
 SHARED = make.inventory(3, cluster="other")
 PAIRS: dict[str, tuple[Inventory, Verb, Inventory, Verb]] = {
-    "the same head": (HERE, patient_up, HERE, patient_up),
-    "another head": (HERE, patient_up, ELSEWHERE, patient_up),
-    "another cluster on the same hosts": (HERE, patient_up, SHARED, patient_up),
-    "one of them takes it down": (HERE, patient_up, HERE, patient_down),
+    "the same head": (HERE, PATIENT_UP, HERE, PATIENT_UP),
+    "another head": (HERE, PATIENT_UP, ELSEWHERE, PATIENT_UP),
+    "another cluster on the same hosts": (HERE, PATIENT_UP, SHARED, PATIENT_UP),
+    "one of them takes it down": (HERE, PATIENT_UP, HERE, PATIENT_DOWN),
 }
 
 
@@ -62,7 +52,7 @@ def case(pair: str, seed: int) -> None:
     first, one, second, other = PAIRS[pair]
     world = make.world((2, 2, 2))
     with lab.inside(world):
-        if random.random() < 0.5 or other is patient_down:
+        if random.random() < 0.5 or other is PATIENT_DOWN:
             assert lab.run(world, first, lab.do_up).error is None
             first = make.inventory(3, environment={"NCCL_DEBUG": "INFO"})
         controllers = [Controller(first, one), Controller(second, other)]
@@ -161,12 +151,12 @@ def test_who_waits_for_its_model_learns_who_replaced_it(verb: str) -> None:
         assert lab.run(world, inventory, lab.do_up).error is None
         fired: list[int] = []
 
-        def replaces(inventory: Inventory, emit: Emit, runtime: Runtime) -> object:
-            if verb == "stop":
-                return stop.stop(inventory, emit, confirm=lambda _: True, runtime=runtime)
-            if verb == "up":
-                return lab.do_up(inventory.model_copy(update={"head": "gpu2"}), emit, runtime)
-            return lab.do_serve(inventory, emit, runtime, model="org/b")
+        moved = inventory.model_copy(update={"head": "gpu2"})
+        replaces: dict[str, tuple[Inventory, Verb]] = {
+            "stop": (inventory, lab.do_stop),
+            "up": (moved, lab.do_up),
+            "serve": (inventory, partial(lab.do_serve, model="org/b")),
+        }
 
         def hook(call: Call) -> None:
             # While it follows: three looks after the line of the history.
@@ -174,7 +164,7 @@ def test_who_waits_for_its_model_learns_who_replaced_it(verb: str) -> None:
             audit = [c for c in script.calls if c.what == "docker exec append_line" and c.index > written]
             if audit and call.index > audit[-1].index + 8 and not fired:
                 fired.append(1)
-                assert lab.run(world, inventory, replaces).error is None
+                assert lab.run(world, *replaces[verb]).error is None
 
         script = Script(hook=hook)
         outcome = lab.run(world, inventory, partial(lab.do_serve, model="org/a"), script)

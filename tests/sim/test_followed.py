@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from typing import Any
 
 import pytest
@@ -11,7 +12,6 @@ from tests.support.sim import lab, make
 from tests.support.sim.faults import Call, Fault, Script
 from tests.support.sim.make import inventory_of as inventory
 from tests.support.sim.world import World
-from vllm_cluster.actions import rollback, serve, up
 from vllm_cluster.actions.up import Planned
 from vllm_cluster.core.request import FILE, TAKEN_FILE
 from vllm_cluster.errors import HostError
@@ -22,20 +22,10 @@ BEFORE, FEWER = inventory(1, 2, 3), inventory(1, 2)
 
 def asks(model: str, **more: Any) -> lab.Verb:
     """`vcluster serve --yes MODEL`, with options."""
-    given = {"name": None, "tp": None, "pp": None, "extra": (), "expose": False, "hosts": (), **more}
-
-    def verb(words: Inventory, emit: Any, runtime: Any) -> Any:
-        return serve.serve(words, emit, model=model, confirm=lambda _: True, runtime=runtime, **given)
-
-    return verb
+    return partial(lab.do_serve, model=model, **more)
 
 
-def back(words: Inventory, emit: Any, runtime: Any) -> Any:
-    """`vcluster rollback --yes`."""
-    return rollback.rollback(words, emit, confirm=lambda _: True, runtime=runtime)
-
-
-GOOD, BAD = asks("org/model"), asks("no/such")
+GOOD, BAD = lab.do_serve, asks("no/such")
 
 
 def files(world: World) -> dict[str, bytes]:
@@ -58,10 +48,7 @@ def begin(world: World, verb: lab.Verb, model: str) -> None:
 def planned(world: World) -> Planned:
     """What `up` would do after gpu3 has left."""
 
-    def verb(words: Inventory, emit: Any, runtime: Any) -> Any:
-        return up.plan(words, emit, runtime=runtime)
-
-    made: Planned = lab.succeed(world, FEWER, verb).value
+    made: Planned = lab.succeed(world, FEWER, lab.do_look).value
     return made
 
 
@@ -142,7 +129,7 @@ def test_rollback_does_not_take_what_is_served_in_another_layout_for_an_earlier_
             settled(world, BEFORE)
         lab.succeed(world, FEWER, lab.do_up)
         assert settled(world, FEWER) == ("org/model", "ready")
-        lab.succeed(world, FEWER, back)
+        lab.succeed(world, FEWER, lab.do_rollback)
         assert settled(world, FEWER) == ("org/first", "ready")
 
 

@@ -15,16 +15,12 @@ from tests.support.sim import lab, life, make
 from tests.support.sim.faults import Fault, Script
 from tests.support.sim.lab import Outcome
 from tests.support.sim.world import World
-from vllm_cluster.actions import explain, history, rollback
-from vllm_cluster.actions import serve as serve_action
+from vllm_cluster.actions import explain, history
 from vllm_cluster.cli.render import history as render
 from vllm_cluster.cli.render.explain import explain_document, show_explained
 from vllm_cluster.cli.render.history import history_document, show_history
 from vllm_cluster.core.history import Entry
 from vllm_cluster.errors import PreflightFailed, UsageError
-from vllm_cluster.events import Emit
-from vllm_cluster.inventory.model import Inventory
-from vllm_cluster.run.runtime import Runtime
 
 INVENTORY = make.inventory(2)
 
@@ -45,16 +41,8 @@ def serve(world: World, model: str, script: Script | None = None) -> Outcome:
 
 def go_back(world: World, answer: bool | None = True) -> tuple[Outcome, list[str]]:
     """`vcluster rollback`, and what it asked."""
-    asked: list[str] = []
-
-    def confirm(question: str) -> bool | None:
-        asked.append(question)
-        return answer
-
-    def verb(inventory: Inventory, emit: Emit, runtime: Runtime) -> Any:
-        return rollback.rollback(inventory, emit, confirm=confirm, runtime=runtime)
-
-    return lab.run(world, INVENTORY, verb), asked
+    person = lab.Person(answer)
+    return lab.run(world, INVENTORY, partial(lab.do_rollback, confirm=person)), person.asked
 
 
 def entries(world: World) -> list[Entry]:
@@ -161,14 +149,8 @@ def test_a_line_of_the_history_that_cannot_be_written_is_a_warning(world: World)
 
 def test_requests_are_distinct_and_an_up_lists_its_hosts(world: World, capsys: pytest.CaptureFixture[str]) -> None:
     """Five requests for one model differ in their names, layouts and flags; a rollback names the one that it took."""
-    words: dict[str, Any] = {"model": "org/a", "tp": None, "pp": None, "expose": False, "confirm": lambda _: True}
-    long_one = {**words, "name": "long", "extra": ("--max-model-len", "8192")}
-    for given in (long_one, {**words, "name": None, "extra": (), "tp": 1, "pp": 4}):
-
-        def verb(inventory: Inventory, emit: Emit, runtime: Runtime, given: dict[str, Any] = given) -> Any:
-            return serve_action.serve(inventory, emit, runtime=runtime, **given)
-
-        lab.succeed(world, INVENTORY, verb)
+    for given in ({"name": "long", "extra": ("--max-model-len", "8192")}, {"tp": 1, "pp": 4}):
+        lab.succeed(world, INVENTORY, partial(lab.do_serve, model="org/a", **given))
     assert go_back(world)[0].error is None
     up, *requests = entries(world)
     long = "org/a --name long -- --max-model-len 8192 (TP=2 × PP=2)"

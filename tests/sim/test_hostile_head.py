@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import pickle
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -14,11 +15,9 @@ from tests.support.sim import lab, make, oracle
 from tests.support.sim.lab import Outcome, code
 from tests.support.sim.make import inventory_of as inventory
 from tests.support.sim.world import Machine, World
-from vllm_cluster.actions import up
 from vllm_cluster.core.members import Named
 from vllm_cluster.core.spec import ID, SPEC
 from vllm_cluster.errors import LeftAlone
-from vllm_cluster.inventory.model import Inventory
 from vllm_cluster.transport.base import Target, Transport
 
 MINE, THEIRS = inventory(1, 2), inventory(3, 4)
@@ -111,13 +110,9 @@ def test_a_question_names_what_each_node_serves_that_a_plan_removes() -> None:
         lab.succeed(world, THEIRS, lab.do_serve)
         lab.succeed(world, MINE, lab.do_up)
         take_over(world, node_id(world.machines["gpu3"]))
-        asked: list[str] = []
-
-        def ask(words: Inventory, emit: Any, runtime: Any) -> Any:
-            return up.up(words, emit, confirm=asked.append, cache=lab.cache(), runtime=runtime)
-
-        lab.run(world, wider, ask)
-        (question,) = asked
+        person = lab.Person(None)
+        lab.run(world, wider, partial(lab.do_up, confirm=person))
+        (question,) = person.asked
         assert "org/model" in question and "gpu3" in question
 
 
@@ -131,9 +126,9 @@ def test_another_laptop_removes_a_former_member_that_a_person_names() -> None:
         assert isinstance(away.error, LeftAlone), away.story()
         assert away.error.hint == "vcluster up --former gpu3\nvcluster up --forget gpu3"
         assert away.error.hint.replace("\n", ", or: ") in report(away)
-        wrong = lab.run(world, MINE, lab.do_up_with(Named(former=("gpu4",))))
+        wrong = lab.run(world, MINE, partial(lab.do_up, named=Named(former=("gpu4",))))
         assert (code(wrong), wrong.script.changing) == (2, [])
-        named = lab.succeed(world, MINE, lab.do_up_with(Named(former=("gpu3",))))
+        named = lab.succeed(world, MINE, partial(lab.do_up, named=Named(former=("gpu3",))))
         assert ("gpu3", "remove volume vcluster-lab-state: the host left the inventory") in named.operations
         oracle.clean([world.machines["gpu3"]])
         oracle.untouched(lab.run(world, MINE, lab.do_up))
@@ -155,7 +150,7 @@ def test_no_jump_host_of_a_record_is_used() -> None:
             return connect(target, *rest)
 
         world.runtime = replace(world.runtime, connect=spy)
-        lab.succeed(world, MINE, lab.do_up_with(Named(former=("root@gpu3:2222",))))
+        lab.succeed(world, MINE, partial(lab.do_up, named=Named(former=("root@gpu3:2222",))))
         assert [(at.user, at.port, at.jump) for at in targets if at.name == "gpu3"] == [("root", 2222, None)]
 
 

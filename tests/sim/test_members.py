@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -16,7 +17,6 @@ from tests.support.sim.faults import Call, Fault, Script
 from tests.support.sim.lab import Outcome, code
 from tests.support.sim.make import inventory_of as inventory
 from tests.support.sim.world import Machine, World
-from vllm_cluster.actions import serve
 from vllm_cluster.core.plan import RecordMembers
 from vllm_cluster.errors import HostError, Unreachable, VclusterError
 from vllm_cluster.inventory.model import Inventory
@@ -229,15 +229,12 @@ def test_a_stopped_model_does_not_come_back_when_the_head_does() -> None:
     world = make.world((2, 2))
     first, second = inventory(1, 2), inventory(2, 1)
 
-    def new(words: Inventory, emit: Any, runtime: Any) -> Any:
-        return lab.do_serve(words, emit, runtime, model="org/NEW")
-
     with lab.inside(world):
         lab.succeed(world, first, lab.do_up)
         lab.succeed(world, first, lab.do_serve)
         lab.succeed(world, second, lab.do_up)
         assert served(world, second) == ("org/model", "ready")
-        lab.succeed(world, second, new)
+        lab.succeed(world, second, partial(lab.do_serve, model="org/NEW"))
         lab.succeed(world, second, lab.do_stop)
         lab.succeed(world, first, lab.do_up)
         assert served(world, first) is None
@@ -277,12 +274,9 @@ def test_a_host_joins_and_the_model_survives_its_next_failure() -> None:
 def test_a_layout_that_was_asked_for_is_not_replaced_by_another() -> None:
     world = make.world((2, 2, 2))
 
-    def wide(words: Inventory, emit: Any, runtime: Any) -> Any:
-        return lab.do_serve(words, emit, runtime, tp=2, pp=3)
-
     with lab.inside(world):
         lab.succeed(world, inventory(1, 2, 3), lab.do_up)
-        lab.succeed(world, inventory(1, 2, 3), wide)
+        lab.succeed(world, inventory(1, 2, 3), partial(lab.do_serve, tp=2, pp=3))
         outcome = lab.succeed(world, inventory(1, 2), lab.do_up)
         said = next(text for _, text in outcome.operations if text.startswith("record"))
         assert "TP=2 × PP=3 needs 6 GPUs, and there are 4; to serve it again: vcluster serve org/model" in said
@@ -447,16 +441,11 @@ def test_a_host_is_replaced_renamed_or_readdressed(what: str) -> None:
 def test_a_model_is_served_where_its_hosts_are_after_they_got_other_addresses(readdressed: str) -> None:
     world, before = make.world((2, 2)), inventory(1, 2)
 
-    def exposed(words: Inventory, emit: Any, runtime: Any) -> Any:
-        given: dict[str, Any] = {"name": None, "tp": None, "pp": None, "extra": ()}
-        given["hosts"] = ("gpu2",) if readdressed == "gpu2" else ()
-        return serve.serve(
-            words, emit, model="org/model", expose=True, confirm=lambda _: True, runtime=runtime, **given
-        )
+    hosts = ("gpu2",) if readdressed == "gpu2" else ()
 
     with lab.inside(world):
         lab.succeed(world, before, lab.do_up)
-        lab.succeed(world, before, exposed)
+        lab.succeed(world, before, partial(lab.do_serve, expose=True, hosts=hosts))
         machine, address = world.machines[readdressed], "10.0.0.77"
         machine.address = address
         moved = before.hosts[readdressed].model_copy(update={"address": address})

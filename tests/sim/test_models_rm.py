@@ -13,9 +13,6 @@ from tests.support.sim.world import Box, World
 from vllm_cluster.actions.models_remove import remove
 from vllm_cluster.core.pull import STATUS
 from vllm_cluster.errors import Aborted, InventoryError, Locked, PreflightFailed, UsageError
-from vllm_cluster.events import Emit
-from vllm_cluster.inventory.model import Inventory
-from vllm_cluster.run.runtime import Runtime
 
 OTHER, SERVED = "org/other", "org/model"
 SIZE = 16_100_000_000
@@ -44,10 +41,7 @@ def rm(
         meanwhile()
         return answer
 
-    def verb(inventory: Inventory, emit: Emit, runtime: Runtime) -> int:
-        return remove(inventory, emit, model=model, hosts=hosts, confirm=confirm, runtime=runtime)
-
-    return lab.run(world, make.inventory(2), verb), asked
+    return lab.run(world, make.inventory(2), lab.verb(remove, model=model, hosts=hosts, confirm=confirm)), asked
 
 
 def left(world: World) -> dict[str, set[str]]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 import re
 from functools import partial
-from typing import Any
 
 import pytest
 
@@ -15,16 +14,13 @@ from tests.support.sim.lab import Outcome
 from vllm_cluster.actions import check
 from vllm_cluster.actions.down import DOWN
 from vllm_cluster.actions.phases import compare_again, confirm, lock, unlock
-from vllm_cluster.actions.rollback import ROLLBACK, rollback
+from vllm_cluster.actions.rollback import ROLLBACK
 from vllm_cluster.actions.serve import SERVE, bring
 from vllm_cluster.actions.stop import STOP
 from vllm_cluster.actions.up import UP
 from vllm_cluster.core.plan import SecretsWritten
-from vllm_cluster.events import Emit
-from vllm_cluster.inventory.model import Inventory
 from vllm_cluster.run.barrier import hold
 from vllm_cluster.run.observe import observe
-from vllm_cluster.run.runtime import Runtime
 
 INVENTORY = make.inventory(2)
 
@@ -38,11 +34,6 @@ def gone_through(outcome: Outcome) -> list[str]:
 def names(phases: tuple[object, ...]) -> list[str]:
     """The phases of a tuple as events have them."""
     return [phase.__name__.replace("_", " ") for phase in phases]  # type: ignore[attr-defined]
-
-
-def do_rollback(inventory: Inventory, emit: Emit, runtime: Runtime) -> Any:
-    """`vcluster rollback --yes`."""
-    return rollback(inventory, emit, confirm=lambda _: True, runtime=runtime)
 
 
 @pytest.mark.parametrize("phases", [UP, SERVE, ROLLBACK, STOP, DOWN], ids=lambda phases: "+".join(names(phases)))
@@ -71,8 +62,7 @@ def test_each_phase_of_check_is_an_event(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(check, "look_inside", lambda *_, **__: [])
     world = make.world((2, 2))
     with lab.inside(world):
-        verb = lambda inventory, emit, runtime: check.check(inventory, emit, runtime=runtime)  # noqa: E731
-        assert gone_through(lab.run(world, INVENTORY, verb)) == names(check.CHECK)
+        assert gone_through(lab.run(world, INVENTORY, lab.verb(check.check))) == names(check.CHECK)
 
 
 def test_each_phase_is_an_event() -> None:
@@ -82,7 +72,7 @@ def test_each_phase_is_an_event() -> None:
         assert gone_through(lab.run(world, INVENTORY, lab.do_up)) == names(UP)
         assert gone_through(lab.run(world, INVENTORY, lab.do_serve)) == names(SERVE)
         assert gone_through(lab.run(world, INVENTORY, partial(lab.do_serve, model="org/other"))) == names(SERVE)
-        assert gone_through(lab.run(world, INVENTORY, do_rollback)) == names(ROLLBACK)
+        assert gone_through(lab.run(world, INVENTORY, lab.do_rollback)) == names(ROLLBACK)
         assert gone_through(lab.run(world, INVENTORY, lab.do_stop)) == names(STOP)
         assert gone_through(lab.run(world, INVENTORY, lab.do_down)) == names(DOWN)
 

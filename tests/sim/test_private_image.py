@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 
 from tests.support.sim import lab, make, oracle
 from tests.support.sim.faults import Call, Fault, Script
 from tests.support.sim.world import World
-from vllm_cluster.actions import up
-from vllm_cluster.core.plan import Plan
 from vllm_cluster.errors import CommandFailed, ConnectionLost, PreflightFailed, VclusterError
-from vllm_cluster.events import Emit
-from vllm_cluster.inventory.model import Inventory
-from vllm_cluster.run.runtime import Runtime
 
 pytestmark = pytest.mark.promise("P31")
 
@@ -76,25 +73,19 @@ def test_a_pull_that_breaks_off_is_made_good_by_the_next(fault: Fault) -> None:
 @pytest.mark.parametrize("answer", [True, False, None])
 def test_a_moved_tag_is_taken_when_it_is_asked_for_and_confirmed(answer: bool | None) -> None:
     world, inventory = make.world((2, 2)), make.inventory(2)
-    questions: list[str] = []
-
-    def confirm(question: str) -> bool | None:
-        questions.append(question)
-        return answer
-
-    def renew(inventory: Inventory, emit: Emit, runtime: Runtime) -> Plan:
-        return up.up(inventory, emit, confirm=confirm, cache=lab.cache(), renew_image=True, runtime=runtime)
+    person = lab.Person(answer)
+    renew = partial(lab.do_up, confirm=person, renew_image=True)
 
     first, second = make.base_image(1).id, make.base_image(2).id
     with lab.inside(world):
         assert lab.run(world, inventory, lab.do_up).error is None
         assert lab.run(world, inventory, renew).error is None
-        assert questions == [], "nothing has moved"
+        assert person.asked == [], "nothing has moved"
         world.registry[make.IMAGE] = make.base_image(2)
         assert lab.run(world, inventory, lab.do_plan).value.empty, "no plain up looks for another image"
         done = lab.run(world, inventory, renew)
-        assert len(questions) == 1
-        assert "nodes on gpu1, gpu2" in questions[0]
+        assert len(person.asked) == 1
+        assert "nodes on gpu1, gpu2" in person.asked[0]
         bases = [box.labels["io.vcluster.base-image"] for _, box in world.nodes()]
         assert bases == [second if answer else first] * 2
         assert lab.run(world, inventory, lab.do_plan).value.empty
@@ -137,8 +128,7 @@ def test_a_moved_tag_is_given_back_however_up_ends_before_its_first_change(way: 
             raise KeyboardInterrupt
         return next(answers)
 
-    def renew(inventory: Inventory, emit: Emit, runtime: Runtime) -> Plan:
-        return up.up(inventory, emit, confirm=confirm, cache=lab.cache(), renew_image=True, runtime=runtime)
+    renew = partial(lab.do_up, confirm=confirm, renew_image=True)
 
     with lab.inside(world):
         lab.succeed(world, inventory, lab.do_up)

@@ -16,9 +16,7 @@ from vllm_cluster.actions.rotate import rotate
 from vllm_cluster.core.kept import secret_ids
 from vllm_cluster.core.spec import CLUSTER, SECRET
 from vllm_cluster.errors import UsageError
-from vllm_cluster.events import Emit
 from vllm_cluster.inventory.model import Inventory
-from vllm_cluster.run.runtime import Runtime
 from vllm_cluster.run.secrets import secret_id
 
 
@@ -118,9 +116,8 @@ def test_the_key_moves_with_the_head() -> None:
             oracle.converged(world, now)
 
 
-def do_rotate(inventory: Inventory, emit: Emit, runtime: Runtime) -> str:
-    """`vcluster endpoint --rotate --grace 10m`."""
-    return rotate(inventory, emit, grace=600, runtime=runtime)
+# `vcluster endpoint --rotate --grace 10m`.
+ROTATE = lab.verb(rotate, grace=600)
 
 
 def test_a_rotated_key_survives_up_a_recreation_and_a_move_of_the_head() -> None:
@@ -128,7 +125,7 @@ def test_a_rotated_key_survives_up_a_recreation_and_a_move_of_the_head() -> None
     with lab.inside(world):
         lab.run(world, inventory, lab.do_up)
         first, boxes = key(world, inventory), dict(world.machines["gpu1"].boxes)
-        rotated = lab.succeed(world, inventory, do_rotate)
+        rotated = lab.succeed(world, inventory, ROTATE)
         assert key(world, inventory) == rotated.value != first
         # Nothing was made again for it, and nothing is to do.
         assert world.machines["gpu1"].boxes == boxes
@@ -142,7 +139,7 @@ def test_a_rotated_key_survives_up_a_recreation_and_a_move_of_the_head() -> None
             assert announced(outcome) == []
             assert key(world, now) == rotated.value
             oracle.converged(world, now)
-        again = lab.run(world, now, do_rotate)
+        again = lab.run(world, now, ROTATE)
         assert key(world, now) == again.value not in (first, rotated.value)
 
 
@@ -153,7 +150,7 @@ def test_a_rotation_that_is_killed_anywhere_leaves_a_key() -> None:
         with lab.inside(world):
             lab.run(world, inventory, lab.do_up)
             first = key(world, inventory)
-            cut = lab.run(world, inventory, do_rotate, Script({points: (Fault.KILLED, Fault.KILLED_AFTER)[points % 2]}))
+            cut = lab.run(world, inventory, ROTATE, Script({points: (Fault.KILLED, Fault.KILLED_AFTER)[points % 2]}))
             if cut.error is None:
                 break
             kills += 1
@@ -163,9 +160,7 @@ def test_a_rotation_that_is_killed_anywhere_leaves_a_key() -> None:
             assert healed.error is None, f"{points}: {cut.story()}\n{healed.story()}"
             assert key(world, inventory) == left, f"{points}: {cut.story()}"
             oracle.converged(world, inventory)
-            assert (lab.run(world, inventory, do_rotate).value == key(world, inventory)) and left != key(
-                world, inventory
-            )
+            assert (lab.run(world, inventory, ROTATE).value == key(world, inventory)) and left != key(world, inventory)
         points += 1
     assert kills > 8
     assert first
@@ -176,7 +171,7 @@ def test_a_key_of_the_inventory_is_rotated_there(monkeypatch: pytest.MonkeyPatch
     world, inventory = make.world(), make.inventory(2, api_key="env:KEY")
     with lab.inside(world):
         lab.run(world, inventory, lab.do_up)
-        refused = lab.run(world, inventory, do_rotate)
+        refused = lab.run(world, inventory, ROTATE)
         assert isinstance(refused.error, UsageError)
         assert not refused.script.calls
 

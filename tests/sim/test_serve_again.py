@@ -12,7 +12,7 @@ import pytest
 from tests.support.sim import lab, make
 from tests.support.sim.lab import Outcome
 from tests.support.sim.world import World
-from vllm_cluster.actions import endpoint, rollback, serve
+from vllm_cluster.actions import endpoint
 from vllm_cluster.actions.head import at_head, read_key
 from vllm_cluster.errors import HostError, PreflightFailed
 from vllm_cluster.events import Emit
@@ -37,17 +37,9 @@ def world() -> Iterator[World]:
 
 def ask(world: World, model: str, *extra: str, **more: Any) -> tuple[Outcome, list[str]]:
     """`vcluster serve`, and what it asked."""
-    questions: list[str] = []
-    words: dict[str, Any] = {"name": None, "tp": None, "pp": None, "expose": False, **more}
-
-    def confirm(question: str) -> bool:
-        questions.append(question)
-        return False
-
-    def verb(inventory: Inventory, emit: Emit, runtime: Runtime) -> Any:
-        return serve.serve(inventory, emit, model=model, extra=extra, confirm=confirm, runtime=runtime, **words)
-
-    return lab.run(world, INVENTORY, verb), questions
+    person = lab.Person(False)
+    asked = partial(lab.do_serve, model=model, extra=extra, confirm=person, **more)
+    return lab.run(world, INVENTORY, asked), person.asked
 
 
 def test_the_same_again_is_reported_as_served_already(world: World) -> None:
@@ -87,11 +79,8 @@ def test_the_question_names_what_differs(
 
 
 def test_what_cannot_be_asked_names_it_too(world: World) -> None:
-    def verb(inventory: Inventory, emit: Emit, runtime: Runtime) -> Any:
-        words: dict[str, Any] = {"name": None, "tp": None, "pp": None, "expose": False, "confirm": lambda _: None}
-        return serve.serve(inventory, emit, model="org/model", extra=("--seed=1",), runtime=runtime, **words)
-
-    outcome = lab.run(world, INVENTORY, verb)
+    asked = partial(lab.do_serve, extra=("--seed=1",), confirm=lambda _: None)
+    outcome = lab.run(world, INVENTORY, asked)
     assert "and serve org/model (--seed: (unset) -> 1); there is no terminal to ask" in str(outcome.error)
 
 
@@ -119,22 +108,24 @@ def test_a_cluster_that_is_not_up_names_the_hosts_and_what_they_lack(stopped: tu
 @pytest.mark.parametrize("again", ["serve", "rollback"])
 def test_after_a_rollback_the_question_still_names_what_differs(world: World, again: str) -> None:
     """What was asked for last has failed: what runs is the request before it."""
-    longer = partial(serving, extra=("--max-model-len", "1024"))
+    longer = partial(lab.do_serve, extra=("--max-model-len", "1024"))
     assert lab.run(world, INVENTORY, longer).error is None
-    failed = lab.run(world, INVENTORY, partial(serving, model="no/such"))
+    failed = lab.run(world, INVENTORY, partial(lab.do_serve, model="no/such"))
     assert isinstance(failed.error, HostError), failed.story()
     if again == "serve":
         _, questions = ask(world, "org/model", "--max-model-len", "256")
         assert questions[0].endswith("and serve org/model (--max-model-len: 1024 -> 256)?")
     else:
-        questions = []
-        outcome = lab.run(world, INVENTORY, partial(go_back, asked=questions))
-        assert questions[0].endswith("and serve org/model again (--max-model-len: 1024 -> (unset))?"), outcome.story()
+        person = lab.Person(False)
+        outcome = lab.run(world, INVENTORY, partial(lab.do_rollback, confirm=person))
+        assert person.asked[0].endswith("and serve org/model again (--max-model-len: 1024 -> (unset))?"), (
+            outcome.story()
+        )
 
 
 def test_a_failed_request_names_itself_the_reason_and_its_own_command(world: World) -> None:
     """`--name` and flags are in the command to try again, and the two models are distinguished."""
-    bad = partial(serving, model="no/such", name="bad", tp=1, pp=4, extra=("--max-model-len", "2048"))
+    bad = partial(lab.do_serve, model="no/such", name="bad", tp=1, pp=4, extra=("--max-model-len", "2048"))
     outcome = lab.run(world, INVENTORY, bad)
     assert isinstance(outcome.error, HostError), outcome.story()
     first, *more = outcome.error.message.splitlines()
@@ -149,32 +140,11 @@ def test_a_failed_request_names_itself_the_reason_and_its_own_command(world: Wor
     assert ready == ["the previous request, org/model: ready"]
 
 
-def serving(inventory: Inventory, emit: Emit, runtime: Runtime, **words: Any) -> Any:
-    """`vcluster serve --yes`."""
-    given = {"model": "org/model", "name": None, "tp": None, "pp": None, "expose": False, "extra": (), **words}
-    return serve.serve(inventory, emit, confirm=lambda _: True, runtime=runtime, **given)
-
-
-def go_back(inventory: Inventory, emit: Emit, runtime: Runtime, *, asked: list[str]) -> Any:
-    """`vcluster rollback`, and what it asked."""
-
-    def confirm(question: str) -> bool:
-        asked.append(question)
-        return False
-
-    return rollback.rollback(inventory, emit, confirm=confirm, runtime=runtime)
-
-
 @pytest.fixture
 def chosen(world: World) -> World:
     """It serves org/other by another name on one host, with a flag."""
-    words: dict[str, Any] = {"name": "other", "tp": None, "pp": None, "expose": False, "hosts": ("gpu1",)}
-
-    def verb(inventory: Inventory, emit: Emit, runtime: Runtime) -> Any:
-        given = {"confirm": lambda _: True, "runtime": runtime, "extra": ("--seed", "7"), **words}
-        return serve.serve(inventory, emit, model="org/other", **given)
-
-    lab.succeed(world, INVENTORY, verb)
+    asked = partial(lab.do_serve, model="org/other", name="other", hosts=("gpu1",), extra=("--seed", "7"))
+    lab.succeed(world, INVENTORY, asked)
     return world
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import pytest
@@ -12,11 +13,7 @@ from tests.support.sim import lab, make
 from tests.support.sim.faults import Fault, Script
 from tests.support.sim.lab import Outcome
 from tests.support.sim.world import World
-from vllm_cluster.actions import serve
 from vllm_cluster.errors import FleetError, PreflightFailed
-from vllm_cluster.events import Emit
-from vllm_cluster.inventory.model import Inventory
-from vllm_cluster.run.runtime import Runtime
 
 INVENTORY = make.inventory(2)
 GOOD = {"where": "cache", "config": configs.LLAMA_8B, "weights": 10**6, "missing": 0, "free": 10**12}
@@ -34,24 +31,9 @@ def world() -> Iterator[World]:
 
 def ask(world: World, *extra: str) -> tuple[Outcome, list[str]]:
     """`vcluster serve org/other`, and what it asked."""
-    questions: list[str] = []
-
-    def confirm(question: str) -> bool:
-        questions.append(question)
-        return True
-
-    def verb(inventory: Inventory, emit: Emit, runtime: Runtime) -> Any:
-        words: dict[str, Any] = {
-            "model": "org/other",
-            "name": None,
-            "tp": None,
-            "pp": None,
-            "expose": False,
-            "extra": extra,
-        }
-        return serve.serve(inventory, emit, **words, confirm=confirm, runtime=runtime)
-
-    return lab.run(world, INVENTORY, verb), questions
+    person = lab.Person(True)
+    asked = partial(lab.do_serve, model="org/other", extra=extra, confirm=person)
+    return lab.run(world, INVENTORY, asked), person.asked
 
 
 # fault: actions/serve_check.py: judged_files, judged)) → judged_files, judged))[:0]

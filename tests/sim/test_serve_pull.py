@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import pytest
@@ -15,9 +16,7 @@ from vllm_cluster.actions import phases, serve, serve_pull
 from vllm_cluster.core.pull import Held, HubFile, HubModel
 from vllm_cluster.core.pull import make as plan_of
 from vllm_cluster.errors import HostError, PreflightFailed, Unreachable
-from vllm_cluster.events import Emit, Event
-from vllm_cluster.inventory.model import Inventory
-from vllm_cluster.run.runtime import Runtime
+from vllm_cluster.events import Event
 
 INVENTORY = make.inventory(2)
 LACKS = {"where": "hub", "weights": 10**9, "missing": 10**9, "free": 10**12}
@@ -82,11 +81,7 @@ def ask(world: World, pull: bool | None, answer: bool = True, model: str = "org/
         questions.append(question)
         return answer if question.startswith("Pull") else True
 
-    def verb(inventory: Inventory, emit: Emit, runtime: Runtime) -> Any:
-        words: dict[str, Any] = {"name": None, "tp": None, "pp": None, "expose": False, "extra": ()}
-        return serve.serve(inventory, emit, model=model, **words, pull=pull, confirm=confirm, runtime=runtime)
-
-    return lab.run(world, INVENTORY, verb), questions
+    return lab.run(world, INVENTORY, partial(lab.do_serve, model=model, pull=pull, confirm=confirm)), questions
 
 
 def texts(outcome: Outcome) -> list[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import pytest
@@ -11,11 +12,8 @@ import pytest
 from tests.support.sim import lab, make
 from tests.support.sim.lab import Outcome
 from tests.support.sim.world import World
-from vllm_cluster.actions import history, rollback, serve, up
+from vllm_cluster.actions import history
 from vllm_cluster.errors import UsageError
-from vllm_cluster.events import Emit
-from vllm_cluster.inventory.model import Inventory
-from vllm_cluster.run.runtime import Runtime
 
 THREE = make.inventory(3)
 
@@ -31,12 +29,7 @@ def world() -> Iterator[World]:
 
 def ask(world: World, hosts: Sequence[str], tp: int | None = None, pp: int | None = None) -> Outcome:
     """`vcluster serve --yes org/model --hosts …`."""
-    words: dict[str, Any] = {"model": "org/model", "name": None, "expose": False, "extra": ()}
-
-    def verb(inventory: Inventory, emit: Emit, runtime: Runtime) -> Any:
-        return serve.serve(inventory, emit, **words, tp=tp, pp=pp, hosts=hosts, confirm=lambda _: True, runtime=runtime)
-
-    return lab.run(world, THREE, verb)
+    return lab.run(world, THREE, partial(lab.do_serve, tp=tp, pp=pp, hosts=hosts))
 
 
 def wanted(world: World) -> Any:
@@ -97,10 +90,7 @@ def test_a_rollback_prints_the_port_of_the_request_and_not_a_later_one(world: Wo
     assert ask(world, ["gpu3"], 1, 1).error is None
     moved = THREE.model_copy(update={"ports": THREE.ports.model_copy(update={"api": 8100})})
 
-    def back(inventory: Inventory, emit: Emit, runtime: Runtime) -> Any:
-        return rollback.rollback(inventory, emit, confirm=lambda _: True, runtime=runtime)
-
-    outcome = lab.succeed(world, moved, back)
+    outcome = lab.succeed(world, moved, lab.do_rollback)
     assert (outcome.value.port, wanted(world)["port"]) == (8000, 8000)
 
 
@@ -108,10 +98,7 @@ def test_history_and_rollback_name_the_hosts(world: World) -> None:
     assert ask(world, ["gpu2"]).error is None
     assert ask(world, ["gpu3"], 1, 1).error is None
 
-    def back(inventory: Inventory, emit: Emit, runtime: Runtime) -> Any:
-        return rollback.rollback(inventory, emit, confirm=lambda _: True, runtime=runtime)
-
-    lab.succeed(world, THREE, back)
+    lab.succeed(world, THREE, lab.do_rollback)
     assert wanted(world)["ranks"] == {"10.0.0.2": 2}
     entries = lab.run(world, THREE, lambda inventory, _, runtime: history.history(inventory, runtime=runtime)).value
     assert [entry.operations[0] for entry in entries if entry.verb in ("serve", "rollback")] == [
@@ -131,15 +118,7 @@ def test_a_host_that_leaves_takes_the_model_along_only_where_it_was_chosen(world
 
 def test_a_host_without_ranks_leaves_and_no_model_is_listed_to_stop(world: World) -> None:
     assert ask(world, ["gpu1", "gpu2"]).error is None
-    questions: list[str] = []
-
-    def confirm(question: str) -> bool:
-        questions.append(question)
-        return False
-
-    def without_gpu3(inventory: Inventory, emit: Emit, runtime: Runtime) -> Any:
-        return up.up(inventory, emit, confirm=confirm, cache=lab.cache(), runtime=runtime)
-
-    outcome = lab.run(world, make.inventory(2), without_gpu3)
-    assert questions == ["Stop the running node on gpu3 of lab (org/model has no rank there)?"]
+    person = lab.Person(False)
+    outcome = lab.run(world, make.inventory(2), partial(lab.do_up, confirm=person))
+    assert person.asked == ["Stop the running node on gpu3 of lab (org/model has no rank there)?"]
     assert not [text for text in notes(outcome) if "org/model" in text]

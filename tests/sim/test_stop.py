@@ -8,10 +8,9 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from tests.support.sim import lab, life, make, oracle
-from tests.support.sim.faults import Fault, Script
 from tests.support.sim.lab import Outcome
 from tests.support.sim.world import Box, World
-from vllm_cluster.errors import Locked, PreflightFailed
+from vllm_cluster.errors import PreflightFailed
 from vllm_cluster.inventory.model import Inventory
 
 Case = Callable[[World, Inventory], Inventory]
@@ -138,34 +137,3 @@ def test_a_worker_is_not_taken_for_the_head(serving: tuple[World, Inventory]) ->
     assert "gpu2: the node there is a worker of the head at 10.0.0.1" in str(outcome.error)
     assert not outcome.script.changing
     assert request(world) is not None
-
-
-def test_another_cluster_of_the_same_name_is_left_alone(serving: tuple[World, Inventory]) -> None:
-    world, _ = serving
-    world.machines["gpu1"].address = "10.9.9.9"
-    outcome = lab.run(world, make.inventory(2, {"gpu1": {"address": "10.9.9.9"}}), lab.do_stop)
-    assert isinstance(outcome.error, PreflightFailed), outcome.story()
-    assert "vcluster-lab belongs to another cluster, lab" in str(outcome.error)
-    assert request(world) is not None
-
-
-def test_a_change_under_way_is_not_disturbed(serving: tuple[World, Inventory]) -> None:
-    world, inventory = serving
-    inner: list[Outcome] = []
-
-    def other(call: object) -> None:
-        if getattr(call, "changes", False) and not inner:
-            inner.append(lab.run(world, inventory, lab.do_stop))
-
-    changed = make.inventory(2, environment={"A": "1"})
-    assert lab.run(world, changed, lab.do_up, Script(hook=other)).error is None
-    assert isinstance(inner[0].error, Locked)
-    assert request(world) is not None
-
-
-def test_a_line_of_history_that_cannot_be_written_is_a_warning(serving: tuple[World, Inventory]) -> None:
-    world, inventory = serving
-    script = Script(by_words=lambda call: Fault.ERROR if call.what == "docker exec append_line" else None)
-    outcome = lab.succeed(world, inventory, lab.do_stop, script)
-    assert script.met
-    assert [event.host for event in outcome.events if event.kind == "warning"] == ["gpu1"]

@@ -45,7 +45,7 @@ def world() -> Iterator[World]:
 
 
 def plan(inventory: Inventory, world: World) -> up.Planned:
-    made = lab.run(world, inventory, lambda i, emit, runtime: up.plan(i, emit, runtime=runtime)).value
+    made = lab.run(world, inventory, lab.do_look).value
     assert isinstance(made, up.Planned)
     return made
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from pathlib import Path
+from functools import partial
 from typing import Any
 
 import pytest
@@ -13,13 +13,10 @@ from tests.support import landed
 from tests.support.figures import record
 from tests.support.sim import lab, make, oracle
 from tests.support.sim.world import World
-from vllm_cluster.actions import up
 from vllm_cluster.core.plan import CreateNode
 from vllm_cluster.core.spec import SPEC, VERSION
 from vllm_cluster.errors import VclusterError
-from vllm_cluster.events import Emit
 from vllm_cluster.inventory.model import Inventory
-from vllm_cluster.run.runtime import Runtime
 
 
 def serving(world: World, inventory: Inventory) -> None:
@@ -45,9 +42,7 @@ def edit_spec(change: Callable[[dict[str, Any]], None]) -> Callable[[dict[str, s
     return edit
 
 
-def refusing_up(inventory: Inventory, emit: Emit, runtime: Runtime) -> Any:
-    """`vcluster up` of a person who answers no."""
-    return up.up(inventory, emit, confirm=lambda _: False, cache=Path("/nonexistent"), runtime=runtime)
+REFUSING_UP = partial(lab.do_up, confirm=lambda _: False)
 
 
 @pytest.mark.promise("P43")
@@ -83,7 +78,7 @@ def test_a_changed_default_is_shown_from_and_to_and_asked() -> None:
         planned = lab.run(world, inventory, lab.do_plan).value
         changes = [op.changes for op in planned.operations() if isinstance(op, CreateNode)]
         assert [[change.text for change in found] for found in changes] == [["shm_size: 8589934592 -> 17179869184"]] * 2
-        refused = lab.run(world, inventory, refusing_up)
+        refused = lab.run(world, inventory, REFUSING_UP)
         assert isinstance(refused.error, VclusterError)
         assert refused.script.changing == []
         served = lab.run(world, inventory, lab.do_serve)
@@ -108,7 +103,7 @@ def test_the_landed_versions_cluster_is_recreated_once_and_asked() -> None:
             "made by an earlier version of vcluster (0.1.0)",
             "members gpu1, gpu2",
         }
-        refused = lab.run(world, inventory, refusing_up)
+        refused = lab.run(world, inventory, REFUSING_UP)
         assert isinstance(refused.error, VclusterError)
         assert not before.script.changing and not refused.script.changing
         assert lab.run(world, inventory, lab.do_up).error is None

@@ -6,11 +6,10 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
@@ -57,40 +56,6 @@ class Ended:
     seconds: float
 
 
-class Sessions:
-    """The sessions that lanes have of their own: the terminal interrupts its own session alone."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._sessions: set[int] = set()
-        self._interrupted = False
-
-    @contextmanager
-    def running(self, session: int) -> Iterator[None]:
-        """Interrupt this session when this program is interrupted, or has been: it may come between start and here."""
-        with self._lock:
-            self._sessions.add(session)
-            if self._interrupted:
-                _interrupt(session)
-        try:
-            yield
-        finally:
-            with self._lock:
-                self._sessions.discard(session)
-
-    def interrupt(self) -> None:
-        """Interrupt every session that runs, and each that has just begun."""
-        with self._lock:
-            self._interrupted = True
-            for session in self._sessions:
-                _interrupt(session)
-
-
-def _interrupt(session: int) -> None:
-    with suppress(ProcessLookupError):
-        os.killpg(session, signal.SIGINT)
-
-
 def tests(lane: str, marked: str, *argv: str) -> list[str]:
     """The command that runs a lane's tests."""
     # A cache of its own: it remembers what failed, and another run beside it or after it would forget that.
@@ -104,12 +69,15 @@ def run(lanes: Iterable[Lane], environment: Mapping[str, str] = {}) -> list[Ende
     lanes = list(lanes)
     for lane in lanes:
         lane.results.unlink(missing_ok=True)
-    apart = Sessions()
+    # Those that have a session of their own: the terminal interrupts its own alone.
+    apart: list[subprocess.Popen[bytes]] = []
     with ThreadPoolExecutor(len(lanes)) as pool:
         try:
             ended = list(pool.map(lambda lane: _run(lane, {**os.environ, **environment}, apart), lanes))
         except KeyboardInterrupt:
-            apart.interrupt()
+            for process in apart:
+                with suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGINT)
             raise
     for one in ended:
         if not one.lane.live:
@@ -117,7 +85,7 @@ def run(lanes: Iterable[Lane], environment: Mapping[str, str] = {}) -> list[Ende
     return ended
 
 
-def _run(lane: Lane, environment: Mapping[str, str], apart: Sessions) -> Ended:
+def _run(lane: Lane, environment: Mapping[str, str], apart: list[subprocess.Popen[bytes]]) -> Ended:
     began, good = time.monotonic(), []
     with lane.log.open("wb") as log:
         for command in lane.commands:
@@ -136,7 +104,11 @@ def _run(lane: Lane, environment: Mapping[str, str], apart: Sessions) -> Ended:
 
 
 def _wait(
-    lane: Lane, command: Sequence[str], environment: Mapping[str, str], out: IO[bytes] | None, apart: Sessions
+    lane: Lane,
+    command: Sequence[str],
+    environment: Mapping[str, str],
+    out: IO[bytes] | None,
+    apart: list[subprocess.Popen[bytes]],
 ) -> int:
     """Run one command to its end; the exit code."""
     if not lane.nice:
@@ -146,8 +118,8 @@ def _wait(
     with subprocess.Popen(argv, cwd=ROOT, env=environment, stdout=out, stderr=out, start_new_session=True) as process:
         with suppress(OSError):  # macOS and containers without it have no such file
             Path(f"/proc/{process.pid}/autogroup").write_text(str(lane.nice))
-        with apart.running(process.pid):
-            return process.wait()
+        apart.append(process)
+        return process.wait()
 
 
 def summed_up(ended: Iterable[Ended]) -> bool:

@@ -6,6 +6,7 @@ import ast
 from collections.abc import Iterator
 
 from tests.support.json_schemas import schemas
+from tests.support.modules import MODULES, nodes
 from tests.support.paths import ROOT
 
 OF_ALL = {"v", "time", "event", "message"}
@@ -13,8 +14,8 @@ OF_ALL = {"v", "time", "event", "message"}
 
 def written() -> Iterator[tuple[str, frozenset[str], str]]:
     """The kind, the keys and the place of each event; one whose keys are not written out there is left to others."""
-    for path in sorted((ROOT / "vllm_cluster").rglob("*.py")):
-        for node in ast.walk(ast.parse(path.read_text())):
+    for path in MODULES:
+        for node in nodes(path):
             if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "Event"):
                 continue
             named = {one.arg: one.value for one in node.keywords}

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.support import lanes
-from tests.support.lanes import Lane, Sessions, run, summed_up
+from tests.support.lanes import Lane, run, summed_up
 from tests.support.waiting import until
 
 GOOD, BAD = [sys.executable, "-c", "print('fine')"], [sys.executable, "-c", "print('oh'); raise SystemExit(3)"]
@@ -109,11 +109,3 @@ def test_ctrl_c_ends_a_lane_in_its_own_session(folder: Path) -> None:
         until(begun.exists)
         process.send_signal(signal.SIGINT)
         assert process.wait(20) != 0
-
-
-def test_a_session_that_begins_as_ctrl_c_comes_is_interrupted_too() -> None:
-    """Between its start and the note of it there is a moment; a busy machine makes it long."""
-    sessions = Sessions()
-    sessions.interrupt()
-    with subprocess.Popen(["sleep", "300"], start_new_session=True) as late, sessions.running(late.pid):
-        assert late.wait(60) == -signal.SIGINT

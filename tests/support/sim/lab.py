@@ -12,13 +12,14 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Executor, Future
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
 from tests.support.sim.carrier import FakeTransport
 from tests.support.sim.faults import Call, Killed, Script
 from tests.support.sim.world import Beat, World
-from vllm_cluster.actions import down, serve, status, stop, up
+from vllm_cluster.actions import down, rollback, serve, status, stop, up
 from vllm_cluster.core.members import Named, Way
 from vllm_cluster.core.plan import Plan
 from vllm_cluster.errors import VclusterError
@@ -230,67 +231,74 @@ def succeed(world: World, inventory: Inventory, verb: Verb, script: Script | Non
     return outcome
 
 
-def do_up(inventory: Inventory, emit: Emit, runtime: Runtime) -> Any:
+def yes(_question: str) -> bool:
+    """Answer every question of a verb with yes."""
+    return True
+
+
+def verb(action: Callable[..., Any], *paths: Path, **words: Any) -> Verb:
+    """An action with its options, as a verb that a world runs: `verb(push, image=NAME)`."""
+    return lambda inventory, emit, runtime: action(inventory, emit, *paths, runtime=runtime, **words)
+
+
+# Each takes the options of its action; `partial(do_serve, model="org/other")` is a verb too.
+def do_up(inventory: Inventory, emit: Emit, runtime: Runtime, **words: Any) -> Any:
     """`vcluster up --yes`."""
-    return up.up(inventory, emit, confirm=lambda _: True, cache=cache(), runtime=runtime)
-
-
-def do_up_with(named: Named) -> Verb:
-    """`vcluster up --yes --forget HOST --former HOST`."""
-
-    def verb(inventory: Inventory, emit: Emit, runtime: Runtime) -> Any:
-        return up.up(inventory, emit, confirm=lambda _: True, cache=cache(), named=named, runtime=runtime)
-
-    return verb
+    return up.up(inventory, emit, runtime=runtime, **{"confirm": yes, "cache": cache(), **words})
 
 
 def do_forget(host: str) -> Verb:
     """`vcluster up --yes --forget HOST`."""
-    return do_up_with(Named(forget=(host,)))
+    return partial(do_up, named=Named(forget=(host,)))
+
+
+def do_look(inventory: Inventory, emit: Emit, runtime: Runtime) -> up.Planned:
+    """`vcluster plan`, with what it stops and the hosts that were lost."""
+    return up.plan(inventory, emit, runtime=runtime)
 
 
 def do_plan(inventory: Inventory, emit: Emit, runtime: Runtime) -> Any:
     """`vcluster plan`."""
-    return up.plan(inventory, emit, runtime=runtime).whole()
+    return do_look(inventory, emit, runtime).whole()
 
 
-def do_down(inventory: Inventory, emit: Emit, runtime: Runtime) -> Any:
+def do_down(inventory: Inventory, emit: Emit, runtime: Runtime, **words: Any) -> Any:
     """`vcluster down --yes`."""
-    return down.down(inventory, emit, confirm=lambda _: True, runtime=runtime)
+    return down.down(inventory, emit, runtime=runtime, **{"confirm": yes, **words})
 
 
-def do_serve(
-    inventory: Inventory,
-    emit: Emit,
-    runtime: Runtime,
-    *,
-    model: str = "org/model",
-    tp: int | None = None,
-    pp: int | None = None,
-) -> Any:
-    """`vcluster serve --yes MODEL`."""
-    return serve.serve(
-        inventory,
-        emit,
-        model=model,
-        name=None,
-        tp=tp,
-        pp=pp,
-        expose=False,
-        extra=(),
-        confirm=lambda _: True,
-        runtime=runtime,
-    )
+def do_serve(inventory: Inventory, emit: Emit, runtime: Runtime, **words: Any) -> Any:
+    """`vcluster serve --yes org/model`."""
+    given = {"model": "org/model", "name": None, "tp": None, "pp": None, "expose": False, "extra": (), "confirm": yes}
+    return serve.serve(inventory, emit, runtime=runtime, **{**given, **words})
 
 
-def do_stop(inventory: Inventory, emit: Emit, runtime: Runtime) -> Any:
+def do_rollback(inventory: Inventory, emit: Emit, runtime: Runtime, **words: Any) -> Any:
+    """`vcluster rollback --yes`."""
+    return rollback.rollback(inventory, emit, runtime=runtime, **{"confirm": yes, **words})
+
+
+def do_stop(inventory: Inventory, emit: Emit, runtime: Runtime, **words: Any) -> Any:
     """`vcluster stop --yes`."""
-    return stop.stop(inventory, emit, confirm=lambda _: True, runtime=runtime)
+    return stop.stop(inventory, emit, runtime=runtime, **{"confirm": yes, **words})
 
 
 def do_status(inventory: Inventory, emit: Emit, runtime: Runtime) -> Any:
     """`vcluster status`."""
     return status.status(inventory, emit, runtime=runtime)
+
+
+class Person:
+    """Sits before the terminal and answers each question in turn; None is where no person sits."""
+
+    def __init__(self, *answers: bool | None) -> None:
+        self._answers = list(answers)
+        self.asked: list[str] = []
+
+    def __call__(self, question: str) -> bool | None:
+        self.asked.append(question)
+        assert self._answers, f"asked {question}"
+        return self._answers.pop(0)
 
 
 def at(words: str, host: str = "") -> Callable[[Call], bool]:

@@ -66,8 +66,9 @@ Session.load = lambda _: None
 
 
 def told(running, *given):
-    print("waiting", flush=True)
-    Popen.wait = wait
+    Popen.wait = wait  # first: what is interrupted waits again
+    sys.stdout.write("waiting\\n")  # whole: the command writes into the same pipe
+    sys.stdout.flush()
     return wait(running, *given)
 
 
