@@ -315,19 +315,9 @@ def test_what_pip_installs_is_whole(tmp_path: Path) -> None:
 def test_no_command_of_the_docs_is_left_out() -> None:
     """A page with commands has a test above; what pages repeat counts once."""
     pages = (
-        "first-cluster",
-        "sandbox",
-        "fit",
-        "check",
-        "explain",
-        "use",
-        "logs",
-        "batch",
-        "benchmark",
-        "monitoring",
-        "models",
-        "images",
-    )
+        "first-cluster", "sandbox", "fit", "check", "explain", "use", "logs", "batch", "benchmark", "monitoring",
+        "models", "images",
+    )  # fmt: skip
     covered = {line for page in pages for line in commands(f"{page}.md")}
     # Run by the two tests above this one; the set-up and `make test` by whoever reads this.
     covered |= {

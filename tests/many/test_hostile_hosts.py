@@ -14,7 +14,7 @@ from tests.many.driven import Run, drive
 from tests.support.figures import record
 from vllm_cluster.transport import Kind
 
-pytestmark = pytest.mark.alone
+pytestmark = [pytest.mark.alone, pytest.mark.deep]
 
 # gpu000 is the head and well; the others send 100 MB in a log, a file and an error, 20 MB in facts, or a little there,
 # or have a container of such a name.

@@ -22,23 +22,9 @@ NEEDLES = [known.needle.encode() for known in SIGNS]
 LINES = [line for path in PRODUCED for line in path.read_bytes().splitlines(keepends=True)]
 # What each regular expression begins with, over and over: where one goes back and forth, it does so here.
 NASTY = [
-    "a",
-    " ",
-    "(",
-    "[",
-    "1",
-    "'",
-    "=",
-    ":",
-    "/",
-    "token=",
-    "://",
-    "NVRM: Xid ",
-    "io_uring ",
-    "40",
-    "Gloo ",
+    "a", " ", "(", "[", "1", "'", "=", ":", "/", "token=", "://", "NVRM: Xid ", "io_uring ", "40", "Gloo ",
     "-----BEGIN ",
-]
+]  # fmt: skip
 
 
 def judged(logs: list[bytes]) -> Diagnosis:

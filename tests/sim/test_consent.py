@@ -185,7 +185,6 @@ def test_a_yes_to_batches_that_cannot_be_listed_covers_them_all(world: World) ->
     assert (len(person.asked), seen) == (1, [2])
 
 
-# fault: actions/request_phases.py: if stops.served is None or wanted is None: → if True:
 # fault: actions/consent.py: now, requests = _load(node, serve) → return Stops()
 @pytest.mark.promise("P35")
 @pytest.mark.parametrize("verb", VERBS)

@@ -54,6 +54,7 @@ def test_the_same_again_is_reported_as_served_already(world: World) -> None:
     assert outcome.value.model == "org/model"
 
 
+# fault: actions/request_phases.py: if stops.served is None or wanted is None: → if True:
 @pytest.mark.parametrize(
     ("model", "extra", "more", "then"),
     [

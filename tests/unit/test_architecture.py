@@ -182,20 +182,9 @@ def test_no_test_imports_another_test_or_another_folder_of_tests() -> None:
 
 # What help and completion wait for, beside typer and the standard library.
 AT_START = {
-    "app",
-    "completion",
-    "edge",
-    "exits",
-    "help",
-    "options",
-    "program",
-    "removed",
-    "session",
-    "values",
-    "verbs",
-    "verbs_models",
-    "words",
-}
+    "app", "completion", "edge", "exits", "help", "options", "program", "removed", "session", "values", "verbs",
+    "verbs_models", "words",
+}  # fmt: skip
 BESIDE = {"errors", "inventory.find", "inventory.problems", "inventory.words", "laptop", "text"}
 LOADED = """
 import sys, typer
