@@ -51,10 +51,7 @@ def run(world: World, verb: str, confirm: Confirm, script: Script | None = None)
 @pytest.fixture
 def world() -> Iterator[World]:
     """Two hosts that have served a model for three hours, with two requests."""
-    made = make.world((2, 2))
-    with lab.inside(made):
-        assert lab.run(made, INVENTORY, lab.do_up).error is None
-        assert lab.run(made, INVENTORY, lab.do_serve).error is None
+    with lab.cluster(2, lab.do_up, lab.do_serve) as made:
         made.requests = 2
         made.clock.sleep(3 * 3600)
         yield made

@@ -22,8 +22,7 @@ INVENTORY = make.inventory(3)
 @pytest.fixture
 def world() -> Iterator[World]:
     """Three hosts, of which a test cuts one."""
-    made = make.world((2, 2, 2))
-    with lab.inside(made):
+    with lab.cluster(3) as made:
         yield made
 
 

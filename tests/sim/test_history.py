@@ -28,9 +28,7 @@ INVENTORY = make.inventory(2)
 @pytest.fixture
 def world() -> Iterator[World]:
     """A cluster of two hosts that is up."""
-    made = make.world((2, 2))
-    with lab.inside(made):
-        assert lab.run(made, INVENTORY, lab.do_up).error is None
+    with lab.cluster(2, lab.do_up) as made:
         yield made
 
 

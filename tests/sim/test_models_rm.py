@@ -28,10 +28,7 @@ SIZE = 16_100_000_000
 @pytest.fixture
 def world() -> Iterator[World]:
     """Two hosts that serve a model, and have two."""
-    made = make.world((2, 2))
-    with lab.inside(made):
-        for verb in (lab.do_up, lab.do_serve):
-            assert lab.run(made, make.inventory(2), verb).error is None
+    with lab.cluster(2, lab.do_up, lab.do_serve) as made:
         for machine in made.machines.values():
             machine.models = {"hub/models--org--other": SIZE, "hub/models--org--model": SIZE, "mine": SIZE}
         yield made

@@ -27,10 +27,7 @@ INVENTORY = make.inventory(2)
 @pytest.fixture
 def world() -> Iterator[World]:
     """A cluster that has served org/model for three hours."""
-    made = make.world((2, 2))
-    with lab.inside(made):
-        for verb in (lab.do_up, lab.do_serve):
-            assert lab.run(made, INVENTORY, verb).error is None
+    with lab.cluster(2, lab.do_up, lab.do_serve) as made:
         made.clock.sleep(3 * 3600)
         yield made
 

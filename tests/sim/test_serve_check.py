@@ -22,10 +22,7 @@ GOOD = {"where": "cache", "config": configs.LLAMA_8B, "weights": 10**6, "missing
 @pytest.fixture
 def world() -> Iterator[World]:
     """A cluster that serves."""
-    made = make.world((2, 2))
-    with lab.inside(made):
-        for verb in (lab.do_up, lab.do_serve):
-            assert lab.run(made, INVENTORY, verb).error is None
+    with lab.cluster(2, lab.do_up, lab.do_serve) as made:
         yield made
 
 

@@ -33,10 +33,7 @@ def everywhere(files: dict[str, Any]) -> dict[str, dict[str, Any]]:
 @pytest.fixture
 def world() -> Iterator[World]:
     """A cluster that serves org/model; no host has org/other."""
-    made = make.world((2, 2))
-    with lab.inside(made):
-        for verb in (lab.do_up, lab.do_serve):
-            assert lab.run(made, INVENTORY, verb).error is None
+    with lab.cluster(2, lab.do_up, lab.do_serve) as made:
         made.answers = everywhere(LACKS)
         yield made
 

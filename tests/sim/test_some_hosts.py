@@ -21,9 +21,7 @@ THREE = make.inventory(3)
 @pytest.fixture
 def world() -> Iterator[World]:
     """A cluster of three hosts that serves nothing."""
-    made = make.world((2, 2, 2))
-    with lab.inside(made):
-        assert lab.run(made, THREE, lab.do_up).error is None
+    with lab.cluster(3, lab.do_up) as made:
         yield made
 
 

@@ -19,11 +19,8 @@ Case = Callable[[World, Inventory], Inventory]
 @pytest.fixture
 def serving() -> Iterator[tuple[World, Inventory]]:
     """Two hosts that serve a model."""
-    world, inventory = make.world((2, 2)), make.inventory(2)
-    with lab.inside(world):
-        for verb in (lab.do_up, lab.do_serve):
-            assert lab.run(world, inventory, verb).error is None
-        yield world, inventory
+    with lab.cluster(2, lab.do_up, lab.do_serve) as world:
+        yield world, make.inventory(2)
 
 
 def head_of(world: World) -> Box:

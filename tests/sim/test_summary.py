@@ -35,10 +35,7 @@ def test_hosts_with_the_same_to_do_are_one_line() -> None:
 @pytest.fixture
 def world() -> Iterator[World]:
     """Three hosts that serve a model."""
-    made = make.world((2, 2, 2))
-    with lab.inside(made):
-        assert lab.run(made, make.inventory(3), lab.do_up).error is None
-        assert lab.run(made, make.inventory(3), lab.do_serve).error is None
+    with lab.cluster(3, lab.do_up, lab.do_serve) as made:
         made.requests = 2
         made.clock.sleep(60)
         yield made

@@ -16,6 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
+from tests.support.sim import make
 from tests.support.sim.carrier import FakeTransport
 from tests.support.sim.faults import Call, Killed, Script
 from tests.support.sim.world import Beat, World
@@ -286,6 +287,16 @@ def do_stop(inventory: Inventory, emit: Emit, runtime: Runtime, **words: Any) ->
 def do_status(inventory: Inventory, emit: Emit, runtime: Runtime) -> Any:
     """`vcluster status`."""
     return status.status(inventory, emit, runtime=runtime)
+
+
+@contextmanager
+def cluster(hosts: int, *verbs: Verb) -> Iterator[World]:
+    """So many hosts with two GPUs each, on which these verbs have run; while this lasts more run there."""
+    world = make.world((2,) * hosts)
+    with inside(world):
+        for verb in verbs:
+            succeed(world, make.inventory(hosts), verb)
+        yield world
 
 
 class Person:
