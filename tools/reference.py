@@ -15,8 +15,7 @@ from vllm_cluster.cli.help import COMMON, option_row, shown_name, usage_lines
 from vllm_cluster.cli.image import IMAGE
 from vllm_cluster.cli.program import Verb
 from vllm_cluster.cli.sandbox import SANDBOX
-from vllm_cluster.cli.verbs import VERBS
-from vllm_cluster.cli.verbs_models import MODELS
+from vllm_cluster.cli.verbs import MODELS, VERBS
 from vllm_cluster.errors import VclusterError
 from vllm_cluster.events import Kind
 from vllm_cluster.explain.catalogue import CHECKED, FAILURES

@@ -18,7 +18,7 @@ import typer
 
 from vllm_cluster.errors import Interrupted, VclusterError
 from vllm_cluster.laptop import STANDARD_OUTPUT, cache_folder, meaning
-from vllm_cluster.text import redact
+from vllm_cluster.text import last_value, redact
 
 if TYPE_CHECKING:
     from sys import UnraisableHookArgs
@@ -111,10 +111,8 @@ def _report(error: VclusterError) -> int:
 
 def _named_inventory(given: Sequence[str]) -> Path | None:
     """The inventory of a call that failed before its verb had read it."""
-    from vllm_cluster.cli.words import inventory_option
-
-    named = shlex.split(inventory_option(given))
-    path = named[1] if named else os.environ.get("VCLUSTER_INVENTORY")
+    own = given[: given.index("--")] if "--" in given else given
+    path = last_value(own, "-i") or last_value(own, "--inventory") or os.environ.get("VCLUSTER_INVENTORY")
     return Path(path) if path else None
 
 
@@ -165,8 +163,7 @@ def with_inventory(text: str, inventory: Path | None) -> str:
     """The text, in which other verbs have this call's inventory."""
     if inventory is None or str(inventory) == "-":
         return text
-    from vllm_cluster.cli.verbs import VERBS, WITHOUT_INVENTORY
-    from vllm_cluster.cli.verbs_models import MODELS
+    from vllm_cluster.cli.verbs import MODELS, VERBS, WITHOUT_INVENTORY
 
     # Of a group, its own verbs take the option.
     groups = {name: " [a-z]+" for name, verb in VERBS.items() if verb.function.endswith(":app")}

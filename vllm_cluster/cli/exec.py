@@ -1,12 +1,17 @@
-"""`vcluster exec`."""
+"""`vcluster exec`, and this machine's terminal, signals and streams, which it lends to the command."""
 
 from __future__ import annotations
 
 import os
 import shlex
+import signal
 import sys
+import termios
 import threading
-from collections.abc import Sequence
+import tty
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from types import FrameType
 from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
@@ -18,12 +23,17 @@ from vllm_cluster.errors import UsageError, combine
 from vllm_cluster.text import printable
 
 if TYPE_CHECKING:
+    from vllm_cluster.actions.exec import NodeCommand
     from vllm_cluster.inventory.model import Inventory
 
 Host = Annotated[str | None, typer.Argument(metavar="HOST", help="A host.", autocompletion=complete_hosts)]
 Command = Annotated[list[str] | None, typer.Argument(metavar="-- COMMAND", help="What to run. Default: a shell.")]
 # An image may have no bash.
 SHELL = ("sh", "-c", "exec $(command -v bash || echo sh)")
+_FORWARDED = ("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT")
+# A command that ignores a signal so often is left to itself.
+PATIENCE = 3
+CHUNK = 32_768
 
 
 def exec_(
@@ -44,18 +54,13 @@ def exec_(
         loaded = session.load()
         if host is not None and host not in loaded.hosts:
             raise _no_host(host, command, tuple(loaded.hosts))
-        from vllm_cluster.actions.exec import exec_one
-        from vllm_cluster.cli.terminal import LocalEnds
-
+        at = host or loaded.head_name
         if everywhere:
             _on_all(loaded, command)
-        if by_ssh:
-            _by_ssh(loaded, host or loaded.head_name, command)
-        terminal = not no_terminal and sys.stdin.isatty() and sys.stdout.isatty()
-        ends = LocalEnds(terminal=terminal)
-        with ends.lent():
-            code = exec_one(loaded, host or loaded.head_name, command or SHELL, ends)
-        raise SystemExit(code)
+        elif by_ssh:
+            _by_ssh(loaded, at, command)
+        else:
+            _on_one(loaded, at, command, terminal=not no_terminal and sys.stdin.isatty() and sys.stdout.isatty())
 
 
 def _ensure_one_place(host: str | None, command: Sequence[str], *, head: bool, everywhere: bool, by_ssh: bool) -> None:
@@ -76,11 +81,9 @@ def _no_host(word: str, command: Sequence[str], hosts: tuple[str, ...]) -> Usage
     from vllm_cluster.inventory.words import nearest
 
     # Where no host is near, none is taken for the one that was meant.
-    near = nearest(word, hosts)
-    if near or command:
-        hint = shlex.join(["vcluster", "exec", near or "HOST", *(["--", *command] if command else [])])
-    else:
-        hint = "\n".join(f"vcluster exec {at} -- {shlex.quote(word)}" for at in (hosts[0], "--all"))
+    near = nearest(word, hosts) or "HOST"
+    behind = command if command or near != "HOST" else [word]
+    hint = shlex.join(["vcluster", "exec", near, *(["--", *behind] if behind else [])])
     return UsageError(f"no host {word}: there are {', '.join(hosts)}", hint=hint)
 
 
@@ -96,13 +99,24 @@ def _by_ssh(loaded: Inventory, host: str, command: Sequence[str]) -> NoReturn:
         raise UsageError(f"cannot run ssh: {error.strerror}", hint=hint) from None
 
 
-def _on_all(loaded: Inventory, command: Sequence[str]) -> None:
+def _on_one(loaded: Inventory, host: str, command: Sequence[str], *, terminal: bool) -> NoReturn:
+    """Run it on one host, with this machine's input, terminal and signals, and exit with its code."""
+    from vllm_cluster.actions.exec import command_on
+
+    ends = _LocalEnds(terminal=terminal)
+    environment = {"TERM": os.environ.get("TERM", "xterm")} if terminal else {}
+    with ends.lent(), command_on(loaded, host, command or SHELL, ends.size(), environment) as running:
+        ends.attach(running)
+        code = running.run(_out, _read)
+    raise SystemExit(code)
+
+
+def _on_all(loaded: Inventory, command: Sequence[str]) -> NoReturn:
     """Run it on every host and exit with the worst code; each line of output has its host."""
     from vllm_cluster.actions.exec import exec_all
-    from vllm_cluster.cli.terminal import LocalEnds
 
     lines = _Lines(max(map(len, loaded.hosts)))
-    ends = LocalEnds(terminal=False)
+    ends = _LocalEnds(terminal=False)
     with ends.lent():
         codes, failures = exec_all(loaded, command, lines.write, ends.attach)
     lines.end()
@@ -112,6 +126,72 @@ def _on_all(loaded: Inventory, command: Sequence[str]) -> None:
         error.exit_code = max(worst, error.exit_code)
         raise error
     raise SystemExit(worst)
+
+
+def _out(of_errors: bool, data: bytes) -> None:
+    """Write what a command prints as it is."""
+    stream = sys.stderr if of_errors else sys.stdout
+    stream.buffer.write(data)
+    stream.buffer.flush()
+
+
+def _read() -> bytes:
+    """The next of standard input."""
+    try:
+        return os.read(0, CHUNK)
+    except OSError:
+        return b""  # it is closed
+
+
+class _LocalEnds:
+    """This machine's signals, and with `terminal` its terminal in raw mode, for commands elsewhere."""
+
+    def __init__(self, *, terminal: bool) -> None:
+        self._terminal = terminal
+        self._commands: list[NodeCommand] = []
+        self._signals = 0
+
+    def size(self) -> tuple[int, int] | None:
+        """The terminal's rows and columns; None without one."""
+        if not self._terminal:
+            return None
+        size = os.get_terminal_size(sys.stdin.fileno())
+        return size.lines, size.columns
+
+    def attach(self, command: NodeCommand) -> None:
+        """Send signals and sizes to this command, too."""
+        self._commands.append(command)
+
+    @contextmanager
+    def lent(self) -> Iterator[None]:
+        """Forward signals, and keys as they are pressed, until the command has ended."""
+        before = {name: signal.signal(getattr(signal, name), self._forward) for name in _FORWARDED}
+        if self._terminal:
+            before["SIGWINCH"] = signal.signal(signal.SIGWINCH, self._resize)
+        modes = termios.tcgetattr(0) if self._terminal else None
+        try:
+            if modes:
+                tty.setraw(0)
+            yield
+        finally:
+            if modes:
+                termios.tcsetattr(0, termios.TCSADRAIN, modes)
+            for name, handler in before.items():
+                signal.signal(getattr(signal, name), handler)
+
+    def _forward(self, number: int, _frame: FrameType | None) -> None:
+        self._signals += 1
+        if self._terminal or self._signals > PATIENCE or not self._commands:
+            # In raw mode Ctrl-C is a key; a signal is meant for this program.
+            raise KeyboardInterrupt
+        name = signal.Signals(number).name.removeprefix("SIG")
+        # Not in the handler: what it interrupts may hold the locks that a call to the host needs.
+        for command in self._commands:
+            threading.Thread(target=command.signal, args=(name,), daemon=True).start()
+
+    def _resize(self, _number: int, _frame: FrameType | None) -> None:
+        for command in self._commands:
+            threading.Thread(target=command.resize, args=(self.size(),), daemon=True).start()
 
 
 class _Lines:

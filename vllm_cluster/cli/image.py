@@ -7,10 +7,10 @@ from typing import Annotated
 import typer
 
 from vllm_cluster.cli.completion import complete_hosts
-from vllm_cluster.cli.exits import LEASE, READ
 from vllm_cluster.cli.options import InventoryPath, Json, Wait, Yes
 from vllm_cluster.cli.program import Verb, group
 from vllm_cluster.cli.session import SETTINGS, Session
+from vllm_cluster.cli.verbs import LEASE, READ
 
 IMAGE = {
     "ls": Verb(

@@ -10,7 +10,7 @@ from vllm_cluster.cli.completion import complete_hosts, complete_models
 from vllm_cluster.cli.options import InventoryPath, Json, Wait, Yes
 from vllm_cluster.cli.program import group
 from vllm_cluster.cli.session import SETTINGS, Session
-from vllm_cluster.cli.verbs_models import MODELS
+from vllm_cluster.cli.verbs import MODELS
 
 app = group(MODELS, "Show and remove the models of the hosts. Without a verb: ls.", "ls")
 

@@ -35,8 +35,6 @@ class Verb:
     about: str = ""
     examples: tuple[str, ...] = ()
     exits: Mapping[int, str] = field(default_factory=dict)
-    # Words of the same command elsewhere that ask for what is done anyway.
-    habits: tuple[str, ...] = ()
     # What a call needs, where that is more than its arguments.
     usage: tuple[str, ...] = ()
 
@@ -79,11 +77,13 @@ class Parsed(TyperCommand):
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Parse the words behind the verb; those behind `--` are for the parameter of this name, as they are."""
         takes = next((one for one in self.params if text.shown_name(one).startswith("-- ")), None)
-        if takes and not ctx.resilient_parsing:
-            words.ensure_dashes(ctx, args, self.verb.habits)
         end = args.index("--") if takes and "--" in args else len(args)
-        rest = _parse(super().parse_args, ctx, [word for word in args[:end] if word not in self.verb.habits])
+        # What is unknown may be for the other program.
+        ctx.ignore_unknown_options = takes is not None
+        rest = _parse(super().parse_args, ctx, args[:end])
         if takes:
+            if not ctx.resilient_parsing:
+                words.ensure_dashes(ctx, args, takes)
             ctx.params[takes.name] = args[end + 1 :]
         return rest
 
@@ -141,8 +141,8 @@ class Verbs(TyperGroup):
             return super().resolve_command(ctx, args)
         path = ctx.command_path
         removed.refuse(path, args[:1])
-        near = words.meant(args[0], tuple(self.verbs), args[1:]) if path == "vcluster" else ()
-        raise UsageError(f"{path} has no verb {words.shown(args[0])}", hint="\n".join(near) or f"{path} --help")
+        near = words.meant(args[0], self.verbs, args[1:]) if path == "vcluster" else ""
+        raise UsageError(f"{path} has no verb {words.shown(args[0])}", hint=near or f"{path} --help")
 
     def get_help(self, ctx: Any) -> str:
         """The verbs by group, with their whole summaries."""

@@ -1,4 +1,4 @@
-"""`vcluster serve`."""
+"""`vcluster serve`, `rollback` and `stop`."""
 
 from __future__ import annotations
 
@@ -103,3 +103,24 @@ def serve(
         show_endpoint(endpoint, inventory, as_json=session.as_json)
         if tunnel:
             hold(session, loaded, None)
+
+
+def rollback(inventory: InventoryPath = None, as_json: Json = False, wait: Wait = 0.0, yes: Yes = False) -> None:
+    """Serve again what was ready before."""
+    with Session(inventory, as_json=as_json, changes=True) as session:
+        loaded = session.load()
+        from vllm_cluster.actions.rollback import rollback as rollback_action
+        from vllm_cluster.cli.render.endpoint import show_endpoint
+
+        endpoint = rollback_action(loaded, session.emit, confirm=session.confirm(yes), wait=wait)
+        session.finish()
+        show_endpoint(endpoint, inventory, as_json=session.as_json)
+
+
+def stop(inventory: InventoryPath = None, as_json: Json = False, wait: Wait = 0.0, yes: Yes = False) -> None:
+    """Stop the served model; keep the cluster up."""
+    with Session(inventory, as_json=as_json, changes=True) as session:
+        loaded = session.load()
+        from vllm_cluster.actions.stop import stop as stop_action
+
+        stop_action(loaded, session.emit, confirm=session.confirm(yes), wait=wait)

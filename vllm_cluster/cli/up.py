@@ -1,16 +1,51 @@
-"""`vcluster up`."""
+"""`vcluster plan`, `up` and `down`."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated
 
 import typer
 
-from vllm_cluster.cli import plan
 from vllm_cluster.cli.options import InventoryPath, Json, Wait, Yes
-from vllm_cluster.cli.session import Session
+from vllm_cluster.cli.session import SETTINGS, Session
 from vllm_cluster.errors import UsageError
 from vllm_cluster.laptop import cache_folder
+
+EXIT_CHANGES = 10
+
+
+def plan(
+    inventory: InventoryPath = None,
+    as_json: Json = False,
+    exit_code: Annotated[
+        bool, typer.Option("--exit-code", help="Exit with 10 where there is something to do.")
+    ] = False,
+) -> None:
+    """Show what up would change."""
+    with Session(inventory, as_json=as_json) as session:
+        _show_plan(session, exit_code=exit_code)
+
+
+def _show_plan(session: Session, *, exit_code: bool, forget: Sequence[str] = (), former: Sequence[str] = ()) -> None:
+    """Make the plan and write it."""
+    loaded = session.load()
+    import json
+
+    from vllm_cluster.actions import up as action
+    from vllm_cluster.cli.render.plan import plan_document, show_plan
+    from vllm_cluster.core.members import Named
+
+    made = action.plan(loaded, session.progress, named=Named(forget, former))
+    session.finish()
+    if session.as_json:
+        print(json.dumps({"v": 1, **plan_document(made.whole()), "stops": made.stops.consequence or None}))
+    elif made.plan:
+        lost = tuple(made.lost.failures) if made.lost else ()
+        stops = made.stops.consequence
+        show_plan(made.plan, color=SETTINGS.color, verbosity=SETTINGS.verbosity, lost=lost, stops=stops)
+    if not made.whole().empty and exit_code:
+        raise SystemExit(EXIT_CHANGES)
 
 
 def up(
@@ -43,7 +78,7 @@ def up(
         if dry_run and pull_image:
             raise UsageError("--pull-image pulls, and --dry-run changes nothing", hint="leave one of them out")
         if dry_run:
-            plan.show(session, exit_code=False, forget=forget or (), former=former or ())
+            _show_plan(session, exit_code=False, forget=forget or (), former=former or ())
             return
         loaded = session.load()
         from vllm_cluster.actions import up as up_action
@@ -51,3 +86,12 @@ def up(
 
         named, cache, confirm = Named(forget or (), former or ()), cache_folder(), session.confirm(yes)
         up_action.up(loaded, session.emit, confirm=confirm, cache=cache, wait=wait, named=named, renew_image=pull_image)
+
+
+def down(inventory: InventoryPath = None, as_json: Json = False, wait: Wait = 0.0, yes: Yes = False) -> None:
+    """Remove the cluster's containers and volumes from all hosts."""
+    with Session(inventory, as_json=as_json, changes=True) as session:
+        loaded = session.load()
+        from vllm_cluster.actions.down import down as down_action
+
+        down_action(loaded, session.emit, confirm=session.confirm(yes), wait=wait)

@@ -2,9 +2,38 @@
 
 from __future__ import annotations
 
-from vllm_cluster.cli.exits import ASK, BATCH, LEASE, READ, REQUEST, STATUS
 from vllm_cluster.cli.program import Verb
-from vllm_cluster.cli.verbs_models import PULL
+
+# What exit codes mean, as the help of several verbs has it.
+LEASE = {
+    2: "wrong usage or inventory, or a question without a terminal and without --yes",
+    3: "an error was found before anything was changed",
+    4: "a host is unreachable",
+    75: "another run changes these hosts (--wait waits for it)",
+}
+REQUEST = {**LEASE, 75: f"{LEASE[75]}, or another request replaced this one"}
+READ = {2: "wrong usage or inventory", 4: "a host is unreachable"}
+STATUS = {
+    0: "the cluster is as in the inventory, and the requested model is ready; with --wait, what it waited for",
+    1: "the cluster differs, or the model is not ready; with --wait, it cannot become ready",
+    3: "with --wait or --history: the cluster is not up",
+    **READ,
+    124: "--wait timed out",
+}
+ASK = {
+    1: "the answer broke off",
+    2: "wrong usage or inventory, or a request that the server refuses",
+    3: "no model is ready",
+    4: "a host is unreachable",
+}
+BATCH = {
+    0: "every request is answered",
+    1: "some requests have no answer, or the server did not come back",
+    2: "wrong usage or inventory, or OUT holds answers to another input",
+    3: "no model is ready, or another one than that of OUT",
+    4: "a host is unreachable",
+    75: "another run writes OUT",
+}
 
 # The nine verbs of every day are first.
 _DAILY, _MODELS, _USE, _MORE = "Every day", "Models and images", "Use the model", "More"
@@ -31,7 +60,7 @@ VERBS = {
     ),
     "plan": Verb(
         _DAILY,
-        "plan:plan",
+        "up:plan",
         "Show what up would change.",
         "Changes nothing. Each change shows what it was and what it will be; -v also shows each new container "
         "as a docker create line.",
@@ -110,7 +139,7 @@ VERBS = {
     ),
     "down": Verb(
         _DAILY,
-        "down:down",
+        "up:down",
         "Remove the cluster's containers and volumes from all hosts.",
         "Keeps images and model caches. Deletes the API key, the history and the batches on the head. It asks first "
         "where a model is served, or a batch is not fetched.",
@@ -125,19 +154,40 @@ VERBS = {
         ("vcluster fit meta-llama/Llama-3.1-8B-Instruct", "vcluster fit --params 405B --gpus 8 --gpu-memory 80GB"),
         {0: "it fits", 1: "the model cannot be read", 3: "it does not fit", **READ},
     ),
-    "pull": PULL,
+    "pull": Verb(
+        _MODELS,
+        "pull:pull",
+        "Bring a model to every host: download once, then spread.",
+        "One host downloads, the others receive from host to host meanwhile; every file is hashed. It continues "
+        "without this machine: Ctrl-C leaves it running, and the same command follows it again, or resumes it.",
+        (
+            "vcluster pull meta-llama/Llama-3.1-8B-Instruct",
+            "vcluster pull meta-llama/Llama-3.1-8B-Instruct@main --via gpu2 --detach",
+            "vcluster pull meta-llama/Llama-3.1-8B-Instruct --verify",
+            "vcluster pull meta-llama/Llama-3.1-8B-Instruct --via local",
+            "vcluster pull ./my-model --as my-model",
+        ),
+        {
+            0: "every host has the model",
+            1: "some hosts do not have it",
+            2: "wrong usage or inventory",
+            3: "the model cannot be had, or a disk has no room; nothing was changed",
+            4: "a host or the hub is unreachable",
+            75: "another model is being pulled",
+        },
+    ),
     "models": Verb(_MODELS, "models:app", "Show and remove the models of the hosts."),
     "image": Verb(_MODELS, "image:app", "List, remove and send the images of the hosts."),
     "stop": Verb(
         _MODELS,
-        "stop:stop",
+        "serve:stop",
         "Stop the served model; keep the cluster up.",
         examples=("vcluster stop --yes",),
         exits={0: "no model is served", 1: "failed, or the answer was no", **LEASE},
     ),
     "rollback": Verb(
         _MODELS,
-        "rollback:rollback",
+        "serve:rollback",
         "Serve the model again that was ready before.",
         "Repeats the last request that was ready before the current one, with its flags.",
         ("vcluster rollback", "vcluster rollback --yes"),
@@ -237,10 +287,33 @@ VERBS = {
             "vcluster exec gpu1 --ssh -- nvidia-smi",
         ),
         {3: "the cluster is not up", **READ},
-        habits=("-it", "-ti", "-t"),
         usage=("[OPTIONS]", "(HOST | --head | --all)", "[-- COMMAND]"),
     ),
     "sandbox": Verb(_MORE, "sandbox:app", "Create and remove a local test cluster."),
+}
+# Those of `vcluster models`.
+MODELS = {
+    "ls": Verb(
+        "Verbs",
+        "models:ls",
+        "Show which models each host has, and whether complete.",
+        examples=("vcluster models", "vcluster models --json"),
+        exits={1: "a host's cache cannot be read", **READ},
+    ),
+    "rm": Verb(
+        "Verbs",
+        "models:rm",
+        "Remove a model from the hosts.",
+        "Frees what it takes in the caches, all revisions. Refuses what is served, or is being pulled.",
+        ("vcluster models rm org/old-model", "vcluster models rm ./my-model gpu2 --yes"),
+        {
+            0: "none of the hosts has it",
+            1: "failed, or the answer was no",
+            **LEASE,
+            3: "it is being served; nothing was changed",
+            75: "it is being pulled, or another run changes these hosts",
+        },
+    ),
 }
 # What they do is asked of no cluster.
 WITHOUT_INVENTORY = ("init", "sandbox")

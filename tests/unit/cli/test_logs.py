@@ -6,7 +6,9 @@ import io
 import json
 import os
 import sys
+from contextlib import nullcontext
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import typer
@@ -107,12 +109,12 @@ def test_what_follows_the_dashes_is_the_command(
 ) -> None:
     asked: list[object] = []
 
-    def answered(_: Inventory, host: str, command: list[str], __: object) -> int:
+    def answered(_: Inventory, host: str, command: list[str], *__: object) -> nullcontext[Mock]:
         asked.extend((host, [*command]))
-        return 7
+        return nullcontext(Mock(run=Mock(return_value=7)))
 
     (tmp_path / "inventory.yaml").write_text(LAB)
-    monkeypatch.setattr(action, "exec_one", answered)
+    monkeypatch.setattr(action, "command_on", answered)
     assert run("exec", *argv, cwd=tmp_path).returncode == 7
     assert asked == [host, ran]
 

@@ -177,7 +177,7 @@ def test_a_call_that_fails_before_it_reads_its_inventory_names_it(
 @pytest.mark.parametrize(
     ("words", "fixes"),
     [
-        (["nproc"], ["gpu1 -- nproc", "--all -- nproc"]),
+        (["nproc"], ["HOST -- nproc"]),
         (["gup2"], ["gpu2"]),
         (["gup2", "--", "ls", "a b"], ["gpu2 -- ls 'a b'"]),
         (["gpu3", "--", "ls", "a b"], ["HOST -- ls 'a b'"]),
