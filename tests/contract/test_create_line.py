@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 
 from tests.support import world
+from tests.support.create_line import create_line
 from vllm_cluster.core.desired import desired
 from vllm_cluster.core.spec import BASE_IMAGE, SPEC, ContainerSpec, GpuRequest
 from vllm_cluster.docker.client import DIAL
 from vllm_cluster.docker.container_body import node_body
-from vllm_cluster.docker.create_line import create_line
 
 CLUSTER = f"line-{uuid.uuid4().hex[:8]}"
 IMAGE = f"vcluster-test/{CLUSTER}:empty"

@@ -334,8 +334,6 @@ def test_a_build_needs_a_recipe(docker: Docker) -> None:
 def test_a_pull_from_a_registry_that_is_not_there(docker: Docker) -> None:
     answer = docker.ask("POST", "/images/create", fromImage=f"localhost:1/{NOWHERE}", tag="1")
     assert refused(answer, 500)
-    with pytest.raises(HostError, match=f"^gpu1: pull localhost:1/{NOWHERE}:1: "):
-        docker.client.pull(f"localhost:1/{NOWHERE}:1", Deadline.after(30), lambda _: None)
 
 
 # ---- volumes

@@ -10,6 +10,7 @@ import pytest
 
 from tests.support import world
 from tests.support.attack import attack
+from tests.support.create_line import create_line
 from tests.support.hosts import Sandbox
 from tests.support.second_engine import IMAGE, SecondEngine, make_image, second_engine
 from tests.support.waiting import until
@@ -17,7 +18,6 @@ from vllm_cluster.checks.registry import preflight
 from vllm_cluster.core.desired import desired
 from vllm_cluster.core.gpus import survives_restart, ways
 from vllm_cluster.core.spec import GpuRequest
-from vllm_cluster.docker.create_line import create_line
 from vllm_cluster.facts.host_facts import HostFacts
 
 pytestmark = [pytest.mark.e2e, pytest.mark.promise, pytest.mark.deep]

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import csv
 import io
 import json
 import re
-import shlex
 import socket
 import subprocess
 from pathlib import Path
@@ -24,10 +22,9 @@ from tests.property.hostile import CASES, anything, batches, hostile, many, reco
 from tests.support import world
 from vllm_cluster.backends import vllm
 from vllm_cluster.core.desired import desired
-from vllm_cluster.core.spec import BASE_IMAGE, SPEC, ContainerSpec
+from vllm_cluster.core.spec import BASE_IMAGE, ContainerSpec
 from vllm_cluster.docker.calls import path
 from vllm_cluster.docker.container_body import node_body
-from vllm_cluster.docker.create_line import create_line
 from vllm_cluster.errors import UsageError
 from vllm_cluster.inventory.model import HostSsh, Inventory, SshSettings
 from vllm_cluster.run.connection import ssh_target
@@ -59,7 +56,6 @@ def test_a_shell_hands_on_each_word_as_it_is(shell: str, tmp_path: Path) -> None
     assert not list(tmp_path.iterdir()), "a word was obeyed"
 
 
-FLAGS = ("--init", "--no-healthcheck", "--privileged")
 # Each place of an inventory that takes text, with what is often right for it.
 PLACES: dict[str, st.SearchStrategy[Any]] = {
     "cluster": st.from_regex(r"\A[a-z0-9]([a-z0-9-]{0,20}[a-z0-9])?\Z"),
@@ -99,7 +95,6 @@ def test_an_inventory_s_words_arrive_in_containers_as_they_are() -> None:
         facts = {name: world.host(n) for n, name in enumerate(inventory.hosts, 1)}
         for spec in desired(inventory, facts, world.INPUTS):
             assert dict(spec.environment).items() >= words.get("environment", {}).items()
-            as_a_line(spec)
             as_a_body(spec)
 
     @many
@@ -108,33 +103,9 @@ def test_an_inventory_s_words_arrive_in_containers_as_they_are() -> None:
         for place, value in cases:
             arrive(written(place, value))
 
-    with recorded("P14", "inventory to docker create line and Engine API body"):
+    with recorded("P14", "inventory to Engine API body"):
         check()
     assert len(accepted) > CASES / 20, "hardly a case got as far as a container"
-
-
-def as_a_line(spec: ContainerSpec) -> None:
-    """The line that people read means the spec to a shell and to Docker."""
-    words = shlex.split(create_line(spec))
-    assert words[:2] == ["docker", "create"]
-    options: list[tuple[str, str]] = []
-    rest = iter(words[2:])
-    for word in rest:
-        if not word.startswith("-"):
-            break
-        options.append((word, "" if word in FLAGS else next(rest)))
-    assert (word, *rest) == (spec.image, *spec.command[1:])
-    given = {option: [value for name, value in options if name == option] for option, _ in options}
-    assert given["--env"] == [f"{key}={value}" for key, value in spec.environment]
-    assert given["--label"] == [f"{key}={value}" for key, value in spec.labels().items() if key != SPEC]
-    assert given["--entrypoint"] == [spec.command[0]]
-    binds = [mount for mount in spec.mounts if mount.source.startswith("/")]
-    assert given["--volume"] == [f"{m.source}:{m.target}:{'ro' if m.read_only else 'rw'}" for m in binds]
-    volumes = [dict(field.partition("=")[::2] for field in next(csv.reader([line]))) for line in given["--mount"]]
-    named = [mount for mount in spec.mounts if not mount.source.startswith("/")]
-    assert [(row["source"], row["target"], "readonly" in row) for row in volumes] == [
-        (mount.source, mount.target, mount.read_only) for mount in named
-    ]
 
 
 def as_a_body(spec: ContainerSpec) -> None:

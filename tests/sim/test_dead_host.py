@@ -38,7 +38,7 @@ def test_a_plan_for_the_hosts_that_answer(world: World, before: str, capsys: pyt
     hosts = {operation.host for operation in planned.plan.operations()}
     # That a member is away is not that it left.
     assert hosts == (set() if before == "up" else {"gpu1", "gpu2"})
-    show_plan(planned.plan, color="never", verbosity=0, lost=tuple(planned.lost.failures))
+    show_plan(planned.plan, color="never", lost=tuple(planned.lost.failures))
     out = capsys.readouterr().out
     assert out.startswith("This plan is incomplete: gpu3 cannot be reached.\n")
     if before == "up":

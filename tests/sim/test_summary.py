@@ -60,7 +60,7 @@ def test_plan_and_up_name_the_model_that_they_restart(
     wanted = make.inventory(2) if fewer else make.inventory(3, environment={"A": "1"})
     made = plan(wanted, world)
     assert made.plan
-    show_plan(made.plan, color="never", verbosity=0, stops=made.stops.consequence)
+    show_plan(made.plan, color="never", stops=made.stops.consequence)
     assert f"\n{RESTARTED}\nPlan: " in capsys.readouterr().out
     said = notes(lab.run(world, wanted, lab.do_up))
     assert RESTARTED in said

@@ -186,7 +186,6 @@ def _plan() -> Schema:
     operations = []
     for kind in OPERATIONS:
         more: Schema = {"operation": {"const": kind.verb}, "message": TEXT}
-        more |= {"docker_create": TEXT} if kind is plan.CreateNode else {}
         operations.append(fields(kind, **more))
     barriers = [fields(kind, type={"const": kind.type}, message=TEXT) for kind in get_args(plan.Barrier)]
     stage = keys({"title": TEXT, "operations": rows({"anyOf": operations}), "barriers": rows({"anyOf": barriers})})

@@ -45,7 +45,6 @@ EXCEPTIONS: dict[str, set[str]] = {
     "actions/init.py": {"transport"},
     "cli/paste.py": {"run", "transport"},
     "cli/render/check.py": {"run"},
-    "cli/render/plan.py": {"docker"},
     "cli/serve.py": {"transport"},
     "cli/words.py": {"backends"},
     "core/node_status.py": {"explain"},

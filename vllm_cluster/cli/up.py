@@ -43,7 +43,7 @@ def _show_plan(session: Session, *, exit_code: bool, forget: Sequence[str] = (),
     elif made.plan:
         lost = tuple(made.lost.failures) if made.lost else ()
         stops = made.stops.consequence
-        show_plan(made.plan, color=SETTINGS.color, verbosity=SETTINGS.verbosity, lost=lost, stops=stops)
+        show_plan(made.plan, color=SETTINGS.color, lost=lost, stops=stops)
     if not made.whole().empty and exit_code:
         raise SystemExit(EXIT_CHANGES)
 

@@ -62,8 +62,7 @@ VERBS = {
         _DAILY,
         "up:plan",
         "Show what up would change.",
-        "Changes nothing. Each change shows what it was and what it will be; -v also shows each new container "
-        "as a docker create line.",
+        "Changes nothing. Each change shows what it was and what it will be.",
         ("vcluster plan", "vcluster plan --exit-code"),
         {3: "an error was found", 10: "there is something to do (with --exit-code)", **READ},
     ),

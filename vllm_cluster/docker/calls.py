@@ -53,8 +53,6 @@ class Call:
     json: Mapping[str, object] | None = None
     body: bytes = b""
     headers: Mapping[str, str] = field(default_factory=dict, repr=False)
-    # Is called with how many bytes of a large body are sent.
-    sent: Callable[[int], None] | None = None
     # POST is how Docker starts a command in a container too; what one does is for whoever asks for it to judge.
     reads: bool = False
     # The answer ends with the stream, and not before: a log that is followed, the output of a command.
@@ -98,9 +96,7 @@ class Reply:
         self._connection = connection
         with self.failing():
             content, headers = call.content, {**call.kind, **call.headers}
-            response = connection.send_request(
-                call.method, target, self._deadline, content, headers, sent=call.sent, whole=call.whole
-            )
+            response = connection.send_request(call.method, target, self._deadline, content, headers, whole=call.whole)
             status, self.date = response.status, _seconds(response.headers.get("Date"))
             self.status = status
         if status >= http.HTTPStatus.BAD_REQUEST:

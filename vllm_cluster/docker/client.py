@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from typing import Any
 
 from vllm_cluster.clock import SYSTEM_CLOCK, Clock, Deadline
-from vllm_cluster.core.images import repository_and_tag
 from vllm_cluster.docker import archive, parse
 from vllm_cluster.docker.calls import CALL_SECONDS, Call, Calls, NotFound, Unreadable, path
 from vllm_cluster.docker.connection import Guard, OpenStream
-from vllm_cluster.docker.output import OutputFrames
-from vllm_cluster.docker.progress import built, pulled
+from vllm_cluster.docker.log_frames import OutputFrames
 from vllm_cluster.docker.streams import Streams
 from vllm_cluster.docker.volumes import Volumes
 from vllm_cluster.errors import CommandFailed
@@ -27,6 +25,8 @@ MAX_API = (1, 47)
 MAX_LOG = 256 << 10
 # What is read of a log to find its end: Docker sends the oldest line first, and keeps at most 16 KiB of each.
 MAX_LOG_READ = 32 << 20
+# Of what a build printed, and of the reason why it failed.
+MAX_BUILD_LOG, MAX_ERROR = 2000, 4000
 MAX_FILE = 4 << 20
 MAX_SYMLINKS = 5
 # Docker looks up a file's size and then opens it by name: one that is replaced in between comes cut, or ends the
@@ -110,15 +110,6 @@ class DockerApi:
         except NotFound:
             return None
 
-    def pull(self, reference: str, deadline: Deadline, progress: Callable[[str], None]) -> None:
-        """Pull an image that needs no login, reporting the bytes as they come."""
-        repository, tag = repository_and_tag(reference)
-        query = {"fromImage": repository, "tag": tag}
-        with self._calls.stream(Call(f"pull {reference}", "POST", "/images/create", query), deadline) as reply:
-            problem = pulled(reply.messages(), reference, progress)
-        if problem:
-            raise CommandFailed(self.host, f"cannot pull {reference}: {problem}", exit_code=1, stderr=problem)
-
     def build(
         self,
         context: bytes,
@@ -126,18 +117,13 @@ class DockerApi:
         arguments: Mapping[str, str],
         labels: Mapping[str, str],
         deadline: Deadline,
-        *,
-        sent: Callable[[int], None] | None = None,
     ) -> str:
-        """Build an image, without network, from a tar archive that holds a Dockerfile; returns its id.
-
-        `sent` is called with how many bytes of the archive are sent.
-        """
+        """Build an image, without network, from a tar archive that holds a Dockerfile; returns its id."""
         query = {"t": tag, "buildargs": json.dumps(arguments), "labels": json.dumps(labels)}
         query |= {"rm": "1", "forcerm": "1", "networkmode": "none"}
-        call = Call(f"build {tag}", "POST", "/build", query, body=context, sent=sent)
+        call = Call(f"build {tag}", "POST", "/build", query, body=context)
         with self._calls.stream(call, deadline) as reply:
-            problem, log = built(reply.messages())
+            problem, log = _built(reply.messages())
         if problem:
             raise CommandFailed(self.host, f"cannot build {tag}: {problem}\n{log}", exit_code=1, stderr=log)
         made = self.image_info(tag)
@@ -248,3 +234,13 @@ class DockerApi:
                 return archive.has_content(reply)
         except NotFound:
             return False
+
+
+def _built(messages: Iterable[Mapping[str, Any]]) -> tuple[str, str]:
+    """Read what a build prints: the error in it, empty where it succeeded, and the end of its log."""
+    log = ""
+    for message in messages:
+        log = (log + str(message.get("stream", "")))[-MAX_BUILD_LOG:]
+        if "error" in message:
+            return str(message["error"] or "without a reason")[:MAX_ERROR], log.strip()
+    return "", log.strip()

@@ -45,7 +45,6 @@ class _StreamSocket:
     def __init__(self, stream: Stream) -> None:
         self.stream = stream
         self.deadline = Deadline.after(0)
-        self.sent: Callable[[int], None] | None = None
         self._readers = 0
         self._closed = False
 
@@ -60,8 +59,6 @@ class _StreamSocket:
     def sendall(self, data: bytes) -> None:
         for at in range(0, len(data), SLICE):
             self.ready().sendall(data[at : at + SLICE])
-            if self.sent and len(data) > SLICE:
-                self.sent(min(at + SLICE, len(data)))
 
     def makefile(self, *_: object) -> io.BufferedReader:
         self._readers += 1
@@ -101,15 +98,13 @@ class Connection(http.client.HTTPConnection):
         body: bytes,
         headers: Mapping[str, str],
         *,
-        sent: Callable[[int], None] | None = None,
         whole: bool = False,
     ) -> http.client.HTTPResponse:
         """Send a request, and read the beginning of its response; the rest is read by the same deadline.
 
-        `sent` is called with how many bytes of a large body are sent. With `whole` the response is the rest of the
-        stream.
+        With `whole` the response is the rest of the stream.
         """
-        self._socket.deadline, self._socket.sent = deadline, sent
+        self._socket.deadline = deadline
         if whole:
             # A log comes in a chunk a line, which http.client reads at a quarter of the speed.
             self._http_vsn, self._http_vsn_str = 10, "HTTP/1.0"

@@ -53,7 +53,6 @@ from vllm_cluster.run.lease import Lease
 from vllm_cluster.run.members import move_head, record_members
 from vllm_cluster.run.node_handle import NodeHandle
 from vllm_cluster.run.program import python, run
-from vllm_cluster.run.pull import sending
 from vllm_cluster.run.secret_files import provide, remove_orphaned, remove_unused
 from vllm_cluster.run.secrets import Secrets
 
@@ -202,9 +201,10 @@ class PlanExecution:
         context = self._context(inside, requirement)
         arguments = wheels.arguments(base, requirement)
         deadline = connection.runtime.after(BUILD_SECONDS + len(context) / MIN_UPLOAD)
-        sent = sending(connection, len(context), name, self.emit)
+        size = f"{len(context) / 1e6:.0f} MB"
+        self.emit(Event("progress", f"sending {size} of wheels, building {name}", connection.name))
         labels = {BASE_IMAGE: base, BUILT_FOR: self.plan.cluster, VLLM_VERSION: inside.version("vllm") or ""}
-        engine.build(context, name, arguments, labels, deadline, sent=sent)
+        engine.build(context, name, arguments, labels, deadline)
 
     def _probe(self, connection: HostConnection, image: str, base: str) -> ImageContents:
         # With the head's address: where a run breaks off before there is a node, the next one finds the id by it.

@@ -8,8 +8,7 @@ from importlib.resources import files
 from typing import Any, Protocol
 
 from vllm_cluster.core.log_lines import GROUP, SECOND, VLLM, Line, LogRequest, copied_from, is_poll, split_source
-from vllm_cluster.docker.log_frames import LogFrames, Position, StampedLine, Stamps
-from vllm_cluster.docker.output import OutputFrames
+from vllm_cluster.docker.log_frames import LogFrames, OutputFrames, Position, StampedLine, Stamps
 from vllm_cluster.errors import CommandFailed, HostError
 from vllm_cluster.run.log_merge import LogMerge
 from vllm_cluster.run.node_handle import NodeHandle

@@ -6,7 +6,7 @@ import contextlib
 import threading
 from collections.abc import Callable, Mapping, Sequence
 
-from vllm_cluster.docker.output import OutputFrames
+from vllm_cluster.docker.log_frames import OutputFrames
 from vllm_cluster.docker.streams import RunningExec
 from vllm_cluster.errors import CommandFailed, HostError
 from vllm_cluster.run.node_handle import NodeHandle

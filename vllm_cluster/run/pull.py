@@ -1,4 +1,4 @@
-"""An image for a host: by Docker's API, which reports the bytes, else by the host's own `docker pull` and its login."""
+"""An image for a host, by the host's own `docker pull` and its login: Docker's API knows no login of the host."""
 
 from __future__ import annotations
 
@@ -7,13 +7,11 @@ from collections.abc import Callable, Iterable
 from vllm_cluster.clock import Deadline
 from vllm_cluster.core.images import registry
 from vllm_cluster.errors import CommandFailed, TimedOut
-from vllm_cluster.events import Emit, Event
 from vllm_cluster.run.connection import HostConnection
 from vllm_cluster.run.program import OnHost, RemoteProgram, start
 
 # An image has at most 127 layers.
 MAX_LAYERS = 1000
-SHOW_SECONDS = 3.0
 
 
 def pull(connection: HostConnection, image: str, deadline: Deadline, progress: Callable[[str], None]) -> None:
@@ -22,34 +20,15 @@ def pull(connection: HostConnection, image: str, deadline: Deadline, progress: C
     Raises:
         CommandFailed: with what would help.
     """
-    lines: list[str] = []
-
-    def report(text: str) -> None:
-        lines.append(text)
-        progress(text)
-
-    try:
-        connection.engine.pull(image, deadline, report)
-    except CommandFailed as error:
-        # What broke off in the middle is not a matter of logins, and would break off there again.
-        if lines:
-            raise
-        _pull_on_host(connection, image, deadline, progress, error)
-
-
-def _pull_on_host(
-    connection: HostConnection, image: str, deadline: Deadline, progress: Callable[[str], None], refusal: CommandFailed
-) -> None:
-    """Docker's API knows no login of the host; its docker command does, and its credential helpers."""
     program = RemoteProgram("pull", ("docker", "pull", image), changes=True)
     with start(connection, program, OnHost(), deadline) as running:
         try:
             _follow(running.lines(deadline), image, progress)
         except TimedOut as error:
             raise TimedOut(connection.name, f"pull {image}: docker pull did not end in time") from error
-        stderr = running.stderr_tail()
-    if connection.engine.image_info(image) is None:
-        reason = stderr.strip().rpartition("\n")[2] or refusal.stderr
+        code, stderr = running.code, running.stderr_tail()
+    if code != 0:
+        reason = stderr.strip().rpartition("\n")[2] or "docker pull gave no reason"
         where = registry(image)
         login = f"docker login {where}" if where else "docker login"
         hint = f"Check the name. If the image is private, run on {connection.name}: {login}"
@@ -71,18 +50,3 @@ def _follow(lines: Iterable[bytes], image: str, progress: Callable[[str], None])
             if text != shown:
                 progress(text)
             shown = text
-
-
-def sending(connection: HostConnection, size: int, name: str, emit: Emit) -> Callable[[int], None]:
-    """Shows how much of the wheels for an image has been sent to a host, every few seconds."""
-    due = connection.runtime.after(0)
-
-    def show(sent: int) -> None:
-        nonlocal due
-        if sent == size:
-            emit(Event("progress", f"sent {size / 1e6:.0f} MB of wheels, building {name}", connection.name))
-        elif due.left() <= 0:
-            due = connection.runtime.after(SHOW_SECONDS)
-            emit(Event("progress", f"sending wheels: {sent / 1e6:.0f} of {size / 1e6:.0f} MB", connection.name))
-
-    return show

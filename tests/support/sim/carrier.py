@@ -302,7 +302,7 @@ class _PullStream(_Stream):
 
     def __init__(self, transport: FakeTransport, world: World, image: str, fault: Fault | None) -> None:
         super().__init__(transport, world)
-        self.ended, self._said = True, ""
+        self.ended, self._said, self._code = True, "", 1
         if fault is not None and not fault.happens:
             self._said = "Cannot connect to the Docker daemon"
             return
@@ -312,10 +312,15 @@ class _PullStream(_Stream):
             self._said = f"Using default tag: latest\nError response from daemon: {error}"
         else:
             self.out += b"layer: Pulling fs layer\nlayer: Download complete\nlayer: Pull complete\n"
+            self._code = 1 if fault else 0
 
     def stderr_tail(self) -> str:
         """What docker prints of a failure."""
         return self._said
+
+    def exit_code(self) -> int | None:
+        """How docker ended."""
+        return self._code
 
 
 class _SplitStream(_Stream):

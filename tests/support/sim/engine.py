@@ -311,17 +311,6 @@ def _image(engine: FakeEngine, _: Request, reference: str) -> Answer:
     return reply({"Id": picture.id, "RepoTags": picture.tags, "RootFS": layers, "Config": {"Labels": picture.labels}})
 
 
-@route("POST", "/images/create")
-def _pull(engine: FakeEngine, request: Request, _: str) -> Answer:
-    name = f"{request.query['fromImage']}:{request.query.get('tag', 'latest')}"
-    fetch(engine.world, engine.machine, name, logged_in=False)
-    rows = [
-        {"status": "Downloading", "id": "layer", "progressDetail": {"current": 1, "total": 2}},
-        {"status": f"Status: Downloaded newer image for {name}"},
-    ]
-    return Answer(200, chunks=[json.dumps(row).encode() + b"\r\n" for row in rows])
-
-
 def fetch(world: World, machine: Machine, name: str, *, logged_in: bool) -> None:
     """Bring an image from the registry to a host; a private one for those who are logged in."""
     registry, slash, _path = name.partition("/")

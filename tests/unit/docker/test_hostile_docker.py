@@ -33,10 +33,6 @@ def deadline() -> Deadline:
     return Deadline.after(SECONDS)
 
 
-def pull(docker: DockerApi) -> None:
-    docker.pull("some/image:1", deadline(), lambda _: None)
-
-
 def build(docker: DockerApi) -> object:
     return docker.build(b"", "some:1", {}, {}, deadline())
 
@@ -46,7 +42,6 @@ USES: dict[str, Use] = {
     "container_named": lambda docker: docker.container_info("some"),
     "images": lambda docker: docker.images(),
     "image_config": lambda docker: docker.image_info("some"),
-    "pull": pull,
     "build": build,
     "create": lambda docker: docker.create("some", {}),
     "logs": lambda docker: docker.logs("some"),
@@ -72,10 +67,6 @@ def endless(first: bytes, piece: bytes) -> Iterator[bytes]:
     return itertools.chain([first], itertools.repeat(piece))
 
 
-def layer(number: int) -> object:
-    return {"status": "Downloading", "id": f"{number}" * 50, "progressDetail": {"current": number, "total": number}}
-
-
 BIG = b"x" * (64 << 10)
 FRAME = struct.pack(">BxxxL", 1, len(BIG)) + BIG
 RAW = b"HTTP/1.1 200 OK\r\n\r\n"
@@ -84,9 +75,6 @@ FLOODS: dict[str, tuple[Use, Callable[[], Iterator[bytes]], type[HostError]]] = 
     "build, one endless line": (build, lambda: endless(CHUNKED, chunk(BIG)), HostError),
     "build, one endless line in tiny pieces": (build, lambda: endless(CHUNKED, chunk(b"x")), TimedOut),
     "build, endless empty lines": (build, lambda: endless(CHUNKED, chunk(b"\n" * len(BIG))), TimedOut),
-    "pull, endless layers": (pull, lambda: lines(layer), TimedOut),
-    "pull, one endless line": (pull, lambda: endless(CHUNKED, chunk(b'{"id": "' + BIG)), HostError),
-    "pull, an endless refusal": (pull, lambda: endless(b"HTTP/1.1 500 no\r\n\r\n", BIG), HostError),
     "containers, endless spaces": (USES["containers"], lambda: endless(CHUNKED, chunk(b" ")), HostError),
     "containers, endless list": (USES["containers"], lambda: endless(RAW, BIG), HostError),
     "build, endless 100": (
@@ -113,7 +101,7 @@ FLOODS: dict[str, tuple[Use, Callable[[], Iterator[bytes]], type[HostError]]] = 
 @pytest.mark.promise("P18", "P23")
 def test_a_flood_ends_by_its_deadline_in_little_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(calls, "CALL_SECONDS", SECONDS)  # of calls that are not given a deadline
-    with tallied("P18", "a Docker that floods: 13 kinds of endless answers", "ended in time, in < 50 MB") as cases:
+    with tallied("P18", "a Docker that floods: 10 kinds of endless answers", "ended in time, in < 50 MB") as cases:
         for name, (use, flood, error) in FLOODS.items():
             docker, _ = canned(lambda _line: flood())  # noqa: B023 - used before the next turn
             tracemalloc.start()
@@ -127,8 +115,7 @@ def test_a_flood_ends_by_its_deadline_in_little_memory(monkeypatch: pytest.Monke
 
 
 # fault: docker/connection.py: self.stream.settimeout(left) → self.stream.settimeout(30)
-@pytest.mark.parametrize("use", [build, pull], ids=["build", "pull"])
-def test_a_byte_at_a_time_gains_no_time(use: Use) -> None:
+def test_a_byte_at_a_time_gains_no_time() -> None:
     def trickle(_line: str) -> Iterator[bytes]:
         for byte in itertools.chain(CHUNKED, itertools.cycle(chunk(b"\n"))):
             time.sleep(0.02)  # the attack itself: always sooner than any time-out of one read
@@ -137,7 +124,7 @@ def test_a_byte_at_a_time_gains_no_time(use: Use) -> None:
     docker, _ = canned(trickle)
     began = time.monotonic()
     with pytest.raises(TimedOut, match="Docker did not answer within 1 s"):
-        use(docker)
+        build(docker)
     assert time.monotonic() - began < SECONDS + MAX_LATE
 
 
@@ -194,7 +181,7 @@ def test_an_answer_beyond_the_limit_is_refused() -> None:
     with pytest.raises(HostError, match="gpu1: list images: Docker's answer cannot be read: it is longer than 16 MB"):
         canned(always(answer(long)))[0].images()
     with pytest.raises(HostError, match="a line is longer than 1 MB"):
-        pull(canned(always(answer(b"x" * (MAX_LINE + 100))))[0])
+        build(canned(always(answer(b"x" * (MAX_LINE + 100))))[0])
 
 
 def test_one_stream_serves_many_requests_and_a_broken_one_none() -> None:

@@ -6,8 +6,7 @@ import random
 
 import pytest
 
-from vllm_cluster.docker.log_frames import MAX_LINE, LogFrames, Position, StampedLine, Stamps, nanoseconds
-from vllm_cluster.docker.output import OutputFrames
+from vllm_cluster.docker.log_frames import MAX_LINE, LogFrames, OutputFrames, Position, StampedLine, Stamps, nanoseconds
 
 
 def stamp(number: int) -> bytes:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from vllm_cluster.cli.render.text import MAX_TEXT, plain, wants_color
+from vllm_cluster.cli.render.text import plain, wants_color
 from vllm_cluster.core.plan import (
     CreateNode,
     Operation,
@@ -18,7 +18,6 @@ from vllm_cluster.core.plan import (
     RestartNode,
     StartNode,
 )
-from vllm_cluster.docker.create_line import MISSING, create_line
 from vllm_cluster.text import by_hosts, count
 
 
@@ -26,12 +25,7 @@ def plan_document(plan: Plan) -> dict[str, Any]:
     """The plan as JSON would have it."""
     stages = []
     for stage in plan.stages:
-        operations = []
-        for operation in stage.operations:
-            row: dict[str, Any] = {"operation": operation.verb, **asdict(operation), "message": operation.text}
-            if isinstance(operation, CreateNode):
-                row["docker_create"] = create_line(operation.spec)
-            operations.append(row)
+        operations = [{"operation": one.verb, **asdict(one), "message": one.text} for one in stage.operations]
         barriers = [{"type": barrier.type, **asdict(barrier), "message": barrier.text} for barrier in stage.barriers]
         stages.append({"title": stage.title, "operations": operations, "barriers": barriers})
     return {
@@ -44,12 +38,12 @@ def plan_document(plan: Plan) -> dict[str, Any]:
     }
 
 
-def show_plan(plan: Plan, *, color: str, verbosity: int, lost: Sequence[str] = (), stops: str = "") -> None:
-    """Write the plan on standard output; with -v each container as a `docker create` line.
+def show_plan(plan: Plan, *, color: str, lost: Sequence[str] = (), stops: str = "") -> None:
+    """Write the plan on standard output.
 
     `lost` are hosts that cannot be reached: it is the plan without them. `stops` is what becomes of the served model.
     """
-    bold, dim, end = ("\x1b[1m", "\x1b[2m", "\x1b[0m") if wants_color(color, stdout=True) else ("", "", "")
+    bold, end = ("\x1b[1m", "\x1b[0m") if wants_color(color, stdout=True) else ("", "")
     out = sys.stdout
     if lost:
         out.write(f"This plan is incomplete: {', '.join(lost)} cannot be reached.\n")
@@ -60,7 +54,7 @@ def show_plan(plan: Plan, *, color: str, verbosity: int, lost: Sequence[str] = (
     marks = _marks(plan)
     for stage in plan.stages:
         out.write(f"{bold}{stage.title}{end}\n")
-        shown = ((_lines(one, marks[id(one)], dim, end, verbosity), one.host) for one in stage.operations)
+        shown = ((_lines(one, marks[id(one)]), one.host) for one in stage.operations)
         for (mark, text, more), hosts in by_hosts(shown).items():
             out.write(f"{mark} {hosts}: {text}\n{more}")
         for barrier in stage.barriers:
@@ -70,13 +64,11 @@ def show_plan(plan: Plan, *, color: str, verbosity: int, lost: Sequence[str] = (
     out.write(f"{bold}{_summary(plan, marks)}{end}\n")
 
 
-def _lines(operation: Operation, mark: str, dim: str, end: str, verbosity: int) -> tuple[str, str, str]:
+def _lines(operation: Operation, mark: str) -> tuple[str, str, str]:
     """An operation without its host: its mark, its line and what comes below it."""
     changes = operation.changes if isinstance(operation, CreateNode) else ()
     # One is in the operation's own line.
     more = [f"    {plain(change.text)}\n" for change in changes] if len(changes) > 1 else []
-    if isinstance(operation, CreateNode) and verbosity > 0:
-        more.append(f"{dim}    the container, {MISSING}:\n    {plain(create_line(operation.spec), MAX_TEXT)}{end}\n")
     return mark, plain(operation.text), "".join(more)
 
 
