@@ -50,7 +50,7 @@ def test_a_host_whose_image_changes_behind_the_plan_is_reported(number: int | No
     assert f"{make.IMAGE} is {there} here and {make.base_image().id[:19]} on the other hosts" in str(outcome.error)
 
 
-# fault: core/one_image.py: == self.content), None) → == 0), None)
+# fault: core/images.py: == self.content), None) → == 0), None)
 @pytest.mark.promise("P26")
 @pytest.mark.parametrize("on", [("gpu1",), ("gpu2",), ("gpu1", "gpu2")])
 @pytest.mark.parametrize("way", ["there", "pulled", "sent"])

@@ -14,8 +14,7 @@ from vllm_cluster.actions.assess import (
     require_one_local,
 )
 from vllm_cluster.core.identity import without_lease
-from vllm_cluster.core.image_use import loses_its_name
-from vllm_cluster.core.images import Content, earlier_image_name, repository_and_tag
+from vllm_cluster.core.images import Content
 from vllm_cluster.errors import HostError, PreflightFailed, UsageError, VclusterError, combine
 from vllm_cluster.events import Emit, Event
 from vllm_cluster.facts.host_facts import HostFacts
@@ -63,14 +62,12 @@ def push(
         # What is in the inventory under no name may be the same machine: it has the image then.
         wanted = [host for host in targets if host != found.connection.name]
         # An id cannot be a name.
-        naming = _Naming(
-            inventory, facts, "" if found.image.id.removeprefix("sha256:").startswith(name) else name, emit
-        )
+        naming = _Naming("" if found.image.id.removeprefix("sha256:").startswith(name) else name, emit)
         lacking = _lacking(fleet, found, wanted, naming)
         there = {host: facts[host] for host in lacking}
         _ensure_processor(found.image, there, name)
         if lacking:
-            _send(found, fleet, there, naming)
+            _send(found, fleet, there, naming, inventory)
         having = [*wanted, *({found.connection.name} & set(inventory.hosts))]
         text = f"{name} is {found.image.id[:19]} on {count(len(having), 'host')}"
         sent = f"; sent to {', '.join(lacking)}" if lacking else " (no changes)"
@@ -112,24 +109,16 @@ def _facts(
 class _Naming:
     """The name that the image gets on each host, empty where it was asked for by its id."""
 
-    inventory: Inventory
-    facts: Mapping[str, HostFacts]
     name: str
     emit: Emit
 
     def announce(self, connection: HostConnection, image: Content) -> None:
-        """Warn where the name means another image; one of the cluster gets a name by which it can be removed."""
+        """Warn where the name means another image, which loses it."""
         before = held(connection, self.name) if self.name else None
         if before is None or before.fingerprint == image.fingerprint:
             return
-        host, cluster = connection.name, self.inventory.cluster
-        kept, short = "", before.id.removeprefix("sha256:")[:12]
-        if loses_its_name(self.inventory.image, cluster, self.facts[host].images, before.id, self.name):
-            earlier = earlier_image_name(cluster, before.id)
-            connection.engine.tag(before.id, *repository_and_tag(earlier))
-            kept = f", which is now {earlier}"
-        text = f"{self.name} is taken from the image {short}{kept}"
-        self.emit(Event("warning", text, host, {"code": "tag-moved", "id": before.id}))
+        text = f"{self.name} is taken from the image {before.id.removeprefix('sha256:')[:12]}"
+        self.emit(Event("warning", text, connection.name, {"code": "tag-moved", "id": before.id}))
 
 
 def _find(inventory: Inventory, fleet: Fleet, name: str, source: str, facts: Mapping[str, HostFacts]) -> Stored:
@@ -203,20 +192,20 @@ def _ensure_processor(image: Content, facts: Mapping[str, HostFacts], name: str)
         raise PreflightFailed("\n".join(texts), hint=hint)
 
 
-def _send(found: Stored, fleet: Fleet, hosts: Mapping[str, HostFacts], naming: _Naming) -> None:
+def _send(found: Stored, fleet: Fleet, hosts: Mapping[str, HostFacts], naming: _Naming, inventory: Inventory) -> None:
     """Send it to hosts, all at once; of this machine to one of them, from which the others get it."""
     first, *others = hosts
     if found.address == LOOPBACK and others:
-        _send(found, fleet, {first: hosts[first]}, naming)
+        _send(found, fleet, {first: hosts[first]}, naming, inventory)
         connection = fleet.connections[first]
         image = held(connection, OneImage(found.image.id, [found.connection]).on(connection))
         if image is None:
             raise HostError(first, f"{found.name} is gone", hint="vcluster image push")
-        there = Stored(connection, image, naming.inventory.hosts[first].address, found.name)
-        _send(there, fleet, {host: hosts[host] for host in others}, naming)
+        there = Stored(connection, image, inventory.hosts[first].address, found.name)
+        _send(there, fleet, {host: hosts[host] for host in others}, naming, inventory)
         return
     emit = naming.emit
-    with ImageSource(found, fleet, tuple(hosts), without_lease(naming.inventory.cluster), emit) as source:
+    with ImageSource(found, fleet, tuple(hosts), without_lease(inventory.cluster), emit) as source:
         _ensure_room(source, hosts)
         layers = count(len(source.image.layers), "layer")
         for host in hosts:

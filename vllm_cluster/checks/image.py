@@ -6,8 +6,7 @@ from collections.abc import Iterator, Mapping
 
 from vllm_cluster.backends import backend
 from vllm_cluster.checks.finding import Finding, each_host
-from vllm_cluster.core.images import find_image, node_image_name
-from vllm_cluster.core.one_image import resolve
+from vllm_cluster.core.images import find_image, node_image_name, resolve
 from vllm_cluster.facts.host_facts import HostFacts
 from vllm_cluster.inventory.model import Host, Inventory
 

@@ -7,9 +7,8 @@ from dataclasses import dataclass
 
 from vllm_cluster.core.change import FieldChange, compare
 from vllm_cluster.core.identity import is_leftover, is_volume_name, node_of
-from vllm_cluster.core.images import find_image, node_image_name
+from vllm_cluster.core.images import ResolvedImage, find_image, node_image_name, resolve
 from vllm_cluster.core.members import Membership
-from vllm_cluster.core.one_image import ResolvedImage, resolve
 from vllm_cluster.core.plan import (
     Barrier,
     CreateNode,

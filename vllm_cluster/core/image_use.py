@@ -7,19 +7,12 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from vllm_cluster.core.images import (
-    NODE_IMAGE_REPOSITORY,
-    canonical,
-    earlier_image_name,
-    find_image,
-    repository_and_tag,
-)
+from vllm_cluster.core.images import NODE_IMAGE_REPOSITORY, canonical, find_image, repository_and_tag
 from vllm_cluster.core.spec import BASE_IMAGE, BUILT_FOR, SPEC, VLLM_VERSION
 from vllm_cluster.facts.host_facts import Container, Image
 
 State = Literal["in-use", "desired", "previous", "unused"]
-# A cluster that was made before node images had their name has images of the other one, which `prune` finds so.
-_NODE_IMAGE = re.compile(rf"(?:{NODE_IMAGE_REPOSITORY}|vcluster-engine):([0-9a-f]{{12}})-ray(.+)")
+_NODE_IMAGE = re.compile(rf"{NODE_IMAGE_REPOSITORY}:([0-9a-f]{{12}})-ray(.+)")
 # As Docker lists an image without a name, up to version 24.
 _NONE = "<none>"
 
@@ -51,19 +44,18 @@ def cluster_images(
 
     A node image carries the name of the cluster that it was built for: a host has one of a name, and the id goes
     with `down`. One that an earlier version built, or that is another name of its base, is known by its base. A base
-    has names of the inventory's repository alone, or none any more, and a node image was made from it, or
-    `image push` moved its name to another: any other image of that repository belongs to others.
+    has names of the inventory's repository alone, or none any more, and a node image was made from it: any other image
+    of that repository belongs to others.
     """
     repository = repository_and_tag(canonical(reference))[0]
     wanted = find_image(reference, images)
-    earlier = {image.id for image in images if earlier_image_name(cluster, image.id) in image.tags}
     every = list(_node_images(images))
     nameless = {base for image, base, _ in every if image.labels.get(BUILT_FOR) == cluster}
-    known = {one.id: one for one in images if one == wanted or _is_of(repository, cluster, one, nameless)}
+    known = {one.id: one for one in images if one == wanted or _is_of(repository, one, nameless)}
     built = [row for row in every if _of_cluster(row[0], row[1], known, cluster)]
     # What another cluster's node image is made from is left to that cluster.
     theirs = {base for image, base, _ in every if not _of_cluster(image, base, known, cluster)}
-    made_from = ({base for _, base, _ in built} | earlier) - theirs
+    made_from = {base for _, base, _ in built} - theirs
     bases = {image_id: image for image_id, image in known.items() if image_id in made_from or image == wanted}
     used = {container.image_id for container in containers}
     # What runs is made from a node image, and that one from its base.
@@ -109,26 +101,17 @@ def _given(image: Image) -> tuple[str, ...]:
     return _names(image) or _digests(image)
 
 
-def _is_of(repository: str, cluster: str, image: Image, nameless: Collection[str]) -> bool:
-    """Whether an image has names of that repository, and no others but those that vcluster gives.
+def _is_of(repository: str, image: Image, nameless: Collection[str]) -> bool:
+    """Whether an image has names of that repository, and no others but those of node images.
 
     One without any name is of the cluster where it is among the `nameless`.
     """
     if not _given(image):
         return image.id in nameless
-    earlier = earlier_image_name(cluster, image.id)
     given = [name for name in _names(image) if not _NODE_IMAGE.fullmatch(name)]
     # One that brings its own Ray has a node image's name, too: it does not show whose it is.
-    names = [name for name in given or _digests(image) if name != earlier]
-    same = all(repository_and_tag(canonical(name))[0] == repository for name in names)
-    return same and bool(names or earlier in given)
-
-
-def loses_its_name(reference: str, cluster: str, images: Sequence[Image], image_id: str, name: str) -> bool:
-    """Whether an image is a cluster's, and has no name but a node image's once this one means another image."""
-    of_cluster = {image.id for image in cluster_images(reference, cluster, images, ())}
-    names = (tag for image in images if image.id == image_id for tag in _names(image))
-    return image_id in of_cluster and all(tag == canonical(name) or bool(_NODE_IMAGE.fullmatch(tag)) for tag in names)
+    names = given or _digests(image)
+    return bool(names) and all(repository_and_tag(canonical(name))[0] == repository for name in names)
 
 
 def _node_images(images: Sequence[Image]) -> Iterator[tuple[Image, str, str]]:

@@ -8,8 +8,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 
 from vllm_cluster.core.identity import Owner
-from vllm_cluster.core.images import Content
-from vllm_cluster.core.one_image import digest_of
+from vllm_cluster.core.images import Content, digest_of
 from vllm_cluster.core.plan import Plan, PrepareImage, SameImage
 from vllm_cluster.errors import CommandFailed, HostError, VclusterError
 from vllm_cluster.events import Emit, Event

@@ -6,8 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from vllm_cluster.core.image_use import ClusterImage, cluster_images, freed, loses_its_name
-from vllm_cluster.core.images import earlier_image_name
+from vllm_cluster.core.image_use import ClusterImage, cluster_images, freed
 from vllm_cluster.core.spec import BASE_IMAGE, BUILT_FOR, SPEC
 from vllm_cluster.facts.host_facts import Container, Image
 
@@ -104,36 +103,9 @@ def test_a_container_of_anybody_keeps_an_image() -> None:
     assert states(ALL, B1)[sha(B1)] == "in-use"
 
 
-def test_a_node_image_under_the_earlier_name_is_listed() -> None:
-    earlier = built(109, B1, repository="vcluster-engine")
-    assert states((*ALL, earlier))[earlier.id] == "previous"
-
-
 def test_a_base_whose_tag_has_moved_is_known_by_its_digest() -> None:
     moved = Image(sha(B1), (), (f"{REPOSITORY}@sha256:12",), {}, 20 * 10**9, 1)
     assert states((moved, *ALL[1:]))[sha(B1)] == "unused"
-
-
-def test_an_image_that_was_renamed_is_known_by_the_name_of_its_cluster() -> None:
-    node_image = f"vcluster-node:{sha(B1)[7:19]}-ray2.56.1"
-    for names in ([], [node_image]):
-        for cluster in (OURS, "other"):
-            renamed = Image(sha(B1), (*names, earlier_image_name(cluster, sha(B1))), (), {}, 1, 1)
-            assert (sha(B1) in states((renamed, *ALL[1:4]))) == (cluster == OURS)
-
-
-@pytest.mark.parametrize(
-    ("names", "expected"),
-    [
-        ((f"{REPOSITORY}:v4",), True),
-        ((f"{REPOSITORY}:v4", f"vcluster-node:{sha(B4)[7:19]}-ray2.56.1"), True),
-        ((f"{REPOSITORY}:v4", f"{REPOSITORY}:nightly"), False),
-    ],
-)
-def test_an_image_loses_its_name_where_it_has_no_other(names: tuple[str, ...], expected: bool) -> None:
-    own = Image(sha(B4), names, (), {}, 1, 1)
-    assert loses_its_name(f"{REPOSITORY}:v4", OURS, (own,), sha(B4), f"{REPOSITORY}:v4") == expected
-    assert not loses_its_name("somebody/else", OURS, (own,), sha(B4), f"{REPOSITORY}:v4")
 
 
 def test_an_image_that_brings_its_own_ray_is_one_image_with_two_names() -> None:
