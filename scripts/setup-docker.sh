@@ -68,3 +68,6 @@ if ! command -v mmdebstrap >/dev/null && command -v apt-get >/dev/null && ! can_
   say "no image can be pulled here, so they will be made from Debian's packages"
   install_packages mmdebstrap debian-archive-keyring
 fi
+
+# vcluster asks it how a host is reached; only the slimmest containers lack it.
+command -v ssh >/dev/null || install_packages openssh-client

@@ -294,26 +294,6 @@ def test_a_certificate_works(
         server.stop()
 
 
-def test_ssh_config_is_read_without_the_ssh_command(
-    client: Client, shared_server: Sshd, connect: Connect, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    client.add("h", shared_server)
-    client.hosts = [
-        "Host j",
-        "ProxyJump h",
-        *client.hosts,
-        "Host j",
-        "HostName 127.0.0.1",
-        f"Port {shared_server.port}",
-    ]
-    client.write()
-    monkeypatch.setenv("PATH", str(tmp_path))
-    works(connect(client.target("h"), "fabric"))
-    works(connect(client.target("j"), "fabric"))
-    with pytest.raises(UsageError, match="the ssh command is not installed here"):
-        connect(client.target("h"), "openssh")
-
-
 @pytest.mark.promise("P39")
 def test_too_many_keys_are_an_error_that_shows_how_to_offer_one(
     *, kind: Kind, client: Client, agent: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

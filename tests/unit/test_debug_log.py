@@ -12,21 +12,22 @@ import pytest
 from vllm_cluster import debug_log
 from vllm_cluster.clock import Deadline
 from vllm_cluster.errors import ConnectionLost
-from vllm_cluster.transport.base import Result
-from vllm_cluster.transport.logged_transport import LoggedTransport
+from vllm_cluster.transport.base import Result, Target
+from vllm_cluster.transport.carrier import Carrier
 
 TOKEN = "hf_abcdefghijklmnopqrstuvwxyz"
 
 
-class Transport:
+class Canned(Carrier):
     """Answers a command as a test sets it."""
 
-    host, round_trips = "gpu1", 1
+    kind = "fabric"
 
     def __init__(self, answer: Result | Exception) -> None:
+        super().__init__(Target("gpu1", "gpu1"))
         self.answer = answer
 
-    def run(self, argv: object, deadline: Deadline, *, stdin: bytes = b"") -> Result:
+    def _run(self, argv: object, deadline: Deadline, stdin: bytes) -> Result:
         if isinstance(self.answer, Exception):
             raise self.answer
         return self.answer
@@ -42,10 +43,8 @@ def run(tmp_path: Path, answer: Result | Exception, *argv: str) -> list[str]:
     """The lines that a command leaves."""
     path = debug_log.to_file(tmp_path, "up", "key")
     assert path
-    clock = Deadline.after(1).clock
-    transport = LoggedTransport(Transport(answer), "fabric", clock)  # type: ignore[arg-type]
     with suppress(ConnectionLost):
-        transport.run(argv, Deadline.after(1), stdin=TOKEN.encode())
+        Canned(answer).run(argv, Deadline.after(1), stdin=TOKEN.encode())
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     return path.read_text().splitlines()
 

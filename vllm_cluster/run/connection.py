@@ -20,7 +20,6 @@ from vllm_cluster.run.runtime import SYSTEM, Runtime
 from vllm_cluster.transport import locate
 from vllm_cluster.transport.base import Stream, Target, Transport
 from vllm_cluster.transport.jumps import Jumps
-from vllm_cluster.transport.logged_transport import LoggedTransport
 from vllm_cluster.transport.ssh_config import SshEndpoint, ensure_safe_names, ssh_options
 
 # sshd takes about ten new connections at a time (MaxStartups); a laptop's file table has its end too.
@@ -151,7 +150,7 @@ class Fleet:
     def _connection(self, inventory: Inventory, host: Host, endpoint: SshEndpoint | None) -> HostConnection:
         at, kind = ssh_target(inventory, host), _kind(inventory, host)
         ssh = "" if kind == "local" else shlex.join(["ssh", *ssh_options(at), at.destination])
-        carrier = LoggedTransport(self.runtime.connect(at, kind, endpoint, self._jumps), kind, self.runtime.clock)
+        carrier = self.runtime.connect(at, kind, endpoint, self._jumps)
         return HostConnection(host.name, carrier, self.runtime, ssh)
 
     def each(
@@ -279,7 +278,7 @@ def endpoints(inventory: Inventory, runtime: Runtime, of: Iterable[Host]) -> dic
 
     def ask(host: Host) -> SshEndpoint | None:
         with suppress(VclusterError):  # the connection asks once more, and fails in the name of its host
-            return locate(ssh_target(inventory, host), _kind(inventory, host), runtime.processes)
+            return locate(ssh_target(inventory, host), runtime.processes)
         return None
 
     hosts = [host for host in of if _kind(inventory, host) != "local"]

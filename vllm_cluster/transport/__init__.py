@@ -3,32 +3,22 @@
 from __future__ import annotations
 
 import subprocess
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
+from functools import partial
 from typing import Any, Literal
 
 from vllm_cluster.debug_log import logged
 from vllm_cluster.transport.base import Target, Transport
 from vllm_cluster.transport.jumps import Jumps
-from vllm_cluster.transport.ssh_config import NoSshCommand, SshEndpoint, resolve, ssh_words
+from vllm_cluster.transport.ssh_config import SshEndpoint, resolve, ssh_words
 
 Kind = Literal["fabric", "openssh", "local"]
 
 
-def locate(target: Target, kind: Kind, processes: Callable[..., Any] = subprocess.run) -> SshEndpoint:
-    """Where ssh_config sends a host; asked of ssh, or read by paramiko where fabric carries and there is no ssh."""
-
-    def words(asked: Target) -> Mapping[str, list[str]]:
-        try:
-            return ssh_words(asked, processes)
-        except NoSshCommand:
-            if kind != "fabric":
-                raise
-        from vllm_cluster.transport.fabric.config import parsed_words  # noqa: PLC0415
-
-        return parsed_words(asked)
-
+def locate(target: Target, processes: Callable[..., Any] = subprocess.run) -> SshEndpoint:
+    """Where ssh_config sends a host; asked of ssh."""
     with logged(target.name, "ssh -G", target.destination) as call:
-        found = resolve(target, words)
+        found = resolve(target, partial(ssh_words, run=processes))
         call.result = f"{found.host}:{found.port}"
         return found
 

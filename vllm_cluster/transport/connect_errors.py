@@ -10,8 +10,7 @@ from typing import TypeVar
 
 from vllm_cluster.clock import Deadline
 from vllm_cluster.errors import AuthenticationFailed, HostKeyRejected, NoSession, Unreachable
-from vllm_cluster.transport.host_keys import lookup_name
-from vllm_cluster.transport.ssh_config import SshEndpoint
+from vllm_cluster.transport.ssh_config import SshEndpoint, known_name
 
 T = TypeVar("T")
 
@@ -42,12 +41,11 @@ def unknown_key(at: SshEndpoint, shown: str, *, authority: bool = False) -> Host
 def changed_key(at: SshEndpoint, shown: str, line: str) -> HostKeyRejected:
     """The host shows another key than the one in `line` (file:number) of known_hosts."""
     file = line.rpartition(":")[0]
-    name = lookup_name(at.host, at.port, at.host_key_alias)
     return HostKeyRejected(
         at.name,
         f"the key of {at.where} is not the one in {line}: it shows {shown}; "
         "the host was reinstalled, or this is a man-in-the-middle attack",
-        hint=f"if the host was reinstalled: ssh-keygen -f {shlex.quote(file)} -R {shlex.quote(name)}",
+        hint=f"if the host was reinstalled: ssh-keygen -f {shlex.quote(file)} -R {shlex.quote(known_name(at))}",
     )
 
 

@@ -8,24 +8,25 @@ from dataclasses import replace
 from vllm_cluster.clock import Deadline
 from vllm_cluster.transport import command_line, process
 from vllm_cluster.transport.base import MAX_OUTPUT, Forward, Result, Stream, Target
+from vllm_cluster.transport.carrier import Carrier
 from vllm_cluster.transport.forward import LoopbackForward, SocketPipe
-from vllm_cluster.transport.ssh_transport import CountingTransport
 
 _DIAL_SECONDS = 10.0
 
 
-class LocalTransport(CountingTransport):
+class LocalTransport(Carrier):
     """Commands of this machine, with the manners of a remote one."""
+
+    kind = "local"
 
     def __init__(self, target: Target) -> None:
         super().__init__(target)
         self._streams: set[process.ProcessStream] = set()
 
-    def connect(self, deadline: Deadline) -> None:
+    def _connect(self, deadline: Deadline) -> None:
         """Nothing to do: it is here."""
 
-    def run(self, argv: Sequence[str], deadline: Deadline, *, stdin: bytes = b"") -> Result:
-        """Run one command to its end."""
+    def _run(self, argv: Sequence[str], deadline: Deadline, stdin: bytes) -> Result:
         words, seconds = command_line.encoded(argv), deadline.left()
         self._count()
         try:
@@ -36,8 +37,7 @@ class LocalTransport(CountingTransport):
             raise self._not_ended(f"`{command_line.shown(argv)}`", seconds)
         return replace(result, stdout=result.stdout[:MAX_OUTPUT], stderr=result.stderr[:MAX_OUTPUT])
 
-    def open_stream(self, argv: Sequence[str], deadline: Deadline) -> Stream:
-        """Start a command and talk to it."""
+    def _open_stream(self, argv: Sequence[str], deadline: Deadline) -> Stream:
         # Through a shell, so that a command that does not exist is reported on standard error as it does remotely.
         line = command_line.posix_line(argv)
         self._count()
@@ -45,9 +45,7 @@ class LocalTransport(CountingTransport):
         self._streams.add(stream)
         return stream
 
-    def forward(self, remote_port: int, local_port: int = 0, *, remote_host: str = "127.0.0.1") -> Forward:
-        """Another port of this machine that leads to the same place."""
-
+    def _forward(self, remote_port: int, local_port: int, remote_host: str) -> Forward:
         return LoopbackForward(self.host, lambda: SocketPipe.dial(remote_host, remote_port, _DIAL_SECONDS), local_port)
 
     def require_alive(self) -> None:

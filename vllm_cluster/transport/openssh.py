@@ -11,26 +11,27 @@ from vllm_cluster.errors import ConnectionLost, HostError, NoSession, ShellUnusa
 from vllm_cluster.text import host_port
 from vllm_cluster.transport import command_line, connect_errors, process, shell
 from vllm_cluster.transport.base import Forward, Result, Stream, Target
+from vllm_cluster.transport.carrier import RETRY_SECONDS, SshCarrier, lost
 from vllm_cluster.transport.forward import listener
 from vllm_cluster.transport.jumps import Jumps
 from vllm_cluster.transport.ssh_config import SshEndpoint, resolve
 from vllm_cluster.transport.ssh_master import STEP_SECONDS, SshMaster, open_master, shared
-from vllm_cluster.transport.ssh_transport import RETRY_SECONDS, SshTransport, lost
 
 # A refusal comes within a round trip; a host that is silent for longer shows it when the stream is read.
 REFUSAL_SECONDS = 2.0
 
 
-class OpenSshTransport(SshTransport):
+class OpenSshTransport(SshCarrier):
     """One host over `ssh` with a shared connection. Safe to use from several threads."""
+
+    kind = "openssh"
 
     def __init__(self, target: Target, jumps: Jumps, endpoint: SshEndpoint | None = None) -> None:
         super().__init__(target, jumps, endpoint)
         self._master: SshMaster | None = None
         self._open: set[process.ProcessStream] = set()
 
-    def connect(self, deadline: Deadline) -> None:
-        """Connect and authenticate; does nothing when connected."""
+    def _connect(self, deadline: Deadline) -> None:
         with self._connecting:
             if self._master is not None and self._master.alive():
                 return
@@ -38,15 +39,13 @@ class OpenSshTransport(SshTransport):
             endpoint = self._endpoint or resolve(self._target)
             self._master = open_master(self._target, endpoint, self._jumps, deadline)
 
-    def run(self, argv: Sequence[str], deadline: Deadline, *, stdin: bytes = b"") -> Result:
-        """Run one command to its end."""
+    def _run(self, argv: Sequence[str], deadline: Deadline, stdin: bytes) -> Result:
         master, doing = self._open_master(), f"`{command_line.shown(argv)}`"
         command_line.encoded(argv)
         with self._command(deadline, doing):
-            return self._run(master, argv, stdin, deadline, doing)
+            return self._talk(master, argv, stdin, deadline, doing)
 
-    def open_stream(self, argv: Sequence[str], deadline: Deadline) -> Stream:
-        """Start a command and talk to it."""
+    def _open_stream(self, argv: Sequence[str], deadline: Deadline) -> Stream:
         master, doing = self._open_master(), f"`{command_line.shown(argv)}`"
         command, opening = command_line.without_timeout(argv), deadline.sooner(STEP_SECONDS)
         while True:
@@ -91,8 +90,7 @@ class OpenSshTransport(SshTransport):
         self._open.add(stream)
         return stream
 
-    def forward(self, remote_port: int, local_port: int = 0, *, remote_host: str = "127.0.0.1") -> Forward:
-        """Bring a port of the host to 127.0.0.1 here."""
+    def _forward(self, remote_port: int, local_port: int, remote_host: str) -> Forward:
         return _MuxForward(self._open_master(), remote_port, local_port, remote_host)
 
     def require_alive(self) -> None:
@@ -106,7 +104,7 @@ class OpenSshTransport(SshTransport):
             self._master.close()
             self._master = None
 
-    def _run(self, master: SshMaster, argv: Sequence[str], stdin: bytes, deadline: Deadline, doing: str) -> Result:
+    def _talk(self, master: SshMaster, argv: Sequence[str], stdin: bytes, deadline: Deadline, doing: str) -> Result:
         opening, started = deadline.sooner(STEP_SECONDS), deadline.left()
         while True:
             self._count()

@@ -23,18 +23,13 @@ Words = Mapping[str, list[str]]
 
 ASK_SECONDS = 10.0
 MAX_HOPS = 8
+DEFAULT_PORT = 22
 # These could become options of ssh, or commands where a ProxyCommand or a Match exec quotes them badly.
 _BAD_HOST = re.compile(r"""^-|[\s\0-\x1f\x7f'"`$\\;&<>|(){}]|^$""")
 _BAD_USER = re.compile(r"""^-|[\s\0-\x1f\x7f'"`;&<>|(){}]|\\$|^$""")
 _TOKEN = re.compile(r"%(.)")
 # What keeps a session from running a command with its input; `ssh -G` shows whether this ssh knows them (8.7).
 _SESSION = ("SessionType=default", "StdinNull=no", "ForkAfterAuthentication=no")
-
-
-class NoSshCommand(UsageError):
-    """There is no ssh on this machine to ask."""
-
-    code = "no-ssh"
 
 
 @dataclass(frozen=True)
@@ -69,6 +64,11 @@ class SshEndpoint:
         return f"{self.user}@{self.host}:{self.port}"
 
 
+def known_name(at: SshEndpoint) -> str:
+    """The name under which known_hosts keeps a host."""
+    return at.host_key_alias or (at.host if at.port == DEFAULT_PORT else f"[{at.host}]:{at.port}")
+
+
 def ensure_safe_names(target: Target) -> None:
     """Refuse names that a shell or ssh could take for something else."""
     _refuse(_BAD_HOST, target.destination, f"{target.name}: ssh destination")
@@ -84,7 +84,7 @@ def ssh_words(target: Target, run: Callable[..., Any] = subprocess.run) -> dict[
     try:
         done = run(argv, capture_output=True, timeout=ASK_SECONDS, check=False, stdin=subprocess.DEVNULL)
     except FileNotFoundError:
-        raise NoSshCommand("the ssh command is not installed here", hint="install the OpenSSH client") from None
+        raise UsageError("the ssh command is not installed here", hint="install the OpenSSH client") from None
     except subprocess.TimeoutExpired:
         raise UsageError(
             f"{target.name}: `{shlex.join(argv)}` did not answer within {ASK_SECONDS:.0f} s",
@@ -163,7 +163,7 @@ def _resolve(target: Target, ask: Callable[[Target], Words], seen: tuple[str, ..
 
 def _from_words(target: Target, words: Words) -> SshEndpoint:
     host, user = _one(words, "hostname") or target.destination, _one(words, "user") or ""
-    port = int(_one(words, "port") or 22)
+    port = int(_one(words, "port") or DEFAULT_PORT)
     _refuse(_BAD_HOST, host, f"{target.name}: HostName")
     _refuse(_BAD_USER, user, f"{target.name}: User")
 
@@ -253,12 +253,6 @@ def _expand(text: str, destination: str, host: str, port: int, user: str) -> str
     return _TOKEN.sub(lambda found: values.get(found[1], found[0]), text)
 
 
-def included(word: str) -> list[Path]:
-    """The files that a word of Include names; relative ones lie in ~/.ssh, wherever the including file is."""
-    wanted = str(expanded("~/.ssh") / expanded(word))
-    return [Path(path) for path in sorted(glob.glob(wanted))]  # noqa: PTH207 - Path.glob takes no absolute pattern
-
-
 def _host_names(file: Path, seen: tuple[Path, ...]) -> Iterator[str]:
     if file in seen or len(seen) > 16:
         return
@@ -273,5 +267,6 @@ def _host_names(file: Path, seen: tuple[Path, ...]) -> Iterator[str]:
             yield from words
         elif key.lower() == "include":
             for word in words:
-                for path in included(word):
-                    yield from _host_names(path, (*seen, file))
+                # Relative ones lie in ~/.ssh, wherever the including file is.
+                for path in sorted(glob.glob(str(expanded("~/.ssh") / expanded(word)))):  # noqa: PTH207 - no absolute one
+                    yield from _host_names(Path(path), (*seen, file))

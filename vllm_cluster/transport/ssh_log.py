@@ -6,8 +6,7 @@ import re
 
 from vllm_cluster.errors import Unreachable
 from vllm_cluster.transport import connect_errors
-from vllm_cluster.transport.host_keys import lookup_name
-from vllm_cluster.transport.ssh_config import SshEndpoint
+from vllm_cluster.transport.ssh_config import SshEndpoint, known_name
 
 _CONNECT = re.compile(r"connect to host (\S+) port (\d+): (.+)")
 _SERVER_KEY = re.compile(r"Server host key: (\S+ SHA256:\S+)")
@@ -118,7 +117,7 @@ def _chain(at: SshEndpoint) -> list[SshEndpoint]:
 
 
 def _named(at: SshEndpoint, name: str) -> SshEndpoint:
-    return next((hop for hop in _chain(at) if lookup_name(hop.host, hop.port, hop.host_key_alias) == name), at)
+    return next((hop for hop in _chain(at) if known_name(hop) == name), at)
 
 
 def _last_line(text: str) -> str:

@@ -6,21 +6,24 @@ import contextlib
 import os
 import select
 import shlex
+import shutil
 import subprocess
+import tempfile
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import IO
 
 from vllm_cluster.clock import Deadline
-from vllm_cluster.errors import HostError
+from vllm_cluster.errors import HostError, UsageError
 from vllm_cluster.transport import command_line, connect_errors, process, shell, ssh_log
 from vllm_cluster.transport.base import Result, Target
 from vllm_cluster.transport.jumps import Jumps
 from vllm_cluster.transport.ssh_config import SshEndpoint, ssh_options
-from vllm_cluster.transport.ssh_folder import SshFolder
 
 STEP_SECONDS = 10.0
+# ssh listens under a temporary name, 17 characters longer, and no socket's name may pass 104 (macOS).
+MAX_SOCKET_PATH = 85
 # For the first command to begin, before the host is asked why it has not.
 PATIENCE_SECONDS = 4.0
 _OPTIONS = (
@@ -64,9 +67,9 @@ class SshMaster:
         jump: bool = False,
     ) -> None:
         self.resolved = resolved
-        self._folder = SshFolder()
-        self.socket = self._folder.path / "m"
-        self._log = self._folder.path / "log"
+        self._folder = _private_folder()
+        self.socket = self._folder / "m"
+        self._log = self._folder / "log"
         # -N is a word about the session itself, and cannot be combined.
         session = () if jump else resolved.session
         options = [*ssh_options(replace(target, jump=None)), *_options(resolved, through, session)]
@@ -85,7 +88,7 @@ class SshMaster:
                 else:
                     self._process = _started([*ssh, "--", target.destination, command_line.LINE], log, piped=True)
         except BaseException:
-            self._folder.remove()
+            shutil.rmtree(self._folder, ignore_errors=True)
             raise
         try:
             if jump:
@@ -116,7 +119,7 @@ class SshMaster:
         process.stop(self._process)
         if self._leash:
             process.stop(self._leash)
-        self._folder.remove()
+        shutil.rmtree(self._folder, ignore_errors=True)
 
     def _wait_for_socket(self, deadline: Deadline) -> None:
         """Wait until the login is over: ssh makes the socket right after it."""
@@ -190,6 +193,21 @@ class SshMaster:
             return self._log.read_text("utf-8", "replace")
         except OSError:
             return ""
+
+
+def _private_folder() -> Path:
+    """Make a folder for ssh's socket and log, with a name that is short enough for a socket.
+
+    Raises:
+        UsageError: there is none.
+    """
+    for parent in dict.fromkeys((tempfile.gettempdir(), "/tmp")):  # noqa: S108 - what is made in it is private
+        with contextlib.suppress(OSError):
+            folder = Path(tempfile.mkdtemp(prefix="vc-", dir=parent))
+            if len(os.fsencode(folder)) + 2 <= MAX_SOCKET_PATH:
+                return folder
+            folder.rmdir()
+    raise UsageError("there is no folder for ssh's socket with a short enough name", hint="set TMPDIR to a short path")
 
 
 def open_master(

@@ -105,13 +105,6 @@ CASES = (
         0,
         "Wrote",
     ),
-    Case(
-        "a nameless user without ssh",
-        f"{NOBODY} env PATH=$PWD/there $PYTHON -m vllm_cluster plan",
-        2,
-        "has no name",
-        "USER=",
-    ),
     Case("a nameless user, fit", f"{NOBODY} $VCLUSTER fit '~/model' --gpus 1 --gpu-memory 80GB", 2, "~/model"),
     Case(
         "a nameless user, a report",

@@ -2,43 +2,61 @@
 
 from __future__ import annotations
 
-import base64
+from pathlib import Path
+from typing import Any
 
+import paramiko
 import pytest
+from cryptography.hazmat.primitives.asymmetric import ed25519
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vllm_cluster.transport.host_keys import (
-    KeyStatus,
-    check_key,
-    entry,
-    fingerprint,
-    known_types,
-    lookup_name,
-    matches,
-    parse,
-)
+from vllm_cluster.errors import HostKeyRejected
+from vllm_cluster.transport.fabric.keys import HostKeys, matches, parse
+from vllm_cluster.transport.ssh_config import SshEndpoint
+
+CLIENT: Any = None
 
 
-def blob(kind: str, body: bytes) -> bytes:
-    return len(kind).to_bytes(4, "big") + kind.encode() + body
+def made(secret: bytes) -> paramiko.PKey:
+    message = paramiko.Message()
+    message.add_string("ssh-ed25519")
+    message.add_string(ed25519.Ed25519PrivateKey.from_private_bytes(secret * 32).public_key().public_bytes_raw())
+    return paramiko.Ed25519Key(data=message.asbytes())
 
 
-ED, OTHER, RSA = blob("ssh-ed25519", b"1"), blob("ssh-ed25519", b"2"), blob("ssh-rsa", b"3")
+ED, OTHER, NISTP = made(b"1"), made(b"2"), paramiko.ECDSAKey.generate()
 
 
-def b64(data: bytes) -> str:
-    return base64.b64encode(data).decode()
+def line(key: paramiko.PKey) -> str:
+    return f"{key.get_name()} {key.get_base64()}"
 
 
-# fault: transport/host_keys.py: CHANGED, (same_type or plain)[0] → UNKNOWN
-@given(name=st.from_regex(r"[a-z0-9.:%-]{1,30}", fullmatch=True), port=st.integers(1, 65535), hashed=st.booleans())
-def test_what_is_noted_is_found(name: str, port: int, hashed: bool) -> None:
-    keys = parse(entry(lookup_name(name, port), ED, hashed=hashed), "f")
-    assert check_key(keys, name, port, None, ED).verdict is KeyStatus.OK
-    assert check_key(keys, name, port, None, OTHER).verdict is KeyStatus.CHANGED
-    assert check_key(keys, name, port % 65535 + 1, None, OTHER).verdict is KeyStatus.UNKNOWN
-    assert check_key(keys, f"{name}x", port, None, ED).verdict is KeyStatus.UNKNOWN
+def verdict(file: Path, key: paramiko.PKey, host: str = "h", port: int = 22, **more: Any) -> str:
+    """Why the key is refused, empty where it is not."""
+    keys = HostKeys(SshEndpoint("gpu1", host, host, port, "u", known_hosts=(file,), **more))
+    try:
+        keys.missing_host_key(CLIENT, host, key)
+    except HostKeyRejected as error:
+        return error.detail
+    return ""
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    return tmp_path / "known_hosts"
+
+
+# fault: transport/fabric/keys.py: if plain: → if False:
+@pytest.mark.parametrize("hashed", [True, False])
+@pytest.mark.parametrize("port", [22, 2222])
+def test_what_is_noted_is_found(file: Path, port: int, hashed: bool) -> None:
+    name = "Gpu.lab%1"
+    assert not verdict(file, ED, name, port, accept_new_keys=True, hash_known_hosts=hashed)
+    assert (name in file.read_text()) != hashed
+    assert not verdict(file, ED, name, port)
+    assert f"is not the one in {file}:1" in verdict(file, OTHER, name, port, accept_new_keys=True)
+    assert f"is not known: ssh-ed25519 {OTHER.fingerprint}" in verdict(file, OTHER, f"{name}x", port)
 
 
 @given(st.text(max_size=300))
@@ -65,6 +83,9 @@ def test_any_file_can_be_read(text: str) -> None:
         ("a.b", "axb", False),
         ("|1|bad", "a", False),
         ("|1|!|!", "a", False),
+        # As ssh-keygen -H hashes it.
+        ("|1|F1E1KeoE/eEWhi10WpGv4OdiO6Y=|3988QV0VE8wmZL7suNrYQLITLCg=", "192.168.1.61", True),
+        ("|1|F1E1KeoE/eEWhi10WpGv4OdiO6Y=|3988QV0VE8wmZL7suNrYQLITLCg=", "192.168.1.62", False),
         ("", "a", False),
     ],
 )
@@ -72,33 +93,34 @@ def test_names(names: str, host: str, hit: bool) -> None:
     assert matches(names, host) is hit
 
 
-def test_the_line_that_decided_is_reported() -> None:
-    keys = parse(f"# x\nh ssh-rsa {b64(RSA)}\nh ssh-ed25519 {b64(OTHER)}\n", "/f")
-    judgement = check_key(keys, "h", 22, None, ED)
-    assert judgement.verdict is KeyStatus.CHANGED
-    assert judgement.line is not None
-    assert judgement.line.where == "/f:3"
+# fault: transport/fabric/keys.py: if not plain and at.host_key_alias → if at.host_key_alias
+def test_a_key_of_port_22_is_taken_where_none_is_known_for_the_port(file: Path) -> None:
+    file.write_text(f"h {line(ED)}\n")
+    assert not verdict(file, ED, port=2222)
+    assert "is not known" in verdict(file, OTHER, port=2222)
+    assert "is not known" in verdict(file, ED, port=2222, host_key_alias="other")
+    file.write_text(f"h {line(ED)}\n[h]:2222 {line(OTHER)}\n")
+    assert f"is not the one in {file}:2" in verdict(file, ED, port=2222)
 
 
-def test_an_authority_is_not_a_known_key_but_is_reported() -> None:
-    judgement = check_key(parse(f"@cert-authority h ssh-ed25519 {b64(OTHER)}\n", "f"), "h", 22, None, ED)
-    assert judgement.verdict is KeyStatus.UNKNOWN
-    assert judgement.authority
+def test_the_line_that_decided_is_reported(file: Path) -> None:
+    file.write_text(f"# x\nh {line(NISTP)}\nh {line(OTHER)}\n")
+    assert f"is not the one in {file}:3" in verdict(file, ED)
 
 
-def test_the_known_types_are_listed_in_order() -> None:
-    keys = parse(f"h ssh-rsa {b64(RSA)}\n@revoked h ssh-ed25519 {b64(OTHER)}\nx ssh-ed25519 {b64(ED)}\n", "f")
-    assert known_types(keys, "h", 22, None) == ("ssh-rsa",)
+def test_an_authority_is_not_a_known_key_but_is_reported(file: Path) -> None:
+    file.write_text(f"@cert-authority h {line(OTHER)}\n")
+    assert "by a certificate authority only" in verdict(file, ED, accept_new_keys=True)
 
 
-def test_a_fingerprint_is_written_as_ssh_writes_it() -> None:
-    body = base64.b64decode("AAAAC3NzaC1lZDI1NTE5AAAAIOMqqnkVzrm0SdG6UOoqKLsabgH5C9okWi0dh2l9GKJl")
-    assert fingerprint(body) == "SHA256:+DiY3wvvV6TuJJhbpZisF/zLDA0zPMSvHdkr4UvCOqU"
+def test_the_known_types_are_asked_for_first(file: Path) -> None:
+    file.write_text(f"h {line(NISTP)}\n@revoked h ssh-dss AAAA\nx {line(ED)}\n")
+    assert HostKeys(SshEndpoint("gpu1", "h", "h", 22, "u", known_hosts=(file,))).preferred()[0] == NISTP.get_name()
 
 
-# fault: transport/host_keys.py: and key.blob == → and not key.
-@pytest.mark.parametrize("more", ["", f"h ssh-ed25519 {b64(ED)}\n"])
-def test_a_revoked_key_is_refused_though_another_line_knows_it(more: str) -> None:
-    keys = parse(f"{more}@revoked * ssh-ed25519 {b64(ED)}\n", "f")
-    assert check_key(keys, "h", 22, None, ED).verdict is KeyStatus.REVOKED
-    assert check_key(keys, "h", 22, None, OTHER).verdict is (KeyStatus.CHANGED if more else KeyStatus.UNKNOWN)
+# fault: transport/fabric/keys.py: == "@revoked" and one.blob == → == "@revoked" and not
+@pytest.mark.parametrize("more", ["", f"h {line(ED)}\n"])
+def test_a_revoked_key_is_refused_though_another_line_knows_it(file: Path, more: str) -> None:
+    file.write_text(f"{more}@revoked * {line(ED)}\n")
+    assert "is revoked by" in verdict(file, ED)
+    assert ("is not the one in" if more else "is not known") in verdict(file, OTHER)

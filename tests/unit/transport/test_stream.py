@@ -27,7 +27,7 @@ def test_who_wakes_up_late_waits_for_what_came_meanwhile(monkeypatch: pytest.Mon
         recv_ready=lambda: len(waits) > 1,
         recv=lambda _: b"came",
     )
-    link: Any = SimpleNamespace(host="gpu1", alive=True)
+    link: Any = SimpleNamespace(host="gpu1", alive=lambda: True)
     reading = ChannelStream(link, channel, "the lease", lambda: None)
 
     def wait(seconds: float | None) -> bool:

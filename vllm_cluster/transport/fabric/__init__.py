@@ -13,34 +13,34 @@ from vllm_cluster.clock import Deadline
 from vllm_cluster.errors import ConnectionLost, ShellUnusable, TimedOut, Unreachable
 from vllm_cluster.transport import command_line, connect_errors, locate, shell
 from vllm_cluster.transport.base import Forward, Result, Stream, Target
-from vllm_cluster.transport.fabric.hop import STEP_SECONDS, Hop, open_hop
+from vllm_cluster.transport.carrier import RETRY_SECONDS, SshCarrier
+from vllm_cluster.transport.fabric.hop import STEP_SECONDS, open_connection
 from vllm_cluster.transport.fabric.keepalive import BROKEN
 from vllm_cluster.transport.fabric.stream import ChannelStream, FabricConnection, collect
 from vllm_cluster.transport.forward import LoopbackForward
 from vllm_cluster.transport.jumps import Jumps
 from vllm_cluster.transport.ssh_config import SshEndpoint
-from vllm_cluster.transport.ssh_transport import RETRY_SECONDS, SshTransport
 
 
-class FabricTransport(SshTransport):
+class FabricTransport(SshCarrier):
     """One host over Fabric. Safe to use from several threads."""
+
+    kind = "fabric"
 
     def __init__(self, target: Target, jumps: Jumps, endpoint: SshEndpoint | None = None) -> None:
         super().__init__(target, jumps, endpoint)
-        self._hop: Hop | None = None
+        self._open: FabricConnection | None = None
 
-    def connect(self, deadline: Deadline) -> None:
-        """Connect and authenticate; does nothing when connected."""
+    def _connect(self, deadline: Deadline) -> None:
         with self._connecting:
-            if self._hop is not None and self._hop.alive():
+            if self._open is not None and self._open.alive():
                 return
             self._close()
             if self._endpoint is None:
-                self._endpoint = locate(self._target, "fabric")
-            self._hop = open_hop(self._endpoint, self._jumps, deadline)
+                self._endpoint = locate(self._target)
+            self._open = open_connection(self._endpoint, self._jumps, deadline)
 
-    def run(self, argv: Sequence[str], deadline: Deadline, *, stdin: bytes = b"") -> Result:
-        """Run one command to its end."""
+    def _run(self, argv: Sequence[str], deadline: Deadline, stdin: bytes) -> Result:
         link, doing = self._link(), f"`{command_line.shown(argv)}`"
         command_line.encoded(argv)
         with self._command(deadline, doing):
@@ -50,8 +50,7 @@ class FabricTransport(SshTransport):
             raise self._refused(link, result.stdout, result.stderr)
         return command.own(result)
 
-    def open_stream(self, argv: Sequence[str], deadline: Deadline) -> Stream:
-        """Start a command and talk to it."""
+    def _open_stream(self, argv: Sequence[str], deadline: Deadline) -> Stream:
         link, doing = self._link(), f"`{command_line.shown(argv)}`"
         command = command_line.without_timeout(argv)
         self._take(self._streams, deadline, doing)
@@ -76,8 +75,7 @@ class FabricTransport(SshTransport):
             raise
         return shell.MarkedStream(stream, command, lambda out, err: self._refused(link, out, err))
 
-    def forward(self, remote_port: int, local_port: int = 0, *, remote_host: str = "127.0.0.1") -> Forward:
-        """Bring a port of the host to 127.0.0.1 here."""
+    def _forward(self, remote_port: int, local_port: int, remote_host: str) -> Forward:
         link = self._link()
         doing = f"the tunnel to {remote_host}:{remote_port}"
 
@@ -94,16 +92,15 @@ class FabricTransport(SshTransport):
         self._link()
 
     def _close(self) -> None:
-        if self._hop is not None:
-            self._hop.close()
-            self._hop = None
+        if self._open is not None:
+            self._open.close()
+            self._open = None
 
     def _link(self) -> FabricConnection:
-        hop = self._hop
-        if hop is None:
+        link = self._open
+        if link is None:
             raise self._unconnected()
-        link = hop.link
-        if not link.alive:
+        if not link.alive():
             raise self._gone(link.where, link.wire.failure or "it was closed")
         return link
 
@@ -118,7 +115,7 @@ class FabricTransport(SshTransport):
                     raise connect_errors.no_session(self.host, link.where) from None
                 time.sleep(RETRY_SECONDS)
             except BROKEN as error:
-                if not link.alive:
+                if not link.alive():
                     raise Unreachable(self.host, link.lost(doing).detail) from error
                 # Of two sessions that are refused at one moment, paramiko keeps the reason for one alone.
                 if not limit.left():
@@ -160,11 +157,11 @@ class FabricTransport(SshTransport):
     def _no_exit_code(
         self, link: FabricConnection, channel: paramiko.Channel, doing: str
     ) -> ConnectionLost | Unreachable:
-        if link.alive and not channel.event_ready:
+        if link.alive() and not channel.event_ready:
             return Unreachable(
                 self.host, f"sshd at {link.where} refused to run {doing}", hint="may this user run commands there?"
             )
-        if link.alive:
+        if link.alive():
             return ConnectionLost(self.host, f"{doing} ended without an exit code: something killed its shell")
         return link.lost(doing)
 

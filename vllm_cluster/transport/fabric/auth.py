@@ -14,7 +14,6 @@ from paramiko.pkey import UnknownKeyType
 
 from vllm_cluster.errors import AuthenticationFailed
 from vllm_cluster.transport import connect_errors
-from vllm_cluster.transport.host_keys import fingerprint
 from vllm_cluster.transport.ssh_config import SshEndpoint
 
 AGENT_SECONDS = 10.0
@@ -74,7 +73,7 @@ class Credentials:
 
     def _try_keys(self, transport: paramiko.Transport) -> None:
         for name, key in self._keys():
-            self._offered.append(f"{name} {fingerprint(key.asbytes())}")
+            self._offered.append(f"{name} {key.fingerprint}")
             try:
                 more = transport.auth_publickey(self._resolved.user, key)
             except paramiko.AuthenticationException as refusal:

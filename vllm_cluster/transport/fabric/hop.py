@@ -35,36 +35,17 @@ _MACOS_DROP_TIME = 0x80
 logging.getLogger("paramiko").addHandler(logging.NullHandler())
 
 
-class Hop:
-    """One authenticated SSH connection, held by Fabric."""
-
-    def __init__(self, resolved: SshEndpoint, connection: fabric.Connection, wire: KeepaliveSocket) -> None:
-        self._connection = connection
-        self.link = FabricConnection(
-            resolved.name, resolved.where, cast(KeepaliveTransport, connection.transport), wire
-        )
-
-    def alive(self) -> bool:
-        """Whether the connection is still open."""
-        return self.link.alive
-
-    def close(self) -> None:
-        """End the connection; that to a jump host stays."""
-        with contextlib.suppress(*BROKEN):
-            self._connection.client.close()
-
-
-def open_hop(resolved: SshEndpoint, jumps: Jumps, deadline: Deadline) -> Hop:
+def open_connection(resolved: SshEndpoint, jumps: Jumps, deadline: Deadline) -> FabricConnection:
     """The connection to a host, through its jump hosts."""
     jump, through = resolved.jump, None
     if jump is not None:
-        through = jumps.through(jump, lambda: open_hop(jump, jumps, deadline), deadline)
+        through = jumps.through(jump, lambda: open_connection(jump, jumps, deadline), deadline)
     return connect_errors.connect_with_retry(
         lambda: _open(resolved, through, deadline.sooner(2 * STEP_SECONDS)), deadline
     )
 
 
-def _open(resolved: SshEndpoint, through: Hop | None, deadline: Deadline) -> Hop:
+def _open(resolved: SshEndpoint, through: FabricConnection | None, deadline: Deadline) -> FabricConnection:
     if resolved.revoked_keys:
         raise HostKeyRejected(
             resolved.name,
@@ -100,7 +81,7 @@ def _open(resolved: SshEndpoint, through: Hop | None, deadline: Deadline) -> Hop
         if isinstance(error, BROKEN):
             _explain(resolved, error, wire, begun - deadline.left())
         raise
-    return Hop(resolved, connection, wire)
+    return FabricConnection(resolved.name, resolved.where, connection, wire)
 
 
 def _abandon(connection: fabric.Connection, wire: KeepaliveSocket) -> None:
@@ -113,7 +94,7 @@ def _abandon(connection: fabric.Connection, wire: KeepaliveSocket) -> None:
     wire.close()
 
 
-def _socket(resolved: SshEndpoint, through: Hop | None, deadline: Deadline) -> Socket:
+def _socket(resolved: SshEndpoint, through: FabricConnection | None, deadline: Deadline) -> Socket:
     if through is not None:
         return _channel(resolved, through, deadline)
     if resolved.proxy_command:
@@ -132,10 +113,10 @@ def _socket(resolved: SshEndpoint, through: Hop | None, deadline: Deadline) -> S
     raise failure or connect_errors.no_name(resolved)
 
 
-def _channel(resolved: SshEndpoint, through: Hop, deadline: Deadline) -> Socket:
-    proxy = f"the jump host {through.link.where}"
+def _channel(resolved: SshEndpoint, through: FabricConnection, deadline: Deadline) -> Socket:
+    proxy = f"the jump host {through.where}"
     try:
-        channel = through.link.session.open_channel(
+        channel = through.session.open_channel(
             "direct-tcpip",
             (resolved.host, resolved.port),
             ("127.0.0.1", 0),

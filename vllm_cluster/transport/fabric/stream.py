@@ -6,14 +6,16 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable
+from typing import cast
 
+import fabric
 import paramiko
 
 from vllm_cluster.clock import Deadline
 from vllm_cluster.errors import ConnectionLost
 from vllm_cluster.transport.base import MAX_GREETING, MAX_OUTPUT, MAX_TAIL, Result
+from vllm_cluster.transport.carrier import lost
 from vllm_cluster.transport.fabric.keepalive import BROKEN, KeepaliveSocket, KeepaliveTransport
-from vllm_cluster.transport.ssh_transport import lost
 
 # What a packet holds: paramiko copies the rest of the data once for each packet, so it never gets more.
 PACKET = 32_000
@@ -25,18 +27,21 @@ EXIT_SECONDS = 5.0
 
 
 class FabricConnection:
-    """An open connection: its session, its wire and the name that errors call it by."""
+    """An authenticated connection, held by Fabric: its session, its wire and the name that errors call it by."""
 
-    def __init__(self, host: str, where: str, session: KeepaliveTransport, wire: KeepaliveSocket) -> None:
-        self.host = host
-        self.where = where
-        self.session = session
-        self.wire = wire
+    def __init__(self, host: str, where: str, connection: fabric.Connection, wire: KeepaliveSocket) -> None:
+        self.host, self.where, self.wire = host, where, wire
+        self.session = cast(KeepaliveTransport, connection.transport)
+        self._connection = connection
 
-    @property
     def alive(self) -> bool:
         """Whether the connection is still open."""
         return self.session.is_active()
+
+    def close(self) -> None:
+        """End the connection; that to a jump host stays."""
+        with contextlib.suppress(*BROKEN):
+            self._connection.client.close()
 
     def lost(self, doing: str) -> ConnectionLost:
         """The error for a connection that broke while `doing` was under way."""
@@ -121,7 +126,7 @@ class ChannelStream:
             if ended or self._closed:
                 return b""
             if closed:
-                if self._link.alive:
+                if self._link.alive():
                     return b""
                 raise self._link.lost(self._doing)
             left = None if limit is None else limit - time.monotonic()
@@ -166,7 +171,7 @@ class ChannelStream:
                 del self._tail[:-MAX_TAIL]
 
     def _broken(self) -> Exception:
-        if not self._link.alive:
+        if not self._link.alive():
             return self._link.lost(self._doing)
         return BrokenPipeError(f"{self._link.host}: {self._doing} takes no more input: {self.stderr_tail()}")
 
