@@ -97,10 +97,10 @@ def test_a_bundle_of_real_hosts_holds_no_token(sandbox: Sandbox, tmp_path: Path)
     node = sandbox.nodes()["gpu1"]
     secrets = sandbox.docker("gpu1", "exec", node, "sh", "-c", "cat /run/secrets/vcluster/*-*").split()
     path = tmp_path / "report.tar.gz"
-    sandbox.vcluster("explain", "--bundle", str(path), "--anonymous").ok()
+    sandbox.vcluster("explain", "--bundle", str(path)).ok()
     with tarfile.open(path) as tar:
         streams = [tar.extractfile(member) for member in tar]
         whole = b"".join(stream.read() for stream in streams if stream)
     assert b"raylet" in whole
-    for word in (*secrets, "gpu1", "gpu2"):
+    for word in secrets:
         assert word.encode() not in whole

@@ -9,7 +9,7 @@ import platform
 import subprocess
 import tarfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from itertools import chain
@@ -28,7 +28,6 @@ from vllm_cluster.core.spec import LABEL, SPEC, stored_spec
 from vllm_cluster.debug_log import inventory_key, kept
 from vllm_cluster.errors import UsageError, VclusterError
 from vllm_cluster.events import Emit, Event
-from vllm_cluster.explain.anonymize import anonymizer
 from vllm_cluster.explain.diagnosis import diagnose
 from vllm_cluster.explain.scan import scan
 from vllm_cluster.facts.host_facts import HostFacts, Image
@@ -39,7 +38,6 @@ from vllm_cluster.run.logs import Log, collect, sources
 from vllm_cluster.run.node_files import digest, node_files
 from vllm_cluster.run.node_handle import NodeHandle
 from vllm_cluster.run.observe import observe
-from vllm_cluster.run.private_names import private_names
 from vllm_cluster.run.runtime import SYSTEM, Runtime
 from vllm_cluster.run.secrets import read, references
 from vllm_cluster.text import REDACTED, count, looks_random, redact, redactor
@@ -62,7 +60,7 @@ class _Host:
     secrets: list[str]
 
 
-def bundle(inventory: Inventory, emit: Emit, path: Path, *, anonymous: bool, runtime: Runtime = SYSTEM) -> Packed:
+def bundle(inventory: Inventory, emit: Emit, path: Path, *, runtime: Runtime = SYSTEM) -> Packed:
     """Write the bundle; returns what is in it with sizes, and the hosts that gave nothing.
 
     Raises:
@@ -75,9 +73,8 @@ def bundle(inventory: Inventory, emit: Emit, path: Path, *, anonymous: bool, run
         hosts, failures = fleet.each(lambda connection: _look(inventory, connection))
     known = [*_own_secrets(inventory), *(secret for host in hosts.values() for secret in host.secrets)]
     without_secrets = redactor([*known, *_secret_variables(inventory)])
-    rename = _renamer(inventory, hosts, runtime) if anonymous else lambda text: text
     files = {
-        rename(name): rename(without_secrets(text)[:MAX_FILE_BYTES]).encode()
+        name: without_secrets(text)[:MAX_FILE_BYTES].encode()
         for name, text in chain(_files(inventory, hosts, failures), _calls(inventory))
     }
     files["contents.txt"] = "".join(f"{len(content):>10}  {name}\n" for name, content in files.items()).encode()
@@ -116,10 +113,6 @@ def _secret_variables(inventory: Inventory) -> Iterator[str]:
     for name, value in inventory.environment.items():
         if redact(f"{name}={value}") != f"{name}={value}" or looks_random(value):
             yield value
-
-
-def _renamer(inventory: Inventory, hosts: Mapping[str, _Host], runtime: Runtime) -> Callable[[str], str]:
-    return anonymizer(private_names(inventory, [host.facts for host in hosts.values()], runtime))
 
 
 def _without_values(inspected: dict[str, Any]) -> dict[str, Any]:

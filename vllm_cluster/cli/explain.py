@@ -26,29 +26,20 @@ Bundle = Annotated[
     Path | None,
     typer.Option("--bundle", metavar="FILE", help="Pack logs, facts, plan and versions into FILE (tar.gz) instead."),
 ]
-Anonymous = Annotated[
-    bool,
-    typer.Option(
-        "--anonymous", help="With --bundle: replace addresses, host names, users, proxies, images and paths too."
-    ),
-]
 
 
 def explain(
     files: Files = None,
     inventory: InventoryPath = None,
     bundle: Bundle = None,
-    anonymous: Anonymous = False,
     as_json: Json = False,
 ) -> None:
     """Name the first cause of a failure from logs."""
     if files and bundle:
         raise UsageError("a bundle is of the cluster: FILE and --bundle exclude each other")
-    if anonymous and not bundle:
-        raise UsageError("--anonymous needs --bundle", hint="vcluster explain --bundle FILE --anonymous")
     with Session(inventory, as_json=as_json) as session:
         if bundle:
-            _pack(session, bundle, anonymous=anonymous)
+            _pack(session, bundle)
         else:
             _explain(session, files or ())
 
@@ -76,14 +67,14 @@ def _explain(session: Session, files: Sequence[Path]) -> None:
         raise SystemExit(EXIT_UNREACHABLE)
 
 
-def _pack(session: Session, path: Path, *, anonymous: bool) -> None:
+def _pack(session: Session, path: Path) -> None:
     loaded = session.load()
     from vllm_cluster.actions.bundle import bundle
     from vllm_cluster.cli.render.text import plain
     from vllm_cluster.errors import combine
     from vllm_cluster.text import count
 
-    packed, failures = bundle(loaded, session.progress, path, anonymous=anonymous)
+    packed, failures = bundle(loaded, session.progress, path)
     missing = {host: error.message for host, error in failures.items()}
     lines = [f"  {size:>9}  {name}" for name, size in packed.items()]
     lines += [f"Nothing of {host} is in it" for host in failures]

@@ -24,6 +24,7 @@ _FIELDS = {
 # What is typed behind `vcluster` → the line to use: a verb ("facts"), or an option of a verb ("batch --on-head").
 INSTEAD: Mapping[str, str] = {
     "bundle": "vcluster explain --bundle report.tar.gz",
+    "explain --anonymous": "vcluster explain --bundle report.tar.gz",
     "facts": "vcluster check --facts",
     "history": "vcluster status --history",
     "key": "vcluster endpoint --key",

@@ -269,7 +269,7 @@ VERBS = {
         (
             "vcluster explain",
             "vcluster explain vllm.log ray/session_latest/logs",
-            "vcluster explain --bundle report.tar.gz --anonymous",
+            "vcluster explain --bundle report.tar.gz",
         ),
         {0: "a cause was found, or no failure", 1: "something failed, and no line names the cause", **READ},
     ),

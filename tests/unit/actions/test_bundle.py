@@ -68,7 +68,7 @@ def test_its_plan_is_that_of_the_verb(gpus: int, tmp_path: Path) -> None:
     world, inventory, path = make.world((2, 2)), make.inventory(2), tmp_path / "b.tar.gz"
 
     def pack(inventory: Inventory, emit: Emit, runtime: Runtime) -> bundle.Packed:
-        return bundle.bundle(inventory, emit, path, anonymous=False, runtime=runtime)
+        return bundle.bundle(inventory, emit, path, runtime=runtime)
 
     with lab.inside(world):
         lab.succeed(world, inventory, lab.do_up)

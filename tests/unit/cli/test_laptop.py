@@ -108,7 +108,7 @@ CASES = (
     Case("a nameless user, fit", f"{NOBODY} $VCLUSTER fit '~/model' --gpus 1 --gpu-memory 80GB", 2, "~/model"),
     Case(
         "a nameless user, a report",
-        f"{NOBODY} $VCLUSTER explain --bundle report.tgz --anonymous",
+        f"{NOBODY} $VCLUSTER explain --bundle report.tgz",
         2,
         "ssh refuses its configuration",
         stdout="Wrote report.tgz",

@@ -151,7 +151,6 @@ def test_files_that_cannot_be_are_a_wrong_call(
             "--close and --env exclude each other",
             "vcluster endpoint --close\nvcluster endpoint --env",
         ),
-        ("explain --anonymous", "--anonymous needs --bundle", "vcluster explain --bundle FILE --anonymous"),
         ("exec --all", "--all needs a command", "vcluster exec --all -- COMMAND"),
         ("exec --all --ssh -- ls", "--all and --ssh exclude each other", "vcluster exec --all -- ls"),
         ("exec gpu1 --head -- ls", "gpu1 and --head exclude each other", "vcluster exec gpu1 -- ls"),
