@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import shlex
+import json
 from dataclasses import replace
 from typing import Any
 
@@ -10,14 +10,14 @@ import pytest
 
 from tests.support import world
 from tests.support.attack import attack
-from tests.support.create_line import create_line
 from tests.support.hosts import Sandbox
-from tests.support.second_engine import IMAGE, SecondEngine, make_image, second_engine
+from tests.support.second_engine import IMAGE, SOCKET, SecondEngine, make_image, second_engine
 from tests.support.waiting import until
 from vllm_cluster.checks.registry import preflight
 from vllm_cluster.core.desired import desired
 from vllm_cluster.core.gpus import survives_restart, ways
 from vllm_cluster.core.spec import GpuRequest
+from vllm_cluster.docker.container_body import node_body
 from vllm_cluster.facts.host_facts import HostFacts
 
 pytestmark = [pytest.mark.e2e, pytest.mark.promise, pytest.mark.deep]
@@ -31,9 +31,15 @@ def start(engine: SecondEngine, facts: HostFacts, request: GpuRequest | None = N
     (head,) = desired(world.inventory(1, image=IMAGE, shm_size=1 << 20), {"gpu1": facts}, world.INPUTS)
     name = f"by-{(request or head.gpus or GpuRequest(())).way}"
     spec = replace(head, gpus=request or head.gpus, mounts=(), command=("/bin/sleep", "1000"), cluster=name)
-    argv = shlex.split(create_line(spec))
-    made = engine.docker(*argv[1:], ok=False)
-    done = made if made.returncode else engine.docker("start", spec.name, ok=False)
+    body = json.dumps(node_body(spec, spec.image, ""))
+    request = (
+        f"POST /v1.41/containers/create?name={spec.name} HTTP/1.1\r\nHost: d\r\nContent-Type: application/json\r\n"
+        f"Content-Length: {len(body)}\r\nConnection: close\r\n\r\n{body}"
+    )
+    made = engine.sh('docker --host "$1" system dial-stdio', SOCKET, stdin=request).stdout
+    if not made.startswith("HTTP/1.1 201"):
+        return spec.name, 1, made
+    done = engine.docker("start", spec.name, ok=False)
     return spec.name, done.returncode, done.stderr
 
 
