@@ -115,7 +115,7 @@ def no_ssh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("no_ssh")
-def test_a_machine_without_ssh_is_told_what_to_install() -> None:
+def test_without_ssh_the_error_names_what_to_install() -> None:
     with pytest.raises(UsageError, match="the ssh command is not installed") as refused:
         locate(Target("gpu1", "gpu1"))
     assert refused.value.hint == "install the OpenSSH client"
