@@ -39,7 +39,7 @@ class HostKeys(paramiko.MissingHostKeyPolicy):
         self._known = [key for file in at.known_hosts for key in _read(at, file)]
 
     def preferred(self) -> tuple[str, ...]:
-        """The algorithms to ask for: those of the known keys first, as ssh does: another key would count as a change."""
+        """The algorithms to ask for: those of the known keys first, as ssh does; another key would count as changed."""
         wanted: list[str] = []
         for key in self._named(known_name(self._at)):
             if not key.marker:
