@@ -32,11 +32,11 @@ def start(engine: SecondEngine, facts: HostFacts, request: GpuRequest | None = N
     name = f"by-{(request or head.gpus or GpuRequest(())).way}"
     spec = replace(head, gpus=request or head.gpus, mounts=(), command=("/bin/sleep", "1000"), cluster=name)
     body = json.dumps(node_body(spec, spec.image, ""))
-    request = (
+    message = (
         f"POST /v1.41/containers/create?name={spec.name} HTTP/1.1\r\nHost: d\r\nContent-Type: application/json\r\n"
         f"Content-Length: {len(body)}\r\nConnection: close\r\n\r\n{body}"
     )
-    made = engine.sh('docker --host "$1" system dial-stdio', SOCKET, stdin=request).stdout
+    made = engine.sh('docker --host "$1" system dial-stdio', SOCKET, stdin=message).stdout
     if not made.startswith("HTTP/1.1 201"):
         return spec.name, 1, made
     done = engine.docker("start", spec.name, ok=False)

@@ -9,7 +9,7 @@ import typer
 from vllm_cluster.cli.completion import complete_hosts
 from vllm_cluster.cli.options import InventoryPath, Json, Wait, Yes
 from vllm_cluster.cli.program import Verb, group
-from vllm_cluster.cli.session import SETTINGS, Session
+from vllm_cluster.cli.session import Session
 from vllm_cluster.cli.verbs import LEASE, READ
 
 IMAGE = {
@@ -78,7 +78,7 @@ def ls(inventory: InventoryPath = None, as_json: Json = False) -> None:
         from vllm_cluster.errors import combine
 
         found = images_action(loaded, session.progress)
-        session.show(lambda: images_document(found), lambda: show_images(found, loaded.image, color=SETTINGS.color))
+        session.show(lambda: images_document(found), lambda: show_images(found))
         if found.failures:
             raise combine(dict(found.failures)).with_hosts(loaded.hosts)
 

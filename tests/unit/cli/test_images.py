@@ -28,7 +28,7 @@ FOUND = FoundImages(
 
 
 def shown(capsys: pytest.CaptureFixture[str], found: FoundImages) -> list[str]:
-    show_images(found, NAME, color="never")
+    show_images(found)
     return [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
 
 
@@ -44,12 +44,6 @@ def test_hosts_that_have_the_same_share_a_row(capsys: pytest.CaptureFixture[str]
 def test_an_image_that_brings_ray_has_one_row_also_where_no_node_was_made(capsys: pytest.CaptureFixture[str]) -> None:
     said = shown(capsys, FoundImages({"gpu1": (BASE,), "gpu2": (replace(BASE, ray="2.56.1"),)}, {}))
     assert said[1:] == ["vllm/vllm-openai:v0.32.0 111111111111 2.56.1 20.0 GB 2 h ago all 2 in-use"]
-
-
-def test_a_name_for_two_images_is_reported(capsys: pytest.CaptureFixture[str]) -> None:
-    odd = replace(BASE, id=f"sha256:{'5' * 64}")
-    said = shown(capsys, FoundImages({"gpu1": (BASE,), "gpu2": (odd,)}, {}))
-    assert said[-1] == f"{NAME} is 111111111111 on gpu1, and 555555555555 on gpu2"
 
 
 def test_no_image_prints_a_sentence(capsys: pytest.CaptureFixture[str]) -> None:

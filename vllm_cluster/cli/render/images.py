@@ -8,8 +8,8 @@ from dataclasses import asdict
 from typing import Any
 
 from vllm_cluster.actions.images import FoundImages
-from vllm_cluster.cli.render.table import columns, cut, table
-from vllm_cluster.cli.render.text import plain, wants_color
+from vllm_cluster.cli.render.table import columns, table
+from vllm_cluster.cli.render.text import plain
 from vllm_cluster.core.image_use import ClusterImage
 from vllm_cluster.text import age
 
@@ -22,9 +22,8 @@ def images_document(found: FoundImages) -> dict[str, Any]:
     return {"v": 1, "hosts": hosts, "unreachable": {name: error.message for name, error in found.failures.items()}}
 
 
-def show_images(found: FoundImages, wanted: str, *, color: str) -> None:
+def show_images(found: FoundImages) -> None:
     """Write a row for each image and each state of it: hosts that have the same share one."""
-    yellow, end = ("\x1b[33m", "\x1b[0m") if wants_color(color, stdout=True) else ("", "")
     groups: dict[tuple[str, str], dict[str, ClusterImage]] = {}
     for host, images in found.hosts.items():
         for image in images:
@@ -36,11 +35,8 @@ def show_images(found: FoundImages, wanted: str, *, color: str) -> None:
         return
     order = ("in-use", "desired", "previous", "unused")
     rows = [_row(found, held) for key, held in sorted(groups.items(), key=lambda row: order.index(row[0][0]))]
-    width = columns()
-    for line in table(TITLES, rows, width):
+    for line in table(TITLES, rows, columns()):
         sys.stdout.write(f"{line}\n")
-    if text := _differs(found, wanted):
-        sys.stdout.write(f"{yellow}{cut(text, width)}{end}\n")
 
 
 def _row(found: FoundImages, held: dict[str, ClusterImage]) -> dict[str, str]:
@@ -57,15 +53,3 @@ def _row(found: FoundImages, held: dict[str, ClusterImage]) -> dict[str, str]:
         "hosts": f"all {len(held)}" if len(held) == len(found.hosts) > 1 else ", ".join(held),
         "state": one.state,
     }
-
-
-def _differs(found: FoundImages, wanted: str) -> str:
-    """That one name means several images."""
-    ids: dict[str, list[str]] = {}
-    for host, images in found.hosts.items():
-        for image in images:
-            if wanted in image.names:
-                ids.setdefault(image.id.removeprefix("sha256:")[:12], []).append(host)
-    if len(ids) < 2:
-        return ""
-    return plain(f"{wanted} is " + ", and ".join(f"{short} on {', '.join(hosts)}" for short, hosts in ids.items()))
