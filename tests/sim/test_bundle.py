@@ -31,7 +31,7 @@ def test_no_value_of_environment_is_in_a_bundle_whosever_node_has_it(tmp_path: P
     with lab.inside(world):
         lab.succeed(world, inventory, lab.do_up)
         add_neighbours(world)
-        lab.succeed(world, inventory, lambda i, e, r: bundle.bundle(i, e, path, runtime=r))
+        lab.succeed(world, inventory, lab.verb(bundle.bundle, path))
     with tarfile.open(path) as tar:
         streams = [tar.extractfile(member) for member in tar]
         whole = "\n".join(stream.read().decode() for stream in streams if stream)
