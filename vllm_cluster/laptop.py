@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import importlib.util
 import os
 import shlex
 import sys
@@ -12,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
-from vllm_cluster.errors import PreflightFailed, UsageError, VclusterError
+from vllm_cluster.errors import UsageError, VclusterError
 
 T = TypeVar("T")
 # What a person can do about an error; FOLDER is the folder of the path that could not be used.
@@ -29,22 +28,9 @@ _REMEDIES = {
     errno.ENFILE: "close other programs: the whole machine has too many open files",
     errno.ENOMEM: "close other programs: this machine is out of memory",
 }
-THIS_MACHINE = "this machine"
 STANDARD_OUTPUT = "standard output"
 # These are about the machine also where the error names no file.
 _OF_THE_MACHINE = (errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE, errno.ENOMEM)
-
-
-def require_library(name: str, version: str) -> None:
-    """Refuse a pull from this machine without a library that it needs.
-
-    Raises:
-        PreflightFailed: it is not installed here.
-    """
-    if importlib.util.find_spec(name) is None:
-        # pip comes with vcluster, so that this works in an environment of pipx too.
-        install = f"{shlex.quote(sys.executable)} -m pip install '{name}>={version}'"
-        raise PreflightFailed(f"{THIS_MACHINE}: pull: {name} is not installed beside vcluster", hint=install)
 
 
 def own_python(start: Callable[..., T], words: Sequence[str], **given: Any) -> T:

@@ -193,7 +193,7 @@ def _finish(
         _result(hosts, wanted, text, changed=True)
         return True
     feeding = None
-    if plan and plan.model.origin == HERE and plan.downloads:
+    if plan and wanted.source and plan.model.origin == HERE and plan.downloads:
         feeding = Feeding(hosts, plan.model, wanted.source, plan.chain[0])
     try:
         check = feeding.check if feeding else lambda: None

@@ -9,16 +9,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from vllm_cluster.actions.fit import laptop_token
 from vllm_cluster.actions.pull_hosts import PullHosts
 from vllm_cluster.actions.pull_plan import WantedModel
 from vllm_cluster.core.cached_model import cache_place, fitting_name
 from vllm_cluster.core.pull import HERE, HubFile, HubModel, choose, unfit_path
 from vllm_cluster.errors import PreflightFailed, UsageError
 from vllm_cluster.events import Event
-from vllm_cluster.hub.download import HubDownload
 from vllm_cluster.laptop import expanded
-from vllm_cluster.run.local_folder import Give, feed, from_folder, left_out, links_out, listed
+from vllm_cluster.run.local_folder import feed, left_out, links_out, listed
 from vllm_cluster.run.model_cache import ask, file_of
 from vllm_cluster.text import and_more, count, size
 
@@ -150,21 +148,6 @@ def _on_host(hosts: PullHosts, wanted: WantedModel, path: str, via: str) -> HubM
     return HubModel(wanted.model, "", "", (*files, *others), origin=path)
 
 
-def _from_hub(hosts: PullHosts, model: HubModel) -> Give:
-    """Send what this machine downloads meanwhile; it keeps nothing."""
-    shown = ""
-
-    def report(text: str) -> None:
-        nonlocal shown
-        if text != shown:
-            hosts.emit(Event("note", text, data={"code": "waiting"}))
-        shown = text
-
-    clock, token = hosts.fleet.runtime.clock, laptop_token(hosts.inventory)
-    hub = HubDownload(model.name, model.commit, model.endpoint, token, report=report, clock=clock)
-    return lambda file, begin, put: hub.send(file.path, file.size, file.blob, begin, put)
-
-
 def _refuse_links(via: str, path: str, lost: Sequence[tuple[str, str]]) -> NoReturn:
     """The container that copies has the folder and the cache: elsewhere it would read files of its own."""
     (name, target), more = lost[0], f" ({count(len(lost), 'such link')})" if len(lost) > 1 else ""
@@ -199,16 +182,15 @@ class _Shown:
 
 
 class Feeding:
-    """Sends files to the source, on a thread of its own: of a folder of this machine, else from the hub."""
+    """Sends the files of a folder of this machine to the source, on a thread of its own."""
 
-    def __init__(self, hosts: PullHosts, model: HubModel, folder: Path | None, to: str) -> None:
+    def __init__(self, hosts: PullHosts, model: HubModel, folder: Path, to: str) -> None:
         self._error: Exception | None = None
         connection = hosts.fleet.connections[to]
-        give = from_folder(folder) if folder else _from_hub(hosts, model)
 
         def send() -> None:
             try:
-                feed(connection, hosts.inventory.cluster, model.files, give)
+                feed(connection, hosts.inventory.cluster, model.files, folder)
             except Exception as error:
                 self._error = error
 

@@ -8,14 +8,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from vllm_cluster.actions.fit import host_token, laptop_token
+from vllm_cluster.actions.fit import host_token
 from vllm_cluster.actions.pull_hosts import PullHosts
 from vllm_cluster.core.pull import HERE, SPARE, Held, HubModel, PullPlan, choose, container_name, make, place_of, shared
 from vllm_cluster.errors import PreflightFailed
 from vllm_cluster.events import Event
-from vllm_cluster.laptop import THIS_MACHINE
 from vllm_cluster.run.connection import HostConnection
-from vllm_cluster.run.hub_files import ask_hub, ask_hub_here
+from vllm_cluster.run.hub_files import ask_hub
 from vllm_cluster.run.model_cache import LINE_SECONDS, place, running
 from vllm_cluster.run.program import RunningProgram
 from vllm_cluster.text import and_more, by_hosts, count, size
@@ -33,7 +32,7 @@ class WantedModel:
     detach: bool = False
     # A folder in place of the hub: of this machine, or of the host `via`.
     source: Path | None = None
-    # This machine sends the files: of that folder, or what it downloads from the hub.
+    # This machine sends the files of that folder.
     sent_from_here: bool = False
 
     @property
@@ -50,15 +49,10 @@ def ask_about(hosts: PullHosts, wanted: WantedModel, via: str) -> HubModel:
     """
     inventory = hosts.inventory
     endpoint = inventory.environment.get("HF_ENDPOINT") or os.environ.get("HF_ENDPOINT", "")
-    asked_from = THIS_MACHINE if wanted.sent_from_here else via
-    hosts.emit(Event("phase", f"asking the hub for {wanted.name} from {asked_from}"))
+    hosts.emit(Event("phase", f"asking the hub for {wanted.name} from {via}"))
     question: dict[str, Any] = {"model": wanted.model, "revision": wanted.revision, "endpoint": endpoint}
-    token = laptop_token(inventory) if wanted.sent_from_here else host_token(inventory)
-    question["token"] = token
-    if wanted.sent_from_here:
-        found = replace(ask_hub_here(hosts.fleet.runtime, question), origin=HERE)
-    else:
-        found = ask_hub(hosts.fleet.connections[via], place(inventory, hosts.facts[via]), question)
+    question["token"] = host_token(inventory)
+    found = ask_hub(hosts.fleet.connections[via], place(inventory, hosts.facts[via]), question)
     if found.name != wanted.model:
         # The cache names its folder after the word that is asked for: serve would look for the other one.
         now = replace(wanted, model=found.name).name
@@ -187,8 +181,7 @@ def what(plan: PullPlan) -> str:
 
 def _brings(plan: PullPlan, missing: int) -> str:
     if plan.model.origin == HERE:
-        what = f", which downloads it from {plan.model.endpoint}" if plan.model.endpoint else ""
-        return f"gets {size(missing)} from this machine{what}"
+        return f"gets {size(missing)} from this machine"
     if plan.model.origin:
         return f"copies {size(missing)} from {plan.model.origin}"
     if not plan.model.endpoint:  # a repair: each file is undamaged on some host

@@ -25,7 +25,7 @@ Via = Annotated[
     typer.Option(
         "--via",
         metavar="HOST",
-        help="The host that downloads, or local: this machine. Default: the head.",
+        help="The host that downloads. Default: the head.",
         autocompletion=complete_hosts,
     ),
 ]
@@ -42,27 +42,20 @@ def _wanted(model: str, via: str, name: str, *, detach: bool, of_hosts: bool) ->
     Raises:
         UsageError: it cannot be named so, or brought so.
     """
-    from vllm_cluster.actions.assess import LOCAL
     from vllm_cluster.actions.pull_folder import is_folder, wanted_folder
     from vllm_cluster.actions.pull_plan import WantedModel
 
     asked, _, revision = model.partition("@")
-    here = via == LOCAL
-    host = "" if here else via
     if model.startswith("s3://"):
         folder = shlex.quote(f"./{name or model.rstrip('/').rpartition('/')[2] or 'FOLDER'}")
         copy = f"aws s3 cp --recursive {shlex.quote(model)} {folder}\nvcluster pull {folder}"
         raise UsageError(f"{model}: vcluster no longer reads buckets", hint=copy)
-    if here and detach:
-        raise UsageError(
-            "--detach: this machine sends the files", hint=f"vcluster pull {shlex.quote(model)} --via local"
-        )
     if is_folder(model) and not of_hosts:
-        return wanted_folder(model, name, host, detach=detach)
+        return wanted_folder(model, name, via, detach=detach)
     if name:
         folder = shlex.quote(f"./{model}") if model and Path(model).is_dir() else "./FOLDER"
         raise UsageError("--as: only a folder gets a name", hint=f"vcluster pull {folder} --as NAME")
-    return WantedModel(asked, revision, host, detach, sent_from_here=here)
+    return WantedModel(asked, revision, via, detach)
 
 
 def pull(
@@ -85,13 +78,13 @@ def pull(
 
     with Session(inventory, as_json=as_json, changes=True) as session:
         from vllm_cluster.actions import pull as action
-        from vllm_cluster.actions.assess import LOCAL, require_one_local
+        from vllm_cluster.core.pull import through_folder
 
-        here = via == LOCAL
         wanted = _wanted(model or "", via or "", name or "", detach=detach, of_hosts=verify or cancel)
         loaded = session.load()
-        if here:
-            require_one_local(loaded, "--via")
+        if via == "local" and via not in loaded.hosts:
+            text = "--via local: this machine no longer downloads for the hosts"
+            raise UsageError(text, hint=through_folder(wanted.model))
         if cancel:
             action.cancel(loaded, session.emit, wanted.model)
         elif verify:

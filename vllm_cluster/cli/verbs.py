@@ -163,7 +163,6 @@ VERBS = {
             "vcluster pull meta-llama/Llama-3.1-8B-Instruct",
             "vcluster pull meta-llama/Llama-3.1-8B-Instruct@main --via gpu2 --detach",
             "vcluster pull meta-llama/Llama-3.1-8B-Instruct --verify",
-            "vcluster pull meta-llama/Llama-3.1-8B-Instruct --via local",
             "vcluster pull ./my-model --as my-model",
         ),
         {

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fnmatch
 import hashlib
 import re
+import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -159,6 +160,12 @@ def place_of(model: str) -> dict[str, str]:
     if model.startswith("./"):
         return {"folder": model.removeprefix("./"), "kind": "folder"}
     return {"folder": folder(model), "kind": "hub"}
+
+
+def through_folder(model: str) -> str:
+    """The commands that bring a repository of the hub by a folder of this machine, for hosts that reach no hub."""
+    folder = f"./{model.rpartition('/')[2]}"
+    return f"hf download {shlex.quote(model)} --local-dir {shlex.quote(folder)}\nvcluster pull {shlex.quote(folder)}"
 
 
 def outside(cache: str, folder: str) -> str:

@@ -83,16 +83,12 @@ def _hash(path: Path, count: Callable[[int], None]) -> str:
     return found.hexdigest()
 
 
-# Sends a file from this byte on, to its end.
-Give = Callable[[HubFile, int, Callable[[bytes], None]], None]
-
-
-def feed(connection: HostConnection, cluster: str, files: Sequence[HubFile], give: Give) -> None:
-    """Send what the host lacks of these files, in their order, each from where it broke off.
+def feed(connection: HostConnection, cluster: str, files: Sequence[HubFile], folder: Path) -> None:
+    """Send what the host lacks of these files of a folder, in their order, each from where it broke off.
 
     Raises:
         HostError: the host takes no more, or a file has another content than it should.
-        VclusterError: what `give` raises.
+        UsageError: a file cannot be read, or has changed since it was hashed.
     """
     program = RemoteProgram("feed", ("python3", "-u", "-c", _FEED), changes=True)
     after = connection.runtime.after
@@ -108,34 +104,24 @@ def feed(connection: HostConnection, cluster: str, files: Sequence[HubFile], giv
             # What is wrong the host removes: an earlier run may have left it.
             for begin in (have, 0):
                 there.send({"file": index, "size": file.size - begin})
-                give(file, begin, there.send_bytes)
+                _send(folder / file.path, begin, file.size - begin, there.send_bytes)
                 row = there.next(after(PLACE_SECONDS))
                 if "wrong" not in row:
                     break
             _ensure_taken(connection, row)
 
 
-def from_folder(folder: Path) -> Give:
-    """Send the files of a folder.
-
-    Raises (when it is called):
-        UsageError: a file cannot be read, or has changed since it was hashed.
-    """
-
-    def give(file: HubFile, begin: int, put: Callable[[bytes], None]) -> None:
-        path, left = folder / file.path, file.size - begin
-        try:
-            with path.open("rb") as stream:
-                stream.seek(begin)
-                while left and (data := stream.read(min(left, PIECE))):
-                    put(data)
-                    left -= len(data)
-        except OSError as error:
-            raise UsageError(f"{path}: {error.strerror}") from None
-        if left:
-            raise UsageError(f"{path} has become shorter since it was hashed")
-
-    return give
+def _send(path: Path, begin: int, left: int, put: Callable[[bytes], None]) -> None:
+    try:
+        with path.open("rb") as stream:
+            stream.seek(begin)
+            while left and (data := stream.read(min(left, PIECE))):
+                put(data)
+                left -= len(data)
+    except OSError as error:
+        raise UsageError(f"{path}: {error.strerror}") from None
+    if left:
+        raise UsageError(f"{path} has become shorter since it was hashed")
 
 
 def _ensure_taken(connection: HostConnection, row: dict[str, object]) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,7 +17,7 @@ from vllm_cluster.actions.pull_hosts import PullHosts
 from vllm_cluster.actions.pull_plan import WantedModel
 from vllm_cluster.core.pull import Held, HubFile, HubModel, digest_of, make
 from vllm_cluster.errors import HostError
-from vllm_cluster.run import hub_files, weights
+from vllm_cluster.run import weights
 from vllm_cluster.run.runtime import SYSTEM
 
 INVENTORY = world.inventory(2)
@@ -39,14 +39,12 @@ def mine(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tmp_pa
 
 
 class Sent:
-    """All that leaves for hosts, and what the program of this machine is asked."""
+    """All that leaves for hosts."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.to_hosts: list[str] = []
-        self.here: list[Mapping[str, Any]] = []
         monkeypatch.setattr(pull_plan, "place", lambda *_: None)
         monkeypatch.setattr(pull_plan, "ask_hub", lambda _host, _place, row: self._note(row))
-        monkeypatch.setattr(pull_plan, "ask_hub_here", self._asked_here)
         monkeypatch.setattr(weights, "create", lambda *_: True)
         monkeypatch.setattr(weights, "begin", lambda _host, _cluster, plan, token: self._note([plan, token]))
         monkeypatch.setattr(pull, "follow", lambda *_, **__: SimpleNamespace(unfed=False, hosts={}, lost=(), failed=0))
@@ -56,10 +54,6 @@ class Sent:
 
     def _note(self, row: object) -> HubModel:
         self.to_hosts.append(json.dumps(row))
-        return MODEL
-
-    def _asked_here(self, _runtime: object, row: Mapping[str, Any]) -> HubModel:
-        self.here.append(row)
         return MODEL
 
     def _plan(self, hosts: PullHosts, model: HubModel, reference: str, via: str) -> object:
@@ -97,25 +91,6 @@ def test_a_host_gets_the_token_of_the_inventory(hosts: PullHosts, monkeypatch: p
     wanted = WantedModel("lab/model")
     assert pull.bring(given, pull_known.find_model(given, wanted, "gpu1"), "main", wanted, "gpu1")
     assert ["hf_lab" in text for text in sent.to_hosts] == [True, True, False]
-
-
-@pytest.mark.usefixtures("mine")
-def test_this_machine_asks_its_own_hub_with_its_own_token(hosts: PullHosts, monkeypatch: pytest.MonkeyPatch) -> None:
-    sent = Sent(monkeypatch)
-    wanted = WantedModel("lab/model", sent_from_here=True)
-    pull_known.find_model(hosts, wanted, "gpu1")
-    mirror = world.inventory(2, environment={"HF_ENDPOINT": "http://mirror"})
-    pull_known.find_model(PullHosts(mirror, hosts.fleet, hosts.facts, hosts.emit), wanted, "gpu1")
-    assert [(row["endpoint"], row["token"]) for row in sent.here] == [("", CANARY), ("http://mirror", None)]
-    assert sent.to_hosts == []
-
-
-@pytest.mark.parametrize(("token", "offered"), [(None, True), ("hf_lab", False)])
-def test_a_gated_model_may_come_by_this_machine(token: str | None, offered: bool) -> None:
-    last = {"problem": "gated", "endpoint": "http://hub", "code": 401, "words": ""}
-    error = hub_files._refusal("gpu1", {"model": "lab/model", "revision": "", "token": token}, last)
-    assert "http://hub answers 401" in str(error)
-    assert ("vcluster pull lab/model --via local" in str(error.hint)) == offered
 
 
 def answers(monkeypatch: pytest.MonkeyPatch, module: Any, rows: list[dict[str, Any]], end: dict[str, Any]) -> None:

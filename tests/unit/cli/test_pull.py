@@ -25,31 +25,15 @@ def wanted(monkeypatch: pytest.MonkeyPatch, *words: str, inventory: Inventory = 
     return given[0]
 
 
-def test_this_machine_may_be_the_one_that_downloads(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert wanted(monkeypatch, "org/name@v2", "--via", "local") == WantedModel("org/name", "v2", sent_from_here=True)
-    assert wanted(monkeypatch, "org/name", "--via", "gpu2") == WantedModel("org/name", via="gpu2")
-
-
-def test_a_host_that_is_named_as_this_machine_is_refused_where_it_could_be_meant(
+def test_what_this_machine_downloaded_before_comes_by_a_folder_of_it(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    hosts = {"gpu1": {"address": "10.0.0.1"}, "local": {"address": "10.0.0.2", "ssh": {"host": "node9"}}}
+    with pytest.raises(SystemExit, match="2"):
+        wanted(monkeypatch, "org/name", "--via", "local")
+    assert "fix: hf download org/name --local-dir ./name\nfix: vcluster pull ./name\n" in capsys.readouterr().err
+    hosts = {"gpu1": {"address": "10.0.0.1"}, "local": {"address": "10.0.0.2"}}
     other = make.inventory_of(hosts=hosts)
-    with pytest.raises(SystemExit, match="2"):
-        wanted(monkeypatch, "org/name", "--via", "local", inventory=other)
-    shown = capsys.readouterr().err
-    assert "--via local: names this machine, and the host at node9\n" in shown
-    assert "fix: rename hosts.local in the inventory, then vcluster up" in shown
-    assert wanted(monkeypatch, "org/name", "--via", "gpu1", inventory=other).via == "gpu1"
-    this = make.inventory_of(hosts={**hosts, "local": {"address": "10.0.0.2"}})
-    assert wanted(monkeypatch, "org/name", "--via", "local", inventory=this).sent_from_here
-
-
-@pytest.mark.parametrize(("model", "quoted"), [("org/name", "org/name"), ("org/my name", "'org/my name'")])
-def test_what_this_machine_sends_is_not_left_alone(model: str, quoted: str, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit, match="2"):
-        app(["pull", model, "--via", "local", "--detach"], standalone_mode=False)
-    assert f"fix: vcluster pull {quoted} --via local" in capsys.readouterr().err
+    assert wanted(monkeypatch, "org/name", "--via", "local", inventory=other) == WantedModel("org/name", via="local")
 
 
 def test_a_name_for_a_folder_that_is_written_as_a_repository_comes_with_the_folder(

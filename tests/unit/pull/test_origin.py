@@ -78,7 +78,7 @@ def send(monkeypatch: pytest.MonkeyPatch, part: Part, folder: Path) -> None:
     monkeypatch.setattr(local_folder, "start", lambda *_: Sending(part))
     connection = cast(HostConnection, SimpleNamespace(name="a", runtime=SYSTEM))
     files = cast(Any, part.plan.files)
-    local_folder.feed(connection, "lab", files, local_folder.from_folder(folder))
+    local_folder.feed(connection, "lab", files, folder)
 
 
 def test_a_folder_of_the_host_is_copied_and_spread(folder: Path, tmp_path: Path) -> None:
@@ -158,6 +158,21 @@ def test_what_was_sent_before_the_laptop_was_killed_is_not_sent_again(
         assert {"file": index, "size": file.size - (1 << 20)} in sent
         until(lambda: finished(made), 60)
         assert there(made["b"]) == FILES
+
+
+@pytest.mark.slow
+def test_a_host_that_has_all_waits_for_the_answer_to_the_last_file(folder: Path, tmp_path: Path) -> None:
+    """The program that takes the files ends with it: the laptop would report a pull that went well as failed."""
+    part = Part(tmp_path / "own", plan_at(folder, tmp_path / "cache", HERE))
+    with Sending(part) as taking:
+        rows = iter(lambda: taking.next(None), None)
+        have = next(row["have"] for row in rows if "have" in row)
+        for index, (file, begin) in enumerate(zip(part.plan.files, have, strict=True)):
+            taking.send({"file": index, "size": file.size - begin})
+            taking.send_bytes(FILES[file.path][begin:])
+        until(lambda: part.status()["phase"] == "serving", 60)
+        assert [next(rows) for _ in part.plan.files] == [{"done": file.path} for file in part.plan.files]
+    assert part.process.wait(60) == 0 and part.status()["phase"] == "done"
 
 
 def test_only_one_machine_sends(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,38 +1,35 @@
-"""What this machine's huggingface_hub prints beside its answer."""
+"""What a host's huggingface_hub prints of a repository, and what is believed of it."""
 
 from __future__ import annotations
 
-import json
-import subprocess
-from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from vllm_cluster.errors import PreflightFailed
-from vllm_cluster.run.hub_files import ask_hub_here
-from vllm_cluster.run.runtime import SYSTEM, Runtime
+from vllm_cluster.core.pull import HubModel
+from vllm_cluster.errors import CommandFailed, PreflightFailed
+from vllm_cluster.run import hub_files
+from vllm_cluster.run.runtime import SYSTEM
 
 QUESTION = {"model": "lab/model", "revision": "", "token": "", "endpoint": ""}
 FILE = {"path": "config.json", "size": 2, "blob": "a" * 40}
 END = {"commit": "c" * 40, "name": "lab/model", "endpoint": "http://hub"}
 
 
-def prints(*lines: str) -> Runtime:
-    """A machine on which the program prints these lines."""
+def asked(monkeypatch: pytest.MonkeyPatch, *rows: dict[str, Any]) -> HubModel:
+    """What is found where the program prints these rows."""
+    ended = SimpleNamespace(messages=rows, text="no module", code=1)
+    monkeypatch.setattr(hub_files, "run", lambda *_: ended)
+    connection: Any = SimpleNamespace(name="gpu1", runtime=SYSTEM)
+    place: Any = None
+    return hub_files.ask_hub(connection, place, QUESTION)
 
-    def processes(argv: Any, **_: Any) -> subprocess.CompletedProcess[str]:
-        return subprocess.CompletedProcess(argv, 0, "".join(f"{line}\n" for line in lines), "")
 
-    return replace(SYSTEM, processes=processes)
-
-
-@pytest.mark.parametrize("line", ["{'a': 1}", "{", "{" * 100_000, '["{"]', "null"])
-def test_a_line_without_a_message_is_skipped(line: str) -> None:
-    runtime = prints(line, json.dumps(FILE), json.dumps(END))
-    assert [file.path for file in ask_hub_here(runtime, QUESTION).files] == ["config.json"]
-    with pytest.raises(PreflightFailed, match="gave no answer"):
-        ask_hub_here(prints(line), QUESTION)
+def test_a_program_without_an_answer_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert [file.path for file in asked(monkeypatch, FILE, END).files] == ["config.json"]
+    with pytest.raises(CommandFailed, match="gave no answer: no module"):
+        asked(monkeypatch, FILE)
 
 
 @pytest.mark.parametrize(
@@ -49,7 +46,8 @@ def test_a_line_without_a_message_is_skipped(line: str) -> None:
         ({}, {"name": "lab/model; touch X #"}),
     ],
 )
-def test_what_no_hub_can_list_is_refused(row: dict[str, Any], end: dict[str, Any]) -> None:
-    runtime = prints(json.dumps({**FILE, **row}), json.dumps({**END, **end}))
+def test_what_no_hub_can_list_is_refused(
+    monkeypatch: pytest.MonkeyPatch, row: dict[str, Any], end: dict[str, Any]
+) -> None:
     with pytest.raises(PreflightFailed, match=r"lab/model (lists|is listed as)"):
-        ask_hub_here(runtime, QUESTION)
+        asked(monkeypatch, {**FILE, **row}, {**END, **end})

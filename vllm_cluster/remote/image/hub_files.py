@@ -16,11 +16,9 @@ os.environ["HF_HUB_OFFLINE"] = "0"
 os.environ["HF_HUB_DISABLE_TELEMETRY"] = os.environ["HF_HUB_DISABLE_PROGRESS_BARS"] = "1"
 
 from huggingface_hub import HfApi, get_hf_file_metadata, hf_hub_url
-from huggingface_hub.utils import get_session  # type: ignore[attr-defined]
 
 TRIES, PAUSE_SECONDS = 4, 2.0
 LOOK_SECONDS = 20
-MAX_SHOWN = 80
 
 
 def problem(error: Exception, endpoint: str) -> dict[str, Any]:
@@ -36,22 +34,6 @@ def problem(error: Exception, endpoint: str) -> dict[str, Any]:
     kind = next((kind for name, kind in kinds.items() if name in names), "answer" if code else "unreachable")
     words = str(error).strip().split("\n")[0][:300] or type(error).__name__
     return {"problem": kind, "code": code, "words": words, "endpoint": endpoint}
-
-
-def other_answer(error: Exception, asked: dict[str, Any], endpoint: str) -> dict[str, Any] | None:
-    """What a server that is not a hub answers; None where the error is of another kind, or it does not answer."""
-    # Of a page in place of JSON the library's error has the place alone, and of other JSON the first key it misses.
-    names = {kind.__name__ for kind in type(error).__mro__}
-    shape = isinstance(error, (ValueError, TypeError, LookupError, AttributeError)) and not isinstance(error, OSError)
-    if not (shape or "JSONDecodeError" in names) or "HFValidationError" in names:
-        return None
-    try:
-        found = get_session().get(f"{endpoint}/api/models/{asked['model']}", timeout=LOOK_SECONDS)
-    except Exception:
-        return None
-    kind, text = found.headers.get("content-type", "").split(";")[0], " ".join(found.text[:1000].split())
-    words = f"{found.status_code} {kind}: {text[:MAX_SHOWN]}{'…' if len(text) > MAX_SHOWN else ''}"
-    return {"problem": "format", "code": found.status_code, "words": words, "endpoint": endpoint}
 
 
 def waits(error: Exception) -> bool:
@@ -89,7 +71,7 @@ def main() -> None:
             return
         except Exception as error:
             if not (left and waits(error)):
-                print(json.dumps(other_answer(error, asked, endpoint) or problem(error, endpoint)))
+                print(json.dumps(problem(error, endpoint)))
                 return
         time.sleep(PAUSE_SECONDS)
 

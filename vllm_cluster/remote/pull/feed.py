@@ -85,8 +85,7 @@ def feed(plan: HostPlan, store: Store) -> None:
         if take(store, file, row["size"]):
             show({"done": file.path})
         else:
-            why = "comes with another content than the hub lists" if plan.commit else "has changed since it was hashed"
-            show({"wrong": file.path, "error": f"{file.path} {why}"})
+            show({"wrong": file.path, "error": f"{file.path} has changed since it was hashed"})
 
 
 def main() -> None:
