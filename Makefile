@@ -17,7 +17,7 @@ demo: $(VENV)/ready
 # contract tests, while the sandbox is built. On real hosts: one course (up, serve, ask, kill a rank, replace, rollback,
 # down), the commands of the pages, and a short test each of pull, image push, batch, explain and check. Then alone what
 # measures its own load. It names what it leaves for `make promises`, and ends with the slowest: the whole should stay
-# under 15 minutes.
+# under 18 minutes.
 test: $(VENV)/ready
 	@scripts/setup-docker.sh
 	@scripts/setup-sshd.sh
