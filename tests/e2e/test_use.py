@@ -12,9 +12,9 @@ from pathlib import Path
 import openai
 import pytest
 
-from tests.support.endpoint import MODEL, PROMPT, TOKENS, complete, status_code, tunnel
+from tests.support.endpoint import MODEL, PROMPT, TOKENS, complete, serving, status_code, tunnel
 from tests.support.hosts import Run, Sandbox
-from tests.support.paths import VCLUSTER
+from tests.support.paths import ROOT, VCLUSTER
 from tests.support.terminal import CTRL_C, CTRL_D, Terminal
 from tests.support.waiting import until
 from vllm_cluster.run.detached import start_time
@@ -160,3 +160,32 @@ def test_a_rotated_key_is_the_only_one_and_vllm_keeps_running(cluster: Sandbox) 
     assert (after["ready_at"], after["attempt"], cluster.nodes()) == (before["ready_at"], before["attempt"], nodes)
     verbs = [entry["verb"] for entry in cluster.vcluster("status", "--history", "--json").ok().json()["entries"]]
     assert verbs[-3:] == ["endpoint"] * 3
+
+
+def at_terminal(sandbox: Sandbox, *argv: str) -> Terminal:
+    """The program on a terminal of its own."""
+    where = {"VCLUSTER_INVENTORY": str(sandbox.inventory), "PYTHONPATH": str(ROOT)}
+    return Terminal([sys.executable, "-m", "vllm_cluster", *argv], env={**os.environ, **sandbox.environment, **where})
+
+
+@pytest.mark.promise("P17", "P35")
+@pytest.mark.cluster("up", leaves="plain")
+def test_ctrl_c_ends_the_program_and_not_the_model(sandbox: Sandbox) -> None:
+    with at_terminal(sandbox, "serve", MODEL) as terminal:
+        terminal.until("importing", 120)
+        terminal.press(CTRL_C)
+        assert terminal.end() == 130, terminal.shown
+        assert f"continues to start {MODEL}" in terminal.shown
+        assert "Traceback" not in terminal.shown
+    sandbox.vcluster("serve", MODEL).ok()
+    for verb, key in (("stop", CTRL_C), ("down", CTRL_D)):
+        with at_terminal(sandbox, verb) as terminal:
+            question = terminal.until("[y/N] ", 120)
+            assert f"Stop {MODEL} (ready for " in question
+            assert "0 requests running) on sandbox" in question
+            terminal.press(key)
+            assert terminal.end() == 130, terminal.shown
+    refused = sandbox.vcluster("stop")
+    assert refused.code == 2
+    assert f"fix: vcluster stop -i {sandbox.inventory} --yes" in refused.err
+    assert serving(sandbox) == "ready"
