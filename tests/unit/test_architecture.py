@@ -181,7 +181,7 @@ def test_no_test_imports_another_test_or_another_folder_of_tests() -> None:
 
 # What help and completion wait for, beside typer and the standard library.
 AT_START = {
-    "app", "completion", "edge", "help", "options", "program", "removed", "session", "values", "verbs", "words",
+    "app", "edge", "help", "options", "program", "removed", "session", "values", "verbs", "words",
 }  # fmt: skip
 BESIDE = {"errors", "inventory.find", "inventory.problems", "inventory.words", "laptop", "text"}
 LOADED = """
@@ -201,12 +201,16 @@ print(*sorted(name for name in ours if not name.startswith('typer.')), file=sys.
     ("argv", "environment", "more"),
     [
         (["--help"], {}, set()),
-        (["serve", "--help"], {}, {"cli.serve"}),
-        (["status", "--no-such-option"], {}, {"cli.status"}),
-        (["status", "-i", "missing.yaml"], {}, {"cli.status", "cli.render", "cli.render.errors", "cli.render.text"}),
+        (["serve", "--help"], {}, {"cli.serve", "cli.completion"}),
+        (["status", "--no-such-option"], {}, {"cli.status", "cli.completion"}),
+        (
+            ["status", "-i", "missing.yaml"],
+            {},
+            {"cli.status", "cli.completion", "cli.render", "cli.render.errors", "cli.render.text"},
+        ),
         ([], {"COMP_WORDS": "vcluster st", "COMP_CWORD": "1"}, set()),
-        ([], {"COMP_WORDS": "vcluster check -i x ", "COMP_CWORD": "4"}, {"cli.check"}),
-        ([], {"COMP_WORDS": "vcluster serve ", "COMP_CWORD": "2"}, {"cli.serve"}),
+        ([], {"COMP_WORDS": "vcluster check -i x ", "COMP_CWORD": "4"}, {"cli.check", "cli.completion"}),
+        ([], {"COMP_WORDS": "vcluster serve ", "COMP_CWORD": "2"}, {"cli.serve", "cli.completion"}),
     ],
 )
 def test_what_needs_no_host_waits_for_no_library(argv: list[str], environment: dict[str, str], more: set[str]) -> None:

@@ -97,11 +97,5 @@ def _seeds(given: Sequence[str], matching: Iterable[str]) -> list[HostSeed]:
 def _seed(text: str) -> HostSeed:
     """`name`, `name=address` or `name=user@host`: what looks like no address is the way to reach it."""
     name, _, rest = text.partition("=")
-    if "@" in name:
-        user, _, host = name.rpartition("@")
-        raise UsageError(
-            f"a host's name holds no user, got {name}",
-            hint=f"name it {host}={rest}, then write into the file: hosts.{host}.ssh: {{user: {user}}}",
-        )
     looks = rest and all(character in "0123456789abcdefABCDEF.:" for character in rest) and not rest.isalpha()
     return HostSeed(name, None, rest) if looks else HostSeed(name, rest or None, None)

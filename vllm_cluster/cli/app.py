@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -25,28 +24,14 @@ def root(
     verbose: Verbose = 0,
     quiet: Quiet = False,
     color: Color = "auto",
-    version: Annotated[
-        bool, typer.Option("--version", help="Print the version; with -i or -v also the images.")
-    ] = False,
+    version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,
 ) -> None:
     """Print what was asked for without a verb."""
     if version:
-        _show_version(ctx, inventory, verbose)
+        typer.echo(f"vcluster {__version__}")
         raise typer.Exit
     if ctx.invoked_subcommand is None:
         typer.echo(ctx.get_help())
-
-
-def _show_version(ctx: typer.Context, inventory: Path | None, verbose: int) -> None:
-    typer.echo(f"vcluster {__version__}")
-    given = inventory is not None and str(ctx.get_parameter_source("inventory")).endswith("COMMANDLINE")
-    if not (given or verbose):
-        return
-    from vllm_cluster.cli.session import Session
-    from vllm_cluster.versions import RAY, VLLM, VLLM_IMAGE
-
-    image = Session(inventory, as_json=False).load().image if given else VLLM_IMAGE
-    typer.echo(f"image {image}\nRay {RAY}, added to images that have none\ntested with vLLM {VLLM}")
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""What TAB offers: hosts and files as they are here, models that were seen before. Never a connection.
+"""What TAB offers: hosts as they are here, models that were seen before. Never a connection.
 
 Nothing here may be slow or fail: the shell waits for it, and shows what it prints.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterable, Mapping
-from operator import attrgetter
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -18,7 +18,7 @@ from vllm_cluster.laptop import cache_folder, here, write_whole
 
 MAX_MODELS = 20
 _HOSTS = re.compile(r"^hosts:[ \t]*(?:#.*)?\n((?:[ \t]+.*\n|[ \t]*#.*\n|[ \t]*\n)*)", re.MULTILINE)
-# A shell would run parts of other names, or needs them quoted: these it completes by itself, as files.
+# A shell would run parts of other names, or needs them quoted.
 _PLAIN = re.compile(r"[\w.+@:/,-]*")
 _KEY = re.compile(r"""^([ \t]+)["']?([\w.-]+)["']?[ \t]*:""", re.MULTILINE)
 
@@ -53,30 +53,8 @@ def complete_host_list(ctx: Words, args: list[str], incomplete: str) -> list[str
 
 
 def complete_models(ctx: Words, args: list[str], incomplete: str) -> list[str]:
-    """The models that were served with this inventory, then those of others."""
-    seen = _models()
-    own = seen.pop(str(_inventory(ctx)), [])
-    return _offered(dict.fromkeys([*own, *(name for names in seen.values() for name in names)]), incomplete)
-
-
-def complete_inventories(ctx: Words, args: list[str], incomplete: str) -> list[str]:
-    """YAML files and folders."""
-    folder, _, start = incomplete.rpartition("/")
-    try:
-        found = sorted(
-            os.scandir((folder + "/") if folder or incomplete.startswith("/") else "."), key=attrgetter("name")
-        )
-    except OSError:
-        return []
-    before = incomplete[: len(incomplete) - len(start)]
-    rows = [(one.name, one.is_dir()) for one in found if one.name.startswith(start)]
-    files = (before + name + "/" * folder for name, folder in rows if folder or name.endswith((".yaml", ".yml")))
-    return _offered(files, incomplete)
-
-
-def complete_colors(ctx: Words, args: list[str], incomplete: str) -> list[str]:
-    """The values of --color."""
-    return _offered(("auto", "always", "never"), incomplete)
+    """The models that this user has served, the last one first."""
+    return _offered(_models(), incomplete)
 
 
 def _offered(names: Iterable[str], incomplete: str) -> list[str]:
@@ -84,36 +62,27 @@ def _offered(names: Iterable[str], incomplete: str) -> list[str]:
     return [name for name in names if name.startswith(incomplete) and _PLAIN.fullmatch(name)]
 
 
-def remember_model(inventory: Path | None, model: str) -> None:
+def remember_model(model: str) -> None:
     """Keep the name of a model that is served, for the next TAB."""
-    import json
-
-    key = str(inventory.absolute() if inventory else None)
-    seen = _models()
-    names = seen.get(key, [])
+    names = _models()
     if names[:1] == [model]:
         return
-    seen[key] = [model, *(name for name in names if name != model)][:MAX_MODELS]
-    try:
+    # A cache that cannot be written is none.
+    with suppress(OSError, VclusterError):
         file = _file()
         file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        write_whole(file, json.dumps(seen))
-    except (OSError, VclusterError):
-        return  # a cache that cannot be written is none
+        write_whole(file, "\n".join([model, *(name for name in names if name != model)][:MAX_MODELS]))
 
 
-def _models() -> dict[str, list[str]]:
-    import json
-
+def _models() -> list[str]:
     try:
-        seen = json.loads(_file().read_text())
-        return {str(key): [str(name) for name in names] for key, names in seen.items()}
-    except (OSError, ValueError, AttributeError, TypeError, VclusterError):
-        return {}
+        return _file().read_text().splitlines()
+    except (OSError, ValueError, VclusterError):
+        return []
 
 
 def _file() -> Path:
-    return cache_folder() / "models.json"
+    return cache_folder() / "models"
 
 
 def _inventory(ctx: Words) -> Path | None:

@@ -13,9 +13,8 @@ import typer
 from vllm_cluster.cli.session import Session
 from vllm_cluster.versions import VLLM_IMAGE
 
-Names = Annotated[list[str] | None, typer.Argument(metavar="HOST", help="A host, as NAME or NAME=ADDRESS.")]
 Hosts = Annotated[
-    list[str] | None, typer.Option("--host", metavar="NAME[=ADDRESS]", help="The same, once for each host.")
+    list[str] | None, typer.Option("--host", metavar="NAME[=ADDRESS]", help="A host and its address; repeatable.")
 ]
 FromSshConfig = Annotated[
     str | None,
@@ -35,7 +34,6 @@ Schema = Annotated[bool, typer.Option("--schema", help="Print the JSON Schema of
 
 
 def init(
-    names: Names = None,
     hosts: Hosts = None,
     from_ssh_config: FromSshConfig = None,
     cluster: ClusterName = None,
@@ -56,7 +54,7 @@ def init(
         from vllm_cluster.text import count
 
         written = write(
-            hosts=[*(names or []), *(hosts or [])],
+            hosts=hosts or [],
             pattern=from_ssh_config,
             cluster=cluster or _name(output),
             image=image,

@@ -7,8 +7,6 @@ from typing import Annotated
 
 import typer
 
-from vllm_cluster.cli.completion import complete_colors, complete_inventories
-
 
 def _color(value: str) -> str:
     if value not in ("auto", "always", "never"):
@@ -24,7 +22,6 @@ InventoryPath = Annotated[
         metavar="FILE",
         envvar="VCLUSTER_INVENTORY",
         help="The inventory; - reads standard input. Default: inventory.yaml here, or above up to the git root.",
-        autocompletion=complete_inventories,
     ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON on standard output.")]
@@ -46,6 +43,5 @@ Color = Annotated[
         metavar="auto|always|never",
         help="When to use colours; NO_COLOR and FORCE_COLOR apply to auto.",
         callback=_color,
-        autocompletion=complete_colors,
     ),
 ]

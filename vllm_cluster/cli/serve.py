@@ -99,7 +99,7 @@ def serve(
             log=SETTINGS.verbosity > 0,
         )
         session.finish()
-        remember_model(loaded.path, model)
+        remember_model(model)
         show_endpoint(endpoint, inventory, as_json=session.as_json)
         if tunnel:
             hold(session, loaded, None)

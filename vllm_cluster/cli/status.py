@@ -86,7 +86,7 @@ def _show(inventory: Path | None, *, as_json: bool) -> None:
         )
         # One that was asked for and never came up may be a misspelt name.
         if found.head and found.head.serve and found.head.serve.phase == "ready":
-            remember_model(loaded.path, found.head.serve.model)
+            remember_model(found.head.serve.model)
         raise SystemExit(EXIT_UNREACHABLE if found.unreachable else 0 if found.ready else EXIT_NOT_READY)
 
 

@@ -25,12 +25,6 @@ def test_hosts_by_flags(tmp_path: Path) -> None:
     assert {name: host.address for name, host in words.hosts.items()} == {"gpu1": "10.0.0.11", "gpu2": "10.0.0.12"}
 
 
-def test_hosts_as_arguments(tmp_path: Path) -> None:
-    done = init(tmp_path, "gpu1=10.0.0.11", "gpu2=10.0.0.12", "--cluster", "lab")
-    assert (done.returncode, done.stderr) == (0, "Wrote inventory.yaml (2 hosts). Next: vcluster check\n")
-    assert list(load(tmp_path / "inventory.yaml", cwd=tmp_path).hosts) == ["gpu1", "gpu2"]
-
-
 # fault: actions/init.py: return name or None → return "main"
 @pytest.mark.parametrize(
     ("folder", "name"), [("lab", "lab"), ("My Cluster_2", "my-cluster-2"), ("x" * 40, "x" * 32), ("-a.b-", "a-b")]
@@ -89,7 +83,7 @@ def test_addresses_for_hosts_of_ssh_config(tmp_path: Path) -> None:
     config = tmp_path / ".ssh" / "config"
     config.parent.mkdir()
     config.write_text("Host gpu1 gpu2\n  User ada\n")
-    done = init(tmp_path, "--from-ssh-config", "gpu*", "gpu1=10.0.0.4", "--cluster", "lab")
+    done = init(tmp_path, "--from-ssh-config", "gpu*", "--host", "gpu1=10.0.0.4", "--cluster", "lab")
     assert done.returncode == 0, done.stderr
     hosts = load(tmp_path / "inventory.yaml", cwd=tmp_path).hosts
     assert [(host.name, host.address) for host in hosts.values()] == [("gpu1", "10.0.0.4"), ("gpu2", "")]
@@ -98,9 +92,8 @@ def test_addresses_for_hosts_of_ssh_config(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("argv", "text", "fix"),
     [
-        (["gpu1=10.0.0.1", "gpu1=10.0.0.2"], "host gpu1 is given twice", "give gpu1 once"),
-        (["ubuntu@gpu1=10.0.0.1"], "a host's name holds no user", "hosts.gpu1.ssh: {user: ubuntu}"),
-        (["gpu1=10.0.0.1", "--image", "a b"], "image: ", "fix: correct --image\n"),
+        (["--host", "gpu1=10.0.0.1", "--host", "gpu1=10.0.0.2"], "host gpu1 is given twice", "give gpu1 once"),
+        (["--host", "gpu1=10.0.0.1", "--image", "a b"], "image: ", "fix: correct --image\n"),
     ],
 )
 def test_a_wrong_option_is_reported(tmp_path: Path, argv: list[str], text: str, fix: str) -> None:

@@ -297,13 +297,9 @@ def test_examples_are_commands_of_the_program(path: str) -> None:
             assert call(*argv[:at], "--help", *argv[at:]) == 0
 
 
-def test_the_version_names_the_program(tmp_path: Path) -> None:
-    (tmp_path / "a.yaml").write_text(
-        "version: 1\ncluster: lab\nimage: org/image:tag\nmodel_cache: /data\nhosts: {gpu1: {address: 10.0.0.1}}\n"
-    )
-    assert run("--version", cwd=tmp_path).stdout.startswith("vcluster 0.")
-    assert "image org/image:tag\n" in run("--version", "-i", "a.yaml", cwd=tmp_path).stdout
-    assert "image vllm/vllm-openai:v" in run("--version", "-v", cwd=tmp_path).stdout
+@pytest.mark.parametrize("more", [[], ["-v"]])
+def test_the_version_names_the_program(more: list[str], tmp_path: Path) -> None:
+    assert run("--version", *more, cwd=tmp_path).stdout.startswith("vcluster 0.")
 
 
 def test_an_error_of_the_command_line_is_json_where_json_is_asked_for(tmp_path: Path) -> None:
