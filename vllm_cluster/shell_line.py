@@ -12,11 +12,10 @@ _PLAIN = re.compile(r"[A-Za-z0-9_@+:,./-]+")
 
 @dataclass(frozen=True)
 class Filled:
-    """A word whose end the shell fills in: with what a command prints, or with a variable of its environment."""
+    """A word whose end the shell fills in: with what a command prints."""
 
     begin: str
-    command: Sequence[str] = ()
-    variable: str = ""
+    command: Sequence[str]
 
 
 def shell_line(words: Iterable[str | Filled]) -> str:
@@ -34,8 +33,7 @@ def export_line(name: str, value: str) -> str:
 
 
 def _filled(word: Filled) -> str:
-    end = f"$({shell_line(word.command)})" if word.command else f"${word.variable}"
-    return f'{_quoted(word.begin)}"{end}"'
+    return f'{_quoted(word.begin)}"$({shell_line(word.command)})"'
 
 
 def _quoted(word: str) -> str:

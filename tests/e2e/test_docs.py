@@ -246,7 +246,6 @@ def test_the_page_on_asking(sandbox: Sandbox, tmp_path: Path) -> None:
     """The model is the sandbox's; the tunnel in the background is that of a cache of its own."""
     environment = {**sandbox.environment, "XDG_CACHE_HOME": str(tmp_path / "cache")}
     printed = {command: shell(command, tmp_path, environment) for command in commands("use.md")}
-    assert printed["python ask.py"].strip()
     assert "MOST PROBABLE" in "".join(printed.values())
     assert list((tmp_path / "cache" / "vcluster" / "tunnels").iterdir()) == []
 

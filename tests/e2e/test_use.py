@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -131,9 +130,6 @@ def test_the_openai_client_finds_its_way_and_nothing_is_left(laptop: Sandbox) ->
     (note,) = tunnels.glob("*.json")
     note.unlink()
     until(note.exists)
-    python = shell(laptop, f"vcluster endpoint --python | {sys.executable}")
-    assert python.strip()
-    assert json.loads(shell(laptop, 'eval "$(vcluster endpoint --curl)"'))["choices"]
     assert "Closed the tunnel." in laptop.vcluster("endpoint", "--close").ok().err
     assert start_time(found["tunnel"]["pid"]) is None
     assert list(tunnels.iterdir()) == []

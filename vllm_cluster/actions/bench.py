@@ -12,6 +12,7 @@ from typing import Any
 from vllm_cluster import __version__
 from vllm_cluster.actions.head import reach_head, read_key, ready
 from vllm_cluster.actions.tunnel import address_of
+from vllm_cluster.clock import Deadline
 from vllm_cluster.core import request
 from vllm_cluster.core.bench import BenchPoint, BenchRun, HostHardware, Point, argv, figures, order
 from vllm_cluster.core.node_status import ServeStatus
@@ -33,45 +34,12 @@ START_SECONDS, IMPORT_SECONDS, END_SECONDS = 30.0, 300.0, 5.0
 
 @dataclass(frozen=True)
 class BenchRequest:
-    """What to run: `prompts` is the content of a file of prompts, empty for random ones."""
+    """What to run; each run may take `seconds`."""
 
     preset: str
     points: Sequence[Point]
     repeat: int
     seconds: float
-    prompts: str = ""
-
-
-@dataclass(frozen=True)
-class ContextLimit:
-    """How many tokens a prompt and its answer may have together; None where the server does not report it."""
-
-    model: str
-    tokens: int | None
-    # The command that serves it with so many.
-    longer: Callable[[int], str]
-
-    def ensure_fit(self, wanted: BenchRequest) -> None:
-        """Refuse random prompts that cannot fit; those of a file have a length that only the server knows.
-
-        Raises:
-            UsageError: the server would refuse each request.
-        """
-        longest = max((point.input + point.output for point in wanted.points), default=0)
-        if self.tokens and not wanted.prompts and longest > self.tokens:
-            point = next(one for one in wanted.points if one.input + one.output == longest)
-            text = f"{point.input} tokens in and {point.output} out are {longest}; {self.fact}"
-            raise UsageError(text, hint=f"use a smaller --input-len or --output-len\n{self.longer(longest)}")
-
-    @property
-    def fact(self) -> str:
-        """The limit, for people."""
-        return f"{self.model} takes {self.tokens} tokens, prompt and answer together (--max-model-len)"
-
-    def explain(self, reasons: Sequence[object]) -> str:
-        """What is known of a refusal for which vLLM's program has no more than the status."""
-        refused = any("Bad Request" in str(reason) for reason in reasons)
-        return f"\n{self.fact}: is a prompt with its answer longer?" if refused and self.tokens else ""
 
 
 def bench(
@@ -101,22 +69,16 @@ def bench(
         inside = InNode(node_name(inventory.cluster))
         with start(head, program, inside, runtime.after(START_SECONDS)) as running, _ending(running, runtime):
             api = f"http://{host_port(address_of(serve), serve.port)}"
-            running.send({"key": key, "prompts": wanted.prompts, "api": api})
+            running.send({"key": key, "api": api})
             begun = running.next(runtime.after(IMPORT_SECONDS))
             document["versions"]["vllm"] = begun.get("vllm", "")
-            node = NodeHandle(head, inventory.cluster)
-            limit = ContextLimit(
-                serve.model,
-                begun.get("context"),
-                lambda tokens: command_of(inventory, node, serve, flag=f"--max-model-len={tokens}"),
-            )
-            limit.ensure_fit(wanted)
+            _ensure_fit(inventory, head, serve, wanted.points, begun.get("context"))
             measured = [BenchPoint(point) for point in wanted.points]
             for repetition, index in order(len(measured), wanted.repeat):
                 at = measured[index]
                 emit(Event("phase", f"{_load(at.point)}, run {repetition + 1} of {wanted.repeat}"))
-                words = _words(at.point, serve, wanted, seed + repetition * len(measured) + index)
-                found = _run(running, words, runtime.after(wanted.seconds), head.name, limit)
+                words = argv(at.point, serve, seed + repetition * len(measured) + index)
+                found = _run(running, words, runtime.after(wanted.seconds), head.name)
                 _ensure_same(inventory, head, serve)
                 at.runs.append(BenchRun(repetition, figures(found)))
                 document["points"] = [asdict(point) for point in measured if point.runs]
@@ -143,25 +105,29 @@ def _end(running: RunningProgram, runtime: Runtime) -> None:
         running.next(runtime.after(END_SECONDS))
 
 
-def _words(point: Point, serve: ServeStatus, wanted: BenchRequest, seed: int) -> list[str]:
-    return argv(
-        point,
-        model=serve.model,
-        name=serve.name,
-        host=serve.host,
-        port=serve.port,
-        seed=seed,
-        dataset=bool(wanted.prompts),
-    )
-
-
 def _load(point: Point) -> str:
     return f"{point.concurrency} at once, {point.input} in, {point.output} out, {count(point.prompts, 'request')}"
 
 
-def _run(
-    running: RunningProgram, words: Sequence[str], deadline: Any, host: str, limit: ContextLimit
-) -> Mapping[str, Any]:
+def _ensure_fit(
+    inventory: Inventory, head: HostConnection, serve: ServeStatus, points: Sequence[Point], context: int | None
+) -> None:
+    """Refuse prompts that the server would refuse; `context` is how many tokens it takes, None where not known.
+
+    Raises:
+        UsageError: a prompt and its answer are longer.
+    """
+    longest = max(points, key=lambda point: point.input + point.output)
+    tokens = longest.input + longest.output
+    if context and tokens > context:
+        text = f"{longest.input} tokens in and {longest.output} out are {tokens}; "
+        text += f"{serve.model} takes {context} tokens, prompt and answer together (--max-model-len)"
+        node = NodeHandle(head, inventory.cluster)
+        longer = command_of(inventory, node, serve, flag=f"--max-model-len={tokens}")
+        raise UsageError(text, hint=f"use a smaller --input-len or --output-len\n{longer}")
+
+
+def _run(running: RunningProgram, words: Sequence[str], deadline: Deadline, host: str) -> Mapping[str, Any]:
     running.send({"argv": list(words)})
     found = running.next(deadline)
     if "result" not in found:
@@ -171,7 +137,7 @@ def _run(
     result: Mapping[str, Any] = found["result"]
     if result.get("failed") or not result.get("completed"):
         reasons = found.get("reasons") or ()
-        why = "".join(f"\n{redact(str(reason))}" for reason in reasons) + limit.explain(reasons)
+        why = "".join(f"\n{redact(str(reason))}" for reason in reasons)
         text = f"bench: {result.get('failed', 0)} of {result.get('num_prompts', 0)} requests failed{why}"
         raise HostError(host, text, hint="vcluster logs --vllm --errors\nvcluster explain")
     return result

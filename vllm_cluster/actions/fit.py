@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -33,19 +32,19 @@ SPLIT_INTO_STAGES = tuple(
 
 @dataclass(frozen=True)
 class _HostGpus:
-    """What the hosts have."""
+    """The GPUs, and whether the image's vLLM can split the model into stages; None where it was not asked."""
 
     gpus: GpuPool
     pipelines: bool | None
 
 
-def fit(name: str, workload: Workload, emit: Emit, *, gpus: GpuPool | None, load: Callable[[], Inventory]) -> FitReport:
-    """The verdict on a model of the hub or of a folder here; without `gpus` on those of the inventory's hosts.
+def fit(name: str, workload: Workload, emit: Emit, where: GpuPool | Inventory) -> FitReport:
+    """The verdict on a model of the hub or of a folder here, on these GPUs or those of an inventory's hosts.
 
     Raises:
         VclusterError: the model cannot be read, or a host not be asked.
     """
-    inventory = None if gpus else load()
+    inventory = where if isinstance(where, Inventory) else None
     emit(Event("phase", f"reading config and safetensors headers of {name}"))
     try:
         shape, weights = read(name, laptop_token(inventory))
@@ -54,13 +53,11 @@ def fit(name: str, workload: Workload, emit: Emit, *, gpus: GpuPool | None, load
         if inventory:
             error.message += "; serve reads the head's model cache and needs no hub"
         raise
-    pipelines = None
-    if inventory:
-        found = _look(inventory, shape.architecture, emit)
-        gpus, pipelines = found.gpus, found.pipelines
+    found = _look(where, shape.architecture, emit) if isinstance(where, Inventory) else _HostGpus(where, None)
+    pipelines = found.pipelines
     if pipelines is None and shape.architecture in SPLIT_INTO_STAGES:
         pipelines = True
-    return report(Model(name, weights, shape, pipelines), gpus, workload)
+    return report(Model(name, weights, shape, pipelines), found.gpus, workload)
 
 
 def laptop_token(inventory: Inventory | None) -> str | None:

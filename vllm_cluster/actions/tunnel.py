@@ -20,26 +20,14 @@ POLL_SECONDS = 2.0
 ANSWER_SECONDS = 1.0
 
 
-def tunnel(
-    inventory: Inventory,
-    emit: Emit,
-    *,
-    port: int,
-    inside: Callable[[str], object] | None = None,
-    runtime: Runtime = SYSTEM,
-) -> None:
-    """Forward the API to this machine's loopback until `inside` returns, without it until the connection breaks.
+def tunnel(inventory: Inventory, emit: Emit, *, port: int, runtime: Runtime = SYSTEM) -> None:
+    """Forward the API to this machine's loopback until the connection breaks.
 
     Raises:
         HostError: nothing passes, or the connection broke.
     """
     with passage_to(inventory, port, runtime) as passage:
         url = f"http://127.0.0.1:{passage.port}"
-        if inside:
-            emit(Event("note", f"{url} forwards to {passage.host}"))
-            passage.warn(emit)
-            inside(url)
-            return
         data = {"url": url, "port": passage.port}
         emit(Event("result", f"{url} forwards to {passage.host} until Ctrl-C", data=data))
         passage.hold(emit)
@@ -84,18 +72,14 @@ class Passage:
         # The port of what is served: that of the inventory may have changed since.
         return address_of(serve), serve.port if serve else self._remote
 
-    def warn(self, emit: Emit) -> None:
-        """Emit a warning where nothing answers."""
-        if not self.answers:
-            emit(Event("warning", "no API answers yet: no model is ready there (vcluster status)", self._head.name))
-
     def hold(self, emit: Emit, ended: Callable[[], bool] = lambda: False) -> None:
         """Watch the connection and what is behind it until the connection breaks, or nothing answers and it has ended.
 
         Raises:
             ConnectionLost: the connection broke.
         """
-        self.warn(emit)
+        if not self.answers:
+            emit(Event("warning", "no API answers yet: no model is ready there (vcluster status)", self._head.name))
         while self.answers or not ended():
             self._head.runtime.clock.sleep(POLL_SECONDS)
             try:

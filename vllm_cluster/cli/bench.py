@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from vllm_cluster.core.bench import Point
 
 RESULTS, REPORT = "results.json", "report.html"
-MAX_PROMPTS = 32 << 20
 
 Folders = Annotated[
     list[Path] | None, typer.Argument(metavar="A B", help="With --compare: two folders of earlier runs.")
@@ -33,10 +32,6 @@ Levels = Annotated[
 ]
 TokensIn = Annotated[int | None, typer.Option("--input-len", metavar="TOKENS", min=1, help="Tokens of each prompt.")]
 TokensOut = Annotated[int | None, typer.Option("--output-len", metavar="TOKENS", min=1, help="Tokens of each answer.")]
-Dataset = Annotated[
-    Path | None,
-    typer.Option("--dataset", metavar="FILE", help='Prompts in place of random ones: lines of {"prompt": "…"}.'),
-]
 Prompts = Annotated[
     int | None,
     typer.Option("--prompts", metavar="N", min=1, help="Requests in each run. Default: 4 × --concurrency."),
@@ -56,7 +51,6 @@ def bench(
     concurrency: Levels = None,
     tokens_in: TokensIn = None,
     tokens_out: TokensOut = None,
-    dataset: Dataset = None,
     prompts: Prompts = None,
     repeat: Repeat = 3,
     folder: Folder = None,
@@ -77,12 +71,11 @@ def bench(
             _compare(session, named)
             return
         points = _points(preset, concurrency, tokens_in, tokens_out, prompts)
-        content = _prompts(dataset) if dataset else ""
         loaded = session.load()
         from vllm_cluster.actions import bench as action
 
         made = _made(folder, loaded.cluster)
-        wanted = action.BenchRequest(preset, points, repeat, timeout, content)
+        wanted = action.BenchRequest(preset, points, repeat, timeout)
         document = action.bench(loaded, wanted, session.progress, lambda found: _keep(made, found))
         _show(session, document, made)
 
@@ -101,25 +94,6 @@ def _points(name: str, levels: str | None, into: int | None, out: int | None, pr
             f"--concurrency must be numbers from 1 to 10000, got {levels!r}", hint="--concurrency 1,16,256"
         )
     return points(PRESETS[name], concurrency=found, tokens_in=into, tokens_out=out, prompts=prompts)
-
-
-def _prompts(path: Path) -> str:
-    import json
-
-    with naming(path), expanded(path).open("rb") as file:
-        raw = file.read(MAX_PROMPTS + 1)
-    if len(raw) > MAX_PROMPTS:
-        raise UsageError(f"{path}: --dataset: longer than {MAX_PROMPTS >> 20} MB")
-    for number, line in enumerate(raw.splitlines(), 1):
-        try:
-            usable = not line.strip() or isinstance(json.loads(line.decode())["prompt"], str)
-        except (ValueError, KeyError, TypeError, RecursionError):
-            usable = False
-        if not usable:
-            raise UsageError(f'{path}:{number}: --dataset: must be {{"prompt": "TEXT"}}')
-    if not raw.strip():
-        raise UsageError(f"{path}: --dataset: is empty")
-    return raw.decode()
 
 
 def _made(folder: Path | None, cluster: str) -> Path:

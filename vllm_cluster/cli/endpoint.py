@@ -14,16 +14,7 @@ from vllm_cluster.cli.options import InventoryPath, Json, Wait
 from vllm_cluster.cli.session import Session
 from vllm_cluster.errors import PortInUse, UsageError
 
-Command = Annotated[
-    list[str] | None,
-    typer.Argument(
-        metavar="-- COMMAND",
-        help="With --tunnel: run this while it is open, with VCLUSTER_URL set; exit with its code.",
-    ),
-]
 Env = Annotated[bool, typer.Option("--env", help="OPENAI_BASE_URL and OPENAI_API_KEY for a shell to eval.")]
-Python = Annotated[bool, typer.Option("--python", help="A Python program with the openai package.")]
-Curl = Annotated[bool, typer.Option("--curl", help="A curl command.")]
 Direct = Annotated[
     bool, typer.Option("--direct", help="For machines that reach the head, of a model served with --expose.")
 ]
@@ -53,10 +44,7 @@ Grace = Annotated[
 
 
 def endpoint(
-    command: Command = None,
     env: Env = False,
-    python: Python = False,
-    curl: Curl = False,
     direct: Direct = False,
     detach: Detach = False,
     close: Close = False,
@@ -70,19 +58,20 @@ def endpoint(
     as_json: Json = False,
     wait: Wait = 0.0,
 ) -> None:
-    """Print what OpenAI clients need: URL, key, a snippet."""
-    forms = {"--env": env, "--python": python, "--curl": curl}
+    """Print what OpenAI clients need: URL and key."""
     jobs = {"--close": close, "--tunnel": tunnel, "--key": key, "--rotate": rotate}
-    _ensure_fitting(jobs, {"--direct": direct, "--detach": detach}, forms)
+    _ensure_one({**jobs, "--direct": direct, "--detach": detach})
+    if job := _given(jobs):
+        _ensure_one({job[0]: True, "--env": env})
     if not background:
-        _ensure_needed("--tunnel", {"--port": port is not None, "-- COMMAND": bool(command)}, jobs)
+        _ensure_needed("--tunnel", {"--port": port is not None}, jobs)
         _ensure_needed("--rotate", {"--grace": grace is not None, "--wait": bool(wait)}, jobs)
     with Session(inventory, as_json=as_json, changes=rotate) as session:
         if background:
             tunnels.keep_open(session, session.load(), port or 0)
         elif tunnel:
             try:
-                tunnels.hold(session, session.load(), port, command or ())
+                tunnels.hold(session, session.load(), port)
             except PortInUse as error:
                 error.again = ("--port", "0")
                 raise
@@ -91,19 +80,11 @@ def endpoint(
         elif close:
             _close(session)
         else:
-            _show(session, "".join(_given(forms)), direct=direct, detach=detach)
+            _show(session, env=env, direct=direct, detach=detach)
 
 
 def _given(options: Mapping[str, bool]) -> list[str]:
     return [name for name, is_given in options.items() if is_given]
-
-
-def _ensure_fitting(jobs: Mapping[str, bool], ways: Mapping[str, bool], forms: Mapping[str, bool]) -> None:
-    """Refuse two jobs at a time; a form of what is printed goes with a way, and with none of the jobs."""
-    _ensure_one(forms)
-    _ensure_one({**jobs, **ways})
-    if job := _given(jobs):
-        _ensure_one({job[0]: True, **forms})
 
 
 def _ensure_needed(mode: str, options: Mapping[str, bool], jobs: Mapping[str, bool]) -> None:
@@ -119,16 +100,16 @@ def _ensure_one(given: Mapping[str, bool]) -> None:
         raise UsageError(f"{' and '.join(wanted)} exclude each other", hint=lines)
 
 
-def _show(session: Session, form: str, *, direct: bool, detach: bool) -> None:
+def _show(session: Session, *, env: bool, direct: bool, detach: bool) -> None:
     loaded = session.load()
     from vllm_cluster.actions import endpoint as action_of
-    from vllm_cluster.cli.render.clients import show_clients
+    from vllm_cluster.cli.render.endpoint import show_clients
     from vllm_cluster.laptop import cache_folder
 
     again = _of_tunnel(loaded.path) if detach else None
     found = action_of.endpoint(loaded, cache_folder(), direct=direct, detach=again)
     session.finish()
-    show_clients(found, form, loaded.path, as_json=session.as_json)
+    show_clients(found, loaded.path, env=env, as_json=session.as_json)
 
 
 def _of_tunnel(inventory: Path | None) -> list[str]:

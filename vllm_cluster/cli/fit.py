@@ -16,8 +16,6 @@ if TYPE_CHECKING:
 
 EXIT_NOTHING_FITS = 3
 MIN_GPU_MEMORY = 10**9
-MIN_PARAMETERS = 10**6
-BITS = 16
 
 
 Model = Annotated[
@@ -47,14 +45,6 @@ GpuMemory = Annotated[
     str | None,
     typer.Option("--gpu-memory", metavar="SIZE", help="Memory of a GPU (80GB, 79.6GiB) in place of asking hosts."),
 ]
-Params = Annotated[
-    str | None,
-    typer.Option("--params", metavar="COUNT", help="Parameter count (405B) in place of MODEL; no network access."),
-]
-Bits = Annotated[
-    int | None,
-    typer.Option("--bits", metavar="NUMBER", min=1, max=64, help="Bits of a parameter, with --params. Default: 16."),
-]
 
 
 def fit(
@@ -66,29 +56,20 @@ def fit(
     gpus: GpuCount = None,
     nodes: Nodes = None,
     gpu_memory: GpuMemory = None,
-    params: Params = None,
-    bits: Bits = None,
     as_json: Json = False,
 ) -> None:
     """Check whether a model fits, in which layouts and context."""
     with Session(inventory, as_json=as_json) as session:
         from vllm_cluster.cli.render.fit import show_verdict, verdict_document
 
-        if (model is None) == (params is None):
-            raise UsageError("give a model, or --params", hint="vcluster fit meta-llama/Llama-3.1-8B-Instruct")
-        if bits and params is None:
-            raise UsageError("--bits needs --params: a model has its own", hint="--params 405B --bits 8")
+        if model is None:
+            raise UsageError("MODEL is missing", hint="vcluster fit meta-llama/Llama-3.1-8B-Instruct")
         workload, given = _workload(context, concurrency, kv_cache_dtype), _gpus(gpus, nodes, gpu_memory)
-        if params is not None:
-            from vllm_cluster.fit.report import of_parameters, report
+        from vllm_cluster.actions import fit as fit_action
 
-            found = report(of_parameters(_parameters(params), bits or BITS), given, workload)
-        else:
-            from vllm_cluster.actions import fit as fit_action
-
-            found = fit_action.fit(str(model), workload, session.progress, gpus=given, load=session.load)
+        found = fit_action.fit(model, workload, session.progress, given or session.load())
         session.show(lambda: verdict_document(found), lambda: show_verdict(found, color=SETTINGS.color))
-        if found.gpus and not found.recommended:
+        if not found.recommended:
             raise SystemExit(EXIT_NOTHING_FITS)
 
 
@@ -101,30 +82,17 @@ def _workload(context: int, concurrency: int, kv_dtype: str) -> Workload:
 
 
 def _gpus(gpus: int | None, nodes: int | None, memory: str | None) -> GpuPool | None:
+    from vllm_cluster.fit.config_values import size
     from vllm_cluster.fit.layouts import GpuPool
 
     if memory is None:
         if gpus or nodes:
             raise UsageError("--gpus and --nodes need --gpu-memory", hint="--gpus 8 --nodes 2 --gpu-memory 80GB")
         return None
-    found = _size("--gpu-memory", memory)
+    try:
+        found = size(memory)
+    except ValueError as error:
+        raise UsageError(f"--gpu-memory: {error}", hint="such as 80GB or 79.6GiB") from None
     if found < MIN_GPU_MEMORY:
         raise UsageError(f"--gpu-memory {memory} is less than 1 GB", hint="write the unit: 80GB or 79.6GiB")
     return GpuPool((gpus or 1,) * (nodes or 1), found)
-
-
-def _parameters(text: str) -> int:
-    """A bare number is refused: 70 would be 70 parameters, which fit everywhere."""
-    found = _size("--params", text)
-    if found < MIN_PARAMETERS:
-        raise UsageError(f"--params {text} is fewer than a million parameters", hint=f"--params {text.rstrip('Bb')}B")
-    return found
-
-
-def _size(option: str, text: str) -> int:
-    from vllm_cluster.fit.config_values import size
-
-    try:
-        return size(text)
-    except ValueError as error:
-        raise UsageError(f"{option}: {error}", hint="such as 405B for parameters, 80GB or 79.6GiB for memory") from None

@@ -41,6 +41,10 @@ INSTEAD: Mapping[str, str] = {
         for verb, line in _ASK.items()
         for name, value in _FIELDS.items()
     },
+    "bench --dataset": "vcluster bench --input-len TOKENS --output-len TOKENS",
+    "endpoint --curl": "vcluster complete PROMPT",
+    "endpoint --python": 'eval "$(vcluster endpoint --env)"',
+    **dict.fromkeys(("fit --params", "fit --bits"), "vcluster fit FOLDER --gpus NUMBER --gpu-memory SIZE"),
     "batch --on-head": "vcluster batch IN -o OUT",
     "batch --errors": "vcluster batch IN -o OUT",
     "batch --repeat": "vcluster batch IN -o OUT --set n=NUMBER",

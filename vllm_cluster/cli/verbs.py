@@ -117,13 +117,12 @@ VERBS = {
     "endpoint": Verb(
         _DAILY,
         "endpoint:endpoint",
-        "Print what OpenAI clients need: URL, key, a snippet.",
+        "Print what OpenAI clients need: URL and key.",
         "With --detach a tunnel stays open in the background; a later call finds it, and --close closes it. With "
         "--rotate what runs continues, and every client needs the new key.",
         (
             "vcluster endpoint --detach",
             'eval "$(vcluster endpoint --env)"',
-            "vcluster endpoint --python > ask.py",
             "vcluster endpoint --tunnel --port 8001",
             'curl -H "Authorization: Bearer $(vcluster endpoint --key)" http://127.0.0.1:8000/v1/models',
             "vcluster endpoint --rotate --grace 10m",
@@ -134,7 +133,6 @@ VERBS = {
             75: "with --rotate: another run changes these hosts",
             **READ,
         },
-        usage=("[OPTIONS]", "--tunnel [-- COMMAND]"),
     ),
     "down": Verb(
         _DAILY,
@@ -150,7 +148,7 @@ VERBS = {
         "fit:fit",
         "Check whether a model fits, in which layouts and context.",
         "Reads the model's config and the headers of its weights, and the GPUs of the inventory's hosts.",
-        ("vcluster fit meta-llama/Llama-3.1-8B-Instruct", "vcluster fit --params 405B --gpus 8 --gpu-memory 80GB"),
+        ("vcluster fit meta-llama/Llama-3.1-8B-Instruct", "vcluster fit ./config.json --gpus 8 --gpu-memory 80GB"),
         {0: "it fits", 1: "the model cannot be read", 3: "it does not fit", **READ},
     ),
     "pull": Verb(

@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from statistics import mean
 from typing import Any
 
+from vllm_cluster.core.node_status import ServeStatus
+
 METRICS = ("ttft", "tpot", "itl", "e2el")
 PERCENTILES = ("p50", "p90", "p95", "p99")
 # So that a level is held for a while: this many requests for each that is open, and no fewer than the second.
@@ -88,14 +90,12 @@ def points(
     ]
 
 
-def argv(point: Point, *, model: str, name: str, host: str, port: int, seed: int, dataset: bool) -> list[str]:
+def argv(point: Point, serve: ServeStatus, seed: int) -> list[str]:
     """The arguments of `vllm bench serve`; another seed is other prompts, which no prefix cache holds."""
-    words = ["--backend", "openai", "--host", host, "--port", str(port), "--model", model, "--served-model-name", name]
-    if dataset:
-        words += ["--dataset-name", "custom", "--custom-output-len", str(point.output), "--skip-chat-template"]
-    else:
-        words += ["--dataset-name", "random", "--random-input-len", str(point.input)]
-        words += ["--random-output-len", str(point.output)]
+    words = ["--backend", "openai", "--host", serve.host, "--port", str(serve.port)]
+    words += ["--model", serve.model, "--served-model-name", serve.name]
+    words += ["--dataset-name", "random", "--random-input-len", str(point.input)]
+    words += ["--random-output-len", str(point.output)]
     words += ["--num-prompts", str(point.prompts), "--max-concurrency", str(point.concurrency)]
     words += ["--num-warmups", str(min(point.concurrency, MAX_WARMUPS)), "--seed", str(seed)]
     words += ["--temperature", "0", "--ignore-eos", "--disable-tqdm"]

@@ -43,20 +43,20 @@ class Workload:
 
 @dataclass(frozen=True)
 class Model:
-    """What is known of a model; no shape where only the number of its parameters is."""
+    """What is known of a model; `pipelines` is whether vLLM can split it into stages, None where not known."""
 
     name: str
     weights: Weights
-    shape: ModelConfig | None
+    shape: ModelConfig
     pipelines: bool | None = None
 
     def context(self, workload: Workload) -> int:
-        """Tokens of a request, 0 if not given."""
-        return workload.context or (self.shape.context if self.shape else 0)
+        """Tokens of a request."""
+        return workload.context or self.shape.context
 
     def request(self, tokens: int, kv_bytes: int) -> int:
         """Bytes of KV cache for one request, over all GPUs at TP=1."""
-        return sum(layer.held(tokens, 1, kv_bytes) for layer in self.shape.layers) if self.shape else 0
+        return sum(layer.held(tokens, 1, kv_bytes) for layer in self.shape.layers)
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ class Layout:
     """A layout judged. The sizes are those of the fullest GPU.
 
     `problem` is why it is impossible; `max_context` is the longest that fits, `requests` how many of the requested
-    context do, `kv_cache_tokens` how many tokens fit in all; None where the KV cache is not known.
+    context do, `kv_cache_tokens` how many tokens fit in all; None where it is impossible.
     """
 
     tp: int
@@ -114,7 +114,7 @@ def evaluate(model: Model, gpus: GpuPool, workload: Workload, tp: int, pp: int, 
     fullest = max(stages, key=lambda stage: stage.weights, default=PipelineStage(0, 0, 0, ()))
     context = requests = tokens = None
     fits = bool(stages) and min(stage.left for stage in stages) >= 0
-    if stages and model.shape:
+    if stages:
         limit = model.context(workload)
         requests = _requests(stages, tp, workload, limit)
         tokens = _requests(stages, tp, workload, limit, unit=limit)
@@ -126,8 +126,6 @@ def evaluate(model: Model, gpus: GpuPool, workload: Workload, tp: int, pp: int, 
 
 
 def _problem(model: Model, tp: int, pp: int) -> str:
-    if not model.shape:
-        return ""
     found = split_problem(model.shape, tp, pp)
     if not found and pp > 1 and model.pipelines is False:
         found = f"the image's vLLM cannot split {model.shape.architecture} into stages (no SupportsPP)"
@@ -138,12 +136,12 @@ def _problem(model: Model, tp: int, pp: int) -> str:
 
 
 def _notes(model: Model, gpus: GpuPool, tp: int, pp: int) -> Iterator[str]:
-    heads = max((layer.heads for layer in model.shape.layers), default=0) if model.shape else 0
+    heads = max((layer.heads for layer in model.shape.layers), default=0)
     if heads == 1 < tp:
         yield f"every GPU holds the whole KV cache of its layers; -- --decode-context-parallel-size={tp} divides it"
     elif 0 < heads < tp:
         yield f"{heads} KV heads: each is held by {tp // heads} GPUs"
-    if pp > 1 and model.shape and len(model.shape.layers) % pp:
+    if pp > 1 and len(model.shape.layers) % pp:
         sizes = {end - begin for begin, end in stage_bounds(len(model.shape.layers), pp)}
         yield f"stages of {min(sizes)} and {max(sizes)} layers"
     if len(gpus.nodes) > 1 and tp > min(gpus.nodes):
@@ -163,9 +161,6 @@ def stage_bounds(layers: int, pp: int) -> list[tuple[int, int]]:
 
 def _stages(model: Model, gpus: GpuPool, tp: int, pp: int) -> tuple[PipelineStage, ...]:
     budget = int(UTILISATION * gpus.memory_bytes)
-    if not model.shape:
-        weights = -(-model.weights.loaded // (tp * pp))
-        return (PipelineStage(weights, FIXED, budget - weights - FIXED, ()),)
     stages = []
     for begin, end in stage_bounds(len(model.shape.layers), pp):
         weights = model.weights.on_stage(begin, end, tp)

@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 
 from vllm_cluster.backends import vllm
 from vllm_cluster.fit.layouts import GpuPool, Layout, Model, Workload, evaluate
-from vllm_cluster.fit.weights import WeightBytes, Weights
 
 # The report proposes no more nodes, or more GPUs in one, than this.
 MAX_NODES, MAX_GPUS_PER_NODE = 64, 8
@@ -17,11 +16,11 @@ MAX_NODES, MAX_GPUS_PER_NODE = 64, 8
 class FitReport:
     """The layouts, the best first; `recommended` is the first of them that fits.
 
-    `suggestions` are what would fit when none does. Without GPUs it is only about sizes.
+    `suggestions` are what would fit when none does.
     """
 
     model: Model
-    gpus: GpuPool | None
+    gpus: GpuPool
     workload: Workload
     layouts: tuple[Layout, ...]
     recommended: Layout | None
@@ -38,17 +37,8 @@ def rule_of_thumb(weights: int) -> int:
     return weights * 12 // 10
 
 
-def of_parameters(params: int, bits: int) -> Model:
-    """A model of which nothing but its size is known; what a request takes stays unknown."""
-    size = params * bits // 8
-    weights = Weights({f"{bits} bits": size}, (), WeightBytes(size), WeightBytes())
-    return Model(f"{params / 1e9:g}B parameters at {bits} bits", weights, None)
-
-
-def report(model: Model, gpus: GpuPool | None, workload: Workload) -> FitReport:
+def report(model: Model, gpus: GpuPool, workload: Workload) -> FitReport:
     """Evaluate every layout. If no context is given, one shorter than the model's own is enough."""
-    if gpus is None:
-        return FitReport(model, gpus, workload, (), None, ())
     layouts = tuple(_layouts(model, gpus, workload))
     taken = next((layout for layout in layouts if layout.fits), None)
     if taken is None and not workload.context:

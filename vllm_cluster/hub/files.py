@@ -94,7 +94,7 @@ class Hub:
         except (requests.RequestException, urllib3.exceptions.HTTPError, OSError) as error:
             late = isinstance(error, requests.Timeout | urllib3.exceptions.TimeoutError | TimeoutError)
             kind = "it did not answer in time" if late else _last(error)
-            hint = "set HF_ENDPOINT to a mirror, or give a folder, or --params and --bits: these need no network"
+            hint = "set HF_ENDPOINT to a mirror, or give a folder with its config.json, which needs no network"
             raise Unreachable(self._name, f"cannot connect to the hub: {kind}", hint=hint) from None
 
     def _authorize(self, request: requests.PreparedRequest) -> requests.PreparedRequest:

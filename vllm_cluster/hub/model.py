@@ -38,7 +38,7 @@ def read(model: str, token: str | None) -> tuple[ModelConfig, Weights]:
     try:
         found = model_config(document)
     except ValueError as error:
-        hint = "use --params and --bits in place of the model's files"
+        hint = "give a model in the format of transformers"
         raise VclusterError(f"{model}: config.json is incomplete: {error}", hint=hint) from None
     return found, _weights(files, model, found)
 
@@ -82,7 +82,7 @@ def _weights(files: ModelFiles, model: str, found: ModelConfig) -> Weights:
 def _header(files: ModelFiles, model: str, name: str) -> list[tuple[str, str, int]]:
     data = files.read(name, 0, FIRST_BYTES)
     if data is None:
-        hint = "give a model in safetensors, or use --params and --bits"
+        hint = "give a model in safetensors"
         raise _NoFile(f"{model} has no {name}", hint=hint)
     size = struct.unpack("<Q", data[:8])[0] if len(data) >= 8 else 0
     if not 2 <= size <= HEADER_BYTES:

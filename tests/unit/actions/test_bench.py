@@ -8,7 +8,6 @@ import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -123,16 +122,6 @@ def test_a_prompt_that_does_not_fit_is_reported_before_anything_runs(monkeypatch
     assert head.sent[1:] == [{}]
 
 
-def test_a_refused_prompt_of_a_file_comes_with_the_context_of_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
-    """vLLM's program keeps the status of the reply alone."""
-    failed = {"result": {"failed": 8, "completed": 0, "num_prompts": 8}, "reasons": ["8× Bad Request"]}
-    head = Head([failed], [], context=200)
-    wanted = BenchRequest("guides", [Point(1, 128, 128, 8)], 1, 60.0, prompts='{"prompt": "a"}')
-    with at(head, monkeypatch), pytest.raises(HostError) as error:
-        action.bench(INVENTORY, wanted, lambda _: None, lambda _: None)
-    assert "8× Bad Request\norg/model takes 200 tokens, prompt and answer together" in str(error.value)
-
-
 @pytest.mark.parametrize(
     ("reply", "found"), [({"data": [{"id": "m", "max_model_len": 4096}]}, 4096), ({"data": [{"id": "m"}]}, None)]
 )
@@ -194,10 +183,3 @@ def test_failed_requests_have_their_most_frequent_reasons(monkeypatch: pytest.Mo
     with pytest.raises(HostError) as caught:
         run(Head([bad], []), monkeypatch)
     assert caught.value.message.splitlines()[1:] == ["3× ConnectionResetError: reset", "1× Bad Request"]
-
-
-def test_prompts_are_read_where_the_image_has_no_pandas(tmp_path: Path) -> None:
-    (tmp_path / "p.jsonl").write_text('{"prompt": "a"}\n\n{"prompt": "b", "more": 1}\n')
-    rows = remote._PromptFile.read_json(path_or_buf=str(tmp_path / "p.jsonl"), lines=True)
-    assert rows.columns == {"prompt", "more"}
-    assert [row.to_dict() for _, row in rows.iterrows()] == [{"prompt": "a"}, {"prompt": "b", "more": 1}]

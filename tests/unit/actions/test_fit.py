@@ -45,7 +45,7 @@ def on(monkeypatch: pytest.MonkeyPatch, facts: dict[str, HostFacts], **words: An
     monkeypatch.setattr(action, "supports_pp", lambda *_: True)
     monkeypatch.setattr(action, "read", lambda *_: (made, spread(16_060_522_496, made)))
     events: list[Event] = []
-    return action.fit("llama", Workload(), events.append, gpus=None, load=lambda: world.inventory(len(facts), **words))
+    return action.fit("llama", Workload(), events.append, world.inventory(len(facts), **words))
 
 
 # fault: actions/fit.py: min(gpu_memory → max(gpu_memory
@@ -97,7 +97,7 @@ def test_a_hub_that_cannot_be_asked_names_what_reads_the_cache_of_the_head(monke
     messages = []
     for gpus in (None, GpuPool((2,), 80 * 10**9)):
         with pytest.raises(Unreachable) as failed:
-            action.fit("org/m", Workload(), lambda _: None, gpus=gpus, load=world.inventory)
+            action.fit("org/m", Workload(), lambda _: None, gpus or world.inventory())
         assert failed.value.hint == "set HF_ENDPOINT"
         messages.append(failed.value.message)
     short = "hub: cannot connect to the hub: no route"

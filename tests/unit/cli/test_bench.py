@@ -35,15 +35,6 @@ def test_bad_options_are_reported(argv: tuple[str, ...], message: str, capsys: p
     assert message in shown + capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [('{"prompt": "a"}\n{"prompt": 1}\n', "p.jsonl:2: --dataset: must be"), ("", "--dataset: is empty"), ("x", ":1: ")],
-)
-def test_a_bad_file_of_prompts_is_reported_with_its_line(content: str, message: str, tmp_path: Path) -> None:
-    (tmp_path / "p.jsonl").write_text(content)
-    assert message in refused("--dataset", str(tmp_path / "p.jsonl"))
-
-
 def result(folder: Path, rate: float) -> Path:
     folder.mkdir()
     runs = [

@@ -83,17 +83,6 @@ def test_nothing_fits(here: Hub) -> None:
     assert json.loads(fit(*argv, "--json", endpoint=here.url).stdout)["suggestions"] == ["2 nodes of 8 such GPUs"]
 
 
-def test_parameters_need_neither_hub_nor_host() -> None:
-    done = fit("--params", "70B", "--bits", "16")
-    assert done.returncode == 0
-    assert "weights        140.0 GB" in done.stdout
-    assert "Compared with no GPUs: add --gpu-memory SIZE" in done.stdout
-    assert "rule of thumb  168 GB by P·4/(32/Q)·1.2" in done.stdout
-    assert fit("--params", "405B", *TWO_NODES).returncode == 0
-    assert fit("--params", "405B", "--bits", "16", "--gpus", "8", "--gpu-memory", "80GB").returncode == 3
-    assert fit("--params", "405B", "--bits", "8", "--gpus", "8", "--gpu-memory", "80GB").returncode == 0
-
-
 def test_a_gated_model_wants_the_token(here: Hub, tmp_path: Path) -> None:
     done = fit("org/gated", *TWO_NODES, endpoint=here.url)
     assert done.returncode == 1
@@ -101,12 +90,6 @@ def test_a_gated_model_wants_the_token(here: Hub, tmp_path: Path) -> None:
     assert fit("org/gated", *TWO_NODES, endpoint=here.url, HF_TOKEN=here.token).returncode == 0
     (tmp_path / "token").write_text(f"{here.token}\n")
     assert fit("org/gated", *TWO_NODES, endpoint=here.url, HF_HOME=str(tmp_path)).returncode == 0
-
-
-def test_bits_of_a_model_are_its_own() -> None:
-    done = fit("org/model", "--bits", "8", *TWO_NODES)
-    assert done.returncode == 2
-    assert "error: --bits needs --params: a model has its own" in done.stderr
 
 
 # fault: hub/model.py: isinstance(error, _NoFile) and not index and counted → not error
@@ -128,17 +111,13 @@ def test_a_folder(tmp_path: Path) -> None:
     assert fit(str(tmp_path), "--gpu-memory", "24GB").returncode == 1
 
 
-# fault: cli/fit.py: MIN_PARAMETERS = 10**6 → MIN_PARAMETERS = 1
 @pytest.mark.parametrize(
     ("argv", "code", "said"),
     [
-        ((), 2, "give a model, or --params"),
-        ((LLAMA, "--params", "8B"), 2, "give a model, or --params"),
+        ((), 2, "MODEL is missing"),
         ((LLAMA, "--gpus", "8"), 2, "--gpus and --nodes need --gpu-memory"),
         ((LLAMA, "--gpu-memory", "80"), 2, "write the unit"),
         ((LLAMA, "--gpu-memory", "plenty"), 2, "invalid size 'plenty'"),
-        (("--params", "many"), 2, "invalid size 'many'"),
-        (("--params", "70"), 2, "fix: --params 70B"),
         ((LLAMA, "--kv-cache-dtype", "int3"), 2, "int3 is not known"),
         ((LLAMA, "--context", "-1"), 2, "--context"),
         ((LLAMA, "--gpus", "0", "--gpu-memory", "80GB"), 2, "--gpus"),

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import shlex
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
@@ -12,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.figures import tallied
+from tests.support.models.configs import LLAMA_8B
 from tests.support.paths import ROOT
 
 # Each case starts the program.
@@ -133,7 +136,8 @@ CASES = (
     Case("ASCII, help", "$VCLUSTER serve --help", 0, stdout="--expose", env=ASCII),
     Case(
         "ASCII output, fit",
-        FIT := "$VCLUSTER fit --params 8B --gpu-memory 80GB",
+        FIT
+        := f"echo {shlex.quote(json.dumps(LLAMA_8B))} > config.json && $VCLUSTER fit ./config.json --gpu-memory 80GB",
         0,
         stdout="TP=1",
         env={"PYTHONIOENCODING": "ascii"},

@@ -140,7 +140,6 @@ def test_files_that_cannot_be_are_a_wrong_call(
             "vcluster check --facts\nvcluster check --deep",
         ),
         ("endpoint --port 0", "--port needs --tunnel", "vcluster endpoint --port 0 --tunnel"),
-        ("endpoint -- ls", "-- COMMAND needs --tunnel", "vcluster endpoint --tunnel -- ls"),
         (
             "endpoint --key --detach",
             "--key and --detach exclude each other",
@@ -175,7 +174,6 @@ def test_options_of_two_modes_are_refused(typed: str, message: str, fix: str, tm
         ("exec --all df -x", "exec --all -- df -x"),
         ("exec gpu1 --inventory x ls -l", "exec gpu1 --inventory x -- ls -l"),
         ("exec gpu1 --ssh df -x", "exec gpu1 --ssh -- df -x"),
-        ("endpoint --tunnel curl -v", "endpoint --tunnel -- curl -v"),
     ],
 )
 def test_options_of_a_command_are_not_taken_for_those_of_the_verb(typed: str, fix: str) -> None:

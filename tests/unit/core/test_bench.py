@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 import re
+from dataclasses import replace
 from html.parser import HTMLParser
 from itertools import pairwise
 from typing import Any
@@ -12,6 +13,7 @@ from typing import Any
 import pytest
 
 from tests.support.depth import cases
+from tests.support.views import serving
 from vllm_cluster.cli.render.bench import bench_lines, compared_lines, report
 from vllm_cluster.core.bench import PRESETS, Point, argv, figure_name, figures, order, points
 from vllm_cluster.core.bench_compare import COMPARED, compare, two_sided, welch
@@ -90,13 +92,10 @@ def test_repetitions_come_in_turns() -> None:
 
 
 def test_the_words_for_vllm() -> None:
-    words = argv(Point(16, 128, 64, 32), model="org/m", name="m", host="127.0.0.1", port=8000, seed=5, dataset=False)
+    words = argv(Point(16, 128, 64, 32), replace(serving(), model="org/m", name="m"), 5)
     given = dict(pairwise(words))
     assert (given["--model"], given["--served-model-name"], given["--max-concurrency"]) == ("org/m", "m", "16")
     assert (given["--random-input-len"], given["--random-output-len"], given["--seed"]) == ("128", "64", "5")
-    custom = argv(Point(1, 1, 9, 1), model="m", name="m", host="h", port=1, seed=5, dataset=True)
-    assert custom[custom.index("--custom-output-len") + 1] == "9"
-    assert "--random-input-len" not in custom
 
 
 def test_the_figures_that_are_kept() -> None:

@@ -1,4 +1,4 @@
-"""Where the model answers and how to ask it."""
+"""Where the model answers, how to ask it, and what clients of its API need."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ import sys
 import time
 from pathlib import Path
 
+from vllm_cluster.actions.endpoint import ClientEndpoint
 from vllm_cluster.actions.request_phases import Endpoint
-from vllm_cluster.shell_line import Filled, shell_line
+from vllm_cluster.shell_line import Filled, export_line, shell_line
 from vllm_cluster.text import host_port
 
 
@@ -49,6 +50,23 @@ def show_endpoint(endpoint: Endpoint, inventory: Path | None, *, as_json: bool) 
     out.write(f"ask:     {shell_line(['vcluster', 'complete', 'Hello', *option])}\n")
     way = "--direct" if endpoint.exposed else "--detach"
     out.write(f"clients: {shell_line(['vcluster', 'endpoint', way, *option])}\n")
+
+
+def show_clients(endpoint: ClientEndpoint, inventory: Path | None, *, env: bool, as_json: bool) -> None:
+    """Write what clients need on standard output; the key itself only with `env`."""
+    words = ["vcluster", "endpoint", *_option(inventory and inventory.absolute())]
+    key = shell_line([*words, "--key"])
+    if as_json:
+        tunnel = {"pid": endpoint.tunnel.pid, "port": endpoint.tunnel.port} if endpoint.tunnel else None
+        document = {"v": 1, "base_url": endpoint.url, "model": endpoint.model, "key": key, "tunnel": tunnel}
+        print(json.dumps(document))
+    elif env:
+        print(export_line("OPENAI_BASE_URL", endpoint.url))
+        print(export_line("OPENAI_API_KEY", endpoint.key))
+    else:
+        print(f"url:    {endpoint.url}\nmodel:  {endpoint.model}\nkey:    {key}")
+        if endpoint.tunnel:
+            print(f"tunnel: process {endpoint.tunnel.pid}, until {shell_line([*words, '--close'])}")
 
 
 def _option(inventory: Path | None) -> list[str]:

@@ -9,7 +9,7 @@ from typing import Any
 from vllm_cluster.cli.render.text import plain, wants_color
 from vllm_cluster.fit.layouts import UTILISATION, Layout
 from vllm_cluster.fit.report import FitReport, min_gpus, rule_of_thumb
-from vllm_cluster.text import plural
+from vllm_cluster.text import count, plural
 
 GIB = 1 << 30
 
@@ -21,30 +21,30 @@ def verdict_document(found: FitReport) -> dict[str, Any]:
     return {
         "v": 1,
         "model": model.name,
-        "architecture": shape.architecture if shape else None,
+        "architecture": shape.architecture,
         "supports_pp": model.pipelines,
-        "layers": len(shape.layers) if shape else None,
+        "layers": len(shape.layers),
         "weights": {
             "stored_bytes": dict(model.weights.stored),
             "loaded_bytes": model.weights.loaded,
             "unused_bytes": model.weights.unused,
             "estimated": model.weights.estimated,
         },
-        "context": context or None,
+        "context": context,
         "concurrency": workload.concurrency,
         "kv_cache": {
             "dtype": workload.kv_dtype,
-            "bytes_per_token": _per_token(found) if shape else None,
-            "bytes_per_request": model.request(context, workload.kv_bytes) if shape else None,
+            "bytes_per_token": _per_token(found),
+            "bytes_per_request": model.request(context, workload.kv_bytes),
         },
         "rule_of_thumb_bytes": rule_of_thumb(model.weights.loaded),
-        "gpus": asdict(found.gpus) if found.gpus else None,
-        "min_gpus": min_gpus(model, found.gpus.memory_bytes, workload) if found.gpus else None,
+        "gpus": asdict(found.gpus),
+        "min_gpus": min_gpus(model, found.gpus.memory_bytes, workload),
         "layouts": [asdict(layout) for layout in found.layouts],
-        "fits": found.recommended is not None if found.gpus else None,
+        "fits": found.recommended is not None,
         "recommended": asdict(found.recommended) if found.recommended else None,
         "suggestions": list(found.suggestions),
-        "notes": list(shape.notes) if shape else [],
+        "notes": list(shape.notes),
     }
 
 
@@ -58,17 +58,16 @@ def show_verdict(found: FitReport, *, color: str) -> None:
     """Write the verdict on standard output."""
     bold, end = ("\x1b[1m", "\x1b[0m") if wants_color(color, stdout=True) else ("", "")
     lines = [f"{name:<14} {value}" for name, value in _sizes(found)]
-    if found.gpus:
-        rows = [_TITLES, *map(_cells, found.layouts)]
-        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        lines.append("")
-        for name, *cells, state in rows:
-            middle = "  ".join(cell.rjust(width) for cell, width in zip(cells, widths[1:-1], strict=True))
-            lines.append(f"{name:<{widths[0]}}  {middle}  {state}".rstrip())
-        reasons: dict[str, list[str]] = {}
-        for layout in found.layouts:
-            reasons.setdefault("; ".join(filter(None, (layout.reason, *layout.notes))), []).append(_name(layout))
-        lines += ["", *(f"{', '.join(names)}: {reason}" for reason, names in reasons.items()), ""]
+    rows = [_TITLES, *map(_cells, found.layouts)]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines.append("")
+    for name, *cells, state in rows:
+        middle = "  ".join(cell.rjust(width) for cell, width in zip(cells, widths[1:-1], strict=True))
+        lines.append(f"{name:<{widths[0]}}  {middle}  {state}".rstrip())
+    reasons: dict[str, list[str]] = {}
+    for layout in found.layouts:
+        reasons.setdefault("; ".join(filter(None, (layout.reason, *layout.notes))), []).append(_name(layout))
+    lines += ["", *(f"{', '.join(names)}: {reason}" for reason, names in reasons.items()), ""]
     sys.stdout.write("".join(plain(line) + "\n" for line in lines))
     sys.stdout.write("".join(f"{bold}{plain(line)}{end}\n" for line in _conclusion(found)))
     sys.stdout.flush()
@@ -82,34 +81,28 @@ def _sizes(found: FitReport) -> list[tuple[str, str]]:
     context, weights = model.context(workload), model.weights
     stored = ", ".join(f"{dtype} {size / 1e9:.1f} GB" for dtype, size in sorted(weights.stored.items()))
     rows = [("model", model.name)]
-    if shape:
-        kv_heads = max(layer.heads for layer in shape.layers)
-        text = f"{shape.architecture}: {len(shape.layers)} layers, {shape.heads} heads, {kv_heads} for KV"
-        rows.append(("", f"{text}, context {shape.context}"))
+    kv_heads = max(layer.heads for layer in shape.layers)
+    text = f"{shape.architecture}: {len(shape.layers)} layers, {shape.heads} heads, {kv_heads} for KV"
+    rows.append(("", f"{text}, context {shape.context}"))
     text = f"{weights.loaded / 1e9:.1f} GB ({stored})"
     text += f"; {weights.unused / 1e9:.1f} GB more are not loaded" if weights.unused else ""
     text += "; by the config or the index, as no headers of weights could be read" if weights.estimated else ""
     rows.append(("weights", text))
-    if shape:
-        request = model.request(context, workload.kv_bytes)
-        text = f"{_per_token(found) / 1024:.1f} KiB a token ({workload.kv_dtype})"
-        rows.append(("KV cache", f"{text}; {context} tokens: {request / GIB:.2f} GiB"))
-    else:
-        rows.append(("KV cache", "not known from the number of parameters; name a model for it"))
+    request = model.request(context, workload.kv_bytes)
+    text = f"{_per_token(found) / 1024:.1f} KiB a token ({workload.kv_dtype})"
+    rows.append(("KV cache", f"{text}; {context} tokens: {request / GIB:.2f} GiB"))
     text = f"{rule_of_thumb(weights.loaded) / 1e9:.0f} GB by P·4/(32/Q)·1.2 (ignores context length)"
     rows.append(("rule of thumb", text))
-    if found.gpus:
-        count = min_gpus(model, found.gpus.memory_bytes, workload)
-        what = "weights and one such request" if shape else "weights"
-        rows.append(("at least", f"{count} such {plural(count, 'GPU')}, by the plain sum of {what}"))
-        nodes = " + ".join(map(str, found.gpus.nodes)) if len(set(found.gpus.nodes)) > 1 else ""
-        nodes = nodes or f"{len(found.gpus.nodes)} × {found.gpus.nodes[0]}"
-        text = f"{nodes} of {found.gpus.memory_bytes / GIB:.1f} GiB, of which vLLM takes {UTILISATION:.0%}"
-        rows.append(("GPUs", text))
-    if shape and found.model.pipelines is None and any(layout.pp > 1 for layout in found.layouts):
+    least = min_gpus(model, found.gpus.memory_bytes, workload)
+    rows.append(("at least", f"{least} such {plural(least, 'GPU')}, by the plain sum of weights and one such request"))
+    nodes = " + ".join(map(str, found.gpus.nodes)) if len(set(found.gpus.nodes)) > 1 else ""
+    nodes = nodes or f"{len(found.gpus.nodes)} × {found.gpus.nodes[0]}"
+    text = f"{nodes} of {found.gpus.memory_bytes / GIB:.1f} GiB, of which vLLM takes {UTILISATION:.0%}"
+    rows.append(("GPUs", text))
+    if found.model.pipelines is None and any(layout.pp > 1 for layout in found.layouts):
         unknown = "pipeline parallelism support unknown (run with an inventory to ask the image's vLLM)"
         rows.append(("note", unknown))
-    return rows + [("note", note) for note in (shape.notes if shape else ())]
+    return rows + [("note", note) for note in shape.notes]
 
 
 def _name(layout: Layout) -> str:
@@ -122,19 +115,13 @@ def _cells(layout: Layout) -> list[str]:
     sizes = [f"{size / GIB:.1f} GiB" for size in (layout.weights_bytes, layout.activation_bytes, layout.kv_cache_bytes)]
     many = (layout.max_context, layout.requests, layout.kv_cache_tokens)
     state = "fits" if layout.fits else "shorter context" if layout.max_context else "no"
-    return [_name(layout), *sizes, *("?" if n is None else str(n) for n in many), state]
+    return [_name(layout), *sizes, *map(str, many), state]
 
 
 def _conclusion(found: FitReport) -> list[str]:
     taken, workload = found.recommended, found.workload
-    if not found.gpus:
-        return ["Compared with no GPUs: add --gpu-memory SIZE, --gpus NUMBER and --nodes NUMBER for a verdict."]
     if taken and taken.fits:
-        if taken.requests is None:
-            left = taken.kv_cache_bytes / GIB
-            return [f"The weights fit at {_name(taken)} and leave {left:.1f} GiB a GPU for the KV cache."]
-        count = taken.requests
-        what = f"{count} {plural(count, 'request')} of {found.model.context(workload)} tokens at once"
+        what = f"{count(taken.requests or 0, 'request')} of {found.model.context(workload)} tokens at once"
         return [f"It fits at {_name(taken)}, with room for {what}."]
     if taken:
         flag = f"-- --max-model-len={taken.max_context}"

@@ -1,8 +1,8 @@
 """Runs `vllm bench serve` as often as it is asked: one JSON line in with its arguments, one out with its result.
 
-The first line has the key, where the API is and, where a file of prompts is used, its content. The reply to it has
-vLLM's version and the context of the model. In this process, so that it ends with it; vLLM is imported once. An empty
-message ends it in order: without one it is killed, and its prompts and results stay. Arguments: none. Needs vLLM.
+The first line has the key and where the API is; the reply to it vLLM's version and the context of the model. In this
+process, so that it ends with it; vLLM is imported once. An empty message ends it in order: without one it is killed,
+and its results stay. Arguments: none. Needs vLLM.
 """
 
 from __future__ import annotations
@@ -17,9 +17,6 @@ import tempfile
 import traceback
 import urllib.request
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import suppress
-from importlib.util import find_spec
 from pathlib import Path
 
 # Lists with an entry for each request: the percentiles are what is kept.
@@ -36,10 +33,9 @@ def bench(argv: list[str], folder: Path) -> dict[str, object]:
     main = importlib.import_module("vllm.entrypoints.cli.main").main
     result = folder / "result.json"
     result.unlink(missing_ok=True)
-    dataset = ["--dataset-path", str(folder / "prompts.jsonl")] if (folder / "prompts.jsonl").exists() else []
     saved = ["--save-result", "--result-dir", str(folder), "--result-filename", result.name]
     saved += ["--save-detailed"]  # else the reasons of failed requests are left out
-    sys.argv = ["vllm", "bench", "serve", *argv, *dataset, *saved]
+    sys.argv = ["vllm", "bench", "serve", *argv, *saved]
     try:
         main()
     except SystemExit as end:
@@ -53,38 +49,6 @@ def bench(argv: list[str], folder: Path) -> dict[str, object]:
     found = json.loads(result.read_text())
     kept = {key: value for key, value in found.items() if key not in DROPPED}
     return {"result": kept, "reasons": reasons(found.get("errors") or [])}
-
-
-class _Row(dict[str, object]):
-    """A line of a file of prompts, as pandas gives it to vLLM."""
-
-    to_dict = dict.copy
-
-
-class _PromptFile:
-    """What vLLM uses of pandas to read a file of prompts: an image may lack it, and the file is checked already."""
-
-    def __init__(self, path: str) -> None:
-        self._rows = [_Row(json.loads(line)) for line in Path(path).read_text().splitlines() if line.strip()]
-        self.columns = {name for row in self._rows for name in row}
-
-    @classmethod
-    def read_json(cls, path_or_buf: str, **_: object) -> _PromptFile:
-        """The rows of a file."""
-        return cls(path_or_buf)
-
-    def iterrows(self) -> Iterator[tuple[int, _Row]]:
-        """Each row with its number."""
-        return iter(enumerate(self._rows))
-
-
-def read_without_pandas() -> None:
-    """Have vLLM read prompts where its image has no pandas; a version with another module needs it."""
-    for name in ("vllm.benchmarks.datasets", "vllm.benchmarks.datasets.datasets"):
-        with suppress(ImportError):
-            module = importlib.import_module(name)
-            if hasattr(module, "pd") and find_spec("pandas") is None:
-                module.pd = _PromptFile  # type: ignore[attr-defined]
 
 
 def context(api: str, key: str) -> int | None:
@@ -121,9 +85,6 @@ def main() -> None:
     remove_leftovers()
     with tempfile.TemporaryDirectory(prefix=f"{FOLDER}{os.getpid()}-") as name:
         folder = Path(name)
-        if first.get("prompts"):
-            (folder / "prompts.jsonl").write_text(first["prompts"])
-            read_without_pandas()
         version = importlib.import_module("vllm").__version__
         out.write(json.dumps({"vllm": version, "context": context(first["api"], first["key"])}) + "\n")
         while asked := json.loads(sys.stdin.readline() or "{}"):
