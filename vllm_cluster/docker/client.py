@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import io
 import json
+import posixpath
+import tarfile
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from typing import Any
 
 from vllm_cluster.clock import SYSTEM_CLOCK, Clock, Deadline
-from vllm_cluster.docker import archive, parse
-from vllm_cluster.docker.calls import CALL_SECONDS, Call, Calls, NotFound, Unreadable, path
+from vllm_cluster.docker import parse
+from vllm_cluster.docker.calls import CALL_SECONDS, Call, Calls, NotFound, Reply, Unreadable, path
 from vllm_cluster.docker.connection import Guard, OpenStream
 from vllm_cluster.docker.log_frames import OutputFrames
 from vllm_cluster.docker.streams import Streams
@@ -193,9 +196,7 @@ class DockerApi:
         """Write files (name → content, mode) of `self.owner` below a folder of a container, running or not."""
         there, query = path("containers", container, "archive"), {"path": folder}
         what = f"write files to {container[:12]}"
-        self._calls.do(
-            Call(what, "PUT", there, query, body=archive.packed(files, self.owner)), self._calls.after(FILE_SECONDS)
-        )
+        self._calls.do(Call(what, "PUT", there, query, body=packed(files, self.owner)), self._calls.after(FILE_SECONDS))
 
     def read_file(self, container: str, place: str, limit: int = MAX_FILE) -> bytes | None:
         """A file of a container, running or not; at most `limit` bytes, None where there is no such file.
@@ -208,7 +209,7 @@ class DockerApi:
         for _ in range(MAX_READS - 1):
             with suppress(Unreadable):
                 content = self._read_file(container, place, limit)
-                if not (content and archive.is_cut(place, content)):
+                if not (content and _is_cut(place, content)):
                     return content
         return self._read_file(container, place, limit)
 
@@ -217,13 +218,13 @@ class DockerApi:
             call = Call(f"read {place}", "GET", path("containers", container, "archive"), {"path": place})
             try:
                 with self._calls.stream(call, self._calls.after(FILE_SECONDS)) as reply:
-                    found = archive.first(reply, limit)
+                    found = _first(reply, limit)
             except NotFound:
                 return None
             if not isinstance(found, str):
                 return found
             # Docker sends a link as itself, not what it points to.
-            place = archive.target(place, found)
+            place = _link_target(place, found)
         return None
 
     def has_files(self, container: str, folder: str, seconds: float) -> bool:
@@ -231,7 +232,7 @@ class DockerApi:
         call = Call(f"look into {folder}", "GET", path("containers", container, "archive"), {"path": folder})
         try:
             with self._calls.stream(call, self._calls.after(seconds)) as reply:
-                return archive.has_content(reply)
+                return has_content(reply)
         except NotFound:
             return False
 
@@ -244,3 +245,64 @@ def _built(messages: Iterable[Mapping[str, Any]]) -> tuple[str, str]:
         if "error" in message:
             return str(message["error"] or "without a reason")[:MAX_ERROR], log.strip()
     return "", log.strip()
+
+
+def packed(files: Mapping[str, tuple[bytes, int]], owner: tuple[int, int] = (0, 0)) -> bytes:
+    """An archive of files of one owner: name → content, mode."""
+    archive = io.BytesIO()
+    with tarfile.open(fileobj=archive, mode="w") as tar:
+        for name, (content, mode) in files.items():
+            entry = tarfile.TarInfo(name)
+            entry.size, entry.mode = len(content), mode
+            entry.uid, entry.gid = owner
+            tar.addfile(entry, io.BytesIO(content))
+    return archive.getvalue()
+
+
+def _first(reply: Reply, limit: int) -> bytes | str | None:
+    """The first entry: at most `limit` bytes of a file, where a link points to, or None for anything else.
+
+    Raises:
+        Unreadable: it is not an archive, or ends in the middle.
+    """
+    data = reply.read(limit + tarfile.RECORDSIZE)
+    try:
+        with tarfile.open(fileobj=io.BytesIO(data)) as tar:
+            entry = tar.next()
+            if entry is not None and entry.issym():
+                return entry.linkname
+            content = tar.extractfile(entry) if entry else None
+            return content.read(limit) if content else None
+    except (tarfile.TarError, ValueError, OSError, LookupError) as error:
+        raise reply.unreadable(repr(error)) from error
+
+
+def has_content(reply: Reply) -> bool:
+    """Whether a folder has anything in it: its archive begins with the folder itself.
+
+    Raises:
+        HostError: it is not an archive.
+    """
+    # Two headers are enough; what follows may be gigabytes.
+    data = reply.read(tarfile.RECORDSIZE)
+    try:
+        with tarfile.open(fileobj=io.BytesIO(data)) as tar:
+            return tar.next() is not None and tar.next() is not None
+    except (tarfile.TarError, ValueError, OSError, LookupError) as error:
+        raise reply.unreadable(repr(error)) from error
+
+
+def _is_cut(place: str, content: bytes) -> bool:
+    """Whether a document was cut: Docker sends no more of a file than what it had before it was replaced."""
+    if not place.endswith(".json"):
+        return False
+    try:
+        json.loads(content)
+    except (ValueError, RecursionError):
+        return True
+    return False
+
+
+def _link_target(place: str, link: str) -> str:
+    """Where a link that lies at a place points to."""
+    return posixpath.normpath(posixpath.join(posixpath.dirname(place), link))

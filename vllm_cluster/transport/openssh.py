@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from vllm_cluster.clock import Deadline
 from vllm_cluster.errors import ConnectionLost, HostError, NoSession, ShellUnusable, TimedOut, UsageError
 from vllm_cluster.text import host_port
-from vllm_cluster.transport import command_line, connect_errors, process, shell
+from vllm_cluster.transport import command_line, connect_errors, process
 from vllm_cluster.transport.base import Forward, Result, Stream, Target
 from vllm_cluster.transport.carrier import RETRY_SECONDS, SshCarrier, lost
 from vllm_cluster.transport.forward import listener
@@ -66,7 +66,7 @@ class OpenSshTransport(SshCarrier):
                 break  # whoever reads the stream gets it
             else:
                 break
-        return shell.MarkedStream(stream, command, lambda out, err: self._refused(master, out, err))
+        return command_line.MarkedStream(stream, command, lambda out, err: self._refused(master, out, err))
 
     def _start(self, master: SshMaster, doing: str) -> process.ProcessStream:
         def check_end(code: int) -> None:
@@ -126,9 +126,9 @@ class OpenSshTransport(SshCarrier):
     def _refused(self, master: SshMaster, out: bytes, err: bytes) -> ShellUnusable:
         def ask() -> Result | None:
             self._count()
-            return process.run(shared(master.socket, shell.ASK), b"", Deadline.after(shell.ASK_SECONDS))
+            return process.run(shared(master.socket, command_line.ASK), b"", Deadline.after(command_line.ASK_SECONDS))
 
-        return shell.refusal(self._target, master.resolved.where, out, err, ask)
+        return command_line.refusal(self._target, master.resolved.where, out, err, ask)
 
     def _open_master(self) -> SshMaster:
         master = self._master

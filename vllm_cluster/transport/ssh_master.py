@@ -16,7 +16,7 @@ from typing import IO
 
 from vllm_cluster.clock import Deadline
 from vllm_cluster.errors import HostError, UsageError
-from vllm_cluster.transport import command_line, connect_errors, process, shell, ssh_log
+from vllm_cluster.transport import command_line, connect_errors, process, ssh_log
 from vllm_cluster.transport.base import Result, Target
 from vllm_cluster.transport.jumps import Jumps
 from vllm_cluster.transport.ssh_config import SshEndpoint, ssh_options
@@ -157,9 +157,9 @@ class SshMaster:
 
     def _late(self, greeting: bytes, seconds: float) -> HostError:
         """Why nothing has begun in time."""
-        return (
-            shell.late(self._target, seconds) if ssh_log.let_in(self._read_log()) else self._failure(greeting, seconds)
-        )
+        if ssh_log.let_in(self._read_log()):
+            return command_line.late(self._target, seconds)
+        return self._failure(greeting, seconds)
 
     def _failure(self, greeting: bytes, seconds: float) -> HostError:
         """Why there is no connection, or no use of it."""
@@ -172,7 +172,7 @@ class SshMaster:
             return connect_errors.no_session(self.resolved.name, self.resolved.where)
         if ssh_log.let_in(log):
             words = "\n".join(ssh_log.words(log)).encode("utf-8", "replace")
-            return shell.refusal(self._target, self.resolved.where, greeting, words, self._ask)
+            return command_line.refusal(self._target, self.resolved.where, greeting, words, self._ask)
         return ssh_log.explain(log, self.resolved, seconds)
 
     def _another_ends(self) -> bool:
@@ -184,8 +184,8 @@ class SshMaster:
 
     def _ask(self) -> Result | None:
         if self._answer is None:
-            argv = [*self._alone, "--", self._target.destination, shell.ASK]
-            self._answer = process.run(argv, b"", Deadline.after(shell.ASK_SECONDS))
+            argv = [*self._alone, "--", self._target.destination, command_line.ASK]
+            self._answer = process.run(argv, b"", Deadline.after(command_line.ASK_SECONDS))
         return self._answer
 
     def _read_log(self) -> str:

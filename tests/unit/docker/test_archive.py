@@ -11,9 +11,8 @@ from typing import Any
 import pytest
 
 from tests.support.canned_docker import answer, canned
-from vllm_cluster.docker.archive import has_content
 from vllm_cluster.docker.calls import Unreadable
-from vllm_cluster.docker.client import MAX_READS
+from vllm_cluster.docker.client import MAX_READS, has_content
 
 
 def folder(*files: str) -> bytes:

@@ -13,7 +13,7 @@ from tests.support import world
 from vllm_cluster.core.desired import desired
 from vllm_cluster.core.identity import owner_of
 from vllm_cluster.core.spec import GpuRequest, Mount, user_numbers
-from vllm_cluster.docker.archive import packed
+from vllm_cluster.docker.client import packed
 from vllm_cluster.docker.container_body import node_body
 from vllm_cluster.docker.temporary import TemporaryContainer
 

@@ -11,7 +11,7 @@ import paramiko
 
 from vllm_cluster.clock import Deadline
 from vllm_cluster.errors import ConnectionLost, ShellUnusable, TimedOut, Unreachable
-from vllm_cluster.transport import command_line, connect_errors, locate, shell
+from vllm_cluster.transport import command_line, connect_errors, locate
 from vllm_cluster.transport.base import Forward, Result, Stream, Target
 from vllm_cluster.transport.carrier import RETRY_SECONDS, SshCarrier
 from vllm_cluster.transport.fabric.hop import STEP_SECONDS, open_connection
@@ -73,7 +73,7 @@ class FabricTransport(SshCarrier):
             if isinstance(error, BROKEN):
                 raise link.lost(doing) from error
             raise
-        return shell.MarkedStream(stream, command, lambda out, err: self._refused(link, out, err))
+        return command_line.MarkedStream(stream, command, lambda out, err: self._refused(link, out, err))
 
     def _forward(self, remote_port: int, local_port: int, remote_host: str) -> Forward:
         link = self._link()
@@ -139,8 +139,8 @@ class FabricTransport(SshCarrier):
             # Closing sends a packet, and on a stuck connection that waits; no caller has to wait for it here.
             threading.Thread(target=_close_quietly, args=(channel,), daemon=True).start()
             # Where sshd has answered, the login shell was started.
-            if started >= shell.LATE_SECONDS and channel.event_ready and mark not in out:
-                raise shell.late(self._target, started)
+            if started >= command_line.LATE_SECONDS and channel.event_ready and mark not in out:
+                raise command_line.late(self._target, started)
             raise self._not_ended(doing, started)
         _close_quietly(channel)
         if result.returncode == -1:
@@ -149,10 +149,10 @@ class FabricTransport(SshCarrier):
 
     def _refused(self, link: FabricConnection, out: bytes, err: bytes) -> ShellUnusable:
         def ask() -> Result:
-            deadline, doing = Deadline.after(shell.ASK_SECONDS), "asking for the login shell"
-            return self._talk(link, shell.ASK, b"", deadline, doing)
+            deadline, doing = Deadline.after(command_line.ASK_SECONDS), "asking for the login shell"
+            return self._talk(link, command_line.ASK, b"", deadline, doing)
 
-        return shell.refusal(self._target, link.where, out, err, ask)
+        return command_line.refusal(self._target, link.where, out, err, ask)
 
     def _no_exit_code(
         self, link: FabricConnection, channel: paramiko.Channel, doing: str

@@ -18,9 +18,8 @@ from paramiko.ssh_exception import IncompatiblePeer
 from vllm_cluster.clock import Deadline
 from vllm_cluster.errors import HostKeyRejected, Unreachable
 from vllm_cluster.transport import connect_errors
-from vllm_cluster.transport.fabric.auth import Credentials
 from vllm_cluster.transport.fabric.keepalive import BROKEN, SILENCE_SECONDS, KeepaliveSocket, KeepaliveTransport, Socket
-from vllm_cluster.transport.fabric.keys import HostKeys
+from vllm_cluster.transport.fabric.login import Credentials, HostKeys
 from vllm_cluster.transport.fabric.stream import FabricConnection
 from vllm_cluster.transport.jumps import Jumps
 from vllm_cluster.transport.process import proxy_socket
