@@ -11,9 +11,8 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import BinaryIO
 
-from vllm_cluster.remote.pull.partial import Partial
 from vllm_cluster.remote.pull.plan import ChainHost, HostPlan, PulledFile, write_whole
-from vllm_cluster.remote.pull.store import Store
+from vllm_cluster.remote.pull.store import Partial, Store
 
 KEY = "5a" * 32
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from vllm_cluster.remote.pull import spread
 from vllm_cluster.remote.pull.plan import HostPlan
-from vllm_cluster.remote.pull.spread_parts import SpreadProgress
+from vllm_cluster.remote.pull.spread import SpreadProgress
 from vllm_cluster.remote.pull.store import Store
 
 

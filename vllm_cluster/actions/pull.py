@@ -83,7 +83,6 @@ def _bring_once(hosts: PullHosts, wanted: WantedModel) -> bool:
     there = statuses(hosts)
     # Whoever sent the files of that one does so no more: it continues with what is there.
     left = wanted.sent_from_here and any(one.unfed and one.model == wanted.model for one in there.values())
-    left |= any(one.abandoned for one in there.values())
     if any(not one.over for one in there.values()) and not left:
         return _look_on(hosts, wanted, there)
     remove(hosts, there)
@@ -145,7 +144,7 @@ def _start(hosts: PullHosts, plan: PullPlan, token: str | None) -> bool:
     """Create the containers and start them, the one that downloads with the token; False where another pull has one."""
     fleet, asked = hosts.fleet, list[str]()
     identity, key = fleet.runtime.token(ID_BYTES), fleet.runtime.token(KEY_BYTES)
-    labels = _labels(hosts, plan)
+    labels = _labels(hosts, plan, identity)
     try:
         # One after another in one order: of two people who begin at once, one is refused at the first host.
         for name in sorted(plan.chain):
@@ -169,10 +168,10 @@ def _start(hosts: PullHosts, plan: PullPlan, token: str | None) -> bool:
     return True
 
 
-def _labels(hosts: PullHosts, plan: PullPlan) -> dict[str, str]:
+def _labels(hosts: PullHosts, plan: PullPlan, identity: str) -> dict[str, str]:
     inventory = hosts.inventory
     owner = Owner(inventory.cluster, cluster_id(inventory, hosts.facts), inventory.hosts[inventory.head_name].address)
-    return {**owner.labels, PULLED: json.dumps(plan.pulled), MAKER: weights.maker()}
+    return {**owner.labels, PULLED: json.dumps(plan.pulled), MAKER: identity}
 
 
 def _reads(inventory: Inventory, plan: PullPlan) -> str:
@@ -197,8 +196,7 @@ def _finish(
         feeding = Feeding(hosts, plan.model, wanted.source, plan.chain[0])
     try:
         check = feeding.check if feeding else lambda: None
-        takes_over = plan is None and wanted.sent_from_here
-        ended = follow(hosts.fleet, hosts.inventory.cluster, names, hosts.emit, check, takes_over=takes_over)
+        ended = follow(hosts.fleet, hosts.inventory.cluster, names, hosts.emit, check)
     except VclusterError:
         remove(hosts, names)
         raise
@@ -208,9 +206,6 @@ def _finish(
             raise Interrupted(text, again=()) from None
         text = f"Interrupted. The pull of {wanted.name} continues on the hosts; run the same command to follow it."
         raise Interrupted(text, hint="vcluster pull --cancel", again=()) from None
-    if ended.unfed:
-        hosts.emit(Event("note", f"no machine sends the files of {wanted.name} any more: this one does"))
-        return False
     if any(one.phase == "gone" for one in ended.hosts.values()) and not ended.failed:
         _taken_away(hosts, wanted)
         return True

@@ -16,9 +16,9 @@ from vllm_cluster.core.pull import HERE, HubFile, HubModel, choose, unfit_path
 from vllm_cluster.errors import PreflightFailed, UsageError
 from vllm_cluster.events import Event
 from vllm_cluster.laptop import expanded
-from vllm_cluster.run.local_folder import feed, left_out, links_out, listed
+from vllm_cluster.run.local_folder import feed, listed
 from vllm_cluster.run.model_cache import ask, file_of
-from vllm_cluster.text import and_more, count, size
+from vllm_cluster.text import count, size
 
 ASK_SECONDS = 30.0
 SHOW_SECONDS = 1.0
@@ -76,26 +76,7 @@ def find_folder(hosts: PullHosts, wanted: WantedModel, via: str) -> HubModel:
     show = _Shown(hosts, None)
     hosts.emit(Event("phase", f"hashing {wanted.source}"))
     files = listed(wanted.source, show.add)
-    _note_left_out(hosts, str(wanted.source), left_out(wanted.source))
-    _note_links(hosts, str(wanted.source), links_out(wanted.source, choose(files)[0]))
     return HubModel(wanted.model, "", "", files, origin=HERE)
-
-
-def _note_links(hosts: PullHosts, folder: str, links: Sequence[tuple[str, str]]) -> None:
-    """Name files that are links to elsewhere: their content is copied."""
-    if links:
-        first = and_more([f"{path} is a link to {target}" for path, target in links])
-        text = f"{folder}: {first}, outside of the folder: the content is copied"
-        hosts.emit(Event("note", text, data={"code": "link-outside"}))
-
-
-def _note_left_out(hosts: PullHosts, folder: str, left: Sequence[tuple[str, str]]) -> None:
-    """Name what is not copied although it is not hidden, each kind once."""
-    if left:
-        kinds = {why: [path for path, other in left if other == why] for _, why in left}
-        what = ", ".join(f"{and_more(paths)} ({why})" for why, paths in kinds.items())
-        data = {"code": "left-out", "paths": [path for path, _ in left]}
-        hosts.emit(Event("warning", f"{folder}: not pulled: {what}", data=data))
 
 
 def _on_host(hosts: PullHosts, wanted: WantedModel, path: str, via: str) -> HubModel:
@@ -112,17 +93,11 @@ def _on_host(hosts: PullHosts, wanted: WantedModel, path: str, via: str) -> HubM
         )
     hosts.emit(Event("phase", f"hashing {path}", via))
     files: list[HubFile] = []
-    outside: list[tuple[str, str]] = []
     lost: list[tuple[str, str]] = []
-    left: list[tuple[str, str]] = []
 
     def see(row: Mapping[str, Any]) -> None:
         if "file" in row:
             files.append(file_of(via, row["file"]))
-        elif "link" in row:
-            outside.append((str(row["link"]), str(row["to"])))
-        elif "left" in row:
-            left.append((str(row["left"]), str(row["why"])))
         elif "lost" in row:
             lost.append((str(row["lost"]), str(row["to"])))
         else:
@@ -136,14 +111,11 @@ def _on_host(hosts: PullHosts, wanted: WantedModel, path: str, via: str) -> HubM
     question("list", [])
     if lost:
         _refuse_links(via, path, lost)
-    _note_left_out(hosts, path, left)
     if not any(file.path == "config.json" for file in files):
         _refuse_no_model(via, path, files)
     if (wrong := unfit_path(files)) is not None:
         raise PreflightFailed(f"{via}: pull: {path}: a file's name cannot be on every host: {wrong[:80]!a}")
     (chosen, others), files = choose(files), []
-    copied = {file.path for file in chosen}
-    _note_links(hosts, path, [row for row in outside if row[0] in copied])
     question("hash", list(chosen))
     return HubModel(wanted.model, "", "", (*files, *others), origin=path)
 
@@ -151,7 +123,7 @@ def _on_host(hosts: PullHosts, wanted: WantedModel, path: str, via: str) -> HubM
 def _refuse_links(via: str, path: str, lost: Sequence[tuple[str, str]]) -> NoReturn:
     """The container that copies has the folder and the cache: elsewhere it would read files of its own."""
     (name, target), more = lost[0], f" ({count(len(lost), 'such link')})" if len(lost) > 1 else ""
-    text = f"{via}: pull: {path}/{name} is a link to {target}, which the pull cannot read there{more}"
+    text = f"{via}: pull: {path}/{name} is a link to {target}, which the pull does not read there{more}"
     copy = f"{path.rstrip('/')}-copy"
     whole = f"on {via}: cp -rL {shlex.quote(path)} {shlex.quote(copy)}"
     raise PreflightFailed(text, hint=f"{whole}\nvcluster pull {shlex.quote(f'{via}:{copy}')}")

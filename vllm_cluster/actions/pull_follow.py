@@ -23,19 +23,16 @@ LOST_SECONDS = 60.0
 SILENT_SECONDS = 5.0
 # Until a container that was made has its plan; where its maker died in between, it never has one.
 START_SECONDS = 60.0
-# Without a machine that sends the files for as long, one that has them too takes over.
-UNFED_SECONDS = 3.0
 _ARRIVING = ("downloading", "copying", "receiving")
 
 
 @dataclass(frozen=True)
 class PullEnd:
-    """How it ended on each host; `lost` do not answer. `unfed`: it continues, and no machine sends its files."""
+    """How it ended on each host; `lost` do not answer."""
 
     hosts: Mapping[str, PullStatus]
     lost: tuple[str, ...]
     seconds: float
-    unfed: bool = False
 
     @property
     def failed(self) -> bool:
@@ -89,15 +86,9 @@ def follow(
     names: Sequence[str],
     emit: Emit,
     check: Callable[[], None] = lambda: None,
-    *,
-    takes_over: bool = False,
 ) -> PullEnd:
-    """Show how far each host is, until all have ended; where the source fails, all have. `check` may end it.
-
-    Who `takes_over` looks on only while a machine sends the files.
-    """
+    """Show how far each host is, until all have ended; where the source fails, all have. `check` may end it."""
     runtime, began = fleet.runtime, fleet.runtime.clock.monotonic()
-    fed = began
 
     def ask(name: str) -> _StatusCall:
         return _StatusCall(fleet.connections[name], cluster)
@@ -115,11 +106,9 @@ def follow(
             else:
                 _miss(one, now, "")
         _show(seen, emit)
-        fed = fed if any(one.status.unfed for one in seen.values()) else now
-        unfed = takes_over and now - fed > UNFED_SECONDS
-        if unfed or _over(seen):
-            ended = {name: one.status if unfed else _ended(one) for name, one in seen.items()}
-            return PullEnd(ended, tuple(name for name, one in seen.items() if one.lost), now - began, unfed)
+        if _over(seen):
+            ended = {name: _ended(one) for name, one in seen.items()}
+            return PullEnd(ended, tuple(name for name, one in seen.items() if one.lost), now - began)
 
 
 def _miss(one: _Seen, now: float, why: str) -> None:

@@ -82,7 +82,7 @@ def statuses(hosts: PullHosts) -> dict[str, weights.PullStatus]:
 
 
 def remove(hosts: PullHosts, names: Sequence[str] | Mapping[str, object], made_by: str = "") -> None:
-    """Remove the pull's containers of these hosts, or only those that were `made_by` a process."""
+    """Remove the pull's containers of these hosts, or only those of the pull `made_by`."""
     if names:
         hosts.fleet.all(lambda connection: weights.remove(connection, hosts.inventory.cluster, made_by), list(names))
 

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import difflib
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from vllm_cluster.actions.pull_folder import find_folder
 from vllm_cluster.actions.pull_hosts import PullHosts
 from vllm_cluster.actions.pull_plan import WantedModel, ask_about
-from vllm_cluster.core.pull import REPOSITORY, HubFile, HubModel, place_of
+from vllm_cluster.core.pull import HubFile, HubModel, place_of
 from vllm_cluster.errors import PreflightFailed, Unreachable, VclusterError
 from vllm_cluster.events import Event
-from vllm_cluster.laptop import expanded
 from vllm_cluster.run.connection import HostConnection
 from vllm_cluster.run.model_cache import ask, file_of, proved
 from vllm_cluster.text import by_hosts
@@ -29,7 +27,6 @@ class _Manifest:
     commit: str = ""
     digest: str = ""
     files: list[HubFile] = field(default_factory=list)
-    names: tuple[str, ...] = ()
 
 
 def find_model(hosts: PullHosts, wanted: WantedModel, via: str) -> HubModel:
@@ -52,12 +49,9 @@ def find_model(hosts: PullHosts, wanted: WantedModel, via: str) -> HubModel:
             return ask_about(hosts, wanted, via)
         except Unreachable as error:
             why, reason = error, error.message
-        except PreflightFailed as error:
-            raise _with_near(error, wanted, _listed(hosts, wanted).values()) from None
-    listed = _listed(hosts, wanted)
-    found = {name: one for name, one in listed.items() if one.digest}
+    found = {name: one for name, one in _listed(hosts, wanted).items() if one.digest}
     if not found:
-        raise _with_near(why, wanted, listed.values())
+        raise why
     commits = by_hosts((one.commit, name) for name, one in found.items())
     if len(commits) > 1:
         text = "; ".join(f"{names}: {commit[:12]}" for commit, names in commits.items())
@@ -79,20 +73,6 @@ def _listed(hosts: PullHosts, wanted: WantedModel) -> dict[str, _Manifest]:
 
         end = ask(connection, hosts.inventory, hosts.facts[connection.name], asked, see)
         found.commit, found.digest = proved(connection.name, end, found.files)
-        found.names = tuple(str(name) for name in end["names"] if REPOSITORY.fullmatch(str(name)))
         return found
 
     return hosts.fleet.all(read)
-
-
-def _with_near(error: VclusterError, wanted: WantedModel, listed: Iterable[_Manifest]) -> VclusterError:
-    """The error, with the name that was probably meant, where a host has such a model."""
-    names = sorted({name for one in listed for name in one.names} - {wanted.model})
-    near = next(iter(difflib.get_close_matches(wanted.model, names, n=1, cutoff=0.6)), None)
-    if expanded(wanted.model).is_dir():
-        near = f"./{wanted.model}"
-    if near:
-        error.message += f"; did you mean {near}?"
-        error.args = (error.message,)
-        error.instead = {wanted.model: near, wanted.name: wanted.name.replace(wanted.model, near, 1)}
-    return error

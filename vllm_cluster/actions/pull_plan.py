@@ -184,8 +184,6 @@ def _brings(plan: PullPlan, missing: int) -> str:
         return f"gets {size(missing)} from this machine"
     if plan.model.origin:
         return f"copies {size(missing)} from {plan.model.origin}"
-    if not plan.model.endpoint:  # a repair: each file is undamaged on some host
-        return f"receives {size(missing)} from the others"
     return f"downloads {size(missing)} from {plan.model.endpoint}"
 
 

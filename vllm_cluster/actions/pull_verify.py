@@ -60,23 +60,23 @@ def verify(inventory: Inventory, emit: Emit, wanted: WantedModel, *, runtime: Ru
             return
         via = wanted.via or inventory.head_name
         model = HubModel(wanted.model, some.commit, "", tuple(some.files))
-        if nowhere := set.intersection(*(set(one.damaged) for one in found.values())):
-            model = _from_origin(hosts, wanted, model, via, nowhere)
+        if len(damaged) == len(found):
+            model = _from_origin(hosts, wanted, model, via)
         for name in damaged:
             _drop(hosts, name, wanted, found[name])
         if not bring(hosts, model, "", wanted, via):
             refuse_running(hosts)
 
 
-def _from_origin(hosts: PullHosts, wanted: WantedModel, model: HubModel, via: str, nowhere: set[str]) -> HubModel:
-    """The model with the hub that has what no host has undamaged.
+def _from_origin(hosts: PullHosts, wanted: WantedModel, model: HubModel, via: str) -> HubModel:
+    """The model with the hub that has the files, where no host has all undamaged.
 
     Raises:
         PreflightFailed: it is a folder, and only who brought it knows from where.
         HostError: the hub does not give it.
     """
     if place_of(wanted.model)["kind"] == "folder":
-        text = f"{wanted.model}: {', '.join(sorted(nowhere))}: damaged on every host; nothing was changed"
+        text = f"{wanted.model}: no host has all of it undamaged; nothing was changed"
         raise PreflightFailed(text, hint=f"vcluster pull FOLDER --as {wanted.model.removeprefix('./')}")
     at_commit = replace(wanted, revision=model.commit)
     return replace(ask_about(hosts, at_commit, via), files=model.files)

@@ -16,7 +16,7 @@ from vllm_cluster.inventory.model import Host, Inventory
 FOLDER = "/opt/vcluster-pull"
 # Files of the program beside it, where any user of a container may write.
 PLAN, TOKEN, STATUS = "/tmp/vcluster-plan.json", "/tmp/vcluster-token", "/tmp/vcluster-status.json"  # noqa: S108
-# Labels of its container: what is pulled, until its status has it, and the process that made it.
+# Labels of its container: what is pulled, until its status has it, and the id of the pull that made it.
 PULLED, MAKER = LABEL + "pull", LABEL + "pull-made-by"
 # Where files come from that this machine sends, in place of a folder of the host.
 HERE = "laptop"

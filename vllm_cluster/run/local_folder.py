@@ -37,7 +37,7 @@ def listed(folder: Path, count: Callable[[int], None]) -> tuple[HubFile, ...]:
         hint = f"vcluster pull {shlex.quote(str(found or folder / 'FOLDER'))}"
         raise UsageError(f"{folder} has no config.json: not a model", hint=hint)
     try:
-        paths = [path for path, why in _visible(folder) if not why]
+        paths = list(_visible(folder))
         files = [HubFile(str(path.relative_to(folder)), path.stat().st_size, "") for path in paths]
         if (wrong := unfit_path(files)) is not None:
             raise UsageError(f"{folder}: a file's name cannot be on every host: {wrong[:80]!a}")
@@ -49,29 +49,21 @@ def listed(folder: Path, count: Callable[[int], None]) -> tuple[HubFile, ...]:
         raise UsageError(f"{error.filename or folder}: {error.strerror}") from None
 
 
-def links_out(folder: Path, files: Sequence[HubFile]) -> list[tuple[str, str]]:
-    """The files that are links to outside of the folder, or behind such a link, each with where it leads."""
-    root = folder.resolve()
-    found = ((file.path, (folder / file.path).resolve()) for file in files)
-    return [(path, str(target)) for path, target in found if root not in target.parents]
-
-
-def left_out(folder: Path) -> list[tuple[str, str]]:
-    """What is neither a file nor a folder, by its path, with what it is."""
-    return [(str(path.relative_to(folder)), why) for path, why in _visible(folder) if why]
-
-
-def _visible(folder: Path) -> Iterator[tuple[Path, str]]:
-    """What is below a folder, but for hidden ones; with what it is where it is not a file."""
+def _visible(folder: Path) -> Iterator[Path]:
+    """The files below a folder, but for hidden ones."""
     for place, names, files in os.walk(folder):
         names[:] = [name for name in names if not name.startswith(".")]
-        yield from ((Path(place) / name, "link to a folder") for name in names if (Path(place) / name).is_symlink())
+        if linked := next((name for name in names if (Path(place) / name).is_symlink()), None):
+            copy = f"{folder}-copy"
+            hint = f"cp -rL {shlex.quote(str(folder))} {shlex.quote(copy)}\nvcluster pull {shlex.quote(copy)}"
+            raise UsageError(f"{Path(place) / linked} is a link to a folder, which is not followed", hint=hint)
         paths = (Path(place) / name for name in files if not name.startswith("."))
         for path in paths:
             if path.is_symlink() and not path.exists():
                 hint = f"rm {shlex.quote(str(path))}, or put the file there"
                 raise UsageError(f"{path} is a link to {path.readlink()}, which is not there", hint=hint)
-            yield path, "" if path.is_file() else "not a regular file"
+            if path.is_file():
+                yield path
 
 
 def _hash(path: Path, count: Callable[[int], None]) -> str:

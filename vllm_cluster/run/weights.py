@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,9 +25,7 @@ from vllm_cluster.docker.container_body import node_body
 from vllm_cluster.errors import CommandFailed
 from vllm_cluster.facts.host_facts import HostFacts
 from vllm_cluster.inventory.model import Inventory
-from vllm_cluster.laptop import whoami
 from vllm_cluster.run.connection import HostConnection
-from vllm_cluster.run.detached import start_time
 from vllm_cluster.run.model_cache import image_id
 from vllm_cluster.run.node_program import importable
 from vllm_cluster.text import printable
@@ -62,8 +58,6 @@ class PullStatus:
     upstream: str = ""
     # Its files come from a machine that sends none now.
     unfed: bool = False
-    # Its container was made, and whoever made it has ended before it was started.
-    abandoned: bool = False
     error: str = ""
     digest: str = ""
 
@@ -83,19 +77,6 @@ def program() -> dict[str, bytes]:
     """The files of the program, by their path below its folder."""
     files = importable("vllm_cluster.remote.pull")
     return {"main.py": files["vllm_cluster/remote/pull/main.py"], **files}
-
-
-def maker() -> str:
-    """This process, as no other is."""
-    return json.dumps([whoami(), os.getpid(), start_time(os.getpid())])
-
-
-def _has_ended(made_by: str) -> bool:
-    """Whether a process of this user on this machine has ended; of another machine's it is not known."""
-    with suppress(ValueError, TypeError):
-        who, number, started = json.loads(made_by)
-        return bool(who == whoami() and start_time(int(number)) != started)
-    return False
 
 
 def create(
@@ -154,10 +135,6 @@ def status(connection: HostConnection, cluster: str) -> PullStatus:
         return PullStatus("failed", error=f"its program ended: {why}")
     labels = found["Config"]["Labels"]
     known = _typed({**_row(labels.get(PULLED, "").encode()), **row})
-    if state["Status"] == "created" and _has_ended(labels.get(MAKER, "")):
-        return PullStatus(
-            **{**known, "phase": "failed", "abandoned": True, "error": "the command that began it has ended"}
-        )
     # Created, and its plan is being written; or it is coming back.
     return PullStatus(**{"phase": "starting", **known})
 
@@ -183,7 +160,7 @@ def _typed(row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def remove(connection: HostConnection, cluster: str, made_by: str = "") -> None:
-    """Remove the host's container, or only one that was `made_by` a process; no error where it is gone.
+    """Remove the host's container, or only one of the pull `made_by`; no error where it is gone.
 
     Raises:
         HostError: Docker refuses.

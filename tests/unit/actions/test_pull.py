@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import nullcontext
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -47,29 +46,6 @@ def look_on(monkeypatch: pytest.MonkeyPatch, revision: str, held: Held, ended: M
     finally:
         assert not begun
     return events
-
-
-def test_files_that_no_machine_sends_any_more_are_taken_over(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The one who sent it has left a moment ago: its host does not know yet when it is asked first."""
-    fleet: Any = SimpleNamespace()
-    events: list[Event] = []
-    hosts = PullHosts(INVENTORY, fleet, {}, events.append)
-    fed, begun = replace(RUNS, model="./mine", unfed=False), list[str]()
-    states = [fed, replace(fed, unfed=True)]
-    model = HubModel("./mine", "", "", FILES, origin="laptop")
-    monkeypatch.setattr(action, "statuses", lambda _: {"gpu1": states.pop(0)})
-    monkeypatch.setattr(action, "follow", lambda *_, takes_over: PullEnd({}, (), 3.0, unfed=takes_over))
-    monkeypatch.setattr(action, "remove", lambda *_: begun.append("remove"))
-    monkeypatch.setattr(action, "find_model", lambda *_: model)
-
-    def bring(*_: object) -> bool:
-        begun.append("bring")
-        return True
-
-    monkeypatch.setattr(action, "bring", bring)
-    action.bring_everywhere(hosts, WantedModel("./mine", source=Path("mine"), sent_from_here=True))
-    assert begun == ["remove", "bring"]
-    assert events[-1].text == "no machine sends the files of ./mine any more: this one does"
 
 
 GONE = dict.fromkeys(INVENTORY.hosts, PullStatus("gone"))

@@ -47,7 +47,7 @@ class Sent:
         monkeypatch.setattr(pull_plan, "ask_hub", lambda _host, _place, row: self._note(row))
         monkeypatch.setattr(weights, "create", lambda *_: True)
         monkeypatch.setattr(weights, "begin", lambda _host, _cluster, plan, token: self._note([plan, token]))
-        monkeypatch.setattr(pull, "follow", lambda *_, **__: SimpleNamespace(unfed=False, hosts={}, lost=(), failed=0))
+        monkeypatch.setattr(pull, "follow", lambda *_, **__: SimpleNamespace(hosts={}, lost=(), failed=0))
         for name in ("remove", "ensure_ports", "_report"):
             monkeypatch.setattr(pull, name, lambda *_: None)
         monkeypatch.setattr(pull, "plan_for", self._plan)
@@ -78,7 +78,7 @@ def test_the_token_of_this_machine_goes_to_no_host(hosts: PullHosts, monkeypatch
     wanted = WantedModel("lab/model")
     model = pull_known.find_model(hosts, wanted, "gpu1")
     assert pull.bring(hosts, model, "main", wanted, "gpu1")
-    pull_verify._from_origin(hosts, wanted, MODEL, "gpu1", {FILE.path})
+    pull_verify._from_origin(hosts, wanted, MODEL, "gpu1")
     assert len(sent.to_hosts) == 4
     assert not any(CANARY in text for text in sent.to_hosts)
 
@@ -104,7 +104,7 @@ def answers(monkeypatch: pytest.MonkeyPatch, module: Any, rows: list[dict[str, A
     monkeypatch.setattr(module, "ask", ask)
 
 
-RIGHT = {"commit": "c" * 40, "digest": digest_of([FILE]), "bytes": 1, "names": []}
+RIGHT = {"commit": "c" * 40, "digest": digest_of([FILE]), "bytes": 1}
 
 
 @pytest.mark.parametrize(

@@ -14,11 +14,10 @@ from tests.support import world
 from vllm_cluster.actions import pull_folder
 from vllm_cluster.actions.pull_folder import find_folder, is_folder, wanted_folder
 from vllm_cluster.actions.pull_hosts import PullHosts
-from vllm_cluster.actions.pull_plan import summary
-from vllm_cluster.core.pull import Held, HubModel, make, outside, place_of
+from vllm_cluster.core.pull import HubModel, outside, place_of
 from vllm_cluster.errors import PreflightFailed, UsageError
 from vllm_cluster.events import Event
-from vllm_cluster.run.local_folder import links_out, listed
+from vllm_cluster.run.local_folder import listed
 from vllm_cluster.run.runtime import SYSTEM
 
 
@@ -87,37 +86,24 @@ def test_a_folder_without_a_model_suggests_one_below_it(tmp_path: Path) -> None:
     assert below.value.hint == f"vcluster pull {inside}"
 
 
-def test_links_that_lead_out_of_the_folder_are_found(tmp_path: Path) -> None:
-    blobs, folder = tmp_path / "blobs", tmp_path / "model"
-    blobs.mkdir()
+def test_of_a_folder_here_only_files_that_vllm_reads_are_hashed(tmp_path: Path) -> None:
+    folder, blob = tmp_path / "mine", tmp_path / "blob"
     folder.mkdir()
-    (blobs / "b").write_text("{}")
-    (folder / "config.json").symlink_to("../blobs/b")
-    (folder / "own.json").write_text("{}")
-    (folder / "alias.json").symlink_to("own.json")
-    assert links_out(folder, listed(folder, lambda _: None)) == [("config.json", str(blobs / "b"))]
-
-
-def test_what_of_a_folder_here_is_not_pulled_is_listed(tmp_path: Path) -> None:
-    folder, events = tmp_path / "mine", list[Event]()
-    (folder / "real").mkdir(parents=True)
-    for name in ("config.json", "model.safetensors", "pytorch_model.bin", "old.bin"):
+    blob.write_text("{}")
+    for name in ("model.safetensors", "pytorch_model.bin"):
         (folder / name).write_text("{}")
-    for name in ("more", "real/again"):
-        (folder / name).symlink_to(folder / "real")
+    (folder / "config.json").symlink_to(blob)
     os.mkfifo(folder / "pipe")
-    hosts = fake_hosts(events, 0)
-    found = find_folder(hosts, wanted_folder(str(folder), "", "", detach=False), "gpu1")
-    (event,) = [event for event in events if event.data]
-    assert event.text == f"{folder}: not pulled: more and 1 more (link to a folder), pipe (not a regular file)"
-    plan = make(hosts.inventory, found, "", {"gpu1": Held(free=1)}, "gpu1")
-    assert [file.path for file in plan.model.files] == ["config.json", "model.safetensors"]
-    assert all(file.blob for file in plan.model.files)
-    last = summary(plan).splitlines()[-1]
-    assert last in [f"  not pulled: 2 files that vLLM does not read, 0.0 kB: {one} and 1 more" for one in OLD]
-
-
-OLD = ("pytorch_model.bin", "old.bin")
+    files = listed(folder, lambda _: None)
+    assert [(file.path, bool(file.blob)) for file in files] == [
+        ("config.json", True),
+        ("model.safetensors", True),
+        ("pytorch_model.bin", False),
+    ]
+    (folder / "more").symlink_to(tmp_path)
+    with pytest.raises(UsageError, match="more is a link to a folder, which is not followed") as refused:
+        listed(folder, lambda _: None)
+    assert refused.value.hint == f"cp -rL {folder} {folder}-copy\nvcluster pull {folder}-copy"
 
 
 def fake_hosts(events: list[Event], returncode: int) -> PullHosts:
@@ -161,21 +147,6 @@ def test_a_link_that_the_pull_cannot_read_there_is_refused_with_what_to_do(monke
     with pytest.raises(PreflightFailed, match=r"/data/x y/a.json is a link to /etc/passwd, which") as refused:
         on_host(monkeypatch, "/data/x y", [file, {"lost": "a.json", "to": "/etc/passwd"}])
     assert refused.value.hint == "on gpu1: cp -rL '/data/x y' '/data/x y-copy'\nvcluster pull 'gpu1:/data/x y-copy'"
-
-
-def test_a_link_out_of_a_folder_of_a_host_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
-    file = {"file": {"path": "config.json", "size": 2, "blob": ""}}
-    _, events = on_host(monkeypatch, "/data/x", [{"link": "config.json", "to": "/models/blobs/b"}, file])
-    assert "config.json is a link to /models/blobs/b, outside of the folder" in [e for e in events if e.data][-1].text
-
-
-def test_what_of_a_folder_of_a_host_is_not_pulled_is_listed(monkeypatch: pytest.MonkeyPatch) -> None:
-    names = ("config.json", "model.safetensors", "old.bin")
-    rows: list[dict[str, Any]] = [{"file": {"path": name, "size": 2, "blob": ""}} for name in names]
-    rows += [{"left": "more", "why": "link to a folder"}, {"link": "old.bin", "to": "/models/blobs/b"}]
-    found, events = on_host(monkeypatch, "/data/x", rows)
-    assert [event.text for event in events if event.data] == ["/data/x: not pulled: more (link to a folder)"]
-    assert [file.path for file in found.files] == ["old.bin"]
 
 
 def test_a_name_of_the_cache_and_one_of_the_hub_have_places_of_their_own() -> None:

@@ -26,15 +26,13 @@ def at_once(work: Callable[[], None], _name: str) -> Background:
     return threading.Thread()
 
 
-def followed(
-    monkeypatch: pytest.MonkeyPatch, answer: Any, emit: Any, runtime: Runtime = SYSTEM, *, takes_over: bool = False
-) -> PullEnd:
+def followed(monkeypatch: pytest.MonkeyPatch, answer: Any, emit: Any, runtime: Runtime = SYSTEM) -> PullEnd:
     """Follow two hosts that answer so."""
     monkeypatch.setattr(pull_follow, "status", lambda connection, _cluster: answer(connection.name))
     monkeypatch.setattr(pull_follow, "POLL_SECONDS", 0.01 if runtime is SYSTEM else 1.0)
     connections = {name: SimpleNamespace(name=name, runtime=runtime) for name in HOSTS}
     fleet: Any = SimpleNamespace(connections=connections, runtime=runtime)
-    return follow(fleet, "lab", HOSTS, emit, takes_over=takes_over)
+    return follow(fleet, "lab", HOSTS, emit)
 
 
 # fault: actions/pull_follow.py: return not self._thread.is_alive() → return self._thread.join() is None
@@ -98,19 +96,3 @@ def test_the_total_of_all_hosts_is_the_same_from_the_first_moment_to_the_last(mo
 
     assert followed(monkeypatch, answer, emit, runtime).failed
     assert totals == {20}
-
-
-@pytest.mark.parametrize("takes_over", [True, False])
-def test_a_machine_with_the_files_takes_over_once_none_sends_them(
-    monkeypatch: pytest.MonkeyPatch, takes_over: bool
-) -> None:
-    runtime, looks = Runtime(Clock(), background=at_once), iter(range(40))
-
-    def answer(_name: str) -> PullStatus:
-        # No machine sends for a moment only, then for good; without anybody who takes over it ends in the end.
-        unfed = next(looks) not in (2, 3)
-        return PullStatus("downloading", total=10, unfed=unfed) if runtime.clock.monotonic() < 9 else DONE
-
-    end = followed(monkeypatch, answer, lambda _: None, runtime, takes_over=takes_over)
-    assert end.unfed == takes_over
-    assert end.seconds < 9 if takes_over else end.hosts["gpu1"] == DONE

@@ -1,11 +1,8 @@
-"""The containers of a pull whose maker has ended before they were started."""
+"""The containers of a pull that is interrupted before they are started."""
 
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
@@ -14,13 +11,10 @@ import pytest
 
 from tests.support import world
 from vllm_cluster.actions import pull as action
-from vllm_cluster.actions.pull_hosts import PullHosts, statuses
-from vllm_cluster.actions.pull_plan import WantedModel
+from vllm_cluster.actions.pull_hosts import PullHosts
 from vllm_cluster.core.pull import MAKER, PULLED, Held, HubFile, HubModel, make
 from vllm_cluster.core.spec import CLUSTER
 from vllm_cluster.errors import CommandFailed
-from vllm_cluster.laptop import whoami
-from vllm_cluster.run.detached import start_time
 from vllm_cluster.run.runtime import SYSTEM
 from vllm_cluster.run.weights import CONFLICT
 
@@ -71,18 +65,7 @@ def hosts_with(*dockers: Docker) -> PullHosts:
     return PullHosts(INVENTORY, fleet, dict(world.hosts(2)), lambda _: None)
 
 
-def labels(pid: int, started: str | None, who: str = "") -> dict[str, str]:
-    """Those of a container that a process has made."""
-    made_by = json.dumps([who or whoami(), pid, started])
-    return {CLUSTER: INVENTORY.cluster, PULLED: json.dumps(PLAN.pulled), MAKER: made_by}
-
-
-def ended() -> tuple[int, str | None]:
-    """A process of this machine that has ended."""
-    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
-        found = process.pid, start_time(process.pid)
-    assert found[1]
-    return found
+LABELS = {CLUSTER: INVENTORY.cluster, PULLED: json.dumps(PLAN.pulled), MAKER: "another"}
 
 
 def test_a_pull_that_is_interrupted_while_its_containers_are_made_leaves_none() -> None:
@@ -94,39 +77,14 @@ def test_a_pull_that_is_interrupted_while_its_containers_are_made_leaves_none() 
 
 
 def test_a_container_of_another_pull_is_left_to_it() -> None:
-    other = labels(os.getpid(), start_time(os.getpid()), "her@laptop")
-    hosts = hosts_with(first := Docker(), second := Docker(other))
+    hosts = hosts_with(first := Docker(), second := Docker(LABELS))
     assert not action._start(hosts, PLAN, None)
-    assert first.labels is None and second.labels == other
-
-
-# fault: run/weights.py: _has_ended(labels.get(MAKER, "")) → not labels
-def test_a_pull_that_was_killed_before_it_began_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A second Ctrl-C ends a command at once; the same command begins again."""
-    hosts = hosts_with(left := Docker(labels(*ended())), Docker())
-    begun: list[object] = []
-
-    def bring(*_: object) -> bool:
-        begun.append(left.labels)
-        return True
-
-    monkeypatch.setattr(action, "find_model", lambda *_: MODEL)
-    monkeypatch.setattr(action, "bring", bring)
-    monkeypatch.setattr(action, "follow", lambda *_, **__: pytest.fail("it is waited for"))
-    assert action._bring_once(hosts, WantedModel("lab/model"))
-    assert begun == [None]
-
-
-@pytest.mark.parametrize("who", ["", "her@laptop"], ids=["it is alive", "of another machine"])
-def test_a_container_that_may_be_started_yet_is_waited_for(who: str) -> None:
-    pid = os.getpid() if not who else ended()[0]
-    found = statuses(hosts_with(Docker(labels(pid, start_time(os.getpid()), who)), Docker()))
-    assert (found["gpu1"].phase, found["gpu1"].over) == ("starting", False)
+    assert first.labels is None and second.labels == LABELS
 
 
 def test_what_stops_names_the_model_of_a_pull_that_has_not_begun(monkeypatch: pytest.MonkeyPatch) -> None:
     events: list[str] = []
-    hosts = hosts_with(left := Docker(labels(*ended())), Docker())
+    hosts = hosts_with(left := Docker(LABELS), Docker())
     monkeypatch.setattr(action, "looked_at", lambda *_: nullcontext(hosts))
     action.cancel(INVENTORY, lambda event: events.append(event.text))
     assert left.labels is None

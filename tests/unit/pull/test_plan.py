@@ -119,7 +119,7 @@ def endless() -> Iterator[tuple[str, list[int]]]:
         server.server_close()
 
 
-# fault: remote/pull/partial.py: if self.length + count > self._size: → if self._size < 0:
+# fault: remote/pull/store.py: if self.length + count > self._size: → if self._size < 0:
 def test_a_hub_that_sends_without_end_fills_no_disk(plan: HostPlan, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(download, "FIRST_PAUSE", 0.01)
     with endless() as (url, _):

@@ -30,9 +30,8 @@ from tests.support.spread import (
     written,
 )
 from vllm_cluster.remote.pull import spread, spread_serve
-from vllm_cluster.remote.pull.plan import HostPlan, PulledFile
-from vllm_cluster.remote.pull.spread_parts import SpreadError, SpreadProgress
-from vllm_cluster.remote.pull.spread_receive import Receiver
+from vllm_cluster.remote.pull.plan import HostPlan, PulledFile, PullError
+from vllm_cluster.remote.pull.spread import SpreadProgress
 from vllm_cluster.remote.pull.spread_serve import SpreadServer
 from vllm_cluster.remote.pull.spread_wire import BadPeerError, Busy, FileBody, Peer, sign
 from vllm_cluster.remote.pull.store import Store
@@ -68,7 +67,7 @@ class Host:
     def _receive(self) -> None:
         try:
             self.steering = spread.receive(self.plan, self.store, self.reports.append)
-        except SpreadError as exc:
+        except PullError as exc:
             self.errors.append(exc)
 
     def whole(self) -> bool:
@@ -154,36 +153,6 @@ def test_all_hosts_get_all_files(pull: Pull) -> None:
     until(lambda: hosts[3].steering and hosts[3].steering.waiting_for == [])
     total = sum(file.size for file in files)
     until(lambda: hosts[3].reports[-1].bytes == total)
-
-
-def test_where_no_host_has_all_each_gets_what_another_has(pull: Pull) -> None:
-    files = random_files(pull.root / "h0", 3, 2 * MB)
-    (pull.root / "h1").mkdir()
-    for file in files:
-        (pull.root / "h1" / file.path).write_bytes((pull.root / "h0" / file.path).read_bytes())
-    (pull.root / "h0" / files[0].path).unlink()
-    (pull.root / "h1" / files[1].path).unlink()
-    plan = pull.plan(3, files)
-    source = pull.host(plan, "h0")
-    gathering = threading.Thread(target=Receiver(source.plan, source.store).gather)
-    gathering.start()  # before the others are there
-    hosts = [source, pull.host(plan, "h1"), pull.host(plan, "h2")]
-    until(lambda: all(host.whole() for host in hosts))
-    gathering.join(10)
-    assert not gathering.is_alive()
-    pull.same(plan, "h1", "h2")
-
-
-def test_what_no_host_has_is_reported(pull: Pull) -> None:
-    files = random_files(pull.root / "h0", 2, MB)
-    (pull.root / "h0" / files[0].path).unlink()
-    plan = pull.plan(2, files)
-    # A host that received too would wait for this file beyond the test.
-    other = of_host(plan, "h1")
-    pull.stack.callback(spread.serve(other, Store(other)).close)
-    source = pull.host(plan, "h0")
-    with pytest.raises(SpreadError, match=f"{files[0].path}: no host has it undamaged"):
-        Receiver(source.plan, source.store).gather()
 
 
 def test_a_source_that_still_downloads_is_followed(pull: Pull) -> None:

@@ -125,17 +125,11 @@ def look(model: ModelFolder) -> dict[str, Any]:
 
 
 def visible(root: Path) -> Iterator[Path]:
-    """The files below a folder, but for hidden ones."""
+    """The files below a folder, and links to folders, which are not followed; but for hidden ones."""
     for folder, names, files in os.walk(root):
         names[:] = [name for name in names if not name.startswith(".")]
-        yield from (Path(folder) / name for name in files if not name.startswith("."))
-
-
-def linked_folders(root: Path) -> Iterator[Path]:
-    """The links to folders below a folder, which are not followed."""
-    for folder, names, _ in os.walk(root):
-        names[:] = [name for name in names if not name.startswith(".")]
-        yield from (Path(folder) / name for name in names if (Path(folder) / name).is_symlink())
+        links = [name for name in names if (Path(folder) / name).is_symlink()]
+        yield from (Path(folder) / name for name in (*links, *files) if not name.startswith("."))
 
 
 def stale(model: ModelFolder) -> list[str]:
@@ -187,18 +181,13 @@ def each(rows: Sequence[Any], work: Callable[[Any], None], done: list[int], tota
 
 def files_of(root: Path, cache: Path) -> dict[str, Any]:
     """Print the files of a folder with their sizes, but for hidden ones; elsewhere are the container's own files."""
-    for path in linked_folders(root):
-        print_row({"left": str(path.relative_to(root)), "why": "link to a folder"})
     for path in visible(root):
         name = str(path.relative_to(root))
-        if not path.exists() or not {root.resolve(), cache.resolve()} & {*(target := path.resolve()).parents}:
+        is_here = path.exists() and bool({root.resolve(), cache.resolve()} & {*path.resolve().parents})
+        if path.is_symlink() and (path.is_dir() or not is_here):
             print_row({"lost": name, "to": str(path.readlink())})
         elif path.is_file():
-            if root.resolve() not in target.parents:
-                print_row({"link": name, "to": str(target)})
             print_row({"file": {"path": name, "size": path.stat().st_size, "blob": ""}})
-        else:
-            print_row({"left": name, "why": "not a regular file"})
     return {}
 
 
@@ -250,14 +239,7 @@ def listed(model: ModelFolder) -> dict[str, Any]:
     found, changed = model.changed()
     for path, size, blob, _ in () if changed else found.get("files", ()):
         print_row({"file": {"path": path, "size": size, "blob": blob}})
-    folders = sorted(path.name for path in (model.cache / "hub").glob("models--*"))[:MAX_NAMES]
-    names = [name[len("models--") :].replace("--", "/", 1) for name in folders]
-    return {
-        "commit": model.commit,
-        "digest": "" if changed else found.get("digest", ""),
-        "changed": changed,
-        "names": names,
-    }
+    return {"commit": model.commit, "digest": "" if changed else found.get("digest", ""), "changed": changed}
 
 
 def drop(model: ModelFolder) -> dict[str, Any]:

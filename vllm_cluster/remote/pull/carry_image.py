@@ -55,7 +55,6 @@ def carry(document: str) -> None:
     """
     from vllm_cluster.remote.pull.plan import HostPlan, PullError  # noqa: PLC0415 - it has just been brought
     from vllm_cluster.remote.pull.spread import receive, serve  # noqa: PLC0415
-    from vllm_cluster.remote.pull.spread_parts import SpreadError  # noqa: PLC0415
     from vllm_cluster.remote.pull.store import Store  # noqa: PLC0415
 
     Path(PLAN).write_text(document)
@@ -72,7 +71,7 @@ def carry(document: str) -> None:
     if not is_source:
         try:
             receive(plan, server.store, Watch())
-        except (SpreadError, PullError) as error:
+        except PullError as error:
             raise OSError(str(error)) from error
         report(whole=True)
 

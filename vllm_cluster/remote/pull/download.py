@@ -17,9 +17,8 @@ from huggingface_hub.file_download import http_get
 from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]
 
 from vllm_cluster.remote.pull.origin import for_each
-from vllm_cluster.remote.pull.partial import Partial, TooLongError
 from vllm_cluster.remote.pull.plan import HostPlan, PulledFile, PullError
-from vllm_cluster.remote.pull.store import Store, content_hash
+from vllm_cluster.remote.pull.store import Partial, Store, TooLongError, content_hash
 
 # What a broken answer loses at most, and by what the others wait behind; huggingface_hub's own is ten times as much.
 CHUNK = 1 << 20

@@ -17,8 +17,7 @@ from typing import IO, Any, cast
 
 from vllm_cluster.remote.pull.main import FOLDER, PLAN, STATUS
 from vllm_cluster.remote.pull.origin import FED
-from vllm_cluster.remote.pull.plan import HostPlan, PulledFile, PullError
-from vllm_cluster.remote.pull.spread_parts import new_hash
+from vllm_cluster.remote.pull.plan import HostPlan, PulledFile, PullError, new_hash
 from vllm_cluster.remote.pull.store import Store
 
 PIECE = 1 << 20

@@ -19,9 +19,7 @@ from typing import Any
 
 from vllm_cluster.remote.pull.origin import Copy, Fed, is_fed
 from vllm_cluster.remote.pull.plan import HERE, HostPlan, PullError, write_whole
-from vllm_cluster.remote.pull.spread import receive, serve
-from vllm_cluster.remote.pull.spread_parts import SpreadError, SpreadProgress
-from vllm_cluster.remote.pull.spread_receive import Receiver
+from vllm_cluster.remote.pull.spread import SpreadProgress, receive, serve
 from vllm_cluster.remote.pull.store import Store
 
 # Its plan, its token, and its status: where any user of a container may write.
@@ -55,7 +53,7 @@ class Pull:
         try:
             self._bring()
             self.phase = "done"
-        except (PullError, SpreadError, OSError) as error:
+        except (PullError, OSError) as error:
             self.phase, self.error = "failed", _words(error)
         finally:
             self._over.set()
@@ -89,7 +87,7 @@ class Pull:
         except OSError as error:
             if error.errno != errno.EADDRINUSE:
                 raise
-            me = next(host for host in self.plan.hosts if host.name == self.plan.me)
+            me = self.plan.host(self.plan.me)
             raise PullError(
                 f"{me.address}:{me.port} is used by another program: ss -ltnp 'sport = :{me.port}'"
             ) from error
@@ -107,10 +105,6 @@ class Pull:
             self.phase = "downloading" if sent else "copying"
             self.download = Fed(self.plan, self.store, FOLDER) if sent else Copy(self.plan, self.store)
             self.download.run()
-        elif not all(self.store.complete(file) for file in self.plan.files):
-            # A repair where no host has all: each file is undamaged on some host.
-            self.phase = "receiving"
-            Receiver(self.plan, self.store).gather()
         if lacking := [file.path for file in self.plan.files if not self.store.complete(file)]:
             raise PullError(f"{lacking[0]} is not there any more")
 

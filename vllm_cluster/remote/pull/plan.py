@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import hashlib
 import ipaddress
 import json
 import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from hashlib import _Hash
 
 # They arrive from a laptop, through `feed.py`.
 HERE = "laptop"
@@ -16,7 +20,7 @@ MAX_SIZE = 10 * 1000**4
 
 
 class PullError(Exception):
-    """The files cannot be had, for a reason that waiting does not remove."""
+    """The files cannot be had, for a reason that neither waiting nor another host removes."""
 
 
 def ensure(holds: object, what: str) -> None:
@@ -105,10 +109,21 @@ class HostPlan:
         files = tuple(PulledFile(**row) for row in data.pop("files"))
         return cls(**data, hosts=hosts, files=files)
 
+    def host(self, name: str) -> ChainHost:
+        """Return the host of that name."""
+        return next(host for host in self.hosts if host.name == name)
+
     @property
     def total(self) -> int:
         """Return the bytes of all files."""
         return sum(file.size for file in self.files)
+
+
+def new_hash(file: PulledFile) -> _Hash:
+    """Return the beginning of a file's hash: sha256, or git's id of a blob, which the hub has for small files."""
+    if len(file.blob) == 40:
+        return hashlib.sha1(b"blob %d\0" % file.size, usedforsecurity=False)
+    return hashlib.sha256()
 
 
 def write_whole(path: Path, content: dict[str, Any]) -> None:

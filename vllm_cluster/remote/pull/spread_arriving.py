@@ -6,11 +6,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from vllm_cluster.remote.pull.partial import Partial
-from vllm_cluster.remote.pull.plan import PulledFile
-from vllm_cluster.remote.pull.spread_parts import SpreadError, new_hash
+from vllm_cluster.remote.pull.plan import PulledFile, PullError, new_hash
 from vllm_cluster.remote.pull.spread_wire import FileBody
-from vllm_cluster.remote.pull.store import Store
+from vllm_cluster.remote.pull.store import Partial, Store
 
 if TYPE_CHECKING:
     from hashlib import _Hash
@@ -42,7 +40,7 @@ class Arriving:
         """Hash what an earlier run left: nothing else records that it is right.
 
         Raises:
-            SpreadError: this host cannot read it.
+            PullError: this host cannot read it.
         """
         if self._hash is not None:
             return
@@ -57,7 +55,7 @@ class Arriving:
             try:
                 self._hash_file(new)
             except OSError as exc:
-                raise SpreadError(f"{self.file.path}: cannot read: {exc.strerror}") from exc
+                raise PullError(f"{self.file.path}: cannot read: {exc.strerror}") from exc
         self._hash = new
 
     def _hash_file(self, digest: _Hash) -> None:
@@ -71,7 +69,7 @@ class Arriving:
         """Write what arrives until the answer ends or is no longer wanted.
 
         Raises:
-            SpreadError: this host cannot write it.
+            PullError: this host cannot write it.
             OSError: the connection is lost.
         """
         assert self._hash is not None  # noqa: S101
@@ -87,26 +85,26 @@ class Arriving:
         try:
             return self._store.append(self.file)
         except OSError as exc:
-            raise SpreadError(f"{self.file.path}: cannot write: {exc.strerror}") from exc
+            raise PullError(f"{self.file.path}: cannot write: {exc.strerror}") from exc
 
     def _write(self, target: Partial, block: memoryview) -> None:
         try:
             target.write(block)
         except OSError as exc:
-            raise SpreadError(f"{self.file.path}: cannot write: {exc.strerror}") from exc
+            raise PullError(f"{self.file.path}: cannot write: {exc.strerror}") from exc
 
     def finish(self) -> str:
         """Put the whole file in its place, or drop it where its hash is wrong; return what was wrong.
 
         Raises:
-            SpreadError: it is wrong again and again, or cannot be put in its place.
+            PullError: it is wrong again and again, or cannot be put in its place.
         """
         if self._hash is None or self._hash.hexdigest() == self.file.blob:
             try:
                 for _, file in self._files:
                     self._store.finish(file)
             except OSError as exc:
-                raise SpreadError(f"{self.file.path}: cannot put it in its place: {exc.strerror}") from exc
+                raise PullError(f"{self.file.path}: cannot put it in its place: {exc.strerror}") from exc
             return ""
         self._fetches += 1
         wrong = f"{self.file.path}: wrong hash (from {', '.join(sorted(self.senders)) or 'an earlier run'})"
@@ -115,5 +113,5 @@ class Arriving:
         self.avoid |= self.senders
         self.senders, self.bytes, self._hash = set(), 0, None
         if self._fetches >= MAX_FETCHES:
-            raise SpreadError(f"{wrong}, {self._fetches} times")
+            raise PullError(f"{wrong}, {self._fetches} times")
         return wrong

@@ -41,7 +41,7 @@ class SpreadServer(ThreadingHTTPServer):
     request_queue_size = 128
 
     def __init__(self, plan: HostPlan, store: Store) -> None:
-        me = next(host for host in plan.hosts if host.name == plan.me)
+        me = plan.host(plan.me)
         self.address_family = socket.AF_INET6 if ":" in me.address else socket.AF_INET
         self.plan, self.store = plan, store
         total = sum(file.size for file in plan.files)

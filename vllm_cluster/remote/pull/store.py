@@ -4,21 +4,54 @@ from __future__ import annotations
 
 import fcntl
 import hashlib
+import io
 import json
 import os
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
-from vllm_cluster.remote.pull.partial import Partial
-from vllm_cluster.remote.pull.plan import HostPlan, PulledFile, PullError, write_whole
-from vllm_cluster.remote.pull.spread_parts import new_hash
+from vllm_cluster.remote.pull.plan import HostPlan, PulledFile, PullError, new_hash, write_whole
 
 MANIFESTS = ".vcluster"
 PIECE = 8 << 20
 # hashlib lets other threads run.
 STREAMS = 4
+
+
+class TooLongError(PullError):
+    """More comes than the list has."""
+
+
+class Partial(io.FileIO):
+    """The open file; to be read too. No link is followed."""
+
+    def __init__(self, path: Path, size: int) -> None:
+        """Open it, or make it; one that is too long is emptied."""
+        super().__init__(path, "ab+", opener=lambda name, flags: os.open(name, flags | os.O_NOFOLLOW, 0o644))
+        self._size, self._name = size, path.name
+        if self.length > size:
+            self.truncate(0)
+
+    @property
+    def length(self) -> int:
+        """How many bytes are there."""
+        return os.fstat(self.fileno()).st_size
+
+    def write(self, data: Any) -> int:
+        """Append all of it.
+
+        Raises:
+            TooLongError: the file would be longer than it should be; nothing is written.
+        """
+        left = memoryview(data).cast("B")
+        count = len(left)
+        if self.length + count > self._size:
+            raise TooLongError(f"more than {self._size} bytes come")
+        while left:
+            left = left[super().write(left) :]
+        return count
 
 
 class Store:
