@@ -115,7 +115,6 @@ def schemas() -> dict[str, Schema]:
                 "time": NUMBER,
                 "loads": by_name(fields(HostLoad)),
                 "model": maybe(fields(ModelLoad)),
-                "seconds_left": maybe(NUMBER),
                 "metrics_error": TEXT,
             }
         ),

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from vllm_cluster.actions.status import RUNNING, STARTING, ClusterStatus, HostState, assemble, look, unseen
 from vllm_cluster.checks.docker import foreign
 from vllm_cluster.core.counters import ModelLoad, Recent, parse_counters
-from vllm_cluster.core.load import HostLoad, NodeSample, host_load, seconds_left
+from vllm_cluster.core.load import HostLoad, NodeSample, host_load
 from vllm_cluster.core.node_status import NodeStatus, current, parse_status
 from vllm_cluster.errors import HostError, VclusterError
 from vllm_cluster.inventory.model import Inventory
@@ -31,14 +31,13 @@ LATE_SECONDS = 5.0
 class View:
     """The cluster at one moment: `time` is this machine's clock, `loads` are those of the hosts that report any.
 
-    `seconds_left` is about how long a start still takes, `metrics_error` why the model's load is not known.
+    `metrics_error` is why the model's load is not known.
     """
 
     time: float
     status: ClusterStatus
     loads: Mapping[str, HostLoad] = field(default_factory=dict)
     model: ModelLoad | None = None
-    seconds_left: float | None = None
     metrics_error: str = ""
 
 
@@ -177,10 +176,9 @@ def _view(inventory: Inventory, watched: Mapping[str, _WatchedHost], seconds: fl
     head = looks[inventory.head_name]
     status = assemble(inventory, states)
     serve = status.head.serve if status.head else None
-    left = seconds_left(serve, head.sample.time, head.sample.seconds_before) if serve and head.sample else None
     error = head.sample.metrics_error if head.sample and serve else ""
     loads = {name: each.load for name, each in looks.items() if each.load}
-    return View(runtime.clock.time(), status, loads, None if error else head.model, left, error)
+    return View(runtime.clock.time(), status, loads, None if error else head.model, error)
 
 
 def _aged(each: _Look, now: float, seconds: float) -> HostState:

@@ -1,19 +1,16 @@
-"""What a node reports of its load, as its samples have it; and how long a start may still take."""
+"""What a node reports of its load, as its samples have it."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, TypeAdapter, ValidationError
 
-from vllm_cluster.core.node_status import Number, Phase, ServeStatus
+from vllm_cluster.core.node_status import Number
 
 Positive = Annotated[Number, Field(ge=0)]
-_PHASES = get_args(Phase)
-# The phases of a start, in which it makes sense to ask how long it still takes.
-STARTING = _PHASES[_PHASES.index("starting") : _PHASES.index("ready")]
 
 
 @dataclass(frozen=True)
@@ -36,8 +33,7 @@ class NodeSample:
     """One sample of a node: `time` is its host's clock, `boot` the seconds since that host started.
 
     `processors` are ticks busy and in all, `memory` bytes used and in all, `network` bytes received and sent since the
-    host started; `status` is the text of its status.json, `metrics` lines of vLLM's /metrics. `seconds_before` is how
-    long the last start of this model took.
+    host started; `status` is the text of its status.json, `metrics` lines of vLLM's /metrics.
     """
 
     v: Literal[1]
@@ -53,7 +49,6 @@ class NodeSample:
     status: str
     metrics: str
     metrics_error: str
-    seconds_before: Positive | None
 
 
 @dataclass(frozen=True)
@@ -121,20 +116,3 @@ def _rates(before: NodeSample | None, now: NodeSample) -> tuple[float | None, fl
     grown = [later - earlier for earlier, later in zip(before.network, now.network, strict=True)]
     received, sent = (each / (now.boot - before.boot) if each >= 0 else None for each in grown)
     return received, sent
-
-
-def seconds_left(serve: ServeStatus, now: float, seconds_before: float | None) -> float | None:
-    """About how long a start still takes: by the last start of this model, else by the shards of this phase.
-
-    None where neither is known, or it takes longer than the last one did.
-    """
-    if serve.phase not in STARTING:
-        return None
-    elapsed = max(0.0, now - serve.since)
-    if seconds_before is not None:
-        passed = sum(seconds for phase, seconds in serve.phases if phase != "waiting") + elapsed
-        return seconds_before - passed if passed < seconds_before else None
-    done, total = serve.progress or (0, 0)
-    if serve.phase != "loading" or not 0 < done < total:
-        return None
-    return elapsed * (total - done) / done

@@ -53,7 +53,7 @@ def test_a_closed_standard_output_ends_it_without_an_error(
 def test_a_page_that_is_opened_late_has_what_was_before() -> None:
     feed = DashboardFeed(lambda fix: f"{fix} -i a.yaml" if fix else "")
     assert json.loads(feed.data()[1]) == {}
-    feed.show(view(HEAD, WORKER, serve=serving("loading"), seconds_left=3.0))
+    feed.show(view(HEAD, WORKER, serve=serving("loading")))
     feed.show(view(HEAD, LOST, serve=serving(), model=MODEL))
     found = json.loads(feed.data()[1])
     assert found["view"]["model"]["requests_running"] == 12

@@ -77,10 +77,9 @@ def test_a_gpu_that_is_lost_is_reported() -> None:
 
 
 @pytest.mark.parametrize("width", [40, 80, 200])
-def test_a_start_has_its_phase_and_the_time_that_is_left(width: int) -> None:
-    text = "\n".join(shown(view(HEAD, WORKER, serve=serving("loading"), seconds_left=95.0), width))
+def test_a_start_has_its_phase_and_no_rates(width: int) -> None:
+    text = "\n".join(shown(view(HEAD, WORKER, serve=serving("loading")), width))
     assert "org/model: loading" in text
-    assert "about 1 min left" in text
     assert "tokens/s" not in text
 
 
@@ -109,7 +108,7 @@ def test_a_line_for_pipes(capsys: pytest.CaptureFixture[str]) -> None:
     "found",
     [
         view(HEAD, LOST, serve=serving(), model=MODEL),
-        view(HEAD, serve=serving("loading"), seconds_left=3.0, metrics_error="timed out"),
+        view(HEAD, serve=serving("loading"), metrics_error="timed out"),
         view(HEAD, loads={"gpu1": replace(LOAD, cpu_percent=None, gpus=())}, model=ModelLoad()),
     ],
 )

@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from vllm_cluster.core.load import NodeSample, UnreadableSample, host_load, parse_sample, seconds_left
-from vllm_cluster.core.node_status import ServeStatus
+from vllm_cluster.core.load import NodeSample, UnreadableSample, host_load, parse_sample
 
 GPU = {
     **{"index": 0, "name": "NVIDIA H100", "error": "", "use_percent": 97, "memory_used_bytes": 1 << 36},
@@ -17,7 +16,7 @@ GPU = {
 ROW: dict[str, Any] = {
     **{"v": 1, "time": 1000.0, "boot": 50.0, "processors": [100, 400], "cores": 4, "memory": [10, 40], "ranks": 1},
     "network": [1000, 2000],
-    **{"gpus": [GPU], "gpu_error": "", "status": "", "metrics": "", "metrics_error": "", "seconds_before": None},
+    **{"gpus": [GPU], "gpu_error": "", "status": "", "metrics": "", "metrics_error": ""},
 }
 
 
@@ -75,30 +74,3 @@ def test_how_busy_a_host_is() -> None:
     assert host_load(before, now, gpus=False).error == "", "a CPU has no such driver"
     assert host_load(None, now, gpus=True).cpu_percent is None
     assert host_load(now, before, gpus=True).cpu_percent is None, "the host was started again"
-
-
-def serving(phase: str, **more: object) -> ServeStatus:
-    """A model in a phase since 1000."""
-    words: dict[str, object] = {
-        **{"generation": "1", "model": "org/model", "name": "org/model", "host": "::1", "port": 8000, "phase": phase},
-        **{"detail": "", "progress": None, "since": 1000.0, "attempt": 1, "gpus": (4, 4), "first_failure": None},
-        **{"failure": None, "ready_at": None, "seconds_to_ready": None},
-    }
-    return ServeStatus(**{**words, **more})  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize(
-    ("serve", "before", "left"),
-    [
-        (serving("ready"), 100.0, None),
-        (serving("waiting"), 100.0, None),
-        (serving("loading", phases=(("waiting", 500.0), ("importing", 30.0))), 100.0, 60.0),
-        (serving("loading", phases=(("importing", 95.0),)), 100.0, None),
-        (serving("loading", progress=(2, 8)), None, 30.0),
-        (serving("loading", progress=(0, 8)), None, None),
-        (serving("loading", progress=(8, 8)), None, None),
-        (serving("profiling", progress=(8, 8)), None, None),
-    ],
-)
-def test_how_long_a_start_still_takes(serve: ServeStatus, before: float | None, left: float | None) -> None:
-    assert seconds_left(serve, 1010.0, before) == left

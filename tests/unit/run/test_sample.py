@@ -110,16 +110,6 @@ def test_a_server_that_does_not_answer_is_reported_and_asked_again(server: Serve
     assert taken(tmp_path).metrics_error
 
 
-def test_a_start_has_the_seconds_of_the_last_one(tmp_path: Path) -> None:
-    write(tmp_path, "loading", 1)
-    assert taken(tmp_path).seconds_before is None
-    lines = [("m", "ready", 30.0), ("m", "ready", 70.5), ("m", "failed", None), ("other", "ready", 9.0)]
-    rows = [json.dumps({"name": name, "result": result, "seconds": took}) for name, result, took in lines]
-    (tmp_path / "results.jsonl").write_text("\n".join(["x" * program.MAX_TAIL, *rows]) + "\n")
-    found = taken(tmp_path)
-    assert (found.seconds_before, found.metrics, found.metrics_error) == (70.5, "", "")
-
-
 def test_a_node_without_a_status_or_with_a_broken_one(tmp_path: Path) -> None:
     assert taken(tmp_path).status == ""
     for text in ("{", "[]", '{"serve": 7}', '{"serve": null}', '{"serve": {"phase": "ready"}}'):

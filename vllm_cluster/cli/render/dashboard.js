@@ -50,8 +50,7 @@ function draw({view, points, events}) {
   const serve = view.serving, model = view.model || {};
   document.title = at("title").textContent = `${view.cluster} is ${view.up ? "up" : "not up"}`;
   at("title").className = view.up ? "good" : "bad";
-  const left = view.seconds_left == null ? "" : `, about ${view.seconds_left.toFixed(0)} s left`;
-  at("phase").textContent = `${serve ? [`${serve.name}: ${serve.phase}`, ...(serve.detail ? [serve.detail] : [])].join(": ") + left : "no model is served"} · ${clock(view.time)}`;
+  at("phase").textContent = `${serve ? [`${serve.name}: ${serve.phase}`, ...(serve.detail ? [serve.detail] : [])].join(": ") : "no model is served"} · ${clock(view.time)}`;
   const changed = view.changed;
   at("changed").textContent = changed ? `last change ${clock(changed.time)}: ${changed.user}: ${changed.summary}` : "";
   put("problems", ...view.hosts.filter(host => host.problem).map(host => el("div", `${host.host}: ${host.problem}${host.fix ? ` (fix: ${host.fix})` : ""}`, "bad")),

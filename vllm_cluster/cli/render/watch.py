@@ -19,7 +19,6 @@ from vllm_cluster.cli.render.table import cut, table
 from vllm_cluster.cli.render.text import plain, wants_color
 from vllm_cluster.core.counters import ModelLoad
 from vllm_cluster.core.load import GpuLoad, HostLoad
-from vllm_cluster.text import age
 
 # What is left out first where the terminal is narrow.
 TITLES = {
@@ -38,7 +37,6 @@ def view_document(view: View, paste: Paste = lambda fix: fix) -> dict[str, Any]:
         "time": round(view.time, 3),
         "loads": {host: asdict(load) for host, load in view.loads.items()},
         "model": asdict(view.model) if view.model else None,
-        "seconds_left": view.seconds_left,
         "metrics_error": view.metrics_error,
     }
 
@@ -106,7 +104,7 @@ def line(view: View) -> str:
         f"{status.cluster} is {'up' if status.up else 'not up'}: {gpus_text(status)}",
     ]
     if serve:
-        parts += [f"{serve.name}: {serve.phase}{_left(view)}", *(_model(view.model) if view.model else ())]
+        parts += [f"{serve.name}: {serve.phase}", *(_model(view.model) if view.model else ())]
     parts += [f"{host.host}: {host.state}: {host.problem}" for host in status.hosts if host.problem]
     return "  ".join(plain(part).split("\n", 1)[0] for part in parts)
 
@@ -119,8 +117,6 @@ def picture(view: View, width: int, height: int, paste: Paste = lambda fix: fix)
     gap = width - len(whole) - len(clock)
     top: list[Styled] = [(f"{whole}{' ' * gap}{clock}" if gap > 1 else whole, "" if status.up else "yellow")]
     top += [(row, "") for text in serving_lines(status) for row in fitted(plain(text), width).split("\n")]
-    if view.seconds_left is not None:
-        top.append((f"about {age(view.seconds_left)} left, by its last start", ""))
     if view.model:
         top += [(text, "bold") for text in _wrapped(_model(view.model), width)]
     if view.metrics_error:
@@ -206,10 +202,6 @@ def _power(used: float | None, limit: float | None) -> str:
     if used is None:
         return ""
     return f"{used:.0f} W" if limit is None else f"{used:.0f}/{limit:.0f} W"
-
-
-def _left(view: View) -> str:
-    return "" if view.seconds_left is None else f", about {age(view.seconds_left)} left"
 
 
 def _model(load: ModelLoad) -> list[str]:

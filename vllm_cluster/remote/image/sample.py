@@ -22,7 +22,6 @@ from typing import Any
 SOON = 0.5
 ANSWER_SECONDS = 5.0
 MAX_METRICS = 8 << 20
-MAX_TAIL = 64 << 10
 MAX_STATUS = 256 << 10
 RANK = "ray::RayWorker"
 NAMES = (
@@ -175,22 +174,9 @@ def ranks() -> int:
     return sum(name.startswith(RANK) for name in names)
 
 
-def seconds_before(state: Path, model: str) -> float | None:
-    """How long the last start of this model took until it was ready."""
-    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-        with (state / "results.jsonl").open("rb") as file:
-            begin = max(0, file.seek(0, os.SEEK_END) - MAX_TAIL)
-            file.seek(begin)
-            # The first line may be the end of one.
-            lines = file.read().splitlines()[bool(begin) :]
-        rows = [json.loads(line) for line in lines]
-        return next((row["seconds"] for row in rows[::-1] if (row["result"], row["name"]) == ("ready", model)), None)
-    return None
-
-
 def sample(state: Path, gpus: Gpus, metrics: Metrics) -> dict[str, Any]:
     """Everything now."""
-    found: dict[str, Any] = {"status": "", "metrics": "", "metrics_error": "", "seconds_before": None}
+    found: dict[str, Any] = {"status": "", "metrics": "", "metrics_error": ""}
     with contextlib.suppress(OSError):
         found["status"] = (state / "status.json").read_bytes()[:MAX_STATUS].decode("utf-8", "replace")
     with contextlib.suppress(ValueError, KeyError, TypeError):
@@ -200,8 +186,6 @@ def sample(state: Path, gpus: Gpus, metrics: Metrics) -> dict[str, Any]:
                 found["metrics"] = metrics.read(serve["host"], int(serve["port"]))
             except (OSError, http.client.HTTPException, KeyError, IndexError) as error:
                 found["metrics_error"] = str(error) or type(error).__name__
-        else:
-            found["seconds_before"] = seconds_before(state, serve["name"])
     return {
         "v": 1,
         "time": time.time(),
