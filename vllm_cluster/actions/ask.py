@@ -12,8 +12,7 @@ from typing import Any
 
 from vllm_cluster.actions.head import at_head, read_key, ready
 from vllm_cluster.actions.tunnel import address_of, answers, no_passage
-from vllm_cluster.core.answer import ModelReply, Piece, body
-from vllm_cluster.core.api_schema import fields_of
+from vllm_cluster.core.answer import ModelReply, Piece, body, fields_of
 from vllm_cluster.core.node_status import ServeStatus
 from vllm_cluster.errors import (
     ConnectionLost,

@@ -1,4 +1,4 @@
-"""The cluster again and again: what `status` shows, and what its hosts and its model do now."""
+"""The cluster again and again: what `status` shows and what its hosts and its model do now, also as a page here."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ from vllm_cluster.checks.docker import foreign
 from vllm_cluster.core.counters import ModelLoad, Recent, parse_counters
 from vllm_cluster.core.load import HostLoad, NodeSample, host_load
 from vllm_cluster.core.node_status import NodeStatus, current, parse_status
-from vllm_cluster.errors import HostError, VclusterError
+from vllm_cluster.errors import HostError, UsageError, VclusterError
 from vllm_cluster.inventory.model import Inventory
 from vllm_cluster.run.audit import last_change
 from vllm_cluster.run.connection import Fleet, HostConnection
+from vllm_cluster.run.local_page import Content, LocalPage
 from vllm_cluster.run.node_handle import NodeHandle
 from vllm_cluster.run.runtime import SYSTEM, Runtime
 from vllm_cluster.run.samples import samples
@@ -187,3 +188,29 @@ def _aged(each: _Look, now: float, seconds: float) -> HostState:
     if late <= seconds + LATE_SECONDS:
         return each.state
     return replace(each.state, problem=f"no sample for {late:.0f} s")
+
+
+INTERVAL_SECONDS = 2.0
+
+
+def dashboard(
+    inventory: Inventory,
+    show: Callable[[View], object],
+    contents: Mapping[str, Content],
+    opened: Callable[[str, int], object],
+    *,
+    port: int = 0,
+    runtime: Runtime = SYSTEM,
+) -> None:
+    """Serve the contents until it is interrupted; `show` takes each view, `opened` the URL and its port.
+
+    Raises:
+        UsageError: the port cannot be used.
+    """
+    try:
+        made = LocalPage(contents, port)
+    except OSError as error:
+        raise UsageError(f"cannot listen on 127.0.0.1:{port}: {error.strerror}", again=("--port", "0")) from None
+    with made as page:
+        opened(page.url, page.port)
+        watch(inventory, INTERVAL_SECONDS, show, runtime=runtime)

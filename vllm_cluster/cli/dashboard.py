@@ -18,7 +18,7 @@ def dashboard(inventory: InventoryPath = None, port: Port = 0, as_json: Json = F
     """Show the cluster as a page in the browser until Ctrl-C."""
     with Session(inventory, as_json=as_json) as session:
         loaded = session.load()
-        from vllm_cluster.actions.dashboard import dashboard as dashboard_action
+        from vllm_cluster.actions.watch import dashboard as dashboard_action
         from vllm_cluster.cli.render.dashboard import DashboardFeed
         from vllm_cluster.events import Event
 

@@ -1,9 +1,9 @@
-"""The served model's OpenAI-compatible API: what a request holds, and what the pieces of an answer mean."""
+"""The served model's OpenAI-compatible API: what a request may hold, and what the pieces of an answer mean."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -222,3 +222,31 @@ def _ranked(token: str, logprob: float | None, top: Sequence[Alternative], wante
 
 def _best(top: Sequence[Alternative], wanted: int) -> tuple[Alternative, ...]:
     return tuple(sorted(top, key=lambda one: -one.logprob)[:wanted])
+
+
+_REQUEST = ("post", "requestBody", "content", "application/json", "schema")
+
+
+def fields_of(openapi: Mapping[str, Any], path: str) -> frozenset[str]:
+    """Read the fields of a request to this path; none where the schema does not have it."""
+    todo, seen, fields = [_at(openapi, ("paths", path, *_REQUEST))], set[int](), set[str]()
+    while todo:
+        schema = todo.pop()
+        if not isinstance(schema, Mapping) or id(schema) in seen:
+            continue
+        seen.add(id(schema))
+        if isinstance(found := schema.get("properties"), Mapping):
+            fields |= found.keys()
+        todo += [one for kind in ("anyOf", "oneOf", "allOf") for one in _list(schema.get(kind))]
+        todo.append(_at(openapi, str(schema.get("$ref", "")).removeprefix("#/").split("/")))
+    return frozenset(fields)
+
+
+def _at(document: object, steps: Iterable[str]) -> object:
+    for step in steps:
+        document = document.get(step) if isinstance(document, Mapping) else None
+    return document
+
+
+def _list(value: object) -> list[object]:
+    return value if isinstance(value, list) else []

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.support.paths import FIXTURES
-from vllm_cluster.batch.concurrency import CEILING, START, Concurrency, Load, read_load
+from vllm_cluster.batch.runner import CEILING, START, Concurrency, Load, read_load
 
 
 def settle(batch: int, samples: int, offered: int = CEILING) -> list[int]:
@@ -31,7 +31,7 @@ def test_it_grows_only_where_all_that_is_allowed_is_open() -> None:
     assert settle(1024, 20, offered=100) == [START] * 20
 
 
-# fault: batch/concurrency.py: if waits: → if True:
+# fault: batch/runner.py: if waits: → if True:
 def test_requests_that_came_together_do_not_count_as_a_queue() -> None:
     found = Concurrency()
     for _ in range(10):

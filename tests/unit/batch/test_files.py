@@ -28,8 +28,7 @@ from vllm_cluster.batch.lines import (
 )
 from vllm_cluster.batch.problems import BatchProblem, InUse
 from vllm_cluster.batch.rows import RowFile
-from vllm_cluster.batch.source import Source
-from vllm_cluster.batch.work import BatchFiles, Work
+from vllm_cluster.batch.work import BatchFiles, Source, Work
 
 PLACE = Place(3, 7)
 
@@ -136,7 +135,7 @@ def test_empty_lines_a_byte_order_mark_and_a_missing_newline_are_accepted(tmp_pa
 
 
 def test_a_line_without_end_takes_no_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("vllm_cluster.batch.source.MAX_LINE", 100)
+    monkeypatch.setattr("vllm_cluster.batch.work.MAX_LINE", 100)
     path = tmp_path / "in.jsonl"
     path.write_bytes(b'{"a": "' + b"x" * 1000 + b'"}\n' + json.dumps(request(2)).encode()[:90] + b"\n")
     assert [(number, len(raw)) for number, raw in Source(path).lines()] == [(1, 80), (2, 88)]
