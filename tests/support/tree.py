@@ -143,7 +143,6 @@ _PROC = {
     "/proc/4242/cgroup": f"0::/system.slice/docker-{CONTAINER}.scope\n",
     "/proc/77/limits": "Max open files  1 1 files\nMax locked memory         8388608    8388608    bytes\n",
     "/sys/kernel/iommu_groups/0/type": "DMA-FQ\n",
-    "/etc/systemd/logind.conf": "[Login]\n#RemoveIPC=no\nRemoveIPC=yes\n",
     "/etc/cdi/nvidia.yaml": """cdiVersion: 0.5.0
 kind: nvidia.com/gpu
 containerEdits:

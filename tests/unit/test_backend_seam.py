@@ -24,7 +24,7 @@ LITERALS = {
     "cli/render/images.py": "the column",
     "core/log_lines.py": "the mark of lines, as users see it",
     "core/node_status.py": "the key of an earlier version",
-    "inventory/reserved.py": "variables that users may not set; what reads an inventory imports no backend",
+    "inventory/container.py": "variables that users may not set; what reads an inventory imports no backend",
     "remote/image/inspect_image.py": "what runs in an image is one file",
     "remote/image/log_excerpt.py": "what runs in an image is one file",
     "remote/image/log_tail.py": "what runs in an image is one file",

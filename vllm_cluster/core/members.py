@@ -14,7 +14,7 @@ from vllm_cluster.core.identity import cluster_id, is_of_cluster, node_of
 from vllm_cluster.core.spec import ID, ROLE, ContainerSpec
 from vllm_cluster.facts.host_facts import HostFacts
 from vllm_cluster.inventory import grammar
-from vllm_cluster.inventory.kinds import Jump, SshPort, User
+from vllm_cluster.inventory.grammar import Jump, SshPort, User
 from vllm_cluster.inventory.model import MAX_HOSTS, Host, HostSsh, Inventory
 from vllm_cluster.text import host_port, printable
 

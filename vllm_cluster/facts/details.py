@@ -11,8 +11,6 @@ class GpuHealth:
     """Output of `nvidia-smi -q` for one GPU beyond its size; the values are the driver's own texts."""
 
     uuid: str
-    pci_bus_id: str = ""
-    persistence: str = ""
     mig: str = ""
     ecc: str = ""
     ecc_uncorrected: int | None = None
@@ -50,8 +48,6 @@ class ImageDetails:
     id: str
     architecture: str
     cuda: str = ""
-    python: str = ""
-    digests: tuple[str, ...] = ()
     entrypoint: tuple[str, ...] = ()
 
 
@@ -68,11 +64,7 @@ class Details:
     open_driver: bool = False
     acs_enabled: bool | None = None
     iommu: str = ""
-    memlock: str = ""
     docker_memlock: str = ""
-    shm_bytes: int = 0
-    remove_ipc: bool = False
-    linger: bool = False
     hostname_addresses: tuple[str, ...] | None = None
     filesystems: tuple[FileSystem, ...] = ()
     revisions: Mapping[str, str] = field(default_factory=dict)

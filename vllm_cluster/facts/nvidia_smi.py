@@ -60,8 +60,6 @@ def _health(gpu: Element) -> GpuHealth:
     counts = [count for entry in errors if (count := number(entry.text)) is not None]
     return GpuHealth(
         uuid=_text(gpu, "uuid"),
-        pci_bus_id=str(gpu.get("id", ""))[:40],
-        persistence=_text(gpu, "persistence_mode"),
         mig=_text(gpu, "mig_mode/current_mig"),
         ecc=_text(gpu, "ecc_mode/current_ecc"),
         ecc_uncorrected=sum(counts) if counts else None,

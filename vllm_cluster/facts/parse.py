@@ -8,9 +8,9 @@ from dataclasses import replace
 from ipaddress import ip_interface
 from typing import Any
 
+from vllm_cluster.facts.details import Details, FileSystem
 from vllm_cluster.facts.host_facts import DockerFacts, Gid, Gpu, Hca, HostFacts, Nic
-from vllm_cluster.facts.nvidia_smi import parse_processes, parse_topology
-from vllm_cluster.facts.parse_details import details
+from vllm_cluster.facts.nvidia_smi import parse_nvlinks, parse_processes, parse_smi, parse_topology
 from vllm_cluster.facts.values import items, mapping, number, parse_json, split_fields
 
 # What the system, Ray and vLLM's own processes need of memory that GPU and processor share: this, or a tenth.
@@ -18,6 +18,8 @@ MIN_RESERVE = 8 << 30
 # How nvidia-smi reports that a GPU has no memory of its own.
 _NO_MEMORY = ("N/A", "Not Supported")
 _ROW = re.compile(r"[0-9]+,")
+# These end in commands that a person may paste.
+_MODEL = re.compile(r"\w[\w.-]*")
 _VERSION = re.compile(r"[0-9]{1,4}(\.[0-9]{1,4})+")
 
 
@@ -39,7 +41,7 @@ def facts(host: str, text: str, *, deep: bool = False) -> HostFacts:
     if "end" not in part or (deep and "whole" not in part):
         raise ValueError("the answer of the fact script breaks off")
     found = _facts(host, part)
-    return replace(found, details=details(part)) if deep else found
+    return replace(found, details=_details(part)) if deep else found
 
 
 def _facts(host: str, part: Mapping[str, str]) -> HostFacts:
@@ -182,3 +184,39 @@ def _json_lists(text: str) -> Iterator[list[Any] | None]:
     for line in (*text.splitlines(), "", "")[:2]:
         info_json = parse_json(line) if line else None
         yield info_json if isinstance(info_json, list) else ([] if line == "null" else None)
+
+
+def _details(part: Mapping[str, str]) -> Details:
+    """What the longer script printed; a section without words leaves its field unknown."""
+    gpus = parse_smi(part["smi"])
+    readable, *xids = part["xid"].splitlines() or [""]
+    asked, *resolves = part["resolves"].split() or [""]
+    acs = part["acs"].splitlines()
+    return Details(
+        cuda=gpus.cuda,
+        gpu_health=gpus.gpus,
+        nvlinks=parse_nvlinks(part["nvlink"]),
+        xids=tuple(xids) if readable == "readable" else None,
+        fabric_manager=_service(part["fabricmanager"]),
+        peermem=bool({"nvidia_peermem", "nv_peer_mem"} & set(part["driver"].split())),
+        open_driver="Open Kernel Module" in part["driver"],
+        acs_enabled=any("SrcValid+" in line for line in acs) if acs else None,
+        iommu=part["iommu"],
+        docker_memlock=part["enginelock"],
+        hostname_addresses=tuple(dict.fromkeys(resolves)) if asked == "asked" else None,
+        filesystems=tuple(_filesystems(part["filesystems"])),
+        revisions={f[0]: f[1] for f in split_fields(part["revisions"], 2) if _MODEL.fullmatch(f[0]) and f[1].isalnum()},
+        incomplete_files=tuple(part["incomplete"].splitlines()),
+        broken_symlinks=tuple(part["dangling"].splitlines()),
+    )
+
+
+def _service(text: str) -> str:
+    """A service's state as systemd calls it; empty where there is none of that name."""
+    words = dict(line.partition("=")[::2] for line in text.splitlines())
+    return "" if words.get("LoadState") == "not-found" else words.get("ActiveState", "")
+
+
+def _filesystems(text: str) -> Iterable[FileSystem]:
+    for path, kind, source, mount, total, uuid, *_ in split_fields(text, 5):
+        yield FileSystem(path, kind, source, mount, number(total) or 0, uuid)

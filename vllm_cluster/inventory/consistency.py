@@ -8,9 +8,9 @@ from typing import TypeVar
 
 from pydantic import BaseModel, ValidationError
 
+from vllm_cluster.inventory.document import Document
 from vllm_cluster.inventory.model import MAX_HOSTS, Host, Ports, SshSettings, Volume
 from vllm_cluster.inventory.problems import Loc, key_of
-from vllm_cluster.inventory.sources.yaml_file import Document
 from vllm_cluster.inventory.words import nearest, shown
 
 _Model = TypeVar("_Model", bound=BaseModel)

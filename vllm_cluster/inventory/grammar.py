@@ -6,6 +6,9 @@ import ipaddress
 import re
 import shlex
 from pathlib import Path
+from typing import Annotated
+
+from pydantic import AfterValidator, BeforeValidator, Field, PlainValidator, StrictInt, WithJsonSchema
 
 from vllm_cluster.inventory.words import shown
 from vllm_cluster.versions import VLLM_IMAGE
@@ -282,3 +285,39 @@ def volume(text: str) -> dict[str, object]:
     if len(parts) not in {2, 3} or (len(parts) == 3 and parts[2] not in {"ro", "rw"}):
         raise ValueError(f"invalid volume {shown(text)}: write /folder/on/host:/folder/in/container[:ro]")
     return {"source": parts[0], "target": parts[1], "read_only": parts[2:] == ["ro"]}
+
+
+# Value types that several keys share, with their JSON Schema.
+LocalPath = Annotated[Path, AfterValidator(local_path)]
+User = Annotated[str, AfterValidator(ssh_user)]
+Jump = Annotated[str, AfterValidator(ssh_jump)]
+SshPort = Annotated[StrictInt, Field(ge=1, le=65535)]
+Port = Annotated[StrictInt, Field(ge=1024, le=65535)]
+ContainerUser = Annotated[
+    str,
+    BeforeValidator(container_user),
+    WithJsonSchema({"anyOf": [{"type": "integer", "minimum": 0}, {"type": "string", "pattern": USER_PATTERN}]}),
+]
+Gpus = Annotated[
+    int | tuple[int | str, ...],
+    PlainValidator(gpus),
+    WithJsonSchema(
+        {
+            "anyOf": [
+                {"type": "integer", "minimum": 1, "maximum": MAX_GPUS},
+                {
+                    "type": "array",
+                    "items": {"anyOf": [{"type": "integer", "minimum": 0}, {"type": "string", "pattern": "^GPU-"}]},
+                    "minItems": 1,
+                    "maxItems": MAX_GPUS,
+                },
+            ]
+        }
+    ),
+]
+Size = Annotated[
+    StrictInt,
+    Field(ge=1 << 20, le=1 << 50),
+    BeforeValidator(size),
+    WithJsonSchema({"anyOf": [{"type": "integer"}, {"type": "string", "pattern": SIZE_PATTERN}]}),
+]

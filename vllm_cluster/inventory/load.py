@@ -7,11 +7,10 @@ from pathlib import Path
 
 from vllm_cluster.errors import InventoryError
 from vllm_cluster.inventory.consistency import check, ssh_key
+from vllm_cluster.inventory.document import Document, parse
 from vllm_cluster.inventory.find import MAX_BYTES
-from vllm_cluster.inventory.model import Host, Inventory
-from vllm_cluster.inventory.paths import resolve_paths
-from vllm_cluster.inventory.problems import as_error, file_name
-from vllm_cluster.inventory.sources.yaml_file import Document, parse
+from vllm_cluster.inventory.model import Host, HostSsh, Inventory, SecretRef, SshSettings
+from vllm_cluster.inventory.problems import Loc, as_error, file_name
 from vllm_cluster.inventory.validate import validate
 from vllm_cluster.laptop import here
 
@@ -31,7 +30,7 @@ def load_text(raw: bytes, *, path: Path | None, cwd: Path | None) -> Inventory:
     check(document)
     if inventory is None or document.problems:
         raise as_error(document.problems, file)
-    inventory = resolve_paths(inventory, path.parent if path else cwd or here(), document)
+    inventory = _with_paths(inventory, path.parent if path else cwd or here(), document)
     if document.problems:
         raise as_error(document.problems, file)
     hosts = {
@@ -56,6 +55,57 @@ def _document(raw: bytes) -> Document:
         line = raw.count(b"\n", 0, error.start) + 1
         document.add_problem((), "is not UTF-8 text: save the file as UTF-8", line)
         return document
+
+
+def _with_paths(inventory: Inventory, base: Path, document: Document) -> Inventory:
+    """The inventory with every path of this machine absolute, relative ones to its folder and ~ expanded.
+
+    What cannot be expanded is noted in the document.
+    """
+    ends = _PathResolver(base, document)
+    hosts = {
+        name: host.model_copy(update={"ssh": ends.ssh(host.ssh, ("hosts", name, "ssh"))})
+        for name, host in inventory.hosts.items()
+    }
+    return inventory.model_copy(
+        update={
+            "ssh": ends.settings(inventory.ssh),
+            "hosts": hosts,
+            "hf_token": ends.secret(inventory.hf_token, ("hf_token",)),
+            "api_key": ends.secret(inventory.api_key, ("api_key",)),
+            "secrets": {name: ends.reference(ref, ("secrets", name)) for name, ref in inventory.secrets.items()},
+        }
+    )
+
+
+class _PathResolver:
+    def __init__(self, base: Path, document: Document) -> None:
+        self.base = base
+        self.document = document
+
+    def settings(self, ssh: SshSettings) -> SshSettings:
+        update = {"config": self.path(ssh.config, ("ssh", "config"))}
+        return ssh.model_copy(update={**update, "identity": self.path(ssh.identity, ("ssh", "identity"))})
+
+    def ssh(self, ssh: HostSsh, loc: Loc) -> HostSsh:
+        return ssh.model_copy(update={"identity": self.path(ssh.identity, (*loc, "identity"))})
+
+    def secret(self, ref: SecretRef | None, loc: Loc) -> SecretRef | None:
+        return self.reference(ref, loc) if ref else None
+
+    def reference(self, ref: SecretRef, loc: Loc) -> SecretRef:
+        if ref.kind != "file":
+            return ref
+        return ref.model_copy(update={"value": str(self.path(Path(ref.value), loc))})
+
+    def path(self, path: Path | None, loc: Loc) -> Path | None:
+        if path is None:
+            return None
+        try:
+            return self.base / path.expanduser()
+        except RuntimeError:
+            self.document.add_problem(loc, "begins with ~ of a user that this machine does not know")
+            return path
 
 
 def duplicates_by_resolution(inventory: Inventory, resolve: Callable[[Host], tuple[str | int, ...]]) -> None:

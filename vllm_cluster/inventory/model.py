@@ -19,8 +19,8 @@ from pydantic import (
 from pydantic.json_schema import JsonSchemaValue, SkipJsonSchema
 from pydantic_core import CoreSchema
 
-from vllm_cluster.inventory import folders, grammar, reserved
-from vllm_cluster.inventory.kinds import ContainerUser, Gpus, Jump, LocalPath, Port, Size, SshPort, User
+from vllm_cluster.inventory import container, grammar
+from vllm_cluster.inventory.grammar import ContainerUser, Gpus, Jump, LocalPath, Port, Size, SshPort, User
 from vllm_cluster.versions import RAY, VLLM_IMAGE
 
 MAX_HOSTS = 256
@@ -175,8 +175,8 @@ class SecretRef(_Section):
 class Volume(_Section):
     """A folder of the host that the container sees too: /on/host:/in/container[:ro|rw]."""
 
-    source: Annotated[str, AfterValidator(folders.folder)]
-    target: Annotated[str, AfterValidator(folders.mount_target)]
+    source: Annotated[str, AfterValidator(container.folder)]
+    target: Annotated[str, AfterValidator(container.mount_target)]
     read_only: StrictBool = False
 
     @model_validator(mode="before")
@@ -215,14 +215,14 @@ class Inventory(_Section):
     accelerator: Literal["nvidia", "cpu"] = Field(
         "nvidia", description="nvidia takes GPUs; cpu runs vLLM's CPU engine, for rehearsals.", examples=["cpu"]
     )
-    model_cache: Annotated[str, AfterValidator(folders.mount_target)] = Field(
+    model_cache: Annotated[str, AfterValidator(container.mount_target)] = Field(
         description="Folder on the hosts for models: HF_HOME, at the same path in the container.",
         examples=["/data/huggingface"],
         json_schema_extra={"pattern": "^/"},
     )
     shm_size: Size = Field(16 << 30, description="Shared memory of a container.", examples=["16g"])
     environment: dict[
-        Annotated[str, AfterValidator(grammar.variable_name), AfterValidator(reserved.refuse)],
+        Annotated[str, AfterValidator(grammar.variable_name), AfterValidator(container.refuse)],
         Annotated[str, AfterValidator(grammar.variable_value)],
     ] = Field(
         {},
@@ -244,7 +244,7 @@ class Inventory(_Section):
         examples=["env:VLLM_API_KEY"],
     )
     secrets: dict[
-        Annotated[str, AfterValidator(grammar.variable_name), AfterValidator(reserved.refuse_secret)], SecretRef
+        Annotated[str, AfterValidator(grammar.variable_name), AfterValidator(container.refuse_secret)], SecretRef
     ] = Field(
         {},
         description="Environment variables of vLLM that are secrets, each with where its value is, in the same form.",

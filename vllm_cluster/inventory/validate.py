@@ -7,9 +7,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
+from vllm_cluster.inventory.document import Document
 from vllm_cluster.inventory.model import SECTIONS, Inventory, Section
 from vllm_cluster.inventory.problems import Loc, key_of
-from vllm_cluster.inventory.sources.yaml_file import Document
 from vllm_cluster.inventory.words import nearest, shown
 
 # Keys that people bring from elsewhere, and the keys of this file for them.

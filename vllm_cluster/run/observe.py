@@ -111,7 +111,5 @@ def _image(config: Mapping[str, Any] | None) -> ImageDetails | None:
         id=str(config["Id"]),
         architecture=str(config.get("Architecture", "")),
         cuda=variables.get("CUDA_VERSION", ""),
-        python=variables.get("PYTHON_VERSION", ""),
-        digests=tuple(map(str, config.get("RepoDigests") or ())),
         entrypoint=tuple(map(str, inner.get("Entrypoint") or ())),
     )

@@ -267,7 +267,7 @@ FINE = ["/srv/models", "/opt/models", "/var/lib/models", "/tmp/models", "/mnt", 
 FINE += ["/usr/share/models", "/opt/vcluster2", "/run/models", "/root"]
 
 
-# fault: inventory/folders.py: _SYSTEM.fullmatch(real) or _within → _within
+# fault: inventory/container.py: _SYSTEM.fullmatch(real) or _within → _within
 @pytest.mark.parametrize("path", SYSTEM + OURS)
 def test_a_folder_of_the_system_is_not_mounted_over(path: str) -> None:
     what = "is vcluster's own" if path in OURS else "belongs to the container's system"

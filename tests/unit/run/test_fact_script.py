@@ -64,12 +64,7 @@ def test_its_details(tmp_path: Path) -> None:
     assert details.xids is not None
     assert [line.partition("NVRM: ")[2][:4] for line in details.xids] == ["Xid "]
     assert (details.fabric_manager, details.peermem, details.open_driver) == ("failed", True, True)
-    assert (details.acs_enabled, details.iommu, details.docker_memlock, details.remove_ipc) == (
-        True,
-        "DMA-FQ",
-        "8388608",
-        True,
-    )
+    assert (details.acs_enabled, details.iommu, details.docker_memlock) == (True, "DMA-FQ", "8388608")
     assert details.hostname_addresses == ("127.0.1.1",)
     assert details.revisions == {"meta--llama": "0123abc"}
     assert [Path(path).name for path in (*details.incomplete_files, *details.broken_symlinks)] == [

@@ -24,18 +24,10 @@ section acs
 ls /sys/class/infiniband/* >/dev/null 2>&1 && limit 5 lspci -vvv 2>/dev/null | grep -o 'ACSCtl:.*' | head -n 100
 section iommu
 line /sys/kernel/iommu_groups/0/type
-section memlock
-ulimit -l
 section enginelock
 for pid in $(pgrep -o -x dockerd 2>/dev/null || pidof dockerd 2>/dev/null); do
   awk '/^Max locked memory/ { print $4 }' "/proc/$pid/limits" 2>/dev/null
 done | head -n 1
-section shm
-df -Pk /dev/shm 2>/dev/null | awk 'NR == 2 { printf "%.0f", $2 * 1024 }'
-section removeipc
-grep -hsE '^ *RemoveIPC *=' /etc/systemd/logind.conf /etc/systemd/logind.conf.d/*.conf | tail -n 1
-section linger
-[ -e "/var/lib/systemd/linger/$(id -un)" ] && echo yes
 section resolves
 # "None" and "unknown" differ: 124 is a name server that does not answer.
 if command -v getent >/dev/null 2>&1; then

@@ -1,1 +1,0 @@
-"""Where an inventory is read from."""
