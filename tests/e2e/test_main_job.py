@@ -14,7 +14,7 @@ from tests.support.endpoint import MODEL, PROMPT, TOKENS, alone, complete, statu
 from tests.support.figures import record
 from tests.support.hosts import Sandbox
 from tests.support.paths import ROOT, VCLUSTER
-from vllm_cluster.remote.node.phases import STEPS
+from vllm_cluster.remote.node.movement import STEPS
 
 pytestmark = pytest.mark.e2e
 
@@ -28,7 +28,6 @@ def test_plan_changes_nothing_and_its_exit_code_shows_changes(cluster: Sandbox) 
     assert [op["host"] for op in stages["head"]] == ["gpu1"]
     assert [op["host"] for op in stages["workers"]] == ["gpu2"]
     assert {host: cluster.docker(host, "ps", "-aq") for host in ("gpu1", "gpu2")} == before
-    assert cluster.vcluster("up", "--dry-run").ok().out == cluster.vcluster("plan").ok().out
 
 
 @pytest.mark.cluster("fresh", leaves="up")

@@ -22,7 +22,7 @@ from vllm_cluster.core.images import node_image_name
 from vllm_cluster.core.members import recorded
 from vllm_cluster.core.spec import BASE_IMAGE
 from vllm_cluster.facts import parse
-from vllm_cluster.run.node_files import digest, node_files
+from vllm_cluster.run.node_program import digest, node_files
 
 ROUND_TRIP = 0.1
 IMAGE = "vllm/vllm-openai:v0.33.0"

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from tests.property.hostile import attack, batches, hostile, many, shown_by
 from tests.support.depth import cases
+from vllm_cluster.actions.ask_head import Endpoint
 from vllm_cluster.actions.endpoint import ClientEndpoint
-from vllm_cluster.actions.request_phases import Endpoint
 from vllm_cluster.cli.render.endpoint import curl_line, show_clients
 from vllm_cluster.core.node_status import ServeStatus, UnreadableStatus, parse_status
 from vllm_cluster.run.detached import Detached

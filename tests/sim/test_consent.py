@@ -260,7 +260,7 @@ def meanwhile(world: World, inventory: Inventory, *others: lab.Verb) -> Script:
     return script
 
 
-# fault: actions/phases.py: if not state.consent.covers(state.stops()): → if not state:
+# fault: actions/up.py: if consent.covers(_stops(seen, fleet)): → if seen:
 @pytest.mark.promise("P35")
 @pytest.mark.parametrize(("answers", "code"), [((None,), 3), ((False,), 1), ((True,), 0)])
 def test_up_asks_again_where_its_plan_stops_more_than_was_confirmed(

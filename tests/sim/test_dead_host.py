@@ -62,8 +62,8 @@ def test_without_the_head_there_is_no_plan(world: World) -> None:
     assert (planned.plan, list(planned.lost.failures)) == (None, ["gpu1"])
 
 
-# fault: actions/check.py: .plus(look_inside(state.fleet, state.inventory, state.facts, state.emit, leave=known)) →
-# fault: actions/check.py: failures=failures).plus(_lost(failures)) → failures=failures)
+# fault: actions/check.py: findings += look_inside(fleet, inventory, facts, emit, leave=known) → pass
+# fault: actions/check.py: [*_lost(failures), *check_all( → [*check_all(
 @pytest.mark.parametrize("dead", ["gpu1", "gpu3"])
 def test_check_reports_the_hosts_that_answer(world: World, dead: str, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[list[str]] = []

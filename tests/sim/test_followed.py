@@ -99,7 +99,7 @@ def test_a_plan_that_changes_only_what_a_failure_goes_back_to_stops_nothing(worl
         assert made.stops.served is None
 
 
-# fault: actions/follow.py: self._number = serve_request.current_number( → serve_request.current_number(
+# fault: actions/follow.py: self._number = _current_number( → _current_number(
 @pytest.mark.promise("P33")
 def test_serve_is_followed_while_another_run_changes_what_a_failure_goes_back_to(world: World) -> None:
     ended: list[lab.Outcome] = []
@@ -157,7 +157,7 @@ def test_a_load_that_fails_while_up_runs_is_not_tried_again() -> None:
         assert results.count("failed") == 1
 
 
-# fault: core/followed.py: if raw is not None and not _object(raw): → if False:
+# fault: core/request.py: if raw is not None and not _object(raw): → if False:
 @pytest.mark.promise("P33")
 @pytest.mark.parametrize("raw", [b"", b"{", b'{"v": 1, "epoch": 2, "serve": {"mod'])
 def test_what_the_head_took_follows_where_a_power_cut_broke_the_request(world: World, raw: bytes) -> None:

@@ -12,11 +12,13 @@ from tests.support.models import configs
 from tests.support.sim import lab, make
 from tests.support.sim.lab import Outcome
 from tests.support.sim.world import World
-from vllm_cluster.actions import phases, serve, serve_pull
+from vllm_cluster.actions import ask_head, serve, serve_pull
 from vllm_cluster.core.pull import Held, HubFile, HubModel
 from vllm_cluster.core.pull import make as plan_of
 from vllm_cluster.errors import HostError, PreflightFailed, Unreachable
 from vllm_cluster.events import Event
+from vllm_cluster.inventory.model import Inventory
+from vllm_cluster.run.connection import Fleet
 
 INVENTORY = make.inventory(2)
 LACKS = {"where": "hub", "weights": 10**9, "missing": 10**9, "free": 10**12}
@@ -159,16 +161,20 @@ def test_a_hub_that_does_not_answer_is_reported_and_serve_continues(
 
 
 def test_after_a_pull_nothing_may_be_changed_without_the_lease(world: World, hub: None, brought: list[str]) -> None:
-    allowed: list[bool] = []
-    before = phases.lock
+    allowed, fleets = list[bool](), list[Fleet]()
+    write, pull_first = ask_head.ask_head, serve_pull.PullFirst
 
-    def lock(state: Any) -> Any:
-        allowed.extend(connection.may_change for connection in state.fleet.connections.values())
-        return before(state)
+    def first(inventory: Inventory, fleet: Fleet, *rest: Any) -> Any:
+        fleets.append(fleet)
+        return pull_first(inventory, fleet, *rest)
 
-    steps = tuple(lock if step is before else step for step in serve.SERVE)
+    def asked(*arguments: Any, **more: Any) -> int:
+        allowed.extend(connection.may_change for connection in fleets[0].connections.values())
+        return write(*arguments, **more)
+
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(serve, "SERVE", steps)
+        patch.setattr(serve, "PullFirst", first)
+        patch.setattr(serve, "ask_head", asked)
         outcome, _ = ask(world, None)
     assert outcome.error is None and brought and allowed == [False, False]
 

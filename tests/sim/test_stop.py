@@ -62,7 +62,7 @@ def no_hf_token(_world: World, _inventory: Inventory) -> Inventory:
     return make.inventory(2, hf_token="env:NOT_SET_ANYWHERE")
 
 
-# fault: actions/stop.py: [state.inventory.head_name], →
+# fault: actions/stop.py: connect_all(inventory, emit, [inventory.head_name], → connect_all(inventory, emit,
 @pytest.mark.promise("P37")
 @pytest.mark.parametrize(
     "case", [unreachable_worker, worker_without_docker, fewer_gpus_than_promised, no_hf_token], ids=lambda c: c.__name__

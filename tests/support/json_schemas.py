@@ -37,7 +37,7 @@ from vllm_cluster.facts.host_facts import HostFacts
 from vllm_cluster.facts.models import CachedModel
 from vllm_cluster.fit.layouts import GpuPool, Layout
 from vllm_cluster.run import allreduce
-from vllm_cluster.run.audit import AuditEntry
+from vllm_cluster.run.history import AuditEntry
 
 FOLDER = Path(__file__).parents[2] / "docs" / "reference" / "json"
 Schema = dict[str, Any]

@@ -8,14 +8,13 @@ from dataclasses import dataclass
 
 from vllm_cluster.checks.finding import Finding, merged
 from vllm_cluster.checks.registry import engine_problem, preflight
-from vllm_cluster.core.desired import Inputs, desired
+from vllm_cluster.core.desired import Inputs, desired, settled
 from vllm_cluster.core.diff import diff
 from vllm_cluster.core.gpus import why_chosen
 from vllm_cluster.core.identity import cluster_id, node_of
 from vllm_cluster.core.kept import kept_secrets
 from vllm_cluster.core.members import NONE_NAMED, Named
 from vllm_cluster.core.plan import Plan
-from vllm_cluster.core.settled import settled
 from vllm_cluster.core.spec import ContainerSpec
 from vllm_cluster.errors import InventoryError, PreflightFailed, UsageError, VclusterError, combine
 from vllm_cluster.events import Emit, Event
@@ -24,7 +23,7 @@ from vllm_cluster.inventory.model import Inventory
 from vllm_cluster.run.connection import Fleet
 from vllm_cluster.run.host_images import with_contents
 from vllm_cluster.run.members import membership
-from vllm_cluster.run.node_files import digest, node_files
+from vllm_cluster.run.node_program import digest, node_files
 from vllm_cluster.run.observe import observe, usable
 from vllm_cluster.run.runtime import SYSTEM, Runtime
 from vllm_cluster.run.secret_files import read_kept

@@ -19,11 +19,10 @@ from typing import Any
 from vllm_cluster import __version__
 from vllm_cluster.backends import backend
 from vllm_cluster.checks.registry import engine_problem, preflight
-from vllm_cluster.core.desired import Inputs, desired
+from vllm_cluster.core.desired import Inputs, desired, settled
 from vllm_cluster.core.diff import diff
 from vllm_cluster.core.identity import cluster_id
 from vllm_cluster.core.kept import kept_secrets
-from vllm_cluster.core.settled import settled
 from vllm_cluster.core.spec import LABEL, SPEC, stored_spec
 from vllm_cluster.debug_log import inventory_key, kept
 from vllm_cluster.errors import UsageError, VclusterError
@@ -35,8 +34,8 @@ from vllm_cluster.inventory.model import Inventory
 from vllm_cluster.laptop import cache_folder
 from vllm_cluster.run.connection import Fleet, HostConnection
 from vllm_cluster.run.logs import Log, collect, sources
-from vllm_cluster.run.node_files import digest, node_files
 from vllm_cluster.run.node_handle import NodeHandle
+from vllm_cluster.run.node_program import digest, node_files
 from vllm_cluster.run.observe import observe
 from vllm_cluster.run.runtime import SYSTEM, Runtime
 from vllm_cluster.run.secrets import read, references

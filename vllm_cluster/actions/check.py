@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
-from vllm_cluster.actions import phases
 from vllm_cluster.actions.assess import note_gpus, reached
 from vllm_cluster.checks.finding import Finding
 from vllm_cluster.checks.network import endpoint
@@ -57,80 +56,30 @@ def check(inventory: Inventory, emit: Emit, *, deep: bool = False, runtime: Runt
         VclusterError: no host can be reached, or one cannot be looked at.
     """
     began = runtime.clock.monotonic()
-    done = phases.run(CHECK, CheckState(inventory=inventory, emit=emit, runtime=runtime, deep=deep))
-    findings = sorted(done.findings, key=lambda finding: not finding.error)
+    with reached(inventory, emit, runtime=runtime) as (fleet, failures):
+        fleet.without_lease()
+        there = [name for name in fleet.names if name not in failures]
+        emit(Event("phase", f"inspecting {count(len(there), 'host')}"))
+        facts = fleet.all(lambda connection: observe(inventory, connection, deep=True), there)
+        note_gpus(inventory, facts, emit)
+        facts = with_contents(inventory, fleet, facts)
+        findings = [*_lost(failures), *check_all(inventory, facts)]
+        # Not where something is known to be wrong with a host: Docker would only report that again.
+        known = {finding.host for finding in findings if finding.error}
+        findings += look_inside(fleet, inventory, facts, emit, leave=known)
+        broken = any(finding.error for finding in findings)
+        findings += _endpoint(inventory, fleet, facts)
+        of_links, skipped = run_link_test(fleet, inventory, facts, emit)
+        findings += of_links
+        not_checked, tried = [*unseen(inventory, facts), *skipped], None
+        if deep and broken:
+            not_checked.append(NotChecked(inventory.head_name, "all-reduce test", "fix the errors above first"))
+        elif deep:
+            tried = run_allreduce(fleet, inventory, facts, emit)
+            findings += _explained(tried)
+    findings.sort(key=lambda finding: not finding.error)
     seconds = runtime.clock.monotonic() - began
-    return CheckReport(tuple(findings), done.not_checked, tuple(done.facts), seconds, done.tried)
-
-
-@dataclass(frozen=True, kw_only=True)
-class CheckState(phases.VerbState):
-    """What the phases of `check` know: what was found so far, and what could not be checked."""
-
-    deep: bool
-    failures: Mapping[str, VclusterError] = phases.LATER
-    facts: Mapping[str, HostFacts] = phases.LATER
-    findings: tuple[Finding, ...] = ()
-    not_checked: tuple[NotChecked, ...] = ()
-    # Whether something is wrong with a host: then no ranks are started.
-    broken: bool = False
-    tried: AllReduceReport | None = None
-
-    def plus(self, findings: Iterable[Finding], skipped: Iterable[NotChecked] = ()) -> CheckState:
-        """The state with these too."""
-        return replace(self, findings=(*self.findings, *findings), not_checked=(*self.not_checked, *skipped))
-
-
-def connect(state: CheckState) -> CheckState:
-    """Connect to the hosts; one that cannot be reached is a finding."""
-    fleet, failures = state.opened.enter_context(reached(state.inventory, state.emit, runtime=state.runtime))
-    fleet.without_lease()
-    return replace(state, fleet=fleet, failures=failures).plus(_lost(failures))
-
-
-def look(state: CheckState) -> CheckState:
-    """Look at every host."""
-    there = [name for name in state.fleet.names if name not in state.failures]
-    state.emit(Event("phase", f"inspecting {count(len(there), 'host')}"))
-    facts = state.fleet.all(lambda connection: observe(state.inventory, connection, deep=True), there)
-    note_gpus(state.inventory, facts, state.emit)
-    return replace(state, facts=with_contents(state.inventory, state.fleet, facts))
-
-
-def judge(state: CheckState) -> CheckState:
-    """Find the known problems of the hosts."""
-    return state.plus(check_all(state.inventory, state.facts), unseen(state.inventory, state.facts))
-
-
-def look_into_image(state: CheckState) -> CheckState:
-    """Look into the image, where nothing is known to be wrong with a host: Docker would only report that again."""
-    known = {finding.host for finding in state.findings if finding.error}
-    seen = state.plus(look_inside(state.fleet, state.inventory, state.facts, state.emit, leave=known))
-    return replace(seen, broken=any(finding.error for finding in seen.findings))
-
-
-def try_port(state: CheckState) -> CheckState:
-    """Find out whether `serve` would find its port taken."""
-    return state.plus(_endpoint(state.inventory, state.fleet, state.facts))
-
-
-def measure_links(state: CheckState) -> CheckState:
-    """Measure every host's links to the others."""
-    return state.plus(*run_link_test(state.fleet, state.inventory, state.facts, state.emit))
-
-
-def reduce_over_ranks(state: CheckState) -> CheckState:
-    """Run an all-reduce over all ranks, where that was asked for and could succeed."""
-    if not state.deep:
-        return state
-    if state.broken:
-        why = "fix the errors above first"
-        return state.plus((), [NotChecked(state.inventory.head_name, "all-reduce test", why)])
-    tried = run_allreduce(state.fleet, state.inventory, state.facts, state.emit)
-    return replace(state, tried=tried).plus(_explained(tried))
-
-
-CHECK = (connect, look, judge, look_into_image, try_port, measure_links, reduce_over_ranks)
+    return CheckReport(tuple(findings), tuple(not_checked), tuple(facts), seconds, tried)
 
 
 def _lost(failures: Mapping[str, VclusterError]) -> Iterator[Finding]:

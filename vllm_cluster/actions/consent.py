@@ -7,10 +7,9 @@ from dataclasses import dataclass, field, replace
 
 from vllm_cluster.actions.batches import batches_on, has_batches
 from vllm_cluster.core import request
-from vllm_cluster.core.change import FieldChange
 from vllm_cluster.core.node_status import ServeStatus, UnreadableStatus
 from vllm_cluster.core.plan import MoveHead, Plan, RecordMembers, RemoveContainer, RestartNode
-from vllm_cluster.core.spec import CLUSTER, HEAD_ADDRESS, ROLE, node_name, stored_spec
+from vllm_cluster.core.spec import CLUSTER, HEAD_ADDRESS, ROLE, FieldChange, node_name, stored_spec
 from vllm_cluster.errors import Aborted, ConnectionLost, HostError, PreflightFailed, UsageError
 from vllm_cluster.facts.host_facts import Container, HostFacts
 from vllm_cluster.run.connection import Fleet

@@ -9,7 +9,7 @@ from vllm_cluster.errors import UsageError, VclusterError
 from vllm_cluster.inventory.model import Inventory
 from vllm_cluster.run.connection import Fleet, HostConnection, ssh_line
 from vllm_cluster.run.node_exec import NodeCommand
-from vllm_cluster.run.open_node import open_node
+from vllm_cluster.run.node_handle import open_node
 from vllm_cluster.run.runtime import SYSTEM, Runtime
 
 __all__ = ["NodeCommand", "command_on", "exec_all", "ssh_command"]

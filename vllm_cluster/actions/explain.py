@@ -34,8 +34,8 @@ from vllm_cluster.facts.host_facts import HostFacts
 from vllm_cluster.inventory.model import Inventory
 from vllm_cluster.run.connection import Fleet, HostConnection
 from vllm_cluster.run.history import restarts
-from vllm_cluster.run.logs import Log, collect, connect_and_observe, sources
-from vllm_cluster.run.node_handle import NodeHandle
+from vllm_cluster.run.logs import Log, collect, sources
+from vllm_cluster.run.node_handle import NodeHandle, connect_and_observe
 from vllm_cluster.run.runtime import SYSTEM, Runtime
 from vllm_cluster.text import count, redact
 

@@ -9,25 +9,24 @@ from typing import Any
 
 from vllm_cluster.actions.explain import add_cause
 from vllm_cluster.core import request
-from vllm_cluster.core.log_lines import SECOND, VLLM, split_source
 from vllm_cluster.core.node_status import ServeFailure, ServeStatus
 from vllm_cluster.core.spec import node_name
-from vllm_cluster.docker.log_frames import LogFrames, Position
 from vllm_cluster.errors import HostError, Interrupted, Replaced, VclusterError
 from vllm_cluster.events import Emit, Event
 from vllm_cluster.inventory.model import Inventory
-from vllm_cluster.run import serve_request
 from vllm_cluster.run.barrier import refuse_failing
 from vllm_cluster.run.connection import Fleet
+from vllm_cluster.run.history import last_other
 from vllm_cluster.run.node_handle import NodeHandle, NodeState
 
 POLL = 0.3
 # The node program looks at what is wanted several times a second; silence for this long means it does not.
 PICKUP_SECONDS = 30.0
+# Who has just written the request writes the history right after.
+AUDIT_LOOKS, AUDIT_POLL = 5, 0.3
 # A start that moves is followed for as long as it takes; these phases do not move by themselves.
 IDLE_PHASES = ("waiting", "backoff", "stopping", "hung", "unknown")
 IDLE_SECONDS = 300.0
-LOG_SECONDS, LOG_READ_SECONDS = 1.0, 60.0
 # What does not change is shown again so often: importing is silent for half a minute.
 BEAT_SECONDS = 5.0
 
@@ -43,7 +42,7 @@ def continues_on_interrupt(cluster: str, served: str) -> Iterator[None]:
 
 
 class Follower:
-    """Shows how far one request is; `log` shows the lines that vLLM prints on the head meanwhile, too."""
+    """Shows how far one request is."""
 
     def __init__(
         self,
@@ -53,7 +52,6 @@ class Follower:
         emit: Emit,
         *,
         asked: Mapping[str, Any],
-        log: bool = False,
     ) -> None:
         self._fleet, self._inventory, self._number, self._emit = fleet, inventory, number, emit
         self._asked = asked
@@ -64,7 +62,6 @@ class Follower:
         self._beat = self._after(BEAT_SECONDS)
         self._error: VclusterError | None = None
         self._ended: dict[str, int] = {}
-        self._log = VllmLog(self._node, emit) if log else None
 
     def follow(self) -> None:
         """Show each change until the model has answered.
@@ -77,8 +74,6 @@ class Follower:
             node = self._node.state()
             refuse_failing(self._head.name, node, self._ended)
             serving = node.serving
-            if self._log:
-                self._log.show()
             if serving is None or serving.request != self._number:
                 self._await_pickup(node)
             elif self._see(serving):
@@ -86,7 +81,7 @@ class Follower:
             self._fleet.runtime.clock.sleep(POLL)
 
     def _await_pickup(self, node: NodeState) -> None:
-        self._number = serve_request.current_number(self._node, self._number, self._asked["generation"])
+        self._number = _current_number(self._node, self._number, self._asked["generation"])
         if node.status and node.status.role == "worker":
             text = f"{self._head.name}: serve: another run moved the head to another host"
             raise Replaced(text, hint="vcluster status")
@@ -139,37 +134,6 @@ class Follower:
             raise HostError(self._head.name, f"{text}; the request is kept and is served once this ends", hint=hint)
 
 
-class VllmLog:
-    """The lines that vLLM prints on the head from now on."""
-
-    def __init__(self, node: NodeHandle, emit: Emit) -> None:
-        self._head, self._container, self._emit = node.connection, node.name, emit
-        self._since = int((node.connection.engine.now or 0.0) * SECOND)
-        self._position = Position()
-        self._due = node.connection.runtime.after(0)
-
-    def show(self) -> None:
-        """Pass on what is new, about once a second.
-
-        Raises:
-            HostError: the log cannot be read.
-        """
-        if self._due.left() > 0:
-            return
-        since, frames = self._position.resume() or self._since, LogFrames()
-        with self._head.engine.streams.log(self._container, since=since, seconds=LOG_READ_SECONDS) as pieces:
-            for piece in pieces:
-                try:
-                    lines = self._position.fresh(frames.feed(piece))
-                except ValueError as error:
-                    raise HostError(self._head.name, f"serve: Docker's log cannot be read: {error}") from error
-                for _, raw in lines:
-                    source, text = split_source(raw)
-                    if source == VLLM:
-                        self._emit(Event("log", text.decode("utf-8", "replace"), self._head.name))
-        self._due = self._head.runtime.after(LOG_SECONDS)
-
-
 def _whole(serving: ServeStatus) -> ServeFailure | None:
     """Its first failure, and why it is not started again where that is another reason."""
     first, last = serving.first_failure, serving.failure
@@ -203,3 +167,26 @@ def _failure(fleet: Fleet, inventory: Inventory, asked: Mapping[str, Any], found
     )
     last_words = "\n" + "\n".join(found.lines[-30:])
     return add_cause(error, fleet, inventory, last_words, model=str(asked["model"]))
+
+
+def _current_number(node: NodeHandle, number: int, generation: str) -> int:
+    """The number that a request has now: it gets another where only what is served in its place has changed.
+
+    Raises:
+        Replaced: another one was written since; with who asked for what, and when.
+    """
+    raw = node.read(request.FILE)
+    if raw is None or request.number(raw) <= number:
+        return number
+    if (request.asked(raw) or {}).get("generation") == generation:
+        return request.number(raw)
+    other = last_other(node)
+    for _ in range(AUDIT_LOOKS):
+        if other:
+            break
+        node.connection.runtime.clock.sleep(AUDIT_POLL)
+        other = last_other(node)
+    raise Replaced(
+        f"{node.host}: serve: superseded by another request: {other or 'the history does not name it'}",
+        hint="vcluster status",
+    )

@@ -8,8 +8,7 @@ from contextlib import contextmanager
 from vllm_cluster.actions.assess import ensure_no_errors
 from vllm_cluster.checks.docker import foreign
 from vllm_cluster.core.identity import node_of
-from vllm_cluster.core.kept import kept_secrets
-from vllm_cluster.core.key_file import parse_key_file
+from vllm_cluster.core.kept import kept_secrets, parse_key_file
 from vllm_cluster.core.node_status import ServeStatus
 from vllm_cluster.errors import NodeMissing, PreflightFailed
 from vllm_cluster.inventory.model import Inventory

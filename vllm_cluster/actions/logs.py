@@ -7,8 +7,7 @@ from contextlib import contextmanager
 from functools import partial
 
 from vllm_cluster.actions.assess import require_name
-from vllm_cluster.core.last_lines import LastLines
-from vllm_cluster.core.log_lines import Line, LogRequest
+from vllm_cluster.core.log_lines import LastLines, Line, LogRequest
 from vllm_cluster.errors import VclusterError, combine
 from vllm_cluster.events import Emit
 from vllm_cluster.explain.error_lines import ErrorLines

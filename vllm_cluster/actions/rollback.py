@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
 from typing import Any
 
-from vllm_cluster.actions import phases
+from vllm_cluster.actions.ask_head import Endpoint, ask_head, follow, look_up
+from vllm_cluster.actions.assess import connect_all
 from vllm_cluster.actions.consent import Confirm, Consent
-from vllm_cluster.actions.request_phases import ASK, Endpoint, RequestState, connect, follow, observe
 from vllm_cluster.core import request
-from vllm_cluster.core.followed import ChangedCluster
-from vllm_cluster.core.followed import follow as follow_change
 from vllm_cluster.errors import PreflightFailed
-from vllm_cluster.events import Emit
+from vllm_cluster.events import Emit, Event
 from vllm_cluster.inventory.model import Inventory
 from vllm_cluster.run import serve_request
 from vllm_cluster.run.history import ready_requests
@@ -34,38 +31,19 @@ def rollback(
         PreflightFailed: the cluster is not up, there is nothing to go back to, or it needs more GPUs than there are.
         HostError: as `serve`.
     """
-    state = RollbackState(
-        inventory=inventory,
-        emit=emit,
-        runtime=runtime,
-        verb="rollback",
-        entry="rollback to",
-        consent=Consent(confirm, inventory.cluster),
-        wait=wait,
-    )
-    wanted = phases.run(ROLLBACK, state).wanted
+    consent = Consent(confirm, inventory.cluster)
+    with connect_all(inventory, emit, runtime=runtime) as fleet:
+        gpus = look_up(inventory, fleet, emit).plan.gpus
+        node = NodeHandle(fleet.connections[inventory.head_name], inventory.cluster)
+        wanted = _before(node, inventory, gpus)
+        then, names = f" and serve {wanted['name']} again", fleet.addresses
+        number = ask_head(
+            node, wanted, emit, verb="rollback", entry="rollback to", consent=consent, names=names, then=then, wait=wait
+        )
+        emit(Event("phase", f"serving {wanted['name']} again"))
+        follow(fleet, inventory, number, wanted, emit)
     port = int(wanted.get("port", inventory.ports.api))
     return Endpoint(str(wanted["name"]), str(wanted["host"]), inventory.head_name, port)
-
-
-@dataclass(frozen=True, kw_only=True)
-class RollbackState(RequestState):
-    """What the phases of `rollback` know."""
-
-    wanted: Mapping[str, Any] = phases.LATER
-
-    def title(self) -> str:
-        """What is followed."""
-        return f"serving {self.wanted['name']} again"
-
-
-def find_earlier(state: RollbackState) -> RollbackState:
-    """Find the last request that was ready before, and fit it to the hosts as they are."""
-    wanted = _before(state.node, state.inventory, state.seen.plan.gpus)
-    return replace(state, wanted=wanted, then=f" and serve {wanted['name']} again")
-
-
-ROLLBACK = (connect, observe, find_earlier, *ASK, follow)
 
 
 def _before(node: NodeHandle, inventory: Inventory, gpus: Mapping[str, int]) -> dict[str, Any]:
@@ -86,7 +64,7 @@ def _fitted(inventory: Inventory, found: Mapping[str, Any], gpus: Mapping[str, i
     address = inventory.hosts[inventory.head_name].address
     here = _LOOPBACK if asked["host"] == _LOOPBACK else address
     names = {host.address: name for name, host in inventory.hosts.items()}
-    followed = follow_change(request.written(asked, None), ChangedCluster(gpus, (asked["host"], here), names))
+    followed = request.follow(request.written(asked, None), request.ChangedCluster(gpus, (asked["host"], here), names))
     if followed is None:
         return {**asked, "nodes": dict(gpus)}
     serve: dict[str, Any] | None = json.loads(followed.content)["serve"]

@@ -9,8 +9,7 @@ from vllm_cluster.actions.tunnel import address_of
 from vllm_cluster.checks.docker import foreign
 from vllm_cluster.core.desired import CODE_FOLDER, SECRETS_FOLDER
 from vllm_cluster.core.identity import Owner, cluster_id, node_of
-from vllm_cluster.core.kept import Holder, holders
-from vllm_cluster.core.key_file import KeyFile, parse_key_file
+from vllm_cluster.core.kept import Holder, KeyFile, holders, parse_key_file
 from vllm_cluster.core.spec import Mount
 from vllm_cluster.docker.container_body import volume_writer_body
 from vllm_cluster.docker.temporary import temporary_container
@@ -19,8 +18,8 @@ from vllm_cluster.events import Emit, Event, waiting
 from vllm_cluster.facts.host_facts import HostFacts
 from vllm_cluster.inventory.model import Inventory
 from vllm_cluster.run.api_client import Broken, get
-from vllm_cluster.run.audit import record
 from vllm_cluster.run.connection import HostConnection
+from vllm_cluster.run.history import record
 from vllm_cluster.run.lease import Lease
 from vllm_cluster.run.node_handle import NodeHandle
 from vllm_cluster.run.observe import observe

@@ -15,8 +15,8 @@ from vllm_cluster.errors import CommandFailed, ConnectionLost, HostError, ShellU
 from vllm_cluster.events import Emit, Event
 from vllm_cluster.facts.host_facts import HostFacts
 from vllm_cluster.inventory.model import Inventory
-from vllm_cluster.run.audit import AuditEntry, last_change
 from vllm_cluster.run.connection import Fleet, HostConnection
+from vllm_cluster.run.history import AuditEntry, last_change
 from vllm_cluster.run.node_handle import NodeHandle
 from vllm_cluster.run.observe import observe
 from vllm_cluster.run.runtime import SYSTEM, Runtime

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
-from vllm_cluster.actions import phases
+from vllm_cluster.actions.ask_head import ask_head
 from vllm_cluster.actions.assess import connect_all, ensure_no_errors
 from vllm_cluster.actions.consent import Confirm, Consent
-from vllm_cluster.actions.request_phases import ASK, RequestState
 from vllm_cluster.checks.docker import engine_problem, foreign
 from vllm_cluster.core.node_status import ServeStatus
 from vllm_cluster.core.spec import CLUSTER, HEAD_ADDRESS, ROLE, node_name
@@ -33,60 +32,32 @@ def stop(inventory: Inventory, emit: Emit, *, confirm: Confirm, wait: float = 0.
         Aborted, UsageError: the stop of what is served was not confirmed.
         PreflightFailed: the head's Docker cannot be used, or the node there is not this cluster's head.
     """
-    state = StopState(
-        inventory=inventory,
-        emit=emit,
-        runtime=runtime,
-        verb="stop",
-        entry="stop",
-        consent=Consent(confirm, inventory.cluster),
-        wait=wait,
-    )
-    return not phases.run(STOP, state, report=_report).idle
+    consent = Consent(confirm, inventory.cluster)
+    with connect_all(inventory, emit, [inventory.head_name], runtime=runtime) as fleet:
+        node = NodeHandle(fleet.connections[inventory.head_name], inventory.cluster)
+        container = _head_container(inventory, observe(inventory, node.connection))
+        runs = container is not None and container.state == "running"
+        serving = node.state().serving if runs else None
+        stops = container is not None and (serving is not None or _requested(node))
+        if stops:
+            names = fleet.addresses
+            ask_head(node, None, emit, verb="stop", consent=consent, names=names, wait=wait)
+            emit(Event("phase", "stopping"))
+            if runs:
+                _await_exit(node)
+        text = _stopped(node, serving) if stops else "No model is being served."
+        emit(Event("result", text, data={"stopped": stops}))
+    return stops
 
 
-@dataclass(frozen=True, kw_only=True)
-class StopState(RequestState):
-    """What the phases of `stop` know: whether the head's node runs, and what it serves."""
-
-    runs: bool = False
-    serving: ServeStatus | None = None
-
-
-def connect_head(state: StopState) -> StopState:
-    """Connect to the head."""
-    opened = connect_all(state.inventory, state.emit, [state.inventory.head_name], runtime=state.runtime)
-    return replace(state, fleet=state.opened.enter_context(opened))
-
-
-def find_served(state: StopState) -> StopState:
-    """Find out what is served, or was asked for."""
-    container = _head_container(state.inventory, observe(state.inventory, state.head))
-    runs = container is not None and container.state == "running"
-    serving = state.node.state().serving if runs else None
-    return replace(state, runs=runs, serving=serving, idle=container is None or not (serving or _requested(state.node)))
-
-
-def await_exit(state: StopState) -> StopState:
-    """Wait until vLLM has exited."""
-    if state.idle:
-        return state
-    state.emit(Event("phase", "stopping"))
-    deadline = state.runtime.after(STOP_SECONDS)
-    while state.runs and state.node.state().serving is not None:
+def _await_exit(node: NodeHandle) -> None:
+    runtime = node.connection.runtime
+    deadline = runtime.after(STOP_SECONDS)
+    while node.state().serving is not None:
         if not deadline.left():
             text = f"stop: vLLM did not exit within {STOP_SECONDS:.0f} s"
-            raise HostError(state.head.name, text, hint="vcluster status")
-        state.runtime.clock.sleep(POLL)
-    return state
-
-
-STOP = (connect_head, find_served, *ASK, await_exit)
-
-
-def _report(state: StopState) -> None:
-    text = "No model is being served." if state.idle else _stopped(state)
-    state.emit(Event("result", text, data={"stopped": not state.idle}))
+            raise HostError(node.host, text, hint="vcluster status")
+        runtime.clock.sleep(POLL)
 
 
 def _head_container(inventory: Inventory, facts: HostFacts) -> Container | None:
@@ -116,14 +87,13 @@ def _requested(node: NodeHandle) -> bool:
     return asked is not None and asked.get("serve", True) is not None
 
 
-def _stopped(state: StopState) -> str:
+def _stopped(node: NodeHandle, serving: ServeStatus | None) -> str:
     """What is left, as far as the head knows."""
-    serving = state.serving
-    status = state.node.state().status if serving else None
+    status = node.state().status if serving else None
     if serving is None or status is None:
         return "Withdrew the request to serve."
-    have, want = sum(node.gpus for node in status.group.nodes if node.alive), serving.gpus[1]
+    have, want = sum(one.gpus for one in status.group.nodes if one.alive), serving.gpus[1]
     gpus = f"({have:g}/{want:g} GPUs)"
     if have == want:
-        return f"Stopped {serving.name}. Cluster {state.inventory.cluster} is still up {gpus}."
-    return f"Stopped {serving.name}. Cluster {state.inventory.cluster} is incomplete {gpus}: vcluster status"
+        return f"Stopped {serving.name}. Cluster {node.cluster} is still up {gpus}."
+    return f"Stopped {serving.name}. Cluster {node.cluster} is incomplete {gpus}: vcluster status"

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from pathlib import Path
 
-from vllm_cluster.actions import phases
-from vllm_cluster.actions.assess import Assessment, assess, connect_all, facts_of, judge, reached, survey_without
-from vllm_cluster.actions.assess import compare as compare_facts
+from vllm_cluster.actions.assess import (
+    Assessment,
+    assess,
+    compare,
+    connect_all,
+    facts_of,
+    judge,
+    reached,
+    survey_without,
+)
 from vllm_cluster.actions.consent import Confirm, Consent, Stops, stopped_by
 from vllm_cluster.actions.explain import add_cause, began
-from vllm_cluster.actions.phases import compare_again, confirm, lock, unlock
 from vllm_cluster.checks.finding import Finding
 from vllm_cluster.core.identity import cluster_id
 from vllm_cluster.core.members import NONE_NAMED, Named, ways_of
@@ -27,21 +32,20 @@ from vllm_cluster.core.plan import (
     StartNode,
 )
 from vllm_cluster.errors import NodesNotJoined, PreflightFailed, VclusterError, combine
-from vllm_cluster.events import Emit, Event, Kind, warn_once
-from vllm_cluster.facts.host_facts import HostFacts
+from vllm_cluster.events import Emit, Event, Kind, waiting, warn_once
 from vllm_cluster.inventory.model import Inventory
 from vllm_cluster.run import serve_request
-from vllm_cluster.run.audit import record
 from vllm_cluster.run.barrier import hold
-from vllm_cluster.run.connection import Fleet, HostConnection
+from vllm_cluster.run.connection import Fleet
 from vllm_cluster.run.execute import PlanExecution
+from vllm_cluster.run.history import record
 from vllm_cluster.run.host_images import with_contents
-from vllm_cluster.run.image_supply import renew as renew_image
-from vllm_cluster.run.lease import in_order
+from vllm_cluster.run.image_supply import renew
+from vllm_cluster.run.lease import Lease, in_order
 from vllm_cluster.run.link_test import run_link_test
-from vllm_cluster.run.node_files import node_files
 from vllm_cluster.run.node_handle import NodeHandle
-from vllm_cluster.run.observe import observe as look_at
+from vllm_cluster.run.node_program import node_files
+from vllm_cluster.run.observe import observe
 from vllm_cluster.run.runtime import SYSTEM, Runtime
 from vllm_cluster.run.secrets import Reading
 from vllm_cluster.text import by_hosts, count
@@ -71,11 +75,11 @@ class Planned:
         return self.plan
 
 
-def plan(inventory: Inventory, emit: Emit, *, named: Named = NONE_NAMED, runtime: Runtime = SYSTEM) -> Planned:
+def plan(inventory: Inventory, emit: Emit, *, runtime: Runtime = SYSTEM) -> Planned:
     """What `up` would do. Changes nothing."""
     with reached(inventory, emit, runtime=runtime) as (fleet, failures):
         if not failures:
-            return _planned(assess(inventory, fleet, emit, reading=Reading.WHAT_CAN_BE, named=named), fleet)
+            return _planned(assess(inventory, fleet, emit, reading=Reading.WHAT_CAN_BE), fleet)
         lost, seen = combine(failures).with_hosts(inventory.hosts), None
         try:
             seen = survey_without(inventory, fleet, emit, failures)
@@ -108,120 +112,77 @@ def up(
     Raises:
         VclusterError: see the tree in errors; completed steps are kept, and another `up` continues there.
     """
-    consent = Consent(confirm, inventory.cluster)
-    state = UpState(
-        inventory=inventory,
-        emit=warn_once(emit),
-        runtime=runtime,
-        verb="up",
-        consent=consent,
-        wait=wait,
-        cache=cache,
-        named=named,
-        renew_image=renew_image,
-    )
-    return phases.run(UP, state, _with_measured_cause, _report).seen.plan
+    emit, consent = warn_once(emit), Consent(confirm, inventory.cluster)
+    # A renewed tag is given back, however the verb ends before its first change: the next `up` must not take it.
+    with connect_all(inventory, emit, runtime=runtime) as fleet, ExitStack() as undo:
+        runtime.visited.add(inventory.cluster, ways_of(inventory))
+        emit(Event("phase", f"inspecting {count(len(inventory.hosts), 'host')}"))
+        facts = facts_of(inventory, fleet)
+        if renew_image:
+            head = fleet.connections[inventory.head_name]
+            renew(head, inventory.image, emit, undo)
+            facts = with_contents(inventory, fleet, {**facts, head.name: observe(inventory, head)})
+        judge(inventory, facts, emit)
+        first = seen = compare(inventory, fleet, facts, emit, named=named)
+        try:
+            while not seen.plan.empty:
+                if seen is first:
+                    emit(Event("note", _summary(seen.plan, _stops(seen, fleet))))
+                consent.ask(_stops(seen, fleet))
+                with Lease(in_order(fleet, seen.facts), inventory.cluster, "up") as lease:
+                    lease.acquire(wait, waiting(emit))
+                    # Others may have changed the cluster since the question.
+                    seen = assess(inventory, fleet, emit, locked=True, named=named)
+                    if consent.covers(_stops(seen, fleet)):
+                        undo.pop_all()
+                        _apply(
+                            inventory,
+                            seen,
+                            PlanExecution(seen.plan, fleet, lease, emit, seen.secrets, node_files(), cache),
+                        )
+                        break
+            undo.pop_all()
+            _verify(seen.plan, fleet, emit)
+            _report(inventory, fleet, seen.plan, emit, changed=not first.plan.empty)
+        except VclusterError as error:
+            # The first look: the reason for a failure may be older than what was done.
+            raise _with_measured_cause(inventory, fleet, first, error, emit) from None
+    return seen.plan
 
 
-@dataclass(frozen=True, kw_only=True)
-class UpState(phases.ChangingState):
-    """What the phases of `up` know."""
-
-    cache: Path
-    named: Named
-    renew_image: bool = False
-    # Gives a tag back, however the verb ends before its first change: the next `up` must not take the renewed image.
-    undo: ExitStack = field(default_factory=ExitStack)
-    facts: Mapping[str, HostFacts] = phases.LATER
-    seen: Assessment = phases.LATER
-    # What was found first: the reason for a failure may be older than what it did.
-    first: Assessment | None = None
-
-    def stops(self) -> Stops:
-        """The running nodes that the plan removes or restarts, and the model on them."""
-        return stopped_by(self.seen.plan, self.seen.facts, self.fleet)
-
-    def hosts(self) -> Sequence[HostConnection]:
-        """Every host of the plan."""
-        return in_order(self.fleet, self.seen.facts)
-
-    def again(self) -> UpState:
-        """Observed, checked and compared under the lease."""
-        seen = assess(self.inventory, self.fleet, self.emit, locked=True, named=self.named)
-        return replace(self, seen=seen)
+def _stops(seen: Assessment, fleet: Fleet) -> Stops:
+    """The running nodes that the plan removes or restarts, and the model on them."""
+    return stopped_by(seen.plan, seen.facts, fleet)
 
 
-def connect(state: UpState) -> UpState:
-    """Connect to every host, and remember that an inventory on this machine names it."""
-    inventory, runtime = state.inventory, state.runtime
-    fleet = state.opened.enter_context(connect_all(inventory, state.emit, runtime=runtime))
-    runtime.visited.add(inventory.cluster, ways_of(inventory))
-    return replace(state, fleet=fleet)
-
-
-def observe(state: UpState) -> UpState:
-    """Look at every host."""
-    state.emit(Event("phase", f"inspecting {count(len(state.inventory.hosts), 'host')}"))
-    return replace(state, facts=facts_of(state.inventory, state.fleet))
-
-
-def renew(state: UpState) -> UpState:
-    """Pull what the tag means now to the head, where nothing is stopped for it; the plan has what follows."""
-    if not state.renew_image:
-        return state
-    inventory, head = state.inventory, state.fleet.connections[state.inventory.head_name]
-    renew_image(head, inventory.image, state.emit, state.opened.enter_context(state.undo))
-    facts = {**state.facts, head.name: look_at(inventory, head)}
-    return replace(state, facts=with_contents(inventory, state.fleet, facts))
-
-
-def check(state: UpState) -> UpState:
-    """Refuse what is known not to work, before anything is touched."""
-    judge(state.inventory, state.facts, state.emit)
-    return state
-
-
-def compare(state: UpState) -> UpState:
-    """Make the plan."""
-    seen = compare_facts(state.inventory, state.fleet, state.facts, state.emit, named=state.named)
-    if not seen.plan.empty:
-        state.emit(Event("note", _summary(seen.plan, stopped_by(seen.plan, seen.facts, state.fleet))))
-    return replace(state, seen=seen, first=seen, idle=seen.plan.empty)
-
-
-def apply(state: UpState) -> UpState:
+def _apply(inventory: Inventory, seen: Assessment, execution: PlanExecution) -> None:
     """Run the plan, and write the history."""
-    state.undo.pop_all()
-    if state.idle:
-        return state
-    plan, head = state.seen.plan, state.fleet.connections[state.inventory.head_name]
-    state.emit(Event("plan", "", data={"plan": plan}))
-    _announce(state.inventory, state.seen, state.emit)
-    started = state.runtime.clock.monotonic()
-    PlanExecution(plan, state.fleet, state.lease, state.emit, state.seen.secrets, node_files(), state.cache).run()
-    took = state.runtime.clock.monotonic() - started
-    record(NodeHandle(head, state.inventory.cluster), "up", _by_hosts(plan), state.emit, seconds=took)
-    return state
+    fleet, emit = execution.fleet, execution.emit
+    emit(Event("plan", "", data={"plan": seen.plan}))
+    if "api-key" in seen.secrets.new:
+        # Before it is written: a run that follows a killed one finds the key, and is silent. No warning where the
+        # cluster is new, and has no clients yet.
+        kind: Kind = "warning" if cluster_id(inventory, seen.facts) else "note"
+        emit(Event(kind, NEW_KEY, data={"code": "new-api-key"}))
+    started = fleet.runtime.clock.monotonic()
+    execution.run()
+    took = fleet.runtime.clock.monotonic() - started
+    head = NodeHandle(fleet.connections[inventory.head_name], inventory.cluster)
+    record(head, "up", _by_hosts(seen.plan), emit, seconds=took)
 
 
-def verify(state: UpState) -> UpState:
+def _verify(plan: Plan, fleet: Fleet, emit: Emit) -> None:
     """Wait until Ray reports exactly the GPUs of the plan, where no stage has waited for that."""
-    plan, joined = state.seen.plan, GpusJoined(state.seen.plan.gpus)
-    if any(joined in stage.barriers for stage in plan.stages):
-        return state
-    state.emit(Event("phase", "verifying"))
-    hold(joined, plan, state.fleet, state.emit)
-    return state
+    joined = GpusJoined(plan.gpus)
+    if not any(joined in stage.barriers for stage in plan.stages):
+        emit(Event("phase", "verifying"))
+        hold(joined, plan, fleet, emit)
 
 
-UP = (connect, observe, renew, check, compare, confirm, lock, compare_again, apply, unlock, verify)
-
-
-def _with_measured_cause(state: UpState, error: VclusterError) -> VclusterError:
+def _with_measured_cause(
+    inventory: Inventory, fleet: Fleet, seen: Assessment, error: VclusterError, emit: Emit
+) -> VclusterError:
     """The error with its cause: where a host has not joined a Ray that runs, what is measured between the hosts."""
-    if state.first is None:
-        return error
-    fleet, inventory, seen, emit = state.fleet, state.inventory, state.first, state.emit
     if isinstance(error, NodesNotJoined) and error.cut_off:
         found: list[Finding] = []
         with suppress(VclusterError):
@@ -231,14 +192,6 @@ def _with_measured_cause(state: UpState, error: VclusterError) -> VclusterError:
             error.hint = "\n".join(dict.fromkeys(one.fix for one in found))
             return error
     return add_cause(error, fleet, inventory, since=began(seen.facts))
-
-
-def _announce(inventory: Inventory, seen: Assessment, emit: Emit) -> None:
-    """Announce a new API key before it is written: a run that follows a killed one finds the key and is silent."""
-    if "api-key" in seen.secrets.new:
-        # A cluster that is new has no clients yet.
-        kind: Kind = "warning" if cluster_id(inventory, seen.facts) else "note"
-        emit(Event(kind, NEW_KEY, data={"code": "new-api-key"}))
 
 
 def _summary(planned: Plan, stops: Stops) -> str:
@@ -264,19 +217,16 @@ def _short(operation: Operation) -> str:
     return f"create container {operation.spec.name}" if isinstance(operation, CreateNode) else operation.verb
 
 
-def _report(state: UpState) -> None:
-    """The result, and what a person does next."""
-    fleet, done, emit = state.fleet, state.seen.plan, state.emit
-    total = sum(done.gpus.values())
+def _report(inventory: Inventory, fleet: Fleet, done: Plan, emit: Emit, *, changed: bool) -> None:
+    """Emit the result, and what a person does next."""
     operations = sum(1 for _ in done.operations())
-    text = f"{done.cluster} is up: {count(total, 'GPU')} on {count(len(done.gpus), 'host')}"
+    text = f"{done.cluster} is up: {count(sum(done.gpus.values()), 'GPU')} on {count(len(done.gpus), 'host')}"
     text += " (no changes)" if not operations else ""
     trips = {name: connection.round_trips for name, connection in fleet.connections.items()}
-    data = {"gpus": total, "hosts": len(done.gpus), "operations": operations, "round_trips": trips}
+    data = {"gpus": sum(done.gpus.values()), "hosts": len(done.gpus), "operations": operations, "round_trips": trips}
     emit(Event("result", text, data=data))
-    if not state.idle:
-        head = fleet.connections[state.inventory.head_name]
-        emit(Event("note", _next(NodeHandle(head, state.inventory.cluster))))
+    if changed:
+        emit(Event("note", _next(NodeHandle(fleet.connections[inventory.head_name], inventory.cluster))))
 
 
 def _next(head: NodeHandle) -> str:

@@ -17,9 +17,8 @@ from vllm_cluster.errors import (
 from vllm_cluster.events import Emit, Event
 from vllm_cluster.inventory.model import Inventory
 from vllm_cluster.run.connection import Fleet, HostConnection
-from vllm_cluster.run.node_handle import NodeHandle
+from vllm_cluster.run.node_handle import NodeHandle, open_node
 from vllm_cluster.run.observe import RECORD_FILE
-from vllm_cluster.run.open_node import open_node
 from vllm_cluster.run.runtime import SYSTEM, Runtime
 
 POLL = 1.0

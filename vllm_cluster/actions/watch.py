@@ -13,8 +13,8 @@ from vllm_cluster.core.load import HostLoad, NodeSample, host_load
 from vllm_cluster.core.node_status import NodeStatus, current, parse_status
 from vllm_cluster.errors import HostError, UsageError, VclusterError
 from vllm_cluster.inventory.model import Inventory
-from vllm_cluster.run.audit import last_change
 from vllm_cluster.run.connection import Fleet, HostConnection
+from vllm_cluster.run.history import last_change
 from vllm_cluster.run.local_page import Content, LocalPage
 from vllm_cluster.run.node_handle import NodeHandle
 from vllm_cluster.run.runtime import SYSTEM, Runtime

@@ -45,6 +45,7 @@ INSTEAD: Mapping[str, str] = {
     "endpoint --curl": "vcluster complete PROMPT",
     "endpoint --python": 'eval "$(vcluster endpoint --env)"',
     **dict.fromkeys(("fit --params", "fit --bits"), "vcluster fit FOLDER --gpus NUMBER --gpu-memory SIZE"),
+    "up --dry-run": "vcluster plan",
     "batch --on-head": "vcluster batch IN -o OUT",
     "batch --errors": "vcluster batch IN -o OUT",
     "batch --repeat": "vcluster batch IN -o OUT --set n=NUMBER",

@@ -9,7 +9,7 @@ import typer
 from vllm_cluster.cli.completion import complete_host_list, complete_models, remember_model
 from vllm_cluster.cli.help import VLLM_FLAGS
 from vllm_cluster.cli.options import InventoryPath, Json, Wait, Yes
-from vllm_cluster.cli.session import SETTINGS, Session
+from vllm_cluster.cli.session import Session
 
 Tp = Annotated[
     int | None, typer.Option("--tp", metavar="NUMBER", min=1, help="Tensor parallel size. Default: GPUs of a host.")
@@ -96,7 +96,6 @@ def serve(
             # Without a person nothing is asked, and so the hub is not either.
             pull=pull if pull is not None or session.can_ask(yes) else False,
             wait=wait,
-            log=SETTINGS.verbosity > 0,
         )
         session.finish()
         remember_model(model)

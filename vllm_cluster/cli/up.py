@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Annotated
 
 import typer
 
 from vllm_cluster.cli.options import InventoryPath, Json, Wait, Yes
 from vllm_cluster.cli.session import SETTINGS, Session
-from vllm_cluster.errors import UsageError
 from vllm_cluster.laptop import cache_folder
 
 EXIT_CHANGES = 10
@@ -24,28 +22,22 @@ def plan(
 ) -> None:
     """Show what up would change."""
     with Session(inventory, as_json=as_json) as session:
-        _show_plan(session, exit_code=exit_code)
+        loaded = session.load()
+        import json
 
+        from vllm_cluster.actions import up as action
+        from vllm_cluster.cli.render.plan import plan_document, show_plan
 
-def _show_plan(session: Session, *, exit_code: bool, forget: Sequence[str] = (), former: Sequence[str] = ()) -> None:
-    """Make the plan and write it."""
-    loaded = session.load()
-    import json
-
-    from vllm_cluster.actions import up as action
-    from vllm_cluster.cli.render.plan import plan_document, show_plan
-    from vllm_cluster.core.members import Named
-
-    made = action.plan(loaded, session.progress, named=Named(forget, former))
-    session.finish()
-    if session.as_json:
-        print(json.dumps({"v": 1, **plan_document(made.whole()), "stops": made.stops.consequence or None}))
-    elif made.plan:
-        lost = tuple(made.lost.failures) if made.lost else ()
-        stops = made.stops.consequence
-        show_plan(made.plan, color=SETTINGS.color, lost=lost, stops=stops)
-    if not made.whole().empty and exit_code:
-        raise SystemExit(EXIT_CHANGES)
+        made = action.plan(loaded, session.progress)
+        session.finish()
+        if session.as_json:
+            print(json.dumps({"v": 1, **plan_document(made.whole()), "stops": made.stops.consequence or None}))
+        elif made.plan:
+            lost = tuple(made.lost.failures) if made.lost else ()
+            stops = made.stops.consequence
+            show_plan(made.plan, color=SETTINGS.color, lost=lost, stops=stops)
+        if not made.whole().empty and exit_code:
+            raise SystemExit(EXIT_CHANGES)
 
 
 def up(
@@ -71,15 +63,9 @@ def up(
     pull_image: Annotated[
         bool, typer.Option("--pull-image", help="Resolve the image's tag in its registry again.")
     ] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show the plan, as vcluster plan does.")] = False,
 ) -> None:
     """Bring every host to the state of the inventory."""
     with Session(inventory, as_json=as_json, changes=True, after_plan=True) as session:
-        if dry_run and pull_image:
-            raise UsageError("--pull-image pulls, and --dry-run changes nothing", hint="leave one of them out")
-        if dry_run:
-            _show_plan(session, exit_code=False, forget=forget or (), former=former or ())
-            return
         loaded = session.load()
         from vllm_cluster.actions import up as up_action
         from vllm_cluster.core.members import Named

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from vllm_cluster.core.change import FieldChange, compare
 from vllm_cluster.core.identity import is_leftover, is_volume_name, node_of
 from vllm_cluster.core.images import ResolvedImage, find_image, node_image_name, resolve
 from vllm_cluster.core.members import Membership
@@ -27,7 +26,7 @@ from vllm_cluster.core.plan import (
     Stage,
     StartNode,
 )
-from vllm_cluster.core.spec import BASE_IMAGE, ID, NO_SECRETS, VERSION, ContainerSpec, stored_spec
+from vllm_cluster.core.spec import BASE_IMAGE, ID, NO_SECRETS, VERSION, ContainerSpec, FieldChange, compare, stored_spec
 from vllm_cluster.facts.host_facts import HostFacts
 
 LEFT = "the host left the inventory"

@@ -9,8 +9,8 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, AllowInfNan, Field, TypeAdapter, ValidationError
 
-from vllm_cluster.core.followed import ChangedCluster, Followed
 from vllm_cluster.core.identity import cluster_id, is_of_cluster, node_of
+from vllm_cluster.core.request import ChangedCluster, Followed
 from vllm_cluster.core.spec import ID, ROLE, ContainerSpec
 from vllm_cluster.facts.host_facts import HostFacts
 from vllm_cluster.inventory import grammar

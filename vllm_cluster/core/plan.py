@@ -6,10 +6,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from vllm_cluster.core.change import FieldChange
-from vllm_cluster.core.followed import ChangedCluster
 from vllm_cluster.core.members import Record
-from vllm_cluster.core.spec import ContainerSpec
+from vllm_cluster.core.request import ChangedCluster
+from vllm_cluster.core.spec import ContainerSpec, FieldChange
 from vllm_cluster.text import count
 
 

@@ -18,9 +18,8 @@ from vllm_cluster.events import Emit, Event
 from vllm_cluster.inventory.model import Inventory
 from vllm_cluster.run.batch_replies import LINE, T, read_reply, read_size
 from vllm_cluster.run.connection import Fleet
-from vllm_cluster.run.node_handle import NodeHandle
+from vllm_cluster.run.node_handle import NodeHandle, open_node
 from vllm_cluster.run.node_program import importable
-from vllm_cluster.run.open_node import open_node
 from vllm_cluster.run.program import InNode, RunningProgram, python, start
 from vllm_cluster.run.runtime import Runtime
 

@@ -11,11 +11,8 @@ from datetime import UTC, datetime
 from vllm_cluster.errors import CommandFailed
 from vllm_cluster.explain.log_line import parse_time
 from vllm_cluster.explain.scan import LogSource
-from vllm_cluster.facts.host_facts import HostFacts
-from vllm_cluster.inventory.model import Inventory
 from vllm_cluster.run.connection import HostConnection
 from vllm_cluster.run.node_handle import NodeHandle
-from vllm_cluster.run.observe import observe, usable
 from vllm_cluster.run.program import python
 
 EXCERPT_SECONDS = 30.0
@@ -47,16 +44,6 @@ def sources(collected: Iterable[Iterable[Log]], *, of_vllm: bool = True) -> list
     """What is to be scanned of the logs of all hosts: the node's own summary only repeats failures, past ones too."""
     left = ("status.json", "versions.json", *(() if of_vllm else ("serve.log", "ray/worker-")))
     return [log.source() for logs in collected for log in logs if not log.name.startswith(left)]
-
-
-def connect_and_observe(inventory: Inventory, connection: HostConnection) -> HostFacts:
-    """Connect to a host and open its engine.
-
-    Raises:
-        HostError: it does not answer, or its Docker does not.
-    """
-    connection.connect()
-    return usable(observe(inventory, connection))
 
 
 def collect(connection: HostConnection, cluster: str) -> list[Log]:

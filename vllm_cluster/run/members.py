@@ -10,7 +10,6 @@ from vllm_cluster.backends import backend
 from vllm_cluster.core import request
 from vllm_cluster.core.desired import STATE_FOLDER
 from vllm_cluster.core.diff import leave
-from vllm_cluster.core.followed import ChangedCluster, Followed, carried, follow
 from vllm_cluster.core.identity import Owner, node_of, owner_of
 from vllm_cluster.core.members import (
     NONE_NAMED,
@@ -24,6 +23,7 @@ from vllm_cluster.core.members import (
     recorded,
 )
 from vllm_cluster.core.plan import MoveHead, RecordMembers
+from vllm_cluster.core.request import ChangedCluster, Followed, carried, follow
 from vllm_cluster.core.spec import CLUSTER, ID, ContainerSpec, Mount, node_name
 from vllm_cluster.docker.client import DockerApi
 from vllm_cluster.docker.container_body import volume_writer_body
@@ -33,8 +33,8 @@ from vllm_cluster.events import Emit, Event
 from vllm_cluster.facts.host_facts import HostFacts
 from vllm_cluster.inventory.model import Inventory
 from vllm_cluster.inventory.words import nearest
-from vllm_cluster.run.audit import AUDIT_FILE
 from vllm_cluster.run.connection import Fleet, HostConnection
+from vllm_cluster.run.history import AUDIT_FILE
 from vllm_cluster.run.observe import RECORD_FILE, observe, usable
 from vllm_cluster.run.secret_files import read_kept
 from vllm_cluster.run.secrets import KeptSecret

@@ -8,11 +8,16 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
+from vllm_cluster.checks.docker import foreign
 from vllm_cluster.core.desired import SECRETS_FOLDER, STATE_FOLDER
+from vllm_cluster.core.identity import node_of
 from vllm_cluster.core.node_status import NodeStatus, ServeStatus, current, parse_status
 from vllm_cluster.core.spec import node_name
-from vllm_cluster.errors import CommandFailed, HostError, VclusterError
+from vllm_cluster.errors import CommandFailed, HostError, NodeMissing, PreflightFailed, VclusterError
+from vllm_cluster.facts.host_facts import HostFacts
+from vllm_cluster.inventory.model import Inventory
 from vllm_cluster.run.connection import HostConnection
+from vllm_cluster.run.observe import observe, usable
 from vllm_cluster.run.program import Finished, InNode, Message, RemoteProgram, run
 
 _ENDED = ("exited", "dead", "restarting")
@@ -105,3 +110,29 @@ class NodeHandle:
 def _timestamp(text: str) -> float:
     # To the fraction: what was written a moment before a restart must not count as new.
     return datetime.fromisoformat(text).timestamp()
+
+
+def connect_and_observe(inventory: Inventory, connection: HostConnection) -> HostFacts:
+    """Connect to a host and open its engine.
+
+    Raises:
+        HostError: it does not answer, or its Docker does not.
+    """
+    connection.connect()
+    return usable(observe(inventory, connection))
+
+
+def open_node(inventory: Inventory, connection: HostConnection) -> NodeHandle:
+    """The node of this cluster on a host, which is connected for it; the node may have stopped.
+
+    Raises:
+        HostError: the host or its Docker does not answer.
+        NodeMissing: there is no such node.
+        PreflightFailed: it is of another cluster.
+    """
+    facts = connect_and_observe(inventory, connection)
+    for finding in foreign(inventory, {connection.name: facts}):
+        raise PreflightFailed(f"{finding.host}: {finding.message}", hint=finding.fix)
+    if node_of(inventory.cluster, facts) is None:
+        raise NodeMissing(f"{connection.name}: the node is missing", hint="vcluster up")
+    return NodeHandle(connection, inventory.cluster)

@@ -7,8 +7,7 @@ from functools import partial
 
 from vllm_cluster.core.desired import SECRETS_FOLDER
 from vllm_cluster.core.identity import Owner, is_volume_name, owner_of
-from vllm_cluster.core.kept import Holder, holders
-from vllm_cluster.core.key_file import is_whole
+from vllm_cluster.core.kept import Holder, holders, is_whole
 from vllm_cluster.core.spec import CLUSTER, ID, SECRET, ContainerSpec, Mount, node_name, state_volume
 from vllm_cluster.docker.client import DockerApi
 from vllm_cluster.docker.container_body import volume_writer_body

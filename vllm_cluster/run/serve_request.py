@@ -7,13 +7,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from vllm_cluster.core import request
-from vllm_cluster.errors import Replaced
 from vllm_cluster.laptop import whoami
-from vllm_cluster.run.audit import last_other
 from vllm_cluster.run.node_handle import NodeHandle
-
-# Who has just written the request writes the history right after.
-AUDIT_LOOKS, AUDIT_POLL = 5, 0.3
 
 
 def read(node: NodeHandle) -> dict[str, Any] | None:
@@ -37,26 +32,3 @@ def write(node: NodeHandle, wanted: Mapping[str, Any] | None) -> int:
     content = request.written(wanted, node.read(request.FILE), whoami())
     node.write(request.FILE, content)
     return request.number(content)
-
-
-def current_number(node: NodeHandle, number: int, generation: str) -> int:
-    """The number that a request has now: it gets another where only what is served in its place has changed.
-
-    Raises:
-        Replaced: another one was written since; with who asked for what, and when.
-    """
-    raw = node.read(request.FILE)
-    if raw is None or request.number(raw) <= number:
-        return number
-    if (request.asked(raw) or {}).get("generation") == generation:
-        return request.number(raw)
-    other = last_other(node)
-    for _ in range(AUDIT_LOOKS):
-        if other:
-            break
-        node.connection.runtime.clock.sleep(AUDIT_POLL)
-        other = last_other(node)
-    raise Replaced(
-        f"{node.host}: serve: superseded by another request: {other or 'the history does not name it'}",
-        hint="vcluster status",
-    )

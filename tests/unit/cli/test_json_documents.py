@@ -20,8 +20,8 @@ from tests.support.sim.lab import Outcome
 from tests.support.sim.world import World
 from vllm_cluster.actions import endpoint as action
 from vllm_cluster.actions import rotate
+from vllm_cluster.actions.ask_head import Endpoint
 from vllm_cluster.actions.check import CheckReport
-from vllm_cluster.actions.request_phases import Endpoint
 from vllm_cluster.backends.nccl import NcclTransport
 from vllm_cluster.checks.allreduce import AllReduceTime
 from vllm_cluster.checks.registry import check_all, unseen

@@ -11,7 +11,7 @@ import pytest
 
 from tests.support import world
 from tools.reference import error_classes
-from vllm_cluster.actions.request_phases import Endpoint
+from vllm_cluster.actions.ask_head import Endpoint
 from vllm_cluster.cli.render import errors, events
 from vllm_cluster.cli.render.endpoint import curl_line, show_endpoint
 from vllm_cluster.cli.render.plan import plan_document, show_plan
@@ -135,13 +135,6 @@ def test_a_start_leaves_a_line_for_each_phase_on_a_terminal(capsys: pytest.Captu
         "probing 1.0 s",
         "ready",
     ]
-
-
-def test_the_log_of_vllm_is_shown_with_v(capsys: pytest.CaptureFixture[str]) -> None:
-    line = Event("log", "(APIServer pid=1) INFO starting", "gpu1")
-    for verbosity in (0, 1):
-        events.LineRenderer(verbosity).show(line)
-    assert capsys.readouterr().err.count("gpu1: (APIServer pid=1) INFO starting") == 1
 
 
 def test_errors_show_what_to_do(capsys: pytest.CaptureFixture[str]) -> None:

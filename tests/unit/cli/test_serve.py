@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 from tests.support.sim import make
 from vllm_cluster.actions import serve as action
-from vllm_cluster.actions.request_phases import Endpoint
+from vllm_cluster.actions.ask_head import Endpoint
 from vllm_cluster.cli.app import app
 from vllm_cluster.cli.session import Session
 

@@ -10,9 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support import world
-from vllm_cluster.core.change import CHANGED, compare
 from vllm_cluster.core.desired import desired
-from vllm_cluster.core.spec import SPEC, ContainerSpec, stored_spec
+from vllm_cluster.core.spec import CHANGED, SPEC, ContainerSpec, compare, stored_spec
 
 
 def spec(**changes: object) -> ContainerSpec:
@@ -45,7 +44,7 @@ def test_a_field_of_another_version_changes_nothing() -> None:
         assert compare(found, spec()).fields == ()
 
 
-# fault: core/change.py: secret or →
+# fault: core/spec.py: secret or →
 def test_a_secret_is_only_changed() -> None:
     before = spec(environment=(("API_KEY", "abc"), ("A", "1")), secrets=(("api-key", "11"),))
     after = spec(environment=(("API_KEY", "def"), ("A", "1")), secrets=(("api-key", "22"),))

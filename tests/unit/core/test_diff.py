@@ -121,7 +121,7 @@ def test_a_changed_secret_is_the_reason_shown() -> None:
     assert reasons == {"gpu1": "secrets.api-key changed"}
 
 
-# fault: core/change.py: return f"{self.field}: {self.before} -> {self.after}" → return "its settings changed"
+# fault: core/spec.py: return f"{self.field}: {self.before} -> {self.after}" → return "its settings changed"
 def test_a_plan_names_each_field_from_and_to() -> None:
     _, facts = world.converged(world.inventory())
     words = world.inventory(

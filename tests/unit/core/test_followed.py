@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from tests.support.serve_requests import asked
-from vllm_cluster.core.followed import ChangedCluster, carried, follow
-from vllm_cluster.core.request import written
+from vllm_cluster.core.request import ChangedCluster, carried, follow, written
 
 A, B, C = "10.0.0.1", "10.0.0.2", "10.0.0.3"
 HERE = (A, A)
@@ -80,7 +79,7 @@ def test_unreadable_ranks_give_no_request(ranks: object) -> None:
     assert followed(serve, {A: 8}) == (None, "")
 
 
-# fault: core/followed.py: moved = _readdressed(serve, change.readdressed) → moved = _readdressed(serve, {})
+# fault: core/request.py: moved = _readdressed(serve, change.readdressed) → moved = _readdressed(serve, {})
 def test_a_request_follows_the_addresses_of_its_hosts() -> None:
     """B and C exchange their addresses, as two hosts do that were plugged in the wrong way round."""
     serve = asked({A: 8, B: 8, C: 4}, 8, 1, [B])

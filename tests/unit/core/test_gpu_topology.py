@@ -11,8 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.support import world
-from vllm_cluster.core.gpu_choice import MAX_SETS, choose
-from vllm_cluster.core.gpus import chosen, why_chosen
+from vllm_cluster.core.gpus import MAX_SETS, choose, chosen, why_chosen
 from vllm_cluster.facts.host_facts import Gpu
 from vllm_cluster.facts.nvidia_smi import parse_topology
 

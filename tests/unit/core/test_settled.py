@@ -9,11 +9,10 @@ import pytest
 
 from tests.support import world
 from vllm_cluster.checks.registry import preflight
-from vllm_cluster.core.desired import desired
+from vllm_cluster.core.desired import desired, settled
 from vllm_cluster.core.diff import diff
 from vllm_cluster.core.gpus import KIND
 from vllm_cluster.core.plan import Plan
-from vllm_cluster.core.settled import settled
 from vllm_cluster.facts.host_facts import Hca, HostFacts
 
 UP = tuple(
@@ -43,7 +42,7 @@ def after(
 GPUS = world.host(1).gpus
 
 
-# fault: core/settled.py: _settle(current, wanted) if current and same else (wanted, [] → wanted, list[str](
+# fault: core/desired.py: _settle(current, wanted) if current and same else (wanted, [] → wanted, list[str](
 @pytest.mark.promise("P43")
 @pytest.mark.parametrize(
     ("then", "now", "entry", "told"),

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vllm_cluster.core.key_file import KeyFile, is_whole, parse_key_file
+from vllm_cluster.core.kept import KeyFile, is_whole, parse_key_file
 from vllm_cluster.remote.node.key_file import keys
 from vllm_cluster.remote.node.vcluster_auth import KEY_FILE, RequireKey
 

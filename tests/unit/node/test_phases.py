@@ -9,7 +9,7 @@ import pytest
 
 from tests.support.paths import ROOT
 from vllm_cluster.core.node_status import Phase
-from vllm_cluster.remote.node.phases import STEPS, Phases
+from vllm_cluster.remote.node.movement import STEPS, Phases
 
 LOGS = ROOT / "tests" / "fixtures" / "logs"
 STARTED = ("healthy-gpu-ray", "healthy-one-process", "healthy-slow-work", "healthy-two-hosts")
@@ -37,7 +37,7 @@ def test_a_real_start_passes_through_its_phases(name: str) -> None:
     assert phases.tasks == ("generate",)
 
 
-# fault: remote/node/phases.py: if marker.step >= self._step and ( → if (
+# fault: remote/node/movement.py: if marker.step >= self._step and ( → if (
 def test_a_gpu_start_compiles_and_captures() -> None:
     phases, told = seen((LOGS / "healthy-gpu-ray.log").read_text().splitlines())
     assert [phase for phase, _ in phases.passed] == [

@@ -28,7 +28,7 @@ def results(world: World) -> list[tuple[int, str, str]]:
     return [(line["request"], line["name"], line["result"]) for line in lines]
 
 
-# fault: remote/node/requests.py: back = bool(kept["back_to"] and kept["asked"].get("rollback", True)) → back = False
+# fault: remote/node/serve_request.py: back = bool(kept["back_to"] and kept["asked"].get("rollback", True)) → back = 0
 def test_the_last_ready_one_comes_back(world: World) -> None:
     world.plan({}, BAD, {})
     world.start()
@@ -170,7 +170,7 @@ def test_what_was_ready_is_kept_for_later(world: World) -> None:
     assert [request["name"] for request in kept] == ["c", "d", "e", "f", "a"]
 
 
-# fault: remote/node/requests.py: back_to = request.get("back_to", back_to) →
+# fault: remote/node/serve_request.py: back_to = request.get("back_to", back_to) →
 def test_after_a_change_of_the_cluster_it_goes_back_to_what_fits(world: World) -> None:
     """What was ready before is on hosts that have left: the request brings what is served where it cannot be."""
     world.plan({}, BAD, {})

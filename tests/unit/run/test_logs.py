@@ -11,7 +11,7 @@ from typing import Any, cast
 import pytest
 
 from vllm_cluster.core.log_lines import LogRequest
-from vllm_cluster.run.log_feed import ContainerFeed
+from vllm_cluster.run.log_host import ContainerFeed
 from vllm_cluster.run.logs import collect
 from vllm_cluster.run.runtime import SYSTEM
 from vllm_cluster.transport.base import Result

@@ -7,8 +7,8 @@ import sys
 import time
 from pathlib import Path
 
+from vllm_cluster.actions.ask_head import Endpoint
 from vllm_cluster.actions.endpoint import ClientEndpoint
-from vllm_cluster.actions.request_phases import Endpoint
 from vllm_cluster.shell_line import Filled, export_line, shell_line
 from vllm_cluster.text import host_port
 

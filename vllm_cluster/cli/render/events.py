@@ -94,7 +94,7 @@ class LineRenderer:
 
         The beginning of an operation shows only with -v.
         """
-        if not event.text or (event.kind in ("start", "log") and self._verbosity < 1):
+        if not event.text or (event.kind == "start" and self._verbosity < 1):
             return
         over, now = "", time.monotonic()
         if event.kind == "progress" and "bytes" in event.data:

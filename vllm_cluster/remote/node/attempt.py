@@ -12,8 +12,7 @@ from typing import Any
 
 from vllm_cluster.remote.node.api import Api, NotServed, Question, in_order
 from vllm_cluster.remote.node.elapsed import boot_seconds
-from vllm_cluster.remote.node.movement import Movement, download_folder, vllm_processes
-from vllm_cluster.remote.node.phases import Phases
+from vllm_cluster.remote.node.movement import Movement, Phases, download_folder, vllm_processes
 from vllm_cluster.remote.node.process import Child
 from vllm_cluster.remote.node.serve_request import ServeRequest
 from vllm_cluster.remote.node.timing import Timing

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -65,3 +66,23 @@ def sync_folder(path: Path) -> None:
         os.fsync(number)
     finally:
         os.close(number)
+
+
+FOLDER = "compiled"
+# The image that runs, and the one before it, to which a user may go back.
+KEPT = 2
+
+
+def keep_compiled(state: Path, current: str) -> None:
+    """Use the folder of the current image, and remove those of all images but the one used before it."""
+    folder = state / FOLDER
+    try:
+        (folder / current).mkdir(parents=True, exist_ok=True, mode=0o700)
+        os.utime(folder / current)  # when it was used last
+        # A clock that was put back makes the others look newer: the current one is not among them.
+        others = [path for path in folder.iterdir() if path.name != current]
+        others.sort(key=lambda path: path.stat().st_mtime, reverse=True)
+    except OSError:
+        return  # vLLM then compiles without, and logs it
+    for old in others[KEPT - 1 :]:
+        shutil.rmtree(old, ignore_errors=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-# Else the file is the key, in any form: a person may have thought it up. core/key_file.py writes this form.
+# Else the file is the key, in any form: a person may have thought it up. core/kept.py writes this form.
 MARK = b"#vcluster-keys\n"
 FIELDS = 2
 

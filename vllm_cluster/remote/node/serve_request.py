@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from vllm_cluster.remote.node.elapsed import mark, since
 from vllm_cluster.remote.node.files import load, sync_file, write_whole
 from vllm_cluster.remote.node.process import log_line
 
@@ -108,3 +110,139 @@ class Inbox:
         sync_file(self._wanted)
         write_whole(self._accepted, request, sync=True)
         return False
+
+
+# What was ready, newest last, and what became of each request: read by `rollback` and `status --history`.
+READY_FILE, RESULTS_FILE = "ready.json", "results.jsonl"
+MAX_READY, MAX_RESULTS_BYTES = 5, 1 << 20
+Serve = dict[str, Any]
+# What is read of each request that was taken.
+_KEYS = {"number", "asked", "by", "back_to", "failed", "ready", "ended"}
+
+
+class Requests:
+    """Keeps, beyond this container, what was asked for last, what it replaced, and how it ended.
+
+    `wanted.json` belongs to people; that the request before it is served in its place is written elsewhere, so that no
+    laptop's request can be overwritten.
+    """
+
+    def __init__(self, state: Path) -> None:
+        self._state = state
+        kept = load(state / "request.json")
+        # Whoever may use the head's Docker can write there.
+        self._kept = kept if kept.keys() >= _KEYS else {}
+        self._restarted: list[Any] | None = None  # when, until what was restarted is ready
+
+    @property
+    def served(self) -> Serve | None:
+        """What shall run."""
+        found: Serve | None = self._kept.get("back_to" if self._kept.get("failed") else "asked")
+        return found
+
+    def accept(self, request: Mapping[str, Any]) -> bool:
+        """Take a request; whether it is another one than the last, though it may ask for the same."""
+        number, asked = int(request.get("epoch", 0)), request["serve"]
+        if self._kept and (number, asked) == (self._kept["number"], self._kept["asked"]):
+            return False
+        before = dict(self._kept)
+        if before.get("asked") and not before["ended"]:
+            pending = since(before.get("began"))
+            after = "" if pending is None else f" after {pending:.0f} s"
+            self._result("replaced", f"another request came{after}")
+        # What was being loaded has shown nothing yet: what was ready before it stays the one to go back to.
+        back_to = self.served if before.get("ready") else before.get("back_to")
+        # After the cluster changed, what was ready before it may wait for hosts that have left.
+        back_to = request.get("back_to", back_to)
+        self._restarted = None
+        if asked is None or (back_to and back_to["generation"] == asked["generation"]):
+            back_to = None
+        kept = {"number": number, "asked": asked, "by": str(request.get("by", "")), "began": mark()}
+        self._kept = {**kept, "back_to": back_to, "failed": None, "ready": False, "ended": False}
+        self._save()
+        return bool(before)
+
+    def ready(self, seconds: float | None) -> None:
+        """What runs has answered; later starts of the same are not new."""
+        if self._restarted is not None:
+            away, self._restarted = since(self._restarted), None
+            self._result("ready again", "", away, of=self.served)
+        if self._kept.get("ready") or not self._kept:
+            return
+        back = bool(self._kept["failed"])
+        away = since(self._kept.get("began"))
+        self._kept |= {"ready": True, "ended": True, "away_seconds": away if back else None}
+        self._save()
+        self._result("back" if back else "ready", "", away if back else seconds)
+        served = self.served
+        if served:
+            kept = [one for one in load(self._state / READY_FILE).get("requests", []) if _other(one, served)]
+            requests = [*kept, {**served, "ready_at": round(time.time(), 3)}][-MAX_READY:]
+            write_whole(self._state / READY_FILE, {"v": 1, "requests": requests}, sync=True)
+
+    def fail(self, failure: Mapping[str, Any] | None) -> bool:
+        """What runs has failed for good; whether the one before it shall be served again."""
+        kept = self._kept
+        if not kept or kept["ready"] or (kept["ended"] and not kept["failed"]):
+            return False
+        what = failure or {"time": round(time.time(), 3), "summary": "", "lines": []}
+        if kept["failed"]:
+            if not kept.get("stuck"):
+                kept["stuck"] = True
+                self._save()
+                self._result("not back", str(what["summary"]))
+            return False
+        self._result("failed", str(what["summary"]))
+        kept["ended"] = True
+        back = bool(kept["back_to"] and kept["asked"].get("rollback", True))
+        if back:
+            kept["failed"] = {**what, **{key: kept["asked"][key] for key in ("generation", "model", "name")}}
+            log_line("node", f"serves {kept['back_to']['name']} again: {kept['asked']['name']} cannot be served")
+        self._save()
+        return back
+
+    def restarted(self, why: str, *, final: bool = False) -> None:
+        """What was served has ended by itself, and is started again; `final`: too often for another start."""
+        if self._kept and self.served:
+            self._restarted = None if final else mark()
+            self._result("gave up" if final else "restarted", why, of=self.served)
+
+    def status(self) -> dict[str, Any]:
+        """Which request is served, in whose place, and what comes back if it fails."""
+        kept = self._kept
+        before = kept.get("back_to") or {}
+        waits = before and not kept["ended"] and kept["asked"].get("rollback", True)
+        return {
+            "request": kept.get("number", 0),
+            "instead_of": kept.get("failed"),
+            "rollback_to": before["name"] if waits else None,
+            "away_seconds": kept.get("away_seconds"),
+        }
+
+    def _save(self) -> None:
+        write_whole(self._state / "request.json", self._kept, sync=True)
+
+    def _result(self, result: str, what: str, seconds: float | None = None, of: Serve | None = None) -> None:
+        """Append one line to the history; a full disk costs the line alone."""
+        asked = of or self._kept["asked"]
+        line = {
+            "time": round(time.time(), 3),
+            "request": self._kept["number"],
+            "user": self._kept["by"],
+            **{key: asked.get(key) for key in ("generation", "model", "name")},
+            "result": result,
+            "seconds": seconds,
+            "summary": what[:500],
+        }
+        path = self._state / RESULTS_FILE
+        try:
+            if path.exists() and path.stat().st_size > MAX_RESULTS_BYTES:
+                path.replace(path.with_name(f"{path.name}.1"))
+            with path.open("a") as file:
+                file.write(json.dumps(line) + "\n")
+        except OSError as error:
+            log_line("node", f"cannot write {path}: {error}")
+
+
+def _other(one: object, served: Serve) -> bool:
+    return isinstance(one, dict) and one.get("generation") != served["generation"]
