@@ -49,7 +49,7 @@ EVENTS = {
     "note": "a fact that explains what follows",
     "warning": "a problem that does not end the verb",
     "result": "the outcome of a verb that succeeded",
-    "log": "a line of vLLM's log, with `-v`; `logs`: a line of a log, where `time` is when it was printed",
+    "log": "`logs`: a line of a log, where `time` is when it was printed",
     "error": "the verb failed: what happened, what to do, the exit code, and a row for each host concerned",
     "endpoint": "the model is ready: where it answers, and the command that asks it",
 }

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-Kind = Literal["phase", "plan", "start", "done", "failed", "progress", "note", "warning", "result", "error"]
+Kind = Literal["phase", "plan", "start", "done", "failed", "progress", "note", "warning", "result", "error", "log"]
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 # Not all that shlex leaves as it is: zsh takes =NAME for a program, and fish %self for its own number.
-_PLAIN = re.compile(r"[A-Za-z0-9_@+:,./-]+")
+_PLAIN = re.compile(r"[A-Za-z0-9_@+:,./-]+|--?[A-Za-z0-9_@+:,./=-]+")
 
 
 @dataclass(frozen=True)

@@ -5,27 +5,27 @@ from __future__ import annotations
 import pytest
 
 from tests.support.sim import lab, make
-from vllm_cluster.core.plan import SecretsWritten
-from vllm_cluster.run.barrier import hold
+from vllm_cluster.core.plan import Barrier
+from vllm_cluster.run.execute import PlanExecution
 
 INVENTORY = make.inventory(2)
 
 
 def test_what_plan_shows_is_what_up_waits_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    held = list[object]()
+    held, before = list[Barrier](), PlanExecution._hold
 
-    def recorded(barrier: object, *rest: object) -> None:
+    def recorded(execution: PlanExecution, barrier: Barrier) -> None:
         held.append(barrier)
-        hold(barrier, *rest)  # type: ignore[arg-type]
+        before(execution, barrier)
 
-    monkeypatch.setattr("vllm_cluster.run.execute.hold", recorded)
+    monkeypatch.setattr(PlanExecution, "_hold", recorded)
     world = make.world((2, 2))
     with lab.inside(world):
         shown = lab.run(world, INVENTORY, lab.do_plan).value
         assert lab.run(world, INVENTORY, lab.do_up).error is None
         barriers = [barrier for stage in shown.stages for barrier in stage.barriers]
         assert [barrier.type for barrier in barriers] == ["same-image", "secrets-written", "head-ready", "gpus-joined"]
-        assert held == [barrier for barrier in barriers if not isinstance(barrier, SecretsWritten)]
+        assert held == barriers
         assert not any(stage.barriers for stage in lab.run(world, INVENTORY, lab.do_plan).value.stages)
 
 

@@ -1,4 +1,4 @@
-"""One host that cannot be reached hides nothing of the others: check and plan show what is true of those."""
+"""One host that cannot be reached hides nothing of the others: check shows what is true of those."""
 
 from __future__ import annotations
 
@@ -11,8 +11,6 @@ from tests.support.sim import lab, make
 from tests.support.sim.world import World
 from vllm_cluster.actions import check
 from vllm_cluster.checks.finding import Finding
-from vllm_cluster.cli.render.plan import show_plan
-from vllm_cluster.errors import Unreachable
 from vllm_cluster.facts.host_facts import HostFacts
 from vllm_cluster.run.observe import observe
 
@@ -24,42 +22,6 @@ def world() -> Iterator[World]:
     """Three hosts, of which a test cuts one."""
     with lab.cluster(3) as made:
         yield made
-
-
-# fault: actions/up.py: seen = survey_without(inventory, fleet, emit, failures) → seen = None
-@pytest.mark.parametrize("before", ["empty", "up"])
-def test_a_plan_for_the_hosts_that_answer(world: World, before: str, capsys: pytest.CaptureFixture[str]) -> None:
-    if before == "up":
-        assert lab.run(world, INVENTORY, lab.do_up).error is None
-    world.machines["gpu3"].reachable = False
-    planned = lab.run(world, INVENTORY, lab.do_look).value
-    assert isinstance(planned.lost, Unreachable)
-    assert planned.lost.exit_code == 4
-    hosts = {operation.host for operation in planned.plan.operations()}
-    # That a member is away is not that it left.
-    assert hosts == (set() if before == "up" else {"gpu1", "gpu2"})
-    show_plan(planned.plan, color="never", lost=tuple(planned.lost.failures))
-    out = capsys.readouterr().out
-    assert out.startswith("This plan is incomplete: gpu3 cannot be reached.\n")
-    if before == "up":
-        assert out.endswith("The others are up to date: 4 GPUs on 2 hosts\n")
-
-
-def test_findings_of_the_others_are_shown_beside_the_dead_host(world: World) -> None:
-    world.machines["gpu2"].docker = "stopped"
-    world.machines["gpu3"].reachable = False
-    planned = lab.run(world, INVENTORY, lab.do_look).value
-    assert planned.plan is None
-    first, *more = planned.lost.message.splitlines()
-    assert first.startswith("gpu3: ")
-    assert any(line.startswith("gpu2: ") and "Docker" in line for line in more), planned.lost.message
-    assert planned.lost.exit_code == 4
-
-
-def test_without_the_head_there_is_no_plan(world: World) -> None:
-    world.machines["gpu1"].reachable = False
-    planned = lab.run(world, INVENTORY, lab.do_look).value
-    assert (planned.plan, list(planned.lost.failures)) == (None, ["gpu1"])
 
 
 # fault: actions/check.py: findings += look_inside(fleet, inventory, facts, emit, leave=known) → pass

@@ -95,7 +95,7 @@ def test_a_plan_that_changes_only_what_a_failure_goes_back_to_stops_nothing(worl
         lab.succeed(world, BEFORE, GOOD)
         begin(world, asks("org/big", hosts=("gpu1", "gpu2")), "org/big")
         made = planned(world)
-        assert any("where org/big cannot be served" in one.text for one in made.whole().operations())
+        assert any("where org/big cannot be served" in one.text for one in made.plan.operations())
         assert made.stops.served is None
 
 
@@ -164,7 +164,7 @@ def test_what_the_head_took_follows_where_a_power_cut_broke_the_request(world: W
     with lab.inside(world):
         lab.succeed(world, BEFORE, GOOD)
         files(world)[FILE] = raw
-        assert any("TP=2 × PP=2" in one.text for one in planned(world).whole().operations())
+        assert any("TP=2 × PP=2" in one.text for one in planned(world).plan.operations())
 
 
 CHANGES = {
@@ -181,7 +181,7 @@ def serving_at_last(world: World, words: Inventory) -> Any:
     return lab.succeed(world, words, lab.do_status).value.head.serve
 
 
-# fault: core/followed.py: return back_to, None → return asked, None
+# fault: core/request.py: return back_to, None → return asked, None
 # fault: run/members.py: found[request.TAKEN_FILE] = → found["nothing"] =
 @pytest.mark.promise("P33", "P36")
 @pytest.mark.parametrize("change", CHANGES)
@@ -204,7 +204,7 @@ def test_what_is_served_instead_follows_a_change(change: str) -> None:
     record("P33", f"sim: {change} after a serve that failed", "what is served in its place is served again", True)
 
 
-# fault: core/followed.py: back_to, moved = _fit(spare, change) if spare else (None, []) → back_to, moved = spare, []
+# fault: core/request.py: back_to, moved = _fit(spare, change) if spare else (None, []) → back_to, moved = spare, []
 @pytest.mark.promise("P33", "P36")
 @pytest.mark.parametrize("change", CHANGES)
 def test_a_load_that_fails_after_a_change_goes_back_to_hosts_that_are_there(change: str) -> None:

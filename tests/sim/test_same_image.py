@@ -14,7 +14,7 @@ from vllm_cluster.core.plan import Plan, SameImage
 from vllm_cluster.errors import FleetError, HostError
 from vllm_cluster.events import Emit
 from vllm_cluster.inventory.model import Inventory
-from vllm_cluster.run.barrier import hold
+from vllm_cluster.run.barrier import ensure_same_image
 from vllm_cluster.run.runtime import Runtime
 
 INVENTORY = make.inventory(2)
@@ -27,7 +27,7 @@ def held(world: World, plan: Plan, inventory: Inventory = INVENTORY) -> Outcome:
     def verb(inventory: Inventory, emit: Emit, runtime: Runtime) -> Any:
         with reached(inventory, emit, runtime=runtime) as (fleet, _):
             facts_of(inventory, fleet)
-            hold(barrier, plan, fleet, emit)
+            ensure_same_image(barrier.image, barrier.base, plan, fleet)
 
     return lab.run(world, inventory, verb)
 

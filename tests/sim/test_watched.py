@@ -17,7 +17,6 @@ from vllm_cluster.events import Emit
 from vllm_cluster.inventory.model import Inventory
 from vllm_cluster.run.barrier import await_gpus
 from vllm_cluster.run.runtime import Runtime
-from vllm_cluster.run.secrets import Reading
 
 INVENTORY = make.inventory(2)
 
@@ -116,7 +115,7 @@ def test_serve_always_returns(how: str, phase: str, why: str) -> None:
 def _await_gpus(inventory: Inventory, emit: Emit, runtime: Runtime) -> None:
     """The wait of `up` for the GPUs of all hosts."""
     with connect_all(inventory, emit, runtime=runtime) as fleet:
-        await_gpus(fleet, assess(inventory, fleet, emit, reading=Reading.NONE).plan, emit)
+        await_gpus(fleet, assess(inventory, fleet, emit, read=False).plan, emit)
 
 
 # fault: run/barrier.py: and seconds > CONNECT_SECONDS: → and seconds > 1e9:
@@ -181,7 +180,7 @@ def test_a_former_node_is_not_counted_by_a_picture_from_before() -> None:
 
         def wait(inventory: Inventory, emit: Emit, runtime: Runtime) -> None:
             with connect_all(inventory, emit, runtime=runtime) as fleet:
-                plan = assess(inventory, fleet, emit, reading=Reading.NONE).plan
+                plan = assess(inventory, fleet, emit, read=False).plan
                 await_gpus(fleet, plan, emit, {former})
 
         waited = lab.run(world, INVENTORY, wait)

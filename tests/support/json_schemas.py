@@ -313,7 +313,7 @@ def _events() -> list[Schema]:
         ("warning", "pull --verify", {"code": TEXT, "path": TEXT}),
         ("warning", "pull of a folder", {"code": TEXT, "paths": rows(TEXT)}),
         ("warning", "image push", {"code": TEXT, "id": TEXT}),
-        *((kind, "", {}) for kind in ("phase", "note", "failed", "warning", "progress", "start", "log", "result")),
+        *((kind, "", {}) for kind in ("phase", "note", "failed", "warning", "progress", "start", "result")),
         ("plan", "up", {"plan": _plan()}),
         ("start", "up", operation),
         ("start", "serve, rollback", {"phase": TEXT, "seconds": NUMBER}),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from vllm_cluster.actions.assess import Assessment, assess
@@ -21,14 +21,13 @@ from vllm_cluster.core.plan import (
 )
 from vllm_cluster.core.spec import node_name
 from vllm_cluster.errors import PreflightFailed
-from vllm_cluster.events import Emit, waiting
+from vllm_cluster.events import Emit, Event, waiting
 from vllm_cluster.inventory.model import Inventory
 from vllm_cluster.run import serve_request
 from vllm_cluster.run.connection import Fleet
-from vllm_cluster.run.history import record, request_of
+from vllm_cluster.run.history import record
 from vllm_cluster.run.lease import Lease
 from vllm_cluster.run.node_handle import NodeHandle
-from vllm_cluster.run.secrets import Reading
 from vllm_cluster.text import by_hosts
 
 
@@ -53,7 +52,7 @@ def look_up(inventory: Inventory, fleet: Fleet, emit: Emit) -> Assessment:
     Raises:
         PreflightFailed: the cluster is not up.
     """
-    seen = assess(inventory, fleet, emit, reading=Reading.NONE)
+    seen = assess(inventory, fleet, emit, read=False)
     _require_up(seen.plan)
     return seen
 
@@ -81,30 +80,30 @@ def ask_head(
     """
     while True:
         # Never asked with the lease in hand: a person who is away from the terminal would lock everybody out.
-        consent.ask(stopped_for(node, wanted, names), then)
+        consent.ask(stopped_for(node, wanted), then)
         with Lease([node.connection], node.cluster, verb) as lease:
             lease.acquire(wait, waiting(emit))
-            if consent.covers(stopped_for(node, wanted, names)):
+            if consent.covers(stopped_for(node, wanted)):
                 number = serve_request.write(node, wanted)
                 text = f"{entry or verb} {request.summary(wanted, names)}" if wanted else verb
                 record(node, verb, [text], emit, request=number)
                 return number
 
 
-def follow(fleet: Fleet, inventory: Inventory, number: int, wanted: Mapping[str, Any], emit: Emit) -> None:
+def follow(
+    fleet: Fleet, inventory: Inventory, number: int, wanted: Mapping[str, Any], emit: Emit, *, title: str
+) -> None:
     """Show how far the head is with a request, until the model has answered."""
+    emit(Event("phase", title))
     with continues_on_interrupt(inventory.cluster, wanted["name"]):
         Follower(fleet, inventory, number, emit, asked=wanted).follow()
 
 
-def stopped_for(node: NodeHandle, wanted: Mapping[str, Any] | None, names: Mapping[str, str]) -> Stops:
-    """What the request would stop, and in what it differs; nothing where it is served or being loaded already."""
+def stopped_for(node: NodeHandle, wanted: Mapping[str, Any] | None) -> Stops:
+    """What the request would stop; nothing where it is served or being loaded already."""
     stops = served_on(node)
-    if stops.served is None or wanted is None:
-        return stops
-    if stops.served.generation == wanted["generation"]:
-        return Stops()
-    return replace(stops, changes=request.changes(request_of(node, stops.served.generation), wanted, names))
+    same = stops.served is not None and wanted is not None and stops.served.generation == wanted["generation"]
+    return Stops() if same else stops
 
 
 def _require_up(plan: Plan) -> None:

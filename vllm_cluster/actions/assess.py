@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -10,7 +10,7 @@ from vllm_cluster.checks.finding import Finding, merged
 from vllm_cluster.checks.registry import engine_problem, preflight
 from vllm_cluster.core.desired import Inputs, desired, settled
 from vllm_cluster.core.diff import diff
-from vllm_cluster.core.gpus import why_chosen
+from vllm_cluster.core.gpus import chosen
 from vllm_cluster.core.identity import cluster_id, node_of
 from vllm_cluster.core.kept import kept_secrets
 from vllm_cluster.core.members import NONE_NAMED, Named
@@ -27,7 +27,7 @@ from vllm_cluster.run.node_program import digest, node_files
 from vllm_cluster.run.observe import observe, usable
 from vllm_cluster.run.runtime import SYSTEM, Runtime
 from vllm_cluster.run.secret_files import read_kept
-from vllm_cluster.run.secrets import Reading, Secrets, collect_secrets, collect_with_values
+from vllm_cluster.run.secrets import Secrets, collect_secrets, collect_with_values
 from vllm_cluster.text import by_hosts, count
 
 # This machine, where a host is named.
@@ -88,14 +88,13 @@ def each_usable(
     return fleet.each(lambda connection: usable(observe(inventory, connection)), hosts)
 
 
-def facts_of(inventory: Inventory, fleet: Fleet, without: Collection[str] = ()) -> dict[str, HostFacts]:
-    """The facts of every host, but for some.
+def facts_of(inventory: Inventory, fleet: Fleet) -> dict[str, HostFacts]:
+    """The facts of every host.
 
     Raises:
         PreflightFailed: a host's Docker cannot be used.
     """
-    hosts = [name for name in fleet.names if name not in without]
-    facts = fleet.all(lambda connection: observe(inventory, connection), hosts)
+    facts = fleet.all(lambda connection: observe(inventory, connection))
     ensure_no_errors([finding for host in facts.values() if (finding := engine_problem(host))])
     return with_contents(inventory, fleet, facts)
 
@@ -106,12 +105,13 @@ def assess(
     emit: Emit,
     *,
     locked: bool = False,
-    reading: Reading = Reading.ALL,
+    read: bool = True,
     named: Named = NONE_NAMED,
 ) -> Assessment:
     """Observe all hosts and compare them with the inventory; changes nothing.
 
-    With the lease held it also reads the generated secrets from where they are, to give them to new nodes.
+    Without `read` secrets by reference count as unchanged. With the lease held it also reads the generated secrets from
+    where they are, to give them to new nodes.
     Members that left and are not clean are remembered, but for those to forget.
 
     Raises:
@@ -121,7 +121,7 @@ def assess(
     emit(Event("phase", f"inspecting {count(len(inventory.hosts), 'host')}"))
     facts = facts_of(inventory, fleet)
     judge(inventory, facts, emit)
-    return compare(inventory, fleet, facts, emit, locked=locked, reading=reading, named=named)
+    return compare(inventory, fleet, facts, emit, locked=locked, read=read, named=named)
 
 
 def compare(
@@ -131,7 +131,7 @@ def compare(
     emit: Emit,
     *,
     locked: bool = False,
-    reading: Reading = Reading.ALL,
+    read: bool = True,
     named: Named = NONE_NAMED,
 ) -> Assessment:
     """The way from what was found to what is wanted; as `assess`.
@@ -142,28 +142,11 @@ def compare(
     if locked:
         secrets = collect_with_values(inventory, read_kept(inventory, facts, fleet), fleet.runtime)
     else:
-        secrets = collect_secrets(inventory, kept_secrets(inventory, facts), fleet.runtime, reading)
-    for problem in secrets.unread:
-        emit(Event("warning", f"{problem}; it is taken as unchanged", data={"code": "secret-unread"}))
+        secrets = collect_secrets(inventory, kept_secrets(inventory, facts), fleet.runtime, read=read)
     note_gpus(inventory, facts, emit)
     specs = _specs(inventory, fleet, facts, secrets, emit)
     members = membership(inventory, fleet, facts, specs, emit=emit, named=named, locked=locked)
     return Assessment({**facts, **members.former}, diff(specs, facts, members), secrets)
-
-
-def survey_without(inventory: Inventory, fleet: Fleet, emit: Emit, lost: Collection[str]) -> Assessment | None:
-    """The plan for the hosts that answer, as far as it does not depend on the lost ones; None without the head.
-
-    Raises:
-        PreflightFailed: something is wrong with the hosts that answer.
-    """
-    emit(Event("phase", f"inspecting {count(len(inventory.hosts), 'host')}"))
-    facts = facts_of(inventory, fleet, lost)
-    judge(inventory, facts, emit)
-    if inventory.head_name in lost:
-        return None
-    secrets = collect_secrets(inventory, kept_secrets(inventory, facts), fleet.runtime, Reading.WHAT_CAN_BE)
-    return Assessment(facts, diff(_specs(inventory, fleet, facts, secrets, emit), facts), secrets)
 
 
 def judge(inventory: Inventory, facts: Mapping[str, HostFacts], emit: Emit) -> None:
@@ -189,13 +172,15 @@ def _specs(
 
 
 def note_gpus(inventory: Inventory, facts: Mapping[str, HostFacts], emit: Emit) -> None:
-    """Show which GPUs are chosen and why, where the inventory gives a number; a node that runs keeps those it has."""
+    """Show which GPUs are chosen, where the inventory gives a number; a node that runs keeps those it has."""
     if inventory.accelerator != "nvidia":
         return
     for name, seen in facts.items():
-        node = node_of(inventory.cluster, seen)
-        if (node is None or node.state != "running") and (why := why_chosen(inventory.hosts[name], seen)):
-            emit(Event("note", why, name))
+        node, gpus = node_of(inventory.cluster, seen), chosen(inventory.hosts[name], seen)
+        given = isinstance(inventory.hosts[name].gpus, int) and len(gpus) < len(seen.gpus)
+        if given and (node is None or node.state != "running"):
+            names = ", ".join(str(gpu.index) for gpu in gpus)
+            emit(Event("note", f"GPU {names} of {len(seen.gpus)} are chosen", name))
 
 
 def ensure_no_errors(findings: list[Finding]) -> None:

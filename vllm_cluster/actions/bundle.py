@@ -38,7 +38,7 @@ from vllm_cluster.run.node_handle import NodeHandle
 from vllm_cluster.run.node_program import digest, node_files
 from vllm_cluster.run.observe import observe
 from vllm_cluster.run.runtime import SYSTEM, Runtime
-from vllm_cluster.run.secrets import read, references
+from vllm_cluster.run.secrets import read_references, references
 from vllm_cluster.text import REDACTED, count, looks_random, redact, redactor
 
 MAX_FILE_BYTES = 8 << 20
@@ -104,7 +104,7 @@ def _own_secrets(inventory: Inventory) -> Iterator[str]:
     for name, reference in references(inventory).items():
         # A reference that leads nowhere any more must not keep the rest from being redacted and packed.
         with suppress(VclusterError):
-            yield from read(inventory, {name: reference}).values()
+            yield from read_references(inventory, {name: reference}).values()
 
 
 def _secret_variables(inventory: Inventory) -> Iterator[str]:

@@ -9,7 +9,7 @@ from vllm_cluster.actions.batches import batches_on, has_batches
 from vllm_cluster.core import request
 from vllm_cluster.core.node_status import ServeStatus, UnreadableStatus
 from vllm_cluster.core.plan import MoveHead, Plan, RecordMembers, RemoveContainer, RestartNode
-from vllm_cluster.core.spec import CLUSTER, HEAD_ADDRESS, ROLE, FieldChange, node_name, stored_spec
+from vllm_cluster.core.spec import CLUSTER, HEAD_ADDRESS, ROLE, node_name, stored_spec
 from vllm_cluster.errors import Aborted, ConnectionLost, HostError, PreflightFailed, UsageError
 from vllm_cluster.facts.host_facts import Container, HostFacts
 from vllm_cluster.run.connection import Fleet
@@ -54,8 +54,6 @@ class Stops:
     served: Served | None = None
     unknown: str = ""
     nodes: Mapping[str, str] = field(default_factory=dict)
-    # In what that which comes in its place differs from the model.
-    changes: tuple[FieldChange, ...] = ()
     # Whether the head starts the model again by itself.
     again: bool = False
     # The model that runs on: the nodes have no rank of it.
@@ -142,9 +140,7 @@ class Consent:
         """
         first = self._confirmed is None
         if not self.covers(stops):
-            changes = "; ".join(change.text for change in stops.changes)
-            what = f"{stops.action(self._cluster)}{then}" + (f" ({changes})" if changes else "")
-            _require_yes(self._confirm, what, first=first)
+            _require_yes(self._confirm, f"{stops.action(self._cluster)}{then}", first=first)
         self._confirmed = stops
 
 

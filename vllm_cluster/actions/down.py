@@ -11,7 +11,7 @@ from vllm_cluster.actions.consent import Confirm, Consent, Stops, batches_beside
 from vllm_cluster.checks.docker import foreign as foreign_findings
 from vllm_cluster.checks.docker import name_taken
 from vllm_cluster.core.diff import leave
-from vllm_cluster.core.identity import Owner, cluster_id, foreign, is_leftover, is_of_cluster, is_volume_name
+from vllm_cluster.core.identity import cluster_id, foreign, is_leftover, is_of_cluster, is_volume_name
 from vllm_cluster.core.kept import kept_secrets
 from vllm_cluster.core.members import former, record_of
 from vllm_cluster.core.pull import container_name
@@ -101,7 +101,7 @@ class Removal:
 
     def _leave_alone(self, lost: Mapping[str, VclusterError]) -> None:
         for name, error in lost.items():
-            ways = by_hand(Owner(self.cluster, self.identity), name)
+            ways = by_hand(self.cluster, name)
             if isinstance(error, LeftAlone):
                 error.hint = f"if {name} is of this cluster, add it to the inventory\nvcluster down"
                 ways = "if it is of this cluster, add it to the inventory, then: vcluster down"
@@ -109,7 +109,7 @@ class Removal:
         self._lose(lost)
 
     def _lose(self, lost: Mapping[str, VclusterError]) -> None:
-        """Go on without the hosts that failed.
+        """Leave out the hosts that failed.
 
         Raises:
             LeaseLost: they failed as one of them gave the lease up.

@@ -19,7 +19,7 @@ from vllm_cluster.inventory.model import Host, Inventory
 from vllm_cluster.laptop import expanded
 from vllm_cluster.run.model_lookup import supports_pp
 from vllm_cluster.run.observe import observe
-from vllm_cluster.run.secrets import read as read_secrets
+from vllm_cluster.run.secrets import read_references
 from vllm_cluster.text import count
 
 TOKEN_BYTES = 1000
@@ -83,7 +83,7 @@ def host_token(inventory: Inventory) -> str | None:
     """The token that a host may have: the inventory's alone."""
     if not inventory.hf_token:
         return None
-    return read_secrets(inventory, {"hf-token": inventory.hf_token})["hf-token"]
+    return read_references(inventory, {"hf-token": inventory.hf_token})["hf-token"]
 
 
 def _look(inventory: Inventory, architecture: str, emit: Emit) -> _HostGpus:

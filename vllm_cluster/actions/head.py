@@ -69,11 +69,6 @@ def ready(inventory: Inventory, head: HostConnection) -> ServeStatus:
     if serve is None:
         raise PreflightFailed(f"no model is served on {inventory.cluster}", hint="vcluster serve MODEL")
     if serve.phase != "ready":
-        detail = f": {serve.detail}" if serve.detail else ""
-        hint = (
-            "vcluster explain\nvcluster status"
-            if serve.phase == "failed"
-            else "vcluster status --wait\nvcluster status"
-        )
-        raise PreflightFailed(f"{serve.name} is not ready: {serve.phase}{detail}", hint=hint)
+        first = "vcluster explain" if serve.phase == "failed" else "vcluster status --wait"
+        raise PreflightFailed(f"{serve.name} is not ready: {serve.words}", hint=f"{first}\nvcluster status")
     return serve

@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-from vllm_cluster.actions.assess import ensure_no_errors
-from vllm_cluster.actions.head import at_head
-from vllm_cluster.checks.docker import foreign
 from vllm_cluster.core.history import Entry
-from vllm_cluster.core.identity import node_of
-from vllm_cluster.errors import PreflightFailed
 from vllm_cluster.inventory.model import Inventory
+from vllm_cluster.run.connection import Fleet
 from vllm_cluster.run.history import read_history
-from vllm_cluster.run.node_handle import NodeHandle
-from vllm_cluster.run.observe import observe, usable
+from vllm_cluster.run.node_handle import open_node
 from vllm_cluster.run.runtime import SYSTEM, Runtime
 
 
@@ -22,10 +17,5 @@ def history(inventory: Inventory, *, runtime: Runtime = SYSTEM) -> list[Entry]:
         PreflightFailed: there is no node of this cluster on the head.
         Unreachable: the head cannot be reached.
     """
-    with at_head(inventory, runtime) as head:
-        facts = usable(observe(inventory, head))
-        ensure_no_errors(list(foreign(inventory, {head.name: facts})))
-        if node_of(inventory.cluster, facts) is None:
-            text = f"{head.name}: history: cluster {inventory.cluster} is not up; vcluster down deletes its history"
-            raise PreflightFailed(text, hint="vcluster up")
-        return read_history(NodeHandle(head, inventory.cluster))
+    with Fleet(inventory, runtime, [inventory.head_name]) as fleet:
+        return read_history(open_node(inventory, fleet.connections[inventory.head_name]))

@@ -11,7 +11,7 @@ from vllm_cluster.actions.assess import connect_all
 from vllm_cluster.actions.consent import Confirm, Consent
 from vllm_cluster.core import request
 from vllm_cluster.errors import PreflightFailed
-from vllm_cluster.events import Emit, Event
+from vllm_cluster.events import Emit
 from vllm_cluster.inventory.model import Inventory
 from vllm_cluster.run import serve_request
 from vllm_cluster.run.history import ready_requests
@@ -40,8 +40,7 @@ def rollback(
         number = ask_head(
             node, wanted, emit, verb="rollback", entry="rollback to", consent=consent, names=names, then=then, wait=wait
         )
-        emit(Event("phase", f"serving {wanted['name']} again"))
-        follow(fleet, inventory, number, wanted, emit)
+        follow(fleet, inventory, number, wanted, emit, title=f"serving {wanted['name']} again")
     port = int(wanted.get("port", inventory.ports.api))
     return Endpoint(str(wanted["name"]), str(wanted["host"]), inventory.head_name, port)
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from vllm_cluster.actions.ask_head import Endpoint, ask_head, follow, look_up, stopped_for
-from vllm_cluster.actions.assess import connect_all
+from vllm_cluster.actions.assess import Assessment, connect_all
 from vllm_cluster.actions.consent import Confirm, Consent, served_on
 from vllm_cluster.actions.pull_plan import WantedModel
-from vllm_cluster.actions.serve_check import CheckedRequest, check_request, note_downloads, revision
+from vllm_cluster.actions.serve_check import check_request, note_downloads, revision
 from vllm_cluster.actions.serve_pull import PullFirst
 from vllm_cluster.backends import vllm
 from vllm_cluster.core import request
@@ -24,6 +24,7 @@ from vllm_cluster.facts.host_facts import HostFacts
 from vllm_cluster.inventory.model import Inventory
 from vllm_cluster.inventory.words import nearest
 from vllm_cluster.run import serve_request
+from vllm_cluster.run.connection import Fleet
 from vllm_cluster.run.node_handle import NodeHandle
 from vllm_cluster.run.runtime import SYSTEM, Runtime
 
@@ -58,58 +59,87 @@ def serve(
     """
     model, served = _readable(inventory, model, name)
     _ensure_allowed(inventory, model, served, extra)
-    named = _named(inventory, hosts)
+    given = Given(tp, pp, _named(inventory, hosts), expose, tuple(extra), rollback)
     # What is checked again after a pull is mostly the same.
-    emit, consent = warn_once(emit, "note"), Consent(confirm, inventory.cluster)
+    emit, consent, then = warn_once(emit, "note"), Consent(confirm, inventory.cluster), f" and serve {served}"
     with connect_all(inventory, emit, runtime=runtime) as fleet:
-        seen = look_up(inventory, fleet, emit)
+        seen, names = look_up(inventory, fleet, emit), fleet.addresses
         node = NodeHandle(fleet.connections[inventory.head_name], inventory.cluster)
-        layout, where = _layout(inventory, seen.plan.gpus, tp, pp, named)
-        host = inventory.hosts[inventory.head_name].address if expose else "127.0.0.1"
-        at: dict[str, Any] = {"name": served, "host": host, "port": inventory.ports.api}
-        argv = vllm.serve_argv(model, tp=layout.tp, pp=layout.pp, extra=extra, **at)
-        by_default = tp is None and pp is None
-        wanted = request.request(argv, model=model, by_default=by_default, rollback=rollback, **at, **where)
+        layout, wanted = _request(inventory, seen.plan.gpus, model, served, given)
+        endpoint = Endpoint(served, wanted["host"], inventory.head_name, wanted["port"])
         serving = node.state().serving
         number = _asked_already(node, serving, wanted["generation"])
         if serving and serving.request == number and serving.phase == "ready":
-            _report_served(node, served, extra, emit)
-            return Endpoint(served, host, inventory.head_name, at["port"])
+            return _report_served(node, endpoint, extra, emit)
+        title = f"{served} is already being started; following it"
         if number is None:
-            for reason in layout.reasons:
-                emit(Event("note", reason))
-            if serving is None:
-                _require_port(seen.facts[inventory.head_name], at["port"])
-            then, names = f" and serve {served}", fleet.addresses
-
-            def ask() -> None:
-                consent.ask(stopped_for(node, wanted, names), then)
-
-            judge = partial(check_request, fleet, inventory, seen.facts, wanted, emit, extra=extra)
-            commit = "" if revision(extra) == "main" else revision(extra)
-            first = PullFirst(inventory, fleet, seen.facts, emit, WantedModel(model, commit))
-            wanted = _checked(wanted, judge, first, emit, pull=pull, confirm=confirm, ask=ask)
+            _show_layout(inventory, seen.facts, layout, serving, emit)
+            ask = partial(_ask, consent, node, wanted, then)
+            wanted = _checked(inventory, fleet, seen, wanted, emit, extra=extra, pull=pull, confirm=confirm, ask=ask)
             number = ask_head(node, wanted, emit, verb="serve", consent=consent, names=names, then=then, wait=wait)
-            emit(Event("phase", f"serving {served}: TP={layout.tp} × PP={layout.pp}"))
-        else:
-            emit(Event("phase", f"{served} is already being started; following it"))
-        follow(fleet, inventory, number, wanted, emit)
-    return Endpoint(served, host, inventory.head_name, at["port"])
+            title = f"serving {served}: TP={layout.tp} × PP={layout.pp}"
+        follow(fleet, inventory, number, wanted, emit, title=title)
+    return endpoint
 
 
-def _report_served(node: NodeHandle, served: str, extra: Sequence[str], emit: Emit) -> None:
+class Given(NamedTuple):
+    """How a person wants the model served; `hosts` is empty where all are wanted."""
+
+    tp: int | None
+    pp: int | None
+    hosts: tuple[str, ...]
+    expose: bool
+    extra: tuple[str, ...]
+    rollback: bool
+
+
+def _request(
+    inventory: Inventory, gpus: Mapping[str, int], model: str, served: str, given: Given
+) -> tuple[vllm.Parallelism, dict[str, Any]]:
+    """How the model is laid over the GPUs (address → number, the head first), and the request."""
+    layout, where = _layout(inventory, gpus, given)
+    host = inventory.hosts[inventory.head_name].address if given.expose else "127.0.0.1"
+    at: dict[str, Any] = {"name": served, "host": host, "port": inventory.ports.api}
+    argv = vllm.serve_argv(model, tp=layout.tp, pp=layout.pp, extra=given.extra, **at)
+    by_default = given.tp is None and given.pp is None
+    return layout, request.request(argv, model=model, by_default=by_default, rollback=given.rollback, **at, **where)
+
+
+def _show_layout(
+    inventory: Inventory,
+    facts: Mapping[str, HostFacts],
+    layout: vllm.Parallelism,
+    serving: ServeStatus | None,
+    emit: Emit,
+) -> None:
+    """Show how the model is laid out and why; the port must be free where nothing is served."""
+    for reason in layout.reasons:
+        emit(Event("note", reason))
+    if serving is None:
+        _require_port(facts[inventory.head_name], inventory.ports.api)
+
+
+def _ask(consent: Consent, node: NodeHandle, wanted: Mapping[str, Any], then: str) -> None:
+    """Ask before anything is stopped."""
+    consent.ask(stopped_for(node, wanted), then)
+
+
+def _report_served(node: NodeHandle, endpoint: Endpoint, extra: Sequence[str], emit: Emit) -> Endpoint:
     now = served_on(node).served
-    emit(Event("result", f"already served: {now.text if now else served}. Nothing was changed."))
+    emit(Event("result", f"already served: {now.text if now else endpoint.model}. Nothing was changed."))
     if "config" in vllm.options(extra):
         emit(Event("note", READ_ONCE))
+    return endpoint
 
 
 def _checked(
+    inventory: Inventory,
+    fleet: Fleet,
+    seen: Assessment,
     wanted: Mapping[str, Any],
-    judge: Callable[..., CheckedRequest],
-    first: PullFirst,
     emit: Emit,
     *,
+    extra: Sequence[str],
     pull: bool | None,
     confirm: Confirm,
     ask: Callable[[], None],
@@ -118,7 +148,10 @@ def _checked(
 
     `ask` asks before anything is stopped: every question comes before the pull, which may take hours.
     """
-    model, found = wanted["model"], judge(pull=pull is True)
+    model, asked = wanted["model"], revision(extra)
+    judge = partial(check_request, fleet, inventory, seen.facts, wanted, emit, extra=extra)
+    first = PullFirst(inventory, fleet, seen.facts, emit, WantedModel(model, "" if asked == "main" else asked))
+    found = judge(pull=pull is True)
     if found.lacking and (pull or (pull is None and first.is_wanted(confirm))):
         ask()
         first.bring()
@@ -165,16 +198,15 @@ def _named(inventory: Inventory, hosts: Sequence[str]) -> tuple[str, ...]:
     return () if len(named) == len(inventory.hosts) else named
 
 
-def _layout(
-    inventory: Inventory, gpus: Mapping[str, int], tp: int | None, pp: int | None, named: Sequence[str]
-) -> tuple[vllm.Parallelism, dict[str, Any]]:
-    """How the model is laid over the GPUs (address → number, the head first), and what the request has of them."""
+def _layout(inventory: Inventory, gpus: Mapping[str, int], given: Given) -> tuple[vllm.Parallelism, dict[str, Any]]:
+    """How the model is laid over the GPUs, and what the request has of them."""
+    named = given.hosts
     names = {host.address: name for name, host in inventory.hosts.items()}
     there = {address: number for address, number in gpus.items() if not named or names[address] in named}
     idle = [f"{gpus[address]} of {names[address]}" for address in gpus if address not in there]
     where = ", ".join(names[address] for address in there) if named else "the cluster"
     numbers, labels = list(there.values()), [names[address] for address in there]
-    layout = vllm.choose_parallelism(numbers, tp, pp, labels, where=where)
+    layout = vllm.choose_parallelism(numbers, given.tp, given.pp, labels, where=where)
     reasons = [*layout.reasons, *([f"--hosts {','.join(named)}: GPUs stay idle: {', '.join(idle)}"] if named else [])]
     where_it_goes: dict[str, Any] = {"nodes": gpus, "ranks": vllm.place(there, layout.tp, layout.pp)}
     where_it_goes |= {"hosts": list(there)} if named else {}

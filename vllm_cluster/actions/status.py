@@ -20,6 +20,7 @@ from vllm_cluster.run.history import AuditEntry, last_change
 from vllm_cluster.run.node_handle import NodeHandle
 from vllm_cluster.run.observe import observe
 from vllm_cluster.run.runtime import SYSTEM, Runtime
+from vllm_cluster.shell_line import shell_line
 from vllm_cluster.text import count
 
 # States of a host. The first five are its container's; what is unknown could not be looked at.
@@ -225,20 +226,13 @@ def _former(
     inventory: Inventory, facts: Mapping[str, HostFacts], record: Record | None, head: HostState
 ) -> tuple[HostStatus, ...]:
     """The members that left the inventory and may still hold a node; what is there now was not looked at."""
-    return tuple(
-        HostStatus(
-            name,
-            member.address,
-            "former",
-            "left",
-            "",
-            None,
-            _counted(head, member.address),
-            f"{OUTSIDE}: up removes its node; --forget: it is gone for good",
-            f"vcluster up\nvcluster up --forget {name}",
-        )
-        for name, member in former(inventory, facts, record).items()
-    )
+    rows = []
+    for name, member in former(inventory, facts, record).items():
+        text = f"{OUTSIDE}: up removes its node (--former: where no inventory here named it); --forget: it is gone"
+        ways = shell_line(["vcluster", "up", "--former", member.destination])
+        fix, counted = f"vcluster up\n{ways}\nvcluster up --forget {name}", _counted(head, member.address)
+        rows.append(HostStatus(name, member.address, "former", "left", "", None, counted, text, fix))
+    return tuple(rows)
 
 
 def _alive(head: NodeStatus | None) -> list[GroupNode]:

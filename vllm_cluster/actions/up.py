@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from vllm_cluster.actions.assess import (
     Assessment,
@@ -13,8 +14,6 @@ from vllm_cluster.actions.assess import (
     connect_all,
     facts_of,
     judge,
-    reached,
-    survey_without,
 )
 from vllm_cluster.actions.consent import Confirm, Consent, Stops, stopped_by
 from vllm_cluster.actions.explain import add_cause, began
@@ -31,11 +30,12 @@ from vllm_cluster.core.plan import (
     RestartNode,
     StartNode,
 )
-from vllm_cluster.errors import NodesNotJoined, PreflightFailed, VclusterError, combine
+from vllm_cluster.errors import NodesNotJoined, VclusterError
 from vllm_cluster.events import Emit, Event, Kind, waiting, warn_once
+from vllm_cluster.facts.host_facts import HostFacts
 from vllm_cluster.inventory.model import Inventory
 from vllm_cluster.run import serve_request
-from vllm_cluster.run.barrier import hold
+from vllm_cluster.run.barrier import await_gpus
 from vllm_cluster.run.connection import Fleet
 from vllm_cluster.run.execute import PlanExecution
 from vllm_cluster.run.history import record
@@ -44,53 +44,29 @@ from vllm_cluster.run.image_supply import renew
 from vllm_cluster.run.lease import Lease, in_order
 from vllm_cluster.run.link_test import run_link_test
 from vllm_cluster.run.node_handle import NodeHandle
-from vllm_cluster.run.node_program import node_files
 from vllm_cluster.run.observe import observe
 from vllm_cluster.run.runtime import SYSTEM, Runtime
-from vllm_cluster.run.secrets import Reading
 from vllm_cluster.text import by_hosts, count
 
 NEW_KEY = "the endpoint gets a new API key; every client needs it: vcluster endpoint --key"
 
 
-@dataclass(frozen=True)
-class Planned:
-    """What `up` would do; where hosts cannot be reached, for the others alone, and None where the head is one of them.
+class Planned(NamedTuple):
+    """What `up` would do, and what that stops that runs now."""
 
-    `lost` is the error of the hosts that cannot be reached; `stops` is what it stops that runs now.
-    """
-
-    plan: Plan | None
+    plan: Plan
     stops: Stops
-    lost: VclusterError | None = None
-
-    def whole(self) -> Plan:
-        """The plan for all hosts.
-
-        Raises:
-            VclusterError: some cannot be reached.
-        """
-        if self.lost or self.plan is None:
-            raise self.lost or RuntimeError("no plan")
-        return self.plan
 
 
 def plan(inventory: Inventory, emit: Emit, *, runtime: Runtime = SYSTEM) -> Planned:
-    """What `up` would do. Changes nothing."""
-    with reached(inventory, emit, runtime=runtime) as (fleet, failures):
-        if not failures:
-            return _planned(assess(inventory, fleet, emit, reading=Reading.WHAT_CAN_BE), fleet)
-        lost, seen = combine(failures).with_hosts(inventory.hosts), None
-        try:
-            seen = survey_without(inventory, fleet, emit, failures)
-        except PreflightFailed as found:
-            lost.message += f"\n{found.message}"
-            lost.hint = "\n".join(filter(None, (lost.hint, found.hint)))
-        return _planned(seen, fleet, lost)
+    """What `up` would do. Changes nothing.
 
-
-def _planned(seen: Assessment | None, fleet: Fleet, lost: VclusterError | None = None) -> Planned:
-    return Planned(seen.plan, stopped_by(seen.plan, seen.facts, fleet), lost) if seen else Planned(None, Stops(), lost)
+    Raises:
+        VclusterError: as `up`.
+    """
+    with connect_all(inventory, emit, runtime=runtime) as fleet:
+        seen = assess(inventory, fleet, emit)
+        return Planned(seen.plan, _stops(seen, fleet))
 
 
 def up(
@@ -116,18 +92,12 @@ def up(
     # A renewed tag is given back, however the verb ends before its first change: the next `up` must not take it.
     with connect_all(inventory, emit, runtime=runtime) as fleet, ExitStack() as undo:
         runtime.visited.add(inventory.cluster, ways_of(inventory))
-        emit(Event("phase", f"inspecting {count(len(inventory.hosts), 'host')}"))
-        facts = facts_of(inventory, fleet)
-        if renew_image:
-            head = fleet.connections[inventory.head_name]
-            renew(head, inventory.image, emit, undo)
-            facts = with_contents(inventory, fleet, {**facts, head.name: observe(inventory, head)})
-        judge(inventory, facts, emit)
+        facts = _facts(inventory, fleet, emit, undo if renew_image else None)
         first = seen = compare(inventory, fleet, facts, emit, named=named)
         try:
+            if not first.plan.empty:
+                emit(Event("note", _summary(first.plan, _stops(first, fleet))))
             while not seen.plan.empty:
-                if seen is first:
-                    emit(Event("note", _summary(seen.plan, _stops(seen, fleet))))
                 consent.ask(_stops(seen, fleet))
                 with Lease(in_order(fleet, seen.facts), inventory.cluster, "up") as lease:
                     lease.acquire(wait, waiting(emit))
@@ -135,19 +105,27 @@ def up(
                     seen = assess(inventory, fleet, emit, locked=True, named=named)
                     if consent.covers(_stops(seen, fleet)):
                         undo.pop_all()
-                        _apply(
-                            inventory,
-                            seen,
-                            PlanExecution(seen.plan, fleet, lease, emit, seen.secrets, node_files(), cache),
-                        )
+                        _apply(inventory, seen, PlanExecution(seen.plan, fleet, lease, emit, seen.secrets, cache))
                         break
             undo.pop_all()
             _verify(seen.plan, fleet, emit)
-            _report(inventory, fleet, seen.plan, emit, changed=not first.plan.empty)
         except VclusterError as error:
             # The first look: the reason for a failure may be older than what was done.
             raise _with_measured_cause(inventory, fleet, first, error, emit) from None
+        _report(inventory, fleet, seen.plan, emit, changed=not first.plan.empty)
     return seen.plan
+
+
+def _facts(inventory: Inventory, fleet: Fleet, emit: Emit, undo: ExitStack | None) -> Mapping[str, HostFacts]:
+    """Look at every host, and refuse what is known not to work; with `undo`, with the image that its tag means now."""
+    emit(Event("phase", f"inspecting {count(len(inventory.hosts), 'host')}"))
+    facts = facts_of(inventory, fleet)
+    if undo:
+        head = fleet.connections[inventory.head_name]
+        renew(head, inventory.image, emit, undo)
+        facts = with_contents(inventory, fleet, {**facts, head.name: observe(inventory, head)})
+    judge(inventory, facts, emit)
+    return facts
 
 
 def _stops(seen: Assessment, fleet: Fleet) -> Stops:
@@ -176,7 +154,7 @@ def _verify(plan: Plan, fleet: Fleet, emit: Emit) -> None:
     joined = GpusJoined(plan.gpus)
     if not any(joined in stage.barriers for stage in plan.stages):
         emit(Event("phase", "verifying"))
-        hold(joined, plan, fleet, emit)
+        await_gpus(fleet, plan, emit)
 
 
 def _with_measured_cause(

@@ -31,12 +31,11 @@ def plan(
         made = action.plan(loaded, session.progress)
         session.finish()
         if session.as_json:
-            print(json.dumps({"v": 1, **plan_document(made.whole()), "stops": made.stops.consequence or None}))
-        elif made.plan:
-            lost = tuple(made.lost.failures) if made.lost else ()
+            print(json.dumps({"v": 1, **plan_document(made.plan), "stops": made.stops.consequence or None}))
+        else:
             stops = made.stops.consequence
-            show_plan(made.plan, color=SETTINGS.color, lost=lost, stops=stops)
-        if not made.whole().empty and exit_code:
+            show_plan(made.plan, color=SETTINGS.color, stops=stops)
+        if not made.plan.empty and exit_code:
             raise SystemExit(EXIT_CHANGES)
 
 

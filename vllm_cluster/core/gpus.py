@@ -13,18 +13,10 @@ from vllm_cluster.core.identity import node_of
 from vllm_cluster.core.spec import CLUSTER, GpuRequest, Way, stored_spec
 from vllm_cluster.facts.host_facts import DockerFacts, Gpu, GpuProcess, HostFacts
 from vllm_cluster.inventory.model import Host
-from vllm_cluster.text import plural
 
 # The kinds of `nvidia-smi topo -m` but NVLink, the slowest first: over the link between processors, between PCIe host
 # bridges of one, over one such bridge, over several switches, over one.
 KINDS = ("SYS", "NODE", "PHB", "PXB", "PIX")
-_WORDS = {
-    "SYS": "no path but between processors",
-    "NODE": "no path but between PCIe host bridges of one processor",
-    "PHB": "joined by one PCIe host bridge",
-    "PXB": "joined by PCIe switches",
-    "PIX": "joined by one PCIe switch",
-}
 NVLINK = "NV"
 # So many sets are all compared, in a few milliseconds; of more, those that grow from each GPU.
 MAX_SETS = 2000
@@ -33,16 +25,8 @@ MIB_PER_GIB = 1024
 Indices = tuple[int, ...]
 
 
-@dataclass(frozen=True)
-class GpuChoice:
-    """Some of a host's GPUs, by index, and why these."""
-
-    gpus: tuple[Gpu, ...]
-    reason: str
-
-
 @lru_cache(maxsize=1024)
-def choose(gpus: tuple[Gpu, ...], number: int, busy: frozenset[int] = frozenset()) -> GpuChoice:
+def choose(gpus: tuple[Gpu, ...], number: int, busy: frozenset[int] = frozenset()) -> tuple[Gpu, ...]:
     """The GPUs to take together: free, sound and alike, joined by NVLink, near each other; the rest stay joined.
 
     `busy` are the indices of those in use.
@@ -50,8 +34,7 @@ def choose(gpus: tuple[Gpu, ...], number: int, busy: frozenset[int] = frozenset(
     pairs = _Pairs(gpus, busy)
     every = range(len(gpus))
     sets = combinations(every, number) if comb(len(gpus), number) <= MAX_SETS else _grown(pairs, number)
-    best = min(sets, key=pairs.cost)
-    return GpuChoice(tuple(gpus[n] for n in best), pairs.reason(best))
+    return tuple(gpus[n] for n in min(sets, key=pairs.cost))
 
 
 def _grown(pairs: _Pairs, number: int) -> Iterator[Indices]:
@@ -96,27 +79,6 @@ class _Pairs:
             chosen,
         )
 
-    def reason(self, chosen: Indices) -> str:
-        """Why these, for people."""
-        kinds = [self._kind[pair] for pair in combinations(chosen, 2)]
-        linked = sorted({kind for kind in kinds if kind.startswith(NVLINK)}, key=_links)
-        slow = [kind for kind in KINDS if kind in kinds]
-        words = []
-        if len({gpu.name for gpu in self.gpus}) > 1:
-            words.append(" and ".join(sorted({self.gpus[n].name for n in chosen})))
-        if linked:
-            some = "" if not slow else f" in {sum(map(bool, map(_links, kinds)))} of {len(kinds)} pairs"
-            words.append(f"joined by NVLink ({', '.join(linked)}){some}")
-        if slow:
-            words.append(_WORDS[slow[0]])
-        sides = [self.gpus[n].numa for n in chosen]
-        known = sorted({side for side in sides if side is not None})
-        if None not in sides:
-            words.append(f"NUMA {plural(len(known), 'node')} {', '.join(map(str, known))}")
-        if taken := [str(self.gpus[n].index) for n in chosen if n in self._busy]:
-            words.append(f"{', '.join(taken)} in use by others")
-        return ", ".join(words) or "the first free one"
-
 
 def _kind(one: Gpu, other: Gpu) -> str:
     """How two GPUs are joined; by their NUMA nodes where the driver did not print it."""
@@ -144,20 +106,7 @@ def chosen(host: Host, facts: HostFacts) -> tuple[Gpu, ...]:
         return tuple(gpu for gpu in facts.gpus if gpu.index in host.gpus or gpu.uuid in host.gpus)
     if host.gpus is None or host.gpus >= len(facts.gpus):
         return facts.gpus
-    return _choice(host.gpus, facts).gpus
-
-
-def why_chosen(host: Host, facts: HostFacts) -> str:
-    """Which GPUs a new node would get and why, where the inventory gives a number and the host has more."""
-    if not isinstance(host.gpus, int) or host.gpus >= len(facts.gpus):
-        return ""
-    choice = _choice(host.gpus, facts)
-    names = ", ".join(str(gpu.index) for gpu in choice.gpus)
-    return f"GPU {names} of {len(facts.gpus)} are chosen: {choice.reason}"
-
-
-def _choice(number: int, facts: HostFacts) -> GpuChoice:
-    return choose(facts.gpus, number, frozenset(gpu.index for gpu in facts.gpus if busy(gpu)))
+    return choose(facts.gpus, host.gpus, frozenset(gpu.index for gpu in facts.gpus if busy(gpu)))
 
 
 def busy(gpu: Gpu) -> bool:

@@ -152,6 +152,11 @@ class ServeStatus:
     token_age_seconds: Number | None = None
     ranks: Mapping[str, int] = field(default_factory=dict)
 
+    @property
+    def words(self) -> str:
+        """The phase with its detail."""
+        return f"{self.phase}: {self.detail}" if self.detail else self.phase
+
 
 @dataclass(frozen=True)
 class NodeStatus:

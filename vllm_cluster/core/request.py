@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import json
-import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from vllm_cluster.backends import vllm
-from vllm_cluster.core.spec import UNSET, FieldChange
 from vllm_cluster.errors import UsageError
+from vllm_cluster.shell_line import shell_line
 from vllm_cluster.text import redact
 
 FILE = "wanted.json"
@@ -31,8 +30,6 @@ _UNNAMED = ("nodes", "generation", "by_default", "rollback", "ranks", "loading")
 TP, PP, HOST = "--tensor-parallel-size=", "--pipeline-parallel-size=", "--host="
 _NAME = "--served-model-name="
 _LOOPBACK = "127.0.0.1"
-# Options of vcluster, as people give them.
-_SHOWN = {_NAME: "--name", TP: "--tp", PP: "--pp", HOST: "address", "--port=": "ports.api"}
 
 
 def request(argv: Sequence[str], *, by_default: bool, rollback: bool = True, **rest: Any) -> dict[str, Any]:
@@ -81,38 +78,6 @@ def layout(serve: Mapping[str, Any]) -> tuple[int, int]:
     return int(_option(serve["argv"], TP)), int(_option(serve["argv"], PP))
 
 
-def changes(before: Any, wanted: Mapping[str, Any], names: Mapping[str, str]) -> tuple[FieldChange, ...]:
-    """In which options a request differs from the one before it; none where that one cannot be read.
-
-    `names` are those of the hosts, by address.
-    """
-    old = whole_request(before)
-    if old is None:
-        return ()
-    # The names of both are in the question already, where they are those of the models.
-    named = old["name"] != wanted["name"]
-    model = [FieldChange("model", old["model"], wanted["model"])] * (old["model"] != wanted["model"] and not named)
-    options = [dict(_options(one, names)) for one in (old, wanted)]
-    keys = dict.fromkeys((*options[0], *options[1]))
-    pairs = [(key, *(redact(one.get(key, UNSET)) for one in options)) for key in keys]
-    return (*model, *(FieldChange(*pair) for pair in pairs if pair[1] != pair[2]))
-
-
-def _options(serve: Mapping[str, Any], names: Mapping[str, str]) -> Iterator[tuple[str, str]]:
-    """The options of a request as people give them, the last of equal ones last."""
-    words = list(serve["argv"][3:])
-    while words:
-        name, equals, value = words.pop(0).partition("=")
-        values = [value] if equals else []
-        while not equals and words and not words[0].startswith("--"):
-            values.append(words.pop(0))
-        shown = _SHOWN.get(f"{name}=", name.replace("_", "-"))
-        if shown != "--name" or serve["name"] != serve["model"]:
-            yield shown, " ".join(values) or "given"
-    if serve.get("hosts"):
-        yield "--hosts", ",".join(names.get(address, address) for address in serve["hosts"])
-
-
 def command(serve: Mapping[str, Any], names: Mapping[str, str], *, layout: bool = True) -> str:
     """The command line that asks for a request, to paste; without its layout where another one is to be chosen.
 
@@ -128,7 +93,7 @@ def command(serve: Mapping[str, Any], names: Mapping[str, str], *, layout: bool 
         words += ["--hosts", ",".join(hosts)]
     words += ["--expose"] if serve["host"] != _LOOPBACK else []
     words += [] if serve.get("rollback", True) else ["--no-rollback"]
-    return redact(shlex.join([*words, *(["--", *extra] if extra else [])]))
+    return redact(shell_line([*words, *(["--", *extra] if extra else [])]))
 
 
 def command_with(asked: object, names: Mapping[str, str], model: str, *, expose: bool = False, flag: str = "") -> str:
@@ -139,20 +104,11 @@ def command_with(asked: object, names: Mapping[str, str], model: str, *, expose:
     serve = whole_request(asked)
     if serve is None:
         behind = ["--", flag] if flag else []
-        return shlex.join(["vcluster", "serve", model, *(["--expose"] if expose else []), *behind])
-    more = {"host": ""} if expose else {}
-    return command({**serve, **more, "argv": _with_flag(serve["argv"], flag) if flag else serve["argv"]}, names)
-
-
-def _with_flag(argv: Sequence[str], flag: str) -> list[str]:
-    """With this flag of a person in place of the same before; both spellings of the parser are one."""
-    own = next(index for index, word in enumerate(argv) if word.startswith(_NAME))
-    name, kept, dropped = flag.partition("=")[0], [], False
-    for word in argv[3:own]:
-        same = word.partition("=")[0].replace("_", "-") == name
-        dropped = same or (dropped and not word.startswith("--"))
-        kept += [] if dropped else [word]
-    return [*argv[:3], *kept, flag, *argv[own:]]
+        return shell_line(["vcluster", "serve", model, *(["--expose"] if expose else []), *behind])
+    # Of two equal flags the last one counts.
+    own = next(at for at, word in enumerate(serve["argv"]) if word.startswith(_NAME))
+    argv = [*serve["argv"][:own], *([flag] if flag else []), *serve["argv"][own:]]
+    return command({**serve, "argv": argv, **({"host": ""} if expose else {})}, names)
 
 
 def summary(serve: Mapping[str, Any], names: Mapping[str, str]) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping
 
 from vllm_cluster.core.images import node_image_name
 from vllm_cluster.core.node_status import GroupMembership, membership
-from vllm_cluster.core.plan import CreateNode, GpusJoined, HeadReady, Plan, SameImage
+from vllm_cluster.core.plan import CreateNode, Plan
 from vllm_cluster.core.spec import BASE_IMAGE, node_name
 from vllm_cluster.errors import CommandFailed, HostError, LeftAlone, NodesNotJoined, Unreachable, combine
 from vllm_cluster.events import Emit, Event
@@ -25,25 +25,12 @@ GONE_SECONDS = 40.0
 RAY_ATTEMPTS = 3
 
 
-def hold(
-    barrier: SameImage | HeadReady | GpusJoined, plan: Plan, fleet: Fleet, emit: Emit, former: Collection[str] = ()
-) -> None:
-    """Until the barrier holds; `former` are the ids in Ray of nodes that this run replaces.
+def ensure_same_image(image: str, wanted: str, plan: Plan, fleet: Fleet) -> None:
+    """Each node is made from this image, or will be: by its node image, as the name may mean another one there.
 
     Raises:
-        HostError: it will not, and why.
+        HostError, FleetError: on some hosts it is another one.
     """
-    match barrier:
-        case SameImage(image, base):
-            _ensure_same_image(image, base, plan, fleet)
-        case HeadReady(host):
-            await_ray(fleet.connections[host], plan, emit)
-        case GpusJoined():
-            await_gpus(fleet, plan, emit, former)
-
-
-def _ensure_same_image(image: str, wanted: str, plan: Plan, fleet: Fleet) -> None:
-    """Each node is made from this image, or will be: by its node image, as the name may mean another one there."""
     new = {one.host: one.spec.requirements for one in plan.operations() if isinstance(one, CreateNode)}
     one_image = OneImage(wanted, fleet.connections.values())
 
@@ -95,6 +82,8 @@ def await_ray(connection: HostConnection, plan: Plan, emit: Emit) -> None:
 
 def await_gpus(fleet: Fleet, plan: Plan, emit: Emit, former: Collection[str] = ()) -> None:
     """Until Ray counts exactly the planned GPUs at the planned addresses, and none of them is of a former node.
+
+    `former` are the ids in Ray of nodes that this run replaces.
 
     Raises:
         HostError: they will not come, or others came, and why.

@@ -15,6 +15,8 @@ from vllm_cluster.core.images import NODE_IMAGE_REPOSITORY, node_image_name, nod
 from vllm_cluster.core.plan import (
     Barrier,
     CreateNode,
+    GpusJoined,
+    HeadReady,
     MoveHead,
     Operation,
     Plan,
@@ -45,13 +47,14 @@ from vllm_cluster.errors import CommandFailed, HostError, VclusterError, combine
 from vllm_cluster.events import Emit, Event
 from vllm_cluster.images import wheels
 from vllm_cluster.images.contents import OPTIONS, ImageContents, parse
-from vllm_cluster.run.barrier import hold, members_at
+from vllm_cluster.run.barrier import await_gpus, await_ray, ensure_same_image, members_at
 from vllm_cluster.run.connection import Fleet, HostConnection
 from vllm_cluster.run.image_contents import LIFE_SECONDS
 from vllm_cluster.run.image_supply import ImageSupply
 from vllm_cluster.run.lease import Lease
 from vllm_cluster.run.members import move_head, record_members
 from vllm_cluster.run.node_handle import NodeHandle
+from vllm_cluster.run.node_program import node_files
 from vllm_cluster.run.program import python, run
 from vllm_cluster.run.secret_files import provide, remove_orphaned, remove_unused
 from vllm_cluster.run.secrets import Secrets
@@ -73,7 +76,6 @@ class PlanExecution:
     lease: Lease
     emit: Emit
     secrets: Secrets
-    files: Mapping[str, bytes]
     cache: Path
     _images: ImageSupply = field(init=False)
     _contexts: dict[ImageContents, bytes] = field(default_factory=dict)
@@ -107,9 +109,11 @@ class PlanExecution:
             case SecretsWritten():
                 self._write_secrets()
             case SameImage(image):
-                hold(SameImage(image, self._images.image_for(image).id), self.plan, self.fleet, self.emit)
-            case _:
-                hold(barrier, self.plan, self.fleet, self.emit, self._former)
+                ensure_same_image(image, self._images.image_for(image).id, self.plan, self.fleet)
+            case HeadReady(host):
+                await_ray(self.fleet.connections[host], self.plan, self.emit)
+            case GpusJoined():
+                await_gpus(self.fleet, self.plan, self.emit, self._former)
 
     def _replaced(self) -> frozenset[str]:
         """The ids in Ray of the nodes that end; none where the head's does, with all that its Ray knows."""
@@ -257,7 +261,7 @@ class PlanExecution:
         if spec.user:
             self._give(connection, spec, image)
         container = self._create_or_adopt(engine, spec, node_body(spec, image, base))
-        engine.put_files(container, "/", {path: (content, 0o644) for path, content in self.files.items()})
+        engine.put_files(container, "/", {path: (content, 0o644) for path, content in node_files().items()})
         if spec.role == "worker":
             # Should this host be the head again one day, nothing of then may be served by itself.
             engine.put_files(container, STATE_FOLDER, {name: (data, 0o600) for name, data in request.FRESH.items()})

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -22,6 +21,7 @@ from vllm_cluster.laptop import whoami
 from vllm_cluster.run import serve_request
 from vllm_cluster.run.node_handle import NodeHandle
 from vllm_cluster.run.program import python
+from vllm_cluster.shell_line import shell_line
 from vllm_cluster.text import count
 
 AUDIT_FILE = "audit.jsonl"
@@ -157,7 +157,7 @@ def command_named(inventory: Inventory, node: NodeHandle, name: str) -> str:
     """The command that asks for a model that was served under a name, as far as the head knows it still."""
     names = {host.address: name for name, host in inventory.hosts.items()}
     asked = next((one for one in known_requests(node) if one.get("name") == name), None)
-    return request.command_with(asked, names, "MODEL") + ("" if asked else f" --name {shlex.quote(name)}")
+    return request.command_with(asked, names, "MODEL") + ("" if asked else f" --name {shell_line([name])}")
 
 
 def _lines(node: NodeHandle, name: str) -> list[Mapping[str, Any]]:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime
 from functools import partial
 from importlib.resources import files
-from typing import Any, Protocol
+from typing import Any
 
 from vllm_cluster.core.log_lines import GROUP, SECOND, VLLM, Line, LogRequest, copied_from, is_poll, split_source
 from vllm_cluster.docker.log_frames import LogFrames, OutputFrames, Position, StampedLine, Stamps
@@ -24,20 +24,6 @@ from vllm_cluster.text import age
 MAX_ROW = 1 << 20
 
 
-class Feed(Protocol):
-    """A log that can be read on where a cut ended it."""
-
-    def read(self, offset: int, until: int | None, begun: Callable[[], None]) -> None:
-        """Read to the end: of the log, or of the connection. `offset` is how far the host's clock is ahead (ns).
-
-        `until` leaves out what came later, by the host's clock; `begun` is called once the log is being read.
-
-        Raises:
-            HostError: it cannot be read, or the connection broke.
-        """
-        ...
-
-
 class ContainerFeed:
     """The log of a node's container; lines of a rank whose own log is `covered` are left out of it."""
 
@@ -47,7 +33,14 @@ class ContainerFeed:
         self._grep = asked.grep.encode()
 
     def read(self, offset: int, until: int | None, begun: Callable[[], None]) -> None:
-        """As of any feed."""
+        """Read to the end: of the log, or of the connection; called again, it reads on where that broke.
+
+        `offset` is how far the host's clock is ahead (ns); `until` leaves out what came later, by that clock; `begun`
+        is called once the log is being read.
+
+        Raises:
+            HostError: it cannot be read, or the connection broke.
+        """
         since = self._position.resume() or _since(self._node, self._asked, offset)
         frames, streams = LogFrames(), self._node.connection.engine.streams
         with streams.log(self._node.name, since=since, until=until, follow=self._asked.follow) as pieces:
@@ -84,7 +77,7 @@ class FileFeed:
         self._since: int | None = None
 
     def read(self, offset: int, until: int | None, begun: Callable[[], None]) -> None:
-        """As of any feed."""
+        """As `ContainerFeed.read`."""
         self._since = self._since or _since(self._node, self._asked, offset)
         asked: dict[str, Any] = {"follow": self._asked.follow, "previous": self._asked.previous}
         asked |= {"rank": self._asked.rank, "group": self._group, "since": self._since}
@@ -117,6 +110,9 @@ class FileFeed:
         # A process of Ray's that has not become a rank yet, or never will.
         source = GROUP if self._group else VLLM if rank is not None else f"pid {stem.rpartition('-')[2]}"
         return Line(at - offset, self._node.host, source, text, rank)
+
+
+Feed = ContainerFeed | FileFeed
 
 
 def _rows(host: str, frames: OutputFrames, output: Iterator[bytes]) -> Iterator[list[Any]]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
@@ -10,7 +9,7 @@ from vllm_cluster.backends import backend
 from vllm_cluster.core import request
 from vllm_cluster.core.desired import STATE_FOLDER
 from vllm_cluster.core.diff import leave
-from vllm_cluster.core.identity import Owner, node_of, owner_of
+from vllm_cluster.core.identity import node_of, owner_of
 from vllm_cluster.core.members import (
     NONE_NAMED,
     Member,
@@ -24,7 +23,7 @@ from vllm_cluster.core.members import (
 )
 from vllm_cluster.core.plan import MoveHead, RecordMembers
 from vllm_cluster.core.request import ChangedCluster, Followed, carried, follow
-from vllm_cluster.core.spec import CLUSTER, ID, ContainerSpec, Mount, node_name
+from vllm_cluster.core.spec import CLUSTER, ContainerSpec, Mount, node_name
 from vllm_cluster.docker.client import DockerApi
 from vllm_cluster.docker.container_body import volume_writer_body
 from vllm_cluster.docker.temporary import temporary_container
@@ -38,6 +37,7 @@ from vllm_cluster.run.history import AUDIT_FILE
 from vllm_cluster.run.observe import RECORD_FILE, observe, usable
 from vllm_cluster.run.secret_files import read_kept
 from vllm_cluster.run.secrets import KeptSecret
+from vllm_cluster.shell_line import shell_line
 
 # What a head keeps beside its members: what to serve, what was ready, and the history.
 _HISTORY = (request.RESULTS_FILE, AUDIT_FILE)
@@ -70,7 +70,7 @@ def membership(
     identity = specs[0].cluster_id
     seen, failed = look_at_former(inventory, fleet, facts, left, identity, named=named.former, locked=locked)
     for name, error in failed.items():
-        _warn(Owner(inventory.cluster, identity), name, error, emit, forgotten=name in named.forget)
+        _warn(inventory.cluster, name, error, emit, forgotten=name in named.forget)
     lost = {name: left[name] for name in failed if name not in named.forget}
     new = recorded(inventory, facts, specs, old, lost.values())
     changed = "; ".join(differences(old, new, [left[name] for name in failed.keys() - lost.keys()]))
@@ -125,7 +125,7 @@ def _require_left(inventory: Inventory, left: Mapping[str, Member], named: Named
             raise UsageError(text, instead={name: near} if near else {})
 
 
-def _warn(owner: Owner, host: str, error: VclusterError, emit: Emit, *, forgotten: bool) -> None:
+def _warn(cluster: str, host: str, error: VclusterError, emit: Emit, *, forgotten: bool) -> None:
     """Warn about a member that left and whose node is not removed, with what to do."""
     if isinstance(error, LeftAlone):
         # No command to paste there: it would remove a node of which it is not known whose it is.
@@ -134,17 +134,13 @@ def _warn(owner: Owner, host: str, error: VclusterError, emit: Emit, *, forgotte
         emit(Event("warning", f"{error.detail}; {'it is forgotten' if forgotten else todo}", host))
         return
     text = f"it left the inventory and cannot be reached: {getattr(error, 'detail', error.message)}"
+    hand = by_hand(cluster, host)
     if forgotten:
-        emit(
-            Event(
-                "warning", f"{text}; it is forgotten. Its containers and volumes remain. {by_hand(owner, host)}", host
-            )
-        )
-        return
-    ways = (
-        f"Run vcluster up once it answers. {by_hand(owner, host)}. If it is gone for good: vcluster up --forget {host}"
-    )
-    emit(Event("warning", f"{text}; its node may still run. {ways}", host))
+        text += f"; it is forgotten. Its containers and volumes remain. {hand}"
+    else:
+        text += f"; its node may still run. Run vcluster up once it answers. {hand}. If it is gone for good: "
+        text += f"vcluster up --forget {host}"
+    emit(Event("warning", text, host))
 
 
 def look_at_former(
@@ -176,7 +172,7 @@ def look_at_former(
 
 def _not_looked_at(name: str, member: Member) -> LeftAlone:
     text = f"not looked at: it left the inventory, and no inventory on this machine has named {member.destination}"
-    clean = shlex.join(["vcluster", "up", "--former", member.destination])
+    clean = shell_line(["vcluster", "up", "--former", member.destination])
     return LeftAlone(name, text, hint=f"{clean}\nvcluster up --forget {name}")
 
 
@@ -231,11 +227,15 @@ def _observe(inventory: Inventory, connection: HostConnection, member: Member) -
     return usable(facts)
 
 
-def by_hand(owner: Owner, host: str) -> str:
-    """The commands that remove what a member that left still holds, and nothing of another cluster of that name."""
-    label = f"label={ID}={owner.id}" if owner.id else f"label={CLUSTER}={owner.cluster}"
-    nodes = f"docker ps -aq --filter {label} --filter name={node_name(owner.cluster)} | xargs -r docker rm -f"
-    return f"By hand, on {host}: {nodes}; docker volume ls -q --filter {label} | xargs -r docker volume rm"
+def by_hand(cluster: str, host: str) -> str:
+    """The commands that remove what a member that left still holds.
+
+    By the name of the inventory alone: an id is what the head claims, and could be that of another cluster.
+    """
+    label = f"label={CLUSTER}={cluster}"
+    nodes = f"docker ps -aq --filter {label} --filter name={node_name(cluster)} | xargs -r docker rm -f"
+    volumes = f"docker volume ls -q --filter {label} | xargs -r docker volume rm"
+    return f"If no other cluster {cluster} is there, by hand, on {host}: {nodes}; {volumes}"
 
 
 def move_head(source: DockerApi, target: DockerApi, spec: ContainerSpec, image: str, operation: MoveHead) -> None:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field, replace
-from enum import Enum
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from vllm_cluster.backends import backend
@@ -29,14 +28,6 @@ KEY_BYTES = 32
 UNREAD = "unread"
 
 
-class Reading(Enum):
-    """Which references a verb reads: all; what can be read, the rest counts as unchanged; or none, as if unchanged."""
-
-    ALL = 0
-    WHAT_CAN_BE = 1
-    NONE = 2
-
-
 @dataclass(frozen=True)
 class KeptSecret:
     """The id that names a secret's file, and what the file holds: once it was rotated not what its name was made of."""
@@ -52,40 +43,23 @@ class Secrets:
     ids: dict[str, str]
     values: dict[str, str] = field(repr=False)
     new: frozenset[str] = frozenset()
-    unread: tuple[str, ...] = ()
 
     def files(self, names: Mapping[str, str]) -> dict[str, tuple[bytes, int]]:
         """The secret files for a container, by file name: content and mode."""
         return {f"{name}-{identity}": (self.values[name].encode(), 0o600) for name, identity in names.items()}
 
 
-def collect_secrets(
-    inventory: Inventory, kept: Mapping[str, str], runtime: Runtime, reading: Reading = Reading.ALL
-) -> Secrets:
+def collect_secrets(inventory: Inventory, kept: Mapping[str, str], runtime: Runtime, *, read: bool = True) -> Secrets:
     """The secrets that the cluster shall have: given by reference, else kept (ids by name), else new.
+
+    Without `read` what is given counts as unchanged.
 
     Raises:
         InventoryError: one that must be read cannot be.
     """
-    wanted = references(inventory)
-    values: dict[str, str] = {}
-    unread: list[str] = []
-    for name, reference in wanted.items() if reading is not Reading.NONE else ():
-        try:
-            values |= read(inventory, {name: reference})
-        except InventoryError as error:
-            if reading is Reading.ALL:
-                raise
-            unread.append(error.message)
-    found = _collected(inventory, values, kept, runtime, wanted)
-    return replace(found, unread=tuple(unread))
-
-
-def _collected(
-    inventory: Inventory, values: dict[str, str], kept: Mapping[str, str], runtime: Runtime, given: Collection[str]
-) -> Secrets:
+    given = references(inventory)
     made = {name: runtime.token(KEY_BYTES) for name in GENERATED if name not in {*kept, *given}}
-    values = {**values, **made}
+    values = {**(read_references(inventory, given) if read else {}), **made}
     ids = {name: runtime.secret_id(inventory.cluster, name, value) for name, value in values.items()}
     ids |= {name: kept.get(name, UNREAD) for name in (*GENERATED, *given) if name not in ids}
     return Secrets(ids, values, frozenset(made))
@@ -104,7 +78,7 @@ def references(inventory: Inventory) -> dict[str, SecretRef]:
     return {**given, **{VARIABLE + name: reference for name, reference in inventory.secrets.items()}}
 
 
-def read(inventory: Inventory, wanted: Mapping[str, SecretRef]) -> dict[str, str]:
+def read_references(inventory: Inventory, wanted: Mapping[str, SecretRef]) -> dict[str, str]:
     """The values of these secrets.
 
     Raises:

@@ -260,7 +260,7 @@ def do_look(inventory: Inventory, emit: Emit, runtime: Runtime) -> up.Planned:
 
 def do_plan(inventory: Inventory, emit: Emit, runtime: Runtime) -> Any:
     """`vcluster plan`."""
-    return do_look(inventory, emit, runtime).whole()
+    return do_look(inventory, emit, runtime).plan
 
 
 def do_down(inventory: Inventory, emit: Emit, runtime: Runtime, **words: Any) -> Any:

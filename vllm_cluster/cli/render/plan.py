@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
@@ -38,18 +38,16 @@ def plan_document(plan: Plan) -> dict[str, Any]:
     }
 
 
-def show_plan(plan: Plan, *, color: str, lost: Sequence[str] = (), stops: str = "") -> None:
+def show_plan(plan: Plan, *, color: str, stops: str = "") -> None:
     """Write the plan on standard output.
 
-    `lost` are hosts that cannot be reached: it is the plan without them. `stops` is what becomes of the served model.
+    `stops` is what becomes of the served model.
     """
     bold, end = ("\x1b[1m", "\x1b[0m") if wants_color(color, stdout=True) else ("", "")
     out = sys.stdout
-    if lost:
-        out.write(f"This plan is incomplete: {', '.join(lost)} cannot be reached.\n")
     if plan.empty:
         gpus, hosts = count(sum(plan.gpus.values()), "GPU"), count(len(plan.gpus), "host")
-        out.write(f"{'The others are' if lost else f'{plan.cluster} is'} up to date: {gpus} on {hosts}\n")
+        out.write(f"{plan.cluster} is up to date: {gpus} on {hosts}\n")
         return
     marks = _marks(plan)
     for stage in plan.stages:
