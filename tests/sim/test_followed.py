@@ -99,7 +99,7 @@ def test_a_plan_that_changes_only_what_a_failure_goes_back_to_stops_nothing(worl
         assert made.stops.served is None
 
 
-# fault: actions/follow.py: self._number = _current_number( → _current_number(
+# fault: actions/ask_head.py: self._number = _current_number( → _current_number(
 @pytest.mark.promise("P33")
 def test_serve_is_followed_while_another_run_changes_what_a_failure_goes_back_to(world: World) -> None:
     ended: list[lab.Outcome] = []

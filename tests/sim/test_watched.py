@@ -70,7 +70,7 @@ def test_a_node_program_that_stopped_is_not_believed() -> None:
     record("P38", "sim: the head's node program is stopped", f"ready for {took:.0f} s more, then unknown", True)
 
 
-# fault: actions/follow.py: IDLE_SECONDS = 300.0 → IDLE_SECONDS = 900.0
+# fault: actions/ask_head.py: IDLE_SECONDS = 300.0 → IDLE_SECONDS = 900.0
 @pytest.mark.promise("P37")
 @pytest.mark.parametrize(
     ("how", "phase", "why"),

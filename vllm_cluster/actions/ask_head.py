@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from typing import Any
 
 from vllm_cluster.actions.assess import Assessment, assess
 from vllm_cluster.actions.consent import Consent, Stops, served_on
-from vllm_cluster.actions.follow import Follower, continues_on_interrupt
+from vllm_cluster.actions.explain import add_cause
 from vllm_cluster.core import request
+from vllm_cluster.core.node_status import ServeFailure, ServeStatus
 from vllm_cluster.core.plan import (
     CreateNode,
     Operation,
@@ -20,14 +22,14 @@ from vllm_cluster.core.plan import (
     StartNode,
 )
 from vllm_cluster.core.spec import node_name
-from vllm_cluster.errors import PreflightFailed
+from vllm_cluster.errors import HostError, Interrupted, PreflightFailed, Replaced, VclusterError
 from vllm_cluster.events import Emit, Event, waiting
 from vllm_cluster.inventory.model import Inventory
-from vllm_cluster.run import serve_request
+from vllm_cluster.run.barrier import refuse_failing
 from vllm_cluster.run.connection import Fleet
-from vllm_cluster.run.history import record
+from vllm_cluster.run.history import last_other, record
 from vllm_cluster.run.lease import Lease
-from vllm_cluster.run.node_handle import NodeHandle
+from vllm_cluster.run.node_handle import NodeHandle, NodeState
 from vllm_cluster.text import by_hosts
 
 
@@ -84,7 +86,7 @@ def ask_head(
         with Lease([node.connection], node.cluster, verb) as lease:
             lease.acquire(wait, waiting(emit))
             if consent.covers(stopped_for(node, wanted)):
-                number = serve_request.write(node, wanted)
+                number = node.ask(wanted)
                 text = f"{entry or verb} {request.summary(wanted, names)}" if wanted else verb
                 record(node, verb, [text], emit, request=number)
                 return number
@@ -136,3 +138,176 @@ def _lacking(cluster: str, operations: Sequence[Operation]) -> str:
     if any(isinstance(one, CreateNode) for one in operations):
         return "the node is missing"
     return operations[0].text
+
+
+POLL = 0.3
+# The node program looks at what is wanted several times a second; silence for this long means it does not.
+PICKUP_SECONDS = 30.0
+# Who has just written the request writes the history right after.
+AUDIT_LOOKS, AUDIT_POLL = 5, 0.3
+# A start that moves is followed for as long as it takes; these phases do not move by themselves.
+IDLE_PHASES = ("waiting", "backoff", "stopping", "hung", "unknown")
+IDLE_SECONDS = 300.0
+# What does not change is shown again so often: importing is silent for half a minute.
+BEAT_SECONDS = 5.0
+
+
+@contextmanager
+def continues_on_interrupt(cluster: str, served: str) -> Iterator[None]:
+    """Ctrl-C ends this program, and not the start on the hosts."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        text = f"Interrupted. {cluster} continues to start {served}; run the same command to follow it."
+        raise Interrupted(text, hint="vcluster status\nvcluster stop", again=()) from None
+
+
+class Follower:
+    """Shows how far one request is."""
+
+    def __init__(
+        self,
+        fleet: Fleet,
+        inventory: Inventory,
+        number: int,
+        emit: Emit,
+        *,
+        asked: Mapping[str, Any],
+    ) -> None:
+        self._fleet, self._inventory, self._number, self._emit = fleet, inventory, number, emit
+        self._asked = asked
+        self._head, self._after = fleet.connections[inventory.head_name], fleet.runtime.after
+        self._node = NodeHandle(self._head, inventory.cluster)
+        self._pickup, self._idle = self._after(PICKUP_SECONDS), self._after(IDLE_SECONDS)
+        self._shown: tuple[str, str] | None = None
+        self._beat = self._after(BEAT_SECONDS)
+        self._error: VclusterError | None = None
+        self._ended: dict[str, int] = {}
+
+    def follow(self) -> None:
+        """Show each change until the model has answered.
+
+        Raises:
+            HostError: it never will, and why; and what is served in its place. Or it waits for something that does
+                not come; the request stays.
+        """
+        while True:
+            node = self._node.state()
+            refuse_failing(self._head.name, node, self._ended)
+            serving = node.serving
+            if serving is None or serving.request != self._number:
+                self._await_pickup(node)
+            elif self._see(serving):
+                return
+            self._fleet.runtime.clock.sleep(POLL)
+
+    def _await_pickup(self, node: NodeState) -> None:
+        self._number = _current_number(self._node, self._number, self._asked["generation"])
+        if node.status and node.status.role == "worker":
+            text = f"{self._head.name}: serve: another run moved the head to another host"
+            raise Replaced(text, hint="vcluster status")
+        if not self._pickup.left():
+            raise HostError(
+                self._head.name,
+                f"serve: the head did not pick up the request within {PICKUP_SECONDS:.0f} s",
+                hint="vcluster status\nvcluster up",
+            )
+
+    def _see(self, serving: ServeStatus) -> bool:
+        """Show a status; whether it is the end."""
+        if serving.instead_of and self._error is None:
+            self._error = _failure(self._fleet, self._inventory, self._asked, serving.instead_of)
+            text = f"{serving.instead_of.name} cannot be served: {serving.instead_of.summary}"
+            text += f"\nserving the previous request again: {serving.name}"
+            self._emit(Event("warning", text, data={"rollback_to": serving.name}))
+        self._show(serving)
+        if serving.phase in ("ready", "failed") and self._error:
+            raise _with_rollback(self._error, serving)
+        if serving.phase == "failed":
+            raise _failure(self._fleet, self._inventory, self._asked, _whole(serving))
+        self._refuse_idle(serving)
+        return serving.phase == "ready"
+
+    def _show(self, serving: ServeStatus) -> None:
+        # The error names why it failed.
+        detail = "" if serving.phase == "failed" else serving.detail
+        before, self._shown = self._shown, (serving.phase, f"{detail}{serving.last_line}")
+        if self._shown == before and self._beat.left() > 0:
+            return
+        self._beat = self._after(BEAT_SECONDS)
+        text = f"{serving.phase}: {detail}" if detail else serving.phase
+        if serving.phase == "ready" and before and serving.seconds_to_ready is not None:
+            text = f"ready after {serving.seconds_to_ready:.0f} s"
+        if self._error:
+            # Else it reads as if what was asked for had become ready.
+            text = f"the previous request, {serving.name}: {text}"
+        data = {"phase": serving.phase, "detail": detail, "progress": serving.progress, "attempt": serving.attempt}
+        # The phases of a start that was over before this program looked are of no interest.
+        passed = serving.phases if before or serving.phase != "ready" else ()
+        self._emit(Event("progress", text, data={**data, "phases": passed, "last_line": serving.last_line}))
+
+    def _refuse_idle(self, serving: ServeStatus) -> None:
+        if serving.phase not in IDLE_PHASES:
+            self._idle = self._after(IDLE_SECONDS)
+        elif self._idle.left() <= 0:
+            text = f"serve: {serving.name} does not start for {IDLE_SECONDS:.0f} s: {serving.phase}: {serving.detail}"
+            hint = "vcluster status\nvcluster stop"
+            raise HostError(self._head.name, f"{text}; the request is kept and is served once this ends", hint=hint)
+
+
+def _whole(serving: ServeStatus) -> ServeFailure | None:
+    """Its first failure, and why it is not started again where that is another reason."""
+    first, last = serving.first_failure, serving.failure
+    if first is None or serving.detail in ("", first.summary, last.summary if last else ""):
+        return first
+    return replace(first, summary=f"{serving.detail}; the first failure: {first.summary}")
+
+
+def _with_rollback(error: VclusterError, serving: ServeStatus) -> VclusterError:
+    """The failure of a request, and whether what was served before it is back."""
+    if serving.phase == "ready":
+        away = "" if serving.away_seconds is None else f", after {serving.away_seconds:.0f} s without it"
+        error.message += f"\nthe previous request is back: {serving.name} is served again{away}"
+    else:
+        why = f": {serving.first_failure.summary}" if serving.first_failure else ""
+        error.message += f"\nthe previous request, {serving.name}, did not become ready again{why}"
+    return error
+
+
+def _failure(fleet: Fleet, inventory: Inventory, asked: Mapping[str, Any], found: ServeFailure | None) -> VclusterError:
+    """The error for a request that cannot be served; its last remedy is the command that asked for it."""
+    host = inventory.head_name
+    if found is None:
+        return HostError(
+            host, "vLLM failed without an error", hint=f"on {host}: docker logs {node_name(inventory.cluster)}"
+        )
+    error = HostError(
+        host,
+        f"{asked['name']} cannot be served: {found.summary}",
+        hint=request.command(asked, fleet.addresses),
+    )
+    last_words = "\n" + "\n".join(found.lines[-30:])
+    return add_cause(error, fleet, inventory, last_words, model=str(asked["model"]))
+
+
+def _current_number(node: NodeHandle, number: int, generation: str) -> int:
+    """The number that a request has now: it gets another where only what is served in its place has changed.
+
+    Raises:
+        Replaced: another one was written since; with who asked for what, and when.
+    """
+    raw = node.read(request.FILE)
+    if raw is None or request.number(raw) <= number:
+        return number
+    if (request.asked(raw) or {}).get("generation") == generation:
+        return request.number(raw)
+    other = last_other(node)
+    for _ in range(AUDIT_LOOKS):
+        if other:
+            break
+        node.connection.runtime.clock.sleep(AUDIT_POLL)
+        other = last_other(node)
+    raise Replaced(
+        f"{node.host}: serve: superseded by another request: {other or 'the history does not name it'}",
+        hint="vcluster status",
+    )

@@ -16,8 +16,8 @@ from io import BufferedReader
 from pathlib import Path
 from typing import IO, cast
 
-from vllm_cluster.core.history import Entry
 from vllm_cluster.core.node_status import FailedRequest, NodeStatus
+from vllm_cluster.core.request import Entry
 from vllm_cluster.errors import (
     Aborted,
     ConnectionLost,

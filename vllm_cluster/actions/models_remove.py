@@ -16,7 +16,6 @@ from vllm_cluster.core.spec import ROLE
 from vllm_cluster.errors import Locked, PreflightFailed, VclusterError
 from vllm_cluster.events import Emit, Event, waiting
 from vllm_cluster.inventory.model import Inventory
-from vllm_cluster.run import serve_request
 from vllm_cluster.run.lease import Lease, in_order
 from vllm_cluster.run.node_handle import NodeHandle
 from vllm_cluster.run.runtime import SYSTEM, Runtime
@@ -90,7 +89,7 @@ def _words(head: NodeHandle) -> list[str]:
         PreflightFailed: they cannot be read.
     """
     try:
-        asked, serving = serve_request.read(head), head.state().serving
+        asked, serving = head.request(), head.state().serving
     except UnreadableStatus as error:
         raise PreflightFailed(error.message, hint="vcluster status") from error
     serve = None if asked is None else asked.get("serve", "unreadable")

@@ -13,7 +13,6 @@ from vllm_cluster.core import request
 from vllm_cluster.errors import PreflightFailed
 from vllm_cluster.events import Emit
 from vllm_cluster.inventory.model import Inventory
-from vllm_cluster.run import serve_request
 from vllm_cluster.run.history import ready_requests
 from vllm_cluster.run.node_handle import NodeHandle
 from vllm_cluster.run.runtime import SYSTEM, Runtime
@@ -48,7 +47,7 @@ def rollback(
 def _before(node: NodeHandle, inventory: Inventory, gpus: Mapping[str, int]) -> dict[str, Any]:
     """The last request that was ready and is not what is served or loaded now, for the hosts as they are now."""
     serving = node.state().serving
-    now = serving.generation if serving else (serve_request.asked(node) or {}).get("generation")
+    now = serving.generation if serving else (node.asked() or {}).get("generation")
     for found in reversed(ready_requests(node)):
         # What is served now may be it, in the layout that other hosts asked for.
         if found["generation"] != now and (fitted := _fitted(inventory, found, gpus))["generation"] != now:

@@ -23,7 +23,6 @@ from vllm_cluster.events import Emit, Event, warn_once
 from vllm_cluster.facts.host_facts import HostFacts
 from vllm_cluster.inventory.model import Inventory
 from vllm_cluster.inventory.words import nearest
-from vllm_cluster.run import serve_request
 from vllm_cluster.run.connection import Fleet
 from vllm_cluster.run.node_handle import NodeHandle
 from vllm_cluster.run.runtime import SYSTEM, Runtime
@@ -223,7 +222,7 @@ def _require_port(head: HostFacts, port: int) -> None:
 
 def _asked_already(node: NodeHandle, serving: ServeStatus | None, generation: str) -> int | None:
     """The number of the request where the head has it already and it has not failed; None where it must be written."""
-    asked = serve_request.read(node) or {}
+    asked = node.request() or {}
     serve, number = asked.get("serve"), asked.get("epoch")
     if not isinstance(serve, Mapping) or not isinstance(number, int) or serve.get("generation") != generation:
         return None

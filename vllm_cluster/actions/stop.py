@@ -14,7 +14,6 @@ from vllm_cluster.errors import HostError, PreflightFailed
 from vllm_cluster.events import Emit, Event
 from vllm_cluster.facts.host_facts import Container, HostFacts
 from vllm_cluster.inventory.model import Inventory
-from vllm_cluster.run import serve_request
 from vllm_cluster.run.node_handle import NodeHandle
 from vllm_cluster.run.observe import observe
 from vllm_cluster.run.runtime import SYSTEM, Runtime
@@ -82,7 +81,7 @@ def _head_container(inventory: Inventory, facts: HostFacts) -> Container | None:
 
 def _requested(node: NodeHandle) -> bool:
     """Whether the head would serve: it may not have begun, or its container may have ended meanwhile."""
-    asked = serve_request.read(node)
+    asked = node.request()
     # Unreadable: an empty request in its place is what is asked for.
     return asked is not None and asked.get("serve", True) is not None
 

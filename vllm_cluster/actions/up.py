@@ -34,7 +34,6 @@ from vllm_cluster.errors import NodesNotJoined, VclusterError
 from vllm_cluster.events import Emit, Event, Kind, waiting, warn_once
 from vllm_cluster.facts.host_facts import HostFacts
 from vllm_cluster.inventory.model import Inventory
-from vllm_cluster.run import serve_request
 from vllm_cluster.run.barrier import await_gpus
 from vllm_cluster.run.connection import Fleet
 from vllm_cluster.run.execute import PlanExecution
@@ -213,5 +212,5 @@ def _next(head: NodeHandle) -> str:
     if serving:
         state = {"ready": "is served", "failed": "has failed"}.get(serving.phase, "is starting")
         return f"{serving.name} {state}: vcluster status"
-    name = (serve_request.asked(head) or {}).get("name")
+    name = (head.asked() or {}).get("name")
     return f"{name} is starting: vcluster status" if name else "next: vcluster serve MODEL"

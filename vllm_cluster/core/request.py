@@ -303,3 +303,25 @@ def _object(raw: bytes) -> Mapping[str, Any]:
 def _with(argv: Sequence[str], name: str, value: str) -> list[str]:
     last = max((index for index, word in enumerate(argv) if word.startswith(name)), default=-1)
     return [f"{name}{value}" if index == last else word for index, word in enumerate(argv)]
+
+
+# Who restarts a model where no person does.
+RESTARTER = "vcluster"
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One run of a verb, and for a request to serve what became of it; `time` in seconds since 1970.
+
+    Also a restart of the served model by the head's node program (`restart`): `failure` is why, `seconds` how long it
+    took until the model was ready again.
+    """
+
+    time: float
+    user: str
+    verb: str
+    operations: tuple[str, ...]
+    request: int | None = None
+    result: str | None = None
+    seconds: float | None = None
+    failure: str | None = None

@@ -12,13 +12,12 @@ from typing import Any
 from vllm_cluster import __version__
 from vllm_cluster.core import request
 from vllm_cluster.core.desired import STATE_FOLDER
-from vllm_cluster.core.history import RESTARTER, Entry
 from vllm_cluster.core.node_status import ServeStatus
+from vllm_cluster.core.request import RESTARTER, Entry
 from vllm_cluster.errors import HostError
 from vllm_cluster.events import Emit, Event
 from vllm_cluster.inventory.model import Inventory
 from vllm_cluster.laptop import whoami
-from vllm_cluster.run import serve_request
 from vllm_cluster.run.node_handle import NodeHandle
 from vllm_cluster.run.program import python
 from vllm_cluster.shell_line import shell_line
@@ -136,7 +135,7 @@ def ready_requests(node: NodeHandle) -> list[dict[str, Any]]:
 
 def known_requests(node: NodeHandle) -> Iterator[Mapping[str, Any]]:
     """What was asked for last, which may never get ready, then the requests that were ready, the newest first."""
-    yield serve_request.asked(node) or {}
+    yield node.asked() or {}
     yield from reversed(ready_requests(node))
 
 

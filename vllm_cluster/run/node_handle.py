@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -9,6 +10,7 @@ from datetime import datetime
 from typing import Any
 
 from vllm_cluster.checks.docker import foreign
+from vllm_cluster.core import request
 from vllm_cluster.core.desired import SECRETS_FOLDER, STATE_FOLDER
 from vllm_cluster.core.identity import node_of
 from vllm_cluster.core.node_status import NodeStatus, ServeStatus, current, parse_status
@@ -16,6 +18,7 @@ from vllm_cluster.core.spec import node_name
 from vllm_cluster.errors import CommandFailed, HostError, NodeMissing, PreflightFailed, VclusterError
 from vllm_cluster.facts.host_facts import HostFacts
 from vllm_cluster.inventory.model import Inventory
+from vllm_cluster.laptop import whoami
 from vllm_cluster.run.connection import HostConnection
 from vllm_cluster.run.observe import observe, usable
 from vllm_cluster.run.program import Finished, InNode, Message, RemoteProgram, run
@@ -97,6 +100,26 @@ class NodeHandle:
     def write(self, file: str, content: bytes) -> None:
         """Write a file of the state volume, for its owner alone; only under the lease."""
         self.connection.engine.put_files(self.name, STATE_FOLDER, {file: (content, 0o600)})
+
+    def request(self) -> dict[str, Any] | None:
+        """What it was asked to serve; None where it never was, empty where that cannot be read."""
+        raw = self.read(request.FILE)
+        try:
+            found = None if raw is None else json.loads(raw)
+        except ValueError:
+            return {}
+        return found if found is None or isinstance(found, dict) else {}
+
+    def asked(self) -> Mapping[str, Any] | None:
+        """The model of the request and how it is served; None where it asks for none, or cannot be read."""
+        serve = (self.request() or {}).get("serve")
+        return serve if isinstance(serve, Mapping) else None
+
+    def ask(self, wanted: Mapping[str, Any] | None) -> int:
+        """Ask for this to be served, or nothing; only under the lease. Returns the number of the request."""
+        content = request.written(wanted, self.read(request.FILE), whoami())
+        self.write(request.FILE, content)
+        return request.number(content)
 
     def secret(self, name: str, identity: str) -> bytes | None:
         """A secret by its name and the id of its value; None where it is not there."""

@@ -26,8 +26,7 @@ from vllm_cluster.core.plan import Plan
 from vllm_cluster.errors import VclusterError
 from vllm_cluster.events import Emit, Event
 from vllm_cluster.inventory.model import Inventory
-from vllm_cluster.run.runtime import Runtime
-from vllm_cluster.run.visited import Visited
+from vllm_cluster.run.runtime import Runtime, Visited
 
 T = TypeVar("T")
 Verb = Callable[[Inventory, Emit, Runtime], Any]

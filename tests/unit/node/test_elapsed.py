@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.support.node.world import World
-from vllm_cluster.remote.node import elapsed
+from vllm_cluster.remote.node import timing
 
 # Each look at the wall clock finds it an hour further on.
 STEPPED = """
@@ -47,14 +47,14 @@ def results(world: World) -> dict[str, Any]:
 
 
 def test_a_mark_holds_until_the_host_is_started_again(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    marked = json.loads(json.dumps(elapsed.mark()))
-    passed = elapsed.since(marked)
+    marked = json.loads(json.dumps(timing.mark()))
+    passed = timing.since(marked)
     assert passed is not None and 0 <= passed < 1800
     (tmp_path / "boot_id").write_text("another\n")
-    monkeypatch.setattr(elapsed, "_BOOT_ID", tmp_path / "boot_id")
-    assert elapsed.since(marked) is None
+    monkeypatch.setattr(timing, "_BOOT_ID", tmp_path / "boot_id")
+    assert timing.since(marked) is None
 
 
 @pytest.mark.parametrize("marked", [None, 1700000000.0, [], ["x"], ["", 1.0], [1, 2], {"a": 1}])
 def test_an_invalid_mark_has_no_duration(marked: object) -> None:
-    assert elapsed.since(marked) is None
+    assert timing.since(marked) is None

@@ -32,7 +32,7 @@ def test_every_file_is_of_the_standard_library_and_of_python_3_10(path: str) -> 
             assert name.split(".")[0] in sys.stdlib_module_names or files & PROGRAM.keys(), name
 
 
-# fault: run/node_program.py: one.name.endswith(".py") → one.name.endswith(".py") and one.name != "elapsed.py"
+# fault: run/node_program.py: one.name.endswith(".py") → one.name.endswith(".py") and one.name != "timing.py"
 @pytest.mark.parametrize("python", [python for python in PYTHONS if works(python)])
 def test_it_runs_where_nothing_else_is(python: str, tmp_path: Path) -> None:
     for path, content in PROGRAM.items():

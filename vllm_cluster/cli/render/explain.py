@@ -9,8 +9,8 @@ from datetime import datetime
 from typing import Any
 
 from vllm_cluster.cli.render.text import plain, wants_color
-from vllm_cluster.core.history import Entry
 from vllm_cluster.core.node_status import FailedRequest
+from vllm_cluster.core.request import Entry
 from vllm_cluster.errors import VclusterError
 from vllm_cluster.explain.catalogue import FAILURES
 from vllm_cluster.explain.diagnosis import BenignMatch, Diagnosis, MatchedFailure

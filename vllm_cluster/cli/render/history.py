@@ -10,7 +10,7 @@ from typing import Any
 
 from vllm_cluster.cli.render.table import columns
 from vllm_cluster.cli.render.text import plain, wants_color
-from vllm_cluster.core.history import Entry
+from vllm_cluster.core.request import Entry
 
 _MAX_ERROR, MIN_WIDTH = 160, 20
 

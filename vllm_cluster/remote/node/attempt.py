@@ -11,11 +11,10 @@ import time
 from typing import Any
 
 from vllm_cluster.remote.node.api import Api, NotServed, Question, in_order
-from vllm_cluster.remote.node.elapsed import boot_seconds
 from vllm_cluster.remote.node.movement import Movement, Phases, download_folder, vllm_processes
 from vllm_cluster.remote.node.process import Child
 from vllm_cluster.remote.node.serve_request import ServeRequest
-from vllm_cluster.remote.node.timing import Timing
+from vllm_cluster.remote.node.timing import Timing, boot_seconds
 
 # The first such line is the likeliest root cause; the excepted ones only report that something else has failed.
 _CAUSE = re.compile(r"(?:^|[\s.\]])(?:[A-Z]\w*(?:Error|Exception)|error): \S|died unexpectedly")

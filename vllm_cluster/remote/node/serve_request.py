@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from vllm_cluster.remote.node.elapsed import mark, since
 from vllm_cluster.remote.node.files import load, sync_file, write_whole
 from vllm_cluster.remote.node.process import log_line
+from vllm_cluster.remote.node.timing import mark, since
 
 NOTHING = '{"v": 1, "serve": null}'
 

@@ -15,13 +15,12 @@ from pathlib import Path
 from typing import Any
 
 from vllm_cluster.remote.node.attempt import Attempt, connect_error
-from vllm_cluster.remote.node.elapsed import boot_seconds
 from vllm_cluster.remote.node.files import write_whole
 from vllm_cluster.remote.node.idle_gpus import IdleGpus
 from vllm_cluster.remote.node.movement import span
 from vllm_cluster.remote.node.process import Child, end
 from vllm_cluster.remote.node.serve_request import Inbox, Requests, ServeRequest
-from vllm_cluster.remote.node.timing import Timing
+from vllm_cluster.remote.node.timing import Timing, boot_seconds
 
 
 def idle_gpus(planned: Mapping[str, int], ranks: Mapping[str, int]) -> dict[str, int]:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 
 @dataclass(frozen=True)
@@ -45,3 +48,31 @@ class Timing:
     hung_end: float = 120.0
     notice_loss: float = 15.0
     probes: int = 2
+
+
+_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+
+
+def boot_seconds() -> float:
+    """Seconds since the host started, time asleep included; every container of the host sees the same."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+def mark() -> list[Any]:
+    """This moment, to be written into a file for `since`."""
+    return [_boot(), boot_seconds()]
+
+
+def since(marked: object) -> float | None:
+    """Seconds since a mark; None where the host was started again since, or where it is not a mark."""
+    match marked:
+        case [str(boot), int() | float() as began] if boot and boot == _boot():
+            return round(boot_seconds() - began, 3)
+    return None
+
+
+def _boot() -> str:
+    try:
+        return _BOOT_ID.read_text().strip()
+    except OSError:
+        return ""
