@@ -23,9 +23,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from vllm_cluster.remote.node.argv import Place, place
 from vllm_cluster.remote.node.attempt import connect_error
 from vllm_cluster.remote.node.backends import backend
-from vllm_cluster.remote.node.backends.ray import Place, place
 from vllm_cluster.remote.node.checker import Standby, check, serve_checks
 from vllm_cluster.remote.node.files import keep_compiled, write_whole
 from vllm_cluster.remote.node.process import Child, descendants, end, log_line, missing_secrets, secret_environment

@@ -13,19 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from importlib import metadata
 from typing import Any
 
-Place = tuple[str, int]
-
-
-def option(argv: Sequence[str], name: str) -> str | None:
-    """The value of `--name=value`."""
-    return next((word.partition("=")[2] for word in argv if word.startswith(f"{name}=")), None)
-
-
-def place(text: str) -> Place:
-    """host:port, v6:port or [v6]:port."""
-    host, _, port = text.rpartition(":")
-    return host.strip("[]"), int(port)
-
+from vllm_cluster.remote.node.argv import Place, option
 
 # The file of the token that nodes and drivers show.
 TOKEN_PATH = "RAY_AUTH_TOKEN_PATH"  # noqa: S105 (a name)
