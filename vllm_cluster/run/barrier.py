@@ -57,7 +57,7 @@ def ensure_same_image(image: str, wanted: str, plan: Plan, fleet: Fleet) -> None
         )
 
 
-def await_ray(connection: HostConnection, plan: Plan, emit: Emit) -> None:
+def await_head(connection: HostConnection, plan: Plan, emit: Emit) -> None:
     """Until Ray answers on the head.
 
     Raises:

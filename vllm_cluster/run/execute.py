@@ -47,7 +47,7 @@ from vllm_cluster.errors import CommandFailed, HostError, VclusterError, combine
 from vllm_cluster.events import Emit, Event
 from vllm_cluster.images import wheels
 from vllm_cluster.images.contents import OPTIONS, ImageContents, parse
-from vllm_cluster.run.barrier import await_gpus, await_ray, ensure_same_image, members_at
+from vllm_cluster.run.barrier import await_gpus, await_head, ensure_same_image, members_at
 from vllm_cluster.run.connection import Fleet, HostConnection
 from vllm_cluster.run.image_contents import LIFE_SECONDS
 from vllm_cluster.run.image_supply import ImageSupply
@@ -111,7 +111,7 @@ class PlanExecution:
             case SameImage(image):
                 ensure_same_image(image, self._images.image_for(image).id, self.plan, self.fleet)
             case HeadReady(host):
-                await_ray(self.fleet.connections[host], self.plan, self.emit)
+                await_head(self.fleet.connections[host], self.plan, self.emit)
             case GpusJoined():
                 await_gpus(self.fleet, self.plan, self.emit, self._former)
 
