@@ -35,6 +35,8 @@ class Verb:
     about: str = ""
     examples: tuple[str, ...] = ()
     exits: Mapping[int, str] = field(default_factory=dict)
+    # Words of the same command elsewhere that ask for what is done anyway.
+    habits: tuple[str, ...] = ()
     # What a call needs, where that is more than its arguments.
     usage: tuple[str, ...] = ()
 
@@ -80,7 +82,7 @@ class Parsed(TyperCommand):
         end = args.index("--") if takes and "--" in args else len(args)
         # What is unknown may be for the other program.
         ctx.ignore_unknown_options = takes is not None
-        rest = _parse(super().parse_args, ctx, args[:end])
+        rest = _parse(super().parse_args, ctx, [word for word in args[:end] if word not in self.verb.habits])
         if takes:
             if not ctx.resilient_parsing:
                 words.ensure_dashes(ctx, args, takes)

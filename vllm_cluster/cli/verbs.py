@@ -283,6 +283,7 @@ VERBS = {
             "vcluster exec gpu1 --ssh -- nvidia-smi",
         ),
         {3: "the cluster is not up", **READ},
+        habits=("-it", "-ti"),
         usage=("[OPTIONS]", "(HOST | --head | --all)", "[-- COMMAND]"),
     ),
     "sandbox": Verb(_MORE, "sandbox:app", "Create and remove a local test cluster."),

@@ -174,6 +174,7 @@ def test_options_of_two_modes_are_refused(typed: str, message: str, fix: str, tm
         ("exec --all df -x", "exec --all -- df -x"),
         ("exec gpu1 --inventory x ls -l", "exec gpu1 --inventory x -- ls -l"),
         ("exec gpu1 --ssh df -x", "exec gpu1 --ssh -- df -x"),
+        ("exec -it gpu1 bash --login", "exec -it gpu1 -- bash --login"),
     ],
 )
 def test_options_of_a_command_are_not_taken_for_those_of_the_verb(typed: str, fix: str) -> None:

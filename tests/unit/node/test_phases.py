@@ -52,6 +52,15 @@ def test_a_gpu_start_compiles_and_captures() -> None:
     assert ("capturing", "CUDA graphs 51/51") in told
 
 
+def test_ranks_that_join_are_counted_and_folded_lines_too() -> None:
+    joined = (
+        "(RayWorkerProc pid=1) (Worker pid=1) INFO [parallel_state.py:1] world_size=4 rank={} local_rank=0 x=tcp://a:1"
+    )
+    phases, told = seen([joined.format(0), joined.format(2) + " [repeated 2x across cluster]", joined.format(3)])
+    assert [detail for _, detail in told] == ["ranks 1/4", "ranks 3/4", "ranks 4/4"]
+    assert phases.phase == "joining"
+
+
 def test_shards_have_a_count_and_a_duration() -> None:
     line = "(Worker pid=2) Loading safetensors checkpoint shards:  47% Completed | 14/30 [00:31<00:34,  2.1s/it]"
     phases, _ = seen([line])

@@ -28,6 +28,7 @@ pytestmark = pytest.mark.slow
         (["classify"], "/score"),
         (["classify", "token_classify"], "/classify"),
         (["token_embed"], "/pooling"),
+        (["transcription"], "/v1/audio/transcriptions"),
     ],
 )
 def test_a_model_is_asked_for_what_it_is(world: World, tasks: list[str], path: str, logged: bool) -> None:

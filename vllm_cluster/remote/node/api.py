@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import http.client
+import io
 import json
 import math
 import os
 import re
+import wave
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +21,7 @@ MAX_ANSWER = 16 << 20
 # What a server answers on a path that its model does not serve; older ones have the path and refuse each request.
 _NOT_SERVED = (400, 404, 405, 501)
 _TOKENS = re.compile(r"^vllm:(?:prompt|generation)_tokens_total(?:\{.*\})? ([0-9.e+]+)$", re.MULTILINE)
+_BOUNDARY = "vcluster-probe"
 
 
 @dataclass(frozen=True)
@@ -30,10 +33,25 @@ class Question:
     path: str
     body: Callable[[str], bytes]
     good: Callable[[Any], bool]
+    kind: str = "application/json"
 
 
 def _json(**content: Any) -> Callable[[str], bytes]:
     return lambda model: json.dumps({"model": model, **content}).encode()
+
+
+def _speech(model: str) -> bytes:
+    """A second of silence, as a form."""
+    sound = io.BytesIO()
+    with wave.open(sound, "wb") as file:
+        file.setnchannels(1)
+        file.setsampwidth(2)
+        file.setframerate(16_000)
+        file.writeframes(bytes(32_000))
+    head = f'--{_BOUNDARY}\r\nContent-Disposition: form-data; name="'
+    model_part = f'{head}model"\r\n\r\n{model}\r\n'
+    file_part = f'{head}file"; filename="silence.wav"\r\nContent-Type: audio/wav\r\n\r\n'
+    return model_part.encode() + file_part.encode() + sound.getvalue() + f"\r\n--{_BOUNDARY}--\r\n".encode()
 
 
 def _numbers(value: Any) -> bool:
@@ -84,6 +102,14 @@ QUESTIONS = (
         _json(input="Hello"),
         lambda answer: _numbers(answer["data"][0]["data"]),
     ),
+    Question(
+        "transcription",
+        ("transcription",),
+        "/v1/audio/transcriptions",
+        _speech,
+        lambda answer: isinstance(answer["text"], str),
+        f"multipart/form-data; boundary={_BOUNDARY}",
+    ),
 )
 
 
@@ -120,17 +146,19 @@ class Api:
             NotServed: the model is not of this kind.
             OSError, HTTPException, ValueError, KeyError, TypeError, IndexError: no answer, or not a good one.
         """
-        status, text = self._ask("POST", question.path, question.body(model), timeout)
+        status, text = self._ask("POST", question.path, question.body(model), timeout, question.kind)
         if status != http.client.OK:
             error = NotServed if status in _NOT_SERVED else ValueError
             raise error(f"a {question.name} ended with HTTP {status}: {text[:500]}")
         if not question.good(json.loads(text)):
             raise ValueError(f"a {question.name} has no token or value: {text[:500]}")
 
-    def _ask(self, method: str, path: str, body: bytes | None, timeout: float) -> tuple[int, str]:
+    def _ask(
+        self, method: str, path: str, body: bytes | None, timeout: float, kind: str = "application/json"
+    ) -> tuple[int, str]:
         # Not urllib: it would ask a proxy named in the environment for our own port.
         connection = http.client.HTTPConnection(self._host, self._port, timeout=timeout)
-        headers: Mapping[str, str] = {"Content-Type": "application/json"}
+        headers: Mapping[str, str] = {"Content-Type": kind}
         if key := os.environ.get("VCLUSTER_API_KEY_FILE"):
             (first, *_) = keys(Path(key).read_bytes()) or [b""]
             headers = {**headers, "Authorization": f"Bearer {first.decode()}"}

@@ -31,6 +31,8 @@ STEPS = (
 )
 _OPENING, DOWNLOADING, _LOADING = 2, 3, 4
 _SHARDS = re.compile(r"Completed \| (\d+)/(\d+) \[[\d:]*(?:<([\d:]+))?")
+_RANK = re.compile(r"world_size=(\d+) rank=(\d+)|rank (\d+) in world size (\d+)")
+_REPEATED = re.compile(r"world_size=\d+ rank=.*\[repeated (\d+)x across cluster\]")
 _TASKS = re.compile(r"[Ss]upported[_ ]tasks[:=] ?[\[(]([^\])]*)[\])]")
 
 
@@ -54,7 +56,6 @@ _MARKERS = (
     _marker(1, r"Initializing a V1 LLM engine", "connecting to Ray"),
     _marker(1, r"Creating a new placement group", "Ray starts the ranks"),
     _marker(1, r"Waiting for creating a placement group", "waiting for Ray to give the GPUs"),
-    _marker(1, r"world_size=\d+ rank=\d+|rank \d+ in world size \d+", "the ranks connect"),
     _marker(_OPENING, r"Starting to load model|Loading model from scratch", "opening the weights"),
     _marker(_LOADING, r"Time spent downloading weights", "downloaded"),
     _marker(_LOADING, r"Prefetching checkpoint files: (\d+%)", "prefetching {}"),
@@ -80,6 +81,8 @@ class Phases:
         self.passed: list[tuple[str, float]] = []
         self._step, self._clock = 0, clock
         self._began = clock()
+        self._ranks: set[int] = set()
+        self._more_ranks = 0
         self._lock = threading.Lock()
 
     def see(self, line: str) -> None:
@@ -87,6 +90,7 @@ class Phases:
         with self._lock:
             if found := _TASKS.search(line):
                 self.tasks = tuple(re.findall(r"\w[\w&]*", found[1]))
+            self._see_rank(line)
             self._see_shards(line)
             for marker in _MARKERS:
                 if marker.step >= self._step and (match := marker.pattern.search(line)):
@@ -114,6 +118,18 @@ class Phases:
             self.passed.append((self.phase, now - self._began))
             self._began = now
         self._step, self.phase, self.detail = step, STEPS[step], detail
+
+    def _see_rank(self, line: str) -> None:
+        """Count the ranks that join; Ray folds equal lines of several ranks into one with their number."""
+        found = _RANK.search(line)
+        if found is None or self._step > 1:
+            return
+        size, rank = (int(found[1]), int(found[2])) if found[1] else (int(found[4]), int(found[3]))
+        if repeated := _REPEATED.search(line):
+            self._more_ranks += int(repeated[1]) - 1
+        self._ranks.add(rank)
+        count = min(size, len(self._ranks) + self._more_ranks)
+        self._turn(1, f"ranks {count}/{size}")
 
     def _see_shards(self, line: str) -> None:
         found = _SHARDS.search(line)
