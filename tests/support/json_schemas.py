@@ -29,7 +29,6 @@ from vllm_cluster.core.bench_compare import ComparedFigure
 from vllm_cluster.core.counters import ModelLoad
 from vllm_cluster.core.image_use import ClusterImage
 from vllm_cluster.core.load import HostLoad
-from vllm_cluster.core.node_status import FailedRequest, ServeStatus
 from vllm_cluster.core.request import Entry
 from vllm_cluster.explain.diagnosis import BenignMatch
 from vllm_cluster.explain.scan import LogPosition
@@ -38,6 +37,7 @@ from vllm_cluster.facts.models import CachedModel
 from vllm_cluster.fit.layouts import GpuPool, Layout
 from vllm_cluster.run import allreduce
 from vllm_cluster.run.history import AuditEntry
+from vllm_cluster.wire.status import FailedRequest, ServeStatus
 
 FOLDER = Path(__file__).parents[2] / "docs" / "reference" / "json"
 Schema = dict[str, Any]

@@ -8,7 +8,7 @@ from vllm_cluster.actions.status import ClusterStatus, HostStatus
 from vllm_cluster.actions.watch import View
 from vllm_cluster.core.counters import ModelLoad
 from vllm_cluster.core.load import GpuLoad, HostLoad
-from vllm_cluster.core.node_status import GroupNode, GroupStatus, NodeStatus, Phase, ServeStatus
+from vllm_cluster.wire.status import GroupNode, GroupStatus, NodeStatus, Phase, ServeStatus
 
 GIB = 1 << 30
 GPUS = tuple(GpuLoad(n, "NVIDIA H100", "", 90 + n, 70 * GIB, 80 * GIB, 500.0, 700.0, 60 + n) for n in range(8))

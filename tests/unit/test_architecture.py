@@ -39,7 +39,10 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
         {"actions", "batch", "core", "checks", "fit", "explain", "facts", "inventory", "vcluster_sandbox"}
     ),
     "remote": frozenset(),
+    "wire": frozenset(),
 }
+# What every room may use too, and what runs elsewhere: it needs the standard library alone.
+BORDER = "wire"
 # The files that import from another room yet; none is added.
 EXCEPTIONS: dict[str, set[str]] = {
     "actions/init.py": {"transport"},
@@ -78,7 +81,7 @@ def test_no_import_goes_up() -> None:
     """A room imports those of its row and the ground, and no other; what still does is listed, and goes."""
     found: dict[str, set[str]] = {}
     for path in MODULES:
-        up = rooms(path) - {GROUND} - MAY_IMPORT.get(own(path), frozenset())
+        up = rooms(path) - {GROUND, BORDER} - MAY_IMPORT.get(own(path), frozenset())
         if up and own(path) in (*MAY_IMPORT, GROUND):
             found[room(path)] = up
     assert found == EXCEPTIONS
@@ -141,9 +144,18 @@ def test_what_runs_elsewhere_needs_the_standard_library_alone() -> None:
         row
         for row in outside
         for own in ("node", "pull")
-        if row[0].startswith(f"remote/{own}/") and row[1].startswith(f"vllm_cluster.remote.{own}")
+        if row[0].startswith(f"remote/{own}/")
+        and row[1].startswith((f"vllm_cluster.remote.{own}", "vllm_cluster.wire"))
     }
     assert outside - torch - hub - theirs == set()
+
+
+def test_the_border_needs_the_standard_library_alone() -> None:
+    """It is sent to hosts with the programs that run there."""
+    names = {(room(path), name) for path in MODULES if own(path) == BORDER for name in imported(path)}
+    assert {one for one in names if one[1].split(".")[0] not in sys.stdlib_module_names} == {
+        one for one in names if one[1].startswith("vllm_cluster.wire")
+    }
 
 
 def test_a_batch_needs_the_standard_library_and_the_images_http_client_alone() -> None:

@@ -13,7 +13,6 @@ from typing import Any
 from vllm_cluster.actions.head import at_head, read_key, ready
 from vllm_cluster.actions.tunnel import address_of, answers, no_passage
 from vllm_cluster.core.answer import ModelReply, Piece, body, fields_of
-from vllm_cluster.core.node_status import ServeStatus
 from vllm_cluster.errors import (
     ConnectionLost,
     HostError,
@@ -29,6 +28,7 @@ from vllm_cluster.run.connection import HostConnection
 from vllm_cluster.run.history import command_named
 from vllm_cluster.run.node_handle import NodeHandle
 from vllm_cluster.run.runtime import SYSTEM, Runtime
+from vllm_cluster.wire.status import ServeStatus
 
 # An answer that breaks off is seen here before the head's node program has written why.
 CAUSE_SECONDS = 15.0

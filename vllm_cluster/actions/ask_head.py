@@ -11,7 +11,6 @@ from vllm_cluster.actions.assess import Assessment, assess
 from vllm_cluster.actions.consent import Consent, Stops, served_on
 from vllm_cluster.actions.explain import add_cause
 from vllm_cluster.core import request
-from vllm_cluster.core.node_status import ServeFailure, ServeStatus
 from vllm_cluster.core.plan import (
     CreateNode,
     Operation,
@@ -31,6 +30,7 @@ from vllm_cluster.run.history import last_other, record
 from vllm_cluster.run.lease import Lease
 from vllm_cluster.run.node_handle import NodeHandle, NodeState
 from vllm_cluster.text import by_hosts
+from vllm_cluster.wire.status import ServeFailure, ServeStatus
 
 
 @dataclass(frozen=True)

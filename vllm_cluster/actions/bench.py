@@ -15,7 +15,6 @@ from vllm_cluster.actions.tunnel import address_of
 from vllm_cluster.clock import Deadline
 from vllm_cluster.core import request
 from vllm_cluster.core.bench import BenchPoint, BenchRun, HostHardware, Point, argv, figures, order
-from vllm_cluster.core.node_status import ServeStatus
 from vllm_cluster.core.spec import node_name
 from vllm_cluster.errors import HostError, UsageError
 from vllm_cluster.events import Emit, Event
@@ -28,6 +27,7 @@ from vllm_cluster.run.observe import observe
 from vllm_cluster.run.program import InNode, RunningProgram, python, start
 from vllm_cluster.run.runtime import SYSTEM, Runtime
 from vllm_cluster.text import count, host_port, redact
+from vllm_cluster.wire.status import ServeStatus
 
 START_SECONDS, IMPORT_SECONDS, END_SECONDS = 30.0, 300.0, 5.0
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from vllm_cluster.actions.batches import batches_on, has_batches
 from vllm_cluster.core import request
-from vllm_cluster.core.node_status import ServeStatus, UnreadableStatus
+from vllm_cluster.core.node_status import UnreadableStatus
 from vllm_cluster.core.plan import MoveHead, Plan, RecordMembers, RemoveContainer, RestartNode
 from vllm_cluster.core.spec import CLUSTER, HEAD_ADDRESS, ROLE, node_name, stored_spec
 from vllm_cluster.errors import Aborted, ConnectionLost, HostError, PreflightFailed, UsageError
@@ -16,6 +16,7 @@ from vllm_cluster.run.connection import Fleet
 from vllm_cluster.run.node_handle import NodeHandle
 from vllm_cluster.run.program import python
 from vllm_cluster.text import age, count, plural
+from vllm_cluster.wire.status import ServeStatus
 
 # Asks a person: yes, no, or None without a terminal.
 Confirm = Callable[[str], bool | None]

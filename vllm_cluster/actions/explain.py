@@ -16,7 +16,6 @@ from io import BufferedReader
 from pathlib import Path
 from typing import IO, cast
 
-from vllm_cluster.core.node_status import FailedRequest, NodeStatus
 from vllm_cluster.core.request import Entry
 from vllm_cluster.errors import (
     Aborted,
@@ -38,6 +37,7 @@ from vllm_cluster.run.logs import Log, collect, sources
 from vllm_cluster.run.node_handle import NodeHandle, connect_and_observe
 from vllm_cluster.run.runtime import SYSTEM, Runtime
 from vllm_cluster.text import count, redact
+from vllm_cluster.wire.status import FailedRequest, NodeStatus
 
 PART = 1 << 20
 LOOKED_AT = 64 << 10

@@ -16,7 +16,6 @@ from vllm_cluster.actions.serve_pull import PullFirst
 from vllm_cluster.backends import vllm
 from vllm_cluster.core import request
 from vllm_cluster.core.cached_model import cache_place
-from vllm_cluster.core.node_status import ServeStatus
 from vllm_cluster.core.spec import node_name
 from vllm_cluster.errors import PreflightFailed, UsageError
 from vllm_cluster.events import Emit, Event, warn_once
@@ -26,6 +25,7 @@ from vllm_cluster.inventory.words import nearest
 from vllm_cluster.run.connection import Fleet
 from vllm_cluster.run.node_handle import NodeHandle
 from vllm_cluster.run.runtime import SYSTEM, Runtime
+from vllm_cluster.wire.status import ServeStatus
 
 READ_ONCE = "vLLM reads the file of --config at its start only: if it has changed, run vcluster stop and serve again"
 

@@ -9,7 +9,7 @@ from vllm_cluster.checks.registry import engine_problem
 from vllm_cluster.core.desired import found_gpus, intent
 from vllm_cluster.core.identity import cluster_id, foreign, node_of
 from vllm_cluster.core.members import Record, former, record_of
-from vllm_cluster.core.node_status import GroupNode, NodeStatus
+from vllm_cluster.core.node_status import last_words
 from vllm_cluster.core.spec import ROLE, stored_spec
 from vllm_cluster.errors import CommandFailed, ConnectionLost, HostError, ShellUnusable, Unreachable, VclusterError
 from vllm_cluster.events import Emit, Event
@@ -22,6 +22,7 @@ from vllm_cluster.run.observe import observe
 from vllm_cluster.run.runtime import SYSTEM, Runtime
 from vllm_cluster.shell_line import shell_line
 from vllm_cluster.text import count
+from vllm_cluster.wire.status import GroupNode, NodeStatus
 
 # States of a host. The first five are its container's; what is unknown could not be looked at.
 RUNNING, STARTING, STOPPED, MISSING = "running", "starting", "stopped", "missing"
@@ -197,7 +198,7 @@ def _host(inventory: Inventory, name: str, row: HostState, head: HostState, expe
     problems, fix = [row.problem] if row.problem else [], row.fix
     group = row.status.group if row.status else None
     if group and (group.state != "up" or group.error):
-        problems.append(f"Ray is {group.state}: {group.words}".strip(": "))
+        problems.append(f"Ray is {group.state}: {last_words(group)}".strip(": "))
         fix = fix or ("vcluster explain" if group.error else "")
     elif group and counted is not None and counted != gpus:
         problem, way = _other_number(inventory, name, row, counted, gpus)

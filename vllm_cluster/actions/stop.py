@@ -8,7 +8,6 @@ from vllm_cluster.actions.ask_head import ask_head
 from vllm_cluster.actions.assess import connect_all, ensure_no_errors
 from vllm_cluster.actions.consent import Confirm, Consent
 from vllm_cluster.checks.docker import engine_problem, foreign
-from vllm_cluster.core.node_status import ServeStatus
 from vllm_cluster.core.spec import CLUSTER, HEAD_ADDRESS, ROLE, node_name
 from vllm_cluster.errors import HostError, PreflightFailed
 from vllm_cluster.events import Emit, Event
@@ -17,6 +16,7 @@ from vllm_cluster.inventory.model import Inventory
 from vllm_cluster.run.node_handle import NodeHandle
 from vllm_cluster.run.observe import observe
 from vllm_cluster.run.runtime import SYSTEM, Runtime
+from vllm_cluster.wire.status import ServeStatus
 
 POLL = 0.3
 STOP_SECONDS = 90.0

@@ -7,13 +7,13 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from vllm_cluster.actions.head import at_head, read_key
-from vllm_cluster.core.node_status import ServeStatus
 from vllm_cluster.errors import ConnectionLost, HostError, Unreachable, VclusterError
 from vllm_cluster.events import Emit, Event
 from vllm_cluster.inventory.model import Inventory
 from vllm_cluster.run.connection import HostConnection
 from vllm_cluster.run.node_handle import NodeHandle
 from vllm_cluster.run.runtime import SYSTEM, Runtime
+from vllm_cluster.wire.status import ServeStatus
 
 POLL_SECONDS = 2.0
 # A connection that the far end refuses is closed here within a round trip.

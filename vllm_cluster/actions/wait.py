@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from vllm_cluster.core.members import Record
-from vllm_cluster.core.node_status import NodeStatus, membership
+from vllm_cluster.core.node_status import membership
 from vllm_cluster.errors import (
     AuthenticationFailed,
     ConnectionLost,
@@ -20,6 +20,7 @@ from vllm_cluster.run.connection import Fleet
 from vllm_cluster.run.node_handle import NodeHandle, open_node
 from vllm_cluster.run.observe import RECORD_FILE
 from vllm_cluster.run.runtime import SYSTEM, Runtime
+from vllm_cluster.wire.status import NodeStatus
 
 POLL = 1.0
 # A head that is moved or recreated by `up` is missing for a moment; one that stays missing does not come by itself.

@@ -10,7 +10,7 @@ from vllm_cluster.actions.status import RUNNING, STARTING, ClusterStatus, HostSt
 from vllm_cluster.checks.docker import foreign
 from vllm_cluster.core.counters import ModelLoad, Recent, parse_counters
 from vllm_cluster.core.load import HostLoad, NodeSample, host_load
-from vllm_cluster.core.node_status import NodeStatus, current, parse_status
+from vllm_cluster.core.node_status import current, parse_status
 from vllm_cluster.errors import HostError, UsageError, VclusterError
 from vllm_cluster.inventory.model import Inventory
 from vllm_cluster.run.connection import Fleet, HostConnection
@@ -19,6 +19,7 @@ from vllm_cluster.run.local_page import Content, LocalPage
 from vllm_cluster.run.node_handle import NodeHandle
 from vllm_cluster.run.runtime import SYSTEM, Runtime
 from vllm_cluster.run.samples import samples
+from vllm_cluster.wire.status import NodeStatus
 
 # A host without a node is looked at again after so long, and then less and less often: a look costs it a script.
 AGAIN_SECONDS, MAX_AGAIN_SECONDS = 2.0, 15.0

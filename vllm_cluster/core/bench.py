@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from statistics import mean
 from typing import Any
 
-from vllm_cluster.core.node_status import ServeStatus
+from vllm_cluster.wire.status import ServeStatus
 
 METRICS = ("ttft", "tpot", "itl", "e2el")
 PERCENTILES = ("p50", "p90", "p95", "p99")

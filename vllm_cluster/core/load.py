@@ -6,11 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, TypeAdapter, ValidationError
+from vllm_cluster.wire.reading import RefusedDocument, convert
+from vllm_cluster.wire.values import Count, Long, Number, between
 
-from vllm_cluster.core.node_status import Number
-
-Positive = Annotated[Number, Field(ge=0)]
+Positive = Annotated[float, between(0.0, 1e18)]
 
 
 @dataclass(frozen=True)
@@ -40,14 +39,14 @@ class NodeSample:
     time: Number
     boot: Number
     processors: tuple[Positive, Positive] | None
-    cores: int
+    cores: Count
     memory: tuple[Positive, Positive] | None
     network: tuple[Positive, Positive] | None
-    ranks: int
+    ranks: Count
     gpus: tuple[GpuLoad, ...]
     gpu_error: str
-    status: str
-    metrics: str
+    status: Long
+    metrics: Long
     metrics_error: str
 
 
@@ -77,13 +76,9 @@ def parse_sample(row: Mapping[str, Any]) -> NodeSample:
         UnreadableSample: it is not one.
     """
     try:
-        return _SAMPLE.validate_python(row)
-    except ValidationError as error:
-        first = error.errors(include_url=False, include_input=False)[0]
-        raise UnreadableSample(f"{'.'.join(map(str, first['loc']))}: {first['msg']}") from error
-
-
-_SAMPLE = TypeAdapter(NodeSample)
+        return convert(NodeSample, row, "its sample")
+    except RefusedDocument as refused:
+        raise UnreadableSample(f"{refused.field} {refused.why}") from None
 
 
 def host_load(before: NodeSample | None, now: NodeSample, *, gpus: bool) -> HostLoad:

@@ -7,16 +7,15 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, AllowInfNan, Field, TypeAdapter, ValidationError
-
 from vllm_cluster.core.identity import cluster_id, is_of_cluster, node_of
 from vllm_cluster.core.request import ChangedCluster, Followed
 from vllm_cluster.core.spec import ID, ROLE, ContainerSpec
 from vllm_cluster.facts.host_facts import HostFacts
 from vllm_cluster.inventory import grammar
-from vllm_cluster.inventory.grammar import Jump, SshPort, User
 from vllm_cluster.inventory.model import MAX_HOSTS, Host, HostSsh, Inventory
 from vllm_cluster.text import host_port, printable
+from vllm_cluster.wire.reading import RefusedDocument, convert
+from vllm_cluster.wire.values import Count, Number, Port, shaped
 
 FORMAT = 1
 # Those of an inventory, and as many that left it.
@@ -33,15 +32,15 @@ class Member:
     whoever may use the head's Docker can write the file, and other hosts are connected to by its content.
     """
 
-    name: Annotated[str, AfterValidator(grammar.host_name)]
-    address: Annotated[str, AfterValidator(grammar.address)]
-    machine_id: Annotated[str, Field(max_length=128, pattern=r"^[!-~]*$")]
-    gpus: Annotated[int, Field(ge=0)]
-    since: Annotated[float, AllowInfNan(False)]
-    host: Annotated[str, AfterValidator(grammar.ssh_host)]
-    user: User | None = None
-    port: SshPort | None = None
-    jump: Jump | None = None
+    name: Annotated[str, grammar.host_name]
+    address: Annotated[str, grammar.address]
+    machine_id: Annotated[str, shaped("[!-~]{0,128}", "the id of a machine")]
+    gpus: Count
+    since: Number
+    host: Annotated[str, grammar.ssh_host]
+    user: Annotated[str, grammar.ssh_user] | None = None
+    port: Port | None = None
+    jump: Annotated[str, grammar.ssh_jump] | None = None
     leaving: bool = False
 
     @property
@@ -106,16 +105,12 @@ class Record:
             return None, f"it is not a record of members ({type(error).__name__})"
 
 
-_MEMBER = TypeAdapter(Member)
-
-
 def _member(number: int, row: Any) -> Member | str:
     """A member as the file has it, or what is wrong with it."""
     try:
-        return _MEMBER.validate_python(row)
-    except ValidationError as error:
-        first = error.errors(include_url=False, include_input=False)[0]
-        return f"member {number}: {'.'.join(map(str, first['loc']))}: {first['msg'].removeprefix('Value error, ')}"
+        return convert(Member, row, f"member {number}")
+    except RefusedDocument as refused:
+        return str(refused)
 
 
 @dataclass(frozen=True)

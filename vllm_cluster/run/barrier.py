@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 
 from vllm_cluster.core.images import node_image_name
-from vllm_cluster.core.node_status import GroupMembership, membership
+from vllm_cluster.core.node_status import GroupMembership, last_words, membership
 from vllm_cluster.core.plan import CreateNode, Plan
 from vllm_cluster.core.spec import BASE_IMAGE, node_name
 from vllm_cluster.errors import CommandFailed, HostError, LeftAlone, NodesNotJoined, Unreachable, combine
@@ -155,7 +155,7 @@ def _explain(found: GroupMembership, names: Mapping[str, str], nodes: Mapping[st
 def _trouble(node: NodeState | None) -> str:
     """What a worker knows of its way to the head."""
     ray = node.status.group if node and node.status else None
-    return f" ({ray.words})" if ray and ray.error else ""
+    return f" ({last_words(ray)})" if ray and ray.error else ""
 
 
 def _is_up(node: NodeState) -> bool:
@@ -164,7 +164,7 @@ def _is_up(node: NodeState) -> bool:
 
 def _waiting_for_head(node: NodeState) -> str:
     ray = node.status.group if node.status else None
-    return f"Ray is {ray.state} on the head: {ray.words}" if ray and ray.error else "waiting for Ray on the head"
+    return f"Ray is {ray.state} on the head: {last_words(ray)}" if ray and ray.error else "waiting for Ray on the head"
 
 
 def refuse_failing(host: str, node: NodeState, before: dict[str, int]) -> None:

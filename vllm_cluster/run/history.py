@@ -12,7 +12,6 @@ from typing import Any
 from vllm_cluster import __version__
 from vllm_cluster.core import request
 from vllm_cluster.core.desired import STATE_FOLDER
-from vllm_cluster.core.node_status import ServeStatus
 from vllm_cluster.core.request import RESTARTER, Entry
 from vllm_cluster.errors import HostError
 from vllm_cluster.events import Emit, Event
@@ -22,6 +21,7 @@ from vllm_cluster.run.node_handle import NodeHandle
 from vllm_cluster.run.program import python
 from vllm_cluster.shell_line import shell_line
 from vllm_cluster.text import count
+from vllm_cluster.wire.status import ServeStatus
 
 AUDIT_FILE = "audit.jsonl"
 APPEND_SECONDS = 10.0

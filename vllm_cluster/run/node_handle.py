@@ -13,7 +13,7 @@ from vllm_cluster.checks.docker import foreign
 from vllm_cluster.core import request
 from vllm_cluster.core.desired import SECRETS_FOLDER, STATE_FOLDER
 from vllm_cluster.core.identity import node_of
-from vllm_cluster.core.node_status import NodeStatus, ServeStatus, current, parse_status
+from vllm_cluster.core.node_status import current, parse_status
 from vllm_cluster.core.spec import node_name
 from vllm_cluster.errors import CommandFailed, HostError, NodeMissing, PreflightFailed, VclusterError
 from vllm_cluster.facts.host_facts import HostFacts
@@ -22,6 +22,7 @@ from vllm_cluster.laptop import whoami
 from vllm_cluster.run.connection import HostConnection
 from vllm_cluster.run.observe import observe, usable
 from vllm_cluster.run.program import Finished, InNode, Message, RemoteProgram, run
+from vllm_cluster.wire.status import NodeStatus, ServeStatus
 
 _ENDED = ("exited", "dead", "restarting")
 LAST_LINES = 20

@@ -15,7 +15,6 @@ from vllm_cluster.actions import ask, head
 from vllm_cluster.actions.ask import ModelApi, ModelRequest
 from vllm_cluster.clock import Deadline
 from vllm_cluster.core.answer import COMPLETIONS, ModelReply
-from vllm_cluster.core.node_status import Phase, ServeFailure, ServeStatus
 from vllm_cluster.errors import (
     ConnectionLost,
     HostError,
@@ -26,6 +25,7 @@ from vllm_cluster.errors import (
     VclusterError,
 )
 from vllm_cluster.run.api_client import Broken, Refused, Silent
+from vllm_cluster.wire.status import Phase, ServeFailure, ServeStatus
 
 INVENTORY = make.inventory(1)
 READY = ServeStatus(

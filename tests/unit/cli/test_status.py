@@ -25,8 +25,8 @@ from vllm_cluster.cli.paste import pasteable
 from vllm_cluster.cli.render import table
 from vllm_cluster.cli.render.status import show_status, status_document
 from vllm_cluster.cli.session import Session
-from vllm_cluster.core.node_status import GroupNode, GroupStatus, NodeStatus, ServeFailure, ServeStatus
 from vllm_cluster.errors import HostError
+from vllm_cluster.wire.status import GroupNode, GroupStatus, NodeStatus, ServeFailure, ServeStatus
 
 Capture = pytest.CaptureFixture[str]
 FINGERPRINT = "SHA256:" + "Zk9" * 14

@@ -9,14 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vllm_cluster.core.node_status import (
-    GroupMembership,
-    GroupNode,
-    UnreadableStatus,
-    current,
-    membership,
-    parse_status,
-)
+from vllm_cluster.core.node_status import GroupMembership, UnreadableStatus, current, membership, parse_status
+from vllm_cluster.wire.status import GroupNode
 
 
 def document(**changed: Any) -> bytes:
@@ -64,7 +58,7 @@ def test_what_no_node_writes_is_one_clear_error(raw: bytes) -> None:
         parse_status(raw)
 
 
-# fault: core/node_status.py: False → True
+# fault: wire/values.py: if not math.isfinite(number): → if False:
 @pytest.mark.parametrize("number", ["NaN", "Infinity", "1e999", "-1e999"])
 @pytest.mark.parametrize("place", ['"gpus": 2.0', '"updated": 2.5', '"since": 3.0', '"gpus": [4.0'])
 def test_a_number_that_json_does_not_have_is_refused(number: str, place: str) -> None:

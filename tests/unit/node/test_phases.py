@@ -8,8 +8,8 @@ from typing import get_args
 import pytest
 
 from tests.support.paths import ROOT
-from vllm_cluster.core.node_status import Phase
 from vllm_cluster.remote.node.movement import STEPS, Phases
+from vllm_cluster.wire.status import Phase
 
 LOGS = ROOT / "tests" / "fixtures" / "logs"
 STARTED = ("healthy-gpu-ray", "healthy-one-process", "healthy-slow-work", "healthy-two-hosts")

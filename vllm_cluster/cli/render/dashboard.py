@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from vllm_cluster.actions.watch import View
 from vllm_cluster.cli.render.page import page
 from vllm_cluster.cli.render.watch import view_document
-from vllm_cluster.core.node_status import ServeStatus
+from vllm_cluster.wire.status import ServeStatus
 
 MAX_POINTS, MAX_EVENTS = 900, 200
 HTML, JSON = "text/html; charset=utf-8", "application/json"

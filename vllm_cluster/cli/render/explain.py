@@ -9,7 +9,6 @@ from datetime import datetime
 from typing import Any
 
 from vllm_cluster.cli.render.text import plain, wants_color
-from vllm_cluster.core.node_status import FailedRequest
 from vllm_cluster.core.request import Entry
 from vllm_cluster.errors import VclusterError
 from vllm_cluster.explain.catalogue import FAILURES
@@ -17,6 +16,7 @@ from vllm_cluster.explain.diagnosis import BenignMatch, Diagnosis, MatchedFailur
 from vllm_cluster.explain.failure import KnownFailure
 from vllm_cluster.explain.scan import LogPosition
 from vllm_cluster.text import count
+from vllm_cluster.wire.status import FailedRequest
 
 # vLLM ends its messages with the number that one needs; the longest of them in the tests is of 549 characters.
 WIDTH = 600

@@ -11,8 +11,8 @@ from typing import Any
 from vllm_cluster.actions.status import ClusterStatus, HostStatus
 from vllm_cluster.cli.render.table import columns, cut, table
 from vllm_cluster.cli.render.text import plain, wants_color
-from vllm_cluster.core.node_status import ServeFailure, ServeStatus
 from vllm_cluster.text import age, host_port
+from vllm_cluster.wire.status import ServeFailure, ServeStatus
 
 # What is left out first where the terminal is narrow.
 TITLES = {"host": 0, "address": 2, "role": 3, "state": 0, "GPUs": 0, "age": 1, "container": 4}

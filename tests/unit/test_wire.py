@@ -1,0 +1,174 @@
+"""The border: what another machine sent becomes a bounded type, or an error that names its sender and the field."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Literal
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from vllm_cluster.wire.reading import ALSO, RefusedDocument, convert, read
+from vllm_cluster.wire.values import Address, Commit, Count, Name, Number, Path, Port, Sha256, Size
+
+SENDER = "gpu1's document"
+
+
+@dataclass(frozen=True)
+class Inner:
+    name: Name
+    text: str = ""
+
+
+@dataclass(frozen=True)
+class Document:
+    """One field of each kind that documents have."""
+
+    v: Literal[1]
+    port: Port
+    inner: Inner
+    many: tuple[Inner, ...] = ()
+    pair: tuple[Count, Number] | None = None
+    by_address: Mapping[Address, Size] = field(default_factory=dict)
+    ready: bool = False
+    path: Path | None = None
+    commit: Commit | None = None
+    digest: Sha256 | None = None
+    renamed: str = field(default="", metadata={ALSO: "before"})
+
+
+def whole(**changed: Any) -> dict[str, Any]:
+    return {"v": 1, "port": 8000, "inner": {"name": "n"}, **changed}
+
+
+def test_a_document_becomes_its_type() -> None:
+    raw = whole(
+        many=[{"name": "a"}, {"name": "b", "text": "two\nlines"}],
+        pair=[1, 2],
+        by_address={"10.0.0.1": 5, "fd00::1": 6},
+        later="a key that a later version has",
+        before="the key of an earlier one",
+    )
+    found = read(Document, json.dumps(raw).encode(), SENDER)
+    assert found.many == (Inner("a"), Inner("b", "two\nlines"))
+    assert (found.pair, found.by_address) == ((1, 2.0), {"10.0.0.1": 5, "fd00::1": 6})
+    assert found.renamed == "the key of an earlier one"
+
+
+# fault: wire/reading.py: if type(value) not in taken: → if False:
+@pytest.mark.parametrize(
+    ("changed", "where"),
+    [
+        ({"v": 2}, "v"),
+        ({"port": 0}, "port"),
+        ({"port": 10**400}, "port"),
+        ({"port": True}, "port"),
+        ({"port": "8000"}, "port"),
+        ({"port": 8000.0}, "port"),
+        ({"inner": []}, "inner"),
+        ({"inner": {}}, "inner.name"),
+        ({"inner": {"name": ""}}, "inner.name"),
+        ({"inner": {"name": "a\x1b[2J"}}, "inner.name"),
+        ({"inner": {"name": "\u202ename"}}, "inner.name"),
+        ({"inner": {"name": "zero\u200bwidth"}}, "inner.name"),
+        ({"inner": {"name": "tag\U000e0041"}}, "inner.name"),
+        ({"inner": {"name": "\ud800"}}, "inner.name"),
+        ({"inner": {"name": "x" * 5000}}, "inner.name"),
+        ({"inner": {"name": "n", "text": "x" * 70_000}}, "inner.text"),
+        ({"many": {"0": {"name": "n"}}}, "many"),
+        ({"many": [{"name": "n"}, 1]}, "many.1"),
+        ({"many": [{"name": "n"}] * 100_001}, "many"),
+        ({"pair": [1]}, "pair"),
+        ({"pair": [1, "2"]}, "pair.1"),
+        ({"by_address": {"localhost; id": 1}}, "by_address"),
+        ({"by_address": {"fe80::1%eth0": 1}}, "by_address"),
+        ({"by_address": {"10.0.0.1": -1}}, "by_address"),
+        ({"by_address": {"10.0.0.1": 10**14}}, "by_address"),
+        ({"ready": "yes"}, "ready"),
+        ({"path": "../x"}, "path"),
+        ({"path": "/etc/passwd"}, "path"),
+        ({"path": "a//b"}, "path"),
+        ({"path": "a\nb"}, "path"),
+        ({"commit": "main"}, "commit"),
+        ({"commit": "a" * 40 + "\n"}, "commit"),
+        ({"digest": "A" * 64}, "digest"),
+    ],
+)
+def test_what_is_outside_of_its_type_is_refused_by_name(changed: dict[str, Any], where: str) -> None:
+    with pytest.raises(RefusedDocument) as refused:
+        read(Document, json.dumps(whole(**changed)).encode(), SENDER)
+    assert (refused.value.sender, refused.value.field) == (SENDER, where)
+    # It does not repeat what may be of any length, and steer a terminal.
+    assert len(str(refused.value)) < 200
+    assert str(refused.value).isprintable()
+
+
+@pytest.mark.parametrize(
+    "raw", [b"", b"\xff", b"{", b"null", b"[" * 100_000, b'{"v": NaN}', b'{"v": ' + b"1" * 5000 + b"}"]
+)
+def test_bytes_that_are_not_a_document_are_refused(raw: bytes) -> None:
+    with pytest.raises(RefusedDocument, match=f"^{SENDER}: "):
+        read(Document, raw, SENDER)
+
+
+# fault: wire/reading.py: if len(raw) > most: → if False:
+def test_a_document_has_a_limit_in_bytes() -> None:
+    raw = json.dumps(whole()).encode()
+    assert read(Document, raw, SENDER, len(raw)).port == 8000
+    with pytest.raises(RefusedDocument, match="larger than"):
+        read(Document, raw + b" ", SENDER, len(raw))
+
+
+# fault: wire/values.py: if c.isprintable() or c in _PLAIN_SPACE → if True
+@given(st.text())
+def test_no_text_can_steer_a_terminal(text: str) -> None:
+    found = convert(Inner, {"name": "n", "text": text}, SENDER).text
+    assert len(found) == len(text)
+    assert all(c.isprintable() or c in "\n\t\xa0" for c in found)
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner, max_size=4),
+    max_leaves=12,
+)
+
+
+@given(st.dictionaries(st.sampled_from([*Document.__dataclass_fields__, "x"]), JSON))
+def test_any_document_is_a_type_or_an_error_that_names_its_sender(found: dict[str, Any]) -> None:
+    try:
+        document = convert(Document, whole(**found), SENDER)
+    except RefusedDocument as refused:
+        assert refused.sender == SENDER
+    else:
+        assert 1 <= document.port <= 65535
+        assert document.inner.name.isprintable()
+
+
+def test_a_type_that_json_does_not_have_is_an_error_of_the_program() -> None:
+    @dataclass(frozen=True)
+    class Wrong:
+        value: Annotated[Any, str]
+
+    with pytest.raises(TypeError, match="no document has"):
+        convert(Wrong, {"value": 1}, SENDER)
+
+
+@dataclass(frozen=True)
+class Ordered:
+    """A rule between two fields."""
+
+    low: int
+    high: int
+
+    def __post_init__(self) -> None:
+        if self.low > self.high:
+            raise ValueError("low is above high")
+
+
+def test_a_rule_between_fields_is_a_refusal_too() -> None:
+    with pytest.raises(RefusedDocument, match="low is above high"):
+        convert(Ordered, {"low": 2, "high": 1}, SENDER)

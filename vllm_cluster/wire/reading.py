@@ -1,0 +1,218 @@
+"""Reads what another machine sent into frozen dataclasses; a document of another shape is refused, with its sender.
+
+Keys that a later version may have added are passed over. Everything else is strict: no number for a text, no text for
+a number, no value outside of its type.
+"""
+
+from __future__ import annotations
+
+import json
+import types
+from collections.abc import Callable, Mapping
+from dataclasses import MISSING, fields, is_dataclass
+from functools import cache
+from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+
+from vllm_cluster.wire.values import words
+
+T = TypeVar("T")
+Convert = Callable[[Any, str], Any]
+
+MAX_BYTES = 4 << 20
+MAX_ITEMS = 100_000
+# The key of an earlier version, in the metadata of a field.
+ALSO = "also"
+
+
+class RefusedDocument(ValueError):
+    """What `sender` sent is refused: `field` is where in it, empty for the whole, `why` is for people."""
+
+    def __init__(self, sender: str, field: str, why: str) -> None:
+        super().__init__(f"{sender}: {field} {why}" if field else f"{sender}: {why}")
+        self.sender, self.field, self.why = sender, field, why
+
+
+class _Wrong(ValueError):
+    def __init__(self, field: str, why: str) -> None:
+        super().__init__(why)
+        self.field, self.why = field, why
+
+
+def read(kind: type[T], raw: bytes, sender: str, most: int = MAX_BYTES) -> T:
+    """Read a JSON document of at most so many bytes as this dataclass.
+
+    Raises:
+        RefusedDocument: it is larger, not JSON, or of another shape.
+    """
+    return convert(kind, document(raw, sender, most), sender)
+
+
+def document(raw: bytes, sender: str, most: int = MAX_BYTES) -> Any:
+    """Read JSON of at most so many bytes; NaN and Infinity are not JSON.
+
+    Raises:
+        RefusedDocument: it is larger, or not JSON.
+    """
+    if len(raw) > most:
+        raise RefusedDocument(sender, "", f"is larger than {most} bytes")
+    try:
+        return json.loads(raw, parse_constant=_no_constant)
+    except (ValueError, RecursionError):
+        # Without what was found there, which may be of any length.
+        raise RefusedDocument(sender, "", "is not a JSON document") from None
+
+
+def convert(kind: type[T], value: Any, sender: str) -> T:
+    """Take parsed JSON as this dataclass.
+
+    Raises:
+        RefusedDocument: it has another shape.
+    """
+    wanted: Any = kind
+    try:
+        found: T = _converter(wanted)(value, "")
+    except _Wrong as wrong:
+        raise RefusedDocument(sender, wrong.field, wrong.why) from None
+    return found
+
+
+def _no_constant(name: str) -> None:
+    raise ValueError(f"{name} is not a number of JSON")
+
+
+@cache
+def _converter(kind: Any) -> Convert:
+    """How a value becomes one of this type.
+
+    Raises:
+        TypeError: a document has no such type.
+    """
+    if is_dataclass(kind):
+        return _of_dataclass(kind)
+    origin, arguments = get_origin(kind), get_args(kind)
+    if origin is Annotated:
+        # Text with a check of its own is not cleaned first: what a name may not have is refused.
+        base = _plain(str, *_PLAIN[str], cleaned=False) if arguments[0] is str else _converter(arguments[0])
+        return _checked(base, arguments[1:])
+    if origin is Literal:
+        return _one_of(arguments)
+    if origin in (Union, types.UnionType):
+        others = [one for one in arguments if one is not type(None)]
+        if len(others) == 1:
+            return _or_none(_converter(others[0]))
+    if origin is tuple:
+        return _list(arguments[0]) if arguments[1:] == (...,) else _row(arguments)
+    if origin in (dict, Mapping):
+        return _mapping(*arguments)
+    if kind in _PLAIN:
+        return _plain(kind, *_PLAIN[kind])
+    raise TypeError(f"no document has a {kind}")
+
+
+# What JSON has for each type, and what that is for people. A text is bounded where its type has no limit, too.
+_PLAIN: Mapping[Any, tuple[tuple[type, ...], str]] = {
+    str: ((str,), "text"),
+    int: ((int,), "an integer"),
+    float: ((int, float), "a number"),
+    bool: ((bool,), "true or false"),
+}
+
+
+def _plain(kind: type, taken: tuple[type, ...], what: str, *, cleaned: bool = True) -> Convert:
+    def take(value: Any, field: str) -> Any:
+        if type(value) not in taken:
+            raise _Wrong(field, f"must be {what}")
+        try:
+            return words(value) if kind is str and cleaned else kind(value)
+        except (ValueError, OverflowError) as error:
+            raise _Wrong(field, str(error)) from None
+
+    return take
+
+
+def _checked(inner: Convert, checks: tuple[Any, ...]) -> Convert:
+    def take(value: Any, field: str) -> Any:
+        found = inner(value, field)
+        for check in checks:
+            try:
+                found = check(found)
+            except ValueError as error:
+                raise _Wrong(field, str(error)) from None
+        return found
+
+    return take
+
+
+def _one_of(known: tuple[Any, ...]) -> Convert:
+    def take(value: Any, field: str) -> Any:
+        if not isinstance(value, str | int) or value not in known:
+            raise _Wrong(field, "is none of the values that are known")
+        return value
+
+    return take
+
+
+def _or_none(inner: Convert) -> Convert:
+    return lambda value, field: None if value is None else inner(value, field)
+
+
+def _rows(value: Any, field: str) -> list[Any]:
+    if not isinstance(value, list):
+        raise _Wrong(field, "must be a list")
+    if len(value) > MAX_ITEMS:
+        raise _Wrong(field, f"has more than {MAX_ITEMS} entries")
+    return value
+
+
+def _list(kind: Any) -> Convert:
+    inner = _converter(kind)
+    return lambda value, field: tuple(inner(one, f"{field}.{n}") for n, one in enumerate(_rows(value, field)))
+
+
+def _row(kinds: tuple[Any, ...]) -> Convert:
+    inner = [_converter(kind) for kind in kinds]
+
+    def take(value: Any, field: str) -> Any:
+        if len(_rows(value, field)) != len(inner):
+            raise _Wrong(field, f"must have {len(inner)} entries")
+        return tuple(one(part, f"{field}.{n}") for n, (one, part) in enumerate(zip(inner, value, strict=True)))
+
+    return take
+
+
+def _object(value: Any, field: str) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise _Wrong(field, "must be an object")
+    if len(value) > MAX_ITEMS:
+        raise _Wrong(field, f"has more than {MAX_ITEMS} keys")
+    return value
+
+
+def _mapping(key: Any, kind: Any) -> Convert:
+    name, inner = _converter(key), _converter(kind)
+    # Without the key in the field's name: it may be any text.
+    return lambda value, field: {name(one, field): inner(part, field) for one, part in _object(value, field).items()}
+
+
+def _of_dataclass(kind: Any) -> Convert:
+    hints = get_type_hints(kind, include_extras=True)
+    own = [(one, _converter(hints[one.name])) for one in fields(kind) if one.init]
+
+    def take(value: Any, field: str) -> Any:
+        there, found = _object(value, field), {}
+        for one, inner in own:
+            name = one.name if one.name in there else one.metadata.get(ALSO, one.name)
+            place = f"{field}.{one.name}".lstrip(".")
+            if name in there:
+                found[one.name] = inner(there[name], place)
+            elif one.default is MISSING and one.default_factory is MISSING:
+                raise _Wrong(place, "is missing")
+        try:
+            return kind(**found)
+        except _Wrong:
+            raise
+        except ValueError as error:
+            # A rule between fields, of the dataclass itself.
+            raise _Wrong(field, str(error)) from None
+
+    return take

@@ -1,0 +1,135 @@
+"""What a node reports about itself: the types of its status.json."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Annotated, Literal
+
+from vllm_cluster.wire.reading import ALSO
+from vllm_cluster.wire.values import Address, Count, Name, Number, Port, between
+
+VERSION = 1
+GroupState = Literal["waiting", "starting", "up", "down", "unknown"]
+Gpus = Annotated[float, between(0, 1024)]
+# Those of a start are in their order; "unknown" is set here: the node program has written nothing for too long.
+Phase = Literal[
+    "waiting",
+    "starting",
+    "importing",
+    "joining",
+    "downloading",
+    "loading",
+    "compiling",
+    "profiling",
+    "capturing",
+    "probing",
+    "ready",
+    "hung",
+    "failed",
+    "backoff",
+    "stopping",
+    "unknown",
+]
+
+
+@dataclass(frozen=True)
+class GroupNode:
+    """One member as the backend lists it; a dead one stays in the list."""
+
+    id: str
+    address: str
+    alive: bool
+    gpus: Gpus
+
+
+@dataclass(frozen=True)
+class GroupStatus:
+    """What joins the nodes, on one of them; the other `nodes` are known on the head only."""
+
+    state: GroupState
+    restarts: int
+    error: str | None
+    version: str | None
+    nodes: tuple[GroupNode, ...]
+    # In a row; an earlier version of the node program does not write it.
+    failures: int = 0
+
+    @property
+    def ended(self) -> bool:
+        """Whether it has ended by itself, and is not up again."""
+        return self.state in ("down", "starting") and bool(self.error)
+
+
+@dataclass(frozen=True)
+class ServeFailure:
+    """How one run of vLLM ended; the first line is the root cause where it is known."""
+
+    time: Number
+    summary: str
+    lines: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class FailedRequest(ServeFailure):
+    """A request that could not be served, and in whose place the one before it is."""
+
+    generation: str
+    model: Name
+    name: Name
+
+
+@dataclass(frozen=True)
+class ServeStatus:
+    """What is served and how far it is; `gpus` are those that have joined and those that are wanted.
+
+    `request` counts what was asked for; `instead_of` is the one that failed, `away_seconds` how long the one before it
+    was not served, `rollback_to` what is served again if this one does not get ready. `phases` are those of this start
+    that are over, with their seconds; `last_line` is the last one of vLLM's log. `ranks` are the GPUs that it takes
+    (address → number), empty where that is left to the backend.
+    """
+
+    generation: str
+    model: Name
+    name: Name
+    host: Address
+    port: Port
+    phase: Phase
+    detail: str
+    progress: tuple[Count, Count] | None
+    since: Number
+    attempt: int
+    gpus: tuple[Gpus, Gpus]
+    first_failure: ServeFailure | None
+    failure: ServeFailure | None
+    ready_at: Number | None
+    seconds_to_ready: Number | None
+    request: int = 0
+    instead_of: FailedRequest | None = None
+    rollback_to: Name | None = None
+    away_seconds: Number | None = None
+    phases: tuple[tuple[str, Number], ...] = ()
+    last_line: str = ""
+    token_age_seconds: Number | None = None
+    ranks: Mapping[Address, Count] = field(default_factory=dict)
+
+    @property
+    def words(self) -> str:
+        """The phase with its detail."""
+        return f"{self.phase}: {self.detail}" if self.detail else self.phase
+
+
+@dataclass(frozen=True)
+class NodeStatus:
+    """One node's status.json; `error` is about its request, not about what it runs.
+
+    It is written again at least every `beat` seconds; a node program of an earlier version did not do that.
+    """
+
+    role: str
+    updated: Number
+    # An earlier version's key is the name of the one backend there was.
+    group: GroupStatus = field(metadata={ALSO: "ray"})
+    serve: ServeStatus | None
+    error: str | None = None
+    beat: Number | None = None

@@ -1,0 +1,106 @@
+"""Types of single values that another machine sent: each is bounded, and a value outside of it is refused."""
+
+from __future__ import annotations
+
+import ipaddress
+import math
+import re
+from collections.abc import Callable
+from typing import Annotated, Any, TypeVar
+
+N = TypeVar("N", int, float)
+Check = Callable[[Any], Any]
+
+# The largest file that anybody serves from, in bytes.
+MAX_SIZE = 10 * 1000**4
+MAX_NAME, MAX_TEXT, MAX_LONG = 4096, 64 << 10, 4 << 20
+# Harmless in a text of several lines, though Python does not call them printable.
+_PLAIN_SPACE = "\n\t\N{NO-BREAK SPACE}"
+
+
+def between(least: N, most: N) -> Check:
+    """A check for a number from `least` to `most`."""
+
+    def check(number: N) -> N:
+        if not least <= number <= most:
+            raise ValueError(f"must be from {least} to {most}")
+        return number
+
+    return check
+
+
+def shaped(pattern: str, what: str) -> Check:
+    """A check for text that an expression matches whole; `what` it would be then is for people."""
+    shape = re.compile(pattern)
+
+    def check(text: str) -> str:
+        if not shape.fullmatch(text):
+            raise ValueError(f"is not {what}")
+        return text
+
+    return check
+
+
+def _long(text: str) -> str:
+    if len(text) > MAX_LONG:
+        raise ValueError(f"has more than {MAX_LONG} characters")
+    return text
+
+
+def _finite(number: float) -> float:
+    if not math.isfinite(number):
+        raise ValueError("is not a finite number")
+    return number
+
+
+def _name(text: str) -> str:
+    if not 0 < len(text) <= MAX_NAME:
+        raise ValueError(f"must have from 1 to {MAX_NAME} characters")
+    # Control characters, bidi marks, zero widths, tags, lone surrogates.
+    if not text.isprintable():
+        raise ValueError("has a character that cannot be printed")
+    return text
+
+
+def _address(text: str) -> str:
+    try:
+        found = ipaddress.ip_address(text)
+    except ValueError:
+        # Without the text itself.
+        raise ValueError("is not an IP address") from None
+    # The zone of an address may be any text.
+    if getattr(found, "scope_id", None):
+        raise ValueError("is an address with a zone")
+    return text
+
+
+def words(text: str) -> str:
+    """Text as it may be shown: what steers a terminal, or is not to be seen, is replaced."""
+    if len(text) > MAX_TEXT:
+        raise ValueError(f"has more than {MAX_TEXT} characters")
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() or c in _PLAIN_SPACE else "\N{REPLACEMENT CHARACTER}" for c in text)
+
+
+def inside(path: str) -> str:
+    """A path that stays below the folder that it is joined to, on one line."""
+    parts = path.split("/")
+    if len(path) > MAX_NAME or {"", ".", ".."} & {*parts} or not path.isprintable():
+        raise ValueError("is not a path below a folder")
+    return path
+
+
+# These become a URL, words of commands and rows of tables on a person's machine; a host may write anything.
+Name = Annotated[str, _name]
+# A document in a document: it is read by itself.
+Long = Annotated[str, _long]
+Address = Annotated[str, _address]
+Port = Annotated[int, between(1, 65535)]
+Size = Annotated[int, between(0, MAX_SIZE)]
+Count = Annotated[int, between(0, 1 << 53)]
+# NaN and Infinity are numbers to Python's JSON alone.
+Number = Annotated[float, _finite]
+Commit = Annotated[str, shaped("[0-9a-f]{40}", "a commit of 40 hex digits")]
+Sha256 = Annotated[str, shaped("[0-9a-f]{64}", "a sha256 of 64 hex digits")]
+Path = Annotated[str, inside]
