@@ -19,7 +19,7 @@ from pydantic import TypeAdapter
 from vllm_cluster.actions.batches import BatchOnHead
 from vllm_cluster.actions.models import RunningPull
 from vllm_cluster.actions.status import HostStatus
-from vllm_cluster.batch.work import BatchResult
+from vllm_cluster.batch.files import BatchResult
 from vllm_cluster.checks.finding import Finding
 from vllm_cluster.checks.registry import NotChecked
 from vllm_cluster.core import plan

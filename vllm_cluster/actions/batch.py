@@ -7,11 +7,9 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 
 from vllm_cluster.actions.ask import open_api
-from vllm_cluster.actions.batches import forget, remember
-from vllm_cluster.batch.lines import MAX_ROW, PATHS
-from vllm_cluster.batch.problems import BatchProblem, InUse
+from vllm_cluster.batch.files import BatchFiles, BatchResult, Work
+from vllm_cluster.batch.lines import MAX_ROW, PATHS, BatchProblem, InUse
 from vllm_cluster.batch.progress import Progress
-from vllm_cluster.batch.work import BatchFiles, BatchResult, Work
 from vllm_cluster.errors import HostError, Interrupted, Locked, UsageError, VclusterError
 from vllm_cluster.events import Emit, Event
 from vllm_cluster.inventory.model import Inventory
@@ -176,7 +174,6 @@ class _Run:
             "output": str(files.output.absolute()),
         }
         self._job.send(asked, self._work.lines(), shown)
-        remember(self._work.key, files.source, files.output, wanted.fields)
 
     def _start(self) -> None:
         self._rest.clear()  # a row that a kill has torn is cut off there
@@ -241,7 +238,6 @@ class _Run:
     def _remove(self) -> None:
         self._work.finish()
         self._job.act("remove")
-        forget(self._work.key)
         self._at, self.running = 0, False
 
     def summary(self) -> BatchResult:

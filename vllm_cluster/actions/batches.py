@@ -2,22 +2,15 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
 
 from vllm_cluster.core.desired import STATE_FOLDER
 from vllm_cluster.events import Emit
 from vllm_cluster.inventory.model import Inventory
-from vllm_cluster.laptop import cache_folder, write_whole
 from vllm_cluster.run.batch_replies import JobEntry, JobState, read_entries, read_reply
 from vllm_cluster.run.head_job import HeadJob, begin
 from vllm_cluster.run.node_handle import NodeHandle
 from vllm_cluster.run.runtime import SYSTEM, Runtime
-from vllm_cluster.shell_line import shell_line
 
 # A folder beside those of the batches, which is never made.
 _FOLDER, _NONE = f"{STATE_FOLDER}/batch", "none"
@@ -29,8 +22,7 @@ LOOK_SECONDS = 5.0
 class BatchOnHead:
     """A batch on the head, whose answers are not all fetched; None for what the head does not know.
 
-    `state` is `sending`, `running`, `done`, `stopped`, `failed` or `killed`; `detail` is the reason. `command` fetches
-    it; it is that of this machine, and None where it was not begun here.
+    `state` is `sending`, `running`, `done`, `stopped`, `failed` or `killed`; `detail` is the reason.
     """
 
     key: str
@@ -42,7 +34,6 @@ class BatchOnHead:
     output: str | None
     user: str | None
     time: float | None
-    command: str | None = None
 
     @property
     def progress(self) -> str:
@@ -65,7 +56,7 @@ def batches(inventory: Inventory, emit: Emit, *, wait: float, runtime: Runtime =
     """
     with HeadJob(inventory, _NONE, emit, wait, runtime) as job:
         found = job.ask("batches", read_entries)
-    return sorted((_batch(one, _recall(one.key)) for one in found), key=lambda one: one.time or 0.0)
+    return sorted(map(_batch, found), key=lambda one: one.time or 0.0)
 
 
 def batches_on(node: NodeHandle) -> list[BatchOnHead]:
@@ -90,33 +81,7 @@ def has_batches(node: NodeHandle) -> bool:
     return node.connection.engine.has_files(node.name, _FOLDER, LOOK_SECONDS)
 
 
-def remember(key: str, source: Path, output: Path, fields: Mapping[str, Any]) -> None:
-    """Keep the call that began a batch: no host is asked which files of this machine are read and written."""
-    words = ["vcluster", "batch", str(source.absolute()), "-o", str(output.absolute())]
-    words += [word for name, value in fields.items() for word in ("--set", f"{name}={json.dumps(value)}")]
-    with suppress(OSError):
-        path = _memory(key)
-        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        write_whole(path, shell_line(words), 0o600)
-
-
-def forget(key: str) -> None:
-    """Forget a batch that is fetched."""
-    with suppress(OSError):
-        _memory(key).unlink(missing_ok=True)
-
-
-def _recall(key: str) -> str | None:
-    with suppress(OSError, UnicodeDecodeError):
-        return _memory(key).read_text(encoding="utf-8")
-    return None
-
-
-def _memory(key: str) -> Path:
-    return cache_folder() / "batches" / key
-
-
-def _batch(entry: JobEntry, command: str | None = None) -> BatchOnHead:
+def _batch(entry: JobEntry) -> BatchOnHead:
     asked, progress = entry.asked, entry.state.progress
     state, detail = _state(entry.state)
     return BatchOnHead(
@@ -129,7 +94,6 @@ def _batch(entry: JobEntry, command: str | None = None) -> BatchOnHead:
         output=asked.output if asked else None,
         user=asked.user if asked else None,
         time=asked.time if asked else None,
-        command=command,
     )
 
 

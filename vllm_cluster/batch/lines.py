@@ -1,12 +1,13 @@
-"""The lines of a batch: OpenAI's batch format in, and rows of its output format out, each of which names its line."""
+"""A batch's input, line by line in OpenAI's batch format, and rows of its output, each of which names its line."""
 
 from __future__ import annotations
 
 import json
 import re
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 # Each path, and the list that an answer of it has.
@@ -25,20 +26,20 @@ MAX_LINE, MAX_ANSWER, MAX_NAME, MAX_MESSAGE = 16 << 20, 16 << 20, 1024, 2000
 MAX_ROW = MAX_ANSWER + (64 << 10)
 HEAD = b'{"id": "batch_req_'
 _ID = re.compile(rb'\{"id": "batch_req_([1-9][0-9]{0,17})_([0-9a-f]{8})", ("line": )?')
+# A JSON array is read as a whole.
+MAX_ARRAY = 512 << 20
 
 
-# What Python's parser calls it, and what it is.
-_FAULTS = {
-    "Invalid control character": r"a string has a line break, a tab or another control character: write \n or \t",
-    "Unterminated string": "a string has no closing quote",
-    "Invalid \\": r"a backslash is before a character that it does not escape: write \\",
-    "Expecting property name": "a key in double quotes is expected",
-    "Expecting value": "a value is expected",
-    "Expecting ',' delimiter": "a comma is missing",
-    "Expecting ':' delimiter": "a colon is missing",
-    "Illegal trailing comma": "a comma is too many",
-    "Extra data": "more follows after the end of the value: write one request a line",
-}
+class BatchProblem(Exception):
+    """A reason for a person; `usage` where the files or options do not fit."""
+
+    def __init__(self, message: str, *, usage: bool = False, hint: str = "") -> None:
+        super().__init__(message)
+        self.message, self.usage, self.hint = message, usage, hint
+
+
+class InUse(BatchProblem):
+    """Another run writes the same file."""
 
 
 class BadLine(Exception):
@@ -116,11 +117,19 @@ def parse(raw: bytes, place: Place, served: str, fields: Mapping[str, Any]) -> B
     return BatchLine(place, name, path, whole, body.get("model", ""))
 
 
+def name_of(raw: bytes) -> str | None:
+    """Read the custom_id of a line, where it has a valid one."""
+    try:
+        name = json.loads(raw)["custom_id"]
+    except (ValueError, RecursionError, KeyError, TypeError):
+        return None
+    return name if isinstance(name, str) else None
+
+
 def json_fault(error: Exception) -> str:
     """Return why a text is not JSON."""
     if isinstance(error, json.JSONDecodeError):
-        words = next((plain for begin, plain in _FAULTS.items() if error.msg.startswith(begin)), error.msg)
-        return f"{words}, at character {error.colno}"
+        return f"{error.msg}, at character {error.colno}"
     return "nested too deeply" if isinstance(error, RecursionError) else "a number has too many digits"
 
 
@@ -173,3 +182,46 @@ def is_error(row: bytes) -> bool:
 def could_begin(rest: bytes) -> bool:
     """Whether a torn row may have begun so."""
     return HEAD.startswith(rest[: len(HEAD)])
+
+
+class Source:
+    """A file of requests; it is read twice: to compare it with the output, then to send what has no answer."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._array = self._read_array()
+
+    def lines(self) -> Iterator[tuple[int, bytes]]:
+        """Read each line that is not empty, without its end, by its number."""
+        if self._array is not None:
+            yield from ((number, from_prompt(entry, number)) for number, entry in enumerate(self._array, 1))
+            return
+        with self.path.open("rb") as file:
+            number = 0
+            while raw := file.readline(MAX_LINE):
+                number += 1
+                if len(raw) == MAX_LINE and not raw.endswith(b"\n"):
+                    # It is a bad line, and its beginning is enough to name it.
+                    raw = raw[:80]
+                    while (more := file.readline(MAX_LINE)) and not more.endswith(b"\n"):
+                        pass
+                if line := raw.removeprefix(b"\xef\xbb\xbf" if number == 1 else b"").strip():
+                    yield number, line
+
+    def _read_array(self) -> list[object] | None:
+        with self.path.open("rb") as file:
+            while (first := file.read(1)) and first in b" \t\r\n\xef\xbb\xbf":
+                pass
+            if first != b"[":
+                return None
+            raw = first + file.read(MAX_ARRAY)
+        if len(raw) > MAX_ARRAY:
+            text = f"{self.path}: a JSON array is read as a whole and may have {MAX_ARRAY >> 20} MB"
+            raise BatchProblem(text, usage=True, hint="write one request a line (JSON lines)")
+        try:
+            found = json.loads(raw)
+        except (ValueError, RecursionError) as error:
+            where = f":{error.lineno}" if isinstance(error, json.JSONDecodeError) else ""
+            text = f"{self.path}{where}: not a JSON array: {json_fault(error)}"
+            raise BatchProblem(text, usage=True) from None
+        return list(found)

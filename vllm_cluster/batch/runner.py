@@ -1,76 +1,53 @@
-"""Ask all that is not answered: one task a request, and as many at once as the server is kept busy with."""
+"""Answers a batch in the head's container: `main(FOLDER)` asks all that is not answered; its files there are fetched.
+
+One task a request, and as many at once as the server is kept busy with.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import fcntl
+import json
+import os
 import random
+import shutil
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from contextlib import ExitStack, closing
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any
 
 import aiohttp
 
-from vllm_cluster.batch.client import MAX_METRICS, OK, UNAUTHORIZED, ApiClient, Outcome
-from vllm_cluster.batch.lines import BadLine, BatchLine, Place, answer_row, error_row, parse
-from vllm_cluster.batch.node_api import NodeApi
-from vllm_cluster.batch.problems import BatchProblem
-from vllm_cluster.batch.progress import Meter, Progress
-from vllm_cluster.batch.rows import RowFile
+from vllm_cluster.batch.client import MAX_METRICS, OK, UNAUTHORIZED, ApiClient, NodeApi, Outcome
+from vllm_cluster.batch.files import RowFile
+from vllm_cluster.batch.lines import (
+    BadLine,
+    BatchLine,
+    BatchProblem,
+    Place,
+    answer_row,
+    checksum,
+    error_row,
+    is_error,
+    options_checksum,
+    parse,
+    place_of,
+)
+from vllm_cluster.batch.progress import Concurrency, Meter, Progress, read_load
 
 # 1, 2, 4, … 30 s, about two minutes in all: a server that ends is noticed sooner.
 ATTEMPTS, PAUSE_MAX = 8, 30.0
 TURN_SECONDS, SAMPLE_SECONDS, REPORT_SECONDS = 0.5, 10.0, 1.0
 # Of the lines that are open: pictures are megabytes.
 OPEN_BYTES = 64 << 20
-
-
-# vLLM runs 256 or 1024 at once on GPUs by default, so 128 are not too many. To double from 32
-# cost three seconds of a batch of sixteen on two H200 hosts.
-START, CEILING = 128, 1024
-
-
-@dataclass(frozen=True)
-class Load:
-    """The server at one moment."""
-
-    running: float
-    waiting: float
-
-
-class Concurrency:
-    """The level: doubled until requests wait in the server, then twice as many as run.
-
-    So the queue is as long as what runs: answers of one length end together, and their places are filled at once. With
-    a tenth the sandbox's model wrote a fifth less than with 500 open requests. A longer queue gives no token more.
-    """
-
-    def __init__(self) -> None:
-        self.level = START
-        self._waited = False
-
-    def add(self, load: Load, in_flight: int) -> None:
-        """Take a sample in; `in_flight` is how many requests are open from here."""
-        waits, self._waited = self._waited, load.waiting >= 1
-        if self._waited:
-            # Requests that came together wait for one step of the server, which is not a queue: only the second counts.
-            if waits:
-                self.level = max(1, min(2 * self.level, 2 * round(load.running) + 2, CEILING))
-        elif in_flight >= 0.9 * self.level:
-            self.level = min(2 * self.level, CEILING)
-
-
-def read_load(metrics: str) -> Load | None:
-    """Read the load from the text of vLLM's /metrics, summed over its engines; None where it is not there."""
-    sums: dict[str, float] = {}
-    for line in metrics.splitlines():
-        name = line.partition("{")[0].partition(" ")[0]
-        if name in ("vllm:num_requests_running", "vllm:num_requests_waiting"):
-            try:
-                sums[name] = sums.get(name, 0.0) + float(line.rpartition(" ")[2])
-            except ValueError:
-                return None
-    return Load(*(sums[name] for name in sorted(sums))) if len(sums) == 2 else None
+# vLLM's own API server goes first.
+NICE = 10
+# Left free on the head's disk: the node program writes its state there.
+SPARE = 1 << 30
+IN_USE, FAILED = 75, 1
 
 
 @dataclass(frozen=True)
@@ -237,3 +214,106 @@ class Runner:
         load = read_load(raw.decode("utf-8", "replace")) if status == OK else None
         if load:
             self._concurrency.add(load, len(self._open))
+
+
+class Job:
+    """The folder of one batch: its lines, the rows so far, and the status that is read there."""
+
+    def __init__(self, folder: Path, wanted: Mapping[str, Any]) -> None:
+        self.folder, self._wanted = folder, wanted
+        self._status: dict[str, Any] = {}
+        self._rows_of = bytearray()
+
+    def own(self, stack: ExitStack) -> bool:
+        """Be the only program of this batch, until the stack is left; whether it is."""
+        file = stack.enter_context((self.folder / "pid").open("a+"))
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        file.truncate(0)
+        file.write(str(os.getpid()))
+        file.flush()
+        return True
+
+    def write(self, phase: str, **more: Any) -> None:
+        """Replace the status; a reader sees the old one or the new one."""
+        self._status |= {"phase": phase, **more}
+        fresh = self.folder / "status.new"
+        fresh.write_text(json.dumps(self._status))
+        fresh.replace(self.folder / "status.json")
+
+    def report(self, now: Progress) -> None:
+        """Keep how far it is.
+
+        Raises:
+            BatchProblem: the disk is nearly full.
+        """
+        if (free := shutil.disk_usage(self.folder).free) < SPARE:
+            text = f"{free >> 20} MB are free on the head's disk ({self.folder}), and {SPARE >> 20} stay free"
+            raise BatchProblem(text)
+        self.write("running", progress=asdict(now))
+
+    def run(self) -> int:
+        """Answer what is left; the exit code."""
+        self.write("running", note="")
+        try:
+            with closing(RowFile(self.folder / "output.jsonl")) as rows:
+                asyncio.run(self._answer(rows))
+        except (BatchProblem, OSError) as error:
+            self.write("failed", error=error.message if isinstance(error, BatchProblem) else str(error))
+            return FAILED
+        self.write("done")
+        return 0
+
+    async def _answer(self, rows: RowFile) -> None:
+        wanted, failed, count = self._wanted, 0, 0
+        for row in rows.rows():
+            place = place_of(row)
+            if place and place.line >= len(self._rows_of):
+                self._rows_of.extend(bytes(place.line + 1 - len(self._rows_of)))
+            self._rows_of[place.line if place else 0] = 1
+            failed, count = failed + is_error(row), count + 1
+        rows.begin()
+        total = sum(1 for _ in self._lines())
+        meter = Meter(total, count - failed, failed, time.monotonic())
+        options = Options(wanted["fields"], wanted["concurrency"], wanted["seconds"])
+        async with ApiClient(options.seconds) as client:
+            state, key = Path(wanted["state"]), Path(os.environ.get("VCLUSTER_API_KEY_FILE", "/nonexistent"))
+            server = NodeApi(client, state, key, wanted["wait"], lambda note: self.write("running", note=note))
+            if count < total:
+                await server.open(set(wanted["models"]))
+            runner = Runner(
+                lines=self._left(options),
+                rows=rows,
+                meter=meter,
+                client=client,
+                server=server,
+                options=options,
+                report=self.report,
+            )
+            await runner.run()
+
+    def _lines(self) -> Iterator[tuple[int, bytes]]:
+        """Each line, by its number in the input."""
+        with (self.folder / "input").open("rb") as file:
+            for line in file:
+                number, _, raw = line.partition(b" ")
+                yield int(number), raw.rstrip(b"\n")
+
+    def _left(self, options: Options) -> Iterator[tuple[Place, bytes]]:
+        """What has no row yet."""
+        shape = options_checksum(options.fields)
+        for number, raw in self._lines():
+            if number >= len(self._rows_of) or not self._rows_of[number]:
+                yield Place(number, checksum(raw, shape)), raw
+
+
+def main(folder: str) -> None:
+    """Run the batch of a folder."""
+    os.nice(NICE)
+    os.umask(0o077)
+    place = Path(folder)
+    job = Job(place, json.loads((place / "options.json").read_text()))
+    with ExitStack() as alone:
+        sys.exit(job.run() if job.own(alone) else IN_USE)

@@ -16,7 +16,7 @@ from vllm_cluster.cli.session import Session
 from vllm_cluster.errors import UsageError
 
 if TYPE_CHECKING:
-    from vllm_cluster.batch.work import BatchFiles, BatchResult
+    from vllm_cluster.batch.files import BatchFiles, BatchResult
 
 LIVE_SECONDS, LINE_SECONDS = 1.0, 10.0
 
@@ -111,16 +111,13 @@ def batch(
 
 def _files(source: Path | None, output: Path | None) -> BatchFiles:
     """The input and where answers go, once it is known that there is an input."""
-    from vllm_cluster.batch.work import BatchFiles
+    from vllm_cluster.batch.files import BatchFiles
     from vllm_cluster.laptop import expanded
 
     if source is None:
         raise UsageError("IN is missing: --list shows the batches on the head", hint="vcluster batch --list")
     if output is None:
         raise UsageError("missing -o OUT", again=("-o", "answers.jsonl"))
-    if str(source) == "-":
-        text = "IN must be a file: it is read twice, and again to continue"
-        raise UsageError(text, hint="cat > requests.jsonl\nvcluster batch requests.jsonl -o answers.jsonl")
     if not expanded(source).is_file():
         hint = 'echo \'["The capital of France is", "A river"]\' > prompts.json'
         hint += f"\nvcluster batch prompts.json -o {output}"
@@ -141,9 +138,7 @@ def _list(session: Session, retry_timeout: float, *, given: bool) -> None:
     from vllm_cluster.cli.render.batches import batches_document, show_batches
 
     found = batches(loaded, session.progress, wait=retry_timeout)
-    session.show(
-        lambda: batches_document(loaded.head_name, found), lambda: show_batches(loaded.head_name, found, session.paste)
-    )
+    session.show(lambda: batches_document(loaded.head_name, found), lambda: show_batches(loaded.head_name, found))
 
 
 def _show(session: Session, result: BatchResult, files: BatchFiles) -> None:

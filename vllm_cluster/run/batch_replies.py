@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import base64
-import math
-import re
 import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
+
+from pydantic import Field, FiniteFloat, PlainValidator, StrictBool, TypeAdapter, ValidationError
 
 from vllm_cluster.batch.progress import Progress, read_progress
 from vllm_cluster.errors import HostError
 
 # What a piece of its rows may unpack to, and the line that holds it.
 PIECE, LINE = 1 << 20, 2 << 20
-PHASES = ("", "running", "done", "stopped", "failed")
-_KEY = re.compile(r"[0-9a-f]{16}")
 T = TypeVar("T")
 
 
@@ -27,12 +25,12 @@ class JobState:
     `phase` is empty before it wrote anything; `note` is what it waits for, `error` why it failed.
     """
 
-    running: bool
-    sent: bool
-    phase: str
-    note: str
-    error: str
-    progress: Progress | None
+    running: StrictBool
+    sent: StrictBool
+    phase: Literal["", "running", "done", "stopped", "failed"] = ""
+    note: str = ""
+    error: str = ""
+    progress: Annotated[Progress | None, PlainValidator(read_progress)] = None
 
 
 @dataclass(frozen=True)
@@ -48,7 +46,7 @@ class BatchCall:
     """Who asked for a batch, when, and with which files: words for people alone."""
 
     user: str
-    time: float
+    time: FiniteFloat
     source: str
     output: str
 
@@ -57,9 +55,12 @@ class BatchCall:
 class JobEntry:
     """A batch of the head by its key; `asked` is None where its first call broke off."""
 
-    key: str
+    key: Annotated[str, Field(pattern="^[0-9a-f]{16}$")]
     state: JobState
     asked: BatchCall | None
+
+
+_STATE, _ENTRIES = TypeAdapter(JobState), TypeAdapter(list[JobEntry])
 
 
 def read_reply(host: str, reply: Mapping[str, Any], read: Callable[[Mapping[str, Any]], T]) -> T:
@@ -72,6 +73,10 @@ def read_reply(host: str, reply: Mapping[str, Any], read: Callable[[Mapping[str,
         raise HostError(host, f"batch: {str(reply['error'])[:2000]}")
     try:
         return read(reply)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        text = f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
+        raise HostError(host, f"batch: its reply cannot be read: {text}", hint="vcluster status") from None
     except ValueError as error:
         raise HostError(host, f"batch: its reply cannot be read: {error}", hint="vcluster status") from None
 
@@ -86,7 +91,7 @@ def read_look(reply: Mapping[str, Any]) -> JobLook:
         raise ValueError(f"data: {error}") from None
     if unpacker.unconsumed_tail or not unpacker.eof:
         raise ValueError(f"data must unpack to at most {PIECE >> 20} MiB")
-    return JobLook(_state(reply.get("state")), piece)
+    return JobLook(_STATE.validate_python(reply.get("state")), piece)
 
 
 def read_size(reply: Mapping[str, Any]) -> int:
@@ -96,39 +101,11 @@ def read_size(reply: Mapping[str, Any]) -> int:
 
 def read_entries(reply: Mapping[str, Any]) -> list[JobEntry]:
     """Read the reply to `batches`. Raises ValueError where it is none."""
-    return [_entry(row) for row in _get(reply, "batches", list)]
-
-
-def _entry(row: object) -> JobEntry:
-    if not isinstance(row, Mapping):
-        raise ValueError("a batch must be an object")
-    key, asked = _get(row, "key", str), row.get("asked")
-    if not _KEY.fullmatch(key):
-        raise ValueError("key must be 16 hexadecimal digits")
-    return JobEntry(key, _state(row.get("state")), None if asked is None else _asked(asked))
-
-
-def _asked(row: object) -> BatchCall:
-    if not isinstance(row, Mapping):
-        raise ValueError("asked must be an object")
-    moment = row.get("time")
-    if isinstance(moment, bool) or not isinstance(moment, int | float) or not math.isfinite(moment):
-        raise ValueError("time must be a number")
-    return BatchCall(*(_get(row, "user", str), moment, _get(row, "source", str), _get(row, "output", str)))
-
-
-def _state(row: object) -> JobState:
-    if not isinstance(row, Mapping):
-        raise ValueError("state must be an object")
-    words = {name: _get(row, name, str) if name in row else "" for name in ("phase", "note", "error")}
-    if words["phase"] not in PHASES:
-        raise ValueError(f"phase must be one of {' '.join(PHASES[1:])}")
-    progress = read_progress(row["progress"]) if "progress" in row else None
-    return JobState(_get(row, "running", bool), _get(row, "sent", bool), progress=progress, **words)
+    return _ENTRIES.validate_python(reply.get("batches"))
 
 
 def _get(row: Mapping[str, Any], name: str, kind: type[T]) -> T:
     value = row.get(name)
-    if not isinstance(value, kind) or isinstance(value, bool) is not (kind is bool):
+    if not isinstance(value, kind) or isinstance(value, bool):
         raise ValueError(f"{name} must be {kind.__name__}")
     return value

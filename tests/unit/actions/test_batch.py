@@ -9,9 +9,8 @@ import pytest
 
 from tests.support.sim import make
 from vllm_cluster.actions import batch as action
+from vllm_cluster.batch.files import BatchFiles, RowFile
 from vllm_cluster.batch.progress import Progress
-from vllm_cluster.batch.rows import RowFile
-from vllm_cluster.batch.work import BatchFiles
 from vllm_cluster.errors import Locked, UsageError
 
 

@@ -25,7 +25,7 @@ from vllm_cluster.actions import batch as action
 from vllm_cluster.actions import batches as batches_module
 from vllm_cluster.actions.batch import Batch
 from vllm_cluster.actions.batches import BatchOnHead, batches
-from vllm_cluster.batch.work import BatchFiles
+from vllm_cluster.batch.files import BatchFiles
 from vllm_cluster.cli.render.batches import batches_document, show_batches
 from vllm_cluster.clock import Deadline
 from vllm_cluster.errors import ConnectionLost, HostError, Interrupted, NodeMissing
@@ -248,42 +248,22 @@ def test_the_batches_of_the_head_are_listed_until_they_are_fetched(
 
     with head.serving(reply) as (_, wanted):
         assert listed() == []
-        show_batches("gpu1", [], str)
+        show_batches("gpu1", [])
         action.batch(wanted, head.events.append, detach=True)
         until(lambda: (listed()[0].answered or 0) >= 12, 60)
         (running,) = listed()
         hold.set()
         until(lambda: listed()[0].state == "done", 60)
         (done,) = listed()
-        show_batches("gpu1", [done], lambda command: f"{command} -i lab.yaml")
+        show_batches("gpu1", [done])
         validate(["batch", "--list"], json.dumps(batches_document("gpu1", [running, done])))
         action.batch(wanted, head.events.append)
         assert listed() == []
     assert (running.state, running.total, running.output) == ("running", 30, str(wanted.files.output))
     assert (done.answered, done.total, done.user) == (30, 30, whoami())
-    empty, _, row, fetch = capsys.readouterr().out.splitlines()
+    empty, _, row = capsys.readouterr().out.splitlines()
     assert empty == "No batches on gpu1: what was answered there is fetched."
     assert "30/30     done" in row
-    assert fetch == f"fetch: vcluster batch {wanted.files.source} -o {wanted.files.output} -i lab.yaml"
-
-
-def test_a_command_of_the_list_is_of_this_machine_alone(head: Head, capsys: pytest.CaptureFixture[str]) -> None:
-    """A head that names files of this machine would have them sent to it once the command is pasted."""
-    with head.serving(answer) as (_, wanted):
-        action.batch(wanted, head.events.append, detach=True)
-        until(lambda: head.answered() == 30, 60)
-        (asked,) = head.state.glob("batch/*/asked.json")
-        asked.write_text(
-            json.dumps({**json.loads(asked.read_text()), "source": "~/.ssh/id_ed25519", "output": "x; id"})
-        )
-        (known,) = batches(make.inventory(1), head.events.append, wait=60.0)
-        (head.folder / "cache" / "vcluster" / "batches" / known.key).unlink()
-        (unknown,) = batches(make.inventory(1), head.events.append, wait=60.0)
-        action.batch(wanted, head.events.append)
-    assert known.command == f"vcluster batch {wanted.files.source} -o {wanted.files.output}"
-    assert (unknown.command, unknown.source) == (None, "~/.ssh/id_ed25519")
-    show_batches("gpu1", [unknown], str)
-    assert "fetch:" not in capsys.readouterr().out
 
 
 def test_what_another_output_had_is_asked_once_the_batch_of_the_same_input_is_done(head: Head) -> None:

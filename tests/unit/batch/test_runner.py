@@ -12,15 +12,18 @@ from time import monotonic
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from tests.support.batch_api import KEY, Api, Reply, answer, serving
 from tests.support.batch_runs import load, run, state_of
+from tests.support.paths import FIXTURES
 from vllm_cluster.batch import client as client_module
-from vllm_cluster.batch import node_api, runner
-from vllm_cluster.batch.client import judge, refusal
-from vllm_cluster.batch.problems import BatchProblem
-from vllm_cluster.batch.progress import Meter, Progress, read_progress
-from vllm_cluster.batch.rows import RowFile
+from vllm_cluster.batch import runner
+from vllm_cluster.batch.client import ApiClient, NodeApi, judge, refusal
+from vllm_cluster.batch.files import RowFile
+from vllm_cluster.batch.lines import BatchProblem
+from vllm_cluster.batch.progress import CEILING, START, Concurrency, Load, Meter, Progress, read_load, read_progress
 
 PROMPTS = [f"p{number}" for number in range(40)]
 ALL = {f"r{number}": prompt.upper() for number, prompt in enumerate(PROMPTS)}
@@ -29,7 +32,7 @@ ALL = {f"r{number}": prompt.upper() for number, prompt in enumerate(PROMPTS)}
 @pytest.fixture(autouse=True)
 def _no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runner, "PAUSE_MAX", 0.01)
-    monkeypatch.setattr(node_api, "POLL_SECONDS", 0.01)
+    monkeypatch.setattr(client_module, "POLL_SECONDS", 0.01)
 
 
 def test_every_request_is_answered_once_and_never_more_than_allowed_at_once(tmp_path: Path) -> None:
@@ -319,3 +322,63 @@ def test_progress_has_rates_of_the_last_minute() -> None:
     meter.progress(20.0, 0, 8)
     late = meter.progress(200.0, 0, 8)
     assert (late.tokens_per_second, late.seconds_left) == (0.0, None)
+
+
+@pytest.mark.parametrize(
+    ("text", "key"),
+    [("sk-a", "sk-a"), ("#vcluster-keys\nsk-a id\n", "sk-a"), ("#vcluster-keys\n", ""), ("", ""), (None, "")],
+)
+def test_a_key_file_that_is_not_whole_has_no_key(text: str | None, key: str, tmp_path: Path) -> None:
+    path = tmp_path / "key"
+    if text is not None:
+        path.write_text(text)
+    assert NodeApi(ApiClient(1.0), tmp_path, path, 0.0, lambda _: None)._key() == key
+
+
+def settle(batch: int, samples: int, offered: int = CEILING) -> list[int]:
+    """The levels over so many samples of a server that runs at most `batch` at once; so many lines are there."""
+    found, levels = Concurrency(), []
+    for _ in range(samples):
+        open_now = min(found.level, offered)
+        found.add(Load(min(open_now, batch), max(0, open_now - batch)), open_now)
+        levels.append(found.level)
+    return levels
+
+
+@settings(deadline=None)
+@given(batch=st.integers(1, 2048))
+def test_the_servers_batch_is_full_and_its_queue_no_longer(batch: int) -> None:
+    levels = settle(batch, 20)
+    assert len({*levels[10:]}) == 1
+    assert min(batch, CEILING) <= levels[-1] <= min(2 * batch + 2, CEILING)
+
+
+def test_it_grows_only_where_all_that_is_allowed_is_open() -> None:
+    assert settle(1024, 20, offered=100) == [START] * 20
+
+
+# fault: batch/progress.py: if waits: → if True:
+def test_requests_that_came_together_do_not_count_as_a_queue() -> None:
+    found = Concurrency()
+    for _ in range(10):
+        found.add(Load(8, 120), START)
+        found.add(Load(128, 0), 4)
+    assert found.level == START
+
+
+def test_it_falls_where_other_work_takes_the_servers_places() -> None:
+    found = Concurrency()
+    for now in [Load(1024, 0)] * 3 + [Load(16, 500)] * 6:
+        found.add(now, found.level)
+    assert found.level == 34
+
+
+def test_the_load_is_read_from_vllms_own_page() -> None:
+    text = (FIXTURES / "metrics" / "vllm-0.32.0.txt").read_text()
+    assert read_load(text) is not None
+    two = "".join(
+        f'vllm:num_requests_{what}{{engine="{at}"}} {at + 1}\n' for at in (0, 1) for what in ("running", "waiting")
+    )
+    assert read_load(two) == Load(3, 3)
+    for wrong in ("", "vllm:num_requests_running 1\n", two.replace("} 1", "} x")):
+        assert read_load(wrong) is None

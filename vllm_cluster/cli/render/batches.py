@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -21,16 +21,13 @@ def batches_document(host: str, found: Sequence[BatchOnHead]) -> dict[str, Any]:
     return {"v": 1, "host": host, "batches": [asdict(one) for one in found]}
 
 
-def show_batches(host: str, found: Sequence[BatchOnHead], paste: Callable[[str], str]) -> None:
-    """Write a row for each batch, and the commands that fetch those that were begun on this machine."""
+def show_batches(host: str, found: Sequence[BatchOnHead]) -> None:
+    """Write a row for each batch."""
     if not found:
         print(f"No batches on {host}: what was answered there is fetched.")
         return
     for line in table(TITLES, [_row(one) for one in found], columns()):
         sys.stdout.write(f"{line}\n")
-    for one in found:
-        if one.command:
-            sys.stdout.write(f"fetch: {plain(paste(one.command))}\n")
 
 
 def _row(one: BatchOnHead) -> dict[str, str]:

@@ -1,9 +1,13 @@
-"""The files of a batch on the machine that asks for it: its input line by line, what is answered, what a row may be."""
+"""The files of a batch: rows are appended whole, what a kill tore is cut off, and it is known what has no answer."""
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import hashlib
 import json
+import os
+import stat
 from array import array
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
@@ -13,66 +17,153 @@ from time import monotonic
 from typing import Any
 
 from vllm_cluster.batch.lines import (
-    MAX_LINE,
+    BatchProblem,
+    InUse,
     Place,
+    Source,
     checksum,
-    from_prompt,
+    could_begin,
     is_error,
-    json_fault,
+    name_of,
     options_checksum,
     place_of,
 )
-from vllm_cluster.batch.problems import BatchProblem
-from vllm_cluster.batch.rows import RowFile
 
+# After a loss of power at most the answers of so many seconds are asked for again; a kill loses none.
+SYNC_SECONDS = 1.0
+# Errors that another path on the command line avoids.
+_UNFIT = {errno.EISDIR, errno.ENOENT, errno.ENOTDIR, errno.EACCES, errno.ENAMETOOLONG}
 NOTHING, ANSWERED, FAILED = 0, 1, 2
 
 
-# A JSON array is read as a whole.
-MAX_ARRAY = 512 << 20
-
-
-class Source:
-    """A file of requests; it is read twice: to compare it with the output, then to send what has no answer."""
+class RowFile:
+    """A file of rows that this run alone writes."""
 
     def __init__(self, path: Path) -> None:
+        """Open or create it.
+
+        Raises:
+            InUse: another run writes it.
+            BatchProblem: it is not a plain file, or cannot be written.
+        """
         self.path = path
-        self._array = self._read_array()
-
-    def lines(self) -> Iterator[tuple[int, bytes]]:
-        """Read each line that is not empty, without its end, by its number."""
-        if self._array is not None:
-            yield from ((number, from_prompt(entry, number)) for number, entry in enumerate(self._array, 1))
-            return
-        with self.path.open("rb") as file:
-            number = 0
-            while raw := file.readline(MAX_LINE):
-                number += 1
-                if len(raw) == MAX_LINE and not raw.endswith(b"\n"):
-                    # It is a bad line, and its beginning is enough to name it.
-                    raw = raw[:80]
-                    while (more := file.readline(MAX_LINE)) and not more.endswith(b"\n"):
-                        pass
-                if line := raw.removeprefix(b"\xef\xbb\xbf" if number == 1 else b"").strip():
-                    yield number, line
-
-    def _read_array(self) -> list[object] | None:
-        with self.path.open("rb") as file:
-            while (first := file.read(1)) and first in b" \t\r\n\xef\xbb\xbf":
-                pass
-            if first != b"[":
-                return None
-            raw = first + file.read(MAX_ARRAY)
-        if len(raw) > MAX_ARRAY:
-            text = f"{self.path}: a JSON array is read as a whole and may have {MAX_ARRAY >> 20} MB"
-            raise BatchProblem(text, usage=True, hint="write one request a line (JSON lines)")
         try:
-            found = json.loads(raw)
-        except (ValueError, RecursionError) as error:
-            where = f":{error.lineno}" if isinstance(error, json.JSONDecodeError) else ""
-            text = f"{self.path}{where}: not a JSON array: {json_fault(error)}"
-            raise BatchProblem(text, usage=True) from None
-        return list(found)
+            self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NONBLOCK, 0o666)
+        except OSError as error:
+            raise BatchProblem(f"cannot write {path}: {error.strerror}", usage=error.errno in _UNFIT) from None
+        try:
+            if not stat.S_ISREG(os.fstat(self._fd).st_mode):
+                raise BatchProblem(f"{path} is not a file that rows can be added to", usage=True)
+            try:
+                fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise InUse(f"another run of vcluster batch writes {path}") from None
+        except BaseException:
+            os.close(self._fd)
+            raise
+        self._size = os.fstat(self._fd).st_size
+        self._synced, self._dirty = 0.0, False
+
+    def rows(self) -> Iterator[bytes]:
+        """Read each whole row.
+
+        Raises:
+            BatchProblem: one is not of a batch: the file is left as it is.
+        """
+        end = 0
+        with open(self._fd, "rb", closefd=False) as file:
+            file.seek(0)
+            for number, row in enumerate(file, 1):
+                if not row.endswith(b"\n"):
+                    if number == 1 and not could_begin(row):
+                        self._refuse(number)
+                    break
+                if place_of(row) is None:
+                    self._refuse(number)
+                end += len(row)
+                yield row
+        self._size = end
+
+    def _refuse(self, number: int) -> None:
+        text = f"{self.path}:{number}: not a row that vcluster batch writes"
+        raise BatchProblem(text, usage=True, hint="name another output with -o")
+
+    def begin(self) -> None:
+        """Cut off what is behind the last whole row."""
+        os.ftruncate(self._fd, self._size)
+
+    def clear(self) -> None:
+        """Begin with no row."""
+        self._size = 0
+        self.begin()
+
+    def append(self, row: bytes) -> None:
+        """Add a row, whole or not at all.
+
+        Raises:
+            OSError: it cannot be written.
+        """
+        try:
+            written = 0
+            while written < len(row):
+                written += os.pwrite(self._fd, row[written:], self._size + written)
+        except OSError as error:
+            os.ftruncate(self._fd, self._size)
+            error.filename = str(self.path)
+            raise
+        self._size += len(row)
+        self._dirty = True
+
+    def sync(self, now: float) -> None:
+        """Have the disk keep what was added, at most once in `SYNC_SECONDS`."""
+        if self._dirty and now - self._synced >= SYNC_SECONDS:
+            os.fsync(self._fd)
+            self._synced, self._dirty = now, False
+
+    def sort(self) -> None:
+        """Put the rows in the order of their lines: the file is the old one or the new one, also after a kill.
+
+        Raises:
+            OSError: it cannot be written.
+        """
+        starts, at = array("Q"), 1  # 0 is a line without a row
+        for row in self.rows():
+            if place := place_of(row):
+                if place.line >= len(starts):
+                    starts.frombytes(bytes(8 * (place.line + 1 - len(starts))))
+                starts[place.line] = at
+            at += len(row)
+        path = Path(os.path.realpath(self.path))
+        fresh = path.with_name(f"{path.name}.sorting")
+        fresh.unlink(missing_ok=True)
+        try:
+            ordered = RowFile(fresh)
+            try:
+                os.fchmod(ordered._fd, stat.S_IMODE(os.fstat(self._fd).st_mode))
+                with open(self._fd, "rb", closefd=False) as old, open(ordered._fd, "wb", closefd=False) as new:
+                    for start in filter(None, starts):
+                        old.seek(start - 1)
+                        new.write(old.readline())
+                os.fsync(ordered._fd)
+                fresh.replace(path)
+            except BaseException:
+                os.close(ordered._fd)
+                raise
+        except BaseException:
+            fresh.unlink(missing_ok=True)
+            raise
+        os.close(self._fd)
+        self._fd, self._dirty = ordered._fd, False
+
+    def close(self) -> None:
+        """Have the disk keep it, remove it where it is empty, and let other runs write it."""
+        try:
+            if self._dirty:
+                os.fsync(self._fd)
+            if os.fstat(self._fd).st_size == 0:
+                self.path.unlink(missing_ok=True)
+        finally:
+            os.close(self._fd)
 
 
 @dataclass(frozen=True)
@@ -102,7 +193,7 @@ class BatchResult:
 
 
 class Work:
-    """The files, opened and compared before any host is asked: five bytes of memory for each line."""
+    """The files, opened and compared before any host is asked: in memory are names, and five bytes for each line."""
 
     def __init__(self, files: BatchFiles, fields: Mapping[str, Any], stack: ExitStack) -> None:
         """Open them, until the stack is left.
@@ -126,8 +217,11 @@ class Work:
 
     def _read_source(self, shape: int) -> tuple[array[int], str]:
         """The checksum of each line, 0 where it is empty, and the name of the batch by content."""
-        sums, digest = array("I", [0]), hashlib.sha256(f"{shape}\n".encode())
+        sums, digest, names = array("I", [0]), hashlib.sha256(f"{shape}\n".encode()), dict[str, int]()
         for number, raw in self._source.lines():
+            if (name := name_of(raw)) and names.setdefault(name, number) != number:
+                text = f"{self._files.source}:{number}: custom_id {json.dumps(name)} is also that of line {names[name]}"
+                raise BatchProblem(text, usage=True, hint="give each request a custom_id of its own")
             sums.frombytes(bytes(4 * (number - len(sums))))
             sums.append(checksum(raw, shape))
             digest.update(b"%d %s\n" % (number, raw))
