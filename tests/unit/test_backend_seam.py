@@ -13,17 +13,16 @@ RAY = re.compile(r"(?<![a-z])ray(?![a-z])|Ray(?![a-z])|(?<![A-Z])RAY(?![A-Z])")
 # Where code names Ray.
 HOMES = ("backends/", "remote/node/backends/", "images/", "run/barrier.py")
 # What people write or read under that name: the inventory's key and its default, a column, a key of JSON.
-FOR_PEOPLE = {"cli/app.py", "cli/render/images.py", "core/image_use.py", "inventory/model.py", "versions.py"}
+FOR_PEOPLE = {"cli/render/images.py", "core/image_use.py", "inventory/model.py", "versions.py"}
 # Literals without a space that are not texts: names of files, variables, processes and packages that are Ray's.
 LITERALS = {
     "actions/explain.py": "the name of a log, as users see it",
     "checks/docker.py": "names of containers of other launchers",
-    "cli/app.py": "the name beside its version",
     "core/image_use.py": "the name of an image",
     "cli/logs.py": "the option",
     "cli/render/images.py": "the column",
     "core/log_lines.py": "the mark of lines, as users see it",
-    "core/node_status.py": "the key of an earlier version",
+    "wire/status.py": "the key of an earlier version",
     "inventory/container.py": "variables that users may not set; what reads an inventory imports no backend",
     "remote/image/inspect_image.py": "what runs in an image is one file",
     "remote/image/log_excerpt.py": "what runs in an image is one file",
@@ -32,7 +31,6 @@ LITERALS = {
     "remote/node/supervisor.py": "the mark of lines, as users see it",
     "run/log_host.py": "how Ray copies a line of a rank",
     "run/logs.py": "names of files in an excerpt",
-    "run/private_names.py": "words that are no secret",
     "checks/codes.py": "a finding's code",
     "checks/image.py": "a finding's code",
 }
