@@ -1,7 +1,7 @@
 """What real vLLM logs of its KV cache on this machine's GPUs, for models of known shapes and random weights.
 
 Run by hand where vLLM and GPUs are: `python3 -m tests.gpu.kv_cache >tests/fixtures/gpu/NAME.jsonl`, a row a layout.
-`tests/unit/fit/test_measured.py` holds `vcluster fit` to every row.
+`tests/unit/fit/test_known_answers.py` holds `vcluster fit` to every row.
 """
 
 from __future__ import annotations

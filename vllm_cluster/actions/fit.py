@@ -12,8 +12,7 @@ from vllm_cluster.core.gpus import chosen
 from vllm_cluster.errors import PreflightFailed, Unreachable
 from vllm_cluster.events import Emit, Event
 from vllm_cluster.facts.host_facts import HostFacts
-from vllm_cluster.fit.layouts import GpuPool, Model, Workload
-from vllm_cluster.fit.report import FitReport, report
+from vllm_cluster.fit.layouts import FitReport, GpuPool, Model, Workload, report
 from vllm_cluster.hub.model import read
 from vllm_cluster.inventory.model import Host, Inventory
 from vllm_cluster.laptop import expanded

@@ -18,9 +18,8 @@ from vllm_cluster.core.spec import node_name
 from vllm_cluster.errors import ConnectionLost, HostError, PreflightFailed
 from vllm_cluster.events import Emit, Event
 from vllm_cluster.facts.host_facts import HostFacts
-from vllm_cluster.fit.beside import Beside
 from vllm_cluster.fit.layouts import GpuPool
-from vllm_cluster.fit.request import Asked, Files, Judged, fewer, problems, to_download
+from vllm_cluster.fit.request import Asked, Beside, Files, Judged, fewer, problems, to_download
 from vllm_cluster.inventory.model import Inventory
 from vllm_cluster.run.connection import Fleet, HostConnection
 from vllm_cluster.run.node_handle import NodeHandle

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -16,6 +17,8 @@ if TYPE_CHECKING:
 
 EXIT_NOTHING_FITS = 3
 MIN_GPU_MEMORY = 10**9
+_SIZE = re.compile(r"(\d{1,6}(?:\.\d{1,6})?) ?([MGT])(I?)B?", re.ASCII)
+_POWER = {"M": 2, "G": 3, "T": 4}
 
 
 Model = Annotated[
@@ -82,17 +85,19 @@ def _workload(context: int, concurrency: int, kv_dtype: str) -> Workload:
 
 
 def _gpus(gpus: int | None, nodes: int | None, memory: str | None) -> GpuPool | None:
-    from vllm_cluster.fit.config_values import size
     from vllm_cluster.fit.layouts import GpuPool
 
     if memory is None:
         if gpus or nodes:
             raise UsageError("--gpus and --nodes need --gpu-memory", hint="--gpus 8 --nodes 2 --gpu-memory 80GB")
         return None
-    try:
-        found = size(memory)
-    except ValueError as error:
-        raise UsageError(f"--gpu-memory: {error}", hint="such as 80GB or 79.6GiB") from None
+    return GpuPool((gpus or 1,) * (nodes or 1), gpu_memory_bytes(memory))
+
+
+def gpu_memory_bytes(text: str) -> int:
+    """Read `80GB` or `79.6GiB`."""
+    match = _SIZE.fullmatch(text.strip().upper())
+    found = round(float(match[1]) * (1024 if match[3] else 1000) ** _POWER[match[2]]) if match else 0
     if found < MIN_GPU_MEMORY:
-        raise UsageError(f"--gpu-memory {memory} is less than 1 GB", hint="write the unit: 80GB or 79.6GiB")
-    return GpuPool((gpus or 1,) * (nodes or 1), found)
+        raise UsageError(f"--gpu-memory {text} is not a size of 1 GB or more", hint="write the unit: 80GB or 79.6GiB")
+    return found

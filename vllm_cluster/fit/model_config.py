@@ -1,23 +1,25 @@
-"""Layers, heads and sizes of a model, from its config.json."""
+"""Layers, heads and sizes of a model, from its config.json; anyone may have written it, so each value is checked."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
-
-from vllm_cluster.fit.attention import kinds, state_bytes
-from vllm_cluster.fit.config_values import MAX_LAYERS, flag, number, optional
+from typing import Any, Literal
 
 BLOCK = 16
 # What vLLM schedules at once by default on large GPUs; window layers keep that much beside their window.
 BATCHED = 8192
+MAX_LAYERS = 4096
+_MAX_VALUE = 1 << 48
+Kind = Literal["full", "window", "state", "none"]
 
+# "One in so many layers attends to everything", where the config does not have the number.
+_PATTERNS = {"gemma2": 2, "gemma3": 6, "gemma3_text": 6, "cohere2": 4}
 # Those whose KV cache is known to be read right here; any other is read as ordinary attention, with a note.
 _KNOWN = """ llama mistral mixtral ministral3 qwen2 qwen2_moe qwen3 qwen3_moe qwen3_next qwen3_5 qwen3_5_moe gemma
  gemma2 gemma3 gemma3_text gemma4 gemma4_text phi phi3 phimoe deepseek_v2 deepseek_v3 deepseek_v32 kimi_k2 kimi_linear
- glm4 glm4_moe glm_moe_dsa gpt_oss gpt2 gpt_neox gpt_bigcode opt falcon mpt bloom cohere cohere2 granite granitemoe
- granitemoehybrid starcoder2 olmo olmo2 olmoe jamba nemotron_h minimax_m2 dbrx exaone4 llama4_text """
+ glm4 glm4_moe glm_moe_dsa gpt_oss gpt2 gpt_neox opt cohere cohere2 granite granitemoe
+ granitemoehybrid starcoder2 olmo olmo2 olmoe nemotron_h minimax_m2 exaone4 llama4_text """
 
 
 @dataclass(frozen=True)
@@ -113,25 +115,16 @@ def _language_part(document: Mapping[str, Any]) -> dict[str, Any]:
     return {}
 
 
-def _kv_heads(config: Mapping[str, Any], heads: int) -> int:
-    inner = config.get("attn_config")
-    names = ("num_key_value_heads", "num_kv_heads", "n_head_kv", "multi_query_group_num", "num_attention_groups")
-    stated = optional(config, *names) or (optional(inner, "kv_n_heads") if isinstance(inner, dict) else 0)
-    if stated and not (flag(config, "multi_query") and config.get("model_type") == "falcon"):
-        return stated
-    return 1 if flag(config, "multi_query") and not flag(config, "new_decoder_architecture") else stated or heads
-
-
 def _layers(
     config: Mapping[str, Any], kind: str, count: int, heads: int, head: int
 ) -> tuple[tuple[Layer, ...], tuple[str, ...]]:
     latent, rope = optional(config, "kv_lora_rank"), optional(config, "qk_rope_head_dim")
-    if latent and rope and kind != "minicpm3":
+    if latent and rope:
         # The indexer of sparse attention keeps 8-bit keys with a 4-byte scale for every 128.
         index = optional(config, "index_head_dim") if optional(config, "index_topk") else 0
         full = local = Layer(1, latent + rope, indexer=index + index // 128 * 4)
     else:
-        kv_heads = _kv_heads(config, heads)
+        kv_heads = optional(config, "num_key_value_heads", "num_kv_heads", "num_attention_groups") or heads
         local = Layer(kv_heads, head + (optional(config, "v_head_dim") or head))
         wide = optional(config, "global_head_dim")
         full = Layer(optional(config, "num_global_key_value_heads") or kv_heads, 2 * wide) if wide else local
@@ -170,3 +163,119 @@ def _blocks(config: Mapping[str, Any], mlp: int, expert: int, attention: int) ->
         # Groups run along the inputs; for experts vLLM takes smaller groups by itself.
         block = optional(stated, "group_size") if isinstance(stated.get("group_size"), int) else 0
     return [(name, size, block) for name, size in sizes] if block > 1 else []
+
+
+def kinds(config: Mapping[str, Any], model_type: str, count: int) -> list[Kind]:
+    """The kind of every layer.
+
+    Raises:
+        ValueError: the config names fewer layers than it has.
+    """
+    listed = _listed(config, count)
+    if listed is None:
+        listed = _periodic(config, model_type, count)
+    if len(listed) < count:
+        raise ValueError(f"it describes {len(listed)} of its {count} layers")
+    return listed[:count]
+
+
+def _listed(config: Mapping[str, Any], count: int) -> list[Kind] | None:
+    """Where the config names layer by layer."""
+    for name in ("layer_types", "layers_block_type"):
+        if isinstance(config.get(name), list):
+            return [_named(str(entry)) for entry in config[name]]
+    pattern = config.get("hybrid_override_pattern")
+    if isinstance(pattern, str):
+        letters: dict[str, Kind] = {"*": "full", "M": "state"}
+        return [letters.get(letter, "none") for letter in pattern]
+    linear = config.get("linear_attn_config")
+    if isinstance(linear, dict) and isinstance(linear.get("full_attn_layers"), list):
+        full = {entry for entry in linear["full_attn_layers"] if isinstance(entry, int)}  # counted from 1
+        return ["full" if index + 1 in full else "state" for index in range(count)]
+    return None
+
+
+def _named(name: str) -> Kind:
+    if "sliding" in name or "chunked" in name:
+        return "window"
+    if "linear" in name or name in ("mamba", "mamba2", "conv", "recurrent"):
+        return "state"
+    return "none" if name in ("moe", "mlp") else "full"
+
+
+def _periodic(config: Mapping[str, Any], model_type: str, count: int) -> list[Kind]:
+    """Where the config gives a rule, or nothing at all."""
+    period = optional(config, "full_attention_interval")
+    if period:
+        return ["full" if (index + 1) % period == 0 else "state" for index in range(count)]
+    if not optional(config, "sliding_window") or config.get("use_sliding_window") is False:
+        return ["full"] * count
+    period = optional(config, "sliding_window_pattern") or _PATTERNS.get(model_type, 0)
+    if period:
+        return ["window" if (index + 1) % period else "full" for index in range(count)]
+    first = optional(config, "max_window_layers")
+    return ["window" if index >= first else "full" for index in range(count)]
+
+
+def state_bytes(config: Mapping[str, Any]) -> int:
+    """What a layer of linear attention keeps of a request: its state in 32 bits, its convolution's input in 16."""
+    values = optional(config, "linear_num_value_heads")
+    if values:  # gated delta net
+        wide, key = optional(config, "linear_value_head_dim"), optional(config, "linear_key_head_dim")
+        channels = 2 * key * optional(config, "linear_num_key_heads") + wide * values
+        return values * wide * key * 4 + channels * _before(config, "linear_conv_kernel_dim") * 2
+    linear = config.get("linear_attn_config")
+    if isinstance(linear, dict):  # Kimi delta attention
+        heads, wide = optional(linear, "num_heads"), optional(linear, "head_dim")
+        return heads * wide * wide * 4 + 3 * heads * wide * _before(linear, "short_conv_kernel_size") * 2
+    heads = optional(config, "mamba_num_heads", "mamba_n_heads")
+    wide = optional(config, "mamba_head_dim", "mamba_d_head")
+    states = optional(config, "ssm_state_size", "mamba_d_state")
+    if heads and wide and states:  # Mamba 2
+        channels = heads * wide + 2 * states * (optional(config, "n_groups", "mamba_n_groups") or 1)
+        return heads * wide * states * 4 + channels * _before(config, "conv_kernel", "mamba_d_conv") * 2
+    return 0
+
+
+def _before(config: Mapping[str, Any], *names: str) -> int:
+    """How many inputs a convolution looks back on."""
+    return (optional(config, *names) or 4) - 1
+
+
+def optional(config: Mapping[str, Any], *names: str) -> int:
+    """The first of the keys that is set, 0 where none is; of a list (one a layer) the largest.
+
+    Raises:
+        ValueError: the value is not an integer that a model can have.
+    """
+    for name in names:
+        value = config.get(name)
+        if isinstance(value, list):
+            value = max((entry for entry in value if isinstance(entry, int)), default=None)
+        if value is None or value is False or value == 0:
+            continue
+        if not isinstance(value, int) or value is True or not 0 < value < _MAX_VALUE:
+            # GPTQ and others write -1 for "none".
+            if value == -1:
+                continue
+            raise ValueError(f"{name} is {str(value)[:40]!r}")
+        return value
+    return 0
+
+
+def number(config: Mapping[str, Any], *names: str) -> int:
+    """As `optional`, where one of them must be set.
+
+    Raises:
+        ValueError: none is.
+    """
+    found = optional(config, *names)
+    if not found:
+        raise ValueError(f"it has no {names[0]}")
+    return found
+
+
+def flag(config: Mapping[str, Any], name: str, default: bool = False) -> bool:
+    """Whether a key is true."""
+    value = config.get(name)
+    return default if value is None else value is True

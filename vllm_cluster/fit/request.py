@@ -4,16 +4,25 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from vllm_cluster.backends import vllm
-from vllm_cluster.fit.beside import Beside, too_little, utilisation
-from vllm_cluster.fit.layouts import FIXED, UTILISATION, GpuPool, Layout, Model, Workload, evaluate, split_problem
+from vllm_cluster.fit.layouts import (
+    FIXED,
+    UTILISATION,
+    GpuPool,
+    Layout,
+    Model,
+    Workload,
+    evaluate,
+    smallest,
+    split_problem,
+)
 from vllm_cluster.fit.model_config import ModelConfig, model_config
-from vllm_cluster.fit.report import smallest
 from vllm_cluster.fit.weights import gib, spread, weigh
+from vllm_cluster.text import last_value
 
 # With one of these, what is computed from the stored config and weights is not what vLLM will load.
 _OTHERWISE = frozenset(
@@ -40,8 +49,7 @@ _OTHERWISE = frozenset(
 )
 # Our estimate of the KV cache is this near to what vLLM measures, at worst: nothing is refused that could just fit.
 DOUBT = 1.25
-
-
+SHARE_OPTION = "--gpu-memory-utilization"
 _OFFLINE = "vcluster pull {}\nor remove HF_HUB_OFFLINE from environment: of the inventory, then vcluster up"
 
 
@@ -52,6 +60,21 @@ class RequestProblem(NamedTuple):
     text: str
     fix: str
     near: str = ""
+
+
+@dataclass(frozen=True)
+class Beside:
+    """A GPU that a rank would share with others; bytes. `share` is the most of it that vLLM can take beside `holders`.
+
+    `find_out` is the command that shows whose those processes are.
+    """
+
+    gpu: int
+    total: int
+    free: int
+    share: float
+    holders: str
+    find_out: str
 
 
 @dataclass(frozen=True)
@@ -295,3 +318,32 @@ def to_download(found: Files, size: int | None) -> int:
     if found.where != "hub":
         return 0
     return found.missing if found.missing is not None else max(0, (size or 0) - found.held)
+
+
+def utilisation(extra: Sequence[str], names: Collection[str], values: Mapping[str, Any]) -> float | None:
+    """The share of a GPU that vLLM takes, by what its own parser read or by the words; None where it is not known.
+
+    `names` are those of the options among the words.
+    """
+    value = values.get("gpu_memory_utilization")
+    if "kv_cache_memory_bytes" in names or (value is None and "config" in names):
+        return None
+    try:
+        return float(value or last_value(extra, SHARE_OPTION) or UTILISATION)
+    except (TypeError, ValueError):
+        return None
+
+
+def too_little(model: str, gpus: Sequence[Beside], share: float | None, needed: float) -> Iterator[tuple[str, str]]:
+    """Why vLLM would end at once on GPUs of a host, and what to do: it starts only where all of its share is free.
+
+    `needed` are the bytes of a GPU without which the weights do not fit.
+    """
+    short = [gpu for gpu in gpus if share is not None and share * gpu.total > gpu.free]
+    if share is None or not short:
+        return
+    there = ", ".join(f"GPU {gpu.gpu} has {gib(gpu.free)} beside {gpu.holders}" for gpu in short)
+    taken = f"{gib(share * short[0].total)} of a GPU ({SHARE_OPTION} {share:g})"
+    most = min(short, key=lambda gpu: gpu.share)
+    beside = f"\nor vcluster serve {model} -- {SHARE_OPTION} {most.share:g}" if most.share * most.total > needed else ""
+    yield f"{model} does not fit: vLLM takes {taken}, and {there}", f"{short[0].find_out}, then end it{beside}"

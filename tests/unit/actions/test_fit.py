@@ -17,9 +17,8 @@ from vllm_cluster.errors import PreflightFailed, Unreachable
 from vllm_cluster.events import Event
 from vllm_cluster.facts.host_facts import Gpu, Hca, HostFacts
 from vllm_cluster.facts.parse import unified_mib
-from vllm_cluster.fit.layouts import GpuPool, Workload
+from vllm_cluster.fit.layouts import FitReport, GpuPool, Workload
 from vllm_cluster.fit.model_config import model_config
-from vllm_cluster.fit.report import FitReport
 from vllm_cluster.fit.weights import spread
 
 MIB = 1 << 20

@@ -14,6 +14,7 @@ import pytest
 from tests.support.json_schemas import validate
 from tests.support.models import checkpoints, configs
 from tests.support.models.hub import Hub, hub
+from vllm_cluster.cli.fit import gpu_memory_bytes
 
 # Each case starts the program.
 pytestmark = pytest.mark.slow
@@ -117,7 +118,8 @@ def test_a_folder(tmp_path: Path) -> None:
         ((), 2, "MODEL is missing"),
         ((LLAMA, "--gpus", "8"), 2, "--gpus and --nodes need --gpu-memory"),
         ((LLAMA, "--gpu-memory", "80"), 2, "write the unit"),
-        ((LLAMA, "--gpu-memory", "plenty"), 2, "invalid size 'plenty'"),
+        ((LLAMA, "--gpu-memory", "plenty"), 2, "--gpu-memory plenty is not a size"),
+        ((LLAMA, "--gpu-memory", "80MB"), 2, "80MB is not a size of 1 GB or more"),
         ((LLAMA, "--kv-cache-dtype", "int3"), 2, "int3 is not known"),
         ((LLAMA, "--context", "-1"), 2, "--context"),
         ((LLAMA, "--gpus", "0", "--gpu-memory", "80GB"), 2, "--gpus"),
@@ -130,3 +132,8 @@ def test_what_cannot_be_answered(argv: tuple[str, ...], code: int, said: str) ->
     done = fit(*argv)
     assert (done.returncode, done.stdout) == (code, "")
     assert said in done.stderr
+
+
+def test_a_size_as_people_write_it() -> None:
+    found = [gpu_memory_bytes(text) for text in ("80GB", "80 GiB", "79.6gib", "80G")]
+    assert found == [80 * 10**9, 80 << 30, 85469849190, 80 * 10**9]

@@ -1,16 +1,23 @@
-"""Figures that others published or measured."""
+"""Figures that others published, and what vLLM logged of its KV cache on GPUs (`python3 -m tests.gpu.kv_cache`)."""
 
 from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.support.models import checkpoints, configs
-from vllm_cluster.fit.layouts import Model, Workload
+from vllm_cluster.fit.layouts import GpuPool, Model, Workload, evaluate, min_gpus, rule_of_thumb
 from vllm_cluster.fit.model_config import model_config
-from vllm_cluster.fit.report import min_gpus, rule_of_thumb
 from vllm_cluster.fit.weights import weigh
 
 GIB = 1 << 30
+RECORDED = Path(__file__).parents[2] / "fixtures" / "gpu"
+ROWS = [json.loads(line) for file in RECORDED.glob("*-kv-cache.jsonl") for line in file.read_text().splitlines()]
+# The promise is 10 %.
+MET = 0.01
 FIRST_405B = {**configs.LLAMA_405B, "num_key_value_heads": 16}
 
 
@@ -63,3 +70,15 @@ def test_llama_405b_on_two_nodes_of_eight() -> None:
     per_token = sum(layer.held(16, 8, 2) for layer in found.shape.layers[:63]) / 16
     assert per_token == 31.5 * 1024
     assert found.weights.on_stage(0, 63, 8) == pytest.approx(811.7e9 / 16, rel=0.001)
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: f"{row['model']}-{row['tp']}-{row['pp']}-{row['kv_cache_dtype']}")
+def test_fit_agrees_with_what_vllm_measured(row: dict[str, Any]) -> None:
+    config, tp, pp = configs.MEASURED[row["model"]], row["tp"], row["pp"]
+    made = model_config(config)
+    model = Model("llama", weigh(checkpoints.sizes(checkpoints.llama(config)), made), made)
+    workload = Workload(row["context"], kv_dtype=row["kv_cache_dtype"])
+    found = evaluate(model, GpuPool((tp * pp,), row["memory_mib"] << 20), workload, tp, pp)
+    assert found.weights_bytes / GIB == pytest.approx(row["weights_gib"], rel=MET)
+    assert found.kv_cache_bytes / GIB == pytest.approx(row["kv_gib"], rel=MET)
+    assert found.kv_cache_tokens == pytest.approx(row["kv_tokens"], rel=MET)

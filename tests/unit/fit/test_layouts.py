@@ -10,9 +10,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.support.models import checkpoints, configs
-from vllm_cluster.fit.layouts import UTILISATION, GpuPool, Model, Workload, evaluate, split_problem, stage_bounds
+from vllm_cluster.fit.layouts import (
+    UTILISATION,
+    FitReport,
+    GpuPool,
+    Model,
+    Workload,
+    evaluate,
+    min_gpus,
+    report,
+    split_problem,
+    stage_bounds,
+)
 from vllm_cluster.fit.model_config import BLOCK, model_config
-from vllm_cluster.fit.report import FitReport, min_gpus, report
 from vllm_cluster.fit.weights import spread, weigh
 
 GB = 10**9
@@ -80,7 +90,7 @@ def test_the_fewest_gpus_come_first_then_every_other_way_with_its_reason() -> No
     assert "no RDMA found" in across
 
 
-# fault: fit/report.py: if small := smallest(model, gpus, workload): → if small := None:
+# fault: fit/layouts.py: if small := smallest(model, gpus, workload): → if small := None:
 def test_where_one_gpu_suffices_it_is_listed_first() -> None:
     found = report(model(configs.LLAMA_8B), GpuPool((4, 4), 80 * GB), Workload())
     assert splits(found)[:2] == [(1, 1), (4, 2)]

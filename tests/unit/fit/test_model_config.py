@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 
 from tests.support.models import configs
-from vllm_cluster.fit.config_values import size
 from vllm_cluster.fit.model_config import Layer, model_config
 from vllm_cluster.fit.weights import WeightBytes, spread, tensors, weigh
 
@@ -39,8 +38,6 @@ MAMBA = {"mamba_n_heads": 8, "mamba_d_head": 64, "mamba_d_state": 128, "mamba_d_
         ({"layer_types": ["mamba"] * 5 + ["attention"], **MAMBA}, "sssssf"),
         ({"layers_block_type": ["attention", "mamba"] * 3, **MAMBA}, "fsfsfs"),
         ({"hybrid_override_pattern": "M-M*E-", **MAMBA}, "s-sf--"),
-        ({"attn_type_list": [0, 0, 1] * 2, **MAMBA}, "ssfssf"),
-        ({"attn_layer_period": 3, "attn_layer_offset": 1, **MAMBA}, "sfssfs"),
         ({"num_kv_shared_layers": 2}, "ffff--"),
     ],
 )
@@ -85,9 +82,7 @@ def test_sparse_attention_keeps_an_index_too() -> None:
     ("changes", "heads"),
     [
         ({"num_key_value_heads": None}, 32),
-        ({"num_key_value_heads": None, "multi_query": True}, 1),
-        ({"num_key_value_heads": None, "num_kv_heads": 71, "multi_query": True, "model_type": "falcon"}, 1),
-        ({"num_key_value_heads": None, "attn_config": {"kv_n_heads": 4}}, 4),
+        ({"num_key_value_heads": None, "num_kv_heads": 4}, 4),
         ({"num_key_value_heads": [2, 8, 4]}, 8),
     ],
 )
@@ -119,22 +114,6 @@ def test_an_untried_type_is_noted() -> None:
 def test_a_config_with_a_missing_or_invalid_value_is_refused(changes: dict[str, Any], said: str) -> None:
     with pytest.raises(ValueError, match=said):
         model_config({**LLAMA, **changes})
-
-
-@pytest.mark.parametrize(
-    ("text", "number"),
-    [("405B", 405 * 10**9), ("0.5b", 5 * 10**8), ("80GB", 80 * 10**9), ("80 GiB", 80 << 30), ("79.6gib", 85469849190)],
-)
-def test_sizes_as_people_write_them(text: str, number: int) -> None:
-    assert size(text) == number
-
-
-@pytest.mark.parametrize(
-    "text", ["", "B", "many", "-8B", "0", "8iB", "1e9", "9999999T", "8B8", "inf", "nan", "\uff18B"]
-)
-def test_invalid_sizes_are_refused(text: str) -> None:
-    with pytest.raises(ValueError, match="size"):
-        size(text)
 
 
 def test_each_tensor_has_its_place() -> None:

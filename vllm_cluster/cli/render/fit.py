@@ -7,8 +7,7 @@ from dataclasses import asdict
 from typing import Any
 
 from vllm_cluster.cli.render.text import plain, wants_color
-from vllm_cluster.fit.layouts import UTILISATION, Layout
-from vllm_cluster.fit.report import FitReport, min_gpus, rule_of_thumb
+from vllm_cluster.fit.layouts import UTILISATION, FitReport, Layout, min_gpus, rule_of_thumb
 from vllm_cluster.text import count, plural
 
 GIB = 1 << 30
