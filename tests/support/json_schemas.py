@@ -24,8 +24,7 @@ from vllm_cluster.checks.finding import Finding
 from vllm_cluster.checks.registry import NotChecked
 from vllm_cluster.core import plan
 from vllm_cluster.core.answer import Answer, TokenLogprob
-from vllm_cluster.core.bench import BenchRun, HostHardware, Point
-from vllm_cluster.core.bench_compare import ComparedFigure
+from vllm_cluster.core.bench import BenchRun, ComparedFigure, HostHardware, Point
 from vllm_cluster.core.counters import ModelLoad
 from vllm_cluster.core.image_use import ClusterImage
 from vllm_cluster.core.load import HostLoad

@@ -134,7 +134,7 @@ def _compare(session: Session, folders: list[Path]) -> None:
 
     from vllm_cluster.actions.bench import read_document
     from vllm_cluster.cli.render.bench import compared_lines
-    from vllm_cluster.core.bench_compare import compare
+    from vllm_cluster.core.bench import compare
 
     documents = []
     for one in folders:

@@ -191,7 +191,7 @@ VERBS = {
     ),
     "chat": Verb(
         _USE,
-        "chat:chat",
+        "ask:chat",
         "Talk with the served model.",
         "A conversation on a terminal; one answer with PROMPT, or where standard input is piped.",
         (
@@ -203,7 +203,7 @@ VERBS = {
     ),
     "complete": Verb(
         _USE,
-        "complete:complete",
+        "ask:complete",
         "Continue a text with the served model.",
         "Forwards the API by itself, and uses the cluster's key. The answer alone is on standard output.",
         (

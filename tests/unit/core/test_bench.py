@@ -15,8 +15,19 @@ import pytest
 from tests.support.depth import cases
 from tests.support.views import serving
 from vllm_cluster.cli.render.bench import bench_lines, compared_lines, report
-from vllm_cluster.core.bench import PRESETS, Point, argv, figure_name, figures, order, points
-from vllm_cluster.core.bench_compare import COMPARED, compare, two_sided, welch
+from vllm_cluster.core.bench import (
+    COMPARED,
+    PRESETS,
+    Point,
+    argv,
+    compare,
+    figure_name,
+    figures,
+    order,
+    points,
+    two_sided,
+    welch,
+)
 
 MEANS = {"output_throughput": 1000.0, "p50_ttft_ms": 50.0, "p50_tpot_ms": 10.0, "p99_e2el_ms": 2000.0}
 

@@ -12,7 +12,7 @@ from vllm_cluster.core.bench import METRICS, average, figure_name
 from vllm_cluster.text import count
 
 if TYPE_CHECKING:
-    from vllm_cluster.core.bench_compare import ComparedFigure
+    from vllm_cluster.core.bench import ComparedFigure
 
 BAR = 24
 # The figures, and how soon each is left out on a narrow terminal.

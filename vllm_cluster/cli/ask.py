@@ -1,23 +1,27 @@
-"""`vcluster chat`."""
+"""`vcluster complete` and `vcluster chat`."""
 
 from __future__ import annotations
 
 import signal
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from vllm_cluster.cli import question
-from vllm_cluster.cli.answering import answer, ensure_printable
 from vllm_cluster.cli.options import InventoryPath, Json
 from vllm_cluster.cli.render.text import plain
 from vllm_cluster.cli.session import SETTINGS, Session
 from vllm_cluster.errors import UsageError, VclusterError
 
-Prompt = Annotated[
+if TYPE_CHECKING:
+    from vllm_cluster.actions.ask import ModelApi, ModelRequest
+    from vllm_cluster.core.answer import ModelReply
+
+Text = Annotated[str | None, typer.Argument(metavar="PROMPT", help="The text to continue; - reads standard input.")]
+Message = Annotated[
     str | None,
     typer.Argument(
         metavar="PROMPT", help="The one message to answer; - reads standard input. Default: a conversation."
@@ -26,8 +30,46 @@ Prompt = Annotated[
 System = Annotated[str | None, typer.Option("--system", metavar="TEXT", help="The system prompt.")]
 
 
+def complete(
+    prompt: Text = None,
+    file: question.Files = None,
+    model: question.Model = None,
+    logprobs: question.Logprobs = None,
+    prompt_logprobs: question.PromptLogprobs = None,
+    json_schema: question.JsonSchema = None,
+    max_tokens: question.MaxTokens = None,
+    temperature: question.Temperature = None,
+    top_p: question.TopP = None,
+    seed: question.Seed = None,
+    stop: question.Stop = None,
+    set_: question.Set = None,
+    timeout: question.Timeout = 600.0,
+    inventory: InventoryPath = None,
+    as_json: Json = False,
+) -> None:
+    """Continue a text with the served model."""
+    with Session(inventory, as_json=as_json) as session:
+        given = question.fields(
+            json_schema, set_, max_tokens=max_tokens, temperature=temperature, top_p=top_p, seed=seed, stop=stop
+        )
+        _ensure_printable(given, as_json=as_json)
+        text = question.read_prompt(prompt, file or ())
+        given["prompt"] = "".join([*map(question.text_of, file or ()), text])
+        loaded, schema = session.load(), str(json_schema or "")
+        from vllm_cluster.actions.ask import ModelRequest, open_api
+        from vllm_cluster.core.answer import COMPLETIONS
+
+        with open_api(loaded) as api:
+            api.ensure_fields([COMPLETIONS], question.names(set_))
+            _answer(
+                session,
+                api,
+                ModelRequest(COMPLETIONS, given, model, logprobs, prompt_logprobs, timeout, schema),
+            )
+
+
 def chat(
-    prompt: Prompt = None,
+    prompt: Message = None,
     system: System = None,
     file: question.ChatFiles = None,
     model: question.Model = None,
@@ -49,7 +91,7 @@ def chat(
         given = question.fields(
             json_schema, set_, max_tokens=max_tokens, temperature=temperature, top_p=top_p, seed=seed, stop=stop
         )
-        ensure_printable(given, as_json=as_json)
+        _ensure_printable(given, as_json=as_json)
         messages: list[dict[str, Any]] = [{"role": "system", "content": system}] if system else []
         talk = prompt is None and sys.stdin.isatty() and not as_json
         typed = "" if talk else question.read_prompt(prompt, file or ())
@@ -66,7 +108,7 @@ def chat(
                 asked = ModelRequest(
                     CHAT, {**given, "messages": turn}, model, logprobs, prompt_logprobs, timeout, schema
                 )
-                text = answer(session, api, asked).first.text
+                text = _answer(session, api, asked).first.text
                 messages[:] = [*turn, {"role": "assistant", "content": text}]
                 return text
 
@@ -111,3 +153,35 @@ def _read_line() -> str | None:
         return None
     except OSError as error:
         raise VclusterError(f"cannot read standard input: {error.strerror}") from None
+
+
+def _ensure_printable(given: Mapping[str, Any], *, as_json: bool) -> None:
+    """Refuse several answers where they would be mixed."""
+    if (given.get("n") or 1) != 1 and not as_json:
+        raise UsageError(f"n={given['n']}: several answers are printed as JSON", again=("--json",))
+
+
+def _answer(session: Session, api: ModelApi, question: ModelRequest) -> ModelReply:
+    """Ask, and print the answer, its tables and what it took; an answer that breaks off as far as it came."""
+    import json
+
+    from vllm_cluster.cli.render.answer import Printer, answer_document, summary, tables
+    from vllm_cluster.core.answer import ModelReply
+
+    reply, incomplete = ModelReply(), True
+    printer = Printer(as_json=session.as_json, quiet=SETTINGS.verbosity < 0)
+    session.finish()
+    try:
+        for piece in api.ask(question, reply):
+            printer.show(piece)
+        incomplete = False
+    finally:
+        printer.end()
+        if session.as_json and reply.answers:
+            print(json.dumps(answer_document(question.model or api.model, reply)), flush=True)
+        elif reply.answers:
+            sys.stdout.writelines(f"{line}\n" for line in tables(reply))
+            sys.stdout.flush()
+        if SETTINGS.verbosity >= 0 and reply.answers and not session.as_json:
+            sys.stderr.write(summary(reply, incomplete=incomplete) + "\n")
+    return reply
