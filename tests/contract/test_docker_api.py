@@ -331,11 +331,6 @@ def test_a_build_needs_a_recipe(docker: Docker) -> None:
     assert "Dockerfile" in refused(answer, 500)
 
 
-def test_a_pull_from_a_registry_that_is_not_there(docker: Docker) -> None:
-    answer = docker.ask("POST", "/images/create", fromImage=f"localhost:1/{NOWHERE}", tag="1")
-    assert refused(answer, 500)
-
-
 # ---- volumes
 
 
