@@ -8,13 +8,14 @@ from contextlib import contextmanager
 from vllm_cluster.actions.assess import ensure_no_errors
 from vllm_cluster.checks.docker import foreign
 from vllm_cluster.core.identity import node_of
-from vllm_cluster.core.kept import kept_secrets, parse_key_file
+from vllm_cluster.core.kept import kept_secrets
 from vllm_cluster.errors import NodeMissing, PreflightFailed
 from vllm_cluster.inventory.model import Inventory
 from vllm_cluster.run.connection import Fleet, HostConnection
 from vllm_cluster.run.node_handle import NodeHandle
 from vllm_cluster.run.observe import observe, usable
 from vllm_cluster.run.runtime import SYSTEM, Runtime
+from vllm_cluster.wire.keys import KeyFile
 from vllm_cluster.wire.status import ServeStatus
 
 
@@ -56,7 +57,7 @@ def read_key(inventory: Inventory, head: HostConnection) -> str:
     content = NodeHandle(head, inventory.cluster).secret("api-key", identity)
     if content is None:
         raise NodeMissing(f"{head.name}: key: the API key is missing", hint="vcluster up")
-    return parse_key_file(content.decode()).key
+    return KeyFile.read(content.decode()).key
 
 
 def ready(inventory: Inventory, head: HostConnection) -> ServeStatus:

@@ -9,7 +9,7 @@ from vllm_cluster.actions.tunnel import address_of
 from vllm_cluster.checks.docker import foreign
 from vllm_cluster.core.desired import CODE_FOLDER, SECRETS_FOLDER
 from vllm_cluster.core.identity import Owner, cluster_id, node_of
-from vllm_cluster.core.kept import Holder, KeyFile, holders, parse_key_file
+from vllm_cluster.core.kept import Holder, holders
 from vllm_cluster.core.spec import Mount
 from vllm_cluster.docker.container_body import volume_writer_body
 from vllm_cluster.docker.temporary import temporary_container
@@ -26,6 +26,7 @@ from vllm_cluster.run.observe import observe
 from vllm_cluster.run.runtime import SYSTEM, Runtime
 from vllm_cluster.run.secrets import KEY_BYTES
 from vllm_cluster.text import duration
+from vllm_cluster.wire.keys import KeyFile
 
 NAME = "api-key"
 # vLLM's server looks at the file at each request, but a busy head is slow to answer.
@@ -121,7 +122,7 @@ def _holder(inventory: Inventory, head: HostConnection, facts: HostFacts) -> Hol
     else:
         raise PreflightFailed(f"cluster {inventory.cluster} is not running on {head.name}", hint="vcluster up")
     node = NodeHandle(head, inventory.cluster)
-    reader = head.engine.read_file(node.name, f"{CODE_FOLDER}/vllm_cluster/remote/node/key_file.py")
+    reader = head.engine.read_file(node.name, f"{CODE_FOLDER}/vllm_cluster/wire/keys.py")
     if reader is None:
         text = f"{head.name}: the node was made by an earlier vcluster, which reads the API key once"
         raise PreflightFailed(text, hint="vcluster up\nvcluster endpoint --rotate")
@@ -132,7 +133,7 @@ def _current(node: NodeHandle, identity: str) -> KeyFile:
     content = node.secret(NAME, identity)
     if content is None:
         raise PreflightFailed(f"{node.host}: endpoint: the API key is missing", hint="vcluster up")
-    return parse_key_file(content.decode())
+    return KeyFile.read(content.decode())
 
 
 def _write(inventory: Inventory, head: HostConnection, facts: HostFacts, holder: Holder, content: str) -> None:

@@ -15,6 +15,7 @@ from typing import Any
 import aiohttp
 
 from vllm_cluster.batch.lines import MAX_ANSWER, PATHS, BatchLine, BatchProblem
+from vllm_cluster.wire.keys import valid_keys
 
 # vLLM closes a connection that is idle for 5 s: one that was is not used again, as the request would meet its end.
 IDLE_SECONDS = 2.0
@@ -25,8 +26,6 @@ MAX_ERROR, MAX_METRICS = 1 << 20, 4 << 20
 POLL_SECONDS, PROBE_SECONDS = 2.0, 30.0
 # A node program that has just started writes its request a moment after its first status.
 STOPPED_SECONDS = 10.0
-# What begins a key file that has several keys (remote/node/key_file.py); the first one is the one to use.
-SEVERAL_KEYS = "#vcluster-keys\n"
 NO_STATUS, OK, UNAUTHORIZED, NOT_FOUND, TOO_SLOW, TOO_MANY, INTERNAL = 0, 200, 401, 404, 408, 429, 500
 # Of an answer nothing else is looked at: the lists of its logprobs take many times the memory of their text.
 _READ = frozenset(
@@ -321,8 +320,8 @@ class NodeApi:
 
     def _key(self) -> str:
         try:
-            text = self._key_file.read_text()
+            content = self._key_file.read_bytes()
         except OSError:
             return ""
         # While it is replaced it may hold its mark alone.
-        return next(iter(text.removeprefix(SEVERAL_KEYS).split()), "")
+        return next(iter(valid_keys(content)), b"").decode("utf-8", "surrogateescape")

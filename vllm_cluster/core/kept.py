@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 
 from vllm_cluster.core.identity import cluster_id, is_of_cluster, is_volume_name, node_of
 from vllm_cluster.core.spec import SECRET, secrets_volume
@@ -53,38 +53,3 @@ def kept_secrets(inventory: Inventory, facts: Mapping[str, HostFacts]) -> dict[s
 def secret_ids(labels: Mapping[str, str]) -> dict[str, str]:
     """The ids of secrets, by name, that labels of a node or of a volume name."""
     return {label.removeprefix(SECRET): value for label, value in labels.items() if label.startswith(SECRET)}
-
-
-MARK = "#vcluster-keys\n"
-FIELDS = 2
-
-
-@dataclass(frozen=True)
-class KeyFile:
-    """The key, its own id once it was rotated, and older keys that are valid until a moment (seconds since 1970)."""
-
-    key: str = field(repr=False)
-    identity: str | None = None
-    older: Mapping[str, float] = field(default_factory=dict, repr=False)
-
-    def text(self) -> str:
-        """The content of the file."""
-        lines = [f"{self.key} {self.identity}", *(f"{key} {until:.0f}" for key, until in self.older.items())]
-        return MARK + "".join(f"{line}\n" for line in lines)
-
-
-def parse_key_file(text: str) -> KeyFile:
-    """The content as what it means; what was cut off has an empty key."""
-    if not text.startswith(MARK):
-        return KeyFile(text)
-    lines = [line for line in text.removeprefix(MARK).splitlines(keepends=True) if line.endswith("\n")]
-    rows = [words for line in lines if len(words := line.split()) == FIELDS]
-    if not rows:
-        return KeyFile("", "")
-    return KeyFile(rows[0][0], rows[0][1], {key: float(until) for key, until in rows[1:]})
-
-
-def is_whole(text: str, identity: str, identify: Callable[[str], str]) -> bool:
-    """Whether this is what the file with this id held, and no part of it."""
-    found = parse_key_file(text)
-    return identify(found.key) == (identity if found.identity is None else found.identity)

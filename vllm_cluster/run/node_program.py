@@ -13,16 +13,19 @@ from itertools import accumulate
 from vllm_cluster.backends import backend
 from vllm_cluster.core.desired import CODE_FOLDER
 
-_NODE = "vllm_cluster.remote.node"
+_NODE, _WIRE = "vllm_cluster.remote.node", "vllm_cluster.wire"
 
 
 def importable(package: str) -> dict[str, bytes]:
-    """The files by which a package can be imported below any folder, by their path there.
+    """The files by which a package, and the border, can be imported below any folder, by their path there.
 
     The folders above it have no code of their own there: that of this package is for laptops.
     """
-    files = dict(_sources(resources.files(package), package.replace(".", "/")))
-    return files | {f"{folder}/__init__.py": b"" for folder in accumulate(package.split("."), "{}/{}".format)}
+    files, folders = dict[str, bytes](), set[str]()
+    for name in (package, _WIRE):
+        files |= dict(_sources(resources.files(name), name.replace(".", "/")))
+        folders |= {*accumulate(name.split("."), "{}/{}".format)}
+    return files | {f"{folder}/__init__.py": b"" for folder in folders}
 
 
 def _sources(folder: Traversable, path: str) -> Iterator[tuple[str, bytes]]:

@@ -7,7 +7,7 @@ from functools import partial
 
 from vllm_cluster.core.desired import SECRETS_FOLDER
 from vllm_cluster.core.identity import Owner, is_volume_name, owner_of
-from vllm_cluster.core.kept import Holder, holders, is_whole
+from vllm_cluster.core.kept import Holder, holders
 from vllm_cluster.core.spec import CLUSTER, ID, SECRET, ContainerSpec, Mount, node_name, state_volume
 from vllm_cluster.docker.client import DockerApi
 from vllm_cluster.docker.container_body import volume_writer_body
@@ -17,6 +17,7 @@ from vllm_cluster.facts.host_facts import HostFacts
 from vllm_cluster.inventory.model import Inventory
 from vllm_cluster.run.connection import Fleet
 from vllm_cluster.run.secrets import GENERATED, KeptSecret, Secrets
+from vllm_cluster.wire.keys import KeyFile
 
 CONFLICT = 409
 
@@ -80,7 +81,7 @@ def read_kept(
             # A file that was cut off while it was written does not hold what its name promises.
             for name, text in read.items():
                 identify = partial(fleet.runtime.secret_id, inventory.cluster, name)
-                if is_whole(text, wanted[name], identify):
+                if KeyFile.read(text).is_whole(wanted[name], identify):
                     found[name] = KeptSecret(wanted[name], text)
     return found
 

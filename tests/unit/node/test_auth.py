@@ -144,7 +144,7 @@ def test_the_server_itself_starts_and_ends() -> None:
     assert inside(ask(kind="lifespan"))
 
 
-# fault: remote/node/vcluster_auth.py: return keys(self._content) → return keys(self._content) or [b""]
+# fault: remote/node/vcluster_auth.py: return valid_keys(self._content) → return valid_keys(self._content) or [b""]
 @pytest.mark.parametrize("content", [None, "", "\n"])
 def test_without_a_key_of_its_own_every_request_is_refused(key_file: Path, content: str | None) -> None:
     if content is None:

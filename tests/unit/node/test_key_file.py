@@ -11,9 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vllm_cluster.core.kept import KeyFile, is_whole, parse_key_file
-from vllm_cluster.remote.node.key_file import keys
 from vllm_cluster.remote.node.vcluster_auth import KEY_FILE, RequireKey
+from vllm_cluster.wire.keys import KeyFile, valid_keys
 
 KEYS = st.text("0123456789abcdef", min_size=1, max_size=64)
 
@@ -26,10 +25,10 @@ def identify(key: str) -> str:
 @given(first=KEYS, older=st.dictionaries(KEYS, st.integers(0, 2_000_000_000), max_size=3))
 def test_both_sides_read_what_a_rotation_writes(first: str, older: dict[str, int]) -> None:
     written = KeyFile(first, identify(first), {key: float(until) for key, until in older.items()})
-    assert parse_key_file(written.text()) == written
+    assert KeyFile.read(written.text()) == written
     valid = [key for key, until in older.items() if until > 1_000_000_000]
-    assert keys(written.text().encode(), 1_000_000_000) == [key.encode() for key in (first, *valid)]
-    assert is_whole(written.text(), "any name", identify)
+    assert valid_keys(written.text().encode(), 1_000_000_000) == [key.encode() for key in (first, *valid)]
+    assert KeyFile.read(written.text()).is_whole("any name", identify)
 
 
 @given(first=KEYS, cut=st.integers(0, 100))
@@ -37,15 +36,15 @@ def test_a_key_that_was_cut_off_is_refused(first: str, cut: int) -> None:
     """But for the lines of older keys, which are lost with it."""
     text = KeyFile(first, identify(first), {}).text()
     part = text[: min(cut, len(text) - 1)]
-    assert not is_whole(part, identify(first), identify)
-    assert first.encode() not in keys(part.encode())
+    assert not KeyFile.read(part).is_whole(identify(first), identify)
+    assert first.encode() not in valid_keys(part.encode())
 
 
 @pytest.mark.parametrize("key", ["sk-0123", "a key with spaces", "two words"])
 def test_a_key_that_a_person_thought_up_is_the_whole_file(key: str) -> None:
-    assert parse_key_file(key) == KeyFile(key)
-    assert keys(f"{key}\n".encode()) == [key.encode()]
-    assert is_whole(key, identify(key), identify)
+    assert KeyFile.read(key) == KeyFile(key)
+    assert valid_keys(f"{key}\n".encode()) == [key.encode()]
+    assert KeyFile.read(key).is_whole(identify(key), identify)
 
 
 class Server:

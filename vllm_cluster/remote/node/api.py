@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from vllm_cluster.remote.node.key_file import keys
+from vllm_cluster.wire.keys import valid_keys
 
 _ANY = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 (asked at loopback when it listens everywhere)
 MAX_ANSWER = 16 << 20
@@ -160,7 +160,7 @@ class Api:
         connection = http.client.HTTPConnection(self._host, self._port, timeout=timeout)
         headers: Mapping[str, str] = {"Content-Type": kind}
         if key := os.environ.get("VCLUSTER_API_KEY_FILE"):
-            (first, *_) = keys(Path(key).read_bytes()) or [b""]
+            (first, *_) = valid_keys(Path(key).read_bytes()) or [b""]
             headers = {**headers, "Authorization": f"Bearer {first.decode()}"}
         try:
             connection.request(method, path, body, headers)

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from vllm_cluster.remote.node.backends import backend
-from vllm_cluster.remote.node.key_file import keys
+from vllm_cluster.wire.keys import valid_keys
 
 KEPT_LINES = 40
 MAX_LINE = 16 * 1024
@@ -68,7 +68,7 @@ def secret_environment() -> dict[str, str]:
 def secrets() -> tuple[str, ...]:
     """The values that no log may hold."""
     files = [path for path in secret_files().values() if os.access(path, os.R_OK)]
-    values = [key.decode("utf-8", "replace") for file in files for key in keys(file.read_bytes())]
+    values = [key.decode("utf-8", "replace") for file in files for key in valid_keys(file.read_bytes())]
     return tuple(value for value in values if len(value) >= 8)
 
 

@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, MutableMapping
 from pathlib import Path
 from typing import Any
 
-from vllm_cluster.remote.node.key_file import keys
+from vllm_cluster.wire.keys import valid_keys
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -41,11 +41,11 @@ class RequireKey:
             seen = (found.st_ino, found.st_ctime_ns, found.st_size)
             if seen != self._seen:
                 content = path.read_bytes()
-                if keys(content):
+                if valid_keys(content):
                     self._content, self._seen = content, seen
         except (KeyError, OSError):
             pass
-        return keys(self._content)
+        return valid_keys(self._content)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Let the request through, or answer it."""
