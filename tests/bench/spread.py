@@ -22,8 +22,8 @@ from statistics import median
 from tests.bench.networks import Network, network
 from tests.bench.page import write_section
 from tests.support.spread import folder_plan, of_host, random_files, written
-from vllm_cluster.remote.pull.plan import ChainHost, PulledFile
 from vllm_cluster.remote.pull.store import Store
+from vllm_cluster.wire.pull import ChainHost, ModelFile
 
 RATE, SLOW_RATE = "20mbit", "5mbit"
 RECEIVERS = 8
@@ -62,7 +62,7 @@ class Run:
 class Hosts:
     """A folder and a process a host, in a network."""
 
-    def __init__(self, net: Network, root: Path, files: Sequence[PulledFile]) -> None:
+    def __init__(self, net: Network, root: Path, files: Sequence[ModelFile]) -> None:
         self.net, self.root, self.files = net, root, files
         self.processes: dict[int, subprocess.Popen[str]] = {}
         hosts = [ChainHost(f"h{index}", net.address(index), PORT) for index in range(net.count)]

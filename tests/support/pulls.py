@@ -16,7 +16,7 @@ from typing import IO, Any, cast
 from tests.support.hosts import Sandbox
 from tests.support.models.repositories import PullHub, Repository, blob, pull_hub
 from tests.support.paths import ROOT
-from vllm_cluster.remote.pull.plan import ChainHost, HostPlan, PulledFile
+from vllm_cluster.wire.pull import ChainHost, HostPlan, ModelFile
 
 MODEL = "lab/model"
 FEED = "from vllm_cluster.remote.pull.feed import main; main()"
@@ -58,7 +58,7 @@ def plan_of(hub: PullHub, cache: Path, me: str = "a", hosts: Sequence[tuple[str,
         kind="hub",
         me=me,
         hosts=tuple(ChainHost(*row) for row in hosts or [("a", "127.0.0.1", 0)]),
-        files=tuple(PulledFile(path, len(content), blob(content)) for path, content in repo.files[commit].items()),
+        files=tuple(ModelFile(path, len(content), blob(content)) for path, content in repo.files[commit].items()),
     )
 
 

@@ -11,15 +11,16 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import BinaryIO
 
-from vllm_cluster.remote.pull.plan import ChainHost, HostPlan, PulledFile, write_whole
+from vllm_cluster.remote.pull.plan import write_whole
 from vllm_cluster.remote.pull.store import Partial, Store
+from vllm_cluster.wire.pull import ChainHost, HostPlan, ModelFile
 
 KEY = "5a" * 32
 
 
 def folder_plan(
     cache: Path,
-    files: Sequence[PulledFile],
+    files: Sequence[ModelFile],
     *,
     folder: str = "mine",
     me: str = "a",
@@ -60,12 +61,12 @@ def git_blob(content: bytes) -> str:
     return hashlib.sha1(b"blob %d\0" % len(content) + content, usedforsecurity=False).hexdigest()
 
 
-def planned(path: str, content: bytes, *, git: bool = False) -> PulledFile:
+def planned(path: str, content: bytes, *, git: bool = False) -> ModelFile:
     """The row of a file in the plan."""
-    return PulledFile(path, len(content), git_blob(content) if git else hashlib.sha256(content).hexdigest())
+    return ModelFile(path, len(content), git_blob(content) if git else hashlib.sha256(content).hexdigest())
 
 
-def random_files(folder: Path, count: int, size: int) -> list[PulledFile]:
+def random_files(folder: Path, count: int, size: int) -> list[ModelFile]:
     """Write files with random content, and return their rows."""
     folder.mkdir(parents=True, exist_ok=True)
     rows = []
@@ -85,13 +86,13 @@ def free_ports(count: int) -> list[int]:
     return ports
 
 
-def plan_of(count: int, files: Sequence[PulledFile], root: Path) -> HostPlan:
+def plan_of(count: int, files: Sequence[ModelFile], root: Path) -> HostPlan:
     """A plan for h0, the source, and the others on loopback, each with a folder below the root."""
     hosts = [ChainHost(f"h{index}", "127.0.0.1", port) for index, port in enumerate(free_ports(count))]
     return folder_plan(root, files, folder="h0", me="h0", hosts=hosts)
 
 
-def partial_of(store: Store, file: PulledFile) -> Path:
+def partial_of(store: Store, file: ModelFile) -> Path:
     """Where a receiver writes a file, with the folders above it made."""
     path = store.partial(file)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -103,10 +104,10 @@ class GrowingStore(Store):
 
     arrived = 0
 
-    def have(self, file: PulledFile) -> int:
+    def have(self, file: ModelFile) -> int:
         return min(self.arrived, super().have(file))
 
-    def complete(self, file: PulledFile) -> bool:
+    def complete(self, file: ModelFile) -> bool:
         return self.arrived >= file.size and super().complete(file)
 
 
@@ -117,7 +118,7 @@ class DamagingStore(Store):
         super().__init__(plan)
         self.times = times
 
-    def open(self, file: PulledFile) -> BinaryIO:
+    def open(self, file: ModelFile) -> BinaryIO:
         there = super().open(file)
         if not file.path.startswith("0.") or not self.times:
             return there
@@ -134,5 +135,5 @@ class DamagingStore(Store):
 class FullStore(Store):
     """The store of a host whose disk is full."""
 
-    def append(self, file: PulledFile) -> Partial:
+    def append(self, file: ModelFile) -> Partial:
         return Partial(Path("/dev/full"), file.size)

@@ -11,9 +11,9 @@ from dataclasses import asdict
 from pathlib import Path
 
 from vllm_cluster.remote.pull import spread
-from vllm_cluster.remote.pull.plan import HostPlan
 from vllm_cluster.remote.pull.spread import SpreadProgress
 from vllm_cluster.remote.pull.store import Store
+from vllm_cluster.wire.pull import HostPlan
 
 
 def main() -> None:

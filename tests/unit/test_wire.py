@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vllm_cluster.wire.reading import ALSO, RefusedDocument, convert, read
-from vllm_cluster.wire.values import Address, Commit, Count, Name, Number, Path, Port, Sha256, Size
+from vllm_cluster.wire.values import Address, Commit, Count, Name, Number, Port, RelativePath, Sha256, Size
 
 SENDER = "gpu1's document"
 
@@ -34,7 +34,7 @@ class Document:
     pair: tuple[Count, Number] | None = None
     by_address: Mapping[Address, Size] = field(default_factory=dict)
     ready: bool = False
-    path: Path | None = None
+    path: RelativePath | None = None
     commit: Commit | None = None
     digest: Sha256 | None = None
     renamed: str = field(default="", metadata={ALSO: "before"})

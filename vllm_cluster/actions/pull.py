@@ -23,7 +23,7 @@ from vllm_cluster.actions.pull_plan import (
     what,
 )
 from vllm_cluster.core.identity import Owner, cluster_id
-from vllm_cluster.core.pull import HERE, MAKER, PULLED, REPOSITORY, HubModel, PullPlan, has_weights, outside
+from vllm_cluster.core.pull import MAKER, PULLED, REPOSITORY, HubModel, PullPlan, has_weights, outside
 from vllm_cluster.errors import HostError, Interrupted, Locked, UsageError, VclusterError, combine
 from vllm_cluster.events import Emit, Event
 from vllm_cluster.inventory.model import Inventory
@@ -32,6 +32,7 @@ from vllm_cluster.run import weights
 from vllm_cluster.run.connection import HostConnection
 from vllm_cluster.run.runtime import SYSTEM, Runtime
 from vllm_cluster.text import size
+from vllm_cluster.wire.pull import HERE
 
 ID_BYTES, KEY_BYTES = 8, 32
 # Another person's pull may end, and its containers go, between two looks.
@@ -155,7 +156,7 @@ def _start(hosts: PullHosts, plan: PullPlan, token: str | None) -> bool:
                 return False
 
         def begin(connection: HostConnection) -> None:
-            document = plan.document(identity, key, connection.name)
+            document = plan.for_host(identity, key, connection.name)
             given = token if connection.name == plan.chain[0] else None
             weights.begin(connection, hosts.inventory.cluster, document, given)
 

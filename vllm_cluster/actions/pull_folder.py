@@ -12,13 +12,14 @@ from typing import Any, NoReturn
 from vllm_cluster.actions.pull_hosts import PullHosts
 from vllm_cluster.actions.pull_plan import WantedModel
 from vllm_cluster.core.cached_model import cache_place, fitting_name
-from vllm_cluster.core.pull import HERE, HubFile, HubModel, choose, unfit_path
+from vllm_cluster.core.pull import HubModel, choose, unfit_path
 from vllm_cluster.errors import PreflightFailed, UsageError
 from vllm_cluster.events import Event
 from vllm_cluster.laptop import expanded
 from vllm_cluster.run.local_folder import feed, listed
 from vllm_cluster.run.model_cache import ask, file_of
 from vllm_cluster.text import count, size
+from vllm_cluster.wire.pull import HERE, ModelFile
 
 ASK_SECONDS = 30.0
 SHOW_SECONDS = 1.0
@@ -92,7 +93,7 @@ def _on_host(hosts: PullHosts, wanted: WantedModel, path: str, via: str) -> HubM
             hint=f"on {via}: ls -ld {shlex.quote(path)} {shlex.quote(str(Path(path).parent))}",
         )
     hosts.emit(Event("phase", f"hashing {path}", via))
-    files: list[HubFile] = []
+    files: list[ModelFile] = []
     lost: list[tuple[str, str]] = []
 
     def see(row: Mapping[str, Any]) -> None:
@@ -104,7 +105,7 @@ def _on_host(hosts: PullHosts, wanted: WantedModel, path: str, via: str) -> HubM
             data = {"bytes": row["bytes"], "total_bytes": row["total"]}
             hosts.emit(Event("progress", f"hashing {size(row['bytes'])} of {size(row['total'])}", via, data))
 
-    def question(do: str, rows: list[HubFile]) -> None:
+    def question(do: str, rows: list[ModelFile]) -> None:
         asked = {"do": do, "root": path, "folder": "", "kind": "folder", "files": [vars(file) for file in rows]}
         ask(connection, hosts.inventory, hosts.facts[via], asked, see)
 
@@ -129,7 +130,7 @@ def _refuse_links(via: str, path: str, lost: Sequence[tuple[str, str]]) -> NoRet
     raise PreflightFailed(text, hint=f"{whole}\nvcluster pull {shlex.quote(f'{via}:{copy}')}")
 
 
-def _refuse_no_model(via: str, path: str, files: Sequence[HubFile]) -> NoReturn:
+def _refuse_no_model(via: str, path: str, files: Sequence[ModelFile]) -> NoReturn:
     """Refuse a folder without a config, with one below it that has one."""
     below = sorted(file.path.rpartition("/")[0] for file in files if file.path.endswith("/config.json"))
     inside = below[0] if below else "FOLDER"

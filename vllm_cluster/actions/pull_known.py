@@ -10,12 +10,13 @@ from typing import Any
 from vllm_cluster.actions.pull_folder import find_folder
 from vllm_cluster.actions.pull_hosts import PullHosts
 from vllm_cluster.actions.pull_plan import WantedModel, ask_about
-from vllm_cluster.core.pull import HubFile, HubModel, place_of
+from vllm_cluster.core.pull import HubModel, place_of
 from vllm_cluster.errors import PreflightFailed, Unreachable, VclusterError
 from vllm_cluster.events import Event
 from vllm_cluster.run.connection import HostConnection
 from vllm_cluster.run.model_cache import ask, file_of, proved
 from vllm_cluster.text import by_hosts
+from vllm_cluster.wire.pull import ModelFile
 
 _TRUE = ("1", "true", "yes", "on")
 
@@ -26,7 +27,7 @@ class _Manifest:
 
     commit: str = ""
     digest: str = ""
-    files: list[HubFile] = field(default_factory=list)
+    files: list[ModelFile] = field(default_factory=list)
 
 
 def find_model(hosts: PullHosts, wanted: WantedModel, via: str) -> HubModel:

@@ -10,7 +10,7 @@ from typing import Any
 
 from vllm_cluster.actions.fit import host_token
 from vllm_cluster.actions.pull_hosts import PullHosts
-from vllm_cluster.core.pull import HERE, SPARE, Held, HubModel, PullPlan, choose, container_name, make, place_of, shared
+from vllm_cluster.core.pull import SPARE, Held, HubModel, PullPlan, choose, container_name, make, place_of, shared
 from vllm_cluster.errors import PreflightFailed
 from vllm_cluster.events import Event
 from vllm_cluster.run.connection import HostConnection
@@ -18,6 +18,7 @@ from vllm_cluster.run.hub_files import ask_hub
 from vllm_cluster.run.model_cache import LINE_SECONDS, place, running
 from vllm_cluster.run.program import RunningProgram
 from vllm_cluster.text import and_more, by_hosts, count, size
+from vllm_cluster.wire.pull import HERE
 
 ID_BYTES = 8
 

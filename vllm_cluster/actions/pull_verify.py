@@ -9,7 +9,7 @@ from typing import Any
 from vllm_cluster.actions.pull import bring
 from vllm_cluster.actions.pull_hosts import PullHosts, looked_at, refuse_running
 from vllm_cluster.actions.pull_plan import WantedModel, ask_about
-from vllm_cluster.core.pull import HubFile, HubModel, place_of
+from vllm_cluster.core.pull import HubModel, place_of
 from vllm_cluster.errors import PreflightFailed
 from vllm_cluster.events import Emit, Event
 from vllm_cluster.inventory.model import Inventory
@@ -17,6 +17,7 @@ from vllm_cluster.run.connection import HostConnection
 from vllm_cluster.run.model_cache import ask, file_of, proved
 from vllm_cluster.run.runtime import SYSTEM, Runtime
 from vllm_cluster.text import by_hosts, count, size
+from vllm_cluster.wire.pull import ModelFile
 
 
 @dataclass
@@ -26,7 +27,7 @@ class Verified:
     commit: str = ""
     digest: str = ""
     bytes: int = 0
-    files: list[HubFile] = field(default_factory=list)
+    files: list[ModelFile] = field(default_factory=list)
     damaged: dict[str, str] = field(default_factory=dict)
 
 

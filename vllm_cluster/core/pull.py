@@ -8,23 +8,20 @@ import re
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Literal, TypedDict
 
 from vllm_cluster.core.spec import LABEL, ContainerSpec, Mount, node_name
 from vllm_cluster.inventory.model import Host, Inventory
+from vllm_cluster.wire.pull import ChainHost, HostPlan, ModelFile
 
 FOLDER = "/opt/vcluster-pull"
 # Files of the program beside it, where any user of a container may write.
 PLAN, TOKEN, STATUS = "/tmp/vcluster-plan.json", "/tmp/vcluster-token", "/tmp/vcluster-status.json"  # noqa: S108
 # Labels of its container: what is pulled, until its status has it, and the id of the pull that made it.
 PULLED, MAKER = LABEL + "pull", LABEL + "pull-made-by"
-# Where files come from that this machine sends, in place of a folder of the host.
-HERE = "laptop"
 # Left free on a disk: logs and the cache's own small files.
 SPARE = 1 << 30
-MAX_SIZE = 10 * 1000**4
 COMMIT = re.compile("[0-9a-f]{40}")
-_HASH = re.compile("([0-9a-f]{40}([0-9a-f]{24})?)?")
 REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]{0,95}(/[\w.-]{1,96})?")
 # Copies of the weights for other programs, and what no program reads.
 _OTHER_FOLDERS = ("original", "onnx", "openvino", "coreml", "metal", "tflite", "runs", "assets")
@@ -37,31 +34,7 @@ _WEIGHTS = ("*.safetensors", "*.gguf")
 _PICKLED = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 
 
-@dataclass(frozen=True)
-class HubFile:
-    """A file of a repository; `blob` is its sha256 or its git blob id."""
-
-    path: str
-    size: int
-    blob: str
-
-    @classmethod
-    def read(cls, row: Mapping[str, Any]) -> HubFile:
-        """Read what a hub or a host lists; without a hash where it has not been read.
-
-        Raises:
-            ValueError: it cannot be the file of a model; the words are for people.
-        """
-        path, size, blob = str(row.get("path", "")), row.get("size"), row.get("blob")
-        file = cls(path, size if type(size) is int else -1, blob if isinstance(blob, str) else "-")
-        if unfit_path([file]) is not None or not _HASH.fullmatch(file.blob):
-            raise ValueError(f"a file that cannot be: {path[:80]!a}")
-        if not 0 <= file.size <= MAX_SIZE:
-            raise ValueError(f"no size that can be of {path[:80]}: {size!r:.40}")
-        return file
-
-
-def digest_of(files: Iterable[HubFile]) -> str:
+def digest_of(files: Iterable[ModelFile]) -> str:
     """What hosts and this machine compare: a hash over name, size and content of every file."""
     rows = sorted(f"{file.path}\0{file.size}\0{file.blob}\n" for file in files)
     return hashlib.sha256("".join(rows).encode()).hexdigest()
@@ -78,7 +51,7 @@ class HubModel:
     name: str
     commit: str
     endpoint: str
-    files: tuple[HubFile, ...]
+    files: tuple[ModelFile, ...]
     origin: str = ""
 
     @property
@@ -116,7 +89,7 @@ class PullPlan:
     chain: tuple[str, ...]
     idle: tuple[str, ...]
     held: Mapping[str, Held]
-    skipped: tuple[HubFile, ...] = ()
+    skipped: tuple[ModelFile, ...] = ()
     downloads: bool = True
     cache: str = ""
     # Of each host; what a firewall between them must let through.
@@ -133,21 +106,20 @@ class PullPlan:
         """What is pulled, as the status of each host has it too."""
         return {"model": self.model.name, "commit": self.model.commit, "reference": self.reference}
 
-    def document(self, identity: str, key: str, me: str) -> dict[str, Any]:
+    def for_host(self, identity: str, key: str, me: str) -> HostPlan:
         """The plan as the program on a host reads it."""
-        hosts = [{"name": name, "address": self.addresses[name], "port": self.port} for name in self.chain]
-        return {
-            "id": identity,
-            "key": key,
+        return HostPlan(
+            id=identity,
+            key=key,
             **self.pulled,
-            "endpoint": self.model.endpoint if self.downloads and not self.model.origin else "",
-            "origin": self.model.origin if self.downloads else "",
-            "cache": self.cache,
+            endpoint=self.model.endpoint if self.downloads and not self.model.origin else "",
+            origin=self.model.origin if self.downloads else "",
+            cache=self.cache,
             **place_of(self.model.name),
-            "me": me,
-            "hosts": hosts,
-            "files": [vars(file) for file in self.model.files],
-        }
+            me=me,
+            hosts=tuple(ChainHost(name, self.addresses[name], self.port) for name in self.chain),
+            files=self.model.files,
+        )
 
 
 def folder(model: str) -> str:
@@ -155,7 +127,14 @@ def folder(model: str) -> str:
     return f"hub/models--{model.replace('/', '--')}"
 
 
-def place_of(model: str) -> dict[str, str]:
+class ModelPlace(TypedDict):
+    """Where a model is below a cache, and of which kind."""
+
+    folder: str
+    kind: Literal["hub", "folder"]
+
+
+def place_of(model: str) -> ModelPlace:
     """Where a model is below a cache, and of which kind: a repository of the hub, or a folder ./NAME."""
     if model.startswith("./"):
         return {"folder": model.removeprefix("./"), "kind": "folder"}
@@ -178,7 +157,7 @@ def container_name(cluster: str) -> str:
     return f"{node_name(cluster)}-pull"
 
 
-def choose(files: Sequence[HubFile]) -> tuple[tuple[HubFile, ...], tuple[HubFile, ...]]:
+def choose(files: Sequence[ModelFile]) -> tuple[tuple[ModelFile, ...], tuple[ModelFile, ...]]:
     """The files that vLLM reads, the large ones last, and those that it does not: copies in other formats.
 
     In a folder with safetensors no pickled weights are read; where the repository also has Mistral's own format, vLLM
@@ -188,7 +167,7 @@ def choose(files: Sequence[HubFile]) -> tuple[tuple[HubFile, ...], tuple[HubFile
     names = {file.path for file in files}
     mistral = "params.json" in names and any(fnmatch.fnmatchcase(name, "consolidated*.safetensors") for name in names)
 
-    def read(file: HubFile) -> bool:
+    def read(file: ModelFile) -> bool:
         name, inside = file.path.rpartition("/")[2], _folder(file.path)
         if inside.split("/")[0] in _OTHER_FOLDERS or _matches(name, _OTHER_FILES):
             return False
@@ -204,7 +183,7 @@ def choose(files: Sequence[HubFile]) -> tuple[tuple[HubFile, ...], tuple[HubFile
     return (*small, *large), tuple(file for file in files if not read(file))
 
 
-def unfit_path(files: Iterable[HubFile]) -> str | None:
+def unfit_path(files: Iterable[ModelFile]) -> str | None:
     """The first path that no host may have: outside of the model, not in UTF-8, on two lines, or a folder too."""
     paths = {file.path for file in files}
     for path in sorted(paths):
@@ -216,7 +195,7 @@ def unfit_path(files: Iterable[HubFile]) -> str | None:
     return None
 
 
-def has_weights(files: Iterable[HubFile]) -> bool:
+def has_weights(files: Iterable[ModelFile]) -> bool:
     """Whether there is a file that weights can be in."""
     return any(file.size and _matches(file.path.rpartition("/")[2], (*_PICKLED, *_WEIGHTS)) for file in files)
 

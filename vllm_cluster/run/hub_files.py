@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from vllm_cluster.core.pull import COMMIT, REPOSITORY, HubFile, HubModel, through_folder, unfit_path
+from vllm_cluster.core.pull import COMMIT, REPOSITORY, HubModel, through_folder, unfit_path
 from vllm_cluster.errors import CommandFailed, PreflightFailed, Unreachable, VclusterError
 from vllm_cluster.run.connection import HostConnection
 from vllm_cluster.run.program import Place, python, run
+from vllm_cluster.wire.pull import ModelFile
+from vllm_cluster.wire.reading import RefusedDocument, convert
 
 # Four tries of two requests, and a start of Python with the hub's library.
 ASK_SECONDS = 150.0
@@ -36,9 +38,10 @@ def ask_hub(connection: HostConnection, place: Place, question: Mapping[str, Any
         raise PreflightFailed(f"{host}: pull: {model} has no files", hint="check the name: ORG/NAME")
     name, commit = str(last.get("name")), str(last["commit"])
     try:
-        found = tuple(HubFile.read(row) for row in files)
-    except ValueError as error:
-        raise PreflightFailed(f"{host}: pull: {model} lists {error}") from None
+        found = tuple(convert(ModelFile, row, model) for row in files)
+    except RefusedDocument as refused:
+        why = f"{refused.field} {refused.why}"
+        raise PreflightFailed(f"{host}: pull: {model} lists a file that cannot be: {why}") from None
     wrong = next((file.path for file in found if not file.blob), unfit_path(found))
     if wrong is not None:
         raise PreflightFailed(f"{host}: pull: {model} lists a file that cannot be: {wrong[:80]!a}")

@@ -6,7 +6,7 @@ import json
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from vllm_cluster.core.identity import Owner
@@ -16,6 +16,7 @@ from vllm_cluster.errors import HostError
 from vllm_cluster.run.connection import HostConnection
 from vllm_cluster.run.node_program import importable
 from vllm_cluster.run.program import OnHost, RemoteProgram, python, source, start
+from vllm_cluster.wire.pull import HostPlan
 
 # 20 GB at 25 Mbit/s.
 PUSH_SECONDS = 7200.0
@@ -135,13 +136,13 @@ class ImageCarrier:
             why = row.get("error") or printed or f"what it found is unreadable: {error}"
             raise HostError(self._connection.name, f"docker save failed: {why}", hint="vcluster image prune") from None
 
-    def ask(self, plan: Mapping[str, Any]) -> dict[str, Any]:
+    def ask(self, plan: HostPlan) -> dict[str, Any]:
         """Send the plan; whether it is serving, or the error.
 
         Raises:
             HostError: it does not answer.
         """
-        self._program.send(plan)
+        self._program.send(asdict(plan))
         return self._program.next(self._runtime.after(START_SECONDS))
 
     def follow(self, arrived: Callable[[int], None]) -> dict[str, Any]:

@@ -9,7 +9,6 @@ import tarfile
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
-from typing import Any
 
 from vllm_cluster.core.identity import Owner
 from vllm_cluster.core.images import NODE_IMAGE_REPOSITORY, Content
@@ -19,6 +18,7 @@ from vllm_cluster.run.connection import Fleet, HostConnection
 from vllm_cluster.run.host_images import held, name_there, shared_with
 from vllm_cluster.run.image_carrier import PUSH_SECONDS, START_SECONDS, ImageBlobs, ImageCarrier
 from vllm_cluster.text import size
+from vllm_cluster.wire.pull import ChainHost, HostPlan, ModelFile
 
 KEY_BYTES = 32
 # One that sends or takes nothing for so long is gone: a disk that is busy with a layer takes its time.
@@ -103,23 +103,25 @@ class ImageSource:
     def _read(self, count: int) -> None:
         self.emit(Event("progress", f"has read {size(count)} of the image", self.connection.name, {"bytes": count}))
 
-    def _plan(self, me: str) -> dict[str, Any]:
+    def _plan(self, me: str) -> HostPlan:
         """The plan of a pull whose files are the blobs, in the order in which all hosts get them."""
         at = {name: address for address, name in self._fleet.addresses.items()}
         source, port = self.connection.name, self._fleet.pull_port
         hosts = [(source, self._stored.address), *((name, at[name]) for name in self._hosts if name != source)]
-        return {
-            "id": "image",
-            "key": self._key,
-            "model": self._stored.name,
-            **dict.fromkeys(("commit", "reference", "endpoint"), ""),
-            "cache": ".",
-            "folder": "blobs",
-            "kind": "folder",
-            "me": me,
-            "hosts": [{"name": name, "address": address, "port": port} for name, address in hosts],
-            "files": [{"path": blob, "size": count, "blob": blob} for blob, count in self._blobs.sizes.items()],
-        }
+        return HostPlan(
+            id="image",
+            key=self._key,
+            model=self._stored.name,
+            commit="",
+            reference="",
+            endpoint="",
+            cache=".",
+            folder="blobs",
+            kind="folder",
+            me=me,
+            hosts=tuple(ChainHost(name, address, port) for name, address in hosts),
+            files=tuple(ModelFile(blob, count, blob) for blob, count in self._blobs.sizes.items()),
+        )
 
     @property
     def lacking(self) -> int:

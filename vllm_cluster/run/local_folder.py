@@ -10,10 +10,11 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
-from vllm_cluster.core.pull import FOLDER, HubFile, choose, container_name, unfit_path
+from vllm_cluster.core.pull import FOLDER, choose, container_name, unfit_path
 from vllm_cluster.errors import HostError, UsageError
 from vllm_cluster.run.connection import HostConnection
 from vllm_cluster.run.program import InNode, RemoteProgram, start
+from vllm_cluster.wire.pull import ModelFile
 
 START_SECONDS = 60.0
 # Until the program that feeds has begun: what a host has of the files is hashed first.
@@ -26,7 +27,7 @@ _DEEPER = ("*/config.json", "snapshots/*/config.json")
 _FEED = f"import sys; sys.path.insert(0, {FOLDER!r}); from vllm_cluster.remote.pull.feed import main; main()"
 
 
-def listed(folder: Path, count: Callable[[int], None]) -> tuple[HubFile, ...]:
+def listed(folder: Path, count: Callable[[int], None]) -> tuple[ModelFile, ...]:
     """The files of a folder, those that vLLM reads with their sha256; `count` gets the bytes that were hashed.
 
     Raises:
@@ -38,7 +39,7 @@ def listed(folder: Path, count: Callable[[int], None]) -> tuple[HubFile, ...]:
         raise UsageError(f"{folder} has no config.json: not a model", hint=hint)
     try:
         paths = list(_visible(folder))
-        files = [HubFile(str(path.relative_to(folder)), path.stat().st_size, "") for path in paths]
+        files = [ModelFile(str(path.relative_to(folder)), path.stat().st_size, "") for path in paths]
         if (wrong := unfit_path(files)) is not None:
             raise UsageError(f"{folder}: a file's name cannot be on every host: {wrong[:80]!a}")
         read, others = choose(files)
@@ -75,7 +76,7 @@ def _hash(path: Path, count: Callable[[int], None]) -> str:
     return found.hexdigest()
 
 
-def feed(connection: HostConnection, cluster: str, files: Sequence[HubFile], folder: Path) -> None:
+def feed(connection: HostConnection, cluster: str, files: Sequence[ModelFile], folder: Path) -> None:
     """Send what the host lacks of these files of a folder, in their order, each from where it broke off.
 
     Raises:

@@ -8,13 +8,15 @@ from typing import Any
 
 from vllm_cluster.core.identity import node_of, without_lease
 from vllm_cluster.core.images import find_image
-from vllm_cluster.core.pull import COMMIT, HubFile, container_spec, digest_of, outside
+from vllm_cluster.core.pull import COMMIT, container_spec, digest_of, outside
 from vllm_cluster.docker.temporary import TemporaryContainer
 from vllm_cluster.errors import CommandFailed, HostError
 from vllm_cluster.facts.host_facts import HostFacts
 from vllm_cluster.inventory.model import Inventory
 from vllm_cluster.run.connection import HostConnection
 from vllm_cluster.run.program import InNode, Place, RunningProgram, python, start
+from vllm_cluster.wire.pull import ModelFile
+from vllm_cluster.wire.reading import RefusedDocument, convert
 
 # A container and Python, on a host that is busy.
 START_SECONDS = 60.0
@@ -25,19 +27,19 @@ MAX_SECONDS = 50_000.0
 _OF_REMOVAL = ("size", "remove")
 
 
-def file_of(host: str, row: Mapping[str, Any]) -> HubFile:
+def file_of(host: str, row: Mapping[str, Any]) -> ModelFile:
     """A file that a host lists.
 
     Raises:
         HostError: no model can have it.
     """
     try:
-        return HubFile.read(row)
-    except ValueError as error:
-        raise HostError(host, f"the model cache lists {error}") from None
+        return convert(ModelFile, row, "the model cache")
+    except RefusedDocument as refused:
+        raise HostError(host, f"the model cache lists a file that cannot be: {refused.field} {refused.why}") from None
 
 
-def proved(host: str, end: Mapping[str, Any], files: Sequence[HubFile]) -> tuple[str, str]:
+def proved(host: str, end: Mapping[str, Any], files: Sequence[ModelFile]) -> tuple[str, str]:
     """The commit and the digest of the manifest that a host lists; empty where it has none.
 
     Raises:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from vllm_cluster.core.pull import (
@@ -29,6 +29,7 @@ from vllm_cluster.run.connection import HostConnection
 from vllm_cluster.run.model_cache import image_id
 from vllm_cluster.run.node_program import importable
 from vllm_cluster.text import printable
+from vllm_cluster.wire.pull import HostPlan
 
 CONFLICT = 409
 # A program that ends so often right after its start will not run.
@@ -101,14 +102,14 @@ def create(
     return True
 
 
-def begin(connection: HostConnection, cluster: str, plan: Mapping[str, Any], token: str | None) -> None:
+def begin(connection: HostConnection, cluster: str, plan: HostPlan, token: str | None) -> None:
     """Write the plan beside the program, with the token where it downloads, and start it.
 
     Raises:
         HostError: Docker refuses.
     """
     files = {f"{FOLDER}/{path}": (content, 0o644) for path, content in program().items()}
-    files[PLAN] = (json.dumps(plan).encode(), 0o600)
+    files[PLAN] = (json.dumps(asdict(plan)).encode(), 0o600)
     if token:
         files[TOKEN] = (token.encode(), 0o600)
     connection.engine.put_files(container_name(cluster), "/", files)

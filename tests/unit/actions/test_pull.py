@@ -15,15 +15,16 @@ from vllm_cluster.actions import pull as action
 from vllm_cluster.actions.pull_follow import PullEnd
 from vllm_cluster.actions.pull_hosts import PullHosts
 from vllm_cluster.actions.pull_plan import WantedModel
-from vllm_cluster.core.pull import Held, HubFile, HubModel, PullPlan, make
+from vllm_cluster.core.pull import Held, HubModel, PullPlan, make
 from vllm_cluster.errors import Locked, VclusterError
 from vllm_cluster.events import Event
 from vllm_cluster.run import weights
 from vllm_cluster.run.runtime import SYSTEM
 from vllm_cluster.run.weights import PullStatus
+from vllm_cluster.wire.pull import ModelFile
 
 INVENTORY = world.inventory(2)
-FILES = (HubFile("model.safetensors", 10**9, "a" * 64),)
+FILES = (ModelFile("model.safetensors", 10**9, "a" * 64),)
 MODEL = HubModel("lab/model", "c" * 40, "http://hub", FILES)
 RUNS = PullStatus("downloading", model="lab/model", commit=MODEL.commit, reference="main")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,13 +16,14 @@ from tests.support import world
 from vllm_cluster.actions import pull, pull_known, pull_plan, pull_verify
 from vllm_cluster.actions.pull_hosts import PullHosts
 from vllm_cluster.actions.pull_plan import WantedModel
-from vllm_cluster.core.pull import Held, HubFile, HubModel, digest_of, make
+from vllm_cluster.core.pull import Held, HubModel, digest_of, make
 from vllm_cluster.errors import HostError
 from vllm_cluster.run import weights
 from vllm_cluster.run.runtime import SYSTEM
+from vllm_cluster.wire.pull import ModelFile
 
 INVENTORY = world.inventory(2)
-FILE = HubFile("model.safetensors", 10**9, "a" * 64)
+FILE = ModelFile("model.safetensors", 10**9, "a" * 64)
 MODEL = HubModel("lab/model", "c" * 40, "http://hub", (FILE,))
 CANARY = "hf_canary"
 
@@ -53,7 +55,7 @@ class Sent:
         monkeypatch.setattr(pull, "plan_for", self._plan)
 
     def _note(self, row: object) -> HubModel:
-        self.to_hosts.append(json.dumps(row))
+        self.to_hosts.append(json.dumps(row, default=asdict))
         return MODEL
 
     def _plan(self, hosts: PullHosts, model: HubModel, reference: str, via: str) -> object:

@@ -12,14 +12,15 @@ import pytest
 from tests.support import world
 from vllm_cluster.actions import pull as action
 from vllm_cluster.actions.pull_hosts import PullHosts
-from vllm_cluster.core.pull import MAKER, PULLED, Held, HubFile, HubModel, make
+from vllm_cluster.core.pull import MAKER, PULLED, Held, HubModel, make
 from vllm_cluster.core.spec import CLUSTER
 from vllm_cluster.errors import CommandFailed
 from vllm_cluster.run.runtime import SYSTEM
 from vllm_cluster.run.weights import CONFLICT
+from vllm_cluster.wire.pull import ModelFile
 
 INVENTORY = world.inventory(2)
-MODEL = HubModel("lab/model", "c" * 40, "http://hub", (HubFile("model.safetensors", 10**9, "a" * 64),))
+MODEL = HubModel("lab/model", "c" * 40, "http://hub", (ModelFile("model.safetensors", 10**9, "a" * 64),))
 PLAN = make(INVENTORY, MODEL, "main", dict.fromkeys(INVENTORY.hosts, Held()), "gpu1")
 
 

@@ -13,12 +13,13 @@ from vllm_cluster.actions import pull_known
 from vllm_cluster.actions.pull_hosts import PullHosts
 from vllm_cluster.actions.pull_known import find_model
 from vllm_cluster.actions.pull_plan import WantedModel
-from vllm_cluster.core.pull import HubFile, HubModel, digest_of
+from vllm_cluster.core.pull import HubModel, digest_of
 from vllm_cluster.errors import PreflightFailed, Unreachable, VclusterError
 from vllm_cluster.events import Event
+from vllm_cluster.wire.pull import ModelFile
 
 INVENTORY = world.inventory(2)
-FILE = HubFile("model.safetensors", 10**9, "a" * 64)
+FILE = ModelFile("model.safetensors", 10**9, "a" * 64)
 ONE, OTHER = "c" * 40, "d" * 40
 WANTED = WantedModel("lab/model")
 GONE = Unreachable("gpu1", "pull: cannot reach http://hub: refused", hint="use --via HOST")

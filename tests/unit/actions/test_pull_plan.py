@@ -10,13 +10,14 @@ import pytest
 from tests.support import world
 from vllm_cluster.actions.pull_hosts import PullHosts
 from vllm_cluster.actions.pull_plan import ensure_ports, summary, warn_of_stale
-from vllm_cluster.core.pull import Held, HubFile, HubModel, make
+from vllm_cluster.core.pull import Held, HubModel, make
 from vllm_cluster.core.spec import ContainerSpec
 from vllm_cluster.errors import PreflightFailed
 from vllm_cluster.events import Event
+from vllm_cluster.wire.pull import ModelFile
 
 INVENTORY = world.inventory(3, ports={"pull": 7000})
-MODEL = HubModel("lab/model", "c" * 40, "http://hub", (HubFile("model.safetensors", 10**9, "a" * 64),))
+MODEL = HubModel("lab/model", "c" * 40, "http://hub", (ModelFile("model.safetensors", 10**9, "a" * 64),))
 WHOLE = Held(whole=1, bytes=MODEL.size, digest="d")
 
 
@@ -51,8 +52,8 @@ def test_a_single_host_listens_on_nothing() -> None:
 
 def test_every_host_of_the_transfer_uses_the_pinned_port() -> None:
     held = dict.fromkeys(INVENTORY.hosts, Held())
-    document = make(INVENTORY, MODEL, "main", held, "gpu1").document("id", "key", "gpu1")
-    assert {host["port"] for host in document["hosts"]} == {7000}
+    document = make(INVENTORY, MODEL, "main", held, "gpu1").for_host("id", "key", "gpu1")
+    assert {host.port for host in document.hosts} == {7000}
 
 
 def test_a_host_that_lacks_no_byte_comes_with_what_is_done_there() -> None:

@@ -13,29 +13,30 @@ from vllm_cluster.actions import pull_verify
 from vllm_cluster.actions.pull_hosts import PullHosts
 from vllm_cluster.actions.pull_plan import WantedModel
 from vllm_cluster.actions.pull_verify import Verified
-from vllm_cluster.core.pull import HubFile, HubModel
+from vllm_cluster.core.pull import HubModel
 from vllm_cluster.errors import PreflightFailed, Unreachable
+from vllm_cluster.wire.pull import ModelFile
 
 INVENTORY = world.inventory(2)
-FILE = HubFile("model.safetensors", 10**9, "a" * 64)
+FILE = ModelFile("model.safetensors", 10**9, "a" * 64)
 
 
-OTHER = HubFile("tokenizer.json", 10**3, "b" * 64)
+OTHER = ModelFile("tokenizer.json", 10**3, "b" * 64)
 
 
 @pytest.fixture
-def damaged() -> dict[str, HubFile | None]:
+def damaged() -> dict[str, ModelFile | None]:
     """The damaged file of each host, unless a test sets another."""
     return dict.fromkeys(INVENTORY.hosts, FILE)
 
 
 @pytest.fixture
-def did(monkeypatch: pytest.MonkeyPatch, damaged: dict[str, HubFile | None]) -> list[str]:
+def did(monkeypatch: pytest.MonkeyPatch, damaged: dict[str, ModelFile | None]) -> list[str]:
     """What is done, in order; every host has a damaged file."""
     done: list[str] = []
     fleet: Any = SimpleNamespace(all=lambda _: {name: found(file) for name, file in damaged.items()})
 
-    def found(file: HubFile | None) -> Verified:
+    def found(file: ModelFile | None) -> Verified:
         return Verified("c" * 40, "d", 10**9, [FILE, OTHER], {file.path: "content differs"} if file else {})
 
     def ask_about(*_: object) -> HubModel:
@@ -77,7 +78,7 @@ def test_a_folder_that_is_damaged_everywhere_comes_from_where_it_came(did: list[
     assert did == [] and refused.value.hint == "vcluster pull FOLDER --as mine"
 
 
-def test_what_another_host_has_undamaged_comes_from_there(did: list[str], damaged: dict[str, HubFile | None]) -> None:
+def test_what_another_host_has_undamaged_comes_from_there(did: list[str], damaged: dict[str, ModelFile | None]) -> None:
     damaged["gpu2"] = None
     for name in ("lab/model", "./mine"):
         did.clear()

@@ -9,7 +9,6 @@ import pytest
 from tests.support import world
 from vllm_cluster.core.pull import (
     Held,
-    HubFile,
     HubModel,
     PullPlan,
     choose,
@@ -19,13 +18,14 @@ from vllm_cluster.core.pull import (
     shared,
     unfit_path,
 )
+from vllm_cluster.wire.pull import ModelFile
 
 BLOB = "a" * 64
 
 
 def names(*paths: str) -> set[str]:
     """The files that are read of these."""
-    return {file.path for file in choose([HubFile(path, 1, BLOB) for path in paths])[0]}
+    return {file.path for file in choose([ModelFile(path, 1, BLOB) for path in paths])[0]}
 
 
 @pytest.mark.parametrize(
@@ -62,15 +62,15 @@ def test_no_format_comes_twice(there: set[str], read: set[str] | None) -> None:
     ],
 )
 def test_a_path_that_no_host_may_have_is_found(paths: list[str], unfit: str | None) -> None:
-    assert unfit_path(HubFile(path, 1, BLOB) for path in paths) == unfit
+    assert unfit_path(ModelFile(path, 1, BLOB) for path in paths) == unfit
 
 
 def test_weights_are_files_that_hold_something() -> None:
-    assert has_weights([HubFile("config.json", 9, BLOB), HubFile("x/model.safetensors", 1, BLOB)])
-    assert not has_weights([HubFile("config.json", 9, BLOB), HubFile("model.safetensors", 0, BLOB)])
+    assert has_weights([ModelFile("config.json", 9, BLOB), ModelFile("x/model.safetensors", 1, BLOB)])
+    assert not has_weights([ModelFile("config.json", 9, BLOB), ModelFile("model.safetensors", 0, BLOB)])
 
 
-FILES = (HubFile("config.json", 10, "b" * 40), HubFile("model.safetensors", 10**9, BLOB))
+FILES = (ModelFile("config.json", 10, "b" * 40), ModelFile("model.safetensors", 10**9, BLOB))
 MODEL = HubModel("lab/model", "c" * 40, "http://hub", FILES)
 INVENTORY = world.inventory(3)
 WHOLE = Held(whole=2, bytes=MODEL.size, digest="d")
@@ -104,13 +104,13 @@ def test_files_without_a_manifest_are_proved_first() -> None:
 def test_a_source_with_a_manifest_comes_before_one_that_may_be_damaged() -> None:
     found = plan(gpu1=Held(whole=2, bytes=MODEL.size), gpu2=WHOLE, gpu3=WHOLE)
     assert (found.chain, found.downloads) == (("gpu2", "gpu1"), False)
-    assert found.document("id", "key", "gpu2")["endpoint"] == ""
+    assert found.for_host("id", "key", "gpu2").endpoint == ""
 
 
 def test_a_source_without_a_manifest_may_have_to_download() -> None:
     found = plan(gpu1=Held(whole=2, bytes=MODEL.size))
     assert (found.chain[0], found.downloads) == ("gpu1", True)
-    assert found.document("id", "key", "gpu1")["endpoint"] == MODEL.endpoint
+    assert found.for_host("id", "key", "gpu1").endpoint == MODEL.endpoint
 
 
 def test_a_branch_that_does_not_point_there_yet_is_written_and_nothing_is_downloaded() -> None:
@@ -143,8 +143,8 @@ def test_only_the_host_with_the_folder_copies_it(origin: str, source: str) -> No
     held = {name: Held(whole=2 * (name == "gpu1"), bytes=MODEL.size) for name in INVENTORY.hosts}
     found = make(INVENTORY, model, "", held, "gpu2")
     assert (found.chain[0], found.downloads) == (source, True)
-    document = found.document("id", "key", source)
-    assert (document["origin"], document["kind"], document["folder"]) == (origin, "folder", "mine")
+    document = found.for_host("id", "key", source)
+    assert (document.origin, document.kind, document.folder) == (origin, "folder", "mine")
 
 
 # fault: core/pull.py: "HF_HUB_DISABLE_XET": "1", "HF_HUB_ENABLE_HF_TRANSFER": "0" → "HF_HUB_DISABLE_XET": "1"

@@ -11,8 +11,8 @@ from tests.support.models.repositories import pull_hub
 from tests.support.pulls import MODEL, model_files, plan_of, repository, snapshot
 from tests.support.spread import partial_of
 from vllm_cluster.remote.node import model_files as files_of
-from vllm_cluster.remote.pull.plan import HostPlan
 from vllm_cluster.remote.pull.store import Store
+from vllm_cluster.wire.pull import HostPlan
 
 FILES = model_files(200_000)
 SHARD = "model-00001-of-00002.safetensors"

@@ -13,8 +13,9 @@ from tests.support.pulls import MODEL, contents, model_files, plan_of, repositor
 from tests.support.spread import partial_of
 from vllm_cluster.remote.pull import download
 from vllm_cluster.remote.pull.download import Download
-from vllm_cluster.remote.pull.plan import HostPlan, PullError
+from vllm_cluster.remote.pull.plan import PullError
 from vllm_cluster.remote.pull.store import Store
+from vllm_cluster.wire.pull import HostPlan
 
 # Real connections, kills and pauses: seconds each.
 pytestmark = pytest.mark.slow

@@ -18,11 +18,11 @@ from tests.support.spread import folder_plan, partial_of
 from tests.support.waiting import until
 from vllm_cluster.errors import HostError, UsageError
 from vllm_cluster.remote.pull import origin
-from vllm_cluster.remote.pull.plan import HERE, ChainHost, HostPlan, PulledFile
 from vllm_cluster.remote.pull.store import Store
 from vllm_cluster.run import local_folder
 from vllm_cluster.run.connection import HostConnection
 from vllm_cluster.run.runtime import SYSTEM
+from vllm_cluster.wire.pull import HERE, ChainHost, HostPlan, ModelFile
 
 FILES = model_files(2 << 20)
 SHARD = "model-00002-of-00002.safetensors"
@@ -38,9 +38,9 @@ def folder(tmp_path: Path) -> Path:
     return made
 
 
-def listed(folder: Path) -> tuple[PulledFile, ...]:
+def listed(folder: Path) -> tuple[ModelFile, ...]:
     """Its files that vLLM reads."""
-    return tuple(PulledFile(**vars(file)) for file in local_folder.listed(folder, lambda _: None) if file.blob)
+    return tuple(ModelFile(**vars(file)) for file in local_folder.listed(folder, lambda _: None) if file.blob)
 
 
 def plan_at(folder: Path, cache: Path, source: str = "") -> HostPlan:

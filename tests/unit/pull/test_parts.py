@@ -21,8 +21,8 @@ from tests.support.pulls import MODEL, Part, contents, model_files, plan_of, rep
 from tests.support.spread import folder_plan
 from tests.support.waiting import until
 from vllm_cluster.remote.pull import main
-from vllm_cluster.remote.pull.plan import HostPlan, PulledFile
 from vllm_cluster.remote.pull.store import Store
+from vllm_cluster.wire.pull import HostPlan, ModelFile
 
 FILES = model_files(8 << 20)
 SIZE = sum(map(len, FILES.values()))
@@ -126,7 +126,7 @@ def test_a_receiver_waits_as_long_as_its_source_may_hash(tmp_path: Path, monkeyp
         pull._over.set()
 
     monkeypatch.setattr(main, "leave", leave)
-    pull = main.Pull(folder_plan(tmp_path / "cache", [PulledFile("weights", 200_000_000, "0" * 64)]))
+    pull = main.Pull(folder_plan(tmp_path / "cache", [ModelFile("weights", 200_000_000, "0" * 64)]))
     pull.phase, began = "receiving", time.monotonic()
     beat = threading.Thread(target=pull._beat, daemon=True)
     beat.start()

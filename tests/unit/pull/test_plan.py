@@ -16,8 +16,9 @@ import pytest
 from tests.support.spread import folder_plan, planned
 from vllm_cluster.remote.pull import download
 from vllm_cluster.remote.pull.download import Download
-from vllm_cluster.remote.pull.plan import HostPlan, PullError
+from vllm_cluster.remote.pull.plan import PullError, read_plan
 from vllm_cluster.remote.pull.store import Store
+from vllm_cluster.wire.pull import HostPlan
 
 FILE = planned("model.safetensors", b"x" * 10)
 
@@ -55,12 +56,12 @@ def test_a_plan_that_leads_elsewhere_is_refused(plan: HostPlan, tmp_path: Path, 
     row = json.loads(json.dumps(asdict(plan)))
     path = tmp_path / "plan.json"
     path.write_text(json.dumps(row))
-    assert HostPlan.read(path) == plan
+    assert read_plan(path) == plan
     of_file = {key: value for key, value in wrong.items() if key in ("path", "blob", "size")}
     row["files"] = [{**row["files"][0], **of_file}]
     path.write_text(json.dumps({**row, **{key: value for key, value in wrong.items() if key not in of_file}}))
     with pytest.raises(PullError):
-        HostPlan.read(path)
+        read_plan(path)
 
 
 @pytest.mark.parametrize("link", ["snapshots", "blobs", "snapshots/" + "c" * 40, ""])

@@ -30,11 +30,12 @@ from tests.support.spread import (
     written,
 )
 from vllm_cluster.remote.pull import spread, spread_serve
-from vllm_cluster.remote.pull.plan import HostPlan, PulledFile, PullError
+from vllm_cluster.remote.pull.plan import PullError
 from vllm_cluster.remote.pull.spread import SpreadProgress
 from vllm_cluster.remote.pull.spread_serve import SpreadServer
 from vllm_cluster.remote.pull.spread_wire import BadPeerError, Busy, FileBody, Peer, sign
 from vllm_cluster.remote.pull.store import Store
+from vllm_cluster.wire.pull import HostPlan, ModelFile
 
 # Real connections, kills and pauses: seconds each.
 pytestmark = pytest.mark.slow
@@ -87,7 +88,7 @@ class Pull:
         self.root = root
         self.stack = ExitStack()
 
-    def plan(self, count: int, files: Sequence[PulledFile]) -> HostPlan:
+    def plan(self, count: int, files: Sequence[ModelFile]) -> HostPlan:
         return plan_of(count, files, self.root)
 
     def host(self, plan: HostPlan, name: str, store: Store | None = None) -> Host:
@@ -117,7 +118,7 @@ class Pull:
             assert not list(store.root.rglob("*.vcluster-partial"))
 
 
-def content(store: Store, file: PulledFile) -> bytes:
+def content(store: Store, file: ModelFile) -> bytes:
     """What vLLM would read."""
     with store.open(file) as there:
         return there.read()
@@ -188,7 +189,7 @@ def test_a_killed_host_continues_where_it_was_and_holds_up_no_other(pull: Pull) 
     with pytest.MonkeyPatch.context() as patch:
         file = Peer.file
 
-        def noted(self: Peer, index: int, row: PulledFile, start: int) -> FileBody | None:
+        def noted(self: Peer, index: int, row: ModelFile, start: int) -> FileBody | None:
             starts.append((self.name, start))
             return file(self, index, row, start)
 

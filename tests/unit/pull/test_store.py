@@ -13,8 +13,8 @@ import pytest
 from tests.support.models.repositories import pull_hub
 from tests.support.pulls import MODEL, model_files, plan_of, repository, snapshot
 from tests.support.spread import partial_of
-from vllm_cluster.remote.pull.plan import HostPlan, PulledFile
 from vllm_cluster.remote.pull.store import Store
+from vllm_cluster.wire.pull import HostPlan, ModelFile
 
 FILES = model_files(200_000)
 
@@ -81,7 +81,7 @@ def test_no_content_is_dropped_while_another_file_of_it_is_read(
     partial_of(store, file).write_bytes(b"x" * file.size)
     store.finish(file)
 
-    def looked_at(path: Path, _: PulledFile) -> bool:
+    def looked_at(path: Path, _: ModelFile) -> bool:
         read.append(path.exists())
         return False
 

@@ -18,8 +18,8 @@ from tests.support.models.repositories import PullHub, pull_hub
 from tests.support.paths import ROOT
 from tests.support.pulls import MODEL, ask_program, contents, model_files, plan_of, repository
 from vllm_cluster.remote.pull.download import Download
-from vllm_cluster.remote.pull.plan import HostPlan
 from vllm_cluster.remote.pull.store import Store
+from vllm_cluster.wire.pull import HostPlan
 
 FILES = model_files(200_000)
 SHARD = "model-00001-of-00002.safetensors"

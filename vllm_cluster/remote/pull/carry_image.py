@@ -53,13 +53,13 @@ def carry(document: str) -> None:
     Raises:
         OSError: the port is used, or the disk is full.
     """
-    from vllm_cluster.remote.pull.plan import HostPlan, PullError  # noqa: PLC0415 - it has just been brought
+    from vllm_cluster.remote.pull.plan import PullError, read_plan  # noqa: PLC0415 - it has just been brought
     from vllm_cluster.remote.pull.spread import receive, serve  # noqa: PLC0415
     from vllm_cluster.remote.pull.store import Store  # noqa: PLC0415
 
     Path(PLAN).write_text(document)
     try:
-        plan = HostPlan.read(Path(PLAN))
+        plan = read_plan(Path(PLAN))
     except PullError as error:
         raise OSError(str(error)) from error
     is_source = plan.me == plan.hosts[0].name

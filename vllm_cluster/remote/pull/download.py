@@ -17,8 +17,9 @@ from huggingface_hub.file_download import http_get
 from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]
 
 from vllm_cluster.remote.pull.origin import for_each
-from vllm_cluster.remote.pull.plan import HostPlan, PulledFile, PullError
+from vllm_cluster.remote.pull.plan import PullError
 from vllm_cluster.remote.pull.store import Partial, Store, TooLongError, content_hash
+from vllm_cluster.wire.pull import HostPlan, ModelFile
 
 # What a broken answer loses at most, and by what the others wait behind; huggingface_hub's own is ten times as much.
 CHUNK = 1 << 20
@@ -49,13 +50,13 @@ class Download:
             PullError, OSError: one cannot be had; what is there is kept.
         """
         missing = (file for file in self._plan.files if not self._store.complete(file))
-        left: dict[str, PulledFile] = {file.blob: file for file in missing}
+        left: dict[str, ModelFile] = {file.blob: file for file in missing}
         for_each(left.values(), self._one, self._stop)
         for file in self._plan.files:
             if not self._store.complete(file):
                 self._store.finish(file)
 
-    def _one(self, file: PulledFile) -> None:
+    def _one(self, file: ModelFile) -> None:
         partial = self._store.partial(file)
         for _ in range(ATTEMPTS):
             try:
@@ -69,7 +70,7 @@ class Download:
             partial.unlink()
         raise PullError(f"{file.path}: {self._plan.endpoint} sends another content than it lists")
 
-    def _fetch(self, file: PulledFile) -> None:
+    def _fetch(self, file: ModelFile) -> None:
         """Get the rest of a file, over as many answers as it takes."""
         pause = FIRST_PAUSE
         with self._store.append(file) as partial:
@@ -88,7 +89,7 @@ class Download:
                     pause = min(2 * pause, MAX_PAUSE)
         self._moved, self.trouble = time.monotonic(), ""
 
-    def _get(self, file: PulledFile, partial: Partial) -> None:
+    def _get(self, file: ModelFile, partial: Partial) -> None:
         constants.DOWNLOAD_CHUNK_SIZE = CHUNK
         url = hf_hub_url(self._plan.model, file.path, revision=self._plan.commit, endpoint=self._plan.endpoint)
         # Its expected size is for its own messages, and makes it refuse files above 50 GB; the real one is in the plan.
@@ -96,7 +97,7 @@ class Download:
         send(url, partial, resume_size=partial.length, headers=build_hf_headers(token=self._token or False))
         self.trouble = f"{file.path}: the download ended at {partial.length} of {file.size} bytes"
 
-    def _ensure_passing(self, file: PulledFile, error: Exception) -> None:
+    def _ensure_passing(self, file: ModelFile, error: Exception) -> None:
         """Note what went wrong.
 
         Raises:
@@ -114,7 +115,7 @@ class Download:
         if code in _FINAL:
             raise PullError(self.trouble) from error
 
-    def _wait(self, file: PulledFile, pause: float) -> None:
+    def _wait(self, file: ModelFile, pause: float) -> None:
         """Wait before the next try.
 
         Raises:

@@ -17,8 +17,9 @@ from typing import IO, Any, cast
 
 from vllm_cluster.remote.pull.main import FOLDER, PLAN, STATUS
 from vllm_cluster.remote.pull.origin import FED
-from vllm_cluster.remote.pull.plan import HostPlan, PulledFile, PullError, new_hash
+from vllm_cluster.remote.pull.plan import PullError, new_hash, read_plan
 from vllm_cluster.remote.pull.store import Store
+from vllm_cluster.wire.pull import HostPlan, ModelFile
 
 PIECE = 1 << 20
 INPUT = cast(io.BufferedReader, sys.stdin.buffer)
@@ -37,7 +38,7 @@ def phase() -> str:
     return "starting"
 
 
-def take(store: Store, file: PulledFile, size: int) -> bool:
+def take(store: Store, file: ModelFile, size: int) -> bool:
     """Append so many bytes to what is here of a file, and put it in its place; whether it is right.
 
     Raises:
@@ -93,7 +94,7 @@ def main() -> None:
         if not locked(lock):
             show({"error": "another machine sends the files"})
             return
-        plan = HostPlan.read(FOLDER / PLAN)
+        plan = read_plan(FOLDER / PLAN)
         try:
             feed(plan, Store(plan))
         except EOFError:

@@ -18,9 +18,10 @@ from pathlib import Path
 from typing import Any
 
 from vllm_cluster.remote.pull.origin import Copy, Fed, is_fed
-from vllm_cluster.remote.pull.plan import HERE, HostPlan, PullError, write_whole
+from vllm_cluster.remote.pull.plan import PullError, read_plan, write_whole
 from vllm_cluster.remote.pull.spread import SpreadProgress, receive, serve
 from vllm_cluster.remote.pull.store import Store
+from vllm_cluster.wire.pull import HERE, HostPlan
 
 # Its plan, its token, and its status: where any user of a container may write.
 FOLDER = Path(os.environ.get("VCLUSTER_PULL", "/tmp"))  # noqa: S108 - the container's own
@@ -191,7 +192,7 @@ def main() -> None:
     signal.signal(signal.SIGTERM, lambda *_: os._exit(STOPPED))
     # Docker starts it again where Docker itself was killed meanwhile, and the program had ended its part by then.
     if (FOLDER / PLAN).exists():
-        Pull(HostPlan.read(FOLDER / PLAN)).run()
+        Pull(read_plan(FOLDER / PLAN)).run()
     leave()
 
 

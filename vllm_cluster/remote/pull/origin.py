@@ -10,8 +10,9 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import suppress
 from pathlib import Path
 
-from vllm_cluster.remote.pull.plan import HostPlan, PulledFile, PullError
+from vllm_cluster.remote.pull.plan import PullError
 from vllm_cluster.remote.pull.store import Store, content_hash
+from vllm_cluster.wire.pull import HostPlan, ModelFile
 
 PIECE = 8 << 20
 # Files at a time.
@@ -39,7 +40,7 @@ class Copy:
         """
         for_each((file for file in self._plan.files if not self._store.complete(file)), self._one, self._stop)
 
-    def _one(self, file: PulledFile) -> None:
+    def _one(self, file: ModelFile) -> None:
         partial = self._store.partial(file)
         with (Path(self._plan.origin) / file.path).open("rb") as source, self._store.append(file) as target:
             source.seek(target.length)
@@ -90,7 +91,7 @@ def is_fed(folder: Path) -> bool:
     return False
 
 
-def for_each(files: Iterable[PulledFile], work: Callable[[PulledFile], None], stop: threading.Event) -> None:
+def for_each(files: Iterable[ModelFile], work: Callable[[ModelFile], None], stop: threading.Event) -> None:
     """Do the work for several files at once; where it fails for one, end it for all and raise that."""
     with ThreadPoolExecutor(STREAMS) as pool:
         try:

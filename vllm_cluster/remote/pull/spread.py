@@ -15,11 +15,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from vllm_cluster.remote.pull.plan import HostPlan, PulledFile
 from vllm_cluster.remote.pull.spread_arriving import Arriving
 from vllm_cluster.remote.pull.spread_serve import SpreadServer
 from vllm_cluster.remote.pull.spread_wire import LOST, SILENT_SECONDS, Busy, Peer
 from vllm_cluster.remote.pull.store import Store
+from vllm_cluster.wire.pull import HostPlan, ModelFile
 
 BEAT_SECONDS = 0.5
 # A source that does not answer for this long is gone: the others share what they have.
@@ -163,7 +163,7 @@ class Receiver:
         self._lock = threading.Lock()
         self._peers: set[Peer] = set()
         self._threads: list[threading.Thread] = []
-        groups: dict[Path, list[tuple[int, PulledFile]]] = {}
+        groups: dict[Path, list[tuple[int, ModelFile]]] = {}
         for index, file in enumerate(plan.files):
             if not store.complete(file):
                 groups.setdefault(store.partial(file), []).append((index, file))

@@ -6,9 +6,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from vllm_cluster.remote.pull.plan import PulledFile, PullError, new_hash
+from vllm_cluster.remote.pull.plan import PullError, new_hash
 from vllm_cluster.remote.pull.spread_wire import FileBody
 from vllm_cluster.remote.pull.store import Partial, Store
+from vllm_cluster.wire.pull import ModelFile
 
 if TYPE_CHECKING:
     from hashlib import _Hash
@@ -21,7 +22,7 @@ MAX_FETCHES = 3
 class Arriving:
     """The content of one file, or of several alike; `index` is that of the first in the plan."""
 
-    def __init__(self, store: Store, path: Path, files: Sequence[tuple[int, PulledFile]]) -> None:
+    def __init__(self, store: Store, path: Path, files: Sequence[tuple[int, ModelFile]]) -> None:
         self._store, self._path, self._files = store, path, files
         self.index, self.file = files[0]
         self.bytes = min(path.stat().st_size, self.file.size) if path.exists() else 0

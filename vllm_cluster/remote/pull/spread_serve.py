@@ -14,10 +14,10 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from socketserver import TCPServer
 from typing import Any
 
-from vllm_cluster.remote.pull.plan import HostPlan, PulledFile
 from vllm_cluster.remote.pull.spread_order import Chain
 from vllm_cluster.remote.pull.spread_wire import PROOF, QUIET_SECONDS, same, sign
 from vllm_cluster.remote.pull.store import Store
+from vllm_cluster.wire.pull import HostPlan, ModelFile
 
 # How often a file that grows is looked at: each host on the chain adds half of it.
 LOOK_SECONDS = 0.01
@@ -211,7 +211,7 @@ class _Handler(BaseHTTPRequestHandler):
             self.send_header("Content-Range", place)
         self.end_headers()
 
-    def _send_file(self, file: PulledFile, start: int) -> None:
+    def _send_file(self, file: ModelFile, start: int) -> None:
         """Send a file from a byte onwards while it grows; where nothing comes for a while, end early."""
         have = self._wait(file, start)
         if have <= start:
@@ -236,7 +236,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.close_connection = False
         self.connection.settimeout(IDLE_SECONDS)
 
-    def _wait(self, file: PulledFile, at: int) -> int:
+    def _wait(self, file: ModelFile, at: int) -> int:
         """Return how much there is of a file once it is more than that, or after the quiet time."""
         until = time.monotonic() + QUIET_SECONDS
         while (have := self.server.store.have(file)) <= at and time.monotonic() < until:

@@ -16,7 +16,7 @@ from contextlib import suppress
 from http.client import HTTPConnection, HTTPException, HTTPResponse
 from typing import Any
 
-from vllm_cluster.remote.pull.plan import ChainHost, HostPlan, PulledFile
+from vllm_cluster.wire.pull import ChainHost, HostPlan, ModelFile
 
 # A sender ends an answer that has had no more bytes for this long: a sender that is silent for longer is lost.
 QUIET_SECONDS = 1.0
@@ -73,7 +73,7 @@ class Peer:
         """Send this host's progress to the source, and return its answer."""
         return self._ask("POST", "/report", json.dumps(row).encode())
 
-    def file(self, index: int, file: PulledFile, start: int) -> FileBody | None:
+    def file(self, index: int, file: ModelFile, start: int) -> FileBody | None:
         """Ask for a file from a byte onwards; None where the host has no more of it yet."""
         answer, nonce = self._send("GET", f"/f/{index}", b"", f"bytes={start}-")
         place = answer.headers.get("Content-Range", "")

@@ -12,7 +12,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from vllm_cluster.remote.pull.plan import HostPlan, PulledFile, PullError, new_hash, write_whole
+from vllm_cluster.remote.pull.plan import PullError, new_hash, write_whole
+from vllm_cluster.wire.pull import HostPlan, ModelFile
 
 MANIFESTS = ".vcluster"
 PIECE = 8 << 20
@@ -82,29 +83,29 @@ class Store:
         except OSError:
             return  # a file system without locks
 
-    def complete(self, file: PulledFile) -> bool:
+    def complete(self, file: ModelFile) -> bool:
         """Return whether the file is whole, verified and in its place."""
         return _size(self._place(file)) == file.size
 
-    def have(self, file: PulledFile) -> int:
+    def have(self, file: ModelFile) -> int:
         """Return how many bytes from the beginning can be read now."""
         if self.complete(file):
             return file.size
         return max(_size(self._blob(file)), min(_size(self.partial(file)), file.size), 0)
 
-    def open(self, file: PulledFile) -> BinaryIO:
+    def open(self, file: ModelFile) -> BinaryIO:
         """Open what is there, whole or partial."""
         for path in (self._place(file), self._blob(file), self.partial(file)):
             with suppress(FileNotFoundError):
                 return path.open("rb")
         raise FileNotFoundError(file.path)
 
-    def partial(self, file: PulledFile) -> Path:
+    def partial(self, file: ModelFile) -> Path:
         """Return where a receiver writes; files of the same content share it. The hub and vLLM read no such name."""
         path = self._blob(file)
         return path.with_name(f".{path.name}.vcluster-partial")
 
-    def append(self, file: PulledFile) -> Partial:
+    def append(self, file: ModelFile) -> Partial:
         """Open the same to append what arrives; it takes no more than the size of the file.
 
         Raises:
@@ -123,7 +124,7 @@ class Store:
         self._inside(path).parent.mkdir(parents=True, exist_ok=True)
         return path
 
-    def finish(self, file: PulledFile) -> None:
+    def finish(self, file: ModelFile) -> None:
         """Put the verified partial, or the blob that another file has brought, in its place."""
         partial, blob, place = self.partial(file), self._blob(file), self._place(file)
         if _size(partial) >= 0:
@@ -189,10 +190,10 @@ class Store:
         rows = sorted(f"{file.path}\0{file.size}\0{file.blob}\n" for file in self._plan.files)
         return hashlib.sha256("".join(rows).encode()).hexdigest()
 
-    def _place(self, file: PulledFile) -> Path:
+    def _place(self, file: ModelFile) -> Path:
         return self.root / "snapshots" / self._plan.commit / file.path if self._hub else self.root / file.path
 
-    def _blob(self, file: PulledFile) -> Path:
+    def _blob(self, file: ModelFile) -> Path:
         return self.root / "blobs" / file.blob if self._hub else self.root / file.path
 
 
@@ -204,7 +205,7 @@ def _size(path: Path) -> int:
         return -1
 
 
-def _is_right(path: Path, file: PulledFile) -> bool:
+def _is_right(path: Path, file: ModelFile) -> bool:
     return _size(path) == file.size and content_hash(path, file) == file.blob
 
 
@@ -216,7 +217,7 @@ def _sync_folder(path: Path) -> None:
         os.close(number)
 
 
-def content_hash(path: Path, file: PulledFile) -> str:
+def content_hash(path: Path, file: ModelFile) -> str:
     """Return the hash of a file, of the kind that its blob's name has."""
     found = new_hash(file)
     with path.open("rb") as stream:
