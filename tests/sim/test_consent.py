@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import asdict
 from functools import partial
 
 import pytest
@@ -13,7 +14,7 @@ from tests.support.sim.faults import Call, Fault, Script
 from tests.support.sim.lab import Outcome, Person
 from tests.support.sim.world import World
 from vllm_cluster.actions.consent import Confirm
-from vllm_cluster.batch.progress import COUNTS
+from vllm_cluster.batch.progress import Progress
 from vllm_cluster.errors import UsageError, VclusterError
 from vllm_cluster.inventory.model import Inventory
 
@@ -75,7 +76,7 @@ def test_a_question_names_model_age_and_requests(world: World, verb: str) -> Non
     record("P35", f"sim: {verb} on a terminal, a model is ready", person.asked[0], True)
 
 
-PROGRESS = dict.fromkeys(COUNTS, 0) | {"total": 2000, "answered": 404, "tokens_per_second": 1.0, "seconds": 9.0}
+PROGRESS = asdict(Progress(2000, 404, 0, 0, 0, 1.0, None, 0, 0, 9.0))
 BATCH = {
     "key": "a1b2c3d4e5f60718",
     "state": {"running": True, "sent": True, "phase": "running", "note": "", "progress": PROGRESS},

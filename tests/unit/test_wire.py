@@ -80,7 +80,6 @@ def test_a_document_becomes_its_type() -> None:
         ({"inner": {"name": "n", "text": "x" * 70_000}}, "inner.text"),
         ({"many": {"0": {"name": "n"}}}, "many"),
         ({"many": [{"name": "n"}, 1]}, "many.1"),
-        ({"many": [{"name": "n"}] * 100_001}, "many"),
         ({"pair": [1]}, "pair"),
         ({"pair": [1, "2"]}, "pair.1"),
         ({"by_address": {"localhost; id": 1}}, "by_address"),
@@ -151,7 +150,7 @@ def test_any_document_is_a_type_or_an_error_that_names_its_sender(found: dict[st
 def test_a_type_that_json_does_not_have_is_an_error_of_the_program() -> None:
     @dataclass(frozen=True)
     class Wrong:
-        value: Annotated[Any, str]
+        value: Annotated[bytes, str]
 
     with pytest.raises(TypeError, match="no document has"):
         convert(Wrong, {"value": 1}, SENDER)

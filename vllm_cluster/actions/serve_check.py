@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from pydantic import TypeAdapter, ValidationError
-
 from vllm_cluster.actions.fit import gpu_memory
 from vllm_cluster.backends import vllm
 from vllm_cluster.checks.gpus import find_out, holders
@@ -25,6 +23,7 @@ from vllm_cluster.run.connection import Fleet, HostConnection
 from vllm_cluster.run.node_handle import NodeHandle
 from vllm_cluster.run.program import python_source
 from vllm_cluster.text import by_hosts, last_value
+from vllm_cluster.wire.reading import RefusedDocument, convert
 
 # What may name another repository, which is then read from the hub, or another place of the files.
 _FETCHES = frozenset(
@@ -203,8 +202,6 @@ sys.argv.append("check")
 runpy.run_path("{CODE_FOLDER}/node.py", run_name="__main__")
 """
 
-_FILES, _JUDGED = TypeAdapter(Files), TypeAdapter(Judged)
-
 
 def ask_nodes(
     fleet: Fleet, inventory: Inventory, question: Mapping[str, Any], hosts: Sequence[str]
@@ -225,9 +222,9 @@ def _ask(connection: HostConnection, cluster: str, question: Mapping[str, Any]) 
     try:
         ended = NodeHandle(connection, cluster).run(check, ASK_SECONDS + 10, question)
         answer = next(row for row in reversed(ended.messages) if row.get("v") == 1)
-        return _FILES.validate_python(answer["files"]), _JUDGED.validate_python(answer["vllm"])
+        return convert(Files, answer["files"], "files"), convert(Judged, answer["vllm"], "vllm")
     except ConnectionLost:
         raise
-    except (HostError, StopIteration, LookupError, ValidationError) as error:
+    except (HostError, StopIteration, LookupError, RefusedDocument) as error:
         why = error.detail if isinstance(error, HostError) else "the node gave no answer"
         return Files("unknown"), Judged(unchecked=why)

@@ -7,52 +7,28 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from vllm_cluster.wire.values import Count, Positive
+
 WINDOW_SECONDS = 60.0
 # vLLM runs 256 or 1024 at once on GPUs by default, so 128 are not too many. To double from 32
 # cost three seconds of a batch of sixteen on two H200 hosts.
 START, CEILING = 128, 1024
-COUNTS = ("total", "answered", "failed", "in_flight", "concurrency", "prompt_tokens", "completion_tokens")
 
 
 @dataclass(frozen=True)
 class Progress:
     """Requests in all, answered and without an answer, the rates of the last minute, and the tokens of this run."""
 
-    total: int
-    answered: int
-    failed: int
-    in_flight: int
-    concurrency: int
-    tokens_per_second: float
-    seconds_left: float | None
-    prompt_tokens: int
-    completion_tokens: int
-    seconds: float
-
-
-def read_progress(row: object) -> Progress:
-    """Read what a host reports.
-
-    Raises:
-        ValueError: it is not a progress.
-    """
-    if not isinstance(row, Mapping):
-        raise ValueError("progress must be an object")
-    numbers = {name: _number(row, name) for name in COUNTS}
-    left = None if row.get("seconds_left") is None else _number(row, "seconds_left")
-    return Progress(
-        **{name: int(value) for name, value in numbers.items()},
-        tokens_per_second=_number(row, "tokens_per_second"),
-        seconds_left=left,
-        seconds=_number(row, "seconds"),
-    )
-
-
-def _number(row: Mapping[str, Any], name: str) -> float:
-    value = row.get(name)
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1e15:
-        raise ValueError(f"progress.{name} must be a number")
-    return value
+    total: Count
+    answered: Count
+    failed: Count
+    in_flight: Count
+    concurrency: Count
+    tokens_per_second: Positive
+    seconds_left: Positive | None
+    prompt_tokens: Count
+    completion_tokens: Count
+    seconds: Positive
 
 
 class Meter:

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 from vllm_cluster.wire.reading import RefusedDocument, convert
-from vllm_cluster.wire.values import Count, Long, Number, between
-
-Positive = Annotated[float, between(0.0, 1e18)]
+from vllm_cluster.wire.values import Count, Long, Number, Positive
 
 
 @dataclass(frozen=True)

@@ -8,10 +8,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import Field, FiniteFloat, PlainValidator, StrictBool, TypeAdapter, ValidationError
-
-from vllm_cluster.batch.progress import Progress, read_progress
+from vllm_cluster.batch.progress import Progress
 from vllm_cluster.errors import HostError
+from vllm_cluster.wire.reading import RefusedDocument, convert
+from vllm_cluster.wire.values import Number, shaped
 
 # What a piece of its rows may unpack to, and the line that holds it.
 PIECE, LINE = 1 << 20, 2 << 20
@@ -25,12 +25,12 @@ class JobState:
     `phase` is empty before it wrote anything; `note` is what it waits for, `error` why it failed.
     """
 
-    running: StrictBool
-    sent: StrictBool
+    running: bool
+    sent: bool
     phase: Literal["", "running", "done", "stopped", "failed"] = ""
     note: str = ""
     error: str = ""
-    progress: Annotated[Progress | None, PlainValidator(read_progress)] = None
+    progress: Progress | None = None
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class BatchCall:
     """Who asked for a batch, when, and with which files: words for people alone."""
 
     user: str
-    time: FiniteFloat
+    time: Number
     source: str
     output: str
 
@@ -55,12 +55,9 @@ class BatchCall:
 class JobEntry:
     """A batch of the head by its key; `asked` is None where its first call broke off."""
 
-    key: Annotated[str, Field(pattern="^[0-9a-f]{16}$")]
+    key: Annotated[str, shaped("[0-9a-f]{16}", "the key of a batch")]
     state: JobState
     asked: BatchCall | None
-
-
-_STATE, _ENTRIES = TypeAdapter(JobState), TypeAdapter(list[JobEntry])
 
 
 def read_reply(host: str, reply: Mapping[str, Any], read: Callable[[Mapping[str, Any]], T]) -> T:
@@ -73,12 +70,9 @@ def read_reply(host: str, reply: Mapping[str, Any], read: Callable[[Mapping[str,
         raise HostError(host, f"batch: {str(reply['error'])[:2000]}")
     try:
         return read(reply)
-    except ValidationError as error:
-        first = error.errors(include_url=False, include_input=False)[0]
-        text = f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
-        raise HostError(host, f"batch: its reply cannot be read: {text}", hint="vcluster status") from None
     except ValueError as error:
-        raise HostError(host, f"batch: its reply cannot be read: {error}", hint="vcluster status") from None
+        why = f"{error.field} {error.why}".strip() if isinstance(error, RefusedDocument) else error
+        raise HostError(host, f"batch: its reply cannot be read: {why}", hint="vcluster status") from None
 
 
 def read_look(reply: Mapping[str, Any]) -> JobLook:
@@ -91,7 +85,7 @@ def read_look(reply: Mapping[str, Any]) -> JobLook:
         raise ValueError(f"data: {error}") from None
     if unpacker.unconsumed_tail or not unpacker.eof:
         raise ValueError(f"data must unpack to at most {PIECE >> 20} MiB")
-    return JobLook(_STATE.validate_python(reply.get("state")), piece)
+    return JobLook(convert(JobState, reply.get("state"), "state"), piece)
 
 
 def read_size(reply: Mapping[str, Any]) -> int:
@@ -99,9 +93,9 @@ def read_size(reply: Mapping[str, Any]) -> int:
     return _get(reply, "size", int)
 
 
-def read_entries(reply: Mapping[str, Any]) -> list[JobEntry]:
+def read_entries(reply: Mapping[str, Any]) -> tuple[JobEntry, ...]:
     """Read the reply to `batches`. Raises ValueError where it is none."""
-    return _ENTRIES.validate_python(reply.get("batches"))
+    return convert(tuple[JobEntry, ...], reply.get("batches"), "batches")
 
 
 def _get(row: Mapping[str, Any], name: str, kind: type[T]) -> T:

@@ -101,6 +101,7 @@ Size = Annotated[int, between(0, MAX_SIZE)]
 Count = Annotated[int, between(0, 1 << 53)]
 # NaN and Infinity are numbers to Python's JSON alone.
 Number = Annotated[float, _finite]
+Positive = Annotated[float, between(0.0, 1e18)]
 Commit = Annotated[str, shaped("[0-9a-f]{40}", "a commit of 40 hex digits")]
 Sha256 = Annotated[str, shaped("[0-9a-f]{64}", "a sha256 of 64 hex digits")]
 RelativePath = Annotated[str, inside]

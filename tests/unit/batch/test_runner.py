@@ -23,7 +23,8 @@ from vllm_cluster.batch import runner
 from vllm_cluster.batch.client import ApiClient, NodeApi, judge, refusal
 from vllm_cluster.batch.files import RowFile
 from vllm_cluster.batch.lines import BatchProblem
-from vllm_cluster.batch.progress import CEILING, START, Concurrency, Load, Meter, Progress, read_load, read_progress
+from vllm_cluster.batch.progress import CEILING, START, Concurrency, Load, Meter, Progress, read_load
+from vllm_cluster.wire.reading import convert
 
 PROMPTS = [f"p{number}" for number in range(40)]
 ALL = {f"r{number}": prompt.upper() for number, prompt in enumerate(PROMPTS)}
@@ -317,7 +318,7 @@ def test_progress_has_rates_of_the_last_minute() -> None:
         meter.add_answer({"prompt_tokens": 10, "completion_tokens": 10})
     now = meter.progress(10.0, 5, 8)
     assert now == Progress(1000, 200, 0, 5, 8, 200.0, 80.0, 1000, 1000, 10.0)
-    assert read_progress(json.loads(json.dumps(now.__dict__))) == now
+    assert convert(Progress, json.loads(json.dumps(now.__dict__)), "a batch") == now
     # Nothing for two minutes: no rate, and no guess.
     meter.progress(20.0, 0, 8)
     late = meter.progress(200.0, 0, 8)

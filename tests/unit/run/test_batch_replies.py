@@ -38,10 +38,10 @@ def packed(data: bytes) -> str:
 def test_what_the_program_replies_is_read() -> None:
     state = JobState(running=True, sent=True, phase="", note="", error="", progress=None)
     assert read_look({"state": STATE, "data": packed(b"x" * PIECE)}) == JobLook(state, b"x" * PIECE)
-    assert read_entries({"batches": [ENTRY, {**ENTRY, "asked": None}]}) == [
+    assert read_entries({"batches": [ENTRY, {**ENTRY, "asked": None}]}) == (
         JobEntry("0123456789abcdef", state, BatchCall("ann@laptop", 1.0, "in.jsonl", "out.jsonl")),
         JobEntry("0123456789abcdef", state, None),
-    ]
+    )
     assert read_size({"size": 7}) == 7
 
 
