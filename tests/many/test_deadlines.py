@@ -41,7 +41,6 @@ ENDS_ELSEWHERE = {
     "transport/forward.py: sock.settimeout(None)",
     "batch/client.py: self._freed.wait()",
     "batch/runner.py: self._ended.wait()",
-    "cli/tunnel.py: running.wait()",
 }
 
 
