@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from dataclasses import asdict
 from functools import partial
@@ -337,3 +338,27 @@ def test_workers_of_a_head_outside_the_inventory_do_not_stop_unasked(verb: str) 
         assert "Stop the model of lab (unknown: the head at 10.0.0.1 did not answer)" in person.asked[0]
         assert refused.script.changing == [], refused.story()
         assert serves(world) == "ready"
+
+
+# fault: actions/ask_head.py: _require_same(node, wanted) → pass
+@pytest.mark.parametrize("verb", ["serve", "rollback"])
+def test_hosts_that_leave_while_a_question_is_open_are_not_served_on(verb: str) -> None:
+    first, second = (partial(lab.do_serve, model=model) for model in ("org/a", "org/b"))
+    with lab.cluster(2, lab.do_up, first, second) as world:
+        mine = lab.do_rollback if verb == "rollback" else SERVE_THIRD
+        refused = lab.run(world, INVENTORY, mine, meanwhile(world, make.inventory(1), lab.do_up))
+        assert isinstance(refused.error, VclusterError)
+        assert refused.error.message.endswith("have changed since they were looked at; nothing was changed")
+        wanted = json.loads(world.machines["gpu1"].volumes["vcluster-lab-state"].files["wanted.json"])
+        assert wanted["serve"]["model"] == "org/b"
+
+
+def test_a_rollback_asks_again_about_another_model() -> None:
+    first, second = (partial(lab.do_serve, model=model) for model in ("org/a", "org/b"))
+    with lab.cluster(2, lab.do_up, first, second) as world:
+        person = Person(True, None)
+        back = partial(lab.do_rollback, confirm=person)
+        refused = lab.run(world, INVENTORY, back, meanwhile(world, INVENTORY, SERVE_THIRD))
+        assert [question.split()[1] for question in person.asked] == ["org/b", "org/third"]
+        assert isinstance(refused.error, VclusterError)
+        assert refused.error.message.startswith("the cluster has changed")

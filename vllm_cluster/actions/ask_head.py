@@ -11,6 +11,7 @@ from vllm_cluster.actions.assess import Assessment, assess
 from vllm_cluster.actions.consent import Consent, Stops, served_on
 from vllm_cluster.actions.explain import add_cause
 from vllm_cluster.core import request
+from vllm_cluster.core.members import Record
 from vllm_cluster.core.plan import (
     CreateNode,
     Operation,
@@ -29,6 +30,7 @@ from vllm_cluster.run.connection import Fleet
 from vllm_cluster.run.history import last_other, record
 from vllm_cluster.run.lease import Lease
 from vllm_cluster.run.node_handle import NodeHandle, NodeState
+from vllm_cluster.run.observe import RECORD_FILE
 from vllm_cluster.text import by_hosts
 from vllm_cluster.wire.status import ServeFailure, ServeStatus
 
@@ -85,11 +87,26 @@ def ask_head(
         consent.ask(stopped_for(node, wanted), then)
         with Lease([node.connection], node.cluster, verb) as lease:
             lease.acquire(wait, waiting(emit))
+            if wanted:
+                _require_same(node, wanted)
             if consent.covers(stopped_for(node, wanted)):
                 number = node.ask(wanted)
                 text = f"{entry or verb} {request.summary(wanted, names)}" if wanted else verb
                 record(node, verb, [text], emit, request=number)
                 return number
+
+
+def _require_same(node: NodeHandle, wanted: Mapping[str, Any]) -> None:
+    """Refuse a layout over hosts that are others by now: while the lease is held they stay as they are.
+
+    Raises:
+        PreflightFailed: hosts joined or left since they were looked at.
+    """
+    found, _ = Record.read(node.read(RECORD_FILE))
+    now = {member.address: member.gpus for member in found.members if not member.leaving} if found else {}
+    if now and now != wanted["nodes"]:
+        text = f"{node.host}: the hosts of {node.cluster} have changed since they were looked at; nothing was changed"
+        raise PreflightFailed(text, again=())
 
 
 def follow(

@@ -288,5 +288,5 @@ def _load(node: NodeHandle, serve: ServeStatus) -> tuple[float | None, int | Non
         return float(load["now"]), None if load["requests"] is None else int(load["requests"])
     except ConnectionLost:
         raise
-    except (HostError, ValueError, LookupError, TypeError):
+    except (HostError, ValueError, LookupError, TypeError, OverflowError):
         return None, None

@@ -309,6 +309,6 @@ def _open(path: Path, stack: ExitStack) -> RowFile:
 def _model(row: bytes) -> str:
     try:
         found = json.loads(row)["response"]["body"]["model"]
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, RecursionError):
         return ""
     return found if isinstance(found, str) else ""

@@ -59,9 +59,10 @@ def number(raw: bytes | None) -> int:
     """Which request this is, counted from 1; the same model asked for again is another one."""
     try:
         epoch = json.loads(raw or NOTHING).get("epoch")
-    except (ValueError, AttributeError):
+    except (ValueError, AttributeError, RecursionError):
         return 0
-    return epoch if isinstance(epoch, int) else 0
+    # One more must still be a number that JSON can be written with.
+    return epoch if type(epoch) is int and 0 <= epoch < 1 << 53 else 0
 
 
 def asked(raw: bytes | None) -> Mapping[str, Any] | None:

@@ -203,6 +203,9 @@ class FieldChange:
         """The change in a line."""
         if self.after == CHANGED:
             return f"{self.field} {CHANGED}"
+        if self.field == "program":
+            # A hash alone means nothing to people.
+            return f"made by another version of vcluster (program {self.before} -> {self.after})"
         return f"{self.field}: {self.before} -> {self.after}"
 
 

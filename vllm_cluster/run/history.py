@@ -85,7 +85,7 @@ def last_change(node: NodeHandle) -> AuditEntry | None:
         verb, first = str(last["verb"]), done[0] if len(done) == 1 else count(len(done), "change")
         what = first if first.startswith(verb) else f"{verb} ({first})"
         return AuditEntry(str(last["user"]), str(last["verb"]), what, time, str(last.get("run", "")))
-    except (ValueError, LookupError, TypeError, AttributeError, OSError, OverflowError):
+    except (ValueError, LookupError, TypeError, AttributeError, OSError, OverflowError, RecursionError):
         return None
 
 
@@ -126,10 +126,12 @@ def ready_requests(node: NodeHandle) -> list[dict[str, Any]]:
     raw = node.read(request.READY_FILE)
     try:
         rows = json.loads(raw or b"{}").get("requests", [])
-    except (ValueError, AttributeError):
+    except (ValueError, AttributeError, RecursionError):
         return []
     return [
-        row for row in rows if isinstance(row, dict) and {"generation", "name", "model", "argv", "host"} <= row.keys()
+        dict(row)
+        for row in (rows if isinstance(rows, list) else ())
+        if request.whole_request(row) and isinstance(row.get("generation"), str) and isinstance(row.get("env"), dict)
     ]
 
 
@@ -176,7 +178,7 @@ def _entry(line: Mapping[str, Any]) -> Entry | None:
         return Entry(
             time, user, verb, operations, int(number) if number else None, seconds=_number(line.get("seconds"))
         )
-    except (KeyError, ValueError, TypeError):
+    except (KeyError, ValueError, TypeError, OverflowError):
         return None
 
 
@@ -192,7 +194,7 @@ def _with_end(entry: Entry, lines: Sequence[Mapping[str, Any]]) -> Entry:
         return entry
     # What ends it is written once: a later line is of another start of the same, on a head that moved.
     end = next((line for line in lines if line.get("result") != "failed"), lines[-1])
-    failure = next((str(line["summary"]) for line in lines if line.get("result") == "failed"), None)
+    failure = next((str(line.get("summary")) for line in lines if line.get("result") == "failed"), None)
     return replace(entry, result=str(end.get("result")), seconds=_number(end.get("seconds")), failure=failure)
 
 
@@ -213,4 +215,6 @@ def _restarts(results: Sequence[Mapping[str, Any]]) -> list[Entry]:
 
 
 def _number(value: object) -> float | None:
-    return float(value) if isinstance(value, int | float) else None
+    with suppress(OverflowError):
+        return float(value) if isinstance(value, int | float) else None
+    return None

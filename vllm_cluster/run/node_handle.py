@@ -107,7 +107,7 @@ class NodeHandle:
         raw = self.read(request.FILE)
         try:
             found = None if raw is None else json.loads(raw)
-        except ValueError:
+        except (ValueError, RecursionError):
             return {}
         return found if found is None or isinstance(found, dict) else {}
 

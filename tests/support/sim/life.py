@@ -251,7 +251,10 @@ def _remember(world: World, machine: Machine, box: Box, workload: dict[str, Any]
         box.life["serve"] = {**again, "phase": "waiting", "since": world.clock.now}
     if course["phase"] == "ready":
         _take(machine, box, {**taken, "ready": True})
-        kept = json.loads(files.get(ready, b'{"requests": []}'))["requests"]
+        try:
+            kept = json.loads(files.get(ready, b"{}")).get("requests") or []
+        except RecursionError:
+            kept = []
         kept = [one for one in kept if one["generation"] != workload["generation"]]
         files[ready] = json.dumps({"v": 1, "requests": [*kept, workload]}).encode()
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
-from datetime import datetime
 from typing import Any
 
+from vllm_cluster.cli.render.history import when
 from vllm_cluster.cli.render.text import plain, wants_color
 from vllm_cluster.core.request import Entry
 from vllm_cluster.errors import VclusterError
@@ -118,13 +118,13 @@ def _answer(found: Diagnosis) -> Iterable[str]:
 
 
 def _request(request: FailedRequest) -> str:
-    at = datetime.fromtimestamp(request.time).astimezone().strftime("%H:%M %Z")
+    at = when(request.time, "%H:%M %Z")
     return f"The last request that failed ({at}, {request.name}): {_cut(request.summary)}"
 
 
 def _restart(entry: Entry) -> str:
     """What vcluster itself wrote when it started the model again."""
-    at = datetime.fromtimestamp(entry.time).astimezone().strftime("%Y-%m-%d %H:%M:%S %Z")
+    at = when(entry.time)
     seconds = "" if entry.seconds is None else f" after {entry.seconds:.0f} s"
     again = f"; ready again{seconds}" if entry.result == "ready" else ""
     return f"restarted by vcluster at {at}: {_cut(entry.failure or '')}{again}"

@@ -26,7 +26,7 @@ def show_history(cluster: str, entries: Sequence[Entry], *, color: str) -> None:
     if not entries:
         print(plain(f"No history of {cluster}."))
     for entry in entries:
-        line = "  ".join(filter(None, (_when(entry.time), entry.user, _what(entry), _result(entry))))
+        line = "  ".join(filter(None, (when(entry.time), entry.user, _what(entry), _result(entry))))
         for row in _wrapped(plain(line)):
             print(f"{yellow if entry.failure else ''}{row}{end if entry.failure else ''}")
 
@@ -39,9 +39,10 @@ def _wrapped(line: str) -> list[str]:
     return wrap(line, max(MIN_WIDTH, width), subsequent_indent="    ", break_on_hyphens=False)
 
 
-def _when(at: float) -> str:
+def when(at: float, shape: str = "%Y-%m-%d %H:%M:%S %Z") -> str:
+    """A time that a host wrote, as people read it; `?` where no clock has it."""
     try:
-        return datetime.fromtimestamp(at).astimezone().strftime("%Y-%m-%d %H:%M:%S %Z")
+        return datetime.fromtimestamp(at).astimezone().strftime(shape)
     except (ValueError, OSError, OverflowError):
         return "?"
 
