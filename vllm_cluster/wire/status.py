@@ -48,12 +48,12 @@ class GroupStatus:
     """What joins the nodes, on one of them; the other `nodes` are known on the head only."""
 
     state: GroupState
-    restarts: int
+    restarts: Count
     error: str | None
     version: str | None
     nodes: tuple[GroupNode, ...]
     # In a row; an earlier version of the node program does not write it.
-    failures: int = 0
+    failures: Count = 0
 
     @property
     def ended(self) -> bool:
@@ -98,13 +98,13 @@ class ServeStatus:
     detail: str
     progress: tuple[Count, Count] | None
     since: Number
-    attempt: int
+    attempt: Count
     gpus: tuple[Gpus, Gpus]
     first_failure: ServeFailure | None
     failure: ServeFailure | None
     ready_at: Number | None
     seconds_to_ready: Number | None
-    request: int = 0
+    request: Count = 0
     instead_of: FailedRequest | None = None
     rollback_to: Name | None = None
     away_seconds: Number | None = None

@@ -176,7 +176,7 @@ class Requests:
         self._result("back" if back else "ready", "", away if back else seconds)
         served = self.served
         if served:
-            kept = [one for one in load(self._state / READY_FILE).get("requests", []) if _other(one, served)]
+            kept = [one for one in (load(self._state / READY_FILE).get("requests") or []) if _other(one, served)]
             requests = [*kept, {**served, "ready_at": round(time.time(), 3)}][-MAX_READY:]
             write_whole(self._state / READY_FILE, {"v": 1, "requests": requests}, sync=True)
 
