@@ -176,7 +176,8 @@ class Requests:
         self._result("back" if back else "ready", "", away if back else seconds)
         served = self.served
         if served:
-            kept = [one for one in (load(self._state / READY_FILE).get("requests") or []) if _other(one, served)]
+            before = load(self._state / READY_FILE).get("requests")
+            kept = [one for one in before if _other(one, served)] if isinstance(before, list) else []
             requests = [*kept, {**served, "ready_at": round(time.time(), 3)}][-MAX_READY:]
             write_whole(self._state / READY_FILE, {"v": 1, "requests": requests}, sync=True)
 
