@@ -11,14 +11,14 @@ from dataclasses import asdict
 from pathlib import Path
 
 from vllm_cluster.remote.pull import spread
+from vllm_cluster.remote.pull.plan import read_plan
 from vllm_cluster.remote.pull.spread import SpreadProgress
 from vllm_cluster.remote.pull.store import Store
-from vllm_cluster.wire.pull import HostPlan
 
 
 def main() -> None:
     """Serve, receive unless it is the source, and wait for the end of the input."""
-    plan = HostPlan.read(Path(sys.argv[1]))
+    plan = read_plan(Path(sys.argv[1]))
     store = Store(plan)
     server = spread.serve(plan, store)
     last = SpreadProgress(-1)

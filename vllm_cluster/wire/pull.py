@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Annotated, Literal
 
-from vllm_cluster.wire.reading import RefusedDocument, read
 from vllm_cluster.wire.values import MAX_NAME, Address, Name, RelativePath, Sha256, Size, between, inside, shaped
 
 # In place of a folder of the host: the laptop sends the files.
 HERE = "laptop"
-MAX_BYTES = 64 << 20
 
 
 def _inside_or_empty(text: str) -> str:
@@ -73,18 +70,6 @@ class HostPlan:
             raise ValueError("is not the folder of a repository")
         if self.kind == "folder" and (first == "hub" or self.commit):
             raise ValueError("has the folder of a repository for a folder")
-
-    @classmethod
-    def read(cls, path: Path) -> HostPlan:
-        """Read it from its file, on the host that writes what it names.
-
-        Raises:
-            RefusedDocument: it has what no model can have.
-        """
-        plan = read(cls, path.read_bytes(), "the plan", MAX_BYTES)
-        if unread := next((file.path for file in plan.files if not file.blob), None):
-            raise RefusedDocument("the plan", "files", f"has no hash of {unread}")
-        return plan
 
     def host(self, name: str) -> ChainHost:
         """Return the host of that name."""

@@ -75,9 +75,12 @@ def _address(text: str) -> str:
 
 
 def words(text: str) -> str:
-    """Text as it may be shown: what steers a terminal, or is not to be seen, is replaced."""
+    """Text as it may be shown: what steers a terminal, or is not to be seen, is replaced, a long one cut.
+
+    Not refused: a line of vLLM's log may have any length, and the status that holds it must be read.
+    """
     if len(text) > MAX_TEXT:
-        raise ValueError(f"has more than {MAX_TEXT} characters")
+        text = text[: MAX_TEXT - 1] + "…"
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() or c in _PLAIN_SPACE else "\N{REPLACEMENT CHARACTER}" for c in text)
@@ -102,6 +105,5 @@ Count = Annotated[int, between(0, 1 << 53)]
 # NaN and Infinity are numbers to Python's JSON alone.
 Number = Annotated[float, _finite]
 Positive = Annotated[float, between(0.0, 1e18)]
-Commit = Annotated[str, shaped("[0-9a-f]{40}", "a commit of 40 hex digits")]
 Sha256 = Annotated[str, shaped("[0-9a-f]{64}", "a sha256 of 64 hex digits")]
 RelativePath = Annotated[str, inside]

@@ -9,10 +9,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vllm_cluster.wire.pull import HostPlan, ModelFile
-from vllm_cluster.wire.reading import RefusedDocument
+from vllm_cluster.wire.reading import RefusedDocument, read
 
 if TYPE_CHECKING:
     from hashlib import _Hash
+
+
+MAX_PLAN = 64 << 20
 
 
 class PullError(Exception):
@@ -26,9 +29,12 @@ def read_plan(path: Path) -> HostPlan:
         PullError: it has what no model can have.
     """
     try:
-        return HostPlan.read(path)
+        plan = read(HostPlan, path.read_bytes(), "the plan", MAX_PLAN)
     except RefusedDocument as refused:
         raise PullError(str(refused)) from None
+    if unread := next((file.path for file in plan.files if not file.blob), None):
+        raise PullError(f"the plan has no hash of {unread}")
+    return plan
 
 
 def new_hash(file: ModelFile) -> _Hash:
