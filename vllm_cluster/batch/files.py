@@ -25,6 +25,7 @@ from vllm_cluster.batch.lines import (
     could_begin,
     is_error,
     name_of,
+    named_in,
     options_checksum,
     place_of,
 )
@@ -205,7 +206,7 @@ class Work:
         self._files, self._began = files, monotonic()
         self._source = Source(files.source)
         self.output, self._errors = _open(files.output, stack), _open(files.errors, stack)
-        self._sums, self.key = self._read_source(options_checksum(fields))
+        self._sums, self._names, self.key = self._read_source(options_checksum(fields))
         self._rows = bytearray(len(self._sums))
         self.total = len(self._sums) - self._sums.count(0)
         self.answered = self.failed = self._last = 0
@@ -215,8 +216,8 @@ class Work:
         for _ in self._errors.rows():  # only a file of errors is cleared
             pass
 
-    def _read_source(self, shape: int) -> tuple[array[int], str]:
-        """The checksum of each line, 0 where it is empty, and the name of the batch by content."""
+    def _read_source(self, shape: int) -> tuple[array[int], dict[str, int], str]:
+        """The checksum of each line, 0 where it is empty, the line of each name, and the batch's name by content."""
         sums, digest, names = array("I", [0]), hashlib.sha256(f"{shape}\n".encode()), dict[str, int]()
         for number, raw in self._source.lines():
             if (name := name_of(raw)) and names.setdefault(name, number) != number:
@@ -225,7 +226,7 @@ class Work:
             sums.frombytes(bytes(4 * (number - len(sums))))
             sums.append(checksum(raw, shape))
             digest.update(b"%d %s\n" % (number, raw))
-        return sums, digest.hexdigest()[:16]
+        return sums, names, digest.hexdigest()[:16]
 
     def _read_output(self) -> None:
         row, first = b"", b""
@@ -273,15 +274,17 @@ class Work:
         """Add a row that came from elsewhere; one that is there is not added again.
 
         Raises:
-            ValueError: it is of no line of the input as that is here.
+            ValueError: it is of no line of the input as that is here, or has the name of another line.
             OSError: it cannot be written.
         """
-        place = place_of(row)
+        place, failed = place_of(row), is_error(row)
         if place is None or not self._asks(place):
             raise ValueError(f"{row[:60]!r} is of no line of {self._files.source}")
+        name = named_in(row, place)
+        if not (failed if name is None else self._names.get(name) == place.line):
+            raise ValueError(f"{row[:60]!r} does not have the custom_id of line {place.line} of {self._files.source}")
         if self._rows[place.line]:
             return
-        failed = is_error(row)
         (self._errors if failed else self.output).append(row)
         self._count(place, FAILED if failed else ANSWERED)
         self.output.sync(monotonic())

@@ -152,9 +152,8 @@ def from_prompt(prompt: object, number: int) -> bytes:
 
 def answer_row(line: BatchLine, request_id: str, body: bytes) -> bytes:
     """Write the row of an answer; its JSON is kept as it came, on one line."""
-    names = {"id": line.place.id, "custom_id": line.custom_id}
     response = {"status_code": 200, "request_id": request_id}
-    begin = f'{json.dumps(names)[:-1]}, "response": {json.dumps(response)[:-1]}, "body": '.encode()
+    begin = b'%s, "response": %s, "body": ' % (_names(line.place, line.custom_id), json.dumps(response)[:-1].encode())
     # Within a string of JSON there is no line end.
     return b"".join((begin, body.strip().replace(b"\r", b" ").replace(b"\n", b" "), b'}, "error": null}\n'))
 
@@ -165,6 +164,29 @@ def error_row(place: Place, custom_id: str | None, status: int | None, code: str
     error = {"code": code, "message": message[:MAX_MESSAGE]}
     row = {"id": place.id, "line": place.line, "custom_id": custom_id, "response": response, "error": error}
     return json.dumps(row).encode() + b"\n"
+
+
+def _names(place: Place, custom_id: str | None) -> bytes:
+    """Write the beginning of an answer's row: its line's names."""
+    return json.dumps({"id": place.id, "custom_id": custom_id})[:-1].encode()
+
+
+def named_in(row: bytes, place: Place) -> str | None:
+    """Read the custom_id of a row of that line; None where the line has no valid one.
+
+    Raises:
+        ValueError: it is not JSON, or has its names in another place: of a key that comes twice readers take either.
+    """
+    try:
+        found = json.loads(row)["custom_id"]
+    except (RecursionError, KeyError, TypeError):
+        raise ValueError("has no custom_id") from None
+    names = _names(place, found)
+    if is_error(row):
+        names = names.replace(b", ", b', "line": %d, ' % place.line, 1)
+    if not row.startswith(names + b", ") or not isinstance(found, str | None):
+        raise ValueError("has another custom_id too")
+    return found
 
 
 def place_of(row: bytes) -> Place | None:

@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.support.attack import attack
 from vllm_cluster.batch.files import BatchFiles, RowFile, Work
 from vllm_cluster.batch.lines import (
     MAX_NAME,
@@ -180,6 +181,40 @@ def test_an_output_is_sorted_whole_or_not_at_all(tmp_path: Path, monkeypatch: py
             RowFile(output)
     assert output.read_bytes() == b"".join(rows(source))
     assert output.stat().st_mode & 0o777 == 0o640
+
+
+# fault: batch/files.py: if not (failed if name is None else self._names.get(name) == place.line): → if False:
+@pytest.mark.promise("P47")
+def test_no_answer_is_taken_under_the_name_of_another_line(tmp_path: Path) -> None:
+    """A head that swaps names would give each request the answer to another."""
+    source = write(tmp_path / "in.jsonl", 3)
+    first, second, _ = rows(source)
+    place = place_of(second)
+    assert place
+    forged = [
+        second.replace(b'"r1"', b'"r2"'),
+        second.replace(b'"r1"', b'"r9"'),
+        second.replace(b'"r1"', b"null"),
+        second.replace(b'"r1"', b'["r1"]'),
+        second.replace(b'"custom_id"', b'"custom"'),
+        # Of a key that comes twice, some readers take the first and some the last.
+        second[:-2] + b', "custom_id": "r2"}\n',
+        second.replace(b'"custom_id": "r1"', b'"custom_id": "r2", "custom_id": "r1"'),
+        second[:-4] + b"\n",
+        second.rstrip() + b" []\n",
+        error_row(place, "r0", 400, "refused", "no"),
+        error_row(Place(9, place.checksum), "r1", 400, "refused", "no"),
+    ]
+    with opened(source, tmp_path / "out.jsonl") as work, attack("P47", "a head gives answers other names") as found:
+        for row in forged:
+            with pytest.raises(ValueError, match=r"custom_id|Expecting|Extra data|is of no line"):
+                work.take(row)
+        assert work.left == 3
+        for row in (first, error_row(place, "r1", 400, "refused", "no")):
+            work.take(row)
+        assert (work.answered, work.failed) == (1, 1)
+        found.figure = f"{len(forged)} forged rows refused"
+    assert (tmp_path / "out.jsonl").read_bytes() == first
 
 
 @pytest.mark.parametrize("line", [1, 4, 99_999_999])
