@@ -96,7 +96,8 @@ class _OneLine(logging.Formatter):
     default_msec_format = "%s.%03d"
 
     def format(self, record: logging.LogRecord) -> str:
-        return printable(redact(super().format(record)[:MAX_LINE]))
+        # Cut last: a part of a secret has its shape no more.
+        return printable(redact(super().format(record)))[:MAX_LINE]
 
 
 def _add(handler: logging.Handler) -> None:

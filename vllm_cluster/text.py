@@ -40,10 +40,12 @@ _PEM = (
     r"-----BEGIN [A-Z0-9 ]{0,40}PRIVATE KEY(?: BLOCK)?-----(?:[^-]{0,20000}+(?:-(?!----)[^-]{0,20000}+){0,40})"
     r"(?:-----END [A-Z0-9 ]{0,40}PRIVATE KEY(?: BLOCK)?-----)?+"
 )
-_NAMES = r"""(?:passwd|password|passphrase|secret|token|credentials?
+_NAMES = r"""(?:passwd|password|passphrase|secret|(?P<token>token)|credentials?
     |(?:access|account|api|client|encryption|master|private|secret|shared|signing)[_-]?key)"""
-# Not after a name: what is redacted already, and the words and small numbers of ordinary settings.
-_HARMLESS = r"(?!\[?(?:redacted|hidden)\]|<|(?:none|null|true|false|undefined)\b|\d{1,7}\b)"
+# Not after a name: what is redacted already, and the words of ordinary settings.
+_HARMLESS = r"(?!\[?(?:redacted|hidden)\]|<|(?:none|null|true|false|undefined)\b)"
+# A token may be one of a text: a small number counts it, or is its id.
+_COUNT = r"(?(token)(?!\d{1,7}\b))"
 _VALUE = r"(?=[^\s\"',;\])}&]{6})(?:[^\s\"',;\])}&\\]++|\\(?![\"'nrt]))*"
 # After "password" in prose; anything else that follows it may be the password.
 _PROSE = (
@@ -73,12 +75,30 @@ _NAMED = (
         ("_key=", "pwd="),
         rf"""((?:(?<![A-Za-z0-9_])[A-Z][A-Z0-9_]{{0,60}}_(?:KEY|PWD)|(?<![A-Za-z])pwd)={_QUOTE}){_HARMLESS}{_VALUE}""",
     ),
-    (("sshpass",), rf"""((?<![\w-])sshpass\s{{1,3}}-p\s?){_NOT}[^\s"']{{1,400}}+"""),
+    (
+        ("sshpass", "mysql"),
+        rf"""((?<![\w-])(?:sshpass\s{{1,3}}-p\s?|mysql\w{{0,9}}\s[^\r\n;|&]{{0,200}}?\s-p)){_NOT}[^\s"']{{1,400}}+""",
+    ),
+    # docker login -u NAME -p VALUE; wandb login VALUE
+    (("login",), rf"""((?<![\w-])login\s(?:[^\r\n;|&]{{0,200}}?\s)??-p[\s=]?["']?){_NOT}[^\s"']{{1,400}}+"""),
+    (("login",), rf"((?<![\w-])login\s{{1,3}}(?:--[a-z-]{{1,40}}\s{{1,3}}){{0,4}}){_NOT}[0-9A-Za-z_]{{32,}}+"),
+    (("api key",), rf"(?i)((?<![a-z])api key:?\s{{1,3}}){_NOT}[0-9a-z_-]{{20,}}+"),
+    # Of any program: a port has no letter, a folder a slash or no digit.
+    (
+        ("-p",),
+        rf"""((?<![\w-])-p\s["']?){_NOT}(?=[^\s"']{{0,60}}\d)(?=[^\s"']{{0,60}}[A-Za-z])[^\s"'/:]{{8,400}}+(?![/:])""",
+    ),
+    # Who knows the address of a webhook may write to the room.
+    (
+        ("hook",),
+        rf"""(?i)(://(?:[^\s/"'<>]{{0,200}}hook[^\s/"'<>]{{0,200}}|[^\s"'<>]{{1,200}}?/\w{{0,20}}hooks?\w{{0,3}})/){_NOT}[^\s"'<>]{{6,1000}}+""",
+    ),
+    (("/bot",), rf"(/bot\d{{3,20}}:){_NOT}[A-Za-z0-9_-]{{16,}}+"),
     # NAME=value, "name": "value", name => value
     (
         _NAME_WORDS,
         rf"""(?ix)({_NAMES}(?:[_-]?(?:id|key|value))?{_QUOTE}\s{{0,3}}(?:=>|=|:|%3D)\s{{0,3}}+\[?+\s{{0,3}}+{_QUOTE})
-        {_HARMLESS}{_VALUE}""",
+        {_HARMLESS}{_COUNT}{_VALUE}""",
     ),
     (("sig",), rf"(?i)((?<![a-z])sig(?:nature)?(?:=|%3D)){_NOT}{_VALUE}"),
     (("auth",), rf"""(?i)((?<=["'])auth{_QUOTE}\s{{0,3}}:\s{{0,3}}+{_QUOTE}){_NOT}{_VALUE}"""),

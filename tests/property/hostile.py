@@ -54,7 +54,9 @@ def recorded(promise: str, what: str, count: int = CASES) -> Iterator[None]:
 def harmless(shown: str) -> bool:
     """Whether a terminal would only show it."""
     kinds = {unicodedata.category(char) for char in shown if char not in "\n\t"}
-    return not kinds & {"Cc", "Cs"} and not re.search("[\u202a-\u202e\u2066-\u2069]", shown)
+    return not kinds & {"Cc", "Cs"} and not re.search(
+        "[\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\U000e0000-\U000e007f]", shown
+    )
 
 
 def shown_by(render: Callable[[], None]) -> str:

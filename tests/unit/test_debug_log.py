@@ -69,6 +69,14 @@ def test_a_secret_in_an_argument_is_redacted(tmp_path: Path) -> None:
     assert "[redacted]" in line
 
 
+# fault: debug_log.py: printable(redact(super().format(record))) → printable(redact(super().format(record)[:MAX_LINE]))
+@pytest.mark.parametrize("before", range(debug_log.MAX_LINE - 100, debug_log.MAX_LINE, 3))
+def test_a_secret_at_the_end_of_a_line_that_is_cut_is_redacted(before: int, tmp_path: Path) -> None:
+    [line] = run(tmp_path, Result(0, b"", b""), "echo", "x" * before, TOKEN, "y" * 100)
+    assert len(line) == debug_log.MAX_LINE
+    assert "hf_" not in line
+
+
 def test_a_full_log_goes_with_the_one_that_followed_it(tmp_path: Path) -> None:
     folder = tmp_path / debug_log.FOLDER
     folder.mkdir()

@@ -69,6 +69,11 @@ def test_within_a_longer_base64_text_too(secret: str, before: bytes, after: byte
         ("the disk-aaaaaaaaaaaaaaaaaaa of a task-bbbbbbbbbbbb", "the disk-aaaaaaaaaaaaaaaaaaa of a task-bbbbbbbbbbbb"),
         ("http://10.0.0.1:8000/v1/completions", "http://10.0.0.1:8000/v1/completions"),
         ("Ray: 2.56.1 token authentication is on", "Ray: 2.56.1 token authentication is on"),
+        ("docker run -p 8000:8000 v1", "docker run -p 8000:8000 v1"),
+        ("ssh -p 2222 gpu1 mkdir -p /srv/models1", "ssh -p 2222 gpu1 mkdir -p /srv/models1"),
+        ("tmux new -s log; docker login ghcr.io", "tmux new -s log; docker login ghcr.io"),
+        ("https://github.com/org/hook-tools", "https://github.com/org/hook-tools"),
+        ("pad_token_id: 151643", "pad_token_id: 151643"),
     ],
 )
 def test_what_looks_like_a_secret_goes_and_the_rest_stays(text: str, kept: str) -> None:
@@ -118,6 +123,18 @@ SHAPES = {
     "sshpass": f"sshpass -p {S} ssh host",
     "a password with spaces": f'password="a b {S} c"',
     "a session token": f"aws_session_token = {S}",
+    "a password of docker login": f"docker login -u me -p {S} registry.example",
+    "the same without a space": f"podman login -u me -p{S} registry.example",
+    "a password of mysql": f"mysql -u me -p{S} jobs",
+    "-p of any program": f"tool -p {S} host",
+    "a webhook of Slack": f"POST https://hooks.slack.com/services/T0/B0/{S}",
+    "a webhook of Discord": f"https://discord.com/api/webhooks/1234/{S}",
+    "a webhook of Teams": f"https://lab.webhook.office.com/webhookb2/a@b/IncomingWebhook/{S}/c",
+    "a bot of Telegram": f"https://api.telegram.org/bot123456789:{S}/sendMessage",
+    "a key of wandb": "wandb login 0a1b1c1d1e" + "a1" * 15,
+    "a key after a space": f"wandb: the api key {S}{S}",
+    "a numeric password": "password=1029384",
+    "a numeric key": "export BILLING_API_KEY=1029384",
 }
 
 
@@ -127,7 +144,20 @@ SHAPES = {
 def test_every_shape_of_a_secret_is_redacted(text: str) -> None:
     shown = redact(text)
     assert REDACTED in shown
-    for part in (S, "hunterabc", "b3Blbn", "MIIE", "lQdG", "aBcDeFgH", "klmnop12", "ABCDEFGH", "b1Cb1C", "a1a1", "eyJ"):
+    for part in (
+        S,
+        "hunterabc",
+        "b3Blbn",
+        "MIIE",
+        "lQdG",
+        "aBcDeFgH",
+        "klmnop12",
+        "ABCDEFGH",
+        "b1Cb1C",
+        "a1a1",
+        "eyJ",
+        "1029384",
+    ):
         assert part not in shown
     assert redact(shown) == shown
 
@@ -142,6 +172,7 @@ HOSTILE = [
     "eyJ" + "a" * 1990 + ".", "--token ", "--a", "-u a:", "token=", "token \\", "token " + "a" * 60 + " ", "secret is ",
     "password ", "cookie:", "authorization: ", "bearer ", 'auth":', "sig=", "a:b@", "%3D", "\\n", "hf_", "sk-", " ",
     "api_key: ['", "api_key: ['a", "A_", "A" * 60 + "_KEY=", 'password="a', "pwd=", "sshpass -p ",
+    "login ", "login -", "mysql ", "mysql -u a ", "-p ", "-p a", "://hook", "://a/hook", "/bot123:", "api key ",
     "-",
 ]  # fmt: skip
 LOG = "(Worker pid=123) INFO 11-22 03:20:58 [runner.py:1784] Starting to load org/model, 3.2 s, token budget 8192\n"

@@ -37,6 +37,10 @@ def a_plan() -> Plan:
         ("a\r\nb\rc", "a\nb\nc"),
         ("\x08\x7f\x9b31m", "31m"),
         ("safe\u202eelif", "safeelif"),
+        ("a\u200eb\u200fc\u061cd", "abcd"),
+        ("one\u2028two\u2029three\x85", "onetwothree"),
+        ("pass\u200b\u200c\u200d\u2060\ufeff\u00ad\u180eword", "password"),
+        ("model\U000e0068\U000e0069\U000e007f", "model"),
         ("[bold]not markup[/bold]", "[bold]not markup[/bold]"),
     ],
 )

@@ -6,10 +6,14 @@ import os
 import re
 import sys
 
-# Escape sequences, then every control character but newline and tab: remote text never steers the terminal.
+# Escape sequences, then every control character but newline and tab: remote text never steers the terminal. What has
+# no width, marks a direction, ends a line for some programs or is a tag shows another text than the one that is there.
 # Half characters (lone surrogates, which JSON can hold) go with them: no output can be encoded with one in it.
 ESCAPES = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)|\x1b.")
-_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+_CONTROL = re.compile(
+    r"[\x00-\x08\x0b-\x1f\x7f-\x9f\xad\u061c\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f\ud800-\udfff\ufeff\ufff9-\ufffb"
+    "\U000e0000-\U000e0fff]"
+)
 MAX_LINE = 4000
 MAX_TEXT = 1 << 20
 
