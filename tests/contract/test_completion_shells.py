@@ -1,4 +1,4 @@
-"""TAB in real shells: no name of a file that it puts on the line is run."""
+"""P49, TAB in real shells: no name of a file that it puts on the line is run."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.depth import FULL
+from tests.support.figures import record
 from tests.support.in_process import run
 from tests.support.paths import VCLUSTER
 from tests.support.terminal import Terminal
@@ -21,11 +23,13 @@ SHELLS = {
     ),
 }
 PROMPT = "ready> "
+# What a shell would run, as it is and behind each way of quoting.
+NAMES = ("m$(touch RAN).yaml", r"m\$(touch RAN).yaml", "m`touch RAN`.yaml", "m;touch RAN;.yaml")
+MORE = ("m'$(touch RAN)'.yaml", 'm"$(touch RAN)".yaml', "m&touch RAN&.yaml", "m|touch RAN|.yaml", r"m\`touch RAN\`")
 
 
-@pytest.mark.parametrize(
-    "name", ["m$(touch RAN).yaml", r"m\$(touch RAN).yaml", "m`touch RAN`.yaml", "m;touch RAN;.yaml"]
-)
+@pytest.mark.promise("P49")
+@pytest.mark.parametrize("name", [*NAMES, *(pytest.param(name, marks=pytest.mark.deep) for name in MORE)])
 @pytest.mark.parametrize("shell", SHELLS)
 def test_a_file_that_tab_completes_is_not_run(shell: str, name: str, tmp_path: Path) -> None:
     with _ready(shell, tmp_path) as at:
@@ -36,6 +40,8 @@ def test_a_file_that_tab_completes_is_not_run(shell: str, name: str, tmp_path: P
         at.press("\n")
         at.until("error:", after=before)
         assert not (tmp_path / "RAN").exists(), at.shown
+    number = len(NAMES) + (len(MORE) if FULL else 0)
+    record("P49", f"TAB and Enter in a real {shell}, names of files that it would run", f"0 of {number} run", True)
 
 
 @pytest.mark.parametrize("shell", SHELLS)

@@ -131,6 +131,20 @@ def test_each_library_has_one_home(libraries: tuple[str, ...], home: str) -> Non
     assert [path for path in importers(*libraries) if not path.startswith(allowed)] == []
 
 
+# fault: images/wheels.py: done = own_python(run, argv, → done = run([sys.executable, *argv],
+def test_our_own_python_is_started_in_one_place() -> None:
+    """Elsewhere it would import what lies in the current folder. What runs on hosts is another Python."""
+    found = {
+        room(path)
+        for path in MODULES
+        if own(path) != "remote"
+        for node in nodes(path)
+        if isinstance(node, ast.Attribute | ast.Name | ast.alias)
+        and ast.unparse(node).rpartition(".")[2] in ("executable", "_base_executable")
+    }
+    assert found == {"laptop.py"}
+
+
 def test_what_runs_elsewhere_needs_the_standard_library_alone() -> None:
     remote = [path for path in MODULES if own(path) == "remote"]
     names = {(room(path), name) for path in remote for name in imported(path)}

@@ -12,6 +12,8 @@ from vllm_cluster.transport.carrier import Carrier
 from vllm_cluster.transport.forward import LoopbackForward, SocketPipe
 
 _DIAL_SECONDS = 10.0
+# No command of a host meets the current folder: Python would import a json.py that lies there.
+_FOLDER = "/"
 
 
 class LocalTransport(Carrier):
@@ -30,7 +32,7 @@ class LocalTransport(Carrier):
         words, seconds = command_line.encoded(argv), deadline.left()
         self._count()
         try:
-            result = process.run(words, stdin, deadline)
+            result = process.run(words, stdin, deadline, _FOLDER)
         except OSError as error:
             return _not_started(argv, error)
         if result is None:
@@ -41,7 +43,9 @@ class LocalTransport(Carrier):
         # Through a shell, so that a command that does not exist is reported on standard error as it does remotely.
         line = command_line.posix_line(argv)
         self._count()
-        stream = process.ProcessStream(["sh", "-c", line], lambda code: None, lambda: self._streams.discard(stream))
+        stream = process.ProcessStream(
+            ["sh", "-c", line], lambda code: None, lambda: self._streams.discard(stream), _FOLDER
+        )
         self._streams.add(stream)
         return stream
 

@@ -19,7 +19,7 @@ CHUNK = 65_536
 GRACE_SECONDS = 1.0
 
 
-def run(argv: Sequence[bytes | str], stdin: bytes, deadline: Deadline) -> Result | None:
+def run(argv: Sequence[bytes | str], stdin: bytes, deadline: Deadline, cwd: str | None = None) -> Result | None:
     """Run a command to its end; None when the deadline passed first, and then it is gone with what it started.
 
     Of each output it keeps as much as a login shell may print.
@@ -30,6 +30,7 @@ def run(argv: Sequence[bytes | str], stdin: bytes, deadline: Deadline) -> Result
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         start_new_session=True,
+        cwd=cwd,
     )
     with process:
         try:
@@ -131,7 +132,11 @@ class ProcessStream:
     """Both directions of a process, over a socket pair; standard error is read on the side and kept short."""
 
     def __init__(
-        self, argv: Sequence[bytes | str], check_end: Callable[[int], None], on_close: Callable[[], None]
+        self,
+        argv: Sequence[bytes | str],
+        check_end: Callable[[int], None],
+        on_close: Callable[[], None],
+        cwd: str | None = None,
     ) -> None:
         """`check_end` gets the exit code when the output has ended, and raises if the command did not end by itself."""
         self._check_end = check_end
@@ -144,7 +149,12 @@ class ProcessStream:
         try:
             with theirs:
                 self._process = subprocess.Popen(
-                    argv, stdin=theirs.fileno(), stdout=theirs.fileno(), stderr=theirs_errors, start_new_session=True
+                    argv,
+                    stdin=theirs.fileno(),
+                    stdout=theirs.fileno(),
+                    stderr=theirs_errors,
+                    start_new_session=True,
+                    cwd=cwd,
                 )
         except BaseException:
             self._sock.close()
