@@ -87,6 +87,21 @@ def test_it_is_removed_from_every_host(world: World) -> None:
     assert not any(machine.lock for machine in world.machines.values())
 
 
+# fault: actions/models_remove.py: if found.locked: → if found is None:
+def test_what_another_cluster_pulls_into_a_shared_cache_stays(world: World) -> None:
+    before, shared = left(world), world.machines["gpu2"]
+    shared.pulled_elsewhere = "hub/models--org--other"
+    outcome, asked = rm(world)
+    assert isinstance(outcome.error, Locked) and (asked, left(world)) == ([], before)
+    shared.pulled_elsewhere = ""
+
+    def begins() -> None:
+        shared.pulled_elsewhere = "hub/models--org--other"
+
+    outcome, _ = rm(world, meanwhile=begins)
+    assert isinstance(outcome.error, Locked) and left(world)["gpu2"] == before["gpu2"]
+
+
 def test_only_the_chosen_hosts_lose_it(world: World) -> None:
     outcome, asked = rm(world, "./mine", "gpu2")
     assert (outcome.value, asked) == (SIZE, ["Remove ./mine from gpu2 (16.1 GB)?"])

@@ -20,6 +20,7 @@ from vllm_cluster.run.lease import Lease, in_order
 from vllm_cluster.run.node_handle import NodeHandle
 from vllm_cluster.run.runtime import SYSTEM, Runtime
 from vllm_cluster.text import size
+from vllm_cluster.wire.pull import CacheSize
 
 
 def remove(
@@ -99,18 +100,29 @@ def _words(head: NodeHandle) -> list[str]:
     return [str(word) for word in (*words, serving.model if serving else "")]
 
 
-def _question(place: CachePlace, do: str) -> dict[str, str]:
-    return {"do": do, "folder": place.folder, "kind": place.kind}
+def _of_cache(hosts: PullHosts, host: str, place: CachePlace, do: str) -> CacheSize:
+    """Ask for the size of a model, or remove it.
+
+    Raises:
+        Locked: it is being pulled; the containers of another cluster are not looked for.
+        HostError: the cache cannot be read, or what is there is no model.
+    """
+    asked = {"do": do, "folder": place.folder, "kind": place.kind}
+    found = hosts.ask(hosts.fleet.connections[host], asked, CacheSize)
+    if found.locked:
+        text = f"{place.model} is being pulled into the cache of {host}, by another cluster that shares it"
+        raise Locked(text, hint=f"wait for that pull, then run: vcluster models rm {place.model}")
+    return found
 
 
 def _sizes(hosts: PullHosts, place: CachePlace, names: Sequence[str]) -> dict[str, int]:
     """The bytes that it takes on each host that has it.
 
     Raises:
-        HostError, FleetError: a cache cannot be read, or what is there is no model.
+        HostError, FleetError, Locked: as `_of_cache`.
     """
-    found = hosts.fleet.all(lambda connection: hosts.ask(connection, _question(place, "size")), names)
-    return {name: int(row["size"]) for name, row in found.items() if row["there"]}
+    found = hosts.fleet.all(lambda connection: _of_cache(hosts, connection.name, place, "size"), names)
+    return {name: row.size for name, row in found.items() if row.there}
 
 
 def _folder_meant(hosts: PullHosts, model: str, names: Sequence[str]) -> str:
@@ -131,7 +143,7 @@ def _remove(hosts: PullHosts, place: CachePlace, found: Mapping[str, int]) -> in
     freed = 0
     for name in found:
         hosts.emit(Event("start", f"removing {place.model}", name))
-        number = int(hosts.ask(hosts.fleet.connections[name], _question(place, "remove"))["size"])
+        number = _of_cache(hosts, name, place, "remove").size
         hosts.emit(Event("done", f"removed {size(number)}", name))
         freed += number
     return freed

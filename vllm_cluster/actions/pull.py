@@ -14,6 +14,8 @@ from vllm_cluster.actions.pull_follow import PullEnd, follow
 from vllm_cluster.actions.pull_hosts import PullHosts, looked_at, remove, statuses
 from vllm_cluster.actions.pull_known import find_model
 from vllm_cluster.actions.pull_plan import (
+    NOTHING,
+    Damaged,
     WantedModel,
     ensure_ports,
     ensure_room,
@@ -93,15 +95,19 @@ def _bring_once(hosts: PullHosts, wanted: WantedModel) -> bool:
     return bring(hosts, model, (wanted.revision or "main") if named else "", wanted, via)
 
 
-def bring(hosts: PullHosts, model: HubModel, reference: str, wanted: WantedModel, via: str) -> bool:
-    """Bring these files to the hosts that lack them; False where another pull was there first.
+def bring(
+    hosts: PullHosts, model: HubModel, reference: str, wanted: WantedModel, via: str, *, damaged: Damaged = NOTHING
+) -> bool:
+    """Bring these files to the hosts that lack them, or on which they are `damaged`.
+
+    False where another pull was there first.
 
     Raises:
         PreflightFailed: a disk has no room.
         HostError, FleetError: some hosts do not have them.
     """
     emit = hosts.emit
-    plan = plan_for(hosts, model, reference, via)
+    plan = plan_for(hosts, model, reference, via, damaged)
     warn_of_stale(hosts, plan)
     if not plan.chain:
         _result(hosts, wanted, f"{wanted.name} is on {_everywhere(hosts)}: {what(plan)}. Nothing was changed.")

@@ -5,21 +5,20 @@ from __future__ import annotations
 import re
 import shlex
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from vllm_cluster.actions.pull_hosts import PullHosts
-from vllm_cluster.actions.pull_plan import WantedModel
+from vllm_cluster.actions.pull_plan import WantedModel, hashing
 from vllm_cluster.core.cached_model import cache_place, fitting_name
 from vllm_cluster.core.pull import HubModel, choose, unfit_path
 from vllm_cluster.errors import PreflightFailed, UsageError
 from vllm_cluster.events import Event
 from vllm_cluster.laptop import expanded
 from vllm_cluster.run.local_folder import feed, listed
-from vllm_cluster.run.model_cache import ask, file_of
 from vllm_cluster.text import count, size
-from vllm_cluster.wire.pull import HERE, ModelFile
+from vllm_cluster.wire.pull import HERE, CacheManifest, CacheRow, ModelFile
 
 ASK_SECONDS = 30.0
 SHOW_SECONDS = 1.0
@@ -96,18 +95,17 @@ def _on_host(hosts: PullHosts, wanted: WantedModel, path: str, via: str) -> HubM
     files: list[ModelFile] = []
     lost: list[tuple[str, str]] = []
 
-    def see(row: Mapping[str, Any]) -> None:
-        if "file" in row:
-            files.append(file_of(via, row["file"]))
-        elif "lost" in row:
-            lost.append((str(row["lost"]), str(row["to"])))
+    def see(row: CacheRow) -> None:
+        if row.file:
+            files.append(row.file)
+        elif row.lost:
+            lost.append((row.lost, row.to))
         else:
-            data = {"bytes": row["bytes"], "total_bytes": row["total"]}
-            hosts.emit(Event("progress", f"hashing {size(row['bytes'])} of {size(row['total'])}", via, data))
+            hosts.emit(hashing(via, row))
 
     def question(do: str, rows: list[ModelFile]) -> None:
         asked = {"do": do, "root": path, "folder": "", "kind": "folder", "files": [vars(file) for file in rows]}
-        ask(connection, hosts.inventory, hosts.facts[via], asked, see)
+        hosts.ask(connection, asked, CacheManifest, see)
 
     question("list", [])
     if lost:

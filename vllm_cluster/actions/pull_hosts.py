@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import TypeVar
 
 from vllm_cluster.actions.assess import connect_all, facts_of
 from vllm_cluster.core.identity import cluster_id, is_of_cluster
@@ -21,6 +21,11 @@ from vllm_cluster.run.image_supply import may_change
 from vllm_cluster.run.model_cache import ask
 from vllm_cluster.run.runtime import Runtime
 from vllm_cluster.text import count
+from vllm_cluster.wire.pull import CacheRow
+
+T = TypeVar("T")
+See = Callable[[CacheRow], None]
+_IGNORE: See = lambda _row: None  # noqa: E731
 
 
 @dataclass(frozen=True)
@@ -32,9 +37,9 @@ class PullHosts:
     facts: Mapping[str, HostFacts]
     emit: Emit
 
-    def ask(self, connection: HostConnection, asked: Mapping[str, object]) -> dict[str, Any]:
-        """Ask the program beside one cache."""
-        return ask(connection, self.inventory, self.facts[connection.name], asked)
+    def ask(self, connection: HostConnection, asked: Mapping[str, object], kind: type[T], see: See = _IGNORE) -> T:
+        """Ask the program beside one cache; `see` gets the lines before the last one."""
+        return ask(connection, self.inventory, self.facts[connection.name], asked, kind, see=see)
 
 
 @contextmanager

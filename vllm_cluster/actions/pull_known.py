@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 from vllm_cluster.actions.pull_folder import find_folder
 from vllm_cluster.actions.pull_hosts import PullHosts
@@ -14,9 +12,9 @@ from vllm_cluster.core.pull import HubModel, place_of
 from vllm_cluster.errors import PreflightFailed, Unreachable, VclusterError
 from vllm_cluster.events import Event
 from vllm_cluster.run.connection import HostConnection
-from vllm_cluster.run.model_cache import ask, file_of, proved
+from vllm_cluster.run.model_cache import proved
 from vllm_cluster.text import by_hosts
-from vllm_cluster.wire.pull import ModelFile
+from vllm_cluster.wire.pull import CacheManifest, CacheRow, ModelFile
 
 _TRUE = ("1", "true", "yes", "on")
 
@@ -53,6 +51,10 @@ def find_model(hosts: PullHosts, wanted: WantedModel, via: str) -> HubModel:
     found = {name: one for name, one in _listed(hosts, wanted).items() if one.digest}
     if not found:
         raise why
+    # Of one commit a host may list other files: those of one become those of all, so all must agree.
+    if len({one.commit for one in found.values()}) < len({one.digest for one in found.values()}):
+        text = f"{reason}; {', '.join(found)} have different files of {wanted.name}"
+        raise PreflightFailed(text, hint="use --via HOST with a host that reaches the hub")
     commits = by_hosts((one.commit, name) for name, one in found.items())
     if len(commits) > 1:
         text = "; ".join(f"{names}: {commit[:12]}" for commit, names in commits.items())
@@ -69,10 +71,11 @@ def _listed(hosts: PullHosts, wanted: WantedModel) -> dict[str, _Manifest]:
     def read(connection: HostConnection) -> _Manifest:
         found = _Manifest()
 
-        def see(row: Mapping[str, Any]) -> None:
-            found.files.append(file_of(connection.name, row["file"]))
+        def see(row: CacheRow) -> None:
+            if row.file:
+                found.files.append(row.file)
 
-        end = ask(connection, hosts.inventory, hosts.facts[connection.name], asked, see)
+        end = hosts.ask(connection, asked, CacheManifest, see)
         found.commit, found.digest = proved(connection.name, end, found.files)
         return found
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Collection, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,12 +16,15 @@ from vllm_cluster.errors import PreflightFailed
 from vllm_cluster.events import Event
 from vllm_cluster.run.connection import HostConnection
 from vllm_cluster.run.hub_files import ask_hub
-from vllm_cluster.run.model_cache import LINE_SECONDS, place, running
+from vllm_cluster.run.model_cache import LINE_SECONDS, place, running, taken
 from vllm_cluster.run.program import RunningProgram
 from vllm_cluster.text import and_more, by_hosts, count, size
-from vllm_cluster.wire.pull import HERE
+from vllm_cluster.wire.pull import HERE, CacheMarks, CacheModel, CacheRow
 
 ID_BYTES = 8
+# Of each host the files that were hashed and are wrong.
+Damaged = Mapping[str, Collection[str]]
+NOTHING: Damaged = {}
 
 
 @dataclass(frozen=True)
@@ -61,13 +65,13 @@ def ask_about(hosts: PullHosts, wanted: WantedModel, via: str) -> HubModel:
     return found
 
 
-def plan_for(hosts: PullHosts, model: HubModel, reference: str, via: str) -> PullPlan:
+def plan_for(hosts: PullHosts, model: HubModel, reference: str, via: str, damaged: Damaged = NOTHING) -> PullPlan:
     """The plan by what the caches hold.
 
     Raises:
         PreflightFailed: a cache cannot be written.
     """
-    plan = make(hosts.inventory, model, reference, _held(hosts, model, reference), via)
+    plan = make(hosts.inventory, model, reference, _held(hosts, model, reference, damaged), via)
     if not plan.chain:
         return plan
     shares = shared(_seen(hosts, plan), via)
@@ -81,14 +85,19 @@ def plan_for(hosts: PullHosts, model: HubModel, reference: str, via: str) -> Pul
     return plan
 
 
-def _held(hosts: PullHosts, model: HubModel, reference: str) -> dict[str, Held]:
+def _held(hosts: PullHosts, model: HubModel, reference: str, damaged: Damaged) -> dict[str, Held]:
     """What each cache has of the files."""
-    files = [vars(file) for file in choose(model.files)[0]]
-    asked = {"do": "look", **place_of(model.name), "commit": model.commit, "files": files}
-    asked["reference"] = reference
-    found = hosts.fleet.all(lambda connection: hosts.ask(connection, asked))
-    known = Held.__dataclass_fields__
-    return {name: Held(**{key: row[key] for key in known if key in row}) for name, row in found.items()}
+    files = choose(model.files)[0]
+    asked = {"do": "look", **place_of(model.name), "commit": model.commit, "reference": reference}
+
+    def look(connection: HostConnection) -> Held:
+        wrong = damaged.get(connection.name, ())
+        rows = [vars(file) for file in files if file.path not in wrong]
+        found = Held(**vars(hosts.ask(connection, {**asked, "files": rows}, CacheModel)))
+        # Without those, what else is there looks like weights of an earlier folder.
+        return replace(found, damaged=tuple(sorted(wrong)), digest="", stale=()) if wrong else found
+
+    return hosts.fleet.all(look)
 
 
 def _seen(hosts: PullHosts, plan: PullPlan) -> dict[str, list[str]]:
@@ -112,8 +121,8 @@ def _seen(hosts: PullHosts, plan: PullPlan) -> dict[str, list[str]]:
         def look(connection: HostConnection) -> list[str]:
             program = programs[connection.name]
             program.send({"others": list(by_mark)})
-            row = program.next(runtime.after(LINE_SECONDS))
-            return [by_mark[mark] for mark in row["seen"] if mark in by_mark]
+            found = taken(CacheMarks, connection.name, program.next(runtime.after(LINE_SECONDS)))
+            return [by_mark[mark] for mark in found.seen if mark in by_mark]
 
         seen = hosts.fleet.all(look, names)
 
@@ -124,6 +133,12 @@ def _seen(hosts: PullHosts, plan: PullPlan) -> dict[str, list[str]]:
 
         hosts.fleet.all(clear, names)
         return seen
+
+
+def hashing(host: str, row: CacheRow) -> Event:
+    """How far a host is with hashing files."""
+    data = {"bytes": row.bytes, "total_bytes": row.total}
+    return Event("progress", f"hashing {size(row.bytes)} of {size(row.total)}", host, data)
 
 
 def ensure_room(plan: PullPlan) -> None:

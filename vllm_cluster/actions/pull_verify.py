@@ -4,20 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 from vllm_cluster.actions.pull import bring
 from vllm_cluster.actions.pull_hosts import PullHosts, looked_at, refuse_running
-from vllm_cluster.actions.pull_plan import WantedModel, ask_about
+from vllm_cluster.actions.pull_plan import WantedModel, ask_about, hashing
+from vllm_cluster.core.cached_model import cache_place
 from vllm_cluster.core.pull import HubModel, place_of
 from vllm_cluster.errors import PreflightFailed
 from vllm_cluster.events import Emit, Event
 from vllm_cluster.inventory.model import Inventory
 from vllm_cluster.run.connection import HostConnection
-from vllm_cluster.run.model_cache import ask, file_of, proved
+from vllm_cluster.run.model_cache import proved
 from vllm_cluster.run.runtime import SYSTEM, Runtime
 from vllm_cluster.text import by_hosts, count, size
-from vllm_cluster.wire.pull import ModelFile
+from vllm_cluster.wire.pull import CacheManifest, CacheRow, ModelFile
 
 
 @dataclass
@@ -35,9 +35,11 @@ def verify(inventory: Inventory, emit: Emit, wanted: WantedModel, *, runtime: Ru
     """Hash every file on every host, and bring those again that are damaged.
 
     Raises:
+        UsageError: no model can have this name.
         PreflightFailed: a host has no manifest, or the hosts have different revisions; nothing was changed.
         HostError, FleetError: a file could not be brought again.
     """
+    cache_place(wanted.model)
     with looked_at(inventory, emit, runtime) as hosts:
         refuse_running(hosts)
         emit(Event("phase", f"hashing {wanted.name} on {count(len(inventory.hosts), 'host')}"))
@@ -63,9 +65,9 @@ def verify(inventory: Inventory, emit: Emit, wanted: WantedModel, *, runtime: Ru
         model = HubModel(wanted.model, some.commit, "", tuple(some.files))
         if len(damaged) == len(found):
             model = _from_origin(hosts, wanted, model, via)
-        for name in damaged:
-            _drop(hosts, name, wanted, found[name])
-        if not bring(hosts, model, "", wanted, via):
+        # Each host drops its own: it is known now from where they come again.
+        wrong = {name: set(one.damaged) for name, one in found.items()}
+        if not bring(hosts, model, "", wanted, via, damaged=wrong):
             refuse_running(hosts)
 
 
@@ -86,28 +88,19 @@ def _from_origin(hosts: PullHosts, wanted: WantedModel, model: HubModel, via: st
 def _verified(hosts: PullHosts, connection: HostConnection, wanted: WantedModel) -> Verified:
     found = Verified()
 
-    def see(row: Mapping[str, Any]) -> None:
-        if "file" in row:
-            found.files.append(file_of(connection.name, row["file"]))
-        elif "damaged" in row:
-            found.damaged[file_of(connection.name, row["damaged"]).path] = str(row["damaged"]["why"])
+    def see(row: CacheRow) -> None:
+        if row.file:
+            found.files.append(row.file)
+        elif row.damaged:
+            found.damaged[row.damaged.path] = row.damaged.why
         else:
-            data = {"bytes": row["bytes"], "total_bytes": row["total"]}
-            text = f"hashing {size(row['bytes'])} of {size(row['total'])}"
-            hosts.emit(Event("progress", text, connection.name, data))
+            hosts.emit(hashing(connection.name, row))
 
     asked = {"do": "verify", **place_of(wanted.model), "revision": wanted.revision}
-    end = ask(connection, hosts.inventory, hosts.facts[connection.name], asked, see)
+    end = hosts.ask(connection, asked, CacheManifest, see)
     found.commit, found.digest = proved(connection.name, end, found.files)
-    found.bytes = int(end.get("bytes", 0))
+    found.bytes = end.bytes
     return found
-
-
-def _drop(hosts: PullHosts, name: str, wanted: WantedModel, found: Verified) -> None:
-    """Take what is damaged out of the way, once it is known from where it comes again."""
-    rows = [vars(file) for file in found.files if file.path in found.damaged]
-    asked = {"do": "drop", **place_of(wanted.model), "commit": found.commit, "files": rows}
-    hosts.ask(hosts.fleet.connections[name], asked)
 
 
 def _ensure_comparable(wanted: WantedModel, found: Mapping[str, Verified]) -> None:

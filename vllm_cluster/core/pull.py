@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import fnmatch
-import hashlib
 import re
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
@@ -12,7 +11,7 @@ from typing import Literal, TypedDict
 
 from vllm_cluster.core.spec import LABEL, ContainerSpec, Mount, node_name
 from vllm_cluster.inventory.model import Host, Inventory
-from vllm_cluster.wire.pull import ChainHost, HostPlan, ModelFile
+from vllm_cluster.wire.pull import CacheModel, ChainHost, HostPlan, ModelFile
 
 FOLDER = "/opt/vcluster-pull"
 # Files of the program beside it, where any user of a container may write.
@@ -32,12 +31,6 @@ _OTHER_FILES = (
 )
 _WEIGHTS = ("*.safetensors", "*.gguf")
 _PICKLED = ("*.bin", "*.pt", "*.pth", "*.ckpt")
-
-
-def digest_of(files: Iterable[ModelFile]) -> str:
-    """What hosts and this machine compare: a hash over name, size and content of every file."""
-    rows = sorted(f"{file.path}\0{file.size}\0{file.blob}\n" for file in files)
-    return hashlib.sha256("".join(rows).encode()).hexdigest()
 
 
 @dataclass(frozen=True)
@@ -61,21 +54,11 @@ class HubModel:
 
 
 @dataclass(frozen=True)
-class Held:
-    """What a host's cache has of the wanted files, in bytes; `digest` is of a manifest that its files agree with.
+class Held(CacheModel):
+    """The same, with what this machine knows."""
 
-    `named` is whether the branch or tag points to the commit there.
-    """
-
-    whole: int = 0
-    bytes: int = 0
-    free: int = 0
-    writable: bool = True
-    digest: str = ""
-    named: bool = True
-    changed: str = ""
-    # Weights of an earlier folder of this name.
-    stale: Sequence[str] = ()
+    # Files that were hashed and are wrong there.
+    damaged: tuple[str, ...] = ()
     # The host whose cache this one is too.
     shares: str = ""
 
@@ -119,6 +102,7 @@ class PullPlan:
             me=me,
             hosts=tuple(ChainHost(name, self.addresses[name], self.port) for name in self.chain),
             files=self.model.files,
+            damaged=self.held[me].damaged,
         )
 
 

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 from vllm_cluster.core.identity import node_of, without_lease
 from vllm_cluster.core.images import find_image
-from vllm_cluster.core.pull import COMMIT, container_spec, digest_of, outside
+from vllm_cluster.core.pull import COMMIT, container_spec, outside
 from vllm_cluster.docker.temporary import TemporaryContainer
 from vllm_cluster.errors import CommandFailed, HostError
 from vllm_cluster.facts.host_facts import HostFacts
 from vllm_cluster.inventory.model import Inventory
 from vllm_cluster.run.connection import HostConnection
 from vllm_cluster.run.program import InNode, Place, RunningProgram, python, start
-from vllm_cluster.wire.pull import ModelFile
+from vllm_cluster.wire.pull import CacheManifest, CacheRow, ModelFile, digest_of
 from vllm_cluster.wire.reading import RefusedDocument, convert
+from vllm_cluster.wire.values import words
 
 # A container and Python, on a host that is busy.
 START_SECONDS = 60.0
@@ -26,29 +27,18 @@ LINE_SECONDS = 120.0
 MAX_SECONDS = 50_000.0
 _OF_REMOVAL = ("size", "remove")
 
-
-def file_of(host: str, row: Mapping[str, Any]) -> ModelFile:
-    """A file that a host lists.
-
-    Raises:
-        HostError: no model can have it.
-    """
-    try:
-        return convert(ModelFile, row, "the model cache")
-    except RefusedDocument as refused:
-        raise HostError(host, f"the model cache lists a file that cannot be: {refused.field} {refused.why}") from None
+T = TypeVar("T")
 
 
-def proved(host: str, end: Mapping[str, Any], files: Sequence[ModelFile]) -> tuple[str, str]:
+def proved(host: str, end: CacheManifest, files: Sequence[ModelFile]) -> tuple[str, str]:
     """The commit and the digest of the manifest that a host lists; empty where it has none.
 
     Raises:
         HostError: they are not of these files.
     """
-    commit, digest = str(end.get("commit", "")), str(end.get("digest", ""))
-    if digest and (digest != digest_of(files) or not (commit == "" or COMMIT.fullmatch(commit))):
+    if end.digest and (end.digest != digest_of(files) or not (end.commit == "" or COMMIT.fullmatch(end.commit))):
         raise HostError(host, "the model cache has a manifest that is not of the files that it lists")
-    return commit, digest
+    return end.commit, end.digest
 
 
 def place(inventory: Inventory, facts: HostFacts, reads: str = "") -> Place:
@@ -100,18 +90,33 @@ def ask(
     inventory: Inventory,
     facts: HostFacts,
     asked: Mapping[str, Any],
-    see: Callable[[Mapping[str, Any]], None] = lambda _row: None,
-) -> dict[str, Any]:
+    kind: type[T],
+    *,
+    see: Callable[[CacheRow], None] = lambda _row: None,
+) -> T:
     """The last line of the program's answer; `see` gets those before it.
 
     Raises:
-        HostError: the cache cannot be read, or the program gave no answer.
+        HostError: the cache cannot be read, or the program's answer is none.
     """
     with running(connection, inventory, facts, asked) as there:
         while True:
             row = there.next(connection.runtime.after(LINE_SECONDS))
             if "error" in row:
-                raise CommandFailed(connection.name, f"the model cache: {row['error']}", exit_code=1, stderr="")
+                why = words(str(row["error"]))
+                raise CommandFailed(connection.name, f"the model cache: {why}", exit_code=1, stderr="")
             if row.get("end"):
-                return row
-            see(row)
+                return taken(kind, connection.name, row)
+            see(taken(CacheRow, connection.name, row))
+
+
+def taken(kind: type[T], host: str, row: Mapping[str, Any]) -> T:
+    """A line of the program as what it should be.
+
+    Raises:
+        HostError: it is not that.
+    """
+    try:
+        return convert(kind, row, "the model cache")
+    except RefusedDocument as refused:
+        raise HostError(host, f"the model cache gives what cannot be: {refused.field} {refused.why}") from None

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from vllm_cluster.wire.values import MAX_NAME, Address, Name, RelativePath, Sha256, Size, between, inside, shaped
+from vllm_cluster.wire.values import MAX_NAME, Address, Count, Name, RelativePath, Sha256, Size, between, inside, shaped
 
 # In place of a folder of the host: the laptop sends the files.
 HERE = "laptop"
@@ -17,6 +19,7 @@ def _inside_or_empty(text: str) -> str:
 
 Blob = Annotated[str, shaped("([0-9a-f]{40}([0-9a-f]{24})?)?", "the hash of a file")]
 Commit = Annotated[str, shaped("([0-9a-f]{40})?", "a commit")]
+Digest = Annotated[str, shaped("([0-9a-f]{64})?", "a sha256")]
 Text = Annotated[str, shaped(f"[^\\x00-\\x1f\\x7f]{{0,{MAX_NAME}}}", "a line of text")]
 
 
@@ -27,6 +30,93 @@ class ModelFile:
     path: RelativePath
     size: Size
     blob: Blob = ""
+
+
+def digest_of(files: Iterable[ModelFile]) -> str:
+    """What hosts and this machine compare: a hash over name, size and content of every file."""
+    rows = sorted(f"{file.path}\0{file.size}\0{file.blob}\n" for file in files)
+    return hashlib.sha256("".join(rows).encode()).hexdigest()
+
+
+# As a `ModelFile`, and the time of its last change in nanoseconds.
+ManifestRow = tuple[RelativePath, Size, Blob, Annotated[int, between(0, 1 << 63)]]
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """What was brought and verified, beside it in the cache."""
+
+    v: Literal[1]
+    model: Text
+    commit: Commit
+    digest: Sha256
+    files: tuple[ManifestRow, ...]
+
+
+@dataclass(frozen=True)
+class DamagedFile(ModelFile):
+    """One whose content on a host is not what its manifest has."""
+
+    why: str = ""
+
+
+@dataclass(frozen=True)
+class CacheRow:
+    """A line of what a host finds in its model cache: how far it is, or one file or link.
+
+    `lost` is a link to what the program does not read, `to` where it leads.
+    """
+
+    bytes: Count = 0
+    total: Count = 0
+    file: ModelFile | None = None
+    damaged: DamagedFile | None = None
+    lost: str = ""
+    to: str = ""
+
+
+@dataclass(frozen=True)
+class CacheModel:
+    """What a host's cache has of the wanted files, in bytes; `digest` is of a manifest that its files agree with.
+
+    `named` is whether the branch or tag points to the commit there, `changed` the first file that is not as it was.
+    """
+
+    whole: Count = 0
+    bytes: Count = 0
+    free: Count = 0
+    writable: bool = True
+    digest: Digest = ""
+    named: bool = True
+    changed: str = ""
+    # Weights of an earlier folder of this name.
+    stale: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class CacheManifest:
+    """The last line where a host has listed or hashed the files of its manifest."""
+
+    commit: str = ""
+    digest: Digest = ""
+    bytes: Count = 0
+
+
+@dataclass(frozen=True)
+class CacheMarks:
+    """The marks of hosts that a host sees in its cache."""
+
+    seen: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class CacheSize:
+    """Whether a model is in a cache, and the bytes that it takes there, or took."""
+
+    size: Count
+    there: bool = False
+    # A pull writes it now, perhaps of another cluster.
+    locked: bool = False
 
 
 @dataclass(frozen=True)
@@ -44,7 +134,7 @@ class HostPlan:
 
     `reference` is the branch or tag that points to the commit once all is there; empty where a commit was named.
     `endpoint` is the hub from which the source downloads, `origin` what it has them from else: `HERE`, or a
-    folder of this host; both are empty where it has all files.
+    folder of this host; both are empty where it has all files. `damaged` are those that were found so on this host.
     """
 
     id: Text
@@ -60,6 +150,7 @@ class HostPlan:
     hosts: tuple[ChainHost, ...]
     files: tuple[ModelFile, ...]
     origin: Text = ""
+    damaged: tuple[RelativePath, ...] = ()
 
     def __post_init__(self) -> None:
         # No plan reaches the folder of another model.

@@ -75,6 +75,8 @@ class Program:
         """The size of a model in the cache; where it is to be removed, it is gone then."""
         models, folder = self._machine.models, order["folder"]
         row: dict[str, object] = {"end": True, "there": folder in models, "size": models.get(folder, 0)}
+        if folder == self._machine.pulled_elsewhere:
+            return {**row, "locked": True}
         if order["do"] == "remove":
             models.pop(folder, None)
         return row

@@ -146,6 +146,8 @@ class Machine:
     ray_ends: str = ""  # with these last words, again and again
     late: list[tuple[int, Callable[[], object]]] = field(default_factory=list)
     models: dict[str, int] = field(default_factory=dict)  # bytes by folder below the cache
+    # Of these, the one that another cluster pulls on a shared cache.
+    pulled_elsewhere: str = ""
     gpu_users: dict[int, tuple[int, str]] = field(default_factory=dict)  # what others hold: MiB and cgroup, by GPU
     containerd: bool = False  # keeps its images there
 

@@ -16,11 +16,11 @@ from tests.support import world
 from vllm_cluster.actions import pull, pull_known, pull_plan, pull_verify
 from vllm_cluster.actions.pull_hosts import PullHosts
 from vllm_cluster.actions.pull_plan import WantedModel
-from vllm_cluster.core.pull import Held, HubModel, digest_of, make
+from vllm_cluster.core.pull import Held, HubModel, make
 from vllm_cluster.errors import HostError
-from vllm_cluster.run import weights
+from vllm_cluster.run import model_cache, weights
 from vllm_cluster.run.runtime import SYSTEM
-from vllm_cluster.wire.pull import ModelFile
+from vllm_cluster.wire.pull import ModelFile, digest_of
 
 INVENTORY = world.inventory(2)
 FILE = ModelFile("model.safetensors", 10**9, "a" * 64)
@@ -58,7 +58,7 @@ class Sent:
         self.to_hosts.append(json.dumps(row, default=asdict))
         return MODEL
 
-    def _plan(self, hosts: PullHosts, model: HubModel, reference: str, via: str) -> object:
+    def _plan(self, hosts: PullHosts, model: HubModel, reference: str, via: str, _damaged: object) -> object:
         held = dict.fromkeys(hosts.inventory.hosts, Held(free=10**12))
         return make(hosts.inventory, model, reference, held, via)
 
@@ -95,15 +95,15 @@ def test_a_host_gets_the_token_of_the_inventory(hosts: PullHosts, monkeypatch: p
     assert ["hf_lab" in text for text in sent.to_hosts] == [True, True, False]
 
 
-def answers(monkeypatch: pytest.MonkeyPatch, module: Any, rows: list[dict[str, Any]], end: dict[str, Any]) -> None:
+def answers(monkeypatch: pytest.MonkeyPatch, rows: list[dict[str, Any]], end: dict[str, Any]) -> None:
     """Every host prints these rows."""
 
-    def ask(*args: Any) -> dict[str, Any]:
-        for row in rows:
-            args[4](row)
-        return end
+    @contextmanager
+    def running(*_: object) -> Iterator[Any]:
+        left = iter([*rows, {"end": True, **end}])
+        yield SimpleNamespace(next=lambda _: next(left))
 
-    monkeypatch.setattr(module, "ask", ask)
+    monkeypatch.setattr(model_cache, "running", running)
 
 
 RIGHT = {"commit": "c" * 40, "digest": digest_of([FILE]), "bytes": 1}
@@ -123,16 +123,16 @@ def test_a_manifest_of_a_host_is_looked_at(
     hosts: PullHosts, monkeypatch: pytest.MonkeyPatch, row: dict[str, Any], end: dict[str, Any]
 ) -> None:
     wanted = WantedModel("lab/model")
-    for module, read in (
-        (pull_known, lambda: pull_known._listed(hosts, wanted)),
-        (pull_verify, lambda: pull_verify._verified(hosts, hosts.fleet.connections["gpu1"], wanted)),
+    for read in (
+        lambda: pull_known._listed(hosts, wanted),
+        lambda: pull_verify._verified(hosts, hosts.fleet.connections["gpu1"], wanted),
     ):
-        answers(monkeypatch, module, [{"file": vars(FILE)}], RIGHT)
+        answers(monkeypatch, [{"file": vars(FILE)}], RIGHT)
         read()
-        answers(monkeypatch, module, [{"file": row}], end)
+        answers(monkeypatch, [{"file": row}], end)
         with pytest.raises(HostError, match="the model cache"):
             read()
-    answers(monkeypatch, pull_verify, [{"file": vars(FILE)}, {"damaged": {**row, "why": "missing"}}], end)
+    answers(monkeypatch, [{"file": vars(FILE)}, {"damaged": {**row, "why": "missing"}}], end)
     with pytest.raises(HostError):
         pull_verify._verified(hosts, hosts.fleet.connections["gpu1"], wanted)
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import shlex
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,12 +13,12 @@ from typing import Any
 import pytest
 
 from tests.support import world
-from vllm_cluster.actions import pull_folder
 from vllm_cluster.actions.pull_folder import find_folder, is_folder, wanted_folder
 from vllm_cluster.actions.pull_hosts import PullHosts
 from vllm_cluster.core.pull import HubModel, outside, place_of
 from vllm_cluster.errors import PreflightFailed, UsageError
 from vllm_cluster.events import Event
+from vllm_cluster.run import model_cache
 from vllm_cluster.run.local_folder import listed
 from vllm_cluster.run.runtime import SYSTEM
 
@@ -120,11 +122,12 @@ def on_host(
     """What is found in a folder of a host whose program prints these rows."""
     events: list[Event] = []
 
-    def ask(_connection: object, _inventory: object, _facts: object, asked: Any, see: Any) -> None:
-        for row in rows if asked["do"] == "list" else []:
-            see(row)
+    @contextmanager
+    def running(_connection: object, _inventory: object, _facts: object, asked: Any) -> Iterator[Any]:
+        left = iter([*(rows if asked["do"] == "list" else []), {"end": True}])
+        yield SimpleNamespace(next=lambda _: next(left))
 
-    monkeypatch.setattr(pull_folder, "ask", ask)
+    monkeypatch.setattr(model_cache, "running", running)
     hosts = fake_hosts(events, returncode)
     return find_folder(hosts, wanted_folder(f"gpu1:{path}", "x", "", detach=False), "gpu1"), events
 

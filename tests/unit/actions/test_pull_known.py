@@ -3,23 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from tests.support import world
-from vllm_cluster.actions import pull_known
+from vllm_cluster.actions import pull_hosts, pull_known
 from vllm_cluster.actions.pull_hosts import PullHosts
 from vllm_cluster.actions.pull_known import find_model
 from vllm_cluster.actions.pull_plan import WantedModel
-from vllm_cluster.core.pull import HubModel, digest_of
+from vllm_cluster.core.pull import HubModel
 from vllm_cluster.errors import PreflightFailed, Unreachable, VclusterError
 from vllm_cluster.events import Event
-from vllm_cluster.wire.pull import ModelFile
+from vllm_cluster.wire.pull import CacheManifest, CacheRow, ModelFile, digest_of
 
 INVENTORY = world.inventory(2)
-FILE = ModelFile("model.safetensors", 10**9, "a" * 64)
+FILE = ModelFile("model.safetensors", 10, "a" * 64)
 ONE, OTHER = "c" * 40, "d" * 40
 WANTED = WantedModel("lab/model")
 GONE = Unreachable("gpu1", "pull: cannot reach http://hub: refused", hint="use --via HOST")
@@ -37,19 +38,17 @@ def found(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[HubModel, list
         def fail(*_: object, **__: object) -> HubModel:
             raise hub
 
-        def answer(connection: Any, _inventory: object, _facts: object, asked: Any, see: Any) -> dict[str, Any]:
+        def answer(connection: Any, _inventory: object, _facts: object, asked: Any, _kind: object, *, see: Any) -> Any:
             assert asked["revision"] == wanted.revision
             commit = listed.get(connection.name, "")
+            file = replace(FILE, size=len(commit) - 30)
             if commit:
-                see({"file": vars(FILE)})
-            return {
-                "commit": commit or wanted.revision,
-                "digest": digest_of([FILE]) if commit else "",
-            }
+                see(CacheRow(file=file))
+            return CacheManifest(commit[:40] or wanted.revision, digest_of([file]) if commit else "")
 
         fleet: Any = SimpleNamespace(all=lambda work: {name: work(one) for name, one in connections.items()})
         monkeypatch.setattr(pull_known, "ask_about", fail)
-        monkeypatch.setattr(pull_known, "ask", answer)
+        monkeypatch.setattr(pull_hosts, "ask", answer)
         hosts = PullHosts(INVENTORY, fleet, dict.fromkeys(INVENTORY.hosts, None), events.append)  # type: ignore[arg-type]
         return find_model(hosts, wanted, "gpu1"), events
 
@@ -76,6 +75,13 @@ def test_hosts_with_different_revisions_are_reported_with_their_commits(found: A
     with pytest.raises(PreflightFailed, match=f"gpu1: {ONE[:12]}; gpu2: {OTHER[:12]}") as refused:
         found(GONE, {"gpu1": ONE, "gpu2": OTHER})
     assert refused.value.hint == f"vcluster pull lab/model@{ONE}\nvcluster pull lab/model@{OTHER}"
+
+
+# fault: actions/pull_known.py: if len({one.commit for one in found.values()}) < → if 99 <
+def test_a_host_that_lists_other_files_of_the_commit_is_not_believed(found: Any) -> None:
+    """What one lists would become the files of all."""
+    with pytest.raises(PreflightFailed, match="gpu1, gpu2 have different files of lab/model"):
+        found(GONE, {"gpu1": ONE, "gpu2": ONE + "x"})
 
 
 def test_where_no_host_has_it_the_hubs_answer_is_the_error(found: Any) -> None:

@@ -78,9 +78,9 @@ def test_weights_of_an_earlier_folder_are_listed_with_the_hosts_that_have_them()
     fleet: Any = None
     model = replace(MODEL, name="./mine", commit="", endpoint="", origin="laptop")
     held = {
-        "gpu1": Held(stale=["a.safetensors", "b.bin"]),
+        "gpu1": Held(stale=("a.safetensors", "b.bin")),
         "gpu2": Held(),
-        "gpu3": Held(stale=["a.safetensors", "b.bin"]),
+        "gpu3": Held(stale=("a.safetensors", "b.bin")),
     }
     warn_of_stale(PullHosts(INVENTORY, fleet, {}, events.append), make(INVENTORY, model, "", held, "gpu1"))
     (event,) = events

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
@@ -14,7 +15,7 @@ from vllm_cluster.actions.pull_hosts import PullHosts
 from vllm_cluster.actions.pull_plan import WantedModel
 from vllm_cluster.actions.pull_verify import Verified
 from vllm_cluster.core.pull import HubModel
-from vllm_cluster.errors import PreflightFailed, Unreachable
+from vllm_cluster.errors import PreflightFailed, Unreachable, UsageError
 from vllm_cluster.wire.pull import ModelFile
 
 INVENTORY = world.inventory(2)
@@ -43,7 +44,8 @@ def did(monkeypatch: pytest.MonkeyPatch, damaged: dict[str, ModelFile | None]) -
         done.append("ask the hub")
         return HubModel("lab/model", "c" * 40, "http://hub", (FILE,))
 
-    def bring(_hosts: object, model: HubModel, *_: object) -> bool:
+    def bring(_hosts: object, model: HubModel, *_: object, damaged: Mapping[str, set[str]]) -> bool:
+        done.extend(f"drop on {name}" for name, paths in damaged.items() if paths == {FILE.path})
         done.append(f"bring{' from the hub' if model.endpoint else ''}")
         return True
 
@@ -51,7 +53,6 @@ def did(monkeypatch: pytest.MonkeyPatch, damaged: dict[str, ModelFile | None]) -
     monkeypatch.setattr(pull_verify, "looked_at", lambda *_: nullcontext(hosts))
     monkeypatch.setattr(pull_verify, "refuse_running", lambda _: None)
     monkeypatch.setattr(pull_verify, "ask_about", ask_about)
-    monkeypatch.setattr(pull_verify, "_drop", lambda _hosts, name, *_: done.append(f"drop on {name}"))
     monkeypatch.setattr(pull_verify, "bring", bring)
     return done
 
@@ -84,3 +85,10 @@ def test_what_another_host_has_undamaged_comes_from_there(did: list[str], damage
         did.clear()
         pull_verify.verify(INVENTORY, lambda _: None, WantedModel(name))
         assert did == ["drop on gpu1", "bring"]
+
+
+@pytest.mark.parametrize("name", ["./../../etc", "./hub/models--victim--m", "..", "a/../b"])
+def test_a_name_that_leads_out_of_the_cache_is_refused(did: list[str], name: str) -> None:
+    with pytest.raises(UsageError):
+        pull_verify.verify(INVENTORY, lambda _: None, WantedModel(name))
+    assert did == []

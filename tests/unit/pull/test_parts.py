@@ -145,7 +145,7 @@ def test_two_pulls_do_not_write_into_one_cache(hub: PullHub, tmp_path: Path) -> 
         until(lambda: first.status().get("phase") == "downloading")
         second = Part(tmp_path / "second", plan_of(hub, cache))
         assert second.process.wait(60) == 0
-        assert second.status()["error"].startswith("another pull brings this model into this cache")
+        assert second.status()["error"].startswith("another program writes this model in this cache")
         hub.busy = 0
         assert first.process.wait(60) == 0
         assert first.status()["phase"] == "done"

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -64,32 +65,119 @@ def test_a_plan_that_leads_elsewhere_is_refused(plan: HostPlan, tmp_path: Path, 
         read_plan(path)
 
 
-@pytest.mark.parametrize("link", ["snapshots", "blobs", "snapshots/" + "c" * 40, ""])
-def test_a_link_to_another_model_is_not_followed(plan: HostPlan, tmp_path: Path, link: str) -> None:
+LINKS = ["snapshots", "blobs", "snapshots/" + "c" * 40, "", ".vcluster", "refs"]
+
+
+@pytest.fixture
+def victim(tmp_path: Path) -> Iterator[Path]:
+    """The folder of another model, which is as it was afterwards."""
     victim = tmp_path / "hub" / "models--victim--model"
     victim.mkdir(parents=True)
-    (victim / FILE.path).write_text("victim")
-    (victim / FILE.blob).write_text("victim")
-    store = Store(plan)
+    content = dict.fromkeys((FILE.path, FILE.blob, f".{FILE.blob}.vcluster-partial", "main", "lock"), "victim" * 9)
+    content[f"{'c' * 40}.json"] = "victim"
+    for name, text in content.items():
+        (victim / name).write_text(text)
+    yield victim
+    assert {path.name: path.read_text() for path in victim.iterdir()} == content
+
+
+def planted(store: Store, link: str, victim: Path) -> None:
     place = store.root / link
     place.parent.mkdir(parents=True, exist_ok=True)
+    if place.is_dir():
+        place.rename(place.with_name("away"))
     place.symlink_to(victim)
-    with pytest.raises(PullError):
+
+
+@pytest.mark.parametrize("link", ["snapshots", "blobs", "snapshots/" + "c" * 40, "", ".vcluster"])
+def test_a_link_to_another_model_is_not_followed(plan: HostPlan, victim: Path, link: str) -> None:
+    store = Store(plan)
+    planted(store, link, victim)
+    with pytest.raises(PullError, match="is a link or a file"):
         store.claim()
+    with suppress(PullError):
         store.prove()
-    assert (victim / FILE.path).read_text() == (victim / FILE.blob).read_text() == "victim"
 
 
-def test_no_link_is_written_into(plan: HostPlan, tmp_path: Path) -> None:
-    victim = tmp_path / "victim"
-    victim.write_text("")
+# fault: remote/pull/no_links.py: below = os.open(name, FOLDER | os.O_NOFOLLOW → below = os.open(name, FOLDER
+@pytest.mark.parametrize("link", LINKS)
+@pytest.mark.parametrize("step", range(3))
+def test_a_link_that_is_put_in_the_way_later_is_not_followed(
+    plan: HostPlan, victim: Path, link: str, step: int
+) -> None:
+    """Between any two writes of a pull."""
+    store = Store(replace(plan, reference="main", damaged=(FILE.path,)))
+
+    def append() -> None:
+        with store.append(FILE) as partial:
+            partial.write(b"x" * 10)
+
+    steps: list[Callable[[], None]] = [store.claim, append, lambda: store.finish(FILE)]
+    for done in steps[:step]:
+        done()
+    planted(store, link, victim)
+    for after in (*steps[step:], store.prove, lambda: store.drop_partial(FILE), store.conclude):
+        with suppress(PullError, OSError):
+            after()
+
+
+@pytest.mark.parametrize("name", [f".{FILE.blob}.vcluster-partial", ".lock", f".{FILE.path}.vcluster-link"])
+def test_no_link_is_written_into(plan: HostPlan, victim: Path, name: str) -> None:
+    store = Store(replace(plan, reference="main"))
+    target = victim / FILE.path
+    for folder in ("blobs", f"snapshots/{plan.commit}", ".vcluster", "refs"):
+        for one in (name, f".{plan.commit}.json.vcluster-new", ".main.vcluster-new"):
+            (store.root / folder).mkdir(parents=True, exist_ok=True)
+            with suppress(FileExistsError):
+                (store.root / folder / one).symlink_to(target)
+    store.claim()
+    with suppress(OSError):
+        store.append(FILE).close()
+    store.drop_partial(FILE)
+    with store.append(FILE) as partial:
+        partial.write(b"x" * FILE.size)
+    store.finish(FILE)
+    store.conclude()
+    assert (store.root / "refs" / "main").read_text() == plan.commit
+    assert (store.root / "snapshots" / plan.commit / FILE.path).read_text() == "x" * 10
+
+
+# fault: remote/pull/store.py: or seen.st_nlink > 1: → or False:
+def test_a_second_name_of_another_models_file_is_not_written(plan: HostPlan, victim: Path) -> None:
     store = Store(plan)
     partial = store.partial(FILE)
     partial.parent.mkdir(parents=True)
-    partial.symlink_to(victim)
-    with pytest.raises(OSError, match="symbolic links"):
+    partial.hardlink_to(victim / FILE.path)
+    with pytest.raises(PullError, match="not a file of its own"):
         store.append(FILE)
-    assert victim.read_text() == ""
+    partial.unlink()
+    os.mkfifo(partial)
+    with pytest.raises(PullError, match="not a file of its own"):
+        store.append(FILE)
+
+
+@pytest.mark.parametrize("rows", ["x", [1], [["../../x", 10, FILE.blob, 1]], [[{}, [], "", 1]], {"a": 1}])
+def test_a_manifest_that_others_wrote_vouches_for_nothing(plan: HostPlan, rows: object) -> None:
+    store = Store(plan)
+    with store.append(FILE) as partial:
+        partial.write(b"y" * FILE.size)
+    store.finish(FILE)
+    manifest = store.root / ".vcluster" / f"{plan.commit}.json"
+    manifest.parent.mkdir()
+    manifest.write_text(json.dumps({"v": 1, "model": "m", "commit": plan.commit, "digest": "a" * 64, "files": rows}))
+    store.prove()
+    assert not store.complete(FILE)
+
+
+def test_a_lock_that_was_removed_with_its_model_guards_nothing(plan: HostPlan, tmp_path: Path) -> None:
+    first, second = Store(plan), Store(plan)
+    first.claim()
+    with pytest.raises(PullError, match="another program writes"):
+        second.claim()
+    first.root.rename(tmp_path / "removed")
+    second.claim()
+    with pytest.raises(PullError, match="another program writes"):
+        Store(plan).claim()
 
 
 SENT = 64 << 20

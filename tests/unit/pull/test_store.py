@@ -14,7 +14,7 @@ from tests.support.models.repositories import pull_hub
 from tests.support.pulls import MODEL, model_files, plan_of, repository, snapshot
 from tests.support.spread import partial_of
 from vllm_cluster.remote.pull.store import Store
-from vllm_cluster.wire.pull import HostPlan, ModelFile
+from vllm_cluster.wire.pull import HostPlan, ModelFile, digest_of
 
 FILES = model_files(200_000)
 
@@ -81,11 +81,11 @@ def test_no_content_is_dropped_while_another_file_of_it_is_read(
     partial_of(store, file).write_bytes(b"x" * file.size)
     store.finish(file)
 
-    def looked_at(path: Path, _: ModelFile) -> bool:
+    def looked_at(path: Path, _: ModelFile) -> str:
         read.append(path.exists())
-        return False
+        return "wrong"
 
-    monkeypatch.setattr("vllm_cluster.remote.pull.store._is_right", looked_at)
+    monkeypatch.setattr("vllm_cluster.remote.pull.store.content_hash", looked_at)
     monkeypatch.setattr(ThreadPoolExecutor, "map", lambda _, look, *of: map(look, *of))
     store.prove()
     assert read == [True, True]
@@ -117,7 +117,7 @@ def test_the_branch_moves_once_all_is_there(plan: HostPlan) -> None:
     assert (store.root / "refs" / "main").read_text() == plan.commit
     manifest = json.loads((store.root / ".vcluster" / f"{plan.commit}.json").read_text())
     assert {row[0] for row in manifest["files"]} == set(FILES)
-    assert manifest["digest"] == store.digest()
+    assert manifest["digest"] == digest_of(plan.files)
 
 
 def test_a_link_that_led_nowhere_is_replaced(plan: HostPlan) -> None:
@@ -133,6 +133,6 @@ def test_a_link_that_led_nowhere_is_replaced(plan: HostPlan) -> None:
 
 def test_two_hosts_compare_names_sizes_and_contents(plan: HostPlan) -> None:
     other = HostPlan(**{**vars(plan), "files": tuple(reversed(plan.files))})
-    assert Store(other).digest() == Store(plan).digest()
+    assert digest_of(other.files) == digest_of(plan.files)
     less = HostPlan(**{**vars(plan), "files": plan.files[1:]})
-    assert Store(less).digest() != Store(plan).digest()
+    assert digest_of(less.files) != digest_of(plan.files)

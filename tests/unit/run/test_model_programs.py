@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from tests.support.paths import ROOT
 from tests.support.pulls import MODEL, ask_program, contents, model_files, plan_of, repository
 from vllm_cluster.remote.pull.download import Download
 from vllm_cluster.remote.pull.store import Store
-from vllm_cluster.wire.pull import HostPlan
+from vllm_cluster.wire.pull import HostPlan, digest_of
 
 FILES = model_files(200_000)
 SHARD = "model-00001-of-00002.safetensors"
@@ -55,7 +56,7 @@ def test_a_whole_model_agrees_with_its_manifest(plan: HostPlan) -> None:
     files = [vars(file) for file in plan.files]
     (row,) = ask(plan, "look", commit=plan.commit, files=files)
     assert (row["whole"], row["bytes"], row["changed"]) == (len(FILES), plan.total, "")
-    assert row["digest"] == Store(plan).digest()
+    assert row["digest"] == digest_of(plan.files)
     named = [ask(plan, "look", commit=plan.commit, reference=name)[0]["named"] for name in ("main", "v2", "")]
     assert named == [True, False, True]
     (by_branch,) = ask(plan, "look", revision="main")
@@ -77,12 +78,16 @@ def test_a_flipped_byte_is_found_and_taken_out_of_the_way_once_that_is_asked(pla
     path = Store(plan).root / "blobs" / next(file.blob for file in plan.files if file.path == SHARD)
     content = bytearray(path.read_bytes())
     content[12345] ^= 1
+    when = path.stat().st_mtime_ns
     path.write_bytes(content)
+    # As a disk changes it, and no program.
+    os.utime(path, ns=(when, when))
     rows = ask(plan, "verify", revision="main")
     assert [(row["path"], row["why"]) for row in of_kind(rows, "damaged")] == [(SHARD, "content differs")]
     assert {row["path"] for row in of_kind(rows, "file")} == set(FILES)
     assert contents(plan)[SHARD] == content
-    ask(plan, "drop", commit=plan.commit, files=of_kind(rows, "damaged"))
+    damaged = tuple(row["path"] for row in of_kind(rows, "damaged"))
+    Store(replace(plan, damaged=damaged)).prove()
     assert SHARD not in contents(plan) and not path.exists()
     assert set(contents(plan)) == set(FILES) - {SHARD}
 
@@ -92,7 +97,7 @@ def test_the_manifest_lists_the_files_while_they_are_as_they_were(plan: HostPlan
     assert {(row["path"], row["size"], row["blob"]) for row in of_kind(rows, "file")} == {
         (file.path, file.size, file.blob) for file in plan.files
     }
-    assert (end["commit"], end["digest"]) == (plan.commit, Store(plan).digest())
+    assert (end["commit"], end["digest"]) == (plan.commit, digest_of(plan.files))
     (Store(plan).root / "snapshots" / plan.commit / SHARD).unlink()
     (end,) = ask(plan, "manifest", revision="main")
     assert (end["changed"], end["digest"]) == (SHARD, "")
@@ -198,6 +203,17 @@ def test_an_interrupted_removal_is_found_and_ended(plan: HostPlan) -> None:
     assert row["there"] and row["size"] > 0
     (removed,) = ask(plan, "remove")
     assert removed["size"] == row["size"] and list(root.parent.iterdir()) == []
+
+
+# fault: remote/image/remove_model.py: if not free: → if not root:
+def test_a_model_that_any_pull_writes_stays(plan: HostPlan) -> None:
+    store = Store(plan)
+    store.claim()
+    for do in ("size", "remove"):
+        (row,) = ask(plan, do)
+        assert row["locked"] and contents(plan) == FILES
+    os.close(store._lock)
+    assert "locked" not in ask(plan, "remove")[0] and not store.root.exists()
 
 
 def test_what_a_symlink_leads_to_stays(plan: HostPlan, tmp_path: Path) -> None:

@@ -40,7 +40,7 @@ def stat_of(path: Path) -> tuple[int, int]:
 
 
 def is_file(path: Any, size: Any, blob: Any) -> bool:
-    """Return whether a model can have such a file: paths of it are removed here, and read on other hosts."""
+    """Return whether a model can have such a file."""
     parts = path.split("/") if isinstance(path, str) else [""]
     whole = isinstance(blob, str) and re.fullmatch("([0-9a-f]{40}([0-9a-f]{24})?)?", blob)
     return not {"", ".", ".."} & {*parts} and type(size) is int and bool(whole)
@@ -242,22 +242,13 @@ def listed(model: ModelFolder) -> dict[str, Any]:
     return {"commit": model.commit, "digest": "" if changed else found.get("digest", ""), "changed": changed}
 
 
-def drop(model: ModelFolder) -> dict[str, Any]:
-    """Take away what is damaged: nothing then reads it, and a pull brings it."""
-    for path in [path for row in model.files for path in (model.place(row["path"]), model.blob(row))]:
-        if not path.parent.resolve().is_relative_to(model.root.resolve()):
-            raise OSError(f"{path.parent} leads out of {model.root}")
-        path.unlink(missing_ok=True)
-    return {}
-
-
 def answer(model: ModelFolder, do: str, asked: dict[str, Any]) -> dict[str, Any]:
     """Do what is asked for, and return the last row."""
     if do in ("list", "hash"):
         return files_of(Path(asked["root"]), model.cache) if do == "list" else hash_files(asked["root"], model.files)
     if do == "seek":
         return seek(model, asked["mark"])
-    simple = {"look": look, "manifest": listed, "verify": verify, "drop": drop}
+    simple = {"look": look, "manifest": listed, "verify": verify}
     return simple[do](model)
 
 

@@ -5,11 +5,13 @@ The message has `do`, and the `folder` below the `cache`. Prints one JSON line.
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import shutil
 import sys
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +39,27 @@ def ensure_own(root: Path, cache: Path, kind: str) -> None:
         raise OSError("nothing was removed: no model, it has no config.json")
 
 
+@contextmanager
+def claimed(root: Path) -> Iterator[bool]:
+    """Hold the lock that a pull holds while it writes, of any cluster; whether it is free."""
+    try:
+        lock = os.open(root / ".vcluster" / "lock", os.O_RDWR | os.O_NOFOLLOW)
+    except FileNotFoundError:
+        yield True  # a pull makes it first of all
+        return
+    try:
+        free = True
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            free = False
+        except OSError:
+            pass  # a file system without locks
+        yield free
+    finally:
+        os.close(lock)
+
+
 def remove(root: Path) -> int:
     """Remove a model, and return the bytes that it took."""
     size = held(root) + held(aside(root))
@@ -54,8 +77,11 @@ def answer(asked: dict[str, Any]) -> dict[str, Any]:
     cache = Path(asked["cache"])
     root = cache / str(asked["folder"])
     ensure_own(root, cache, asked["kind"])
-    if asked["do"] == "remove":
-        return {"size": remove(root)}
+    with claimed(root) as free:
+        if not free:
+            return {"there": True, "size": 0, "locked": True}
+        if asked["do"] == "remove":
+            return {"size": remove(root)}
     return {"there": root.is_dir() or aside(root).is_dir(), "size": held(root) + held(aside(root))}
 
 

@@ -62,12 +62,12 @@ class Download:
             try:
                 self._fetch(file)
             except TooLongError:
-                partial.unlink()
+                self._store.drop_partial(file)
                 continue
             if content_hash(partial, file) == file.blob:
                 self._store.finish(file)
                 return
-            partial.unlink()
+            self._store.drop_partial(file)
         raise PullError(f"{file.path}: {self._plan.endpoint} sends another content than it lists")
 
     def _fetch(self, file: ModelFile) -> None:
@@ -110,7 +110,7 @@ class Download:
         words = str(error).split("\n")[0].split("(Request ID")[0].strip()[:200]
         self.trouble = f"{file.path}: {f'the hub answers {code}' if code else words or type(error).__name__}"
         if code == _BEYOND:
-            self._store.partial(file).unlink(missing_ok=True)
+            self._store.drop_partial(file)
             raise PullError(f"{file.path}: {self._plan.endpoint} sends another size than it lists") from error
         if code in _FINAL:
             raise PullError(self.trouble) from error

@@ -44,7 +44,7 @@ def take(store: Store, file: ModelFile, size: int) -> bool:
     Raises:
         PullError: more bytes are to come than the file has.
     """
-    partial, found = store.partial(file), new_hash(file)
+    found = new_hash(file)
     with store.append(file) as target:
         target.seek(0)
         while data := target.read(PIECE):
@@ -58,7 +58,7 @@ def take(store: Store, file: ModelFile, size: int) -> bool:
     if found.hexdigest() == file.blob:
         store.finish(file)
         return True
-    partial.unlink()
+    store.drop_partial(file)
     return False
 
 

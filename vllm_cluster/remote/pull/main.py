@@ -21,7 +21,7 @@ from vllm_cluster.remote.pull.origin import Copy, Fed, is_fed
 from vllm_cluster.remote.pull.plan import PullError, read_plan, write_whole
 from vllm_cluster.remote.pull.spread import SpreadProgress, receive, serve
 from vllm_cluster.remote.pull.store import Store
-from vllm_cluster.wire.pull import HERE, HostPlan
+from vllm_cluster.wire.pull import HERE, HostPlan, digest_of
 
 # Its plan, its token, and its status: where any user of a container may write.
 FOLDER = Path(os.environ.get("VCLUSTER_PULL", "/tmp"))  # noqa: S108 - the container's own
@@ -63,7 +63,6 @@ class Pull:
 
     def _bring(self) -> None:
         plan, store = self.plan, self.store
-        store.root.mkdir(parents=True, exist_ok=True)
         store.claim()
         self.phase = "verifying"
         store.prove()
@@ -159,7 +158,7 @@ class Pull:
             "at": time.time(),
         }
         if self.phase in ("serving", "done"):
-            row["digest"] = self.store.digest()
+            row["digest"] = digest_of(self.plan.files)
         with suppress(OSError):
             write_whole(FOLDER / STATUS, row)
         return there

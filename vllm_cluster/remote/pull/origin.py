@@ -52,7 +52,7 @@ class Copy:
         if self._stop.is_set():
             return
         if partial.stat().st_size != file.size or content_hash(partial, file) != file.blob:
-            partial.unlink()
+            self._store.drop_partial(file)
             raise PullError(f"{file.path} changes while it is copied")
         self._store.finish(file)
 

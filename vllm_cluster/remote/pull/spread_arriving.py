@@ -110,7 +110,7 @@ class Arriving:
         self._fetches += 1
         wrong = f"{self.file.path}: wrong hash (from {', '.join(sorted(self.senders)) or 'an earlier run'})"
         # Not truncated: an answer that is being sent from it would continue with other bytes.
-        self._path.unlink(missing_ok=True)
+        self._store.drop_partial(self.file)
         self.avoid |= self.senders
         self.senders, self.bytes, self._hash = set(), 0, None
         if self._fetches >= MAX_FETCHES:

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import fcntl
-import hashlib
 import io
 import json
 import os
+import stat
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from vllm_cluster.remote.pull.plan import PullError, new_hash, write_whole
-from vllm_cluster.wire.pull import HostPlan, ModelFile
+from vllm_cluster.remote.pull.no_links import FILE, folder_of, link, remove, replace
+from vllm_cluster.remote.pull.plan import MAX_PLAN, PullError, new_hash
+from vllm_cluster.wire.pull import HostPlan, Manifest, ManifestRow, ModelFile, digest_of
+from vllm_cluster.wire.reading import RefusedDocument, read
 
 MANIFESTS = ".vcluster"
 PIECE = 8 << 20
@@ -26,13 +29,23 @@ class TooLongError(PullError):
 
 
 class Partial(io.FileIO):
-    """The open file; to be read too. No link is followed."""
+    """The open file of a folder; to be read too. No link is followed, and no other file of that content written."""
 
-    def __init__(self, path: Path, size: int) -> None:
-        """Open it, or make it; one that is too long is emptied."""
-        super().__init__(path, "ab+", opener=lambda name, flags: os.open(name, flags | os.O_NOFOLLOW, 0o644))
-        self._size, self._name = size, path.name
-        if self.length > size:
+    def __init__(self, name: str, size: int, folder: int) -> None:
+        """Open it, or make it; one that is too long is emptied.
+
+        Raises:
+            PullError: what has its name is another file, too.
+        """
+        flags = FILE | os.O_NONBLOCK
+        super().__init__(name, "ab+", opener=lambda path, more: os.open(path, more | flags, 0o644, dir_fd=folder))
+        self._size = size
+        seen = os.fstat(self.fileno())
+        # A pipe would take all of it; a second name is how a file of another model would be emptied here.
+        if not stat.S_ISREG(seen.st_mode) or seen.st_nlink > 1:
+            self.close()
+            raise PullError(f"{name} is not a file of its own: remove it")
+        if seen.st_size > size:
             self.truncate(0)
 
     @property
@@ -60,28 +73,38 @@ class Store:
 
     def __init__(self, plan: HostPlan) -> None:
         self._plan = plan
-        self.root = Path(plan.cache) / plan.folder
+        self._cache = Path(plan.cache)
+        self.root = self._cache / plan.folder
         self._hub = plan.kind == "hub"
 
     def claim(self) -> None:
         """Keep every other pull from writing here until this process ends, also one of another host or cluster.
 
         Raises:
-            PullError: another one writes, or a link leads out of this model's folder.
+            PullError: another one writes, or a link is in the way.
         """
-        if self.root.is_symlink() and self.root.resolve().parent == self.root.parent.resolve():
-            raise PullError(f"{self.root} is a link to another model")
-        for file in self._plan.files:
-            self._inside(self._place(file))
-            self._inside(self._blob(file))
-        path = self._made(self.root / MANIFESTS / "lock")
-        self._lock = path.open("a")
-        try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise PullError("another pull brings this model into this cache: wait until it has ended") from None
-        except OSError:
-            return  # a file system without locks
+        self._cache.mkdir(parents=True, exist_ok=True)
+        for path in {path.parent / "x" for file in self._plan.files for path in (self._place(file), self._blob(file))}:
+            with suppress(FileNotFoundError), self._folder_of(path):
+                pass
+        path = self.root / MANIFESTS / "lock"
+        while True:
+            with self._folder_of(path, make=True) as folder:
+                self._lock = os.open(path.name, os.O_RDWR | os.O_CREAT | FILE, 0o644, dir_fd=folder)
+            try:
+                fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise PullError("another program writes this model in this cache: wait until it has ended") from None
+            except OSError:
+                return  # a file system without locks
+            # Who removes a model holds the lock too: what was removed meanwhile guards nothing.
+            with suppress(FileNotFoundError):
+                if os.path.samestat(path.lstat(), os.fstat(self._lock)):
+                    return
+            os.close(self._lock)
+
+    def _folder_of(self, path: Path, *, make: bool = False) -> AbstractContextManager[int]:
+        return folder_of(path, self._cache, make=make)
 
     def complete(self, file: ModelFile) -> bool:
         """Return whether the file is whole, verified and in its place."""
@@ -109,42 +132,38 @@ class Store:
         """Open the same to append what arrives; it takes no more than the size of the file.
 
         Raises:
-            PullError: a link leads out of this model's folder.
+            PullError: a link is in the way.
         """
-        return Partial(self._made(self.partial(file)), file.size)
+        with self._folder_of(self.partial(file), make=True) as folder:
+            return Partial(self.partial(file).name, file.size, folder)
 
-    def _inside(self, path: Path) -> Path:
-        """The path, unless links on the way lead out of this model's folder."""
-        if not path.parent.resolve().is_relative_to(self.root.resolve()):
-            raise PullError(f"{path.parent} leads out of {self.root}")
-        return path
+    def drop_partial(self, file: ModelFile) -> None:
+        """Remove it; who reads it reads on."""
+        self._remove(self.partial(file))
 
-    def _made(self, path: Path) -> Path:
-        """The same with the folders above it made."""
-        self._inside(path).parent.mkdir(parents=True, exist_ok=True)
-        return path
+    def _remove(self, path: Path) -> None:
+        with suppress(FileNotFoundError), self._folder_of(path) as folder:
+            remove(path.name, folder)
 
     def finish(self, file: ModelFile) -> None:
         """Put the verified partial, or the blob that another file has brought, in its place."""
-        partial, blob, place = self.partial(file), self._blob(file), self._place(file)
-        if _size(partial) >= 0:
-            with partial.open("rb+") as stream:
-                os.fsync(stream.fileno())
-            partial.replace(blob)
+        partial, blob, place = self.partial(file).name, self._blob(file), self._place(file)
+        with self._folder_of(blob, make=True) as folder:
+            with suppress(FileNotFoundError):
+                _sync(os.open(partial, os.O_RDONLY | FILE, dir_fd=folder))
+                os.rename(partial, blob.name, src_dir_fd=folder, dst_dir_fd=folder)
+            os.fsync(folder)
         if self._hub:
-            fresh = self._made(place).with_name(f".{place.name}.vcluster-link")
-            fresh.unlink(missing_ok=True)
-            fresh.symlink_to(os.path.relpath(blob, place.parent))
-            fresh.replace(place)
-        _sync_folder(blob.parent)
-        _sync_folder(place.parent)
+            with self._folder_of(place, make=True) as folder:
+                link(place.name, os.path.relpath(blob, place.parent), folder)
+                os.fsync(folder)
 
     def prove(self) -> None:
         """Hash what is here and no manifest vouches for, and drop what is wrong; then put what is right in its place.
 
-        Such files are of another revision, of the hub's own tools, or were changed since.
+        Such files are of another revision, of the hub's own tools, were changed since, or were found damaged.
         """
-        known = {(path, size, blob): when for path, size, blob, when in self._manifest()}
+        known = {row[:3]: row[3] for row in self._manifest() if row[0] not in self._plan.damaged}
         unknown = {}
         for file in self._plan.files:
             place = self._place(file)
@@ -153,42 +172,44 @@ class Store:
                 continue
             unknown[path] = file
         with ThreadPoolExecutor(STREAMS) as pool:
-            right = list(pool.map(_is_right, unknown, unknown.values()))
+            right = list(pool.map(self._is_right, unknown, unknown.values()))
         # Only once all are hashed: two files may share a blob, and what one drops, another thread may be opening.
         for path, file in [pair for pair, held in zip(unknown.items(), right, strict=True) if not held]:
-            path.unlink(missing_ok=True)
-            self._blob(file).unlink(missing_ok=True)
+            self._remove(path)
+            self._remove(self._blob(file))
         for file in self._plan.files:
             if self._hub and not self.complete(file) and _size(self._blob(file)) == file.size:
                 self.finish(file)
 
-    def _manifest(self) -> list[tuple[str, int, str, int]]:
-        with suppress(OSError, ValueError, KeyError, TypeError):
-            return [tuple(row) for row in json.loads(self._manifest_path().read_text())["files"]]
-        return []
+    def _is_right(self, path: Path, file: ModelFile) -> bool:
+        try:
+            return _size(path) == file.size and content_hash(path, file) == file.blob
+        except OSError:
+            # Where a disk was found to give it no more, it comes again.
+            if file.path not in self._plan.damaged:
+                raise
+            return False
+
+    def _manifest(self) -> tuple[ManifestRow, ...]:
+        with suppress(OSError, RefusedDocument):
+            return read(Manifest, self._manifest_path().read_bytes(), "the manifest", MAX_PLAN).files
+        return ()
 
     def _manifest_path(self) -> Path:
         return self.root / MANIFESTS / f"{self._plan.commit or 'manifest'}.json"
 
     def conclude(self) -> None:
         """Once every file is there: the manifest, then the name of the branch or tag."""
-        rows = []
-        for file in self._plan.files:
-            seen = self._place(file).stat()
-            rows.append([file.path, file.size, file.blob, seen.st_mtime_ns])
-        path = self._made(self._manifest_path())
-        named = {"model": self._plan.model, "commit": self._plan.commit}
-        write_whole(path, {"v": 1, **named, "digest": self.digest(), "files": rows})
-        if self._hub and self._plan.reference:
-            reference = self._made(self.root / "refs" / self._plan.reference)
-            fresh = reference.with_name(f".{reference.name}.vcluster-new")
-            fresh.write_text(self._plan.commit)
-            fresh.replace(reference)
+        plan = self._plan
+        rows = [(file.path, file.size, file.blob, self._place(file).stat().st_mtime_ns) for file in plan.files]
+        found = Manifest(1, plan.model, plan.commit, digest_of(plan.files), tuple(rows))
+        self._write(self._manifest_path(), json.dumps(asdict(found)))
+        if self._hub and plan.reference:
+            self._write(self.root / "refs" / plan.reference, plan.commit)
 
-    def digest(self) -> str:
-        """Return what hosts compare: a hash over name, size and content of every file."""
-        rows = sorted(f"{file.path}\0{file.size}\0{file.blob}\n" for file in self._plan.files)
-        return hashlib.sha256("".join(rows).encode()).hexdigest()
+    def _write(self, path: Path, text: str) -> None:
+        with self._folder_of(path, make=True) as folder:
+            replace(path.name, text, folder)
 
     def _place(self, file: ModelFile) -> Path:
         return self.root / "snapshots" / self._plan.commit / file.path if self._hub else self.root / file.path
@@ -205,12 +226,7 @@ def _size(path: Path) -> int:
         return -1
 
 
-def _is_right(path: Path, file: ModelFile) -> bool:
-    return _size(path) == file.size and content_hash(path, file) == file.blob
-
-
-def _sync_folder(path: Path) -> None:
-    number = os.open(path, os.O_RDONLY)
+def _sync(number: int) -> None:
     try:
         os.fsync(number)
     finally:
