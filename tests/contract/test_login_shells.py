@@ -68,6 +68,7 @@ def everything(host: Transport, folder: Path) -> None:
 
 def leased(host: HostConnection, parent: Path) -> None:
     """The lease excludes a second one, and is free again afterwards."""
+    host.open_engine("1.41")
     for _ in range(2):
         with Lease([host], "lab", "up", parent=str(parent)) as first:
             first.acquire()
@@ -125,7 +126,9 @@ def first_stream(host: Transport) -> object:
 
 
 def lease(host: Transport) -> None:
-    Lease([HostConnection("gpu1", host)], "lab", "down").acquire()
+    link = HostConnection("gpu1", host)
+    link.open_engine("1.41")
+    Lease([link], "lab", "down").acquire()
 
 
 @pytest.mark.parametrize("call", [first_words, first_stream, lease])

@@ -14,7 +14,8 @@ from tests.support.hosts import Sandbox
 from vcluster_sandbox import names
 
 HOSTS = ("gpu1", "gpu2")
-LOCK = "/tmp/vcluster/lock"
+# Its folder is named after the host's engine.
+LOCK = "/tmp/vcluster-*/lock"
 IMAGE = names.CPU_IMAGE
 CLUSTER = "io.vcluster.cluster=sandbox"
 ID = "io.vcluster.id"
@@ -160,7 +161,7 @@ def lease_is_free_after(sandbox: Sandbox, began: float, seconds: float) -> float
         AssertionError: not within `seconds`.
     """
     # Opened to be read: `flock FILE` would make a file of root's where the holder has just removed its own.
-    ask = f"until [ ! -e {LOCK} ] || flock -n 9 9<{LOCK}; do sleep 0.02; done 2>/dev/null"
+    ask = f'until set -- {LOCK}; [ ! -e "$1" ] || flock -n 9 9<"$1"; do sleep 0.02; done 2>/dev/null'
     argv = ["docker", "exec", sandbox.container("gpu1"), "timeout", f"{seconds}", "sh", "-c", ask]
     done = subprocess.run(argv, check=False, timeout=seconds + 30)
     assert done.returncode == 0, f"the lease is still held after {seconds:.0f} s"

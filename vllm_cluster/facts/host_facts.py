@@ -122,9 +122,11 @@ class DockerFacts:
     """The Docker daemon of a host; `problem` is the client's error if it does not answer.
 
     `cdi_specs` are the kinds of device that CDI files on the host describe. Whether Docker reads such files is
-    `cdi_enabled`, None where unknown, and `cdi_devices` are those that Docker lists, where it does.
+    `cdi_enabled`, None where unknown, and `cdi_devices` are those that Docker lists, where it does. `id` is what
+    the daemon calls itself, the same by every way to it.
     """
 
+    id: str = ""
     version: str = ""
     api_version: str = ""
     architecture: str = ""

@@ -162,6 +162,7 @@ def _engine(part: Mapping[str, str]) -> DockerFacts:
     toolkit = _VERSION.search(part["toolkit"])
     folders, devices = _json_lists(part["dockercdi"])
     return DockerFacts(
+        id=str(info_json.get("ID") or ""),
         version=str(server.get("Version", "")),
         api_version=api,
         architecture=str(server.get("Arch", "")),

@@ -45,6 +45,7 @@ class HostConnection:
         self._guard: Callable[[], None] = self._refuse
         self._through: tuple[str, ...] = ()
         self._engine: DockerApi | None = None
+        self._engine_id = ""
 
     def fence(self, guard: Callable[[], None], through: Sequence[str]) -> None:
         """From now on ask `guard` before each call that changes the host, and reach Docker through this command."""
@@ -85,9 +86,10 @@ class HostConnection:
         self.connect()
         self.engine.fence(self._dial)
 
-    def open_engine(self, api_version: str) -> DockerApi:
-        """Speak to the host's Docker engine in a version that it knows."""
+    def open_engine(self, api_version: str, engine_id: str = "") -> DockerApi:
+        """Speak to the host's Docker engine in a version that it knows; `engine_id` is what it calls itself."""
         if self._engine is None:
+            self._engine_id = engine_id
             self._engine = self.runtime.docker(self.transport, api_version, self.runtime.clock)
             self._engine.guard = self.ask
             self._engine.fence(self._dial)
@@ -99,6 +101,13 @@ class HostConnection:
         if self._engine is None:
             raise RuntimeError(f"{self.name} was not observed")
         return self._engine
+
+    @property
+    def engine_id(self) -> str:
+        """What the host's Docker engine calls itself, by every way to it; after an observation."""
+        if self._engine is None:
+            raise RuntimeError(f"{self.name} was not observed")
+        return self._engine_id
 
     @property
     def round_trips(self) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -26,7 +27,7 @@ RETRY = 0.5
 # For so long the hosts in hand are kept while a later one is busy: another who lets go does so host by host.
 CONTENTION_SECONDS, RETRY_CONTENTION = 5.0, 0.1
 MAX_ANSWER = 4096
-# Below it, the script makes a folder that only those who may use Docker can enter.
+# Below it, the script makes a folder for each engine that only those who may use it can enter.
 PARENT = "/tmp"  # noqa: S108 - the script verifies owner, group and mode of the folder
 
 GIVEN_UP = "the host released it"
@@ -45,7 +46,6 @@ class _Hold:
 
     connection: HostConnection
     stream: Stream
-    folder: str
     answered: float
     broken: str = ""
 
@@ -132,13 +132,13 @@ class Lease:
         """One attempt on one host: its lock, else who holds it, or what failed."""
         asked = self._runtime.clock.monotonic()
         script = files("vllm_cluster.remote.host").joinpath("lease.sh").read_text()
-        argv = ["sh", "-c", script, "lease", self._parent, self._token, self._who, str(TIME_TO_LIVE)]
+        argv = ["sh", "-c", script, "lease", self._folder(connection), self._token, self._who, str(TIME_TO_LIVE)]
         try:
             stream = connection.transport.open_stream(argv, self._runtime.after(OPEN_SECONDS))
             try:
                 reply, rest = _answer(stream)
                 if reply == "held":
-                    return _Hold(connection, stream, rest, asked)
+                    return _Hold(connection, stream, asked)
                 problem = stream.stderr_tail()
                 stream.close()
             except BaseException:
@@ -159,9 +159,13 @@ class Lease:
             hint=f"on {connection.name}: {fix}",
         )
 
+    def _folder(self, connection: HostConnection) -> str:
+        """Where the lock of a host's engine is: the same for all who reach it, by any socket or name."""
+        return f"{self._parent}/vcluster-{hashlib.sha256(connection.engine_id.encode()).hexdigest()[:16]}"
+
     def _stream_argv(self, hold: _Hold) -> list[str]:
         script = files("vllm_cluster.remote.host").joinpath("lease_stream.sh").read_text()
-        return ["sh", "-c", script, "stream", hold.folder, self._token]
+        return ["sh", "-c", script, "stream", self._folder(hold.connection), self._token]
 
     def send_heartbeat(self) -> bool:
         """Send every host a heartbeat, and read that it still keeps the lock; False once one does not."""
@@ -262,7 +266,7 @@ def _breaking(hold: _Hold) -> Iterator[None]:
 
 
 def _answer(stream: Stream) -> tuple[str, str]:
-    """What the script answers: `held FOLDER`, `busy WHO` or `refused WHY`; what a login shell prints is skipped."""
+    """What the script answers: `held`, `busy WHO` or `refused WHY`; what a login shell prints is skipped."""
     stream.settimeout(OPEN_SECONDS)
     reply = b""
     while len(reply) < MAX_ANSWER and (data := stream.recv(MAX_ANSWER)):

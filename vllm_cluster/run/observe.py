@@ -37,7 +37,7 @@ def observe(
     facts = ask(inventory, connection, deep=deep)
     if engine_problem(facts):
         return facts
-    engine = connection.open_engine(facts.docker.api_version)
+    engine = connection.open_engine(facts.docker.api_version, facts.docker.id)
     engine.owner = user_numbers(inventory.user or "")
     # All of them: one with the name of the wanted container is in its way, with any labels.
     images = engine.images()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Sequence
 from email.utils import formatdate
@@ -10,7 +11,7 @@ from urllib.parse import parse_qsl, urlsplit
 
 from tests.support.sim import blobs, programs
 from tests.support.sim.engine import Answer, FakeEngine, Refused, Request, fetch, reply
-from tests.support.sim.facts import sections
+from tests.support.sim.facts import engine_id, sections
 from tests.support.sim.faults import Fault, Killed, StillWaiting
 from tests.support.sim.world import Lock, Picture, World
 from vllm_cluster.clock import Deadline
@@ -21,7 +22,6 @@ from vllm_cluster.transport.base import Forward, Result, Stream, Target
 FACTS = files("vllm_cluster.remote.host").joinpath("facts.sh").read_bytes()
 LEASE = files("vllm_cluster.remote.host").joinpath("lease.sh").read_text()
 FENCED = files("vllm_cluster.remote.host").joinpath("lease_stream.sh").read_text()
-FOLDER = "/tmp/vcluster"
 DIAL = ("docker", "system", "dial-stdio")
 # Requests that dockerd finishes though no client waits any more; the others are over in a moment.
 SLOW = ("/containers/create", "/start", "/stop", "/restart")
@@ -113,6 +113,7 @@ class FakeTransport:
         if list(argv[-3:-1]) == ["docker", "pull"]:
             return _PullStream(self, world, argv[-1], fault)
         if argv[:3] == ["sh", "-c", LEASE]:
+            self._require_its_lock(argv[4])
             return _LeaseStream(self, world, argv[5], argv[6], float(argv[7]))
         return self._image_stream(argv, command, fault) or _ProgramStream(self, world, command, fault)
 
@@ -133,13 +134,20 @@ class FakeTransport:
 
     def _fence(self, stream: _Stream, argv: Sequence[str]) -> None:
         """lease_stream.sh: a way to Docker that ends with the lease, and is none without it."""
-        if list(argv[:5]) != ["sh", "-c", FENCED, "stream", FOLDER]:
+        if list(argv[:4]) != ["sh", "-c", FENCED, "stream"]:
             raise AssertionError(f"an unknown command: {argv}")
+        self._require_its_lock(argv[4])
         lock = self.machine.lock
         if lock and lock.token == argv[5]:
             lock.ways.append(stream)
         else:
             stream.ended = True
+
+    def _require_its_lock(self, folder: str) -> None:
+        """The lock is that of the engine, which this host alone has."""
+        name = hashlib.sha256(engine_id(self.machine).encode()).hexdigest()[:16]
+        if folder != f"/tmp/vcluster-{name}":
+            raise AssertionError(f"a lock of another engine than {self._name}'s: {folder}")
 
     def judge(self, what: str) -> None:
         """Note what changes a host without its lease."""
@@ -270,7 +278,7 @@ class _LeaseStream(_Stream):
             self.ended = True
         else:
             transport.machine.lock = Lock(who, self, token, world.clock.now, seconds)
-            self.out += f"vcluster-lease held {FOLDER}\n".encode()
+            self.out += b"vcluster-lease held\n"
 
     @property
     def _mine(self) -> Lock | None:

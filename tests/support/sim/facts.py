@@ -15,6 +15,11 @@ REFUSALS = {
 }
 
 
+def engine_id(machine: Machine) -> str:
+    """What its Docker calls itself."""
+    return f"engine-of-{machine.machine_id}"
+
+
 def sections(world: World, machine: Machine, peers: Sequence[str], paths: Sequence[str]) -> str:
     """The sections."""
     nics = [
@@ -29,7 +34,7 @@ def sections(world: World, machine: Machine, peers: Sequence[str], paths: Sequen
     server, info = "", REFUSALS.get(machine.docker, "")
     if not info:
         server = json.dumps({"Version": machine.version, "ApiVersion": machine.api, "Arch": "amd64"})
-        info = json.dumps({"Root": "/var/lib/docker", "Runtimes": {"nvidia": {}, "runc": {}}})
+        info = json.dumps({"Root": "/var/lib/docker", "ID": engine_id(machine), "Runtimes": {"nvidia": {}, "runc": {}}})
     sections = {
         "machine": machine.machine_id,
         "hostname": machine.name,

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import fcntl
+import hashlib
 import os
 import shutil
+import socket
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
@@ -27,23 +29,28 @@ LINKS: list[HostConnection] = []
 @pytest.fixture
 def parent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """Where the folder of the lock is made; with no socket of Docker's it is this user's own."""
-    monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/none.sock")
+    use(monkeypatch, f"unix://{tmp_path}/none.sock")
     yield tmp_path
     while LINKS:
         LINKS.pop().close()
 
 
-def taker(parent: Path, name: str = "gpu1") -> Lease:
+def use(monkeypatch: pytest.MonkeyPatch, endpoint: str) -> None:
+    """Let this machine's docker lead there; where it has none, the variable alone does."""
+    monkeypatch.setenv("DOCKER_HOST", endpoint)
+
+
+def taker(parent: Path, name: str = "gpu1", engine: str = "ENGINE") -> Lease:
     """One who wants the lease of this machine."""
     link = HostConnection(name, LocalTransport(Target(name, name)))
-    link.open_engine("1.41")
+    link.open_engine("1.41", engine)
     LINKS.append(link)
     return Lease([link], "lab", "up", parent=str(parent))
 
 
 def folder(parent: Path) -> Path:
     """The folder of the lock."""
-    return parent / f"vcluster-{os.getuid()}"
+    return parent / f"vcluster-{hashlib.sha256(b'ENGINE').hexdigest()[:16]}"
 
 
 def test_one_at_a_time_and_the_other_learns_who(parent: Path) -> None:
@@ -125,10 +132,97 @@ def test_a_folder_that_others_can_enter_is_refused(parent: Path, mode: int) -> N
     folder(parent).mkdir()
     folder(parent).chmod(mode)
     with pytest.raises(
-        CommandFailed, match=r"not of those who may use Docker: it is a directory of \S+, mode 7"
+        CommandFailed, match=r"not of those who may use Docker at \S+: it is a directory of \S+, mode 7"
     ) as error:
         taker(parent).acquire()
-    assert error.value.hint == f"on gpu1: sudo rm -r {folder(parent)}"
+    assert error.value.hint == f"on gpu1: if no vcluster runs there: sudo rm -r {folder(parent)}"
+
+
+@pytest.fixture
+def rootful(parent: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Where a socket is that is root's, with a group that this user is in, whoever runs the tests."""
+    at, real = tmp_path / "docker.sock", shutil.which("stat")
+    with socket.socket(socket.AF_UNIX) as engine:
+        engine.bind(str(at))
+    program(
+        tmp_path,
+        monkeypatch,
+        "stat",
+        f'case "$*" in "-Lc %u {at}") echo 0 ;; "-Lc %g {at}") id -g ;; *) exec {real} "$@" ;; esac',
+    )
+    return f"unix://{at}"
+
+
+def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, body: str) -> None:
+    """Put a program in front of the one of this name."""
+    path = tmp_path / "bin" / name
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(f"#!/bin/sh\n{body}\n")
+    path.chmod(0o755)
+    if str(path.parent) not in os.environ["PATH"]:
+        monkeypatch.setenv("PATH", f"{path.parent}:{os.environ['PATH']}")
+
+
+# fault: run/lease.py: {hashlib.sha256(connection.engine_id.encode()).hexdigest()[:16]} → {connection.name}
+@pytest.mark.promise("P34")
+@pytest.mark.parametrize("first", [0, 1])
+def test_two_ways_to_one_engine_never_both_have_its_lease(
+    parent: Path, rootful: str, monkeypatch: pytest.MonkeyPatch, first: int
+) -> None:
+    """Also under two names of the host: one comes by root's socket, one by a port, which shows no group."""
+    ways = ["tcp://localhost:2375", rootful]
+    use(monkeypatch, ways[first])
+    one = taker(parent, "gpu1")
+    one.acquire()
+    use(monkeypatch, ways[1 - first])
+    with pytest.raises(CommandFailed, match=f"not of those who may use Docker at {ways[1 - first]}") as error:
+        taker(parent, "node1").acquire()
+    assert error.value.hint == f"on node1: if no vcluster runs there: sudo rm -r {folder(parent)}"
+    one.check()
+    one.release()
+    two = taker(parent, "node1")
+    two.acquire()
+    two.release()
+    assert [entry.name for entry in parent.iterdir() if entry.is_dir()] == ["bin"]
+
+
+# fault: remote/host/lease.sh: unix://*) → none)
+@pytest.mark.promise("P34")
+def test_two_accounts_behind_one_socket_share_a_lock(
+    parent: Path, rootful: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One names the socket, the other has a context that does."""
+    program(tmp_path, monkeypatch, "docker", f'[ "$1 $2" = "context inspect" ] && echo {rootful}')
+    monkeypatch.delenv("DOCKER_HOST")
+    one = taker(parent)
+    one.acquire()
+    assert folder(parent).stat().st_mode & 0o7777 == 0o2770
+    (tmp_path / "bin" / "docker").unlink()
+    use(monkeypatch, rootful)
+    with pytest.raises(Locked, match=r"gpu1 is locked by \S+@\S+ \(vcluster up of lab\)"):
+        taker(parent).acquire()
+    one.release()
+
+
+def test_two_engines_of_one_host_have_a_lease_each(parent: Path) -> None:
+    """As root's Docker and a user's own are (rootless)."""
+    one, other = taker(parent, engine="ENGINE"), taker(parent, engine="OTHER")
+    one.acquire()
+    other.acquire()
+    one.check()
+    one.release()
+    other.release()
+
+
+# fault: remote/host/lease.sh: tcp://127.* | → tcp://* |
+@pytest.mark.parametrize("endpoint", ["tcp://10.0.0.9:2375", "ssh://ann@gpu2", "tcp://localhost.example:1"])
+def test_an_engine_of_another_machine_is_refused(parent: Path, monkeypatch: pytest.MonkeyPatch, endpoint: str) -> None:
+    """Whoever reaches it there meets no lock that is here."""
+    use(monkeypatch, endpoint)
+    with pytest.raises(CommandFailed, match=f"cannot take the lease: its docker leads to {endpoint}$") as error:
+        taker(parent).acquire()
+    assert "docker context use default" in str(error.value.hint)
+    assert list(parent.iterdir()) == []
 
 
 def test_a_lock_that_cannot_be_opened_is_reported(parent: Path) -> None:
@@ -306,7 +400,7 @@ def test_a_suspended_laptop_knows_that_it_has_lost_the_lease(parent: Path) -> No
             now[0] += seconds
 
     link = HostConnection("gpu1", LocalTransport(Target("gpu1", "gpu1")), replace(SYSTEM, clock=Awake()))
-    link.open_engine("1.41")
+    link.open_engine("1.41", "ENGINE")
     LINKS.append(link)
     held = Lease([link], "lab", "up", parent=str(parent))
     held.acquire()

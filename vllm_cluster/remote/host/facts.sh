@@ -137,7 +137,7 @@ section dockercdi
 # that does not know a field prints what comes before it.
 [ -z "$smi" ] || [ "$frozen" ] || limit 20 docker info --format '{{json .CDISpecDirs}}{{"\n"}}{{json .DiscoveredDevices}}' 2>/dev/null | head -c 100000
 section dockerinfo
-wanted='{"Root":{{json .DockerRootDir}},"Runtimes":{{json .Runtimes}},"CgroupDriver":{{json .CgroupDriver}},"CgroupVersion":{{json .CgroupVersion}},"SecurityOptions":{{json .SecurityOptions}}}'
+wanted='{"Root":{{json .DockerRootDir}},"ID":{{json .ID}},"Runtimes":{{json .Runtimes}},"CgroupDriver":{{json .CgroupDriver}},"CgroupVersion":{{json .CgroupVersion}},"SecurityOptions":{{json .SecurityOptions}}}'
 if [ "$frozen" ]; then info="no answer within 10 s"; else info=$(limit 10 docker info --format "$wanted" 2>&1 | tail -n 5); fi
 printf '%s\n' "$info"
 case $info in

@@ -1,43 +1,60 @@
-# Holds this host's lease for as long as heartbeats come in on standard input. Plain POSIX sh and util-linux' flock.
-# Arguments: where the folder of the lock is (/tmp), the holder's token, who holds it, seconds without a heartbeat
+# Holds the lease of this host's Docker for as long as heartbeats come in on standard input. Plain POSIX sh and
+# util-linux' flock. Arguments: the folder of the lock, the holder's token, who holds it, seconds without a heartbeat
 # after which the lease is given up.
-# Prints "vcluster-lease held FOLDER", "vcluster-lease busy WHO", or "vcluster-lease refused WHAT; fix: REMEDY".
-parent=$1 token=$2 who=$3 ttl=$4
+# Prints "vcluster-lease held", "vcluster-lease busy WHO", or "vcluster-lease refused WHAT; fix: REMEDY".
+folder=$1 token=$2 who=$3 ttl=$4 parent=${1%/*}
 export LC_ALL=C
-umask 007
+# Who can enter the folder can use what is in it, root's and the user's own alike; no others can.
+umask 0
 # A laptop that has gone reads no answer: what is to be done here is done all the same.
 trap '' PIPE
 refuse() { echo "vcluster-lease refused $1; fix: $2"; exit 69; }
 command -v flock >/dev/null 2>&1 || refuse "flock is missing" "install util-linux"
 
-# Those who may use Docker share the lease, and no others can hold or read it: the folder has the socket's group.
-# With a Docker of one's own (rootless), or none at a socket, it is one's own.
+# The folder is named after the engine, which every way to it leads to: only one can be there, whoever made it. Those
+# who may use Docker share it, and no others can hold or read it: it has the group of root's socket. The folder of a
+# user's own socket (rootless) is that user's; with no socket (tcp) it is of the account that makes it.
 me=$(id -u)
-socket=${DOCKER_HOST:-unix:///var/run/docker.sock}
-socket=${socket#unix://}
-owner= group=
-[ -S "$socket" ] && owner=$(stat -Lc %u "$socket") && group=$(stat -Lc %g "$socket")
-if [ "${owner:-$me}" = "$me" ] && [ "$me" != 0 ] || [ -z "$owner" ]; then
-    folder=$parent/vcluster-$me format='%F %a %u' wanted="directory 700 $me" group=
-else
-    folder=$parent/vcluster format='%F %a %g' wanted="directory 2770 $group"
-fi
+endpoint=$(docker context inspect --format '{{.Endpoints.docker.Host}}' 2>/dev/null) ||
+    endpoint=${DOCKER_HOST:-unix:///var/run/docker.sock}
+owner=$me group=
+case $endpoint in
+unix://*)
+    socket=${endpoint#unix://}
+    [ -S "$socket" ] && owner=$(stat -Lc %u "$socket")
+    [ -S "$socket" ] && [ "$owner" = 0 ] && group=$(stat -Lc %g "$socket")
+    ;;
+tcp://localhost | tcp://localhost:* | tcp://127.* | tcp://\[::1\]*) ;;
+# A lock here would not exclude those who reach that engine on its own machine.
+*) refuse "its docker leads to $endpoint" "docker context use default, and no DOCKER_HOST but one of this machine" ;;
+esac
+if [ "$group" ]; then
+    format='%F %a %g' wanted="directory 2770 $group"
+    join="add this user to that group: sudo usermod -aG $(stat -Lc %G "$socket") $(id -un)"
+else format='%F %a %u' wanted="directory 700 $owner"; fi
+unused="if no vcluster runs there: sudo rm -r $folder"
 # Makes the folder where it is not there, and looks whose it is.
 prepare() {
     if [ ! -e "$folder" ]; then
         # Whole or not at all: another who comes now must not see a folder that has not its group yet.
         new=$(mktemp -d "$folder.XXXXXX") || refuse "$parent is not writable" "look at: ls -ld $parent; df $parent"
-        if [ -n "$group" ] && ! { chgrp "$group" "$new" && chmod 2770 "$new"; } 2>/dev/null; then
+        if [ "$group" ] && ! { chgrp "$group" "$new" && chmod 2770 "$new"; } 2>/dev/null; then
             rmdir "$new"
-            remedy="sudo usermod -aG $(stat -Lc %G "$socket") $(id -un)"
-            refuse "$folder cannot be given the group of $socket" "add this user to that group: $remedy"
+            refuse "$folder cannot be given the group of $socket" "$join"
+        fi
+        if [ "$owner" != "$me" ] && [ -z "$group" ] && ! chown "$owner" "$new" 2>/dev/null; then
+            rmdir "$new"
+            refuse "$socket is another user's" "log in as $(stat -Lc %U "$socket")"
         fi
         mv -T "$new" "$folder" 2>/dev/null || rmdir "$new"
     fi
     found=$(stat -c "$format" "$folder" 2>/dev/null)
+    [ "$found" = "$wanted" ] && [ -e "$folder" ] && [ ! -x "$folder" ] &&
+        refuse "$folder has the group of $socket, which this user is not in" "$join"
     [ -z "$found" ] || [ "$found" = "$wanted" ] && return
     whose=$(stat -c 'a %F of %U:%G, mode %a' "$folder" 2>/dev/null) || return
-    refuse "$folder is not of those who may use Docker: it is $whose" "sudo rm -r $folder"
+    # It may be in use, by an account that reaches this engine in another way.
+    refuse "$folder is not of those who may use Docker at $endpoint: it is $whose" "$unused"
 }
 
 born() { stat=$(cat "/proc/$1/stat" 2>/dev/null) && set -- ${stat##*)} && echo "${20}"; }
@@ -57,7 +74,7 @@ while :; do
     if ! { command exec 9>>"$folder/lock"; } 2>/dev/null; then
         whose=$(stat -c '%F of %U:%G, mode %a' "$folder/lock" 2>/dev/null) || continue
         [ -f "$folder/lock" ] && [ -w "$folder/lock" ] ||
-            refuse "$folder/lock is not of those who may use Docker: it is a $whose" "sudo rm -r $folder"
+            refuse "$folder/lock is not of those who may use Docker: it is a $whose" "$unused"
         continue
     fi
     flock -n 9
@@ -85,7 +102,7 @@ trap 'exit 143' HUP INT TERM
 kill_streams
 printf '%s\n' "$who" >"$folder/holder"
 printf '%s\n' "$token" >"$folder/token"
-echo "vcluster-lease held $folder"
+echo "vcluster-lease held"
 # Each heartbeat is answered: only so does the holder know that it arrived. No child keeps the lock.
 while :; do
     timeout "$ttl" sh -c 'read -r beat || exit 1; [ "$beat" != end ] || exit 3; echo .' 9>&-
