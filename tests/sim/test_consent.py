@@ -16,7 +16,7 @@ from tests.support.sim.lab import Outcome, Person
 from tests.support.sim.world import World
 from vllm_cluster.actions.consent import Confirm
 from vllm_cluster.batch.progress import Progress
-from vllm_cluster.errors import UsageError, VclusterError
+from vllm_cluster.errors import Aborted, UsageError, VclusterError
 from vllm_cluster.inventory.model import Inventory
 
 INVENTORY = make.inventory(2)
@@ -36,11 +36,12 @@ def verbs(confirm: Confirm) -> dict[str, tuple[Inventory, lab.Verb]]:
 
 
 VERBS = tuple(verbs(lambda _: None))
+REMOVE = "remove cluster lab with its API key and history?"
 THEN = {
     "up": " and the running nodes on gpu1, gpu2?",
     "serve": " and serve org/other?",
     "stop": "?",
-    "down": " and remove the cluster?",
+    "down": f" and {REMOVE}",
 }
 
 
@@ -85,7 +86,7 @@ BATCH = {
 }
 
 
-# fault: actions/consent.py: self.nodes or self.batches or self.unlisted) → self.nodes or self.unlisted)
+# fault: actions/consent.py: self.nodes or self.batches or self.unlisted → self.nodes or self.unlisted
 @pytest.mark.parametrize("served", [True, False])
 def test_down_asks_before_it_deletes_a_batch_that_is_not_fetched(world: World, served: bool) -> None:
     if not served:
@@ -95,12 +96,55 @@ def test_down_asks_before_it_deletes_a_batch_that_is_not_fetched(world: World, s
     refused = run(world, "down", person)
     delete = "elete 1 unfetched batch on the head (/home/ann/out.jsonl of ann@laptop: running, 404/2000 answered)"
     model = "Stop org/model (ready for 3 h, 2 requests running) on lab, d"
-    assert person.asked == [f"{model if served else 'D'}{delete} and remove the cluster?"]
+    assert person.asked == [f"{model if served else 'D'}{delete} and {REMOVE}"]
     assert isinstance(refused.error, UsageError)
     assert refused.error.again == ("--yes",)
     assert refused.script.changing == []
     assert run(world, "down", Person(True)).error is None
     assert world.machines["gpu1"].box("vcluster-lab") is None
+
+
+# fault: actions/consent.py: elif always and first → elif first
+def test_down_asks_a_person_of_an_idle_cluster_too(world: World) -> None:
+    """Without a terminal that alone needs no answer; where nothing is left there is nothing to ask."""
+    assert run(world, "stop", Person(True)).error is None
+    person = Person(False)
+    refused = run(world, "down", person)
+    assert person.asked == ["Remove cluster lab with its API key and history?"]
+    assert isinstance(refused.error, Aborted)
+    assert refused.script.changing == []
+    assert run(world, "down", Person(None)).error is None
+    assert run(world, "down", Person()).error is None
+    assert world.machines["gpu1"].volumes == {}
+
+
+# fault: actions/down.py: return replace(stops, pulls=pulls) → return stops
+def test_down_names_the_pull_that_it_ends(world: World) -> None:
+    """One that has ended is not named, and a yes to one pull is none to another that begins before the lease."""
+    assert run(world, "stop", Person(True)).error is None
+    make.part_of_a_pull(world, "gpu1", "done")
+    make.part_of_a_pull(world, "gpu2", "receiving")
+    person = Person(None)
+    refused = run(world, "down", person)
+    assert person.asked == [f"End the pull of org/new@{'c' * 40} to gpu2 and {REMOVE}"]
+    assert isinstance(refused.error, UsageError)
+    assert (refused.error.again, refused.script.changing) == (("--yes",), [])
+    machine = world.machines["gpu2"]
+    pull = machine.box("vcluster-lab-pull")
+    assert pull
+
+    def hook(call: Call) -> None:
+        if call.what == "lease":
+            script.hook = lambda _: None
+            pull.files.update({name: one.replace(b"org/new", b"org/two") for name, one in pull.files.items()})
+
+    script = Script(hook=hook)
+    person = Person(True, False)
+    assert isinstance(run(world, "down", person, script).error, Aborted)
+    assert "the pull of org/two" in person.asked[1]
+    assert pull.id in machine.boxes
+    assert run(world, "down", Person(True)).error is None
+    assert pull.id not in machine.boxes
 
 
 # fault: actions/consent.py: left = _left_behind(plan, containers, fleet) → left = Stops()
@@ -158,12 +202,12 @@ def test_down_asks_where_the_batches_on_the_head_cannot_be_listed(world: World, 
     done = run(world, "down", person, script)
     assert done.seconds < 30
     if not there:
-        assert (done.error, person.asked) == (None, [])
+        assert (done.error, person.asked) == (None, [REMOVE.capitalize().replace("api", "API")])
         return
     assert isinstance(done.error, UsageError), done.story()
     (question,) = person.asked
     assert question.startswith(f"Delete the batches on gpu1 that cannot be listed ({why}"), question
-    assert question.endswith(") and remove the cluster?")
+    assert question.endswith(f") and {REMOVE}")
     assert done.script.changing == []
     assert run(world, "down", Person(True)).error is None
     assert machine.volumes == {}
@@ -242,7 +286,7 @@ def test_what_is_served_already_asks_nothing(world: World) -> None:
 
 def test_nothing_served_asks_nothing(world: World) -> None:
     assert lab.run(world, INVENTORY, lab.do_stop).error is None
-    for verb in ("stop", "serve", "stop", "down"):
+    for verb in ("stop", "serve", "stop"):
         confirm = Person() if verb != "stop" or serves(world) is None else Person(True)
         assert run(world, verb, confirm).error is None
 
@@ -318,7 +362,8 @@ def test_down_without_its_head_asks_with_an_unknown_model(world: World) -> None:
     world.machines["gpu1"].reachable = False
     person = Person(None)
     refused = run(world, "down", person)
-    assert person.asked == ["Stop the model of lab (unknown: the head gpu1 did not answer) and remove the cluster?"]
+    (question,) = person.asked
+    assert question.startswith("Stop the model of lab (unknown: the head gpu1 did not answer) and remove cluster lab")
     assert refused.script.changing == []
 
 

@@ -10,19 +10,18 @@ import pytest
 
 from tests.support.sim import lab, life, make
 from tests.support.sim.lab import Outcome
-from tests.support.sim.world import Box, File, World, identity
+from tests.support.sim.world import Box, World
 from vllm_cluster.actions.assess import reached
 from vllm_cluster.actions.models import RunningPull, running_pulls
 from vllm_cluster.actions.models_remove import remove
-from vllm_cluster.core.pull import STATUS, container_name
-from vllm_cluster.core.spec import CLUSTER
+from vllm_cluster.core.pull import STATUS
 from vllm_cluster.errors import Aborted, InventoryError, Locked, PreflightFailed, UsageError
 from vllm_cluster.events import Emit
 from vllm_cluster.inventory.model import Inventory
 from vllm_cluster.run.runtime import Runtime
 
 OTHER, SERVED = "org/other", "org/model"
-SIZE = 16_100_000_000
+SIZE = make.MODEL_SIZE
 
 
 @pytest.fixture
@@ -191,21 +190,10 @@ def test_a_host_that_is_not_there_is_refused(world: World) -> None:
     assert isinstance(outcome.error, InventoryError) and outcome.script.calls == []
 
 
-def part_of_a_pull(world: World, host: str, phase: str) -> None:
-    """A host's part of a pull."""
-    machine = world.machines[host]
-    name = container_name("lab")
-    image = next(iter(machine.images))
-    made = Box(identity(host, name), name, image, {"Image": image, "Labels": {CLUSTER: "lab"}}, state="running")
-    row = {"v": 1, "model": "org/new", "commit": "c" * 40, "phase": phase, "bytes": SIZE // 2, "total": SIZE}
-    made.files[STATUS.strip("/")] = File(json.dumps(row).encode())
-    machine.boxes[made.id] = made
-
-
 def test_only_a_pull_that_runs_is_shown_and_a_broken_docker_stops_nothing() -> None:
     world = make.world((2, 2, 2, 2))
     for host, phase in {"gpu1": "downloading", "gpu2": "receiving", "gpu3": "done", "gpu4": "receiving"}.items():
-        part_of_a_pull(world, host, phase)
+        make.part_of_a_pull(world, host, phase)
     world.machines["gpu4"].docker = "stopped"
 
     def verb(inventory: Inventory, emit: Emit, runtime: Runtime) -> Any:

@@ -15,7 +15,7 @@ from vllm_cluster.facts.host_facts import Container, HostFacts
 from vllm_cluster.run.connection import Fleet
 from vllm_cluster.run.node_handle import NodeHandle
 from vllm_cluster.run.program import python
-from vllm_cluster.text import age, count, plural
+from vllm_cluster.text import age, by_hosts, count, plural
 from vllm_cluster.wire.status import ServeStatus
 
 # Asks a person: yes, no, or None without a terminal.
@@ -65,6 +65,8 @@ class Stops:
     unlisted: str = ""
     # Whether they are not deleted, but stay on a host that is the head no more.
     left_behind: bool = False
+    # What is being pulled, by host.
+    pulls: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def consequence(self) -> str:
@@ -77,13 +79,13 @@ class Stops:
     @property
     def anything(self) -> bool:
         """Whether a person must be asked."""
-        return bool(self.served or self.unknown or self.nodes or self.batches or self.unlisted)
+        return bool(self.served or self.unknown or self.nodes or self.batches or self.unlisted or self.pulls)
 
     def within(self, confirmed: Stops) -> bool:
         """Whether an answer about `confirmed` covers this too."""
         known = confirmed.served.generation if confirmed.served else None
         served = self.served is None or self.served.generation == known
-        nodes = self.nodes.items() <= confirmed.nodes.items()
+        nodes = self.nodes.items() <= confirmed.nodes.items() and self.pulls.items() <= confirmed.pulls.items()
         return served and nodes and self._batches_within(confirmed) and (not self.unknown or bool(confirmed.unknown))
 
     def _batches_within(self, confirmed: Stops) -> bool:
@@ -93,7 +95,11 @@ class Stops:
     def action(self, cluster: str) -> str:
         """What is asked for, as a question and a refusal have it: what is stopped, and what is deleted with it."""
         stop = f"stop {self._what(cluster)}" if self.served or self.unknown or self.nodes else ""
-        return ", ".join(filter(None, (stop, *(f"{self._fate[0]} {which}" for which in self._batches))))
+        pulls = (
+            f"end the pull of {model} to {hosts}"
+            for model, hosts in by_hosts((m, h) for h, m in self.pulls.items()).items()
+        )
+        return ", ".join(filter(None, (stop, *(f"{self._fate[0]} {which}" for which in self._batches), *pulls)))
 
     @property
     def _fate(self) -> tuple[str, str]:
@@ -130,18 +136,22 @@ class Consent:
         """Whether this may be stopped without another question."""
         return not stops.anything or (self._confirmed is not None and stops.within(self._confirmed))
 
-    def ask(self, stops: Stops, then: str = "") -> None:
+    def ask(self, stops: Stops, then: str = "", *, always: bool = False) -> None:
         """Ask before anything is stopped; nothing where nothing is, or where it was confirmed already.
 
-        `then` is what follows, for the question: ` and serve lab/llama`.
+        `then` is what follows, for the question: ` and serve lab/llama`. With `always` a person is asked about that
+        alone too; where no person is, it needs no answer.
 
         Raises:
             Aborted: the answer is no.
             UsageError, PreflightFailed: there is no terminal; the latter where the cluster changed since the question.
         """
         first = self._confirmed is None
+        what = f"{stops.action(self._cluster)}{then}".removeprefix(" and ")
         if not self.covers(stops):
-            _require_yes(self._confirm, f"{stops.action(self._cluster)}{then}", first=first)
+            _require_yes(self._confirm, what, first=first)
+        elif always and first and self._confirm(_question(what)) is False:
+            raise Aborted
         self._confirmed = stops
 
 
@@ -155,8 +165,12 @@ def ask_removal(what: str, confirm: Confirm) -> None:
     _require_yes(confirm, f"remove {what}", first=True)
 
 
+def _question(what: str) -> str:
+    return f"{what[0].upper()}{what[1:]}?"
+
+
 def _require_yes(confirm: Confirm, what: str, *, first: bool) -> None:
-    answer = confirm(f"{what[0].upper()}{what[1:]}?")
+    answer = confirm(_question(what))
     if answer is None and first:
         raise UsageError(f"this would {what}; there is no terminal to ask", again=("--yes",))
     if answer is None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 
 from vllm_cluster.actions.assess import ensure_no_errors
@@ -26,6 +27,7 @@ from vllm_cluster.run.members import by_hand, look_at_former, unproven, unreadab
 from vllm_cluster.run.node_handle import NodeHandle
 from vllm_cluster.run.observe import observe, usable
 from vllm_cluster.run.runtime import SYSTEM, Runtime
+from vllm_cluster.run.weights import status
 from vllm_cluster.text import count
 
 
@@ -33,15 +35,15 @@ def down(inventory: Inventory, emit: Emit, *, confirm: Confirm, wait: float = 0.
     """Remove the cluster's containers and volumes, by its id; returns how many were removed.
 
     Raises:
-        Aborted, UsageError, PreflightFailed: something is served, or a batch is not fetched, and its end was not
-            confirmed; or a cluster of the same name that is not this one is on the hosts. Nothing was touched.
+        Aborted, UsageError, PreflightFailed: something is served or pulled, or a batch is not fetched, and its end was
+            not confirmed; or a cluster of the same name that is not this one is on the hosts. Nothing was touched.
         Unreachable, FleetError: on some hosts it could not be done; on the others it was.
     """
     consent = Consent(confirm, inventory.cluster)
     with Fleet(inventory, runtime) as fleet:
         removal = Removal(inventory, fleet, emit)
         while (stops := removal.stops()) is not None:
-            consent.ask(stops, " and remove the cluster")
+            consent.ask(stops, f" and remove cluster {inventory.cluster}{removal.losses}", always=removal.anything)
             with Lease(in_order(fleet, removal.facts), inventory.cluster, "down") as lease:
                 if removal.lock(lease, wait) and removal.is_covered(consent):
                     removal.remove()
@@ -86,6 +88,20 @@ class Removal:
         """How many containers and volumes were removed."""
         return sum(found.total() for found in self._removed.values())
 
+    @property
+    def anything(self) -> bool:
+        """Whether anything of the cluster was found."""
+        return any(seen.volumes or any(map(self._has, seen.containers)) for seen in self.facts.values())
+
+    @property
+    def losses(self) -> str:
+        """What goes with the cluster and comes back with no other, for the question."""
+        return f" with its {'API key and ' if self._loses_key else ''}history"
+
+    @property
+    def _loses_key(self) -> bool:
+        return self.inventory.api_key is None and "api-key" in kept_secrets(self.inventory, self.facts)
+
     def _look_at_former_hosts(self) -> None:
         inventory, facts = self.inventory, self.facts
         found = record_of(inventory, facts)
@@ -120,7 +136,7 @@ class Removal:
         self.failures = {**self.failures, **lost}
 
     def stops(self) -> Stops | None:
-        """What is served now, and the batches that go with the head; None where no host is left to clean."""
+        """What is served or pulled now, and the batches that go with the head; None where no host is left to clean."""
         while self.facts:
             # Each is asked: a worker does not know what its head serves.
             containers, lost = self.fleet.each(self._containers, self.facts)
@@ -133,10 +149,19 @@ class Removal:
                             stops = batches_beside(stops, node, one.state)
             except HostError as error:
                 lost = {**lost, error.host: error}
-            if not lost:
-                return stops
+            pulls, failed = self._pulls(containers)
+            if not {**lost, **failed}:
+                return replace(stops, pulls=pulls)
+            lost = {**lost, **failed}
             self._lose(lost)
         return None
+
+    def _pulls(self, containers: Mapping[str, list[Container]]) -> tuple[dict[str, str], dict[str, VclusterError]]:
+        """What is being pulled by host, and why that cannot be found out on some."""
+        name = container_name(self.cluster)
+        there = [host for host, found in containers.items() if any(one.name == name for one in found)]
+        found, failed = self.fleet.each(lambda connection: status(connection, self.cluster), there)
+        return {host: one.name or "a model" for host, one in found.items() if not one.over}, failed
 
     def lock(self, lease: Lease, wait: float) -> bool:
         """Take the lease; whether every host gave it, else the others are cleaned."""
@@ -216,7 +241,7 @@ class Removal:
 
     def report(self) -> None:
         """Emit the result."""
-        if self.inventory.api_key is None and "api-key" in kept_secrets(self.inventory, self.facts):
+        if self._loses_key:
             self.emit(Event("note", "the API key is removed too; the next vcluster up makes a new one"))
         if self.total:
             hosts = count(sum(1 for found in self._removed.values() if found.total()), "host")

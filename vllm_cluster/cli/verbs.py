@@ -138,8 +138,9 @@ VERBS = {
         _DAILY,
         "up:down",
         "Remove the cluster's containers and volumes from all hosts.",
-        "Keeps images and model caches. Deletes the API key, the history and the batches on the head. It asks first "
-        "where a model is served, or a batch is not fetched.",
+        "Keeps images and model caches. Deletes the API key, the history and the batches on the head, and ends pulls. "
+        "On a terminal it asks first; without one it needs --yes where a model is served or pulled, or a batch is not "
+        "fetched.",
         ("vcluster down", "vcluster down --yes"),
         {0: "no container or volume of it is left", 1: "failed, or the answer was no", **LEASE},
     ),

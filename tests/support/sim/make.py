@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tests.support.sim.world import Box, Machine, Picture, Volume, World, identity
+from tests.support.sim.world import Box, File, Machine, Picture, Volume, World, identity
+from vllm_cluster.core.pull import STATUS, container_name
+from vllm_cluster.core.spec import CLUSTER
 from vllm_cluster.inventory.model import Inventory
 
 IMAGE = "vllm/vllm-openai:v0.33.0"
 BARE = {"vllm": "0.33.0"}
+MODEL_SIZE = 16_100_000_000
 WITH_RAY = {"vllm": "0.33.0", "ray": "2.56.1"}
 
 
@@ -61,3 +65,21 @@ def neighbours(machine: Machine, cluster: str = "lab") -> None:
         machine.boxes[made.id] = made
     for name in (f"vcluster-{cluster}-state-old", f"vcluster-{cluster}-data", "pgdata"):
         machine.volumes[name] = Volume(name, {}, {"file": b"precious"})
+
+
+def part_of_a_pull(world: World, host: str, phase: str) -> None:
+    """A host's part of a pull, half of its 16 GB there."""
+    machine = world.machines[host]
+    name = container_name("lab")
+    image = next(iter(machine.images))
+    made = Box(identity(host, name), name, image, {"Image": image, "Labels": {CLUSTER: "lab"}}, state="running")
+    row = {
+        "v": 1,
+        "model": "org/new",
+        "commit": "c" * 40,
+        "phase": phase,
+        "bytes": MODEL_SIZE // 2,
+        "total": MODEL_SIZE,
+    }
+    made.files[STATUS.strip("/")] = File(json.dumps(row).encode())
+    machine.boxes[made.id] = made
