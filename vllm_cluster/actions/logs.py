@@ -87,7 +87,7 @@ def _reading(
 ) -> Iterator[tuple[LogMerge, list[HostLogs]]]:
     """The logs of the hosts while they are read."""
     merge = LogMerge(runtime.clock, follow=asked.follow)
-    with Fleet(inventory, runtime) as fleet:
+    with Fleet(inventory, runtime, asked.hosts) as fleet:
         hosts: dict[str, HostLogs] = {}
 
         def covered(log: str, address: str) -> bool:

@@ -20,6 +20,7 @@ from vllm_cluster.run.runtime import SYSTEM, Runtime
 from vllm_cluster.transport import locate
 from vllm_cluster.transport.base import Stream, Target, Transport
 from vllm_cluster.transport.jumps import Jumps
+from vllm_cluster.transport.ssh_answers import SshAnswers
 from vllm_cluster.transport.ssh_config import SshEndpoint, ensure_safe_names, ssh_options
 
 # sshd takes about ten new connections at a time (MaxStartups); a laptop's file table has its end too.
@@ -136,7 +137,7 @@ class Fleet:
         self.pull_port = inventory.ports.pull
         _allow_open_files()
         self._jumps = Jumps()
-        # Each is a process of ssh: those that are not reached are not asked for.
+        # Those that are not reached are not asked for.
         found = endpoints(inventory, runtime, at.values())
         _ensure_unique_hosts(inventory, found)
         self.connections = {name: self._connection(inventory, host, found.get(name)) for name, host in at.items()}
@@ -285,9 +286,11 @@ def ssh_line(inventory: Inventory, host: Host) -> list[str]:
 def endpoints(inventory: Inventory, runtime: Runtime, of: Iterable[Host]) -> dict[str, SshEndpoint | None]:
     """Where ssh_config sends each of these hosts that SSH leads to; None where that cannot be found out."""
 
+    answers = SshAnswers(runtime.processes)
+
     def ask(host: Host) -> SshEndpoint | None:
         with suppress(VclusterError):  # the connection asks once more, and fails in the name of its host
-            return locate(ssh_target(inventory, host), runtime.processes)
+            return locate(ssh_target(inventory, host), answers)
         return None
 
     hosts = [host for host in of if _kind(inventory, host) != "local"]

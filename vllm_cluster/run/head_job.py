@@ -97,7 +97,7 @@ class HeadJob:
                 self._runtime.clock.sleep(min(AGAIN_SECONDS, deadline.left()))
 
     def _open(self) -> RunningProgram:
-        fleet = self._stack.enter_context(Fleet(self._inventory, self._runtime))
+        fleet = self._stack.enter_context(Fleet(self._inventory, self._runtime, [self.host]))
         node = open_node(self._inventory, fleet.connections[self.host])
         begun = begin(node, self.folder, self._runtime.after(START_SECONDS))
         running = self._stack.enter_context(begun)

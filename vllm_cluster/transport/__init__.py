@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-import subprocess
 from collections.abc import Callable
-from functools import partial
-from typing import Any, Literal
+from typing import Literal
 
 from vllm_cluster.debug_log import logged
 from vllm_cluster.transport.base import Target, Transport
 from vllm_cluster.transport.jumps import Jumps
-from vllm_cluster.transport.ssh_config import SshEndpoint, resolve, ssh_words
+from vllm_cluster.transport.ssh_config import SshEndpoint, Words, resolve, ssh_words
 
 Kind = Literal["fabric", "openssh", "local"]
 
 
-def locate(target: Target, processes: Callable[..., Any] = subprocess.run) -> SshEndpoint:
+def locate(target: Target, ask: Callable[[Target], Words] = ssh_words) -> SshEndpoint:
     """Where ssh_config sends a host; asked of ssh."""
     with logged(target.name, "ssh -G", target.destination) as call:
-        found = resolve(target, partial(ssh_words, run=processes))
+        found = resolve(target, ask)
         call.result = f"{found.host}:{found.port}"
         return found
 

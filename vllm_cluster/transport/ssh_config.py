@@ -74,13 +74,18 @@ def ensure_safe_names(target: Target) -> None:
     _refuse(_BAD_HOST, target.destination, f"{target.name}: ssh destination")
     if target.user is not None:
         _refuse(_BAD_USER, target.user, f"{target.name}: ssh user")
-    for hop in _hops(target.jump):
+    for hop in hops(target.jump):
         _refuse(_BAD_HOST, hop, f"{target.name}: jump host")
 
 
 def ssh_words(target: Target, run: Callable[..., Any] = subprocess.run) -> dict[str, list[str]]:
     """The options for a host as `ssh -G` resolves them, Include and Match among them."""
-    argv = ["ssh", "-G", *ssh_options(target), "--", target.destination]
+    return ask_ssh(target, run)[0]
+
+
+def ask_ssh(target: Target, run: Callable[..., Any], *flags: str) -> tuple[dict[str, list[str]], str]:
+    """What `ssh -G` prints, and its standard error."""
+    argv = ["ssh", "-G", *flags, *ssh_options(target), "--", target.destination]
     try:
         done = run(argv, capture_output=True, timeout=ASK_SECONDS, check=False, stdin=subprocess.DEVNULL)
     except FileNotFoundError:
@@ -90,14 +95,15 @@ def ssh_words(target: Target, run: Callable[..., Any] = subprocess.run) -> dict[
             f"{target.name}: `{shlex.join(argv)}` did not answer within {ASK_SECONDS:.0f} s",
             hint="look for a `Match exec` in ssh_config that hangs",
         ) from None
+    errors = done.stderr.decode("utf-8", "replace").strip()
     if done.returncode:
-        text = done.stderr.decode("utf-8", "replace").strip()
+        text = "\n".join(line for line in errors.splitlines() if not line.startswith(("debug1: ", "OpenSSH_")))
         raise UsageError(f"{target.name}: ssh refuses its configuration: {text}", hint=f"try: {shlex.join(argv)}")
     words: dict[str, list[str]] = {}
     for line in done.stdout.decode("utf-8", "replace").splitlines():
         key, _, value = line.partition(" ")
         words.setdefault(key.lower(), []).append(value)
-    return words
+    return words, errors
 
 
 def ssh_options(target: Target) -> list[str]:
@@ -145,14 +151,14 @@ def _resolve(target: Target, ask: Callable[[Target], Words], seen: tuple[str, ..
             f"{target.name}: the jump hosts lead in a circle: {' → '.join((*seen, place))}",
             hint="give the jump host `ProxyJump none` in ssh_config",
         )
-    hops = _hops(_one(words, "proxyjump"))
-    if not hops:
+    through = hops(_one(words, "proxyjump"))
+    if not through:
         return resolved
     # As in ssh: the last hop is reached through those before it; the first by what ssh_config has for it.
     hop = Target(
         name=target.name,
-        destination=hops[-1],
-        jump=",".join(hops[:-1]) or None,
+        destination=through[-1],
+        jump=",".join(through[:-1]) or None,
         config=target.config,
         accept_new_keys=target.accept_new_keys,
     )
@@ -213,13 +219,22 @@ def _one(words: Words, key: str) -> str | None:
     return value if value and value != "none" else None
 
 
-def _hops(jump: str | None) -> list[str]:
+def hops(jump: str | None) -> list[str]:
+    """The jump hosts that a ProxyJump lists, the one next to this machine first."""
     return [] if jump is None or jump == "none" else jump.split(",")
 
 
 def _files(line: str) -> list[str]:
     """The paths on a line of `ssh -G`, which quotes none: a word that begins no path is the rest of the one before."""
     return re.split(r" (?=[/~%$]|none\b)", line)
+
+
+def config_lines(file: Path) -> Iterator[tuple[str, list[str]]]:
+    """The lines of an ssh_config, each as its key in small letters and the words behind it."""
+    for line in file.read_text("utf-8", "replace").splitlines():
+        key, *rest = re.split(r"\s*=\s*|\s+", line.strip(), maxsplit=1)
+        if key and not key.startswith("#"):
+            yield key.lower(), _split("".join(rest))
 
 
 def _split(line: str) -> list[str]:
@@ -257,15 +272,13 @@ def _host_names(file: Path, seen: tuple[Path, ...]) -> Iterator[str]:
     if file in seen or len(seen) > 16:
         return
     try:
-        lines = file.read_text("utf-8", "replace").splitlines()
+        lines = list(config_lines(file))
     except OSError as error:
         raise UsageError(f"cannot read {file}: {error.strerror}") from None
-    for line in lines:
-        key, _, rest = line.strip().replace("=", " ", 1).partition(" ")
-        words = _split(rest.strip())
-        if key.lower() == "host":
+    for key, words in lines:
+        if key == "host":
             yield from words
-        elif key.lower() == "include":
+        elif key == "include":
             for word in words:
                 # Relative ones lie in ~/.ssh, wherever the including file is.
                 for path in sorted(glob.glob(str(expanded("~/.ssh") / expanded(word)))):  # noqa: PTH207 - no absolute one
