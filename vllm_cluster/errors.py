@@ -16,6 +16,7 @@ VclusterError            1   something failed
 │   ├── ConnectionLost   1   the connection broke: what was sent may have happened
 │   │   └── LeaseLost   75   the lease ended under way: another run may change the cluster now
 │   ├── TimedOut         1   a deadline passed without an answer
+│   ├── DockerError      1   the host answers, and its Docker does not as it should
 │   ├── NodesNotJoined   1   the hosts answer, and Ray has not come together
 │   └── CommandFailed    1   the command ran and failed
 ├── FleetError               several hosts failed, each with its own error
@@ -194,6 +195,10 @@ class TimedOut(HostError):
     """A deadline passed without an answer."""
 
     code = "timed-out"
+
+
+class DockerError(HostError):
+    """The host answers, and its Docker refuses, is silent, or answers what cannot be read."""
 
 
 class NodesNotJoined(HostError):

@@ -21,8 +21,8 @@ from vllm_cluster.backends import backend
 from vllm_cluster.checks.registry import engine_problem, preflight
 from vllm_cluster.core.desired import Inputs, desired, settled
 from vllm_cluster.core.diff import diff
-from vllm_cluster.core.identity import cluster_id
-from vllm_cluster.core.kept import kept_secrets
+from vllm_cluster.core.identity import cluster_id, node_of
+from vllm_cluster.core.kept import kept_secrets, secret_ids
 from vllm_cluster.core.spec import LABEL, SPEC, stored_spec
 from vllm_cluster.debug_log import inventory_key, kept
 from vllm_cluster.errors import UsageError, VclusterError
@@ -89,14 +89,12 @@ def _look(inventory: Inventory, connection: HostConnection) -> _Host:
     node = NodeHandle(connection, inventory.cluster)
     inspected = node.container()
     secrets: list[str] = []
-    if inspected:
-        for name, identity in kept_secrets(
-            inventory.model_copy(update={"head": connection.name}), {connection.name: facts}
-        ).items():
-            with suppress(VclusterError):
-                content = node.secret(name, identity)
-                text = (content or b"").decode("utf-8", "replace").strip()
-                secrets += [text, *(text.split() if name == "api-key" else ())]
+    there = node_of(inventory.cluster, facts)
+    for name, identity in secret_ids(there.labels).items() if there else ():
+        with suppress(VclusterError):
+            content = node.secret(name, identity)
+            text = (content or b"").decode("utf-8", "replace").strip()
+            secrets += [text, *(text.split() if name == "api-key" else ())]
     return _Host(facts, collect(connection, inventory.cluster), _without_values(dict(inspected or {})), secrets)
 
 

@@ -11,7 +11,7 @@ from vllm_cluster.core.identity import cluster_id, foreign, node_of
 from vllm_cluster.core.members import Record, former, record_of
 from vllm_cluster.core.node_status import last_words
 from vllm_cluster.core.spec import ROLE, stored_spec
-from vllm_cluster.errors import CommandFailed, ConnectionLost, HostError, ShellUnusable, Unreachable, VclusterError
+from vllm_cluster.errors import ConnectionLost, DockerError, HostError, ShellUnusable, Unreachable, VclusterError
 from vllm_cluster.events import Emit, Event
 from vllm_cluster.facts.host_facts import HostFacts
 from vllm_cluster.inventory.model import Inventory
@@ -166,12 +166,12 @@ def look(inventory: Inventory, connection: HostConnection) -> HostState:
     handle = NodeHandle(connection, inventory.cluster)
     try:
         node = handle.state()
-    except CommandFailed as error:  # it has ended since it was listed
-        return replace(row, state=STOPPED, problem=error.detail, fix=error.hint or "vcluster up")
+    except DockerError as error:
+        return replace(row, state=DOCKER_ERROR, problem=error.detail, fix=error.hint or "")
     except (Unreachable, ConnectionLost):
         raise
-    except HostError as error:
-        return replace(row, state=DOCKER_ERROR, problem=error.detail, fix=error.hint or "")
+    except HostError as error:  # it has ended since it was listed
+        return replace(row, state=STOPPED, problem=error.detail, fix=error.hint or "vcluster up")
     except VclusterError as error:  # what it wrote about itself cannot be read
         return replace(row, state=UNKNOWN, problem=error.message, fix=error.hint or "")
     changed = last_change(handle) if role == "head" else None
@@ -182,10 +182,9 @@ def look(inventory: Inventory, connection: HostConnection) -> HostState:
 
 def unseen(error: VclusterError) -> HostState:
     """A host that could not be looked at: it cannot be reached only where SSH did not get there."""
-    state = UNREACHABLE if isinstance(error, Unreachable | ConnectionLost) else UNKNOWN
+    away = isinstance(error, Unreachable | ConnectionLost)
+    state = UNREACHABLE if away else DOCKER_ERROR if isinstance(error, DockerError) else UNKNOWN
     detail = error.detail if isinstance(error, HostError) else error.message
-    # Without the host's name, which may be any word.
-    state = DOCKER_ERROR if state == UNKNOWN and "Docker" in detail else state
     return HostState(state, problem=detail, fix=error.hint or "")
 
 

@@ -15,7 +15,7 @@ from urllib.parse import quote, urlencode
 from vllm_cluster.clock import SYSTEM_CLOCK, Clock, Deadline
 from vllm_cluster.debug_log import logged
 from vllm_cluster.docker.connection import Connection, Guard, OpenStream, Pool
-from vllm_cluster.errors import CommandFailed, ConnectionLost, HostError, TimedOut, Unreachable
+from vllm_cluster.errors import CommandFailed, ConnectionLost, DockerError, TimedOut, Unreachable
 
 CALL_SECONDS = 30.0
 # Far more than any list or document of Docker's; what comes in pieces (pull, build, files, logs) is bounded there.
@@ -30,13 +30,21 @@ _SAFE = ("GET", "HEAD")
 T = TypeVar("T")
 
 
-class NotFound(CommandFailed):
+class RefusedCall(DockerError, CommandFailed):
+    """Docker does not do what was asked; `returncode` is the status of its answer."""
+
+
+class NotFound(RefusedCall):
     """Docker has no such container, image, volume or file."""
 
     code = "not-found"
 
 
-class Unreadable(HostError):
+class NoAnswer(DockerError, TimedOut):
+    """Docker did not answer within the deadline."""
+
+
+class Unreadable(DockerError):
     """Docker answered, and not with what its API promises."""
 
     code = "unreadable-answer"
@@ -90,7 +98,7 @@ class Reply:
         """Send the request, and read the beginning of the answer.
 
         Raises:
-            CommandFailed: Docker refused it; `returncode` is the status.
+            RefusedCall: Docker refused it.
         """
         call = self._call
         self._connection = connection
@@ -102,7 +110,7 @@ class Reply:
         if status >= http.HTTPStatus.BAD_REQUEST:
             reason = _reason(self.read(MAX_REFUSAL))
             text = f"{call.what}: {reason or response.reason} (Docker API {status})"
-            refusal = NotFound if status == http.HTTPStatus.NOT_FOUND else CommandFailed
+            refusal = NotFound if status == http.HTTPStatus.NOT_FOUND else RefusedCall
             raise refusal(self._host, text, exit_code=status, stderr=reason)
 
     def read(self, limit: int) -> bytes:
@@ -162,7 +170,7 @@ class Reply:
                     raise ConnectionLost(self._host, f"{what}: {error.detail}", hint=error.hint) from error
                 case TimeoutError():
                     text = f"{what}: Docker did not answer within {self._seconds:.0f} s"
-                    raise TimedOut(self._host, text) from error
+                    raise NoAnswer(self._host, text) from error
                 case OSError() | EOFError() | ValueError() | http.client.HTTPException():
                     why = (connection.stderr_tail() if connection else "") or error
                     raise ConnectionLost(self._host, f"{what}: the connection to Docker broke: {why}") from error

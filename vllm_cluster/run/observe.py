@@ -12,7 +12,7 @@ from vllm_cluster.core.desired import STATE_FOLDER
 from vllm_cluster.core.identity import is_copy, node_of
 from vllm_cluster.core.spec import CLUSTER, ID, ROLE, node_name, user_numbers
 from vllm_cluster.docker.client import DockerApi
-from vllm_cluster.errors import CommandFailed, HostError
+from vllm_cluster.errors import CommandFailed, DockerError
 from vllm_cluster.facts import parse
 from vllm_cluster.facts.details import ImageDetails
 from vllm_cluster.facts.host_facts import Container, HostFacts
@@ -65,10 +65,10 @@ def usable(facts: HostFacts) -> HostFacts:
     """These facts, of a host whose Docker can be used.
 
     Raises:
-        HostError: it cannot be.
+        DockerError: it cannot be.
     """
     if problem := engine_problem(facts):
-        raise HostError(facts.host, problem.message, hint=problem.fix)
+        raise DockerError(facts.host, problem.message, hint=problem.fix)
     return facts
 
 

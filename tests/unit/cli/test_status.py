@@ -25,7 +25,8 @@ from vllm_cluster.cli.paste import pasteable
 from vllm_cluster.cli.render import table
 from vllm_cluster.cli.render.status import show_status, status_document
 from vllm_cluster.cli.session import Session
-from vllm_cluster.errors import HostError
+from vllm_cluster.docker.calls import NoAnswer, NotFound, RefusedCall, Unreadable
+from vllm_cluster.errors import ConnectionLost, HostError, Unreachable, VclusterError
 from vllm_cluster.wire.status import GroupNode, GroupStatus, NodeStatus, ServeFailure, ServeStatus
 
 Capture = pytest.CaptureFixture[str]
@@ -276,6 +277,19 @@ def test_a_remedy_of_many_hosts_is_a_line_of_ssh_for_each() -> None:
     assert lines == [f"ssh me@{name} 'docker ps'" for name in names]
 
 
-def test_a_host_called_docker_is_not_taken_for_a_docker_error() -> None:
-    assert unseen(HostError("Docker1", "the script ended early")).state == "unknown"
-    assert unseen(HostError("gpu1", "list containers: Docker did not answer within 30 s")).state == "docker-error"
+# fault: actions/status.py: isinstance(error, DockerError) → "Docker" in error.message
+@pytest.mark.parametrize(
+    ("error", "state"),
+    [
+        (HostError("Docker1", "the script ended early"), "unknown"),
+        (HostError("gpu1", "cannot read its facts: Docker"), "unknown"),
+        (RefusedCall("gpu1", "list containers: no (API 500)", exit_code=500, stderr=""), "docker-error"),
+        (NotFound("gpu1", "inspect x: no (API 404)", exit_code=404, stderr=""), "docker-error"),
+        (NoAnswer("gpu1", "list containers: no answer within 30 s"), "docker-error"),
+        (Unreadable("gpu1", "list containers: the answer cannot be read"), "docker-error"),
+        (ConnectionLost("gpu1", "list containers: the connection to Docker broke"), "unreachable"),
+        (Unreachable("Docker1", "no answer"), "unreachable"),
+    ],
+)
+def test_the_state_of_a_host_is_the_kind_of_its_error_and_no_word_of_it(error: VclusterError, state: str) -> None:
+    assert unseen(error).state == state
