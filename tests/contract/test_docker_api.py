@@ -310,7 +310,7 @@ def test_a_build_streams_lines_and_names_an_image(docker: Docker) -> None:
     assert {"stream": f"Successfully tagged {REPOSITORY}:{docker.label}\n"} in answer.lines
     info = docker.client.image_info(f"{REPOSITORY}:{docker.label}")
     assert info
-    assert info["Config"]["Labels"] == docker.labels
+    assert info.labels == docker.labels
 
 
 def test_a_build_that_fails_reports_it_inside_the_stream(docker: Docker) -> None:

@@ -24,7 +24,7 @@ OURS = re.compile(r"\x1b\[(?:[0-9;]*m|[0-9]*[AGK]|\?25[hl])")
 STEERS = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 
 
-# fault: docker/parse.py: return printable(value) → return value
+# fault: facts/docker_objects.py: return printable(text) → return text
 @pytest.mark.promise("P23")
 @pytest.mark.parametrize(
     ("way", "kind"),

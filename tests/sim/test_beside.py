@@ -12,7 +12,7 @@ from tests.support.sim.world import Box, World
 from vllm_cluster.actions.assess import reached
 from vllm_cluster.core.identity import is_temporary
 from vllm_cluster.events import Emit
-from vllm_cluster.facts.host_facts import Container
+from vllm_cluster.facts.docker_objects import Container
 from vllm_cluster.inventory.model import Inventory
 from vllm_cluster.run.image_contents import look_inside
 from vllm_cluster.run.observe import observe

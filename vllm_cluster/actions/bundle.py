@@ -29,7 +29,9 @@ from vllm_cluster.errors import UsageError, VclusterError
 from vllm_cluster.events import Emit, Event
 from vllm_cluster.explain.diagnosis import diagnose
 from vllm_cluster.explain.scan import scan
-from vllm_cluster.facts.host_facts import HostFacts, Image
+from vllm_cluster.facts.docker_objects import Image
+from vllm_cluster.facts.host_facts import HostFacts
+from vllm_cluster.facts.values import items, mapping
 from vllm_cluster.inventory.model import Inventory
 from vllm_cluster.laptop import cache_folder
 from vllm_cluster.run.connection import Fleet, HostConnection
@@ -55,7 +57,7 @@ class _Host:
 
     facts: HostFacts
     logs: list[Log]
-    inspected: dict[str, Any]
+    inspected: Mapping[str, object]
     secrets: list[str]
 
 
@@ -87,7 +89,6 @@ def _look(inventory: Inventory, connection: HostConnection) -> _Host:
     if engine_problem(facts):
         return _Host(facts, [], {}, [])
     node = NodeHandle(connection, inventory.cluster)
-    inspected = node.container()
     secrets: list[str] = []
     there = node_of(inventory.cluster, facts)
     for name, identity in secret_ids(there.labels).items() if there else ():
@@ -95,7 +96,12 @@ def _look(inventory: Inventory, connection: HostConnection) -> _Host:
             content = node.secret(name, identity)
             text = (content or b"").decode("utf-8", "replace").strip()
             secrets += [text, *(text.split() if name == "api-key" else ())]
-    return _Host(facts, collect(connection, inventory.cluster), _without_values(dict(inspected or {})), secrets)
+    return _Host(
+        facts,
+        collect(connection, inventory.cluster),
+        _without_values(connection.engine.container_document(node.name)),
+        secrets,
+    )
 
 
 def _own_secrets(inventory: Inventory) -> Iterator[str]:
@@ -112,11 +118,11 @@ def _secret_variables(inventory: Inventory) -> Iterator[str]:
             yield value
 
 
-def _without_values(inspected: dict[str, Any]) -> dict[str, Any]:
+def _without_values(inspected: Mapping[str, object]) -> dict[str, object]:
     """The output of `docker inspect`, the values of the environment left out."""
-    config = dict(inspected.get("Config") or {})
-    config["Env"] = [f"{entry.partition('=')[0]}={REDACTED}" for entry in config.get("Env") or ()]
-    config["Labels"] = _our_labels(config.get("Labels") or {})
+    config = mapping(inspected.get("Config"))
+    config["Env"] = [f"{str(entry).partition('=')[0]}={REDACTED}" for entry in items(config.get("Env"))]
+    config["Labels"] = _our_labels({name: str(value) for name, value in mapping(config.get("Labels")).items()})
     return {**inspected, "Config": config}
 
 

@@ -11,7 +11,8 @@ from vllm_cluster.core.node_status import UnreadableStatus
 from vllm_cluster.core.plan import MoveHead, Plan, RecordMembers, RemoveContainer, RestartNode
 from vllm_cluster.core.spec import CLUSTER, HEAD_ADDRESS, ROLE, node_name, stored_spec
 from vllm_cluster.errors import Aborted, ConnectionLost, HostError, PreflightFailed, UsageError
-from vllm_cluster.facts.host_facts import Container, HostFacts
+from vllm_cluster.facts.docker_objects import Container
+from vllm_cluster.facts.host_facts import HostFacts
 from vllm_cluster.run.connection import Fleet
 from vllm_cluster.run.node_handle import NodeHandle
 from vllm_cluster.run.program import python
@@ -280,7 +281,7 @@ def batches_beside(stops: Stops, node: NodeHandle, state: str) -> Stops:
 def served_on(node: NodeHandle) -> Stops:
     """What this head serves or loads; a start that has failed for good is neither."""
     there = node.container()
-    if there is None or there["State"]["Status"] not in _RUNS:
+    if there is None or there.status not in _RUNS:
         return Stops()
     try:
         serve = node.state().serving

@@ -11,11 +11,11 @@ import json
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
-from typing import Any
 
 from vllm_cluster.core.identity import node_of
 from vllm_cluster.core.spec import BASE_IMAGE
-from vllm_cluster.facts.host_facts import HostFacts, Image
+from vllm_cluster.facts.docker_objects import Image, ImageInfo
+from vllm_cluster.facts.host_facts import HostFacts
 
 NODE_IMAGE_REPOSITORY = "vcluster-node"
 
@@ -40,20 +40,16 @@ class Content:
     fingerprint: str
 
 
-def content(config: Mapping[str, Any]) -> Content:
-    """The content of an image, from the output of `docker image inspect`."""
-    layers = (config.get("RootFS") or {}).get("Layers") or ()
-    driver = (config.get("GraphDriver") or {}).get("Name")
-    size, architecture = int(config.get("Size") or 0), str(config.get("Architecture") or "")
-    digest = _fingerprint(layers, config.get("Config") or {})
-    return Content(str(config["Id"]), tuple(map(str, layers)), architecture, size, driver in _CLASSIC, digest)
+def content(image: ImageInfo) -> Content:
+    """The content of an image."""
+    classic = image.driver in _CLASSIC
+    return Content(image.id, image.layers, image.architecture, image.size_bytes, classic, _fingerprint(image))
 
 
-def _fingerprint(layers: Sequence[str], config: Mapping[str, Any]) -> str:
+def _fingerprint(image: ImageInfo) -> str:
     """The digest of what runs: the layers, and how a container of them starts; stores write what is unset in ways."""
-    lists = [list(config.get(key) or ()) for key in ("Env", "Entrypoint", "Cmd")]
-    folder, user = str(config.get("WorkingDir") or "/"), str(config.get("User") or "")
-    return hashlib.sha256(json.dumps([list(layers), *lists, folder, user]).encode()).hexdigest()
+    start = [image.environment, image.entrypoint, image.command, image.folder or "/", image.user]
+    return hashlib.sha256(json.dumps([image.layers, *start]).encode()).hexdigest()
 
 
 def shared_layers(image: Content, others: Iterable[Content]) -> int:

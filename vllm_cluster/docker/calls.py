@@ -16,6 +16,7 @@ from vllm_cluster.clock import SYSTEM_CLOCK, Clock, Deadline
 from vllm_cluster.debug_log import logged
 from vllm_cluster.docker.connection import Connection, Guard, OpenStream, Pool
 from vllm_cluster.errors import CommandFailed, ConnectionLost, DockerError, TimedOut, Unreachable
+from vllm_cluster.wire.reading import RefusedDocument, document
 
 CALL_SECONDS = 30.0
 # Far more than any list or document of Docker's; what comes in pieces (pull, build, files, logs) is bounded there.
@@ -123,7 +124,7 @@ class Reply:
         while piece := self._piece():
             yield piece
 
-    def messages(self) -> Iterator[Mapping[str, Any]]:
+    def messages(self) -> Iterator[Mapping[str, object]]:
         """The JSON objects of a stream of progress, one a line, none longer than `MAX_LINE`."""
         rest = bytearray()
         for piece in self.pieces():
@@ -144,7 +145,7 @@ class Reply:
         with self.failing() as connection:
             return connection.read_some(PIECE)
 
-    def _message(self, line: bytes) -> Iterator[Mapping[str, Any]]:
+    def _message(self, line: bytes) -> Iterator[Mapping[str, object]]:
         if not line.strip():
             return
         try:
@@ -235,15 +236,19 @@ class Calls:
                 self.pool.give_back(connection)
 
     def ask(self, call: Call, read: Callable[[Any], T], deadline: Deadline | None = None) -> T:
-        """What `read` makes of the JSON of the answer."""
+        """What `read` makes of the JSON of the answer.
+
+        Raises:
+            Unreadable: it is not JSON, or of another shape than that of Docker's API.
+        """
         with self.stream(call, deadline) as reply:
             content = reply.read(MAX_ANSWER + 1)
             if len(content) > MAX_ANSWER:
                 raise reply.unreadable(f"it is longer than {MAX_ANSWER >> 20} MB")
         try:
-            return read(json.loads(content) if content else None)
-        except (ValueError, TypeError, LookupError, ArithmeticError, AttributeError, RecursionError) as error:
-            raise reply.unreadable(repr(error)) from error
+            return read(document(content, "", MAX_ANSWER) if content else None)
+        except RefusedDocument as error:
+            raise reply.unreadable(f"{error.field} {error.why}".strip()) from error
 
     def do(self, call: Call, deadline: Deadline | None = None) -> None:
         """Make a call whose answer holds nothing of interest."""

@@ -8,7 +8,7 @@ import posixpath
 import tarfile
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
-from typing import Any
+from typing import Any, TypeVar
 
 from vllm_cluster.clock import SYSTEM_CLOCK, Clock, Deadline
 from vllm_cluster.docker import parse
@@ -18,7 +18,7 @@ from vllm_cluster.docker.log_frames import OutputFrames
 from vllm_cluster.docker.streams import Streams
 from vllm_cluster.docker.volumes import Volumes
 from vllm_cluster.errors import CommandFailed
-from vllm_cluster.facts.host_facts import Container, Image
+from vllm_cluster.facts.docker_objects import Container, ContainerInfo, Image, ImageInfo
 from vllm_cluster.transport.base import Stream, Transport
 
 # The newest that these calls were tried with; Docker speaks older dialects down to its own minimum.
@@ -39,6 +39,8 @@ MAX_READS = 4
 FILE_SECONDS = 120.0
 # Some ten thousand files of an image on a busy disk.
 REMOVE_SECONDS = 300.0
+T = TypeVar("T")
+
 DIAL = ("docker", "system", "dial-stdio")
 
 
@@ -95,19 +97,23 @@ class DockerApi:
         query = {"all": 1, "filters": json.dumps({"label": [label]}) if label else None}
         return self._calls.ask(Call("list containers", "GET", "/containers/json", query), parse.containers)
 
-    def container_info(self, name: str) -> Mapping[str, Any] | None:
+    def container_info(self, name: str) -> ContainerInfo | None:
         """The output of `docker inspect` for a container, None where there is none of that name or id."""
         return self._info(Call(f"inspect {name}", "GET", path("containers", name, "json")), parse.container)
+
+    def container_document(self, name: str) -> dict[str, object]:
+        """All of the output of `docker inspect` for a container, for a report; empty where there is none."""
+        return self._info(Call(f"inspect {name}", "GET", path("containers", name, "json")), parse.whole) or {}
 
     def images(self) -> tuple[Image, ...]:
         """Every image that has a name."""
         return self._calls.ask(Call("list images", "GET", "/images/json"), parse.images)
 
-    def image_info(self, reference: str) -> Mapping[str, Any] | None:
+    def image_info(self, reference: str) -> ImageInfo | None:
         """The output of `docker image inspect`, None where the image is not there."""
         return self._info(Call(f"inspect image {reference}", "GET", path("images", reference, "json")), parse.image)
 
-    def _info(self, call: Call, read: Callable[[Any], Mapping[str, Any]]) -> Mapping[str, Any] | None:
+    def _info(self, call: Call, read: Callable[[Any], T]) -> T | None:
         try:
             return self._calls.ask(call, read)
         except NotFound:
@@ -132,7 +138,7 @@ class DockerApi:
         made = self.image_info(tag)
         if made is None:
             raise CommandFailed(self.host, f"{tag} was built and is not there", exit_code=1, stderr=log)
-        return str(made["Id"])
+        return made.id
 
     def tag(self, image_id: str, repository: str, tag: str) -> None:
         """Give an image another name."""
@@ -145,10 +151,10 @@ class DockerApi:
             call = Call(f"remove image {reference}", "DELETE", path("images", reference))
             self._calls.ask(call, lambda _: None, self._calls.after(REMOVE_SECONDS))
 
-    def create(self, name: str, body: Mapping[str, Any]) -> str:
+    def create(self, name: str, body: Mapping[str, object]) -> str:
         """Create a container from an Engine API body; returns its id."""
         call = Call(f"create {name}", "POST", "/containers/create", {"name": name}, body)
-        return self._calls.ask(call, lambda made: parse.text(made["Id"]))
+        return self._calls.ask(call, lambda made: parse.text(made, "Id"))
 
     def start(self, container: str) -> None:
         """Start a container; no error where it runs."""
@@ -237,7 +243,7 @@ class DockerApi:
             return False
 
 
-def _built(messages: Iterable[Mapping[str, Any]]) -> tuple[str, str]:
+def _built(messages: Iterable[Mapping[str, object]]) -> tuple[str, str]:
     """Read what a build prints: the error in it, empty where it succeeded, and the end of its log."""
     log = ""
     for message in messages:

@@ -1,111 +1,89 @@
-"""Docker's answers as the types that the rest relies on: an answer of another shape is refused where it is read.
-
-Names and labels become one line of printable text: whoever may use a host's Docker writes them, and they are shown.
-"""
+"""Docker's answers as the types of `facts.docker_objects`: an answer of another shape is refused where it is read."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from datetime import datetime
-from typing import Any, cast
+from typing import Any, TypeVar
 
-from vllm_cluster.facts.host_facts import Container, Image
-from vllm_cluster.text import printable
+from vllm_cluster.facts.docker_objects import Container, ContainerInfo, DockerVolume, ExecInfo, Image, ImageInfo
+from vllm_cluster.wire.reading import RefusedDocument, convert
+
+T = TypeVar("T")
+SENDER = "Docker"
 
 
-def text(value: Any) -> str:
-    """A text, its unprintable characters escaped.
+def text(value: Any, key: str) -> str:
+    """The text under a key of an object.
 
     Raises:
-        TypeError: it is of another type; so do all functions here.
+        RefusedDocument: it is not there; so do all functions here where an answer has another shape.
     """
-    if not isinstance(value, str):
-        raise TypeError(f"expected text, got {value!r:.40}")
-    return printable(value)
-
-
-def labels(value: Any) -> dict[str, str]:
-    """Labels by name; Docker writes null where there are none."""
-    return {text(name): text(content) for name, content in _mapping(value or {}).items()}
+    found = _object(value).get(key)
+    if not isinstance(found, str):
+        raise RefusedDocument(SENDER, key, "must be text")
+    return found
 
 
 def containers(value: Any) -> tuple[Container, ...]:
     """A list of containers."""
-    return tuple(
-        Container(
-            text(row["Id"]),
-            text((row["Names"] or ["/"])[0]).lstrip("/"),
-            text(row["State"]),
-            text(row["ImageID"]),
-            labels(row.get("Labels")),
-            text(row.get("Image", "")),
-            text(row.get("Status", "")),
-        )
-        for row in _list(value)
-    )
+    return tuple(_read(Container, row, {"Name": _name(row)}) for row in _list(value))
 
 
 def images(value: Any) -> tuple[Image, ...]:
     """A list of images."""
-    return tuple(
-        Image(
-            text(row["Id"]),
-            _texts(row.get("RepoTags")),
-            _texts(row.get("RepoDigests")),
-            labels(row.get("Labels")),
-            int(row.get("Size") or 0),
-            int(row.get("Created") or 0),
-        )
-        for row in _list(value)
-    )
+    return tuple(_read(Image, row) for row in _list(value))
 
 
-def volumes(value: Any) -> list[Mapping[str, Any]]:
-    """A list of volumes, their labels by name."""
-    rows = _list(value["Volumes"] or [])
-    return [
-        {
-            **row,
-            "Name": text(row["Name"]),
-            "Labels": labels(row.get("Labels")),
-            "UsageData": _mapping(row.get("UsageData") or {}),
-        }
-        for row in rows
-    ]
+def volumes(value: Any) -> tuple[DockerVolume, ...]:
+    """A list of volumes."""
+    return tuple(map(volume, _list(_object(value).get("Volumes"))))
 
 
-def container(value: Any) -> Mapping[str, Any]:
-    """The output of `docker inspect` for a container: its state, when it started and its labels can be relied on."""
-    state, config = _mapping(value["State"]), _mapping(value["Config"])
-    text(value["Id"])
-    text(state["Status"])
-    datetime.fromisoformat(text(state["StartedAt"]))
-    return {
-        **value,
-        "State": {**state, "ExitCode": int(state.get("ExitCode") or 0)},
-        "Config": {**config, "Env": _texts(config.get("Env")), "Labels": labels(config.get("Labels"))},
-    }
+def volume(value: Any) -> DockerVolume:
+    """One volume."""
+    return _read(DockerVolume, value, _object(value).get("UsageData"))
 
 
-def image(value: Any) -> Mapping[str, Any]:
-    """The output of `docker image inspect`: its id, variables, entrypoint and digests can be relied on."""
-    config = _mapping(value.get("Config") or {})
-    text(value["Id"])
-    inner = {**config, "Env": _texts(config.get("Env")), "Entrypoint": _texts(config.get("Entrypoint"))}
-    return {**value, "RepoDigests": _texts(value.get("RepoDigests")), "Config": inner}
+def container(value: Any) -> ContainerInfo:
+    """The output of `docker inspect` for a container."""
+    there = _object(value)
+    labels = _object(there.get("Config")).get("Labels")
+    return _read(ContainerInfo, there.get("State"), {"Id": there.get("Id"), "Labels": labels})
 
 
-def _texts(value: Any) -> tuple[str, ...]:
-    return tuple(text(entry) for entry in _list(value or []))
+def image(value: Any) -> ImageInfo:
+    """The output of `docker image inspect`."""
+    there = _object(value)
+    return _read(ImageInfo, there, *map(there.get, ("Config", "RootFS", "GraphDriver")))
+
+
+def command(value: Any) -> ExecInfo:
+    """The output of an inspection of a command in a container."""
+    return _read(ExecInfo, value)
+
+
+def whole(value: Any) -> dict[str, object]:
+    """All of an object, to be shown as it is."""
+    return _object(value)
+
+
+def _read(kind: type[T], *parts: Any) -> T:
+    """These objects as one; Docker writes null for what is empty."""
+    row = {key: value for part in parts for key, value in _object(part).items() if value is not None}
+    return convert(kind, row, SENDER)
+
+
+def _name(row: Any) -> Any:
+    names = _list(_object(row).get("Names"))
+    return names[0].lstrip("/") if names and isinstance(names[0], str) else names[0] if names else ""
 
 
 def _list(value: Any) -> list[Any]:
-    if not isinstance(value, list):
-        raise TypeError("no list")
-    return value
+    if not isinstance(value, list | None):
+        raise RefusedDocument(SENDER, "", "no list")
+    return value or []
 
 
-def _mapping(value: Any) -> Mapping[str, Any]:
-    if not isinstance(value, dict):
-        raise TypeError("no object")
-    return cast(Mapping[str, Any], value)
+def _object(value: Any) -> dict[str, Any]:
+    if not isinstance(value, dict | None):
+        raise RefusedDocument(SENDER, "", "no object")
+    return value or {}

@@ -9,6 +9,7 @@ from typing import Any
 
 from vllm_cluster.docker import parse
 from vllm_cluster.docker.calls import Call, Calls, Reply, path
+from vllm_cluster.wire.reading import RefusedDocument
 
 # A log is followed, and a command runs, until a person ends it; a broken connection ends both.
 ENDLESS = 10_000_000.0
@@ -54,11 +55,11 @@ class Streams:
     ) -> Iterator[RunningExec]:
         """Start a command in a running container; it looks, or it is a person's own: the guard is not asked."""
         what = f"exec in {container}"
-        body: dict[str, Any] = {"Cmd": list(argv), "AttachStdout": True, "AttachStderr": True, "AttachStdin": True}
+        body: dict[str, object] = {"Cmd": list(argv), "AttachStdout": True, "AttachStderr": True, "AttachStdin": True}
         body |= {"Tty": terminal, "Env": [f"{name}={value}" for name, value in (environment or {}).items()]}
         made = self._calls.ask(
             Call(what, "POST", path("containers", container, "exec"), json=body, reads=True),
-            lambda made: parse.text(made["Id"]),
+            lambda made: parse.text(made, "Id"),
         )
         start = {"Detach": False, "Tty": terminal}
         call = Call(what, "POST", path("exec", made, "start"), json=start, reads=True)
@@ -70,9 +71,9 @@ class Streams:
         clock, best = self._calls.clock, (float("inf"), 0)
         for _ in range(CLOCK_SAMPLES):
             begun = clock.time()
-            theirs = self._calls.ask(Call("ask for the time", "GET", "/info"), lambda info: str(info["SystemTime"]))
+            theirs = self._calls.ask(Call("ask for the time", "GET", "/info"), _time)
             ended = clock.time()
-            offset = datetime.fromisoformat(theirs).timestamp() - (begun + ended) / 2
+            offset = theirs - (begun + ended) / 2
             best = min(best, (ended - begun, int(offset * 1e9)))
         return best[1]
 
@@ -109,7 +110,15 @@ class RunningExec:
     def code(self) -> int | None:
         """Its exit code; None while it runs."""
         call = Call("ask for its exit code", "GET", path("exec", self._id, "json"))
-        return self._calls.ask(call, lambda info: None if info["Running"] else int(info["ExitCode"] or 0))
+        info = self._calls.ask(call, parse.command)
+        return None if info.running else info.exit_code
+
+
+def _time(info: Any) -> float:
+    try:
+        return datetime.fromisoformat(parse.text(info, "SystemTime")).timestamp()
+    except (ValueError, OverflowError):
+        raise RefusedDocument(parse.SENDER, "SystemTime", "is not a date with a time") from None
 
 
 def _when(nanoseconds: int | None) -> str | None:

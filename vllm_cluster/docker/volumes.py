@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from typing import Any
 
 from vllm_cluster.core.spec import HEAD_ADDRESS, ID
 from vllm_cluster.docker import parse
 from vllm_cluster.docker.calls import Call, Calls, NotFound, path
 from vllm_cluster.errors import HostError
+from vllm_cluster.facts.docker_objects import DockerVolume
 
 # Docker adds up the files of every volume.
 LOOK_SECONDS = 120
@@ -24,9 +24,9 @@ class Volumes:
 
     def labelled(self, label: str) -> Mapping[str, Mapping[str, str]]:
         """The volumes that have the label: their labels by name."""
-        return {row["Name"]: row["Labels"] for row in self._listed({"label": [label]})}
+        return {row.name: row.labels for row in self._listed({"label": [label]})}
 
-    def _listed(self, filters: Mapping[str, object]) -> list[Mapping[str, Any]]:
+    def _listed(self, filters: Mapping[str, object]) -> tuple[DockerVolume, ...]:
         call = Call("list volumes", "GET", "/volumes", {"filters": json.dumps(filters)})
         return self._calls.ask(call, parse.volumes)
 
@@ -51,9 +51,9 @@ class Volumes:
         what = f"create volume {name}"
         body = {"Name": name, "Labels": dict(labels)}
         # Docker answers with the one that is there, even if other labels were asked for.
-        has = self._calls.ask(Call(what, "POST", "/volumes/create", json=body), _labels)
+        has = self._calls.ask(Call(what, "POST", "/volumes/create", json=body), parse.volume).labels
         # A Docker that was restarted leaves out the labels here, and knows them all the same.
-        return has or self._calls.ask(Call(what, "GET", path("volumes", name)), _labels)
+        return has or self._calls.ask(Call(what, "GET", path("volumes", name)), parse.volume).labels
 
     def remove(self, name: str) -> None:
         """Remove a volume; no error where it is gone."""
@@ -70,21 +70,14 @@ class Volumes:
         """
         removed = 0
         suspects = {
-            row["Name"]
-            for row in self._listed({"name": [part]})
-            if not (row["Labels"] or row.get("Options")) and wanted(row["Name"])
+            row.name for row in self._listed({"name": [part]}) if not (row.labels or row.options) and wanted(row.name)
         }
         if not suspects:
             return 0
         # Not without `type`: Docker would add up all images and containers too.
         look = Call("look into volumes", "GET", "/system/df", {"type": "volume"})
         for row in self._calls.ask(look, parse.volumes, self._calls.after(LOOK_SECONDS)):
-            usage = row["UsageData"]
-            if row["Name"] in suspects and (usage.get("Size"), usage.get("RefCount")) == (0, 0):
-                self._calls.do(Call(f"remove volume {row['Name']}", "DELETE", path("volumes", row["Name"])))
+            if row.name in suspects and (row.size_bytes, row.users) == (0, 0):
+                self._calls.do(Call(f"remove volume {row.name}", "DELETE", path("volumes", row.name)))
                 removed += 1
         return removed
-
-
-def _labels(answer: Any) -> Mapping[str, str]:
-    return parse.labels(answer.get("Labels"))

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from ipaddress import IPv4Interface, IPv6Interface, ip_interface
 
 from vllm_cluster.facts.details import Details
+from vllm_cluster.facts.docker_objects import Container, Image
 
 TUNNELS = re.compile(r"(tun|wg|tailscale|zt|docker|virbr|cni|flannel)[0-9a-z]*|br-[0-9a-f]{12}")
 TUNNEL_KINDS = ("tun", "wireguard", "ipip", "gre", "sit", "vxlan")
@@ -142,36 +143,6 @@ class DockerFacts:
     missing_cdi_paths: tuple[str, ...] = ()
     cdi_enabled: bool | None = None
     cdi_devices: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
-class Container:
-    """A container as Docker lists it; `status` is its state in Docker's words: Restarting (78) 5 seconds ago."""
-
-    id: str
-    name: str
-    state: str
-    image_id: str
-    labels: Mapping[str, str]
-    image: str = ""
-    status: str = ""
-
-
-@dataclass(frozen=True)
-class Image:
-    """An image of a host with the names and digests it answers to; its size, and when it was made (Unix).
-
-    `content` is the same wherever the image is, while its id depends on how the host's Docker keeps it; asked for
-    where hosts know the images in question by several ids.
-    """
-
-    id: str
-    tags: tuple[str, ...]
-    digests: tuple[str, ...]
-    labels: Mapping[str, str]
-    size_bytes: int = 0
-    created: int = 0
-    content: str = ""
 
 
 @dataclass(frozen=True)

@@ -38,7 +38,7 @@ def ensure_same_image(image: str, wanted: str, plan: Plan, fleet: Fleet) -> None
         """The id of another image; None where it is the same."""
         if connection.name not in new:
             node = NodeHandle(connection, plan.cluster).container()
-            made_from = node["Config"]["Labels"].get(BASE_IMAGE) if node else None
+            made_from = node.labels.get(BASE_IMAGE) if node else None
             return made_from if made_from and not one_image.is_it(connection, made_from) else None
         base = one_image.on(connection) or wanted
         if connection.engine.image_info(node_image_name(base, new[connection.name])):

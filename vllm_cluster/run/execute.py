@@ -292,6 +292,6 @@ class PlanExecution:
         except CommandFailed as error:
             # Docker refuses a second container of one name. The wanted one, of a lost answer, will do.
             there = engine.container_info(spec.name) if error.returncode == 409 else None
-            if there and there["Config"]["Labels"].get(SPEC) == spec.document:
-                return str(there["Id"])
+            if there and there.labels.get(SPEC) == spec.document:
+                return there.id
             raise

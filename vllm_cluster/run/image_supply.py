@@ -179,8 +179,8 @@ class ImageSupply:
             return []
         image, connections = operations[0].image, self.fleet.connections
         wanted = self.image_for(image)
-        config = connections[self.plan.head].engine.image_info(wanted.id) or {}
-        digest = digest_of(image, config.get("RepoDigests", ()))
+        there = connections[self.plan.head].engine.image_info(wanted.id)
+        digest = digest_of(image, there.digests if there else ())
         found = self.fleet.all(lambda connection: held(connection, image), {one.host for one in operations})
         others = [host for host, had in found.items() if had and not wanted.is_it(connections[host], had.id)]
         self._receivers |= set(others)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from datetime import datetime
 from functools import partial
 from importlib.resources import files
 from typing import Any
@@ -205,9 +204,8 @@ class HostLogs:
         """Connect, find the node, and measure how far the host's clock is ahead."""
         open_node(self._inventory, self._connection)
         self._offset = self._connection.engine.streams.clock_offset()
-        if self._asked.previous and (there := self._node.container()) and there["State"]["Status"] == "running":
-            started = datetime.fromisoformat(there["State"]["StartedAt"])
-            self._until = int(started.timestamp() * SECOND)
+        if self._asked.previous and (there := self._node.container()) and there.status == "running":
+            self._until = int(there.started * SECOND)
         self._ready, self.failure = True, None
 
     def _keep(self, feed: Feed) -> None:
@@ -262,10 +260,10 @@ class HostLogs:
             try:
                 self._reconnect()
                 there = self._node.container()
-                if there and there["State"]["Running"]:
+                if there and there.running:
                     self._back()
                     return
-                state = there["State"]["Status"] if there else "missing"
+                state = there.status if there else "missing"
                 self._warn_once(f"the node is {state}; its log continues when it runs again")
             except VclusterError as error:
                 why = error.message.removeprefix(f"{self.host}: ")

@@ -56,13 +56,14 @@ def collect(connection: HostConnection, cluster: str) -> list[Log]:
     there = node.container()
     if there is None:
         return []
-    state = there["State"]
     # A line is as old as the first time in it: of a container that has ended, its end.
-    times = ("StartedAt", "FinishedAt") if state["Status"] == "running" else ("FinishedAt", "StartedAt")
-    shown = {key: state.get(key) for key in ("Status", "ExitCode", "OOMKilled", "Error", *times)}
+    times = [("StartedAt", there.started_at), ("FinishedAt", there.finished_at)]
+    running = there.status == "running"
+    ended = {"ExitCode": there.exit_code, "OOMKilled": there.out_of_memory, "Error": there.error}
+    shown = {"Status": there.status, **ended, **dict(times if running else reversed(times))}
     # Docker's own spelling, for the catalogue knows it so from `docker inspect`.
     logs = [Log(connection.name, "state.json", ((1, json.dumps(shown, separators=(",", ":")).encode() + b"\n"),))]
-    inside = _inside(node) if state["Status"] == "running" else _stopped(node)
+    inside = _inside(node) if running else _stopped(node)
     logs += inside
     # Without times a line could be of any attempt.
     printed = connection.engine.logs(node.name, tail=TAIL, times=True).splitlines(keepends=True)
@@ -70,7 +71,7 @@ def collect(connection: HostConnection, cluster: str) -> list[Log]:
     twice = any(log.name == "serve.log" for log in inside)
     lines = [line for line in printed if not (twice and " [vllm] " in line[:50])]
     logs.append(Log(connection.name, "docker.log", ((1, "".join(lines).encode()),)))
-    logs.append(Log(connection.name, "dmesg", ((1, _kernel(connection, str(state.get("StartedAt", "")))),)))
+    logs.append(Log(connection.name, "dmesg", ((1, _kernel(connection, there.started_at)),)))
     return logs
 
 

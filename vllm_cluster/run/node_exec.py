@@ -138,7 +138,7 @@ def _feed(running: RunningExec, read: Callable[[], bytes]) -> None:
 
 def _require_running(node: NodeHandle) -> None:
     there = node.container()
-    state = there["State"]["Status"] if there else "missing"
+    state = there.status if there else "missing"
     if state != "running":
         text = f"exec: the node is {state}"
         fix = f"on {node.host}: docker unpause {node.name}" if state == "paused" else "vcluster up"

@@ -6,7 +6,6 @@ import json
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from datetime import datetime
 from typing import Any
 
 from vllm_cluster.checks.docker import foreign
@@ -16,6 +15,7 @@ from vllm_cluster.core.identity import node_of
 from vllm_cluster.core.node_status import current, parse_status
 from vllm_cluster.core.spec import node_name
 from vllm_cluster.errors import CommandFailed, HostError, NodeMissing, PreflightFailed, VclusterError
+from vllm_cluster.facts.docker_objects import ContainerInfo
 from vllm_cluster.facts.host_facts import HostFacts
 from vllm_cluster.inventory.model import Inventory
 from vllm_cluster.laptop import whoami
@@ -33,13 +33,13 @@ MAX_SECRET = 64 << 10
 class NodeState:
     """The container as Docker describes it, and the node program's status; None before it has written one."""
 
-    container: Mapping[str, Any]
+    container: ContainerInfo
     status: NodeStatus | None
 
     @property
     def started(self) -> float:
         """When the container was started, by the host's clock: seconds since 1970."""
-        return _timestamp(self.container["StartedAt"])
+        return self.container.started
 
     @property
     def serving(self) -> ServeStatus | None:
@@ -53,7 +53,7 @@ class NodeHandle:
     def __init__(self, connection: HostConnection, cluster: str) -> None:
         self.connection, self.host, self.cluster, self.name = connection, connection.name, cluster, node_name(cluster)
 
-    def container(self) -> Mapping[str, Any] | None:
+    def container(self) -> ContainerInfo | None:
         """The container as `docker inspect` shows it; None where there is none."""
         return self.connection.engine.container_info(self.name)
 
@@ -66,14 +66,13 @@ class NodeHandle:
         found = self.container()
         if found is None:
             raise HostError(self.host, f"container {self.name} is missing", hint="vcluster up")
-        state = found["State"]
-        if state["Status"] in _ENDED:
-            raise self.exit_error(state)
+        if found.status in _ENDED:
+            raise self.exit_error(found)
         raw = self.read("status.json")
         status = parse_status(raw) if raw else None
         # The file outlives the container, and the node program may have stopped.
         now = self.connection.engine.now
-        return NodeState(state, current(status, _timestamp(state["StartedAt"]), now) if status else None)
+        return NodeState(found, current(status, found.started, now) if status else None)
 
     def state_if_running(self) -> NodeState | None:
         """The same; None where the container does not run, or its status cannot be read."""
@@ -81,14 +80,14 @@ class NodeHandle:
             return self.state()
         return None
 
-    def exit_error(self, state: Mapping[str, Any]) -> CommandFailed:
+    def exit_error(self, found: ContainerInfo) -> CommandFailed:
         """A container that should run and does not, with what it printed last."""
         tail = "\n".join(self.connection.engine.logs(self.name, tail=LAST_LINES).strip().splitlines()[-LAST_LINES:])
-        memory = " (killed for lack of memory)" if state.get("OOMKilled") else ""
+        memory = " (killed for lack of memory)" if found.out_of_memory else ""
         return CommandFailed(
             self.host,
-            f"container {self.name} exited with code {state['ExitCode']}{memory}; last log lines:\n{tail}",
-            exit_code=int(state["ExitCode"]),
+            f"container {self.name} exited with code {found.exit_code}{memory}; last log lines:\n{tail}",
+            exit_code=found.exit_code,
             stderr=tail,
         )
 
@@ -129,11 +128,6 @@ class NodeHandle:
     def run(self, program: RemoteProgram, seconds: float, first: Message | None = None) -> Finished:
         """Run a program in the container; see `run.program`."""
         return run(self.connection, program, InNode(self.name), self.connection.runtime.after(seconds), first)
-
-
-def _timestamp(text: str) -> float:
-    # To the fraction: what was written a moment before a restart must not count as new.
-    return datetime.fromisoformat(text).timestamp()
 
 
 def connect_and_observe(inventory: Inventory, connection: HostConnection) -> HostFacts:

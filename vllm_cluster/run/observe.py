@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 from importlib.resources import files
-from typing import Any
 
 from vllm_cluster.checks.registry import engine_problem
 from vllm_cluster.core.desired import STATE_FOLDER
@@ -15,7 +13,8 @@ from vllm_cluster.docker.client import DockerApi
 from vllm_cluster.errors import CommandFailed, DockerError
 from vllm_cluster.facts import parse
 from vllm_cluster.facts.details import ImageDetails
-from vllm_cluster.facts.host_facts import Container, HostFacts
+from vllm_cluster.facts.docker_objects import Container, ImageInfo
+from vllm_cluster.facts.host_facts import HostFacts
 from vllm_cluster.inventory.model import Inventory
 from vllm_cluster.run.connection import HostConnection
 
@@ -101,15 +100,9 @@ def _record(engine: DockerApi, node: Container | None) -> str:
     return (engine.read_file(node.id, f"{STATE_FOLDER}/{RECORD_FILE}") or b"").decode("utf-8", "replace")
 
 
-def _image(config: Mapping[str, Any] | None) -> ImageDetails | None:
+def _image(found: ImageInfo | None) -> ImageDetails | None:
     """Where the image can run, by its own labels and variables."""
-    if config is None:
+    if found is None:
         return None
-    inner = config.get("Config") or {}
-    variables = dict(str(entry).partition("=")[::2] for entry in inner.get("Env") or ())
-    return ImageDetails(
-        id=str(config["Id"]),
-        architecture=str(config.get("Architecture", "")),
-        cuda=variables.get("CUDA_VERSION", ""),
-        entrypoint=tuple(map(str, inner.get("Entrypoint") or ())),
-    )
+    variables = dict(entry.partition("=")[::2] for entry in found.environment)
+    return ImageDetails(found.id, found.architecture, variables.get("CUDA_VERSION", ""), found.entrypoint)

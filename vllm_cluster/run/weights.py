@@ -126,16 +126,14 @@ def status(connection: HostConnection, cluster: str) -> PullStatus:
     found = connection.engine.container_info(name)
     if found is None:
         return PullStatus("gone")
-    state: Mapping[str, Any] = found["State"]
     raw = connection.engine.read_file(name, STATUS)
     row = _row(raw)
-    ended = state["Status"] in ("exited", "dead")
+    ended = found.status in ("exited", "dead")
     if ended and row.get("phase") not in ("done", "failed"):
         words = connection.engine.logs(name, tail=5).strip().split("\n")[-1][-300:]
-        why = "killed for lack of memory" if state.get("OOMKilled") else words or f"exit code {state['ExitCode']}"
+        why = "killed for lack of memory" if found.out_of_memory else words or f"exit code {found.exit_code}"
         return PullStatus("failed", error=f"its program ended: {why}")
-    labels = found["Config"]["Labels"]
-    known = _typed({**_row(labels.get(PULLED, "").encode()), **row})
+    known = _typed({**_row(found.labels.get(PULLED, "").encode()), **row})
     # Created, and its plan is being written; or it is coming back.
     return PullStatus(**{"phase": "starting", **known})
 
@@ -168,7 +166,6 @@ def remove(connection: HostConnection, cluster: str, made_by: str = "") -> None:
     """
     name = container_name(cluster)
     found = connection.engine.container_info(name)
-    labels = found["Config"]["Labels"] if found else {}
     # The plan and the key go with it.
-    if found and labels.get(CLUSTER) == cluster and made_by in ("", labels.get(MAKER)):
-        connection.engine.remove(str(found["Id"]), grace=5)
+    if found and found.labels.get(CLUSTER) == cluster and made_by in ("", found.labels.get(MAKER)):
+        connection.engine.remove(found.id, grace=5)

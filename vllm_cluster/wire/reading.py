@@ -19,8 +19,8 @@ T = TypeVar("T")
 Convert = Callable[[Any, str], Any]
 
 MAX_BYTES = 4 << 20
-# The key of an earlier version, in the metadata of a field.
-ALSO = "also"
+# In the metadata of a field: its key, where that is not its name, and the key of an earlier version.
+KEY, ALSO = "key", "also"
 
 
 class RefusedDocument(ValueError):
@@ -201,8 +201,9 @@ def _of_dataclass(kind: Any) -> Convert:
     def take(value: Any, field: str) -> Any:
         there, found = _object(value, field), {}
         for one, inner in own:
-            name = one.name if one.name in there else one.metadata.get(ALSO, one.name)
-            place = f"{field}.{one.name}".lstrip(".")
+            name = one.metadata.get(KEY, one.name)
+            place = f"{field}.{name}".lstrip(".")
+            name = name if name in there else one.metadata.get(ALSO, name)
             if name in there:
                 found[one.name] = inner(there[name], place)
             elif one.default is MISSING and one.default_factory is MISSING:

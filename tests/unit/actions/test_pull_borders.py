@@ -18,6 +18,7 @@ from vllm_cluster.actions.pull_hosts import PullHosts
 from vllm_cluster.actions.pull_plan import WantedModel
 from vllm_cluster.core.pull import Held, HubModel, make
 from vllm_cluster.errors import HostError
+from vllm_cluster.facts.docker_objects import ContainerInfo
 from vllm_cluster.run import model_cache, weights
 from vllm_cluster.run.runtime import SYSTEM
 from vllm_cluster.wire.pull import ModelFile, digest_of
@@ -140,7 +141,7 @@ def test_a_manifest_of_a_host_is_looked_at(
 @contextmanager
 def status_of(row: dict[str, Any]) -> Iterator[weights.PullStatus]:
     """What is believed of a status."""
-    info = {"State": {"Status": "running"}, "Config": {"Labels": {}}}
+    info = ContainerInfo("1", "running", "2026-11-21T02:00:00Z")
     engine = SimpleNamespace(container_info=lambda _: info, read_file=lambda *_: json.dumps(row).encode())
     connection: Any = SimpleNamespace(engine=engine)
     yield weights.status(connection, "lab")

@@ -15,6 +15,7 @@ from vllm_cluster.actions.pull_hosts import PullHosts
 from vllm_cluster.core.pull import MAKER, PULLED, Held, HubModel, make
 from vllm_cluster.core.spec import CLUSTER
 from vllm_cluster.errors import CommandFailed
+from vllm_cluster.facts.docker_objects import ContainerInfo
 from vllm_cluster.run.runtime import SYSTEM
 from vllm_cluster.run.weights import CONFLICT
 from vllm_cluster.wire.pull import ModelFile
@@ -31,9 +32,9 @@ class Docker:
         self.labels, self.interrupted = labels, interrupted
         self.started = False
 
-    def container_info(self, _name: str) -> dict[str, Any] | None:
-        state = {"Status": "running" if self.started else "created"}
-        return None if self.labels is None else {"Id": "1", "State": state, "Config": {"Labels": self.labels}}
+    def container_info(self, _name: str) -> ContainerInfo | None:
+        state = "running" if self.started else "created"
+        return None if self.labels is None else ContainerInfo("1", state, "0001-01-01T00:00:00Z", labels=self.labels)
 
     def read_file(self, *_: object) -> bytes | None:
         return None

@@ -10,7 +10,8 @@ import pytest
 from tests.support import world
 from vllm_cluster.checks.registry import check_all, preflight, unseen
 from vllm_cluster.facts.details import Details, FileSystem, GpuHealth, ImageDetails, NvLinks
-from vllm_cluster.facts.host_facts import Container, DockerFacts, Gid, Gpu, GpuProcess, Hca, HostFacts, Image, Nic
+from vllm_cluster.facts.docker_objects import Container, Image
+from vllm_cluster.facts.host_facts import DockerFacts, Gid, Gpu, GpuProcess, Hca, HostFacts, Nic
 
 CACHE = FileSystem("/models", "ext4", "/dev/nvme0n1", "/models", 1 << 40)
 WELL = Details(

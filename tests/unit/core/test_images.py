@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from vllm_cluster.core.images import Content, canonical, content, find_image, node_image_name, shared_layers
-from vllm_cluster.facts.host_facts import Image
+from vllm_cluster.facts.docker_objects import Image, ImageInfo
 
 DIGEST = "sha256:" + "12" * 32
 
@@ -37,8 +37,7 @@ def test_the_node_image_is_named_by_base_and_ray() -> None:
 
 
 def stored(*layers: str, driver: str = "overlay2") -> Content:
-    config = {"Id": "sha256:1", "RootFS": {"Layers": layers}, "Size": 5, "Architecture": "arm64"}
-    return content({**config, "GraphDriver": {"Name": driver, "Data": None}})
+    return content(ImageInfo("sha256:1", architecture="arm64", size_bytes=5, layers=layers, driver=driver))
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ from typing import Any, cast
 import pytest
 
 from vllm_cluster.core.log_lines import LogRequest
+from vllm_cluster.docker.parse import container
 from vllm_cluster.run.log_host import ContainerFeed
 from vllm_cluster.run.logs import collect
 from vllm_cluster.run.runtime import SYSTEM
@@ -26,7 +27,7 @@ TIMES = {"StartedAt": "2026-11-21T02:00:00.5Z", "FinishedAt": "2026-11-21T02:00:
 def collected(run: Callable[..., Result]) -> dict[str, bytes]:
     """The logs by name of a host whose container has ended."""
     engine = SimpleNamespace(
-        container_info=lambda _: {"State": {**STATE, **TIMES}},
+        container_info=lambda _: container({"Id": "1", "State": {**STATE, **TIMES}}),
         read_file=lambda *_: None,
         logs=lambda *_, **__: "",
     )

@@ -12,7 +12,7 @@ from tests.support.canned_docker import CannedHost, answer
 from vllm_cluster.core.identity import without_lease
 from vllm_cluster.docker.temporary import TemporaryContainer
 from vllm_cluster.errors import CommandFailed
-from vllm_cluster.facts.host_facts import Container
+from vllm_cluster.facts.docker_objects import Container
 from vllm_cluster.run import model_lookup
 from vllm_cluster.run.connection import HostConnection
 from vllm_cluster.run.program import Finished, InNode, Place, RemoteProgram

@@ -1,0 +1,141 @@
+"""Docker's answers as types: what is used of them is bounded, and an answer of another shape is refused by its key."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.support.canned_docker import always, answer, canned
+from tests.support.depth import cases
+from vllm_cluster.docker.calls import Unreadable
+from vllm_cluster.docker.client import DockerApi
+from vllm_cluster.errors import HostError
+from vllm_cluster.facts.docker_objects import Container, ContainerInfo, DockerVolume, Image, ImageInfo
+
+LISTED = {"Id": "c1", "Names": ["/vcluster-lab"], "State": "running", "ImageID": "sha256:1", "Labels": {"a": "b"}}
+INSPECTED = {
+    "Id": "c1",
+    "State": {"Status": "exited", "Running": False, "ExitCode": 137, "OOMKilled": True, "Error": "",
+              "StartedAt": "2026-11-21T02:00:00.123456789Z", "FinishedAt": "2026-11-21T02:00:02Z"},
+    "Config": {"Labels": {"a": "b"}, "Env": ["A=b"]},
+}  # fmt: skip
+IMAGE = {
+    "Id": "sha256:1", "RepoTags": ["a:1"], "RepoDigests": None, "Architecture": "amd64", "Size": 5, "Created": "2026",
+    "RootFS": {"Type": "layers", "Layers": ["sha256:2"]}, "GraphDriver": {"Name": "overlay2", "Data": None},
+    "Config": {"Env": ["A=b"], "Entrypoint": ["vllm"], "Cmd": None, "WorkingDir": "/w", "User": "", "Labels": None},
+}  # fmt: skip
+VOLUME = {"Name": "v", "Labels": None, "Options": None, "UsageData": {"Size": 0, "RefCount": -1}}
+
+
+def api(document: Any) -> DockerApi:
+    """A Docker that answers everything with this."""
+    return canned(always(answer(json.dumps(document).encode())))[0]
+
+
+def test_answers_of_docker_are_read() -> None:
+    assert api([LISTED]).containers(None) == (Container("c1", "vcluster-lab", "running", "sha256:1", {"a": "b"}),)
+    listed = {"Id": "sha256:1", "RepoTags": None, "RepoDigests": ["a@b"], "Size": 5, "Created": -62135596800}
+    assert api([listed]).images() == (Image("sha256:1", (), ("a@b",), {}, 5, -62135596800),)
+    found = api(INSPECTED).container_info("c1")
+    ended = "2026-11-21T02:00:02Z"
+    assert found == ContainerInfo(
+        "c1", "exited", INSPECTED["State"]["StartedAt"], ended, False, 137, True, "", {"a": "b"}  # type: ignore[index]
+    )  # fmt: skip
+    assert found is not None
+    assert found.started == pytest.approx(1795226400.123456)
+    assert api(IMAGE).image_info("a:1") == ImageInfo(
+        "sha256:1", (), "amd64", 5, ("sha256:2",), "overlay2", ("A=b",), ("vllm",), (), "/w", ""
+    )
+    assert api({"Volumes": [VOLUME]}).volumes.labelled("a") == {"v": {}}
+    assert DockerVolume("v").users == -1
+
+
+# fault: docker/calls.py: f"{error.field} {error.why}" → "it is another"
+@pytest.mark.parametrize(
+    ("document", "use", "why"),
+    [
+        ([{**LISTED, "Id": None}], "containers", "Id is missing"),
+        ([{**LISTED, "State": 5}], "containers", "State must be text"),
+        ([{**LISTED, "Labels": {"a": 1}}], "containers", "Labels must be text"),
+        ([{**LISTED, "Names": [[]]}], "containers", "Name must be text"),
+        ([{"Id": "x", "Size": -1}], "images", "Size must be from 0 to"),
+        ([{"Id": "x", "Size": 1.5}], "images", "Size must be an integer"),
+        ([{"Id": "x", "RepoTags": "a:1"}], "images", "RepoTags must be a list"),
+        ({**INSPECTED, "State": {**INSPECTED["State"], "StartedAt": "then"}}, "info", "StartedAt is not a date"),  # type: ignore[dict-item]
+        ({**INSPECTED, "State": {**INSPECTED["State"], "ExitCode": 10**400}}, "info", "ExitCode must be from"),  # type: ignore[dict-item]
+        ({**INSPECTED, "State": []}, "info", "no object"),
+        ({**IMAGE, "Config": {"Env": [1]}}, "image", "Env.0 must be text"),
+        ({"Volumes": [{"Name": "v", "UsageData": {"RefCount": "x"}}]}, "volumes", "RefCount must be an integer"),
+        ({"Volumes": {}}, "volumes", "no list"),
+        ({"Running": "no"}, "exec", "Running must be true or false"),
+    ],
+)
+def test_another_shape_is_an_error_with_host_call_and_key(document: Any, use: str, why: str) -> None:
+    docker = api(document)
+    uses: dict[str, Callable[[], object]] = {
+        "containers": lambda: docker.containers(None),
+        "images": docker.images,
+        "info": lambda: docker.container_info("c1"),
+        "image": lambda: docker.image_info("a:1"),
+        "volumes": lambda: docker.volumes.labelled("a"),
+        "exec": lambda: docker.streams._calls.ask(*_exec()),
+    }
+    with pytest.raises(Unreadable, match=rf"^gpu1: .*: Docker's answer cannot be read: {why}"):
+        uses[use]()
+
+
+def _exec() -> Any:
+    from vllm_cluster.docker import parse
+    from vllm_cluster.docker.calls import Call
+
+    return Call("ask for its exit code", "GET", "/exec/1/json"), parse.command
+
+
+HOSTILE: st.SearchStrategy[Any] = st.sampled_from(
+    [
+        None,
+        True,
+        -1,
+        10**400,
+        1.5,
+        "",
+        "\x1b[2J\u202e",
+        "x" * 70_000,
+        [],
+        {},
+        [None],
+        {"a": None},
+        [[[]]],
+        {"": {"": 1}},
+    ]
+)
+
+
+@settings(max_examples=cases(50, 200, 20_000))
+@given(st.sampled_from([LISTED, INSPECTED, IMAGE, VOLUME]), st.data())
+def test_any_value_in_any_place_is_read_or_refused(document: dict[str, Any], data: st.DataObject) -> None:
+    """No place of an answer takes more than its type; what is read holds nothing that steers a terminal."""
+    copy = json.loads(json.dumps(document))
+    place = data.draw(st.sampled_from([one for one in (copy, *copy.values()) if isinstance(one, dict) and one]))
+    place[data.draw(st.sampled_from(sorted(place)))] = data.draw(HOSTILE)
+    asks: tuple[Callable[[], object], ...] = (
+        lambda: api([copy]).containers(None),
+        lambda: api([copy]).images(),
+        lambda: api(copy).container_info("c1"),
+        lambda: api(copy).image_info("a:1"),
+        lambda: api({"Volumes": [copy]}).volumes.labelled("a"),
+    )
+    for ask in asks:
+        try:
+            found = ask()
+        except HostError as error:
+            assert error.host == "gpu1"
+            assert len(str(error)) < 1000
+        else:
+            assert "\x1b" not in repr(found).replace("\\x1b", "")
+            assert "\u202e" not in str(found)
