@@ -9,28 +9,19 @@ from pathlib import Path
 
 from vllm_cluster import debug_log
 from vllm_cluster.actions.head import at_head, read_key, ready
-from vllm_cluster.actions.tunnel import is_free, passage_to
-from vllm_cluster.errors import (
-    AuthenticationFailed,
-    HostError,
-    HostKeyRejected,
-    NodeMissing,
-    PreflightFailed,
-    VclusterError,
-)
-from vllm_cluster.events import Emit, Event
+from vllm_cluster.actions.tunnel import is_free, tunnel
+from vllm_cluster.errors import PreflightFailed, VclusterError
+from vllm_cluster.events import Emit
 from vllm_cluster.inventory.model import Inventory
 from vllm_cluster.run.api_client import Broken, get, model_names
 from vllm_cluster.run.detached import Detached, State
 from vllm_cluster.run.history import command_of
 from vllm_cluster.run.node_handle import NodeHandle
-from vllm_cluster.run.relay import Relay
 from vllm_cluster.run.runtime import SYSTEM, Runtime
 from vllm_cluster.text import host_port
 
 FOLDER = "tunnels"
-# A laptop sleeps for hours, but it connects again within minutes of waking up.
-RETRY_SECONDS, POLL = 3600.0, 5.0
+NOTE_SECONDS = 5.0
 # As long as the process in the background may need to notice that the head has moved, and to reach the other one.
 ANSWER_SECONDS, TRY_SECONDS = 30.0, 1.0
 
@@ -127,46 +118,26 @@ def close(inventory: Inventory, cache: Path) -> bool:
 def keep_open(
     latest: Callable[[], Inventory], cache: Path, emit: Emit, *, port: int, runtime: Runtime = SYSTEM
 ) -> None:
-    """Be the tunnel in the background: what breaks is opened again, at the head that the inventory has then.
-
-    What is away is waited for, for up to an hour; the port is kept.
+    """Be the tunnel in the background, and note where it is.
 
     Raises:
         HostError: it could not be opened, or not again.
     """
-    inventory = latest()
-    noted, relay = state(inventory, cache), Relay(port, POLL)
-    patience, opened = runtime.after(RETRY_SECONDS), False
+    noted, ports = state(latest(), cache), list[int]()
+
+    def opened(port: int) -> None:
+        ports[:] = [port]
+        noted.note_this(port)
 
     def keep_note() -> bool:
         """A tunnel whose note is lost could neither be found nor ended."""
-        if opened and noted.read() is None:
-            noted.note_this(relay.port)
+        if ports and noted.read() is None:
+            noted.note_this(ports[0])
         return True
 
-    def moved() -> bool:
-        now = latest()
-        return now.hosts[now.head_name].destination != inventory.hosts[inventory.head_name].destination
-
-    noting = runtime.repeat(keep_note, POLL, "note")
+    noting = runtime.repeat(keep_note, NOTE_SECONDS, "note")
     try:
-        while True:
-            try:
-                with passage_to(inventory, 0, runtime) as passage:
-                    relay.way, opened, patience = passage, True, runtime.after(RETRY_SECONDS)
-                    noted.note_this(relay.port)
-                    emit(Event("note", f"http://127.0.0.1:{relay.port} forwards to {passage.host}"))
-                    passage.hold(emit, moved)
-            except (HostKeyRejected, AuthenticationFailed):
-                raise
-            except (HostError, NodeMissing):  # Docker starts again there, or `up` recreates the head
-                if not opened or not patience.left():
-                    raise
-            finally:
-                relay.way = None
-            runtime.clock.sleep(POLL)
-            inventory = latest()
+        tunnel(latest, emit, port=port, opened=opened, runtime=runtime)
     finally:
         noting.stop()
-        relay.close()
         noted.forget()

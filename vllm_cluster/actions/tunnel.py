@@ -5,44 +5,92 @@ from __future__ import annotations
 import socket
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import NoReturn
 
 from vllm_cluster.actions.head import at_head, read_key
-from vllm_cluster.errors import ConnectionLost, HostError, Unreachable, VclusterError
+from vllm_cluster.errors import (
+    AuthenticationFailed,
+    ConnectionLost,
+    HostError,
+    HostKeyRejected,
+    NodeMissing,
+    Unreachable,
+    VclusterError,
+)
 from vllm_cluster.events import Emit, Event
 from vllm_cluster.inventory.model import Inventory
 from vllm_cluster.run.connection import HostConnection
 from vllm_cluster.run.node_handle import NodeHandle
+from vllm_cluster.run.relay import Relay
 from vllm_cluster.run.runtime import SYSTEM, Runtime
 from vllm_cluster.wire.status import ServeStatus
 
 POLL_SECONDS = 2.0
+# A laptop sleeps for hours, but it connects again within minutes of waking up.
+RETRY_SECONDS, RETRY_POLL = 3600.0, 5.0
 # A connection that the far end refuses is closed here within a round trip.
 ANSWER_SECONDS = 1.0
 
 
-def tunnel(inventory: Inventory, emit: Emit, *, port: int, runtime: Runtime = SYSTEM) -> None:
-    """Forward the API to this machine's loopback until the connection breaks.
+def tunnel(
+    latest: Callable[[], Inventory],
+    emit: Emit,
+    *,
+    port: int,
+    opened: Callable[[int], None] = lambda _: None,
+    runtime: Runtime = SYSTEM,
+) -> NoReturn:
+    """Forward the API to this machine's loopback: what breaks is opened again, at the head that the inventory has then.
+
+    What is away is waited for, for up to an hour; the port is kept. `opened` gets it each time that the API is reached.
 
     Raises:
-        HostError: nothing passes, or the connection broke.
+        HostError: it could not be opened, or not again.
     """
-    with passage_to(inventory, port, runtime) as passage:
-        url = f"http://127.0.0.1:{passage.port}"
-        data = {"url": url, "port": passage.port}
-        emit(Event("result", f"{url} forwards to {passage.host} until Ctrl-C", data=data))
-        passage.hold(emit)
+    inventory, relay = latest(), Relay(port, RETRY_POLL)
+    patience, url = runtime.after(RETRY_SECONDS), f"http://127.0.0.1:{relay.port}"
+    was_open = broken = False
+
+    def moved() -> bool:
+        now = latest()
+        return now.hosts[now.head_name].destination != inventory.hosts[inventory.head_name].destination
+
+    try:
+        while True:
+            try:
+                with passage_to(inventory, runtime) as passage:
+                    relay.way, patience = passage, runtime.after(RETRY_SECONDS)
+                    opened(relay.port)
+                    text, data = f"{url} forwards to {passage.host}", {"url": url, "port": relay.port}
+                    emit(Event("note", text) if was_open else Event("result", f"{text} until Ctrl-C", data=data))
+                    was_open, broken = True, False
+                    passage.hold(emit, moved)
+            except (HostKeyRejected, AuthenticationFailed):
+                raise
+            except (HostError, NodeMissing) as error:  # Docker starts again there, or `up` recreates the head
+                if not was_open or not patience.left():
+                    raise
+                if not broken:
+                    emit(Event("warning", f"{error.message}; {url} answers with HTTP 503 until it is back"))
+                broken = True
+            finally:
+                relay.way = None
+            runtime.clock.sleep(RETRY_POLL)
+            inventory = latest()
+    finally:
+        relay.close()
 
 
 @contextmanager
-def passage_to(inventory: Inventory, port: int, runtime: Runtime = SYSTEM) -> Iterator[Passage]:
-    """The API of the cluster's head at a port of this machine; 0 takes a free one.
+def passage_to(inventory: Inventory, runtime: Runtime = SYSTEM) -> Iterator[Passage]:
+    """The API of the cluster's head at a free port of this machine.
 
     Raises:
         HostError: nothing passes.
     """
     with at_head(inventory, runtime) as head:
         read_key(inventory, head)
-        passage = Passage(head, inventory.ports.api, port, lambda: _served(inventory, head))
+        passage = Passage(head, inventory.ports.api, 0, lambda: _served(inventory, head))
         try:
             yield passage
         finally:

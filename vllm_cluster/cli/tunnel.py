@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
@@ -16,18 +17,9 @@ if TYPE_CHECKING:
 def keep_open(session: Session, inventory: Inventory, port: int) -> None:
     """Be the tunnel of `vcluster endpoint --detach`, until that ends it."""
     from vllm_cluster.actions import endpoint
-    from vllm_cluster.inventory.load import load_text
     from vllm_cluster.laptop import cache_folder
 
-    path = inventory.path
-
-    def latest() -> Inventory:
-        """The inventory as it is now; as it was, while it is being written."""
-        with suppress(VclusterError, OSError):
-            return load_text(path.read_bytes(), path=path, cwd=None) if path else inventory
-        return inventory
-
-    endpoint.keep_open(latest, cache_folder(), session.emit, port=port)
+    endpoint.keep_open(_latest(inventory), cache_folder(), session.emit, port=port)
 
 
 def hold(session: Session, inventory: Inventory, port: int | None) -> None:
@@ -42,8 +34,22 @@ def hold(session: Session, inventory: Inventory, port: int | None) -> None:
         opened = opened or event.kind == "result"
 
     try:
-        tunnel_action(inventory, emit, port=inventory.ports.api if port is None else port)
+        tunnel_action(_latest(inventory), emit, port=inventory.ports.api if port is None else port)
     except KeyboardInterrupt:
         if not opened:
             raise
         session.finish()  # the one way in which an open tunnel ends is not a failure
+
+
+def _latest(inventory: Inventory) -> Callable[[], Inventory]:
+    """The inventory as it is now; as it was, while it is being written."""
+    from vllm_cluster.inventory.load import load_text
+
+    path = inventory.path
+
+    def latest() -> Inventory:
+        with suppress(VclusterError, OSError):
+            return load_text(path.read_bytes(), path=path, cwd=None) if path else inventory
+        return inventory
+
+    return latest

@@ -16,8 +16,9 @@ import pytest
 from tests.support.batch_api import KEY, Api, answer, serving
 from tests.support.clock import Clock
 from tests.support.sim import make
-from vllm_cluster.actions import endpoint
-from vllm_cluster.actions.endpoint import RETRY_SECONDS, keep_open, state
+from vllm_cluster.actions import endpoint, tunnel
+from vllm_cluster.actions.endpoint import keep_open, state
+from vllm_cluster.actions.tunnel import RETRY_SECONDS
 from vllm_cluster.errors import (
     AuthenticationFailed,
     CommandFailed,
@@ -30,6 +31,7 @@ from vllm_cluster.errors import (
     Unreachable,
     VclusterError,
 )
+from vllm_cluster.events import Event
 from vllm_cluster.inventory.model import Inventory
 from vllm_cluster.run.runtime import Runtime
 from vllm_cluster.transport.forward import listener
@@ -58,11 +60,11 @@ class Tunnels:
         self.seen: Callable[[], None] = lambda: None
         self.held: Callable[[], None] = lambda: None
         self.runtime = Runtime(self.clock, repeat=lambda *_: SimpleNamespace(stop=lambda: None))
-        monkeypatch.setattr(endpoint, "passage_to", self.passage_to)
+        monkeypatch.setattr(tunnel, "passage_to", self.passage_to)
 
     @contextmanager
-    def passage_to(self, inventory: Inventory, port: int, runtime: Runtime) -> Iterator[Any]:
-        assert (port, runtime) == (0, self.runtime)
+    def passage_to(self, inventory: Inventory, runtime: Runtime) -> Iterator[Any]:
+        assert runtime == self.runtime
         self.heads.append(inventory.head_name)
         error = self.errors.pop(0) if len(self.errors) > 1 else self.errors[0]
         self.seen()
@@ -85,7 +87,7 @@ def cache(tmp_path: Path) -> Path:
     return tmp_path
 
 
-# fault: actions/endpoint.py: except (HostError, NodeMissing):  # → except HostError:  #
+# fault: actions/tunnel.py: except (HostError, NodeMissing) as error:  # → except HostError as error:  #
 @pytest.mark.parametrize("away", AWAY, ids=lambda error: type(error).__name__)
 def test_what_is_away_for_a_while_is_waited_for_at_the_same_port(
     away: VclusterError, cache: Path, monkeypatch: pytest.MonkeyPatch
@@ -122,7 +124,7 @@ def test_a_tunnel_that_never_opened_ends_at_once(
     assert len(made.heads) == 1
 
 
-# fault: actions/endpoint.py:             inventory = latest() →             pass
+# fault: actions/tunnel.py:             inventory = latest() →             pass
 def test_it_follows_the_head_that_the_inventory_names_now(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made = Tunnels(monkeypatch, None, None, FINAL[0])
     two = make.inventory(2)
@@ -166,6 +168,22 @@ def test_its_port_is_kept_and_answered_while_the_head_is_away(cache: Path, monke
     away, silent = "the head cannot be reached", "no API answers at gpu1"
     assert answers == [(503, "5", why) for why in (away, silent, away, away, silent, away)]
     listener(port).close()
+
+
+# fault: actions/tunnel.py: if not broken: → if broken:
+def test_a_tunnel_of_a_terminal_keeps_its_port_too_and_names_a_break_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    made, events = Tunnels(monkeypatch, None, AWAY[1], AWAY[1], None, FINAL[0]), list[Event]()
+    answers = list[int]()
+
+    def ask() -> None:
+        answers.extend(asked(int(str(event.data["port"])))[0] for event in events if event.kind == "result")
+
+    made.answers, made.seen = False, ask
+    with pytest.raises(HostKeyRejected):
+        tunnel.tunnel(lambda: INVENTORY, events.append, port=0, runtime=made.runtime)
+    assert answers == [503, 503, 503, 503]
+    assert [event.kind for event in events] == ["result", "warning", "note", "warning"]
+    assert "HTTP 503 until it is back" in events[1].text
 
 
 def test_a_request_goes_through_to_the_head(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
