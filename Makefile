@@ -6,7 +6,7 @@ VENV := .venv
 unexport PYTHONDONTWRITEBYTECODE
 BIN := $(VENV)/bin
 
-.PHONY: demo test test-fast test-pythons promises faults lint fmt bench gpu generate release clean clean-all
+.PHONY: demo test test-fast test-pythons promises faults lint fmt bench gpu generate pins release clean clean-all
 
 # The main job, on two hosts made here: ends with an answer. Leaves the sandbox to play with.
 demo: $(VENV)/ready
@@ -73,6 +73,10 @@ gpu: $(VENV)/ready
 # the golden messages of tests/fixtures/messages.
 generate: $(VENV)/ready
 	$(BIN)/python -m tools.generate
+
+# Renews the pinned wheels of Ray (vllm_cluster/images/pins), for each Python and processor: by pip, in minutes.
+pins: $(VENV)/ready
+	$(BIN)/python -m tools.pins
 
 # Builds wheel and sdist in dist/, checks them, and uses the wheel from an empty environment; uploads nothing.
 # With ARGS=--demo the main job runs from the wheel too, which needs Docker and minutes.

@@ -6,7 +6,7 @@ import errno
 import os
 import shlex
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
@@ -33,13 +33,13 @@ STANDARD_OUTPUT = "standard output"
 _OF_THE_MACHINE = (errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 
 
-def own_python(start: Callable[..., T], words: Sequence[str], **given: Any) -> T:
+def own_python(start: Callable[..., T], words: Sequence[str], settings: Mapping[str, str] = {}, **given: Any) -> T:
     """Start this Python by `start`, which takes what subprocess.run takes: it imports what is installed, and no more.
 
     The current folder may be anybody's. `-I` would be the same without what `pip install --user` has installed.
     """
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
-    return start([sys.executable, "-E", "-P", *words], cwd="/", env=environment, **given)
+    return start([sys.executable, "-E", "-P", *words], cwd="/", env={**environment, **settings}, **given)
 
 
 def here() -> Path:

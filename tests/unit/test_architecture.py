@@ -131,7 +131,7 @@ def test_each_library_has_one_home(libraries: tuple[str, ...], home: str) -> Non
     assert [path for path in importers(*libraries) if not path.startswith(allowed)] == []
 
 
-# fault: images/wheels.py: done = own_python(run, argv, → done = run([sys.executable, *argv],
+# fault: images/wheels.py: done = own_python(run, argv, settings, → done = run([sys.executable, *argv],
 def test_our_own_python_is_started_in_one_place() -> None:
     """Elsewhere it would import what lies in the current folder. What runs on hosts is another Python."""
     found = {

@@ -94,8 +94,9 @@ class State:
             VclusterError: it ended before, with what it printed.
         """
         with os.fdopen(os.open(self.log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as log:
-            streams = {"stdin": subprocess.DEVNULL, "stdout": log, "stderr": log}
-            child = own_python(subprocess.Popen, words, start_new_session=True, **streams)
+            child = own_python(
+                subprocess.Popen, words, start_new_session=True, stdin=subprocess.DEVNULL, stdout=log, stderr=log
+            )
         deadline = time.monotonic() + START_SECONDS
         try:
             while child.poll() is None and time.monotonic() < deadline:

@@ -93,6 +93,7 @@ def ran(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("PYTHONSTARTUP", "json.py")
     monkeypatch.setenv("PIP_INDEX_URL", NOWHERE)
     monkeypatch.setenv("PIP_RETRIES", "0")
+    monkeypatch.delenv("PIP_FIND_LINKS", raising=False)
     return found
 
 
@@ -113,7 +114,7 @@ def test_a_host_that_is_this_machine(ran: Path, monkeypatch: pytest.MonkeyPatch,
 
 def test_pip_of_an_image_without_ray(ran: Path, tmp_path: Path) -> None:
     image = parse([{"python": "3.12.3", "machine": "x86_64", "glibc": "2.39", "have": {"vllm": "0.33.0"}}])[0]
-    with pytest.raises(VclusterError, match=r"cannot download ray\[default\]==2\.56\.1 .*No matching distribution"):
+    with pytest.raises(VclusterError, match=r"cannot download the wheels of Ray .*No matching distribution"):
         wheels.wheels(image, "ray==2.56.1", tmp_path / "cache")
     assert not ran.exists(), ran.read_text()
 
