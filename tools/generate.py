@@ -6,11 +6,12 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 from tests.support import json_schemas, messages
-from tools import failures, inventory, reference
+from tools import failures, inventory, reference, security
 
 ROOT = Path(__file__).parents[1]
 
 PAGES: Mapping[str, Callable[[], str]] = {
+    "SECURITY.md": security.page,
     "docs/failures.md": failures.page,
     "docs/inventory.schema.json": inventory.schema,
     "docs/reference/checks.md": reference.checks,

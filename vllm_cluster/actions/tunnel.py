@@ -19,6 +19,7 @@ from vllm_cluster.errors import (
 )
 from vllm_cluster.events import Emit, Event
 from vllm_cluster.inventory.model import Inventory
+from vllm_cluster.listeners import LOOPBACK
 from vllm_cluster.run.connection import HostConnection
 from vllm_cluster.run.node_handle import NodeHandle
 from vllm_cluster.run.relay import Relay
@@ -166,7 +167,7 @@ def no_passage(head: HostConnection, serve: ServeStatus) -> HostError:
 def is_free(port: int) -> bool:
     """Whether this machine can listen on this local port."""
     try:
-        socket.create_server(("127.0.0.1", port)).close()
+        socket.create_server((LOOPBACK, port)).close()
     except OSError:
         return False
     return True

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Literal
 
 from vllm_cluster.inventory.model import Inventory, Ports
+from vllm_cluster.listeners import LOOPBACK
 from vllm_cluster.text import host_port
 
 # The secret that its nodes and drivers show, generated once for a cluster.
@@ -57,7 +58,7 @@ def start_argv(
         f"--ray-client-server-port={ports.client_server}",
         # `ray list nodes` asks the dashboard; its API wants the token, and only this host can reach it.
         "--include-dashboard=true",
-        "--dashboard-host=127.0.0.1",
+        f"--dashboard-host={LOOPBACK}",
         f"--dashboard-port={ports.dashboard}",
     ]
     return ["ray", "start", *head, *flags]

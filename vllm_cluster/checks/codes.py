@@ -45,6 +45,7 @@ CODES: Mapping[str, str] = {
     # Network
     "ip-missing": "Without it NCCL, Gloo and Ray would have to guess the interface.",
     "address-not-found": "Ray would register an address at which no other host finds it.",
+    "address-public": "Whoever reaches the ports between the ranks runs code on the hosts.",
     "interface-not-found": "NCCL and Gloo would find no interface of that name.",
     "no-route": "The worker could never join.",
     "virtual-interface": "NCCL would send its traffic through a VPN or a container bridge.",

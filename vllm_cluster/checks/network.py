@@ -37,6 +37,10 @@ def addresses(inventory: Inventory, host: Host, facts: HostFacts) -> Iterator[Fi
         have = ", ".join(nic.name for nic in facts.nics)
         text = f"there is no interface {interface(host, facts)}; it has {have}"
         yield Finding("interface-not-found", host.name, text, f"correct hosts.{host.name}.interface")
+    if ip_address(host.address).is_global:
+        text = f"its address {host.address} can be routed on the internet"
+        fix = "a firewall that lets the cluster's hosts alone in, or a private address (SECURITY.md)"
+        yield Finding("address-public", host.name, text, fix, severity="warning")
     for name, peer in inventory.hosts.items():
         if name != host.name and facts.routes.get(peer.address) is None:
             text = f"no route to {name} ({peer.address})"

@@ -12,6 +12,8 @@ from collections.abc import Callable, Mapping
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
+from vllm_cluster.listeners import LOOPBACK
+
 HEADERS = {
     "Cache-Control": "no-store",
     "X-Content-Type-Options": "nosniff",
@@ -35,7 +37,7 @@ class LocalPage:
     """
 
     def __init__(self, contents: Mapping[str, Content], port: int = 0) -> None:
-        self._server = ThreadingHTTPServer(("127.0.0.1", port), _handler(contents, secret := secrets.token_urlsafe(16)))
+        self._server = ThreadingHTTPServer((LOOPBACK, port), _handler(contents, secret := secrets.token_urlsafe(16)))
         self._server.daemon_threads = True
         self.port = self._server.server_port
         self.url = f"http://127.0.0.1:{self.port}/{secret}/"

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from vllm_cluster.errors import HostError, PortInUse
+from vllm_cluster.listeners import LOOPBACK
 
 # Two threads each; more connections wait in the queue of the socket.
 MAX_CONNECTIONS = 512
@@ -169,7 +170,7 @@ class LoopbackForward:
 def listener(local_port: int) -> socket.socket:
     """A socket that listens on 127.0.0.1; port 0 takes a free one."""
     try:
-        return socket.create_server(("127.0.0.1", local_port))
+        return socket.create_server((LOOPBACK, local_port))
     except OSError as error:
         # The text of `create_server` repeats the address as Python writes it.
         why = os.strerror(error.errno or 0)

@@ -16,7 +16,7 @@ def argv(role: Literal["head", "worker"], address: str = "10.0.0.2", head: str =
     return ray.start_argv(role, address=address, head_address=head, gpus=8, ports=PORTS)
 
 
-# fault: backends/ray.py: "--dashboard-host=127.0.0.1" → "--dashboard-host=0.0.0.0"
+# fault: backends/ray.py: f"--dashboard-host={LOOPBACK}" → "--dashboard-host=0.0.0.0"
 def test_the_head_has_its_ports_and_its_dashboard_on_loopback() -> None:
     told = argv("head", "10.0.0.1")
     assert told[:3] == ["ray", "start", "--head"]

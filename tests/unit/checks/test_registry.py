@@ -50,6 +50,16 @@ def test_each_finding(words: dict[str, Any], facts: dict[str, Any], code: str, e
     assert found[0].fix
 
 
+# fault: checks/network.py: if ip_address(host.address).is_global: → if False:
+@pytest.mark.parametrize(("address", "warned"), [("203.0.113.7", False), ("8.8.4.4", True), ("100.64.0.9", False)])
+def test_an_address_that_the_internet_may_reach_is_warned_of(address: str, warned: bool) -> None:
+    nic = Nic("eth0", (f"{address}/24",), 1500, "UP")
+    facts = world.hosts(1)
+    facts["gpu1"] = replace(facts["gpu1"], nics=(nic,))
+    found = preflight(world.inventory(1, entries={"gpu1": {"address": address}}), facts)
+    assert [(one.code, one.error) for one in found] == ([("address-public", False)] if warned else [])
+
+
 # fault: checks/registry.py: if finding.host not in taken or finding.code not in _FOLLOWS] → if finding.host]
 @pytest.mark.parametrize("labels", [OTHER, NAMESAKE, {"io.vcluster.cluster": "lab", "io.vcluster.format": "3"}])
 def test_containers_of_others_stop_everything(labels: dict[str, str]) -> None:
