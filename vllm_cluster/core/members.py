@@ -94,7 +94,7 @@ class Record:
             return None, ""
         try:
             data = json.loads(raw)
-            if data["v"] != FORMAT:
+            if type(data["v"]) is not int or data["v"] != FORMAT:
                 return None, f"it has format {data['v']!r:.20}; this vcluster reads {FORMAT}"
             rows = list(data["members"])[:MAX_MEMBERS]
             read = [_member(number, row) for number, row in enumerate(rows, 1)]

@@ -143,7 +143,9 @@ def _row(raw: bytes | None) -> dict[str, Any]:
         row = json.loads(raw or b"{}")
     except ValueError:
         return {}
-    return row if isinstance(row, dict) and row.get("v", 1) == 1 else {}
+    # Python takes true for 1.
+    version = row.get("v", 1) if isinstance(row, dict) else None
+    return row if type(version) is int and version == 1 else {}
 
 
 def _typed(row: Mapping[str, Any]) -> dict[str, Any]:

@@ -147,7 +147,8 @@ def _checked(inner: Convert, checks: tuple[Any, ...]) -> Convert:
 
 def _one_of(known: tuple[Any, ...]) -> Convert:
     def take(value: Any, field: str) -> Any:
-        if not isinstance(value, str | int) or value not in known:
+        # Python has True for 1, JSON has not.
+        if not any(type(value) is type(one) and value == one for one in known):
             raise _Wrong(field, "is none of the values that are known")
         return value
 

@@ -153,3 +153,5 @@ def test_a_status_of_a_host_becomes_no_command() -> None:
         assert found == weights.PullStatus("downloading", error="\\x1b[2J")
     with status_of({**row, "model": "org/m", "reference": "refs/pr/3", "bytes": 3}) as found:
         assert (found.name, found.bytes, found.total) == ("org/m@refs/pr/3", 3, 0)
+    with status_of({**row, "v": True, "model": "org/m"}) as found:
+        assert found == weights.PullStatus("starting")
