@@ -27,7 +27,7 @@ from vllm_cluster.cli.render.status import show_status, status_document
 from vllm_cluster.cli.session import Session
 from vllm_cluster.docker.calls import NoAnswer, NotFound, RefusedCall, Unreadable
 from vllm_cluster.errors import ConnectionLost, HostError, Unreachable, VclusterError
-from vllm_cluster.wire.status import GroupNode, GroupStatus, NodeStatus, ServeFailure, ServeStatus
+from vllm_cluster.wire.status import FailedRequest, GroupNode, GroupStatus, NodeStatus, ServeFailure, ServeStatus
 
 Capture = pytest.CaptureFixture[str]
 FINGERPRINT = "SHA256:" + "Zk9" * 14
@@ -149,6 +149,15 @@ def test_failures_are_dated_and_shown_once(capsys: Capture, monkeypatch: pytest.
     assert "org/model: ready for 2 h at http://[fd00::1]:8000/v1\nrecovered from a failure 1 h ago: no room\n" in again
     here = shown(cluster(GOOD, serve=served("ready", host="127.0.0.1")), capsys, None, monkeypatch)
     assert f"org/model: ready for 2 h at http://127.0.0.1:8000/v1 on {GOOD.host}\n" in here
+
+
+# fault: cli/render/status.py: if back := serve.instead_of: → if back := None:
+def test_after_a_rollback_the_failed_request_is_named(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The last change names the model that is not served; without this, a colleague takes it for served."""
+    failed = FailedRequest(8140.0, "no tokenizer", (), "g2", "./mym", "./mym")
+    out = shown(cluster(GOOD, serve=served("ready", instead_of=failed)), capsys, None, monkeypatch)
+    assert "\nrolled back from ./mym 1 min ago: no tokenizer; vcluster explain\n" in out
+    assert "rolled back" not in shown(cluster(GOOD, serve=served("ready")), capsys, None, monkeypatch)
 
 
 def gone(made: World) -> None:

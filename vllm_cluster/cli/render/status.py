@@ -126,6 +126,8 @@ def _served(serve: ServeStatus, now: float | None, head: str) -> Iterator[str]:
         yield phase
     else:
         yield f"{phase}: {serve.detail}" if serve.detail else phase
+    if back := serve.instead_of:
+        yield f"rolled back from {back.name}{_ago(back.time, now)}: {back.summary}; vcluster explain"
     if last:
         yield _failure("recovered from a failure" if serve.phase == "ready" else "last failure", last, now)
     if first and last and first.summary != last.summary and serve.phase != "ready":
