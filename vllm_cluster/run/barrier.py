@@ -7,11 +7,12 @@ from collections.abc import Collection, Mapping
 from vllm_cluster.core.images import node_image_name
 from vllm_cluster.core.node_status import GroupMembership, last_words, membership
 from vllm_cluster.core.plan import CreateNode, Plan
-from vllm_cluster.core.spec import BASE_IMAGE, node_name
+from vllm_cluster.core.spec import BASE_IMAGE
 from vllm_cluster.errors import CommandFailed, HostError, LeftAlone, NodesNotJoined, Unreachable, combine
 from vllm_cluster.events import Emit, Event
 from vllm_cluster.run.connection import Fleet, HostConnection
 from vllm_cluster.run.host_images import OneImage, held
+from vllm_cluster.run.members import node_by_hand
 from vllm_cluster.run.node_handle import NodeHandle, NodeState
 
 POLL = 0.2
@@ -200,15 +201,15 @@ def _refuse_outsider(plan: Plan, found: GroupMembership, seconds: float) -> None
     """Refuse a node outside the inventory that keeps an otherwise complete Ray from being what is planned."""
     if found.missing or found.wrong:
         return
-    node = node_name(plan.cluster)
+    remove = node_by_hand(plan.cluster, plan.id)
     for address in found.foreign:
         if host := plan.lost.get(address):
             text = f"Ray still reports its node at {address}; it left the inventory and "
             if host in plan.alone:
                 raise LeftAlone(host, f"{text}is left alone", hint=plan.alone[host])
             text += "cannot be reached"
-            raise Unreachable(host, text, hint=f"on {host}: docker rm -f {node}\nvcluster up")
+            raise Unreachable(host, text, hint=f"on {host}: {remove}\nvcluster up")
         if seconds > GONE_SECONDS:
             text = f"Ray reports a node at {address}, which is not in the inventory"
-            hint = f"on {address}: docker rm -f {node}, or add that host to the inventory\nvcluster up"
+            hint = f"on {address}: {remove}, or add that host to the inventory\nvcluster up"
             raise HostError(plan.head, text, hint=hint)

@@ -23,7 +23,7 @@ from vllm_cluster.core.members import (
 )
 from vllm_cluster.core.plan import MoveHead, RecordMembers
 from vllm_cluster.core.request import ChangedCluster, Followed, carried, follow
-from vllm_cluster.core.spec import CLUSTER, ContainerSpec, Mount, node_name
+from vllm_cluster.core.spec import CLUSTER, ID, ContainerSpec, Mount, node_name
 from vllm_cluster.docker.client import DockerApi
 from vllm_cluster.docker.container_body import volume_writer_body
 from vllm_cluster.docker.temporary import temporary_container
@@ -70,7 +70,7 @@ def membership(
     identity = specs[0].cluster_id
     seen, failed = look_at_former(inventory, fleet, facts, left, identity, named=named.former, locked=locked)
     for name, error in failed.items():
-        _warn(inventory.cluster, name, error, emit, forgotten=name in named.forget)
+        _warn(inventory.cluster, identity, name, error, emit, forgotten=name in named.forget)
     lost = {name: left[name] for name in failed if name not in named.forget}
     new = recorded(inventory, facts, specs, old, lost.values())
     changed = "; ".join(differences(old, new, [left[name] for name in failed.keys() - lost.keys()]))
@@ -125,7 +125,7 @@ def _require_left(inventory: Inventory, left: Mapping[str, Member], named: Named
             raise UsageError(text, instead={name: near} if near else {})
 
 
-def _warn(cluster: str, host: str, error: VclusterError, emit: Emit, *, forgotten: bool) -> None:
+def _warn(cluster: str, identity: str, host: str, error: VclusterError, emit: Emit, *, forgotten: bool) -> None:
     """Warn about a member that left and whose node is not removed, with what to do."""
     if isinstance(error, LeftAlone):
         # No command to paste there: it would remove a node of which it is not known whose it is.
@@ -134,7 +134,7 @@ def _warn(cluster: str, host: str, error: VclusterError, emit: Emit, *, forgotte
         emit(Event("warning", f"{error.detail}; {'it is forgotten' if forgotten else todo}", host))
         return
     text = f"it left the inventory and cannot be reached: {getattr(error, 'detail', error.message)}"
-    hand = by_hand(cluster, host)
+    hand = by_hand(cluster, identity, host)
     if forgotten:
         text += f"; it is forgotten. Its containers and volumes remain. {hand}"
     else:
@@ -227,15 +227,23 @@ def _observe(inventory: Inventory, connection: HostConnection, member: Member) -
     return usable(facts)
 
 
-def by_hand(cluster: str, host: str) -> str:
+def by_hand(cluster: str, identity: str | None, host: str) -> str:
     """The commands that remove what a member that left still holds.
 
-    By the name of the inventory alone: an id is what the head claims, and could be that of another cluster.
+    By name and id: of two clusters of one name only one is meant, and an id that a head claims widens nothing.
     """
-    label = f"label={CLUSTER}={cluster}"
-    nodes = f"docker ps -aq --filter {label} --filter name={node_name(cluster)} | xargs -r docker rm -f"
-    volumes = f"docker volume ls -q --filter {label} | xargs -r docker volume rm"
-    return f"If no other cluster {cluster} is there, by hand, on {host}: {nodes}; {volumes}"
+    volumes = f"docker volume ls -q {_filters(cluster, identity)} | xargs -r docker volume rm"
+    return f"If {host} was of this cluster, by hand, on {host}: {node_by_hand(cluster, identity)}; {volumes}"
+
+
+def node_by_hand(cluster: str, identity: str | None) -> str:
+    """The command that removes a node, and none of another cluster of the same name."""
+    return f"docker ps -aq {_filters(cluster, identity)} --filter name={node_name(cluster)} | xargs -r docker rm -f"
+
+
+def _filters(cluster: str, identity: str | None) -> str:
+    owner = [f"--filter=label={CLUSTER}={cluster}", *([f"--filter=label={ID}={identity}"] if identity else [])]
+    return shell_line(owner)
 
 
 def move_head(source: DockerApi, target: DockerApi, spec: ContainerSpec, image: str, operation: MoveHead) -> None:
