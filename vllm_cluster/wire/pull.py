@@ -129,6 +129,38 @@ class ChainHost:
 
 
 @dataclass(frozen=True)
+class SpreadAsk:
+    """What a host asks another one of its pull: a file from a byte on, what it has, or, of the source, whom to ask.
+
+    `bytes` are what it has itself, `failed` is the host that it could not use; `proof` is over all else.
+    """
+
+    what: Literal["have", "file", "report"]
+    me: Name
+    nonce: Annotated[str, shaped("[0-9a-f]{32}", "a nonce")]
+    proof: Digest
+    file: Count = 0
+    start: Count = 0
+    bytes: Count = 0
+    failed: Text = ""
+
+
+@dataclass(frozen=True)
+class SpreadHave:
+    """The bytes that a host has of each file, the size plus one where it is verified."""
+
+    files: tuple[Count, ...]
+
+
+@dataclass(frozen=True)
+class SpreadOrder:
+    """From whom a host gets, and which hosts are not complete."""
+
+    upstream: str
+    waiting_for: tuple[str, ...]
+
+
+@dataclass(frozen=True)
 class HostPlan:
     """What is pulled, and by which hosts, the source first. `folder` is below the cache; sizes are in bytes.
 

@@ -211,6 +211,7 @@ def endless() -> Iterator[tuple[str, list[int]]]:
 # fault: remote/pull/store.py: if self.length + count > self._size: → if self._size < 0:
 def test_a_hub_that_sends_without_end_fills_no_disk(plan: HostPlan, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(download, "FIRST_PAUSE", 0.01)
+    monkeypatch.setattr(download, "PATIENCE_SECONDS", 2.0)
     with endless() as (url, _):
         store = Store(replace(plan, endpoint=url))
         with pytest.raises(PullError, match="sends another content than it lists"):

@@ -13,13 +13,13 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 from vllm_cluster.remote.pull.spread_arriving import Arriving
 from vllm_cluster.remote.pull.spread_serve import SpreadServer
 from vllm_cluster.remote.pull.spread_wire import LOST, SILENT_SECONDS, Busy, Peer
 from vllm_cluster.remote.pull.store import Store
-from vllm_cluster.wire.pull import HostPlan, ModelFile
+from vllm_cluster.wire.pull import HostPlan, ModelFile, SpreadOrder
 
 BEAT_SECONDS = 0.5
 # A source that does not answer for this long is gone: the others share what they have.
@@ -114,7 +114,7 @@ class Steering:
     def _ask_source(self) -> None:
         receiver, failed = self._receiver, self._receiver.failed
         try:
-            answer = self._source.report({"bytes": receiver.bytes(), "failed": failed})
+            answer = self._source.report(receiver.bytes(), failed)
         except (Busy, *LOST) as exc:
             self._source.close()
             self._error = f"{self._source.name}: {exc or type(exc).__name__}"
@@ -126,11 +126,10 @@ class Steering:
             receiver.failed = ""
         self._follow(answer)
 
-    def _follow(self, answer: dict[str, Any]) -> None:
-        self.waiting_for = [str(name) for name in answer.get("waiting_for", ())]
-        upstream = answer.get("upstream")
-        if upstream in {host.name for host in self._plan.hosts}:
-            self._receiver.use(str(upstream))
+    def _follow(self, order: SpreadOrder) -> None:
+        self.waiting_for = list(order.waiting_for)
+        if order.upstream in {host.name for host in self._plan.hosts}:
+            self._receiver.use(order.upstream)
 
     def _try_next(self) -> None:
         """Look at one more of the others, and get from it where it has more than this host."""

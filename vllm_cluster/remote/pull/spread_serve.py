@@ -2,42 +2,59 @@
 
 from __future__ import annotations
 
+import ipaddress
 import json
-import re
 import socket
 import threading
 import time
 from collections import Counter, OrderedDict
 from collections.abc import Iterator
-from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from socketserver import TCPServer
+from contextlib import contextmanager, suppress
+from dataclasses import asdict
+from socketserver import BaseRequestHandler, ThreadingTCPServer
 from typing import Any
 
 from vllm_cluster.remote.pull.spread_order import Chain
-from vllm_cluster.remote.pull.spread_wire import PROOF, QUIET_SECONDS, same, sign
+from vllm_cluster.remote.pull.spread_wire import (
+    BUSY,
+    FILE,
+    HAVE,
+    MAX_LINE,
+    NONE,
+    OK,
+    QUIET_SECONDS,
+    REFUSED,
+    BadPeerError,
+    Reader,
+    proof_of,
+    same,
+    sign,
+)
 from vllm_cluster.remote.pull.store import Store
-from vllm_cluster.wire.pull import HostPlan, ModelFile
+from vllm_cluster.wire.pull import HostPlan, ModelFile, SpreadAsk, SpreadHave, SpreadOrder
+from vllm_cluster.wire.reading import RefusedDocument, read
 
 # How often a file that grows is looked at: each host on the chain adds half of it.
 LOOK_SECONDS = 0.01
-# A connection without a request, or whose other end takes nothing.
+# Until a whole request is there: also for one that sends a byte now and then.
 IDLE_SECONDS = 10.0
+# A connection whose other end takes nothing.
 STUCK_SECONDS = 5.0
 # Hosts that are served at a time: one by the chain, another after a fault.
 MAX_SERVED = 2
-MAX_CONNECTIONS = 512
-MAX_REPORT = 64 << 10
+# Each has a thread. A host has four for files, four more where one came wrong, two for reports, and as many that break.
+MAX_OF_HOST = 16
 MAX_NONCES = 1 << 16
 # One call of sendfile; between two the file is looked at again.
 PIECE = 8 << 20
 
 
-class SpreadServer(ThreadingHTTPServer):
-    """The HTTP server of one host of a pull, on its private address."""
+class SpreadServer(ThreadingTCPServer):
+    """The server of one host of a pull, on its private address, for the addresses of the other hosts alone."""
 
     daemon_threads = True
     block_on_close = False
+    allow_reuse_address = True
     request_queue_size = 128
 
     def __init__(self, plan: HostPlan, store: Store) -> None:
@@ -49,13 +66,10 @@ class SpreadServer(ThreadingHTTPServer):
         self.lock = threading.Lock()
         self._served: Counter[str] = Counter()
         self._nonces: OrderedDict[str, None] = OrderedDict()
-        self._room = threading.BoundedSemaphore(MAX_CONNECTIONS)
+        # How many connections each address may still open.
+        self._room = Counter(_plain(host.address) for host in plan.hosts for _ in range(MAX_OF_HOST))
         self._looked = 0.0
         super().__init__((me.address, me.port), _Handler)
-
-    def server_bind(self) -> None:
-        # HTTPServer's own asks DNS for the name of the address, which can take half a minute.
-        TCPServer.server_bind(self)
 
     def waiting_for(self) -> list[str]:
         """Return the hosts that are not complete yet; on the source alone."""
@@ -69,8 +83,12 @@ class SpreadServer(ThreadingHTTPServer):
         self.server_close()
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        """Refuse a connection beyond the limit: each has a thread."""
-        if self._room.acquire(blocking=False):
+        """Close a connection of any other address, or beyond the limit, before anything of it is read."""
+        address = _plain(client_address[0])
+        with self.lock:
+            if free := self._room[address] > 0:
+                self._room[address] -= 1
+        if free:
             super().process_request(request, client_address)
         else:
             self.shutdown_request(request)
@@ -80,7 +98,8 @@ class SpreadServer(ThreadingHTTPServer):
         try:
             super().process_request_thread(request, client_address)
         finally:
-            self._room.release()
+            with self.lock:
+                self._room[_plain(client_address[0])] += 1
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Print nothing: a connection that broke is the other host's to report."""
@@ -112,129 +131,81 @@ class SpreadServer(ThreadingHTTPServer):
                     if not self._served[name]:
                         del self._served[name]
 
-    def state(self) -> dict[str, Any]:
+    def state(self) -> SpreadHave:
         """Return what this host has of each file, one byte more where it is verified."""
         store = self.store
-        return {"files": [file.size + 1 if store.complete(file) else store.have(file) for file in self.plan.files]}
+        return SpreadHave(
+            tuple(file.size + 1 if store.complete(file) else store.have(file) for file in self.plan.files)
+        )
 
-    def take_report(self, name: str, row: dict[str, Any]) -> dict[str, Any]:
+    def take_report(self, ask: SpreadAsk) -> SpreadOrder:
         """Note a host's progress and answer whom it gets from, and whether all are complete."""
         assert self.chain is not None  # noqa: S101
         now = time.monotonic()
-        count, failed = row.get("bytes"), row.get("failed", "")
-        if not isinstance(count, int) or not isinstance(failed, str):
-            raise ValueError("not a report")
         have = sum(map(self.store.have, self.plan.files)) if now - self._looked > 0.5 else None
         with self.lock:
             if have is not None:
                 self._looked = now
                 self.chain.source_has(have, now)
-            return {
-                "upstream": self.chain.report(name, count, now, failed),
-                "waiting_for": self.chain.waiting_for(),
-            }
+            return SpreadOrder(self.chain.report(ask.me, ask.bytes, now, ask.failed), tuple(self.chain.waiting_for()))
 
 
-class _Handler(BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
-    timeout = IDLE_SECONDS
-    disable_nagle_algorithm = True
+class _Handler(BaseRequestHandler):
     server: SpreadServer
+    request: socket.socket
 
-    def version_string(self) -> str:
-        """Return a name without Python's version: whoever connects reads it."""
-        return "vcluster"
+    def setup(self) -> None:
+        """Begin to read."""
+        self.request.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._reader = Reader(self.request)
 
-    def log_message(self, format: str, *args: Any) -> None:
-        """Keep quiet: the log of the container is for what a person can act on."""
+    def handle(self) -> None:
+        """Answer each request of a host of this pull; any other ends the connection."""
+        with suppress(OSError, BadPeerError, RefusedDocument):
+            while (line := self._reader.line(IDLE_SECONDS)) and self._answered(read(SpreadAsk, line, "", MAX_LINE)):
+                pass
 
-    def do_GET(self) -> None:
-        if not self._allowed(b""):
-            return
-        found = re.fullmatch(r"/f/(\d{1,6})", self.path)
-        start = re.fullmatch(r"bytes=(\d{1,18})-", self.headers.get("Range", ""))
-        files = self.server.plan.files
-        if self.path == "/have":
-            self._answer(200, json.dumps(self.server.state()).encode())
-        elif found and start and int(found[1]) < len(files) and int(start[1]) < files[int(found[1])].size:
-            with self.server.turn(self.name) as free:
-                if free:
-                    self._send_file(files[int(found[1])], int(start[1]))
-                else:
-                    self._answer(503)
-        else:
-            self._answer(404)
+    def _answered(self, ask: SpreadAsk) -> bool:
+        server, files = self.server, self.server.plan.files
+        self.request.settimeout(STUCK_SECONDS)
+        names = {host.name for host in server.plan.hosts}
+        allowed = ask.me in names and same(ask.proof, proof_of(server.plan.key, ask)) and server.first_use(ask.nonce)
+        if not allowed:
+            self.request.sendall(f"{REFUSED} - 0\n".encode())
+            return False
+        if ask.what == HAVE:
+            return self._answer(ask, OK, _json(server.state()))
+        if ask.what != FILE:
+            return bool(server.chain) and self._answer(ask, OK, _json(server.take_report(ask)))
+        if ask.file >= len(files) or ask.start >= files[ask.file].size:
+            return False
+        with server.turn(ask.me) as free:
+            return self._send_file(ask, files[ask.file]) if free else self._answer(ask, BUSY)
 
-    def do_POST(self) -> None:
-        length = self.headers.get("Content-Length", "")
-        if not (length.isdecimal() and int(length) <= MAX_REPORT):
-            self.close_connection = True
-            return
-        body = self.rfile.read(int(length))
-        if not self._allowed(body):
-            return
-        if self.path != "/report" or self.server.chain is None:
-            self._answer(404)
-            return
-        try:
-            answer = self.server.take_report(self.name, json.loads(body))
-        except (ValueError, KeyError, AttributeError):
-            self._answer(400)
-        else:
-            self._answer(200, json.dumps(answer).encode())
+    def _answer(self, ask: SpreadAsk, status: str, body: bytes = b"") -> bool:
+        proof = sign(self.server.plan.key, "answer", ask.nonce, status, body)
+        self.request.sendall(f"{status} {proof} {len(body)}\n".encode() + body)
+        return True
 
-    def _allowed(self, body: bytes) -> bool:
-        """Check that a host of this pull asks, and asks for the first time."""
-        key, span = self.server.plan.key, self.headers.get("Range", "")
-        scheme, self.name, self.nonce, proof = [*self.headers.get("Authorization", "").split(" "), "", "", "", ""][:4]
-        expected = sign(key, "ask", self.command, self.path, span, self.name, self.nonce, body)
-        names = {host.name for host in self.server.plan.hosts}
-        if scheme == "vcluster" and same(proof, expected) and self.name in names and self.server.first_use(self.nonce):
-            return True
-        self.close_connection = True
-        self.send_response_only(403)
-        self.send_header("Content-Length", "0")
-        self.send_header("Connection", "close")
-        self.end_headers()
-        return False
-
-    def _answer(self, status: int, body: bytes = b"") -> None:
-        self._head(status, body, len(body))
-        self.wfile.write(body)
-
-    def _head(self, status: int, proven: bytes, length: int, place: str = "") -> None:
-        self.send_response_only(status)
-        self.send_header(PROOF, sign(self.server.plan.key, "answer", self.nonce, str(status), proven))
-        if status != 204:
-            self.send_header("Content-Length", str(length))
-        if place:
-            self.send_header("Content-Range", place)
-        self.end_headers()
-
-    def _send_file(self, file: ModelFile, start: int) -> None:
+    def _send_file(self, ask: SpreadAsk, file: ModelFile) -> bool:
         """Send a file from a byte onwards while it grows; where nothing comes for a while, end early."""
-        have = self._wait(file, start)
-        if have <= start:
-            self._answer(204)
-            return
-        place = f"bytes {start}-{file.size - 1}/{file.size}"
-        self._head(206, place.encode(), file.size - start, place)
-        self.connection.settimeout(STUCK_SECONDS)
-        self.close_connection = True
+        have = self._wait(file, ask.start)
+        if have <= ask.start:
+            return self._answer(ask, NONE)
+        self._answer(ask, OK, b"%d-%d" % (ask.start, file.size))
         with self.server.store.open(file) as source:
-            at = start
+            at = ask.start
             while at < file.size:
                 if have <= at:
                     have = self._wait(file, at)
                     if have <= at:
-                        return
-                sent = self.connection.sendfile(source, at, min(have - at, PIECE))
+                        return False
+                sent = self.request.sendfile(source, at, min(have - at, PIECE))
                 if not sent:
                     # The file that was opened has become shorter: it was found damaged, and is fetched again.
-                    return
+                    return False
                 at += sent
-        self.close_connection = False
-        self.connection.settimeout(IDLE_SECONDS)
+        return True
 
     def _wait(self, file: ModelFile, at: int) -> int:
         """Return how much there is of a file once it is more than that, or after the quiet time."""
@@ -242,3 +213,13 @@ class _Handler(BaseHTTPRequestHandler):
         while (have := self.server.store.have(file)) <= at and time.monotonic() < until:
             time.sleep(LOOK_SECONDS)
         return have
+
+
+def _json(document: Any) -> bytes:
+    return json.dumps(asdict(document)).encode()
+
+
+def _plain(address: str) -> str:
+    """An address in its one form; that of an interface of its own kind has a zone."""
+    found = ipaddress.ip_address(address.partition("%")[0])
+    return str(getattr(found, "ipv4_mapped", None) or found)

@@ -1,7 +1,8 @@
 """Requests and answers between the hosts of a pull, each signed with the key of this pull.
 
-The signature covers who asks for what, and what is answered; the bytes of a file are covered by the file's own hash,
-which came over SSH. Nothing is encrypted: `sendfile` would be lost, and the network is the cluster's own.
+A request is a line of JSON, an answer a line with its status, its proof and how many bytes follow. The signature covers
+who asks for what, and what is answered; the bytes of a file are covered by the file's own hash, which came over SSH.
+Nothing is encrypted: `sendfile` would be lost, and the network is the cluster's own.
 """
 
 from __future__ import annotations
@@ -11,20 +12,27 @@ import hmac
 import json
 import secrets
 import socket
-from collections.abc import Mapping
+import time
 from contextlib import suppress
-from http.client import HTTPConnection, HTTPException, HTTPResponse
-from typing import Any
+from dataclasses import asdict, replace
+from typing import Any, TypeVar
 
-from vllm_cluster.wire.pull import ChainHost, HostPlan, ModelFile
+from vllm_cluster.wire.pull import ChainHost, HostPlan, ModelFile, SpreadAsk, SpreadHave, SpreadOrder
+from vllm_cluster.wire.reading import RefusedDocument, read
 
 # A sender ends an answer that has had no more bytes for this long: a sender that is silent for longer is lost.
 QUIET_SECONDS = 1.0
 SILENT_SECONDS = 2.5
 # A host that is cut off tries this often; the kernel itself would wait up to 12 s after a cut of 10 s.
 CONNECT_SECONDS = 1.0
-PROOF = "X-Vcluster-Proof"
-MAX_BODY = 16 << 20
+# A document of any peer, with what each of 100,000 files has, over a slow link.
+MAX_BODY, BODY_SECONDS = 2 << 20, 10.0
+MAX_LINE = 16 << 10
+PIECE = 64 << 10
+HAVE, FILE, REPORT = "have", "file", "report"
+OK, NONE, BUSY, REFUSED = "ok", "none", "busy", "refused"
+
+T = TypeVar("T")
 
 
 class BadPeerError(Exception):
@@ -44,120 +52,178 @@ def sign(key: str, *parts: str | bytes) -> str:
     return digest.hexdigest()
 
 
+def proof_of(key: str, ask: SpreadAsk) -> str:
+    """The signature of a request."""
+    return sign(key, "ask", ask.what, ask.me, ask.nonce, *map(str, (ask.file, ask.start, ask.bytes)), ask.failed)
+
+
 def same(one: str, other: str) -> bool:
     """Compare two signatures; any text may come from outside."""
     return hmac.compare_digest(one.encode(), other.encode())
 
 
+class Reader:
+    """What comes over a connection: a line, or so many bytes, by a deadline for the whole of it."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._socket, self._rest = connection, b""
+
+    def line(self, seconds: float) -> bytes:
+        """Return the next line; empty where the connection has ended.
+
+        Raises:
+            BadPeerError: it is too long.
+            OSError: the connection is lost, or the line is not there in time.
+        """
+        until = time.monotonic() + seconds
+        while b"\n" not in self._rest:
+            if len(self._rest) > MAX_LINE:
+                raise BadPeerError("a line is too long")
+            if not self._more(until):
+                return b""
+        line, _, self._rest = self._rest.partition(b"\n")
+        return line
+
+    def exactly(self, count: int, seconds: float) -> bytes:
+        """Return so many bytes.
+
+        Raises:
+            OSError: as `line`, also where the connection ends before.
+        """
+        until = time.monotonic() + seconds
+        while len(self._rest) < count:
+            if not self._more(until):
+                raise ConnectionError("the answer breaks off")
+        found, self._rest = self._rest[:count], self._rest[count:]
+        return found
+
+    def into(self, buffer: memoryview) -> int:
+        """Read what has arrived, one receive at most; 0 at the end."""
+        if not self._rest:
+            return self._socket.recv_into(buffer)
+        count = min(len(buffer), len(self._rest))
+        buffer[:count], self._rest = self._rest[:count], self._rest[count:]
+        return count
+
+    def _more(self, until: float) -> bool:
+        if (left := until - time.monotonic()) <= 0:
+            raise TimeoutError("timed out")
+        self._socket.settimeout(left)
+        data = self._socket.recv(PIECE)
+        self._rest += data
+        return bool(data)
+
+
 class Peer:
     """A connection to another host of the pull.
 
-    Raises, from each method: OSError, HTTPException and BadPeerError where the host cannot be used, Busy where later.
+    Raises, from each method: OSError and BadPeerError where the host cannot be used, Busy where later.
     """
 
     def __init__(self, plan: HostPlan, host: ChainHost) -> None:
         self.name = host.name
         self._key, self._me, self._files = plan.key, plan.me, len(plan.files)
-        self._connection = HTTPConnection(host.address, host.port, timeout=CONNECT_SECONDS)
-        self._socket: Any = None
+        self._there = (host.address, host.port)
+        # The others answer the addresses of the plan alone.
+        self._here = next(((one.address, 0) for one in plan.hosts if one.name == plan.me), None)
+        self._socket: socket.socket | None = None
+        self._reader: Reader | None = None
         self._interrupted = False
 
-    def have(self) -> list[int]:
+    def have(self) -> tuple[int, ...]:
         """Return the bytes that the host has of each file, the size plus one where it is verified."""
-        found = self._ask("GET", "/have").get("files")
-        if not (isinstance(found, list) and len(found) == self._files and all(isinstance(row, int) for row in found)):
+        found = self._ask(HAVE, SpreadHave).files
+        if len(found) != self._files:
             raise BadPeerError("a number for each file was expected")
         return found
 
-    def report(self, row: Mapping[str, Any]) -> dict[str, Any]:
+    def report(self, count: int, failed: str) -> SpreadOrder:
         """Send this host's progress to the source, and return its answer."""
-        return self._ask("POST", "/report", json.dumps(row).encode())
+        return self._ask(REPORT, SpreadOrder, bytes=count, failed=failed)
 
     def file(self, index: int, file: ModelFile, start: int) -> FileBody | None:
         """Ask for a file from a byte onwards; None where the host has no more of it yet."""
-        answer, nonce = self._send("GET", f"/f/{index}", b"", f"bytes={start}-")
-        place = answer.headers.get("Content-Range", "")
-        self._check(answer, nonce, place.encode())
-        if answer.status == 204:
-            answer.read()
+        status, place = self._send(FILE, file=index, start=start)
+        if status == NONE:
             return None
-        if answer.status != 206 or place != f"bytes {start}-{file.size - 1}/{file.size}":
-            raise BadPeerError(f"answered {answer.status} {place}")
-        return FileBody(answer, file.size - start)
+        if (status, place) != (OK, b"%d-%d" % (start, file.size)):
+            raise BadPeerError(f"answered {status}")
+        assert self._socket and self._reader  # noqa: S101
+        self._socket.settimeout(SILENT_SECONDS)
+        return FileBody(self._reader, file.size - start)
 
     def interrupt(self) -> None:
         """End what another thread does with the connection; that thread closes it."""
         self._interrupted = True
         with suppress(OSError, AttributeError):
-            self._socket.shutdown(socket.SHUT_RDWR)
+            self._socket.shutdown(socket.SHUT_RDWR)  # type: ignore[union-attr]
 
     def close(self) -> None:
         """Close the connection; the next request opens another."""
-        self._connection.close()
+        if self._socket:
+            self._socket.close()
+        self._socket = None
 
-    def _ask(self, method: str, path: str, body: bytes = b"") -> dict[str, Any]:
-        answer, nonce = self._send(method, path, body, "")
-        found = answer.read(MAX_BODY)
-        self._check(answer, nonce, found)
-        if answer.status != 200:
-            raise BadPeerError(f"answered {answer.status}")
+    def _ask(self, what: str, kind: type[T], **more: Any) -> T:
+        status, body = self._send(what, **more)
+        if status != OK:
+            raise BadPeerError(f"answered {status}")
         try:
-            value = json.loads(found)
-        except ValueError as exc:
-            raise BadPeerError(f"not JSON: {exc}") from exc
-        if not isinstance(value, dict):
-            raise BadPeerError("a JSON object was expected")
-        return value
+            return read(kind, body, self.name, MAX_BODY)
+        except RefusedDocument as refused:
+            raise BadPeerError(f"{refused.field} {refused.why}") from None
 
-    def _send(self, method: str, path: str, body: bytes, span: str) -> tuple[HTTPResponse, str]:
-        kept = self._connection.sock is not None
+    def _send(self, what: Any, **more: Any) -> tuple[str, bytes]:
+        kept = self._socket is not None
+        ask = SpreadAsk(what, self._me, secrets.token_hex(16), "", **more)
         try:
-            return self._send_once(method, path, body, span)
+            return self._send_once(ask)
         except ConnectionError:
             # The host closes one that has been idle for a while, as behind the flush of a large file.
             if not kept or self._interrupted:
                 raise
             self.close()
-            return self._send_once(method, path, body, span)
+            return self._send_once(replace(ask, nonce=secrets.token_hex(16)))
 
-    def _send_once(self, method: str, path: str, body: bytes, span: str) -> tuple[HTTPResponse, str]:
-        nonce = secrets.token_hex(16)
-        proof = sign(self._key, "ask", method, path, span, self._me, nonce, body)
-        headers = {"Authorization": f"vcluster {self._me} {nonce} {proof}"} | ({"Range": span} if span else {})
-        if self._connection.sock is None:
-            self._connection.connect()
-            self._socket = self._connection.sock
-            self._socket.settimeout(SILENT_SECONDS)
-        self._connection.request(method, path, body or None, headers)
-        return self._connection.getresponse(), nonce
-
-    def _check(self, answer: HTTPResponse, nonce: str, content: bytes) -> None:
-        if answer.status == 403:
+    def _send_once(self, ask: SpreadAsk) -> tuple[str, bytes]:
+        if self._socket is None:
+            self._socket = socket.create_connection(self._there, CONNECT_SECONDS, self._here)
+            self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            self._reader = Reader(self._socket)
+        connection, reader = self._socket, self._reader
+        assert reader  # noqa: S101
+        connection.settimeout(SILENT_SECONDS)
+        connection.sendall(json.dumps(asdict(replace(ask, proof=proof_of(self._key, ask)))).encode() + b"\n")
+        line = reader.line(SILENT_SECONDS)
+        if not line:
+            raise ConnectionError("the host has closed the connection")
+        status, proof, length = [*line.decode("ascii", "replace").split(" "), "", "", ""][:3]
+        if status == REFUSED:
             raise BadPeerError("the host refuses the key of this pull")
-        if not same(answer.headers.get(PROOF, ""), sign(self._key, "answer", nonce, str(answer.status), content)):
+        if not (length.isascii() and length.isdecimal() and len(length) < 9 and int(length) <= MAX_BODY):
+            raise BadPeerError("the answer is none of a pull")
+        body = reader.exactly(int(length), BODY_SECONDS)
+        if not same(proof, sign(self._key, "answer", ask.nonce, status, body)):
             raise BadPeerError("the answer is not signed with the key of this pull")
-        if answer.status == 503:
-            answer.read()
+        if status == BUSY:
             raise Busy
+        return status, body
 
 
 class FileBody:
     """The bytes of a file as they arrive."""
 
-    def __init__(self, answer: HTTPResponse, left: int) -> None:
-        self._answer = answer
+    def __init__(self, reader: Reader, left: int) -> None:
+        self._reader = reader
         self._left = left
 
     def read(self, buffer: memoryview) -> int:
         """Read what has arrived, one receive at most; 0 at the end, which may be before the end of the file."""
         if not self._left:
-            # Keeps the connection for the next request.
-            self._answer.close()
             return 0
-        # Not HTTPResponse.readinto: it waits until the buffer is full, and each host on the chain would add to it.
-        count = self._answer.fp.readinto1(buffer[: self._left])
+        count = self._reader.into(buffer[: self._left])
         self._left -= count
         return count
 
 
-LOST = (OSError, HTTPException, BadPeerError)
+LOST = (OSError, BadPeerError)
