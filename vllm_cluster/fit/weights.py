@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from vllm_cluster.fit.model_config import ModelConfig
+from vllm_cluster.wire.safetensors import Tensor
+
+# Dtype, place, whether every rank holds it whole, and whether it is served in half of its bits.
+Share = tuple[str, str | int | None, bool, bool]
 
 # Of the names that checkpoints give their tensors.
 _LAYER = re.compile(r"(?:^|\.)(?:layers|h|blocks)\.(\d{1,5})\.")
@@ -63,45 +66,32 @@ class Weights:
         return part.on_rank(tp)
 
 
-def tensors(header: bytes) -> list[tuple[str, str, int]]:
-    """Name, dtype and bytes of every tensor of a safetensors header.
-
-    Raises:
-        ValueError: not a safetensors header.
-    """
-    try:
-        rows = json.loads(header)
-    except (ValueError, RecursionError) as error:
-        raise ValueError("its header is not JSON") from error
-    if not isinstance(rows, dict):
-        raise ValueError("its header is not of the safetensors format")
-    found = []
-    for name, row in rows.items():
-        if name == "__metadata__":
-            continue
-        ends = row.get("data_offsets") if isinstance(row, dict) else None
-        if not isinstance(ends, list) or [type(end) for end in ends] != [int, int]:
-            raise ValueError("its header is not of the safetensors format")
-        if not 0 <= ends[0] <= ends[1]:
-            raise ValueError(f"its header gives {name[:80]!r} less than no bytes")
-        found.append((name, str(row.get("dtype")), ends[1] - ends[0]))
-    return found
+def shares(found: Iterable[Tensor], layers: int) -> Counter[Share]:
+    """The bytes of tensors by dtype and place, in a model of so many layers: a few sums, however many there are."""
+    sums: Counter[Share] = Counter()
+    for name, dtype, stored in found:
+        # vLLM serves what is stored in 32 bits in 16; scales of quantised weights stay.
+        halved = dtype == "F32" and "scale" not in name
+        sums[dtype, _place(name, layers), bool(_WHOLE.search(name)), halved] += stored
+    return sums
 
 
-def weigh(found: Iterable[tuple[str, str, int]], shape: ModelConfig) -> Weights:
+def weigh(found: Iterable[Tensor], shape: ModelConfig) -> Weights:
     """The weights that these tensors are."""
+    return summed(shares(found, len(shape.layers)), shape)
+
+
+def summed(sums: Mapping[Share, int], shape: ModelConfig) -> Weights:
+    """The weights that tensors with these sums are."""
     stored: Counter[str] = Counter()
     places: dict[str | int, list[int]] = {}
     unused = 0
-    for name, dtype, stored_bytes in found:
-        stored[dtype] += stored_bytes
-        place = _place(name, len(shape.layers))
-        # vLLM serves what is stored in 32 bits in 16; scales of quantised weights stay.
-        loaded = stored_bytes // 2 if dtype == "F32" and "scale" not in name else stored_bytes
+    for (dtype, place, whole, halved), count in sums.items():
+        stored[dtype] += count
         if place is None:
-            unused += stored_bytes
+            unused += count
         else:
-            places.setdefault(place, [0, 0])[bool(_WHOLE.search(name))] += loaded
+            places.setdefault(place, [0, 0])[whole] += count // 2 if halved else count
     part = {place: WeightBytes(*pair) for place, pair in places.items()}
     layers = tuple(part.get(index, WeightBytes()) for index in range(len(shape.layers)))
     first, last, everywhere = (part.get(place, WeightBytes()) for place in ("first", "last", "everywhere"))

@@ -4,21 +4,28 @@ from __future__ import annotations
 
 import json
 import struct
+import threading
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from vllm_cluster.clock import Deadline
 from vllm_cluster.errors import VclusterError
 from vllm_cluster.fit.model_config import ModelConfig, model_config
-from vllm_cluster.fit.weights import Weights, dense, spread, tensors, weigh
+from vllm_cluster.fit.weights import Share, Weights, dense, shares, spread, summed
 from vllm_cluster.hub.files import ModelFiles, source
+from vllm_cluster.text import size
+from vllm_cluster.wire.safetensors import MAX_HEADER, MAX_INDEX, files_of, tensors
 
 READ_SECONDS = 120.0
 READERS = 16
-CONFIG_BYTES, INDEX_BYTES = 4 << 20, 64 << 20
-# The format's own limit; the first read gets all of an ordinary header.
-HEADER_BYTES, FIRST_BYTES = 100_000_000, 1 << 17
-MAX_FILES = 4096
+CONFIG_BYTES = 1 << 20
+# The first read gets all of an ordinary header; those of all files together have this much at most.
+FIRST_BYTES, ALL_HEADERS = 1 << 17, 64 << 20
+
+
+MAX_OF_FORMAT = 100_000_000
+_AGAIN = "copy or download it again"
 
 
 class _NoFile(VclusterError):
@@ -58,40 +65,68 @@ def _document(files: ModelFiles, model: str, name: str, limit: int) -> dict[str,
 
 
 def _weights(files: ModelFiles, model: str, found: ModelConfig) -> Weights:
-    index = _document(files, model, "model.safetensors.index.json", INDEX_BYTES) or {}
-    mapped = index.get("weight_map")
-    names = sorted({str(name) for name in mapped.values()}) if isinstance(mapped, dict) else ["model.safetensors"]
-    metadata = index.get("metadata")
-    total = metadata.get("total_size") if isinstance(metadata, dict) else None
+    index = files.read("model.safetensors.index.json", 0, MAX_INDEX + 1)
+    names, total = ["model.safetensors"], 0
     try:
-        if len(names) > MAX_FILES:
-            raise VclusterError(f"{model}: its index names {len(names)} files")
+        if index is not None:
+            if len(index) > MAX_INDEX:
+                raise ValueError(f"its index has more than {size(MAX_INDEX)}")
+            names, total = files_of(index)
+    except ValueError as error:
+        raise VclusterError(f"{model}: model.safetensors.index.json: {error}", hint=_AGAIN) from None
+    headers = _Headers(files, model, len(found.layers))
+    try:
         # Not leaving the block early: what runs ends by the source's deadline.
         with ThreadPoolExecutor(READERS) as pool:
-            headers = list(pool.map(lambda name: _header(files, model, name), names))
+            list(pool.map(headers.add, names))
+        if headers.error:
+            raise headers.error
     except VclusterError as error:
-        if isinstance(total, int) and 0 < total < 1 << 48:
+        if total:
             return spread(total, found)
         counted = dense(found)
         if isinstance(error, _NoFile) and not index and counted:
             return spread(counted, found)
         raise
-    return weigh((row for header in headers for row in header), found)
+    return summed(headers.sums, found)
 
 
-def _header(files: ModelFiles, model: str, name: str) -> list[tuple[str, str, int]]:
-    data = files.read(name, 0, FIRST_BYTES)
-    if data is None:
-        hint = "give a model in safetensors"
-        raise _NoFile(f"{model} has no {name}", hint=hint)
-    size = struct.unpack("<Q", data[:8])[0] if len(data) >= 8 else 0
-    if not 2 <= size <= HEADER_BYTES:
-        pointer = data.startswith(b"version https://git-lfs")
-        how = "git lfs pull: this is only the pointer to it" if pointer else "copy or download it again"
-        raise VclusterError(f"{model}: {name} is not a safetensors file", hint=how)
-    if size + 8 > len(data):
-        data += files.read(name, len(data), size + 8 - len(data)) or b""
-    try:
-        return tensors(data[8 : 8 + size])
-    except ValueError as error:
-        raise VclusterError(f"{model}: {name}: {error}", hint="copy or download it again") from None
+class _Headers:
+    """The sums of what heads the files; of what is large, one is held at a time. Safe to use from several threads."""
+
+    def __init__(self, files: ModelFiles, model: str, layers: int) -> None:
+        self._files, self._model, self._layers = files, model, layers
+        self._lock = threading.Lock()
+        self._left = ALL_HEADERS
+        self.sums: Counter[Share] = Counter()
+        # The first one: each would keep what was read of its file.
+        self.error: VclusterError | None = None
+
+    def add(self, name: str) -> None:
+        """Read one, where no other has failed."""
+        try:
+            if not self.error:
+                self._add(name)
+        except VclusterError as error:
+            self.error = error
+
+    def _add(self, name: str) -> None:
+        data = self._files.read(name, 0, FIRST_BYTES)
+        if data is None:
+            raise _NoFile(f"{self._model} has no {name}", hint="give a model in safetensors")
+        length = struct.unpack("<Q", data[:8])[0] if len(data) >= 8 else 0
+        if not 2 <= length <= MAX_OF_FORMAT:
+            pointer = data.startswith(b"version https://git-lfs")
+            how = "git lfs pull: this is only the pointer to it" if pointer else _AGAIN
+            raise VclusterError(f"{self._model}: {name} is not a safetensors file", hint=how)
+        with self._lock:
+            self._left -= length
+            if length > MAX_HEADER or self._left < 0:
+                most = f"{size(MAX_HEADER)}, and those of all files {size(ALL_HEADERS)}"
+                raise VclusterError(f"{self._model}: {name}: its header has {size(length)}; at most {most} are read")
+            if length + 8 > len(data):
+                data += self._files.read(name, len(data), length + 8 - len(data)) or b""
+            try:
+                self.sums += shares(tensors(data[8 : 8 + length]), self._layers)
+            except ValueError as error:
+                raise VclusterError(f"{self._model}: {name}: {error}", hint=_AGAIN) from None

@@ -8,7 +8,8 @@ import pytest
 
 from tests.support.models import configs
 from vllm_cluster.fit.model_config import Layer, model_config
-from vllm_cluster.fit.weights import WeightBytes, spread, tensors, weigh
+from vllm_cluster.fit.weights import WeightBytes, spread, weigh
+from vllm_cluster.wire.safetensors import tensors
 
 LLAMA = configs.LLAMA_8B
 
@@ -169,8 +170,13 @@ def test_where_only_the_sum_is_known() -> None:
         b'{"a": {"data_offsets": [0, true]}}',
         b'{"a": {"data_offsets": [9, 0]}}',
         b'{"a": {"data_offsets": [-9, 0]}}',
+        b'{"a": {"data_offsets": [0, 1' + b"0" * 30 + b"]}}",
+        b'{"a": {"data_offsets": [0, 9], "shape": [' + b"[]," * 9000 + b"[]]}}",
+        b'{"a": {"data_offsets": [0, 9]} "b": 1}',
+        b'{"a": {"data_offsets": [0, 9]}',
+        b'{1: {"data_offsets": [0, 9]}}',
     ],
 )
 def test_invalid_headers_are_refused(header: bytes) -> None:
     with pytest.raises(ValueError, match="header"):
-        tensors(header)
+        list(tensors(header))

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import struct
 import time
+import tracemalloc
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,6 +18,7 @@ from tests.support.models.hub import Hub, hub
 from vllm_cluster.errors import Unreachable, UsageError, VclusterError
 from vllm_cluster.hub import model as reading
 from vllm_cluster.hub.model import read
+from vllm_cluster.wire.safetensors import MAX_HEADER, tensors
 
 NAME = "meta-llama/Llama-3.1-8B"
 STORED = 16_060_522_496
@@ -155,7 +158,7 @@ INDEX = "model.safetensors.index.json"
         ({"config.json": b"[]"}, "not what it should be"),
         ({"config.json": b"\xff\x00"}, "is not complete JSON"),
         ({"config.json": b"[" * 200_000}, "is not complete JSON"),
-        ({"config.json": b" " * (5 << 20)}, "not what it should be"),
+        ({"config.json": b" " * (2 << 20)}, "not what it should be"),
         ({"config.json": b'{"model_type": "zebra"}'}, "config.json is incomplete: it has no num_hidden_layers"),
         ({"config.json": None}, "has no config.json"),
         # Of experts the config does not have enough to count them.
@@ -166,9 +169,14 @@ INDEX = "model.safetensors.index.json"
         ({"model.safetensors": repository()["model.safetensors"][:3000]}, "header is not JSON"),
         ({INDEX: b'{"weight_map": {"a": "../../../etc/passwd"}}'}, "outside of itself"),
         ({INDEX: b'{"weight_map": {"a": "/etc/passwd"}}'}, "outside of itself"),
-        ({INDEX: json.dumps({"weight_map": {str(n): f"{n}" for n in range(5000)}}).encode()}, "names 5000 files"),
+        (
+            {INDEX: json.dumps({"weight_map": {str(n): f"{n}" for n in range(5000)}}).encode()},
+            "names more than 4096 files",
+        ),
         ({INDEX: b'{"weight_map": {"a": "gone.safetensors"}}'}, "has no gone.safetensors"),
-        ({INDEX: b"{"}, "is not complete JSON"),
+        ({INDEX: b"{"}, "is not JSON"),
+        ({INDEX: b'{"weight_map": [' + b"[]," * 99}, "is not JSON"),
+        ({INDEX: b" " * (17 << 20)}, "its index has more than"),
     ],
 )
 @pytest.mark.parametrize("where", ["hub", "folder"])
@@ -189,3 +197,40 @@ def test_a_pipe_in_the_place_of_a_file_is_not_waited_for(tmp_path: Path) -> None
     os.mkfifo(tmp_path / "config.json")
     with pytest.raises(VclusterError, match=r"no config\.json"):
         read(str(tmp_path), None)
+
+
+# fault: hub/model.py: self._left -= length → self._left -= 0
+@pytest.mark.parametrize(
+    ("count", "length", "said"),
+    [(4096, 81_000_000, "its header has 81.0 MB; at most"), (4096, 1 << 20, "those of all files 67.1 MB are read")],
+)
+def test_the_headers_of_all_files_have_one_budget(tmp_path: Path, count: int, length: int, said: str) -> None:
+    """4,096 headers of 81 MB took gigabytes. The files are sparse here, and no header is read but those that fit."""
+    header = struct.pack("<Q", length) + b"{}"
+    (tmp_path / "config.json").write_text(EXPERTS.decode())
+    names = [f"{number}.safetensors" for number in range(count)]
+    (tmp_path / INDEX).write_text(json.dumps({"weight_map": {name: name for name in names}}))
+    for name in names[:80]:
+        (tmp_path / name).write_bytes(header)
+        os.truncate(tmp_path / name, length + 8)
+    for name in names[80:]:
+        (tmp_path / name).hardlink_to(tmp_path / names[0])
+    tracemalloc.start()
+    try:
+        with pytest.raises(VclusterError, match=said):
+            read(str(tmp_path), None)
+        assert tracemalloc.get_traced_memory()[1] < 100 << 20
+    finally:
+        tracemalloc.stop()
+
+
+def test_a_header_of_the_largest_size_takes_no_multiple_of_it() -> None:
+    row = b'"a":{"dtype":"U8","shape":[],"data_offsets":[0,1]},'
+    header = b"{" + row * ((1 << 20) // len(row)) + b'"__metadata__":{"x":"' + b"x" * 1000 + b'"}}'
+    header += b" " * (MAX_HEADER - len(header))
+    tracemalloc.start()
+    try:
+        assert sum(size for _, _, size in tensors(header)) == (1 << 20) // len(row)
+        assert tracemalloc.get_traced_memory()[1] < 2 * MAX_HEADER
+    finally:
+        tracemalloc.stop()

@@ -149,7 +149,7 @@ def test_a_second_name_of_another_models_file_is_not_written(plan: HostPlan, vic
     partial.parent.mkdir(parents=True)
     partial.hardlink_to(victim / FILE.path)
     with pytest.raises(PullError, match="not a file of its own"):
-        store.append(FILE)
+        store.append(FILE).close()
     partial.unlink()
     os.mkfifo(partial)
     with pytest.raises(PullError, match="not a file of its own"):

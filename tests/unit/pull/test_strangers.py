@@ -79,6 +79,8 @@ def test_a_stranger_on_the_network_is_not_listened_to(plan: HostPlan) -> None:
     with ExitStack() as held:
         many = [held.enter_context(connected(plan, "127.0.0.99")) for _ in range(300)]
         spread.receive(own, Store(own), lambda _: None).close()
+        for one in many:
+            one.settimeout(spread_serve.IDLE_SECONDS / 2)
         assert all(ended(one) for one in many)
         assert threading.active_count() < threads + 50
     assert all(map(Store(own).complete, own.files))

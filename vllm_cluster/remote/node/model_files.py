@@ -11,11 +11,14 @@ import struct
 import urllib.error
 import urllib.parse
 import urllib.request
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from vllm_cluster.wire.safetensors import MAX_HEADER, MAX_INDEX, files_of, tensors
+
 HUB_SECONDS = 8.0
-MAX_CONFIG, MAX_INDEX, MAX_HEADER = 1 << 20, 64 << 20, 100_000_000
+MAX_CONFIG, MAX_MANIFEST = 1 << 20, 64 << 20
 # Rows of tensors that one answer carries; of more there is only the sum of their bytes.
 MAX_TENSORS = 15_000
 MAX_NEAR = 200
@@ -117,7 +120,7 @@ def _snapshot(home: Path, model: str, revision: str) -> Path | None:
 
 def _proved(folder: Path, path: Path) -> dict[str, str]:
     """The digest of the manifest of a pull that the files agree with by name, size and time, else the first other."""
-    manifest = _document(path, MAX_INDEX) or {}
+    manifest = _document(path, MAX_MANIFEST) or {}
     rows = manifest.get("files") if manifest.get("v") == 1 else None
     try:
         for name, size, _, when in rows or ():
@@ -147,17 +150,21 @@ def _is_weights(name: str) -> bool:
 
 def _document(path: Path, limit: int) -> dict[str, Any] | None:
     try:
-        with path.open("rb") as file:
-            found = json.loads(file.read(limit))
+        found = json.loads(_beginning(path, limit))
     except (OSError, ValueError, RecursionError):
         return None
     return found if isinstance(found, dict) else None
 
 
+def _beginning(path: Path, limit: int) -> bytes:
+    with path.open("rb") as file:
+        return file.read(limit)
+
+
 def _held(folder: Path) -> dict[str, Any]:
-    index = _document(folder / "model.safetensors.index.json", MAX_INDEX) or {}
-    mapped = index.get("weight_map")
-    named = sorted({str(name) for name in mapped.values()}) if isinstance(mapped, dict) else []
+    named: list[str] = []
+    with suppress(OSError, ValueError):
+        named, _ = files_of(_beginning(folder / "model.safetensors.index.json", MAX_INDEX))
     sizes = _sizes(folder)
     tensors = [name for name in sizes if name.endswith(".safetensors")]
     counted = {name: sizes[name] for name in (named or tensors or sizes) if name in sizes}
@@ -177,14 +184,12 @@ def _tensors(files: list[Path]) -> list[list[Any]] | None:
         for path in files:
             with path.open("rb") as file:
                 size = struct.unpack("<Q", file.read(8))[0]
-                header = json.loads(file.read(size)) if 2 <= size <= MAX_HEADER else {}
-            header.pop("__metadata__", None)
-            rows += [
-                [name, row["dtype"], row["data_offsets"][1] - row["data_offsets"][0]] for name, row in header.items()
-            ]
-            if len(rows) > MAX_TENSORS:
-                return None
-    except (OSError, ValueError, KeyError, TypeError, struct.error, AttributeError, RecursionError):
+                header = file.read(size) if 2 <= size <= MAX_HEADER else b""
+            for row in tensors(header):
+                rows.append(list(row))
+                if len(rows) > MAX_TENSORS:
+                    return None
+    except (OSError, ValueError, struct.error):
         return None
     return rows or None
 
