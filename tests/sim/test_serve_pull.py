@@ -20,12 +20,13 @@ from vllm_cluster.events import Event
 from vllm_cluster.inventory.model import Inventory
 from vllm_cluster.run.connection import Fleet
 from vllm_cluster.wire.pull import ModelFile
+from vllm_cluster.wire.values import Url
 
 INVENTORY = make.inventory(2)
 LACKS = {"where": "hub", "weights": 10**9, "missing": 10**9, "free": 10**12}
 OFFLINE = {"where": "nowhere", "problem": "it is not in the model cache, and HF_HUB_OFFLINE is set"}
 HAS = {"where": "cache", "config": configs.LLAMA_8B, "weights": 10**9, "missing": 0, "proved": "d"}
-MODEL = HubModel("org/other", "c" * 40, "http://hub", (ModelFile("a.safetensors", 16 * 10**9, "a" * 64),))
+MODEL = HubModel("org/other", "c" * 40, Url("http://hub"), (ModelFile("a.safetensors", 16 * 10**9, "a" * 64),))
 
 
 def everywhere(files: dict[str, Any]) -> dict[str, dict[str, Any]]:

@@ -19,6 +19,7 @@ from vllm_cluster.laptop import expanded
 from vllm_cluster.run.local_folder import feed, listed
 from vllm_cluster.text import count, size
 from vllm_cluster.wire.pull import HERE, CacheManifest, CacheRow, ModelFile
+from vllm_cluster.wire.values import Url
 
 ASK_SECONDS = 30.0
 SHOW_SECONDS = 1.0
@@ -76,7 +77,7 @@ def find_folder(hosts: PullHosts, wanted: WantedModel, via: str) -> HubModel:
     show = _Shown(hosts, None)
     hosts.emit(Event("phase", f"hashing {wanted.source}"))
     files = listed(wanted.source, show.add)
-    return HubModel(wanted.model, "", "", files, origin=HERE)
+    return HubModel(wanted.model, "", Url(""), files, origin=HERE)
 
 
 def _on_host(hosts: PullHosts, wanted: WantedModel, path: str, via: str) -> HubModel:
@@ -116,7 +117,7 @@ def _on_host(hosts: PullHosts, wanted: WantedModel, path: str, via: str) -> HubM
         raise PreflightFailed(f"{via}: pull: {path}: a file's name cannot be on every host: {wrong[:80]!a}")
     (chosen, others), files = choose(files), []
     question("hash", list(chosen))
-    return HubModel(wanted.model, "", "", (*files, *others), origin=path)
+    return HubModel(wanted.model, "", Url(""), (*files, *others), origin=path)
 
 
 def _refuse_links(via: str, path: str, lost: Sequence[tuple[str, str]]) -> NoReturn:

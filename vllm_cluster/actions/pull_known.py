@@ -15,6 +15,7 @@ from vllm_cluster.run.connection import HostConnection
 from vllm_cluster.run.model_cache import proved
 from vllm_cluster.text import by_hosts
 from vllm_cluster.wire.pull import CacheManifest, CacheRow, ModelFile
+from vllm_cluster.wire.values import Url
 
 _TRUE = ("1", "true", "yes", "on")
 
@@ -62,7 +63,7 @@ def find_model(hosts: PullHosts, wanted: WantedModel, via: str) -> HubModel:
         raise PreflightFailed(f"{reason}; the hosts have different revisions of {wanted.name}: {text}", hint=hint)
     first, one = next(iter(found.items()))
     hosts.emit(Event("note", f"{reason}; the files are those of the manifest on {first}"))
-    return HubModel(wanted.model, one.commit, "", tuple(one.files))
+    return HubModel(wanted.model, one.commit, Url(""), tuple(one.files))
 
 
 def _listed(hosts: PullHosts, wanted: WantedModel) -> dict[str, _Manifest]:

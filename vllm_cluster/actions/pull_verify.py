@@ -18,6 +18,7 @@ from vllm_cluster.run.model_cache import proved
 from vllm_cluster.run.runtime import SYSTEM, Runtime
 from vllm_cluster.text import by_hosts, count, size
 from vllm_cluster.wire.pull import CacheManifest, CacheRow, ModelFile
+from vllm_cluster.wire.values import Url
 
 
 @dataclass
@@ -62,7 +63,7 @@ def verify(inventory: Inventory, emit: Emit, wanted: WantedModel, *, runtime: Ru
             )
             return
         via = wanted.via or inventory.head_name
-        model = HubModel(wanted.model, some.commit, "", tuple(some.files))
+        model = HubModel(wanted.model, some.commit, Url(""), tuple(some.files))
         if len(damaged) == len(found):
             model = _from_origin(hosts, wanted, model, via)
         # Each host drops its own: it is known now from where they come again.

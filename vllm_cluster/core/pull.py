@@ -12,6 +12,7 @@ from typing import Literal, TypedDict
 from vllm_cluster.core.spec import LABEL, ContainerSpec, Mount, node_name
 from vllm_cluster.inventory.model import Host, Inventory
 from vllm_cluster.wire.pull import CacheModel, ChainHost, HostPlan, ModelFile
+from vllm_cluster.wire.values import Url
 
 FOLDER = "/opt/vcluster-pull"
 # Files of the program beside it, where any user of a container may write.
@@ -43,7 +44,7 @@ class HubModel:
 
     name: str
     commit: str
-    endpoint: str
+    endpoint: Url
     files: tuple[ModelFile, ...]
     origin: str = ""
 
@@ -95,7 +96,7 @@ class PullPlan:
             id=identity,
             key=key,
             **self.pulled,
-            endpoint=self.model.endpoint if self.downloads and not self.model.origin else "",
+            endpoint=self.model.endpoint.whole if self.downloads and not self.model.origin else "",
             origin=self.model.origin if self.downloads else "",
             cache=self.cache,
             **place_of(self.model.name),

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
 from typing import Protocol
-from urllib.parse import quote, urlsplit
+from urllib.parse import quote, urljoin, urlsplit
 
 import requests
 import urllib3.exceptions
@@ -14,9 +15,11 @@ import urllib3.exceptions
 from vllm_cluster.clock import Deadline
 from vllm_cluster.errors import Unreachable, UsageError, VclusterError
 from vllm_cluster.laptop import expanded
+from vllm_cluster.wire.values import Url
 
 HUB = "https://huggingface.co"
 CONNECT_SECONDS, SILENCE_SECONDS = 10.0, 20.0
+MAX_REDIRECTS = 10
 
 
 class ModelFiles(Protocol):
@@ -68,7 +71,7 @@ class Hub:
     def __init__(self, model: str, token: str | None, deadline: Deadline) -> None:
         self._model, self._token, self._deadline = model, token, deadline
         self._endpoint = (os.environ.get("HF_ENDPOINT") or HUB).rstrip("/")
-        self._name = urlsplit(self._endpoint).hostname or self._endpoint
+        self._name = urlsplit(self._endpoint).hostname or str(Url(self._endpoint))
 
     def read(self, name: str, begin: int, size: int) -> bytes | None:
         """A part of a file.
@@ -84,7 +87,7 @@ class Hub:
         silence = max(0.1, min(SILENCE_SECONDS, self._deadline.left()))
         timeouts = (min(CONNECT_SECONDS, silence), silence)
         try:
-            with requests.get(url, headers=headers, auth=self._authorize, stream=True, timeout=timeouts) as reply:
+            with self._followed(url, headers, timeouts) as reply:
                 if reply.status_code == 416:
                     return b""  # the file ends before the range
                 if reply.status_code == 404 and reply.headers.get("X-Error-Code") != "RepoNotFound":
@@ -97,10 +100,21 @@ class Hub:
             hint = "set HF_ENDPOINT to a mirror, or give a folder with its config.json, which needs no network"
             raise Unreachable(self._name, f"cannot connect to the hub: {kind}", hint=hint) from None
 
+    def _followed(self, url: str, headers: Mapping[str, str], timeouts: tuple[float, float]) -> requests.Response:
+        """The answer behind redirects; requests itself would read the whole body of each."""
+        for _ in range(MAX_REDIRECTS):
+            reply = requests.get(
+                url, headers=headers, auth=self._authorize, stream=True, timeout=timeouts, allow_redirects=False
+            )
+            if not reply.is_redirect:
+                return reply
+            reply.close()
+            url = urljoin(url, reply.headers["Location"])
+        raise requests.TooManyRedirects
+
     def _authorize(self, request: requests.PreparedRequest) -> requests.PreparedRequest:
-        # As `auth`, since requests would let a .netrc entry win over a header; it takes it off when a reply
-        # sends us to another host.
-        if self._token:
+        # As `auth`, since requests would let a .netrc entry win over a header.
+        if self._token and urlsplit(request.url or "")[:2] == urlsplit(self._endpoint)[:2]:
             request.headers["Authorization"] = f"Bearer {self._token}"
         return request
 
@@ -108,7 +122,9 @@ class Hub:
         code = reply.status_code
         if code in (401, 403):
             access = "with the token that was given" if self._token else "without a token"
-            hint = f"accept its terms at {self._endpoint}/{self._model}; set HF_TOKEN, or hf_token in the inventory"
+            hint = (
+                f"accept its terms at {Url(self._endpoint)}/{self._model}; set HF_TOKEN, or hf_token in the inventory"
+            )
             text = f"{self._model} is gated, private or not there: the hub answers {code} {access}"
             raise VclusterError(text, hint=hint)
         if code == 404:

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from vllm_cluster.core.pull import COMMIT, REPOSITORY, HubModel, through_folder, unfit_path
+from vllm_cluster.core.pull import REPOSITORY, HubModel, through_folder, unfit_path
 from vllm_cluster.errors import CommandFailed, PreflightFailed, Unreachable, VclusterError
 from vllm_cluster.run.connection import HostConnection
 from vllm_cluster.run.program import Place, python, run
-from vllm_cluster.wire.pull import ModelFile
+from vllm_cluster.wire.pull import HubAnswer, ModelFile
 from vllm_cluster.wire.reading import RefusedDocument, convert
+from vllm_cluster.wire.values import Url
 
 # Four tries of two requests, and a start of Python with the hub's library.
 ASK_SECONDS = 150.0
@@ -27,31 +28,29 @@ def ask_hub(connection: HostConnection, place: Place, question: Mapping[str, Any
     program = python("image", "hub_files", seconds=ASK_SECONDS)
     ended = run(connection, program, place, connection.runtime.after(ASK_SECONDS + 10), question)
     rows, host, model = ended.messages, connection.name, question["model"]
-    files = [row for row in rows if "path" in row]
     last = next((row for row in rows if "commit" in row or "problem" in row), None)
     if last is None:
         what = f"the image's huggingface_hub gave no answer: {ended.text[-300:]}"
         raise CommandFailed(host, f"pull: {what}", exit_code=ended.code, stderr=ended.text[-300:])
-    if "problem" in last:
-        raise _refusal(host, question, last)
+    try:
+        answer = convert(HubAnswer, last, model)
+        files = tuple(convert(ModelFile, row, model) for row in rows if "path" in row)
+    except RefusedDocument as refused:
+        raise PreflightFailed(f"{host}: pull: {model} lists what cannot be: {refused.field} {refused.why}") from None
+    if answer.problem:
+        raise _refusal(host, question, answer)
     if not files:
         raise PreflightFailed(f"{host}: pull: {model} has no files", hint="check the name: ORG/NAME")
-    name, commit = str(last.get("name")), str(last["commit"])
-    try:
-        found = tuple(convert(ModelFile, row, model) for row in files)
-    except RefusedDocument as refused:
-        why = f"{refused.field} {refused.why}"
-        raise PreflightFailed(f"{host}: pull: {model} lists a file that cannot be: {why}") from None
-    wrong = next((file.path for file in found if not file.blob), unfit_path(found))
+    wrong = next((file.path for file in files if not file.blob), unfit_path(files))
     if wrong is not None:
         raise PreflightFailed(f"{host}: pull: {model} lists a file that cannot be: {wrong[:80]!a}")
-    if not (COMMIT.fullmatch(commit) and REPOSITORY.fullmatch(name)):
-        raise PreflightFailed(f"{host}: pull: {model} is listed as {name[:80]!a} at {commit[:80]!a}, which cannot be")
-    return HubModel(name, commit, str(last["endpoint"]), found)
+    if not (answer.commit and REPOSITORY.fullmatch(answer.name)):
+        raise PreflightFailed(f"{host}: pull: {model} is listed as {answer.name[:80]!a}, or at no commit")
+    return HubModel(answer.name, answer.commit, Url(answer.endpoint), files)
 
 
-def _refusal(host: str, question: Mapping[str, Any], last: Mapping[str, Any]) -> VclusterError:
-    endpoint, code, model, revision = last["endpoint"], last["code"], question["model"], question["revision"]
+def _refusal(host: str, question: Mapping[str, Any], answer: HubAnswer) -> VclusterError:
+    endpoint, code, model, revision = Url(answer.endpoint), answer.code, question["model"], question["revision"]
     how = "with the token that is set" if question["token"] else "without a token"
     page = f"{endpoint}/{model}"
     access = f"open {page} and accept its terms\nset hf_token in the inventory to a token of that account"
@@ -62,14 +61,14 @@ def _refusal(host: str, question: Mapping[str, Any], last: Mapping[str, Any]) ->
             "check the name: ORG/NAME\nor, if it is private, set hf_token in the inventory",
         ),
         "revision": (f"{model} has no revision {revision}", f"open {page}/branches/main"),
-        "name": (f"{model}: {last['words']}", "check the name: ORG/NAME"),
+        "name": (f"{model}: {answer.words}", "check the name: ORG/NAME"),
         "answer": (f"{endpoint} answers {code} for {model}", "try again later, or set HF_ENDPOINT"),
         "unreachable": (
-            f"cannot reach {endpoint}: {last['words']}",
+            f"cannot reach {endpoint}: {answer.words}",
             f"use --via HOST with a host that reaches it, or set HF_ENDPOINT to a mirror\nor {through_folder(model)}",
         ),
     }
-    text, hint = texts[last["problem"]]
-    if last["problem"] == "unreachable":
+    text, hint = texts[answer.problem]
+    if answer.problem == "unreachable":
         return Unreachable(host, f"pull: {text}", hint=hint)
     return PreflightFailed(f"{host}: pull: {text}", hint=hint)

@@ -30,6 +30,7 @@ from vllm_cluster.run.model_cache import image_id
 from vllm_cluster.run.node_program import importable
 from vllm_cluster.text import printable
 from vllm_cluster.wire.pull import HostPlan
+from vllm_cluster.wire.values import without_logins
 
 CONFLICT = 409
 # A program that ends so often right after its start will not run.
@@ -154,7 +155,7 @@ def _typed(row: Mapping[str, Any]) -> dict[str, Any]:
     for name, kind in PullStatus.__annotations__.items():
         value = row.get(name)
         if kind == "str" and isinstance(value, str):
-            known[name] = printable(value[:MAX_TEXT])
+            known[name] = printable(without_logins(value[:MAX_TEXT]))
         elif (kind == "bool" and type(value) is bool) or (kind == "int" and type(value) is int and value >= 0):
             known[name] = value
     return {name: value for name, value in known.items() if name not in _FORMS or _FORMS[name].fullmatch(value)}

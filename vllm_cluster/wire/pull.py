@@ -7,7 +7,19 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from vllm_cluster.wire.values import MAX_NAME, Address, Count, Name, RelativePath, Sha256, Size, between, inside, shaped
+from vllm_cluster.wire.values import (
+    MAX_NAME,
+    Address,
+    Count,
+    Name,
+    RelativePath,
+    Sha256,
+    Shown,
+    Size,
+    between,
+    inside,
+    shaped,
+)
 
 # In place of a folder of the host: the laptop sends the files.
 HERE = "laptop"
@@ -51,6 +63,18 @@ class Manifest:
     commit: Commit
     digest: Sha256
     files: tuple[ManifestRow, ...]
+
+
+@dataclass(frozen=True)
+class HubAnswer:
+    """The last line of what a host asks the hub: the commit of the files before it, or the `problem`."""
+
+    endpoint: Text
+    commit: Commit = ""
+    name: str = ""
+    problem: Literal["", "gated", "missing", "revision", "name", "answer", "unreachable"] = ""
+    code: int | None = None
+    words: Shown = ""
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,7 @@ class _Scan:
     """JSON from its beginning, a value at a time, none longer than it may be."""
 
     def __init__(self, data: bytes) -> None:
-        # One byte a character, whatever is in it: JSON's own signs are the same, and the names are ASCII.
+        # One byte a character in any script: JSON's own signs are the same, and the names are ASCII.
         self._text, self._at = data.decode("latin-1"), 0
         self._decode = json.JSONDecoder().raw_decode
 

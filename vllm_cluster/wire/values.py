@@ -6,6 +6,7 @@ import ipaddress
 import math
 import re
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Annotated, Any, TypeVar
 
 N = TypeVar("N", int, float)
@@ -14,6 +15,7 @@ Check = Callable[[Any], Any]
 # The largest file that anybody serves from, in bytes.
 MAX_SIZE = 10 * 1000**4
 MAX_NAME, MAX_TEXT, MAX_LONG = 4096, 64 << 10, 4 << 20
+_LOGIN = re.compile(r"://[^/\s]*@")
 # Harmless in a text of several lines, though Python does not call them printable.
 _PLAIN_SPACE = "\n\t\N{NO-BREAK SPACE}"
 
@@ -94,10 +96,27 @@ def inside(path: str) -> str:
     return path
 
 
+def without_logins(text: str) -> str:
+    """Text as it may be shown: the URLs in it without a login."""
+    return _LOGIN.sub("://", text)
+
+
+@dataclass(frozen=True)
+class Url:
+    """An address of a hub, shown without the login that may be in it; `whole` is the one to ask."""
+
+    whole: str = field(repr=False)
+
+    def __str__(self) -> str:
+        return without_logins(self.whole)
+
+
 # These become a URL, words of commands and rows of tables on a person's machine; a host may write anything.
 Name = Annotated[str, _name]
 # A document in a document: it is read by itself.
 Long = Annotated[str, _long]
+# What a person reads of an error elsewhere.
+Shown = Annotated[str, words, without_logins]
 Address = Annotated[str, _address]
 Port = Annotated[int, between(1, 65535)]
 Size = Annotated[int, between(0, MAX_SIZE)]

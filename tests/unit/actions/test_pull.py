@@ -22,10 +22,11 @@ from vllm_cluster.run import weights
 from vllm_cluster.run.runtime import SYSTEM
 from vllm_cluster.run.weights import PullStatus
 from vllm_cluster.wire.pull import ModelFile
+from vllm_cluster.wire.values import Url
 
 INVENTORY = world.inventory(2)
 FILES = (ModelFile("model.safetensors", 10**9, "a" * 64),)
-MODEL = HubModel("lab/model", "c" * 40, "http://hub", FILES)
+MODEL = HubModel("lab/model", "c" * 40, Url("http://hub"), FILES)
 RUNS = PullStatus("downloading", model="lab/model", commit=MODEL.commit, reference="main")
 
 

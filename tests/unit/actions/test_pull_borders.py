@@ -22,10 +22,11 @@ from vllm_cluster.facts.docker_objects import ContainerInfo
 from vllm_cluster.run import model_cache, weights
 from vllm_cluster.run.runtime import SYSTEM
 from vllm_cluster.wire.pull import ModelFile, digest_of
+from vllm_cluster.wire.values import Url
 
 INVENTORY = world.inventory(2)
 FILE = ModelFile("model.safetensors", 10**9, "a" * 64)
-MODEL = HubModel("lab/model", "c" * 40, "http://hub", (FILE,))
+MODEL = HubModel("lab/model", "c" * 40, Url("http://hub"), (FILE,))
 CANARY = "hf_canary"
 
 
@@ -151,6 +152,8 @@ def test_a_status_of_a_host_becomes_no_command() -> None:
     row = {"v": 1, "phase": "downloading", "model": "org/m; touch PWNED #", "bytes": "x", "total": -1}
     with status_of({**row, "reference": "$(touch X)", "error": "\x1b[2J", "source": "yes"}) as found:
         assert found == weights.PullStatus("downloading", error="\\x1b[2J")
+    with status_of({"v": 1, "phase": "failed", "error": "a: https://bob:geheim@hub sends less"}) as found:
+        assert found.error == "a: https://hub sends less"
     with status_of({**row, "model": "org/m", "reference": "refs/pr/3", "bytes": 3}) as found:
         assert (found.name, found.bytes, found.total) == ("org/m@refs/pr/3", 3, 0)
     with status_of({**row, "v": True, "model": "org/m"}) as found:

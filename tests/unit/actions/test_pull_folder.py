@@ -21,6 +21,7 @@ from vllm_cluster.events import Event
 from vllm_cluster.run import model_cache
 from vllm_cluster.run.local_folder import listed
 from vllm_cluster.run.runtime import SYSTEM
+from vllm_cluster.wire.values import Url
 
 
 @pytest.mark.parametrize("source", ["./a", "../a", "/a", "~/a", ".", "gpu1:/data/a"])
@@ -155,7 +156,7 @@ def test_a_link_that_the_pull_cannot_read_there_is_refused_with_what_to_do(monke
 def test_a_name_of_the_cache_and_one_of_the_hub_have_places_of_their_own() -> None:
     assert place_of("./mine") == {"folder": "mine", "kind": "folder"}
     assert place_of("org/name") == {"folder": "hub/models--org--name", "kind": "hub"}
-    assert HubModel("./mine", "", "", ()).size == 0
+    assert HubModel("./mine", "", Url(""), ()).size == 0
 
 
 @pytest.mark.parametrize(

@@ -19,9 +19,10 @@ from vllm_cluster.facts.docker_objects import ContainerInfo
 from vllm_cluster.run.runtime import SYSTEM
 from vllm_cluster.run.weights import CONFLICT
 from vllm_cluster.wire.pull import ModelFile
+from vllm_cluster.wire.values import Url
 
 INVENTORY = world.inventory(2)
-MODEL = HubModel("lab/model", "c" * 40, "http://hub", (ModelFile("model.safetensors", 10**9, "a" * 64),))
+MODEL = HubModel("lab/model", "c" * 40, Url("http://hub"), (ModelFile("model.safetensors", 10**9, "a" * 64),))
 PLAN = make(INVENTORY, MODEL, "main", dict.fromkeys(INVENTORY.hosts, Held()), "gpu1")
 
 

@@ -57,7 +57,7 @@ def found(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[HubModel, list
 
 def test_the_manifest_of_a_host_is_taken_and_reported(found: Any) -> None:
     model, events = found(GONE, {"gpu2": ONE})
-    assert (model.commit, model.files, model.endpoint) == (ONE, (FILE,), "")
+    assert (model.commit, model.files, model.endpoint.whole) == (ONE, (FILE,), "")
     assert events[-1].text == f"{GONE.message}; the files are those of the manifest on gpu2"
 
 

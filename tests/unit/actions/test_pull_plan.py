@@ -15,9 +15,10 @@ from vllm_cluster.core.spec import ContainerSpec
 from vllm_cluster.errors import PreflightFailed
 from vllm_cluster.events import Event
 from vllm_cluster.wire.pull import ModelFile
+from vllm_cluster.wire.values import Url
 
 INVENTORY = world.inventory(3, ports={"pull": 7000})
-MODEL = HubModel("lab/model", "c" * 40, "http://hub", (ModelFile("model.safetensors", 10**9, "a" * 64),))
+MODEL = HubModel("lab/model", "c" * 40, Url("http://hub"), (ModelFile("model.safetensors", 10**9, "a" * 64),))
 WHOLE = Held(whole=1, bytes=MODEL.size, digest="d")
 
 
@@ -76,7 +77,7 @@ def test_a_repair_of_a_small_file_is_not_nothing() -> None:
 def test_weights_of_an_earlier_folder_are_listed_with_the_hosts_that_have_them() -> None:
     events: list[Event] = []
     fleet: Any = None
-    model = replace(MODEL, name="./mine", commit="", endpoint="", origin="laptop")
+    model = replace(MODEL, name="./mine", commit="", endpoint=Url(""), origin="laptop")
     held = {
         "gpu1": Held(stale=("a.safetensors", "b.bin")),
         "gpu2": Held(),

@@ -17,6 +17,7 @@ from vllm_cluster.actions.pull_verify import Verified
 from vllm_cluster.core.pull import HubModel
 from vllm_cluster.errors import PreflightFailed, Unreachable, UsageError
 from vllm_cluster.wire.pull import ModelFile
+from vllm_cluster.wire.values import Url
 
 INVENTORY = world.inventory(2)
 FILE = ModelFile("model.safetensors", 10**9, "a" * 64)
@@ -42,11 +43,11 @@ def did(monkeypatch: pytest.MonkeyPatch, damaged: dict[str, ModelFile | None]) -
 
     def ask_about(*_: object) -> HubModel:
         done.append("ask the hub")
-        return HubModel("lab/model", "c" * 40, "http://hub", (FILE,))
+        return HubModel("lab/model", "c" * 40, Url("http://hub"), (FILE,))
 
     def bring(_hosts: object, model: HubModel, *_: object, damaged: Mapping[str, set[str]]) -> bool:
         done.extend(f"drop on {name}" for name, paths in damaged.items() if paths == {FILE.path})
-        done.append(f"bring{' from the hub' if model.endpoint else ''}")
+        done.append(f"bring{' from the hub' if model.endpoint.whole else ''}")
         return True
 
     hosts = PullHosts(INVENTORY, fleet, {}, lambda _: None)

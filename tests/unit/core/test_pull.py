@@ -19,6 +19,7 @@ from vllm_cluster.core.pull import (
     unfit_path,
 )
 from vllm_cluster.wire.pull import ModelFile
+from vllm_cluster.wire.values import Url
 
 BLOB = "a" * 64
 
@@ -71,7 +72,7 @@ def test_weights_are_files_that_hold_something() -> None:
 
 
 FILES = (ModelFile("config.json", 10, "b" * 40), ModelFile("model.safetensors", 10**9, BLOB))
-MODEL = HubModel("lab/model", "c" * 40, "http://hub", FILES)
+MODEL = HubModel("lab/model", "c" * 40, Url("http://hub"), FILES)
 INVENTORY = world.inventory(3)
 WHOLE = Held(whole=2, bytes=MODEL.size, digest="d")
 
@@ -110,7 +111,7 @@ def test_a_source_with_a_manifest_comes_before_one_that_may_be_damaged() -> None
 def test_a_source_without_a_manifest_may_have_to_download() -> None:
     found = plan(gpu1=Held(whole=2, bytes=MODEL.size))
     assert (found.chain[0], found.downloads) == ("gpu1", True)
-    assert found.for_host("id", "key", "gpu1").endpoint == MODEL.endpoint
+    assert found.for_host("id", "key", "gpu1").endpoint == MODEL.endpoint.whole
 
 
 def test_a_branch_that_does_not_point_there_yet_is_written_and_nothing_is_downloaded() -> None:
@@ -139,7 +140,7 @@ def test_what_a_host_has_already_is_not_brought() -> None:
 @pytest.mark.parametrize(("origin", "source"), [("laptop", "gpu1"), ("/data/mine", "gpu2")])
 def test_only_the_host_with_the_folder_copies_it(origin: str, source: str) -> None:
     """One that has files of the right sizes may find them damaged, and could not have them from a folder of another."""
-    model = replace(MODEL, name="./mine", commit="", endpoint="", origin=origin)
+    model = replace(MODEL, name="./mine", commit="", endpoint=Url(""), origin=origin)
     held = {name: Held(whole=2 * (name == "gpu1"), bytes=MODEL.size) for name in INVENTORY.hosts}
     found = make(INVENTORY, model, "", held, "gpu2")
     assert (found.chain[0], found.downloads) == (source, True)

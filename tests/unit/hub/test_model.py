@@ -63,7 +63,7 @@ def test_a_folder_needs_no_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert read(str(tmp_path), None)[1].loaded == STORED
 
 
-# fault: hub/files.py: headers, auth=self._authorize → {**headers, "X-Token": self._token or ""}
+# fault: hub/files.py: urlsplit(request.url or "")[:2] == urlsplit(self._endpoint)[:2] → True
 def test_the_token_goes_to_the_hub_alone(here: Hub, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Not to where the hub sends us for the files; and a .netrc entry does not take its place."""
     netrc = tmp_path / "netrc"
@@ -104,6 +104,25 @@ def test_names_of_nothing(here: Hub, name: str, kind: type[VclusterError], monke
     monkeypatch.chdir("/proc")
     with pytest.raises(kind):
         read(name or " ", None)
+
+
+def test_a_hub_that_sends_in_a_circle_is_left(here: Hub) -> None:
+    """What comes with each redirect is not read: it may have no end."""
+    here.repositories[NAME], here.elsewhere = repository(), here.url
+    with pytest.raises(Unreachable, match="TooManyRedirects"):
+        read(NAME, None)
+
+
+# fault: hub/files.py: at {Url(self._endpoint)}/ → at {self._endpoint}/
+@pytest.mark.parametrize("broken", [0, 401, 404, 500])
+def test_no_login_of_the_hubs_address_is_shown(here: Hub, monkeypatch: pytest.MonkeyPatch, broken: int) -> None:
+    monkeypatch.setenv("HF_ENDPOINT", here.url.replace("://", "://bob:geheim@"))
+    here.broken = broken
+    if not broken:
+        here.gated.add(NAME)
+    with pytest.raises(VclusterError) as refused:
+        read(NAME, None)
+    assert "geheim" not in f"{refused.value} {refused.value.hint}"
 
 
 @pytest.mark.parametrize("code", [500, 503, 429])

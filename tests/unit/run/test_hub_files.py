@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from vllm_cluster.core.pull import HubModel
-from vllm_cluster.errors import CommandFailed, PreflightFailed
+from vllm_cluster.errors import CommandFailed, PreflightFailed, Unreachable
 from vllm_cluster.run import hub_files
 from vllm_cluster.run.runtime import SYSTEM
 
@@ -51,3 +51,25 @@ def test_what_no_hub_can_list_is_refused(
 ) -> None:
     with pytest.raises(PreflightFailed, match=r"lab/model (lists|is listed as)"):
         asked(monkeypatch, {**FILE, **row}, {**END, **end})
+
+
+# fault: wire/values.py: return _LOGIN.sub("://", text) → return text
+@pytest.mark.parametrize("problem", ["gated", "missing", "revision", "name", "answer", "unreachable"])
+def test_no_login_of_the_hubs_address_is_shown(monkeypatch: pytest.MonkeyPatch, problem: str) -> None:
+    url = "https://bob:ge@heim@hub.lab/x"
+    row = {"endpoint": url, "problem": problem, "code": 401, "words": f"401 for url: {url}\x1b[2J"}
+    with pytest.raises((PreflightFailed, Unreachable)) as refused:
+        asked(monkeypatch, row)
+    text = f"{refused.value} {refused.value.hint}"
+    assert "heim" not in text and "bob" not in text and "\x1b" not in text
+    model = asked(monkeypatch, FILE, {**END, "endpoint": url})
+    assert (str(model.endpoint), model.endpoint.whole) == ("https://hub.lab/x", url)
+    assert "heim" not in repr(model)
+
+
+@pytest.mark.parametrize(
+    "row", [{"problem": "other"}, {"problem": {}}, {"problem": "gated", "code": "x"}, {"commit": 1}]
+)
+def test_what_no_program_prints_is_refused(monkeypatch: pytest.MonkeyPatch, row: dict[str, Any]) -> None:
+    with pytest.raises(PreflightFailed, match="lists what cannot be"):
+        asked(monkeypatch, FILE, {"endpoint": "http://hub", **row})

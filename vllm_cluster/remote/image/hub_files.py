@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import sys
 import time
 from typing import Any
@@ -17,6 +18,8 @@ os.environ["HF_HUB_DISABLE_TELEMETRY"] = os.environ["HF_HUB_DISABLE_PROGRESS_BAR
 
 from huggingface_hub import HfApi, get_hf_file_metadata, hf_hub_url
 
+# The library reads all that a hub sends, and unpacks it: the list of any model is far smaller.
+MEMORY_BYTES = 4 << 30
 TRIES, PAUSE_SECONDS = 4, 2.0
 LOOK_SECONDS = 20
 
@@ -63,6 +66,7 @@ def look(asked: dict[str, Any], endpoint: str) -> None:
 
 def main() -> None:
     """Ask as often as it may help."""
+    resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
     asked = json.loads(sys.stdin.readline())
     endpoint = (asked["endpoint"] or os.environ.get("HF_ENDPOINT") or "https://huggingface.co").rstrip("/")
     for left in reversed(range(TRIES)):

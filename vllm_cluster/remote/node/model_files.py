@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from vllm_cluster.wire.safetensors import MAX_HEADER, MAX_INDEX, files_of, tensors
+from vllm_cluster.wire.values import Url, without_logins
 
 HUB_SECONDS = 8.0
 MAX_CONFIG, MAX_MANIFEST = 1 << 20, 64 << 20
@@ -204,6 +205,7 @@ class _Stay(urllib.request.HTTPRedirectHandler):
 def _ask_hub(model: str, revision: str) -> tuple[dict[str, str], dict[str, int]]:
     """Whether the hub would give the model, and the bytes of its files with weights."""
     endpoint = (os.environ.get("HF_ENDPOINT") or "https://huggingface.co").rstrip("/")
+    there = Url(endpoint)
     name, at = urllib.parse.quote(model), urllib.parse.quote(revision, safe="")
     try:
         # What is there and its size; then whether we may have it: a gated repository lists its files to everyone.
@@ -211,17 +213,18 @@ def _ask_hub(model: str, revision: str) -> tuple[dict[str, str], dict[str, int]]
         if code == 200:
             code, _ = _get(f"{endpoint}/{name}/resolve/{at}/config.json", limit=0)
     except (OSError, ValueError, http.client.HTTPException) as error:
-        text = f"it is not in the model cache, and {endpoint} cannot be asked: {getattr(error, 'reason', error)}"
+        why = without_logins(str(getattr(error, "reason", error)))
+        text = f"it is not in the model cache, and {there} cannot be asked: {why}"
         return {"where": "nowhere", "problem": text}, {}
     where, problem = "hub", ""
     if code in (401, 403):
         how = "with the token that is set" if _token() else "without a token"
-        where, problem = "nowhere", f"it is gated, private or not there: {endpoint} answers {code} {how}"
+        where, problem = "nowhere", f"it is gated, private or not there: {there} answers {code} {how}"
     elif code == 404 and not body:
         # One without a config.json has a list of files all the same: it is in another format.
-        where, problem = "nowhere", f"{endpoint} has no such model" + ("" if revision == "main" else f" at {revision}")
+        where, problem = "nowhere", f"{there} has no such model" + ("" if revision == "main" else f" at {revision}")
     elif code >= 400 and code != 404:
-        where, problem = "unknown", f"{endpoint} answers {code}"
+        where, problem = "unknown", f"{there} answers {code}"
     return {"where": where, "problem": problem}, _listed(body)
 
 

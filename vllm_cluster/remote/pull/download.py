@@ -20,6 +20,7 @@ from vllm_cluster.remote.pull.origin import for_each
 from vllm_cluster.remote.pull.plan import PullError
 from vllm_cluster.remote.pull.store import Partial, Store, TooLongError, content_hash
 from vllm_cluster.wire.pull import HostPlan, ModelFile
+from vllm_cluster.wire.values import Url, without_logins
 
 # What a broken answer loses at most, and by what the others wait behind; huggingface_hub's own is ten times as much.
 CHUNK = 1 << 20
@@ -68,7 +69,7 @@ class Download:
                 self._store.finish(file)
                 return
             self._store.drop_partial(file)
-        raise PullError(f"{file.path}: {self._plan.endpoint} sends another content than it lists")
+        raise PullError(f"{file.path}: {Url(self._plan.endpoint)} sends another content than it lists")
 
     def _fetch(self, file: ModelFile) -> None:
         """Get the rest of a file, over as many answers as it takes."""
@@ -107,11 +108,11 @@ class Download:
             raise error
         code = getattr(getattr(error, "response", None), "status_code", None)
         # Behind the first line are addresses of objects, signed URLs and the request's id.
-        words = str(error).split("\n")[0].split("(Request ID")[0].strip()[:200]
+        words = without_logins(str(error).split("\n")[0].split("(Request ID")[0].strip())[:200]
         self.trouble = f"{file.path}: {f'the hub answers {code}' if code else words or type(error).__name__}"
         if code == _BEYOND:
             self._store.drop_partial(file)
-            raise PullError(f"{file.path}: {self._plan.endpoint} sends another size than it lists") from error
+            raise PullError(f"{file.path}: {Url(self._plan.endpoint)} sends another size than it lists") from error
         if code in _FINAL:
             raise PullError(self.trouble) from error
 
