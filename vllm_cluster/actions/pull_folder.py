@@ -16,7 +16,7 @@ from vllm_cluster.core.pull import HubModel, choose, unfit_path
 from vllm_cluster.errors import PreflightFailed, UsageError
 from vllm_cluster.events import Event
 from vllm_cluster.laptop import expanded
-from vllm_cluster.run.local_folder import feed, listed
+from vllm_cluster.run.local_folder import feed, hashed, listed, pull_line
 from vllm_cluster.text import count, size
 from vllm_cluster.wire.pull import HERE, CacheManifest, CacheRow, ModelFile
 from vllm_cluster.wire.values import Url
@@ -42,14 +42,16 @@ def wanted_folder(source: str, name: str, via: str, *, detach: bool) -> WantedMo
     if not there and not folder.is_dir():
         raise UsageError(f"{source}: no such folder here", hint="vcluster pull ORG/NAME\nvcluster pull HOST:/FOLDER")
     if not there and detach:
-        named = f" --as {shlex.quote(name)}" if name else ""
-        raise UsageError("--detach: this machine sends the files", hint=f"vcluster pull {shlex.quote(source)}{named}")
+        raise UsageError("--detach: this machine sends the files", hint=pull_line(source, name))
     if there and via not in ("", there["host"]):
-        raise UsageError(f"--via: the files are on {there['host']}", hint=f"vcluster pull {shlex.quote(source)}")
+        raise UsageError(f"--via: the files are on {there['host']}", hint=pull_line(source, name))
     if there and folder == Path("/"):
-        raise UsageError(f"{source}: must be the folder of one model", hint=f"vcluster pull {there['host']}:/FOLDER")
+        raise UsageError(f"{source}: must be the folder of one model", hint=pull_line(f"{there['host']}:/FOLDER", name))
     model = f"./{name.removeprefix('./') or folder.name}"
     ensure_name(source, model)
+    if not there:
+        # What is wrong here is known before a host is asked.
+        listed(folder, name)
     return WantedModel(model, "", there["host"] if there else via, detach, folder, sent_from_here=not there)
 
 
@@ -76,8 +78,14 @@ def find_folder(hosts: PullHosts, wanted: WantedModel, via: str) -> HubModel:
         return _on_host(hosts, wanted, str(wanted.source), via)
     show = _Shown(hosts, None)
     hosts.emit(Event("phase", f"hashing {wanted.source}"))
-    files = listed(wanted.source, show.add)
+    files = hashed(wanted.source, listed(wanted.source, _own_name(wanted)), show.add)
     return HubModel(wanted.model, "", Url(""), files, origin=HERE)
+
+
+def _own_name(wanted: WantedModel) -> str:
+    """The name that was given with `--as`; empty where the folder keeps its own."""
+    name = wanted.model.removeprefix("./")
+    return "" if wanted.source and name == wanted.source.name else name
 
 
 def _on_host(hosts: PullHosts, wanted: WantedModel, path: str, via: str) -> HubModel:
@@ -110,9 +118,9 @@ def _on_host(hosts: PullHosts, wanted: WantedModel, path: str, via: str) -> HubM
 
     question("list", [])
     if lost:
-        _refuse_links(via, path, lost)
+        _refuse_links(via, path, lost, _own_name(wanted) or Path(path).name)
     if not any(file.path == "config.json" for file in files):
-        _refuse_no_model(via, path, files)
+        _refuse_no_model(via, path, files, _own_name(wanted))
     if (wrong := unfit_path(files)) is not None:
         raise PreflightFailed(f"{via}: pull: {path}: a file's name cannot be on every host: {wrong[:80]!a}")
     (chosen, others), files = choose(files), []
@@ -120,21 +128,21 @@ def _on_host(hosts: PullHosts, wanted: WantedModel, path: str, via: str) -> HubM
     return HubModel(wanted.model, "", Url(""), (*files, *others), origin=path)
 
 
-def _refuse_links(via: str, path: str, lost: Sequence[tuple[str, str]]) -> NoReturn:
+def _refuse_links(via: str, path: str, lost: Sequence[tuple[str, str]], name: str) -> NoReturn:
     """The container that copies has the folder and the cache: elsewhere it would read files of its own."""
-    (name, target), more = lost[0], f" ({count(len(lost), 'such link')})" if len(lost) > 1 else ""
-    text = f"{via}: pull: {path}/{name} is a link to {target}, which the pull does not read there{more}"
+    (file, target), more = lost[0], f" ({count(len(lost), 'such link')})" if len(lost) > 1 else ""
+    text = f"{via}: pull: {path}/{file} is a link to {target}, which the pull does not read there{more}"
     copy = f"{path.rstrip('/')}-copy"
     whole = f"on {via}: cp -rL {shlex.quote(path)} {shlex.quote(copy)}"
-    raise PreflightFailed(text, hint=f"{whole}\nvcluster pull {shlex.quote(f'{via}:{copy}')}")
+    raise PreflightFailed(text, hint=f"{whole}\n{pull_line(f'{via}:{copy}', name)}")
 
 
-def _refuse_no_model(via: str, path: str, files: Sequence[ModelFile]) -> NoReturn:
+def _refuse_no_model(via: str, path: str, files: Sequence[ModelFile], name: str) -> NoReturn:
     """Refuse a folder without a config, with one below it that has one."""
     below = sorted(file.path.rpartition("/")[0] for file in files if file.path.endswith("/config.json"))
     inside = below[0] if below else "FOLDER"
     text = f"{via}: pull: {path} has no config.json: not a model"
-    raise PreflightFailed(text, hint=f"vcluster pull {shlex.quote(f'{via}:{path}/{inside}')}")
+    raise PreflightFailed(text, hint=pull_line(f"{via}:{path}/{inside}", name))
 
 
 class _Shown:

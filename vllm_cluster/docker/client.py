@@ -6,8 +6,8 @@ import io
 import json
 import posixpath
 import tarfile
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from typing import Any, TypeVar
 
 from vllm_cluster.clock import SYSTEM_CLOCK, Clock, Deadline
@@ -271,16 +271,13 @@ def _first(reply: Reply, limit: int) -> bytes | str | None:
     Raises:
         Unreadable: it is not an archive, or ends in the middle.
     """
-    data = reply.read(limit + tarfile.RECORDSIZE)
-    try:
-        with tarfile.open(fileobj=io.BytesIO(data)) as tar:
-            entry = tar.next()
-            if entry is not None and entry.issym():
-                return entry.linkname
-            content = tar.extractfile(entry) if entry else None
-            return content.read(limit) if content else None
-    except (tarfile.TarError, ValueError, OSError, LookupError) as error:
-        raise reply.unreadable(repr(error)) from error
+    with _archive(reply, limit + tarfile.RECORDSIZE) as tar:
+        entry = tar.next()
+        if entry is not None and entry.issym():
+            # It becomes a part of the next request.
+            return entry.linkname.encode().decode()
+        content = tar.extractfile(entry) if entry else None
+        return content.read(limit) if content else None
 
 
 def has_content(reply: Reply) -> bool:
@@ -290,11 +287,18 @@ def has_content(reply: Reply) -> bool:
         HostError: it is not an archive.
     """
     # Two headers are enough; what follows may be gigabytes.
-    data = reply.read(tarfile.RECORDSIZE)
+    with _archive(reply, tarfile.RECORDSIZE) as tar:
+        return tar.next() is not None and tar.next() is not None
+
+
+@contextmanager
+def _archive(reply: Reply, most: int) -> Iterator[tarfile.TarFile]:
+    """The beginning of an archive: a container may have anything in it, and its sizes need not be those of files."""
+    data = reply.read(most)
     try:
         with tarfile.open(fileobj=io.BytesIO(data)) as tar:
-            return tar.next() is not None and tar.next() is not None
-    except (tarfile.TarError, ValueError, OSError, LookupError) as error:
+            yield tar
+    except (tarfile.TarError, ValueError, OSError, LookupError, ArithmeticError) as error:
         raise reply.unreadable(repr(error)) from error
 
 

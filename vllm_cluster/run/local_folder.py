@@ -27,42 +27,63 @@ _DEEPER = ("*/config.json", "snapshots/*/config.json")
 _FEED = f"import sys; sys.path.insert(0, {FOLDER!r}); from vllm_cluster.remote.pull.feed import main; main()"
 
 
-def listed(folder: Path, count: Callable[[int], None]) -> tuple[ModelFile, ...]:
-    """The files of a folder, those that vLLM reads with their sha256; `count` gets the bytes that were hashed.
+def listed(folder: Path, name: str) -> tuple[ModelFile, ...]:
+    """The files of a folder, which is to get this name, empty for its own.
 
     Raises:
-        UsageError: it is not a model, or cannot be read.
+        UsageError: it is not a model, or cannot be read, or a link leads out of it.
     """
     if not (folder / "config.json").is_file():
         found = next((path.parent for form in _DEEPER for path in sorted(folder.glob(form))), None)
-        hint = f"vcluster pull {shlex.quote(str(found or folder / 'FOLDER'))}"
-        raise UsageError(f"{folder} has no config.json: not a model", hint=hint)
+        raise UsageError(f"{folder} has no config.json: not a model", hint=pull_line(found or folder / "FOLDER", name))
     try:
-        paths = list(_visible(folder))
-        files = [ModelFile(str(path.relative_to(folder)), path.stat().st_size, "") for path in paths]
-        if (wrong := unfit_path(files)) is not None:
-            raise UsageError(f"{folder}: a file's name cannot be on every host: {wrong[:80]!a}")
-        read, others = choose(files)
+        files = tuple(
+            ModelFile(str(path.relative_to(folder)), path.stat().st_size, "") for path in _visible(folder, name)
+        )
+    except OSError as error:
+        raise UsageError(f"{error.filename or folder}: {error.strerror}") from None
+    if (wrong := unfit_path(files)) is not None:
+        raise UsageError(f"{folder}: a file's name cannot be on every host: {wrong[:80]!a}")
+    return files
+
+
+def hashed(folder: Path, files: Sequence[ModelFile], count: Callable[[int], None]) -> tuple[ModelFile, ...]:
+    """The same files, those that vLLM reads with their sha256; `count` gets the bytes that were hashed.
+
+    Raises:
+        UsageError: one cannot be read.
+    """
+    read, others = choose(files)
+    try:
         with ThreadPoolExecutor(min(4, os.cpu_count() or 1)) as pool:
-            hashed = pool.map(lambda file: replace(file, blob=_hash(folder / file.path, count)), read)
-            return (*hashed, *others)
+            return (*pool.map(lambda file: replace(file, blob=_hash(folder / file.path, count)), read), *others)
     except OSError as error:
         raise UsageError(f"{error.filename or folder}: {error.strerror}") from None
 
 
-def _visible(folder: Path) -> Iterator[Path]:
+def pull_line(source: object, name: str) -> str:
+    """The command that pulls a folder under this name, empty for its own."""
+    return shlex.join(["vcluster", "pull", str(source), *(["--as", name] if name else [])])
+
+
+def _visible(folder: Path, name: str) -> Iterator[Path]:
     """The files below a folder, but for hidden ones."""
+    root = folder.resolve()
+    # A snapshot in the hub's own cache has its files there.
+    below = (root, root.parents[1] / "blobs") if root.parent.name == "snapshots" else (root,)
+    copy = f"{folder}-copy"
+    copied = f"cp -rL {shlex.quote(str(folder))} {shlex.quote(copy)}\n{pull_line(copy, name or folder.name)}"
     for place, names, files in os.walk(folder):
         names[:] = [name for name in names if not name.startswith(".")]
         if linked := next((name for name in names if (Path(place) / name).is_symlink()), None):
-            copy = f"{folder}-copy"
-            hint = f"cp -rL {shlex.quote(str(folder))} {shlex.quote(copy)}\nvcluster pull {shlex.quote(copy)}"
-            raise UsageError(f"{Path(place) / linked} is a link to a folder, which is not followed", hint=hint)
-        paths = (Path(place) / name for name in files if not name.startswith("."))
-        for path in paths:
+            raise UsageError(f"{Path(place) / linked} is a link to a folder, which is not followed", hint=copied)
+        for path in (Path(place) / name for name in files if not name.startswith(".")):
             if path.is_symlink() and not path.exists():
                 hint = f"rm {shlex.quote(str(path))}, or put the file there"
                 raise UsageError(f"{path} is a link to {path.readlink()}, which is not there", hint=hint)
+            if path.is_symlink() and not any(path.resolve().is_relative_to(one) for one in below):
+                text = f"{path} is a link to {path.resolve()}, outside of the folder: every host would get that file"
+                raise UsageError(text, hint=f"If it belongs to the model: {copied}")
             if path.is_file():
                 yield path
 

@@ -19,7 +19,7 @@ from vllm_cluster.core.pull import HubModel, outside, place_of
 from vllm_cluster.errors import PreflightFailed, UsageError
 from vllm_cluster.events import Event
 from vllm_cluster.run import model_cache
-from vllm_cluster.run.local_folder import listed
+from vllm_cluster.run.local_folder import hashed, listed
 from vllm_cluster.run.runtime import SYSTEM
 from vllm_cluster.wire.values import Url
 
@@ -34,9 +34,32 @@ def test_a_repository_is_not_a_folder(source: str) -> None:
     assert not is_folder(source)
 
 
-def test_a_folder_here_gets_its_own_name_or_the_one_that_is_given(tmp_path: Path) -> None:
-    folder = tmp_path / "mine"
+def model_in(folder: Path) -> Path:
+    """A folder with the config of a model."""
     folder.mkdir()
+    (folder / "config.json").write_text("{}")
+    return folder
+
+
+# fault: run/local_folder.py: if path.is_symlink() and not any( → if path.is_symlink() and any(
+@pytest.mark.parametrize("name", ["tokenizer.json", "sub/vocab.txt"])
+def test_a_link_out_of_a_folder_goes_to_no_host(tmp_path: Path, name: str) -> None:
+    """As one to a private key, which every user of every host could read then."""
+    folder, key = model_in(tmp_path / "mine"), tmp_path / "id_ed25519"
+    key.write_text("secret")
+    place = folder / name
+    place.parent.mkdir(exist_ok=True)
+    place.symlink_to(key)
+    with pytest.raises(UsageError, match="outside of the folder: every host would get that file") as refused:
+        wanted_folder(str(folder), "my-name", "", detach=False)
+    assert str(key) in str(refused.value) and "--as my-name" in str(refused.value.hint)
+    place.unlink()
+    place.symlink_to(folder / "config.json")
+    assert wanted_folder(str(folder), "", "", detach=False).source == folder
+
+
+def test_a_folder_here_gets_its_own_name_or_the_one_that_is_given(tmp_path: Path) -> None:
+    folder = model_in(tmp_path / "mine")
     found = wanted_folder(str(folder), "", "gpu2", detach=False)
     assert (found.model, found.source, found.sent_from_here, found.via) == ("./mine", folder, True, "gpu2")
     assert wanted_folder(str(folder), "./other", "", detach=False).model == "./other"
@@ -68,8 +91,7 @@ def test_what_cannot_be_is_refused(source: str, name: str, via: str, detach: boo
     [("my model", "my-model"), ("hub", "hub-model"), ("..", "my-model"), ("größe 1", "gr-e-1"), ("a/b c", "a-b-c")],
 )
 def test_a_name_that_cannot_be_comes_with_one_that_can(tmp_path: Path, name: str, fitting: str) -> None:
-    folder = tmp_path / "my model"
-    folder.mkdir()
+    folder = model_in(tmp_path / "my model")
     with pytest.raises(UsageError) as refused:
         wanted_folder(str(folder), name, "", detach=False)
     *words, last = shlex.split(str(refused.value.hint))
@@ -81,23 +103,24 @@ def test_a_folder_without_a_model_suggests_one_below_it(tmp_path: Path) -> None:
     inside = tmp_path / "snapshots" / "abc"
     inside.mkdir(parents=True)
     with pytest.raises(UsageError) as empty:
-        listed(tmp_path, lambda _: None)
-    assert empty.value.hint == f"vcluster pull {tmp_path}/FOLDER"
+        listed(tmp_path, "mine")
+    assert empty.value.hint == f"vcluster pull {tmp_path}/FOLDER --as mine"
     (inside / "config.json").write_text("{}")
     with pytest.raises(UsageError) as below:
-        listed(tmp_path, lambda _: None)
+        listed(tmp_path, "")
     assert below.value.hint == f"vcluster pull {inside}"
 
 
 def test_of_a_folder_here_only_files_that_vllm_reads_are_hashed(tmp_path: Path) -> None:
-    folder, blob = tmp_path / "mine", tmp_path / "blob"
-    folder.mkdir()
+    folder, blob = tmp_path / "models--me--mine" / "snapshots" / "abc", tmp_path / "models--me--mine" / "blobs" / "x"
+    folder.mkdir(parents=True)
+    blob.parent.mkdir()
     blob.write_text("{}")
     for name in ("model.safetensors", "pytorch_model.bin"):
         (folder / name).write_text("{}")
     (folder / "config.json").symlink_to(blob)
     os.mkfifo(folder / "pipe")
-    files = listed(folder, lambda _: None)
+    files = hashed(folder, listed(folder, ""), lambda _: None)
     assert [(file.path, bool(file.blob)) for file in files] == [
         ("config.json", True),
         ("model.safetensors", True),
@@ -105,8 +128,8 @@ def test_of_a_folder_here_only_files_that_vllm_reads_are_hashed(tmp_path: Path) 
     ]
     (folder / "more").symlink_to(tmp_path)
     with pytest.raises(UsageError, match="more is a link to a folder, which is not followed") as refused:
-        listed(folder, lambda _: None)
-    assert refused.value.hint == f"cp -rL {folder} {folder}-copy\nvcluster pull {folder}-copy"
+        listed(folder, "")
+    assert refused.value.hint == f"cp -rL {folder} {folder}-copy\nvcluster pull {folder}-copy --as abc"
 
 
 def fake_hosts(events: list[Event], returncode: int) -> PullHosts:
@@ -150,7 +173,9 @@ def test_a_link_that_the_pull_cannot_read_there_is_refused_with_what_to_do(monke
     file = {"file": {"path": "config.json", "size": 2, "blob": ""}}
     with pytest.raises(PreflightFailed, match=r"/data/x y/a.json is a link to /etc/passwd, which") as refused:
         on_host(monkeypatch, "/data/x y", [file, {"lost": "a.json", "to": "/etc/passwd"}])
-    assert refused.value.hint == "on gpu1: cp -rL '/data/x y' '/data/x y-copy'\nvcluster pull 'gpu1:/data/x y-copy'"
+    assert (
+        refused.value.hint == "on gpu1: cp -rL '/data/x y' '/data/x y-copy'\nvcluster pull 'gpu1:/data/x y-copy' --as x"
+    )
 
 
 def test_a_name_of_the_cache_and_one_of_the_hub_have_places_of_their_own() -> None:

@@ -5,14 +5,18 @@ from __future__ import annotations
 import io
 import tarfile
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from tests.support.canned_docker import answer, canned
+from tests.support.depth import cases
 from vllm_cluster.docker.calls import Unreadable
-from vllm_cluster.docker.client import MAX_READS, has_content
+from vllm_cluster.docker.client import MAX_READS, _first, has_content
 
 
 def folder(*files: str) -> bytes:
@@ -86,3 +90,50 @@ def test_a_damaged_document_and_a_cut_text_are_returned_as_they_are() -> None:
     assert (read(), len(asked)) == (DOCUMENT[:20], MAX_READS)
     read, asked = reads("/audit.jsonl", LONGER)
     assert (read(), len(asked)) == (DOCUMENT[:20], 1)
+
+
+def entry(kind: bytes = tarfile.REGTYPE, form: int = tarfile.PAX_FORMAT, **fields: Any) -> bytes:
+    """The archive of one entry with these fields."""
+    archive = io.BytesIO()
+    with tarfile.open(fileobj=archive, mode="w", format=form) as tar:
+        made = tarfile.TarInfo("file")
+        made.type = kind
+        for name, value in fields.items():
+            setattr(made, name, value)
+        tar.addfile(made)
+    return archive.getvalue() + bytes(tarfile.RECORDSIZE)
+
+
+ODD = (
+    one_file(DOCUMENT),
+    folder("a"),
+    entry(name="x" * 5000, form=tarfile.GNU_FORMAT),
+    entry(tarfile.LNKTYPE, linkname="file"),
+    entry(tarfile.SYMTYPE, linkname="/etc/\udcff"),
+    entry(pax_headers={"size": "9" * 400}),
+    entry(pax_headers={"size": "-5", "mtime": "1e999"}),
+    entry(pax_headers={"GNU.sparse.major": "1", "GNU.sparse.minor": "0", "GNU.sparse.realsize": str(10**15)}),
+    entry(pax_headers={"GNU.sparse.map": f"0,{10**14}", "GNU.sparse.size": str(10**14)}),
+)
+
+
+# fault: docker/client.py: LookupError, ArithmeticError) as error: → LookupError) as error:
+@settings(max_examples=cases(100, 400, 20_000))
+@given(st.sampled_from(ODD), st.lists(st.tuples(st.integers(0, 2047), st.integers(0, 255)), max_size=9))
+def test_an_archive_of_any_content_is_read_or_refused(archive: bytes, changes: list[tuple[int, int]]) -> None:
+    data = bytearray(archive)
+    for at, byte in changes:
+        data[at % len(data)] = byte
+    refused: Any = lambda why: Unreadable("gpu1", why)  # noqa: E731
+    for look in (has_content, lambda reply: len(_first(reply, 1 << 16) or "") <= 1 << 16):
+        reply: Any = SimpleNamespace(read=io.BytesIO(bytes(data)).read, unreadable=refused)
+        with suppress(Unreadable):
+            assert look(reply) in (True, False)
+
+
+@pytest.mark.parametrize("link", ["/etc/\udcff", "/loop"])
+def test_a_link_that_leads_nowhere_is_followed_to_no_end(link: str) -> None:
+    read, asked = reads("/loop", entry(tarfile.SYMTYPE, linkname=link))
+    with suppress(Unreadable):
+        assert read() is None
+    assert len(asked) <= 20

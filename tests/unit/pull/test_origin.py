@@ -40,7 +40,8 @@ def folder(tmp_path: Path) -> Path:
 
 def listed(folder: Path) -> tuple[ModelFile, ...]:
     """Its files that vLLM reads."""
-    return tuple(ModelFile(**vars(file)) for file in local_folder.listed(folder, lambda _: None) if file.blob)
+    found = local_folder.hashed(folder, local_folder.listed(folder, ""), lambda _: None)
+    return tuple(file for file in found if file.blob)
 
 
 def plan_at(folder: Path, cache: Path, source: str = "") -> HostPlan:
