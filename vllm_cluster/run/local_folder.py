@@ -83,7 +83,7 @@ def _visible(folder: Path, name: str) -> Iterator[Path]:
                 raise UsageError(f"{path} is a link to {path.readlink()}, which is not there", hint=hint)
             if path.is_symlink() and not any(path.resolve().is_relative_to(one) for one in below):
                 text = f"{path} is a link to {path.resolve()}, outside of the folder: every host would get that file"
-                raise UsageError(text, hint=f"If it belongs to the model: {copied}")
+                raise UsageError(text, hint=copied)
             if path.is_file():
                 yield path
 
