@@ -5,12 +5,14 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any, Literal
 
 from vllm_cluster import __version__
 from vllm_cluster.text import redact
+from vllm_cluster.wire.reading import RefusedDocument, read
+from vllm_cluster.wire.values import Count, Long
 
 Role = Literal["head", "worker"]
 # How Docker hands out GPUs: CDI devices, the device request behind `--gpus`, or the runtime called nvidia.
@@ -61,12 +63,16 @@ def user_numbers(user: str) -> tuple[int, int]:
     return int(name or 0), int(group or 0)
 
 
+# As it is in the label: what is compared with what is wanted is not cleaned first.
+Exact = Long
+
+
 @dataclass(frozen=True)
 class Mount:
     """A bind mount (an absolute source) or a named volume at a path of the container."""
 
-    source: str
-    target: str
+    source: Exact
+    target: Exact
     read_only: bool = False
 
 
@@ -74,7 +80,7 @@ class Mount:
 class GpuRequest:
     """GPUs handed to a container, and the way: see `core.gpus`."""
 
-    ids: tuple[str, ...]
+    ids: tuple[Exact, ...]
     way: Way = "request"
 
 
@@ -86,29 +92,29 @@ class ContainerSpec:
     lacks them. A new field needs a default that means what was before it.
     """
 
-    host: str
-    cluster: str
+    host: Exact
+    cluster: Exact
     role: Role
-    address: str
-    head_address: str
-    image: str
-    gpu_count: int
-    command: tuple[str, ...]
-    environment: tuple[tuple[str, str], ...]
+    address: Exact
+    head_address: Exact
+    image: Exact
+    gpu_count: Count
+    command: tuple[Exact, ...]
+    environment: tuple[tuple[Exact, Exact], ...]
     mounts: tuple[Mount, ...]
-    shm_size: int
+    shm_size: Count
     gpus: GpuRequest | None = None
-    devices: tuple[str, ...] = ()
-    capabilities: tuple[str, ...] = ()
+    devices: tuple[Exact, ...] = ()
+    capabilities: tuple[Exact, ...] = ()
     unlimited_memlock: bool = False
     privileged: bool = False
-    program: str = ""
-    secrets: tuple[tuple[str, str], ...] = ()
-    cluster_id: str = ""
-    user: str = ""
-    requirements: tuple[str, ...] = ()
+    program: Exact = ""
+    secrets: tuple[tuple[Exact, Exact], ...] = ()
+    cluster_id: Exact = ""
+    user: Exact = ""
+    requirements: tuple[Exact, ...] = ()
     # What the inventory sets, and does not leave to what is found; no part of the container.
-    intent: tuple[tuple[str, str], ...] = ()
+    intent: tuple[tuple[Exact, Exact], ...] = ()
 
     @property
     def name(self) -> str:
@@ -153,33 +159,9 @@ def stored_spec(labels: Mapping[str, str]) -> ContainerSpec | None:
     compared by what both know.
     """
     try:
-        data = json.loads(labels.get(SPEC, ""))
-        return ContainerSpec(
-            **{f.name: _READ.get(f.name, _plain)(data[f.name]) for f in fields(ContainerSpec) if f.name in data}
-        )
-    except (ValueError, TypeError, KeyError, AttributeError):
+        return read(ContainerSpec, labels.get(SPEC, "").encode("utf-8", "replace"), SPEC)
+    except RefusedDocument:
         return None
-
-
-def _plain(value: Any) -> Any:
-    return tuple(value) if isinstance(value, list) else value
-
-
-def _known(kind: type, row: Mapping[str, Any]) -> Any:
-    return kind(**{f.name: _plain(row[f.name]) for f in fields(kind) if f.name in row})
-
-
-def _pairs(rows: list[list[str]]) -> tuple[tuple[str, str], ...]:
-    return tuple((key, value) for key, value in rows)
-
-
-_READ: Mapping[str, Callable[[Any], Any]] = {
-    "environment": _pairs,
-    "secrets": _pairs,
-    "intent": _pairs,
-    "mounts": lambda rows: tuple(_known(Mount, row) for row in rows),
-    "gpus": lambda row: _known(GpuRequest, row) if row else None,
-}
 
 
 # How many fields a reason of one line names.

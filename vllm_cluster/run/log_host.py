@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
 from importlib.resources import files
-from typing import Any
+from typing import Annotated
 
 from vllm_cluster.core.log_lines import GROUP, SECOND, VLLM, Line, LogRequest, copied_from, is_poll, split_source
 from vllm_cluster.docker.log_frames import LogFrames, OutputFrames, Position, StampedLine, Stamps
@@ -18,6 +19,8 @@ from vllm_cluster.run.connection import HostConnection
 from vllm_cluster.run.log_merge import LogMerge
 from vllm_cluster.run.node_handle import NodeHandle, open_node
 from vllm_cluster.text import age
+from vllm_cluster.wire.reading import convert, document
+from vllm_cluster.wire.values import Count, Long, Name, between
 
 # One line of a file, escaped as JSON.
 MAX_ROW = 1 << 20
@@ -72,19 +75,19 @@ class FileFeed:
     def __init__(self, node: NodeHandle, asked: LogRequest, merge: LogMerge, *, group: bool) -> None:
         self._node, self._asked, self._merge, self._group = node, asked, merge, group
         self._offsets: dict[str, int] = {}
-        self._skip: list[str] | None = None
+        self._skip: tuple[str, ...] | None = None
         self._since: int | None = None
 
     def read(self, offset: int, until: int | None, begun: Callable[[], None]) -> None:
         """As `ContainerFeed.read`."""
         self._since = self._since or _since(self._node, self._asked, offset)
-        asked: dict[str, Any] = {"follow": self._asked.follow, "previous": self._asked.previous}
+        asked: dict[str, object] = {"follow": self._asked.follow, "previous": self._asked.previous}
         asked |= {"rank": self._asked.rank, "group": self._group, "since": self._since}
         asked |= {"offsets": self._offsets, "skip": self._skip}
         script = files("vllm_cluster.remote.image").joinpath("log_tail.py").read_text()
         argv = ["python3", "-c", script, json.dumps(asked)]
         with self._node.connection.engine.streams.exec(self._node.name, argv) as running:
-            frames, names = OutputFrames(), dict[int, tuple[str, int | None]]()
+            frames, names = OutputFrames(), dict[int, _File]()
             for rows in _rows(self._node.host, frames, running.output()):
                 if not names:
                     begun()
@@ -93,38 +96,75 @@ class FileFeed:
                 text = f"logs: the files of its ranks cannot be read: exit code {code}: {frames.errors()}"
                 raise CommandFailed(self._node.host, text, exit_code=code, stderr=frames.errors())
 
-    def _line(self, row: Any, names: dict[int, tuple[str, int | None]], offset: int) -> Line | None:
-        if isinstance(row, dict):
-            if "skip" in row:
-                self._skip = row["skip"]
-            else:
-                names[row["file"]] = row["name"], row["rank"]
+    def _line(self, row: _Skipped | _File | _Row, names: dict[int, _File], offset: int) -> Line | None:
+        if isinstance(row, _Skipped):
+            self._skip = row.skip
             return None
-        number, at, end, text = row
-        name, rank = names[number]
-        self._offsets[name] = end
+        if isinstance(row, _File):
+            names[row.file] = row
+            return None
+        number, at, end, text = row.line
+        if (file := names.get(number)) is None:
+            raise _unreadable(self._node.host, "a line of a file without a name")
+        self._offsets[file.name] = end
         if self._asked.grep not in text:
             return None
-        stem = name.rpartition("/")[2].rpartition(".")[0]
+        stem = file.name.rpartition("/")[2].rpartition(".")[0]
         # A process of Ray's that has not become a rank yet, or never will.
-        source = GROUP if self._group else VLLM if rank is not None else f"pid {stem.rpartition('-')[2]}"
-        return Line(at - offset, self._node.host, source, text, rank)
+        source = GROUP if self._group else VLLM if file.rank is not None else f"pid {stem.rpartition('-')[2]}"
+        return Line(at - offset, self._node.host, source, text, file.rank)
 
 
 Feed = ContainerFeed | FileFeed
 
 
-def _rows(host: str, frames: OutputFrames, output: Iterator[bytes]) -> Iterator[list[Any]]:
-    """The values that a program in a container prints, as they come."""
+@dataclass(frozen=True)
+class _Skipped:
+    """The sessions of Ray that are not read."""
+
+    skip: tuple[Name, ...]
+
+
+@dataclass(frozen=True)
+class _File:
+    """A file whose lines come; `rank` is None where no rank has written it yet."""
+
+    file: Count
+    name: Name
+    rank: Count | None
+
+
+@dataclass(frozen=True)
+class _Row:
+    """A line: the number of its file, when it was written (ns), where it ends there, and its text, every byte of it."""
+
+    line: tuple[Count, Annotated[int, between(0, 1 << 63)], Count, Long]
+
+
+def _rows(host: str, frames: OutputFrames, output: Iterator[bytes]) -> Iterator[list[_Skipped | _File | _Row]]:
+    """What the program in a container prints, as it comes."""
     rest = b""
     try:
         for piece in output:
             *lines, rest = (rest + frames.feed(piece)).split(b"\n")
             if len(rest) > MAX_ROW:
                 raise ValueError("a line without an end")
-            yield [json.loads(line) for line in lines]
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise HostError(host, f"logs: what the program in its container printed cannot be read: {error}") from error
+            yield [_row(line) for line in lines]
+    except ValueError as error:
+        raise _unreadable(host, error) from error
+
+
+def _unreadable(host: str, why: object) -> HostError:
+    return HostError(host, f"logs: what the program in its container printed cannot be read: {why}")
+
+
+def _row(line: bytes) -> _Skipped | _File | _Row:
+    found = document(line, "a row", MAX_ROW)
+    if isinstance(found, list):
+        return convert(_Row, {"line": found}, "a row")
+    if isinstance(found, dict) and "skip" in found:
+        return convert(_Skipped, found, "a row")
+    return convert(_File, found, "a row")
 
 
 def _since(node: NodeHandle, asked: LogRequest, offset: int) -> int | None:
