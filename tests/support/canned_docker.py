@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import tarfile
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, cast
 
@@ -16,6 +18,15 @@ Answers = Callable[[str], Iterator[bytes]]
 def answer(body: bytes, status: int = 200) -> bytes:
     """A whole HTTP answer."""
     return b"HTTP/1.1 %d told\r\nContent-Length: %d\r\n\r\n%b" % (status, len(body), body)
+
+
+def archive_of(content: bytes) -> bytes:
+    """A file as Docker sends it."""
+    entry, archive = tarfile.TarInfo("a.json"), io.BytesIO()
+    entry.size = len(content)
+    with tarfile.open(fileobj=archive, mode="w") as tar:
+        tar.addfile(entry, io.BytesIO(content))
+    return archive.getvalue()
 
 
 def chunk(data: bytes) -> bytes:

@@ -16,11 +16,11 @@ from vllm_cluster.clock import SYSTEM_CLOCK, Clock, Deadline
 from vllm_cluster.debug_log import logged
 from vllm_cluster.docker.connection import Connection, Guard, OpenStream, Pool
 from vllm_cluster.errors import CommandFailed, ConnectionLost, DockerError, TimedOut, Unreachable
-from vllm_cluster.wire.reading import RefusedDocument, document
+from vllm_cluster.wire.reading import MAX_BYTES, RefusedDocument, document
 
 CALL_SECONDS = 30.0
 # Far more than any list or document of Docker's; what comes in pieces (pull, build, files, logs) is bounded there.
-MAX_ANSWER = 16 << 20
+MAX_ANSWER = MAX_BYTES
 MAX_REFUSAL = 64 << 10
 MAX_REASON = 4000
 MAX_LINE = 1 << 20

@@ -20,6 +20,7 @@ from vllm_cluster.docker.volumes import Volumes
 from vllm_cluster.errors import CommandFailed
 from vllm_cluster.facts.docker_objects import Container, ContainerInfo, Image, ImageInfo
 from vllm_cluster.transport.base import Stream, Transport
+from vllm_cluster.wire.reading import MAX_BYTES, bounded
 
 # The newest that these calls were tried with; Docker speaks older dialects down to its own minimum.
 MAX_API = (1, 47)
@@ -30,7 +31,7 @@ MAX_LOG = 256 << 10
 MAX_LOG_READ = 32 << 20
 # Of what a build printed, and of the reason why it failed.
 MAX_BUILD_LOG, MAX_ERROR = 2000, 4000
-MAX_FILE = 4 << 20
+MAX_FILE = MAX_BYTES
 MAX_SYMLINKS = 5
 # Docker looks up a file's size and then opens it by name: one that is replaced in between comes cut, or ends the
 # archive early (70 of 1,206 reads of a file that a loop replaced, on Docker 20.10).
@@ -210,7 +211,7 @@ class DockerApi:
         What is replaced while Docker reads it is read again; a document that stays damaged is returned as it is.
 
         Raises:
-            Unreadable: what Docker sends is not an archive.
+            Unreadable: what Docker sends is not an archive, or would take too much memory as a document.
         """
         for _ in range(MAX_READS - 1):
             with suppress(Unreadable):
@@ -225,8 +226,12 @@ class DockerApi:
             try:
                 with self._calls.stream(call, self._calls.after(FILE_SECONDS)) as reply:
                     found = _first(reply, limit)
+                    if isinstance(found, bytes) and place.endswith(".json"):
+                        bounded(found)
             except NotFound:
                 return None
+            except ValueError as error:
+                raise reply.unreadable(error) from None
             if not isinstance(found, str):
                 return found
             # Docker sends a link as itself, not what it points to.

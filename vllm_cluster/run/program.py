@@ -16,6 +16,7 @@ from vllm_cluster.docker.temporary import TemporaryContainer, temporary_name
 from vllm_cluster.errors import CommandFailed, ConnectionLost, HostError, TimedOut
 from vllm_cluster.run.connection import HostConnection
 from vllm_cluster.transport.base import Stream
+from vllm_cluster.wire.reading import bounded
 
 MAX_LINE = 64 << 10
 # What a program may print in all: 256 hosts with every port of every other closed take less than a tenth of it.
@@ -294,7 +295,7 @@ def message_in(line: bytes) -> dict[str, Any] | None:
     if not line.lstrip().startswith(b"{"):
         return None
     try:
-        value = json.loads(line)
+        value = json.loads(bounded(line))
     except (ValueError, RecursionError):
         return None
     return value if isinstance(value, dict) else None

@@ -18,7 +18,9 @@ from vllm_cluster.wire.values import words
 T = TypeVar("T")
 Convert = Callable[[Any, str], Any]
 
-MAX_BYTES = 4 << 20
+# Python takes four bytes for each of a document's characters where one of them is rare, and that twice, and 56 for an
+# empty list: 4 MiB of `[],` would take 110 MB.
+MAX_BYTES, MAX_VALUES = 3 << 20, 200_000
 # In the metadata of a field: its key, where that is not its name, and the key of an earlier version.
 KEY, ALSO = "key", "also"
 
@@ -55,10 +57,21 @@ def document(raw: bytes, sender: str, most: int = MAX_BYTES) -> Any:
     if len(raw) > most:
         raise RefusedDocument(sender, "", f"is larger than {most} bytes")
     try:
-        return json.loads(raw, parse_constant=_no_constant)
+        return json.loads(bounded(raw), parse_constant=_no_constant)
     except (ValueError, RecursionError):
         # Without what was found there, which may be of any length.
         raise RefusedDocument(sender, "", "is not a JSON document") from None
+
+
+def bounded(raw: bytes) -> bytes:
+    """Return JSON as it is, where what becomes of it takes little memory.
+
+    Raises:
+        ValueError: it has more than `MAX_VALUES` values; the commas of its texts count too.
+    """
+    if sum(map(raw.count, (b",", b"[", b"{"))) > MAX_VALUES:
+        raise ValueError(f"has more than {MAX_VALUES} values")
+    return raw
 
 
 def convert(kind: type[T], value: Any, sender: str) -> T:

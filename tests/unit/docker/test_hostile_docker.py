@@ -5,6 +5,8 @@ from __future__ import annotations
 import itertools
 import json
 import struct
+import subprocess
+import sys
 import time
 import tracemalloc
 from collections.abc import Callable, Iterator
@@ -12,8 +14,11 @@ from typing import Any
 
 import pytest
 
+from tests.support.attack import attack
 from tests.support.canned_docker import CHUNKED, always, answer, canned, chunk
+from tests.support.depth import FULL
 from tests.support.figures import tallied
+from tests.support.paths import ROOT
 from vllm_cluster.clock import Deadline
 from vllm_cluster.docker import calls, client
 from vllm_cluster.docker.calls import MAX_ANSWER, MAX_LINE
@@ -115,6 +120,52 @@ def test_a_flood_ends_by_its_deadline_in_little_memory(monkeypatch: pytest.Monke
 
 
 # fault: docker/connection.py: self.stream.settimeout(left) → self.stream.settimeout(30)
+# As a verb begins; then it reads one answer that Python makes as much of as it can, and prints its peak in MB.
+PEAK = """
+import sys
+import vllm_cluster.actions.up, vllm_cluster.cli.app, vllm_cluster.cli.render.plan, vllm_cluster.cli.render.status
+from tests.support.canned_docker import answer, archive_of, canned
+from vllm_cluster.errors import HostError
+from vllm_cluster.run.program import MAX_LINE, message_in
+from vllm_cluster.wire.reading import RefusedDocument, document
+way, count, raw = sys.argv[1], int(float(sys.argv[2]) * (1 << 20)), {
+    "lists": lambda n: b"[" + b"[]," * (n // 3 - 2) + b"0]",
+    "objects": lambda n: b"[" + b"{}," * (n // 3 - 2) + b"0]",
+    "keys": lambda n: b"{" + b",".join(b'"%x":0' % i for i in range(n // 10)) + b"}",
+    "wide": lambda n: b'["' + b"x" * (n - 12) + "\U0001f600".encode() + b'"]',
+}[sys.argv[3]]
+def docker(body):
+    return canned(lambda _: iter([answer(body)]))[0]
+read = {
+    "document": lambda raw: document(raw, "gpu1"),
+    "containers": lambda raw: docker(raw).containers("a"),
+    "file": lambda raw: document(docker(archive_of(raw)).read_file("c", "/a.json"), "gpu1"),
+    "message": lambda raw: message_in(b'{"a":' + raw + b"}"),
+}[way]
+try:
+    read(raw(count))
+except (HostError, RefusedDocument):
+    pass
+print(next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith("VmHWM")) >> 10)
+"""
+MOST_MB = 100
+
+
+# fault: wire/reading.py: > MAX_VALUES: → > 1 << 40:
+@pytest.mark.slow
+@pytest.mark.promise("P46")
+def test_no_answer_takes_much_memory() -> None:
+    most, lines = 0, [("document", 3), ("containers", 3), ("file", 3), ("message", 2)]
+    with attack("P46", "the largest answers of a host, made to take memory") as measured:
+        for way, size in lines:
+            for kind in ("lists", "objects", "keys", "wide") if FULL or way == "file" else ("lists",):
+                argv = [sys.executable, "-c", PEAK, way, str(size), kind]
+                peak = int(subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, check=True).stdout)
+                assert peak <= MOST_MB, f"{way}, {kind}: {peak} MB"
+                most = max(most, peak)
+        measured.figure = f"{most} MB at most, of which the program itself takes two thirds"
+
+
 def test_a_byte_at_a_time_gains_no_time() -> None:
     def trickle(_line: str) -> Iterator[bytes]:
         for byte in itertools.chain(CHUNKED, itertools.cycle(chunk(b"\n"))):
@@ -178,7 +229,7 @@ def test_an_answer_without_http_is_an_error_that_names_the_host(name: str, said:
 
 def test_an_answer_beyond_the_limit_is_refused() -> None:
     long = json.dumps(["x" * MAX_ANSWER]).encode()
-    with pytest.raises(HostError, match="gpu1: list images: Docker's answer cannot be read: it is longer than 16 MB"):
+    with pytest.raises(HostError, match="gpu1: list images: Docker's answer cannot be read: it is longer than 3 MB"):
         canned(always(answer(long)))[0].images()
     with pytest.raises(HostError, match="a line is longer than 1 MB"):
         build(canned(always(answer(b"x" * (MAX_LINE + 100))))[0])
