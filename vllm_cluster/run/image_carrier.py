@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -17,6 +16,8 @@ from vllm_cluster.run.connection import HostConnection
 from vllm_cluster.run.node_program import importable
 from vllm_cluster.run.program import OnHost, RemoteProgram, python, source, start
 from vllm_cluster.wire.pull import HostPlan
+from vllm_cluster.wire.reading import RefusedDocument, convert
+from vllm_cluster.wire.values import Count, Sha256, Size
 
 # 20 GB at 25 Mbit/s.
 PUSH_SECONDS = 7200.0
@@ -31,16 +32,27 @@ trap : HUP TERM
 "$@\""""
 SAVE = 'image=$1; shift; docker save "$image" | "$@"'
 LOAD = '"$@" | docker load'
-_BLOB = re.compile("[0-9a-f]{64}")
+
+
+@dataclass(frozen=True)
+class CarrierRow:
+    """A line of the program: in which folder it is, how far it is, and whether it serves, has all, or failed."""
+
+    folder: str = ""
+    read: Count = 0
+    bytes: Count = 0
+    serving: bool = False
+    whole: bool = False
+    error: str = ""
 
 
 @dataclass(frozen=True)
 class ImageBlobs:
     """What an image is made of, each blob by its sha256; `sizes` are of those that are sent."""
 
-    config: str
-    layers: tuple[str, ...]
-    sizes: Mapping[str, int]
+    config: Sha256
+    layers: tuple[Sha256, ...]
+    sizes: Mapping[Sha256, Size]
 
     @property
     def size(self) -> int:
@@ -56,16 +68,13 @@ def blobs_in(row: Mapping[str, Any], layers: int) -> ImageBlobs:
     """What a host found in its image of so many layers.
 
     Raises:
-        ValueError, LookupError, TypeError: it is none of that.
+        ValueError: it is none of that.
     """
-    config, found, sizes = row["config"], tuple(row["layers"]), dict(row["sizes"])
-    if not all(isinstance(one, str) and _BLOB.fullmatch(one) for one in (config, *found, *sizes)):
-        raise ValueError("no digests")
-    if len(found) != layers or config not in sizes or not {*sizes} <= {config, *found}:
+    found = convert(ImageBlobs, row, "docker save")
+    known = {found.config, *found.layers}
+    if len(found.layers) != layers or found.config not in found.sizes or not known.issuperset(found.sizes):
         raise ValueError("other blobs than those of the image")
-    if not all(type(count) is int and count >= 0 for count in sizes.values()):
-        raise ValueError("no sizes")
-    return ImageBlobs(config, found, sizes)
+    return found
 
 
 class ImageCarrier:
@@ -95,10 +104,9 @@ class ImageCarrier:
         try:
             files = {path: content.decode() for path, content in importable("vllm_cluster.remote.pull").items()}
             self._program.send(files)
-            self._folder = str(self._program.next(self._runtime.after(START_SECONDS))["folder"])
-        except LookupError as error:
-            self.__exit__()
-            raise HostError(self._connection.name, "its program does not answer") from error
+            self._folder = self._row(self._program.next(self._runtime.after(START_SECONDS))).folder
+            if not self._folder:
+                raise HostError(self._connection.name, "its program does not answer")
         except BaseException:
             self.__exit__()
             raise
@@ -128,36 +136,43 @@ class ImageCarrier:
         with start(self._connection, program, OnHost(), self._runtime.after(START_SECONDS)) as running:
             for row in running.messages(self._runtime.after(PUSH_SECONDS)):
                 if "read" in row:
-                    read(int(row["read"]))
+                    read(self._row(row).read)
             printed = running.finish(self._runtime.after(END_SECONDS)).text[-300:]
         try:
             return blobs_in(row, len(image.layers))
-        except (ValueError, LookupError, TypeError) as error:
+        except ValueError as error:
             why = row.get("error") or printed or f"what it found is unreadable: {error}"
             raise HostError(self._connection.name, f"docker save failed: {why}", hint="vcluster image prune") from None
 
-    def ask(self, plan: HostPlan) -> dict[str, Any]:
+    def _row(self, row: Mapping[str, Any]) -> CarrierRow:
+        try:
+            return convert(CarrierRow, row, self._connection.name)
+        except RefusedDocument as refused:
+            raise HostError(self._connection.name, f"image: {refused.field} {refused.why}") from None
+
+    def ask(self, plan: HostPlan) -> CarrierRow:
         """Send the plan; whether it is serving, or the error.
 
         Raises:
             HostError: it does not answer.
         """
         self._program.send(asdict(plan))
-        return self._program.next(self._runtime.after(START_SECONDS))
+        return self._row(self._program.next(self._runtime.after(START_SECONDS)))
 
-    def follow(self, arrived: Callable[[int], None]) -> dict[str, Any]:
+    def follow(self, arrived: Callable[[int], None]) -> CarrierRow:
         """How it ends: whole, or an error with the bytes that had come.
 
         Raises:
             HostError: it does not answer.
         """
-        row: dict[str, Any] = {}
-        for row in self._program.messages(self._runtime.after(PUSH_SECONDS)):
-            if "whole" in row or "error" in row:
+        row = CarrierRow()
+        for message in self._program.messages(self._runtime.after(PUSH_SECONDS)):
+            row = self._row(message)
+            if row.whole or row.error:
                 return row
-            if isinstance(row.get("bytes"), int):
-                arrived(row["bytes"])
-        return {**row, "error": f"its program ended: {self._program.stderr_tail().strip()[-300:]}"}
+            if row.bytes:
+                arrived(row.bytes)
+        return replace(row, error=f"its program ended: {self._program.stderr_tail().strip()[-300:]}")
 
     def load(self, blobs: ImageBlobs) -> str:
         """Give the blobs to the host's Docker; what that printed.

@@ -16,7 +16,7 @@ from vllm_cluster.errors import ConnectionLost, HostError, PreflightFailed
 from vllm_cluster.events import Emit, Event
 from vllm_cluster.run.connection import Fleet, HostConnection
 from vllm_cluster.run.host_images import held, name_there, shared_with
-from vllm_cluster.run.image_carrier import PUSH_SECONDS, START_SECONDS, ImageBlobs, ImageCarrier
+from vllm_cluster.run.image_carrier import PUSH_SECONDS, START_SECONDS, CarrierRow, ImageBlobs, ImageCarrier
 from vllm_cluster.text import size
 from vllm_cluster.wire.pull import ChainHost, HostPlan, ModelFile
 
@@ -86,9 +86,9 @@ class ImageSource:
         if self._stored.address == LOOPBACK:
             return
         answer = source.ask(self._plan(self.connection.name))
-        self._serves = "serving" in answer
+        self._serves = answer.serving
         if not self._serves:
-            text = f"cannot serve the image to the others ({answer.get('error')}): it goes through this machine"
+            text = f"cannot serve the image to the others ({answer.error}): it goes through this machine"
             self.emit(Event("warning", text, self.connection.name, {"code": "image-relayed"}))
 
     def _carrier(self, connection: HostConnection, image_id: str) -> ImageCarrier:
@@ -158,16 +158,16 @@ class ImageSource:
         except ConnectionLost:
             raise
         except HostError as error:
-            answer = {"error": error.detail}
-        if "serving" in answer:
+            answer = CarrierRow(error=error.detail)
+        if answer.serving:
             answer = carrier.follow(lambda count: self.emit(_received(receiver.name, count)))
-        if "whole" in answer:
+        if answer.whole:
             self.emit(_received(receiver.name, self.size, done=True))
             return carrier.load(self._blobs)
-        if answer.get("bytes"):
-            raise HostError(receiver.name, f"the image did not arrive: {answer.get('error')}")
+        if answer.bytes:
+            raise HostError(receiver.name, f"the image did not arrive: {answer.error}")
         text = f"{receiver.name} cannot get the image from the hosts: it goes through this machine"
-        self.emit(Event("note", f"{text} ({answer.get('error')})"))
+        self.emit(Event("note", f"{text} ({answer.error})"))
         return None
 
     def _pour(self, receiver: HostConnection) -> str:

@@ -140,7 +140,7 @@ def test_no_name_in_an_archive_decides_where_anything_is_written(tmp_path: Path)
 ROW: dict[str, Any] = {"config": "a" * 64, "layers": ["b" * 64], "sizes": {"a" * 64: 1, "b" * 64: 2}}
 
 
-# fault: run/image_carrier.py: and _BLOB.fullmatch(one) →
+# fault: run/image_carrier.py: config: Sha256 → config: str
 @pytest.mark.parametrize(
     "changed",
     [
@@ -152,13 +152,14 @@ ROW: dict[str, Any] = {"config": "a" * 64, "layers": ["b" * 64], "sizes": {"a" *
         {"sizes": {}},
         {"sizes": {"a" * 64: 1, "c" * 64: 2}},
         {"sizes": {"a" * 64: -1}},
+        {"sizes": {"a" * 64: 10**400}},
         {"sizes": {"a" * 64: True}},
         {"sizes": 7},
     ],
 )
 def test_blobs_that_are_not_of_the_image_are_refused_by_the_laptop(changed: dict[str, Any]) -> None:
     assert blobs_in(ROW, 1).size == 3
-    with pytest.raises((ValueError, LookupError, TypeError)):
+    with pytest.raises(ValueError, match=r"docker save|other blobs"):
         blobs_in({**ROW, **changed}, 1)
 
 
