@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from dataclasses import replace
 from random import Random
 from typing import Any
@@ -14,6 +13,7 @@ from tests.support.depth import cases
 from tests.support.figures import record
 from tests.support.sim import lab, make
 from tests.support.sim.engine import Answer, FakeEngine, Request
+from tests.support.sim.forging import changed, places
 from tests.support.sim.make import inventory_of as inventory
 from tests.support.sim.world import World
 
@@ -24,24 +24,6 @@ WRONG: tuple[Any, ...] = (
 )  # fmt: skip
 CASES = cases(50, 100, 4000)
 MOST_CALLS = 25
-
-
-def places(value: Any, at: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    """Every place in a document."""
-    yield at
-    entries = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
-    for key, entry in entries:
-        yield from places(entry, (*at, key))
-
-
-def changed(value: Any, at: tuple[Any, ...], new: Any) -> Any:
-    """The document with another value at a place."""
-    if not at:
-        return new
-    key, *rest = at
-    if isinstance(value, dict):
-        return {**value, key: changed(value[key], tuple(rest), new)}
-    return [changed(entry, tuple(rest), new) if n == key else entry for n, entry in enumerate(value)]
 
 
 class Liar:

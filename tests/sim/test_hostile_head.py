@@ -62,7 +62,7 @@ def report(outcome: Outcome) -> str:
 
 
 # fault: run/members.py: if token is None or held != token: → if False:
-@pytest.mark.promise("P32")
+@pytest.mark.promise("P32", "P47")
 @pytest.mark.parametrize("only_volumes", [False, True])
 @pytest.mark.parametrize("verb", ["up", "down"])
 def test_a_head_that_claims_another_teams_hosts_has_nothing_removed_there(verb: str, only_volumes: bool) -> None:
@@ -82,11 +82,14 @@ def test_a_head_that_claims_another_teams_hosts_has_nothing_removed_there(verb: 
         for name in THEIRS.hosts:
             assert only_volumes or f"{name}: its node is left alone" in report(outcome)
         assert "docker rm" not in report(outcome)
-    record("P32", f"sim: {verb} with a head that claims another team's hosts", "nothing changed there; named", True)
+    for promise in ("P32", "P47"):
+        record(
+            promise, f"sim: {verb} with a head that claims another team's hosts", "nothing changed there; named", True
+        )
 
 
 # fault: run/members.py: if member.way in visited} → }
-@pytest.mark.promise("P32")
+@pytest.mark.promise("P32", "P47")
 @pytest.mark.parametrize("verb", [lab.do_plan, lab.do_up, lab.do_down, lab.do_status])
 @pytest.mark.parametrize("words", [{}, {"host": "local"}, {"user": "root", "port": 2222, "jump": "attacker.example"}])
 def test_a_head_alone_leads_the_laptop_nowhere(verb: lab.Verb, words: dict[str, Any]) -> None:
@@ -97,11 +100,12 @@ def test_a_head_alone_leads_the_laptop_nowhere(verb: lab.Verb, words: dict[str, 
         outcome = lab.run(world, MINE, verb)
         assert outcome.script_hosts() == {"gpu1", "gpu2"}, outcome.story()
         assert verb is lab.do_status or "gpu3: not looked at" in report(outcome)
-    record("P32", "sim: a head names a host that no inventory of the laptop did", "not connected to; named", True)
+    for promise in ("P32", "P47"):
+        record(promise, "sim: a head names a host that no inventory of the laptop did", "not connected to; named", True)
 
 
 # fault: actions/consent.py: for host in heads} → for host in heads[:1]}
-@pytest.mark.promise("P32")
+@pytest.mark.promise("P32", "P47")
 def test_a_question_names_what_each_node_serves_that_a_plan_removes() -> None:
     """My inventory takes in the head of a cluster whose id my own head claims."""
     world, wider = make.world((2, 2, 2, 2)), inventory(1, 2, 3)
@@ -136,7 +140,7 @@ def test_another_laptop_removes_a_former_member_that_a_person_names() -> None:
 
 
 # fault: run/members.py: replace(one, jump=None) → one
-@pytest.mark.promise("P32")
+@pytest.mark.promise("P32", "P47")
 def test_no_jump_host_of_a_record_is_used() -> None:
     world, targets = make.world((2, 2, 2)), list[Target]()
     with lab.inside(world):
@@ -155,7 +159,7 @@ def test_no_jump_host_of_a_record_is_used() -> None:
 
 
 # fault: run/members.py: if token is None or held != token: → if held != token:
-@pytest.mark.promise("P32")
+@pytest.mark.promise("P32", "P47")
 def test_two_hosts_without_a_token_prove_nothing() -> None:
     world = make.world((2, 2, 2, 2))
     with lab.inside(world):

@@ -6,10 +6,12 @@ from typing import Any
 
 import pytest
 
+from tests.support.figures import record
 from tests.support.sim import lab, make
 from tests.support.sim.lab import Outcome
 from tests.support.sim.world import Picture, World
 from vllm_cluster.actions.assess import facts_of, reached
+from vllm_cluster.actions.image_push import push
 from vllm_cluster.core.plan import Plan, SameImage
 from vllm_cluster.errors import FleetError, HostError
 from vllm_cluster.events import Emit
@@ -51,7 +53,7 @@ def test_a_host_whose_image_changes_behind_the_plan_is_reported(number: int | No
 
 
 # fault: core/images.py: == self.content), None) → == 0), None)
-@pytest.mark.promise("P26")
+@pytest.mark.promise("P26", "P57")
 @pytest.mark.parametrize("on", [("gpu1",), ("gpu2",), ("gpu1", "gpu2")])
 @pytest.mark.parametrize("way", ["there", "pulled", "sent"])
 def test_hosts_that_keep_images_in_other_ways_run_one_image(on: tuple[str, ...], way: str) -> None:
@@ -80,6 +82,24 @@ def test_hosts_that_keep_images_in_other_ways_run_one_image(on: tuple[str, ...],
         # Where another host resolves the name from now on, its id for the image changes no node.
         world.machines["gpu1"].images[ids["gpu1"]].tags.remove(make.IMAGE)
         assert lab.run(world, INVENTORY, lab.do_plan).value.empty
+    record("P57", f"sim: an image that is {way}; {' and '.join(on)} with containerd", "up again: 0 operations", True)
+
+
+@pytest.mark.promise("P57")
+@pytest.mark.parametrize(("source", "receiver"), [("gpu1", "gpu2"), ("gpu2", "gpu1")])
+def test_an_image_goes_between_two_stores_both_ways(source: str, receiver: str) -> None:
+    world, name = make.world((2, 2)), "lab/other:1"
+    world.machines["gpu2"].containerd = True
+    world.machines[source].take_image(make.base_image(7)).tags.append(name)
+    with lab.inside(world):
+        for sent in (True, False):
+            before = len(world.machines[receiver].images)
+            lab.succeed(world, INVENTORY, lab.verb(push, image=name, source=source))
+            there = world.machines[receiver].picture(name)
+            assert there and there.content == make.base_image(7).id
+            assert len(world.machines[receiver].images) == before + sent
+        assert world.machines[source].picture(name) is not there
+    record("P57", f"sim: image push from {source}, of which gpu2 has containerd", "whole; again: nothing is sent", True)
 
 
 def test_every_host_with_another_image_is_named_at_once() -> None:

@@ -11,7 +11,7 @@ from urllib.parse import parse_qsl, urlsplit
 
 from tests.support.sim import blobs, programs
 from tests.support.sim.engine import Answer, FakeEngine, Refused, Request, fetch, reply
-from tests.support.sim.facts import engine_id, sections
+from tests.support.sim.facts import details, engine_id, models, sections
 from tests.support.sim.faults import Fault, Killed, StillWaiting
 from tests.support.sim.world import Lock, Picture, World
 from vllm_cluster.clock import Deadline
@@ -20,6 +20,8 @@ from vllm_cluster.run import image_carrier
 from vllm_cluster.transport.base import Forward, Result, Stream, Target
 
 FACTS = files("vllm_cluster.remote.host").joinpath("facts.sh").read_bytes()
+DETAILS = files("vllm_cluster.remote.host").joinpath("details.sh").read_bytes()
+MODELS = files("vllm_cluster.remote.host").joinpath("models.sh").read_bytes()
 LEASE = files("vllm_cluster.remote.host").joinpath("lease.sh").read_text()
 FENCED = files("vllm_cluster.remote.host").joinpath("lease_stream.sh").read_text()
 DIAL = ("docker", "system", "dial-stdio")
@@ -63,9 +65,12 @@ class FakeTransport:
             raise self.lose("the connection broke")
         if fault in (Fault.ERROR, Fault.ERROR_AFTER, Fault.REFUSED) or list(argv[:3]) != ["sh", "-s", "--"]:
             return Result(127, b"", b"sh: not found")
-        if stdin != FACTS:
+        if stdin == MODELS:
+            return Result(0, "".join(f"{row}\n" for row in models(self.machine)).encode(), b"")
+        if stdin not in (FACTS, FACTS + DETAILS):
             raise AssertionError("another script than facts.sh")
-        return Result(0, sections(self._world, self.machine, argv[3].split(","), argv[4:]).encode(), b"")
+        found = sections(self._world, self.machine, argv[3].split(","), argv[4:])
+        return Result(0, (found + (details() if stdin != FACTS else "")).encode(), b"")
 
     def open_stream(self, argv: Sequence[str], deadline: Deadline) -> Stream:
         """Talk to Docker, or hold the lease."""
@@ -115,6 +120,8 @@ class FakeTransport:
         if argv[:3] == ["sh", "-c", LEASE]:
             self._require_its_lock(argv[4])
             return _LeaseStream(self, world, argv[5], argv[6], float(argv[7]))
+        if command[1:2] == ["exec"] and programs.called(command).endswith(" batch_job"):
+            return _JobStream(self, world, command, fault)
         return self._image_stream(argv, command, fault) or _ProgramStream(self, world, command, fault)
 
     def _image_stream(self, argv: Sequence[str], command: list[str], fault: Fault | None) -> _Stream | None:
@@ -444,6 +451,25 @@ class _ProgramStream(_Stream):
         # Its input ends with the link, and it ends a moment later.
         if not self.ended:
             self.transport.machine.late.append((1, self._program.end))
+
+
+class _JobStream(_ProgramStream):
+    """The program that looks after batches: it answers each message, until its input ends."""
+
+    def take(self, data: bytes) -> None:
+        super().take(data)
+        if self._shown and not self.ended:
+            self.out += self._program.end()
+
+    def recv(self, size: int, /) -> bytes:
+        """Its first answer may go wrong; it waits for more after it."""
+        before, data = self._shown, super().recv(size)
+        self.ended = self.ended and (before or self._code != 0)
+        return data
+
+    def shutdown_write(self) -> None:
+        """Its input has ended."""
+        self.ended = True
 
 
 class _CarryStream(_ProgramStream):

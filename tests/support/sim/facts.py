@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Sequence
 
+from tests.support.paths import ROOT
 from tests.support.sim.life import NODE_PROGRAM, role
 from tests.support.sim.world import Machine, World
+from vllm_cluster.facts.models import END
 
+RECORDED = ROOT / "tests" / "fixtures" / "facts" / "sandbox-host.txt"
 REFUSALS = {
     "missing": "sh: 1: docker: not found",
     "stopped": "Cannot connect to the Docker daemon at unix:///var/run/docker.sock. Is the docker daemon running?",
@@ -61,6 +65,21 @@ def sections(world: World, machine: Machine, peers: Sequence[str], paths: Sequen
         "end": "",
     }
     return "".join(f"\n@@{name}\n{text}\n" for name, text in sections.items())
+
+
+@functools.cache
+def details() -> str:
+    """What details.sh printed on a real host."""
+    return "\n@@smi" + RECORDED.read_text().partition("\n@@smi")[2]
+
+
+def models(machine: Machine) -> list[str]:
+    """What models.sh would print of the host's cache."""
+    rows = [
+        f"hub|{folder.removeprefix('hub/models--')}|{'a' * 40}|{size >> 10}|1700000000|"
+        for folder, size in machine.models.items()
+    ]
+    return [*rows, "folder|mine||12|1700000000|no weights", END]
 
 
 def _held(machine: Machine) -> set[int]:

@@ -38,7 +38,7 @@ class Program:
     """One program, from its start to its end."""
 
     def __init__(self, world: World, machine: Machine, command: Sequence[str]) -> None:
-        self._world, self._machine = world, machine
+        self._world, self.machine = world, machine
         self._starts, self._reference = command[1] == "start", command[4 if command[1] == "start" else 3]
         self._argv, self._input = list(command[4:]), b""
         self._box = machine.box(self._reference)
@@ -49,7 +49,7 @@ class Program:
         if self._box is None:
             return f"Error: No such container: {self._reference}", 1
         if self._starts:
-            self._world.start(self._machine, self._box)
+            self._world.start(self.machine, self._box)
             self._argv = self._box.argv
         elif self._box.state != "running":
             return f"Error response from daemon: container {self._box.id} is not running", 1
@@ -66,16 +66,16 @@ class Program:
         self._input += data
         if self.name == "append_line" and self._box:
             order = json.loads(data)
-            files, inside, _ = self._machine.place(self._box, order["path"])
+            files, inside, _ = self.machine.place(self._box, order["path"])
             if len(files.get(inside, b"")) > append_line.MAX_BYTES:
                 files[f"{inside}.1"] = files.pop(inside)
             files[inside] = files.get(inside, b"") + order["line"].encode() + b"\n"
 
     def _cache(self, order: dict[str, str]) -> dict[str, object]:
         """The size of a model in the cache; where it is to be removed, it is gone then."""
-        models, folder = self._machine.models, order["folder"]
+        models, folder = self.machine.models, order["folder"]
         row: dict[str, object] = {"end": True, "there": folder in models, "size": models.get(folder, 0)}
-        if folder == self._machine.pulled_elsewhere:
+        if folder == self.machine.pulled_elsewhere:
             return {**row, "locked": True}
         if order["do"] == "remove":
             models.pop(folder, None)
@@ -83,7 +83,7 @@ class Program:
 
     def end(self) -> bytes:
         """What it prints until its end."""
-        world, machine, box = self._world, self._machine, self._box
+        world, machine, box = self._world, self.machine, self._box
         assert box
         if self._starts:
             box.state = "exited"

@@ -1,0 +1,57 @@
+"""P57: a fleet of which one Docker keeps its images in containerd, where the id of an image is another one."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.support.attack import attack
+from tests.support.breaks import broken
+from tests.support.hosts import Sandbox
+from vcluster_sandbox import names
+from vcluster_sandbox.names import CPU_IMAGE
+
+pytestmark = [pytest.mark.e2e, pytest.mark.promise, pytest.mark.deep]
+
+# The engine's own script without the driver that it names; the data of the other store stays beside it.
+CONTAINERD = """set -eu
+engine stop
+mkdir -p /etc/docker
+echo '{{"features": {{"containerd-snapshotter": true}}}}' >/etc/docker/daemon.json
+sed 's/ --storage-driver overlay2//' "$(command -v engine)" >/tmp/engine
+sh /tmp/engine start {data} >/dev/null 2>&1
+until docker version >/dev/null 2>&1; do sleep 0.1; done
+"""
+OVERLAY = """docker system prune --all --force --volumes >/dev/null
+engine stop
+rm -f /etc/docker/daemon.json /tmp/engine
+engine start {data} >/dev/null 2>&1
+until docker version >/dev/null 2>&1; do sleep 0.1; done
+"""
+
+
+@pytest.mark.cluster("empty")
+@pytest.mark.parametrize("host", ["gpu1", "gpu2"])
+def test_hosts_with_two_stores_are_one_fleet(sandbox: Sandbox, host: str) -> None:
+    """No registry has the image: the host gets it from the other one, then gives it back under another name."""
+    other = "gpu2" if host == "gpu1" else "gpu1"
+    data = names.Sandbox(sandbox.folder).data(host)
+    with (
+        broken(sandbox, host, CONTAINERD.format(data=data), OVERLAY.format(data=data)),
+        attack("P57", f"Docker on {host} keeps its images in containerd") as measured,
+    ):
+        sandbox.vcluster("up", "--yes").ok()
+        look = ("image", "inspect", "--format", "{{.Id}}", CPU_IMAGE)
+        assert sandbox.docker(host, *look) != sandbox.docker(other, *look)
+        nodes = sandbox.nodes()
+        again = sandbox.vcluster("up", "--yes", "--json").ok()
+        assert again.event("result")["operations"] == 0
+        assert sandbox.nodes() == nodes
+        pushed = "lab/two-stores:1"
+        for source in (host, other):
+            sandbox.docker(source, "tag", CPU_IMAGE, pushed)
+            sandbox.vcluster("image", "push", pushed, "--from", source).ok()
+            for one in (host, other):
+                sandbox.docker(one, "rmi", pushed)
+        assert sandbox.vcluster("plan", "--exit-code").code == 0
+        sandbox.vcluster("down", "--yes").ok()
+        measured.figure = "up converges; the second one: 0 operations; pushed both ways"

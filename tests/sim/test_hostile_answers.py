@@ -1,0 +1,223 @@
+"""P46: what hosts answer is data. Each place of each answer of a good run is replaced by what a shell, a terminal or a
+path would take for its own, and by other types, through the verbs as they are typed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import time
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, field, replace
+from functools import cache
+from multiprocessing import get_context
+from pathlib import Path
+from random import Random
+from unittest.mock import patch
+
+import pytest
+
+from tests.support import in_process, pasted
+from tests.support.attack import attack
+from tests.support.depth import FULL, cases
+from tests.support.sim import lab, make
+from tests.support.sim.forging import Forger, Forgery, forgeries_in, forging
+from tests.support.sim.world import World
+from vllm_cluster.cli.verbs import MODELS, VERBS
+from vllm_cluster.run.runtime import SYSTEM
+
+# All the cases take minutes.
+pytestmark = [pytest.mark.timeout(2400), pytest.mark.promise("P46", "P47")]
+CASES = cases(150, 400, 105_000)
+MINE, THEIRS = make.inventory_of(1, 2), make.inventory_of(3, 4)
+# As a person types them.
+LINES = (
+    "status", "status -v", "status --json", "status --history", "status --wait --timeout 5s", "plan", "plan --json",
+    "up --yes", "up --yes --json", "serve org/other --yes", "stop --yes", "rollback --yes", "down --yes",
+    "check --facts", "check --facts --json", "models", "models --json", "models rm org/model --yes", "image ls",
+    "image prune --yes", "endpoint --key", "batch --list", "batch --list --json", "metrics -o metrics", "explain",
+    "image push other/image:1",
+)  # fmt: skip
+# The others only read: of a host with another answer `up` has something to do.
+CHANGE = ("up", "serve", "stop", "rollback", "down")
+# Characters that steer a terminal, turn the direction of a line, or are not to be seen.
+STEERS = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b\u200e\u200f\u202a-\u202e\u2060-\u2069\ufeff\ud800-\udfff\U000e0000-\U000e007f]"
+)
+# Longer than any of them takes, however busy the machine is.
+SECONDS = 30.0
+BATCH = {
+    "key": "0123456789abcdef",
+    "state": {
+        "running": True,
+        "sent": True,
+        "phase": "running",
+        "note": "the model starts",
+        "error": "",
+        "progress": {
+            **dict.fromkeys(("total", "answered", "failed", "in_flight", "concurrency"), 3),
+            **dict.fromkeys(("prompt_tokens", "completion_tokens", "seconds", "tokens_per_second"), 3),
+            "seconds_left": 3.0,
+        },
+    },
+    "asked": {"user": "ada", "time": 1.0, "source": "/home/ada/in.jsonl", "output": "/home/ada/out.jsonl"},
+}
+
+
+@cache
+def served() -> bytes:
+    """Two clusters of one name, each of which serves; beside them are containers of other people."""
+    world = make.world((2, 2, 2, 2))
+    for machine in world.machines.values():
+        make.neighbours(machine)
+        machine.models["hub/models--org--model"] = 5 << 20
+    world.machines["gpu1"].take_image(make.base_image(7)).tags.append("other/image:1")
+    with lab.inside(world):
+        for inventory in (THEIRS, MINE):
+            lab.succeed(world, inventory, lab.do_up)
+            lab.succeed(world, inventory, lab.do_serve)
+        lab.succeed(world, MINE, lambda *words: lab.do_serve(*words, model="org/two"))
+    return world.snapshot()
+
+
+@dataclass
+class Ran:
+    """One call of the program against hosts of which one forges an answer."""
+
+    code: int
+    out: str
+    err: str
+    forger: Forger
+    world: World
+    seconds: float
+
+
+def run(line: str, folder: Path, forger: Forger) -> Ran:
+    """Type a line, in a world of its own."""
+    world = World.again(served())
+    world.batches = [BATCH]
+    began = time.monotonic()
+    with lab.inside(world), forging(forger):
+        assert world.runtime
+        with patch.dict(vars(SYSTEM), vars(replace(world.runtime, run="0123abcd"))):
+            done = in_process.run(*line.split(), cwd=folder, XDG_CACHE_HOME=str(folder / "cache"), HOME=str(folder))
+    return Ran(done.returncode, done.stdout, done.stderr, forger, world, time.monotonic() - began)
+
+
+def prepared(folder: Path) -> Path:
+    """A folder with the inventory."""
+    folder.mkdir(exist_ok=True)
+    hosts = {name: {"address": host.address} for name, host in MINE.hosts.items()}
+    words = {"version": 1, "cluster": "lab", "image": make.IMAGE, "model_cache": "/models", "hosts": hosts}
+    (folder / "inventory.yaml").write_text(json.dumps(words))
+    return folder
+
+
+def documented(line: str) -> set[int]:
+    """The exit codes that the verb's help lists."""
+    verb, *rest = line.split()
+    found = MODELS["rm"] if rest[:1] == ["rm"] else MODELS["ls"] if verb == "models" else VERBS[verb]
+    return {0, 1, 2, 3, 4, *found.exits}
+
+
+@dataclass
+class Found:
+    """What some forgeries came to."""
+
+    forged: int = 0
+    wrong: list[str] = field(default_factory=list)
+    lines: set[str] = field(default_factory=set)
+
+
+def judge(way: Way, ran: Ran, before: dict[str, str], found: Found) -> None:
+    """What must hold for any answer."""
+    calls, machines = ran.world.script.calls, ran.world.machines.items()
+    others = [name for name, one in machines if name != ran.forger.host and one.foreign() != before[name]]
+    wrong = {
+        f"ends in {ran.err[:300]}": "internal error" in ran.err + ran.out or "Traceback" in ran.err,
+        f"exit code {ran.code}": ran.code not in documented(way.line),
+        f"a control character in {(ran.out + ran.err)!r:.2000}": STEERS.search(ran.out + ran.err),
+        f"{ran.seconds:.0f} s": ran.seconds > SECONDS,
+        "led to other hosts": {call.host for call in calls} - {*MINE.hosts},
+        f"changed what others own on {others}": others,
+        "changes hosts, and is only for reading": ran.world.script.changing and not way.changes,
+        "left a lease": [name for name, one in machines if one.lock],
+    }
+    found.wrong += [f"{way.line}: {ran.forger}: {what}" for what, is_so in wrong.items() if is_so]
+    found.lines.update(pasted.pasteable(ran.out + "\n" + ran.err))
+
+
+@dataclass
+class Way:
+    """A line, how long it takes with good answers, whether it changes hosts, and a forgery for each place of these."""
+
+    line: str
+    seconds: float
+    changes: bool
+    forgeries: list[Forgery]
+
+
+def ways(folder: Path) -> list[Way]:
+    """Each line, with what can be forged: a new field is among it."""
+    found = []
+    for line in LINES:
+        ran = run(line, folder, Forger())
+        every = [
+            forgery
+            for number, (_, content) in enumerate(ran.forger.answers)
+            for forgery in forgeries_in(number, content)
+        ]
+        assert every and ran.code == 0, f"{line}: {ran.err}"
+        found.append(
+            Way(
+                line,
+                ran.seconds,
+                line.split()[0] in CHANGE or line.split()[1:2] in (["rm"], ["prune"], ["push"]),
+                every,
+            )
+        )
+    return found
+
+
+def work(number: int, of: int, count: int, folder: Path) -> Found:
+    """The share of one process: every place in turn, each time with another forgery; quick lines have more of them."""
+    found, before = Found(), {name: one.foreign() for name, one in World.again(served()).machines.items()}
+    every = ways(prepared(folder))
+    whole = sum(1 / way.seconds for way in every)
+    for at, way in enumerate(every):
+        Random(number).shuffle(way.forgeries)
+        for n in range(max(1, round(count / of / way.seconds / whole))):
+            forgery = replace(way.forgeries[n % len(way.forgeries)], seed=(n * len(every) + at) * of + number)
+            ran = run(way.line, folder, Forger(forgery))
+            found.forged += bool(ran.forger.forged)
+            judge(way, ran, before, found)
+    return found
+
+
+def test_no_answer_of_a_host_is_run_written_or_shown_as_it_is(tmp_path: Path) -> None:
+    served()
+    with attack("P46 P47", "sim: each place of each answer of hosts, through the verbs") as measured:
+        results = list(shared(tmp_path))
+        forged, lines = sum(one.forged for one in results), set[str]().union(*(one.lines for one in results))
+        wrong = [one for result in results for one in result.wrong]
+        assert not wrong, f"{len(wrong)}: " + "\n".join(wrong[:20])
+        assert forged > CASES / 2
+        made = pasted.run(lines, tmp_path / "shells")
+        assert not made, made[:20]
+        assert not [*tmp_path.rglob("RAN*"), *Path("/tmp").glob("vcluster-RAN*")]
+        measured.figure = (
+            f"{forged} forgeries through {len(LINES)} lines, {len(lines)} printed lines in 4 shells: 0 run"
+        )
+
+
+def shared(folder: Path) -> Iterator[Found]:
+    """The work of each process; per change there is one."""
+    number = os.cpu_count() or 1 if FULL else 1
+    if number == 1:
+        yield work(0, 1, CASES, folder / "0")
+        return
+    with ProcessPoolExecutor(number, get_context("fork")) as pool:
+        futures = [pool.submit(work, n, number, CASES, folder / str(n)) for n in range(number)]
+        yield from (future.result() for future in futures)
