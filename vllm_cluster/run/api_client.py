@@ -14,9 +14,10 @@ from typing import Any
 
 from vllm_cluster.core.answer import error_message
 from vllm_cluster.errors import VclusterError
+from vllm_cluster.wire.reading import MAX_BYTES, RefusedDocument, document
 
 # Of an error, of a page, and of one event; logprobs of a long prompt are tens of megabytes in one answer.
-MAX_ERROR, MAX_PAGE, MAX_EVENT = 1 << 20, 8 << 20, 256 << 20
+MAX_ERROR, MAX_PAGE, MAX_EVENT = 1 << 20, MAX_BYTES, 256 << 20
 DATA, DONE = b"data:", b"[DONE]"
 
 
@@ -58,10 +59,10 @@ def get(port: int, path: str, key: str, seconds: float) -> tuple[int, Mapping[st
     finally:
         connection.close()
     try:
-        document = json.loads(raw)
-    except (ValueError, RecursionError):
-        document = None
-    return reply.status, document if isinstance(document, dict) else {}
+        page = document(raw, "the API")
+    except RefusedDocument:
+        page = None
+    return reply.status, page if isinstance(page, dict) else {}
 
 
 def model_names(document: Mapping[str, Any]) -> list[str]:

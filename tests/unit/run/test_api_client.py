@@ -10,7 +10,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from vllm_cluster.run.api_client import Broken, Refused, Silent, post
+from vllm_cluster.run.api_client import Broken, Refused, Silent, get, post
 
 EVENTS = [{"choices": [{"text": "a"}]}, {"choices": [{"text": "b"}]}]
 STREAM = b"".join(b"data: %s\n\n" % json.dumps(event).encode() for event in EVENTS)
@@ -24,8 +24,11 @@ def server(status: int, kind: str, *parts: bytes | threading.Event) -> Iterator[
         protocol_version = "HTTP/1.1"
 
         def do_POST(self) -> None:
-            assert self.headers["Authorization"] == "Bearer k"
             self.rfile.read(int(self.headers["Content-Length"]))
+            self.do_GET()
+
+        def do_GET(self) -> None:
+            assert self.headers["Authorization"] == "Bearer k"
             self.send_response(status)
             self.send_header("Content-Type", kind)
             self.send_header("Transfer-Encoding", "chunked")
@@ -66,6 +69,16 @@ def test_each_event_arrives_when_it_is_sent() -> None:
 def test_a_stream_ends_with_its_mark() -> None:
     with server(200, "text/event-stream", STREAM, b": a comment\n\ndata: [DONE]\n\n", b"data: never\n\n") as port:
         assert list(post(port, "/", {}, "k", 60)) == EVENTS
+
+
+# fault: run/api_client.py: page = document(raw, "the API") → page = json.loads(raw)
+@pytest.mark.parametrize(
+    "raw",
+    [b'{"data": [' + b"[]," * 200_000 + b"0]}", b'{"data": NaN}', b'{"data": "\xff"}', b"[]", b"[" * 100_000, b""],
+)
+def test_a_page_that_is_no_document_is_an_empty_one(raw: bytes) -> None:
+    with server(200, "application/json", raw) as port:
+        assert get(port, "/v1/models", "k", 60) == (200, {})
 
 
 def test_an_answer_without_a_stream_is_one_event() -> None:
