@@ -153,8 +153,8 @@ LISTENERS = (
         _PRIVATE,
         ("pull",),
         _CLUSTER,
-        "only the hosts of the transfer are read, 16 connections of each; a key made for it signs each request and answer; "
-        "every file is hashed; not encrypted",
+        "only the hosts of the transfer are read, 16 connections of each; a key made for it signs each request and "
+        "answer; every file is hashed; not encrypted",
         ("remote/pull/spread_serve.py",),
     ),
     Listener(
