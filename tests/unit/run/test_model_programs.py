@@ -226,6 +226,21 @@ def test_what_a_symlink_leads_to_stays(plan: HostPlan, tmp_path: Path) -> None:
     assert root.is_symlink() and (elsewhere / "snapshots").is_dir()
 
 
+# fault: remote/image/remove_model.py: if not parts or ".." in parts or → if
+@pytest.mark.parametrize(
+    ("folder", "kind"),
+    [("", "hub"), (".", "folder"), ("hub", "hub"), ("hub/models--a--b/snapshots", "hub"), ("..", "hub")],
+)
+def test_no_removal_takes_more_or_less_than_a_model(tmp_path: Path, folder: str, kind: str) -> None:
+    cache = tmp_path / "cache"
+    (cache / "hub" / "models--a--b" / "snapshots").mkdir(parents=True)
+    (cache / "config.json").touch()
+    question = {"cache": str(cache), "folder": folder, "kind": kind}
+    (row,) = ask_program("remove_model", {"do": "remove", **question})
+    assert "no model has this place" in row["error"]
+    assert (cache / "hub" / "models--a--b" / "snapshots").is_dir()
+
+
 def test_a_folder_without_a_model_stays(tmp_path: Path) -> None:
     (tmp_path / "mine").mkdir()
     question = {"cache": str(tmp_path), "folder": "mine", "kind": "folder"}

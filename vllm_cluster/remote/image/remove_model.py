@@ -33,6 +33,9 @@ def aside(root: Path) -> Path:
 
 def ensure_own(root: Path, cache: Path, kind: str) -> None:
     """Refuse what is outside the cache behind a symlink, and a folder without the config of a model."""
+    parts = root.relative_to(cache).parts
+    if not parts or ".." in parts or (kind == "hub" and not parts[-1].startswith("models--")):
+        raise OSError("nothing was removed: no model has this place")
     if root.resolve() != cache.resolve() / root.relative_to(cache):
         raise OSError(f"nothing was removed: a symlink leads to {root.resolve()}")
     if kind != "hub" and root.is_dir() and not (root / "config.json").is_file():
