@@ -6,13 +6,14 @@ import json
 import shlex
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 
 from vllm_cluster.actions.assess import require_name
 from vllm_cluster.actions.fit import host_token
 from vllm_cluster.actions.pull_folder import Feeding
 from vllm_cluster.actions.pull_follow import PullEnd, follow
 from vllm_cluster.actions.pull_hosts import PullHosts, looked_at, remove, statuses
-from vllm_cluster.actions.pull_known import find_model
+from vllm_cluster.actions.pull_known import find_model, proved_on
 from vllm_cluster.actions.pull_plan import (
     NOTHING,
     Damaged,
@@ -25,7 +26,7 @@ from vllm_cluster.actions.pull_plan import (
     what,
 )
 from vllm_cluster.core.identity import Owner, cluster_id
-from vllm_cluster.core.pull import MAKER, PULLED, REPOSITORY, HubModel, PullPlan, has_weights, outside
+from vllm_cluster.core.pull import MAKER, PULLED, REPOSITORY, HubModel, PullPlan, choose, has_weights, outside
 from vllm_cluster.errors import HostError, Interrupted, Locked, UsageError, VclusterError, combine
 from vllm_cluster.events import Emit, Event
 from vllm_cluster.inventory.model import Inventory
@@ -34,7 +35,7 @@ from vllm_cluster.run import weights
 from vllm_cluster.run.connection import HostConnection
 from vllm_cluster.run.runtime import SYSTEM, Runtime
 from vllm_cluster.text import size
-from vllm_cluster.wire.pull import HERE
+from vllm_cluster.wire.pull import HERE, digest_of
 
 ID_BYTES, KEY_BYTES = 8, 32
 # Another person's pull may end, and its containers go, between two looks.
@@ -90,7 +91,14 @@ def _bring_once(hosts: PullHosts, wanted: WantedModel) -> bool:
         return _look_on(hosts, wanted, there)
     remove(hosts, there)
     via = wanted.via or hosts.inventory.head_name
-    model = find_model(hosts, wanted, via)
+    with hosts.fleet.runtime.pool(1) as pool:
+        # Beside the hub's answer: most often every host has all of it.
+        proved = None if wanted.source else pool.submit(proved_on, hosts, wanted)
+        model = find_model(hosts, wanted, via)
+        brought = replace(model, files=choose(model.files)[0])
+        if proved and proved.result() == {(model.commit, digest_of(brought.files))}:
+            _nothing_to_do(hosts, wanted, brought)
+            return True
     named = not wanted.source and wanted.revision != model.commit
     return bring(hosts, model, (wanted.revision or "main") if named else "", wanted, via)
 
@@ -110,7 +118,7 @@ def bring(
     plan = plan_for(hosts, model, reference, via, damaged)
     warn_of_stale(hosts, plan)
     if not plan.chain:
-        _result(hosts, wanted, f"{wanted.name} is on {_everywhere(hosts)}: {what(plan)}. Nothing was changed.")
+        _nothing_to_do(hosts, wanted, plan.model)
         return True
     ensure_room(plan)
     ensure_ports(hosts, plan)
@@ -230,7 +238,7 @@ def _taken_away(hosts: PullHosts, wanted: WantedModel) -> None:
     plan = plan_for(hosts, model, "", wanted.via or hosts.inventory.head_name)
     if plan.chain:
         raise VclusterError(f"the pull of {wanted.name} was stopped; what arrived is kept")
-    _result(hosts, wanted, f"{wanted.name} is on {_everywhere(hosts)}: {what(plan)}.", changed=True)
+    _result(hosts, wanted, f"{wanted.name} is on {_everywhere(hosts)}: {what(plan.model)}.", changed=True)
 
 
 def _ensure_same(hosts: PullHosts, wanted: WantedModel, ended: PullEnd, plan: PullPlan | None) -> None:
@@ -260,6 +268,10 @@ def _report(hosts: PullHosts, wanted: WantedModel, ended: PullEnd, plan: PullPla
 
 def _result(hosts: PullHosts, wanted: WantedModel, text: str, *, changed: bool = False) -> None:
     hosts.emit(Event("result", text, data={"model": wanted.name, "changed": changed}))
+
+
+def _nothing_to_do(hosts: PullHosts, wanted: WantedModel, model: HubModel) -> None:
+    _result(hosts, wanted, f"{wanted.name} is on {_everywhere(hosts)}: {what(model)}. Nothing was changed.")
 
 
 def _everywhere(hosts: PullHosts) -> str:

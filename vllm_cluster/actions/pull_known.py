@@ -14,7 +14,7 @@ from vllm_cluster.events import Event
 from vllm_cluster.run.connection import HostConnection
 from vllm_cluster.run.model_cache import proved
 from vllm_cluster.text import by_hosts
-from vllm_cluster.wire.pull import CacheManifest, CacheRow, ModelFile
+from vllm_cluster.wire.pull import CacheManifest, CacheModel, CacheRow, ModelFile
 from vllm_cluster.wire.values import Url
 
 _TRUE = ("1", "true", "yes", "on")
@@ -64,6 +64,17 @@ def find_model(hosts: PullHosts, wanted: WantedModel, via: str) -> HubModel:
     first, one = next(iter(found.items()))
     hosts.emit(Event("note", f"{reason}; the files are those of the manifest on {first}"))
     return HubModel(wanted.model, one.commit, Url(""), tuple(one.files))
+
+
+def proved_on(hosts: PullHosts, wanted: WantedModel) -> set[tuple[str, str]]:
+    """The commit of the wanted revision on each host, and the digest of a manifest that its files agree with.
+
+    Raises:
+        HostError, FleetError: a cache cannot be read.
+    """
+    asked = {"do": "look", **place_of(wanted.model), "revision": wanted.revision}
+    found = hosts.fleet.all(lambda connection: hosts.ask(connection, asked, CacheModel))
+    return {(one.commit, one.digest) for one in found.values()}
 
 
 def _listed(hosts: PullHosts, wanted: WantedModel) -> dict[str, _Manifest]:

@@ -189,10 +189,10 @@ def ensure_ports(hosts: PullHosts, plan: PullPlan) -> None:
         raise PreflightFailed(text, hint=fix)
 
 
-def what(plan: PullPlan) -> str:
+def what(model: HubModel) -> str:
     """What is brought, in short."""
-    commit = f"{plan.model.commit[:12]}, " if plan.model.commit else ""
-    return f"{commit}{count(len(plan.model.files), 'file')}, {size(plan.model.size)}"
+    commit = f"{model.commit[:12]}, " if model.commit else ""
+    return f"{commit}{count(len(model.files), 'file')}, {size(model.size)}"
 
 
 def _brings(plan: PullPlan, missing: int) -> str:
@@ -205,7 +205,7 @@ def _brings(plan: PullPlan, missing: int) -> str:
 
 def summary(plan: PullPlan) -> str:
     """The plan for people."""
-    lines = [f"{plan.model.name}{f' {plan.reference}' if plan.reference else ''}: {what(plan)}"]
+    lines = [f"{plan.model.name}{f' {plan.reference}' if plan.reference else ''}: {what(plan.model)}"]
     for place_, name in enumerate(plan.chain):
         missing = plan.missing[name]
         room = f" ({size(plan.held[name].free)} free)"

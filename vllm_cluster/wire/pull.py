@@ -112,6 +112,7 @@ class CacheModel:
     writable: bool = True
     digest: Digest = ""
     named: bool = True
+    commit: str = ""
     changed: str = ""
     # Weights of an earlier folder of this name.
     stale: tuple[str, ...] = ()

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from contextlib import nullcontext
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,10 +18,10 @@ from vllm_cluster.actions.pull_plan import WantedModel
 from vllm_cluster.core.pull import Held, HubModel, PullPlan, make
 from vllm_cluster.errors import Locked, VclusterError
 from vllm_cluster.events import Event
-from vllm_cluster.run import weights
+from vllm_cluster.run import model_cache, weights
 from vllm_cluster.run.runtime import SYSTEM
 from vllm_cluster.run.weights import PullStatus
-from vllm_cluster.wire.pull import ModelFile
+from vllm_cluster.wire.pull import ModelFile, digest_of
 from vllm_cluster.wire.values import Url
 
 INVENTORY = world.inventory(2)
@@ -77,7 +77,7 @@ def test_a_folder_is_compared_with_what_another_person_has_brought(
     ended = dict.fromkeys(INVENTORY.hosts, PullStatus("done", model="./two", digest="d", total=10))
     looks = iter([dict.fromkeys(INVENTORY.hosts, PullStatus("downloading", model="./two")), {}])
     events: list[Event] = []
-    fleet: Any = SimpleNamespace()
+    fleet: Any = SimpleNamespace(runtime=SYSTEM)
     held = Held() if left else Held(whole=1, bytes=MODEL.size, digest="d")
     plan = make(INVENTORY, MODEL, "", dict.fromkeys(INVENTORY.hosts, held), "gpu1")
     monkeypatch.setattr(action, "statuses", lambda _: next(looks))
@@ -96,6 +96,43 @@ def test_a_folder_is_compared_with_what_another_person_has_brought(
     action._bring_once(hosts, wanted)
     assert len(begun) == left
     assert [event.kind for event in events].count("result") == 1 - left
+
+
+# fault: actions/pull.py: if proved and proved.result() == → if proved and proved.result() !=
+@pytest.mark.parametrize("different", ["", "commit", "digest", "host"])
+def test_what_every_host_has_is_known_by_one_look(monkeypatch: pytest.MonkeyPatch, different: str) -> None:
+    """Asked while the hub is asked; nothing else is then asked of a host."""
+    digest = "d" * 64 if different == "digest" else digest_of(FILES)
+    row = {"end": True, "commit": "e" * 40 if different == "commit" else MODEL.commit, "digest": digest}
+    asked: list[str] = []
+    connections = {name: SimpleNamespace(name=name, runtime=SYSTEM) for name in INVENTORY.hosts}
+
+    @contextmanager
+    def running(connection: Any, _inventory: object, _facts: object, question: Any) -> Iterator[Any]:
+        asked.append(question["do"])
+        found = {**row, "digest": ""} if different == "host" and connection.name == "gpu2" else row
+        yield SimpleNamespace(next=lambda _: found)
+
+    fleet: Any = SimpleNamespace(runtime=SYSTEM, all=lambda work: {n: work(one) for n, one in connections.items()})
+    events: list[Event] = []
+    planned: list[object] = []
+
+    def bring(*given: object) -> bool:
+        planned.append(given)
+        return True
+
+    monkeypatch.setattr(model_cache, "running", running)
+    monkeypatch.setattr(action, "statuses", lambda _: {})
+    monkeypatch.setattr(action, "find_model", lambda *_: MODEL)
+    monkeypatch.setattr(action, "bring", bring)
+    assert action._bring_once(
+        PullHosts(INVENTORY, fleet, dict(world.hosts(2)), events.append), WantedModel("lab/model")
+    )
+    assert (asked, bool(planned)) == (["look", "look"], bool(different))
+    if not different:
+        assert [event.text for event in events] == [
+            "lab/model is on all 2 hosts: cccccccccccc, 1 file, 1.0 GB. Nothing was changed."
+        ]
 
 
 def test_the_commit_that_runs_may_be_given(monkeypatch: pytest.MonkeyPatch) -> None:
