@@ -6,11 +6,12 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median
-from typing import Any
+from typing import Annotated
 
 from vllm_cluster.backends.nccl import NcclTransport
 from vllm_cluster.checks.registry import Finding
 from vllm_cluster.text import plural
+from vllm_cluster.wire.values import Count, Port, between
 
 _FIRST = ("started", "store", "joined")
 _DONE = 1 << 10
@@ -27,6 +28,22 @@ class AllReduceTime:
     bytes: int
     seconds: float
     bus_gb_per_s: float
+
+
+@dataclass(frozen=True)
+class RankMessage:
+    """What the program of the ranks on a host sends of one rank of a trial; of a host that is ready neither."""
+
+    trial: Count = 0
+    rank: Count | None = None
+    step: str = ""
+    bytes: Count = 0
+    seconds: Annotated[float, between(0.0, 1e9)] | None = None
+    right: bool = False
+    log: str | None = None
+    code: Annotated[int, between(-(1 << 31), 1 << 31)] = 0
+    error: str = ""
+    port: Port | None = None
 
 
 @dataclass
@@ -52,27 +69,27 @@ class Trial:
         """The hosts that take part, in the order of their ranks."""
         return tuple(dict.fromkeys(self.ranks.values()))
 
-    def update(self, rank: int, row: Mapping[str, Any]) -> bool:
-        """Apply a rank's message; return whether the rank advanced. Malformed messages are ignored."""
-        step, size, taken = row.get("step"), row.get("bytes"), row.get("seconds")
+    def update(self, rank: int, row: RankMessage) -> bool:
+        """Apply a rank's message; return whether the rank advanced."""
+        step, size = row.step, row.bytes
         if rank not in self.ranks:
             return False
-        if isinstance(row.get("log"), str) and len(self.log) < _MAX_LOG:
-            self.log[row["log"]] = None
+        if row.log is not None and len(self.log) < _MAX_LOG:
+            self.log[row.log] = None
         if step == "ended":
             self.ended.add(rank)
-            if row.get("code") and not self.stopped and rank not in self.errors:
-                self.errors[rank] = f"it died (exit code {row['code']})"
+            if row.code and not self.stopped and rank not in self.errors:
+                self.errors[rank] = f"it died (exit code {row.code})"
                 self.died.append(rank)
         elif step == "failed":
-            self.errors.setdefault(rank, str(row.get("error"))[:600])
+            self.errors.setdefault(rank, row.error[:600])
         elif step == "done":
             return self._reach(rank, _DONE)
         elif step in _FIRST:
             return self._reach(rank, _FIRST.index(step) + 1)
-        elif step == "size" and isinstance(size, int) and size in self.sizes and isinstance(taken, int | float):
-            self.seconds[size] = max(float(taken), 1e-9)
-            if row.get("right") is not True:
+        elif step == "size" and size in self.sizes and row.seconds is not None:
+            self.seconds[size] = max(row.seconds, 1e-9)
+            if not row.right:
                 self.wrong.setdefault(rank, size)
             return self._reach(rank, self.sizes.index(size) + 4)
         return False

@@ -6,19 +6,22 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from ipaddress import ip_address
-from typing import Any
+from typing import Annotated, Literal
 
 from vllm_cluster.backends import backend
 from vllm_cluster.checks.registry import Finding
 from vllm_cluster.inventory.model import Inventory
 from vllm_cluster.text import plural
+from vllm_cluster.wire.reading import convert
+from vllm_cluster.wire.values import Address, Count, between, shaped
 
 EPHEMERAL = "ephemeral"
 # What nodes connect to on every node; the first and the last port of the workers' range represent all of it.
 _EVERYWHERE = (*backend.NODE_PORTS, "pull", *backend.WORKER_PORTS)
 
 # How a port failed: the finding's code and message.
-_FAILED = {
+Failed = Literal["silent", "refused", "unreachable", "mute", "foreign"]
+_FAILED: Mapping[str, tuple[str, str]] = {
     "silent": ("link-silent", "no answer (a firewall drops it)"),
     "refused": ("link-refused", "refused (a firewall rejects it, or another machine has this address)"),
     "unreachable": ("link-unreachable", "unreachable (the network reports no route)"),
@@ -65,32 +68,37 @@ def _shown(key: str) -> str:
     return "workers" if key.startswith("worker_") else key.replace("_", " ")
 
 
-def parse_link_result(source: str, target: str, names: Mapping[int, str], row: Mapping[str, Any]) -> LinkResult:
-    """Parse one line of a link test; it comes from a host, so every field is validated.
+@dataclass(frozen=True)
+class _LinkRow:
+    """A line of a link test, by a program on a host: of each port that failed how, and what the target saw."""
+
+    bad: Mapping[Annotated[str, shaped("[0-9]{1,5}", "a port")], Failed]
+    seen: Address | None = None
+    ms: Annotated[float, between(0.0, 1e9)] | None = None
+    mtu: Count | None = None
+    passes: Count | None = None
+    block: Literal["ok", "hangs"] | None = None
+
+
+def parse_link_result(source: str, target: str, names: Mapping[int, str], row: Mapping[str, object]) -> LinkResult:
+    """Read one line of a link test.
 
     Raises:
         ValueError: not a line of a link test.
     """
-    bad = row.get("bad")
-    if not isinstance(bad, dict):
-        raise ValueError("a line without ports")
-    failed: dict[str, str] = {}
-    for port, word in bad.items():
-        name = names.get(int(port)) if str(port).isdecimal() else None
-        if name is None or word not in _FAILED:
-            raise ValueError("a line with a port that was not tested")
-        failed[name] = word
-    seen, ms, block = row.get("seen"), row.get("ms"), row.get("block")
+    found = convert(_LinkRow, row, "a line")
+    if not {*map(int, found.bad)} <= names.keys():
+        raise ValueError("a line with a port that was not tested")
     return LinkResult(
         source,
         target,
         _words(tuple(names.values())),
-        failed,
-        str(ip_address(seen)) if isinstance(seen, str) else None,
-        float(ms) if isinstance(ms, int | float) else None,
-        _size(row.get("mtu")),
-        _size(row.get("passes")),
-        block if block in ("ok", "hangs") else None,
+        {names[int(port)]: word for port, word in found.bad.items()},
+        str(ip_address(found.seen)) if found.seen else None,
+        found.ms,
+        _size(found.mtu),
+        _size(found.passes),
+        found.block,
     )
 
 
@@ -100,8 +108,8 @@ def _words(names: tuple[str, ...]) -> frozenset[str]:
     return frozenset(names)
 
 
-def _size(value: object) -> int | None:
-    return value if isinstance(value, int) and 0 < value <= 65535 else None
+def _size(value: int | None) -> int | None:
+    return value if value and value <= 65535 else None
 
 
 Pair = tuple[str, str]

@@ -6,16 +6,16 @@ import queue
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any
 
-from vllm_cluster.checks.allreduce import Trial, binary
+from vllm_cluster.checks.allreduce import RankMessage, Trial, binary
 from vllm_cluster.clock import Deadline
 from vllm_cluster.core.spec import ContainerSpec
-from vllm_cluster.errors import VclusterError
+from vllm_cluster.errors import HostError, VclusterError
 from vllm_cluster.events import Emit, Event
 from vllm_cluster.run.program import RunningProgram
 from vllm_cluster.run.runtime import Runtime
 from vllm_cluster.text import host_port
+from vllm_cluster.wire.reading import RefusedDocument, convert
 
 # After the first rank has failed the others get this long to report what they saw.
 PEER_ERROR_SECONDS = 2.0
@@ -55,7 +55,7 @@ class RankDriver:
     lines: Mapping[str, RunningProgram]
     emit: Emit
     runtime: Runtime
-    _messages: queue.SimpleQueue[tuple[str, dict[str, Any] | VclusterError]] = field(default_factory=queue.SimpleQueue)
+    _messages: queue.SimpleQueue[tuple[str, RankMessage | VclusterError]] = field(default_factory=queue.SimpleQueue)
     _count: int = 0
     _gone: dict[str, str] = field(default_factory=dict)
 
@@ -66,7 +66,10 @@ class RankDriver:
     def _listen(self, lines: RunningProgram) -> None:
         try:
             while True:
-                self._messages.put((lines.host, lines.next(self.runtime.after(MAX_SILENCE_SECONDS))))
+                row = lines.next(self.runtime.after(MAX_SILENCE_SECONDS))
+                self._messages.put((lines.host, convert(RankMessage, row, "a message")))
+        except RefusedDocument as error:
+            self._messages.put((lines.host, HostError(lines.host, f"all-reduce: unreadable output: {error}")))
         except VclusterError as error:
             self._messages.put((lines.host, error))
 
@@ -109,7 +112,7 @@ class RankDriver:
             if mine:
                 self._send(host, {"trial": each.number, "ranks": mine, **rest})
 
-    def _send(self, host: str, row: Mapping[str, Any]) -> None:
+    def _send(self, host: str, row: Mapping[str, object]) -> None:
         try:
             self.lines[host].send(row)
         except VclusterError as error:
@@ -124,25 +127,25 @@ class RankDriver:
         if isinstance(row, VclusterError):
             self._gone.setdefault(host, row.message)
             return
-        each, rank = running.get(row.get("trial", 0)), row.get("rank")
-        if each is None or not isinstance(rank, int) or each.trial.ranks.get(rank) != host:
+        each, rank = running.get(row.trial), row.rank
+        if each is None or rank is None or each.trial.ranks.get(rank) != host:
             return
         if each.trial.update(rank, row):
             each.moved = self.runtime.clock.monotonic()
             self._report_progress(each, rank, row)
-        if rank == 0 and row.get("step") == "store" and not each.master and isinstance(row.get("port"), int):
-            each.master = host_port(self.specs[host].address, row["port"])
+        if rank == 0 and row.step == "store" and not each.master and row.port:
+            each.master = host_port(self.specs[host].address, row.port)
             self._order(each, limits, list(each.trial.ranks)[1:])
 
-    def _report_progress(self, each: _RunningTrial, rank: int, row: Mapping[str, Any]) -> None:
+    def _report_progress(self, each: _RunningTrial, rank: int, row: RankMessage) -> None:
         """Progress for people, once for all ranks; trials of parts are reported by the caller."""
         trial = each.trial
         if rank != 0 or each.number != 1:
             return
-        if row.get("step") == "joined":
+        if row.step == "joined":
             self.emit(Event("progress", f"{len(trial.ranks)} ranks have found each other"))
-        elif row.get("step") == "size":
-            done = next(one for one in trial.rows() if one.bytes == row["bytes"])
+        elif row.step == "size":
+            done = next(one for one in trial.rows() if one.bytes == row.bytes)
             text = f"all-reduce of {binary(done.bytes)}: {done.seconds * 1e3:.2f} ms, {done.bus_gb_per_s:.2f} GB/s"
             self.emit(Event("progress", text, data=asdict(done)))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import combinations
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -12,6 +13,7 @@ from vllm_cluster.backends.nccl import NcclTransport
 from vllm_cluster.checks.allreduce import (
     AllReduceTime,
     Pair,
+    RankMessage,
     Trial,
     locate_fault,
     ring,
@@ -19,10 +21,16 @@ from vllm_cluster.checks.allreduce import (
     slow_link_finding,
     transport_findings,
 )
+from vllm_cluster.wire.reading import RefusedDocument, convert
 
 # On a machine that other work keeps busy no single case has a time.
 calm = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 SIZES = (1 << 10, 1 << 20)
+
+
+def message(row: dict[str, Any]) -> RankMessage:
+    """What a host sends."""
+    return convert(RankMessage, row, "gpu1")
 
 
 def trial(*hosts: str, ok: bool = True, bus: float = 1.0) -> Trial:
@@ -31,13 +39,13 @@ def trial(*hosts: str, ok: bool = True, bus: float = 1.0) -> Trial:
     share = 2 * (len(hosts) - 1) / len(hosts)
     for rank in made.ranks:
         for step in ("started", "store", "joined"):
-            made.update(rank, {"step": step})
+            made.update(rank, message({"step": step}))
         for size in SIZES if ok else SIZES[:1]:
             took = share * size / bus / 1e9
-            made.update(rank, {"step": "size", "bytes": size, "seconds": took, "right": True})
+            made.update(rank, message({"step": "size", "bytes": size, "seconds": took, "right": True}))
         if ok:
-            made.update(rank, {"step": "done"})
-            made.update(rank, {"step": "ended", "code": 0})
+            made.update(rank, message({"step": "done"}))
+            made.update(rank, message({"step": "ended", "code": 0}))
     made.stopped = made.given_up = not ok
     return made
 
@@ -51,7 +59,7 @@ def test_a_trial_that_came_to_its_end_has_figures() -> None:
 
 def test_a_wrong_sum_is_a_failure() -> None:
     done = trial("gpu1", "gpu2")
-    done.update(1, {"step": "size", "bytes": 1 << 20, "seconds": 0.1, "right": False})
+    done.update(1, message({"step": "size", "bytes": 1 << 20, "seconds": 0.1, "right": False}))
     assert not done.ok
     assert done.why() == "the sum of 1 MiB is wrong on rank 1 (gpu2)"
 
@@ -68,12 +76,12 @@ def test_a_wrong_sum_is_a_failure() -> None:
 def test_who_had_not_arrived_is_reported_with_the_step(steps: list[str], why: str) -> None:
     hung = Trial({0: "gpu1", 1: "gpu2"}, SIZES)
     for step in ("started", "store", "joined"):
-        hung.update(0, {"step": step})
-    hung.update(0, {"step": "size", "bytes": 1 << 10, "seconds": 1.0, "right": True})
+        hung.update(0, message({"step": step}))
+    hung.update(0, message({"step": "size", "bytes": 1 << 10, "seconds": 1.0, "right": True}))
     for step in steps:
-        hung.update(1, {"step": step})
+        hung.update(1, message({"step": step}))
     hung.stopped = hung.given_up = True
-    hung.update(1, {"step": "ended", "code": -9})
+    hung.update(1, message({"step": "ended", "code": -9}))
     assert hung.why() == why
     assert not hung.ok
 
@@ -85,27 +93,30 @@ def test_all_stuck_at_one_size_are_one_finding() -> None:
 def test_a_rank_that_died_silently_is_reported_before_those_that_lost_it() -> None:
     failed = trial("gpu1", "gpu2", ok=False)
     failed.stopped = failed.given_up = False
-    failed.update(0, {"step": "failed", "error": "Connection closed by peer"})
-    failed.update(0, {"step": "ended", "code": 1})
-    failed.update(1, {"step": "ended", "code": -11})
+    failed.update(0, message({"step": "failed", "error": "Connection closed by peer"}))
+    failed.update(0, message({"step": "ended", "code": 1}))
+    failed.update(1, message({"step": "ended", "code": -11}))
     assert failed.why() == "rank 1 (gpu2) failed: it died (exit code -11)"
 
 
-@pytest.mark.parametrize(
-    "row",
-    [
-        {"step": "size", "bytes": 77, "seconds": 1.0},
-        {"step": "size", "bytes": 1 << 10, "seconds": "fast"},
-        {"step": ["joined"]},
-        {"step": None, "log": 7},
-        {},
-    ],
-)
+@pytest.mark.parametrize("row", [{"step": "size", "bytes": 77, "seconds": 1.0}, {"step": "size", "bytes": 1 << 10}, {}])
 def test_messages_that_no_rank_sends_are_ignored(row: dict[str, object]) -> None:
     made = Trial({0: "gpu1"}, SIZES)
-    assert made.update(0, row) is False
-    assert made.update(9, {"step": "started"}) is False
+    assert made.update(0, message(row)) is False
+    assert made.update(9, message({"step": "started"})) is False
     assert (made.steps, made.seconds, made.log) == ({}, {}, {})
+
+
+# fault: checks/allreduce.py: seconds: Annotated[float, between(0.0, 1e9)] | None → seconds: object
+@pytest.mark.parametrize(
+    "row",
+    [{"step": "size", "bytes": 1 << 10, "seconds": value} for value in ("fast", -1.0, 10**400, float("nan"))]
+    + [{"step": ["joined"]}, {"step": None}, {"log": 7}, {"rank": []}, {"trial": [1]}, {"code": 10**400}, {"port": 0}],
+    ids=lambda row: repr(row)[:60],
+)
+def test_a_message_of_another_shape_is_refused(row: dict[str, object]) -> None:
+    with pytest.raises(RefusedDocument, match=r"^gpu1: "):
+        message(row)
 
 
 # fault: checks/allreduce.py: pairs[1::2], last if → last if

@@ -148,9 +148,12 @@ simple = st.none() | st.booleans() | st.floats() | st.integers() | words
 json_values = simple | st.lists(simple, max_size=3) | st.dictionaries(words, simple, max_size=3)
 
 
-# fault: checks/links.py: if name is None or word not in _FAILED: → if word not in _FAILED:
+# fault: checks/links.py: if not {*map(int, found.bad)} <= names.keys() → if False
 @calm
 @example({"bad": {"7": "silent"}})
+@example({"bad": {"6380": []}})
+@example({"bad": {}, "ms": 10**400})
+@example({"bad": {"9" * 5000: "silent"}})
 @given(st.dictionaries(st.sampled_from(["bad", "seen", "ms", "mtu", "passes", "block"]), json_values))
 def test_any_output_of_a_host_is_a_link_result_or_refused(row: dict[str, Any]) -> None:
     try:
