@@ -1,18 +1,29 @@
-"""P31: nothing of the laptop's own configuration reaches a host."""
+"""P31, P48: nothing of the laptop's own configuration, and none of its secrets, reaches a host."""
 
 from __future__ import annotations
 
 import os
+import socket
+import subprocess
 from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import fields, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from tests.support.canaries import BROKEN, Laptop, laptop
+from tests.support.batch_api import Api, answer, serving
+from tests.support.canaries import BROKEN, KINDS, Laptop, laptop
 from tests.support.figures import record
+from tests.support.in_process import run
 from tests.support.sim import carrier, lab, make, oracle
+from tests.support.sim.world import World
 from vllm_cluster.clock import Deadline
+from vllm_cluster.listeners import LOOPBACK
+from vllm_cluster.run.runtime import SYSTEM
 from vllm_cluster.transport.base import Result
+from vllm_cluster.transport.forward import LoopbackForward, SocketPipe
 
 pytestmark = pytest.mark.promise("P31")
 
@@ -71,6 +82,109 @@ def test_no_login_header_or_proxy_of_the_laptop_reaches_a_host(
     size = sum(map(len, wire)) / 1e6
     figure = f"0 of {len(made.secrets)} canaries in {len(calls)} calls ({size:.1f} MB); no credential helper was run"
     record("P31", "sim: config.json, netrc, proxies and caches full of canaries, every byte sent", figure, True)
+
+
+# Each verb that reaches a host, from its command line on; those that end with a person or stay open are left out.
+LINES = (
+    "plan", "up --yes", "up --yes", "serve org/model --yes", "status", "status --history", "status --wait",
+    "check", "check --deep", "check --facts", "logs", "logs --errors", "explain", "explain --bundle report.tgz",
+    "models", "models rm org/old --yes", "image ls", "image prune --yes", "image push", "pull org/model",
+    "pull ./folder --as folder", "pull org/model --verify", "endpoint", "endpoint --key", "endpoint --rotate",
+    "complete hello", "chat hello", "batch in.jsonl -o out.jsonl", "batch --list", "bench", "metrics",
+    "exec gpu1 -- env", "exec --all -- env", "fit org/model", "rollback --yes", "stop --yes", "down --yes",
+)  # fmt: skip
+INVENTORY = f"""version: 1
+cluster: lab
+image: {make.IMAGE}
+model_cache: /models
+hosts:
+  gpu1: {{address: 10.0.0.1}}
+  gpu2: {{address: 10.0.0.2}}
+"""
+
+
+@contextmanager
+def command_lines(world: World, wire: list[bytes], api: Api) -> Iterator[None]:
+    """While this lasts the program's command lines run in the world; the API of the model is a made-up one."""
+
+    def processes(argv: list[str], **given: Any) -> subprocess.CompletedProcess[Any]:
+        wire.extend([*(word.encode() for word in argv), given.get("input") or b""])
+        return lab._process(argv, **given)
+
+    class Noted(SocketPipe):
+        """A connection to the API that keeps what is sent."""
+
+        def __init__(self) -> None:
+            near = socket.create_connection((LOOPBACK, api.port))
+            super().__init__(near)
+            self._send = near.sendall
+            self.sendall = self._note  # type: ignore[assignment]
+
+        def _note(self, data: bytes, /) -> None:
+            wire.append(bytes(data))
+            self._send(data)
+
+    def forward(_self: object, _remote: int, local_port: int = 0, *, remote_host: str = "") -> LoopbackForward:
+        return LoopbackForward("gpu1", Noted, local_port)
+
+    known = carrier.FakeTransport.run
+
+    def answered(self: carrier.FakeTransport, argv: list[str], deadline: Deadline, *, stdin: bytes = b"") -> Result:
+        """To the facts' script, also where the details are behind it; another one the made-up host does not have."""
+        if stdin.startswith(carrier.FACTS) and stdin != carrier.FACTS:
+            wire.append(stdin)
+            return known(self, argv, deadline, stdin=carrier.FACTS)
+        try:
+            return known(self, argv, deadline, stdin=stdin)
+        except AssertionError:
+            return Result(127, b"", b"sh: not found")
+
+    with pytest.MonkeyPatch.context() as patch, lab.inside(world):
+        patch.setattr(carrier.FakeTransport, "forward", forward)
+        patch.setattr(carrier.FakeTransport, "run", answered)
+        before = {one.name: getattr(SYSTEM, one.name) for one in fields(SYSTEM)}
+        changed = replace(world.runtime or SYSTEM, processes=processes)
+        try:
+            for name in before:
+                object.__setattr__(SYSTEM, name, getattr(changed, name))
+            yield
+        finally:
+            for name, value in before.items():
+                object.__setattr__(SYSTEM, name, value)
+
+
+# fault: actions/pull_plan.py: host_token(inventory) → __import__("os").environ["HF_TOKEN"]
+@pytest.mark.promise("P48")
+@pytest.mark.parametrize("token", ["", "hf_token: env:GIVEN\n"], ids=["without a token", "with a token"])
+def test_no_secret_of_the_laptop_reaches_a_host(
+    token: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wire: list[bytes]
+) -> None:
+    """As far as the made-up hosts answer: what each verb sends before that is judged, and what it was given arrives."""
+    made, given = laptop(tmp_path, path=os.environ["PATH"]), "canary-that-is-given"
+    live_there(made, monkeypatch)
+    monkeypatch.setenv("GIVEN", given)
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    assert {kind for kind, names in KINDS.items() if any(name.startswith(names) for name in made.secrets)} == set(KINDS)
+    work = tmp_path / "work"
+    (work / "folder").mkdir(parents=True)
+    (work / "inventory.yaml").write_text(INVENTORY + token)
+    (work / "in.jsonl").write_text('{"prompt": "hello"}\n')
+    (work / "folder" / "config.json").write_text('{"model_type": "llama"}')
+    world, sent = make.world((2, 2), present=False), dict[str, int]()
+    with serving(Api(answer)) as api, command_lines(world, wire, api):
+        for line in LINES:
+            before = len(wire)
+            run(*line.split(), cwd=work)
+            sent[line] = len(wire) - before
+            assert made.found_in(wire[before:]) == [], line
+    # Alone the hub is asked from here.
+    assert [line for line, count in sent.items() if not count] == ["fit org/model"]
+    assert any(given.encode() in piece for piece in wire) is bool(token), "what the inventory gives did not arrive"
+    assert not made.record.exists(), f"a credential helper was run: {made.record.read_text()}"
+    size = sum(map(len, wire)) / 1e6
+    figure = f"0 of {len(made.secrets)} canaries of {len(KINDS)} kinds in {len(wire)} inputs ({size:.1f} MB)"
+    attack = f"sim: {len(LINES)} command lines, every program's input and every connection"
+    record("P48", f"{attack}, {'with' if token else 'without'} hf_token in the inventory", figure, True)
 
 
 @pytest.mark.parametrize("config", [*BROKEN, b"{", b"\xff\xfe\x00"], ids=repr)

@@ -11,6 +11,21 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+# Kinds of secrets that people have on their machines, by how the names of their canaries begin.
+KINDS = {
+    "Docker's logins": ("auths-", "old-", "docker-", "header", "config-proxy", "no-proxy"),
+    "credential helpers": ("helper",),
+    "Hugging Face": ("hf-",),
+    "netrc": ("netrc",),
+    "proxies": ("proxy",),
+    "ssh": ("ssh-",),
+    "AWS": ("aws-",),
+    "Google Cloud": ("gcp-",),
+    "Azure": ("azure-",),
+    "pip": ("pip-",),
+    "git": ("git-",),
+    "Weights & Biases": ("wandb-",),
+}
 HELPER = """#!/bin/sh
 echo "$0 $*" >> {record}
 echo '{{"ServerURL": "https://registry.example.com", "Username": "{user}", "Secret": "{secret}"}}'
@@ -78,16 +93,53 @@ def laptop(home: Path, *, path: str, config: object = ...) -> Laptop:
         name: f"http://{made.secret('proxy-user')}:{made.secret('proxy')}@127.0.0.1:9"
         for name in ("http_proxy", "HTTP_PROXY", "https_proxy", "HTTPS_PROXY", "all_proxy", "ALL_PROXY")
     }
-    named = {"HF_TOKEN": "hf-variable", "DOCKER_AUTH_CONFIG": "docker-variable", "DOCKER_PASSWORD": "docker-password"}
+    for path_, text in _files(made).items():
+        (home / path_).parent.mkdir(parents=True, exist_ok=True)
+        (home / path_).write_text(text)
+        (home / path_).chmod(0o600)
     made.environment = {
         "HOME": str(home),
         "DOCKER_CONFIG": str(docker),
         "NETRC": str(home / ".netrc"),
         "PATH": f"{tools}:{path}",
         **proxies,
-        **{variable: made.secret(name) for variable, name in named.items()},
+        "SSH_AUTH_SOCK": str(home / made.secret("ssh-agent") / "agent.sock"),
+        "GOOGLE_APPLICATION_CREDENTIALS": str(home / ".config/gcloud/application_default_credentials.json"),
+        "PIP_EXTRA_INDEX_URL": f"http://{made.secret('pip-user')}:{made.secret('pip-variable')}@127.0.0.1:9/simple",
+        **{variable: made.secret(name) for variable, name in VARIABLES.items()},
     }
     return made
+
+
+VARIABLES = {
+    "HF_TOKEN": "hf-variable",
+    "HUGGING_FACE_HUB_TOKEN": "hf-old-variable",
+    "DOCKER_AUTH_CONFIG": "docker-variable",
+    "DOCKER_PASSWORD": "docker-password",
+    "AWS_ACCESS_KEY_ID": "aws-id",
+    "AWS_SECRET_ACCESS_KEY": "aws-variable",
+    "AWS_SESSION_TOKEN": "aws-session",
+    "CLOUDSDK_AUTH_ACCESS_TOKEN": "gcp-variable",
+    "AZURE_CLIENT_SECRET": "azure-variable",
+    "AZURE_STORAGE_KEY": "azure-storage",
+    "GH_TOKEN": "git-variable",
+    "WANDB_API_KEY": "wandb-variable",
+}
+
+
+def _files(made: Laptop) -> dict[str, str]:
+    """What other programs keep in a home folder, by its path there."""
+    aws = f"[default]\naws_access_key_id = {made.secret('aws-file-id')}\n"
+    return {
+        ".cache/huggingface/stored_tokens": f"[mine]\nhf_token = {made.secret('hf-stored')}\n",
+        ".ssh/id_ed25519": f"-----BEGIN OPENSSH PRIVATE KEY-----\n{made.secret('ssh-key')}\n",
+        ".aws/credentials": f"{aws}aws_secret_access_key = {made.secret('aws-file')}\n",
+        ".config/gcloud/application_default_credentials.json": json.dumps({"refresh_token": made.secret("gcp-file")}),
+        ".azure/msal_token_cache.json": json.dumps({"AccessToken": {"x": {"secret": made.secret("azure-file")}}}),
+        ".config/pip/pip.conf": f"[global]\nindex-url = http://me:{made.secret('pip-file')}@127.0.0.1:9/simple\n",
+        ".git-credentials": f"https://me:{made.secret('git-file')}@git.example.com\n",
+        ".config/wandb/settings": f"[default]\napi_key = {made.secret('wandb-file')}\n",
+    }
 
 
 def _auths(made: Laptop, kind: str) -> dict[str, object]:
