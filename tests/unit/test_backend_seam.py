@@ -19,6 +19,7 @@ LITERALS = {
     "actions/explain.py": "the name of a log, as users see it",
     "checks/docker.py": "names of containers of other launchers",
     "core/image_use.py": "the name of an image",
+    "listeners.py": "the file that starts what listens",
     "cli/logs.py": "the option",
     "cli/render/images.py": "the column",
     "core/log_lines.py": "the mark of lines, as users see it",
