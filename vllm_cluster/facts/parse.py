@@ -15,6 +15,8 @@ from vllm_cluster.facts.values import items, mapping, number, parse_json, split_
 
 # What the system, Ray and vLLM's own processes need of memory that GPU and processor share: this, or a tenth.
 MIN_RESERVE = 8 << 30
+# What is written into records of the cluster and compared; the kernel's own limit of a host's name is 64.
+_NAMES, MAX_NAME = ("machine", "boot", "hostname", "architecture"), 256
 # How nvidia-smi reports that a GPU has no memory of its own.
 _NO_MEMORY = ("N/A", "Not Supported")
 _ROW = re.compile(r"[0-9]+,")
@@ -34,12 +36,16 @@ def facts(host: str, text: str, *, deep: bool = False) -> HostFacts:
     """The facts of one host, with its details where these were asked for.
 
     Raises:
-        ValueError: the text breaks off, so that nothing can be concluded from what is absent.
+        ValueError: the text breaks off, so that nothing can be concluded from what is absent; or a name in it has no
+            bounds.
     """
     pieces = re.split(r"^@@(\w+)$", text, flags=re.MULTILINE)
     part = _Sections((name, body.strip()) for name, body in zip(pieces[1::2], pieces[2::2], strict=True))
     if "end" not in part or (deep and "whole" not in part):
         raise ValueError("the answer of the fact script breaks off")
+    for name in _NAMES:
+        if len(part[name]) > MAX_NAME or not part[name].isprintable():
+            raise ValueError(f"{name} must be one line of at most {MAX_NAME} printable characters")
     found = _facts(host, part)
     return replace(found, details=_details(part)) if deep else found
 

@@ -150,3 +150,11 @@ def _sections() -> list[str]:
 )
 def test_a_value_without_a_number_is_none(text: object, value: int | None) -> None:
     assert number(text) == value
+
+
+# fault: facts/parse.py: len(part[name]) > MAX_NAME or →
+@pytest.mark.parametrize("name", ["machine", "boot", "hostname", "architecture"])
+@pytest.mark.parametrize("value", ["x" * 257, "two\nlines", "\x1b[2J", "a\u202eb"], ids=repr)
+def test_what_names_a_machine_is_one_bounded_line(name: str, value: str) -> None:
+    with pytest.raises(ValueError, match=rf"^{name} must be one line of at most 256 printable characters$"):
+        facts("gpu1", f"\n@@{name}\n{value}\n@@end\n")
