@@ -6,8 +6,12 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from vllm_cluster.text import printable
+
 # Not all that shlex leaves as it is: zsh takes =NAME for a program, and fish %self for its own number.
 _PLAIN = re.compile(r"[A-Za-z0-9_@+:,./-]+|--?[A-Za-z0-9_@+:,./=-]+")
+# A word in quotes, as `shell_line` and shlex write it: a text around it is none of its own.
+QUOTED = r"""(?<!\S)'[^']*'(?:(?:"'"|\\\\)'[^']*')*"""
 
 
 @dataclass(frozen=True)
@@ -25,6 +29,23 @@ def shell_line(words: Iterable[str | Filled]) -> str:
     'curl -d \\'it\\'"\\'"\\'s\\' \\'key: \\'"$(vcluster endpoint)"'
     """
     return " ".join(_filled(word) if isinstance(word, Filled) else _quoted(word) for word in words)
+
+
+def command_line(*words: str | Filled, on: str = "") -> str:
+    """Return the command of these words for a remedy, on a host, as one line.
+
+    A character that no line can hold is shown as an escape; its word stays one word.
+
+    >>> command_line("vcluster", "pull", "./a b"), command_line("ls", "x;y", on="gpu1")
+    ("vcluster pull './a b'", "on gpu1: ls 'x;y'")
+    """
+    line = printable(shell_line(words))
+    return f"on {on}: {line}" if on else line
+
+
+def listener_line(port: int, host: str = "") -> str:
+    """The command that shows which program listens on a port, on a host."""
+    return command_line("ss", "-ltnp", f"sport = :{port}", on=host)
 
 
 def export_line(name: str, value: str) -> str:

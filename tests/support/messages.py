@@ -53,9 +53,15 @@ def texts(parts: Iterable[ast.AST]) -> set[str]:
 
 
 def template(node: ast.AST) -> str:
-    """A string or an f-string with {} for what is filled in; empty for any other node."""
+    """A string, an f-string or a command with {} for what is filled in; empty for any other node."""
     if isinstance(node, ast.JoinedStr):
         return "".join(template(part) or "{}" for part in node.values)
+    if isinstance(node, ast.FormattedValue):
+        return template(node.value) if isinstance(node.value, ast.Call) else ""
+    if isinstance(node, ast.Call) and _name(node.func) == "command_line":
+        texts = [template(word) or "{}" for word in node.args]
+        words = " ".join(f"'{text}'" if " " in text else text for text in texts)
+        return f"on {{}}: {words}" if node.keywords else words
     return node.value if isinstance(node, ast.Constant) and isinstance(node.value, str) else ""
 
 

@@ -210,7 +210,7 @@ def test_no_test_imports_another_test_or_another_folder_of_tests() -> None:
 AT_START = {
     "app", "edge", "help", "options", "program", "removed", "session", "values", "verbs", "words",
 }  # fmt: skip
-BESIDE = {"errors", "inventory.find", "inventory.problems", "inventory.words", "laptop", "text"}
+BESIDE = {"errors", "inventory.find", "inventory.problems", "inventory.words", "laptop", "shell_line", "text"}
 LOADED = """
 import sys, typer
 typers = set(sys.modules)

@@ -31,6 +31,7 @@ from vllm_cluster.run.history import last_other, record
 from vllm_cluster.run.lease import Lease
 from vllm_cluster.run.node_handle import NodeHandle, NodeState
 from vllm_cluster.run.observe import RECORD_FILE
+from vllm_cluster.shell_line import command_line
 from vllm_cluster.text import by_hosts
 from vllm_cluster.wire.status import ServeFailure, ServeStatus
 
@@ -296,7 +297,9 @@ def _failure(fleet: Fleet, inventory: Inventory, asked: Mapping[str, Any], found
     host = inventory.head_name
     if found is None:
         return HostError(
-            host, "vLLM failed without an error", hint=f"on {host}: docker logs {node_name(inventory.cluster)}"
+            host,
+            "vLLM failed without an error",
+            hint=command_line("docker", "logs", node_name(inventory.cluster), on=host),
         )
     error = HostError(
         host,

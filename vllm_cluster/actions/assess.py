@@ -20,6 +20,7 @@ from vllm_cluster.errors import InventoryError, PreflightFailed, UsageError, Vcl
 from vllm_cluster.events import Emit, Event
 from vllm_cluster.facts.host_facts import HostFacts
 from vllm_cluster.inventory.model import Inventory
+from vllm_cluster.inventory.words import nearest
 from vllm_cluster.run.connection import Fleet
 from vllm_cluster.run.host_images import with_contents
 from vllm_cluster.run.members import membership
@@ -214,4 +215,6 @@ def require_name(inventory: Inventory, names: list[str]) -> None:
     """Refuse hosts that the inventory does not have."""
     unknown = [name for name in names if name not in inventory.hosts]
     if unknown:
-        raise InventoryError(f"no host {', '.join(unknown)}", hint=f"there are {', '.join(inventory.hosts)}")
+        there = tuple(inventory.hosts)
+        text = f"no host {', '.join(unknown)}: there are {', '.join(there)}"
+        raise InventoryError(text, instead={name: nearest(name, there) or there[0] for name in unknown})

@@ -66,7 +66,7 @@ def endpoint(
         if direct and serve.host in ("127.0.0.1", "::1"):
             again = command_of(inventory, NodeHandle(head, inventory.cluster), serve, expose=True)
             text = f"{head.name}: the API of {serve.name} listens on its loopback only"
-            raise PreflightFailed(text, hint=f"vcluster endpoint --detach\n{again}")
+            raise PreflightFailed(text, hint="\n".join(("vcluster endpoint --detach", again)))
     if direct:
         return ClientEndpoint(f"http://{host_port(serve.host, serve.port)}/v1", key, serve.name, None)
     found = state(inventory, cache)

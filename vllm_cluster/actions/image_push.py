@@ -24,6 +24,7 @@ from vllm_cluster.run.connection import Fleet, HostConnection
 from vllm_cluster.run.host_images import OneImage, held, name_there
 from vllm_cluster.run.image_push import LOOPBACK, ImageSource, Stored
 from vllm_cluster.run.runtime import SYSTEM, Runtime
+from vllm_cluster.shell_line import command_line
 from vllm_cluster.text import count
 
 LOOK_SECONDS = 30.0
@@ -133,9 +134,7 @@ def _find(inventory: Inventory, fleet: Fleet, name: str, source: str, facts: Map
         return found
     nowhere = "neither a host nor this machine has it" if asks_here else "no host has it"
     where = {"": nowhere, LOCAL: "this machine does not have it"}
-    # A command for where it is to be pulled: this machine has no way to itself.
-    way = "" if source == LOCAL else fleet.connections[source or names[0]].ssh
-    hint = f"{way} docker pull {name}".strip()
+    hint = command_line("docker", "pull", name, on="" if source == LOCAL else source or names[0])
     raise PreflightFailed(f"{name}: {where.get(source, f'{source} does not have it')}", hint=hint)
 
 
@@ -188,7 +187,9 @@ def _ensure_processor(image: Content, facts: Mapping[str, HostFacts], name: str)
     if other:
         texts = [f"{host}: {name} is for {image.architecture}, the host is {kind}" for host, kind in other.items()]
         there = next(iter(other.values()))
-        hint = f"docker pull --platform linux/{there} {name}\nvcluster image push --from local"
+        hint = (
+            command_line("docker", "pull", "--platform", f"linux/{there}", name) + "\nvcluster image push --from local"
+        )
         raise PreflightFailed("\n".join(texts), hint=hint)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shlex
 from contextlib import suppress
 from dataclasses import dataclass
 from importlib.resources import files
@@ -18,6 +17,7 @@ from vllm_cluster.inventory.model import Inventory
 from vllm_cluster.laptop import meaning, write_whole
 from vllm_cluster.run.node_handle import NodeHandle
 from vllm_cluster.run.runtime import SYSTEM, Runtime
+from vllm_cluster.shell_line import command_line
 from vllm_cluster.text import host_port
 
 TARGETS, KEY = "targets.json", "api-key"
@@ -86,7 +86,7 @@ def renew_keys(inventory: Inventory, cache: Path, key: str, emit: Emit) -> None:
             _write(folder, {KEY: key}, force=True)
             emit(Event("note", f"{path} has the new key too"))
         except OSError as error:
-            again = f"vcluster metrics -o {shlex.quote(str(folder))}"
+            again = command_line("vcluster", "metrics", "-o", str(folder))
             emit(Event("warning", f"{path} has the old key ({error.strerror}): {again}"))
 
 

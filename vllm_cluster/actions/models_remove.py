@@ -19,6 +19,7 @@ from vllm_cluster.inventory.model import Inventory
 from vllm_cluster.run.lease import Lease, in_order
 from vllm_cluster.run.node_handle import NodeHandle
 from vllm_cluster.run.runtime import SYSTEM, Runtime
+from vllm_cluster.shell_line import command_line
 from vllm_cluster.text import size
 from vllm_cluster.wire.pull import CacheSize
 
@@ -67,7 +68,8 @@ def _refuse_used(hosts: PullHosts, place: CachePlace) -> None:
     # One that has just begun does not yet name its model.
     if {place.model, ""} & {*pulled.values()}:
         raise Locked(
-            f"{place.model} is being pulled to {', '.join(pulled)}", hint=f"vcluster pull {place.model} --cancel"
+            f"{place.model} is being pulled to {', '.join(pulled)}",
+            hint=command_line("vcluster", "pull", place.model, "--cancel"),
         )
     inventory, facts = hosts.inventory, hosts.facts
     served = served_by(inventory.cluster, {name: seen.containers for name, seen in facts.items()}, hosts.fleet)
@@ -111,7 +113,8 @@ def _of_cache(hosts: PullHosts, host: str, place: CachePlace, do: str) -> CacheS
     found = hosts.ask(hosts.fleet.connections[host], asked, CacheSize)
     if found.locked:
         text = f"{place.model} is being pulled into the cache of {host}, by another cluster that shares it"
-        raise Locked(text, hint=f"wait for that pull, then run: vcluster models rm {place.model}")
+        again = command_line("vcluster", "models", "rm", place.model)
+        raise Locked(text, hint=f"wait for that pull, then run:\n{again}")
     return found
 
 

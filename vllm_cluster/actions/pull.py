@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shlex
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -34,6 +33,7 @@ from vllm_cluster.laptop import expanded
 from vllm_cluster.run import weights
 from vllm_cluster.run.connection import HostConnection
 from vllm_cluster.run.runtime import SYSTEM, Runtime
+from vllm_cluster.shell_line import command_line
 from vllm_cluster.text import size
 from vllm_cluster.wire.pull import HERE, digest_of
 
@@ -76,7 +76,7 @@ def cancel(inventory: Inventory, emit: Emit, wanted: str = "", *, runtime: Runti
         model = next((one.model for one in there.values() if one.model), "")
         if wanted and model and model != wanted:
             text = f"No pull of {wanted} runs: {model} is being pulled to {', '.join(there)}"
-            raise Locked(text, hint=shlex.join(["vcluster", "pull", model, "--cancel"]))
+            raise Locked(text, hint=command_line("vcluster", "pull", model, "--cancel"))
         remove(hosts, there)
         text = f"Stopped the pull of {model or 'a model'}. What arrived is kept." if there else "No pull runs."
         emit(Event("result", text, data={"model": model, "changed": bool(there)}))
@@ -134,7 +134,7 @@ def bring(
 
 def _ensure_repository(model: str) -> None:
     if not REPOSITORY.fullmatch(model):
-        hint = f"vcluster pull {shlex.quote(f'./{model}')}" if expanded(model).is_dir() else "vcluster pull ORG/NAME"
+        hint = command_line("vcluster", "pull", f"./{model}") if expanded(model).is_dir() else "vcluster pull ORG/NAME"
         raise UsageError(f"{model or 'the model'}: must be ORG/NAME or ORG/NAME@REVISION", hint=hint)
 
 
@@ -145,7 +145,7 @@ def _look_on(hosts: PullHosts, wanted: WantedModel, there: Mapping[str, weights.
     same = one is None or bool(wanted.source) or revision in (one.reference, one.commit)
     if one and (one.model != wanted.model or not same):
         # Where a folder comes from, only its sender knows.
-        hint = shlex.join(["vcluster", "pull", one.name]) if REPOSITORY.fullmatch(one.model) else "vcluster models"
+        hint = command_line("vcluster", "pull", one.name) if REPOSITORY.fullmatch(one.model) else "vcluster models"
         raise Locked(f"{one.name} is being pulled to {', '.join(there)}", hint=hint)
     if wanted.detach:
         _result(hosts, wanted, f"{wanted.name} is already being pulled. Nothing was changed.")
@@ -255,7 +255,7 @@ def _ensure_same(hosts: PullHosts, wanted: WantedModel, ended: PullEnd, plan: Pu
     if len(digests) > 1:
         raise VclusterError(
             f"{wanted.name}: the hosts hold different files",
-            hint=shlex.join(["vcluster", "pull", "--verify", wanted.name]),
+            hint=command_line("vcluster", "pull", "--verify", wanted.name),
         )
 
 

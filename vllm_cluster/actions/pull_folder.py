@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shlex
 import threading
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,6 +16,7 @@ from vllm_cluster.errors import PreflightFailed, UsageError
 from vllm_cluster.events import Event
 from vllm_cluster.laptop import expanded
 from vllm_cluster.run.local_folder import feed, hashed, listed, pull_line
+from vllm_cluster.shell_line import command_line
 from vllm_cluster.text import count, size
 from vllm_cluster.wire.pull import HERE, CacheManifest, CacheRow, ModelFile
 from vllm_cluster.wire.values import Url
@@ -57,7 +57,7 @@ def wanted_folder(source: str, name: str, via: str, *, detach: bool) -> WantedMo
 
 def ensure_name(source: str, model: str) -> None:
     """Refuse a name that no folder of the cache may have, with one that it may."""
-    hint = f"vcluster pull {shlex.quote(source)} --as {fitting_name(model)}"
+    hint = command_line("vcluster", "pull", source, "--as", fitting_name(model))
     try:
         kind = cache_place(model).kind
     except UsageError:
@@ -92,13 +92,13 @@ def _on_host(hosts: PullHosts, wanted: WantedModel, path: str, via: str) -> HubM
     connection = hosts.fleet.connections[via]
     if Path(path) == Path(hosts.inventory.model_cache):
         text = f"{via}: pull: {path} is the model cache itself, not one model"
-        raise PreflightFailed(text, hint=f"vcluster pull {shlex.quote(path).join((f'{via}:', '/FOLDER'))}")
+        raise PreflightFailed(text, hint=command_line("vcluster", "pull", f"{via}:{path}/FOLDER"))
     test = connection.transport.run(["test", "-d", path], connection.runtime.after(ASK_SECONDS))
     if test.returncode:
         # Docker would create it.
         raise PreflightFailed(
             f"{via}: pull: no such folder, or none that {connection.ssh or 'this user'} can see: {path}",
-            hint=f"on {via}: ls -ld {shlex.quote(path)} {shlex.quote(str(Path(path).parent))}",
+            hint=command_line("ls", "-ld", path, str(Path(path).parent), on=via),
         )
     hosts.emit(Event("phase", f"hashing {path}", via))
     files: list[ModelFile] = []
@@ -133,8 +133,8 @@ def _refuse_links(via: str, path: str, lost: Sequence[tuple[str, str]], name: st
     (file, target), more = lost[0], f" ({count(len(lost), 'such link')})" if len(lost) > 1 else ""
     text = f"{via}: pull: {path}/{file} is a link to {target}, which the pull does not read there{more}"
     copy = f"{path.rstrip('/')}-copy"
-    whole = f"on {via}: cp -rL {shlex.quote(path)} {shlex.quote(copy)}"
-    raise PreflightFailed(text, hint=f"{whole}\n{pull_line(f'{via}:{copy}', name)}")
+    whole = command_line("cp", "-rL", path, copy, on=via)
+    raise PreflightFailed(text, hint="\n".join((whole, pull_line(f"{via}:{copy}", name))))
 
 
 def _refuse_no_model(via: str, path: str, files: Sequence[ModelFile], name: str) -> NoReturn:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -20,6 +19,7 @@ from vllm_cluster.run.connection import Fleet, HostConnection
 from vllm_cluster.run.image_supply import may_change
 from vllm_cluster.run.model_cache import ask
 from vllm_cluster.run.runtime import Runtime
+from vllm_cluster.shell_line import command_line
 from vllm_cluster.text import count
 from vllm_cluster.wire.pull import CacheRow
 
@@ -101,6 +101,6 @@ def refuse_running(hosts: PullHosts) -> None:
     there = statuses(hosts)
     if running := [name for name, one in there.items() if not one.over]:
         model = next((one.model for one in there.values() if one.model), "")
-        hint = shlex.join(["vcluster", "pull", model or "--cancel"])
+        hint = command_line("vcluster", "pull", model or "--cancel")
         raise Locked(f"{model or 'a model'} is being pulled to {', '.join(running)}", hint=hint)
     remove(hosts, there)

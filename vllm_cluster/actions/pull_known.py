@@ -13,6 +13,7 @@ from vllm_cluster.errors import PreflightFailed, Unreachable, VclusterError
 from vllm_cluster.events import Event
 from vllm_cluster.run.connection import HostConnection
 from vllm_cluster.run.model_cache import proved
+from vllm_cluster.shell_line import command_line
 from vllm_cluster.text import by_hosts
 from vllm_cluster.wire.pull import CacheManifest, CacheModel, CacheRow, ModelFile
 from vllm_cluster.wire.values import Url
@@ -59,7 +60,7 @@ def find_model(hosts: PullHosts, wanted: WantedModel, via: str) -> HubModel:
     commits = by_hosts((one.commit, name) for name, one in found.items())
     if len(commits) > 1:
         text = "; ".join(f"{names}: {commit[:12]}" for commit, names in commits.items())
-        hint = "\n".join(f"vcluster pull {wanted.model}@{commit}" for commit in commits)
+        hint = "\n".join(command_line("vcluster", "pull", f"{wanted.model}@{commit}") for commit in commits)
         raise PreflightFailed(f"{reason}; the hosts have different revisions of {wanted.name}: {text}", hint=hint)
     first, one = next(iter(found.items()))
     hosts.emit(Event("note", f"{reason}; the files are those of the manifest on {first}"))

@@ -18,6 +18,7 @@ from vllm_cluster.run.connection import HostConnection
 from vllm_cluster.run.hub_files import ask_hub
 from vllm_cluster.run.model_cache import LINE_SECONDS, place, running, taken
 from vllm_cluster.run.program import RunningProgram
+from vllm_cluster.shell_line import command_line, listener_line
 from vllm_cluster.text import and_more, by_hosts, count, size
 from vllm_cluster.wire.pull import HERE, CacheMarks, CacheModel, CacheRow
 
@@ -61,7 +62,9 @@ def ask_about(hosts: PullHosts, wanted: WantedModel, via: str) -> HubModel:
     if found.name != wanted.model:
         # The cache names its folder after the word that is asked for: serve would look for the other one.
         now = replace(wanted, model=found.name).name
-        raise PreflightFailed(f"{wanted.model} is {found.name} on {found.endpoint}", hint=f"vcluster pull {now}")
+        raise PreflightFailed(
+            f"{wanted.model} is {found.name} on {found.endpoint}", hint=command_line("vcluster", "pull", now)
+        )
     return found
 
 
@@ -79,7 +82,8 @@ def plan_for(hosts: PullHosts, model: HubModel, reference: str, via: str, damage
     plan = make(hosts.inventory, model, reference, held, via)
     if wrong := [name for name in plan.chain if not held[name].writable]:
         text = f"pull: {hosts.inventory.model_cache} cannot be written by the user of the containers"
-        hint = f'on {wrong[0]}: stat -c %u:%g {hosts.inventory.model_cache}\nset user: "UID:GID" in the inventory'
+        hint = command_line("stat", "-c", "%u:%g", hosts.inventory.model_cache, on=wrong[0])
+        hint += '\nset user: "UID:GID" in the inventory'
         hint += "\nor, where hosts share the cache, --via HOST: one that can write to it"
         raise PreflightFailed(f"{', '.join(wrong)}: {text}", hint=hint)
     return plan
@@ -165,7 +169,8 @@ def warn_of_stale(hosts: PullHosts, plan: PullPlan) -> None:
         text = (
             f"{plan.model.name} keeps {and_more(paths)}, which is not among the files that are pulled: vLLM may read it"
         )
-        fix = f"vcluster models rm {plan.model.name}, then vcluster pull FOLDER --as {plan.model.name[2:]}"
+        remove = command_line("vcluster", "models", "rm", plan.model.name)
+        fix = f"{remove}, then {command_line('vcluster', 'pull', 'FOLDER', '--as', plan.model.name[2:])}"
         hosts.emit(Event("warning", f"{text}; {fix}", names, {"code": "stale-weights", "paths": list(paths)}))
 
 
@@ -185,7 +190,7 @@ def ensure_ports(hosts: PullHosts, plan: PullPlan) -> None:
     taken = [host for host in plan.chain if is_taken(host)] if len(plan.chain) > 1 else []
     if taken:
         text = f"{', '.join(taken)}: pull: port {plan.port} is already in use (ports.pull)"
-        fix = f"on {taken[0]}: ss -ltnp 'sport = :{plan.port}', then stop that process\nor set ports.pull"
+        fix = f"{listener_line(plan.port, taken[0])}, then stop that process\nor set ports.pull"
         raise PreflightFailed(text, hint=fix)
 
 

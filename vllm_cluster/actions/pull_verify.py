@@ -16,6 +16,7 @@ from vllm_cluster.inventory.model import Inventory
 from vllm_cluster.run.connection import HostConnection
 from vllm_cluster.run.model_cache import proved
 from vllm_cluster.run.runtime import SYSTEM, Runtime
+from vllm_cluster.shell_line import command_line
 from vllm_cluster.text import by_hosts, count, size
 from vllm_cluster.wire.pull import CacheManifest, CacheRow, ModelFile
 from vllm_cluster.wire.values import Url
@@ -81,7 +82,9 @@ def _from_origin(hosts: PullHosts, wanted: WantedModel, model: HubModel, via: st
     """
     if place_of(wanted.model)["kind"] == "folder":
         text = f"{wanted.model}: no host has all of it undamaged; nothing was changed"
-        raise PreflightFailed(text, hint=f"vcluster pull FOLDER --as {wanted.model.removeprefix('./')}")
+        raise PreflightFailed(
+            text, hint=command_line("vcluster", "pull", "FOLDER", "--as", wanted.model.removeprefix("./"))
+        )
     at_commit = replace(wanted, revision=model.commit)
     return replace(ask_about(hosts, at_commit, via), files=model.files)
 
@@ -107,10 +110,11 @@ def _verified(hosts: PullHosts, connection: HostConnection, wanted: WantedModel)
 def _ensure_comparable(wanted: WantedModel, found: Mapping[str, Verified]) -> None:
     if lacking := [name for name, one in found.items() if not one.digest]:
         text = f"verify: {wanted.name} has no manifest there: vcluster has not pulled it"
-        raise PreflightFailed(f"{', '.join(lacking)}: {text}", hint=f"vcluster pull {wanted.name}")
+        raise PreflightFailed(f"{', '.join(lacking)}: {text}", hint=command_line("vcluster", "pull", wanted.name))
     commits = by_hosts((one.commit[:12], name) for name, one in found.items())
     if len({one.digest for one in found.values()}) > 1:
         text = "; ".join(f"{names}: {commit}" for commit, names in commits.items())
         raise PreflightFailed(
-            f"the hosts have different files of {wanted.name}: {text}", hint=f"vcluster pull {wanted.name}"
+            f"the hosts have different files of {wanted.name}: {text}",
+            hint=command_line("vcluster", "pull", wanted.name),
         )

@@ -25,6 +25,7 @@ from vllm_cluster.inventory.words import nearest
 from vllm_cluster.run.connection import Fleet
 from vllm_cluster.run.node_handle import NodeHandle
 from vllm_cluster.run.runtime import SYSTEM, Runtime
+from vllm_cluster.shell_line import command_line, listener_line
 from vllm_cluster.wire.status import ServeStatus
 
 READ_ONCE = "vLLM reads the file of --config at its start only: if it has changed, run vcluster stop and serve again"
@@ -176,7 +177,9 @@ def _readable(inventory: Inventory, model: str, name: str | None) -> tuple[str, 
 def _ensure_allowed(inventory: Inventory, model: str, served: str, extra: Sequence[str]) -> None:
     asks = next((flag for flag in extra if flag.partition("=")[0] in ("-h", "--help")), None)
     if asks:
-        shown = f"on {inventory.head_name}: docker exec {node_name(inventory.cluster)} vllm serve {asks}"
+        shown = command_line(
+            "docker", "exec", node_name(inventory.cluster), "vllm", "serve", asks, on=inventory.head_name
+        )
         raise UsageError(f"{asks} prints vLLM's help and serves nothing", hint=shown)
     vllm.ensure_allowed(model, served, extra)
 
@@ -215,9 +218,7 @@ def _layout(inventory: Inventory, gpus: Mapping[str, int], given: Given) -> tupl
 def _require_port(head: HostFacts, port: int) -> None:
     if port in head.listening:
         text = f"{head.host}: serve: port {port} is already in use (ports.api)"
-        raise PreflightFailed(
-            text, hint=f"on {head.host}: ss -ltnp 'sport = :{port}', then stop that process\nor set ports.api"
-        )
+        raise PreflightFailed(text, hint=f"{listener_line(port, head.host)}, then stop that process\nor set ports.api")
 
 
 def _asked_already(node: NodeHandle, serving: ServeStatus | None, generation: str) -> int | None:

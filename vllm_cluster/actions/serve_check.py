@@ -22,6 +22,7 @@ from vllm_cluster.inventory.model import Inventory
 from vllm_cluster.run.connection import Fleet, HostConnection
 from vllm_cluster.run.node_handle import NodeHandle
 from vllm_cluster.run.program import python_source
+from vllm_cluster.shell_line import command_line
 from vllm_cluster.text import by_hosts, last_value
 from vllm_cluster.wire.reading import RefusedDocument, convert
 
@@ -113,7 +114,7 @@ def note_downloads(model: str, lacking: Mapping[str, int], emit: Emit) -> None:
     downloads = {host: number for host, number in lacking.items() if number}
     if downloads:
         most = f"{max(downloads.values()) / 1e9:.1f} GB"
-        once = f"vcluster pull {model} downloads them once"
+        once = f"{command_line('vcluster', 'pull', model)} downloads them once"
         text = f"{', '.join(downloads)}: up to {most} are downloaded while it starts; {once}"
         emit(Event("note", text))
 
@@ -121,7 +122,8 @@ def note_downloads(model: str, lacking: Mapping[str, int], emit: Emit) -> None:
 def _is_proved(model: str, files: Mapping[str, Files], extra: Sequence[str], emit: Emit) -> bool:
     for host, found in files.items():
         if found.changed:
-            text = f"{model}: {found.changed} has changed since it was pulled; vcluster pull {model} --verify"
+            repair = command_line("vcluster", "pull", model, "--verify")
+            text = f"{model}: {found.changed} has changed since it was pulled; {repair}"
             emit(Event("warning", text, host, {"code": "model-changed"}))
     digests = {found.proved for found in files.values()}
     return len(digests) == 1 and "" not in digests and not _FETCHES & {*vllm.options(extra)}

@@ -20,7 +20,7 @@ from vllm_cluster.run.history import AuditEntry, last_change
 from vllm_cluster.run.node_handle import NodeHandle
 from vllm_cluster.run.observe import observe
 from vllm_cluster.run.runtime import SYSTEM, Runtime
-from vllm_cluster.shell_line import shell_line
+from vllm_cluster.shell_line import command_line
 from vllm_cluster.text import count
 from vllm_cluster.wire.status import GroupNode, NodeStatus
 
@@ -160,7 +160,11 @@ def look(inventory: Inventory, connection: HostConnection) -> HostState:
     row = HostState(container.state, short, role, gpus, facts=facts)
     if container.state != RUNNING:
         state = container.state if container.state in ("paused", "restarting") else STOPPED
-        fix = f"on {connection.name}: docker unpause {container.name}" if state == "paused" else "vcluster up"
+        fix = (
+            command_line("docker", "unpause", container.name, on=connection.name)
+            if state == "paused"
+            else "vcluster up"
+        )
         text = f"the node is {state}" + (f": {container.status}" if container.status else "")
         return replace(row, state=state, problem=text, fix=fix)
     handle = NodeHandle(connection, inventory.cluster)
@@ -229,8 +233,9 @@ def _former(
     rows = []
     for name, member in former(inventory, facts, record).items():
         text = f"{OUTSIDE}: up removes its node (--former: where no inventory here named it); --forget: it is gone"
-        ways = shell_line(["vcluster", "up", "--former", member.destination])
-        fix, counted = f"vcluster up\n{ways}\nvcluster up --forget {name}", _counted(head, member.address)
+        ways = (("--former", member.destination), ("--forget", name))
+        fix = "\n".join(("vcluster up", *(command_line("vcluster", "up", *way) for way in ways)))
+        counted = _counted(head, member.address)
         rows.append(HostStatus(name, member.address, "former", "left", "", None, counted, text, fix))
     return tuple(rows)
 

@@ -58,7 +58,7 @@ class RowFile:
             try:
                 fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                raise InUse(f"another run of vcluster batch writes {path}") from None
+                raise InUse(f"{path} is being written by another run of vcluster batch") from None
         except BaseException:
             os.close(self._fd)
             raise

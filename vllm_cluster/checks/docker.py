@@ -13,6 +13,7 @@ from vllm_cluster.core.images import find_image
 from vllm_cluster.core.spec import FORMAT, FORMAT_LABEL, VERSION, node_name
 from vllm_cluster.facts.host_facts import HostFacts
 from vllm_cluster.inventory.model import Host, Inventory
+from vllm_cluster.shell_line import command_line
 
 MIN_DOCKER = "20.10"
 # What no vLLM image fits into, unpacked, and what some need: the size is known only while it is pulled.
@@ -69,13 +70,17 @@ def _newer(label: str | None) -> bool:
     return label is not None and not (label.isdecimal() and int(label) <= FORMAT)
 
 
+def _remove(host: Host, container: str) -> str:
+    return f"on {host.name}, if it is unused: {command_line('docker', 'rm', '-f', container)}"
+
+
 @each_host
 def name_taken(inventory: Inventory, host: Host, facts: HostFacts) -> Iterator[Finding]:
     """A container of another owner with the name of this cluster's node."""
     for container in facts.other_containers:
         if container.name == node_name(inventory.cluster):
             text = f"container {container.name} ({container.image}, {container.state}) does not belong to this cluster"
-            fix = f"on {host.name}, if it is unused: docker rm -f {container.name}; or set another name in cluster"
+            fix = f"{_remove(host, container.name)}; or set another name in cluster"
             yield Finding("name-taken", host.name, text, fix)
 
 
@@ -86,7 +91,7 @@ def other_containers(inventory: Inventory, host: Host, facts: HostFacts) -> Iter
         if OTHER_LAUNCHERS.fullmatch(container.name):
             text = f"container {container.name} ({container.image}, {container.state})"
             text += " looks like a leftover of another launcher"
-            fix = f"on {host.name}, if it is unused: docker rm -f {container.name}"
+            fix = _remove(host, container.name)
             yield Finding("leftover-container", host.name, text, fix, severity="warning")
 
 

@@ -12,6 +12,7 @@ from vllm_cluster.core.gpus import HeldMemory
 from vllm_cluster.facts.details import GpuHealth
 from vllm_cluster.facts.host_facts import HostFacts
 from vllm_cluster.inventory.model import Host, Inventory
+from vllm_cluster.shell_line import command_line
 from vllm_cluster.text import plural
 
 # N/A on GPUs without NVSwitch.
@@ -58,7 +59,7 @@ def state(inventory: Inventory, host: Host, facts: HostFacts) -> Iterator[Findin
     wanted = gpus.of_node(inventory.cluster, host, facts)
     if split := [gpu.index for gpu in wanted if gpu.mig]:
         text = f"MIG is on for GPU {_list(split)}: a process sees at most one slice"
-        fix = f"on {host.name}: sudo nvidia-smi -i {_list(split)} -mig 0"
+        fix = command_line("sudo", "nvidia-smi", "-i", _list(split), "-mig", "0", on=host.name)
         yield Finding("mig-enabled", host.name, text, fix, severity="warning")
     if wrong := {gpu.index: gpu.ecc_errors for gpu in wanted if gpu.ecc_errors}:
         text = "uncorrected memory errors since the driver was loaded: " + ", ".join(
@@ -72,7 +73,8 @@ def _list(indices: list[int]) -> str:
 
 
 def _reset(host: str, indices: list[int]) -> str:
-    return f"on {host}, with nothing running: sudo nvidia-smi -i {_list(indices)} --gpu-reset, or reboot it"
+    reset = command_line("sudo", "nvidia-smi", "-i", _list(indices), "--gpu-reset")
+    return f"on {host}, with nothing running: {reset}, or reboot it"
 
 
 def _held(held: HeldMemory, facts: HostFacts) -> str:
@@ -99,13 +101,15 @@ def holders(held: HeldMemory, facts: HostFacts) -> str:
 def find_out(host: str, held: Iterable[HeldMemory]) -> str:
     """The command that shows whose those processes are."""
     pids = list(dict.fromkeys(str(process.pid) for one in held for process in one.processes))[:MAX_NAMED]
-    return f"on {host}: " + (f"ps -o pid,user,lstart,args -p {','.join(pids)}" if pids else "nvidia-smi, docker ps")
+    words = ("ps", "-o", "pid,user,lstart,args", "-p", ",".join(pids)) if pids else ("nvidia-smi",)
+    return command_line(*words, on=host) + ("" if pids else ", docker ps")
 
 
 def _free(host: str, held: Sequence[HeldMemory]) -> str:
     share = min(one.share for one in held)
-    beside = f"\nor vcluster serve MODEL -- --gpu-memory-utilization {share}" if any(map(_tight, held)) else ""
-    return f"{find_out(host, held)}, then end it{beside if share else ''}"
+    beside = command_line("vcluster", "serve", "MODEL", "--", "--gpu-memory-utilization", str(share))
+    tight = share and any(map(_tight, held))
+    return f"{find_out(host, held)}, then end it" + (f"\nor {beside}" if tight else "")
 
 
 def _tight(held: HeldMemory) -> bool:

@@ -10,6 +10,7 @@ from vllm_cluster.checks.finding import Finding, each_host
 from vllm_cluster.core.desired import found_gpus, gpu_count
 from vllm_cluster.facts.host_facts import HostFacts
 from vllm_cluster.inventory.model import Host, Inventory
+from vllm_cluster.shell_line import command_line
 
 # Hosts further apart than this cannot have their logs put in order (k0s draws the same line).
 CLOCK_TOLERANCE = 30.0
@@ -24,7 +25,10 @@ def paths(inventory: Inventory, host: Host, facts: HostFacts) -> Iterator[Findin
         if volume.source in facts.missing_paths:
             text = f"{volume.source}, a volume of the inventory, does not exist"
             yield Finding(
-                "volume-missing", host.name, text, f"on {host.name}: mkdir -p {volume.source}, or correct volumes"
+                "volume-missing",
+                host.name,
+                text,
+                f"{command_line('mkdir', '-p', volume.source, on=host.name)}, or correct volumes",
             )
     if inventory.model_cache in facts.missing_paths:
         text = f"model cache {inventory.model_cache} does not exist; vcluster up creates it"
@@ -77,7 +81,11 @@ def hostnames(_: Inventory, facts: Mapping[str, HostFacts]) -> Iterator[Finding]
         if first != name:
             text = f"hostname {host.hostname} is also that of {first}: logs show both under one name"
             yield Finding(
-                "same-hostname", name, text, f"on {name}: sudo hostnamectl set-hostname {name}", severity="warning"
+                "same-hostname",
+                name,
+                text,
+                command_line("sudo", "hostnamectl", "set-hostname", name, on=name),
+                severity="warning",
             )
 
 

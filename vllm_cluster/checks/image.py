@@ -9,6 +9,7 @@ from vllm_cluster.checks.finding import Finding, each_host
 from vllm_cluster.core.images import find_image, node_image_name, resolve
 from vllm_cluster.facts.host_facts import HostFacts
 from vllm_cluster.inventory.model import Host, Inventory
+from vllm_cluster.shell_line import command_line
 
 
 def one(inventory: Inventory, facts: Mapping[str, HostFacts]) -> Iterator[Finding]:
@@ -19,7 +20,7 @@ def one(inventory: Inventory, facts: Mapping[str, HostFacts]) -> Iterator[Findin
         there = find_image(inventory.image, host.images)
         if there and not image.means(there.id, host.images):
             text = f"{inventory.image} is {there.id[:19]} here and {image.id[:19]} on {image.source}"
-            fix = f"vcluster up takes that of {image.source}, and leaves the name here: vcluster image push moves it"
+            fix = f"vcluster image push\nor, to take that of {image.source} and leave the name here: vcluster up"
             yield Finding("image-differs", name, text, fix, severity="warning")
 
 
@@ -42,11 +43,11 @@ def prepared(inventory: Inventory, host: Host, facts: HostFacts) -> Iterator[Fin
     base = find_image(inventory.image, facts.images)
     if base is None:
         text = f"image {inventory.image} is not on the host"
-        fix = f"to pull it now: docker pull {inventory.image}"
+        fix = f"to pull it now: {command_line('docker', 'pull', inventory.image)}"
         yield Finding("image-absent", host.name, text, fix, severity="warning")
     elif find_image(node_image_name(base.id, backend.requirements(inventory)), facts.images) is None:
         text = (
-            f"vcluster up has not inspected {inventory.image} yet; "
+            f"{inventory.image} has not been inspected by vcluster up yet; "
             f"it adds {' '.join(backend.requirements(inventory))} unless the image has one that fits"
         )
         fix = "vcluster up, on a machine whose pip reaches a package index: it downloads the wheels"

@@ -11,6 +11,7 @@ from typing import Annotated, Literal
 from vllm_cluster.backends import backend
 from vllm_cluster.checks.registry import Finding
 from vllm_cluster.inventory.model import Inventory
+from vllm_cluster.shell_line import command_line
 from vllm_cluster.text import plural
 from vllm_cluster.wire.reading import convert
 from vllm_cluster.wire.values import Address, Count, between, shaped
@@ -183,9 +184,11 @@ def _closed(
     # A host that reaches no other is where to look; else the one that does not answer.
     host = source if len(group.pairs) > 1 and {one for one, _ in group.pairs} == {source} else target
     if code == "link-intercepted":
-        fix = f"on {source}: ip neigh show {places[target].address}; remove NAT and proxies from this path"
+        fix = command_line("ip", "neigh", "show", places[target].address, on=source)
+        fix += "; remove NAT and proxies from this path"
     elif code == "link-unreachable":
-        fix = f"on {source}: ip route get {places[target].address}; then check the firewall of {target}"
+        fix = command_line("ip", "route", "get", places[target].address, on=source)
+        fix += f"; then check the firewall of {target}"
     else:
         several = len({one for _, one in group.pairs}) > 1 and host == target
         fix = _open(
@@ -198,8 +201,8 @@ def _open(where: str, place: HostAddress) -> str:
     network = place.network or place.address
     tool = "ip6tables" if ":" in network else "iptables"
     return (
-        f"on {where}: sudo ufw allow from {network}\n"
-        f"on {where}, without ufw: sudo {tool} -I INPUT -s {network} -j ACCEPT\n"
+        f"{command_line('sudo', 'ufw', 'allow', 'from', network, on=where)}\n"
+        f"on {where}, without ufw: {command_line('sudo', tool, '-I', 'INPUT', '-s', network, '-j', 'ACCEPT')}\n"
         "in a cloud: let the hosts' security group reach itself on every port"
     )
 
@@ -217,7 +220,9 @@ def _cut(
     less = passes if passes and mtu and passes < mtu else None
     size = f"packets of {less} bytes arrive, of {mtu} do not" if less else f"its interface's MTU is {mtu or 'unknown'}"
     fix = "one MTU on all hosts and on the switches between them; until then "
-    fix += f"on {source}: sudo ip link set dev {places[source].interface} mtu {less or 1400}"
+    fix += command_line(
+        *["sudo", "ip", "link", "set", "dev"], places[source].interface, "mtu", str(less or 1400), on=source
+    )
     if block == "hangs":
         return Finding("link-mtu", source, f"{group.where}: small messages pass, large ones hang: {size}", fix)
     text = f"{group.where}: {size}; TCP tolerates this, RDMA does not"
@@ -232,5 +237,6 @@ def _sources(ways: Iterable[LinkResult], places: Mapping[str, HostAddress]) -> I
             continue
         reported.add((each.source, each.seen))
         text = f"{each.target} sees source address {each.seen}, inventory expects {planned}: another interface, or NAT"
-        fix = f"on {each.source}: ip route get {places[each.target].address}; one interface a network, and no NAT"
+        fix = command_line("ip", "route", "get", places[each.target].address, on=each.source)
+        fix += "; one interface a network, and no NAT"
         yield Finding("link-source-address", each.source, text, fix, severity="warning")

@@ -8,7 +8,7 @@ from vllm_cluster.checks.finding import Finding
 from vllm_cluster.core.members import former, record_of
 from vllm_cluster.facts.host_facts import HostFacts
 from vllm_cluster.inventory.model import Inventory
-from vllm_cluster.shell_line import shell_line
+from vllm_cluster.shell_line import command_line
 
 
 def left(inventory: Inventory, facts: Mapping[str, HostFacts]) -> Iterator[Finding]:
@@ -16,7 +16,8 @@ def left(inventory: Inventory, facts: Mapping[str, HostFacts]) -> Iterator[Findi
     kept = record_of(inventory, facts)
     for name, member in former(inventory, facts, kept.record if kept else None).items():
         text = f"{name} ({member.address}) left the inventory, and is still a member: its node may hold GPUs"
-        ways = shell_line(["vcluster", "up", "--former", member.destination])
+        ways = command_line("vcluster", "up", "--former", member.destination)
+        gone = command_line("vcluster", "up", "--forget", name)
         fix = f"vcluster up, or where no inventory here has named it {ways}, removes its node; "
-        fix += f"vcluster up --forget {name} where it is gone for good"
+        fix += f"{gone} where it is gone for good"
         yield Finding("member-not-in-inventory", inventory.head_name, text, fix, severity="warning")

@@ -10,6 +10,7 @@ from vllm_cluster.core.loading import OVER_THE_NETWORK
 from vllm_cluster.facts.details import FileSystem
 from vllm_cluster.facts.host_facts import HostFacts
 from vllm_cluster.inventory.model import Host, Inventory
+from vllm_cluster.shell_line import command_line
 
 MAX_NAMED = 3
 
@@ -31,7 +32,7 @@ def place(inventory: Inventory, host: Host, facts: HostFacts) -> Iterator[Findin
     free = facts.free_bytes.get(inventory.model_cache)
     if free is not None and free < 1e9:
         text = f"the model cache {inventory.model_cache} has {free / 1e6:.0f} MB free: no model can be downloaded"
-        fix = f"on {host.name}: du -sh {inventory.model_cache}/hub/*, or a larger disk"
+        fix = f"{command_line('du', '-d', '1', '-h', f'{inventory.model_cache}/hub', on=host.name)}, or a larger disk"
         yield Finding("cache-full", host.name, text, fix, severity="warning")
 
 
@@ -40,11 +41,11 @@ def incomplete_files(inventory: Inventory, host: Host, facts: HostFacts) -> Iter
     """Files that are not whole."""
     if facts.details and facts.details.incomplete_files:
         text = f"incomplete downloads (interrupted or running): {facts.details.incomplete_files[0]}"
-        fix = f"vcluster pull {_model(facts.details.incomplete_files[0])}"
+        fix = command_line("vcluster", "pull", _model(facts.details.incomplete_files[0]))
         yield Finding("cache-incomplete", host.name, text, fix, severity="warning")
     if facts.details and facts.details.broken_symlinks:
         text = f"broken symlinks in the model cache: {facts.details.broken_symlinks[0]}"
-        fix = f"vcluster pull {_model(facts.details.broken_symlinks[0])}"
+        fix = command_line("vcluster", "pull", _model(facts.details.broken_symlinks[0]))
         fix += "\nor copy it with the files behind symlinks: rsync --copy-unsafe-links"
         yield Finding("broken-symlinks", host.name, text, fix, severity="warning")
 
@@ -62,14 +63,15 @@ def same_models(inventory: Inventory, facts: Mapping[str, HostFacts]) -> Iterato
     for name, revisions in held.items():
         if lacking := [model.replace("--", "/") for model in models if model not in revisions]:
             text = f"not in its model cache, and on other hosts: {', '.join(lacking[:MAX_NAMED])}"
-            fix = f"vcluster pull {lacking[0]}"
+            fix = command_line("vcluster", "pull", lacking[0])
             yield Finding("model-absent", name, text, fix, severity="warning")
     for model in models:
         commits = {name: revisions[model] for name, revisions in held.items() if model in revisions}
         for name, commit, common in outliers(commits):
             repository = model.replace("--", "/")
             text = f"{repository} is at {commit[:12]}, on other hosts at {common[:12]}"
-            fix = f"vcluster pull {repository}\nor vcluster serve {repository} -- --revision={common}"
+            same = command_line("vcluster", "serve", repository, "--", f"--revision={common}")
+            fix = f"{command_line('vcluster', 'pull', repository)}\nor {same}"
             yield Finding("revision-differs", name, text, fix, severity="warning")
 
 

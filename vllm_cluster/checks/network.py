@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from ipaddress import ip_address
-from shlex import quote
 
 from vllm_cluster.backends import backend
 from vllm_cluster.checks.finding import Finding, each_host, has_node, outliers
@@ -12,6 +11,7 @@ from vllm_cluster.core.desired import hcas, interface
 from vllm_cluster.core.pull import container_name
 from vllm_cluster.facts.host_facts import HostFacts, Nic
 from vllm_cluster.inventory.model import Host, Inventory
+from vllm_cluster.shell_line import command_line, listener_line
 
 # Below this the ranks wait for one another at every layer; NCCL's own adapters are counted apart.
 SLOW_MBIT = 10_000
@@ -63,7 +63,7 @@ def kinds(inventory: Inventory, host: Host, facts: HostFacts) -> Iterator[Findin
         yield Finding("virtual-interface", host.name, text, fix, severity="warning")
     if nic.state in ("DOWN", "LOWERLAYERDOWN"):
         text = f"{nic.name} carries NCCL traffic and is {nic.state}"
-        fix = f"on {host.name}: cable it, or ip link set {quote(nic.name)} up"
+        fix = f"on {host.name}: cable it, or {command_line('ip', 'link', 'set', nic.name, 'up')}"
         yield Finding("nic-down", host.name, text, fix, severity="warning")
 
 
@@ -74,7 +74,8 @@ def mtu(inventory: Inventory, facts: Mapping[str, HostFacts]) -> Iterator[Findin
         nic = nics[name]
         device = nic.name if nic else ""
         text = f"the MTU of {device} is {size}, that of other hosts {common}"
-        fix = f"on {name}: sudo ip link set {quote(device)} mtu {common}, for good in its configuration"
+        fix = command_line("sudo", "ip", "link", "set", device, "mtu", common, on=name)
+        fix += ", for good in its configuration"
         yield Finding("mtu-differs", name, text, fix, severity="warning")
 
 
@@ -99,7 +100,7 @@ def outgoing_interface(inventory: Inventory, host: Host, facts: HostFacts) -> It
         way = facts.routes.get(peer.address)
         if name != host.name and holder and way not in (None, "lo", holder.name):
             text = f"traffic to {name} ({peer.address}) leaves by {way}, and {host.address} is on {holder.name}"
-            fix = f"on {host.name}: ip route get {peer.address}; correct addresses or routes"
+            fix = command_line("ip", "route", "get", peer.address, on=host.name) + "; correct addresses or routes"
             yield Finding("route-differs", host.name, text, fix, severity="warning")
     if len(inventory.hosts) > 1 and 0 < nic.speed_mbit < SLOW_MBIT and not hcas(host, facts):
         text = f"{nic.name} runs at {nic.speed_mbit} Mbit/s, and no RDMA adapter is ACTIVE"
@@ -119,7 +120,7 @@ def hostname(_: Inventory, host: Host, facts: HostFacts) -> Iterator[Finding]:
         yield Finding("hostname-loopback", host.name, text, fix, severity="warning")
     elif not resolves:
         text = f"hostname {facts.hostname} does not resolve"
-        fix = f"on {host.name}: echo {quote(f'{host.address} {facts.hostname}')} | sudo tee -a /etc/hosts"
+        fix = command_line("echo", f"{host.address} {facts.hostname}", on=host.name) + " | sudo tee -a /etc/hosts"
         yield Finding("hostname-unknown", host.name, text, fix, severity="warning")
 
 
@@ -154,6 +155,6 @@ def _taken(inventory: Inventory, host: str, facts: HostFacts, key: str) -> Itera
     port = getattr(inventory.ports, key)
     if port in facts.listening:
         text = f"port {port} is already in use (ports.{key})"
-        fix = f"on {host}: ss -ltnp 'sport = :{port}', then stop that process, or set ports.{key}"
+        fix = f"{listener_line(port, host)}, then stop that process, or set ports.{key}"
         # Only `serve` needs the endpoint's, and on one address; only `pull` its own.
         yield Finding("port-in-use", host, text, fix, severity="error" if key not in ("api", "pull") else "warning")

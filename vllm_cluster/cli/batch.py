@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 import sys
 from dataclasses import asdict
 from pathlib import Path
@@ -14,6 +13,7 @@ from vllm_cluster.cli import question
 from vllm_cluster.cli.options import InventoryPath, Json
 from vllm_cluster.cli.session import Session
 from vllm_cluster.errors import UsageError
+from vllm_cluster.shell_line import command_line
 
 if TYPE_CHECKING:
     from vllm_cluster.batch.files import BatchFiles, BatchResult
@@ -120,12 +120,12 @@ def _files(source: Path | None, output: Path | None) -> BatchFiles:
         raise UsageError("missing -o OUT", again=("-o", "answers.jsonl"))
     if not expanded(source).is_file():
         hint = 'echo \'["The capital of France is", "A river"]\' > prompts.json'
-        hint += f"\nvcluster batch prompts.json -o {output}"
+        hint += "\n" + command_line("vcluster", "batch", "prompts.json", "-o", str(output))
         raise UsageError(f"{source} is not a file", hint=hint)
     out = expanded(output)
     # It has a name with .errors beside it.
     if not out.name:
-        hint = shlex.join(["vcluster", "batch", str(source), "-o", "answers.jsonl"])
+        hint = command_line("vcluster", "batch", str(source), "-o", "answers.jsonl")
         raise UsageError(f"cannot write {out}: Is a directory", hint=hint)
     return BatchFiles(expanded(source), out)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,6 +11,7 @@ from vllm_cluster.cli.options import InventoryPath, Json
 from vllm_cluster.cli.session import Session
 from vllm_cluster.errors import UsageError
 from vllm_cluster.laptop import expanded, naming, write_whole
+from vllm_cluster.shell_line import command_line
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -142,9 +142,8 @@ def _compare(session: Session, folders: list[Path]) -> None:
         path = path / RESULTS if path.is_dir() else path
         if not path.is_file():
             text = f"{one} has no {RESULTS}" if path.parent.is_dir() and path.name == RESULTS else f"no folder {one}"
-            raise UsageError(
-                f"--compare: {text}", hint=f"ls -d */{RESULTS}\nvcluster bench --output {shlex.quote(str(one))}"
-            )
+            hint = "\n".join(("ls -d */", command_line("vcluster", "bench", "--output", str(one))))
+            raise UsageError(f"--compare: {text}", hint=hint)
         with naming(path):
             documents.append(read_document(path.read_text(errors="replace"), str(one)))
     rows = compare(documents[0]["points"], documents[1]["points"])

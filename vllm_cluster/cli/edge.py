@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import os
 import re
-import shlex
 import signal
 import sys
 import traceback
@@ -18,6 +17,7 @@ import typer
 
 from vllm_cluster.errors import Interrupted, VclusterError
 from vllm_cluster.laptop import STANDARD_OUTPUT, cache_folder, meaning
+from vllm_cluster.shell_line import QUOTED, command_line
 from vllm_cluster.text import last_value, redact
 
 if TYPE_CHECKING:
@@ -161,7 +161,9 @@ def _crash_log() -> str | None:
 
 def with_inventory(text: str, inventory: Path | None) -> str:
     """The text, in which other verbs have this call's inventory."""
-    if inventory is None or str(inventory) == "-":
+    from vllm_cluster.inventory.find import inventory_words
+
+    if not (named := inventory_words(inventory)):
         return text
     from vllm_cluster.cli.verbs import MODELS, VERBS, WITHOUT_INVENTORY
 
@@ -170,11 +172,13 @@ def with_inventory(text: str, inventory: Path | None) -> str:
     # It has a default verb: a word behind it may be one of a sentence.
     groups["models"] = rf"(?: (?:{'|'.join(MODELS)})\b)?"
     verbs = "|".join(name + groups.get(name, "") for name in VERBS if name not in WITHOUT_INVENTORY)
-    option = f" -i {shlex.quote(str(inventory))}"
-    command = re.compile(rf"\bvcluster (?:{verbs})\b(?! -i| --help)")
+    option = " " + command_line(*named)
+    command = re.compile(rf"{QUOTED}|(?P<call>\bvcluster (?:{verbs})\b(?! -i| --help))")
     # A line may name it already: the parser writes some remedies from the words of the call.
     lines = (
-        line if option in line or "--inventory" in line else command.sub(lambda found: found[0] + option, line)
+        line
+        if option in line or "--inventory" in line
+        else command.sub(lambda found: found[0] + (option if found["call"] else ""), line)
         for line in text.split("\n")
     )
     return "\n".join(lines)
@@ -187,7 +191,7 @@ def remedy(error: VclusterError, paste: Callable[[str], str]) -> str | None:
 
     def call(given: Sequence[str]) -> str:
         """A call as a line; where the inventory is named by the environment alone, it is named as in all others."""
-        line = shlex.join(["vcluster", *given])
+        line = command_line("vcluster", *given)
         return line if any(word.startswith(("-i", "--inventory")) for word in words[:end]) else paste(line)
 
     if error.instead.keys() & set(words[:end]):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
@@ -13,6 +12,7 @@ from vllm_cluster.cli import tunnel as tunnels
 from vllm_cluster.cli.options import InventoryPath, Json, Wait
 from vllm_cluster.cli.session import Session
 from vllm_cluster.errors import PortInUse, UsageError
+from vllm_cluster.shell_line import command_line
 
 Env = Annotated[bool, typer.Option("--env", help="OPENAI_BASE_URL and OPENAI_API_KEY for a shell to eval.")]
 Direct = Annotated[
@@ -96,7 +96,7 @@ def _ensure_needed(mode: str, options: Mapping[str, bool], jobs: Mapping[str, bo
 def _ensure_one(given: Mapping[str, bool]) -> None:
     wanted = _given(given)
     if len(wanted) > 1:
-        lines = "\n".join(shlex.join(["vcluster", "endpoint", name]) for name in wanted)
+        lines = "\n".join(command_line("vcluster", "endpoint", name) for name in wanted)
         raise UsageError(f"{' and '.join(wanted)} exclude each other", hint=lines)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shlex
 import signal
 import sys
 import termios
@@ -20,6 +19,7 @@ from vllm_cluster.cli.completion import complete_hosts
 from vllm_cluster.cli.options import InventoryPath
 from vllm_cluster.cli.session import Session
 from vllm_cluster.errors import UsageError, combine
+from vllm_cluster.shell_line import command_line
 from vllm_cluster.text import printable
 
 if TYPE_CHECKING:
@@ -65,25 +65,27 @@ def exec_(
 
 def _ensure_one_place(host: str | None, command: Sequence[str], *, head: bool, everywhere: bool, by_ssh: bool) -> None:
     """Refuse a call that names no place, several, or all without a command."""
-    line = shlex.join(command) or "COMMAND"
+    behind = ["--", *command] if command else []
     if not (host or head or everywhere):
-        raise UsageError("missing HOST", hint=f"vcluster exec HOST\nvcluster exec HOST -- {line}")
+        raise UsageError("missing HOST", hint=command_line("vcluster", "exec", "--head", *behind))
     given = [host, "--head" if head else None, "--all" if everywhere else None, "--ssh" if by_ssh else None]
     places = [name for name in given if name and (name != "--ssh" or everywhere)]
     if len(places) > 1:
-        raise UsageError(f"{' and '.join(places)} exclude each other", hint=f"vcluster exec {places[0]} -- {line}")
+        hint = command_line("vcluster", "exec", places[0], *behind)
+        raise UsageError(f"{' and '.join(places)} exclude each other", hint=hint)
     if everywhere and not command:
-        raise UsageError("--all needs a command", hint=f"vcluster exec --all -- {line}")
+        raise UsageError("--all needs a command", hint="vcluster exec --all -- nvidia-smi")
 
 
 def _no_host(word: str, command: Sequence[str], hosts: tuple[str, ...]) -> UsageError:
     """The error of a host that is not there: it is misspelt, or it was left out."""
-    from vllm_cluster.inventory.words import nearest
+    from vllm_cluster.inventory.words import like, nearest
 
-    # Where no host is near, none is taken for the one that was meant.
-    near = nearest(word, hosts) or "HOST"
-    behind = command if command or near != "HOST" else [word]
-    hint = shlex.join(["vcluster", "exec", near, *(["--", *behind] if behind else [])])
+    # What is like no host's name is a command whose host was left out.
+    is_command = not command and not any(like(word, host) for host in hosts)
+    behind = [word] if is_command else command
+    place = "--head" if is_command else nearest(word, hosts) or hosts[0]
+    hint = command_line("vcluster", "exec", place, *(["--", *behind] if behind else []))
     return UsageError(f"no host {word}: there are {', '.join(hosts)}", hint=hint)
 
 
@@ -95,7 +97,7 @@ def _by_ssh(loaded: Inventory, host: str, command: Sequence[str]) -> NoReturn:
     try:
         os.execvp(argv[0], argv)  # noqa: S606 - words, and no shell of this machine
     except OSError as error:
-        hint = f"install the OpenSSH client, then:\n{shlex.join(argv)}"
+        hint = f"install the OpenSSH client, then:\n{command_line(*argv)}"
         raise UsageError(f"cannot run ssh: {error.strerror}", hint=hint) from None
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shlex
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -11,6 +10,7 @@ from typing import Annotated
 import typer
 
 from vllm_cluster.cli.session import Session
+from vllm_cluster.shell_line import command_line
 from vllm_cluster.versions import VLLM_IMAGE
 
 Hosts = Annotated[
@@ -65,8 +65,9 @@ def init(
         if written.output is None:
             print(written.text, end="")
             return
-        option = "" if str(output) == "inventory.yaml" else f" -i {shlex.quote(str(output))}"
-        print(f"Wrote {output} ({count(written.hosts, 'host')}). Next: vcluster check{option}", file=sys.stderr)
+        named = [] if str(output) == "inventory.yaml" else ["-i", str(output)]
+        after = command_line("vcluster", "check", *named)
+        print(f"Wrote {output} ({count(written.hosts, 'host')}). Next: {after}", file=sys.stderr)
 
 
 def _name(output: Path) -> str:

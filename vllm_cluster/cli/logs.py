@@ -11,6 +11,7 @@ from vllm_cluster.cli.completion import complete_hosts
 from vllm_cluster.cli.options import InventoryPath, Json
 from vllm_cluster.cli.session import SETTINGS, Session
 from vllm_cluster.errors import UsageError
+from vllm_cluster.shell_line import command_line
 
 if TYPE_CHECKING:
     from vllm_cluster.events import Emit, Event
@@ -52,7 +53,8 @@ def logs(
         )
     if rank is not None and (group or vllm):
         raise UsageError(
-            "--rank is a part of vLLM's log: use it without --ray and --vllm", hint=f"vcluster logs --rank {rank}"
+            "--rank is a part of vLLM's log: use it without --ray and --vllm",
+            hint=command_line("vcluster", "logs", "--rank", str(rank)),
         )
 
     with Session(inventory, as_json=as_json) as session:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shlex
 from pathlib import Path
 from typing import Annotated
 
@@ -11,6 +10,7 @@ import typer
 
 from vllm_cluster.cli.options import InventoryPath, Json
 from vllm_cluster.cli.session import Session
+from vllm_cluster.shell_line import command_line
 
 Output = Annotated[Path, typer.Option("--output", "-o", metavar="FOLDER", help="Where to write the files.")]
 Force = Annotated[bool, typer.Option("--force", help="Overwrite files that were changed, too.")]
@@ -54,7 +54,7 @@ def metrics(
         if not done.reached:
             session.emit(Event("warning", f"nothing forwards {done.target} to the API from this machine yet"))
         # The tunnel may get another port, which the targets then need.
-        again = f"vcluster endpoint --detach && vcluster metrics -o {shlex.quote(str(output))}"
-        config = f"prometheus --config.file={shlex.quote(str(output / 'prometheus.yml'))}"
+        again = " && ".join(("vcluster endpoint --detach", command_line("vcluster", "metrics", "-o", str(output))))
+        config = command_line("prometheus", f"--config.file={output / 'prometheus.yml'}")
         text = f"Wrote {', '.join(done.written)} to {output}. Next: {config if done.reached else again}"
         session.emit(Event("result", text, data={"folder": str(output), "target": done.target}))

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
-import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import takewhile
 from typing import TYPE_CHECKING
+
+from vllm_cluster.shell_line import QUOTED, shell_line
 
 if TYPE_CHECKING:
     from vllm_cluster.inventory.model import Inventory
@@ -20,12 +21,12 @@ _PROGRAMS = (
 )
 _COMMAND = re.compile(rf"(then |or )?((?:{'|'.join(_PROGRAMS)})\b.*)")
 # Where the command ends and a sentence, or another command, begins; what is quoted belongs to the command.
-_END = re.compile(r"'[^']*'|(?P<end>; | \(|, (?:then|or|for good|and|with|if)\b|, (?=[a-z-]+ ps\b))")
+_END = re.compile(rf"{QUOTED}|(?P<end>; | \(|, (?:then|or|for good|and|with|if)\b|, (?=[a-z-]+ ps\b))")
 
 
 def pasteable(text: str, hosts: Mapping[str, Sequence[str]]) -> str:
     """The text, in which `on HOST: COMMAND` is a line of ssh; `hosts` are the words behind `ssh` for each host."""
-    return "\n".join(line for one in text.splitlines() for line in _lines(one, hosts))
+    return "\n".join(line for one in text.split("\n") for line in _lines(one, hosts))
 
 
 def _lines(line: str, hosts: Mapping[str, Sequence[str]]) -> Iterator[str]:
@@ -56,7 +57,7 @@ def _on(name: str, command: str, hosts: Mapping[str, Sequence[str]]) -> str:
         return f"on {name}: {command}"
     # sudo asks for its password on a terminal.
     terminal = ["-t"] if re.search(r"\bsudo ", command) else []
-    return shlex.join(["ssh", *terminal, *hosts[name], command])
+    return shell_line(["ssh", *terminal, *hosts[name], command])
 
 
 def ssh_words(inventory: Inventory) -> dict[str, list[str]]:

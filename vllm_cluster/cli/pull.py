@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -12,6 +11,7 @@ from vllm_cluster.cli.completion import complete_hosts
 from vllm_cluster.cli.options import InventoryPath, Json
 from vllm_cluster.cli.session import Session
 from vllm_cluster.errors import UsageError
+from vllm_cluster.shell_line import command_line
 
 if TYPE_CHECKING:
     from vllm_cluster.actions.pull_plan import WantedModel
@@ -47,14 +47,16 @@ def _wanted(model: str, via: str, name: str, *, detach: bool, of_hosts: bool) ->
 
     asked, _, revision = model.partition("@")
     if model.startswith("s3://"):
-        folder = shlex.quote(f"./{name or model.rstrip('/').rpartition('/')[2] or 'FOLDER'}")
-        copy = f"aws s3 cp --recursive {shlex.quote(model)} {folder}\nvcluster pull {folder}"
+        folder = f"./{name or model.rstrip('/').rpartition('/')[2] or 'FOLDER'}"
+        fetch = command_line("aws", "s3", "cp", "--recursive", model, folder)
+        copy = "\n".join((fetch, command_line("vcluster", "pull", folder)))
         raise UsageError(f"{model}: vcluster no longer reads buckets", hint=copy)
     if is_folder(model) and not of_hosts:
         return wanted_folder(model, name, via, detach=detach)
     if name:
-        folder = shlex.quote(f"./{model}") if model and Path(model).is_dir() else "./FOLDER"
-        raise UsageError("--as: only a folder gets a name", hint=f"vcluster pull {folder} --as NAME")
+        folder = f"./{model}" if model and Path(model).is_dir() else "./FOLDER"
+        hint = command_line("vcluster", "pull", folder, "--as", name)
+        raise UsageError("--as: only a folder gets a name", hint=hint)
     return WantedModel(asked, revision, via, detach)
 
 

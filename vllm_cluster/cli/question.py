@@ -15,6 +15,7 @@ import typer
 from vllm_cluster.cli.session import SETTINGS
 from vllm_cluster.errors import UsageError
 from vllm_cluster.laptop import expanded
+from vllm_cluster.shell_line import command_line
 
 # A longer prompt fits no model's context.
 MAX_INPUT = 64 << 20
@@ -79,9 +80,9 @@ def read_prompt(prompt: str | None, files: Sequence[Path]) -> str:
         # The line end is that of echo or of a file, and would be a part of the text to continue.
         prompt = _text(raw, "standard input").removesuffix("\n")
     elif prompt is None and not files:
-        raise UsageError("missing PROMPT", hint=f'vcluster {SETTINGS.verb} "Hello"')
+        raise UsageError("missing PROMPT", hint=command_line("vcluster", SETTINGS.verb, "Hello"))
     if not prompt and not files:
-        raise UsageError("the prompt is empty", hint=f'vcluster {SETTINGS.verb} "Hello"')
+        raise UsageError("the prompt is empty", hint=command_line("vcluster", SETTINGS.verb, "Hello"))
     return prompt or ""
 
 

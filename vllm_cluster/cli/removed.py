@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Mapping, Sequence
 
 from vllm_cluster.errors import UsageError
+from vllm_cluster.shell_line import command_line
 
 _ASK = {"complete": "vcluster complete PROMPT", "chat": "vcluster chat PROMPT", "batch": "vcluster batch IN -o OUT"}
 # Options that are fields of the request under their own names.
@@ -29,7 +29,7 @@ INSTEAD: Mapping[str, str] = {
     "history": "vcluster status --history",
     "key": "vcluster endpoint --key",
     "schema": "vcluster init --schema",
-    "ssh": "vcluster exec HOST --ssh",
+    "ssh": "vcluster exec --head --ssh",
     "status --ray": "vcluster exec --head -- ray status",
     "top": "vcluster status --watch",
     "tunnel": "vcluster endpoint --tunnel",
@@ -37,7 +37,9 @@ INSTEAD: Mapping[str, str] = {
     "logs --fold": "vcluster logs --errors",
     "logs --polls": "vcluster logs --grep GET",
     **{
-        f"{verb} --{name.replace('_', '-')}": f"{line} --set " + shlex.quote(f"{name.removeprefix('no_')}={value}")
+        f"{verb} --{name.replace('_', '-')}": command_line(
+            *line.split(), "--set", f"{name.removeprefix('no_')}={value}"
+        )
         for verb, line in _ASK.items()
         for name, value in _FIELDS.items()
     },

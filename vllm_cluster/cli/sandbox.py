@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from pathlib import Path
 from typing import Annotated
 
@@ -11,6 +10,7 @@ import typer
 from vllm_cluster.cli.options import Json
 from vllm_cluster.cli.program import Verb, group
 from vllm_cluster.cli.session import Session
+from vllm_cluster.shell_line import command_line
 from vllm_cluster.text import count
 
 SANDBOX = {
@@ -50,7 +50,8 @@ def up(
         inventory = sandbox.up(
             hosts=hosts, gpus=gpus, folder=folder, report=lambda text: session.emit(Event("progress", text))
         )
-        text = f"The sandbox has {count(hosts, 'host')}. Next: vcluster up -i {shlex.quote(str(inventory))}"
+        after = command_line("vcluster", "up", "-i", str(inventory))
+        text = f"The sandbox has {count(hosts, 'host')}. Next: {after}"
         session.emit(Event("result", text, data={"inventory": str(inventory)}))
 
 

@@ -11,6 +11,7 @@ from vllm_cluster.cli.completion import remember_model
 from vllm_cluster.cli.options import InventoryPath, Json
 from vllm_cluster.cli.session import SETTINGS, Session
 from vllm_cluster.errors import UsageError
+from vllm_cluster.shell_line import command_line
 
 EXIT_NOT_READY = 1
 EXIT_UNREACHABLE = 4
@@ -52,7 +53,7 @@ def status(
     modes = {"--watch": watch, "--wait": wait, "--history": history}
     given = [name for name, is_given in modes.items() if is_given]
     if len(given) > 1:
-        lines = "\n".join(f"vcluster status {name}" for name in given)
+        lines = "\n".join(command_line("vcluster", "status", name) for name in given)
         raise UsageError(f"{' and '.join(given)} exclude each other", hint=lines)
     needed = {
         "--watch": {"--interval": interval is not None, "--count": count is not None},

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import difflib
-import shlex
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 from vllm_cluster.cli import removed
 from vllm_cluster.cli.help import VLLM_FLAGS, shown_name
 from vllm_cluster.errors import UsageError
+from vllm_cluster.shell_line import command_line
 from vllm_cluster.text import printable
 
 # Options with a value that every verb takes, before it and behind it.
@@ -28,7 +28,7 @@ MEANINGS = {
     "ps": "vcluster status",
     "ls": "vcluster status",
     "download": "vcluster pull MODEL",
-    "shell": "vcluster exec HOST",
+    "shell": "vcluster exec --head",
     "completion": "vcluster --install-completion",
     "version": "vcluster --version",
 }
@@ -48,7 +48,7 @@ def meant(word: str, verbs: Iterable[str], rest: Sequence[str]) -> str:
     if lowered in MEANINGS:
         return MEANINGS[lowered]
     near = _nearest(lowered, verbs, 0.7)
-    return shlex.join(["vcluster", near, *rest]) if near else ""
+    return command_line("vcluster", near, *rest) if near else ""
 
 
 def unknown(ctx: Any, given: Sequence[str], option: str) -> UsageError:
@@ -59,7 +59,7 @@ def unknown(ctx: Any, given: Sequence[str], option: str) -> UsageError:
     if not near:
         return UsageError(what, hint=f"{path} --help")
     words = [near + word.removeprefix(option) if word.partition("=")[0] == option else word for word in given]
-    return UsageError(f"{what} (did you mean {near}?)", hint=f"{shlex.join([*path.split(), *words])}\n{path} --help")
+    return UsageError(f"{what} (did you mean {near}?)", hint=f"{command_line(*path.split(), *words)}\n{path} --help")
 
 
 def ensure_dashes(ctx: Any, given: Sequence[str], takes: Any) -> None:
@@ -97,8 +97,22 @@ def ensure_dashes(ctx: Any, given: Sequence[str], takes: Any) -> None:
         at = own.index(others[0]) if others[0] in own else len(own)
         own, others = own[:at], own[at:]
     rule = "flags of vLLM come" if for_vllm else "a command comes"
-    line = shlex.join([*path.split(), *own, "--", *others, *given[end + 1 :]])
-    raise UsageError(f"{error.message}: {rule} after --", hint=line)
+    line = command_line(*path.split(), *own, "--", *others, *given[end + 1 :])
+    text = f"{error.message}: {rule} after --"
+    if named_at := [place for place in range(len(others)) if _names_inventory(others[place:])]:
+        first = named_at[0]
+        size = 1 if "=" in others[first] else 2
+        text += f"; {others[first]} before it names the inventory, behind it it is the command's"
+        mine, behind = others[first : first + size], [*others[:first], *others[first + size :]]
+        line = "\n".join((command_line(*path.split(), *own, *mine, "--", *behind, *given[end + 1 :]), line))
+    raise UsageError(text, hint=line)
+
+
+def _names_inventory(words: Sequence[str]) -> bool:
+    """Whether words for another program may begin with the option for an inventory: grep has an -i of its own."""
+    name, equals, file = words[0].partition("=")
+    file = file if equals else " ".join(words[1:2])
+    return name in ("-i", "--inventory") and file.endswith((".yaml", ".yml"))
 
 
 def _refuse_for_vllm(path: str, word: str, named: Sequence[str]) -> None:
@@ -106,7 +120,7 @@ def _refuse_for_vllm(path: str, word: str, named: Sequence[str]) -> None:
     from vllm_cluster.backends.vllm import instead
 
     if not word.startswith("-"):
-        raise UsageError(f"{path} takes one MODEL, got {shown(word)} too", hint=f"{path} {shlex.quote(named[0])}")
+        raise UsageError(f"{path} takes one MODEL, got {shown(word)} too", hint=command_line(*path.split(), named[0]))
     if remedy := instead(word):
         raise UsageError(f"{path} has no option {shown(word)}", hint=remedy)
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import fnmatch
 import re
-import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal, TypedDict
 
 from vllm_cluster.core.spec import LABEL, ContainerSpec, Mount, node_name
 from vllm_cluster.inventory.model import Host, Inventory
+from vllm_cluster.shell_line import command_line
 from vllm_cluster.wire.pull import CacheModel, ChainHost, HostPlan, ModelFile
 from vllm_cluster.wire.values import Url
 
@@ -129,7 +129,8 @@ def place_of(model: str) -> ModelPlace:
 def through_folder(model: str) -> str:
     """The commands that bring a repository of the hub by a folder of this machine, for hosts that reach no hub."""
     folder = f"./{model.rpartition('/')[2]}"
-    return f"hf download {shlex.quote(model)} --local-dir {shlex.quote(folder)}\nvcluster pull {shlex.quote(folder)}"
+    fetch = command_line("hf", "download", model, "--local-dir", folder)
+    return "\n".join((fetch, command_line("vcluster", "pull", folder)))
 
 
 def outside(cache: str, folder: str) -> str:

@@ -11,6 +11,7 @@ from vllm_cluster.docker import parse
 from vllm_cluster.docker.calls import Call, Calls, NotFound, path
 from vllm_cluster.errors import HostError
 from vllm_cluster.facts.docker_objects import DockerVolume
+from vllm_cluster.shell_line import command_line
 
 # Docker adds up the files of every volume.
 LOOK_SECONDS = 120
@@ -42,9 +43,8 @@ class Volumes:
         # Earlier versions gave a volume no id; and the head may be another one since it was made.
         same = {key: value for key, value in labels.items() if key != HEAD_ADDRESS}
         if any(has.get(key, value if has and key == ID else None) != value for key, value in same.items()):
-            hint = (
-                f"on {self._calls.host}: docker volume rm {name}, if it is not needed; or give the cluster another name"
-            )
+            remove = command_line("docker", "volume", "rm", name, on=self._calls.host)
+            hint = f"{remove}, if it is not needed; or give the cluster another name"
             raise HostError(self._calls.host, f"volume {name} exists but does not belong to this cluster", hint=hint)
 
     def _created(self, name: str, labels: Mapping[str, str]) -> Mapping[str, str]:

@@ -22,6 +22,7 @@ from vllm_cluster.fit.layouts import (
 )
 from vllm_cluster.fit.model_config import ModelConfig, model_config
 from vllm_cluster.fit.weights import gib, spread, weigh
+from vllm_cluster.shell_line import command_line
 from vllm_cluster.text import last_value
 
 # With one of these, what is computed from the stored config and weights is not what vLLM will load.
@@ -50,7 +51,7 @@ _OTHERWISE = frozenset(
 # Our estimate of the KV cache is this near to what vLLM measures, at worst: nothing is refused that could just fit.
 DOUBT = 1.25
 SHARE_OPTION = "--gpu-memory-utilization"
-_OFFLINE = "vcluster pull {}\nor remove HF_HUB_OFFLINE from environment: of the inventory, then vcluster up"
+_OFFLINE = "or remove HF_HUB_OFFLINE from environment: of the inventory, then vcluster up"
 
 
 class RequestProblem(NamedTuple):
@@ -158,7 +159,8 @@ def _named(asked: Asked, head: str, files: Mapping[str, Files]) -> Iterator[Requ
             text = f"{asked.model}: {found.problem}"
             if host != head and files[head].where in ("cache", "folder"):
                 # Each rank reads its own host's files.
-                fix = f"vcluster pull {asked.model}" if files[head].where == "cache" else f"copy it to {host} too"
+                pull = command_line("vcluster", "pull", asked.model)
+                fix = pull if files[head].where == "cache" else f"copy it to {host} too"
                 yield RequestProblem(host, text, fix)
             elif near:
                 yield RequestProblem(host, f"{text}; did you mean {near[0]}?", fix, near[0])
@@ -167,7 +169,7 @@ def _named(asked: Asked, head: str, files: Mapping[str, Files]) -> Iterator[Requ
         elif found.where == "folder" and found.lacking:
             text = f"{asked.model} is incomplete: its index names {found.lacking[0]}, which does not exist"
             name = asked.model.rpartition("/")[2]
-            repair = f"vcluster pull ./{name} --verify"
+            repair = command_line("vcluster", "pull", f"./{name}", "--verify")
             yield RequestProblem(host, text, f"{repair}\nor, where vcluster pull has not brought it: copy it again")
 
 
@@ -175,7 +177,8 @@ def _fix(model: str, problem: str, *, near: bool) -> str:
     if "gated" in problem:
         return "accept its terms on the hub\nset hf_token in the inventory\nvcluster up"
     if "HF_HUB_OFFLINE" in problem:
-        return f"vcluster pull {model}" if near else _OFFLINE.format(model)
+        pull = command_line("vcluster", "pull", model)
+        return pull if near else f"{pull}\n{_OFFLINE}"
     return "" if near else "check the name: ORG/NAME, or a folder below model_cache"
 
 
@@ -184,7 +187,8 @@ def _flags(asked: Asked, head: str, judged: Judged, *, named: bool) -> Iterator[
         text = f"vLLM refuses these flags: {judged.problem}"
         # The whole help has thousands of lines; with a word vLLM shows the flags that hold it.
         near = re.search(r"did you mean --([\w-]+)", judged.problem)
-        known = f"on {head}: docker exec {asked.node} vllm serve --help={near[1] if near else 'all'}"
+        topic = f"--help={near[1] if near else 'all'}"
+        known = command_line("docker", "exec", asked.node, "vllm", "serve", topic, on=head)
         lacking = "No such file" in judged.problem and "config" in vllm.options(asked.extra)
         fix = "vLLM reads the file of --config in the node: put it below model_cache, or mount its folder with volumes"
         in_file = judged.problem.startswith("--config ")
@@ -263,8 +267,9 @@ def _memory(asked: Asked, head: str, found: Files, known: ModelConfig, judged: J
     length = judged.max_model_len or known.context
     layout = evaluate(model, gpus, Workload(context=length), asked.tp, asked.pp)
     # A folder of the hosts is none of this machine.
-    there = "FOLDER, with the model's folder or its config.json on this machine," if asked.model.startswith("/") else ""
-    advice = f"vcluster fit {there or asked.model} shows what fits"
+    there = "FOLDER" if asked.model.startswith("/") else ""
+    where = ", with the model's folder or its config.json on this machine," if there else ""
+    advice = f"{command_line('vcluster', 'fit', there or asked.model)}{where} shows what fits"
     if layout.problem:
         yield RequestProblem(head, f"{asked.model} cannot be split so: {layout.problem}", advice)
     elif layout.weights_bytes + FIXED > UTILISATION * gpus.memory_bytes:
@@ -345,5 +350,6 @@ def too_little(model: str, gpus: Sequence[Beside], share: float | None, needed: 
     there = ", ".join(f"GPU {gpu.gpu} has {gib(gpu.free)} beside {gpu.holders}" for gpu in short)
     taken = f"{gib(share * short[0].total)} of a GPU ({SHARE_OPTION} {share:g})"
     most = min(short, key=lambda gpu: gpu.share)
-    beside = f"\nor vcluster serve {model} -- {SHARE_OPTION} {most.share:g}" if most.share * most.total > needed else ""
+    smaller = command_line("vcluster", "serve", model, "--", SHARE_OPTION, f"{most.share:g}")
+    beside = f"\nor {smaller}" if most.share * most.total > needed else ""
     yield f"{model} does not fit: vLLM takes {taken}, and {there}", f"{short[0].find_out}, then end it{beside}"

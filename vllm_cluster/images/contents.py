@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from vllm_cluster.checks.finding import Finding
+from vllm_cluster.shell_line import command_line
 
 # The first Ray that authenticates nodes by token was 2.52; below 2.55 it has known holes (CVE-2026-41486).
 MIN_RAY = (2, 55)
@@ -136,7 +137,8 @@ def judged(
     if gpus and reach.gpus != gpus:
         seen = "no GPU" if not reach.gpus else f"{reach.gpus} of {gpus} GPUs"
         text = f"a container of {image} sees {seen}{': ' * bool(reach.problem)}{reach.problem}"
-        fix = f"on {host}: nvidia-smi, then docker run --rm --gpus all --entrypoint nvidia-smi {image}"
+        run = command_line("docker", "run", "--rm", "--gpus", "all", "--entrypoint", "nvidia-smi", image)
+        fix = f"on {host}: nvidia-smi, then {run}"
         yield Finding("container-gpus-missing", host, text, fix)
     elif gpus and reach.cuda and _release(inside.cuda)[:1] > _release(reach.cuda)[:1]:
         text = f"the driver in the container knows CUDA {reach.cuda}, torch was built for {inside.cuda}"
@@ -144,7 +146,7 @@ def judged(
         yield Finding("container-cuda-old", host, text, fix)
     if reach.unwritable:
         text = f"a container cannot write to {cache}: {reach.unwritable}"
-        fix = f"set user: to the owner of {cache}, as `stat -c %u:%g {cache}` on {host} shows it"
+        fix = f"set user: to the owner of {cache}, as `{command_line('stat', '-c', '%u:%g', cache)}` on {host} shows it"
         yield Finding("cache-not-writable", host, text, fix, severity="error" if not offline else "warning")
 
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import shlex
+import os
 from pathlib import Path
 from typing import TextIO
 
-from vllm_cluster.errors import InventoryError
+from vllm_cluster.errors import InventoryError, VclusterError
 from vllm_cluster.inventory.problems import file_name
 from vllm_cluster.laptop import here
+from vllm_cluster.shell_line import command_line
 
 DEFAULT_NAME = "inventory.yaml"
 # How a first one is written.
@@ -59,18 +60,35 @@ def find(cwd: Path) -> Path:
     )
 
 
-def _remedy(file: str, cwd: Path | None) -> str:
-    """What to do about a file that is not there: a relative one may be meant from a folder above."""
-    path = Path(file)
+def inventory_words(inventory: Path | None) -> list[str]:
+    """Return the option that names an inventory: none where a call from here finds it without."""
+    if inventory is None or str(inventory) == "-":
+        return []
+    try:
+        named = os.environ.get("VCLUSTER_INVENTORY")
+        found = Path(named) if named else find(here())
+        return [] if found.resolve() == inventory.resolve() else ["-i", str(inventory)]
+    except (VclusterError, OSError):
+        return ["-i", str(inventory)]
+
+
+def _missing(file: str, cwd: Path | None) -> InventoryError:
+    """The error for a file that is not there: a relative one may be meant from a folder above."""
+    path, text = Path(file), f"{file}: no such file"
     # The current folder may be gone; an absolute path needs none.
     cwd = cwd or (Path("/") if path.is_absolute() else here())
     above = None if path.is_absolute() else next((up / path for up in cwd.parents if _seen(up / path)), None)
     if above:
-        return f"name the file: -i {shlex.quote(str(above))}"
+        return InventoryError(text, instead=_instead(file, above))
     if path.parts[-2:] == ("sandbox", DEFAULT_NAME):
-        return "vcluster sandbox up"
-    folder = [] if (cwd / path).parent.is_dir() else [f"mkdir -p {shlex.quote(str(path.parent))}"]
-    return "\n".join([*folder, f"{INIT} -o {shlex.quote(file)}"])
+        return InventoryError(text, hint="vcluster sandbox up")
+    folder = [] if (cwd / path).parent.is_dir() else [command_line("mkdir", "-p", str(path.parent))]
+    return InventoryError(text, hint="\n".join([*folder, command_line(*INIT.split(), "-o", file)]))
+
+
+def _instead(file: str, path: Path) -> dict[str, str]:
+    """The words of the call that name a file, with those that name another one."""
+    return {file: str(path), f"--inventory={file}": f"--inventory={path}"}
 
 
 def _seen(path: Path) -> bool:
@@ -93,11 +111,14 @@ def _from_file(path: Path, file: str, cwd: Path | None) -> bytes:
         with path.open("rb") as stream:
             return stream.read(MAX_BYTES + 1)
     except FileNotFoundError:
-        raise InventoryError(f"{file}: no such file", hint=_remedy(file, cwd)) from None
+        raise _missing(file, cwd) from None
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else str(error)
-        hint = f"name the file: -i {path / DEFAULT_NAME}" if isinstance(error, IsADirectoryError) else None
-        raise InventoryError(f"{file}: cannot be read: {reason}", hint=hint) from None
+        text, inside = f"{file}: cannot be read: {reason}", path / DEFAULT_NAME
+        if isinstance(error, IsADirectoryError):
+            missing = None if _seen(inside) else command_line(*INIT.split(), "-o", str(inside))
+            raise InventoryError(text, instead={} if missing else _instead(file, inside), hint=missing) from None
+        raise InventoryError(text) from None
 
 
 def _from_stdin(stdin: TextIO | None) -> bytes:

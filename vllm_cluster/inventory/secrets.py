@@ -53,7 +53,7 @@ def _refused(ref: SecretRef, reason: str, hint: str | None = None) -> InventoryE
 def _from_environment(ref: SecretRef, environ: Mapping[str, str]) -> str:
     found = environ.get(ref.value)
     if found is None:
-        raise _refused(ref, "this variable is not set", f"export {ref.value}=… in the shell that runs vcluster")
+        raise _refused(ref, "this variable is not set", f"set {ref.value} in the shell that runs vcluster")
     return found
 
 

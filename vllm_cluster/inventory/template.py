@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from vllm_cluster.inventory.model import Host, Inventory, Ports, Section, SshSettings
+from vllm_cluster.shell_line import shell_line
 
 SCHEMA_FILE = "inventory.schema.json"
 _REQUIRED = ("version", "cluster", "image", "model_cache")
@@ -25,12 +26,16 @@ class HostSeed:
     address: str | None = None
 
 
+# How the schema is written, which editors complete with.
+_WRITES = "vcluster init --schema"
+
+
 def render(cluster: str, hosts: Sequence[HostSeed], image: str, model_cache: str, *, schema: str = SCHEMA_FILE) -> str:
     """The text of an inventory."""
     known = {"version": "1", "cluster": _text(cluster), "image": _text(image), "model_cache": _text(model_cache)}
     lines = [
         f"# yaml-language-server: $schema={schema}",
-        f"# `vcluster init --schema > {schema}` writes the file named above, for completion in editors.",
+        f"# `{_WRITES} > {shell_line([schema])}` writes the file named above, for completion in editors.",
         "# Keys behind # are optional; their values are examples or the defaults.",
     ]
     for key in _REQUIRED:

@@ -37,6 +37,11 @@ def nearest(word: str, known: Iterable[str]) -> str | None:
     return lowered[near[0]] if near and not tied else None
 
 
+def like(word: str, host: str) -> bool:
+    """Whether a word may be meant for this host: it is near its name, or differs in its numbers."""
+    return _differ_in_numbers(word.lower(), host.lower()) or nearest(word, (host,)) is not None
+
+
 def _differ_in_numbers(word: str, other: str) -> bool:
     numbers = [list(map(int, re.findall(r"[0-9]+", one))) for one in (word, other)]
     return re.sub("[0-9]+", "0", word) == re.sub("[0-9]+", "0", other) and numbers[0] != numbers[1]

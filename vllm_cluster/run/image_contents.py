@@ -19,6 +19,7 @@ from vllm_cluster.images import contents
 from vllm_cluster.inventory.model import Inventory
 from vllm_cluster.run.connection import Fleet, HostConnection
 from vllm_cluster.run.program import python, run
+from vllm_cluster.shell_line import command_line
 from vllm_cluster.text import count
 
 SECONDS = 90.0
@@ -50,7 +51,7 @@ def look_inside(
                     "container-failed",
                     connection.name,
                     text,
-                    f"on {connection.name}: docker run --rm {inventory.image} --help",
+                    command_line("docker", "run", "--rm", inventory.image, "--help", on=connection.name),
                 )
             ]
 

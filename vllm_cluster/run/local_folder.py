@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import shlex
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -14,6 +13,7 @@ from vllm_cluster.core.pull import FOLDER, choose, container_name, unfit_path
 from vllm_cluster.errors import HostError, UsageError
 from vllm_cluster.run.connection import HostConnection
 from vllm_cluster.run.program import InNode, RemoteProgram, start
+from vllm_cluster.shell_line import command_line
 from vllm_cluster.wire.pull import ModelFile
 
 START_SECONDS = 60.0
@@ -63,7 +63,7 @@ def hashed(folder: Path, files: Sequence[ModelFile], count: Callable[[int], None
 
 def pull_line(source: object, name: str) -> str:
     """The command that pulls a folder under this name, empty for its own."""
-    return shlex.join(["vcluster", "pull", str(source), *(["--as", name] if name else [])])
+    return command_line("vcluster", "pull", str(source), *(["--as", name] if name else []))
 
 
 def _visible(folder: Path, name: str) -> Iterator[Path]:
@@ -72,14 +72,14 @@ def _visible(folder: Path, name: str) -> Iterator[Path]:
     # A snapshot in the hub's own cache has its files there.
     below = (root, root.parents[1] / "blobs") if root.parent.name == "snapshots" else (root,)
     copy = f"{folder}-copy"
-    copied = f"cp -rL {shlex.quote(str(folder))} {shlex.quote(copy)}\n{pull_line(copy, name or folder.name)}"
+    copied = "\n".join((command_line("cp", "-rL", str(folder), copy), pull_line(copy, name or folder.name)))
     for place, names, files in os.walk(folder):
         names[:] = [name for name in names if not name.startswith(".")]
         if linked := next((name for name in names if (Path(place) / name).is_symlink()), None):
             raise UsageError(f"{Path(place) / linked} is a link to a folder, which is not followed", hint=copied)
         for path in (Path(place) / name for name in files if not name.startswith(".")):
             if path.is_symlink() and not path.exists():
-                hint = f"rm {shlex.quote(str(path))}, or put the file there"
+                hint = f"{command_line('rm', str(path))}, or put the file there"
                 raise UsageError(f"{path} is a link to {path.readlink()}, which is not there", hint=hint)
             if path.is_symlink() and not any(path.resolve().is_relative_to(one) for one in below):
                 text = f"{path} is a link to {path.resolve()}, outside of the folder: every host would get that file"

@@ -37,7 +37,7 @@ from vllm_cluster.run.history import AUDIT_FILE
 from vllm_cluster.run.observe import RECORD_FILE, observe, usable
 from vllm_cluster.run.secret_files import read_kept
 from vllm_cluster.run.secrets import KeptSecret
-from vllm_cluster.shell_line import shell_line
+from vllm_cluster.shell_line import command_line
 
 # What a head keeps beside its members: what to serve, what was ready, and the history.
 _HISTORY = (request.RESULTS_FILE, AUDIT_FILE)
@@ -139,7 +139,7 @@ def _warn(cluster: str, identity: str, host: str, error: VclusterError, emit: Em
         text += f"; it is forgotten. Its containers and volumes remain. {hand}"
     else:
         text += f"; its node may still run. Run vcluster up once it answers. {hand}. If it is gone for good: "
-        text += f"vcluster up --forget {host}"
+        text += command_line("vcluster", "up", "--forget", host)
     emit(Event("warning", text, host))
 
 
@@ -172,8 +172,8 @@ def look_at_former(
 
 def _not_looked_at(name: str, member: Member) -> LeftAlone:
     text = f"not looked at: it left the inventory, and no inventory on this machine has named {member.destination}"
-    clean = shell_line(["vcluster", "up", "--former", member.destination])
-    return LeftAlone(name, text, hint=f"{clean}\nvcluster up --forget {name}")
+    clean = command_line("vcluster", "up", "--former", member.destination)
+    return LeftAlone(name, text, hint="\n".join((clean, command_line("vcluster", "up", "--forget", name))))
 
 
 def unproven(
@@ -203,7 +203,7 @@ def unproven(
         held = _token(read_kept(inventory, {name: seen}, fleet, identity=identity, locked=locked))
         if token is None or held != token:
             text = "its node is left alone: it does not hold this cluster's Ray token, so it may be another cluster's"
-            alone[name] = LeftAlone(name, text, hint=f"vcluster up --forget {name}")
+            alone[name] = LeftAlone(name, text, hint=command_line("vcluster", "up", "--forget", name))
     return alone
 
 
@@ -232,18 +232,19 @@ def by_hand(cluster: str, identity: str | None, host: str) -> str:
 
     By name and id: of two clusters of one name only one is meant, and an id that a head claims widens nothing.
     """
-    volumes = f"docker volume ls -q {_filters(cluster, identity)} | xargs -r docker volume rm"
-    return f"If {host} was of this cluster, by hand, on {host}: {node_by_hand(cluster, identity)}; {volumes}"
+    volumes = command_line("docker", "volume", "ls", "-q", *_filters(cluster, identity))
+    both = f"{node_by_hand(cluster, identity)}; {volumes} | xargs -r docker volume rm"
+    return f"If {host} was of this cluster, by hand, on {host}: {both}"
 
 
 def node_by_hand(cluster: str, identity: str | None) -> str:
     """The command that removes a node, and none of another cluster of the same name."""
-    return f"docker ps -aq {_filters(cluster, identity)} --filter name={node_name(cluster)} | xargs -r docker rm -f"
+    name = f"--filter=name={node_name(cluster)}"
+    return command_line("docker", "ps", "-aq", *_filters(cluster, identity), name) + " | xargs -r docker rm -f"
 
 
-def _filters(cluster: str, identity: str | None) -> str:
-    owner = [f"--filter=label={CLUSTER}={cluster}", *([f"--filter=label={ID}={identity}"] if identity else [])]
-    return shell_line(owner)
+def _filters(cluster: str, identity: str | None) -> list[str]:
+    return [f"--filter=label={CLUSTER}={cluster}", *([f"--filter=label={ID}={identity}"] if identity else [])]
 
 
 def move_head(source: DockerApi, target: DockerApi, spec: ContainerSpec, image: str, operation: MoveHead) -> None:

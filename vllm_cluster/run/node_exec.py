@@ -11,6 +11,7 @@ from vllm_cluster.docker.streams import RunningExec
 from vllm_cluster.errors import CommandFailed, HostError
 from vllm_cluster.run.node_handle import NodeHandle
 from vllm_cluster.run.program import RemoteProgram
+from vllm_cluster.shell_line import command_line
 
 # Docker has no way to signal a command that it runs: its number is the first line that it prints.
 _NUMBERED = 'echo "$$"; exec "$@"'
@@ -141,5 +142,5 @@ def _require_running(node: NodeHandle) -> None:
     state = there.status if there else "missing"
     if state != "running":
         text = f"exec: the node is {state}"
-        fix = f"on {node.host}: docker unpause {node.name}" if state == "paused" else "vcluster up"
+        fix = command_line("docker", "unpause", node.name, on=node.host) if state == "paused" else "vcluster up"
         raise CommandFailed(node.host, text, exit_code=1, stderr="", hint=fix)

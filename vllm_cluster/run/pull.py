@@ -9,6 +9,7 @@ from vllm_cluster.core.images import registry
 from vllm_cluster.errors import CommandFailed, TimedOut
 from vllm_cluster.run.connection import HostConnection
 from vllm_cluster.run.program import OnHost, RemoteProgram, start
+from vllm_cluster.shell_line import command_line
 
 # An image has at most 127 layers.
 MAX_LAYERS = 1000
@@ -30,10 +31,10 @@ def pull(connection: HostConnection, image: str, deadline: Deadline, progress: C
     if code != 0:
         reason = stderr.strip().rpartition("\n")[2] or "docker pull gave no reason"
         where = registry(image)
-        login = f"docker login {where}" if where else "docker login"
+        login = command_line("docker", "login", *([where] if where else []))
         hint = f"Check the name. If the image is private, run on {connection.name}: {login}"
         if connection.ssh:
-            hint += f"\nOr copy it there: docker save {image} | {connection.ssh} docker load"
+            hint += f"\nOr copy it there: {command_line('docker', 'save', image)} | {connection.ssh} docker load"
         raise CommandFailed(connection.name, f"cannot pull {image}: {reason}", exit_code=1, stderr=reason, hint=hint)
 
 

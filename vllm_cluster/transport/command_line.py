@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 
 from vllm_cluster.clock import Deadline
 from vllm_cluster.errors import HostError, ShellUnusable, UsageError
+from vllm_cluster.shell_line import command_line
 from vllm_cluster.transport.base import MAX_GREETING, MAX_OUTPUT, MAX_TAIL, Result, Stream, Target
 from vllm_cluster.transport.ssh_config import ssh_options
 
@@ -185,18 +186,18 @@ def refusal(target: Target, where: str, out: bytes, err: bytes, ask: Callable[[]
     """Why no command began at USER@HOST:PORT, from what was printed instead; `ask` runs `ASK` there."""
     shown = _printed(err + b"\n" + out)
     printed = f": it printed {shown!r}" if shown else ""
-    by_hand = shlex.join(["ssh", *ssh_options(target), target.destination, "echo ok"])
-    user = shlex.quote(where.rpartition("@")[0])
-    other = f"set hosts.{target.name}.ssh.user to one who runs commands, or on the host: sudo chsh -s /bin/bash {user}"
+    by_hand = command_line("ssh", *ssh_options(target), target.destination, "echo ok")
+    shell = command_line("sudo", "chsh", "-s", "/bin/bash", where.rpartition("@")[0])
+    other = f"set hosts.{target.name}.ssh.user to one who runs commands, or on the host: {shell}"
     if _RESTRICTED.search(shown):
         return ShellUnusable(target.name, f"login shell: it is restricted{printed}", hint=other)
     if _NO_LOGIN.search(shown):
         return ShellUnusable(target.name, f"login shell: this account runs no commands{printed}", hint=other)
-    if shell := _name_of_shell(ask):
+    if name := _name_of_shell(ask):
         return ShellUnusable(
             target.name,
-            f"login shell: {shell} reads the input of a command before the command starts{printed}",
-            hint=guard(shell),
+            f"login shell: {name} reads the input of a command before the command starts{printed}",
+            hint=guard(name),
         )
     return ShellUnusable(
         target.name,
@@ -208,7 +209,7 @@ def refusal(target: Target, where: str, out: bytes, err: bytes, ask: Callable[[]
 
 def late(target: Target, seconds: float) -> ShellUnusable:
     """No command began within these seconds: something that the login shell starts before it does not end."""
-    by_hand = shlex.join(["ssh", *ssh_options(target), target.destination, "echo ok"])
+    by_hand = command_line("ssh", *ssh_options(target), target.destination, "echo ok")
     return ShellUnusable(
         target.name,
         f"login shell: it began no command within {seconds:.0f} s: a start-up file of the shell waits for something",

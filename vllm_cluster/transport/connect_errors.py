@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import random
-import shlex
 import time
 from collections.abc import Callable
 from typing import TypeVar
 
 from vllm_cluster.clock import Deadline
 from vllm_cluster.errors import AuthenticationFailed, HostKeyRejected, NoSession, Unreachable
+from vllm_cluster.shell_line import command_line
 from vllm_cluster.transport.ssh_config import SshEndpoint, known_name
 
 T = TypeVar("T")
@@ -34,7 +34,7 @@ def unknown_key(at: SshEndpoint, shown: str, *, authority: bool = False) -> Host
         at.name,
         f"the key of {at.where} is not known: {shown}",
         hint=f"compare it with the host's own (on its console: ssh-keygen -lf /etc/ssh/ssh_host_ed25519_key.pub), "
-        f"then connect once by hand: ssh {_by_hand(at)}",
+        f"then connect once by hand: {_by_hand(at)}",
     )
 
 
@@ -45,7 +45,7 @@ def changed_key(at: SshEndpoint, shown: str, line: str) -> HostKeyRejected:
         at.name,
         f"the key of {at.where} is not the one in {line}: it shows {shown}; "
         "the host was reinstalled, or this is a man-in-the-middle attack",
-        hint=f"if the host was reinstalled: ssh-keygen -f {shlex.quote(file)} -R {shlex.quote(known_name(at))}",
+        hint=f"if the host was reinstalled: {command_line('ssh-keygen', '-f', file, '-R', known_name(at))}",
     )
 
 
@@ -92,7 +92,7 @@ def auth_refused(
         at.name,
         f"authentication failed for {at.where}: {why}; offered: {', '.join(offered) or 'nothing'}{also}",
         hint=hint
-        or f"put your public key there (ssh-copy-id {_copy_id(at)}), or give the right user and key for {at.name}; "
+        or f"put your public key there ({_copy_id(at)}), or give the right user and key for {at.name}; "
         "hardware keys and Kerberos need the openssh transport",
     )
 
@@ -111,7 +111,8 @@ def no_answer(at: SshEndpoint, seconds: float) -> Unreachable:
     return Unreachable(
         at.name,
         f"no answer from {at.host}:{at.port} within {seconds:.0f} s",
-        hint=f"check that the host is up and that no firewall blocks port {at.port}: nc -vz {at.host} {at.port}",
+        hint=f"check that the host is up and that no firewall blocks port {at.port}: "
+        + command_line("nc", "-vz", at.host, str(at.port)),
     )
 
 
@@ -170,7 +171,7 @@ def not_ssh(at: SshEndpoint, why: str) -> Unreachable:
     return Unreachable(
         at.name,
         f"SSH handshake with {at.host}:{at.port} failed: {why}",
-        hint=f"check that sshd uses this port; if `ssh {_by_hand(at)}` works, choose the openssh transport",
+        hint=f"check that sshd uses this port; if `{_by_hand(at)}` works, choose the openssh transport",
     )
 
 
@@ -179,7 +180,7 @@ def proxy_failed(at: SshEndpoint, proxy: str, why: str) -> Unreachable:
     return Unreachable(
         at.name,
         f"cannot reach {at.host}:{at.port} through {proxy}: {why}",
-        hint=f"try by hand: ssh {_by_hand(at)}",
+        hint=f"try by hand: {_by_hand(at)}",
     )
 
 
@@ -193,7 +194,7 @@ def no_session(name: str, where: str) -> NoSession:
 
 
 def _by_hand(at: SshEndpoint) -> str:
-    return shlex.join([*at.options, at.destination])
+    return command_line("ssh", *at.options, at.destination)
 
 
 def _copy_id(at: SshEndpoint) -> str:
@@ -203,4 +204,4 @@ def _copy_id(at: SshEndpoint) -> str:
         if flag in words[::2]:
             place = words[::2].index(flag) * 2
             words[place : place + 2] = ["-o", f"{option}={words[place + 1]}"]
-    return shlex.join([*words, at.destination])
+    return command_line("ssh-copy-id", *words, at.destination)

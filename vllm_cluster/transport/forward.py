@@ -14,6 +14,7 @@ from typing import Protocol
 
 from vllm_cluster.errors import HostError, PortInUse
 from vllm_cluster.listeners import LOOPBACK
+from vllm_cluster.shell_line import listener_line
 
 # Two threads each; more connections wait in the queue of the socket.
 MAX_CONNECTIONS = 512
@@ -174,7 +175,7 @@ def listener(local_port: int) -> socket.socket:
     except OSError as error:
         # The text of `create_server` repeats the address as Python writes it.
         why = os.strerror(error.errno or 0)
-        hint = f"ss -ltnp 'sport = :{local_port}' shows which program listens there"
+        hint = f"{listener_line(local_port)} shows which program listens there"
         raise PortInUse(f"cannot listen on 127.0.0.1:{local_port}: {why}", hint=hint) from None
 
 

@@ -17,6 +17,7 @@ from typing import Any
 
 from vllm_cluster.errors import UsageError
 from vllm_cluster.laptop import expanded
+from vllm_cluster.shell_line import command_line
 from vllm_cluster.transport.base import Target
 
 Words = Mapping[str, list[str]]
@@ -98,7 +99,7 @@ def ask_ssh(target: Target, run: Callable[..., Any], *flags: str) -> tuple[dict[
     errors = done.stderr.decode("utf-8", "replace").strip()
     if done.returncode:
         text = "\n".join(line for line in errors.splitlines() if not line.startswith(("debug1: ", "OpenSSH_")))
-        raise UsageError(f"{target.name}: ssh refuses its configuration: {text}", hint=f"try: {shlex.join(argv)}")
+        raise UsageError(f"{target.name}: ssh refuses its configuration: {text}", hint=f"try: {command_line(*argv)}")
     words: dict[str, list[str]] = {}
     for line in done.stdout.decode("utf-8", "replace").splitlines():
         key, _, value = line.partition(" ")

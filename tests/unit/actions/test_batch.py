@@ -62,7 +62,7 @@ def test_no_time_left_is_not_shown(seconds: float | None, left: str) -> None:
 def test_a_second_run_over_one_output_waits_for_nothing(tmp_path: Path) -> None:
     (tmp_path / "in.jsonl").write_text("{}\n")
     other = RowFile(tmp_path / "out.jsonl")
-    with pytest.raises(Locked, match="another run of vcluster batch writes"):
+    with pytest.raises(Locked, match="is being written by another run of vcluster batch"):
         run(tmp_path)
     other.close()
 

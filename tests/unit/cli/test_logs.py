@@ -16,11 +16,14 @@ import typer
 from tests.support.in_process import run
 from tests.support.json_schemas import validate
 from vllm_cluster.actions import exec as action
+from vllm_cluster.actions.assess import require_name
+from vllm_cluster.cli import edge
 from vllm_cluster.cli.exec import SHELL, _Lines, _no_host, exec_
 from vllm_cluster.cli.render.logs import LogWriter
 from vllm_cluster.cli.values import convert, seconds, written
 from vllm_cluster.core.log_lines import Line
-from vllm_cluster.errors import VclusterError
+from vllm_cluster.errors import InventoryError, VclusterError
+from vllm_cluster.inventory.load import load_text
 from vllm_cluster.inventory.model import Inventory
 
 LAB = """version: 1
@@ -136,16 +139,25 @@ def test_a_host_itself_is_reached_by_the_ssh_of_this_machine(
 
 
 @pytest.mark.parametrize(
-    ("typed", "meant"), [("gpu3", "HOST"), ("gpu01", "gpu1"), ("gup2", "gpu2"), ("gqu", "HOST"), ("x", "HOST")]
+    ("typed", "meant"), [("gpu3", "gpu1"), ("gpu01", "gpu1"), ("gup2", "gpu2"), ("gqu", "gpu1"), ("x", "gpu1")]
 )
-def test_a_host_that_is_not_there_is_not_taken_for_another_one(typed: str, meant: str) -> None:
-    """gpu3 is not a misspelt gpu2: its command would run elsewhere."""
+def test_a_host_that_is_not_there_has_a_call_that_can_be_pasted(typed: str, meant: str) -> None:
+    """gpu3 is not a misspelt gpu2: where no host is near, the first one shows how it is written."""
     error = _no_host(typed, ["nvidia-smi", "-L"], ("gpu1", "gpu2"))
     assert error.message == f"no host {typed}: there are gpu1, gpu2"
     assert error.hint == f"vcluster exec {meant} -- nvidia-smi -L"
-    # Nor where one host alone is near.
-    near = _no_host("gpu3", ["nvidia-smi"], ("gpu2", "login"))
-    assert near.hint == "vcluster exec HOST -- nvidia-smi"
+    assert _no_host("gpu3", [], ("login", "gpu2")).hint == "vcluster exec login"
+    assert _no_host("nvidia-smi", [], ("gpu1", "gpu2")).hint == "vcluster exec --head -- nvidia-smi"
+
+
+def test_a_host_that_logs_does_not_have_is_replaced_in_the_call(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(InventoryError) as caught:
+        require_name(load_text(LAB.encode(), path=None, cwd=tmp_path), ["gpu3", "gup2"])
+    assert caught.value.message == "no host gpu3, gup2: there are gpu1, gpu2"
+    monkeypatch.setattr(sys, "argv", ["vcluster", "logs", "gpu3", "gup2", "--errors"])
+    assert edge.remedy(caught.value, str) == "vcluster logs gpu1 gpu2 --errors"
 
 
 def test_what_several_hosts_print_comes_in_whole_lines(capsys: pytest.CaptureFixture[str]) -> None:

@@ -221,7 +221,7 @@ def test_a_frozen_docker_is_asked_once_and_has_its_own_words(tmp_path: Path) -> 
 WORDS = {"gpu1": ["-F", "a b", "-p", "22", "me@10.0.0.1"], "gpu2": ["me@gpu2"]}
 
 
-# fault: cli/paste.py: return shlex.join(["ssh", *terminal, *hosts[name], command]) → return f"on {name}: {command}"
+# fault: cli/paste.py: return shell_line(["ssh", *terminal, *hosts[name], command]) → return f"on {name}: {command}"
 @pytest.mark.parametrize(
     ("remedy", "lines"),
     [

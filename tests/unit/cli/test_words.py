@@ -150,7 +150,7 @@ def test_files_that_cannot_be_are_a_wrong_call(
             "--close and --env exclude each other",
             "vcluster endpoint --close\nvcluster endpoint --env",
         ),
-        ("exec --all", "--all needs a command", "vcluster exec --all -- COMMAND"),
+        ("exec --all", "--all needs a command", "vcluster exec --all -- nvidia-smi"),
         ("exec --all --ssh -- ls", "--all and --ssh exclude each other", "vcluster exec --all -- ls"),
         ("exec gpu1 --head -- ls", "gpu1 and --head exclude each other", "vcluster exec gpu1 -- ls"),
     ],
@@ -182,6 +182,21 @@ def test_options_of_a_command_are_not_taken_for_those_of_the_verb(typed: str, fi
     assert isinstance(found, UsageError)
     assert found.message.endswith(": a command comes after --")
     assert found.hint == f"vcluster {fix}"
+
+
+@pytest.mark.parametrize("option", ["-i lab.yaml", "--inventory=lab.yaml"])
+def test_an_inventory_behind_a_command_has_both_lines(option: str) -> None:
+    found = call(*f"exec gpu1 ls -l {option}".split())
+    assert isinstance(found, UsageError)
+    name = option.split(maxsplit=1)[0]
+    assert (
+        found.message
+        == f"ls: a command comes after --; {name} before it names the inventory, behind it it is the command's"
+    )
+    assert str(found.hint).splitlines() == [
+        f"vcluster exec gpu1 {option} -- ls -l",
+        f"vcluster exec gpu1 -- ls -l {option}",
+    ]
 
 
 @pytest.mark.parametrize(

@@ -181,7 +181,7 @@ class TestFinding:
         file.write_text(SMALLEST)
         with pytest.raises(InventoryError) as elsewhere:
             load(Path("sandbox/inventory.yaml"), cwd=home / "project" / "deep")
-        assert elsewhere.value.hint == f"name the file: -i {file}"
+        assert elsewhere.value.instead["sandbox/inventory.yaml"] == str(file)
 
     def test_without_a_repository_only_here(self, home: Path) -> None:
         (home / "project" / "inventory.yaml").write_text(SMALLEST)

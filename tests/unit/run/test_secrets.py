@@ -84,7 +84,7 @@ def test_a_reference_that_leads_nowhere_is_reported_with_its_file_line_and_key(t
     with pytest.raises(InventoryError) as caught:
         collect_secrets(load_text(file.read_bytes(), path=file, cwd=None), KEPT, SYSTEM)
     assert str(caught.value) == f"{file}:6: secrets.S3: env:NOWHERE_S3: this variable is not set"
-    assert caught.value.hint == "export NOWHERE_S3=… in the shell that runs vcluster"
+    assert caught.value.hint == "set NOWHERE_S3 in the shell that runs vcluster"
 
 
 def test_serve_reads_nothing(capfd: pytest.CaptureFixture[str]) -> None:

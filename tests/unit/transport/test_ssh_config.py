@@ -121,7 +121,7 @@ def test_without_ssh_the_error_names_what_to_install() -> None:
     assert refused.value.hint == "install the OpenSSH client"
 
 
-# fault: transport/connect_errors.py: join([*at.options, at.destination] → quote(at.destination
+# fault: transport/connect_errors.py: "ssh", *at.options, at.destination → "ssh", at.destination
 def test_commands_to_paste_ask_ssh_as_the_inventory_does(tmp_path: Path) -> None:
     config = tmp_path / "config"
     config.touch()
@@ -129,5 +129,5 @@ def test_commands_to_paste_ask_ssh_as_the_inventory_does(tmp_path: Path) -> None
     at = resolve(target)
     options = f"-F {config} -l ada -p 2222 -i '/k e y' -J bastion 10.0.0.7"
     assert f"ssh {options}" in str(connect_errors.unknown_key(at, "SHA256:x").hint)
-    copied = f"ssh-copy-id -F {config} -o User=ada -p 2222 -i '/k e y' -o ProxyJump=bastion 10.0.0.7"
+    copied = f"ssh-copy-id -F {config} -o 'User=ada' -p 2222 -i '/k e y' -o 'ProxyJump=bastion' 10.0.0.7"
     assert copied in str(connect_errors.auth_refused(at, "no offered key was accepted", [], []).hint)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from vllm_cluster.actions.ask_head import Endpoint
 from vllm_cluster.actions.endpoint import ClientEndpoint
+from vllm_cluster.inventory.find import inventory_words
 from vllm_cluster.shell_line import Filled, export_line, shell_line
 from vllm_cluster.text import host_port
 
@@ -17,14 +18,14 @@ def curl_line(endpoint: Endpoint, inventory: Path | None) -> str:
     """A line that asks the model something, the key fetched on the way; without --expose the tunnel must be open."""
     host = endpoint.host if endpoint.exposed else "127.0.0.1"
     url = f"http://{host_port(host, endpoint.port)}/v1/completions"
-    key = Filled("Authorization: Bearer ", ["vcluster", "endpoint", *_option(inventory), "--key"])
+    key = Filled("Authorization: Bearer ", ["vcluster", "endpoint", *inventory_words(inventory), "--key"])
     body = json.dumps({"model": endpoint.model, "prompt": "Hello", "max_tokens": 16})
     return shell_line(["curl", "-s", url, "-H", "Content-Type: application/json", "-H", key, "-d", body])
 
 
 def show_endpoint(endpoint: Endpoint, inventory: Path | None, *, as_json: bool) -> None:
     """Write the endpoint on standard output."""
-    option = _option(inventory)
+    option = inventory_words(inventory)
     line = curl_line(endpoint, inventory)
     where = f"http://{host_port(endpoint.host, endpoint.port)}/v1"
     if as_json:
@@ -54,7 +55,9 @@ def show_endpoint(endpoint: Endpoint, inventory: Path | None, *, as_json: bool) 
 
 def show_clients(endpoint: ClientEndpoint, inventory: Path | None, *, env: bool, as_json: bool) -> None:
     """Write what clients need on standard output; the key itself only with `env`."""
-    words = ["vcluster", "endpoint", *_option(inventory and inventory.absolute())]
+    # What a program keeps is run from any folder.
+    absolute = ["-i", str(inventory.absolute())] if inventory else []
+    words = ["vcluster", "endpoint", *(absolute if as_json else inventory_words(inventory))]
     key = shell_line([*words, "--key"])
     if as_json:
         tunnel = {"pid": endpoint.tunnel.pid, "port": endpoint.tunnel.port} if endpoint.tunnel else None
@@ -67,7 +70,3 @@ def show_clients(endpoint: ClientEndpoint, inventory: Path | None, *, env: bool,
         print(f"url:    {endpoint.url}\nmodel:  {endpoint.model}\nkey:    {key}")
         if endpoint.tunnel:
             print(f"tunnel: process {endpoint.tunnel.pid}, until {shell_line([*words, '--close'])}")
-
-
-def _option(inventory: Path | None) -> list[str]:
-    return ["-i", str(inventory)] if inventory else []

@@ -88,9 +88,7 @@ class Pull:
             if error.errno != errno.EADDRINUSE:
                 raise
             me = self.plan.host(self.plan.me)
-            raise PullError(
-                f"{me.address}:{me.port} is used by another program: ss -ltnp 'sport = :{me.port}'"
-            ) from error
+            raise PullError(f"{me.address}:{me.port} is used by another program") from error
 
     def _download(self) -> None:
         if self.plan.endpoint:

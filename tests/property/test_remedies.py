@@ -1,0 +1,127 @@
+"""Each command that a message advises is one command of the words it shows, for any values in it."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+from functools import cache
+from pathlib import Path
+
+import pytest
+from hypothesis import Phase, given, settings
+from hypothesis import strategies as st
+
+from tests.property.hostile import hostile, many, recorded
+from tests.support.depth import cases
+from tests.support.modules import MODULES, nodes, room
+from vllm_cluster.cli.edge import with_inventory
+from vllm_cluster.cli.paste import pasteable
+from vllm_cluster.shell_line import command_line
+from vllm_cluster.text import printable
+
+# All the cases take minutes.
+pytestmark = pytest.mark.timeout(3600)
+
+SHELLS = ("sh", "bash", "zsh", "fish")
+# What is started instead of the programs: it writes down its words, and asks another shell for what ssh would.
+NOTES = """#!/bin/sh
+printf '%s\\0' "$#" "${0##*/}" "$@" >> "$NOTES"
+case "$*" in "-F a b gpu1 "* | "-t -F a b gpu1 "*) ;; *) exit 0 ;; esac
+for last; do :; done
+exec sh -c "$last"
+"""
+SSH = ["-F", "a b", "gpu1"]
+# A word, or what it is made of: a value is None.
+Word = tuple[str | None, ...]
+TAILS = ("", "; then check the firewall of gpu2", ", then stop that process, or set ports.api", ", or reboot it")
+
+
+@cache
+def remedies() -> list[tuple[str, tuple[Word, ...], bool]]:
+    """The place of each command of the package, its words, and whether it is for a host."""
+    found = []
+    for path in MODULES:
+        for node in nodes(path):
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "command_line":
+                words = tuple(_word(one) for one in node.args)
+                if words and words[0][0]:
+                    found.append((f"{room(path)}:{node.lineno}", words, bool(node.keywords)))
+    return found
+
+
+def _word(node: ast.expr) -> Word:
+    if isinstance(node, ast.JoinedStr):
+        return tuple(part for piece in node.values for part in _word(piece))
+    return (node.value,) if isinstance(node, ast.Constant) and isinstance(node.value, str) else (None,)
+
+
+def filled(word: Word, values: list[str]) -> str:
+    """The word with the next of these values in each place."""
+    return "".join(values.pop() if part is None else part for part in word)
+
+
+def test_the_package_advises_many_commands() -> None:
+    assert len(remedies()) > 80
+    assert {words[0][0] for _, words, _ in remedies()} >= {"vcluster", "docker", "sudo", "ip", "ss", "ssh"}
+
+
+# fault: shell_line.py: line = printable(shell_line(words)) → line = printable(" ".join(map(str, words)))
+# fault: cli/paste.py: rf"{QUOTED}|(?P<end> → r"(?P<end>
+@pytest.mark.promise("P46")
+@pytest.mark.parametrize("shell", SHELLS)
+def test_a_remedy_starts_its_program_alone(shell: str, tmp_path: Path) -> None:
+    bin_folder, traps, notes = tmp_path / "bin", tmp_path / "traps", tmp_path / "notes"
+    bin_folder.mkdir()
+    traps.mkdir()
+    for name in {words[0][0] for _, words, _ in remedies()} - {"echo", None}:
+        (bin_folder / str(name)).write_text(NOTES)
+        (bin_folder / str(name)).chmod(0o755)
+    environment = {"PATH": f"{bin_folder}:/usr/bin:/bin", "NOTES": str(notes), "HOME": str(tmp_path), "LANG": "C.UTF-8"}
+    places = sum(part is None for _, words, _ in remedies() for word in words for part in word)
+
+    # The first case that is made up is the plainest.
+    @settings(many, max_examples=cases(2, 4, 200), phases=(Phase.generate,))
+    @given(st.lists(hostile, min_size=places, max_size=places), hostile, st.sampled_from(TAILS))
+    def check(values: list[str], file: str, tail: str) -> None:
+        script, wanted, left = "", list[list[str]](), [*values]
+        for place, parts, for_host in remedies():
+            words = [filled(part, left) for part in parts]
+            shown, own = [printable(word) for word in words], words[0] == "vcluster"
+            if not for_host:
+                line = with_inventory(command_line(*words), Path("/", file))
+            else:
+                line, *prose = pasteable(command_line(*words, on="gpu1") + tail, {"gpu1": SSH}).split("\n")
+                if not line.startswith("ssh "):  # it has a value that is not for a host
+                    continue
+                assert prose == ([tail.strip(" ;,")] if tail else []), place
+                terminal = ["-t"] if words[0] == "sudo" or " sudo " in command_line(*words) else []
+                wanted.append(["ssh", *terminal, *SSH, command_line(*words)])
+            assert "\n" not in line, place
+            script += line + "\n"
+            if words[0] == "echo":
+                continue
+            wanted.append(without_inventory(shown) if own else shown)
+        done = subprocess.run(
+            [shell, "-c", script], env=environment, capture_output=True, cwd=traps, check=False, text=True, timeout=300
+        )
+        got = [without_inventory(words) if words[0] == "vcluster" else words for words in noted(notes)]
+        assert (done.stderr, list(traps.iterdir())) == ("", [])
+        assert got == wanted
+
+    with recorded("P46", f"a remedy with hostile values in {shell}", cases(2, 4, 200) * len(remedies())):
+        check()
+
+
+def without_inventory(words: list[str]) -> list[str]:
+    """The words of a call of vcluster but for the option that was added behind the verb."""
+    at = next((at for at in (2, 3) if words[at : at + 1] == ["-i"]), None)
+    return words if at is None else [*words[:at], *words[at + 2 :]]
+
+
+def noted(path: Path) -> list[list[str]]:
+    """The words of each program that was started."""
+    words, calls = iter(path.read_bytes().decode().split("\0")[:-1]), list[list[str]]()
+    for count in words:
+        calls.append([next(words) for _ in range(int(count) + 1)])
+    path.unlink()
+    return calls
