@@ -20,6 +20,7 @@ from ruamel.yaml.error import YAMLError
 from vcluster_sandbox.hosts import LOOPBACK, SandboxHost
 from vcluster_sandbox.names import CPU_IMAGE, USER
 from vllm_cluster.errors import VclusterError
+from vllm_cluster.shell_line import command_line
 
 _KEY = "id_ed25519"
 _INVENTORY = "inventory.yaml"
@@ -50,7 +51,7 @@ def ensure_key(folder: Path) -> str:
         loaded = load_ssh_private_key(private.read_bytes(), password=None)
     except ValueError as error:
         raise VclusterError(
-            f"{private} is not a private key: {error}", hint=f"rm {private}\nvcluster sandbox up"
+            f"{private} is not a private key: {error}", hint=command_line("rm", str(private)) + "\nvcluster sandbox up"
         ) from error
     public = loaded.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH).decode()
     write(private.with_suffix(".pub"), f"{public} vcluster-sandbox\n")

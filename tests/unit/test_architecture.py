@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -13,6 +14,7 @@ import pytest
 
 from tests.support.modules import MODULES, PACKAGE, SANDBOX, imported, nodes, room
 from tests.support.paths import ROOT
+from vllm_cluster.cli.verbs import VERBS
 
 LONGEST_FILE = 400
 LONGEST_FUNCTION = 50
@@ -208,7 +210,8 @@ def test_no_test_imports_another_test_or_another_folder_of_tests() -> None:
 
 # What help and completion wait for, beside typer and the standard library.
 AT_START = {
-    "app", "edge", "help", "options", "program", "removed", "session", "values", "verbs", "words",
+    "app", "edge", "help", "options", "program", "removed", "render", "render.output", "render.text",
+    "session", "values", "verbs", "words",
 }  # fmt: skip
 BESIDE = {"errors", "inventory.find", "inventory.problems", "inventory.words", "laptop", "shell_line", "text"}
 LOADED = """
@@ -271,6 +274,143 @@ def test_help_loads_nothing_heavy() -> None:
     done = subprocess.run([sys.executable, "-c", script, *verbs], capture_output=True, text=True, check=True)
     assert done.stdout.count("Usage: vcluster ") == len(verbs)
     assert done.stderr.splitlines()[-1] == "[]"
+
+
+# What begins a command of a shell; what follows it within the command must come by `shell_line`, which quotes it.
+_REST = r"[ ](?:(?!:\s|\.\s|,\s)[^;()\n])*"
+_COMMAND = re.compile(
+    rf"""(?:^|[\s`'"(|&])(?:
+      (?:vcluster[ ](?:{"|".join(VERBS)})\b | docker[ ][a-z]+)(?:{_REST})? | ip[ ](?:addr|link|neigh|route)\b{_REST}
+    | (?:chronyc|chmod|chown|cp|curl|echo|export|hf|kill|mkdir|modprobe|nc|nvidia-smi|prometheus|rm|sudo){_REST}
+    | (?:ssh-[a-z-]+|systemctl|xargs|-[iFo]){_REST} | (?:df|du|kill|ls|ps|ss|stat|tail|ssh)[ ]-\S+{_REST} | ssh[ ]
+    )\Z""",
+    re.VERBOSE,
+)
+
+
+def _pieces(node: ast.expr) -> Iterator[str | None]:
+    """The constant texts of an f-string, of `+`, of % and of `format`, with None for each value."""
+    if isinstance(node, ast.Constant) and isinstance(node.value, str):
+        yield node.value
+    elif isinstance(node, ast.JoinedStr):
+        for part in node.values:
+            yield from _pieces(part)
+    elif isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
+        yield from _pieces(node.left)
+        yield from _pieces(node.right)
+    elif filled := _filled(node):
+        for at, text in enumerate(re.split(r"%[sdr]|\{[^{}]*\}", filled)):
+            yield from ([None] if at else [])
+            yield text
+    else:
+        yield None
+
+
+def _filled(node: ast.expr) -> str:
+    """The constant text that % or `format` fills in; empty for any other node."""
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mod):
+        text: ast.expr = node.left
+    elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "format":
+        text = node.func.value
+    else:
+        return ""
+    return text.value if isinstance(text, ast.Constant) and isinstance(text.value, str) else ""
+
+
+def _composes(node: ast.expr) -> bool:
+    text = ""
+    for piece in _pieces(node):
+        if piece is None and _COMMAND.search(text):
+            return True
+        text += "\0" if piece is None else piece
+    return False
+
+
+def composed(tree: ast.AST) -> list[int]:
+    """The lines of a file on which a text composes a command."""
+    return [node.lineno for node in ast.walk(tree) if isinstance(node, ast.expr) and _composes(node)]
+
+
+# fault: run/members.py: hint=command_line("vcluster", "up", "--forget", name) → hint=f"vcluster up --forget {name}"
+def test_no_text_composes_a_command() -> None:
+    """A value in a command is quoted as a word of it: what a host calls itself could else be more than that."""
+    adapter = "shell_line.py"
+    paths = [path for path in MODULES if PACKAGE in path.parents and room(path) != adapter]
+    found = {room(path): composed(ast.parse(path.read_text())) for path in paths}
+    assert {name: lines for name, lines in found.items() if lines} == {}
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        'f"vcluster pull {model}"',
+        'f"or: vcluster models rm {model}, then vcluster up"',
+        '"vcluster logs " + host',
+        '"docker rm -f %s" % name',
+        '"on {}: sudo chown -R {} /x".format(host, user)',
+        'f"on {host}: docker exec {node} vllm serve"',
+        'f"try `ssh {where}`"',
+        'f"ssh -F {file} gpu1"',
+        'f"vcluster up{option}"',
+    ],
+)
+def test_a_composed_command_is_found(source: str) -> None:
+    assert composed(ast.parse(source))
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        """f"{command_line('vcluster', 'pull', model)} downloads them once\"""",
+        'f"docker load failed: {why}"',
+        'f"{name}: ssh refuses its configuration: {text}"',
+        'f"Wrote {path}. Next: vcluster check"',
+        'f"on {host}: nvidia-smi, then {run}"',
+        'f"{name} has version {version}; this vcluster reads {other}"',
+    ],
+)
+def test_a_sentence_is_none(source: str) -> None:
+    assert composed(ast.parse(source)) == []
+
+
+def written(tree: ast.AST) -> list[int]:
+    """The lines of a file on which it writes to the terminal, or makes a text or a console of rich."""
+    return [getattr(node, "lineno", 0) for node in ast.walk(tree) if _writes(node)]
+
+
+def _writes(node: ast.AST) -> bool:
+    if isinstance(node, ast.ImportFrom):
+        wanted = {name.name for name in node.names}
+        return node.module in ("rich", "rich.console", "rich.text") and bool(wanted & {"print", "Console", "Text"})
+    if not isinstance(node, ast.Call):
+        return False
+    called = ast.unparse(node.func)
+    return called in ("print", "typer.echo", "typer.secho") or bool(
+        re.search(r"std(?:out|err)(?:\.buffer)?\.write", called)
+    )
+
+
+# fault: cli/render/history.py: out(f"No history of {cluster}.") → print(f"No history of {cluster}.")
+def test_one_file_writes_to_the_terminal() -> None:
+    """Text from elsewhere could else steer it: a colour, a title, the clipboard, a direction."""
+    found = {
+        room(path): written(ast.parse(path.read_text())) for path in MODULES if not room(path).startswith("remote/")
+    }
+    assert {name for name, lines in found.items() if lines} == {"cli/render/output.py"}
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "print(x)",
+        "sys.stdout.write(x)",
+        "sys.stderr.buffer.writelines(x)",
+        "typer.echo(x)",
+        "from rich.text import Text",
+    ],
+)
+def test_a_way_around_it_is_found(source: str) -> None:
+    assert written(ast.parse(source)) == [1]
 
 
 def test_files_and_functions_stay_readable() -> None:

@@ -10,6 +10,7 @@ from vllm_cluster import __version__
 from vllm_cluster.cli import edge
 from vllm_cluster.cli.options import Color, InventoryPath, Quiet, Verbose
 from vllm_cluster.cli.program import program
+from vllm_cluster.cli.render.output import out
 from vllm_cluster.cli.verbs import VERBS
 
 NAME = "vcluster"
@@ -28,10 +29,10 @@ def root(
 ) -> None:
     """Print what was asked for without a verb."""
     if version:
-        typer.echo(f"vcluster {__version__}")
+        out(f"vcluster {__version__}")
         raise typer.Exit
     if ctx.invoked_subcommand is None:
-        typer.echo(ctx.get_help())
+        out(ctx.get_help())
 
 
 def main() -> None:

@@ -12,6 +12,7 @@ import typer
 
 from vllm_cluster.cli import question
 from vllm_cluster.cli.options import InventoryPath, Json
+from vllm_cluster.cli.render.output import document, err, out
 from vllm_cluster.cli.render.text import plain
 from vllm_cluster.cli.session import SETTINGS, Session
 from vllm_cluster.errors import UsageError, VclusterError
@@ -122,7 +123,7 @@ def _talk(session: Session, model: str, ask: Callable[[object], object], files: 
     """Ask what is typed, line by line, until Ctrl-D; Ctrl-C ends an answer, and not the conversation."""
     session.finish()
     if SETTINGS.verbosity >= 0:
-        sys.stderr.write(f"{model}: Ctrl-C ends an answer, Ctrl-D the conversation\n")
+        err(f"{model}: Ctrl-C ends an answer, Ctrl-D the conversation")
     signal.signal(signal.SIGINT, signal.default_int_handler)
     while True:
         try:  # around all of it: the key may come right after a line was typed, before its question is on its way
@@ -133,10 +134,10 @@ def _talk(session: Session, model: str, ask: Callable[[object], object], files: 
                 content, files = question.content(line, files), ()
                 ask(content)
         except KeyboardInterrupt:
-            sys.stderr.write("Interrupted.\n")
+            err("Interrupted.")
         except UsageError as error:  # too long, or refused: the conversation is as it was before
             # The server's own text, which may repeat the question.
-            sys.stderr.write(f"error: {plain(error.message)}\n")
+            err(f"error: {plain(error.message)}")
 
 
 def _read_line() -> str | None:
@@ -146,10 +147,10 @@ def _read_line() -> str | None:
     try:
         return input("> ")
     except KeyboardInterrupt:
-        sys.stdout.write("\n")
+        out()
         return ""
     except EOFError:
-        sys.stdout.write("\n")
+        out()
         return None
     except OSError as error:
         raise VclusterError(f"cannot read standard input: {error.strerror}") from None
@@ -163,8 +164,6 @@ def _ensure_printable(given: Mapping[str, Any], *, as_json: bool) -> None:
 
 def _answer(session: Session, api: ModelApi, question: ModelRequest) -> ModelReply:
     """Ask, and print the answer, its tables and what it took; an answer that breaks off as far as it came."""
-    import json
-
     from vllm_cluster.cli.render.answer import Printer, answer_document, summary, tables
     from vllm_cluster.core.answer import ModelReply
 
@@ -178,10 +177,9 @@ def _answer(session: Session, api: ModelApi, question: ModelRequest) -> ModelRep
     finally:
         printer.end()
         if session.as_json and reply.answers:
-            print(json.dumps(answer_document(question.model or api.model, reply)), flush=True)
+            document(answer_document(question.model or api.model, reply))
         elif reply.answers:
-            sys.stdout.writelines(f"{line}\n" for line in tables(reply))
-            sys.stdout.flush()
+            out("".join(f"{line}\n" for line in tables(reply)), end="")
         if SETTINGS.verbosity >= 0 and reply.answers and not session.as_json:
-            sys.stderr.write(summary(reply, incomplete=incomplete) + "\n")
+            err(summary(reply, incomplete=incomplete))
     return reply

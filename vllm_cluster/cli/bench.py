@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from vllm_cluster.cli.options import InventoryPath, Json
+from vllm_cluster.cli.render.output import out
 from vllm_cluster.cli.session import Session
 from vllm_cluster.errors import UsageError
 from vllm_cluster.laptop import expanded, naming, write_whole
@@ -126,7 +127,7 @@ def _show(session: Session, document: Mapping[str, Any], folder: Path) -> None:
     with naming(folder / REPORT):
         (folder / REPORT).write_text(report(document), encoding="utf-8")
     wrote = plain(f"Wrote {RESULTS} and {REPORT} to {folder}; times are in ms")
-    session.show(lambda: document, lambda: print(*bench_lines(document), wrote, sep="\n"))
+    session.show(lambda: document, lambda: out("\n".join((*bench_lines(document), wrote))))
 
 
 def _compare(session: Session, folders: list[Path]) -> None:
@@ -154,5 +155,5 @@ def _compare(session: Session, folders: list[Path]) -> None:
         lines.append("A load with a single run shows no noise: measure both with --repeat 3 or more")
     session.show(
         lambda: {"v": 1, "before": str(folders[0]), "after": str(folders[1]), "rows": list(map(asdict, rows))},
-        lambda: print(*lines, sep="\n"),
+        lambda: out("\n".join(lines)),
     )

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from vllm_cluster.cli.render.output import err
 from vllm_cluster.errors import Interrupted, VclusterError
 from vllm_cluster.laptop import STANDARD_OUTPUT, cache_folder, meaning
 from vllm_cluster.shell_line import QUOTED, command_line
@@ -100,12 +101,7 @@ def _report(error: VclusterError) -> int:
 
         errors.show(error, as_json=True, color="never")
     elif error.message:
-        print(
-            f"error: {error.message}",
-            *(f"fix: {line}" for line in (error.hint or "").splitlines()),
-            sep="\n",
-            file=sys.stderr,
-        )
+        err("\n".join((f"error: {error.message}", *(f"fix: {line}" for line in (error.hint or "").splitlines()))))
     return error.exit_code
 
 

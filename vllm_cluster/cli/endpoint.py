@@ -10,6 +10,7 @@ import typer
 
 from vllm_cluster.cli import tunnel as tunnels
 from vllm_cluster.cli.options import InventoryPath, Json, Wait
+from vllm_cluster.cli.render.output import out
 from vllm_cluster.cli.session import Session
 from vllm_cluster.errors import PortInUse, UsageError
 from vllm_cluster.shell_line import command_line
@@ -134,7 +135,6 @@ def _show_key(session: Session, *, grace: float, wait: float, rotate: bool) -> N
     from vllm_cluster.actions import endpoint as action_of
     from vllm_cluster.actions import rotate as rotation
     from vllm_cluster.actions.metrics import renew_keys
-    from vllm_cluster.cli.render.text import plain
     from vllm_cluster.laptop import cache_folder
 
     if rotate:
@@ -142,4 +142,4 @@ def _show_key(session: Session, *, grace: float, wait: float, rotate: bool) -> N
         renew_keys(loaded, cache_folder(), found, session.progress)
     else:
         found = action_of.key(loaded)
-    session.show(lambda: {"v": 1, "key": found}, lambda: print(plain(found)))
+    session.show(lambda: {"v": 1, "key": found}, lambda: out(found))

@@ -17,6 +17,7 @@ import typer
 
 from vllm_cluster.cli.completion import complete_hosts
 from vllm_cluster.cli.options import InventoryPath
+from vllm_cluster.cli.render import output
 from vllm_cluster.cli.session import Session
 from vllm_cluster.errors import UsageError, combine
 from vllm_cluster.shell_line import command_line
@@ -132,9 +133,7 @@ def _on_all(loaded: Inventory, command: Sequence[str]) -> NoReturn:
 
 def _out(of_errors: bool, data: bytes) -> None:
     """Write what a command prints as it is."""
-    stream = sys.stderr if of_errors else sys.stdout
-    stream.buffer.write(data)
-    stream.buffer.flush()
+    output.raw(data, of_errors=of_errors)
 
 
 def _read() -> bytes:
@@ -216,8 +215,7 @@ class _Lines:
                 self._show(host, of_errors, [rest])
 
     def _show(self, host: str, of_errors: bool, lines: list[bytes]) -> None:
-        stream = sys.stderr if of_errors else sys.stdout
+        write = output.err if of_errors else output.out
         texts = (line.decode("utf-8", "replace").rstrip("\r").replace("\t", "    ") for line in lines)
         with self._lock:
-            stream.write("".join(f"{host:<{self._width}} | {printable(text)}\n" for text in texts))
-            stream.flush()
+            write("".join(f"{host:<{self._width}} | {printable(text)}\n" for text in texts), end="")

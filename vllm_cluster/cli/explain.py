@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from vllm_cluster.cli.options import InventoryPath, Json
+from vllm_cluster.cli.render.output import out
 from vllm_cluster.cli.session import SETTINGS, Session
 from vllm_cluster.errors import UsageError
 
@@ -82,7 +83,7 @@ def _pack(session: Session, path: Path) -> None:
     lines.append(f"Wrote {path} ({files}); known secrets are redacted, review it before you share it")
     session.show(
         lambda: {"v": 1, "file": str(path), "packed": packed, "unreachable": missing},
-        lambda: print(*map(plain, lines), sep="\n"),
+        lambda: out("\n".join(map(plain, lines))),
     )
     if failures:
         raise combine(failures).with_hosts(loaded.hosts)

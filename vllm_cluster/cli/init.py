@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from vllm_cluster.cli.render.output import document, err, out
 from vllm_cluster.cli.session import Session
 from vllm_cluster.shell_line import command_line
 from vllm_cluster.versions import VLLM_IMAGE
@@ -47,7 +47,7 @@ def init(
     if schema:
         from vllm_cluster.inventory.schema import json_schema
 
-        print(json.dumps(json_schema(), indent=2))
+        document(json_schema(), indent=2)
         return
     with Session(None, as_json=False):
         from vllm_cluster.actions.init import write
@@ -63,11 +63,11 @@ def init(
             force=force,
         )
         if written.output is None:
-            print(written.text, end="")
+            out(written.text, end="")
             return
         named = [] if str(output) == "inventory.yaml" else ["-i", str(output)]
         after = command_line("vcluster", "check", *named)
-        print(f"Wrote {output} ({count(written.hosts, 'host')}). Next: {after}", file=sys.stderr)
+        err(f"Wrote {output} ({count(written.hosts, 'host')}). Next: {after}")
 
 
 def _name(output: Path) -> str:

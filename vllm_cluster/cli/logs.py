@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from vllm_cluster.cli.completion import complete_hosts
 from vllm_cluster.cli.options import InventoryPath, Json
+from vllm_cluster.cli.render.output import err
 from vllm_cluster.cli.session import SETTINGS, Session
 from vllm_cluster.errors import UsageError
 from vllm_cluster.shell_line import command_line
@@ -70,7 +70,7 @@ def logs(
         writer = LogWriter(tuple(loaded.hosts), as_json=session.as_json, color=SETTINGS.color)
         found = logs_action(loaded, asked, _notices(session), writer.write, errors=errors, last=tail)
         if not (found or session.as_json or tail == 0 or SETTINGS.verbosity < 0):
-            sys.stderr.write("No line of the logs matches.\n" if errors or grep else "No lines.\n")
+            err("No line of the logs matches." if errors or grep else "No lines.")
 
 
 def _notices(session: Session) -> Emit:
@@ -83,7 +83,6 @@ def _notices(session: Session) -> Emit:
             from vllm_cluster.cli.render.text import plain
 
             at = f"{event.host}: " if event.host else ""
-            sys.stderr.write(f"{'warning: ' * (event.kind == 'warning')}{at}{plain(event.text)}\n")
-            sys.stderr.flush()
+            err(f"{'warning: ' * (event.kind == 'warning')}{at}{plain(event.text)}")
 
     return show

@@ -16,6 +16,7 @@ from typer.core import TyperCommand, TyperGroup
 from vllm_cluster.cli import help as text
 from vllm_cluster.cli import removed, words
 from vllm_cluster.cli.options import Color, Quiet, Verbose
+from vllm_cluster.cli.render.output import out
 from vllm_cluster.cli.session import SETTINGS
 from vllm_cluster.cli.values import convert
 from vllm_cluster.errors import UsageError
@@ -66,7 +67,7 @@ def group(verbs: Mapping[str, Verb], about: str, default: str = "") -> typer.Typ
     @made.callback()
     def root(ctx: typer.Context) -> None:
         if ctx.invoked_subcommand is None:
-            typer.echo(ctx.get_help())
+            out(ctx.get_help())
 
     return made
 

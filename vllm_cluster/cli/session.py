@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 from vllm_cluster.cli import edge
+from vllm_cluster.cli.render import output
 from vllm_cluster.errors import Aborted, Interrupted, VclusterError
 from vllm_cluster.inventory.find import read
 from vllm_cluster.laptop import cache_folder, here
@@ -110,9 +111,7 @@ class Session:
         if not self.as_json:
             render()
             return
-        import json
-
-        print(json.dumps(document()))
+        output.document(document())
 
     def can_ask(self, yes: bool) -> bool:
         """Whether a question has an answer here: --yes, or a person at a terminal."""
@@ -133,13 +132,12 @@ class Session:
                 # A host may have written what it names.
                 # What was typed before the question does not answer it: a stray `y` would stop a model.
                 termios.tcflush(sys.stdin, termios.TCIFLUSH)
-                sys.stderr.write(f"{printable(question)} [y/N] ")
-                sys.stderr.flush()
+                output.err(f"{printable(question)} [y/N] ", end="")
                 answer = sys.stdin.readline()
             except KeyboardInterrupt:
                 answer = ""
             if not answer:  # Ctrl-C or Ctrl-D
-                sys.stderr.write("\n")
+                output.err()
                 raise Interrupted("Aborted. Nothing was changed.")
             return answer.strip().lower() in ("y", "yes")
 

@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from vllm_cluster.cli.options import InventoryPath, Json, Wait, Yes
+from vllm_cluster.cli.render.output import document
 from vllm_cluster.cli.session import SETTINGS, Session
 from vllm_cluster.laptop import cache_folder
 
@@ -23,15 +24,13 @@ def plan(
     """Show what up would change."""
     with Session(inventory, as_json=as_json) as session:
         loaded = session.load()
-        import json
-
         from vllm_cluster.actions import up as action
         from vllm_cluster.cli.render.plan import plan_document, show_plan
 
         made = action.plan(loaded, session.progress)
         session.finish()
         if session.as_json:
-            print(json.dumps({"v": 1, **plan_document(made.plan), "stops": made.stops.consequence or None}))
+            document({"v": 1, **plan_document(made.plan), "stops": made.stops.consequence or None})
         else:
             stops = made.stops.consequence
             show_plan(made.plan, color=SETTINGS.color, stops=stops)

@@ -280,7 +280,7 @@ def test_a_name_that_comes_again_is_refused_with_both_lines(tmp_path: Path) -> N
 
 def test_two_runs_do_not_write_one_file(tmp_path: Path) -> None:
     file = RowFile(tmp_path / "out.jsonl")
-    with pytest.raises(InUse, match="another run of vcluster batch writes"):
+    with pytest.raises(InUse, match="is being written by another run of vcluster batch"):
         RowFile(tmp_path / "out.jsonl")
     file.close()
     # Nothing was written: no file is left.

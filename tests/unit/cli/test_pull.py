@@ -43,7 +43,7 @@ def test_a_name_for_a_folder_that_is_written_as_a_repository_comes_with_the_fold
     monkeypatch.chdir(tmp_path)
     with pytest.raises(SystemExit, match="2"):
         app(["pull", "my model", "--as", "mine"], standalone_mode=False)
-    assert "fix: vcluster pull './my model' --as NAME" in capsys.readouterr().err
+    assert "fix: vcluster pull './my model' --as mine" in capsys.readouterr().err
 
 
 def test_a_bucket_is_answered_with_the_copy_that_takes_its_place(capsys: pytest.CaptureFixture[str]) -> None:

@@ -93,10 +93,10 @@ def test_what_is_neither_json_nor_text_is_refused(wrong: str, message: str) -> N
 
 
 OLD = [
-    ("complete", "--top-k", "vcluster complete PROMPT --set top_k=NUMBER"),
+    ("complete", "--top-k", "vcluster complete PROMPT --set 'top_k=NUMBER'"),
     ("chat", "--bad-words", "vcluster chat PROMPT --set 'bad_words=[\"TEXT\"]'"),
-    ("batch", "--no-skip-special-tokens", "vcluster batch IN -o OUT --set skip_special_tokens=false"),
-    ("chat", "--reasoning-effort", "vcluster chat PROMPT --set reasoning_effort=LEVEL"),
+    ("batch", "--no-skip-special-tokens", "vcluster batch IN -o OUT --set 'skip_special_tokens=false'"),
+    ("chat", "--reasoning-effort", "vcluster chat PROMPT --set 'reasoning_effort=LEVEL'"),
     ("batch", "--repeat", "vcluster batch IN -o OUT --set n=NUMBER"),
     ("batch", "--on-head", "vcluster batch IN -o OUT"),
     ("batch", "--errors", "vcluster batch IN -o OUT"),
@@ -203,7 +203,7 @@ def test_files_go_before_the_prompt_and_images_beside_it(tmp_path: Path) -> None
     assert text == {"type": "text", "text": "note.txt:\na note\n\nWhat?"}
 
 
-# fault: cli/ask.py: sys.stderr.write("Interrupted.\n") → return
+# fault: cli/ask.py: err("Interrupted.") → return
 @pytest.mark.parametrize("moment", ["at the prompt", "after the line", "in the question"])
 def test_ctrl_c_ends_no_conversation(
     moment: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

@@ -99,7 +99,6 @@ def test_a_no_changes_nothing(verb: str, keys: str, code: int, tmp_path: Path) -
     record("P35", f"a real terminal: {verb}, answered by {keys!r}", f"exit {code}, nothing changed", True)
 
 
-# fault: cli/session.py: sys.stderr.write(f"{printable(question)} [y/N] ") → sys.stderr.write(f"{question} [y/N] ")
 @pytest.mark.promise("P35", "P23")
 def test_a_question_shows_nothing_of_a_name_that_cannot_be_printed(tmp_path: Path) -> None:
     """Whoever may use the head's Docker can write the name of the model: the question names what could not be read."""

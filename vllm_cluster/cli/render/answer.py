@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
+from vllm_cluster.cli.render.output import data, err, out
 from vllm_cluster.cli.render.table import columns, table
 from vllm_cluster.cli.render.text import plain
 from vllm_cluster.core.answer import ModelReply, Piece, TokenLogprob, probability
@@ -26,24 +26,20 @@ class Printer:
         if self._as_json:
             return
         if piece.reasoning and not self._quiet:
-            sys.stderr.write(plain(piece.reasoning))
-            sys.stderr.flush()
+            err(piece.reasoning, end="")
             self._reasons_end_line = piece.reasoning.endswith("\n")
         if piece.text:
             if not self._reasons_end_line:
-                sys.stderr.write("\n")
+                err()
                 self._reasons_end_line = True
-            # A file or a program gets what the model wrote; a terminal must not be steered by it.
             self._ends_line = piece.text.endswith("\n")  # before it is written: Ctrl-C may come in between
-            sys.stdout.write(plain(piece.text) if sys.stdout.isatty() else piece.text)
-            sys.stdout.flush()
+            data(piece.text)
 
     def end(self) -> None:
         """End the line, also of an answer that broke off."""
-        for ends_line, stream in ((self._ends_line, sys.stdout), (self._reasons_end_line, sys.stderr)):
+        for ends_line, write in ((self._ends_line, out), (self._reasons_end_line, err)):
             if not ends_line:
-                stream.write("\n")
-                stream.flush()
+                write()
         self._ends_line = self._reasons_end_line = True
 
 

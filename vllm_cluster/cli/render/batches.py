@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
 from vllm_cluster.actions.batches import BatchOnHead
+from vllm_cluster.cli.render.output import out
 from vllm_cluster.cli.render.table import columns, table
 from vllm_cluster.cli.render.text import plain
 from vllm_cluster.text import age
@@ -24,10 +24,10 @@ def batches_document(host: str, found: Sequence[BatchOnHead]) -> dict[str, Any]:
 def show_batches(host: str, found: Sequence[BatchOnHead]) -> None:
     """Write a row for each batch."""
     if not found:
-        print(f"No batches on {host}: what was answered there is fetched.")
+        out(f"No batches on {host}: what was answered there is fetched.")
         return
     for line in table(TITLES, [_row(one) for one in found], columns()):
-        sys.stdout.write(f"{line}\n")
+        out(line)
 
 
 def _row(one: BatchOnHead) -> dict[str, str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from typing import Any
@@ -11,7 +10,8 @@ from vllm_cluster.actions.check import CheckReport
 from vllm_cluster.checks.allreduce import binary
 from vllm_cluster.checks.codes import CODES
 from vllm_cluster.checks.finding import merged
-from vllm_cluster.cli.render.text import plain, wants_color
+from vllm_cluster.cli.render.output import DIM, RED, YELLOW, out, styles
+from vllm_cluster.cli.render.text import plain
 from vllm_cluster.explain.catalogue import CHECKED
 from vllm_cluster.run.allreduce import AllReduceReport
 from vllm_cluster.text import by_hosts, count
@@ -44,34 +44,34 @@ def _allreduce_document(tried: AllReduceReport | None) -> dict[str, Any] | None:
 
 def show_report(report: CheckReport, *, color: str, paste: Callable[[str], str] = lambda fix: fix) -> None:
     """Write the report on standard output: each finding, then what was skipped, and the counts."""
-    red, yellow, dim, end = (
-        ("\x1b[31m", "\x1b[33m", "\x1b[2m", "\x1b[0m") if wants_color(color, stdout=True) else ("",) * 4
-    )
-    out = sys.stdout
+    red, yellow, dim, end = styles(color, RED, YELLOW, DIM)
     same = merged(report.findings)
     for finding in same:
         level, tone = ("error", red) if finding.error else ("warning", yellow)
-        out.write(f"{tone}{level}{end} {plain(finding.code)}  {plain(finding.host)}: {plain(finding.message)}\n")
+        out(tone, level, end, f" {plain(finding.code)}  {plain(finding.host)}: {plain(finding.message)}")
         why = CODES.get(finding.code, "")
-        out.write(f"  why: {why}\n" if why else "")
-        out.writelines(f"  fix: {line}\n" for line in plain(paste(finding.fix)).splitlines())
-    out.write("\n" if report.findings else "")
+        out(
+            f"  why: {why}\n" if why else "",
+            *(f"  fix: {line}\n" for line in plain(paste(finding.fix)).splitlines()),
+            end="",
+        )
+    out(end="\n" if report.findings else "")
     for one, hosts in by_hosts((replace(one, host=""), one.host) for one in report.not_checked).items():
-        out.write(f"{dim}skipped on {plain(hosts)}: {plain(one.what)} ({plain(one.reason)}){end}\n")
+        out(dim, f"skipped on {plain(hosts)}: {plain(one.what)} ({plain(one.reason)})", end)
     if report.allreduce and report.allreduce.rows:
         _show_allreduce(report.allreduce)
     errors = sum(finding.error for finding in same)
     found = (
         f"{count(errors, 'error')}, {count(len(same) - errors, 'warning')}" if report.findings else "no problems found"
     )
-    out.write(f"{count(len(report.hosts), 'host')} checked in {report.seconds:.1f} s: {found}\n")
+    out(f"{count(len(report.hosts), 'host')} checked in {report.seconds:.1f} s: {found}")
 
 
 def _show_allreduce(tried: AllReduceReport) -> None:
     """The figures: one line a size."""
     way = ", ".join((*tried.nccl_transport.kinds, *tried.nccl_transport.interfaces, *tried.nccl_transport.hcas))
-    sys.stdout.write(f"all-reduce over {tried.world_size} ranks by {plain(way)}, torch {plain(tried.torch)}:\n")
+    out(f"all-reduce over {tried.world_size} ranks by {plain(way)}, torch {plain(tried.torch)}:")
     for row in tried.rows:
-        sys.stdout.write(f"  {binary(row.bytes):>8}  {row.seconds * 1e3:9.3f} ms  {row.bus_gb_per_s:8.3f} GB/s\n")
+        out(f"  {binary(row.bytes):>8}  {row.seconds * 1e3:9.3f} ms  {row.bus_gb_per_s:8.3f} GB/s")
     if tried.expected_gb_per_s:
-        sys.stdout.write(f"  the slowest host's link should give {tried.expected_gb_per_s:.1f} GB/s\n")
+        out(f"  the slowest host's link should give {tried.expected_gb_per_s:.1f} GB/s")

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import sys
 import time
 from pathlib import Path
 
 from vllm_cluster.actions.ask_head import Endpoint
 from vllm_cluster.actions.endpoint import ClientEndpoint
+from vllm_cluster.cli.render.output import data, document, out
 from vllm_cluster.inventory.find import inventory_words
 from vllm_cluster.shell_line import Filled, export_line, shell_line
 from vllm_cluster.text import host_port
@@ -29,7 +29,7 @@ def show_endpoint(endpoint: Endpoint, inventory: Path | None, *, as_json: bool) 
     line = curl_line(endpoint, inventory)
     where = f"http://{host_port(endpoint.host, endpoint.port)}/v1"
     if as_json:
-        document = {
+        found = {
             "v": 1,
             "time": round(time.time(), 3),
             "event": "endpoint",
@@ -38,19 +38,14 @@ def show_endpoint(endpoint: Endpoint, inventory: Path | None, *, as_json: bool) 
             "head": endpoint.head,
             "curl": line,
         }
-        print(
-            json.dumps(
-                {**document, "key": shell_line(["vcluster", "endpoint", *option, "--key"]), "exposed": endpoint.exposed}
-            ),
-            flush=True,
-        )
+        key = shell_line(["vcluster", "endpoint", *option, "--key"])
+        document({**found, "key": key, "exposed": endpoint.exposed})
         return
-    out = sys.stdout
-    out.write(f"{endpoint.model} answers at {where}" + ("\n" if endpoint.exposed else f" on {endpoint.head}\n"))
+    out(f"{endpoint.model} answers at {where}" + ("" if endpoint.exposed else f" on {endpoint.head}"))
     # Both open the way to the API by themselves, and keep the key off the command line.
-    out.write(f"ask:     {shell_line(['vcluster', 'complete', 'Hello', *option])}\n")
+    out(f"ask:     {shell_line(['vcluster', 'complete', 'Hello', *option])}")
     way = "--direct" if endpoint.exposed else "--detach"
-    out.write(f"clients: {shell_line(['vcluster', 'endpoint', way, *option])}\n")
+    out(f"clients: {shell_line(['vcluster', 'endpoint', way, *option])}")
 
 
 def show_clients(endpoint: ClientEndpoint, inventory: Path | None, *, env: bool, as_json: bool) -> None:
@@ -61,12 +56,11 @@ def show_clients(endpoint: ClientEndpoint, inventory: Path | None, *, env: bool,
     key = shell_line([*words, "--key"])
     if as_json:
         tunnel = {"pid": endpoint.tunnel.pid, "port": endpoint.tunnel.port} if endpoint.tunnel else None
-        document = {"v": 1, "base_url": endpoint.url, "model": endpoint.model, "key": key, "tunnel": tunnel}
-        print(json.dumps(document))
+        document({"v": 1, "base_url": endpoint.url, "model": endpoint.model, "key": key, "tunnel": tunnel})
     elif env:
-        print(export_line("OPENAI_BASE_URL", endpoint.url))
-        print(export_line("OPENAI_API_KEY", endpoint.key))
+        data(export_line("OPENAI_BASE_URL", endpoint.url) + "\n")
+        data(export_line("OPENAI_API_KEY", endpoint.key) + "\n")
     else:
-        print(f"url:    {endpoint.url}\nmodel:  {endpoint.model}\nkey:    {key}")
+        data(f"url:    {endpoint.url}\nmodel:  {endpoint.model}\nkey:    {key}\n")
         if endpoint.tunnel:
-            print(f"tunnel: process {endpoint.tunnel.pid}, until {shell_line([*words, '--close'])}")
+            data(f"tunnel: process {endpoint.tunnel.pid}, until {shell_line([*words, '--close'])}\n")

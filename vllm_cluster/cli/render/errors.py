@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
-import sys
 import time
 from contextlib import suppress
 from pathlib import Path
 
-from vllm_cluster.cli.render.text import plain, wants_color
+from vllm_cluster.cli.render.output import BOLD, RED, document, err, styles
+from vllm_cluster.cli.render.text import plain
 from vllm_cluster.errors import Aborted, Interrupted, VclusterError
 
 # After an interruption nothing is to be fixed: each line is something that can be done next.
@@ -26,13 +25,13 @@ def show(error: VclusterError, *, as_json: bool, color: str, log: Path | None = 
     if as_json:
         # Where standard output cannot be written, which may be the error itself, it is for people after all.
         with suppress(OSError):
-            print(json.dumps({"v": 1, "time": round(time.time(), 3), "event": "error", **error.as_json()}), flush=True)
+            document({"v": 1, "time": round(time.time(), 3), "event": "error", **error.as_json()})
             return
-    red, bold, end = ("\x1b[31m", "\x1b[1m", "\x1b[0m") if wants_color(color, stdout=False) else ("", "", "")
+    red, bold, end = styles(color, RED, BOLD, stdout=False)
     # A person's decision is not an error.
-    mark = "" if isinstance(error, Aborted | Interrupted) else f"{red}error:{end} "
-    print(f"{mark}{plain(error.message)}", file=sys.stderr)
+    mark = () if isinstance(error, Aborted | Interrupted) else (red, "error:", end, " ")
+    err(*mark, plain(error.message))
     for line in (error.hint or "").splitlines():
-        print(f"{bold}{_label(error, line)}:{end} {plain(line)}", file=sys.stderr)
+        err(bold, f"{_label(error, line)}:", end, f" {plain(line)}")
     if log:
-        print(f"{bold}log:{end} {plain(str(log))}", file=sys.stderr)
+        err(bold, "log:", end, f" {plain(str(log))}")

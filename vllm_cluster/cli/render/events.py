@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from vllm_cluster.cli.render.output import console, document, err, styled
 from vllm_cluster.cli.render.plan import plan_document
 from vllm_cluster.cli.render.text import plain, wants_color
 from vllm_cluster.core.plan import Plan
@@ -34,20 +34,18 @@ def renderer(as_json: bool, verbosity: int, color: str) -> tuple[Callable[[Event
 
 def json_lines(event: Event) -> None:
     """One JSON object a line on standard output."""
-    data = {key: plan_document(value) if isinstance(value, Plan) else value for key, value in event.data.items()}
+    known = {key: plan_document(value) if isinstance(value, Plan) else value for key, value in event.data.items()}
     row: dict[str, Any] = {"v": 1, "time": round(time.time(), 3), "event": event.kind, "message": event.text}
     if event.host:
         row["host"] = event.host
     # One write a line: threads of several hosts emit events at the same time.
-    sys.stdout.write(json.dumps({**row, **data}, default=str) + "\n")
-    sys.stdout.flush()
+    document({**row, **known})
 
 
 def quiet(event: Event) -> None:
     """Only the result and warnings."""
     if event.kind in ("result", "warning"):
-        sys.stderr.write(f"{_line(event)}\n")
-        sys.stderr.flush()
+        err(_line(event))
 
 
 class Passed:
@@ -109,18 +107,16 @@ class LineRenderer:
             over = "".join(f"  ({phase} took {seconds:.0f} s)" for phase, seconds in passed[-1:])
             over = over if changed else f"  (for {now - self._began:.0f} s)"
         self._shown = now
-        sys.stderr.write(f"{now - self._started:6.1f}s  {_line(event)}{over}\n")
-        sys.stderr.flush()
+        err(f"{now - self._started:6.1f}s  {_line(event)}{over}")
 
 
 class LiveRenderer:
     """One row a host below what has happened so far, redrawn at most ten times a second."""
 
     def __init__(self) -> None:
-        from rich.console import Console
         from rich.live import Live as RichLive
 
-        self._console = Console(stderr=True, highlight=False)
+        self._console = console(stderr=True)
         self._rows: dict[str, tuple[str, str]] = {}
         self._phase = self._line = ""
         self._passed = Passed()
@@ -131,8 +127,6 @@ class LiveRenderer:
 
     def show(self, event: Event) -> None:
         """Take the event into the picture; what should stay goes above it."""
-        from rich.text import Text
-
         text = _text(event)
         if "phases" in event.data:
             self._show_start(event)
@@ -148,12 +142,10 @@ class LiveRenderer:
         if event.kind in ("note", "warning", "result", "failed") and text:
             style = {"warning": "yellow", "failed": "red", "result": "bold green"}.get(event.kind, "")
             host = f"{event.host}: " if event.host else ""
-            self._console.print(Text(f"{host}{text}", style=style))
+            self._console.print(styled((f"{host}{text}", style)))
 
     def _phase_is_over(self) -> None:
         """Lines that stay for the phase before and what it did; its rows go, but for those of hosts that failed."""
-        from rich.text import Text
-
         now = time.monotonic()
         with self._lock:
             over, self._phase = self._phase, ""
@@ -161,26 +153,23 @@ class LiveRenderer:
             done = [(host, text) for host, (kind, text) in self._rows.items() if kind == "done"]
             self._rows = {host: row for host, row in self._rows.items() if row[0] == "failed"}
         for host, text in done if len(done) <= ROWS else []:
-            self._console.print(Text.assemble(("  ✓", "green"), f" {host}  {text}"))
+            self._console.print(styled(("  ✓", "green"), f" {host}  {text}"))
         if over:
-            self._console.print(Text.assemble(("✓", "green"), f" {over}  {now - since:.1f} s"))
+            self._console.print(styled(("✓", "green"), f" {over}  {now - since:.1f} s"))
 
     def _show_start(self, event: Event) -> None:
         """A line that stays for each phase that is over, and below the picture the last line of vLLM's log."""
-        from rich.text import Text
-
         over, changed = self._passed.news(event)
         for phase, seconds in over:
-            self._console.print(Text.assemble(("  ✓", "green"), f" {plain(phase):<12}{seconds:7.1f} s"))
+            self._console.print(styled(("  ✓", "green"), f" {plain(phase):<12}{seconds:7.1f} s"))
         self._line = plain(str(event.data["last_line"]))
         if changed and event.data["phase"] == "ready":
-            self._console.print(Text.assemble(("  ✓", "green"), f" {plain(event.text)}"))
+            self._console.print(styled(("  ✓", "green"), f" {plain(event.text)}"))
 
     def _picture(self) -> Any:
         from rich.console import Group
         from rich.spinner import Spinner
         from rich.table import Table
-        from rich.text import Text
 
         seconds = time.monotonic() - self._started
         with self._lock:
@@ -192,10 +181,10 @@ class LiveRenderer:
                 continue
             mark, style = marks.get(kind, ("·", "cyan"))
             table.add_row(
-                Text(f"  {mark}", style=style), Text(host, style="bold"), Text(text, overflow="ellipsis", no_wrap=True)
+                styled((f"  {mark}", style)), styled((host, "bold")), styled(text, overflow="ellipsis", no_wrap=True)
             )
-        line = [Text(f"  {self._line}", style="dim", overflow="ellipsis", no_wrap=True)] if self._line else []
-        return Group(Spinner("dots", Text(f" {phase}  {seconds:.0f} s")), table, *line)
+        line = [styled((f"  {self._line}", "dim"), overflow="ellipsis", no_wrap=True)] if self._line else []
+        return Group(Spinner("dots", styled(f" {phase}  {seconds:.0f} s")), table, *line)
 
     def close(self) -> None:
         """Take the picture away; what was printed above it stays."""

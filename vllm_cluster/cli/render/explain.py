@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
 from vllm_cluster.cli.render.history import when
-from vllm_cluster.cli.render.text import plain, wants_color
+from vllm_cluster.cli.render.output import BOLD, out, styles
+from vllm_cluster.cli.render.text import plain
 from vllm_cluster.core.request import Entry
 from vllm_cluster.errors import VclusterError
 from vllm_cluster.explain.catalogue import FAILURES
@@ -71,10 +71,9 @@ def show_explained(
     found: Diagnosis, *, color: str, request: FailedRequest | None = None, restarts: Sequence[Entry] = ()
 ) -> None:
     """Write the diagnosis on standard output; `request` is what it is about where something else is served by now."""
-    bold, end = ("\x1b[1m", "\x1b[0m") if wants_color(color, stdout=True) else ("", "")
+    bold, end = styles(color, BOLD)
     first, *rest = [*([_request(request)] if request else []), *_lines(found), *map(_restart, restarts)]
-    sys.stdout.write(f"{bold}{plain(first)}{end}\n" + "".join(plain(line) + "\n" for line in rest))
-    sys.stdout.flush()
+    out(bold, plain(first), end, *(f"\n{plain(line)}" for line in rest))
 
 
 def _lines(found: Diagnosis) -> Iterable[str]:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from typing import Any
 
-from vllm_cluster.cli.render.text import plain, wants_color
+from vllm_cluster.cli.render.output import BOLD, out, styles
+from vllm_cluster.cli.render.text import plain
 from vllm_cluster.core.gpus import cdi_on
 from vllm_cluster.facts.details import Details
 from vllm_cluster.facts.host_facts import HostFacts
@@ -31,11 +31,11 @@ def _plain(value: Any) -> Any:
 
 def show_facts(found: Mapping[str, HostFacts], *, color: str) -> None:
     """Write on standard output: a block for each host."""
-    bold, end = ("\x1b[1m", "\x1b[0m") if wants_color(color, stdout=True) else ("", "")
+    bold, end = styles(color, BOLD)
     for name, facts in found.items():
-        sys.stdout.write(f"{bold}{plain(name)}{end}\n")
+        out(bold, plain(name), end)
         for what, words in _lines(facts):
-            sys.stdout.write(f"  {what:<11} {plain(words).replace(chr(10), ' ')}\n")
+            out(f"  {what:<11} {plain(words).replace(chr(10), ' ')}")
 
 
 def _lines(facts: HostFacts) -> Iterator[tuple[str, str]]:

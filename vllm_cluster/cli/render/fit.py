@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import asdict
 from typing import Any
 
-from vllm_cluster.cli.render.text import plain, wants_color
+from vllm_cluster.cli.render.output import BOLD, out, styles
+from vllm_cluster.cli.render.text import plain
 from vllm_cluster.fit.layouts import UTILISATION, FitReport, Layout, min_gpus, rule_of_thumb
 from vllm_cluster.text import count, plural
 
@@ -55,7 +55,7 @@ def _per_token(found: FitReport) -> int:
 
 def show_verdict(found: FitReport, *, color: str) -> None:
     """Write the verdict on standard output."""
-    bold, end = ("\x1b[1m", "\x1b[0m") if wants_color(color, stdout=True) else ("", "")
+    bold, end = styles(color, BOLD)
     lines = [f"{name:<14} {value}" for name, value in _sizes(found)]
     rows = [_TITLES, *map(_cells, found.layouts)]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
@@ -67,9 +67,9 @@ def show_verdict(found: FitReport, *, color: str) -> None:
     for layout in found.layouts:
         reasons.setdefault("; ".join(filter(None, (layout.reason, *layout.notes))), []).append(_name(layout))
     lines += ["", *(f"{', '.join(names)}: {reason}" for reason, names in reasons.items()), ""]
-    sys.stdout.write("".join(plain(line) + "\n" for line in lines))
-    sys.stdout.write("".join(f"{bold}{plain(line)}{end}\n" for line in _conclusion(found)))
-    sys.stdout.flush()
+    out("\n".join(map(plain, lines)))
+    for line in _conclusion(found):
+        out(bold, plain(line), end)
 
 
 _TITLES = ["layout", "weights", "computing", "for KV", "context", "at once", "tokens", ""]

@@ -8,8 +8,9 @@ from datetime import datetime
 from textwrap import shorten, wrap
 from typing import Any
 
+from vllm_cluster.cli.render.output import YELLOW, out, styles
 from vllm_cluster.cli.render.table import columns
-from vllm_cluster.cli.render.text import plain, wants_color
+from vllm_cluster.cli.render.text import plain
 from vllm_cluster.core.request import Entry
 
 _MAX_ERROR, MIN_WIDTH = 160, 20
@@ -22,13 +23,13 @@ def history_document(cluster: str, entries: Sequence[Entry]) -> dict[str, Any]:
 
 def show_history(cluster: str, entries: Sequence[Entry], *, color: str) -> None:
     """Write the history on standard output, the newest entry last."""
-    yellow, end = ("\x1b[33m", "\x1b[0m") if wants_color(color, stdout=True) else ("", "")
+    yellow, end = styles(color, YELLOW)
     if not entries:
-        print(plain(f"No history of {cluster}."))
+        out(f"No history of {cluster}.")
     for entry in entries:
         line = "  ".join(filter(None, (when(entry.time), entry.user, _what(entry), _result(entry))))
         for row in _wrapped(plain(line)):
-            print(f"{yellow if entry.failure else ''}{row}{end if entry.failure else ''}")
+            out(*((yellow, row, end) if entry.failure else (row,)))
 
 
 def _wrapped(line: str) -> list[str]:

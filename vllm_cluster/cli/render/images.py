@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from dataclasses import asdict
 from typing import Any
 
 from vllm_cluster.actions.images import FoundImages
+from vllm_cluster.cli.render.output import out
 from vllm_cluster.cli.render.table import columns, table
 from vllm_cluster.cli.render.text import plain
 from vllm_cluster.core.image_use import ClusterImage
@@ -31,12 +31,12 @@ def show_images(found: FoundImages) -> None:
             key = image.names[0] if image.base and image.names else image.id
             groups.setdefault((image.state, key), {})[host] = image
     if not groups:
-        print(f"No images of this cluster on {', '.join(found.hosts)}.")
+        out(f"No images of this cluster on {', '.join(found.hosts)}.")
         return
     order = ("in-use", "desired", "previous", "unused")
     rows = [_row(found, held) for key, held in sorted(groups.items(), key=lambda row: order.index(row[0][0]))]
     for line in table(TITLES, rows, columns()):
-        sys.stdout.write(f"{line}\n")
+        out(line)
 
 
 def _row(found: FoundImages, held: dict[str, ClusterImage]) -> dict[str, str]:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Callable, Sequence
 
+from vllm_cluster.cli.render.output import Style, out
 from vllm_cluster.cli.render.text import ESCAPES, wants_color
 from vllm_cluster.core.log_lines import Line
 from vllm_cluster.text import printable
@@ -22,23 +22,22 @@ class LogWriter:
         self._width = max(map(len, hosts), default=0)
         self._colours = dict(zip(hosts, _COLOURS * (len(hosts) // len(_COLOURS) + 1), strict=False))
         self._color = wants_color(color, stdout=True)
-        self._prefixes: dict[tuple[str, str, int | None], str] = {}
-        self._form: Callable[[Line], str] = _as_json if as_json else self._as_text
+        self._prefixes: dict[tuple[str, str, int | None], Style] = {}
+        self._form: Callable[[Line], Sequence[str]] = _as_json if as_json else self._as_text
 
     def write(self, lines: Sequence[Line]) -> None:
         """Write lines, at once."""
-        sys.stdout.write("".join(map(self._form, lines)))
-        sys.stdout.flush()
+        out(*(part for line in lines for part in self._form(line)), end="")
 
-    def _as_text(self, line: Line) -> str:
+    def _as_text(self, line: Line) -> Sequence[str]:
         _, host, source, text, rank = line
         prefix = self._prefixes.get((host, source, rank)) or self._prefix(host, source, rank)
-        return f"{prefix}{text if text.isprintable() else _shown(text)}\n"
+        return prefix, text if text.isprintable() else _shown(text), "\n"
 
-    def _prefix(self, host: str, source: str, rank: int | None) -> str:
+    def _prefix(self, host: str, source: str, rank: int | None) -> Style:
         name = source if rank is None else f"rank {rank}"
         plain = f"{printable(host):<{self._width}} {printable(name):<{_SOURCE_WIDTH}} | "
-        prefix = f"\x1b[{self._colours.get(host, 37)}m{plain}\x1b[0m" if self._color else plain
+        prefix = Style(f"\x1b[{self._colours.get(host, 37)}m{plain}\x1b[0m" if self._color else plain)
         self._prefixes[host, source, rank] = prefix
         return prefix
 
@@ -48,6 +47,6 @@ def _shown(text: str) -> str:
     return printable(ESCAPES.sub("", text).replace("\t", "    "))
 
 
-def _as_json(line: Line) -> str:
+def _as_json(line: Line) -> Sequence[str]:
     row = {"v": 1, "time": round(line.at / 1e9, 6), "event": "log", "message": line.text, "host": line.host}
-    return json.dumps({**row, "source": line.source, "rank": line.rank}) + "\n"
+    return json.dumps({**row, "source": line.source, "rank": line.rank}), "\n"

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Iterator
 from dataclasses import asdict
 from typing import Any
 
 from vllm_cluster.actions.models import CachedModels, RunningPull
+from vllm_cluster.cli.render.output import YELLOW, out, styles
 from vllm_cluster.cli.render.table import columns, cut, table
-from vllm_cluster.cli.render.text import plain, wants_color
+from vllm_cluster.cli.render.text import plain
 from vllm_cluster.facts.models import CachedModel
 from vllm_cluster.text import age, size
 
@@ -27,20 +27,20 @@ def models_document(found: CachedModels) -> dict[str, Any]:
 
 def show_models(found: CachedModels, cache: str, *, color: str) -> None:
     """Write a row for each model, and for each state of it: hosts that have the same share one."""
-    yellow, end = ("\x1b[33m", "\x1b[0m") if wants_color(color, stdout=True) else ("", "")
+    yellow, end = styles(color, YELLOW)
     groups: dict[tuple[str, str, str], dict[str, CachedModel]] = {}
     for host, models in found.hosts.items():
         for model, state in _states(models, found.pulls.get(host)):
             groups.setdefault((model.name, model.commit, state), {})[host] = model
     if not groups:
-        print(f"No models in {cache} of {', '.join(found.hosts)}.")
+        out(f"No models in {cache} of {', '.join(found.hosts)}.")
         return
     rows = [_row(found, state, held) for (_, _, state), held in sorted(groups.items())]
     width = columns()
     for line in table(TITLES, rows, width):
-        sys.stdout.write(f"{line}\n")
+        out(line)
     for text in _lacking(found):
-        sys.stdout.write(f"{yellow}{cut(text, width)}{end}\n")
+        out(yellow, cut(text, width), end)
 
 
 def _states(models: tuple[CachedModel, ...], pull: RunningPull | None) -> Iterator[tuple[CachedModel, str]]:

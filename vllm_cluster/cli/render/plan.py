@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
-from vllm_cluster.cli.render.text import plain, wants_color
+from vllm_cluster.cli.render.output import BOLD, out, styles
+from vllm_cluster.cli.render.text import plain
 from vllm_cluster.core.plan import (
     CreateNode,
     Operation,
@@ -43,23 +43,22 @@ def show_plan(plan: Plan, *, color: str, stops: str = "") -> None:
 
     `stops` is what becomes of the served model.
     """
-    bold, end = ("\x1b[1m", "\x1b[0m") if wants_color(color, stdout=True) else ("", "")
-    out = sys.stdout
+    bold, end = styles(color, BOLD)
     if plan.empty:
         gpus, hosts = count(sum(plan.gpus.values()), "GPU"), count(len(plan.gpus), "host")
-        out.write(f"{plan.cluster} is up to date: {gpus} on {hosts}\n")
+        out(f"{plan.cluster} is up to date: {gpus} on {hosts}")
         return
     marks = _marks(plan)
     for stage in plan.stages:
-        out.write(f"{bold}{stage.title}{end}\n")
+        out(bold, stage.title, end)
         shown = ((_lines(one, marks[id(one)]), one.host) for one in stage.operations)
         for (mark, text, more), hosts in by_hosts(shown).items():
-            out.write(f"{mark} {hosts}: {text}\n{more}")
+            out(f"{mark} {hosts}: {text}\n{more}", end="")
         for barrier in stage.barriers:
-            out.write(f"  wait for: {plain(barrier.text)}\n")
+            out(f"  wait for: {plain(barrier.text)}")
     if stops:
-        out.write(f"! {plain(stops)}\n")
-    out.write(f"{bold}{_summary(plan, marks)}{end}\n")
+        out(f"! {plain(stops)}")
+    out(bold, _summary(plan, marks), end)
 
 
 def _lines(operation: Operation, mark: str) -> tuple[str, str, str]:

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import sys
 import textwrap
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from typing import Any
 
 from vllm_cluster.actions.status import ClusterStatus, HostStatus
+from vllm_cluster.cli.render.output import BOLD, YELLOW, out, styles
 from vllm_cluster.cli.render.table import columns, cut, table
-from vllm_cluster.cli.render.text import plain, wants_color
+from vllm_cluster.cli.render.text import plain
 from vllm_cluster.text import age, host_port
 from vllm_cluster.wire.status import ServeFailure, ServeStatus
 
@@ -42,25 +42,29 @@ def show_status(
     status: ClusterStatus, *, color: str, verbosity: int = 0, paste: Callable[[str], str] = lambda fix: fix
 ) -> None:
     """Write the status on standard output: one line a problem, its whole text with -v."""
-    yellow, bold, end = ("\x1b[33m", "\x1b[1m", "\x1b[0m") if wants_color(color, stdout=True) else ("", "", "")
+    yellow, bold, end = styles(color, YELLOW, BOLD)
     width = columns()
-    out, serve = sys.stdout, status.head.serve if status.head else None
+    serve = status.head.serve if status.head else None
     first, *lines = table(TITLES, [_row(host) for host in status.hosts], width)
-    out.write(f"{bold}{first}{end}\n")
+    out(bold, first, end)
     for host, line in zip(status.hosts, lines, strict=True):
         good = host.state == "running" and host.joined_gpus == host.gpus
-        out.write(f"{line}\n" if good else f"{yellow}{line}{end}\n")
+        out(*((line,) if good else (yellow, line, end)))
     known = f" (id {status.id})" if status.id else ""
     whole = f"{status.cluster} is {'up' if status.up else 'not up'}: {gpus_text(status)}{known}"
     for line in (whole, *serving_lines(status)):
-        out.write(f"{plain(line) if verbosity > 0 else fitted(plain(line), width)}\n")
+        out(plain(line) if verbosity > 0 else fitted(plain(line), width))
     if serve and serve.phase in ("failed", "backoff", "hung"):
-        out.writelines(f"  fix: {plain(line)}\n" for line in paste("vcluster explain").splitlines())
+        _fixes(paste("vcluster explain"))
     for problem, fix in problems(status, verbosity):
-        out.write(f"{yellow}{problem if verbosity > 0 else cut(problem, width)}{end}\n")
+        out(yellow, problem if verbosity > 0 else cut(problem, width), end)
         # A command is pasted whole.
-        out.writelines(f"  fix: {plain(line)}\n" for line in paste(fix).splitlines())
-    out.flush()
+        _fixes(paste(fix))
+
+
+def _fixes(lines: str) -> None:
+    for line in lines.splitlines():
+        out(f"  fix: {plain(line)}")
 
 
 def fitted(line: str, width: int | None) -> str:

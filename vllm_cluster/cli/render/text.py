@@ -21,8 +21,14 @@ MAX_TEXT = 1 << 20
 def plain(text: str, max_line: int = MAX_LINE) -> str:
     """The text without terminal control sequences: `max_line` characters a line, `MAX_TEXT` in all."""
     text = text if len(text) <= MAX_TEXT else text[:MAX_TEXT] + " …"
-    clean = _CONTROL.sub("", ESCAPES.sub("", text.replace("\r\n", "\n").replace("\r", "\n")))
-    return "\n".join(line if len(line) <= max_line else line[:max_line] + " …" for line in clean.split("\n"))
+    return "\n".join(line if len(line) <= max_line else line[:max_line] + " …" for line in clean(text).split("\n"))
+
+
+def clean(text: str) -> str:
+    """The text without terminal control sequences, at any length."""
+    if text.isprintable() and not _CONTROL.search(text):
+        return text
+    return _CONTROL.sub("", ESCAPES.sub("", text.replace("\r\n", "\n").replace("\r", "\n")))
 
 
 def wants_color(setting: str, *, stdout: bool) -> bool:

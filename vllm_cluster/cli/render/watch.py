@@ -14,6 +14,7 @@ from typing import Any, Self
 
 from vllm_cluster.actions.status import HostStatus
 from vllm_cluster.actions.watch import View
+from vllm_cluster.cli.render.output import console, out, styled
 from vllm_cluster.cli.render.status import fitted, gpus_text, problems, serving_lines, status_document
 from vllm_cluster.cli.render.table import cut, table
 from vllm_cluster.cli.render.text import plain, wants_color
@@ -58,8 +59,7 @@ class Lines:
 
     def show(self, view: View) -> None:
         """Write it, at once."""
-        sys.stdout.write(f"{self._form(view)}\n")
-        sys.stdout.flush()
+        out(self._form(view))
 
     def __enter__(self) -> Self:
         return self
@@ -72,20 +72,17 @@ class Picture:
     """The whole terminal, drawn once for each view; what was on it before is back at the end."""
 
     def __init__(self, *, colored: bool, paste: Paste) -> None:
-        from rich.console import Console
         from rich.live import Live
 
-        console = Console(highlight=False, no_color=not colored)
         self._paste = paste
-        self._live = Live(console=console, screen=True, auto_refresh=False)
+        self._live = Live(console=console(stderr=False, colored=colored), screen=True, auto_refresh=False)
 
     def show(self, view: View) -> None:
         """Draw it."""
-        from rich.text import Text
-
         width, height = shutil.get_terminal_size()
         rows = picture(view, width, height, self._paste)
-        drawn = Text("\n", no_wrap=True, overflow="crop").join(Text(text, style) for text, style in rows)
+        parts = [part for text, style in rows for part in (("\n", ""), (text, style))]
+        drawn = styled(*parts[1:], no_wrap=True, overflow="crop")
         self._live.update(drawn, refresh=True)
 
     def __enter__(self) -> Self:

@@ -1,0 +1,75 @@
+"""The one place that writes on standard output and standard error: no text from elsewhere steers a terminal."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import TYPE_CHECKING, Any
+
+from vllm_cluster.cli.render.text import clean, wants_color
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.text import Text
+
+
+class Style(str):
+    """A colour of our own: the only control characters that are written."""
+
+
+RED, YELLOW, BOLD, DIM = Style("\x1b[31m"), Style("\x1b[33m"), Style("\x1b[1m"), Style("\x1b[2m")
+PLAIN, _NONE = Style("\x1b[0m"), Style()
+
+
+def styles(color: str, *wanted: Style, stdout: bool = True) -> tuple[Style, ...]:
+    """Return these styles and their end; nothing for each where the output has no colours."""
+    return (*wanted, PLAIN) if wants_color(color, stdout=stdout) else (_NONE,) * (len(wanted) + 1)
+
+
+def out(*parts: str, end: str = "\n") -> None:
+    """Write on standard output, at once."""
+    sys.stdout.write("".join(map(_safe, parts)) + end)
+    sys.stdout.flush()
+
+
+def err(*parts: str, end: str = "\n") -> None:
+    """Write on standard error, at once."""
+    sys.stderr.write("".join(map(_safe, parts)) + end)
+    sys.stderr.flush()
+
+
+def data(text: str) -> None:
+    """Write what a model or a command gave: as it is into a file or to a program, as text on a terminal."""
+    sys.stdout.write(clean(text) if sys.stdout.isatty() else text)
+    sys.stdout.flush()
+
+
+def document(value: object, *, indent: int | None = None) -> None:
+    """Write a JSON document on a line; its escapes keep every character that is not ASCII."""
+    out(json.dumps(value, indent=indent, default=str))
+
+
+def _safe(part: str) -> str:
+    return part if isinstance(part, Style) else clean(part)
+
+
+def raw(given: bytes, *, of_errors: bool) -> None:
+    """Write what a command that the user runs on a host printed, byte for byte, as ssh does."""
+    stream = sys.stderr if of_errors else sys.stdout
+    stream.buffer.write(given)
+    stream.buffer.flush()
+
+
+def console(*, stderr: bool, colored: bool = True) -> Console:
+    """Return where live pictures are drawn."""
+    from rich.console import Console
+
+    return Console(stderr=stderr, highlight=False, no_color=not colored)
+
+
+def styled(*parts: str | tuple[str, str], **options: Any) -> Text:
+    """Return a text of a picture, whose parts may have a style."""
+    from rich.text import Text
+
+    safe = ((clean(part[0]), part[1]) if isinstance(part, tuple) else clean(part) for part in parts)
+    return Text.assemble(*safe, **options)
