@@ -48,7 +48,7 @@ PROMISES = {
     "P43": "an upgrade disturbs nothing silently: untouched, or field by field what changes, and asked",
     "P44": "weights are downloaded once and the same everywhere: damage is reported and only that is repaired",
     "P45": "images reach hosts without a registry, whole and the same, or the host is reported and keeps what it had",
-    "P46": "what a host, hub or server says is data: nothing of it is run, pasted or written outside its place",
+    "P46": "what comes from a host, hub or server is data: nothing of it is run, pasted or written outside its place",
     "P47": "a taken-over host harms no other host, cluster or laptop",
     "P48": "no secret of the laptop reaches a host that was not given it",
     "P49": "the current folder is data: nothing that lies in it is imported or run, and TAB runs no name",

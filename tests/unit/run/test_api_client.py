@@ -76,7 +76,7 @@ def test_a_stream_ends_with_its_mark() -> None:
     "raw",
     [b'{"data": [' + b"[]," * 200_000 + b"0]}", b'{"data": NaN}', b'{"data": "\xff"}', b"[]", b"[" * 100_000, b""],
 )
-def test_a_page_that_is_no_document_is_empty(raw: bytes) -> None:
+def test_a_page_of_another_form_is_an_empty_one(raw: bytes) -> None:
     with server(200, "application/json", raw) as port:
         assert get(port, "/v1/models", "k", 60) == (200, {})
 
