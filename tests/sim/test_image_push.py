@@ -12,6 +12,7 @@ from tests.support.sim.lab import Outcome
 from tests.support.sim.world import Machine, Picture, World
 from vllm_cluster.actions.image_push import push
 from vllm_cluster.actions.images import images
+from vllm_cluster.cli.paste import pasteable
 from vllm_cluster.errors import HostError, PreflightFailed, UsageError
 from vllm_cluster.events import Emit
 from vllm_cluster.inventory.model import Inventory
@@ -113,7 +114,11 @@ def test_an_invalid_image_reference_is_refused_before_any_call(name: str) -> Non
 
 @pytest.mark.parametrize(
     ("source", "remedy"),
-    [("local", f"docker pull {OTHER}"), ("gpu2", f"gpu2 docker pull {OTHER}"), ("", f"gpu1 docker pull {OTHER}")],
+    [
+        ("local", f"docker pull {OTHER}"),
+        ("gpu2", f"ssh -F c gpu2 'docker pull {OTHER}'"),
+        ("", f"ssh -F c gpu1 'docker pull {OTHER}'"),
+    ],
 )
 def test_the_remedy_for_an_image_that_is_missing_can_be_pasted(source: str, remedy: str) -> None:
     """A call of Docker on this machine, or over ssh with the options of the host."""
@@ -127,9 +132,7 @@ def test_the_remedy_for_an_image_that_is_missing_can_be_pasted(source: str, reme
     with lab.inside(world):
         error = lab.run(world, inventory, verb).error
     assert isinstance(error, PreflightFailed)
-    words = str(error.hint).split()
-    assert " ".join(words[-len(remedy.split()) :]) == remedy
-    assert words[0] == ("docker" if source == "local" else "ssh")
+    assert pasteable(str(error.hint), {name: ["-F", "c", name] for name in inventory.hosts}) == remedy
 
 
 # fault: run/image_push.py: if _NO_PYTHON.search(error.detail): → if not error.detail:

@@ -305,7 +305,7 @@ def test_a_member_that_left_and_cannot_be_reached_is_not_forgotten() -> None:
         warned = [event.text for event in outcome.events if event.kind == "warning" and event.host == "gpu3"]
         # By the id too: another cluster of this name may be there.
         mine = f"--filter=label=io.vcluster.cluster=lab --filter=label=io.vcluster.id={identity_of(gone)}"
-        nodes = f"docker ps -aq {mine} --filter name=vcluster-lab | xargs -r docker rm -f"
+        nodes = f"docker ps -aq {mine} --filter=name=vcluster-lab | xargs -r docker rm -f"
         assert warned and f"{nodes}; docker volume ls -q {mine} | xargs -r docker volume rm" in warned[0]
         assert remembered(world, inventory(1, 2)) == {"gpu1": False, "gpu2": False, "gpu3": True}
         missed = World.again(world.snapshot())
@@ -316,7 +316,7 @@ def test_a_member_that_left_and_cannot_be_reached_is_not_forgotten() -> None:
         down = lab.run(missed, inventory(1, 2), lab.do_down)
         assert code(down) == 4
         assert any(
-            "--filter name=vcluster-lab | xargs -r docker rm -f" in event.text
+            "--filter=name=vcluster-lab | xargs -r docker rm -f" in event.text
             for event in down.events
             if event.host == "gpu3"
         )

@@ -126,7 +126,7 @@ def _restart(entry: Entry) -> str:
     at = when(entry.time)
     seconds = "" if entry.seconds is None else f" after {entry.seconds:.0f} s"
     again = f"; ready again{seconds}" if entry.result == "ready" else ""
-    return f"at {at} restarted by vcluster: {_cut(entry.failure or '')}{again}"
+    return f"restarted by vcluster at {at}: {_cut(entry.failure or '')}{again}"
 
 
 def _cause(found: MatchedFailure) -> Iterable[str]:
