@@ -247,6 +247,8 @@ def forging(forger: Forger) -> Iterator[None]:
         patch.object(FakeTransport, "_image_stream", forged_image),
         patch.object(FakeEngine, "answer", forged_answer),
         patch.object(Program, "end", forged_end),
+        # A host that forges the id of its engine has a lock of its own there, and harms itself.
+        patch.object(FakeTransport, "_require_its_lock"),
     ):
         yield
 
