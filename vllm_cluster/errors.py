@@ -200,6 +200,8 @@ class TimedOut(HostError):
 class DockerError(HostError):
     """The host answers, and its Docker refuses, is silent, or answers what cannot be read."""
 
+    code = "docker-failed"
+
 
 class NodesNotJoined(HostError):
     """The hosts answer, and Ray does not count what it should: their logs may hold the cause.

@@ -33,6 +33,8 @@ STARTS = ("run", "check_output", "check_call", "call", "create_connection", "url
 ENDS_ELSEWHERE = {
     "run/connection.py: future.result()",
     "transport/jumps.py: opened.result()",
+    "transport/ssh_answers.py: future.result()",
+    "actions/pull.py: proved.result()",
     "transport/jumps.py: last.result()",
     "transport/jumps.py: future.result()",
     "transport/forward.py: self._thread.join()",

@@ -34,6 +34,8 @@ T = TypeVar("T")
 class RefusedCall(DockerError, CommandFailed):
     """Docker does not do what was asked; `returncode` is the status of its answer."""
 
+    code = "docker-refused"
+
 
 class NotFound(RefusedCall):
     """Docker has no such container, image, volume or file."""
@@ -43,6 +45,8 @@ class NotFound(RefusedCall):
 
 class NoAnswer(DockerError, TimedOut):
     """Docker did not answer within the deadline."""
+
+    code = "docker-timed-out"
 
 
 class Unreadable(DockerError):

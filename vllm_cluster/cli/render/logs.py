@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 
-from vllm_cluster.cli.render.output import Style, out
+from vllm_cluster.cli.render.output import END, Style, out
 from vllm_cluster.cli.render.text import ESCAPES, wants_color
 from vllm_cluster.core.log_lines import Line
 from vllm_cluster.text import printable
@@ -32,7 +32,7 @@ class LogWriter:
     def _as_text(self, line: Line) -> Sequence[str]:
         _, host, source, text, rank = line
         prefix = self._prefixes.get((host, source, rank)) or self._prefix(host, source, rank)
-        return prefix, text if text.isprintable() else _shown(text), "\n"
+        return prefix, text if text.isprintable() else _shown(text), END
 
     def _prefix(self, host: str, source: str, rank: int | None) -> Style:
         name = source if rank is None else f"rank {rank}"
@@ -49,4 +49,4 @@ def _shown(text: str) -> str:
 
 def _as_json(line: Line) -> Sequence[str]:
     row = {"v": 1, "time": round(line.at / 1e9, 6), "event": "log", "message": line.text, "host": line.host}
-    return json.dumps({**row, "source": line.source, "rank": line.rank}), "\n"
+    return json.dumps({**row, "source": line.source, "rank": line.rank}), END

@@ -14,11 +14,11 @@ if TYPE_CHECKING:
 
 
 class Style(str):
-    """A colour of our own: the only control characters that are written."""
+    """A colour, or an end of a line, of our own: the only control characters that are written."""
 
 
 RED, YELLOW, BOLD, DIM = Style("\x1b[31m"), Style("\x1b[33m"), Style("\x1b[1m"), Style("\x1b[2m")
-PLAIN, _NONE = Style("\x1b[0m"), Style()
+PLAIN, END, _NONE = Style("\x1b[0m"), Style("\n"), Style()
 
 
 def styles(color: str, *wanted: Style, stdout: bool = True) -> tuple[Style, ...]:

@@ -26,7 +26,7 @@ def plain(text: str, max_line: int = MAX_LINE) -> str:
 
 def clean(text: str) -> str:
     """The text without terminal control sequences, at any length."""
-    if text.isprintable() and not _CONTROL.search(text):
+    if text.isprintable() and (text.isascii() or not _CONTROL.search(text)):
         return text
     return _CONTROL.sub("", ESCAPES.sub("", text.replace("\r\n", "\n").replace("\r", "\n")))
 
