@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
-from vllm_cluster.cli.render.output import END, Style, out
+from vllm_cluster.cli.render.output import END, Style, documents, out
 from vllm_cluster.cli.render.text import ESCAPES, wants_color
 from vllm_cluster.core.log_lines import Line
 from vllm_cluster.text import printable
@@ -23,11 +22,14 @@ class LogWriter:
         self._colours = dict(zip(hosts, _COLOURS * (len(hosts) // len(_COLOURS) + 1), strict=False))
         self._color = wants_color(color, stdout=True)
         self._prefixes: dict[tuple[str, str, int | None], Style] = {}
-        self._form: Callable[[Line], Sequence[str]] = _as_json if as_json else self._as_text
+        self._as_json = as_json
 
     def write(self, lines: Sequence[Line]) -> None:
         """Write lines, at once."""
-        out(*(part for line in lines for part in self._form(line)), end="")
+        if self._as_json:
+            documents(map(_row, lines))
+        else:
+            out(*(part for line in lines for part in self._as_text(line)), end="")
 
     def _as_text(self, line: Line) -> Sequence[str]:
         _, host, source, text, rank = line
@@ -47,6 +49,7 @@ def _shown(text: str) -> str:
     return printable(ESCAPES.sub("", text).replace("\t", "    "))
 
 
-def _as_json(line: Line) -> Sequence[str]:
-    row = {"v": 1, "time": round(line.at / 1e9, 6), "event": "log", "message": line.text, "host": line.host}
-    return json.dumps({**row, "source": line.source, "rank": line.rank}), END
+def _row(line: Line) -> dict[str, object]:
+    at, host, source, text, rank = line
+    time = round(at / 1e9, 6)
+    return {"v": 1, "time": time, "event": "log", "message": text, "host": host, "source": source, "rank": rank}

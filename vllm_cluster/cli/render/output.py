@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from vllm_cluster.cli.render.text import clean, wants_color
@@ -47,6 +48,15 @@ def data(text: str) -> None:
 def document(value: object, *, indent: int | None = None) -> None:
     """Write a JSON document on a line; its escapes keep every character that is not ASCII."""
     out(json.dumps(value, indent=indent, default=str))
+
+
+_encode = json.JSONEncoder().encode
+
+
+def documents(values: Iterable[object]) -> None:
+    """Write JSON documents, each on a line, at once: thousands a second."""
+    sys.stdout.write("".join([f"{_encode(value)}\n" for value in values]))
+    sys.stdout.flush()
 
 
 def _safe(part: str) -> str:
