@@ -36,7 +36,7 @@ VERBS: dict[str, lab.Verb] = {
 }
 
 
-# fault: run/history.py: rows if isinstance(rows, list) else () → rows
+# fault: run/history.py: except RefusedDocument: → except KeyError:
 @pytest.mark.parametrize("verb", VERBS)
 @pytest.mark.parametrize(
     ("file", "content"),
@@ -46,9 +46,12 @@ VERBS: dict[str, lab.Verb] = {
         ("audit.jsonl", DEEP),
         ("audit.jsonl", b'{"time": 1, "user": "u", "verb": "v", "operations": [], "request": 1e999}\n'),
         ("ready.json", DEEP),
-        ("ready.json", b'{"requests": null}'),
-        ("ready.json", json.dumps({"requests": [READY]}).encode()),
-        ("ready.json", json.dumps({"requests": [{**READY, "name": ["n"], "argv": 5, "host": {}}]}).encode()),
+        ("wanted.json", b'{"v": 1, "epoch": 1, "serve": {"argv": 5}}'),
+        ("wanted.json", b'{"v": 3, "epoch": 1}'),
+        ("request.json", b'{"v": 2, "asked": {}}'),
+        ("ready.json", b'{"v": 1, "requests": null}'),
+        ("ready.json", json.dumps({"v": 1, "requests": [READY]}).encode()),
+        ("ready.json", json.dumps({"v": 1, "requests": [{**READY, "name": ["n"], "argv": 5, "host": {}}]}).encode()),
         ("results.jsonl", b'{"request": 1, "result": "failed"}\n'),
     ],
 )

@@ -14,9 +14,9 @@ from tests.support.sim.faults import Call, Fault, Script
 from tests.support.sim.make import inventory_of as inventory
 from tests.support.sim.world import World
 from vllm_cluster.actions.up import Planned
-from vllm_cluster.core.request import FILE, TAKEN_FILE
 from vllm_cluster.errors import HostError
 from vllm_cluster.inventory.model import Inventory
+from vllm_cluster.wire.order import TAKEN, WANTED, read_order
 
 BEFORE, FEWER = inventory(1, 2, 3), inventory(1, 2)
 
@@ -36,8 +36,9 @@ def files(world: World) -> dict[str, bytes]:
 
 def asked(world: World) -> str:
     """The model of the request on the head, empty where there is none."""
-    serve = json.loads(files(world).get(FILE, b"{}")).get("serve")
-    return str(serve["model"]) if serve else ""
+    raw = files(world).get(WANTED)
+    wanted = read_order(raw).wanted if raw else None
+    return wanted.deployment.model if wanted else ""
 
 
 def begin(world: World, verb: lab.Verb, model: str, words: Inventory = BEFORE) -> None:
@@ -80,7 +81,7 @@ def test_what_serves_and_is_asked_for_again_is_what_a_failure_goes_back_to(world
         assert settled(world, BEFORE) == ("org/model", "ready")
 
 
-# fault: actions/consent.py: and wanted.get("name") == stops.served.name) → )
+# fault: actions/consent.py: and name == stops.served.name) → )
 @pytest.mark.promise("P33")
 def test_a_plan_shows_that_a_load_that_no_longer_fits_is_not_started_again(world: World) -> None:
     with lab.inside(world):
@@ -116,7 +117,7 @@ def test_serve_is_followed_while_another_run_changes_what_a_failure_goes_back_to
         assert settled(world, FEWER) == ("org/big", "ready")
 
 
-# fault: actions/rollback.py: != now and (fitted := _fitted(inventory, found, gpus)) → and (fitted := dict(found))
+# fault: actions/rollback.py: (there := _fitted(found, cluster)) → (there := found)
 @pytest.mark.promise("P33")
 @pytest.mark.parametrize("failed", [False, True])
 def test_rollback_does_not_take_what_is_served_in_another_layout_for_an_earlier_model(
@@ -144,7 +145,7 @@ def test_a_load_that_fails_while_up_runs_is_not_tried_again() -> None:
         if call.host == "gpu4" and call.changes and not failed:
             failed.append(True)
             world.settle(30)
-            assert json.loads(files(world)[TAKEN_FILE])["failed"]["name"] == "no/such"
+            assert json.loads(files(world)[TAKEN])["failed"]["name"] == "no/such"
 
     with lab.inside(world):
         lab.succeed(world, BEFORE, lab.do_up)
@@ -157,13 +158,13 @@ def test_a_load_that_fails_while_up_runs_is_not_tried_again() -> None:
         assert results.count("failed") == 1
 
 
-# fault: core/request.py: if raw is not None and not _object(raw): → if False:
+# fault: core/placement.py: deployments=(known.asked,) if known.asked else ()) → deployments=())
 @pytest.mark.promise("P33")
 @pytest.mark.parametrize("raw", [b"", b"{", b'{"v": 1, "epoch": 2, "serve": {"mod'])
 def test_what_the_head_took_follows_where_a_power_cut_broke_the_request(world: World, raw: bytes) -> None:
     with lab.inside(world):
         lab.succeed(world, BEFORE, GOOD)
-        files(world)[FILE] = raw
+        files(world)[WANTED] = raw
         assert any("TP=2 × PP=2" in one.text for one in planned(world).plan.operations())
 
 
@@ -181,8 +182,8 @@ def serving_at_last(world: World, words: Inventory) -> Any:
     return lab.succeed(world, words, lab.do_status).value.head.serve
 
 
-# fault: core/request.py: return back_to, None → return asked, None
-# fault: run/members.py: found[request.TAKEN_FILE] = → found["nothing"] =
+# fault: core/placement.py: return taken.back_to, None → return asked, None
+# fault: run/members.py: found[TAKEN] = → found["nothing"] =
 @pytest.mark.promise("P33", "P36")
 @pytest.mark.parametrize("change", CHANGES)
 def test_what_is_served_instead_follows_a_change(change: str) -> None:
@@ -204,7 +205,7 @@ def test_what_is_served_instead_follows_a_change(change: str) -> None:
     record("P33", f"sim: {change} after a serve that failed", "what is served in its place is served again", True)
 
 
-# fault: core/request.py: back_to, moved = _fit(spare, change) if spare else (None, []) → back_to, moved = spare, []
+# fault: core/placement.py: back_to, moved = _fit(spare, cluster) if spare else (None, []) → back_to, moved = spare, []
 @pytest.mark.promise("P33", "P36")
 @pytest.mark.parametrize("change", CHANGES)
 def test_a_load_that_fails_after_a_change_goes_back_to_hosts_that_are_there(change: str) -> None:

@@ -6,7 +6,6 @@ import json
 import re
 from collections.abc import Iterator
 from functools import partial
-from typing import Any
 
 import pytest
 
@@ -19,8 +18,9 @@ from vllm_cluster.actions import explain, history
 from vllm_cluster.cli.render import history as render
 from vllm_cluster.cli.render.explain import explain_document, show_explained
 from vllm_cluster.cli.render.history import history_document, show_history
-from vllm_cluster.core.request import Entry
+from vllm_cluster.core.history import Entry
 from vllm_cluster.errors import PreflightFailed, UsageError
+from vllm_cluster.wire.order import Order, read_order
 
 INVENTORY = make.inventory(2)
 
@@ -49,15 +49,21 @@ def entries(world: World) -> list[Entry]:
     return list(outcome.value)
 
 
-def wanted(world: World) -> dict[str, Any]:
-    """The request as the head has it."""
+def wanted(world: World) -> Order:
+    """The order as the head has it."""
     box = world.machines["gpu1"].box("vcluster-lab")
     assert box
-    found: dict[str, Any] = json.loads(world.machines["gpu1"].read(box, f"{life.STATE}/wanted.json") or b"{}")
-    return found
+    return read_order(world.machines["gpu1"].read(box, f"{life.STATE}/wanted.json") or b"{}")
 
 
-# fault: actions/rollback.py: if found["generation"] != now and → if found["generation"] == now and
+def asked_for(world: World) -> str:
+    """The model that the head is asked for."""
+    asked = wanted(world).wanted
+    assert asked
+    return asked.deployment.model
+
+
+# fault: actions/rollback.py: if found.generation != now and → if found.generation == now and
 def test_rollback_serves_what_was_ready_before_and_back_again(world: World) -> None:
     for model in ("org/a", "org/b"):
         assert serve(world, model).error is None
@@ -65,9 +71,9 @@ def test_rollback_serves_what_was_ready_before_and_back_again(world: World) -> N
     assert outcome.error is None, outcome.story()
     assert [question.partition(" (")[0] for question in asked] == ["Stop org/b"]
     assert asked[0].endswith("and serve org/a again?")
-    assert wanted(world)["serve"]["model"] == "org/a"
+    assert asked_for(world) == "org/a"
     assert go_back(world)[0].error is None
-    assert wanted(world)["serve"]["model"] == "org/b"
+    assert asked_for(world) == "org/b"
 
 
 @pytest.mark.parametrize("answer", [None, False])
@@ -88,17 +94,17 @@ def test_without_anything_before_there_is_nothing_to_go_back_to(world: World) ->
     assert "rollback: no earlier request was ready" in error.message
     assert lab.run(world, INVENTORY, lab.do_stop).error is None
     assert go_back(world)[0].error is None
-    assert wanted(world)["serve"]["model"] == "org/a"
+    assert asked_for(world) == "org/a"
 
 
-# fault: core/request.py: generation(content) → f"{generation(content)}-{__import__('secrets').token_hex(4)}"
+# fault: core/placement.py: name = name_of(deployment, replica) → name = __import__('secrets').token_hex(4)
 def test_the_same_request_twice_changes_nothing_despite_events_between(world: World) -> None:
     """A retry after a failure has no other name: what is healthy afterwards is left alone."""
     assert serve(world, "no/such").error is not None
     first = wanted(world)
     assert serve(world, "no/such").error is not None
     again = wanted(world)
-    assert (again["serve"], again["epoch"]) == (first["serve"], first["epoch"] + 1)
+    assert (again.wanted, again.epoch) == (first.wanted, first.epoch + 1)
     assert serve(world, "org/a").error is None
     served = wanted(world)
     for _ in range(2):
@@ -147,7 +153,7 @@ def test_a_line_of_the_history_that_cannot_be_written_is_a_warning(world: World)
 
 def test_requests_are_distinct_and_an_up_lists_its_hosts(world: World, capsys: pytest.CaptureFixture[str]) -> None:
     """Five requests for one model differ in their names, layouts and flags; a rollback names the one that it took."""
-    for given in ({"name": "long", "extra": ("--max-model-len", "8192")}, {"tp": 1, "pp": 4}):
+    for given in ({"name": "long", "flags": ("--max-model-len", "8192")}, {"tp": 1, "pp": 4}):
         lab.succeed(world, INVENTORY, partial(lab.do_serve, model="org/a", **given))
     assert go_back(world)[0].error is None
     up, *requests = entries(world)

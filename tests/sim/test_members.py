@@ -22,6 +22,7 @@ from vllm_cluster.errors import HostError, Unreachable, VclusterError
 from vllm_cluster.inventory.model import Inventory
 from vllm_cluster.run.barrier import GONE_SECONDS
 from vllm_cluster.run.connection import CONNECT_SECONDS
+from vllm_cluster.wire.order import read_order
 
 CHANGES = {
     "a host joins": (inventory(1, 2), inventory(1, 2, 3)),
@@ -93,7 +94,7 @@ def breaks(calls: list[Call], fault: Fault) -> list[int]:
     return chosen
 
 
-# fault: run/members.py: if followed := follow(kept[request.FILE], operation.change, taken): → if followed := None:
+# fault: run/members.py: if followed := follow(kept[WANTED], operation.change, taken): → if followed := None:
 @pytest.mark.slow
 @pytest.mark.promise("P33", "P1")
 @pytest.mark.parametrize("change", CHANGES)
@@ -188,7 +189,7 @@ def test_a_record_that_cannot_be_read_is_reported_and_written_again(change: Call
 @pytest.mark.promise("P33")
 @pytest.mark.parametrize(
     "words",
-    [{"argv": 5}, {"argv": ["x", 5]}, {"argv": ["--tensor-parallel-size=x"]}, {"argv": []}, {"name": 5}, {"host": []}],
+    [{"generation": 5}, {"deployment": {"name": 5}}, {"replica": {}}, {"replica": []}, {"replica": {"parts": []}}],
     ids=repr,
 )
 def test_a_request_that_no_laptop_wrote_blocks_no_verb(words: dict[str, Any]) -> None:
@@ -198,7 +199,8 @@ def test_a_request_that_no_laptop_wrote_blocks_no_verb(words: dict[str, Any]) ->
         lab.succeed(world, inventory(1, 2, 3), lab.do_serve)
         files = world.machines["gpu1"].volumes["vcluster-lab-state"].files
         asked = json.loads(files["wanted.json"])
-        files["wanted.json"] = json.dumps({**asked, "serve": {**asked["serve"], **words}}).encode()
+        (placed,) = asked["deployments"]
+        files["wanted.json"] = json.dumps({**asked, "deployments": [{**placed, **words}]}).encode()
         lab.succeed(world, fewer, lab.do_plan)
         lab.succeed(world, fewer, lab.do_down)
 
@@ -269,7 +271,7 @@ def test_a_host_joins_and_the_model_survives_its_next_failure() -> None:
     record("P33", "sim: a host joins while a model is served, which then fails", "served again on 6 GPUs", True)
 
 
-# fault: core/request.py: if tp * pp <= total: → if tp * pp <= 1000 * total:
+# fault: core/placement.py: if tp * pp <= total: → if tp * pp <= 1000 * total:
 @pytest.mark.promise("P33")
 def test_a_layout_that_was_asked_for_is_not_replaced_by_another() -> None:
     world = make.world((2, 2, 2))
@@ -469,8 +471,10 @@ def test_a_model_is_served_where_its_hosts_are_after_they_got_other_addresses(re
         lab.succeed(world, after, lab.do_up)
         assert served(world, after) == ("org/model", "ready")
         whole(world, after)
-        asked = json.loads(world.machines["gpu1"].volumes["vcluster-lab-state"].files["wanted.json"])["serve"]
+        asked = read_order(world.machines["gpu1"].volumes["vcluster-lab-state"].files["wanted.json"]).wanted
+        assert asked
         if readdressed == "gpu1":
-            assert (asked["host"], f"--host={address}" in asked["argv"]) == (address, True)
+            assert asked.replica.host == address
+            assert f"--host={address}" in asked.replica.leader.argv
         else:
-            assert asked["hosts"] == [address]
+            assert [*asked.replica.ranks] == [address]

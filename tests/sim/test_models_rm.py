@@ -71,7 +71,9 @@ def requests(world: World, model: str, *flags: str) -> None:
     assert head
     files, inside, _ = machine.place(head, f"{life.STATE}/wanted.json")
     asked = json.loads(files[inside])
-    asked["serve"] |= {"model": model, "argv": ["vllm", "serve", model, *flags]}
+    (placed,) = asked["deployments"]
+    placed["deployment"] |= {"model": model, "flags": flags}
+    placed["replica"]["parts"][0]["argv"] = ["vllm", "serve", model, *flags]
     files[inside] = json.dumps(asked).encode()
 
 

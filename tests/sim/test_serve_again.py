@@ -35,7 +35,7 @@ def world() -> Iterator[World]:
 def ask(world: World, model: str, *extra: str, **more: Any) -> tuple[Outcome, list[str]]:
     """`vcluster serve`, and what it asked."""
     person = lab.Person(False)
-    asked = partial(lab.do_serve, model=model, extra=extra, confirm=person, **more)
+    asked = partial(lab.do_serve, model=model, flags=extra, confirm=person, **more)
     return lab.run(world, INVENTORY, asked), person.asked
 
 
@@ -78,7 +78,7 @@ def test_a_cluster_that_is_not_up_names_the_hosts_and_what_they_lack(stopped: tu
 
 def test_a_failed_request_names_itself_the_reason_and_its_own_command(world: World) -> None:
     """`--name` and flags are in the command to try again, and the two models are distinguished."""
-    bad = partial(lab.do_serve, model="no/such", name="bad", tp=1, pp=4, extra=("--max-model-len", "2048"))
+    bad = partial(lab.do_serve, model="no/such", name="bad", tp=1, pp=4, flags=("--max-model-len", "2048"))
     outcome = lab.run(world, INVENTORY, bad)
     assert isinstance(outcome.error, HostError), outcome.story()
     first, *more = outcome.error.message.splitlines()
@@ -96,7 +96,7 @@ def test_a_failed_request_names_itself_the_reason_and_its_own_command(world: Wor
 @pytest.fixture
 def chosen(world: World) -> World:
     """It serves org/other by another name on one host, with a flag."""
-    asked = partial(lab.do_serve, model="org/other", name="other", hosts=("gpu1",), extra=("--seed", "7"))
+    asked = partial(lab.do_serve, model="org/other", name="other", hosts=("gpu1",), flags=("--seed", "7"))
     lab.succeed(world, INVENTORY, asked)
     return world
 
@@ -104,7 +104,7 @@ def chosen(world: World) -> World:
 SERVED = "vcluster serve org/other --name other --hosts gpu1"
 
 
-# fault: run/history.py: request_of(node, serve.generation) → None
+# fault: run/history.py: if one.generation == serve.generation → if not one
 def test_exposing_what_is_served_keeps_its_options(chosen: World, tmp_path: Path) -> None:
     def verb(inventory: Inventory, _emit: Emit, runtime: Runtime) -> Any:
         return endpoint.endpoint(inventory, tmp_path, direct=True, detach=None, runtime=runtime)

@@ -29,7 +29,7 @@ def world() -> Iterator[World]:
 def ask(world: World, *extra: str) -> tuple[Outcome, list[str]]:
     """`vcluster serve org/other`, and what it asked."""
     person = lab.Person(True)
-    asked = partial(lab.do_serve, model="org/other", extra=extra, confirm=person)
+    asked = partial(lab.do_serve, model="org/other", flags=extra, confirm=person)
     return lab.run(world, INVENTORY, asked), person.asked
 
 

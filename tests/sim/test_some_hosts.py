@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any
@@ -14,6 +13,7 @@ from tests.support.sim.lab import Outcome
 from tests.support.sim.world import World
 from vllm_cluster.actions import history
 from vllm_cluster.errors import UsageError
+from vllm_cluster.wire.order import read_order
 
 THREE = make.inventory(3)
 
@@ -32,7 +32,7 @@ def ask(world: World, hosts: Sequence[str], tp: int | None = None, pp: int | Non
 
 def wanted(world: World) -> Any:
     """What the head is asked to serve."""
-    return json.loads(world.machines["gpu1"].volumes["vcluster-lab-state"].files["wanted.json"])["serve"]
+    return read_order(world.machines["gpu1"].volumes["vcluster-lab-state"].files["wanted.json"]).wanted
 
 
 def notes(outcome: Outcome) -> list[str]:
@@ -43,8 +43,8 @@ def notes(outcome: Outcome) -> list[str]:
 def test_the_chosen_hosts_get_the_ranks_and_the_others_are_listed(world: World) -> None:
     outcome = ask(world, ["gpu3", "gpu2"])
     assert outcome.error is None, outcome.story()
-    assert (wanted(world)["hosts"], wanted(world)["ranks"]) == (
-        ["10.0.0.2", "10.0.0.3"],
+    assert (wanted(world).deployment.hosts, wanted(world).replica.ranks) == (
+        ("gpu2", "gpu3"),
         {"10.0.0.2": 2, "10.0.0.3": 2},
     )
     assert "--hosts gpu2,gpu3: GPUs stay idle: 2 of gpu1" in notes(outcome)
@@ -54,13 +54,13 @@ def test_the_chosen_hosts_get_the_ranks_and_the_others_are_listed(world: World) 
 
 def test_fewer_ranks_than_gpus_go_to_the_first_hosts(world: World) -> None:
     outcome = ask(world, [], 2, 2)
-    assert (wanted(world)["ranks"], "hosts" in wanted(world)) == ({"10.0.0.1": 2, "10.0.0.2": 2}, False)
+    assert (wanted(world).replica.ranks, wanted(world).deployment.hosts) == ({"10.0.0.1": 2, "10.0.0.2": 2}, ())
     assert "2 of the 6 GPUs stay idle: 2 of gpu3" in notes(outcome)
 
 
 def test_all_hosts_by_name_are_all_hosts(world: World) -> None:
     assert ask(world, []).error is None
-    assert "hosts" not in wanted(world)
+    assert not wanted(world).deployment.hosts
     again = ask(world, ["gpu1", "gpu2", "gpu3"])
     assert (again.error, again.script.changing) == (None, [])
 
@@ -89,7 +89,7 @@ def test_a_rollback_prints_the_port_of_the_request_and_not_a_later_one(world: Wo
     moved = THREE.model_copy(update={"ports": THREE.ports.model_copy(update={"api": 8100})})
 
     outcome = lab.succeed(world, moved, lab.do_rollback)
-    assert (outcome.value.port, wanted(world)["port"]) == (8000, 8000)
+    assert (outcome.value.port, wanted(world).replica.port) == (8000, 8000)
 
 
 def test_history_and_rollback_name_the_hosts(world: World) -> None:
@@ -97,7 +97,7 @@ def test_history_and_rollback_name_the_hosts(world: World) -> None:
     assert ask(world, ["gpu3"], 1, 1).error is None
 
     lab.succeed(world, THREE, lab.do_rollback)
-    assert wanted(world)["ranks"] == {"10.0.0.2": 2}
+    assert wanted(world).replica.ranks == {"10.0.0.2": 2}
     entries = lab.run(world, THREE, lambda inventory, _, runtime: history.history(inventory, runtime=runtime)).value
     assert [entry.operations[0] for entry in entries if entry.verb in ("serve", "rollback")] == [
         "serve org/model --hosts gpu2 (TP=2 × PP=1)",
@@ -109,7 +109,7 @@ def test_history_and_rollback_name_the_hosts(world: World) -> None:
 def test_a_host_that_leaves_takes_the_model_along_only_where_it_was_chosen(world: World) -> None:
     assert ask(world, ["gpu1", "gpu2"]).error is None
     lab.succeed(world, make.inventory(2), lab.do_up)
-    assert wanted(world)["ranks"] == {"10.0.0.1": 2, "10.0.0.2": 2}
+    assert wanted(world).replica.ranks == {"10.0.0.1": 2, "10.0.0.2": 2}
     lab.succeed(world, make.inventory(1), lab.do_up)
     assert wanted(world) is None
 

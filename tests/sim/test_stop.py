@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -12,6 +11,7 @@ from tests.support.sim.lab import Outcome
 from tests.support.sim.world import Box, World
 from vllm_cluster.errors import PreflightFailed
 from vllm_cluster.inventory.model import Inventory
+from vllm_cluster.wire.order import read_order
 
 Case = Callable[[World, Inventory], Inventory]
 
@@ -33,7 +33,7 @@ def head_of(world: World) -> Box:
 def request(world: World) -> object:
     """What the head is asked to serve."""
     raw = world.machines["gpu1"].read(head_of(world), f"{life.STATE}/wanted.json")
-    return json.loads(raw)["serve"] if raw else None
+    return read_order(raw).wanted if raw else None
 
 
 def result(outcome: Outcome) -> str:

@@ -26,9 +26,9 @@ from vllm_cluster.core import plan
 from vllm_cluster.core.answer import Answer, TokenLogprob
 from vllm_cluster.core.bench import BenchRun, ComparedFigure, HostHardware, Point
 from vllm_cluster.core.counters import ModelLoad
+from vllm_cluster.core.history import Entry
 from vllm_cluster.core.image_use import ClusterImage
 from vllm_cluster.core.load import HostLoad
-from vllm_cluster.core.request import Entry
 from vllm_cluster.explain.diagnosis import BenignMatch
 from vllm_cluster.explain.scan import LogPosition
 from vllm_cluster.facts.host_facts import HostFacts

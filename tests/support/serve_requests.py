@@ -1,19 +1,23 @@
-"""Requests to serve, as `vcluster serve` writes them."""
+"""Deployments on hosts, as `vcluster serve` places them."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from vllm_cluster.backends import vllm
-from vllm_cluster.core import request
+from vllm_cluster.core.placement import Cluster, place
+from vllm_cluster.wire.order import Deployment, Placement
+
+ADDRESSES = {f"gpu{number}": f"10.0.0.{number}" for number in range(1, 10)}
 
 
-def asked(nodes: Mapping[str, int], tp: int, pp: int, hosts: list[str] | None = None, **more: Any) -> dict[str, Any]:
-    """A request as `serve` writes it."""
-    model = more.pop("model", "org/llama")
-    at: dict[str, Any] = {"name": more.pop("name", "llama"), "host": more.pop("host", "127.0.0.1"), "port": 8000}
-    argv = vllm.serve_argv(model, tp=tp, pp=pp, extra=(), **at)
-    there = {address: count for address, count in nodes.items() if hosts is None or address in hosts}
-    given: dict[str, Any] = {"ranks": vllm.place(there, tp, pp), **({"hosts": hosts} if hosts else {})}
-    return request.request(argv, model=model, nodes=nodes, **at, **given, **{"by_default": True, **more})
+def cluster(gpus: Mapping[str, int], known: Mapping[str, str] | None = None, **addresses: str) -> Cluster:
+    """Hosts with GPUs, the head first; gpuN has the address 10.0.0.N, where no other is given."""
+    return Cluster(gpus, {name: addresses.get(name, ADDRESSES[name]) for name in gpus}, known or {})
+
+
+def placed(gpus: Mapping[str, int], tp: int, pp: int, hosts: Sequence[str] = (), **more: Any) -> Placement:
+    """A deployment as `serve` places it; its layout is asked for with `by_default=False`."""
+    sizes = {} if more.pop("by_default", True) else {"tp": tp, "pp": pp}
+    given = {"name": "llama", "model": "org/llama", "hosts": tuple(hosts), **sizes, **more}
+    return place(Deployment(**given), cluster(gpus), (tp, pp), 8000)

@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any
 
 from vllm_cluster.actions.assess import Assessment, assess
 from vllm_cluster.actions.consent import Consent, Stops, served_on
 from vllm_cluster.actions.explain import add_cause
-from vllm_cluster.core import request
 from vllm_cluster.core.members import Record
+from vllm_cluster.core.placement import command, summary
 from vllm_cluster.core.plan import (
     CreateNode,
     Operation,
@@ -33,6 +32,8 @@ from vllm_cluster.run.node_handle import NodeHandle, NodeState
 from vllm_cluster.run.observe import RECORD_FILE
 from vllm_cluster.shell_line import command_line
 from vllm_cluster.text import by_hosts
+from vllm_cluster.wire.order import LOOPBACK, Placement
+from vllm_cluster.wire.reading import RefusedDocument
 from vllm_cluster.wire.status import ServeFailure, ServeStatus
 
 
@@ -48,7 +49,7 @@ class Endpoint:
     @property
     def exposed(self) -> bool:
         """Whether other machines can reach it without a tunnel."""
-        return self.host != "127.0.0.1"
+        return self.host != LOOPBACK
 
 
 def look_up(inventory: Inventory, fleet: Fleet, emit: Emit) -> Assessment:
@@ -64,20 +65,21 @@ def look_up(inventory: Inventory, fleet: Fleet, emit: Emit) -> Assessment:
 
 def ask_head(
     node: NodeHandle,
-    wanted: Mapping[str, Any] | None,
+    wanted: Placement | None,
     emit: Emit,
     *,
     verb: str,
     entry: str = "",
     consent: Consent,
     names: Mapping[str, str],
+    gpus: Mapping[str, int] | None = None,
     then: str = "",
     wait: float = 0.0,
 ) -> int:
     """Write what is wanted, or None for nothing, once what that stops is confirmed; returns the request's number.
 
     `entry` is what the history has before the request, if not the verb; `then` is what follows the stop, for the
-    question; `names` are those of the hosts, by address.
+    question; `names` are those of the hosts, and `gpus` their GPUs as they were looked at, by address.
 
     Raises:
         Aborted, UsageError, PreflightFailed: as `Consent.ask`.
@@ -88,16 +90,16 @@ def ask_head(
         consent.ask(stopped_for(node, wanted), then)
         with Lease([node.connection], node.cluster, verb) as lease:
             lease.acquire(wait, waiting(emit))
-            if wanted:
-                _require_same(node, wanted)
+            if gpus:
+                _require_same(node, gpus)
             if consent.covers(stopped_for(node, wanted)):
                 number = node.ask(wanted)
-                text = f"{entry or verb} {request.summary(wanted, names)}" if wanted else verb
+                text = f"{entry or verb} {summary(wanted, names)}" if wanted else verb
                 record(node, verb, [text], emit, request=number)
                 return number
 
 
-def _require_same(node: NodeHandle, wanted: Mapping[str, Any]) -> None:
+def _require_same(node: NodeHandle, gpus: Mapping[str, int]) -> None:
     """Refuse a layout over hosts that are others by now: while the lease is held they stay as they are.
 
     Raises:
@@ -105,24 +107,22 @@ def _require_same(node: NodeHandle, wanted: Mapping[str, Any]) -> None:
     """
     found, _ = Record.read(node.read(RECORD_FILE))
     now = {member.address: member.gpus for member in found.members if not member.leaving} if found else {}
-    if now and now != wanted["nodes"]:
+    if now and now != gpus:
         text = f"{node.host}: the hosts of {node.cluster} have changed since they were looked at; nothing was changed"
         raise PreflightFailed(text, again=())
 
 
-def follow(
-    fleet: Fleet, inventory: Inventory, number: int, wanted: Mapping[str, Any], emit: Emit, *, title: str
-) -> None:
+def follow(fleet: Fleet, inventory: Inventory, number: int, wanted: Placement, emit: Emit, *, title: str) -> None:
     """Show how far the head is with a request, until the model has answered."""
     emit(Event("phase", title))
-    with continues_on_interrupt(inventory.cluster, wanted["name"]):
+    with continues_on_interrupt(inventory.cluster, wanted.deployment.name):
         Follower(fleet, inventory, number, emit, asked=wanted).follow()
 
 
-def stopped_for(node: NodeHandle, wanted: Mapping[str, Any] | None) -> Stops:
+def stopped_for(node: NodeHandle, wanted: Placement | None) -> Stops:
     """What the request would stop; nothing where it is served or being loaded already."""
     stops = served_on(node)
-    same = stops.served is not None and wanted is not None and stops.served.generation == wanted["generation"]
+    same = stops.served is not None and wanted is not None and stops.served.generation == wanted.generation
     return Stops() if same else stops
 
 
@@ -190,7 +190,7 @@ class Follower:
         number: int,
         emit: Emit,
         *,
-        asked: Mapping[str, Any],
+        asked: Placement,
     ) -> None:
         self._fleet, self._inventory, self._number, self._emit = fleet, inventory, number, emit
         self._asked = asked
@@ -220,7 +220,7 @@ class Follower:
             self._fleet.runtime.clock.sleep(POLL)
 
     def _await_pickup(self, node: NodeState) -> None:
-        self._number = _current_number(self._node, self._number, self._asked["generation"])
+        self._number = _current_number(self._node, self._number, self._asked.generation)
         if node.status and node.status.role == "worker":
             text = f"{self._head.name}: serve: another run moved the head to another host"
             raise Replaced(text, hint="vcluster status")
@@ -292,7 +292,7 @@ def _with_rollback(error: VclusterError, serving: ServeStatus) -> VclusterError:
     return error
 
 
-def _failure(fleet: Fleet, inventory: Inventory, asked: Mapping[str, Any], found: ServeFailure | None) -> VclusterError:
+def _failure(fleet: Fleet, inventory: Inventory, asked: Placement, found: ServeFailure | None) -> VclusterError:
     """The error for a request that cannot be served; its last remedy is the command that asked for it."""
     host = inventory.head_name
     if found is None:
@@ -303,11 +303,11 @@ def _failure(fleet: Fleet, inventory: Inventory, asked: Mapping[str, Any], found
         )
     error = HostError(
         host,
-        f"{asked['name']} cannot be served: {found.summary}",
-        hint=request.command(asked, fleet.addresses),
+        f"{asked.deployment.name} cannot be served: {found.summary}",
+        hint=command(asked.deployment, fleet.addresses),
     )
     last_words = "\n" + "\n".join(found.lines[-30:])
-    return add_cause(error, fleet, inventory, last_words, model=str(asked["model"]))
+    return add_cause(error, fleet, inventory, last_words, model=asked.deployment.model)
 
 
 def _current_number(node: NodeHandle, number: int, generation: str) -> int:
@@ -316,11 +316,14 @@ def _current_number(node: NodeHandle, number: int, generation: str) -> int:
     Raises:
         Replaced: another one was written since; with who asked for what, and when.
     """
-    raw = node.read(request.FILE)
-    if raw is None or request.number(raw) <= number:
+    try:
+        order = node.order()
+    except RefusedDocument:
         return number
-    if (request.asked(raw) or {}).get("generation") == generation:
-        return request.number(raw)
+    if order is None or order.epoch <= number:
+        return number
+    if order.wanted and order.wanted.generation == generation:
+        return order.epoch
     other = last_other(node)
     for _ in range(AUDIT_LOOKS):
         if other:

@@ -13,7 +13,6 @@ from vllm_cluster import __version__
 from vllm_cluster.actions.head import reach_head, read_key, ready
 from vllm_cluster.actions.tunnel import address_of
 from vllm_cluster.clock import Deadline
-from vllm_cluster.core import request
 from vllm_cluster.core.bench import BenchPoint, BenchRun, HostHardware, Point, argv, figures, order
 from vllm_cluster.core.spec import node_name
 from vllm_cluster.errors import HostError, UsageError
@@ -160,7 +159,9 @@ def _document(
 ) -> dict[str, Any]:
     fleet.all(HostConnection.connect, [name for name in inventory.hosts if name != head.name])
     facts = fleet.all(lambda connection: observe(inventory, connection))
-    flags = _flags(NodeHandle(head, inventory.cluster).read(request.FILE))
+    asked = NodeHandle(head, inventory.cluster).asked()
+    # The environment has vcluster's own names; secrets are in neither.
+    flags = [redact(word) for word in asked.replica.leader.argv] if asked else []
     return {
         "v": 1,
         "complete": False,
@@ -175,15 +176,6 @@ def _document(
         "hosts": [asdict(hardware(name, inventory.hosts[name].address, host)) for name, host in facts.items()],
         "points": [],
     }
-
-
-def _flags(raw: bytes | None) -> list[str]:
-    try:
-        serve = json.loads(raw or b"{}")["serve"]
-        # The environment has vcluster's own names; secrets are in neither.
-        return [redact(str(word)) for word in serve["argv"]]
-    except (ValueError, KeyError, TypeError):
-        return []
 
 
 def hardware(name: str, address: str, facts: HostFacts) -> HostHardware:

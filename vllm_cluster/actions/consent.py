@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 from vllm_cluster.actions.batches import batches_on, has_batches
-from vllm_cluster.core import request
 from vllm_cluster.core.node_status import UnreadableStatus
 from vllm_cluster.core.plan import MoveHead, Plan, RecordMembers, RemoveContainer, RestartNode
 from vllm_cluster.core.spec import CLUSTER, HEAD_ADDRESS, ROLE, node_name, stored_spec
@@ -17,6 +16,7 @@ from vllm_cluster.run.connection import Fleet
 from vllm_cluster.run.node_handle import NodeHandle
 from vllm_cluster.run.program import python
 from vllm_cluster.text import age, by_hosts, count, plural
+from vllm_cluster.wire.order import read_order
 from vllm_cluster.wire.status import ServeStatus
 
 # Asks a person: yes, no, or None without a terminal.
@@ -198,12 +198,13 @@ def stopped_by(plan: Plan, facts: Mapping[str, HostFacts], fleet: Fleet) -> Stop
     left = _left_behind(plan, containers, fleet)
     if not (nodes or written):
         return left
-    stops, wanted = served_by(plan.cluster, containers, fleet), request.asked(written.encode()) or {}
-    # A request is also written where only what is served in its place changes.
-    moved = bool(written) and (stops.served is None or wanted.get("generation") != stops.served.generation)
+    stops, wanted = served_by(plan.cluster, containers, fleet), read_order(written.encode()).wanted if written else None
+    # An order is also written where only what is served in its place changes.
+    moved = bool(written) and (stops.served is None or wanted is None or wanted.generation != stops.served.generation)
     if stops.served and not moved and (not nodes or _spares(stops.served, nodes.values(), containers)):
         return replace(left, nodes=nodes, stays=stops.served.name if nodes else "")
-    again = not moved or (stops.served is not None and wanted.get("name") == stops.served.name)
+    name = wanted.deployment.name if wanted else None
+    again = not moved or (stops.served is not None and name == stops.served.name)
     return replace(left, served=stops.served, unknown=stops.unknown, nodes=nodes, again=again)
 
 

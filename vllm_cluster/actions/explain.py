@@ -16,7 +16,7 @@ from io import BufferedReader
 from pathlib import Path
 from typing import IO, cast
 
-from vllm_cluster.core.request import Entry
+from vllm_cluster.core.history import Entry
 from vllm_cluster.errors import (
     Aborted,
     ConnectionLost,

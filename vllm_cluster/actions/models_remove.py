@@ -22,6 +22,7 @@ from vllm_cluster.run.runtime import SYSTEM, Runtime
 from vllm_cluster.shell_line import command_line
 from vllm_cluster.text import size
 from vllm_cluster.wire.pull import CacheSize
+from vllm_cluster.wire.reading import RefusedDocument
 
 
 def remove(
@@ -92,14 +93,14 @@ def _words(head: NodeHandle) -> list[str]:
         PreflightFailed: they cannot be read.
     """
     try:
-        asked, serving = head.request(), head.state().serving
+        order, serving = head.order(), head.state().serving
     except UnreadableStatus as error:
         raise PreflightFailed(error.message, hint="vcluster status") from error
-    serve = None if asked is None else asked.get("serve", "unreadable")
-    if not isinstance(serve, dict | None):
-        raise PreflightFailed(f"{head.host}: what is to be served cannot be read", hint="vcluster stop")
-    words = [serve.get("model"), *(serve.get("argv") or ())] if serve else []
-    return [str(word) for word in (*words, serving.model if serving else "")]
+    except RefusedDocument as refused:
+        text = f"{head.host}: what is to be served cannot be read: {refused.why}"
+        raise PreflightFailed(text, hint="vcluster stop") from refused
+    wanted = order.wanted if order else None
+    return [*(wanted.replica.leader.argv if wanted else ()), serving.model if serving else ""]
 
 
 def _of_cache(hosts: PullHosts, host: str, place: CachePlace, do: str) -> CacheSize:

@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping
-from typing import Any
+from functools import partial
 
 from vllm_cluster.actions.ask_head import Endpoint, ask_head, follow, look_up
 from vllm_cluster.actions.assess import connect_all
 from vllm_cluster.actions.consent import Confirm, Consent
-from vllm_cluster.core import request
-from vllm_cluster.errors import PreflightFailed
+from vllm_cluster.core.placement import Cluster, fitted
+from vllm_cluster.errors import PreflightFailed, UsageError
 from vllm_cluster.events import Emit
 from vllm_cluster.inventory.model import Inventory
 from vllm_cluster.run.history import ready_requests
 from vllm_cluster.run.node_handle import NodeHandle
 from vllm_cluster.run.runtime import SYSTEM, Runtime
-
-_LOOPBACK = "127.0.0.1"
+from vllm_cluster.wire.order import Placement
 
 
 def rollback(
@@ -32,40 +29,37 @@ def rollback(
     """
     consent = Consent(confirm, inventory.cluster)
     with connect_all(inventory, emit, runtime=runtime) as fleet:
-        gpus = look_up(inventory, fleet, emit).plan.gpus
+        gpus, names = look_up(inventory, fleet, emit).plan.gpus, fleet.addresses
         node = NodeHandle(fleet.connections[inventory.head_name], inventory.cluster)
-        wanted = _before(node, inventory, gpus)
-        then, names = f" and serve {wanted['name']} again", fleet.addresses
-        number = ask_head(
-            node, wanted, emit, verb="rollback", entry="rollback to", consent=consent, names=names, then=then, wait=wait
+        wanted = _before(node, Cluster.of(inventory, gpus))
+        name = wanted.deployment.name
+        asks = partial(
+            ask_head, verb="rollback", entry="rollback to", consent=consent, names=names, gpus=gpus, wait=wait
         )
-        follow(fleet, inventory, number, wanted, emit, title=f"serving {wanted['name']} again")
-    port = int(wanted.get("port", inventory.ports.api))
-    return Endpoint(str(wanted["name"]), str(wanted["host"]), inventory.head_name, port)
+        number = asks(node, wanted, emit, then=f" and serve {name} again")
+        follow(fleet, inventory, number, wanted, emit, title=f"serving {name} again")
+    return Endpoint(name, wanted.replica.host, inventory.head_name, wanted.replica.port)
 
 
-def _before(node: NodeHandle, inventory: Inventory, gpus: Mapping[str, int]) -> dict[str, Any]:
-    """The last request that was ready and is not what is served or loaded now, for the hosts as they are now."""
-    serving = node.state().serving
-    now = serving.generation if serving else (node.asked() or {}).get("generation")
+def _before(node: NodeHandle, cluster: Cluster) -> Placement:
+    """What was ready last and is not what is served or loaded now, for the hosts as they are now.
+
+    Raises:
+        PreflightFailed: there is none, or the hosts cannot carry it.
+    """
+    serving, asked = node.state().serving, node.asked()
+    now = serving.generation if serving else asked.generation if asked else ""
     for found in reversed(ready_requests(node)):
         # What is served now may be it, in the layout that other hosts asked for.
-        if found["generation"] != now and (fitted := _fitted(inventory, found, gpus))["generation"] != now:
-            return fitted
+        if found.generation != now and (there := _fitted(found, cluster)).generation != now:
+            return there
     text = f"{node.host}: rollback: no earlier request was ready"
     raise PreflightFailed(text, hint="vcluster status --history\nvcluster serve MODEL")
 
 
-def _fitted(inventory: Inventory, found: Mapping[str, Any], gpus: Mapping[str, int]) -> dict[str, Any]:
-    """The request for the hosts as they are now."""
-    asked = {key: value for key, value in found.items() if key != "ready_at"}
-    address = inventory.hosts[inventory.head_name].address
-    here = _LOOPBACK if asked["host"] == _LOOPBACK else address
-    names = {host.address: name for name, host in inventory.hosts.items()}
-    followed = request.follow(request.written(asked, None), request.ChangedCluster(gpus, (asked["host"], here), names))
-    if followed is None:
-        return {**asked, "nodes": dict(gpus)}
-    serve: dict[str, Any] | None = json.loads(followed.content)["serve"]
-    if serve is None:
-        raise PreflightFailed(followed.text, hint="vcluster serve MODEL --tp NUMBER --pp NUMBER")
-    return serve
+def _fitted(found: Placement, cluster: Cluster) -> Placement:
+    try:
+        return fitted(found, cluster)
+    except UsageError as error:
+        hint = "vcluster serve MODEL --tp NUMBER --pp NUMBER"
+        raise PreflightFailed(f"{found.deployment.name} is not served any more: {error.message}", hint=hint) from error

@@ -5,17 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, NamedTuple
 
 from vllm_cluster.actions.ask_head import Endpoint, ask_head, follow, look_up, stopped_for
 from vllm_cluster.actions.assess import Assessment, connect_all
 from vllm_cluster.actions.consent import Confirm, Consent, served_on
 from vllm_cluster.actions.pull_plan import WantedModel
-from vllm_cluster.actions.serve_check import check_request, note_downloads, revision
+from vllm_cluster.actions.serve_check import CheckedRequest, check_request, note_downloads, revision
 from vllm_cluster.actions.serve_pull import PullFirst
 from vllm_cluster.backends import vllm
-from vllm_cluster.core import request
 from vllm_cluster.core.cached_model import cache_place
+from vllm_cluster.core.placement import Cluster, choose_layout, place
 from vllm_cluster.core.spec import node_name
 from vllm_cluster.errors import PreflightFailed, UsageError
 from vllm_cluster.events import Emit, Event, warn_once
@@ -26,6 +25,8 @@ from vllm_cluster.run.connection import Fleet
 from vllm_cluster.run.node_handle import NodeHandle
 from vllm_cluster.run.runtime import SYSTEM, Runtime
 from vllm_cluster.shell_line import command_line, listener_line
+from vllm_cluster.wire.order import Deployment, Order, Placement
+from vllm_cluster.wire.reading import RefusedDocument
 from vllm_cluster.wire.status import ServeStatus
 
 READ_ONCE = "vLLM reads the file of --config at its start only: if it has changed, run vcluster stop and serve again"
@@ -34,21 +35,14 @@ READ_ONCE = "vLLM reads the file of --config at its start only: if it has change
 def serve(
     inventory: Inventory,
     emit: Emit,
+    asked: Deployment,
     *,
-    model: str,
-    name: str | None,
-    tp: int | None,
-    pp: int | None,
-    expose: bool,
-    extra: Sequence[str],
     confirm: Confirm,
-    hosts: Sequence[str] = (),
-    rollback: bool = True,
     pull: bool | None = False,
     wait: float = 0.0,
     runtime: Runtime = SYSTEM,
 ) -> Endpoint:
-    """Serve a model, and return once it has generated a token; with `rollback`, else what was ready before is served.
+    """Serve what a person asks for, and return once it has generated a token; without a name, under that of the model.
 
     With `pull`, hosts that lack the model get it first; None asks, where the hub has it.
 
@@ -57,52 +51,34 @@ def serve(
         PreflightFailed: the cluster is not up, or what is asked for cannot work; what is served continues.
         HostError: vLLM ended, or waits in vain; with the reason.
     """
-    model, served = _readable(inventory, model, name)
-    _ensure_allowed(inventory, model, served, extra)
-    given = Given(tp, pp, _named(inventory, hosts), expose, tuple(extra), rollback)
+    deployment = _understood(inventory, asked)
+    served, then = deployment.name, f" and serve {deployment.name}"
     # What is checked again after a pull is mostly the same.
-    emit, consent, then = warn_once(emit, "note"), Consent(confirm, inventory.cluster), f" and serve {served}"
+    emit, consent = warn_once(emit, "note"), Consent(confirm, inventory.cluster)
     with connect_all(inventory, emit, runtime=runtime) as fleet:
-        seen, names = look_up(inventory, fleet, emit), fleet.addresses
+        seen = look_up(inventory, fleet, emit)
         node = NodeHandle(fleet.connections[inventory.head_name], inventory.cluster)
-        layout, wanted = _request(inventory, seen.plan.gpus, model, served, given)
-        endpoint = Endpoint(served, wanted["host"], inventory.head_name, wanted["port"])
+        cluster = Cluster.of(inventory, gpus := seen.plan.gpus)
+        layout = choose_layout(deployment, cluster)
+        placed = partial(place, deployment, cluster, (layout.tp, layout.pp), inventory.ports.api)
+        wanted = placed(before=(order := _last_order(node)).wanted)
+        endpoint = Endpoint(served, wanted.replica.host, inventory.head_name, wanted.replica.port)
         serving = node.state().serving
-        number = _asked_already(node, serving, wanted["generation"])
+        number = _asked_already(order, serving, wanted.generation)
         if serving and serving.request == number and serving.phase == "ready":
-            return _report_served(node, endpoint, extra, emit)
+            return _report_served(node, endpoint, deployment.flags, emit)
         title = f"{served} is already being started; following it"
         if number is None:
             _show_layout(inventory, seen.facts, layout, serving, emit)
             ask = partial(_ask, consent, node, wanted, then)
-            wanted = _checked(inventory, fleet, seen, wanted, emit, extra=extra, pull=pull, confirm=confirm, ask=ask)
-            number = ask_head(node, wanted, emit, verb="serve", consent=consent, names=names, then=then, wait=wait)
+            found = _checked(inventory, fleet, seen, wanted, emit, pull=pull, confirm=confirm, ask=ask)
+            # The same, and so with the same name: how the weights are read does not count.
+            wanted = placed(loading=found.loading, offline=found.offline, before=wanted)
+            asks = partial(ask_head, verb="serve", consent=consent, names=fleet.addresses, gpus=gpus, wait=wait)
+            number = asks(node, wanted, emit, then=then)
             title = f"serving {served}: TP={layout.tp} × PP={layout.pp}"
         follow(fleet, inventory, number, wanted, emit, title=title)
     return endpoint
-
-
-class Given(NamedTuple):
-    """How a person wants the model served; `hosts` is empty where all are wanted."""
-
-    tp: int | None
-    pp: int | None
-    hosts: tuple[str, ...]
-    expose: bool
-    extra: tuple[str, ...]
-    rollback: bool
-
-
-def _request(
-    inventory: Inventory, gpus: Mapping[str, int], model: str, served: str, given: Given
-) -> tuple[vllm.Parallelism, dict[str, Any]]:
-    """How the model is laid over the GPUs (address → number, the head first), and the request."""
-    layout, where = _layout(inventory, gpus, given)
-    host = inventory.hosts[inventory.head_name].address if given.expose else "127.0.0.1"
-    at: dict[str, Any] = {"name": served, "host": host, "port": inventory.ports.api}
-    argv = vllm.serve_argv(model, tp=layout.tp, pp=layout.pp, extra=given.extra, **at)
-    by_default = given.tp is None and given.pp is None
-    return layout, request.request(argv, model=model, by_default=by_default, rollback=given.rollback, **at, **where)
 
 
 def _show_layout(
@@ -119,7 +95,7 @@ def _show_layout(
         _require_port(facts[inventory.head_name], inventory.ports.api)
 
 
-def _ask(consent: Consent, node: NodeHandle, wanted: Mapping[str, Any], then: str) -> None:
+def _ask(consent: Consent, node: NodeHandle, wanted: Placement, then: str) -> None:
     """Ask before anything is stopped."""
     consent.ask(stopped_for(node, wanted), then)
 
@@ -136,20 +112,19 @@ def _checked(
     inventory: Inventory,
     fleet: Fleet,
     seen: Assessment,
-    wanted: Mapping[str, Any],
+    wanted: Placement,
     emit: Emit,
     *,
-    extra: Sequence[str],
     pull: bool | None,
     confirm: Confirm,
     ask: Callable[[], None],
-) -> dict[str, Any]:
-    """The request, with how the weights are read; a model that hosts lack is pulled first, where that is wanted.
+) -> CheckedRequest:
+    """How the weights are read; a model that hosts lack is pulled first, where that is wanted.
 
     `ask` asks before anything is stopped: every question comes before the pull, which may take hours.
     """
-    model, asked = wanted["model"], revision(extra)
-    judge = partial(check_request, fleet, inventory, seen.facts, wanted, emit, extra=extra)
+    model, asked = wanted.deployment.model, revision(wanted.deployment.flags)
+    judge = partial(check_request, fleet, inventory, seen.facts, wanted, emit)
     first = PullFirst(inventory, fleet, seen.facts, emit, WantedModel(model, "" if asked == "main" else asked))
     found = judge(pull=pull is True)
     if found.lacking and (pull or (pull is None and first.is_wanted(confirm))):
@@ -158,30 +133,31 @@ def _checked(
         found = judge(pull=False)
     elif found.lacking:
         note_downloads(model, found.lacking, emit)
-    env = dict(wanted["env"])
     if found.offline:
-        # Then no host downloads unseen. Not a part of what names the request: the same model is the same request.
+        # Then no host downloads unseen. Not a part of what names it: the same model is the same.
         emit(Event("note", f"{model} is as it was pulled on every host: serving offline"))
-        env |= request.OFFLINE
-    return {**wanted, "env": env, "loading": list(found.loading)}
+    return found
 
 
-def _readable(inventory: Inventory, model: str, name: str | None) -> tuple[str, str]:
-    """The model as vLLM finds it, whose working folder is not the cache, and the name that clients use."""
-    if not model.startswith("./"):
-        return model, name or model
-    folder = cache_place(model).folder
-    return f"{inventory.model_cache}/{folder}", name or folder
+def _understood(inventory: Inventory, asked: Deployment) -> Deployment:
+    """What is asked for with the model as vLLM finds it, whose working folder is not the cache, and with a name.
 
-
-def _ensure_allowed(inventory: Inventory, model: str, served: str, extra: Sequence[str]) -> None:
-    asks = next((flag for flag in extra if flag.partition("=")[0] in ("-h", "--help")), None)
+    Raises:
+        UsageError: there is no such host, or a flag undoes what vcluster does.
+    """
+    model = name = asked.model
+    if model.startswith("./"):
+        name = cache_place(model).folder
+        model = f"{inventory.model_cache}/{name}"
+    found = replace(asked, model=model, name=asked.name or name, hosts=_named(inventory, asked.hosts))
+    asks = next((flag for flag in asked.flags if flag.partition("=")[0] in ("-h", "--help")), None)
     if asks:
         shown = command_line(
             "docker", "exec", node_name(inventory.cluster), "vllm", "serve", asks, on=inventory.head_name
         )
         raise UsageError(f"{asks} prints vLLM's help and serves nothing", hint=shown)
-    vllm.ensure_allowed(model, served, extra)
+    vllm.ensure_allowed(model, found.name, asked.flags)
+    return found
 
 
 def _named(inventory: Inventory, hosts: Sequence[str]) -> tuple[str, ...]:
@@ -200,33 +176,24 @@ def _named(inventory: Inventory, hosts: Sequence[str]) -> tuple[str, ...]:
     return () if len(named) == len(inventory.hosts) else named
 
 
-def _layout(inventory: Inventory, gpus: Mapping[str, int], given: Given) -> tuple[vllm.Parallelism, dict[str, Any]]:
-    """How the model is laid over the GPUs, and what the request has of them."""
-    named = given.hosts
-    names = {host.address: name for name, host in inventory.hosts.items()}
-    there = {address: number for address, number in gpus.items() if not named or names[address] in named}
-    idle = [f"{gpus[address]} of {names[address]}" for address in gpus if address not in there]
-    where = ", ".join(names[address] for address in there) if named else "the cluster"
-    numbers, labels = list(there.values()), [names[address] for address in there]
-    layout = vllm.choose_parallelism(numbers, given.tp, given.pp, labels, where=where)
-    reasons = [*layout.reasons, *([f"--hosts {','.join(named)}: GPUs stay idle: {', '.join(idle)}"] if named else [])]
-    where_it_goes: dict[str, Any] = {"nodes": gpus, "ranks": vllm.place(there, layout.tp, layout.pp)}
-    where_it_goes |= {"hosts": list(there)} if named else {}
-    return replace(layout, reasons=tuple(reasons)), where_it_goes
-
-
 def _require_port(head: HostFacts, port: int) -> None:
     if port in head.listening:
         text = f"{head.host}: serve: port {port} is already in use (ports.api)"
         raise PreflightFailed(text, hint=f"{listener_line(port, head.host)}, then stop that process\nor set ports.api")
 
 
-def _asked_already(node: NodeHandle, serving: ServeStatus | None, generation: str) -> int | None:
-    """The number of the request where the head has it already and it has not failed; None where it must be written."""
-    asked = node.request() or {}
-    serve, number = asked.get("serve"), asked.get("epoch")
-    if not isinstance(serve, Mapping) or not isinstance(number, int) or serve.get("generation") != generation:
+def _last_order(node: NodeHandle) -> Order:
+    """What the head was asked last; one of nothing where it never was, or where that cannot be read."""
+    try:
+        return node.order() or Order()
+    except RefusedDocument:
+        return Order()
+
+
+def _asked_already(order: Order, serving: ServeStatus | None, generation: str) -> int | None:
+    """The number of the order where it asks for this already and has not failed; None where it must be written."""
+    if order.wanted is None or order.wanted.generation != generation:
         return None
-    if serving is None or serving.request != number:
-        return number  # it has not been taken yet
-    return number if serving.generation == generation and serving.phase != "failed" else None
+    if serving is None or serving.request != order.epoch:
+        return order.epoch  # it has not been taken yet
+    return order.epoch if serving.generation == generation and serving.phase != "failed" else None

@@ -24,6 +24,7 @@ from vllm_cluster.run.node_handle import NodeHandle
 from vllm_cluster.run.program import python_source
 from vllm_cluster.shell_line import command_line
 from vllm_cluster.text import by_hosts, last_value
+from vllm_cluster.wire.order import Placement
 from vllm_cluster.wire.reading import RefusedDocument, convert
 
 # What may name another repository, which is then read from the hub, or another place of the files.
@@ -51,10 +52,9 @@ def check_request(
     fleet: Fleet,
     inventory: Inventory,
     facts: Mapping[str, HostFacts],
-    wanted: Mapping[str, Any],
+    wanted: Placement,
     emit: Emit,
     *,
-    extra: Sequence[str],
     pull: bool = False,
 ) -> CheckedRequest:
     """Refuse what cannot be served, all reasons at once; emit what could not be checked.
@@ -64,25 +64,24 @@ def check_request(
     Raises:
         PreflightFailed: the model is not there, vLLM refuses the flags, or it does not fit.
     """
-    emit(Event("phase", f"checking {wanted['model']} and its flags"))
-    argv, head = list(wanted["argv"]), inventory.head_name
-    names = {host.address: name for name, host in inventory.hosts.items()}
-    ranks = {names[address]: number for address, number in wanted["ranks"].items()}
+    deployment, replica, head = wanted.deployment, wanted.replica, inventory.head_name
+    model, extra, argv = deployment.model, deployment.flags, list(replica.leader.argv)
+    emit(Event("phase", f"checking {model} and its flags"))
+    ranks = {part.host: part.gpus for part in replica.parts if part.gpus}
     question = {
-        "model": wanted["model"],
+        "model": model,
         "revision": revision(extra),
         "argv": argv[1:],
-        "env": wanted["env"],
+        "env": replica.leader.env,
         "ask": (*vllm.ASKED, "gpu_memory_utilization", *sorted(loading.OPTIONS)),
         "own": len(argv) - 3 - len(extra),
         "seconds": VLLM_SECONDS,
     }
     files, judged = ask_nodes(fleet, inventory, question, [name for name in inventory.hosts if name in (head, *ranks)])
-    tp, pp = (int(next(word for word in argv if word.startswith(name)).partition("=")[2]) for name in vllm.SIZES)
     gpus, node = _gpus(inventory, facts, ranks), node_name(inventory.cluster)
     beside = {name: _beside(inventory, facts[name], number) for name, number in ranks.items()}
-    asked = Asked(wanted["model"], tp, pp, argv, extra, gpus, node, tuple(ranks), beside)
-    lacking = _lacking(wanted["model"], files, files[head].weights, extra, pull=pull)
+    asked = Asked(model, replica.tp, replica.pp, argv, extra, gpus, node, tuple(ranks), beside)
+    lacking = _lacking(model, files, files[head].weights, extra, pull=pull)
     judged_files = {name: Files("unknown") if pull and name in lacking else one for name, one in files.items()}
     found = list(problems(asked, head, judged_files, judged))
     if found:
@@ -92,11 +91,12 @@ def check_request(
         raise PreflightFailed(text, hint=hint or None, instead={asked.model: near} if near else {})
     if pull and lacking:
         return CheckedRequest((), offline=False, lacking=lacking)
-    if wanted["by_default"] and "hosts" not in wanted and (advice := fewer(asked, files[head], judged)):
+    by_default = not (deployment.tp or deployment.pp or deployment.hosts)
+    if by_default and (advice := fewer(asked, files[head], judged)):
         emit(Event("note", advice))
     _report_unchecked(head, files, judged, emit)
     flags = _loading({host: files[host] for host in ranks or files}, files[head].weights, judged, emit)
-    return CheckedRequest(flags, _is_proved(wanted["model"], files, extra, emit), lacking)
+    return CheckedRequest(flags, _is_proved(model, files, extra, emit), lacking)
 
 
 def _lacking(

@@ -17,6 +17,7 @@ from vllm_cluster.inventory.model import Inventory
 from vllm_cluster.run.node_handle import NodeHandle
 from vllm_cluster.run.observe import observe
 from vllm_cluster.run.runtime import SYSTEM, Runtime
+from vllm_cluster.wire.reading import RefusedDocument
 from vllm_cluster.wire.status import ServeStatus
 
 POLL = 0.3
@@ -82,9 +83,12 @@ def _head_container(inventory: Inventory, facts: HostFacts) -> Container | None:
 
 def _requested(node: NodeHandle) -> bool:
     """Whether the head would serve: it may not have begun, or its container may have ended meanwhile."""
-    asked = node.request()
-    # Unreadable: an empty request in its place is what is asked for.
-    return asked is not None and asked.get("serve", True) is not None
+    try:
+        order = node.order()
+    except RefusedDocument:
+        # An order of nothing in its place is what is asked for.
+        return True
+    return order is not None and order.wanted is not None
 
 
 def _stopped(node: NodeHandle, serving: ServeStatus | None) -> str:

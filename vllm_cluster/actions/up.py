@@ -212,5 +212,5 @@ def _next(head: NodeHandle) -> str:
     if serving:
         state = {"ready": "is served", "failed": "has failed"}.get(serving.phase, "is starting")
         return f"{serving.name} {state}: vcluster status"
-    name = (head.asked() or {}).get("name")
-    return f"{name} is starting: vcluster status" if name else "next: vcluster serve MODEL"
+    asked = head.asked()
+    return f"{asked.deployment.name} is starting: vcluster status" if asked else "next: vcluster serve MODEL"

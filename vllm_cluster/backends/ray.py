@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Literal
 
 from vllm_cluster.inventory.model import Inventory, Ports
 from vllm_cluster.listeners import LOOPBACK
 from vllm_cluster.text import host_port
+from vllm_cluster.wire.order import Part
 
 # The secret that its nodes and drivers show, generated once for a cluster.
 TOKEN = "ray-token"  # noqa: S105 (a name)
@@ -90,3 +92,14 @@ def environment(*, head_address: str, ports: Ports, token_file: str) -> dict[str
         "AUTOSCALER_METRIC_PORT": "-1",
         "DASHBOARD_METRIC_PORT": "-1",
     }
+
+
+def parts(
+    argv: Sequence[str], env: Mapping[str, str], head: str, gpus: Mapping[str, int], addresses: Mapping[str, str]
+) -> tuple[Part, ...]:
+    """What each host runs of a replica that takes these GPUs (host → number): the head alone a command.
+
+    vLLM's executor has Ray start the ranks, on the head too if that has any.
+    """
+    leads = Part(head, addresses[head], gpus.get(head, 0), tuple(argv), env)
+    return (leads, *(Part(name, addresses[name], count) for name, count in gpus.items() if name != head))

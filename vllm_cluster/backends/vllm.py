@@ -11,6 +11,8 @@ from vllm_cluster.errors import UsageError
 from vllm_cluster.text import count, holds_token, redact
 
 MIDDLEWARE = "vcluster_auth.RequireKey"
+# Where every host has all files: then none downloads unseen.
+OFFLINE = {"HF_HUB_OFFLINE": "1"}
 
 _GROUP = "vcluster starts the ranks through Ray"
 _ONE = "a cluster serves one engine over all its GPUs: use --tp and --pp"
@@ -173,7 +175,6 @@ def _agrees(flag: str, following: Sequence[str]) -> bool:
 
 
 # What vLLM's parser is asked for: where these are neither set here nor its own defaults, other words are served.
-SIZES = ("--tensor-parallel-size=", "--pipeline-parallel-size=")
 ASKED = (
     *("model_tag", "served_model_name", "tensor_parallel_size", "pipeline_parallel_size", "host", "port"),
     *("distributed_executor_backend", "middleware", "revision"),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -73,15 +73,14 @@ def serve(
     yes: Yes = False,
 ) -> None:
     """Serve a model on the GPUs of the cluster."""
-    asked: dict[str, Any] = {"model": model, "name": name, "tp": tp, "pp": pp, "expose": expose}
-    asked["hosts"] = [name for given in hosts or () for name in given.split(",")]
-
+    named = tuple(name for given in hosts or () for name in given.split(","))
     with Session(inventory, as_json=as_json, changes=True) as session:
         loaded = session.load()
         from vllm_cluster.actions.serve import serve as serve_action
         from vllm_cluster.cli.render.endpoint import show_endpoint
         from vllm_cluster.cli.tunnel import hold
         from vllm_cluster.transport.forward import listener
+        from vllm_cluster.wire.order import Deployment
 
         if tunnel:
             # Else a port in use would be an error after minutes of loading.
@@ -89,10 +88,8 @@ def serve(
         endpoint = serve_action(
             loaded,
             session.emit,
-            **asked,
-            extra=flags or (),
+            Deployment(name or "", model, tuple(flags or ()), tp, pp, named, expose, rollback),
             confirm=session.confirm(yes),
-            rollback=rollback,
             # Without a person nothing is asked, and so the hub is not either.
             pull=pull if pull is not None or session.can_ask(yes) else False,
             wait=wait,

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Annotated, Any
 
 from vllm_cluster.core.identity import cluster_id, is_of_cluster, node_of
-from vllm_cluster.core.request import ChangedCluster, Followed
+from vllm_cluster.core.placement import Cluster, Followed
 from vllm_cluster.core.spec import ID, ROLE, ContainerSpec
 from vllm_cluster.facts.host_facts import HostFacts
 from vllm_cluster.inventory import grammar
@@ -78,14 +78,11 @@ class Record:
         there = {member.machine_id for member in other.members}
         return tuple(replace(member, leaving=True) for member in self.members if member.machine_id not in there)
 
-    def address_of(self, machine: str) -> str | None:
-        """The address of the member that is this machine; None where none is."""
-        return next((member.address for member in self.members if member.machine_id == machine), None)
-
-    def readdressed(self, later: Record) -> dict[str, str]:
-        """The address that a member has in a later record, by the one before, where it is another."""
-        pairs = ((member.address, later.address_of(member.machine_id)) for member in self.members)
-        return {before: now for before, now in pairs if now and now != before}
+    def renamed(self, later: Record) -> dict[str, str]:
+        """The name that a member has in a later record, by the name and the address that it has in this one."""
+        now = {member.machine_id: member.name for member in later.members}
+        there = [(member, now[member.machine_id]) for member in self.members if member.machine_id in now]
+        return {word: name for member, name in there for word in (member.name, member.address)}
 
     @classmethod
     def read(cls, raw: bytes | None) -> tuple[Record | None, str]:
@@ -140,7 +137,7 @@ class Membership:
     changed: str
     known: bool
     moved_from: str | None
-    change: ChangedCluster | None
+    change: Cluster | None
     request: Followed | None
 
 

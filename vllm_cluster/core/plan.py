@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 from vllm_cluster.core.members import Record
-from vllm_cluster.core.request import ChangedCluster
+from vllm_cluster.core.placement import Cluster
 from vllm_cluster.core.spec import ContainerSpec, FieldChange
 from vllm_cluster.text import count
 
@@ -126,7 +126,7 @@ class MoveHead:
     host: str
     source: str
     record: Record
-    change: ChangedCluster
+    change: Cluster
 
     @property
     def text(self) -> str:
@@ -151,7 +151,7 @@ class RecordMembers:
     seen: bool
     request: str
     request_text: str
-    change: ChangedCluster | None
+    change: Cluster | None
 
     @property
     def text(self) -> str:

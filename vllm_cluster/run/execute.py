@@ -8,7 +8,6 @@ from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from vllm_cluster.core import request
 from vllm_cluster.core.desired import STATE_FOLDER
 from vllm_cluster.core.identity import Owner, owner_of
 from vllm_cluster.core.images import NODE_IMAGE_REPOSITORY, node_image_name, node_image_tag
@@ -58,6 +57,7 @@ from vllm_cluster.run.node_program import node_files
 from vllm_cluster.run.program import python, run
 from vllm_cluster.run.secret_files import provide, remove_orphaned, remove_unused
 from vllm_cluster.run.secrets import Secrets
+from vllm_cluster.wire.order import FRESH
 
 BUILD_SECONDS = 900.0
 # The wheels are sent within the build; bytes a second.
@@ -264,7 +264,7 @@ class PlanExecution:
         engine.put_files(container, "/", {path: (content, 0o644) for path, content in node_files().items()})
         if spec.role == "worker":
             # Should this host be the head again one day, nothing of then may be served by itself.
-            engine.put_files(container, STATE_FOLDER, {name: (data, 0o600) for name, data in request.FRESH.items()})
+            engine.put_files(container, STATE_FOLDER, {name: (data, 0o600) for name, data in FRESH.items()})
         # Before the start: a node that runs counts as done, and nothing would come back for these.
         if door := self._doors.pop(engine.host, None):
             engine.remove(door, grace=0)

@@ -10,17 +10,18 @@ from datetime import datetime
 from typing import Any
 
 from vllm_cluster import __version__
-from vllm_cluster.core import request
 from vllm_cluster.core.desired import STATE_FOLDER
-from vllm_cluster.core.request import RESTARTER, Entry
+from vllm_cluster.core.history import RESTARTER, Entry
+from vllm_cluster.core.placement import command
 from vllm_cluster.errors import HostError
 from vllm_cluster.events import Emit, Event
 from vllm_cluster.inventory.model import Inventory
 from vllm_cluster.laptop import whoami
 from vllm_cluster.run.node_handle import NodeHandle
 from vllm_cluster.run.program import python
-from vllm_cluster.shell_line import shell_line
 from vllm_cluster.text import count
+from vllm_cluster.wire.order import READY, RESULTS, Deployment, Placement, read_ready
+from vllm_cluster.wire.reading import RefusedDocument
 from vllm_cluster.wire.status import ServeStatus
 
 AUDIT_FILE = "audit.jsonl"
@@ -104,7 +105,7 @@ _OF_RESTARTS = ("restarted", "ready again", "gave up")
 
 def read_history(node: NodeHandle) -> list[Entry]:
     """Every entry that the head has kept, the oldest first; a line that cannot be read is passed over."""
-    results = _lines(node, request.RESULTS_FILE)
+    results = _lines(node, RESULTS)
     ends: dict[int, list[Mapping[str, Any]]] = {}
     for line in results:
         if isinstance(line.get("request"), int) and line.get("result") not in _OF_RESTARTS:
@@ -118,47 +119,44 @@ def read_history(node: NodeHandle) -> list[Entry]:
 
 def restarts(node: NodeHandle, request_number: int) -> list[Entry]:
     """The restarts of what a request asked for, the oldest first."""
-    return [entry for entry in _restarts(_lines(node, request.RESULTS_FILE)) if entry.request == request_number]
+    return [entry for entry in _restarts(_lines(node, RESULTS)) if entry.request == request_number]
 
 
-def ready_requests(node: NodeHandle) -> list[dict[str, Any]]:
-    """The requests that were ready, the newest last."""
-    raw = node.read(request.READY_FILE)
+def ready_requests(node: NodeHandle) -> tuple[Placement, ...]:
+    """What was ready, the newest last; nothing where that cannot be read."""
     try:
-        rows = json.loads(raw or b"{}").get("requests", [])
-    except (ValueError, AttributeError, RecursionError):
-        return []
-    return [
-        dict(row)
-        for row in (rows if isinstance(rows, list) else ())
-        if request.whole_request(row) and isinstance(row.get("generation"), str) and isinstance(row.get("env"), dict)
-    ]
+        return read_ready(node.read(READY) or b"", f"{node.host}: {READY}").requests
+    except RefusedDocument:
+        return ()
 
 
-def known_requests(node: NodeHandle) -> Iterator[Mapping[str, Any]]:
-    """What was asked for last, which may never get ready, then the requests that were ready, the newest first."""
-    yield node.asked() or {}
+def known_requests(node: NodeHandle) -> Iterator[Placement]:
+    """What was asked for last, which may never get ready, then what was ready, the newest first."""
+    if asked := node.asked():
+        yield asked
     yield from reversed(ready_requests(node))
-
-
-def request_of(node: NodeHandle, generation: str) -> Mapping[str, Any] | None:
-    """The request that is served: where the last one cannot be, the head serves one that was ready before."""
-    return next((one for one in known_requests(node) if one.get("generation") == generation), None)
 
 
 def command_of(
     inventory: Inventory, node: NodeHandle, serve: ServeStatus, *, expose: bool = False, flag: str = ""
 ) -> str:
-    """The command that asks for what is served again, with an option or a flag of vLLM more."""
-    names = {host.address: name for name, host in inventory.hosts.items()}
-    return request.command_with(request_of(node, serve.generation), names, serve.model, expose=expose, flag=flag)
+    """The command that asks for what is served again, with an option or a flag of vLLM more.
+
+    Where the last order cannot be served, the head serves one that was ready before.
+    """
+    asked = next((one for one in known_requests(node) if one.generation == serve.generation), None)
+    deployment = asked.deployment if asked else Deployment(serve.model, serve.model)
+    return command(replace(deployment, expose=expose or deployment.expose), _names(inventory), flag=flag)
 
 
 def command_named(inventory: Inventory, node: NodeHandle, name: str) -> str:
     """The command that asks for a model that was served under a name, as far as the head knows it still."""
-    names = {host.address: name for name, host in inventory.hosts.items()}
-    asked = next((one for one in known_requests(node) if one.get("name") == name), None)
-    return request.command_with(asked, names, "MODEL") + ("" if asked else f" --name {shell_line([name])}")
+    asked = next((one for one in known_requests(node) if one.deployment.name == name), None)
+    return command(asked.deployment if asked else Deployment(name, "MODEL"), _names(inventory))
+
+
+def _names(inventory: Inventory) -> dict[str, str]:
+    return {host.address: name for name, host in inventory.hosts.items()}
 
 
 def _lines(node: NodeHandle, name: str) -> list[Mapping[str, Any]]:

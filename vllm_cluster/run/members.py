@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
 from vllm_cluster.backends import backend
-from vllm_cluster.core import request
 from vllm_cluster.core.desired import STATE_FOLDER
 from vllm_cluster.core.diff import leave
 from vllm_cluster.core.identity import node_of, owner_of
@@ -21,8 +21,8 @@ from vllm_cluster.core.members import (
     record_of,
     recorded,
 )
+from vllm_cluster.core.placement import Cluster, Followed, carried, follow
 from vllm_cluster.core.plan import MoveHead, RecordMembers
-from vllm_cluster.core.request import ChangedCluster, Followed, carried, follow
 from vllm_cluster.core.spec import CLUSTER, ID, ContainerSpec, Mount, node_name
 from vllm_cluster.docker.client import DockerApi
 from vllm_cluster.docker.container_body import volume_writer_body
@@ -38,10 +38,11 @@ from vllm_cluster.run.observe import RECORD_FILE, observe, usable
 from vllm_cluster.run.secret_files import read_kept
 from vllm_cluster.run.secrets import KeptSecret
 from vllm_cluster.shell_line import command_line
+from vllm_cluster.wire.order import FRESH, READY, RESULTS, TAKEN, WANTED
 
 # What a head keeps beside its members: what to serve, what was ready, and the history.
-_HISTORY = (request.RESULTS_FILE, AUDIT_FILE)
-KEPT = (request.FILE, request.READY_FILE, *_HISTORY, *(f"{name}.1" for name in _HISTORY))
+_HISTORY = (RESULTS, AUDIT_FILE)
+KEPT = (WANTED, READY, *_HISTORY, *(f"{name}.1" for name in _HISTORY))
 
 
 def membership(
@@ -78,10 +79,7 @@ def membership(
     moved_from = source if source not in (None, inventory.head_name) else None
     change = followed = None
     if source and (changed or moved_from):
-        # Where the head was when it took the request: its host may have another address since.
-        here = inventory.hosts[source].address
-        before = old.address_of(facts[source].machine_id) or here if old else here
-        change = _change(fleet, specs, before, old.readdressed(new) if old else {})
+        change = _change(specs, old.renamed(new) if old else {})
         followed = _followed(fleet.connections[source].engine, node_name(inventory.cluster), change)
     return Membership(
         seen,
@@ -96,15 +94,12 @@ def membership(
     )
 
 
-def _change(
-    fleet: Fleet, specs: Sequence[ContainerSpec], before: str, readdressed: Mapping[str, str]
-) -> ChangedCluster:
-    gpus = {spec.address: spec.gpu_count for spec in specs}
-    return ChangedCluster(gpus, (before, specs[0].address), fleet.addresses, readdressed)
+def _change(specs: Sequence[ContainerSpec], known: Mapping[str, str]) -> Cluster:
+    return Cluster({one.host: one.gpu_count for one in specs}, {one.host: one.address for one in specs}, known)
 
 
-def _followed(head: DockerApi, node: str, change: ChangedCluster) -> Followed | None:
-    raw, taken = (head.read_file(node, f"{STATE_FOLDER}/{name}") for name in (request.FILE, request.TAKEN_FILE))
+def _followed(head: DockerApi, node: str, change: Cluster) -> Followed | None:
+    raw, taken = (head.read_file(node, f"{STATE_FOLDER}/{name}") for name in (WANTED, TAKEN))
     return follow(raw, change, taken)
 
 
@@ -251,11 +246,11 @@ def move_head(source: DockerApi, target: DockerApi, spec: ContainerSpec, image: 
     """Copy what the head keeps from one host to another, whose node is not the head yet."""
     kept = {name: source.read_file(spec.name, f"{STATE_FOLDER}/{name}") for name in KEPT}
     # Always one: what an earlier head left there must not be served again.
-    found = {**request.FRESH, **{name: content for name, content in kept.items() if content is not None}}
-    taken = source.read_file(spec.name, f"{STATE_FOLDER}/{request.TAKEN_FILE}")
-    found[request.TAKEN_FILE] = carried(taken)
-    if followed := follow(kept[request.FILE], operation.change, taken):
-        found[request.FILE] = followed.content
+    found = {**FRESH, **{name: content for name, content in kept.items() if content is not None}}
+    taken = source.read_file(spec.name, f"{STATE_FOLDER}/{TAKEN}")
+    found[TAKEN] = json.dumps(carried(taken).document).encode()
+    if followed := follow(kept[WANTED], operation.change, taken):
+        found[WANTED] = followed.content
     # Last: with it the change is done, and is not looked for again.
     found[RECORD_FILE] = operation.record.document.encode()
     owner = owner_of(spec)
@@ -276,7 +271,7 @@ def record_members(connection: HostConnection, operation: RecordMembers, emit: E
             emit(Event("warning", f"{member.name} left the inventory; run vcluster up again to remove its node"))
         record = Record(record.cluster, record.id, (*record.members, *kept))
     followed = _followed(connection.engine, node, operation.change) if operation.change else None
-    files = {request.FILE: (followed.content, 0o600)} if followed else {}
+    files = {WANTED: (followed.content, 0o600)} if followed else {}
     # Last: with it the change is done, and is not looked for again.
     files[RECORD_FILE] = (record.document.encode(), 0o600)
     connection.engine.put_files(node, STATE_FOLDER, files)

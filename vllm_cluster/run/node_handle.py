@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
 
 from vllm_cluster.checks.docker import foreign
-from vllm_cluster.core import request
 from vllm_cluster.core.desired import SECRETS_FOLDER, STATE_FOLDER
 from vllm_cluster.core.identity import node_of
 from vllm_cluster.core.node_status import current, parse_status
@@ -22,6 +18,8 @@ from vllm_cluster.laptop import whoami
 from vllm_cluster.run.connection import HostConnection
 from vllm_cluster.run.observe import observe, usable
 from vllm_cluster.run.program import Finished, InNode, Message, RemoteProgram, run
+from vllm_cluster.wire.order import ACCEPTED, WANTED, Order, Placement, read_order
+from vllm_cluster.wire.reading import RefusedDocument
 from vllm_cluster.wire.status import NodeStatus, ServeStatus
 
 _ENDED = ("exited", "dead", "restarting")
@@ -101,25 +99,35 @@ class NodeHandle:
         """Write a file of the state volume, for its owner alone; only under the lease."""
         self.connection.engine.put_files(self.name, STATE_FOLDER, {file: (content, 0o600)})
 
-    def request(self) -> dict[str, Any] | None:
-        """What it was asked to serve; None where it never was, empty where that cannot be read."""
-        raw = self.read(request.FILE)
-        try:
-            found = None if raw is None else json.loads(raw)
-        except (ValueError, RecursionError):
-            return {}
-        return found if found is None or isinstance(found, dict) else {}
+    def order(self) -> Order | None:
+        """What it was asked to serve; None where it never was asked.
 
-    def asked(self) -> Mapping[str, Any] | None:
-        """The model of the request and how it is served; None where it asks for none, or cannot be read."""
-        serve = (self.request() or {}).get("serve")
-        return serve if isinstance(serve, Mapping) else None
+        Raises:
+            RefusedDocument: that cannot be read.
+        """
+        raw = self.read(WANTED)
+        return None if raw is None else read_order(raw, f"{self.host}: {WANTED}")
 
-    def ask(self, wanted: Mapping[str, Any] | None) -> int:
-        """Ask for this to be served, or nothing; only under the lease. Returns the number of the request."""
-        content = request.written(wanted, self.read(request.FILE), whoami())
-        self.write(request.FILE, content)
-        return request.number(content)
+    def asked(self) -> Placement | None:
+        """What shall be served; None where nothing shall, or where that cannot be read."""
+        with suppress(RefusedDocument):
+            order = self.order()
+            return order.wanted if order else None
+        return None
+
+    def ask(self, wanted: Placement | None) -> int:
+        """Ask for this to be served, or nothing; only under the lease. Returns the number of the order."""
+        order = Order(self._epoch() + 1, whoami(), (wanted,) if wanted else ())
+        self.write(WANTED, order.document)
+        return order.epoch
+
+    def _epoch(self) -> int:
+        """The number of the last order, by what the head accepted where the file itself cannot be read."""
+        for file in (WANTED, ACCEPTED):
+            with suppress(RefusedDocument):
+                raw = self.read(file)
+                return read_order(raw).epoch if raw is not None else 0
+        return 0
 
     def secret(self, name: str, identity: str) -> bytes | None:
         """A secret by its name and the id of its value; None where it is not there."""

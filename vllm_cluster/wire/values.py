@@ -14,7 +14,7 @@ Check = Callable[[Any], Any]
 
 # The largest file that anybody serves from, in bytes.
 MAX_SIZE = 10 * 1000**4
-MAX_NAME, MAX_TEXT, MAX_LONG = 4096, 64 << 10, 4 << 20
+MAX_NAME, MAX_TEXT, MAX_WORD, MAX_LONG = 4096, 64 << 10, 128 << 10, 4 << 20
 _LOGIN = re.compile(r"://[^/\s]*@")
 # Harmless in a text of several lines, though Python does not call them printable.
 _PLAIN_SPACE = "\n\t\N{NO-BREAK SPACE}"
@@ -61,6 +61,13 @@ def _name(text: str) -> str:
     # Control characters, bidi marks, zero widths, tags, lone surrogates.
     if not text.isprintable():
         raise ValueError("has a character that cannot be printed")
+    return text
+
+
+def _word(text: str) -> str:
+    # The kernel takes no longer word of a command, and none with a NUL.
+    if len(text.encode()) >= MAX_WORD or "\0" in text:
+        raise ValueError(f"cannot be a word of a command: it has a NUL, or {MAX_WORD} bytes or more")
     return text
 
 
@@ -113,6 +120,7 @@ class Url:
 
 # These become a URL, words of commands and rows of tables on a person's machine; a host may write anything.
 Name = Annotated[str, _name]
+Word = Annotated[str, _word]
 # A document in a document: it is read by itself.
 Long = Annotated[str, _long]
 # What a person reads of an error elsewhere.

@@ -37,6 +37,7 @@ PACE = {
     "notice_loss": 1.0,
     "beat": 0.2,
     "movement": 0.05,
+    "probe": 5.0,
     # Requests to an idle model only where a test is about them.
     "idle": 600.0,
     "hung": 900.0,
@@ -85,6 +86,7 @@ class World:
         (folder / "key").write_text(KEY + "\n")
         (folder / "token").write_text(TOKEN)
         self.nodes({HEAD: 2, WORKER: 2})
+        self.members({HEAD: 2, WORKER: 2})
         self.plan({})
 
     def _install_fakes(self) -> None:
@@ -162,6 +164,11 @@ class World:
         table.append({"NodeID": "long-gone", "NodeManagerAddress": "9.9.9.9", "Alive": False, "Resources": {}})
         self._write(self.fake / "nodes.json", json.dumps(table))
 
+    def members(self, gpus: Mapping[str, int]) -> None:
+        """What the record of members has: addresses with their GPUs."""
+        rows = [{"name": at, "address": at, "gpus": count, "leaving": False} for at, count in gpus.items()]
+        self._write(self.state / "cluster.json", json.dumps({"v": 1, "members": rows}))
+
     def plan(self, *plans: Mapping[str, Any]) -> None:
         """What vLLM does, run by run; the last one holds for all that follow."""
         self._write(self.fake / "plans.json", json.dumps(plans))
@@ -178,19 +185,21 @@ class World:
 
     def wanted(self, generation: str | None, request: Mapping[str, Any] | None = None, **changed: Any) -> str:
         """The text of what is to be served; `want` writes it."""
-        serve = {
+        rows = [self.placed(generation, **changed)] if generation else []
+        return json.dumps({"v": 2, **(request or {}), "deployments": rows})
+
+    def placed(self, generation: str, **changed: Any) -> dict[str, Any]:
+        """A deployment and its replica, as a laptop writes them."""
+        ranks = dict(changed.pop("ranks", {HEAD: 2, WORKER: 2}))
+        argv = changed.pop("argv", ["vllm", "serve", "org/model"])
+        leads = {"host": "gpu1", "address": HEAD, "gpus": ranks.pop(HEAD, 0), "argv": argv, "env": {"VLLM_CANARY": "1"}}
+        others = [{"host": f"at {address}", "address": address, "gpus": count} for address, count in ranks.items()]
+        at = {"host": changed.pop("host", "127.0.0.1"), "port": changed.pop("port", self.port)}
+        return {
             "generation": generation,
-            "model": "org/model",
-            "name": "model",
-            "argv": ["vllm", "serve", "org/model"],
-            "env": {"VLLM_CANARY": "1"},
-            "nodes": {HEAD: 2, WORKER: 2},
-            "host": "127.0.0.1",
-            "port": self.port,
-            "probe_timeout_s": 5,
-            **changed,
+            "deployment": {"name": "model", "model": "org/model", **changed},
+            "replica": {"tp": 2, "pp": 2, **at, "parts": [leads, *others]},
         }
-        return json.dumps({"v": 1, **(request or {}), "serve": serve if generation else None})
 
     @staticmethod
     def _write(path: Path, text: str) -> None:

@@ -27,6 +27,7 @@ from vllm_cluster.errors import VclusterError
 from vllm_cluster.events import Emit, Event
 from vllm_cluster.inventory.model import Inventory
 from vllm_cluster.run.runtime import Runtime, Visited
+from vllm_cluster.wire.order import Deployment
 
 T = TypeVar("T")
 Verb = Callable[[Inventory, Emit, Runtime], Any]
@@ -269,8 +270,9 @@ def do_down(inventory: Inventory, emit: Emit, runtime: Runtime, **words: Any) ->
 
 def do_serve(inventory: Inventory, emit: Emit, runtime: Runtime, **words: Any) -> Any:
     """`vcluster serve --yes org/model`."""
-    given = {"model": "org/model", "name": None, "tp": None, "pp": None, "expose": False, "extra": (), "confirm": yes}
-    return serve.serve(inventory, emit, runtime=runtime, **{**given, **words})
+    given = {name: words.pop(name) for name in [*words] if name in ("confirm", "pull", "wait")}
+    asked = Deployment(**{"name": "", "model": "org/model", **words})
+    return serve.serve(inventory, emit, asked, runtime=runtime, **{"confirm": yes, **given})
 
 
 def do_rollback(inventory: Inventory, emit: Emit, runtime: Runtime, **words: Any) -> Any:

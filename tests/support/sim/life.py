@@ -4,15 +4,32 @@ from __future__ import annotations
 
 import hashlib
 import json
+from contextlib import suppress
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
 from tests.support.sim import shell
+from vllm_cluster.wire.order import (
+    ACCEPTED,
+    READY,
+    RESULTS,
+    TAKEN,
+    WANTED,
+    Order,
+    Placement,
+    Ready,
+    Taken,
+    read_order,
+    read_ready,
+    read_taken,
+)
+from vllm_cluster.wire.reading import RefusedDocument, convert
+from vllm_cluster.wire.status import FailedRequest
 
 if TYPE_CHECKING:
     from tests.support.sim.world import Box, Machine, World
 
 STATE = "/var/lib/vcluster"
-WANTED, TAKEN = f"{STATE}/wanted.json", f"{STATE}/request.json"
 NODE_PROGRAM = "/opt/vcluster/node.py"
 # Seconds: Ray's start, how long a dead node stays in the list, how long a raylet waits for a head that has gone.
 RAY_START, GHOST, FOLLOW = 0.3, 0.5, 0.5
@@ -161,109 +178,117 @@ def members(head: Box) -> dict[str, int]:
 # ---- vLLM
 
 
-def _request(machine: Machine, box: Box) -> dict[str, Any] | None:
-    """The request that the node program takes: one older than one that it has accepted is put back."""
-    files, wanted, _ = machine.place(box, WANTED)
-    _, accepted, _ = machine.place(box, f"{STATE}/accepted.json")
+def _order(machine: Machine, box: Box) -> Order | None:
+    """The order that the node program takes: one older than one that it has accepted is put back."""
+    files, wanted, _ = machine.place(box, f"{STATE}/{WANTED}")
+    _, accepted, _ = machine.place(box, f"{STATE}/{ACCEPTED}")
     if wanted not in files:
         return None
-    request, before = json.loads(files[wanted]), json.loads(files.get(accepted, b"{}"))
-    if request != before:
-        if request.get("epoch", 0) <= before.get("epoch", 0) > 0:
-            files[wanted], request = files[accepted], before
+    order, before = read_order(files[wanted]), Order()
+    with suppress(RefusedDocument):
+        before = read_order(files.get(accepted, b"{}"))
+    if order != before:
+        if order.epoch <= before.epoch > 0:
+            files[wanted], order = files[accepted], before
         else:
             files[accepted] = files[wanted]
-    return dict(request)
+    return order
 
 
-def _taken(machine: Machine, box: Box) -> dict[str, Any]:
-    """What the node program knows of the request that it took."""
-    return dict(json.loads(machine.read(box, TAKEN) or b"{}"))
+def _taken(machine: Machine, box: Box) -> Taken:
+    """What the node program knows of the order that it took."""
+    with suppress(RefusedDocument):
+        return read_taken(machine.read(box, f"{STATE}/{TAKEN}") or b"{}")
+    return Taken()
 
 
-def _take(machine: Machine, box: Box, taken: dict[str, Any]) -> dict[str, Any]:
-    files, inside, _ = machine.place(box, TAKEN)
-    files[inside] = json.dumps(taken).encode()
+def _take(machine: Machine, box: Box, taken: Taken) -> Taken:
+    files, inside, _ = machine.place(box, f"{STATE}/{TAKEN}")
+    files[inside] = json.dumps(taken.document).encode()
     return taken
 
 
-def _accept(machine: Machine, box: Box, request: dict[str, Any]) -> dict[str, Any]:
-    """Take a request, where it is another than the last; what was ready before it is gone back to if it fails."""
-    before, asked = _taken(machine, box), request["serve"]
-    if before and (before["number"], before["asked"]) == (request.get("epoch", 0), asked):
+def _accept(machine: Machine, box: Box, order: Order) -> Taken:
+    """Take an order, where it is another than the last; what was ready before it is gone back to if it fails."""
+    before, asked = _taken(machine, box), order.wanted
+    if before != Taken() and (before.number, before.asked) == (order.epoch, asked):
         return before
-    back_to = request.get("back_to", _served(before) if before.get("ready") else before.get("back_to"))
-    if asked is None or (back_to and back_to["generation"] == asked["generation"]):
+    back_to = before.served if before.ready else before.back_to
+    if order.back_to is not None:
+        back_to = next(iter(order.back_to), None)
+    if asked is None or (back_to and back_to.generation == asked.generation):
         back_to = None
-    taken = {"number": request.get("epoch", 0), "asked": asked, "back_to": back_to, "failed": None, "ready": False}
-    return _take(machine, box, taken)
-
-
-def _served(taken: dict[str, Any]) -> Any:
-    return taken.get("back_to" if taken.get("failed") else "asked")
+    return _take(machine, box, Taken(order.epoch, asked, back_to=back_to))
 
 
 def _serve(world: World, machine: Machine, box: Box) -> None:
-    request = _request(machine, box)
-    taken = _accept(machine, box, request) if request else {}
-    workload = _served(taken)
+    order = _order(machine, box)
+    taken = _accept(machine, box, order) if order else Taken()
+    workload = taken.served
     course = box.life.get("serve")
     if workload is None:
         box.life["serve"] = None
         return
-    asked = {"generation": workload["generation"], "request": taken["number"]}
-    if course and course["generation"] == workload["generation"] and course["phase"] != "failed":
+    asked = {"generation": workload.generation, "request": taken.number}
+    if course and course["generation"] == workload.generation and course["phase"] != "failed":
         course.update(asked)
-        if course["phase"] == "ready" and not taken["ready"]:
+        if course["phase"] == "ready" and not taken.ready:
             _remember(world, machine, box, workload)
     elif course is None or {key: course[key] for key in asked} != asked:
         box.life["serve"] = course = {**asked, "phase": "waiting", "since": world.clock.now}
     if course["phase"] == "waiting":
         there = members(box)
-        ranks = all(address in there for address in workload.get("ranks", ()))
+        ranks = all(address in there for address in workload.replica.ranks)
         if box.life["state"] == "up" and there == planned(machine, box, workload) and ranks:
             course.update(phase="importing", since=world.clock.now)
         return
     for (phase, seconds), following in zip(PHASES, ("loading", "probing", "ready"), strict=True):
         if course["phase"] == phase and world.clock.now - course["since"] >= seconds:
-            refused = phase == "loading" and workload["model"].startswith("no/")
+            refused = phase == "loading" and workload.deployment.model.startswith("no/")
             course.update(phase="failed" if refused else following, since=world.clock.now)
             _remember(world, machine, box, workload)
             return
 
 
-def _remember(world: World, machine: Machine, box: Box, workload: dict[str, Any]) -> None:
-    """What the node program keeps of a request that was ready, or failed."""
+def _words(workload: Placement) -> dict[str, str]:
+    return {
+        "generation": workload.generation,
+        "model": workload.deployment.model,
+        "name": workload.deployment.name,
+    }
+
+
+def _remember(world: World, machine: Machine, box: Box, workload: Placement) -> None:
+    """What the node program keeps of an order that was ready, or failed."""
     course, taken = box.life["serve"], _taken(machine, box)
     if course["phase"] not in ("ready", "failed"):
         return
-    files, ready, _ = machine.place(box, f"{STATE}/ready.json")
-    _, results, _ = machine.place(box, f"{STATE}/results.jsonl")
-    words = {key: workload[key] for key in ("generation", "model", "name")}
-    result = "back" if taken["failed"] and course["phase"] == "ready" else course["phase"]
+    files, ready, _ = machine.place(box, f"{STATE}/{READY}")
+    _, results, _ = machine.place(box, f"{STATE}/{RESULTS}")
+    words = _words(workload)
+    result = "back" if taken.failed and course["phase"] == "ready" else course["phase"]
     end = {"time": world.host_time(machine), "request": course["request"], "result": result, "seconds": 0.9}
     line = {**words, "user": "ada@laptop", **end, "summary": "no such model" if course["phase"] == "failed" else ""}
     files[results] = files.get(results, b"") + json.dumps(line).encode() + b"\n"
-    if course["phase"] == "failed" and taken["back_to"] and workload.get("rollback", True) and not taken["failed"]:
+    if course["phase"] == "failed" and taken.back_to and workload.deployment.rollback and not taken.failed:
         # What was ready is served in its place.
-        _take(machine, box, {**taken, "failed": {**_FAILURE, **words}})
-        again = {"generation": taken["back_to"]["generation"], "request": course["request"]}
+        _take(machine, box, replace(taken, failed=convert(FailedRequest, {**_FAILURE, **words}, "failure")))
+        again = {"generation": taken.back_to.generation, "request": course["request"]}
         box.life["serve"] = {**again, "phase": "waiting", "since": world.clock.now}
     if course["phase"] == "ready":
-        _take(machine, box, {**taken, "ready": True})
-        try:
-            kept = json.loads(files.get(ready, b"{}")).get("requests") or []
-        except RecursionError:
-            kept = []
-        kept = [one for one in kept if one["generation"] != workload["generation"]]
-        files[ready] = json.dumps({"v": 1, "requests": [*kept, workload]}).encode()
+        _take(machine, box, replace(taken, ready=True))
+        kept: tuple[Placement, ...] = ()
+        with suppress(RefusedDocument):
+            kept = read_ready(files.get(ready, b"{}")).requests
+        kept = tuple(one for one in kept if one.generation != workload.generation)
+        files[ready] = json.dumps(Ready((*kept, workload)).document).encode()
 
 
-def planned(machine: Machine, box: Box, workload: dict[str, Any]) -> dict[str, int]:
-    """The GPUs that must be there: those of the members that the head remembers, else those of the request."""
+def planned(machine: Machine, box: Box, workload: Placement) -> dict[str, int]:
+    """The GPUs that must be there: those of the members that the head remembers, else those of the order."""
     raw = machine.read(box, f"{STATE}/cluster.json")
     rows = json.loads(raw)["members"] if raw else []
-    return {row["address"]: row["gpus"] for row in rows if not row["leaving"]} or workload["nodes"]
+    return {row["address"]: row["gpus"] for row in rows if not row["leaving"]} or workload.replica.ranks
 
 
 _FAILURE = {"time": 1.0, "summary": "no such model", "lines": ["OSError: no such model"]}
@@ -271,11 +296,13 @@ _FAILURE = {"time": 1.0, "summary": "no such model", "lines": ["OSError: no such
 
 def _serve_status(world: World, machine: Machine, box: Box) -> dict[str, Any] | None:
     course, taken = box.life.get("serve"), _taken(machine, box)
-    workload = _served(taken)
+    workload = taken.served
     if not course or not workload:
         return None
     return {
-        **{key: workload[key] for key in ("model", "name", "host", "port")},
+        **_words(workload),
+        "host": workload.replica.host,
+        "port": workload.replica.port,
         "generation": course["generation"],
         "request": course["request"],
         "phase": course["phase"],
@@ -288,13 +315,13 @@ def _serve_status(world: World, machine: Machine, box: Box) -> dict[str, Any] | 
         "failure": None,
         "ready_at": None,
         "seconds_to_ready": None,
-        "ranks": workload.get("ranks", {}),
-        "instead_of": taken["failed"],
-        "away_seconds": 137.0 if taken["failed"] else None,
+        "ranks": workload.replica.ranks,
+        "instead_of": asdict(taken.failed) if taken.failed else None,
+        "away_seconds": 137.0 if taken.failed else None,
     }
 
 
-def _detail(machine: Machine, box: Box, workload: dict[str, Any]) -> str:
+def _detail(machine: Machine, box: Box, workload: Placement) -> str:
     return f"GPUs {sum(members(box).values())}/{sum(planned(machine, box, workload).values())}"
 
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.serve_requests import placed
 from tests.support.sim import make
 from vllm_cluster.actions import bench as action
 from vllm_cluster.actions.bench import BenchRequest, read_document
@@ -20,6 +21,7 @@ from vllm_cluster.core.bench import Point
 from vllm_cluster.errors import HostError, UsageError
 from vllm_cluster.remote.image import bench as remote
 from vllm_cluster.run.connection import Fleet
+from vllm_cluster.wire.order import Placement
 from vllm_cluster.wire.status import ServeStatus
 
 INVENTORY = make.inventory(1)
@@ -38,6 +40,7 @@ class Head:
     sent: list[Any] = field(default_factory=list)
     kept: list[str] = field(default_factory=list)
     name: str = "gpu1"
+    host: str = "gpu1"
     runtime: Any = None
     context: int | None = None
 
@@ -55,8 +58,10 @@ class Head:
     def state(self) -> Any:
         return SimpleNamespace(serving=self.served.pop(0) if self.served else READY)
 
-    def asked(self) -> Mapping[str, Any]:
-        return {"argv": ["vllm", "serve", "--api-key", "hf_abcdefghijklmnopqrst"]}
+    def asked(self) -> Placement:
+        asked = placed({"gpu1": 1}, 1, 1)
+        leads = replace(asked.replica.leader, argv=("vllm", "serve", "--api-key", "hf_abcdefghijklmnopqrst"))
+        return replace(asked, replica=replace(asked.replica, parts=(leads,)))
 
     def read(self, _file: str) -> bytes:
         return b"{}"

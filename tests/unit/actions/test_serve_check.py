@@ -8,20 +8,19 @@ import pytest
 
 from tests.support import world
 from tests.support.models import configs
+from tests.support.serve_requests import placed
 from tests.support.sim import make
 from vllm_cluster.actions import serve_check
 from vllm_cluster.actions.serve import serve
 from vllm_cluster.errors import PreflightFailed, UsageError
 from vllm_cluster.events import Event
 from vllm_cluster.fit.request import Files, Judged
+from vllm_cluster.wire.order import Deployment, Placement
 
-WANTED: dict[str, Any] = {
-    "model": "org/model",
-    "argv": ["vllm", "serve", "org/model", "--tensor-parallel-size=2", "--pipeline-parallel-size=2"],
-    "env": {},
-    "ranks": {},
-    "by_default": False,
-}
+
+def wanted(*flags: str, **more: Any) -> Placement:
+    """A model over two hosts with two GPUs each."""
+    return placed({"gpu1": 2, "gpu2": 2}, 2, 2, name="org/model", model="org/model", flags=flags, **more)
 
 
 def check(monkeypatch: pytest.MonkeyPatch, files: Files, judged: Judged) -> list[Event]:
@@ -30,7 +29,7 @@ def check(monkeypatch: pytest.MonkeyPatch, files: Files, judged: Judged) -> list
     monkeypatch.setattr(serve_check, "ask_nodes", lambda *_: ({"gpu1": files, "gpu2": files}, judged))
     monkeypatch.setattr(serve_check, "_gpus", lambda *_: None)
     fleet: Any = None
-    serve_check.check_request(fleet, make.inventory(2), {}, WANTED, events.append, extra=())
+    serve_check.check_request(fleet, make.inventory(2), world.hosts(), wanted(by_default=False), events.append)
     return events
 
 
@@ -56,13 +55,12 @@ def test_the_last_revision_is_looked_for_as_vllm_does(
 
     monkeypatch.setattr(serve_check, "ask_nodes", ask)
     monkeypatch.setattr(serve_check, "_gpus", lambda *_: None)
-    argv = [*WANTED["argv"][:3], *extra, *WANTED["argv"][3:]]
     fleet: Any = None
     events: list[Event] = []
-    serve_check.check_request(fleet, make.inventory(2), {}, {**WANTED, "argv": argv}, events.append, extra=extra)
+    serve_check.check_request(fleet, make.inventory(2), world.hosts(), wanted(*extra), events.append)
     (question,) = questions
     assert question["revision"] == revision
-    assert question["argv"][len(question["argv"]) - question["own"] :] == WANTED["argv"][3:]
+    assert question["argv"][len(question["argv"]) - question["own"] :] == list(wanted().replica.leader.argv[3:])
 
 
 def test_a_model_that_no_host_has_is_one_line_with_the_hosts(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -87,9 +85,9 @@ def test_what_could_not_be_checked_is_a_sentence(monkeypatch: pytest.MonkeyPatch
 
 def test_the_help_of_vllm_is_refused_as_a_request() -> None:
     """Before any host is connected: vLLM would print its help and end."""
-    given: dict[str, Any] = {"name": None, "tp": None, "pp": None, "expose": False, "confirm": lambda _: None}
+    asked = Deployment("", "org/model", ("--help=all",))
     with pytest.raises(UsageError, match="prints vLLM's help and serves nothing") as refused:
-        serve(make.inventory(2), lambda _: None, model="org/model", extra=["--help=all"], **given)
+        serve(make.inventory(2), lambda _: None, asked, confirm=lambda _: None)
     assert refused.value.hint == "on gpu1: docker exec vcluster-lab vllm serve --help=all"
 
 
@@ -112,7 +110,7 @@ def test_how_weights_are_read_is_chosen_only_where_no_flag_sets_it(
     monkeypatch.setattr(serve_check, "_gpus", lambda *_: None)
     events: list[Event] = []
     fleet: Any = None
-    found = serve_check.check_request(fleet, make.inventory(2), {}, WANTED, events.append, extra=())
+    found = serve_check.check_request(fleet, make.inventory(2), world.hosts(), wanted(by_default=False), events.append)
     assert found.loading == flags
     assert any("weights over the network (gpu1, gpu2: ceph)" in event.text for event in events) == bool(flags)
 
@@ -128,12 +126,10 @@ def test_what_else_holds_a_model_is_known_of_gpus_alone(
     monkeypatch.setattr(serve_check, "gpu_memory", lambda *_: 80 * 10**9)
     monkeypatch.setattr(serve_check, "hcas", lambda *_: True)
     inventory = make.inventory(2, accelerator=accelerator)
-    ranks = {host.address: 2 for host in inventory.hosts.values()}
     facts = world.hosts()
     events: list[Event] = []
     fleet: Any = None
-    wanted = {**WANTED, "ranks": ranks, "by_default": True}
-    serve_check.check_request(fleet, inventory, facts, wanted, events.append, extra=())
+    serve_check.check_request(fleet, inventory, facts, wanted(), events.append)
     assert sum("it also fits on 1 of the 4 GPUs" in event.text for event in events) == notes
 
 
@@ -145,9 +141,7 @@ def answer(
     monkeypatch.setattr(serve_check, "ask_nodes", lambda *_: (files, Judged(flags="accepted")))
     monkeypatch.setattr(serve_check, "_gpus", lambda *_: None)
     fleet: Any = None
-    argv = [*WANTED["argv"][:3], *extra, *WANTED["argv"][3:]]
-    wanted = {**WANTED, "argv": argv}
-    found = serve_check.check_request(fleet, make.inventory(2), {}, wanted, events.append, extra=extra)
+    found = serve_check.check_request(fleet, make.inventory(2), world.hosts(), wanted(*extra), events.append)
     return found.offline, events
 
 

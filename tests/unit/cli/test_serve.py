@@ -12,6 +12,7 @@ from vllm_cluster.actions import serve as action
 from vllm_cluster.actions.ask_head import Endpoint
 from vllm_cluster.cli.app import app
 from vllm_cluster.cli.session import Session
+from vllm_cluster.wire.order import Deployment
 
 
 @pytest.mark.parametrize(
@@ -27,8 +28,8 @@ from vllm_cluster.cli.session import Session
 def test_every_host_that_is_named_counts(monkeypatch: pytest.MonkeyPatch, words: list[str], hosts: list[str]) -> None:
     asked: list[Any] = []
 
-    def serve(*_: object, **given: object) -> Endpoint:
-        asked.append(given["hosts"])
+    def serve(_inventory: object, _emit: object, deployment: Deployment, **_: object) -> Endpoint:
+        asked.append([*deployment.hosts])
         return Endpoint("org/model", "127.0.0.1", "gpu1", 8000)
 
     monkeypatch.setattr(action, "serve", serve)

@@ -8,13 +8,14 @@ from pathlib import Path
 import pytest
 
 from vllm_cluster.remote.node.serve_request import Inbox
+from vllm_cluster.wire.order import Order
 
 
-# fault: remote/node/serve_request.py: before if isinstance(before, int) else 0 → before or 0
+# fault: remote/node/serve_request.py: return read_order(self._accepted.read_bytes(), ACCEPTED) → return Order(9)
 @pytest.mark.parametrize("content", ["[]", "7", '{"epoch": "x"}', '{"epoch": []}', "[" * 100_000], ids=range(5))
 def test_a_damaged_record_of_what_was_accepted_blocks_no_request(tmp_path: Path, content: str) -> None:
     inbox = Inbox(tmp_path)
     (tmp_path / "accepted.json").write_text(content)
     (tmp_path / "wanted.json").write_text('{"v": 1, "epoch": 3, "serve": null}')
-    assert (inbox.news(), inbox.error) == ({"v": 1, "epoch": 3, "serve": None}, None)
+    assert (inbox.news(), inbox.error) == (Order(3), None)
     assert json.loads((tmp_path / "accepted.json").read_text())["epoch"] == 3

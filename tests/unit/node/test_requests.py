@@ -28,7 +28,7 @@ def results(world: World) -> list[tuple[int, str, str]]:
     return [(line["request"], line["name"], line["result"]) for line in lines]
 
 
-# fault: remote/node/serve_request.py: back = bool(kept["back_to"] and kept["asked"].get("rollback", True)) → back = 0
+# fault: remote/node/serve_request.py: back = kept.back_to if kept.asked.deployment.rollback else None → back = None
 def test_the_last_ready_one_comes_back(world: World) -> None:
     world.plan({}, BAD, {})
     world.start()
@@ -167,18 +167,18 @@ def test_what_was_ready_is_kept_for_later(world: World) -> None:
         ask(world, number, name)
         world.phase("ready", generation=name)
     kept = json.loads((world.state / "ready.json").read_text())["requests"]
-    assert [request["name"] for request in kept] == ["c", "d", "e", "f", "a"]
+    assert [request["deployment"]["name"] for request in kept] == ["c", "d", "e", "f", "a"]
 
 
-# fault: remote/node/serve_request.py: back_to = request.get("back_to", back_to) →
+# fault: remote/node/serve_request.py: back_to = order.back_to[0] if order.back_to else None → pass
 def test_after_a_change_of_the_cluster_it_goes_back_to_what_fits(world: World) -> None:
     """What was ready before is on hosts that have left: the request brings what is served where it cannot be."""
     world.plan({}, BAD, {})
     world.start()
     ask(world, 1, "good")
     world.phase("ready", generation="good")
-    fits = json.loads(world.wanted("fits", name="fits"))["serve"]
-    world.want("bad", {"epoch": 2, "by": "ada@laptop", "back_to": fits}, name="bad")
+    fits = world.placed("fits", name="fits")
+    world.want("bad", {"epoch": 2, "by": "ada@laptop", "back_to": [fits]}, name="bad")
     back = world.phase("ready", generation="fits")
     assert (back.name, back.instead_of.name) == ("fits", "bad")
 
@@ -188,7 +188,7 @@ def test_after_a_change_of_the_cluster_nothing_is_gone_back_to_where_nothing_fit
     world.start()
     ask(world, 1, "good")
     world.phase("ready", generation="good")
-    world.want("bad", {"epoch": 2, "by": "ada@laptop", "back_to": None}, name="bad")
+    world.want("bad", {"epoch": 2, "by": "ada@laptop", "back_to": []}, name="bad")
     failed = world.phase("failed", generation="bad")
     assert (failed.instead_of, failed.rollback_to) == (None, None)
 
@@ -201,11 +201,10 @@ def test_what_another_wrote_in_place_of_the_request_that_was_taken_counts_as_non
     assert world.phase("ready", generation="good").request == 2
 
 
-# fault: remote/node/serve_request.py: ServeRequest.read(json.dumps({"v": 1, "serve": request.get("back_to")})) →
 def test_what_is_gone_back_to_must_be_whole(world: World) -> None:
     world.start()
     ask(world, 1, "good")
     world.phase("ready", generation="good")
-    world.want("bad", {"epoch": 2, "back_to": {"name": "half"}}, name="bad")
+    world.want("bad", {"epoch": 2, "back_to": [{"name": "half"}]}, name="bad")
     eventually(lambda: world.status and world.status.error, "an error")
     assert world.phase("ready", generation="good").request == 1

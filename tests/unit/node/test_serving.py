@@ -12,6 +12,7 @@ import pytest
 
 from tests.support.node.world import HEAD, KEY, TOKEN, WORKER, World, eventually, lives
 from vllm_cluster.core.spec import NO_SECRETS
+from vllm_cluster.wire.order import read_order
 
 pytestmark = pytest.mark.slow
 
@@ -48,7 +49,7 @@ def test_serves_what_is_wanted(world: World) -> None:
 
 def test_vllm_gets_what_was_requested_without_the_key(world: World) -> None:
     world.start()
-    world.want("one", argv=["vllm", "serve", "a b", "--x=$HOME"], loading=["--safetensors-load-strategy=eager"])
+    world.want("one", argv=["vllm", "serve", "a b", "--x=$HOME", "--safetensors-load-strategy=eager"])
     world.phase("ready")
     (run,) = world.attempts
     assert run["argv"] == ["serve", "a b", "--x=$HOME", "--safetensors-load-strategy=eager"]
@@ -244,7 +245,7 @@ def test_another_request_ends_the_one_before(world: World) -> None:
     assert not (world.state / "serve.json").exists()
 
 
-# fault: remote/node/serve_request.py: if epoch <= before and before > 0: → if epoch < 0:
+# fault: remote/node/serve_request.py: if order.epoch <= accepted.epoch and accepted.epoch > 0: → if order.epoch < 0:
 @pytest.mark.promise("P34")
 def test_a_request_older_than_the_accepted_one_is_put_back(world: World) -> None:
     """The writer of `late` slept since it read the file, and another one was served meanwhile."""
@@ -257,9 +258,10 @@ def test_a_request_older_than_the_accepted_one_is_put_back(world: World) -> None
     world.start()
     world.phase("ready", generation="accepted")
     file.write_text(json.dumps(requests["late"]))
-    eventually(lambda: json.loads(file.read_text()) == requests["accepted"], "the late request is replaced")
+    accepted = read_order(json.dumps(requests["accepted"]).encode())
+    eventually(lambda: read_order(file.read_bytes()) == accepted, "the late request is replaced")
     world.want("uncounted")
-    eventually(lambda: json.loads(file.read_text()) == requests["accepted"], "one that does not count is replaced")
+    eventually(lambda: read_order(file.read_bytes()) == accepted, "one that does not count is replaced")
     assert lives(world.attempts[0]["pid"])
     file.write_text(json.dumps(requests["next"]))
     world.phase("ready", generation="next")
@@ -274,8 +276,8 @@ def test_half_a_request_changes_nothing(world: World) -> None:
         (world.state / "wanted.json").write_text(half)
         eventually(lambda: world.status and world.status.error, f"told that {half!r} cannot be read")
         assert lives(world.attempts[0]["pid"])
-        (world.state / "wanted.json").write_text(json.dumps({"v": 2, "serve": None}))
-        eventually(lambda: world.status and "version is 2" in str(world.status.error), "told of the other version")
+        (world.state / "wanted.json").write_text(json.dumps({"v": 3, "deployments": []}))
+        eventually(lambda: world.status and "another version" in str(world.status.error), "told of the other version")
     (world.state / "wanted.json").write_text(whole)
     world.phase("ready", generation="two")
     assert world.status and world.status.error is None

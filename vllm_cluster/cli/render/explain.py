@@ -9,7 +9,7 @@ from typing import Any
 from vllm_cluster.cli.render.history import when
 from vllm_cluster.cli.render.output import BOLD, out, styles
 from vllm_cluster.cli.render.text import plain
-from vllm_cluster.core.request import Entry
+from vllm_cluster.core.history import Entry
 from vllm_cluster.errors import VclusterError
 from vllm_cluster.explain.catalogue import FAILURES
 from vllm_cluster.explain.diagnosis import BenignMatch, Diagnosis, MatchedFailure

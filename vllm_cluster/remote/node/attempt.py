@@ -13,8 +13,8 @@ from typing import Any
 from vllm_cluster.remote.node.api import Api, NotServed, Question, in_order
 from vllm_cluster.remote.node.movement import Movement, Phases, download_folder, vllm_processes
 from vllm_cluster.remote.node.process import Child
-from vllm_cluster.remote.node.serve_request import ServeRequest
 from vllm_cluster.remote.node.timing import Timing, boot_seconds
+from vllm_cluster.wire.order import Placement
 
 # The first such line is the likeliest root cause; the excepted ones only report that something else has failed.
 _CAUSE = re.compile(r"(?:^|[\s.\]])(?:[A-Z]\w*(?:Error|Exception)|error): \S|died unexpectedly")
@@ -46,7 +46,7 @@ class Attempt:
 
     def __init__(
         self,
-        wanted: ServeRequest,
+        wanted: Placement,
         members: dict[str, str],
         environment: dict[str, str],
         log: logging.Handler,
@@ -63,15 +63,16 @@ class Attempt:
         self._token = time.monotonic()
         self._cause: list[str] = []
         self._cause_open = False
-        self._wanted, self._log, self._pace = wanted, log, pace
-        self._api = Api(wanted.host, wanted.port)
-        variables = {**environment, **wanted.env}
-        folder = download_folder(wanted.model, wanted.argv, variables)
+        self._name, self._log, self._pace = wanted.deployment.name, log, pace
+        self._api = Api(wanted.replica.host, wanted.replica.port)
+        leader = wanted.replica.leader
+        variables = {**environment, **leader.env}
+        folder = download_folder(wanted.deployment.model, leader.argv, variables)
         self._downloads = folder is not None and variables.get("HF_HUB_OFFLINE", "0").lower() in ("", "0", "false")
         self._movement = Movement(lambda: vllm_processes(self.child.alive), folder, pace)
         # One log holds all attempts: a reader must know where the last one begins, also if vLLM prints nothing of it.
         self._mark(STARTS)
-        self.child = Child("vllm", wanted.argv, variables, self._see)
+        self.child = Child("vllm", leader.argv, variables, self._see)
         threading.Thread(target=self._watch, daemon=True).start()
 
     def stop_in_order(self) -> None:
@@ -155,7 +156,7 @@ class Attempt:
             try:
                 for number in range(1, self._pace.probes + 1):
                     self.phases.turn("probing", f"{question.name} {number}/{self._pace.probes}")
-                    self._api.ask(question, self._wanted.name, self._wanted.probe_timeout_s)
+                    self._api.ask(question, self._name, self._pace.probe)
             except NotServed as error:
                 refusals.append(str(error))
                 continue
@@ -191,7 +192,7 @@ class Attempt:
             self._token = time.monotonic()
         elif self.question and time.monotonic() - self._token > self._pace.idle:
             try:
-                self._api.ask(self.question, self._wanted.name, self._pace.answer)
+                self._api.ask(self.question, self._name, self._pace.answer)
                 self._token = time.monotonic()
             except _BAD:
                 pass  # what counts is how long none came

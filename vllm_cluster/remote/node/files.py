@@ -17,15 +17,6 @@ REPORT_SECONDS = 60.0
 _reported: dict[Path, float] = {}
 
 
-def load(path: Path) -> dict[str, Any]:
-    """A JSON object, empty where there is none that can be read."""
-    try:
-        found = json.loads(path.read_text())
-    except (OSError, ValueError, RecursionError):
-        return {}
-    return found if isinstance(found, dict) else {}
-
-
 def write_whole(path: Path, content: Mapping[str, Any], *, sync: bool = False) -> bool:
     """Replace a JSON file so that a reader sees the old one or the new one; a full disk is outlived.
 

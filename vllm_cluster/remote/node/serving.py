@@ -19,8 +19,9 @@ from vllm_cluster.remote.node.files import write_whole
 from vllm_cluster.remote.node.idle_gpus import IdleGpus
 from vllm_cluster.remote.node.movement import span
 from vllm_cluster.remote.node.process import Child, end
-from vllm_cluster.remote.node.serve_request import Inbox, Requests, ServeRequest
+from vllm_cluster.remote.node.serve_request import Inbox, Requests
 from vllm_cluster.remote.node.timing import Timing, boot_seconds
+from vllm_cluster.wire.order import Placement
 
 
 def idle_gpus(planned: Mapping[str, int], ranks: Mapping[str, int]) -> dict[str, int]:
@@ -53,7 +54,7 @@ def compare_gpus(
 class ServeState:
     """What has become of one request so far."""
 
-    wanted: ServeRequest
+    wanted: Placement
     phase: str = "waiting"
     detail: str = ""
     since: float = 0.0  # the moment, for people
@@ -158,7 +159,9 @@ class ServeController:
         if self.course is None:
             return
         self._read_members()
-        self.course.have, wrong = compare_gpus(self._planned, nodes or (), self.course.wanted.ranks, self._names)
+        self.course.have, wrong = compare_gpus(
+            self._planned, nodes or (), self.course.wanted.replica.ranks, self._names
+        )
         if nodes is None:
             wrong = ["Ray does not answer yet"]
         if self.attempt:
@@ -197,16 +200,16 @@ class ServeController:
         names = ("phase", "detail", "since", "first_failure", "failure", "ready_at", "seconds_to_ready")
         return {
             "generation": course.wanted.generation,
-            "model": course.wanted.model,
-            "name": course.wanted.name,
-            "host": course.wanted.host,
-            "port": course.wanted.port,
+            "model": course.wanted.deployment.model,
+            "name": course.wanted.deployment.name,
+            "host": course.wanted.replica.host,
+            "port": course.wanted.replica.port,
             **{name: getattr(course, name) for name in names},
             "attempt": course.attempts,
             "progress": attempt.phases.progress if attempt else None,
             "phases": self._phases(course),
             "gpus": [course.have, sum(self._planned.values())],
-            "ranks": course.wanted.ranks,
+            "ranks": course.wanted.replica.ranks,
             **self._requests.status(),
         }
 
@@ -223,8 +226,8 @@ class ServeController:
 
     @property
     def _planned(self) -> dict[str, int]:
-        """The GPUs by address that must be there; an earlier version wrote them into the request alone."""
-        return self._members or (self.course.wanted.nodes if self.course else {})
+        """The GPUs by address that must be there; those of the order, where the record of members cannot be read."""
+        return self._members or (self.course.wanted.replica.ranks if self.course else {})
 
     def _read_members(self) -> None:
         """Read the names and GPUs of the cluster's members: hosts join and leave while a model is served."""
@@ -237,15 +240,14 @@ class ServeController:
 
     def _read_request(self) -> None:
         """Take what is asked for; where a power cut broke that file, what was asked for before this program began."""
-        if (request := self._inbox.news()) is not None:
-            fresh = self._requests.accept(request)
+        if (order := self._inbox.news()) is not None:
+            fresh = self._requests.accept(order)
             self._take(self._requests.served, fresh=fresh)
         elif self._inbox.error and self.course is None and self._requests.served:
             self._take(self._requests.served, fresh=False)
 
-    def _take(self, serve: dict[str, Any] | None, *, fresh: bool) -> None:
+    def _take(self, wanted: Placement | None, *, fresh: bool) -> None:
         """Serve this from now on. The same again changes nothing, unless it had failed and was asked for afresh."""
-        wanted = ServeRequest.read(json.dumps({"v": 1, "serve": serve}))
         same = self.course and wanted and wanted.generation == self.course.wanted.generation
         if fresh and not (same and self.course and self.course.phase != "failed"):
             (self._state / "serve.json").unlink(missing_ok=True)
@@ -284,7 +286,7 @@ class ServeController:
             return
         if not wrong and self._idle.child is None:
             wrong = self._held(course, nodes)
-        wanted = course.wanted
+        wanted = course.wanted.replica
         if wrong:
             course.set_phase("waiting", f"GPUs {course.have:g}/{sum(self._planned.values())}: {'; '.join(wrong)}")
         elif unheld := self._idle.hold(idle_gpus(self._planned, wanted.ranks)):
@@ -313,7 +315,7 @@ class ServeController:
         course.ready_at = course.seconds_to_ready = None
         course.starts.append(round(time.time(), 3))
         self._save(course)
-        ranks = course.wanted.ranks
+        ranks = course.wanted.replica.ranks
         members = {n["address"]: n["id"] for n in nodes if n["alive"] and (not ranks or n["address"] in ranks)}
         self.attempt = Attempt(course.wanted, members, self._environment, self._log, self._pace)
         self._left = self.attempt.child.alive

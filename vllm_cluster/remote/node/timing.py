@@ -47,6 +47,8 @@ class Timing:
     hung: float = 35.0
     hung_end: float = 120.0
     notice_loss: float = 15.0
+    # The first requests, which compile what none before needed.
+    probe: float = 600.0
     probes: int = 2
 
 

@@ -1,0 +1,258 @@
+"""What a head is asked to serve, and what it knows of it: a deployment, and the replica that runs it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Annotated, Any
+
+from vllm_cluster.wire.reading import RefusedDocument, convert, document
+from vllm_cluster.wire.status import FailedRequest
+from vllm_cluster.wire.values import Address, Count, Name, Number, Port, Word, between
+
+# 1 had a command line in place of the intent; it is read as one deployment with one replica.
+FORMAT = 2
+# Files of the head's state volume: what people ask for, and what the node program took last; what it knows of that;
+# what was ready, newest last, to go back to; and what became of each request.
+WANTED, ACCEPTED, TAKEN, READY, RESULTS = "wanted.json", "accepted.json", "request.json", "ready.json", "results.jsonl"
+LOOPBACK = "127.0.0.1"
+Degree = Annotated[int, between(1, 1 << 16)]
+
+
+@dataclass(frozen=True)
+class Deployment:
+    """What a person wants served, under one name; nothing of it is derived.
+
+    `tp` and `pp` are None where the layout follows from the hosts, `hosts` are names and empty where any will do,
+    `flags` are for vLLM. With `expose` other machines reach it; with `rollback` what was ready before is served again
+    where this cannot be.
+    """
+
+    name: Name
+    model: Name
+    flags: tuple[Word, ...] = ()
+    tp: Degree | None = None
+    pp: Degree | None = None
+    hosts: tuple[Name, ...] = ()
+    expose: bool = False
+    rollback: bool = True
+
+
+@dataclass(frozen=True)
+class Part:
+    """What one node runs of a replica, and how many GPUs it takes; no `argv` where the backend starts its ranks."""
+
+    host: Name
+    address: Address
+    gpus: Count
+    argv: tuple[Word, ...] = ()
+    env: Mapping[Name, Word] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Replica:
+    """One running copy, which answers at `host` and `port`: its parts, the one that leads first.
+
+    `loading` are the flags that follow from where the weights lie; `offline` is where every host has all files.
+    """
+
+    tp: Degree
+    pp: Degree
+    host: Address
+    port: Port
+    parts: tuple[Part, ...]
+    loading: tuple[Word, ...] = ()
+    offline: bool = False
+
+    def __post_init__(self) -> None:
+        """Refuse a replica without a part that leads it."""
+        if not (self.parts and self.parts[0].argv):
+            raise ValueError("has no part that leads it")
+
+    @property
+    def leader(self) -> Part:
+        """The part that runs the API server."""
+        return self.parts[0]
+
+    @property
+    def ranks(self) -> dict[str, int]:
+        """The GPUs that it takes (address → number)."""
+        return {part.address: part.gpus for part in self.parts if part.gpus}
+
+
+@dataclass(frozen=True)
+class Placement:
+    """A deployment and its replica; `generation` names what runs, and stays where only the GPUs are others."""
+
+    generation: str
+    deployment: Deployment
+    replica: Replica
+
+
+@dataclass(frozen=True)
+class Order:
+    """What is wanted of a head; each writer counts `epoch` one up, and `by` is who that was.
+
+    The head refuses one that is not newer than what it took: a laptop that slept while it wrote must not undo what was
+    asked for meanwhile. `back_to` is served where this cannot be: empty for nothing, None where the head chooses.
+    """
+
+    epoch: Count = 0
+    by: str = ""
+    deployments: tuple[Placement, ...] = ()
+    back_to: tuple[Placement, ...] | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse more than this version can serve."""
+        if len(self.deployments) > 1 or len(self.back_to or ()) > 1:
+            raise ValueError("has several deployments: this version serves one")
+
+    @property
+    def wanted(self) -> Placement | None:
+        """What shall be served."""
+        return self.deployments[0] if self.deployments else None
+
+    @property
+    def document(self) -> bytes:
+        """The content of wanted.json; that nothing is wanted is written as every version reads it."""
+        if not self.deployments:
+            return json.dumps({"v": 1, "epoch": self.epoch, "by": self.by, "serve": None}).encode()
+        return json.dumps({"v": FORMAT, **asdict(self)}).encode()
+
+
+@dataclass(frozen=True)
+class Taken:
+    """What a head knows of the order that it took: request.json.
+
+    `number` is that of the order, `began` the moment in the head's own time; `back_to` is what was ready before it,
+    which is served since it has `failed`, `stuck` where it does not get ready either.
+    """
+
+    number: Count = 0
+    asked: Placement | None = None
+    by: str = ""
+    began: tuple[str, Number] | None = None
+    back_to: Placement | None = None
+    failed: FailedRequest | None = None
+    ready: bool = False
+    ended: bool = False
+    stuck: bool = False
+    away_seconds: Number | None = None
+
+    @property
+    def served(self) -> Placement | None:
+        """What shall run."""
+        return self.back_to if self.failed else self.asked
+
+    @property
+    def document(self) -> dict[str, Any]:
+        """The content of request.json."""
+        return {"v": FORMAT, **asdict(self)}
+
+
+@dataclass(frozen=True)
+class Ready:
+    """What was ready, newest last: ready.json."""
+
+    requests: tuple[Placement, ...] = ()
+
+    @property
+    def document(self) -> dict[str, Any]:
+        """The content of ready.json."""
+        return {"v": FORMAT, **asdict(self)}
+
+
+# What a node knows that is not the head: what it took when it was one is over.
+FRESH = {WANTED: Order().document, ACCEPTED: b"{}", TAKEN: b"{}"}
+
+
+def name_of(deployment: Deployment, replica: Replica) -> str:
+    """Name what runs by its content: the same asked for twice is one, also when a host joined meanwhile."""
+    what = [deployment.model, deployment.name, deployment.flags, deployment.hosts]
+    how = [replica.tp, replica.pp, replica.host, replica.port]
+    return hashlib.sha256(json.dumps([what, how]).encode()).hexdigest()[:16]
+
+
+def read_order(raw: bytes, sender: str = WANTED) -> Order:
+    """Read an order, of format 1 too.
+
+    Raises:
+        RefusedDocument: it is none, or of a later format.
+    """
+    found = _known(raw, sender)
+    if found.get("v") == 1:
+        serve = found.get("serve")
+        rows = {"deployments": _rows(serve, sender)}
+        rows |= {"back_to": _rows(found["back_to"], sender)} if "back_to" in found else {}
+        found = {"epoch": found.get("epoch", 0), "by": found.get("by", ""), **rows}
+    return convert(Order, found, sender)
+
+
+def read_taken(raw: bytes, sender: str = TAKEN) -> Taken:
+    """Read what a head knows of its order, of format 1 too; without content nothing was taken.
+
+    Raises:
+        RefusedDocument: as `read_order`.
+    """
+    found = _known(raw, sender, first=None)
+    if "v" not in found and found:
+        placed = {key: _rows(found.get(key), sender) for key in ("asked", "back_to")}
+        found = {**found, **{key: rows[0] if rows else None for key, rows in placed.items()}}
+    return convert(Taken, found, sender)
+
+
+def read_ready(raw: bytes, sender: str = READY) -> Ready:
+    """Read what was ready, of format 1 too.
+
+    Raises:
+        RefusedDocument: as `read_order`.
+    """
+    found = _known(raw, sender)
+    if found.get("v") == 1:
+        rows = found.get("requests")
+        found = {"requests": [one for row in (rows if isinstance(rows, list) else ()) for one in _rows(row, sender)]}
+    return convert(Ready, found, sender)
+
+
+def _known(raw: bytes, sender: str, first: int | None = 1) -> dict[str, Any]:
+    """The document, whose format is one that is known; `first` is how the first format is marked."""
+    found = document(raw, sender)
+    if not isinstance(found, dict):
+        raise RefusedDocument(sender, "", "must be an object")
+    if found.get("v") not in (first, FORMAT) or isinstance(found.get("v"), bool):
+        raise RefusedDocument(sender, "v", f"is of another version; this one reads {FORMAT}: run vcluster up")
+    return found
+
+
+_TP, _PP, _NAME = "--tensor-parallel-size=", "--pipeline-parallel-size=", "--served-model-name="
+
+
+def _rows(serve: Any, sender: str) -> list[dict[str, Any]]:
+    """What format 1 had in place of a deployment: a command line, from which the intent is read one last time."""
+    if serve is None:
+        return []
+    try:
+        argv: list[str] = serve["argv"]
+        own = next(at for at, word in enumerate(argv) if word.startswith(_NAME))
+        tp, pp = (int(_last(argv, option)) for option in (_TP, _PP))
+        sizes = {} if serve.get("by_default") else {"tp": tp, "pp": pp}
+        # The first release left to Ray which GPUs stay idle, and waited for those of all hosts.
+        hosts, ranks = serve.get("hosts") or [], serve.get("ranks") or serve["nodes"]
+        head = next(iter(serve["nodes"]))
+        loading, env = serve.get("loading", []), serve["env"]
+        deployment = {key: serve[key] for key in ("name", "model")} | {"flags": argv[3:own], "hosts": hosts, **sizes}
+        deployment |= {"expose": serve["host"] != LOOPBACK, "rollback": serve.get("rollback", True)}
+        # A host has no name there: it is called by its address.
+        leader = {"host": head, "address": head, "gpus": ranks.get(head, 0), "argv": [*argv, *loading], "env": env}
+        others = [{"host": at, "address": at, "gpus": count} for at, count in ranks.items() if at != head]
+        replica = {"tp": tp, "pp": pp, "host": serve["host"], "port": serve["port"], "parts": [leader, *others]}
+        replica |= {"loading": loading, "offline": env.get("HF_HUB_OFFLINE") == "1"}
+        return [{"generation": serve["generation"], "deployment": deployment, "replica": replica}]
+    except (LookupError, TypeError, ValueError, AttributeError, StopIteration):
+        raise RefusedDocument(sender, "serve", "is not a request of format 1") from None
+
+
+def _last(argv: list[str], option: str) -> str:
+    return next(word.removeprefix(option) for word in reversed(argv) if word.startswith(option))
