@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ from vllm_cluster.facts.host_facts import HostFacts
 from vllm_cluster.laptop import whoami
 from vllm_cluster.run.connection import WORKERS, Fleet, HostConnection
 from vllm_cluster.run.runtime import Repeated, Runtime
+from vllm_cluster.shell_line import command_line
 from vllm_cluster.transport.base import Stream
 
 # Without a heartbeat for this long a host gives the lease up.
@@ -33,6 +35,7 @@ PARENT = "/tmp"  # noqa: S108 - the script verifies owner, group and mode of the
 GIVEN_UP = "the host released it"
 SUSPENDED = f"this process was suspended for more than {TIME_TO_LIVE} s"
 _PREFIX = "vcluster-lease "
+_ACCOUNT = re.compile(r"[\w.@+\\-]{1,64}\$?", re.ASCII)
 
 
 def in_order(fleet: Fleet, facts: Mapping[str, HostFacts]) -> list[HostConnection]:
@@ -150,14 +153,35 @@ class Lease:
             return ConnectionLost(connection.name, f"cannot take the lease: {error}")
         if reply == "busy":
             return rest
-        what, _, fix = (rest or problem or "no answer").partition("; fix: ")
+        kind, _, what = rest.partition("; ")
+        remedy = self._remedy(kind.split(), self._folder(connection)) if what else ""
         return CommandFailed(
             connection.name,
-            f"cannot take the lease: {what}",
+            f"cannot take the lease: {what or rest or problem or 'no answer'}",
             exit_code=1,
             stderr=problem,
-            hint=f"on {connection.name}: {fix}",
+            hint=f"on {connection.name}: {remedy}" if remedy else None,
         )
+
+    def _remedy(self, kind: Sequence[str], folder: str) -> str:
+        """What to do about a refusal of a known kind: of the words of the host only names of accounts are in it."""
+        parent = self._parent
+        match kind:
+            case ["flock"]:
+                return "install util-linux"
+            case ["context"]:
+                return "docker context use default, and no DOCKER_HOST but one of this machine"
+            case ["parent"]:
+                return f"look at: {command_line('stat', parent)}; {command_line('df', parent)}"
+            case ["folder"]:
+                return f"look at: {command_line('stat', folder)}; {command_line('df', folder)}"
+            case ["unused"]:
+                return f"if no vcluster runs there: {command_line('sudo', 'rm', '-r', folder)}"
+            case ["group", group, user] if _ACCOUNT.fullmatch(group) and _ACCOUNT.fullmatch(user):
+                return f"add this user to that group: {command_line('sudo', 'usermod', '-aG', group, user)}"
+            case ["user", user] if _ACCOUNT.fullmatch(user):
+                return f"log in as {user}"
+        return ""
 
     def _folder(self, connection: HostConnection) -> str:
         """Where the lock of a host's engine is: the same for all who reach it, by any socket or name."""

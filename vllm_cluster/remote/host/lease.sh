@@ -1,15 +1,16 @@
 # Holds the lease of this host's Docker for as long as heartbeats come in on standard input. Plain POSIX sh and
 # util-linux' flock. Arguments: the folder of the lock, the holder's token, who holds it, seconds without a heartbeat
 # after which the lease is given up.
-# Prints "vcluster-lease held", "vcluster-lease busy WHO", or "vcluster-lease refused WHAT; fix: REMEDY".
+# Prints "vcluster-lease held", "vcluster-lease busy WHO", or "vcluster-lease refused KIND NAMES; WHAT": the laptop knows
+# what to do about each kind, for no line to paste comes from a host.
 folder=$1 token=$2 who=$3 ttl=$4 parent=${1%/*}
 export LC_ALL=C
 # Who can enter the folder can use what is in it, root's and the user's own alike; no others can.
 umask 0
 # A laptop that has gone reads no answer: what is to be done here is done all the same.
 trap '' PIPE
-refuse() { echo "vcluster-lease refused $1; fix: $2"; exit 69; }
-command -v flock >/dev/null 2>&1 || refuse "flock is missing" "install util-linux"
+refuse() { echo "vcluster-lease refused $2; $1"; exit 69; }
+command -v flock >/dev/null 2>&1 || refuse "flock is missing" flock
 
 # The folder is named after the engine, which every way to it leads to: only one can be there, whoever made it. Those
 # who may use Docker share it, and no others can hold or read it: it has the group of root's socket. The folder of a
@@ -26,25 +27,24 @@ unix://*)
     ;;
 tcp://localhost | tcp://localhost:* | tcp://127.* | tcp://\[::1\]*) ;;
 # A lock here would not exclude those who reach that engine on its own machine.
-*) refuse "its docker leads to $endpoint" "docker context use default, and no DOCKER_HOST but one of this machine" ;;
+*) refuse "its docker leads to $endpoint" context ;;
 esac
 if [ "$group" ]; then
     format='%F %a %g' wanted="directory 2770 $group"
-    join="add this user to that group: sudo usermod -aG $(stat -Lc %G "$socket") $(id -un)"
+    join="group $(stat -Lc %G "$socket") $(id -un)"
 else format='%F %a %u' wanted="directory 700 $owner"; fi
-unused="if no vcluster runs there: sudo rm -r $folder"
 # Makes the folder where it is not there, and looks whose it is.
 prepare() {
     if [ ! -e "$folder" ]; then
         # Whole or not at all: another who comes now must not see a folder that has not its group yet.
-        new=$(mktemp -d "$folder.XXXXXX") || refuse "$parent is not writable" "look at: ls -ld $parent; df $parent"
+        new=$(mktemp -d "$folder.XXXXXX") || refuse "$parent is not writable" parent
         if [ "$group" ] && ! { chgrp "$group" "$new" && chmod 2770 "$new"; } 2>/dev/null; then
             rmdir "$new"
             refuse "$folder cannot be given the group of $socket" "$join"
         fi
         if [ "$owner" != "$me" ] && [ -z "$group" ] && ! chown "$owner" "$new" 2>/dev/null; then
             rmdir "$new"
-            refuse "$socket is another user's" "log in as $(stat -Lc %U "$socket")"
+            refuse "$socket is another user's" "user $(stat -Lc %U "$socket")"
         fi
         mv -T "$new" "$folder" 2>/dev/null || rmdir "$new"
     fi
@@ -54,7 +54,7 @@ prepare() {
     [ -z "$found" ] || [ "$found" = "$wanted" ] && return
     whose=$(stat -c 'a %F of %U:%G, mode %a' "$folder" 2>/dev/null) || return
     # It may be in use, by an account that reaches this engine in another way.
-    refuse "$folder is not of those who may use Docker at $endpoint: it is $whose" "$unused"
+    refuse "$folder is not of those who may use Docker at $endpoint: it is $whose" unused
 }
 
 born() { stat=$(cat "/proc/$1/stat" 2>/dev/null) && set -- ${stat##*)} && echo "${20}"; }
@@ -68,20 +68,20 @@ kill_streams() {
 }
 tries=0
 while :; do
-    [ $((tries += 1)) -le 100 ] || refuse "$folder/lock vanishes again and again" "look at: ls -l $folder; df $folder"
+    [ $((tries += 1)) -le 100 ] || refuse "$folder/lock vanishes again and again" folder
     prepare
     # Whoever lets go removes lock and folder, maybe just now. Without `command` a failed redirection ends the shell.
     if ! { command exec 9>>"$folder/lock"; } 2>/dev/null; then
         whose=$(stat -c '%F of %U:%G, mode %a' "$folder/lock" 2>/dev/null) || continue
         [ -f "$folder/lock" ] && [ -w "$folder/lock" ] ||
-            refuse "$folder/lock is not of those who may use Docker: it is a $whose" "$unused"
+            refuse "$folder/lock is not of those who may use Docker: it is a $whose" unused
         continue
     fi
     flock -n 9
     case $? in
     0) ;;
     1) echo "vcluster-lease busy $(head -n 1 "$folder/holder" 2>/dev/null | cut -c 1-300)"; exit 75 ;;
-    *) refuse "$folder/lock cannot be locked" "look at: df $folder" ;;
+    *) refuse "$folder/lock cannot be locked" folder ;;
     esac
     # A lock on a file that was removed meanwhile would exclude no one.
     [ "$(stat -Lc %i /proc/self/fd/9)" = "$(stat -c %i "$folder/lock" 2>/dev/null)" ] && break
