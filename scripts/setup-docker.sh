@@ -32,10 +32,24 @@ install_packages() {
   as_root env DEBIAN_FRONTEND=noninteractive apt-get -qq install -y --no-install-recommends "$@" >/dev/null
 }
 
+# dockerd leaves its pid file when it is killed. Where another process has that number since, it takes itself for
+# running and refuses to start; containerd's file beside it, the same.
+forget_dead_engine() {
+  for file in /var/run/docker.pid /var/run/docker/containerd/containerd.pid; do
+    name=$(basename "$file" .pid)
+    pid=$(as_root cat "$file" 2>/dev/null) || continue
+    case $(cat "/proc/$pid/comm" 2>/dev/null) in
+      "$name" | "${name}d") ;;
+      *) as_root rm -f "$file" ;;
+    esac
+  done
+}
+
 start_engine() {
   if [ -d /run/systemd/system ]; then
     as_root systemctl start docker
   else
+    forget_dead_engine
     say "starting dockerd (no systemd here; its log is $LOG)"
     as_root sh -c "setsid dockerd >>'$LOG' 2>&1 </dev/null &"
   fi
