@@ -16,6 +16,8 @@ MADE_UP = ("tests/unit", "tests/gpu", "tests/property", "tests/sim", "tests/cont
 BESIDE = 5
 # A process for each core: real hosts take little of them. A file stays with one process, and so do its fixtures.
 SPREAD = ("-n", "2", "--dist", "loadfile")
+# A shell that forbids bytecode has every process of a test compile all that it imports, seconds each.
+COMPILED = {"PYTHONDONTWRITEBYTECODE": ""}
 
 
 def main() -> int:
@@ -24,8 +26,8 @@ def main() -> int:
     made_up = tests("made-up", "not deep and not alone", *SPREAD, *MADE_UP)
     real = tests("real-hosts", "not deep and not alone", "tests/e2e")
     alone = tests("alone", "alone and not deep", "tests")
-    ended = run([Lane("real-hosts", [real], live=True), Lane("made-up", [*lint, made_up], nice=BESIDE)])
-    ended += run([Lane("alone", [alone], live=True)])
+    ended = run([Lane("real-hosts", [real], live=True), Lane("made-up", [*lint, made_up], nice=BESIDE)], COMPILED)
+    ended += run([Lane("alone", [alone], live=True)], COMPILED)
     return 0 if summed_up(ended) else 1
 
 
