@@ -3,23 +3,17 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from tests.support import in_process
 from tests.support.json_schemas import validate
 from tests.support.models import checkpoints, configs
 from tests.support.models.hub import Hub, hub
 from vllm_cluster.cli.fit import gpu_memory_bytes
 
-# Each case starts the program.
-pytestmark = pytest.mark.slow
-
-VCLUSTER = Path(sys.executable).with_name("vcluster")
 LLAMA = "meta-llama/Llama-3.1-405B-Instruct"
 TWO_NODES = ("--gpus", "8", "--nodes", "2", "--gpu-memory", "80GB")
 
@@ -32,20 +26,17 @@ def here() -> Iterator[Hub]:
         yield made
 
 
-def fit(*argv: str, endpoint: str = "http://127.0.0.1:1", **environment: str) -> subprocess.CompletedProcess[str]:
-    """Run it to its end, with no hub unless one is given and no token but the one that is given."""
-    kept = {name: value for name, value in os.environ.items() if name not in ("HF_TOKEN", "FORCE_COLOR")}
+@pytest.fixture(autouse=True)
+def no_token(monkeypatch: pytest.MonkeyPatch) -> None:
+    """None but the one that a test gives."""
+    for name in ("HF_TOKEN", "FORCE_COLOR"):
+        monkeypatch.delenv(name, raising=False)
+
+
+def fit(*argv: str, endpoint: str = "http://127.0.0.1:1", **environment: str) -> in_process.Finished:
+    """Run it to its end, with no hub unless one is given."""
     where = {"HF_ENDPOINT": endpoint, "HF_HOME": "/nonexistent", **environment}
-    done = subprocess.run(
-        [VCLUSTER, "fit", *argv],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-        env={**kept, **where},
-        cwd="/",
-        stdin=subprocess.DEVNULL,
-    )
+    done = in_process.run("fit", *argv, cwd=Path("/"), **where)
     assert "Traceback" not in done.stderr
     assert "bug in vcluster" not in done.stderr
     if "--json" in argv:
