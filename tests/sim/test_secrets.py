@@ -37,11 +37,14 @@ def announced(outcome: lab.Outcome) -> list[str]:
 def test_the_key_survives_a_recreation_that_is_killed_anywhere() -> None:
     before, after = make.inventory(2), make.inventory(2, environment={"A": "1"})
     points = kills = 0
+    world = make.world()
+    with lab.inside(world):
+        assert announced(lab.run(world, before, lab.do_up)) == ["note"]
+        had = key(world, before)
+    start = world.snapshot()
     while True:
-        world = make.world()
+        world = World.again(start)
         with lab.inside(world):
-            assert announced(lab.run(world, before, lab.do_up)) == ["note"]
-            had = key(world, before)
             crash = Script({points: Fault.KILLED_AFTER if points % 2 else Fault.KILLED}, spare=points % 5)
             cut = lab.run(world, after, lab.do_up, crash)
             if cut.error is None:
@@ -83,8 +86,10 @@ def test_the_key_survives_an_upgrade_that_is_killed_anywhere(monkeypatch: pytest
     # The ids on its labels are real ones.
     monkeypatch.setattr(lab, "_secret_id", cache(secret_id))
     points = kills = 0
+    world, inventory = landed.serving()
+    start = world.snapshot()
     while True:
-        world, inventory = landed.serving()
+        world = World.again(start)
         head = world.machines["gpu1"]
         had = next(c for name, c in head.volumes["vcluster-lab-secrets"].files.items() if name.startswith("api-key"))
         with lab.inside(world):
