@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from tests.property.hostile import attack, batches, hostile, many, shown_by
 from tests.support.depth import cases
+from tests.support.pasted import NOTES, SHELLS, noted
 from vllm_cluster.actions.ask_head import Endpoint
 from vllm_cluster.actions.endpoint import ClientEndpoint
 from vllm_cluster.cli.render.endpoint import curl_line, show_clients
@@ -27,12 +28,8 @@ pytestmark = pytest.mark.timeout(3600)
 
 # Fish keeps characters for itself that are nothing so far.
 shown = hostile.map(lambda text: "".join(char for char in text if unicodedata.category(char) not in ("Co", "Cn")))
-SHELLS = ("sh", "bash", "zsh", "fish")
 # What is started instead of curl and vcluster: it writes down its words, and prints a key.
-NOTES = """#!/bin/sh
-printf '%s\\0' "$#" "${0##*/}" "$@" >> "$NOTES"
-echo sk-key
-"""
+PROGRAM = f"{NOTES}echo sk-key\n"
 # The text of the status, each place that may become part of a line; all but the last are refused there or are numbers.
 HOSTS = (
     st.just("10.0.0.1"),
@@ -69,15 +66,6 @@ def reported(fields: dict[str, Any]) -> ServeStatus | None:
         return None
 
 
-def noted(path: Path) -> list[list[str]]:
-    """The words of each program that was started."""
-    words, calls = iter(path.read_bytes().decode().split("\0")[:-1]), list[list[str]]()
-    for count in words:
-        calls.append([next(words) for _ in range(int(count) + 1)])
-    path.unlink()
-    return calls
-
-
 def lines_and_calls(serve: ServeStatus, folder: str, key: str) -> tuple[str, list[list[str]]]:
     """What is printed for a shell, and what it must start for that."""
     inventory, base = Path("/", folder, "lab.yaml"), f"http://{host_port(serve.host, serve.port)}/v1"
@@ -110,7 +98,7 @@ def test_a_shell_starts_what_is_shown_and_nothing_else(shell: str, tmp_path: Pat
     bin_folder.mkdir()
     traps.mkdir()
     for name in ("curl", "vcluster"):
-        (bin_folder / name).write_text(NOTES)
+        (bin_folder / name).write_text(PROGRAM)
         (bin_folder / name).chmod(0o755)
     environment = {"PATH": f"{bin_folder}:/usr/bin:/bin", "NOTES": str(notes), "HOME": str(tmp_path), "LANG": "C.UTF-8"}
 

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from tests.property.hostile import hostile, many, recorded
 from tests.support.depth import cases
 from tests.support.modules import MODULES, nodes, room
+from tests.support.pasted import NOTES, SHELLS, noted
 from vllm_cluster.cli.edge import with_inventory
 from vllm_cluster.cli.paste import pasteable
 from vllm_cluster.shell_line import command_line
@@ -22,10 +23,8 @@ from vllm_cluster.text import printable
 # All the cases take minutes.
 pytestmark = pytest.mark.timeout(3600)
 
-SHELLS = ("sh", "bash", "zsh", "fish")
-# What is started instead of the programs: it writes down its words, and asks another shell for what ssh would.
-NOTES = """#!/bin/sh
-printf '%s\\0' "$#" "${0##*/}" "$@" >> "$NOTES"
+# It asks another shell for what ssh would.
+PROGRAM = f"""{NOTES}\
 case "$*" in "-F a b gpu1 "* | "-t -F a b gpu1 "*) ;; *) exit 0 ;; esac
 for last; do :; done
 exec sh -c "$last"
@@ -74,7 +73,7 @@ def test_a_remedy_starts_its_program_alone(shell: str, tmp_path: Path) -> None:
     bin_folder.mkdir()
     traps.mkdir()
     for name in {words[0][0] for _, words, _ in remedies()} - {"echo", None}:
-        (bin_folder / str(name)).write_text(NOTES)
+        (bin_folder / str(name)).write_text(PROGRAM)
         (bin_folder / str(name)).chmod(0o755)
     environment = {"PATH": f"{bin_folder}:/usr/bin:/bin", "NOTES": str(notes), "HOME": str(tmp_path), "LANG": "C.UTF-8"}
     places = sum(part is None for _, words, _ in remedies() for word in words for part in word)
@@ -116,12 +115,3 @@ def without_inventory(words: list[str]) -> list[str]:
     """The words of a call of vcluster but for the option that was added behind the verb."""
     at = next((at for at in (2, 3) if words[at : at + 1] == ["-i"]), None)
     return words if at is None else [*words[:at], *words[at + 2 :]]
-
-
-def noted(path: Path) -> list[list[str]]:
-    """The words of each program that was started."""
-    words, calls = iter(path.read_bytes().decode().split("\0")[:-1]), list[list[str]]()
-    for count in words:
-        calls.append([next(words) for _ in range(int(count) + 1)])
-    path.unlink()
-    return calls
