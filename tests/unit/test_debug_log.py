@@ -6,6 +6,7 @@ import stat
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
@@ -31,6 +32,14 @@ class Canned(Carrier):
         if isinstance(self.answer, Exception):
             raise self.answer
         return self.answer
+
+    def _connect(self, deadline: Deadline) -> None: ...
+
+    def _open_stream(self, argv: object, deadline: Deadline) -> NoReturn:
+        raise AssertionError("no test opens one")
+
+    def _forward(self, remote_port: int, local_port: int, remote_host: str) -> NoReturn:
+        raise AssertionError("no test forwards one")
 
 
 @pytest.fixture(autouse=True)

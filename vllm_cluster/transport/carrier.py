@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import shlex
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 
 from vllm_cluster.clock import Deadline
@@ -20,7 +21,7 @@ RETRY_SECONDS = 0.1
 MAX_REASON = 300
 
 
-class Carrier:
+class Carrier(ABC):
     """A transport, but for how it carries. Of input and output only the sizes are logged: secrets travel there."""
 
     kind: str
@@ -67,17 +68,21 @@ class Carrier:
             call.result = f"from 127.0.0.1:{forward.local_port}"
             return forward
 
+    @abstractmethod
     def _connect(self, deadline: Deadline) -> None:
-        raise NotImplementedError
+        """Connect and authenticate, where that is not done."""
 
+    @abstractmethod
     def _run(self, argv: Sequence[str], deadline: Deadline, stdin: bytes) -> Result:
-        raise NotImplementedError
+        """Run one command to its end."""
 
+    @abstractmethod
     def _open_stream(self, argv: Sequence[str], deadline: Deadline) -> Stream:
-        raise NotImplementedError
+        """Start a command."""
 
+    @abstractmethod
     def _forward(self, remote_port: int, local_port: int, remote_host: str) -> Forward:
-        raise NotImplementedError
+        """Forward a port."""
 
     def _count(self) -> None:
         with self._counting:
@@ -103,8 +108,9 @@ class SshCarrier(Carrier):
         with self._connecting:
             self._close()
 
+    @abstractmethod
     def _close(self) -> None:
-        raise NotImplementedError
+        """End the connection and its streams."""
 
     @contextlib.contextmanager
     def _command(self, deadline: Deadline, doing: str) -> Iterator[None]:
