@@ -97,8 +97,8 @@ CASES = (
         "the current folder as inventory",
         '$VCLUSTER plan -i "$PWD"',
         2,
-        "/work: cannot be read",
-        "/work/inventory.yaml",
+        "/srv: cannot be read",
+        "/srv/inventory.yaml",
     ),
     Case("no HOME", "env -u HOME $VCLUSTER plan", 4, "gpu1: "),
     Case("no HOME, up", "env -u HOME $VCLUSTER up --yes", 4, "gpu1: "),
@@ -131,7 +131,7 @@ CASES = (
     Case("closed error, a usage error", "$VCLUSTER plan --no 2>&-", 2),
     Case("all closed", "$VCLUSTER plan <&- >&- 2>&-", 4),
     Case("error into a full disk", "$VCLUSTER plan 2>/dev/full", 4),
-    Case("ASCII", f"{INIT} -o - ", 0, stdout="cluster: work", env=ASCII),
+    Case("ASCII", f"{INIT} -o - ", 0, stdout="cluster: srv", env=ASCII),
     Case("ASCII into a file", f"{INIT} -o ü.yaml && grep -q cluster: ü.yaml", 0, "Wrote ", env=ASCII),
     Case("ASCII, help", "$VCLUSTER serve --help", 0, stdout="--expose", env=ASCII),
     Case(
@@ -158,19 +158,19 @@ CASES = (
 
 def run(case: Case, folder: Path, **more: str) -> subprocess.CompletedProcess[str]:
     """Run the line with bash in a folder with an inventory and an empty folder."""
-    work = folder / "work"
-    (work / "there").mkdir(parents=True)
-    (work / "inventory.yaml").write_text(INVENTORY)
+    here = folder / "srv"
+    (here / "there").mkdir(parents=True)
+    (here / "inventory.yaml").write_text(INVENTORY)
     own = {
         "HOME": str(folder),
         "VCLUSTER": f"{sys.executable} -m vllm_cluster",
         "PYTHON": sys.executable,
-        "INVENTORY": f"{work}/inventory.yaml",
+        "INVENTORY": f"{here}/inventory.yaml",
     }
     env = {**os.environ, "PYTHONPATH": str(ROOT), **own, **case.env, **more}
     env.pop("XDG_CACHE_HOME", None)
     return subprocess.run(
-        ["bash", "-c", case.line], cwd=work, env=env, capture_output=True, timeout=60, check=False, text=True
+        ["bash", "-c", case.line], cwd=here, env=env, capture_output=True, timeout=60, check=False, text=True
     )
 
 
