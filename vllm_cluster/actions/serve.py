@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import partial
 
 from vllm_cluster.actions.ask_head import Endpoint, ask_head, follow, look_up, stopped_for
@@ -25,11 +26,14 @@ from vllm_cluster.run.connection import Fleet
 from vllm_cluster.run.node_handle import NodeHandle
 from vllm_cluster.run.runtime import SYSTEM, Runtime
 from vllm_cluster.shell_line import command_line, listener_line
+from vllm_cluster.text import printable, redact
 from vllm_cluster.wire.order import Deployment, Order, Placement
-from vllm_cluster.wire.reading import RefusedDocument
+from vllm_cluster.wire.reading import MAX_BYTES, RefusedDocument, read
 from vllm_cluster.wire.status import ServeStatus
 
 READ_ONCE = "vLLM reads the file of --config at its start only: if it has changed, run vcluster stop and serve again"
+# Of a word that is refused: enough to find it.
+MAX_SHOWN = 40
 
 
 def serve(
@@ -157,7 +161,25 @@ def _understood(inventory: Inventory, asked: Deployment) -> Deployment:
         )
         raise UsageError(f"{asks} prints vLLM's help and serves nothing", hint=shown)
     vllm.ensure_allowed(model, found.name, asked.flags)
+    _ensure_readable(found)
     return found
+
+
+def _ensure_readable(asked: Deployment) -> None:
+    """Refuse what the head would refuse: it takes no order that it cannot read, and this machine would wait for it.
+
+    Raises:
+        UsageError: a word of it cannot be one; with the place of that.
+    """
+    try:
+        # The order has the flags a second time, as the words of a command.
+        read(Deployment, json.dumps(asdict(asked)).encode(), "serve", MAX_BYTES // 3)
+    except RefusedDocument as refused:
+        what, _, at = refused.field.partition(".")
+        word = asked.flags[int(at)] if at else getattr(asked, what, "")
+        shown = f": {printable(redact(str(word)))[:MAX_SHOWN]}" if word else ""
+        hint = "write it in UTF-8, and give what is long to vLLM in a file on every host"
+        raise UsageError(f"{refused}{shown}", hint=hint) from None
 
 
 def _named(inventory: Inventory, hosts: Sequence[str]) -> tuple[str, ...]:

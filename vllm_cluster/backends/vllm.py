@@ -156,9 +156,7 @@ def _check_flags(flags: Sequence[str]) -> None:
 
 
 def _refusal(flag: str) -> Iterator[tuple[str, str]]:
-    if "\0" in flag:
-        yield f"{flag!r} holds a NUL, which is invalid in a command line", "take the NUL out"
-    elif flag == "--":
+    if flag == "--":
         yield "a second -- would end vLLM's flags before vcluster's own", "give only flags behind the first --"
     elif flag.startswith("--config="):
         yield "vLLM does not read the file of --config=FILE", "give two words: --config FILE"

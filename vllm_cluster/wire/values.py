@@ -15,6 +15,7 @@ Check = Callable[[Any], Any]
 # The largest file that anybody serves from, in bytes.
 MAX_SIZE = 10 * 1000**4
 MAX_NAME, MAX_TEXT, MAX_WORD, MAX_LONG = 4096, 64 << 10, 128 << 10, 4 << 20
+_NO_WORD = re.compile("[\0\ud800-\udfff]")
 _LOGIN = re.compile(r"://[^/\s]*@")
 # Harmless in a text of several lines, though Python does not call them printable.
 _PLAIN_SPACE = "\n\t\N{NO-BREAK SPACE}"
@@ -65,9 +66,9 @@ def _name(text: str) -> str:
 
 
 def _word(text: str) -> str:
-    # The kernel takes no longer word of a command, and none with a NUL.
-    if len(text.encode()) >= MAX_WORD or "\0" in text:
-        raise ValueError(f"cannot be a word of a command: it has a NUL, or {MAX_WORD} bytes or more")
+    # The kernel takes no longer word of a command, and none with a NUL; a lone surrogate is a byte that is not UTF-8.
+    if _NO_WORD.search(text) or len(text.encode()) >= MAX_WORD:
+        raise ValueError(f"cannot be a word of a command: it has a NUL, is not UTF-8, or has {MAX_WORD} bytes or more")
     return text
 
 

@@ -91,6 +91,30 @@ def test_the_help_of_vllm_is_refused_as_a_request() -> None:
     assert refused.value.hint == "on gpu1: docker exec vcluster-lab vllm serve --help=all"
 
 
+# fault: actions/serve.py:     _ensure_readable(found) → pass
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        (
+            {"flags": ("--seed=1", "--chat-template=" + "é" * 70_000)},
+            r"flags\.1 cannot be a word .*: --chat-template=é",
+        ),
+        ({"flags": ("--chat-template=\udcff",)}, r"flags\.0 cannot be a word of .* is not UTF-8, .*=\\udcff"),
+        ({"flags": ("--chat-template=\0",)}, r"flags\.0 cannot be a word of a command: it has a NUL, .*=\\x00"),
+        ({"flags": ("--seed=1",) * 200_000}, "is larger than"),
+        ({"name": "n" * 5000}, "name must have from 1 to 4096 characters: nnn"),
+        ({"name": "m", "model": "m" * 5000}, "model must have from 1 to 4096 characters: mmm"),
+        ({"tp": 1 << 20}, "tp must be from 1 to 65536: 1048576"),
+    ],
+    ids=["long", "not UTF-8", "NUL", "many", "name", "model", "degree"],
+)
+def test_what_the_head_would_not_read_is_refused_before_any_host_is_connected(words: dict[str, Any], text: str) -> None:
+    asked = Deployment(**{"name": "", "model": "org/model", **words})
+    with pytest.raises(UsageError, match=f"^serve: {text}") as refused:
+        serve(make.inventory(2), lambda _: None, asked, confirm=lambda _: None)
+    assert len(refused.value.message) < 300
+
+
 @pytest.mark.parametrize(
     ("judged", "flags"),
     [

@@ -130,11 +130,6 @@ def test_a_secret_in_any_flag_is_refused_and_not_repeated(flag: str) -> None:
     assert not [part for part in ("abcdefghijklm", "pass1234", "ABCDEFGHIJ") if part in caught.value.message]
 
 
-def test_a_nul_reaches_no_command_line() -> None:
-    with pytest.raises(UsageError, match="NUL"):
-        argv("--chat-template=a\0b")
-
-
 @pytest.mark.parametrize(
     ("nodes", "tp", "pp", "expected"),
     [
