@@ -73,6 +73,7 @@ class Lease:
         self._token = self._runtime.token(16)
         self._holds: list[_Hold] = []
         self._beats: Repeated | None = None
+        self._deadline = self._runtime.after(0)
 
     def acquire(self, wait: float = 0.0, waiting: Callable[[str], None] | None = None) -> None:
         """Take the lease of every host, trying again for `wait` seconds.
@@ -81,7 +82,7 @@ class Lease:
             Locked: another run holds one; the message names which, who and since when.
             HostError, FleetError: on these hosts it cannot be taken; then it is held nowhere.
         """
-        deadline = self._runtime.after(wait)
+        self._deadline = deadline = self._runtime.after(wait)
         while busy := self._take_all():
             connection, holder = busy
             if not deadline.left():
@@ -154,6 +155,9 @@ class Lease:
         if reply == "busy":
             return rest
         kind, _, what = rest.partition("; ")
+        if kind == "unused" and self._deadline.left():
+            # Held, or left there, by an account that reaches this engine in another way.
+            return f"another way to its Docker: {what}"
         remedy = self._remedy(kind.split(), self._folder(connection)) if what else ""
         return CommandFailed(
             connection.name,
