@@ -146,7 +146,10 @@ def test_failures_are_dated_and_shown_once(capsys: Capture, monkeypatch: pytest.
     two = shown(cluster(GOOD, serve=served("backoff", failure=last, first_failure=first)), capsys, None, monkeypatch)
     assert "last failure 1 min ago: a rank was killed\nfirst failure 1 h ago: no room\n" in two
     again = shown(cluster(GOOD, serve=served("ready", failure=None, first_failure=first)), capsys, None, monkeypatch)
-    assert "org/model: ready for 2 h at http://[fd00::1]:8000/v1\nrecovered from a failure 1 h ago: no room\n" in again
+    assert (
+        "org/model: ready for 2 h at http://[fd00::1]:8000/v1\nrecovered; the last failure was 1 h ago: no room\n"
+        in again
+    )
     here = shown(cluster(GOOD, serve=served("ready", host="127.0.0.1")), capsys, None, monkeypatch)
     assert f"org/model: ready for 2 h at http://127.0.0.1:8000/v1 on {GOOD.host}\n" in here
 

@@ -133,7 +133,8 @@ def _served(serve: ServeStatus, now: float | None, head: str) -> Iterator[str]:
     if back := serve.instead_of:
         yield f"rolled back from {back.name}{_ago(back.time, now)}: {back.summary}; vcluster explain"
     if last:
-        yield _failure("recovered from a failure" if serve.phase == "ready" else "last failure", last, now)
+        # When it recovered is not known: of several starts since, the last one alone has a time.
+        yield _failure("last failure" if serve.phase != "ready" else "recovered; the last failure was", last, now)
     if first and last and first.summary != last.summary and serve.phase != "ready":
         yield _failure("first failure", first, now)
 
