@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.support import world
+from tests.support.waiting import until
 from tools.reference import error_classes
 from vllm_cluster.actions.ask_head import Endpoint
 from vllm_cluster.cli.render import errors, events
@@ -68,6 +69,32 @@ def test_lines_name_host_and_kind(capsys: pytest.CaptureFixture[str]) -> None:
     captured = capsys.readouterr()
     assert captured.out == ""
     assert captured.err.endswith("s  gpu1: failed: broke\n")
+
+
+# fault: cli/render/events.py: if event.kind == "phase" and self._held is None: → if False:
+def test_a_verb_that_is_over_at_once_has_no_line_that_it_began(capsys: pytest.CaptureFixture[str]) -> None:
+    shown, close = events.renderer(as_json=False, verbosity=0, color="never")
+    shown(Event("phase", "connecting to 2 hosts"))
+    close()
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize("more", [True, False], ids=["more follows", "it takes long"])
+def test_the_first_line_comes_where_more_follows_or_it_takes_long(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, more: bool
+) -> None:
+    monkeypatch.setattr(events, "QUICK_SECONDS", 60.0 if more else 0.0)
+    shown, written = events.LineRenderer(0), list[str]()
+    shown.show(Event("phase", "connecting to 2 hosts"))
+    if more:
+        shown.show(Event("result", "up to date"))
+
+    def read() -> list[str]:
+        written.extend(capsys.readouterr().err.splitlines())
+        return written
+
+    until(read, every=0.01)
+    assert [line.partition("s  ")[2] for line in written] == ["connecting to 2 hosts", *["up to date"] * more]
 
 
 def a_start() -> list[Event]:

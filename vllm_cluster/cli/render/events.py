@@ -18,6 +18,8 @@ from vllm_cluster.events import Event
 ROWS = 16
 # A phase of a start that continues has a line as often as this.
 STILL_SECONDS = 10.0
+# A verb that is over within this needs no line that it has begun.
+QUICK_SECONDS = 1.0
 
 
 def renderer(as_json: bool, verbosity: int, color: str) -> tuple[Callable[[Event], None], Callable[[], None]]:
@@ -29,7 +31,8 @@ def renderer(as_json: bool, verbosity: int, color: str) -> tuple[Callable[[Event
     if verbosity == 0 and sys.stderr.isatty() and wants_color(color, stdout=False):
         live = LiveRenderer()
         return live.show, live.close
-    return LineRenderer(verbosity).show, lambda: None
+    lines = LineRenderer(verbosity)
+    return lines.show, lines.close
 
 
 def json_lines(event: Event) -> None:
@@ -86,6 +89,10 @@ class LineRenderer:
         self._verbosity = verbosity
         self._passed = Passed()
         self._moved: dict[str | None, float] = {}
+        self._held: str | None = None
+        self._timer = threading.Timer(QUICK_SECONDS, self._release)
+        self._timer.daemon = True
+        self._lock = threading.Lock()
 
     def show(self, event: Event) -> None:
         """Write the event's line; of a start a line each phase, of a transfer one now and then.
@@ -107,7 +114,26 @@ class LineRenderer:
             over = "".join(f"  ({phase} took {seconds:.0f} s)" for phase, seconds in passed[-1:])
             over = over if changed else f"  (for {now - self._began:.0f} s)"
         self._shown = now
-        err(f"{now - self._started:6.1f}s  {_line(event)}{over}")
+        line = f"{now - self._started:6.1f}s  {_line(event)}{over}"
+        if event.kind == "phase" and self._held is None:
+            # Of a verb that is over at once this would be all, above its one line.
+            self._held = line
+            self._timer.start()
+            return
+        self._release()
+        err(line)
+
+    def _release(self) -> None:
+        with self._lock:
+            line, self._held = self._held, ""
+        if line:
+            err(line)
+
+    def close(self) -> None:
+        """Leave out the first line, where nothing came after it."""
+        self._timer.cancel()
+        with self._lock:
+            self._held = ""
 
 
 class LiveRenderer:
