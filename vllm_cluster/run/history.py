@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime
-from typing import Any
+from typing import TypeVar
 
 from vllm_cluster import __version__
 from vllm_cluster.core.desired import STATE_FOLDER
@@ -20,12 +20,14 @@ from vllm_cluster.laptop import whoami
 from vllm_cluster.run.node_handle import NodeHandle
 from vllm_cluster.run.program import python
 from vllm_cluster.text import count
+from vllm_cluster.wire.history import AuditLine, ResultLine
 from vllm_cluster.wire.order import READY, RESULTS, Deployment, Placement, read_ready
-from vllm_cluster.wire.reading import RefusedDocument
+from vllm_cluster.wire.reading import RefusedDocument, read
 from vllm_cluster.wire.status import ServeStatus
 
 AUDIT_FILE = "audit.jsonl"
 APPEND_SECONDS = 10.0
+T = TypeVar("T")
 
 
 def record(
@@ -77,17 +79,13 @@ class AuditEntry:
 
 def last_change(node: NodeHandle) -> AuditEntry | None:
     """The last line of the history; None where there is none that can be read."""
-    raw = node.read(AUDIT_FILE) or b""
-    try:
-        last = json.loads(raw.splitlines()[-1])
-        time = float(last["time"])
-        datetime.fromtimestamp(time)
-        done = [str(text) for text in last["operations"]]
-        verb, first = str(last["verb"]), done[0] if len(done) == 1 else count(len(done), "change")
-        what = first if first.startswith(verb) else f"{verb} ({first})"
-        return AuditEntry(str(last["user"]), str(last["verb"]), what, time, str(last.get("run", "")))
-    except (ValueError, LookupError, TypeError, AttributeError, OSError, OverflowError, RecursionError):
-        return None
+    rows = (node.read(AUDIT_FILE) or b"").splitlines()[-1:]
+    for last in _read(AuditLine, rows, f"{node.host}: {AUDIT_FILE}"):
+        done = last.operations
+        first = done[0] if len(done) == 1 else count(len(done), "change")
+        what = first if first.startswith(last.verb) else f"{last.verb} ({first})"
+        return AuditEntry(last.user, last.verb, what, last.time, last.run)
+    return None
 
 
 def last_other(node: NodeHandle) -> str:
@@ -105,12 +103,15 @@ _OF_RESTARTS = ("restarted", "ready again", "gave up")
 
 def read_history(node: NodeHandle) -> list[Entry]:
     """Every entry that the head has kept, the oldest first; a line that cannot be read is passed over."""
-    results = _lines(node, RESULTS)
-    ends: dict[int, list[Mapping[str, Any]]] = {}
+    results = list(_lines(ResultLine, node, RESULTS))
+    ends: dict[int, list[ResultLine]] = {}
     for line in results:
-        if isinstance(line.get("request"), int) and line.get("result") not in _OF_RESTARTS:
-            ends.setdefault(line["request"], []).append(line)
-    entries = [entry for line in _lines(node, AUDIT_FILE) if (entry := _entry(line))]
+        if line.result not in _OF_RESTARTS:
+            ends.setdefault(line.request, []).append(line)
+    entries = [
+        Entry(line.time, line.user, line.verb, line.operations, line.request or None, seconds=line.seconds)
+        for line in _lines(AuditLine, node, AUDIT_FILE)
+    ]
     history = [_with_end(entry, ends.pop(entry.request, [])) if entry.request else entry for entry in entries]
     # A laptop that lost its connection right after it wrote the request has left no line of its own.
     history += [_with_end(_of_head(number, lines), lines) for number, lines in ends.items()]
@@ -119,7 +120,7 @@ def read_history(node: NodeHandle) -> list[Entry]:
 
 def restarts(node: NodeHandle, request_number: int) -> list[Entry]:
     """The restarts of what a request asked for, the oldest first."""
-    return [entry for entry in _restarts(_lines(node, RESULTS)) if entry.request == request_number]
+    return [entry for entry in _restarts(_lines(ResultLine, node, RESULTS)) if entry.request == request_number]
 
 
 def ready_requests(node: NodeHandle) -> tuple[Placement, ...]:
@@ -159,60 +160,42 @@ def _names(inventory: Inventory) -> dict[str, str]:
     return {host.address: name for name, host in inventory.hosts.items()}
 
 
-def _lines(node: NodeHandle, name: str) -> list[Mapping[str, Any]]:
-    """The objects in a file of lines, those that were in it before it was full first."""
-    rows = []
-    for line in [line for part in (f"{name}.1", name) for line in (node.read(part) or b"").splitlines()]:
-        with suppress(ValueError, RecursionError):
-            rows.append(json.loads(line))
-    return [row for row in rows if isinstance(row, dict)]
+def _lines(kind: type[T], node: NodeHandle, name: str) -> Iterator[T]:
+    """The lines of a file that can be read, those that were in it before it was full first."""
+    for part in (f"{name}.1", name):
+        yield from _read(kind, (node.read(part) or b"").splitlines(), f"{node.host}: {part}")
 
 
-def _entry(line: Mapping[str, Any]) -> Entry | None:
-    try:
-        number = line.get("request")
-        operations = tuple(map(str, line["operations"]))
-        time, user, verb = float(line["time"]), str(line["user"]), str(line["verb"])
-        return Entry(
-            time, user, verb, operations, int(number) if number else None, seconds=_number(line.get("seconds"))
-        )
-    except (KeyError, ValueError, TypeError, OverflowError):
-        return None
+def _read(kind: type[T], rows: Sequence[bytes], sender: str) -> Iterator[T]:
+    for row in rows:
+        with suppress(RefusedDocument):
+            yield read(kind, row, sender)
 
 
-def _of_head(number: int, lines: Sequence[Mapping[str, Any]]) -> Entry:
+def _of_head(number: int, lines: Sequence[ResultLine]) -> Entry:
     first = lines[0]
-    return Entry(
-        _number(first.get("time")) or 0.0, str(first.get("user")), "serve", (f"serve {first.get('model')}",), number
-    )
+    return Entry(first.time, first.user, "serve", (f"serve {first.model}",), number)
 
 
-def _with_end(entry: Entry, lines: Sequence[Mapping[str, Any]]) -> Entry:
+def _with_end(entry: Entry, lines: Sequence[ResultLine]) -> Entry:
     if not lines:
         return entry
     # What ends it is written once: a later line is of another start of the same, on a head that moved.
-    end = next((line for line in lines if line.get("result") != "failed"), lines[-1])
-    failure = next((str(line.get("summary")) for line in lines if line.get("result") == "failed"), None)
-    return replace(entry, result=str(end.get("result")), seconds=_number(end.get("seconds")), failure=failure)
+    end = next((line for line in lines if line.result != "failed"), lines[-1])
+    failure = next((line.summary for line in lines if line.result == "failed"), None)
+    return replace(entry, result=end.result, seconds=end.seconds, failure=failure)
 
 
-def _restarts(results: Sequence[Mapping[str, Any]]) -> list[Entry]:
+def _restarts(results: Iterable[ResultLine]) -> list[Entry]:
     """Each restart, with when the model was ready again."""
     found: list[Entry] = []
     for line in results:
-        number, result = line.get("request"), line.get("result")
-        if not isinstance(number, int) or result not in _OF_RESTARTS:
+        if line.result not in _OF_RESTARTS:
             continue
-        if result != "ready again":
-            time, done = _number(line.get("time")) or 0.0, (f"restart {line.get('name')}",)
-            end = "gave up" if result == "gave up" else None
-            found.append(Entry(time, RESTARTER, "restart", done, number, end, failure=str(line.get("summary"))))
-        elif found and found[-1].request == number and not found[-1].result:
-            found[-1] = replace(found[-1], result="ready", seconds=_number(line.get("seconds")))
+        if line.result != "ready again":
+            end = "gave up" if line.result == "gave up" else None
+            done = (f"restart {line.name}",)
+            found.append(Entry(line.time, RESTARTER, "restart", done, line.request, end, failure=line.summary))
+        elif found and found[-1].request == line.request and not found[-1].result:
+            found[-1] = replace(found[-1], result="ready", seconds=line.seconds)
     return found
-
-
-def _number(value: object) -> float | None:
-    with suppress(OverflowError):
-        return float(value) if isinstance(value, int | float) else None
-    return None

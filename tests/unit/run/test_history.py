@@ -1,0 +1,61 @@
+"""The lines of a history, as the head keeps them: a line of another shape is left out."""
+
+from __future__ import annotations
+
+import json
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from vllm_cluster.run.history import last_change, read_history
+
+RUN = {"time": 1.0, "user": "ann", "verb": "serve", "operations": ["serve org/model"], "request": 1}
+END = {"time": 2.0, "request": 1, "result": "ready", "seconds": 3.5, "summary": ""}
+
+
+def node(audit: dict[str, Any], result: dict[str, Any] = END) -> Any:
+    """A head with a line in each file."""
+    files = {"audit.jsonl": json.dumps(audit).encode(), "results.jsonl": json.dumps(result).encode()}
+    return SimpleNamespace(host="gpu1", read=files.get)
+
+
+def test_a_run_has_its_end() -> None:
+    [entry] = read_history(node({**RUN, "later": "a key of a later version"}))
+    assert (entry.user, entry.operations, entry.result, entry.seconds) == ("ann", ("serve org/model",), "ready", 3.5)
+    changed = last_change(node(RUN))
+    assert changed and (changed.user, changed.summary, changed.time) == ("ann", "serve org/model", 1.0)
+
+
+# fault: run/history.py: yield read(kind, row, sender) → yield kind(**__import__("json").loads(row))
+@pytest.mark.parametrize(
+    "odd",
+    [
+        {"user": {"a": 1}},
+        {"user": None},
+        {"verb": ["serve"]},
+        {"operations": "serve"},
+        {"operations": [1]},
+        {"time": 1e300},
+        {"time": "1"},
+        {"request": True},
+        {"request": -1},
+        {"seconds": "3"},
+    ],
+    ids=str,
+)
+def test_a_line_of_another_shape_is_left_out(odd: dict[str, Any]) -> None:
+    head = node({**RUN, **odd})
+    assert [entry.user for entry in read_history(head)] == [""]
+    assert last_change(head) is None
+
+
+@pytest.mark.parametrize("odd", [{"result": 1}, {"request": "1"}, {"request": True}, {"time": 1e300}, {"summary": {}}])
+def test_an_end_of_another_shape_is_left_out(odd: dict[str, Any]) -> None:
+    [entry] = read_history(node(RUN, {**END, **odd}))
+    assert (entry.user, entry.result, entry.seconds) == ("ann", None, None)
+
+
+def test_text_of_a_line_steers_no_terminal() -> None:
+    [entry] = read_history(node({**RUN, "user": "\x1b[2Jann", "operations": ["\u202eserve"]}))
+    assert (entry.user + entry.operations[0]).isprintable()

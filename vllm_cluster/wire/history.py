@@ -1,0 +1,38 @@
+"""The lines of a cluster's history, which laptops and the head's program append: who ran what, and what came of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated
+
+from vllm_cluster.wire.values import Count, Number, between
+
+# In seconds since 1970; a later one is of no calendar.
+Moment = Annotated[float, between(0.0, 253_402_300_799.0)]
+
+
+@dataclass(frozen=True)
+class AuditLine:
+    """A run of a verb: `time` by the clock of its laptop, `request` the number of what `serve` or `stop` asked for."""
+
+    time: Moment
+    user: str
+    verb: str
+    operations: tuple[str, ...]
+    run: str = ""
+    request: Count = 0
+    seconds: Number | None = None
+
+
+@dataclass(frozen=True)
+class ResultLine:
+    """What became of a request, or of what it serves: `summary` is why it failed or was started again."""
+
+    request: Count
+    result: str
+    time: Moment = 0.0
+    user: str = ""
+    model: str = ""
+    name: str = ""
+    seconds: Number | None = None
+    summary: str = ""
