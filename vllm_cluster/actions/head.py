@@ -64,9 +64,9 @@ def ready(inventory: Inventory, head: HostConnection) -> ServeStatus:
     """What is served on this head.
 
     Raises:
-        PreflightFailed: it is not ready.
+        PreflightFailed: it is not ready, or the head's node does not run.
     """
-    serve = NodeHandle(head, inventory.cluster).state().serving
+    serve = NodeHandle(head, inventory.cluster).running().serving
     if serve is None:
         raise PreflightFailed(f"no model is served on {inventory.cluster}", hint="vcluster serve MODEL")
     if serve.phase != "ready":

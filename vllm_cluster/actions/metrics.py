@@ -53,12 +53,12 @@ def metrics(
     """Write the files for the cluster's Prometheus; the key and the target always, the others where they are new.
 
     Raises:
-        PreflightFailed: the cluster has no key, since it is not up.
+        PreflightFailed: the cluster is not up.
         UsageError: they cannot be written there.
     """
     with at_head(inventory, runtime) as head:
         key = read_key(inventory, head)
-        serve = NodeHandle(head, inventory.cluster).state().serving
+        serve = NodeHandle(head, inventory.cluster).running().serving
     exposed = serve is not None and serve.host not in LOOPBACK
     if target is None and serve is not None and exposed:
         where, reached = host_port(serve.host, serve.port), True

@@ -99,6 +99,7 @@ class HeadJob:
     def _open(self) -> RunningProgram:
         fleet = self._stack.enter_context(Fleet(self._inventory, self._runtime, [self.host]))
         node = open_node(self._inventory, fleet.connections[self.host])
+        node.ensure_running()
         begun = begin(node, self.folder, self._runtime.after(START_SECONDS))
         running = self._stack.enter_context(begun)
         # Docker takes the input of a program also where its container does not run, as while it starts again.

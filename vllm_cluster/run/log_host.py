@@ -260,6 +260,11 @@ class HostLogs:
                 tries = 0 if begun or isinstance(error, _BROKEN) else tries + 1
                 if self._stopped.is_set():
                     return
+                if error and not self._asked.follow and isinstance(feed, FileFeed) and (state := self._ended()):
+                    # What Docker has of a node that has ended is shown all the same: the reason may be there.
+                    text = f"the node is {state}: files that its ranks wrote are read once it runs again: vcluster up"
+                    self._warn_once(text)
+                    return
                 if error and (not self._asked.follow or tries >= TRIES):
                     raise error
                 if not self._asked.follow:
@@ -293,6 +298,11 @@ class HostLogs:
         except HostError as error:
             return begun.is_set(), error
         return begun.is_set(), None
+
+    def _ended(self) -> str:
+        """The state of a container that is there and does not run; else empty."""
+        there = self._node.container()
+        return there.status if there and there.status != "running" else ""
 
     def _await_node(self) -> None:
         """Wait until the host answers and its node runs."""

@@ -18,6 +18,7 @@ from vllm_cluster.laptop import whoami
 from vllm_cluster.run.connection import HostConnection
 from vllm_cluster.run.observe import observe, usable
 from vllm_cluster.run.program import Finished, InNode, Message, RemoteProgram, run
+from vllm_cluster.shell_line import command_line
 from vllm_cluster.wire.order import ACCEPTED, WANTED, Order, Placement, read_order
 from vllm_cluster.wire.reading import RefusedDocument
 from vllm_cluster.wire.status import NodeStatus, ServeStatus
@@ -66,6 +67,35 @@ class NodeHandle:
             raise HostError(self.host, f"container {self.name} is missing", hint="vcluster up")
         if found.status in _ENDED:
             raise self.exit_error(found)
+        return self._described(found)
+
+    def ensure_running(self) -> ContainerInfo:
+        """The container, which must run, for a command that only asks: what it printed last is `vcluster logs`' affair.
+
+        Raises:
+            NodeMissing: it does not run.
+        """
+        found = self.container()
+        if found is None:
+            raise NodeMissing(f"{self.host}: the node is missing", hint="vcluster up")
+        if found.status == "paused":
+            fix = command_line("docker", "unpause", self.name, on=self.host)
+            raise NodeMissing(f"{self.host}: the node is paused", hint=fix)
+        if found.status != "running":
+            memory = ", killed for lack of memory" if found.out_of_memory else ""
+            text = f"{self.host}: the node does not run: {found.status} with code {found.exit_code}{memory}"
+            raise NodeMissing(text, hint="vcluster up\nvcluster explain")
+        return found
+
+    def running(self) -> NodeState:
+        """The container and its status, as `state`.
+
+        Raises:
+            NodeMissing: as `ensure_running`.
+        """
+        return self._described(self.ensure_running())
+
+    def _described(self, found: ContainerInfo) -> NodeState:
         raw = self.read("status.json")
         status = parse_status(raw) if raw else None
         # The file outlives the container, and the node program may have stopped.

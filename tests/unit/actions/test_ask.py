@@ -175,7 +175,7 @@ def test_a_model_that_is_not_ready_is_waited_for_or_explained(
     phase: Phase, first: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     state = SimpleNamespace(serving=replace(READY, phase=phase))
-    monkeypatch.setattr(head, "NodeHandle", lambda *_: SimpleNamespace(state=lambda: state))
+    monkeypatch.setattr(head, "NodeHandle", lambda *_: SimpleNamespace(running=lambda: state))
     with pytest.raises(PreflightFailed, match=f"llama is not ready: {phase}") as refused:
         head.ready(INVENTORY, cast(Any, Head([])))
     assert (refused.value.hint or "").splitlines()[0] == first

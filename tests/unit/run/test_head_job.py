@@ -39,7 +39,7 @@ def test_a_container_that_is_away_for_longer_than_some_tries_is_waited_for(monke
         return nullcontext(program)
 
     monkeypatch.setattr(head_job, "Fleet", lambda *_: nullcontext(SimpleNamespace(connections={"gpu1": None})))
-    monkeypatch.setattr(head_job, "open_node", lambda *_: None)
+    monkeypatch.setattr(head_job, "open_node", lambda *_: SimpleNamespace(ensure_running=lambda: None))
     monkeypatch.setattr(head_job, "begin", begin)
     monkeypatch.setattr(head_job, "AGAIN_SECONDS", 0.0)
     events: list[str] = []

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import subprocess
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
+from tests.support.sim import make
+from vllm_cluster.actions import logs as logs_action
 from vllm_cluster.core.log_lines import LogRequest
 from vllm_cluster.docker.parse import container
+from vllm_cluster.errors import CommandFailed
+from vllm_cluster.run import log_host
 from vllm_cluster.run.log_host import ContainerFeed
 from vllm_cluster.run.logs import collect
 from vllm_cluster.run.runtime import SYSTEM
@@ -73,3 +78,32 @@ def test_polls_of_the_api_that_went_well_are_left_out(text: bytes, poll: bool, a
     feed = ContainerFeed(cast(Any, node), LogRequest(("gpu1",), polls=asked), cast(Any, None), lambda _: False)
     shown = feed._chosen([(b"2026-11-21T02:00:00.000000000Z", b"[vllm] " + text)], 0)
     assert [line.text.encode() for line in shown] == ([] if poll and not asked else [text])
+
+
+# fault: run/log_host.py: (state := self._ended()) → (state := "")
+def test_what_docker_has_of_a_node_that_ended_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its container runs no program that reads the files of its ranks; why it ended is in its own log."""
+    line = b"2026-11-21T02:00:01.000000000Z [node] the last words\n"
+    frame = b"\x01\0\0\0" + len(line).to_bytes(4, "big") + line
+
+    def exec_(*_: object) -> Any:
+        raise CommandFailed("gpu1", "exec: container is not running", exit_code=1, stderr="")
+
+    streams = SimpleNamespace(exec=exec_, log=lambda *_, **__: nullcontext(iter([frame])), clock_offset=lambda: 0)
+    engine = SimpleNamespace(
+        container_info=lambda _: container({"Id": "1", "State": {**STATE, **TIMES}}), streams=streams
+    )
+    host = SimpleNamespace(name="gpu1", engine=engine, runtime=SYSTEM)
+    fleet = SimpleNamespace(connections={"gpu1": host}, addresses={})
+    monkeypatch.setattr(logs_action, "Fleet", lambda *_: nullcontext(fleet))
+    monkeypatch.setattr(log_host, "open_node", lambda *_: None)
+    shown: list[str] = []
+    events: list[str] = []
+    found = logs_action.logs(
+        make.inventory(1),
+        LogRequest(("gpu1",)),
+        lambda event: events.append(event.text),
+        lambda lines: shown.extend(line.text for line in lines),
+    )
+    assert (found, shown) == (True, ["the last words"])
+    assert events == ["the node is exited: files that its ranks wrote are read once it runs again: vcluster up"]
