@@ -14,7 +14,8 @@ from vllm_cluster.core.cached_model import cache_place, fitting_name
 from vllm_cluster.core.pull import HubModel, choose, unfit_path
 from vllm_cluster.errors import PreflightFailed, UsageError
 from vllm_cluster.events import Event
-from vllm_cluster.laptop import expanded
+from vllm_cluster.laptop import cache_folder, expanded
+from vllm_cluster.run.known_hashes import KnownHashes
 from vllm_cluster.run.local_folder import feed, hashed, listed, pull_line
 from vllm_cluster.shell_line import command_line
 from vllm_cluster.text import count, size
@@ -78,7 +79,9 @@ def find_folder(hosts: PullHosts, wanted: WantedModel, via: str) -> HubModel:
         return _on_host(hosts, wanted, str(wanted.source), via)
     show = _Shown(hosts, None)
     hosts.emit(Event("phase", f"hashing {wanted.source}"))
-    files = hashed(wanted.source, listed(wanted.source, _own_name(wanted)), show.add)
+    known, clock = KnownHashes(cache_folder(), wanted.source), hosts.fleet.runtime.clock
+    files = hashed(wanted.source, listed(wanted.source, _own_name(wanted)), show.add, known, clock)
+    known.save()
     return HubModel(wanted.model, "", Url(""), files, origin=HERE)
 
 

@@ -9,9 +9,11 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
+from vllm_cluster.clock import Clock
 from vllm_cluster.core.pull import FOLDER, choose, container_name, unfit_path
 from vllm_cluster.errors import HostError, UsageError
 from vllm_cluster.run.connection import HostConnection
+from vllm_cluster.run.known_hashes import KnownHashes
 from vllm_cluster.run.program import InNode, RemoteProgram, start
 from vllm_cluster.shell_line import command_line
 from vllm_cluster.wire.pull import ModelFile
@@ -47,8 +49,12 @@ def listed(folder: Path, name: str) -> tuple[ModelFile, ...]:
     return files
 
 
-def hashed(folder: Path, files: Sequence[ModelFile], count: Callable[[int], None]) -> tuple[ModelFile, ...]:
+def hashed(
+    folder: Path, files: Sequence[ModelFile], count: Callable[[int], None], known: KnownHashes, clock: Clock
+) -> tuple[ModelFile, ...]:
     """The same files, those that vLLM reads with their sha256; `count` gets the bytes that were hashed.
+
+    A file that is as it was when its hash was `known` is not read again.
 
     Raises:
         UsageError: one cannot be read.
@@ -56,7 +62,8 @@ def hashed(folder: Path, files: Sequence[ModelFile], count: Callable[[int], None
     read, others = choose(files)
     try:
         with ThreadPoolExecutor(min(4, os.cpu_count() or 1)) as pool:
-            return (*pool.map(lambda file: replace(file, blob=_hash(folder / file.path, count)), read), *others)
+            hashes = pool.map(lambda file: _hash(folder / file.path, count, known, clock), read)
+            return (*(replace(file, blob=blob) for file, blob in zip(read, hashes, strict=True)), *others)
     except OSError as error:
         raise UsageError(f"{error.filename or folder}: {error.strerror}") from None
 
@@ -88,12 +95,16 @@ def _visible(folder: Path, name: str) -> Iterator[Path]:
                 yield path
 
 
-def _hash(path: Path, count: Callable[[int], None]) -> str:
+def _hash(path: Path, count: Callable[[int], None], known: KnownHashes, clock: Clock) -> str:
     found = hashlib.sha256()
     with path.open("rb") as stream:
+        before = os.fstat(stream.fileno())
+        if there := known.find(before):
+            return there
         while data := stream.read(PIECE):
             found.update(data)
             count(len(data))
+        known.keep(before, os.fstat(stream.fileno()), found.hexdigest(), clock.time())
     return found.hexdigest()
 
 

@@ -19,6 +19,7 @@ from vllm_cluster.core.pull import HubModel, outside, place_of
 from vllm_cluster.errors import PreflightFailed, UsageError
 from vllm_cluster.events import Event
 from vllm_cluster.run import model_cache
+from vllm_cluster.run.known_hashes import KnownHashes
 from vllm_cluster.run.local_folder import hashed, listed
 from vllm_cluster.run.runtime import SYSTEM
 from vllm_cluster.wire.values import Url
@@ -120,7 +121,7 @@ def test_of_a_folder_here_only_files_that_vllm_reads_are_hashed(tmp_path: Path) 
         (folder / name).write_text("{}")
     (folder / "config.json").symlink_to(blob)
     os.mkfifo(folder / "pipe")
-    files = hashed(folder, listed(folder, ""), lambda _: None)
+    files = hashed(folder, listed(folder, ""), lambda _: None, KnownHashes(tmp_path / "cache", folder), SYSTEM.clock)
     assert [(file.path, bool(file.blob)) for file in files] == [
         ("config.json", True),
         ("model.safetensors", True),

@@ -21,6 +21,7 @@ from vllm_cluster.remote.pull import origin
 from vllm_cluster.remote.pull.store import Store
 from vllm_cluster.run import local_folder
 from vllm_cluster.run.connection import HostConnection
+from vllm_cluster.run.known_hashes import KnownHashes
 from vllm_cluster.run.runtime import SYSTEM
 from vllm_cluster.wire.pull import HERE, ChainHost, HostPlan, ModelFile
 
@@ -40,7 +41,8 @@ def folder(tmp_path: Path) -> Path:
 
 def listed(folder: Path) -> tuple[ModelFile, ...]:
     """Its files that vLLM reads."""
-    found = local_folder.hashed(folder, local_folder.listed(folder, ""), lambda _: None)
+    known = KnownHashes(folder.parent / "known", folder)
+    found = local_folder.hashed(folder, local_folder.listed(folder, ""), lambda _: None, known, SYSTEM.clock)
     return tuple(file for file in found if file.blob)
 
 

@@ -1,0 +1,69 @@
+"""Keeps the hashes of this machine's files: a folder that was pulled before is not read again, but for its changes."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from vllm_cluster.laptop import write_whole
+from vllm_cluster.wire.reading import RefusedDocument, read
+from vllm_cluster.wire.values import Name, Sha256
+
+# A file system's clock may tick so seldom: what changed just before it was read may change again within one tick.
+TICK_NANOSECONDS = 2_000_000_000
+MAX_FILE = 8 << 20
+
+
+@dataclass(frozen=True)
+class _Kept:
+    v: Literal[1]
+    hashes: Mapping[Name, Sha256] = field(default_factory=dict)
+
+
+def stamp(found: os.stat_result) -> str:
+    """What differs once a file was written: no program sets the time of the last change of its inode (ctime)."""
+    parts = (found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
+    return ":".join(map(str, parts))
+
+
+class KnownHashes:
+    """The hashes of the files of one folder, from one pull to the next; several threads may use it."""
+
+    def __init__(self, cache: Path, folder: Path) -> None:
+        name = hashlib.sha256(os.fsencode(folder)).hexdigest()[:16]
+        self._file = cache / "hashes" / f"{name}.json"
+        self._before: Mapping[str, str] = {}
+        self._now: dict[str, str] = {}
+        # It is only a saving: without it, or where it cannot be read, the files are hashed.
+        with suppress(OSError, RefusedDocument):
+            self._before = read(_Kept, self._file.read_bytes(), str(self._file), MAX_FILE).hashes
+
+    def find(self, found: os.stat_result) -> str | None:
+        """The hash of a file that is as it was when it was read; None where it must be read."""
+        known = self._before.get(stamp(found))
+        if known:
+            self._now[stamp(found)] = known
+        return known
+
+    def keep(self, before: os.stat_result, after: os.stat_result, sha256: str, now: float) -> None:
+        """Take a hash for the next time, where the file did not change from `before` it was read, nor shortly before.
+
+        `now` is the time after it was read, in seconds.
+        """
+        settled = before.st_ctime_ns < now * 1e9 - TICK_NANOSECONDS
+        if settled and stamp(before) == stamp(after):
+            self._now[stamp(before)] = sha256
+
+    def save(self) -> None:
+        """Write them for the next time; those of files that are gone are left out."""
+        if self._now == self._before:
+            return
+        with suppress(OSError):
+            self._file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            write_whole(self._file, json.dumps({"v": 1, "hashes": self._now}), 0o600)
