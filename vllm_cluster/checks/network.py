@@ -133,7 +133,9 @@ def _loopback(address: str) -> bool:
 
 @each_host
 def ports(inventory: Inventory, host: Host, facts: HostFacts) -> Iterator[Finding]:
-    """Ports that something else listens on."""
+    """Ports that something else listens on; it may be the node itself where Docker shows no containers."""
+    if facts.docker.problem:
+        return
     # That of a pull, too, while one runs.
     if all(container.name != container_name(inventory.cluster) for container in facts.containers):
         yield from _taken(inventory, host.name, facts, "pull")

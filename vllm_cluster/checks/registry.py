@@ -108,7 +108,7 @@ def unseen(inventory: Inventory, facts: Mapping[str, HostFacts]) -> tuple[NotChe
 def _unseen(inventory: Inventory, name: str, facts: HostFacts) -> Iterator[tuple[str, str]]:
     details = facts.details
     if facts.docker.problem:
-        yield "containers, images and their disk space", "Docker does not answer"
+        yield "containers, ports, images and their disk space", "Docker does not answer"
     if details is None:
         return
     if inventory.accelerator == "nvidia" and facts.gpus:

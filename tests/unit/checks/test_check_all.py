@@ -269,7 +269,7 @@ def test_an_image_that_must_be_pulled() -> None:
         ({"gpu_health": ()}, "the GPUs' health"),
         ({"hostname_addresses": None}, "its hostname's addresses"),
         ({"memory_bytes": 0}, "its memory"),
-        ({"docker": DockerFacts(problem="no answer")}, "containers, images and their disk space"),
+        ({"docker": DockerFacts(problem="no answer")}, "containers, ports, images and their disk space"),
     ],
 )
 def test_what_was_not_checked_is_listed(odd: dict[str, Any], what: str) -> None:

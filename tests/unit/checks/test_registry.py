@@ -101,6 +101,13 @@ def test_the_port_of_a_pull_is_looked_at_while_none_runs() -> None:
     assert preflight(world.inventory(ports={"pull": 7000}), facts) == ()
 
 
+# fault: checks/network.py: if facts.docker.problem: → if facts.docker.problem == "":
+def test_no_port_is_called_taken_where_docker_does_not_show_whose_it_is() -> None:
+    """Each of them was the node's own, which ran on while Docker was away."""
+    hosts = world.hosts(gpu2={"docker": DockerFacts(problem="no answer"), "listening": frozenset({6380, 6384})})
+    assert preflight(world.inventory(), hosts) == ()
+
+
 def test_the_port_of_the_endpoint_is_looked_at_while_nodes_run_and_serve_nothing() -> None:
     _, facts = world.converged(world.inventory())
     assert list(endpoint(world.inventory(), facts)) == []

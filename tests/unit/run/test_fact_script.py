@@ -83,7 +83,7 @@ def test_a_bare_host(tmp_path: Path, shell: str) -> None:
     assert set(found) == {"docker-missing", "ip-missing", "no-gpus"}
     assert host.missing_paths == {f"{tmp_path}/models"}
     said = {one.what for one in unseen(world.inventory(1), facts)}
-    assert said == {"its memory", "its hostname's addresses", "containers, images and their disk space"}
+    assert said == {"its memory", "its hostname's addresses", "containers, ports, images and their disk space"}
 
 
 def test_up_asks_for_nothing_of_the_longer_look(tmp_path: Path) -> None:
