@@ -13,6 +13,8 @@ from vllm_cluster.run.connection import Fleet, HostConnection
 from vllm_cluster.run.weights import PullStatus, status
 from vllm_cluster.text import age, count, size
 
+# Bytes a second below which files are so small that their bytes do not show how long the others take.
+SLOW = 500_000
 POLL_SECONDS = 1.0
 # A rate is of this long.
 WINDOW_SECONDS = 10.0
@@ -191,4 +193,8 @@ def _words(now: PullStatus, rate: float) -> str:
 
 
 def _left(missing: int, rate: float) -> str:
-    return f", {rate / 1e6:.0f} MB/s, {age(missing / rate)} left" if rate > 0 and missing else ""
+    if not (rate > 0 and missing):
+        return ""
+    if rate < SLOW:
+        return f", {size(int(rate))}/s"
+    return f", {rate / 1e6:.0f} MB/s, {age(missing / rate)} left"

@@ -11,6 +11,7 @@ from vllm_cluster.cli.completion import complete_hosts
 from vllm_cluster.cli.options import InventoryPath, Json
 from vllm_cluster.cli.session import Session
 from vllm_cluster.errors import UsageError
+from vllm_cluster.laptop import expanded
 from vllm_cluster.shell_line import command_line
 
 if TYPE_CHECKING:
@@ -36,8 +37,8 @@ Name = Annotated[
 ]
 
 
-def _wanted(model: str, via: str, name: str, *, detach: bool, of_hosts: bool) -> WantedModel:
-    """What is to be pulled; `of_hosts` is whether it is named as the hosts have it.
+def _wanted(model: str, via: str, name: str, *, detach: bool, of_hosts: str) -> WantedModel:
+    """What is to be pulled; `of_hosts` is the option with which it is named as the hosts have it, else empty.
 
     Raises:
         UsageError: it cannot be named so, or brought so.
@@ -51,8 +52,13 @@ def _wanted(model: str, via: str, name: str, *, detach: bool, of_hosts: bool) ->
         fetch = command_line("aws", "s3", "cp", "--recursive", model, folder)
         copy = "\n".join((fetch, command_line("vcluster", "pull", folder)))
         raise UsageError(f"{model}: vcluster no longer reads buckets", hint=copy)
-    if is_folder(model) and not of_hosts:
-        return wanted_folder(model, name, via, detach=detach)
+    if is_folder(model):
+        if not of_hosts:
+            return wanted_folder(model, name, via, detach=detach)
+        if name or not model.startswith("./"):
+            there = f"./{name or Path(model.partition(':')[2] or expanded(model).resolve()).name}"
+            hint = command_line("vcluster", "pull", there, of_hosts)
+            raise UsageError(f"{of_hosts}: on the hosts {model} is {there}", hint=hint)
     if name:
         folder = f"./{model}" if model and Path(model).is_dir() else "./FOLDER"
         hint = command_line("vcluster", "pull", folder, "--as", name)
@@ -82,7 +88,8 @@ def pull(
         from vllm_cluster.actions import pull as action
         from vllm_cluster.core.pull import through_folder
 
-        wanted = _wanted(model or "", via or "", name or "", detach=detach, of_hosts=verify or cancel)
+        of_hosts = "--verify" if verify else "--cancel" if cancel else ""
+        wanted = _wanted(model or "", via or "", name or "", detach=detach, of_hosts=of_hosts)
         loaded = session.load()
         if via == "local" and via not in loaded.hosts:
             text = "--via local: this machine no longer downloads for the hosts"

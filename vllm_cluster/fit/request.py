@@ -179,7 +179,7 @@ def _fix(model: str, problem: str, *, near: bool) -> str:
     if "HF_HUB_OFFLINE" in problem:
         pull = command_line("vcluster", "pull", model)
         return pull if near else f"{pull}\n{_OFFLINE}"
-    return "" if near else "check the name: ORG/NAME, or a folder below model_cache"
+    return "" if near else "check the name: ORG/NAME, or a folder below model_cache\nvcluster models"
 
 
 def _flags(asked: Asked, head: str, judged: Judged, *, named: bool) -> Iterator[RequestProblem]:

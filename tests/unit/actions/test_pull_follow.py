@@ -96,3 +96,10 @@ def test_the_total_of_all_hosts_is_the_same_from_the_first_moment_to_the_last(mo
 
     assert followed(monkeypatch, answer, emit, runtime).failed
     assert totals == {20}
+
+
+# fault: actions/pull_follow.py: if rate < SLOW → if rate < 0
+@pytest.mark.parametrize(("rate", "text"), [(0, ""), (1_000, ", 1.0 kB/s"), (43e6, ", 43 MB/s, 1 min left")])
+def test_the_time_of_many_small_files_is_not_taken_from_their_bytes(rate: float, text: str) -> None:
+    """A thousand files of 4 bytes had 13 h left, which were 9 s."""
+    assert pull_follow._left(3_000_000_000, rate) == text

@@ -51,3 +51,21 @@ def test_a_bucket_is_answered_with_the_copy_that_takes_its_place(capsys: pytest.
         app(["pull", "s3://lab/models/mine", "--as", "new"], standalone_mode=False)
     shown = capsys.readouterr().err
     assert "fix: aws s3 cp --recursive s3://lab/models/mine ./new\nfix: vcluster pull ./new\n" in shown
+
+
+# fault: cli/pull.py: if name or not model.startswith("./") → if not model
+@pytest.mark.parametrize(
+    ("words", "fix"),
+    [
+        (("gpu1:/data/mine", "--verify"), "vcluster pull ./mine --verify"),
+        (("gpu1:/data/mine", "--as", "other", "--verify"), "vcluster pull ./other --verify"),
+        (("./mine", "--as", "other", "--cancel"), "vcluster pull ./other --cancel"),
+        (("/data/mine/", "--verify"), "vcluster pull ./mine --verify"),
+    ],
+)
+def test_a_folder_that_was_pulled_is_named_as_the_hosts_have_it(
+    monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...], fix: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        wanted(monkeypatch, *words)
+    assert f"fix: {fix}\n" in capsys.readouterr().err

@@ -67,7 +67,10 @@ def test_what_is_right_is_not_refused() -> None:
             {"problem": "it is not in the model cache", "near": ("meta-llama/Llama-3.1-8b", "lab/x")},
             f"gpu1: {NAME}: it is not in the model cache; did you mean meta-llama/Llama-3.1-8b? | ",
         ),
-        ({"problem": "the hub has no such model"}, "check the name: ORG/NAME"),
+        (
+            {"problem": "the hub has no such model"},
+            "or a folder below model_cache\nvcluster models",
+        ),
         ({"problem": "it is not in the model cache, and HF_HUB_OFFLINE is set"}, "remove HF_HUB_OFFLINE from"),
         ({"problem": "it is gated, private or not there: 403 without a token"}, "accept its terms on the hub"),
     ],
