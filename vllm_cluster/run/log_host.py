@@ -184,7 +184,8 @@ class HostLogs:
     """The logs of one host, read by threads until they end or `stop`.
 
     `opened` is set once it is known whether the node can be read, `settled` once it is so for the files of its ranks;
-    `failure` is why a log was not read to its end, `bug` what no log should raise.
+    `failure` is why a log was not read to its end, `bug` what no log should raise; `ended` is whether the node does not
+    run, so that the files of its ranks were not read.
     """
 
     def __init__(
@@ -201,6 +202,7 @@ class HostLogs:
         self.failure: VclusterError | None = None
         self.bug: Exception | None = None
         self.opened, self.settled, self.ranks_read = threading.Event(), threading.Event(), False
+        self.ended = False
         self._inventory, self._connection, self._asked = inventory, connection, asked
         self._merge, self._emit = merge, emit
         self._node = node = NodeHandle(connection, inventory.cluster)
@@ -264,6 +266,7 @@ class HostLogs:
                     # What Docker has of a node that has ended is shown all the same: the reason may be there.
                     text = f"the node is {state}: files that its ranks wrote are read once it runs again: vcluster up"
                     self._warn_once(text)
+                    self.ended = True
                     return
                 if error and (not self._asked.follow or tries >= TRIES):
                     raise error

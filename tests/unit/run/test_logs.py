@@ -81,7 +81,11 @@ def test_polls_of_the_api_that_went_well_are_left_out(text: bytes, poll: bool, a
 
 
 # fault: run/log_host.py: (state := self._ended()) → (state := "")
-def test_what_docker_has_of_a_node_that_ended_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+# fault: actions/logs.py: if not any(one.ended for one in hosts): → if hosts:
+@pytest.mark.parametrize(("rank", "lines"), [(None, ["the last words"]), (0, [])])
+def test_what_docker_has_of_a_node_that_ended_is_shown(
+    monkeypatch: pytest.MonkeyPatch, rank: int | None, lines: list[str]
+) -> None:
     """Its container runs no program that reads the files of its ranks; why it ended is in its own log."""
     line = b"2026-11-21T02:00:01.000000000Z [node] the last words\n"
     frame = b"\x01\0\0\0" + len(line).to_bytes(4, "big") + line
@@ -101,9 +105,9 @@ def test_what_docker_has_of_a_node_that_ended_is_shown(monkeypatch: pytest.Monke
     events: list[str] = []
     found = logs_action.logs(
         make.inventory(1),
-        LogRequest(("gpu1",)),
+        LogRequest(("gpu1",), rank=rank),
         lambda event: events.append(event.text),
         lambda lines: shown.extend(line.text for line in lines),
     )
-    assert (found, shown) == (True, ["the last words"])
+    assert (found, shown) == (bool(lines), lines)
     assert events == ["the node is exited: files that its ranks wrote are read once it runs again: vcluster up"]
