@@ -47,6 +47,16 @@ LISTENERS = (
         ("actions/serve.py",),
     ),
     Listener(
+        "Roll of the nodes",
+        ("up",),
+        "the head",
+        _PRIVATE,
+        ("nodes",),
+        _CLUSTER,
+        "the cluster's token: every line is signed with it, both ways; not encrypted, and nothing secret is in it",
+        ("remote/node/roll.py",),
+    ),
+    Listener(
         "Ray's GCS",
         ("up",),
         "the head",

@@ -390,7 +390,7 @@ def test_only_a_member_that_left_can_be_forgotten(host: str, why: str) -> None:
             assert outcome.script.changing == []
 
 
-# fault: run/barrier.py: if found.complete: → if found.have:
+# fault: run/barrier.py: if found.complete and not away: → if found.have:
 @pytest.mark.promise("P33", "P18")
 def test_an_unreachable_node_that_ray_counts_ends_up_at_once() -> None:
     world = make.world((2, 2, 2))

@@ -9,7 +9,7 @@ from vllm_cluster.checks.registry import engine_problem
 from vllm_cluster.core.desired import found_gpus, intent
 from vllm_cluster.core.identity import cluster_id, foreign, node_of
 from vllm_cluster.core.members import Record, former, record_of
-from vllm_cluster.core.node_status import last_words
+from vllm_cluster.core.node_status import absent, last_words
 from vllm_cluster.core.spec import ROLE, stored_spec
 from vllm_cluster.errors import ConnectionLost, DockerError, HostError, ShellUnusable, Unreachable, VclusterError
 from vllm_cluster.events import Emit, Event
@@ -116,12 +116,17 @@ def assemble(inventory: Inventory, rows: dict[str, HostState]) -> ClusterStatus:
     found = record_of(inventory, facts)
     record = found.record if found else None
     expected = {member.name: member.gpus for member in record.members} if record else {}
-    hosts = tuple(_host(inventory, name, rows[name], first, expected.get(name)) for name in inventory.hosts)
+    away = _away(inventory, rows)
+    hosts = tuple(
+        _host(inventory, name, rows[name], first, expected.get(name), away=away.get(name, ""))
+        for name in inventory.hosts
+    )
     left = _former(inventory, facts, record, first)
     unknown = _unknown(inventory, first.status, left)
     up = (
         not unknown
         and not any(host.joined_gpus for host in left)
+        and not away
         and all(host.state == RUNNING and host.joined_gpus == host.gpus and host.gpus for host in hosts)
     )
     return ClusterStatus(
@@ -192,7 +197,28 @@ def unseen(error: VclusterError) -> HostState:
     return HostState(state, problem=detail, fix=error.hint or "")
 
 
-def _host(inventory: Inventory, name: str, row: HostState, head: HostState, expected: int | None) -> HostStatus:
+def _away(inventory: Inventory, rows: Mapping[str, HostState]) -> dict[str, str]:
+    """What is wrong with each host that the head's roll has not as here; empty where the head keeps none."""
+    head = rows[inventory.head_name]
+    addresses = {host.address: name for name, host in inventory.hosts.items()}
+    found = absent(head.status.roll if head.status else None, addresses)
+    return {
+        name: _with_witness(why, rows[name], _counted(head, address))
+        for address, name in addresses.items()
+        if (why := found.get(name))
+    }
+
+
+def _with_witness(why: str, row: HostState, counted: int | None) -> str:
+    """The words of the roll, of the node itself, and of Ray, which counts a host that is cut off for some time more."""
+    roll = row.status.roll if row.status else None
+    own = f" ({roll.error})" if roll and roll.error else ""
+    return f"{why}{own}" + (f"; Ray counts {count(counted, 'GPU')}" if counted else "")
+
+
+def _host(
+    inventory: Inventory, name: str, row: HostState, head: HostState, expected: int | None, *, away: str
+) -> HostStatus:
     address = inventory.hosts[name].address
     role = "head" if name == inventory.head_name else "worker"
     # Ray counts a node that has just ended for some more seconds.
@@ -209,6 +235,9 @@ def _host(inventory: Inventory, name: str, row: HostState, head: HostState, expe
         fix = fix or way
     elif row.state == STARTING:
         problems.append("the node has not reported yet")
+    if away and row.state not in (MISSING, STOPPED, STARTING):
+        problems.append(away)
+        fix = fix or "vcluster check"
     if row.status and row.status.error:
         problems.append(row.status.error)
     problem = "; ".join(problems)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from vllm_cluster.core.members import Record
-from vllm_cluster.core.node_status import membership
+from vllm_cluster.core.node_status import absent, membership
 from vllm_cluster.errors import (
     AuthenticationFailed,
     ConnectionLost,
@@ -78,12 +78,14 @@ def _awaited_gpus(inventory: Inventory, node: NodeHandle, status: NodeStatus | N
     names = {host.address: host.name for host in inventory.hosts.values()}
     planned = {one.address: one.gpus for one in record.members if not one.leaving} if record else {}
     found = membership(planned, status.group.nodes)
-    absent = [name for address, name in names.items() if address in found.missing or address not in planned]
+    lacking = [name for address, name in names.items() if address in found.missing or address not in planned]
     others = [address for address in found.foreign if address not in names]
     wrong = [names.get(address, address) for address in found.wrong]
-    if not (absent or others or wrong):
+    away = absent(status.roll, {address: names.get(address, address) for address in planned})
+    if not (lacking or others or wrong or away):
         return ""
-    parts = [f"{', '.join(absent)} not in Ray"] * bool(absent)
+    parts = [f"{', '.join(lacking)} not in Ray"] * bool(lacking)
+    parts += [f"{name}: {why}" for name, why in away.items() if name not in lacking]
     parts += [f"another number of GPUs on {', '.join(wrong)}"] * bool(wrong)
     parts += [f"{', '.join(others)} not in the inventory"] * bool(others)
     return f"GPUs {found.have}/{found.want}: {'; '.join(parts)}"

@@ -61,7 +61,7 @@ class LinkResult:
 
 def ports_of(inventory: Inventory, host: str) -> dict[int, str]:
     """The pinned ports that other hosts reach on this one, with their names."""
-    keys = _EVERYWHERE + (backend.HEAD_PORTS if host == inventory.head_name else ())
+    keys = _EVERYWHERE + (("nodes", *backend.HEAD_PORTS) if host == inventory.head_name else ())
     return {getattr(inventory.ports, key): f"{getattr(inventory.ports, key)} ({_shown(key)})" for key in keys}
 
 

@@ -141,7 +141,7 @@ def ports(inventory: Inventory, host: Host, facts: HostFacts) -> Iterator[Findin
         yield from _taken(inventory, host.name, facts, "pull")
     if has_node(inventory, facts, "running", "paused"):
         return  # the node itself listens; a paused one keeps its ports
-    of_head = (*backend.HEAD_PORTS, *backend.LOOPBACK_PORTS, "api") if host.name == inventory.head_name else ()
+    of_head = (*backend.HEAD_PORTS, *backend.LOOPBACK_PORTS, "nodes", "api") if host.name == inventory.head_name else ()
     for key in (*backend.NODE_PORTS, *of_head):
         yield from _taken(inventory, host.name, facts, key)
 

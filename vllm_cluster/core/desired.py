@@ -78,6 +78,7 @@ def _node(inventory: Inventory, host: Host, facts: HostFacts, inputs: Inputs) ->
     ports = hcas(host, facts)
     argv = backend.start_argv(role, address=host.address, head_address=head_address, gpus=count, ports=inventory.ports)
     waits_for = [] if role == "head" else ["--head", host_port(head_address, inventory.ports.gcs)]
+    roll = ["--roll", host_port(head_address, inventory.ports.nodes), "--name", host.name, "--address", host.address]
     spec_secrets = tuple(sorted(secrets.items()))
     return ContainerSpec(
         **_as_given(inventory),
@@ -87,7 +88,7 @@ def _node(inventory: Inventory, host: Host, facts: HostFacts, inputs: Inputs) ->
         head_address=head_address,
         requirements=backend.requirements(inventory),
         gpu_count=count,
-        command=("python3", NODE_PROGRAM, role, *waits_for, "--", *argv),
+        command=("python3", NODE_PROGRAM, role, *waits_for, *roll, f"{_GPUS}{count}", "--", *argv),
         environment=tuple(sorted(_environment(inventory, host, facts, secrets, head_address).items())),
         mounts=_mounts(inventory, secrets),
         gpus=gpus.request(host, facts) if inventory.accelerator == "nvidia" else None,
@@ -186,7 +187,8 @@ def _devices(ports: tuple[Hca, ...]) -> tuple[str, ...]:
 
 
 HCAS, GID = "NCCL_IB_HCA", "NCCL_IB_GID_INDEX"
-_NUMBER = "--num-gpus="
+# The number of GPUs, for the node program and for Ray.
+_GPUS, _NUMBER = "--gpus=", "--num-gpus="
 
 
 @dataclass(frozen=True)
@@ -221,8 +223,10 @@ def _settle(current: ContainerSpec, wanted: ContainerSpec) -> tuple[ContainerSpe
     if (wanted.gpus is None) == (current.gpus is None) and current.gpu_count >= wanted.gpu_count:
         if current.gpu_count > wanted.gpu_count:
             texts.append(f"{current.gpu_count} GPUs were found when its node was made, {wanted.gpu_count} now")
-        number = f"{_NUMBER}{current.gpu_count}"
-        command = tuple(number if word.startswith(_NUMBER) else word for word in wanted.command)
+        command = tuple(
+            next((f"{option}{current.gpu_count}" for option in (_GPUS, _NUMBER) if word.startswith(option)), word)
+            for word in wanted.command
+        )
         wanted = replace(wanted, gpus=current.gpus, gpu_count=current.gpu_count, command=command)
     return wanted, texts
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from vllm_cluster.errors import VclusterError
 from vllm_cluster.explain.progress import TROUBLE
 from vllm_cluster.wire.reading import RefusedDocument, convert, document
+from vllm_cluster.wire.roll import Roll
 from vllm_cluster.wire.status import VERSION, GroupNode, GroupStatus, NodeStatus
 
 # A node program that has missed so many of its beats is stopped, or cannot write.
@@ -49,7 +50,7 @@ def current(status: NodeStatus, started: float, now: float | None) -> NodeStatus
 def _distrusted(status: NodeStatus, age: float) -> NodeStatus:
     why = f"the node program has not written its status for {age:.0f} s: it is stopped, or its disk is full"
     serve = replace(status.serve, phase="unknown", detail=why, token_age_seconds=None) if status.serve else None
-    return replace(status, group=replace(status.group, state="unknown", error=why, nodes=()), serve=serve)
+    return replace(status, group=replace(status.group, state="unknown", error=why, nodes=()), serve=serve, roll=None)
 
 
 class UnreadableStatus(VclusterError):
@@ -74,6 +75,19 @@ def membership(planned: Mapping[str, int], nodes: Sequence[GroupNode]) -> GroupM
         have=int(sum(count for address, count in alive.items() if address in planned)),
         want=sum(planned.values()),
     )
+
+
+def absent(roll: Roll | None, planned: Mapping[str, str]) -> dict[str, str]:
+    """What is wrong with those of the planned nodes (host by address) that are not here by the head's roll, by host.
+
+    Empty where the head's node program, of an earlier version, keeps none.
+    """
+    if roll is None:
+        return {}
+    states = {node.address: node.state for node in roll.nodes}
+    words = {"silent": "its node sends no beat", "gone": "its node has gone"}
+    found = {name: states.get(address, "") for address, name in planned.items()}
+    return {name: words.get(state, "its node is not on the roll") for name, state in found.items() if state != "here"}
 
 
 def last_words(group: GroupStatus) -> str:

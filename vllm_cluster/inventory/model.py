@@ -139,6 +139,7 @@ class Ports(_Section):
     dashboard_agent: Port = Field(6382, description="Ray's dashboard agent, HTTP.")
     runtime_env_agent: Port = Field(6383, description="Ray's runtime environment agent.")
     pull: Port = Field(6384, description="Models and images from host to host, while one is pulled or pushed.")
+    nodes: Port = Field(6386, description="The roll of the nodes, on the head.")
     dashboard_agent_grpc: Port = Field(6385, description="Ray's dashboard agent, gRPC.")
     client_server: Port = Field(10001, description="Ray's client server, on the head.")
     worker_min: Port = Field(10002, description="First port of Ray's workers.")

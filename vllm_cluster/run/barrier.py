@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 
 from vllm_cluster.core.images import node_image_name
-from vllm_cluster.core.node_status import GroupMembership, last_words, membership
+from vllm_cluster.core.node_status import GroupMembership, absent, last_words, membership
 from vllm_cluster.core.plan import CreateNode, Plan
 from vllm_cluster.core.spec import BASE_IMAGE
 from vllm_cluster.errors import CommandFailed, HostError, LeftAlone, NodesNotJoined, Unreachable, combine
@@ -95,7 +95,8 @@ def await_gpus(fleet: Fleet, plan: Plan, emit: Emit, former: Collection[str] = (
     while True:
         nodes = fleet.all(lambda connection: NodeHandle(connection, plan.cluster).state())
         found = _joined(plan, fleet, nodes, former)
-        if found.complete:
+        away = _away(plan, fleet, nodes)
+        if found.complete and not away:
             emit(Event("progress", f"GPUs {found.have}/{found.want}", data={"gpus": [found.have, found.want]}))
             return
         seconds_so_far = clock.monotonic() - started
@@ -107,7 +108,9 @@ def await_gpus(fleet: Fleet, plan: Plan, emit: Emit, former: Collection[str] = (
             _ensure_connected(name, node, seconds_so_far)
         _refuse_outsider(plan, found, seconds_so_far)
         why = (
-            _explain(found, {**plan.lost, **fleet.addresses}, nodes) if head_up else _waiting_for_head(nodes[plan.head])
+            _explain(found, {**plan.lost, **fleet.addresses}, nodes, away)
+            if head_up
+            else _waiting_for_head(nodes[plan.head])
         )
         text = f"GPUs {found.have}/{found.want}: {why}"
         if text != shown:
@@ -117,6 +120,7 @@ def await_gpus(fleet: Fleet, plan: Plan, emit: Emit, former: Collection[str] = (
             hint = "vcluster status\nvcluster explain"
             text = f"Ray does not report the planned GPUs after {JOIN_SECONDS:.0f} s: {text}"
             late = [fleet.addresses[address] for address in found.missing if address in fleet.addresses]
+            late = sorted({*late, *away})
             raise NodesNotJoined(plan.head, text, hint=hint, cut_off=late if head_up else ())
         clock.sleep(POLL)
 
@@ -140,16 +144,28 @@ def _joined(plan: Plan, fleet: Fleet, nodes: Mapping[str, NodeState], former: Co
     return membership(plan.gpus, [node for node in counted if node.address not in late])
 
 
+def _away(plan: Plan, fleet: Fleet, nodes: Mapping[str, NodeState]) -> dict[str, str]:
+    """Those of the planned nodes that the head's roll has not as here, and what each knows of its way there."""
+    status = nodes[plan.head].status
+    found = absent(status.roll if status else None, {at: fleet.addresses.get(at, at) for at in plan.gpus})
+    rolls = {name: node.status.roll for name, node in nodes.items() if node.status}
+    errors = {name: roll.error for name, roll in rolls.items() if roll and roll.error}
+    return {name: f"{why} ({errors[name]})" if name in errors else why for name, why in found.items()}
+
+
 def _may_be_up(node: NodeState) -> bool:
     """Whether Ray may be up there; a node program that is stopped cannot report it."""
     return node.status is not None and node.status.group.state in ("up", "unknown")
 
 
-def _explain(found: GroupMembership, names: Mapping[str, str], nodes: Mapping[str, NodeState]) -> str:
+def _explain(
+    found: GroupMembership, names: Mapping[str, str], nodes: Mapping[str, NodeState], away: Mapping[str, str]
+) -> str:
     missing = [names.get(address, address) for address in found.missing]
     parts = [f"waiting for {name}{_trouble(nodes.get(name))}" for name in missing]
     parts += [f"{names.get(a, a)} joined Ray but is not in the inventory" for a in found.foreign]
     parts += [f"{names.get(a, a)} has a different number of GPUs than planned" for a in found.wrong]
+    parts += [f"{name}: {why}" for name, why in away.items() if name not in missing]
     return ", ".join(parts) or "waiting for Ray"
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
 from vllm_cluster.wire.reading import ALSO
+from vllm_cluster.wire.roll import Roll
 from vllm_cluster.wire.values import Address, Count, Name, Number, Port, between
 
 VERSION = 1
@@ -133,3 +134,5 @@ class NodeStatus:
     serve: ServeStatus | None
     error: str | None = None
     beat: Number | None = None
+    # A node program of an earlier version keeps none.
+    roll: Roll | None = None

@@ -73,7 +73,7 @@ class World:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.fake, self.state, self.opt = folder / "fake", folder / "state", folder / "opt"
-        self.port, self.gcs = free_port(), free_port()
+        self.port, self.gcs, self.roll = free_port(), free_port(), free_port()
         self.pace: dict[str, float] = dict(PACE)
         self.node: subprocess.Popen[bytes] | None = None
         self.log = folder / "node.log"
@@ -123,7 +123,9 @@ class World:
             **more,
         }
         head = ["--head", f"{HEAD}:{self.gcs}"] if role == "worker" else []
-        argv = [sys.executable, str(self.opt / "node.py"), role, *head, "--", "ray", "start", *ray, "--block"]
+        # A worker of these tests is alone: no other program dials a head's, nor does a head answer one.
+        me = ["--roll", f"{HEAD}:{self.roll}", "--name", role, "--address", HEAD, "--gpus=2"]
+        argv = [sys.executable, str(self.opt / "node.py"), role, *head, *me, "--", "ray", "start", *ray, "--block"]
         with self.log.open("ab") as log:
             self.node = subprocess.Popen(argv, env=environment, stdout=log, stderr=subprocess.STDOUT)
 

@@ -88,5 +88,5 @@ def _held(machine: Machine) -> set[int]:
     for box in machine.boxes.values():
         if box.state in ("running", "paused") and NODE_PROGRAM in box.argv:
             ports |= {6380, 6381, 6382, 6383, 6385}
-            ports |= {6379, 8265, 10001} if role(box) == "head" else set()
+            ports |= {6379, 6386, 8265, 10001} if role(box) == "head" else set()
     return ports

@@ -81,12 +81,12 @@ def token(machine: Machine, box: Box) -> bytes | None:
     return machine.read(box, box.environment["RAY_AUTH_TOKEN_PATH"])
 
 
-def head_of(world: World, box: Box) -> tuple[Machine, Box] | None:
-    """The living head at the address that a worker got."""
+def head_of(world: World, box: Box, *, up: bool = True) -> tuple[Machine, Box] | None:
+    """The living head at the address that a worker got; where its Ray is to be up, only such a one."""
     address, _, port = box.environment["RAY_ADDRESS"].rpartition(":")
     for machine, other in world.nodes():
         if machine.address == address and role(other) == "head" and flag(other, "port") == port:
-            return (machine, other) if other.life.get("state") == "up" else None
+            return (machine, other) if other.life.get("state") == "up" or not up else None
     return None
 
 
@@ -350,12 +350,30 @@ def write_status(world: World, machine: Machine, box: Box) -> None:
         },
         "serve": _serve_status(world, machine, box) if role(box) == "head" else None,
         "error": None,
+        "roll": _roll(world, machine, box) if role(box) == "head" else {"nodes": [], "error": ""},
     }
     content = hashlib.sha256(json.dumps(told).encode()).hexdigest()
     if life.get("told") != content or world.clock.now - life["told_at"] >= BEAT:
         life.update(told=content, told_at=world.clock.now)
         files, inside, _ = machine.place(box, f"{STATE}/status.json")
         files[inside] = json.dumps({**told, "updated": world.host_time(machine)}).encode()
+
+
+def _roll(world: World, machine: Machine, head: Box) -> dict[str, Any]:
+    """The head's roll: itself, and each worker that has its token, here, silent where it is stopped, else gone."""
+    rows: dict[str, dict[str, Any]] = head.life.setdefault("roll", {})
+    states = {machine.name: (machine.address, int(flag(head, "num-gpus")), "here")}
+    for other, box in world.nodes():
+        dials = role(box) == "worker" and head_of(world, box, up=False) == (machine, head)
+        if dials and token(other, box) == token(machine, head):
+            state = "silent" if box.life.get("stopped") else "here"
+            states[other.name] = (flag(box, "node-ip-address"), int(flag(box, "num-gpus")), state)
+    for name in {*rows, *states}:
+        before = rows.get(name, {})
+        address, gpus, state = states.get(name) or (before["address"], before["gpus"], "gone")
+        since = before["since"] if before.get("state") == state else world.host_time(machine)
+        rows[name] = {"host": name, "address": address, "gpus": gpus, "state": state, "since": since}
+    return {"nodes": list(rows.values()), "error": ""}
 
 
 def goodbye(world: World, machine: Machine, box: Box) -> None:

@@ -132,6 +132,7 @@ def test_a_plan_names_each_field_from_and_to() -> None:
     assert [change.text for change in created["gpu2"].changes] == [
         "image: vllm/vllm-openai:v0.33.0 -> vllm/vllm-openai:v0.34.0",
         "gpu_count: 2 -> 1",
+        "command.--gpus: 2 -> 1",
         "command.--num-gpus: 2 -> 1",
         "environment.A: (unset) -> 1",
         "shm_size: 17179869184 -> 1073741824",

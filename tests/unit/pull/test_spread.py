@@ -31,9 +31,10 @@ from vllm_cluster.remote.pull import spread, spread_serve
 from vllm_cluster.remote.pull.plan import PullError
 from vllm_cluster.remote.pull.spread import SpreadProgress
 from vllm_cluster.remote.pull.spread_serve import SpreadServer
-from vllm_cluster.remote.pull.spread_wire import BadPeerError, Busy, FileBody, Peer, sign
+from vllm_cluster.remote.pull.spread_wire import BadPeerError, Busy, FileBody, Peer
 from vllm_cluster.remote.pull.store import Store
 from vllm_cluster.wire.pull import HostPlan, ModelFile
+from vllm_cluster.wire.signature import sign
 
 # Real connections, kills and pauses: seconds each.
 pytestmark = pytest.mark.slow

@@ -28,7 +28,16 @@ from vllm_cluster.remote.node.attempt import connect_error
 from vllm_cluster.remote.node.backends import backend
 from vllm_cluster.remote.node.checker import Standby, check, serve_checks
 from vllm_cluster.remote.node.files import keep_compiled, write_whole
-from vllm_cluster.remote.node.process import Child, descendants, end, log_line, missing_secrets, secret_environment
+from vllm_cluster.remote.node.process import (
+    Child,
+    descendants,
+    end,
+    log_line,
+    missing_secrets,
+    secret_environment,
+    secret_files,
+)
+from vllm_cluster.remote.node.roll import HeadRoll, Me, WorkerRoll, roll_key
 from vllm_cluster.remote.node.serving import ServeController
 from vllm_cluster.remote.node.timing import Timing
 
@@ -50,9 +59,11 @@ def state_folder() -> Path:
 class Supervisor:
     """What joins the nodes, on this host; on the head also the list of them, and what is served."""
 
-    def __init__(self, role: str, command: Sequence[str], head: Place | None, pace: Timing) -> None:
+    def __init__(
+        self, role: str, command: Sequence[str], head: Place | None, pace: Timing, roll: HeadRoll | WorkerRoll
+    ) -> None:
         self.stopping = threading.Event()
-        self._role, self._command, self._head, self._pace = role, command, head, pace
+        self._role, self._command, self._head, self._pace, self._roll = role, command, head, pace, roll
         self._group: Child | None = None
         self._group_state, self._group_error, self._restarts, self._failures = "waiting", "", 0, 0
         self._running = False
@@ -85,6 +96,7 @@ class Supervisor:
                 self.stopping.wait(self._pace.tick)
         finally:
             self.stopping.set()
+            self._roll.close()
             if self._serving:
                 self._serving.close()
             end(descendants, lambda: self._pace.group_stop, self._reap)
@@ -105,6 +117,7 @@ class Supervisor:
         serving = self._serving
         serve, error = (serving.status(), serving.error) if serving else (None, None)
         status = {"v": 1, "role": self._role, "beat": self._pace.beat, "group": group, "serve": serve, "error": error}
+        status["roll"] = self._roll.status()
         content = json.loads(json.dumps(status))  # a copy, of what can change under it
         now = time.monotonic()
         if content == self._written and now - self._written_at < self._pace.beat:
@@ -249,6 +262,10 @@ def main(argv: Sequence[str]) -> int:
     for role in ("head", "worker"):
         command = commands.add_parser(role)
         command.add_argument("argv", nargs="+", help="-- the command that joins the nodes")
+        command.add_argument("--roll", required=True, type=place, help="host:port where the head keeps the roll")
+        command.add_argument("--name", required=True, help="this host, as the inventory names it")
+        command.add_argument("--address", required=True)
+        command.add_argument("--gpus", required=True, type=int)
         if role == "worker":
             command.add_argument("--head", required=True, help="host:port of the head")
     commands.add_parser("members").add_argument("--every", type=float, default=1.0)
@@ -267,10 +284,10 @@ def main(argv: Sequence[str]) -> int:
         sys.stdout.write((state_folder() / "status.json").read_text() + "\n")
         return 0
     head = place(given.head) if given.command == "worker" else backend.head_place(given.argv)
-    return supervise(given.command, given.argv, head)
+    return supervise(given.command, given.argv, head, given.roll, Me(given.name, given.address, given.gpus))
 
 
-def supervise(role: str, command: Sequence[str], head: Place | None) -> int:
+def supervise(role: str, command: Sequence[str], head: Place | None, at: Place, me: Me) -> int:
     """Be the node until a signal stops it."""
     logging.raiseExceptions = False  # a full disk must not fill the container's log with tracebacks
     # Orphans of Ray and vLLM become children of this process: else none could find them.
@@ -282,7 +299,8 @@ def supervise(role: str, command: Sequence[str], head: Place | None) -> int:
     os.environ.update(secret_environment())
     keep_compiled(state_folder(), os.environ.get("VCLUSTER_COMPILED", "image"))
     pace = Timing(**json.loads(os.environ.get("VCLUSTER_PACE", "{}")))
-    node = Supervisor(role, command, head, pace)
+    roll = (HeadRoll if role == "head" else WorkerRoll)(at, roll_key(secret_files()[backend.TOKEN_PATH]), me, pace)
+    node = Supervisor(role, command, head, pace, roll)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: node.stopping.set())
     log_line("node", f"{role}: {' '.join(command)}")

@@ -31,6 +31,11 @@ class Timing:
     # So many restarts within this time, and then no more: each load wears on hosts that leak memory.
     restarts: int = 5
     restarts_within: float = 3600.0
+    # Of the roll: the head counts a node without a beat for `silent` as silent; a node without one of its head for
+    # `lost` dials again.
+    roll_beat: float = 1.0
+    roll_silent: float = 5.0
+    roll_lost: float = 10.0
     # A start of which nothing moves for `still`, or only CPU time for `busy`, is ended: a collective that hangs spins.
     # Before the first shard another host may download for `unseen`, of which the head sees nothing.
     still: float = 1800.0

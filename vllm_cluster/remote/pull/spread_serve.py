@@ -27,12 +27,11 @@ from vllm_cluster.remote.pull.spread_wire import (
     BadPeerError,
     Reader,
     proof_of,
-    same,
-    sign,
 )
 from vllm_cluster.remote.pull.store import Store
 from vllm_cluster.wire.pull import HostPlan, ModelFile, SpreadAsk, SpreadHave, SpreadOrder
 from vllm_cluster.wire.reading import RefusedDocument, read
+from vllm_cluster.wire.signature import same, sign
 
 # How often a file that grows is looked at: each host on the chain adds half of it.
 LOOK_SECONDS = 0.01

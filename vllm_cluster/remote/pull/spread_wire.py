@@ -7,8 +7,6 @@ Nothing is encrypted: `sendfile` would be lost, and the network is the cluster's
 
 from __future__ import annotations
 
-import hashlib
-import hmac
 import json
 import secrets
 import socket
@@ -19,6 +17,7 @@ from typing import Any, TypeVar
 
 from vllm_cluster.wire.pull import ChainHost, HostPlan, ModelFile, SpreadAsk, SpreadHave, SpreadOrder
 from vllm_cluster.wire.reading import RefusedDocument, read
+from vllm_cluster.wire.signature import same, sign
 
 # A sender ends an answer that has had no more bytes for this long: a sender that is silent for longer is lost.
 QUIET_SECONDS = 1.0
@@ -43,23 +42,9 @@ class Busy(Exception):
     """The host serves as many others as it may."""
 
 
-def sign(key: str, *parts: str | bytes) -> str:
-    """Return the signature of the parts, each with its length, so that no two lists look alike."""
-    digest = hmac.new(bytes.fromhex(key), digestmod=hashlib.sha256)
-    for part in parts:
-        raw = part.encode() if isinstance(part, str) else part
-        digest.update(len(raw).to_bytes(8, "big") + raw)
-    return digest.hexdigest()
-
-
 def proof_of(key: str, ask: SpreadAsk) -> str:
     """The signature of a request."""
     return sign(key, "ask", ask.what, ask.me, ask.nonce, *map(str, (ask.file, ask.start, ask.bytes)), ask.failed)
-
-
-def same(one: str, other: str) -> bool:
-    """Compare two signatures; any text may come from outside."""
-    return hmac.compare_digest(one.encode(), other.encode())
 
 
 class Reader:

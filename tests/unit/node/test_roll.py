@@ -1,0 +1,235 @@
+"""The roll of the nodes: who is here, who is silent, who has gone, and who is not let in; over real connections."""
+
+from __future__ import annotations
+
+import json
+import socket
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+
+import pytest
+
+from tests.support.node.world import eventually
+from tests.support.ports import free_port
+from vllm_cluster.remote.node import roll as module
+from vllm_cluster.remote.node.attempt import connect_error
+from vllm_cluster.remote.node.roll import HeadRoll, Me, WorkerRoll
+from vllm_cluster.remote.node.timing import Timing
+from vllm_cluster.wire.reading import convert
+from vllm_cluster.wire.roll import MAX_LINE, Roll, Signed, hello_line, new_nonce
+
+KEY, OTHER = "aa" * 32, "bb" * 32
+PACE = Timing(roll_beat=0.1, roll_silent=0.5, roll_lost=1.0)
+HEAD = Me("gpu1", "127.0.0.1", 8)
+
+
+class Nodes:
+    """A head and its nodes."""
+
+    def __init__(self, stack: ExitStack) -> None:
+        self._stack, self.place = stack, ("127.0.0.1", free_port())
+        self.head = HeadRoll(self.place, KEY, HEAD, PACE)
+        eventually(lambda: connect_error(*self.place) is None, "its port")
+        stack.callback(self.head.close)
+
+    def worker(self, name: str, address: str, key: str = KEY) -> WorkerRoll:
+        """A node that dials the head."""
+        made = WorkerRoll(self.place, key, Me(name, address, 8), PACE)
+        self._stack.callback(made.close)
+        return made
+
+    def dial(self) -> Wire:
+        """A connection that no node program holds."""
+        connection = self._stack.enter_context(socket.create_connection(self.place, 5))
+        return Wire(connection)
+
+    @property
+    def status(self) -> Roll:
+        return convert(Roll, self.head.status(), "the head")
+
+    def states(self) -> dict[str, str]:
+        """The state of each node by its name."""
+        return {node.host: node.state for node in self.status.nodes}
+
+    def become(self, **states: str) -> None:
+        """Wait until these, and the head, are all there is."""
+        wanted = {"gpu1": "here", **states}
+        eventually(lambda: self.states() == wanted, f"{wanted}, not {self.states()} {self.status.error}")
+
+
+class Wire:
+    """What a node program would do, a step at a time."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self.connection, self.file = connection, connection.makefile("rb")
+        self.offer = json.loads(self.file.readline())["nonce"]
+        self.nonce = new_nonce()
+        self.signed = Signed(KEY, "worker", "head", (self.offer, self.nonce))
+
+    def hello(self, name: str, address: str, key: str = KEY, offer: str = "") -> None:
+        row = {"host": name, "address": address, "gpus": 8, "nonce": self.nonce}
+        self.connection.sendall(hello_line(key, offer or self.offer, row))
+
+    def beat(self) -> None:
+        self.connection.sendall(self.signed.line({}))
+
+    def ended(self) -> bool:
+        """Whether the head has closed it."""
+        self.connection.settimeout(5)
+        try:
+            while self.connection.recv(4096):
+                pass
+        except TimeoutError:
+            return False
+        except OSError:
+            return True
+        return True
+
+
+@pytest.fixture
+def nodes() -> Iterator[Nodes]:
+    with ExitStack() as stack:
+        yield Nodes(stack)
+
+
+def test_a_node_is_here_and_gone_as_soon_as_it_ends(nodes: Nodes) -> None:
+    one, two = nodes.worker("gpu2", "10.0.0.2"), nodes.worker("gpu3", "10.0.0.3")
+    nodes.become(gpu2="here", gpu3="here")
+    eventually(lambda: one.status()["error"] == two.status()["error"] == "", "the head's beats")
+    one.close()
+    nodes.become(gpu2="gone", gpu3="here")
+    nodes.worker("gpu2", "10.0.0.2")
+    nodes.become(gpu2="here", gpu3="here")
+
+
+# fault: remote/node/roll.py: if key != self._me and row.state == "here" and → if False and
+def test_a_node_without_beats_is_silent_and_back_only_after_several(nodes: Nodes) -> None:
+    """A link that loses most packets must not flap."""
+    wire = nodes.dial()
+    wire.hello("gpu2", "10.0.0.2")
+    nodes.become(gpu2="here")
+    nodes.become(gpu2="silent")
+    wire.beat()
+    wire.beat()
+    with pytest.raises(AssertionError):
+        eventually(lambda: nodes.states()["gpu2"] == "here", "nothing", 0.15)
+    for _ in range(3):
+        wire.beat()
+    nodes.become(gpu2="here")
+
+
+# fault: remote/node/roll.py: row.beaten += late → row.beaten += 0
+def test_a_head_that_was_stopped_holds_no_other_for_silent(
+    nodes: Nodes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wire = nodes.dial()
+    wire.hello("gpu2", "10.0.0.2")
+    nodes.become(gpu2="here")
+    clock, jump = time.monotonic, [0.0]
+    monkeypatch.setattr(time, "monotonic", lambda: clock() + jump[0])
+    seen = set()
+    jump[0] = 100.0
+    for _ in range(20):
+        wire.beat()
+        with pytest.raises(AssertionError):
+            eventually(lambda: seen.add(nodes.states()["gpu2"]), "nothing", 0.02)
+    assert seen == {"here"}
+
+
+@pytest.mark.parametrize(
+    "strange",
+    [
+        lambda wire: wire.hello("gpu2", "10.0.0.2", key=OTHER),
+        lambda wire: wire.hello("gpu2", "10.0.0.2", offer=new_nonce()),
+        lambda wire: wire.hello("gpu\n2", "10.0.0.2"),
+        lambda wire: wire.hello("gpu2", "not an address"),
+        lambda wire: wire.connection.sendall(b"GET / HTTP/1.1\r\n\r\n"),
+        lambda wire: wire.connection.sendall(b"x" * 3 * MAX_LINE),
+        lambda wire: wire.connection.sendall(b"\xff {}\n"),
+    ],
+    ids=["another key", "an old hello", "a name", "an address", "http", "endless", "bytes"],
+)
+def test_a_stranger_is_not_let_in(nodes: Nodes, strange: Callable[[Wire], None]) -> None:
+    wire = nodes.dial()
+    strange(wire)
+    assert wire.ended()
+    assert nodes.states() == {"gpu1": "here"}
+    nodes.worker("gpu2", "10.0.0.2")
+    nodes.become(gpu2="here")
+
+
+# fault: wire/roll.py: self._received += 1 → self._received += 0
+def test_a_line_that_was_recorded_is_not_taken_as_a_beat(nodes: Nodes) -> None:
+    wire = nodes.dial()
+    wire.hello("gpu2", "10.0.0.2")
+    nodes.become(gpu2="here")
+    line = wire.signed.line({})
+    wire.connection.sendall(line)
+    wire.connection.sendall(line)
+    assert wire.ended()
+    nodes.become(gpu2="gone")
+
+
+# fault: remote/node/roll.py: strangers[peer[0]] >= STRANGERS or → False or
+def test_strangers_of_one_address_are_few_and_short(nodes: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "PROOF_SECONDS", 0.5)
+    first = [nodes.dial() for _ in range(module.STRANGERS)]
+    with socket.create_connection(nodes.place, 5) as more:
+        assert more.recv(1) == b""
+    assert all(wire.ended() for wire in first)
+    nodes.worker("gpu2", "10.0.0.2")
+    nodes.become(gpu2="here")
+
+
+# fault: remote/node/roll.py: if at == address or theirs == host: → if False:
+def test_the_second_node_at_an_address_is_refused_with_the_reason(nodes: Nodes) -> None:
+    nodes.worker("gpu2", "10.0.0.2")
+    nodes.become(gpu2="here")
+    other, as_head = nodes.worker("gpu9", "10.0.0.2"), nodes.worker("gpu8", "127.0.0.1")
+    eventually(lambda: "gpu9 at 10.0.0.2" in other.status()["error"], "its refusal")
+    eventually(lambda: "head's address" in as_head.status()["error"], "its refusal")
+    assert nodes.states() == {"gpu1": "here", "gpu2": "here"}
+    assert "refused" in nodes.status.error
+
+
+def test_a_host_that_comes_back_at_another_address_is_one_node(nodes: Nodes) -> None:
+    nodes.worker("gpu2", "10.0.0.2").close()
+    nodes.become(gpu2="gone")
+    nodes.worker("gpu2", "10.0.0.7")
+    nodes.become(gpu2="here")
+    assert [node.address for node in nodes.status.nodes] == ["127.0.0.1", "10.0.0.7"]
+
+
+# fault: remote/node/roll.py: if time.monotonic() - lines.last > self._pace.roll_lost: → if False:
+def test_a_worker_whose_head_is_silent_dials_again(nodes: Nodes) -> None:
+    """A firewall that forgot the connection answers neither side."""
+    with socket.create_server(("127.0.0.1", 0)) as mute:
+        worker = WorkerRoll(mute.getsockname()[:2], KEY, Me("gpu2", "10.0.0.2", 8), PACE)
+        mute.settimeout(10)
+        connection, _ = mute.accept()
+        offer = new_nonce()
+        with connection, connection.makefile("rb") as file:
+            connection.sendall(json.dumps({"v": 1, "nonce": offer}).encode() + b"\n")
+            hello = json.loads(file.readline().partition(b" ")[2])
+            connection.sendall(Signed(KEY, "head", "worker", (offer, hello["nonce"])).line({}))
+            eventually(lambda: worker.status()["error"] == "", "the welcome")
+            eventually(lambda: "no beat of the head" in worker.status()["error"], "its end")
+            mute.accept()[0].close()
+        worker.close()
+
+
+def test_a_head_that_cannot_listen_shows_why_and_listens_later() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        place = taken.getsockname()[:2]
+        head = HeadRoll(place, KEY, HEAD, PACE)
+        eventually(lambda: f":{place[1]} (ports.nodes): Address already in use" in head.status()["error"], "why")
+    eventually(lambda: head.status()["error"] == "", "the port")
+    head.close()
+
+
+def test_sixty_four_nodes_are_here_at_once(nodes: Nodes) -> None:
+    names = {f"gpu{number}": f"10.0.1.{number}" for number in range(2, 65)}
+    for name, address in names.items():
+        nodes.worker(name, address)
+    nodes.become(**dict.fromkeys(names, "here"))

@@ -1,0 +1,382 @@
+"""The roll of the nodes that are here now: each dials the head's program, proves the cluster's token, and beats.
+
+A thread of its own on each side, which only sends, receives and remembers: however long the loop of the supervisor
+takes, the beats continue. The head counts a node as here by its beats, and as gone at once where its connection ends.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import selectors
+import socket
+import threading
+import time
+from collections import Counter
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from vllm_cluster.remote.node.argv import Place
+from vllm_cluster.remote.node.process import log_line
+from vllm_cluster.remote.node.timing import Timing
+from vllm_cluster.wire.reading import RefusedDocument, read
+from vllm_cluster.wire.roll import (
+    HEAD,
+    MAX_LINE,
+    WORKER,
+    Beat,
+    Hello,
+    Offer,
+    Signed,
+    Unsigned,
+    hello_line,
+    new_nonce,
+    read_hello,
+)
+
+# Who has not proved the token by then is cut off, and of one address there are no more of these.
+PROOF_SECONDS, STRANGERS = 5.0, 4
+# 256 nodes, each once more while it comes back, and strangers beside them.
+MAX_LINKS = 1024
+RETRY = 1.0
+# A connection without a word for this long is ended, and why a node was refused is kept for as long.
+LONG_SECONDS = 60.0
+# So many beats in a row from one that was silent: a link that loses every other packet must not flap.
+BACK = 3
+BAD = (Unsigned, RefusedDocument)
+
+
+@dataclass(frozen=True)
+class Me:
+    """This node, as the roll shows it."""
+
+    host: str
+    address: str
+    gpus: int
+
+
+def roll_key(token: Path) -> str:
+    """The key that signs, of the cluster's token."""
+    return hashlib.sha256(b"roll " + token.read_bytes().strip()).hexdigest()
+
+
+@dataclass
+class Row:
+    """A node on the head's roll; `beaten` is by the monotonic clock, `since` for people."""
+
+    gpus: int
+    state: str
+    since: float
+    beaten: float
+    streak: int = 0
+
+    def be(self, state: str) -> None:
+        """Be in a state, since now where it is another one."""
+        if state != self.state:
+            self.state, self.since = state, round(time.time(), 3)
+
+
+@dataclass
+class Link:
+    """A connection to the head, of a node or of one that has yet to prove that it is one."""
+
+    socket: socket.socket
+    peer: str
+    opened: float
+    offer: str = field(default_factory=new_nonce)
+    rest: bytes = b""
+    hello: Hello | None = None
+    signed: Signed | None = None
+
+    @property
+    def node(self) -> tuple[str, str]:
+        """The key of its row."""
+        return (self.hello.host, self.hello.address) if self.hello else ("", "")
+
+
+class HeadRoll:
+    """The head's end: listens, and keeps the list."""
+
+    def __init__(self, place: Place, key: str, me: Me, pace: Timing) -> None:
+        self._place, self._key, self._pace = place, key, pace
+        now = time.monotonic()
+        self._rows = {(me.host, me.address): Row(me.gpus, "here", round(time.time(), 3), now)}
+        self._me = (me.host, me.address)
+        self._links: dict[socket.socket, Link] = {}
+        self._error, self._complained = "", 0.0
+        self._over = threading.Event()
+        self._status: dict[str, Any] = {}
+        self._show()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def status(self) -> dict[str, Any]:
+        """Return the roll as status.json has it."""
+        return self._status
+
+    def close(self) -> None:
+        """End every connection."""
+        self._over.set()
+        self._thread.join(2.0)
+
+    def _run(self) -> None:
+        while not self._over.is_set():
+            try:
+                with _listen(self._place) as server, selectors.DefaultSelector() as selector:
+                    self._error = ""
+                    self._serve(server, selector)
+            except OSError as error:
+                self._error = f"{self._place[0]}:{self._place[1]} (ports.nodes): {error.strerror or error}"
+                self._show()
+                self._over.wait(RETRY)
+
+    def _serve(self, server: socket.socket, selector: selectors.BaseSelector) -> None:
+        selector.register(server, selectors.EVENT_READ)
+        last = beaten = time.monotonic()
+        try:
+            while not self._over.is_set():
+                for ready, _ in selector.select(self._pace.roll_beat / 4):
+                    if ready.fileobj is server:
+                        self._accept(server, selector)
+                    elif link := self._links.get(ready.fileobj):  # type: ignore[call-overload]
+                        self._receive(link, selector)
+                now = time.monotonic()
+                # What it slept itself, stopped or starved, is not the silence of others.
+                if (late := now - last - self._pace.roll_beat) > 0:
+                    for row in self._rows.values():
+                        row.beaten += late
+                last = now
+                if now - beaten >= self._pace.roll_beat:
+                    beaten = now
+                    self._beat(selector)
+                self._judge(now, selector)
+                self._show()
+        finally:
+            for link in list(self._links.values()):
+                self._drop(link, selector)
+
+    def _accept(self, server: socket.socket, selector: selectors.BaseSelector) -> None:
+        try:
+            connection, peer = server.accept()
+        except OSError:
+            return  # it has ended before its turn
+        strangers = Counter(link.peer for link in self._links.values() if link.hello is None)
+        if strangers[peer[0]] >= STRANGERS or len(self._links) >= MAX_LINKS:
+            connection.close()
+            return
+        connection.setblocking(False)
+        link = Link(connection, peer[0], time.monotonic())
+        self._links[connection] = link
+        selector.register(connection, selectors.EVENT_READ)
+        self._send(link, f'{{"v": 1, "nonce": "{link.offer}"}}\n'.encode(), selector)
+
+    def _receive(self, link: Link, selector: selectors.BaseSelector) -> None:
+        try:
+            data = link.socket.recv(MAX_LINE)
+        except BlockingIOError:
+            return
+        except OSError:
+            data = b""
+        if not data or len(link.rest) + len(data) > 2 * MAX_LINE:
+            self._drop(link, selector)
+            return
+        *lines, link.rest = (link.rest + data).split(b"\n")
+        try:
+            for line in lines:
+                self._read_line(link, line, selector)
+        except BAD as bad:
+            self._complain(f"{link.peer} is not of this cluster: {bad}")
+            self._drop(link, selector)
+
+    def _read_line(self, link: Link, line: bytes, selector: selectors.BaseSelector) -> None:
+        now = time.monotonic()
+        if link.signed is None:
+            link.hello = read_hello(self._key, link.offer, line)
+            link.signed = Signed(self._key, HEAD, WORKER, (link.offer, link.hello.nonce))
+            if why := self._taken(link):
+                self._complain(why)
+                self._send(link, link.signed.line(asdict(Beat(why))), selector)
+                link.hello = None
+                self._drop(link, selector)
+                return
+            self._clear(link, selector)
+            row = self._rows.setdefault(link.node, Row(link.hello.gpus, "gone", 0.0, now))
+            row.gpus, row.beaten, row.streak = link.hello.gpus, now, BACK
+            row.be("here")
+            self._send(link, link.signed.line({}), selector)
+            return
+        read(Beat, link.signed.body(line), f"the node of {link.node[0]}", MAX_LINE)
+        row = self._rows[link.node]
+        row.beaten, row.streak = now, row.streak + 1
+        if row.state == "silent" and row.streak >= BACK:
+            row.be("here")
+
+    def _taken(self, link: Link) -> str:
+        """Why there is no place for this node: another one has its address, or its name; empty where there is one."""
+        host, address = link.node
+        for other in self._links.values():
+            theirs, at = other.node
+            if other is link or other.hello is None or self._rows[other.node].state != "here":
+                continue
+            if at == address or theirs == host:
+                return f"{host} at {address} ({link.peer}) is refused: {theirs} at {at} ({other.peer}) is here"
+        return "" if address != self._me[1] else f"{host} ({link.peer}) is refused: it gives the head's address"
+
+    def _clear(self, link: Link, selector: selectors.BaseSelector) -> None:
+        """Forget what this node was before, under another name or address too, and its connection of then."""
+        host, address = link.node
+        for other in list(self._links.values()):
+            if other is not link and other.hello and (other.node[0] == host or other.node[1] == address):
+                self._drop(other, selector)
+        for key in [key for key in self._rows if key != self._me and (key[0] == host) != (key[1] == address)]:
+            del self._rows[key]
+        for key in [key for key, row in self._rows.items() if row.state == "gone"][: len(self._rows) - MAX_LINKS]:
+            del self._rows[key]
+
+    def _beat(self, selector: selectors.BaseSelector) -> None:
+        for link in list(self._links.values()):
+            if link.signed:
+                self._send(link, link.signed.line({}), selector)
+
+    def _judge(self, now: float, selector: selectors.BaseSelector) -> None:
+        for link in list(self._links.values()):
+            last, most = (self._rows[link.node].beaten, LONG_SECONDS) if link.hello else (link.opened, PROOF_SECONDS)
+            if now - last > most:
+                self._drop(link, selector)
+        for key, row in self._rows.items():
+            if key != self._me and row.state == "here" and now - row.beaten > self._pace.roll_silent:
+                row.be("silent")
+            if now - row.beaten > self._pace.roll_beat * 2:
+                row.streak = 0
+        if now - self._complained > LONG_SECONDS:
+            self._error = ""
+
+    def _send(self, link: Link, line: bytes, selector: selectors.BaseSelector) -> None:
+        """Send a line whole or not at all: one whose buffer is full has read nothing for minutes."""
+        try:
+            if link.socket.send(line) == len(line):
+                return
+        except OSError:
+            pass
+        self._drop(link, selector)
+
+    def _drop(self, link: Link, selector: selectors.BaseSelector) -> None:
+        if self._links.pop(link.socket, None) is None:
+            return
+        selector.unregister(link.socket)
+        link.socket.close()
+        if link.hello and not any(other.node == link.node for other in self._links.values()):
+            self._rows[link.node].be("gone")
+
+    def _complain(self, why: str) -> None:
+        if why != self._error and time.monotonic() - self._complained > RETRY:
+            log_line("roll", why)
+        self._error, self._complained = why, time.monotonic()
+
+    def _show(self) -> None:
+        rows = [
+            {"host": host, "address": address, "gpus": row.gpus, "state": row.state, "since": row.since}
+            for (host, address), row in self._rows.items()
+        ]
+        self._status = {"nodes": rows, "error": self._error}
+
+
+class WorkerRoll:
+    """A worker's end: dials the head, and beats."""
+
+    def __init__(self, head: Place, key: str, me: Me, pace: Timing) -> None:
+        self._head, self._key, self._me, self._pace = head, key, me, pace
+        self._error = "no beat of the head yet"
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def status(self) -> dict[str, Any]:
+        """Return why this node is not on the roll, as status.json has it."""
+        return {"nodes": [], "error": self._error}
+
+    def close(self) -> None:
+        """End the connection."""
+        self._over.set()
+        self._thread.join(2.0)
+
+    def _run(self) -> None:
+        while not self._over.is_set():
+            try:
+                with socket.create_connection(self._head, PROOF_SECONDS) as connection:
+                    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                    self._stay(connection)
+            except (OSError, *BAD) as error:
+                why = getattr(error, "strerror", None) or str(error)
+                self._set_error(f"{self._head[0]}:{self._head[1]} (ports.nodes): {why}")
+            self._over.wait(RETRY)
+
+    def _stay(self, connection: socket.socket) -> None:
+        """Be on the roll until the connection ends, or the head is silent for too long.
+
+        Raises:
+            OSError, Unsigned, RefusedDocument: why it has ended.
+        """
+        lines = _LinesInTime(connection, time.monotonic() + PROOF_SECONDS)
+        offer = read(Offer, lines.next(), "the head", MAX_LINE)
+        hello = Hello(self._me.host, self._me.address, self._me.gpus, new_nonce())
+        signed = Signed(self._key, WORKER, HEAD, (offer.nonce, hello.nonce))
+        connection.sendall(hello_line(self._key, offer.nonce, asdict(hello)))
+        beaten = 0.0
+        while not self._over.is_set():
+            if time.monotonic() - beaten >= self._pace.roll_beat:
+                beaten = time.monotonic()
+                if self._error == "":
+                    connection.sendall(signed.line({}))
+            lines.until = time.monotonic() + self._pace.roll_beat / 4
+            try:
+                beat = read(Beat, signed.body(lines.next()), "the head", MAX_LINE)
+            except TimeoutError:
+                if time.monotonic() - lines.last > self._pace.roll_lost:
+                    raise TimeoutError(f"no beat of the head for {self._pace.roll_lost:g} s") from None
+                continue
+            if beat.refused:
+                raise ConnectionRefusedError(beat.refused)
+            self._set_error("")
+
+    def _set_error(self, error: str) -> None:
+        if error and error != self._error:
+            log_line("roll", error)
+        self._error = error
+
+
+class _LinesInTime:
+    """The lines that come over a connection, each within a time."""
+
+    def __init__(self, connection: socket.socket, until: float) -> None:
+        self._socket, self._rest = connection, b""
+        self.until, self.last = until, time.monotonic()
+
+    def next(self) -> bytes:
+        """Return the next line.
+
+        Raises:
+            TimeoutError: it is not there in time.
+            OSError: the connection has ended, or the line is too long.
+        """
+        while b"\n" not in self._rest:
+            if len(self._rest) > MAX_LINE:
+                raise ConnectionError("a line is too long")
+            self._socket.settimeout(max(self.until - time.monotonic(), 0.01))
+            data = self._socket.recv(MAX_LINE)
+            if not data:
+                raise ConnectionError("the head has closed the connection")
+            self._rest += data
+        line, _, self._rest = self._rest.partition(b"\n")
+        self.last = time.monotonic()
+        return line
+
+
+def _listen(place: Place) -> socket.socket:
+    """Listen at one address alone; a worker that dials again must not wait for the port of its last connection."""
+    family = socket.AF_INET6 if ":" in place[0] else socket.AF_INET
+    server = socket.create_server(place, family=family, backlog=256)
+    with suppress(OSError):
+        server.setblocking(False)
+    return server

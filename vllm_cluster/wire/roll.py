@@ -1,0 +1,119 @@
+"""The roll: which nodes are here now, as their own programs report to the head's, and the lines between the two."""
+
+from __future__ import annotations
+
+import json
+import secrets
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+
+from vllm_cluster.wire.reading import read
+from vllm_cluster.wire.signature import same, sign
+from vllm_cluster.wire.values import Address, Count, Name, Number, between, shaped
+
+# A hello with the longest names; a beat has a few bytes.
+MAX_LINE = 4 << 10
+Nonce = Annotated[str, shaped("[0-9a-f]{32}", "a nonce of 32 hex digits")]
+# Silent: connected, without beats; gone: its connection has ended, which its host's end or another way may have done.
+Presence = Literal["here", "silent", "gone"]
+WORKER, HEAD = "worker", "head"
+
+
+@dataclass(frozen=True)
+class Offer:
+    """The head's first line: what the answer must be signed for."""
+
+    v: Annotated[int, between(1, 1 << 16)]
+    nonce: Nonce
+
+
+@dataclass(frozen=True)
+class Hello:
+    """The node's first line: who it is, and what the head's answers must be signed for."""
+
+    host: Name
+    address: Address
+    gpus: Count
+    nonce: Nonce
+
+
+@dataclass(frozen=True)
+class Beat:
+    """A sign of life; also why a node is refused, by the head, and empty otherwise."""
+
+    refused: str = ""
+
+
+@dataclass(frozen=True)
+class RollNode:
+    """One node on the head's roll; `since` is when its state began, by the head's clock."""
+
+    host: Name
+    address: Address
+    gpus: Count
+    state: Presence
+    since: Number
+
+
+@dataclass(frozen=True)
+class Roll:
+    """On the head: every node that has been here. `error` is what keeps this node, or others, from being on it."""
+
+    nodes: tuple[RollNode, ...] = ()
+    error: str = ""
+
+
+class Unsigned(ValueError):
+    """A line that this cluster's key has not signed, or that came before or after its turn."""
+
+
+class Signed:
+    """One end of a connection whose every line is signed with the key, both nonces and its number."""
+
+    def __init__(self, key: str, me: str, other: str, nonces: tuple[str, str]) -> None:
+        self._key, self._me, self._other, self._nonces = key, me, other, nonces
+        self._sent = self._received = 0
+
+    def line(self, body: Mapping[str, Any]) -> bytes:
+        """Return the next line to send."""
+        raw = json.dumps(body)
+        self._sent += 1
+        return f"{sign(self._key, self._me, *self._nonces, str(self._sent), raw)} {raw}\n".encode()
+
+    def body(self, line: bytes) -> bytes:
+        """Return what the next line that came has.
+
+        Raises:
+            Unsigned: it is not the next line of the other end.
+        """
+        proof, _, raw = line.partition(b" ")
+        self._received += 1
+        wanted = sign(self._key, self._other, *self._nonces, str(self._received), raw)
+        if not same(proof.decode("ascii", "replace"), wanted):
+            raise Unsigned("is not signed with the token of this cluster")
+        return raw
+
+
+def new_nonce() -> str:
+    """Make a nonce."""
+    return secrets.token_hex(16)
+
+
+def hello_line(key: str, offer: str, hello: Mapping[str, Any]) -> bytes:
+    """Return the node's first line, signed for the head's nonce."""
+    raw = json.dumps(hello)
+    return f"{sign(key, 'hello', offer, raw)} {raw}\n".encode()
+
+
+def read_hello(key: str, offer: str, line: bytes) -> Hello:
+    """Read a node's first line.
+
+    Raises:
+        Unsigned: its node has not the token of this cluster.
+        RefusedDocument: it is none.
+    """
+    proof, _, raw = line.partition(b" ")
+    if not same(proof.decode("ascii", "replace"), sign(key, "hello", offer, raw)):
+        raise Unsigned("is not signed with the token of this cluster")
+    return read(Hello, raw, "a node", MAX_LINE)
