@@ -120,9 +120,7 @@ def test_a_node_without_beats_is_silent_and_back_only_after_several(nodes: Nodes
 
 
 # fault: remote/node/roll.py: row.beaten += late → row.beaten += 0
-def test_a_head_that_was_stopped_holds_no_other_for_silent(
-    nodes: Nodes, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_head_that_was_stopped_holds_no_other_for_silent(nodes: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
     wire = nodes.dial()
     wire.hello("gpu2", "10.0.0.2")
     nodes.become(gpu2="here")
