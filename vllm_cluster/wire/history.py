@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated
 
-from vllm_cluster.wire.values import Count, Number, between
+from vllm_cluster.wire.values import Count, Line, Number, between
 
 # In seconds since 1970; a later one is of no calendar.
 Moment = Annotated[float, between(0.0, 253_402_300_799.0)]
@@ -16,10 +16,10 @@ class AuditLine:
     """A run of a verb: `time` by the clock of its laptop, `request` the number of what `serve` or `stop` asked for."""
 
     time: Moment
-    user: str
-    verb: str
-    operations: tuple[str, ...]
-    run: str = ""
+    user: Line
+    verb: Line
+    operations: tuple[Line, ...]
+    run: Line = ""
     request: Count = 0
     seconds: Number | None = None
 
@@ -29,10 +29,10 @@ class ResultLine:
     """What became of a request, or of what it serves: `summary` is why it failed or was started again."""
 
     request: Count
-    result: str
+    result: Line
     time: Moment = 0.0
-    user: str = ""
-    model: str = ""
-    name: str = ""
+    user: Line = ""
+    model: Line = ""
+    name: Line = ""
     seconds: Number | None = None
-    summary: str = ""
+    summary: Line = ""

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 
 from vllm_cluster.wire.reading import read
 from vllm_cluster.wire.signature import same, sign
-from vllm_cluster.wire.values import Address, Count, Name, Number, between, shaped
+from vllm_cluster.wire.values import Address, Count, Line, Number, between, shaped
 
 # A hello with the longest names; a beat has a few bytes.
 MAX_LINE = 4 << 10
@@ -18,6 +18,10 @@ Nonce = Annotated[str, shaped("[0-9a-f]{32}", "a nonce of 32 hex digits")]
 # Silent: connected, without beats; gone: its connection has ended, which its host's end or another way may have done.
 Presence = Literal["here", "silent", "gone"]
 WORKER, HEAD = "worker", "head"
+
+
+# As an inventory names hosts: what a node gives itself is printed beside it.
+HostName = Annotated[str, shaped("[A-Za-z0-9][A-Za-z0-9._-]{0,62}", "the name of a host")]
 
 
 @dataclass(frozen=True)
@@ -32,7 +36,7 @@ class Offer:
 class Hello:
     """The node's first line: who it is, and what the head's answers must be signed for."""
 
-    host: Name
+    host: HostName
     address: Address
     gpus: Count
     nonce: Nonce
@@ -42,14 +46,14 @@ class Hello:
 class Beat:
     """A sign of life; also why a node is refused, by the head, and empty otherwise."""
 
-    refused: str = ""
+    refused: Line = ""
 
 
 @dataclass(frozen=True)
 class RollNode:
     """One node on the head's roll; `since` is when its state began, by the head's clock."""
 
-    host: Name
+    host: HostName
     address: Address
     gpus: Count
     state: Presence
@@ -61,7 +65,7 @@ class Roll:
     """On the head: every node that has been here. `error` is what keeps this node, or others, from being on it."""
 
     nodes: tuple[RollNode, ...] = ()
-    error: str = ""
+    error: Line = ""
 
 
 class Unsigned(ValueError):

@@ -96,6 +96,11 @@ def words(text: str) -> str:
     return "".join(c if c.isprintable() or c in _PLAIN_SPACE else "\N{REPLACEMENT CHARACTER}" for c in text)
 
 
+def one_line(text: str) -> str:
+    """The same on one line: on a line of its own it could look like a remedy."""
+    return " ".join(words(text).split())
+
+
 def inside(path: str) -> str:
     """A path that stays below the folder that it is joined to, on one line."""
     parts = path.split("/")
@@ -124,6 +129,8 @@ Name = Annotated[str, _name]
 Word = Annotated[str, _word]
 # A document in a document: it is read by itself.
 Long = Annotated[str, _long]
+# What is shown in a row, or within a sentence.
+Line = Annotated[str, one_line]
 # What a person reads of an error elsewhere.
 Shown = Annotated[str, words, without_logins]
 Address = Annotated[str, _address]

@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 
 from vllm_cluster.run.history import last_change, read_history
+from vllm_cluster.wire.history import AuditLine
+from vllm_cluster.wire.reading import convert
 
 RUN = {"time": 1.0, "user": "ann", "verb": "serve", "operations": ["serve org/model"], "request": 1}
 END = {"time": 2.0, "request": 1, "result": "ready", "seconds": 3.5, "summary": ""}
@@ -59,3 +61,9 @@ def test_an_end_of_another_shape_is_left_out(odd: dict[str, Any]) -> None:
 def test_text_of_a_line_steers_no_terminal() -> None:
     [entry] = read_history(node({**RUN, "user": "\x1b[2Jann", "operations": ["\u202eserve"]}))
     assert (entry.user + entry.operations[0]).isprintable()
+
+
+# fault: wire/history.py: operations: tuple[Line, ...] → operations: tuple[str, ...]
+def test_an_operation_of_the_history_is_one_line() -> None:
+    line = convert(AuditLine, {"time": 1.0, "user": "me", "verb": "up", "operations": ["gpu2\n  fix: sh x"]}, "gpu1")
+    assert line.operations == ("gpu2 fix: sh x",)

@@ -11,7 +11,7 @@ import selectors
 import socket
 import threading
 import time
-from collections import Counter
+import traceback
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -35,10 +35,11 @@ from vllm_cluster.wire.roll import (
     read_hello,
 )
 
-# Who has not proved the token by then is cut off, and of one address there are no more of these.
-PROOF_SECONDS, STRANGERS = 5.0, 4
-# 256 nodes, each once more while it comes back, and strangers beside them.
-MAX_LINKS = 1024
+# Who has not proved the token by then is cut off, and there are no more of these, of one address and in all: each takes
+# one of the files that the whole program may have open, which are 1,024 under some engines.
+PROOF_SECONDS, STRANGERS, MAX_STRANGERS = 5.0, 4, 64
+# 256 nodes, each once more under what it was called before.
+MAX_ROWS = 512
 RETRY = 1.0
 # A connection without a word for this long is ended, and why a node was refused is kept for as long.
 LONG_SECONDS = 60.0
@@ -88,11 +89,8 @@ class Link:
     rest: bytes = b""
     hello: Hello | None = None
     signed: Signed | None = None
-
-    @property
-    def node(self) -> tuple[str, str]:
-        """The key of its row."""
-        return (self.hello.host, self.hello.address) if self.hello else ("", "")
+    # Of a node that is on the roll; a stranger has none, nor has one that was refused.
+    row: Row | None = None
 
 
 class HeadRoll:
@@ -100,9 +98,8 @@ class HeadRoll:
 
     def __init__(self, place: Place, key: str, me: Me, pace: Timing) -> None:
         self._place, self._key, self._pace = place, key, pace
-        now = time.monotonic()
-        self._rows = {(me.host, me.address): Row(me.gpus, "here", round(time.time(), 3), now)}
-        self._me = (me.host, me.address)
+        self._me, self._own = me, Row(me.gpus, "here", round(time.time(), 3), time.monotonic())
+        self._rows = {(me.host, me.address): self._own}
         self._links: dict[socket.socket, Link] = {}
         self._error, self._complained = "", 0.0
         self._over = threading.Event()
@@ -128,8 +125,11 @@ class HeadRoll:
                     self._serve(server, selector)
             except OSError as error:
                 self._error = f"{self._place[0]}:{self._place[1]} (ports.nodes): {error.strerror or error}"
-                self._show()
-                self._over.wait(RETRY)
+            except Exception as fault:
+                log_line("roll", traceback.format_exc())
+                self._error = f"the roll begins again after a fault: {type(fault).__name__}"
+            self._show()
+            self._over.wait(RETRY)
 
     def _serve(self, server: socket.socket, selector: selectors.BaseSelector) -> None:
         selector.register(server, selectors.EVENT_READ)
@@ -160,12 +160,16 @@ class HeadRoll:
         try:
             connection, peer = server.accept()
         except OSError:
-            return  # it has ended before its turn
-        strangers = Counter(link.peer for link in self._links.values() if link.hello is None)
-        if strangers[peer[0]] >= STRANGERS or len(self._links) >= MAX_LINKS:
-            connection.close()
+            self._over.wait(self._pace.roll_beat / 10)  # it has ended before its turn, or there are too many files
             return
         connection.setblocking(False)
+        # The oldest goes and not the newest: idle connections of any program of a host must not keep its node away.
+        strangers = [link for link in self._links.values() if link.row is None]
+        same = [link for link in strangers if link.peer == peer[0]]
+        if len(same) >= STRANGERS:
+            self._drop(same[0], selector)
+        elif len(strangers) >= MAX_STRANGERS:
+            self._drop(strangers[0], selector)
         link = Link(connection, peer[0], time.monotonic())
         self._links[connection] = link
         selector.register(connection, selectors.EVENT_READ)
@@ -185,67 +189,69 @@ class HeadRoll:
         try:
             for line in lines:
                 self._read_line(link, line, selector)
+                if link.socket not in self._links:
+                    return
         except BAD as bad:
             self._complain(f"{link.peer} is not of this cluster: {bad}")
             self._drop(link, selector)
 
     def _read_line(self, link: Link, line: bytes, selector: selectors.BaseSelector) -> None:
-        now = time.monotonic()
         if link.signed is None:
-            link.hello = read_hello(self._key, link.offer, line)
-            link.signed = Signed(self._key, HEAD, WORKER, (link.offer, link.hello.nonce))
-            if why := self._taken(link):
+            link.hello = hello = read_hello(self._key, link.offer, line)
+            link.signed = Signed(self._key, HEAD, WORKER, (link.offer, hello.nonce))
+            if why := self._taken(link, hello):
                 self._complain(why)
                 self._send(link, link.signed.line(asdict(Beat(why))), selector)
-                link.hello = None
                 self._drop(link, selector)
-                return
-            self._clear(link, selector)
-            row = self._rows.setdefault(link.node, Row(link.hello.gpus, "gone", 0.0, now))
-            row.gpus, row.beaten, row.streak = link.hello.gpus, now, BACK
-            row.be("here")
-            self._send(link, link.signed.line({}), selector)
-            return
-        read(Beat, link.signed.body(line), f"the node of {link.node[0]}", MAX_LINE)
-        row = self._rows[link.node]
-        row.beaten, row.streak = now, row.streak + 1
-        if row.state == "silent" and row.streak >= BACK:
-            row.be("here")
+            else:
+                link.row = self._enter(hello, selector)
+                self._send(link, link.signed.line({}), selector)
+        elif row := link.row:
+            read(Beat, link.signed.body(line), f"a node at {link.peer}", MAX_LINE)
+            row.beaten, row.streak = time.monotonic(), row.streak + 1
+            if row.state == "silent" and row.streak >= BACK:
+                row.be("here")
 
-    def _taken(self, link: Link) -> str:
+    def _taken(self, link: Link, hello: Hello) -> str:
         """Why there is no place for this node: another one has its address, or its name; empty where there is one."""
-        host, address = link.node
+        who = f"{hello.host} at {hello.address} ({link.peer}) is refused"
+        if hello.host == self._me.host or hello.address == self._me.address:
+            return f"{who}: these are the head's own"
         for other in self._links.values():
-            theirs, at = other.node
-            if other is link or other.hello is None or self._rows[other.node].state != "here":
+            theirs = other.hello
+            if theirs is None or other.row is None or other.row.state != "here":
                 continue
-            if at == address or theirs == host:
-                return f"{host} at {address} ({link.peer}) is refused: {theirs} at {at} ({other.peer}) is here"
-        return "" if address != self._me[1] else f"{host} ({link.peer}) is refused: it gives the head's address"
+            if theirs.address == hello.address or theirs.host == hello.host:
+                return f"{who}: {theirs.host} at {theirs.address} ({other.peer}) is here"
+        return ""
 
-    def _clear(self, link: Link, selector: selectors.BaseSelector) -> None:
-        """Forget what this node was before, under another name or address too, and its connection of then."""
-        host, address = link.node
+    def _enter(self, hello: Hello, selector: selectors.BaseSelector) -> Row:
+        """The node's row; what it was before, under another name or address too, is forgotten with its connection."""
         for other in list(self._links.values()):
-            if other is not link and other.hello and (other.node[0] == host or other.node[1] == address):
+            theirs = other.hello
+            if other.row and theirs and (theirs.host == hello.host or theirs.address == hello.address):
+                other.row = None
                 self._drop(other, selector)
-        for key in [key for key in self._rows if key != self._me and (key[0] == host) != (key[1] == address)]:
+        before = [key for key in self._rows if key[0] == hello.host or key[1] == hello.address]
+        gone = [key for key, row in self._rows.items() if row.state == "gone"]
+        for key in {*before, *gone[: max(0, len(self._rows) - MAX_ROWS)]}:
             del self._rows[key]
-        for key in [key for key, row in self._rows.items() if row.state == "gone"][: len(self._rows) - MAX_LINKS]:
-            del self._rows[key]
+        row = Row(hello.gpus, "here", round(time.time(), 3), time.monotonic(), BACK)
+        self._rows[hello.host, hello.address] = row
+        return row
 
     def _beat(self, selector: selectors.BaseSelector) -> None:
         for link in list(self._links.values()):
-            if link.signed:
+            if link.signed and link.row:
                 self._send(link, link.signed.line({}), selector)
 
     def _judge(self, now: float, selector: selectors.BaseSelector) -> None:
         for link in list(self._links.values()):
-            last, most = (self._rows[link.node].beaten, LONG_SECONDS) if link.hello else (link.opened, PROOF_SECONDS)
+            last, most = (link.row.beaten, LONG_SECONDS) if link.row else (link.opened, PROOF_SECONDS)
             if now - last > most:
                 self._drop(link, selector)
-        for key, row in self._rows.items():
-            if key != self._me and row.state == "here" and now - row.beaten > self._pace.roll_silent:
+        for row in self._rows.values():
+            if row is not self._own and row.state == "here" and now - row.beaten > self._pace.roll_silent:
                 row.be("silent")
             if now - row.beaten > self._pace.roll_beat * 2:
                 row.streak = 0
@@ -266,8 +272,8 @@ class HeadRoll:
             return
         selector.unregister(link.socket)
         link.socket.close()
-        if link.hello and not any(other.node == link.node for other in self._links.values()):
-            self._rows[link.node].be("gone")
+        if link.row:
+            link.row.be("gone")
 
     def _complain(self, why: str) -> None:
         if why != self._error and time.monotonic() - self._complained > RETRY:

@@ -13,6 +13,7 @@ import ctypes
 import json
 import logging
 import os
+import resource
 import shutil
 import signal
 import sys
@@ -290,6 +291,9 @@ def main(argv: Sequence[str]) -> int:
 def supervise(role: str, command: Sequence[str], head: Place | None, at: Place, me: Me) -> int:
     """Be the node until a signal stops it."""
     logging.raiseExceptions = False  # a full disk must not fill the container's log with tracebacks
+    # Some engines give a container 1,024 open files: a head of 64 nodes, its model and its watchers need more.
+    most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     # Orphans of Ray and vLLM become children of this process: else none could find them.
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     if gone := missing_secrets():
