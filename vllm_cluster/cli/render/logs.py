@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from vllm_cluster.cli.render.output import END, Style, documents, out
+from vllm_cluster.cli.render.output import END, Style, documents, encoded, out
 from vllm_cluster.cli.render.text import ESCAPES, wants_color
 from vllm_cluster.core.log_lines import Line
 from vllm_cluster.text import printable
@@ -22,14 +22,24 @@ class LogWriter:
         self._colours = dict(zip(hosts, _COLOURS * (len(hosts) // len(_COLOURS) + 1), strict=False))
         self._color = wants_color(color, stdout=True)
         self._prefixes: dict[tuple[str, str, int | None], Style] = {}
+        self._ends: dict[tuple[str, str, int | None], str] = {}
         self._as_json = as_json
 
     def write(self, lines: Sequence[Line]) -> None:
         """Write lines, at once."""
         if self._as_json:
-            documents(map(_row, lines))
+            documents(map(self._as_row, lines))
         else:
             out(*(part for line in lines for part in self._as_text(line)), end="")
+
+    def _as_row(self, line: Line) -> str:
+        """As JSON; what is the same of thousands of lines is encoded once, which makes a line twice as fast."""
+        at, host, source, text, rank = line
+        end = self._ends.get((host, source, rank))
+        if end is None:
+            end = encoded({"host": host, "source": source, "rank": rank}).removeprefix("{")
+            self._ends[host, source, rank] = end
+        return f'{{"v": 1, "time": {round(at / 1e9, 6)!r}, "event": "log", "message": {encoded(text)}, {end}'
 
     def _as_text(self, line: Line) -> Sequence[str]:
         _, host, source, text, rank = line
@@ -47,9 +57,3 @@ class LogWriter:
 def _shown(text: str) -> str:
     """A line without what could steer a terminal: colours go, the rest is shown as escapes."""
     return printable(ESCAPES.sub("", text).replace("\t", "    "))
-
-
-def _row(line: Line) -> dict[str, object]:
-    at, host, source, text, rank = line
-    time = round(at / 1e9, 6)
-    return {"v": 1, "time": time, "event": "log", "message": text, "host": host, "source": source, "rank": rank}
