@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 
 from vllm_cluster.wire.reading import read
 from vllm_cluster.wire.signature import same, sign
-from vllm_cluster.wire.values import Address, Count, Line, Number, between, shaped
+from vllm_cluster.wire.values import Address, Count, Line, Number, shaped
 
 # A hello with the longest names; a beat has a few bytes.
 MAX_LINE = 4 << 10
@@ -28,7 +28,7 @@ HostName = Annotated[str, shaped("[A-Za-z0-9][A-Za-z0-9._-]{0,62}", "the name of
 class Offer:
     """The head's first line: what the answer must be signed for."""
 
-    v: Annotated[int, between(1, 1 << 16)]
+    v: Literal[1]
     nonce: Nonce
 
 

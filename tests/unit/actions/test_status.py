@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from tests.support.sim import lab, make
 from tests.support.views import HEAD, WORKER, view
 from vllm_cluster.actions.status import MISSING, RUNNING, STOPPED, UNREACHABLE, HostState, assemble
+from vllm_cluster.wire.roll import Presence, Roll, RollNode
 
 GPUS = 8
 
@@ -21,6 +24,21 @@ def test_a_node_that_has_just_ended_has_no_gpus(state: str, counted: int) -> Non
     found = assemble(make.inventory(2), {"gpu1": head, "gpu2": HostState(state, gpus=GPUS)})
     assert [host.joined_gpus for host in found.hosts] == [GPUS, counted]
     assert found.up is (state == RUNNING)
+
+
+# fault: actions/status.py: and not away → and True
+def test_a_node_that_sends_no_beat_is_named_beside_what_ray_counts() -> None:
+    """Ray counts a host that is cut off for half a minute more."""
+    whole = view(HEAD, WORKER).status.head
+    assert whole
+    inventory = make.inventory(2)
+    addresses = [host.address for host in inventory.hosts.values()]
+    states: list[Presence] = ["here", "silent"]
+    nodes = [RollNode("gpu", at, GPUS, state, 1.0) for at, state in zip(addresses, states, strict=True)]
+    head = HostState(RUNNING, role="head", gpus=GPUS, status=replace(whole, roll=Roll(tuple(nodes))))
+    found = assemble(inventory, {"gpu1": head, "gpu2": HostState(RUNNING, gpus=GPUS)})
+    assert not found.up
+    assert [host.problem for host in found.hosts] == ["", "its node sends no beat; Ray counts 8 GPUs"]
 
 
 # fault: actions/status.py: spec.intent != intent(inventory.hosts[name]): → spec.intent != ():

@@ -9,7 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vllm_cluster.core.node_status import GroupMembership, UnreadableStatus, current, membership, parse_status
+from vllm_cluster.core.node_status import GroupMembership, UnreadableStatus, absent, current, membership, parse_status
+from vllm_cluster.wire.reading import convert
+from vllm_cluster.wire.roll import Roll
 from vllm_cluster.wire.status import GroupNode
 
 
@@ -129,3 +131,16 @@ def test_a_status_counts_while_it_is_recent(updated: float, started: float, now:
 @pytest.mark.parametrize(("started", "found"), [(90.0, True), (101.0, False)])
 def test_a_node_of_an_earlier_version_counts_at_any_age(started: float, found: bool) -> None:
     assert (current(parse_status(document(updated=100.0)), started, 10_000.0) is not None) is found
+
+
+# fault: core/node_status.py: if state != "here"} → if not state}
+def test_who_is_not_here_by_the_roll() -> None:
+    rows = [("gpu1", "10.0.0.1", "here"), ("gpu2", "10.0.0.2", "silent"), ("gpu3", "10.0.0.3", "gone")]
+    nodes = [{"host": host, "address": at, "gpus": 8, "state": state, "since": 1.0} for host, at, state in rows]
+    planned = {f"10.0.0.{number}": f"gpu{number}" for number in range(1, 5)}
+    assert absent(convert(Roll, {"nodes": nodes}, "gpu1"), planned) == {
+        "gpu2": "its node sends no beat",
+        "gpu3": "its node has gone",
+        "gpu4": "its node is not on the roll",
+    }
+    assert absent(None, planned) == {}

@@ -12,7 +12,6 @@ import socket
 import threading
 import time
 import traceback
-from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -316,6 +315,9 @@ class WorkerRoll:
             except (OSError, *BAD) as error:
                 why = getattr(error, "strerror", None) or str(error)
                 self._set_error(f"{self._head[0]}:{self._head[1]} (ports.nodes): {why}")
+            except Exception as bug:
+                log_line("roll", traceback.format_exc())
+                self._set_error(f"the way to the roll begins again after a fault: {type(bug).__name__}")
             self._over.wait(RETRY)
 
     def _stay(self, connection: socket.socket) -> None:
@@ -383,6 +385,5 @@ def _listen(place: Place) -> socket.socket:
     """Listen at one address alone; a worker that dials again must not wait for the port of its last connection."""
     family = socket.AF_INET6 if ":" in place[0] else socket.AF_INET
     server = socket.create_server(place, family=family, backlog=256)
-    with suppress(OSError):
-        server.setblocking(False)
+    server.setblocking(False)
     return server
