@@ -17,7 +17,7 @@ from tests.support.sim.lab import Outcome, code
 from tests.support.sim.make import inventory_of as inventory
 from tests.support.sim.world import Machine, World
 from vllm_cluster.core.plan import RecordMembers
-from vllm_cluster.errors import HostError, Unreachable, VclusterError
+from vllm_cluster.errors import HostError, NodesNotJoined, Unreachable, VclusterError
 from vllm_cluster.inventory.model import Inventory
 from vllm_cluster.run.barrier import GONE_SECONDS
 from vllm_cluster.run.connection import CONNECT_SECONDS
@@ -388,6 +388,19 @@ def test_only_a_member_that_left_can_be_forgotten(host: str, why: str) -> None:
             assert isinstance(outcome.error, VclusterError)
             assert outcome.error.instead == ({"gpuu3": "gpu3"} if host == "gpuu3" else {})
             assert outcome.script.changing == []
+
+
+# fault: run/barrier.py: found = absent(status.roll if status else None, → found = absent(None,
+def test_up_waits_for_the_roll_and_names_who_is_not_on_it() -> None:
+    """A firewall closes its one port; Ray, on others, counts every GPU."""
+    world, inventory = make.world((2, 2)), make.inventory(2)
+    world.machines["gpu2"].off_roll = True
+    with lab.inside(world):
+        failed: Any = lab.run(world, inventory, lab.do_up)
+        assert isinstance(failed.error, NodesNotJoined), failed.story()
+        assert "gpu2: its node is not on the roll" in failed.error.message
+        world.machines["gpu2"].off_roll = False
+        lab.succeed(world, inventory, lab.do_up)
 
 
 # fault: run/barrier.py: if found.complete and not away: → if found.have:

@@ -364,7 +364,7 @@ def _roll(world: World, machine: Machine, head: Box) -> dict[str, Any]:
     rows: dict[str, dict[str, Any]] = head.life.setdefault("roll", {})
     states = {machine.name: (machine.address, int(flag(head, "num-gpus")), "here")}
     for other, box in world.nodes():
-        dials = role(box) == "worker" and head_of(world, box, up=False) == (machine, head)
+        dials = role(box) == "worker" and not other.off_roll and head_of(world, box, up=False) == (machine, head)
         if dials and token(other, box) == token(machine, head):
             state = "silent" if box.life.get("stopped") else "here"
             states[other.name] = (flag(box, "node-ip-address"), int(flag(box, "num-gpus")), state)

@@ -143,6 +143,7 @@ class Machine:
     images: dict[str, Picture] = field(default_factory=dict)
     lock: Lock | None = None
     listening: set[int] = field(default_factory=set)
+    off_roll: bool = False  # a firewall closes the head's port of the roll, and no other
     ray_ends: str = ""  # with these last words, again and again
     late: list[tuple[int, Callable[[], object]]] = field(default_factory=list)
     models: dict[str, int] = field(default_factory=dict)  # bytes by folder below the cache
