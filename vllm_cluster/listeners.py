@@ -53,7 +53,8 @@ LISTENERS = (
         _PRIVATE,
         ("nodes",),
         _CLUSTER,
-        "the cluster's token: every line is signed with it, both ways; not encrypted, and nothing secret is in it",
+        "the cluster's token: every line is signed with it, both ways; without Ray it orders what nodes run; not "
+        "encrypted, and nothing secret is in it",
         ("remote/node/roll.py",),
     ),
     Listener(
@@ -115,6 +116,26 @@ LISTENERS = (
         _CLUSTER,
         _NOTHING,
         ("backends/vllm.py",),
+    ),
+    Listener(
+        "torch's store of the ranks, without Ray (`backend: mp`, `--dp`)",
+        ("serve", "rollback"),
+        "the head",
+        _ANY,
+        ("master",),
+        _CLUSTER,
+        _NOTHING,
+        ("backends/mp.py",),
+    ),
+    Listener(
+        "where the engines of `--dp` meet, until all have",
+        ("serve", "rollback"),
+        "the head",
+        _PRIVATE,
+        ("data_parallel",),
+        _CLUSTER,
+        _NOTHING,
+        ("backends/mp.py",),
     ),
     Listener(
         "torch's store of the ranks",

@@ -20,7 +20,8 @@ from pydantic import ValidationError
 
 from tests.property.hostile import CASES, anything, batches, hostile, many, recorded, some
 from tests.support import world
-from vllm_cluster.backends import vllm
+from vllm_cluster.backends import ray, vllm
+from vllm_cluster.backends.seam import Degrees
 from vllm_cluster.core.desired import desired
 from vllm_cluster.core.spec import BASE_IMAGE, ContainerSpec
 from vllm_cluster.docker.calls import path
@@ -169,7 +170,9 @@ def test_vllm_gets_what_was_meant_and_no_option_of_vcluster() -> None:
 
     def ensure_meant(model: str, name: str, extra: list[str]) -> None:
         try:
-            argv = vllm.serve_argv(model, name=name, tp=2, pp=3, host="127.0.0.1", port=8000, extra=extra)
+            argv = vllm.serve_argv(
+                model, name=name, degrees=Degrees(2, 3), host="127.0.0.1", port=8000, extra=extra, engine=ray.FLAGS
+            )
         except UsageError as refusal:
             assert all(line.isprintable() for line in refusal.message.split("\n"))
             return

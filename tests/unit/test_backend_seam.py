@@ -16,6 +16,10 @@ HOMES = ("backends/", "remote/node/backends/", "images/", "run/barrier.py")
 FOR_PEOPLE = {"cli/render/images.py", "core/image_use.py", "inventory/model.py", "versions.py"}
 # Literals without a space that are not texts: names of files, variables, processes and packages that are Ray's.
 LITERALS = {
+    "cli/serve.py": "the option's word",
+    "inventory/model.py": "the key's word",
+    "wire/order.py": "the name of a backend",
+    "core/placement.py": "the name of a backend",
     "actions/explain.py": "the name of a log, as users see it",
     "checks/docker.py": "names of containers of other launchers",
     "core/image_use.py": "the name of an image",

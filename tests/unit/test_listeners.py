@@ -40,7 +40,7 @@ def test_every_place_that_listens_is_in_the_table() -> None:
     assert listening() <= named
     assert [file for file in named if not (PACKAGE / file).exists()] == []
     # The rest is started: by a command line with ports, or by ranks that choose them.
-    assert named - listening() == {"actions/serve.py", "backends/ray.py", "backends/vllm.py"}
+    assert named - listening() == {*("actions/serve.py", "backends/mp.py", "backends/ray.py", "backends/vllm.py")}
 
 
 # fault: listeners.py: ("client_server",), → (CHOSEN,),

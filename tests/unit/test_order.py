@@ -106,7 +106,7 @@ NEW = json.loads(Order(3, "", (placed(TWO, 8, 2),)).document)
     [
         ({}, "another version"),
         ([], "must be an object"),
-        ({**NEW, "v": 3}, "another version"),
+        ({**NEW, "v": 4}, "another version"),
         ({**NEW, "v": True}, "another version"),
         ({**NEW, "deployments": NEW["deployments"] * 2}, "serves one"),
         ({"v": 1, "serve": []}, "format 1"),

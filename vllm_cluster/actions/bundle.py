@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from vllm_cluster import __version__
-from vllm_cluster.backends import backend
+from vllm_cluster.backends import TOKEN
 from vllm_cluster.checks.registry import engine_problem, preflight
 from vllm_cluster.core.desired import Inputs, desired, settled
 from vllm_cluster.core.diff import diff
@@ -208,7 +208,7 @@ def _plan(inventory: Inventory, facts: Mapping[str, HostFacts]) -> dict[str, Any
         return {"unknown": "not every host answered"}
     try:
         findings = [asdict(finding) for finding in preflight(inventory, facts)]
-        kept = {backend.TOKEN: "unknown", "api-key": "unknown", **kept_secrets(inventory, facts)}
+        kept = {TOKEN: "unknown", "api-key": "unknown", **kept_secrets(inventory, facts)}
         inputs = Inputs(digest(node_files()), kept, cluster_id(inventory, facts) or "")
         specs, _ = settled(desired(inventory, facts, inputs), facts)
         plan = diff(specs, facts)

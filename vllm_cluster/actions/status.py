@@ -227,7 +227,7 @@ def _host(
     problems, fix = [row.problem] if row.problem else [], row.fix
     group = row.status.group if row.status else None
     if group and (group.state != "up" or group.error):
-        problems.append(f"Ray is {group.state}: {last_words(group)}".strip(": "))
+        problems.append(f"{group.who} is {group.state}: {last_words(group)}".strip(": "))
         fix = fix or ("vcluster explain" if group.error else "")
     elif group and counted is not None and counted != gpus:
         problem, way = _other_number(inventory, name, row, counted, gpus)

@@ -1,6 +1,17 @@
-"""Command lines of vLLM and of what joins its nodes, and parsers of their output; no I/O."""
+"""The ways to join hosts into one engine, and vLLM's own command line."""
 
-# The one way to join nodes that there is: what asks it names it no further.
-from vllm_cluster.backends import ray as backend
+from collections.abc import Mapping
 
-__all__ = ["backend"]
+from vllm_cluster.backends import mp, ray
+from vllm_cluster.backends.seam import Backend
+from vllm_cluster.inventory.model import Inventory
+from vllm_cluster.wire.status import BackendName
+
+BACKENDS: Mapping[BackendName, Backend] = {"ray": ray, "mp": mp}
+# The cluster's token, which the roll needs too, and the file of what a node must not take from another.
+TOKEN, TOKEN_PATH, NOT_PASSED_ON = ray.TOKEN, ray.TOKEN_PATH, ray.NOT_PASSED_ON
+
+
+def joining(inventory: Inventory) -> Backend:
+    """Return what joins the nodes of a cluster."""
+    return BACKENDS[inventory.backend]

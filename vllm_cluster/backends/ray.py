@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Literal
 
+from vllm_cluster.backends import vllm
+from vllm_cluster.backends.seam import Chosen, Degrees, Role
+from vllm_cluster.errors import UsageError
 from vllm_cluster.inventory.model import Inventory, Ports
 from vllm_cluster.listeners import LOOPBACK
 from vllm_cluster.text import host_port
 from vllm_cluster.wire.order import Part
 
+FLAGS: tuple[str, ...] = ("--distributed-executor-backend=ray",)
 # The secret that its nodes and drivers show, generated once for a cluster.
 TOKEN = "ray-token"  # noqa: S105 (a name)
 TOKEN_PATH = "RAY_AUTH_TOKEN_PATH"  # noqa: S105 (a name)
@@ -17,12 +20,17 @@ TOKEN_PATH = "RAY_AUTH_TOKEN_PATH"  # noqa: S105 (a name)
 NOT_PASSED_ON = "ray_non_carry_over_env_vars.json"
 # vLLM moves its tensors itself; Ray's default would take 30 % of the memory.
 OBJECT_STORE_BYTES = 200_000_000
-# Where it listens, as keys of the inventory's `ports`: on every node, on the head alone, and on the head's loopback.
-NODE_PORTS = ("node_manager", "object_manager", "dashboard_agent", "dashboard_agent_grpc", "runtime_env_agent")
-HEAD_PORTS = ("gcs", "client_server")
-LOOPBACK_PORTS = ("dashboard",)
-# The range of its workers, whose processes come and go.
-WORKER_PORTS = ("worker_min", "worker_max")
+SHM_BYTES = OBJECT_STORE_BYTES
+NODE_PORTS: tuple[str, ...] = (
+    "node_manager",
+    "object_manager",
+    "dashboard_agent",
+    "dashboard_agent_grpc",
+    "runtime_env_agent",
+)
+HEAD_PORTS: tuple[str, ...] = ("gcs", "client_server")
+LOOPBACK_PORTS: tuple[str, ...] = ("dashboard",)
+WORKER_PORTS: tuple[str, ...] = ("worker_min", "worker_max")
 
 
 def requirements(inventory: Inventory) -> tuple[str, ...]:
@@ -30,9 +38,7 @@ def requirements(inventory: Inventory) -> tuple[str, ...]:
     return (f"ray=={inventory.ray}",)
 
 
-def start_argv(
-    role: Literal["head", "worker"], *, address: str, head_address: str, gpus: int, ports: Ports
-) -> list[str]:
+def start_argv(role: Role, *, address: str, head_address: str, gpus: int, ports: Ports) -> list[str]:
     """The command that runs Ray on a node until it ends, every port that has a flag pinned."""
     flags = [
         f"--node-ip-address={address}",
@@ -94,12 +100,23 @@ def environment(*, head_address: str, ports: Ports, token_file: str) -> dict[str
     }
 
 
-def parts(
-    argv: Sequence[str], env: Mapping[str, str], head: str, gpus: Mapping[str, int], addresses: Mapping[str, str]
-) -> tuple[Part, ...]:
-    """What each host runs of a replica that takes these GPUs (host → number): the head alone a command.
+def take(nodes: Mapping[str, int], degrees: Degrees) -> dict[str, int]:
+    """Choose whole tensor parallel groups, the first hosts first; over hosts that are too small.
+
+    Raises:
+        UsageError: several engines are wanted.
+    """
+    if degrees.dp > 1:
+        raise UsageError("vcluster runs data parallel without Ray", hint="leave out --backend ray")
+    return vllm.place(nodes, degrees.tp, degrees.pp)
+
+
+def parts(argv: Sequence[str], env: Mapping[str, str], chosen: Chosen, degrees: Degrees) -> tuple[Part, ...]:
+    """Return what each host runs: the head alone a command.
 
     vLLM's executor has Ray start the ranks, on the head too if that has any.
     """
-    leads = Part(head, addresses[head], gpus.get(head, 0), tuple(argv), env)
-    return (leads, *(Part(name, addresses[name], count) for name, count in gpus.items() if name != head))
+    del degrees
+    head, gpus, at = chosen.head, chosen.gpus, chosen.addresses
+    leads = Part(head, at[head], gpus.get(head, 0), tuple(argv), env)
+    return (leads, *(Part(name, at[name], count) for name, count in gpus.items() if name != head))

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from vllm_cluster.backends.seam import Degrees
 from vllm_cluster.errors import UsageError
 from vllm_cluster.text import count, holds_token, redact
 
@@ -14,8 +15,9 @@ MIDDLEWARE = "vcluster_auth.RequireKey"
 # Where every host has all files: then none downloads unseen.
 OFFLINE = {"HF_HUB_OFFLINE": "1"}
 
-_GROUP = "vcluster starts the ranks through Ray"
-_ONE = "a cluster serves one engine over all its GPUs: use --tp and --pp"
+_GROUP = "vcluster starts the ranks, through Ray or with --backend mp"
+_ENGINES = "use --dp, and --tp and --pp for each engine"
+_ONE = "vcluster serves on all GPUs behind one port: use --dp"
 _TLS = "the endpoint speaks plain HTTP: use vcluster endpoint --tunnel, or a proxy that ends TLS"
 # Each option that would undo what vcluster does, and what to use instead.
 _RESERVED = {
@@ -36,12 +38,12 @@ _RESERVED = {
     "--headless": _GROUP,
     "--fd": "the endpoint is a port: ports.api in the inventory",
     "--grpc": "the endpoint speaks HTTP, with the key on every route",
-    "--data-parallel-size": _ONE,
-    "--data-parallel-size-local": _ONE,
-    "--data-parallel-rank": _ONE,
-    "--data-parallel-start-rank": _ONE,
-    "--data-parallel-address": _ONE,
-    "--data-parallel-rpc-port": _ONE,
+    "--data-parallel-size": _ENGINES,
+    "--data-parallel-size-local": _ENGINES,
+    "--data-parallel-rank": _ENGINES,
+    "--data-parallel-start-rank": _ENGINES,
+    "--data-parallel-address": _ENGINES,
+    "--data-parallel-rpc-port": _ENGINES,
     "--data-parallel-backend": _ONE,
     "--data-parallel-hybrid-lb": _ONE,
     "--data-parallel-external-lb": _ONE,
@@ -82,13 +84,13 @@ def serve_argv(
     model: str,
     *,
     name: str,
-    tp: int,
-    pp: int,
+    degrees: Degrees,
     host: str,
     port: int,
     extra: Sequence[str],
+    engine: Sequence[str],
 ) -> list[str]:
-    """The command that serves a model.
+    """The command that serves a model; `engine` are the flags that its backend needs.
 
     Raises:
         UsageError: the model cannot be one, or a flag would undo what vcluster does.
@@ -101,9 +103,11 @@ def serve_argv(
         *extra,
         # vcluster's come last: the last of two equal flags wins, and the last middleware is asked first.
         f"--served-model-name={name}",
-        f"--tensor-parallel-size={tp}",
-        f"--pipeline-parallel-size={pp}",
-        "--distributed-executor-backend=ray",
+        f"--tensor-parallel-size={degrees.tp}",
+        f"--pipeline-parallel-size={degrees.pp}",
+        *([f"--data-parallel-size={degrees.dp}"] if degrees.dp > 1 else []),
+        *(["--enable-expert-parallel"] if degrees.experts else []),
+        *engine,
         f"--host={host}",
         f"--port={port}",
         f"--middleware={MIDDLEWARE}",
@@ -236,6 +240,31 @@ def choose_parallelism(
         reasons.append(_idle(nodes, tp, pp, names))
     if len(nodes) > 1 and any(count % tp for count in nodes):
         reasons.append(f"TP={tp} spans hosts: each layer runs an all-reduce over the network; needs RDMA")
+    return Parallelism(tp, pp, tuple(reasons))
+
+
+def choose_engines(
+    nodes: Sequence[int], tp: int | None, pp: int | None, dp: int, *, where: str = "the cluster"
+) -> Parallelism:
+    """TP and PP of each of several engines (data parallel), unless given: all GPUs are shared evenly.
+
+    Raises:
+        UsageError: they cannot be.
+    """
+    total = sum(nodes)
+    if not nodes or min(nodes) < 1:
+        raise UsageError("every host needs at least one GPU to serve on")
+    each = total // dp
+    if each < 1:
+        raise UsageError(f"--dp {dp} needs {dp} GPUs; {where} has {total}", hint=f"give at most --dp {total}")
+    pp = pp or 1
+    tp = tp or max(1, math.gcd(each // pp, *nodes))
+    if tp * pp * dp > total:
+        text = f"DP={dp} engines of TP={tp} × PP={pp} need {tp * pp * dp} GPUs; {where} has {total}"
+        raise UsageError(text, hint=f"give at most --dp {total // (tp * pp)}" if tp * pp <= total else None)
+    reasons = [f"DP={dp} (from the command line): {count(dp, 'engine')} share the requests, TP={tp} × PP={pp} each"]
+    if tp * pp * dp < total:
+        reasons.append(f"{total - tp * pp * dp} of the {total} GPUs stay idle")
     return Parallelism(tp, pp, tuple(reasons))
 
 

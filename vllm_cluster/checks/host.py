@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from statistics import median_low
 
-from vllm_cluster.backends import backend
+from vllm_cluster.backends import joining
 from vllm_cluster.checks.finding import Finding, each_host
 from vllm_cluster.core.desired import found_gpus, gpu_count
 from vllm_cluster.facts.host_facts import HostFacts
@@ -42,9 +42,12 @@ def shared_memory(inventory: Inventory, host: Host, facts: HostFacts) -> Iterato
     """Shared memory that is too small for the ranks, or larger than the host's memory."""
     kind = inventory.accelerator
     ranks = max(1, min(gpu_count(host, facts, kind), found_gpus(facts, kind)))
-    wanted = backend.OBJECT_STORE_BYTES + ranks * SHM_A_RANK
+    beside = joining(inventory).SHM_BYTES
+    wanted = beside + ranks * SHM_A_RANK
     if inventory.shm_size < wanted:
-        text = f"shm_size gives {_mb(inventory.shm_size)}, {ranks} ranks and Ray may take {_mb(wanted)}"
+        text = (
+            f"shm_size gives {_mb(inventory.shm_size)}, {ranks} ranks{' and Ray' * bool(beside)} may take {_mb(wanted)}"
+        )
         yield Finding("shm-small", host.name, text, "set shm_size to 16g, or leave it out", severity="warning")
     elif facts.memory_bytes and inventory.shm_size > facts.memory_bytes:
         text = f"shm_size gives {_mb(inventory.shm_size)}, the host has {_mb(facts.memory_bytes)} of memory"

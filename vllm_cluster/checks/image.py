@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from vllm_cluster.backends import backend
+from vllm_cluster.backends import joining
 from vllm_cluster.checks.finding import Finding, each_host
 from vllm_cluster.core.images import find_image, node_image_name, resolve
 from vllm_cluster.facts.host_facts import HostFacts
@@ -45,10 +45,10 @@ def prepared(inventory: Inventory, host: Host, facts: HostFacts) -> Iterator[Fin
         text = f"image {inventory.image} is not on the host"
         fix = f"to pull it now: {command_line('docker', 'pull', inventory.image)}"
         yield Finding("image-absent", host.name, text, fix, severity="warning")
-    elif find_image(node_image_name(base.id, backend.requirements(inventory)), facts.images) is None:
+    elif find_image(node_image_name(base.id, more := joining(inventory).requirements(inventory)), facts.images) is None:
         text = (
             f"{inventory.image} has not been inspected by vcluster up yet; "
-            f"it adds {' '.join(backend.requirements(inventory))} unless the image has one that fits"
+            f"it adds {' '.join(more)} unless the image has one that fits"
         )
         fix = "vcluster up, on a machine whose pip reaches a package index: it downloads the wheels"
         yield Finding("ray-layer", host.name, text, fix, severity="warning")

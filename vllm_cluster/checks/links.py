@@ -8,7 +8,7 @@ from functools import cache
 from ipaddress import ip_address
 from typing import Annotated, Literal
 
-from vllm_cluster.backends import backend
+from vllm_cluster.backends import joining
 from vllm_cluster.checks.registry import Finding
 from vllm_cluster.inventory.model import Inventory
 from vllm_cluster.shell_line import command_line
@@ -17,9 +17,6 @@ from vllm_cluster.wire.reading import convert
 from vllm_cluster.wire.values import Address, Count, between, shaped
 
 EPHEMERAL = "ephemeral"
-# What nodes connect to on every node; the first and the last port of the workers' range represent all of it.
-_EVERYWHERE = (*backend.NODE_PORTS, "pull", *backend.WORKER_PORTS)
-
 # How a port failed: the finding's code and message.
 Failed = Literal["silent", "refused", "unreachable", "mute", "foreign"]
 _FAILED: Mapping[str, tuple[str, str]] = {
@@ -61,7 +58,10 @@ class LinkResult:
 
 def ports_of(inventory: Inventory, host: str) -> dict[int, str]:
     """The pinned ports that other hosts reach on this one, with their names."""
-    keys = _EVERYWHERE + (("nodes", *backend.HEAD_PORTS) if host == inventory.head_name else ())
+    way = joining(inventory)
+    # The first and the last port of the workers' range represent all of it.
+    everywhere = (*way.NODE_PORTS, "pull", *way.WORKER_PORTS)
+    keys = everywhere + (("nodes", *way.HEAD_PORTS) if host == inventory.head_name else ())
     return {getattr(inventory.ports, key): f"{getattr(inventory.ports, key)} ({_shown(key)})" for key in keys}
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from ipaddress import ip_address
 
-from vllm_cluster.backends import backend
+from vllm_cluster.backends import joining
 from vllm_cluster.checks.finding import Finding, each_host, has_node, outliers
 from vllm_cluster.core.desired import hcas, interface
 from vllm_cluster.core.pull import container_name
@@ -141,8 +141,9 @@ def ports(inventory: Inventory, host: Host, facts: HostFacts) -> Iterator[Findin
         yield from _taken(inventory, host.name, facts, "pull")
     if has_node(inventory, facts, "running", "paused"):
         return  # the node itself listens; a paused one keeps its ports
-    of_head = (*backend.HEAD_PORTS, *backend.LOOPBACK_PORTS, "nodes", "api") if host.name == inventory.head_name else ()
-    for key in (*backend.NODE_PORTS, *of_head):
+    way = joining(inventory)
+    of_head = (*way.HEAD_PORTS, *way.LOOPBACK_PORTS, "nodes", "api") if host.name == inventory.head_name else ()
+    for key in (*way.NODE_PORTS, *of_head):
         yield from _taken(inventory, host.name, facts, key)
 
 

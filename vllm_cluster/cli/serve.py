@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -16,6 +16,19 @@ Tp = Annotated[
 ]
 Pp = Annotated[
     int | None, typer.Option("--pp", metavar="NUMBER", min=1, help="Pipeline parallel size. Default: number of hosts.")
+]
+
+
+Dp = Annotated[
+    int,
+    typer.Option(
+        "--dp", metavar="NUMBER", min=1, help="Data parallel size: engines that share requests.", show_default=False
+    ),
+]
+Ep = Annotated[bool, typer.Option("--ep", help="Deal the experts of a MoE over the GPUs, whole (expert parallel).")]
+Engine = Annotated[
+    Literal["ray", "mp"] | None,
+    typer.Option("--backend", help="Join the hosts by Ray, or by vLLM's own processes (mp). Default: the inventory's."),
 ]
 
 
@@ -63,6 +76,9 @@ def serve(
     name: Name = None,
     tp: Tp = None,
     pp: Pp = None,
+    dp: Dp = 1,
+    ep: Ep = False,
+    backend: Engine = None,
     hosts: Hosts = None,
     expose: Expose = False,
     rollback: Rollback = True,
@@ -88,7 +104,7 @@ def serve(
         endpoint = serve_action(
             loaded,
             session.emit,
-            Deployment(name or "", model, tuple(flags or ()), tp, pp, named, expose, rollback),
+            Deployment(name or "", model, tuple(flags or ()), tp, pp, named, expose, rollback, dp, ep, backend or ""),
             confirm=session.confirm(yes),
             # Without a person nothing is asked, and so the hub is not either.
             pull=pull if pull is not None or session.can_ask(yes) else False,

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
-from vllm_cluster.backends import backend
+from vllm_cluster.backends import TOKEN, joining
 from vllm_cluster.core import adapters, gpus
 from vllm_cluster.core.identity import node_of
 from vllm_cluster.core.spec import ContainerSpec, Mount, Role, secrets_volume, state_volume, stored_spec
@@ -76,8 +76,9 @@ def _node(inventory: Inventory, host: Host, facts: HostFacts, inputs: Inputs) ->
     count = gpu_count(host, facts, inventory.accelerator)
     secrets = {name: value for name, value in inputs.secrets.items() if role == "head" or name != "api-key"}
     ports = hcas(host, facts)
-    argv = backend.start_argv(role, address=host.address, head_address=head_address, gpus=count, ports=inventory.ports)
-    waits_for = [] if role == "head" else ["--head", host_port(head_address, inventory.ports.gcs)]
+    way = joining(inventory)
+    argv = way.start_argv(role, address=host.address, head_address=head_address, gpus=count, ports=inventory.ports)
+    waits_for = [] if role == "head" or not argv else ["--head", host_port(head_address, inventory.ports.gcs)]
     roll = ["--roll", host_port(head_address, inventory.ports.nodes), "--name", host.name, "--address", host.address]
     spec_secrets = tuple(sorted(secrets.items()))
     return ContainerSpec(
@@ -86,9 +87,9 @@ def _node(inventory: Inventory, host: Host, facts: HostFacts, inputs: Inputs) ->
         role=role,
         address=host.address,
         head_address=head_address,
-        requirements=backend.requirements(inventory),
+        requirements=way.requirements(inventory),
         gpu_count=count,
-        command=("python3", NODE_PROGRAM, role, *waits_for, *roll, f"{_GPUS}{count}", "--", *argv),
+        command=("python3", NODE_PROGRAM, role, *waits_for, *roll, f"{_GPUS}{count}", *(["--", *argv] if argv else [])),
         environment=tuple(sorted(_environment(inventory, host, facts, secrets, head_address).items())),
         mounts=_mounts(inventory, secrets),
         gpus=gpus.request(host, facts) if inventory.accelerator == "nvidia" else None,
@@ -126,10 +127,10 @@ def _environment(
         **({"HOME": f"{STATE_FOLDER}/home", "USER": "vcluster", "LOGNAME": "vcluster"} if inventory.user else {}),
         **inventory.environment,
         **_compiled(inventory),
-        **backend.environment(
+        **joining(inventory).environment(
             head_address=head_address,
             ports=inventory.ports,
-            token_file=f"{SECRETS_FOLDER}/{backend.TOKEN}-{secrets[backend.TOKEN]}",
+            token_file=f"{SECRETS_FOLDER}/{TOKEN}-{secrets[TOKEN]}",
         ),
         "VLLM_HOST_IP": host.address,
         "VLLM_CONFIG_ROOT": f"{CODE_FOLDER}/config",
@@ -158,7 +159,9 @@ def _compiled(inventory: Inventory) -> dict[str, str]:
     Not in the model cache, which hosts may share: files there are locked badly or not at all, and what lies in such a
     cache is loaded and run without a check.
     """
-    key = hashlib.sha256(" ".join([inventory.image, *backend.requirements(inventory)]).encode()).hexdigest()[:12]
+    key = hashlib.sha256(" ".join([inventory.image, *joining(inventory).requirements(inventory)]).encode()).hexdigest()[
+        :12
+    ]
     folder = f"{STATE_FOLDER}/compiled/{key}"
     names = {
         "VLLM_CACHE_ROOT": "vllm",

@@ -124,8 +124,8 @@ def node_image_tag(base_id: str, requirements: tuple[str, ...]) -> str:
 
 
 def node_image_name(base_id: str, requirements: tuple[str, ...]) -> str:
-    """The full name of the node image."""
-    return f"{NODE_IMAGE_REPOSITORY}:{node_image_tag(base_id, requirements)}"
+    """The full name of the node image; where nothing is to be added, that is the image itself, by its id."""
+    return base_id if not requirements else f"{NODE_IMAGE_REPOSITORY}:{node_image_tag(base_id, requirements)}"
 
 
 @dataclass(frozen=True)

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 
-from vllm_cluster.backends import backend, vllm
+from vllm_cluster.backends import BACKENDS, vllm
+from vllm_cluster.backends.seam import Chosen, Degrees
 from vllm_cluster.errors import UsageError
 from vllm_cluster.inventory.model import Inventory
 from vllm_cluster.shell_line import shell_line
 from vllm_cluster.text import redact
 from vllm_cluster.wire.order import (
     LOOPBACK,
+    RENDEZVOUS,
     Deployment,
     Order,
     Placement,
@@ -22,24 +25,30 @@ from vllm_cluster.wire.order import (
     read_taken,
 )
 from vllm_cluster.wire.reading import RefusedDocument
+from vllm_cluster.wire.status import BackendName
 
 
 @dataclass(frozen=True)
 class Cluster:
     """The hosts as they are now, by name, the head first: their GPUs, and their private addresses.
 
-    `known` has the name of now by each name and address that a host had in the record of before.
+    `known` has the name of now by each name and address that a host had in the record of before. `backend` is what
+    joins them, `rendezvous` where parts of a replica meet.
     """
 
     gpus: Mapping[str, int]
     addresses: Mapping[str, str]
     known: Mapping[str, str] = field(default_factory=dict)
+    backend: BackendName = "ray"
+    rendezvous: tuple[int, int] = RENDEZVOUS
 
     @classmethod
     def of(cls, inventory: Inventory, gpus: Mapping[str, int]) -> Cluster:
         """The hosts of an inventory, whose GPUs are by address."""
         names = {host.address: name for name, host in inventory.hosts.items()}
-        return cls({names[at]: count for at, count in gpus.items()}, {names[at]: at for at in gpus})
+        by_name = {names[at]: count for at, count in gpus.items()}
+        meet = inventory.ports.master, inventory.ports.data_parallel
+        return cls(by_name, {names[at]: at for at in gpus}, {}, inventory.backend, meet)
 
     @property
     def head(self) -> str:
@@ -61,6 +70,17 @@ def available(deployment: Deployment, cluster: Cluster) -> dict[str, int]:
     return {name: count for name, count in cluster.gpus.items() if not deployment.hosts or name in deployment.hosts}
 
 
+def choose_backend(deployment: Deployment, cluster: Cluster) -> BackendName:
+    """What makes one engine of a deployment's parts.
+
+    Raises:
+        UsageError: what is asked for is not there.
+    """
+    if cluster.backend == "mp" and deployment.backend not in ("", "mp"):
+        raise UsageError("this cluster has no Ray: the inventory has backend: mp", hint="leave out --backend ray")
+    return deployment.backend or ("mp" if deployment.dp > 1 else cluster.backend)
+
+
 def choose_layout(deployment: Deployment, cluster: Cluster) -> vllm.Parallelism:
     """How a deployment is laid over the GPUs that it may take, and why.
 
@@ -69,11 +89,21 @@ def choose_layout(deployment: Deployment, cluster: Cluster) -> vllm.Parallelism:
     """
     there, named = available(deployment, cluster), deployment.hosts
     where = ", ".join(there) if named else "the cluster"
-    layout = vllm.choose_parallelism(list(there.values()), deployment.tp, deployment.pp, list(there), where=where)
-    if not named:
-        return layout
-    idle = ", ".join(f"{count} of {name}" for name, count in cluster.gpus.items() if name not in there)
-    return replace(layout, reasons=(*layout.reasons, f"--hosts {','.join(named)}: GPUs stay idle: {idle}"))
+    chosen = partial(vllm.choose_parallelism, list(there.values()), names=list(there), where=where)
+    if deployment.dp > 1:
+        layout = vllm.choose_engines(list(there.values()), deployment.tp, deployment.pp, deployment.dp, where=where)
+    else:
+        layout = chosen(deployment.tp, deployment.pp)
+    reasons = list(layout.reasons)
+    if deployment.expert_parallel:
+        reasons.append(f"EP={layout.tp * deployment.dp}: each GPU of a stage holds whole experts (--ep)")
+    if choose_backend(deployment, cluster) == "mp":
+        asked = "--backend mp" if deployment.backend else "backend: mp" if cluster.backend == "mp" else "--dp"
+        reasons.append(f"vLLM's own processes join the hosts, without Ray ({asked})")
+    if named:
+        idle = ", ".join(f"{count} of {name}" for name, count in cluster.gpus.items() if name not in there)
+        reasons.append(f"--hosts {','.join(named)}: GPUs stay idle: {idle}")
+    return replace(layout, reasons=tuple(reasons))
 
 
 def place(
@@ -90,17 +120,27 @@ def place(
     """The replica of a deployment with this layout (TP, PP), and what its parts run.
 
     It takes the first GPUs that it may, but for `gpus` (host → number). What runs the same as `before` keeps its name.
+
+    Raises:
+        UsageError: the backend cannot lay it out so.
     """
-    (tp, pp), taken = layout, gpus
-    if taken is None:
-        taken = vllm.place(available(deployment, cluster), tp, pp)
+    (tp, pp), named = layout, choose_backend(deployment, cluster)
+    backend, degrees = BACKENDS[named], Degrees(tp, pp, deployment.dp, deployment.expert_parallel)
+    taken = gpus if gpus is not None else backend.take(available(deployment, cluster), degrees)
     host = cluster.addresses[cluster.head] if deployment.expose else LOOPBACK
     argv = vllm.serve_argv(
-        deployment.model, name=deployment.name, tp=tp, pp=pp, host=host, port=port, extra=deployment.flags
+        deployment.model,
+        name=deployment.name,
+        degrees=degrees,
+        host=host,
+        port=port,
+        extra=deployment.flags,
+        engine=backend.FLAGS,
     )
     env = vllm.environment() | (vllm.OFFLINE if offline else {})
-    parts = backend.parts([*argv, *loading], env, cluster.head, taken, cluster.addresses)
-    replica = Replica(tp, pp, host, port, parts, loading, offline)
+    chosen = Chosen(cluster.head, taken, cluster.addresses, cluster.rendezvous)
+    parts = backend.parts([*argv, *loading], env, chosen, degrees)
+    replica = Replica(tp, pp, host, port, parts, loading, offline, deployment.dp, named, cluster.rendezvous)
     name = name_of(deployment, replica)
     same = before is not None and name == name_of(cluster.renamed(before.deployment), before.replica)
     return Placement(before.generation if before and same else name, deployment, replica)
@@ -113,8 +153,11 @@ def command(deployment: Deployment, names: Mapping[str, str], *, layout: bool = 
     """
     words = ["vcluster", "serve", deployment.model]
     words += ["--name", deployment.name] if deployment.name != deployment.model else []
-    for option, number in (("--tp", deployment.tp), ("--pp", deployment.pp)):
+    degrees = (("--tp", deployment.tp), ("--pp", deployment.pp), ("--dp", deployment.dp if deployment.dp > 1 else 0))
+    for option, number in degrees:
         words += [option, str(number)] if layout and number else []
+    words += ["--ep"] if deployment.expert_parallel else []
+    words += ["--backend", deployment.backend] if deployment.backend else []
     if hosts := [names.get(host, host) for host in deployment.hosts]:
         words += ["--hosts", ",".join(hosts)]
     words += ["--expose"] if deployment.expose else []
@@ -127,7 +170,7 @@ def command(deployment: Deployment, names: Mapping[str, str], *, layout: bool = 
 def summary(placed: Placement, names: Mapping[str, str]) -> str:
     """A deployment in a line, for the history: what it asks for, and the layout that was chosen."""
     asked = command(placed.deployment, names, layout=False).removeprefix("vcluster serve ")
-    return f"{asked} (TP={placed.replica.tp} × PP={placed.replica.pp})"
+    return f"{asked} ({placed.replica.layout})"
 
 
 @dataclass(frozen=True)
@@ -218,10 +261,10 @@ def fitted(placed: Placement, cluster: Cluster) -> Placement:
     """
     deployment, before = cluster.renamed(placed.deployment), placed.replica
     tp, pp = _sizes(deployment, before, cluster)
-    gpus = {cluster.name(part.host): part.gpus for part in before.parts if part.gpus}
-    held = all(cluster.gpus.get(host, 0) >= count for host, count in gpus.items())
-    if (tp, pp) != (before.tp, before.pp) or not held or sum(gpus.values()) != tp * pp:
-        gpus = vllm.place(available(deployment, cluster), tp, pp)
+    gpus: dict[str, int] | None = {cluster.name(part.host): part.gpus for part in before.parts if part.gpus}
+    held = all(cluster.gpus.get(host, 0) >= count for host, count in (gpus or {}).items())
+    if (tp, pp) != (before.tp, before.pp) or not held or sum((gpus or {}).values()) != before.size:
+        gpus = None
     return place(
         deployment,
         cluster,
@@ -246,10 +289,10 @@ def _sizes(deployment: Deployment, before: Replica, cluster: Cluster) -> tuple[i
     if left := [name for name in deployment.hosts if name not in there]:
         raise UsageError(f"{', '.join(left)} of --hosts {','.join(deployment.hosts)} has left; {again}")
     tp, pp, total = before.tp, before.pp, sum(there.values())
-    if tp * pp <= total:
+    if before.size <= total:
         return tp, pp
-    if deployment.tp or deployment.pp:
-        raise UsageError(f"TP={tp} × PP={pp} needs {tp * pp} GPUs, and there are {total}; {again}")
+    if deployment.tp or deployment.pp or before.dp > 1:
+        raise UsageError(f"{before.layout} needs {before.size} GPUs, and there are {total}; {again}")
     chosen = vllm.choose_parallelism(list(there.values()), None, None)
     return chosen.tp, chosen.pp
 
@@ -261,7 +304,7 @@ def _differences(placed: Placement, now: Placement, cluster: Cluster) -> Iterato
         yield f"{name} is served at {after.host}"
     if (after.tp, after.pp) != (before.tp, before.pp):
         # Another layout has other ranks anyway, and they name their hosts.
-        yield f"{name} is served with TP={after.tp} × PP={after.pp}, before TP={before.tp} × PP={before.pp}"
+        yield f"{name} is served with {after.layout}, before {before.layout}"
         return
     # Format 1 had the address of a host in place of its name.
     called = cluster.name if before.leader.host == before.leader.address else str

@@ -140,6 +140,8 @@ class Ports(_Section):
     runtime_env_agent: Port = Field(6383, description="Ray's runtime environment agent.")
     pull: Port = Field(6384, description="Models and images from host to host, while one is pulled or pushed.")
     nodes: Port = Field(6386, description="The roll of the nodes, on the head.")
+    master: Port = Field(29501, description="Where vLLM's processes of several hosts meet without Ray, on the head.")
+    data_parallel: Port = Field(29550, description="Where the engines of --dp meet, on the head.")
     dashboard_agent_grpc: Port = Field(6385, description="Ray's dashboard agent, gRPC.")
     client_server: Port = Field(10001, description="Ray's client server, on the head.")
     worker_min: Port = Field(10002, description="First port of Ray's workers.")
@@ -264,6 +266,11 @@ class Inventory(_Section):
     )
     ray: Annotated[str, AfterValidator(grammar.release)] = Field(
         RAY, description="Version of Ray put into images that come without.", examples=[RAY]
+    )
+    backend: Literal["ray", "mp"] = Field(
+        "ray",
+        description="What joins the hosts: ray, or mp, vLLM's own processes; with mp there is no Ray.",
+        examples=["mp"],
     )
     hosts: dict[Annotated[str, AfterValidator(grammar.host_name)], Host] = Field(
         description="The machines, by name.",

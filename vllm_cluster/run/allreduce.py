@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from vllm_cluster.backends import backend
+from vllm_cluster.backends import TOKEN
 from vllm_cluster.backends.nccl import NcclTransport, transport
 from vllm_cluster.checks import allreduce
 from vllm_cluster.checks.allreduce import AllReduceTime, Pair, Trial
@@ -66,7 +66,7 @@ def run_allreduce(fleet: Fleet, inventory: Inventory, facts: Mapping[str, HostFa
     """Try it, in at most `SECONDS`. Leaves nothing; hosts on which it cannot be tried are findings."""
     clock, deadline = fleet.runtime.clock, fleet.runtime.after(SECONDS - CLEARING_SECONDS)
     began = clock.monotonic()
-    inputs = Inputs("", {backend.TOKEN: "none"}, cluster_id(inventory, facts) or "")
+    inputs = Inputs("", {TOKEN: "none"}, cluster_id(inventory, facts) or "")
     # Only the secrets' paths depend on their ids, and no rank reads a secret here.
     specs = {spec.host: _bare(inventory, spec) for spec in desired(inventory, facts, inputs)}
     if any(container.state == "running" for host in facts.values() for container in host.containers):

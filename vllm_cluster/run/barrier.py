@@ -76,7 +76,7 @@ def await_head(connection: HostConnection, plan: Plan, emit: Emit) -> None:
             emit(Event("progress", text, connection.name))
             shown = text
         if deadline.left() <= 0:
-            text = f"Ray did not answer on the head within {JOIN_SECONDS:.0f} s: {_waiting_for_head(node)}"
+            text = f"the head was not ready within {JOIN_SECONDS:.0f} s: {_waiting_for_head(node)}"
             raise NodesNotJoined(connection.name, text)
         connection.runtime.clock.sleep(POLL)
 
@@ -118,7 +118,7 @@ def await_gpus(fleet: Fleet, plan: Plan, emit: Emit, former: Collection[str] = (
             shown = text
         if deadline.left() <= 0:
             hint = "vcluster status\nvcluster explain"
-            text = f"Ray does not report the planned GPUs after {JOIN_SECONDS:.0f} s: {text}"
+            text = f"the planned GPUs are not there after {JOIN_SECONDS:.0f} s: {text}"
             late = [fleet.addresses[address] for address in found.missing if address in fleet.addresses]
             late = sorted({*late, *away})
             raise NodesNotJoined(plan.head, text, hint=hint, cut_off=late if head_up else ())
@@ -163,10 +163,10 @@ def _explain(
 ) -> str:
     missing = [names.get(address, address) for address in found.missing]
     parts = [f"waiting for {name}{_trouble(nodes.get(name))}" for name in missing]
-    parts += [f"{names.get(a, a)} joined Ray but is not in the inventory" for a in found.foreign]
+    parts += [f"{names.get(a, a)} joined but is not in the inventory" for a in found.foreign]
     parts += [f"{names.get(a, a)} has a different number of GPUs than planned" for a in found.wrong]
     parts += [f"{name}: {why}" for name, why in away.items() if name not in missing]
-    return ", ".join(parts) or "waiting for Ray"
+    return ", ".join(parts) or "waiting for the nodes"
 
 
 def _trouble(node: NodeState | None) -> str:
@@ -181,7 +181,7 @@ def _is_up(node: NodeState) -> bool:
 
 def _waiting_for_head(node: NodeState) -> str:
     ray = node.status.group if node.status else None
-    return f"Ray is {ray.state} on the head: {last_words(ray)}" if ray and ray.error else "waiting for Ray on the head"
+    return f"{ray.who} is {ray.state} on the head: {last_words(ray)}" if ray and ray.error else "waiting for the head"
 
 
 def refuse_failing(host: str, node: NodeState, before: dict[str, int]) -> None:

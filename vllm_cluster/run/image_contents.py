@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 
-from vllm_cluster.backends import backend
+from vllm_cluster.backends import TOKEN
 from vllm_cluster.checks.registry import Finding
 from vllm_cluster.core.desired import Inputs, desired
 from vllm_cluster.core.identity import cluster_id, without_lease
@@ -31,7 +31,7 @@ def look_inside(
     fleet: Fleet, inventory: Inventory, facts: Mapping[str, HostFacts], emit: Emit, *, leave: Collection[str] = ()
 ) -> list[Finding]:
     """What is wrong in a container on each host that has the image, but for those to `leave`; nothing of it stays."""
-    inputs = Inputs("", {backend.TOKEN: "none"}, cluster_id(inventory, facts) or "")
+    inputs = Inputs("", {TOKEN: "none"}, cluster_id(inventory, facts) or "")
     wanted = {spec.host: spec for spec in desired(inventory, facts, inputs)}
     there = [
         name for name, host in facts.items() if not host.docker.problem and find_image(inventory.image, host.images)

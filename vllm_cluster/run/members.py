@@ -6,7 +6,7 @@ import json
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
-from vllm_cluster.backends import backend
+from vllm_cluster.backends import TOKEN
 from vllm_cluster.core.desired import STATE_FOLDER
 from vllm_cluster.core.diff import leave
 from vllm_cluster.core.identity import node_of, owner_of
@@ -79,7 +79,7 @@ def membership(
     moved_from = source if source not in (None, inventory.head_name) else None
     change = followed = None
     if source and (changed or moved_from):
-        change = _change(specs, old.renamed(new) if old else {})
+        change = _change(inventory, specs, old.renamed(new) if old else {})
         followed = _followed(fleet.connections[source].engine, node_name(inventory.cluster), change)
     return Membership(
         seen,
@@ -94,8 +94,9 @@ def membership(
     )
 
 
-def _change(specs: Sequence[ContainerSpec], known: Mapping[str, str]) -> Cluster:
-    return Cluster({one.host: one.gpu_count for one in specs}, {one.host: one.address for one in specs}, known)
+def _change(inventory: Inventory, specs: Sequence[ContainerSpec], known: Mapping[str, str]) -> Cluster:
+    gpus, addresses = {one.host: one.gpu_count for one in specs}, {one.host: one.address for one in specs}
+    return replace(Cluster.of(inventory, {}), gpus=gpus, addresses=addresses, known=known)
 
 
 def _followed(head: DockerApi, node: str, change: Cluster) -> Followed | None:
@@ -203,7 +204,7 @@ def unproven(
 
 
 def _token(kept: Mapping[str, KeptSecret]) -> str | None:
-    return kept[backend.TOKEN].content if backend.TOKEN in kept else None
+    return kept[TOKEN].content if TOKEN in kept else None
 
 
 def unreadable(problem: str) -> str:

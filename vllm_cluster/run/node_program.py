@@ -10,7 +10,7 @@ from importlib import resources
 from importlib.resources.abc import Traversable
 from itertools import accumulate
 
-from vllm_cluster.backends import backend
+from vllm_cluster.backends import NOT_PASSED_ON, TOKEN_PATH
 from vllm_cluster.core.desired import CODE_FOLDER
 
 _NODE, _WIRE = "vllm_cluster.remote.node", "vllm_cluster.wire"
@@ -54,7 +54,7 @@ PER_NODE_VARIABLES = (
     "HF_TOKEN_PATH",
     "NCCL_IB_HCA",
     "NCCL_SOCKET_IFNAME",
-    backend.TOKEN_PATH,
+    TOKEN_PATH,
     "VCLUSTER_API_KEY_FILE",
     "VLLM_HOST_IP",
 )
@@ -65,7 +65,7 @@ def node_files() -> dict[str, bytes]:
     own = json.dumps(PER_NODE_VARIABLES).encode()
     return {
         **{f"{CODE_FOLDER}/{path}": content for path, content in program().items()},
-        f"{CODE_FOLDER}/config/{backend.NOT_PASSED_ON}": own,
+        f"{CODE_FOLDER}/config/{NOT_PASSED_ON}": own,
     }
 
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from vllm_cluster.backends import backend
+from vllm_cluster.backends import TOKEN
 from vllm_cluster.core.desired import VARIABLE
 from vllm_cluster.errors import InventoryError
 from vllm_cluster.inventory.model import Inventory, SecretRef
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from vllm_cluster.run.runtime import Runtime
 
 # Made by vcluster where the inventory has none, and kept for as long as the head's container is there.
-GENERATED = (backend.TOKEN, "api-key")
+GENERATED = (TOKEN, "api-key")
 KEY_BYTES = 32
 
 

@@ -6,19 +6,22 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from vllm_cluster.wire.reading import RefusedDocument, convert, document
-from vllm_cluster.wire.status import FailedRequest
+from vllm_cluster.wire.status import BackendName, FailedRequest
 from vllm_cluster.wire.values import Address, Count, Name, Number, Port, Word, between
 
-# 1 had a command line in place of the intent; it is read as one deployment with one replica.
-FORMAT = 2
+# 1 had a command line in place of the intent; it is read as one deployment with one replica. Where not Ray joins the
+# parts it is 3, which a node program of before refuses: it would start the leader's alone.
+FORMAT, FORMAT_OF_PARTS = 2, 3
 # Files of the head's state volume: what people ask for, and what the node program took last; what it knows of that;
 # what was ready, newest last, to go back to; and what became of each request.
 WANTED, ACCEPTED, TAKEN, READY, RESULTS = "wanted.json", "accepted.json", "request.json", "ready.json", "results.jsonl"
 LOOPBACK = "127.0.0.1"
 Degree = Annotated[int, between(1, 1 << 16)]
+# Where parts meet, unless the inventory has other ports: torch's store, and the engines of data parallel.
+RENDEZVOUS = (29501, 29550)
 
 
 @dataclass(frozen=True)
@@ -26,8 +29,9 @@ class Deployment:
     """What a person wants served, under one name; nothing of it is derived.
 
     `tp` and `pp` are None where the layout follows from the hosts, `hosts` are names and empty where any will do,
-    `flags` are for vLLM. With `expose` other machines reach it; with `rollback` what was ready before is served again
-    where this cannot be.
+    `flags` are for vLLM. `dp` are the engines that share the requests; with `expert_parallel` experts are dealt over
+    all GPUs, not split. `backend` is empty where that of the cluster will do. With `expose` other machines reach it;
+    with `rollback` what was ready before is served again where this cannot be.
     """
 
     name: Name
@@ -38,6 +42,9 @@ class Deployment:
     hosts: tuple[Name, ...] = ()
     expose: bool = False
     rollback: bool = True
+    dp: Degree = 1
+    expert_parallel: bool = False
+    backend: Literal["", "ray", "mp"] = ""
 
 
 @dataclass(frozen=True)
@@ -56,6 +63,7 @@ class Replica:
     """One running copy, which answers at `host` and `port`: its parts, the one that leads first.
 
     `loading` are the flags that follow from where the weights lie; `offline` is where every host has all files.
+    `rendezvous` are the ports where its parts meet.
     """
 
     tp: Degree
@@ -65,6 +73,9 @@ class Replica:
     parts: tuple[Part, ...]
     loading: tuple[Word, ...] = ()
     offline: bool = False
+    dp: Degree = 1
+    backend: BackendName = "ray"
+    rendezvous: tuple[Port, Port] = RENDEZVOUS
 
     def __post_init__(self) -> None:
         """Refuse a replica without a part that leads it."""
@@ -77,9 +88,24 @@ class Replica:
         return self.parts[0]
 
     @property
+    def grouped(self) -> bool:
+        """Whether what joins the nodes starts its ranks, for the part that leads: the others have no command."""
+        return self.backend == "ray"
+
+    @property
     def ranks(self) -> dict[str, int]:
         """The GPUs that it takes (address → number)."""
         return {part.address: part.gpus for part in self.parts if part.gpus}
+
+    @property
+    def size(self) -> int:
+        """How many GPUs its layout takes."""
+        return self.tp * self.pp * self.dp
+
+    @property
+    def layout(self) -> str:
+        """Its degrees, for people."""
+        return " × ".join([f"TP={self.tp}", f"PP={self.pp}", *([f"DP={self.dp}"] if self.dp > 1 else [])])
 
 
 @dataclass(frozen=True)
@@ -119,7 +145,7 @@ class Order:
         """The content of wanted.json; that nothing is wanted is written as every version reads it."""
         if not self.deployments:
             return json.dumps({"v": 1, "epoch": self.epoch, "by": self.by, "serve": None}).encode()
-        return json.dumps({"v": FORMAT, **asdict(self)}).encode()
+        return json.dumps({"v": format_of(*self.deployments, *(self.back_to or ())), **asdict(self)}).encode()
 
 
 @dataclass(frozen=True)
@@ -149,7 +175,7 @@ class Taken:
     @property
     def document(self) -> dict[str, Any]:
         """The content of request.json."""
-        return {"v": FORMAT, **asdict(self)}
+        return {"v": format_of(*filter(None, (self.asked, self.back_to))), **asdict(self)}
 
 
 @dataclass(frozen=True)
@@ -161,17 +187,25 @@ class Ready:
     @property
     def document(self) -> dict[str, Any]:
         """The content of ready.json."""
-        return {"v": FORMAT, **asdict(self)}
+        return {"v": format_of(*self.requests), **asdict(self)}
 
 
 # What a node knows that is not the head: what it took when it was one is over.
 FRESH = {WANTED: Order().document, ACCEPTED: b"{}", TAKEN: b"{}"}
 
 
+def format_of(*placed: Placement) -> int:
+    """The format in which these are written: the oldest that has all of it."""
+    return FORMAT if all(one.replica.grouped for one in placed) else FORMAT_OF_PARTS
+
+
 def name_of(deployment: Deployment, replica: Replica) -> str:
     """Name what runs by its content: the same asked for twice is one, also when a host joined meanwhile."""
     what = [deployment.model, deployment.name, deployment.flags, deployment.hosts]
-    how = [replica.tp, replica.pp, replica.host, replica.port]
+    how: list[Any] = [replica.tp, replica.pp, replica.host, replica.port]
+    # What a version before could not ask for changes no name that it gave.
+    more = [replica.backend, replica.dp, deployment.expert_parallel]
+    how += more if more != ["ray", 1, False] else []
     return hashlib.sha256(json.dumps([what, how]).encode()).hexdigest()[:16]
 
 
@@ -221,8 +255,8 @@ def _known(raw: bytes, sender: str, first: int | None = 1) -> dict[str, Any]:
     found = document(raw, sender)
     if not isinstance(found, dict):
         raise RefusedDocument(sender, "", "must be an object")
-    if found.get("v") not in (first, FORMAT) or isinstance(found.get("v"), bool):
-        raise RefusedDocument(sender, "v", f"is of another version; this one reads {FORMAT}: run vcluster up")
+    if found.get("v") not in (first, FORMAT, FORMAT_OF_PARTS) or isinstance(found.get("v"), bool):
+        raise RefusedDocument(sender, "v", f"is of another version; this one reads {FORMAT_OF_PARTS}: run vcluster up")
     return found
 
 

@@ -12,8 +12,8 @@ from vllm_cluster.wire.reading import read
 from vllm_cluster.wire.signature import same, sign
 from vllm_cluster.wire.values import Address, Count, Line, Number, shaped
 
-# A hello with the longest names; a beat has a few bytes.
-MAX_LINE = 4 << 10
+# A hello with the longest names; and a beat of one that has proved itself, with the parts that run or shall run.
+MAX_HELLO, MAX_LINE = 4 << 10, 256 << 10
 Nonce = Annotated[str, shaped("[0-9a-f]{32}", "a nonce of 32 hex digits")]
 # Silent: connected, without beats; gone: its connection has ended, which its host's end or another way may have done.
 Presence = Literal["here", "silent", "gone"]
@@ -40,13 +40,8 @@ class Hello:
     address: Address
     gpus: Count
     nonce: Nonce
-
-
-@dataclass(frozen=True)
-class Beat:
-    """A sign of life; also why a node is refused, by the head, and empty otherwise."""
-
-    refused: Line = ""
+    # Of the node program that runs; what an earlier version sends has none.
+    instance: Annotated[str, shaped("[0-9a-f]{0,32}", "the id of a program that runs")] = ""
 
 
 @dataclass(frozen=True)
@@ -120,4 +115,4 @@ def read_hello(key: str, offer: str, line: bytes) -> Hello:
     proof, _, raw = line.partition(b" ")
     if not same(proof.decode("ascii", "replace"), sign(key, "hello", offer, raw)):
         raise Unsigned("is not signed with the token of this cluster")
-    return read(Hello, raw, "a node", MAX_LINE)
+    return read(Hello, raw, "a node", MAX_HELLO)

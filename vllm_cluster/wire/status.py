@@ -11,6 +11,8 @@ from vllm_cluster.wire.roll import Roll
 from vllm_cluster.wire.values import Address, Count, Name, Number, Port, between
 
 VERSION = 1
+# What makes one engine of a replica's parts: Ray's actors, or vLLM's own processes on each host.
+BackendName = Literal["ray", "mp"]
 GroupState = Literal["waiting", "starting", "up", "down", "unknown"]
 Gpus = Annotated[float, between(0, 1024)]
 # Those of a start are in their order; "unknown" is set here: the node program has written nothing for too long.
@@ -55,6 +57,13 @@ class GroupStatus:
     nodes: tuple[GroupNode, ...]
     # In a row; an earlier version of the node program does not write it.
     failures: Count = 0
+    # What joins them: without Ray, the roll alone.
+    by: BackendName = "ray"
+
+    @property
+    def who(self) -> str:
+        """What joins the nodes, for people."""
+        return "Ray" if self.by == "ray" else "the roll"
 
     @property
     def ended(self) -> bool:
@@ -113,6 +122,7 @@ class ServeStatus:
     last_line: str = ""
     token_age_seconds: Number | None = None
     ranks: Mapping[Address, Count] = field(default_factory=dict)
+    backend: BackendName = "ray"
 
     @property
     def words(self) -> str:

@@ -76,6 +76,8 @@ class World:
         self.port, self.gcs, self.roll = free_port(), free_port(), free_port()
         self.pace: dict[str, float] = dict(PACE)
         self.node: subprocess.Popen[bytes] | None = None
+        self.worker: subprocess.Popen[bytes] | None = None
+        self.fake2, self.state2 = folder / "fake2", folder / "state2"
         self.log = folder / "node.log"
         for made in (self.fake, self.state):
             made.mkdir()
@@ -110,6 +112,32 @@ class World:
 
     def start(self, role: str = "head", *ray: str, **more: str) -> None:
         """Start the node program."""
+        head = ["--head", f"{HEAD}:{self.gcs}"] if role == "worker" else []
+        # A worker of these tests is alone: no other program dials a head's, nor does a head answer one.
+        me = ["--roll", f"{HEAD}:{self.roll}", "--name", role, "--address", HEAD, "--gpus=2"]
+        self.node = self._program(self.log, role, *head, *me, "--", "ray", "start", *ray, "--block", **more)
+
+    def start_without_ray(self, *, joins: bool = True) -> None:
+        """Start a head and, where it `joins`, a worker that only the roll joins."""
+        if not (self.node and self.node.poll() is None):
+            self.node = self._program(self.log, "head", *self._roll("gpu1", HEAD))
+        if joins:
+            self.join()
+
+    def join(self) -> None:
+        """Start a worker, with its own state and plans of vLLM: by itself that runs, without an API."""
+        for made in (self.fake2, self.state2):
+            made.mkdir(exist_ok=True)
+        if not (self.fake2 / "plans.json").exists():
+            shutil.copy(FAKES / "stray", self.fake2 / "stray")
+            self._write(self.fake2 / "plans.json", '[{"loading": true}]')
+        paths = {"FAKE": str(self.fake2), "VCLUSTER_STATE": str(self.state2)}
+        self.worker = self._program(self.folder / "worker.log", "worker", *self._roll("gpu2", WORKER), **paths)
+
+    def _roll(self, name: str, address: str) -> list[str]:
+        return ["--roll", f"{HEAD}:{self.roll}", "--name", name, "--address", address, "--gpus=2"]
+
+    def _program(self, log: Path, *words: str, **more: str) -> subprocess.Popen[bytes]:
         environment = {
             "PATH": f"{self.folder / 'bin'}:{os.environ['PATH']}",
             "PYTHONPATH": str(self.folder / "python"),
@@ -122,12 +150,9 @@ class World:
             "VCLUSTER_PACE": json.dumps(self.pace),
             **more,
         }
-        head = ["--head", f"{HEAD}:{self.gcs}"] if role == "worker" else []
-        # A worker of these tests is alone: no other program dials a head's, nor does a head answer one.
-        me = ["--roll", f"{HEAD}:{self.roll}", "--name", role, "--address", HEAD, "--gpus=2"]
-        argv = [sys.executable, str(self.opt / "node.py"), role, *head, *me, "--", "ray", "start", *ray, "--block"]
-        with self.log.open("ab") as log:
-            self.node = subprocess.Popen(argv, env=environment, stdout=log, stderr=subprocess.STDOUT)
+        argv = [sys.executable, str(self.opt / "node.py"), *words]
+        with log.open("ab") as file:
+            return subprocess.Popen(argv, env=environment, stdout=file, stderr=subprocess.STDOUT)
 
     def stop(self) -> int:
         """End the node, as `docker stop` does."""
@@ -137,13 +162,15 @@ class World:
 
     def close(self) -> None:
         """End what a failed test left."""
-        if self.node and self.node.poll() is None:
-            self.node.terminate()
-            try:
-                self.node.wait(15)
-            except subprocess.TimeoutExpired:
-                self.node.kill()
-                self.node.wait()
+        for node in (self.node, self.worker):
+            if node and node.poll() is None:
+                node.send_signal(signal.SIGCONT)
+                node.terminate()
+                try:
+                    node.wait(15)
+                except subprocess.TimeoutExpired:
+                    node.kill()
+                    node.wait()
         # A node that was killed leaves what it had started; a container would have ended it.
         for process in Path("/proc").glob("[0-9]*"):
             with suppress(OSError):
@@ -188,7 +215,7 @@ class World:
     def wanted(self, generation: str | None, request: Mapping[str, Any] | None = None, **changed: Any) -> str:
         """The text of what is to be served; `want` writes it."""
         rows = [self.placed(generation, **changed)] if generation else []
-        return json.dumps({"v": 2, **(request or {}), "deployments": rows})
+        return json.dumps({"v": 3, **(request or {}), "deployments": rows})
 
     def placed(self, generation: str, **changed: Any) -> dict[str, Any]:
         """A deployment and its replica, as a laptop writes them."""
@@ -197,6 +224,9 @@ class World:
         leads = {"host": "gpu1", "address": HEAD, "gpus": ranks.pop(HEAD, 0), "argv": argv, "env": {"VLLM_CANARY": "1"}}
         others = [{"host": f"at {address}", "address": address, "gpus": count} for address, count in ranks.items()]
         at = {"host": changed.pop("host", "127.0.0.1"), "port": changed.pop("port", self.port)}
+        if changed.get("backend") == "mp":
+            at["backend"] = "mp"
+            others = [{**other, "host": "gpu2", "argv": [*argv, "--headless"]} for other in others]
         return {
             "generation": generation,
             "deployment": {"name": "model", "model": "org/model", **changed},
@@ -254,6 +284,11 @@ class World:
         return self._records("vllm.attempts")
 
     @property
+    def followers(self) -> list[dict[str, Any]]:
+        """Every run of vLLM on the worker."""
+        return self._records("vllm.attempts", self.fake2)
+
+    @property
     def held(self) -> list[dict[str, Any]]:
         """Every placement group: who made it, its bundles, and how often vLLM had run by then."""
         return self._records("held")
@@ -268,6 +303,6 @@ class World:
         path = self.fake / f"{of}.strays"
         return [pid for pid in map(int, path.read_text().split() if path.exists() else ()) if lives(pid)]
 
-    def _records(self, name: str) -> list[dict[str, Any]]:
-        path = self.fake / name
+    def _records(self, name: str, folder: Path | None = None) -> list[dict[str, Any]]:
+        path = (folder or self.fake) / name
         return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []

@@ -60,10 +60,19 @@ def begin(world: World, machine: Machine, box: Box) -> None:
 def _cannot_run(machine: Machine, box: Box, have: dict[str, str]) -> str:
     if machine.read(box, NODE_PROGRAM) is None:
         return f"python3: can't open file '{NODE_PROGRAM}'"
-    if "ray" not in have:
+    if by_ray(box) and "ray" not in have:
         return "exec: ray: not found"
-    token = machine.read(box, box.environment["RAY_AUTH_TOKEN_PATH"])
-    return "" if token else NO_TOKEN
+    return "" if token(machine, box) else NO_TOKEN
+
+
+def by_ray(box: Box) -> bool:
+    """Whether Ray joins the nodes, and not the roll alone."""
+    return "--" in box.argv
+
+
+def own_address(box: Box) -> str:
+    """The node's own address."""
+    return box.argv[box.argv.index("--address") + 1]
 
 
 def flag(box: Box, name: str) -> str:
@@ -77,15 +86,18 @@ def role(box: Box) -> str:
 
 
 def token(machine: Machine, box: Box) -> bytes | None:
-    """The Ray token that the container sees."""
-    return machine.read(box, box.environment["RAY_AUTH_TOKEN_PATH"])
+    """The cluster's token that the container sees."""
+    names = ("RAY_AUTH_TOKEN_PATH", "VCLUSTER_NODE_TOKEN_FILE")
+    return machine.read(box, next(box.environment[name] for name in names if name in box.environment))
 
 
 def head_of(world: World, box: Box, *, up: bool = True) -> tuple[Machine, Box] | None:
     """The living head at the address that a worker got; where its Ray is to be up, only such a one."""
-    address, _, port = box.environment["RAY_ADDRESS"].rpartition(":")
+    roll = box.argv[box.argv.index("--roll") + 1]
+    place = box.environment.get("RAY_ADDRESS", roll)
     for machine, other in world.nodes():
-        if machine.address == address and role(other) == "head" and flag(other, "port") == port:
+        listens = flag(other, "port") if by_ray(other) else roll.rpartition(":")[2]
+        if role(other) == "head" and f"{machine.address}:{listens}" == place:
             return (machine, other) if other.life.get("state") == "up" or not up else None
     return None
 
@@ -114,7 +126,7 @@ def _head(world: World, machine: Machine, box: Box) -> None:
         life.update(state="starting", due=world.clock.now + RAY_START)
     if life["state"] == "starting" and world.clock.now >= life["due"]:
         life["state"] = "up"
-        life["nodes"] = {f"n{box.born}": _row(machine.address, int(flag(box, "num-gpus")), (machine.name, box.born))}
+        life["nodes"] = {f"n{box.born}": _row(machine.address, int(flag(box, "gpus")), (machine.name, box.born))}
 
 
 def _row(address: str, gpus: int, where: tuple[str, int]) -> dict[str, Any]:
@@ -135,14 +147,14 @@ def _worker(world: World, machine: Machine, box: Box) -> None:
     if now < life["due"]:
         return
     if head is None:
-        life.update(state="waiting", error=f"{box.environment['RAY_ADDRESS']}: Connection refused", due=now + 0.5)
+        life.update(state="waiting", error="Connection refused", due=now + 0.5)
     elif token(*head) != token(machine, box):
         life.update(state="down", error="InvalidAuthToken", restarts=life["restarts"] + 1, due=now + 1)
     elif life["state"] in ("waiting", "down"):
         life.update(state="starting", error=None, due=now + RAY_START)
     else:
         life.update(state="up", session=session)
-        row = _row(flag(box, "node-ip-address"), int(flag(box, "num-gpus")), (machine.name, box.born))
+        row = _row(own_address(box), int(flag(box, "gpus")), (machine.name, box.born))
         head[1].life["nodes"][f"n{box.born}-{life['restarts']}"] = row
 
 
@@ -343,6 +355,7 @@ def write_status(world: World, machine: Machine, box: Box) -> None:
             "failures": life.get("failures", 0),
             "error": life["error"],
             "version": "2.56.1",
+            "by": "ray" if by_ray(box) else "mp",
             "nodes": [
                 {"id": name, "address": row["address"], "alive": row["alive"], "gpus": row["gpus"]}
                 for name, row in life.get("nodes", {}).items()
@@ -362,12 +375,12 @@ def write_status(world: World, machine: Machine, box: Box) -> None:
 def _roll(world: World, machine: Machine, head: Box) -> dict[str, Any]:
     """The head's roll: itself, and each worker that has its token, here, silent where it is stopped, else gone."""
     rows: dict[str, dict[str, Any]] = head.life.setdefault("roll", {})
-    states = {machine.name: (machine.address, int(flag(head, "num-gpus")), "here")}
+    states = {machine.name: (machine.address, int(flag(head, "gpus")), "here")}
     for other, box in world.nodes():
         dials = role(box) == "worker" and not other.off_roll and head_of(world, box, up=False) == (machine, head)
         if dials and token(other, box) == token(machine, head):
             state = "silent" if box.life.get("stopped") else "here"
-            states[other.name] = (flag(box, "node-ip-address"), int(flag(box, "num-gpus")), state)
+            states[other.name] = (own_address(box), int(flag(box, "gpus")), state)
     for name in {*rows, *states}:
         before = rows.get(name, {})
         address, gpus, state = states.get(name) or (before["address"], before["gpus"], "gone")

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from tests.support.sim import lab, life
 from tests.support.sim.lab import Outcome
 from tests.support.sim.world import Box, Machine, World, belongs_to_lab
-from vllm_cluster.backends import backend
+from vllm_cluster.backends import joining
 from vllm_cluster.core.images import node_image_name
 from vllm_cluster.core.kept import secret_ids
 from vllm_cluster.core.spec import BASE_IMAGE, secrets_volume
@@ -30,15 +30,14 @@ def converged(world: World, inventory: Inventory) -> None:
         # Where its name was pruned away, the node knows what it was made from.
         assert base is None or node.labels[BASE_IMAGE] == base.id, f"{name}: made from another image"
         engine = machine.images[node.image]
-        assert base is None or machine.picture(node_image_name(base.id, backend.requirements(inventory))) is engine, (
-            name
-        )
-        assert "ray" in engine.have, f"{name}: no Ray in it"
+        more = joining(inventory).requirements(inventory)
+        assert base is None or machine.picture(node_image_name(base.id, more)) is engine, name
+        assert "ray" in engine.have or inventory.backend == "mp", f"{name}: no Ray in it"
         assert node.environment["VLLM_HOST_IP"] == host.address
         for key, value in inventory.environment.items():
             assert node.environment[key] == value, f"{name}: {key}"
         assert node.body["HostConfig"]["ShmSize"] == inventory.shm_size
-        assert int(life.flag(node, "num-gpus")) == gpus[host.address]
+        assert int(life.flag(node, "gpus")) == gpus[host.address]
         volumes = {v.name for v in machine.volumes.values() if belongs_to_lab(v) or v.name in ("vcluster-lab-state",)}
         holds = secrets_volume("lab", secret_ids(node.labels))
         assert volumes == {"vcluster-lab-state", holds}, f"{name}: {volumes}"

@@ -6,12 +6,15 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from vllm_cluster.backends import vllm
+from vllm_cluster.backends import ray, vllm
+from vllm_cluster.backends.seam import Degrees
 from vllm_cluster.errors import UsageError
 
 
 def argv(*extra: str, model: str = "org/model", name: str = "model") -> list[str]:
-    return vllm.serve_argv(model, name=name, tp=2, pp=3, host="127.0.0.1", port=8000, extra=extra)
+    return vllm.serve_argv(
+        model, name=name, degrees=Degrees(2, 3), host="127.0.0.1", port=8000, extra=extra, engine=ray.FLAGS
+    )
 
 
 # fault: backends/vllm.py: f"--middleware={MIDDLEWARE}", →

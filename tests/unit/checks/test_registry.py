@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from tests.support import world
+from vllm_cluster.backends import mp
 from vllm_cluster.checks.network import endpoint
 from vllm_cluster.checks.registry import engine_problem, preflight
 from vllm_cluster.facts.host_facts import DockerFacts, Hca, HostFacts, Nic
@@ -77,12 +78,13 @@ def test_the_ports_of_a_running_node_are_its_own() -> None:
     assert preflight(world.inventory(), facts) == ()
 
 
-# fault: checks/network.py: *backend.NODE_PORTS, *of_head → {*backend.NODE_PORTS, *of_head} - {'dashboard_agent_grpc'}
+# fault: checks/network.py: *way.NODE_PORTS, *of_head → {*way.NODE_PORTS, *of_head} - {'dashboard_agent_grpc'}
 @pytest.mark.parametrize("key", sorted({*Ports.model_fields} - {"worker_min", "worker_max"}))
 def test_no_port_of_the_head_may_be_in_use(key: str) -> None:
     """A key that is added to `ports` is looked at too."""
-    port = getattr(world.inventory().ports, key)
-    (found,) = preflight(world.inventory(), world.hosts(gpu1={"listening": frozenset({port})}))
+    inventory = world.inventory(backend="mp" if key in mp.HEAD_PORTS else "ray")
+    port = getattr(inventory.ports, key)
+    (found,) = preflight(inventory, world.hosts(gpu1={"listening": frozenset({port})}))
     assert (found.code, found.host, found.message) == (
         "port-in-use",
         "gpu1",

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from tests.support.models import configs
-from vllm_cluster.backends import vllm
+from vllm_cluster.backends import ray, vllm
+from vllm_cluster.backends.seam import Degrees
 from vllm_cluster.errors import UsageError
 from vllm_cluster.fit.layouts import GpuPool
 from vllm_cluster.fit.request import Asked, Files, Judged, fewer, problems
@@ -19,7 +20,9 @@ GB = 10**9
 
 def asked(tp: int = 8, pp: int = 2, *extra: str, memory: int = 80 * GB) -> Asked:
     """A request for the layout over two hosts of 8 GPUs."""
-    argv = vllm.serve_argv(NAME, name="llama", tp=tp, pp=pp, host="127.0.0.1", port=8000, extra=extra)
+    argv = vllm.serve_argv(
+        NAME, name="llama", degrees=Degrees(tp, pp), host="127.0.0.1", port=8000, extra=extra, engine=ray.FLAGS
+    )
     return Asked(NAME, tp, pp, argv, extra, GpuPool((8, 8), memory, True))
 
 

@@ -77,7 +77,7 @@ def test_a_download_comes_between_opening_and_loading() -> None:
     assert phases.phase == "downloading"
     phases.see("INFO Time spent downloading weights for org/model: 12.3 seconds")
     phases.downloading("1.6 GB, 120 MB/s")
-    assert phases.phase == "loading"
+    assert str(phases.phase) == "loading"
 
 
 def test_no_line_breaks_it_or_takes_it_back() -> None:

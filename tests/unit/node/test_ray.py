@@ -16,7 +16,8 @@ from tests.support.node.world import HEAD, World, eventually, lives
 from tests.support.ports import free_port
 from vllm_cluster.remote.node import supervisor
 from vllm_cluster.remote.node.process import Child
-from vllm_cluster.remote.node.roll import Me, WorkerRoll
+from vllm_cluster.remote.node.roll import Me
+from vllm_cluster.remote.node.roll_dial import WorkerRoll
 from vllm_cluster.remote.node.timing import Timing
 
 
@@ -49,7 +50,7 @@ def test_the_head_reports_as_many_nodes_as_a_cluster_may_have(world: World) -> N
 def test_a_line_of_members_that_cannot_be_read_does_not_end_its_reader() -> None:
     me = Me("gpu2", "127.0.0.1", 1)
     roll = WorkerRoll(("127.0.0.1", free_port()), "00", me, Timing())
-    node = supervisor.Supervisor("worker", ["ray"], None, Timing(), roll)
+    node = supervisor.Supervisor(me, ["ray"], None, Timing(), roll)
     script = """print('{"nodes": [' + 'x' * 100); print('{"other": 1}'); print('{"nodes": [{}]}')"""
     child = Child("nodes", [sys.executable, "-c", script], os.environ, node._see_nodes, quiet=True, max_line=64)
     eventually(lambda: child.code() is not None, "its end")

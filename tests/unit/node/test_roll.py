@@ -15,10 +15,11 @@ from tests.support.node.world import eventually
 from tests.support.ports import free_port
 from vllm_cluster.remote.node import roll as module
 from vllm_cluster.remote.node.attempt import connect_error
-from vllm_cluster.remote.node.roll import HeadRoll, Me, WorkerRoll
+from vllm_cluster.remote.node.roll import HeadRoll, Me
+from vllm_cluster.remote.node.roll_dial import WorkerRoll
 from vllm_cluster.remote.node.timing import Timing
 from vllm_cluster.wire.reading import convert
-from vllm_cluster.wire.roll import MAX_LINE, Roll, Signed, hello_line, new_nonce
+from vllm_cluster.wire.roll import MAX_HELLO, Roll, Signed, hello_line, new_nonce
 
 KEY, OTHER = "aa" * 32, "bb" * 32
 PACE = Timing(roll_beat=0.1, roll_silent=0.5, roll_lost=1.0)
@@ -143,7 +144,7 @@ def test_a_head_that_was_stopped_holds_no_other_for_silent(nodes: Nodes, monkeyp
         lambda wire: wire.hello("gpu\n2", "10.0.0.2"),
         lambda wire: wire.hello("gpu2", "not an address"),
         lambda wire: wire.connection.sendall(b"GET / HTTP/1.1\r\n\r\n"),
-        lambda wire: wire.connection.sendall(b"x" * 3 * MAX_LINE),
+        lambda wire: wire.connection.sendall(b"x" * 3 * MAX_HELLO),
         lambda wire: wire.connection.sendall(b"\xff {}\n"),
     ],
     ids=["another key", "an old hello", "a name", "an address", "http", "endless", "bytes"],
@@ -253,7 +254,7 @@ def test_a_host_that_comes_back_at_another_address_is_one_node(nodes: Nodes) -> 
     assert [node.address for node in nodes.status.nodes] == ["127.0.0.1", "10.0.0.7"]
 
 
-# fault: remote/node/roll.py: if time.monotonic() - lines.last > self._pace.roll_lost: → if False:
+# fault: remote/node/roll_dial.py: if time.monotonic() - lines.last > self._pace.roll_lost: → if False:
 def test_a_worker_whose_head_is_silent_dials_again(nodes: Nodes) -> None:
     """A firewall that forgot the connection answers neither side."""
     with socket.create_server(("127.0.0.1", 0)) as mute:

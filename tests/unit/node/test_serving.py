@@ -114,7 +114,7 @@ def test_a_program_that_is_not_there_is_reported(world: World) -> None:
     assert (failed.summary, failed.lines[-1]) == ("vLLM ended with exit code 127", "vlmm: No such file or directory")
 
 
-# fault: remote/node/attempt.py: self._prove() →
+# fault: remote/node/attempt.py: self._prove(api) →
 @pytest.mark.parametrize(
     ("completion", "what"),
     [("die", "KeyError: 'the engine'"), ("error", "HTTP 500"), ("empty", "no token")],
@@ -276,7 +276,7 @@ def test_half_a_request_changes_nothing(world: World) -> None:
         (world.state / "wanted.json").write_text(half)
         eventually(lambda: world.status and world.status.error, f"told that {half!r} cannot be read")
         assert lives(world.attempts[0]["pid"])
-        (world.state / "wanted.json").write_text(json.dumps({"v": 3, "deployments": []}))
+        (world.state / "wanted.json").write_text(json.dumps({"v": 4, "deployments": []}))
         eventually(lambda: world.status and "another version" in str(world.status.error), "told of the other version")
     (world.state / "wanted.json").write_text(whole)
     world.phase("ready", generation="two")

@@ -132,7 +132,7 @@ def test_a_start_that_moves_has_no_limit(world: World) -> None:
     assert [phase for phase, _ in ready.phases if phase != "waiting"] == ["importing", "downloading", "probing"]
 
 
-# fault: remote/node/serving.py: if len(self.starts) > pace.restarts: → if len(self.starts) > 1_000_000:
+# fault: remote/node/serve_state.py: if len(self.starts) > pace.restarts: → if len(self.starts) > 1_000_000:
 @pytest.mark.promise("P37")
 def test_restarts_have_a_budget(world: World) -> None:
     world.pace["restarts"] = 3

@@ -1,4 +1,4 @@
-"""One run of vLLM: its lines, how far it is, and whether it answers."""
+"""One run of vLLM on this node: its lines, and where it answers requests how far it is, and whether it does."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ import re
 import socket
 import threading
 import time
-from typing import Any
 
 from vllm_cluster.remote.node.api import Api, NotServed, Question, in_order
 from vllm_cluster.remote.node.movement import Movement, Phases, download_folder, vllm_processes
 from vllm_cluster.remote.node.process import Child
-from vllm_cluster.remote.node.timing import Timing, boot_seconds
-from vllm_cluster.wire.order import Placement
+from vllm_cluster.remote.node.timing import Timing
+from vllm_cluster.wire.parts import PartOrder, PartReport
+from vllm_cluster.wire.status import Phase
 
 # The first such line is the likeliest root cause; the excepted ones only report that something else has failed.
 _CAUSE = re.compile(r"(?:^|[\s.\]])(?:[A-Z]\w*(?:Error|Exception)|error): \S|died unexpectedly")
@@ -41,41 +41,59 @@ def connect_error(address: str, port: int) -> OSError | None:
 _BAD = (OSError, http.client.HTTPException, ValueError, KeyError, TypeError, IndexError)
 
 
+# Of a line in a report, which goes over the network.
+_REPORTED = 1000
+
+
 class Attempt:
     """One run of vLLM. Threads write `phases`, `last_line`, `hung`, `verdict`; the loop reads."""
 
-    def __init__(
-        self,
-        wanted: Placement,
-        members: dict[str, str],
-        environment: dict[str, str],
-        log: logging.Handler,
-        pace: Timing,
-    ) -> None:
-        self.members, self.began = members, boot_seconds()
+    def __init__(self, order: PartOrder, environment: dict[str, str], log: logging.Handler, pace: Timing) -> None:
         self.phases = Phases()
         self.last_line = ""
         self.hung = ""
-        self.verdict: str | None = None
+        self.verdict = ""
         self.maybe_lost = False
         self.over = threading.Event()
         self.question: Question | None = None
         self._token = time.monotonic()
         self._cause: list[str] = []
         self._cause_open = False
-        self._name, self._log, self._pace = wanted.deployment.name, log, pace
-        self._api = Api(wanted.replica.host, wanted.replica.port)
-        leader = wanted.replica.leader
-        variables = {**environment, **leader.env}
-        folder = download_folder(wanted.deployment.model, leader.argv, variables)
+        self._name, self._log, self._pace = order.name, log, pace
+        part = order.part
+        variables = {**environment, **part.env}
+        folder = download_folder(order.model, part.argv, variables)
         self._downloads = folder is not None and variables.get("HF_HUB_OFFLINE", "0").lower() in ("", "0", "false")
         self._movement = Movement(lambda: vllm_processes(self.child.alive), folder, pace)
         # One log holds all attempts: a reader must know where the last one begins, also if vLLM prints nothing of it.
         self._mark(STARTS)
-        self.child = Child("vllm", leader.argv, variables, self._see)
-        threading.Thread(target=self._watch, daemon=True).start()
+        self.child = Child("vllm", part.argv, variables, self._see)
+        if order.api:
+            threading.Thread(target=self._watch, args=(Api(*order.api),), daemon=True).start()
 
-    def stop_in_order(self) -> None:
+    def report(self, id: str, left: tuple[int, ...], *, over: bool) -> PartReport:
+        """Return how it does; with the likeliest cause of its end, and its last lines, once it is over."""
+        phase, detail = self.stage
+        if over:
+            self.child.drain()
+        return PartReport(
+            id,
+            code=self.child.code(),
+            over=over,
+            left=left,
+            cause=" ".join(_WHO.sub("", line).strip() for line in self._cause)[:500],
+            lines=tuple(line[:_REPORTED] for line in (*self._cause, *self.child.tail)) if over else (),
+            maybe_lost=self.maybe_lost,
+            phase=phase,
+            detail=detail,
+            verdict=self.verdict,
+            progress=self.phases.progress,
+            phases=self.phases.timeline(),
+            last_line=self.last_line,
+            token_age=self.token_age(),
+        )
+
+    def mark_stop(self) -> None:
         """Write down that it ends because it shall: what its processes write from now on is not a failure."""
         self._mark(STOPS)
 
@@ -84,7 +102,7 @@ class Attempt:
         self._log.handle(logging.makeLogRecord({"msg": f"{now} {words}"}))
 
     @property
-    def stage(self) -> tuple[str, str]:
+    def stage(self) -> tuple[Phase, str]:
         """The phase and its detail; a ready server that gives no token is hung."""
         if self.phases.phase == "ready" and self.hung:
             return "hung", self.hung
@@ -93,13 +111,6 @@ class Attempt:
     def token_age(self) -> float | None:
         """Seconds since the last token or answer; None before it was ready."""
         return round(time.monotonic() - self._token, 1) if self.phases.phase == "ready" else None
-
-    def failure(self, what: str) -> dict[str, Any]:
-        """How it ended, the likeliest cause first."""
-        self.child.drain()
-        cause = " ".join(_WHO.sub("", line).strip() for line in self._cause)
-        reported = f"{what}: {cause[:500]}" if cause else what
-        return {"time": round(time.time(), 3), "summary": reported, "lines": [*self._cause, *self.child.tail]}
 
     def _see(self, line: str) -> None:
         self._log.handle(logging.makeLogRecord({"msg": line}))
@@ -123,23 +134,23 @@ class Attempt:
         if self.phases.progress != before:
             self._movement.moved()
 
-    def _watch(self) -> None:
+    def _watch(self, api: Api) -> None:
         """Wait until the API is healthy, ask what it is for, and then whether it still answers."""
         try:
-            if self._await_health():
-                self._prove()
+            if self._await_health(api):
+                self._prove(api)
                 self.phases.turn("ready")
-                self._keep_asking()
+                self._keep_asking(api)
         except _BAD as error:
             self.verdict = f"readiness probe failed: {error or type(error).__name__}"
 
-    def _await_health(self) -> bool:
+    def _await_health(self, api: Api) -> bool:
         """Whether it became healthy before the attempt was over.
 
         Raises:
             TimeoutError: nothing moves any more.
         """
-        while not self._api.healthy(self._pace.health_timeout):
+        while not api.healthy(self._pace.health_timeout):
             if downloaded := self._movement.look():
                 self.phases.downloading(downloaded)
             waits = self.phases.progress is None and self.phases.phase in ("loading", "downloading")
@@ -149,14 +160,14 @@ class Attempt:
                 return False
         return True
 
-    def _prove(self) -> None:
+    def _prove(self, api: Api) -> None:
         """Have the model answer what it is for: /health is 200 on an engine that dies of its first request."""
         refusals = []
         for question in in_order(self.phases.tasks):
             try:
                 for number in range(1, self._pace.probes + 1):
                     self.phases.turn("probing", f"{question.name} {number}/{self._pace.probes}")
-                    self._api.ask(question, self._name, self._pace.probe)
+                    api.ask(question, self._name, self._pace.probe)
             except NotServed as error:
                 refusals.append(str(error))
                 continue
@@ -164,18 +175,18 @@ class Attempt:
             return
         raise ValueError(f"it answers no kind of request that vcluster knows: {refusals[0]}")
 
-    def _keep_asking(self) -> None:
+    def _keep_asking(self, api: Api) -> None:
         """Watch a ready model by its tokens; one that gives none while /health returns 200 is hung.
 
         Raises:
             TimeoutError: for so long that only another start can help.
         """
-        pace, counted = self._pace, self._api.tokens(self._pace.health_timeout)
+        pace, counted = self._pace, api.tokens(self._pace.health_timeout)
         healthy = time.monotonic()
         while not self.over.wait(pace.health):
-            if self._api.healthy(pace.health_timeout):
+            if api.healthy(pace.health_timeout):
                 healthy = time.monotonic()
-                counted = self._look_for_token(counted)
+                counted = self._look_for_token(api, counted)
             elif time.monotonic() - healthy > pace.health_dead:
                 raise TimeoutError(f"/health has not answered 200 for {pace.health_dead:g} s")
             quiet = time.monotonic() - self._token
@@ -183,16 +194,16 @@ class Attempt:
             if quiet > pace.hung_end:
                 raise TimeoutError(f"no token for {pace.hung_end:g} s, though /health returns 200")
 
-    def _look_for_token(self, counted: float | None) -> float | None:
+    def _look_for_token(self, api: Api, counted: float | None) -> float | None:
         """See by its counters whether it has given tokens; ask for one where it has not for a while."""
         if time.monotonic() - self._token < self._pace.idle / 3:
             return counted  # each question is a line in vLLM's log
-        now = self._api.tokens(self._pace.health_timeout)
+        now = api.tokens(self._pace.health_timeout)
         if counted is not None and now is not None and now != counted:
             self._token = time.monotonic()
         elif self.question and time.monotonic() - self._token > self._pace.idle:
             try:
-                self._api.ask(self.question, self._name, self._pace.answer)
+                api.ask(self.question, self._name, self._pace.answer)
                 self._token = time.monotonic()
             except _BAD:
                 pass  # what counts is how long none came

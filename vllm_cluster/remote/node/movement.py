@@ -9,15 +9,15 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from vllm_cluster.remote.node.backends import backend
 from vllm_cluster.remote.node.process import descendants
 from vllm_cluster.remote.node.timing import Timing
+from vllm_cluster.wire.status import Phase
 
 # In this order, and never back: ranks are not equally fast, and Ray passes on their lines seconds later.
 # The weights are opened before anyone knows whether they must be downloaded first: both are "loading".
-STEPS = (
+STEPS: tuple[Phase, ...] = (
     "importing",
     "joining",
     "loading",
@@ -53,7 +53,7 @@ def _marker(step: int, pattern: str, detail: str) -> _Marker:
 _MARKERS = (
     _marker(0, r"\bversion (\d+\.\d+\S*)$", "vLLM {}"),
     _marker(0, r"Resolved architecture: (\w+)", "{}"),
-    _marker(1, r"Initializing a V1 LLM engine", "connecting to Ray"),
+    _marker(1, r"Initializing a V1 LLM engine", "starting the ranks"),
     _marker(1, r"Creating a new placement group", "Ray starts the ranks"),
     _marker(1, r"Waiting for creating a placement group", "waiting for Ray to give the GPUs"),
     _marker(_OPENING, r"Starting to load model|Loading model from scratch", "opening the weights"),
@@ -75,7 +75,8 @@ class Phases:
     """Which step a start is in, since when, and how long those before it took; safe to use from several threads."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self.phase, self.detail = STEPS[0], ""
+        self.phase: Phase = STEPS[0]
+        self.detail = ""
         self.progress: tuple[int, int] | None = None
         self.tasks: tuple[str, ...] = ()
         self.passed: list[tuple[str, float]] = []
@@ -107,10 +108,10 @@ class Phases:
         with self._lock:
             self._turn(STEPS.index(phase), detail)
 
-    def timeline(self) -> list[list[Any]]:
+    def timeline(self) -> tuple[tuple[str, float], ...]:
         """Each step that is over, and the seconds that it took."""
         with self._lock:
-            return [[phase, round(seconds, 1)] for phase, seconds in self.passed]
+            return tuple((phase, round(seconds, 1)) for phase, seconds in self.passed)
 
     def _turn(self, step: int, detail: str) -> None:
         if STEPS[step] != self.phase:

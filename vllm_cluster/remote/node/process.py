@@ -19,7 +19,9 @@ from vllm_cluster.wire.keys import valid_keys
 
 KEPT_LINES = 40
 MAX_LINE = 16 * 1024
-SECRET_FILES = (backend.TOKEN_PATH, "VCLUSTER_API_KEY_FILE", "HF_TOKEN_PATH")
+# The file of the cluster's token, where nothing else names it.
+NODE_TOKEN = "VCLUSTER_NODE_TOKEN_FILE"  # noqa: S105 (a name)
+SECRET_FILES = (NODE_TOKEN, backend.TOKEN_PATH, "VCLUSTER_API_KEY_FILE", "HF_TOKEN_PATH")
 # JSON: the variables that only processes below this one get, and the file with the value of each.
 HIDDEN_VARIABLES = "VCLUSTER_SECRET_ENVIRONMENT"
 _THREADS = 17  # of /proc/PID/stat behind the name: proc(5), num_threads

@@ -2,16 +2,20 @@
 
 A thread of its own on each side, which only sends, receives and remembers: however long the loop of the supervisor
 takes, the beats continue. The head counts a node as here by its beats, and as gone at once where its connection ends.
+With its beats go the parts that each node shall run, and with theirs how those do: each beat has all of it, so that one
+which is lost, or comes twice, changes nothing.
 """
 
 from __future__ import annotations
 
 import hashlib
+import secrets
 import selectors
 import socket
 import threading
 import time
 import traceback
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,17 +23,16 @@ from typing import Any
 from vllm_cluster.remote.node.argv import Place
 from vllm_cluster.remote.node.process import log_line
 from vllm_cluster.remote.node.timing import Timing
+from vllm_cluster.wire.parts import Beat, NodeBeat, PartOrder, PartReport
 from vllm_cluster.wire.reading import RefusedDocument, read
 from vllm_cluster.wire.roll import (
     HEAD,
+    MAX_HELLO,
     MAX_LINE,
     WORKER,
-    Beat,
     Hello,
-    Offer,
     Signed,
     Unsigned,
-    hello_line,
     new_nonce,
     read_hello,
 )
@@ -44,6 +47,10 @@ RETRY = 1.0
 LONG_SECONDS = 60.0
 # So many beats in a row from one that was silent: a link that loses every other packet must not flap.
 BACK = 3
+# A connection may end without its node: until then it may come back, and its parts still run.
+GONE_SECONDS = 2.0
+# For a beat with long commands: what does not fit at once is of a node that reads nothing.
+SEND_BYTES = 1 << 20
 BAD = (Unsigned, RefusedDocument)
 
 
@@ -63,18 +70,26 @@ def roll_key(token: Path) -> str:
 
 @dataclass
 class Row:
-    """A node on the head's roll; `beaten` is by the monotonic clock, `since` for people."""
+    """A node on the head's roll; `beaten` and `changed` are by the monotonic clock, `since` is for people."""
 
     gpus: int
     state: str
     since: float
     beaten: float
     streak: int = 0
+    instance: str = ""
+    reports: tuple[PartReport, ...] = ()
+    changed: float = 0.0
 
     def be(self, state: str) -> None:
         """Be in a state, since now where it is another one."""
         if state != self.state:
-            self.state, self.since = state, round(time.time(), 3)
+            self.state, self.since, self.changed = state, round(time.time(), 3), time.monotonic()
+
+    @property
+    def alive(self) -> bool:
+        """Whether its parts can be taken to run."""
+        return self.state == "here" or (self.state == "gone" and time.monotonic() - self.changed < GONE_SECONDS)
 
 
 @dataclass
@@ -98,7 +113,10 @@ class HeadRoll:
     def __init__(self, place: Place, key: str, me: Me, pace: Timing) -> None:
         self._place, self._key, self._pace = place, key, pace
         self._me, self._own = me, Row(me.gpus, "here", round(time.time(), 3), time.monotonic())
+        self._own.instance = secrets.token_hex(8)
         self._rows = {(me.host, me.address): self._own}
+        self._orders: Mapping[str, tuple[PartOrder, ...]] = {}
+        self._sent: Mapping[str, tuple[PartOrder, ...]] = self._orders
         self._links: dict[socket.socket, Link] = {}
         self._error, self._complained = "", 0.0
         self._over = threading.Event()
@@ -110,6 +128,22 @@ class HeadRoll:
     def status(self) -> dict[str, Any]:
         """Return the roll as status.json has it."""
         return self._status
+
+    def order(self, orders: Mapping[str, tuple[PartOrder, ...]]) -> None:
+        """Have the nodes run these parts (by address), and no others."""
+        if orders != self._orders:
+            self._orders = orders
+
+    def reports(self, address: str) -> tuple[PartReport, ...]:
+        """Return what the node at an address reported last of its parts."""
+        return next((row.reports for (_, at), row in list(self._rows.items()) if at == address), ())
+
+    def members(self) -> list[dict[str, Any]]:
+        """Return the nodes as Ray's table has them; the id is that of the program that runs on each."""
+        return [
+            {"id": row.instance or f"{host} since {row.since}", "address": at, "alive": row.alive, "gpus": row.gpus}
+            for (host, at), row in list(self._rows.items())
+        ]
 
     def close(self) -> None:
         """End every connection."""
@@ -146,8 +180,8 @@ class HeadRoll:
                     for row in self._rows.values():
                         row.beaten += late
                 last = now
-                if now - beaten >= self._pace.roll_beat:
-                    beaten = now
+                if now - beaten >= self._pace.roll_beat or self._sent is not self._orders:
+                    beaten, self._sent = now, self._orders
                     self._beat(selector)
                 self._judge(now, selector)
                 self._show()
@@ -162,6 +196,7 @@ class HeadRoll:
             self._over.wait(self._pace.roll_beat / 10)  # it has ended before its turn, or there are too many files
             return
         connection.setblocking(False)
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BYTES)
         # The oldest goes and not the newest: idle connections of any program of a host must not keep its node away.
         strangers = [link for link in self._links.values() if link.row is None]
         same = [link for link in strangers if link.peer == peer[0]]
@@ -176,12 +211,12 @@ class HeadRoll:
 
     def _receive(self, link: Link, selector: selectors.BaseSelector) -> None:
         try:
-            data = link.socket.recv(MAX_LINE)
+            data = link.socket.recv(MAX_HELLO)
         except BlockingIOError:
             return
         except OSError:
             data = b""
-        if not data or len(link.rest) + len(data) > 2 * MAX_LINE:
+        if not data or len(link.rest) > (MAX_LINE if link.row else MAX_HELLO):
             self._drop(link, selector)
             return
         *lines, link.rest = (link.rest + data).split(b"\n")
@@ -206,7 +241,7 @@ class HeadRoll:
                 link.row = self._enter(hello, selector)
                 self._send(link, link.signed.line({}), selector)
         elif row := link.row:
-            read(Beat, link.signed.body(line), f"a node at {link.peer}", MAX_LINE)
+            row.reports = read(NodeBeat, link.signed.body(line), f"a node at {link.peer}", MAX_LINE).parts
             row.beaten, row.streak = time.monotonic(), row.streak + 1
             if row.state == "silent" and row.streak >= BACK:
                 row.be("here")
@@ -232,17 +267,21 @@ class HeadRoll:
                 other.row = None
                 self._drop(other, selector)
         before = [key for key in self._rows if key[0] == hello.host or key[1] == hello.address]
+        # Its parts run on where only the connection was lost.
+        same = (self._rows[key] for key in before if hello.instance and self._rows[key].instance == hello.instance)
+        reports = next((row.reports for row in same), ())
         gone = [key for key, row in self._rows.items() if row.state == "gone"]
         for key in {*before, *gone[: max(0, len(self._rows) - MAX_ROWS)]}:
             del self._rows[key]
-        row = Row(hello.gpus, "here", round(time.time(), 3), time.monotonic(), BACK)
+        row = Row(hello.gpus, "here", round(time.time(), 3), time.monotonic(), BACK, hello.instance, reports)
         self._rows[hello.host, hello.address] = row
         return row
 
     def _beat(self, selector: selectors.BaseSelector) -> None:
         for link in list(self._links.values()):
-            if link.signed and link.row:
-                self._send(link, link.signed.line({}), selector)
+            if link.signed and link.row and link.hello:
+                orders = self._sent.get(link.hello.address, ())
+                self._send(link, link.signed.line(asdict(Beat(parts=orders)) if orders else {}), selector)
 
     def _judge(self, now: float, selector: selectors.BaseSelector) -> None:
         for link in list(self._links.values()):
@@ -285,100 +324,6 @@ class HeadRoll:
             for (host, address), row in self._rows.items()
         ]
         self._status = {"nodes": rows, "error": self._error}
-
-
-class WorkerRoll:
-    """A worker's end: dials the head, and beats."""
-
-    def __init__(self, head: Place, key: str, me: Me, pace: Timing) -> None:
-        self._head, self._key, self._me, self._pace = head, key, me, pace
-        self._error = "no beat of the head yet"
-        self._over = threading.Event()
-        self._thread = threading.Thread(target=self._run, daemon=True)
-        self._thread.start()
-
-    def status(self) -> dict[str, Any]:
-        """Return why this node is not on the roll, as status.json has it."""
-        return {"nodes": [], "error": self._error}
-
-    def close(self) -> None:
-        """End the connection."""
-        self._over.set()
-        self._thread.join(2.0)
-
-    def _run(self) -> None:
-        while not self._over.is_set():
-            try:
-                with socket.create_connection(self._head, PROOF_SECONDS) as connection:
-                    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-                    self._stay(connection)
-            except (OSError, *BAD) as error:
-                why = getattr(error, "strerror", None) or str(error)
-                self._set_error(f"{self._head[0]}:{self._head[1]} (ports.nodes): {why}")
-            except Exception as bug:
-                log_line("roll", traceback.format_exc())
-                self._set_error(f"the way to the roll begins again after a fault: {type(bug).__name__}")
-            self._over.wait(RETRY)
-
-    def _stay(self, connection: socket.socket) -> None:
-        """Be on the roll until the connection ends, or the head is silent for too long.
-
-        Raises:
-            OSError, Unsigned, RefusedDocument: why it has ended.
-        """
-        lines = _LinesInTime(connection, time.monotonic() + PROOF_SECONDS)
-        offer = read(Offer, lines.next(), "the head", MAX_LINE)
-        hello = Hello(self._me.host, self._me.address, self._me.gpus, new_nonce())
-        signed = Signed(self._key, WORKER, HEAD, (offer.nonce, hello.nonce))
-        connection.sendall(hello_line(self._key, offer.nonce, asdict(hello)))
-        beaten = 0.0
-        while not self._over.is_set():
-            if time.monotonic() - beaten >= self._pace.roll_beat:
-                beaten = time.monotonic()
-                if self._error == "":
-                    connection.sendall(signed.line({}))
-            lines.until = time.monotonic() + self._pace.roll_beat / 4
-            try:
-                beat = read(Beat, signed.body(lines.next()), "the head", MAX_LINE)
-            except TimeoutError:
-                if time.monotonic() - lines.last > self._pace.roll_lost:
-                    raise TimeoutError(f"no beat of the head for {self._pace.roll_lost:g} s") from None
-                continue
-            if beat.refused:
-                raise ConnectionRefusedError(beat.refused)
-            self._set_error("")
-
-    def _set_error(self, error: str) -> None:
-        if error and error != self._error:
-            log_line("roll", error)
-        self._error = error
-
-
-class _LinesInTime:
-    """The lines that come over a connection, each within a time."""
-
-    def __init__(self, connection: socket.socket, until: float) -> None:
-        self._socket, self._rest = connection, b""
-        self.until, self.last = until, time.monotonic()
-
-    def next(self) -> bytes:
-        """Return the next line.
-
-        Raises:
-            TimeoutError: it is not there in time.
-            OSError: the connection has ended, or the line is too long.
-        """
-        while b"\n" not in self._rest:
-            if len(self._rest) > MAX_LINE:
-                raise ConnectionError("a line is too long")
-            self._socket.settimeout(max(self.until - time.monotonic(), 0.01))
-            data = self._socket.recv(MAX_LINE)
-            if not data:
-                raise ConnectionError("the head has closed the connection")
-            self._rest += data
-        line, _, self._rest = self._rest.partition(b"\n")
-        self.last = time.monotonic()
-        return line
 
 
 def _listen(place: Place) -> socket.socket:

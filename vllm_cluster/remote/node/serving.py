@@ -1,180 +1,73 @@
-"""Keeps what is wanted served: waits for its GPUs, starts vLLM, and starts it again when that can help."""
+"""Keeps what is wanted served: waits for its GPUs, starts its parts, and starts them again when that can help."""
 
 from __future__ import annotations
 
 import contextlib
 import json
-import logging
-import logging.handlers
-import os
-import threading
+import secrets
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from vllm_cluster.remote.node.attempt import Attempt, connect_error
+from vllm_cluster.remote.node.attempt import connect_error
 from vllm_cluster.remote.node.files import write_whole
 from vllm_cluster.remote.node.idle_gpus import IdleGpus
-from vllm_cluster.remote.node.movement import span
-from vllm_cluster.remote.node.process import Child, end
+from vllm_cluster.remote.node.process import Child
 from vllm_cluster.remote.node.serve_request import Inbox, Requests
+from vllm_cluster.remote.node.serve_state import ServeState, compare_gpus, idle_gpus
+from vllm_cluster.remote.node.start import Nodes, Parts, Start
 from vllm_cluster.remote.node.timing import Timing, boot_seconds
 from vllm_cluster.wire.order import Placement
-
-
-def idle_gpus(planned: Mapping[str, int], ranks: Mapping[str, int]) -> dict[str, int]:
-    """The planned GPUs that no rank takes, where it is known which do."""
-    left = {address: count - ranks.get(address, 0) for address, count in planned.items()} if ranks else {}
-    return {address: count for address, count in left.items() if count > 0}
-
-
-def compare_gpus(
-    planned: Mapping[str, int], nodes: Iterable[Mapping[str, Any]], ranks: Mapping[str, int], names: Mapping[str, str]
-) -> tuple[float, list[str]]:
-    """How many planned GPUs Ray has, and what is not as planned. Ghosts at one address add up, and so are wrong.
-
-    A host without ranks may be away: the model does not need it.
-    """
-    alive: dict[str, float] = {}
-    for node in nodes:
-        if node["alive"]:
-            alive[node["address"]] = alive.get(node["address"], 0) + node["gpus"]
-    needed = dict.fromkeys([*ranks, *(() if ranks else planned)])
-    wrong = [f"{names.get(address, address)} is missing" for address in needed if address not in alive]
-    wrong += [f"{address} is not of this cluster" for address in alive if address not in planned]
-    for address, count in planned.items():
-        if address in alive and alive[address] != count:
-            wrong.append(f"{names.get(address, address)} has {alive[address]:g} GPUs instead of {count}")
-    return sum(count for address, count in alive.items() if address in planned), wrong
-
-
-@dataclass
-class ServeState:
-    """What has become of one request so far."""
-
-    wanted: Placement
-    phase: str = "waiting"
-    detail: str = ""
-    since: float = 0.0  # the moment, for people
-    phase_began: float = 0.0  # the same by the boot clock
-    have: float = 0.0
-    attempts: int = 0
-    failures: int = 0  # in a row
-    starts: list[float] = field(default_factory=list)  # when vLLM was started, within the time of the budget
-    waited: list[list[Any]] = field(default_factory=list)  # for its GPUs, before this start
-    again_at: float = 0.0
-    judge_until: float | None = None
-    once_ready: bool = False
-    first_failure: dict[str, Any] | None = None
-    failure: dict[str, Any] | None = None
-    ready_at: float | None = None
-    seconds_to_ready: float | None = None
-
-    def set_phase(self, phase: str, detail: str = "") -> None:
-        """Be in a phase; its beginning is kept while only the detail changes."""
-        if phase != self.phase or not self.since:
-            self.since, self.phase_began = round(time.time(), 3), boot_seconds()
-        self.phase, self.detail = phase, detail
-
-    @property
-    def what(self) -> str:
-        """How the last attempt ended."""
-        return str(self.failure["summary"]) if self.failure else ""
-
-    def fail(self, failure: dict[str, Any]) -> None:
-        """Remember how an attempt ended; the first one is the one that explains."""
-        self.failure, self.first_failure = failure, self.first_failure or failure
-        self.failures += 1
-
-    def wait(self, pace: Timing) -> None:
-        """Be due again later, each time twice as late; or never, where it was started too often."""
-        now = time.time()
-        # A clock that was put forward and back leaves starts in the future: they count, too.
-        self.starts = [start for start in self.starts if now - start < pace.restarts_within]
-        if len(self.starts) > pace.restarts:
-            self.set_phase(
-                "failed", f"started {len(self.starts)} times within {span(pace.restarts_within)}: no further attempts"
-            )
-            return
-        pause = min(pace.serve_backoff_most, pace.serve_backoff * 2.0 ** min(self.failures - 1, 16))
-        self.again_at = time.monotonic() + pause
-        self.set_phase("backoff", f"restarting in {pause:g} s: {self.what}")
-
-    def memory(self) -> dict[str, Any]:
-        """What must outlive the container."""
-        kept = {"once_ready": self.once_ready, "failed": self.phase == "failed", "detail": self.detail}
-        failures = {"first_failure": self.first_failure, "failure": self.failure, "starts": self.starts}
-        return {"v": 1, "generation": self.wanted.generation, **kept, **failures}
-
-    def remember(self, memory: Mapping[str, Any]) -> None:
-        """Take over what a container before this one has learned about the same request.
-
-        Raises:
-            KeyError, TypeError: it is not what `memory` makes.
-        """
-        if memory["generation"] != self.wanted.generation:
-            return
-        self.once_ready, self.first_failure = memory["once_ready"], memory["first_failure"]
-        self.failure, self.starts = memory["failure"], list(memory.get("starts", ()))
-        if memory["failed"]:
-            self.set_phase("failed", memory.get("detail") or self.what)
-
-
-LOG_BYTES = 16 * 1024 * 1024
-Nodes = Sequence[Mapping[str, Any]]
+from vllm_cluster.wire.parts import PartReport
 
 
 class ServeController:
-    """The request, its course and, while vLLM runs, the attempt."""
+    """The request, its course and, while its parts run, their start."""
 
     def __init__(
-        self, state: Path, pace: Timing, hurry: threading.Event, publish: Callable[[], None], reap: Callable[[], None]
+        self, state: Path, pace: Timing, parts: Parts, reap: Callable[[], None], publish: Callable[[], None]
     ) -> None:
         self.course: ServeState | None = None
-        self.attempt: Attempt | None = None
+        self.start: Start | None = None
         self._inbox, self._requests = Inbox(state), Requests(state)
         self._members: dict[str, int] = {}
         self._names: dict[str, str] = {}  # of the members, by address
-        self._left: Callable[[], list[int]] = list
-        self._state, self._pace, self._hurry, self._publish, self._reap = state, pace, hurry, publish, reap
-        self._log = logging.handlers.RotatingFileHandler(
-            state / "serve.log", maxBytes=LOG_BYTES, backupCount=1, encoding="utf-8", delay=True
-        )
-        # The module of our middleware lies beside the package, where vLLM imports it from.
-        here = str(Path(__file__).resolve().parents[__name__.count(".")])
-        path = os.pathsep.join(filter(None, (here, os.environ.get("PYTHONPATH"))))
-        self._environment = {**os.environ, "PYTHONPATH": path}
-        self._idle = IdleGpus(self._environment, reap)
+        self._next: tuple[Placement | None, bool] | None = None  # waits until what runs has ended
+        self._state, self._pace, self._parts, self._reap, self._publish = state, pace, parts, reap, publish
+        self._idle = IdleGpus(parts.environment, reap)
 
     @property
     def error(self) -> str | None:
         """What is wrong with the file of the request."""
         return self._inbox.error
 
-    def tick(self, nodes: Nodes | None) -> None:
-        """Look at the request, at Ray's nodes (None when Ray does not answer) and at vLLM, and do what is due."""
+    def tick(self, table: Nodes | None) -> None:
+        """Look at the request, at Ray's nodes (None when Ray does not answer) and at the parts; do what is due."""
         self._read_request()
-        if self.course is None:
-            return
-        self._read_members()
-        self.course.have, wrong = compare_gpus(
-            self._planned, nodes or (), self.course.wanted.replica.ranks, self._names
-        )
+        if self.course is not None:
+            self._read_members()
+            nodes = table if self.course.wanted.replica.grouped else self._parts.members()
+            self._look(self.course, nodes)
+        self._parts.order(self.start)
+
+    def _look(self, course: ServeState, nodes: Nodes | None) -> None:
+        course.have, wrong = compare_gpus(self._planned, nodes or (), course.wanted.replica.ranks, self._names)
         if nodes is None:
             wrong = ["Ray does not answer yet"]
-        if self.attempt:
-            self._follow(self.course, self.attempt, nodes)
-        elif self.course.phase in ("waiting", "backoff"):
-            self._consider(self.course, nodes or (), wrong)
-        if self.course.phase == "failed" and self._requests.fail(self.course.failure):
+        if self.start and self.start.ending:
+            self._finish(self.start, [] if nodes is None else [n["address"] for n in nodes if not n["alive"]])
+        elif self.start:
+            self._follow(course, self.start, nodes)
+        elif course.phase in ("waiting", "backoff"):
+            self._consider(course, nodes or (), wrong)
+        if self.course and self.course.phase == "failed" and self._requests.fail(self.course.failure):
             self._take(self._requests.served, fresh=True)
 
     @property
     def children(self) -> tuple[Child | None, ...]:
         """The processes that this started and waits for itself."""
-        return self.attempt.child if self.attempt else None, self._idle.child
+        return (self._idle.child,)
 
     @property
     def settled(self) -> bool:
@@ -183,46 +76,56 @@ class ServeController:
 
     def group_ended(self, why: str) -> None:
         """End vLLM, whose ranks have gone with Ray."""
-        if self.course and self.attempt:
-            self._ended(self.course, self.attempt, why, lost=True)
+        if self.course and self.start and self.start.placed.replica.grouped:
+            self._ended(self.course, self.start, why, lost=True)
+            self._drain()
 
     def close(self) -> None:
         """End vLLM because this program ends; the request stays."""
-        if self.course and self.attempt:
-            self.attempt.stop_in_order()
-            self._stop(self.course, self.attempt, "the node stops")
+        if self.start:
+            self._stop(self.start, "the node stops", asked=True)
+            self._drain()
+
+    def _drain(self) -> None:
+        """Wait until nothing is left of the part on this node, or what is left will not end."""
+        while self.start:
+            self._finish(self.start, [part.address for part in self.start.parts if part.address != self._parts.address])
+            self._parts.order(self.start)
+            self._reap()
+            time.sleep(0.02)
 
     def status(self) -> dict[str, Any] | None:
         """The status to write; None when nothing is wanted."""
-        course, attempt = self.course, self.attempt
+        course = self.course
         if course is None:
             return None
+        leads, wanted = self._leads(), course.wanted
         names = ("phase", "detail", "since", "first_failure", "failure", "ready_at", "seconds_to_ready")
         return {
-            "generation": course.wanted.generation,
-            "model": course.wanted.deployment.model,
-            "name": course.wanted.deployment.name,
-            "host": course.wanted.replica.host,
-            "port": course.wanted.replica.port,
+            "generation": wanted.generation,
+            "model": wanted.deployment.model,
+            "name": wanted.deployment.name,
+            "host": wanted.replica.host,
+            "port": wanted.replica.port,
+            "backend": wanted.replica.backend,
             **{name: getattr(course, name) for name in names},
             "attempt": course.attempts,
-            "progress": attempt.phases.progress if attempt else None,
-            "phases": self._phases(course),
+            "progress": leads.progress if leads else None,
+            # While a start is stopped, the request may already be the next one.
+            "phases": [*course.waited, *leads.phases] if leads and course.phase != "stopping" else [],
             "gpus": [course.have, sum(self._planned.values())],
-            "ranks": course.wanted.replica.ranks,
+            "ranks": wanted.replica.ranks,
             **self._requests.status(),
         }
 
-    def _phases(self, course: ServeState) -> list[list[Any]]:
-        """Those of this start that are over; while a start is stopped, the request may already be the next one."""
-        if self.attempt is None or course.phase == "stopping":
-            return []
-        return [*course.waited, *self.attempt.phases.timeline()]
-
     def beat(self) -> dict[str, Any]:
         """What changes too often for each change to be written; it is written with the next beat."""
-        attempt = self.attempt
-        return {"last_line": attempt.last_line, "token_age_seconds": attempt.token_age()} if attempt else {}
+        leads = self._leads()
+        return {"last_line": leads.last_line, "token_age_seconds": leads.token_age} if leads else {}
+
+    def _leads(self) -> PartReport | None:
+        """How the part does that answers requests."""
+        return self._parts.report(self.start, self.start.placed.replica.leader) if self.start else None
 
     @property
     def _planned(self) -> dict[str, int]:
@@ -249,14 +152,18 @@ class ServeController:
     def _take(self, wanted: Placement | None, *, fresh: bool) -> None:
         """Serve this from now on. The same again changes nothing, unless it had failed and was asked for afresh."""
         same = self.course and wanted and wanted.generation == self.course.wanted.generation
-        if fresh and not (same and self.course and self.course.phase != "failed"):
+        again = fresh and self.course is not None and self.course.phase == "failed"
+        if fresh and not (same and not again):
             (self._state / "serve.json").unlink(missing_ok=True)
-        if self.course and (not same or (fresh and self.course.phase == "failed")):
-            if self.attempt:
-                self.attempt.stop_in_order()
-                self._stop(self.course, self.attempt, "superseded by a new request")
+        if self.course and (not same or again):
+            if self.start:
+                self._next = (wanted, fresh)
+                if not self.start.ending:
+                    self._stop(self.start, "superseded by a new request", asked=True)
+                return
             self._idle.release()
             self.course = None
+        self._next = None
         if wanted and self.course is None:
             self.course = self._remember(ServeState(wanted))
             if self.course.once_ready and self.course.phase != "failed":
@@ -277,7 +184,7 @@ class ServeController:
         write_whole(self._state / "serve.json", course.memory(), sync=True)
 
     def _consider(self, course: ServeState, nodes: Nodes, wrong: list[str]) -> None:
-        """Start vLLM when it is due and every GPU is there and free, and nothing else is."""
+        """Start the parts when that is due and every GPU is there and free, and nothing else is."""
         now = time.monotonic()
         if course.judge_until is not None:
             self._judge(course, wrong, late=now >= course.judge_until)
@@ -289,7 +196,7 @@ class ServeController:
         wanted = course.wanted.replica
         if wrong:
             course.set_phase("waiting", f"GPUs {course.have:g}/{sum(self._planned.values())}: {'; '.join(wrong)}")
-        elif unheld := self._idle.hold(idle_gpus(self._planned, wanted.ranks)):
+        elif wanted.grouped and (unheld := self._idle.hold(idle_gpus(self._planned, wanted.ranks))):
             course.set_phase("waiting", unheld)
         elif connect_error(wanted.host, wanted.port) is None:
             # Another program's server would answer our health check.
@@ -297,18 +204,24 @@ class ServeController:
             course.fail({"time": round(time.time(), 3), "summary": what, "lines": []})
             self._decide(course, lost=False, judge=False)
         else:
-            self._start(course, nodes)
+            self._begin(course, nodes)
 
     def _held(self, course: ServeState, nodes: Nodes) -> list[str]:
         """What an attempt before has left: processes that have not ended, GPUs that Ray has not got back."""
+        held, replica = [], course.wanted.replica
+        for part in replica.parts:
+            reports = self._parts.reports(self._parts.at(replica, part)) if part.argv else ()
+            left = [str(pid) for one in reports for pid in one.left]
+            where = f" on {part.host}" if part is not replica.leader else ""
+            if reports:
+                what = f"process {', '.join(left)} of the last start" if left else "the last start"
+                held.append(f"{what} has not ended{where}")
         if not course.attempts:
-            return []  # GPUs that others hold from the start are Ray's to wait for
-        left = self._left()
-        held = [f"process {', '.join(map(str, left))} of the last start has not ended"] if left else []
+            return held  # GPUs that others hold from the start are Ray's to wait for
         taken = {n["address"]: n["gpus"] - n.get("free", n["gpus"]) for n in nodes if n["alive"]}
         return held + [f"{count:g} GPUs of {address} are not free yet" for address, count in taken.items() if count > 0]
 
-    def _start(self, course: ServeState, nodes: Nodes) -> None:
+    def _begin(self, course: ServeState, nodes: Nodes) -> None:
         course.attempts += 1
         waited = boot_seconds() - course.phase_began if course.phase == "waiting" else 0.0
         course.waited = [["waiting", round(waited, 1)]] if waited >= 1 else []
@@ -317,40 +230,67 @@ class ServeController:
         self._save(course)
         ranks = course.wanted.replica.ranks
         members = {n["address"]: n["id"] for n in nodes if n["alive"] and (not ranks or n["address"] in ranks)}
-        self.attempt = Attempt(course.wanted, members, self._environment, self._log, self._pace)
-        self._left = self.attempt.child.alive
-        course.set_phase(*self.attempt.stage)
+        self.start = Start(secrets.token_hex(8), course.wanted, members, boot_seconds(), time.monotonic())
+        course.set_phase("importing")
 
-    def _follow(self, course: ServeState, attempt: Attempt, nodes: Nodes | None) -> None:
-        code = attempt.child.code()
+    def _follow(self, course: ServeState, start: Start, nodes: Nodes | None) -> None:
         living = {node["id"] for node in nodes or () if node["alive"]}
         # By id: a node that died and came back between two looks has the address, but not the ranks.
-        gone = [] if nodes is None else [place for place, name in attempt.members.items() if name not in living]
-        what = [f"vLLM ended with exit code {code}"] if code is not None else []
-        what += [f"Ray has lost {', '.join(gone)}"] if gone else []
-        what += [attempt.verdict] if attempt.verdict else []
+        gone = [] if nodes is None else [place for place, name in start.members.items() if name not in living]
+        what = list(self._ends(start))
+        who = "Ray has lost" if start.placed.replica.grouped else "the roll has lost"
+        what += [f"{who} {', '.join(gone)}"] if gone else []
         # Until its ranks are placed, they could go where they shall not.
         unheld = self._idle.lost and course.ready_at is None
         what += ["the GPUs that stay idle are no longer held in Ray"] if unheld else []
         if what:
-            self._ended(course, attempt, "; ".join(what), lost=bool(gone) or unheld)
-            return
-        phase, detail = attempt.stage
-        started = phase == "ready" and course.ready_at is None
+            self._ended(course, start, "; ".join(what), lost=bool(gone) or unheld)
+        elif leads := self._leads():
+            self._progress(course, start, leads)
+
+    def _ends(self, start: Start) -> Iterator[str]:
+        """How parts have ended, or what is wrong with them."""
+        late = time.monotonic() - start.ordered > self._pace.part_start
+        for part in start.parts:
+            where = f" on {part.host}" if len(start.parts) > 1 else ""
+            one = self._parts.report(start, part)
+            if one is None:
+                if part.host in start.seen or late:
+                    yield f"no part of vLLM runs{where or ' here'}"
+                continue
+            start.seen.add(part.host)
+            if one.code is not None or one.verdict:
+                start.first = start.first or part
+                yield f"vLLM ended with exit code {one.code}{where}" if one.code is not None else one.verdict
+
+    def _progress(self, course: ServeState, start: Start, leads: PartReport) -> None:
+        started = leads.phase == "ready" and course.ready_at is None
         if started:
             course.once_ready, course.failures = True, 0
             course.ready_at = round(time.time(), 3)
-            course.seconds_to_ready = round(boot_seconds() - attempt.began, 3)
+            course.seconds_to_ready = round(boot_seconds() - start.began, 3)
             self._save(course)
-        if phase == "ready":
+        if leads.phase == "ready":
             # At each look: another request may ask for what runs already.
             self._requests.ready(course.seconds_to_ready if started else None)
-        course.set_phase(phase, detail)
+        course.set_phase(leads.phase, leads.detail)
 
-    def _ended(self, course: ServeState, attempt: Attempt, what: str, *, lost: bool) -> None:
-        self._stop(course, attempt, what)
-        course.fail(attempt.failure(what))
-        self._decide(course, lost=lost, judge=attempt.maybe_lost)
+    def _ended(self, course: ServeState, start: Start, what: str, *, lost: bool) -> None:
+        def then() -> None:
+            last = self._last(start)
+            # The likeliest cause first; of two parts, that of the one which ended first.
+            cause = next((one.cause for one in last if one.cause), "")
+            lines = list(last[0].lines) if last else []
+            summary = f"{what}: {cause}" if cause else what
+            course.fail({"time": round(time.time(), 3), "summary": summary, "lines": lines})
+            self._decide(course, lost=lost, judge=any(one.maybe_lost for one in last))
+
+        self._stop(start, what, asked=False, then=then)
+
+    def _last(self, start: Start) -> list[PartReport]:
+        """What was reported last of its parts, of that first which ended first."""
+        parts = sorted(start.parts, key=lambda part: part is not start.first)
+        return [one for part in parts if (one := self._parts.report(start, part))]
 
     def _decide(self, course: ServeState, *, lost: bool, judge: bool) -> None:
         """Whether to try again, within the budget: when it once was ready, or when a node was lost."""
@@ -378,12 +318,23 @@ class ServeController:
                 course.set_phase("failed", course.what)
             self._save(course)
 
-    def _stop(self, course: ServeState, attempt: Attempt, why: str) -> None:
-        """End vLLM and all that it started; what it shares in memory is freed by a process of its that ends last."""
-        attempt.over.set()
-        course.set_phase("stopping", why)
+    def _stop(self, start: Start, why: str, *, asked: bool, then: Callable[[], None] = lambda: None) -> None:
+        """Begin the end of every part; `then` is done when nothing of them is left."""
+        start.ending, start.asked, start.then = why, asked, then
+        if self.course:
+            self.course.set_phase("stopping", why)
+        self._parts.order(start)
         self._publish()
-        pace, hurry = self._pace, self._hurry
-        end(attempt.child.alive, lambda: pace.serve_stop_hurry if hurry.is_set() else pace.serve_stop, self._reap)
+
+    def _finish(self, start: Start, away: Sequence[str]) -> None:
+        """Do what follows a start of which nothing is left; what nodes have left that are away ends by itself there."""
+        for part in start.parts:
+            one = self._parts.report(start, part)
+            if part.address not in away and not (one and one.over):
+                return
         self._idle.release()
-        self.attempt = None
+        start.then()
+        self.start = None
+        if self._next:
+            wanted, fresh = self._next
+            self._take(wanted, fresh=fresh)

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Runs in every container under its init: keeps the group of nodes up and, on the head, keeps a model served.
+"""Runs in every container under its init: keeps this node's part running and, on the head, a model served.
 
 Standard library only and Python 3.10, because it runs in any image that the user chose.
 One loop looks at everything five times a second and alone decides, so nothing needs a lock. Threads do only what
@@ -29,7 +29,9 @@ from vllm_cluster.remote.node.attempt import connect_error
 from vllm_cluster.remote.node.backends import backend
 from vllm_cluster.remote.node.checker import Standby, check, serve_checks
 from vllm_cluster.remote.node.files import keep_compiled, write_whole
+from vllm_cluster.remote.node.parts import PartRunner
 from vllm_cluster.remote.node.process import (
+    NODE_TOKEN,
     Child,
     descendants,
     end,
@@ -38,8 +40,10 @@ from vllm_cluster.remote.node.process import (
     secret_environment,
     secret_files,
 )
-from vllm_cluster.remote.node.roll import HeadRoll, Me, WorkerRoll, roll_key
+from vllm_cluster.remote.node.roll import HeadRoll, Me, roll_key
+from vllm_cluster.remote.node.roll_dial import WorkerRoll
 from vllm_cluster.remote.node.serving import ServeController
+from vllm_cluster.remote.node.start import Parts
 from vllm_cluster.remote.node.timing import Timing
 
 PR_SET_CHILD_SUBREAPER = 36
@@ -61,10 +65,12 @@ class Supervisor:
     """What joins the nodes, on this host; on the head also the list of them, and what is served."""
 
     def __init__(
-        self, role: str, command: Sequence[str], head: Place | None, pace: Timing, roll: HeadRoll | WorkerRoll
+        self, me: Me, command: Sequence[str], head: Place | None, pace: Timing, roll: HeadRoll | WorkerRoll
     ) -> None:
         self.stopping = threading.Event()
-        self._role, self._command, self._head, self._pace, self._roll = role, command, head, pace, roll
+        self._role = "head" if isinstance(roll, HeadRoll) else "worker"
+        self._command, self._head, self._pace, self._roll = command, head, pace, roll
+        self._runner = PartRunner(state_folder(), pace, self.stopping, self._reap)
         self._group: Child | None = None
         self._group_state, self._group_error, self._restarts, self._failures = "waiting", "", 0, 0
         self._running = False
@@ -79,27 +85,37 @@ class Supervisor:
         self._version = backend.version()
         self._written: dict[str, Any] = {}
         self._written_at = 0.0
-        self._serving = (
-            ServeController(state_folder(), pace, self.stopping, self.publish, self._reap) if role == "head" else None
-        )
+        self._serving: ServeController | None = None
+        if isinstance(roll, HeadRoll):
+            parts = Parts(me.address, self._runner, roll)
+            self._serving = ServeController(state_folder(), pace, parts, self._reap, self.publish)
 
     def run(self) -> int:
         """Keep everything up until a stop; a bug ends this program and the container, and Docker starts it again."""
         try:
             while not self.stopping.is_set():
-                self._keep_group()
+                if self._command:
+                    self._keep_group()
+                else:
+                    self._join_by_roll()
                 if self._serving:
-                    self._keep_watch()
+                    if self._command:
+                        self._keep_watch()
                     self._serving.tick(self._nodes)
                     self._checker.keep(due=self._nodes is not None and self._serving.settled)
+                if isinstance(self._roll, WorkerRoll):
+                    self._runner.keep(self._roll.orders())
+                    self._roll.report(self._runner.reports())
                 self._reap()
                 self.publish()
                 self.stopping.wait(self._pace.tick)
         finally:
             self.stopping.set()
-            self._roll.close()
             if self._serving:
                 self._serving.close()
+            self._runner.close()
+            # After that: its beats have others end their parts.
+            self._roll.close()
             end(descendants, lambda: self._pace.group_stop, self._reap)
             self._group_state, self._group_error, self._nodes = "down", "the node stops", None
             self.publish()
@@ -114,6 +130,7 @@ class Supervisor:
             "error": self._group_error or None,
             "version": self._version,
             "nodes": self._nodes or [],
+            "by": "ray" if self._command else "mp",
         }
         serving = self._serving
         serve, error = (serving.status(), serving.error) if serving else (None, None)
@@ -129,6 +146,13 @@ class Supervisor:
             self._written_at = now - self._pace.beat + UNWRITTEN_SECONDS
 
     # ---- the group
+
+    def _join_by_roll(self) -> None:
+        """Where nothing else joins the nodes, the roll does."""
+        error = str(self._roll.status()["error"])
+        here = isinstance(self._roll, HeadRoll)
+        self._group_state, self._group_error = "up" if here or not error else "waiting", error
+        self._nodes = self._roll.members() if isinstance(self._roll, HeadRoll) else None
 
     def _keep_group(self) -> None:
         if self._group is None:
@@ -203,7 +227,7 @@ class Supervisor:
             self._serving.group_ended(f"Ray ended on the head: {trouble}")
         self._nodes = None
         self.publish()
-        end(descendants, lambda: self._pace.group_stop, self._reap)
+        end(self._of_group, lambda: self._pace.group_stop, self._reap)
         group.code()
         self._group = self._watch = None
         self._restarts += 1
@@ -213,6 +237,11 @@ class Supervisor:
         )
         pause = min(self._pace.group_backoff_most, self._pace.group_backoff * 2.0 ** min(self._failures - 1, 16))
         self._due = time.monotonic() + pause
+
+    def _of_group(self) -> list[int]:
+        """What runs below this program, but for parts that no group joins."""
+        parts = self._runner.pids
+        return [pid for pid in descendants() if pid not in parts]
 
     # ---- its members
 
@@ -239,7 +268,7 @@ class Supervisor:
     def _reap(self) -> None:
         """Orphans come to this process; those that a thread waits for are left to it."""
         serving = self._serving.children if self._serving else ()
-        children = (self._group, self._watch, self._checker.child, *serving)
+        children = (self._group, self._watch, self._checker.child, *serving, *self._runner.children)
         known = {child.pid for child in children if child}
         try:
             while found := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT):
@@ -262,13 +291,13 @@ def main(argv: Sequence[str]) -> int:
     commands = parser.add_subparsers(dest="command", required=True)
     for role in ("head", "worker"):
         command = commands.add_parser(role)
-        command.add_argument("argv", nargs="+", help="-- the command that joins the nodes")
+        command.add_argument("argv", nargs="*", help="-- the command that joins the nodes; none: the roll does")
         command.add_argument("--roll", required=True, type=place, help="host:port where the head keeps the roll")
         command.add_argument("--name", required=True, help="this host, as the inventory names it")
         command.add_argument("--address", required=True)
         command.add_argument("--gpus", required=True, type=int)
         if role == "worker":
-            command.add_argument("--head", required=True, help="host:port of the head")
+            command.add_argument("--head", help="host:port of the head, for what joins the nodes")
     commands.add_parser("members").add_argument("--every", type=float, default=1.0)
     commands.add_parser("status")
     commands.add_parser("hold-gpus").add_argument("idle")
@@ -284,7 +313,8 @@ def main(argv: Sequence[str]) -> int:
     if given.command == "status":
         sys.stdout.write((state_folder() / "status.json").read_text() + "\n")
         return 0
-    head = place(given.head) if given.command == "worker" else backend.head_place(given.argv)
+    worker = given.command == "worker"
+    head = (place(given.head) if given.head else None) if worker else backend.head_place(given.argv)
     return supervise(given.command, given.argv, head, given.roll, Me(given.name, given.address, given.gpus))
 
 
@@ -303,8 +333,9 @@ def supervise(role: str, command: Sequence[str], head: Place | None, at: Place, 
     os.environ.update(secret_environment())
     keep_compiled(state_folder(), os.environ.get("VCLUSTER_COMPILED", "image"))
     pace = Timing(**json.loads(os.environ.get("VCLUSTER_PACE", "{}")))
-    roll = (HeadRoll if role == "head" else WorkerRoll)(at, roll_key(secret_files()[backend.TOKEN_PATH]), me, pace)
-    node = Supervisor(role, command, head, pace, roll)
+    token = next(path for name, path in secret_files().items() if name in (NODE_TOKEN, backend.TOKEN_PATH))
+    roll = (HeadRoll if role == "head" else WorkerRoll)(at, roll_key(token), me, pace)
+    node = Supervisor(me, command, head, pace, roll)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: node.stopping.set())
     log_line("node", f"{role}: {' '.join(command)}")

@@ -36,6 +36,8 @@ class Timing:
     roll_beat: float = 1.0
     roll_silent: float = 5.0
     roll_lost: float = 10.0
+    # For a node to report that it has started its part.
+    part_start: float = 30.0
     # A start of which nothing moves for `still`, or only CPU time for `busy`, is ended: a collective that hangs spins.
     # Before the first shard another host may download for `unseen`, of which the head sees nothing.
     still: float = 1800.0

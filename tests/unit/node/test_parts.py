@@ -1,0 +1,139 @@
+"""A replica whose parts are processes on several hosts: started, watched and ended together; over a real roll."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+import pytest
+
+from tests.support.node.world import WORKER, World, eventually, lives
+
+pytestmark = pytest.mark.slow
+
+PACE = {"roll_beat": 0.1, "roll_silent": 0.8, "roll_lost": 1.5, "part_start": 20.0}
+
+
+def ready(world: World, number: int = 1) -> tuple[int, int]:
+    """Both processes of the n-th start, once it is ready."""
+    world.phase("ready", attempt=number)
+    eventually(lambda: len(world.followers) >= number, f"run {number} of the follower")
+    return world.attempts[-1]["pid"], world.followers[-1]["pid"]
+
+
+@pytest.fixture
+def served(world: World) -> tuple[World, int, int]:
+    """A model that a head and a worker serve without Ray."""
+    world.pace |= PACE
+    world.start_without_ray()
+    world.want("one", backend="mp")
+    return world, *ready(world)
+
+
+def test_every_part_is_started_where_it_belongs(served: tuple[World, int, int]) -> None:
+    world, *_ = served
+    assert [run["argv"] for run in (*world.attempts, *world.followers)] == [
+        ["serve", "org/model"],
+        ["serve", "org/model", "--headless"],
+    ]
+    assert world.status
+    assert (world.status.group.state, world.status.serve and world.status.serve.backend) == ("up", "mp")
+    assert {node.address: node.gpus for node in world.status.group.nodes} == {"127.0.0.1": 2, WORKER: 2}
+    assert "vcluster starts vLLM" in (world.state2 / "serve.log").read_text()
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+@pytest.mark.parametrize("which", [0, 1])
+def test_the_end_of_one_part_ends_all_and_starts_all(
+    served: tuple[World, int, int], which: int, number: signal.Signals
+) -> None:
+    world, *pids = served
+    os.kill(pids[which], number)
+    again = ready(world, 2)
+    assert not any(map(lives, pids))
+    assert all(map(lives, again))
+    where = ("at gpu1", "gpu2")[which].removeprefix("at ")
+    assert world.status
+    assert world.status.serve
+    assert f"vLLM ended with exit code {128 + number} on {where}" in str(world.status.serve.failure)
+
+
+def test_an_end_with_code_0_is_a_failure(world: World) -> None:
+    world.pace |= PACE
+    world.fake2.mkdir()
+    world._write(world.fake2 / "plans.json", '[{"exit": 0, "lines": ["ValueError: no such model\\n"]}]')
+    world.start_without_ray()
+    world.plan({"loading": True})
+    world.want("one", backend="mp")
+    failed = world.phase("failed")
+    assert failed.detail == "vLLM ended with exit code 0 on gpu2: ValueError: no such model"
+    assert failed.first_failure.lines[-1] == "ValueError: no such model"
+    eventually(lambda: not lives(world.attempts[0]["pid"]), "the other part has ended")
+
+
+def test_a_node_that_is_gone_is_waited_for(served: tuple[World, int, int]) -> None:
+    world, leader, follower = served
+    assert world.worker
+    world.worker.kill()
+    world.worker.wait()
+    os.kill(follower, signal.SIGKILL)  # as the end of its container does
+    waiting = world.phase("waiting", detail=f"{WORKER} is missing")
+    assert waiting.failure.summary.startswith(f"the roll has lost {WORKER}")
+    assert not lives(leader)
+    world.join()
+    ready(world, 2)
+
+
+def test_a_frozen_node_is_lost_and_ends_its_part_when_it_wakes(served: tuple[World, int, int]) -> None:
+    world, leader, follower = served
+    assert world.worker
+    world.worker.send_signal(signal.SIGSTOP)
+    world.phase("waiting", detail=f"{WORKER} is missing")
+    assert not lives(leader)
+    assert lives(follower)
+    world.worker.send_signal(signal.SIGCONT)
+    ready(world, 2)
+    assert not lives(follower)
+
+
+# fault: remote/node/roll_dial.py: if time.monotonic() - self._ordered < self._pace.roll_lost else () → if self else ()
+def test_a_part_without_its_head_ends(served: tuple[World, int, int]) -> None:
+    world, leader, follower = served
+    assert world.node
+    world.node.kill()
+    world.node.wait()
+    os.kill(leader, signal.SIGKILL)
+    eventually(lambda: not lives(follower), "the follower has ended", 20)
+    world.start_without_ray(joins=False)
+    ready(world, 1)
+
+
+def test_stop_and_another_request_end_every_part(served: tuple[World, int, int]) -> None:
+    world, *first = served
+    world.want("two", backend="mp")
+    world.phase("ready", generation="two")
+    assert not any(map(lives, first))
+    second = world.attempts[-1]["pid"], world.followers[-1]["pid"]
+    assert len(world.followers) == 2
+    world.want(None)
+    eventually(lambda: world.status and world.status.serve is None, "nothing is served")
+    assert not any(map(lives, second))
+    for state in (world.state, world.state2):
+        assert "vcluster stops vLLM" in (state / "serve.log").read_text()
+
+
+def test_nothing_starts_before_every_node_is_there(world: World) -> None:
+    world.pace |= PACE
+    world.start_without_ray(joins=False)
+    world.want("one", backend="mp")
+    world.phase("waiting", detail=f"GPUs 2/4: {WORKER} is missing")
+    assert world.attempts == []
+    world.join()
+    ready(world)
+
+
+def test_one_host_needs_no_other(world: World) -> None:
+    world.members({"127.0.0.1": 2})
+    world.start_without_ray(joins=False)
+    world.want("one", backend="mp", ranks={"127.0.0.1": 2})
+    world.phase("ready")

@@ -1,0 +1,106 @@
+"""Runs the parts of replicas that the head orders of this node, and reports how they do."""
+
+from __future__ import annotations
+
+import logging
+import logging.handlers
+import os
+import threading
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+from vllm_cluster.remote.node.attempt import Attempt
+from vllm_cluster.remote.node.ending import Ending
+from vllm_cluster.remote.node.process import Child
+from vllm_cluster.remote.node.timing import Timing
+from vllm_cluster.wire.parts import PartOrder, PartReport
+
+LOG_BYTES = 16 * 1024 * 1024
+
+
+class PartRunner:
+    """Every part of this node, from its order until nothing of it is left and no order names it."""
+
+    def __init__(self, state: Path, pace: Timing, hurry: threading.Event, reap: Callable[[], None]) -> None:
+        self._pace, self._hurry, self._reap = pace, hurry, reap
+        self._running: dict[str, _Running] = {}
+        self._never: tuple[str, ...] = ()  # that shall end before they began here
+        self._log = logging.handlers.RotatingFileHandler(
+            state / "serve.log", maxBytes=LOG_BYTES, backupCount=1, encoding="utf-8", delay=True
+        )
+        # The module of our middleware lies beside the package, where vLLM imports it from.
+        here = str(Path(__file__).resolve().parents[__name__.count(".")])
+        path = os.pathsep.join(filter(None, (here, os.environ.get("PYTHONPATH"))))
+        self.environment = {**os.environ, "PYTHONPATH": path}
+
+    @property
+    def children(self) -> list[Child]:
+        """The processes that this started and waits for itself."""
+        return [running.attempt.child for running in self._running.values()]
+
+    @property
+    def pids(self) -> set[int]:
+        """Every process of every part."""
+        return {pid for child in self.children for pid in child.alive()}
+
+    def keep(self, orders: Iterable[PartOrder]) -> None:
+        """Start and end what these orders ask for; what none names any more ends."""
+        wanted = {order.id: order for order in orders}
+        self._never = tuple(id for id, order in wanted.items() if order.ending and id not in self._running)
+        for id, running in list(self._running.items()):
+            order = wanted.get(id)
+            if order is None or order.ending:
+                running.end(asked=order is not None and order.ending == "asked")
+            running.look()
+            if order is None and not running.left:
+                del self._running[id]
+        for id, order in wanted.items():
+            # GPUs are free only once what ran before has ended whole.
+            if id not in self._running and not order.ending and not self._running:
+                attempt = Attempt(order, self.environment, self._log, self._pace)
+                self._running[id] = _Running(attempt, self._grace)
+
+    def reports(self) -> tuple[PartReport, ...]:
+        """Return how each part does; one that shall end before it began is over."""
+        never = (PartReport(id, over=True) for id in self._never)
+        return (*(running.report(id) for id, running in self._running.items()), *never)
+
+    def close(self) -> None:
+        """End every part because this program ends."""
+        while self._running:
+            self.keep(())
+            self._reap()
+            if all(running.over for running in self._running.values()):
+                return
+            time.sleep(0.02)
+
+    def _grace(self) -> float:
+        return self._pace.serve_stop_hurry if self._hurry.is_set() else self._pace.serve_stop
+
+
+class _Running:
+    """An attempt, and its end."""
+
+    def __init__(self, attempt: Attempt, grace: Callable[[], float]) -> None:
+        self.attempt, self._grace = attempt, grace
+        self.left: list[int] = []
+        self.over = False
+        self._ending: Ending | None = None
+
+    def end(self, *, asked: bool) -> None:
+        """Begin its end."""
+        if self._ending is None:
+            if asked:
+                self.attempt.mark_stop()
+            self.attempt.over.set()
+            self._ending = Ending(self.attempt.child.alive, self._grace)
+
+    def look(self) -> None:
+        """Do what is due."""
+        if self._ending:
+            self.left, self.over = self._ending.look()
+
+    def report(self, id: str) -> PartReport:
+        """Return how it does."""
+        return self.attempt.report(id, tuple(self.left), over=self.over)

@@ -1,0 +1,67 @@
+"""What a head asks of each node of a replica, and what the node reports of it: the parts, as they run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Annotated, Literal
+
+from vllm_cluster.wire.order import Part
+from vllm_cluster.wire.status import Phase
+from vllm_cluster.wire.values import Address, Count, Line, Name, Number, Port, shaped
+
+# Of one start of a replica, on every node of it.
+RunId = Annotated[str, shaped("[0-9a-f]{16}", "the id of a start")]
+
+
+@dataclass(frozen=True)
+class PartOrder:
+    """A part that shall run, or that shall end: because it was `asked` for, or because the start has `failed`.
+
+    `api` is where the part that leads answers, and is watched; the others have none.
+    """
+
+    id: RunId
+    name: Name
+    model: Name
+    part: Part
+    api: tuple[Address, Port] | None = None
+    ending: Literal["", "asked", "failed"] = ""
+
+
+@dataclass(frozen=True)
+class PartReport:
+    """A part as it runs; `code` is how it ended, and `left` are the processes that have not, also after that.
+
+    `over` is where nothing of it is left, or will not end. `cause` and `lines` are there once it ends. The rest is
+    known of the part that leads: how far its start is, and what is wrong with its answers (`verdict`).
+    """
+
+    id: RunId
+    code: int | None = None
+    over: bool = False
+    left: tuple[Count, ...] = ()
+    cause: Line = ""
+    lines: tuple[str, ...] = field(default=())
+    maybe_lost: bool = False
+    phase: Phase = "importing"
+    detail: Line = ""
+    verdict: Line = ""
+    progress: tuple[Count, Count] | None = None
+    phases: tuple[tuple[str, Number], ...] = ()
+    last_line: Line = ""
+    token_age: Number | None = None
+
+
+@dataclass(frozen=True)
+class Beat:
+    """The head's sign of life, with the parts that the node shall run or end; or why the node is refused."""
+
+    refused: Line = ""
+    parts: tuple[PartOrder, ...] = ()
+
+
+@dataclass(frozen=True)
+class NodeBeat:
+    """A node's sign of life, with the parts that it has."""
+
+    parts: tuple[PartReport, ...] = ()
