@@ -96,8 +96,10 @@ def head_of(world: World, box: Box, *, up: bool = True) -> tuple[Machine, Box] |
     roll = box.argv[box.argv.index("--roll") + 1]
     place = box.environment.get("RAY_ADDRESS", roll)
     for machine, other in world.nodes():
+        if role(other) != "head":
+            continue
         listens = flag(other, "port") if by_ray(other) else roll.rpartition(":")[2]
-        if role(other) == "head" and f"{machine.address}:{listens}" == place:
+        if f"{machine.address}:{listens}" == place:
             return (machine, other) if other.life.get("state") == "up" or not up else None
     return None
 
@@ -328,6 +330,7 @@ def _serve_status(world: World, machine: Machine, box: Box) -> dict[str, Any] | 
         "ready_at": None,
         "seconds_to_ready": None,
         "ranks": workload.replica.ranks,
+        "backend": workload.replica.backend,
         "instead_of": asdict(taken.failed) if taken.failed else None,
         "away_seconds": 137.0 if taken.failed else None,
     }

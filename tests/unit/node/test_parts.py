@@ -11,7 +11,7 @@ from tests.support.node.world import WORKER, World, eventually, lives
 
 pytestmark = pytest.mark.slow
 
-PACE = {"roll_beat": 0.1, "roll_silent": 0.8, "roll_lost": 1.5, "part_start": 20.0}
+PACE = {"roll_beat": 0.1, "roll_silent": 0.8, "roll_lost": 1.5, "part_start": 20.0, "frozen": 1.0}
 
 
 def ready(world: World, number: int = 1) -> tuple[int, int]:
@@ -120,6 +120,19 @@ def test_stop_and_another_request_end_every_part(served: tuple[World, int, int])
     assert not any(map(lives, second))
     for state in (world.state, world.state2):
         assert "vcluster stops vLLM" in (state / "serve.log").read_text()
+
+
+# fault: remote/node/attempt.py: if now - since > self._pace.frozen] → if now - since > 1e9]
+@pytest.mark.parametrize("which", [0, 1])
+def test_a_part_that_is_stopped_by_a_signal_is_started_again(served: tuple[World, int, int], which: int) -> None:
+    world, *pids = served
+    os.kill(pids[which], signal.SIGSTOP)
+    ready(world, 2)
+    assert not any(map(lives, pids))
+    assert world.status
+    assert world.status.serve
+    what = f"process {pids[which]} of vLLM has been stopped by a signal for 1 s on gpu{which + 1}"
+    assert what in str(world.status.serve.failure)
 
 
 def test_nothing_starts_before_every_node_is_there(world: World) -> None:

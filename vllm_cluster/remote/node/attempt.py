@@ -11,7 +11,7 @@ import time
 
 from vllm_cluster.remote.node.api import Api, NotServed, Question, in_order
 from vllm_cluster.remote.node.movement import Movement, Phases, download_folder, vllm_processes
-from vllm_cluster.remote.node.process import Child
+from vllm_cluster.remote.node.process import Child, are_stopped
 from vllm_cluster.remote.node.timing import Timing
 from vllm_cluster.wire.parts import PartOrder, PartReport
 from vllm_cluster.wire.status import Phase
@@ -59,6 +59,8 @@ class Attempt:
         self._token = time.monotonic()
         self._cause: list[str] = []
         self._cause_open = False
+        self._stopped: dict[int, float] = {}
+        self._looked = 0.0
         self._name, self._log, self._pace = order.name, log, pace
         part = order.part
         variables = {**environment, **part.env}
@@ -92,6 +94,19 @@ class Attempt:
             last_line=self.last_line,
             token_age=self.token_age(),
         )
+
+    def look_for_stopped(self) -> None:
+        """See whether a process of it is stopped, which the engine waits for without end and /health does not show."""
+        now = time.monotonic()
+        if now - self._looked < self._pace.frozen / 10:
+            return
+        self._looked = now
+        found = are_stopped(vllm_processes(self.child.alive))
+        self._stopped = {pid: self._stopped.get(pid, now) for pid in found}
+        long = [pid for pid, since in self._stopped.items() if now - since > self._pace.frozen]
+        if long and not self.verdict:
+            named = ", ".join(map(str, long))
+            self.verdict = f"process {named} of vLLM has been stopped by a signal for {self._pace.frozen:g} s"
 
     def mark_stop(self) -> None:
         """Write down that it ends because it shall: what its processes write from now on is not a failure."""

@@ -98,7 +98,9 @@ class _Running:
 
     def look(self) -> None:
         """Do what is due."""
-        if self._ending:
+        if self._ending is None:
+            self.attempt.look_for_stopped()
+        else:
             self.left, self.over = self._ending.look()
 
     def report(self, id: str) -> PartReport:

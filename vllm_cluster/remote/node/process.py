@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from vllm_cluster.remote.node.backends import backend
@@ -87,6 +87,18 @@ def _processes() -> dict[int, tuple[int, int]]:
             if fields[0] != "Z" or int(fields[_THREADS]) > 1:
                 found[int(folder.name)] = int(fields[1]), int(fields[3])
     return found
+
+
+def are_stopped(pids: Iterable[int]) -> list[int]:
+    """Those of some processes that a signal has stopped, and not a debugger."""
+    return [pid for pid in pids if _state(pid) == "T"]
+
+
+def _state(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[0]
+    except OSError:
+        return ""
 
 
 def descendants() -> list[int]:

@@ -261,7 +261,9 @@ class ServeController:
             start.seen.add(part.host)
             if one.code is not None or one.verdict:
                 start.first = start.first or part
-                yield f"vLLM ended with exit code {one.code}{where}" if one.code is not None else one.verdict
+                yield (
+                    f"vLLM ended with exit code {one.code}{where}" if one.code is not None else f"{one.verdict}{where}"
+                )
 
     def _progress(self, course: ServeState, start: Start, leads: PartReport) -> None:
         started = leads.phase == "ready" and course.ready_at is None

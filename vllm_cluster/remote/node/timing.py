@@ -36,6 +36,8 @@ class Timing:
     roll_beat: float = 1.0
     roll_silent: float = 5.0
     roll_lost: float = 10.0
+    # A process of vLLM that a signal has stopped for so long ends its start: every other one waits for it.
+    frozen: float = 10.0
     # For a node to report that it has started its part.
     part_start: float = 30.0
     # A start of which nothing moves for `still`, or only CPU time for `busy`, is ended: a collective that hangs spins.
