@@ -71,13 +71,18 @@ def by_ray(box: Box) -> bool:
 
 
 def own_address(box: Box) -> str:
-    """The node's own address."""
-    return box.argv[box.argv.index("--address") + 1]
+    """The node's own address; a node of an earlier version has it among Ray's own options alone."""
+    return box.argv[box.argv.index("--address") + 1] if "--address" in box.argv else flag(box, "node-ip-address")
 
 
 def flag(box: Box, name: str) -> str:
     """The value of an option of `ray start`."""
     return next(word.split("=", 1)[1] for word in box.argv if word.startswith(f"--{name}="))
+
+
+def gpus_of(box: Box) -> int:
+    """The node's GPUs; a node of an earlier version has them among Ray's own options alone."""
+    return int(flag(box, "gpus" if any(word.startswith("--gpus=") for word in box.argv) else "num-gpus"))
 
 
 def role(box: Box) -> str:
@@ -93,12 +98,11 @@ def token(machine: Machine, box: Box) -> bytes | None:
 
 def head_of(world: World, box: Box, *, up: bool = True) -> tuple[Machine, Box] | None:
     """The living head at the address that a worker got; where its Ray is to be up, only such a one."""
-    roll = box.argv[box.argv.index("--roll") + 1]
-    place = box.environment.get("RAY_ADDRESS", roll)
+    place = box.environment["RAY_ADDRESS"] if by_ray(box) else box.argv[box.argv.index("--roll") + 1]
     for machine, other in world.nodes():
         if role(other) != "head":
             continue
-        listens = flag(other, "port") if by_ray(other) else roll.rpartition(":")[2]
+        listens = flag(other, "port") if by_ray(other) else place.rpartition(":")[2]
         if f"{machine.address}:{listens}" == place:
             return (machine, other) if other.life.get("state") == "up" or not up else None
     return None
@@ -128,7 +132,7 @@ def _head(world: World, machine: Machine, box: Box) -> None:
         life.update(state="starting", due=world.clock.now + RAY_START)
     if life["state"] == "starting" and world.clock.now >= life["due"]:
         life["state"] = "up"
-        life["nodes"] = {f"n{box.born}": _row(machine.address, int(flag(box, "gpus")), (machine.name, box.born))}
+        life["nodes"] = {f"n{box.born}": _row(machine.address, gpus_of(box), (machine.name, box.born))}
 
 
 def _row(address: str, gpus: int, where: tuple[str, int]) -> dict[str, Any]:
@@ -156,7 +160,7 @@ def _worker(world: World, machine: Machine, box: Box) -> None:
         life.update(state="starting", error=None, due=now + RAY_START)
     else:
         life.update(state="up", session=session)
-        row = _row(own_address(box), int(flag(box, "gpus")), (machine.name, box.born))
+        row = _row(own_address(box), gpus_of(box), (machine.name, box.born))
         head[1].life["nodes"][f"n{box.born}-{life['restarts']}"] = row
 
 
@@ -378,12 +382,12 @@ def write_status(world: World, machine: Machine, box: Box) -> None:
 def _roll(world: World, machine: Machine, head: Box) -> dict[str, Any]:
     """The head's roll: itself, and each worker that has its token, here, silent where it is stopped, else gone."""
     rows: dict[str, dict[str, Any]] = head.life.setdefault("roll", {})
-    states = {machine.name: (machine.address, int(flag(head, "gpus")), "here")}
+    states = {machine.name: (machine.address, gpus_of(head), "here")}
     for other, box in world.nodes():
         dials = role(box) == "worker" and not other.off_roll and head_of(world, box, up=False) == (machine, head)
         if dials and token(other, box) == token(machine, head):
             state = "silent" if box.life.get("stopped") else "here"
-            states[other.name] = (own_address(box), int(flag(box, "gpus")), state)
+            states[other.name] = (own_address(box), gpus_of(box), state)
     for name in {*rows, *states}:
         before = rows.get(name, {})
         address, gpus, state = states.get(name) or (before["address"], before["gpus"], "gone")

@@ -37,7 +37,7 @@ def converged(world: World, inventory: Inventory) -> None:
         for key, value in inventory.environment.items():
             assert node.environment[key] == value, f"{name}: {key}"
         assert node.body["HostConfig"]["ShmSize"] == inventory.shm_size
-        assert int(life.flag(node, "gpus")) == gpus[host.address]
+        assert life.gpus_of(node) == gpus[host.address]
         volumes = {v.name for v in machine.volumes.values() if belongs_to_lab(v) or v.name in ("vcluster-lab-state",)}
         holds = secrets_volume("lab", secret_ids(node.labels))
         assert volumes == {"vcluster-lab-state", holds}, f"{name}: {volumes}"
