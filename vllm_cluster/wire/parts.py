@@ -12,10 +12,13 @@ from vllm_cluster.wire.values import Address, Count, Line, Name, Number, Port, s
 # Of one start of a replica, on every node of it.
 RunId = Annotated[str, shaped("[0-9a-f]{16}", "the id of a start")]
 
+# A start that is stuck has processes that run, and of which it is worth writing down where they stand.
+EndKind = Literal["", "asked", "failed", "stuck"]
+
 
 @dataclass(frozen=True)
 class PartOrder:
-    """A part that shall run, or that shall end: because it was `asked` for, or because the start has `failed`.
+    """A part that shall run, or that shall end: it was `asked` for, or the start has `failed`, or is `stuck`.
 
     `api` is where the part that leads answers, and is watched; the others have none.
     """
@@ -25,7 +28,7 @@ class PartOrder:
     model: Name
     part: Part
     api: tuple[Address, Port] | None = None
-    ending: Literal["", "asked", "failed"] = ""
+    ending: EndKind = ""
 
 
 @dataclass(frozen=True)

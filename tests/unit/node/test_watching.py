@@ -8,10 +8,12 @@ import signal
 import time
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.support.node.world import HEAD, WATCHED, WORKER, World, eventually, lives
+from vllm_cluster.remote.node.engine_watch import short_steps
 
 pytestmark = pytest.mark.slow
 
@@ -54,14 +56,15 @@ def test_a_model_that_answers_nothing_known_is_not_ready(world: World) -> None:
     assert "it answers no kind of request that vcluster knows: a completion ended with HTTP 404" in what
 
 
-# fault: remote/node/attempt.py: if quiet > pace.hung_end: → if quiet > pace.hung_end * 1e6:
-# fault: remote/node/attempt.py: now is not None and now → now
+# fault: remote/node/engine_watch.py: if quiet > pace.hung_end: → if quiet > pace.hung_end * 1e6:
 @pytest.mark.promise("P38")
-@pytest.mark.parametrize("metrics", [True, False, "now and then"])
-def test_an_engine_that_hangs_behind_a_200_is_not_ready_and_is_started_again(world: World, metrics: bool | str) -> None:
+@pytest.mark.parametrize("plan", [{"metrics": False}, {"metrics": True, "flags": ["--no-enable-chunked-prefill"]}])
+def test_an_engine_whose_steps_are_not_seen_is_hung_and_then_started_again(world: World, plan: dict[str, Any]) -> None:
     world.pace |= WATCHED
-    world.plan({"metrics": metrics}, {})
-    world.start_ready()
+    world.plan(plan, {})
+    world.start()
+    world.want("one", argv=["vllm", "serve", "org/model", *plan.get("flags", [])])
+    world.phase("ready")
     (world.fake / "hangs").touch()
     assert world.phase("hung").detail.startswith("no token for ")
     eventually(lambda: not lives(world.attempts[0]["pid"]), "the engine that hangs is ended")
@@ -69,15 +72,83 @@ def test_an_engine_that_hangs_behind_a_200_is_not_ready_and_is_started_again(wor
     assert "no token for 4 s, though /health returns 200" in world.phase("ready", attempt=2).failure.summary
 
 
+# fault: remote/node/engine_watch.py: self._moved.get(engine) == moved → self._moved.get(engine) != moved
+# fault: remote/node/engine_watch.py: if not now: → if now is None and 1 / 0:
+@pytest.mark.promise("P38")
+@pytest.mark.parametrize("metrics", [True, "now and then"])
+def test_an_engine_that_makes_no_step_is_started_again_at_once(world: World, metrics: bool | str) -> None:
+    world.pace |= WATCHED | {"hung": 600.0, "hung_end": 600.0}
+    world.plan({"metrics": metrics}, {})
+    world.start_ready()
+    (world.fake / "hangs").touch()
+    eventually(lambda: not lives(world.attempts[0]["pid"]), "the engine that hangs is ended")
+    (world.fake / "hangs").unlink()
+    why = world.phase("ready", attempt=2).failure.summary
+    assert "the engine has made no step for" in why
+    assert "and a request for one token got no answer in 0.2 s, though /health returns 200" in why
+
+
+@pytest.mark.promise("P38")
+def test_of_several_engines_each_is_looked_at_alone(world: World) -> None:
+    world.pace |= WATCHED | {"hung": 600.0, "hung_end": 600.0}
+    world.plan({"engines": 2}, {})
+    world.start_ready()
+    (world.fake / "hangs-1").touch()
+    eventually(lambda: len(world.attempts) == 2, "it is started again")
+    assert "engine 1 has made no step for" in world.phase("ready", attempt=2).failure.summary
+
+
+# fault: remote/node/engine_watch.py: counts != before[engine] → counts.tokens != before[engine].tokens
+@pytest.mark.promise("P38")
+def test_an_engine_that_reads_a_long_prompt_is_left_alone(world: World) -> None:
+    world.pace |= WATCHED
+    world.start_ready()
+    (world.fake / "hangs").touch()  # no token comes, but steps are made
+    began, asked = time.monotonic(), len(world.completions)
+    while time.monotonic() - began < WATCHED["hung_end"] + 1:
+        with (world.fake / "steps").open("ab") as file:
+            file.write(b"x")
+        time.sleep(0.02)
+    assert (world.phase("ready").attempt, len(world.attempts)) == (1, 1)
+    assert len(world.completions) <= asked + 1
+
+
+# fault: remote/node/engine_watch.py: if sure and not self._compiles(): → if sure:
+@pytest.mark.promise("P38")
+def test_an_engine_that_waits_for_a_compiler_is_left_alone(world: World) -> None:
+    world.pace |= WATCHED | {"hung": 600.0, "hung_end": 600.0}
+    world.plan({"compiler": True}, {})
+    world.start_ready()
+    (world.fake / "hangs").touch()
+    count = len(world.completions)
+    eventually(lambda: len(world.completions) > count + 2, "it is asked again and again")
+    assert len(world.attempts) == 1
+
+
 @pytest.mark.promise("P38")
 def test_an_engine_that_was_only_slow_is_ready_again(world: World) -> None:
     world.pace |= WATCHED | {"hung_end": 600.0}
+    world.plan({"metrics": False})
     ready = world.start_ready()
     (world.fake / "hangs").touch()
     world.phase("hung")
     (world.fake / "hangs").unlink()
     again = world.phase("ready")
     assert (again.attempt, again.ready_at, len(world.attempts)) == (1, ready.ready_at, 1)
+
+
+@pytest.mark.parametrize(
+    ("flags", "short"),
+    [
+        ([], True),
+        (["--max-num-batched-tokens=8192"], True),
+        (["--max-num-batched-tokens", "131072"], False),
+        (["--max-num-batched-tokens=many"], False),
+        (["--no-enable-chunked-prefill"], False),
+    ],
+)
+def test_steps_are_short_unless_flags_make_them_long(flags: list[str], short: bool) -> None:
+    assert short_steps(["vllm", "serve", "org/model", *flags]) is short
 
 
 @pytest.mark.promise("P38")

@@ -20,8 +20,22 @@ _ANY = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 (asked at loopback wh
 MAX_ANSWER = 16 << 20
 # What a server answers on a path that its model does not serve; older ones have the path and refuse each request.
 _NOT_SERVED = (400, 404, 405, 501)
-_TOKENS = re.compile(r"^vllm:(?:prompt|generation)_tokens_total(?:\{.*\})? ([0-9.e+]+)$", re.MULTILINE)
+# What an engine's scheduler counts. The memory of the cache moves with each step of a prompt, before its first token.
+_COUNTER = re.compile(
+    r"^vllm:(prompt_tokens_total|generation_tokens_total|iteration_tokens_total_count|kv_cache_usage_perc"
+    r"|num_requests_running|num_requests_waiting)(?:\{(.*)\})? ([0-9.e+-]+)$",
+    re.MULTILINE,
+)
+_ENGINE = re.compile(r'(?:^|,)engine="(\d+)"')
 _BOUNDARY = "vcluster-probe"
+
+
+@dataclass
+class Counts:
+    """What one engine has counted: tokens read and generated, and all that moves with its steps."""
+
+    tokens: float = 0.0
+    steps: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -130,23 +144,30 @@ class Api:
         except (OSError, http.client.HTTPException):
             return False
 
-    def tokens(self, timeout: float) -> float | None:
-        """How many tokens were read and generated so far; None where the server does not count."""
+    def counts(self, timeout: float) -> dict[str, Counts] | None:
+        """What each engine has counted so far, by its number; None where the server does not count."""
         try:
             status, text = self._ask("GET", "/metrics", None, timeout)
         except (OSError, http.client.HTTPException):
             return None
-        counts = [float(count) for count in _TOKENS.findall(text)] if status == http.client.OK else []
-        return sum(counts) if counts else None
+        found: dict[str, Counts] = {}
+        for name, labels, value in _COUNTER.findall(text) if status == http.client.OK else ():
+            engine = _ENGINE.search(labels)
+            counts = found.setdefault(engine[1] if engine else "", Counts())
+            counts.steps = (*counts.steps, (name, value))
+            if name in ("prompt_tokens_total", "generation_tokens_total"):
+                counts.tokens += float(value)
+        return found or None
 
-    def ask(self, question: Question, model: str, timeout: float) -> None:
-        """Ask one question.
+    def ask(self, question: Question, model: str, timeout: float, *, engine: str = "") -> None:
+        """Ask one question; with data parallel, of one engine.
 
         Raises:
             NotServed: the model is not of this kind.
             OSError, HTTPException, ValueError, KeyError, TypeError, IndexError: no answer, or not a good one.
         """
-        status, text = self._ask("POST", question.path, question.body(model), timeout, question.kind)
+        headers = {"Content-Type": question.kind, **({"X-data-parallel-rank": engine} if engine else {})}
+        status, text = self._ask("POST", question.path, question.body(model), timeout, headers)
         if status != http.client.OK:
             error = NotServed if status in _NOT_SERVED else ValueError
             raise error(f"a {question.name} ended with HTTP {status}: {text[:500]}")
@@ -154,11 +175,10 @@ class Api:
             raise ValueError(f"a {question.name} has no token or value: {text[:500]}")
 
     def _ask(
-        self, method: str, path: str, body: bytes | None, timeout: float, kind: str = "application/json"
+        self, method: str, path: str, body: bytes | None, timeout: float, headers: Mapping[str, str] = {}
     ) -> tuple[int, str]:
         # Not urllib: it would ask a proxy named in the environment for our own port.
         connection = http.client.HTTPConnection(self._host, self._port, timeout=timeout)
-        headers: Mapping[str, str] = {"Content-Type": kind}
         if key := os.environ.get("VCLUSTER_API_KEY_FILE"):
             (first, *_) = valid_keys(Path(key).read_bytes()) or [b""]
             headers = {**headers, "Authorization": f"Bearer {first.decode()}"}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import http.client
 import logging
 import re
 import socket
@@ -10,8 +9,10 @@ import threading
 import time
 
 from vllm_cluster.remote.node.api import Api, NotServed, Question, in_order
-from vllm_cluster.remote.node.movement import Movement, Phases, download_folder, vllm_processes
+from vllm_cluster.remote.node.engine_watch import BAD, EngineWatch, short_steps
+from vllm_cluster.remote.node.movement import Movement, Phases, compiler_runs, download_folder, vllm_processes
 from vllm_cluster.remote.node.process import Child, are_stopped
+from vllm_cluster.remote.node.stacks import write_stacks
 from vllm_cluster.remote.node.timing import Timing
 from vllm_cluster.wire.parts import PartOrder, PartReport
 from vllm_cluster.wire.status import Phase
@@ -37,32 +38,26 @@ def connect_error(address: str, port: int) -> OSError | None:
     return None
 
 
-# A broken connection or answer of the API.
-_BAD = (OSError, http.client.HTTPException, ValueError, KeyError, TypeError, IndexError)
-
-
 # Of a line in a report, which goes over the network.
 _REPORTED = 1000
 
 
 class Attempt:
-    """One run of vLLM. Threads write `phases`, `last_line`, `hung`, `verdict`; the loop reads."""
+    """One run of vLLM. Threads write `phases`, `last_line`, `verdict`; the loop reads."""
 
     def __init__(self, order: PartOrder, environment: dict[str, str], log: logging.Handler, pace: Timing) -> None:
         self.phases = Phases()
         self.last_line = ""
-        self.hung = ""
         self.verdict = ""
         self.maybe_lost = False
         self.over = threading.Event()
-        self.question: Question | None = None
-        self._token = time.monotonic()
+        self._ready: EngineWatch | None = None
         self._cause: list[str] = []
         self._cause_open = False
         self._stopped: dict[int, float] = {}
         self._looked = 0.0
         self._name, self._log, self._pace = order.name, log, pace
-        part = order.part
+        part, self._argv = order.part, order.part.argv
         variables = {**environment, **part.env}
         folder = download_folder(order.model, part.argv, variables)
         self._downloads = folder is not None and variables.get("HF_HUB_OFFLINE", "0").lower() in ("", "0", "false")
@@ -108,27 +103,33 @@ class Attempt:
             named = ", ".join(map(str, long))
             self.verdict = f"process {named} of vLLM has been stopped by a signal for {self._pace.frozen:g} s"
 
+    def write_stacks(self) -> None:
+        """Write into the log where the threads of its processes stand, which is lost with them."""
+        write_stacks(vllm_processes(self.child.alive), self._write)
+
     def mark_stop(self) -> None:
         """Write down that it ends because it shall: what its processes write from now on is not a failure."""
         self._mark(STOPS)
 
     def _mark(self, words: str) -> None:
-        now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-        self._log.handle(logging.makeLogRecord({"msg": f"{now} {words}"}))
+        self._write(f"{time.strftime('%Y-%m-%dT%H:%M:%SZ', time.gmtime())} {words}")
+
+    def _write(self, line: str) -> None:
+        self._log.handle(logging.makeLogRecord({"msg": line}))
 
     @property
     def stage(self) -> tuple[Phase, str]:
         """The phase and its detail; a ready server that gives no token is hung."""
-        if self.phases.phase == "ready" and self.hung:
-            return "hung", self.hung
+        if self.phases.phase == "ready" and self._ready and self._ready.hung:
+            return "hung", self._ready.hung
         return self.phases.phase, self.phases.detail
 
     def token_age(self) -> float | None:
         """Seconds since the last token or answer; None before it was ready."""
-        return round(time.monotonic() - self._token, 1) if self.phases.phase == "ready" else None
+        return round(time.monotonic() - self._ready.token, 1) if self._ready else None
 
     def _see(self, line: str) -> None:
-        self._log.handle(logging.makeLogRecord({"msg": line}))
+        self._write(line)
         self.maybe_lost = self.maybe_lost or bool(_MAYBE_LOST.search(line))
         self._look_for_cause(line)
         self._movement.line(line)
@@ -153,10 +154,12 @@ class Attempt:
         """Wait until the API is healthy, ask what it is for, and then whether it still answers."""
         try:
             if self._await_health(api):
-                self._prove(api)
+                question = self._prove(api)
+                self._ready = self._engine_watch(api, question)
                 self.phases.turn("ready")
-                self._keep_asking(api)
-        except _BAD as error:
+                while not self.over.wait(self._pace.health):
+                    self._ready.look()
+        except BAD as error:
             self.verdict = f"readiness probe failed: {error or type(error).__name__}"
 
     def _await_health(self, api: Api) -> bool:
@@ -175,7 +178,14 @@ class Attempt:
                 return False
         return True
 
-    def _prove(self, api: Api) -> None:
+    def _engine_watch(self, api: Api, question: Question) -> EngineWatch:
+        def compiles() -> bool:
+            return compiler_runs(vllm_processes(self.child.alive))
+
+        short = "generate" in question.tasks and short_steps(self._argv)
+        return EngineWatch(api, question, self._name, self._pace, steps_are_short=short, compiles=compiles)
+
+    def _prove(self, api: Api) -> Question:
         """Have the model answer what it is for: /health is 200 on an engine that dies of its first request."""
         refusals = []
         for question in in_order(self.phases.tasks):
@@ -186,41 +196,5 @@ class Attempt:
             except NotServed as error:
                 refusals.append(str(error))
                 continue
-            self.question, self._token = question, time.monotonic()
-            return
+            return question
         raise ValueError(f"it answers no kind of request that vcluster knows: {refusals[0]}")
-
-    def _keep_asking(self, api: Api) -> None:
-        """Watch a ready model by its tokens; one that gives none while /health returns 200 is hung.
-
-        Raises:
-            TimeoutError: for so long that only another start can help.
-        """
-        pace, counted = self._pace, api.tokens(self._pace.health_timeout)
-        healthy = time.monotonic()
-        while not self.over.wait(pace.health):
-            if api.healthy(pace.health_timeout):
-                healthy = time.monotonic()
-                counted = self._look_for_token(api, counted)
-            elif time.monotonic() - healthy > pace.health_dead:
-                raise TimeoutError(f"/health has not answered 200 for {pace.health_dead:g} s")
-            quiet = time.monotonic() - self._token
-            self.hung = f"no token for {quiet:.0f} s" if quiet > pace.hung else ""
-            if quiet > pace.hung_end:
-                raise TimeoutError(f"no token for {pace.hung_end:g} s, though /health returns 200")
-
-    def _look_for_token(self, api: Api, counted: float | None) -> float | None:
-        """See by its counters whether it has given tokens; ask for one where it has not for a while."""
-        if time.monotonic() - self._token < self._pace.idle / 3:
-            return counted  # each question is a line in vLLM's log
-        now = api.tokens(self._pace.health_timeout)
-        if counted is not None and now is not None and now != counted:
-            self._token = time.monotonic()
-        elif self.question and time.monotonic() - self._token > self._pace.idle:
-            try:
-                api.ask(self.question, self._name, self._pace.answer)
-                self._token = time.monotonic()
-            except _BAD:
-                pass  # what counts is how long none came
-        # A read that fails now and then brings no tokens: the next one is compared with the count before it.
-        return counted if now is None else now

@@ -150,6 +150,9 @@ MAX_WORDINGS = 20_000
 _NUMBERS = re.compile(r"0x[0-9a-f]+|\d+")
 
 
+_COMPILERS = {"ninja", "nvcc", "cicc", "ptxas", "fatbinary", "nvlink", "cc1plus", "cc1", "clang", "hipcc", "lld", "ld"}
+
+
 def download_folder(model: str, argv: Sequence[str], environment: dict[str, str]) -> Path | None:
     """Where the hub's library puts a model's files; None for a folder, which is not downloaded."""
     if model.count("/") != 1 or model.startswith(("/", ".")):
@@ -175,6 +178,11 @@ def folder_bytes(folder: Path) -> int:
 def vllm_processes(session: Callable[[], list[int]]) -> list[int]:
     """The processes of vLLM on this host: its own session, and its ranks, which Ray starts."""
     return [*session(), *(pid for pid in descendants() if _read(pid, "comm").startswith(backend.RANK_PROCESS))]
+
+
+def compiler_runs(pids: Sequence[int]) -> bool:
+    """Whether one of some processes compiles code for a GPU or a processor."""
+    return any(_read(pid, "comm").strip() in _COMPILERS for pid in pids)
 
 
 def _read(pid: int, name: str) -> str:

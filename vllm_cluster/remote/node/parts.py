@@ -14,7 +14,7 @@ from vllm_cluster.remote.node.attempt import Attempt
 from vllm_cluster.remote.node.ending import Ending
 from vllm_cluster.remote.node.process import Child
 from vllm_cluster.remote.node.timing import Timing
-from vllm_cluster.wire.parts import PartOrder, PartReport
+from vllm_cluster.wire.parts import EndKind, PartOrder, PartReport
 
 LOG_BYTES = 16 * 1024 * 1024
 
@@ -51,7 +51,7 @@ class PartRunner:
         for id, running in list(self._running.items()):
             order = wanted.get(id)
             if order is None or order.ending:
-                running.end(asked=order is not None and order.ending == "asked")
+                running.end(order.ending if order else "failed")
             running.look()
             if order is None and not running.left:
                 del self._running[id]
@@ -87,21 +87,26 @@ class _Running:
         self.left: list[int] = []
         self.over = False
         self._ending: Ending | None = None
+        self._stacks: threading.Thread | None = None
 
-    def end(self, *, asked: bool) -> None:
-        """Begin its end."""
-        if self._ending is None:
-            if asked:
+    def end(self, how: EndKind) -> None:
+        """Begin its end; of what is stuck the stacks are written first."""
+        if self._stacks is None:
+            if how == "asked":
                 self.attempt.mark_stop()
             self.attempt.over.set()
-            self._ending = Ending(self.attempt.child.alive, self._grace)
+            self._stacks = threading.Thread(target=self.attempt.write_stacks, daemon=True)
+            if how == "stuck":
+                self._stacks.start()
 
     def look(self) -> None:
         """Do what is due."""
-        if self._ending is None:
+        if self._stacks is None:
             self.attempt.look_for_stopped()
-        else:
+        elif self._ending:
             self.left, self.over = self._ending.look()
+        elif not self._stacks.is_alive():
+            self._ending = Ending(self.attempt.child.alive, self._grace)
 
     def report(self, id: str) -> PartReport:
         """Return how it does."""

@@ -19,7 +19,7 @@ from vllm_cluster.remote.node.serve_state import ServeState, compare_gpus, idle_
 from vllm_cluster.remote.node.start import Nodes, Parts, Start
 from vllm_cluster.remote.node.timing import Timing, boot_seconds
 from vllm_cluster.wire.order import Placement
-from vllm_cluster.wire.parts import PartReport
+from vllm_cluster.wire.parts import EndKind, PartReport
 
 
 class ServeController:
@@ -83,7 +83,7 @@ class ServeController:
     def close(self) -> None:
         """End vLLM because this program ends; the request stays."""
         if self.start:
-            self._stop(self.start, "the node stops", asked=True)
+            self._stop(self.start, "the node stops")
             self._drain()
 
     def _drain(self) -> None:
@@ -159,7 +159,7 @@ class ServeController:
             if self.start:
                 self._next = (wanted, fresh)
                 if not self.start.ending:
-                    self._stop(self.start, "superseded by a new request", asked=True)
+                    self._stop(self.start, "superseded by a new request")
                 return
             self._idle.release()
             self.course = None
@@ -287,7 +287,8 @@ class ServeController:
             course.fail({"time": round(time.time(), 3), "summary": summary, "lines": lines})
             self._decide(course, lost=lost, judge=any(one.maybe_lost for one in last))
 
-        self._stop(start, what, asked=False, then=then)
+        stuck = any(one.verdict and one.code is None for one in self._last(start))
+        self._stop(start, what, how="stuck" if stuck else "failed", then=then)
 
     def _last(self, start: Start) -> list[PartReport]:
         """What was reported last of its parts, of that first which ended first."""
@@ -320,9 +321,9 @@ class ServeController:
                 course.set_phase("failed", course.what)
             self._save(course)
 
-    def _stop(self, start: Start, why: str, *, asked: bool, then: Callable[[], None] = lambda: None) -> None:
+    def _stop(self, start: Start, why: str, *, how: EndKind = "asked", then: Callable[[], None] = lambda: None) -> None:
         """Begin the end of every part; `then` is done when nothing of them is left."""
-        start.ending, start.asked, start.then = why, asked, then
+        start.ending, start.how, start.then = why, how, then
         if self.course:
             self.course.set_phase("stopping", why)
         self._parts.order(start)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
 from vllm_cluster.remote.node.parts import PartRunner
 from vllm_cluster.remote.node.roll import HeadRoll
 from vllm_cluster.wire.order import Part, Placement, Replica
-from vllm_cluster.wire.parts import PartOrder, PartReport
+from vllm_cluster.wire.parts import EndKind, PartOrder, PartReport
 
 Nodes = Sequence[Mapping[str, Any]]
 
@@ -18,8 +18,8 @@ Nodes = Sequence[Mapping[str, Any]]
 class Start:
     """One start of a replica: its parts, those of them that have a command, and how it ends.
 
-    `members` are the nodes that it needs, their ids by address. `ending` is why it ends, once it does; `then` is what
-    follows when nothing of it is left.
+    `members` are the nodes that it needs, their ids by address. `ending` is why it ends, once it does, and `how`;
+    `then` is what follows when nothing of it is left.
     """
 
     id: str
@@ -28,7 +28,7 @@ class Start:
     began: float
     ordered: float
     ending: str = ""
-    asked: bool = False
+    how: EndKind = ""
     then: Callable[[], None] = lambda: None
     first: Part | None = None  # that ended
     seen: set[str] = field(default_factory=set)  # the hosts that have reported their part
@@ -42,8 +42,7 @@ class Start:
         """What the node of a part is asked for."""
         replica, deployment = self.placed.replica, self.placed.deployment
         api = (replica.host, replica.port) if part is replica.leader else None
-        ending: Literal["", "asked", "failed"] = "" if not self.ending else "asked" if self.asked else "failed"
-        return PartOrder(self.id, deployment.name, deployment.model, part, api, ending)
+        return PartOrder(self.id, deployment.name, deployment.model, part, api, self.how)
 
 
 class Parts:

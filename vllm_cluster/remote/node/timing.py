@@ -49,10 +49,11 @@ class Timing:
     health: float = 2.0
     health_timeout: float = 10.0
     health_dead: float = 30.0
-    # A ready model without a token for `idle` is asked for one; without one for `hung` it is not ready any more, and
-    # after `hung_end` it is started again.
-    idle: float = 15.0
-    answer: float = 20.0
+    # An engine that has moved nothing for `idle` is asked for a token; where none comes for `answer` and its scheduler
+    # counts nothing, it is started again. Where that cannot be seen it is not ready any more after `hung`, and started
+    # again after `hung_end`.
+    idle: float = 8.0
+    answer: float = 18.0
     hung: float = 35.0
     hung_end: float = 120.0
     notice_loss: float = 15.0
