@@ -120,6 +120,8 @@ def split_problem(shape: ModelConfig, tp: int, pp: int) -> str:
     for heads in sorted({layer.heads for layer in shape.layers if layer.heads}):
         if heads % tp and tp % heads:
             return f"TP={tp} and its {heads} KV heads do not divide one another"
+    if shape.groups % tp:
+        return f"TP={tp} does not divide the {shape.groups} groups of its attention's output"
     if pp > len(shape.layers):
         return f"PP={pp} is more than its {len(shape.layers)} layers"
     return ""
@@ -147,16 +149,19 @@ def _problem(model: Model, tp: int, pp: int) -> str:
     found = split_problem(model.shape, tp, pp)
     if not found and pp > 1 and model.pipelines is False:
         found = f"the image's vLLM cannot split {model.shape.architecture} into stages (no SupportsPP)"
-    for name, size, block in model.shape.blocks if not found and tp > 1 else ():
-        if size % (tp * block):
-            return f"{name} ({size}) at TP={tp} is not a multiple of the quantisation block {block}"
+    for one in model.shape.blocks if not found and tp > 1 else ():
+        if one.size % (tp * one.block):
+            return f"{one.name} ({one.size}) at TP={tp} is not a multiple of the quantisation block {one.block}"
     return found
 
 
 def _notes(model: Model, gpus: GpuPool, tp: int, pp: int) -> Iterator[str]:
     heads = max((layer.heads for layer in model.shape.layers), default=0)
     if heads == 1 < tp:
-        yield f"every GPU holds the whole KV cache of its layers; -- --decode-context-parallel-size={tp} divides it"
+        # Not in the windows beside compressed attention.
+        packed = any(layer.rows for layer in model.shape.layers)
+        advice = "" if packed else f"; -- --decode-context-parallel-size={tp} divides it"
+        yield f"every GPU holds the whole KV cache of its layers{advice}"
     elif 0 < heads < tp:
         yield f"{heads} KV heads: each is held by {tp // heads} GPUs"
     if pp > 1 and len(model.shape.layers) % pp:

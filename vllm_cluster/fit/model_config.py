@@ -2,24 +2,46 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Literal
+
+from vllm_cluster.fit.config_keys import entries, flag, number, optional
 
 BLOCK = 16
 # What vLLM schedules at once by default on large GPUs; window layers keep that much beside their window.
 BATCHED = 8192
 MAX_LAYERS = 4096
-_MAX_VALUE = 1 << 48
 Kind = Literal["full", "window", "state", "none"]
 
 # "One in so many layers attends to everything", where the config does not have the number.
 _PATTERNS = {"gemma2": 2, "gemma3": 6, "gemma3_text": 6, "cohere2": 4}
 # Those whose KV cache is known to be read right here; any other is read as ordinary attention, with a note.
-_KNOWN = """ llama mistral mixtral ministral3 qwen2 qwen2_moe qwen3 qwen3_moe qwen3_next qwen3_5 qwen3_5_moe gemma
- gemma2 gemma3 gemma3_text gemma4 gemma4_text phi phi3 phimoe deepseek_v2 deepseek_v3 deepseek_v32 kimi_k2 kimi_linear
- glm4 glm4_moe glm_moe_dsa gpt_oss gpt2 gpt_neox opt cohere cohere2 granite granitemoe
- granitemoehybrid starcoder2 olmo olmo2 olmoe nemotron_h minimax_m2 exaone4 llama4_text """
+_KNOWN = """ llama mistral mixtral ministral3 qwen2 qwen2_moe qwen3 qwen3_moe qwen3_next qwen3_5 qwen3_5_moe qwen2_vl
+ qwen2_5_vl qwen3_vl qwen3_vl_moe gemma gemma2 gemma3 gemma4 phi phi3 phimoe deepseek_v2 deepseek_v3
+ deepseek_v32 kimi_k2 kimi_linear glm4 glm4_moe glm_moe_dsa gpt_oss gpt2 gpt_neox opt cohere cohere2 granite
+ granitemoe granitemoehybrid starcoder2 olmo olmo2 olmoe nemotron_h minimax_m2 exaone4 llama4 mimo_v2
+ mimo_v2_flash deepseek_v4 """
+
+
+@dataclass(frozen=True)
+class Rows:
+    """A cache of packed rows: bytes of a block of so many tokens, in any dtype; of a window, the last of them."""
+
+    tokens: int
+    bytes: int
+    window: int | None = None
+
+    def held(self, tokens: int) -> int:
+        """Bytes for one request of so many tokens."""
+        return _blocks_of(tokens, self.tokens, self.window) * self.bytes
+
+
+def _blocks_of(tokens: int, block: int, window: int | None) -> int:
+    """How many blocks a request holds; a window begins anywhere in one, and grows by what is in flight."""
+    if window and tokens > window - 1 + BATCHED:
+        tokens = window - 1 + BATCHED + block
+    return -(-tokens // block)
 
 
 @dataclass(frozen=True)
@@ -27,7 +49,7 @@ class Layer:
     """What one layer keeps of a request: `width` elements a token and KV head, `indexer` bytes a token.
 
     One head stays whole on every GPU; so does the latent of MLA, which is one head. `state` bytes a request
-    are what linear attention keeps instead.
+    are what linear attention keeps instead, `rows` what compressed attention does.
     """
 
     heads: int = 0
@@ -35,18 +57,28 @@ class Layer:
     window: int | None = None
     indexer: int = 0
     state: int = 0
+    rows: tuple[Rows, ...] = ()
 
     def held(self, tokens: int, tp: int, kv_bytes: int) -> int:
         """Bytes on one GPU for one request of so many tokens, in whole blocks."""
-        if self.window and tokens > self.window - 1 + BATCHED:
-            tokens = self.window - 1 + BATCHED + BLOCK
-        blocks = -(-tokens // BLOCK)
-        return blocks * BLOCK * (max(1, self.heads // tp) * self.width * kv_bytes + self.indexer) + self.state // tp
+        tokens_held = _blocks_of(tokens, BLOCK, self.window) * BLOCK
+        each = max(1, self.heads // tp) * self.width * kv_bytes + self.indexer
+        return tokens_held * each + self.state // tp + sum(rows.held(tokens) for rows in self.rows)
+
+
+@dataclass(frozen=True)
+class Quantised:
+    """A size that quantisation cuts into blocks; of each expert, or of what every layer has."""
+
+    name: str
+    size: int
+    block: int
+    experts: bool = False
 
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """A model's sizes; `blocks` are sizes that quantisation cuts into blocks, as (name, size, block)."""
+    """A model's sizes; `groups` are those of its attention's output, where it has such: TP divides them."""
 
     model_type: str
     architecture: str
@@ -57,10 +89,12 @@ class ModelConfig:
     tied: bool
     context: int
     mlp: int
+    experts: int
     experts_used: int
     expert: int
-    blocks: tuple[tuple[str, int, int], ...]
+    blocks: tuple[Quantised, ...]
     notes: tuple[str, ...]
+    groups: int = 0
 
 
 def model_config(document: Mapping[str, Any]) -> ModelConfig:
@@ -73,17 +107,19 @@ def model_config(document: Mapping[str, Any]) -> ModelConfig:
     kind = str(config.get("model_type", "unknown"))
     if flag(document, "is_encoder_decoder"):
         raise ValueError("encoder-decoder models are not supported, only decoders")
-    count = number(config, "num_hidden_layers", "n_layer", "n_layers", "num_layers")
+    count = _count(config)
     if count > MAX_LAYERS:
         raise ValueError(f"it has {count} layers")
-    heads = number(config, "num_attention_heads", "n_head", "n_heads", "num_heads")
-    hidden = number(config, "hidden_size", "n_embd", "d_model")
-    head = optional(config, "head_dim", "hidden_size_per_head", "kv_channels") or hidden // heads
+    heads = number(config, "heads")
+    hidden = number(config, "hidden")
+    head = optional(config, "head width") or hidden // heads
     layers, notes = _layers(config, kind, count, heads, head)
-    mlp = optional(config, "intermediate_size", "ffn_hidden_size", "n_inner", "ffn_dim") or 4 * hidden
-    used = optional(config, "num_experts_per_tok", "num_experts_per_token", "top_k_experts", "moe_topk", "moe_top_k")
-    expert = (optional(config, "moe_intermediate_size") or mlp) if used else 0
-    if kind not in _KNOWN.split():
+    mlp = optional(config, "MLP") or 4 * hidden
+    used = optional(config, "experts used")
+    expert = (optional(config, "expert") or mlp) if used else 0
+    groups = optional(config, "output groups")
+    output = groups * optional(config, "output rank") or heads * (optional(config, "value width") or head)
+    if kind.removesuffix("_text") not in _KNOWN.split():
         notes = (f"the model type {kind} was not tried: its KV cache is taken for that of ordinary attention", *notes)
     names = document.get("architectures") or config.get("architectures")
     return ModelConfig(
@@ -92,18 +128,26 @@ def model_config(document: Mapping[str, Any]) -> ModelConfig:
         layers=layers,
         heads=heads,
         hidden=hidden,
-        vocab=number(config, "vocab_size", "padded_vocab_size"),
+        vocab=number(config, "vocabulary"),
         tied=flag(config, "tie_word_embeddings", kind.startswith("gemma")),
-        context=optional(config, *_CONTEXT) or 2048,
+        context=optional(config, "context") or 2048,
         mlp=mlp,
+        experts=optional(config, "experts") if used else 0,
         experts_used=used,
         expert=expert,
-        blocks=tuple(_blocks(config, mlp, expert, heads * (optional(config, "v_head_dim") or head))),
+        blocks=tuple(_blocks(config, mlp, expert, output)),
         notes=notes,
+        groups=groups,
     )
 
 
-_CONTEXT = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "max_sequence_length", "n_ctx")
+def _count(config: Mapping[str, Any]) -> int:
+    """How many layers it has; of some models only the list of their kinds has it."""
+    pattern = config.get("hybrid_override_pattern")
+    listed = entries(config, "kinds") or (pattern if isinstance(pattern, str) else "")
+    return optional(config, "layers") or len(listed) or number(config, "layers")
+
+
 _PARTS = ("text_config", "llm_config", "language_config", "thinker_config")
 
 
@@ -118,51 +162,88 @@ def _language_part(document: Mapping[str, Any]) -> dict[str, Any]:
 def _layers(
     config: Mapping[str, Any], kind: str, count: int, heads: int, head: int
 ) -> tuple[tuple[Layer, ...], tuple[str, ...]]:
-    latent, rope = optional(config, "kv_lora_rank"), optional(config, "qk_rope_head_dim")
-    if latent and rope:
-        # The indexer of sparse attention keeps 8-bit keys with a 4-byte scale for every 128.
-        index = optional(config, "index_head_dim") if optional(config, "index_topk") else 0
-        full = local = Layer(1, latent + rope, indexer=index + index // 128 * 4)
-    else:
-        kv_heads = optional(config, "num_key_value_heads", "num_kv_heads", "num_attention_groups") or heads
-        local = Layer(kv_heads, head + (optional(config, "v_head_dim") or head))
-        wide = optional(config, "global_head_dim")
-        full = Layer(optional(config, "num_global_key_value_heads") or kv_heads, 2 * wide) if wide else local
-    window = optional(config, "sliding_window", "attention_chunk_size")
-    state = state_bytes(config)
-    made = {
-        "full": full,
-        "window": Layer(local.heads, local.width, window or None, local.indexer),
-        "state": Layer(state=state),
-        "none": Layer(),
-    }
+    if ratios := entries(config, "ratios"):
+        return _compressed(config, ratios, count)
+    full, window, state = _full(config, heads, head), _window(config, heads, head), state_bytes(config)
+    made = {"full": full, "window": window, "state": Layer(state=state), "none": Layer()}
     found = kinds(config, kind, count)
-    shared = optional(config, "num_kv_shared_layers")
+    shared = optional(config, "layers that share")
     layers = tuple(made[k] if i < count - shared else Layer() for i, k in enumerate(found))
     notes = []
     if "state" in found and not state:
         notes.append(f"what its {found.count('state')} layers without attention keep of a request is not counted")
-    if config.get("compress_ratios"):
-        notes.append("its compressed attention is not modelled: the real KV cache is smaller")
     return layers, tuple(notes)
 
 
-def _blocks(config: Mapping[str, Any], mlp: int, expert: int, attention: int) -> list[tuple[str, int, int]]:
+def _full(config: Mapping[str, Any], heads: int, head: int) -> Layer:
+    """A layer that attends to everything."""
+    latent, rope = optional(config, "latent"), optional(config, "rotary width")
+    if latent and rope:
+        # The indexer of sparse attention keeps 8-bit keys with a 4-byte scale for every 128.
+        index = optional(config, "index width") if optional(config, "index tokens") else 0
+        return Layer(1, latent + rope, indexer=index + index // 128 * 4)
+    kv_heads, wide = optional(config, "KV heads") or heads, optional(config, "full head width")
+    if wide:
+        return Layer(optional(config, "full KV heads") or kv_heads, 2 * wide)
+    return Layer(kv_heads, head + (optional(config, "value width") or head))
+
+
+def _window(config: Mapping[str, Any], heads: int, head: int) -> Layer:
+    """A layer that attends to a window; of some models with heads of its own."""
+    window = optional(config, "window") or None
+    if optional(config, "latent") and optional(config, "rotary width"):
+        return replace(_full(config, heads, head), window=window)
+    key = optional(config, "window head width") or head
+    value = optional(config, "window value width") or optional(config, "value width") or key
+    kv_heads = optional(config, "window KV heads") or optional(config, "KV heads") or heads
+    return Layer(kv_heads, key + value, window)
+
+
+# Bytes of a row and of its index in the caches of compressed attention, and what vLLM rounds their blocks up to.
+_ROW, _INDEX_ROW, _ALIGNED = 584, 132, 576
+
+
+def _compressed(config: Mapping[str, Any], ratios: list[Any], count: int) -> tuple[tuple[Layer, ...], tuple[str, ...]]:
+    """The layers of a model that keeps one row for 4 or for 128 tokens, and all rows of a window.
+
+    Raises:
+        ValueError: it compresses in another way.
+    """
+    found = [entry for entry in ratios if entry in (0, 1, 4, 128)][:count]
+    if len(found) < min(count, len(ratios)) or len(ratios) < count:
+        raise ValueError(f"its compress_ratios are not {count} of 0, 1, 4 or 128")
+    window = optional(config, "sliding window") or None
+    near = Rows(64, _aligned(64 * _ROW), window)
+    rows = {
+        4: (near, Rows(256, _aligned(64 * _ROW)), Rows(256, _aligned(64 * _INDEX_ROW))),
+        128: (near, Rows(256, _aligned(2 * _ROW))),
+    }
+    layers = tuple(Layer(1, rows=rows.get(ratio, (near,))) for ratio in found)
+    return layers, ("its KV cache is an estimate: what its compressor keeps of tokens in flight is not counted",)
+
+
+def _aligned(size: int) -> int:
+    return -(-size // _ALIGNED) * _ALIGNED
+
+
+def _blocks(config: Mapping[str, Any], mlp: int, expert: int, attention: int) -> Iterator[Quantised]:
     """Weights that vLLM rejects when a GPU's share is not a multiple of a quantisation block."""
     stated = config.get("quantization_config") or config.get("compression_config")
-    if not isinstance(stated, dict):
-        return []
+    if not isinstance(stated, Mapping):
+        return
     square = stated.get("weight_block_size")
     block = max((n for n in square if isinstance(n, int)), default=0) if isinstance(square, Sequence) else 0
-    sizes = [("the attention's output", attention)]
-    if not expert or optional(config, "first_k_dense_replace") or config.get("mlp_only_layers"):
-        sizes.append(("the MLP", mlp))
-    if block:
-        sizes += [("an expert", expert)] if expert else []
-    else:
-        # Groups run along the inputs; for experts vLLM takes smaller groups by itself.
-        block = optional(stated, "group_size") if isinstance(stated.get("group_size"), int) else 0
-    return [(name, size, block) for name, size in sizes] if block > 1 else []
+    # Groups run along the inputs; for experts vLLM takes smaller groups by itself.
+    group = stated.get("group_size")
+    size = block or (group if isinstance(group, int) else 0)
+    if size < 2:
+        return
+    yield Quantised("the attention's output", attention, size)
+    if not expert or optional(config, "dense layers first") or config.get("mlp_only_layers"):
+        yield Quantised("the MLP", mlp, size)
+    # Experts of 4 bits have blocks of their own, and what is shared beside them is padded to whole ones.
+    if expert and block and config.get("expert_dtype") != "fp4":
+        yield Quantised("an expert", expert, block, experts=True)
 
 
 def kinds(config: Mapping[str, Any], model_type: str, count: int) -> list[Kind]:
@@ -181,16 +262,16 @@ def kinds(config: Mapping[str, Any], model_type: str, count: int) -> list[Kind]:
 
 def _listed(config: Mapping[str, Any], count: int) -> list[Kind] | None:
     """Where the config names layer by layer."""
-    for name in ("layer_types", "layers_block_type"):
-        if isinstance(config.get(name), list):
-            return [_named(str(entry)) for entry in config[name]]
+    if named := entries(config, "kinds"):
+        return [_named(str(entry)) for entry in named]
+    if windows := entries(config, "windows"):
+        return ["window" if entry == 1 else "full" for entry in windows]
     pattern = config.get("hybrid_override_pattern")
     if isinstance(pattern, str):
         letters: dict[str, Kind] = {"*": "full", "M": "state"}
         return [letters.get(letter, "none") for letter in pattern]
-    linear = config.get("linear_attn_config")
-    if isinstance(linear, dict) and isinstance(linear.get("full_attn_layers"), list):
-        full = {entry for entry in linear["full_attn_layers"] if isinstance(entry, int)}  # counted from 1
+    if layers := entries(config, "full layers"):
+        full = {entry for entry in layers if isinstance(entry, int)}  # counted from 1
         return ["full" if index + 1 in full else "state" for index in range(count)]
     return None
 
@@ -205,77 +286,38 @@ def _named(name: str) -> Kind:
 
 def _periodic(config: Mapping[str, Any], model_type: str, count: int) -> list[Kind]:
     """Where the config gives a rule, or nothing at all."""
-    period = optional(config, "full_attention_interval")
+    period = optional(config, "full period")
     if period:
         return ["full" if (index + 1) % period == 0 else "state" for index in range(count)]
-    if not optional(config, "sliding_window") or config.get("use_sliding_window") is False:
+    if not optional(config, "sliding window") or config.get("use_sliding_window") is False:
         return ["full"] * count
-    period = optional(config, "sliding_window_pattern") or _PATTERNS.get(model_type, 0)
+    period = optional(config, "window period") or _PATTERNS.get(model_type, 0)
     if period:
         return ["window" if (index + 1) % period else "full" for index in range(count)]
-    first = optional(config, "max_window_layers")
+    first = optional(config, "first window")
     return ["window" if index >= first else "full" for index in range(count)]
 
 
 def state_bytes(config: Mapping[str, Any]) -> int:
     """What a layer of linear attention keeps of a request: its state in 32 bits, its convolution's input in 16."""
-    values = optional(config, "linear_num_value_heads")
+
+    def of(meaning: str) -> int:
+        return optional(config, meaning)
+
+    values, keys = of("delta values"), of("delta key width")
     if values:  # gated delta net
-        wide, key = optional(config, "linear_value_head_dim"), optional(config, "linear_key_head_dim")
-        channels = 2 * key * optional(config, "linear_num_key_heads") + wide * values
-        return values * wide * key * 4 + channels * _before(config, "linear_conv_kernel_dim") * 2
-    linear = config.get("linear_attn_config")
-    if isinstance(linear, dict):  # Kimi delta attention
-        heads, wide = optional(linear, "num_heads"), optional(linear, "head_dim")
-        return heads * wide * wide * 4 + 3 * heads * wide * _before(linear, "short_conv_kernel_size") * 2
-    heads = optional(config, "mamba_num_heads", "mamba_n_heads")
-    wide = optional(config, "mamba_head_dim", "mamba_d_head")
-    states = optional(config, "ssm_state_size", "mamba_d_state")
+        channels = 2 * keys * of("delta keys") + of("delta value width") * values
+        return values * of("delta value width") * keys * 4 + channels * _before(of("delta convolution")) * 2
+    if heads := of("kimi heads"):  # Kimi delta attention
+        wide = of("kimi width")
+        return heads * wide * wide * 4 + 3 * heads * wide * _before(of("kimi convolution")) * 2
+    heads, wide, states = of("mamba heads"), of("mamba width"), of("mamba states")
     if heads and wide and states:  # Mamba 2
-        channels = heads * wide + 2 * states * (optional(config, "n_groups", "mamba_n_groups") or 1)
-        return heads * wide * states * 4 + channels * _before(config, "conv_kernel", "mamba_d_conv") * 2
+        channels = heads * wide + 2 * states * (of("mamba groups") or 1)
+        return heads * wide * states * 4 + channels * _before(of("mamba convolution")) * 2
     return 0
 
 
-def _before(config: Mapping[str, Any], *names: str) -> int:
+def _before(kernel: int) -> int:
     """How many inputs a convolution looks back on."""
-    return (optional(config, *names) or 4) - 1
-
-
-def optional(config: Mapping[str, Any], *names: str) -> int:
-    """The first of the keys that is set, 0 where none is; of a list (one a layer) the largest.
-
-    Raises:
-        ValueError: the value is not an integer that a model can have.
-    """
-    for name in names:
-        value = config.get(name)
-        if isinstance(value, list):
-            value = max((entry for entry in value if isinstance(entry, int)), default=None)
-        if value is None or value is False or value == 0:
-            continue
-        if not isinstance(value, int) or value is True or not 0 < value < _MAX_VALUE:
-            # GPTQ and others write -1 for "none".
-            if value == -1:
-                continue
-            raise ValueError(f"{name} is {str(value)[:40]!r}")
-        return value
-    return 0
-
-
-def number(config: Mapping[str, Any], *names: str) -> int:
-    """As `optional`, where one of them must be set.
-
-    Raises:
-        ValueError: none is.
-    """
-    found = optional(config, *names)
-    if not found:
-        raise ValueError(f"it has no {names[0]}")
-    return found
-
-
-def flag(config: Mapping[str, Any], name: str, default: bool = False) -> bool:
-    """Whether a key is true."""
-    value = config.get(name)
-    return default if value is None else value is True
+    return (kernel or 4) - 1

@@ -112,5 +112,77 @@ QWEN3_235B_FP8: Config = {
     "quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128]},
     "vocab_size": 151936,
 }
+MIMO_V2: Config = {
+    "architectures": ["MiMoV2FlashForCausalLM"],
+    "model_type": "mimo_v2_flash",
+    "attention_chunk_size": 128,
+    "head_dim": 192,
+    "hidden_size": 4096,
+    "hybrid_layer_pattern": [0, *[1] * 4, *([0, *[1] * 5] * 7), 0],
+    "intermediate_size": 16384,
+    "max_position_embeddings": 262144,
+    "moe_intermediate_size": 2048,
+    "n_routed_experts": 256,
+    "num_attention_heads": 64,
+    "num_experts_per_tok": 8,
+    "num_hidden_layers": 48,
+    "num_key_value_heads": 4,
+    "quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128]},
+    "sliding_window": 128,
+    "swa_head_dim": 192,
+    "swa_num_attention_heads": 64,
+    "swa_num_key_value_heads": 8,
+    "swa_v_head_dim": 128,
+    "v_head_dim": 128,
+    "vocab_size": 152576,
+}
+
+# 12 of its 108 layers attend, 48 are Mamba 2, and 48 hold experts.
+NEMOTRON_3: Config = {
+    "architectures": ["NemotronHForCausalLM"],
+    "model_type": "nemotron_h",
+    "conv_kernel": 4,
+    "head_dim": 128,
+    "hidden_size": 8192,
+    "intermediate_size": 5120,
+    "layers_block_type": [*["mamba", "moe"] * 3, "mamba", "attention", "moe"] * 12,
+    "mamba_head_dim": 64,
+    "mamba_num_heads": 256,
+    "max_position_embeddings": 262144,
+    "moe_intermediate_size": 5120,
+    "n_groups": 8,
+    "n_routed_experts": 512,
+    "num_attention_heads": 64,
+    "num_experts_per_tok": 22,
+    "num_key_value_heads": 2,
+    "ssm_state_size": 128,
+    "vocab_size": 131072,
+}
+
+DEEPSEEK_V4: Config = {
+    "architectures": ["DeepseekV4ForCausalLM"],
+    "model_type": "deepseek_v4",
+    # One more than layers: that of the prediction of several tokens.
+    "compress_ratios": [128, 128, *[4, 128] * 29, 4, 0],
+    "expert_dtype": "fp4",
+    "head_dim": 512,
+    "hidden_size": 7168,
+    "index_head_dim": 128,
+    "index_topk": 1024,
+    "max_position_embeddings": 1048576,
+    "moe_intermediate_size": 3072,
+    "n_routed_experts": 384,
+    "num_attention_heads": 128,
+    "num_experts_per_tok": 6,
+    "num_hidden_layers": 61,
+    "num_key_value_heads": 1,
+    "o_groups": 16,
+    "o_lora_rank": 1024,
+    "qk_rope_head_dim": 64,
+    "quantization_config": {"fmt": "e4m3", "quant_method": "fp8", "weight_block_size": [128, 128]},
+    "sliding_window": 128,
+    "vocab_size": 129280,
+}
+
 # What `tests.gpu.kv_cache` has measured on real GPUs, by the names in its recordings.
 MEASURED = {"llama-8b": LLAMA_8B, "llama-70b": LLAMA_70B}

@@ -54,7 +54,7 @@ def test_a_request_of_128000_tokens(config: configs.Config, gib: float, gpus: in
     assert min_gpus(found, 80 * 10**9, workload) == gpus
 
 
-# fault: fit/model_config.py: kv_bytes + → kv_bytes // tp +
+# fault: fit/model_config.py: * self.width * kv_bytes + → * self.width * kv_bytes // tp +
 @pytest.mark.parametrize("tp", [1, 2, 8, 16])
 def test_every_rank_holds_the_latent_whole(tp: int) -> None:
     layers = model_config(configs.DEEPSEEK_V3).layers

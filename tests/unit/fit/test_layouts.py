@@ -65,6 +65,10 @@ def test_what_vllm_would_refuse(config: configs.Config, tp: int, pp: int, said: 
         (configs.QWEN3_235B_FP8, 8, "an expert (1536) at TP=8"),
         (configs.DEEPSEEK_V3, 16, ""),
         (configs.DEEPSEEK_V3, 32, "the MLP (18432) at TP=32"),
+        # Its experts have 4 bits; the output of its attention has 16 groups.
+        (configs.DEEPSEEK_V4, 16, ""),
+        ({**configs.DEEPSEEK_V4, "expert_dtype": "fp8"}, 16, "an expert (3072) at TP=16"),
+        (configs.DEEPSEEK_V4, 32, "TP=32 does not divide the 16 groups"),
         ({**configs.LLAMA_70B, "quantization_config": {"quant_method": "awq", "group_size": 128}}, 8, ""),
         ({**configs.LLAMA_8B, "quantization_config": {"group_size": 128}, "intermediate_size": 14208}, 2, "the MLP"),
         ({**configs.LLAMA_8B, "quantization_config": {"group_size": -1}, "intermediate_size": 14208}, 2, ""),

@@ -40,13 +40,14 @@ MAMBA = {"mamba_n_heads": 8, "mamba_d_head": 64, "mamba_d_state": 128, "mamba_d_
         ({"layers_block_type": ["attention", "mamba"] * 3, **MAMBA}, "fsfsfs"),
         ({"hybrid_override_pattern": "M-M*E-", **MAMBA}, "s-sf--"),
         ({"num_kv_shared_layers": 2}, "ffff--"),
+        ({"sliding_window": 128, "hybrid_layer_pattern": [0, 1, 1, 0, 1, 0]}, "fwwfwf"),
     ],
 )
 def test_each_family_has_its_own_keys(changes: dict[str, Any], expected: str) -> None:
     assert kinds(**changes) == expected
 
 
-# fault: fit/model_config.py: if self.window and tokens > self.window - 1 + BATCHED: → if self.window and tokens < 0:
+# fault: fit/model_config.py: if window and tokens > window - 1 + BATCHED: → if window and tokens < 0:
 def test_a_window_stops_growing() -> None:
     layers = model_config(configs.GEMMA3_27B).layers
     assert sum(layer.window is None for layer in layers) == 10
@@ -62,6 +63,54 @@ def test_linear_attention_keeps_a_state() -> None:
     (state,) = {layer for layer in layers if not layer.heads}
     assert state.held(16, 1, 2) == state.held(262144, 1, 2) == 32 * 128 * 128 * 4 + 8192 * 3 * 2
     assert state.held(16, 2, 2) == state.held(16, 1, 2) // 2
+
+
+# fault: fit/model_config.py: optional(config, "window KV heads") or → 0 or
+def test_window_layers_have_heads_of_their_own() -> None:
+    """MiMo-V2: 9 layers attend to everything, with 4 KV heads, and 39 to a window of 128, with 8."""
+    layers = model_config(configs.MIMO_V2).layers
+    assert [layer.heads for layer in layers[:6]] == [4, 8, 8, 8, 8, 4]
+    assert sum(layer.window is None for layer in layers) == 9
+    held = {tokens: sum(layer.held(tokens, 1, 2) for layer in layers) / 1e9 for tokens in (32_768, 262_144)}
+    assert held == pytest.approx({32_768: 2.42, 262_144: 7.70}, abs=0.01)
+
+
+@pytest.mark.parametrize(
+    "words", [{"layers_block_type": ["mamba", "attention"] * 3}, {"hybrid_override_pattern": "M*M*M*"}]
+)
+def test_layers_that_are_only_listed_are_counted(words: dict[str, Any]) -> None:
+    assert kinds(num_hidden_layers=None, **words, **MAMBA) == "sfsfsf"
+
+
+def test_nemotron_has_layers_that_keep_nothing() -> None:
+    made = model_config(configs.NEMOTRON_3)
+    assert len(made.layers) == 108
+    assert not made.notes
+    # 12 layers of 2 KV heads; 48 states of 256 heads × 64 × 128 in 32 bits, and 3 inputs of their convolution.
+    states = 48 * (256 * 64 * 128 * 4 + 3 * (256 * 64 + 2 * 128 * 8) * 2)
+    assert sum(layer.held(4096, 1, 2) for layer in made.layers) == 12 * 4096 * 2 * 256 * 2 + states
+
+
+@pytest.mark.parametrize("kind", ["qwen3_5_moe_text", "qwen3_vl_moe_text", "llama4_text", "gemma3_text"])
+def test_the_language_part_of_a_known_family_is_known(kind: str) -> None:
+    nested = {"model_type": "outer", "text_config": {**LLAMA, "model_type": kind}}
+    assert not model_config(nested).notes
+
+
+# fault: fit/model_config.py: 128: (near, Rows(256, _aligned(2 * _ROW))), → 128: (near,),
+def test_compressed_attention_keeps_a_row_for_several_tokens() -> None:
+    """DeepSeek-V4: a row of 584 bytes for 4 or for 128 tokens, one of the index for 4, and all of a window of 128."""
+    made = model_config(configs.DEEPSEEK_V4)
+    held = {tokens: sum(layer.held(tokens, 1, 2) for layer in made.layers) for tokens in (262_144, 524_288)}
+    # Of 256 tokens: 64 rows and 64 of the index in 30 layers, 2 rows in 31; each block in multiples of 576 bytes.
+    assert held[524_288] - held[262_144] == 1024 * (30 * (37_440 + 8_640) + 31 * 1_728)
+    # 127 of the window and 8192 in flight, in blocks of 64.
+    assert held[262_144] - 1024 * (30 * (37_440 + 8_640) + 31 * 1_728) == 61 * 131 * 37_440
+    assert "an estimate" in made.notes[0]
+    # It is latent: no GPU holds less, and its dtype is its own.
+    assert [made.layers[2].held(4096, tp, kv_bytes) for tp, kv_bytes in ((8, 2), (1, 1))] == [
+        made.layers[2].held(4096, 1, 2)
+    ] * 2
 
 
 def test_kimi_counts_its_layers_from_one() -> None:
@@ -109,6 +158,8 @@ def test_an_untried_type_is_noted() -> None:
         ({"vocab_size": {}}, "vocab_size"),
         ({"is_encoder_decoder": True}, "encoder"),
         ({"layer_types": ["full_attention"]}, "1 of its 32 layers"),
+        ({"compress_ratios": [4, 128]}, "compress_ratios are not 32 of"),
+        ({"compress_ratios": [[], *[64] * 31]}, "compress_ratios are not 32 of"),
         ({"num_key_value_heads": 10**30}, "num_key_value_heads"),
     ],
 )
