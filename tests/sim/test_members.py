@@ -430,7 +430,7 @@ def test_an_unknown_node_is_reported_once_ray_would_have_noticed_its_end() -> No
         lab.succeed(world, inventory(1, 2, 3), lab.do_up)
         del world.machines["gpu1"].volumes["vcluster-lab-state"].files["cluster.json"]
         seen = lab.run(world, inventory(1, 2), lab.do_status).value
-        assert (seen.up, seen.hosts[-1].address, seen.hosts[-1].state) == (False, "10.0.0.3", "in Ray")
+        assert (seen.up, seen.hosts[-1].address, seen.hosts[-1].state) == (False, "10.0.0.3", "joined")
         outcome = lab.run(world, inventory(1, 2), lab.do_up)
         assert isinstance(outcome.error, HostError), outcome.story()
         assert "Ray reports a node at 10.0.0.3, which is not in the inventory" in outcome.error.message

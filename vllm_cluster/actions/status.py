@@ -283,7 +283,7 @@ def _counted(head: HostState, address: str) -> int | None:
 def _unknown(inventory: Inventory, head: NodeStatus | None, left: tuple[HostStatus, ...]) -> tuple[HostStatus, ...]:
     known = {host.address for host in inventory.hosts.values()} | {host.address for host in left}
     return tuple(
-        HostStatus("?", node.address, UNKNOWN, "in Ray", "", None, int(node.gpus), OUTSIDE, "vcluster plan")
+        HostStatus("?", node.address, UNKNOWN, "joined", "", None, int(node.gpus), OUTSIDE, "vcluster plan")
         for node in _alive(head)
         if node.address not in known
     )

@@ -84,7 +84,7 @@ def _awaited_gpus(inventory: Inventory, node: NodeHandle, status: NodeStatus | N
     away = absent(status.roll, {address: names.get(address, address) for address in planned})
     if not (lacking or others or wrong or away):
         return ""
-    parts = [f"{', '.join(lacking)} not in Ray"] * bool(lacking)
+    parts = [f"{', '.join(lacking)} not joined"] * bool(lacking)
     parts += [f"{name}: {why}" for name, why in away.items() if name not in lacking]
     parts += [f"another number of GPUs on {', '.join(wrong)}"] * bool(wrong)
     parts += [f"{', '.join(others)} not in the inventory"] * bool(others)

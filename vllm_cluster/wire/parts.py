@@ -12,7 +12,7 @@ from vllm_cluster.wire.values import Address, Count, Line, Name, Number, Port, s
 # Of one start of a replica, on every node of it.
 RunId = Annotated[str, shaped("[0-9a-f]{16}", "the id of a start")]
 
-# A start that is stuck has processes that run, and of which it is worth writing down where they stand.
+# A start that is stuck has processes that run, whose stacks are worth writing down.
 EndKind = Literal["", "asked", "failed", "stuck"]
 
 

@@ -123,7 +123,7 @@ def test_what_is_unknown_is_called_unknown(capsys: Capture, monkeypatch: pytest.
     away = replace(GOOD, state="unreachable", joined_gpus=None, container="")
     found = ClusterStatus("lab", None, False, (away, replace(BAD, state="running")), None, ("gpu1",), "unreachable")
     out = shown(found, capsys, 80, monkeypatch)
-    assert "lab is not up: ?/4 GPUs in Ray\n" in out
+    assert "lab is not up: ?/4 GPUs joined\n" in out
     assert "served model: unknown" in out
     assert "No model is being served" not in out
 

@@ -95,7 +95,7 @@ def gpus_text(status: ClusterStatus) -> str:
     own = [host for host in status.hosts if host.role in ("head", "worker")]
     counted = None if any(host.joined_gpus is None for host in own) else sum(host.joined_gpus or 0 for host in own)
     total = None if any(host.gpus is None for host in own) else sum(host.gpus or 0 for host in own)
-    return f"{_number(counted)}/{_number(total)} GPUs in Ray"
+    return f"{_number(counted)}/{_number(total)} GPUs joined"
 
 
 def _number(value: int | None) -> str:

@@ -104,7 +104,7 @@ class Attempt:
             self.verdict = f"process {named} of vLLM has been stopped by a signal for {self._pace.frozen:g} s"
 
     def write_stacks(self) -> None:
-        """Write into the log where the threads of its processes stand, which is lost with them."""
+        """Write into the log what its threads are doing, which is lost with them."""
         write_stacks(vllm_processes(self.child.alive), self._write)
 
     def mark_stop(self) -> None:

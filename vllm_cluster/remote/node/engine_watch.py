@@ -15,14 +15,14 @@ BAD = (OSError, http.client.HTTPException, ValueError, KeyError, TypeError, Inde
 
 
 # More of them in one step may take longer than the wait for an answer.
-_MOST_TOKENS = 32_768
+_LARGE_STEP = 32_768
 
 
 def short_steps(argv: Sequence[str]) -> bool:
     """Whether the flags have a long prompt read in steps, and none of them large."""
     words = [word for given in argv for word in given.split("=", 1)]
     sizes = [after for before, after in itertools.pairwise(words) if before == "--max-num-batched-tokens"]
-    small = all(size.isdecimal() and int(size) <= _MOST_TOKENS for size in sizes)
+    small = all(size.isdecimal() and int(size) <= _LARGE_STEP for size in sizes)
     return small and "--no-enable-chunked-prefill" not in words
 
 
@@ -30,7 +30,7 @@ class EngineWatch:
     """Asks a ready engine for a token when it has moved nothing for a while, and judges what follows.
 
     /health stays 200 on an engine of which one rank hangs. What its scheduler has counted moves with each step, also
-    in a long prefill that gives no token yet: so an engine that gives no token and makes no step stands still. With
+    in a long prefill that gives no token yet: so an engine that gives no token and makes no step hangs. With
     data parallel each engine is looked at alone. `steps_are_short` is whether no step can take as long as the wait for
     an answer; `compiles` is whether a compiler runs, for which a step may wait.
     """
@@ -56,7 +56,7 @@ class EngineWatch:
         """Look once.
 
         Raises:
-            TimeoutError: it has not answered for so long, or stands still so, that only another start can help.
+            TimeoutError: it has not answered for so long, or hangs, so that only another start can help.
         """
         pace = self._pace
         if self._api.healthy(pace.health_timeout):

@@ -75,23 +75,26 @@ class PartRunner:
                 return
             time.sleep(0.02)
 
-    def _grace(self) -> float:
-        return self._pace.serve_stop_hurry if self._hurry.is_set() else self._pace.serve_stop
+    def _grace(self, how: EndKind) -> float:
+        hurry = how == "stuck" or self._hurry.is_set()
+        return self._pace.serve_stop_hurry if hurry else self._pace.serve_stop
 
 
 class _Running:
     """An attempt, and its end."""
 
-    def __init__(self, attempt: Attempt, grace: Callable[[], float]) -> None:
+    def __init__(self, attempt: Attempt, grace: Callable[[EndKind], float]) -> None:
         self.attempt, self._grace = attempt, grace
         self.left: list[int] = []
         self.over = False
         self._ending: Ending | None = None
         self._stacks: threading.Thread | None = None
+        self._how: EndKind = ""
 
     def end(self, how: EndKind) -> None:
         """Begin its end; of what is stuck the stacks are written first."""
         if self._stacks is None:
+            self._how = how
             if how == "asked":
                 self.attempt.mark_stop()
             self.attempt.over.set()
@@ -106,7 +109,7 @@ class _Running:
         elif self._ending:
             self.left, self.over = self._ending.look()
         elif not self._stacks.is_alive():
-            self._ending = Ending(self.attempt.child.alive, self._grace)
+            self._ending = Ending(self.attempt.child.alive, lambda: self._grace(self._how))
 
     def report(self, id: str) -> PartReport:
         """Return how it does."""

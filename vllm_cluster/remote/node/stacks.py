@@ -1,4 +1,4 @@
-"""Writes down where the threads of processes stand, by the image's py-spy."""
+"""Writes down the stacks of processes, by the image's py-spy."""
 
 from __future__ import annotations
 
