@@ -37,8 +37,18 @@ class _HostGpus:
     pipelines: bool | None
 
 
-def fit(name: str, workload: Workload, emit: Emit, where: GpuPool | Inventory) -> FitReport:
+def fit(
+    name: str,
+    workload: Workload,
+    emit: Emit,
+    where: GpuPool | Inventory,
+    *,
+    dp: int = 1,
+    experts: bool = False,
+) -> FitReport:
     """The verdict on a model of the hub or of a folder here, on these GPUs or those of an inventory's hosts.
+
+    `dp` engines share the requests, and `experts` are dealt over the GPUs.
 
     Raises:
         VclusterError: the model cannot be read, or a host not be asked.
@@ -56,7 +66,7 @@ def fit(name: str, workload: Workload, emit: Emit, where: GpuPool | Inventory) -
     pipelines = found.pipelines
     if pipelines is None and shape.architecture in SPLIT_INTO_STAGES:
         pipelines = True
-    return report(Model(name, weights, shape, pipelines), found.gpus, workload)
+    return report(Model(name, weights, shape, pipelines), found.gpus, workload, dp=dp, experts=experts)
 
 
 def laptop_token(inventory: Inventory | None) -> str | None:

@@ -9,6 +9,7 @@ import typer
 
 from vllm_cluster.cli.completion import complete_models
 from vllm_cluster.cli.options import InventoryPath, Json
+from vllm_cluster.cli.serve import Dp, Ep
 from vllm_cluster.cli.session import SETTINGS, Session
 from vllm_cluster.errors import UsageError
 
@@ -59,6 +60,8 @@ def fit(
     gpus: GpuCount = None,
     nodes: Nodes = None,
     gpu_memory: GpuMemory = None,
+    dp: Dp = 1,
+    ep: Ep = False,
     as_json: Json = False,
 ) -> None:
     """Check whether a model fits, in which layouts and context."""
@@ -70,7 +73,7 @@ def fit(
         workload, given = _workload(context, concurrency, kv_cache_dtype), _gpus(gpus, nodes, gpu_memory)
         from vllm_cluster.actions import fit as fit_action
 
-        found = fit_action.fit(model, workload, session.progress, given or session.load())
+        found = fit_action.fit(model, workload, session.progress, given or session.load(), dp=dp, experts=ep)
         session.show(lambda: verdict_document(found), lambda: show_verdict(found, color=SETTINGS.color))
         if not found.recommended:
             raise SystemExit(EXIT_NOTHING_FITS)

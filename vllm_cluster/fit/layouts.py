@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from fractions import Fraction
+from functools import partial
 
-from vllm_cluster.backends import vllm
+from vllm_cluster.backends import BACKENDS, vllm
+from vllm_cluster.backends.seam import Degrees
+from vllm_cluster.errors import UsageError
 from vllm_cluster.fit.model_config import BATCHED, BLOCK, Layer, ModelConfig
 from vllm_cluster.fit.weights import Weights
 
@@ -18,6 +23,9 @@ FIXED = 1 << 30
 SEQUENCES = 1024
 # The report proposes no more nodes, or more GPUs in one, than this.
 MAX_NODES, MAX_GPUS_PER_NODE = 64, 8
+# From this vLLM on, blocks of quantised experts are cut smaller where a GPU's share is not a multiple of them.
+CUTS_BLOCKS, CUT_BLOCK = (0, 32), 32
+RELEASED = (0, 33)
 KV_DTYPES = {"auto": 2, "bfloat16": 2, "float16": 2, "fp8": 1, "fp8_e4m3": 1, "fp8_e5m2": 1}
 
 
@@ -46,12 +54,13 @@ class Workload:
 
 @dataclass(frozen=True)
 class Model:
-    """What is known of a model; `pipelines` is whether vLLM can split it into stages, None where not known."""
+    """What is known of a model, and the vLLM that serves it; `pipelines` is whether it can split it into stages."""
 
     name: str
     weights: Weights
     shape: ModelConfig
     pipelines: bool | None = None
+    vllm: tuple[int, ...] = RELEASED
 
     def context(self, workload: Workload) -> int:
         """Tokens of a request."""
@@ -78,14 +87,17 @@ class PipelineStage:
 
 @dataclass(frozen=True)
 class Layout:
-    """A layout judged. The sizes are those of the fullest GPU.
+    """A layout judged: `dp` engines of TP × PP, with experts dealt whole over TP × DP (`ep`) or split.
 
-    `problem` is why it is impossible; `max_context` is the longest that fits, `requests` how many of the requested
-    context do, `kv_cache_tokens` how many tokens fit in all; None where it is impossible.
+    The sizes are those of the fullest GPU. `problem` is why it is impossible; `max_context` is the longest that fits,
+    `requests` how many of the requested context do, `kv_cache_tokens` how many tokens fit in all engines; None where
+    it is impossible.
     """
 
     tp: int
     pp: int
+    dp: int
+    ep: bool
     reason: str
     problem: str
     weights_bytes: int
@@ -96,6 +108,12 @@ class Layout:
     kv_cache_tokens: int | None
     fits: bool
     notes: tuple[str, ...] = ()
+
+    @property
+    def name(self) -> str:
+        """Its degrees, for people."""
+        dealt = f" × DP={self.dp}" if self.dp > 1 else ""
+        return f"TP={self.tp} × PP={self.pp}{dealt}{' with EP' if self.ep else ''}"
 
 
 @dataclass(frozen=True)
@@ -113,8 +131,9 @@ class FitReport:
     suggestions: tuple[str, ...]
 
 
-def split_problem(shape: ModelConfig, tp: int, pp: int) -> str:
+def split_problem(shape: ModelConfig, degrees: Degrees) -> str:
     """Why vLLM would refuse this split of a model, in one sentence; empty when it would not."""
+    tp, pp = degrees.tp, degrees.pp
     if shape.heads % tp:
         return f"TP={tp} does not divide its {shape.heads} attention heads"
     for heads in sorted({layer.heads for layer in shape.layers if layer.heads}):
@@ -124,38 +143,83 @@ def split_problem(shape: ModelConfig, tp: int, pp: int) -> str:
         return f"TP={tp} does not divide the {shape.groups} groups of its attention's output"
     if pp > len(shape.layers):
         return f"PP={pp} is more than its {len(shape.layers)} layers"
+    if degrees.experts and not shape.experts_used:
+        return "it has no experts: leave out --ep"
     return ""
 
 
-def evaluate(model: Model, gpus: GpuPool, workload: Workload, tp: int, pp: int, *, why: str = "") -> Layout:
-    """What a layout needs and gives."""
-    problem, notes = _problem(model, tp, pp), tuple(_notes(model, gpus, tp, pp))
-    stages = _stages(model, gpus, tp, pp) if not problem else ()
+def evaluate(
+    model: Model,
+    gpus: GpuPool,
+    workload: Workload,
+    tp: int,
+    pp: int,
+    *,
+    dp: int = 1,
+    experts: bool = False,
+    why: str = "",
+) -> Layout:
+    """What a layout needs and gives; with data parallel (`dp`), of all its engines together."""
+    degrees = Degrees(tp, pp, dp, experts)
+    problem, notes = _problem(model, gpus, degrees), tuple(_notes(model, gpus, degrees))
+    stages = _stages(model, gpus, degrees) if not problem else ()
     fullest = max(stages, key=lambda stage: stage.weights, default=PipelineStage(0, 0, 0, ()))
     context = requests = tokens = None
     fits = bool(stages) and min(stage.left for stage in stages) >= 0
     if stages:
         limit = model.context(workload)
-        requests = _requests(stages, tp, workload, limit)
-        tokens = _requests(stages, tp, workload, limit, unit=limit)
-        context = _longest(stages, tp, workload, max(limit, model.shape.context))
+        requests = dp * _requests(stages, tp, workload, limit)
+        tokens = dp * _requests(stages, tp, workload, limit, unit=limit)
+        # A request is in one engine: the fullest has its share, rounded up.
+        each = replace(workload, concurrency=-(-workload.concurrency // dp))
+        context = _longest(stages, tp, each, max(limit, model.shape.context))
         fits = requests >= workload.concurrency
     left = min((stage.left for stage in stages), default=0)
     sizes = (fullest.weights, fullest.reserve, left)
-    return Layout(tp, pp, why, problem, *sizes, context, requests, tokens, fits, notes)
+    return Layout(tp, pp, dp, experts, why, problem, *sizes, context, requests, tokens, fits, notes)
 
 
-def _problem(model: Model, tp: int, pp: int) -> str:
-    found = split_problem(model.shape, tp, pp)
-    if not found and pp > 1 and model.pipelines is False:
+def _problem(model: Model, gpus: GpuPool, degrees: Degrees) -> str:
+    found = split_problem(model.shape, degrees)
+    if not found and degrees.pp > 1 and model.pipelines is False:
         found = f"the image's vLLM cannot split {model.shape.architecture} into stages (no SupportsPP)"
-    for one in model.shape.blocks if not found and tp > 1 else ():
-        if one.size % (tp * one.block):
-            return f"{one.name} ({one.size}) at TP={tp} is not a multiple of the quantisation block {one.block}"
-    return found
+    try:
+        if degrees.dp > 1 and not found:
+            BACKENDS["mp"].take({f"host {number}": count for number, count in enumerate(gpus.nodes, 1)}, degrees)
+    except UsageError as error:
+        return error.message
+    return found or next(_uneven(model, degrees, cut=False), "")
 
 
-def _notes(model: Model, gpus: GpuPool, tp: int, pp: int) -> Iterator[str]:
+def _uneven(model: Model, degrees: Degrees, *, cut: bool) -> Iterator[str]:
+    """Weights whose share on a GPU is not a multiple of their quantisation block: those that vLLM cuts, or others."""
+    for one in model.shape.blocks:
+        parts = degrees.tp if not one.experts else 1 if degrees.experts else degrees.tp * degrees.dp
+        if parts == 1 or one.size % (parts * one.block) == 0:
+            continue
+        part = math.gcd(one.block, one.size // parts, model.shape.hidden) if one.size % parts == 0 else 0
+        if cut is (one.experts and part >= CUT_BLOCK and model.vllm >= CUTS_BLOCKS):
+            at = f"TP={degrees.tp}" + (f" × DP={degrees.dp}" if one.experts and degrees.dp > 1 else "")
+            text = f"{one.name} ({one.size}) at {at} is not a multiple of the quantisation block {one.block}"
+            yield f"{text}; --ep keeps experts whole" if one.experts else text
+
+
+def of_experts(shape: ModelConfig, degrees: Degrees) -> Fraction:
+    """The part of the experts that a GPU holds: they are split over TP × DP, or dealt whole (`experts`)."""
+    over = degrees.tp * degrees.dp
+    return (
+        Fraction(-(-shape.experts // over), shape.experts) if degrees.experts and shape.experts else Fraction(1, over)
+    )
+
+
+def _notes(model: Model, gpus: GpuPool, degrees: Degrees) -> Iterator[str]:
+    tp, pp, dp = degrees.tp, degrees.pp, degrees.dp
+    for text in _uneven(model, degrees, cut=True):
+        yield f"{text}; without it vLLM cuts the blocks smaller, which its Triton kernels alone can take"
+    if dp > 1 and model.shape.experts_used:
+        yield f"each of the {dp} engines has a KV cache of its own: a request takes that of one"
+    elif dp > 1:
+        yield f"it has no experts: each of the {dp} engines holds the whole model, and they share the requests"
     heads = max((layer.heads for layer in model.shape.layers), default=0)
     if heads == 1 < tp:
         # Not in the windows beside compressed attention.
@@ -182,21 +246,27 @@ def stage_bounds(layers: int, pp: int) -> list[tuple[int, int]]:
     return list(zip([0, *ends], ends, strict=False))
 
 
-def _stages(model: Model, gpus: GpuPool, tp: int, pp: int) -> tuple[PipelineStage, ...]:
-    budget = int(UTILISATION * gpus.memory_bytes)
+def _stages(model: Model, gpus: GpuPool, degrees: Degrees) -> tuple[PipelineStage, ...]:
+    budget, part = int(UTILISATION * gpus.memory_bytes), of_experts(model.shape, degrees)
     stages = []
-    for begin, end in stage_bounds(len(model.shape.layers), pp):
-        weights = model.weights.on_stage(begin, end, tp)
-        reserve = FIXED + _activations(model.shape, tp, last=end == len(model.shape.layers))
+    for begin, end in stage_bounds(len(model.shape.layers), degrees.pp):
+        weights = model.weights.on_stage(begin, end, degrees.tp, part)
+        reserve = FIXED + _activations(model.shape, degrees, last=end == len(model.shape.layers))
         layers = tuple(Counter(model.shape.layers[begin:end]).items())
         stages.append(PipelineStage(weights, reserve, budget - weights - reserve, layers))
     return tuple(stages)
 
 
-def _activations(shape: ModelConfig, tp: int, *, last: bool) -> int:
+def _activations(shape: ModelConfig, degrees: Degrees, *, last: bool) -> int:
     """The peak of one step, in 16 bits: residuals and the widest layer of a full batch, or on the last stage the
-    logits of all sequences with their copy in 32 bits. An estimate, near what vLLM measured on Llama."""
-    routed = shape.experts_used * (shape.hidden + 2 * shape.expert // tp)
+    logits of all sequences with their copy in 32 bits. An estimate, near what vLLM measured on Llama.
+
+    With data parallel the experts get the tokens of all engines. Where they are dealt, a GPU is taken to get as many
+    as one engine has: its experts may be asked for more than others.
+    """
+    tp, dp = degrees.tp, degrees.dp if shape.experts_used else 1
+    expert = 2 * shape.expert if degrees.experts else 2 * shape.expert // tp
+    routed = shape.experts_used * ((1 if degrees.experts else dp) * shape.hidden + expert) + (dp - 1) * shape.hidden
     step = BATCHED * 2 * (4 * shape.hidden + max(3 * shape.mlp // tp, routed))
     return max(step, SEQUENCES * shape.vocab * 6 if last else 0)
 
@@ -231,9 +301,13 @@ def rule_of_thumb(weights: int) -> int:
     return weights * 12 // 10
 
 
-def report(model: Model, gpus: GpuPool, workload: Workload) -> FitReport:
-    """Evaluate every layout. If no context is given, one shorter than the model's own is enough."""
-    layouts = tuple(_layouts(model, gpus, workload))
+def report(model: Model, gpus: GpuPool, workload: Workload, *, dp: int = 1, experts: bool = False) -> FitReport:
+    """Evaluate every layout of so many engines. If no context is given, one shorter than the model's own is enough.
+
+    Raises:
+        UsageError: there are fewer GPUs than engines.
+    """
+    layouts = tuple(_layouts(model, gpus, workload, dp, experts=experts))
     taken = next((layout for layout in layouts if layout.fits), None)
     if taken is None and not workload.context:
         taken = max(
@@ -243,46 +317,47 @@ def report(model: Model, gpus: GpuPool, workload: Workload) -> FitReport:
     return FitReport(model, gpus, workload, layouts, taken, changes)
 
 
-def _layouts(model: Model, gpus: GpuPool, workload: Workload) -> Iterator[Layout]:
+def _layouts(model: Model, gpus: GpuPool, workload: Workload, dp: int, *, experts: bool) -> Iterator[Layout]:
     """The fewest GPUs that hold it first; then all: TP = GPUs of a node and PP = nodes, and every other split.
 
     Each is one that `serve` can make: a cluster serves one model once.
     """
-    nodes, total = gpus.nodes, sum(gpus.nodes)
-    first = vllm.choose_parallelism(nodes, None, None)
-    if small := smallest(model, gpus, workload):
-        yield small
-    yield evaluate(
-        model,
-        gpus,
-        workload,
-        first.tp,
-        first.pp,
-        why=f"the layout that serve takes without --tp and --pp: {'; '.join(first.reasons)}",
-    )
-    for tp in sorted(_divisors(total), reverse=True):
-        if (tp, total // tp) == (first.tp, first.pp):
+    nodes, each = gpus.nodes, sum(gpus.nodes) // dp
+    judged = partial(evaluate, model, gpus, workload, dp=dp, experts=experts)
+    if dp > 1:
+        first = vllm.choose_engines(nodes, None, None, dp, where="the GPUs")
+    else:
+        first = vllm.choose_parallelism(nodes, None, None)
+        if small := smallest(model, gpus, workload, experts=experts):
+            yield small
+    without = "the layout that serve takes without --tp and --pp"
+    yield judged(first.tp, first.pp, why=f"{without}: {'; '.join(first.reasons)}")
+    for tp in sorted(_divisors(each), reverse=True):
+        if (tp, each // tp) == (first.tp, first.pp):
             continue
-        if tp > min(nodes) and len(nodes) > 1:
+        if dp > 1:
+            why = "larger TP groups" if tp > first.tp else "smaller TP groups: less all-reduce traffic"
+        elif tp > min(nodes) and len(nodes) > 1:
             why = "no pipeline"
         elif tp > first.tp:
             why = "larger groups than every node holds evenly"
         else:
             why = "smaller TP groups: less all-reduce traffic; for hosts without NVLink or odd head counts"
-        yield evaluate(model, gpus, workload, tp, total // tp, why=why)
+        yield judged(tp, each // tp, why=why)
 
 
-def smallest(model: Model, gpus: GpuPool, workload: Workload) -> Layout | None:
+def smallest(model: Model, gpus: GpuPool, workload: Workload, *, experts: bool = False) -> Layout | None:
     """The fewest GPUs that hold the model: some of the head's, or those of fewer nodes than there are."""
     nodes, size = gpus.nodes, gpus.nodes[0]
     for tp in _divisors(size) if len(nodes) > 1 else _divisors(size)[:-1]:
         what = "one node suffices" if tp == size else f"{tp} GPU{'s'[: tp > 1]} suffice{'s'[: tp < 2]}"
-        small = evaluate(model, gpus, workload, tp, 1, why=f"{what}, the others stay idle: --tp {tp} --pp 1")
+        why = f"{what}, the others stay idle: --tp {tp} --pp 1"
+        small = evaluate(model, gpus, workload, tp, 1, experts=experts, why=why)
         if small.fits:
             return small
     for pp in range(2, len(nodes)) if len(set(nodes)) == 1 else ():
         why = f"{pp} of the {len(nodes)} nodes suffice, the others stay idle: --tp {size} --pp {pp}"
-        some = evaluate(model, gpus, workload, size, pp, why=why)
+        some = evaluate(model, gpus, workload, size, pp, experts=experts, why=why)
         if some.fits:
             return some
     return None
@@ -294,30 +369,31 @@ def _divisors(number: int) -> list[int]:
 
 def _changes(model: Model, gpus: GpuPool, workload: Workload, layouts: tuple[Layout, ...]) -> Iterator[str]:
     """The nearest changes with which it would fit, each by itself."""
+    dp, experts = layouts[0].dp, layouts[0].ep
     longest = max((layout.max_context or 0 for layout in layouts), default=0)
     if longest:
         at = next(layout for layout in layouts if layout.max_context == longest)
-        yield f"a context of {longest} tokens: -- --max-model-len={longest} (TP={at.tp} × PP={at.pp})"
+        yield f"a context of {longest} tokens: -- --max-model-len={longest} ({at.name})"
     together = max((layout.requests or 0 for layout in layouts), default=0)
     if together and workload.concurrency > 1:
         yield f"{together} request{'s'[: together > 1]} of that context at once"
     smaller = replace(workload, kv_dtype="fp8")
-    if workload.kv_bytes > 1 and any(layout.fits for layout in _layouts(model, gpus, smaller)):
+    if workload.kv_bytes > 1 and any(one.fits for one in _layouts(model, gpus, smaller, dp, experts=experts)):
         yield "a KV cache in 8 bits: -- --kv-cache-dtype=fp8"
     count, size = len(gpus.nodes), min(gpus.nodes)
     more = [(size << n) for n in range(1, 4) if size << n <= MAX_GPUS_PER_NODE]
     bigger = [(in_node, (in_node,) * count) for in_node in more]
     bigger += [(size, (size,) * n) for n in range(count + 1, MAX_NODES + 1)]
     for in_node, nodes in sorted(bigger, key=lambda pair: sum(pair[1])):
-        if _simplest(model, replace(gpus, nodes=nodes), workload).fits:
+        if _simplest(model, replace(gpus, nodes=nodes), workload, dp, experts=experts).fits:
             yield f"{len(nodes)} node{'s'[: len(nodes) > 1]} of {in_node} such GPUs"
             return
 
 
-def _simplest(model: Model, gpus: GpuPool, workload: Workload) -> Layout:
+def _simplest(model: Model, gpus: GpuPool, workload: Workload, dp: int, *, experts: bool) -> Layout:
     """The largest groups within a node that the model can be split into, and as many stages as that makes."""
-    total = sum(gpus.nodes)
-    layouts = (
-        evaluate(model, gpus, workload, tp, total // tp) for tp in sorted(_divisors(min(gpus.nodes)), reverse=True)
-    )
-    return next((layout for layout in layouts if not layout.problem), evaluate(model, gpus, workload, 1, total))
+    each = sum(gpus.nodes) // dp
+    judged = partial(evaluate, model, gpus, workload, dp=dp, experts=experts)
+    sizes = [tp for tp in sorted(_divisors(min(gpus.nodes)), reverse=True) if each % tp == 0 and tp <= each]
+    layouts = (judged(tp, each // tp) for tp in sizes)
+    return next((layout for layout in layouts if not layout.problem), judged(1, max(1, each)))

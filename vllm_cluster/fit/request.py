@@ -9,8 +9,10 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from vllm_cluster.backends import vllm
+from vllm_cluster.backends.seam import Degrees
 from vllm_cluster.fit.layouts import (
     FIXED,
+    RELEASED,
     UTILISATION,
     GpuPool,
     Layout,
@@ -104,7 +106,10 @@ class Files:
 
 @dataclass(frozen=True)
 class Judged:
-    """What the image's vLLM takes the flags and the model for; `unchecked` is why it was not asked all."""
+    """What the image's vLLM takes the flags and the model for; `unchecked` is why it was not asked all.
+
+    `version` is vLLM's, empty where it is not known.
+    """
 
     flags: str = ""
     model: str = ""
@@ -115,6 +120,7 @@ class Judged:
     theirs: Mapping[str, Any] = field(default_factory=dict)
     max_model_len: int | None = None
     supports_pp: bool | None = None
+    version: str = ""
 
 
 @dataclass(frozen=True)
@@ -132,6 +138,18 @@ class Asked:
     node: str = "NODE"
     hosts: tuple[str, ...] = ()
     beside: Mapping[str, Sequence[Beside]] = field(default_factory=dict)
+    dp: int = 1
+    ep: bool = False
+
+    @property
+    def degrees(self) -> Degrees:
+        """How the model is split; --enable-expert-parallel among the words for vLLM is --ep."""
+        return Degrees(self.tp, self.pp, self.dp, self.ep or "enable_expert_parallel" in vllm.options(self.extra))
+
+    def layout(self, model: Model, gpus: GpuPool, workload: Workload) -> Layout:
+        """What it needs and gives."""
+        to = self.degrees
+        return evaluate(model, gpus, workload, to.tp, to.pp, dp=to.dp, experts=to.experts)
 
 
 def problems(asked: Asked, head: str, files: Mapping[str, Files], judged: Judged) -> Iterator[RequestProblem]:
@@ -224,7 +242,8 @@ def fewer(asked: Asked, found: Files, judged: Judged) -> str:
     if gpus is None or known is None or not found.weights or set(given) & _OTHERWISE:
         return ""
     length = judged.max_model_len or known.context
-    small = smallest(_model(asked, found, known, judged), gpus, Workload(context=length))
+    model, experts = _model(asked, found, known, judged), asked.degrees.experts
+    small = smallest(model, gpus, Workload(context=length), experts=experts) if asked.dp == 1 else None
     if small is None or small.tp * small.pp >= asked.tp * asked.pp:
         return ""
     nodes = dict(zip(asked.hosts, gpus.nodes, strict=True))
@@ -243,7 +262,7 @@ def _fits(asked: Asked, head: str, found: Files, judged: Judged) -> Iterator[Req
     known = _shape(found)
     if known is None or set(given) & _OTHERWISE:
         return
-    split = split_problem(known, asked.tp, asked.pp)
+    split = split_problem(known, asked.degrees)
     if not split and asked.pp > 1 and judged.supports_pp is False:
         split = f"the image's vLLM cannot split {known.architecture} into stages"
     if split:
@@ -253,9 +272,13 @@ def _fits(asked: Asked, head: str, found: Files, judged: Judged) -> Iterator[Req
 
 
 def _other_split(asked: Asked, known: ModelConfig) -> str:
+    if asked.degrees.experts and not known.experts_used:
+        return "leave out --ep: it deals experts, and this model has none"
     total = asked.tp * asked.pp
     others = [(tp, total // tp) for tp in range(total, 0, -1) if total % tp == 0]
-    good = next((f"--tp {tp} --pp {pp}" for tp, pp in others if not split_problem(known, tp, pp)), "fewer GPUs")
+    good = next(
+        (f"--tp {tp} --pp {pp}" for tp, pp in others if not split_problem(known, Degrees(tp, pp))), "fewer GPUs"
+    )
     return f"try {good}; vcluster fit shows the rest"
 
 
@@ -265,16 +288,18 @@ def _memory(asked: Asked, head: str, found: Files, known: ModelConfig, judged: J
         return
     model = _model(asked, found, known, judged)
     length = judged.max_model_len or known.context
-    layout = evaluate(model, gpus, Workload(context=length), asked.tp, asked.pp)
+    layout = asked.layout(model, gpus, Workload(context=length))
     # A folder of the hosts is none of this machine.
     there = "FOLDER" if asked.model.startswith("/") else ""
     where = ", with the model's folder or its config.json on this machine," if there else ""
-    advice = f"{command_line('vcluster', 'fit', there or asked.model)}{where} shows what fits"
+    to = asked.degrees
+    engines = [*(["--dp", str(to.dp)] if to.dp > 1 else []), *(["--ep"] if to.experts else [])]
+    advice = f"{command_line('vcluster', 'fit', there or asked.model, *engines)}{where} shows what fits"
     if layout.problem:
         yield RequestProblem(head, f"{asked.model} cannot be split so: {layout.problem}", advice)
     elif layout.weights_bytes + FIXED > UTILISATION * gpus.memory_bytes:
         sizes = f"{gib(layout.weights_bytes)} of a GPU's {gib(gpus.memory_bytes)}"
-        text = f"its weights take {sizes} at TP={asked.tp} × PP={asked.pp}"
+        text = f"its weights take {sizes} at {layout.name}"
         yield RequestProblem(head, f"{asked.model} does not fit: {text}", advice)
     elif known.notes or layout.fits or layout.max_context is None:
         return  # a shape that is only guessed may need less than this
@@ -284,7 +309,8 @@ def _memory(asked: Asked, head: str, found: Files, known: ModelConfig, judged: J
 
 def _model(asked: Asked, found: Files, known: ModelConfig, judged: Judged) -> Model:
     weights = weigh(found.tensors, known) if found.tensors else spread(found.weights or 0, known)
-    return Model(asked.model, weights, known, judged.supports_pp)
+    version = tuple(int(part) for part in re.findall(r"\d{1,6}", judged.version)[:2]) or RELEASED
+    return Model(asked.model, weights, known, judged.supports_pp, version)
 
 
 def _short(layout: Layout, length: int) -> str:
@@ -314,7 +340,7 @@ def _needed(asked: Asked, found: Files, judged: Judged) -> float:
     given, known = judged.given or tuple(vllm.options(asked.extra)), _shape(found)
     if known is None or not found.weights or asked.gpus is None or set(given) & _OTHERWISE - {"gpu_memory_utilization"}:
         return 0
-    layout = evaluate(_model(asked, found, known, judged), asked.gpus, Workload(context=1), asked.tp, asked.pp)
+    layout = asked.layout(_model(asked, found, known, judged), asked.gpus, Workload(context=1))
     return layout.weights_bytes + FIXED
 
 

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from fractions import Fraction
+from typing import Literal
 
 from vllm_cluster.fit.model_config import ModelConfig
 from vllm_cluster.wire.safetensors import Tensor
 
-# Dtype, place, whether every rank holds it whole, and whether it is served in half of its bits.
-Share = tuple[str, str | int | None, bool, bool]
+# What of a tensor is on a rank of a TP group: its part, all of it, or the part of an expert.
+Held = Literal["shared", "whole", "experts"]
+# Dtype, place, what of it is on a rank, and whether it is served in half of its bits.
+Share = tuple[str, str | int | None, Held, bool]
 
 # Of the names that checkpoints give their tensors.
 _LAYER = re.compile(r"(?:^|\.)(?:layers|h|blocks)\.(\d{1,5})\.")
@@ -20,21 +25,25 @@ _FIRST = re.compile(r"embed_tokens|wte\.|word_embeddings|embed_in|tok_embeddings
 _LAST = re.compile(r"lm_head|embed_out|^output\.")
 # Every rank holds these whole: norms, routers, and what MLA projects down to its latent.
 _WHOLE = re.compile(r"norm|_a_proj|\.gate\.|router")
+# Not those that each token takes (shared_experts).
+_EXPERTS = re.compile(r"(?:^|\.)experts\.")
 
 
 @dataclass(frozen=True)
 class WeightBytes:
-    """Bytes of which each rank of a TP group holds its share, and bytes that every rank holds whole."""
+    """Bytes of which each rank of a TP group holds its share, bytes that every rank holds whole, and the experts'."""
 
     shared: int = 0
     whole: int = 0
+    experts: int = 0
 
-    def on_rank(self, tp: int) -> int:
-        """Bytes on one GPU."""
-        return -(-self.shared // tp) + self.whole
+    def on_rank(self, tp: int, of_experts: Fraction | None = None) -> int:
+        """Bytes on one GPU, which holds this part of the experts; where it is not given, the share of TP."""
+        part = Fraction(1, tp) if of_experts is None else of_experts
+        return -(-self.shared // tp) + self.whole + math.ceil(self.experts * part)
 
     def __add__(self, other: WeightBytes) -> WeightBytes:
-        return WeightBytes(self.shared + other.shared, self.whole + other.whole)
+        return WeightBytes(self.shared + other.shared, self.whole + other.whole, self.experts + other.experts)
 
 
 @dataclass(frozen=True)
@@ -54,8 +63,8 @@ class Weights:
         """Bytes that all GPUs together hold at TP=1."""
         return sum((*self.layers, self.first, self.last, self.everywhere), WeightBytes()).on_rank(1)
 
-    def on_stage(self, begin: int, end: int, tp: int) -> int:
-        """Bytes on one GPU of the stage that has these layers."""
+    def on_stage(self, begin: int, end: int, tp: int, of_experts: Fraction | None = None) -> int:
+        """Bytes on one GPU of the stage that has these layers, and this part of their experts."""
         part = sum(self.layers[begin:end], self.everywhere)
         first, last = begin == 0, end == len(self.layers)
         part += self.first if first else WeightBytes()
@@ -63,7 +72,7 @@ class Weights:
         part += (
             self.last if last and (first or self.last.shared) else self.first if last and not first else WeightBytes()
         )
-        return part.on_rank(tp)
+        return part.on_rank(tp, of_experts)
 
 
 def shares(found: Iterable[Tensor], layers: int) -> Counter[Share]:
@@ -72,7 +81,7 @@ def shares(found: Iterable[Tensor], layers: int) -> Counter[Share]:
     for name, dtype, stored in found:
         # vLLM serves what is stored in 32 bits in 16; scales of quantised weights stay.
         halved = dtype == "F32" and "scale" not in name
-        sums[dtype, _place(name, layers), bool(_WHOLE.search(name)), halved] += stored
+        sums[dtype, _place(name, layers), _held(name), halved] += stored
     return sums
 
 
@@ -84,18 +93,24 @@ def weigh(found: Iterable[Tensor], shape: ModelConfig) -> Weights:
 def summed(sums: Mapping[Share, int], shape: ModelConfig) -> Weights:
     """The weights that tensors with these sums are."""
     stored: Counter[str] = Counter()
-    places: dict[str | int, list[int]] = {}
+    places: dict[str | int, Counter[Held]] = {}
     unused = 0
-    for (dtype, place, whole, halved), count in sums.items():
+    for (dtype, place, held, halved), count in sums.items():
         stored[dtype] += count
         if place is None:
             unused += count
         else:
-            places.setdefault(place, [0, 0])[whole] += count // 2 if halved else count
-    part = {place: WeightBytes(*pair) for place, pair in places.items()}
+            places.setdefault(place, Counter())[held] += count // 2 if halved else count
+    part = {place: WeightBytes(found["shared"], found["whole"], found["experts"]) for place, found in places.items()}
     layers = tuple(part.get(index, WeightBytes()) for index in range(len(shape.layers)))
     first, last, everywhere = (part.get(place, WeightBytes()) for place in ("first", "last", "everywhere"))
     return Weights(dict(stored), layers, first, last, everywhere, unused)
+
+
+def _held(name: str) -> Held:
+    if _EXPERTS.search(name):
+        return "experts"
+    return "whole" if _WHOLE.search(name) else "shared"
 
 
 def _place(name: str, count: int) -> str | int | None:
@@ -128,11 +143,18 @@ def dense(shape: ModelConfig) -> int:
 
 
 def spread(total: int, shape: ModelConfig) -> Weights:
-    """The weights where only their sum is known: embeddings by the config, the rest evenly over the layers."""
+    """The weights where only their sum is known: embeddings by the config, the rest evenly over the layers.
+
+    Of that the experts have what their parameters are of a layer's.
+    """
     embedding = min(shape.vocab * shape.hidden * 2, total // 3)
     head = 0 if shape.tied else embedding
-    layer = WeightBytes((total - embedding - head) // len(shape.layers))
-    layers = (layer,) * len(shape.layers)
+    layer = (total - embedding - head) // len(shape.layers)
+    routed = 3 * shape.hidden * shape.expert * shape.experts
+    width = max((layer.width for layer in shape.layers), default=0) // 2
+    beside = 2 * shape.hidden * shape.heads * width + 3 * shape.hidden * shape.expert
+    experts = layer * routed // (routed + beside) if routed else 0
+    layers = (WeightBytes(layer - experts, experts=experts),) * len(shape.layers)
     return Weights({"unknown": total}, layers, WeightBytes(embedding), WeightBytes(head), estimated=True)
 
 

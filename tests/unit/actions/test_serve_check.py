@@ -157,6 +157,22 @@ def test_what_else_holds_a_model_is_known_of_gpus_alone(
     assert sum("it also fits on 1 of the 4 GPUs" in event.text for event in events) == notes
 
 
+# fault: actions/serve_check.py: tuple(ranks), beside, dp, ep) → tuple(ranks), beside)
+@pytest.mark.parametrize(("dp", "ep", "problem"), [(1, True, "it has no experts: leave out --ep"), (4, False, "DP=4")])
+def test_the_engines_of_a_request_are_checked(monkeypatch: pytest.MonkeyPatch, dp: int, ep: bool, problem: str) -> None:
+    files = Files("cache", config=configs.LLAMA_8B, weights=16 * 10**9)
+    answers = ({"gpu1": files, "gpu2": files}, Judged(flags="accepted", max_model_len=8192, supports_pp=True))
+    monkeypatch.setattr(serve_check, "ask_nodes", lambda *_: answers)
+    monkeypatch.setattr(serve_check, "gpu_memory", lambda *_: 12 * 10**9)
+    monkeypatch.setattr(serve_check, "hcas", lambda *_: True)
+    tp, pp = (2, 2) if dp == 1 else (1, 1)
+    several = placed({"gpu1": 2, "gpu2": 2}, tp, pp, name="m", model="org/model", dp=dp, expert_parallel=ep)
+    fleet: Any = None
+    with pytest.raises(PreflightFailed, match=problem) as refused:
+        serve_check.check_request(fleet, make.inventory(2), world.hosts(), several, lambda _: None)
+    assert dp == 1 or (refused.value.hint or "").startswith("vcluster fit org/model --dp 4 shows what fits")
+
+
 def answer(
     monkeypatch: pytest.MonkeyPatch, files: dict[str, Files], extra: tuple[str, ...] = ()
 ) -> tuple[bool, list[Event]]:

@@ -103,6 +103,28 @@ def test_a_folder(tmp_path: Path) -> None:
     assert fit(str(tmp_path), "--gpu-memory", "24GB").returncode == 1
 
 
+# fault: cli/fit.py: dp=dp, experts=ep) → dp=dp)
+# fault: actions/fit.py: dp=dp, experts=experts) → experts=experts)
+def test_engines_that_share_requests_and_experts_that_are_dealt(tmp_path: Path) -> None:
+    """A small MoE: 1 GB of experts beside 0.3 GB of all else."""
+    small = {**configs.QWEN3_235B_FP8, "num_hidden_layers": 2, "quantization_config": None, "num_experts": 16}
+    tensors = [("model.layers.0.mlp.experts.0.up_proj.weight", "BF16", (1000, 500_000))]
+    for name, data in checkpoints.files(small, [*tensors, ("lm_head.weight", "BF16", (1000, 150_000))]).items():
+        (tmp_path / name).write_bytes(data)
+    pool = ("--gpus", "2", "--nodes", "2", "--gpu-memory", "24GB")
+    found = json.loads(fit(str(tmp_path), *pool, "--dp", "2", "--ep", "--json").stdout)
+    assert [(row["tp"], row["pp"], row["dp"], row["ep"]) for row in found["layouts"]] == [
+        (2, 1, 2, True),
+        (1, 2, 2, True),
+    ]
+    assert found["layouts"][0]["weights_bytes"] == 10**9 // 4 + 3 * 10**8 // 2
+    shown = fit(str(tmp_path), *pool, "--dp", "4", "--ep").stdout
+    assert "TP=1 PP=1 DP=4 EP" in shown
+    assert "each of the 4 engines has a KV cache of its own" in shown
+    assert "DP" not in fit(str(tmp_path), *pool, "--ep").stdout
+    assert fit(str(tmp_path), *pool, "--dp", "5").returncode == 2
+
+
 @pytest.mark.parametrize(
     ("argv", "code", "said"),
     [

@@ -10,6 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.support.models import checkpoints, configs
+from vllm_cluster.backends.seam import Degrees
+from vllm_cluster.errors import UsageError
 from vllm_cluster.fit.layouts import (
     UTILISATION,
     FitReport,
@@ -55,19 +57,18 @@ def splits(found: FitReport) -> list[tuple[int, int]]:
     ],
 )
 def test_what_vllm_would_refuse(config: configs.Config, tp: int, pp: int, said: str) -> None:
-    assert split_problem(model_config(config), tp, pp) == said
+    assert split_problem(model_config(config), Degrees(tp, pp)) == said
 
 
 @pytest.mark.parametrize(
     ("config", "tp", "said"),
     [
         (configs.QWEN3_235B_FP8, 4, ""),
-        (configs.QWEN3_235B_FP8, 8, "an expert (1536) at TP=8"),
+        (configs.QWEN3_235B_FP8, 64, "an expert (1536) at TP=64 is not a multiple of the quantisation block 128; --ep"),
         (configs.DEEPSEEK_V3, 16, ""),
         (configs.DEEPSEEK_V3, 32, "the MLP (18432) at TP=32"),
         # Its experts have 4 bits; the output of its attention has 16 groups.
         (configs.DEEPSEEK_V4, 16, ""),
-        ({**configs.DEEPSEEK_V4, "expert_dtype": "fp8"}, 16, "an expert (3072) at TP=16"),
         (configs.DEEPSEEK_V4, 32, "TP=32 does not divide the 16 groups"),
         ({**configs.LLAMA_70B, "quantization_config": {"quant_method": "awq", "group_size": 128}}, 8, ""),
         ({**configs.LLAMA_8B, "quantization_config": {"group_size": 128}, "intermediate_size": 14208}, 2, "the MLP"),
@@ -79,6 +80,98 @@ def test_blocks_of_quantised_weights_stay_whole(config: configs.Config, tp: int,
     found = evaluate(model(config, total=16 * GB), GpuPool((64,), 80 * GB), Workload(1024), tp, 1)
     assert found.problem.startswith(said) if said else not found.problem
     assert found.fits is not bool(said)
+
+
+EIGHT = GpuPool((8,), 80 * GB)
+CUT = "an expert (1536) at TP=8 is not a multiple of the quantisation block 128; --ep keeps experts whole"
+
+
+# fault: fit/layouts.py: else 1 if degrees.experts else → else
+# fault: fit/layouts.py: and model.vllm >= CUTS_BLOCKS) → )
+def test_experts_are_split_or_dealt_whole() -> None:
+    """Where they are split, vLLM from 0.32 on cuts blocks to fit a share; before, it refuses."""
+    qwen = model(configs.QWEN3_235B_FP8, total=235 * GB)
+    dealt = evaluate(qwen, EIGHT, Workload(1024), 8, 1, experts=True)
+    assert (dealt.problem, dealt.fits, dealt.notes) == ("", True, dealt.notes)
+    assert not any("block" in note for note in dealt.notes)
+    cut = evaluate(qwen, EIGHT, Workload(1024), 8, 1)
+    assert cut.problem == ""
+    assert cut.notes[0].startswith(CUT)
+    assert evaluate(replace(qwen, vllm=(0, 31)), EIGHT, Workload(1024), 8, 1).problem == CUT
+    # Over TP × DP together.
+    both = evaluate(replace(qwen, vllm=(0, 31)), EIGHT, Workload(1024), 4, 1, dp=2)
+    assert both.problem.startswith("an expert (1536) at TP=4 × DP=2 is not")
+
+
+# fault: fit/layouts.py: -(-shape.experts // over) → shape.experts // over
+def test_a_gpu_holds_its_part_of_the_experts() -> None:
+    """Split or dealt over TP × DP, and all else once an engine; of 384 over 9 a GPU has 43."""
+    kimi = {**configs.DEEPSEEK_V3, "n_routed_experts": 384, "num_attention_heads": 126, "num_key_value_heads": 126}
+    layer = "model.layers.5.mlp"
+    tensors = [(f"{layer}.experts.0.up_proj.weight", "BF16", 384 * GB), (f"{layer}.shared_experts.w", "BF16", 9 * GB)]
+    made = model_config({**kimi, "quantization_config": None})
+    moe, pool = Model("model", weigh(tensors, made), made), GpuPool((9,), 80 * GB)
+    sizes = {
+        (tp, dp, ep): evaluate(moe, pool, Workload(1024), tp, 1, dp=dp, experts=ep).weights_bytes / GB
+        for tp, dp, ep in ((9, 1, False), (9, 1, True), (3, 3, True), (1, 9, False), (1, 9, True))
+    }
+    assert sizes == pytest.approx(
+        {
+            (9, 1, False): 384 / 9 + 1,
+            (9, 1, True): 43 + 1,
+            (3, 3, True): 43 + 3,
+            (1, 9, False): 384 / 9 + 9,
+            (1, 9, True): 43 + 9,
+        }
+    )
+
+
+# fault: fit/layouts.py: requests = dp * → requests =
+def test_each_engine_has_a_kv_cache_of_its_own() -> None:
+    """DeepSeek-V3 on two hosts of 8: TP divides no latent, so 16 engines hold 16 times the tokens of one."""
+    deepseek, pool = model(configs.DEEPSEEK_V3, total=690 * GB), GpuPool((8, 8), 141 * GB)
+    one = evaluate(deepseek, pool, Workload(32_768, 64), 8, 2)
+    many = evaluate(deepseek, pool, Workload(32_768, 64), 1, 1, dp=16, experts=True)
+    assert many.fits
+    assert many.requests
+    assert one.requests
+    assert many.requests % 16 == 0
+    assert many.requests > 3 * one.requests
+    assert many.name == "TP=1 × PP=1 × DP=16 with EP"
+    # One more than all engines hold must share one of them with those that are there.
+    more = evaluate(deepseek, pool, Workload(32_768, many.requests + 1), 1, 1, dp=16, experts=True)
+    assert more.max_context
+    assert many.max_context
+    assert more.max_context < 32_768 <= many.max_context
+
+
+def test_a_report_of_several_engines_has_the_layouts_of_serve() -> None:
+    found = report(
+        model(configs.DEEPSEEK_V3, total=690 * GB), GpuPool((8, 8), 141 * GB), Workload(), dp=2, experts=True
+    )
+    assert splits(found) == [(8, 1), (4, 2), (2, 4), (1, 8)]
+    assert "the layout that serve takes" in found.layouts[0].reason
+    assert all((layout.dp, layout.ep) == (2, True) for layout in found.layouts)
+    with pytest.raises(UsageError, match="--dp 17 needs 17 GPUs"):
+        report(model(configs.LLAMA_8B), GpuPool((8, 8), 80 * GB), Workload(), dp=17)
+
+
+# fault: fit/layouts.py: if degrees.dp > 1 and not found: → if False:
+def test_engines_that_hosts_cannot_hold_are_refused() -> None:
+    found = evaluate(model(configs.LLAMA_8B), GpuPool((8, 6), 80 * GB), Workload(1024), 7, 1, dp=2)
+    assert "attention heads" in found.problem
+    found = evaluate(model(configs.LLAMA_8B), GpuPool((4, 2), 80 * GB), Workload(1024), 2, 1, dp=3)
+    assert "every host gives the same number of GPUs" in found.problem
+
+
+# fault: fit/layouts.py: if degrees.experts and not shape.experts_used: → if False:
+def test_a_model_without_experts_has_none_to_deal() -> None:
+    llama = model(configs.LLAMA_8B)
+    assert evaluate(llama, EIGHT, Workload(1024), 8, 1, experts=True).problem == "it has no experts: leave out --ep"
+    alone = evaluate(llama, EIGHT, Workload(1024), 2, 1, dp=4)
+    assert alone.fits
+    assert "each of the 4 engines holds the whole model" in alone.notes[0]
+    assert alone.weights_bytes == evaluate(llama, EIGHT, Workload(1024), 2, 1).weights_bytes
 
 
 def test_the_fewest_gpus_come_first_then_every_other_way_with_its_reason() -> None:
@@ -94,7 +187,7 @@ def test_the_fewest_gpus_come_first_then_every_other_way_with_its_reason() -> No
     assert "no RDMA found" in across
 
 
-# fault: fit/layouts.py: if small := smallest(model, gpus, workload): → if small := None:
+# fault: fit/layouts.py: if small := smallest(model, gpus, workload, experts=experts): → if small := None:
 def test_where_one_gpu_suffices_it_is_listed_first() -> None:
     found = report(model(configs.LLAMA_8B), GpuPool((4, 4), 80 * GB), Workload())
     assert splits(found)[:2] == [(1, 1), (4, 2)]

@@ -185,7 +185,7 @@ def test_each_tensor_has_its_place() -> None:
     )
     assert found.stored == {"BF16": 3198, "F8_E4M3": 40, "F32": 20}
     assert (found.first, found.last, found.unused) == (WeightBytes(100), WeightBytes(90), 3000)
-    assert (found.layers[0], found.layers[60]) == (WeightBytes(0, 7), WeightBytes(44))
+    assert (found.layers[0], found.layers[60]) == (WeightBytes(0, 7), WeightBytes(experts=44))
     # Stored in 32 bits, served in 16.
     assert found.everywhere == WeightBytes(8, 1)
     assert found.on_stage(0, 30, 2) == 50 + 7 + 4 + 1

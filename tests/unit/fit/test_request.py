@@ -58,6 +58,44 @@ def test_a_kv_cache_that_is_only_guessed_refuses_nothing() -> None:
     assert found_problems(small, {"gpu1": unknown, "gpu2": unknown}, short) == []
 
 
+QWEN = replace(HERE, config=configs.QWEN3_235B_FP8, weights=235 * GB, free=1000 * GB)
+OLD = replace(GOOD, version="0.26.0")
+
+
+# fault: fit/request.py: self.ep or "enable_expert_parallel" in vllm.options(self.extra) → self.ep
+@pytest.mark.parametrize(
+    ("request_", "judged", "text"),
+    [
+        (asked(), GOOD, ""),
+        (asked(), OLD, "gpu1: meta-llama/Llama-3.1-8B cannot be split so: an expert (1536) at TP=8"),
+        (asked(8, 2, "--enable-expert-parallel"), OLD, ""),
+        (replace(asked(), ep=True), OLD, ""),
+        (replace(asked(4, 2), dp=2), OLD, "at TP=4 × DP=2 is not a multiple"),
+        (replace(asked(4, 2), dp=2, ep=True), OLD, ""),
+    ],
+)
+def test_experts_that_are_dealt_are_not_split(request_: Asked, judged: Judged, text: str) -> None:
+    found = found_problems(request_, {"gpu1": QWEN, "gpu2": QWEN}, replace(judged, max_model_len=4096))
+    assert [text in one for one in found] == [True] * bool(text)
+    assert all("--ep keeps experts whole | vcluster fit" in one for one in found)
+
+
+# fault: fit/request.py: if asked.degrees.experts and not known.experts_used: → if False:
+def test_a_model_without_experts_is_served_without_ep() -> None:
+    (found,) = found_problems(replace(asked(), ep=True))
+    assert "it has no experts: leave out --ep | leave out --ep: it deals experts, and this model has none" in found
+    assert found_problems(replace(asked(2, 1), dp=8)) == []
+
+
+def test_each_engine_holds_what_is_not_dealt() -> None:
+    """16 engines of one GPU: each has all of a dense model, which two GPUs with TP=2 would share."""
+    short = replace(asked(1, 1, memory=16 * GB), dp=16)
+    (found,) = found_problems(short)
+    assert "its weights take 14.9 GiB of a GPU's 14.9 GiB at TP=1 × PP=1 × DP=16 | vcluster fit" in found
+    assert f"{NAME} --dp 16 shows what fits" in found
+    assert fewer(replace(short, hosts=("gpu1", "gpu2")), HERE, GOOD) == ""
+
+
 def test_what_is_right_is_not_refused() -> None:
     assert found_problems(asked()) == []
     assert found_problems(asked(), judged=Judged(unchecked="no answer")) == []

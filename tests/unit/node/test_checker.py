@@ -94,6 +94,7 @@ def install(world: World, serve: str = SERVE) -> None:
             folder.mkdir(parents=True, exist_ok=True)
             (folder / "__init__.py").touch()
         path.write_text(text)
+    (world.folder / "python" / "vllm" / "__init__.py").write_text('__version__ = "0.33.0"')
 
 
 def check(world: World, *flags: str, model: str = "org/model", seconds: float = 120, own: int = 0) -> dict[str, Any]:
@@ -153,6 +154,7 @@ def judge(world: World, *, served: bool) -> None:
         "accepted",
     )
     assert set(good["given"]) >= {"max_model_len", "model_tag"}
+    assert good["version"] == "0.33.0"
     typo = check(world, "--max-model-ln", "1024")["vllm"]
     assert (typo["flags"], typo["problem"]) == (
         "refused",

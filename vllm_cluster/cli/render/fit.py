@@ -105,7 +105,8 @@ def _sizes(found: FitReport) -> list[tuple[str, str]]:
 
 
 def _name(layout: Layout) -> str:
-    return f"TP={layout.tp} PP={layout.pp}"
+    dealt = f" DP={layout.dp}" if layout.dp > 1 else ""
+    return f"TP={layout.tp} PP={layout.pp}{dealt}{' EP' if layout.ep else ''}"
 
 
 def _cells(layout: Layout) -> list[str]:

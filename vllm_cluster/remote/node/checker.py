@@ -176,7 +176,9 @@ def _model(arguments: Any) -> dict[str, Any]:
             registry._run_in_subprocess = lambda ask: ask()
         config = engine.AsyncEngineArgs.from_cli_args(arguments).create_model_config()
         stages = bool(config.registry.is_pp_supported_model(config.architectures, config))
-        return {"model": "accepted", "max_model_len": config.max_model_len, "supports_pp": stages}
+        version = str(getattr(importlib.import_module("vllm"), "__version__", ""))
+        found = {"model": "accepted", "max_model_len": config.max_model_len, "supports_pp": stages}
+        return {**found, "version": version}
     except ValueError as error:
         return {"model": "refused", "problem": _first_words(str(error))}
     except Exception as error:
