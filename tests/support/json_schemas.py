@@ -36,6 +36,7 @@ from vllm_cluster.facts.models import CachedModel
 from vllm_cluster.fit.layouts import GpuPool, Layout
 from vllm_cluster.run import allreduce
 from vllm_cluster.run.history import AuditEntry
+from vllm_cluster.translate.options import TranslatedWord
 from vllm_cluster.wire.status import FailedRequest, ServeStatus
 
 FOLDER = Path(__file__).parents[2] / "docs" / "reference" / "json"
@@ -323,6 +324,7 @@ def _events() -> list[Schema]:
         ("warning", "", {"code": TEXT}),
         ("warning", "serve, rollback", {"rollback_to": TEXT}),
         ("note", "", {"code": TEXT}),
+        ("note", "serve --from", {"code": TEXT, "command": TEXT, "words": rows(fields(TranslatedWord))}),
         ("progress", "up, status --wait --gpus", {"gpus": pair}),
         ("progress", "serve, rollback, status --wait", start),
         ("progress", "explain", {"bytes": COUNT}),

@@ -19,7 +19,7 @@ from vllm_cluster.cli.verbs import VERBS
 LONGEST_FILE = 400
 LONGEST_FUNCTION = 50
 _WAYS_OUT = {"os", "io", "socket", "subprocess", "pathlib", "time", "random", "requests", "urllib", "tempfile"}
-PURE = ("backends", "checks", "core", "facts", "fit")
+PURE = ("backends", "checks", "core", "facts", "fit", "translate")
 # What every room may use; its modules use each other alone.
 GROUND = "the ground"
 GROUND_MODULES = {"__version__", *(path.stem for path in PACKAGE.glob("*.py") if path.stem != "__main__")}
@@ -30,6 +30,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     **dict.fromkeys(("inventory", "facts", "fit", "explain", "images", "transport"), frozenset()),
     "batch": frozenset(),
     "backends": frozenset({"inventory", "images"}),
+    "translate": frozenset({"backends", "inventory"}),
     "hub": frozenset({"fit"}),
     "vcluster_sandbox": frozenset({"images"}),
     "core": frozenset({"inventory", "facts", "backends"}),
@@ -38,7 +39,10 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "run": _BELOW | {"batch"},
     "actions": _BELOW - {"transport"} | {"run", "hub", "batch"},
     "cli": frozenset(
-        {"actions", "batch", "core", "checks", "fit", "explain", "facts", "inventory", "vcluster_sandbox"}
+        {
+            *("actions", "batch", "core", "checks", "fit", "explain", "facts", "inventory", "translate"),
+            "vcluster_sandbox",
+        }
     ),
     "remote": frozenset(),
     "wire": frozenset(),

@@ -17,6 +17,7 @@ FOR_PEOPLE = {"cli/render/images.py", "core/image_use.py", "inventory/model.py",
 # Literals without a space that are not texts: names of files, variables, processes and packages that are Ray's.
 LITERALS = {
     "cli/serve.py": "the option's word",
+    "translate/options.py": "options of earlier releases, as users paste them",
     "inventory/model.py": "the key's word",
     "wire/order.py": "the name of a backend",
     "core/placement.py": "the name of a backend",

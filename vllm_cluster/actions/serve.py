@@ -12,6 +12,7 @@ from vllm_cluster.actions.assess import Assessment, connect_all
 from vllm_cluster.actions.consent import Confirm, Consent, served_on
 from vllm_cluster.actions.pull_plan import WantedModel
 from vllm_cluster.actions.serve_check import CheckedRequest, check_request, note_downloads, revision
+from vllm_cluster.actions.serve_from import Fit
 from vllm_cluster.actions.serve_pull import PullFirst
 from vllm_cluster.backends import vllm
 from vllm_cluster.core.cached_model import cache_place
@@ -44,11 +45,13 @@ def serve(
     confirm: Confirm,
     pull: bool | None = False,
     wait: float = 0.0,
+    fit: Fit | None = None,
     runtime: Runtime = SYSTEM,
 ) -> Endpoint:
     """Serve what a person asks for, and return once it has generated a token; without a name, under that of the model.
 
-    With `pull`, hosts that lack the model get it first; None asks, where the hub has it.
+    With `pull`, hosts that lack the model get it first; None asks, where the hub has it. `fit` is asked for another
+    layout, where that one is not this program's own.
 
     Raises:
         Aborted, UsageError: another model is served, and its stop was not confirmed.
@@ -63,6 +66,7 @@ def serve(
         seen = look_up(inventory, fleet, emit)
         node = NodeHandle(fleet.connections[inventory.head_name], inventory.cluster)
         cluster = Cluster.of(inventory, gpus := seen.plan.gpus)
+        deployment = fit(deployment, cluster) if fit else deployment
         layout = choose_layout(deployment, cluster)
         placed = partial(place, deployment, cluster, (layout.tp, layout.pp), inventory.ports.api)
         wanted = placed(before=(order := _last_order(node)).wanted)

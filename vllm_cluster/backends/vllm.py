@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -70,6 +71,9 @@ _SHORT = {
     "-r": "--node-rank",
 }
 
+# A switch with a value, as releases before 0.7 took it.
+_OLD_SWITCH = re.compile(r"--((?!no-)[a-z0-9_-]+)[= ](true|false)", re.IGNORECASE)
+
 
 @dataclass(frozen=True)
 class Parallelism:
@@ -133,8 +137,18 @@ def ensure_allowed(model: str, name: str, extra: Sequence[str]) -> None:
 
 def instead(flag: str) -> str | None:
     """What to use in place of a flag that vcluster sets itself; None for all others."""
-    reserved = _reserved_option(flag)
+    reserved = reserved_option(flag)
     return _RESERVED[reserved] if reserved else None
+
+
+def spelled_today(words: Sequence[str]) -> list[str]:
+    """An option and its values as vLLM's parser takes them: a switch that once had a value is --NAME or --no-NAME.
+
+    >>> spelled_today(["--enable-chunked-prefill=False"]), spelled_today(["--seed", "1"])
+    (['--no-enable-chunked-prefill'], ['--seed', '1'])
+    """
+    found = _OLD_SWITCH.fullmatch(" ".join(words))
+    return [f"--{'' if found[2].lower() == 'true' else 'no-'}{found[1]}"] if found else list(words)
 
 
 def environment() -> dict[str, str]:
@@ -164,7 +178,7 @@ def _refusal(flag: str) -> Iterator[tuple[str, str]]:
         yield "a second -- would end vLLM's flags before vcluster's own", "give only flags behind the first --"
     elif flag.startswith("--config="):
         yield "vLLM does not read the file of --config=FILE", "give two words: --config FILE"
-    elif reserved := _reserved_option(flag):
+    elif reserved := reserved_option(flag):
         word = flag.partition("=")[0]
         text = reserved if word == reserved else f"{word!r}, which is {reserved} for vLLM,"
         yield f"{text} is set by vcluster", _RESERVED[reserved]
@@ -205,7 +219,7 @@ def options(words: Sequence[str]) -> Iterator[str]:
             yield word.partition("=")[0].partition(".")[0].removeprefix("--").replace("-", "_")
 
 
-def _reserved_option(flag: str) -> str | None:
+def reserved_option(flag: str) -> str | None:
     """The option set by vcluster that vLLM's parser would take this word for."""
     name = flag.partition("=")[0].replace("_", "-")
     if name.startswith("--"):

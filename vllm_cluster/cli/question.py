@@ -76,14 +76,22 @@ def read_prompt(prompt: str | None, files: Sequence[Path]) -> str:
     """The prompt: as given, from standard input for `-` or where it is piped; empty where files are enough."""
     piped = prompt is None and not files and not sys.stdin.isatty()
     if prompt == "-" or piped:
-        raw = sys.stdin.buffer.read(MAX_INPUT + 1)
         # The line end is that of echo or of a file, and would be a part of the text to continue.
-        prompt = _text(raw, "standard input").removesuffix("\n")
+        prompt = standard_input().removesuffix("\n")
     elif prompt is None and not files:
         raise UsageError("missing PROMPT", hint=command_line("vcluster", SETTINGS.verb, "Hello"))
     if not prompt and not files:
         raise UsageError("the prompt is empty", hint=command_line("vcluster", SETTINGS.verb, "Hello"))
     return prompt or ""
+
+
+def standard_input() -> str:
+    """What is piped into this program.
+
+    Raises:
+        UsageError: it is not text.
+    """
+    return _text(sys.stdin.buffer.read(MAX_INPUT + 1), "standard input")
 
 
 def text_of(path: Path) -> str:

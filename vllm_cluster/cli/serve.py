@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -10,6 +10,12 @@ from vllm_cluster.cli.completion import complete_host_list, complete_models, rem
 from vllm_cluster.cli.help import VLLM_FLAGS
 from vllm_cluster.cli.options import InventoryPath, Json, Wait, Yes
 from vllm_cluster.cli.session import Session
+from vllm_cluster.errors import UsageError
+
+if TYPE_CHECKING:
+    from vllm_cluster.actions.ask_head import Endpoint
+    from vllm_cluster.inventory.model import Inventory
+    from vllm_cluster.wire.order import Deployment
 
 Tp = Annotated[
     int | None, typer.Option("--tp", metavar="NUMBER", min=1, help="Tensor parallel size. Default: GPUs of a host.")
@@ -20,7 +26,7 @@ Pp = Annotated[
 
 
 Dp = Annotated[
-    int,
+    int | None,
     typer.Option(
         "--dp", metavar="NUMBER", min=1, help="Data parallel size: engines that share requests.", show_default=False
     ),
@@ -28,15 +34,19 @@ Dp = Annotated[
 Ep = Annotated[bool, typer.Option("--ep", help="Deal the experts of a MoE over the GPUs, whole (expert parallel).")]
 Engine = Annotated[
     Literal["ray", "mp"] | None,
-    typer.Option("--backend", help="Join the hosts by Ray, or by vLLM's own processes (mp). Default: the inventory's."),
+    typer.Option(
+        "--backend",
+        metavar="ray|mp",
+        help="Join the hosts by Ray, or by vLLM's own processes (mp). Default: the inventory's.",
+    ),
 ]
 
 
 Model = Annotated[
-    str,
+    str | None,
     typer.Argument(
         metavar="MODEL",
-        help="A repository on the hub, or a folder below the model cache.",
+        help="A repository on the hub, or a folder below the model cache; with --from, in place of that one's.",
         autocompletion=complete_models,
     ),
 ]
@@ -67,16 +77,28 @@ Pull = Annotated[
     ),
 ]
 Tunnel = Annotated[bool, typer.Option("--tunnel", help="When ready, forward the API to localhost until Ctrl-C.")]
+From = Annotated[
+    str | None,
+    typer.Option(
+        "--from",
+        metavar="TEXT",
+        help="Serve what this command line of vLLM asks for: the line, or a file with it (script, compose.yaml); - "
+        "reads standard input. Options of this call override it.",
+    ),
+]
+DryRun = Annotated[
+    bool, typer.Option("--dry-run", help="With --from: show what becomes of it; ask no host, serve nothing.")
+]
 
 
 def serve(
-    model: Model,
+    model: Model = None,
     flags: Flags = None,
     inventory: InventoryPath = None,
     name: Name = None,
     tp: Tp = None,
     pp: Pp = None,
-    dp: Dp = 1,
+    dp: Dp = None,
     ep: Ep = False,
     backend: Engine = None,
     hosts: Hosts = None,
@@ -84,6 +106,8 @@ def serve(
     rollback: Rollback = True,
     pull: Pull = None,
     tunnel: Tunnel = False,
+    source: From = None,
+    dry_run: DryRun = False,
     as_json: Json = False,
     wait: Wait = 0.0,
     yes: Yes = False,
@@ -91,30 +115,46 @@ def serve(
     """Serve a model on the GPUs of the cluster."""
     named = tuple(name for given in hosts or () for name in given.split(","))
     with Session(inventory, as_json=as_json, changes=True) as session:
-        loaded = session.load()
-        from vllm_cluster.actions.serve import serve as serve_action
+        if model is None and source is None:
+            raise UsageError("missing MODEL", hint="vcluster serve --help")
         from vllm_cluster.cli.render.endpoint import show_endpoint
         from vllm_cluster.cli.tunnel import hold
-        from vllm_cluster.transport.forward import listener
         from vllm_cluster.wire.order import Deployment
 
-        if tunnel:
-            # Else a port in use would be an error after minutes of loading.
-            listener(loaded.ports.api).close()
-        endpoint = serve_action(
-            loaded,
-            session.emit,
-            Deployment(name or "", model, tuple(flags or ()), tp, pp, named, expose, rollback, dp, ep, backend or ""),
-            confirm=session.confirm(yes),
-            # Without a person nothing is asked, and so the hub is not either.
-            pull=pull if pull is not None or session.can_ask(yes) else False,
-            wait=wait,
+        asked = Deployment(
+            *(name or "", model or "", tuple(flags or ()), tp, pp, named, expose, rollback, dp or 1, ep, backend or "")
         )
-        session.finish()
-        remember_model(model)
-        show_endpoint(endpoint, inventory, as_json=session.as_json)
-        if tunnel:
-            hold(session, loaded, None)
+        loaded = None if dry_run else session.load()
+        if source is not None or dry_run:
+            from vllm_cluster.cli.serve_from import taken_from
+
+            asked = taken_from(session, source, asked, loaded, degrees=bool(tp or pp or dp))
+        if loaded is not None:
+            # Without a person nothing is asked, and so the hub is not either.
+            pulls = pull if pull is not None or session.can_ask(yes) else False
+            way = {"confirm": session.confirm(yes), "pull": pulls, "wait": wait}
+            endpoint = _served(session, loaded, asked, tunnel=tunnel, translated=source is not None, **way)
+            show_endpoint(endpoint, inventory, as_json=session.as_json)
+            if tunnel:
+                hold(session, loaded, None)
+
+
+def _served(
+    session: Session, loaded: Inventory, asked: Deployment, *, tunnel: bool, translated: bool, **way: Any
+) -> Endpoint:
+    """Where the model answers, once it does; what is `translated` may get another layout, by consent."""
+    from vllm_cluster.actions.serve import serve as serve_action
+    from vllm_cluster.actions.serve_from import fit_by
+    from vllm_cluster.transport.forward import listener
+
+    if tunnel:
+        # Else a port in use would be an error after minutes of loading.
+        listener(loaded.ports.api).close()
+    fit = fit_by(way["confirm"], loaded.cluster) if translated else None
+    endpoint = serve_action(loaded, session.emit, asked, fit=fit, **way)
+    session.finish()
+    remember_model(asked.model)
+    return endpoint
 
 
 def rollback(inventory: InventoryPath = None, as_json: Json = False, wait: Wait = 0.0, yes: Yes = False) -> None:

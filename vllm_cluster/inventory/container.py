@@ -55,6 +55,15 @@ def refuse(name: str) -> str:
     return name
 
 
+def steered_by(name: str) -> str:
+    """What gives a variable its value in a container; empty where the inventory's environment may."""
+    if name == "CUDA_VISIBLE_DEVICES":
+        return "gpus of the inventory and --hosts choose the GPUs"
+    if name in _STEERED_BY:
+        return f"set by {_STEERED_BY[name]} of the inventory"
+    return "set by vcluster" if name.startswith(_SET_BY_VCLUSTER) or name in _SET_ANYWAY else ""
+
+
 def refuse_secret(name: str) -> str:
     """Let the name of a secret variable pass unless vcluster, Ray or Python gives it its value."""
     refuse(name)

@@ -1,0 +1,94 @@
+"""Serve what a command line of vLLM asks for, on hosts that have its GPUs and on hosts that have fewer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tests.support.sim import lab, make
+from tests.support.sim.world import World
+from vllm_cluster.actions.serve import serve
+from vllm_cluster.actions.serve_from import fit_by
+from vllm_cluster.cli.serve_from import merged
+from vllm_cluster.errors import Aborted, UsageError
+from vllm_cluster.events import Emit
+from vllm_cluster.inventory.model import Inventory
+from vllm_cluster.run.runtime import Runtime
+from vllm_cluster.translate.text import translate
+from vllm_cluster.wire.order import Deployment, read_order
+
+INVENTORY = make.inventory(2)
+REST = "--nnodes 2 --node-rank 0 --master-addr 10.9.9.1 --port 9000 --max-model-len 4096"
+
+
+@pytest.fixture
+def world() -> Iterator[World]:
+    """Two hosts of two GPUs."""
+    with lab.cluster(2, lab.do_up) as made:
+        yield made
+
+
+def served(world: World) -> Any:
+    """What the head is asked to serve."""
+    file = world.machines["gpu1"].volumes["vcluster-lab-state"].files.get("wanted.json")
+    return read_order(file).wanted if file else None
+
+
+def from_line(text: str, person: lab.Person) -> lab.Verb:
+    """`vcluster serve --from TEXT`, where a person sits."""
+    asked = merged(translate(text, "--from"), Deployment("", ""), degrees=False)
+
+    def verb(inventory: Inventory, emit: Emit, runtime: Runtime) -> Any:
+        fit = fit_by(person, inventory.cluster)
+        return serve(inventory, emit, asked, confirm=person, fit=fit, runtime=runtime)
+
+    return verb
+
+
+@pytest.mark.parametrize(
+    ("layout", "expected"),
+    [
+        ("-tp 2 -pp 2", (2, 2, 1, "ray")),
+        ("-tp 4", (4, 1, 1, "ray")),
+        ("-tp 2", (2, 1, 1, "ray")),
+        ("", (1, 1, 1, "ray")),
+        ("--data-parallel-size 4 --enable-expert-parallel", (1, 1, 4, "mp")),
+    ],
+)
+def test_a_layout_that_the_hosts_have_is_served_as_it_is(world: World, layout: str, expected: Any) -> None:
+    lab.succeed(world, INVENTORY, from_line(f"vllm serve org/model {layout} {REST}", lab.Person()))
+    replica = served(world).replica
+    assert (replica.tp, replica.pp, replica.dp, replica.backend) == expected
+    words = replica.leader.argv
+    assert "10.9.9.1" not in " ".join(words)
+    assert words[words.index("--max-model-len") + 1] == "4096"
+    assert "--port=8000" in words
+
+
+@pytest.mark.parametrize(
+    ("layout", "question", "expected"),
+    [
+        ("-tp 8", "wants TP=8 × PP=1: 8 GPUs; lab has 4. TP=2 × PP=2 would need 2.0 × the memory", (2, 2, 1)),
+        ("-dp 8 -ep", "wants TP=1 × PP=1 × DP=8: 8 GPUs; lab has 4. TP=1 × PP=1 × DP=4 would need up to", (1, 1, 4)),
+        ("-tp 2 -dp 6", "12 GPUs; lab has 4. TP=2 × PP=1 × DP=2 has 2 of its 6 engines", (2, 1, 2)),
+        ("-tp 8 -dp 2", "16 GPUs; lab has 4. TP=2 × PP=2 is one engine in place of 2", (2, 2, 1)),
+    ],
+)
+def test_a_layout_that_the_hosts_lack_is_another_one_by_consent(
+    world: World, layout: str, question: str, expected: Any
+) -> None:
+    text = f"vllm serve org/model {layout} {REST}"
+    nobody_there, no, yes = lab.Person(None), lab.Person(False), lab.Person(True)
+    refused = lab.run(world, INVENTORY, from_line(text, nobody_there)).error
+    assert isinstance(refused, UsageError)
+    assert refused.again is not None
+    tp, pp, dp = expected
+    assert refused.again == ("--tp", str(tp), "--pp", str(pp), *(("--dp", str(dp)) if dp > 1 else ()))
+    assert isinstance(lab.run(world, INVENTORY, from_line(text, no)).error, Aborted)
+    assert served(world) is None
+    lab.succeed(world, INVENTORY, from_line(text, yes))
+    assert question in yes.asked[0]
+    replica = served(world).replica
+    assert (replica.tp, replica.pp, replica.dp) == expected
