@@ -52,5 +52,6 @@ PROMISES = {
     "P47": "a taken-over host harms no other host, cluster or laptop",
     "P48": "no secret of the laptop reaches a host that was not given it",
     "P49": "the current folder is data: nothing that lies in it is imported or run, and TAB runs no name",
+    "P55": "a diagnosis holds as people paste logs: prefixes, other hosts, older lines, copies, cuts",
     "P57": "two image stores, one fleet: `up` converges, and the second one changes nothing",
 }

@@ -15,7 +15,8 @@ from vllm_cluster.cli.render.explain import explain_document, show_explained
 from vllm_cluster.explain.catalogue import SIGNS
 from vllm_cluster.explain.diagnosis import Diagnosis, diagnose
 from vllm_cluster.explain.log_line import parse_line
-from vllm_cluster.explain.scan import LogSource, classify, scan
+from vllm_cluster.explain.scan import LogSource, scan
+from vllm_cluster.explain.stream import classify
 from vllm_cluster.text import redact
 
 NEEDLES = [known.needle.encode() for known in SIGNS]

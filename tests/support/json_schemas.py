@@ -30,7 +30,7 @@ from vllm_cluster.core.history import Entry
 from vllm_cluster.core.image_use import ClusterImage
 from vllm_cluster.core.load import HostLoad
 from vllm_cluster.explain.diagnosis import BenignMatch
-from vllm_cluster.explain.scan import LogPosition
+from vllm_cluster.explain.stream import LogPosition
 from vllm_cluster.facts.host_facts import HostFacts
 from vllm_cluster.facts.models import CachedModel
 from vllm_cluster.fit.layouts import GpuPool, Layout

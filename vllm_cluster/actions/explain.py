@@ -28,7 +28,8 @@ from vllm_cluster.errors import (
 )
 from vllm_cluster.events import Emit, Event
 from vllm_cluster.explain.diagnosis import Diagnosis, MatchedFailure, diagnose
-from vllm_cluster.explain.scan import LogPosition, LogSource, scan
+from vllm_cluster.explain.scan import LogSource, scan
+from vllm_cluster.explain.stream import LogPosition
 from vllm_cluster.facts.host_facts import HostFacts
 from vllm_cluster.inventory.model import Inventory
 from vllm_cluster.run.connection import Fleet, HostConnection

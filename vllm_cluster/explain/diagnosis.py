@@ -11,7 +11,7 @@ from typing import Literal
 
 from vllm_cluster.explain.catalogue import FAILURES
 from vllm_cluster.explain.failure import KnownFailure, SignKind
-from vllm_cluster.explain.scan import LogPosition, LogScan, SignMatch
+from vllm_cluster.explain.stream import LogPosition, LogScan, SignMatch
 
 # Two hosts' clocks, and what a launcher writes just before vLLM's own first line.
 SLACK = 5.0
@@ -98,6 +98,7 @@ def diagnose(logs: Sequence[LogScan], *, since: Mapping[str, float] | None = Non
     With `since`, only what was written from then on counts, by the clock of each host: what is older, or has no time,
     is evidence of another attempt. `healthy`: the cluster works now, so that it has survived what is found.
     """
+    files, logs = logs, [one for log in logs for one in (log, *log.streams)]
     seen = _evidence(logs, since, healthy=healthy)
     notes = [hit for hit in seen.hits if hit.known.kind is SignKind.NOTE]
     first, others = _first(_foremost(seen), notes)
@@ -120,9 +121,9 @@ def diagnose(logs: Sequence[LogScan], *, since: Mapping[str, float] | None = Non
         error_lines=_ends(seen) if kind == "unknown" else (),
         unknown_lines=tuple(seen.strange[:MAX_STRANGE]) if symptom else (),
         last_line=_silent(logs) if symptom else None,
-        logs=len(logs),
-        lines=sum(log.lines for log in logs),
-        size=sum(log.size for log in logs),
+        logs=len(files),
+        lines=sum(log.lines for log in files),
+        size=sum(log.size for log in files),
     )
 
 
@@ -134,8 +135,11 @@ def _evidence(logs: Sequence[LogScan], since: Mapping[str, float] | None, *, hea
     def over(place: LogPosition) -> bool:
         return healthy or bool(alive and _precedes(place, alive)) or not _within(place, since)
 
+    started = max((log.started.time for log in logs if log.started and log.started.time is not None), default=-math.inf)
+
     def now(places: Iterable[LogPosition]) -> list[LogPosition]:
-        return sorted((place for place in places if not (over(place) or in_order(place))), key=_when)
+        new = (place for place in places if place.time is None or place.time >= started - SLACK)
+        return sorted((place for place in new if not (over(place) or in_order(place))), key=_when)
 
     failing = [hit for hit in hits if hit.known.kind <= SignKind.CONSEQUENCE]
     failing = [one for hit in failing if (one := _unplanned(hit, in_order))]
@@ -217,7 +221,7 @@ def _when(place: LogPosition) -> tuple[bool, float, str, int]:
 
 
 def _precedes(place: LogPosition, other: LogPosition) -> bool:
-    if place.source == other.source:
+    if (place.source, place.host) == (other.source, other.host):
         return place.line < other.line
     return place.time is not None and other.time is not None and place.time < other.time
 

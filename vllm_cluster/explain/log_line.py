@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
+
+from vllm_cluster.explain.prefix import peel
 
 MAX_LINE = 4096
 DAY = 86400.0
 # The last second of 1970: what has no date is of one year.
 UNDATED = 365 * DAY - 1
+YEAR = 365.25 * DAY
+HALF_YEAR = 182 * DAY
+NEAR = 31  # days between a dated line and one without a year that it dates
 _HEAD = 400
 _ANSI = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]|\x1b[^\[]?")
 _WHO = re.compile(r"^\s*(?:\(([A-Za-z][\w.:-]{0,60}(?: [^()]{0,120})?)\)|\[(rank\d{1,5}|\w{1,20})\]:?) ?")
@@ -21,13 +26,9 @@ _LEVEL = re.compile(
 )
 # Ray's own lines: Python's with a tab, C++'s with a letter, and dumps of its state, full of words like "failed: 0".
 _GROUP_LEVEL = re.compile(r"^[\d-]{10} [\d:]{8},\d{3}\s([A-Z]+) |^\[[\d-]{10} [\d:,]{12} ([A-Z]) |^\[(state-dump)\]")
-# What Docker, its compose, and a build service put before a line.
-_DOCKER = re.compile(
-    r"^(?:[\w.-]{1,60} {1,40}\| )?(?:E   )?"
-    r"(?:\[?\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d{1,9})?(?:Z|[+-]\d\d:?\d\d)?\]? )?(?:E   )?"
-)
+# What pytest puts before a line.
+_TEST = re.compile(r"^E   ")
 _NCCL_HOST = re.compile(r"^([\w.-]{1,80}):\d{1,9}:\d{1,9} \[\d{1,3}\] ")
-_SYSLOG = re.compile(r"^\w{3} [ \d]\d \d\d:\d\d:\d\d ([\w.-]{1,80}) ")
 _CLOCK = r"(?P<h>\d\d):(?P<m>\d\d):(?P<s>\d\d)(?:[.,](?P<f>\d{1,9}))?"
 _MONTHS = "JanFebMarAprMayJunJulAugSepOctNovDec"
 _TIMES = tuple(
@@ -44,13 +45,18 @@ _TIMES = tuple(
 
 @dataclass(frozen=True)
 class LogLine:
-    """The parts of a line. `time` is in seconds since 1970 as if every clock were UTC, None where the line has none."""
+    """The parts of a line. `time` is in seconds since 1970 as if every clock were UTC, None where the line has none.
+
+    `host` is the name that a launcher or a collector has put before it.
+    """
 
     time: float | None
     who: str
     words: str
     times: int = 1
     level: str = ""
+    host: str = ""
+    dated: bool = False  # its time has a year
 
     @property
     def calm(self) -> bool:
@@ -58,27 +64,32 @@ class LogLine:
         return self.level in ("DEBUG", "INFO", "WARNING", "D", "I", "W", "state-dump")
 
 
-def parse_line(raw: bytes, newest: float = UNDATED) -> LogLine:
-    """Take a line apart; `newest` is when its log was last written, for the many formats without a year."""
+def parse_line(raw: bytes, newest: float = UNDATED, names: frozenset[str] = frozenset()) -> LogLine:
+    """Take a line apart; `newest` is when its log was last written, for the many formats without a year.
+
+    `names` are those that begin lines of this log, as `prefix.learn` finds them.
+    """
     text = raw[:MAX_LINE].decode("utf-8", "replace").rstrip("\r\n")
     if "\x1b" in text:
         text = _ANSI.sub("", text)
-    time = parse_time(text, newest)
-    text = _DOCKER.sub("", text, count=1)
-    who: list[str] = []
-    if syslog := _SYSLOG.match(text):
-        who.append(syslog[1])
+    peeled = peel(_TEST.sub("", text), names)
+    time = parse_time(peeled.text if peeled.relayed else text, newest)
+    dated = time is not None and bool(_TIMES[0].search(text[:_HEAD]))
+    text = _TEST.sub("", peeled.text)
+    who = [peeled.host] if peeled.host else []
     while len(who) < 5 and (found := _WHO.match(text)):
         who.append(found[1] or found[2])
         text = text[found.end() :]
+        if text[:1] == "[" or text[:1].isdigit():
+            text = _TEST.sub("", peel(text, names).text)
     if nccl := _NCCL_HOST.match(text):
         who.append(nccl[1])
     repeated = _REPEATED.search(text)
     text = _REPEATED.sub("", text, count=1) if repeated else text
     level = _LEVEL.match(text) or _GROUP_LEVEL.match(text)
     text = _LEVEL.sub("", text, count=1).strip()
-    times = int(repeated[1]) if repeated else 1
-    return LogLine(time, " ".join(who), text, times, next(filter(None, level.groups()), "") if level else "")
+    times, grade = int(repeated[1]) if repeated else 1, next(filter(None, level.groups()), "") if level else ""
+    return LogLine(time, " ".join(who), text, times, grade, peeled.host, dated)
 
 
 def parse_time(text: str, newest: float = UNDATED) -> float | None:
@@ -96,6 +107,28 @@ def parse_time(text: str, newest: float = UNDATED) -> float | None:
         # A clock of another zone is up to 14 hours ahead.
         return _moment(year - 1, part) if at is None or at > newest + DAY else at
     return None
+
+
+def learn_newest(lines: Iterable[str], newest: float) -> float:
+    """What bounds the lines without a year: half a year after the dated lines of their log, else `newest`.
+
+    When a file was copied or unpacked is not when it was written; one date of another time of the year
+    may be the line of another log.
+    """
+    dated, bare = [], None
+    for line in lines:
+        head = line[:_HEAD]
+        if found := _TIMES[0].search(head):
+            dated.append(_moment(int(found["y"]), found.groupdict()))
+        elif bare is None:
+            bare = parse_time(head, newest)
+    known = [at for at in dated if at is not None]
+    if not known or bare is None:
+        return newest
+    apart = [min((at - bare) % YEAR, (bare - at) % YEAR) for at in known]
+    nearest = min(range(len(known)), key=apart.__getitem__)
+    same = sum(abs(at - known[nearest]) < HALF_YEAR for at in known)
+    return known[nearest] + HALF_YEAR if apart[nearest] < (NEAR if same > 1 else 2) * DAY else newest
 
 
 def _moment(year: int, part: Mapping[str, str]) -> float | None:

@@ -2,27 +2,25 @@
 
 from __future__ import annotations
 
-from collections import Counter, deque
+import re
+from bisect import bisect_right
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field, replace
-from functools import cache, lru_cache
+from dataclasses import dataclass
+from itertools import chain
+from operator import itemgetter
 
 from vllm_cluster.explain import progress
-from vllm_cluster.explain.catalogue import KEYS, SIGNS, LogPattern
-from vllm_cluster.explain.failure import SignKind
-from vllm_cluster.explain.log_line import MAX_LINE, UNDATED, LogLine, parse_line
-from vllm_cluster.text import redact
+from vllm_cluster.explain.catalogue import KEYS
+from vllm_cluster.explain.log_line import DAY, MAX_LINE, UNDATED, LogLine, learn_newest, parse_line
+from vllm_cluster.explain.prefix import learn, section
+from vllm_cluster.explain.stream import RECENT, SHOWN, HostStream, LogScan
 
-SHOWN = 400  # characters of a line that are kept
-WHO = 120
-MORE_LINES = 3
-BANNER = 40  # lines of one start that all announce it
-LAST_TROUBLE = 12
-FIRST_STRANGE = 3
+NEARLY_A_YEAR = 363 * DAY
 ABOVE = 8192  # characters above a line that are looked through for its time
-RECENT = 64  # places of one sign, the last ones
-STOPS = 100  # times at which vLLM was stopped by a request
-_CACHE = 4096
+LEARNT = 64 << 10  # bytes at the beginning of a file that show its prefixes and its year
+MAX_STREAMS = 1000
+_HEADING = re.compile(rb"^(?:==|##|---|\*\*\*)[^\n]{1,160}$", re.MULTILINE)
 _PROGRESS = tuple(mark.encode() for mark in progress.PROGRESS)
 
 
@@ -39,91 +37,29 @@ class LogSource:
     newest: float = UNDATED
 
 
-@dataclass(frozen=True)
-class LogPosition:
-    """A line, its position in the log and its source; secrets are redacted."""
-
-    source: str
-    line: int
-    text: str
-    process: str = ""
-    host: str = ""
-    time: float | None = None
-
-
-@dataclass
-class SignMatch:
-    """A sign that was found: the first place, how often, the lines below it, and the last places.
-
-    The same words can come of a planned stop and, later, of a failure: which places count is decided place by place.
-    """
-
-    known: LogPattern
-    first: LogPosition
-    last: LogPosition
-    count: int = 0
-    more: tuple[str, ...] = ()
-    evidence: LogPosition | None = None
-    recent: deque[LogPosition] = field(default_factory=lambda: deque(maxlen=RECENT))
-
-
-@dataclass
-class LogScan:
-    """What one log shows: the hits of its last run; of runs before, what a host suffered from, and failures by slug.
-
-    `strange` are the first lines of trouble of the last run that no failure explains, `last` is its last line.
-    `stopped` is where vLLM was stopped by a request and not started since; `stops` are the times of earlier such stops,
-    each with that of the start after it.
-    """
-
-    name: str
-    lines: int = 0
-    size: int = 0
-    hits: dict[LogPattern, SignMatch] = field(default_factory=dict)
-    before: dict[LogPattern, SignMatch] = field(default_factory=dict)
-    earlier: Counter[str] = field(default_factory=Counter)
-    trouble: deque[LogPosition] = field(default_factory=lambda: deque(maxlen=LAST_TROUBLE))
-    strange: list[LogPosition] = field(default_factory=list)
-    last: LogPosition | None = None
-    stopped: LogPosition | None = None
-    stops: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=STOPS))
-    started: LogPosition | None = None
-    alive: LogPosition | None = None
-
-
-@lru_cache(_CACHE)
-def classify(words: str) -> tuple[tuple[LogPattern, ...], bool]:
-    """The signs that a line holds, and whether it reports a failure at all."""
-    # A traceback quotes the statement above the message that it raised: `raise NoSpace("no space left")`.
-    if words.startswith("raise "):
-        return (), False
-    # What Ray counts up as possible has not been seen.
-    words = progress.POSSIBLE.split(words, maxsplit=1)[0]
-    found = tuple(
-        known for known in SIGNS if known.needle in words and (known.matches is None or known.matches.search(words))
-    )
-    # What is harmless in any case may quote the failure that it warns of: a limit of files, and `Too many open files`.
-    calm = tuple(known for known in found if known.kind is SignKind.HARMLESS and not known.failure)
-    return calm or found, bool(progress.TROUBLE.search(words))
-
-
-@cache
-def _milder(known: LogPattern) -> LogPattern:
-    """What warns may be so; what ends a start is an error: a cause is then only what nothing louder explains."""
-    return replace(known, kind=SignKind.BROAD) if known.kind is SignKind.CAUSE else known
-
-
 def scan(source: LogSource, tick: Callable[[int], None] = lambda _: None) -> LogScan:
     """Read a log to its end; `tick` gets the bytes of each piece."""
-    seen, state = LogScan(source.name), _State(source)
-    for number, part in source.parts:
-        for at, line, below in candidate_lines(number, part):
-            state.take(seen, at, line, below)
-        state.settle(seen, number, part)
+    seen = LogScan(source.name)
+    first, rest = _beginning(source.parts)
+    sample = first[:LEARNT].decode("utf-8", "replace").splitlines()
+    file = _LogFile(source, learn_newest(sample, source.newest), learn(sample), seen)
+    for number, part in rest:
+        file.read(number, part)
         seen.size += len(part)
         seen.lines = number + part.count(b"\n") - part.endswith(b"\n")
         tick(len(part))
     return seen
+
+
+def _beginning(parts: Iterable[tuple[int, bytes]]) -> tuple[bytes, Iterable[tuple[int, bytes]]]:
+    """The first bytes of a log, and all of it."""
+    pieces, all_parts, size = [], iter(parts), 0
+    for number, part in all_parts:
+        pieces.append((number, part))
+        size += len(part)
+        if size >= LEARNT:
+            break
+    return b"".join(part for _, part in pieces), chain(pieces, all_parts)
 
 
 def candidate_lines(number: int, part: bytes) -> Iterator[tuple[int, bytes, bytes]]:
@@ -149,112 +85,69 @@ def candidate_lines(number: int, part: bytes) -> Iterator[tuple[int, bytes, byte
         yield line, part[begin : min(end, begin + MAX_LINE)], part[end + 1 : end + 1 + SHOWN]
 
 
-class _State:
-    """What must be remembered from line to line."""
+def _sections(number: int, part: bytes) -> Iterator[tuple[int, str]]:
+    """The headings between the logs of several hosts."""
+    before, line = 0, number
+    for found in _HEADING.finditer(part):
+        if name := section(found[0].decode("utf-8", "replace")):
+            line += part.count(b"\n", before, found.start())
+            before = found.start()
+            yield line, name
 
-    def __init__(self, source: LogSource) -> None:
-        self._source = source
-        self._time: float | None = None
-        self._open: list[SignMatch] = []  # look-alikes that wait for work to continue
 
-    def take(self, seen: LogScan, number: int, raw: bytes, below: bytes) -> None:
-        """Look at one line that may matter."""
-        parsed = parse_line(raw, self._source.newest)
-        self._time = self._time if parsed.time is None else parsed.time
-        if progress.OWN_START in parsed.words or any(mark in parsed.words for mark in progress.START):
-            self._begin(seen, self._place(number, parsed))
-        elif progress.OWN_STOP in parsed.words:
-            seen.stopped = self._place(number, parsed)
-        elif any(mark in parsed.words for mark in progress.GROUP_START):
-            self._forget(seen, group=True)
-        # At DEBUG vLLM reports attempts that it gives up as part of a normal start.
-        found, trouble = classify(parsed.words) if parsed.level != "DEBUG" else ((), False)
-        if not (found or trouble):
-            return
-        place = self._place(number, parsed)
-        for known in found:
-            self._add(seen, _milder(known) if parsed.calm else known, place, parsed.times, below)
-        if trouble and not parsed.calm and not any(known.kind is SignKind.HARMLESS for known in found):
-            seen.trouble.append(place)
-            if not found and len(seen.strange) < FIRST_STRANGE and not parsed.words.startswith(progress.ANNOUNCED):
-                seen.strange.append(place)
+class _LogFile:
+    """One file, which may hold the logs of several hosts: each host, and each section, is judged by itself."""
 
-    def _place(self, number: int, parsed: LogLine) -> LogPosition:
-        text = redact(parsed.words)[:SHOWN]
-        time = self._time if parsed.time is None else parsed.time
-        return LogPosition(self._source.name, number, text, parsed.who[:WHO], self._source.host, time)
+    def __init__(self, source: LogSource, newest: float, names: frozenset[str], seen: LogScan) -> None:
+        self._source, self._newest, self._names, self._first = source, newest, names, seen
+        self._sections: list[tuple[int, str]] = [(0, "")]  # where the last ones begin
+        self._streams: dict[str, HostStream] = {}
 
-    def _add(self, seen: LogScan, known: LogPattern, place: LogPosition, times: int, below: bytes) -> None:
-        hit = seen.hits.get(known)
-        if hit is None:
-            hit = seen.hits[known] = SignMatch(known, place, place, more=self._continued(below))
-        hit.count, hit.last, hit.evidence = hit.count + times, place, None
-        hit.recent.append(place)
-        if known.kind is SignKind.HARMLESS and hit not in self._open:
-            self._open.append(hit)
+    def read(self, number: int, part: bytes) -> None:
+        """Look at the lines of one piece that may matter, and at what shows that work continued."""
+        self._sections = [*self._sections[-1:], *_sections(number, part)]
+        for at, raw, below in candidate_lines(number, part):
+            parsed = parse_line(raw, self._newest, self._names)
+            if parsed.dated and parsed.time is not None:
+                # What follows without a year is of the year after this line.
+                self._newest = parsed.time + NEARLY_A_YEAR
+            self._stream(parsed, at).take(at, parsed, below)
+        self._settle(number, part)
 
-    def _continued(self, below: bytes) -> tuple[str, ...]:
-        """The lines right below that continue a line: a version mismatch lists the versions there."""
-        lines = []
-        for raw in below.split(b"\n")[:MORE_LINES]:
-            parsed = parse_line(raw, self._source.newest)
-            if not parsed.words or parsed.level or parsed.time or parsed.words.startswith(("File ", "Traceback", "^")):
-                break
-            lines.append(redact(parsed.words)[:SHOWN])
-        return tuple(lines)
+    def _stream(self, parsed: LogLine, line: int) -> HostStream:
+        begun = bisect_right(self._sections, line, key=itemgetter(0))
+        name = "" if self._source.host else parsed.host or self._sections[max(begun - 1, 0)][1]
+        if name not in self._streams:
+            if len(self._streams) >= MAX_STREAMS:
+                return next(iter(self._streams.values()))
+            seen = LogScan(self._source.name) if self._streams else self._first
+            if self._streams:
+                self._first.streams.append(seen)
+            self._streams[name] = HostStream(seen, self._names, self._source.host or name)
+        return self._streams[name]
 
-    def _begin(self, seen: LogScan, place: LogPosition) -> None:
-        """A new run of vLLM: what was found belongs to the one before it."""
-        new = seen.started is None or place.line - seen.started.line > BANNER
-        if new or progress.OWN_START in place.text:
-            self._forget(seen, group=False)
-        if seen.stopped and seen.stopped.time and place.time:
-            seen.stops.append((seen.stopped.time, place.time))
-        seen.started, seen.alive, seen.stopped = place, None, None
+    def _settle(self, number: int, part: bytes) -> None:
+        """After a piece: its last line, and of each host the last signs of progress and of a server that answers."""
+        last, line = self._at(number, part, len(part.rstrip()))
+        self._first.last = self._stream(last, line).place(line, last, self._above(part, len(part.rstrip())))
+        for at in deque((found.start() for found in progress.STRONG.finditer(part)), maxlen=RECENT):
+            parsed, line = self._at(number, part, at)
+            stream = self._stream(parsed, line)
+            time = self._above(part, at) if parsed.time is None else None
+            stream.answered(stream.place(line, parsed, time), parsed)
+        for at in sorted(at for mark in _PROGRESS if (at := part.rfind(mark)) >= 0):
+            parsed, line = self._at(number, part, at)
+            stream = self._stream(parsed, line)
+            stream.work_continued(stream.place(line, parsed))
 
-    def _forget(self, seen: LogScan, *, group: bool) -> None:
-        """Put aside what an earlier run was about; a host's own trouble may still be why this one fails."""
-        for known in [known for known in seen.hits if known.host or not group]:
-            hit = seen.hits.pop(known)
-            # What ends by a request writes symptoms of its end.
-            planned = known.kind is not SignKind.CAUSE and seen.stopped and hit.first.line > seen.stopped.line
-            if known.kind <= SignKind.SYMPTOM and not planned:
-                seen.earlier[known.failure] += 1
-                # Not what only looks like one: a rank that was killed yesterday explains nothing.
-                if known.host and known.kind is SignKind.CAUSE and not group:
-                    seen.before.setdefault(known, hit)
-        if group:
-            seen.before.clear()
-        else:
-            seen.trouble.clear()
-            seen.strange.clear()
-            self._open.clear()
-
-    def settle(self, seen: LogScan, number: int, part: bytes) -> None:
-        """After a piece: its last line, the last sign of progress, and whether the server answers."""
-        seen.last = self._at(number, part, len(part.rstrip()))
-        answers = -1
-        for found in progress.STRONG.finditer(part):
-            answers = found.start()
-        if answers >= 0:
-            place = self._at(number, part, answers)
-            if seen.started is None or place.line > seen.started.line:
-                seen.alive = place
-        if self._open:
-            at = max(answers, *(part.rfind(mark) for mark in _PROGRESS))
-            after = self._at(number, part, at) if at >= 0 else None
-            for hit in self._open[:]:
-                if after and after.line > hit.last.line:
-                    hit.evidence = after
-                    self._open.remove(hit)
-
-    def _at(self, number: int, part: bytes, at: int) -> LogPosition:
-        """A line of a piece; where it has no time, as old as the one above it that has."""
+    def _at(self, number: int, part: bytes, at: int) -> tuple[LogLine, int]:
         start = part.rfind(b"\n", 0, at) + 1
-        line = number + part.count(b"\n", 0, start)
-        parsed = parse_line(part[start : start + MAX_LINE].split(b"\n", 1)[0], self._source.newest)
-        place = self._place(line, parsed)
+        raw = part[start : start + MAX_LINE].split(b"\n", 1)[0]
+        return parse_line(raw, self._newest, self._names), number + part.count(b"\n", 0, start)
+
+    def _above(self, part: bytes, at: int) -> float | None:
+        """The time of the nearest line above that has one."""
+        start = part.rfind(b"\n", 0, at) + 1
         above = reversed(part[max(0, start - ABOVE) : start].split(b"\n"))
-        times = (parse_line(raw, self._source.newest).time for raw in above) if parsed.time is None else ()
-        time = next((time for time in times if time is not None), place.time)
-        return replace(place, time=time)
+        times = (parse_line(raw, self._newest, self._names).time for raw in above)
+        return next((time for time in times if time is not None), None)

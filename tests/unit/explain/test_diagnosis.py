@@ -11,7 +11,8 @@ from vllm_cluster.explain.catalogue import HARMLESS
 from vllm_cluster.explain.diagnosis import diagnose
 from vllm_cluster.explain.log_line import parse_line, parse_time
 from vllm_cluster.explain.progress import OWN_START, OWN_STOP
-from vllm_cluster.explain.scan import LogScan, LogSource, scan
+from vllm_cluster.explain.scan import LogSource, scan
+from vllm_cluster.explain.stream import LogScan
 from vllm_cluster.remote.node.attempt import STARTS, STOPS
 
 START = "INFO 11-21 02:{minute}:00 [utils.py:286] non-default args: {{'model': 'm'}}\n"
@@ -232,7 +233,7 @@ def test_repeated_lines_count_as_often_as_ray_counts_them() -> None:
         ("[rank3]:[E1121 02:19:12.5 x.cpp:1] boom", 1795227552.5, "rank3", "[E1121 02:19:12.5 x.cpp:1] boom"),
         ("[E528 02:19:12.5 x.cpp:1] boom", 1779934752.5, "", "[E528 02:19:12.5 x.cpp:1] boom"),
         ("[Sat Nov 21 02:19:12 2026] NVRM: boom", 1795227552.0, "", "[Sat Nov 21 02:19:12 2026] NVRM: boom"),
-        ("Nov 21 02:19:12 gpu2 kernel: boom", 1795227552.0, "gpu2", "Nov 21 02:19:12 gpu2 kernel: boom"),
+        ("Nov 21 02:19:12 gpu2 kernel: boom", 1795227552.0, "gpu2", "kernel: boom"),
         ("gpu2:12:34 [0] NCCL WARN boom", None, "gpu2", "gpu2:12:34 [0] NCCL WARN boom"),
         ("\x1b[36m(Worker_TP1 pid=9)\x1b[0m boom", None, "Worker_TP1 pid=9", "boom"),
         ("ERROR 13-41 99:99:99 [x.py:1] boom", None, "", "boom"),
@@ -264,7 +265,7 @@ def test_the_29th_of_february_is_of_the_last_year_that_had_one() -> None:
     assert parse_time("INFO 02-29 00:00:00 x", newest) == datetime(2024, 2, 29, tzinfo=UTC).timestamp()
 
 
-# fault: explain/scan.py: _milder(known) if parsed.calm else known → known
+# fault: explain/stream.py: _milder(known) if parsed.calm else known → known
 def test_an_error_is_the_cause_and_not_a_warning_before_it() -> None:
     """A warning of vLLM with the words of an error, where the length was raised on purpose; then memory runs out."""
     long = (

@@ -14,7 +14,7 @@ from vllm_cluster.errors import VclusterError
 from vllm_cluster.explain.catalogue import FAILURES
 from vllm_cluster.explain.diagnosis import BenignMatch, Diagnosis, MatchedFailure
 from vllm_cluster.explain.failure import KnownFailure
-from vllm_cluster.explain.scan import LogPosition
+from vllm_cluster.explain.stream import LogPosition
 from vllm_cluster.text import count
 from vllm_cluster.wire.status import FailedRequest
 

@@ -1,0 +1,126 @@
+"""What launchers and collectors put before a line: the names of hosts and pods, stamps, JSON around it."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+MAX_LEARNT = 2000  # lines that are looked at for names
+MIN_LINES = 3
+# Names are learnt where this share of their lines continues like a log, or of all lines begins with them.
+SHARE = 0.8
+MAX_DEPTH = 6
+
+_ISO = re.compile(
+    r"\[?\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:[.,]\d{1,9})?(?:Z|[+-]\d\d:?\d\d)?\]? "
+    r"|\d{4}-\d\d-\d\d \d\d:\d\d:\d\d(?:[.,]\d{1,9})? (?=\(|DEBUG\b|INFO\b|WARNING\b|ERROR\b|Traceback)"
+)
+_BAR = re.compile(r"([\w.-]{1,60}) {1,40}\| ?")
+_HOST = re.compile(
+    r"\[?(?:pod|container)/([\w./-]{1,120})\]? |\[\d{1,5},\d{1,5}\]<(?:stderr|stdout|stdin)>: ?"
+    r"|\[((?!rank|state-dump)[A-Za-z](?=[\w./-]*[./-])[\w./-]{1,80})\]:? "
+    r"|((?!python|sha|md5)[a-z][a-z0-9.-]{0,60}\d(?:[.-][a-z0-9.-]{1,40})?): | {0,3}\d{1,4}: "
+)
+# Of a daemon its name stays: the words behind it are evidence only with it.
+_SYSLOG = re.compile(
+    r"[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d ([\w.-]{1,80}) "
+    r"((?!kernel|earlyoom|systemd|docker|containerd|sshd|nvidia|slurm|oom)[\w.@/-]{1,60}(?:\[\d{1,9}\])?: )?"
+)
+_JSON = re.compile(r'"(?:log|message|msg|MESSAGE|line|text)" ?: ?"((?:[^"\\]|\\.){0,4096})')
+_JSON_HOST = re.compile(r'"(?:host|hostname|pod|pod_name|node|_HOSTNAME)" ?: ?"([\w./-]{1,120})"')
+_SECTION = re.compile(
+    r"(?:={2,}>?|#{2,}|-{3,}|\*{3,}) ?"
+    r"\[?((?:(?:host|node|worker|head|rank|pod|on|from|log of|logs of) )?[\w.:/@-]{1,120})\]?"
+    r"(?: \([^)]{0,80}\))?:? ?(?:<?={2,}|#{2,}|-{3,}|\*{3,})$"
+)
+_CALLED = re.compile(r"[\w./-]{1,80}:?")
+_NAME_LIKE = re.compile(r"[\d./-]|:$")
+_WORDS = re.compile(
+    r"(?:[\w.]*(?:Error|Exception|Exit|Warning|Interrupt)|DEBUG|INFO|WARN(?:ING)?|ERROR|CRITICAL|FATAL|error|warning|fatal"
+    r"|File|raise|return|vcluster|NCCL|NVRM|E|W|I|[\d:.,/-]+):?|(?:usage|note|fix|docker|vllm|bash|sh|ssh|python[\d.]*|pip):"
+)
+_LOG_LINE = re.compile(
+    r"(?:DEBUG|INFO|WARNING|ERROR|CRITICAL)\b|Traceback \(|  ?File |\(\w+ pid=|\[rank\d|\[?\d{4}-\d\d-\d\d"
+    r"|\w*Error: |\$ "
+)
+
+
+@dataclass(frozen=True)
+class Peeled:
+    """A line without its prefix; `host` is the name that the prefix gives.
+
+    `relayed`: a daemon stamped what another program wrote, whose own times are nearer to the fact.
+    """
+
+    text: str
+    host: str = ""
+    relayed: bool = False
+
+
+def learn(lines: Iterable[str]) -> frozenset[str]:
+    """The words that begin lines of this file and are names: most of what follows them is a line of its own."""
+    rows = [peel(line).text for _, line in zip(range(MAX_LEARNT), lines, strict=False) if line.strip()]
+    names: set[str] = set()
+    for _ in range(2):
+        found = _names(rows)
+        if not found:
+            break
+        names |= found
+        rows = [peel(row, frozenset(found)).text for row in rows]
+    return frozenset(names)
+
+
+def _names(rows: Sequence[str]) -> set[str]:
+    begun: dict[str, list[str]] = {}
+    for row in rows:
+        name, gap, rest = row.partition(" ")
+        if gap and _CALLED.fullmatch(name) and not _WORDS.fullmatch(name):
+            begun.setdefault(name, []).append(rest)
+    return {
+        name
+        for name, rests in begun.items()
+        if len(rests) >= MIN_LINES and len(Counter(rests)) > 1 and _share(name, rests, len(rows)) >= SHARE
+    }
+
+
+def _share(name: str, rests: Sequence[str], total: int) -> float:
+    """How far a word looks like a prefix: a name begins most lines, any word all, or log lines follow it."""
+    most = len(rests) / total if _NAME_LIKE.search(name) or len(rests) == total else 0.0
+    return max(most, sum(bool(_LOG_LINE.match(rest)) for rest in rests) / len(rests))
+
+
+def section(text: str) -> str:
+    """The name in a heading between the logs of several hosts, `===== gpu1 =====`; empty where it is none."""
+    found = _SECTION.match(text.strip())
+    return found[1] if found and not found[1].strip("=#-*_.:").isdigit() else ""
+
+
+def peel(text: str, names: frozenset[str] = frozenset()) -> Peeled:
+    """Take off everything that a launcher or a collector has put before the line."""
+    host, relayed = "", False
+    if text.startswith("{") and (inner := _JSON.search(text)):
+        named = _JSON_HOST.search(text)
+        host, text = named[1] if named else "", _unquoted(inner[1])
+    for _ in range(MAX_DEPTH):
+        found = _SYSLOG.match(text)
+        relayed = relayed or bool(found and found[2])
+        found = found or _ISO.match(text) or _BAR.match(text) or _HOST.match(text)
+        if found:
+            host = next(filter(None, found.groups()), "") or host or (found[0].strip(" :") if found.re is _HOST else "")
+            text = text[found.end() :]
+            continue
+        name, gap, rest = text.partition(" ") if names else (text, "", "")
+        if not gap or name not in names:
+            break
+        host, text = host or name.strip(":"), rest
+    return Peeled(text, host, relayed)
+
+
+def _unquoted(text: str) -> str:
+    try:
+        return str(json.loads(f'"{text}"'))
+    except ValueError:
+        return text

@@ -1,0 +1,214 @@
+"""What one log shows, line by line: signs, starts, stops, and whether work continues."""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from dataclasses import dataclass, field, replace
+from functools import cache, lru_cache
+
+from vllm_cluster.explain import progress
+from vllm_cluster.explain.catalogue import SIGNS, LogPattern
+from vllm_cluster.explain.failure import SignKind
+from vllm_cluster.explain.log_line import DAY, LogLine, parse_line
+from vllm_cluster.text import redact
+
+SHOWN = 400  # characters of a line that are kept
+WHO = 120
+MORE_LINES = 3
+BANNER = 40  # lines of one start that all announce it
+LAST_TROUBLE = 12
+FIRST_STRANGE = 3
+RECENT = 64  # places of one sign, the last ones
+STOPS = 100  # times at which vLLM was stopped by a request
+DISORDER = 60.0  # seconds by which processes of one host may write out of order
+_CACHE = 4096
+
+
+@dataclass(frozen=True)
+class LogPosition:
+    """A line, its position in the log and its source; secrets are redacted."""
+
+    source: str
+    line: int
+    text: str
+    process: str = ""
+    host: str = ""
+    time: float | None = None
+
+
+@dataclass
+class SignMatch:
+    """A sign that was found: the first place, how often, the lines below it, and the last places.
+
+    The same words can come of a planned stop and, later, of a failure: which places count is decided place by place.
+    """
+
+    known: LogPattern
+    first: LogPosition
+    last: LogPosition
+    count: int = 0
+    more: tuple[str, ...] = ()
+    evidence: LogPosition | None = None
+    recent: deque[LogPosition] = field(default_factory=lambda: deque(maxlen=RECENT))
+
+
+@dataclass
+class LogScan:
+    """What one log shows: the hits of its last run; of runs before, what a host suffered from, and failures by slug.
+
+    `strange` are the first lines of trouble of the last run that no failure explains, `last` is its last line.
+    `stopped` is where vLLM was stopped by a request and not started since; `stops` are the times of earlier such stops,
+    each with that of the start after it. `streams` is what the same file holds of other hosts.
+    """
+
+    name: str
+    lines: int = 0
+    size: int = 0
+    hits: dict[LogPattern, SignMatch] = field(default_factory=dict)
+    before: dict[LogPattern, SignMatch] = field(default_factory=dict)
+    earlier: Counter[str] = field(default_factory=Counter)
+    trouble: deque[LogPosition] = field(default_factory=lambda: deque(maxlen=LAST_TROUBLE))
+    strange: list[LogPosition] = field(default_factory=list)
+    last: LogPosition | None = None
+    stopped: LogPosition | None = None
+    stops: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=STOPS))
+    started: LogPosition | None = None
+    alive: LogPosition | None = None
+    streams: list[LogScan] = field(default_factory=list)
+
+
+@lru_cache(_CACHE)
+def classify(words: str) -> tuple[tuple[LogPattern, ...], bool]:
+    """The signs that a line holds, and whether it reports a failure at all."""
+    # A traceback quotes the statement above the message that it raised: `raise NoSpace("no space left")`.
+    if words.startswith("raise "):
+        return (), False
+    # What Ray counts up as possible has not been seen.
+    words = progress.POSSIBLE.split(words, maxsplit=1)[0]
+    found = tuple(
+        known for known in SIGNS if known.needle in words and (known.matches is None or known.matches.search(words))
+    )
+    # What is harmless in any case may quote the failure that it warns of: a limit of files, and `Too many open files`.
+    calm = tuple(known for known in found if known.kind is SignKind.HARMLESS and not known.failure)
+    return calm or found, bool(progress.TROUBLE.search(words))
+
+
+@cache
+def _milder(known: LogPattern) -> LogPattern:
+    """What warns may be so; what ends a start is an error: a cause is then only what nothing louder explains."""
+    return replace(known, kind=SignKind.BROAD) if known.kind is SignKind.CAUSE else known
+
+
+class HostStream:
+    """The lines of one host in one file, and what must be remembered from line to line."""
+
+    def __init__(self, seen: LogScan, names: frozenset[str], host: str) -> None:
+        self.seen, self._names, self._host = seen, names, host
+        self._time: float | None = None
+        self._latest: float | None = None
+        self._dated = False
+        self._open: list[SignMatch] = []  # look-alikes that wait for work to continue
+
+    def take(self, number: int, parsed: LogLine, below: bytes) -> None:
+        """Look at one line that may matter."""
+        seen, foreign = self.seen, self._foreign(parsed)
+        self._time = self._time if parsed.time is None else parsed.time
+        if parsed.time is not None and not foreign:
+            self._latest, self._dated = parsed.time, parsed.dated
+        if progress.OWN_START in parsed.words or (not foreign and any(mark in parsed.words for mark in progress.START)):
+            self._begin(self.place(number, parsed))
+        elif progress.OWN_STOP in parsed.words:
+            seen.stopped = self.place(number, parsed)
+        elif not foreign and any(mark in parsed.words for mark in progress.GROUP_START):
+            self._forget(group=True)
+        # At DEBUG vLLM reports attempts that it gives up as part of a normal start.
+        found, trouble = classify(parsed.words) if parsed.level != "DEBUG" else ((), False)
+        if not (found or trouble):
+            return
+        place = self.place(number, parsed)
+        for known in found:
+            self._add(_milder(known) if parsed.calm else known, place, parsed.times, below)
+        if trouble and not parsed.calm and not any(known.kind is SignKind.HARMLESS for known in found):
+            seen.trouble.append(place)
+            if not found and len(seen.strange) < FIRST_STRANGE and not parsed.words.startswith(progress.ANNOUNCED):
+                seen.strange.append(place)
+
+    def _foreign(self, parsed: LogLine) -> bool:
+        """Whether a line cannot be later than what is above it, though it is below it.
+
+        It is older; or it has a date where what failed above it has no time at all, as a line of another log.
+        """
+        if parsed.time is None:
+            return False
+        if self._latest is None:
+            return parsed.dated and bool(self.seen.hits or self.seen.trouble)
+        return parsed.time < self._latest - (DISORDER if parsed.dated == self._dated else DAY)
+
+    def place(self, number: int, parsed: LogLine, time: float | None = None) -> LogPosition:
+        """A line as it is shown; without a time of its own it is as old as the one above it that has."""
+        text = redact(parsed.words)[:SHOWN]
+        known = next((at for at in (parsed.time, time, self._time) if at is not None), None)
+        return LogPosition(self.seen.name, number, text, parsed.who[:WHO], self._host, known)
+
+    def _add(self, known: LogPattern, place: LogPosition, times: int, below: bytes) -> None:
+        hit = self.seen.hits.get(known)
+        if hit is None:
+            hit = self.seen.hits[known] = SignMatch(known, place, place, more=self._continued(below))
+        hit.count, hit.last, hit.evidence = hit.count + times, place, None
+        hit.recent.append(place)
+        if known.kind is SignKind.HARMLESS and hit not in self._open:
+            self._open.append(hit)
+
+    def _continued(self, below: bytes) -> tuple[str, ...]:
+        """The lines right below that continue a line: a version mismatch lists the versions there."""
+        lines = []
+        for raw in below.split(b"\n")[:MORE_LINES]:
+            parsed = parse_line(raw, names=self._names)
+            if not parsed.words or parsed.level or parsed.time or parsed.words.startswith(("File ", "Traceback", "^")):
+                break
+            lines.append(redact(parsed.words)[:SHOWN])
+        return tuple(lines)
+
+    def _begin(self, place: LogPosition) -> None:
+        """A new run of vLLM: what was found belongs to the one before it."""
+        seen = self.seen
+        new = seen.started is None or place.line - seen.started.line > BANNER
+        if new or progress.OWN_START in place.text:
+            self._forget(group=False)
+        if seen.stopped and seen.stopped.time and place.time:
+            seen.stops.append((seen.stopped.time, place.time))
+        seen.started, seen.alive, seen.stopped = place, None, None
+
+    def _forget(self, *, group: bool) -> None:
+        """Put aside what an earlier run was about; a host's own trouble may still be why this one fails."""
+        seen = self.seen
+        for known in [known for known in seen.hits if known.host or not group]:
+            hit = seen.hits.pop(known)
+            # What ends by a request writes symptoms of its end.
+            planned = known.kind is not SignKind.CAUSE and seen.stopped and hit.first.line > seen.stopped.line
+            if known.kind <= SignKind.SYMPTOM and not planned:
+                seen.earlier[known.failure] += 1
+                # Not what only looks like one: a rank that was killed yesterday explains nothing.
+                if known.host and known.kind is SignKind.CAUSE and not group:
+                    seen.before.setdefault(known, hit)
+        if group:
+            seen.before.clear()
+        else:
+            seen.trouble.clear()
+            seen.strange.clear()
+            self._open.clear()
+
+    def answered(self, place: LogPosition, parsed: LogLine) -> None:
+        """Take a line by which the server has answered."""
+        if self._foreign(parsed):
+            return
+        if self.seen.started is None or place.line > self.seen.started.line:
+            self.seen.alive = place
+        self.work_continued(place)
+
+    def work_continued(self, place: LogPosition) -> None:
+        """Take the last sign of progress in a piece: what only looked like a failure before it is none."""
+        for hit in self._open[:]:
+            if place.line > hit.last.line:
+                hit.evidence = place
+                self._open.remove(hit)
