@@ -60,7 +60,7 @@ def fit(
     gpus: GpuCount = None,
     nodes: Nodes = None,
     gpu_memory: GpuMemory = None,
-    dp: Dp = 1,
+    dp: Dp = None,
     ep: Ep = False,
     as_json: Json = False,
 ) -> None:
@@ -73,7 +73,7 @@ def fit(
         workload, given = _workload(context, concurrency, kv_cache_dtype), _gpus(gpus, nodes, gpu_memory)
         from vllm_cluster.actions import fit as fit_action
 
-        found = fit_action.fit(model, workload, session.progress, given or session.load(), dp=dp, experts=ep)
+        found = fit_action.fit(model, workload, session.progress, given or session.load(), dp=dp or 1, experts=ep)
         session.show(lambda: verdict_document(found), lambda: show_verdict(found, color=SETTINGS.color))
         if not found.recommended:
             raise SystemExit(EXIT_NOTHING_FITS)
