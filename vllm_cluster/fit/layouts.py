@@ -12,7 +12,7 @@ from functools import partial
 from vllm_cluster.backends import BACKENDS, vllm
 from vllm_cluster.backends.seam import Degrees
 from vllm_cluster.errors import UsageError
-from vllm_cluster.fit.model_config import BATCHED, BLOCK, Layer, ModelConfig
+from vllm_cluster.fit.model_config import BATCHED, BLOCK, STEPS, Layer, ModelConfig
 from vllm_cluster.fit.weights import Weights
 
 # vLLM's default for --gpu-memory-utilization, of the total memory.
@@ -79,10 +79,11 @@ class PipelineStage:
     reserve: int
     left: int
     layers: tuple[tuple[Layer, int], ...]
+    steps: int = STEPS
 
     def request(self, tokens: int, tp: int, kv_bytes: int) -> int:
         """Bytes that one request takes here."""
-        return sum(layer.held(tokens, tp, kv_bytes) * count for layer, count in self.layers)
+        return sum(layer.held(tokens, tp, kv_bytes, self.steps) * count for layer, count in self.layers)
 
 
 @dataclass(frozen=True)
@@ -253,7 +254,7 @@ def _stages(model: Model, gpus: GpuPool, degrees: Degrees) -> tuple[PipelineStag
         weights = model.weights.on_stage(begin, end, degrees.tp, part)
         reserve = FIXED + _activations(model.shape, degrees, last=end == len(model.shape.layers))
         layers = tuple(Counter(model.shape.layers[begin:end]).items())
-        stages.append(PipelineStage(weights, reserve, budget - weights - reserve, layers))
+        stages.append(PipelineStage(weights, reserve, budget - weights - reserve, layers, STEPS - 1 + degrees.pp))
     return tuple(stages)
 
 
@@ -294,11 +295,6 @@ def _longest(stages: tuple[PipelineStage, ...], tp: int, workload: Workload, lim
 def min_gpus(model: Model, memory: int, workload: Workload) -> int:
     """The smallest number of GPUs that hold the weights and one request of the given context."""
     return -(-(model.weights.loaded + model.request(model.context(workload), workload.kv_bytes)) // memory)
-
-
-def rule_of_thumb(weights: int) -> int:
-    """P·4/(32/Q)·1.2 in bytes: what the weights hold and a fifth; it knows nothing of context or of requests."""
-    return weights * 12 // 10
 
 
 def report(model: Model, gpus: GpuPool, workload: Workload, *, dp: int = 1, experts: bool = False) -> FitReport:

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from fractions import Fraction
 from typing import Any, Literal
 
 from vllm_cluster.fit.config_keys import entries, flag, number, optional
 
 BLOCK = 16
-# What vLLM schedules at once by default on large GPUs; window layers keep that much beside their window.
+# What vLLM schedules at once by default on large GPUs; window layers keep each such step in flight beside their window.
 BATCHED = 8192
+# Steps in flight of an engine without stages: the next one is scheduled while one runs. A stage more is a step more.
+STEPS = 2
+# States of linear attention that vLLM keeps of a request while it caches prefixes, its default from 0.32 on.
+STATES = 2
 MAX_LAYERS = 4096
 Kind = Literal["full", "window", "state", "none"]
 
@@ -32,15 +38,15 @@ class Rows:
     bytes: int
     window: int | None = None
 
-    def held(self, tokens: int) -> int:
+    def held(self, tokens: int, steps: int) -> int:
         """Bytes for one request of so many tokens."""
-        return _blocks_of(tokens, self.tokens, self.window) * self.bytes
+        return _blocks_of(tokens, self.tokens, self.window, steps) * self.bytes
 
 
-def _blocks_of(tokens: int, block: int, window: int | None) -> int:
-    """How many blocks a request holds; a window begins anywhere in one, and grows by what is in flight."""
-    if window and tokens > window - 1 + BATCHED:
-        tokens = window - 1 + BATCHED + block
+def _blocks_of(tokens: int, block: int, window: int | None, steps: int) -> int:
+    """How many blocks a request holds; a window begins anywhere in one, and grows by the steps in flight."""
+    if window and tokens > window - 1 + steps * BATCHED:
+        tokens = window - 1 + steps * BATCHED + block
     return -(-tokens // block)
 
 
@@ -48,8 +54,11 @@ def _blocks_of(tokens: int, block: int, window: int | None) -> int:
 class Layer:
     """What one layer keeps of a request: `width` elements a token and KV head, `indexer` bytes a token.
 
-    One head stays whole on every GPU; so does the latent of MLA, which is one head. `state` bytes a request
-    are what linear attention keeps instead, `rows` what compressed attention does.
+    One head stays whole on every GPU; so does the latent of MLA, which is one head. `state` bytes are one
+    of the states that linear attention keeps instead, `rows` what compressed attention does.
+
+    vLLM deals layers with and without a window to groups of one size: of so many `places` a layer, the last ones are
+    empty where the size does not divide their number.
     """
 
     heads: int = 0
@@ -58,12 +67,17 @@ class Layer:
     indexer: int = 0
     state: int = 0
     rows: tuple[Rows, ...] = ()
+    places: Fraction = Fraction(1)
 
-    def held(self, tokens: int, tp: int, kv_bytes: int) -> int:
+    def held(self, tokens: int, tp: int, kv_bytes: int, steps: int = STEPS) -> int:
         """Bytes on one GPU for one request of so many tokens, in whole blocks."""
-        tokens_held = _blocks_of(tokens, BLOCK, self.window) * BLOCK
+        blocks = _blocks_of(tokens, BLOCK, self.window, steps)
         each = max(1, self.heads // tp) * self.width * kv_bytes + self.indexer
-        return tokens_held * each + self.state // tp + sum(rows.held(tokens) for rows in self.rows)
+        return (
+            math.ceil(blocks * BLOCK * each * self.places)
+            + STATES * self.state // tp
+            + sum(rows.held(tokens, steps) for rows in self.rows)
+        )
 
 
 @dataclass(frozen=True)
@@ -165,14 +179,26 @@ def _layers(
     if ratios := entries(config, "ratios"):
         return _compressed(config, ratios, count)
     full, window, state = _full(config, heads, head), _window(config, heads, head), state_bytes(config)
-    made = {"full": full, "window": window, "state": Layer(state=state), "none": Layer()}
     found = kinds(config, kind, count)
+    full, window = _in_groups(full, window, found.count("full"), found.count("window"))
+    made = {"full": full, "window": window, "state": Layer(state=state), "none": Layer()}
     shared = optional(config, "layers that share")
     layers = tuple(made[k] if i < count - shared else Layer() for i, k in enumerate(found))
     notes = []
     if "state" in found and not state:
         notes.append(f"what its {found.count('state')} layers without attention keep of a request is not counted")
     return layers, tuple(notes)
+
+
+def _in_groups(full: Layer, window: Layer, *numbers: int) -> tuple[Layer, Layer]:
+    """The layers with the places that vLLM's groups of one size have for them."""
+    sizes = sorted(layer.heads * layer.width for layer in (full, window))
+    if not (all(numbers) and sizes[0] and sizes[1] % sizes[0] == 0):
+        return full, window
+    # The smaller number is the size of a group, unless the other one is hardly larger.
+    group = max(numbers) if max(numbers) < 1.5 * min(numbers) else min(numbers)
+    places = [Fraction(-(-number // group) * group, number) for number in numbers]
+    return replace(full, places=places[0]), replace(window, places=places[1])
 
 
 def _full(config: Mapping[str, Any], heads: int, head: int) -> Layer:

@@ -158,6 +158,11 @@ def spread(total: int, shape: ModelConfig) -> Weights:
     return Weights({"unknown": total}, layers, WeightBytes(embedding), WeightBytes(head), estimated=True)
 
 
+def rule_of_thumb(weights: int) -> int:
+    """P·4/(32/Q)·1.2 in bytes: what the weights hold and a fifth; it knows nothing of context or of requests."""
+    return weights * 12 // 10
+
+
 def gib(size: float) -> str:
     """A size for people."""
     return f"{size / (1 << 30):.1f} GiB" if size >= 1 << 30 else f"{size / (1 << 20):.0f} MiB"

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from tests.support.models import checkpoints, configs
-from vllm_cluster.fit.layouts import GpuPool, Model, Workload, evaluate, min_gpus, rule_of_thumb
+from vllm_cluster.fit.layouts import GpuPool, Model, Workload, evaluate, min_gpus
 from vllm_cluster.fit.model_config import model_config
-from vllm_cluster.fit.weights import weigh
+from vllm_cluster.fit.weights import rule_of_thumb, weigh
 
 GIB = 1 << 30
 RECORDED = Path(__file__).parents[2] / "fixtures" / "gpu"

@@ -7,7 +7,8 @@ from typing import Any
 
 from vllm_cluster.cli.render.output import BOLD, out, styles
 from vllm_cluster.cli.render.text import plain
-from vllm_cluster.fit.layouts import UTILISATION, FitReport, Layout, min_gpus, rule_of_thumb
+from vllm_cluster.fit.layouts import UTILISATION, FitReport, Layout, min_gpus
+from vllm_cluster.fit.weights import rule_of_thumb
 from vllm_cluster.text import count, plural
 
 GIB = 1 << 30
