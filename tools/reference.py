@@ -28,7 +28,7 @@ EXIT_CODES = {
     4: "a host, or the hub, is unreachable; a connection that breaks later is 1",
     10: "`plan --exit-code`: there is something to do",
     75: "another run changes the same hosts, model or output: run the command again when it has ended; "
-    "`serve`: another request replaced this one",
+    "`serve`: another request replaced this one; `explain`: the last start is neither ready nor ended",
     124: "`status --wait`: timed out",
     130: "interrupted; completed steps are kept",
 }

@@ -53,7 +53,7 @@ def test_a_cluster_that_is_well_and_one_that_is_not_up(up: tuple[World, Inventor
     world, inventory = up
     with lab.inside(world):
         well = lab.run(world, inventory, EXPLAIN).value
-        assert (well.verdict.result, well.failures) == ("nothing", {})
+        assert (well.verdict.result, well.failures) == ("healthy", {})
         lab.run(world, inventory, lab.do_down)
         assert lab.run(world, inventory, EXPLAIN).value.verdict.logs == 0
 

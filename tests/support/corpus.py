@@ -41,7 +41,7 @@ def judged(case: Case) -> tuple[Outcome, Diagnosis]:
     named = found.named
     slug = named.failure.slug if named else ""
     if case.kind == "healthy":
-        return ("right" if found.result in ("nothing", "healed") else "wrong"), found
+        return ("right" if found.result in ("nothing", "unfinished", "healthy", "healed") else "wrong"), found
     if case.kind == "unknown":
         return ("wrong" if named or found.result == "healed" else "right"), found
     if slug in case.failures and (found.result == "explained") == (case.kind == "cause"):

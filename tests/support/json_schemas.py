@@ -243,7 +243,7 @@ def _explain() -> Schema:
     return keys(
         {
             "v": VERSION,
-            "result": {"enum": ["explained", "symptom", "unknown", "healed", "nothing"]},
+            "result": {"enum": ["explained", "symptom", "unknown", "healed", "healthy", "unfinished", "nothing"]},
             "request": maybe(fields(FailedRequest)),
             "restarts": rows(fields(Entry)),
             "cause": maybe(finding),

@@ -110,7 +110,7 @@ def of_cluster(inventory: Inventory, emit: Emit, *, runtime: Runtime = SYSTEM) -
     seen = [scan(source) for source in sources(logs.values())]
     found = diagnose(seen, healthy=_works(inventory, head))
     request = head.serve.instead_of if head and head.serve else None
-    if request and found.result in ("nothing", "healed"):
+    if request and found.result in ("nothing", "healthy", "unfinished", "healed"):
         return Explanation(_of_request(inventory.head_name, request, found), failures, request, restarted)
     return Explanation(found, failures, restarts=restarted)
 

@@ -15,6 +15,7 @@ from vllm_cluster.errors import UsageError
 
 EXIT_UNKNOWN = 1
 EXIT_UNREACHABLE = 4
+EXIT_UNFINISHED = 75
 
 Files = Annotated[
     list[Path] | None,
@@ -64,8 +65,10 @@ def _explain(session: Session, files: Sequence[Path]) -> None:
     )
     if found.verdict.result in ("unknown", "symptom"):
         raise SystemExit(EXIT_UNKNOWN)
-    if found.verdict.result == "nothing" and found.failures:
+    if found.verdict.result in ("nothing", "unfinished") and found.failures:
         raise SystemExit(EXIT_UNREACHABLE)
+    if found.verdict.result == "unfinished":
+        raise SystemExit(EXIT_UNFINISHED)
 
 
 def _pack(session: Session, path: Path) -> None:

@@ -271,7 +271,12 @@ VERBS = {
             "vcluster explain vllm.log ray/session_latest/logs",
             "vcluster explain --bundle report.tar.gz",
         ),
-        {0: "a cause was found, or no failure", 1: "something failed, and no line names the cause", **READ},
+        {
+            0: "a cause was found, or no failure",
+            1: "something failed, and no line names the cause",
+            75: "the last start is neither ready nor ended",
+            **READ,
+        },
     ),
     "exec": Verb(
         _MORE,

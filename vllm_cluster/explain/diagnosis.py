@@ -24,7 +24,7 @@ MAX_LINES = 5
 SILENT = 20.0
 MAX_STRANGE = 3
 
-Kind = Literal["explained", "symptom", "unknown", "healed", "nothing"]
+Kind = Literal["explained", "symptom", "unknown", "healed", "healthy", "unfinished", "nothing"]
 
 
 @dataclass(frozen=True)
@@ -52,6 +52,7 @@ class Diagnosis:
     """What the logs show.
 
     `cause` is there when the result is "explained", `symptom` when it is "symptom": then no line names a cause.
+    "healthy" has a proof, "unfinished" is a start that is neither ready nor ended, "nothing" is without all of these.
     `unknown_lines` are the first lines of trouble that no failure explains, `last_line` is the last line of
     the rank that ended first.
     """
@@ -104,7 +105,7 @@ def diagnose(logs: Sequence[LogScan], *, since: Mapping[str, float] | None = Non
     first, others = _first(_foremost(seen), notes)
     survived = _findings(hit for hit in seen.survived if hit.known.kind <= SignKind.SYMPTOM)
     symptom = first if first and first.failure.kind == "symptom" else None
-    kind: Kind = "symptom" if symptom else "explained" if first else "healed" if survived else "nothing"
+    kind: Kind = "symptom" if symptom else "explained" if first else "healed" if survived else _quiet(logs, healthy)
     if not first and (seen.trouble or seen.failing):
         kind = "unknown"
     shown = {place for found in (first, *others) if found for place in found.places}
@@ -127,6 +128,21 @@ def diagnose(logs: Sequence[LogScan], *, since: Mapping[str, float] | None = Non
     )
 
 
+def _quiet(logs: Sequence[LogScan], healthy: bool) -> Kind:
+    """What logs without a failure show: an answer after the last start, a start without an end, or neither."""
+    newest = _last_start(logs)
+    if any(log.stopped for log in logs) and not healthy:
+        return "nothing"
+    if healthy or any(log.alive and (log.alive.time is None or log.alive.time >= newest) for log in logs):
+        return "healthy"
+    return "unfinished" if any(log.started for log in logs) else "nothing"
+
+
+def _last_start(logs: Sequence[LogScan]) -> float:
+    """When vLLM last started, by any log that has a time for it."""
+    return max((log.started.time for log in logs if log.started and log.started.time is not None), default=-math.inf)
+
+
 def _evidence(logs: Sequence[LogScan], since: Mapping[str, float] | None, *, healthy: bool) -> _Evidence:
     in_order = _ends_in_order(logs)
     hits, earlier = _of_last_run(logs, since, in_order)
@@ -135,7 +151,7 @@ def _evidence(logs: Sequence[LogScan], since: Mapping[str, float] | None, *, hea
     def over(place: LogPosition) -> bool:
         return healthy or bool(alive and _precedes(place, alive)) or not _within(place, since)
 
-    started = max((log.started.time for log in logs if log.started and log.started.time is not None), default=-math.inf)
+    started = _last_start(logs)
 
     def now(places: Iterable[LogPosition]) -> list[LogPosition]:
         new = (place for place in places if place.time is None or place.time >= started - SLACK)
@@ -230,14 +246,14 @@ def _of_last_run(
     logs: Sequence[LogScan], since: Mapping[str, float] | None, in_order: Callable[[LogPosition], bool]
 ) -> tuple[list[SignMatch], Counter[str]]:
     """The matches in all logs since vLLM last started, and the failures that matched before."""
-    started = max((log.started.time for log in logs if log.started and log.started.time is not None), default=None)
+    started = _last_start(logs)
     hits: list[SignMatch] = []
     earlier: Counter[str] = Counter()
     for log in logs:
         earlier.update(log.earlier)
         for hit in log.hits.values():
             lasting = hit.known.host and hit.known.kind is SignKind.CAUSE
-            oldest = -math.inf if started is None else started - (LASTING if lasting else SLACK)
+            oldest = started - (LASTING if lasting else SLACK)
             if hit.last.time is not None and hit.last.time < oldest:
                 if hit.known.kind <= SignKind.SYMPTOM and _unplanned(hit, in_order):
                     earlier[hit.known.failure] += 1

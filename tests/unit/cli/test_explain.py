@@ -80,7 +80,7 @@ def test_the_document_is_as_its_schema(name: str, capsys: pytest.CaptureFixture[
 
 def test_no_failure_and_an_unknown_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(FOLDER / "healthy-one-process.log") == 0
-    assert re.match(r"No known failure found in \d+ lines of 1 log\.\n", capsys.readouterr().out)
+    assert re.match(r"Healthy: it works, and no failure is in \d+ lines of 1 log\.\n", capsys.readouterr().out)
     strange = tmp_path / "strange.log"
     strange.write_text("StrangeError: \x1b[31mnever seen\x07\n")
     assert run(strange) == 1
@@ -90,6 +90,21 @@ def test_no_failure_and_an_unknown_one(tmp_path: Path, capsys: pytest.CaptureFix
     (tmp_path / "empty").touch()
     assert run(tmp_path / "empty") == 0
     assert capsys.readouterr().out.startswith("The logs are empty.\n")
+
+
+# fault: cli/explain.py: raise SystemExit(EXIT_UNFINISHED) → return
+def test_a_start_that_is_neither_ready_nor_ended_is_not_called_healthy(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    log = tmp_path / "serve.log"
+    start = "2026-11-21T0{}:00:00Z vcluster starts vLLM\n"
+    log.write_text(start.format(1) + "RuntimeError: CUDA out of memory.\n" + start.format(2))
+    assert run(log) == 75
+    first, *rest = capsys.readouterr().out.splitlines()
+    assert first == "Unfinished: in 3 lines of 1 log the last start of vLLM is neither ready nor ended."
+    assert any(line.startswith("before the last start: ") and "gpu-memory-full" in line for line in rest)
+    log.write_text(log.read_text() + "Application startup complete.\n")
+    assert run(log) == 0
 
 
 def test_a_failure_before_the_last_start_has_its_words(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

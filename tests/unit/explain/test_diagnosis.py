@@ -88,7 +88,7 @@ def test_the_rank_that_fell_silent_first_is_reported() -> None:
     assert diagnose([stuck, worker("1", 9), worker("2", 9)]).last_line is None
 
 
-# fault: explain/diagnosis.py: if started is None else started - (LASTING if lasting else SLACK) →
+# fault: explain/diagnosis.py: started - (LASTING if lasting else SLACK) → -math.inf
 def test_the_last_run_counts_and_the_earlier_ones_are_listed() -> None:
     found = explained(at(1, START, CONTEXT, DEAD) + at(9, START, PORT))
     assert found.cause
@@ -126,13 +126,13 @@ def test_an_end_by_request_is_not_a_failure() -> None:
     # A new start after it fails by itself.
     again = "2026-11-21T02:09:00Z vcluster starts vLLM\n"
     assert explained(serving + stop + again, ends.format("05"), ends.format("10")).result == "symptom"
-    assert explained(serving + stop + again, ends.format("05")).result == "nothing"
+    assert explained(serving + stop + again, ends.format("05")).result == "unfinished"
     assert STOPS == OWN_STOP
 
 
 def test_what_a_new_start_corrected_is_not_a_failure_any_more() -> None:
     found = explained(at(1, START, CONTEXT, DEAD) + at(9, START, READY))
-    assert (found.result, found.previous_attempts) == ("nothing", (("context-too-long", 1),))
+    assert (found.result, found.previous_attempts) == ("healthy", (("context-too-long", 1),))
 
 
 def test_a_host_that_suffered_before_the_start_is_why_it_fails_when_nothing_better_is_there() -> None:
@@ -310,7 +310,7 @@ def test_the_cause_is_found_under_all_noise_that_there_is() -> None:
 def test_each_lookalike_is_harmless_or_waits_for_work_to_continue(like: dict[str, str]) -> None:
     line = f"(Worker pid=7) WARNING 11-21 02:00:00 [x.py:1] {like['needle']}: error, failed\n"
     alone, after = explained(line), explained(line + READY)
-    assert (after.result, [entry.reason for entry in after.harmless]) == ("nothing", [like["why"]])
+    assert (after.result, [entry.reason for entry in after.harmless]) == ("healthy", [like["why"]])
     assert alone.result == ("symptom" if like.get("else") else "nothing")
     assert (alone.symptom.failure.slug if alone.symptom else "") == like.get("else", "")
 
@@ -329,11 +329,11 @@ def test_a_planned_stop_lends_a_later_failure_no_evidence() -> None:
     assert (found.symptom.failure.slug, found.previous_attempts) == ("rank-killed", ())
     assert [(place.source, place.line) for place in found.symptom.places] == [("2", 1), ("1", 3)]
     # While the replacement starts, the end of what it replaces is nothing.
-    assert (explained(vllm, planned).result, explained(vllm, planned).previous_attempts) == ("nothing", ())
+    assert (explained(vllm, planned).result, explained(vllm, planned).previous_attempts) == ("unfinished", ())
     # Also where the replacement itself was replaced: each planned stop counts.
     twice = vllm + "2026-11-22T14:10:00Z vcluster stops vLLM\n2026-11-22T14:10:09Z vcluster starts vLLM\n"
     found = explained(twice, planned + gcs.format("14:10:01"))
-    assert (found.result, found.previous_attempts) == ("nothing", ())
+    assert (found.result, found.previous_attempts) == ("unfinished", ())
 
 
 def test_a_host_that_was_lost_outranks_the_ranks_that_ended_with_it() -> None:

@@ -93,7 +93,7 @@ def _lines(found: Diagnosis) -> Iterable[str]:
         yield from (f"recovered: {_named(other.failure)}; the server answered later" for other in found.recovered)
     for slug, times in found.previous_attempts:
         yield f"before the last start{f', {times} times' if times > 1 else ''}: {_named(FAILURES[slug])}"
-    yield f"read:    {count(found.lines, 'line')} of {count(found.logs, 'log')}, {found.size / 1e6:.1f} MB"
+    yield f"read:    {_read(found)}, {found.size / 1e6:.1f} MB"
 
 
 def _answer(found: Diagnosis) -> Iterable[str]:
@@ -110,10 +110,18 @@ def _answer(found: Diagnosis) -> Iterable[str]:
         for other in found.recovered:
             yield f"recovered: {_named(other.failure)}"
             yield _line(other.places[-1])
+    elif found.result == "unfinished":
+        yield f"Unfinished: in {_read(found)} the last start of vLLM is neither ready nor ended."
+    elif found.result == "healthy":
+        yield f"Healthy: it works, and no failure is in {_read(found)}."
     elif found.size:
-        yield f"No known failure found in {count(found.lines, 'line')} of {count(found.logs, 'log')}."
+        yield f"No known failure found in {_read(found)}."
     else:
         yield "The logs are empty." if found.logs else "No logs: no container of the cluster is running."
+
+
+def _read(found: Diagnosis) -> str:
+    return f"{count(found.lines, 'line')} of {count(found.logs, 'log')}"
 
 
 def _request(request: FailedRequest) -> str:
