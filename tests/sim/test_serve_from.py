@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import pytest
@@ -92,3 +93,42 @@ def test_a_layout_that_the_hosts_lack_is_another_one_by_consent(
     assert question in yes.asked[0]
     replica = served(world).replica
     assert (replica.tp, replica.pp, replica.dp) == expected
+
+
+@pytest.mark.parametrize(
+    ("backend", "flags"),
+    [
+        ("", "--tensor-parallel-size 2 --pipeline-parallel-size=2 --port 8000 --distributed-executor-backend ray"),
+        ("", "-tp 2 --served-model-name org/model --host 127.0.0.1 --data-parallel-size 1"),
+        ("mp", "--nnodes 2 --node-rank 0 --master-addr 10.0.0.1 --master-port 29501 -tp 2 -pp 2"),
+    ],
+)
+def test_flags_with_the_values_that_vcluster_sets_change_nothing(world: World, backend: str, flags: str) -> None:
+    words = (*flags.split(), "--seed", "1")
+    lab.succeed(world, INVENTORY, partial(lab.do_serve, backend=backend, flags=words))
+    found = served(world)
+    assert found.deployment.flags == ("--seed", "1")
+    assert lab.succeed(world, INVENTORY, partial(lab.do_serve, backend=backend, flags=("--seed", "1"))).value
+    assert served(world).generation == found.generation
+
+
+# fault: core/repeats.py: vllm.ensure_same(repeats, place(plain → (lambda *_: None)(repeats, place(plain
+@pytest.mark.parametrize(
+    ("backend", "flags", "why"),
+    [
+        ("", "--tensor-parallel-size 4", "--tensor-parallel-size is set by vcluster to 2, got 4"),
+        ("", "--port 9000", "--port is set by vcluster to 8000, got 9000"),
+        ("", "--nnodes 2", "--nnodes is set by vcluster to 1, got 2"),
+        ("mp", "--distributed-executor-backend ray", "--distributed-executor-backend is set by vcluster, got ray"),
+        ("mp", "--nnodes 4", "--nnodes is set by vcluster to 2, got 4"),
+        ("", "--api-key x", "--api-key is set by vcluster"),
+    ],
+)
+def test_flags_with_other_values_are_refused_with_the_one_reason(
+    world: World, backend: str, flags: str, why: str
+) -> None:
+    error = lab.run(world, INVENTORY, partial(lab.do_serve, backend=backend, flags=tuple(flags.split()))).error
+    assert isinstance(error, UsageError)
+    assert error.message == why
+    assert error.hint
+    assert served(world) is None

@@ -17,6 +17,7 @@ from vllm_cluster.actions.serve_pull import PullFirst
 from vllm_cluster.backends import vllm
 from vllm_cluster.core.cached_model import cache_place
 from vllm_cluster.core.placement import Cluster, choose_layout, place
+from vllm_cluster.core.repeats import without_repeats
 from vllm_cluster.core.spec import node_name
 from vllm_cluster.errors import PreflightFailed, UsageError
 from vllm_cluster.events import Emit, Event, warn_once
@@ -66,8 +67,7 @@ def serve(
         seen = look_up(inventory, fleet, emit)
         node = NodeHandle(fleet.connections[inventory.head_name], inventory.cluster)
         cluster = Cluster.of(inventory, gpus := seen.plan.gpus)
-        deployment = fit(deployment, cluster) if fit else deployment
-        layout = choose_layout(deployment, cluster)
+        deployment, layout = _laid_out(fit(deployment, cluster) if fit else deployment, cluster, inventory.ports.api)
         placed = partial(place, deployment, cluster, (layout.tp, layout.pp), inventory.ports.api)
         wanted = placed(before=(order := _last_order(node)).wanted)
         endpoint = Endpoint(served, wanted.replica.host, inventory.head_name, wanted.replica.port)
@@ -87,6 +87,12 @@ def serve(
             title = f"serving {served}: TP={layout.tp} × PP={layout.pp}"
         follow(fleet, inventory, number, wanted, emit, title=title)
     return endpoint
+
+
+def _laid_out(deployment: Deployment, cluster: Cluster, port: int) -> tuple[Deployment, vllm.Parallelism]:
+    """The layout of a deployment; and it without the flags that have the value which vcluster sets for that anyway."""
+    layout = choose_layout(deployment, cluster)
+    return without_repeats(deployment, cluster, (layout.tp, layout.pp), port), layout
 
 
 def _show_layout(
@@ -164,7 +170,8 @@ def _understood(inventory: Inventory, asked: Deployment) -> Deployment:
             "docker", "exec", node_name(inventory.cluster), "vllm", "serve", asks, on=inventory.head_name
         )
         raise UsageError(f"{asks} prints vLLM's help and serves nothing", hint=shown)
-    vllm.ensure_allowed(model, found.name, asked.flags)
+    # The others may be what vcluster sets anyway, which the hosts show.
+    vllm.ensure_allowed(model, found.name, vllm.comparable(asked.flags)[0])
     _ensure_readable(found)
     return found
 

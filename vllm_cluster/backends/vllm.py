@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -54,6 +53,14 @@ _RESERVED = {
     "--ssl-certfile": _TLS,
     "--ssl-ca-certs": _TLS,
 }
+# Of these those that guides have with the value that vcluster sets, too.
+_COMPARED = frozenset(
+    {
+        *("--model", "--served-model-name", "--host", "--port", "--distributed-executor-backend"),
+        *("--tensor-parallel-size", "--pipeline-parallel-size", "--data-parallel-size", "--data-parallel-rpc-port"),
+        *("--nnodes", "--node-rank", "--master-addr", "--master-port"),
+    }
+)
 _SHORT = {
     "-tp": "--tensor-parallel-size",
     "-pp": "--pipeline-parallel-size",
@@ -70,9 +77,6 @@ _SHORT = {
     "-n": "--nnodes",
     "-r": "--node-rank",
 }
-
-# A switch with a value, as releases before 0.7 took it.
-_OLD_SWITCH = re.compile(r"--((?!no-)[a-z0-9_-]+)[= ](true|false)", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -135,20 +139,51 @@ def ensure_allowed(model: str, name: str, extra: Sequence[str]) -> None:
             )
 
 
+def comparable(flags: Sequence[str]) -> tuple[list[str], list[tuple[str, str]]]:
+    """Flags without those that may repeat what vcluster sets, and these: each option with its value.
+
+    >>> comparable(["--seed", "1", "-tp", "8", "--port=8000"])
+    (['--seed', '1'], [('--tensor-parallel-size', '8'), ('--port', '8000')])
+    """
+    kept, found, at = [], [], 0
+    while at < len(flags):
+        word, option = flags[at], reserved_option(flags[at])
+        name, equals, value = word.partition("=")
+        following = flags[at + 1 : at + 2]
+        at += 1
+        if option not in _COMPARED:
+            kept.append(word)
+        elif equals or (not name.startswith("--") and name[:2] in _SHORT and len(name) > 2):
+            found.append((option, value if equals else name[2:]))
+        elif following and not following[0].startswith("-"):
+            found.append((option, following[0]))
+            at += 1
+        else:
+            kept.append(word)
+    return kept, found
+
+
+def ensure_same(found: Iterable[tuple[str, str]], argv: Sequence[str]) -> None:
+    """Refuse options whose value is not the one that a command has; `argv` is vcluster's.
+
+    Raises:
+        UsageError: there are such ones; with both values.
+    """
+    # What it leaves out is vLLM's own default.
+    own = {"--data-parallel-size": "1", "--nnodes": "1", "--node-rank": "0", **_own(argv)}
+    wrong = {}
+    for option, value in found:
+        if own.get(option) != value:
+            set_to = f" to {own[option]}" if option in own else ""
+            wrong[f"{option} is set by vcluster{set_to}, got {value}"] = _RESERVED[option]
+    if wrong:
+        raise UsageError("\n".join(wrong), hint="\n".join(dict.fromkeys(wrong.values())))
+
+
 def instead(flag: str) -> str | None:
     """What to use in place of a flag that vcluster sets itself; None for all others."""
     reserved = reserved_option(flag)
     return _RESERVED[reserved] if reserved else None
-
-
-def spelled_today(words: Sequence[str]) -> list[str]:
-    """An option and its values as vLLM's parser takes them: a switch that once had a value is --NAME or --no-NAME.
-
-    >>> spelled_today(["--enable-chunked-prefill=False"]), spelled_today(["--seed", "1"])
-    (['--no-enable-chunked-prefill'], ['--seed', '1'])
-    """
-    found = _OLD_SWITCH.fullmatch(" ".join(words))
-    return [f"--{'' if found[2].lower() == 'true' else 'no-'}{found[1]}"] if found else list(words)
 
 
 def environment() -> dict[str, str]:
@@ -199,10 +234,10 @@ ASKED = (
 
 def undone(values: Iterable[tuple[str, Any]], given: Sequence[str], argv: Sequence[str]) -> Iterator[tuple[str, str]]:
     """The options that undo what `serve_argv` set, by what vLLM's own parser made of its words; and what to use."""
-    own = {word.partition("=")[0]: word.partition("=")[2] for word in argv if word.startswith("--") and "=" in word}
+    own = _own(argv)
     for name, value in values:
         option = "--model" if name == "model_tag" else f"--{name.replace('_', '-')}"
-        expected = argv[2] if name == "model_tag" else own.get(option)
+        expected = own.get(option)
         got = value[-1] if isinstance(value, list) and value else value
         if expected is not None and str(got) != expected:
             yield option.replace("--model", "the model"), _RESERVED.get(option, _GROUP)
@@ -210,6 +245,12 @@ def undone(values: Iterable[tuple[str, Any]], given: Sequence[str], argv: Sequen
         option = f"--{name.replace('_', '-')}"
         if option in _RESERVED and option not in own and name != "model":
             yield option, _RESERVED[option]
+
+
+def _own(argv: Sequence[str]) -> dict[str, str]:
+    """The values of the options that vcluster sets in a command; the last of several counts."""
+    own = (word.partition("=") for word in argv if word.startswith("--") and "=" in word)
+    return {"--model": argv[2], **{name: value for name, _, value in own}}
 
 
 def options(words: Sequence[str]) -> Iterator[str]:

@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from vllm_cluster.backends import vllm
+from vllm_cluster.backends import switches, vllm
 from vllm_cluster.backends.seam import Degrees
 from vllm_cluster.fit.layouts import (
     FIXED,
@@ -208,6 +208,8 @@ def _flags(asked: Asked, head: str, judged: Judged, *, named: bool) -> Iterator[
         topic = f"--help={near[1] if near else 'all'}"
         known = command_line("docker", "exec", asked.node, "vllm", "serve", topic, on=head)
         lacking = "No such file" in judged.problem and "config" in vllm.options(asked.extra)
+        old = switches.old_spellings(asked.extra)
+        known = "\n".join([*(f"write {today} in place of {given}" for given, today in old.items()), known])
         fix = "vLLM reads the file of --config in the node: put it below model_cache, or mount its folder with volumes"
         in_file = judged.problem.startswith("--config ")
         yield RequestProblem(head, text, fix if lacking else "correct that file" if in_file else known)

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from vllm_cluster.backends import vllm
+from vllm_cluster.backends import switches, vllm
 from vllm_cluster.errors import UsageError
 from vllm_cluster.inventory.container import steered_by
 from vllm_cluster.text import count, printable, redact
@@ -255,7 +255,7 @@ class _Reading:
             raise self._error(f"{shown(first)} belongs to no option", first.line, hint="put text with blanks in quotes")
         for word in words:
             self._complete(word)
-        given, today = [word.text for word in words], vllm.spelled_today([word.text for word in words])
+        given, today = [word.text for word in words], switches.spelled_today([word.text for word in words])
         self._flags += today
         why = "as vLLM writes it today" if today != given else ""
         self._row("passed", " ".join(given), " ".join(today), why)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from vllm_cluster.backends import ray, vllm
+from vllm_cluster.backends import ray, switches, vllm
 from vllm_cluster.backends.seam import Degrees
 from vllm_cluster.errors import UsageError
 
@@ -225,3 +225,45 @@ def test_all_flags_that_vcluster_sets_are_refused_at_once() -> None:
     named = ("--host", "--tensor-parallel-size", "--api-key")
     assert refused.value.message.splitlines() == [f"{flag} is set by vcluster" for flag in named]
     assert (refused.value.hint or "").splitlines()[1] == "use --tp"
+
+
+@pytest.mark.parametrize(
+    ("flags", "kept", "found"),
+    [
+        (["-tp", "8", "--seed", "1"], ["--seed", "1"], [("--tensor-parallel-size", "8")]),
+        (
+            ["--nnodes=2", "-r1", "-pp=2"],
+            [],
+            [("--nnodes", "2"), ("--node-rank", "1"), ("--pipeline-parallel-size", "2")],
+        ),
+        (["--api-key", "x", "--headless"], ["--api-key", "x", "--headless"], []),
+        (["--port", "--seed", "1", "-tp"], ["--port", "--seed", "1", "-tp"], []),
+    ],
+)
+def test_flags_that_may_repeat_what_vcluster_sets(
+    flags: list[str], kept: list[str], found: list[tuple[str, str]]
+) -> None:
+    assert vllm.comparable(flags) == (kept, found)
+
+
+# fault: backends/vllm.py: if own.get(option) != value: → if option not in own:
+def test_another_value_than_that_of_vcluster_is_refused_with_both() -> None:
+    argv = vllm.serve_argv(
+        "org/model", name="m", degrees=Degrees(8, 2), host="127.0.0.1", port=8000, extra=[], engine=[]
+    )
+    same = {"--tensor-parallel-size": "8", "--port": "8000", "--model": "org/model", "--data-parallel-size": "1"}
+    vllm.ensure_same(same.items(), argv)
+    with pytest.raises(UsageError) as refused:
+        vllm.ensure_same([*same.items(), ("--pipeline-parallel-size", "4"), ("--master-addr", "x")], argv)
+    assert refused.value.message.splitlines() == [
+        "--pipeline-parallel-size is set by vcluster to 2, got 4",
+        "--master-addr is set by vcluster, got x",
+    ]
+
+
+def test_old_switches_are_named_as_vllm_writes_them_today() -> None:
+    flags = ["--enable-chunked-prefill=False", "--seed", "1", "--enable-prefix-caching", "True", "-cc.x=True"]
+    assert switches.old_spellings(flags) == {
+        "--enable-chunked-prefill=False": "--no-enable-chunked-prefill",
+        "--enable-prefix-caching True": "--enable-prefix-caching",
+    }

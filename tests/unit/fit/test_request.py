@@ -259,6 +259,9 @@ def test_vllm_s_own_words_are_passed_on() -> None:
     near = Judged(flags="refused", problem="unrecognized arguments: --max-model-length; did you mean --max-model-len?")
     (typo,) = found_problems(asked(), judged=near)
     assert "vllm serve --help=max-model-len" in typo
+    old = Judged(flags="refused", problem="argument --enable-chunked-prefill: ignored explicit argument 'False'")
+    (switch,) = found_problems(asked(8, 2, "--enable-chunked-prefill=False"), judged=old)
+    assert "write --no-enable-chunked-prefill in place of --enable-chunked-prefill=False" in switch
     (length,) = found_problems(
         asked(), judged=replace(GOOD, model="refused", problem="max_model_len (100000) is greater")
     )
