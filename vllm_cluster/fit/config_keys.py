@@ -5,6 +5,7 @@ The names are those that vLLM 0.33 reads.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -36,7 +37,11 @@ KEYS: Mapping[str, tuple[str, ...]] = {
     "sliding window": ("sliding_window",),
     "window period": ("sliding_window_pattern",),
     "window KV heads": ("swa_num_key_value_heads",),
-    "window heads": ("swa_num_attention_heads",),
+    "window heads": (
+        "swa_num_attention_heads",
+        "num_sliding_attention_heads",
+        "attention_other_setting.num_attention_heads",
+    ),
     "window head width": ("swa_head_dim",),
     "window value width": ("swa_v_head_dim",),
     "first window": ("max_window_layers",),
@@ -103,6 +108,18 @@ def entries(config: Mapping[str, Any], meaning: str) -> list[Any] | None:
     """Read a list with an entry for each layer; None where there is none."""
     found = (_value(config, name) for name in LISTS[meaning])
     return next((value for value in found if isinstance(value, list) and value), None)
+
+
+# Keys that may change what a request keeps, and those of them that do not.
+_OF_CACHES = re.compile(r"window|swa|kv|latent|compress|mamba|ssm|linear|layer_?types|pattern|recurrent|hybrid|sparse")
+_OF_OTHERS = re.compile(r"rope|scal|init|drop|bias|norm|quant")
+
+
+def unread(config: Mapping[str, Any]) -> list[str]:
+    """List the keys that may be of another kind of attention and are not read; few, since anyone wrote them."""
+    read = {name.partition(".")[0] for names in (*KEYS.values(), *LISTS.values()) for name in names}
+    found = (name for name, value in config.items() if name not in read and value and not isinstance(value, str))
+    return sorted(name[:40] for name in found if _OF_CACHES.search(name) and not _OF_OTHERS.search(name))[:4]
 
 
 def flag(config: Mapping[str, Any], name: str, default: bool = False) -> bool:

@@ -135,8 +135,9 @@ class FitReport:
 def split_problem(shape: ModelConfig, degrees: Degrees) -> str:
     """Why vLLM would refuse this split of a model, in one sentence; empty when it would not."""
     tp, pp = degrees.tp, degrees.pp
-    if shape.heads % tp:
-        return f"TP={tp} does not divide its {shape.heads} attention heads"
+    for count in (shape.heads, shape.window_heads):
+        if count % tp:
+            return f"TP={tp} does not divide its {count} attention heads"
     for heads in sorted({layer.heads for layer in shape.layers if layer.heads}):
         if heads % tp and tp % heads:
             return f"TP={tp} and its {heads} KV heads do not divide one another"

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Any, Literal
 
-from vllm_cluster.fit.config_keys import entries, flag, number, optional
+from vllm_cluster.fit.config_keys import entries, flag, number, optional, unread
 
 BLOCK = 16
 # What vLLM schedules at once by default on large GPUs; window layers keep each such step in flight beside their window.
@@ -27,7 +27,7 @@ _KNOWN = """ llama mistral mixtral ministral3 qwen2 qwen2_moe qwen3 qwen3_moe qw
  qwen2_5_vl qwen3_vl qwen3_vl_moe gemma gemma2 gemma3 gemma4 phi phi3 phimoe deepseek_v2 deepseek_v3
  deepseek_v32 kimi_k2 kimi_linear glm4 glm4_moe glm_moe_dsa gpt_oss gpt2 gpt_neox opt cohere cohere2 granite
  granitemoe granitemoehybrid starcoder2 olmo olmo2 olmoe nemotron_h minimax_m2 exaone4 llama4 mimo_v2
- mimo_v2_flash deepseek_v4 """
+ mimo_v2_flash deepseek_v4 step3p5 """
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,8 @@ class Quantised:
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """A model's sizes; `groups` are those of its attention's output, where it has such: TP divides them."""
+    """A model's sizes; `groups` are those of its attention's output, `window_heads` the heads of layers with a window,
+    where it has such: TP divides them."""
 
     model_type: str
     architecture: str
@@ -109,6 +110,7 @@ class ModelConfig:
     blocks: tuple[Quantised, ...]
     notes: tuple[str, ...]
     groups: int = 0
+    window_heads: int = 0
 
 
 def model_config(document: Mapping[str, Any]) -> ModelConfig:
@@ -134,7 +136,9 @@ def model_config(document: Mapping[str, Any]) -> ModelConfig:
     groups = optional(config, "output groups")
     output = groups * optional(config, "output rank") or heads * (optional(config, "value width") or head)
     if kind.removesuffix("_text") not in _KNOWN.split():
-        notes = (f"the model type {kind} was not tried: its KV cache is taken for that of ordinary attention", *notes)
+        text = f"the model type {kind} is not known: its KV cache is an estimate, that of ordinary attention"
+        missing = ", ".join(unread(config))
+        notes = (text + (f"; not read: {missing}" if missing else ""), *notes)
     names = document.get("architectures") or config.get("architectures")
     return ModelConfig(
         model_type=kind,
@@ -146,6 +150,7 @@ def model_config(document: Mapping[str, Any]) -> ModelConfig:
         tied=flag(config, "tie_word_embeddings", kind.startswith("gemma")),
         context=optional(config, "context") or 2048,
         mlp=mlp,
+        window_heads=optional(config, "window heads"),
         experts=optional(config, "experts") if used else 0,
         experts_used=used,
         expert=expert,

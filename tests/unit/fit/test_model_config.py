@@ -7,6 +7,8 @@ from typing import Any
 import pytest
 
 from tests.support.models import configs
+from vllm_cluster.backends.seam import Degrees
+from vllm_cluster.fit.layouts import split_problem
 from vllm_cluster.fit.model_config import Layer, model_config
 from vllm_cluster.fit.weights import WeightBytes, spread, weigh
 from vllm_cluster.wire.safetensors import tensors
@@ -173,9 +175,41 @@ def test_kv_heads_have_many_names(changes: dict[str, Any], heads: int) -> None:
     assert model_config({**LLAMA, **changes}).layers[0] == Layer(heads, 256)
 
 
+# fault: fit/config_keys.py: if _OF_CACHES.search(name) and not _OF_OTHERS.search(name) → if _OF_CACHES.search(name)
 def test_an_untried_type_is_noted() -> None:
     assert not model_config(LLAMA).notes
-    assert "zebra" in model_config({**LLAMA, "model_type": "zebra"}).notes[0]
+    (note,) = model_config({**LLAMA, "model_type": "zebra"}).notes
+    assert note == "the model type zebra is not known: its KV cache is an estimate, that of ordinary attention"
+    words = {"swa_sinks": 4, "kv_shared": [1], "rope_kv_theta": 1e6, "sparse_mode": "x", "use_window": False}
+    (note,) = model_config({**LLAMA, "model_type": "zebra", **words}).notes
+    assert note.endswith("ordinary attention; not read: kv_shared, swa_sinks")
+    many = {f"kv_{number}": 1 for number in range(100)} | {"kv_" + "x" * 10_000: 1}
+    assert len(model_config({**LLAMA, "model_type": "zebra", **many}).notes[0]) < 300
+
+
+# fault: fit/layouts.py: for count in (shape.heads, shape.window_heads): → for count in (shape.heads,):
+def test_a_part_for_the_layers_with_a_window_is_read() -> None:
+    """Step 3.5: those have 96 heads and the others 64, and all 8 for KV."""
+    other = {
+        "attention_type": "sliding_attention",
+        "num_attention_heads": 96,
+        "num_attention_groups": 8,
+        "head_dim": 128,
+    }
+    step = {
+        "model_type": "step3p5",
+        "num_attention_heads": 64,
+        "num_key_value_heads": None,
+        "num_attention_groups": 8,
+        "head_dim": 128,
+        "sliding_window": 512,
+        "layer_types": ["full_attention", *["sliding_attention"] * 3] * 9,
+        "attention_other_setting": other,
+    }
+    made = model_config({**LLAMA, **step})
+    assert [(layer.heads, layer.window) for layer in made.layers[:2]] == [(8, None), (8, 512)]
+    assert (made.window_heads, made.notes) == (96, ())
+    assert split_problem(made, Degrees(64, 1)) == "TP=64 does not divide its 96 attention heads"
 
 
 @pytest.mark.parametrize(
