@@ -46,6 +46,7 @@ CODES: Mapping[str, str] = {
     "ip-missing": "Without it NCCL, Gloo and Ray would have to guess the interface.",
     "address-not-found": "Ray would register an address at which no other host finds it.",
     "address-public": "Whoever reaches the ports between the ranks runs code on the hosts.",
+    "master-port-open": "Whoever reaches the port where vLLM's processes meet runs code on the head.",
     "interface-not-found": "NCCL and Gloo would find no interface of that name.",
     "no-route": "The worker could never join.",
     "virtual-interface": "NCCL would send its traffic through a VPN or a container bridge.",

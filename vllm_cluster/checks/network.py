@@ -51,6 +51,21 @@ def addresses(inventory: Inventory, host: Host, facts: HostFacts) -> Iterator[Fi
 
 
 @each_host
+def meeting_port(inventory: Inventory, host: Host, facts: HostFacts) -> Iterator[Finding]:
+    """Where vLLM's processes meet without Ray: the port listens on every address of the head, and asks for no token."""
+    if inventory.backend != "mp" or host.name != inventory.head or len(inventory.hosts) == 1:
+        return
+    found = facts.interface_of(host.address)
+    nics = [nic for nic in facts.nics if nic.name not in ("lo", found.name if found else "") and not nic.inner]
+    open_at = [f"{each.ip} ({nic.name})" for nic in nics for each in nic.interfaces() if not each.ip.is_link_local]
+    if open_at:
+        port = inventory.ports.master
+        text = f"port {port} of vLLM has no token, and while a model is served it is open on {', '.join(open_at)} too"
+        fix = f"a firewall that lets the cluster's hosts alone reach TCP port {port} of {host.name} (docs/engines.md)"
+        yield Finding("master-port-open", host.name, text, fix, severity="warning")
+
+
+@each_host
 def kinds(inventory: Inventory, host: Host, facts: HostFacts) -> Iterator[Finding]:
     """An interface that is unfit for NCCL traffic."""
     nic = _nic(host, facts)

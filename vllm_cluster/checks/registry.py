@@ -44,6 +44,7 @@ _ON_DEMAND: Sequence[Check] = (
     gpus.same_gpus,
     gpus.driver,
     network.outgoing_interface,
+    network.meeting_port,
     network.hostname,
     rdma.idle,
     rdma.unused,

@@ -10,7 +10,7 @@ import pytest
 from tests.support import world
 from vllm_cluster.backends import mp
 from vllm_cluster.checks.network import endpoint
-from vllm_cluster.checks.registry import engine_problem, preflight
+from vllm_cluster.checks.registry import check_all, engine_problem, preflight
 from vllm_cluster.facts.host_facts import DockerFacts, Hca, HostFacts, Nic
 from vllm_cluster.inventory.model import Ports
 
@@ -59,6 +59,24 @@ def test_an_address_that_the_internet_may_reach_is_warned_of(address: str, warne
     facts["gpu1"] = replace(facts["gpu1"], nics=(nic,))
     found = preflight(world.inventory(1, entries={"gpu1": {"address": address}}), facts)
     assert [(one.code, one.error) for one in found] == ([("address-public", False)] if warned else [])
+
+
+# fault: checks/network.py: and not nic.inner] → ]
+@pytest.mark.parametrize(
+    ("backend", "nic", "where"),
+    [
+        ("mp", Nic("eth1", ("192.168.7.4/24", "fe80::1/64"), 1500, "UP"), "192.168.7.4 (eth1)"),
+        ("ray", Nic("eth1", ("192.168.7.4/24",), 1500, "UP"), ""),
+        ("mp", Nic("docker0", ("172.17.0.1/16",), 1500, "UP"), ""),
+        ("mp", Nic("eth1", (), 1500, "DOWN"), ""),
+    ],
+)
+def test_the_port_without_a_token_is_named_where_another_network_reaches_it(backend: str, nic: Nic, where: str) -> None:
+    facts = world.hosts()
+    facts["gpu1"] = replace(facts["gpu1"], nics=(*facts["gpu1"].nics, nic))
+    found = [one for one in check_all(world.inventory(backend=backend), facts) if one.code == "master-port-open"]
+    assert [one.host for one in found] == (["gpu1"] if where else [])
+    assert where in "".join(one.text for one in found)
 
 
 # fault: checks/registry.py: if finding.host not in taken or finding.code not in _FOLLOWS] → if finding.host]
