@@ -103,7 +103,7 @@ def test_a_folder(tmp_path: Path) -> None:
     assert fit(str(tmp_path), "--gpu-memory", "24GB").returncode == 1
 
 
-# fault: cli/fit.py: dp=dp, experts=ep) → dp=dp)
+# fault: cli/fit.py: dp=dp or 1, experts=ep) → dp=dp or 1)
 # fault: actions/fit.py: dp=dp, experts=experts) → experts=experts)
 def test_engines_that_share_requests_and_experts_that_are_dealt(tmp_path: Path) -> None:
     """A small MoE: 1 GB of experts beside 0.3 GB of all else."""
