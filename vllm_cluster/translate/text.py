@@ -14,6 +14,7 @@ from vllm_cluster.translate.words import ShellWord, shown
 # The longest recipe of vLLM's book has 60 kB. The YAML parser needs 10 s for 1 MB.
 MAX_BYTES = 256_000
 _YAML = re.compile(r"^[ \t]*(?:services|command|entrypoint|compatible_strategies)[ \t]*:", re.MULTILINE)
+_RECIPE = re.compile(r"^compatible_strategies[ \t]*:", re.MULTILINE)
 _MANIFEST = re.compile(r"^apiVersion[ \t]*:", re.MULTILINE)
 
 
@@ -24,6 +25,10 @@ def translate(text: str, place: str) -> Translation:
         UsageError: nothing in it serves, or several unlike commands do, or it cannot be served here; with the line.
     """
     document = mapping(text, place)
+    if document and _RECIPE.search(text):
+        line = text[: text.index("compatible_strategies")].count("\n") + 1
+        what = "a recipe has several layouts, and is not read"
+        raise UsageError(f"{place}:{line}: {what}", hint="give one of the command lines of its guide")
     if document:
         found = list(in_compose(document, place))
     elif _MANIFEST.search(text):

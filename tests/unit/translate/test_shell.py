@@ -118,8 +118,9 @@ def test_words_are_those_that_bash_finds(text: str) -> None:
     """A function prints the words of each command; what bash refuses, or knows no command for, counts for nothing."""
     script = f'a() {{ printf \'%s\\0\' "$#" "$@"; }}\na {text}'
     done = subprocess.run(["bash", "--norc", "-c", script], capture_output=True, text=True, check=False, env={})
-    # A line that continues is one here also where blanks, or nothing, follow: so people paste them.
-    if done.stderr or "$" in text.replace("$X", "") or re.search(r"\\( |$)", text):
+    # A line that continues is one here also where blanks, or nothing, follow: so people paste them. A name that
+    # continues on the next line is none.
+    if done.stderr or "$" in text.replace("$X", "") or re.search(r"\\( |$)|[^ ]\\\n", text):
         return
     assume(all(not word.missing for command in commands(f"a {text}", PLACE) for word in command.words))
     found = [[str(len(one) - 1), *one[1:]] for one in words(f"a {text}")]

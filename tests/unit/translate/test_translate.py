@@ -193,6 +193,10 @@ REFUSED = [
     ("vllm serve org/x -tp 8\nvllm serve org/x -tp 4", "lines 1 and 2"),
     ("apiVersion: v1\nkind: Pod\n", "a manifest of Kubernetes is not read"),
     ("services:\n  a: [\n", "--from:"),
+    (
+        "model:\n  model_id: org/x\ncompatible_strategies:\n  - multi_node_tp\n",
+        "--from:3: a recipe has several layouts",
+    ),
     ("x" * 300_000, "--from: longer than 256 kB"),
 ]
 
