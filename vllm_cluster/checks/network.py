@@ -53,7 +53,7 @@ def addresses(inventory: Inventory, host: Host, facts: HostFacts) -> Iterator[Fi
 @each_host
 def meeting_port(inventory: Inventory, host: Host, facts: HostFacts) -> Iterator[Finding]:
     """Where vLLM's processes meet without Ray: the port listens on every address of the head, and asks for no token."""
-    if inventory.backend != "mp" or host.name != inventory.head or len(inventory.hosts) == 1:
+    if inventory.backend != "mp" or host.name != inventory.head_name or len(inventory.hosts) == 1:
         return
     found = facts.interface_of(host.address)
     nics = [nic for nic in facts.nics if nic.name not in ("lo", found.name if found else "") and not nic.inner]

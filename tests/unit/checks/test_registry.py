@@ -65,10 +65,10 @@ def test_an_address_that_the_internet_may_reach_is_warned_of(address: str, warne
 @pytest.mark.parametrize(
     ("backend", "nic", "where"),
     [
-        ("mp", Nic("eth1", ("192.168.7.4/24", "fe80::1/64"), 1500, "UP"), "192.168.7.4 (eth1)"),
-        ("ray", Nic("eth1", ("192.168.7.4/24",), 1500, "UP"), ""),
+        ("mp", Nic("eth2", ("192.168.7.4/24", "fe80::1/64"), 1500, "UP"), "192.168.7.4 (eth2)"),
+        ("ray", Nic("eth2", ("192.168.7.4/24",), 1500, "UP"), ""),
         ("mp", Nic("docker0", ("172.17.0.1/16",), 1500, "UP"), ""),
-        ("mp", Nic("eth1", (), 1500, "DOWN"), ""),
+        ("mp", Nic("eth2", (), 1500, "DOWN"), ""),
     ],
 )
 def test_the_port_without_a_token_is_named_where_another_network_reaches_it(backend: str, nic: Nic, where: str) -> None:
