@@ -76,7 +76,7 @@ def test_the_port_without_a_token_is_named_where_another_network_reaches_it(back
     facts["gpu1"] = replace(facts["gpu1"], nics=(*facts["gpu1"].nics, nic))
     found = [one for one in check_all(world.inventory(backend=backend), facts) if one.code == "master-port-open"]
     assert [one.host for one in found] == (["gpu1"] if where else [])
-    assert where in "".join(one.text for one in found)
+    assert where in "".join(one.message for one in found)
 
 
 # fault: checks/registry.py: if finding.host not in taken or finding.code not in _FOLLOWS] → if finding.host]
