@@ -107,7 +107,7 @@ class HostStream:
         self._time: float | None = None
         self._latest: float | None = None
         self._dated = False
-        self._open: list[SignMatch] = []  # look-alikes that wait for work to continue
+        self.waiting: list[SignMatch] = []  # look-alikes that wait for work to continue
 
     def take(self, number: int, parsed: LogLine, below: bytes) -> None:
         """Look at one line that may matter."""
@@ -156,8 +156,8 @@ class HostStream:
             hit = self.seen.hits[known] = SignMatch(known, place, place, more=self._continued(below))
         hit.count, hit.last, hit.evidence = hit.count + times, place, None
         hit.recent.append(place)
-        if known.kind is SignKind.HARMLESS and hit not in self._open:
-            self._open.append(hit)
+        if known.kind is SignKind.HARMLESS and hit not in self.waiting:
+            self.waiting.append(hit)
 
     def _continued(self, below: bytes) -> tuple[str, ...]:
         """The lines right below that continue a line: a version mismatch lists the versions there."""
@@ -196,7 +196,7 @@ class HostStream:
         else:
             seen.trouble.clear()
             seen.strange.clear()
-            self._open.clear()
+            self.waiting.clear()
 
     def answered(self, place: LogPosition, parsed: LogLine) -> None:
         """Take a line by which the server has answered."""
@@ -208,7 +208,7 @@ class HostStream:
 
     def work_continued(self, place: LogPosition) -> None:
         """Take the last sign of progress in a piece: what only looked like a failure before it is none."""
-        for hit in self._open[:]:
+        for hit in self.waiting[:]:
             if place.line > hit.last.line:
                 hit.evidence = place
-                self._open.remove(hit)
+                self.waiting.remove(hit)
