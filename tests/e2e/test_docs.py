@@ -161,7 +161,8 @@ def test_the_fit_page(sandbox: Sandbox, tmp_path: Path) -> None:
         f"meta-llama/Llama-3.1-{name}-Instruct": checkpoints.files(config, checkpoints.llama(config))
         for name, config in names.items()
     }
-    with hub(repositories=files) as made:
+    deepseek = checkpoints.files(configs.DEEPSEEK_V3, checkpoints.mixture(configs.DEEPSEEK_V3))
+    with hub(repositories={**files, "deepseek-ai/DeepSeek-V3": deepseek}) as made:
         environment = {"HF_ENDPOINT": made.url, **sandbox.environment}
         for command in commands("fit.md"):
             assert "fit at TP=" in shell(command, tmp_path, environment).replace("fits", "fit")

@@ -37,6 +37,17 @@ def llama(config: Config, dtype: str = "BF16") -> Iterator[Tensor]:
         yield "lm_head.weight", dtype, (vocab, hidden)
 
 
+def mixture(config: Config) -> Iterator[Tensor]:
+    """The weights of a mixture of experts in 8 bits: of each layer the experts in one tensor, and all else."""
+    hidden = config["hidden_size"]
+    experts = config["n_routed_experts"] * config["moe_intermediate_size"] * 3
+    yield "model.embed_tokens.weight", "BF16", (config["vocab_size"], hidden)
+    for index in range(config["num_hidden_layers"]):
+        yield f"model.layers.{index}.self_attn.o_proj.weight", "F8_E4M3", (4 * hidden, hidden)
+        yield f"model.layers.{index}.mlp.experts.0.up_proj.weight", "F8_E4M3", (experts, hidden)
+    yield "lm_head.weight", "BF16", (config["vocab_size"], hidden)
+
+
 def sizes(tensors: Iterable[Tensor]) -> list[tuple[str, str, int]]:
     """Name, dtype and bytes."""
     return [(name, dtype, prod(shape) * BYTES[dtype]) for name, dtype, shape in tensors]
