@@ -141,7 +141,8 @@ class ImageCarrier:
         try:
             return blobs_in(row, len(image.layers))
         except ValueError as error:
-            why = row.get("error") or printed or f"what it found is unreadable: {error}"
+            # What Docker printed is the cause where the program finds what Docker wrote unreadable.
+            why = ": ".join(filter(None, (row.get("error"), printed))) or f"what it found is unreadable: {error}"
             raise HostError(self._connection.name, f"docker save failed: {why}", hint="vcluster image prune") from None
 
     def _row(self, row: Mapping[str, Any]) -> CarrierRow:

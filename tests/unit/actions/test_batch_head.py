@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import os
 import signal
 import sys
 import threading
 import time
+import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
@@ -31,6 +33,7 @@ from vllm_cluster.clock import Deadline
 from vllm_cluster.errors import ConnectionLost, HostError, Interrupted, NodeMissing
 from vllm_cluster.events import Event
 from vllm_cluster.laptop import whoami
+from vllm_cluster.remote.image.batch_job import PIECE, Folder
 from vllm_cluster.run import head_job
 from vllm_cluster.run.batch_replies import LINE
 from vllm_cluster.run.head_job import HeadJob
@@ -145,6 +148,25 @@ def test_the_head_answers_without_a_client_and_gives_all_on_request(head: Head) 
     assert (found.total, found.answered, found.failed, runs) == (30, 30, 0, False)
     assert (texts(wanted), set(api.asked.values()), head.checked) == (ALL, {1}, 1)
     assert not (head.state / "batch").exists()
+
+
+# fault: remote/image/batch_job.py: whole = _whole_rows(file) → whole = 1 << 40
+@pytest.mark.parametrize(
+    ("content", "piece"),
+    [
+        (b"", b""),
+        (b'{"torn', b""),
+        (b"{}\n", b"{}\n"),
+        (b'{}\n{"torn', b"{}\n"),
+        (b"{}\n" + b"x" * (3 * PIECE), b"{}\n"),
+        (b"x" * (2 * PIECE) + b'\n{"torn', b"x" * PIECE),
+    ],
+)
+def test_no_part_of_a_torn_row_is_handed_out(tmp_path: Path, content: bytes, piece: bytes) -> None:
+    """The next program takes it away, and writes other rows at its place."""
+    (tmp_path / "output.jsonl").write_bytes(content)
+    reply = Folder(tmp_path).look({"from": 0})
+    assert zlib.decompress(base64.b64decode(reply["data"])) == piece
 
 
 def test_kills_of_its_program_lose_and_repeat_nothing(head: Head) -> None:
@@ -301,9 +323,9 @@ def test_the_output_has_the_order_of_the_input(head: Head) -> None:
         b'{"id": "batch_req_31_00000001", "custom_id": "r31"}\n',
         b'{"id": "batch_req_1_00000001", "custom_id": "r0"}\n',
         b"hello\n",
-        b"x" * (2 << 20),
+        b"x" * (2 << 20) + b"\n",
     ],
-    ids=["no such line", "another checksum", "no row", "no end"],
+    ids=["no such line", "another checksum", "no row", "a long one"],
 )
 def test_a_row_of_no_line_here_is_refused_and_the_output_stays_usable(
     row: bytes, head: Head, monkeypatch: pytest.MonkeyPatch

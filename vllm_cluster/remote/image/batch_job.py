@@ -18,7 +18,7 @@ import zlib
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 PIECE = 1 << 20
 # Left free on the disk: the node program writes its state there.
@@ -42,8 +42,10 @@ class Folder:
         # Whether it runs comes first: what has ended writes nothing after it.
         state, piece = self._state(), b""
         with suppress(OSError), (self.path / "output.jsonl").open("rb") as file:
+            # What follows the last whole row may be torn: the next program takes it away and writes others there.
+            whole = _whole_rows(file)
             file.seek(wanted["from"])
-            piece = file.read(PIECE)
+            piece = file.read(max(0, min(PIECE, whole - wanted["from"])))
         return {"state": state, "data": base64.b64encode(zlib.compress(piece, 1)).decode()}
 
     def begin(self, wanted: Mapping[str, Any]) -> dict[str, Any]:
@@ -148,6 +150,18 @@ class Folder:
             if str(self.path).encode() in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0"):
                 return pid
         return 0
+
+
+def _whole_rows(file: BinaryIO) -> int:
+    """The bytes up to the end of the last line that has one."""
+    end = file.seek(0, os.SEEK_END)
+    while end > 0:
+        begin = max(0, end - PIECE)
+        file.seek(begin)
+        if (found := file.read(end - begin).rfind(b"\n")) >= 0:
+            return begin + found + 1
+        end = begin
+    return 0
 
 
 def _read(path: Path) -> Any:
