@@ -102,7 +102,9 @@ class EngineWatch:
             self.token = self._moved[engine] = time.monotonic()
         except TimeoutError:
             moved = self._moved[engine]
-            sure = self._steps_are_short and self._count() and self._moved.get(engine) == moved
+            # A second read, where the first one fails.
+            counted = self._count() or self._count()
+            sure = self._steps_are_short and counted and self._moved.get(engine) == moved
             if sure and not self._compiles():
                 which = f"engine {engine}" if several else "the engine"
                 still = f"{which} has made no step for {time.monotonic() - moved:.0f} s"
