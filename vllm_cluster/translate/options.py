@@ -89,11 +89,6 @@ class Translation:
     variables: Mapping[str, str] = field(default_factory=dict)
     line: int = 1
 
-    @property
-    def gpus(self) -> int:
-        """How many GPUs it takes."""
-        return self.tp * self.pp * self.dp
-
     def beside(self, environment: Mapping[str, str], *, degrees: bool) -> Translation:
         """The same beside an inventory's environment, where variables may be, and a call with `degrees` of its own."""
         known = {name for name, value in self.variables.items() if environment.get(name) == value}

@@ -122,6 +122,22 @@ def test_stop_and_another_request_end_every_part(served: tuple[World, int, int])
         assert "vcluster stops vLLM" in (state / "serve.log").read_text()
 
 
+# fault: remote/node/parts.py: if how == "stuck": → if how == "asked":
+@pytest.mark.parametrize(("number", "written"), [(signal.SIGSTOP, True), (signal.SIGKILL, False)])
+def test_the_stacks_of_what_is_stuck_are_in_the_log_of_each_node(
+    served: tuple[World, int, int], number: signal.Signals, written: bool
+) -> None:
+    world, *pids = served
+    spy = world.folder / "bin" / "py-spy"
+    spy.write_text('#!/bin/sh\n[ "$1 $2 $3" = "dump --nonblocking --pid" ] && echo "Thread 1 of $4 (idle)"\n')
+    spy.chmod(0o755)
+    os.kill(pids[1], number)
+    ready(world, 2)
+    for pid, state in zip(pids, (world.state, world.state2), strict=True):
+        line = f"stacks of process {pid}: Thread 1 of {pid} (idle)"
+        assert (line in (state / "serve.log").read_text()) is written
+
+
 # fault: remote/node/attempt.py: if now - since > self._pace.frozen] → if now - since > 1e9]
 @pytest.mark.parametrize("which", [0, 1])
 def test_a_part_that_is_stopped_by_a_signal_is_started_again(served: tuple[World, int, int], which: int) -> None:

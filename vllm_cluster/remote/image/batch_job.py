@@ -20,7 +20,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
-PIECE = 1 << 20
+PIECE, BLOCK = 1 << 20, 1 << 16
 # Left free on the disk: the node program writes its state there.
 SPARE = 1 << 30
 START_SECONDS, STOP_SECONDS = 60.0, 20.0
@@ -156,7 +156,7 @@ def _whole_rows(file: BinaryIO) -> int:
     """The bytes up to the end of the last line that has one."""
     end = file.seek(0, os.SEEK_END)
     while end > 0:
-        begin = max(0, end - PIECE)
+        begin = max(0, end - BLOCK)
         file.seek(begin)
         if (found := file.read(end - begin).rfind(b"\n")) >= 0:
             return begin + found + 1

@@ -12,9 +12,7 @@ from vllm_cluster.remote.node.timing import Timing
 
 # A broken connection or answer of the API.
 BAD = (OSError, http.client.HTTPException, ValueError, KeyError, TypeError, IndexError)
-
-
-# More of them in one step may take longer than the wait for an answer.
+# More tokens in one step may take longer than the wait for an answer.
 _LARGE_STEP = 32_768
 
 
@@ -38,7 +36,7 @@ class EngineWatch:
     def __init__(
         self,
         api: Api,
-        question: Question | None,
+        question: Question,
         name: str,
         pace: Timing,
         *,
@@ -74,8 +72,8 @@ class EngineWatch:
             return  # each question is a line in vLLM's log
         self._count()
         for engine, moved in self._moved.items():
-            if self._question and time.monotonic() - moved > self._pace.idle:
-                self._ask(self._question, engine)
+            if time.monotonic() - moved > self._pace.idle:
+                self._ask(engine)
 
     def _count(self) -> bool:
         """Read the counters, and which engines have moved since; whether they could be read.
@@ -94,11 +92,11 @@ class EngineWatch:
                     self.token = time.monotonic()
         return True
 
-    def _ask(self, question: Question, engine: str) -> None:
+    def _ask(self, engine: str) -> None:
         pace = self._pace
         several = len(self._moved) > 1
         try:
-            self._api.ask(question, self._name, pace.answer, engine=engine if several else "")
+            self._api.ask(self._question, self._name, pace.answer, engine=engine if several else "")
             self.token = self._moved[engine] = time.monotonic()
         except TimeoutError:
             moved = self._moved[engine]

@@ -148,8 +148,6 @@ MIN_CPU = 0.2
 # Endless loops word their warnings alike but for the numbers; a log has at most this many wordings.
 MAX_WORDINGS = 20_000
 _NUMBERS = re.compile(r"0x[0-9a-f]+|\d+")
-
-
 _COMPILERS = {"ninja", "nvcc", "cicc", "ptxas", "fatbinary", "nvlink", "cc1plus", "cc1", "clang", "hipcc", "lld", "ld"}
 
 

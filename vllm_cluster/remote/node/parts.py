@@ -93,22 +93,23 @@ class _Running:
 
     def end(self, how: EndKind) -> None:
         """Begin its end; of what is stuck the stacks are written first."""
-        if self._stacks is None:
-            self._how = how
-            if how == "asked":
-                self.attempt.mark_stop()
-            self.attempt.over.set()
+        if self._how:
+            return
+        self._how = how
+        if how == "asked":
+            self.attempt.mark_stop()
+        self.attempt.over.set()
+        if how == "stuck":
             self._stacks = threading.Thread(target=self.attempt.write_stacks, daemon=True)
-            if how == "stuck":
-                self._stacks.start()
+            self._stacks.start()
 
     def look(self) -> None:
         """Do what is due."""
-        if self._stacks is None:
+        if not self._how:
             self.attempt.look_for_stopped()
         elif self._ending:
             self.left, self.over = self._ending.look()
-        elif not self._stacks.is_alive():
+        elif not (self._stacks and self._stacks.is_alive()):
             self._ending = Ending(self.attempt.child.alive, lambda: self._grace(self._how))
 
     def report(self, id: str) -> PartReport:
