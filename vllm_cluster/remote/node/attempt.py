@@ -160,7 +160,8 @@ class Attempt:
                 while not self.over.wait(self._pace.health):
                     self._ready.look()
         except BAD as error:
-            self.verdict = f"readiness probe failed: {error or type(error).__name__}"
+            why = str(error) or type(error).__name__
+            self.verdict = why if self._ready else f"readiness probe failed: {why}"
 
     def _await_health(self, api: Api) -> bool:
         """Whether it became healthy before the attempt was over.
