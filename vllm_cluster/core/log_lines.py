@@ -46,9 +46,9 @@ class LogRequest:
 
     @property
     def sources(self) -> frozenset[str]:
-        """The parts of a container's log; none where one rank is asked for."""
+        """The parts of a container's log; of a rank, vLLM's, where it prints into that."""
         if self.rank is not None:
-            return frozenset()
+            return frozenset({VLLM})
         asked = {source for source, wanted in ((GROUP, self.group), (VLLM, self.vllm)) if wanted}
         return frozenset(asked or {NODE, GROUP, VLLM})
 

@@ -11,6 +11,7 @@ from importlib.resources import files
 from typing import Annotated
 
 from vllm_cluster.core.log_lines import GROUP, SECOND, VLLM, Line, LogRequest, copied_from, is_poll, split_source
+from vllm_cluster.core.rank_names import RankNames
 from vllm_cluster.docker.log_frames import LogFrames, OutputFrames, Position, StampedLine, Stamps
 from vllm_cluster.errors import CommandFailed, ConnectionLost, HostError, TimedOut, Unreachable, VclusterError
 from vllm_cluster.events import Emit, Event
@@ -31,8 +32,9 @@ class ContainerFeed:
 
     def __init__(self, node: NodeHandle, asked: LogRequest, merge: LogMerge, covered: Callable[[str], bool]) -> None:
         self._node, self._asked, self._merge, self._covered = node, asked, merge, covered
-        self._position, self._stamps = Position(), Stamps()
+        self._position, self._stamps, self._names = Position(), Stamps(), RankNames()
         self._grep = asked.grep.encode()
+        self._after = 0
 
     def read(self, offset: int, until: int | None, begun: Callable[[], None]) -> None:
         """Read to the end: of the log, or of the connection; called again, it reads on where that broke.
@@ -43,7 +45,11 @@ class ContainerFeed:
         Raises:
             HostError: it cannot be read, or the connection broke.
         """
-        since = self._position.resume() or _since(self._node, self._asked, offset)
+        since = _since(self._node, self._asked, offset)
+        if self._asked.rank is not None:
+            # Which process a rank is has been printed when it began.
+            self._after, since = self._after or since or 0, None
+        since = self._position.resume() or since
         frames, streams = LogFrames(), self._node.connection.engine.streams
         with streams.log(self._node.name, since=since, until=until, follow=self._asked.follow) as pieces:
             begun()
@@ -56,16 +62,20 @@ class ContainerFeed:
 
     def _chosen(self, lines: Sequence[StampedLine], offset: int) -> list[Line]:
         host, stamps, sources, grep = self._node.host, self._stamps, self._asked.sources, self._grep
+        asked = self._asked.rank
         chosen: list[Line] = []
         for stamp, raw in lines:
             source, text = split_source(raw)
-            if source not in sources or (grep and grep not in text):
+            if source not in sources:
+                continue
+            rank = self._names.rank(text) if source == VLLM else None
+            if (grep and grep not in text) or (asked is not None and (rank != asked or stamps(stamp) < self._after)):
                 continue
             if not self._asked.polls and is_poll(source, text):
                 continue
             if text[:10] == b"(RayWorker" and (at := copied_from(text)) is not None and self._covered(at):
                 continue
-            chosen.append(Line(stamps(stamp) - offset, host, source, text.decode("utf-8", "replace")))
+            chosen.append(Line(stamps(stamp) - offset, host, source, text.decode("utf-8", "replace"), rank))
         return chosen
 
 

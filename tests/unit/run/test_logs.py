@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 from collections.abc import Callable
 from contextlib import nullcontext
+from datetime import UTC, datetime
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -13,7 +14,7 @@ import pytest
 
 from tests.support.sim import make
 from vllm_cluster.actions import logs as logs_action
-from vllm_cluster.core.log_lines import LogRequest
+from vllm_cluster.core.log_lines import Line, LogRequest
 from vllm_cluster.docker.parse import container
 from vllm_cluster.errors import CommandFailed
 from vllm_cluster.run import log_host
@@ -78,6 +79,42 @@ def test_polls_of_the_api_that_went_well_are_left_out(text: bytes, poll: bool, a
     feed = ContainerFeed(cast(Any, node), LogRequest(("gpu1",), polls=asked), cast(Any, None), lambda _: False)
     shown = feed._chosen([(b"2026-11-21T02:00:00.000000000Z", b"[vllm] " + text)], 0)
     assert [line.text.encode() for line in shown] == ([] if poll and not asked else [text])
+
+
+JOIN = "(Worker pid=12) INFO world_size=2 rank=1 local_rank=0 distributed_init_method=tcp://10.0.0.1:29501"
+PRINTED = [JOIN, "(Worker_TP1 pid=12) old", "(APIServer pid=9) api", "(Worker_TP1 pid=12) new", "raw"]
+
+
+# fault: run/log_host.py: (rank != asked or stamps(stamp) < self._after) → rank != asked
+# fault: run/log_host.py: self._after, since = self._after or since or 0, None → self._after = self._after or since or 0
+@pytest.mark.parametrize(
+    ("asked", "since", "shown"),
+    [
+        (None, None, [(1, JOIN), (1, PRINTED[1]), (None, PRINTED[2]), (1, PRINTED[3]), (None, "raw")]),
+        (1, None, [(1, JOIN), (1, PRINTED[1]), (1, PRINTED[3])]),
+        (1, 60.0, [(1, PRINTED[3])]),
+        (0, None, []),
+    ],
+)
+def test_a_rank_without_ray_is_read_from_the_log_that_it_shares(
+    asked: int | None, since: float | None, shown: list[tuple[int | None, str]]
+) -> None:
+    """Which process a rank is has been printed before the lines that are asked for."""
+    now = SYSTEM.clock.time()
+    stamps = [datetime.fromtimestamp(now + ago, UTC).isoformat()[:19] for ago in (-120, -90, -30, -20, -10)]
+    lines = [f"{at}.000000000Z [vllm] {text}\n".encode() for at, text in zip(stamps, PRINTED, strict=True)]
+
+    def log(*_: object, since: int | None, **__: object) -> Any:
+        sent = lines if since is None else lines[2:]
+        return nullcontext(iter([b"".join(b"\1\0\0\0" + len(line).to_bytes(4, "big") + line for line in sent)]))
+
+    connection = SimpleNamespace(engine=SimpleNamespace(streams=SimpleNamespace(log=log)), runtime=SYSTEM)
+    node = SimpleNamespace(host="gpu1", name="vcluster-lab", connection=connection)
+    found: list[Line] = []
+    merge = SimpleNamespace(put=lambda _, more: found.extend(more))
+    request = LogRequest(("gpu1",), rank=asked, since=since)
+    ContainerFeed(cast(Any, node), request, cast(Any, merge), lambda _: False).read(0, None, lambda: None)
+    assert [(line.rank, line.text) for line in found] == shown
 
 
 # fault: run/log_host.py: (state := self._ended()) → (state := "")
