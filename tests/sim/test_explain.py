@@ -7,6 +7,7 @@ import json
 import re
 import stat
 import tarfile
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,9 @@ from vllm_cluster.cli.render.explain import show_explained
 from vllm_cluster.errors import CommandFailed, NodesNotJoined, Unreachable, UsageError, VclusterError
 from vllm_cluster.events import Emit
 from vllm_cluster.inventory.model import Inventory
+from vllm_cluster.run.node_handle import NodeHandle, NodeState
 from vllm_cluster.run.runtime import Runtime
+from vllm_cluster.wire.status import Phase, ServeFailure
 
 SHM = "RuntimeError: Insufficient space in /dev/shm for shared-memory allocation: 160 MiB required, 0 MiB free.\n"
 CANARY = "hf-canary/+ 0123456789 wxyz"
@@ -219,6 +222,43 @@ def test_the_debug_log_has_every_call_and_no_secret(tmp_path: Path) -> None:
     secrets = [file.decode().strip() for name, file in kept.items() if name.startswith(("api-key-", "ray-token-"))]
     assert len(secrets) >= 2
     assert not [line for line in lines for secret in secrets if secret in line]
+
+
+# fault: actions/explain.py: (*sources(logs.values()), *ended) → sources(logs.values())
+# fault: actions/explain.py: ended = [] if works or head is None → ended = [] if head is None
+@pytest.mark.parametrize(
+    ("what", "slug"),
+    [
+        ("engine 1 has made no step for 26 s, and a request for one token got no answer in 18 s", "engine-hung"),
+        ("no token for 120 s, though /health returns 200", "engine-hung"),
+        ("process 468 of vLLM has been stopped by a signal for 10 s on gpu2", "process-stopped"),
+    ],
+)
+def test_a_hang_that_the_node_program_ended_is_a_symptom(
+    up: tuple[World, Inventory], monkeypatch: pytest.MonkeyPatch, what: str, slug: str
+) -> None:
+    """It is in no log of vLLM; where the model answers again, it is in the restarts."""
+    world, inventory = up
+    read = NodeHandle.state_if_running
+    phase: Phase = "backoff"
+
+    def hung(node: NodeHandle) -> NodeState | None:
+        state = read(node)
+        if not (state and state.status and state.status.serve):
+            return state
+        failure = ServeFailure(1.0, what, ())
+        serve = replace(state.status.serve, phase=phase, failure=failure)
+        return replace(state, status=replace(state.status, serve=serve))
+
+    with lab.inside(world):
+        assert lab.run(world, inventory, lab.do_serve).error is None
+        monkeypatch.setattr(NodeHandle, "state_if_running", hung)
+        found = lab.run(world, inventory, EXPLAIN).value.verdict
+        phase = "ready"
+        again = lab.run(world, inventory, EXPLAIN).value.verdict
+    assert (found.result, found.symptom.failure.slug) == ("symptom", slug)
+    assert found.symptom.places[0].source == "gpu1:status of the model"
+    assert (again.result, again.symptom) == ("healthy", None)
 
 
 @pytest.mark.promise("P41")

@@ -107,12 +107,20 @@ def of_cluster(inventory: Inventory, emit: Emit, *, runtime: Runtime = SYSTEM) -
         restarted = _restarts(fleet, inventory, head)
     if head and head.group.ended:
         return Explanation(_of_group(inventory.head_name, head), failures, restarts=restarted)
-    seen = [scan(source) for source in sources(logs.values())]
-    found = diagnose(seen, healthy=_works(inventory, head))
+    works = _works(inventory, head)
+    ended = [] if works or head is None else _last_end(inventory.head_name, head)
+    found = diagnose([scan(source) for source in (*sources(logs.values()), *ended)], healthy=works)
     request = head.serve.instead_of if head and head.serve else None
     if request and found.result in ("nothing", "healthy", "unfinished", "healed"):
         return Explanation(_of_request(inventory.head_name, request, found), failures, request, restarted)
     return Explanation(found, failures, restarts=restarted)
+
+
+def _last_end(host: str, head: NodeStatus) -> list[LogSource]:
+    """Why the node program ended what is served: that an engine hangs is in no log of vLLM."""
+    failure = head.serve.failure if head.serve else None
+    words = f"{failure.summary}\n".encode("utf-8", "replace") if failure else b""
+    return [LogSource(f"{host}:status of the model", [(1, words)], host)] if words else []
 
 
 def _of_request(host: str, request: FailedRequest, read: Diagnosis) -> Diagnosis:

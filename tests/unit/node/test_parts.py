@@ -7,6 +7,7 @@ import signal
 
 import pytest
 
+from tests.support.logs import explained
 from tests.support.node.world import WORKER, World, eventually, lives
 
 pytestmark = pytest.mark.slow
@@ -149,6 +150,8 @@ def test_a_part_that_is_stopped_by_a_signal_is_started_again(served: tuple[World
     assert world.status.serve
     what = f"process {pids[which]} of vLLM has been stopped by a signal for 1 s on gpu{which + 1}"
     assert what in str(world.status.serve.failure)
+    assert (named := explained(f"{what}\n").symptom)
+    assert named.failure.slug == "process-stopped"
 
 
 def test_nothing_starts_before_every_node_is_there(world: World) -> None:

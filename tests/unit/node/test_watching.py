@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.logs import explained
 from tests.support.node.world import HEAD, WATCHED, WORKER, World, eventually, lives
 from vllm_cluster.remote.node.engine_watch import short_steps
 
@@ -86,6 +87,8 @@ def test_an_engine_that_makes_no_step_is_started_again_at_once(world: World, met
     why = world.phase("ready", attempt=2).failure.summary
     assert "the engine has made no step for" in why
     assert "and a request for one token got no answer in 0.2 s, though /health returns 200" in why
+    assert (named := explained(f"{why}\n").symptom)
+    assert named.failure.slug == "engine-hung"
 
 
 @pytest.mark.promise("P38")
