@@ -26,6 +26,7 @@ EXIT_CODES = {
     2: "wrong usage or inventory; a question without a terminal and without `--yes`; `fit`: no such model",
     3: "refused before anything was changed; `fit`: the model does not fit",
     4: "a host, or the hub, is unreachable; a connection that breaks later is 1",
+    5: "`explain`: no known failure matches; the exception of the process that failed first is shown",
     10: "`plan --exit-code`: there is something to do",
     75: "another run changes the same hosts, model or output: run the command again when it has ended; "
     "`serve`: another request replaced this one; `explain`: the last start is neither ready nor ended",

@@ -30,7 +30,7 @@ from vllm_cluster.core.history import Entry
 from vllm_cluster.core.image_use import ClusterImage
 from vllm_cluster.core.load import HostLoad
 from vllm_cluster.explain.diagnosis import BenignMatch
-from vllm_cluster.explain.stream import LogPosition
+from vllm_cluster.explain.stream import LogPosition, Raised
 from vllm_cluster.facts.host_facts import HostFacts
 from vllm_cluster.facts.models import CachedModel
 from vllm_cluster.fit.layouts import GpuPool, Layout
@@ -243,7 +243,9 @@ def _explain() -> Schema:
     return keys(
         {
             "v": VERSION,
-            "result": {"enum": ["explained", "symptom", "unknown", "healed", "healthy", "unfinished", "nothing"]},
+            "result": {
+                "enum": ["explained", "symptom", "exception", "unknown", "healed", "healthy", "unfinished", "nothing"]
+            },
             "request": maybe(fields(FailedRequest)),
             "restarts": rows(fields(Entry)),
             "cause": maybe(finding),
@@ -251,6 +253,7 @@ def _explain() -> Schema:
             **dict.fromkeys(("other_causes", "notes", "recovered"), rows(finding)),
             **dict.fromkeys(("consequences", "error_lines", "unknown_lines"), rows(place)),
             "last_line": maybe(place),
+            "exception": maybe(fields(Raised)),
             "harmless": rows(fields(BenignMatch)),
             "previous_attempts": by_name(COUNT),
             "read": keys(dict.fromkeys(("logs", "lines", "bytes"), COUNT)),

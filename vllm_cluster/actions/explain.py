@@ -156,7 +156,7 @@ def _of_group(host: str, head: NodeStatus) -> Diagnosis:
         return found
     lines = text.strip().splitlines()
     places = tuple(LogPosition(seen.name, number, redact(line), host=host) for number, line in enumerate(lines, 1))
-    return replace(found, result="unknown", symptom=None, error_lines=places)
+    return replace(found, result="unknown", symptom=None, raised=None, error_lines=places)
 
 
 def _works(inventory: Inventory, head: NodeStatus | None) -> bool:

@@ -13,9 +13,9 @@ from vllm_cluster.cli.render.output import out
 from vllm_cluster.cli.session import SETTINGS, Session
 from vllm_cluster.errors import UsageError
 
-EXIT_UNKNOWN = 1
 EXIT_UNREACHABLE = 4
-EXIT_UNFINISHED = 75
+# By result; 0 for a cause, and for logs without a failure that they still have.
+EXIT_CODES = {"unknown": 1, "symptom": 1, "exception": 5, "unfinished": 75}
 
 Files = Annotated[
     list[Path] | None,
@@ -63,12 +63,11 @@ def _explain(session: Session, files: Sequence[Path]) -> None:
         lambda: explain_document(found.verdict, found.failures, found.request, found.restarts),
         lambda: show_explained(found.verdict, color=SETTINGS.color, request=found.request, restarts=found.restarts),
     )
-    if found.verdict.result in ("unknown", "symptom"):
-        raise SystemExit(EXIT_UNKNOWN)
-    if found.verdict.result in ("nothing", "unfinished") and found.failures:
-        raise SystemExit(EXIT_UNREACHABLE)
-    if found.verdict.result == "unfinished":
-        raise SystemExit(EXIT_UNFINISHED)
+    code = EXIT_CODES.get(found.verdict.result, 0)
+    if found.failures and found.verdict.result in ("nothing", "unfinished"):
+        code = EXIT_UNREACHABLE
+    if code:
+        raise SystemExit(code)
 
 
 def _pack(session: Session, path: Path) -> None:

@@ -274,6 +274,7 @@ VERBS = {
         {
             0: "a cause was found, or no failure",
             1: "something failed, and no line names the cause",
+            5: "no known failure matches; the exception of the process that failed first is shown",
             75: "the last start is neither ready nor ended",
             **READ,
         },

@@ -11,7 +11,8 @@ from typing import Literal
 
 from vllm_cluster.explain.catalogue import FAILURES
 from vllm_cluster.explain.failure import KnownFailure, SignKind
-from vllm_cluster.explain.stream import LogPosition, LogScan, SignMatch
+from vllm_cluster.explain.progress import ANNOUNCED
+from vllm_cluster.explain.stream import LogPosition, LogScan, Raised, SignMatch
 
 # Two hosts' clocks, and what a launcher writes just before vLLM's own first line.
 SLACK = 5.0
@@ -24,7 +25,7 @@ MAX_LINES = 5
 SILENT = 20.0
 MAX_STRANGE = 3
 
-Kind = Literal["explained", "symptom", "unknown", "healed", "healthy", "unfinished", "nothing"]
+Kind = Literal["explained", "symptom", "exception", "unknown", "healed", "healthy", "unfinished", "nothing"]
 
 
 @dataclass(frozen=True)
@@ -52,6 +53,8 @@ class Diagnosis:
     """What the logs show.
 
     `cause` is there when the result is "explained", `symptom` when it is "symptom": then no line names a cause.
+    `raised` is there when it is "exception": no failure of the catalogue matches, and this ended the process that
+    failed first.
     "healthy" has a proof, "unfinished" is a start that is neither ready nor ended, "nothing" is without all of these.
     `unknown_lines` are the first lines of trouble that no failure explains, `last_line` is the last line of
     the rank that ended first.
@@ -60,6 +63,7 @@ class Diagnosis:
     result: Kind
     cause: MatchedFailure | None
     symptom: MatchedFailure | None
+    raised: Raised | None
     other_causes: tuple[MatchedFailure, ...]
     notes: tuple[MatchedFailure, ...]
     consequences: tuple[LogPosition, ...]
@@ -90,6 +94,7 @@ class _Evidence:
     before: list[SignMatch]
     trouble: list[LogPosition]
     strange: list[LogPosition]
+    raised: list[Raised]
     earlier: Counter[str]
 
 
@@ -107,19 +112,21 @@ def diagnose(logs: Sequence[LogScan], *, since: Mapping[str, float] | None = Non
     symptom = first if first and first.failure.kind == "symptom" else None
     kind: Kind = "symptom" if symptom else "explained" if first else "healed" if survived else _quiet(logs, healthy)
     if not first and (seen.trouble or seen.failing):
-        kind = "unknown"
+        kind = "exception" if seen.raised else "unknown"
+    raised = seen.raised[0] if kind == "exception" else None
     shown = {place for found in (first, *others) if found for place in found.places}
     return Diagnosis(
         result=kind,
         cause=None if symptom else first,
         symptom=symptom,
+        raised=raised,
         other_causes=tuple(others[:MAX_OTHERS]),
         notes=tuple(_findings(hit for hit in notes if first is None or hit.known.failure != first.failure.slug)),
         consequences=_once(sorted((hit.first for hit in seen.failing if hit.first not in shown), key=_when)),
         harmless=tuple(_harmless(seen.hits, seen.stuck if first and not seen.failing else [])),
         recovered=tuple(survived),
         previous_attempts=tuple(sorted(seen.earlier.items())),
-        error_lines=_ends(seen) if kind == "unknown" else (),
+        error_lines=_ends(seen, raised) if kind in ("exception", "unknown") else (),
         unknown_lines=tuple(seen.strange[:MAX_STRANGE]) if symptom else (),
         last_line=_silent(logs) if symptom else None,
         logs=len(files),
@@ -168,6 +175,7 @@ def _evidence(logs: Sequence[LogScan], since: Mapping[str, float] | None, *, hea
         before=[hit for log in logs for hit in log.before.values() if not over(hit.last)],
         trouble=now(place for log in logs for place in log.trouble),
         strange=now(place for log in logs for place in log.strange),
+        raised=sorted((one for log in logs for one in log.raised if now([one.line])), key=lambda one: _when(one.line)),
         earlier=earlier,
     )
 
@@ -297,9 +305,16 @@ def _findings(hits: Iterable[SignMatch]) -> list[MatchedFailure]:
     ]
 
 
-def _ends(seen: _Evidence) -> tuple[LogPosition, ...]:
-    """The first lines of trouble, and the last: what comes last often shows only that something has failed."""
-    return _once(sorted((*seen.strange[:MAX_STRANGE], *seen.trouble[-MAX_LINES * 2 :]), key=_when))
+def _ends(seen: _Evidence, raised: Raised | None) -> tuple[LogPosition, ...]:
+    """The first lines of trouble, and the last: what comes last often shows only that something has failed.
+
+    Beside an exception that is shown already, its words do not come again, whoever repeats them.
+    """
+    ends = _once(sorted((*seen.strange[:MAX_STRANGE], *seen.trouble[-MAX_LINES * 2 :]), key=_when))
+    if raised is None:
+        return ends
+    others = (place for place in ends if raised.line.text not in place.text and not place.text.startswith(ANNOUNCED))
+    return tuple({place.text: place for place in others}.values())[:MAX_LINES]
 
 
 def _once(places: Iterable[LogPosition]) -> tuple[LogPosition, ...]:

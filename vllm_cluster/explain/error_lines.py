@@ -8,7 +8,6 @@ from vllm_cluster.explain.catalogue import HARMLESS
 from vllm_cluster.explain.log_line import parse_line
 from vllm_cluster.explain.progress import TROUBLE
 
-_LEVELS = ("ERROR", "CRITICAL", "FATAL", "E", "F", "C")
 _BEGINNING = "Traceback (most recent call last)"
 
 
@@ -31,4 +30,4 @@ class ErrorLines:
             return True
         if parsed.calm or any(one["needle"] in parsed.words for one in HARMLESS):
             return False
-        return parsed.level in _LEVELS or bool(TROUBLE.search(parsed.words))
+        return parsed.loud or bool(TROUBLE.search(parsed.words))

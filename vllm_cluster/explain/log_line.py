@@ -59,6 +59,11 @@ class LogLine:
     dated: bool = False  # its time has a year
 
     @property
+    def loud(self) -> bool:
+        """Whether its level is that of errors."""
+        return self.level in ("ERROR", "CRITICAL", "FATAL", "E", "F", "C")
+
+    @property
     def calm(self) -> bool:
         """Whether its level is below error."""
         return self.level in ("DEBUG", "INFO", "WARNING", "D", "I", "W", "state-dump")

@@ -12,9 +12,10 @@ from operator import itemgetter
 
 from vllm_cluster.explain import progress
 from vllm_cluster.explain.catalogue import KEYS
+from vllm_cluster.explain.frame import Nearby
 from vllm_cluster.explain.log_line import DAY, MAX_LINE, UNDATED, LogLine, learn_newest, parse_line
 from vllm_cluster.explain.prefix import learn, section
-from vllm_cluster.explain.stream import RECENT, SHOWN, HostStream, LogScan
+from vllm_cluster.explain.stream import RECENT, HostStream, LogScan
 
 NEARLY_A_YEAR = 363 * DAY
 ABOVE = 8192  # characters above a line that are looked through for its time
@@ -63,8 +64,8 @@ def _beginning(parts: Iterable[tuple[int, bytes]]) -> tuple[bytes, Iterable[tupl
     return b"".join(part for _, part in pieces), chain(pieces, all_parts)
 
 
-def candidate_lines(number: int, part: bytes) -> Iterator[tuple[int, bytes, bytes]]:
-    """The lines that hold one of the keys: number, text, and what follows.
+def candidate_lines(number: int, part: bytes) -> Iterator[tuple[int, bytes, Nearby]]:
+    """The lines that hold one of the keys: number, text, and what is near it.
 
     A search for a few short keys through a whole piece is ten times as fast as looking at line after line.
     """
@@ -83,7 +84,7 @@ def candidate_lines(number: int, part: bytes) -> Iterator[tuple[int, bytes, byte
         line += part.count(b"\n", before, start)
         before = start
         begin, end = spans[start]
-        yield line, part[begin : min(end, begin + MAX_LINE)], part[end + 1 : end + 1 + SHOWN]
+        yield line, part[begin : min(end, begin + MAX_LINE)], Nearby(part, start, end)
 
 
 def _sections(number: int, part: bytes) -> Iterator[tuple[int, str]]:
@@ -107,13 +108,25 @@ class _LogFile:
     def read(self, number: int, part: bytes) -> None:
         """Look at the lines of one piece that may matter, and at what shows that work continued."""
         self._sections = [*self._sections[-1:], *_sections(number, part)]
-        for at, raw, below in candidate_lines(number, part):
+        answers = deque((found.start() for found in progress.STRONG.finditer(part)), maxlen=RECENT)
+        for at, raw, nearby in candidate_lines(number, part):
+            while answers and answers[0] < nearby.start:
+                self._answered(number, part, answers.popleft())
             parsed = parse_line(raw, self._newest, self._names)
             if parsed.dated and parsed.time is not None:
                 # What follows without a year is of the year after this line.
                 self._newest = parsed.time + NEARLY_A_YEAR
-            self._stream(parsed, at).take(at, parsed, below)
+            self._stream(parsed, at).take(at, parsed, nearby)
+        for start in answers:
+            self._answered(number, part, start)
         self._settle(number, part)
+
+    def _answered(self, number: int, part: bytes, at: int) -> None:
+        parsed, line = self._at(number, part, at)
+        stream = self._stream(parsed, line)
+        # Uvicorn's lines have no time: they are as old as the line above.
+        dated = parsed if parsed.time is not None else self._above(part, at) or parsed
+        stream.answered(stream.place(line, parsed, dated.time), dated)
 
     def _stream(self, parsed: LogLine, line: int) -> HostStream:
         begun = bisect_right(self._sections, line, key=itemgetter(0))
@@ -128,14 +141,10 @@ class _LogFile:
         return self._streams[name]
 
     def _settle(self, number: int, part: bytes) -> None:
-        """After a piece: its last line, and of each host the last signs of progress and of a server that answers."""
+        """After a piece: its last line, and of each host the last signs of progress."""
         last, line = self._at(number, part, len(part.rstrip()))
-        self._first.last = self._stream(last, line).place(line, last, self._above(part, len(part.rstrip())))
-        for at in deque((found.start() for found in progress.STRONG.finditer(part)), maxlen=RECENT):
-            parsed, line = self._at(number, part, at)
-            stream = self._stream(parsed, line)
-            time = self._above(part, at) if parsed.time is None else None
-            stream.answered(stream.place(line, parsed, time), parsed)
+        above = self._above(part, len(part.rstrip()))
+        self._first.last = self._stream(last, line).place(line, last, above.time if above else None)
         # Each mark that is not there costs a search through the whole piece.
         marks = _PROGRESS if any(stream.waiting for stream in self._streams.values()) else ()
         for at in sorted(at for mark in marks if (at := part.rfind(mark)) >= 0):
@@ -148,9 +157,9 @@ class _LogFile:
         raw = part[start : start + MAX_LINE].split(b"\n", 1)[0]
         return parse_line(raw, self._newest, self._names), number + part.count(b"\n", 0, start)
 
-    def _above(self, part: bytes, at: int) -> float | None:
-        """The time of the nearest line above that has one."""
+    def _above(self, part: bytes, at: int) -> LogLine | None:
+        """The nearest line above that has a time."""
         start = part.rfind(b"\n", 0, at) + 1
         above = reversed(part[max(0, start - ABOVE) : start].split(b"\n"))
-        times = (parse_line(raw, self._newest, self._names).time for raw in above)
-        return next((time for time in times if time is not None), None)
+        lines = (parse_line(raw, self._newest, self._names) for raw in above)
+        return next((line for line in lines if line.time is not None), None)

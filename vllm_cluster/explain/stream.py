@@ -9,15 +9,18 @@ from functools import cache, lru_cache
 from vllm_cluster.explain import progress
 from vllm_cluster.explain.catalogue import SIGNS, LogPattern
 from vllm_cluster.explain.failure import SignKind
+from vllm_cluster.explain.frame import Frame, Nearby, is_chained, is_exception
 from vllm_cluster.explain.log_line import DAY, LogLine, parse_line
 from vllm_cluster.text import redact
 
 SHOWN = 400  # characters of a line that are kept
 WHO = 120
 MORE_LINES = 3
+INDENTED = b"]   "  # where a logger's prefix ends, before an indented line
 BANNER = 40  # lines of one start that all announce it
 LAST_TROUBLE = 12
 FIRST_STRANGE = 3
+MAX_RAISED = 16  # exceptions of one log that no failure explains: the first half of them, and the last ones
 RECENT = 64  # places of one sign, the last ones
 STOPS = 100  # times at which vLLM was stopped by a request
 DISORDER = 60.0  # seconds by which processes of one host may write out of order
@@ -34,6 +37,15 @@ class LogPosition:
     process: str = ""
     host: str = ""
     time: float | None = None
+
+
+@dataclass(frozen=True)
+class Raised:
+    """An exception that no failure explains, the lines below that continue it, and where it was raised."""
+
+    line: LogPosition
+    more: tuple[str, ...]
+    frame: Frame | None
 
 
 @dataclass
@@ -69,6 +81,7 @@ class LogScan:
     earlier: Counter[str] = field(default_factory=Counter)
     trouble: deque[LogPosition] = field(default_factory=lambda: deque(maxlen=LAST_TROUBLE))
     strange: list[LogPosition] = field(default_factory=list)
+    raised: list[Raised] = field(default_factory=list)
     last: LogPosition | None = None
     stopped: LogPosition | None = None
     stops: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=STOPS))
@@ -107,9 +120,10 @@ class HostStream:
         self._time: float | None = None
         self._latest: float | None = None
         self._dated = False
+        self._chained: set[str] = set()  # processes whose next exception replaces the one before it
         self.waiting: list[SignMatch] = []  # look-alikes that wait for work to continue
 
-    def take(self, number: int, parsed: LogLine, below: bytes) -> None:
+    def take(self, number: int, parsed: LogLine, nearby: Nearby) -> None:
         """Look at one line that may matter."""
         seen, foreign = self.seen, self._foreign(parsed)
         self._time = self._time if parsed.time is None else parsed.time
@@ -123,15 +137,42 @@ class HostStream:
             self._forget(group=True)
         # At DEBUG vLLM reports attempts that it gives up as part of a normal start.
         found, trouble = classify(parsed.words) if parsed.level != "DEBUG" else ((), False)
-        if not (found or trouble):
-            return
+        # Of a traceback only its ends count.
+        loud = trouble or (parsed.loud and INDENTED not in nearby.text)
+        if is_chained(parsed.words) and len(self._chained) < MAX_RAISED:
+            self._chained.add(parsed.who)
+        elif found or loud:
+            self._keep(number, parsed, nearby, found, trouble)
+
+    def _keep(self, number: int, parsed: LogLine, nearby: Nearby, found: tuple[LogPattern, ...], trouble: bool) -> None:
+        """Keep a line with signs or of an error."""
         place = self.place(number, parsed)
         for known in found:
-            self._add(_milder(known) if parsed.calm else known, place, parsed.times, below)
-        if trouble and not parsed.calm and not any(known.kind is SignKind.HARMLESS for known in found):
-            seen.trouble.append(place)
-            if not found and len(seen.strange) < FIRST_STRANGE and not parsed.words.startswith(progress.ANNOUNCED):
-                seen.strange.append(place)
+            self._add(_milder(known) if parsed.calm else known, place, parsed, nearby)
+        harmless = any(known.kind is SignKind.HARMLESS for known in found)
+        if (trouble or parsed.loud) and not parsed.calm and not harmless:
+            self.seen.trouble.append(place)
+            if trouble and not found and not parsed.words.startswith(progress.ANNOUNCED):
+                self._unexplained(place, parsed, nearby)
+
+    def _unexplained(self, place: LogPosition, parsed: LogLine, nearby: Nearby) -> None:
+        """Keep a line of trouble that no failure explains, and of an exception where it was raised."""
+        if len(self.seen.strange) < FIRST_STRANGE:
+            self.seen.strange.append(place)
+        raised, chained = self.seen.raised, parsed.who in self._chained
+        if not is_exception(parsed.words):
+            return
+        self._chained.discard(parsed.who)
+        before = next((at for at in reversed(range(len(raised))) if raised[at].line.process == place.process), None)
+        if not (chained and before is not None) and any(one.line.text == place.text for one in raised):
+            return
+        one = Raised(place, self._continued(nearby.below, parsed), nearby.frame(parsed.who, self._names))
+        if chained and before is not None:
+            raised[before] = one
+            return
+        if len(raised) == MAX_RAISED:
+            del raised[MAX_RAISED // 2]
+        raised.append(one)
 
     def _foreign(self, parsed: LogLine) -> bool:
         """Whether a line cannot be later than what is above it, though it is below it.
@@ -150,21 +191,24 @@ class HostStream:
         known = next((at for at in (parsed.time, time, self._time) if at is not None), None)
         return LogPosition(self.seen.name, number, text, parsed.who[:WHO], self._host, known)
 
-    def _add(self, known: LogPattern, place: LogPosition, times: int, below: bytes) -> None:
+    def _add(self, known: LogPattern, place: LogPosition, parsed: LogLine, nearby: Nearby) -> None:
         hit = self.seen.hits.get(known)
         if hit is None:
-            hit = self.seen.hits[known] = SignMatch(known, place, place, more=self._continued(below))
-        hit.count, hit.last, hit.evidence = hit.count + times, place, None
+            hit = self.seen.hits[known] = SignMatch(known, place, place, more=self._continued(nearby.below, parsed))
+        hit.count, hit.last, hit.evidence = hit.count + parsed.times, place, None
         hit.recent.append(place)
         if known.kind is SignKind.HARMLESS and hit not in self.waiting:
             self.waiting.append(hit)
 
-    def _continued(self, below: bytes) -> tuple[str, ...]:
+    def _continued(self, below: bytes, above: LogLine) -> tuple[str, ...]:
         """The lines right below that continue a line: a version mismatch lists the versions there."""
         lines = []
         for raw in below.split(b"\n")[:MORE_LINES]:
             parsed = parse_line(raw, names=self._names)
-            if not parsed.words or parsed.level or parsed.time or parsed.words.startswith(("File ", "Traceback", "^")):
+            # Loggers repeat their prefix; what continues a message is indented behind it.
+            own = parsed.level == above.level and parsed.who == above.who and INDENTED in raw
+            stamped = not own and (parsed.level or parsed.time)
+            if not parsed.words or stamped or parsed.words.startswith(("File ", "Traceback", "^")):
                 break
             lines.append(redact(parsed.words)[:SHOWN])
         return tuple(lines)
@@ -196,14 +240,16 @@ class HostStream:
         else:
             seen.trouble.clear()
             seen.strange.clear()
+            seen.raised.clear()
             self.waiting.clear()
 
-    def answered(self, place: LogPosition, parsed: LogLine) -> None:
-        """Take a line by which the server has answered."""
-        if self._foreign(parsed):
+    def answered(self, place: LogPosition, dated: LogLine) -> None:
+        """Take a line by which the server has answered; `dated` is the line that has its time."""
+        if self._foreign(dated):
             return
-        if self.seen.started is None or place.line > self.seen.started.line:
-            self.seen.alive = place
+        self.seen.alive = place
+        self.seen.strange.clear()
+        self.seen.raised.clear()
         self.work_continued(place)
 
     def work_continued(self, place: LogPosition) -> None:

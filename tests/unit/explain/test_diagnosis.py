@@ -73,7 +73,7 @@ def test_what_no_failure_explains_is_shown_beside_a_symptom_for_it_may_be_why() 
     )
     # That something has failed is less than a line that no failure explains.
     assert explained(at(1, START, DEAD)).result == "symptom"
-    assert explained(at(1, START, "FrobnicationError: the frob is out\n", DEAD)).result == "unknown"
+    assert explained(at(1, START, "FrobnicationError: the frob is out\n", DEAD)).result == "exception"
 
 
 def test_the_rank_that_fell_silent_first_is_reported() -> None:
@@ -187,14 +187,19 @@ def test_loopback_is_the_cause_where_no_host_can_connect_and_harmless_on_one_hos
 
 
 # fault: explain/diagnosis.py: if not first and (seen.trouble or seen.failing): → if not first and seen.failing:
-def test_what_is_not_known_is_called_unknown_with_the_last_lines() -> None:
+def test_what_is_not_known_is_shown_in_its_own_words() -> None:
     found = explained(at(1, START) + "Traceback (most recent call last):\nFrobnicationError: the frob is out\n")
-    assert (found.result, found.cause) == ("unknown", None)
-    assert found.error_lines[-1].text == "FrobnicationError: the frob is out"
+    assert (found.result, found.raised and found.raised.line.text) == (
+        "exception",
+        "FrobnicationError: the frob is out",
+    )
     # However many lines after it show only that something has failed.
     ends = "".join(f"RuntimeError: Engine core initialization failed. ({n})\n" for n in range(30))
     found = explained(at(1, START) + "FrobnicationError: the frob is out\n" + ends)
-    assert (found.result, found.error_lines[0].text) == ("unknown", "FrobnicationError: the frob is out")
+    assert (found.result, found.raised and found.raised.line.text) == (
+        "exception",
+        "FrobnicationError: the frob is out",
+    )
 
 
 @pytest.mark.parametrize("text", ["", "\n\n", "all is well\n", FILLER, "[state-dump] - num failed / plasma error: 0\n"])

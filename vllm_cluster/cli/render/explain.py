@@ -14,7 +14,7 @@ from vllm_cluster.errors import VclusterError
 from vllm_cluster.explain.catalogue import FAILURES
 from vllm_cluster.explain.diagnosis import BenignMatch, Diagnosis, MatchedFailure
 from vllm_cluster.explain.failure import KnownFailure
-from vllm_cluster.explain.stream import LogPosition
+from vllm_cluster.explain.stream import LogPosition, Raised
 from vllm_cluster.text import count
 from vllm_cluster.wire.status import FailedRequest
 
@@ -36,6 +36,7 @@ def explain_document(
         "restarts": [asdict(entry) for entry in restarts],
         "cause": _finding(found.cause) if found.cause else None,
         "symptom": _finding(found.symptom) if found.symptom else None,
+        "exception": asdict(found.raised) if found.raised else None,
         "other_causes": [_finding(other) for other in found.other_causes],
         "notes": [_finding(other) for other in found.notes],
         "consequences": [asdict(place) for place in found.consequences],
@@ -101,6 +102,8 @@ def _answer(found: Diagnosis) -> Iterable[str]:
         yield from _cause(found.cause)
     elif found.symptom:
         yield from _symptom(found.symptom, found)
+    elif found.raised:
+        yield from _exception(found.raised, found)
     elif found.result == "unknown":
         yield "Unrecognised failure. First and last error lines:"
         yield from (_line(place) for place in found.error_lines or found.consequences)
@@ -159,6 +162,20 @@ def _symptom(symptom: MatchedFailure, found: Diagnosis) -> Iterable[str]:
         yield "the first rank without output; its last line:"
         yield _line(found.last_line)
     yield f"look:    {failure.fix}"
+
+
+def _exception(raised: Raised, found: Diagnosis) -> Iterable[str]:
+    """What the process that failed first has raised, where no failure of the catalogue matches."""
+    yield "Unrecognised failure. The process that failed first ended with this exception:"
+    yield _line(raised.line)
+    yield from (f"           {_cut(text.strip())}" for text in raised.more)
+    if frame := raised.frame:
+        yield f"raised:  {frame.file}:{frame.line}{f' in {frame.function}' if frame.function else ''}"
+    if found.error_lines:
+        yield "other error lines:"
+        yield from (_line(place) for place in found.error_lines)
+    yield "fix:     change the flag or the file that it names, or use another image (vcluster up)"
+    yield "fix:     vcluster explain --bundle report.tar.gz"
 
 
 def _shown(found: MatchedFailure) -> Iterable[str]:
