@@ -8,8 +8,10 @@ from typing import Any
 
 import pytest
 
+from tests.support.paths import FIXTURES
 from tests.support.sim import lab, make
 from tests.support.sim.world import World
+from vllm_cluster.actions.recipe_hosts import recipe_hosts
 from vllm_cluster.actions.serve import serve
 from vllm_cluster.actions.serve_from import fit_by
 from vllm_cluster.cli.serve_from import merged
@@ -17,6 +19,8 @@ from vllm_cluster.errors import Aborted, UsageError
 from vllm_cluster.events import Emit
 from vllm_cluster.inventory.model import Inventory
 from vllm_cluster.run.runtime import Runtime
+from vllm_cluster.translate.recipe import translate_recipe
+from vllm_cluster.translate.recipe_hosts import RecipeHosts
 from vllm_cluster.translate.text import translate
 from vllm_cluster.wire.order import Deployment, read_order
 
@@ -93,6 +97,33 @@ def test_a_layout_that_the_hosts_lack_is_another_one_by_consent(
     assert question in yes.asked[0]
     replica = served(world).replica
     assert (replica.tp, replica.pp, replica.dp) == expected
+
+
+# fault: actions/recipe_hosts.py: if not hosts or name in hosts → if True
+@pytest.mark.parametrize(
+    ("chosen", "hosts", "expected"),
+    [
+        ({}, (), (2, 2, 1, "ray")),
+        ({"strategy": "multi_node_tp"}, (), (4, 1, 1, "ray")),
+        ({"strategy": "multi_node_dep"}, (), (1, 1, 4, "mp")),
+        ({"strategy": "multi_node_tp"}, ("gpu2",), (2, 1, 1, "ray")),
+        ({"strategy": "single_node_tep"}, (), (2, 1, 1, "ray")),
+    ],
+)
+def test_a_recipe_is_served_on_the_gpus_that_are_there(
+    world: World, chosen: dict[str, str], hosts: tuple[str, ...], expected: Any
+) -> None:
+    def verb(inventory: Inventory, emit: Emit, runtime: Runtime) -> Any:
+        pool, name = recipe_hosts(inventory, emit, hosts, runtime=runtime)
+        there = RecipeHosts(pool.nodes, pool.memory_bytes, bool(pool.rdma), name)
+        found = translate_recipe((FIXTURES / "recipe.yaml").read_text(), "recipe.yaml", there, **chosen)
+        asked = merged(found, Deployment("", "", hosts=hosts), degrees=False)
+        return serve(inventory, emit, asked, confirm=lab.Person(), runtime=runtime)
+
+    lab.succeed(world, INVENTORY, verb)
+    replica = served(world).replica
+    assert (replica.tp, replica.pp, replica.dp, replica.backend) == expected
+    assert "--enable-auto-tool-choice" in replica.leader.argv
 
 
 @pytest.mark.parametrize(

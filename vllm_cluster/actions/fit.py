@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -100,21 +101,26 @@ def _look(inventory: Inventory, architecture: str, emit: Emit) -> _HostGpus:
         fleet.without_lease()
         emit(Event("phase", f"inspecting {count(len(inventory.hosts), 'host')}"))
         facts = fleet.all(lambda connection: observe(inventory, connection))
-        hosts = inventory.hosts
-        nodes = tuple(gpu_count(host, facts[name], inventory.accelerator) for name, host in hosts.items())
-        memory = min(gpu_memory(inventory, host, facts[name]) for name, host in hosts.items())
+        pool = gpu_pool(inventory, facts)
         for name, found in facts.items():
             if unified := [gpu.memory_mib for gpu in found.gpus if gpu.unified]:
                 whole = found.memory_bytes / 2**30
                 text = f"its GPUs share the host's memory: {unified[0] / 1024:.0f} GiB of {whole:.0f} count"
                 emit(Event("note", f"{text}, the rest is for the system", name))
-        rdma = all(hcas(host, facts[name]) for name, host in hosts.items())
         pipelines = None
-        if len(nodes) > 1 and not facts[inventory.head_name].docker.problem:
+        if len(pool.nodes) > 1 and not facts[inventory.head_name].docker.problem:
             emit(Event("phase", f"checking whether the image's vLLM supports pipeline parallelism for {architecture}"))
             head = inventory.head_name
             pipelines = supports_pp(fleet.connections[head], facts[head], inventory, architecture)
-    return _HostGpus(GpuPool(nodes, memory, rdma), pipelines)
+    return _HostGpus(pool, pipelines)
+
+
+def gpu_pool(inventory: Inventory, facts: Mapping[str, HostFacts]) -> GpuPool:
+    """Return the GPUs of the hosts that were looked at, in the inventory's order."""
+    hosts = {name: host for name, host in inventory.hosts.items() if name in facts}
+    nodes = tuple(gpu_count(host, facts[name], inventory.accelerator) for name, host in hosts.items())
+    memory = min(gpu_memory(inventory, host, facts[name]) for name, host in hosts.items())
+    return GpuPool(nodes, memory, all(hcas(host, facts[name]) for name, host in hosts.items()))
 
 
 def gpu_memory(inventory: Inventory, host: Host, facts: HostFacts) -> int:

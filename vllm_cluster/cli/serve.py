@@ -10,7 +10,6 @@ from vllm_cluster.cli.completion import complete_host_list, complete_models, rem
 from vllm_cluster.cli.help import VLLM_FLAGS
 from vllm_cluster.cli.options import InventoryPath, Json, Wait, Yes
 from vllm_cluster.cli.session import Session
-from vllm_cluster.errors import UsageError
 
 if TYPE_CHECKING:
     from vllm_cluster.actions.ask_head import Endpoint
@@ -46,7 +45,7 @@ Model = Annotated[
     str | None,
     typer.Argument(
         metavar="MODEL",
-        help="A repository on the hub, or a folder below the model cache; with --from, in place of that one's.",
+        help="A repository on the hub, or a folder below the model cache; with --from or --recipe, in place of theirs.",
         autocompletion=complete_models,
     ),
 ]
@@ -86,8 +85,22 @@ From = Annotated[
         "reads standard input. Options of this call override it.",
     ),
 ]
+Recipe = Annotated[
+    str | None,
+    typer.Option(
+        "--recipe",
+        metavar="FILE",
+        help="Serve what this file of vLLM's recipe book asks for on these hosts. Options of this call override it.",
+    ),
+]
+Variant = Annotated[
+    str, typer.Option("--variant", metavar="NAME", help="Of --recipe: the variant. Default: the first that fits.")
+]
+Strategy = Annotated[
+    str, typer.Option("--strategy", metavar="NAME", help="Of --recipe: the strategy. Default: by the hosts.")
+]
 DryRun = Annotated[
-    bool, typer.Option("--dry-run", help="With --from: show what becomes of it; ask no host, serve nothing.")
+    bool, typer.Option("--dry-run", help="With --from or --recipe: show what becomes of it; serve nothing.")
 ]
 
 
@@ -106,7 +119,10 @@ def serve(
     rollback: Rollback = True,
     pull: Pull = None,
     tunnel: Tunnel = False,
-    source: From = None,
+    line: From = None,
+    recipe: Recipe = None,
+    variant: Variant = "",
+    strategy: Strategy = "",
     dry_run: DryRun = False,
     as_json: Json = False,
     wait: Wait = 0.0,
@@ -115,25 +131,25 @@ def serve(
     """Serve a model on the GPUs of the cluster."""
     named = tuple(name for given in hosts or () for name in given.split(","))
     with Session(inventory, as_json=as_json, changes=True) as session:
-        if model is None and source is None:
-            raise UsageError("missing MODEL", hint="vcluster serve --help")
         from vllm_cluster.cli.render.endpoint import show_endpoint
+        from vllm_cluster.cli.serve_from import RequestSource, taken_from
         from vllm_cluster.cli.tunnel import hold
         from vllm_cluster.wire.order import Deployment
 
         asked = Deployment(
             *(name or "", model or "", tuple(flags or ()), tp, pp, named, expose, rollback, dp or 1, ep, backend or "")
         )
-        loaded = None if dry_run else session.load()
-        if source is not None or dry_run:
-            from vllm_cluster.cli.serve_from import taken_from
-
-            asked = taken_from(session, source, asked, loaded, degrees=bool(tp or pp or dp))
-        if loaded is not None:
+        source = RequestSource(line, recipe, variant, strategy)
+        source.ensure_whole(model, dry_run=dry_run)
+        # The hosts decide what a recipe asks for.
+        loaded = session.load() if recipe or not dry_run else None
+        if source:
+            asked = taken_from(session, source, asked, loaded, degrees=bool(tp or pp or dp), dry_run=dry_run)
+        if loaded is not None and not dry_run:
             # Without a person nothing is asked, and so the hub is not either.
             pulls = pull if pull is not None or session.can_ask(yes) else False
             way = {"confirm": session.confirm(yes), "pull": pulls, "wait": wait}
-            endpoint = _served(session, loaded, asked, tunnel=tunnel, translated=source is not None, **way)
+            endpoint = _served(session, loaded, asked, tunnel=tunnel, translated=bool(source), **way)
             show_endpoint(endpoint, inventory, as_json=session.as_json)
             if tunnel:
                 hold(session, loaded, None)

@@ -1,8 +1,8 @@
-"""`vcluster serve --from`: what a command line of vLLM asks for, shown before anything is done."""
+"""`vcluster serve --from` and `--recipe`: what a text asks for elsewhere, shown before anything is done."""
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from vllm_cluster.cli.question import standard_input, text_of
@@ -18,17 +18,53 @@ from vllm_cluster.translate.text import translate
 from vllm_cluster.wire.order import Deployment
 
 
+@dataclass(frozen=True)
+class RequestSource:
+    """Where the request is written: a command line, or a recipe with what this call chooses of it."""
+
+    line: str | None = None
+    recipe: str | None = None
+    variant: str = ""
+    strategy: str = ""
+
+    def __bool__(self) -> bool:
+        return self.line is not None or self.recipe is not None
+
+    def ensure_whole(self, model: str | None, *, dry_run: bool) -> None:
+        """Refuse a call without a model, and options that mean nothing by themselves.
+
+        Raises:
+            UsageError: there is one.
+        """
+        if self.line is not None and self.recipe is not None:
+            raise UsageError("--from and --recipe exclude each other: each is a whole request")
+        if self.recipe is None and (self.variant or self.strategy):
+            word = "--variant" if self.variant else "--strategy"
+            raise UsageError(f"{word} is for --recipe", hint="vcluster serve --recipe FILE")
+        if dry_run and not self:
+            raise UsageError("--dry-run shows what becomes of --from or --recipe", hint="vcluster plan")
+        if model is None and not self:
+            raise UsageError("missing MODEL", hint="vcluster serve --help")
+
+
 def taken_from(
-    session: Session, source: str | None, own: Deployment, inventory: Inventory | None, *, degrees: bool
+    session: Session,
+    source: RequestSource,
+    own: Deployment,
+    inventory: Inventory | None,
+    *,
+    degrees: bool,
+    dry_run: bool,
 ) -> Deployment:
-    """What `--from` asks for, with what this call gives by itself; `degrees` is whether that has a layout.
+    """What a source asks for, with what this call gives by itself; `degrees` is whether that has a layout.
 
     Raises:
         UsageError: it cannot be read, or cannot be served here; with the line.
     """
-    if source is None:
-        raise UsageError("--dry-run shows what becomes of --from", hint="vcluster plan")
-    found = translate(*_text(source))
+    if source.recipe is not None and inventory is not None:
+        found = _of_recipe(session, source, own, inventory)
+    else:
+        found = translate(*_text(source.line or ""))
     asked = merged(found, own, degrees=degrees)
     found = found.beside(inventory.environment if inventory else {}, degrees=degrees)
     line = command(asked, {})
@@ -36,8 +72,21 @@ def taken_from(
         session.emit(translation_event(found, line))
     else:
         session.finish()
-        show_translation(found, line, stdout=inventory is None)
+        show_translation(found, line, stdout=dry_run)
     return asked
+
+
+def _of_recipe(session: Session, source: RequestSource, own: Deployment, inventory: Inventory) -> Translation:
+    """What a recipe asks for on the hosts of the inventory, which decide on its layout."""
+    from vllm_cluster.actions.recipe_hosts import recipe_hosts
+    from vllm_cluster.translate.recipe import translate_recipe
+    from vllm_cluster.translate.recipe_hosts import RecipeHosts
+
+    given = source.recipe or ""
+    text, place = (standard_input(), "standard input") if given == "-" else (text_of(Path(given)), given)
+    pool, name = recipe_hosts(inventory, session.emit, own.hosts)
+    hosts = RecipeHosts(pool.nodes, pool.memory_bytes, bool(pool.rdma), name)
+    return translate_recipe(text, place, hosts, variant=source.variant, strategy=source.strategy)
 
 
 def merged(found: Translation, own: Deployment, *, degrees: bool) -> Deployment:

@@ -80,13 +80,14 @@ VERBS = {
         "Serve a model on the GPUs of the cluster.",
         "A cluster serves one model: another one replaces it, after its config, flags and memory have been checked. "
         "Returns when the model has generated a token. If it never does, the model that was ready before is served "
-        "again. Flags after -- go to vLLM. --from takes model, name, layout and flags from a command line of vLLM; it "
-        "drops what vcluster sets itself, and shows why.",
+        "again. Flags after -- go to vLLM. --from takes model, name, layout and flags from a command line of vLLM, and "
+        "--recipe from a file of vLLM's recipe book; both drop what vcluster sets itself, and show why.",
         (
             "vcluster serve meta-llama/Llama-3.1-8B-Instruct",
             "vcluster serve meta-llama/Llama-3.1-70B-Instruct --tp 8 --pp 2 -- --max-model-len 8192",
             "vcluster serve meta-llama/Llama-3.1-8B-Instruct --hosts gpu1",
             "vcluster serve --from 'vllm serve meta-llama/Llama-3.1-8B-Instruct -tp 2' --dry-run",
+            "vcluster serve --recipe GLM-5.2.yaml --variant fp8",
         ),
         {0: "the model is ready", 1: "failed, or the answer was no", **REQUEST},
     ),

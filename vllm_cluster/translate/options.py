@@ -14,7 +14,7 @@ from vllm_cluster.translate.found import ServeWords
 from vllm_cluster.translate.words import ShellWord, shown
 
 MAX_DEGREE = 1 << 16
-Kind = Literal["taken", "dropped", "passed", "variable"]
+Kind = Literal["chosen", "taken", "dropped", "passed", "variable"]
 
 _RANKS = "vcluster starts the ranks on every host"
 _LAYOUT = "follows from the hosts and --dp"

@@ -6,6 +6,8 @@ import re
 
 from vllm_cluster.errors import UsageError
 from vllm_cluster.inventory.document import Document, parse
+from vllm_cluster.inventory.problems import Problem, key_of
+from vllm_cluster.shell_line import command_line
 from vllm_cluster.translate.compose import in_compose
 from vllm_cluster.translate.found import ServeWords, in_shell
 from vllm_cluster.translate.options import Translation, only, translated
@@ -13,7 +15,7 @@ from vllm_cluster.translate.words import ShellWord, shown
 
 # The longest recipe of vLLM's book has 60 kB. The YAML parser needs 10 s for 1 MB.
 MAX_BYTES = 256_000
-_YAML = re.compile(r"^[ \t]*(?:services|command|entrypoint|compatible_strategies)[ \t]*:", re.MULTILINE)
+_YAML = re.compile(r"^[ \t]*(?:services|command|entrypoint)[ \t]*:", re.MULTILINE)
 _RECIPE = re.compile(r"^compatible_strategies[ \t]*:", re.MULTILINE)
 _MANIFEST = re.compile(r"^apiVersion[ \t]*:", re.MULTILINE)
 
@@ -24,11 +26,11 @@ def translate(text: str, place: str) -> Translation:
     Raises:
         UsageError: nothing in it serves, or several unlike commands do, or it cannot be served here; with the line.
     """
+    if recipe := _RECIPE.search(text):
+        line = text[: recipe.start()].count("\n") + 1
+        what = "a recipe, whose layout the hosts decide"
+        raise UsageError(f"{place}:{line}: {what}", hint=command_line("vcluster", "serve", "--recipe", "FILE"))
     document = mapping(text, place)
-    if document and _RECIPE.search(text):
-        line = text[: text.index("compatible_strategies")].count("\n") + 1
-        what = "a recipe has several layouts, and is not read"
-        raise UsageError(f"{place}:{line}: {what}", hint="give one of the command lines of its guide")
     if document:
         found = list(in_compose(document, place))
     elif _MANIFEST.search(text):
@@ -48,15 +50,36 @@ def mapping(text: str, place: str) -> Document | None:
     Raises:
         UsageError: it is a file of that kind and cannot be read.
     """
-    if len(text.encode("utf-8", "surrogatepass")) > MAX_BYTES:
-        raise UsageError(f"{place}: longer than {MAX_BYTES // 1000} kB", hint="give only the command that serves")
+    _ensure_short(text, place, "give only the command that serves")
     if not _YAML.search(text):
         return None
     document = parse(text)
-    if isinstance(document.data, dict) and not document.problems:
-        return document
     if "vllm serve" in text and not isinstance(document.data, dict):
         return None
-    problem = next(iter(document.problems), None)
-    line, what = (problem.line, problem.text) if problem else (1, "must be a mapping")
-    raise UsageError(f"{place}:{line}: {what}")
+    return _sound(document, place)
+
+
+def recipe_document(text: str, place: str) -> Document:
+    """The document of a recipe.
+
+    Raises:
+        UsageError: it cannot be read; with line and key.
+    """
+    _ensure_short(text, place, None)
+    document = parse(text)
+    # What a reader of the book's pages sees: dates, which an inventory has in quotes.
+    document.problems = [one for one in document.problems if one.loc[:1] != ("meta",)]
+    return _sound(document, place)
+
+
+def _ensure_short(text: str, place: str, hint: str | None) -> None:
+    if len(text.encode("utf-8", "surrogatepass")) > MAX_BYTES:
+        raise UsageError(f"{place}: longer than {MAX_BYTES // 1000} kB", hint=hint)
+
+
+def _sound(document: Document, place: str) -> Document:
+    if isinstance(document.data, dict) and not document.problems:
+        return document
+    problem = next(iter(document.problems), None) or Problem(1, (), "must be a mapping")
+    key = f"{key_of(problem.loc)}: " if problem.loc else ""
+    raise UsageError(f"{place}:{problem.line}: {key}{problem.text}")

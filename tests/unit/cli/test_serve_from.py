@@ -10,11 +10,14 @@ import pytest
 from typer.testing import CliRunner
 
 from tests.support.json_schemas import validate
+from tests.support.paths import FIXTURES, ROOT
 from tests.support.sim import make
+from vllm_cluster.actions import recipe_hosts
 from vllm_cluster.actions import serve as action
 from vllm_cluster.actions.ask_head import Endpoint
 from vllm_cluster.cli.app import app
 from vllm_cluster.cli.session import Session
+from vllm_cluster.fit.layouts import GpuPool
 from vllm_cluster.wire.order import Deployment
 
 LINE = "vllm serve org/moe --tensor-parallel-size 2 --port 8000 --served-model-name moe -ep --max-model-len 4096"
@@ -86,7 +89,11 @@ def test_json_has_what_became_of_each_word(asked: list[Deployment]) -> None:
     ("words", "error"),
     [
         ([], "missing MODEL"),
-        (["org/moe", "--dry-run"], "--dry-run shows what becomes of --from"),
+        (["org/moe", "--dry-run"], "--dry-run shows what becomes of --from or --recipe"),
+        (["--from", LINE, "--recipe", "x.yaml"], "--from and --recipe exclude each other"),
+        (["org/moe", "--variant", "fp8"], "--variant is for --recipe"),
+        (["--from", LINE, "--strategy", "multi_node_tp"], "--strategy is for --recipe"),
+        (["--recipe", "no-such.yaml"], "no-such.yaml"),
         (["--from", "no-such.sh"], "no-such.sh: no such file"),
         (["--from", "vllm serve"], "--from:1: names no model"),
         (["--from", "."], ".: no such file"),
@@ -98,3 +105,67 @@ def test_what_cannot_be_read_is_refused(asked: list[Deployment], words: list[str
     assert done.exit_code == 2
     assert error in done.output + str(done.exception)
     assert asked == []
+
+
+RECIPE = str(FIXTURES / "recipe.yaml")
+
+
+@pytest.fixture
+def hosts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two hosts of eight H200, without RDMA."""
+    pool = GpuPool((8, 8), 141 * 10**9, rdma=False)
+    monkeypatch.setattr(recipe_hosts, "recipe_hosts", lambda *_: (pool, "NVIDIA H200"))
+
+
+@pytest.mark.usefixtures("hosts")
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ([], ("org/large-moe", "org/large-moe", 8, 2, 1, False)),
+        (
+            ["--strategy", "multi_node_dep", "--variant", "fp8"],
+            ("org/large-moe-FP8", "org/large-moe-FP8", 1, 1, 16, True),
+        ),
+        (["--tp", "4", "--name", "mine"], ("org/large-moe", "mine", 4, None, 1, False)),
+    ],
+)
+def test_a_recipe_is_asked_for_as_a_command_line_is(
+    asked: list[Deployment], words: list[str], expected: tuple[Any, ...]
+) -> None:
+    done = CliRunner().invoke(app, ["serve", "--recipe", RECIPE, *words])
+    assert done.exit_code == 0, done.output
+    [one] = asked
+    assert (one.model, one.name, one.tp, one.pp, one.dp, one.expert_parallel) == expected
+    assert one.flags[:3] == ("--trust-remote-code", "--max-model-len", "32768")
+
+
+@pytest.mark.usefixtures("hosts")
+def test_a_dry_run_of_a_recipe_shows_the_choice_and_serves_nothing(asked: list[Deployment]) -> None:
+    done = CliRunner().invoke(app, ["serve", "--recipe", RECIPE, "--dry-run"])
+    assert (done.exit_code, asked) == (0, [])
+    assert "variant default" in done.stdout
+    assert "2 hosts without RDMA; --strategy has also: single_node_tp" in done.stdout
+    assert "the same: vcluster serve org/large-moe --tp 8 --pp 2 -- --trust-remote-code" in done.stdout
+    as_json = CliRunner().invoke(app, ["serve", "--recipe", RECIPE, "--dry-run", "--json"])
+    first = json.loads(as_json.stdout.splitlines()[0])
+    assert [word["given"] for word in first["words"] if word["kind"] == "chosen"] == [
+        "variant default",
+        "strategy multi_node_tp_pp",
+    ]
+    validate(["serve", "--from", "--json"], as_json.stdout)
+
+
+@pytest.mark.usefixtures("asked")
+def test_the_page_shows_what_the_command_prints(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pool = GpuPool((8, 8), 80 * 10**9, rdma=False)
+    monkeypatch.setattr(recipe_hosts, "recipe_hosts", lambda *_: (pool, "NVIDIA H100 80GB HBM3"))
+    page = (ROOT / "docs/from-vllm.md").read_text()
+    recipe, shown = (
+        page.split(f"```{begin}", 1)[1].split("\n```", 1)[0]
+        for begin in ("yaml\n", "\n$ vcluster serve --dry-run --recipe ")
+    )
+    name, _, output = shown.partition("\n")
+    monkeypatch.chdir(tmp_path)
+    Path(name).write_text(recipe)
+    done = CliRunner().invoke(app, ["serve", "--dry-run", "--recipe", name])
+    assert (done.exit_code, done.stdout.rstrip("\n")) == (0, output)

@@ -195,7 +195,7 @@ REFUSED = [
     ("services:\n  a: [\n", "--from:"),
     (
         "model:\n  model_id: org/x\ncompatible_strategies:\n  - multi_node_tp\n",
-        "--from:3: a recipe has several layouts",
+        "--from:3: a recipe, whose layout the hosts decide",
     ),
     ("x" * 300_000, "--from: longer than 256 kB"),
 ]
