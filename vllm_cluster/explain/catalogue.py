@@ -17,7 +17,8 @@ from vllm_cluster.explain.failure import KnownFailure, Sign, SignKind
 class LogPattern:
     """One sign to look for: of a failure, or of a harmless line with the reason why it is harmless.
 
-    A harmless line with a failure is harmless only if work continues.
+    A harmless line with a failure is harmless only if work continues. A fact has a name in place of a failure, and
+    holds where `distinct` different values of it are seen; it contradicts the signs that have it in `unless`.
     """
 
     failure: str
@@ -27,6 +28,9 @@ class LogPattern:
     explains: tuple[str, ...] = ()
     host: bool = False
     why: str = ""
+    unless: tuple[str, ...] = ()
+    instead: str = ""
+    distinct: int = 1
 
 
 def _failures(subjects: Mapping[str, Mapping[str, Any]], patterns: Mapping[str, str]) -> Iterator[KnownFailure]:
@@ -44,11 +48,19 @@ def _sign(words: str | Mapping[str, Any], kind: str, patterns: Mapping[str, str]
     for name, part in patterns.items():
         pattern = pattern.replace(f"(?&{name})", part)
     kind = words.get("kind", kind)
-    return Sign(words["needle"], pattern, SignKind[kind.upper()], tuple(words.get("explains", ())))
+    return Sign(
+        words["needle"],
+        pattern,
+        SignKind[kind.upper()],
+        tuple(words.get("explains", ())),
+        tuple(words.get("unless", ())),
+        words.get("instead", ""),
+    )
 
 
 _DOCUMENT = tomllib.loads(Path(__file__).with_name("failures.toml").read_text("utf-8"))
 _PATTERNS, HARMLESS = _DOCUMENT.pop("patterns"), _DOCUMENT.pop("harmless")
+FACTS: Mapping[str, Mapping[str, Any]] = _DOCUMENT.pop("facts")
 FAILURES = {failure.slug: failure for failure in _failures(_DOCUMENT, _PATTERNS)}
 CHECKED = {
     code: [failure.slug for failure in FAILURES.values() if code in failure.checks]
@@ -63,11 +75,17 @@ SIGNS = (
             sign.kind,
             sign.explains,
             failure.host,
+            unless=sign.unless,
+            instead=sign.instead,
         )
         for failure in FAILURES.values()
         for sign in failure.signs
     ),
     *(LogPattern(like.get("else", ""), like["needle"], None, SignKind.HARMLESS, why=like["why"]) for like in HARMLESS),
+    *(
+        LogPattern(name, fact["needle"], re.compile(fact["pattern"]), SignKind.FACT, distinct=fact.get("distinct", 1))
+        for name, fact in FACTS.items()
+    ),
 )
 
 # Pieces of words that many signs and most lines of trouble share, whole needles for the rest: see `candidate_lines`.

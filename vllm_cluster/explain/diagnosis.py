@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Literal
 
-from vllm_cluster.explain.catalogue import FAILURES
+from vllm_cluster.explain.catalogue import FAILURES, LogPattern
 from vllm_cluster.explain.failure import KnownFailure, SignKind
 from vllm_cluster.explain.progress import ANNOUNCED
 from vllm_cluster.explain.stream import LogPosition, LogScan, Raised, SignMatch
@@ -153,6 +153,8 @@ def _last_start(logs: Sequence[LogScan]) -> float:
 def _evidence(logs: Sequence[LogScan], since: Mapping[str, float] | None, *, healthy: bool) -> _Evidence:
     in_order = _ends_in_order(logs)
     hits, earlier = _of_last_run(logs, since, in_order)
+    facts = _facts(logs)
+    hits = [_uncontradicted(hit, facts) for hit in hits]
     alive = max((log.alive for log in logs if log.alive), key=_when, default=None)
 
     def over(place: LogPosition) -> bool:
@@ -172,12 +174,37 @@ def _evidence(logs: Sequence[LogScan], since: Mapping[str, float] | None, *, hea
         failing=[one for hit in failing if (one := _only(hit, lambda place: not over(place)))],
         survived=[hit for hit in failing if over(hit.last)],
         stuck=[hit for hit in stuck if not over(hit.last)],
-        before=[hit for log in logs for hit in log.before.values() if not over(hit.last)],
+        before=[
+            hit
+            for log in logs
+            for one in log.before.values()
+            if not over(one.last) and (hit := _uncontradicted(one, facts)).known.kind is SignKind.CAUSE
+        ],
         trouble=now(place for log in logs for place in log.trouble),
         strange=now(place for log in logs for place in log.strange),
         raised=sorted((one for log in logs for one in log.raised if now([one.line])), key=lambda one: _when(one.line)),
         earlier=earlier,
     )
+
+
+def _facts(logs: Iterable[LogScan]) -> set[str]:
+    """The facts that the logs hold, whenever they were written: an output of `ulimit` has no time."""
+    seen: dict[LogPattern, set[str]] = {}
+    for hit in (hit for log in logs for hit in log.hits.values() if hit.known.kind is SignKind.FACT):
+        values = seen.setdefault(hit.known, set())
+        for place in hit.recent:
+            found = hit.known.matches.search(place.text) if hit.known.matches else None
+            # Of a long line the end, which may hold the value, is cut.
+            values.add(found[found.lastindex or 0] if found else place.text)
+    return {known.failure for known, values in seen.items() if len(values) >= known.distinct}
+
+
+def _uncontradicted(hit: SignMatch, facts: set[str]) -> SignMatch:
+    """The match, or that of the symptom which is left of it where the logs contradict it."""
+    known = hit.known
+    if facts.isdisjoint(known.unless):
+        return hit
+    return replace(hit, known=replace(known, failure=known.instead, kind=SignKind.SYMPTOM, host=False))
 
 
 def _foremost(seen: _Evidence) -> list[SignMatch]:

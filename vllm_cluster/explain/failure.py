@@ -25,6 +25,8 @@ class SignKind(IntEnum):
     NOTE = 5
     # Looks like a failure and is none, where work continues after it.
     HARMLESS = 6
+    # Contradicts a failure.
+    FACT = 7
 
 
 @dataclass(frozen=True)
@@ -32,12 +34,15 @@ class Sign:
     """Words that a line holds: `needle` literally, and `pattern` where the words alone are ambiguous.
 
     A note can be why a failure came about that alone looks like another: `explains` are the slugs of such failures.
+    Where the logs hold one of the facts `unless`, the sign shows the symptom `instead`.
     """
 
     needle: str
     pattern: str
     kind: SignKind
     explains: tuple[str, ...] = ()
+    unless: tuple[str, ...] = ()
+    instead: str = ""
 
 
 @dataclass(frozen=True)

@@ -226,7 +226,7 @@ class HostStream:
     def _forget(self, *, group: bool) -> None:
         """Put aside what an earlier run was about; a host's own trouble may still be why this one fails."""
         seen = self.seen
-        for known in [known for known in seen.hits if known.host or not group]:
+        for known in [known for known in seen.hits if (known.host or not group) and known.kind is not SignKind.FACT]:
             hit = seen.hits.pop(known)
             # What ends by a request writes symptoms of its end.
             planned = known.kind is not SignKind.CAUSE and seen.stopped and hit.first.line > seen.stopped.line

@@ -161,7 +161,7 @@ def _symptom(symptom: MatchedFailure, found: Diagnosis) -> Iterable[str]:
     if found.last_line:
         yield "the first rank without output; its last line:"
         yield _line(found.last_line)
-    yield f"look:    {failure.fix}"
+    yield from (f"look:    {line}" for line in failure.fix.splitlines())
 
 
 def _exception(raised: Raised, found: Diagnosis) -> Iterable[str]:
