@@ -72,6 +72,30 @@ def test_a_bad_request_asks_no_question_and_stops_nothing(
     assert (status.head.serve.name, status.head.serve.phase) == ("org/model", "ready")
 
 
+# fault: fit/request.py: or "--nnodes" not in unknown: → or True:
+@pytest.mark.parametrize(
+    ("words", "fixes"),
+    [
+        ({}, ["use --backend ray", "use --hosts gpu1: one host needs no such option"]),
+        ({"dp": 2, "tp": 2}, ["use --hosts gpu1: one host needs no such option"]),
+    ],
+)
+def test_an_image_too_old_to_span_hosts_without_ray_is_refused_before_anything_stops(
+    world: World, words: dict[str, Any], fixes: list[str]
+) -> None:
+    refusal = "unrecognized arguments: --nnodes=2 --master-addr=10.0.0.1 --master-port=29501 --node-rank=0"
+    world.answers = {"gpu1": {"files": GOOD, "vllm": {"flags": "refused", "problem": refusal}}}
+    world.answers["gpu2"] = {"files": GOOD, "vllm": {}}
+    person = lab.Person(True)
+    asked = partial(lab.do_serve, model="org/other", backend="mp", confirm=person, **words)
+    outcome = lab.run(world, INVENTORY, asked)
+    assert isinstance(outcome.error, PreflightFailed), outcome.story()
+    text = "gpu1: the image's vLLM is too old to span hosts without Ray: it does not know --nnodes"
+    assert outcome.error.message == text
+    assert outcome.error.hint == "\n".join([*fixes, "set image to a newer vLLM, then vcluster up"])
+    assert (person.asked, outcome.script.changing) == ([], [])
+
+
 @pytest.mark.parametrize(
     "answer", [{}, {"files": {"where": 7}, "vllm": []}, {"files": GOOD, "vllm": {"unchecked": "x"}}]
 )

@@ -80,8 +80,8 @@ def check_request(
     files, judged = ask_nodes(fleet, inventory, question, [name for name in inventory.hosts if name in (head, *ranks)])
     gpus, node = _gpus(inventory, facts, ranks), node_name(inventory.cluster)
     beside = {name: _beside(inventory, facts[name], number) for name, number in ranks.items()}
-    dp, ep = replica.dp, deployment.expert_parallel
-    asked = Asked(model, replica.tp, replica.pp, argv, extra, gpus, node, tuple(ranks), beside, dp, ep)
+    dp, ep, may_group = replica.dp, deployment.expert_parallel, inventory.backend != "mp"
+    asked = Asked(model, replica.tp, replica.pp, argv, extra, gpus, node, tuple(ranks), beside, dp, ep, may_group)
     lacking = _lacking(model, files, files[head].weights, extra, pull=pull)
     judged_files = {name: Files("unknown") if pull and name in lacking else one for name, one in files.items()}
     found = list(problems(asked, head, judged_files, judged))

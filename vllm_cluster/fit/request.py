@@ -126,7 +126,8 @@ class Judged:
 @dataclass(frozen=True)
 class Asked:
     """The request: the model, its layout, the words of vLLM's command line, the node's name; and the hosts that get
-    ranks, with the GPUs of each, and with what others hold of these.
+    ranks, with the GPUs of each, and with what others hold of these. `may_group` is whether Ray can
+    join the hosts, too.
     """
 
     model: str
@@ -140,6 +141,7 @@ class Asked:
     beside: Mapping[str, Sequence[Beside]] = field(default_factory=dict)
     dp: int = 1
     ep: bool = False
+    may_group: bool = True
 
     @property
     def degrees(self) -> Degrees:
@@ -201,6 +203,9 @@ def _fix(model: str, problem: str, *, near: bool) -> str:
 
 
 def _flags(asked: Asked, head: str, judged: Judged, *, named: bool) -> Iterator[RequestProblem]:
+    if judged.flags == "refused" and (too_old := _spanning(asked, head, judged.problem)):
+        yield too_old
+        return
     if judged.flags == "refused":
         text = f"vLLM refuses these flags: {judged.problem}"
         # The whole help has thousands of lines; with a word vLLM shows the flags that hold it.
@@ -225,6 +230,17 @@ def _flags(asked: Asked, head: str, judged: Judged, *, named: bool) -> Iterator[
         yield RequestProblem(
             head, f"vLLM refuses {asked.model}: {judged.problem}", "change the flag or the model that it names"
         )
+
+
+def _spanning(asked: Asked, head: str, refusal: str) -> RequestProblem | None:
+    """That the image's vLLM is too old to span hosts by itself, where its parser does not know the options for it."""
+    unknown = [word.partition("=")[0] for word in refusal.split() if word.startswith("--")]
+    if not refusal.startswith("unrecognized arguments: ") or "--nnodes" not in unknown:
+        return None
+    text = "the image's vLLM is too old to span hosts without Ray: it does not know --nnodes"
+    ways = ["use --backend ray"] if asked.may_group and asked.degrees.dp == 1 else []
+    ways += [f"use --hosts {head}: one host needs no such option", "set image to a newer vLLM, then vcluster up"]
+    return RequestProblem(head, text, "\n".join(ways))
 
 
 def _shape(found: Files) -> ModelConfig | None:

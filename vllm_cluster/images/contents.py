@@ -16,6 +16,8 @@ MIN_RAY = (2, 55)
 MIN_PYTHON = (3, 10)
 # Options of vLLM that every request to serve has.
 OPTIONS = ("middleware", "distributed-executor-backend", "pipeline-parallel-size", "tensor-parallel-size")
+# Those of one that spans hosts without Ray.
+SPANNING = ("nnodes", "node-rank", "master-addr", "headless")
 # What an image reports ends in pip's command line and in a file in which a line may be an option.
 _WORD = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+!-]*")
 _VERSION = re.compile(r"([0-9]+(\.[0-9]+)+)?")

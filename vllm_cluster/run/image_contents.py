@@ -76,7 +76,8 @@ def _look(connection: HostConnection, inventory: Inventory, facts: HostFacts, sp
     cache = inventory.model_cache
     folder = cache if any(mount.target == cache for mount in spec.mounts) else "/tmp"  # noqa: S108 (in the container)
     place = TemporaryContainer(without_lease(inventory.cluster), "probe", image.id, like=spec)
-    program = python("image", "inspect_image", folder, *contents.OPTIONS, seconds=LIFE_SECONDS)
+    spans = contents.SPANNING if inventory.backend == "mp" and len(inventory.hosts) > 1 else ()
+    program = python("image", "inspect_image", folder, *contents.OPTIONS, *spans, seconds=LIFE_SECONDS)
     ended = run(connection, program, place, connection.runtime.after(SECONDS))
     try:
         found, reach = contents.parse(ended.messages)

@@ -157,7 +157,7 @@ def test_what_else_holds_a_model_is_known_of_gpus_alone(
     assert sum("it also fits on 1 of the 4 GPUs" in event.text for event in events) == notes
 
 
-# fault: actions/serve_check.py: tuple(ranks), beside, dp, ep) → tuple(ranks), beside)
+# fault: actions/serve_check.py: tuple(ranks), beside, dp, ep, may_group) → tuple(ranks), beside)
 @pytest.mark.parametrize(("dp", "ep", "problem"), [(1, True, "it has no experts: leave out --ep"), (4, False, "DP=4")])
 def test_the_engines_of_a_request_are_checked(monkeypatch: pytest.MonkeyPatch, dp: int, ep: bool, problem: str) -> None:
     files = Files("cache", config=configs.LLAMA_8B, weights=16 * 10**9)

@@ -74,9 +74,11 @@ class Docker:
         self.removed.append(name)
 
 
-def looked(facts: dict[str, HostFacts], *, leave: tuple[str, ...] = (), **docker: Any) -> tuple[list[Finding], Docker]:
+def looked(
+    facts: dict[str, HostFacts], *, leave: tuple[str, ...] = (), backend: str = "ray", **docker: Any
+) -> tuple[list[Finding], Docker]:
     """The findings where the second host's engine is so, and that engine."""
-    words = world.inventory()
+    words = world.inventory(backend=backend)
     fleet = Fleet(words)
     engines = {"gpu1": Docker("gpu1", prints=json.dumps({**WELL, "gpus": 2})), "gpu2": Docker("gpu2", **docker)}
     for name, engine in engines.items():
@@ -102,6 +104,16 @@ def test_a_container_without_gpus_is_an_error() -> None:
     assert (found.code, found.host) == ("container-gpus-missing", "gpu2")
     (found,), _ = looked(world.hosts(), prints="exec format error")
     assert (found.code, "does not run Python" in found.message) == ("image-unfit", True)
+
+
+# fault: run/image_contents.py: if inventory.backend == "mp" and len → if len
+@pytest.mark.parametrize("backend", ["ray", "mp"])
+def test_without_ray_an_image_whose_vllm_cannot_span_hosts_is_an_error(backend: str) -> None:
+    unknown = json.dumps({**WELL, "gpus": 2, "unknown": ["nnodes"] if backend == "mp" else []})
+    found, docker = looked(world.hosts(), prints=unknown, backend=backend)
+    (body,) = docker.bodies.values()
+    assert ("nnodes" in body["Cmd"]) is (backend == "mp")
+    assert ["does not know --nnodes" in one.message for one in found] == ([True] if backend == "mp" else [])
 
 
 def test_it_is_a_nodes_container_and_makes_no_folder() -> None:
