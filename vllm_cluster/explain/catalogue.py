@@ -31,6 +31,7 @@ class LogPattern:
     unless: tuple[str, ...] = ()
     instead: str = ""
     distinct: int = 1
+    who: re.Pattern[str] | None = None
 
 
 def _failures(subjects: Mapping[str, Mapping[str, Any]], patterns: Mapping[str, str]) -> Iterator[KnownFailure]:
@@ -55,6 +56,7 @@ def _sign(words: str | Mapping[str, Any], kind: str, patterns: Mapping[str, str]
         tuple(words.get("explains", ())),
         tuple(words.get("unless", ())),
         words.get("instead", ""),
+        words.get("who", ""),
     )
 
 
@@ -77,6 +79,7 @@ SIGNS = (
             failure.host,
             unless=sign.unless,
             instead=sign.instead,
+            who=re.compile(sign.who) if sign.who else None,
         )
         for failure in FAILURES.values()
         for sign in failure.signs
@@ -99,7 +102,7 @@ _WHOLE = dict.fromkeys(
     (
         *(known.needle for known in SIGNS),
         *(*progress.START, progress.OWN_START, progress.OWN_STOP, *progress.GROUP_START),
-        *_TROUBLE,
+        *(*_TROUBLE, *progress.QUIET_WORDS, progress.LEAVES, progress.RATES),
     )
 )
 KEYS = tuple(

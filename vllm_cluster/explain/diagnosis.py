@@ -94,6 +94,7 @@ class _Evidence:
     before: list[SignMatch]
     trouble: list[LogPosition]
     strange: list[LogPosition]
+    quiet: list[LogPosition]
     raised: list[Raised]
     earlier: Counter[str]
 
@@ -111,7 +112,7 @@ def diagnose(logs: Sequence[LogScan], *, since: Mapping[str, float] | None = Non
     survived = _findings(hit for hit in seen.survived if hit.known.kind <= SignKind.SYMPTOM)
     symptom = first if first and first.failure.kind == "symptom" else None
     kind: Kind = "symptom" if symptom else "explained" if first else "healed" if survived else _quiet(logs, healthy)
-    if not first and (seen.trouble or seen.failing):
+    if not first and (seen.trouble or seen.failing or (kind == "nothing" and seen.quiet)):
         kind = "exception" if seen.raised else "unknown"
     raised = seen.raised[0] if kind == "exception" else None
     shown = {place for found in (first, *others) if found for place in found.places}
@@ -121,13 +122,18 @@ def diagnose(logs: Sequence[LogScan], *, since: Mapping[str, float] | None = Non
         symptom=symptom,
         raised=raised,
         other_causes=tuple(others[:MAX_OTHERS]),
-        notes=tuple(_findings(hit for hit in notes if first is None or hit.known.failure != first.failure.slug)),
+        # A note about one process is one only where it is why something failed.
+        notes=tuple(
+            _findings(
+                hit for hit in notes if not hit.known.who and (first is None or hit.known.failure != first.failure.slug)
+            )
+        ),
         consequences=_once(sorted((hit.first for hit in seen.failing if hit.first not in shown), key=_when)),
         harmless=tuple(_harmless(seen.hits, seen.stuck if first and not seen.failing else [])),
         recovered=tuple(survived),
         previous_attempts=tuple(sorted(seen.earlier.items())),
         error_lines=_ends(seen, raised) if kind in ("exception", "unknown") else (),
-        unknown_lines=tuple(seen.strange[:MAX_STRANGE]) if symptom else (),
+        unknown_lines=(*seen.strange[:MAX_STRANGE], *seen.quiet[:MAX_STRANGE]) if symptom else (),
         last_line=_silent(logs) if symptom else None,
         logs=len(files),
         lines=sum(log.lines for log in files),
@@ -182,6 +188,7 @@ def _evidence(logs: Sequence[LogScan], since: Mapping[str, float] | None, *, hea
         ],
         trouble=now(place for log in logs for place in log.trouble),
         strange=now(place for log in logs for place in log.strange),
+        quiet=now(place for log in logs for place in log.quiet),
         raised=sorted((one for log in logs for one in log.raised if now([one.line])), key=lambda one: _when(one.line)),
         earlier=earlier,
     )
@@ -337,7 +344,9 @@ def _ends(seen: _Evidence, raised: Raised | None) -> tuple[LogPosition, ...]:
 
     Beside an exception that is shown already, its words do not come again, whoever repeats them.
     """
-    ends = _once(sorted((*seen.strange[:MAX_STRANGE], *seen.trouble[-MAX_LINES * 2 :]), key=_when))
+    ends = _once(
+        sorted((*seen.strange[:MAX_STRANGE], *seen.quiet[:MAX_STRANGE], *seen.trouble[-MAX_LINES * 2 :]), key=_when)
+    )
     if raised is None:
         return ends
     others = (place for place in ends if raised.line.text not in place.text and not place.text.startswith(ANNOUNCED))

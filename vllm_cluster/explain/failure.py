@@ -35,6 +35,7 @@ class Sign:
 
     A note can be why a failure came about that alone looks like another: `explains` are the slugs of such failures.
     Where the logs hold one of the facts `unless`, the sign shows the symptom `instead`.
+    `who` is a pattern of the process that writes it.
     """
 
     needle: str
@@ -43,6 +44,7 @@ class Sign:
     explains: tuple[str, ...] = ()
     unless: tuple[str, ...] = ()
     instead: str = ""
+    who: str = ""
 
 
 @dataclass(frozen=True)

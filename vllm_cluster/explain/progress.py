@@ -45,3 +45,16 @@ TROUBLE = re.compile(
     r"|\b(?:ERROR|CRITICAL|FATAL)\b|\b[Ee]rror:|: error\b|panic:|Segmentation fault|core dumped|^Killed\b|^Aborted\b"
     r"|^\[[\d\- :,.]{19,27} [EFC] |^\[[EF]\d{3,4} \d\d:|\bNCCL WARN\b"
 )
+
+# What ssh, Docker, the kernel, daemons and C++ libraries write when they fail: no word ERROR, no level.
+QUIET_WORDS = (
+    *("FAILED rc=", "non-zero status", "not accessible, exiting", "segfault at", "Main process exited", "UFW BLOCK"),
+    *("Failed with result", "sending SIG", "terminate called after", "error while loading shared libraries"),
+    *("No route to host", "Permission denied", "what():", "Error response from daemon"),
+)
+# A process leaves: from here on, lost connections do not count.
+LEAVES = "destroy_process_group() was not called"
+# An engine's regular report.
+RATES = "Avg generation throughput:"
+ENGINE = re.compile(r"Engine \d{1,5}")
+IDLE = re.compile(r"prompt throughput: 0\.0 tokens/s, Avg generation throughput: 0\.0 tokens/s, Running: [1-9]")

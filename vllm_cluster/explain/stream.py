@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter, deque
 from dataclasses import dataclass, field, replace
 from functools import cache, lru_cache
@@ -25,6 +26,11 @@ RECENT = 64  # places of one sign, the last ones
 STOPS = 100  # times at which vLLM was stopped by a request
 DISORDER = 60.0  # seconds by which processes of one host may write out of order
 _CACHE = 4096
+# An engine that has requests is stuck when it reports no token so often, or for so many seconds.
+IDLE_REPORTS = 3
+IDLE_SECONDS = 60.0
+MAX_ENGINES = 1024
+STUCK = LogPattern("rank-stuck", progress.RATES, None, SignKind.SYMPTOM)
 
 
 @dataclass(frozen=True)
@@ -68,7 +74,8 @@ class SignMatch:
 class LogScan:
     """What one log shows: the hits of its last run; of runs before, what a host suffered from, and failures by slug.
 
-    `strange` are the first lines of trouble of the last run that no failure explains, `last` is its last line.
+    `strange` are the first lines of trouble of the last run that no failure explains, `last` is its last line;
+    `quiet` are the first lines in which programs without levels report a failure.
     `stopped` is where vLLM was stopped by a request and not started since; `stops` are the times of earlier such stops,
     each with that of the start after it. `streams` is what the same file holds of other hosts.
     """
@@ -81,6 +88,7 @@ class LogScan:
     earlier: Counter[str] = field(default_factory=Counter)
     trouble: deque[LogPosition] = field(default_factory=lambda: deque(maxlen=LAST_TROUBLE))
     strange: list[LogPosition] = field(default_factory=list)
+    quiet: list[LogPosition] = field(default_factory=list)
     raised: list[Raised] = field(default_factory=list)
     last: LogPosition | None = None
     stopped: LogPosition | None = None
@@ -120,6 +128,8 @@ class HostStream:
         self._time: float | None = None
         self._latest: float | None = None
         self._dated = False
+        self._leaves = False
+        self._idle: dict[str, list[LogPosition]] = {}  # reports in a row of an engine with requests and no tokens
         self._chained: set[str] = set()  # processes whose next exception replaces the one before it
         self.waiting: list[SignMatch] = []  # look-alikes that wait for work to continue
 
@@ -137,12 +147,39 @@ class HostStream:
             self._forget(group=True)
         # At DEBUG vLLM reports attempts that it gives up as part of a normal start.
         found, trouble = classify(parsed.words) if parsed.level != "DEBUG" else ((), False)
+        found = tuple(known for known in found if known.who is None or known.who.search(parsed.who))
+        self._leaves = self._leaves or progress.LEAVES in parsed.words
+        if progress.RATES in parsed.words:
+            self._rates(self.place(number, parsed), parsed)
+        if self._leaves and parsed.words.startswith("[W"):
+            return
         # Of a traceback only its ends count.
         loud = trouble or (parsed.loud and INDENTED not in nearby.text)
         if is_chained(parsed.words) and len(self._chained) < MAX_RAISED:
             self._chained.add(parsed.who)
         elif found or loud:
             self._keep(number, parsed, nearby, found, trouble)
+        elif (
+            not parsed.level
+            and len(seen.quiet) < FIRST_STRANGE
+            and any(w in parsed.words for w in progress.QUIET_WORDS)
+        ):
+            seen.quiet.append(self.place(number, parsed))
+
+    def _rates(self, place: LogPosition, parsed: LogLine) -> None:
+        """Count the reports of an engine that has requests and makes no token."""
+        engine = found[0] if (found := progress.ENGINE.search(parsed.words)) else ""
+        if not progress.IDLE.search(parsed.words):
+            if self._idle.pop(engine, None) and not self._idle:
+                self.seen.hits.pop(STUCK, None)
+            return
+        if len(self._idle) < MAX_ENGINES or engine in self._idle:
+            self._idle[engine] = [*self._idle.get(engine, ())[:IDLE_REPORTS], place]
+        first, *more = self._idle.get(engine, [place])
+        if len(more) + 1 >= IDLE_REPORTS or (place.time or 0.0) - (first.time or math.inf) >= IDLE_SECONDS:
+            hit = self.seen.hits.setdefault(STUCK, SignMatch(STUCK, first, place))
+            hit.count, hit.last = hit.count + 1, place
+            hit.recent.append(place)
 
     def _keep(self, number: int, parsed: LogLine, nearby: Nearby, found: tuple[LogPattern, ...], trouble: bool) -> None:
         """Keep a line with signs or of an error."""
@@ -222,6 +259,8 @@ class HostStream:
         if seen.stopped and seen.stopped.time and place.time:
             seen.stops.append((seen.stopped.time, place.time))
         seen.started, seen.alive, seen.stopped = place, None, None
+        self._leaves = False
+        self._idle.clear()
 
     def _forget(self, *, group: bool) -> None:
         """Put aside what an earlier run was about; a host's own trouble may still be why this one fails."""
@@ -241,6 +280,7 @@ class HostStream:
             seen.trouble.clear()
             seen.strange.clear()
             seen.raised.clear()
+            seen.quiet.clear()
             self.waiting.clear()
 
     def answered(self, place: LogPosition, dated: LogLine) -> None:
@@ -250,6 +290,7 @@ class HostStream:
         self.seen.alive = place
         self.seen.strange.clear()
         self.seen.raised.clear()
+        self.seen.quiet.clear()
         self.work_continued(place)
 
     def work_continued(self, place: LogPosition) -> None:

@@ -186,7 +186,7 @@ def test_loopback_is_the_cause_where_no_host_can_connect_and_harmless_on_one_hos
     assert [other.failure.slug for other in found.other_causes] == ["gloo-interface"]
 
 
-# fault: explain/diagnosis.py: if not first and (seen.trouble or seen.failing): → if not first and seen.failing:
+# fault: explain/diagnosis.py: (seen.trouble or seen.failing or → (seen.failing or
 def test_what_is_not_known_is_shown_in_its_own_words() -> None:
     found = explained(at(1, START) + "Traceback (most recent call last):\nFrobnicationError: the frob is out\n")
     assert (found.result, found.raised and found.raised.line.text) == (
