@@ -136,6 +136,16 @@ def test_gpus_that_the_model_leaves_idle_are_listed(capsys: Capture, monkeypatch
         assert "idle" not in shown(cluster(*hosts, serve=served("ready", ranks=ranks)), capsys, None, monkeypatch)
 
 
+# fault: cli/render/status.py: first += number → first += 1
+def test_without_ray_the_ranks_are_listed_by_host(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+    hosts = GOOD, replace(GOOD, host="gpu2", address="10.0.0.2"), replace(GOOD, host="gpu3", address="10.0.0.3")
+    ranks = {"10.0.0.2": 2, "10.0.0.1": 1, "10.0.0.3": 1}
+    for backend, expected in (("mp", "ranks: 0 to 1 on gpu2, 2 on gpu1, 3 on gpu3\n"), ("ray", "")):
+        out = shown(cluster(*hosts, serve=served("ready", ranks=ranks, backend=backend)), capsys, None, monkeypatch)
+        assert out.count("ranks: ") == bool(expected)
+        assert expected in out
+
+
 # fault: cli/render/status.py: and last and first.summary != last.summary and serve.phase != "ready" →
 def test_failures_are_dated_and_shown_once(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
     first, last = ServeFailure(4600.0, "no room", ()), ServeFailure(8140.0, "a rank was killed", ())

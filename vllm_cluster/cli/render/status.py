@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict
 from typing import Any
 
@@ -110,12 +110,23 @@ def serving_lines(status: ClusterStatus) -> Iterator[str]:
         idle = {host.host: (host.gpus or 0) - serve.ranks.get(host.address, 0) for host in status.hosts}
         if serve.ranks and any(count > 0 for count in idle.values()):
             yield f"GPUs idle: {', '.join(f'{count} of {host}' for host, count in idle.items() if count > 0)}"
+        if serve.backend == "mp" and len(serve.ranks) > 1:
+            yield f"ranks: {', '.join(_ranks(serve, {host.address: host.host for host in status.hosts}))}"
     else:
         yield (
             "No model is being served." if status.served is False else "served model: unknown (no status from the head)"
         )
     if status.changed:
         yield f"last change{_ago(status.changed.time, status.now)}: {status.changed.user}: {status.changed.summary}"
+
+
+def _ranks(serve: ServeStatus, names: Mapping[str, str]) -> Iterator[str]:
+    """Which ranks are on each host: without Ray they are counted over the hosts, that of the endpoint first."""
+    first = 0
+    for address, number in serve.ranks.items():
+        last = first + number - 1
+        yield f"{first if first == last else f'{first} to {last}'} on {names.get(address, address)}"
+        first += number
 
 
 def _served(serve: ServeStatus, now: float | None, head: str) -> Iterator[str]:
