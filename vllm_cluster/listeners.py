@@ -44,7 +44,17 @@ LISTENERS = (
         "users and programs of the head; with `--expose` also whoever reaches that network",
         "the API key on every route but `/health` and `/ping` (P29); plain HTTP: with `--expose` key, prompts and "
         "answers can be read on that network",
-        ("actions/serve.py",),
+        ("actions/serve.py", "remote/node/front.py"),
+    ),
+    Listener(
+        "vLLM's own API, behind the front",
+        ("serve", "rollback"),
+        "the head",
+        LOOPBACK,
+        (CHOSEN,),
+        "users and programs of the head",
+        "the API key, as before it",
+        ("remote/node/start.py",),
     ),
     Listener(
         "Roll of the nodes",

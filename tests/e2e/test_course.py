@@ -6,7 +6,8 @@ import time
 
 import pytest
 
-from tests.support.endpoint import MODEL, PROMPT, complete, tunnel
+from tests.support.endpoint import MODEL, PROMPT, Asker, complete, tunnel
+from tests.support.figures import record
 from tests.support.hosts import Sandbox
 from tests.support.served import until_ready_again
 from tests.support.waiting import until
@@ -28,6 +29,7 @@ def served(cluster: Sandbox) -> str:
     return str(serving["name"])
 
 
+@pytest.mark.promise("P50")
 @pytest.mark.cluster("serving", leaves="empty")
 def test_a_rank_dies_another_request_replaces_it_and_is_rolled_back(cluster: Sandbox) -> None:
     nodes, said = cluster.nodes(), answer(cluster)
@@ -36,10 +38,16 @@ def test_a_rank_dies_another_request_replaces_it_and_is_rolled_back(cluster: San
     cluster.docker("gpu2", "exec", nodes["gpu2"], "sh", "-c", kill)
     until_ready_again(cluster, killed, 240)
     assert (served(cluster), answer(cluster)) == (MODEL, said)
-    cluster.vcluster("serve", "--yes", MODEL, "--name", OTHER, "--", "--dtype", "float32").ok()
-    assert (served(cluster), answer(cluster)) == (OTHER, said)
-    cluster.vcluster("rollback", "--yes").ok()
-    assert (served(cluster), answer(cluster)) == (MODEL, said)
+    key = cluster.vcluster("endpoint", "--key").ok().out.strip()
+    with tunnel(cluster) as url, Asker(url, key, [MODEL, OTHER]) as client:
+        cluster.vcluster("serve", "--yes", MODEL, "--name", OTHER, "--", "--dtype", "float32").ok()
+        assert (served(cluster), answer(cluster)) == (OTHER, said)
+        cluster.vcluster("rollback", "--yes").ok()
+        assert (served(cluster), answer(cluster)) == (MODEL, said)
+    figure = f"{client.answered} answers, {client.later} times 503 with Retry-After, {len(client.wrong)} else"
+    held = not client.wrong and client.answered > 0 and client.later > 0
+    record("P50", "a client asks while `serve` replaces the model, and `rollback` brings it back", figure, held)
+    assert held, client.wrong
     assert cluster.nodes() == nodes
     cluster.vcluster("down", "--yes").ok()
     for host in ("gpu1", "gpu2"):

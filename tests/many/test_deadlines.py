@@ -29,7 +29,8 @@ GRACE = 5.0
 WAITS = ("join", "wait", "result", "get", "acquire", "communicate")
 STARTS = ("run", "check_output", "check_call", "call", "create_connection", "urlopen")
 # Each has its end elsewhere: a future that is done, a host's work whose calls have deadlines, a tunnel that lasts, a
-# command that the user gave to be run, requests of a batch that each have a limit for their whole answer.
+# command that the user gave to be run, requests of a batch that each have a limit for their whole answer, a
+# front that serves until a signal.
 ENDS_ELSEWHERE = {
     "run/connection.py: future.result()",
     "transport/jumps.py: opened.result()",
@@ -43,6 +44,7 @@ ENDS_ELSEWHERE = {
     "transport/forward.py: sock.settimeout(None)",
     "batch/client.py: self._freed.wait()",
     "batch/runner.py: self._ended.wait()",
+    "remote/node/front.py: over.wait()",
 }
 
 

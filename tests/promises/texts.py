@@ -51,6 +51,7 @@ PROMISES = {
     "P46": "what comes from a host, hub or server is data: nothing of it is run, pasted or written outside its place",
     "P47": "a taken-over host harms no other host, cluster or laptop",
     "P48": "no secret of the laptop reaches a host that was not given it",
+    "P50": "a model is replaced without a dropped connection: each request gets an answer, or 503 with Retry-After",
     "P49": "the current folder is data: nothing that lies in it is imported or run, and TAB runs no name",
     "P55": "a diagnosis holds as people paste logs: prefixes, other hosts, older lines, copies, cuts",
     "P57": "two image stores, one fleet: `up` converges, and the second one changes nothing",

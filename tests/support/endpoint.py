@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import threading
+import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import NamedTuple
 
@@ -86,3 +88,37 @@ def status_code(url: str, key: str | None = None) -> int:
     except urllib.error.HTTPError as error:
         with error:
             return error.code
+
+
+class Asker:
+    """A client that asks once and again, beside what happens to the endpoint."""
+
+    def __init__(self, url: str, key: str, models: Sequence[str]) -> None:
+        self.answered, self.later, self.wrong = 0, 0, list[str]()
+        self._url, self._key, self._models = url, key, models
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._run)
+
+    def __enter__(self) -> Asker:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        number = 0
+        while not self._over.wait(0.5):
+            number += 1
+            try:
+                complete(self._url, self._key, model=self._models[number % len(self._models)], max_tokens=1)
+                self.answered += 1
+            except urllib.error.HTTPError as error:
+                with error:
+                    if error.code == 503 and error.headers["Retry-After"]:
+                        self.later += 1
+                    elif error.code != 404:  # of two names the one that is not served
+                        self.wrong.append(f"HTTP {error.code}: {error.read()[:500]!r}")
+            except OSError as error:
+                self.wrong.append(f"{type(error).__name__}: {error}")

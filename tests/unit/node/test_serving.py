@@ -52,7 +52,9 @@ def test_vllm_gets_what_was_requested_without_the_key(world: World) -> None:
     world.want("one", argv=["vllm", "serve", "a b", "--x=$HOME", "--safetensors-load-strategy=eager"])
     world.phase("ready")
     (run,) = world.attempts
-    assert run["argv"] == ["serve", "a b", "--x=$HOME", "--safetensors-load-strategy=eager"]
+    *argv, host, port = run["argv"]
+    assert argv == ["serve", "a b", "--x=$HOME", "--safetensors-load-strategy=eager"]
+    assert (host, port.partition("=")[0]) == ("--host=127.0.0.1", "--port")
     assert run["environ"]["VLLM_CANARY"] == "1"
     assert run["environ"]["PYTHONPATH"].split(os.pathsep)[0] == str(world.opt)
     assert KEY not in json.dumps(run)
@@ -296,7 +298,7 @@ def test_a_request_that_is_gone_for_a_moment_changes_nothing(world: World) -> No
     assert len(world.attempts) == 1
 
 
-# fault: remote/node/serving.py: elif connect_error(wanted.host, wanted.port) is None: → elif not wanted.host:
+# fault: remote/node/front_keeper.py: if connect_error(*at) is None: → if not at:
 def test_another_server_on_the_port_does_not_count_as_ready(world: World) -> None:
     world.start()
     with socket.create_server(("127.0.0.1", world.port)):

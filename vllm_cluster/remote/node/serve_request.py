@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -81,6 +82,8 @@ class Inbox:
 
 
 MAX_READY, MAX_RESULTS_BYTES = 5, 1 << 20
+# Until a model was ready once, clients are asked to come back after so many seconds.
+UNKNOWN_START = 60.0
 
 
 class Requests:
@@ -98,12 +101,30 @@ class Requests:
         except (OSError, RefusedDocument) as error:
             if not isinstance(error, FileNotFoundError):
                 log_line("node", f"{TAKEN} cannot be read, and counts as none: {error}")
+        self._usual = self._last_starts()
         self._restarted: list[Any] | None = None  # when, until what was restarted is ready
 
     @property
     def served(self) -> Placement | None:
         """What shall run."""
         return self._kept.served
+
+    def seconds_left(self, age: float) -> int:
+        """How long a start of this age takes still, by the last one of the same model; in steps of 5 s."""
+        model = self.served.deployment.model if self.served else ""
+        left = self._usual.get(model, UNKNOWN_START) - age
+        return min(max(-(-int(left) // 5) * 5, 5), 86400)
+
+    def _last_starts(self) -> dict[str, float]:
+        """How long the last start took of each model that was ever ready."""
+        found: dict[str, float] = {}
+        # A first start has no such file, and a power cut may have broken it: then nothing is known.
+        with suppress(OSError, ValueError, KeyError, TypeError):
+            for line in (self._state / RESULTS).read_text().splitlines():
+                row = json.loads(line)
+                if row["result"] == "ready" and row["seconds"]:
+                    found[str(row["model"])] = float(row["seconds"])
+        return found
 
     def accept(self, order: Order) -> bool:
         """Take an order; whether it is another one than the last, though it may ask for the same."""
@@ -129,6 +150,8 @@ class Requests:
 
     def ready(self, seconds: float | None) -> None:
         """What runs has answered; later starts of the same are not new."""
+        if seconds and self.served:
+            self._usual[self.served.deployment.model] = seconds
         if self._restarted is not None:
             away, self._restarted = since(self._restarted), None
             self._result("ready again", "", away, of=self.served)

@@ -10,14 +10,15 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from vllm_cluster.remote.node.attempt import connect_error
 from vllm_cluster.remote.node.files import write_whole
+from vllm_cluster.remote.node.front_keeper import FrontKeeper, key_file
 from vllm_cluster.remote.node.idle_gpus import IdleGpus
 from vllm_cluster.remote.node.process import Child
 from vllm_cluster.remote.node.serve_request import Inbox, Requests
 from vllm_cluster.remote.node.serve_state import ServeState, compare_gpus, idle_gpus
-from vllm_cluster.remote.node.start import Nodes, Parts, Start
+from vllm_cluster.remote.node.start import Nodes, Parts, Start, free_place
 from vllm_cluster.remote.node.timing import Timing, boot_seconds
+from vllm_cluster.wire.front import FrontDeployment, FrontReplica, ReplicaState
 from vllm_cluster.wire.order import Placement
 from vllm_cluster.wire.parts import EndKind, PartReport
 
@@ -36,6 +37,7 @@ class ServeController:
         self._next: tuple[Placement | None, bool] | None = None  # waits until what runs has ended
         self._state, self._pace, self._parts, self._reap, self._publish = state, pace, parts, reap, publish
         self._idle = IdleGpus(parts.environment, reap)
+        self._front = FrontKeeper(state, pace, parts.environment)
 
     @property
     def error(self) -> str | None:
@@ -50,12 +52,35 @@ class ServeController:
             nodes = table if self.course.wanted.replica.grouped else self._parts.members()
             self._look(self.course, nodes)
         self._parts.order(self.start)
+        self._keep_front()
+
+    def _keep_front(self) -> None:
+        course = self.course
+        if course is None:
+            self._front.keep(None)
+            return
+        wanted, start, leads = course.wanted, self.start, self._leads()
+        replicas = (FrontReplica(start.replica, *start.at, self._replica_state(start), key_file()),) if start else ()
+        # Its details may hold paths and addresses: for clients of the API the phase and how far it is are enough.
+        done = leads.progress if leads and course.phase in ("downloading", "loading", "capturing") else None
+        phase = f"{course.phase} {done[0]}/{done[1]}" if done else course.phase
+        age = boot_seconds() - start.began if start else 0.0
+        routed = FrontDeployment(wanted.deployment.name, replicas, phase, self._requests.seconds_left(age))
+        self._front.keep((wanted.replica.host, wanted.replica.port), (routed,))
+
+    def _replica_state(self, start: Start) -> ReplicaState:
+        if start.ending:
+            return "lost" if start.how else "draining"
+        leads = self._leads()
+        return "ready" if leads and leads.phase == "ready" else "waiting"
 
     def _look(self, course: ServeState, nodes: Nodes | None) -> None:
         course.have, wrong = compare_gpus(self._planned, nodes or (), course.wanted.replica.ranks, self._names)
         if nodes is None:
             wrong = ["Ray does not answer yet"]
-        if self.start and self.start.ending:
+        if self.start and self.start.ending and not self.start.how:
+            self._drain_open(course, self.start)
+        elif self.start and self.start.ending:
             self._finish(self.start, [] if nodes is None else [n["address"] for n in nodes if not n["alive"]])
         elif self.start:
             self._follow(course, self.start, nodes)
@@ -67,7 +92,12 @@ class ServeController:
     @property
     def children(self) -> tuple[Child | None, ...]:
         """The processes that this started and waits for itself."""
-        return (self._idle.child,)
+        return (self._idle.child, self._front.child)
+
+    @property
+    def front_pids(self) -> set[int]:
+        """The process that owns the API's port."""
+        return {self._front.child.pid} if self._front.child and self._front.child.pid else set()
 
     @property
     def settled(self) -> bool:
@@ -159,7 +189,7 @@ class ServeController:
             if self.start:
                 self._next = (wanted, fresh)
                 if not self.start.ending:
-                    self._stop(self.start, "superseded by a new request")
+                    self._stop(self.start, "superseded by a new request", how="" if wanted else "asked")
                 return
             self._idle.release()
             self.course = None
@@ -198,10 +228,8 @@ class ServeController:
             course.set_phase("waiting", f"GPUs {course.have:g}/{sum(self._planned.values())}: {'; '.join(wrong)}")
         elif wanted.grouped and (unheld := self._idle.hold(idle_gpus(self._planned, wanted.ranks))):
             course.set_phase("waiting", unheld)
-        elif connect_error(wanted.host, wanted.port) is None:
-            # Another program's server would answer our health check.
-            what = f"port {wanted.port} of {wanted.host} is taken by another program"
-            course.fail({"time": round(time.time(), 3), "summary": what, "lines": []})
+        elif self._front.taken:
+            course.fail({"time": round(time.time(), 3), "summary": self._front.taken, "lines": []})
             self._decide(course, lost=False, judge=False)
         else:
             self._begin(course, nodes)
@@ -230,7 +258,7 @@ class ServeController:
         self._save(course)
         ranks = course.wanted.replica.ranks
         members = {n["address"]: n["id"] for n in nodes if n["alive"] and (not ranks or n["address"] in ranks)}
-        self.start = Start(secrets.token_hex(8), course.wanted, members, boot_seconds(), time.monotonic())
+        self.start = Start(secrets.token_hex(8), course.wanted, members, boot_seconds(), time.monotonic(), free_place())
         course.set_phase("importing")
 
     def _follow(self, course: ServeState, start: Start, nodes: Nodes | None) -> None:
@@ -267,6 +295,9 @@ class ServeController:
 
     def _progress(self, course: ServeState, start: Start, leads: PartReport) -> None:
         started = leads.phase == "ready" and course.ready_at is None
+        if started and not self._front.knows(start.replica, "ready"):
+            course.set_phase("probing", self._front.taken or "the front is about to take requests for it")
+            return
         if started:
             course.once_ready, course.failures = True, 0
             course.ready_at = round(time.time(), 3)
@@ -322,12 +353,22 @@ class ServeController:
             self._save(course)
 
     def _stop(self, start: Start, why: str, *, how: EndKind = "asked", then: Callable[[], None] = lambda: None) -> None:
-        """Begin the end of every part; `then` is done when nothing of them is left."""
+        """Begin the end of every part, where `how` is empty once open requests have ended; `then` follows it."""
         start.ending, start.how, start.then = why, how, then
+        start.drained_by = time.monotonic() + self._pace.drain
         if self.course:
             self.course.set_phase("stopping", why)
         self._parts.order(start)
         self._publish()
+
+    def _drain_open(self, course: ServeState, start: Start) -> None:
+        """End the parts once nothing is open there that the front has sent, or it has taken too long."""
+        number = self._front.open(start.replica)
+        if (self._front.knows(start.replica, "draining") and not number) or time.monotonic() >= start.drained_by:
+            start.how = "asked"
+            course.set_phase("stopping", start.ending)
+        else:
+            course.set_phase("stopping", f"{start.ending}; open requests end first: {number}")
 
     def _finish(self, start: Start, away: Sequence[str]) -> None:
         """Do what follows a start of which nothing is left; what nodes have left that are away ends by itself there."""

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+from vllm_cluster.remote.node.argv import Place
 from vllm_cluster.remote.node.parts import PartRunner
 from vllm_cluster.remote.node.roll import HeadRoll
-from vllm_cluster.wire.order import Part, Placement, Replica
+from vllm_cluster.wire.order import LOOPBACK, Part, Placement, Replica
 from vllm_cluster.wire.parts import EndKind, PartOrder, PartReport
 
 Nodes = Sequence[Mapping[str, Any]]
@@ -18,8 +20,9 @@ Nodes = Sequence[Mapping[str, Any]]
 class Start:
     """One start of a replica: its parts, those of them that have a command, and how it ends.
 
-    `members` are the nodes that it needs, their ids by address. `ending` is why it ends, once it does, and `how`;
-    `then` is what follows when nothing of it is left.
+    `members` are the nodes that it needs, their ids by address. `at` is where its API answers, to the front alone.
+    `ending` is why it ends, once it shall, and `how`, once what was open there has ended or its time is over; `then`
+    is what follows when nothing of it is left.
     """
 
     id: str
@@ -27,11 +30,18 @@ class Start:
     members: dict[str, str]
     began: float
     ordered: float
+    at: Place
     ending: str = ""
     how: EndKind = ""
+    drained_by: float = 0.0
     then: Callable[[], None] = lambda: None
     first: Part | None = None  # that ended
     seen: set[str] = field(default_factory=set)  # the hosts that have reported their part
+
+    @property
+    def replica(self) -> str:
+        """What the front calls it."""
+        return f"run-{self.id}"
 
     @property
     def parts(self) -> tuple[Part, ...]:
@@ -40,9 +50,13 @@ class Start:
 
     def order(self, part: Part) -> PartOrder:
         """What the node of a part is asked for."""
-        replica, deployment = self.placed.replica, self.placed.deployment
-        api = (replica.host, replica.port) if part is replica.leader else None
-        return PartOrder(self.id, deployment.name, deployment.model, part, api, self.how)
+        deployment = self.placed.deployment
+        if part is not self.placed.replica.leader:
+            return PartOrder(self.id, deployment.name, deployment.model, part, None, self.how)
+        host, port = self.at
+        argv = [word for word in part.argv if not word.startswith(("--host=", "--port="))]
+        moved = replace(part, argv=(*argv, f"--host={host}", f"--port={port}"))
+        return PartOrder(self.id, deployment.name, deployment.model, moved, self.at, self.how)
 
 
 class Parts:
@@ -75,3 +89,10 @@ class Parts:
     def at(self, replica: Replica, part: Part) -> str:
         """The address of a part's node: what has Ray start its ranks runs beside the head's Ray, wherever that was."""
         return self.address if replica.grouped else part.address
+
+
+def free_place() -> Place:
+    """A port of this host alone that is free now."""
+    with socket.socket() as one:
+        one.bind((LOOPBACK, 0))
+        return LOOPBACK, int(one.getsockname()[1])

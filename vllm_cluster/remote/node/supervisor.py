@@ -239,8 +239,8 @@ class Supervisor:
         self._due = time.monotonic() + pause
 
     def _of_group(self) -> list[int]:
-        """What runs below this program, but for parts that no group joins."""
-        parts = self._runner.pids
+        """What runs below this program, but for parts that no group joins, and the front."""
+        parts = self._runner.pids | (self._serving.front_pids if self._serving else set())
         return [pid for pid in descendants() if pid not in parts]
 
     # ---- its members

@@ -31,6 +31,10 @@ class Timing:
     # So many restarts within this time, and then no more: each load wears on hosts that leak memory.
     restarts: int = 5
     restarts_within: float = 3600.0
+    # A front that has ended is started again after `front_again`; requests under way have `drain` to end before a model
+    # is replaced.
+    front_again: float = 0.5
+    drain: float = 30.0
     # Of the roll: the head counts a node without a beat for `silent` as silent; a node without one of its head for
     # `lost` dials again.
     roll_beat: float = 1.0

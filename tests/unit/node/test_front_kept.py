@@ -1,0 +1,126 @@
+"""The front as the head's program keeps it: its port is there while a model starts, is replaced or has failed."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import threading
+import time
+import urllib.error
+import urllib.request
+from typing import Any
+
+from tests.support.node.world import KEY, World, eventually
+from tests.support.waiting import until
+
+LOADING = {"lines": ["(APIServer pid=1) INFO Starting to load model org/model...\n"], "loading": True}
+
+
+def ask(world: World, path: str = "/v1/completions", *, key: str = KEY, timeout: float = 60) -> tuple[int, Any, Any]:
+    """The status, the document and the headers of an answer at the port that people know."""
+    body = None if path == "/health" else json.dumps({"model": "model", "prompt": "p"}).encode()
+    headers = {"Authorization": f"Bearer {key}", "Content-Type": "application/json"}
+    request = urllib.request.Request(f"http://127.0.0.1:{world.port}{path}", body, headers)
+    try:
+        with urllib.request.urlopen(request, timeout=timeout) as answer:
+            return answer.status, answer.read(), answer.headers
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code, json.load(error)["error"], error.headers
+
+
+def answers(world: World) -> bool:
+    """Whether anything answers there."""
+    try:
+        ask(world)
+    except (OSError, urllib.error.URLError):
+        return False
+    return True
+
+
+def front_pid(world: World) -> int:
+    """The process of the front that has written its status last."""
+    return int(json.loads((world.state / "front-status.json").read_text())["pid"])
+
+
+# fault: remote/node/serving.py: return "ready" if leads and leads.phase == "ready" else "waiting" → return "ready"
+def test_clients_get_503_until_the_model_has_answered(world: World) -> None:
+    world.plan(LOADING)
+    world.start()
+    world.want("one")
+    world.phase("loading")
+    until(lambda: answers(world) and "loading" in ask(world)[1]["message"], 10, every=0.05)
+    status, error, headers = ask(world)
+    assert (status, error["code"]) == (503, "model_not_ready")
+    assert error["message"].startswith("the model `model` is not ready: loading; try again in ")
+    assert 5 <= int(headers["Retry-After"]) <= 60
+    assert (ask(world, key="wrong")[0], ask(world, "/health")[0]) == (401, 503)
+    (world.fake / "loaded").touch()
+    world.phase("ready")
+    # At once: who has read that it is ready must not meet a front that does not know.
+    assert [ask(world)[0], ask(world, "/health")[0]] == [200, 200]
+    assert "--host=127.0.0.1" in world.attempts[0]["argv"]
+
+
+# fault: remote/node/front_keeper.py: self.child = self._at = None → pass
+def test_a_front_that_dies_is_back_within_2_s(world: World) -> None:
+    world.start_ready()
+    before = front_pid(world)
+    began = time.monotonic()
+    os.kill(before, signal.SIGKILL)
+    eventually(lambda: front_pid(world) != before and answers(world) and ask(world)[0] == 200, "the front again")
+    assert time.monotonic() - began < 2.0
+    assert len(world.attempts) == 1
+
+
+def open_request(world: World) -> tuple[threading.Thread, list[Any]]:
+    """A request that the engine has begun."""
+    (world.fake / "hangs").touch()
+    before, got = len(world.completions), list[Any]()
+    thread = threading.Thread(target=lambda: got.append(ask(world)[0]))
+    thread.start()
+    eventually(lambda: len(world.completions) > before, "the request at the engine")
+    return thread, got
+
+
+# fault: remote/node/serving.py: how="" if wanted else "asked" → how="asked"
+def test_what_is_open_ends_before_the_model_is_replaced(world: World) -> None:
+    world.start_ready()
+    thread, got = open_request(world)
+    world.want("two")
+    world.phase("stopping", detail="superseded by a new request; open requests end first: 1")
+    assert ask(world)[0] == 503
+    (world.fake / "hangs").unlink()
+    thread.join(20)
+    assert got == [200]
+    eventually(lambda: len(world.attempts) == 2, "the next start")
+    world.phase("ready")
+    assert ask(world)[0] == 200
+
+
+# fault: remote/node/serving.py: or time.monotonic() >= start.drained_by → or False
+def test_what_does_not_end_is_ended(world: World) -> None:
+    world.pace["drain"] = 1.0
+    world.start_ready()
+    thread, got = open_request(world)
+    world.want("two")
+    eventually(lambda: len(world.attempts) == 2, "the next start")
+    thread.join(20)
+    assert got == [503]
+    (world.fake / "hangs").unlink()
+
+
+def test_with_nothing_wanted_the_port_is_free(world: World) -> None:
+    world.start_ready()
+    world.want(None)
+    until(lambda: not answers(world), 10, every=0.05)
+
+
+def test_clients_learn_that_it_has_failed(world: World) -> None:
+    world.plan({"exit": 3})
+    world.start()
+    world.want("one")
+    world.phase("failed")
+    until(lambda: answers(world), 10, every=0.05)
+    until(lambda: "not ready: failed" in ask(world)[1]["message"], 10, every=0.05)

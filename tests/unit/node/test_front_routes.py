@@ -1,0 +1,257 @@
+"""Where a request goes: by its model, by the beginning of its prompt, and by what replicas have to do."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from dataclasses import asdict
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from vllm_cluster.remote.node.front_body import Found, look
+from vllm_cluster.remote.node.front_routes import MORE, Table, merged, model_rows, not_found, not_ready
+from vllm_cluster.wire.front import FrontDeployment, FrontReplica, FrontRoutes
+from vllm_cluster.wire.reading import RefusedDocument, read
+
+JSON = b"application/json"
+JsonText = st.text(max_size=20)
+
+
+def replica(name: str, state: Any = "ready") -> FrontReplica:
+    return FrontReplica(name, "127.0.0.1", 9000, state)
+
+
+def table(*replicas: FrontReplica, name: str = "m") -> Table:
+    return Table(FrontRoutes(1, (FrontDeployment(name, replicas, "loading", 40),)))
+
+
+def chosen(made: Table, prefix: bytes = b"", now: float = 100.0, avoid: tuple[str, ...] = ()) -> str | None:
+    found = made.choose(made.routes.deployments[0], prefix, now, avoid)
+    return found.id if found else None
+
+
+def test_a_request_goes_where_the_fewest_are_open() -> None:
+    made = table(replica("a"), replica("b"), replica("c"))
+    for name, count in (("a", 3), ("b", 1), ("c", 2)):
+        made.load(replica(name)).open = count
+    assert chosen(made) == "b"
+
+
+def test_among_equals_it_is_the_one_that_had_fewest() -> None:
+    made = table(replica("a"), replica("b"))
+    made.load(replica("a")).requests = 1
+    assert chosen(made) == "b"
+
+
+@pytest.mark.parametrize("state", ["draining", "waiting", "lost"])
+def test_only_a_replica_that_is_ready_gets_requests(state: str) -> None:
+    made = table(replica("a", state), replica("b"))
+    made.load(replica("b")).open = 1000
+    assert chosen(made) == "b"
+    assert chosen(table(replica("a", state))) is None
+
+
+def test_one_prompt_has_its_own_replica_and_prompts_are_spread() -> None:
+    made = table(*map(replica, "abcd"))
+    where = {prompt: chosen(made, b"prompt %d" % prompt) for prompt in range(400)}
+    assert where == {prompt: chosen(made, b"prompt %d" % prompt) for prompt in range(400)}
+    assert set(Counter(where.values())) == {*"abcd"}
+    assert min(Counter(where.values()).values()) > 60
+
+
+def test_a_replica_that_goes_moves_its_own_prompts_alone() -> None:
+    before, after = table(*map(replica, "abcd")), table(replica("a", "draining"), *map(replica, "bcd"))
+    for number in range(200):
+        prompt = b"prompt %d" % number
+        assert chosen(before, prompt) in ("a", chosen(after, prompt))
+
+
+# fault: remote/node/front_routes.py: > fewest * MUCH_MORE + MORE → > fewest * 9999 + MORE
+def test_a_prompt_leaves_its_replica_when_that_has_much_more_to_do() -> None:
+    made = table(*map(replica, "ab"))
+    own = chosen(made, b"p")
+    other = "b" if own == "a" else "a"
+    made.loads[other].open = 10
+    made.loads[str(own)].open = 15 + MORE
+    assert chosen(made, b"p") == own
+    made.loads[str(own)].open += 1
+    assert chosen(made, b"p") == other
+
+
+def test_one_that_failed_is_passed_over_for_a_while_and_taken_where_it_is_alone() -> None:
+    made = table(*map(replica, "ab"))
+    made.load(replica("a")).fail(100.0)
+    assert chosen(made, now=100.4) == "b"
+    assert chosen(made, now=100.6) == "a"
+    made.load(replica("a")).fail(100.6)
+    assert chosen(made, now=101.5) == "b"
+    made.load(replica("b")).fail(101.5)
+    assert chosen(made, now=101.51) in ("a", "b")
+    made.load(replica("a")).succeed()
+    assert chosen(made, now=101.52) == "a"
+
+
+def test_one_that_was_tried_comes_last() -> None:
+    made = table(*map(replica, "ab"))
+    made.load(replica("b")).open = 50
+    assert chosen(made, avoid=("a",)) == "b"
+    assert chosen(made, avoid=("a", "b")) == "a"
+
+
+def test_a_model_is_found_by_its_name_or_by_what_a_replica_lists() -> None:
+    routes = FrontRoutes(1, (FrontDeployment("m"), FrontDeployment("org/n")))
+    made = Table(routes, listed={"org/n": frozenset({"adapter"})})
+    assert made.deployment("m") is routes.deployments[0]
+    assert made.deployment("org/n") is made.deployment("adapter") is routes.deployments[1]
+    assert made.deployment(None) is routes.deployments[0]
+    assert made.deployment("M") is made.deployment("") is None
+    assert made.names() == ["m", "org/n", "adapter"]
+    assert Table(FrontRoutes(1)).deployment(None) is None
+
+
+def test_counts_stay_with_the_replicas_that_stay() -> None:
+    made = table(*map(replica, "abc"))
+    for name in "abc":
+        made.load(replica(name)).requests = 5
+    made.loads["b"].open = 1
+    made.replace(table(replica("a", "draining")).routes)
+    assert {name: load.requests for name, load in made.loads.items()} == {"a": 5, "b": 5}
+    assert not made.ready
+    assert table(replica("a")).ready
+
+
+def test_lists_of_models_are_merged_in_order_each_once() -> None:
+    routes = FrontRoutes(1, (FrontDeployment("m"), FrontDeployment("n"), FrontDeployment("silent")))
+    lists = {"m": [{"id": "m", "root": "x"}, {"id": "both"}], "n": [{"id": "n"}, {"id": "both", "root": "later"}]}
+    found = json.loads(merged(routes, lists.get))
+    assert found["object"] == "list"
+    assert found["data"] == [{"id": "m", "root": "x"}, {"id": "both"}, {"id": "n"}]
+
+
+@pytest.mark.parametrize("raw", [b"", b"[]", b'{"data": 1}', b'{"data": [1]}', b'{"data": [{"id": 1}]}', b"[" * 9999])
+def test_a_list_of_another_shape_is_none(raw: bytes) -> None:
+    assert model_rows(raw) is None
+
+
+def test_errors_have_the_shape_that_clients_of_openai_read() -> None:
+    refused = not_found("x" * 5000, ["m", "n"])
+    error = json.loads(refused.body())["error"]
+    assert (refused.status, error["code"], error["type"]) == (404, "model_not_found", "invalid_request_error")
+    assert "served: `m`, `n`" in error["message"]
+    assert len(error["message"]) < 400
+    waiting = not_ready(FrontDeployment("m", phase="loading 3/12", retry_after=40))
+    assert (waiting.status, waiting.retry_after) == (503, 40)
+    assert "`m` is not ready: loading 3/12; try again in 40 s" in json.loads(waiting.body())["error"]["message"]
+    assert not_ready(None).status == 503
+
+
+# ---- the body
+
+
+@pytest.mark.parametrize(
+    ("body", "model"),
+    [
+        (b'{"model": "m"}', "m"),
+        (b' {"a": {"model": "x"}, "messages": [{"model": "y"}], "model" : "m"} ', "m"),
+        (b'{"model": "x", "model": "m"}', "m"),
+        (b'{"mod\\u0065l": "m"}', "m"),
+        (b'{"model": "a\\"b\\u00e9"}', 'a"b\u00e9'),
+        (b'{"prompt": "\\\\", "model": "m"}', "m"),
+        (b'{"prompt": "\\\\\\", \\"model\\": \\"x\\"", "model": "m"}', "m"),
+        (b'{"model": null}', None),
+        (b'{"model": 5}', None),
+        (b'{"model": {"x": "y"}}', None),
+        (b'{"model": "m"', None),
+        (b'[{"model": "m"}]', None),
+        (b'"model"', None),
+        (b"", None),
+        (b'{"a":' + b"[" * 5000, None),
+    ],
+)
+def test_the_model_of_json_is_found(body: bytes, model: str | None) -> None:
+    assert look(body, JSON).model == model
+
+
+@given(
+    st.dictionaries(
+        st.sampled_from(["model", "prompt", "messages", "x"]) | JsonText,
+        st.recursive(
+            st.none() | st.integers() | JsonText, lambda inner: st.lists(inner) | st.dictionaries(JsonText, inner)
+        ),
+    ),
+    st.sampled_from([None, 1]),
+    st.booleans(),
+)
+def test_it_is_what_a_parser_of_json_finds(document: dict[str, Any], indent: int | None, ascii_only: bool) -> None:
+    raw = json.dumps(document, indent=indent, ensure_ascii=ascii_only).encode()
+    model = document.get("model")
+    assert look(raw, JSON).model == (model if isinstance(model, str) else None)
+
+
+@given(st.binary(max_size=200), st.sampled_from([JSON, b"multipart/form-data; boundary=x", b""]))
+def test_no_body_is_an_error(body: bytes, kind: bytes) -> None:
+    assert isinstance(look(body, kind), Found)
+    assert isinstance(look(b'{"model":' + body, kind), Found)
+
+
+def test_a_conversation_that_grows_keeps_its_beginning() -> None:
+    turns = [{"role": "system", "content": "s"}, {"role": "user", "content": 'a "q" ]}'}]
+    begin = look(json.dumps({"model": "m", "messages": turns}).encode(), JSON).prefix
+    longer = [*turns, {"role": "assistant", "content": "b"}, {"role": "user", "content": "c"}]
+    assert look(json.dumps({"messages": longer, "stream": True}).encode(), JSON).prefix == begin
+    other = [turns[0], {"role": "user", "content": "z"}]
+    assert look(json.dumps({"messages": other}).encode(), JSON).prefix != begin != b""
+
+
+@pytest.mark.parametrize(
+    ("document", "prefix"),
+    [
+        ({"prompt": "abc", "x": 1}, b'"abc"'),
+        ({"x": 1, "prompt": [1, 2, 3]}, b"[1, 2, 3]"),
+        ({"input": "a" * 5000}, b'"' + b"a" * 1023),
+        ({"x": {"prompt": "no"}}, b""),
+    ],
+)
+def test_the_beginning_of_a_prompt(document: dict[str, Any], prefix: bytes) -> None:
+    assert look(json.dumps(document).encode(), JSON).prefix == prefix
+
+
+def test_the_model_of_a_form_is_found() -> None:
+    kind = b"Multipart/Form-Data; boundary=x"
+    part = (
+        b'--x\r\nContent-Disposition: form-data; name="file"; filename="a"\r\nContent-Type: audio/wav\r\n\r\nRIFF\r\n'
+    )
+    field = (
+        b'--x\r\nContent-Disposition: form-data; name="model"\r\nContent-Type: text/plain\r\n\r\nwhisper\r\n--x--\r\n'
+    )
+    assert look(part + field, kind).model == "whisper"
+    assert look(part + b"--x--\r\n", kind).model is None
+
+
+# ---- the documents
+
+
+def test_routes_are_read_and_what_cannot_be_is_refused() -> None:
+    routes = FrontRoutes(1, (FrontDeployment("m", (FrontReplica("a", "10.0.0.1", 9000, "ready", "/run/key"),)),))
+    assert read(FrontRoutes, json.dumps(asdict(routes)).encode(), "routes") == routes
+    for change in (
+        {"host": "evil.example"},
+        {"port": 0},
+        {"state": "other"},
+        {"key_file": "/run/../etc/shadow"},
+        {"id": ""},
+    ):
+        raw = asdict(routes)
+        raw["deployments"][0]["replicas"][0].update(change)
+        with pytest.raises(RefusedDocument):
+            read(FrontRoutes, json.dumps(raw).encode(), "routes")
+
+
+def test_no_deployment_and_no_replica_is_there_twice() -> None:
+    with pytest.raises(ValueError, match="twice"):
+        FrontRoutes(1, (FrontDeployment("m"), FrontDeployment("m")))
+    with pytest.raises(ValueError, match="twice"):
+        FrontRoutes(1, (FrontDeployment("m", (replica("a"),)), FrontDeployment("n", (replica("a"),))))

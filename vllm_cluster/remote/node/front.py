@@ -1,0 +1,375 @@
+#!/usr/bin/env python3
+"""The front: a reverse proxy that owns the API's port on the head, also while no replica is behind it.
+
+`python -m vllm_cluster.remote.node.front --listen HOST:PORT --routes FILE --status FILE`, beside the node program, on
+aiohttp and, where the image has it, uvloop: vLLM brings both. Nothing of a request is written anywhere: no prompt, no
+key, no path.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import resource
+import signal
+import sys
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from aiohttp import ClientError, ClientSession, web
+from aiohttp.web_protocol import RequestHandler
+
+from vllm_cluster.remote.node.argv import Place, place
+from vllm_cluster.remote.node.files import write_whole
+from vllm_cluster.remote.node.front_door import ClientConnection, Door
+from vllm_cluster.remote.node.front_proxy import (
+    BODY_SECONDS,
+    MAX_BODY,
+    Exchange,
+    FrontRefusal,
+    Proxy,
+    answer,
+    bare,
+    found_in,
+    judge,
+    session,
+    too_large,
+)
+from vllm_cluster.remote.node.front_routes import Table, merged, model_rows, not_ready, unhealthy
+from vllm_cluster.remote.node.key_check import KEY_FILE, OPEN, KeyReader, Refusal, has_key, refusal
+from vllm_cluster.remote.node.process import log_line
+from vllm_cluster.wire.front import MAX_ROUTES, FrontCount, FrontDeployment, FrontReplica, FrontRoutes, FrontStatus
+from vllm_cluster.wire.reading import RefusedDocument, read
+
+try:
+    from uvloop import new_event_loop
+except ImportError:
+    from asyncio import new_event_loop  # type: ignore[assignment]
+
+POLL_SECONDS, STATUS_SECONDS, SWEEP_SECONDS = 0.1, 1.0, 0.5
+MAX_CONNECTIONS, MAX_OPEN = 8192, 4096
+# Of all bodies that are being received.
+MAX_HELD = 256 << 20
+# Files beside the connections of clients and replicas.
+OTHER_FILES = 64
+MAX_MODELS, MODELS_SECONDS = 1 << 20, 10.0
+# An unknown model has the replicas asked for theirs, no more often than this.
+LEARN_SECONDS = 2.0
+
+
+@dataclass(frozen=True)
+class FrontSettings:
+    """Where the front listens, and its files; `grace` is for what is open at its end."""
+
+    listen: Place
+    routes: Path
+    status: Path | None
+    key: str
+    grace: float = 30.0
+    # Tests wait for a part of the seconds that clients have.
+    patience: float = 1.0
+    connections: int = MAX_CONNECTIONS
+    streams: int = MAX_OPEN
+
+
+class Front(web.Server):
+    """What all connections share: the routes, the connections to replicas, the counts and the limits."""
+
+    def __init__(self, settings: FrontSettings, client: ClientSession) -> None:
+        super().__init__(self._serve, handler_cancellation=True)
+        self.stopping = False
+        self._settings, self._client = settings, client
+        self._reader = KeyReader(settings.key)
+        self._replica_keys: dict[str, KeyReader] = {}
+        self._table = Table(FrontRoutes(1))
+        self._proxy = Proxy(self._table, client, self._replica_key)
+        self._door = Door(settings.connections, settings.patience, self._count)
+        self._open: set[Exchange] = set()
+        self._held, self._requests, self._learnt = 0, 0, 0.0
+        self._statuses: Counter[str] = Counter()
+        self._seen: object = None
+        self._error = ""
+        self._shown: FrontStatus | None = None
+
+    def __call__(self) -> RequestHandler:
+        """A new connection."""
+        return ClientConnection(self, self._door)
+
+    def _replica_key(self, replica: FrontReplica) -> str | None:
+        if replica.key_file is None:
+            return None
+        reader = self._replica_keys.setdefault(replica.key_file, KeyReader(replica.key_file))
+        (first, *_) = reader.keys() or [b""]
+        return first.decode() or None
+
+    def _count(self, status: int) -> None:
+        """Count an answer."""
+        self._requests += 1
+        self._statuses[str(status)] += 1
+
+    # ---- requests
+
+    async def _serve(self, request: web.BaseRequest) -> web.StreamResponse:
+        connection = request.protocol
+        try:
+            given = await self._answer(request, connection)
+        except FrontRefusal as refused:
+            # What follows a body that was not asked for is not read.
+            given = answer(refused.refusal, close=request.body_exists or "Upgrade" in request.headers)
+        self._count(given.status)
+        if self.stopping:
+            given.force_close()
+        self._door.rest(connection)
+        return given
+
+    async def _answer(self, request: web.BaseRequest, connection: RequestHandler) -> web.StreamResponse:
+        path = request.raw_path.partition("?")[0]
+        if (request.method, path) in OPEN:
+            return self._health()
+        given = [one.encode("utf-8", "surrogateescape") for one in request.headers.getall("Authorization", [])]
+        keys = self._reader.keys()
+        if not has_key(given, keys):
+            raise FrontRefusal(refusal(keys))
+        self._door.prove(connection)
+        judge(request)
+        if len(self._open) >= self._settings.streams:
+            raise FrontRefusal(Refusal(503, "too_busy", "too many requests are open: try again", 1))
+        exchange = Exchange(asyncio.current_task())
+        self._open.add(exchange)
+        try:
+            if (request.method, path) == ("GET", "/v1/models"):
+                return await self._models()
+            return await self._send(request, exchange)
+        finally:
+            self._open.discard(exchange)
+
+    def _health(self) -> web.StreamResponse:
+        """Show strangers that something lives here, and not what."""
+        if not self._table.ready:
+            found = self._table.routes.deployments
+            raise FrontRefusal(unhealthy(found[0].retry_after if found else None))
+        return bare(web.Response())
+
+    async def _send(self, request: web.BaseRequest, exchange: Exchange) -> web.StreamResponse:
+        body = bytearray()
+        try:
+            await self._read(request, body)
+            found = await found_in(bytes(body), request.headers.get("Content-Type", ""))
+            deployment = self._proxy.wanted(found.model)
+            if deployment is None and time.monotonic() - self._learnt >= LEARN_SECONDS:
+                self._learnt = time.monotonic()
+                await self._lists()  # an adapter may be new
+                deployment = self._proxy.wanted(found.model)
+            if deployment is None:
+                raise self._proxy.unknown(found.model or "")
+            # What has no prompt and only reads, as /metrics, gets the same one each time.
+            prefix = found.prefix or (request.raw_path.encode() if request.method == "GET" else b"")
+            return await self._proxy.send(request, bytes(body), deployment, prefix, exchange)
+        finally:
+            self._held -= len(body)
+
+    async def _read(self, request: web.BaseRequest, body: bytearray) -> None:
+        """Read a body, within the limits of one and of all together."""
+        if not request.can_read_body:
+            return
+        if "Expect" in request.headers:
+            await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+            request.writer.output_size = 0
+        while True:
+            try:
+                piece = await asyncio.wait_for(request.content.readany(), BODY_SECONDS * self._settings.patience)
+            except asyncio.TimeoutError:
+                raise FrontRefusal(Refusal(408, "request_timeout", "the body has not come: send it again")) from None
+            except (ClientError, web.PayloadAccessError, web.RequestPayloadError, ValueError):
+                raise FrontRefusal(Refusal(400, "bad_request", "the body is not what its head has announced")) from None
+            if not piece:
+                return
+            body += piece
+            self._held += len(piece)
+            if len(body) > MAX_BODY:
+                raise FrontRefusal(too_large())
+            if self._held > MAX_HELD:
+                raise FrontRefusal(Refusal(503, "too_busy", "too many large requests at once: try again", 1))
+
+    # ---- models
+
+    async def _models(self) -> web.StreamResponse:
+        found = await self._lists()
+        if not any(found.values()):
+            raise FrontRefusal(not_ready(next(iter(self._table.routes.deployments), None)))
+        return bare(web.Response(body=merged(self._table.routes, found.get), content_type="application/json"))
+
+    async def _lists(self) -> dict[str, list[dict[str, Any]] | None]:
+        deployments = self._table.routes.deployments
+        lists = await asyncio.gather(*map(self._list, deployments))
+        found = {one.name: rows for one, rows in zip(deployments, lists, strict=True)}
+        for name, rows in found.items():
+            if rows is not None:
+                self._table.listed[name] = frozenset(str(row["id"]) for row in rows)
+        return found
+
+    async def _list(self, deployment: FrontDeployment) -> list[dict[str, Any]] | None:
+        avoid: list[str] = []
+        while len(avoid) < 2:
+            replica = self._table.choose(deployment, b"", time.monotonic(), avoid)
+            if replica is None:
+                return None
+            avoid.append(replica.id)
+            with suppress(ClientError, OSError, asyncio.TimeoutError):
+                asked = self._proxy.fetch("/v1/models", replica, MAX_MODELS)
+                if (rows := model_rows(await asyncio.wait_for(asked, MODELS_SECONDS))) is not None:
+                    return rows
+        return None
+
+    # ---- files
+
+    def read_routes(self) -> None:
+        """Take the routes where they have changed; a file that cannot be read leaves the last good ones in force."""
+        try:
+            found = self._settings.routes.stat()
+            seen = (found.st_ino, found.st_mtime_ns, found.st_size)
+            if seen == self._seen:
+                return
+            self._seen = seen
+            self._table.replace(read(FrontRoutes, self._settings.routes.read_bytes(), "the routes", MAX_ROUTES))
+        except (OSError, RefusedDocument) as error:
+            why = getattr(error, "strerror", None) or str(error)
+            self._complain(f"{self._settings.routes.name}: {why}")
+            return
+        self._error = ""
+        lost = {r.id for one in self._table.routes.deployments for r in one.replicas if r.state == "lost"}
+        for exchange in [one for one in self._open if one.replica and one.replica.id in lost]:
+            exchange.lose()
+
+    def _complain(self, error: str) -> None:
+        if error != self._error:
+            log_line("front", error)
+        self._error = error
+
+    def status(self) -> FrontStatus:
+        """What was done so far."""
+        counts = {
+            name: FrontCount(load.open, load.requests, load.failed) for name, load in sorted(self._table.loads.items())
+        }
+        by_status = {**self._statuses, **({"broken": self._proxy.broken} if self._proxy.broken else {})}
+        return FrontStatus(
+            1,
+            os.getpid(),
+            0.0,
+            self._door.taken,
+            len(self._open),
+            self._requests,
+            dict(sorted(by_status.items())),
+            counts,
+            self._error,
+            self._table.routes.number,
+        )
+
+    async def write_status(self) -> None:
+        """Write the status where it has changed; in a thread, since a disk may take its time."""
+        status = self.status()
+        if self._settings.status is None or status == self._shown:
+            return
+        content = {**asdict(status), "updated": round(time.time(), 3)}
+        loop = asyncio.get_running_loop()
+        if await loop.run_in_executor(None, write_whole, self._settings.status, content):
+            self._shown = status
+
+    # ---- the run
+
+    async def run(self) -> int:
+        """Serve until a signal; 1 where the port is taken."""
+        loop, over = asyncio.get_running_loop(), asyncio.Event()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, over.set)
+        self.read_routes()
+        try:
+            server = await loop.create_server(self, *self._settings.listen, backlog=4096)
+        except OSError as error:
+            log_line("front", f"cannot listen on {self._settings.listen}: {error.strerror or error}")
+            return 1
+        await self.write_status()
+        log_line("front", f"listening on {self._settings.listen[0]}:{self._settings.listen[1]}")
+        works = ((POLL_SECONDS, self._poll), (STATUS_SECONDS, self.write_status), (SWEEP_SECONDS, self._sweep))
+        tasks = [loop.create_task(_each(seconds, work)) for seconds, work in works]
+        await over.wait()
+        self.stopping = True
+        server.close()
+        await self._drain()
+        for task in tasks:
+            task.cancel()
+        await self.write_status()
+        return 0
+
+    async def _poll(self) -> None:
+        before = self._seen
+        self.read_routes()
+        if self._seen != before:
+            # Who has written them waits for that.
+            await self.write_status()
+
+    async def _sweep(self) -> None:
+        self._door.sweep(time.monotonic())
+
+    async def _drain(self) -> None:
+        """Let open requests end, for the grace; their clients get `Connection: close`."""
+        until = time.monotonic() + self._settings.grace
+        self._door.shut()
+        while time.monotonic() < until and self._open:
+            await asyncio.sleep(POLL_SECONDS)
+        await self.shutdown(1.0)
+
+
+async def _each(seconds: float, work: Callable[[], Awaitable[None]]) -> None:
+    while True:
+        await asyncio.sleep(seconds)
+        try:
+            await work()
+        except Exception as fault:  # the next time may be better, and connections need none of it
+            log_line("front", f"{work.__name__}: {type(fault).__name__}")
+
+
+def limited(settings: FrontSettings) -> FrontSettings:
+    """Raise the limit of open files; where it is low, fewer connections are taken."""
+    most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    with suppress(ValueError, OSError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    files = resource.getrlimit(resource.RLIMIT_NOFILE)[0] - OTHER_FILES
+    if files >= settings.connections + settings.streams:
+        return settings
+    return replace(settings, connections=max(files * 2 // 3, 16), streams=max(files // 3, 8))
+
+
+async def serve(settings: FrontSettings) -> int:
+    """Be the front until a signal."""
+    async with session() as client:
+        return await Front(settings, client).run()
+
+
+def main(argv: Sequence[str]) -> int:
+    """Be the front until a signal."""
+    parser = argparse.ArgumentParser(prog="node.py front", description="Own the API's port of this cluster.")
+    parser.add_argument("--listen", required=True, type=place, help="host:port")
+    parser.add_argument("--routes", required=True, type=Path, help="the document with the replicas")
+    parser.add_argument("--status", type=Path, help="where to write what is open")
+    parser.add_argument("--grace", type=float, default=30.0, help="seconds for open requests at the end")
+    parser.add_argument("--patience", type=float, default=1.0, help="a factor for the seconds that clients have")
+    parser.add_argument("--connections", type=int, default=MAX_CONNECTIONS)
+    given = parser.parse_args(argv)
+    settings = FrontSettings(**vars(given), key=os.environ.get(KEY_FILE, ""))
+    loop = new_event_loop()
+    asyncio.set_event_loop(loop)
+    try:
+        return loop.run_until_complete(serve(limited(settings)))
+    finally:
+        loop.close()
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

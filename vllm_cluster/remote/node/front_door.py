@@ -1,0 +1,116 @@
+"""The connections of clients at the front: how many there are, how long they may wait, what cannot be read."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+
+from aiohttp import web
+from aiohttp.web_protocol import RequestHandler
+
+from vllm_cluster.remote.node.front_proxy import answer
+from vllm_cluster.remote.node.key_check import Refusal
+from vllm_cluster.remote.node.process import log_line
+
+# A first request comes within this time, the next one of a connection within the other.
+HEAD_SECONDS, IDLE_SECONDS = 10.0, 75.0
+# What a refused client still sends is dropped: an answer is lost where its connection is reset.
+LINGER_SECONDS = 2.0
+# Of a line or a header, as vLLM's own server takes.
+MAX_HEAD = 64 << 10
+# What a client sends must not become a line of the log.
+_SILENT = logging.getLogger("vllm_cluster.front")
+_SILENT.disabled = True
+
+
+class Door:
+    """Every connection, and those without a request: strangers, and clients between two requests."""
+
+    def __init__(self, most: int, patience: float, count: Callable[[int], None]) -> None:
+        self.patience, self.count = patience, count
+        self._most, self._shut = most, False
+        # In the order in which they began to wait, with the end of their time.
+        self._idle: dict[RequestHandler, float] = {}
+        self._taken: set[RequestHandler] = set()
+
+    @property
+    def taken(self) -> int:
+        """How many connections there are."""
+        return len(self._taken)
+
+    def admit(self, connection: RequestHandler) -> bool:
+        """Take a connection; where there are too many, the one that has waited longest for a request goes."""
+        if len(self._taken) >= self._most:
+            first = next(iter(self._idle), None)
+            if first is None or self._shut:
+                return False
+            self.leave(first)
+            first.force_close()
+        self._taken.add(connection)
+        self._idle[connection] = time.monotonic() + HEAD_SECONDS * self.patience
+        return True
+
+    def prove(self, connection: RequestHandler) -> None:
+        """Let a connection be that has a request with the right key."""
+        self._idle.pop(connection, None)
+
+    def rest(self, connection: RequestHandler) -> None:
+        """Have a connection wait for its next request, or end where none can come."""
+        if connection in self._taken:
+            self._idle[connection] = time.monotonic() + IDLE_SECONDS * self.patience
+
+    def leave(self, connection: RequestHandler) -> None:
+        """Forget a connection that has ended."""
+        self._taken.discard(connection)
+        self._idle.pop(connection, None)
+
+    def sweep(self, now: float) -> None:
+        """End those that have waited too long."""
+        for connection in [one for one, until in self._idle.items() if until < now]:
+            connection.force_close()
+
+    def shut(self) -> None:
+        """End all that wait."""
+        self._shut = True
+        self.sweep(float("inf"))
+
+
+class ClientConnection(RequestHandler):
+    """A client's connection, whose errors have the shape that clients of OpenAI read."""
+
+    def __init__(self, server: web.Server, door: Door) -> None:
+        super().__init__(
+            server,
+            loop=asyncio.get_running_loop(),
+            keepalive_timeout=IDLE_SECONDS,
+            access_log=_SILENT,
+            logger=_SILENT,
+            max_line_size=MAX_HEAD,
+            max_field_size=MAX_HEAD,
+            lingering_time=LINGER_SECONDS * door.patience,
+            auto_decompress=False,
+        )
+        self._door = door
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        super().connection_made(transport)
+        if not self._door.admit(self):
+            self.force_close()
+
+    def connection_lost(self, error: BaseException | None) -> None:
+        self._door.leave(self)
+        super().connection_lost(error)
+
+    def handle_error(
+        self, request: web.BaseRequest, status: int = 500, exc: BaseException | None = None, message: str | None = None
+    ) -> web.StreamResponse:
+        """Answer what cannot be parsed."""
+        if request.writer.output_size > 0:
+            raise ConnectionError("its answer has begun")
+        self._door.count(status)
+        if status >= 500:
+            log_line("front", f"a request ended with {type(exc).__name__}")
+        words = "this is not HTTP/1.1 as RFC 9112 has it" if status < 500 else "the front has failed: try again"
+        return answer(Refusal(status, "bad_request" if status < 500 else "front_failed", words), close=True)

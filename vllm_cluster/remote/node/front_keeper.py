@@ -1,0 +1,106 @@
+"""Keeps the front running on the head while a model is wanted, and writes for it where requests go."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, replace
+from pathlib import Path
+
+from vllm_cluster.remote.node.argv import Place
+from vllm_cluster.remote.node.attempt import connect_error
+from vllm_cluster.remote.node.files import write_whole
+from vllm_cluster.remote.node.key_check import KEY_FILE
+from vllm_cluster.remote.node.process import Child, log_line
+from vllm_cluster.remote.node.timing import Timing
+from vllm_cluster.wire.front import FrontDeployment, FrontRoutes, FrontStatus, ReplicaState
+from vllm_cluster.wire.reading import RefusedDocument, read
+
+ROUTES, STATUS = "front-routes.json", "front-status.json"
+# Its status has a row a replica, and a few counts.
+MAX_STATUS = 1 << 20
+
+
+class FrontKeeper:
+    """The front's process, from the first request until nothing is wanted; one that ends is started again."""
+
+    def __init__(self, state: Path, pace: Timing, environment: Mapping[str, str]) -> None:
+        self.child: Child | None = None
+        # Why it cannot listen.
+        self.taken = ""
+        self._state, self._pace, self._environment = state, pace, environment
+        self._at: Place | None = None
+        self._due = 0.0
+        self._routes = FrontRoutes(1)
+
+    def keep(self, at: Place | None, deployments: tuple[FrontDeployment, ...] = ()) -> None:
+        """Have it listen there, and nowhere where that is None, with these routes."""
+        if self.child and (self.child.code() is not None or at != self._at):
+            self._end(self.child)
+        if at is None:
+            self.taken = ""
+            return
+        self._write(deployments)
+        if self.child is None and time.monotonic() >= self._due:
+            self._start(at)
+
+    @property
+    def _status(self) -> FrontStatus | None:
+        """What the front that runs has written last."""
+        try:
+            found = read(FrontStatus, (self._state / STATUS).read_bytes(), STATUS, MAX_STATUS)
+        except (OSError, RefusedDocument):
+            return None
+        return found if self.child and found.pid == self.child.pid else None
+
+    @property
+    def _in_force(self) -> bool:
+        """Whether it listens, with the routes that were written last."""
+        status = self._status
+        return status is not None and status.routes == self._routes.number
+
+    def knows(self, replica: str, state: ReplicaState) -> bool:
+        """Whether a replica is in this state for the front; its counts are then of after that."""
+        rows = (row for one in self._routes.deployments for row in one.replicas)
+        return self._in_force and any((row.id, row.state) == (replica, state) for row in rows)
+
+    def open(self, replica: str) -> int:
+        """The requests that are open at a replica; none where there is no front."""
+        status = self._status
+        row = status.replicas.get(replica) if status else None
+        return row.open if row else 0
+
+    def _start(self, at: Place) -> None:
+        self._due = time.monotonic() + self._pace.front_again
+        if connect_error(*at) is None:
+            # Another program's server would answer our clients.
+            self.taken = f"port {at[1]} of {at[0]} is taken by another program"
+            return
+        self.taken, self._at = "", at
+        argv = [sys.executable, "-m", "vllm_cluster.remote.node.front", f"--listen={at[0]}:{at[1]}"]
+        argv += [f"--routes={self._state / ROUTES}", f"--status={self._state / STATUS}"]
+        self.child = Child("front", argv, self._environment, lambda line: None)
+
+    def _end(self, child: Child) -> None:
+        if (code := child.code()) is None:
+            os.kill(child.pid or 0, 15)
+            return
+        child.drain()
+        if self._at:
+            log_line("front", f"ended with exit code {code}")
+        self.child = self._at = None
+
+    def _write(self, deployments: tuple[FrontDeployment, ...]) -> None:
+        path = self._state / ROUTES
+        if deployments == self._routes.deployments and self._routes.number and path.exists():
+            return
+        routes = replace(self._routes, number=self._routes.number + 1, deployments=deployments)
+        if write_whole(path, asdict(routes)):
+            self._routes = routes
+
+
+def key_file() -> str | None:
+    """The file of the key that the API behind the front wants: the cluster's own."""
+    return os.environ.get(KEY_FILE) or None

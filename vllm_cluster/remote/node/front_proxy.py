@@ -1,0 +1,271 @@
+"""One request at the front: is it allowed, which replica has it, and its answer, piece by piece."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from http import HTTPStatus
+
+import aiohttp
+from aiohttp import web
+from multidict import CIMultiDict, CIMultiDictProxy
+from yarl import URL
+
+from vllm_cluster.remote.node.front_body import Found, look
+from vllm_cluster.remote.node.front_routes import Table, not_found, not_ready
+from vllm_cluster.remote.node.key_check import Refusal
+from vllm_cluster.wire.front import FrontDeployment, FrontReplica
+
+MAX_BODY = 64 << 20
+METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
+# A silence within a body; a connection to a replica, which is on this network.
+BODY_SECONDS, CONNECT_SECONDS = 30.0, 3.0
+# A scan of a body of this size takes 2 ms; one of a larger body is left to a thread.
+QUICK_BYTES = 256 << 10
+# A request is sent once more to another replica, and before that once more where a kept connection had ended.
+MAX_TRIES = 3
+REPEATABLE = frozenset({"GET", "HEAD", "POST", "OPTIONS"})
+# Between two ends of one connection alone (RFC 9110, 7.6.1).
+_HOP = frozenset({"connection", "keep-alive", "proxy-connection", "te", "trailer", "transfer-encoding", "upgrade"})
+# Written again: the replica's own key and address, and one length. The rest would let a client choose who it is.
+_REWRITTEN = frozenset({"authorization", "host", "content-length", "expect", "forwarded", "proxy-authorization"})
+# vLLM's own server ends a connection that was idle for 5 s.
+_KEPT_SECONDS = 4.0
+_LIMIT = 64 << 10
+# None of what a browser or a library would add of itself.
+_BARE = ("User-Agent", "Accept", "Accept-Encoding", "Content-Type")
+
+
+class FrontRefusal(Exception):
+    """The front answers in the model's place."""
+
+    def __init__(self, refusal: Refusal) -> None:
+        super().__init__(refusal.code)
+        self.refusal = refusal
+
+
+@dataclass(eq=False)
+class Exchange:
+    """A request that is open: where it is, and the task that serves it."""
+
+    task: asyncio.Task[object] | None
+    replica: FrontReplica | None = None
+    lost: bool = False
+    tried: list[str] = field(default_factory=list)
+
+    def lose(self) -> None:
+        """Have it leave its replica, which is lost."""
+        self.lost = True
+        if self.task:
+            self.task.cancel()
+
+
+def session() -> aiohttp.ClientSession:
+    """The connections to replicas: as many as there are requests, none by way of a proxy, without cookies."""
+    return aiohttp.ClientSession(
+        connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEPT_SECONDS),
+        cookie_jar=aiohttp.DummyCookieJar(),
+        timeout=aiohttp.ClientTimeout(total=None, connect=None, sock_connect=CONNECT_SECONDS, sock_read=None),
+        auto_decompress=False,
+        skip_auto_headers=_BARE,
+        max_line_size=_LIMIT,
+        max_field_size=_LIMIT,
+    )
+
+
+def judge(request: web.BaseRequest) -> None:
+    """Refuse a head that the parser has taken.
+
+    Raises:
+        FrontRefusal: what it asks for is not done here.
+    """
+    target, expected = request.raw_path, request.headers.getall("Expect", [])
+    if (request.version.major, request.version.minor) not in ((1, 0), (1, 1)):
+        raise FrontRefusal(Refusal(505, "http_version", "send HTTP/1.1"))
+    if request.method not in METHODS:
+        raise FrontRefusal(Refusal(405, "method_not_allowed", "this method is not known here"))
+    if not target.startswith("/") or "#" in target:
+        raise FrontRefusal(Refusal(400, "bad_request", "the target must be a path"))
+    codings = [one.strip().lower() for one in request.headers.getall("Transfer-Encoding", [])]
+    old = request.version.minor == 0
+    if codings and (codings != ["chunked"] or old or "Content-Length" in request.headers):
+        raise FrontRefusal(Refusal(400, "bad_request", "the only Transfer-Encoding is chunked"))
+    if "Upgrade" in request.headers:
+        words = "send plain HTTP/1.1 without Upgrade: this API has no websocket"
+        raise FrontRefusal(Refusal(501, "upgrade_not_supported", words))
+    if (request.content_length or 0) > MAX_BODY:
+        raise FrontRefusal(too_large())
+    if any(one.lower() != "100-continue" for one in expected):
+        raise FrontRefusal(Refusal(417, "expectation_failed", "only 100-continue can be expected"))
+
+
+def too_large() -> Refusal:
+    """The body is."""
+    return Refusal(413, "request_too_large", f"the body has more than {MAX_BODY} bytes")
+
+
+def answer(refusal: Refusal, *, close: bool) -> web.Response:
+    """An answer of the front itself."""
+    made = web.Response(status=refusal.status, body=refusal.body(), content_type="application/json")
+    if refusal.retry_after:
+        made.headers["Retry-After"] = str(refusal.retry_after)
+    if refusal.status == HTTPStatus.UNAUTHORIZED:
+        made.headers["WWW-Authenticate"] = "Bearer"
+    return bare(made, close=close)
+
+
+def bare(made: web.Response, *, close: bool = False) -> web.Response:
+    """Without the name of what has written it."""
+    made.headers["Server"] = "vcluster"
+    if close:
+        made.force_close()
+    return made
+
+
+async def found_in(body: bytes, content_type: str) -> Found:
+    """The model and the beginning of the prompt; a long body is looked through in a thread."""
+    kind = content_type.encode("utf-8", "surrogateescape")
+    if len(body) <= QUICK_BYTES:
+        return look(body, kind)
+    return await asyncio.get_running_loop().run_in_executor(None, look, body, kind)
+
+
+class Proxy:
+    """Sends requests on, by the table of routes."""
+
+    def __init__(self, table: Table, client: aiohttp.ClientSession, key: Callable[[FrontReplica], str | None]) -> None:
+        self._table, self._client, self._key = table, client, key
+        self.broken = 0
+
+    def choose(self, name: str, prefix: bytes, exchange: Exchange) -> FrontReplica:
+        """The replica that gets it, as the routes are now: one may have come while another was tried.
+
+        Raises:
+            FrontRefusal: none is ready.
+        """
+        deployment = self._table.deployment(name)
+        chosen = self._table.choose(deployment, prefix, time.monotonic(), exchange.tried) if deployment else None
+        if chosen is None:
+            raise FrontRefusal(not_ready(deployment))
+        return chosen
+
+    def wanted(self, model: str | None) -> FrontDeployment | None:
+        """The deployment that a model's name is for; None where it is unknown.
+
+        Raises:
+            FrontRefusal: nothing is served.
+        """
+        found = self._table.deployment(model)
+        if found is None and (model is None or not self._table.routes.deployments):
+            raise FrontRefusal(not_ready(None))
+        return found
+
+    def unknown(self, model: str) -> FrontRefusal:
+        """The model is none of those that are served."""
+        return FrontRefusal(not_found(model, self._table.names()))
+
+    async def send(
+        self, request: web.BaseRequest, body: bytes, deployment: FrontDeployment, prefix: bytes, exchange: Exchange
+    ) -> web.StreamResponse:
+        """Have a replica answer; another one, where the first ends before a byte of its answer.
+
+        Raises:
+            FrontRefusal: no replica answers.
+        """
+        for _ in range(MAX_TRIES):
+            replica = self.choose(deployment.name, prefix, exchange)
+            load = self._table.load(replica)
+            exchange.replica, exchange.lost = replica, False
+            load.open += 1
+            load.requests += 1
+            failed = True
+            try:
+                async with await self._ask(request, body, replica) as reply:
+                    load.succeed()
+                    if reply.status == HTTPStatus.UNAUTHORIZED:
+                        # The client's own key was right.
+                        words = "the replica refuses the key of the front: run vcluster up"
+                        raise FrontRefusal(Refusal(502, "replica_key", words))
+                    failed = False
+                    return await self._hand_on(request, reply, exchange, replica)
+            except (aiohttp.ClientError, OSError, asyncio.TimeoutError, asyncio.CancelledError) as error:
+                if isinstance(error, asyncio.CancelledError) and not exchange.lost:
+                    failed = False  # its client has gone
+                    raise
+                if not self._again(request, exchange, replica, error):
+                    break
+            finally:
+                load.open -= 1
+                load.failed += failed
+                exchange.replica = None
+        raise FrontRefusal(Refusal(503, "replica_lost", "the replica has ended before it answered: try again", 1))
+
+    def _again(self, request: web.BaseRequest, exchange: Exchange, replica: FrontReplica, error: BaseException) -> bool:
+        """Whether it may be sent again: to another replica, or where a kept connection has ended, to the same."""
+        self._table.load(replica).fail(time.monotonic())
+        first, exchange.tried = not exchange.tried, [*exchange.tried, replica.id]
+        others = self._table.others(replica, exchange.tried)
+        ended = first and isinstance(error, aiohttp.ServerDisconnectedError)
+        return request.method in REPEATABLE and (others or ended)
+
+    async def _ask(self, request: web.BaseRequest, body: bytes, replica: FrontReplica) -> aiohttp.ClientResponse:
+        dropped = _HOP | _REWRITTEN | _named(request.headers)
+        headers: CIMultiDict[str] = CIMultiDict(
+            (name, value)
+            for name, value in request.headers.items()
+            if name.lower() not in dropped and not name.lower().startswith("x-forwarded-")
+        )
+        url = self._at(replica, request.raw_path, headers)
+        data = body if body or request.method in ("POST", "PUT", "PATCH") else None
+        return await self._client.request(request.method, url, data=data, headers=headers, allow_redirects=False)
+
+    def _at(self, replica: FrontReplica, target: str, headers: CIMultiDict[str]) -> URL:
+        if key := self._key(replica):
+            headers["Authorization"] = f"Bearer {key}"
+        place = f"[{replica.host}]" if ":" in replica.host else replica.host
+        return URL(f"http://{place}:{replica.port}{target}", encoded=True)
+
+    async def fetch(self, target: str, replica: FrontReplica, most: int) -> bytes:
+        """Ask a replica for a document; empty where it is larger than `most` bytes.
+
+        Raises:
+            ClientError, OSError: no answer.
+        """
+        headers: CIMultiDict[str] = CIMultiDict()
+        async with self._client.get(self._at(replica, target, headers), headers=headers) as reply:
+            found = bytearray()
+            async for piece in reply.content.iter_any():
+                found += piece
+                if len(found) > most:
+                    return b""
+            return bytes(found)
+
+    async def _hand_on(
+        self, request: web.BaseRequest, reply: aiohttp.ClientResponse, exchange: Exchange, replica: FrontReplica
+    ) -> web.StreamResponse:
+        """Hand on an answer as it comes; one that breaks off gets no made-up end."""
+        dropped = _HOP | _named(reply.headers)
+        headers = CIMultiDict((name, value) for name, value in reply.headers.items() if name.lower() not in dropped)
+        given = web.StreamResponse(status=reply.status, reason=reply.reason, headers=headers)
+        await given.prepare(request)
+        try:
+            async for piece in reply.content.iter_any():
+                await given.write(piece)
+        except (aiohttp.ClientError, OSError, asyncio.TimeoutError, asyncio.CancelledError) as error:
+            gone = request.transport is None or request.transport.is_closing()
+            if gone or (isinstance(error, asyncio.CancelledError) and not exchange.lost):
+                raise asyncio.CancelledError from error
+            self._table.load(replica).failed += 1
+            self.broken += 1
+            if request.transport:
+                request.transport.close()
+        return given
+
+
+def _named(headers: CIMultiDictProxy[str]) -> set[str]:
+    """The headers that `Connection` names: they are not for the other side either."""
+    listed = ",".join(headers.getall("Connection", []))
+    # Framing and credentials are never chosen by it; what it may not name is dropped or written again in any case.
+    return {name.strip().lower() for name in listed.split(",")} - {"", "content-length", "content-type"}

@@ -1,0 +1,144 @@
+"""Where the front sends a request: by model, by the prompt's beginning, to the replica with the fewest open. Pure."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from vllm_cluster.remote.node.key_check import Refusal
+from vllm_cluster.wire.front import FrontDeployment, FrontReplica, FrontRoutes
+
+# A prompt's own replica is passed over once it has this much more to do than the one that has least.
+MUCH_MORE, MORE = 1.5, 8
+# After a failure to connect, a replica gets no request for so long, then twice that, and so on.
+AWAY_SECONDS, MAX_AWAY_SECONDS = 0.5, 4.0
+
+
+@dataclass
+class ReplicaLoad:
+    """What one replica has to do: requests open now and so far, and for how long it gets none after a failure."""
+
+    open: int = 0
+    requests: int = 0
+    failed: int = 0
+    failures: int = 0
+    away_until: float = 0.0
+
+    def fail(self, now: float) -> None:
+        """Count a failure to connect."""
+        pause = AWAY_SECONDS * 2.0 ** min(self.failures, 8)
+        self.failures, self.away_until = self.failures + 1, now + min(pause, MAX_AWAY_SECONDS)
+
+    def succeed(self) -> None:
+        """Count an answer: it is well."""
+        self.failures, self.away_until = 0, 0.0
+
+
+@dataclass
+class Table:
+    """The routes in force, and the load of each replica by its id."""
+
+    routes: FrontRoutes
+    loads: dict[str, ReplicaLoad] = field(default_factory=dict)
+    # Of each deployment: other models that its replicas list, as adapters, and when they were asked.
+    listed: dict[str, frozenset[str]] = field(default_factory=dict)
+
+    def replace(self, routes: FrontRoutes) -> None:
+        """Take new routes; what is counted stays for replicas that are in them, or have open requests."""
+        self.routes = routes
+        ids = {replica.id for one in routes.deployments for replica in one.replicas}
+        self.loads = {name: load for name, load in self.loads.items() if name in ids or load.open}
+        names = {one.name for one in routes.deployments}
+        self.listed = {name: models for name, models in self.listed.items() if name in names}
+
+    def load(self, replica: FrontReplica) -> ReplicaLoad:
+        """The load of a replica."""
+        return self.loads.setdefault(replica.id, ReplicaLoad())
+
+    def deployment(self, model: str | None) -> FrontDeployment | None:
+        """The deployment that a model's name is for; the first where none is named; None where it is unknown."""
+        found = self.routes.deployments
+        if model is None:
+            return found[0] if found else None
+        by_name = (one for one in found if one.name == model)
+        listing = (one for one in found if model in self.listed.get(one.name, ()))
+        return next(by_name, None) or next(listing, None)
+
+    def names(self) -> list[str]:
+        """Every model that is known."""
+        found = [one.name for one in self.routes.deployments]
+        return [*found, *sorted(set().union(*self.listed.values()) - {*found})]
+
+    def choose(
+        self, deployment: FrontDeployment, prefix: bytes, now: float, avoid: Collection[str] = ()
+    ) -> FrontReplica | None:
+        """The replica for a request; None while none is ready. One that failed just now comes after all others."""
+        ready = [one for one in deployment.replicas if one.state == "ready"]
+        best = [one for one in ready if one.id not in avoid and self.load(one).away_until <= now]
+        candidates = best or [one for one in ready if one.id not in avoid] or ready
+        if not candidates:
+            return None
+        least = min(candidates, key=lambda one: (self.load(one).open, self.load(one).requests))
+        if not prefix:
+            return least
+        own = max(candidates, key=lambda one: _weight(one.id, prefix))
+        fewest = self.load(least).open
+        return least if self.load(own).open > fewest * MUCH_MORE + MORE else own
+
+    def others(self, replica: FrontReplica, tried: Collection[str]) -> bool:
+        """Whether another replica of the same deployment is ready that was not tried."""
+        found = (one.replicas for one in self.routes.deployments if replica.id in {r.id for r in one.replicas})
+        return any(one.state == "ready" and one.id not in tried for ones in found for one in ones)
+
+    @property
+    def ready(self) -> bool:
+        """Whether any replica is."""
+        return any(replica.state == "ready" for one in self.routes.deployments for replica in one.replicas)
+
+
+def _weight(replica: str, prefix: bytes) -> bytes:
+    """The highest of these weights is a prompt's own replica: it stays the same when others come and go."""
+    return hashlib.blake2b(replica.encode() + b"\0" + prefix, digest_size=8).digest()
+
+
+def merged(routes: FrontRoutes, lists: Callable[[str], Sequence[Any] | None]) -> bytes:
+    """/v1/models of all deployments: what a replica of each lists, the deployments in their order."""
+    rows: dict[str, Any] = {}
+    for one in routes.deployments:
+        for row in lists(one.name) or ():
+            rows.setdefault(row["id"], row)
+    return json.dumps({"object": "list", "data": [*rows.values()]}).encode()
+
+
+def model_rows(answer: bytes) -> list[dict[str, Any]] | None:
+    """The rows of a replica's own list of models; None where it has another shape."""
+    try:
+        rows = json.loads(answer)["data"]
+        good = isinstance(rows, list) and all(isinstance(row["id"], str) for row in rows)
+    except (ValueError, LookupError, TypeError, RecursionError):
+        return None
+    return rows if good else None
+
+
+def not_found(model: str, known: Sequence[str]) -> Refusal:
+    """The model is none of those that are served."""
+    shown = ", ".join(f"`{name}`" for name in known) or "none"
+    return Refusal(404, "model_not_found", f"the model `{model[:200]}` is not served here; served: {shown}")
+
+
+def not_ready(deployment: FrontDeployment | None) -> Refusal:
+    """No replica is ready."""
+    if deployment is None:
+        return Refusal(503, "no_model", "no model is served: run vcluster serve MODEL", 5)
+    phase = deployment.phase or "no replica is ready"
+    seconds = deployment.retry_after
+    message = f"the model `{deployment.name}` is not ready: {phase}; try again in {seconds} s"
+    return Refusal(503, "model_not_ready", message, seconds)
+
+
+def unhealthy(seconds: int | None) -> Refusal:
+    """Nothing is ready, for those who have not shown the key."""
+    return Refusal(503, "not_ready", "no model is ready", seconds or 5)

@@ -1,0 +1,84 @@
+"""What the head's node program and the front write for each other: where requests go, and how many are open."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Annotated, Literal
+
+from vllm_cluster.wire.values import Address, Count, Line, Name, Number, Port, between, inside
+
+FORMAT = 1
+# 64 deployments of 64 replicas, with the longest names that are in use.
+MAX_ROUTES = 1 << 20
+# `ready` gets requests. `draining` gets no new one, and its open ones end by themselves. `waiting` is not ready yet, or
+# not now. `lost` has gone: what is open there is ended at once, as no end of its own may ever come.
+ReplicaState = Literal["ready", "draining", "waiting", "lost"]
+
+
+def _file(path: str) -> str:
+    return "/" + inside(path.removeprefix("/"))
+
+
+@dataclass(frozen=True)
+class FrontReplica:
+    """A replica's API, and the file of the key that it wants; none where it wants no key."""
+
+    id: Name
+    host: Address
+    port: Port
+    state: ReplicaState
+    key_file: Annotated[str, _file] | None = None
+
+
+@dataclass(frozen=True)
+class FrontDeployment:
+    """What clients ask for as `model`: its name, its replicas, and what it does while none of them is ready."""
+
+    name: Name
+    replicas: tuple[FrontReplica, ...] = ()
+    phase: Line = ""
+    retry_after: Annotated[int, between(1, 86400)] = 5
+
+
+@dataclass(frozen=True)
+class FrontRoutes:
+    """Every deployment, the one that requests without a model go to first; each writing has the next `number`."""
+
+    v: Literal[1]
+    deployments: tuple[FrontDeployment, ...] = ()
+    number: Count = 0
+
+    def __post_init__(self) -> None:
+        names = [one.name for one in self.deployments]
+        ids = [replica.id for one in self.deployments for replica in one.replicas]
+        if len({*names}) < len(names) or len({*ids}) < len(ids):
+            raise ValueError("names a deployment or a replica twice")
+
+
+@dataclass(frozen=True)
+class FrontCount:
+    """Requests of one replica: open now, and since the front began; failed ones were not answered whole."""
+
+    open: Count = 0
+    requests: Count = 0
+    failed: Count = 0
+
+
+@dataclass(frozen=True)
+class FrontStatus:
+    """What the front has done since it began; `replicas` has those of the routes, and those with open requests.
+
+    `routes` is the number of those in force; `error` is why the ones that were written last are not.
+    """
+
+    v: Literal[1]
+    pid: Count
+    updated: Number
+    connections: Count = 0
+    open: Count = 0
+    requests: Count = 0
+    by_status: Mapping[str, Count] = field(default_factory=dict)
+    replicas: Mapping[Name, FrontCount] = field(default_factory=dict)
+    error: Line = ""
+    routes: Count = 0
