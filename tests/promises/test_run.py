@@ -1,10 +1,11 @@
-"""What a change does not wait for is run by `make promises`, all of it."""
+"""Every test is in a lane of `make test`, and what a change does not wait for is run by `make promises`."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 from tests.promises.__main__ import MADE_UP, MEASURED, REAL
+from tests.support import lanes
 from tests.support.paths import ROOT
 
 DEEP, ALONE = "pytest.mark.deep", "pytest.mark.alone"
@@ -19,11 +20,18 @@ def test_what_measures_its_time_is_run_by_it_with_nothing_beside() -> None:
     assert left_out(ALONE, MEASURED, *MADE_UP) == []
 
 
-def left_out(mark: str, lanes: Sequence[str], *among: str, more_than: int = 0) -> list[str]:
+# fault: tests/support/lanes.py: ("tests/unit", "tests/gpu" → ("tests/unit", "tests/unit"
+def test_each_module_is_in_a_lane_of_make_test() -> None:
+    run = (lanes.REAL, lanes.CONTRACTS, *lanes.MADE_UP, *lanes.MEASURED)
+    assert left_out("def test_", run, more_than=100) == []
+    assert left_out(ALONE, lanes.MEASURED) == []
+
+
+def left_out(mark: str, run: Sequence[str], *among: str, more_than: int = 0) -> list[str]:
     """The modules of these folders, or of all, that have the mark and that no lane runs."""
     files = {path for folder in among or ("tests",) for path in (ROOT / folder).rglob("test_*.py")} - {ROOT / __file__}
     marked = {path for path in files if mark in path.read_text()}
     assert len(marked) > more_than
-    run = [ROOT / path for path in lanes]
-    left = [path for path in marked if not any(path == one or one in path.parents for one in run)]
+    there = [ROOT / path for path in run]
+    left = [path for path in marked if not any(path == one or one in path.parents for one in there)]
     return sorted(str(path.relative_to(ROOT)) for path in left)

@@ -19,7 +19,12 @@ import pytest
 
 from tests.support.paths import ROOT
 
+# What `make test` runs in which lane; some of what is measured is in folders of the others.
+REAL, CONTRACTS = "tests/e2e", "tests/contract"
+MADE_UP = ("tests/unit", "tests/gpu", "tests/property", "tests/sim", "tests/promises")
+MEASURED = ("tests/many", CONTRACTS, "tests/unit/docker", "tests/unit/run")
 FOLDER = ROOT / "build" / "lanes"
+JUNIT = "--junitxml"
 SLOWEST = 20
 GOOD = {pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED}
 
@@ -42,9 +47,10 @@ class Lane:
         return FOLDER / f"{self.name}.log"
 
     @property
-    def results(self) -> Path:
-        """What its tests came to, as JUnit's XML."""
-        return FOLDER / f"{self.name}.xml"
+    def results(self) -> list[Path]:
+        """What its tests came to, as JUnit's XML: a file for each command that runs tests."""
+        words = [word.partition("=") for command in self.commands for word in command]
+        return [Path(path) for option, _, path in words if option == JUNIT]
 
 
 @dataclass(frozen=True)
@@ -56,10 +62,10 @@ class Ended:
     seconds: float
 
 
-def tests(lane: str, marked: str, *argv: str) -> list[str]:
-    """The command that runs a lane's tests."""
+def tests(name: str, marked: str, *argv: str) -> list[str]:
+    """The command that runs tests of a lane; its name is that of their results."""
     # A cache of its own: it remembers what failed, and another run beside it or after it would forget that.
-    own = [f"--junitxml={FOLDER / lane}.xml", "-o", f"cache_dir={ROOT / '.pytest_cache' / lane}"]
+    own = [f"{JUNIT}={FOLDER / name}.xml", "-o", f"cache_dir={ROOT / '.pytest_cache' / name}"]
     return [sys.executable, "-m", "pytest", "-m", marked, *own, *argv]
 
 
@@ -68,7 +74,8 @@ def run(lanes: Iterable[Lane], environment: Mapping[str, str] = {}) -> list[Ende
     FOLDER.mkdir(parents=True, exist_ok=True)
     lanes = list(lanes)
     for lane in lanes:
-        lane.results.unlink(missing_ok=True)
+        for results in lane.results:
+            results.unlink(missing_ok=True)
     # Those that have a session of their own: the terminal interrupts its own alone.
     apart: list[subprocess.Popen[bytes]] = []
     with ThreadPoolExecutor(len(lanes)) as pool:
@@ -127,14 +134,15 @@ def summed_up(ended: Iterable[Ended]) -> bool:
     passed = failed = skipped = 0
     times: list[tuple[float, str]] = []
     for one in ended:
-        cases = list(ElementTree.parse(one.lane.results).iter("testcase")) if one.lane.results.exists() else []
-        broken = sum(case.find("failure") is not None or case.find("error") is not None for case in cases)
+        files = [list(ElementTree.parse(path).iter("testcase")) for path in one.lane.results if path.exists()]
+        cases = [case for file in files for case in file]
+        broken = [sum(case.find("failure") is not None or case.find("error") is not None for case in f) for f in files]
         left_out = sum(case.find("skipped") is not None for case in cases)
         # A command that fails without a failed test is a check that failed: lint, or tests that could not begin.
-        others = one.good.count(False) - (broken > 0)
-        passed, failed, skipped = passed + len(cases) - broken - left_out, failed + broken + others, skipped + left_out
+        bad = sum(broken) + one.good.count(False) - sum(map(bool, broken))
+        passed, failed, skipped = passed + len(cases) - sum(broken) - left_out, failed + bad, skipped + left_out
         times += [(float(case.get("time", 0)), f"{case.get('classname')}::{case.get('name')}") for case in cases]
-        print(f"{one.lane.name}: {one.seconds:.0f} s, {len(cases)} tests, {broken + others} failed")
+        print(f"{one.lane.name}: {one.seconds:.0f} s, {len(cases)} tests, {bad} failed")
     print(f"\nthe {SLOWEST} slowest, with what they set up:")
     for seconds, name in sorted(times, reverse=True)[:SLOWEST]:
         print(f"{seconds:7.1f} s  {name}")

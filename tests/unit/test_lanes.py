@@ -33,11 +33,12 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def two_tests(folder: Path, *, good: bool) -> list[str]:
+def two_tests(folder: Path, *, good: bool, name: str = "") -> list[str]:
     """The command that runs a file of two tests."""
     file = folder / f"test_{good}.py"
     file.write_text(TESTS.replace("VALUE", str(good)))
-    return [*lanes.tests(folder.name, "not deep", "--rootdir", str(folder), "-p", "no:cacheprovider", str(file))]
+    own = ("--rootdir", str(folder), "-p", "no:cacheprovider")
+    return lanes.tests(name or folder.name, "not deep", *own, str(file))
 
 
 @pytest.mark.parametrize(
@@ -68,6 +69,13 @@ def test_tests_are_counted_over_all_lanes(
     out = capsys.readouterr().out.splitlines()
     assert out[-1] == closing
     assert any(line.endswith("::test_passes") for line in out[out.index(next(x for x in out if "slowest" in x)) :])
+
+
+@pytest.mark.slow
+def test_tests_of_each_command_of_a_lane_are_counted(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    commands = [two_tests(folder, good=good, name=name) for name, good in (("a", False), ("b", False), ("c", True))]
+    assert not summed_up(run([Lane("hosts", commands)]))
+    assert capsys.readouterr().out.splitlines()[-1] == "4 passed, 2 failed"
 
 
 @pytest.mark.slow
