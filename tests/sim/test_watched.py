@@ -12,6 +12,7 @@ from tests.support.sim.faults import Call, Script
 from tests.support.sim.world import World
 from vllm_cluster.actions.assess import assess, connect_all
 from vllm_cluster.actions.status import ClusterStatus
+from vllm_cluster.cli.render.status import show_status, status_document
 from vllm_cluster.errors import HostError, NodesNotJoined
 from vllm_cluster.events import Emit
 from vllm_cluster.inventory.model import Inventory
@@ -68,6 +69,28 @@ def test_a_node_program_that_stopped_is_not_believed() -> None:
         assert (phase, status.up, took < 60) == ("unknown", False, True)
         assert "the node program has not written its status for" in status.hosts[0].problem
     record("P38", "sim: the head's node program is stopped", f"ready for {took:.0f} s more, then unknown", True)
+
+
+# fault: actions/status.py: if self.head.serve is None and self.head.group.state == "unknown": → if False:
+# fault: actions/status.py: fix = fix or _restart_line(inventory, name) → fix = fix
+@pytest.mark.promise("P38")
+def test_what_is_served_is_unknown_while_the_heads_node_program_is_stopped(capsys: pytest.CaptureFixture[str]) -> None:
+    """Nothing was served as it wrote last: that may have changed, and it cannot be asked."""
+    world = make.world((1, 1))
+    with lab.inside(world):
+        assert lab.run(world, INVENTORY, lab.do_up).error is None
+        assert seen(world).served is False
+        head = world.machines["gpu1"].box("vcluster-lab")
+        assert head
+        head.life["stopped"] = True
+        world.clock.sleep(60)
+        found = seen(world)
+    assert (found.served, found.ready, status_document(found)["served"]) == (None, False, None)
+    show_status(found, color="never")
+    out = capsys.readouterr().out
+    assert "No model is being served" not in out
+    assert "served model: unknown: the node program has not written its status for " in out
+    assert "  fix: vcluster check\n  fix: on gpu1: docker restart vcluster-lab\n" in out
 
 
 # fault: actions/ask_head.py: IDLE_SECONDS = 300.0 → IDLE_SECONDS = 900.0

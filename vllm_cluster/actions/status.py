@@ -10,7 +10,7 @@ from vllm_cluster.core.desired import found_gpus, intent
 from vllm_cluster.core.identity import cluster_id, foreign, node_of
 from vllm_cluster.core.members import Record, former, record_of
 from vllm_cluster.core.node_status import absent, last_words
-from vllm_cluster.core.spec import ROLE, stored_spec
+from vllm_cluster.core.spec import ROLE, node_name, stored_spec
 from vllm_cluster.errors import ConnectionLost, DockerError, HostError, ShellUnusable, Unreachable, VclusterError
 from vllm_cluster.events import Emit, Event
 from vllm_cluster.facts.host_facts import HostFacts
@@ -69,8 +69,10 @@ class ClusterStatus:
 
     @property
     def served(self) -> bool | None:
-        """Whether something is to be served; None where the head could not be asked."""
+        """Whether something is to be served; None where the head could not be asked, or writes nothing any more."""
         if self.head is not None:
+            if self.head.serve is None and self.head.group.state == "unknown":
+                return None
             return self.head.serve is not None
         return False if self.head_state in (MISSING, STOPPED) else None
 
@@ -228,6 +230,8 @@ def _host(
     group = row.status.group if row.status else None
     if group and (group.state != "up" or group.error):
         problems.append(f"{group.who} is {group.state}: {last_words(group)}".strip(": "))
+        if group.state == "unknown":
+            fix = fix or _restart_line(inventory, name)
         fix = fix or ("vcluster explain" if group.error else "")
     elif group and counted is not None and counted != gpus:
         problem, way = _other_number(inventory, name, row, counted, gpus)
@@ -242,6 +246,11 @@ def _host(
         problems.append(row.status.error)
     problem = "; ".join(problems)
     return HostStatus(name, address, role, row.state, row.container, gpus, counted, problem, fix, row.age)
+
+
+def _restart_line(inventory: Inventory, host: str) -> str:
+    """What helps where a node program writes nothing: `check` names a full disk, a restart ends what stopped it."""
+    return "vcluster check\n" + command_line("docker", "restart", node_name(inventory.cluster), on=host)
 
 
 def _other_number(inventory: Inventory, name: str, row: HostState, counted: int, gpus: int | None) -> tuple[str, str]:

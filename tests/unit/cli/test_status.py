@@ -118,7 +118,7 @@ def test_one_problem_of_several_hosts_is_one_line(capsys: Capture, monkeypatch: 
     assert "gpu2, gpu3: the node is missing\n  fix: vcluster up\n" in out
 
 
-# fault: cli/render/status.py: if status.served is False else "served model: unknown (no status from the head)" →
+# fault: cli/render/status.py: if status.served is False else f"served model: unknown: {why}" →
 def test_what_is_unknown_is_called_unknown(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
     away = replace(GOOD, state="unreachable", joined_gpus=None, container="")
     found = ClusterStatus("lab", None, False, (away, replace(BAD, state="running")), None, ("gpu1",), "unreachable")
