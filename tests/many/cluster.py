@@ -22,7 +22,7 @@ from vllm_cluster.core.images import node_image_name
 from vllm_cluster.core.members import recorded
 from vllm_cluster.core.spec import BASE_IMAGE
 from vllm_cluster.facts import parse
-from vllm_cluster.run.node_program import digest, node_files
+from vllm_cluster.run.node_program import program_digest
 
 ROUND_TRIP = 0.1
 IMAGE = "vllm/vllm-openai:v0.33.0"
@@ -142,7 +142,7 @@ class Cluster:
         texts = {host.name: self.facts(host) for host in self.hosts}
         inventory = load(self.inventory, cwd=self.folder)
         facts = {name: parse.facts(name, text) for name, text in texts.items()}
-        specs = {spec.host: spec for spec in desired(inventory, facts, Inputs(digest(node_files()), SECRETS, ID))}
+        specs = {spec.host: spec for spec in desired(inventory, facts, Inputs(program_digest(), SECRETS, ID))}
         remembered = recorded(inventory, facts, specs.values(), None, ()).document
         nodes = [{"id": h.name, "address": h.address, "alive": True, "gpus": 2.0} for h in self.hosts]
         hosts = []

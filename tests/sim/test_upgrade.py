@@ -13,6 +13,7 @@ from tests.support import landed
 from tests.support.figures import record
 from tests.support.sim import lab, life, make, oracle
 from tests.support.sim.world import World
+from vllm_cluster.actions.check import check
 from vllm_cluster.core.node_status import parse_status
 from vllm_cluster.core.plan import CreateNode
 from vllm_cluster.core.spec import CLUSTER, FORMAT_LABEL, HEAD_ADDRESS, NODE, ROLE, SPEC, VERSION
@@ -149,6 +150,31 @@ def test_its_plan_changes_nothing() -> None:
     assert not planned.script.changing
     assert {box.labels[VERSION] for _, box in world.nodes()} == {"0.1.0"}
     assert world.machines["gpu1"].read(next(box for _, box in world.nodes()), f"{life.STATE}/wanted.json")
+
+
+# fault: core/diff.py: if spec and spec.program == program: → if spec:
+@pytest.mark.promise("P43")
+def test_a_node_program_of_another_version_is_named_by_status_and_check() -> None:
+    """What a new version corrected in the node is not there before `up`, and nothing else shows that."""
+    world, inventory = make.world(), make.inventory(2)
+    with lab.inside(world):
+        serving(world, inventory)
+        assert [host.problem for host in lab.succeed(world, inventory, lab.do_status).value.hosts] == ["", ""]
+        assert "node-outdated" not in codes(world, inventory)
+        relabel(world, lambda labels: labels.update({VERSION: "0.0.9"}))
+        relabel(world, edit_spec(lambda data: data.update(program="0123abcd")))
+        found = lab.succeed(world, inventory, lab.do_status).value
+        assert codes(world, inventory)["node-outdated"] == "vcluster up"
+    text = "its node program is of another version of vcluster (0.0.9, program 0123abcd)"
+    assert {(host.problem, host.fix) for host in found.hosts} == {(text, "vcluster up")}
+    assert found.ready
+    record("P43", "sim: the nodes run the program of another version", "status and check name it, with up", True)
+
+
+def codes(world: World, inventory: Inventory) -> dict[str, str]:
+    """The codes that `check` finds, each with its fix."""
+    report = lab.succeed(world, inventory, lab.verb(check)).value
+    return {finding.code: finding.fix for finding in report.findings}
 
 
 def test_what_its_node_program_wrote_can_be_read() -> None:

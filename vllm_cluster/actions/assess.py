@@ -24,7 +24,7 @@ from vllm_cluster.inventory.words import nearest
 from vllm_cluster.run.connection import Fleet
 from vllm_cluster.run.host_images import with_contents
 from vllm_cluster.run.members import membership
-from vllm_cluster.run.node_program import digest, node_files
+from vllm_cluster.run.node_program import program_digest
 from vllm_cluster.run.observe import observe, usable
 from vllm_cluster.run.runtime import SYSTEM, Runtime
 from vllm_cluster.run.secret_files import read_kept
@@ -166,7 +166,7 @@ def _specs(
     inventory: Inventory, fleet: Fleet, facts: Mapping[str, HostFacts], secrets: Secrets, emit: Emit
 ) -> tuple[ContainerSpec, ...]:
     identity = cluster_id(inventory, facts) or fleet.runtime.token(ID_BYTES)
-    specs, less = settled(desired(inventory, facts, Inputs(digest(node_files()), secrets.ids, identity)), facts)
+    specs, less = settled(desired(inventory, facts, Inputs(program_digest(), secrets.ids, identity)), facts)
     for lost in less:
         emit(Event("warning", f"{lost.text}; the node stays as it is", lost.host, {"code": "found-less"}))
     return specs

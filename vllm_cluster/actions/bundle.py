@@ -37,7 +37,7 @@ from vllm_cluster.laptop import cache_folder
 from vllm_cluster.run.connection import Fleet, HostConnection
 from vllm_cluster.run.logs import Log, collect, sources
 from vllm_cluster.run.node_handle import NodeHandle
-from vllm_cluster.run.node_program import digest, node_files
+from vllm_cluster.run.node_program import program_digest
 from vllm_cluster.run.observe import observe
 from vllm_cluster.run.runtime import SYSTEM, Runtime
 from vllm_cluster.run.secrets import read_references, references
@@ -209,7 +209,7 @@ def _plan(inventory: Inventory, facts: Mapping[str, HostFacts]) -> dict[str, Any
     try:
         findings = [asdict(finding) for finding in preflight(inventory, facts)]
         kept = {TOKEN: "unknown", "api-key": "unknown", **kept_secrets(inventory, facts)}
-        inputs = Inputs(digest(node_files()), kept, cluster_id(inventory, facts) or "")
+        inputs = Inputs(program_digest(), kept, cluster_id(inventory, facts) or "")
         specs, _ = settled(desired(inventory, facts, inputs), facts)
         plan = diff(specs, facts)
     except (VclusterError, KeyError) as error:

@@ -10,6 +10,7 @@ from vllm_cluster.actions.assess import note_gpus, reached
 from vllm_cluster.checks.finding import Finding
 from vllm_cluster.checks.network import endpoint
 from vllm_cluster.checks.registry import NotChecked, check_all, unseen
+from vllm_cluster.core.diff import other_program
 from vllm_cluster.errors import HostError, ShellUnusable, VclusterError
 from vllm_cluster.events import Emit, Event
 from vllm_cluster.explain.diagnosis import diagnose
@@ -22,6 +23,7 @@ from vllm_cluster.run.host_images import with_contents
 from vllm_cluster.run.image_contents import look_inside
 from vllm_cluster.run.link_test import run_link_test
 from vllm_cluster.run.node_handle import NodeHandle
+from vllm_cluster.run.node_program import program_digest
 from vllm_cluster.run.observe import observe
 from vllm_cluster.run.runtime import SYSTEM, Runtime
 from vllm_cluster.text import count
@@ -69,6 +71,7 @@ def check(inventory: Inventory, emit: Emit, *, deep: bool = False, runtime: Runt
         findings += look_inside(fleet, inventory, facts, emit, leave=known)
         broken = any(finding.error for finding in findings)
         findings += _endpoint(inventory, fleet, facts)
+        findings += _other_programs(inventory, facts)
         of_links, skipped = run_link_test(fleet, inventory, facts, emit)
         findings += of_links
         not_checked, tried = [*unseen(inventory, facts), *skipped], None
@@ -87,6 +90,13 @@ def _lost(failures: Mapping[str, VclusterError]) -> Iterator[Finding]:
         text = error.detail if isinstance(error, HostError) else error.message
         code = "no-shell" if isinstance(error, ShellUnusable) else "unreachable"
         yield Finding(code, name, text, error.hint or "")
+
+
+def _other_programs(inventory: Inventory, facts: Mapping[str, HostFacts]) -> Iterator[Finding]:
+    """Nodes that run the node program of another version: what this one corrected is not there."""
+    for name, seen in facts.items():
+        if text := other_program(inventory.cluster, seen, program_digest()):
+            yield Finding("node-outdated", name, text, "vcluster up", severity="warning")
 
 
 def _endpoint(inventory: Inventory, fleet: Fleet, facts: Mapping[str, HostFacts]) -> list[Finding]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 from vllm_cluster.checks.registry import engine_problem
 from vllm_cluster.core.desired import found_gpus, intent
+from vllm_cluster.core.diff import other_program
 from vllm_cluster.core.identity import cluster_id, foreign, node_of
 from vllm_cluster.core.members import Record, former, record_of
 from vllm_cluster.core.node_status import absent, last_words
@@ -18,6 +19,7 @@ from vllm_cluster.inventory.model import Inventory
 from vllm_cluster.run.connection import Fleet, HostConnection
 from vllm_cluster.run.history import AuditEntry, last_change
 from vllm_cluster.run.node_handle import NodeHandle
+from vllm_cluster.run.node_program import program_digest
 from vllm_cluster.run.observe import observe
 from vllm_cluster.run.runtime import SYSTEM, Runtime
 from vllm_cluster.shell_line import command_line
@@ -244,6 +246,9 @@ def _host(
         fix = fix or "vcluster check"
     if row.status and row.status.error:
         problems.append(row.status.error)
+    if row.facts and (older := other_program(inventory.cluster, row.facts, program_digest())):
+        problems.append(older)
+        fix = fix or "vcluster up"
     problem = "; ".join(problems)
     return HostStatus(name, address, role, row.state, row.container, gpus, counted, problem, fix, row.age)
 

@@ -107,6 +107,18 @@ def _reason(spec: ContainerSpec, facts: HostFacts, image: ResolvedImage) -> _Rea
     return _Reason()
 
 
+def other_program(cluster: str, facts: HostFacts, program: str) -> str:
+    """The problem of a node that runs another node program than this one, empty where there is none."""
+    container = node_of(cluster, facts)
+    if container is None or container.state != "running":
+        return ""
+    spec = stored_spec(container.labels)
+    if spec and spec.program == program:
+        return ""
+    version = container.labels.get(VERSION, "unknown")
+    return f"its node program is of another version of vcluster ({version}, program {spec.program if spec else '?'})"
+
+
 def _image(spec: ContainerSpec, facts: HostFacts, image: ResolvedImage) -> tuple[Operation, ...]:
     if not image.id:
         return (PrepareImage(spec.host, spec.image, spec.requirements, pull=True),)

@@ -69,9 +69,10 @@ def node_files() -> dict[str, bytes]:
     }
 
 
-def digest(contents: Mapping[str, bytes]) -> str:
-    """A short hash of all files, for the spec."""
+@cache
+def program_digest() -> str:
+    """A short hash of all files of the node program, for the spec."""
     whole = hashlib.sha256()
-    for path, content in sorted(contents.items()):
+    for path, content in sorted(node_files().items()):
         whole.update(f"{path} {len(content)}\n".encode() + content)
     return whole.hexdigest()[:16]
