@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +14,7 @@ from vllm_cluster.core.pull import FOLDER, choose, container_name, unfit_path
 from vllm_cluster.errors import HostError, UsageError
 from vllm_cluster.run.connection import HostConnection
 from vllm_cluster.run.known_hashes import KnownHashes
-from vllm_cluster.run.program import InNode, RemoteProgram, start
+from vllm_cluster.run.program import InNode, RemoteProgram, RunningProgram, start
 from vllm_cluster.shell_line import command_line
 from vllm_cluster.wire.pull import ModelFile
 
@@ -24,6 +24,8 @@ READY_SECONDS = 50_000.0
 # Until it has put a file in its place: a flush of a large one to a slow disk.
 PLACE_SECONDS = 600.0
 PIECE = 1 << 20
+# Small files that are sent before an answer is awaited: the answers fit into any pipe.
+AHEAD = 256
 # Where the hub's cache and a folder of models have a model.
 _DEEPER = ("*/config.json", "snapshots/*/config.json")
 _FEED = f"import sys; sys.path.insert(0, {FOLDER!r}); from vllm_cluster.remote.pull.feed import main; main()"
@@ -123,17 +125,46 @@ def feed(connection: HostConnection, cluster: str, files: Sequence[ModelFile], f
         while "have" not in row:
             _ensure_taken(connection, row)
             row = there.next(ready)
-        for index, (file, have, whole) in enumerate(zip(files, row["have"], row["whole"], strict=True)):
-            if whole:
-                continue
+        left = [(at, have) for at, (have, whole) in enumerate(zip(row["have"], row["whole"], strict=True)) if not whole]
+        for group in _groups(files, left):
             # What is wrong the host removes: an earlier run may have left it.
-            for begin in (have, 0):
-                there.send({"file": index, "size": file.size - begin})
-                _send(folder / file.path, begin, file.size - begin, there.send_bytes)
-                row = there.next(after(PLACE_SECONDS))
-                if "wrong" not in row:
-                    break
-            _ensure_taken(connection, row)
+            again = [(at, 0) for at in _send_group(connection, there, files, folder, group)]
+            if again and (wrong := _send_group(connection, there, files, folder, again)):
+                text = f"pull: {files[wrong[0]].path} has changed since it was hashed"
+                raise HostError(connection.name, text)
+
+
+def _groups(files: Sequence[ModelFile], left: Iterable[tuple[int, int]]) -> Iterator[list[tuple[int, int]]]:
+    """What is sent before an answer is awaited: a large file, or so many small ones that few answers are waited for."""
+    group, size = list[tuple[int, int]](), 0
+    for at, have in left:
+        group.append((at, have))
+        size += files[at].size - have
+        if size >= PIECE or len(group) == AHEAD:
+            yield group
+            group, size = [], 0
+    if group:
+        yield group
+
+
+def _send_group(
+    connection: HostConnection,
+    there: RunningProgram,
+    files: Sequence[ModelFile],
+    folder: Path,
+    group: Sequence[tuple[int, int]],
+) -> list[int]:
+    """Send files, each from a byte on; those whose content is another on the host."""
+    for at, begin in group:
+        size = files[at].size - begin
+        there.send({"file": at, "size": size})
+        _send(folder / files[at].path, begin, size, there.send_bytes)
+    wrong = []
+    for at, _ in group:
+        row = there.next(connection.runtime.after(PLACE_SECONDS))
+        _ensure_taken(connection, row)
+        wrong += [at] if "wrong" in row else []
+    return wrong
 
 
 def _send(path: Path, begin: int, left: int, put: Callable[[bytes], None]) -> None:

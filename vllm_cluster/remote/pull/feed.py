@@ -10,25 +10,29 @@ import fcntl
 import io
 import json
 import sys
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any, cast
 
 from vllm_cluster.remote.pull.main import FOLDER, PLAN, STATUS
-from vllm_cluster.remote.pull.origin import FED
+from vllm_cluster.remote.pull.origin import FED, STREAMS
 from vllm_cluster.remote.pull.plan import PullError, new_hash, read_plan
 from vllm_cluster.remote.pull.store import Store
 from vllm_cluster.wire.pull import HostPlan, ModelFile
 
 PIECE = 1 << 20
+PRINTING = threading.Lock()
 INPUT = cast(io.BufferedReader, sys.stdin.buffer)
 
 
 def show(row: dict[str, Any]) -> None:
     """Print one line, whole."""
-    sys.stdout.write(json.dumps(row) + "\n")
-    sys.stdout.flush()
+    with PRINTING:
+        sys.stdout.write(json.dumps(row) + "\n")
+        sys.stdout.flush()
 
 
 def phase() -> str:
@@ -39,7 +43,7 @@ def phase() -> str:
 
 
 def take(store: Store, file: ModelFile, size: int) -> bool:
-    """Append so many bytes to what is here of a file, and put it in its place; whether it is right.
+    """Append so many bytes to what is here of a file; whether it is right. What is wrong is dropped.
 
     Raises:
         PullError: more bytes are to come than the file has.
@@ -56,7 +60,6 @@ def take(store: Store, file: ModelFile, size: int) -> bool:
     if size:
         raise EOFError
     if found.hexdigest() == file.blob:
-        store.finish(file)
         return True
     store.drop_partial(file)
     return False
@@ -79,13 +82,30 @@ def feed(plan: HostPlan, store: Store) -> None:
         time.sleep(0.5)
     here = [file.size if store.complete(file) else max(0, store.have(file)) for file in plan.files]
     show({"have": here, "whole": [store.complete(file) for file in plan.files]})
-    while line := INPUT.readline():
-        row = json.loads(line)
-        file = plan.files[row["file"]]
-        if take(store, file, row["size"]):
-            show({"done": file.path})
-        else:
-            show({"wrong": file.path, "error": f"{file.path} has changed since it was hashed"})
+    # A flush of the disk takes longer than a small file.
+    with ThreadPoolExecutor(STREAMS) as pool:
+        while line := INPUT.readline():
+            row = json.loads(line)
+            # Answers are short, by number and not by name: many are printed before one is read.
+            if take(store, plan.files[row["file"]], row["size"]):
+                pool.submit(finish, plan, store, row["file"])
+            else:
+                show({"wrong": row["file"]})
+
+
+def finish(plan: HostPlan, store: Store, index: int) -> None:
+    """Put a file in its place."""
+    try:
+        store.finish(plan.files[index])
+    except OSError as error:
+        show_error(error)
+    else:
+        show({"done": index})
+
+
+def show_error(error: OSError) -> None:
+    """Print why the host takes no more."""
+    show({"error": f"{error.strerror}: {error.filename or 'the cache'}"})
 
 
 def main() -> None:
@@ -102,7 +122,7 @@ def main() -> None:
         except PullError as error:
             show({"error": str(error)})
         except OSError as error:
-            show({"error": f"{error.strerror}: {error.filename or 'the cache'}"})
+            show_error(error)
 
 
 if __name__ == "__main__":

@@ -100,7 +100,7 @@ class Pull:
             self.download.run()
         elif self.plan.origin:
             sent = self.plan.origin == HERE
-            self.phase = "downloading" if sent else "copying"
+            self.phase = "copying"
             self.download = Fed(self.plan, self.store, FOLDER) if sent else Copy(self.plan, self.store)
             self.download.run()
         if lacking := [file.path for file in self.plan.files if not self.store.complete(file)]:
@@ -151,7 +151,7 @@ class Pull:
             "bytes": there,
             "total": self.plan.total,
             "upstream": self.upstream,
-            "unfed": self.plan.origin == HERE and self.phase == "downloading" and not is_fed(FOLDER),
+            "unfed": self.plan.origin == HERE and self.phase == "copying" and not is_fed(FOLDER),
             "error": self.error or trouble,
             "at": time.time(),
         }

@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -256,24 +256,32 @@ class Receiver:
     @contextmanager
     def _taken(self, peer: Peer) -> Iterator[Arriving | None]:
         """Choose a file that no other thread fetches: one of which there is more, else one to wait for."""
-        have = None if all(arriving.taken for arriving in self._left) else peer.have()
-        with self._lock:
-            free = [arriving for arriving in self._left if have and not arriving.taken]
-            more = [arriving for arriving in free if arriving.avoid or (have and have[arriving.index] > arriving.bytes)]
-            arriving = next(iter(more or free), None)
-            if arriving:
-                arriving.taken = True
+        arriving = self._more_of(peer.known)
+        # Each answer is as long as the plan: with many small files they would take longer than the files.
+        if arriving is None and not all(arriving.taken for arriving in self._left):
+            arriving = self._more_of(peer.have(), waits=True)
         try:
             yield arriving
         finally:
             if arriving:
                 arriving.taken = False
 
+    def _more_of(self, have: Sequence[int], *, waits: bool = False) -> Arriving | None:
+        """Take a free file of which a host has more by what it answered, else, where it `waits`, any."""
+        with self._lock:
+            free = [arriving for arriving in self._left if have and not arriving.taken]
+            more = (arriving for arriving in free if arriving.avoid or have[arriving.index] > arriving.bytes)
+            arriving = next(more, next(iter(free), None) if waits else None)
+            if arriving:
+                arriving.taken = True
+        return arriving
+
     def _fetch(self, peer: Peer, arriving: Arriving, wanted: Callable[[], bool]) -> None:
         arriving.resume()
         if arriving.bytes < arriving.file.size:
             body = peer.file(arriving.index, arriving.file, arriving.bytes)
             if body is None:
+                peer.known = ()
                 return
             arriving.append(body, peer.name, wanted)
         if arriving.bytes < arriving.file.size:

@@ -114,12 +114,15 @@ class Peer:
         self._socket: socket.socket | None = None
         self._reader: Reader | None = None
         self._interrupted = False
+        # What it answered last to `have`, as long as that leads to files.
+        self.known: tuple[int, ...] = ()
 
     def have(self) -> tuple[int, ...]:
         """Return the bytes that the host has of each file, the size plus one where it is verified."""
         found = self._ask(HAVE, SpreadHave).files
         if len(found) != self._files:
             raise BadPeerError("a number for each file was expected")
+        self.known = found
         return found
 
     def report(self, count: int, failed: str) -> SpreadOrder:
@@ -147,7 +150,7 @@ class Peer:
         """Close the connection; the next request opens another."""
         if self._socket:
             self._socket.close()
-        self._socket = None
+        self._socket, self.known = None, ()
 
     def _ask(self, what: str, kind: type[T], **more: Any) -> T:
         status, body = self._send(what, **more)
