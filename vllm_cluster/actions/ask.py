@@ -28,6 +28,7 @@ from vllm_cluster.run.connection import HostConnection
 from vllm_cluster.run.history import command_named
 from vllm_cluster.run.node_handle import NodeHandle
 from vllm_cluster.run.runtime import SYSTEM, Runtime
+from vllm_cluster.wire.refusals import fitting_tokens, is_too_long
 from vllm_cluster.wire.status import ServeStatus
 
 # An answer that breaks off is seen here before the head's node program has written why.
@@ -114,7 +115,7 @@ class ModelApi:
                 return
             except Refused as error:
                 if not (again and self._key_changed(error)):
-                    raise self._refusal(error, str(body.get("model"))) from None
+                    raise self._too_long(error, body) or self._refusal(error, str(body.get("model"))) from None
             except Silent as error:
                 raise TimedOut(self._head.name, f"api: {error.message}", hint="vcluster status") from None
             except Broken as error:
@@ -172,6 +173,29 @@ class ModelApi:
         if HTTPStatus.BAD_REQUEST <= error.status < HTTPStatus.INTERNAL_SERVER_ERROR:
             return UsageError(f"{model}: {error.message}")
         return self._cause(Broken(f"HTTP {error.status}: {error.message}"))
+
+    def _too_long(self, error: Refused, body: Mapping[str, Any]) -> UsageError | None:
+        """The refusal of a max_tokens for which there is no room, with the number that fits."""
+        asked = next((name for name in ("max_completion_tokens", "max_tokens") if body.get(name)), "")
+        if error.status != HTTPStatus.BAD_REQUEST or not asked or not is_too_long(error.message):
+            return None
+        fits = fitting_tokens(error.message)
+        fits = self._room(body) if fits is None else fits
+        if not fits:
+            return None
+        text, number = f"{body.get('model')}: {asked} {body[asked]} is too large, at most {fits} fit", str(body[asked])
+        forms = ("", "--max-tokens=", f"{asked}=", f"--set={asked}=")
+        return UsageError(f"{text}: {error.message}", instead={f"{form}{number}": f"{form}{fits}" for form in forms})
+
+    def _room(self, body: Mapping[str, Any]) -> int | None:
+        """How many tokens an answer may have, counted by the server; None where it does not count."""
+        question = {name: body[name] for name in ("model", "prompt", "messages", "tools") if name in body}
+        try:
+            found = next(iter(post(self._port, "/tokenize", question, self._key, PAGE_SECONDS)), {})
+        except (Refused, Broken, Silent):
+            return None
+        count, length = found.get("count"), found.get("max_model_len")
+        return max(0, length - count) if isinstance(count, int) and isinstance(length, int) else None
 
     def _names(self, served: str) -> list[str]:
         """The names that the API takes: the model's, and those of LoRAs beside it."""

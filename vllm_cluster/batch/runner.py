@@ -37,6 +37,7 @@ from vllm_cluster.batch.lines import (
     place_of,
 )
 from vllm_cluster.batch.progress import Concurrency, Meter, Progress, read_load
+from vllm_cluster.wire.refusals import fitting_tokens
 
 # 1, 2, 4, … 30 s, about two minutes in all: a server that ends is noticed sooner.
 ATTEMPTS, PAUSE_MAX = 8, 30.0
@@ -186,7 +187,9 @@ class Runner:
             self._recoveries += 1
 
     def _refuse(self, line: BatchLine, outcome: Outcome) -> None:
-        self._fail(line.place, line.custom_id, outcome.status, "refused", outcome.message)
+        fits = fitting_tokens(outcome.message)
+        text = f"{outcome.message}: max_tokens of at most {fits} fit" if fits else outcome.message
+        self._fail(line.place, line.custom_id, outcome.status, "refused", text)
 
     def _fail(self, place: Place, custom_id: str | None, status: int | None, code: str, message: str) -> None:
         self._rows.append(error_row(place, custom_id, status, code, message))

@@ -141,6 +141,43 @@ def test_a_refusal_is_the_servers_word(
     assert message in error.message
 
 
+LARGE = (
+    "'max_tokens' or 'max_completion_tokens' is too large: 9000. This model's maximum context length is 2048 tokens "
+    "and your request has 40 input tokens (9000 > 2048 - 40)."
+)
+# vLLM stops to count once it is too long.
+TOTAL = (
+    "This model's maximum context length is 2048 tokens. However, you requested 9000 output tokens and your prompt "
+    "contains at least 1 input tokens, for a total of at least 9001 tokens."
+)
+FULL = "This model's maximum context length is 2048 tokens. However, your request has 3000 input tokens."
+
+
+# fault: actions/ask.py: fits = self._room(body) if fits is None else fits → pass
+# fault: wire/refusals.py: int(length[1]) - int(prompt[1]) → int(length[1])
+@pytest.mark.parametrize(("message", "counted", "fits"), [(LARGE, False, 2008), (TOTAL, True, 2000), (FULL, True, 0)])
+def test_a_max_tokens_that_is_too_large_is_refused_with_the_number_that_fits(
+    message: str, counted: bool, fits: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def post(_port: int, path: str, body: Mapping[str, Any], *_: object) -> Iterator[Mapping[str, Any]]:
+        if path != "/tokenize":
+            raise Refused(400, message)
+        assert (counted, body) == (True, {"model": "llama", "prompt": "Hi"})
+        yield {"count": 48, "max_model_len": 2048, "tokens": [1]}
+
+    monkeypatch.setattr(ask, "post", post)
+    api = ModelApi(INVENTORY, cast(Any, Head([READY])), READY, "key", 1)
+    with pytest.raises(UsageError) as refused:
+        list(api.ask(ModelRequest(COMPLETIONS, {"prompt": "Hi", "max_tokens": 9000}), ModelReply()))
+    error = refused.value
+    if fits:
+        assert error.message == f"llama: max_tokens 9000 is too large, at most {fits} fit: {message}"
+        given = ["9000", "--max-tokens=9000", "max_tokens=9000"]
+        assert [error.instead[word] for word in given] == [word.replace("9000", str(fits)) for word in given]
+    else:
+        assert (error.message, error.instead) == (f"llama: {message}", {})
+
+
 def test_a_model_that_is_not_served_names_the_one_that_is(monkeypatch: pytest.MonkeyPatch) -> None:
     error, _ = failure(monkeypatch, Head([READY]), Refused(404, "not found"), model="other")
     assert (type(error), error.message) == (PreflightFailed, "other is not served on lab; it serves llama")

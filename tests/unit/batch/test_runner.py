@@ -92,6 +92,14 @@ def test_what_is_refused_has_its_reason_and_is_not_asked_again(tmp_path: Path) -
     assert set(api.asked.values()) == {1}
 
 
+# fault: batch/runner.py: at most {fits} fit" if fits else → at most {fits} fit" if False else
+def test_a_max_tokens_that_is_too_large_has_the_number_that_fits(tmp_path: Path) -> None:
+    text = "This model's maximum context length is 2048 tokens and your request has 40 input tokens"
+    with serving(Api(lambda *_: (400, {"error": {"message": text}}))) as api:
+        found = run(tmp_path, api, PROMPTS[:1])
+    assert found.errors[0]["error"]["message"] == f"{text}: max_tokens of at most 2008 fit"
+
+
 MISSING = {"error": {"message": "The model `m` does not exist"}}
 
 
