@@ -26,6 +26,14 @@ SUDO = "sudo docker answers"
 FROZEN = "no answer within"
 # Before 1.18 a `systemctl daemon-reload` took the GPUs out of running containers.
 SAFE_TOOLKIT = (1, 18)
+# By the ids of /etc/os-release; each has Docker among its own packages, Red Hat's and Fedora's have not.
+_INSTALL = {
+    "debian": "sudo apt-get update && sudo apt-get install -y docker.io",
+    "amzn": "sudo dnf install -y docker && sudo systemctl enable --now docker",
+    "arch": "sudo pacman -Sy --noconfirm docker && sudo systemctl enable --now docker",
+    "suse": "sudo zypper --non-interactive install docker && sudo systemctl enable --now docker",
+}
+_PAGES = ("fedora", "rhel")
 # What other ways of starting vLLM and Ray over several hosts call their containers.
 OTHER_LAUNCHERS = re.compile(r"(node(-\d+)?|vllm_node|ray[-_](head|worker)([-_]\d+)?|sparkrun[-_][\w.-]*)")
 
@@ -34,7 +42,7 @@ def engine_problem(facts: HostFacts) -> Finding | None:
     """Why the host's Docker cannot be used, None when it can."""
     engine, problem = facts.docker, facts.docker.problem
     if "not found" in problem or "No such file" in problem:
-        return Finding("docker-missing", facts.host, "Docker is not installed", "install it: docs.docker.com/engine")
+        return Finding("docker-missing", facts.host, "Docker is not installed", _install(facts))
     if "permission denied" in problem:
         text = f"this user may {'use Docker only with sudo' if SUDO in problem.splitlines() else 'not use Docker'}"
         fix = f"on {facts.host}: sudo usermod -aG docker $USER, then log in again"
@@ -49,6 +57,14 @@ def engine_problem(facts: HostFacts) -> Finding | None:
         text = f"Docker {engine.version} is too old"
         return Finding("docker-old", facts.host, text, f"upgrade to {MIN_DOCKER} or newer")
     return None
+
+
+def _install(facts: HostFacts) -> str:
+    """The command that installs Docker there, else the page of Docker's own for the distribution."""
+    if command := next((_INSTALL[name] for name in facts.distribution if name in _INSTALL), None):
+        return f"on {facts.host}: {command}"
+    page = next((f"/{name}" for name in facts.distribution if name in _PAGES), "")
+    return f"on {facts.host}: install it as docs.docker.com/engine/install{page} describes"
 
 
 def foreign(inventory: Inventory, facts: Mapping[str, HostFacts]) -> Iterator[Finding]:

@@ -156,7 +156,8 @@ class HostFacts:
     `member_record` is what a head remembers of its members.
     `missing_paths` are those asked-for paths that the host does not have; `rdma_devices` the files below
     /dev/infiniband; `gpu_problem` what nvidia-smi printed in place of GPUs. `details`, and `other_containers`, the
-    containers of other owners, are set only where they were asked for.
+    containers of other owners, are set only where they were asked for. `distribution` is the system's own id, and
+    those that it is like.
     """
 
     host: str
@@ -186,6 +187,7 @@ class HostFacts:
     volumes: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     member_record: str = ""
     gids: tuple[Gid, ...] = ()
+    distribution: tuple[str, ...] = ()
 
     def interface_of(self, address: str) -> Nic | None:
         """The interface that holds the address."""

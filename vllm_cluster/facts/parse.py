@@ -22,6 +22,7 @@ _NO_MEMORY = ("N/A", "Not Supported")
 _ROW = re.compile(r"[0-9]+,")
 # These end in commands that a person may paste.
 _MODEL = re.compile(r"\w[\w.-]*")
+_DISTRIBUTION, MAX_DISTRIBUTIONS = re.compile(r"[a-z][a-z0-9._-]{0,30}"), 8
 _VERSION = re.compile(r"[0-9]{1,4}(\.[0-9]{1,4})+")
 
 
@@ -72,6 +73,7 @@ def _facts(host: str, part: Mapping[str, str]) -> HostFacts:
         architecture=part["architecture"],
         boot_id=part["boot"],
         rdma_devices=tuple(part["rdma"].split()),
+        distribution=tuple(_DISTRIBUTION.findall(part["distribution"])[:MAX_DISTRIBUTIONS]),
     )
 
 

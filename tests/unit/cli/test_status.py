@@ -231,6 +231,37 @@ def test_a_frozen_docker_is_asked_once_and_has_its_own_words(tmp_path: Path) -> 
     assert (tmp_path / "asked").read_text().count("\n") == 1
 
 
+PAGE = "docs.docker.com/engine/install"
+
+
+# fault: checks/docker.py: return f"on {facts.host}: {command}" → pass
+@pytest.mark.parametrize(
+    ("ids", "lines"),
+    [
+        ("ID=ubuntu\nID_LIKE=debian\n", ["ssh -t gpu1 'sudo apt-get update && sudo apt-get install -y docker.io'"]),
+        (
+            'ID="amzn"\nID_LIKE="fedora"\n',
+            ["ssh -t gpu1 'sudo dnf install -y docker && sudo systemctl enable --now docker'"],
+        ),
+        ('ID="rocky"\nID_LIKE="rhel centos fedora"\n', [f"on gpu1: install it as {PAGE}/rhel describes"]),
+        ('ID="$(reboot)"\nID_LIKE="\x1b[2J; ls"\n', [f"on gpu1: install it as {PAGE} describes"]),
+        (None, [f"on gpu1: install it as {PAGE} describes"]),
+    ],
+    ids=["Ubuntu", "Amazon Linux", "Rocky", "hostile", "no file"],
+)
+def test_a_host_without_docker_gets_the_command_of_its_distribution(
+    tmp_path: Path, ids: str | None, lines: list[str]
+) -> None:
+    machine = full(tmp_path)
+    machine.tool("docker", 'echo "sh: docker: not found" >&2; exit 127')
+    if ids is not None:
+        machine.file("/etc/os-release", f'NAME="x"\n{ids}VERSION_ID="24.04"\n')
+    found = engine_problem(machine.facts())
+    assert found is not None
+    assert (found.code, found.message) == ("docker-missing", "Docker is not installed")
+    assert pasteable(found.fix, {"gpu1": ["gpu1"]}).splitlines() == lines
+
+
 WORDS = {"gpu1": ["-F", "a b", "-p", "22", "me@10.0.0.1"], "gpu2": ["me@gpu2"]}
 
 

@@ -22,6 +22,10 @@ section hostname
 uname -n
 section architecture
 uname -m
+section distribution
+[ -r /etc/os-release ] && while IFS='=' read -r key value; do
+  case $key in ID | ID_LIKE) printf '%s\n' "$value" ;; esac
+done </etc/os-release
 section clock
 date +%s
 section memory
