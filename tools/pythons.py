@@ -22,6 +22,7 @@ INSTALL_SECONDS, LANE_SECONDS = 900, 1800
 # What some of them need, and images have.
 OF_IMAGES = (
     "aiohttp",
+    "httptools",
     "huggingface_hub",
 )
 _IMPORT = """import importlib, sys
