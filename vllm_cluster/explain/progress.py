@@ -19,7 +19,8 @@ PROGRESS = (
     "Init COMPLETE",
     "vLLM is using nccl",
 )
-STRONG = re.compile(rb'Application startup complete|\\?"POST /[^"\n]{1,300}" 200')
+STRONG = (b"Application startup complete", b'"POST /')
+ANSWERED = re.compile(rb'Application startup complete|"POST /[^"\n]{1,300}" 200')
 # These only announce a traceback, whose last line names what happened.
 ANNOUNCED = (
     "Traceback",

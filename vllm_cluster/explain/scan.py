@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import re
-from bisect import bisect_right
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from operator import itemgetter
@@ -23,6 +22,11 @@ LEARNT = 64 << 10  # bytes at the beginning of a file that show its prefixes and
 MAX_STREAMS = 1000
 # A line break is found faster than the beginning of a line.
 _HEADING = re.compile(rb"\n(?:==|##|---|\*\*\*)[^\n]{1,160}(?=\n|$)")
+# Numbers and hexadecimal names, as of requests, are what differs between lines of one kind.
+_KIND = bytes.maketrans(b"123456789abcdef", b"0" * 15)
+_KEYS_BY_KIND: dict[bytes, list[bytes]] = {}
+for _key in KEYS:
+    _KEYS_BY_KIND.setdefault(_key.translate(_KIND), []).append(_key)
 _PROGRESS = tuple(mark.encode() for mark in progress.PROGRESS)
 
 
@@ -67,24 +71,51 @@ def _beginning(parts: Iterable[tuple[int, bytes]]) -> tuple[bytes, Iterable[tupl
 def candidate_lines(number: int, part: bytes) -> Iterator[tuple[int, bytes, Nearby]]:
     """The lines that hold one of the keys: number, text, and what is near it.
 
-    A search for a few short keys through a whole piece is ten times as fast as looking at line after line.
+    A search for a few short keys through a whole piece is ten times as fast as looking at line after line. Where a
+    server writes the same lines again and again, with other numbers and names of requests, each is searched once.
     """
-    spans: dict[int, tuple[int, int]] = {}
-    for key in KEYS:
-        at = part.find(key)
-        while at >= 0:
-            start = part.rfind(b"\n", 0, at) + 1
-            end = part.find(b"\n", at)
-            end = len(part) if end < 0 else end
-            # Of an endless line, what is around the first key.
-            spans.setdefault(start, (max(start, min(at - MAX_LINE // 4, end - MAX_LINE)), end))
-            at = part.find(key, end)
+    lines = part.translate(_KIND).split(b"\n")
+    kinds = b"\n".join(dict.fromkeys(lines))
+    if len(kinds) > len(part) // 2:
+        found = [(start, at) for start, (at, _) in _with_keys(part, dict.fromkeys(KEYS, ())).items()]
+    else:
+        found = list(_of_kinds(part, lines, kinds))
     before, line = 0, number
-    for start in sorted(spans):
+    for start, at in sorted(found):
         line += part.count(b"\n", before, start)
         before = start
-        begin, end = spans[start]
+        end = part.find(b"\n", at)
+        end = len(part) if end < 0 else end
+        # Of an endless line, what is around the first key.
+        begin = max(start, min(at - MAX_LINE // 4, end - MAX_LINE))
         yield line, part[begin : min(end, begin + MAX_LINE)], Nearby(part, start, end)
+
+
+def _with_keys(text: bytes, keys: Mapping[bytes, Sequence[bytes]]) -> dict[int, tuple[int, list[bytes]]]:
+    """Where the lines with keys begin, where the first key of each is, and what these keys are for."""
+    found: dict[int, tuple[int, list[bytes]]] = {}
+    for key, originals in keys.items():
+        at = text.find(key)
+        while at >= 0:
+            found.setdefault(text.rfind(b"\n", 0, at) + 1, (at, []))[1].extend(originals)
+            end = text.find(b"\n", at)
+            at = text.find(key, end) if end >= 0 else -1
+    return found
+
+
+def _of_kinds(part: bytes, lines: Sequence[bytes], kinds: bytes) -> Iterator[tuple[int, int]]:
+    """Where the lines of a piece begin that hold a key, and where the key is, found in their kinds."""
+    matched: dict[bytes, tuple[int, list[bytes]]] = {}
+    for start, (at, keys) in _with_keys(kinds, _KEYS_BY_KIND).items():
+        end = kinds.find(b"\n", at)
+        matched[kinds[start : len(kinds) if end < 0 else end]] = (at - start, keys)
+    start = 0
+    for kind in lines if matched else ():
+        if kind in matched:
+            offset, keys = matched[kind]
+            if any(part.find(key, start, start + len(kind)) >= 0 for key in keys):
+                yield start, start + offset
+        start += len(kind) + 1
 
 
 def _sections(number: int, part: bytes) -> Iterator[tuple[int, str]]:
@@ -95,6 +126,19 @@ def _sections(number: int, part: bytes) -> Iterator[tuple[int, str]]:
             line += part.count(b"\n", before, found.start())
             before = found.start()
             yield line, name
+
+
+def _answers(part: bytes) -> list[int]:
+    """Where the last lines are by which the server has answered."""
+    found: list[int] = []
+    for mark in progress.STRONG:
+        of_mark, at = 0, part.rfind(mark)
+        while at >= 0 and of_mark < RECENT:
+            if progress.ANSWERED.match(part, at):
+                found.append(at)
+                of_mark += 1
+            at = part.rfind(mark, 0, at)
+    return sorted(found)[-RECENT:]
 
 
 class _LogFile:
@@ -108,25 +152,34 @@ class _LogFile:
     def read(self, number: int, part: bytes) -> None:
         """Look at the lines of one piece that may matter, and at what shows that work continued."""
         self._sections = [*self._sections[-1:], *_sections(number, part)]
-        answers = deque((found.start() for found in progress.STRONG.finditer(part)), maxlen=RECENT)
+        answers = _answers(part)
         for at, raw, nearby in candidate_lines(number, part):
-            while answers and answers[0] < nearby.start:
-                self._answered(number, part, answers.popleft())
+            if answers and answers[0] < nearby.start:
+                before = bisect_left(answers, nearby.start)
+                self._answered(number, part, answers[:before])
+                del answers[:before]
             parsed = parse_line(raw, self._newest, self._names)
             if parsed.dated and parsed.time is not None:
                 # What follows without a year is of the year after this line.
                 self._newest = parsed.time + NEARLY_A_YEAR
             self._stream(parsed, at).take(at, parsed, nearby)
-        for start in answers:
-            self._answered(number, part, start)
+        self._answered(number, part, answers)
         self._settle(number, part)
 
-    def _answered(self, number: int, part: bytes, at: int) -> None:
-        parsed, line = self._at(number, part, at)
-        stream = self._stream(parsed, line)
-        # Uvicorn's lines have no time: they are as old as the line above.
-        dated = parsed if parsed.time is not None else self._above(part, at) or parsed
-        stream.answered(stream.place(line, parsed, dated.time), dated)
+    def _answered(self, number: int, part: bytes, places: Sequence[int]) -> None:
+        """Take the last of these answers of each host."""
+        newest: dict[int, tuple[HostStream, int, LogLine, float | None]] = {}
+        line, before = number, 0
+        for at in places:
+            line, before = line + part.count(b"\n", before, at), at
+            parsed = self._parsed(part, at)
+            stream = self._stream(parsed, line)
+            # Uvicorn's lines have no time: they are as old as the line above.
+            dated = parsed if parsed.time is not None else self._above(part, at) or parsed
+            if not stream.foreign(dated):
+                newest[id(stream)] = (stream, line, parsed, dated.time)
+        for stream, line, parsed, time in newest.values():
+            stream.answered(stream.place(line, parsed, time))
 
     def _stream(self, parsed: LogLine, line: int) -> HostStream:
         begun = bisect_right(self._sections, line, key=itemgetter(0))
@@ -153,9 +206,12 @@ class _LogFile:
             stream.work_continued(stream.place(line, parsed))
 
     def _at(self, number: int, part: bytes, at: int) -> tuple[LogLine, int]:
+        return self._parsed(part, at), number + part.count(b"\n", 0, at)
+
+    def _parsed(self, part: bytes, at: int) -> LogLine:
         start = part.rfind(b"\n", 0, at) + 1
         raw = part[start : start + MAX_LINE].split(b"\n", 1)[0]
-        return parse_line(raw, self._newest, self._names), number + part.count(b"\n", 0, start)
+        return parse_line(raw, self._newest, self._names)
 
     def _above(self, part: bytes, at: int) -> LogLine | None:
         """The nearest line above that has a time."""

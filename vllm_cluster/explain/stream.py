@@ -135,7 +135,7 @@ class HostStream:
 
     def take(self, number: int, parsed: LogLine, nearby: Nearby) -> None:
         """Look at one line that may matter."""
-        seen, foreign = self.seen, self._foreign(parsed)
+        seen, foreign = self.seen, self.foreign(parsed)
         self._time = self._time if parsed.time is None else parsed.time
         if parsed.time is not None and not foreign:
             self._latest, self._dated = parsed.time, parsed.dated
@@ -150,7 +150,7 @@ class HostStream:
         found = tuple(known for known in found if known.who is None or known.who.search(parsed.who))
         self._leaves = self._leaves or progress.LEAVES in parsed.words
         if progress.RATES in parsed.words:
-            self._rates(self.place(number, parsed), parsed)
+            self._rates(number, parsed)
         if self._leaves and parsed.words.startswith("[W"):
             return
         # Of a traceback only its ends count.
@@ -166,13 +166,14 @@ class HostStream:
         ):
             seen.quiet.append(self.place(number, parsed))
 
-    def _rates(self, place: LogPosition, parsed: LogLine) -> None:
+    def _rates(self, number: int, parsed: LogLine) -> None:
         """Count the reports of an engine that has requests and makes no token."""
         engine = found[0] if (found := progress.ENGINE.search(parsed.words)) else ""
         if not progress.IDLE.search(parsed.words):
             if self._idle.pop(engine, None) and not self._idle:
                 self.seen.hits.pop(STUCK, None)
             return
+        place = self.place(number, parsed)
         if len(self._idle) < MAX_ENGINES or engine in self._idle:
             self._idle[engine] = [*self._idle.get(engine, ())[:IDLE_REPORTS], place]
         first, *more = self._idle.get(engine, [place])
@@ -211,7 +212,7 @@ class HostStream:
             del raised[MAX_RAISED // 2]
         raised.append(one)
 
-    def _foreign(self, parsed: LogLine) -> bool:
+    def foreign(self, parsed: LogLine) -> bool:
         """Whether a line cannot be later than what is above it, though it is below it.
 
         It is older; or it has a date where what failed above it has no time at all, as a line of another log.
@@ -283,10 +284,8 @@ class HostStream:
             seen.quiet.clear()
             self.waiting.clear()
 
-    def answered(self, place: LogPosition, dated: LogLine) -> None:
-        """Take a line by which the server has answered; `dated` is the line that has its time."""
-        if self._foreign(dated):
-            return
+    def answered(self, place: LogPosition) -> None:
+        """Take a line by which the server has answered."""
         self.seen.alive = place
         self.seen.strange.clear()
         self.seen.raised.clear()
