@@ -115,7 +115,7 @@ class Fronted:
 
     def connect(self) -> socket.socket:
         """A connection to the front, which ends with it at the latest."""
-        self._connections.append(socket.create_connection(("127.0.0.1", self.port), 10))
+        self._connections.append(socket.create_connection(("127.0.0.1", self.port), 60))
         return self._connections[-1]
 
     def send(self, raw: bytes, *, end: bool = False) -> Answer:
