@@ -96,6 +96,7 @@ class Front(web.Server):
         self._seen: object = None
         self._error = ""
         self._shown: FrontStatus | None = None
+        self._writing = asyncio.Lock()
 
     def __call__(self) -> RequestHandler:
         """A new connection."""
@@ -273,13 +274,15 @@ class Front(web.Server):
 
     async def write_status(self) -> None:
         """Write the status where it has changed; in a thread, since a disk may take its time."""
-        status = self.status()
-        if self._settings.status is None or status == self._shown:
-            return
-        content = {**asdict(status), "updated": round(time.time(), 3)}
-        loop = asyncio.get_running_loop()
-        if await loop.run_in_executor(None, write_whole, self._settings.status, content):
-            self._shown = status
+        # One after the other: of two at once the older could be written last, and stay.
+        async with self._writing:
+            status = self.status()
+            if self._settings.status is None or status == self._shown:
+                return
+            content = {**asdict(status), "updated": round(time.time(), 3)}
+            loop = asyncio.get_running_loop()
+            if await loop.run_in_executor(None, write_whole, self._settings.status, content):
+                self._shown = status
 
     # ---- the run
 

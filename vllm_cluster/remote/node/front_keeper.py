@@ -55,22 +55,21 @@ class FrontKeeper:
             return None
         return found if self.child and found.pid == self.child.pid else None
 
-    @property
-    def _in_force(self) -> bool:
-        """Whether it listens, with the routes that were written last."""
-        status = self._status
-        return status is not None and status.routes == self._routes.number
+    def sends_to(self, replica: str) -> bool:
+        """Whether requests reach a replica now."""
+        return self._reads(replica, "ready") is not None
 
-    def knows(self, replica: str, state: ReplicaState) -> bool:
-        """Whether a replica is in this state for the front; its counts are then of after that."""
-        rows = (row for one in self._routes.deployments for row in one.replicas)
-        return self._in_force and any((row.id, row.state) == (replica, state) for row in rows)
-
-    def open(self, replica: str) -> int:
-        """The requests that are open at a replica; none where there is no front."""
-        status = self._status
+    def open(self, replica: str) -> int | None:
+        """The requests that are open at a replica that gets no new one; None where the front does not know that yet."""
+        status = self._reads(replica, "draining")
         row = status.replicas.get(replica) if status else None
-        return row.open if row else 0
+        return (row.open if row else 0) if status else None
+
+    def _reads(self, replica: str, state: ReplicaState) -> FrontStatus | None:
+        """Read what the front has written since a replica is in this state for it; None before."""
+        rows = (row for one in self._routes.deployments for row in one.replicas)
+        status = self._status if any((row.id, row.state) == (replica, state) for row in rows) else None
+        return status if status and status.routes == self._routes.number else None
 
     def _start(self, at: Place) -> None:
         self._due = time.monotonic() + self._pace.front_again

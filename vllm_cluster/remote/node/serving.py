@@ -295,7 +295,7 @@ class ServeController:
 
     def _progress(self, course: ServeState, start: Start, leads: PartReport) -> None:
         started = leads.phase == "ready" and course.ready_at is None
-        if started and not self._front.knows(start.replica, "ready"):
+        if started and not self._front.sends_to(start.replica):
             course.set_phase("probing", self._front.taken or "the front is about to take requests for it")
             return
         if started:
@@ -364,11 +364,11 @@ class ServeController:
     def _drain_open(self, course: ServeState, start: Start) -> None:
         """End the parts once nothing is open there that the front has sent, or it has taken too long."""
         number = self._front.open(start.replica)
-        if (self._front.knows(start.replica, "draining") and not number) or time.monotonic() >= start.drained_by:
+        if number == 0 or time.monotonic() >= start.drained_by:
             start.how = "asked"
             course.set_phase("stopping", start.ending)
         else:
-            course.set_phase("stopping", f"{start.ending}; open requests end first: {number}")
+            course.set_phase("stopping", f"{start.ending}; open requests end first: {number or 0}")
 
     def _finish(self, start: Start, away: Sequence[str]) -> None:
         """Do what follows a start of which nothing is left; what nodes have left that are away ends by itself there."""
