@@ -55,6 +55,7 @@ class Fronted:
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.port = folder, free_port()
+        self._chosen = self.port
         self.routes, self.status_file, self.key_file = (folder / name for name in ("routes", "status.json", "key"))
         self.key_file.write_text(KEY)
         (folder / "replica-key").write_text(REPLICA_KEY)
@@ -65,7 +66,24 @@ class Fronted:
         self._connections: list[socket.socket] = []
 
     def start(self, *options: str) -> None:
-        """Start the front, and wait until it listens."""
+        """Start the front, and wait until it listens.
+
+        Raises:
+            AssertionError: it has ended, with what it has printed.
+        """
+        lines: list[str] = []
+        for _ in range(3):
+            lines = self._start(*options)
+            if "listening" in "".join(lines[-1:]):
+                return
+            if self.port != self._chosen or "cannot listen" not in "".join(lines):
+                break
+            # Another test has taken the port since it was found free.
+            self.port = self._chosen = free_port()
+        raise AssertionError(f"the front has ended: {''.join(lines)}")
+
+    def _start(self, *options: str) -> list[str]:
+        """What a front has printed until it listens, or has ended."""
         argv = [sys.executable, "-m", "vllm_cluster.remote.node.front", f"--listen=127.0.0.1:{self.port}"]
         argv += [f"--routes={self.routes}", f"--status={self.status_file}", *options]
         environment = {
@@ -75,10 +93,12 @@ class Fronted:
         }
         self.process = subprocess.Popen(argv, env=environment, stdout=subprocess.PIPE, text=True, cwd=self.folder)
         assert self.process.stdout is not None
+        lines: list[str] = []
         for line in self.process.stdout:
+            lines.append(line)
             if "listening" in line:
-                return
-        raise AssertionError("the front has ended")
+                break
+        return lines
 
     def replica(self, name: str, *names: str, pace: float = 50.0) -> Replica:
         """Start a server; it is in the routes once they are written."""
