@@ -9,6 +9,7 @@ import threading
 import time
 import urllib.error
 import urllib.request
+from pathlib import Path
 from typing import Any
 
 from tests.support.node.world import KEY, World, eventually
@@ -40,8 +41,9 @@ def answers(world: World) -> bool:
 
 
 def front_pid(world: World) -> int:
-    """The process of the front that has written its status last."""
-    return int(json.loads((world.state / "front-status.json").read_text())["pid"])
+    """The process of the front that has written its status; 0 where a new one has not yet."""
+    path = world.state / "front-status.json"
+    return int(json.loads(path.read_text())["pid"]) if path.exists() else 0
 
 
 # fault: remote/node/serving.py: return "ready" if leads and leads.phase == "ready" else "waiting" → return "ready"
@@ -69,7 +71,9 @@ def test_a_front_that_dies_is_back_within_2_s(world: World) -> None:
     before = front_pid(world)
     began = time.monotonic()
     os.kill(before, signal.SIGKILL)
-    eventually(lambda: front_pid(world) != before and answers(world) and ask(world)[0] == 200, "the front again")
+    eventually(
+        lambda: front_pid(world) not in (0, before) and answers(world) and ask(world)[0] == 200, "the front again"
+    )
     assert time.monotonic() - began < 2.0
     assert len(world.attempts) == 1
 
@@ -124,3 +128,14 @@ def test_clients_learn_that_it_has_failed(world: World) -> None:
     world.phase("failed")
     until(lambda: answers(world), 10, every=0.05)
     until(lambda: "not ready: failed" in ask(world)[1]["message"], 10, every=0.05)
+
+
+# fault: remote/node/serving.py: self._front.taken or self._front.ended or → self._front.taken or
+def test_a_front_that_does_not_start_is_named(world: World, tmp_path: Path) -> None:
+    """An image whose HTTP library is broken: the model must not wait without a reason."""
+    (tmp_path / "broken").mkdir()
+    (tmp_path / "broken" / "aiohttp.py").write_text("raise ImportError('it is broken')\n")
+    path = f"{tmp_path / 'broken'}{os.pathsep}{world.folder / 'python'}"
+    world.start(PYTHONPATH=path)
+    world.want("one")
+    world.phase("probing", detail="the front has ended with exit code 1: ImportError: it is broken")

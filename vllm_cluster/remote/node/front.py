@@ -84,7 +84,7 @@ class Front(web.Server):
     def __init__(self, settings: FrontSettings, client: ClientSession) -> None:
         super().__init__(self._serve, handler_cancellation=True)
         self.stopping = False
-        self._settings, self._client = settings, client
+        self._settings = settings
         self._reader = KeyReader(settings.key)
         self._replica_keys: dict[str, KeyReader] = {}
         self._table = Table(FrontRoutes(1))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import time
 from collections.abc import Mapping
@@ -28,8 +29,8 @@ class FrontKeeper:
 
     def __init__(self, state: Path, pace: Timing, environment: Mapping[str, str]) -> None:
         self.child: Child | None = None
-        # Why it cannot listen.
-        self.taken = ""
+        # Why it cannot listen, and how the last one ended by itself.
+        self.taken = self.ended = ""
         self._state, self._pace, self._environment = state, pace, environment
         self._at: Place | None = None
         self._due = 0.0
@@ -77,18 +78,24 @@ class FrontKeeper:
             # Another program's server would answer our clients.
             self.taken = f"port {at[1]} of {at[0]} is taken by another program"
             return
+        # Of a container before this one, whose processes had the same numbers.
+        (self._state / STATUS).unlink(missing_ok=True)
         self.taken, self._at = "", at
         argv = [sys.executable, "-m", "vllm_cluster.remote.node.front", f"--listen={at[0]}:{at[1]}"]
         argv += [f"--routes={self._state / ROUTES}", f"--status={self._state / STATUS}"]
-        self.child = Child("front", argv, self._environment, lambda line: None)
+        # Nothing of the folder that the container happens to be in is imported; Python 3.10 does not know it yet.
+        environment = {**self._environment, "PYTHONSAFEPATH": "1"}
+        self.child = Child("front", argv, environment, lambda line: None)
 
     def _end(self, child: Child) -> None:
         if (code := child.code()) is None:
-            os.kill(child.pid or 0, 15)
+            if child.pid:
+                os.kill(child.pid, signal.SIGTERM)
             return
         child.drain()
-        if self._at:
-            log_line("front", f"ended with exit code {code}")
+        last = f": {child.tail[-1].strip()[:200]}" if child.tail else ""
+        self.ended = f"the front has ended with exit code {code}{last}"
+        log_line("front", self.ended)
         self.child = self._at = None
 
     def _write(self, deployments: tuple[FrontDeployment, ...]) -> None:

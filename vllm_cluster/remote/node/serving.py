@@ -296,7 +296,8 @@ class ServeController:
     def _progress(self, course: ServeState, start: Start, leads: PartReport) -> None:
         started = leads.phase == "ready" and course.ready_at is None
         if started and not self._front.sends_to(start.replica):
-            course.set_phase("probing", self._front.taken or "the front is about to take requests for it")
+            waits = self._front.taken or self._front.ended or "the front is about to take requests for it"
+            course.set_phase("probing", waits)
             return
         if started:
             course.once_ready, course.failures = True, 0
