@@ -255,7 +255,8 @@ def _host(
 
 def _restart_line(inventory: Inventory, host: str) -> str:
     """What helps where a node program writes nothing: `check` names a full disk, a restart ends what stopped it."""
-    return "vcluster check\n" + command_line("docker", "restart", node_name(inventory.cluster), on=host)
+    restart = command_line("docker", "restart", node_name(inventory.cluster), on=host)
+    return f"vcluster check\n{restart}\nthe restart loads a model again that is served there"
 
 
 def _other_number(inventory: Inventory, name: str, row: HostState, counted: int, gpus: int | None) -> tuple[str, str]:

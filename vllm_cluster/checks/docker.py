@@ -30,7 +30,7 @@ SAFE_TOOLKIT = (1, 18)
 _INSTALL = {
     "debian": "sudo apt-get update && sudo apt-get install -y docker.io",
     "amzn": "sudo dnf install -y docker && sudo systemctl enable --now docker",
-    "arch": "sudo pacman -Sy --noconfirm docker && sudo systemctl enable --now docker",
+    "arch": "sudo pacman -S --noconfirm docker && sudo systemctl enable --now docker",
     "suse": "sudo zypper --non-interactive install docker && sudo systemctl enable --now docker",
 }
 _PAGES = ("fedora", "rhel")
