@@ -25,6 +25,7 @@ def test_the_license_that_is_claimed_is_there() -> None:
     ("file", "lines"),
     [
         ("README.md", [f"tested with vLLM {VLLM} and Ray {RAY}"]),
+        ("docs/engines.md", [f"| {VLLM} | {RAY} | two hosts of the sandbox, CPU |"]),
         ("docs/inventory.md", [f"image: {VLLM_IMAGE}"]),
         ("docs/reference/inventory.md", [f"| `image` | required | `{VLLM_IMAGE}` |"]),
         ("docs/reference/commands.md", [f"default: {VLLM_IMAGE}]"]),
