@@ -176,7 +176,7 @@ def test_the_explain_page(sandbox: Sandbox, tmp_path: Path) -> None:
     (tmp_path / "worker.log.gz").write_bytes(gzip.compress(text))
     for command in commands("explain.md"):
         said = shell(command, tmp_path, {**sandbox.environment})
-        assert "(docs/failures.md#context-too-long)" in said or "head.log" not in command
+        assert "(vcluster explain context-too-long)" in said or "head.log" not in command
     assert {path.name for path in tmp_path.glob("*.tar.gz")} == {"report.tar.gz"}
 
 

@@ -51,6 +51,7 @@ DOCUMENTS = {
         "status --history": "history",
         "check --facts": "facts",
         "explain --bundle": "bundle",
+        "explain NAME": "failure",
         "endpoint --key": "key",
     },
     **{name: name for name in ("complete", "chat", "endpoint", "bench")},
@@ -141,6 +142,7 @@ def schemas() -> dict[str, Schema]:
         "image": keys({"v": VERSION, "hosts": by_name(rows(fields(ClusterImage))), "unreachable": by_name(TEXT)}),
         "fit": _fit(),
         "explain": _explain(),
+        "failure": _failure(),
         "bundle": keys({"v": VERSION, "file": TEXT, "packed": by_name(COUNT), "unreachable": by_name(TEXT)}),
         "history": keys({"v": VERSION, "cluster": TEXT, "entries": rows(fields(Entry))}),
         "complete": _answer(),
@@ -227,19 +229,23 @@ def _fit() -> Schema:
     )
 
 
+def _about() -> Schema:
+    return {
+        "id": TEXT,
+        "kind": {"enum": ["cause", "symptom"]},
+        "seen": TEXT,
+        **dict.fromkeys(("cause", "meaning", "fix", "look", "found_by"), maybe(TEXT)),
+    }
+
+
+def _failure() -> Schema:
+    more = {**dict.fromkeys(("checks", "signs"), rows(TEXT)), **dict.fromkeys(("prevented", "silent"), maybe(TEXT))}
+    return keys({"v": VERSION, "name": TEXT, "failures": rows(keys({**_about(), **more}))})
+
+
 def _explain() -> Schema:
     place = fields(LogPosition)
-    finding = keys(
-        {
-            "id": TEXT,
-            "kind": {"enum": ["cause", "symptom"]},
-            "seen": TEXT,
-            **dict.fromkeys(("cause", "meaning", "fix", "look", "found_by"), maybe(TEXT)),
-            "count": COUNT,
-            "lines": rows(place),
-            "more": rows(TEXT),
-        }
-    )
+    finding = keys({**_about(), "count": COUNT, "lines": rows(place), "more": rows(TEXT)})
     return keys(
         {
             "v": VERSION,

@@ -9,6 +9,7 @@ import os
 import re
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
+from importlib.resources import files
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -21,6 +22,7 @@ _HOSTS = re.compile(r"^hosts:[ \t]*(?:#.*)?\n((?:[ \t]+.*\n|[ \t]*#.*\n|[ \t]*\n
 # A shell would run parts of other names, or needs them quoted.
 _PLAIN = re.compile(r"[\w.+@:/,-]*")
 _KEY = re.compile(r"""^([ \t]+)["']?([\w.-]+)["']?[ \t]*:""", re.MULTILINE)
+_FAILURE = re.compile(r"^\[\w+\.([\w-]+)\]", re.MULTILINE)
 
 
 class Words(Protocol):
@@ -55,6 +57,15 @@ def complete_host_list(ctx: Words, args: list[str], incomplete: str) -> list[str
 def complete_models(ctx: Words, args: list[str], incomplete: str) -> list[str]:
     """The models that this user has served, the last one first."""
     return _offered(_models(), incomplete)
+
+
+def complete_failures(ctx: Words, args: list[str], incomplete: str) -> list[str]:
+    """The failures of the catalogue, by its text as well; the shell offers files where none begins so."""
+    try:
+        text = files("vllm_cluster.explain").joinpath("failures.toml").read_text("utf-8")
+    except (OSError, ValueError):
+        return []
+    return _offered(_FAILURE.findall(text), incomplete) if incomplete else []
 
 
 def _offered(names: Iterable[str], incomplete: str) -> list[str]:

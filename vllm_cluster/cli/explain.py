@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from vllm_cluster.cli.completion import complete_failures
 from vllm_cluster.cli.options import InventoryPath, Json
 from vllm_cluster.cli.render.output import out
 from vllm_cluster.cli.session import SETTINGS, Session
 from vllm_cluster.errors import UsageError
+from vllm_cluster.shell_line import command_line
+
+# As failures and findings are named; what is such a file is read as one.
+_NAME = re.compile(r"[a-z][a-z0-9]*(?:-[a-z0-9]+)*")
 
 EXIT_UNREACHABLE = 4
 # By result; 0 for a cause, and for logs without a failure that they still have.
@@ -20,8 +26,10 @@ EXIT_CODES = {"unknown": 1, "symptom": 1, "exception": 5, "unfinished": 75}
 Files = Annotated[
     list[Path] | None,
     typer.Argument(
-        metavar="FILE",
-        help="Logs, also gzipped, or folders of them; - is standard input. Default: those of the cluster.",
+        metavar="FILE|NAME",
+        help="Logs, also gzipped, or folders of them; - is standard input. Or the name of a failure or of a finding: "
+        "all that is known of it. Default: the logs of the cluster.",
+        autocompletion=complete_failures,
     ),
 ]
 Bundle = Annotated[
@@ -42,8 +50,27 @@ def explain(
     with Session(inventory, as_json=as_json) as session:
         if bundle:
             _pack(session, bundle)
+        elif files and len(files) == 1 and _NAME.fullmatch(str(files[0])) and not files[0].exists():
+            _show(session, str(files[0]))
         else:
             _explain(session, files or ())
+
+
+def _show(session: Session, name: str) -> None:
+    """Show the failure of that name, or those that a finding of that code shows beforehand."""
+    from vllm_cluster.cli.render.failure import failures_document, show_failures
+    from vllm_cluster.explain.catalogue import CHECKED, FAILURES
+    from vllm_cluster.inventory.words import nearest
+
+    found = [FAILURES[name]] if name in FAILURES else [FAILURES[slug] for slug in CHECKED.get(name, ())]
+    if not found:
+        near = nearest(name, [*FAILURES, *CHECKED])
+        also = f"; did you mean {near}?" if near else ""
+        raise UsageError(
+            f"{name} is neither a file nor the name of a failure or of a finding{also}",
+            hint=command_line("vcluster", "explain", near or "FILE"),
+        )
+    session.show(lambda: failures_document(name, found), lambda: show_failures(found, color=SETTINGS.color))
 
 
 def _explain(session: Session, files: Sequence[Path]) -> None:

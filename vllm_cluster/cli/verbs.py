@@ -265,11 +265,12 @@ VERBS = {
         _MORE,
         "explain:explain",
         "Name the first cause of a failure from logs.",
-        "Reads the logs of the cluster, or of any launcher. With --bundle it packs a report; known secrets are "
-        "redacted, review it before you share it.",
+        "Reads the logs of the cluster, or of any launcher. With the name of a failure it shows what is known of it. "
+        "With --bundle it packs a report; known secrets are redacted, review it before you share it.",
         (
             "vcluster explain",
             "vcluster explain vllm.log ray/session_latest/logs",
+            "vcluster explain context-too-long",
             "vcluster explain --bundle report.tar.gz",
         ),
         {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from string import ascii_lowercase
 from typing import Any
 
 import pytest
@@ -11,11 +12,13 @@ import pytest
 from tests.support.in_process import run
 from vllm_cluster.cli.completion import (
     MAX_MODELS,
+    complete_failures,
     complete_host_list,
     complete_hosts,
     complete_models,
     remember_model,
 )
+from vllm_cluster.explain.catalogue import FAILURES
 
 INVENTORY = """version: 1
 cluster: lab
@@ -51,6 +54,13 @@ def inventory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_hosts_are_those_of_the_inventory(inventory: Path) -> None:
     assert complete_hosts(Typed(inventory), [], "") == ["gpu1", "gpu-2", "other"]
     assert complete_hosts(Typed(inventory), [], "gpu") == ["gpu1", "gpu-2"]
+
+
+def test_failures_are_those_of_the_catalogue_once_a_letter_is_typed(inventory: Path) -> None:
+    typed = Typed(inventory)
+    offered = [name for letter in ascii_lowercase for name in complete_failures(typed, [], letter)]
+    assert sorted(offered) == sorted(FAILURES)
+    assert complete_failures(typed, [], "") == []  # the shell offers files
 
 
 def test_a_list_of_hosts_is_completed_behind_its_last_comma(inventory: Path) -> None:

@@ -20,6 +20,7 @@ from tests.support.logs import FOLDER
 from vllm_cluster.actions import explain as action
 from vllm_cluster.cli.explain import explain
 from vllm_cluster.errors import HostError, UsageError
+from vllm_cluster.explain.catalogue import CHECKED, FAILURES
 
 
 def run(*paths: Path, as_json: bool = False) -> int:
@@ -35,7 +36,7 @@ def test_a_cause_with_its_lines_its_fix_and_what_finds_it_before(capsys: pytest.
     path = FOLDER / "context-too-long.context.log"
     assert run(path) == 0
     said = capsys.readouterr().out
-    assert said.startswith("The context does not fit beside the weights (docs/failures.md#context-too-long)\n")
+    assert said.startswith("The context does not fit beside the weights (vcluster explain context-too-long)\n")
     assert f"  {path}:" in said
     assert "(EngineCore pid=24) ValueError: To serve at least one request" in said
     fixes = ("vcluster serve MODEL -- --max-model-len N", "vcluster serve MODEL -- --kv-cache-dtype fp8")
@@ -113,7 +114,7 @@ def test_a_failure_before_the_last_start_has_its_words(tmp_path: Path, capsys: p
     log.write_text(start.format(1) + "OSError: [Errno 28] No space left on device\n" + start.format(2))
     assert run(log) == 0
     (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("before the last start")]
-    assert re.fullmatch(r"before the last start: \w.+ \(docs/failures\.md#[a-z-]+\)", line)
+    assert re.fullmatch(r"before the last start: \w.+ \(vcluster explain [a-z-]+\)", line)
 
 
 def test_a_packed_log_a_pipe_and_standard_input(
@@ -190,3 +191,49 @@ def test_a_packed_file_that_grows_without_end_is_left(tmp_path: Path, monkeypatc
     assert stat.S_ISREG(path.stat().st_mode)
     with pytest.raises(UsageError, match="is more than"):
         action.of_files([path], lambda _: None)
+
+
+# fault: cli/render/failure.py: failure.cause if cause else None → failure.cause
+@pytest.mark.parametrize("name", FAILURES)
+def test_the_name_of_a_failure_shows_all_that_is_known_of_it(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    known = FAILURES[name]
+    assert run(Path(name)) == 0
+    said = capsys.readouterr().out
+    assert said.startswith(f"{name}\nseen:    {known.symptom}\n")
+    assert known.cause in said
+    assert all(f"{line}\n" in said for line in known.fix.splitlines())
+    assert all(code in said for code in known.checks)
+    assert run(Path(name), as_json=True) == 0
+    shown = capsys.readouterr().out
+    validate(["explain", "NAME"], shown)
+    (failure,) = json.loads(shown)["failures"]
+    assert (failure["cause"] is None) == (failure["fix"] is None) == (known.kind == "symptom")
+    assert set(failure["signs"]) == {sign.needle for sign in known.signs}
+
+
+def test_the_code_of_a_finding_shows_the_failures_that_it_is_found_for(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(Path("driver-differs"), as_json=True) == 0
+    shown = json.loads(capsys.readouterr().out)["failures"]
+    assert [failure["id"] for failure in shown] == CHECKED["driver-differs"]
+    assert len(shown) > 1
+    assert all("driver-differs" in failure["checks"] for failure in shown)
+
+
+# fault: cli/explain.py: and not files[0].exists() → and True
+def test_a_file_that_is_named_as_a_failure_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("rdma-path").write_text("OSError: [Errno 28] No space left on device\n")
+    assert run(Path("rdma-path")) == 0
+    assert "(vcluster explain disk-full)" in capsys.readouterr().out
+
+
+# fault: cli/explain.py: f"; did you mean {near}?" if near else "" → ""
+def test_an_unknown_name_is_refused_with_the_one_that_is_near(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(Path("contxt-too-long")) == 2
+    said = capsys.readouterr().err
+    assert "; did you mean context-too-long?\n" in said
+    assert "fix: vcluster explain context-too-long\n" in said
+    assert run(Path("xyzzy")) == 2
+    assert "xyzzy is neither a file nor the name of a failure or of a finding\n" in capsys.readouterr().err

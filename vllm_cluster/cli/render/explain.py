@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
+from vllm_cluster.cli.render.failure import about
 from vllm_cluster.cli.render.history import when
 from vllm_cluster.cli.render.output import BOLD, out, styles
 from vllm_cluster.cli.render.text import plain
@@ -15,6 +16,7 @@ from vllm_cluster.explain.catalogue import FAILURES
 from vllm_cluster.explain.diagnosis import BenignMatch, Diagnosis, MatchedFailure
 from vllm_cluster.explain.failure import KnownFailure
 from vllm_cluster.explain.stream import LogPosition, Raised
+from vllm_cluster.shell_line import command_line
 from vllm_cluster.text import count
 from vllm_cluster.wire.status import FailedRequest
 
@@ -52,16 +54,8 @@ def explain_document(
 
 
 def _finding(found: MatchedFailure) -> dict[str, Any]:
-    failure = found.failure
     return {
-        "id": failure.slug,
-        "kind": failure.kind,
-        "seen": failure.symptom,
-        "cause": failure.cause if failure.kind == "cause" else None,
-        "meaning": failure.cause if failure.kind == "symptom" else None,
-        "fix": failure.fix if failure.kind == "cause" else None,
-        "look": failure.fix if failure.kind == "symptom" else None,
-        "found_by": failure.found_by or None,
+        **about(found.failure),
         "count": found.count,
         "lines": [asdict(place) for place in found.places],
         "more": list(found.more),
@@ -194,8 +188,8 @@ def _named(failure: KnownFailure) -> str:
 
 
 def _link(failure: KnownFailure) -> str:
-    """The failure's place in the catalogue, as its page names it."""
-    return f"docs/failures.md#{failure.slug}"
+    """The command that shows all that the catalogue has of the failure: a package has no docs folder."""
+    return command_line("vcluster", "explain", failure.slug)
 
 
 def _line(place: LogPosition) -> str:

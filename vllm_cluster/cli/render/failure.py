@@ -1,0 +1,70 @@
+"""What the catalogue knows of a failure, for people and as a document for programs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from vllm_cluster.cli.render.output import BOLD, out, styles
+from vllm_cluster.explain.failure import KnownFailure
+
+
+def about(failure: KnownFailure) -> dict[str, Any]:
+    """What it is and what to do, as JSON would have it: a symptom has a meaning and where to look, no cause."""
+    cause = failure.kind == "cause"
+    return {
+        "id": failure.slug,
+        "kind": failure.kind,
+        "seen": failure.symptom,
+        "cause": failure.cause if cause else None,
+        "meaning": None if cause else failure.cause,
+        "fix": failure.fix if cause else None,
+        "look": None if cause else failure.fix,
+        "found_by": failure.found_by or None,
+    }
+
+
+def failures_document(name: str, failures: Sequence[KnownFailure]) -> dict[str, Any]:
+    """The failures of that name as JSON would have them."""
+    return {
+        "v": 1,
+        "name": name,
+        "failures": [
+            {
+                **about(failure),
+                "checks": list(failure.checks),
+                "prevented": failure.prevented or None,
+                "silent": failure.silent or None,
+                "signs": _signs(failure),
+            }
+            for failure in failures
+        ],
+    }
+
+
+def show_failures(failures: Sequence[KnownFailure], *, color: str) -> None:
+    """Write one failure after the other on standard output."""
+    bold, end = styles(color, BOLD)
+    for number, failure in enumerate(failures):
+        out("\n" if number else "", bold, failure.slug, end, *(f"\n{line}" for line in _lines(failure)))
+
+
+def _lines(failure: KnownFailure) -> Iterable[str]:
+    symptom = failure.kind == "symptom"
+    yield f"seen:    {failure.symptom}"
+    yield f"means:   {failure.cause}; a symptom, with more than one cause" if symptom else f"cause:   {failure.cause}"
+    yield from (f"{'look:    ' if symptom else 'fix:     '}{line}" for line in failure.fix.splitlines())
+    if failure.checks:
+        yield f"before:  {failure.found_by or 'vcluster check'} finds it, as {', '.join(failure.checks)}"
+    elif failure.found_by:
+        yield f"before:  {failure.found_by} finds it before anything is loaded"
+    if failure.prevented:
+        yield f"held:    {failure.prevented}"
+    if failure.silent:
+        yield f"no log:  {failure.silent}"
+    yield from (f"sign:    {words}" for words in _signs(failure))
+
+
+def _signs(failure: KnownFailure) -> list[str]:
+    """The words of a log by which it is known."""
+    return list(dict.fromkeys(sign.needle for sign in failure.signs))
