@@ -10,6 +10,7 @@ from functools import partial
 from typing import Literal
 
 from vllm_cluster.explain.catalogue import FAILURES, LogPattern
+from vllm_cluster.explain.communicators import WAITS, waiting
 from vllm_cluster.explain.failure import KnownFailure, SignKind
 from vllm_cluster.explain.progress import ANNOUNCED
 from vllm_cluster.explain.stream import LogPosition, LogScan, Raised, SignMatch
@@ -161,6 +162,7 @@ def _evidence(logs: Sequence[LogScan], since: Mapping[str, float] | None, *, hea
     hits, earlier = _of_last_run(logs, since, in_order)
     facts = _facts(logs)
     hits = [_uncontradicted(hit, facts) for hit in hits]
+    hits += [SignMatch(WAITS, place, place, 1) for place in waiting(logs)]
     alive = max((log.alive for log in logs if log.alive), key=_when, default=None)
 
     def over(place: LogPosition) -> bool:

@@ -9,6 +9,7 @@ from functools import cache, lru_cache
 
 from vllm_cluster.explain import progress
 from vllm_cluster.explain.catalogue import SIGNS, LogPattern
+from vllm_cluster.explain.communicators import WORDS, Communicators
 from vllm_cluster.explain.failure import SignKind
 from vllm_cluster.explain.frame import Frame, Nearby, is_chained, is_exception
 from vllm_cluster.explain.log_line import DAY, LogLine, parse_line
@@ -96,6 +97,7 @@ class LogScan:
     started: LogPosition | None = None
     alive: LogPosition | None = None
     streams: list[LogScan] = field(default_factory=list)
+    communicators: Communicators[LogPosition] = field(default_factory=Communicators)
 
 
 @lru_cache(_CACHE)
@@ -151,6 +153,8 @@ class HostStream:
         self._leaves = self._leaves or progress.LEAVES in parsed.words
         if progress.RATES in parsed.words:
             self._rates(number, parsed)
+        if WORDS in parsed.words:
+            seen.communicators.take(parsed.words, self.place(number, parsed))
         if self._leaves and parsed.words.startswith("[W"):
             return
         # Of a traceback only its ends count.
@@ -283,6 +287,7 @@ class HostStream:
             seen.raised.clear()
             seen.quiet.clear()
             self.waiting.clear()
+            seen.communicators.clear()
 
     def answered(self, place: LogPosition) -> None:
         """Take a line by which the server has answered."""
@@ -290,6 +295,7 @@ class HostStream:
         self.seen.strange.clear()
         self.seen.raised.clear()
         self.seen.quiet.clear()
+        self.seen.communicators.clear()
         self.work_continued(place)
 
     def work_continued(self, place: LogPosition) -> None:

@@ -1,0 +1,64 @@
+"""A rank that never joins a communicator of NCCL writes nothing: that others have joined it shows it."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.support.logs import explained
+
+LINE = "node{0}:10{0}:20{0} [0] NCCL INFO ncclCommInitRank comm 0x{0}a rank {0} nranks 2 commId 0xab - Init {1}\n"
+BEGIN, JOIN = "START", "COMPLETE"
+
+
+def lines(*steps: tuple[int, str]) -> str:
+    return "".join(LINE.format(rank, step) for rank, step in steps)
+
+
+# fault: explain/communicators.py: if name in joined → if name not in joined
+@pytest.mark.parametrize("apart", [False, True], ids=["one log", "a log a host"])
+def test_ranks_that_have_not_joined_what_others_have_joined_are_a_symptom(apart: bool) -> None:
+    first, second = lines((0, BEGIN), (0, JOIN)), lines((1, BEGIN))
+    verdict = explained(first, second) if apart else explained(second + first)
+    assert verdict.result == "symptom"
+    assert verdict.symptom
+    assert verdict.symptom.failure.slug == "collective-timeout"
+    assert ["comm 0x1a rank 1 " in place.text for place in verdict.symptom.places] == [True]
+
+
+def test_ranks_that_have_all_joined_or_may_all_be_about_to_are_none() -> None:
+    both = lines((0, BEGIN), (1, BEGIN))
+    assert explained(both).symptom is None
+    assert explained(both + lines((1, JOIN), (0, JOIN))).symptom is None
+
+
+# fault: explain/stream.py: self.seen.communicators.clear() → pass
+def test_a_server_that_has_answered_since_has_survived_it() -> None:
+    log = lines((1, BEGIN), (0, BEGIN), (0, JOIN)).replace("node1", "node0")
+    assert explained(log).result == "symptom"
+    assert explained(log + "INFO:     Application startup complete.\n").result == "healthy"
+
+
+@pytest.mark.parametrize(
+    ("log", "slug"),
+    [
+        ("RuntimeError: Engine core initialization failed. See root cause above.\n"
+         "srun: error: gpu1: task 0: Exited with exit code 1\n", "engine-died"),
+        ("/usr/bin/ld: cannot find -lcuda: No such file or directory\ncollect2: error: ld returned 1 exit status\n",
+         "program-missing"),
+        ("Failed to modify QP to RTR: Connection timed out\nerrno: 110\n", "rdma-path"),
+        ("a:1:2 [0] misc/socket.cc:4 NCCL WARN socketStartConnect: Connect to 10.0.0.4<45> failed : Software caused "
+         "connection abort\n", "peer-unanswered"),
+        ("a:1:2 [0] misc/socket.cc:4 NCCL WARN socketPollConnect: connect to 10.0.0.4<45> failed (34/34)\n",
+         "peer-unanswered"),
+    ],
+)  # fmt: skip
+def test_words_of_launchers_and_libraries(log: str, slug: str) -> None:
+    verdict = explained(log)
+    assert verdict.named
+    assert verdict.named.failure.slug == slug
+
+
+def test_what_libraries_print_without_a_level_is_shown() -> None:
+    said = "Failed: Cuda error csrc/custom_all_reduce.cuh:455 'invalid argument'"
+    died = "(APIServer pid=9) RuntimeError: Engine core initialization failed. See root cause above.\n"
+    assert said in [place.text for place in explained(f"{said}\n{died}").unknown_lines]

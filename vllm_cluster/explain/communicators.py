@@ -1,0 +1,59 @@
+"""Communicators of NCCL that only some of their ranks have joined: no rank writes that it waits."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from typing import Generic, Protocol, TypeVar
+
+from vllm_cluster.explain.catalogue import LogPattern
+from vllm_cluster.explain.failure import SignKind
+
+Place = TypeVar("Place")
+
+WORDS = " - Init "
+_JOINS = re.compile(
+    r"\bcomm (0x[0-9a-f]{1,16}) rank (\d{1,6}) .{0,200}commId (0x[0-9a-f]{1,16}) - Init (START|COMPLETE)"
+)
+MAX_RANKS = 4096
+WAITS = LogPattern("collective-timeout", WORDS, None, SignKind.SYMPTOM)
+
+
+class Communicators(Generic[Place]):
+    """The ranks that one host has seen begin to join a communicator, and the communicators that one has joined."""
+
+    def __init__(self) -> None:
+        self.begun: dict[tuple[str, str, str], Place] = {}
+        self.joined: set[str] = set()
+
+    def take(self, words: str, place: Place) -> None:
+        """Look at a line of NCCL."""
+        found = _JOINS.search(words)
+        if not found:
+            return
+        pointer, rank, name, done = found.groups()
+        if done == "COMPLETE":
+            self.begun.pop((name, rank, pointer), None)
+            if len(self.joined) < MAX_RANKS:
+                self.joined.add(name)
+        elif len(self.begun) < MAX_RANKS:
+            self.begun[name, rank, pointer] = place
+
+    def clear(self) -> None:
+        """Forget all: the server has answered, or starts again."""
+        self.begun.clear()
+        self.joined.clear()
+
+
+class _Log(Protocol[Place]):
+    communicators: Communicators[Place]
+
+
+def waiting(logs: Iterable[_Log[Place]]) -> list[Place]:
+    """Where ranks began to join a communicator that others have joined, and never did.
+
+    As long as none has joined, they may all be about to.
+    """
+    seen = [log.communicators for log in logs]
+    joined = {name for one in seen for name in one.joined}
+    return [place for one in seen for (name, _, _), place in one.begun.items() if name in joined]
