@@ -196,22 +196,31 @@ def _evidence(logs: Sequence[LogScan], since: Mapping[str, float] | None, *, hea
     )
 
 
-def _facts(logs: Iterable[LogScan]) -> set[str]:
-    """The facts that the logs hold, whenever they were written: an output of `ulimit` has no time."""
-    seen: dict[LogPattern, set[str]] = {}
+def _facts(logs: Iterable[LogScan]) -> dict[str, set[str]]:
+    """The facts of the logs, each with its hosts, "" for all: an output of `ulimit` has no time, and is of one host."""
+    seen: dict[LogPattern, dict[str, str]] = {}
     for hit in (hit for log in logs for hit in log.hits.values() if hit.known.kind is SignKind.FACT):
-        values = seen.setdefault(hit.known, set())
+        values = seen.setdefault(hit.known, {})
         for place in hit.recent:
             found = hit.known.matches.search(place.text) if hit.known.matches else None
             # Of a long line the end, which may hold the value, is cut.
-            values.add(found[found.lastindex or 0] if found else place.text)
-    return {known.failure for known, values in seen.items() if len(values) >= known.distinct}
+            value = found[found.lastindex or 0] if found else place.text
+            values[value if _of_all(hit.known) else place.host] = place.host
+    held = {known: values for known, values in seen.items() if len(values) >= known.distinct}
+    return {known.failure: {""} if _of_all(known) else set(values.values()) for known, values in held.items()}
 
 
-def _uncontradicted(hit: SignMatch, facts: set[str]) -> SignMatch:
-    """The match, or that of the symptom which is left of it where the logs contradict it."""
-    known = hit.known
-    if facts.isdisjoint(known.unless):
+def _of_all(known: LogPattern) -> bool:
+    """Whether a fact is about all hosts together: values that differ are."""
+    return known.distinct > 1
+
+
+def _uncontradicted(hit: SignMatch, facts: Mapping[str, set[str]]) -> SignMatch:
+    """The match, or that of the symptom which is left of it where the logs of its host contradict it."""
+    known, host = hit.known, hit.first.host
+    hosts = {of for name in known.unless for of in facts.get(name, ())}
+    # Lines may be of the same host where one of them names none.
+    if host not in hosts and "" not in hosts and (host or not hosts):
         return hit
     return replace(hit, known=replace(known, failure=known.instead, kind=SignKind.SYMPTOM, host=False))
 

@@ -14,7 +14,7 @@ DRIVER = "RuntimeError: Error 804: forward compatibility was attempted on non su
 SMI = "| NVIDIA-SMI 580.95.05              Driver Version: 580.95.05      CUDA Version: {}     |\n"
 
 
-# fault: explain/diagnosis.py: if facts.isdisjoint(known.unless): → if True:
+# fault: explain/diagnosis.py: if host not in hosts and "" not in hosts and (host or not hosts): → if True:
 @pytest.mark.parametrize(
     ("line", "fact", "cause", "symptom"),
     [
@@ -73,3 +73,22 @@ def test_the_arguments_of_vllm_serve_are_a_fact_as_its_command_line_is() -> None
     assert found.symptom and found.symptom.failure.slug == "follower-confused"
     found = explained(start % "'headless': True, 'model': 'm'" + FOLLOWER)
     assert found.cause and found.cause.failure.slug == "follower-entry"
+
+
+# fault: explain/diagnosis.py: if host not in hosts and "" not in hosts and (host or not hosts): → if not hosts:
+@pytest.mark.parametrize(
+    ("line", "fact", "cause"),
+    [(REGISTER, "$ ulimit -l\nunlimited\n", "memlock-low"), (DRIVER, SMI.format("13.0"), "driver-too-old")],
+)
+def test_a_fact_of_another_host_contradicts_nothing(line: str, fact: str, cause: str) -> None:
+    def of(host: str, text: str) -> str:
+        return f"===== {host} =====\n{text}"
+
+    found = explained(of("gpu1", fact) + of("gpu2", line))
+    assert found.cause and found.cause.failure.slug == cause
+    assert explained(of("gpu1", fact) + of("gpu1", line)).symptom
+
+
+def test_addresses_differ_whichever_hosts_list_them() -> None:
+    lists = "===== gpu1 =====\n10.4.1.2  ALIVE\n===== gpu2 =====\n10.4.1.3  ALIVE\n"
+    assert explained(lists + "===== gpu3 =====\n" + ADDRESS).symptom
