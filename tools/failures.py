@@ -30,8 +30,9 @@ where the cause is written.
 
 *Found by* is the code of the finding with which [`vcluster check`](check.md) shows it before anything is loaded, \
 or the verb that refuses it. *Explained* is the log by which tests hold that [`vcluster explain`](explain.md) names \
-it: **produced** by breaking a real cluster in that way (`tests/fixtures/logs`), **reported** by the user of another, \
-or in the **corpus** (`tests/fixtures/corpus`). Where no log can show it, the reason is there.
+it: **produced** by breaking a real cluster in that way (`tests/fixtures/logs`), **reported** by the user of another \
+in the thread that is named, **worded** as the program that is named writes it, or in the **corpus** \
+(`tests/fixtures/corpus`). Where no log can show it, the reason is there.
 
 This page is written by `make generate`.
 """
@@ -43,7 +44,8 @@ def shown() -> dict[str, list[str]]:
     for path in PRODUCED:
         found.setdefault(failure_of(path), []).append(f"produced: {path.stem}")
     for slug, source, _ in reported():
-        found.setdefault(slug.removeprefix("note-"), []).append(f"reported: {source}")
+        kind = "reported" if "#" in source else "worded"
+        found.setdefault(slug.removeprefix("note-"), []).append(f"{kind}: {source}")
     for slug in {slug for case in CORPUS for slug in case.failures[:1]} - set(found):
         found[slug] = [f"corpus: {next(case.log for case in CORPUS if case.failures[:1] == (slug,))}"]
     return found
