@@ -223,6 +223,7 @@ def moved(outcome: Outcome) -> list[tuple[str | None, str]]:
     return [(event.host, str(event.data["id"])) for event in outcome.events if event.data.get("code") == "tag-moved"]
 
 
+# fault: actions/image_push.py: naming.given.add(connection.name) → pass
 @pytest.mark.parametrize("there", [True, False])
 def test_an_image_whose_name_moves_is_reported(there: bool) -> None:
     """Also where the host has the new one already, under no name."""
@@ -235,7 +236,10 @@ def test_an_image_whose_name_moves_is_reported(there: bool) -> None:
     assert moved(outcome) == [("gpu2", old)]
     machine = world.machines["gpu2"]
     assert machine.picture(make.IMAGE) is machine.images[new]
-    assert moved(sent(world)) == []
+    # A name is a change as well.
+    assert outcome.events[-1].text.endswith("; named on gpu2" if there else "; sent to gpu2")
+    again = sent(world)
+    assert (moved(again), again.events[-1].text[-13:]) == ([], " (no changes)")
 
 
 @pytest.mark.parametrize("keeps", [True, False])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from vllm_cluster.actions.assess import (
     LOCAL,
@@ -71,9 +71,10 @@ def push(
             _send(found, fleet, there, naming, inventory)
         having = [*wanted, *({found.connection.name} & set(inventory.hosts))]
         text = f"{name} is {found.image.id[:19]} on {count(len(having), 'host')}"
-        sent = f"; sent to {', '.join(lacking)}" if lacking else " (no changes)"
+        named = [host for host in wanted if host in naming.given]
+        done = [f"; {what} {', '.join(there)}" for what, there in (("sent to", lacking), ("named on", named)) if there]
         data = {"image": name, "id": found.image.id, "source": found.connection.name, "sent": list(lacking)}
-        emit(Event("result", text + sent, data=data))
+        emit(Event("result", text + ("".join(done) or " (no changes)"), data=data))
         return tuple(lacking)
 
 
@@ -112,6 +113,8 @@ class _Naming:
 
     name: str
     emit: Emit
+    # The hosts that had the image and got the name alone.
+    given: set[str] = field(default_factory=set)
 
     def announce(self, connection: HostConnection, image: Content) -> None:
         """Warn where the name means another image, which loses it."""
@@ -170,6 +173,7 @@ def _lacking(fleet: Fleet, found: Stored, wanted: Sequence[str], naming: _Naming
         if naming.name:
             naming.announce(connection, found.image)
             name_there(connection, known, naming.name)
+            naming.given.add(connection.name)
             naming.emit(Event("done", f"has the image; {naming.name} now means it", connection.name))
         return True
 
