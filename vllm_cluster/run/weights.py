@@ -6,7 +6,7 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, Literal, get_args
 
 from vllm_cluster.core.pull import (
     COMMIT,
@@ -29,7 +29,7 @@ from vllm_cluster.run.connection import HostConnection
 from vllm_cluster.run.model_cache import image_id
 from vllm_cluster.run.node_program import importable
 from vllm_cluster.text import printable
-from vllm_cluster.wire.pull import HostPlan
+from vllm_cluster.wire.pull import HostPlan, PullPhase
 from vllm_cluster.wire.values import without_logins
 
 CONFLICT = 409
@@ -38,7 +38,6 @@ RESTARTS = 20
 MAX_TEXT = 500
 # What a status has of these becomes part of commands that are printed, to be pasted.
 _FORMS = {
-    "phase": re.compile("[a-z]{1,20}"),
     "model": re.compile(rf"(\./)?{REPOSITORY.pattern}"),
     "commit": COMMIT,
     "reference": re.compile(r"\w[\w./+-]{0,200}"),
@@ -49,7 +48,7 @@ _FORMS = {
 class PullStatus:
     """How far a host's part is; sizes in bytes. `phase` ends with done, failed or gone."""
 
-    phase: str
+    phase: PullPhase | Literal["gone"]
     id: str = ""
     model: str = ""
     commit: str = ""
@@ -151,7 +150,7 @@ def _row(raw: bytes | None) -> dict[str, Any]:
 
 def _typed(row: Mapping[str, Any]) -> dict[str, Any]:
     """What a status may hold; the rest is left out: it comes from a host as it is."""
-    known: dict[str, Any] = {}
+    known: dict[str, Any] = {"phase": row["phase"]} if row.get("phase") in get_args(PullPhase) else {}
     for name, kind in PullStatus.__annotations__.items():
         value = row.get(name)
         if kind == "str" and isinstance(value, str):

@@ -54,6 +54,10 @@ def digest_of(files: Iterable[ModelFile]) -> str:
 ManifestRow = tuple[RelativePath, Size, Blob, Annotated[int, between(0, 1 << 63)]]
 
 
+# How far the program of a pull on a host is.
+PullPhase = Literal["starting", "verifying", "receiving", "downloading", "copying", "serving", "done", "failed"]
+
+
 @dataclass(frozen=True)
 class Manifest:
     """What was brought and verified, beside it in the cache."""

@@ -158,3 +158,11 @@ def test_a_status_of_a_host_becomes_no_command() -> None:
         assert (found.name, found.bytes, found.total) == ("org/m@refs/pr/3", 3, 0)
     with status_of({**row, "v": True, "model": "org/m"}) as found:
         assert found == weights.PullStatus("starting")
+
+
+# fault: run/weights.py: if row.get("phase") in get_args(PullPhase) else {} → if row.get("phase") else {}
+@pytest.mark.parametrize("phase", ["gone", "serving2", "", "DONE", ["done"], {"done": 1}, None, 1])
+def test_a_phase_that_no_program_has_is_not_believed(phase: object) -> None:
+    """`gone` least of all: it is what this machine calls a container that is not there."""
+    with status_of({"v": 1, "phase": phase, "bytes": 3}) as found:
+        assert found == weights.PullStatus("starting", bytes=3)

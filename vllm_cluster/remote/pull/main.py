@@ -21,7 +21,7 @@ from vllm_cluster.remote.pull.origin import Copy, Fed, is_fed
 from vllm_cluster.remote.pull.plan import PullError, read_plan, write_whole
 from vllm_cluster.remote.pull.spread import SpreadProgress, receive, serve
 from vllm_cluster.remote.pull.store import Store
-from vllm_cluster.wire.pull import HERE, HostPlan, digest_of
+from vllm_cluster.wire.pull import HERE, HostPlan, PullPhase, digest_of
 
 # Its plan, its token, and its status: where any user of a container may write.
 FOLDER = Path(os.environ.get("VCLUSTER_PULL", "/tmp"))  # noqa: S108 - the container's own
@@ -43,7 +43,8 @@ class Pull:
 
     def __init__(self, plan: HostPlan) -> None:
         self.plan, self.store = plan, Store(plan)
-        self.phase, self.error, self.upstream = "starting", "", ""
+        self.phase: PullPhase = "starting"
+        self.error, self.upstream = "", ""
         self.download: Any = None
         self._over = threading.Event()
 
