@@ -8,6 +8,7 @@ from dataclasses import replace
 from ipaddress import ip_interface
 from typing import Any
 
+from vllm_cluster.facts.bounds import MAX_TEXT, bounded
 from vllm_cluster.facts.details import Details, FileSystem
 from vllm_cluster.facts.host_facts import DockerFacts, Gid, Gpu, Hca, HostFacts, Nic
 from vllm_cluster.facts.nvidia_smi import parse_nvlinks, parse_processes, parse_smi, parse_topology
@@ -37,8 +38,8 @@ def facts(host: str, text: str, *, deep: bool = False) -> HostFacts:
     """The facts of one host, with its details where these were asked for.
 
     Raises:
-        ValueError: the text breaks off, so that nothing can be concluded from what is absent; or a name in it has no
-            bounds.
+        ValueError: the text breaks off, so that nothing can be concluded from what is absent; or something in
+            it is outside its bounds.
     """
     pieces = re.split(r"^@@(\w+)$", text, flags=re.MULTILINE)
     part = _Sections((name, body.strip()) for name, body in zip(pieces[1::2], pieces[2::2], strict=True))
@@ -48,7 +49,7 @@ def facts(host: str, text: str, *, deep: bool = False) -> HostFacts:
         if len(part[name]) > MAX_NAME or not part[name].isprintable():
             raise ValueError(f"{name} must be one line of at most {MAX_NAME} printable characters")
     found = _facts(host, part)
-    return replace(found, details=_details(part)) if deep else found
+    return bounded(replace(found, details=_details(part)) if deep else found)
 
 
 def _facts(host: str, part: Mapping[str, str]) -> HostFacts:
@@ -165,7 +166,7 @@ def _engine(part: Mapping[str, str]) -> DockerFacts:
     api = str(server.get("ApiVersion", ""))
     if not _VERSION.fullmatch(api):
         problem = "\n".join(line for line in info.splitlines() if not line.startswith("{")).strip()
-        return DockerFacts(problem=problem or "no answer")
+        return DockerFacts(problem=problem[:MAX_TEXT] or "no answer")
     kinds = (re.sub(r'.*[:\s"]', "", line) for line in part["cdi"].splitlines())
     toolkit = _VERSION.search(part["toolkit"])
     folders, devices = _json_lists(part["dockercdi"])

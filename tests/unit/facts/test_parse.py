@@ -158,3 +158,32 @@ def test_a_value_without_a_number_is_none(text: object, value: int | None) -> No
 def test_what_names_a_machine_is_one_bounded_line(name: str, value: str) -> None:
     with pytest.raises(ValueError, match=rf"^{name} must be one line of at most 256 printable characters$"):
         facts("gpu1", f"\n@@{name}\n{value}\n@@end\n")
+
+
+# fault: facts/bounds.py: len(value) <= MAX_TEXT → len(value) <= 9 * MAX_TEXT
+# fault: facts/bounds.py: 0 <= value <= MAX_NUMBER → True
+# fault: facts/bounds.py: len(value) <= MAX_ROWS → True
+@pytest.mark.parametrize(
+    ("section", "said", "why"),
+    [
+        ("missing", "/x" * 2049, "missing_paths must have at most 4096 characters"),
+        ("routes", "10.0.0.1 " + "x" * 4097, "routes must have at most 4096 characters"),
+        ("nics", '[{"ifname":"' + "e" * 4097 + '"}]', "nics.name must have at most 4096 characters"),
+        ("memory", "9" * 19, "memory_bytes must be from 0 to 9223372036854775808"),
+        ("missing", "\n".join(map(str, range(65537))), "missing_paths must have at most 65536 entries"),
+        ("gids", "mlx5_0|9999999999999999999|0|::1|RoCE v2|ib0", "gids.port must be from 0 to 9223372036854775808"),
+    ],
+    ids=lambda value: str(value)[:12],
+)
+def test_what_is_outside_its_bounds_is_refused_with_its_field(section: str, said: str, why: str) -> None:
+    with pytest.raises(ValueError, match=f"^{why}$"):
+        facts("gpu1", f"\n@@{section}\n{said}\n@@end\n")
+
+
+# fault: facts/bounds.py: return words(value) → return value
+def test_a_text_of_facts_may_be_shown() -> None:
+    """Any user of a host names files and processes; that keeps nobody from reading its facts."""
+    said = '[{"ifname":"e\\u001b[2Jth","operstate":"U\\u202eP"}]'
+    found = facts("gpu1", f"\n@@nics\n{said}\n@@missing\n/a\x1b]0;b\n@@end\n")
+    assert [(nic.name, nic.state) for nic in found.nics] == [("e\ufffd[2Jth", "U\ufffdP")]
+    assert found.missing_paths == {"/a\ufffd]0;b"}

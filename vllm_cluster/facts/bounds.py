@@ -1,0 +1,49 @@
+"""Bounds what the facts of a host may hold: what its script printed may be anything."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import fields, is_dataclass, replace
+from typing import Any, TypeVar
+
+from vllm_cluster.wire.values import words
+
+T = TypeVar("T")
+
+# The longest path that the kernel takes; a host may listen on each of its ports; the largest of file systems.
+MAX_TEXT, MAX_ROWS, MAX_NUMBER = 4096, 65536, 1 << 63
+
+
+def bounded(facts: T) -> T:
+    """These facts, with their texts as they may be shown.
+
+    Raises:
+        ValueError: one is outside its limit; names the field and the limit.
+    """
+    found: T = _bounded(facts, "")
+    return found
+
+
+def _bounded(value: Any, field: str) -> Any:
+    if isinstance(value, str):
+        _ensure(len(value) <= MAX_TEXT, field, f"have at most {MAX_TEXT} characters")
+        return words(value)
+    if isinstance(value, int | float):
+        # False of NaN as well.
+        _ensure(math.isfinite(value) and 0 <= value <= MAX_NUMBER, field, f"be from 0 to {MAX_NUMBER}")
+        return value
+    if is_dataclass(value) and not isinstance(value, type):
+        own = ((one.name, f"{field}.{one.name}".lstrip(".")) for one in fields(value))
+        return replace(value, **{name: _bounded(getattr(value, name), place) for name, place in own})
+    if isinstance(value, Mapping | tuple | frozenset):
+        _ensure(len(value) <= MAX_ROWS, field, f"have at most {MAX_ROWS} entries")
+        if isinstance(value, Mapping):
+            return {_bounded(key, field): _bounded(entry, field) for key, entry in value.items()}
+        return type(value)(_bounded(entry, field) for entry in value)
+    return value
+
+
+def _ensure(holds: bool, field: str, limit: str) -> None:
+    if not holds:
+        raise ValueError(f"{field} must {limit}")
