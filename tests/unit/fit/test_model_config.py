@@ -98,6 +98,26 @@ def test_a_request_takes_what_vllm_computes(name: str, held: dict[int, int]) -> 
     assert {n: sum(layer.held(n, 1, 2) for layer in layers) for n in held} == pytest.approx(held, rel=0.001)
 
 
+# fault: fit/model_config.py: return heads * wide * wide * 4 + 3 → return heads * wide * wide * 2 + 3
+@pytest.mark.parametrize(
+    ("config", "held"),
+    [
+        (configs.MINIMAX_M2, 1_040_187_392),
+        (configs.MIXTRAL_8X22B, 939_524_096),
+        # 576 of the latent in 16 bits, and 132 bytes of the index.
+        (configs.GLM_5, 2_944_401_408 + 337_379_328),
+        # 24 layers with a latent; in 69 two states of 3 × 4608 in 16 bits and 12 × 128 × 128 in 32.
+        (configs.KIMI_K3, 905_969_664 + 69 * 2 * (3 * 4608 * 2 + 12 * 128 * 128 * 4)),
+    ],
+    ids=["minimax-m2", "mixtral", "glm-5", "kimi-k3"],
+)
+def test_a_rank_of_eight_holds_what_vllm_computes(config: configs.Config, held: int) -> None:
+    """32,768 tokens at TP=8, from the pages and shapes of states of vLLM 0.32's own classes."""
+    made = model_config(config)
+    assert sum(layer.held(32_768, 8, 2) for layer in made.layers) == held
+    assert not made.notes
+
+
 # fault: fit/model_config.py: optional(config, "window KV heads") or → 0 or
 def test_window_layers_have_heads_of_their_own() -> None:
     """MiMo-V2: 9 layers attend to everything, with 4 KV heads, and 39 to a window of 128, with 8."""
