@@ -182,7 +182,7 @@ def test_what_is_outside_its_bounds_is_refused_with_its_field(section: str, said
 
 # fault: facts/bounds.py: return words(value) → return value
 def test_a_text_of_facts_may_be_shown() -> None:
-    """Any user of a host names files and processes; that keeps nobody from reading its facts."""
+    """Any user of a host names files and processes; its facts can be read all the same."""
     said = '[{"ifname":"e\\u001b[2Jth","operstate":"U\\u202eP"}]'
     found = facts("gpu1", f"\n@@nics\n{said}\n@@missing\n/a\x1b]0;b\n@@end\n")
     assert [(nic.name, nic.state) for nic in found.nics] == [("e\ufffd[2Jth", "U\ufffdP")]
