@@ -60,7 +60,7 @@ def complete_models(ctx: Words, args: list[str], incomplete: str) -> list[str]:
 
 
 def complete_failures(ctx: Words, args: list[str], incomplete: str) -> list[str]:
-    """The failures of the catalogue, by its text as well; the shell offers files where none begins so."""
+    """The failures that the catalogue's text has: it is not loaded for TAB. The shell offers files where none fits."""
     try:
         text = files("vllm_cluster.explain").joinpath("failures.toml").read_text("utf-8")
     except (OSError, ValueError):

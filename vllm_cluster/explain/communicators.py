@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, TypeVar
 
 from vllm_cluster.explain.catalogue import LogPattern
 from vllm_cluster.explain.failure import SignKind
@@ -45,15 +45,11 @@ class Communicators(Generic[Place]):
         self.joined.clear()
 
 
-class _Log(Protocol[Place]):
-    communicators: Communicators[Place]
-
-
-def waiting(logs: Iterable[_Log[Place]]) -> list[Place]:
+def waiting(hosts: Iterable[Communicators[Place]]) -> list[Place]:
     """Where ranks began to join a communicator that others have joined, and never did.
 
     As long as none has joined, they may all be about to.
     """
-    seen = [log.communicators for log in logs]
+    seen = list(hosts)
     joined = {name for one in seen for name in one.joined}
     return [place for one in seen for (name, _, _), place in one.begun.items() if name in joined]

@@ -162,7 +162,7 @@ def _evidence(logs: Sequence[LogScan], since: Mapping[str, float] | None, *, hea
     hits, earlier = _of_last_run(logs, since, in_order)
     facts = _facts(logs)
     hits = [_uncontradicted(hit, facts) for hit in hits]
-    hits += [SignMatch(WAITS, place, place, 1) for place in waiting(logs)]
+    hits += [SignMatch(WAITS, place, place, 1) for place in waiting(log.communicators for log in logs)]
     alive = max((log.alive for log in logs if log.alive), key=_when, default=None)
 
     def over(place: LogPosition) -> bool:
@@ -220,7 +220,8 @@ def _uncontradicted(hit: SignMatch, facts: Mapping[str, set[str]]) -> SignMatch:
     known, host = hit.known, hit.first.host
     hosts = {of for name in known.unless for of in facts.get(name, ())}
     # Lines may be of the same host where one of them names none.
-    if host not in hosts and "" not in hosts and (host or not hosts):
+    same = host in hosts or not host or "" in hosts
+    if not (hosts and same):
         return hit
     return replace(hit, known=replace(known, failure=known.instead, kind=SignKind.SYMPTOM, host=False))
 
