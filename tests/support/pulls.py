@@ -16,6 +16,7 @@ from typing import IO, Any, cast
 from tests.support.hosts import Sandbox
 from tests.support.models.repositories import PullHub, Repository, blob, pull_hub
 from tests.support.paths import ROOT
+from vllm_cluster.run.program import source
 from vllm_cluster.wire.pull import ChainHost, HostPlan, ModelFile
 
 MODEL = "lab/model"
@@ -133,13 +134,12 @@ class Sending:
         self.process.communicate(timeout=30)
 
 
-def ask_program(name: str, *messages: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Run a program of `remote/image` with these lines as its input; the rows that it prints."""
+def ask_program(program: str, *messages: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Run a program by its module with these lines as its input; the rows that it prints."""
     text = "".join(json.dumps(message) + "\n" for message in messages)
-    path = ROOT / "vllm_cluster" / "remote" / "image" / f"{name}.py"
-    done = subprocess.run(
-        [sys.executable, str(path)], input=text, capture_output=True, text=True, check=True, timeout=60
-    )
+    where, _, name = program.rpartition(".")
+    argv = [sys.executable, "-c", source(where, name)]
+    done = subprocess.run(argv, input=text, capture_output=True, text=True, check=True, timeout=60)
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 

@@ -11,6 +11,7 @@ import re
 import shutil
 import subprocess
 from dataclasses import dataclass
+from importlib.resources import files
 from pathlib import Path
 
 from tests.support.paths import FIXTURES
@@ -18,7 +19,7 @@ from vllm_cluster.facts import parse
 from vllm_cluster.facts.host_facts import HostFacts
 
 FACTS = FIXTURES / "facts"
-SCRIPTS = Path(parse.__file__).parents[1] / "remote" / "host"
+SCRIPTS = files("vllm_cluster.remote.host")
 SMI = (FACTS / "h200-x2.nvidia-smi-q.xml").read_text()
 UUIDS = [f"GPU-00000000-0000-0000-0000-00000000000{number}" for number in (1, 2)]
 CONTAINER = "c0ffee" + "0" * 58
@@ -51,7 +52,7 @@ class Machine:
 
     def script(self, *, deep: bool) -> str:
         """The script, with this folder for every folder of the system."""
-        text = "".join((SCRIPTS / name).read_text() for name in ("facts.sh", "details.sh")[: 1 + deep])
+        text = "".join(SCRIPTS.joinpath(name).read_text() for name in ("facts.sh", "details.sh")[: 1 + deep])
         text = text.replace("PATH=$PATH:/usr/sbin:/sbin:/usr/local/bin\n", "")
         # Its patience with the driver would be the test's time.
         text = text.replace("limit 20 nvidia-smi", "limit 2 nvidia-smi")

@@ -65,6 +65,6 @@ def test_a_failure_is_an_entry() -> None:
 
 def test_a_verb_is_called_by_its_row() -> None:
     ((name, verb),) = entries(verbs, added("vllm_cluster/cli/verbs.py")).items()
-    assert verb.function == f"{name}:{name}"
+    assert verb.function == f"cli.{name}:{name}"
     for folder in ("actions", "cli"):
         assert callable(run_in(None, added(f"vllm_cluster/{folder}/{name}.py"))[name])

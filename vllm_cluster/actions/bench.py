@@ -63,7 +63,7 @@ def bench(
         seed = int(runtime.clock.time() * 1000) % (1 << 31)
         # One limit for all: each run has its own below.
         seconds = IMPORT_SECONDS + wanted.seconds * len(wanted.points) * wanted.repeat
-        program = python("image", "bench", seconds=seconds)
+        program = python("remote.image", "bench", seconds=seconds)
         emit(Event("phase", f"starting vllm bench serve on {head.name}"))
         inside = InNode(node_name(inventory.cluster))
         with start(head, program, inside, runtime.after(START_SECONDS)) as running, _ending(running, runtime):

@@ -298,7 +298,7 @@ def served_on(node: NodeHandle) -> Stops:
 def _load(node: NodeHandle, serve: ServeStatus) -> tuple[float | None, int | None]:
     """The head's clock, and how many requests vLLM works on; None for what cannot be asked."""
     address = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(serve.host, serve.host)  # noqa: S104 - asked at loopback
-    program = python("image", "vllm_load", address, str(serve.port), str(LOAD_SECONDS / 2), seconds=LOAD_SECONDS)
+    program = python("remote.image", "vllm_load", address, str(serve.port), str(LOAD_SECONDS / 2), seconds=LOAD_SECONDS)
     try:
         load = node.run(program, LOAD_SECONDS + 5).messages[-1]
         return float(load["now"]), None if load["requests"] is None else int(load["requests"])

@@ -15,7 +15,7 @@ from vllm_cluster.cli.verbs import LEASE, READ
 IMAGE = {
     "ls": Verb(
         "Verbs",
-        "image:ls",
+        "cli.image:ls",
         "Show the images that the cluster uses or used.",
         "The state is in-use, desired (the inventory names it), previous (kept, to return to) or unused.",
         ("vcluster image ls", "vcluster image ls --json"),
@@ -23,7 +23,7 @@ IMAGE = {
     ),
     "prune": Verb(
         "Verbs",
-        "image:prune",
+        "cli.image:prune",
         "Remove the cluster's images that nothing needs.",
         "These are shown as unused by vcluster image ls. Images of others stay.",
         ("vcluster image prune", "vcluster image prune --yes"),
@@ -31,7 +31,7 @@ IMAGE = {
     ),
     "push": Verb(
         "Verbs",
-        "image:push",
+        "cli.image:push",
         "Bring an image to hosts that lack it, without a registry.",
         "Sends only the layers that a host lacks, to all hosts at once, and from host to host where they reach each "
         "other. What runs continues: vcluster up takes the image.",

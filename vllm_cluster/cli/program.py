@@ -28,7 +28,7 @@ HELP = {"help_option_names": ["-h", "--help"]}
 
 @dataclass(frozen=True)
 class Verb:
-    """One verb: where its function is, and what its help prints. `function` is below this package: "up:up"."""
+    """One verb: where its function is, and what its help prints. `function` is below the package: "cli.up:up"."""
 
     group: str
     function: str
@@ -115,7 +115,7 @@ class Verbs(TyperGroup):
         if verb is None:
             return None
         module, _, name = verb.function.partition(":")
-        found = getattr(importlib.import_module(f"vllm_cluster.cli.{module}"), name)
+        found = getattr(importlib.import_module(f"vllm_cluster.{module}"), name)
         if isinstance(found, typer.Typer):
             return typer.main.get_command(found)
         one = typer.Typer(add_completion=False, rich_markup_mode=None, context_settings=HELP)

@@ -41,7 +41,7 @@ _DAILY, _MODELS, _USE, _MORE = "Every day", "Models and images", "Use the model"
 VERBS = {
     "init": Verb(
         _DAILY,
-        "init:init",
+        "cli.init:init",
         "Write a commented inventory.",
         examples=(
             "vcluster init --host gpu1=10.0.0.11 --host gpu2=10.0.0.12",
@@ -51,7 +51,7 @@ VERBS = {
     ),
     "check": Verb(
         _DAILY,
-        "check:check",
+        "cli.check:check",
         "Check hosts and the links between them for known problems.",
         "Changes nothing: temporary containers are removed. With --facts it shows GPUs, Docker, network, RDMA, memory "
         "and disks of the hosts.",
@@ -60,7 +60,7 @@ VERBS = {
     ),
     "plan": Verb(
         _DAILY,
-        "up:plan",
+        "cli.up:plan",
         "Show what up would change.",
         "Changes nothing. Each change shows what it was and what it will be.",
         ("vcluster plan", "vcluster plan --exit-code"),
@@ -68,7 +68,7 @@ VERBS = {
     ),
     "up": Verb(
         _DAILY,
-        "up:up",
+        "cli.up:up",
         "Bring every host to the state of the inventory.",
         "Waits until Ray reports exactly the planned GPUs. With nothing to do it changes nothing.",
         ("vcluster up", "vcluster up --yes --wait 10m"),
@@ -76,7 +76,7 @@ VERBS = {
     ),
     "serve": Verb(
         _DAILY,
-        "serve:serve",
+        "cli.serve:serve",
         "Serve a model on the GPUs of the cluster.",
         "A cluster serves one model: another one replaces it, after its config, flags and memory have been checked. "
         "Returns when the model has generated a token. If it never does, the model that was ready before is served "
@@ -93,7 +93,7 @@ VERBS = {
     ),
     "status": Verb(
         _DAILY,
-        "status:status",
+        "cli.status:status",
         "Show hosts, GPUs and the served model.",
         "Problems are one line each; -v shows their whole text. --watch adds use, power and temperature of GPUs, "
         "tokens a second, requests, KV cache, TTFT, TPOT; without a terminal it prints a line each time. --wait is for "
@@ -110,7 +110,7 @@ VERBS = {
     ),
     "logs": Verb(
         _DAILY,
-        "logs:logs",
+        "cli.logs:logs",
         "Show the logs of all hosts, merged by time.",
         "Each line has its host and what printed it: node, ray, vllm or a rank. With --follow a log continues after a "
         "lost connection or a restart, without gap or repeat.",
@@ -119,7 +119,7 @@ VERBS = {
     ),
     "endpoint": Verb(
         _DAILY,
-        "endpoint:endpoint",
+        "cli.endpoint:endpoint",
         "Print what OpenAI clients need: URL and key.",
         "With --detach a tunnel stays open in the background; a later call finds it, and --close closes it. With "
         "--rotate what runs continues, and every client needs the new key.",
@@ -139,7 +139,7 @@ VERBS = {
     ),
     "down": Verb(
         _DAILY,
-        "up:down",
+        "cli.up:down",
         "Remove the cluster's containers and volumes from all hosts.",
         "Keeps images and model caches. Deletes the API key, the history and the batches on the head, and ends pulls. "
         "On a terminal it asks first; without one it needs --yes where a model is served or pulled, or a batch is not "
@@ -149,7 +149,7 @@ VERBS = {
     ),
     "fit": Verb(
         _MODELS,
-        "fit:fit",
+        "cli.fit:fit",
         "Check whether a model fits, in which layouts and context.",
         "Reads the model's config and the headers of its weights, and the GPUs of the inventory's hosts.",
         ("vcluster fit meta-llama/Llama-3.1-8B-Instruct", "vcluster fit ./config.json --gpus 8 --gpu-memory 80GB"),
@@ -157,7 +157,7 @@ VERBS = {
     ),
     "pull": Verb(
         _MODELS,
-        "pull:pull",
+        "cli.pull:pull",
         "Bring a model to every host: download once, then spread.",
         "One host downloads, the others receive from host to host meanwhile; every file is hashed. It continues "
         "without this machine: Ctrl-C leaves it running, and the same command follows it again, or resumes it.",
@@ -176,18 +176,18 @@ VERBS = {
             75: "another model is being pulled",
         },
     ),
-    "models": Verb(_MODELS, "models:app", "Show and remove the models of the hosts."),
-    "image": Verb(_MODELS, "image:app", "List, remove and send the images of the hosts."),
+    "models": Verb(_MODELS, "cli.models:app", "Show and remove the models of the hosts."),
+    "image": Verb(_MODELS, "cli.image:app", "List, remove and send the images of the hosts."),
     "stop": Verb(
         _MODELS,
-        "serve:stop",
+        "cli.serve:stop",
         "Stop the served model; keep the cluster up.",
         examples=("vcluster stop --yes",),
         exits={0: "no model is served", 1: "failed, or the answer was no", **LEASE},
     ),
     "rollback": Verb(
         _MODELS,
-        "serve:rollback",
+        "cli.serve:rollback",
         "Serve the model again that was ready before.",
         "Repeats the last request that was ready before the current one, with its flags.",
         ("vcluster rollback", "vcluster rollback --yes"),
@@ -195,7 +195,7 @@ VERBS = {
     ),
     "chat": Verb(
         _USE,
-        "ask:chat",
+        "cli.ask:chat",
         "Talk with the served model.",
         "A conversation on a terminal; one answer with PROMPT, or where standard input is piped.",
         (
@@ -207,7 +207,7 @@ VERBS = {
     ),
     "complete": Verb(
         _USE,
-        "ask:complete",
+        "cli.ask:complete",
         "Continue a text with the served model.",
         "Forwards the API by itself, and uses the cluster's key. The answer alone is on standard output.",
         (
@@ -218,7 +218,7 @@ VERBS = {
     ),
     "batch": Verb(
         _USE,
-        "batch:batch",
+        "cli.batch:batch",
         "Answer a file of requests with the served model.",
         "The head does it, also while this machine is off; answers are fetched into OUT, in the order of IN. Run it "
         "again after any end: what OUT has is not asked again. Options are for requests that lack the field.",
@@ -233,7 +233,7 @@ VERBS = {
     ),
     "bench": Verb(
         _USE,
-        "bench:bench",
+        "cli.bench:bench",
         "Measure the served model with vLLM's own benchmark.",
         "Runs vllm bench serve in the head's container, and writes a folder: results, versions, flags, hardware, and "
         "a report for a browser. --compare shows what differs between two folders by more than noise.",
@@ -247,7 +247,7 @@ VERBS = {
     ),
     "dashboard": Verb(
         _MORE,
-        "dashboard:dashboard",
+        "cli.dashboard:dashboard",
         "Show the cluster as a page in the browser until Ctrl-C.",
         "What vcluster status --watch shows, and the last half hour of it. On loopback alone; it changes nothing.",
         ("vcluster dashboard", "vcluster dashboard --port 8501"),
@@ -255,7 +255,7 @@ VERBS = {
     ),
     "metrics": Verb(
         _MORE,
-        "metrics:metrics",
+        "cli.metrics:metrics",
         "Write Prometheus targets, alert rules, a Grafana dashboard.",
         "vLLM's own metrics. The API's key is in a file for its owner alone; key --rotate on this machine renews it.",
         ("vcluster metrics", "vcluster metrics --output /etc/prometheus/lab --target 10.0.0.11:8000"),
@@ -263,7 +263,7 @@ VERBS = {
     ),
     "explain": Verb(
         _MORE,
-        "explain:explain",
+        "cli.explain:explain",
         "Name the first cause of a failure from logs.",
         "Reads the logs of the cluster, or of any launcher. With the name of a failure it shows what is known of it. "
         "With --bundle it packs a report; known secrets are redacted, review it before you share it.",
@@ -283,7 +283,7 @@ VERBS = {
     ),
     "exec": Verb(
         _MORE,
-        "exec:exec_",
+        "cli.exec:exec_",
         "Run a command or a shell on a node, or on its host.",
         "Input, signals, terminal and exit code are those of the command; with --all the highest exit code. --ssh runs "
         "the ssh of this machine with the inventory's settings; its exit code is 255 where it could not connect.",
@@ -297,20 +297,20 @@ VERBS = {
         habits=("-it", "-ti"),
         usage=("[OPTIONS]", "(HOST | --head | --all)", "[-- COMMAND]"),
     ),
-    "sandbox": Verb(_MORE, "sandbox:app", "Create and remove a local test cluster."),
+    "sandbox": Verb(_MORE, "cli.sandbox:app", "Create and remove a local test cluster."),
 }
 # Those of `vcluster models`.
 MODELS = {
     "ls": Verb(
         "Verbs",
-        "models:ls",
+        "cli.models:ls",
         "Show which models each host has, and whether complete.",
         examples=("vcluster models", "vcluster models --json"),
         exits={1: "a host's cache cannot be read", **READ},
     ),
     "rm": Verb(
         "Verbs",
-        "models:rm",
+        "cli.models:rm",
         "Remove a model from the hosts.",
         "Frees what it takes in the caches, all revisions. Refuses what is served, or is being pulled.",
         ("vcluster models rm org/old-model", "vcluster models rm ./my-model gpu2 --yes"),

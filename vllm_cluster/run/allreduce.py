@@ -72,7 +72,7 @@ def run_allreduce(fleet: Fleet, inventory: Inventory, facts: Mapping[str, HostFa
     if any(container.state == "running" for host in facts.values() for container in host.containers):
         emit(Event("warning", "the cluster is up: this shares its GPUs for a moment, and slows down what is served"))
     emit(Event("progress", f"starting {sum(spec.gpu_count for spec in specs.values())} ranks on {len(specs)} hosts"))
-    program, opened = python("image", "allreduce", seconds=LIFE_SECONDS), dict[str, RunningProgram]()
+    program, opened = python("remote.image", "allreduce", seconds=LIFE_SECONDS), dict[str, RunningProgram]()
 
     def start(connection: HostConnection) -> dict[str, Any]:
         spec, soon = specs[connection.name], deadline.sooner(START_SECONDS)

@@ -213,7 +213,7 @@ class PlanExecution:
     def _probe(self, connection: HostConnection, image: str, base: str) -> ImageContents:
         # With the head's address: where a run breaks off before there is a node, the next one finds the id by it.
         owner = Owner(self.plan.cluster, self.plan.id, self.plan.head_address)
-        program = python("image", "inspect_image", "", *OPTIONS, seconds=LIFE_SECONDS)
+        program = python("remote.image", "inspect_image", "", *OPTIONS, seconds=LIFE_SECONDS)
         place = TemporaryContainer(owner, "probe", base)
         ended = run(connection, program, place, connection.runtime.after(PROBE_SECONDS))
         try:
@@ -274,7 +274,7 @@ class PlanExecution:
     def _give(self, connection: HostConnection, spec: ContainerSpec, image: str) -> None:
         """Let the node's user write its state, also what an earlier node wrote as another user."""
         state = Mount(spec.state_volume, STATE)
-        program = python("image", "give_files", STATE, *map(str, user_numbers(spec.user)), seconds=PROBE_SECONDS)
+        program = python("remote.image", "give_files", STATE, *map(str, user_numbers(spec.user)), seconds=PROBE_SECONDS)
         place = TemporaryContainer(owner_of(spec), "probe", image, user="0:0", volume=state)
         ended = run(connection, program, place, connection.runtime.after(PROBE_SECONDS))
         if ended.code:

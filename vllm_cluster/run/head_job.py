@@ -40,7 +40,7 @@ def begin(node: NodeHandle, folder: str, deadline: Deadline, seconds: float = LI
     Raises:
         HostError: it cannot be started by then.
     """
-    program = python("image", "batch_job", folder, seconds=seconds)
+    program = python("remote.image", "batch_job", folder, seconds=seconds)
     program = replace(program, max_line=LINE, max_bytes=math.inf)
     return start(node.connection, program, InNode(node.name), deadline)
 

@@ -56,7 +56,7 @@ def record(
             **({} if seconds is None else {"seconds": round(seconds, 1)}),
         }
     )
-    program = replace(python("image", "append_line", seconds=APPEND_SECONDS), changes=True)
+    program = replace(python("remote.image", "append_line", seconds=APPEND_SECONDS), changes=True)
     try:
         ended = node.run(program, APPEND_SECONDS + 5, {"path": f"{STATE_FOLDER}/{AUDIT_FILE}", "line": line})
         problem = "" if ended.messages else ended.text.rpartition("\n")[2] or f"exit code {ended.code}"

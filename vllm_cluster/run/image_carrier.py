@@ -83,7 +83,7 @@ class ImageCarrier:
     def __init__(self, connection: HostConnection, owner: Owner, image_id: str) -> None:
         """`image_id` is of an image with Python, empty where there is none."""
         self._connection, self._runtime = connection, connection.runtime
-        program = replace(python("pull", "carry_image", seconds=PUSH_SECONDS), max_bytes=math.inf)
+        program = replace(python("remote.pull", "carry_image", seconds=PUSH_SECONDS), max_bytes=math.inf)
         place: OnHost | TemporaryContainer = OnHost()
         if image_id:
             # As root, to whom the volume belongs, and without what else root may do.
@@ -130,7 +130,7 @@ class ImageCarrier:
         # One that is there again above these is needed: Docker looks for a layer with all that is below it.
         unneeded = {*image.layers[:have]} - {*image.layers[have:]}
         digests = sorted(layer.removeprefix("sha256:") for layer in unneeded)
-        argv = self._beside(("python3", "-c", source("image", "split_image"), str(have), *digests))
+        argv = self._beside(("python3", "-c", source("remote.image", "split_image"), str(have), *digests))
         program = RemoteProgram("docker save", ("sh", "-c", SAVE, "sh", image.id, *argv), max_bytes=math.inf)
         row: dict[str, Any] = {}
         with start(self._connection, program, OnHost(), self._runtime.after(START_SECONDS)) as running:
@@ -182,7 +182,7 @@ class ImageCarrier:
             HostError: it does not take them.
         """
         argv = self._beside(
-            ("python3", "-c", source("image", "pack_image"), json.dumps(blobs.manifest("config", "layers")))
+            ("python3", "-c", source("remote.image", "pack_image"), json.dumps(blobs.manifest("config", "layers")))
         )
         program = RemoteProgram("docker load", ("sh", "-c", LOAD, "sh", *argv), changes=True)
         with start(self._connection, program, OnHost(), self._runtime.after(START_SECONDS)) as running:

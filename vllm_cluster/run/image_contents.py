@@ -77,7 +77,7 @@ def _look(connection: HostConnection, inventory: Inventory, facts: HostFacts, sp
     folder = cache if any(mount.target == cache for mount in spec.mounts) else "/tmp"  # noqa: S108 (in the container)
     place = TemporaryContainer(without_lease(inventory.cluster), "probe", image.id, like=spec)
     spans = contents.SPANNING if inventory.backend == "mp" and len(inventory.hosts) > 1 else ()
-    program = python("image", "inspect_image", folder, *contents.OPTIONS, *spans, seconds=LIFE_SECONDS)
+    program = python("remote.image", "inspect_image", folder, *contents.OPTIONS, *spans, seconds=LIFE_SECONDS)
     ended = run(connection, program, place, connection.runtime.after(SECONDS))
     try:
         found, reach = contents.parse(ended.messages)

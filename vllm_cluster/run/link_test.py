@@ -44,7 +44,7 @@ def run_link_test(
     began, run = runtime.clock.monotonic(), token_hex(8)
     number = len(facts) * (len(facts) - 1)
     emit(Event("progress", f"testing {number} links between {len(facts)} hosts", data={"links": number}))
-    program, probes = python("host", "link_test", seconds=LIFE_SECONDS), dict[str, RunningProgram]()
+    program, probes = python("remote.host", "link_test", seconds=LIFE_SECONDS), dict[str, RunningProgram]()
 
     def start(connection: HostConnection) -> dict[str, Any]:
         place = _place(inventory, facts[connection.name])

@@ -77,7 +77,7 @@ def collect(connection: HostConnection, cluster: str) -> list[Log]:
 
 def _inside(node: NodeHandle) -> list[Log]:
     """What the container's own Python picks out of its files."""
-    program = replace(python("image", "log_excerpt", seconds=EXCERPT_SECONDS - 5), max_line=MAX_PIECE)
+    program = replace(python("remote.image", "log_excerpt", seconds=EXCERPT_SECONDS - 5), max_line=MAX_PIECE)
     return by_file(node.host, node.run(program, EXCERPT_SECONDS).messages)
 
 

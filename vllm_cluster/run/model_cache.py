@@ -77,7 +77,7 @@ def running(
         HostError: it cannot be started.
     """
     name = "remove_model" if asked["do"] in _OF_REMOVAL else "model_cache"
-    program = python("image", name, seconds=MAX_SECONDS)
+    program = python("remote.image", name, seconds=MAX_SECONDS)
     root = str(asked.get("root", ""))
     where = place(inventory, facts, outside(inventory.model_cache, root) if root else "")
     with start(connection, program, where, connection.runtime.after(START_SECONDS)) as there:

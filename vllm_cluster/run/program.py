@@ -49,20 +49,20 @@ class RemoteProgram:
 
 
 def python(where: str, name: str, *arguments: str, seconds: float) -> RemoteProgram:
-    """The program `remote/WHERE/NAME.py`, which ends with its input and after so many seconds."""
+    """The program of that name in the package `where`, which ends with its input and after so many seconds."""
     return python_source(name, source(where, name), *arguments, seconds=seconds)
 
 
 def python_source(name: str, text: str, *arguments: str, seconds: float) -> RemoteProgram:
     """As `python`, for this source."""
     return RemoteProgram(
-        name, ("python3", "-u", "-c", source("host", "bounded"), f"{seconds:g}", name, text, *arguments)
+        name, ("python3", "-u", "-c", source("remote.host", "bounded"), f"{seconds:g}", name, text, *arguments)
     )
 
 
 def source(where: str, name: str) -> str:
-    """The text of `remote/WHERE/NAME.py`, for a place that ends it by itself."""
-    return files(f"vllm_cluster.remote.{where}").joinpath(f"{name}.py").read_text()
+    """The text of the program of that name in the package `where`, for a place that ends it by itself."""
+    return files(f"vllm_cluster.{where}").joinpath(f"{name}.py").read_text()
 
 
 @dataclass(frozen=True)

@@ -28,7 +28,7 @@ def samples(node: NodeHandle, seconds: float) -> Iterator[NodeSample]:
         HostError: it does not start, is silent for too long, or the connection broke.
     """
     runtime = node.connection.runtime
-    program = python("image", "sample", f"{seconds:g}", STATE_FOLDER, seconds=LIFE_SECONDS)
+    program = python("remote.image", "sample", f"{seconds:g}", STATE_FOLDER, seconds=LIFE_SECONDS)
     program = replace(program, max_line=MAX_SAMPLE, max_bytes=math.inf)
     with start(node.connection, program, InNode(node.name), runtime.after(START_SECONDS)) as running:
         while True:

@@ -50,7 +50,7 @@ PROMPTS = [f"p{number}" for number in range(30)]
 def open_here(job: HeadJob) -> RunningProgram:
     """Open the program that looks after a batch, on this machine."""
     transport = LocalTransport(Target("gpu1", "local"))
-    program = replace(python("image", "batch_job", job.folder, seconds=600), max_line=LINE, max_bytes=1e9)
+    program = replace(python("remote.image", "batch_job", job.folder, seconds=600), max_line=LINE, max_bytes=1e9)
     stream = transport.open_stream(program.argv, Deadline.after(10))
     job._running = job._stack.enter_context(RunningProgram("gpu1", program, stream))
     return job._running

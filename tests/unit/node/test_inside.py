@@ -43,7 +43,7 @@ def package(site: Path, name: str, version: str, needs: tuple[str, ...] = (), **
 
 def look(site: Path, *words: str) -> list[dict[str, Any]]:
     """What the program prints with these packages and no other."""
-    argv = [sys.executable, "-S", *python("image", "inspect_image", *words, seconds=300).argv[1:]]
+    argv = [sys.executable, "-S", *python("remote.image", "inspect_image", *words, seconds=300).argv[1:]]
     alone = {"PYTHONPATH": str(site)}
     done = subprocess.run(argv, env=alone, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, check=True)
     return [json.loads(line) for line in done.stdout.splitlines()]

@@ -168,7 +168,7 @@ class Carrying:
 
     def __init__(self, folder: Path) -> None:
         folder.mkdir()
-        argv = python("pull", "carry_image", seconds=60).argv
+        argv = python("remote.pull", "carry_image", seconds=60).argv
         self.process = subprocess.Popen(argv, cwd=folder, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         files = importable("vllm_cluster.remote.pull")
         self.send({path: content.decode() for path, content in files.items()})

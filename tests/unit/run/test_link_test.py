@@ -145,7 +145,7 @@ class Probe:
     """One probe, talked to by hand."""
 
     def __init__(self, name: str, address: str, run: str = "word") -> None:
-        argv = [sys.executable, *python("host", "link_test", seconds=180).argv[1:]]
+        argv = [sys.executable, *python("remote.host", "link_test", seconds=180).argv[1:]]
         self.process = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         self.send({"me": name, "address": address, "run": run, "ports": [], "more": 2})
         self.ports = self.update()

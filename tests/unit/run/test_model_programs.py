@@ -16,10 +16,10 @@ from typing import Any
 import pytest
 
 from tests.support.models.repositories import PullHub, pull_hub
-from tests.support.paths import ROOT
 from tests.support.pulls import MODEL, ask_program, contents, model_files, plan_of, repository
 from vllm_cluster.remote.pull.download import Download
 from vllm_cluster.remote.pull.store import Store
+from vllm_cluster.run.program import source
 from vllm_cluster.wire.pull import HostPlan, digest_of
 
 FILES = model_files(200_000)
@@ -44,7 +44,9 @@ def plan(hub: PullHub, tmp_path: Path) -> HostPlan:
 def ask(plan: HostPlan, do: str, **more: Any) -> list[dict[str, Any]]:
     """What the program answers about the model."""
     question = {"do": do, "cache": plan.cache, "folder": plan.folder, "kind": "hub", **more}
-    return ask_program("remove_model" if do in ("size", "remove") else "model_cache", question)
+    return ask_program(
+        "remote.image.remove_model" if do in ("size", "remove") else "remote.image.model_cache", question
+    )
 
 
 def of_kind(rows: list[dict[str, Any]], kind: str) -> list[Any]:
@@ -123,7 +125,7 @@ def test_a_removed_model_leaves_nothing(plan: HostPlan) -> None:
 
 def test_hosts_with_one_cache_see_the_marks_of_each_other(tmp_path: Path) -> None:
     """Two that share a folder and one that has its own; no mark is left."""
-    path = ROOT / "vllm_cluster" / "remote" / "image" / "model_cache.py"
+    argv = [sys.executable, "-c", source("remote.image", "model_cache")]
     caches = {"a": tmp_path / "shared", "b": tmp_path / "shared", "c": tmp_path / "own"}
     running = {}
     (tmp_path / "own").mkdir()
@@ -135,7 +137,7 @@ def test_hosts_with_one_cache_see_the_marks_of_each_other(tmp_path: Path) -> Non
     for mark, cache in caches.items():
         cache.mkdir(exist_ok=True)
         question = {"do": "seek", "cache": str(cache), "folder": "hub/x", "kind": "hub", "mark": mark}
-        one = subprocess.Popen([sys.executable, str(path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        one = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         running[mark] = one
         assert one.stdin and one.stdout
         one.stdin.write(json.dumps(question) + "\n")
@@ -162,7 +164,7 @@ def test_hosts_with_one_cache_see_the_marks_of_each_other(tmp_path: Path) -> Non
 def asked(hub: PullHub, **more: object) -> list[dict[str, Any]]:
     """What the hub has of a model."""
     question = {"model": MODEL, "revision": "", "token": None, "endpoint": hub.url}
-    return ask_program("hub_files", {**question, **more})
+    return ask_program("remote.image.hub_files", {**question, **more})
 
 
 def test_the_hub_names_the_commit_and_the_content_of_each_file(hub: PullHub) -> None:
@@ -236,7 +238,7 @@ def test_no_removal_takes_more_or_less_than_a_model(tmp_path: Path, folder: str,
     (cache / "hub" / "models--a--b" / "snapshots").mkdir(parents=True)
     (cache / "config.json").touch()
     question = {"cache": str(cache), "folder": folder, "kind": kind}
-    (row,) = ask_program("remove_model", {"do": "remove", **question})
+    (row,) = ask_program("remote.image.remove_model", {"do": "remove", **question})
     assert "no model has this place" in row["error"]
     assert (cache / "hub" / "models--a--b" / "snapshots").is_dir()
 
@@ -244,10 +246,10 @@ def test_no_removal_takes_more_or_less_than_a_model(tmp_path: Path, folder: str,
 def test_a_folder_without_a_model_stays(tmp_path: Path) -> None:
     (tmp_path / "mine").mkdir()
     question = {"cache": str(tmp_path), "folder": "mine", "kind": "folder"}
-    (row,) = ask_program("remove_model", {"do": "remove", **question})
+    (row,) = ask_program("remote.image.remove_model", {"do": "remove", **question})
     assert "it has no config.json" in row["error"] and (tmp_path / "mine").is_dir()
     (tmp_path / "mine" / "config.json").touch()
-    (row,) = ask_program("remove_model", {"do": "remove", **question})
+    (row,) = ask_program("remote.image.remove_model", {"do": "remove", **question})
     assert "error" not in row and list(tmp_path.iterdir()) == []
 
 
@@ -258,8 +260,8 @@ def test_weights_of_an_earlier_folder_of_a_name_are_found(tmp_path: Path) -> Non
         (folder / name).write_text("{}")
     files = [{"path": name, "size": 2, "blob": "a" * 64} for name in ("config.json", "a.safetensors")]
     question = {"do": "look", "cache": str(tmp_path), "folder": "mine", "files": files}
-    assert ask_program("model_cache", {**question, "kind": "folder"})[0]["stale"] == ["b.safetensors"]
-    assert ask_program("model_cache", {**question, "kind": "hub"})[0]["stale"] == []
+    assert ask_program("remote.image.model_cache", {**question, "kind": "folder"})[0]["stale"] == ["b.safetensors"]
+    assert ask_program("remote.image.model_cache", {**question, "kind": "hub"})[0]["stale"] == []
 
 
 # fault: remote/image/model_cache.py: and before.get(row["path"], blob) == blob →
@@ -278,7 +280,7 @@ def test_a_folder_that_was_trained_again_is_pulled_again(tmp_path: Path) -> None
     question = {"do": "look", "cache": str(tmp_path), "folder": "mine", "kind": "folder"}
 
     def look() -> tuple[int, int, str]:
-        (row,) = ask_program("model_cache", {**question, "files": files})
+        (row,) = ask_program("remote.image.model_cache", {**question, "files": files})
         return row["whole"], row["bytes"], row["digest"]
 
     assert look() == (2, 6, "d")
@@ -300,7 +302,7 @@ def test_a_link_into_the_cache_is_followed_and_any_other_is_not(tmp_path: Path) 
     (folder / "a.json").symlink_to("/etc/passwd")
     (folder / "b.safetensors").symlink_to("/nothing/there")
     (folder / "c.bin").symlink_to("c.bin")
-    rows = ask_program("model_cache", question)
+    rows = ask_program("remote.image.model_cache", question)
     assert sorted(of_kind(rows, "lost")) == ["a.json", "b.safetensors", "c.bin"]
     assert [row["path"] for row in of_kind(rows, "file")] == ["config.json"]
 
@@ -314,6 +316,6 @@ def test_a_link_to_a_folder_is_reported_and_a_pipe_is_not_read(tmp_path: Path) -
     (folder / "config.json").write_text("{}")
     os.mkfifo(folder / "pipe")
     question = {"do": "list", "cache": str(tmp_path), "folder": "", "kind": "folder", "root": str(folder)}
-    rows = ask_program("model_cache", question)
+    rows = ask_program("remote.image.model_cache", question)
     assert of_kind(rows, "lost") == ["real/again"]
     assert [row["path"] for row in of_kind(rows, "file")] == ["config.json"]

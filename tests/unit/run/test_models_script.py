@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import shutil
 import subprocess
+from importlib.resources import files
 from pathlib import Path
 
 import pytest
 
 from vllm_cluster.facts.models import CachedModel, parse_models
 
-SCRIPT = Path(__file__).parents[3] / "vllm_cluster" / "remote" / "host" / "models.sh"
+SCRIPT = files("vllm_cluster.remote.host").joinpath("models.sh")
 COMMIT, OTHER = "a" * 40, "b" * 40
 SHELLS = [["sh"], ["bash", "--posix"]]
 

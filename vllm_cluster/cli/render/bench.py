@@ -60,6 +60,7 @@ def report(document: Mapping[str, Any]) -> str:
     points, versions = document["points"], document["versions"]
     about = f"{count(len(document['hosts']), 'host')}, vLLM {versions['vllm']}, vcluster {versions['vcluster']}"
     return page(
+        "vllm_cluster.cli.render",
         "benchmark",
         {
             "name": document["name"],

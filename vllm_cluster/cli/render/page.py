@@ -6,11 +6,11 @@ import json
 from importlib.resources import files
 
 
-def page(name: str, data: object = None) -> str:
-    """Return the page of that name; with `data`, which its script shows, it needs no other file."""
-    folder = files("vllm_cluster.cli.render")
-    shared, content, script = (
-        folder.joinpath(file).read_text(encoding="utf-8") for file in ("page.html", f"{name}.html", f"{name}.js")
+def page(package: str, name: str, data: object = None) -> str:
+    """Return the page of that name in a package; with `data`, which its script shows, it needs no other file."""
+    shared = files("vllm_cluster.cli.render").joinpath("page.html").read_text(encoding="utf-8")
+    content, script = (
+        files(package).joinpath(file).read_text(encoding="utf-8") for file in (f"{name}.html", f"{name}.js")
     )
     # In a script, "<" could end it.
     script = script.replace("@DATA@", json.dumps(data).replace("<", "\\u003c"))
