@@ -32,7 +32,7 @@ def ready(sandbox: Sandbox, inventory: Path) -> bool:
 
 @pytest.mark.cluster("serving", leaves="own")
 def test_a_host_leaves_and_returns_and_the_head_moves_and_returns(sandbox: Sandbox) -> None:
-    both = sandbox.rewrite(Path("members-both.yaml"), add="head: gpu1\n")
+    both = sandbox.rewrite(Path("members-both.yaml"), add="head: gpu1\nbackend: ray\n")
     moved = sandbox.rewrite(Path("members-moved.yaml"), add="head: gpu2\n")
     (line,) = re.findall(r"^  gpu2: .*\n", both.read_text(), re.MULTILINE)
     left = both.with_name("members-left.yaml")

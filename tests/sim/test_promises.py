@@ -40,7 +40,7 @@ def failure(outcome: Outcome) -> VclusterError:
     "words", ["docker pull", "docker start", "output of", "/build", "archive", "docker exec", "/start"]
 )
 def test_no_call_is_without_an_end(fault: Fault, words: str) -> None:
-    world, inventory = make.world((2,), present=False), make.inventory(1)
+    world, inventory = make.world((2,), present=False), make.inventory(1, backend="ray")
     with lab.inside(world):
         broken = lab.run(world, inventory, lab.do_up, first(words, fault))
         # Only the line of history may be missed without an error: what it is about has been done.

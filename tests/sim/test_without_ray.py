@@ -108,3 +108,19 @@ def test_what_cannot_be_laid_out_is_refused_before_anything_is_asked(
         assert why in str(error)
         assert remedy in str(error.hint)
         assert "wanted.json" not in world.machines["gpu1"].volumes["vcluster-lab-state"].files
+
+
+# fault: inventory/model.py: len(hosts) == 1: → not hosts:
+def test_one_host_gets_no_ray_unless_the_inventory_has_it() -> None:
+    cases: list[tuple[dict[str, Any], int]] = [({}, 0), ({"backend": "ray"}, 1)]
+    for backend, layers in cases:
+        world, inventory = make.world((2,)), make.inventory(1, **backend)
+        with lab.inside(world):
+            done = lab.succeed(world, inventory, lab.do_up)
+            assert len([one for one in done.value.operations() if isinstance(one, PrepareImage)]) == layers
+            assert any("one host needs no Ray" in event.text for event in done.events) == (not layers)
+            converged(world, inventory)
+            lab.succeed(world, inventory, lab.do_serve)
+            (part,) = wanted(world).replica.parts
+            assert ("--distributed-executor-backend=ray" in part.argv) == bool(layers)
+            assert "--nnodes=1" not in part.argv

@@ -47,6 +47,7 @@ from vllm_cluster.run.observe import observe
 from vllm_cluster.run.runtime import SYSTEM, Runtime
 from vllm_cluster.text import by_hosts, count
 
+ALONE = "one host needs no Ray: vLLM's own processes join its GPUs (backend: ray in the inventory has Ray, too)"
 NEW_KEY = "the endpoint gets a new API key; every client needs it: vcluster endpoint --key"
 
 
@@ -95,6 +96,8 @@ def up(
         first = seen = compare(inventory, fleet, facts, emit, named=named)
         try:
             if not first.plan.empty:
+                if inventory.backend == "mp" and len(inventory.hosts) == 1:
+                    emit(Event("note", ALONE))
                 emit(Event("note", _summary(first.plan, _stops(first, fleet))))
             while not seen.plan.empty:
                 consent.ask(_stops(seen, fleet))

@@ -77,7 +77,8 @@ def choose_backend(deployment: Deployment, cluster: Cluster) -> BackendName:
         UsageError: what is asked for is not there.
     """
     if cluster.backend == "mp" and deployment.backend not in ("", "mp"):
-        raise UsageError("this cluster has no Ray: the inventory has backend: mp", hint="leave out --backend ray")
+        fix = "leave out --backend ray, or set backend: ray in the inventory, then vcluster up"
+        raise UsageError("this cluster has no Ray", hint=fix)
     return deployment.backend or ("mp" if deployment.dp > 1 else cluster.backend)
 
 
@@ -99,7 +100,9 @@ def choose_layout(deployment: Deployment, cluster: Cluster) -> vllm.Parallelism:
         reasons.append(f"EP={layout.tp * deployment.dp}: each GPU of a stage holds whole experts (--ep)")
     if choose_backend(deployment, cluster) == "mp":
         asked = "--backend mp" if deployment.backend else "backend: mp" if cluster.backend == "mp" else "--dp"
-        reasons.append(f"vLLM's own processes join the hosts, without Ray ({asked})")
+        alone = len(cluster.gpus) == 1 and not deployment.backend
+        why = "one host needs no Ray" if alone else f"without Ray ({asked})"
+        reasons.append(f"vLLM's own processes join the GPUs: {why}")
     if named:
         idle = ", ".join(f"{count} of {name}" for name, count in cluster.gpus.items() if name not in there)
         reasons.append(f"--hosts {','.join(named)}: GPUs stay idle: {idle}")

@@ -269,7 +269,7 @@ class Inventory(_Section):
     )
     backend: Literal["ray", "mp"] = Field(
         "ray",
-        description="What joins the hosts: ray, or mp, vLLM's own processes; with mp there is no Ray.",
+        description="What joins the hosts: ray, or mp, vLLM's own processes, without Ray. Default for one host: mp.",
         examples=["mp"],
     )
     hosts: dict[Annotated[str, AfterValidator(grammar.host_name)], Host] = Field(
@@ -282,6 +282,14 @@ class Inventory(_Section):
     )
     path: SkipJsonSchema[Path | None] = Field(None, exclude=True)  # the file it came from
     lines: SkipJsonSchema[dict[str, int]] = Field({}, exclude=True)  # of the keys that refer to a secret
+
+    @model_validator(mode="before")
+    @classmethod
+    def _joined(cls, value: object) -> object:
+        """Take Ray for one host only where the file names it: there is nothing to join."""
+        if isinstance(value, dict) and isinstance(hosts := value.get("hosts"), dict) and len(hosts) == 1:
+            return {"backend": "mp", **value}
+        return value
 
     @field_validator("hosts", mode="after")
     @classmethod

@@ -49,7 +49,7 @@ def test_free_gpus_of_one_side_come_first_and_names_decide(
 
 
 def test_the_container_gets_the_named_ones_and_ray_their_number() -> None:
-    words = world.inventory(1, entries={"gpu1": {"gpus": [0, 2, 5, 7]}})
+    words = world.inventory(1, backend="ray", entries={"gpu1": {"gpus": [0, 2, 5, 7]}})
     (head,) = desired(words, {"gpu1": host()}, world.INPUTS)
     assert head.gpus is not None
     assert head.gpus.ids == ("0", "2", "5", "7")
