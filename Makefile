@@ -74,7 +74,7 @@ gpu: $(VENV)/ready
 generate: $(VENV)/ready
 	$(BIN)/python -m tools.generate
 
-# Renews the pinned wheels of Ray (vllm_cluster/images/pins), for each Python and processor: by pip, in minutes.
+# Renews the pinned wheels of Ray (vllm_cluster/kernel/images/pins), for each Python and processor: by pip, in minutes.
 pins: $(VENV)/ready
 	$(BIN)/python -m tools.pins
 

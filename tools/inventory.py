@@ -8,7 +8,7 @@ from vllm_cluster.inventory.model import SECTIONS, Section
 from vllm_cluster.inventory.problems import key_of
 from vllm_cluster.inventory.schema import json_schema
 from vllm_cluster.inventory.template import HostSeed, render
-from vllm_cluster.versions import VLLM_IMAGE
+from vllm_cluster.kernel.versions import VLLM_IMAGE
 
 HEAD = """# The keys of the inventory
 

@@ -16,9 +16,9 @@ from vllm_cluster.cli.image import IMAGE
 from vllm_cluster.cli.program import Verb
 from vllm_cluster.cli.sandbox import SANDBOX
 from vllm_cluster.cli.verbs import MODELS, VERBS
-from vllm_cluster.errors import VclusterError
-from vllm_cluster.events import Kind
 from vllm_cluster.explain.catalogue import CHECKED, FAILURES
+from vllm_cluster.kernel.errors import VclusterError
+from vllm_cluster.kernel.events import Kind
 
 EXIT_CODES = {
     0: "done",
@@ -57,7 +57,7 @@ EVENTS = {
 GROUPS = {"sandbox": SANDBOX, "image": IMAGE, "models": MODELS}
 # Every event has these.
 OF_ALL_EVENTS = ("v", "time", "event", "message")
-# The modules with errors beside vllm_cluster.errors.
+# The modules with errors beside vllm_cluster.kernel.errors.
 _WITH_ERRORS = (
     *("core.node_status", "docker.calls", "run.api_client"),
     *("transport.connect_errors", "transport.ssh_config"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from vllm_cluster.inventory.model import Ports
-from vllm_cluster.listeners import LISTENERS, Listener
+from vllm_cluster.kernel.listeners import LISTENERS, Listener
 
 PATH = Path(__file__).parents[1] / "SECURITY.md"
 BEGIN, END = "<!-- what listens: written by `make generate` -->\n", "<!-- end -->\n"

@@ -10,7 +10,7 @@ from docker.models.containers import Container
 
 from vcluster_sandbox.local_docker import execute
 from vcluster_sandbox.names import LABEL, ROOT, VOLUME
-from vllm_cluster.errors import VclusterError
+from vllm_cluster.kernel.errors import VclusterError
 
 _START_S = 120
 # Every capability that an engine of Docker 20.10 can name, but SYS_RESOURCE: some machines have given that one up,

@@ -19,8 +19,8 @@ from ruamel.yaml.error import YAMLError
 
 from vcluster_sandbox.hosts import LOOPBACK, SandboxHost
 from vcluster_sandbox.names import CPU_IMAGE, USER
-from vllm_cluster.errors import VclusterError
-from vllm_cluster.shell_line import command_line
+from vllm_cluster.kernel.errors import VclusterError
+from vllm_cluster.kernel.shell_line import command_line
 
 _KEY = "id_ed25519"
 _INVENTORY = "inventory.yaml"

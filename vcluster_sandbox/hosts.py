@@ -16,7 +16,7 @@ from docker.models.containers import Container
 from vcluster_sandbox.containers import create, in_volume, remove, wait_for_engine
 from vcluster_sandbox.local_docker import File, execute, put
 from vcluster_sandbox.names import LABEL, LABEL_HOST, LABEL_RECIPE, Sandbox
-from vllm_cluster.errors import VclusterError
+from vllm_cluster.kernel.errors import VclusterError
 
 LOOPBACK = "127.0.0.1"
 _FIRST = 11

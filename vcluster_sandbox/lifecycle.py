@@ -18,7 +18,7 @@ from vcluster_sandbox.images import ensure_host, host_tag
 from vcluster_sandbox.local_docker import Report, connect
 from vcluster_sandbox.names import LABEL, LABEL_RECIPE, VOLUME, Sandbox, host_names
 from vcluster_sandbox.wheels import cache_folder
-from vllm_cluster.errors import UsageError, VclusterError
+from vllm_cluster.kernel.errors import UsageError, VclusterError
 
 _MAX_HOSTS = 32
 _MAX_GPUS = 16

@@ -16,7 +16,7 @@ from docker.client import DockerClient
 from docker.errors import APIError, DockerException
 from docker.models.containers import Container
 
-from vllm_cluster.errors import PreflightFailed, VclusterError
+from vllm_cluster.kernel.errors import PreflightFailed, VclusterError
 
 Report = Callable[[str], None]
 _LAST_LINES = 12

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from vllm_cluster.versions import VLLM
+from vllm_cluster.kernel.versions import VLLM
 
 # On everything that a sandbox makes; `down` removes by this label and by nothing else.
 LABEL = "io.vcluster.sandbox"

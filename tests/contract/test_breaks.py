@@ -17,8 +17,8 @@ import pytest
 
 from tests.support.carriers import REMOTE, Client
 from tests.support.sshd import Sshd, signal_pid
-from vllm_cluster.clock import Deadline
-from vllm_cluster.errors import ConnectionLost, TimedOut, Unreachable, VclusterError
+from vllm_cluster.kernel.clock import Deadline
+from vllm_cluster.kernel.errors import ConnectionLost, TimedOut, Unreachable, VclusterError
 from vllm_cluster.transport import Kind
 from vllm_cluster.transport.base import Target, Transport
 
@@ -252,7 +252,7 @@ def test_a_host_with_few_sessions_makes_commands_wait(
 PROGRAM = """
 import sys
 from pathlib import Path
-from vllm_cluster.clock import Deadline
+from vllm_cluster.kernel.clock import Deadline
 from vllm_cluster.transport import make
 from vllm_cluster.transport.base import Target
 from vllm_cluster.transport.jumps import Jumps

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from tests.support.carriers import Client
 from tests.support.sshd import Sshd
-from vllm_cluster.clock import Deadline
-from vllm_cluster.errors import TimedOut, UsageError
+from vllm_cluster.kernel.clock import Deadline
+from vllm_cluster.kernel.errors import TimedOut, UsageError
 from vllm_cluster.transport import Kind
 from vllm_cluster.transport.base import MAX_OUTPUT, Target, Transport
 

@@ -15,8 +15,8 @@ import pytest
 
 from tests.support import docker_api
 from tests.support.docker_api import LABEL, Docker
-from vllm_cluster.clock import Deadline
-from vllm_cluster.errors import HostError
+from vllm_cluster.kernel.clock import Deadline
+from vllm_cluster.kernel.errors import HostError
 
 AS_ROOT = [] if os.geteuid() == 0 else ["sudo", "-n"]
 # In a network of its own: with --bridge=none dockerd removes the machine's docker0, with a bridge it takes it over.

@@ -15,8 +15,8 @@ from tests.support.carriers import REMOTE, Client
 from tests.support.ports import free_port
 from tests.support.sshd import Sshd
 from vllm_cluster.actions.tunnel import Passage
-from vllm_cluster.errors import HostError, UsageError, VclusterError
-from vllm_cluster.events import Event
+from vllm_cluster.kernel.errors import HostError, UsageError, VclusterError
+from vllm_cluster.kernel.events import Event
 from vllm_cluster.run.connection import HostConnection
 from vllm_cluster.transport import Kind
 from vllm_cluster.transport.base import Transport

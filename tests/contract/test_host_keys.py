@@ -12,8 +12,8 @@ import pytest
 from tests.support.carriers import Client, make
 from tests.support.figures import tallied
 from tests.support.sshd import Sshd, keygen
-from vllm_cluster.clock import Deadline
-from vllm_cluster.errors import HostKeyRejected
+from vllm_cluster.kernel.clock import Deadline
+from vllm_cluster.kernel.errors import HostKeyRejected
 from vllm_cluster.transport import Kind
 from vllm_cluster.transport.base import Target, Transport
 

@@ -19,8 +19,8 @@ from tests.support.paths import ROOT
 from tests.support.ports import free_port
 from tests.support.sshd import Sshd
 from tests.support.waiting import until
-from vllm_cluster.clock import Deadline
-from vllm_cluster.errors import HostKeyRejected, Unreachable, UsageError, VclusterError
+from vllm_cluster.kernel.clock import Deadline
+from vllm_cluster.kernel.errors import HostKeyRejected, Unreachable, UsageError, VclusterError
 from vllm_cluster.transport import Kind
 from vllm_cluster.transport import make as carrier
 from vllm_cluster.transport.base import Target, Transport

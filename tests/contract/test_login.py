@@ -17,8 +17,8 @@ from tests.support.carriers import Client, make
 from tests.support.figures import tallied
 from tests.support.ports import free_port
 from tests.support.sshd import USER, Sshd, keygen
-from vllm_cluster.clock import Deadline
-from vllm_cluster.errors import AuthenticationFailed, Unreachable, UsageError, VclusterError
+from vllm_cluster.kernel.clock import Deadline
+from vllm_cluster.kernel.errors import AuthenticationFailed, Unreachable, UsageError, VclusterError
 from vllm_cluster.transport import Kind
 from vllm_cluster.transport.base import Target, Transport
 

@@ -18,9 +18,9 @@ from tests.support.sshd import Sshd
 from vllm_cluster.actions.down import down
 from vllm_cluster.actions.status import status
 from vllm_cluster.actions.up import up
-from vllm_cluster.clock import Deadline
-from vllm_cluster.errors import HostError, Locked, ShellUnusable
 from vllm_cluster.facts import parse
+from vllm_cluster.kernel.clock import Deadline
+from vllm_cluster.kernel.errors import HostError, Locked, ShellUnusable
 from vllm_cluster.run.connection import CONNECT_SECONDS, HostConnection
 from vllm_cluster.run.lease import Lease
 from vllm_cluster.transport import Kind, ssh_master

@@ -16,7 +16,7 @@ from paramiko.common import cMSG_CHANNEL_EOF
 from tests.support.carriers import Client
 from tests.support.sshd import Sshd
 from tests.support.waiting import until
-from vllm_cluster.clock import Deadline
+from vllm_cluster.kernel.clock import Deadline
 from vllm_cluster.transport import Kind
 from vllm_cluster.transport.base import Target, Transport
 from vllm_cluster.transport.fabric import FabricTransport

@@ -16,8 +16,8 @@ import pytest
 
 from tests.support import docker_api
 from tests.support.ports import free_port
-from vllm_cluster.clock import Deadline
-from vllm_cluster.errors import CommandFailed
+from vllm_cluster.kernel.clock import Deadline
+from vllm_cluster.kernel.errors import CommandFailed
 from vllm_cluster.run.connection import HostConnection
 from vllm_cluster.run.pull import pull
 

@@ -17,10 +17,10 @@ from tests.support.carriers import Client
 from tests.support.programs import containers, made, processes, python_image, soon
 from tests.support.sshd import Sshd
 from tests.support.waiting import until
-from vllm_cluster.clock import Deadline
 from vllm_cluster.core.identity import Owner
 from vllm_cluster.docker.temporary import TemporaryContainer
-from vllm_cluster.errors import CommandFailed, HostError, TimedOut
+from vllm_cluster.kernel.clock import Deadline
+from vllm_cluster.kernel.errors import CommandFailed, HostError, TimedOut
 from vllm_cluster.remote.host.bounded import HUNG_UP, LATE
 from vllm_cluster.run.connection import HostConnection
 from vllm_cluster.run.program import (

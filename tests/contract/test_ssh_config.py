@@ -9,7 +9,7 @@ import pytest
 
 from tests.support.carriers import Client
 from tests.support.sshd import Sshd
-from vllm_cluster.clock import Deadline
+from vllm_cluster.kernel.clock import Deadline
 from vllm_cluster.transport import Kind
 from vllm_cluster.transport.base import Target, Transport
 

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from vllm_cluster.clock import Deadline
-from vllm_cluster.errors import TimedOut
+from vllm_cluster.kernel.clock import Deadline
+from vllm_cluster.kernel.errors import TimedOut
 from vllm_cluster.transport.base import MAX_STREAMS, Stream, Transport
 
 BLOCK = os.urandom(1 << 20)

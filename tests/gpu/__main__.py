@@ -16,7 +16,7 @@ from tests.gpu import heal
 from tests.gpu.bench import bench
 from tests.gpu.cluster import Cluster, Failed, opened
 from tests.gpu.report import Report
-from vllm_cluster.errors import VclusterError
+from vllm_cluster.kernel.errors import VclusterError
 
 STEPS = ("facts", "check", "up", "serve", "bench", "heal", "rollback", "down")
 # Weights and KV cache cannot fit into this share of any GPU.

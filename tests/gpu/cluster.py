@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.support.inventories import load
-from vllm_cluster.clock import Deadline
+from vllm_cluster.kernel.clock import Deadline
 from vllm_cluster.run.connection import Fleet
 from vllm_cluster.transport.base import Result
 

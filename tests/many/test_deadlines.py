@@ -15,8 +15,8 @@ from tests.support.carriers import Client, make
 from tests.support.figures import record
 from tests.support.modules import MODULES, room
 from tests.support.sshd import Sshd, descendants, process_name, signal_pid
-from vllm_cluster.clock import Deadline
-from vllm_cluster.errors import ConnectionLost, TimedOut
+from vllm_cluster.kernel.clock import Deadline
+from vllm_cluster.kernel.errors import ConnectionLost, TimedOut
 from vllm_cluster.transport import Kind
 from vllm_cluster.transport.base import Transport
 from vllm_cluster.transport.fabric import FabricTransport

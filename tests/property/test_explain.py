@@ -17,7 +17,7 @@ from vllm_cluster.explain.diagnosis import Diagnosis, diagnose
 from vllm_cluster.explain.log_line import MAX_LINE, parse_line
 from vllm_cluster.explain.scan import LogSource, candidate_lines, scan
 from vllm_cluster.explain.stream import classify
-from vllm_cluster.text import redact
+from vllm_cluster.kernel.text import redact
 
 NEEDLES = [known.needle.encode() for known in SIGNS]
 LINES = [line for path in PRODUCED for line in path.read_bytes().splitlines(keepends=True)]

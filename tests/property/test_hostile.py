@@ -26,8 +26,8 @@ from vllm_cluster.core.desired import desired
 from vllm_cluster.core.spec import BASE_IMAGE, ContainerSpec
 from vllm_cluster.docker.calls import path
 from vllm_cluster.docker.container_body import node_body
-from vllm_cluster.errors import UsageError
 from vllm_cluster.inventory.model import HostSsh, Inventory, SshSettings
+from vllm_cluster.kernel.errors import UsageError
 from vllm_cluster.run.connection import ssh_target
 from vllm_cluster.transport import command_line
 from vllm_cluster.transport.base import Result

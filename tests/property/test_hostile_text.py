@@ -12,8 +12,8 @@ from tests.property.hostile import attack, batches, harmless, hostile, many, rec
 from vllm_cluster.actions.status import ClusterStatus, HostStatus
 from vllm_cluster.cli.render import errors, events, text
 from vllm_cluster.cli.render.status import show_status
-from vllm_cluster.errors import CommandFailed
-from vllm_cluster.events import Event
+from vllm_cluster.kernel.errors import CommandFailed
+from vllm_cluster.kernel.events import Event
 
 # All the cases take minutes.
 pytestmark = pytest.mark.timeout(3600)

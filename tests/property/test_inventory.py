@@ -13,10 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.strategies import DataObject, SearchStrategy
 
-from vllm_cluster.errors import InventoryError
 from vllm_cluster.inventory.load import load_text
 from vllm_cluster.inventory.model import SECTIONS, Inventory
 from vllm_cluster.inventory.template import HostSeed, render
+from vllm_cluster.kernel.errors import InventoryError
 
 # A busy machine is not a failure.
 patient = settings(deadline=None)

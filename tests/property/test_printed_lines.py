@@ -19,8 +19,8 @@ from vllm_cluster.actions.ask_head import Endpoint
 from vllm_cluster.actions.endpoint import ClientEndpoint
 from vllm_cluster.cli.render.endpoint import curl_line, show_clients
 from vllm_cluster.core.node_status import UnreadableStatus, parse_status
+from vllm_cluster.kernel.text import host_port
 from vllm_cluster.run.detached import Detached
-from vllm_cluster.text import host_port
 from vllm_cluster.wire.status import ServeStatus
 
 # All the cases take minutes.
@@ -90,7 +90,7 @@ def lines_and_calls(serve: ServeStatus, folder: str, key: str) -> tuple[str, lis
     return printed, [*calls, of_key, asks("completions", "sk-key", {"prompt": "Hello", "max_tokens": 16})]
 
 
-# fault: shell_line.py: if _PLAIN.fullmatch(word): → if "'" not in word:
+# fault: kernel/shell_line.py: if _PLAIN.fullmatch(word): → if "'" not in word:
 @pytest.mark.slow
 @pytest.mark.parametrize("shell", SHELLS)
 def test_a_shell_starts_what_is_shown_and_nothing_else(shell: str, tmp_path: Path) -> None:

@@ -17,8 +17,8 @@ from tests.support.modules import MODULES, nodes, room
 from tests.support.pasted import NOTES, SHELLS, noted
 from vllm_cluster.cli.edge import with_inventory
 from vllm_cluster.cli.paste import pasteable
-from vllm_cluster.shell_line import command_line
-from vllm_cluster.text import printable
+from vllm_cluster.kernel.shell_line import command_line
+from vllm_cluster.kernel.text import printable
 
 # All the cases take minutes.
 pytestmark = pytest.mark.timeout(3600)
@@ -64,7 +64,7 @@ def test_the_package_advises_many_commands() -> None:
     assert {words[0][0] for _, words, _ in remedies()} >= {"vcluster", "docker", "sudo", "ip", "ss", "ssh"}
 
 
-# fault: shell_line.py: line = printable(shell_line(words)) → line = printable(" ".join(map(str, words)))
+# fault: kernel/shell_line.py: line = printable(shell_line(words)) → line = printable(" ".join(map(str, words)))
 # fault: cli/paste.py: rf"{QUOTED}|(?P<end> → r"(?P<end>
 @pytest.mark.promise("P46")
 @pytest.mark.parametrize("shell", SHELLS)

@@ -19,7 +19,7 @@ from vllm_cluster.cli.render import history as render
 from vllm_cluster.cli.render.explain import explain_document, show_explained
 from vllm_cluster.cli.render.history import history_document, show_history
 from vllm_cluster.core.history import Entry
-from vllm_cluster.errors import PreflightFailed, UsageError
+from vllm_cluster.kernel.errors import PreflightFailed, UsageError
 from vllm_cluster.wire.order import Order, read_order
 
 INVENTORY = make.inventory(2)

@@ -19,8 +19,8 @@ from tests.support.figures import record
 from tests.support.in_process import run
 from tests.support.sim import carrier, lab, make, oracle
 from tests.support.sim.world import World
-from vllm_cluster.clock import Deadline
-from vllm_cluster.listeners import LOOPBACK
+from vllm_cluster.kernel.clock import Deadline
+from vllm_cluster.kernel.listeners import LOOPBACK
 from vllm_cluster.run.runtime import SYSTEM
 from vllm_cluster.transport.base import Result
 from vllm_cluster.transport.forward import LoopbackForward, SocketPipe

@@ -9,7 +9,7 @@ import pytest
 from tests.support.sim import lab, make, oracle
 from tests.support.sim.faults import Call, Fault, Script
 from tests.support.sim.world import World
-from vllm_cluster.errors import CommandFailed, ConnectionLost, PreflightFailed, VclusterError
+from vllm_cluster.kernel.errors import CommandFailed, ConnectionLost, PreflightFailed, VclusterError
 
 pytestmark = pytest.mark.promise("P31")
 

@@ -13,7 +13,7 @@ from tests.support.sim import lab, make
 from tests.support.sim.faults import Fault, Script
 from tests.support.sim.lab import Outcome
 from tests.support.sim.world import World
-from vllm_cluster.errors import FleetError, PreflightFailed
+from vllm_cluster.kernel.errors import FleetError, PreflightFailed
 
 INVENTORY = make.inventory(2)
 GOOD = {"where": "cache", "config": configs.LLAMA_8B, "weights": 10**6, "missing": 0, "free": 10**12}

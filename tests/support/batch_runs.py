@@ -17,7 +17,7 @@ from vllm_cluster.batch.files import RowFile
 from vllm_cluster.batch.lines import Place, checksum, is_error, place_of
 from vllm_cluster.batch.progress import Meter, Progress
 from vllm_cluster.batch.runner import Options, Runner
-from vllm_cluster.laptop import write_whole
+from vllm_cluster.kernel.laptop import write_whole
 
 
 @dataclass

@@ -18,9 +18,9 @@ from urllib.parse import urlencode
 from tests.support.sim import make
 from tests.support.sim.carrier import DIAL, FakeTransport
 from tests.support.sim.world import Picture, identity
-from vllm_cluster.clock import Deadline
 from vllm_cluster.docker.client import DockerApi
 from vllm_cluster.docker.connection import Connection
+from vllm_cluster.kernel.clock import Deadline
 from vllm_cluster.transport.base import Target, Transport
 from vllm_cluster.transport.local import LocalTransport
 

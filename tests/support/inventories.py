@@ -8,7 +8,7 @@ from typing import TextIO
 from vllm_cluster.inventory.find import read
 from vllm_cluster.inventory.load import load_text
 from vllm_cluster.inventory.model import Inventory
-from vllm_cluster.laptop import here
+from vllm_cluster.kernel.laptop import here
 
 
 def load(path: Path | None, *, stdin: TextIO | None = None, cwd: Path | None = None) -> Inventory:

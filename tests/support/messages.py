@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
 
 from tests.support.modules import MODULES, nodes, room
-from vllm_cluster import errors
+from vllm_cluster.kernel import errors
 
 # Where a fix is: the names of arguments and variables, and its place in what has no name for it.
 FIX, FIXES = ("hint", "fix", "advice"), {"Finding": 3, "RequestProblem": 2}

@@ -11,9 +11,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from tests.support.docker_api import tree
-from vllm_cluster.clock import Deadline
 from vllm_cluster.core.identity import Owner
 from vllm_cluster.docker.temporary import TemporaryContainer
+from vllm_cluster.kernel.clock import Deadline
 from vllm_cluster.run.connection import HostConnection
 from vllm_cluster.run.program import InNode, OnHost, Place, RemoteProgram, python_source, start
 from vllm_cluster.transport import make

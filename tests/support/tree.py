@@ -19,7 +19,7 @@ from vllm_cluster.facts import parse
 from vllm_cluster.facts.host_facts import HostFacts
 
 FACTS = FIXTURES / "facts"
-SCRIPTS = files("vllm_cluster.remote.host")
+SCRIPTS = files("vllm_cluster.kernel.facts")
 SMI = (FACTS / "h200-x2.nvidia-smi-q.xml").read_text()
 UUIDS = [f"GPU-00000000-0000-0000-0000-00000000000{number}" for number in (1, 2)]
 CONTAINER = "c0ffee" + "0" * 58

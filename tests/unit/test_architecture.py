@@ -148,7 +148,7 @@ def test_our_own_python_is_started_in_one_place() -> None:
         if isinstance(node, ast.Attribute | ast.Name | ast.alias)
         and ast.unparse(node).rpartition(".")[2] in ("executable", "_base_executable")
     }
-    assert found == {"laptop.py"}
+    assert found == {"kernel/laptop.py"}
 
 
 def test_what_runs_elsewhere_needs_the_standard_library_alone() -> None:
@@ -344,7 +344,7 @@ def composed(tree: ast.AST) -> list[int]:
 # fault: run/members.py: hint=command_line("vcluster", "up", "--forget", name) → hint=f"vcluster up --forget {name}"
 def test_no_text_composes_a_command() -> None:
     """A value in a command is quoted as a word of it: what a host calls itself could else be more than that."""
-    adapter = "shell_line.py"
+    adapter = "kernel/shell_line.py"
     paths = [path for path in MODULES if PACKAGE in path.parents and room(path) != adapter]
     found = {room(path): composed(ast.parse(path.read_text())) for path in paths}
     assert {name: lines for name, lines in found.items() if lines} == {}

@@ -11,9 +11,9 @@ from tests.support.modules import MODULES, nodes, room
 
 RAY = re.compile(r"(?<![a-z])ray(?![a-z])|Ray(?![a-z])|(?<![A-Z])RAY(?![A-Z])")
 # Where code names Ray.
-HOMES = ("backends/", "remote/node/backends/", "images/", "run/barrier.py")
+HOMES = ("kernel/backends/", "serving/node/backends/", "kernel/images/", "run/barrier.py")
 # What people write or read under that name: the inventory's key and its default, a column, a key of JSON.
-FOR_PEOPLE = {"cli/render/images.py", "core/image_use.py", "inventory/model.py", "versions.py"}
+FOR_PEOPLE = {"cli/render/images.py", "core/image_use.py", "inventory/model.py", "kernel/versions.py"}
 # Literals without a space that are not texts: names of files, variables, processes and packages that are Ray's.
 LITERALS = {
     "cli/serve.py": "the option's word",
@@ -24,7 +24,7 @@ LITERALS = {
     "actions/explain.py": "the name of a log, as users see it",
     "checks/docker.py": "names of containers of other launchers",
     "core/image_use.py": "the name of an image",
-    "listeners.py": "the file that starts what listens",
+    "kernel/listeners.py": "the file that starts what listens",
     "cli/logs.py": "the option",
     "cli/render/images.py": "the column",
     "core/log_lines.py": "the mark of lines, as users see it",

@@ -10,9 +10,9 @@ from typing import NoReturn
 
 import pytest
 
-from vllm_cluster import debug_log
-from vllm_cluster.clock import Deadline
-from vllm_cluster.errors import ConnectionLost
+from vllm_cluster.kernel import debug_log
+from vllm_cluster.kernel.clock import Deadline
+from vllm_cluster.kernel.errors import ConnectionLost
 from vllm_cluster.transport.base import Result, Target
 from vllm_cluster.transport.carrier import Carrier
 
@@ -58,7 +58,7 @@ def run(tmp_path: Path, answer: Result | Exception, *argv: str) -> list[str]:
     return path.read_text().splitlines()
 
 
-# fault: debug_log.py: : %s -> %s", host, carrier, milliseconds, call.what, call.result → ", host, carrier, milliseconds
+# fault: kernel/debug_log.py: : %s -> %s", host, carrier, milliseconds, call.what, call.result → ", host, carrier, milliseconds
 def test_a_call_is_one_line_with_its_result_and_without_its_input(tmp_path: Path) -> None:
     [line] = run(tmp_path, Result(0, b"12345", b""), "docker", "info")
     assert " gpu1 fabric " in line
@@ -78,7 +78,7 @@ def test_a_secret_in_an_argument_is_redacted(tmp_path: Path) -> None:
     assert "[redacted]" in line
 
 
-# fault: debug_log.py: printable(redact(super().format(record))) → printable(redact(super().format(record)[:MAX_LINE]))
+# fault: kernel/debug_log.py: printable(redact(super().format(record))) → printable(redact(super().format(record)[:MAX_LINE]))
 @pytest.mark.parametrize("before", range(debug_log.MAX_LINE - 100, debug_log.MAX_LINE, 3))
 def test_a_secret_at_the_end_of_a_line_that_is_cut_is_redacted(before: int, tmp_path: Path) -> None:
     [line] = run(tmp_path, Result(0, b"", b""), "echo", "x" * before, TOKEN, "y" * 100)

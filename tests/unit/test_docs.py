@@ -12,8 +12,8 @@ from tests.support.paths import ROOT
 from tools.generate import PAGES as MADE
 from tools.generate import stale
 from tools.reference import EXIT_CODES
-from vllm_cluster import errors
 from vllm_cluster.cli.verbs import VERBS
+from vllm_cluster.kernel import errors
 
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 LINK = re.compile(r"\]\((?!https?:|mailto:)([^)#\s]*)(?:#([^)\s]+))?\)")

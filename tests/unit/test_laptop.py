@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from vllm_cluster.laptop import write_whole
+from vllm_cluster.kernel.laptop import write_whole
 
 
 def test_a_write_that_fails_leaves_the_old_file_and_nothing_beside_it(tmp_path: Path) -> None:

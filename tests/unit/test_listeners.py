@@ -10,7 +10,7 @@ from tools import security
 from vllm_cluster.backends import ray
 from vllm_cluster.cli.verbs import VERBS
 from vllm_cluster.inventory.model import Ports
-from vllm_cluster.listeners import LISTENERS, LOOPBACK
+from vllm_cluster.kernel.listeners import LISTENERS, LOOPBACK
 
 # Calls and bases by which a program listens, and what looks like one and does not.
 LISTENS = {"bind", "listen", "create_server", "start_server", "create_datagram_endpoint", "TCPStore"}
@@ -43,7 +43,7 @@ def test_every_place_that_listens_is_in_the_table() -> None:
     assert named - listening() == {*("actions/serve.py", "backends/mp.py", "backends/ray.py", "backends/vllm.py")}
 
 
-# fault: listeners.py: ("client_server",), → (CHOSEN,),
+# fault: kernel/listeners.py: ("client_server",), → (CHOSEN,),
 def test_every_port_of_the_inventory_is_in_one_row() -> None:
     counted = Counter(port for one in LISTENERS for port in one.ports if port in Ports.model_fields)
     assert counted == Counter(Ports.model_fields.keys())

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from vllm_cluster.versions import RAY, VLLM, VLLM_IMAGE
+from vllm_cluster.kernel.versions import RAY, VLLM, VLLM_IMAGE
 
 ROOT = Path(__file__).parents[2]
 

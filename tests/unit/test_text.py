@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from tests.support.logs import explained
 from tests.support.modules import MODULES
-from vllm_cluster.text import REDACTED, count, duration, printable, redact, redact_value, redactor
+from vllm_cluster.kernel.text import REDACTED, count, duration, printable, redact, redact_value, redactor
 
 CANARY = "cänary/+key with=0123456789"
 TEXT = st.text(st.characters(min_codepoint=33, max_codepoint=126), min_size=9, max_size=40)
@@ -138,7 +138,7 @@ SHAPES = {
 }
 
 
-# fault: text.py: (?:AKIA|ASIA) → (?:AKIB)
+# fault: kernel/text.py: (?:AKIA|ASIA) → (?:AKIB)
 @pytest.mark.promise("P13")
 @pytest.mark.parametrize("text", SHAPES.values(), ids=SHAPES)
 def test_every_shape_of_a_secret_is_redacted(text: str) -> None:
@@ -189,7 +189,7 @@ def cpu_seconds(piece: str, size: int) -> float:
     return min(times)
 
 
-# fault: text.py: (?:-----END [A-Z0-9 ]{0,40}PRIVATE KEY(?: BLOCK)?-----)?+" → [\s\S]{0,8000}?-----END"
+# fault: kernel/text.py: (?:-----END [A-Z0-9 ]{0,40}PRIVATE KEY(?: BLOCK)?-----)?+" → [\s\S]{0,8000}?-----END"
 @pytest.mark.slow
 @pytest.mark.promise("P13")
 @pytest.mark.parametrize("piece", HOSTILE)
@@ -213,7 +213,7 @@ def test_a_verdict_shows_none() -> None:
     assert "abcdefgh" not in repr(found)
 
 
-# fault: text.py: if number == 1: → if number < 1:
+# fault: kernel/text.py: if number == 1: → if number < 1:
 @pytest.mark.parametrize(
     ("number", "thing", "text"),
     [(1, "host", "1 host"), (0, "GPU", "0 GPUs"), (2, "logical GPU", "2 logical GPUs"), (2, "entry", "2 entries")],
@@ -225,7 +225,7 @@ def test_a_count_has_the_right_plural(number: int, thing: str, text: str) -> Non
 def test_plurals_are_made_in_one_place() -> None:
     """The room `fit` may import nothing of the package."""
     own = re.compile(r"""['"]s['"]\s*\[|else ['"]s['"]|\w\(s\)""")
-    rooms = (path for path in MODULES if path.name != "text.py" and path.parent.name != "fit")
+    rooms = (path for path in MODULES if path.name != "kernel/text.py" and path.parent.name != "fit")
     assert [path.name for path in rooms if own.search(path.read_text())] == []
 
 

@@ -21,17 +21,17 @@ from vllm_cluster.core.plan import (
     StartNode,
 )
 from vllm_cluster.core.spec import node_name
-from vllm_cluster.errors import HostError, Interrupted, PreflightFailed, Replaced, VclusterError
-from vllm_cluster.events import Emit, Event, waiting
 from vllm_cluster.inventory.model import Inventory
+from vllm_cluster.kernel.errors import HostError, Interrupted, PreflightFailed, Replaced, VclusterError
+from vllm_cluster.kernel.events import Emit, Event, waiting
+from vllm_cluster.kernel.shell_line import command_line
+from vllm_cluster.kernel.text import by_hosts
 from vllm_cluster.run.barrier import refuse_failing
 from vllm_cluster.run.connection import Fleet
 from vllm_cluster.run.history import last_other, record
 from vllm_cluster.run.lease import Lease
 from vllm_cluster.run.node_handle import NodeHandle, NodeState
 from vllm_cluster.run.observe import RECORD_FILE
-from vllm_cluster.shell_line import command_line
-from vllm_cluster.text import by_hosts
 from vllm_cluster.wire.order import LOOPBACK, Placement
 from vllm_cluster.wire.reading import RefusedDocument
 from vllm_cluster.wire.status import ServeFailure, ServeStatus

@@ -12,20 +12,20 @@ from typing import Any
 from vllm_cluster import __version__
 from vllm_cluster.actions.head import reach_head, read_key, ready
 from vllm_cluster.actions.tunnel import address_of
-from vllm_cluster.clock import Deadline
 from vllm_cluster.core.bench import BenchPoint, BenchRun, HostHardware, Point, argv, figures, order
 from vllm_cluster.core.spec import node_name
-from vllm_cluster.errors import HostError, UsageError
-from vllm_cluster.events import Emit, Event
 from vllm_cluster.facts.host_facts import HostFacts
 from vllm_cluster.inventory.model import Inventory
+from vllm_cluster.kernel.clock import Deadline
+from vllm_cluster.kernel.errors import HostError, UsageError
+from vllm_cluster.kernel.events import Emit, Event
+from vllm_cluster.kernel.text import count, host_port, redact
 from vllm_cluster.run.connection import Fleet, HostConnection
 from vllm_cluster.run.history import command_of
 from vllm_cluster.run.node_handle import NodeHandle
 from vllm_cluster.run.observe import observe
 from vllm_cluster.run.program import InNode, RunningProgram, python, start
 from vllm_cluster.run.runtime import SYSTEM, Runtime
-from vllm_cluster.text import count, host_port, redact
 from vllm_cluster.wire.status import ServeStatus
 
 START_SECONDS, IMPORT_SECONDS, END_SECONDS = 30.0, 300.0, 5.0

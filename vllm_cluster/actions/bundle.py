@@ -24,16 +24,17 @@ from vllm_cluster.core.diff import diff
 from vllm_cluster.core.identity import cluster_id, node_of
 from vllm_cluster.core.kept import kept_secrets, secret_ids
 from vllm_cluster.core.spec import LABEL, SPEC, stored_spec
-from vllm_cluster.debug_log import inventory_key, kept
-from vllm_cluster.errors import UsageError, VclusterError
-from vllm_cluster.events import Emit, Event
 from vllm_cluster.explain.diagnosis import diagnose
 from vllm_cluster.explain.scan import scan
 from vllm_cluster.facts.docker_objects import Image
 from vllm_cluster.facts.host_facts import HostFacts
 from vllm_cluster.facts.values import items, mapping
 from vllm_cluster.inventory.model import Inventory
-from vllm_cluster.laptop import cache_folder
+from vllm_cluster.kernel.debug_log import inventory_key, kept
+from vllm_cluster.kernel.errors import UsageError, VclusterError
+from vllm_cluster.kernel.events import Emit, Event
+from vllm_cluster.kernel.laptop import cache_folder
+from vllm_cluster.kernel.text import REDACTED, count, looks_random, redact, redactor
 from vllm_cluster.run.connection import Fleet, HostConnection
 from vllm_cluster.run.logs import Log, collect, sources
 from vllm_cluster.run.node_handle import NodeHandle
@@ -41,7 +42,6 @@ from vllm_cluster.run.node_program import program_digest
 from vllm_cluster.run.observe import observe
 from vllm_cluster.run.runtime import SYSTEM, Runtime
 from vllm_cluster.run.secrets import read_references, references
-from vllm_cluster.text import REDACTED, count, looks_random, redact, redactor
 
 MAX_FILE_BYTES = 8 << 20
 SSH_SECONDS = 5

@@ -11,12 +11,13 @@ from vllm_cluster.checks.finding import Finding
 from vllm_cluster.checks.network import endpoint
 from vllm_cluster.checks.registry import NotChecked, check_all, unseen
 from vllm_cluster.core.diff import other_program
-from vllm_cluster.errors import HostError, ShellUnusable, VclusterError
-from vllm_cluster.events import Emit, Event
 from vllm_cluster.explain.diagnosis import diagnose
 from vllm_cluster.explain.scan import LogSource, scan
 from vllm_cluster.facts.host_facts import HostFacts
 from vllm_cluster.inventory.model import Inventory
+from vllm_cluster.kernel.errors import HostError, ShellUnusable, VclusterError
+from vllm_cluster.kernel.events import Emit, Event
+from vllm_cluster.kernel.text import count
 from vllm_cluster.run.allreduce import AllReduceReport, run_allreduce
 from vllm_cluster.run.connection import Fleet
 from vllm_cluster.run.host_images import with_contents
@@ -26,7 +27,6 @@ from vllm_cluster.run.node_handle import NodeHandle
 from vllm_cluster.run.node_program import program_digest
 from vllm_cluster.run.observe import observe
 from vllm_cluster.run.runtime import SYSTEM, Runtime
-from vllm_cluster.text import count
 
 
 @dataclass(frozen=True)

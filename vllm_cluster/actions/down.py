@@ -17,11 +17,12 @@ from vllm_cluster.core.kept import kept_secrets
 from vllm_cluster.core.members import former, record_of
 from vllm_cluster.core.pull import container_name
 from vllm_cluster.core.spec import CLUSTER, ROLE, node_name
-from vllm_cluster.errors import FleetError, HostError, LeftAlone, VclusterError, combine
-from vllm_cluster.events import Emit, Event, waiting
 from vllm_cluster.facts.docker_objects import Container
 from vllm_cluster.facts.host_facts import HostFacts
 from vllm_cluster.inventory.model import Inventory
+from vllm_cluster.kernel.errors import FleetError, HostError, LeftAlone, VclusterError, combine
+from vllm_cluster.kernel.events import Emit, Event, waiting
+from vllm_cluster.kernel.text import count
 from vllm_cluster.run.connection import Fleet, HostConnection
 from vllm_cluster.run.lease import Lease, in_order
 from vllm_cluster.run.members import by_hand, look_at_former, unproven, unreadable
@@ -29,7 +30,6 @@ from vllm_cluster.run.node_handle import NodeHandle
 from vllm_cluster.run.observe import observe, usable
 from vllm_cluster.run.runtime import SYSTEM, Runtime
 from vllm_cluster.run.weights import status
-from vllm_cluster.text import count
 
 
 def down(inventory: Inventory, emit: Emit, *, confirm: Confirm, wait: float = 0.0, runtime: Runtime = SYSTEM) -> int:

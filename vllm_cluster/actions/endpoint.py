@@ -7,18 +7,18 @@ from dataclasses import dataclass
 from http import HTTPStatus
 from pathlib import Path
 
-from vllm_cluster import debug_log
 from vllm_cluster.actions.head import at_head, read_key, ready
 from vllm_cluster.actions.tunnel import is_free, tunnel
-from vllm_cluster.errors import PreflightFailed, VclusterError
-from vllm_cluster.events import Emit
 from vllm_cluster.inventory.model import Inventory
+from vllm_cluster.kernel import debug_log
+from vllm_cluster.kernel.errors import PreflightFailed, VclusterError
+from vllm_cluster.kernel.events import Emit
+from vllm_cluster.kernel.text import host_port
 from vllm_cluster.run.api_client import Broken, get, model_names
 from vllm_cluster.run.detached import Detached, State
 from vllm_cluster.run.history import command_of
 from vllm_cluster.run.node_handle import NodeHandle
 from vllm_cluster.run.runtime import SYSTEM, Runtime
-from vllm_cluster.text import host_port
 
 FOLDER = "tunnels"
 NOTE_SECONDS = 5.0

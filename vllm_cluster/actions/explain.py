@@ -17,7 +17,12 @@ from pathlib import Path
 from typing import IO, cast
 
 from vllm_cluster.core.history import Entry
-from vllm_cluster.errors import (
+from vllm_cluster.explain.diagnosis import Diagnosis, MatchedFailure, diagnose
+from vllm_cluster.explain.scan import LogSource, scan
+from vllm_cluster.explain.stream import LogPosition
+from vllm_cluster.facts.host_facts import HostFacts
+from vllm_cluster.inventory.model import Inventory
+from vllm_cluster.kernel.errors import (
     Aborted,
     ConnectionLost,
     NodesNotJoined,
@@ -26,18 +31,13 @@ from vllm_cluster.errors import (
     UsageError,
     VclusterError,
 )
-from vllm_cluster.events import Emit, Event
-from vllm_cluster.explain.diagnosis import Diagnosis, MatchedFailure, diagnose
-from vllm_cluster.explain.scan import LogSource, scan
-from vllm_cluster.explain.stream import LogPosition
-from vllm_cluster.facts.host_facts import HostFacts
-from vllm_cluster.inventory.model import Inventory
+from vllm_cluster.kernel.events import Emit, Event
+from vllm_cluster.kernel.text import count, redact
 from vllm_cluster.run.connection import Fleet, HostConnection
 from vllm_cluster.run.history import restarts
 from vllm_cluster.run.logs import Log, collect, sources
 from vllm_cluster.run.node_handle import NodeHandle, connect_and_observe
 from vllm_cluster.run.runtime import SYSTEM, Runtime
-from vllm_cluster.text import count, redact
 from vllm_cluster.wire.status import FailedRequest, NodeStatus
 
 PART = 1 << 20

@@ -10,17 +10,17 @@ from pathlib import Path
 from vllm_cluster.actions.assess import connect_all
 from vllm_cluster.core.desired import gpu_count, hcas
 from vllm_cluster.core.gpus import chosen
-from vllm_cluster.errors import PreflightFailed, Unreachable
-from vllm_cluster.events import Emit, Event
 from vllm_cluster.facts.host_facts import HostFacts
 from vllm_cluster.fit.layouts import FitReport, GpuPool, Model, Workload, report
 from vllm_cluster.hub.model import read
 from vllm_cluster.inventory.model import Host, Inventory
-from vllm_cluster.laptop import expanded
+from vllm_cluster.kernel.errors import PreflightFailed, Unreachable
+from vllm_cluster.kernel.events import Emit, Event
+from vllm_cluster.kernel.laptop import expanded
+from vllm_cluster.kernel.text import count
 from vllm_cluster.run.model_lookup import supports_pp
 from vllm_cluster.run.observe import observe
 from vllm_cluster.run.secrets import read_references
-from vllm_cluster.text import count
 
 TOKEN_BYTES = 1000
 # Classes that vLLM has split into pipeline stages for years: asked of the image only where it can be asked.

@@ -15,17 +15,17 @@ from vllm_cluster.actions.assess import (
 )
 from vllm_cluster.core.identity import without_lease
 from vllm_cluster.core.images import Content
-from vllm_cluster.errors import HostError, PreflightFailed, UsageError, VclusterError, combine
-from vllm_cluster.events import Emit, Event
 from vllm_cluster.facts.host_facts import HostFacts
 from vllm_cluster.inventory import grammar
 from vllm_cluster.inventory.model import Host, HostSsh, Inventory
+from vllm_cluster.kernel.errors import HostError, PreflightFailed, UsageError, VclusterError, combine
+from vllm_cluster.kernel.events import Emit, Event
+from vllm_cluster.kernel.shell_line import command_line
+from vllm_cluster.kernel.text import count
 from vllm_cluster.run.connection import Fleet, HostConnection
 from vllm_cluster.run.host_images import OneImage, held, name_there
 from vllm_cluster.run.image_push import LOOPBACK, ImageSource, Stored
 from vllm_cluster.run.runtime import SYSTEM, Runtime
-from vllm_cluster.shell_line import command_line
-from vllm_cluster.text import count
 
 LOOK_SECONDS = 30.0
 # Docker unpacks an archive before it makes layers of it.

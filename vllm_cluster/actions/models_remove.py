@@ -13,14 +13,14 @@ from vllm_cluster.core.cached_model import CachePlace, cache_place
 from vllm_cluster.core.identity import node_of
 from vllm_cluster.core.node_status import UnreadableStatus
 from vllm_cluster.core.spec import ROLE
-from vllm_cluster.errors import Locked, PreflightFailed, VclusterError
-from vllm_cluster.events import Emit, Event, waiting
 from vllm_cluster.inventory.model import Inventory
+from vllm_cluster.kernel.errors import Locked, PreflightFailed, VclusterError
+from vllm_cluster.kernel.events import Emit, Event, waiting
+from vllm_cluster.kernel.shell_line import command_line
+from vllm_cluster.kernel.text import size
 from vllm_cluster.run.lease import Lease, in_order
 from vllm_cluster.run.node_handle import NodeHandle
 from vllm_cluster.run.runtime import SYSTEM, Runtime
-from vllm_cluster.shell_line import command_line
-from vllm_cluster.text import size
 from vllm_cluster.wire.pull import CacheSize
 from vllm_cluster.wire.reading import RefusedDocument
 

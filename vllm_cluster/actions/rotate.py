@@ -13,10 +13,11 @@ from vllm_cluster.core.kept import Holder, holders
 from vllm_cluster.core.spec import Mount
 from vllm_cluster.docker.container_body import volume_writer_body
 from vllm_cluster.docker.temporary import temporary_container
-from vllm_cluster.errors import HostError, PreflightFailed, UsageError
-from vllm_cluster.events import Emit, Event, waiting
 from vllm_cluster.facts.host_facts import HostFacts
 from vllm_cluster.inventory.model import Inventory
+from vllm_cluster.kernel.errors import HostError, PreflightFailed, UsageError
+from vllm_cluster.kernel.events import Emit, Event, waiting
+from vllm_cluster.kernel.text import duration
 from vllm_cluster.run.api_client import Broken, get
 from vllm_cluster.run.connection import HostConnection
 from vllm_cluster.run.history import record
@@ -25,7 +26,6 @@ from vllm_cluster.run.node_handle import NodeHandle
 from vllm_cluster.run.observe import observe
 from vllm_cluster.run.runtime import SYSTEM, Runtime
 from vllm_cluster.run.secrets import KEY_BYTES
-from vllm_cluster.text import duration
 from vllm_cluster.wire.keys import KeyFile
 
 NAME = "api-key"

@@ -8,8 +8,8 @@ from dataclasses import replace
 from vllm_cluster.actions.consent import Confirm
 from vllm_cluster.backends import vllm
 from vllm_cluster.core.placement import Cluster, available
-from vllm_cluster.errors import Aborted, UsageError
-from vllm_cluster.text import count
+from vllm_cluster.kernel.errors import Aborted, UsageError
+from vllm_cluster.kernel.text import count
 from vllm_cluster.wire.order import Deployment
 
 # What is asked for as these hosts can have it.

@@ -8,7 +8,8 @@ from contextlib import contextmanager
 from typing import NoReturn
 
 from vllm_cluster.actions.head import at_head, read_key
-from vllm_cluster.errors import (
+from vllm_cluster.inventory.model import Inventory
+from vllm_cluster.kernel.errors import (
     AuthenticationFailed,
     ConnectionLost,
     HostError,
@@ -17,9 +18,8 @@ from vllm_cluster.errors import (
     Unreachable,
     VclusterError,
 )
-from vllm_cluster.events import Emit, Event
-from vllm_cluster.inventory.model import Inventory
-from vllm_cluster.listeners import LOOPBACK
+from vllm_cluster.kernel.events import Emit, Event
+from vllm_cluster.kernel.listeners import LOOPBACK
 from vllm_cluster.run.connection import HostConnection
 from vllm_cluster.run.node_handle import NodeHandle
 from vllm_cluster.run.relay import Relay

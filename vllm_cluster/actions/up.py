@@ -30,10 +30,11 @@ from vllm_cluster.core.plan import (
     RestartNode,
     StartNode,
 )
-from vllm_cluster.errors import NodesNotJoined, VclusterError
-from vllm_cluster.events import Emit, Event, Kind, waiting, warn_once
 from vllm_cluster.facts.host_facts import HostFacts
 from vllm_cluster.inventory.model import Inventory
+from vllm_cluster.kernel.errors import NodesNotJoined, VclusterError
+from vllm_cluster.kernel.events import Emit, Event, Kind, waiting, warn_once
+from vllm_cluster.kernel.text import by_hosts, count
 from vllm_cluster.run.barrier import await_gpus
 from vllm_cluster.run.connection import Fleet
 from vllm_cluster.run.execute import PlanExecution
@@ -45,7 +46,6 @@ from vllm_cluster.run.link_test import run_link_test
 from vllm_cluster.run.node_handle import NodeHandle
 from vllm_cluster.run.observe import observe
 from vllm_cluster.run.runtime import SYSTEM, Runtime
-from vllm_cluster.text import by_hosts, count
 
 ALONE = "one host needs no Ray: vLLM's own processes join its GPUs (backend: ray in the inventory has Ray, too)"
 NEW_KEY = "the endpoint gets a new API key; every client needs it: vcluster endpoint --key"

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from vllm_cluster.backends.seam import Degrees
-from vllm_cluster.errors import UsageError
-from vllm_cluster.text import count, holds_token, redact
+from vllm_cluster.kernel.errors import UsageError
+from vllm_cluster.kernel.text import count, holds_token, redact
 
 MIDDLEWARE = "vcluster_auth.RequireKey"
 # Where every host has all files: then none downloads unseen.

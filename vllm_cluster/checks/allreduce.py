@@ -10,7 +10,7 @@ from typing import Annotated
 
 from vllm_cluster.backends.nccl import NcclTransport
 from vllm_cluster.checks.registry import Finding
-from vllm_cluster.text import plural
+from vllm_cluster.kernel.text import plural
 from vllm_cluster.wire.values import Count, Port, between
 
 _FIRST = ("started", "store", "joined")

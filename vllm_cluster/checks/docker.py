@@ -13,7 +13,7 @@ from vllm_cluster.core.images import find_image
 from vllm_cluster.core.spec import FORMAT, FORMAT_LABEL, VERSION, node_name
 from vllm_cluster.facts.host_facts import HostFacts
 from vllm_cluster.inventory.model import Host, Inventory
-from vllm_cluster.shell_line import command_line
+from vllm_cluster.kernel.shell_line import command_line
 
 MIN_DOCKER = "20.10"
 # What no vLLM image fits into, unpacked, and what some need: the size is known only while it is pulled.

@@ -12,8 +12,8 @@ from vllm_cluster.core.gpus import HeldMemory
 from vllm_cluster.facts.details import GpuHealth
 from vllm_cluster.facts.host_facts import HostFacts
 from vllm_cluster.inventory.model import Host, Inventory
-from vllm_cluster.shell_line import command_line
-from vllm_cluster.text import plural
+from vllm_cluster.kernel.shell_line import command_line
+from vllm_cluster.kernel.text import plural
 
 # N/A on GPUs without NVSwitch.
 FABRIC_WELL = ("", "Completed", "Not Supported")

@@ -10,7 +10,7 @@ from vllm_cluster.checks.finding import Finding, each_host
 from vllm_cluster.core.desired import found_gpus, gpu_count
 from vllm_cluster.facts.host_facts import HostFacts
 from vllm_cluster.inventory.model import Host, Inventory
-from vllm_cluster.shell_line import command_line
+from vllm_cluster.kernel.shell_line import command_line
 
 # Hosts further apart than this cannot have their logs put in order (k0s draws the same line).
 CLOCK_TOLERANCE = 30.0

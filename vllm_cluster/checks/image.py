@@ -9,7 +9,7 @@ from vllm_cluster.checks.finding import Finding, each_host
 from vllm_cluster.core.images import find_image, node_image_name, resolve
 from vllm_cluster.facts.host_facts import HostFacts
 from vllm_cluster.inventory.model import Host, Inventory
-from vllm_cluster.shell_line import command_line
+from vllm_cluster.kernel.shell_line import command_line
 
 
 def one(inventory: Inventory, facts: Mapping[str, HostFacts]) -> Iterator[Finding]:

@@ -8,7 +8,7 @@ from vllm_cluster.checks.finding import Finding
 from vllm_cluster.core.members import former, record_of
 from vllm_cluster.facts.host_facts import HostFacts
 from vllm_cluster.inventory.model import Inventory
-from vllm_cluster.shell_line import command_line
+from vllm_cluster.kernel.shell_line import command_line
 
 
 def left(inventory: Inventory, facts: Mapping[str, HostFacts]) -> Iterator[Finding]:

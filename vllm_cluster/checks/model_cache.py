@@ -10,7 +10,7 @@ from vllm_cluster.core.loading import OVER_THE_NETWORK
 from vllm_cluster.facts.details import FileSystem
 from vllm_cluster.facts.host_facts import HostFacts
 from vllm_cluster.inventory.model import Host, Inventory
-from vllm_cluster.shell_line import command_line
+from vllm_cluster.kernel.shell_line import command_line
 
 MAX_NAMED = 3
 

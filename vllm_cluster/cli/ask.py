@@ -15,7 +15,7 @@ from vllm_cluster.cli.options import InventoryPath, Json
 from vllm_cluster.cli.render.output import document, err, out
 from vllm_cluster.cli.render.text import plain
 from vllm_cluster.cli.session import SETTINGS, Session
-from vllm_cluster.errors import UsageError, VclusterError
+from vllm_cluster.kernel.errors import UsageError, VclusterError
 
 if TYPE_CHECKING:
     from vllm_cluster.actions.ask import ModelApi, ModelRequest

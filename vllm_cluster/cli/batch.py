@@ -12,8 +12,8 @@ import typer
 from vllm_cluster.cli import question
 from vllm_cluster.cli.options import InventoryPath, Json
 from vllm_cluster.cli.session import Session
-from vllm_cluster.errors import UsageError
-from vllm_cluster.shell_line import command_line
+from vllm_cluster.kernel.errors import UsageError
+from vllm_cluster.kernel.shell_line import command_line
 
 if TYPE_CHECKING:
     from vllm_cluster.batch.files import BatchFiles, BatchResult
@@ -90,8 +90,8 @@ def batch(
         )
         loaded = session.load()
         from vllm_cluster.actions import batch as action
-        from vllm_cluster.events import Event
-        from vllm_cluster.text import count
+        from vllm_cluster.kernel.events import Event
+        from vllm_cluster.kernel.text import count
 
         seconds = LIVE_SECONDS if sys.stderr.isatty() and not as_json else LINE_SECONDS
         wanted = action.Batch(loaded, files, fields, concurrency, timeout, retry_timeout, seconds)
@@ -112,7 +112,7 @@ def batch(
 def _files(source: Path | None, output: Path | None) -> BatchFiles:
     """The input and where answers go, once it is known that there is an input."""
     from vllm_cluster.batch.files import BatchFiles
-    from vllm_cluster.laptop import expanded
+    from vllm_cluster.kernel.laptop import expanded
 
     if source is None:
         raise UsageError("IN is missing: --list shows the batches on the head", hint="vcluster batch --list")
@@ -142,9 +142,9 @@ def _list(session: Session, retry_timeout: float, *, given: bool) -> None:
 
 
 def _show(session: Session, result: BatchResult, files: BatchFiles) -> None:
-    from vllm_cluster.errors import VclusterError
-    from vllm_cluster.events import Event
-    from vllm_cluster.text import count
+    from vllm_cluster.kernel.errors import VclusterError
+    from vllm_cluster.kernel.events import Event
+    from vllm_cluster.kernel.text import count
 
     tokens = result.prompt_tokens + result.completion_tokens
     of_prompts = f", {result.prompt_tokens} of them of prompts" if result.completion_tokens else ""

@@ -11,7 +11,7 @@ import typer
 from vllm_cluster.cli.completion import complete_hosts
 from vllm_cluster.cli.options import InventoryPath, Json
 from vllm_cluster.cli.session import SETTINGS, Session
-from vllm_cluster.errors import UsageError
+from vllm_cluster.kernel.errors import UsageError
 
 EXIT_ERRORS, EXIT_UNREACHABLE = 3, 4
 

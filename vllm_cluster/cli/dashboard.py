@@ -20,7 +20,7 @@ def dashboard(inventory: InventoryPath = None, port: Port = 0, as_json: Json = F
         loaded = session.load()
         from vllm_cluster.actions.watch import dashboard as dashboard_action
         from vllm_cluster.cli.render.dashboard import DashboardFeed
-        from vllm_cluster.events import Event
+        from vllm_cluster.kernel.events import Event
 
         feed = DashboardFeed(session.paste)
 

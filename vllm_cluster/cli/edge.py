@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from vllm_cluster.cli.render.output import err
-from vllm_cluster.errors import Interrupted, VclusterError
-from vllm_cluster.laptop import STANDARD_OUTPUT, cache_folder, meaning
-from vllm_cluster.shell_line import QUOTED, command_line
-from vllm_cluster.text import last_value, redact
+from vllm_cluster.kernel.errors import Interrupted, VclusterError
+from vllm_cluster.kernel.laptop import STANDARD_OUTPUT, cache_folder, meaning
+from vllm_cluster.kernel.shell_line import QUOTED, command_line
+from vllm_cluster.kernel.text import last_value, redact
 
 if TYPE_CHECKING:
     from sys import UnraisableHookArgs

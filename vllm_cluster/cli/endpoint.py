@@ -12,8 +12,8 @@ from vllm_cluster.cli import tunnel as tunnels
 from vllm_cluster.cli.options import InventoryPath, Json, Wait
 from vllm_cluster.cli.render.output import out
 from vllm_cluster.cli.session import Session
-from vllm_cluster.errors import PortInUse, UsageError
-from vllm_cluster.shell_line import command_line
+from vllm_cluster.kernel.errors import PortInUse, UsageError
+from vllm_cluster.kernel.shell_line import command_line
 
 Env = Annotated[bool, typer.Option("--env", help="OPENAI_BASE_URL and OPENAI_API_KEY for a shell to eval.")]
 Direct = Annotated[
@@ -105,7 +105,7 @@ def _show(session: Session, *, env: bool, direct: bool, detach: bool) -> None:
     loaded = session.load()
     from vllm_cluster.actions import endpoint as action_of
     from vllm_cluster.cli.render.endpoint import show_clients
-    from vllm_cluster.laptop import cache_folder
+    from vllm_cluster.kernel.laptop import cache_folder
 
     again = _of_tunnel(loaded.path) if detach else None
     found = action_of.endpoint(loaded, cache_folder(), direct=direct, detach=again)
@@ -122,8 +122,8 @@ def _of_tunnel(inventory: Path | None) -> list[str]:
 def _close(session: Session) -> None:
     loaded = session.load()
     from vllm_cluster.actions import endpoint as action_of
-    from vllm_cluster.events import Event
-    from vllm_cluster.laptop import cache_folder
+    from vllm_cluster.kernel.events import Event
+    from vllm_cluster.kernel.laptop import cache_folder
 
     closed = action_of.close(loaded, cache_folder())
     text = "Closed the tunnel." if closed else "No tunnel is open in the background."
@@ -135,7 +135,7 @@ def _show_key(session: Session, *, grace: float, wait: float, rotate: bool) -> N
     from vllm_cluster.actions import endpoint as action_of
     from vllm_cluster.actions import rotate as rotation
     from vllm_cluster.actions.metrics import renew_keys
-    from vllm_cluster.laptop import cache_folder
+    from vllm_cluster.kernel.laptop import cache_folder
 
     if rotate:
         found = rotation.rotate(loaded, session.progress, grace=grace, wait=wait)

@@ -19,9 +19,9 @@ from vllm_cluster.cli.completion import complete_hosts
 from vllm_cluster.cli.options import InventoryPath
 from vllm_cluster.cli.render import output
 from vllm_cluster.cli.session import Session
-from vllm_cluster.errors import UsageError, combine
-from vllm_cluster.shell_line import command_line
-from vllm_cluster.text import printable
+from vllm_cluster.kernel.errors import UsageError, combine
+from vllm_cluster.kernel.shell_line import command_line
+from vllm_cluster.kernel.text import printable
 
 if TYPE_CHECKING:
     from vllm_cluster.actions.exec import NodeCommand

@@ -13,8 +13,8 @@ from vllm_cluster.cli.completion import complete_failures
 from vllm_cluster.cli.options import InventoryPath, Json
 from vllm_cluster.cli.render.output import out
 from vllm_cluster.cli.session import SETTINGS, Session
-from vllm_cluster.errors import UsageError
-from vllm_cluster.shell_line import command_line
+from vllm_cluster.kernel.errors import UsageError
+from vllm_cluster.kernel.shell_line import command_line
 
 # As failures and findings are named; what is such a file is read as one.
 _NAME = re.compile(r"[a-z][a-z0-9]*(?:-[a-z0-9]+)*")
@@ -76,7 +76,7 @@ def _show(session: Session, name: str) -> None:
 def _explain(session: Session, files: Sequence[Path]) -> None:
     from vllm_cluster.actions import explain as explain_action
     from vllm_cluster.cli.render.explain import explain_document, show_explained
-    from vllm_cluster.events import Event
+    from vllm_cluster.kernel.events import Event
 
     if files:
         # Standard input ends once.
@@ -101,8 +101,8 @@ def _pack(session: Session, path: Path) -> None:
     loaded = session.load()
     from vllm_cluster.actions.bundle import bundle
     from vllm_cluster.cli.render.text import plain
-    from vllm_cluster.errors import combine
-    from vllm_cluster.text import count
+    from vllm_cluster.kernel.errors import combine
+    from vllm_cluster.kernel.text import count
 
     packed, failures = bundle(loaded, session.progress, path)
     missing = {host: error.message for host, error in failures.items()}

@@ -11,7 +11,7 @@ from vllm_cluster.cli.completion import complete_models
 from vllm_cluster.cli.options import InventoryPath, Json
 from vllm_cluster.cli.serve import Dp, Ep
 from vllm_cluster.cli.session import SETTINGS, Session
-from vllm_cluster.errors import UsageError
+from vllm_cluster.kernel.errors import UsageError
 
 if TYPE_CHECKING:
     from vllm_cluster.fit.layouts import GpuPool, Workload

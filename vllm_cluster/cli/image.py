@@ -75,7 +75,7 @@ def ls(inventory: InventoryPath = None, as_json: Json = False) -> None:
         loaded = session.load()
         from vllm_cluster.actions.images import images as images_action
         from vllm_cluster.cli.render.images import images_document, show_images
-        from vllm_cluster.errors import combine
+        from vllm_cluster.kernel.errors import combine
 
         found = images_action(loaded, session.progress)
         session.show(lambda: images_document(found), lambda: show_images(found))

@@ -10,8 +10,8 @@ import typer
 
 from vllm_cluster.cli.render.output import document, err, out
 from vllm_cluster.cli.session import Session
-from vllm_cluster.shell_line import command_line
-from vllm_cluster.versions import VLLM_IMAGE
+from vllm_cluster.kernel.shell_line import command_line
+from vllm_cluster.kernel.versions import VLLM_IMAGE
 
 Hosts = Annotated[
     list[str] | None, typer.Option("--host", metavar="NAME[=ADDRESS]", help="A host and its address; repeatable.")
@@ -51,7 +51,7 @@ def init(
         return
     with Session(None, as_json=False):
         from vllm_cluster.actions.init import write
-        from vllm_cluster.text import count
+        from vllm_cluster.kernel.text import count
 
         written = write(
             hosts=hosts or [],
@@ -73,8 +73,8 @@ def init(
 def _name(output: Path) -> str:
     """The name by the folder, else what the person answers: a default would be the same for unrelated clusters."""
     from vllm_cluster.actions.init import cluster_name
-    from vllm_cluster.errors import UsageError
-    from vllm_cluster.laptop import here
+    from vllm_cluster.kernel.errors import UsageError
+    from vllm_cluster.kernel.laptop import here
 
     folder = here() if str(output) == "-" else output.parent if output.is_absolute() else (here() / output).parent
     name = cluster_name(folder)

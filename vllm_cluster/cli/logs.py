@@ -10,11 +10,11 @@ from vllm_cluster.cli.completion import complete_hosts
 from vllm_cluster.cli.options import InventoryPath, Json
 from vllm_cluster.cli.render.output import err
 from vllm_cluster.cli.session import SETTINGS, Session
-from vllm_cluster.errors import UsageError
-from vllm_cluster.shell_line import command_line
+from vllm_cluster.kernel.errors import UsageError
+from vllm_cluster.kernel.shell_line import command_line
 
 if TYPE_CHECKING:
-    from vllm_cluster.events import Emit, Event
+    from vllm_cluster.kernel.events import Emit, Event
 
 Hosts = Annotated[
     list[str] | None, typer.Argument(metavar="HOST", help="Hosts. Default: all.", autocompletion=complete_hosts)

@@ -10,7 +10,7 @@ import typer
 
 from vllm_cluster.cli.options import InventoryPath, Json
 from vllm_cluster.cli.session import Session
-from vllm_cluster.shell_line import command_line
+from vllm_cluster.kernel.shell_line import command_line
 
 Output = Annotated[Path, typer.Option("--output", "-o", metavar="FOLDER", help="Where to write the files.")]
 Force = Annotated[bool, typer.Option("--force", help="Overwrite files that were changed, too.")]
@@ -44,8 +44,8 @@ def metrics(
     with Session(inventory, as_json=as_json) as session:
         loaded = session.load()
         from vllm_cluster.actions.metrics import metrics as metrics_action
-        from vllm_cluster.events import Event
-        from vllm_cluster.laptop import cache_folder
+        from vllm_cluster.kernel.events import Event
+        from vllm_cluster.kernel.laptop import cache_folder
 
         done = metrics_action(loaded, cache_folder(), output, target=target, force=force)
         for name in done.kept:

@@ -21,7 +21,7 @@ def ls(inventory: InventoryPath = None, as_json: Json = False) -> None:
         loaded = session.load()
         from vllm_cluster.actions.models import models as models_action
         from vllm_cluster.cli.render.models import models_document, show_models
-        from vllm_cluster.errors import combine
+        from vllm_cluster.kernel.errors import combine
 
         found = models_action(loaded, session.progress)
         session.show(

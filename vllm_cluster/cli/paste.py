@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import takewhile
 from typing import TYPE_CHECKING
 
-from vllm_cluster.shell_line import QUOTED, shell_line
+from vllm_cluster.kernel.shell_line import QUOTED, shell_line
 
 if TYPE_CHECKING:
     from vllm_cluster.inventory.model import Inventory

@@ -19,7 +19,7 @@ from vllm_cluster.cli.options import Color, Quiet, Verbose
 from vllm_cluster.cli.render.output import out
 from vllm_cluster.cli.session import SETTINGS
 from vllm_cluster.cli.values import convert
-from vllm_cluster.errors import UsageError
+from vllm_cluster.kernel.errors import UsageError
 
 T = TypeVar("T")
 

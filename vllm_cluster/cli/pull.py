@@ -10,9 +10,9 @@ import typer
 from vllm_cluster.cli.completion import complete_hosts
 from vllm_cluster.cli.options import InventoryPath, Json
 from vllm_cluster.cli.session import Session
-from vllm_cluster.errors import UsageError
-from vllm_cluster.laptop import expanded
-from vllm_cluster.shell_line import command_line
+from vllm_cluster.kernel.errors import UsageError
+from vllm_cluster.kernel.laptop import expanded
+from vllm_cluster.kernel.shell_line import command_line
 
 if TYPE_CHECKING:
     from vllm_cluster.actions.pull_plan import WantedModel

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from vllm_cluster.errors import UsageError
-from vllm_cluster.shell_line import command_line
+from vllm_cluster.kernel.errors import UsageError
+from vllm_cluster.kernel.shell_line import command_line
 
 _ASK = {"complete": "vcluster complete PROMPT", "chat": "vcluster chat PROMPT", "batch": "vcluster batch IN -o OUT"}
 # Options that are fields of the request under their own names.

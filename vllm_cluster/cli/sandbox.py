@@ -10,8 +10,8 @@ import typer
 from vllm_cluster.cli.options import Json
 from vllm_cluster.cli.program import Verb, group
 from vllm_cluster.cli.session import Session
-from vllm_cluster.shell_line import command_line
-from vllm_cluster.text import count
+from vllm_cluster.kernel.shell_line import command_line
+from vllm_cluster.kernel.text import count
 
 SANDBOX = {
     "up": Verb(
@@ -45,7 +45,7 @@ def up(
     """Make hosts with sshd and Docker of their own, a CPU image of vLLM, a tiny model, and an inventory."""
     with Session(None, as_json=as_json, changes=True) as session:
         import vcluster_sandbox as sandbox
-        from vllm_cluster.events import Event
+        from vllm_cluster.kernel.events import Event
 
         inventory = sandbox.up(
             hosts=hosts, gpus=gpus, folder=folder, report=lambda text: session.emit(Event("progress", text))
@@ -63,7 +63,7 @@ def down(
     """Remove the sandbox's hosts and its folder."""
     with Session(None, as_json=as_json, changes=True) as session:
         import vcluster_sandbox as sandbox
-        from vllm_cluster.events import Event
+        from vllm_cluster.kernel.events import Event
 
         found = sandbox.down(folder=folder, purge=purge, report=lambda text: session.emit(Event("progress", text)))
         text = "Removed the sandbox." if found else f"there is no sandbox in {folder}"

@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING, NoReturn
 
 from vllm_cluster.cli import edge
 from vllm_cluster.cli.render import output
-from vllm_cluster.errors import Aborted, Interrupted, VclusterError
 from vllm_cluster.inventory.find import read
-from vllm_cluster.laptop import cache_folder, here
-from vllm_cluster.text import printable
+from vllm_cluster.kernel.errors import Aborted, Interrupted, VclusterError
+from vllm_cluster.kernel.laptop import cache_folder, here
+from vllm_cluster.kernel.text import printable
 
 if TYPE_CHECKING:
-    from vllm_cluster.events import Event
     from vllm_cluster.inventory.model import Inventory
+    from vllm_cluster.kernel.events import Event
 
 
 @dataclass
@@ -68,7 +68,7 @@ class Session:
 
     def _open_log(self, inventory: Inventory) -> None:
         """Keep the calls to hosts from here on, where this machine has a place for it."""
-        from vllm_cluster import debug_log
+        from vllm_cluster.kernel import debug_log
 
         destinations = {name: host.destination for name, host in inventory.hosts.items()}
         with suppress(VclusterError):
@@ -156,7 +156,7 @@ class Session:
         finally:
             self._close()
             if self._inventory:
-                from vllm_cluster import debug_log
+                from vllm_cluster.kernel import debug_log
 
                 debug_log.close()
 

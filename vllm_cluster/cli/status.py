@@ -10,8 +10,8 @@ import typer
 from vllm_cluster.cli.completion import remember_model
 from vllm_cluster.cli.options import InventoryPath, Json
 from vllm_cluster.cli.session import SETTINGS, Session
-from vllm_cluster.errors import UsageError
-from vllm_cluster.shell_line import command_line
+from vllm_cluster.kernel.errors import UsageError
+from vllm_cluster.kernel.shell_line import command_line
 
 EXIT_NOT_READY = 1
 EXIT_UNREACHABLE = 4
@@ -105,7 +105,7 @@ def _wait(inventory: Path | None, seconds: float, *, gpus: bool, as_json: bool) 
     with Session(inventory, as_json=as_json) as session:
         loaded = session.load()
         from vllm_cluster.actions.wait import wait
-        from vllm_cluster.events import Event
+        from vllm_cluster.kernel.events import Event
 
         took = wait(loaded, session.emit, seconds, gpus=gpus)
         what = "the GPUs are there" if gpus else "the model is ready"

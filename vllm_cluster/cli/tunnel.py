@@ -7,17 +7,17 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from vllm_cluster.cli.session import Session
-from vllm_cluster.errors import VclusterError
+from vllm_cluster.kernel.errors import VclusterError
 
 if TYPE_CHECKING:
-    from vllm_cluster.events import Event
     from vllm_cluster.inventory.model import Inventory
+    from vllm_cluster.kernel.events import Event
 
 
 def keep_open(session: Session, inventory: Inventory, port: int) -> None:
     """Be the tunnel of `vcluster endpoint --detach`, until that ends it."""
     from vllm_cluster.actions import endpoint
-    from vllm_cluster.laptop import cache_folder
+    from vllm_cluster.kernel.laptop import cache_folder
 
     endpoint.keep_open(_latest(inventory), cache_folder(), session.emit, port=port)
 

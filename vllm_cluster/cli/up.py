@@ -9,7 +9,7 @@ import typer
 from vllm_cluster.cli.options import InventoryPath, Json, Wait, Yes
 from vllm_cluster.cli.render.output import document
 from vllm_cluster.cli.session import SETTINGS, Session
-from vllm_cluster.laptop import cache_folder
+from vllm_cluster.kernel.laptop import cache_folder
 
 EXIT_CHANGES = 10
 

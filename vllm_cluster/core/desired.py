@@ -14,7 +14,7 @@ from vllm_cluster.core.identity import node_of
 from vllm_cluster.core.spec import ContainerSpec, Mount, Role, secrets_volume, state_volume, stored_spec
 from vllm_cluster.facts.host_facts import Hca, HostFacts
 from vllm_cluster.inventory.model import Host, Inventory
-from vllm_cluster.text import host_port
+from vllm_cluster.kernel.text import host_port
 
 CODE_FOLDER = "/opt/vcluster"
 STATE_FOLDER = "/var/lib/vcluster"

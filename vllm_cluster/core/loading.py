@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from vllm_cluster.text import by_hosts
+from vllm_cluster.kernel.text import by_hosts
 
 OVER_THE_NETWORK = (
     *("nfs", "nfs4", "lustre", "cifs", "smb3", "ceph", "beegfs", "gpfs", "9p", "virtiofs"),

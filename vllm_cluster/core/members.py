@@ -13,7 +13,7 @@ from vllm_cluster.core.spec import ID, ROLE, ContainerSpec
 from vllm_cluster.facts.host_facts import HostFacts
 from vllm_cluster.inventory import grammar
 from vllm_cluster.inventory.model import MAX_HOSTS, Host, HostSsh, Inventory
-from vllm_cluster.text import host_port, printable
+from vllm_cluster.kernel.text import host_port, printable
 from vllm_cluster.wire.reading import RefusedDocument, convert
 from vllm_cluster.wire.values import Count, Number, Port, shaped
 

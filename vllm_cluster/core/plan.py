@@ -9,7 +9,7 @@ from typing import ClassVar
 from vllm_cluster.core.members import Record
 from vllm_cluster.core.placement import Cluster
 from vllm_cluster.core.spec import ContainerSpec, FieldChange
-from vllm_cluster.text import count
+from vllm_cluster.kernel.text import count
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any, Literal
 
 from vllm_cluster import __version__
-from vllm_cluster.text import redact
+from vllm_cluster.kernel.text import redact
 from vllm_cluster.wire.reading import RefusedDocument, read
 from vllm_cluster.wire.values import Count, Long
 

@@ -12,10 +12,10 @@ from email.utils import parsedate_to_datetime
 from typing import Any, TypeVar
 from urllib.parse import quote, urlencode
 
-from vllm_cluster.clock import SYSTEM_CLOCK, Clock, Deadline
-from vllm_cluster.debug_log import logged
 from vllm_cluster.docker.connection import Connection, Guard, OpenStream, Pool
-from vllm_cluster.errors import CommandFailed, ConnectionLost, DockerError, TimedOut, Unreachable
+from vllm_cluster.kernel.clock import SYSTEM_CLOCK, Clock, Deadline
+from vllm_cluster.kernel.debug_log import logged
+from vllm_cluster.kernel.errors import CommandFailed, ConnectionLost, DockerError, TimedOut, Unreachable
 from vllm_cluster.wire.reading import MAX_BYTES, RefusedDocument, document
 
 CALL_SECONDS = 30.0

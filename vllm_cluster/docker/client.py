@@ -10,15 +10,15 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Any, TypeVar
 
-from vllm_cluster.clock import SYSTEM_CLOCK, Clock, Deadline
 from vllm_cluster.docker import parse
 from vllm_cluster.docker.calls import CALL_SECONDS, Call, Calls, NotFound, Reply, Unreadable, path
 from vllm_cluster.docker.connection import Guard, OpenStream
 from vllm_cluster.docker.log_frames import OutputFrames
 from vllm_cluster.docker.streams import Streams
 from vllm_cluster.docker.volumes import Volumes
-from vllm_cluster.errors import CommandFailed
 from vllm_cluster.facts.docker_objects import Container, ContainerInfo, Image, ImageInfo
+from vllm_cluster.kernel.clock import SYSTEM_CLOCK, Clock, Deadline
+from vllm_cluster.kernel.errors import CommandFailed
 from vllm_cluster.transport.base import Stream, Transport
 from vllm_cluster.wire.reading import MAX_BYTES, bounded
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any, cast
 
-from vllm_cluster.clock import Deadline
+from vllm_cluster.kernel.clock import Deadline
 from vllm_cluster.transport.base import MAX_STREAMS, Stream
 
 OpenStream = Callable[[], Stream]

@@ -12,7 +12,7 @@ from vllm_cluster.core.identity import Owner
 from vllm_cluster.core.spec import ContainerSpec, Mount
 from vllm_cluster.docker.client import DockerApi
 from vllm_cluster.docker.container_body import node_body, volume_mount
-from vllm_cluster.errors import HostError
+from vllm_cluster.kernel.errors import HostError
 
 _ATTACHED = {"OpenStdin": True, "StdinOnce": True, "AttachStdin": True, "AttachStdout": True, "AttachStderr": True}
 

@@ -9,9 +9,9 @@ from contextlib import suppress
 from vllm_cluster.core.spec import HEAD_ADDRESS, ID
 from vllm_cluster.docker import parse
 from vllm_cluster.docker.calls import Call, Calls, NotFound, path
-from vllm_cluster.errors import HostError
 from vllm_cluster.facts.docker_objects import DockerVolume
-from vllm_cluster.shell_line import command_line
+from vllm_cluster.kernel.errors import HostError
+from vllm_cluster.kernel.shell_line import command_line
 
 # Docker adds up the files of every volume.
 LOOK_SECONDS = 120

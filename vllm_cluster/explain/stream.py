@@ -13,7 +13,7 @@ from vllm_cluster.explain.communicators import WORDS, Communicators
 from vllm_cluster.explain.failure import SignKind
 from vllm_cluster.explain.frame import Frame, Nearby, is_chained, is_exception
 from vllm_cluster.explain.log_line import DAY, LogLine, parse_line
-from vllm_cluster.text import redact
+from vllm_cluster.kernel.text import redact
 
 SHOWN = 400  # characters of a line that are kept
 WHO = 120

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Annotated
 
-from vllm_cluster.text import printable
+from vllm_cluster.kernel.text import printable
 from vllm_cluster.wire.reading import KEY
 from vllm_cluster.wire.values import MAX_LONG, Count, Size, between
 

@@ -11,9 +11,9 @@ from functools import partial
 
 from vllm_cluster.backends import BACKENDS, vllm
 from vllm_cluster.backends.seam import Degrees
-from vllm_cluster.errors import UsageError
 from vllm_cluster.fit.model_config import BATCHED, BLOCK, STEPS, Layer, ModelConfig
 from vllm_cluster.fit.weights import Weights
+from vllm_cluster.kernel.errors import UsageError
 
 # vLLM's default for --gpu-memory-utilization, of the total memory.
 UTILISATION = 0.92

@@ -24,8 +24,8 @@ from vllm_cluster.fit.layouts import (
 )
 from vllm_cluster.fit.model_config import ModelConfig, model_config
 from vllm_cluster.fit.weights import gib, spread, weigh
-from vllm_cluster.shell_line import command_line
-from vllm_cluster.text import last_value
+from vllm_cluster.kernel.shell_line import command_line
+from vllm_cluster.kernel.text import last_value
 
 # With one of these, what is computed from the stored config and weights is not what vLLM will load.
 _OTHERWISE = frozenset(

@@ -12,9 +12,9 @@ from urllib.parse import quote, urljoin, urlsplit
 import requests
 import urllib3.exceptions
 
-from vllm_cluster.clock import Deadline
-from vllm_cluster.errors import Unreachable, UsageError, VclusterError
-from vllm_cluster.laptop import expanded
+from vllm_cluster.kernel.clock import Deadline
+from vllm_cluster.kernel.errors import Unreachable, UsageError, VclusterError
+from vllm_cluster.kernel.laptop import expanded
 from vllm_cluster.wire.values import Url
 
 HUB = "https://huggingface.co"

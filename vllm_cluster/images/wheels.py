@@ -12,10 +12,10 @@ import tarfile
 from collections.abc import Callable
 from pathlib import Path
 
-from vllm_cluster.errors import VclusterError
 from vllm_cluster.images.contents import ImageContents
 from vllm_cluster.images.recipes import recipe
-from vllm_cluster.laptop import meaning, naming, own_python
+from vllm_cluster.kernel.errors import VclusterError
+from vllm_cluster.kernel.laptop import meaning, naming, own_python
 
 DOWNLOAD_SECONDS = 1800
 # The newest glibc that a pinned wheel may need; every image with a vLLM of today has a newer one.

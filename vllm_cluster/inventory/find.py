@@ -6,10 +6,10 @@ import os
 from pathlib import Path
 from typing import TextIO
 
-from vllm_cluster.errors import InventoryError, VclusterError
 from vllm_cluster.inventory.problems import file_name
-from vllm_cluster.laptop import here
-from vllm_cluster.shell_line import command_line
+from vllm_cluster.kernel.errors import InventoryError, VclusterError
+from vllm_cluster.kernel.laptop import here
+from vllm_cluster.kernel.shell_line import command_line
 
 DEFAULT_NAME = "inventory.yaml"
 # How a first one is written.

@@ -11,7 +11,7 @@ from typing import Annotated
 from pydantic import AfterValidator, BeforeValidator, Field, PlainValidator, StrictInt, WithJsonSchema
 
 from vllm_cluster.inventory.words import shown
-from vllm_cluster.versions import VLLM_IMAGE
+from vllm_cluster.kernel.versions import VLLM_IMAGE
 
 CLUSTER_PATTERN = r"^[a-z0-9]([a-z0-9-]{0,30}[a-z0-9])?$"
 ID_PATTERN = r"^[0-9a-f]{16}$"

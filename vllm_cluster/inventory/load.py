@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from vllm_cluster.errors import InventoryError
 from vllm_cluster.inventory.consistency import check, ssh_key
 from vllm_cluster.inventory.document import Document, parse
 from vllm_cluster.inventory.find import MAX_BYTES
 from vllm_cluster.inventory.model import Host, HostSsh, Inventory, SecretRef, SshSettings
 from vllm_cluster.inventory.problems import Loc, as_error, file_name
 from vllm_cluster.inventory.validate import validate
-from vllm_cluster.laptop import here
+from vllm_cluster.kernel.errors import InventoryError
+from vllm_cluster.kernel.laptop import here
 
 # The YAML parser needs 4 s for 100,000 of them.
 MAX_BRACKETS = 5_000

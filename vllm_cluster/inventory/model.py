@@ -21,7 +21,7 @@ from pydantic_core import CoreSchema
 
 from vllm_cluster.inventory import container, grammar
 from vllm_cluster.inventory.grammar import ContainerUser, Gpus, Jump, LocalPath, Port, Size, SshPort, User
-from vllm_cluster.versions import RAY, VLLM_IMAGE
+from vllm_cluster.kernel.versions import RAY, VLLM_IMAGE
 
 MAX_HOSTS = 256
 

@@ -8,9 +8,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from vllm_cluster.errors import InventoryError
 from vllm_cluster.inventory.words import shown
-from vllm_cluster.text import printable, redact_value
+from vllm_cluster.kernel.errors import InventoryError
+from vllm_cluster.kernel.text import printable, redact_value
 
 Loc = tuple[str | int, ...]
 MAX_PROBLEMS = 20

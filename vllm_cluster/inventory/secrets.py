@@ -10,10 +10,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import IO
 
-from vllm_cluster.clock import Deadline
-from vllm_cluster.errors import InventoryError
 from vllm_cluster.inventory.model import SecretRef
-from vllm_cluster.text import redact_value
+from vllm_cluster.kernel.clock import Deadline
+from vllm_cluster.kernel.errors import InventoryError
+from vllm_cluster.kernel.text import redact_value
 
 COMMAND_SECONDS = 30.0
 MAX_BYTES = 64_000

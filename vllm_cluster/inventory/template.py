@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from vllm_cluster.inventory.model import Host, Inventory, Ports, Section, SshSettings
-from vllm_cluster.shell_line import shell_line
+from vllm_cluster.kernel.shell_line import shell_line
 
 SCHEMA_FILE = "inventory.schema.json"
 _REQUIRED = ("version", "cluster", "image", "model_cache")

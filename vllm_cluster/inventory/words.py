@@ -6,7 +6,7 @@ import difflib
 import re
 from collections.abc import Iterable
 
-from vllm_cluster.text import printable, redact_value
+from vllm_cluster.kernel.text import printable, redact_value
 
 _MAX_LENGTH = 60
 

@@ -13,7 +13,7 @@ from http import HTTPStatus
 from typing import Any
 
 from vllm_cluster.core.answer import error_message
-from vllm_cluster.errors import VclusterError
+from vllm_cluster.kernel.errors import VclusterError
 from vllm_cluster.wire.reading import MAX_BYTES, RefusedDocument, document
 
 # Of an error, of a page, and of one event; logprobs of a long prompt are tens of megabytes in one answer.

@@ -8,8 +8,8 @@ from vllm_cluster.core.images import node_image_name
 from vllm_cluster.core.node_status import GroupMembership, absent, last_words, membership
 from vllm_cluster.core.plan import CreateNode, Plan
 from vllm_cluster.core.spec import BASE_IMAGE
-from vllm_cluster.errors import CommandFailed, HostError, LeftAlone, NodesNotJoined, Unreachable, combine
-from vllm_cluster.events import Emit, Event
+from vllm_cluster.kernel.errors import CommandFailed, HostError, LeftAlone, NodesNotJoined, Unreachable, combine
+from vllm_cluster.kernel.events import Emit, Event
 from vllm_cluster.run.connection import Fleet, HostConnection
 from vllm_cluster.run.host_images import OneImage, held
 from vllm_cluster.run.members import node_by_hand

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Annotated, Any, Literal, TypeVar
 
 from vllm_cluster.batch.progress import Progress
-from vllm_cluster.errors import HostError
+from vllm_cluster.kernel.errors import HostError
 from vllm_cluster.wire.reading import RefusedDocument, convert
 from vllm_cluster.wire.values import Number, shaped
 

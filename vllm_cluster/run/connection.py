@@ -11,11 +11,11 @@ from concurrent.futures import Future
 from contextlib import suppress
 from typing import Literal, TypeVar
 
-from vllm_cluster.clock import Deadline
 from vllm_cluster.docker.client import DIAL, DockerApi
-from vllm_cluster.errors import VclusterError, combine
 from vllm_cluster.inventory.load import duplicates_by_resolution
 from vllm_cluster.inventory.model import Host, Inventory
+from vllm_cluster.kernel.clock import Deadline
+from vllm_cluster.kernel.errors import VclusterError, combine
 from vllm_cluster.run.runtime import SYSTEM, Runtime
 from vllm_cluster.transport import locate
 from vllm_cluster.transport.base import Stream, Target, Transport

@@ -13,8 +13,8 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from vllm_cluster.errors import VclusterError
-from vllm_cluster.laptop import own_python, write_whole
+from vllm_cluster.kernel.errors import VclusterError
+from vllm_cluster.kernel.laptop import own_python, write_whole
 
 START_SECONDS, END_SECONDS, PS_SECONDS = 60.0, 15.0, 10.0
 POLL = 0.05

@@ -42,10 +42,10 @@ from vllm_cluster.core.spec import (
 from vllm_cluster.docker.client import DockerApi
 from vllm_cluster.docker.container_body import node_body
 from vllm_cluster.docker.temporary import TemporaryContainer
-from vllm_cluster.errors import CommandFailed, HostError, VclusterError, combine
-from vllm_cluster.events import Emit, Event
 from vllm_cluster.images import wheels
 from vllm_cluster.images.contents import OPTIONS, ImageContents, parse
+from vllm_cluster.kernel.errors import CommandFailed, HostError, VclusterError, combine
+from vllm_cluster.kernel.events import Emit, Event
 from vllm_cluster.run.barrier import await_gpus, await_head, ensure_same_image, members_at
 from vllm_cluster.run.connection import Fleet, HostConnection
 from vllm_cluster.run.image_contents import LIFE_SECONDS

@@ -13,13 +13,13 @@ from vllm_cluster import __version__
 from vllm_cluster.core.desired import STATE_FOLDER
 from vllm_cluster.core.history import RESTARTER, Entry
 from vllm_cluster.core.placement import command
-from vllm_cluster.errors import HostError
-from vllm_cluster.events import Emit, Event
 from vllm_cluster.inventory.model import Inventory
-from vllm_cluster.laptop import whoami
+from vllm_cluster.kernel.errors import HostError
+from vllm_cluster.kernel.events import Emit, Event
+from vllm_cluster.kernel.laptop import whoami
+from vllm_cluster.kernel.text import count
 from vllm_cluster.run.node_handle import NodeHandle
 from vllm_cluster.run.program import python
-from vllm_cluster.text import count
 from vllm_cluster.wire.history import AuditLine, ResultLine
 from vllm_cluster.wire.order import READY, RESULTS, Deployment, Placement, read_ready
 from vllm_cluster.wire.reading import RefusedDocument, read

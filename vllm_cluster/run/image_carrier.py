@@ -11,7 +11,7 @@ from typing import Any
 from vllm_cluster.core.identity import Owner
 from vllm_cluster.core.images import Content
 from vllm_cluster.docker.temporary import TemporaryContainer
-from vllm_cluster.errors import HostError
+from vllm_cluster.kernel.errors import HostError
 from vllm_cluster.run.connection import HostConnection
 from vllm_cluster.run.node_program import importable
 from vllm_cluster.run.program import OnHost, RemoteProgram, python, source, start

@@ -12,12 +12,12 @@ from dataclasses import dataclass
 
 from vllm_cluster.core.identity import Owner
 from vllm_cluster.core.images import NODE_IMAGE_REPOSITORY, Content
-from vllm_cluster.errors import ConnectionLost, HostError, PreflightFailed
-from vllm_cluster.events import Emit, Event
+from vllm_cluster.kernel.errors import ConnectionLost, HostError, PreflightFailed
+from vllm_cluster.kernel.events import Emit, Event
+from vllm_cluster.kernel.text import size
 from vllm_cluster.run.connection import Fleet, HostConnection
 from vllm_cluster.run.host_images import held, name_there, shared_with
 from vllm_cluster.run.image_carrier import PUSH_SECONDS, START_SECONDS, CarrierRow, ImageBlobs, ImageCarrier
-from vllm_cluster.text import size
 from vllm_cluster.wire.pull import ChainHost, HostPlan, ModelFile
 
 KEY_BYTES = 32

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from vllm_cluster.laptop import write_whole
+from vllm_cluster.kernel.laptop import write_whole
 from vllm_cluster.wire.reading import RefusedDocument, read
 from vllm_cluster.wire.values import Name, Sha256
 

@@ -10,12 +10,20 @@ from dataclasses import dataclass
 from datetime import datetime
 from importlib.resources import files
 
-from vllm_cluster.errors import CommandFailed, ConnectionLost, HostError, LeaseLost, Locked, VclusterError, combine
 from vllm_cluster.facts.host_facts import HostFacts
-from vllm_cluster.laptop import whoami
+from vllm_cluster.kernel.errors import (
+    CommandFailed,
+    ConnectionLost,
+    HostError,
+    LeaseLost,
+    Locked,
+    VclusterError,
+    combine,
+)
+from vllm_cluster.kernel.laptop import whoami
+from vllm_cluster.kernel.shell_line import command_line
 from vllm_cluster.run.connection import WORKERS, Fleet, HostConnection
 from vllm_cluster.run.runtime import Repeated, Runtime
-from vllm_cluster.shell_line import command_line
 from vllm_cluster.transport.base import Stream
 
 # Without a heartbeat for this long a host gives the lease up.

@@ -9,20 +9,20 @@ from typing import Any
 
 from vllm_cluster.checks.links import EPHEMERAL, HostAddress, LinkResult, link_findings, parse_link_result, ports_of
 from vllm_cluster.checks.registry import Finding, NotChecked
-from vllm_cluster.clock import Deadline
 from vllm_cluster.core.desired import interface
 from vllm_cluster.core.identity import without_lease
 from vllm_cluster.core.images import find_image
 from vllm_cluster.docker.temporary import TemporaryContainer
-from vllm_cluster.errors import HostError, VclusterError
-from vllm_cluster.events import Emit, Event
 from vllm_cluster.facts.host_facts import HostFacts
 from vllm_cluster.inventory.model import Inventory
+from vllm_cluster.kernel.clock import Deadline
+from vllm_cluster.kernel.errors import HostError, VclusterError
+from vllm_cluster.kernel.events import Emit, Event
+from vllm_cluster.kernel.text import count
 from vllm_cluster.run.connection import Fleet, HostConnection
 from vllm_cluster.run.program import OnHost, RunningProgram, python
 from vllm_cluster.run.program import start as start_program
 from vllm_cluster.run.runtime import Runtime
-from vllm_cluster.text import count
 
 # A cold container on a busy host takes its time; then a closed port takes 4 s, and a large block as much again.
 OPEN_SECONDS = 30.0

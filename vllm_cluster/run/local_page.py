@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
-from vllm_cluster.listeners import LOOPBACK
+from vllm_cluster.kernel.listeners import LOOPBACK
 
 HEADERS = {
     "Cache-Control": "no-store",

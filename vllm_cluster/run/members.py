@@ -27,17 +27,17 @@ from vllm_cluster.core.spec import CLUSTER, ID, ContainerSpec, Mount, node_name
 from vllm_cluster.docker.client import DockerApi
 from vllm_cluster.docker.container_body import volume_writer_body
 from vllm_cluster.docker.temporary import temporary_container
-from vllm_cluster.errors import HostError, LeftAlone, UsageError, VclusterError
-from vllm_cluster.events import Emit, Event
 from vllm_cluster.facts.host_facts import HostFacts
 from vllm_cluster.inventory.model import Inventory
 from vllm_cluster.inventory.words import nearest
+from vllm_cluster.kernel.errors import HostError, LeftAlone, UsageError, VclusterError
+from vllm_cluster.kernel.events import Emit, Event
+from vllm_cluster.kernel.shell_line import command_line
 from vllm_cluster.run.connection import Fleet, HostConnection
 from vllm_cluster.run.history import AUDIT_FILE
 from vllm_cluster.run.observe import RECORD_FILE, observe, usable
 from vllm_cluster.run.secret_files import read_kept
 from vllm_cluster.run.secrets import KeptSecret
-from vllm_cluster.shell_line import command_line
 from vllm_cluster.wire.order import FRESH, READY, RESULTS, TAKEN, WANTED
 
 # What a head keeps beside its members: what to serve, what was ready, and the history.

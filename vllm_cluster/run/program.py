@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from importlib.resources import files
 from typing import Any
 
-from vllm_cluster.clock import Deadline
 from vllm_cluster.docker.temporary import TemporaryContainer, temporary_name
-from vllm_cluster.errors import CommandFailed, ConnectionLost, HostError, TimedOut
+from vllm_cluster.kernel.clock import Deadline
+from vllm_cluster.kernel.errors import CommandFailed, ConnectionLost, HostError, TimedOut
 from vllm_cluster.run.connection import HostConnection
 from vllm_cluster.transport.base import Stream
 from vllm_cluster.wire.reading import bounded

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from vllm_cluster.clock import Deadline
 from vllm_cluster.core.images import registry
-from vllm_cluster.errors import CommandFailed, TimedOut
+from vllm_cluster.kernel.clock import Deadline
+from vllm_cluster.kernel.errors import CommandFailed, TimedOut
+from vllm_cluster.kernel.shell_line import command_line
 from vllm_cluster.run.connection import HostConnection
 from vllm_cluster.run.program import OnHost, RemoteProgram, start
-from vllm_cluster.shell_line import command_line
 
 # An image has at most 127 layers.
 MAX_LAYERS = 1000

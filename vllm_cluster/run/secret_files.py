@@ -12,9 +12,9 @@ from vllm_cluster.core.spec import CLUSTER, ID, SECRET, ContainerSpec, Mount, no
 from vllm_cluster.docker.client import DockerApi
 from vllm_cluster.docker.container_body import volume_writer_body
 from vllm_cluster.docker.temporary import temporary_container, temporary_name
-from vllm_cluster.errors import CommandFailed
 from vllm_cluster.facts.host_facts import HostFacts
 from vllm_cluster.inventory.model import Inventory
+from vllm_cluster.kernel.errors import CommandFailed
 from vllm_cluster.run.connection import Fleet
 from vllm_cluster.run.secrets import GENERATED, KeptSecret, Secrets
 from vllm_cluster.wire.keys import KeyFile

@@ -22,13 +22,13 @@ from vllm_cluster.core.pull import (
 )
 from vllm_cluster.core.spec import CLUSTER
 from vllm_cluster.docker.container_body import node_body
-from vllm_cluster.errors import CommandFailed
 from vllm_cluster.facts.host_facts import HostFacts
 from vllm_cluster.inventory.model import Inventory
+from vllm_cluster.kernel.errors import CommandFailed
+from vllm_cluster.kernel.text import printable
 from vllm_cluster.run.connection import HostConnection
 from vllm_cluster.run.model_cache import image_id
 from vllm_cluster.run.node_program import importable
-from vllm_cluster.text import printable
 from vllm_cluster.wire.pull import HostPlan, PullPhase
 from vllm_cluster.wire.values import without_logins
 

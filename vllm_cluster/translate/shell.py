@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
-from vllm_cluster.errors import UsageError
+from vllm_cluster.kernel.errors import UsageError
 from vllm_cluster.translate.words import ShellWord, WordPart, joined
 
 # A script with more is none of one command.

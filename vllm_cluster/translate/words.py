@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from vllm_cluster.text import printable
+from vllm_cluster.kernel.text import printable
 
 # Of a word in a message or a table: a configuration in JSON is long.
 MAX_SHOWN = 120

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Literal
 
-from vllm_cluster.debug_log import logged
+from vllm_cluster.kernel.debug_log import logged
 from vllm_cluster.transport.base import Target, Transport
 from vllm_cluster.transport.jumps import Jumps
 from vllm_cluster.transport.ssh_config import SshEndpoint, Words, resolve, ssh_words

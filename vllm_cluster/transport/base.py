@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from vllm_cluster.clock import Deadline
+from vllm_cluster.kernel.clock import Deadline
 
 # sshd refuses a session beyond MaxSessions (10) without naming the cause, so both kinds are counted here.
 # They are counted apart: streams that are held for long must never starve a command that would end them.

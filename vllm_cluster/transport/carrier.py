@@ -8,9 +8,9 @@ import threading
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 
-from vllm_cluster.clock import Deadline
-from vllm_cluster.debug_log import logged
-from vllm_cluster.errors import ConnectionLost, TimedOut, Unreachable
+from vllm_cluster.kernel.clock import Deadline
+from vllm_cluster.kernel.debug_log import logged
+from vllm_cluster.kernel.errors import ConnectionLost, TimedOut, Unreachable
 from vllm_cluster.transport.base import MAX_COMMANDS, MAX_STREAMS, Forward, Result, Stream, Target
 from vllm_cluster.transport.connect_errors import AGAIN
 from vllm_cluster.transport.jumps import Jumps

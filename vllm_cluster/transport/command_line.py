@@ -9,9 +9,9 @@ import shlex
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from vllm_cluster.clock import Deadline
-from vllm_cluster.errors import HostError, ShellUnusable, UsageError
-from vllm_cluster.shell_line import command_line
+from vllm_cluster.kernel.clock import Deadline
+from vllm_cluster.kernel.errors import HostError, ShellUnusable, UsageError
+from vllm_cluster.kernel.shell_line import command_line
 from vllm_cluster.transport.base import MAX_GREETING, MAX_OUTPUT, MAX_TAIL, Result, Stream, Target
 from vllm_cluster.transport.ssh_config import ssh_options
 

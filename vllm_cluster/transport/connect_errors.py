@@ -7,9 +7,9 @@ import time
 from collections.abc import Callable
 from typing import TypeVar
 
-from vllm_cluster.clock import Deadline
-from vllm_cluster.errors import AuthenticationFailed, HostKeyRejected, NoSession, Unreachable
-from vllm_cluster.shell_line import command_line
+from vllm_cluster.kernel.clock import Deadline
+from vllm_cluster.kernel.errors import AuthenticationFailed, HostKeyRejected, NoSession, Unreachable
+from vllm_cluster.kernel.shell_line import command_line
 from vllm_cluster.transport.ssh_config import SshEndpoint, known_name
 
 T = TypeVar("T")

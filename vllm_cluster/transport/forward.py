@@ -12,9 +12,9 @@ import threading
 from collections.abc import Callable
 from typing import Protocol
 
-from vllm_cluster.errors import HostError, PortInUse
-from vllm_cluster.listeners import LOOPBACK
-from vllm_cluster.shell_line import listener_line
+from vllm_cluster.kernel.errors import HostError, PortInUse
+from vllm_cluster.kernel.listeners import LOOPBACK
+from vllm_cluster.kernel.shell_line import listener_line
 
 # Two threads each; more connections wait in the queue of the socket.
 MAX_CONNECTIONS = 512

@@ -8,8 +8,8 @@ from concurrent.futures import Future
 from dataclasses import replace
 from typing import Protocol, TypeVar, cast
 
-from vllm_cluster.clock import Clock, Deadline
-from vllm_cluster.errors import Unreachable
+from vllm_cluster.kernel.clock import Clock, Deadline
+from vllm_cluster.kernel.errors import Unreachable
 from vllm_cluster.transport import connect_errors
 from vllm_cluster.transport.ssh_config import SshEndpoint
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from vllm_cluster.clock import Deadline
+from vllm_cluster.kernel.clock import Deadline
 from vllm_cluster.transport import command_line, process
 from vllm_cluster.transport.base import MAX_OUTPUT, Forward, Result, Stream, Target
 from vllm_cluster.transport.carrier import Carrier

@@ -6,9 +6,9 @@ import contextlib
 import time
 from collections.abc import Sequence
 
-from vllm_cluster.clock import Deadline
-from vllm_cluster.errors import ConnectionLost, HostError, NoSession, ShellUnusable, TimedOut, UsageError
-from vllm_cluster.text import host_port
+from vllm_cluster.kernel.clock import Deadline
+from vllm_cluster.kernel.errors import ConnectionLost, HostError, NoSession, ShellUnusable, TimedOut, UsageError
+from vllm_cluster.kernel.text import host_port
 from vllm_cluster.transport import command_line, connect_errors, process
 from vllm_cluster.transport.base import Forward, Result, Stream, Target
 from vllm_cluster.transport.carrier import RETRY_SECONDS, SshCarrier, lost

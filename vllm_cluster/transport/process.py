@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import IO, cast
 
-from vllm_cluster.clock import Deadline
+from vllm_cluster.kernel.clock import Deadline
 from vllm_cluster.transport.base import MAX_GREETING, MAX_OUTPUT, MAX_TAIL, Result
 
 CHUNK = 65_536

@@ -15,9 +15,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from vllm_cluster.errors import UsageError
-from vllm_cluster.laptop import expanded
-from vllm_cluster.shell_line import command_line
+from vllm_cluster.kernel.errors import UsageError
+from vllm_cluster.kernel.laptop import expanded
+from vllm_cluster.kernel.shell_line import command_line
 from vllm_cluster.transport.base import Target
 
 Words = Mapping[str, list[str]]

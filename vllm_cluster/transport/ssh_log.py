@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from vllm_cluster.errors import Unreachable
+from vllm_cluster.kernel.errors import Unreachable
 from vllm_cluster.transport import connect_errors
 from vllm_cluster.transport.ssh_config import SshEndpoint, known_name
 

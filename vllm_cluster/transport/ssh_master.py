@@ -14,8 +14,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import IO
 
-from vllm_cluster.clock import Deadline
-from vllm_cluster.errors import HostError, UsageError
+from vllm_cluster.kernel.clock import Deadline
+from vllm_cluster.kernel.errors import HostError, UsageError
 from vllm_cluster.transport import command_line, connect_errors, process, ssh_log
 from vllm_cluster.transport.base import Result, Target
 from vllm_cluster.transport.jumps import Jumps

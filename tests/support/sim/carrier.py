@@ -14,8 +14,8 @@ from tests.support.sim.engine import Answer, FakeEngine, Refused, Request, fetch
 from tests.support.sim.facts import details, engine_id, models, sections
 from tests.support.sim.faults import Fault, Killed, StillWaiting
 from tests.support.sim.world import Lock, Picture, World
-from vllm_cluster.clock import Deadline
-from vllm_cluster.errors import ConnectionLost, TimedOut, Unreachable
+from vllm_cluster.kernel.clock import Deadline
+from vllm_cluster.kernel.errors import ConnectionLost, TimedOut, Unreachable
 from vllm_cluster.run import image_carrier
 from vllm_cluster.transport.base import Forward, Result, Stream, Target
 

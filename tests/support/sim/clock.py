@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from vllm_cluster.clock import BOOT_CLOCK, SystemClock
+from vllm_cluster.kernel.clock import BOOT_CLOCK, SystemClock
 
 EPOCH = 1_700_000_000.0
 

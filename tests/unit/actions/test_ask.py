@@ -13,9 +13,9 @@ from tests.support.clock import Clock
 from tests.support.sim import make
 from vllm_cluster.actions import ask, head
 from vllm_cluster.actions.ask import ModelApi, ModelRequest
-from vllm_cluster.clock import Deadline
 from vllm_cluster.core.answer import COMPLETIONS, ModelReply
-from vllm_cluster.errors import (
+from vllm_cluster.kernel.clock import Deadline
+from vllm_cluster.kernel.errors import (
     ConnectionLost,
     HostError,
     PreflightFailed,

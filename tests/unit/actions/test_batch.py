@@ -11,7 +11,7 @@ from tests.support.sim import make
 from vllm_cluster.actions import batch as action
 from vllm_cluster.batch.files import BatchFiles, RowFile
 from vllm_cluster.batch.progress import Progress
-from vllm_cluster.errors import Locked, UsageError
+from vllm_cluster.kernel.errors import Locked, UsageError
 
 
 def run(folder: Path, source: str = "in.jsonl", output: str = "out.jsonl") -> None:

@@ -29,10 +29,10 @@ from vllm_cluster.actions.batch import Batch
 from vllm_cluster.actions.batches import BatchOnHead, batches
 from vllm_cluster.batch.files import BatchFiles
 from vllm_cluster.cli.render.batches import batches_document, show_batches
-from vllm_cluster.clock import Deadline
-from vllm_cluster.errors import ConnectionLost, HostError, Interrupted, NodeMissing
-from vllm_cluster.events import Event
-from vllm_cluster.laptop import whoami
+from vllm_cluster.kernel.clock import Deadline
+from vllm_cluster.kernel.errors import ConnectionLost, HostError, Interrupted, NodeMissing
+from vllm_cluster.kernel.events import Event
+from vllm_cluster.kernel.laptop import whoami
 from vllm_cluster.remote.image.batch_job import PIECE, Folder
 from vllm_cluster.run import head_job
 from vllm_cluster.run.batch_replies import LINE

@@ -19,7 +19,8 @@ from tests.support.sim import make
 from vllm_cluster.actions import endpoint, tunnel
 from vllm_cluster.actions.endpoint import keep_open, state
 from vllm_cluster.actions.tunnel import RETRY_SECONDS
-from vllm_cluster.errors import (
+from vllm_cluster.inventory.model import Inventory
+from vllm_cluster.kernel.errors import (
     AuthenticationFailed,
     CommandFailed,
     ConnectionLost,
@@ -31,8 +32,7 @@ from vllm_cluster.errors import (
     Unreachable,
     VclusterError,
 )
-from vllm_cluster.events import Event
-from vllm_cluster.inventory.model import Inventory
+from vllm_cluster.kernel.events import Event
 from vllm_cluster.run.runtime import Runtime
 from vllm_cluster.transport.forward import listener
 

@@ -23,8 +23,8 @@ from tests.support.paths import FIXTURES
 from tests.support.sim import make
 from vllm_cluster.actions import metrics as module
 from vllm_cluster.actions.metrics import MetricsFiles, metrics, renew_keys
-from vllm_cluster.errors import UsageError
-from vllm_cluster.events import Event
+from vllm_cluster.kernel.errors import UsageError
+from vllm_cluster.kernel.events import Event
 
 REAL = (FIXTURES / "metrics" / "vllm-0.32.0.txt").read_text()
 SAMPLES = [sample for family in text_string_to_metric_families(REAL) for sample in family.samples]

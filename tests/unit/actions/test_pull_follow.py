@@ -12,7 +12,7 @@ import pytest
 from tests.support.clock import Clock
 from vllm_cluster.actions import pull_follow
 from vllm_cluster.actions.pull_follow import PullEnd, follow
-from vllm_cluster.events import Event
+from vllm_cluster.kernel.events import Event
 from vllm_cluster.run.runtime import SYSTEM, Background, Runtime
 from vllm_cluster.run.weights import PullStatus
 

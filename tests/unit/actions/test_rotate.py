@@ -9,8 +9,8 @@ import pytest
 
 from tests.support.batch_api import Api, answer, serving
 from vllm_cluster.actions import rotate
-from vllm_cluster.clock import SYSTEM_CLOCK, Deadline
-from vllm_cluster.errors import HostError
+from vllm_cluster.kernel.clock import SYSTEM_CLOCK, Deadline
+from vllm_cluster.kernel.errors import HostError
 
 RUNTIME = cast(Any, SimpleNamespace(after=Deadline.after, clock=SYSTEM_CLOCK))
 

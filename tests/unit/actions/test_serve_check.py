@@ -12,9 +12,9 @@ from tests.support.serve_requests import placed
 from tests.support.sim import make
 from vllm_cluster.actions import serve_check
 from vllm_cluster.actions.serve import serve
-from vllm_cluster.errors import PreflightFailed, UsageError
-from vllm_cluster.events import Event
 from vllm_cluster.fit.request import Files, Judged
+from vllm_cluster.kernel.errors import PreflightFailed, UsageError
+from vllm_cluster.kernel.events import Event
 from vllm_cluster.wire.order import Deployment, Placement
 
 

@@ -7,7 +7,7 @@ import pytest
 from tests.support.sim import lab, make
 from vllm_cluster.actions import wait as action
 from vllm_cluster.actions.wait import MISSING_SECONDS
-from vllm_cluster.errors import (
+from vllm_cluster.kernel.errors import (
     ConnectionLost,
     HostKeyRejected,
     NodeMissing,

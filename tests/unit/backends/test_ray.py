@@ -41,7 +41,7 @@ def test_no_port_is_left_to_chance(role: Literal["head", "worker"]) -> None:
     assert {f"--{kind}-port" for kind in (*kinds, "min-worker", "max-worker")} <= pinned
 
 
-# fault: text.py: return f"[{address}]:{port}" if ":" in address else f"{address}:{port}" → return f"{address}:{port}"
+# fault: kernel/text.py: return f"[{address}]:{port}" if ":" in address else f"{address}:{port}" → return f"{address}:{port}"
 def test_an_ipv6_address_is_bracketed_where_a_port_follows() -> None:
     assert "--address=[fd00::1]:7001" in argv("worker", "fd00::2", "fd00::1")
     assert "--node-ip-address=fd00::2" in argv("worker", "fd00::2", "fd00::1")

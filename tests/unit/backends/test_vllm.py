@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from vllm_cluster.backends import ray, switches, vllm
 from vllm_cluster.backends.seam import Degrees
-from vllm_cluster.errors import UsageError
+from vllm_cluster.kernel.errors import UsageError
 
 
 def argv(*extra: str, model: str = "org/model", name: str = "model") -> list[str]:

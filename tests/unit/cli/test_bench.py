@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from vllm_cluster.actions import bench
 from vllm_cluster.cli.app import app
-from vllm_cluster.errors import UsageError
+from vllm_cluster.kernel.errors import UsageError
 
 
 def refused(*argv: str) -> str:

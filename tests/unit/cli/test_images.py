@@ -12,7 +12,7 @@ from tests.support.json_schemas import validate
 from vllm_cluster.actions.images import FoundImages
 from vllm_cluster.cli.render.images import images_document, show_images
 from vllm_cluster.core.image_use import ClusterImage
-from vllm_cluster.errors import Unreachable
+from vllm_cluster.kernel.errors import Unreachable
 
 NAME = "vllm/vllm-openai:v0.32.0"
 BASE = ClusterImage(f"sha256:{'1' * 64}", (NAME,), "", 20 * 10**9, int(time.time()) - 7300, "in-use")

@@ -19,8 +19,8 @@ from vllm_cluster.cli.app import app
 from vllm_cluster.cli.paste import pasteable
 from vllm_cluster.cli.session import Session
 from vllm_cluster.cli.verbs import VERBS, WITHOUT_INVENTORY
-from vllm_cluster.errors import VclusterError
-from vllm_cluster.events import Event
+from vllm_cluster.kernel.errors import VclusterError
+from vllm_cluster.kernel.events import Event
 
 # A verb of vcluster, and the options and placeholders right behind it; what comes then is a sentence.
 COMMAND = re.compile(r"\bvcluster ([a-z-]+)((?: (?:--?[a-z][\w-]*(?:=\S+)?|\{\}|[A-Z][A-Z_]+\b…?|\d+\b))*)")

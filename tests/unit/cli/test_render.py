@@ -20,8 +20,8 @@ from vllm_cluster.cli.render.text import plain
 from vllm_cluster.core.desired import desired
 from vllm_cluster.core.diff import diff
 from vllm_cluster.core.plan import Plan, PrepareImage, Stage
-from vllm_cluster.errors import ConnectionLost, FleetError, Unreachable, VclusterError
-from vllm_cluster.events import Event
+from vllm_cluster.kernel.errors import ConnectionLost, FleetError, Unreachable, VclusterError
+from vllm_cluster.kernel.events import Event
 
 
 def a_plan() -> Plan:

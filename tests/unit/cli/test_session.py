@@ -12,8 +12,8 @@ import pytest
 
 from tests.support.terminal import Terminal
 from vllm_cluster.cli.session import Session
-from vllm_cluster.errors import Aborted, Interrupted, VclusterError
-from vllm_cluster.events import Event
+from vllm_cluster.kernel.errors import Aborted, Interrupted, VclusterError
+from vllm_cluster.kernel.events import Event
 
 # Each raises Ctrl-C at a moment of its own, in the only thread that gets it, and then would wait without end.
 COURSES = {

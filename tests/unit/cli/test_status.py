@@ -26,7 +26,7 @@ from vllm_cluster.cli.render import table
 from vllm_cluster.cli.render.status import show_status, status_document
 from vllm_cluster.cli.session import Session
 from vllm_cluster.docker.calls import NoAnswer, NotFound, RefusedCall, Unreadable
-from vllm_cluster.errors import ConnectionLost, HostError, Unreachable, VclusterError
+from vllm_cluster.kernel.errors import ConnectionLost, HostError, Unreachable, VclusterError
 from vllm_cluster.wire.status import FailedRequest, GroupNode, GroupStatus, NodeStatus, ServeFailure, ServeStatus
 
 Capture = pytest.CaptureFixture[str]

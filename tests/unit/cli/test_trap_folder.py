@@ -17,10 +17,10 @@ from tests.support.figures import record
 from tests.support.paths import VCLUSTER
 from vcluster_sandbox import wheels as sandbox_wheels
 from vllm_cluster.cli.verbs import MODELS, VERBS
-from vllm_cluster.clock import Deadline
-from vllm_cluster.errors import VclusterError
 from vllm_cluster.images import wheels
 from vllm_cluster.images.contents import parse
+from vllm_cluster.kernel.clock import Deadline
+from vllm_cluster.kernel.errors import VclusterError
 from vllm_cluster.run.detached import State
 from vllm_cluster.transport.base import Target
 from vllm_cluster.transport.local import LocalTransport
@@ -127,7 +127,7 @@ def test_pip_of_the_sandbox(ran: Path, tmp_path: Path) -> None:
     assert not ran.exists(), ran.read_text()
 
 
-# fault: laptop.py: "-E", "-P", → "-E",
+# fault: kernel/laptop.py: "-E", "-P", → "-E",
 def test_the_tunnel_in_the_background(ran: Path, tmp_path: Path) -> None:
     state = State(tmp_path / "tunnels", "k")
     with state.locked(), pytest.raises(VclusterError, match=r"missing\.yaml"):

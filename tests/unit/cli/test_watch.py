@@ -15,7 +15,7 @@ from vllm_cluster.cli import status as verb
 from vllm_cluster.cli.render.watch import Lines, Picture, line, picture, writer
 from vllm_cluster.core.counters import ModelLoad
 from vllm_cluster.core.load import GpuLoad
-from vllm_cluster.errors import UsageError
+from vllm_cluster.kernel.errors import UsageError
 
 
 def shown(found: View, width: int, height: int = 50) -> list[str]:

@@ -15,7 +15,7 @@ from vllm_cluster.cli.app import app
 from vllm_cluster.cli.image import IMAGE
 from vllm_cluster.cli.sandbox import SANDBOX
 from vllm_cluster.cli.verbs import MODELS, VERBS
-from vllm_cluster.errors import UsageError, VclusterError
+from vllm_cluster.kernel.errors import UsageError, VclusterError
 
 INVENTORY = "version: 1\ncluster: lab\nimage: a/b:c\nmodel_cache: /data\nhosts: {gpu1: {address: 10.0.0.1}}\n"
 GROUPS = {"sandbox": SANDBOX, "image": IMAGE, "models": MODELS}

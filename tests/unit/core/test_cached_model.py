@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from vllm_cluster.core.cached_model import cache_place
-from vllm_cluster.errors import UsageError
+from vllm_cluster.kernel.errors import UsageError
 
 
 @pytest.mark.parametrize(

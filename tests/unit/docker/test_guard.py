@@ -6,9 +6,9 @@ import pytest
 
 from tests.support.sim import lab, make
 from tests.support.sim.carrier import DIAL, FakeTransport
-from vllm_cluster.clock import Deadline
 from vllm_cluster.docker.client import DockerApi
-from vllm_cluster.errors import HostError
+from vllm_cluster.kernel.clock import Deadline
+from vllm_cluster.kernel.errors import HostError
 from vllm_cluster.transport.base import Stream, Target
 
 

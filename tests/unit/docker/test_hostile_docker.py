@@ -19,11 +19,11 @@ from tests.support.canned_docker import CHUNKED, always, answer, canned, chunk
 from tests.support.depth import FULL
 from tests.support.figures import tallied
 from tests.support.paths import ROOT
-from vllm_cluster.clock import Deadline
 from vllm_cluster.docker import calls, client
 from vllm_cluster.docker.calls import MAX_ANSWER, MAX_LINE
 from vllm_cluster.docker.client import DockerApi
-from vllm_cluster.errors import ConnectionLost, HostError, TimedOut
+from vllm_cluster.kernel.clock import Deadline
+from vllm_cluster.kernel.errors import ConnectionLost, HostError, TimedOut
 
 MB = 1 << 20
 SECONDS = 1.0
@@ -125,7 +125,7 @@ PEAK = """
 import sys
 import vllm_cluster.actions.up, vllm_cluster.cli.app, vllm_cluster.cli.render.plan, vllm_cluster.cli.render.status
 from tests.support.canned_docker import answer, archive_of, canned
-from vllm_cluster.errors import HostError
+from vllm_cluster.kernel.errors import HostError
 from vllm_cluster.run.program import MAX_LINE, message_in
 from vllm_cluster.wire.reading import RefusedDocument, document
 way, count, raw = sys.argv[1], int(float(sys.argv[2]) * (1 << 20)), {

@@ -14,8 +14,8 @@ from tests.support.canned_docker import always, answer, canned
 from tests.support.depth import cases
 from vllm_cluster.docker.calls import Unreadable
 from vllm_cluster.docker.client import DockerApi
-from vllm_cluster.errors import HostError
 from vllm_cluster.facts.docker_objects import Container, ContainerInfo, DockerVolume, Image, ImageInfo
+from vllm_cluster.kernel.errors import HostError
 
 LISTED = {"Id": "c1", "Names": ["/vcluster-lab"], "State": "running", "ImageID": "sha256:1", "Labels": {"a": "b"}}
 INSPECTED = {

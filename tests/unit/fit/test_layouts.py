@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 
 from tests.support.models import checkpoints, configs
 from vllm_cluster.backends.seam import Degrees
-from vllm_cluster.errors import UsageError
 from vllm_cluster.fit.layouts import (
     UTILISATION,
     FitReport,
@@ -26,6 +25,7 @@ from vllm_cluster.fit.layouts import (
 )
 from vllm_cluster.fit.model_config import BLOCK, model_config
 from vllm_cluster.fit.weights import spread, weigh
+from vllm_cluster.kernel.errors import UsageError
 
 GB = 10**9
 

@@ -10,9 +10,9 @@ import pytest
 from tests.support.models import configs
 from vllm_cluster.backends import ray, vllm
 from vllm_cluster.backends.seam import Degrees
-from vllm_cluster.errors import UsageError
 from vllm_cluster.fit.layouts import GpuPool
 from vllm_cluster.fit.request import Asked, Files, Judged, fewer, problems
+from vllm_cluster.kernel.errors import UsageError
 
 NAME = "meta-llama/Llama-3.1-8B"
 GB = 10**9

@@ -15,9 +15,9 @@ import pytest
 
 from tests.support.models import checkpoints, configs
 from tests.support.models.hub import Hub, hub
-from vllm_cluster.errors import Unreachable, UsageError, VclusterError
 from vllm_cluster.hub import model as reading
 from vllm_cluster.hub.model import read
+from vllm_cluster.kernel.errors import Unreachable, UsageError, VclusterError
 from vllm_cluster.wire.safetensors import MAX_HEADER, tensors
 
 NAME = "meta-llama/Llama-3.1-8B"

@@ -14,10 +14,10 @@ from pathlib import Path
 import pytest
 
 from tools import pins
-from vllm_cluster.errors import VclusterError
 from vllm_cluster.images import wheels
 from vllm_cluster.images.contents import ImageContents, parse
-from vllm_cluster.versions import RAY
+from vllm_cluster.kernel.errors import VclusterError
+from vllm_cluster.kernel.versions import RAY
 
 
 def inside(**have: str) -> ImageContents:

@@ -12,9 +12,9 @@ from pydantic import ValidationError
 
 from tests.support.inventories import load
 from tests.unit.inventory.texts import SMALLEST, TOP, read
-from vllm_cluster.errors import InventoryError
 from vllm_cluster.inventory.load import duplicates_by_resolution, load_text
 from vllm_cluster.inventory.model import Host, HostSsh, Inventory
+from vllm_cluster.kernel.errors import InventoryError
 
 
 def _host(keys: str) -> Host:

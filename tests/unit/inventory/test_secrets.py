@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from vllm_cluster.errors import InventoryError
 from vllm_cluster.inventory.model import SecretRef
 from vllm_cluster.inventory.secrets import COMMAND_SECONDS, read_secret
+from vllm_cluster.kernel.errors import InventoryError
 
 TOKEN = "canary-7f3a"
 

@@ -16,7 +16,7 @@ from tests.support.ports import free_port
 from tests.support.pulls import Part, Sending, model_files
 from tests.support.spread import folder_plan, partial_of
 from tests.support.waiting import until
-from vllm_cluster.errors import HostError, UsageError
+from vllm_cluster.kernel.errors import HostError, UsageError
 from vllm_cluster.remote.pull import origin
 from vllm_cluster.remote.pull.store import Store
 from vllm_cluster.run import local_folder

@@ -8,9 +8,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
-from vllm_cluster.clock import Deadline
 from vllm_cluster.docker.client import DockerApi
 from vllm_cluster.inventory.model import Inventory
+from vllm_cluster.kernel.clock import Deadline
 from vllm_cluster.run.connection import Fleet, HostConnection
 from vllm_cluster.transport.base import Transport
 

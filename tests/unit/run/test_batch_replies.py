@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vllm_cluster.errors import HostError
+from vllm_cluster.kernel.errors import HostError
 from vllm_cluster.run.batch_replies import (
     PIECE,
     BatchCall,

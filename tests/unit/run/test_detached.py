@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from vllm_cluster.errors import VclusterError
+from vllm_cluster.kernel.errors import VclusterError
 from vllm_cluster.run.detached import Detached, State, start_time
 
 # Notes itself, and sleeps until it is ended.

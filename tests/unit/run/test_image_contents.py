@@ -12,8 +12,8 @@ import pytest
 from tests.support import world
 from vllm_cluster.checks.registry import Finding
 from vllm_cluster.docker.client import DockerApi
-from vllm_cluster.errors import CommandFailed
 from vllm_cluster.facts.host_facts import HostFacts
+from vllm_cluster.kernel.errors import CommandFailed
 from vllm_cluster.run.connection import Fleet, HostConnection
 from vllm_cluster.run.image_contents import look_inside
 from vllm_cluster.transport.base import Transport

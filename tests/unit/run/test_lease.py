@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from vllm_cluster.errors import CommandFailed, LeaseLost, Locked
+from vllm_cluster.kernel.errors import CommandFailed, LeaseLost, Locked
 from vllm_cluster.run import lease
 from vllm_cluster.run.connection import HostConnection
 from vllm_cluster.run.lease import Lease

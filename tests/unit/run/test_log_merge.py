@@ -8,8 +8,8 @@ import threading
 import pytest
 
 from tests.support.waiting import until
-from vllm_cluster.clock import SYSTEM_CLOCK
 from vllm_cluster.core.log_lines import Line
+from vllm_cluster.kernel.clock import SYSTEM_CLOCK
 from vllm_cluster.run import log_merge
 from vllm_cluster.run.log_merge import LogMerge
 

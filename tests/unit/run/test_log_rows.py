@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from tests.support.depth import cases
 from vllm_cluster.core.log_lines import Line, LogRequest
-from vllm_cluster.errors import HostError
+from vllm_cluster.kernel.errors import HostError
 from vllm_cluster.run.log_host import FileFeed
 
 FILE = {"file": 0, "name": "session_1/logs/worker-a-01000000-7.out", "rank": 1}

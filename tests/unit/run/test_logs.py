@@ -16,7 +16,7 @@ from tests.support.sim import make
 from vllm_cluster.actions import logs as logs_action
 from vllm_cluster.core.log_lines import Line, LogRequest
 from vllm_cluster.docker.parse import container
-from vllm_cluster.errors import CommandFailed
+from vllm_cluster.kernel.errors import CommandFailed
 from vllm_cluster.run import log_host
 from vllm_cluster.run.log_host import ContainerFeed
 from vllm_cluster.run.logs import collect

@@ -10,7 +10,7 @@ import pytest
 from tests.support.sim import make
 from vllm_cluster.actions.head import ready
 from vllm_cluster.docker.parse import container
-from vllm_cluster.errors import NodeMissing
+from vllm_cluster.kernel.errors import NodeMissing
 from vllm_cluster.run.node_handle import NodeHandle
 
 TIMES = {"StartedAt": "2026-11-21T02:00:00.5Z", "FinishedAt": "2026-11-21T02:00:02Z"}

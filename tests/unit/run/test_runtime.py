@@ -14,8 +14,8 @@ import pytest
 
 from tests.support import world
 from vllm_cluster.actions.head import at_head
-from vllm_cluster.clock import Deadline, SystemClock
-from vllm_cluster.errors import InventoryError, Unreachable
+from vllm_cluster.kernel.clock import Deadline, SystemClock
+from vllm_cluster.kernel.errors import InventoryError, Unreachable
 from vllm_cluster.run.connection import Fleet
 from vllm_cluster.run.runtime import SYSTEM, Runtime
 from vllm_cluster.transport import Kind
@@ -30,7 +30,7 @@ def kernel(clock: int) -> float:
     return 100.0 if clock == stops_asleep else 3700.0
 
 
-# fault: clock.py: BOOT_CLOCK = time.CLOCK_BOOTTIME → BOOT_CLOCK = time.CLOCK_MONOTONIC
+# fault: kernel/clock.py: BOOT_CLOCK = time.CLOCK_BOOTTIME → BOOT_CLOCK = time.CLOCK_MONOTONIC
 def test_time_asleep_counts() -> None:
     clock = SystemClock(kernel)
     assert clock.monotonic() == 3700.0

@@ -13,7 +13,7 @@ from ruamel.yaml import YAML
 from vcluster_sandbox import folder as files
 from vcluster_sandbox.hosts import SandboxHost
 from vcluster_sandbox.names import CPU_IMAGE
-from vllm_cluster.errors import VclusterError
+from vllm_cluster.kernel.errors import VclusterError
 
 HOSTS = [
     SandboxHost("gpu1", "10.1.2.11", 40001, "ssh-ed25519 AAAA"),

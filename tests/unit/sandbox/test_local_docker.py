@@ -10,7 +10,7 @@ from docker.errors import DockerException
 
 from vcluster_sandbox import local_docker, up
 from vcluster_sandbox.wheels import _failed
-from vllm_cluster.errors import PreflightFailed, UsageError
+from vllm_cluster.kernel.errors import PreflightFailed, UsageError
 
 
 def silent(_: str) -> None:

@@ -15,7 +15,7 @@ from ruamel.yaml import YAML
 
 from tests.support.depth import cases
 from tests.support.paths import FIXTURES
-from vllm_cluster.errors import UsageError
+from vllm_cluster.kernel.errors import UsageError
 from vllm_cluster.translate.options import Translation
 from vllm_cluster.translate.recipe import translate_recipe
 from vllm_cluster.translate.recipe_hosts import RecipeHosts

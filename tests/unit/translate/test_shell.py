@@ -10,7 +10,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from vllm_cluster.errors import UsageError
+from vllm_cluster.kernel.errors import UsageError
 from vllm_cluster.translate.shell import commands
 from vllm_cluster.translate.words import ShellWord
 

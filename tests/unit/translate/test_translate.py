@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vllm_cluster.errors import UsageError
+from vllm_cluster.kernel.errors import UsageError
 from vllm_cluster.translate.options import Translation
 from vllm_cluster.translate.text import translate
 

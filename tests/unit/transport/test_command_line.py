@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vllm_cluster.errors import UsageError
+from vllm_cluster.kernel.errors import UsageError
 from vllm_cluster.transport import command_line
 from vllm_cluster.transport.base import Result
 

@@ -11,7 +11,7 @@ from cryptography.hazmat.primitives.asymmetric import ed25519
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vllm_cluster.errors import HostKeyRejected
+from vllm_cluster.kernel.errors import HostKeyRejected
 from vllm_cluster.transport.fabric.login import HostKeys, matches, parse
 from vllm_cluster.transport.ssh_config import SshEndpoint
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from tests.support.clock import Clock
-from vllm_cluster.clock import Deadline
-from vllm_cluster.errors import Unreachable
+from vllm_cluster.kernel.clock import Deadline
+from vllm_cluster.kernel.errors import Unreachable
 from vllm_cluster.transport.jumps import AGAIN_SECONDS, Jumps
 from vllm_cluster.transport.ssh_config import SshEndpoint
 

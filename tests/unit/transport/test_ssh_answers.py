@@ -13,7 +13,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from tests.support.depth import cases
-from vllm_cluster.errors import UsageError
+from vllm_cluster.kernel.errors import UsageError
 from vllm_cluster.transport.base import Target
 from vllm_cluster.transport.ssh_answers import SshAnswers
 from vllm_cluster.transport.ssh_config import ssh_words

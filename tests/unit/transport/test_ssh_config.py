@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vllm_cluster.errors import UsageError
+from vllm_cluster.kernel.errors import UsageError
 from vllm_cluster.transport import connect_errors, locate
 from vllm_cluster.transport.base import Target
 from vllm_cluster.transport.ssh_config import ensure_safe_names, expand, hosts_matching, resolve, ssh_options

@@ -11,7 +11,7 @@ from vllm_cluster.cli.render.output import data, err, out
 from vllm_cluster.cli.render.table import columns, table
 from vllm_cluster.cli.render.text import plain
 from vllm_cluster.core.answer import ModelReply, Piece, TokenLogprob, probability
-from vllm_cluster.text import count
+from vllm_cluster.kernel.text import count
 
 
 class Printer:

@@ -9,7 +9,7 @@ from vllm_cluster.cli.render.page import page
 from vllm_cluster.cli.render.table import columns, table
 from vllm_cluster.cli.render.text import plain
 from vllm_cluster.core.bench import METRICS, average, figure_name
-from vllm_cluster.text import count
+from vllm_cluster.kernel.text import count
 
 if TYPE_CHECKING:
     from vllm_cluster.core.bench import ComparedFigure

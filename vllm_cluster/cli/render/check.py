@@ -13,8 +13,8 @@ from vllm_cluster.checks.finding import merged
 from vllm_cluster.cli.render.output import DIM, RED, YELLOW, out, styles
 from vllm_cluster.cli.render.text import plain
 from vllm_cluster.explain.catalogue import CHECKED
+from vllm_cluster.kernel.text import by_hosts, count
 from vllm_cluster.run.allreduce import AllReduceReport
-from vllm_cluster.text import by_hosts, count
 
 
 def report_document(report: CheckReport) -> dict[str, Any]:

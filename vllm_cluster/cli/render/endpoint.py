@@ -10,8 +10,8 @@ from vllm_cluster.actions.ask_head import Endpoint
 from vllm_cluster.actions.endpoint import ClientEndpoint
 from vllm_cluster.cli.render.output import data, document, out
 from vllm_cluster.inventory.find import inventory_words
-from vllm_cluster.shell_line import Filled, export_line, shell_line
-from vllm_cluster.text import host_port
+from vllm_cluster.kernel.shell_line import Filled, export_line, shell_line
+from vllm_cluster.kernel.text import host_port
 
 
 def curl_line(endpoint: Endpoint, inventory: Path | None) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from vllm_cluster.cli.render.output import END, Style, documents, encoded, out
 from vllm_cluster.cli.render.text import ESCAPES, wants_color
 from vllm_cluster.core.log_lines import Line
-from vllm_cluster.text import printable
+from vllm_cluster.kernel.text import printable
 
 # Those that can be read on black and on white.
 _COLOURS = (36, 32, 35, 33, 34, 96, 92, 95, 93, 94)

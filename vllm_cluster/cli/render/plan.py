@@ -18,7 +18,7 @@ from vllm_cluster.core.plan import (
     RestartNode,
     StartNode,
 )
-from vllm_cluster.text import by_hosts, count
+from vllm_cluster.kernel.text import by_hosts, count
 
 
 def plan_document(plan: Plan) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from vllm_cluster.actions.status import ClusterStatus, HostStatus
 from vllm_cluster.cli.render.output import BOLD, YELLOW, out, styles
 from vllm_cluster.cli.render.table import columns, cut, table
 from vllm_cluster.cli.render.text import plain
-from vllm_cluster.text import age, host_port
+from vllm_cluster.kernel.text import age, host_port
 from vllm_cluster.wire.status import ServeFailure, ServeStatus
 
 # What is left out first where the terminal is narrow.

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 
 import paramiko
 
-from vllm_cluster.clock import Deadline
-from vllm_cluster.errors import ConnectionLost, ShellUnusable, TimedOut, Unreachable
+from vllm_cluster.kernel.clock import Deadline
+from vllm_cluster.kernel.errors import ConnectionLost, ShellUnusable, TimedOut, Unreachable
 from vllm_cluster.transport import command_line, connect_errors, locate
 from vllm_cluster.transport.base import Forward, Result, Stream, Target
 from vllm_cluster.transport.carrier import RETRY_SECONDS, SshCarrier

@@ -15,8 +15,8 @@ import fabric
 import paramiko
 from paramiko.ssh_exception import IncompatiblePeer
 
-from vllm_cluster.clock import Deadline
-from vllm_cluster.errors import HostKeyRejected, Unreachable
+from vllm_cluster.kernel.clock import Deadline
+from vllm_cluster.kernel.errors import HostKeyRejected, Unreachable
 from vllm_cluster.transport import connect_errors
 from vllm_cluster.transport.fabric.keepalive import BROKEN, SILENCE_SECONDS, KeepaliveSocket, KeepaliveTransport, Socket
 from vllm_cluster.transport.fabric.login import Credentials, HostKeys

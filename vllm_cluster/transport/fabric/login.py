@@ -14,8 +14,8 @@ import paramiko
 from paramiko.agent import AgentKey, AgentSSH
 from paramiko.pkey import UnknownKeyType
 
-from vllm_cluster.errors import AuthenticationFailed, HostKeyRejected
-from vllm_cluster.laptop import expanded
+from vllm_cluster.kernel.errors import AuthenticationFailed, HostKeyRejected
+from vllm_cluster.kernel.laptop import expanded
 from vllm_cluster.transport import connect_errors
 from vllm_cluster.transport.ssh_config import SshEndpoint, known_name
 

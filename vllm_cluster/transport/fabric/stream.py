@@ -11,8 +11,8 @@ from typing import cast
 import fabric
 import paramiko
 
-from vllm_cluster.clock import Deadline
-from vllm_cluster.errors import ConnectionLost
+from vllm_cluster.kernel.clock import Deadline
+from vllm_cluster.kernel.errors import ConnectionLost
 from vllm_cluster.transport.base import MAX_GREETING, MAX_OUTPUT, MAX_TAIL, Result
 from vllm_cluster.transport.carrier import lost
 from vllm_cluster.transport.fabric.keepalive import BROKEN, KeepaliveSocket, KeepaliveTransport

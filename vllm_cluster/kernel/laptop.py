@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
-from vllm_cluster.errors import UsageError, VclusterError
+from vllm_cluster.kernel.errors import UsageError, VclusterError
 
 T = TypeVar("T")
 # What a person can do about an error; FOLDER is the folder of the path that could not be used.

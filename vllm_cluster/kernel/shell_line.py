@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from vllm_cluster.text import printable
+from vllm_cluster.kernel.text import printable
 
 # Not all that shlex leaves as it is: zsh takes =NAME for a program, and fish %self for its own number.
 _PLAIN = re.compile(r"[A-Za-z0-9_@+:,./-]+|--?[A-Za-z0-9_@+:,./=-]+")

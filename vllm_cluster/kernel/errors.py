@@ -32,7 +32,7 @@ from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 from typing import Self
 
-from vllm_cluster.text import by_hosts
+from vllm_cluster.kernel.text import by_hosts
 
 
 class VclusterError(Exception):

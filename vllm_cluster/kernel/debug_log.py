@@ -17,8 +17,8 @@ from contextlib import contextmanager, suppress
 from logging.handlers import RotatingFileHandler
 from pathlib import Path
 
-from vllm_cluster.clock import SYSTEM_CLOCK, Clock
-from vllm_cluster.text import printable, redact
+from vllm_cluster.kernel.clock import SYSTEM_CLOCK, Clock
+from vllm_cluster.kernel.text import printable, redact
 
 # Of each run one file and, where that is full, the one before it.
 MAX_FILES, MAX_BYTES = 20, 10 << 20
