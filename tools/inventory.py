@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 
-from vllm_cluster.inventory.model import SECTIONS, Section
-from vllm_cluster.inventory.problems import key_of
-from vllm_cluster.inventory.schema import json_schema
-from vllm_cluster.inventory.template import HostSeed, render
+from vllm_cluster.kernel.inventory.model import SECTIONS, Section
+from vllm_cluster.kernel.inventory.problems import key_of
+from vllm_cluster.kernel.inventory.schema import json_schema
+from vllm_cluster.kernel.inventory.template import HostSeed, render
 from vllm_cluster.kernel.versions import VLLM_IMAGE
 
 HEAD = """# The keys of the inventory

@@ -59,8 +59,8 @@ GROUPS = {"sandbox": SANDBOX, "image": IMAGE, "models": MODELS}
 OF_ALL_EVENTS = ("v", "time", "event", "message")
 # The modules with errors beside vllm_cluster.kernel.errors.
 _WITH_ERRORS = (
-    *("core.node_status", "docker.calls", "run.api_client"),
-    *("transport.connect_errors", "transport.ssh_config"),
+    *("core.node_status", "kernel.docker.calls", "run.api_client"),
+    *("kernel.transport.connect_errors", "kernel.transport.ssh_config"),
 )
 # A bar within a cell, also within code.
 _BAR = r"\|"

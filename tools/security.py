@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from vllm_cluster.inventory.model import Ports
+from vllm_cluster.kernel.inventory.model import Ports
 from vllm_cluster.kernel.listeners import LISTENERS, Listener
 
 PATH = Path(__file__).parents[1] / "SECURITY.md"

@@ -19,8 +19,8 @@ from tests.support.carriers import REMOTE, Client
 from tests.support.sshd import Sshd, signal_pid
 from vllm_cluster.kernel.clock import Deadline
 from vllm_cluster.kernel.errors import ConnectionLost, TimedOut, Unreachable, VclusterError
-from vllm_cluster.transport import Kind
-from vllm_cluster.transport.base import Target, Transport
+from vllm_cluster.kernel.transport import Kind
+from vllm_cluster.kernel.transport.base import Target, Transport
 
 Connect = Callable[[Target, Kind], Transport]
 # 5 s until a silent host is asked, 15 s for its answer, 1 s to notice.
@@ -253,9 +253,9 @@ PROGRAM = """
 import sys
 from pathlib import Path
 from vllm_cluster.kernel.clock import Deadline
-from vllm_cluster.transport import make
-from vllm_cluster.transport.base import Target
-from vllm_cluster.transport.jumps import Jumps
+from vllm_cluster.kernel.transport import make
+from vllm_cluster.kernel.transport.base import Target
+from vllm_cluster.kernel.transport.jumps import Jumps
 
 host = make(Target("gpu1", "gpu1", config=Path(sys.argv[1])), sys.argv[2], Jumps())
 host.connect(Deadline.after(20))

@@ -16,8 +16,8 @@ from tests.support.carriers import Client
 from tests.support.sshd import Sshd
 from vllm_cluster.kernel.clock import Deadline
 from vllm_cluster.kernel.errors import TimedOut, UsageError
-from vllm_cluster.transport import Kind
-from vllm_cluster.transport.base import MAX_OUTPUT, Target, Transport
+from vllm_cluster.kernel.transport import Kind
+from vllm_cluster.kernel.transport.base import MAX_OUTPUT, Target, Transport
 
 TEXT = st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=60)
 NASTY = st.sampled_from(

@@ -13,9 +13,9 @@ import pytest
 
 from tests.support import docker_api
 from tests.support.docker_api import LABEL, REPOSITORY, SECONDS, Docker, packed, unpacked
-from vllm_cluster.docker.calls import NotFound
-from vllm_cluster.docker.log_frames import LogFrames, Position
 from vllm_cluster.kernel.clock import Deadline
+from vllm_cluster.kernel.docker.calls import NotFound
+from vllm_cluster.kernel.docker.log_frames import LogFrames, Position
 from vllm_cluster.kernel.errors import CommandFailed, HostError
 
 NOWHERE = "contract-there-is-no-such-thing"

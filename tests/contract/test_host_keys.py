@@ -14,8 +14,8 @@ from tests.support.figures import tallied
 from tests.support.sshd import Sshd, keygen
 from vllm_cluster.kernel.clock import Deadline
 from vllm_cluster.kernel.errors import HostKeyRejected
-from vllm_cluster.transport import Kind
-from vllm_cluster.transport.base import Target, Transport
+from vllm_cluster.kernel.transport import Kind
+from vllm_cluster.kernel.transport.base import Target, Transport
 
 Connect = Callable[[Target, Kind], Transport]
 

@@ -21,10 +21,10 @@ from tests.support.sshd import Sshd
 from tests.support.waiting import until
 from vllm_cluster.kernel.clock import Deadline
 from vllm_cluster.kernel.errors import HostKeyRejected, Unreachable, UsageError, VclusterError
-from vllm_cluster.transport import Kind
-from vllm_cluster.transport import make as carrier
-from vllm_cluster.transport.base import Target, Transport
-from vllm_cluster.transport.jumps import Jumps
+from vllm_cluster.kernel.transport import Kind
+from vllm_cluster.kernel.transport import make as carrier
+from vllm_cluster.kernel.transport.base import Target, Transport
+from vllm_cluster.kernel.transport.jumps import Jumps
 
 Connect = Callable[[Target, Kind], Transport]
 
@@ -69,7 +69,7 @@ KILLED = """
 import os, signal, sys
 from pathlib import Path
 from tests.support.carriers import make
-from vllm_cluster.transport.base import Deadline, Target
+from vllm_cluster.kernel.transport.base import Deadline, Target
 
 make(Target("gpu1", "h", config=Path(sys.argv[1]), jump="bastion"), sys.argv[2]).connect(Deadline.after(20))
 print("connected", flush=True)

@@ -26,8 +26,8 @@ import typer
 from tests.support.modules import MODULES
 from tests.support.paths import ROOT
 from vllm_cluster.kernel.laptop import cache_folder
+from vllm_cluster.kernel.transport import fabric
 from vllm_cluster.kernel.versions import RAY
-from vllm_cluster.transport import fabric
 
 # Where each is, with the parameters that it takes; None where it is not called.
 PRIVATE = {

@@ -19,8 +19,8 @@ from tests.support.ports import free_port
 from tests.support.sshd import USER, Sshd, keygen
 from vllm_cluster.kernel.clock import Deadline
 from vllm_cluster.kernel.errors import AuthenticationFailed, Unreachable, UsageError, VclusterError
-from vllm_cluster.transport import Kind
-from vllm_cluster.transport.base import Target, Transport
+from vllm_cluster.kernel.transport import Kind
+from vllm_cluster.kernel.transport.base import Target, Transport
 
 Connect = Callable[[Target, Kind], Transport]
 

@@ -18,13 +18,13 @@ from tests.support.sshd import Sshd
 from vllm_cluster.actions.down import down
 from vllm_cluster.actions.status import status
 from vllm_cluster.actions.up import up
-from vllm_cluster.facts import parse
 from vllm_cluster.kernel.clock import Deadline
 from vllm_cluster.kernel.errors import HostError, Locked, ShellUnusable
+from vllm_cluster.kernel.facts import parse
+from vllm_cluster.kernel.transport import Kind, ssh_master
+from vllm_cluster.kernel.transport.base import Target, Transport
 from vllm_cluster.run.connection import CONNECT_SECONDS, HostConnection
 from vllm_cluster.run.lease import Lease
-from vllm_cluster.transport import Kind, ssh_master
-from vllm_cluster.transport.base import Target, Transport
 
 pytestmark = pytest.mark.promise("P39")
 Connect = Callable[[Target, Kind], Transport]
@@ -53,7 +53,7 @@ def everything(host: Transport, folder: Path) -> None:
     result = host.run(["printf", "%s\\0", *WORDS], soon())
     assert result.stdout.split(b"\0")[:-1] == [word.encode() for word in WORDS]
     assert result.stderr == b""
-    script = files("vllm_cluster.remote.host").joinpath("facts.sh").read_bytes()
+    script = files("vllm_cluster.kernel.facts").joinpath("facts.sh").read_bytes()
     facts = parse.facts("gpu1", host.run(["sh", "-s", "--", "127.0.0.1", "/"], soon(), stdin=script).text)
     assert facts.hostname
     stream = host.open_stream(["sh", "-c", "echo note >&2\ncat"], soon())

@@ -17,9 +17,9 @@ from tests.support.carriers import Client
 from tests.support.sshd import Sshd
 from tests.support.waiting import until
 from vllm_cluster.kernel.clock import Deadline
-from vllm_cluster.transport import Kind
-from vllm_cluster.transport.base import Target, Transport
-from vllm_cluster.transport.fabric import FabricTransport
+from vllm_cluster.kernel.transport import Kind
+from vllm_cluster.kernel.transport.base import Target, Transport
+from vllm_cluster.kernel.transport.fabric import FabricTransport
 
 Connect = Callable[[Target, Kind], Transport]
 THREADS, ROUNDS = 8, 60
@@ -80,7 +80,7 @@ def test_many_sessions_that_end_at_any_moment_break_no_connection(
         server.stop()
 
 
-# fault: transport/fabric/keepalive.py: return self._closed and kind in _OF_A_CHANNEL → return False
+# fault: kernel/transport/fabric/keepalive.py: return self._closed and kind in _OF_A_CHANNEL → return False
 def test_a_late_end_of_a_closed_channel_does_not_reach_the_next_one(
     client: Client, server: Sshd, connect: Connect
 ) -> None:

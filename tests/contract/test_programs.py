@@ -18,9 +18,11 @@ from tests.support.programs import containers, made, processes, python_image, so
 from tests.support.sshd import Sshd
 from tests.support.waiting import until
 from vllm_cluster.core.identity import Owner
-from vllm_cluster.docker.temporary import TemporaryContainer
 from vllm_cluster.kernel.clock import Deadline
+from vllm_cluster.kernel.docker.temporary import TemporaryContainer
 from vllm_cluster.kernel.errors import CommandFailed, HostError, TimedOut
+from vllm_cluster.kernel.transport import Kind
+from vllm_cluster.kernel.transport.base import Transport
 from vllm_cluster.remote.host.bounded import HUNG_UP, LATE
 from vllm_cluster.run.connection import HostConnection
 from vllm_cluster.run.program import (
@@ -33,8 +35,6 @@ from vllm_cluster.run.program import (
     run,
     start,
 )
-from vllm_cluster.transport import Kind
-from vllm_cluster.transport.base import Transport
 
 CLUSTER = f"contract{secrets.token_hex(2)}"
 ECHO = """

@@ -10,8 +10,8 @@ import pytest
 from tests.support.carriers import Client
 from tests.support.sshd import Sshd
 from vllm_cluster.kernel.clock import Deadline
-from vllm_cluster.transport import Kind
-from vllm_cluster.transport.base import Target, Transport
+from vllm_cluster.kernel.transport import Kind
+from vllm_cluster.kernel.transport.base import Target, Transport
 
 pytestmark = pytest.mark.promise("P39")
 LINES = {

@@ -12,7 +12,7 @@ import pytest
 
 from vllm_cluster.kernel.clock import Deadline
 from vllm_cluster.kernel.errors import TimedOut
-from vllm_cluster.transport.base import MAX_STREAMS, Stream, Transport
+from vllm_cluster.kernel.transport.base import MAX_STREAMS, Stream, Transport
 
 BLOCK = os.urandom(1 << 20)
 

@@ -16,8 +16,8 @@ from typing import Any
 
 from tests.support.inventories import load
 from vllm_cluster.kernel.clock import Deadline
+from vllm_cluster.kernel.transport.base import Result
 from vllm_cluster.run.connection import Fleet
-from vllm_cluster.transport.base import Result
 
 Event = dict[str, Any]
 

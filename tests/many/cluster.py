@@ -21,7 +21,7 @@ from vllm_cluster.core.identity import owner_of
 from vllm_cluster.core.images import node_image_name
 from vllm_cluster.core.members import recorded
 from vllm_cluster.core.spec import BASE_IMAGE
-from vllm_cluster.facts import parse
+from vllm_cluster.kernel.facts import parse
 from vllm_cluster.run.node_program import program_digest
 
 ROUND_TRIP = 0.1

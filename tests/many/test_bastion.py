@@ -12,7 +12,7 @@ from tests.many.conftest import FEW_FILES, MOST, SOME
 from tests.many.driven import drive
 from tests.support.figures import record
 from tests.support.sshd import Sshd
-from vllm_cluster.transport import Kind
+from vllm_cluster.kernel.transport import Kind
 
 pytestmark = pytest.mark.alone
 

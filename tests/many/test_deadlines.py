@@ -17,11 +17,11 @@ from tests.support.modules import MODULES, room
 from tests.support.sshd import Sshd, descendants, process_name, signal_pid
 from vllm_cluster.kernel.clock import Deadline
 from vllm_cluster.kernel.errors import ConnectionLost, TimedOut
-from vllm_cluster.transport import Kind
-from vllm_cluster.transport.base import Transport
-from vllm_cluster.transport.fabric import FabricTransport
-from vllm_cluster.transport.local import LocalTransport
-from vllm_cluster.transport.openssh import OpenSshTransport
+from vllm_cluster.kernel.transport import Kind
+from vllm_cluster.kernel.transport.base import Transport
+from vllm_cluster.kernel.transport.fabric import FabricTransport
+from vllm_cluster.kernel.transport.local import LocalTransport
+from vllm_cluster.kernel.transport.openssh import OpenSshTransport
 
 pytestmark = pytest.mark.alone
 
@@ -33,15 +33,15 @@ STARTS = ("run", "check_output", "check_call", "call", "create_connection", "url
 # front that serves until a signal.
 ENDS_ELSEWHERE = {
     "run/connection.py: future.result()",
-    "transport/jumps.py: opened.result()",
-    "transport/ssh_answers.py: future.result()",
+    "kernel/transport/jumps.py: opened.result()",
+    "kernel/transport/ssh_answers.py: future.result()",
     "actions/pull.py: proved.result()",
-    "transport/jumps.py: last.result()",
-    "transport/jumps.py: future.result()",
-    "transport/forward.py: self._thread.join()",
-    "transport/forward.py: back.join()",
-    "transport/forward.py: self._slots.acquire()",
-    "transport/forward.py: sock.settimeout(None)",
+    "kernel/transport/jumps.py: last.result()",
+    "kernel/transport/jumps.py: future.result()",
+    "kernel/transport/forward.py: self._thread.join()",
+    "kernel/transport/forward.py: back.join()",
+    "kernel/transport/forward.py: self._slots.acquire()",
+    "kernel/transport/forward.py: sock.settimeout(None)",
     "batch/client.py: self._freed.wait()",
     "batch/runner.py: self._ended.wait()",
     "remote/node/front.py: over.wait()",

@@ -12,7 +12,7 @@ from tests.many.cluster import Cluster, Played
 from tests.many.conftest import MEMORY_MB
 from tests.many.driven import Run, drive
 from tests.support.figures import record
-from vllm_cluster.transport import Kind
+from vllm_cluster.kernel.transport import Kind
 
 pytestmark = [pytest.mark.alone, pytest.mark.deep]
 
@@ -24,7 +24,7 @@ OURS = re.compile(r"\x1b\[(?:[0-9;]*m|[0-9]*[AGK]|\?25[hl])")
 STEERS = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 
 
-# fault: facts/docker_objects.py: return printable(text) → return text
+# fault: kernel/facts/docker_objects.py: return printable(text) → return text
 @pytest.mark.promise("P23")
 @pytest.mark.parametrize(
     ("way", "kind"),

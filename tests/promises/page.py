@@ -18,7 +18,7 @@ from tests.support.figures import FOLDER
 from tests.support.paths import ROOT
 from vcluster_sandbox.names import CPU_IMAGE
 from vllm_cluster import __version__
-from vllm_cluster.inventory.model import Inventory
+from vllm_cluster.kernel.inventory.model import Inventory
 
 PATH = ROOT / "docs" / "promises.md"
 PAGE = """# Promises

@@ -18,7 +18,7 @@ from tests.support.hosts import Sandbox
 from tests.support.served import API_KEY, addresses, serve, with_secrets
 from vcluster_sandbox import names
 from vcluster_sandbox.images import host_tag
-from vllm_cluster.inventory.model import Ports
+from vllm_cluster.kernel.inventory.model import Ports
 
 pytestmark = [pytest.mark.e2e, pytest.mark.promise, pytest.mark.deep]
 

@@ -17,8 +17,8 @@ from vllm_cluster.checks.registry import preflight
 from vllm_cluster.core.desired import desired
 from vllm_cluster.core.gpus import survives_restart, ways
 from vllm_cluster.core.spec import GpuRequest
-from vllm_cluster.docker.container_body import node_body
-from vllm_cluster.facts.host_facts import HostFacts
+from vllm_cluster.kernel.docker.container_body import node_body
+from vllm_cluster.kernel.facts.host_facts import HostFacts
 
 pytestmark = [pytest.mark.e2e, pytest.mark.promise, pytest.mark.deep]
 

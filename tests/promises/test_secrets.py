@@ -28,7 +28,7 @@ VARIABLE = "SANDBOX_S3"
 ENVIRONS = f"cat /proc/[0-9]*/environ | tr '\\0' '\\n' | grep -av '^{VARIABLE}=' | tr '\\n' '\\0'"
 # Loaded by every Python below this folder: plays a bug where secrets are at hand.
 CRASH = """
-import vllm_cluster.docker.client as engine
+import vllm_cluster.kernel.docker.client as engine
 put = engine.DockerApi.put_files
 def crash(self, container, folder, files):
     if "secrets" in folder:

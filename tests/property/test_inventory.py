@@ -13,10 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.strategies import DataObject, SearchStrategy
 
-from vllm_cluster.inventory.load import load_text
-from vllm_cluster.inventory.model import SECTIONS, Inventory
-from vllm_cluster.inventory.template import HostSeed, render
 from vllm_cluster.kernel.errors import InventoryError
+from vllm_cluster.kernel.inventory.load import load_text
+from vllm_cluster.kernel.inventory.model import SECTIONS, Inventory
+from vllm_cluster.kernel.inventory.template import HostSeed, render
 
 # A busy machine is not a failure.
 patient = settings(deadline=None)
@@ -174,7 +174,7 @@ def test_nothing_that_begins_like_an_option_is_taken(key: str, text: str) -> Non
     assert _load(json.dumps({**GOOD, key: f"-{text}"})) is None
 
 
-# fault: inventory/grammar.py: text or text.startswith("-") or not → text or not
+# fault: kernel/inventory/grammar.py: text or text.startswith("-") or not → text or not
 @patient
 @given(ANY_TEXT.filter(lambda text: "@" not in text))  # in me@-@0 the user is me@-, and that is not an option
 def test_no_ssh_target_is_taken_for_an_option(text: str) -> None:

@@ -9,8 +9,8 @@ import pytest
 from tests.support.sim import lab, make, oracle
 from vllm_cluster.actions.addresses import find_addresses
 from vllm_cluster.cli.session import Session
-from vllm_cluster.inventory.model import Inventory
 from vllm_cluster.kernel.errors import Unreachable, VclusterError
+from vllm_cluster.kernel.inventory.model import Inventory
 
 NAMED = make.inventory(3)
 UNNAMED = NAMED.model_copy(

@@ -11,9 +11,9 @@ from tests.support.sim.faults import Call, Fault, Script
 from tests.support.sim.world import Box, World
 from vllm_cluster.actions.assess import reached
 from vllm_cluster.core.identity import is_temporary
-from vllm_cluster.facts.docker_objects import Container
-from vllm_cluster.inventory.model import Inventory
 from vllm_cluster.kernel.events import Emit
+from vllm_cluster.kernel.facts.docker_objects import Container
+from vllm_cluster.kernel.inventory.model import Inventory
 from vllm_cluster.run.image_contents import look_inside
 from vllm_cluster.run.observe import observe
 from vllm_cluster.run.runtime import Runtime

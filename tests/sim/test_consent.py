@@ -15,8 +15,8 @@ from tests.support.sim.lab import Outcome, Person
 from tests.support.sim.world import World
 from vllm_cluster.actions.consent import Confirm
 from vllm_cluster.batch.progress import Progress
-from vllm_cluster.inventory.model import Inventory
 from vllm_cluster.kernel.errors import Aborted, UsageError, VclusterError
+from vllm_cluster.kernel.inventory.model import Inventory
 from vllm_cluster.wire.order import read_order
 
 INVENTORY = make.inventory(2)

@@ -11,7 +11,7 @@ from tests.support.sim import lab, make
 from tests.support.sim.world import World
 from vllm_cluster.actions import check
 from vllm_cluster.checks.finding import Finding
-from vllm_cluster.facts.host_facts import HostFacts
+from vllm_cluster.kernel.facts.host_facts import HostFacts
 from vllm_cluster.run.observe import observe
 
 INVENTORY = make.inventory(3)

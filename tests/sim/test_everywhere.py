@@ -14,7 +14,7 @@ from tests.support.sim import lab, make, oracle
 from tests.support.sim.faults import Fault, Killed, Script
 from tests.support.sim.lab import Outcome, Verb
 from tests.support.sim.world import Box, World
-from vllm_cluster.inventory.model import Inventory
+from vllm_cluster.kernel.inventory.model import Inventory
 
 AFTER = 3  # runs that a broken one and what was still under way may need to be repaired
 

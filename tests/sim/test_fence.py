@@ -17,8 +17,8 @@ from tests.support.sim.faults import Call, Fault, Script
 from tests.support.sim.interleave import Controller, interleave
 from tests.support.sim.lab import Verb, code
 from tests.support.sim.world import World
-from vllm_cluster.inventory.model import Inventory
 from vllm_cluster.kernel.errors import ConnectionLost, LeaseLost, Locked, Replaced, VclusterError
+from vllm_cluster.kernel.inventory.model import Inventory
 
 WAIT = 90.0
 # The whole promise is 500 over the four kinds of pairs.

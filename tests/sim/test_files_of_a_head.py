@@ -10,9 +10,9 @@ import pytest
 
 from tests.support.sim import lab, make
 from vllm_cluster.actions import history
-from vllm_cluster.inventory.model import Inventory
 from vllm_cluster.kernel.errors import VclusterError
 from vllm_cluster.kernel.events import Emit
+from vllm_cluster.kernel.inventory.model import Inventory
 from vllm_cluster.run.runtime import Runtime
 
 INVENTORY = make.inventory(2)

@@ -14,8 +14,8 @@ from tests.support.sim.faults import Call, Fault, Script
 from tests.support.sim.make import inventory_of as inventory
 from tests.support.sim.world import World
 from vllm_cluster.actions.up import Planned
-from vllm_cluster.inventory.model import Inventory
 from vllm_cluster.kernel.errors import HostError
+from vllm_cluster.kernel.inventory.model import Inventory
 from vllm_cluster.wire.order import TAKEN, WANTED, read_order
 
 BEFORE, FEWER = inventory(1, 2, 3), inventory(1, 2)

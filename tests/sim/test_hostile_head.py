@@ -18,7 +18,7 @@ from tests.support.sim.world import Machine, World
 from vllm_cluster.core.members import Named
 from vllm_cluster.core.spec import ID, SPEC
 from vllm_cluster.kernel.errors import LeftAlone
-from vllm_cluster.transport.base import Target, Transport
+from vllm_cluster.kernel.transport.base import Target, Transport
 
 MINE, THEIRS = inventory(1, 2), inventory(3, 4)
 

@@ -13,9 +13,9 @@ from tests.support.sim.world import Machine, Picture, World
 from vllm_cluster.actions.image_push import push
 from vllm_cluster.actions.images import images
 from vllm_cluster.cli.paste import pasteable
-from vllm_cluster.inventory.model import Inventory
 from vllm_cluster.kernel.errors import HostError, PreflightFailed, UsageError
 from vllm_cluster.kernel.events import Emit
+from vllm_cluster.kernel.inventory.model import Inventory
 from vllm_cluster.run import image_carrier
 from vllm_cluster.run.connection import HostConnection
 from vllm_cluster.run.program import RunningProgram

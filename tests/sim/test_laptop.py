@@ -21,9 +21,9 @@ from tests.support.sim import carrier, lab, make, oracle
 from tests.support.sim.world import World
 from vllm_cluster.kernel.clock import Deadline
 from vllm_cluster.kernel.listeners import LOOPBACK
+from vllm_cluster.kernel.transport.base import Result
+from vllm_cluster.kernel.transport.forward import LoopbackForward, SocketPipe
 from vllm_cluster.run.runtime import SYSTEM
-from vllm_cluster.transport.base import Result
-from vllm_cluster.transport.forward import LoopbackForward, SocketPipe
 
 pytestmark = pytest.mark.promise("P31")
 

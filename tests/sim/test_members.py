@@ -17,8 +17,8 @@ from tests.support.sim.lab import Outcome, code
 from tests.support.sim.make import inventory_of as inventory
 from tests.support.sim.world import Machine, World
 from vllm_cluster.core.plan import RecordMembers
-from vllm_cluster.inventory.model import Inventory
 from vllm_cluster.kernel.errors import HostError, NodesNotJoined, Unreachable, VclusterError
+from vllm_cluster.kernel.inventory.model import Inventory
 from vllm_cluster.run.barrier import GONE_SECONDS
 from vllm_cluster.run.connection import CONNECT_SECONDS
 from vllm_cluster.wire.order import read_order

@@ -16,8 +16,8 @@ from tests.support.sim.lab import Outcome, code
 from tests.support.sim.world import Box, Volume, World
 from vllm_cluster.cli.session import Session
 from vllm_cluster.core.spec import FORMAT_LABEL, VERSION
-from vllm_cluster.inventory.model import Inventory
 from vllm_cluster.kernel.errors import InventoryError, PreflightFailed, VclusterError
+from vllm_cluster.kernel.inventory.model import Inventory
 from vllm_cluster.run.image_supply import PULL_SECONDS
 
 
@@ -411,7 +411,7 @@ def test_a_create_that_comes_after_down_leaves_nothing_behind() -> None:
     record("P19", "sim: a lost create happens after down", "the next down removes it with its volumes", True)
 
 
-# fault: docker/client.py: if error.returncode != 409: → if error:
+# fault: kernel/docker/client.py: if error.returncode != 409: → if error:
 def test_a_removal_under_way_is_awaited() -> None:
     world, inventory = make.world(), make.inventory(2)
     with lab.inside(world):

@@ -9,8 +9,8 @@ import pytest
 from tests.support.sim import lab, make
 from tests.support.sim.world import World
 from vllm_cluster.actions import explain
-from vllm_cluster.inventory.model import Inventory
 from vllm_cluster.kernel.errors import CommandFailed
+from vllm_cluster.kernel.inventory.model import Inventory
 
 DASHBOARD = "Exception: Cannot include dashboard with missing packages."
 STRANGE = "FrobnicationError: the frob is out"

@@ -13,9 +13,9 @@ from tests.support.sim.world import Picture, World
 from vllm_cluster.actions.assess import facts_of, reached
 from vllm_cluster.actions.image_push import push
 from vllm_cluster.core.plan import Plan, SameImage
-from vllm_cluster.inventory.model import Inventory
 from vllm_cluster.kernel.errors import FleetError, HostError
 from vllm_cluster.kernel.events import Emit
+from vllm_cluster.kernel.inventory.model import Inventory
 from vllm_cluster.run.barrier import ensure_same_image
 from vllm_cluster.run.runtime import Runtime
 

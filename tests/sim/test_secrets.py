@@ -15,8 +15,8 @@ from vllm_cluster.actions import endpoint
 from vllm_cluster.actions.rotate import rotate
 from vllm_cluster.core.kept import secret_ids
 from vllm_cluster.core.spec import CLUSTER, SECRET
-from vllm_cluster.inventory.model import Inventory
 from vllm_cluster.kernel.errors import UsageError
+from vllm_cluster.kernel.inventory.model import Inventory
 from vllm_cluster.run.secrets import secret_id
 
 

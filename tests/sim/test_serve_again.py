@@ -14,9 +14,9 @@ from tests.support.sim.lab import Outcome
 from tests.support.sim.world import World
 from vllm_cluster.actions import endpoint
 from vllm_cluster.actions.head import at_head, read_key
-from vllm_cluster.inventory.model import Inventory
 from vllm_cluster.kernel.errors import HostError, PreflightFailed
 from vllm_cluster.kernel.events import Emit
+from vllm_cluster.kernel.inventory.model import Inventory
 from vllm_cluster.run.history import command_named
 from vllm_cluster.run.node_handle import NodeHandle
 from vllm_cluster.run.runtime import Runtime

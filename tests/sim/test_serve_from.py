@@ -15,9 +15,9 @@ from vllm_cluster.actions.recipe_hosts import recipe_hosts
 from vllm_cluster.actions.serve import serve
 from vllm_cluster.actions.serve_from import fit_by
 from vllm_cluster.cli.serve_from import merged
-from vllm_cluster.inventory.model import Inventory
 from vllm_cluster.kernel.errors import Aborted, UsageError
 from vllm_cluster.kernel.events import Emit
+from vllm_cluster.kernel.inventory.model import Inventory
 from vllm_cluster.run.runtime import Runtime
 from vllm_cluster.translate.recipe import translate_recipe
 from vllm_cluster.translate.recipe_hosts import RecipeHosts

@@ -9,8 +9,8 @@ import pytest
 from tests.support.sim import lab, life, make, oracle
 from tests.support.sim.lab import Outcome
 from tests.support.sim.world import Box, World
-from vllm_cluster.inventory.model import Inventory
 from vllm_cluster.kernel.errors import PreflightFailed
+from vllm_cluster.kernel.inventory.model import Inventory
 from vllm_cluster.wire.order import read_order
 
 Case = Callable[[World, Inventory], Inventory]

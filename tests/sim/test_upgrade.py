@@ -17,8 +17,8 @@ from vllm_cluster.actions.check import check
 from vllm_cluster.core.node_status import parse_status
 from vllm_cluster.core.plan import CreateNode
 from vllm_cluster.core.spec import CLUSTER, FORMAT_LABEL, HEAD_ADDRESS, NODE, ROLE, SPEC, VERSION
-from vllm_cluster.inventory.model import Inventory
 from vllm_cluster.kernel.errors import VclusterError
+from vllm_cluster.kernel.inventory.model import Inventory
 
 
 def serving(world: World, inventory: Inventory) -> None:

@@ -13,9 +13,9 @@ from tests.support.sim.world import World
 from vllm_cluster.actions.assess import assess, connect_all
 from vllm_cluster.actions.status import ClusterStatus
 from vllm_cluster.cli.render.status import show_status, status_document
-from vllm_cluster.inventory.model import Inventory
 from vllm_cluster.kernel.errors import HostError, NodesNotJoined
 from vllm_cluster.kernel.events import Emit
+from vllm_cluster.kernel.inventory.model import Inventory
 from vllm_cluster.run.barrier import await_gpus
 from vllm_cluster.run.runtime import Runtime
 

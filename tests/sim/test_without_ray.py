@@ -110,7 +110,7 @@ def test_what_cannot_be_laid_out_is_refused_before_anything_is_asked(
         assert "wanted.json" not in world.machines["gpu1"].volumes["vcluster-lab-state"].files
 
 
-# fault: inventory/model.py: len(hosts) == 1: → not hosts:
+# fault: kernel/inventory/model.py: len(hosts) == 1: → not hosts:
 def test_one_host_gets_no_ray_unless_the_inventory_has_it() -> None:
     cases: list[tuple[dict[str, Any], int]] = [({}, 0), ({"backend": "ray"}, 1)]
     for backend, layers in cases:

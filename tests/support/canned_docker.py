@@ -7,9 +7,9 @@ import tarfile
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, cast
 
-from vllm_cluster.docker.client import DockerApi
 from vllm_cluster.kernel.clock import Deadline
-from vllm_cluster.transport.base import Stream, Transport
+from vllm_cluster.kernel.docker.client import DockerApi
+from vllm_cluster.kernel.transport.base import Stream, Transport
 
 # What answers a request, given as its first line: pieces of bytes, as long as they are read.
 Answers = Callable[[str], Iterator[bytes]]

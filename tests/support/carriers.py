@@ -6,10 +6,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from tests.support.sshd import Sshd
-from vllm_cluster import transport as carriers
-from vllm_cluster.transport import Kind
-from vllm_cluster.transport.base import Target, Transport
-from vllm_cluster.transport.jumps import Jumps
+from vllm_cluster.kernel import transport as carriers
+from vllm_cluster.kernel.transport import Kind
+from vllm_cluster.kernel.transport.base import Target, Transport
+from vllm_cluster.kernel.transport.jumps import Jumps
 
 REMOTE: tuple[Kind, ...] = ("fabric", "openssh")
 JUMPS: list[Jumps] = []

@@ -18,11 +18,11 @@ from urllib.parse import urlencode
 from tests.support.sim import make
 from tests.support.sim.carrier import DIAL, FakeTransport
 from tests.support.sim.world import Picture, identity
-from vllm_cluster.docker.client import DockerApi
-from vllm_cluster.docker.connection import Connection
 from vllm_cluster.kernel.clock import Deadline
-from vllm_cluster.transport.base import Target, Transport
-from vllm_cluster.transport.local import LocalTransport
+from vllm_cluster.kernel.docker.client import DockerApi
+from vllm_cluster.kernel.docker.connection import Connection
+from vllm_cluster.kernel.transport.base import Target, Transport
+from vllm_cluster.kernel.transport.local import LocalTransport
 
 LABEL = "io.vcluster.contract"
 PROGRAMS = ("/bin/sh", "/bin/cat", "/bin/sleep")

@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TextIO
 
-from vllm_cluster.inventory.find import read
-from vllm_cluster.inventory.load import load_text
-from vllm_cluster.inventory.model import Inventory
+from vllm_cluster.kernel.inventory.find import read
+from vllm_cluster.kernel.inventory.load import load_text
+from vllm_cluster.kernel.inventory.model import Inventory
 from vllm_cluster.kernel.laptop import here
 
 

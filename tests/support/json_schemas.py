@@ -31,9 +31,9 @@ from vllm_cluster.core.image_use import ClusterImage
 from vllm_cluster.core.load import HostLoad
 from vllm_cluster.explain.diagnosis import BenignMatch
 from vllm_cluster.explain.stream import LogPosition, Raised
-from vllm_cluster.facts.host_facts import HostFacts
-from vllm_cluster.facts.models import CachedModel
 from vllm_cluster.fit.layouts import GpuPool, Layout
+from vllm_cluster.kernel.facts.host_facts import HostFacts
+from vllm_cluster.kernel.models.listed import CachedModel
 from vllm_cluster.run import allreduce
 from vllm_cluster.run.history import AuditEntry
 from vllm_cluster.translate.options import TranslatedWord

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.support.sim.world import Box, Machine, Picture, Volume, World
-from vllm_cluster.inventory.model import Inventory
+from vllm_cluster.kernel.inventory.model import Inventory
 
 FOLDER = Path(__file__).parents[1] / "fixtures" / "landed"
 

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from importlib.resources import files
 from typing import Any
 
-from vllm_cluster.facts import parse
-from vllm_cluster.facts.host_facts import HostFacts
+from vllm_cluster.kernel.facts import parse
+from vllm_cluster.kernel.facts.host_facts import HostFacts
 
 AT = "/tmp/second"
 SOCKET = f"unix://{AT}/docker.sock"
@@ -90,7 +90,7 @@ class SecondEngine:
 
     def facts(self) -> HostFacts:
         """What the fact script makes of the host with this engine."""
-        script = files("vllm_cluster.remote.host").joinpath("facts.sh").read_text()
+        script = files("vllm_cluster.kernel.facts").joinpath("facts.sh").read_text()
         wrapped = f'export DOCKER_HOST={SOCKET} PATH={AT}/bin:$PATH; exec sh -s -- "$@"'
         return parse.facts("gpu1", self.sh(wrapped, "10.0.0.1", "/models", stdin=script).stdout)
 

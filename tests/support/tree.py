@@ -15,8 +15,8 @@ from importlib.resources import files
 from pathlib import Path
 
 from tests.support.paths import FIXTURES
-from vllm_cluster.facts import parse
-from vllm_cluster.facts.host_facts import HostFacts
+from vllm_cluster.kernel.facts import parse
+from vllm_cluster.kernel.facts.host_facts import HostFacts
 
 FACTS = FIXTURES / "facts"
 SCRIPTS = files("vllm_cluster.kernel.facts")

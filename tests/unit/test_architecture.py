@@ -223,7 +223,15 @@ AT_START = {
     "app", "edge", "help", "options", "program", "removed", "render", "render.output", "render.text",
     "session", "values", "verbs", "words",
 }  # fmt: skip
-BESIDE = {"errors", "inventory.find", "inventory.problems", "inventory.words", "laptop", "shell_line", "text"}
+BESIDE = {
+    "errors",
+    "kernel.inventory.find",
+    "kernel.inventory.problems",
+    "kernel.inventory.words",
+    "laptop",
+    "shell_line",
+    "text",
+}
 LOADED = """
 import sys, typer
 typers = set(sys.modules)
@@ -264,7 +272,7 @@ def test_what_needs_no_host_waits_for_no_library(argv: list[str], environment: d
         env={**os.environ, **complete, **environment},
     )
     loaded = set(done.stderr.splitlines()[-1].split()) - {"vllm_cluster", "vllm_cluster.cli"}
-    loaded -= {"vllm_cluster.core", "vllm_cluster.inventory"}
+    loaded -= {"vllm_cluster.core", "vllm_cluster.kernel.inventory"}
     ours = {f"vllm_cluster.cli.{name}" for name in AT_START}
     assert loaded == ours | {f"vllm_cluster.{name}" for name in BESIDE | more}
 

@@ -13,12 +13,12 @@ RAY = re.compile(r"(?<![a-z])ray(?![a-z])|Ray(?![a-z])|(?<![A-Z])RAY(?![A-Z])")
 # Where code names Ray.
 HOMES = ("kernel/backends/", "serving/node/backends/", "kernel/images/", "run/barrier.py")
 # What people write or read under that name: the inventory's key and its default, a column, a key of JSON.
-FOR_PEOPLE = {"cli/render/images.py", "core/image_use.py", "inventory/model.py", "kernel/versions.py"}
+FOR_PEOPLE = {"cli/render/images.py", "core/image_use.py", "kernel/inventory/model.py", "kernel/versions.py"}
 # Literals without a space that are not texts: names of files, variables, processes and packages that are Ray's.
 LITERALS = {
     "cli/serve.py": "the option's word",
     "translate/options.py": "options of earlier releases, as users paste them",
-    "inventory/model.py": "the key's word",
+    "kernel/inventory/model.py": "the key's word",
     "wire/order.py": "the name of a backend",
     "core/placement.py": "the name of a backend",
     "actions/explain.py": "the name of a log, as users see it",
@@ -29,7 +29,7 @@ LITERALS = {
     "cli/render/images.py": "the column",
     "core/log_lines.py": "the mark of lines, as users see it",
     "wire/status.py": "the key of an earlier version",
-    "inventory/container.py": "variables that users may not set; what reads an inventory imports no backend",
+    "kernel/inventory/container.py": "variables that users may not set; what reads an inventory imports no backend",
     "remote/image/inspect_image.py": "what runs in an image is one file",
     "remote/image/log_excerpt.py": "what runs in an image is one file",
     "remote/image/log_tail.py": "what runs in an image is one file",

@@ -13,8 +13,8 @@ import pytest
 from vllm_cluster.kernel import debug_log
 from vllm_cluster.kernel.clock import Deadline
 from vllm_cluster.kernel.errors import ConnectionLost
-from vllm_cluster.transport.base import Result, Target
-from vllm_cluster.transport.carrier import Carrier
+from vllm_cluster.kernel.transport.base import Result, Target
+from vllm_cluster.kernel.transport.carrier import Carrier
 
 TOKEN = "hf_abcdefghijklmnopqrstuvwxyz"
 

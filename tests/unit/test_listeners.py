@@ -9,7 +9,7 @@ from tests.support.modules import MODULES, PACKAGE, SANDBOX, nodes, room
 from tools import security
 from vllm_cluster.backends import ray
 from vllm_cluster.cli.verbs import VERBS
-from vllm_cluster.inventory.model import Ports
+from vllm_cluster.kernel.inventory.model import Ports
 from vllm_cluster.kernel.listeners import LISTENERS, LOOPBACK
 
 # Calls and bases by which a program listens, and what looks like one and does not.
@@ -17,7 +17,7 @@ LISTENS = {"bind", "listen", "create_server", "start_server", "create_datagram_e
 SERVERS = {"HTTPServer", "ThreadingHTTPServer", "TCPServer", "ThreadingTCPServer", "UDPServer"}
 OTHERS = {
     "remote/node/checker.py": "a socket in a folder of the node",
-    "transport/fabric/hop.py": "BindAddress of ssh_config: where a connection comes from",
+    "kernel/transport/fabric/hop.py": "BindAddress of ssh_config: where a connection comes from",
 }
 
 

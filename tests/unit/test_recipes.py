@@ -14,8 +14,8 @@ from tests.support.paths import ROOT
 from vllm_cluster.checks import codes, host
 from vllm_cluster.cli import verbs
 from vllm_cluster.core import spec
-from vllm_cluster.docker import container_body
-from vllm_cluster.inventory import model
+from vllm_cluster.kernel.docker import container_body
+from vllm_cluster.kernel.inventory import model
 
 PAGE = (ROOT / "CONTRIBUTING.md").read_text()
 
@@ -39,14 +39,14 @@ def entries(module: ModuleType, text: str, **names: object) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("module", "file"), [(model, "inventory/model.py"), (spec, "core/spec.py"), (host, "checks/host.py")]
+    ("module", "file"), [(model, "kernel/inventory/model.py"), (spec, "core/spec.py"), (host, "checks/host.py")]
 )
 def test_lines_of_a_module_run_in_it(module: ModuleType, file: str) -> None:
     assert run_in(module, added(f"vllm_cluster/{file}"))["memory"] is not vars(module).get("memory", ...)
 
 
 def test_a_setting_gets_to_docker() -> None:
-    line = added("vllm_cluster/docker/container_body.py")
+    line = added("vllm_cluster/kernel/docker/container_body.py")
     assert entries(container_body, line, spec=SimpleNamespace(memory=5)) == {"Memory": 5}
 
 

@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from ipaddress import ip_network
 
 from vllm_cluster.actions.assess import connect_all
-from vllm_cluster.facts.host_facts import HostFacts
-from vllm_cluster.inventory.model import Host, Inventory
-from vllm_cluster.inventory.problems import Problem, as_error, file_name
 from vllm_cluster.kernel.errors import HostError
 from vllm_cluster.kernel.events import Emit, Event
+from vllm_cluster.kernel.facts.host_facts import HostFacts
+from vllm_cluster.kernel.inventory.model import Host, Inventory
+from vllm_cluster.kernel.inventory.problems import Problem, as_error, file_name
 from vllm_cluster.run.observe import ask
 from vllm_cluster.run.runtime import SYSTEM, Runtime
 

@@ -13,7 +13,6 @@ from typing import Any
 from vllm_cluster.actions.head import at_head, read_key, ready
 from vllm_cluster.actions.tunnel import address_of, answers, no_passage
 from vllm_cluster.core.answer import ModelReply, Piece, body, fields_of
-from vllm_cluster.inventory.model import Inventory
 from vllm_cluster.kernel.errors import (
     ConnectionLost,
     HostError,
@@ -23,6 +22,7 @@ from vllm_cluster.kernel.errors import (
     UsageError,
     VclusterError,
 )
+from vllm_cluster.kernel.inventory.model import Inventory
 from vllm_cluster.run.api_client import Broken, Refused, Silent, get, model_names, post
 from vllm_cluster.run.connection import HostConnection
 from vllm_cluster.run.history import command_named

@@ -21,9 +21,9 @@ from vllm_cluster.core.plan import (
     StartNode,
 )
 from vllm_cluster.core.spec import node_name
-from vllm_cluster.inventory.model import Inventory
 from vllm_cluster.kernel.errors import HostError, Interrupted, PreflightFailed, Replaced, VclusterError
 from vllm_cluster.kernel.events import Emit, Event, waiting
+from vllm_cluster.kernel.inventory.model import Inventory
 from vllm_cluster.kernel.shell_line import command_line
 from vllm_cluster.kernel.text import by_hosts
 from vllm_cluster.run.barrier import refuse_failing

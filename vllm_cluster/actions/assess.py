@@ -16,11 +16,11 @@ from vllm_cluster.core.kept import kept_secrets
 from vllm_cluster.core.members import NONE_NAMED, Named
 from vllm_cluster.core.plan import Plan
 from vllm_cluster.core.spec import ContainerSpec
-from vllm_cluster.facts.host_facts import HostFacts
-from vllm_cluster.inventory.model import Inventory
-from vllm_cluster.inventory.words import nearest
 from vllm_cluster.kernel.errors import InventoryError, PreflightFailed, UsageError, VclusterError, combine
 from vllm_cluster.kernel.events import Emit, Event
+from vllm_cluster.kernel.facts.host_facts import HostFacts
+from vllm_cluster.kernel.inventory.model import Inventory
+from vllm_cluster.kernel.inventory.words import nearest
 from vllm_cluster.kernel.text import by_hosts, count
 from vllm_cluster.run.connection import Fleet
 from vllm_cluster.run.host_images import with_contents

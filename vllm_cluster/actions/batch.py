@@ -10,9 +10,9 @@ from vllm_cluster.actions.ask import open_api
 from vllm_cluster.batch.files import BatchFiles, BatchResult, Work
 from vllm_cluster.batch.lines import MAX_ROW, PATHS, BatchProblem, InUse
 from vllm_cluster.batch.progress import Progress
-from vllm_cluster.inventory.model import Inventory
 from vllm_cluster.kernel.errors import HostError, Interrupted, Locked, UsageError, VclusterError
 from vllm_cluster.kernel.events import Emit, Event
+from vllm_cluster.kernel.inventory.model import Inventory
 from vllm_cluster.kernel.laptop import whoami
 from vllm_cluster.kernel.text import age, count
 from vllm_cluster.kernel.text import size as readable_size

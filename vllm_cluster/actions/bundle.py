@@ -26,13 +26,13 @@ from vllm_cluster.core.kept import kept_secrets, secret_ids
 from vllm_cluster.core.spec import LABEL, SPEC, stored_spec
 from vllm_cluster.explain.diagnosis import diagnose
 from vllm_cluster.explain.scan import scan
-from vllm_cluster.facts.docker_objects import Image
-from vllm_cluster.facts.host_facts import HostFacts
-from vllm_cluster.facts.values import items, mapping
-from vllm_cluster.inventory.model import Inventory
 from vllm_cluster.kernel.debug_log import inventory_key, kept
 from vllm_cluster.kernel.errors import UsageError, VclusterError
 from vllm_cluster.kernel.events import Emit, Event
+from vllm_cluster.kernel.facts.docker_objects import Image
+from vllm_cluster.kernel.facts.host_facts import HostFacts
+from vllm_cluster.kernel.facts.values import items, mapping
+from vllm_cluster.kernel.inventory.model import Inventory
 from vllm_cluster.kernel.laptop import cache_folder
 from vllm_cluster.kernel.text import REDACTED, count, looks_random, redact, redactor
 from vllm_cluster.run.connection import Fleet, HostConnection

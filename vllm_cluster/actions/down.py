@@ -17,11 +17,11 @@ from vllm_cluster.core.kept import kept_secrets
 from vllm_cluster.core.members import former, record_of
 from vllm_cluster.core.pull import container_name
 from vllm_cluster.core.spec import CLUSTER, ROLE, node_name
-from vllm_cluster.facts.docker_objects import Container
-from vllm_cluster.facts.host_facts import HostFacts
-from vllm_cluster.inventory.model import Inventory
 from vllm_cluster.kernel.errors import FleetError, HostError, LeftAlone, VclusterError, combine
 from vllm_cluster.kernel.events import Emit, Event, waiting
+from vllm_cluster.kernel.facts.docker_objects import Container
+from vllm_cluster.kernel.facts.host_facts import HostFacts
+from vllm_cluster.kernel.inventory.model import Inventory
 from vllm_cluster.kernel.text import count
 from vllm_cluster.run.connection import Fleet, HostConnection
 from vllm_cluster.run.lease import Lease, in_order

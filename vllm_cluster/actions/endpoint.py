@@ -9,10 +9,10 @@ from pathlib import Path
 
 from vllm_cluster.actions.head import at_head, read_key, ready
 from vllm_cluster.actions.tunnel import is_free, tunnel
-from vllm_cluster.inventory.model import Inventory
 from vllm_cluster.kernel import debug_log
 from vllm_cluster.kernel.errors import PreflightFailed, VclusterError
 from vllm_cluster.kernel.events import Emit
+from vllm_cluster.kernel.inventory.model import Inventory
 from vllm_cluster.kernel.text import host_port
 from vllm_cluster.run.api_client import Broken, get, model_names
 from vllm_cluster.run.detached import Detached, State

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
-from vllm_cluster.inventory.model import Inventory
 from vllm_cluster.kernel.errors import UsageError, VclusterError
+from vllm_cluster.kernel.inventory.model import Inventory
 from vllm_cluster.run.connection import Fleet, HostConnection, ssh_line
 from vllm_cluster.run.node_exec import NodeCommand
 from vllm_cluster.run.node_handle import open_node

@@ -7,12 +7,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from vllm_cluster.inventory.find import INIT
-from vllm_cluster.inventory.load import load_text
-from vllm_cluster.inventory.template import HostSeed, render
 from vllm_cluster.kernel.errors import InventoryError, UsageError
+from vllm_cluster.kernel.inventory.find import INIT
+from vllm_cluster.kernel.inventory.load import load_text
+from vllm_cluster.kernel.inventory.template import HostSeed, render
 from vllm_cluster.kernel.laptop import meaning, naming
-from vllm_cluster.transport.ssh_config import hosts_matching
+from vllm_cluster.kernel.transport.ssh_config import hosts_matching
 
 # As many characters as `cluster` may have.
 MAX_NAME = 32

@@ -19,11 +19,11 @@ from vllm_cluster.core.cached_model import cache_place
 from vllm_cluster.core.placement import Cluster, choose_layout, place
 from vllm_cluster.core.repeats import without_repeats
 from vllm_cluster.core.spec import node_name
-from vllm_cluster.facts.host_facts import HostFacts
-from vllm_cluster.inventory.model import Inventory
-from vllm_cluster.inventory.words import nearest
 from vllm_cluster.kernel.errors import PreflightFailed, UsageError
 from vllm_cluster.kernel.events import Emit, Event, warn_once
+from vllm_cluster.kernel.facts.host_facts import HostFacts
+from vllm_cluster.kernel.inventory.model import Inventory
+from vllm_cluster.kernel.inventory.words import nearest
 from vllm_cluster.kernel.shell_line import command_line, listener_line
 from vllm_cluster.kernel.text import printable, redact
 from vllm_cluster.run.connection import Fleet

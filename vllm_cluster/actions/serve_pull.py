@@ -11,10 +11,10 @@ from vllm_cluster.actions.pull import bring_everywhere
 from vllm_cluster.actions.pull_hosts import PullHosts, on_hosts, statuses
 from vllm_cluster.actions.pull_known import find_model
 from vllm_cluster.actions.pull_plan import WantedModel, ensure_room, plan_for
-from vllm_cluster.facts.host_facts import HostFacts
-from vllm_cluster.inventory.model import Inventory
 from vllm_cluster.kernel.errors import HostError, PreflightFailed
 from vllm_cluster.kernel.events import Emit, Event
+from vllm_cluster.kernel.facts.host_facts import HostFacts
+from vllm_cluster.kernel.inventory.model import Inventory
 from vllm_cluster.kernel.text import size
 from vllm_cluster.run.connection import Fleet
 

@@ -8,7 +8,6 @@ from contextlib import contextmanager
 from typing import NoReturn
 
 from vllm_cluster.actions.head import at_head, read_key
-from vllm_cluster.inventory.model import Inventory
 from vllm_cluster.kernel.errors import (
     AuthenticationFailed,
     ConnectionLost,
@@ -19,6 +18,7 @@ from vllm_cluster.kernel.errors import (
     VclusterError,
 )
 from vllm_cluster.kernel.events import Emit, Event
+from vllm_cluster.kernel.inventory.model import Inventory
 from vllm_cluster.kernel.listeners import LOOPBACK
 from vllm_cluster.run.connection import HostConnection
 from vllm_cluster.run.node_handle import NodeHandle

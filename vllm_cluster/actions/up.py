@@ -30,10 +30,10 @@ from vllm_cluster.core.plan import (
     RestartNode,
     StartNode,
 )
-from vllm_cluster.facts.host_facts import HostFacts
-from vllm_cluster.inventory.model import Inventory
 from vllm_cluster.kernel.errors import NodesNotJoined, VclusterError
 from vllm_cluster.kernel.events import Emit, Event, Kind, waiting, warn_once
+from vllm_cluster.kernel.facts.host_facts import HostFacts
+from vllm_cluster.kernel.inventory.model import Inventory
 from vllm_cluster.kernel.text import by_hosts, count
 from vllm_cluster.run.barrier import await_gpus
 from vllm_cluster.run.connection import Fleet

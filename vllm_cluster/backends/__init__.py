@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 from vllm_cluster.backends import mp, ray
 from vllm_cluster.backends.seam import Backend
-from vllm_cluster.inventory.model import Inventory
+from vllm_cluster.kernel.inventory.model import Inventory
 from vllm_cluster.wire.status import BackendName
 
 BACKENDS: Mapping[BackendName, Backend] = {"ray": ray, "mp": mp}

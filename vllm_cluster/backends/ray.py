@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 
 from vllm_cluster.backends import vllm
 from vllm_cluster.backends.seam import Chosen, Degrees, Role
-from vllm_cluster.inventory.model import Inventory, Ports
 from vllm_cluster.kernel.errors import UsageError
+from vllm_cluster.kernel.inventory.model import Inventory, Ports
 from vllm_cluster.kernel.listeners import LOOPBACK
 from vllm_cluster.kernel.text import host_port
 from vllm_cluster.wire.order import Part

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
-from vllm_cluster.inventory.model import Inventory, Ports
+from vllm_cluster.kernel.inventory.model import Inventory, Ports
 from vllm_cluster.wire.order import Part
 
 Role = Literal["head", "worker"]

@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping
 
 from vllm_cluster.checks.finding import Finding
 from vllm_cluster.core.members import former, record_of
-from vllm_cluster.facts.host_facts import HostFacts
-from vllm_cluster.inventory.model import Inventory
+from vllm_cluster.kernel.facts.host_facts import HostFacts
+from vllm_cluster.kernel.inventory.model import Inventory
 from vllm_cluster.kernel.shell_line import command_line
 
 

@@ -8,8 +8,8 @@ from vllm_cluster.checks.finding import Finding, Severity, each_host, has_node, 
 from vllm_cluster.core import gpus
 from vllm_cluster.core.adapters import left_out
 from vllm_cluster.core.desired import hcas
-from vllm_cluster.facts.host_facts import HostFacts
-from vllm_cluster.inventory.model import Host, Inventory
+from vllm_cluster.kernel.facts.host_facts import HostFacts
+from vllm_cluster.kernel.inventory.model import Host, Inventory
 
 
 @each_host

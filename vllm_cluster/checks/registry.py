@@ -9,8 +9,8 @@ from vllm_cluster.checks import docker, gpus, host, image, members, model_cache,
 from vllm_cluster.checks.docker import engine_problem
 from vllm_cluster.checks.finding import Check, Finding
 from vllm_cluster.core.desired import hcas
-from vllm_cluster.facts.host_facts import HostFacts
-from vllm_cluster.inventory.model import Inventory
+from vllm_cluster.kernel.facts.host_facts import HostFacts
+from vllm_cluster.kernel.inventory.model import Inventory
 
 __all__ = ["Finding", "check_all", "engine_problem", "preflight", "unseen"]
 

@@ -13,8 +13,8 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any, Protocol
 
-from vllm_cluster.inventory.find import MAX_BYTES, find
 from vllm_cluster.kernel.errors import VclusterError
+from vllm_cluster.kernel.inventory.find import MAX_BYTES, find
 from vllm_cluster.kernel.laptop import cache_folder, here, write_whole
 
 MAX_MODELS = 20

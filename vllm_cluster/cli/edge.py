@@ -157,7 +157,7 @@ def _crash_log() -> str | None:
 
 def with_inventory(text: str, inventory: Path | None) -> str:
     """The text, in which other verbs have this call's inventory."""
-    from vllm_cluster.inventory.find import inventory_words
+    from vllm_cluster.kernel.inventory.find import inventory_words
 
     if not (named := inventory_words(inventory)):
         return text

@@ -25,7 +25,7 @@ from vllm_cluster.kernel.text import printable
 
 if TYPE_CHECKING:
     from vllm_cluster.actions.exec import NodeCommand
-    from vllm_cluster.inventory.model import Inventory
+    from vllm_cluster.kernel.inventory.model import Inventory
 
 Host = Annotated[str | None, typer.Argument(metavar="HOST", help="A host.", autocompletion=complete_hosts)]
 Command = Annotated[list[str] | None, typer.Argument(metavar="-- COMMAND", help="What to run. Default: a shell.")]
@@ -80,7 +80,7 @@ def _ensure_one_place(host: str | None, command: Sequence[str], *, head: bool, e
 
 def _no_host(word: str, command: Sequence[str], hosts: tuple[str, ...]) -> UsageError:
     """The error of a host that is not there: it is misspelt, or it was left out."""
-    from vllm_cluster.inventory.words import like, nearest
+    from vllm_cluster.kernel.inventory.words import like, nearest
 
     # What is like no host's name is a command whose host was left out.
     is_command = not command and not any(like(word, host) for host in hosts)

@@ -45,7 +45,7 @@ def init(
 ) -> None:
     """Write a commented inventory, or print its JSON Schema."""
     if schema:
-        from vllm_cluster.inventory.schema import json_schema
+        from vllm_cluster.kernel.inventory.schema import json_schema
 
         document(json_schema(), indent=2)
         return

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from vllm_cluster.kernel.shell_line import QUOTED, shell_line
 
 if TYPE_CHECKING:
-    from vllm_cluster.inventory.model import Inventory
+    from vllm_cluster.kernel.inventory.model import Inventory
 
 _HOST = re.compile(r"[\w.-]+")
 _ON = re.compile(r"on ([^:]+): (.+)")
@@ -62,8 +62,8 @@ def _on(name: str, command: str, hosts: Mapping[str, Sequence[str]]) -> str:
 
 def ssh_words(inventory: Inventory) -> dict[str, list[str]]:
     """What follows `ssh` for each host that SSH leads to: options as in the inventory, and the destination."""
+    from vllm_cluster.kernel.transport.ssh_config import ssh_options
     from vllm_cluster.run.connection import ssh_target
-    from vllm_cluster.transport.ssh_config import ssh_options
 
     targets = {
         name: ssh_target(inventory, host) for name, host in inventory.hosts.items() if host.destination != "local"

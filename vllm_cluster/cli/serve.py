@@ -13,7 +13,7 @@ from vllm_cluster.cli.session import Session
 
 if TYPE_CHECKING:
     from vllm_cluster.actions.ask_head import Endpoint
-    from vllm_cluster.inventory.model import Inventory
+    from vllm_cluster.kernel.inventory.model import Inventory
     from vllm_cluster.wire.order import Deployment
 
 Tp = Annotated[
@@ -161,7 +161,7 @@ def _served(
     """Where the model answers, once it does; what is `translated` may get another layout, by consent."""
     from vllm_cluster.actions.serve import serve as serve_action
     from vllm_cluster.actions.serve_from import fit_by
-    from vllm_cluster.transport.forward import listener
+    from vllm_cluster.kernel.transport.forward import listener
 
     if tunnel:
         # Else a port in use would be an error after minutes of loading.

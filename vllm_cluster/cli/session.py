@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING, NoReturn
 
 from vllm_cluster.cli import edge
 from vllm_cluster.cli.render import output
-from vllm_cluster.inventory.find import read
 from vllm_cluster.kernel.errors import Aborted, Interrupted, VclusterError
+from vllm_cluster.kernel.inventory.find import read
 from vllm_cluster.kernel.laptop import cache_folder, here
 from vllm_cluster.kernel.text import printable
 
 if TYPE_CHECKING:
-    from vllm_cluster.inventory.model import Inventory
     from vllm_cluster.kernel.events import Event
+    from vllm_cluster.kernel.inventory.model import Inventory
 
 
 @dataclass
@@ -56,7 +56,7 @@ class Session:
     def load(self) -> Inventory:
         """The inventory that was named, or the one found here."""
         path, raw = read(self._path, stdin=sys.stdin)
-        from vllm_cluster.inventory.load import load_text
+        from vllm_cluster.kernel.inventory.load import load_text
 
         self._inventory = load_text(raw, path=path, cwd=None if path else here())
         self._open_log(self._inventory)

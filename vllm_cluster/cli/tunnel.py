@@ -10,8 +10,8 @@ from vllm_cluster.cli.session import Session
 from vllm_cluster.kernel.errors import VclusterError
 
 if TYPE_CHECKING:
-    from vllm_cluster.inventory.model import Inventory
     from vllm_cluster.kernel.events import Event
+    from vllm_cluster.kernel.inventory.model import Inventory
 
 
 def keep_open(session: Session, inventory: Inventory, port: int) -> None:
@@ -43,7 +43,7 @@ def hold(session: Session, inventory: Inventory, port: int | None) -> None:
 
 def _latest(inventory: Inventory) -> Callable[[], Inventory]:
     """The inventory as it is now; as it was, while it is being written."""
-    from vllm_cluster.inventory.load import load_text
+    from vllm_cluster.kernel.inventory.load import load_text
 
     path = inventory.path
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from vllm_cluster.facts.host_facts import Gpu, Hca, HostFacts
-from vllm_cluster.inventory.model import Host
+from vllm_cluster.kernel.facts.host_facts import Gpu, Hca, HostFacts
+from vllm_cluster.kernel.inventory.model import Host
 
 INFINIBAND, ETHERNET = "InfiniBand", "Ethernet"
 # An IPv4 address as a GID writes it.

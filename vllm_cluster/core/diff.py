@@ -27,7 +27,7 @@ from vllm_cluster.core.plan import (
     StartNode,
 )
 from vllm_cluster.core.spec import BASE_IMAGE, ID, NO_SECRETS, VERSION, ContainerSpec, FieldChange, compare, stored_spec
-from vllm_cluster.facts.host_facts import HostFacts
+from vllm_cluster.kernel.facts.host_facts import HostFacts
 
 LEFT = "the host left the inventory"
 

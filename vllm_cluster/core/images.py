@@ -14,8 +14,8 @@ from itertools import takewhile
 
 from vllm_cluster.core.identity import node_of
 from vllm_cluster.core.spec import BASE_IMAGE
-from vllm_cluster.facts.docker_objects import Image, ImageInfo
-from vllm_cluster.facts.host_facts import HostFacts
+from vllm_cluster.kernel.facts.docker_objects import Image, ImageInfo
+from vllm_cluster.kernel.facts.host_facts import HostFacts
 
 NODE_IMAGE_REPOSITORY = "vcluster-node"
 

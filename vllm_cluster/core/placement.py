@@ -8,8 +8,8 @@ from functools import partial
 
 from vllm_cluster.backends import BACKENDS, vllm
 from vllm_cluster.backends.seam import Chosen, Degrees
-from vllm_cluster.inventory.model import Inventory
 from vllm_cluster.kernel.errors import UsageError
+from vllm_cluster.kernel.inventory.model import Inventory
 from vllm_cluster.kernel.shell_line import shell_line
 from vllm_cluster.kernel.text import redact
 from vllm_cluster.wire.order import (

@@ -206,7 +206,7 @@ LISTENERS = (
         ("`--port`", "with `--tunnel` alone that of `ports.api`", f"else {CHOSEN}"),
         _USERS,
         "the API key; SSH from here to the head",
-        ("transport/forward.py", "actions/tunnel.py"),
+        ("kernel/transport/forward.py", "actions/tunnel.py"),
     ),
     Listener(
         "the page of the dashboard",

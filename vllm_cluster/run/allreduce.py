@@ -16,12 +16,12 @@ from vllm_cluster.core.desired import Inputs, desired, gpu_count, hcas
 from vllm_cluster.core.identity import cluster_id, without_lease
 from vllm_cluster.core.images import find_image, node_image_name
 from vllm_cluster.core.spec import ContainerSpec
-from vllm_cluster.docker.temporary import TemporaryContainer
-from vllm_cluster.facts.host_facts import HostFacts
-from vllm_cluster.inventory.model import Inventory
 from vllm_cluster.kernel.clock import Clock, Deadline
+from vllm_cluster.kernel.docker.temporary import TemporaryContainer
 from vllm_cluster.kernel.errors import HostError, VclusterError
 from vllm_cluster.kernel.events import Emit, Event
+from vllm_cluster.kernel.facts.host_facts import HostFacts
+from vllm_cluster.kernel.inventory.model import Inventory
 from vllm_cluster.run.connection import Fleet, HostConnection
 from vllm_cluster.run.program import RunningProgram, python
 from vllm_cluster.run.program import start as start_program

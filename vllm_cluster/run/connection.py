@@ -11,17 +11,17 @@ from concurrent.futures import Future
 from contextlib import suppress
 from typing import Literal, TypeVar
 
-from vllm_cluster.docker.client import DIAL, DockerApi
-from vllm_cluster.inventory.load import duplicates_by_resolution
-from vllm_cluster.inventory.model import Host, Inventory
 from vllm_cluster.kernel.clock import Deadline
+from vllm_cluster.kernel.docker.client import DIAL, DockerApi
 from vllm_cluster.kernel.errors import VclusterError, combine
+from vllm_cluster.kernel.inventory.load import duplicates_by_resolution
+from vllm_cluster.kernel.inventory.model import Host, Inventory
+from vllm_cluster.kernel.transport import locate
+from vllm_cluster.kernel.transport.base import Stream, Target, Transport
+from vllm_cluster.kernel.transport.jumps import Jumps
+from vllm_cluster.kernel.transport.ssh_answers import SshAnswers
+from vllm_cluster.kernel.transport.ssh_config import SshEndpoint, ensure_safe_names, ssh_options
 from vllm_cluster.run.runtime import SYSTEM, Runtime
-from vllm_cluster.transport import locate
-from vllm_cluster.transport.base import Stream, Target, Transport
-from vllm_cluster.transport.jumps import Jumps
-from vllm_cluster.transport.ssh_answers import SshAnswers
-from vllm_cluster.transport.ssh_config import SshEndpoint, ensure_safe_names, ssh_options
 
 # sshd takes about ten new connections at a time (MaxStartups); a laptop's file table has its end too.
 WORKERS = 32

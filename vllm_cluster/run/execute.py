@@ -39,11 +39,11 @@ from vllm_cluster.core.spec import (
     node_name,
     user_numbers,
 )
-from vllm_cluster.docker.client import DockerApi
-from vllm_cluster.docker.container_body import node_body
-from vllm_cluster.docker.temporary import TemporaryContainer
 from vllm_cluster.images import wheels
 from vllm_cluster.images.contents import OPTIONS, ImageContents, parse
+from vllm_cluster.kernel.docker.client import DockerApi
+from vllm_cluster.kernel.docker.container_body import node_body
+from vllm_cluster.kernel.docker.temporary import TemporaryContainer
 from vllm_cluster.kernel.errors import CommandFailed, HostError, VclusterError, combine
 from vllm_cluster.kernel.events import Emit, Event
 from vllm_cluster.run.barrier import await_gpus, await_head, ensure_same_image, members_at

@@ -10,7 +10,7 @@ from typing import Any
 
 from vllm_cluster.core.identity import Owner
 from vllm_cluster.core.images import Content
-from vllm_cluster.docker.temporary import TemporaryContainer
+from vllm_cluster.kernel.docker.temporary import TemporaryContainer
 from vllm_cluster.kernel.errors import HostError
 from vllm_cluster.run.connection import HostConnection
 from vllm_cluster.run.node_program import importable

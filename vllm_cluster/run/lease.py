@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from datetime import datetime
 from importlib.resources import files
 
-from vllm_cluster.facts.host_facts import HostFacts
 from vllm_cluster.kernel.errors import (
     CommandFailed,
     ConnectionLost,
@@ -20,11 +19,12 @@ from vllm_cluster.kernel.errors import (
     VclusterError,
     combine,
 )
+from vllm_cluster.kernel.facts.host_facts import HostFacts
 from vllm_cluster.kernel.laptop import whoami
 from vllm_cluster.kernel.shell_line import command_line
+from vllm_cluster.kernel.transport.base import Stream
 from vllm_cluster.run.connection import WORKERS, Fleet, HostConnection
 from vllm_cluster.run.runtime import Repeated, Runtime
-from vllm_cluster.transport.base import Stream
 
 # Without a heartbeat for this long a host gives the lease up.
 TIME_TO_LIVE = 15

@@ -12,10 +12,10 @@ from typing import Annotated
 
 from vllm_cluster.core.log_lines import GROUP, SECOND, VLLM, Line, LogRequest, copied_from, is_poll, split_source
 from vllm_cluster.core.rank_names import RankNames
-from vllm_cluster.docker.log_frames import LogFrames, OutputFrames, Position, StampedLine, Stamps
-from vllm_cluster.inventory.model import Inventory
+from vllm_cluster.kernel.docker.log_frames import LogFrames, OutputFrames, Position, StampedLine, Stamps
 from vllm_cluster.kernel.errors import CommandFailed, ConnectionLost, HostError, TimedOut, Unreachable, VclusterError
 from vllm_cluster.kernel.events import Emit, Event
+from vllm_cluster.kernel.inventory.model import Inventory
 from vllm_cluster.kernel.text import age
 from vllm_cluster.run.connection import HostConnection
 from vllm_cluster.run.log_merge import LogMerge

@@ -24,14 +24,14 @@ from vllm_cluster.core.members import (
 from vllm_cluster.core.placement import Cluster, Followed, carried, follow
 from vllm_cluster.core.plan import MoveHead, RecordMembers
 from vllm_cluster.core.spec import CLUSTER, ID, ContainerSpec, Mount, node_name
-from vllm_cluster.docker.client import DockerApi
-from vllm_cluster.docker.container_body import volume_writer_body
-from vllm_cluster.docker.temporary import temporary_container
-from vllm_cluster.facts.host_facts import HostFacts
-from vllm_cluster.inventory.model import Inventory
-from vllm_cluster.inventory.words import nearest
+from vllm_cluster.kernel.docker.client import DockerApi
+from vllm_cluster.kernel.docker.container_body import volume_writer_body
+from vllm_cluster.kernel.docker.temporary import temporary_container
 from vllm_cluster.kernel.errors import HostError, LeftAlone, UsageError, VclusterError
 from vllm_cluster.kernel.events import Emit, Event
+from vllm_cluster.kernel.facts.host_facts import HostFacts
+from vllm_cluster.kernel.inventory.model import Inventory
+from vllm_cluster.kernel.inventory.words import nearest
 from vllm_cluster.kernel.shell_line import command_line
 from vllm_cluster.run.connection import Fleet, HostConnection
 from vllm_cluster.run.history import AUDIT_FILE

@@ -6,8 +6,8 @@ import contextlib
 import threading
 from collections.abc import Callable, Mapping, Sequence
 
-from vllm_cluster.docker.log_frames import OutputFrames
-from vllm_cluster.docker.streams import RunningExec
+from vllm_cluster.kernel.docker.log_frames import OutputFrames
+from vllm_cluster.kernel.docker.streams import RunningExec
 from vllm_cluster.kernel.errors import CommandFailed, HostError
 from vllm_cluster.kernel.shell_line import command_line
 from vllm_cluster.run.node_handle import NodeHandle

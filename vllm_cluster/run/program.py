@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from importlib.resources import files
 from typing import Any
 
-from vllm_cluster.docker.temporary import TemporaryContainer, temporary_name
 from vllm_cluster.kernel.clock import Deadline
+from vllm_cluster.kernel.docker.temporary import TemporaryContainer, temporary_name
 from vllm_cluster.kernel.errors import CommandFailed, ConnectionLost, HostError, TimedOut
+from vllm_cluster.kernel.transport.base import Stream
 from vllm_cluster.run.connection import HostConnection
-from vllm_cluster.transport.base import Stream
 from vllm_cluster.wire.reading import bounded
 
 MAX_LINE = 64 << 10

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from vllm_cluster.transport.forward import Away, LoopbackForward, Pipe, SocketPipe
+from vllm_cluster.kernel.transport.forward import Away, LoopbackForward, Pipe, SocketPipe
 
 DIAL_SECONDS = 5.0
 

@@ -14,15 +14,15 @@ from secrets import token_hex
 from typing import Any, Protocol
 
 from vllm_cluster.core.members import Way
-from vllm_cluster.docker.client import DockerApi
 from vllm_cluster.kernel.clock import SYSTEM_CLOCK, Clock, Deadline
+from vllm_cluster.kernel.docker.client import DockerApi
 from vllm_cluster.kernel.errors import UsageError
 from vllm_cluster.kernel.laptop import cache_folder, write_whole
+from vllm_cluster.kernel.transport import Kind, make
+from vllm_cluster.kernel.transport.base import Target, Transport
+from vllm_cluster.kernel.transport.jumps import Jumps
+from vllm_cluster.kernel.transport.ssh_config import SshEndpoint
 from vllm_cluster.run.secrets import secret_id as hash_secret
-from vllm_cluster.transport import Kind, make
-from vllm_cluster.transport.base import Target, Transport
-from vllm_cluster.transport.jumps import Jumps
-from vllm_cluster.transport.ssh_config import SshEndpoint
 
 
 class Visited:

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 
 from vllm_cluster.backends import TOKEN
 from vllm_cluster.core.desired import VARIABLE
-from vllm_cluster.inventory.model import Inventory, SecretRef
-from vllm_cluster.inventory.problems import file_name
-from vllm_cluster.inventory.secrets import read_secret
 from vllm_cluster.kernel.errors import InventoryError
+from vllm_cluster.kernel.inventory.model import Inventory, SecretRef
+from vllm_cluster.kernel.inventory.problems import file_name
+from vllm_cluster.kernel.inventory.secrets import read_secret
 from vllm_cluster.kernel.laptop import here
 
 if TYPE_CHECKING:

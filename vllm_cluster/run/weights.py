@@ -21,10 +21,10 @@ from vllm_cluster.core.pull import (
     container_spec,
 )
 from vllm_cluster.core.spec import CLUSTER
-from vllm_cluster.docker.container_body import node_body
-from vllm_cluster.facts.host_facts import HostFacts
-from vllm_cluster.inventory.model import Inventory
+from vllm_cluster.kernel.docker.container_body import node_body
 from vllm_cluster.kernel.errors import CommandFailed
+from vllm_cluster.kernel.facts.host_facts import HostFacts
+from vllm_cluster.kernel.inventory.model import Inventory
 from vllm_cluster.kernel.text import printable
 from vllm_cluster.run.connection import HostConnection
 from vllm_cluster.run.model_cache import image_id

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from vllm_cluster.inventory.document import Document
-from vllm_cluster.inventory.problems import Loc
+from vllm_cluster.kernel.inventory.document import Document
+from vllm_cluster.kernel.inventory.problems import Loc
 from vllm_cluster.translate.found import ServeWords, in_command
 from vllm_cluster.translate.shell import filled, words_of
 from vllm_cluster.translate.words import ShellWord

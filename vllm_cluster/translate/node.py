@@ -6,10 +6,10 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from vllm_cluster.inventory.document import Document
-from vllm_cluster.inventory.problems import Loc, key_of
-from vllm_cluster.inventory.words import shown
 from vllm_cluster.kernel.errors import UsageError
+from vllm_cluster.kernel.inventory.document import Document
+from vllm_cluster.kernel.inventory.problems import Loc, key_of
+from vllm_cluster.kernel.inventory.words import shown
 from vllm_cluster.translate.words import ShellWord
 
 _OPTION = re.compile(r"--?[A-Za-z][\w.-]*\s")

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from vllm_cluster.backends import switches, vllm
-from vllm_cluster.inventory.container import steered_by
 from vllm_cluster.kernel.errors import UsageError
+from vllm_cluster.kernel.inventory.container import steered_by
 from vllm_cluster.kernel.text import count, printable, redact
 from vllm_cluster.translate.found import ServeWords
 from vllm_cluster.translate.words import ShellWord, shown

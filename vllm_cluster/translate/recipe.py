@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from vllm_cluster.inventory.words import nearest
 from vllm_cluster.kernel.errors import UsageError
+from vllm_cluster.kernel.inventory.words import nearest
 from vllm_cluster.kernel.text import count, printable
 from vllm_cluster.translate.found import ServeWords
 from vllm_cluster.translate.node import YamlNode

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 
-from vllm_cluster.inventory.document import Document, parse
-from vllm_cluster.inventory.problems import Problem, key_of
 from vllm_cluster.kernel.errors import UsageError
+from vllm_cluster.kernel.inventory.document import Document, parse
+from vllm_cluster.kernel.inventory.problems import Problem, key_of
 from vllm_cluster.kernel.shell_line import command_line
 from vllm_cluster.translate.compose import in_compose
 from vllm_cluster.translate.found import ServeWords, in_shell

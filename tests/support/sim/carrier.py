@@ -16,11 +16,11 @@ from tests.support.sim.faults import Fault, Killed, StillWaiting
 from tests.support.sim.world import Lock, Picture, World
 from vllm_cluster.kernel.clock import Deadline
 from vllm_cluster.kernel.errors import ConnectionLost, TimedOut, Unreachable
+from vllm_cluster.kernel.transport.base import Forward, Result, Stream, Target
 from vllm_cluster.run import image_carrier
-from vllm_cluster.transport.base import Forward, Result, Stream, Target
 
-FACTS = files("vllm_cluster.remote.host").joinpath("facts.sh").read_bytes()
-DETAILS = files("vllm_cluster.remote.host").joinpath("details.sh").read_bytes()
+FACTS = files("vllm_cluster.kernel.facts").joinpath("facts.sh").read_bytes()
+DETAILS = files("vllm_cluster.kernel.facts").joinpath("details.sh").read_bytes()
 MODELS = files("vllm_cluster.remote.host").joinpath("models.sh").read_bytes()
 LEASE = files("vllm_cluster.remote.host").joinpath("lease.sh").read_text()
 FENCED = files("vllm_cluster.remote.host").joinpath("lease_stream.sh").read_text()

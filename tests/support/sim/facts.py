@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from tests.support.paths import ROOT
 from tests.support.sim.life import NODE_PROGRAM, role
 from tests.support.sim.world import Machine, World
-from vllm_cluster.facts.models import END
+from vllm_cluster.kernel.models.listed import END
 
 RECORDED = ROOT / "tests" / "fixtures" / "facts" / "sandbox-host.txt"
 REFUSALS = {

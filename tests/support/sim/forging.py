@@ -21,7 +21,7 @@ from tests.support.sim.carrier import FakeTransport
 from tests.support.sim.engine import Answer, FakeEngine, Request
 from tests.support.sim.programs import Program
 from vllm_cluster.kernel.clock import Deadline
-from vllm_cluster.transport.base import Result
+from vllm_cluster.kernel.transport.base import Result
 
 # What a shell would do with them, or a terminal, a path, a program's options, a table.
 WORDS = (

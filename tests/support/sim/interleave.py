@@ -12,9 +12,9 @@ from tests.support.sim import lab
 from tests.support.sim.faults import Call, Script
 from tests.support.sim.lab import Outcome, Verb
 from tests.support.sim.world import World
-from vllm_cluster.inventory.model import Inventory
 from vllm_cluster.kernel.errors import VclusterError
 from vllm_cluster.kernel.events import Event
+from vllm_cluster.kernel.inventory.model import Inventory
 
 MAX_TURNS = 20_000
 

@@ -11,7 +11,7 @@ from vllm_cluster.backends import joining
 from vllm_cluster.core.images import node_image_name
 from vllm_cluster.core.kept import secret_ids
 from vllm_cluster.core.spec import BASE_IMAGE, secrets_volume
-from vllm_cluster.inventory.model import Inventory
+from vllm_cluster.kernel.inventory.model import Inventory
 
 
 def converged(world: World, inventory: Inventory) -> None:

@@ -33,14 +33,14 @@ from vllm_cluster.kernel.clock import Deadline
 from vllm_cluster.kernel.errors import ConnectionLost, HostError, Interrupted, NodeMissing
 from vllm_cluster.kernel.events import Event
 from vllm_cluster.kernel.laptop import whoami
+from vllm_cluster.kernel.transport.base import Target
+from vllm_cluster.kernel.transport.local import LocalTransport
 from vllm_cluster.remote.image.batch_job import PIECE, Folder
 from vllm_cluster.run import head_job
 from vllm_cluster.run.batch_replies import LINE
 from vllm_cluster.run.head_job import HeadJob
 from vllm_cluster.run.program import RemoteProgram, RunningProgram, python
 from vllm_cluster.run.runtime import SYSTEM
-from vllm_cluster.transport.base import Target
-from vllm_cluster.transport.local import LocalTransport
 
 # Each starts two programs, as on a head.
 pytestmark = pytest.mark.slow

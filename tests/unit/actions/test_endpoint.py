@@ -19,7 +19,6 @@ from tests.support.sim import make
 from vllm_cluster.actions import endpoint, tunnel
 from vllm_cluster.actions.endpoint import keep_open, state
 from vllm_cluster.actions.tunnel import RETRY_SECONDS
-from vllm_cluster.inventory.model import Inventory
 from vllm_cluster.kernel.errors import (
     AuthenticationFailed,
     CommandFailed,
@@ -33,8 +32,9 @@ from vllm_cluster.kernel.errors import (
     VclusterError,
 )
 from vllm_cluster.kernel.events import Event
+from vllm_cluster.kernel.inventory.model import Inventory
+from vllm_cluster.kernel.transport.forward import listener
 from vllm_cluster.run.runtime import Runtime
-from vllm_cluster.transport.forward import listener
 
 INVENTORY = make.inventory(1)
 AWAY = [

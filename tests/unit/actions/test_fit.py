@@ -13,13 +13,13 @@ import pytest
 from tests.support import world
 from tests.support.models import configs
 from vllm_cluster.actions import fit as action
-from vllm_cluster.facts.host_facts import Gpu, Hca, HostFacts
-from vllm_cluster.facts.parse import unified_mib
 from vllm_cluster.fit.layouts import FitReport, GpuPool, Workload
 from vllm_cluster.fit.model_config import model_config
 from vllm_cluster.fit.weights import spread
 from vllm_cluster.kernel.errors import PreflightFailed, Unreachable
 from vllm_cluster.kernel.events import Event
+from vllm_cluster.kernel.facts.host_facts import Gpu, Hca, HostFacts
+from vllm_cluster.kernel.facts.parse import unified_mib
 
 MIB = 1 << 20
 HCA = (Hca("mlx5_0", 1, "4: ACTIVE", "InfiniBand", "400 Gb/sec", ("/dev/infiniband/uverbs0",)),)

@@ -7,7 +7,7 @@ from typing import Literal
 import pytest
 
 from vllm_cluster.backends import ray
-from vllm_cluster.inventory.model import Ports
+from vllm_cluster.kernel.inventory.model import Ports
 
 PORTS = Ports(gcs=7001, dashboard=7002, client_server=7003)
 

@@ -9,9 +9,9 @@ import pytest
 
 from tests.support import world
 from vllm_cluster.checks.registry import check_all, preflight, unseen
-from vllm_cluster.facts.details import Details, FileSystem, GpuHealth, ImageDetails, NvLinks
-from vllm_cluster.facts.docker_objects import Container, Image
-from vllm_cluster.facts.host_facts import DockerFacts, Gid, Gpu, GpuProcess, Hca, HostFacts, Nic
+from vllm_cluster.kernel.facts.details import Details, FileSystem, GpuHealth, ImageDetails, NvLinks
+from vllm_cluster.kernel.facts.docker_objects import Container, Image
+from vllm_cluster.kernel.facts.host_facts import DockerFacts, Gid, Gpu, GpuProcess, Hca, HostFacts, Nic
 
 CACHE = FileSystem("/models", "ext4", "/dev/nvme0n1", "/models", 1 << 40)
 WELL = Details(
@@ -63,7 +63,7 @@ def nic(**changes: Any) -> tuple[Nic, ...]:
 
 
 # fault: checks/docker.py: full = free < MIN_FREE_SPACE and not has_node(inventory, facts, "running") → full = False
-# fault: facts/host_facts.py: self.kind in TUNNEL_KINDS or →
+# fault: kernel/facts/host_facts.py: self.kind in TUNNEL_KINDS or →
 @pytest.mark.parametrize(
     ("odd", "code", "error"),
     [

@@ -11,8 +11,8 @@ from tests.support import world
 from vllm_cluster.backends import mp
 from vllm_cluster.checks.network import endpoint
 from vllm_cluster.checks.registry import check_all, engine_problem, preflight
-from vllm_cluster.facts.host_facts import DockerFacts, Hca, HostFacts, Nic
-from vllm_cluster.inventory.model import Ports
+from vllm_cluster.kernel.facts.host_facts import DockerFacts, Hca, HostFacts, Nic
+from vllm_cluster.kernel.inventory.model import Ports
 
 NO_NIC = (Nic("lo", ("127.0.0.1/8",), 65536, "UNKNOWN"),)
 DOWN = Hca("mlx5_1", 1, "1: DOWN", "InfiniBand", "10 Gb/sec", ("/dev/infiniband/uverbs1",))

@@ -8,7 +8,7 @@ import pytest
 
 from tests.support.in_process import Finished, run
 from tests.support.inventories import load
-from vllm_cluster.inventory.load import load_text
+from vllm_cluster.kernel.inventory.load import load_text
 
 
 def init(folder: Path, *argv: str) -> Finished:

@@ -34,10 +34,10 @@ from vllm_cluster.cli.render.facts import facts_document
 from vllm_cluster.cli.render.plan import plan_document
 from vllm_cluster.cli.render.status import status_document
 from vllm_cluster.cli.session import Session
-from vllm_cluster.facts.parse import facts
-from vllm_cluster.inventory.model import Inventory
 from vllm_cluster.kernel.errors import FleetError, Unreachable, VclusterError
 from vllm_cluster.kernel.events import Emit, Event
+from vllm_cluster.kernel.facts.parse import facts
+from vllm_cluster.kernel.inventory.model import Inventory
 from vllm_cluster.run import allreduce
 
 Capture = pytest.CaptureFixture[str]

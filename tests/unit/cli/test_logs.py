@@ -22,9 +22,9 @@ from vllm_cluster.cli.exec import SHELL, _Lines, _no_host, exec_
 from vllm_cluster.cli.render.logs import LogWriter
 from vllm_cluster.cli.values import convert, seconds, written
 from vllm_cluster.core.log_lines import Line
-from vllm_cluster.inventory.load import load_text
-from vllm_cluster.inventory.model import Inventory
 from vllm_cluster.kernel.errors import InventoryError, VclusterError
+from vllm_cluster.kernel.inventory.load import load_text
+from vllm_cluster.kernel.inventory.model import Inventory
 
 LAB = """version: 1
 cluster: lab

@@ -13,8 +13,8 @@ from vllm_cluster.cli import models as models_cli
 from vllm_cluster.cli.app import app
 from vllm_cluster.cli.options import InventoryPath, Json
 from vllm_cluster.cli.render.models import models_document, show_models
-from vllm_cluster.facts.models import CachedModel
 from vllm_cluster.kernel.errors import Unreachable
+from vllm_cluster.kernel.models.listed import CachedModel
 
 COMMIT = "0e9e39f249a16976918f6564b8830bc894c89659"
 

@@ -93,7 +93,7 @@ def test_no_remedy_wraps_a_command_in_a_sentence() -> None:
     assert [text for text in remedies() if SENTENCE.search(text)] == []
 
 
-# fault: transport/connect_errors.py: hint=f"check that the → hint="check that the
+# fault: kernel/transport/connect_errors.py: hint=f"check that the → hint="check that the
 def test_no_text_shows_its_own_code() -> None:
     """A text whose f is forgotten reads `nc -vz {at.host}`."""
     assert [text for text in texts() if re.search(r"(?<!\{)\{[a-z_]+[.\[(][^{}]*\}", text)] == []

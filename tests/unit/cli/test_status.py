@@ -25,7 +25,7 @@ from vllm_cluster.cli.paste import pasteable
 from vllm_cluster.cli.render import table
 from vllm_cluster.cli.render.status import show_status, status_document
 from vllm_cluster.cli.session import Session
-from vllm_cluster.docker.calls import NoAnswer, NotFound, RefusedCall, Unreadable
+from vllm_cluster.kernel.docker.calls import NoAnswer, NotFound, RefusedCall, Unreadable
 from vllm_cluster.kernel.errors import ConnectionLost, HostError, Unreachable, VclusterError
 from vllm_cluster.wire.status import FailedRequest, GroupNode, GroupStatus, NodeStatus, ServeFailure, ServeStatus
 
@@ -220,7 +220,7 @@ def test_the_exit_code_shows_whether_the_cluster_is_healthy(
 
 
 # fault: checks/docker.py: : sudo systemctl restart docker" → : sudo systemctl start docker"
-# fault: remote/host/facts.sh: case $? in 124) frozen=y ;; *) frozen= ;; esac → frozen=
+# fault: kernel/facts/facts.sh: case $? in 124) frozen=y ;; *) frozen= ;; esac → frozen=
 def test_a_frozen_docker_is_asked_once_and_has_its_own_words(tmp_path: Path) -> None:
     machine = full(tmp_path)
     machine.tool("docker", f'echo "$@" >>{tmp_path}/asked; exit 124')

@@ -21,9 +21,9 @@ from vllm_cluster.images import wheels
 from vllm_cluster.images.contents import parse
 from vllm_cluster.kernel.clock import Deadline
 from vllm_cluster.kernel.errors import VclusterError
+from vllm_cluster.kernel.transport.base import Target
+from vllm_cluster.kernel.transport.local import LocalTransport
 from vllm_cluster.run.detached import State
-from vllm_cluster.transport.base import Target
-from vllm_cluster.transport.local import LocalTransport
 
 pytestmark = pytest.mark.promise("P49")
 
@@ -97,7 +97,7 @@ def ran(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return found
 
 
-# fault: transport/local.py: _FOLDER = "/" → _FOLDER = None
+# fault: kernel/transport/local.py: _FOLDER = "/" → _FOLDER = None
 @pytest.mark.parametrize("way", ["run", "open_stream"])
 def test_a_host_that_is_this_machine(ran: Path, monkeypatch: pytest.MonkeyPatch, way: str) -> None:
     monkeypatch.delenv("PYTHONPATH")

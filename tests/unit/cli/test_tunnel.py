@@ -13,7 +13,7 @@ from vllm_cluster.cli import tunnel as tunnels
 from vllm_cluster.cli.endpoint import endpoint
 from vllm_cluster.cli.session import Session
 from vllm_cluster.kernel.events import Emit, Event
-from vllm_cluster.transport.forward import listener
+from vllm_cluster.kernel.transport.forward import listener
 
 
 # fault: cli/tunnel.py: if not opened: → if opened:

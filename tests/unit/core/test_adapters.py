@@ -7,7 +7,7 @@ from dataclasses import replace
 from tests.support import world
 from vllm_cluster.checks.registry import check_all
 from vllm_cluster.core.desired import desired, hcas
-from vllm_cluster.facts.host_facts import Gid, Gpu, Hca, HostFacts
+from vllm_cluster.kernel.facts.host_facts import Gid, Gpu, Hca, HostFacts
 
 RAIL = "400 Gb/sec (4X NDR)"
 

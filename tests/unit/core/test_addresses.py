@@ -10,9 +10,9 @@ import pytest
 from tests.support import world
 from tests.support.inventories import load
 from vllm_cluster.actions.addresses import private_addresses, with_addresses
-from vllm_cluster.facts.host_facts import HostFacts, Nic
-from vllm_cluster.inventory.model import Inventory
 from vllm_cluster.kernel.errors import InventoryError
+from vllm_cluster.kernel.facts.host_facts import HostFacts, Nic
+from vllm_cluster.kernel.inventory.model import Inventory
 
 CARD = Nic("eth0", ("10.0.0.7/24", "fe80::1/64", "2001:db8::7/64"), 9000, "UP")
 OTHERS = (

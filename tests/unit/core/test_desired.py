@@ -7,7 +7,7 @@ from vllm_cluster.core.desired import SECRETS_FOLDER, STATE_FOLDER, desired
 from vllm_cluster.core.identity import is_volume_name
 from vllm_cluster.core.kept import kept_secrets
 from vllm_cluster.core.spec import CLUSTER, HEAD_ADDRESS, ID, SECRET, GpuRequest, secrets_volume
-from vllm_cluster.facts.host_facts import DockerFacts, Hca, Nic
+from vllm_cluster.kernel.facts.host_facts import DockerFacts, Hca, Nic
 
 ACTIVE = Hca("mlx5_0", 1, "4: ACTIVE", "InfiniBand", "400 Gb/sec", ("/dev/infiniband/uverbs0",))
 DOWN = Hca("mlx5_1", 1, "1: DOWN", "InfiniBand", "10 Gb/sec", ("/dev/infiniband/uverbs1",))

@@ -11,7 +11,7 @@ from tests.support import world
 from vllm_cluster.checks.registry import preflight
 from vllm_cluster.core.desired import desired, gpu_count
 from vllm_cluster.core.gpus import chosen
-from vllm_cluster.facts.host_facts import Gpu, HostFacts
+from vllm_cluster.kernel.facts.host_facts import Gpu, HostFacts
 
 
 def host(*busy: int, sides: str = "00001111") -> HostFacts:

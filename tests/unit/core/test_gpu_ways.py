@@ -11,8 +11,8 @@ from tests.support import world
 from vllm_cluster.checks.registry import check_all, preflight
 from vllm_cluster.core.desired import desired
 from vllm_cluster.core.gpus import KIND, ways
-from vllm_cluster.docker.container_body import node_body
-from vllm_cluster.facts.host_facts import DockerFacts
+from vllm_cluster.kernel.docker.container_body import node_body
+from vllm_cluster.kernel.facts.host_facts import DockerFacts
 
 # What `docker info` has of each: 20.10 and 24 know nothing of CDI; until 28.2 it is off, and what it has is not listed.
 ENGINES: dict[str, dict[str, Any]] = {

@@ -13,7 +13,7 @@ from vllm_cluster.core.desired import desired, settled
 from vllm_cluster.core.diff import diff
 from vllm_cluster.core.gpus import KIND
 from vllm_cluster.core.plan import Plan
-from vllm_cluster.facts.host_facts import Hca, HostFacts
+from vllm_cluster.kernel.facts.host_facts import Hca, HostFacts
 
 UP = tuple(
     Hca(f"mlx5_{n}", 1, "4: ACTIVE", "InfiniBand", "400 Gb/sec (4X NDR)", (f"/dev/infiniband/uverbs{n}",))

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 from tests.support.canned_docker import answer, canned
 from tests.support.depth import cases
-from vllm_cluster.docker.calls import Unreadable
-from vllm_cluster.docker.client import MAX_READS, _first, has_content
+from vllm_cluster.kernel.docker.calls import Unreadable
+from vllm_cluster.kernel.docker.client import MAX_READS, _first, has_content
 
 
 def folder(*files: str) -> bytes:
@@ -70,7 +70,7 @@ def reads(place: str, *archives: bytes) -> tuple[Callable[[], bytes | None], lis
     return lambda: docker.read_file("some", place), asked
 
 
-# fault: docker/client.py: if not (content and _is_cut(place, content)): → if True:
+# fault: kernel/docker/client.py: if not (content and _is_cut(place, content)): → if True:
 @pytest.mark.parametrize("cut", [SHORTER, LONGER], ids=["shorter", "longer"])
 def test_a_document_that_was_replaced_while_docker_read_it_is_read_again(cut: bytes) -> None:
     read, asked = reads("/status.json", cut, cut, one_file(DOCUMENT))
@@ -117,7 +117,7 @@ ODD = (
 )
 
 
-# fault: docker/client.py: LookupError, ArithmeticError) as error: → LookupError) as error:
+# fault: kernel/docker/client.py: LookupError, ArithmeticError) as error: → LookupError) as error:
 @settings(max_examples=cases(100, 400, 20_000))
 @given(st.sampled_from(ODD), st.lists(st.tuples(st.integers(0, 2047), st.integers(0, 255)), max_size=9))
 def test_an_archive_of_any_content_is_read_or_refused(archive: bytes, changes: list[tuple[int, int]]) -> None:

@@ -13,9 +13,9 @@ from tests.support import world
 from vllm_cluster.core.desired import desired
 from vllm_cluster.core.identity import owner_of
 from vllm_cluster.core.spec import GpuRequest, Mount, user_numbers
-from vllm_cluster.docker.client import packed
-from vllm_cluster.docker.container_body import node_body
-from vllm_cluster.docker.temporary import TemporaryContainer
+from vllm_cluster.kernel.docker.client import packed
+from vllm_cluster.kernel.docker.container_body import node_body
+from vllm_cluster.kernel.docker.temporary import TemporaryContainer
 
 
 @pytest.mark.parametrize(("text", "numbers"), [("", (0, 0)), ("1000", (1000, 0)), ("1000:100", (1000, 100))])
@@ -23,7 +23,7 @@ def test_its_numbers(text: str, numbers: tuple[int, int]) -> None:
     assert user_numbers(text) == numbers
 
 
-# fault: docker/container_body.py: **({"User": spec.user} if spec.user else {}), →
+# fault: kernel/docker/container_body.py: **({"User": spec.user} if spec.user else {}), →
 def test_node_and_glance_run_as_the_user_and_have_a_home() -> None:
     head = desired(world.inventory(user="1000:100"), world.hosts(), world.INPUTS)[0]
     beside = TemporaryContainer(owner_of(head), "probe", "i", like=head).body(["python3"])
@@ -34,8 +34,8 @@ def test_node_and_glance_run_as_the_user_and_have_a_home() -> None:
     assert "HOME" not in dict(plain.environment)
 
 
-# fault: docker/container_body.py: "SecurityOpt": [] if spec.privileged else ["no-new-privileges"], → "SecurityOpt": [],
-# fault: docker/container_body.py: "RestartPolicy": {"Name": "unless-stopped"}, → "RestartPolicy": {"Name": "no"},
+# fault: kernel/docker/container_body.py: "SecurityOpt": [] if spec.privileged else ["no-new-privileges"], → "SecurityOpt": [],
+# fault: kernel/docker/container_body.py: "RestartPolicy": {"Name": "unless-stopped"}, → "RestartPolicy": {"Name": "no"},
 def test_every_node_comes_back_ends_in_order_and_gains_no_rights() -> None:
     body = node_body(desired(world.inventory(), world.hosts(), world.INPUTS)[0], "i", "")
     host = body["HostConfig"]

@@ -6,17 +6,17 @@ import pytest
 
 from tests.support.sim import lab, make
 from tests.support.sim.carrier import DIAL, FakeTransport
-from vllm_cluster.docker.client import DockerApi
 from vllm_cluster.kernel.clock import Deadline
+from vllm_cluster.kernel.docker.client import DockerApi
 from vllm_cluster.kernel.errors import HostError
-from vllm_cluster.transport.base import Stream, Target
+from vllm_cluster.kernel.transport.base import Stream, Target
 
 
 def refuse() -> None:
     raise HostError("gpu1", "the lease is lost")
 
 
-# fault: docker/calls.py: _SAFE = ("GET", "HEAD") → _SAFE = ("GET", "HEAD", "POST")
+# fault: kernel/docker/calls.py: _SAFE = ("GET", "HEAD") → _SAFE = ("GET", "HEAD", "POST")
 def test_a_guard_that_refuses_lets_no_changing_call_out() -> None:
     world = make.world((2,))
     with lab.inside(world):

@@ -19,10 +19,10 @@ from tests.support.canned_docker import CHUNKED, always, answer, canned, chunk
 from tests.support.depth import FULL
 from tests.support.figures import tallied
 from tests.support.paths import ROOT
-from vllm_cluster.docker import calls, client
-from vllm_cluster.docker.calls import MAX_ANSWER, MAX_LINE
-from vllm_cluster.docker.client import DockerApi
 from vllm_cluster.kernel.clock import Deadline
+from vllm_cluster.kernel.docker import calls, client
+from vllm_cluster.kernel.docker.calls import MAX_ANSWER, MAX_LINE
+from vllm_cluster.kernel.docker.client import DockerApi
 from vllm_cluster.kernel.errors import ConnectionLost, HostError, TimedOut
 
 MB = 1 << 20
@@ -101,7 +101,7 @@ FLOODS: dict[str, tuple[Use, Callable[[], Iterator[bytes]], type[HostError]]] = 
 }
 
 
-# fault: docker/calls.py: if len(rest) > MAX_LINE: → if len(rest) > 1 << 40:
+# fault: kernel/docker/calls.py: if len(rest) > MAX_LINE: → if len(rest) > 1 << 40:
 @pytest.mark.alone
 @pytest.mark.promise("P18", "P23")
 def test_a_flood_ends_by_its_deadline_in_little_memory(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -119,7 +119,7 @@ def test_a_flood_ends_by_its_deadline_in_little_memory(monkeypatch: pytest.Monke
             assert cases[name], f"{name}: {took:.1f} s, {most / MB:.0f} MB"
 
 
-# fault: docker/connection.py: self.stream.settimeout(left) → self.stream.settimeout(30)
+# fault: kernel/docker/connection.py: self.stream.settimeout(left) → self.stream.settimeout(30)
 # As a verb begins; then it reads one answer that Python makes as much of as it can, and prints its peak in MB.
 PEAK = """
 import sys
@@ -179,13 +179,13 @@ def test_a_byte_at_a_time_gains_no_time() -> None:
     assert time.monotonic() - began < SECONDS + MAX_LATE
 
 
-# fault: docker/client.py: del kept[:-MAX_LOG] → del kept[:-(1 << 40)]
+# fault: kernel/docker/client.py: del kept[:-MAX_LOG] → del kept[:-(1 << 40)]
 def test_of_a_log_and_a_file_no_more_than_the_limit_is_kept() -> None:
     frames = canned(lambda _line: endless(RAW, FRAME))[0]
     assert len(frames.logs("some")) <= client.MAX_LOG
 
 
-# fault: docker/client.py: del kept[:-MAX_LOG] → del kept[MAX_LOG:]
+# fault: kernel/docker/client.py: del kept[:-MAX_LOG] → del kept[MAX_LOG:]
 def test_of_a_log_the_end_is_kept_where_a_failure_is() -> None:
     """Docker sends the oldest line first, and 2000 lines of requests are more than is kept."""
     lines = [b"INFO: 127.0.0.1:%d POST /v1/completions 200 %s\n" % (number, b"x" * 200) for number in range(2000)]
@@ -247,7 +247,7 @@ def test_one_stream_serves_many_requests_and_a_broken_one_none() -> None:
     assert all(stream.closed for stream in host.streams)
 
 
-# fault: docker/connection.py: return read and self.sock is not None and not self.broken → return self.sock is not None
+# fault: kernel/docker/connection.py: return read and self.sock is not None and not self.broken → return self.sock is not None
 def test_a_stream_with_an_answer_left_in_it_serves_no_other_request(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(client, "MAX_LOG_READ", 1 << 16)
     docker, host = canned(lambda line: iter([answer(bytes(4 << 16) if "/logs" in line else b"[]")]))

@@ -6,7 +6,15 @@ import random
 
 import pytest
 
-from vllm_cluster.docker.log_frames import MAX_LINE, LogFrames, OutputFrames, Position, StampedLine, Stamps, nanoseconds
+from vllm_cluster.kernel.docker.log_frames import (
+    MAX_LINE,
+    LogFrames,
+    OutputFrames,
+    Position,
+    StampedLine,
+    Stamps,
+    nanoseconds,
+)
 
 
 def stamp(number: int) -> bytes:

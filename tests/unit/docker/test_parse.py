@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 
 from tests.support.canned_docker import always, answer, canned
 from tests.support.depth import cases
-from vllm_cluster.docker.calls import Unreadable
-from vllm_cluster.docker.client import DockerApi
-from vllm_cluster.facts.docker_objects import Container, ContainerInfo, DockerVolume, Image, ImageInfo
+from vllm_cluster.kernel.docker.calls import Unreadable
+from vllm_cluster.kernel.docker.client import DockerApi
 from vllm_cluster.kernel.errors import HostError
+from vllm_cluster.kernel.facts.docker_objects import Container, ContainerInfo, DockerVolume, Image, ImageInfo
 
 LISTED = {"Id": "c1", "Names": ["/vcluster-lab"], "State": "running", "ImageID": "sha256:1", "Labels": {"a": "b"}}
 INSPECTED = {
@@ -55,7 +55,7 @@ def test_answers_of_docker_are_read() -> None:
     assert DockerVolume("v").users == -1
 
 
-# fault: docker/calls.py: f"{error.field} {error.why}" → "it is another"
+# fault: kernel/docker/calls.py: f"{error.field} {error.why}" → "it is another"
 @pytest.mark.parametrize(
     ("document", "use", "why"),
     [
@@ -90,8 +90,8 @@ def test_another_shape_is_an_error_with_host_call_and_key(document: Any, use: st
 
 
 def _exec() -> Any:
-    from vllm_cluster.docker import parse
-    from vllm_cluster.docker.calls import Call
+    from vllm_cluster.kernel.docker import parse
+    from vllm_cluster.kernel.docker.calls import Call
 
     return Call("ask for its exit code", "GET", "/exec/1/json"), parse.command
 

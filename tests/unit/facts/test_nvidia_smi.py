@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from tests.support.tree import FACTS, SMI
-from vllm_cluster.facts.details import NvLinks
-from vllm_cluster.facts.host_facts import GpuProcess
-from vllm_cluster.facts.nvidia_smi import NvidiaSmiReport, parse_nvlinks, parse_processes, parse_smi
-from vllm_cluster.facts.parse import facts
+from vllm_cluster.kernel.facts.details import NvLinks
+from vllm_cluster.kernel.facts.host_facts import GpuProcess
+from vllm_cluster.kernel.facts.nvidia_smi import NvidiaSmiReport, parse_nvlinks, parse_processes, parse_smi
+from vllm_cluster.kernel.facts.parse import facts
 
 
 def changed(path: str, before: str, after: str) -> str:
@@ -24,7 +24,7 @@ def test_the_recorded_host_is_well() -> None:
     assert [(gpu.repair_pending, gpu.recovery) for gpu in found.gpus] == [((), "")] * 2
 
 
-# fault: facts/nvidia_smi.py: if _text(gpu, path) == "Yes")), → if _text(gpu, path) == "yes")),
+# fault: kernel/facts/nvidia_smi.py: if _text(gpu, path) == "Yes")), → if _text(gpu, path) == "yes")),
 @pytest.mark.parametrize(
     ("path", "before", "after", "pending"),
     [
@@ -76,14 +76,14 @@ def test_an_incomplete_report_gives_nothing(text: str) -> None:
     assert parse_smi(text) == NvidiaSmiReport()
 
 
-# fault: facts/nvidia_smi.py: if len(text) > MAX_XML_BYTES or "<!ENTITY" in text: → if len(text) > MAX_XML_BYTES:
+# fault: kernel/facts/nvidia_smi.py: if len(text) > MAX_XML_BYTES or "<!ENTITY" in text: → if len(text) > MAX_XML_BYTES:
 def test_entities_are_refused_and_the_recorded_doctype_is_not() -> None:
     assert "<!DOCTYPE" in SMI
     bomb = SMI.replace('SYSTEM "nvsmi_device_v13.dtd"', '[<!ENTITY a "13.0">]').replace("13.0<", "&a;<")
     assert parse_smi(bomb) == NvidiaSmiReport()
 
 
-# fault: facts/nvidia_smi.py: "inactive → "active" in line.lower() or "inactive
+# fault: kernel/facts/nvidia_smi.py: "inactive → "active" in line.lower() or "inactive
 def test_the_recorded_links() -> None:
     said = (FACTS / "h200-x2.nvidia-smi-nvlink.txt").read_text()
     assert parse_nvlinks(said) == (NvLinks(0, 18, 18), NvLinks(1, 18, 18))

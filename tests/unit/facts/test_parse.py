@@ -8,8 +8,8 @@ import pytest
 
 from tests.support import world
 from vllm_cluster.checks.registry import check_all, engine_problem
-from vllm_cluster.facts.parse import facts
-from vllm_cluster.facts.values import number
+from vllm_cluster.kernel.facts.parse import facts
+from vllm_cluster.kernel.facts.values import number
 
 ANSWER = """
 @@machine
@@ -53,7 +53,7 @@ kind: nvidia.com/gpu
 """
 
 
-# fault: facts/parse.py: unified_mib(number(part["memory"]) or 0) if unified else →
+# fault: kernel/facts/parse.py: unified_mib(number(part["memory"]) or 0) if unified else →
 def test_every_section_is_read() -> None:
     host = facts("gpu1", ANSWER)
     assert (host.machine_id, host.hostname, host.clock, host.memory_bytes) == (
@@ -86,7 +86,7 @@ def test_every_section_is_read() -> None:
     assert host.free_bytes == {"/var/lib/docker": 83120623616}
 
 
-# fault: facts/parse.py: if "end" not in part or (deep and "whole" not in part): → if deep and "whole" not in part:
+# fault: kernel/facts/parse.py: if "end" not in part or (deep and "whole" not in part): → if deep and "whole" not in part:
 def test_an_answer_that_breaks_off_is_an_error() -> None:
     with pytest.raises(ValueError, match="breaks off"):
         facts("gpu1", ANSWER.replace("@@end", ""))
@@ -139,7 +139,7 @@ def _sections() -> list[str]:
     return [line[2:] for line in ANSWER.splitlines() if line.startswith("@@")]
 
 
-# fault: facts/values.py: isascii() and digits.isdigit() and len(digits) < 20 → isdigit()
+# fault: kernel/facts/values.py: isascii() and digits.isdigit() and len(digits) < 20 → isdigit()
 @pytest.mark.parametrize(
     ("text", "value"),
     [
@@ -152,7 +152,7 @@ def test_a_value_without_a_number_is_none(text: object, value: int | None) -> No
     assert number(text) == value
 
 
-# fault: facts/parse.py: len(part[name]) > MAX_NAME or →
+# fault: kernel/facts/parse.py: len(part[name]) > MAX_NAME or →
 @pytest.mark.parametrize("name", ["machine", "boot", "hostname", "architecture"])
 @pytest.mark.parametrize("value", ["x" * 257, "two\nlines", "\x1b[2J", "a\u202eb"], ids=repr)
 def test_what_names_a_machine_is_one_bounded_line(name: str, value: str) -> None:
@@ -160,9 +160,9 @@ def test_what_names_a_machine_is_one_bounded_line(name: str, value: str) -> None
         facts("gpu1", f"\n@@{name}\n{value}\n@@end\n")
 
 
-# fault: facts/bounds.py: len(value) <= MAX_TEXT → len(value) <= 9 * MAX_TEXT
-# fault: facts/bounds.py: 0 <= value <= MAX_NUMBER → True
-# fault: facts/bounds.py: len(value) <= MAX_ROWS → True
+# fault: kernel/facts/bounds.py: len(value) <= MAX_TEXT → len(value) <= 9 * MAX_TEXT
+# fault: kernel/facts/bounds.py: 0 <= value <= MAX_NUMBER → True
+# fault: kernel/facts/bounds.py: len(value) <= MAX_ROWS → True
 @pytest.mark.parametrize(
     ("section", "said", "why"),
     [
@@ -180,7 +180,7 @@ def test_what_is_outside_its_bounds_is_refused_with_its_field(section: str, said
         facts("gpu1", f"\n@@{section}\n{said}\n@@end\n")
 
 
-# fault: facts/bounds.py: return words(value) → return value
+# fault: kernel/facts/bounds.py: return words(value) → return value
 def test_a_text_of_facts_may_be_shown() -> None:
     """Any user of a host names files and processes; its facts can be read all the same."""
     said = '[{"ifname":"e\\u001b[2Jth","operstate":"U\\u202eP"}]'

@@ -12,9 +12,9 @@ from pydantic import ValidationError
 
 from tests.support.inventories import load
 from tests.unit.inventory.texts import SMALLEST, TOP, read
-from vllm_cluster.inventory.load import duplicates_by_resolution, load_text
-from vllm_cluster.inventory.model import Host, HostSsh, Inventory
 from vllm_cluster.kernel.errors import InventoryError
+from vllm_cluster.kernel.inventory.load import duplicates_by_resolution, load_text
+from vllm_cluster.kernel.inventory.model import Host, HostSsh, Inventory
 
 
 def _host(keys: str) -> Host:
@@ -274,12 +274,12 @@ def test_a_named_pipe_can_be_the_inventory(tmp_path: Path) -> None:
         os.close(reader)
 
 
-# fault: inventory/find.py: MAX_BYTES = 256_000 → MAX_BYTES = 256_000_000
+# fault: kernel/inventory/find.py: MAX_BYTES = 256_000 → MAX_BYTES = 256_000_000
 @pytest.mark.parametrize(
     "text", ["hosts:\n" + "".join(f"  g{n}: {{address: 10.0.0.1}}\n" for n in range(20_000)), "[" * 100_000]
 )
 def test_what_is_far_too_large_is_never_parsed(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The YAML parser would take seconds for it."""
-    monkeypatch.setattr("vllm_cluster.inventory.load.parse", lambda _: pytest.fail("it was parsed"))
+    monkeypatch.setattr("vllm_cluster.kernel.inventory.load.parse", lambda _: pytest.fail("it was parsed"))
     with pytest.raises(InventoryError, match=r"larger than 256 kB|nested too deep"):
         load_text(text.encode(), path=None, cwd=Path("/"))

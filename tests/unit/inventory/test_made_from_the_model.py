@@ -8,9 +8,9 @@ import re
 from tests.support.paths import ROOT
 from tests.unit.inventory.texts import read
 from tools.inventory import example
-from vllm_cluster.inventory.model import SECTIONS
-from vllm_cluster.inventory.schema import json_schema
-from vllm_cluster.inventory.template import HostSeed, render
+from vllm_cluster.kernel.inventory.model import SECTIONS
+from vllm_cluster.kernel.inventory.schema import json_schema
+from vllm_cluster.kernel.inventory.template import HostSeed, render
 
 
 def test_the_example_loads() -> None:

@@ -74,7 +74,7 @@ ADDED = [
 ]
 
 
-# fault: inventory/consistency.py: _variables(document, document.data.get("environment"), → _variables(document, None,
+# fault: kernel/inventory/consistency.py: _variables(document, document.data.get("environment"), → _variables(document, None,
 @pytest.mark.parametrize(("added", "answer"), ADDED)
 def test_one_wrong_key(added: str, answer: str) -> None:
     lines = refusal(SMALLEST + added)
@@ -128,7 +128,7 @@ HOST = [
 ]
 
 
-# fault: inventory/grammar.py: if found.is_loopback or found.is_unspecified → if found.is_unspecified
+# fault: kernel/inventory/grammar.py: if found.is_loopback or found.is_unspecified → if found.is_unspecified
 @pytest.mark.parametrize(("keys", "answer"), HOST)
 def test_one_wrong_host(keys: str, answer: str) -> None:
     lines = refusal(f"{SMALLEST}  new:\n    {keys}\n")
@@ -213,7 +213,7 @@ def test_aliases_cannot_blow_up_the_file() -> None:
 TOKEN = "hf_" + "aB3dE5gH7jK9mN1pQ"
 
 
-# fault: inventory/words.py: text = printable(redact_value(str(value))) → text = printable(str(value))
+# fault: kernel/inventory/words.py: text = printable(redact_value(str(value))) → text = printable(str(value))
 @pytest.mark.parametrize(
     "text",
     [
@@ -267,7 +267,7 @@ FINE = ["/srv/models", "/opt/models", "/var/lib/models", "/tmp/models", "/mnt", 
 FINE += ["/usr/share/models", "/opt/vcluster2", "/run/models", "/root"]
 
 
-# fault: inventory/container.py: _SYSTEM.fullmatch(real) or _within → _within
+# fault: kernel/inventory/container.py: _SYSTEM.fullmatch(real) or _within → _within
 @pytest.mark.parametrize("path", SYSTEM + OURS)
 def test_a_folder_of_the_system_is_not_mounted_over(path: str) -> None:
     what = "is vcluster's own" if path in OURS else "belongs to the container's system"
@@ -284,7 +284,7 @@ def test_any_other_folder_is(path: str) -> None:
     assert read(SMALLEST.replace("/srv/models", path)).model_cache == path
 
 
-# fault: inventory/grammar.py: if type(value) is not int: → if value != 1:
+# fault: kernel/inventory/grammar.py: if type(value) is not int: → if value != 1:
 @pytest.mark.parametrize("value", ["1.0", "true", "'1'", "1e0", "[1]", "2"])
 def test_a_version_is_the_number_one(value: str) -> None:
     (line,) = refusal(SMALLEST.replace("version: 1", f"version: {value}"))

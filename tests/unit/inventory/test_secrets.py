@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from vllm_cluster.inventory.model import SecretRef
-from vllm_cluster.inventory.secrets import COMMAND_SECONDS, read_secret
 from vllm_cluster.kernel.errors import InventoryError
+from vllm_cluster.kernel.inventory.model import SecretRef
+from vllm_cluster.kernel.inventory.secrets import COMMAND_SECONDS, read_secret
 
 TOKEN = "canary-7f3a"
 
@@ -79,14 +79,14 @@ def test_what_is_not_there(tmp_path: Path) -> None:
         _read("cmd:no-such-tool-here x", tmp_path)
 
 
-# fault: inventory/secrets.py: if path.exists() and not path.is_file(): → if not path:
+# fault: kernel/inventory/secrets.py: if path.exists() and not path.is_file(): → if not path:
 def test_a_pipe_without_a_writer_does_not_hang(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(InventoryError, match=r"^file:pipe: is not a plain file$"):
         _read("file:pipe", tmp_path)
 
 
-# fault: inventory/secrets.py: failed with exit code {process.returncode → failed: {bytes(found)!r
+# fault: kernel/inventory/secrets.py: failed with exit code {process.returncode → failed: {bytes(found)!r
 def test_a_failing_command_is_reported_and_its_output_is_not(tmp_path: Path) -> None:
     script = tmp_path / "tool"
     script.write_text(f"import sys\nprint({TOKEN!r})\nsys.exit(3)\n")
@@ -96,7 +96,7 @@ def test_a_failing_command_is_reported_and_its_output_is_not(tmp_path: Path) -> 
 
 
 def test_a_command_that_hangs_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("vllm_cluster.inventory.secrets.COMMAND_SECONDS", 0.2)
+    monkeypatch.setattr("vllm_cluster.kernel.inventory.secrets.COMMAND_SECONDS", 0.2)
     script = tmp_path / "tool"
     script.write_text(f"import time\nprint({TOKEN!r}, flush=True)\ntime.sleep(60)\n")
     with pytest.raises(InventoryError, match=r"the command gave no answer in 0 s$") as caught:
@@ -123,7 +123,7 @@ def test_a_command_that_prints_without_end_is_ended_at_once(command: str, tmp_pa
 def test_a_silent_program_that_a_command_leaves_behind_is_not_waited_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("vllm_cluster.inventory.secrets.COMMAND_SECONDS", 0.5)
+    monkeypatch.setattr("vllm_cluster.kernel.inventory.secrets.COMMAND_SECONDS", 0.5)
     began = time.monotonic()
     with pytest.raises(InventoryError, match=r"the command gave no answer in 0 s$"):
         _read(f"cmd:sh -c 'sleep 20 & echo {TOKEN}'", tmp_path)

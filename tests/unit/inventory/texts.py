@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from vllm_cluster.inventory.load import load_text
-from vllm_cluster.inventory.model import Inventory
 from vllm_cluster.kernel.errors import InventoryError
+from vllm_cluster.kernel.inventory.load import load_text
+from vllm_cluster.kernel.inventory.model import Inventory
 
 TOP = "version: 1\ncluster: lab\nimage: vllm/vllm-openai:v0.19.0\nmodel_cache: /srv/models\n"
 HOSTS = "hosts:\n  gpu1:\n    address: 10.0.0.1\n  gpu2:\n    address: 10.0.0.2\n"

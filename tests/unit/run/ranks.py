@@ -8,11 +8,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
-from vllm_cluster.docker.client import DockerApi
-from vllm_cluster.inventory.model import Inventory
 from vllm_cluster.kernel.clock import Deadline
+from vllm_cluster.kernel.docker.client import DockerApi
+from vllm_cluster.kernel.inventory.model import Inventory
+from vllm_cluster.kernel.transport.base import Transport
 from vllm_cluster.run.connection import Fleet, HostConnection
-from vllm_cluster.transport.base import Transport
 
 # What a group of hosts does, under these variables: come to its end, hang in the first all-reduce, or fail.
 Fate = Callable[[frozenset[str], Mapping[str, str]], str]

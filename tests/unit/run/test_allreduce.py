@@ -11,8 +11,8 @@ import pytest
 
 from tests.support import world
 from tests.unit.run.ranks import Ranks, Stream
-from vllm_cluster.facts.host_facts import Hca
 from vllm_cluster.kernel.events import Event
+from vllm_cluster.kernel.facts.host_facts import Hca
 from vllm_cluster.run import allreduce as module
 from vllm_cluster.run.allreduce import AllReduceReport, run_allreduce
 from vllm_cluster.run.rank_driver import TrialLimits

@@ -9,14 +9,14 @@ import pytest
 
 from tests.support import tree, world
 from vllm_cluster.checks.registry import check_all, engine_problem, unseen
-from vllm_cluster.facts import parse
-from vllm_cluster.facts.details import NvLinks
-from vllm_cluster.facts.host_facts import Gid, GpuProcess
+from vllm_cluster.kernel.facts import parse
+from vllm_cluster.kernel.facts.details import NvLinks
+from vllm_cluster.kernel.facts.host_facts import Gid, GpuProcess
 
 SHELLS = ["sh", "bash --posix"]
 
 
-# fault: facts/parse.py: cdi_enabled=any(folders) if folders is not None else None, → cdi_enabled=None,
+# fault: kernel/facts/parse.py: cdi_enabled=any(folders) if folders is not None else None, → cdi_enabled=None,
 @pytest.mark.parametrize("shell", SHELLS)
 def test_a_host_with_everything(tmp_path: Path, shell: str) -> None:
     host = tree.full(tmp_path).facts(shell)
@@ -99,7 +99,7 @@ def test_up_asks_for_nothing_of_the_longer_look(tmp_path: Path) -> None:
 LOST = "Unable to determine the device handle for GPU1: 0000:07:00.0: GPU is lost."
 
 
-# fault: remote/host/facts.sh: timeout -k 2 "$@" → timeout "$@"
+# fault: kernel/facts/facts.sh: timeout -k 2 "$@" → timeout "$@"
 @pytest.mark.parametrize(
     ("script", "count", "said"),
     [
@@ -159,7 +159,7 @@ def test_a_flood_in_the_kernel_log_is_cut(tmp_path: Path) -> None:
     assert len(details.xids) == 20
 
 
-# fault: remote/host/details.sh: if limit 5 dmesg >/dev/null 2>&1; then → if true; then
+# fault: kernel/facts/details.sh: if limit 5 dmesg >/dev/null 2>&1; then → if true; then
 def test_a_log_that_is_forbidden_is_unknown_not_clean(tmp_path: Path) -> None:
     machine = tree.full(tmp_path)
     machine.tool("dmesg", "echo 'dmesg: read kernel buffer failed: Operation not permitted' >&2; exit 1")

@@ -11,12 +11,12 @@ import pytest
 
 from tests.support import world
 from vllm_cluster.checks.registry import Finding
-from vllm_cluster.docker.client import DockerApi
-from vllm_cluster.facts.host_facts import HostFacts
+from vllm_cluster.kernel.docker.client import DockerApi
 from vllm_cluster.kernel.errors import CommandFailed
+from vllm_cluster.kernel.facts.host_facts import HostFacts
+from vllm_cluster.kernel.transport.base import Transport
 from vllm_cluster.run.connection import Fleet, HostConnection
 from vllm_cluster.run.image_contents import look_inside
-from vllm_cluster.transport.base import Transport
 
 WELL = {"python": "3.12.3", "machine": "x86_64", "glibc": "2.39", "have": {"vllm": "0.33.0", "ray": "2.56.1"}}
 CGROUP = "runc create failed: write /sys/fs/cgroup/docker/cgroup.procs: no such file or directory"

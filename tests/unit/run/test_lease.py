@@ -16,12 +16,12 @@ from typing import Any
 import pytest
 
 from vllm_cluster.kernel.errors import CommandFailed, LeaseLost, Locked
+from vllm_cluster.kernel.transport.base import Stream, Target
+from vllm_cluster.kernel.transport.local import LocalTransport
 from vllm_cluster.run import lease
 from vllm_cluster.run.connection import HostConnection
 from vllm_cluster.run.lease import Lease
 from vllm_cluster.run.runtime import SYSTEM
-from vllm_cluster.transport.base import Stream, Target
-from vllm_cluster.transport.local import LocalTransport
 
 LINKS: list[HostConnection] = []
 

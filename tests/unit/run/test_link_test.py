@@ -17,9 +17,9 @@ from typing import Any
 import pytest
 
 from tests.support import world
-from vllm_cluster.facts.host_facts import DockerFacts, HostFacts
-from vllm_cluster.inventory.model import Inventory
 from vllm_cluster.kernel.events import Event
+from vllm_cluster.kernel.facts.host_facts import DockerFacts, HostFacts
+from vllm_cluster.kernel.inventory.model import Inventory
 from vllm_cluster.remote.host.bounded import HUNG_UP
 from vllm_cluster.run.connection import Fleet
 from vllm_cluster.run.link_test import run_link_test

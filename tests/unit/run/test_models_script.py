@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from vllm_cluster.facts.models import CachedModel, parse_models
+from vllm_cluster.kernel.models.listed import CachedModel, parse_models
 
 SCRIPT = files("vllm_cluster.remote.host").joinpath("models.sh")
 COMMIT, OTHER = "a" * 40, "b" * 40

@@ -9,7 +9,7 @@ import pytest
 
 from tests.support.sim import make
 from vllm_cluster.actions.head import ready
-from vllm_cluster.docker.parse import container
+from vllm_cluster.kernel.docker.parse import container
 from vllm_cluster.kernel.errors import NodeMissing
 from vllm_cluster.run.node_handle import NodeHandle
 

@@ -16,12 +16,12 @@ from tests.support import world
 from vllm_cluster.actions.head import at_head
 from vllm_cluster.kernel.clock import Deadline, SystemClock
 from vllm_cluster.kernel.errors import InventoryError, Unreachable
+from vllm_cluster.kernel.transport import Kind
+from vllm_cluster.kernel.transport.base import Target, Transport
+from vllm_cluster.kernel.transport.jumps import Jumps
+from vllm_cluster.kernel.transport.ssh_config import SshEndpoint
 from vllm_cluster.run.connection import Fleet
 from vllm_cluster.run.runtime import SYSTEM, Runtime
-from vllm_cluster.transport import Kind
-from vllm_cluster.transport.base import Target, Transport
-from vllm_cluster.transport.jumps import Jumps
-from vllm_cluster.transport.ssh_config import SshEndpoint
 
 
 def kernel(clock: int) -> float:

@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from vllm_cluster.kernel.errors import UsageError
-from vllm_cluster.transport import command_line
-from vllm_cluster.transport.base import Result
+from vllm_cluster.kernel.transport import command_line
+from vllm_cluster.kernel.transport.base import Result
 
 WORDS = st.lists(st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=40), max_size=20)
 
@@ -22,7 +22,7 @@ def run(command: command_line.Command, rest: bytes = b"", shell: str = "sh") -> 
     return Result(done.returncode, done.stdout, done.stderr)
 
 
-# fault: transport/command_line.py: _ESCAPED = re.compile(rb"[^ -\[\]-~]") → _ESCAPED = re.compile(rb"[^ -~]")
+# fault: kernel/transport/command_line.py: _ESCAPED = re.compile(rb"[^ -\[\]-~]") → _ESCAPED = re.compile(rb"[^ -~]")
 @settings(max_examples=50, deadline=None)
 @given(words=WORDS)
 @pytest.mark.parametrize("shell", ["sh", "bash"])
@@ -58,7 +58,7 @@ def test_a_line_that_breaks_off_starts_nothing() -> None:
         assert run(cut) == Result(1, b"", b"")
 
 
-# fault: transport/command_line.py: result.stderr.endswith(self.mark) and result.stderr.count(self.mark) > 1 → False
+# fault: kernel/transport/command_line.py: result.stderr.endswith(self.mark) and result.stderr.count(self.mark) > 1 → False
 def test_only_an_exit_code_255_is_sealed() -> None:
     for code in (0, 1, 254, 255):
         command = command_line.with_timeout(["sh", "-c", f"echo e >&2; exit {code}"], 10)
@@ -67,7 +67,7 @@ def test_only_an_exit_code_255_is_sealed() -> None:
         assert command.own(result) == Result(code, b"", b"e\n")
 
 
-# fault: transport/command_line.py: partition(self.mark)[2] → replace(self.mark, b"")
+# fault: kernel/transport/command_line.py: partition(self.mark)[2] → replace(self.mark, b"")
 def test_what_a_login_shell_prints_is_not_the_command_s() -> None:
     command = command_line.with_timeout(["sh", "-c", "echo out; echo err >&2"], 10)
     result = run(command)

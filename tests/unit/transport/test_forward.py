@@ -8,8 +8,8 @@ import time
 
 import pytest
 
-from vllm_cluster.transport import forward
-from vllm_cluster.transport.forward import PAUSE_MS, LoopbackForward, SocketPipe
+from vllm_cluster.kernel.transport import forward
+from vllm_cluster.kernel.transport.forward import PAUSE_MS, LoopbackForward, SocketPipe
 
 REFUSED = 5
 
@@ -26,7 +26,7 @@ class Full(socket.socket):
         return super().accept()
 
 
-# fault: transport/forward.py: closing.poll(PAUSE_MS) →
+# fault: kernel/transport/forward.py: closing.poll(PAUSE_MS) →
 def test_a_process_without_a_free_file_descriptor_tries_a_few_times_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
     full = Full()
     full.times = []

@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vllm_cluster.kernel.errors import HostKeyRejected
-from vllm_cluster.transport.fabric.login import HostKeys, matches, parse
-from vllm_cluster.transport.ssh_config import SshEndpoint
+from vllm_cluster.kernel.transport.fabric.login import HostKeys, matches, parse
+from vllm_cluster.kernel.transport.ssh_config import SshEndpoint
 
 CLIENT: Any = None
 
@@ -47,7 +47,7 @@ def file(tmp_path: Path) -> Path:
     return tmp_path / "known_hosts"
 
 
-# fault: transport/fabric/login.py: if plain: → if False:
+# fault: kernel/transport/fabric/login.py: if plain: → if False:
 @pytest.mark.parametrize("hashed", [True, False])
 @pytest.mark.parametrize("port", [22, 2222])
 def test_what_is_noted_is_found(file: Path, port: int, hashed: bool) -> None:
@@ -93,7 +93,7 @@ def test_names(names: str, host: str, hit: bool) -> None:
     assert matches(names, host) is hit
 
 
-# fault: transport/fabric/login.py: if not plain and at.host_key_alias → if at.host_key_alias
+# fault: kernel/transport/fabric/login.py: if not plain and at.host_key_alias → if at.host_key_alias
 def test_a_key_of_port_22_is_taken_where_none_is_known_for_the_port(file: Path) -> None:
     file.write_text(f"h {line(ED)}\n")
     assert not verdict(file, ED, port=2222)
@@ -118,7 +118,7 @@ def test_the_known_types_are_asked_for_first(file: Path) -> None:
     assert HostKeys(SshEndpoint("gpu1", "h", "h", 22, "u", known_hosts=(file,))).preferred()[0] == NISTP.get_name()
 
 
-# fault: transport/fabric/login.py: == "@revoked" and one.blob == → == "@revoked" and not
+# fault: kernel/transport/fabric/login.py: == "@revoked" and one.blob == → == "@revoked" and not
 @pytest.mark.parametrize("more", ["", f"h {line(ED)}\n"])
 def test_a_revoked_key_is_refused_though_another_line_knows_it(file: Path, more: str) -> None:
     file.write_text(f"{more}@revoked * {line(ED)}\n")

@@ -7,8 +7,8 @@ import pytest
 from tests.support.clock import Clock
 from vllm_cluster.kernel.clock import Deadline
 from vllm_cluster.kernel.errors import Unreachable
-from vllm_cluster.transport.jumps import AGAIN_SECONDS, Jumps
-from vllm_cluster.transport.ssh_config import SshEndpoint
+from vllm_cluster.kernel.transport.jumps import AGAIN_SECONDS, Jumps
+from vllm_cluster.kernel.transport.ssh_config import SshEndpoint
 
 
 class Connection:
@@ -21,7 +21,7 @@ class Connection:
         pass
 
 
-# fault: transport/jumps.py: return clock.monotonic() - self._failed[key] > AGAIN_SECONDS → return False
+# fault: kernel/transport/jumps.py: return clock.monotonic() - self._failed[key] > AGAIN_SECONDS → return False
 def test_a_jump_host_that_failed_is_tried_again_by_who_comes_later() -> None:
     """A network that was gone for a moment; the hosts of one burst share the failure."""
     jumps, clock, tries, network = Jumps(), Clock(), list[str](), False

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 
 from tests.support.depth import cases
 from vllm_cluster.kernel.errors import UsageError
-from vllm_cluster.transport.base import Target
-from vllm_cluster.transport.ssh_answers import SshAnswers
-from vllm_cluster.transport.ssh_config import ssh_words
+from vllm_cluster.kernel.transport.base import Target
+from vllm_cluster.kernel.transport.ssh_answers import SshAnswers
+from vllm_cluster.kernel.transport.ssh_config import ssh_words
 
 HOSTS = ("gpu1", "gpu2", "gpu10", "10.0.0.1", "10.0.0.2", "GPU1", "bastion", "fd00::1")
 PATTERNS = st.lists(
@@ -63,9 +63,9 @@ def compared(words: Any) -> dict[str, Any]:
     )
 
 
-# fault: transport/ssh_answers.py: if key == "hostname" or → if
-# fault: transport/ssh_answers.py: found += [(_hop_name(hop), True) for hop in ",".join(words).split(",")] → pass
-# fault: transport/ssh_answers.py: found.files <= first.files → found.files
+# fault: kernel/transport/ssh_answers.py: if key == "hostname" or → if
+# fault: kernel/transport/ssh_answers.py: found += [(_hop_name(hop), True) for hop in ",".join(words).split(",")] → pass
+# fault: kernel/transport/ssh_answers.py: found.files <= first.files → found.files
 @settings(max_examples=cases(5, 20, 2000))
 @given(main=FILE, more=FILE, place=PATTERNS, jump=st.sampled_from([None, "bastion", "gpu2,bastion"]))
 @example(main="Host gpu1\n", more="Host gpu10\n  Port 5\n", place="gpu2 gpu10", jump=None)
@@ -100,7 +100,7 @@ def test_an_ssh_that_does_not_name_its_files_is_asked_for_each_host() -> None:
     assert asked == [*HOSTS]
 
 
-# fault: transport/ssh_config.py: if not line.startswith(("debug1: ", "OpenSSH_")) →
+# fault: kernel/transport/ssh_config.py: if not line.startswith(("debug1: ", "OpenSSH_")) →
 def test_a_refused_configuration_is_shown_without_debug_lines(tmp_path: Path) -> None:
     (tmp_path / "config").write_text("Nonsense x\n")
     with pytest.raises(UsageError, match="ssh refuses its configuration") as refused:

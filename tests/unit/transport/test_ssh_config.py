@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vllm_cluster.kernel.errors import UsageError
-from vllm_cluster.transport import connect_errors, locate
-from vllm_cluster.transport.base import Target
-from vllm_cluster.transport.ssh_config import ensure_safe_names, expand, hosts_matching, resolve, ssh_options
+from vllm_cluster.kernel.transport import connect_errors, locate
+from vllm_cluster.kernel.transport.base import Target
+from vllm_cluster.kernel.transport.ssh_config import ensure_safe_names, expand, hosts_matching, resolve, ssh_options
 
 
 def words(**values: str) -> dict[str, list[str]]:
@@ -121,7 +121,7 @@ def test_without_ssh_the_error_names_what_to_install() -> None:
     assert refused.value.hint == "install the OpenSSH client"
 
 
-# fault: transport/connect_errors.py: "ssh", *at.options, at.destination → "ssh", at.destination
+# fault: kernel/transport/connect_errors.py: "ssh", *at.options, at.destination → "ssh", at.destination
 def test_commands_to_paste_ask_ssh_as_the_inventory_does(tmp_path: Path) -> None:
     config = tmp_path / "config"
     config.touch()

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from vllm_cluster.transport import ssh_log
-from vllm_cluster.transport.ssh_config import SshEndpoint
+from vllm_cluster.kernel.transport import ssh_log
+from vllm_cluster.kernel.transport.ssh_config import SshEndpoint
 
 AT = SshEndpoint("gpu1", "gpu1", "10.0.0.7", 22, "ada")
 STATISTICS = """debug1: Entering interactive session.
@@ -16,7 +16,7 @@ Connection to 10.0.0.7 closed.
 OFFERED = "debug1: Offering public key: /home/ada/.ssh/id_ed25519 ED25519 SHA256:abc explicit\n"
 
 
-# fault: transport/ssh_log.py: and not _STATISTICS.match(line) →
+# fault: kernel/transport/ssh_log.py: and not _STATISTICS.match(line) →
 def test_statistics_explain_nothing() -> None:
     assert ssh_log.words(STATISTICS + "Connection reset by 10.0.0.7 port 22\n") == [
         "Connection reset by 10.0.0.7 port 22"
@@ -24,8 +24,8 @@ def test_statistics_explain_nothing() -> None:
     assert ssh_log.let_in(STATISTICS)
 
 
-# fault: transport/ssh_log.py: failures → errors
-# fault: transport/ssh_log.py: if "with partial success" in text: → if "with partial failure" in text:
+# fault: kernel/transport/ssh_log.py: failures → errors
+# fault: kernel/transport/ssh_log.py: if "with partial success" in text: → if "with partial failure" in text:
 @pytest.mark.parametrize(
     ("log", "why", "fix"),
     [

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from vllm_cluster.transport.fabric import stream
-from vllm_cluster.transport.fabric.stream import ChannelStream
+from vllm_cluster.kernel.transport.fabric import stream
+from vllm_cluster.kernel.transport.fabric.stream import ChannelStream
 
 
-# fault: transport/fabric/stream.py: if left > -LATE_SECONDS: → if left <= 0:
+# fault: kernel/transport/fabric/stream.py: if left > -LATE_SECONDS: → if left <= 0:
 @pytest.mark.promise("P34")
 @pytest.mark.parametrize("asleep", [0.0, 20.0])
 def test_who_wakes_up_late_waits_for_what_came_meanwhile(monkeypatch: pytest.MonkeyPatch, asleep: float) -> None:

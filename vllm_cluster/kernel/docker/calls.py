@@ -1,0 +1,260 @@
+"""One call to a host's Docker: a request by a deadline, a bounded answer, or an error that names the host."""
+
+from __future__ import annotations
+
+import http
+import http.client
+import json
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from email.utils import parsedate_to_datetime
+from typing import Any, TypeVar
+from urllib.parse import quote, urlencode
+
+from vllm_cluster.kernel.clock import SYSTEM_CLOCK, Clock, Deadline
+from vllm_cluster.kernel.debug_log import logged
+from vllm_cluster.kernel.docker.connection import Connection, Guard, OpenStream, Pool
+from vllm_cluster.kernel.errors import CommandFailed, ConnectionLost, DockerError, TimedOut, Unreachable
+from vllm_cluster.wire.reading import MAX_BYTES, RefusedDocument, document
+
+CALL_SECONDS = 30.0
+# Far more than any list or document of Docker's; what comes in pieces (pull, build, files, logs) is bounded there.
+MAX_ANSWER = MAX_BYTES
+MAX_REFUSAL = 64 << 10
+MAX_REASON = 4000
+MAX_LINE = 1 << 20
+PIECE = 64 << 10
+
+_SAFE = ("GET", "HEAD")
+
+T = TypeVar("T")
+
+
+class RefusedCall(DockerError, CommandFailed):
+    """Docker does not do what was asked; `returncode` is the status of its answer."""
+
+    code = "docker-refused"
+
+
+class NotFound(RefusedCall):
+    """Docker has no such container, image, volume or file."""
+
+    code = "not-found"
+
+
+class NoAnswer(DockerError, TimedOut):
+    """Docker did not answer within the deadline."""
+
+    code = "docker-timed-out"
+
+
+class Unreadable(DockerError):
+    """Docker answered, and not with what its API promises."""
+
+    code = "unreadable-answer"
+
+
+@dataclass(frozen=True)
+class Call:
+    """What is asked of Docker; `what` names it in errors."""
+
+    what: str
+    method: str
+    path: str
+    query: Mapping[str, object] = field(default_factory=dict)
+    json: Mapping[str, object] | None = None
+    body: bytes = b""
+    headers: Mapping[str, str] = field(default_factory=dict, repr=False)
+    # POST is how Docker starts a command in a container too; what one does is for whoever asks for it to judge.
+    reads: bool = False
+    # The answer ends with the stream, and not before: a log that is followed, the output of a command.
+    whole: bool = False
+
+    @property
+    def content(self) -> bytes:
+        """The body as it is sent."""
+        return self.body if self.json is None else json.dumps(self.json).encode()
+
+    @property
+    def kind(self) -> Mapping[str, str]:
+        """The header that names the kind of the body."""
+        if not self.json and not self.body:
+            return {}
+        return {"Content-Type": "application/x-tar" if self.json is None else "application/json"}
+
+
+def path(*parts: str) -> str:
+    """A path of Docker's API, names and ids quoted; the `/` of an image's name stays."""
+    return "".join(f"/{quote(part, safe='/:')}" for part in parts)
+
+
+class Reply:
+    """The body of an answer; every read ends by the call's deadline and raises an error that names the host."""
+
+    def __init__(self, host: str, call: Call, deadline: Deadline) -> None:
+        self._host, self._call, self._deadline = host, call, deadline
+        self._seconds = deadline.left()
+        self._connection: Connection | None = None
+        self.date: float | None = None
+        self.status = 0
+
+    def send(self, connection: Connection, target: str) -> None:
+        """Send the request, and read the beginning of the answer.
+
+        Raises:
+            RefusedCall: Docker refused it.
+        """
+        call = self._call
+        self._connection = connection
+        with self.failing():
+            content, headers = call.content, {**call.kind, **call.headers}
+            response = connection.send_request(call.method, target, self._deadline, content, headers, whole=call.whole)
+            status, self.date = response.status, _seconds(response.headers.get("Date"))
+            self.status = status
+        if status >= http.HTTPStatus.BAD_REQUEST:
+            reason = _reason(self.read(MAX_REFUSAL))
+            text = f"{call.what}: {reason or response.reason} (Docker API {status})"
+            refusal = NotFound if status == http.HTTPStatus.NOT_FOUND else RefusedCall
+            raise refusal(self._host, text, exit_code=status, stderr=reason)
+
+    def read(self, limit: int) -> bytes:
+        """The first `limit` bytes; what comes behind them is not waited for."""
+        with self.failing() as connection:
+            return connection.read(limit)
+
+    def pieces(self) -> Iterator[bytes]:
+        """What comes, as it comes."""
+        while piece := self._piece():
+            yield piece
+
+    def messages(self) -> Iterator[Mapping[str, object]]:
+        """The JSON objects of a stream of progress, one a line, none longer than `MAX_LINE`."""
+        rest = bytearray()
+        for piece in self.pieces():
+            *lines, tail = piece.split(b"\n")
+            for line in lines:
+                yield from self._message(bytes(rest) + line)
+                rest.clear()
+            rest += tail
+            if len(rest) > MAX_LINE:
+                raise self.unreadable(f"a line is longer than {MAX_LINE >> 20} MB")
+        yield from self._message(bytes(rest))
+
+    def unreadable(self, why: object) -> Unreadable:
+        """The error for an answer that is not what Docker's API promises."""
+        return Unreadable(self._host, f"{self._call.what}: Docker's answer cannot be read: {str(why)[:200]}")
+
+    def _piece(self) -> bytes:
+        with self.failing() as connection:
+            return connection.read_some(PIECE)
+
+    def _message(self, line: bytes) -> Iterator[Mapping[str, object]]:
+        if not line.strip():
+            return
+        try:
+            message = json.loads(line)
+        except (ValueError, RecursionError) as error:
+            raise self.unreadable(error) from error
+        if not isinstance(message, dict):
+            raise self.unreadable("a line is not an object")
+        yield message
+
+    @contextmanager
+    def failing(self) -> Iterator[Connection]:
+        """Turn what breaks below into an error of the host; the connection serves no other request then."""
+        what, connection = self._call.what, self._connection
+        try:
+            yield connection  # type: ignore[misc]  # None only before it was taken
+        except BaseException as error:
+            if connection:
+                connection.broken = True
+            match error:
+                case Unreachable():
+                    # This client is made over a connection that worked: what was asked before may have happened.
+                    raise ConnectionLost(self._host, f"{what}: {error.detail}", hint=error.hint) from error
+                case TimeoutError():
+                    text = f"{what}: Docker did not answer within {self._seconds:.0f} s"
+                    raise NoAnswer(self._host, text) from error
+                case OSError() | EOFError() | ValueError() | http.client.HTTPException():
+                    why = (connection.stderr_tail() if connection else "") or error
+                    raise ConnectionLost(self._host, f"{what}: the connection to Docker broke: {why}") from error
+            raise
+
+
+def _seconds(date: str | None) -> float | None:
+    """The Unix time of an HTTP date."""
+    try:
+        return parsedate_to_datetime(date).timestamp() if date else None
+    except (ValueError, OverflowError):
+        return None
+
+
+def _reason(content: bytes) -> str:
+    """What Docker gives as the reason of a refusal."""
+    text = content.decode("utf-8", "replace")
+    with suppress(ValueError, RecursionError):
+        parsed = json.loads(text)
+        text = str(parsed.get("message", text)) if isinstance(parsed, dict) else text
+    return text[:MAX_REASON].strip()
+
+
+class Calls:
+    """The calls of one host's Docker, in one version of its API. Safe to use from several threads.
+
+    `guard`, where one is set, is called right before each call that may change the host (all but GET and HEAD) is
+    sent; what it raises reaches the caller, and nothing was sent.
+    """
+
+    def __init__(
+        self, host: str, version: str, open_stream: OpenStream, guard: Guard | None, clock: Clock = SYSTEM_CLOCK
+    ) -> None:
+        self.host, self.guard, self.count = host, guard, 0
+        self.now: float | None = None
+        self.pool = Pool(open_stream)
+        self._version, self.clock = version, clock
+
+    def after(self, seconds: float) -> Deadline:
+        """The moment `seconds` from now."""
+        return Deadline.after(seconds, self.clock)
+
+    @contextmanager
+    def stream(self, call: Call, deadline: Deadline | None = None) -> Iterator[Reply]:
+        """An answer that is read piece by piece."""
+        deadline = deadline or self.after(CALL_SECONDS)
+        self.count += 1
+        reply = Reply(self.host, call, deadline)
+        query = {key: value for key, value in call.query.items() if value is not None}
+        target = f"/v{self._version}{call.path}" + (f"?{urlencode(query)}" if query else "")
+        with logged(self.host, "docker", f"{call.method} {target} ({call.what})", self.clock) as entry:
+            with reply.failing():
+                connection = self.pool.take(deadline)
+            try:
+                if self.guard and call.method not in _SAFE and not call.reads:
+                    self.guard()
+                reply.send(connection, target)
+                self.now = reply.date or self.now
+                entry.result = f"{reply.status}"
+                yield reply
+            finally:
+                self.pool.give_back(connection)
+
+    def ask(self, call: Call, read: Callable[[Any], T], deadline: Deadline | None = None) -> T:
+        """What `read` makes of the JSON of the answer.
+
+        Raises:
+            Unreadable: it is not JSON, or of another shape than that of Docker's API.
+        """
+        with self.stream(call, deadline) as reply:
+            content = reply.read(MAX_ANSWER + 1)
+            if len(content) > MAX_ANSWER:
+                raise reply.unreadable(f"it is longer than {MAX_ANSWER >> 20} MB")
+        try:
+            return read(document(content, "", MAX_ANSWER) if content else None)
+        except RefusedDocument as error:
+            raise reply.unreadable(f"{error.field} {error.why}".strip()) from error
+
+    def do(self, call: Call, deadline: Deadline | None = None) -> None:
+        """Make a call whose answer holds nothing of interest."""
+        with self.stream(call, deadline) as reply:
+            reply.read(MAX_REFUSAL)

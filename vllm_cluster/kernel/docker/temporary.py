@@ -1,0 +1,77 @@
+"""Containers that are made for one purpose, and leave nothing behind."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from secrets import token_hex
+from typing import Any
+
+from vllm_cluster.core.identity import Owner
+from vllm_cluster.core.spec import ContainerSpec, Mount
+from vllm_cluster.kernel.docker.client import DockerApi
+from vllm_cluster.kernel.docker.container_body import node_body, volume_mount
+from vllm_cluster.kernel.errors import HostError
+
+_ATTACHED = {"OpenStdin": True, "StdinOnce": True, "AttachStdin": True, "AttachStdout": True, "AttachStderr": True}
+
+
+@dataclass(frozen=True)
+class TemporaryContainer:
+    """Where one program runs: a bare container, or one `like` a node's: its devices, network, folders and environment.
+
+    `kind` is one of `core.identity.KINDS`. It ends with the connection that feeds it, and removes itself.
+    """
+
+    owner: Owner
+    kind: str
+    image: str
+    like: ContainerSpec | None = None
+    network: str = "none"
+    user: str = ""
+    volume: Mount | None = None
+    drop: tuple[str, ...] = ()
+    # A folder that goes with it, and in which the program runs.
+    scratch: str = ""
+
+    def body(self, argv: Sequence[str]) -> dict[str, Any]:
+        """The body of the call that creates it."""
+        node = node_body(self.like, self.image, "") if self.like else {}
+        bare: dict[str, Any] = {"NetworkMode": self.network, "CapDrop": list(self.drop)}
+        once = {"RestartPolicy": {"Name": "no"}, "AutoRemove": True, "LogConfig": {"Type": "none"}}
+        mounts = [volume_mount(self.volume, self.owner)] if self.volume else []
+        mounts += [{"Type": "volume", "Target": self.scratch}] if self.scratch else []
+        return {
+            **node,
+            **_ATTACHED,
+            **({"User": self.user} if self.user else {}),
+            **({"WorkingDir": self.scratch} if self.scratch else {}),
+            "Image": self.image,
+            "Entrypoint": [argv[0]],
+            "Cmd": list(argv[1:]),
+            "Labels": self.owner.labels,
+            "HostConfig": {**(node.get("HostConfig") or bare), **once, "Mounts": mounts},
+        }
+
+
+@contextmanager
+def temporary_container(engine: DockerApi, cluster: str, body: Mapping[str, object]) -> Iterator[str]:
+    """A container through which a volume is reached; it is removed again.
+
+    What failed in between is raised, not a failure of the removal after it.
+    """
+    name = temporary_name(cluster, "door")
+    engine.create(name, body)
+    try:
+        yield name
+    except BaseException:
+        with suppress(HostError):
+            engine.remove(name, grace=0)
+        raise
+    engine.remove(name, grace=0)
+
+
+def temporary_name(cluster: str, purpose: str) -> str:
+    """A name that no other container has; `core.identity` knows it again."""
+    return f"vcluster-{cluster}-{purpose}-{token_hex(4)}"

@@ -1,0 +1,173 @@
+"""YAML to plain data, and the line of everything in it."""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import dataclass, field
+
+from ruamel.yaml import YAML
+from ruamel.yaml.error import MarkedYAMLError
+from ruamel.yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
+from ruamel.yaml.reader import ReaderError
+
+from vllm_cluster.kernel.inventory.problems import Loc, Problem
+from vllm_cluster.kernel.inventory.words import plain, shown
+
+_TAG = "tag:yaml.org,2002:"
+_PLAIN_TAGS = {_TAG + kind for kind in ("int", "float", "bool", "null")}
+# Aliases can make a small file expand to a huge one.
+_MAX_NODES = 100_000
+_SYNTAX = {
+    "found character '\\t' that cannot start any token": "a tab; YAML is indented with spaces",
+    "mapping values are not allowed here": "an unexpected colon; check the indentation, "
+    'and put values that hold ": " in quotes',
+    "could not find expected ':'": "a key without its colon, or a line indented too little",
+    "but found another document": "a second document begins (---); an inventory is one document",
+    "found unexpected end of stream": "the file ends inside quotes",
+}
+
+
+@dataclass
+class Document:
+    """A file's data, the line of every place in it, and what was wrong on the way."""
+
+    data: object = None
+    lines: dict[Loc, int] = field(default_factory=dict)
+    problems: list[Problem] = field(default_factory=list)
+
+    def line(self, loc: Loc) -> int:
+        """The line of a place, or of its nearest parent."""
+        while loc not in self.lines and loc:
+            loc = loc[:-1]
+        return self.lines.get(loc, 1)
+
+    def add_problem(self, loc: Loc, text: str, line: int | None = None) -> None:
+        """Note something wrong at a place."""
+        self.problems.append(Problem(self.line(loc) if line is None else line, loc, text))
+
+
+def parse(text: str) -> Document:
+    """Read one YAML document; what cannot be read is among its problems."""
+    document = Document()
+    yaml = YAML(typ="safe", pure=True)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # a reused anchor is fine here
+            node = yaml.compose(text)
+            if node is not None:
+                _YamlWalker(yaml, document).read_root(node)
+    except MarkedYAMLError as error:
+        _blame_syntax(document, error)
+    except ReaderError as error:
+        line = text.count("\n", 0, error.position) + 1
+        document.add_problem((), "an unprintable character; remove it or write it as an escape in double quotes", line)
+    except RecursionError:
+        document.add_problem((), "nested too deep to be an inventory")
+    except Exception as error:  # the YAML library answers some broken directives with bare Python errors
+        document.add_problem((), f"not YAML: {plain(str(error)) or type(error).__name__}")
+    return document
+
+
+def _blame_syntax(document: Document, error: MarkedYAMLError) -> None:
+    mark = error.problem_mark or error.context_mark
+    problem = plain(str(error.problem or error.context or error))
+    text = _SYNTAX.get(str(error.problem), f"not YAML: {problem}")
+    begun = error.context_mark
+    if begun is not None and mark is not None and begun.line != mark.line:
+        text += f" (in what begins on line {begun.line + 1})"
+    document.add_problem((), text, mark.line + 1 if mark is not None else 1)
+
+
+class _YamlWalker:
+    """One walk over the nodes of a document."""
+
+    def __init__(self, yaml: YAML, document: Document) -> None:
+        self.yaml = yaml
+        self.document = document
+        self.open: set[int] = set()
+        self.nodes = 0
+
+    def read_root(self, node: Node) -> None:
+        self.document.lines[()] = node.start_mark.line + 1
+        self.document.data = self.read(node, ())
+
+    def read(self, node: Node, loc: Loc) -> object:
+        self.nodes += 1
+        if id(node) in self.open:
+            return self.refuse(node, loc, "an alias to something that it is itself part of")
+        if self.nodes > _MAX_NODES:
+            return self.refuse(node, (), "aliases make this file too large")
+        self.open.add(id(node))
+        try:
+            if isinstance(node, ScalarNode):
+                return self.scalar(node, loc)
+            if isinstance(node, MappingNode) and node.tag == _TAG + "map":
+                return self.mapping(node, loc)
+            if isinstance(node, SequenceNode) and node.tag == _TAG + "seq":
+                return self.sequence(node, loc)
+            return self.refuse(node, loc, f"the tag {shown(str(node.tag))} means nothing here; remove it")
+        finally:
+            self.open.discard(id(node))
+
+    def refuse(self, node: Node, loc: Loc, text: str) -> object:
+        """Add the problem; the value counts as absent."""
+        self.document.add_problem(loc, text, node.start_mark.line + 1)
+        return None
+
+    def scalar(self, node: ScalarNode, loc: Loc) -> object:
+        if node.tag == _TAG + "str":
+            return str(node.value)
+        if node.tag == _TAG + "timestamp":
+            return self.refuse(node, loc, "reads as a date; put it in quotes")
+        if node.tag not in _PLAIN_TAGS:
+            return self.refuse(node, loc, f"the tag {shown(str(node.tag))} means nothing here; remove it")
+        try:
+            value: object = self.yaml.constructor.construct_object(node)
+        except (ValueError, ArithmeticError, MarkedYAMLError, LookupError):
+            return self.refuse(node, loc, "a number that cannot be read")
+        return value
+
+    def sequence(self, node: SequenceNode, loc: Loc) -> list[object]:
+        items: list[object] = []
+        for index, item in enumerate(node.value):
+            self.document.lines[(*loc, index)] = item.start_mark.line + 1
+            items.append(self.read(item, (*loc, index)))
+        return items
+
+    def mapping(self, node: MappingNode, loc: Loc) -> dict[str, object]:
+        own: dict[str, object] = {}
+        merged: dict[str, object] = {}
+        for key, value in node.value:
+            line = key.start_mark.line + 1
+            if key.tag == _TAG + "merge":
+                merged = {**self.merged(value, loc), **merged}
+            elif not isinstance(key, ScalarNode) or key.tag != _TAG + "str":
+                shape = shown(str(key.value)) if isinstance(key, ScalarNode) else "this"
+                self.document.add_problem(loc, f"the key {shape} is not text; put it in quotes", line)
+            elif key.value in own:
+                first = self.document.lines[(*loc, key.value)]
+                twice = f"written twice, first on line {first}; keep one"
+                # The place keeps its first line, so the second value is not looked at.
+                self.document.problems.append(Problem(line, (*loc, key.value), twice))
+            else:
+                # An empty value begins, for the parser, where the next token does.
+                here = isinstance(value, ScalarNode) and value.value != ""
+                self.document.lines[(*loc, key.value)] = value.start_mark.line + 1 if here else line
+                own[key.value] = self.read(value, (*loc, key.value))
+        return {**merged, **own}
+
+    def merged(self, node: Node, loc: Loc) -> dict[str, object]:
+        parts: list[Node] = node.value if isinstance(node, SequenceNode) else [node]
+        found: dict[str, object] = {}
+        for part in parts:
+            if not isinstance(part, MappingNode):
+                self.refuse(part, loc, "<< merges mappings (<<: *anchor), and this is none")
+                continue
+            kept, self.document.lines = self.document.lines, {}
+            value = self.read(part, loc)
+            merged, self.document.lines = self.document.lines, kept
+            for place, line in merged.items():
+                kept.setdefault(place, line)  # what is written here keeps its own line
+            if isinstance(value, dict):
+                found = {**value, **found}
+        return found

@@ -1,0 +1,131 @@
+"""Where the inventory is, and its bytes; without the parsing libraries, so that a missing file is reported at once."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TextIO
+
+from vllm_cluster.kernel.errors import InventoryError, VclusterError
+from vllm_cluster.kernel.inventory.problems import file_name
+from vllm_cluster.kernel.laptop import here
+from vllm_cluster.kernel.shell_line import command_line
+
+DEFAULT_NAME = "inventory.yaml"
+# How a first one is written.
+INIT = "vcluster init --host gpu1=10.0.0.11 --host gpu2=10.0.0.12"
+# 256 hosts with every key take 150 kB. The YAML parser needs 10 s for 1 MB.
+MAX_BYTES = 256_000
+
+
+def read(path: Path | None, *, stdin: TextIO | None = None, cwd: Path | None = None) -> tuple[Path | None, bytes]:
+    """The file at `path`, else the nearest inventory.yaml from `cwd` on; no path where `-` names standard input.
+
+    Raises:
+        InventoryError: there is none, or it cannot be read.
+    """
+    if path is not None and str(path) == "-":
+        return None, _from_stdin(stdin)
+    if path is not None and path.is_absolute():
+        found = path
+    else:
+        found = find(cwd or here()) if path is None else (cwd or here()) / path
+    return found, _from_file(found, file_name(found, cwd), cwd)
+
+
+def find(cwd: Path) -> Path:
+    """The nearest inventory.yaml from `cwd` up to the root of its git repository, never the home folder's.
+
+    Raises:
+        InventoryError: there is none.
+    """
+    start = cwd.resolve()
+    root = next((folder for folder in (start, *start.parents) if _seen(folder / ".git")), start)
+    for folder in (start, *start.parents):
+        # A file in the home folder would silently serve every project below it.
+        if folder != start and folder == _home():
+            break
+        if _seen(folder / DEFAULT_NAME):
+            # As the user typed it, with links unresolved: messages name this path.
+            return cwd / DEFAULT_NAME if folder == start else folder / DEFAULT_NAME
+        if folder == root:
+            break
+    up = f" or above it, up to {root}" if root != start else ""
+    sandbox = Path("sandbox") / DEFAULT_NAME
+    there = _seen(start / sandbox)
+    raise InventoryError(
+        f"no {DEFAULT_NAME} in {start}{up}",
+        again=("-i", str(sandbox)) if there else None,
+        hint=None if there else f"{INIT}\nname another file: -i FILE, or VCLUSTER_INVENTORY",
+    )
+
+
+def inventory_words(inventory: Path | None) -> list[str]:
+    """Return the option that names an inventory: none where a call from here finds it without."""
+    if inventory is None or str(inventory) == "-":
+        return []
+    try:
+        named = os.environ.get("VCLUSTER_INVENTORY")
+        found = Path(named) if named else find(here())
+        return [] if found.resolve() == inventory.resolve() else ["-i", str(inventory)]
+    except (VclusterError, OSError):
+        return ["-i", str(inventory)]
+
+
+def _missing(file: str, cwd: Path | None) -> InventoryError:
+    """The error for a file that is not there: a relative one may be meant from a folder above."""
+    path, text = Path(file), f"{file}: no such file"
+    # The current folder may be gone; an absolute path needs none.
+    cwd = cwd or (Path("/") if path.is_absolute() else here())
+    above = None if path.is_absolute() else next((up / path for up in cwd.parents if _seen(up / path)), None)
+    if above:
+        return InventoryError(text, instead=_instead(file, above))
+    if path.parts[-2:] == ("sandbox", DEFAULT_NAME):
+        return InventoryError(text, hint="vcluster sandbox up")
+    folder = [] if (cwd / path).parent.is_dir() else [command_line("mkdir", "-p", str(path.parent))]
+    return InventoryError(text, hint="\n".join([*folder, command_line(*INIT.split(), "-o", file)]))
+
+
+def _instead(file: str, path: Path) -> dict[str, str]:
+    """The words of the call that name a file, with those that name another one."""
+    return {file: str(path), f"--inventory={file}": f"--inventory={path}"}
+
+
+def _seen(path: Path) -> bool:
+    """Whether it is there, and may be looked at: a folder above may belong to others."""
+    try:
+        return path.is_file() or (path.name == ".git" and path.exists())
+    except OSError:
+        return False
+
+
+def _home() -> Path | None:
+    try:
+        return Path.home().resolve()
+    except RuntimeError:
+        return None
+
+
+def _from_file(path: Path, file: str, cwd: Path | None) -> bytes:
+    try:
+        with path.open("rb") as stream:
+            return stream.read(MAX_BYTES + 1)
+    except FileNotFoundError:
+        raise _missing(file, cwd) from None
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else str(error)
+        text, inside = f"{file}: cannot be read: {reason}", path / DEFAULT_NAME
+        if isinstance(error, IsADirectoryError):
+            missing = None if _seen(inside) else command_line(*INIT.split(), "-o", str(inside))
+            raise InventoryError(text, instead={} if missing else _instead(file, inside), hint=missing) from None
+        raise InventoryError(text) from None
+
+
+def _from_stdin(stdin: TextIO | None) -> bytes:
+    if stdin is None:
+        raise InventoryError("-i - reads standard input, and there is none")
+    try:
+        # surrogateescape brings back the bytes that a lenient terminal encoding has let through.
+        return stdin.read(MAX_BYTES + 1).encode("utf-8", "surrogateescape")
+    except UnicodeError:
+        raise InventoryError("<stdin>:1: is not UTF-8 text") from None

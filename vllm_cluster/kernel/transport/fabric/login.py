@@ -1,0 +1,268 @@
+"""Who is who: the host's key judged by known_hosts, as ssh judges it, and the user's keys offered in ssh's order."""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import re
+import socket
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import paramiko
+from paramiko.agent import AgentKey, AgentSSH
+from paramiko.pkey import UnknownKeyType
+
+from vllm_cluster.kernel.errors import AuthenticationFailed, HostKeyRejected
+from vllm_cluster.kernel.laptop import expanded
+from vllm_cluster.kernel.transport import connect_errors
+from vllm_cluster.kernel.transport.ssh_config import SshEndpoint, known_name
+
+AGENT_SECONDS = 10.0
+# Hardware keys (sk-…) are known to the agent, but signing with them breaks paramiko.
+_USABLE = ("ssh-ed25519", "ssh-rsa", "ecdsa-sha2-")
+
+
+@dataclass(frozen=True)
+class KnownKey:
+    """One line of a known_hosts file; `where` is its place, for a person."""
+
+    where: str
+    marker: str
+    names: str
+    key_type: str
+    blob: bytes
+
+
+class HostKeys(paramiko.MissingHostKeyPolicy):
+    """Judges the keys of one host; paramiko's own reading of known_hosts knows no patterns or markers."""
+
+    def __init__(self, at: SshEndpoint) -> None:
+        self._at = at
+        self._known = [key for file in at.known_hosts for key in _read(at, file)]
+
+    def preferred(self) -> tuple[str, ...]:
+        """The algorithms to ask for: those of the known keys first, as ssh does; another key would count as changed."""
+        wanted: list[str] = []
+        for key in self._named(known_name(self._at)):
+            if not key.marker:
+                wanted += ("rsa-sha2-512", "rsa-sha2-256") if key.key_type == "ssh-rsa" else (key.key_type,)
+        usual: tuple[str, ...] = paramiko.Transport._preferred_keys  # type: ignore[attr-defined]
+        return tuple(dict.fromkeys([name for name in wanted if name in usual] + list(usual)))
+
+    def missing_host_key(self, client: paramiko.SSHClient, hostname: str, key: paramiko.PKey) -> None:
+        """Called by paramiko for every key, since it was given none to compare with.
+
+        Raises:
+            HostKeyRejected: the key is not known, or not this one.
+        """
+        at, blob, shown = self._at, key.asbytes(), f"{key.get_name()} {key.fingerprint}"
+        named = self._named(known_name(at))
+        plain = [one for one in named if not one.marker]
+        if not plain and at.host_key_alias is None:
+            # ssh accepts the key that it knows for the same name on port 22, and only accepts by it.
+            elsewhere = [one for one in self._named(at.host) if one.blob == blob]
+            plain = [one for one in elsewhere if not one.marker]
+            named += elsewhere
+        for one in named:
+            if one.marker == "@revoked" and one.blob == blob:
+                raise connect_errors.revoked_key(at, shown, one.where)
+        if any(one.blob == blob for one in plain):
+            return
+        if plain:
+            # A known key of another type counts as a change too: ssh asks for the known types first.
+            same_type = [one for one in plain if one.key_type == key.get_name()]
+            raise connect_errors.changed_key(at, shown, (same_type or plain)[0].where)
+        authority = any(one.marker == "@cert-authority" for one in named)
+        if authority or not at.accept_new_keys:
+            raise connect_errors.unknown_key(at, shown, authority=authority)
+        self._accept(key)
+
+    def _named(self, name: str) -> list[KnownKey]:
+        return [key for key in self._known if matches(key.names, name)]
+
+    def _accept(self, key: paramiko.PKey) -> None:
+        name = known_name(self._at)
+        if self._at.hash_known_hosts:
+            name = paramiko.HostKeys.hash_host(name.lower())
+        line = f"{name} {key.get_name()} {key.get_base64()}\n".encode()
+        file = self._at.known_hosts[0] if self._at.known_hosts else expanded("~/.ssh/known_hosts")
+        try:
+            file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            with file.open("ab+") as known:
+                # The last line of a file that a person edited may lack its end.
+                if known.seekable() and known.tell():
+                    known.seek(-1, 2)
+                    line = line if known.read(1) == b"\n" else b"\n" + line
+                known.write(line)
+        except OSError as error:
+            raise HostKeyRejected(
+                self._at.name,
+                f"cannot note the new key of {self._at.where} in {file}: {error.strerror}",
+                hint=f"make {file} writable",
+            ) from None
+
+
+def parse(text: str, file: str) -> list[KnownKey]:
+    """The usable lines of a known_hosts file; like ssh, what cannot be read is passed over."""
+    keys = []
+    for number, line in enumerate(text.split("\n"), 1):
+        fields = line.split()
+        marker = fields.pop(0) if fields and fields[0].startswith("@") else ""
+        if len(fields) < 3 or fields[0].startswith("#"):
+            continue
+        with contextlib.suppress(ValueError):
+            blob = base64.b64decode(fields[2], validate=True)
+            keys.append(KnownKey(f"{file}:{number}", marker, fields[0], fields[1], blob))
+    return keys
+
+
+def matches(names: str, host: str) -> bool:
+    """Whether the first field of a known_hosts line means `host`."""
+    host = host.lower()
+    if names.startswith("|1|"):
+        with contextlib.suppress(ValueError, AssertionError):  # a salt that cannot be read, or of another length
+            return paramiko.HostKeys.hash_host(host, names) == names
+        return False
+    patterns = names.lower().split(",")
+    refused = any(_wildcard(pattern[1:], host) for pattern in patterns if pattern.startswith("!"))
+    return not refused and any(_wildcard(pattern, host) for pattern in patterns if not pattern.startswith("!"))
+
+
+def _wildcard(pattern: str, text: str) -> bool:
+    # Not fnmatch: brackets are part of a name here ("[host]:port"), not a set of characters.
+    regex = "".join({"*": ".*", "?": "."}.get(char, re.escape(char)) for char in pattern)
+    return re.fullmatch(regex, text, re.DOTALL) is not None
+
+
+def _read(at: SshEndpoint, file: Path) -> Sequence[KnownKey]:
+    try:
+        return parse(file.read_text("utf-8", "replace"), str(file))
+    except FileNotFoundError:
+        return ()
+    except OSError as error:
+        # A file that cannot be read could hold the line that revokes the key.
+        raise HostKeyRejected(at.name, f"cannot read {file}: {error.strerror}", hint=f"make {file} readable") from None
+
+
+class _Agent(AgentSSH):
+    """The agent behind one socket; paramiko's own class knows only SSH_AUTH_SOCK."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        sock = socket.socket(socket.AF_UNIX)
+        try:
+            sock.settimeout(AGENT_SECONDS)
+            sock.connect(str(path))
+            self._connect(sock)  # type: ignore[attr-defined]
+        except BaseException:
+            sock.close()
+            raise
+
+    def close(self) -> None:
+        self._close()  # type: ignore[attr-defined]
+
+
+class Credentials:
+    """Proves the user to one host; paramiko calls `authenticate` once the host's key is accepted."""
+
+    def __init__(self, resolved: SshEndpoint) -> None:
+        self._resolved = resolved
+        self._offered: list[str] = []
+        self._skipped: list[str] = []
+        self._agent: _Agent | None = None
+
+    def authenticate(self, transport: paramiko.Transport) -> None:
+        """Offer each key until one is taken.
+
+        Raises:
+            AuthenticationFailed: none was.
+        """
+        try:
+            if not self._try_none(transport):
+                self._try_keys(transport)
+        finally:
+            if self._agent is not None:
+                self._agent.close()
+
+    def _try_none(self, transport: paramiko.Transport) -> bool:
+        # ssh asks so too: some servers (Tailscale's) have let the user in already, the others name what they take.
+        try:
+            transport.auth_none(self._resolved.user)
+        except paramiko.BadAuthenticationType as refusal:
+            if "publickey" not in refusal.allowed_types:
+                raise connect_errors.no_keys(self._resolved, ", ".join(refusal.allowed_types)) from None
+            return False
+        return True
+
+    def _try_keys(self, transport: paramiko.Transport) -> None:
+        for name, key in self._keys():
+            self._offered.append(f"{name} {key.fingerprint}")
+            try:
+                more = transport.auth_publickey(self._resolved.user, key)
+            except paramiko.AuthenticationException as refusal:
+                if not transport.is_active():
+                    raise connect_errors.too_many_keys(self._resolved, self._offered, self._skipped) from None
+                if "timeout" in str(refusal).lower():
+                    raise self._refused("it did not answer in time") from None
+                continue
+            except paramiko.SSHException as error:
+                if not transport.is_active():
+                    raise
+                self._skipped.append(f"{name} ({error})")
+                continue
+            if more:
+                raise connect_errors.second_factor(self._resolved, ", ".join(more), self._offered, self._skipped)
+            return
+        raise self._refused("no offered key was accepted")
+
+    def _keys(self) -> Iterator[tuple[str, paramiko.PKey]]:
+        held = {}
+        for key in self._agent_keys():
+            if key.get_name().startswith(_USABLE):
+                held[key.asbytes()] = key
+            else:
+                self._skipped.append(f"{key.comment or key.get_name()} (from the agent: needs the openssh transport)")
+        for path in self._resolved.identities:
+            in_agent = held.pop(_public_blob(path) or b"", None)
+            if in_agent is not None:
+                yield f"{path} (from the agent)", in_agent
+            elif (loaded := self._load(path)) is not None:
+                yield str(path), loaded
+        if not self._resolved.identities_only:
+            for key in held.values():
+                yield f"{key.comment or key.get_name()} (from the agent)", key
+
+    def _agent_keys(self) -> tuple[AgentKey, ...]:
+        path = self._resolved.agent
+        if path is None:
+            return ()
+        try:
+            self._agent = _Agent(path)
+        except (OSError, paramiko.SSHException) as error:
+            self._skipped.append(f"the agent at {path} ({error})")
+            return ()
+        return self._agent.get_keys()
+
+    def _load(self, path: Path) -> paramiko.PKey | None:
+        if not path.is_file():
+            return None
+        try:
+            return paramiko.PKey.from_path(path)
+        except (paramiko.PasswordRequiredException, TypeError):
+            # cryptography raises TypeError when a key is encrypted and no passphrase was given.
+            self._skipped.append(f"{path} (has a passphrase: ssh-add it)")
+        except (OSError, ValueError, paramiko.SSHException, UnknownKeyType) as error:
+            self._skipped.append(f"{path} ({str(error) or type(error).__name__})")
+        return None
+
+    def _refused(self, why: str) -> AuthenticationFailed:
+        return connect_errors.auth_refused(self._resolved, why, self._offered, self._skipped)
+
+
+def _public_blob(path: Path) -> bytes | None:
+    public = path if path.suffix == ".pub" else path.with_name(path.name + ".pub")
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        return base64.b64decode(public.read_text("utf-8").split()[1])
+    return None
