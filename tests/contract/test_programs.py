@@ -17,10 +17,10 @@ from tests.support.carriers import Client
 from tests.support.programs import containers, made, processes, python_image, soon
 from tests.support.sshd import Sshd
 from tests.support.waiting import until
-from vllm_cluster.core.identity import Owner
 from vllm_cluster.kernel.clock import Deadline
 from vllm_cluster.kernel.docker.temporary import TemporaryContainer
 from vllm_cluster.kernel.errors import CommandFailed, HostError, TimedOut
+from vllm_cluster.kernel.plan.identity import Owner
 from vllm_cluster.kernel.transport import Kind
 from vllm_cluster.kernel.transport.base import Transport
 from vllm_cluster.remote.host.bounded import HUNG_UP, LATE

@@ -14,11 +14,11 @@ from tests.support.hosts import Sandbox
 from tests.support.second_engine import IMAGE, SOCKET, SecondEngine, make_image, second_engine
 from tests.support.waiting import until
 from vllm_cluster.checks.registry import preflight
-from vllm_cluster.core.desired import desired
-from vllm_cluster.core.gpus import survives_restart, ways
-from vllm_cluster.core.spec import GpuRequest
 from vllm_cluster.kernel.docker.container_body import node_body
 from vllm_cluster.kernel.facts.host_facts import HostFacts
+from vllm_cluster.kernel.plan.desired import desired
+from vllm_cluster.kernel.plan.gpus import survives_restart, ways
+from vllm_cluster.kernel.plan.spec import GpuRequest
 
 pytestmark = [pytest.mark.e2e, pytest.mark.promise, pytest.mark.deep]
 

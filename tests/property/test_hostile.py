@@ -20,14 +20,14 @@ from pydantic import ValidationError
 
 from tests.property.hostile import CASES, anything, batches, hostile, many, recorded, some
 from tests.support import world
-from vllm_cluster.backends import ray, vllm
-from vllm_cluster.backends.seam import Degrees
-from vllm_cluster.core.desired import desired
-from vllm_cluster.core.spec import BASE_IMAGE, ContainerSpec
+from vllm_cluster.kernel.backends import ray, vllm
+from vllm_cluster.kernel.backends.seam import Degrees
 from vllm_cluster.kernel.docker.calls import path
 from vllm_cluster.kernel.docker.container_body import node_body
 from vllm_cluster.kernel.errors import UsageError
 from vllm_cluster.kernel.inventory.model import HostSsh, Inventory, SshSettings
+from vllm_cluster.kernel.plan.desired import desired
+from vllm_cluster.kernel.plan.spec import BASE_IMAGE, ContainerSpec
 from vllm_cluster.kernel.transport import command_line
 from vllm_cluster.kernel.transport.base import Result
 from vllm_cluster.kernel.transport.ssh_config import resolve

@@ -18,7 +18,7 @@ from tests.support.pasted import NOTES, SHELLS, noted
 from vllm_cluster.actions.ask_head import Endpoint
 from vllm_cluster.actions.endpoint import ClientEndpoint
 from vllm_cluster.cli.render.endpoint import curl_line, show_clients
-from vllm_cluster.core.node_status import UnreadableStatus, parse_status
+from vllm_cluster.kernel.plan.node_status import UnreadableStatus, parse_status
 from vllm_cluster.kernel.text import host_port
 from vllm_cluster.run.detached import Detached
 from vllm_cluster.wire.status import ServeStatus

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.support.sim import lab, make
-from vllm_cluster.core.plan import Barrier
+from vllm_cluster.kernel.plan.plan import Barrier
 from vllm_cluster.run.execute import PlanExecution
 
 INVENTORY = make.inventory(2)

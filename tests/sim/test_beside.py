@@ -10,10 +10,10 @@ from tests.support.sim import lab, make
 from tests.support.sim.faults import Call, Fault, Script
 from tests.support.sim.world import Box, World
 from vllm_cluster.actions.assess import reached
-from vllm_cluster.core.identity import is_temporary
 from vllm_cluster.kernel.events import Emit
 from vllm_cluster.kernel.facts.docker_objects import Container
 from vllm_cluster.kernel.inventory.model import Inventory
+from vllm_cluster.kernel.plan.identity import is_temporary
 from vllm_cluster.run.image_contents import look_inside
 from vllm_cluster.run.observe import observe
 from vllm_cluster.run.runtime import Runtime
@@ -36,7 +36,7 @@ def look(inventory: Inventory, emit: Emit, runtime: Runtime) -> Any:
         return look_inside(fleet, inventory, facts, emit)
 
 
-# fault: core/identity.py: container.state != "running" → True
+# fault: kernel/plan/identity.py: container.state != "running" → True
 @pytest.mark.parametrize("verb", [lab.do_up, lab.do_down])
 def test_a_colleague_leaves_what_check_runs_alone(verb: lab.Verb) -> None:
     world, others, script = make.world((2, 2)), [verb], Script()

@@ -232,7 +232,7 @@ def test_any_run_after_a_lost_lease_leaves_one_volume_of_secrets() -> None:
                 oracle.converged(world, HERE)
 
 
-# fault: core/placement.py: Order(order.epoch + 1, → Order(order.epoch,
+# fault: kernel/plan/placement.py: Order(order.epoch + 1, → Order(order.epoch,
 @pytest.mark.promise("P34")
 def test_every_writer_of_the_request_counts_up() -> None:
     """Also `up`, where the request follows the members, and where the head moves away and back."""

@@ -18,8 +18,8 @@ from vllm_cluster.actions import explain, history
 from vllm_cluster.cli.render import history as render
 from vllm_cluster.cli.render.explain import explain_document, show_explained
 from vllm_cluster.cli.render.history import history_document, show_history
-from vllm_cluster.core.history import Entry
 from vllm_cluster.kernel.errors import PreflightFailed, UsageError
+from vllm_cluster.kernel.plan.history import Entry
 from vllm_cluster.wire.order import Order, read_order
 
 INVENTORY = make.inventory(2)
@@ -97,7 +97,7 @@ def test_without_anything_before_there_is_nothing_to_go_back_to(world: World) ->
     assert asked_for(world) == "org/a"
 
 
-# fault: core/placement.py: name = name_of(deployment, replica) → name = __import__('secrets').token_hex(4)
+# fault: kernel/plan/placement.py: name = name_of(deployment, replica) → name = __import__('secrets').token_hex(4)
 def test_the_same_request_twice_changes_nothing_despite_events_between(world: World) -> None:
     """A retry after a failure has no other name: what is healthy afterwards is left alone."""
     assert serve(world, "no/such").error is not None

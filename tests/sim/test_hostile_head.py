@@ -15,9 +15,9 @@ from tests.support.sim import lab, make, oracle
 from tests.support.sim.lab import Outcome, code
 from tests.support.sim.make import inventory_of as inventory
 from tests.support.sim.world import Machine, World
-from vllm_cluster.core.members import Named
-from vllm_cluster.core.spec import ID, SPEC
 from vllm_cluster.kernel.errors import LeftAlone
+from vllm_cluster.kernel.plan.members import Named
+from vllm_cluster.kernel.plan.spec import ID, SPEC
 from vllm_cluster.kernel.transport.base import Target, Transport
 
 MINE, THEIRS = inventory(1, 2), inventory(3, 4)

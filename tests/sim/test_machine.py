@@ -26,7 +26,7 @@ from tests.support.sim.engine import name_image
 from tests.support.sim.faults import Fault, Script
 from tests.support.sim.lab import Outcome
 from tests.support.sim.world import Box, Volume, belongs_to_lab
-from vllm_cluster.core.spec import CLUSTER, SECRET
+from vllm_cluster.kernel.plan.spec import CLUSTER, SECRET
 
 RUNS: Counter[str] = Counter()
 # A busy machine is not a failure; a failing case prints what reproduces it.

@@ -16,9 +16,9 @@ from tests.support.sim.faults import Call, Fault, Script
 from tests.support.sim.lab import Outcome, code
 from tests.support.sim.make import inventory_of as inventory
 from tests.support.sim.world import Machine, World
-from vllm_cluster.core.plan import RecordMembers
 from vllm_cluster.kernel.errors import HostError, NodesNotJoined, Unreachable, VclusterError
 from vllm_cluster.kernel.inventory.model import Inventory
+from vllm_cluster.kernel.plan.plan import RecordMembers
 from vllm_cluster.run.barrier import GONE_SECONDS
 from vllm_cluster.run.connection import CONNECT_SECONDS
 from vllm_cluster.wire.order import read_order
@@ -170,7 +170,7 @@ def test_an_unreadable_member_is_reported_and_blocks_no_verb(verb: lab.Verb, wor
             whole(world, here)
 
 
-# fault: core/members.py: if record and record.id != node.labels.get(ID, record.id): → if record and not record.id:
+# fault: kernel/plan/members.py: if record and record.id != node.labels.get(ID, record.id): → if record and not record.id:
 @pytest.mark.promise("P33")
 @pytest.mark.parametrize(
     ("change", "why"),
@@ -280,7 +280,7 @@ def test_a_host_joins_and_the_model_survives_its_next_failure() -> None:
     record("P33", "sim: a host joins while a model is served, which then fails", "served again on 6 GPUs", True)
 
 
-# fault: core/placement.py: if before.size <= total: → if before.size <= 1000 * total:
+# fault: kernel/plan/placement.py: if before.size <= total: → if before.size <= 1000 * total:
 @pytest.mark.promise("P33")
 def test_a_layout_that_was_asked_for_is_not_replaced_by_another() -> None:
     world = make.world((2, 2, 2))

@@ -15,9 +15,9 @@ from tests.support.sim.faults import Call, Fault, Killed, Script
 from tests.support.sim.lab import Outcome, code
 from tests.support.sim.world import Box, Volume, World
 from vllm_cluster.cli.session import Session
-from vllm_cluster.core.spec import FORMAT_LABEL, VERSION
 from vllm_cluster.kernel.errors import InventoryError, PreflightFailed, VclusterError
 from vllm_cluster.kernel.inventory.model import Inventory
+from vllm_cluster.kernel.plan.spec import FORMAT_LABEL, VERSION
 from vllm_cluster.run.image_supply import PULL_SECONDS
 
 

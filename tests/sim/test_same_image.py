@@ -12,10 +12,10 @@ from tests.support.sim.lab import Outcome
 from tests.support.sim.world import Picture, World
 from vllm_cluster.actions.assess import facts_of, reached
 from vllm_cluster.actions.image_push import push
-from vllm_cluster.core.plan import Plan, SameImage
 from vllm_cluster.kernel.errors import FleetError, HostError
 from vllm_cluster.kernel.events import Emit
 from vllm_cluster.kernel.inventory.model import Inventory
+from vllm_cluster.kernel.plan.plan import Plan, SameImage
 from vllm_cluster.run.barrier import ensure_same_image
 from vllm_cluster.run.runtime import Runtime
 
@@ -52,7 +52,7 @@ def test_a_host_whose_image_changes_behind_the_plan_is_reported(number: int | No
     assert f"{make.IMAGE} is {there} here and {make.base_image().id[:19]} on the other hosts" in str(outcome.error)
 
 
-# fault: core/images.py: == self.content), None) → == 0), None)
+# fault: kernel/plan/images.py: == self.content), None) → == 0), None)
 @pytest.mark.promise("P26", "P57")
 @pytest.mark.parametrize("on", [("gpu1",), ("gpu2",), ("gpu1", "gpu2")])
 @pytest.mark.parametrize("way", ["there", "pulled", "sent"])

@@ -13,10 +13,10 @@ from tests.support.sim.faults import Fault, Script
 from tests.support.sim.world import Volume, World, belongs_to_lab
 from vllm_cluster.actions import endpoint
 from vllm_cluster.actions.rotate import rotate
-from vllm_cluster.core.kept import secret_ids
-from vllm_cluster.core.spec import CLUSTER, SECRET
 from vllm_cluster.kernel.errors import UsageError
 from vllm_cluster.kernel.inventory.model import Inventory
+from vllm_cluster.kernel.plan.kept import secret_ids
+from vllm_cluster.kernel.plan.spec import CLUSTER, SECRET
 from vllm_cluster.run.secrets import secret_id
 
 
@@ -206,7 +206,7 @@ def test_a_key_that_is_lost_is_replaced_and_announced(lost: str) -> None:
         assert announced(lab.run(world, inventory, lab.do_up)) == ["note"]
 
 
-# fault: core/diff.py: restarting" and f"({NO_SECRETS})" in container.status → none"
+# fault: kernel/plan/diff.py: restarting" and f"({NO_SECRETS})" in container.status → none"
 def test_a_node_whose_secrets_are_gone_is_recreated() -> None:
     """Docker made its volume again, empty and without the labels of what it should hold."""
     world, inventory = make.world(), make.inventory(2)

@@ -149,7 +149,7 @@ def test_a_model_that_fits_beside_another_program_is_served_with_a_warning(world
         ]
 
 
-# fault: core/gpus.py: left_out = {*own, None} if runs else own → left_out = {None}
+# fault: kernel/plan/gpus.py: left_out = {*own, None} if runs else own → left_out = {None}
 def test_what_the_cluster_s_own_node_holds_refuses_nothing(world: World) -> None:
     world.answers = {name: {"files": GOOD, "vllm": {"flags": "accepted"}} for name in ("gpu1", "gpu2")}
     node = world.machines["gpu2"].box("vcluster-lab")

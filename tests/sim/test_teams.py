@@ -12,7 +12,7 @@ from tests.support.sim import lab, make
 from tests.support.sim.lab import code
 from tests.support.sim.make import inventory_of as inventory
 from tests.support.sim.world import Box, Picture, World, identity
-from vllm_cluster.core.spec import HEAD_ADDRESS, ID
+from vllm_cluster.kernel.plan.spec import HEAD_ADDRESS, ID
 
 VERBS = {
     "up": lab.do_up,
@@ -113,7 +113,7 @@ def test_an_id_in_the_inventory_takes_over_a_cluster_whose_head_was_lost() -> No
     record("P32", "sim: an id in the inventory", "takes over what bears it, and nothing else", True)
 
 
-# fault: core/identity.py: or not is_temporary(cluster, container) →
+# fault: kernel/plan/identity.py: or not is_temporary(cluster, container) →
 @pytest.mark.promise("P32", "P20")
 @pytest.mark.parametrize("name", ["experiment", "vcluster-lab2", "vcluster-lab-copy", "vcluster-lab-door"])
 def test_labels_that_a_committed_image_passed_on(name: str) -> None:
@@ -144,7 +144,7 @@ def committed(world: World) -> Picture:
     return image
 
 
-# fault: core/identity.py: return SPEC in inherited and all( → return False and all(
+# fault: kernel/plan/identity.py: return SPEC in inherited and all( → return False and all(
 @pytest.mark.promise("P32", "P20")
 def test_a_copy_of_a_node_under_the_node_s_own_name() -> None:
     """`docker commit` of a node, its removal, and a container of the same name from that image: not our node."""

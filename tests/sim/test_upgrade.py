@@ -14,11 +14,11 @@ from tests.support.figures import record
 from tests.support.sim import lab, life, make, oracle
 from tests.support.sim.world import World
 from vllm_cluster.actions.check import check
-from vllm_cluster.core.node_status import parse_status
-from vllm_cluster.core.plan import CreateNode
-from vllm_cluster.core.spec import CLUSTER, FORMAT_LABEL, HEAD_ADDRESS, NODE, ROLE, SPEC, VERSION
 from vllm_cluster.kernel.errors import VclusterError
 from vllm_cluster.kernel.inventory.model import Inventory
+from vllm_cluster.kernel.plan.node_status import parse_status
+from vllm_cluster.kernel.plan.plan import CreateNode
+from vllm_cluster.kernel.plan.spec import CLUSTER, FORMAT_LABEL, HEAD_ADDRESS, NODE, ROLE, SPEC, VERSION
 
 
 def serving(world: World, inventory: Inventory) -> None:
@@ -152,7 +152,7 @@ def test_its_plan_changes_nothing() -> None:
     assert world.machines["gpu1"].read(next(box for _, box in world.nodes()), f"{life.STATE}/wanted.json")
 
 
-# fault: core/diff.py: if spec and spec.program == program: → if spec:
+# fault: kernel/plan/diff.py: if spec and spec.program == program: → if spec:
 @pytest.mark.promise("P43")
 def test_a_node_program_of_another_version_is_named_by_status_and_check() -> None:
     """What a new version corrected in the node is not there before `up`, and nothing else shows that."""

@@ -29,7 +29,7 @@ def seen(world: World) -> ClusterStatus:
     return found.value
 
 
-# fault: core/node_status.py: if status.updated < started < now + DATE_SECONDS: → if status.updated < started:
+# fault: kernel/plan/node_status.py: if status.updated < started < now + DATE_SECONDS: → if status.updated < started:
 @pytest.mark.promise("P38")
 def test_a_clock_that_was_two_hours_ahead_at_the_start_and_is_put_back() -> None:
     world = make.world((1, 1))

@@ -11,8 +11,8 @@ import pytest
 from tests.support.sim import lab, make
 from tests.support.sim.oracle import converged
 from tests.support.sim.world import World
-from vllm_cluster.core.plan import CreateNode, PrepareImage
 from vllm_cluster.kernel.errors import UsageError
+from vllm_cluster.kernel.plan.plan import CreateNode, PrepareImage
 from vllm_cluster.wire.order import read_order
 
 ALONE = make.inventory(2, backend="mp")

@@ -22,11 +22,9 @@ from vllm_cluster.actions.status import HostStatus
 from vllm_cluster.batch.files import BatchResult
 from vllm_cluster.checks.finding import Finding
 from vllm_cluster.checks.registry import NotChecked
-from vllm_cluster.core import plan
 from vllm_cluster.core.answer import Answer, TokenLogprob
 from vllm_cluster.core.bench import BenchRun, ComparedFigure, HostHardware, Point
 from vllm_cluster.core.counters import ModelLoad
-from vllm_cluster.core.history import Entry
 from vllm_cluster.core.image_use import ClusterImage
 from vllm_cluster.core.load import HostLoad
 from vllm_cluster.explain.diagnosis import BenignMatch
@@ -34,6 +32,8 @@ from vllm_cluster.explain.stream import LogPosition, Raised
 from vllm_cluster.fit.layouts import GpuPool, Layout
 from vllm_cluster.kernel.facts.host_facts import HostFacts
 from vllm_cluster.kernel.models.listed import CachedModel
+from vllm_cluster.kernel.plan import plan
+from vllm_cluster.kernel.plan.history import Entry
 from vllm_cluster.run import allreduce
 from vllm_cluster.run.history import AuditEntry
 from vllm_cluster.translate.options import TranslatedWord

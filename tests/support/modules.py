@@ -33,5 +33,5 @@ def imported(path: Path) -> frozenset[str]:
 
 
 def room(path: Path) -> str:
-    """The path within the package, as `core/diff.py`; of the sandbox `vcluster_sandbox/hosts.py`."""
+    """The path within the package, as `kernel/plan/diff.py`; of the sandbox `vcluster_sandbox/hosts.py`."""
     return path.relative_to(PACKAGE if path.is_relative_to(PACKAGE) else SANDBOX.parent).as_posix()

@@ -11,9 +11,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from tests.support.docker_api import tree
-from vllm_cluster.core.identity import Owner
 from vllm_cluster.kernel.clock import Deadline
 from vllm_cluster.kernel.docker.temporary import TemporaryContainer
+from vllm_cluster.kernel.plan.identity import Owner
 from vllm_cluster.kernel.transport import make
 from vllm_cluster.kernel.transport.base import Target
 from vllm_cluster.kernel.transport.jumps import Jumps

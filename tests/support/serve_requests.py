@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from vllm_cluster.core.placement import Cluster, place
+from vllm_cluster.kernel.plan.placement import Cluster, place
 from vllm_cluster.wire.order import Deployment, Placement
 
 ADDRESSES = {f"gpu{number}": f"10.0.0.{number}" for number in range(1, 10)}

@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from vllm_cluster.core.desired import Inputs, desired
-from vllm_cluster.core.images import node_image_name
-from vllm_cluster.core.spec import BASE_IMAGE, ContainerSpec
 from vllm_cluster.kernel.facts.docker_objects import Container, Image
 from vllm_cluster.kernel.facts.host_facts import DockerFacts, Gpu, HostFacts, Nic
 from vllm_cluster.kernel.inventory.model import Inventory
+from vllm_cluster.kernel.plan.desired import Inputs, desired
+from vllm_cluster.kernel.plan.images import node_image_name
+from vllm_cluster.kernel.plan.spec import BASE_IMAGE, ContainerSpec
 
 IMAGE = "vllm/vllm-openai:v0.33.0"
 BASE = Image("sha256:" + "ab" * 32, (IMAGE,), (), {})

@@ -56,7 +56,7 @@ EXCEPTIONS: dict[str, set[str]] = {
     "cli/render/check.py": {"run"},
     "cli/serve.py": {"transport"},
     "cli/words.py": {"backends"},
-    "core/node_status.py": {"explain"},
+    "kernel/plan/node_status.py": {"explain"},
     "fit/layouts.py": {"backends"},
     "fit/request.py": {"backends"},
     "images/contents.py": {"checks"},

@@ -20,7 +20,7 @@ LITERALS = {
     "translate/options.py": "options of earlier releases, as users paste them",
     "kernel/inventory/model.py": "the key's word",
     "wire/order.py": "the name of a backend",
-    "core/placement.py": "the name of a backend",
+    "kernel/plan/placement.py": "the name of a backend",
     "actions/explain.py": "the name of a log, as users see it",
     "checks/docker.py": "names of containers of other launchers",
     "core/image_use.py": "the name of an image",

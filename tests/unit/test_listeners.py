@@ -7,8 +7,8 @@ from collections import Counter
 
 from tests.support.modules import MODULES, PACKAGE, SANDBOX, nodes, room
 from tools import security
-from vllm_cluster.backends import ray
 from vllm_cluster.cli.verbs import VERBS
+from vllm_cluster.kernel.backends import ray
 from vllm_cluster.kernel.inventory.model import Ports
 from vllm_cluster.kernel.listeners import LISTENERS, LOOPBACK
 
@@ -40,7 +40,9 @@ def test_every_place_that_listens_is_in_the_table() -> None:
     assert listening() <= named
     assert [file for file in named if not (PACKAGE / file).exists()] == []
     # The rest is started: by a command line with ports, or by ranks that choose them.
-    assert named - listening() == {*("actions/serve.py", "backends/mp.py", "backends/ray.py", "backends/vllm.py")}
+    assert named - listening() == {
+        *("actions/serve.py", "kernel/backends/mp.py", "kernel/backends/ray.py", "kernel/backends/vllm.py")
+    }
 
 
 # fault: kernel/listeners.py: ("client_server",), → (CHOSEN,),
@@ -53,11 +55,11 @@ def test_the_verbs_are_verbs() -> None:
     assert {verb.split()[0] for one in LISTENERS for verb in one.verbs} <= set(VERBS)
 
 
-# fault: backends/ray.py: f"--dashboard-agent-grpc-port={ports.dashboard_agent_grpc}" → f"--dashboard-agent-grpc-port=9"
+# fault: kernel/backends/ray.py: f"--dashboard-agent-grpc-port={ports.dashboard_agent_grpc}" → f"--dashboard-agent-grpc-port=9"
 def test_ray_is_started_on_the_ports_and_addresses_of_the_table() -> None:
     argv = ray.start_argv("head", address="10.0.0.1", head_address="10.0.0.1", gpus=1, ports=Ports())
     given = {word.rpartition("=")[2] for word in argv if "port" in word}
-    rows = [one for one in LISTENERS if one.files == ("backends/ray.py",)]
+    rows = [one for one in LISTENERS if one.files == ("kernel/backends/ray.py",)]
     named = {str(getattr(Ports(), port)) for one in rows for port in one.ports}
     assert given == named
     assert f"--dashboard-host={LOOPBACK}" in argv

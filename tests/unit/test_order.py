@@ -9,7 +9,7 @@ import pytest
 
 from tests.support.paths import ROOT
 from tests.support.serve_requests import cluster, placed
-from vllm_cluster.core.placement import command, follow
+from vllm_cluster.kernel.plan.placement import command, follow
 from vllm_cluster.wire.order import Deployment, Order, Ready, Taken, read_order, read_ready, read_taken
 from vllm_cluster.wire.reading import RefusedDocument
 
@@ -59,7 +59,7 @@ def test_a_request_of_format_1_is_what_its_command_line_meant() -> None:
     assert (replica.leader.address, replica.leader.env) == ("10.0.0.1", {"A": "1"})
 
 
-# fault: core/placement.py: return Placement(before.generation if before and same else name, → return Placement(name,
+# fault: kernel/plan/placement.py: return Placement(before.generation if before and same else name, → return Placement(name,
 def test_what_format_1_asked_for_keeps_running_where_the_hosts_stay() -> None:
     """Its name stays too, though it would have another one today: else it would be stopped and started."""
     assert follow(raw(first()), cluster(TWO)) is None

@@ -13,9 +13,9 @@ import pytest
 from tests.support.paths import ROOT
 from vllm_cluster.checks import codes, host
 from vllm_cluster.cli import verbs
-from vllm_cluster.core import spec
 from vllm_cluster.kernel.docker import container_body
 from vllm_cluster.kernel.inventory import model
+from vllm_cluster.kernel.plan import spec
 
 PAGE = (ROOT / "CONTRIBUTING.md").read_text()
 
@@ -39,7 +39,7 @@ def entries(module: ModuleType, text: str, **names: object) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("module", "file"), [(model, "kernel/inventory/model.py"), (spec, "core/spec.py"), (host, "checks/host.py")]
+    ("module", "file"), [(model, "kernel/inventory/model.py"), (spec, "kernel/plan/spec.py"), (host, "checks/host.py")]
 )
 def test_lines_of_a_module_run_in_it(module: ModuleType, file: str) -> None:
     assert run_in(module, added(f"vllm_cluster/{file}"))["memory"] is not vars(module).get("memory", ...)

@@ -9,9 +9,12 @@ from dataclasses import dataclass, replace
 from vllm_cluster.actions.assess import Assessment, assess
 from vllm_cluster.actions.consent import Consent, Stops, served_on
 from vllm_cluster.actions.explain import add_cause
-from vllm_cluster.core.members import Record
-from vllm_cluster.core.placement import command, summary
-from vllm_cluster.core.plan import (
+from vllm_cluster.kernel.errors import HostError, Interrupted, PreflightFailed, Replaced, VclusterError
+from vllm_cluster.kernel.events import Emit, Event, waiting
+from vllm_cluster.kernel.inventory.model import Inventory
+from vllm_cluster.kernel.plan.members import Record
+from vllm_cluster.kernel.plan.placement import command, summary
+from vllm_cluster.kernel.plan.plan import (
     CreateNode,
     Operation,
     Plan,
@@ -20,10 +23,7 @@ from vllm_cluster.core.plan import (
     RestartNode,
     StartNode,
 )
-from vllm_cluster.core.spec import node_name
-from vllm_cluster.kernel.errors import HostError, Interrupted, PreflightFailed, Replaced, VclusterError
-from vllm_cluster.kernel.events import Emit, Event, waiting
-from vllm_cluster.kernel.inventory.model import Inventory
+from vllm_cluster.kernel.plan.spec import node_name
 from vllm_cluster.kernel.shell_line import command_line
 from vllm_cluster.kernel.text import by_hosts
 from vllm_cluster.run.barrier import refuse_failing

@@ -8,19 +8,19 @@ from dataclasses import dataclass
 
 from vllm_cluster.checks.finding import Finding, merged
 from vllm_cluster.checks.registry import engine_problem, preflight
-from vllm_cluster.core.desired import Inputs, desired, settled
-from vllm_cluster.core.diff import diff
-from vllm_cluster.core.gpus import chosen
-from vllm_cluster.core.identity import cluster_id, node_of
-from vllm_cluster.core.kept import kept_secrets
-from vllm_cluster.core.members import NONE_NAMED, Named
-from vllm_cluster.core.plan import Plan
-from vllm_cluster.core.spec import ContainerSpec
 from vllm_cluster.kernel.errors import InventoryError, PreflightFailed, UsageError, VclusterError, combine
 from vllm_cluster.kernel.events import Emit, Event
 from vllm_cluster.kernel.facts.host_facts import HostFacts
 from vllm_cluster.kernel.inventory.model import Inventory
 from vllm_cluster.kernel.inventory.words import nearest
+from vllm_cluster.kernel.plan.desired import Inputs, desired, settled
+from vllm_cluster.kernel.plan.diff import diff
+from vllm_cluster.kernel.plan.gpus import chosen
+from vllm_cluster.kernel.plan.identity import cluster_id, node_of
+from vllm_cluster.kernel.plan.kept import kept_secrets
+from vllm_cluster.kernel.plan.members import NONE_NAMED, Named
+from vllm_cluster.kernel.plan.plan import Plan
+from vllm_cluster.kernel.plan.spec import ContainerSpec
 from vllm_cluster.kernel.text import by_hosts, count
 from vllm_cluster.run.connection import Fleet
 from vllm_cluster.run.host_images import with_contents

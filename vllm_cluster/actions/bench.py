@@ -13,12 +13,12 @@ from vllm_cluster import __version__
 from vllm_cluster.actions.head import reach_head, read_key, ready
 from vllm_cluster.actions.tunnel import address_of
 from vllm_cluster.core.bench import BenchPoint, BenchRun, HostHardware, Point, argv, figures, order
-from vllm_cluster.core.spec import node_name
 from vllm_cluster.kernel.clock import Deadline
 from vllm_cluster.kernel.errors import HostError, UsageError
 from vllm_cluster.kernel.events import Emit, Event
 from vllm_cluster.kernel.facts.host_facts import HostFacts
 from vllm_cluster.kernel.inventory.model import Inventory
+from vllm_cluster.kernel.plan.spec import node_name
 from vllm_cluster.kernel.text import count, host_port, redact
 from vllm_cluster.run.connection import Fleet, HostConnection
 from vllm_cluster.run.history import command_of

@@ -17,15 +17,10 @@ from pathlib import Path
 from typing import Any
 
 from vllm_cluster import __version__
-from vllm_cluster.backends import TOKEN
 from vllm_cluster.checks.registry import engine_problem, preflight
-from vllm_cluster.core.desired import Inputs, desired, settled
-from vllm_cluster.core.diff import diff
-from vllm_cluster.core.identity import cluster_id, node_of
-from vllm_cluster.core.kept import kept_secrets, secret_ids
-from vllm_cluster.core.spec import LABEL, SPEC, stored_spec
 from vllm_cluster.explain.diagnosis import diagnose
 from vllm_cluster.explain.scan import scan
+from vllm_cluster.kernel.backends import TOKEN
 from vllm_cluster.kernel.debug_log import inventory_key, kept
 from vllm_cluster.kernel.errors import UsageError, VclusterError
 from vllm_cluster.kernel.events import Emit, Event
@@ -34,6 +29,11 @@ from vllm_cluster.kernel.facts.host_facts import HostFacts
 from vllm_cluster.kernel.facts.values import items, mapping
 from vllm_cluster.kernel.inventory.model import Inventory
 from vllm_cluster.kernel.laptop import cache_folder
+from vllm_cluster.kernel.plan.desired import Inputs, desired, settled
+from vllm_cluster.kernel.plan.diff import diff
+from vllm_cluster.kernel.plan.identity import cluster_id, node_of
+from vllm_cluster.kernel.plan.kept import kept_secrets, secret_ids
+from vllm_cluster.kernel.plan.spec import LABEL, SPEC, stored_spec
 from vllm_cluster.kernel.text import REDACTED, count, looks_random, redact, redactor
 from vllm_cluster.run.connection import Fleet, HostConnection
 from vllm_cluster.run.logs import Log, collect, sources

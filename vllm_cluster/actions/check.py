@@ -10,13 +10,13 @@ from vllm_cluster.actions.assess import note_gpus, reached
 from vllm_cluster.checks.finding import Finding
 from vllm_cluster.checks.network import endpoint
 from vllm_cluster.checks.registry import NotChecked, check_all, unseen
-from vllm_cluster.core.diff import other_program
 from vllm_cluster.explain.diagnosis import diagnose
 from vllm_cluster.explain.scan import LogSource, scan
 from vllm_cluster.kernel.errors import HostError, ShellUnusable, VclusterError
 from vllm_cluster.kernel.events import Emit, Event
 from vllm_cluster.kernel.facts.host_facts import HostFacts
 from vllm_cluster.kernel.inventory.model import Inventory
+from vllm_cluster.kernel.plan.diff import other_program
 from vllm_cluster.kernel.text import count
 from vllm_cluster.run.allreduce import AllReduceReport, run_allreduce
 from vllm_cluster.run.connection import Fleet

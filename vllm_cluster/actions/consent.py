@@ -6,12 +6,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 from vllm_cluster.actions.batches import batches_on, has_batches
-from vllm_cluster.core.node_status import UnreadableStatus
-from vllm_cluster.core.plan import MoveHead, Plan, RecordMembers, RemoveContainer, RestartNode
-from vllm_cluster.core.spec import CLUSTER, HEAD_ADDRESS, ROLE, node_name, stored_spec
 from vllm_cluster.kernel.errors import Aborted, ConnectionLost, HostError, PreflightFailed, UsageError
 from vllm_cluster.kernel.facts.docker_objects import Container
 from vllm_cluster.kernel.facts.host_facts import HostFacts
+from vllm_cluster.kernel.plan.node_status import UnreadableStatus
+from vllm_cluster.kernel.plan.plan import MoveHead, Plan, RecordMembers, RemoveContainer, RestartNode
+from vllm_cluster.kernel.plan.spec import CLUSTER, HEAD_ADDRESS, ROLE, node_name, stored_spec
 from vllm_cluster.kernel.text import age, by_hosts, count, plural
 from vllm_cluster.run.connection import Fleet
 from vllm_cluster.run.node_handle import NodeHandle

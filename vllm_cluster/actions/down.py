@@ -11,17 +11,17 @@ from vllm_cluster.actions.assess import ensure_no_errors
 from vllm_cluster.actions.consent import Confirm, Consent, Stops, batches_beside, served_by
 from vllm_cluster.checks.docker import foreign as foreign_findings
 from vllm_cluster.checks.docker import name_taken
-from vllm_cluster.core.diff import leave
-from vllm_cluster.core.identity import cluster_id, foreign, is_leftover, is_of_cluster, is_volume_name
-from vllm_cluster.core.kept import kept_secrets
-from vllm_cluster.core.members import former, record_of
-from vllm_cluster.core.pull import container_name
-from vllm_cluster.core.spec import CLUSTER, ROLE, node_name
 from vllm_cluster.kernel.errors import FleetError, HostError, LeftAlone, VclusterError, combine
 from vllm_cluster.kernel.events import Emit, Event, waiting
 from vllm_cluster.kernel.facts.docker_objects import Container
 from vllm_cluster.kernel.facts.host_facts import HostFacts
 from vllm_cluster.kernel.inventory.model import Inventory
+from vllm_cluster.kernel.plan.diff import leave
+from vllm_cluster.kernel.plan.identity import cluster_id, foreign, is_leftover, is_of_cluster, is_volume_name
+from vllm_cluster.kernel.plan.kept import kept_secrets
+from vllm_cluster.kernel.plan.members import former, record_of
+from vllm_cluster.kernel.plan.pull import container_name
+from vllm_cluster.kernel.plan.spec import CLUSTER, ROLE, node_name
 from vllm_cluster.kernel.text import count
 from vllm_cluster.run.connection import Fleet, HostConnection
 from vllm_cluster.run.lease import Lease, in_order

@@ -16,7 +16,6 @@ from io import BufferedReader
 from pathlib import Path
 from typing import IO, cast
 
-from vllm_cluster.core.history import Entry
 from vllm_cluster.explain.diagnosis import Diagnosis, MatchedFailure, diagnose
 from vllm_cluster.explain.scan import LogSource, scan
 from vllm_cluster.explain.stream import LogPosition
@@ -32,6 +31,7 @@ from vllm_cluster.kernel.errors import (
 from vllm_cluster.kernel.events import Emit, Event
 from vllm_cluster.kernel.facts.host_facts import HostFacts
 from vllm_cluster.kernel.inventory.model import Inventory
+from vllm_cluster.kernel.plan.history import Entry
 from vllm_cluster.kernel.text import count, redact
 from vllm_cluster.run.connection import Fleet, HostConnection
 from vllm_cluster.run.history import restarts

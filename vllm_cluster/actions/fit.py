@@ -8,8 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from vllm_cluster.actions.assess import connect_all
-from vllm_cluster.core.desired import gpu_count, hcas
-from vllm_cluster.core.gpus import chosen
 from vllm_cluster.fit.layouts import FitReport, GpuPool, Model, Workload, report
 from vllm_cluster.hub.model import read
 from vllm_cluster.kernel.errors import PreflightFailed, Unreachable
@@ -17,6 +15,8 @@ from vllm_cluster.kernel.events import Emit, Event
 from vllm_cluster.kernel.facts.host_facts import HostFacts
 from vllm_cluster.kernel.inventory.model import Host, Inventory
 from vllm_cluster.kernel.laptop import expanded
+from vllm_cluster.kernel.plan.desired import gpu_count, hcas
+from vllm_cluster.kernel.plan.gpus import chosen
 from vllm_cluster.kernel.text import count
 from vllm_cluster.run.model_lookup import supports_pp
 from vllm_cluster.run.observe import observe

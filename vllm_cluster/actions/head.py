@@ -7,10 +7,10 @@ from contextlib import contextmanager
 
 from vllm_cluster.actions.assess import ensure_no_errors
 from vllm_cluster.checks.docker import foreign
-from vllm_cluster.core.identity import node_of
-from vllm_cluster.core.kept import kept_secrets
 from vllm_cluster.kernel.errors import NodeMissing, PreflightFailed
 from vllm_cluster.kernel.inventory.model import Inventory
+from vllm_cluster.kernel.plan.identity import node_of
+from vllm_cluster.kernel.plan.kept import kept_secrets
 from vllm_cluster.run.connection import Fleet, HostConnection
 from vllm_cluster.run.node_handle import NodeHandle
 from vllm_cluster.run.observe import observe, usable

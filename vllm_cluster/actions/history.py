@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from vllm_cluster.core.history import Entry
 from vllm_cluster.kernel.inventory.model import Inventory
+from vllm_cluster.kernel.plan.history import Entry
 from vllm_cluster.run.connection import Fleet
 from vllm_cluster.run.history import read_history
 from vllm_cluster.run.node_handle import open_node

@@ -13,13 +13,13 @@ from vllm_cluster.actions.assess import (
     require_name,
     require_one_local,
 )
-from vllm_cluster.core.identity import without_lease
-from vllm_cluster.core.images import Content
 from vllm_cluster.kernel.errors import HostError, PreflightFailed, UsageError, VclusterError, combine
 from vllm_cluster.kernel.events import Emit, Event
 from vllm_cluster.kernel.facts.host_facts import HostFacts
 from vllm_cluster.kernel.inventory import grammar
 from vllm_cluster.kernel.inventory.model import Host, HostSsh, Inventory
+from vllm_cluster.kernel.plan.identity import without_lease
+from vllm_cluster.kernel.plan.images import Content
 from vllm_cluster.kernel.shell_line import command_line
 from vllm_cluster.kernel.text import count
 from vllm_cluster.run.connection import Fleet, HostConnection

@@ -9,13 +9,13 @@ from dataclasses import replace
 from vllm_cluster.actions.assess import facts_of, require_name
 from vllm_cluster.actions.consent import Confirm, ask_removal, served_by
 from vllm_cluster.actions.pull_hosts import PullHosts, looked_at, statuses
-from vllm_cluster.core.cached_model import CachePlace, cache_place
-from vllm_cluster.core.identity import node_of
-from vllm_cluster.core.node_status import UnreadableStatus
-from vllm_cluster.core.spec import ROLE
 from vllm_cluster.kernel.errors import Locked, PreflightFailed, VclusterError
 from vllm_cluster.kernel.events import Emit, Event, waiting
 from vllm_cluster.kernel.inventory.model import Inventory
+from vllm_cluster.kernel.plan.cached_model import CachePlace, cache_place
+from vllm_cluster.kernel.plan.identity import node_of
+from vllm_cluster.kernel.plan.node_status import UnreadableStatus
+from vllm_cluster.kernel.plan.spec import ROLE
 from vllm_cluster.kernel.shell_line import command_line
 from vllm_cluster.kernel.text import size
 from vllm_cluster.run.lease import Lease, in_order

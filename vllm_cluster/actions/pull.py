@@ -24,12 +24,12 @@ from vllm_cluster.actions.pull_plan import (
     warn_of_stale,
     what,
 )
-from vllm_cluster.core.identity import Owner, cluster_id
-from vllm_cluster.core.pull import MAKER, PULLED, REPOSITORY, HubModel, PullPlan, choose, has_weights, outside
 from vllm_cluster.kernel.errors import HostError, Interrupted, Locked, UsageError, VclusterError, combine
 from vllm_cluster.kernel.events import Emit, Event
 from vllm_cluster.kernel.inventory.model import Inventory
 from vllm_cluster.kernel.laptop import expanded
+from vllm_cluster.kernel.plan.identity import Owner, cluster_id
+from vllm_cluster.kernel.plan.pull import MAKER, PULLED, REPOSITORY, HubModel, PullPlan, choose, has_weights, outside
 from vllm_cluster.kernel.shell_line import command_line
 from vllm_cluster.kernel.text import size
 from vllm_cluster.run import weights

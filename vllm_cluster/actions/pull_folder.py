@@ -10,11 +10,11 @@ from typing import NoReturn
 
 from vllm_cluster.actions.pull_hosts import PullHosts
 from vllm_cluster.actions.pull_plan import WantedModel, hashing
-from vllm_cluster.core.cached_model import cache_place, fitting_name
-from vllm_cluster.core.pull import HubModel, choose, unfit_path
 from vllm_cluster.kernel.errors import PreflightFailed, UsageError
 from vllm_cluster.kernel.events import Event
 from vllm_cluster.kernel.laptop import cache_folder, expanded
+from vllm_cluster.kernel.plan.cached_model import cache_place, fitting_name
+from vllm_cluster.kernel.plan.pull import HubModel, choose, unfit_path
 from vllm_cluster.kernel.shell_line import command_line
 from vllm_cluster.kernel.text import count, size
 from vllm_cluster.run.known_hashes import KnownHashes

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from vllm_cluster.actions.assess import connect_all, facts_of
-from vllm_cluster.core.identity import cluster_id, is_of_cluster
-from vllm_cluster.core.pull import container_name
 from vllm_cluster.kernel.errors import Locked, PreflightFailed
 from vllm_cluster.kernel.events import Emit, Event
 from vllm_cluster.kernel.facts.host_facts import HostFacts
 from vllm_cluster.kernel.inventory.model import Inventory
+from vllm_cluster.kernel.plan.identity import cluster_id, is_of_cluster
+from vllm_cluster.kernel.plan.pull import container_name
 from vllm_cluster.kernel.shell_line import command_line
 from vllm_cluster.kernel.text import count
 from vllm_cluster.run import weights

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from vllm_cluster.actions.pull_folder import find_folder
 from vllm_cluster.actions.pull_hosts import PullHosts
 from vllm_cluster.actions.pull_plan import WantedModel, ask_about
-from vllm_cluster.core.pull import HubModel, place_of
 from vllm_cluster.kernel.errors import PreflightFailed, Unreachable, VclusterError
 from vllm_cluster.kernel.events import Event
+from vllm_cluster.kernel.plan.pull import HubModel, place_of
 from vllm_cluster.kernel.shell_line import command_line
 from vllm_cluster.kernel.text import by_hosts
 from vllm_cluster.run.connection import HostConnection

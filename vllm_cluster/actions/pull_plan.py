@@ -11,9 +11,19 @@ from typing import Any
 
 from vllm_cluster.actions.fit import host_token
 from vllm_cluster.actions.pull_hosts import PullHosts
-from vllm_cluster.core.pull import SPARE, Held, HubModel, PullPlan, choose, container_name, make, place_of, shared
 from vllm_cluster.kernel.errors import PreflightFailed
 from vllm_cluster.kernel.events import Event
+from vllm_cluster.kernel.plan.pull import (
+    SPARE,
+    Held,
+    HubModel,
+    PullPlan,
+    choose,
+    container_name,
+    make,
+    place_of,
+    shared,
+)
 from vllm_cluster.kernel.shell_line import command_line, listener_line
 from vllm_cluster.kernel.text import and_more, by_hosts, count, size
 from vllm_cluster.run.connection import HostConnection

@@ -7,16 +7,16 @@ from http import HTTPStatus
 from vllm_cluster.actions.assess import connect_all, ensure_no_errors
 from vllm_cluster.actions.tunnel import address_of
 from vllm_cluster.checks.docker import foreign
-from vllm_cluster.core.desired import CODE_FOLDER, SECRETS_FOLDER
-from vllm_cluster.core.identity import Owner, cluster_id, node_of
-from vllm_cluster.core.kept import Holder, holders
-from vllm_cluster.core.spec import Mount
 from vllm_cluster.kernel.docker.container_body import volume_writer_body
 from vllm_cluster.kernel.docker.temporary import temporary_container
 from vllm_cluster.kernel.errors import HostError, PreflightFailed, UsageError
 from vllm_cluster.kernel.events import Emit, Event, waiting
 from vllm_cluster.kernel.facts.host_facts import HostFacts
 from vllm_cluster.kernel.inventory.model import Inventory
+from vllm_cluster.kernel.plan.desired import CODE_FOLDER, SECRETS_FOLDER
+from vllm_cluster.kernel.plan.identity import Owner, cluster_id, node_of
+from vllm_cluster.kernel.plan.kept import Holder, holders
+from vllm_cluster.kernel.plan.spec import Mount
 from vllm_cluster.kernel.text import duration
 from vllm_cluster.run.api_client import Broken, get
 from vllm_cluster.run.connection import HostConnection

@@ -14,16 +14,16 @@ from vllm_cluster.actions.pull_plan import WantedModel
 from vllm_cluster.actions.serve_check import CheckedRequest, check_request, note_downloads, revision
 from vllm_cluster.actions.serve_from import Fit
 from vllm_cluster.actions.serve_pull import PullFirst
-from vllm_cluster.backends import vllm
-from vllm_cluster.core.cached_model import cache_place
-from vllm_cluster.core.placement import Cluster, choose_layout, place
 from vllm_cluster.core.repeats import without_repeats
-from vllm_cluster.core.spec import node_name
+from vllm_cluster.kernel.backends import vllm
 from vllm_cluster.kernel.errors import PreflightFailed, UsageError
 from vllm_cluster.kernel.events import Emit, Event, warn_once
 from vllm_cluster.kernel.facts.host_facts import HostFacts
 from vllm_cluster.kernel.inventory.model import Inventory
 from vllm_cluster.kernel.inventory.words import nearest
+from vllm_cluster.kernel.plan.cached_model import cache_place
+from vllm_cluster.kernel.plan.placement import Cluster, choose_layout, place
+from vllm_cluster.kernel.plan.spec import node_name
 from vllm_cluster.kernel.shell_line import command_line, listener_line
 from vllm_cluster.kernel.text import printable, redact
 from vllm_cluster.run.connection import Fleet

@@ -6,19 +6,19 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from vllm_cluster.actions.fit import gpu_memory
-from vllm_cluster.backends import vllm
 from vllm_cluster.checks.gpus import find_out, holders
-from vllm_cluster.core import loading
-from vllm_cluster.core.desired import CODE_FOLDER, hcas
-from vllm_cluster.core.gpus import held_by_others, of_node
-from vllm_cluster.core.pull import REPOSITORY
-from vllm_cluster.core.spec import node_name
 from vllm_cluster.fit.layouts import GpuPool
 from vllm_cluster.fit.request import Asked, Beside, Files, Judged, fewer, problems, to_download
+from vllm_cluster.kernel.backends import vllm
 from vllm_cluster.kernel.errors import ConnectionLost, HostError, PreflightFailed
 from vllm_cluster.kernel.events import Emit, Event
 from vllm_cluster.kernel.facts.host_facts import HostFacts
 from vllm_cluster.kernel.inventory.model import Inventory
+from vllm_cluster.kernel.plan import loading
+from vllm_cluster.kernel.plan.desired import CODE_FOLDER, hcas
+from vllm_cluster.kernel.plan.gpus import held_by_others, of_node
+from vllm_cluster.kernel.plan.pull import REPOSITORY
+from vllm_cluster.kernel.plan.spec import node_name
 from vllm_cluster.kernel.shell_line import command_line
 from vllm_cluster.kernel.text import by_hosts, last_value
 from vllm_cluster.run.connection import Fleet, HostConnection

@@ -6,9 +6,9 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from vllm_cluster.actions.consent import Confirm
-from vllm_cluster.backends import vllm
-from vllm_cluster.core.placement import Cluster, available
+from vllm_cluster.kernel.backends import vllm
 from vllm_cluster.kernel.errors import Aborted, UsageError
+from vllm_cluster.kernel.plan.placement import Cluster, available
 from vllm_cluster.kernel.text import count
 from vllm_cluster.wire.order import Deployment
 

@@ -6,16 +6,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from vllm_cluster.checks.registry import engine_problem
-from vllm_cluster.core.desired import found_gpus, intent
-from vllm_cluster.core.diff import other_program
-from vllm_cluster.core.identity import cluster_id, foreign, node_of
-from vllm_cluster.core.members import Record, former, record_of
-from vllm_cluster.core.node_status import absent, last_words
-from vllm_cluster.core.spec import ROLE, node_name, stored_spec
 from vllm_cluster.kernel.errors import ConnectionLost, DockerError, HostError, ShellUnusable, Unreachable, VclusterError
 from vllm_cluster.kernel.events import Emit, Event
 from vllm_cluster.kernel.facts.host_facts import HostFacts
 from vllm_cluster.kernel.inventory.model import Inventory
+from vllm_cluster.kernel.plan.desired import found_gpus, intent
+from vllm_cluster.kernel.plan.diff import other_program
+from vllm_cluster.kernel.plan.identity import cluster_id, foreign, node_of
+from vllm_cluster.kernel.plan.members import Record, former, record_of
+from vllm_cluster.kernel.plan.node_status import absent, last_words
+from vllm_cluster.kernel.plan.spec import ROLE, node_name, stored_spec
 from vllm_cluster.kernel.shell_line import command_line
 from vllm_cluster.kernel.text import count
 from vllm_cluster.run.connection import Fleet, HostConnection

@@ -18,9 +18,13 @@ from vllm_cluster.actions.assess import (
 from vllm_cluster.actions.consent import Confirm, Consent, Stops, stopped_by
 from vllm_cluster.actions.explain import add_cause, began
 from vllm_cluster.checks.finding import Finding
-from vllm_cluster.core.identity import cluster_id
-from vllm_cluster.core.members import NONE_NAMED, Named, ways_of
-from vllm_cluster.core.plan import (
+from vllm_cluster.kernel.errors import NodesNotJoined, VclusterError
+from vllm_cluster.kernel.events import Emit, Event, Kind, waiting, warn_once
+from vllm_cluster.kernel.facts.host_facts import HostFacts
+from vllm_cluster.kernel.inventory.model import Inventory
+from vllm_cluster.kernel.plan.identity import cluster_id
+from vllm_cluster.kernel.plan.members import NONE_NAMED, Named, ways_of
+from vllm_cluster.kernel.plan.plan import (
     CreateNode,
     GpusJoined,
     Operation,
@@ -30,10 +34,6 @@ from vllm_cluster.core.plan import (
     RestartNode,
     StartNode,
 )
-from vllm_cluster.kernel.errors import NodesNotJoined, VclusterError
-from vllm_cluster.kernel.events import Emit, Event, Kind, waiting, warn_once
-from vllm_cluster.kernel.facts.host_facts import HostFacts
-from vllm_cluster.kernel.inventory.model import Inventory
 from vllm_cluster.kernel.text import by_hosts, count
 from vllm_cluster.run.barrier import await_gpus
 from vllm_cluster.run.connection import Fleet

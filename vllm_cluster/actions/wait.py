@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from vllm_cluster.core.members import Record
-from vllm_cluster.core.node_status import absent, membership
 from vllm_cluster.kernel.errors import (
     AuthenticationFailed,
     ConnectionLost,
@@ -16,6 +14,8 @@ from vllm_cluster.kernel.errors import (
 )
 from vllm_cluster.kernel.events import Emit, Event
 from vllm_cluster.kernel.inventory.model import Inventory
+from vllm_cluster.kernel.plan.members import Record
+from vllm_cluster.kernel.plan.node_status import absent, membership
 from vllm_cluster.run.connection import Fleet
 from vllm_cluster.run.node_handle import NodeHandle, open_node
 from vllm_cluster.run.observe import RECORD_FILE

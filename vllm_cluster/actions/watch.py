@@ -10,9 +10,9 @@ from vllm_cluster.actions.status import RUNNING, STARTING, ClusterStatus, HostSt
 from vllm_cluster.checks.docker import foreign
 from vllm_cluster.core.counters import ModelLoad, Recent, parse_counters
 from vllm_cluster.core.load import HostLoad, NodeSample, host_load
-from vllm_cluster.core.node_status import current, parse_status
 from vllm_cluster.kernel.errors import HostError, UsageError, VclusterError
 from vllm_cluster.kernel.inventory.model import Inventory
+from vllm_cluster.kernel.plan.node_status import current, parse_status
 from vllm_cluster.run.connection import Fleet, HostConnection
 from vllm_cluster.run.history import last_change
 from vllm_cluster.run.local_page import Content, LocalPage

@@ -6,13 +6,13 @@ import re
 from collections.abc import Iterator, Mapping
 
 from vllm_cluster.checks.finding import Finding, each_host, has_node
-from vllm_cluster.core import identity
-from vllm_cluster.core.desired import found_gpus
-from vllm_cluster.core.gpus import KIND, cdi_on, survives_restart, ways
-from vllm_cluster.core.images import find_image
-from vllm_cluster.core.spec import FORMAT, FORMAT_LABEL, VERSION, node_name
 from vllm_cluster.kernel.facts.host_facts import HostFacts
 from vllm_cluster.kernel.inventory.model import Host, Inventory
+from vllm_cluster.kernel.plan import identity
+from vllm_cluster.kernel.plan.desired import found_gpus
+from vllm_cluster.kernel.plan.gpus import KIND, cdi_on, survives_restart, ways
+from vllm_cluster.kernel.plan.images import find_image
+from vllm_cluster.kernel.plan.spec import FORMAT, FORMAT_LABEL, VERSION, node_name
 from vllm_cluster.kernel.shell_line import command_line
 
 MIN_DOCKER = "20.10"

@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from vllm_cluster.core.spec import node_name
 from vllm_cluster.kernel.facts.host_facts import HostFacts
 from vllm_cluster.kernel.inventory.model import Host, Inventory
+from vllm_cluster.kernel.plan.spec import node_name
 from vllm_cluster.kernel.text import by_hosts
 
 Severity = Literal["error", "warning"]

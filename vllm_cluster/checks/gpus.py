@@ -6,12 +6,12 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from vllm_cluster.checks.finding import Finding, each_host, outliers
-from vllm_cluster.core import gpus
-from vllm_cluster.core.desired import found_gpus
-from vllm_cluster.core.gpus import HeldMemory
 from vllm_cluster.kernel.facts.details import GpuHealth
 from vllm_cluster.kernel.facts.host_facts import HostFacts
 from vllm_cluster.kernel.inventory.model import Host, Inventory
+from vllm_cluster.kernel.plan import gpus
+from vllm_cluster.kernel.plan.desired import found_gpus
+from vllm_cluster.kernel.plan.gpus import HeldMemory
 from vllm_cluster.kernel.shell_line import command_line
 from vllm_cluster.kernel.text import plural
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from statistics import median_low
 
-from vllm_cluster.backends import joining
 from vllm_cluster.checks.finding import Finding, each_host
-from vllm_cluster.core.desired import found_gpus, gpu_count
+from vllm_cluster.kernel.backends import joining
 from vllm_cluster.kernel.facts.host_facts import HostFacts
 from vllm_cluster.kernel.inventory.model import Host, Inventory
+from vllm_cluster.kernel.plan.desired import found_gpus, gpu_count
 from vllm_cluster.kernel.shell_line import command_line
 
 # Hosts further apart than this cannot have their logs put in order (k0s draws the same line).

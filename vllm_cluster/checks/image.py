@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from vllm_cluster.backends import joining
 from vllm_cluster.checks.finding import Finding, each_host
-from vllm_cluster.core.images import find_image, node_image_name, resolve
+from vllm_cluster.kernel.backends import joining
 from vllm_cluster.kernel.facts.host_facts import HostFacts
 from vllm_cluster.kernel.inventory.model import Host, Inventory
+from vllm_cluster.kernel.plan.images import find_image, node_image_name, resolve
 from vllm_cluster.kernel.shell_line import command_line
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from vllm_cluster.checks.finding import Finding
-from vllm_cluster.core.members import former, record_of
 from vllm_cluster.kernel.facts.host_facts import HostFacts
 from vllm_cluster.kernel.inventory.model import Inventory
+from vllm_cluster.kernel.plan.members import former, record_of
 from vllm_cluster.kernel.shell_line import command_line
 
 

@@ -6,10 +6,10 @@ import re
 from collections.abc import Iterator, Mapping
 
 from vllm_cluster.checks.finding import Finding, each_host, outliers
-from vllm_cluster.core.loading import OVER_THE_NETWORK
 from vllm_cluster.kernel.facts.details import FileSystem
 from vllm_cluster.kernel.facts.host_facts import HostFacts
 from vllm_cluster.kernel.inventory.model import Host, Inventory
+from vllm_cluster.kernel.plan.loading import OVER_THE_NETWORK
 from vllm_cluster.kernel.shell_line import command_line
 
 MAX_NAMED = 3

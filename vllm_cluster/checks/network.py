@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from ipaddress import ip_address
 
-from vllm_cluster.backends import joining
 from vllm_cluster.checks.finding import Finding, each_host, has_node, outliers
-from vllm_cluster.core.desired import hcas, interface
-from vllm_cluster.core.pull import container_name
+from vllm_cluster.kernel.backends import joining
 from vllm_cluster.kernel.facts.host_facts import HostFacts, Nic
 from vllm_cluster.kernel.inventory.model import Host, Inventory
+from vllm_cluster.kernel.plan.desired import hcas, interface
+from vllm_cluster.kernel.plan.pull import container_name
 from vllm_cluster.kernel.shell_line import command_line, listener_line
 
 # Below this the ranks wait for one another at every layer; NCCL's own adapters are counted apart.

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from vllm_cluster.checks.finding import Finding, Severity, each_host, has_node, outliers
-from vllm_cluster.core import gpus
-from vllm_cluster.core.adapters import left_out
-from vllm_cluster.core.desired import hcas
 from vllm_cluster.kernel.facts.host_facts import HostFacts
 from vllm_cluster.kernel.inventory.model import Host, Inventory
+from vllm_cluster.kernel.plan import gpus
+from vllm_cluster.kernel.plan.adapters import left_out
+from vllm_cluster.kernel.plan.desired import hcas
 
 
 @each_host

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from vllm_cluster.checks import docker, gpus, host, image, members, model_cache, network, rdma
 from vllm_cluster.checks.docker import engine_problem
 from vllm_cluster.checks.finding import Check, Finding
-from vllm_cluster.core.desired import hcas
 from vllm_cluster.kernel.facts.host_facts import HostFacts
 from vllm_cluster.kernel.inventory.model import Inventory
+from vllm_cluster.kernel.plan.desired import hcas
 
 __all__ = ["Finding", "check_all", "engine_problem", "preflight", "unseen"]
 

@@ -86,7 +86,7 @@ def pull(
 
     with Session(inventory, as_json=as_json, changes=True) as session:
         from vllm_cluster.actions import pull as action
-        from vllm_cluster.core.pull import through_folder
+        from vllm_cluster.kernel.plan.pull import through_folder
 
         of_hosts = "--verify" if verify else "--cancel" if cancel else ""
         wanted = _wanted(model or "", via or "", name or "", detach=detach, of_hosts=of_hosts)

@@ -66,7 +66,7 @@ def up(
     with Session(inventory, as_json=as_json, changes=True, after_plan=True) as session:
         loaded = session.load()
         from vllm_cluster.actions import up as up_action
-        from vllm_cluster.core.members import Named
+        from vllm_cluster.kernel.plan.members import Named
 
         named, cache, confirm = Named(forget or (), former or ()), cache_folder(), session.confirm(yes)
         up_action.up(loaded, session.emit, confirm=confirm, cache=cache, wait=wait, named=named, renew_image=pull_image)

@@ -117,7 +117,7 @@ def _names_inventory(words: Sequence[str]) -> bool:
 
 def _refuse_for_vllm(path: str, word: str, named: Sequence[str]) -> None:
     """Refuse a word that vLLM does not know, though it may be typed behind a model."""
-    from vllm_cluster.backends.vllm import instead
+    from vllm_cluster.kernel.backends.vllm import instead
 
     if not word.startswith("-"):
         raise UsageError(f"{path} takes one MODEL, got {shown(word)} too", hint=command_line(*path.split(), named[0]))

@@ -7,9 +7,9 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from vllm_cluster.core.images import NODE_IMAGE_REPOSITORY, canonical, find_image, repository_and_tag
-from vllm_cluster.core.spec import BASE_IMAGE, BUILT_FOR, SPEC, VLLM_VERSION
 from vllm_cluster.kernel.facts.docker_objects import Container, Image
+from vllm_cluster.kernel.plan.images import NODE_IMAGE_REPOSITORY, canonical, find_image, repository_and_tag
+from vllm_cluster.kernel.plan.spec import BASE_IMAGE, BUILT_FOR, SPEC, VLLM_VERSION
 
 State = Literal["in-use", "desired", "previous", "unused"]
 _NODE_IMAGE = re.compile(rf"{NODE_IMAGE_REPOSITORY}:([0-9a-f]{{12}})-ray(.+)")

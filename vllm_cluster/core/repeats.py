@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from vllm_cluster.backends import vllm
-from vllm_cluster.core.placement import Cluster, place
+from vllm_cluster.kernel.backends import vllm
+from vllm_cluster.kernel.plan.placement import Cluster, place
 from vllm_cluster.wire.order import Deployment
 
 

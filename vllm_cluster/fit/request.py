@@ -8,8 +8,6 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from vllm_cluster.backends import switches, vllm
-from vllm_cluster.backends.seam import Degrees
 from vllm_cluster.fit.layouts import (
     FIXED,
     RELEASED,
@@ -24,6 +22,8 @@ from vllm_cluster.fit.layouts import (
 )
 from vllm_cluster.fit.model_config import ModelConfig, model_config
 from vllm_cluster.fit.weights import gib, spread, weigh
+from vllm_cluster.kernel.backends import switches, vllm
+from vllm_cluster.kernel.backends.seam import Degrees
 from vllm_cluster.kernel.shell_line import command_line
 from vllm_cluster.kernel.text import last_value
 

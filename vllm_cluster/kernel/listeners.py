@@ -75,7 +75,7 @@ LISTENERS = (
         ("gcs",),
         _CLUSTER,
         "Ray's token on every call (P30); not encrypted",
-        ("backends/ray.py",),
+        ("kernel/backends/ray.py",),
     ),
     Listener(
         "Ray's managers and workers",
@@ -85,7 +85,7 @@ LISTENERS = (
         ("node_manager", "object_manager", "dashboard_agent_grpc", "worker_min", "worker_max"),
         _CLUSTER,
         "Ray's token on every call (P30); not encrypted",
-        ("backends/ray.py",),
+        ("kernel/backends/ray.py",),
     ),
     Listener(
         "Ray's client server",
@@ -95,7 +95,7 @@ LISTENERS = (
         ("client_server",),
         _CLUSTER,
         "Ray's token on every call (P30); not encrypted",
-        ("backends/ray.py",),
+        ("kernel/backends/ray.py",),
     ),
     Listener(
         "Ray's agents",
@@ -105,7 +105,7 @@ LISTENERS = (
         ("dashboard_agent", "runtime_env_agent"),
         _CLUSTER,
         "Ray's token on every call (P30); not encrypted",
-        ("backends/ray.py",),
+        ("kernel/backends/ray.py",),
     ),
     Listener(
         "Ray's dashboard",
@@ -115,7 +115,7 @@ LISTENERS = (
         ("dashboard",),
         "users and programs of the head",
         "Ray's token",
-        ("backends/ray.py",),
+        ("kernel/backends/ray.py",),
     ),
     Listener(
         "vLLM's message queues between ranks",
@@ -125,7 +125,7 @@ LISTENERS = (
         (CHOSEN,),
         _CLUSTER,
         _NOTHING,
-        ("backends/vllm.py",),
+        ("kernel/backends/vllm.py",),
     ),
     Listener(
         "torch's store of the ranks, without Ray (`backend: mp`, `--dp`)",
@@ -135,7 +135,7 @@ LISTENERS = (
         ("master",),
         _CLUSTER,
         _NOTHING,
-        ("backends/mp.py",),
+        ("kernel/backends/mp.py",),
     ),
     Listener(
         "where the engines of `--dp` meet, until all have",
@@ -145,7 +145,7 @@ LISTENERS = (
         ("data_parallel",),
         _CLUSTER,
         _NOTHING,
-        ("backends/mp.py",),
+        ("kernel/backends/mp.py",),
     ),
     Listener(
         "torch's store of the ranks",
@@ -155,7 +155,7 @@ LISTENERS = (
         (CHOSEN,),
         _CLUSTER,
         _NOTHING,
-        ("backends/vllm.py",),
+        ("kernel/backends/vllm.py",),
     ),
     Listener(
         "NCCL and Gloo between ranks",

@@ -6,22 +6,22 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from vllm_cluster.backends import TOKEN
-from vllm_cluster.backends.nccl import NcclTransport, transport
 from vllm_cluster.checks import allreduce
 from vllm_cluster.checks.allreduce import AllReduceTime, Pair, Trial
 from vllm_cluster.checks.registry import Finding
-from vllm_cluster.core.adapters import gigabits
-from vllm_cluster.core.desired import Inputs, desired, gpu_count, hcas
-from vllm_cluster.core.identity import cluster_id, without_lease
-from vllm_cluster.core.images import find_image, node_image_name
-from vllm_cluster.core.spec import ContainerSpec
+from vllm_cluster.kernel.backends import TOKEN
+from vllm_cluster.kernel.backends.nccl import NcclTransport, transport
 from vllm_cluster.kernel.clock import Clock, Deadline
 from vllm_cluster.kernel.docker.temporary import TemporaryContainer
 from vllm_cluster.kernel.errors import HostError, VclusterError
 from vllm_cluster.kernel.events import Emit, Event
 from vllm_cluster.kernel.facts.host_facts import HostFacts
 from vllm_cluster.kernel.inventory.model import Inventory
+from vllm_cluster.kernel.plan.adapters import gigabits
+from vllm_cluster.kernel.plan.desired import Inputs, desired, gpu_count, hcas
+from vllm_cluster.kernel.plan.identity import cluster_id, without_lease
+from vllm_cluster.kernel.plan.images import find_image, node_image_name
+from vllm_cluster.kernel.plan.spec import ContainerSpec
 from vllm_cluster.run.connection import Fleet, HostConnection
 from vllm_cluster.run.program import RunningProgram, python
 from vllm_cluster.run.program import start as start_program

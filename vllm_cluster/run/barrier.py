@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 
-from vllm_cluster.core.images import node_image_name
-from vllm_cluster.core.node_status import GroupMembership, absent, last_words, membership
-from vllm_cluster.core.plan import CreateNode, Plan
-from vllm_cluster.core.spec import BASE_IMAGE
 from vllm_cluster.kernel.errors import CommandFailed, HostError, LeftAlone, NodesNotJoined, Unreachable, combine
 from vllm_cluster.kernel.events import Emit, Event
+from vllm_cluster.kernel.plan.images import node_image_name
+from vllm_cluster.kernel.plan.node_status import GroupMembership, absent, last_words, membership
+from vllm_cluster.kernel.plan.plan import CreateNode, Plan
+from vllm_cluster.kernel.plan.spec import BASE_IMAGE
 from vllm_cluster.run.connection import Fleet, HostConnection
 from vllm_cluster.run.host_images import OneImage, held
 from vllm_cluster.run.members import node_by_hand

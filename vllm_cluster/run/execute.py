@@ -8,10 +8,17 @@ from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from vllm_cluster.core.desired import STATE_FOLDER
-from vllm_cluster.core.identity import Owner, owner_of
-from vllm_cluster.core.images import NODE_IMAGE_REPOSITORY, node_image_name, node_image_tag
-from vllm_cluster.core.plan import (
+from vllm_cluster.images import wheels
+from vllm_cluster.images.contents import OPTIONS, ImageContents, parse
+from vllm_cluster.kernel.docker.client import DockerApi
+from vllm_cluster.kernel.docker.container_body import node_body
+from vllm_cluster.kernel.docker.temporary import TemporaryContainer
+from vllm_cluster.kernel.errors import CommandFailed, HostError, VclusterError, combine
+from vllm_cluster.kernel.events import Emit, Event
+from vllm_cluster.kernel.plan.desired import STATE_FOLDER
+from vllm_cluster.kernel.plan.identity import Owner, owner_of
+from vllm_cluster.kernel.plan.images import NODE_IMAGE_REPOSITORY, node_image_name, node_image_tag
+from vllm_cluster.kernel.plan.plan import (
     Barrier,
     CreateNode,
     GpusJoined,
@@ -29,7 +36,7 @@ from vllm_cluster.core.plan import (
     Stage,
     StartNode,
 )
-from vllm_cluster.core.spec import (
+from vllm_cluster.kernel.plan.spec import (
     BASE_IMAGE,
     BUILT_FOR,
     SPEC,
@@ -39,13 +46,6 @@ from vllm_cluster.core.spec import (
     node_name,
     user_numbers,
 )
-from vllm_cluster.images import wheels
-from vllm_cluster.images.contents import OPTIONS, ImageContents, parse
-from vllm_cluster.kernel.docker.client import DockerApi
-from vllm_cluster.kernel.docker.container_body import node_body
-from vllm_cluster.kernel.docker.temporary import TemporaryContainer
-from vllm_cluster.kernel.errors import CommandFailed, HostError, VclusterError, combine
-from vllm_cluster.kernel.events import Emit, Event
 from vllm_cluster.run.barrier import await_gpus, await_head, ensure_same_image, members_at
 from vllm_cluster.run.connection import Fleet, HostConnection
 from vllm_cluster.run.image_contents import LIFE_SECONDS

@@ -11,11 +11,11 @@ from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any
 
-from vllm_cluster.core.desired import STATE_FOLDER
 from vllm_cluster.kernel.clock import Deadline
 from vllm_cluster.kernel.errors import HostError, NodeMissing
 from vllm_cluster.kernel.events import Emit, Event
 from vllm_cluster.kernel.inventory.model import Inventory
+from vllm_cluster.kernel.plan.desired import STATE_FOLDER
 from vllm_cluster.run.batch_replies import LINE, T, read_reply, read_size
 from vllm_cluster.run.connection import Fleet
 from vllm_cluster.run.node_handle import NodeHandle, open_node

@@ -10,13 +10,13 @@ from datetime import datetime
 from typing import TypeVar
 
 from vllm_cluster import __version__
-from vllm_cluster.core.desired import STATE_FOLDER
-from vllm_cluster.core.history import RESTARTER, Entry
-from vllm_cluster.core.placement import command
 from vllm_cluster.kernel.errors import HostError
 from vllm_cluster.kernel.events import Emit, Event
 from vllm_cluster.kernel.inventory.model import Inventory
 from vllm_cluster.kernel.laptop import whoami
+from vllm_cluster.kernel.plan.desired import STATE_FOLDER
+from vllm_cluster.kernel.plan.history import RESTARTER, Entry
+from vllm_cluster.kernel.plan.placement import command
 from vllm_cluster.kernel.text import count
 from vllm_cluster.run.node_handle import NodeHandle
 from vllm_cluster.run.program import python

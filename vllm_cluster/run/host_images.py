@@ -6,9 +6,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from functools import cached_property
 
-from vllm_cluster.core.images import Content, content, in_question, repository_and_tag, shared_layers
 from vllm_cluster.kernel.facts.host_facts import HostFacts
 from vllm_cluster.kernel.inventory.model import Inventory
+from vllm_cluster.kernel.plan.images import Content, content, in_question, repository_and_tag, shared_layers
 from vllm_cluster.run.connection import Fleet, HostConnection
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from vllm_cluster.core.pull import REPOSITORY, HubModel, through_folder, unfit_path
 from vllm_cluster.kernel.errors import CommandFailed, PreflightFailed, Unreachable, VclusterError
+from vllm_cluster.kernel.plan.pull import REPOSITORY, HubModel, through_folder, unfit_path
 from vllm_cluster.run.connection import HostConnection
 from vllm_cluster.run.program import Place, python, run
 from vllm_cluster.wire.pull import HubAnswer, ModelFile

@@ -8,10 +8,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from vllm_cluster.core.identity import Owner
-from vllm_cluster.core.images import Content
 from vllm_cluster.kernel.docker.temporary import TemporaryContainer
 from vllm_cluster.kernel.errors import HostError
+from vllm_cluster.kernel.plan.identity import Owner
+from vllm_cluster.kernel.plan.images import Content
 from vllm_cluster.run.connection import HostConnection
 from vllm_cluster.run.node_program import importable
 from vllm_cluster.run.program import OnHost, RemoteProgram, python, source, start

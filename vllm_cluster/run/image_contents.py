@@ -5,18 +5,18 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 
-from vllm_cluster.backends import TOKEN
 from vllm_cluster.checks.registry import Finding
-from vllm_cluster.core.desired import Inputs, desired
-from vllm_cluster.core.identity import cluster_id, without_lease
-from vllm_cluster.core.images import find_image, node_image_name
-from vllm_cluster.core.spec import ContainerSpec
 from vllm_cluster.images import contents
+from vllm_cluster.kernel.backends import TOKEN
 from vllm_cluster.kernel.docker.temporary import TemporaryContainer
 from vllm_cluster.kernel.errors import HostError
 from vllm_cluster.kernel.events import Emit, Event
 from vllm_cluster.kernel.facts.host_facts import HostFacts
 from vllm_cluster.kernel.inventory.model import Inventory
+from vllm_cluster.kernel.plan.desired import Inputs, desired
+from vllm_cluster.kernel.plan.identity import cluster_id, without_lease
+from vllm_cluster.kernel.plan.images import find_image, node_image_name
+from vllm_cluster.kernel.plan.spec import ContainerSpec
 from vllm_cluster.kernel.shell_line import command_line
 from vllm_cluster.kernel.text import count
 from vllm_cluster.run.connection import Fleet, HostConnection

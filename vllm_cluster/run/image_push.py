@@ -10,10 +10,10 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
 
-from vllm_cluster.core.identity import Owner
-from vllm_cluster.core.images import NODE_IMAGE_REPOSITORY, Content
 from vllm_cluster.kernel.errors import ConnectionLost, HostError, PreflightFailed
 from vllm_cluster.kernel.events import Emit, Event
+from vllm_cluster.kernel.plan.identity import Owner
+from vllm_cluster.kernel.plan.images import NODE_IMAGE_REPOSITORY, Content
 from vllm_cluster.kernel.text import size
 from vllm_cluster.run.connection import Fleet, HostConnection
 from vllm_cluster.run.host_images import held, name_there, shared_with

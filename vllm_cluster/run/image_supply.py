@@ -7,11 +7,11 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 
-from vllm_cluster.core.identity import Owner
-from vllm_cluster.core.images import Content, digest_of
-from vllm_cluster.core.plan import Plan, PrepareImage, SameImage
 from vllm_cluster.kernel.errors import CommandFailed, HostError, VclusterError
 from vllm_cluster.kernel.events import Emit, Event
+from vllm_cluster.kernel.plan.identity import Owner
+from vllm_cluster.kernel.plan.images import Content, digest_of
+from vllm_cluster.kernel.plan.plan import Plan, PrepareImage, SameImage
 from vllm_cluster.run.connection import Fleet, HostConnection
 from vllm_cluster.run.host_images import OneImage, held, name_there
 from vllm_cluster.run.image_push import ImageSource, Stored

@@ -9,15 +9,15 @@ from typing import Any
 
 from vllm_cluster.checks.links import EPHEMERAL, HostAddress, LinkResult, link_findings, parse_link_result, ports_of
 from vllm_cluster.checks.registry import Finding, NotChecked
-from vllm_cluster.core.desired import interface
-from vllm_cluster.core.identity import without_lease
-from vllm_cluster.core.images import find_image
 from vllm_cluster.kernel.clock import Deadline
 from vllm_cluster.kernel.docker.temporary import TemporaryContainer
 from vllm_cluster.kernel.errors import HostError, VclusterError
 from vllm_cluster.kernel.events import Emit, Event
 from vllm_cluster.kernel.facts.host_facts import HostFacts
 from vllm_cluster.kernel.inventory.model import Inventory
+from vllm_cluster.kernel.plan.desired import interface
+from vllm_cluster.kernel.plan.identity import without_lease
+from vllm_cluster.kernel.plan.images import find_image
 from vllm_cluster.kernel.text import count
 from vllm_cluster.run.connection import Fleet, HostConnection
 from vllm_cluster.run.program import OnHost, RunningProgram, python

@@ -6,11 +6,19 @@ import json
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
-from vllm_cluster.backends import TOKEN
-from vllm_cluster.core.desired import STATE_FOLDER
-from vllm_cluster.core.diff import leave
-from vllm_cluster.core.identity import node_of, owner_of
-from vllm_cluster.core.members import (
+from vllm_cluster.kernel.backends import TOKEN
+from vllm_cluster.kernel.docker.client import DockerApi
+from vllm_cluster.kernel.docker.container_body import volume_writer_body
+from vllm_cluster.kernel.docker.temporary import temporary_container
+from vllm_cluster.kernel.errors import HostError, LeftAlone, UsageError, VclusterError
+from vllm_cluster.kernel.events import Emit, Event
+from vllm_cluster.kernel.facts.host_facts import HostFacts
+from vllm_cluster.kernel.inventory.model import Inventory
+from vllm_cluster.kernel.inventory.words import nearest
+from vllm_cluster.kernel.plan.desired import STATE_FOLDER
+from vllm_cluster.kernel.plan.diff import leave
+from vllm_cluster.kernel.plan.identity import node_of, owner_of
+from vllm_cluster.kernel.plan.members import (
     NONE_NAMED,
     Member,
     Membership,
@@ -21,17 +29,9 @@ from vllm_cluster.core.members import (
     record_of,
     recorded,
 )
-from vllm_cluster.core.placement import Cluster, Followed, carried, follow
-from vllm_cluster.core.plan import MoveHead, RecordMembers
-from vllm_cluster.core.spec import CLUSTER, ID, ContainerSpec, Mount, node_name
-from vllm_cluster.kernel.docker.client import DockerApi
-from vllm_cluster.kernel.docker.container_body import volume_writer_body
-from vllm_cluster.kernel.docker.temporary import temporary_container
-from vllm_cluster.kernel.errors import HostError, LeftAlone, UsageError, VclusterError
-from vllm_cluster.kernel.events import Emit, Event
-from vllm_cluster.kernel.facts.host_facts import HostFacts
-from vllm_cluster.kernel.inventory.model import Inventory
-from vllm_cluster.kernel.inventory.words import nearest
+from vllm_cluster.kernel.plan.placement import Cluster, Followed, carried, follow
+from vllm_cluster.kernel.plan.plan import MoveHead, RecordMembers
+from vllm_cluster.kernel.plan.spec import CLUSTER, ID, ContainerSpec, Mount, node_name
 from vllm_cluster.kernel.shell_line import command_line
 from vllm_cluster.run.connection import Fleet, HostConnection
 from vllm_cluster.run.history import AUDIT_FILE

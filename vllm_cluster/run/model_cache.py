@@ -6,13 +6,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
-from vllm_cluster.core.identity import node_of, without_lease
-from vllm_cluster.core.images import find_image
-from vllm_cluster.core.pull import COMMIT, container_spec, outside
 from vllm_cluster.kernel.docker.temporary import TemporaryContainer
 from vllm_cluster.kernel.errors import CommandFailed, HostError
 from vllm_cluster.kernel.facts.host_facts import HostFacts
 from vllm_cluster.kernel.inventory.model import Inventory
+from vllm_cluster.kernel.plan.identity import node_of, without_lease
+from vllm_cluster.kernel.plan.images import find_image
+from vllm_cluster.kernel.plan.pull import COMMIT, container_spec, outside
 from vllm_cluster.run.connection import HostConnection
 from vllm_cluster.run.program import InNode, Place, RunningProgram, python, start
 from vllm_cluster.wire.pull import CacheManifest, CacheRow, ModelFile, digest_of

@@ -6,15 +6,15 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from vllm_cluster.checks.docker import foreign
-from vllm_cluster.core.desired import SECRETS_FOLDER, STATE_FOLDER
-from vllm_cluster.core.identity import node_of
-from vllm_cluster.core.node_status import current, parse_status
-from vllm_cluster.core.spec import node_name
 from vllm_cluster.kernel.errors import CommandFailed, HostError, NodeMissing, PreflightFailed, VclusterError
 from vllm_cluster.kernel.facts.docker_objects import ContainerInfo
 from vllm_cluster.kernel.facts.host_facts import HostFacts
 from vllm_cluster.kernel.inventory.model import Inventory
 from vllm_cluster.kernel.laptop import whoami
+from vllm_cluster.kernel.plan.desired import SECRETS_FOLDER, STATE_FOLDER
+from vllm_cluster.kernel.plan.identity import node_of
+from vllm_cluster.kernel.plan.node_status import current, parse_status
+from vllm_cluster.kernel.plan.spec import node_name
 from vllm_cluster.kernel.shell_line import command_line
 from vllm_cluster.run.connection import HostConnection
 from vllm_cluster.run.observe import observe, usable

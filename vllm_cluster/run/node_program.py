@@ -10,8 +10,8 @@ from importlib import resources
 from importlib.resources.abc import Traversable
 from itertools import accumulate
 
-from vllm_cluster.backends import NOT_PASSED_ON, TOKEN_PATH
-from vllm_cluster.core.desired import CODE_FOLDER
+from vllm_cluster.kernel.backends import NOT_PASSED_ON, TOKEN_PATH
+from vllm_cluster.kernel.plan.desired import CODE_FOLDER
 
 _NODE, _WIRE = "vllm_cluster.remote.node", "vllm_cluster.wire"
 

@@ -6,9 +6,6 @@ from dataclasses import replace
 from importlib.resources import files
 
 from vllm_cluster.checks.registry import engine_problem
-from vllm_cluster.core.desired import STATE_FOLDER
-from vllm_cluster.core.identity import is_copy, node_of
-from vllm_cluster.core.spec import CLUSTER, ID, ROLE, node_name, user_numbers
 from vllm_cluster.kernel.docker.client import DockerApi
 from vllm_cluster.kernel.errors import CommandFailed, DockerError
 from vllm_cluster.kernel.facts import parse
@@ -16,6 +13,9 @@ from vllm_cluster.kernel.facts.details import ImageDetails
 from vllm_cluster.kernel.facts.docker_objects import Container, ImageInfo
 from vllm_cluster.kernel.facts.host_facts import HostFacts
 from vllm_cluster.kernel.inventory.model import Inventory
+from vllm_cluster.kernel.plan.desired import STATE_FOLDER
+from vllm_cluster.kernel.plan.identity import is_copy, node_of
+from vllm_cluster.kernel.plan.spec import CLUSTER, ID, ROLE, node_name, user_numbers
 from vllm_cluster.run.connection import HostConnection
 
 OBSERVE_SECONDS = 60.0

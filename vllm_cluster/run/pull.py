@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from vllm_cluster.core.images import registry
 from vllm_cluster.kernel.clock import Deadline
 from vllm_cluster.kernel.errors import CommandFailed, TimedOut
+from vllm_cluster.kernel.plan.images import registry
 from vllm_cluster.kernel.shell_line import command_line
 from vllm_cluster.run.connection import HostConnection
 from vllm_cluster.run.program import OnHost, RemoteProgram, start

@@ -8,10 +8,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 
 from vllm_cluster.checks.allreduce import RankMessage, Trial, binary
-from vllm_cluster.core.spec import ContainerSpec
 from vllm_cluster.kernel.clock import Deadline
 from vllm_cluster.kernel.errors import HostError, VclusterError
 from vllm_cluster.kernel.events import Emit, Event
+from vllm_cluster.kernel.plan.spec import ContainerSpec
 from vllm_cluster.kernel.text import host_port
 from vllm_cluster.run.program import RunningProgram
 from vllm_cluster.run.runtime import Runtime

@@ -13,11 +13,11 @@ from pathlib import Path
 from secrets import token_hex
 from typing import Any, Protocol
 
-from vllm_cluster.core.members import Way
 from vllm_cluster.kernel.clock import SYSTEM_CLOCK, Clock, Deadline
 from vllm_cluster.kernel.docker.client import DockerApi
 from vllm_cluster.kernel.errors import UsageError
 from vllm_cluster.kernel.laptop import cache_folder, write_whole
+from vllm_cluster.kernel.plan.members import Way
 from vllm_cluster.kernel.transport import Kind, make
 from vllm_cluster.kernel.transport.base import Target, Transport
 from vllm_cluster.kernel.transport.jumps import Jumps

@@ -6,9 +6,9 @@ import math
 from collections.abc import Iterator
 from dataclasses import replace
 
-from vllm_cluster.core.desired import STATE_FOLDER
 from vllm_cluster.core.load import NodeSample, UnreadableSample, parse_sample
 from vllm_cluster.kernel.errors import HostError
+from vllm_cluster.kernel.plan.desired import STATE_FOLDER
 from vllm_cluster.run.node_handle import NodeHandle
 from vllm_cluster.run.program import InNode, python, start
 

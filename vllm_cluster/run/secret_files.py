@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import partial
 
-from vllm_cluster.core.desired import SECRETS_FOLDER
-from vllm_cluster.core.identity import Owner, is_volume_name, owner_of
-from vllm_cluster.core.kept import Holder, holders
-from vllm_cluster.core.spec import CLUSTER, ID, SECRET, ContainerSpec, Mount, node_name, state_volume
 from vllm_cluster.kernel.docker.client import DockerApi
 from vllm_cluster.kernel.docker.container_body import volume_writer_body
 from vllm_cluster.kernel.docker.temporary import temporary_container, temporary_name
 from vllm_cluster.kernel.errors import CommandFailed
 from vllm_cluster.kernel.facts.host_facts import HostFacts
 from vllm_cluster.kernel.inventory.model import Inventory
+from vllm_cluster.kernel.plan.desired import SECRETS_FOLDER
+from vllm_cluster.kernel.plan.identity import Owner, is_volume_name, owner_of
+from vllm_cluster.kernel.plan.kept import Holder, holders
+from vllm_cluster.kernel.plan.spec import CLUSTER, ID, SECRET, ContainerSpec, Mount, node_name, state_volume
 from vllm_cluster.run.connection import Fleet
 from vllm_cluster.run.secrets import GENERATED, KeptSecret, Secrets
 from vllm_cluster.wire.keys import KeyFile

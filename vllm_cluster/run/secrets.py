@@ -8,13 +8,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from vllm_cluster.backends import TOKEN
-from vllm_cluster.core.desired import VARIABLE
+from vllm_cluster.kernel.backends import TOKEN
 from vllm_cluster.kernel.errors import InventoryError
 from vllm_cluster.kernel.inventory.model import Inventory, SecretRef
 from vllm_cluster.kernel.inventory.problems import file_name
 from vllm_cluster.kernel.inventory.secrets import read_secret
 from vllm_cluster.kernel.laptop import here
+from vllm_cluster.kernel.plan.desired import VARIABLE
 
 if TYPE_CHECKING:
     from vllm_cluster.run.runtime import Runtime

@@ -8,7 +8,11 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Literal, get_args
 
-from vllm_cluster.core.pull import (
+from vllm_cluster.kernel.docker.container_body import node_body
+from vllm_cluster.kernel.errors import CommandFailed
+from vllm_cluster.kernel.facts.host_facts import HostFacts
+from vllm_cluster.kernel.inventory.model import Inventory
+from vllm_cluster.kernel.plan.pull import (
     COMMIT,
     FOLDER,
     MAKER,
@@ -20,11 +24,7 @@ from vllm_cluster.core.pull import (
     container_name,
     container_spec,
 )
-from vllm_cluster.core.spec import CLUSTER
-from vllm_cluster.kernel.docker.container_body import node_body
-from vllm_cluster.kernel.errors import CommandFailed
-from vllm_cluster.kernel.facts.host_facts import HostFacts
-from vllm_cluster.kernel.inventory.model import Inventory
+from vllm_cluster.kernel.plan.spec import CLUSTER
 from vllm_cluster.kernel.text import printable
 from vllm_cluster.run.connection import HostConnection
 from vllm_cluster.run.model_cache import image_id

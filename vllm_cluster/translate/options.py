@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from vllm_cluster.backends import switches, vllm
+from vllm_cluster.kernel.backends import switches, vllm
 from vllm_cluster.kernel.errors import UsageError
 from vllm_cluster.kernel.inventory.container import steered_by
 from vllm_cluster.kernel.text import count, printable, redact

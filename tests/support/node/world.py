@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.support.ports import free_port
-from vllm_cluster.core.node_status import parse_status
+from vllm_cluster.kernel.plan.node_status import parse_status
 from vllm_cluster.run.node_program import program
 from vllm_cluster.wire.status import NodeStatus
 

@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tests.support.sim.world import Box, File, Machine, Picture, Volume, World, identity
-from vllm_cluster.core.pull import STATUS, container_name
-from vllm_cluster.core.spec import CLUSTER
 from vllm_cluster.kernel.inventory.model import Inventory
+from vllm_cluster.kernel.plan.pull import STATUS, container_name
+from vllm_cluster.kernel.plan.spec import CLUSTER
 
 IMAGE = "vllm/vllm-openai:v0.33.0"
 BARE = {"vllm": "0.33.0"}

@@ -7,11 +7,11 @@ from collections.abc import Iterable
 from tests.support.sim import lab, life
 from tests.support.sim.lab import Outcome
 from tests.support.sim.world import Box, Machine, World, belongs_to_lab
-from vllm_cluster.backends import joining
-from vllm_cluster.core.images import node_image_name
-from vllm_cluster.core.kept import secret_ids
-from vllm_cluster.core.spec import BASE_IMAGE, secrets_volume
+from vllm_cluster.kernel.backends import joining
 from vllm_cluster.kernel.inventory.model import Inventory
+from vllm_cluster.kernel.plan.images import node_image_name
+from vllm_cluster.kernel.plan.kept import secret_ids
+from vllm_cluster.kernel.plan.spec import BASE_IMAGE, secrets_volume
 
 
 def converged(world: World, inventory: Inventory) -> None:

@@ -6,10 +6,10 @@ from dataclasses import replace
 
 from tests.support import world
 from vllm_cluster.actions.assess import note_gpus
-from vllm_cluster.core.desired import desired
 from vllm_cluster.kernel.events import Event
 from vllm_cluster.kernel.facts.host_facts import Gpu, HostFacts
 from vllm_cluster.kernel.inventory.model import Inventory
+from vllm_cluster.kernel.plan.desired import desired
 
 LINKS = (("X", "SYS", "NV4"), ("SYS", "X", "SYS"), ("NV4", "SYS", "X"))
 

@@ -15,9 +15,9 @@ from vllm_cluster.actions import pull as action
 from vllm_cluster.actions.pull_follow import PullEnd
 from vllm_cluster.actions.pull_hosts import PullHosts
 from vllm_cluster.actions.pull_plan import WantedModel
-from vllm_cluster.core.pull import Held, HubModel, PullPlan, make
 from vllm_cluster.kernel.errors import Locked, VclusterError
 from vllm_cluster.kernel.events import Event
+from vllm_cluster.kernel.plan.pull import Held, HubModel, PullPlan, make
 from vllm_cluster.run import model_cache, weights
 from vllm_cluster.run.runtime import SYSTEM
 from vllm_cluster.run.weights import PullStatus

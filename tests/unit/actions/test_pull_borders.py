@@ -16,9 +16,9 @@ from tests.support import world
 from vllm_cluster.actions import pull, pull_known, pull_plan, pull_verify
 from vllm_cluster.actions.pull_hosts import PullHosts
 from vllm_cluster.actions.pull_plan import WantedModel
-from vllm_cluster.core.pull import Held, HubModel, make
 from vllm_cluster.kernel.errors import HostError
 from vllm_cluster.kernel.facts.docker_objects import ContainerInfo
+from vllm_cluster.kernel.plan.pull import Held, HubModel, make
 from vllm_cluster.run import model_cache, weights
 from vllm_cluster.run.runtime import SYSTEM
 from vllm_cluster.wire.pull import ModelFile, digest_of

@@ -14,9 +14,9 @@ from vllm_cluster.actions import pull_hosts, pull_known
 from vllm_cluster.actions.pull_hosts import PullHosts
 from vllm_cluster.actions.pull_known import find_model
 from vllm_cluster.actions.pull_plan import WantedModel
-from vllm_cluster.core.pull import HubModel
 from vllm_cluster.kernel.errors import PreflightFailed, Unreachable, VclusterError
 from vllm_cluster.kernel.events import Event
+from vllm_cluster.kernel.plan.pull import HubModel
 from vllm_cluster.wire.pull import CacheManifest, CacheRow, ModelFile, digest_of
 
 INVENTORY = world.inventory(2)

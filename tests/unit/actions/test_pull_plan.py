@@ -10,10 +10,10 @@ import pytest
 from tests.support import world
 from vllm_cluster.actions.pull_hosts import PullHosts
 from vllm_cluster.actions.pull_plan import ensure_ports, summary, warn_of_stale
-from vllm_cluster.core.pull import Held, HubModel, make
-from vllm_cluster.core.spec import ContainerSpec
 from vllm_cluster.kernel.errors import PreflightFailed
 from vllm_cluster.kernel.events import Event
+from vllm_cluster.kernel.plan.pull import Held, HubModel, make
+from vllm_cluster.kernel.plan.spec import ContainerSpec
 from vllm_cluster.wire.pull import ModelFile
 from vllm_cluster.wire.values import Url
 

@@ -14,8 +14,8 @@ from vllm_cluster.actions import pull_verify
 from vllm_cluster.actions.pull_hosts import PullHosts
 from vllm_cluster.actions.pull_plan import WantedModel
 from vllm_cluster.actions.pull_verify import Verified
-from vllm_cluster.core.pull import HubModel
 from vllm_cluster.kernel.errors import PreflightFailed, Unreachable, UsageError
+from vllm_cluster.kernel.plan.pull import HubModel
 from vllm_cluster.wire.pull import ModelFile
 from vllm_cluster.wire.values import Url
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from vllm_cluster.backends.nccl import transport
+from vllm_cluster.kernel.backends.nccl import transport
 
 RECORDED = Path(__file__).parents[2] / "fixtures" / "gpu"
 
@@ -53,7 +53,7 @@ def test_an_adapter_without_gpu_direct_and_a_warning() -> None:
     assert found.warnings == ("Call to connect returned Connection timed out",)
 
 
-# fault: backends/nccl.py: and "NET/Socket" not in line: → and line:
+# fault: kernel/backends/nccl.py: and "NET/Socket" not in line: → and line:
 @pytest.mark.parametrize(
     ("recorded", "kinds", "interfaces"),
     [("nvlink", ("P2P/CUMEM",), ("eth0",)), ("shm", ("SHM",), ("eth0",)), ("socket", ("NET/Socket",), ("eth0",))],

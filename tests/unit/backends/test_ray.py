@@ -6,7 +6,7 @@ from typing import Literal
 
 import pytest
 
-from vllm_cluster.backends import ray
+from vllm_cluster.kernel.backends import ray
 from vllm_cluster.kernel.inventory.model import Ports
 
 PORTS = Ports(gcs=7001, dashboard=7002, client_server=7003)
@@ -16,7 +16,7 @@ def argv(role: Literal["head", "worker"], address: str = "10.0.0.2", head: str =
     return ray.start_argv(role, address=address, head_address=head, gpus=8, ports=PORTS)
 
 
-# fault: backends/ray.py: f"--dashboard-host={LOOPBACK}" → "--dashboard-host=0.0.0.0"
+# fault: kernel/backends/ray.py: f"--dashboard-host={LOOPBACK}" → "--dashboard-host=0.0.0.0"
 def test_the_head_has_its_ports_and_its_dashboard_on_loopback() -> None:
     told = argv("head", "10.0.0.1")
     assert told[:3] == ["ray", "start", "--head"]
@@ -33,7 +33,7 @@ def test_a_worker_joins_without_options_of_the_head() -> None:
         assert not any(word.partition("=")[0] == option for word in told)
 
 
-# fault: backends/ray.py: f"--object-manager-port={ports.object_manager}", →
+# fault: kernel/backends/ray.py: f"--object-manager-port={ports.object_manager}", →
 @pytest.mark.parametrize("role", ["head", "worker"])
 def test_no_port_is_left_to_chance(role: Literal["head", "worker"]) -> None:
     pinned = {word.partition("=")[0] for word in argv(role)}
@@ -47,7 +47,7 @@ def test_an_ipv6_address_is_bracketed_where_a_port_follows() -> None:
     assert "--node-ip-address=fd00::2" in argv("worker", "fd00::2", "fd00::1")
 
 
-# fault: backends/ray.py: "RAY_AUTH_MODE": "token", →
+# fault: kernel/backends/ray.py: "RAY_AUTH_MODE": "token", →
 def test_every_node_has_the_token_and_the_address() -> None:
     told = ray.environment(head_address="fd00::1", ports=PORTS, token_file="/run/secrets/token")
     assert (told["RAY_AUTH_MODE"], told["RAY_AUTH_TOKEN_PATH"]) == ("token", "/run/secrets/token")

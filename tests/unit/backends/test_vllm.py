@@ -6,8 +6,8 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from vllm_cluster.backends import ray, switches, vllm
-from vllm_cluster.backends.seam import Degrees
+from vllm_cluster.kernel.backends import ray, switches, vllm
+from vllm_cluster.kernel.backends.seam import Degrees
 from vllm_cluster.kernel.errors import UsageError
 
 
@@ -17,7 +17,7 @@ def argv(*extra: str, model: str = "org/model", name: str = "model") -> list[str
     )
 
 
-# fault: backends/vllm.py: f"--middleware={MIDDLEWARE}", →
+# fault: kernel/backends/vllm.py: f"--middleware={MIDDLEWARE}", →
 def test_the_command() -> None:
     assert argv("--max-model-len", "512", "--middleware=mine.Too") == [
         "vllm",
@@ -36,8 +36,8 @@ def test_the_command() -> None:
     ]
 
 
-# fault: backends/vllm.py: "--grpc": "the endpoint speaks HTTP, with the key on every route", →
-# fault: backends/vllm.py: option.startswith(name) → option == name
+# fault: kernel/backends/vllm.py: "--grpc": "the endpoint speaks HTTP, with the key on every route", →
+# fault: kernel/backends/vllm.py: option.startswith(name) → option == name
 @pytest.mark.parametrize(
     ("flag", "instead"),
     [
@@ -115,7 +115,7 @@ def test_what_cannot_be_a_model_or_a_name_is_refused(word: str) -> None:
         argv(name=word)
 
 
-# fault: backends/vllm.py: if holds_token(flag): → if holds_token(flag) and not flag:
+# fault: kernel/backends/vllm.py: if holds_token(flag): → if holds_token(flag) and not flag:
 @pytest.mark.promise("P13")
 @pytest.mark.parametrize(
     "flag",
@@ -187,7 +187,7 @@ def test_left_to_itself_it_uses_every_gpu_and_no_group_crosses_hosts(nodes: list
     assert all(count % found.tp == 0 for count in nodes)
 
 
-# fault: backends/vllm.py: ', '.join(f'{number} of {host}' for host, number in left.items() if number) → len(left)
+# fault: kernel/backends/vllm.py: ', '.join(f'{number} of {host}' for host, number in left.items() if number) → len(left)
 @pytest.mark.parametrize(
     ("nodes", "tp", "pp", "idle"),
     [
@@ -246,7 +246,7 @@ def test_flags_that_may_repeat_what_vcluster_sets(
     assert vllm.comparable(flags) == (kept, found)
 
 
-# fault: backends/vllm.py: if own.get(option) != value: → if option not in own:
+# fault: kernel/backends/vllm.py: if own.get(option) != value: → if option not in own:
 def test_another_value_than_that_of_vcluster_is_refused_with_both() -> None:
     argv = vllm.serve_argv(
         "org/model", name="m", degrees=Degrees(8, 2), host="127.0.0.1", port=8000, extra=[], engine=[]

@@ -9,7 +9,6 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from vllm_cluster.backends.nccl import NcclTransport
 from vllm_cluster.checks.allreduce import (
     AllReduceTime,
     Pair,
@@ -21,6 +20,7 @@ from vllm_cluster.checks.allreduce import (
     slow_link_finding,
     transport_findings,
 )
+from vllm_cluster.kernel.backends.nccl import NcclTransport
 from vllm_cluster.wire.reading import RefusedDocument, convert
 
 # On a machine that other work keeps busy no single case has a time.

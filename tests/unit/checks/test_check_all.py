@@ -190,7 +190,7 @@ def test_who_is_unknown_or_holds_little_is_reported(used: int, processes: tuple[
     assert ("--gpu-memory-utilization" in found.fix) is (used == 60_000)
 
 
-# fault: core/gpus.py: if runs and others: → if False:
+# fault: kernel/plan/gpus.py: if runs and others: → if False:
 def test_another_program_beside_the_cluster_s_node_is_reported() -> None:
     """It held 60 of 80 GB, and a node that ran there hid it."""
     _, facts = world.converged(world.inventory())

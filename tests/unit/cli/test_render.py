@@ -17,11 +17,11 @@ from vllm_cluster.cli.render import errors, events
 from vllm_cluster.cli.render.endpoint import curl_line, show_endpoint
 from vllm_cluster.cli.render.plan import plan_document, show_plan
 from vllm_cluster.cli.render.text import plain
-from vllm_cluster.core.desired import desired
-from vllm_cluster.core.diff import diff
-from vllm_cluster.core.plan import Plan, PrepareImage, Stage
 from vllm_cluster.kernel.errors import ConnectionLost, FleetError, Unreachable, VclusterError
 from vllm_cluster.kernel.events import Event
+from vllm_cluster.kernel.plan.desired import desired
+from vllm_cluster.kernel.plan.diff import diff
+from vllm_cluster.kernel.plan.plan import Plan, PrepareImage, Stage
 
 
 def a_plan() -> Plan:

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 from tests.support import world
 from vllm_cluster.checks.registry import check_all
-from vllm_cluster.core.desired import desired, hcas
 from vllm_cluster.kernel.facts.host_facts import Gid, Gpu, Hca, HostFacts
+from vllm_cluster.kernel.plan.desired import desired, hcas
 
 RAIL = "400 Gb/sec (4X NDR)"
 
@@ -41,7 +41,7 @@ def names(facts: HostFacts, **host: object) -> list[str]:
     return [found.device for found in hcas(world.inventory(1, entries={"gpu1": host}).hosts["gpu1"], facts)]
 
 
-# fault: core/adapters.py: _near(tuple(port for port in active if _rank(port) == _rank(best)), gpus) → active
+# fault: kernel/plan/adapters.py: _near(tuple(port for port in active if _rank(port) == _rank(best)), gpus) → active
 def test_each_gpu_brings_its_own_rail_and_storage_keeps_its_adapters() -> None:
     assert names(FULL) == ["mlx5_0", "mlx5_1", "mlx5_2", "mlx5_3"]
     assert names(FULL, gpus=[1, 3]) == ["mlx5_1", "mlx5_3"]

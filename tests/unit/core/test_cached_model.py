@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from vllm_cluster.core.cached_model import cache_place
 from vllm_cluster.kernel.errors import UsageError
+from vllm_cluster.kernel.plan.cached_model import cache_place
 
 
 @pytest.mark.parametrize(

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support import world
-from vllm_cluster.core.desired import desired
-from vllm_cluster.core.spec import CHANGED, SPEC, ContainerSpec, compare, stored_spec
+from vllm_cluster.kernel.plan.desired import desired
+from vllm_cluster.kernel.plan.spec import CHANGED, SPEC, ContainerSpec, compare, stored_spec
 
 
 def spec(**changes: object) -> ContainerSpec:
@@ -35,7 +35,7 @@ def test_a_label_that_cannot_be_read_gives_no_spec(label: str) -> None:
     assert stored_spec({SPEC: label}) is None
 
 
-# fault: core/spec.py: gpu_count: Count → gpu_count: object
+# fault: kernel/plan/spec.py: gpu_count: Count → gpu_count: object
 @pytest.mark.parametrize(
     ("field", "value"),
     [("gpu_count", 10**400), ("gpu_count", "2"), ("shm_size", -1), ("mounts", [{"source": 1}]), ("gpus", {"ids": [1]}),
@@ -56,7 +56,7 @@ def test_a_field_of_another_version_changes_nothing() -> None:
         assert compare(found, spec()).fields == ()
 
 
-# fault: core/spec.py: secret or →
+# fault: kernel/plan/spec.py: secret or →
 def test_a_secret_is_only_changed() -> None:
     before = spec(environment=(("API_KEY", "abc"), ("A", "1")), secrets=(("api-key", "11"),))
     after = spec(environment=(("API_KEY", "def"), ("A", "1")), secrets=(("api-key", "22"),))

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from tests.support import world
-from vllm_cluster.core.desired import SECRETS_FOLDER, STATE_FOLDER, desired
-from vllm_cluster.core.identity import is_volume_name
-from vllm_cluster.core.kept import kept_secrets
-from vllm_cluster.core.spec import CLUSTER, HEAD_ADDRESS, ID, SECRET, GpuRequest, secrets_volume
 from vllm_cluster.kernel.facts.host_facts import DockerFacts, Hca, Nic
+from vllm_cluster.kernel.plan.desired import SECRETS_FOLDER, STATE_FOLDER, desired
+from vllm_cluster.kernel.plan.identity import is_volume_name
+from vllm_cluster.kernel.plan.kept import kept_secrets
+from vllm_cluster.kernel.plan.spec import CLUSTER, HEAD_ADDRESS, ID, SECRET, GpuRequest, secrets_volume
 
 ACTIVE = Hca("mlx5_0", 1, "4: ACTIVE", "InfiniBand", "400 Gb/sec", ("/dev/infiniband/uverbs0",))
 DOWN = Hca("mlx5_1", 1, "1: DOWN", "InfiniBand", "10 Gb/sec", ("/dev/infiniband/uverbs1",))
 
 
-# fault: core/desired.py: "NCCL_SOCKET_IFNAME": f"={nic}" → "NCCL_SOCKET_IFNAME": nic
+# fault: kernel/plan/desired.py: "NCCL_SOCKET_IFNAME": f"={nic}" → "NCCL_SOCKET_IFNAME": nic
 def test_interfaces_are_each_hosts_own() -> None:
     facts = world.hosts(gpu2={"nics": (Nic("enp3s0", ("10.0.0.2/24",), 1500, "UP"),)})
     head, worker = (dict(spec.environment) for spec in desired(world.inventory(), facts, world.INPUTS))
@@ -32,7 +32,7 @@ def test_only_active_adapters_bring_their_devices_and_rights() -> None:
     assert (worker.devices, worker.capabilities, worker.unlimited_memlock) == ((), (), False)
 
 
-# fault: core/desired.py: folder = f"{STATE_FOLDER}/compiled/{key}" → folder = f"/tmp/compiled/{key}"
+# fault: kernel/plan/desired.py: folder = f"{STATE_FOLDER}/compiled/{key}" → folder = f"/tmp/compiled/{key}"
 def test_compiled_code_is_kept_by_image_in_the_volume_of_each_host() -> None:
     words = world.inventory()
     first, worker = (dict(spec.environment) for spec in desired(words, world.hosts(), world.INPUTS))
@@ -58,7 +58,7 @@ def test_gpus_come_by_cdi_where_the_engine_has_it() -> None:
     assert worker.gpus == GpuRequest(("0",), "request")
 
 
-# fault: core/desired.py: if role == "head" or name != "api-key"} → if role}
+# fault: kernel/plan/desired.py: if role == "head" or name != "api-key"} → if role}
 def test_the_api_key_is_on_the_head_alone() -> None:
     head, worker = desired(world.inventory(), world.hosts(), world.INPUTS)
     assert dict(head.secrets).keys() == {"ray-token", "api-key"}
@@ -74,7 +74,7 @@ def test_secrets_are_kept_from_a_head_that_has_started() -> None:
     assert kept_secrets(words, never_started) == {"ray-token": "11", "api-key": "22"}
 
 
-# fault: core/kept.py: yield Holder(host, secret_ids(labels), volume, has_node=False) → continue
+# fault: kernel/plan/kept.py: yield Holder(host, secret_ids(labels), volume, has_node=False) → continue
 def test_secrets_are_kept_where_volumes_are_all_that_is_left() -> None:
     words = world.inventory()
     state = {CLUSTER: "lab", ID: "1d", HEAD_ADDRESS: "10.0.0.1"}

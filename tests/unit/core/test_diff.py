@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 
 from tests.support import world
-from vllm_cluster.core.desired import desired
-from vllm_cluster.core.diff import diff
-from vllm_cluster.core.plan import CreateNode, PrepareImage, RemoveContainer, RestartNode, StartNode
+from vllm_cluster.kernel.plan.desired import desired
+from vllm_cluster.kernel.plan.diff import diff
+from vllm_cluster.kernel.plan.plan import CreateNode, PrepareImage, RemoveContainer, RestartNode, StartNode
 
 
 def kinds(plan: object) -> list[tuple[str, str]]:
@@ -38,7 +38,7 @@ def test_one_changed_host_is_the_only_one_touched() -> None:
     assert kinds(plan) == [("remove", "gpu2"), ("create", "gpu2")]
 
 
-# fault: core/diff.py: new_head) → False)
+# fault: kernel/plan/diff.py: new_head) → False)
 def test_a_new_head_restarts_the_workers_that_had_joined_the_old_one() -> None:
     specs, facts = world.converged(world.inventory())
     facts["gpu1"] = replace(facts["gpu1"], containers=())
@@ -121,7 +121,7 @@ def test_a_changed_secret_is_the_reason_shown() -> None:
     assert reasons == {"gpu1": "secrets.api-key changed"}
 
 
-# fault: core/spec.py: return f"{self.field}: {self.before} -> {self.after}" → return "its settings changed"
+# fault: kernel/plan/spec.py: return f"{self.field}: {self.before} -> {self.after}" → return "its settings changed"
 def test_a_plan_names_each_field_from_and_to() -> None:
     _, facts = world.converged(world.inventory())
     words = world.inventory(

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.support.serve_requests import cluster, placed
-from vllm_cluster.core.placement import Cluster, carried, follow
+from vllm_cluster.kernel.plan.placement import Cluster, carried, follow
 from vllm_cluster.wire.order import Order, Placement, Taken, read_order, read_taken
 from vllm_cluster.wire.status import FailedRequest
 
@@ -81,7 +81,7 @@ def test_a_default_layout_follows_within_the_named_hosts() -> None:
     assert "TP=4 × PP=3, before TP=8 × PP=2" in text
 
 
-# fault: core/placement.py: deployment, before = cluster.renamed(placed.deployment), → deployment, before = placed[1],
+# fault: kernel/plan/placement.py: deployment, before = cluster.renamed(placed.deployment), → deployment, before = placed[1],
 def test_a_deployment_follows_the_names_of_its_hosts() -> None:
     """gpu2 and gpu3 exchange their names, as two hosts do that were plugged in the wrong way round."""
     serve = placed({"gpu1": 8, "gpu2": 8, "gpu3": 4}, 8, 1, ["gpu2"])

@@ -9,9 +9,9 @@ import pytest
 
 from tests.support import world
 from vllm_cluster.checks.registry import preflight
-from vllm_cluster.core.desired import desired, gpu_count
-from vllm_cluster.core.gpus import chosen
 from vllm_cluster.kernel.facts.host_facts import Gpu, HostFacts
+from vllm_cluster.kernel.plan.desired import desired, gpu_count
+from vllm_cluster.kernel.plan.gpus import chosen
 
 
 def host(*busy: int, sides: str = "00001111") -> HostFacts:
@@ -28,7 +28,7 @@ def indices(facts: HostFacts, gpus: Any) -> list[int]:
     return [gpu.index for gpu in chosen(world.inventory(1, entries={"gpu1": {"gpus": gpus}}).hosts["gpu1"], facts)]
 
 
-# fault: core/gpus.py: frozenset(gpu.index for gpu in facts.gpus if busy(gpu)) → frozenset()
+# fault: kernel/plan/gpus.py: frozenset(gpu.index for gpu in facts.gpus if busy(gpu)) → frozenset()
 @pytest.mark.parametrize(
     ("gpus", "busy", "expected"),
     [

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vllm_cluster.core.gpus import MAX_SETS, choose
 from vllm_cluster.kernel.facts.host_facts import Gpu
 from vllm_cluster.kernel.facts.nvidia_smi import parse_topology
+from vllm_cluster.kernel.plan.gpus import MAX_SETS, choose
 
 LEGEND = """
 Legend:

@@ -9,10 +9,10 @@ import pytest
 
 from tests.support import world
 from vllm_cluster.checks.registry import check_all, preflight
-from vllm_cluster.core.desired import desired
-from vllm_cluster.core.gpus import KIND, ways
 from vllm_cluster.kernel.docker.container_body import node_body
 from vllm_cluster.kernel.facts.host_facts import DockerFacts
+from vllm_cluster.kernel.plan.desired import desired
+from vllm_cluster.kernel.plan.gpus import KIND, ways
 
 # What `docker info` has of each: 20.10 and 24 know nothing of CDI; until 28.2 it is off, and what it has is not listed.
 ENGINES: dict[str, dict[str, Any]] = {
@@ -57,8 +57,8 @@ def engine(name: str, spec: bool, toolkit: str) -> DockerFacts:
     return replace(world.host(1).docker, version=name.partition(",")[0], **words, **ENGINES[name])
 
 
-# fault: core/gpus.py: by_cdi = cdi_on(engine) and KIND in → by_cdi = KIND in
-# fault: core/gpus.py: if by_cdi and survives_restart(engine): → if by_cdi:
+# fault: kernel/plan/gpus.py: by_cdi = cdi_on(engine) and KIND in → by_cdi = KIND in
+# fault: kernel/plan/gpus.py: if by_cdi and survives_restart(engine): → if by_cdi:
 @pytest.mark.promise("P40")
 @pytest.mark.parametrize(("name", "spec", "toolkit", "way"), CASES)
 def test_the_engine_decides_and_not_a_file(name: str, spec: bool, toolkit: str, way: str) -> None:

@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from vllm_cluster.core.image_use import ClusterImage, cluster_images, freed
-from vllm_cluster.core.spec import BASE_IMAGE, BUILT_FOR, SPEC
 from vllm_cluster.kernel.facts.docker_objects import Container, Image
+from vllm_cluster.kernel.plan.spec import BASE_IMAGE, BUILT_FOR, SPEC
 
 REPOSITORY, OURS = "vllm/vllm-openai", "lab"
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from vllm_cluster.core.images import Content, canonical, content, find_image, node_image_name, shared_layers
 from vllm_cluster.kernel.facts.docker_objects import Image, ImageInfo
+from vllm_cluster.kernel.plan.images import Content, canonical, content, find_image, node_image_name, shared_layers
 
 DIGEST = "sha256:" + "12" * 32
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from vllm_cluster.core.loading import Loading, WeightsPlace, choose_loading
+from vllm_cluster.kernel.plan.loading import Loading, WeightsPlace, choose_loading
 
 GB = 10**9
 

@@ -10,14 +10,14 @@ import pytest
 
 from tests.support.world import converged, hosts, inventory
 from vllm_cluster.checks.members import left as left_members
-from vllm_cluster.core.members import Member, Record, former
-from vllm_cluster.core.spec import ID
+from vllm_cluster.kernel.plan.members import Member, Record, former
+from vllm_cluster.kernel.plan.spec import ID
 
 RECORD = Record("lab", "id", (Member("gpu2", "10.0.0.2", "machine-2", 2, 0.0, host="gpu2"),))
 OTHER_WAY: dict[str, Any] = {"entries": {"gpu2": {"ssh": {"port": 2222}}}}
 
 
-# fault: core/members.py: in machines →
+# fault: kernel/plan/members.py: in machines →
 @pytest.mark.parametrize(
     ("count", "changes", "answered", "left"),
     [

@@ -9,7 +9,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vllm_cluster.core.node_status import GroupMembership, UnreadableStatus, absent, current, membership, parse_status
+from vllm_cluster.kernel.plan.node_status import (
+    GroupMembership,
+    UnreadableStatus,
+    absent,
+    current,
+    membership,
+    parse_status,
+)
 from vllm_cluster.wire.reading import convert
 from vllm_cluster.wire.roll import Roll
 from vllm_cluster.wire.status import GroupNode
@@ -105,7 +112,7 @@ def test_membership(nodes: list[GroupNode], expected: GroupMembership) -> None:
     assert found.complete == (nodes in ([node("a"), node("b")], [node("a", 0, alive=False), node("a"), node("b")]))
 
 
-# fault: core/node_status.py: if age <= status.beat * MISSED_BEATS else _distrusted(status, age) →
+# fault: kernel/plan/node_status.py: if age <= status.beat * MISSED_BEATS else _distrusted(status, age) →
 @pytest.mark.promise("P38")
 @pytest.mark.parametrize(
     ("updated", "started", "now", "found"),
@@ -133,7 +140,7 @@ def test_a_node_of_an_earlier_version_counts_at_any_age(started: float, found: b
     assert (current(parse_status(document(updated=100.0)), started, 10_000.0) is not None) is found
 
 
-# fault: core/node_status.py: if state != "here"} → if not state}
+# fault: kernel/plan/node_status.py: if state != "here"} → if not state}
 def test_who_is_not_here_by_the_roll() -> None:
     rows = [("gpu1", "10.0.0.1", "here"), ("gpu2", "10.0.0.2", "silent"), ("gpu3", "10.0.0.3", "gone")]
     nodes = [{"host": host, "address": at, "gpus": 8, "state": state, "since": 1.0} for host, at, state in rows]

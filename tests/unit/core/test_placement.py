@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from tests.support.serve_requests import cluster, placed
-from vllm_cluster.backends import vllm
-from vllm_cluster.core.placement import command, place, summary
+from vllm_cluster.kernel.backends import vllm
+from vllm_cluster.kernel.plan.placement import command, place, summary
 from vllm_cluster.wire.order import Deployment
 
 TWO = {"gpu1": 8, "gpu2": 8}

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from tests.support import world
-from vllm_cluster.core.pull import (
+from vllm_cluster.kernel.plan.pull import (
     Held,
     HubModel,
     PullPlan,
@@ -148,7 +148,7 @@ def test_only_the_host_with_the_folder_copies_it(origin: str, source: str) -> No
     assert (document.origin, document.kind, document.folder) == (origin, "folder", "mine")
 
 
-# fault: core/pull.py: "HF_HUB_DISABLE_XET": "1", "HF_HUB_ENABLE_HF_TRANSFER": "0" → "HF_HUB_DISABLE_XET": "1"
+# fault: kernel/plan/pull.py: "HF_HUB_DISABLE_XET": "1", "HF_HUB_ENABLE_HF_TRANSFER": "0" → "HF_HUB_DISABLE_XET": "1"
 def test_a_pull_needs_downloads_in_order() -> None:
     """The other hosts get a file while it arrives, and hf_transfer fails where it gets no file of a path."""
     environment = {"HF_HUB_ENABLE_HF_TRANSFER": "1", "HF_HUB_DISABLE_XET": "0", "OTHER": "1"}

@@ -9,11 +9,11 @@ import pytest
 
 from tests.support import world
 from vllm_cluster.checks.registry import preflight
-from vllm_cluster.core.desired import desired, settled
-from vllm_cluster.core.diff import diff
-from vllm_cluster.core.gpus import KIND
-from vllm_cluster.core.plan import Plan
 from vllm_cluster.kernel.facts.host_facts import Hca, HostFacts
+from vllm_cluster.kernel.plan.desired import desired, settled
+from vllm_cluster.kernel.plan.diff import diff
+from vllm_cluster.kernel.plan.gpus import KIND
+from vllm_cluster.kernel.plan.plan import Plan
 
 UP = tuple(
     Hca(f"mlx5_{n}", 1, "4: ACTIVE", "InfiniBand", "400 Gb/sec (4X NDR)", (f"/dev/infiniband/uverbs{n}",))
@@ -42,7 +42,7 @@ def after(
 GPUS = world.host(1).gpus
 
 
-# fault: core/desired.py: _settle(current, wanted) if current and same else (wanted, [] → wanted, list[str](
+# fault: kernel/plan/desired.py: _settle(current, wanted) if current and same else (wanted, [] → wanted, list[str](
 @pytest.mark.promise("P43")
 @pytest.mark.parametrize(
     ("then", "now", "entry", "told"),

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 
 from tests.support import world
-from vllm_cluster.core.desired import desired
-from vllm_cluster.core.identity import owner_of
-from vllm_cluster.core.spec import GpuRequest, Mount, user_numbers
 from vllm_cluster.kernel.docker.client import packed
 from vllm_cluster.kernel.docker.container_body import node_body
 from vllm_cluster.kernel.docker.temporary import TemporaryContainer
+from vllm_cluster.kernel.plan.desired import desired
+from vllm_cluster.kernel.plan.identity import owner_of
+from vllm_cluster.kernel.plan.spec import GpuRequest, Mount, user_numbers
 
 
 @pytest.mark.parametrize(("text", "numbers"), [("", (0, 0)), ("1000", (1000, 0)), ("1000:100", (1000, 100))])

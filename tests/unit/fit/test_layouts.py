@@ -10,7 +10,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.support.models import checkpoints, configs
-from vllm_cluster.backends.seam import Degrees
 from vllm_cluster.fit.layouts import (
     UTILISATION,
     FitReport,
@@ -25,6 +24,7 @@ from vllm_cluster.fit.layouts import (
 )
 from vllm_cluster.fit.model_config import BLOCK, model_config
 from vllm_cluster.fit.weights import spread, weigh
+from vllm_cluster.kernel.backends.seam import Degrees
 from vllm_cluster.kernel.errors import UsageError
 
 GB = 10**9

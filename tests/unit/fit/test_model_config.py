@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from tests.support.models import configs
-from vllm_cluster.backends.seam import Degrees
 from vllm_cluster.fit.layouts import split_problem
 from vllm_cluster.fit.model_config import Layer, model_config
 from vllm_cluster.fit.weights import WeightBytes, spread, weigh
+from vllm_cluster.kernel.backends.seam import Degrees
 from vllm_cluster.wire.safetensors import tensors
 
 LLAMA = configs.LLAMA_8B

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from tests.support.models import configs
-from vllm_cluster.backends import ray, vllm
-from vllm_cluster.backends.seam import Degrees
 from vllm_cluster.fit.layouts import GpuPool
 from vllm_cluster.fit.request import Asked, Files, Judged, fewer, problems
+from vllm_cluster.kernel.backends import ray, vllm
+from vllm_cluster.kernel.backends.seam import Degrees
 from vllm_cluster.kernel.errors import UsageError
 
 NAME = "meta-llama/Llama-3.1-8B"
@@ -242,7 +242,7 @@ def test_flags_that_vcluster_overrides_are_not_ignored_in_silence(theirs: dict[s
     assert found_problems(asked(), judged=replace(GOOD, theirs=agreed, given=tuple(agreed))) == []
 
 
-# fault: backends/vllm.py: name == "--distributed-executor-backend" and (value or "".join(following)) == "ray" → False
+# fault: kernel/backends/vllm.py: name == "--distributed-executor-backend" and (value or "".join(following)) == "ray" → False
 def test_a_flag_that_agrees_is_allowed() -> None:
     for flags in (["--distributed-executor-backend", "ray"], ["--distributed_executor_backend=ray"]):
         vllm.ensure_allowed(NAME, "llama", flags)

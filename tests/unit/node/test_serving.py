@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.node.world import HEAD, KEY, TOKEN, WORKER, World, eventually, lives
-from vllm_cluster.core.spec import NO_SECRETS
+from vllm_cluster.kernel.plan.spec import NO_SECRETS
 from vllm_cluster.wire.order import read_order
 
 pytestmark = pytest.mark.slow

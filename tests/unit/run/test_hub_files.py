@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from vllm_cluster.core.pull import HubModel
 from vllm_cluster.kernel.errors import CommandFailed, PreflightFailed, Unreachable
+from vllm_cluster.kernel.plan.pull import HubModel
 from vllm_cluster.run import hub_files
 from vllm_cluster.run.runtime import SYSTEM
 

@@ -9,10 +9,10 @@ import pytest
 
 from tests.support import world
 from tests.support.canned_docker import CannedHost, answer
-from vllm_cluster.core.identity import without_lease
 from vllm_cluster.kernel.docker.temporary import TemporaryContainer
 from vllm_cluster.kernel.errors import CommandFailed
 from vllm_cluster.kernel.facts.docker_objects import Container
+from vllm_cluster.kernel.plan.identity import without_lease
 from vllm_cluster.kernel.transport.base import Transport
 from vllm_cluster.run import model_lookup
 from vllm_cluster.run.connection import HostConnection

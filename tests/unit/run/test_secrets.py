@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from tests.support import world
-from vllm_cluster.backends import vllm
-from vllm_cluster.core.desired import SECRETS_FOLDER, Inputs, desired
+from vllm_cluster.kernel.backends import vllm
 from vllm_cluster.kernel.errors import InventoryError
 from vllm_cluster.kernel.facts.host_facts import Hca
 from vllm_cluster.kernel.inventory.load import load_text
+from vllm_cluster.kernel.plan.desired import SECRETS_FOLDER, Inputs, desired
 from vllm_cluster.run.runtime import SYSTEM
 from vllm_cluster.run.secrets import UNREAD, Secrets, collect_secrets, secret_id
 

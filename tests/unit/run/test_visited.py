@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from vllm_cluster.core.members import Way
+from vllm_cluster.kernel.plan.members import Way
 from vllm_cluster.run.runtime import Visited
 
 GPU1: Way = ("gpu1", None, None, None)

@@ -11,8 +11,8 @@ from typing import Any
 from vllm_cluster.cli.render.output import console, document, err, styled
 from vllm_cluster.cli.render.plan import plan_document
 from vllm_cluster.cli.render.text import plain, wants_color
-from vllm_cluster.core.plan import Plan
 from vllm_cluster.kernel.events import Event
+from vllm_cluster.kernel.plan.plan import Plan
 
 # More rows than this do not fit a terminal: then only hosts that failed have one.
 ROWS = 16

@@ -11,7 +11,7 @@ from typing import Any
 from vllm_cluster.cli.render.output import YELLOW, out, styles
 from vllm_cluster.cli.render.table import columns
 from vllm_cluster.cli.render.text import plain
-from vllm_cluster.core.history import Entry
+from vllm_cluster.kernel.plan.history import Entry
 
 _MAX_ERROR, MIN_WIDTH = 160, 20
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from vllm_cluster.cli.render.output import BOLD, out, styles
 from vllm_cluster.cli.render.text import plain
-from vllm_cluster.core.plan import (
+from vllm_cluster.kernel.plan.plan import (
     CreateNode,
     Operation,
     Plan,

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
-from vllm_cluster.core.gpus import RUNTIME
-from vllm_cluster.core.identity import Owner, owner_of
-from vllm_cluster.core.spec import BASE_IMAGE, ContainerSpec, GpuRequest, Mount
+from vllm_cluster.kernel.plan.gpus import RUNTIME
+from vllm_cluster.kernel.plan.identity import Owner, owner_of
+from vllm_cluster.kernel.plan.spec import BASE_IMAGE, ContainerSpec, GpuRequest, Mount
 
 # Docker's own grace is 10 s; vLLM and Ray need longer to end in order.
 STOP_SECONDS = 30

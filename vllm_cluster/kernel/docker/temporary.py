@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from secrets import token_hex
 from typing import Any
 
-from vllm_cluster.core.identity import Owner
-from vllm_cluster.core.spec import ContainerSpec, Mount
 from vllm_cluster.kernel.docker.client import DockerApi
 from vllm_cluster.kernel.docker.container_body import node_body, volume_mount
 from vllm_cluster.kernel.errors import HostError
+from vllm_cluster.kernel.plan.identity import Owner
+from vllm_cluster.kernel.plan.spec import ContainerSpec, Mount
 
 _ATTACHED = {"OpenStdin": True, "StdinOnce": True, "AttachStdin": True, "AttachStdout": True, "AttachStderr": True}
 
@@ -21,7 +21,7 @@ _ATTACHED = {"OpenStdin": True, "StdinOnce": True, "AttachStdin": True, "AttachS
 class TemporaryContainer:
     """Where one program runs: a bare container, or one `like` a node's: its devices, network, folders and environment.
 
-    `kind` is one of `core.identity.KINDS`. It ends with the connection that feeds it, and removes itself.
+    `kind` is one of `kernel.plan.identity.KINDS`. It ends with the connection that feeds it, and removes itself.
     """
 
     owner: Owner
@@ -73,5 +73,5 @@ def temporary_container(engine: DockerApi, cluster: str, body: Mapping[str, obje
 
 
 def temporary_name(cluster: str, purpose: str) -> str:
-    """A name that no other container has; `core.identity` knows it again."""
+    """A name that no other container has; `kernel.plan.identity` knows it again."""
     return f"vcluster-{cluster}-{purpose}-{token_hex(4)}"

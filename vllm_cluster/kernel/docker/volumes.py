@@ -6,11 +6,11 @@ import json
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 
-from vllm_cluster.core.spec import HEAD_ADDRESS, ID
 from vllm_cluster.kernel.docker import parse
 from vllm_cluster.kernel.docker.calls import Call, Calls, NotFound, path
 from vllm_cluster.kernel.errors import HostError
 from vllm_cluster.kernel.facts.docker_objects import DockerVolume
+from vllm_cluster.kernel.plan.spec import HEAD_ADDRESS, ID
 from vllm_cluster.kernel.shell_line import command_line
 
 # Docker adds up the files of every volume.

@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 
-from vllm_cluster.backends import BACKENDS, vllm
-from vllm_cluster.backends.seam import Chosen, Degrees
+from vllm_cluster.kernel.backends import BACKENDS, vllm
+from vllm_cluster.kernel.backends.seam import Chosen, Degrees
 from vllm_cluster.kernel.errors import UsageError
 from vllm_cluster.kernel.inventory.model import Inventory
 from vllm_cluster.kernel.shell_line import shell_line

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from vllm_cluster.core.identity import is_leftover, is_volume_name, node_of
-from vllm_cluster.core.images import ResolvedImage, find_image, node_image_name, resolve
-from vllm_cluster.core.members import Membership
-from vllm_cluster.core.plan import (
+from vllm_cluster.kernel.facts.host_facts import HostFacts
+from vllm_cluster.kernel.plan.identity import is_leftover, is_volume_name, node_of
+from vllm_cluster.kernel.plan.images import ResolvedImage, find_image, node_image_name, resolve
+from vllm_cluster.kernel.plan.members import Membership
+from vllm_cluster.kernel.plan.plan import (
     Barrier,
     CreateNode,
     GpusJoined,
@@ -26,8 +27,16 @@ from vllm_cluster.core.plan import (
     Stage,
     StartNode,
 )
-from vllm_cluster.core.spec import BASE_IMAGE, ID, NO_SECRETS, VERSION, ContainerSpec, FieldChange, compare, stored_spec
-from vllm_cluster.kernel.facts.host_facts import HostFacts
+from vllm_cluster.kernel.plan.spec import (
+    BASE_IMAGE,
+    ID,
+    NO_SECRETS,
+    VERSION,
+    ContainerSpec,
+    FieldChange,
+    compare,
+    stored_spec,
+)
 
 LEFT = "the host left the inventory"
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from vllm_cluster.core.identity import cluster_id, is_of_cluster, is_volume_name, node_of
-from vllm_cluster.core.spec import SECRET, secrets_volume
 from vllm_cluster.kernel.facts.host_facts import HostFacts
 from vllm_cluster.kernel.inventory.model import Inventory
+from vllm_cluster.kernel.plan.identity import cluster_id, is_of_cluster, is_volume_name, node_of
+from vllm_cluster.kernel.plan.spec import SECRET, secrets_volume
 
 
 @dataclass(frozen=True)

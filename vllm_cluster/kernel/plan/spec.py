@@ -78,7 +78,7 @@ class Mount:
 
 @dataclass(frozen=True)
 class GpuRequest:
-    """GPUs handed to a container, and the way: see `core.gpus`."""
+    """GPUs handed to a container, and the way: see `kernel.plan.gpus`."""
 
     ids: tuple[Exact, ...]
     way: Way = "request"

@@ -6,8 +6,8 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from vllm_cluster.core.pull import REPOSITORY, folder
 from vllm_cluster.kernel.errors import UsageError
+from vllm_cluster.kernel.plan.pull import REPOSITORY, folder
 
 # What huggingface_hub keeps in the cache beside the folders of models.
 _HUB_FOLDERS = ("hub", "xet", "assets", "modules", "datasets", "token", "stored_tokens")

@@ -2,8 +2,8 @@
 
 from collections.abc import Mapping
 
-from vllm_cluster.backends import mp, ray
-from vllm_cluster.backends.seam import Backend
+from vllm_cluster.kernel.backends import mp, ray
+from vllm_cluster.kernel.backends.seam import Backend
 from vllm_cluster.kernel.inventory.model import Inventory
 from vllm_cluster.wire.status import BackendName
 

@@ -12,10 +12,10 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 
-from vllm_cluster.core.identity import node_of
-from vllm_cluster.core.spec import BASE_IMAGE
 from vllm_cluster.kernel.facts.docker_objects import Image, ImageInfo
 from vllm_cluster.kernel.facts.host_facts import HostFacts
+from vllm_cluster.kernel.plan.identity import node_of
+from vllm_cluster.kernel.plan.spec import BASE_IMAGE
 
 NODE_IMAGE_REPOSITORY = "vcluster-node"
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from vllm_cluster.backends import vllm
-from vllm_cluster.backends.seam import Chosen, Degrees, Role
+from vllm_cluster.kernel.backends import vllm
+from vllm_cluster.kernel.backends.seam import Chosen, Degrees, Role
 from vllm_cluster.kernel.errors import UsageError
 from vllm_cluster.kernel.inventory.model import Inventory, Ports
 from vllm_cluster.kernel.listeners import LOOPBACK

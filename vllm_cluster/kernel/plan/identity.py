@@ -6,10 +6,10 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
-from vllm_cluster.core.spec import BASE_IMAGE, CLUSTER, HEAD_ADDRESS, ID, SPEC, ContainerSpec, node_name
 from vllm_cluster.kernel.facts.docker_objects import Container, Image
 from vllm_cluster.kernel.facts.host_facts import HostFacts
 from vllm_cluster.kernel.inventory.model import Inventory
+from vllm_cluster.kernel.plan.spec import BASE_IMAGE, CLUSTER, HEAD_ADDRESS, ID, SPEC, ContainerSpec, node_name
 
 # What temporary containers are made for; their names are vcluster-CLUSTER-KIND-8 hexadecimal digits.
 KINDS = ("cache", "door", "fit", "image", "links", "probe", "ranks")

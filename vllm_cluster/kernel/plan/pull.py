@@ -8,8 +8,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal, TypedDict
 
-from vllm_cluster.core.spec import LABEL, ContainerSpec, Mount, node_name
 from vllm_cluster.kernel.inventory.model import Host, Inventory
+from vllm_cluster.kernel.plan.spec import LABEL, ContainerSpec, Mount, node_name
 from vllm_cluster.kernel.shell_line import command_line
 from vllm_cluster.wire.pull import CacheModel, ChainHost, HostPlan, ModelFile
 from vllm_cluster.wire.values import Url

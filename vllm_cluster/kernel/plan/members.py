@@ -7,12 +7,12 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Annotated, Any
 
-from vllm_cluster.core.identity import cluster_id, is_of_cluster, node_of
-from vllm_cluster.core.placement import Cluster, Followed
-from vllm_cluster.core.spec import ID, ROLE, ContainerSpec
 from vllm_cluster.kernel.facts.host_facts import HostFacts
 from vllm_cluster.kernel.inventory import grammar
 from vllm_cluster.kernel.inventory.model import MAX_HOSTS, Host, HostSsh, Inventory
+from vllm_cluster.kernel.plan.identity import cluster_id, is_of_cluster, node_of
+from vllm_cluster.kernel.plan.placement import Cluster, Followed
+from vllm_cluster.kernel.plan.spec import ID, ROLE, ContainerSpec
 from vllm_cluster.kernel.text import host_port, printable
 from vllm_cluster.wire.reading import RefusedDocument, convert
 from vllm_cluster.wire.values import Count, Number, Port, shaped

@@ -6,9 +6,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from vllm_cluster.core.members import Record
-from vllm_cluster.core.placement import Cluster
-from vllm_cluster.core.spec import ContainerSpec, FieldChange
+from vllm_cluster.kernel.plan.members import Record
+from vllm_cluster.kernel.plan.placement import Cluster
+from vllm_cluster.kernel.plan.spec import ContainerSpec, FieldChange
 from vllm_cluster.kernel.text import count
 
 

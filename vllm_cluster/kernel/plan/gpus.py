@@ -9,10 +9,10 @@ from functools import lru_cache
 from itertools import combinations
 from math import comb
 
-from vllm_cluster.core.identity import node_of
-from vllm_cluster.core.spec import CLUSTER, GpuRequest, Way, stored_spec
 from vllm_cluster.kernel.facts.host_facts import DockerFacts, Gpu, GpuProcess, HostFacts
 from vllm_cluster.kernel.inventory.model import Host
+from vllm_cluster.kernel.plan.identity import node_of
+from vllm_cluster.kernel.plan.spec import CLUSTER, GpuRequest, Way, stored_spec
 
 # The kinds of `nvidia-smi topo -m` but NVLink, the slowest first: over the link between processors, between PCIe host
 # bridges of one, over one such bridge, over several switches, over one.

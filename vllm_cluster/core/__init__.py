@@ -1,1 +1,0 @@
-"""The judgement of vcluster: pure types and functions, no I/O, no clock, no random."""
