@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from tests.support.corpus import CORPUS
 from tests.support.logs import PRODUCED, failure_of, reported
-from vllm_cluster.explain.catalogue import FAILURES
-from vllm_cluster.explain.failure import KnownFailure
+from vllm_cluster.kernel.explain.catalogue import FAILURES
+from vllm_cluster.kernel.explain.failure import KnownFailure
 
 # It is in the log of another one.
 WITHIN = {"model-name-unknown": "in the log of rank-killed.worker-killed-after-a-stop"}

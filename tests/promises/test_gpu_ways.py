@@ -13,7 +13,7 @@ from tests.support.attack import attack
 from tests.support.hosts import Sandbox
 from tests.support.second_engine import IMAGE, SOCKET, SecondEngine, make_image, second_engine
 from tests.support.waiting import until
-from vllm_cluster.checks.registry import preflight
+from vllm_cluster.kernel.checks.registry import preflight
 from vllm_cluster.kernel.docker.container_body import node_body
 from vllm_cluster.kernel.facts.host_facts import HostFacts
 from vllm_cluster.kernel.plan.desired import desired

@@ -24,7 +24,7 @@ from tests.support.breaks import (
 from tests.support.controller import judge, race
 from tests.support.hosts import Sandbox
 from vcluster_sandbox import names
-from vllm_cluster.checks.host import CLOCK_TOLERANCE
+from vllm_cluster.kernel.checks.host import CLOCK_TOLERANCE
 
 pytestmark = [pytest.mark.e2e, pytest.mark.promise, pytest.mark.deep]
 

@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 from tests.support.depth import cases
 from tests.support.logs import NEWEST, PRODUCED
 from vllm_cluster.cli.render.explain import explain_document, show_explained
-from vllm_cluster.explain.catalogue import KEYS, SIGNS
-from vllm_cluster.explain.diagnosis import Diagnosis, diagnose
-from vllm_cluster.explain.log_line import MAX_LINE, parse_line
-from vllm_cluster.explain.scan import LogSource, candidate_lines, scan
-from vllm_cluster.explain.stream import classify
+from vllm_cluster.kernel.explain.catalogue import KEYS, SIGNS
+from vllm_cluster.kernel.explain.diagnosis import Diagnosis, diagnose
+from vllm_cluster.kernel.explain.log_line import MAX_LINE, parse_line
+from vllm_cluster.kernel.explain.scan import LogSource, candidate_lines, scan
+from vllm_cluster.kernel.explain.stream import classify
 from vllm_cluster.kernel.text import redact
 
 NEEDLES = [known.needle.encode() for known in SIGNS]
@@ -47,8 +47,8 @@ def test_any_mix_of_lines(logs: list[list[bytes]]) -> None:
     assert found.result != "nothing" or not found.error_lines
 
 
-# fault: explain/scan.py: if any(part.find(key, start, start + len(kind)) >= 0 for key in keys): → if True:
-# fault: explain/scan.py: matched[kinds[start : len(kinds) if end < 0 else end]] = (at - start, keys) → pass
+# fault: kernel/explain/scan.py: if any(part.find(key, start, start + len(kind)) >= 0 for key in keys): → if True:
+# fault: kernel/explain/scan.py: matched[kinds[start : len(kinds) if end < 0 else end]] = (at - start, keys) → pass
 @settings(max_examples=60)
 @given(st.lists(st.sampled_from([*LINES, b"2 failed\n", b"2 fbiled\n"]), max_size=40), st.integers(1, 5))
 def test_each_line_with_a_key_is_found_however_often_its_kind_is_there(lines: list[bytes], times: int) -> None:

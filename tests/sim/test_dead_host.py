@@ -10,7 +10,7 @@ import pytest
 from tests.support.sim import lab, make
 from tests.support.sim.world import World
 from vllm_cluster.actions import check
-from vllm_cluster.checks.finding import Finding
+from vllm_cluster.kernel.checks.finding import Finding
 from vllm_cluster.kernel.facts.host_facts import HostFacts
 from vllm_cluster.run.observe import observe
 

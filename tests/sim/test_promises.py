@@ -131,7 +131,7 @@ def test_a_docker_that_fails_is_not_a_host_that_cannot_be_reached() -> None:
 # ---- P25
 
 
-# fault: checks/docker.py: if node and _newer(node.labels.get(FORMAT_LABEL)): → if node and not node.labels:
+# fault: kernel/checks/docker.py: if node and _newer(node.labels.get(FORMAT_LABEL)): → if node and not node.labels:
 @pytest.mark.promise("P25")
 @pytest.mark.parametrize("label", ["3", "2.1", "next", ""])
 def test_the_next_version_is_refused_politely(label: str) -> None:

@@ -8,7 +8,7 @@ from typing import Literal
 
 from tests.support.logs import explained
 from tests.support.paths import FIXTURES
-from vllm_cluster.explain.diagnosis import Diagnosis
+from vllm_cluster.kernel.explain.diagnosis import Diagnosis
 
 FOLDER = FIXTURES / "corpus"
 Outcome = Literal["right", "wrong", "unknown"]

@@ -20,16 +20,16 @@ from vllm_cluster.actions.batches import BatchOnHead
 from vllm_cluster.actions.models import RunningPull
 from vllm_cluster.actions.status import HostStatus
 from vllm_cluster.batch.files import BatchResult
-from vllm_cluster.checks.finding import Finding
-from vllm_cluster.checks.registry import NotChecked
 from vllm_cluster.core.answer import Answer, TokenLogprob
 from vllm_cluster.core.bench import BenchRun, ComparedFigure, HostHardware, Point
 from vllm_cluster.core.counters import ModelLoad
 from vllm_cluster.core.image_use import ClusterImage
 from vllm_cluster.core.load import HostLoad
-from vllm_cluster.explain.diagnosis import BenignMatch
-from vllm_cluster.explain.stream import LogPosition, Raised
 from vllm_cluster.fit.layouts import GpuPool, Layout
+from vllm_cluster.kernel.checks.finding import Finding
+from vllm_cluster.kernel.checks.registry import NotChecked
+from vllm_cluster.kernel.explain.diagnosis import BenignMatch
+from vllm_cluster.kernel.explain.stream import LogPosition, Raised
 from vllm_cluster.kernel.facts.host_facts import HostFacts
 from vllm_cluster.kernel.models.listed import CachedModel
 from vllm_cluster.kernel.plan import plan

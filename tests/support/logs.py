@@ -7,8 +7,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from tests.support.paths import FIXTURES
-from vllm_cluster.explain.diagnosis import Diagnosis, diagnose
-from vllm_cluster.explain.scan import LogSource, scan
+from vllm_cluster.kernel.explain.diagnosis import Diagnosis, diagnose
+from vllm_cluster.kernel.explain.scan import LogSource, scan
 
 # When they were last written, as far as tests care.
 NEWEST = datetime(2026, 12, 31, tzinfo=UTC).timestamp()

@@ -7,9 +7,9 @@ from collections.abc import Callable, Collection, Mapping
 from datetime import UTC, datetime
 
 from tests.support.logs import NEWEST
-from vllm_cluster.explain.diagnosis import Diagnosis, diagnose
-from vllm_cluster.explain.log_line import parse_time
-from vllm_cluster.explain.scan import LogSource, scan
+from vllm_cluster.kernel.explain.diagnosis import Diagnosis, diagnose
+from vllm_cluster.kernel.explain.log_line import parse_time
+from vllm_cluster.kernel.explain.scan import LogSource, scan
 
 Change = Callable[[bytes], bytes]
 _OLD_ANSWER = b'2020-03-01T10:00:00Z INFO:     10.0.0.9:5 - "POST /v1/chat/completions HTTP/1.1" 200 OK\n'

@@ -22,7 +22,7 @@ LITERALS = {
     "wire/order.py": "the name of a backend",
     "kernel/plan/placement.py": "the name of a backend",
     "actions/explain.py": "the name of a log, as users see it",
-    "checks/docker.py": "names of containers of other launchers",
+    "kernel/checks/docker.py": "names of containers of other launchers",
     "core/image_use.py": "the name of an image",
     "kernel/listeners.py": "the file that starts what listens",
     "cli/logs.py": "the option",
@@ -37,8 +37,8 @@ LITERALS = {
     "remote/node/supervisor.py": "the mark of lines, as users see it",
     "run/log_host.py": "how Ray copies a line of a rank",
     "run/logs.py": "names of files in an excerpt",
-    "checks/codes.py": "a finding's code",
-    "checks/image.py": "a finding's code",
+    "kernel/checks/codes.py": "a finding's code",
+    "kernel/checks/image.py": "a finding's code",
 }
 
 

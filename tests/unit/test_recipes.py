@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from tests.support.paths import ROOT
-from vllm_cluster.checks import codes, host
 from vllm_cluster.cli import verbs
+from vllm_cluster.kernel.checks import codes, host
 from vllm_cluster.kernel.docker import container_body
 from vllm_cluster.kernel.inventory import model
 from vllm_cluster.kernel.plan import spec
@@ -39,7 +39,8 @@ def entries(module: ModuleType, text: str, **names: object) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("module", "file"), [(model, "kernel/inventory/model.py"), (spec, "kernel/plan/spec.py"), (host, "checks/host.py")]
+    ("module", "file"),
+    [(model, "kernel/inventory/model.py"), (spec, "kernel/plan/spec.py"), (host, "kernel/checks/host.py")],
 )
 def test_lines_of_a_module_run_in_it(module: ModuleType, file: str) -> None:
     assert run_in(module, added(f"vllm_cluster/{file}"))["memory"] is not vars(module).get("memory", ...)
@@ -51,15 +52,15 @@ def test_a_setting_gets_to_docker() -> None:
 
 
 def test_a_check_has_its_place_and_its_reason() -> None:
-    check = run_in(host, added("vllm_cluster/checks/host.py"))["memory"]
-    place = eval(f"({added('vllm_cluster/checks/registry.py')})", {"host": SimpleNamespace(memory=check)})
+    check = run_in(host, added("vllm_cluster/kernel/checks/host.py"))["memory"]
+    place = eval(f"({added('vllm_cluster/kernel/checks/registry.py')})", {"host": SimpleNamespace(memory=check)})
     assert place == (check,)
-    (code,) = entries(codes, added("vllm_cluster/checks/codes.py"))
-    assert f'Finding("{code}"' in added("vllm_cluster/checks/host.py")
+    (code,) = entries(codes, added("vllm_cluster/kernel/checks/codes.py"))
+    assert f'Finding("{code}"' in added("vllm_cluster/kernel/checks/host.py")
 
 
 def test_a_failure_is_an_entry() -> None:
-    ((subject, failures),) = tomllib.loads(added("vllm_cluster/explain/failures.toml")).items()
+    ((subject, failures),) = tomllib.loads(added("vllm_cluster/kernel/explain/failures.toml")).items()
     assert (subject, [*failures]) == ("start", ["open-files"])
 
 

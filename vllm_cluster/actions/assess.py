@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from vllm_cluster.checks.finding import Finding, merged
-from vllm_cluster.checks.registry import engine_problem, preflight
+from vllm_cluster.kernel.checks.finding import Finding, merged
+from vllm_cluster.kernel.checks.registry import engine_problem, preflight
 from vllm_cluster.kernel.errors import InventoryError, PreflightFailed, UsageError, VclusterError, combine
 from vllm_cluster.kernel.events import Emit, Event
 from vllm_cluster.kernel.facts.host_facts import HostFacts

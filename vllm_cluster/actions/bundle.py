@@ -17,13 +17,13 @@ from pathlib import Path
 from typing import Any
 
 from vllm_cluster import __version__
-from vllm_cluster.checks.registry import engine_problem, preflight
-from vllm_cluster.explain.diagnosis import diagnose
-from vllm_cluster.explain.scan import scan
 from vllm_cluster.kernel.backends import TOKEN
+from vllm_cluster.kernel.checks.registry import engine_problem, preflight
 from vllm_cluster.kernel.debug_log import inventory_key, kept
 from vllm_cluster.kernel.errors import UsageError, VclusterError
 from vllm_cluster.kernel.events import Emit, Event
+from vllm_cluster.kernel.explain.diagnosis import diagnose
+from vllm_cluster.kernel.explain.scan import scan
 from vllm_cluster.kernel.facts.docker_objects import Image
 from vllm_cluster.kernel.facts.host_facts import HostFacts
 from vllm_cluster.kernel.facts.values import items, mapping

@@ -9,8 +9,8 @@ from functools import partial
 
 from vllm_cluster.actions.assess import ensure_no_errors
 from vllm_cluster.actions.consent import Confirm, Consent, Stops, batches_beside, served_by
-from vllm_cluster.checks.docker import foreign as foreign_findings
-from vllm_cluster.checks.docker import name_taken
+from vllm_cluster.kernel.checks.docker import foreign as foreign_findings
+from vllm_cluster.kernel.checks.docker import name_taken
 from vllm_cluster.kernel.errors import FleetError, HostError, LeftAlone, VclusterError, combine
 from vllm_cluster.kernel.events import Emit, Event, waiting
 from vllm_cluster.kernel.facts.docker_objects import Container

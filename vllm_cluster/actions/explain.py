@@ -16,9 +16,6 @@ from io import BufferedReader
 from pathlib import Path
 from typing import IO, cast
 
-from vllm_cluster.explain.diagnosis import Diagnosis, MatchedFailure, diagnose
-from vllm_cluster.explain.scan import LogSource, scan
-from vllm_cluster.explain.stream import LogPosition
 from vllm_cluster.kernel.errors import (
     Aborted,
     ConnectionLost,
@@ -29,6 +26,9 @@ from vllm_cluster.kernel.errors import (
     VclusterError,
 )
 from vllm_cluster.kernel.events import Emit, Event
+from vllm_cluster.kernel.explain.diagnosis import Diagnosis, MatchedFailure, diagnose
+from vllm_cluster.kernel.explain.scan import LogSource, scan
+from vllm_cluster.kernel.explain.stream import LogPosition
 from vllm_cluster.kernel.facts.host_facts import HostFacts
 from vllm_cluster.kernel.inventory.model import Inventory
 from vllm_cluster.kernel.plan.history import Entry

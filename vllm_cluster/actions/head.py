@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from vllm_cluster.actions.assess import ensure_no_errors
-from vllm_cluster.checks.docker import foreign
+from vllm_cluster.kernel.checks.docker import foreign
 from vllm_cluster.kernel.errors import NodeMissing, PreflightFailed
 from vllm_cluster.kernel.inventory.model import Inventory
 from vllm_cluster.kernel.plan.identity import node_of

@@ -8,9 +8,9 @@ from functools import partial
 
 from vllm_cluster.actions.assess import require_name
 from vllm_cluster.core.log_lines import LastLines, Line, LogRequest
-from vllm_cluster.explain.error_lines import ErrorLines
 from vllm_cluster.kernel.errors import VclusterError, combine
 from vllm_cluster.kernel.events import Emit
+from vllm_cluster.kernel.explain.error_lines import ErrorLines
 from vllm_cluster.kernel.inventory.model import Inventory
 from vllm_cluster.run.connection import Fleet
 from vllm_cluster.run.log_host import HostLogs

@@ -6,7 +6,7 @@ from http import HTTPStatus
 
 from vllm_cluster.actions.assess import connect_all, ensure_no_errors
 from vllm_cluster.actions.tunnel import address_of
-from vllm_cluster.checks.docker import foreign
+from vllm_cluster.kernel.checks.docker import foreign
 from vllm_cluster.kernel.docker.container_body import volume_writer_body
 from vllm_cluster.kernel.docker.temporary import temporary_container
 from vllm_cluster.kernel.errors import HostError, PreflightFailed, UsageError

@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from vllm_cluster.actions.fit import gpu_memory
-from vllm_cluster.checks.gpus import find_out, holders
 from vllm_cluster.fit.layouts import GpuPool
 from vllm_cluster.fit.request import Asked, Beside, Files, Judged, fewer, problems, to_download
 from vllm_cluster.kernel.backends import vllm
+from vllm_cluster.kernel.checks.gpus import find_out, holders
 from vllm_cluster.kernel.errors import ConnectionLost, HostError, PreflightFailed
 from vllm_cluster.kernel.events import Emit, Event
 from vllm_cluster.kernel.facts.host_facts import HostFacts

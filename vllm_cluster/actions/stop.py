@@ -7,7 +7,7 @@ from dataclasses import replace
 from vllm_cluster.actions.ask_head import ask_head
 from vllm_cluster.actions.assess import connect_all, ensure_no_errors
 from vllm_cluster.actions.consent import Confirm, Consent
-from vllm_cluster.checks.docker import engine_problem, foreign
+from vllm_cluster.kernel.checks.docker import engine_problem, foreign
 from vllm_cluster.kernel.errors import HostError, PreflightFailed
 from vllm_cluster.kernel.events import Emit, Event
 from vllm_cluster.kernel.facts.docker_objects import Container

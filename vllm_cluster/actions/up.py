@@ -17,11 +17,12 @@ from vllm_cluster.actions.assess import (
 )
 from vllm_cluster.actions.consent import Confirm, Consent, Stops, stopped_by
 from vllm_cluster.actions.explain import add_cause, began
-from vllm_cluster.checks.finding import Finding
+from vllm_cluster.kernel.checks.finding import Finding
 from vllm_cluster.kernel.errors import NodesNotJoined, VclusterError
 from vllm_cluster.kernel.events import Emit, Event, Kind, waiting, warn_once
 from vllm_cluster.kernel.facts.host_facts import HostFacts
 from vllm_cluster.kernel.inventory.model import Inventory
+from vllm_cluster.kernel.links.measure import run_link_test
 from vllm_cluster.kernel.plan.identity import cluster_id
 from vllm_cluster.kernel.plan.members import NONE_NAMED, Named, ways_of
 from vllm_cluster.kernel.plan.plan import (
@@ -42,7 +43,6 @@ from vllm_cluster.run.history import record
 from vllm_cluster.run.host_images import with_contents
 from vllm_cluster.run.image_supply import renew
 from vllm_cluster.run.lease import Lease, in_order
-from vllm_cluster.run.link_test import run_link_test
 from vllm_cluster.run.node_handle import NodeHandle
 from vllm_cluster.run.observe import observe
 from vllm_cluster.run.runtime import SYSTEM, Runtime

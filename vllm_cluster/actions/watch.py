@@ -7,9 +7,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
 from vllm_cluster.actions.status import RUNNING, STARTING, ClusterStatus, HostState, assemble, look, unseen
-from vllm_cluster.checks.docker import foreign
 from vllm_cluster.core.counters import ModelLoad, Recent, parse_counters
 from vllm_cluster.core.load import HostLoad, NodeSample, host_load
+from vllm_cluster.kernel.checks.docker import foreign
 from vllm_cluster.kernel.errors import HostError, UsageError, VclusterError
 from vllm_cluster.kernel.inventory.model import Inventory
 from vllm_cluster.kernel.plan.node_status import current, parse_status

@@ -62,7 +62,7 @@ def complete_models(ctx: Words, args: list[str], incomplete: str) -> list[str]:
 def complete_failures(ctx: Words, args: list[str], incomplete: str) -> list[str]:
     """The failures that the catalogue's text has: it is not loaded for TAB. The shell offers files where none fits."""
     try:
-        text = files("vllm_cluster.explain").joinpath("failures.toml").read_text("utf-8")
+        text = files("vllm_cluster.kernel.explain").joinpath("failures.toml").read_text("utf-8")
     except (OSError, ValueError):
         return []
     return _offered(_FAILURE.findall(text), incomplete) if incomplete else []

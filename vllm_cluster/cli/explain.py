@@ -59,7 +59,7 @@ def explain(
 def _show(session: Session, name: str) -> None:
     """Show the failure of that name, or those that a finding of that code shows beforehand."""
     from vllm_cluster.cli.render.failure import failures_document, show_failures
-    from vllm_cluster.explain.catalogue import CHECKED, FAILURES
+    from vllm_cluster.kernel.explain.catalogue import CHECKED, FAILURES
     from vllm_cluster.kernel.inventory.words import nearest
 
     found = [FAILURES[name]] if name in FAILURES else [FAILURES[slug] for slug in CHECKED.get(name, ())]

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from vllm_cluster.checks.finding import Finding
+from vllm_cluster.kernel.checks.finding import Finding
 from vllm_cluster.kernel.shell_line import command_line
 
 # The first Ray that authenticates nodes by token was 2.52; below 2.55 it has known holes (CVE-2026-41486).

@@ -185,7 +185,7 @@ LISTENERS = (
         ("every pinned port that is free", f"two and one of UDP {CHOSEN}"),
         _CLUSTER,
         "a word made for this run; it answers with what it was sent and runs nothing; three minutes at most",
-        ("remote/host/link_test.py",),
+        ("kernel/links/on_host/link_test.py",),
     ),
     Listener(
         "files of a model, or layers of an image, while they are sent from host to host",

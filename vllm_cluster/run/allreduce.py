@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from vllm_cluster.checks import allreduce
-from vllm_cluster.checks.allreduce import AllReduceTime, Pair, Trial
-from vllm_cluster.checks.registry import Finding
+from vllm_cluster.features.check import allreduce
+from vllm_cluster.features.check.allreduce import AllReduceTime, Pair, Trial
 from vllm_cluster.kernel.backends import TOKEN
 from vllm_cluster.kernel.backends.nccl import NcclTransport, transport
+from vllm_cluster.kernel.checks.registry import Finding
 from vllm_cluster.kernel.clock import Clock, Deadline
 from vllm_cluster.kernel.docker.temporary import TemporaryContainer
 from vllm_cluster.kernel.errors import HostError, VclusterError

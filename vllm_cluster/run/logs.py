@@ -8,9 +8,9 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
-from vllm_cluster.explain.log_line import parse_time
-from vllm_cluster.explain.scan import LogSource
 from vllm_cluster.kernel.errors import CommandFailed
+from vllm_cluster.kernel.explain.log_line import parse_time
+from vllm_cluster.kernel.explain.scan import LogSource
 from vllm_cluster.run.connection import HostConnection
 from vllm_cluster.run.node_handle import NodeHandle
 from vllm_cluster.run.program import python

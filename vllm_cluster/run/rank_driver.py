@@ -7,7 +7,7 @@ import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 
-from vllm_cluster.checks.allreduce import RankMessage, Trial, binary
+from vllm_cluster.features.check.allreduce import RankMessage, Trial, binary
 from vllm_cluster.kernel.clock import Deadline
 from vllm_cluster.kernel.errors import HostError, VclusterError
 from vllm_cluster.kernel.events import Emit, Event

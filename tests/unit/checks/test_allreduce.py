@@ -9,7 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from vllm_cluster.checks.allreduce import (
+from vllm_cluster.features.check.allreduce import (
     AllReduceTime,
     Pair,
     RankMessage,
@@ -107,7 +107,7 @@ def test_messages_that_no_rank_sends_are_ignored(row: dict[str, object]) -> None
     assert (made.steps, made.seconds, made.log) == ({}, {}, {})
 
 
-# fault: checks/allreduce.py: seconds: Annotated[float, between(0.0, 1e9)] | None → seconds: object
+# fault: features/check/allreduce.py: seconds: Annotated[float, between(0.0, 1e9)] | None → seconds: object
 @pytest.mark.parametrize(
     "row",
     [{"step": "size", "bytes": 1 << 10, "seconds": value} for value in ("fast", -1.0, 10**400, float("nan"))]
@@ -119,7 +119,7 @@ def test_a_message_of_another_shape_is_refused(row: dict[str, object]) -> None:
         message(row)
 
 
-# fault: checks/allreduce.py: pairs[1::2], last if → last if
+# fault: features/check/allreduce.py: pairs[1::2], last if → last if
 @calm
 @given(st.integers(2, 40))
 def test_each_host_meets_its_neighbours_and_no_host_twice_a_round(count: int) -> None:
@@ -151,7 +151,7 @@ def test_a_host_that_works_with_no_other_is_reported(count: int, data: st.DataOb
     assert [(each.code, each.host) for each in found] == [("allreduce-host", bad)]
 
 
-# fault: checks/allreduce.py: len(tried) > 1 and all → any
+# fault: features/check/allreduce.py: len(tried) > 1 and all → any
 @calm
 @given(st.integers(3, 16), st.data())
 def test_a_link_between_two_hosts_that_else_work_is_reported(count: int, data: st.DataObject) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.support import world
-from vllm_cluster.checks.registry import check_all, preflight, unseen
+from vllm_cluster.kernel.checks.registry import check_all, preflight, unseen
 from vllm_cluster.kernel.facts.details import Details, FileSystem, GpuHealth, ImageDetails, NvLinks
 from vllm_cluster.kernel.facts.docker_objects import Container, Image
 from vllm_cluster.kernel.facts.host_facts import DockerFacts, Gid, Gpu, GpuProcess, Hca, HostFacts, Nic
@@ -62,7 +62,7 @@ def nic(**changes: Any) -> tuple[Nic, ...]:
     return (world.host(2).nics[0], replace(ETH1, **changes))
 
 
-# fault: checks/docker.py: full = free < MIN_FREE_SPACE and not has_node(inventory, facts, "running") → full = False
+# fault: kernel/checks/docker.py: full = free < MIN_FREE_SPACE and not has_node(inventory, facts, "running") → full = False
 # fault: kernel/facts/host_facts.py: self.kind in TUNNEL_KINDS or →
 @pytest.mark.parametrize(
     ("odd", "code", "error"),
@@ -261,7 +261,7 @@ def test_an_image_that_must_be_pulled() -> None:
     assert [one.what for one in unseen(world.inventory(), hosts(**odd))] == [what]
 
 
-# fault: checks/registry.py: if details.xids is None: → if details.xids == ():
+# fault: kernel/checks/registry.py: if details.xids is None: → if details.xids == ():
 @pytest.mark.parametrize(
     ("odd", "what"),
     [

@@ -6,8 +6,8 @@ import re
 from pathlib import Path
 
 import vllm_cluster
-from vllm_cluster.checks.codes import CODES
-from vllm_cluster.explain.catalogue import CHECKED, FAILURES
+from vllm_cluster.kernel.checks.codes import CODES
+from vllm_cluster.kernel.explain.catalogue import CHECKED, FAILURES
 
 PACKAGE = Path(vllm_cluster.__file__).parent
 

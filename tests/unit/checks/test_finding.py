@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from vllm_cluster.checks.finding import Finding, merged
+from vllm_cluster.kernel.checks.finding import Finding, merged
 
 
 def test_a_fix_on_each_host_is_printed_once() -> None:

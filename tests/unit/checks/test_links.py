@@ -11,7 +11,14 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from tests.support import world
-from vllm_cluster.checks.links import EPHEMERAL, HostAddress, LinkResult, link_findings, parse_link_result, ports_of
+from vllm_cluster.kernel.checks.links import (
+    EPHEMERAL,
+    HostAddress,
+    LinkResult,
+    link_findings,
+    parse_link_result,
+    ports_of,
+)
 
 # On a machine that other work keeps busy no single case has a time.
 calm = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -87,7 +94,7 @@ def test_equal_failures_are_one_finding(pairs: list[tuple[str, str]], host: str,
         assert found.host == host
 
 
-# fault: checks/links.py: if each.block == "hangs" or (small and each.block == "ok"): → if small and each.block == "ok":
+# fault: kernel/checks/links.py: if each.block == "hangs" or (small and each.block == "ok"): → if small and each.block == "ok":
 def test_lost_large_packets_are_distinct_from_a_closed_port() -> None:
     (found,) = link_findings(seen(2, {("gpu1", "gpu2"): {"block": "hangs", "mtu": 9000, "passes": 1500}}), PLACES)
     assert (found.code, found.host, found.error) == ("link-mtu", "gpu1", True)
@@ -148,7 +155,7 @@ simple = st.none() | st.booleans() | st.floats() | st.integers() | words
 json_values = simple | st.lists(simple, max_size=3) | st.dictionaries(words, simple, max_size=3)
 
 
-# fault: checks/links.py: if not {*map(int, found.bad)} <= names.keys() → if False
+# fault: kernel/checks/links.py: if not {*map(int, found.bad)} <= names.keys() → if False
 @calm
 @example({"bad": {"7": "silent"}})
 @example({"bad": {"6380": []}})

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from tests.support import world
-from vllm_cluster.checks.network import endpoint
-from vllm_cluster.checks.registry import check_all, engine_problem, preflight
 from vllm_cluster.kernel.backends import mp
+from vllm_cluster.kernel.checks.network import endpoint
+from vllm_cluster.kernel.checks.registry import check_all, engine_problem, preflight
 from vllm_cluster.kernel.facts.host_facts import DockerFacts, Hca, HostFacts, Nic
 from vllm_cluster.kernel.inventory.model import Ports
 
@@ -25,7 +25,7 @@ def test_good_hosts_have_no_findings() -> None:
     assert preflight(world.inventory(), world.hosts()) == ()
 
 
-# fault: checks/gpus.py: > found: → > max(8, found):
+# fault: kernel/checks/gpus.py: > found: → > max(8, found):
 @pytest.mark.parametrize(
     ("words", "facts", "code", "error"),
     [
@@ -51,7 +51,7 @@ def test_each_finding(words: dict[str, Any], facts: dict[str, Any], code: str, e
     assert found[0].fix
 
 
-# fault: checks/network.py: if ip_address(host.address).is_global: → if False:
+# fault: kernel/checks/network.py: if ip_address(host.address).is_global: → if False:
 @pytest.mark.parametrize(("address", "warned"), [("203.0.113.7", False), ("8.8.4.4", True), ("100.64.0.9", False)])
 def test_an_address_that_the_internet_may_reach_is_warned_of(address: str, warned: bool) -> None:
     nic = Nic("eth0", (f"{address}/24",), 1500, "UP")
@@ -61,7 +61,7 @@ def test_an_address_that_the_internet_may_reach_is_warned_of(address: str, warne
     assert [(one.code, one.error) for one in found] == ([("address-public", False)] if warned else [])
 
 
-# fault: checks/network.py: and not nic.inner] → ]
+# fault: kernel/checks/network.py: and not nic.inner] → ]
 @pytest.mark.parametrize(
     ("backend", "nic", "where"),
     [
@@ -79,7 +79,7 @@ def test_the_port_without_a_token_is_named_where_another_network_reaches_it(back
     assert where in "".join(one.message for one in found)
 
 
-# fault: checks/registry.py: if finding.host not in taken or finding.code not in _FOLLOWS] → if finding.host]
+# fault: kernel/checks/registry.py: if finding.host not in taken or finding.code not in _FOLLOWS] → if finding.host]
 @pytest.mark.parametrize("labels", [OTHER, NAMESAKE, {"io.vcluster.cluster": "lab", "io.vcluster.format": "3"}])
 def test_containers_of_others_stop_everything(labels: dict[str, str]) -> None:
     specs, facts = world.converged(world.inventory())
@@ -89,14 +89,14 @@ def test_containers_of_others_stop_everything(labels: dict[str, str]) -> None:
     assert [f.code for f in preflight(world.inventory(), facts)] in (["other-cluster"], ["newer-format"])
 
 
-# fault: checks/network.py: facts, "running", "paused") → facts, "exited")
+# fault: kernel/checks/network.py: facts, "running", "paused") → facts, "exited")
 def test_the_ports_of_a_running_node_are_its_own() -> None:
     _, facts = world.converged(world.inventory())
     facts["gpu1"] = replace(facts["gpu1"], listening=frozenset({6379, 6380, 8265}))
     assert preflight(world.inventory(), facts) == ()
 
 
-# fault: checks/network.py: *way.NODE_PORTS, *of_head → {*way.NODE_PORTS, *of_head} - {'dashboard_agent_grpc'}
+# fault: kernel/checks/network.py: *way.NODE_PORTS, *of_head → {*way.NODE_PORTS, *of_head} - {'dashboard_agent_grpc'}
 @pytest.mark.parametrize("key", sorted({*Ports.model_fields} - {"worker_min", "worker_max"}))
 def test_no_port_of_the_head_may_be_in_use(key: str) -> None:
     """A key that is added to `ports` is looked at too."""
@@ -121,7 +121,7 @@ def test_the_port_of_a_pull_is_looked_at_while_none_runs() -> None:
     assert preflight(world.inventory(ports={"pull": 7000}), facts) == ()
 
 
-# fault: checks/network.py: if facts.docker.problem: → if facts.docker.problem == "":
+# fault: kernel/checks/network.py: if facts.docker.problem: → if facts.docker.problem == "":
 def test_no_port_is_called_taken_where_docker_does_not_show_whose_it_is() -> None:
     """Each of them was the node's own, which ran on while Docker was away."""
     hosts = world.hosts(gpu2={"docker": DockerFacts(problem="no answer"), "listening": frozenset({6380, 6384})})
@@ -151,7 +151,7 @@ def test_a_clock_that_is_off_is_measured_from_the_median(count: int) -> None:
     assert "+3600 s" in found[0].message
 
 
-# fault: checks/host.py: middle = median_low(clocks.values()) → middle = min(clocks.values())
+# fault: kernel/checks/host.py: middle = median_low(clocks.values()) → middle = min(clocks.values())
 def test_a_clock_that_is_slow_makes_no_other_a_finding() -> None:
     found = preflight(world.inventory(3), world.hosts(3, gpu2={"clock": 1_699_996_400.0}))
     assert [(f.code, f.host) for f in found] == [("clock-skew", "gpu2")]

@@ -18,7 +18,7 @@ from vllm_cluster.cli.completion import (
     complete_models,
     remember_model,
 )
-from vllm_cluster.explain.catalogue import FAILURES
+from vllm_cluster.kernel.explain.catalogue import FAILURES
 
 INVENTORY = """version: 1
 cluster: lab

@@ -22,8 +22,6 @@ from vllm_cluster.actions import endpoint as action
 from vllm_cluster.actions import rotate
 from vllm_cluster.actions.ask_head import Endpoint
 from vllm_cluster.actions.check import CheckReport
-from vllm_cluster.checks.allreduce import AllReduceTime
-from vllm_cluster.checks.registry import check_all, unseen
 from vllm_cluster.cli import endpoint
 from vllm_cluster.cli.render import errors, events
 from vllm_cluster.cli.render.check import report_document
@@ -33,7 +31,9 @@ from vllm_cluster.cli.render.facts import facts_document
 from vllm_cluster.cli.render.plan import plan_document
 from vllm_cluster.cli.render.status import status_document
 from vllm_cluster.cli.session import Session
+from vllm_cluster.features.check.allreduce import AllReduceTime
 from vllm_cluster.kernel.backends.nccl import NcclTransport
+from vllm_cluster.kernel.checks.registry import check_all, unseen
 from vllm_cluster.kernel.errors import FleetError, Unreachable, VclusterError
 from vllm_cluster.kernel.events import Emit, Event
 from vllm_cluster.kernel.facts.parse import facts

@@ -17,14 +17,14 @@ from tests.support.sim import lab, make
 from tests.support.sim.world import World
 from tests.support.tree import full
 from vllm_cluster.actions.status import ClusterStatus, HostStatus, unseen
-from vllm_cluster.checks.docker import engine_problem
-from vllm_cluster.checks.finding import Finding, merged
 from vllm_cluster.cli import status
 from vllm_cluster.cli.completion import complete_models
 from vllm_cluster.cli.paste import pasteable
 from vllm_cluster.cli.render import table
 from vllm_cluster.cli.render.status import show_status, status_document
 from vllm_cluster.cli.session import Session
+from vllm_cluster.kernel.checks.docker import engine_problem
+from vllm_cluster.kernel.checks.finding import Finding, merged
 from vllm_cluster.kernel.docker.calls import NoAnswer, NotFound, RefusedCall, Unreadable
 from vllm_cluster.kernel.errors import ConnectionLost, HostError, Unreachable, VclusterError
 from vllm_cluster.wire.status import FailedRequest, GroupNode, GroupStatus, NodeStatus, ServeFailure, ServeStatus
@@ -219,7 +219,7 @@ def test_the_exit_code_shows_whether_the_cluster_is_healthy(
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-# fault: checks/docker.py: : sudo systemctl restart docker" → : sudo systemctl start docker"
+# fault: kernel/checks/docker.py: : sudo systemctl restart docker" → : sudo systemctl start docker"
 # fault: kernel/facts/facts.sh: case $? in 124) frozen=y ;; *) frozen= ;; esac → frozen=
 def test_a_frozen_docker_is_asked_once_and_has_its_own_words(tmp_path: Path) -> None:
     machine = full(tmp_path)
@@ -234,7 +234,7 @@ def test_a_frozen_docker_is_asked_once_and_has_its_own_words(tmp_path: Path) -> 
 PAGE = "docs.docker.com/engine/install"
 
 
-# fault: checks/docker.py: return f"on {facts.host}: {command}" → pass
+# fault: kernel/checks/docker.py: return f"on {facts.host}: {command}" → pass
 @pytest.mark.parametrize(
     ("ids", "lines"),
     [

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from tests.support import world
-from vllm_cluster.checks.registry import check_all
+from vllm_cluster.kernel.checks.registry import check_all
 from vllm_cluster.kernel.facts.host_facts import Gid, Gpu, Hca, HostFacts
 from vllm_cluster.kernel.plan.desired import desired, hcas
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.support import world
-from vllm_cluster.checks.registry import preflight
+from vllm_cluster.kernel.checks.registry import preflight
 from vllm_cluster.kernel.facts.host_facts import Gpu, HostFacts
 from vllm_cluster.kernel.plan.desired import desired, gpu_count
 from vllm_cluster.kernel.plan.gpus import chosen

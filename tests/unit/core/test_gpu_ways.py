@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.support import world
-from vllm_cluster.checks.registry import check_all, preflight
+from vllm_cluster.kernel.checks.registry import check_all, preflight
 from vllm_cluster.kernel.docker.container_body import node_body
 from vllm_cluster.kernel.facts.host_facts import DockerFacts
 from vllm_cluster.kernel.plan.desired import desired
@@ -100,7 +100,7 @@ def test_a_way_that_a_restart_of_docker_breaks_is_reported() -> None:
     assert "until vcluster up" in found.message
 
 
-# fault: checks/docker.py: engine) and ways(engine → engine) and not ways(engine
+# fault: kernel/checks/docker.py: engine) and ways(engine → engine) and not ways(engine
 def test_a_file_that_docker_ignores_is_reported() -> None:
     facts = {"gpu1": replace(world.host(1), docker=engine("26.1.5+dfsg1", True, "whole"))}
     assert [found.code for found in preflight(world.inventory(1), facts)] == []

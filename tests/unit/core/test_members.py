@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.support.world import converged, hosts, inventory
-from vllm_cluster.checks.members import left as left_members
+from vllm_cluster.kernel.checks.members import left as left_members
 from vllm_cluster.kernel.plan.members import Member, Record, former
 from vllm_cluster.kernel.plan.spec import ID
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.support import world
-from vllm_cluster.checks.registry import preflight
+from vllm_cluster.kernel.checks.registry import preflight
 from vllm_cluster.kernel.facts.host_facts import Hca, HostFacts
 from vllm_cluster.kernel.plan.desired import desired, settled
 from vllm_cluster.kernel.plan.diff import diff

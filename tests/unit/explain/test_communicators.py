@@ -14,7 +14,7 @@ def lines(*steps: tuple[int, str]) -> str:
     return "".join(LINE.format(rank, step) for rank, step in steps)
 
 
-# fault: explain/communicators.py: if name in joined → if name not in joined
+# fault: kernel/explain/communicators.py: if name in joined → if name not in joined
 @pytest.mark.parametrize("apart", [False, True], ids=["one log", "a log a host"])
 def test_ranks_that_have_not_joined_what_others_have_joined_are_a_symptom(apart: bool) -> None:
     first, second = lines((0, BEGIN), (0, JOIN)), lines((1, BEGIN))
@@ -31,7 +31,7 @@ def test_ranks_that_have_all_joined_or_may_all_be_about_to_are_none() -> None:
     assert explained(both + lines((1, JOIN), (0, JOIN))).symptom is None
 
 
-# fault: explain/stream.py: self.seen.communicators.clear() → pass
+# fault: kernel/explain/stream.py: self.seen.communicators.clear() → pass
 def test_a_server_that_has_answered_since_has_survived_it() -> None:
     log = lines((1, BEGIN), (0, BEGIN), (0, JOIN)).replace("node1", "node0")
     assert explained(log).result == "symptom"
@@ -58,7 +58,7 @@ def test_words_of_launchers_and_libraries(log: str, slug: str) -> None:
     assert verdict.named.failure.slug == slug
 
 
-# fault: explain/failures.toml: cannot find -l(?!cuda\b)\w → cannot find -l\w
+# fault: kernel/explain/failures.toml: cannot find -l(?!cuda\b)\w → cannot find -l\w
 def test_the_library_of_the_driver_is_not_missed_in_an_image() -> None:
     """Its host gives it to the container: another image has it no more than this one."""
     assert explained("/usr/bin/ld: cannot find -lcuda: No such file or directory\n").named is None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.support.logs import explained
-from vllm_cluster.explain.catalogue import FACTS, FAILURES
+from vllm_cluster.kernel.explain.catalogue import FACTS, FAILURES
 
 REGISTER = "gpu2:19:34 [0] NCCL WARN Call to ibv_reg_mr_iova2 failed with error Cannot allocate memory\n"
 FOLLOWER = "AssertionError: collective_rpc should not be called on follower node\n"
@@ -14,7 +14,7 @@ DRIVER = "RuntimeError: Error 804: forward compatibility was attempted on non su
 SMI = "| NVIDIA-SMI 580.95.05              Driver Version: 580.95.05      CUDA Version: {}     |\n"
 
 
-# fault: explain/diagnosis.py: if not (hosts and same): → if True:
+# fault: kernel/explain/diagnosis.py: if not (hosts and same): → if True:
 @pytest.mark.parametrize(
     ("line", "fact", "cause", "symptom"),
     [
@@ -51,7 +51,7 @@ def test_what_is_about_something_else_contradicts_nothing(line: str, other: str,
     assert found.cause and found.cause.failure.slug == cause
 
 
-# fault: explain/stream.py: (known.host or not group) and known.kind is not SignKind.FACT → known.host or not group
+# fault: kernel/explain/stream.py: (known.host or not group) and known.kind is not SignKind.FACT → known.host or not group
 def test_a_fact_holds_though_vllm_was_started_after_it() -> None:
     start = (
         "(APIServer pid=1) INFO 07-13 10:42:50 [utils.py:3] non-default args: {'model_tag': 'm', 'headless': True}\n"
@@ -75,7 +75,7 @@ def test_the_arguments_of_vllm_serve_are_a_fact_as_its_command_line_is() -> None
     assert found.cause and found.cause.failure.slug == "follower-entry"
 
 
-# fault: explain/diagnosis.py: if not (hosts and same): → if not hosts:
+# fault: kernel/explain/diagnosis.py: if not (hosts and same): → if not hosts:
 @pytest.mark.parametrize(
     ("line", "fact", "cause"),
     [(REGISTER, "$ ulimit -l\nunlimited\n", "memlock-low"), (DRIVER, SMI.format("13.0"), "driver-too-old")],

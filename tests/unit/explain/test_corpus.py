@@ -9,7 +9,7 @@ import pytest
 from tests.support.corpus import CORPUS, FOLDER, Case, judged
 from tests.support.figures import record
 from tests.support.logs import explained
-from vllm_cluster.explain.catalogue import FAILURES
+from vllm_cluster.kernel.explain.catalogue import FAILURES
 
 MIN_RIGHT = 95.0
 MAX_WRONG = 2.0

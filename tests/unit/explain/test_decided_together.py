@@ -30,8 +30,8 @@ def test_the_lines_decide_together(result: str, slug: str, text: str) -> None:
     assert (found.result, found.named.failure.slug if found.named else "-") == (result, slug)
 
 
-# fault: explain/stream.py: if not progress.IDLE.search(parsed.words): → if False:
-# fault: explain/stream.py: self._idle.pop(engine, None) and not self._idle: → self._idle.pop(engine, None):
+# fault: kernel/explain/stream.py: if not progress.IDLE.search(parsed.words): → if False:
+# fault: kernel/explain/stream.py: self._idle.pop(engine, None) and not self._idle: → self._idle.pop(engine, None):
 def test_an_engine_that_makes_tokens_again_is_not_stuck_and_no_other_one_hides_it() -> None:
     stuck = READY + report(1, 0, IDLE) + report(3, 0, IDLE)
     assert explained(stuck).result == "symptom"
@@ -42,7 +42,7 @@ def test_an_engine_that_makes_tokens_again_is_not_stuck_and_no_other_one_hides_i
     assert explained(READY + report(1, 0, IDLE) + report(1, 0, IDLE)).result == "healthy"
 
 
-# fault: explain/stream.py: self._leaves = self._leaves or → self._leaves = True or
+# fault: kernel/explain/stream.py: self._leaves = self._leaves or → self._leaves = True or
 def test_connections_that_close_before_a_process_leaves_are_a_symptom() -> None:
     closed = "[rank1]:[W523 21:36:39.2 TCPStore.cpp:1] [c10d] recvValue failed: Connection was likely closed.\n"
     leaves = "[rank0]:[W523 21:36:38.9 ProcessGroupNCCL.cpp:1] WARNING: destroy_process_group() was not called\n"
@@ -50,7 +50,7 @@ def test_connections_that_close_before_a_process_leaves_are_a_symptom() -> None:
     assert explained(closed + leaves).result == "symptom"
 
 
-# fault: explain/failures.toml: tcp://127.0.0.1", who = '\bip=' → tcp://127.0.0.1", who = ''
+# fault: kernel/explain/failures.toml: tcp://127.0.0.1", who = '\bip=' → tcp://127.0.0.1", who = ''
 def test_the_local_address_is_right_for_ranks_of_one_host() -> None:
     told = "INFO 06-05 11:02:59 [parallel_state.py:1] rank=1 distributed_init_method=tcp://127.0.0.1:5 backend=nccl\n"
     late = "torch.distributed.DistStoreError: Timed out after 601 seconds waiting for clients. 1/2 clients joined.\n"
@@ -60,7 +60,7 @@ def test_the_local_address_is_right_for_ranks_of_one_host() -> None:
     assert (healthy.result, healthy.notes) == ("healthy", ())
 
 
-# fault: explain/diagnosis.py: or (kind == "nothing" and seen.quiet) →
+# fault: kernel/explain/diagnosis.py: or (kind == "nothing" and seen.quiet) →
 @pytest.mark.parametrize(
     "line",
     [

@@ -7,12 +7,12 @@ from datetime import UTC, datetime
 import pytest
 
 from tests.support.logs import FOLDER, HEALTHY, NEWEST, explained
-from vllm_cluster.explain.catalogue import HARMLESS
-from vllm_cluster.explain.diagnosis import diagnose
-from vllm_cluster.explain.log_line import parse_line, parse_time
-from vllm_cluster.explain.progress import OWN_START, OWN_STOP
-from vllm_cluster.explain.scan import LogSource, scan
-from vllm_cluster.explain.stream import LogScan
+from vllm_cluster.kernel.explain.catalogue import HARMLESS
+from vllm_cluster.kernel.explain.diagnosis import diagnose
+from vllm_cluster.kernel.explain.log_line import parse_line, parse_time
+from vllm_cluster.kernel.explain.progress import OWN_START, OWN_STOP
+from vllm_cluster.kernel.explain.scan import LogSource, scan
+from vllm_cluster.kernel.explain.stream import LogScan
 from vllm_cluster.remote.node.attempt import STARTS, STOPS
 
 START = "INFO 11-21 02:{minute}:00 [utils.py:286] non-default args: {{'model': 'm'}}\n"
@@ -55,7 +55,7 @@ def test_the_earliest_of_two_causes_comes_first_in_any_log() -> None:
     assert [other.failure.slug for other in found.other_causes] == ["port-taken"]
 
 
-# fault: explain/diagnosis.py: symptom = first if first and first.failure.kind == "symptom" else None → symptom = None
+# fault: kernel/explain/diagnosis.py: symptom = first if first and first.failure.kind == "symptom" else None → symptom = None
 def test_a_symptom_is_never_given_as_a_cause() -> None:
     found = explained(
         "x [c10d] The client socket has timed out after 600s while trying to connect to (10.0.0.1, 29501)\n"
@@ -88,7 +88,7 @@ def test_the_rank_that_fell_silent_first_is_reported() -> None:
     assert diagnose([stuck, worker("1", 9), worker("2", 9)]).last_line is None
 
 
-# fault: explain/diagnosis.py: started - (LASTING if lasting else SLACK) → -math.inf
+# fault: kernel/explain/diagnosis.py: started - (LASTING if lasting else SLACK) → -math.inf
 def test_the_last_run_counts_and_the_earlier_ones_are_listed() -> None:
     found = explained(at(1, START, CONTEXT, DEAD) + at(9, START, PORT))
     assert found.cause
@@ -111,7 +111,7 @@ def test_a_start_that_ended_before_vllm_s_first_line_is_the_last_run_too() -> No
     assert STARTS == OWN_START
 
 
-# fault: explain/diagnosis.py: any(stop - 1 <= time → any(stop - 1 > time
+# fault: kernel/explain/diagnosis.py: any(stop - 1 <= time → any(stop - 1 > time
 @pytest.mark.promise("P41")
 def test_an_end_by_request_is_not_a_failure() -> None:
     """Ray writes of each rank that its connection ended, whether it was killed or asked to end."""
@@ -152,7 +152,7 @@ def test_a_rank_that_died_before_the_start_explains_nothing_of_what_fails_after_
         assert (found.cause.failure.slug, found.previous_attempts) == ("flag-unknown", (("rank-killed", 1),))
 
 
-# fault: explain/diagnosis.py: healthy or bool(alive and _precedes(place, alive)) or →
+# fault: kernel/explain/diagnosis.py: healthy or bool(alive and _precedes(place, alive)) or →
 def test_what_the_server_has_survived_is_not_a_failure() -> None:
     found = explained(at(1, START, PORT) + READY)
     assert (found.result, [one.failure.slug for one in found.recovered]) == ("healed", ["port-taken"])
@@ -186,7 +186,7 @@ def test_loopback_is_the_cause_where_no_host_can_connect_and_harmless_on_one_hos
     assert [other.failure.slug for other in found.other_causes] == ["gloo-interface"]
 
 
-# fault: explain/diagnosis.py: (seen.trouble or seen.failing or → (seen.failing or
+# fault: kernel/explain/diagnosis.py: (seen.trouble or seen.failing or → (seen.failing or
 def test_what_is_not_known_is_shown_in_its_own_words() -> None:
     found = explained(at(1, START) + "Traceback (most recent call last):\nFrobnicationError: the frob is out\n")
     assert (found.result, found.raised and found.raised.line.text) == (
@@ -249,7 +249,7 @@ def test_a_line_is_taken_apart(line: str, time: float | None, who: str, words: s
     assert (told.time, told.who, told.words) == (time, who, words)
 
 
-# fault: explain/log_line.py: if at is None or at > newest + DAY else at → if at is None else at
+# fault: kernel/explain/log_line.py: if at is None or at > newest + DAY else at → if at is None else at
 @pytest.mark.parametrize(
     ("newest", "begun", "failed"),
     [("2026-01-02T05:00:00", "12-30", "01-02"), ("2026-12-30T05:00:00", "12-29", "12-30")],
@@ -270,7 +270,7 @@ def test_the_29th_of_february_is_of_the_last_year_that_had_one() -> None:
     assert parse_time("INFO 02-29 00:00:00 x", newest) == datetime(2024, 2, 29, tzinfo=UTC).timestamp()
 
 
-# fault: explain/stream.py: _milder(known) if parsed.calm else known → known
+# fault: kernel/explain/stream.py: _milder(known) if parsed.calm else known → known
 def test_an_error_is_the_cause_and_not_a_warning_before_it() -> None:
     """A warning of vLLM with the words of an error, where the length was raised on purpose; then memory runs out."""
     long = (
@@ -320,7 +320,7 @@ def test_each_lookalike_is_harmless_or_waits_for_work_to_continue(like: dict[str
     assert (alone.symptom.failure.slug if alone.symptom else "") == like.get("else", "")
 
 
-# fault: explain/diagnosis.py: (hit.first, *hit.recent) if counts(place)] → (hit.first, *hit.recent)]
+# fault: kernel/explain/diagnosis.py: (hit.first, *hit.recent) if counts(place)] → (hit.first, *hit.recent)]
 @pytest.mark.promise("P41")
 def test_a_planned_stop_lends_a_later_failure_no_evidence() -> None:
     """The same words, of a `serve` that replaced the model, and of a container that was killed eight minutes later."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.support.paths import FIXTURES
-from vllm_cluster.explain.error_lines import ErrorLines
+from vllm_cluster.kernel.explain.error_lines import ErrorLines
 
 
 def test_a_traceback_is_kept_to_its_end_beside_lines_of_another_log() -> None:

@@ -8,8 +8,8 @@ from tests.support.corpus import CORPUS, FOLDER, judged
 from tests.support.logs import explained
 from vllm_cluster.cli.explain import EXIT_CODES
 from vllm_cluster.cli.render.explain import show_explained
-from vllm_cluster.explain.error_lines import ErrorLines
-from vllm_cluster.explain.frame import Frame
+from vllm_cluster.kernel.explain.error_lines import ErrorLines
+from vllm_cluster.kernel.explain.frame import Frame
 
 PACKAGES = "/usr/local/lib/python3.12/dist-packages"
 QUIET = ("healthy", "healed", "nothing")
@@ -32,8 +32,8 @@ FROB = traceback("Worker_TP1 pid=7", 1, frame("vllm/frob.py", 12, "load"), "    
 LATER = traceback("EngineCore pid=3", 2, frame("vllm/engine.py", 90, "start"), "BlubError: no blub")
 
 
-# fault: explain/frame.py: found and parsed.who == who → found
-# fault: explain/diagnosis.py: seen.raised[0] if → seen.raised[-1] if
+# fault: kernel/explain/frame.py: found and parsed.who == who → found
+# fault: kernel/explain/diagnosis.py: seen.raised[0] if → seen.raised[-1] if
 def test_the_first_rank_that_failed_is_shown_with_the_place() -> None:
     beside = f"(Worker_TP0 pid=6) ERROR 11-03 10:01:00 [core.py:1] {frame('torch/nn.py', 1, 'call')}\n"
     lines = FROB.splitlines(keepends=True)
@@ -46,7 +46,7 @@ def test_the_first_rank_that_failed_is_shown_with_the_place() -> None:
     assert found.raised and found.raised.line.text == "FrobError: no frob"
 
 
-# fault: explain/stream.py: raised[before] = one → pass
+# fault: kernel/explain/stream.py: raised[before] = one → pass
 def test_of_chained_exceptions_the_last_is_shown() -> None:
     chain = (
         *("KeyError: 'frob'", "", "During handling of the above exception, another exception occurred:", ""),
@@ -57,7 +57,7 @@ def test_of_chained_exceptions_the_last_is_shown() -> None:
     assert (found.raised.line.text, found.raised.frame) == ("FrobError: no frob", Frame("vllm/outer.py", 5, "run"))
 
 
-# fault: explain/diagnosis.py: if raised.line.text not in place.text and → if
+# fault: kernel/explain/diagnosis.py: if raised.line.text not in place.text and → if
 def test_it_is_shown_once_whoever_repeats_it(capsys: pytest.CaptureFixture[str]) -> None:
     ranks = "".join(FROB.replace("TP1", f"TP{number}") for number in range(40))
     again = traceback("EngineCore pid=3", 2, "RuntimeError: Worker failed with FrobError: no frob")
@@ -80,7 +80,7 @@ def test_a_message_is_shown_with_the_lines_that_continue_it() -> None:
     assert found.raised and found.raised.more == ("Value error, no frob [type=value_error]",)
 
 
-# fault: explain/stream.py: self.seen.raised.clear() → pass
+# fault: kernel/explain/stream.py: self.seen.raised.clear() → pass
 def test_what_failed_before_an_answer_is_not_what_ended_the_server() -> None:
     answer = 'INFO:     127.0.0.1:4 - "POST /v1/completions HTTP/1.1" 200 OK\n'
     # Requests fail in many ways, before and after.
@@ -101,7 +101,7 @@ def test_no_log_that_ends_with_an_error_gets_exit_code_0_without_a_cause(case: o
             assert explained(b"".join(lines[:number])).result not in QUIET, (number, line)
 
 
-# fault: explain/scan.py: stream.foreign(dated) → stream.foreign(parsed)
+# fault: kernel/explain/scan.py: stream.foreign(dated) → stream.foreign(parsed)
 @pytest.mark.promise("P41")
 @pytest.mark.parametrize("apart", [1, 7, 57])
 def test_two_logs_of_failures_in_one_file_get_no_exit_code_0_without_a_cause(apart: int) -> None:

@@ -9,8 +9,8 @@ import pytest
 
 from tests.support.corpus import CORPUS
 from tests.support.logs import FOLDER, HEALTHY, PRODUCED, explained, failure_of, reported
-from vllm_cluster.explain.catalogue import FAILURES, HARMLESS
-from vllm_cluster.explain.failure import SignKind
+from vllm_cluster.kernel.explain.catalogue import FAILURES, HARMLESS
+from vllm_cluster.kernel.explain.failure import SignKind
 
 
 @pytest.mark.parametrize("path", PRODUCED, ids=lambda path: path.stem)
@@ -25,8 +25,8 @@ def test_what_was_broken_is_diagnosed(path: Path) -> None:
     assert named.failure.fix
 
 
-# fault: explain/failures.toml: "error: unrecognized arguments: → "error: unrecognised arguments:
-# fault: explain/failures.toml: "is greater than the → "is larger than the
+# fault: kernel/explain/failures.toml: "error: unrecognized arguments: → "error: unrecognised arguments:
+# fault: kernel/explain/failures.toml: "is greater than the → "is larger than the
 @pytest.mark.parametrize(
     ("line", "slug"),
     [

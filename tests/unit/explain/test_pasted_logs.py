@@ -10,8 +10,8 @@ from tests.support.corpus import CORPUS, FOLDER
 from tests.support.figures import record
 from tests.support.logs import explained
 from tests.support.rewritten_logs import CHANGES, COPIED_LATER, lost
-from vllm_cluster.explain.log_line import learn_newest, parse_time
-from vllm_cluster.explain.prefix import learn, peel, section
+from vllm_cluster.kernel.explain.log_line import learn_newest, parse_time
+from vllm_cluster.kernel.explain.prefix import learn, peel, section
 
 MIN_SAME = 98.0
 
@@ -23,7 +23,7 @@ def losses() -> dict[str, list[str]]:
     return {change: [log for log, names in by_log.items() if change in names] for change in (*CHANGES, COPIED_LATER)}
 
 
-# fault: explain/prefix.py: if not gap or name not in names: → if name:
+# fault: kernel/explain/prefix.py: if not gap or name not in names: → if name:
 @pytest.mark.promise("P55")
 @pytest.mark.parametrize("change", [*CHANGES, COPIED_LATER])
 def test_at_least_98_percent_of_the_answers_stay_the_same(change: str) -> None:
@@ -61,7 +61,7 @@ def test_a_name_is_learnt_from_what_follows_it() -> None:
     assert learn(["ValueError: a", "ValueError: b", "ValueError: c"]) == frozenset()
 
 
-# fault: explain/prefix.py: |File|raise|return|vcluster|NCCL → |File|raise|return|NCCL
+# fault: kernel/explain/prefix.py: |File|raise|return|vcluster|NCCL → |File|raise|return|NCCL
 def test_the_first_word_of_our_own_lines_is_not_a_host() -> None:
     assert learn([f"2026-11-22T13:5{n}:00Z vcluster starts vLLM" for n in range(3)] + ["vcluster stops vLLM"]) == set()
 
@@ -81,7 +81,7 @@ def test_a_heading_names_a_section(line: str, name: str) -> None:
     assert section(line) == name
 
 
-# fault: explain/stream.py: return parsed.time < self._latest - → return False and parsed.time < self._latest -
+# fault: kernel/explain/stream.py: return parsed.time < self._latest - → return False and parsed.time < self._latest -
 def test_a_line_of_an_older_time_hides_no_failure() -> None:
     failed = "2026-11-21 10:00:00 ERROR 11-21 10:00:00 [core.py:1] torch.OutOfMemoryError: CUDA out of memory.\n"
     older = "2026-11-20 10:00:00 INFO 11-20 10:00:00 [utils.py:286] non-default args: {'model': 'm'}\n"
@@ -101,7 +101,7 @@ def test_hosts_of_one_file_hide_nothing_of_each_other() -> None:
         assert (found.cause.failure.slug, found.cause.places[0].host) == ("gpu-memory-full", "gpu1")
 
 
-# fault: explain/log_line.py: known[nearest] + HALF_YEAR if → newest if
+# fault: kernel/explain/log_line.py: known[nearest] + HALF_YEAR if → newest if
 def test_the_year_is_that_of_dated_lines_and_not_of_the_file() -> None:
     lines = ["2024-11-21 10:00:00 a", "2024-11-21 10:00:05 b", "INFO 11-21 10:00:01 [x.py:1] c"]
     copied = parse_time("2026-12-01 00:00:00") or 0.0

@@ -7,7 +7,7 @@ import re
 import pytest
 
 from tests.support import world
-from vllm_cluster.checks.registry import check_all, engine_problem
+from vllm_cluster.kernel.checks.registry import check_all, engine_problem
 from vllm_cluster.kernel.facts.parse import facts
 from vllm_cluster.kernel.facts.values import number
 

@@ -20,9 +20,9 @@ from tests.support import world
 from vllm_cluster.kernel.events import Event
 from vllm_cluster.kernel.facts.host_facts import DockerFacts, HostFacts
 from vllm_cluster.kernel.inventory.model import Inventory
+from vllm_cluster.kernel.links.measure import run_link_test
 from vllm_cluster.remote.host.bounded import HUNG_UP
 from vllm_cluster.run.connection import Fleet
-from vllm_cluster.run.link_test import run_link_test
 from vllm_cluster.run.program import python
 
 NO_DOCKER = DockerFacts(problem="docker: not found")
@@ -145,7 +145,7 @@ class Probe:
     """One probe, talked to by hand."""
 
     def __init__(self, name: str, address: str, run: str = "word") -> None:
-        argv = [sys.executable, *python("remote.host", "link_test", seconds=180).argv[1:]]
+        argv = [sys.executable, *python("kernel.links.on_host", "link_test", seconds=180).argv[1:]]
         self.process = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         self.send({"me": name, "address": address, "run": run, "ports": [], "more": 2})
         self.ports = self.update()
@@ -199,7 +199,7 @@ def test_another_program_is_not_taken_for_the_peer(two: tuple[Probe, Probe], say
         assert two[0].update()["bad"] == {"17777": word}
 
 
-# fault: remote/host/link_test.py: if (run, who) == (self.run, name) else ("foreign", "") →
+# fault: kernel/links/on_host/link_test.py: if (run, who) == (self.run, name) else ("foreign", "") →
 def test_a_peer_of_another_name_is_not_taken_for_the_right_one(two: tuple[Probe, Probe]) -> None:
     two[0].send({"three": two[1].peer()})
     assert set(two[0].update()["bad"].values()) == {"foreign"}
@@ -213,7 +213,7 @@ def test_a_closed_port_is_refused_and_the_open_one_seen(two: tuple[Probe, Probe]
     assert (row["seen"], row["block"], row["passes"]) == ("127.0.0.1", "ok", row["mtu"])
 
 
-# fault: remote/host/link_test.py: if run == self.run: → if run:
+# fault: kernel/links/on_host/link_test.py: if run == self.run: → if run:
 def test_unknown_peers_get_no_answer(two: tuple[Probe, Probe]) -> None:
     port = two[0].ports["chosen"][0]
     for words in (b"other 0\n", b"word\n", b"x" * 5000 + b"\n"):

@@ -61,7 +61,7 @@ for probe in made.values():
 
 def seen(mtu: int, icmp: str) -> Any:
     """What two hosts see over a router whose second link has this MTU, which it reports (`reports`) or not."""
-    program = python("remote.host", "link_test", seconds=60).argv[1:]
+    program = python("kernel.links.on_host", "link_test", seconds=60).argv[1:]
     words = ["unshare", "--map-root-user", "--net", "--mount", "sh", "-c", _NETWORK, "network", str(mtu), icmp]
     argv = [*words, sys.executable, "-c", _TALK, *program]
     done = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=60)

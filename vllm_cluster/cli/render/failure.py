@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from vllm_cluster.cli.render.output import BOLD, out, styles
-from vllm_cluster.explain.failure import KnownFailure
+from vllm_cluster.kernel.explain.failure import KnownFailure
 
 
 def about(failure: KnownFailure) -> dict[str, Any]:

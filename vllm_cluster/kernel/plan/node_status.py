@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from vllm_cluster.explain.progress import TROUBLE
 from vllm_cluster.kernel.errors import VclusterError
+from vllm_cluster.kernel.explain.progress import TROUBLE
 from vllm_cluster.wire.reading import RefusedDocument, convert, document
 from vllm_cluster.wire.roll import Roll
 from vllm_cluster.wire.status import VERSION, GroupNode, GroupStatus, NodeStatus

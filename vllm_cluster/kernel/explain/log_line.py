@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from vllm_cluster.explain.prefix import peel
+from vllm_cluster.kernel.explain.prefix import peel
 
 MAX_LINE = 4096
 DAY = 86400.0

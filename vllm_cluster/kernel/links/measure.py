@@ -7,8 +7,15 @@ from ipaddress import ip_interface
 from secrets import token_hex
 from typing import Any
 
-from vllm_cluster.checks.links import EPHEMERAL, HostAddress, LinkResult, link_findings, parse_link_result, ports_of
-from vllm_cluster.checks.registry import Finding, NotChecked
+from vllm_cluster.kernel.checks.links import (
+    EPHEMERAL,
+    HostAddress,
+    LinkResult,
+    link_findings,
+    parse_link_result,
+    ports_of,
+)
+from vllm_cluster.kernel.checks.registry import Finding, NotChecked
 from vllm_cluster.kernel.clock import Deadline
 from vllm_cluster.kernel.docker.temporary import TemporaryContainer
 from vllm_cluster.kernel.errors import HostError, VclusterError
@@ -44,7 +51,7 @@ def run_link_test(
     began, run = runtime.clock.monotonic(), token_hex(8)
     number = len(facts) * (len(facts) - 1)
     emit(Event("progress", f"testing {number} links between {len(facts)} hosts", data={"links": number}))
-    program, probes = python("remote.host", "link_test", seconds=LIFE_SECONDS), dict[str, RunningProgram]()
+    program, probes = python("kernel.links.on_host", "link_test", seconds=LIFE_SECONDS), dict[str, RunningProgram]()
 
     def start(connection: HostConnection) -> dict[str, Any]:
         place = _place(inventory, facts[connection.name])

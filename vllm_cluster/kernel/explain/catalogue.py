@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from vllm_cluster.explain import progress
-from vllm_cluster.explain.failure import KnownFailure, Sign, SignKind
+from vllm_cluster.kernel.explain import progress
+from vllm_cluster.kernel.explain.failure import KnownFailure, Sign, SignKind
 
 
 @dataclass(frozen=True, eq=False)

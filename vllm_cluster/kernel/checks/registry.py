@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from vllm_cluster.checks import docker, gpus, host, image, members, model_cache, network, rdma
-from vllm_cluster.checks.docker import engine_problem
-from vllm_cluster.checks.finding import Check, Finding
+from vllm_cluster.kernel.checks import docker, gpus, host, image, members, model_cache, network, rdma
+from vllm_cluster.kernel.checks.docker import engine_problem
+from vllm_cluster.kernel.checks.finding import Check, Finding
 from vllm_cluster.kernel.facts.host_facts import HostFacts
 from vllm_cluster.kernel.inventory.model import Inventory
 from vllm_cluster.kernel.plan.desired import hcas

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from vllm_cluster.explain.log_line import MAX_LINE, parse_line
+from vllm_cluster.kernel.explain.log_line import MAX_LINE, parse_line
 
 MAX_ABOVE = 4096
 MAX_FRAMES = 32  # frames of other processes that are passed over, where several write side by side

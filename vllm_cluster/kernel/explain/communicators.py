@@ -6,8 +6,8 @@ import re
 from collections.abc import Iterable
 from typing import Generic, TypeVar
 
-from vllm_cluster.explain.catalogue import LogPattern
-from vllm_cluster.explain.failure import SignKind
+from vllm_cluster.kernel.explain.catalogue import LogPattern
+from vllm_cluster.kernel.explain.failure import SignKind
 
 Place = TypeVar("Place")
 

@@ -9,11 +9,11 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Literal
 
-from vllm_cluster.explain.catalogue import FAILURES, LogPattern
-from vllm_cluster.explain.communicators import WAITS, waiting
-from vllm_cluster.explain.failure import KnownFailure, SignKind
-from vllm_cluster.explain.progress import ANNOUNCED
-from vllm_cluster.explain.stream import LogPosition, LogScan, Raised, SignMatch
+from vllm_cluster.kernel.explain.catalogue import FAILURES, LogPattern
+from vllm_cluster.kernel.explain.communicators import WAITS, waiting
+from vllm_cluster.kernel.explain.failure import KnownFailure, SignKind
+from vllm_cluster.kernel.explain.progress import ANNOUNCED
+from vllm_cluster.kernel.explain.stream import LogPosition, LogScan, Raised, SignMatch
 
 # Two hosts' clocks, and what a launcher writes just before vLLM's own first line.
 SLACK = 5.0

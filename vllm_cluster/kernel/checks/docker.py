@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 
-from vllm_cluster.checks.finding import Finding, each_host, has_node
+from vllm_cluster.kernel.checks.finding import Finding, each_host, has_node
 from vllm_cluster.kernel.facts.host_facts import HostFacts
 from vllm_cluster.kernel.inventory.model import Host, Inventory
 from vllm_cluster.kernel.plan import identity

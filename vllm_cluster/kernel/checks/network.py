@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from ipaddress import ip_address
 
-from vllm_cluster.checks.finding import Finding, each_host, has_node, outliers
 from vllm_cluster.kernel.backends import joining
+from vllm_cluster.kernel.checks.finding import Finding, each_host, has_node, outliers
 from vllm_cluster.kernel.facts.host_facts import HostFacts, Nic
 from vllm_cluster.kernel.inventory.model import Host, Inventory
 from vllm_cluster.kernel.plan.desired import hcas, interface

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from vllm_cluster.checks.finding import Finding, Severity, each_host, has_node, outliers
+from vllm_cluster.kernel.checks.finding import Finding, Severity, each_host, has_node, outliers
 from vllm_cluster.kernel.facts.host_facts import HostFacts
 from vllm_cluster.kernel.inventory.model import Host, Inventory
 from vllm_cluster.kernel.plan import gpus

@@ -1,4 +1,4 @@
-"""Why each finding matters, by its code. Which failures it forestalls is in explain/failures.toml."""
+"""Why each finding matters, by its code. Which failures it forestalls is in kernel/explain/failures.toml."""
 
 from __future__ import annotations
 

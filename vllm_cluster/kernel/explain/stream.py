@@ -7,12 +7,12 @@ from collections import Counter, deque
 from dataclasses import dataclass, field, replace
 from functools import cache, lru_cache
 
-from vllm_cluster.explain import progress
-from vllm_cluster.explain.catalogue import SIGNS, LogPattern
-from vllm_cluster.explain.communicators import WORDS, Communicators
-from vllm_cluster.explain.failure import SignKind
-from vllm_cluster.explain.frame import Frame, Nearby, is_chained, is_exception
-from vllm_cluster.explain.log_line import DAY, LogLine, parse_line
+from vllm_cluster.kernel.explain import progress
+from vllm_cluster.kernel.explain.catalogue import SIGNS, LogPattern
+from vllm_cluster.kernel.explain.communicators import WORDS, Communicators
+from vllm_cluster.kernel.explain.failure import SignKind
+from vllm_cluster.kernel.explain.frame import Frame, Nearby, is_chained, is_exception
+from vllm_cluster.kernel.explain.log_line import DAY, LogLine, parse_line
 from vllm_cluster.kernel.text import redact
 
 SHOWN = 400  # characters of a line that are kept

@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from itertools import chain
 from operator import itemgetter
 
-from vllm_cluster.explain import progress
-from vllm_cluster.explain.catalogue import KEYS
-from vllm_cluster.explain.frame import Nearby
-from vllm_cluster.explain.log_line import DAY, MAX_LINE, UNDATED, LogLine, learn_newest, parse_line
-from vllm_cluster.explain.prefix import learn, section
-from vllm_cluster.explain.stream import RECENT, HostStream, LogScan
+from vllm_cluster.kernel.explain import progress
+from vllm_cluster.kernel.explain.catalogue import KEYS
+from vllm_cluster.kernel.explain.frame import Nearby
+from vllm_cluster.kernel.explain.log_line import DAY, MAX_LINE, UNDATED, LogLine, learn_newest, parse_line
+from vllm_cluster.kernel.explain.prefix import learn, section
+from vllm_cluster.kernel.explain.stream import RECENT, HostStream, LogScan
 
 NEARLY_A_YEAR = 363 * DAY
 ABOVE = 8192  # characters above a line that are looked through for its time

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 
-from vllm_cluster.explain.catalogue import HARMLESS
-from vllm_cluster.explain.log_line import parse_line
-from vllm_cluster.explain.progress import TROUBLE
+from vllm_cluster.kernel.explain.catalogue import HARMLESS
+from vllm_cluster.kernel.explain.log_line import parse_line
+from vllm_cluster.kernel.explain.progress import TROUBLE
 
 _BEGINNING = "Traceback (most recent call last)"
 

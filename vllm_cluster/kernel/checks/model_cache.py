@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 
-from vllm_cluster.checks.finding import Finding, each_host, outliers
+from vllm_cluster.kernel.checks.finding import Finding, each_host, outliers
 from vllm_cluster.kernel.facts.details import FileSystem
 from vllm_cluster.kernel.facts.host_facts import HostFacts
 from vllm_cluster.kernel.inventory.model import Host, Inventory

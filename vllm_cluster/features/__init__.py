@@ -1,0 +1,1 @@
+"""What may be left out: each folder is one feature, and none knows another."""

@@ -1,0 +1,1 @@
+"""What is known to go wrong, before it does: `check`."""
