@@ -17,7 +17,7 @@ from typing import Any
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from vllm_cluster.images import wheels
+from vllm_cluster.kernel.images import wheels
 from vllm_cluster.kernel.versions import RAY
 
 PYTHONS, MACHINES = ("3.10", "3.11", "3.12", "3.13"), ("x86_64", "aarch64")

@@ -19,7 +19,7 @@ from vcluster_sandbox.images import base_tag, ensure_base
 from vcluster_sandbox.local_docker import File, Report, execute, put
 from vcluster_sandbox.names import CPU_IMAGE, LABEL, MODEL, ROOT, VOLUME, files_below, recipe_key
 from vcluster_sandbox.wheels import ensure_wheels
-from vllm_cluster.images.recipes import recipe
+from vllm_cluster.kernel.images.recipes import recipe
 
 _BUILD = f"{ROOT}/build"
 _BUILD_S = 1800

@@ -16,8 +16,8 @@ from docker.errors import BuildError, DockerException, ImageNotFound
 
 from vcluster_sandbox.local_docker import Report
 from vcluster_sandbox.names import LABEL, recipe_key
-from vllm_cluster.images.recipes import recipe
 from vllm_cluster.kernel.errors import PreflightFailed, VclusterError
+from vllm_cluster.kernel.images.recipes import recipe
 
 _DEBIAN = {"host": "trixie", "cpu": "bookworm"}
 _BOOTSTRAP_S = 900

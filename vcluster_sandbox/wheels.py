@@ -10,8 +10,8 @@ from pathlib import Path
 
 from vcluster_sandbox.local_docker import Report
 from vcluster_sandbox.names import recipe_key
-from vllm_cluster.images.recipes import recipe
 from vllm_cluster.kernel.errors import VclusterError
+from vllm_cluster.kernel.images.recipes import recipe
 from vllm_cluster.kernel.laptop import home, own_python
 
 # The Python and the glibc of the image (Debian 12), not those of this machine.

@@ -22,7 +22,7 @@ from statistics import median
 from tests.bench.networks import Network, network
 from tests.bench.page import write_section
 from tests.support.spread import folder_plan, of_host, random_files, written
-from vllm_cluster.remote.pull.store import Store
+from vllm_cluster.kernel.spread.store import Store
 from vllm_cluster.wire.pull import ChainHost, ModelFile
 
 RATE, SLOW_RATE = "20mbit", "5mbit"

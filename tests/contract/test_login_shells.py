@@ -21,10 +21,10 @@ from vllm_cluster.actions.up import up
 from vllm_cluster.kernel.clock import Deadline
 from vllm_cluster.kernel.errors import HostError, Locked, ShellUnusable
 from vllm_cluster.kernel.facts import parse
+from vllm_cluster.kernel.hosts.connection import CONNECT_SECONDS, HostConnection
+from vllm_cluster.kernel.lease.lease import Lease
 from vllm_cluster.kernel.transport import Kind, ssh_master
 from vllm_cluster.kernel.transport.base import Target, Transport
-from vllm_cluster.run.connection import CONNECT_SECONDS, HostConnection
-from vllm_cluster.run.lease import Lease
 
 pytestmark = pytest.mark.promise("P39")
 Connect = Callable[[Target, Kind], Transport]

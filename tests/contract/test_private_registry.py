@@ -18,8 +18,8 @@ from tests.support import docker_api
 from tests.support.ports import free_port
 from vllm_cluster.kernel.clock import Deadline
 from vllm_cluster.kernel.errors import CommandFailed
-from vllm_cluster.run.connection import HostConnection
-from vllm_cluster.run.pull import pull
+from vllm_cluster.kernel.hosts.connection import HostConnection
+from vllm_cluster.kernel.images.pull import pull
 
 pytestmark = pytest.mark.promise("P31")
 

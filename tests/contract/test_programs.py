@@ -20,12 +20,9 @@ from tests.support.waiting import until
 from vllm_cluster.kernel.clock import Deadline
 from vllm_cluster.kernel.docker.temporary import TemporaryContainer
 from vllm_cluster.kernel.errors import CommandFailed, HostError, TimedOut
-from vllm_cluster.kernel.plan.identity import Owner
-from vllm_cluster.kernel.transport import Kind
-from vllm_cluster.kernel.transport.base import Transport
-from vllm_cluster.remote.host.bounded import HUNG_UP, LATE
-from vllm_cluster.run.connection import HostConnection
-from vllm_cluster.run.program import (
+from vllm_cluster.kernel.hosts.connection import HostConnection
+from vllm_cluster.kernel.hosts.on_host.bounded import HUNG_UP, LATE
+from vllm_cluster.kernel.hosts.program import (
     MAX_LINE,
     InNode,
     OnHost,
@@ -35,6 +32,9 @@ from vllm_cluster.run.program import (
     run,
     start,
 )
+from vllm_cluster.kernel.plan.identity import Owner
+from vllm_cluster.kernel.transport import Kind
+from vllm_cluster.kernel.transport.base import Transport
 
 CLUSTER = f"contract{secrets.token_hex(2)}"
 ECHO = """

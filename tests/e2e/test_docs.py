@@ -307,7 +307,8 @@ def test_what_pip_installs_is_whole(tmp_path: Path) -> None:
     there = {"PATH": f"{tmp_path}/venv/bin:{os.environ['PATH']}"}
     shell("vllm-cluster --version", tmp_path, there)
     shell("vcluster init --host gpu1=10.0.0.11 --host gpu2=10.0.0.12", tmp_path, there)
-    probe = "import vllm_cluster.images.recipes as r; print(r.recipe('Dockerfile').read_text(), r.recipe('cpu').stat())"
+    there_too = "print(recipe('Dockerfile').read_text(), recipe('cpu').stat())"
+    probe = f"from vllm_cluster.kernel.images.recipes import recipe; {there_too}"
     shell(f"python -c {shlex.quote(probe)}", tmp_path, there)
 
 

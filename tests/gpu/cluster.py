@@ -16,8 +16,8 @@ from typing import Any
 
 from tests.support.inventories import load
 from vllm_cluster.kernel.clock import Deadline
+from vllm_cluster.kernel.hosts.connection import Fleet
 from vllm_cluster.kernel.transport.base import Result
-from vllm_cluster.run.connection import Fleet
 
 Event = dict[str, Any]
 

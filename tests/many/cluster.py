@@ -17,12 +17,12 @@ import asyncssh
 from tests.many.farm import PORT
 from tests.support.inventories import load
 from vllm_cluster.kernel.facts import parse
+from vllm_cluster.kernel.node.program import program_digest
 from vllm_cluster.kernel.plan.desired import Inputs, desired
 from vllm_cluster.kernel.plan.identity import owner_of
 from vllm_cluster.kernel.plan.images import node_image_name
 from vllm_cluster.kernel.plan.members import recorded
 from vllm_cluster.kernel.plan.spec import BASE_IMAGE
-from vllm_cluster.run.node_program import program_digest
 
 ROUND_TRIP = 0.1
 IMAGE = "vllm/vllm-openai:v0.33.0"

@@ -32,7 +32,7 @@ STARTS = ("run", "check_output", "check_call", "call", "create_connection", "url
 # command that the user gave to be run, requests of a batch that each have a limit for their whole answer, a
 # front that serves until a signal.
 ENDS_ELSEWHERE = {
-    "run/connection.py: future.result()",
+    "kernel/hosts/connection.py: future.result()",
     "kernel/transport/jumps.py: opened.result()",
     "kernel/transport/ssh_answers.py: future.result()",
     "actions/pull.py: proved.result()",

@@ -14,9 +14,9 @@ import pytest
 from vllm_cluster.cli.render.logs import LogWriter
 from vllm_cluster.core.log_lines import LogRequest
 from vllm_cluster.kernel.clock import SYSTEM_CLOCK
+from vllm_cluster.kernel.node.handle import NodeHandle
 from vllm_cluster.run.log_host import ContainerFeed
 from vllm_cluster.run.log_merge import LogMerge
-from vllm_cluster.run.node_handle import NodeHandle
 
 pytestmark = pytest.mark.alone
 

@@ -11,7 +11,7 @@ from tests.many.cluster import Cluster, Played
 from tests.many.conftest import FEW_FILES, MEMORY_MB, MOST, SOME
 from tests.many.driven import Run, drive
 from tests.support.figures import record
-from vllm_cluster.run.connection import CONNECT_SECONDS, WORKERS
+from vllm_cluster.kernel.hosts.connection import CONNECT_SECONDS, WORKERS
 
 pytestmark = pytest.mark.alone
 

@@ -21,7 +21,7 @@ from tests.support.controller import Controller, Event, begins, controller, judg
 from tests.support.depth import cases
 from tests.support.hosts import Sandbox
 from tests.support.waiting import until
-from vllm_cluster.run.lease import TIME_TO_LIVE
+from vllm_cluster.kernel.lease.lease import TIME_TO_LIVE
 
 pytestmark = [pytest.mark.e2e, pytest.mark.promise, pytest.mark.deep]
 

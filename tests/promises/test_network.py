@@ -24,7 +24,7 @@ from tests.support.controller import begins, controller
 from tests.support.hosts import Sandbox
 from tests.support.paths import VCLUSTER
 from vllm_cluster.kernel.docker.calls import CALL_SECONDS
-from vllm_cluster.run.lease import TIME_TO_LIVE
+from vllm_cluster.kernel.lease.lease import TIME_TO_LIVE
 
 pytestmark = [pytest.mark.e2e, pytest.mark.promise, pytest.mark.deep]
 

@@ -25,13 +25,13 @@ from vllm_cluster.kernel.backends.seam import Degrees
 from vllm_cluster.kernel.docker.calls import path
 from vllm_cluster.kernel.docker.container_body import node_body
 from vllm_cluster.kernel.errors import UsageError
+from vllm_cluster.kernel.hosts.connection import ssh_target
 from vllm_cluster.kernel.inventory.model import HostSsh, Inventory, SshSettings
 from vllm_cluster.kernel.plan.desired import desired
 from vllm_cluster.kernel.plan.spec import BASE_IMAGE, ContainerSpec
 from vllm_cluster.kernel.transport import command_line
 from vllm_cluster.kernel.transport.base import Result
 from vllm_cluster.kernel.transport.ssh_config import resolve
-from vllm_cluster.run.connection import ssh_target
 
 # Installed by scripts/setup-sshd.sh.
 SHELLS = ("sh", "dash", "bash", "zsh", "fish", "tcsh", "bsd-csh")

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from tests.support.sim import lab, make, oracle
-from vllm_cluster.actions.addresses import find_addresses
 from vllm_cluster.cli.session import Session
+from vllm_cluster.kernel.addresses import find_addresses
 from vllm_cluster.kernel.errors import Unreachable, VclusterError
 from vllm_cluster.kernel.inventory.model import Inventory
 
@@ -68,7 +68,7 @@ def test_every_verb_gets_the_addresses_with_the_inventory(tmp_path: Path, monkey
         asked.append(inventory)
         raise VclusterError("asked")
 
-    monkeypatch.setattr("vllm_cluster.actions.addresses.find_addresses", found)
+    monkeypatch.setattr("vllm_cluster.kernel.addresses.find_addresses", found)
     path.write_text(text.format("address: 10.0.0.1"))
     assert Session(path, as_json=False).load().hosts["gpu1"].address == "10.0.0.1"
     assert asked == []

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from tests.support.sim import lab, make
+from vllm_cluster.kernel.apply.execute import PlanExecution
 from vllm_cluster.kernel.plan.plan import Barrier
-from vllm_cluster.run.execute import PlanExecution
 
 INVENTORY = make.inventory(2)
 

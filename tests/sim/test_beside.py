@@ -9,14 +9,14 @@ import pytest
 from tests.support.sim import lab, make
 from tests.support.sim.faults import Call, Fault, Script
 from tests.support.sim.world import Box, World
-from vllm_cluster.actions.assess import reached
+from vllm_cluster.kernel.assess import reached
 from vllm_cluster.kernel.events import Emit
 from vllm_cluster.kernel.facts.docker_objects import Container
+from vllm_cluster.kernel.hosts.observe import observe
+from vllm_cluster.kernel.hosts.runtime import Runtime
+from vllm_cluster.kernel.images.inspect import look_inside
 from vllm_cluster.kernel.inventory.model import Inventory
 from vllm_cluster.kernel.plan.identity import is_temporary
-from vllm_cluster.run.image_contents import look_inside
-from vllm_cluster.run.observe import observe
-from vllm_cluster.run.runtime import Runtime
 
 INVENTORY = make.inventory(2)
 

@@ -12,7 +12,7 @@ from tests.support.sim.world import World
 from vllm_cluster.actions import check
 from vllm_cluster.kernel.checks.finding import Finding
 from vllm_cluster.kernel.facts.host_facts import HostFacts
-from vllm_cluster.run.observe import observe
+from vllm_cluster.kernel.hosts.observe import observe
 
 INVENTORY = make.inventory(3)
 

@@ -17,14 +17,14 @@ import pytest
 
 from tests.support.sim import lab, make
 from tests.support.sim.world import World
-from vllm_cluster.actions import assess, bundle, explain
+from vllm_cluster.actions import bundle, explain
 from vllm_cluster.cli.render.explain import show_explained
-from vllm_cluster.kernel import debug_log
+from vllm_cluster.kernel import assess, debug_log
 from vllm_cluster.kernel.errors import CommandFailed, NodesNotJoined, Unreachable, UsageError, VclusterError
 from vllm_cluster.kernel.events import Emit
+from vllm_cluster.kernel.hosts.runtime import Runtime
 from vllm_cluster.kernel.inventory.model import Inventory
-from vllm_cluster.run.node_handle import NodeHandle, NodeState
-from vllm_cluster.run.runtime import Runtime
+from vllm_cluster.kernel.node.handle import NodeHandle, NodeState
 from vllm_cluster.wire.status import Phase, ServeFailure
 
 SHM = "RuntimeError: Insufficient space in /dev/shm for shared-memory allocation: 160 MiB required, 0 MiB free.\n"

@@ -80,7 +80,7 @@ def repair(world: World, inventory: Inventory, other: Inventory | None) -> None:
     oracle.converged(world, inventory)
 
 
-# fault: run/connection.py: *self._through, *DIAL → *DIAL
+# fault: kernel/hosts/connection.py: *self._through, *DIAL → *DIAL
 @pytest.mark.promise("P34")
 @pytest.mark.parametrize("pair", PAIRS)
 def test_two_controllers_call_by_call(pair: str) -> None:

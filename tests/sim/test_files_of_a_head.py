@@ -12,8 +12,8 @@ from tests.support.sim import lab, make
 from vllm_cluster.actions import history
 from vllm_cluster.kernel.errors import VclusterError
 from vllm_cluster.kernel.events import Emit
+from vllm_cluster.kernel.hosts.runtime import Runtime
 from vllm_cluster.kernel.inventory.model import Inventory
-from vllm_cluster.run.runtime import Runtime
 
 INVENTORY = make.inventory(2)
 DEEP = b"[" * 200_000 + b"]" * 200_000
@@ -36,7 +36,7 @@ VERBS: dict[str, lab.Verb] = {
 }
 
 
-# fault: run/history.py: except RefusedDocument: → except KeyError:
+# fault: kernel/node/history.py: except RefusedDocument: → except KeyError:
 @pytest.mark.parametrize("verb", VERBS)
 @pytest.mark.parametrize(
     ("file", "content"),

@@ -183,7 +183,7 @@ def serving_at_last(world: World, words: Inventory) -> Any:
 
 
 # fault: kernel/plan/placement.py: return taken.back_to, None → return asked, None
-# fault: run/members.py: found[TAKEN] = → found["nothing"] =
+# fault: kernel/apply/members.py: found[TAKEN] = → found["nothing"] =
 @pytest.mark.promise("P33", "P36")
 @pytest.mark.parametrize("change", CHANGES)
 def test_what_is_served_instead_follows_a_change(change: str) -> None:

@@ -250,7 +250,7 @@ def test_a_broken_line_hides_no_other(world: World) -> None:
     assert isinstance(go_back(world)[0].error, PreflightFailed)
 
 
-# fault: run/history.py: for part in (f"{name}.1", name) → for part in (name,)
+# fault: kernel/node/history.py: for part in (f"{name}.1", name) → for part in (name,)
 def test_a_long_history_ends_with_what_was_done_last(world: World) -> None:
     """5 MiB, as an earlier version left them: the last line was behind what is read of a file."""
     files = world.machines["gpu1"].volumes["vcluster-lab-state"].files

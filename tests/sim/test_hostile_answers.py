@@ -26,7 +26,7 @@ from tests.support.sim import lab, make
 from tests.support.sim.forging import Forger, Forgery, forgeries_in, forging
 from tests.support.sim.world import World
 from vllm_cluster.cli.verbs import MODELS, VERBS
-from vllm_cluster.run.runtime import SYSTEM
+from vllm_cluster.kernel.hosts.runtime import SYSTEM
 
 # All the cases take minutes.
 pytestmark = [pytest.mark.timeout(2400), pytest.mark.promise("P46", "P47")]

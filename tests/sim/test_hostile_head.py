@@ -61,7 +61,7 @@ def report(outcome: Outcome) -> str:
     return "\n".join([f"{event.host}: {event.text}" for event in outcome.events] + [str(outcome.error)])
 
 
-# fault: run/members.py: if token is None or held != token: → if False:
+# fault: kernel/apply/members.py: if token is None or held != token: → if False:
 @pytest.mark.promise("P32", "P47")
 @pytest.mark.parametrize("only_volumes", [False, True])
 @pytest.mark.parametrize("verb", ["up", "down"])
@@ -88,7 +88,7 @@ def test_a_head_that_claims_another_teams_hosts_has_nothing_removed_there(verb: 
         )
 
 
-# fault: run/members.py: if member.way in visited} → }
+# fault: kernel/apply/members.py: if member.way in visited} → }
 @pytest.mark.promise("P32", "P47")
 @pytest.mark.parametrize("verb", [lab.do_plan, lab.do_up, lab.do_down, lab.do_status])
 @pytest.mark.parametrize("words", [{}, {"host": "local"}, {"user": "root", "port": 2222, "jump": "attacker.example"}])
@@ -139,7 +139,7 @@ def test_another_laptop_removes_a_former_member_that_a_person_names() -> None:
     record("P33", "sim: another laptop's up, and --former", "named with the line to type; cleaned", True)
 
 
-# fault: run/members.py: replace(one, jump=None) → one
+# fault: kernel/apply/members.py: replace(one, jump=None) → one
 @pytest.mark.promise("P32", "P47")
 def test_no_jump_host_of_a_record_is_used() -> None:
     world, targets = make.world((2, 2, 2)), list[Target]()
@@ -158,7 +158,7 @@ def test_no_jump_host_of_a_record_is_used() -> None:
         assert [(at.user, at.port, at.jump) for at in targets if at.name == "gpu3"] == [("root", 2222, None)]
 
 
-# fault: run/members.py: if token is None or held != token: → if held != token:
+# fault: kernel/apply/members.py: if token is None or held != token: → if held != token:
 @pytest.mark.promise("P32", "P47")
 def test_two_hosts_without_a_token_prove_nothing() -> None:
     world = make.world((2, 2, 2, 2))

@@ -15,11 +15,11 @@ from vllm_cluster.actions.images import images
 from vllm_cluster.cli.paste import pasteable
 from vllm_cluster.kernel.errors import HostError, PreflightFailed, UsageError
 from vllm_cluster.kernel.events import Emit
+from vllm_cluster.kernel.hosts.connection import HostConnection
+from vllm_cluster.kernel.hosts.program import RunningProgram
+from vllm_cluster.kernel.hosts.runtime import Runtime
+from vllm_cluster.kernel.images import carrier as image_carrier
 from vllm_cluster.kernel.inventory.model import Inventory
-from vllm_cluster.run import image_carrier
-from vllm_cluster.run.connection import HostConnection
-from vllm_cluster.run.program import RunningProgram
-from vllm_cluster.run.runtime import Runtime
 
 pytestmark = pytest.mark.promise("P45")
 
@@ -135,7 +135,7 @@ def test_the_remedy_for_an_image_that_is_missing_can_be_pasted(source: str, reme
     assert pasteable(str(error.hint), {name: ["-F", "c", name] for name in inventory.hosts}) == remedy
 
 
-# fault: run/image_push.py: if _NO_PYTHON.search(error.detail): → if not error.detail:
+# fault: kernel/images/push.py: if _NO_PYTHON.search(error.detail): → if not error.detail:
 @pytest.mark.parametrize(
     "words",
     [
@@ -157,7 +157,7 @@ def test_an_image_without_python_is_refused_before_anything_is_sent(
     assert world.machines["gpu2"].picture(OTHER) is None
 
 
-# fault: run/image_push.py: if left or digest.hexdigest() != blob: → if left:
+# fault: kernel/images/push.py: if left or digest.hexdigest() != blob: → if left:
 @pytest.mark.promise("P47")
 def test_a_source_that_gives_other_bytes_changes_no_host() -> None:
     world = with_other("gpu1")

@@ -20,10 +20,10 @@ from tests.support.in_process import run
 from tests.support.sim import carrier, lab, make, oracle
 from tests.support.sim.world import World
 from vllm_cluster.kernel.clock import Deadline
+from vllm_cluster.kernel.hosts.runtime import SYSTEM
 from vllm_cluster.kernel.listeners import LOOPBACK
 from vllm_cluster.kernel.transport.base import Result
 from vllm_cluster.kernel.transport.forward import LoopbackForward, SocketPipe
-from vllm_cluster.run.runtime import SYSTEM
 
 pytestmark = pytest.mark.promise("P31")
 

@@ -16,11 +16,11 @@ from tests.support.sim.faults import Call, Fault, Script
 from tests.support.sim.lab import Outcome, code
 from tests.support.sim.make import inventory_of as inventory
 from tests.support.sim.world import Machine, World
+from vllm_cluster.kernel.apply.barrier import GONE_SECONDS
 from vllm_cluster.kernel.errors import HostError, NodesNotJoined, Unreachable, VclusterError
+from vllm_cluster.kernel.hosts.connection import CONNECT_SECONDS
 from vllm_cluster.kernel.inventory.model import Inventory
 from vllm_cluster.kernel.plan.plan import RecordMembers
-from vllm_cluster.run.barrier import GONE_SECONDS
-from vllm_cluster.run.connection import CONNECT_SECONDS
 from vllm_cluster.wire.order import read_order
 
 CHANGES = {
@@ -103,7 +103,7 @@ def breaks(calls: list[Call], fault: Fault) -> list[int]:
     return chosen
 
 
-# fault: run/members.py: if followed := follow(kept[WANTED], operation.change, taken): → if followed := None:
+# fault: kernel/apply/members.py: if followed := follow(kept[WANTED], operation.change, taken): → if followed := None:
 @pytest.mark.slow
 @pytest.mark.promise("P33", "P1")
 @pytest.mark.parametrize("change", BROKEN_OFF)
@@ -214,7 +214,7 @@ def test_a_request_that_no_laptop_wrote_blocks_no_verb(words: dict[str, Any]) ->
         lab.succeed(world, fewer, lab.do_down)
 
 
-# fault: run/members.py: if facts.machine_id != member.machine_id: → if facts.machine_id == "":
+# fault: kernel/apply/members.py: if facts.machine_id != member.machine_id: → if facts.machine_id == "":
 @pytest.mark.promise("P33")
 @pytest.mark.parametrize("verb", [lab.do_up, lab.do_down])
 def test_another_machine_on_the_way_to_a_member_that_left_is_not_taken_for_it(verb: lab.Verb) -> None:
@@ -303,7 +303,7 @@ def identity_of(machine: Machine) -> str:
     return node.labels["io.vcluster.id"]
 
 
-# fault: run/members.py: *([f"--filter=label={ID}={identity}"] if identity else [])] → ]
+# fault: kernel/apply/members.py: *([f"--filter=label={ID}={identity}"] if identity else [])] → ]
 @pytest.mark.promise("P33", "P19")
 def test_a_member_that_left_and_cannot_be_reached_is_not_forgotten() -> None:
     world = make.world((2, 2, 2))
@@ -390,7 +390,7 @@ def test_only_a_member_that_left_can_be_forgotten(host: str, why: str) -> None:
             assert outcome.script.changing == []
 
 
-# fault: run/barrier.py: found = absent(status.roll if status else None, → found = absent(None,
+# fault: kernel/apply/barrier.py: found = absent(status.roll if status else None, → found = absent(None,
 def test_up_waits_for_the_roll_and_names_who_is_not_on_it() -> None:
     """A firewall closes its one port; Ray, on others, counts every GPU."""
     world, inventory = make.world((2, 2)), make.inventory(2)
@@ -403,7 +403,7 @@ def test_up_waits_for_the_roll_and_names_who_is_not_on_it() -> None:
         lab.succeed(world, inventory, lab.do_up)
 
 
-# fault: run/barrier.py: if found.complete and not away: → if found.have:
+# fault: kernel/apply/barrier.py: if found.complete and not away: → if found.have:
 @pytest.mark.promise("P33", "P18")
 def test_an_unreachable_node_that_ray_counts_ends_up_at_once() -> None:
     world = make.world((2, 2, 2))

@@ -11,14 +11,14 @@ import pytest
 from tests.support.sim import lab, life, make
 from tests.support.sim.lab import Outcome
 from tests.support.sim.world import Box, World
-from vllm_cluster.actions.assess import reached
 from vllm_cluster.actions.models import RunningPull, running_pulls
 from vllm_cluster.actions.models_remove import remove
+from vllm_cluster.kernel.assess import reached
 from vllm_cluster.kernel.errors import Aborted, InventoryError, Locked, PreflightFailed, UsageError
 from vllm_cluster.kernel.events import Emit
+from vllm_cluster.kernel.hosts.runtime import Runtime
 from vllm_cluster.kernel.inventory.model import Inventory
 from vllm_cluster.kernel.plan.pull import STATUS
-from vllm_cluster.run.runtime import Runtime
 
 OTHER, SERVED = "org/other", "org/model"
 SIZE = make.MODEL_SIZE

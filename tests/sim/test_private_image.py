@@ -30,7 +30,7 @@ def test_the_login_of_the_host_is_used() -> None:
     assert f"pulling {make.IMAGE}: 1 of 1 layers" in told
 
 
-# fault: run/pull.py: if code != 0: → if code is None:
+# fault: kernel/images/pull.py: if code != 0: → if code is None:
 def test_without_a_login_the_error_names_the_command() -> None:
     way = {"user": "me", "port": 22, "identity": "/my key"}
     inventory = make.inventory(1, {"gpu1": {"ssh": way}}, ssh={"config": "/c"})

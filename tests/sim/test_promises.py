@@ -16,9 +16,9 @@ from tests.support.sim.lab import Outcome, code
 from tests.support.sim.world import Box, Volume, World
 from vllm_cluster.cli.session import Session
 from vllm_cluster.kernel.errors import InventoryError, PreflightFailed, VclusterError
+from vllm_cluster.kernel.images.supply import PULL_SECONDS
 from vllm_cluster.kernel.inventory.model import Inventory
 from vllm_cluster.kernel.plan.spec import FORMAT_LABEL, VERSION
-from vllm_cluster.run.image_supply import PULL_SECONDS
 
 
 def node(world: World, host: str) -> Box:
@@ -372,7 +372,7 @@ def test_a_volume_that_docker_had_no_time_to_label() -> None:
     record("P6", "sim: a host died before Docker had labelled our volumes", "up converges, down leaves none", True)
 
 
-# fault: run/execute.py: spec.document → ""
+# fault: kernel/apply/execute.py: spec.document → ""
 @pytest.mark.promise("P20")
 def test_a_create_whose_answer_came_too_late_is_adopted() -> None:
     """The controller is killed while dockerd creates; the next run has looked before the container appears."""

@@ -10,14 +10,14 @@ from tests.support.figures import record
 from tests.support.sim import lab, make
 from tests.support.sim.lab import Outcome
 from tests.support.sim.world import Picture, World
-from vllm_cluster.actions.assess import facts_of, reached
 from vllm_cluster.actions.image_push import push
+from vllm_cluster.kernel.apply.barrier import ensure_same_image
+from vllm_cluster.kernel.assess import facts_of, reached
 from vllm_cluster.kernel.errors import FleetError, HostError
 from vllm_cluster.kernel.events import Emit
+from vllm_cluster.kernel.hosts.runtime import Runtime
 from vllm_cluster.kernel.inventory.model import Inventory
 from vllm_cluster.kernel.plan.plan import Plan, SameImage
-from vllm_cluster.run.barrier import ensure_same_image
-from vllm_cluster.run.runtime import Runtime
 
 INVENTORY = make.inventory(2)
 
@@ -34,7 +34,7 @@ def held(world: World, plan: Plan, inventory: Inventory = INVENTORY) -> Outcome:
     return lab.run(world, inventory, verb)
 
 
-# fault: run/barrier.py: if odd: → if odd and not image:
+# fault: kernel/apply/barrier.py: if odd: → if odd and not image:
 @pytest.mark.parametrize("number", [1, 7, None], ids=["the same", "another", "none"])
 def test_a_host_whose_image_changes_behind_the_plan_is_reported(number: int | None) -> None:
     world = make.world((2, 2))

@@ -14,10 +14,10 @@ from tests.support.sim.world import Volume, World, belongs_to_lab
 from vllm_cluster.actions import endpoint
 from vllm_cluster.actions.rotate import rotate
 from vllm_cluster.kernel.errors import UsageError
+from vllm_cluster.kernel.hosts.secrets import secret_id
 from vllm_cluster.kernel.inventory.model import Inventory
 from vllm_cluster.kernel.plan.kept import secret_ids
 from vllm_cluster.kernel.plan.spec import CLUSTER, SECRET
-from vllm_cluster.run.secrets import secret_id
 
 
 def key(world: World, inventory: Inventory) -> str:
@@ -31,7 +31,7 @@ def announced(outcome: lab.Outcome) -> list[str]:
     return [event.kind for event in outcome.events if event.data.get("code") == "new-api-key"]
 
 
-# fault: run/secret_files.py: not labels.items() <= has.items() and →
+# fault: kernel/node/secret_files.py: not labels.items() <= has.items() and →
 @pytest.mark.promise("P1", "P33")
 @pytest.mark.slow
 def test_the_key_survives_a_recreation_that_is_killed_anywhere() -> None:
@@ -229,7 +229,7 @@ def test_a_node_whose_secrets_are_gone_is_recreated() -> None:
             assert announced(outcome) == ([] if kept else ["warning"])
 
 
-# fault: run/secret_files.py: labels.get(ID, spec.cluster_id) == spec.cluster_id → spec
+# fault: kernel/node/secret_files.py: labels.get(ID, spec.cluster_id) == spec.cluster_id → spec
 def test_what_is_not_used_any_more_is_removed_and_what_others_use_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     world, inventory = make.world(), make.inventory(2, api_key="env:KEY")
     head = world.machines["gpu1"]

@@ -16,10 +16,10 @@ from vllm_cluster.actions import endpoint
 from vllm_cluster.actions.head import at_head, read_key
 from vllm_cluster.kernel.errors import HostError, PreflightFailed
 from vllm_cluster.kernel.events import Emit
+from vllm_cluster.kernel.hosts.runtime import Runtime
 from vllm_cluster.kernel.inventory.model import Inventory
-from vllm_cluster.run.history import command_named
-from vllm_cluster.run.node_handle import NodeHandle
-from vllm_cluster.run.runtime import Runtime
+from vllm_cluster.kernel.node.handle import NodeHandle
+from vllm_cluster.kernel.node.history import command_named
 
 INVENTORY = make.inventory(2)
 
@@ -104,7 +104,7 @@ def chosen(world: World) -> World:
 SERVED = "vcluster serve org/other --name other --hosts gpu1"
 
 
-# fault: run/history.py: if one.generation == serve.generation → if not one
+# fault: kernel/node/history.py: if one.generation == serve.generation → if not one
 def test_exposing_what_is_served_keeps_its_options(chosen: World, tmp_path: Path) -> None:
     def verb(inventory: Inventory, _emit: Emit, runtime: Runtime) -> Any:
         return endpoint.endpoint(inventory, tmp_path, direct=True, detach=None, runtime=runtime)

@@ -17,8 +17,8 @@ from vllm_cluster.actions.serve_from import fit_by
 from vllm_cluster.cli.serve_from import merged
 from vllm_cluster.kernel.errors import Aborted, UsageError
 from vllm_cluster.kernel.events import Emit
+from vllm_cluster.kernel.hosts.runtime import Runtime
 from vllm_cluster.kernel.inventory.model import Inventory
-from vllm_cluster.run.runtime import Runtime
 from vllm_cluster.translate.recipe import translate_recipe
 from vllm_cluster.translate.recipe_hosts import RecipeHosts
 from vllm_cluster.translate.text import translate

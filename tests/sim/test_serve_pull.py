@@ -15,10 +15,10 @@ from tests.support.sim.world import World
 from vllm_cluster.actions import ask_head, serve, serve_pull
 from vllm_cluster.kernel.errors import HostError, PreflightFailed, Unreachable
 from vllm_cluster.kernel.events import Event
+from vllm_cluster.kernel.hosts.connection import Fleet
 from vllm_cluster.kernel.inventory.model import Inventory
 from vllm_cluster.kernel.plan.pull import Held, HubModel
 from vllm_cluster.kernel.plan.pull import make as plan_of
-from vllm_cluster.run.connection import Fleet
 from vllm_cluster.wire.pull import ModelFile
 from vllm_cluster.wire.values import Url
 

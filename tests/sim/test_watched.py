@@ -10,14 +10,14 @@ from tests.support.figures import record
 from tests.support.sim import lab, life, make, oracle
 from tests.support.sim.faults import Call, Script
 from tests.support.sim.world import World
-from vllm_cluster.actions.assess import assess, connect_all
 from vllm_cluster.actions.status import ClusterStatus
 from vllm_cluster.cli.render.status import show_status, status_document
+from vllm_cluster.kernel.apply.barrier import await_gpus
+from vllm_cluster.kernel.assess import assess, connect_all
 from vllm_cluster.kernel.errors import HostError, NodesNotJoined
 from vllm_cluster.kernel.events import Emit
+from vllm_cluster.kernel.hosts.runtime import Runtime
 from vllm_cluster.kernel.inventory.model import Inventory
-from vllm_cluster.run.barrier import await_gpus
-from vllm_cluster.run.runtime import Runtime
 
 INVENTORY = make.inventory(2)
 
@@ -141,7 +141,7 @@ def _await_gpus(inventory: Inventory, emit: Emit, runtime: Runtime) -> None:
         await_gpus(fleet, assess(inventory, fleet, emit, read=False).plan, emit)
 
 
-# fault: run/barrier.py: and seconds > CONNECT_SECONDS: → and seconds > 1e9:
+# fault: kernel/apply/barrier.py: and seconds > CONNECT_SECONDS: → and seconds > 1e9:
 @pytest.mark.promise("P37")
 def test_up_ends_by_what_a_worker_knows_of_its_way_to_the_head() -> None:
     world = make.world((1, 1))
@@ -166,7 +166,7 @@ def test_up_ends_by_what_a_worker_knows_of_its_way_to_the_head() -> None:
 NOTICED = 33.0
 
 
-# fault: run/barrier.py: if name in nodes and not _may_be_up(nodes[name])} → if name not in nodes}
+# fault: kernel/apply/barrier.py: if name in nodes and not _may_be_up(nodes[name])} → if name not in nodes}
 @pytest.mark.promise("P1")
 @pytest.mark.parametrize("what", ["made again", "started", "still starting"])
 def test_up_waits_for_the_node_itself(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -191,7 +191,7 @@ def test_up_waits_for_the_node_itself(what: str, monkeypatch: pytest.MonkeyPatch
         oracle.converged(world, INVENTORY)
 
 
-# fault: run/barrier.py: if node.alive and node.id in former} → if node.alive and node.id in ()}
+# fault: kernel/apply/barrier.py: if node.alive and node.id in former} → if node.alive and node.id in ()}
 def test_a_former_node_is_not_counted_by_a_picture_from_before() -> None:
     """The head lists its members every so often: its last list may have the node that has ended alone."""
     world = make.world((2, 2))

@@ -32,10 +32,10 @@ from vllm_cluster.kernel.explain.diagnosis import BenignMatch
 from vllm_cluster.kernel.explain.stream import LogPosition, Raised
 from vllm_cluster.kernel.facts.host_facts import HostFacts
 from vllm_cluster.kernel.models.listed import CachedModel
+from vllm_cluster.kernel.node.history import AuditEntry
 from vllm_cluster.kernel.plan import plan
 from vllm_cluster.kernel.plan.history import Entry
 from vllm_cluster.run import allreduce
-from vllm_cluster.run.history import AuditEntry
 from vllm_cluster.translate.options import TranslatedWord
 from vllm_cluster.wire.status import FailedRequest, ServeStatus
 

@@ -13,12 +13,12 @@ from pathlib import Path
 from tests.support.docker_api import tree
 from vllm_cluster.kernel.clock import Deadline
 from vllm_cluster.kernel.docker.temporary import TemporaryContainer
+from vllm_cluster.kernel.hosts.connection import HostConnection
+from vllm_cluster.kernel.hosts.program import InNode, OnHost, Place, RemoteProgram, python_source, start
 from vllm_cluster.kernel.plan.identity import Owner
 from vllm_cluster.kernel.transport import make
 from vllm_cluster.kernel.transport.base import Target
 from vllm_cluster.kernel.transport.jumps import Jumps
-from vllm_cluster.run.connection import HostConnection
-from vllm_cluster.run.program import InNode, OnHost, Place, RemoteProgram, python_source, start
 
 LEFT_OUT = ("test", "idlelib", "ensurepip", "lib2to3", "tkinter", "site-packages", "__pycache__", "turtledemo")
 

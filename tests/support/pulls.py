@@ -16,11 +16,11 @@ from typing import IO, Any, cast
 from tests.support.hosts import Sandbox
 from tests.support.models.repositories import PullHub, Repository, blob, pull_hub
 from tests.support.paths import ROOT
-from vllm_cluster.run.program import source
+from vllm_cluster.kernel.hosts.program import source
 from vllm_cluster.wire.pull import ChainHost, HostPlan, ModelFile
 
 MODEL = "lab/model"
-FEED = "from vllm_cluster.remote.pull.feed import main; main()"
+FEED = "from vllm_cluster.kernel.spread.feed import main; main()"
 
 
 def weights(size: int, seed: int = 1) -> bytes:
@@ -88,7 +88,7 @@ class Part:
     def start(self) -> subprocess.Popen[bytes]:
         """Start it, as Docker does again after a kill."""
         environment = {**os.environ, "VCLUSTER_PULL": str(self.folder), "PYTHONPATH": str(ROOT)}
-        argv = [sys.executable, "-m", "vllm_cluster.remote.pull.main"]
+        argv = [sys.executable, "-m", "vllm_cluster.kernel.spread.main"]
         self.process = subprocess.Popen(argv, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         return self.process
 

@@ -11,8 +11,8 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import BinaryIO
 
-from vllm_cluster.remote.pull.plan import write_whole
-from vllm_cluster.remote.pull.store import Partial, Store
+from vllm_cluster.kernel.spread.plan import write_whole
+from vllm_cluster.kernel.spread.store import Partial, Store
 from vllm_cluster.wire.pull import ChainHost, HostPlan, ModelFile
 
 KEY = "5a" * 32

@@ -10,10 +10,10 @@ import sys
 from dataclasses import asdict
 from pathlib import Path
 
-from vllm_cluster.remote.pull import spread
-from vllm_cluster.remote.pull.plan import read_plan
-from vllm_cluster.remote.pull.spread import SpreadProgress
-from vllm_cluster.remote.pull.store import Store
+from vllm_cluster.kernel.spread import spread
+from vllm_cluster.kernel.spread.plan import read_plan
+from vllm_cluster.kernel.spread.spread import SpreadProgress
+from vllm_cluster.kernel.spread.store import Store
 
 
 def main() -> None:

@@ -59,7 +59,7 @@ EXCEPTIONS: dict[str, set[str]] = {
     "kernel/plan/node_status.py": {"explain"},
     "fit/layouts.py": {"backends"},
     "fit/request.py": {"backends"},
-    "images/contents.py": {"checks"},
+    "kernel/images/contents.py": {"checks"},
 }
 
 
@@ -109,7 +109,7 @@ def test_verbs_measure_time_by_their_own_clock() -> None:
     found = {
         f"{room(path)}: {ast.unparse(node)}"
         for path in MODULES
-        if own(path) in ("run", "actions") and room(path) not in ("run/runtime.py", "run/detached.py")
+        if own(path) in ("run", "actions") and room(path) not in ("kernel/hosts/runtime.py", "run/detached.py")
         for node in nodes(path)
         if isinstance(node, ast.Attribute) and ast.unparse(node) in system
     }
@@ -137,7 +137,7 @@ def test_each_library_has_one_home(libraries: tuple[str, ...], home: str) -> Non
     assert [path for path in importers(*libraries) if not path.startswith(allowed)] == []
 
 
-# fault: images/wheels.py: done = own_python(run, argv, settings, → done = run([sys.executable, *argv],
+# fault: kernel/images/wheels.py: done = own_python(run, argv, settings, → done = run([sys.executable, *argv],
 def test_our_own_python_is_started_in_one_place() -> None:
     """Elsewhere it would import what lies in the current folder. What runs on hosts is another Python."""
     found = {
@@ -158,7 +158,7 @@ def test_what_runs_elsewhere_needs_the_standard_library_alone() -> None:
     # The all-reduce is there to try the torch of the image.
     torch = {("remote/image/allreduce.py", "torch"), ("remote/image/allreduce.py", "torch.distributed")}
     # What asks the hub, and downloads from it, is for the image's own library.
-    hub = {row for row in outside if row[0] in {"remote/image/hub_files.py", "remote/pull/download.py"}}
+    hub = {row for row in outside if row[0] in {"remote/image/hub_files.py", "kernel/spread/download.py"}}
     hub = {row for row in hub if row[1].split(".")[0] == "huggingface_hub"}
     # The front has the HTTP library that vLLM needs itself and, where the image has it, the loop of vLLM's own server.
     front = {(file, name) for file, name in outside if file in FRONT and name.split(".")[0] in OF_FRONT}
@@ -349,7 +349,7 @@ def composed(tree: ast.AST) -> list[int]:
     return [node.lineno for node in ast.walk(tree) if isinstance(node, ast.expr) and _composes(node)]
 
 
-# fault: run/members.py: hint=command_line("vcluster", "up", "--forget", name) → hint=f"vcluster up --forget {name}"
+# fault: kernel/apply/members.py: hint=command_line("vcluster", "up", "--forget", name) → hint=f"vcluster up --forget {name}"
 def test_no_text_composes_a_command() -> None:
     """A value in a command is quoted as a word of it: what a host calls itself could else be more than that."""
     adapter = "kernel/shell_line.py"

@@ -11,7 +11,7 @@ from tests.support.modules import MODULES, nodes, room
 
 RAY = re.compile(r"(?<![a-z])ray(?![a-z])|Ray(?![a-z])|(?<![A-Z])RAY(?![A-Z])")
 # Where code names Ray.
-HOMES = ("kernel/backends/", "serving/node/backends/", "kernel/images/", "run/barrier.py")
+HOMES = ("kernel/backends/", "serving/node/backends/", "kernel/images/", "kernel/apply/barrier.py")
 # What people write or read under that name: the inventory's key and its default, a column, a key of JSON.
 FOR_PEOPLE = {"cli/render/images.py", "core/image_use.py", "kernel/inventory/model.py", "kernel/versions.py"}
 # Literals without a space that are not texts: names of files, variables, processes and packages that are Ray's.
@@ -30,7 +30,7 @@ LITERALS = {
     "core/log_lines.py": "the mark of lines, as users see it",
     "wire/status.py": "the key of an earlier version",
     "kernel/inventory/container.py": "variables that users may not set; what reads an inventory imports no backend",
-    "remote/image/inspect_image.py": "what runs in an image is one file",
+    "kernel/images/on_host/inspect_image.py": "what runs in an image is one file",
     "remote/image/log_excerpt.py": "what runs in an image is one file",
     "remote/image/log_tail.py": "what runs in an image is one file",
     "remote/image/sample.py": "what runs in an image is one file",

@@ -10,7 +10,7 @@ import pytest
 
 from tests.support.paths import ROOT
 from tools.pythons import claimed, compiled, floors, imported, interpreter
-from vllm_cluster.run.node_program import program
+from vllm_cluster.kernel.node.program import program
 
 FLOORS = floors()
 

@@ -32,6 +32,6 @@ def test_a_wheel_that_lacks_a_recipe_or_holds_tests_is_reported(built: tuple[Pat
         target.writestr("tests/conftest.py", "")
     assert problems(sdist, broken) == [
         "the wheel lacks vllm_cluster/_docker/Dockerfile",
-        "the wheel lacks vllm_cluster/remote/host/lease.sh",
+        "the wheel lacks vllm_cluster/kernel/lease/lease.sh",
         "the wheel holds tests/conftest.py",
     ]

@@ -22,12 +22,12 @@ from vllm_cluster.kernel.errors import (
     UsageError,
     VclusterError,
 )
+from vllm_cluster.kernel.hosts.connection import HostConnection
+from vllm_cluster.kernel.hosts.runtime import SYSTEM, Runtime
 from vllm_cluster.kernel.inventory.model import Inventory
+from vllm_cluster.kernel.node.handle import NodeHandle
+from vllm_cluster.kernel.node.history import command_named
 from vllm_cluster.run.api_client import Broken, Refused, Silent, get, model_names, post
-from vllm_cluster.run.connection import HostConnection
-from vllm_cluster.run.history import command_named
-from vllm_cluster.run.node_handle import NodeHandle
-from vllm_cluster.run.runtime import SYSTEM, Runtime
 from vllm_cluster.wire.refusals import fitting_tokens, is_too_long
 from vllm_cluster.wire.status import ServeStatus
 

@@ -6,12 +6,18 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
-from vllm_cluster.actions.assess import Assessment, assess
 from vllm_cluster.actions.consent import Consent, Stops, served_on
 from vllm_cluster.actions.explain import add_cause
+from vllm_cluster.kernel.apply.barrier import refuse_failing
+from vllm_cluster.kernel.assess import Assessment, assess
 from vllm_cluster.kernel.errors import HostError, Interrupted, PreflightFailed, Replaced, VclusterError
 from vllm_cluster.kernel.events import Emit, Event, waiting
+from vllm_cluster.kernel.hosts.connection import Fleet
+from vllm_cluster.kernel.hosts.observe import RECORD_FILE
 from vllm_cluster.kernel.inventory.model import Inventory
+from vllm_cluster.kernel.lease.lease import Lease
+from vllm_cluster.kernel.node.handle import NodeHandle, NodeState
+from vllm_cluster.kernel.node.history import last_other, record
 from vllm_cluster.kernel.plan.members import Record
 from vllm_cluster.kernel.plan.placement import command, summary
 from vllm_cluster.kernel.plan.plan import (
@@ -26,12 +32,6 @@ from vllm_cluster.kernel.plan.plan import (
 from vllm_cluster.kernel.plan.spec import node_name
 from vllm_cluster.kernel.shell_line import command_line
 from vllm_cluster.kernel.text import by_hosts
-from vllm_cluster.run.barrier import refuse_failing
-from vllm_cluster.run.connection import Fleet
-from vllm_cluster.run.history import last_other, record
-from vllm_cluster.run.lease import Lease
-from vllm_cluster.run.node_handle import NodeHandle, NodeState
-from vllm_cluster.run.observe import RECORD_FILE
 from vllm_cluster.wire.order import LOOPBACK, Placement
 from vllm_cluster.wire.reading import RefusedDocument
 from vllm_cluster.wire.status import ServeFailure, ServeStatus

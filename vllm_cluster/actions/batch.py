@@ -12,13 +12,13 @@ from vllm_cluster.batch.lines import MAX_ROW, PATHS, BatchProblem, InUse
 from vllm_cluster.batch.progress import Progress
 from vllm_cluster.kernel.errors import HostError, Interrupted, Locked, UsageError, VclusterError
 from vllm_cluster.kernel.events import Emit, Event
+from vllm_cluster.kernel.hosts.runtime import SYSTEM, Runtime
 from vllm_cluster.kernel.inventory.model import Inventory
 from vllm_cluster.kernel.laptop import whoami
 from vllm_cluster.kernel.text import age, count
 from vllm_cluster.kernel.text import size as readable_size
 from vllm_cluster.run.batch_replies import JobState, read_look
 from vllm_cluster.run.head_job import HeadJob
-from vllm_cluster.run.runtime import SYSTEM, Runtime
 
 POLL_SECONDS = 1.0
 # A program that is killed so often without an answer in between will not end.

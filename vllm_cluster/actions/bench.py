@@ -17,15 +17,15 @@ from vllm_cluster.kernel.clock import Deadline
 from vllm_cluster.kernel.errors import HostError, UsageError
 from vllm_cluster.kernel.events import Emit, Event
 from vllm_cluster.kernel.facts.host_facts import HostFacts
+from vllm_cluster.kernel.hosts.connection import Fleet, HostConnection
+from vllm_cluster.kernel.hosts.observe import observe
+from vllm_cluster.kernel.hosts.program import InNode, RunningProgram, python, start
+from vllm_cluster.kernel.hosts.runtime import SYSTEM, Runtime
 from vllm_cluster.kernel.inventory.model import Inventory
+from vllm_cluster.kernel.node.handle import NodeHandle
+from vllm_cluster.kernel.node.history import command_of
 from vllm_cluster.kernel.plan.spec import node_name
 from vllm_cluster.kernel.text import count, host_port, redact
-from vllm_cluster.run.connection import Fleet, HostConnection
-from vllm_cluster.run.history import command_of
-from vllm_cluster.run.node_handle import NodeHandle
-from vllm_cluster.run.observe import observe
-from vllm_cluster.run.program import InNode, RunningProgram, python, start
-from vllm_cluster.run.runtime import SYSTEM, Runtime
 from vllm_cluster.wire.status import ServeStatus
 
 START_SECONDS, IMPORT_SECONDS, END_SECONDS = 30.0, 300.0, 5.0

@@ -27,21 +27,21 @@ from vllm_cluster.kernel.explain.scan import scan
 from vllm_cluster.kernel.facts.docker_objects import Image
 from vllm_cluster.kernel.facts.host_facts import HostFacts
 from vllm_cluster.kernel.facts.values import items, mapping
+from vllm_cluster.kernel.hosts.connection import Fleet, HostConnection
+from vllm_cluster.kernel.hosts.observe import observe
+from vllm_cluster.kernel.hosts.runtime import SYSTEM, Runtime
+from vllm_cluster.kernel.hosts.secrets import read_references, references
 from vllm_cluster.kernel.inventory.model import Inventory
 from vllm_cluster.kernel.laptop import cache_folder
+from vllm_cluster.kernel.node.handle import NodeHandle
+from vllm_cluster.kernel.node.program import program_digest
 from vllm_cluster.kernel.plan.desired import Inputs, desired, settled
 from vllm_cluster.kernel.plan.diff import diff
 from vllm_cluster.kernel.plan.identity import cluster_id, node_of
 from vllm_cluster.kernel.plan.kept import kept_secrets, secret_ids
 from vllm_cluster.kernel.plan.spec import LABEL, SPEC, stored_spec
 from vllm_cluster.kernel.text import REDACTED, count, looks_random, redact, redactor
-from vllm_cluster.run.connection import Fleet, HostConnection
 from vllm_cluster.run.logs import Log, collect, sources
-from vllm_cluster.run.node_handle import NodeHandle
-from vllm_cluster.run.node_program import program_digest
-from vllm_cluster.run.observe import observe
-from vllm_cluster.run.runtime import SYSTEM, Runtime
-from vllm_cluster.run.secrets import read_references, references
 
 MAX_FILE_BYTES = 8 << 20
 SSH_SECONDS = 5

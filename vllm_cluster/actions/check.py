@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
-from vllm_cluster.actions.assess import note_gpus, reached
+from vllm_cluster.kernel.assess import note_gpus, reached
 from vllm_cluster.kernel.checks.finding import Finding
 from vllm_cluster.kernel.checks.network import endpoint
 from vllm_cluster.kernel.checks.registry import NotChecked, check_all, unseen
@@ -15,18 +15,18 @@ from vllm_cluster.kernel.events import Emit, Event
 from vllm_cluster.kernel.explain.diagnosis import diagnose
 from vllm_cluster.kernel.explain.scan import LogSource, scan
 from vllm_cluster.kernel.facts.host_facts import HostFacts
+from vllm_cluster.kernel.hosts.connection import Fleet
+from vllm_cluster.kernel.hosts.observe import observe
+from vllm_cluster.kernel.hosts.runtime import SYSTEM, Runtime
+from vllm_cluster.kernel.images.host_images import with_contents
+from vllm_cluster.kernel.images.inspect import look_inside
 from vllm_cluster.kernel.inventory.model import Inventory
 from vllm_cluster.kernel.links.measure import run_link_test
+from vllm_cluster.kernel.node.handle import NodeHandle
+from vllm_cluster.kernel.node.program import program_digest
 from vllm_cluster.kernel.plan.diff import other_program
 from vllm_cluster.kernel.text import count
 from vllm_cluster.run.allreduce import AllReduceReport, run_allreduce
-from vllm_cluster.run.connection import Fleet
-from vllm_cluster.run.host_images import with_contents
-from vllm_cluster.run.image_contents import look_inside
-from vllm_cluster.run.node_handle import NodeHandle
-from vllm_cluster.run.node_program import program_digest
-from vllm_cluster.run.observe import observe
-from vllm_cluster.run.runtime import SYSTEM, Runtime
 
 
 @dataclass(frozen=True)

@@ -9,13 +9,13 @@ from vllm_cluster.actions.batches import batches_on, has_batches
 from vllm_cluster.kernel.errors import Aborted, ConnectionLost, HostError, PreflightFailed, UsageError
 from vllm_cluster.kernel.facts.docker_objects import Container
 from vllm_cluster.kernel.facts.host_facts import HostFacts
+from vllm_cluster.kernel.hosts.connection import Fleet
+from vllm_cluster.kernel.hosts.program import python
+from vllm_cluster.kernel.node.handle import NodeHandle
 from vllm_cluster.kernel.plan.node_status import UnreadableStatus
 from vllm_cluster.kernel.plan.plan import MoveHead, Plan, RecordMembers, RemoveContainer, RestartNode
 from vllm_cluster.kernel.plan.spec import CLUSTER, HEAD_ADDRESS, ROLE, node_name, stored_spec
 from vllm_cluster.kernel.text import age, by_hosts, count, plural
-from vllm_cluster.run.connection import Fleet
-from vllm_cluster.run.node_handle import NodeHandle
-from vllm_cluster.run.program import python
 from vllm_cluster.wire.order import read_order
 from vllm_cluster.wire.status import ServeStatus
 

@@ -7,15 +7,22 @@ from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 
-from vllm_cluster.actions.assess import ensure_no_errors
 from vllm_cluster.actions.consent import Confirm, Consent, Stops, batches_beside, served_by
+from vllm_cluster.kernel.apply.members import by_hand, look_at_former, unproven, unreadable
+from vllm_cluster.kernel.assess import ensure_no_errors
 from vllm_cluster.kernel.checks.docker import foreign as foreign_findings
 from vllm_cluster.kernel.checks.docker import name_taken
 from vllm_cluster.kernel.errors import FleetError, HostError, LeftAlone, VclusterError, combine
 from vllm_cluster.kernel.events import Emit, Event, waiting
 from vllm_cluster.kernel.facts.docker_objects import Container
 from vllm_cluster.kernel.facts.host_facts import HostFacts
+from vllm_cluster.kernel.hosts.connection import Fleet, HostConnection
+from vllm_cluster.kernel.hosts.observe import observe, usable
+from vllm_cluster.kernel.hosts.runtime import SYSTEM, Runtime
 from vllm_cluster.kernel.inventory.model import Inventory
+from vllm_cluster.kernel.lease.lease import Lease, in_order
+from vllm_cluster.kernel.models.weights import status
+from vllm_cluster.kernel.node.handle import NodeHandle
 from vllm_cluster.kernel.plan.diff import leave
 from vllm_cluster.kernel.plan.identity import cluster_id, foreign, is_leftover, is_of_cluster, is_volume_name
 from vllm_cluster.kernel.plan.kept import kept_secrets
@@ -23,13 +30,6 @@ from vllm_cluster.kernel.plan.members import former, record_of
 from vllm_cluster.kernel.plan.pull import container_name
 from vllm_cluster.kernel.plan.spec import CLUSTER, ROLE, node_name
 from vllm_cluster.kernel.text import count
-from vllm_cluster.run.connection import Fleet, HostConnection
-from vllm_cluster.run.lease import Lease, in_order
-from vllm_cluster.run.members import by_hand, look_at_former, unproven, unreadable
-from vllm_cluster.run.node_handle import NodeHandle
-from vllm_cluster.run.observe import observe, usable
-from vllm_cluster.run.runtime import SYSTEM, Runtime
-from vllm_cluster.run.weights import status
 
 
 def down(inventory: Inventory, emit: Emit, *, confirm: Confirm, wait: float = 0.0, runtime: Runtime = SYSTEM) -> int:

@@ -12,13 +12,13 @@ from vllm_cluster.actions.tunnel import is_free, tunnel
 from vllm_cluster.kernel import debug_log
 from vllm_cluster.kernel.errors import PreflightFailed, VclusterError
 from vllm_cluster.kernel.events import Emit
+from vllm_cluster.kernel.hosts.runtime import SYSTEM, Runtime
 from vllm_cluster.kernel.inventory.model import Inventory
+from vllm_cluster.kernel.node.handle import NodeHandle
+from vllm_cluster.kernel.node.history import command_of
 from vllm_cluster.kernel.text import host_port
 from vllm_cluster.run.api_client import Broken, get, model_names
 from vllm_cluster.run.detached import Detached, State
-from vllm_cluster.run.history import command_of
-from vllm_cluster.run.node_handle import NodeHandle
-from vllm_cluster.run.runtime import SYSTEM, Runtime
 
 FOLDER = "tunnels"
 NOTE_SECONDS = 5.0

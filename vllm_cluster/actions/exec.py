@@ -6,11 +6,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 from vllm_cluster.kernel.errors import UsageError, VclusterError
+from vllm_cluster.kernel.hosts.connection import Fleet, HostConnection, ssh_line
+from vllm_cluster.kernel.hosts.runtime import SYSTEM, Runtime
 from vllm_cluster.kernel.inventory.model import Inventory
-from vllm_cluster.run.connection import Fleet, HostConnection, ssh_line
+from vllm_cluster.kernel.node.handle import open_node
 from vllm_cluster.run.node_exec import NodeCommand
-from vllm_cluster.run.node_handle import open_node
-from vllm_cluster.run.runtime import SYSTEM, Runtime
 
 __all__ = ["NodeCommand", "command_on", "exec_all", "ssh_command"]
 

@@ -30,14 +30,14 @@ from vllm_cluster.kernel.explain.diagnosis import Diagnosis, MatchedFailure, dia
 from vllm_cluster.kernel.explain.scan import LogSource, scan
 from vllm_cluster.kernel.explain.stream import LogPosition
 from vllm_cluster.kernel.facts.host_facts import HostFacts
+from vllm_cluster.kernel.hosts.connection import Fleet, HostConnection
+from vllm_cluster.kernel.hosts.runtime import SYSTEM, Runtime
 from vllm_cluster.kernel.inventory.model import Inventory
+from vllm_cluster.kernel.node.handle import NodeHandle, connect_and_observe
+from vllm_cluster.kernel.node.history import restarts
 from vllm_cluster.kernel.plan.history import Entry
 from vllm_cluster.kernel.text import count, redact
-from vllm_cluster.run.connection import Fleet, HostConnection
-from vllm_cluster.run.history import restarts
 from vllm_cluster.run.logs import Log, collect, sources
-from vllm_cluster.run.node_handle import NodeHandle, connect_and_observe
-from vllm_cluster.run.runtime import SYSTEM, Runtime
 from vllm_cluster.wire.status import FailedRequest, NodeStatus
 
 PART = 1 << 20

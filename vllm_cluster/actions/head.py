@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from vllm_cluster.actions.assess import ensure_no_errors
+from vllm_cluster.kernel.assess import ensure_no_errors
 from vllm_cluster.kernel.checks.docker import foreign
 from vllm_cluster.kernel.errors import NodeMissing, PreflightFailed
+from vllm_cluster.kernel.hosts.connection import Fleet, HostConnection
+from vllm_cluster.kernel.hosts.observe import observe, usable
+from vllm_cluster.kernel.hosts.runtime import SYSTEM, Runtime
 from vllm_cluster.kernel.inventory.model import Inventory
+from vllm_cluster.kernel.node.handle import NodeHandle
 from vllm_cluster.kernel.plan.identity import node_of
 from vllm_cluster.kernel.plan.kept import kept_secrets
-from vllm_cluster.run.connection import Fleet, HostConnection
-from vllm_cluster.run.node_handle import NodeHandle
-from vllm_cluster.run.observe import observe, usable
-from vllm_cluster.run.runtime import SYSTEM, Runtime
 from vllm_cluster.wire.keys import KeyFile
 from vllm_cluster.wire.status import ServeStatus
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from vllm_cluster.kernel.hosts.connection import Fleet
+from vllm_cluster.kernel.hosts.runtime import SYSTEM, Runtime
 from vllm_cluster.kernel.inventory.model import Inventory
+from vllm_cluster.kernel.node.handle import open_node
+from vllm_cluster.kernel.node.history import read_history
 from vllm_cluster.kernel.plan.history import Entry
-from vllm_cluster.run.connection import Fleet
-from vllm_cluster.run.history import read_history
-from vllm_cluster.run.node_handle import open_node
-from vllm_cluster.run.runtime import SYSTEM, Runtime
 
 
 def history(inventory: Inventory, *, runtime: Runtime = SYSTEM) -> list[Entry]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from vllm_cluster.actions.assess import (
+from vllm_cluster.kernel.assess import (
     LOCAL,
     each_usable,
     is_other_local,
@@ -16,16 +16,16 @@ from vllm_cluster.actions.assess import (
 from vllm_cluster.kernel.errors import HostError, PreflightFailed, UsageError, VclusterError, combine
 from vllm_cluster.kernel.events import Emit, Event
 from vllm_cluster.kernel.facts.host_facts import HostFacts
+from vllm_cluster.kernel.hosts.connection import Fleet, HostConnection
+from vllm_cluster.kernel.hosts.runtime import SYSTEM, Runtime
+from vllm_cluster.kernel.images.host_images import OneImage, held, name_there
+from vllm_cluster.kernel.images.push import LOOPBACK, ImageSource, Stored
 from vllm_cluster.kernel.inventory import grammar
 from vllm_cluster.kernel.inventory.model import Host, HostSsh, Inventory
 from vllm_cluster.kernel.plan.identity import without_lease
 from vllm_cluster.kernel.plan.images import Content
 from vllm_cluster.kernel.shell_line import command_line
 from vllm_cluster.kernel.text import count
-from vllm_cluster.run.connection import Fleet, HostConnection
-from vllm_cluster.run.host_images import OneImage, held, name_there
-from vllm_cluster.run.image_push import LOOPBACK, ImageSource, Stored
-from vllm_cluster.run.runtime import SYSTEM, Runtime
 
 LOOK_SECONDS = 30.0
 # Docker unpacks an archive before it makes layers of it.

@@ -13,12 +13,12 @@ from vllm_cluster.actions.head import at_head, read_key
 from vllm_cluster.kernel.debug_log import inventory_key
 from vllm_cluster.kernel.errors import UsageError
 from vllm_cluster.kernel.events import Emit, Event
+from vllm_cluster.kernel.hosts.runtime import SYSTEM, Runtime
 from vllm_cluster.kernel.inventory.model import Inventory
 from vllm_cluster.kernel.laptop import meaning, write_whole
+from vllm_cluster.kernel.node.handle import NodeHandle
 from vllm_cluster.kernel.shell_line import command_line
 from vllm_cluster.kernel.text import host_port
-from vllm_cluster.run.node_handle import NodeHandle
-from vllm_cluster.run.runtime import SYSTEM, Runtime
 
 TARGETS, KEY = "targets.json", "api-key"
 FOLDERS = "metrics.json"

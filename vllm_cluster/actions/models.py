@@ -6,16 +6,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.resources import files
 
-from vllm_cluster.actions.assess import each_usable, reached
+from vllm_cluster.kernel.assess import each_usable, reached
 from vllm_cluster.kernel.errors import CommandFailed, VclusterError
 from vllm_cluster.kernel.events import Emit, Event
+from vllm_cluster.kernel.hosts.connection import Fleet, HostConnection
+from vllm_cluster.kernel.hosts.runtime import SYSTEM, Runtime
 from vllm_cluster.kernel.inventory.model import Inventory
 from vllm_cluster.kernel.models.listed import CachedModel, parse_models
+from vllm_cluster.kernel.models.weights import status
 from vllm_cluster.kernel.plan.pull import container_name
 from vllm_cluster.kernel.text import count
-from vllm_cluster.run.connection import Fleet, HostConnection
-from vllm_cluster.run.runtime import SYSTEM, Runtime
-from vllm_cluster.run.weights import status
 
 # Some seconds for each model: the size of one on a network file system is asked file by file.
 LIST_SECONDS = 300.0

@@ -6,21 +6,21 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 
-from vllm_cluster.actions.assess import facts_of, require_name
 from vllm_cluster.actions.consent import Confirm, ask_removal, served_by
 from vllm_cluster.actions.pull_hosts import PullHosts, looked_at, statuses
+from vllm_cluster.kernel.assess import facts_of, require_name
 from vllm_cluster.kernel.errors import Locked, PreflightFailed, VclusterError
 from vllm_cluster.kernel.events import Emit, Event, waiting
+from vllm_cluster.kernel.hosts.runtime import SYSTEM, Runtime
 from vllm_cluster.kernel.inventory.model import Inventory
+from vllm_cluster.kernel.lease.lease import Lease, in_order
+from vllm_cluster.kernel.node.handle import NodeHandle
 from vllm_cluster.kernel.plan.cached_model import CachePlace, cache_place
 from vllm_cluster.kernel.plan.identity import node_of
 from vllm_cluster.kernel.plan.node_status import UnreadableStatus
 from vllm_cluster.kernel.plan.spec import ROLE
 from vllm_cluster.kernel.shell_line import command_line
 from vllm_cluster.kernel.text import size
-from vllm_cluster.run.lease import Lease, in_order
-from vllm_cluster.run.node_handle import NodeHandle
-from vllm_cluster.run.runtime import SYSTEM, Runtime
 from vllm_cluster.wire.pull import CacheSize
 from vllm_cluster.wire.reading import RefusedDocument
 

@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 
-from vllm_cluster.actions.assess import require_name
 from vllm_cluster.actions.fit import host_token
 from vllm_cluster.actions.pull_folder import Feeding
 from vllm_cluster.actions.pull_follow import PullEnd, follow
@@ -24,17 +23,18 @@ from vllm_cluster.actions.pull_plan import (
     warn_of_stale,
     what,
 )
+from vllm_cluster.kernel.assess import require_name
 from vllm_cluster.kernel.errors import HostError, Interrupted, Locked, UsageError, VclusterError, combine
 from vllm_cluster.kernel.events import Emit, Event
+from vllm_cluster.kernel.hosts.connection import HostConnection
+from vllm_cluster.kernel.hosts.runtime import SYSTEM, Runtime
 from vllm_cluster.kernel.inventory.model import Inventory
 from vllm_cluster.kernel.laptop import expanded
+from vllm_cluster.kernel.models import weights
 from vllm_cluster.kernel.plan.identity import Owner, cluster_id
 from vllm_cluster.kernel.plan.pull import MAKER, PULLED, REPOSITORY, HubModel, PullPlan, choose, has_weights, outside
 from vllm_cluster.kernel.shell_line import command_line
 from vllm_cluster.kernel.text import size
-from vllm_cluster.run import weights
-from vllm_cluster.run.connection import HostConnection
-from vllm_cluster.run.runtime import SYSTEM, Runtime
 from vllm_cluster.wire.pull import HERE, digest_of
 
 ID_BYTES, KEY_BYTES = 8, 32

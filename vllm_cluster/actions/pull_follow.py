@@ -9,9 +9,9 @@ from dataclasses import dataclass, field, replace
 
 from vllm_cluster.kernel.errors import VclusterError
 from vllm_cluster.kernel.events import Emit, Event
+from vllm_cluster.kernel.hosts.connection import Fleet, HostConnection
+from vllm_cluster.kernel.models.weights import PullStatus, status
 from vllm_cluster.kernel.text import age, count, size
-from vllm_cluster.run.connection import Fleet, HostConnection
-from vllm_cluster.run.weights import PullStatus, status
 
 # Bytes a second below which files are so small that their bytes do not show how long the others take.
 SLOW = 500_000

@@ -7,20 +7,20 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import TypeVar
 
-from vllm_cluster.actions.assess import connect_all, facts_of
+from vllm_cluster.kernel.assess import connect_all, facts_of
 from vllm_cluster.kernel.errors import Locked, PreflightFailed
 from vllm_cluster.kernel.events import Emit, Event
 from vllm_cluster.kernel.facts.host_facts import HostFacts
+from vllm_cluster.kernel.hosts.connection import Fleet, HostConnection
+from vllm_cluster.kernel.hosts.runtime import Runtime
+from vllm_cluster.kernel.images.supply import may_change
 from vllm_cluster.kernel.inventory.model import Inventory
+from vllm_cluster.kernel.models import weights
+from vllm_cluster.kernel.models.cache import ask
 from vllm_cluster.kernel.plan.identity import cluster_id, is_of_cluster
 from vllm_cluster.kernel.plan.pull import container_name
 from vllm_cluster.kernel.shell_line import command_line
 from vllm_cluster.kernel.text import count
-from vllm_cluster.run import weights
-from vllm_cluster.run.connection import Fleet, HostConnection
-from vllm_cluster.run.image_supply import may_change
-from vllm_cluster.run.model_cache import ask
-from vllm_cluster.run.runtime import Runtime
 from vllm_cluster.wire.pull import CacheRow
 
 T = TypeVar("T")

@@ -10,11 +10,11 @@ from vllm_cluster.actions.pull_hosts import PullHosts
 from vllm_cluster.actions.pull_plan import WantedModel, ask_about
 from vllm_cluster.kernel.errors import PreflightFailed, Unreachable, VclusterError
 from vllm_cluster.kernel.events import Event
+from vllm_cluster.kernel.hosts.connection import HostConnection
+from vllm_cluster.kernel.models.cache import proved
 from vllm_cluster.kernel.plan.pull import HubModel, place_of
 from vllm_cluster.kernel.shell_line import command_line
 from vllm_cluster.kernel.text import by_hosts
-from vllm_cluster.run.connection import HostConnection
-from vllm_cluster.run.model_cache import proved
 from vllm_cluster.wire.pull import CacheManifest, CacheModel, CacheRow, ModelFile
 from vllm_cluster.wire.values import Url
 

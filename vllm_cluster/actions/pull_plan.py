@@ -13,6 +13,9 @@ from vllm_cluster.actions.fit import host_token
 from vllm_cluster.actions.pull_hosts import PullHosts
 from vllm_cluster.kernel.errors import PreflightFailed
 from vllm_cluster.kernel.events import Event
+from vllm_cluster.kernel.hosts.connection import HostConnection
+from vllm_cluster.kernel.hosts.program import RunningProgram
+from vllm_cluster.kernel.models.cache import LINE_SECONDS, place, running, taken
 from vllm_cluster.kernel.plan.pull import (
     SPARE,
     Held,
@@ -26,10 +29,7 @@ from vllm_cluster.kernel.plan.pull import (
 )
 from vllm_cluster.kernel.shell_line import command_line, listener_line
 from vllm_cluster.kernel.text import and_more, by_hosts, count, size
-from vllm_cluster.run.connection import HostConnection
 from vllm_cluster.run.hub_files import ask_hub
-from vllm_cluster.run.model_cache import LINE_SECONDS, place, running, taken
-from vllm_cluster.run.program import RunningProgram
 from vllm_cluster.wire.pull import HERE, CacheMarks, CacheModel, CacheRow
 
 ID_BYTES = 8

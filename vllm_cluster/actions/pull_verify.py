@@ -10,14 +10,14 @@ from vllm_cluster.actions.pull_hosts import PullHosts, looked_at, refuse_running
 from vllm_cluster.actions.pull_plan import WantedModel, ask_about, hashing
 from vllm_cluster.kernel.errors import PreflightFailed
 from vllm_cluster.kernel.events import Emit, Event
+from vllm_cluster.kernel.hosts.connection import HostConnection
+from vllm_cluster.kernel.hosts.runtime import SYSTEM, Runtime
 from vllm_cluster.kernel.inventory.model import Inventory
+from vllm_cluster.kernel.models.cache import proved
 from vllm_cluster.kernel.plan.cached_model import cache_place
 from vllm_cluster.kernel.plan.pull import HubModel, place_of
 from vllm_cluster.kernel.shell_line import command_line
 from vllm_cluster.kernel.text import by_hosts, count, size
-from vllm_cluster.run.connection import HostConnection
-from vllm_cluster.run.model_cache import proved
-from vllm_cluster.run.runtime import SYSTEM, Runtime
 from vllm_cluster.wire.pull import CacheManifest, CacheRow, ModelFile
 from vllm_cluster.wire.values import Url
 

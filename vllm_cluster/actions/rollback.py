@@ -5,15 +5,15 @@ from __future__ import annotations
 from functools import partial
 
 from vllm_cluster.actions.ask_head import Endpoint, ask_head, follow, look_up
-from vllm_cluster.actions.assess import connect_all
 from vllm_cluster.actions.consent import Confirm, Consent
+from vllm_cluster.kernel.assess import connect_all
 from vllm_cluster.kernel.errors import PreflightFailed, UsageError
 from vllm_cluster.kernel.events import Emit
+from vllm_cluster.kernel.hosts.runtime import SYSTEM, Runtime
 from vllm_cluster.kernel.inventory.model import Inventory
+from vllm_cluster.kernel.node.handle import NodeHandle
+from vllm_cluster.kernel.node.history import ready_requests
 from vllm_cluster.kernel.plan.placement import Cluster, fitted
-from vllm_cluster.run.history import ready_requests
-from vllm_cluster.run.node_handle import NodeHandle
-from vllm_cluster.run.runtime import SYSTEM, Runtime
 from vllm_cluster.wire.order import Placement
 
 

@@ -4,28 +4,28 @@ from __future__ import annotations
 
 from http import HTTPStatus
 
-from vllm_cluster.actions.assess import connect_all, ensure_no_errors
 from vllm_cluster.actions.tunnel import address_of
+from vllm_cluster.kernel.assess import connect_all, ensure_no_errors
 from vllm_cluster.kernel.checks.docker import foreign
 from vllm_cluster.kernel.docker.container_body import volume_writer_body
 from vllm_cluster.kernel.docker.temporary import temporary_container
 from vllm_cluster.kernel.errors import HostError, PreflightFailed, UsageError
 from vllm_cluster.kernel.events import Emit, Event, waiting
 from vllm_cluster.kernel.facts.host_facts import HostFacts
+from vllm_cluster.kernel.hosts.connection import HostConnection
+from vllm_cluster.kernel.hosts.observe import observe
+from vllm_cluster.kernel.hosts.runtime import SYSTEM, Runtime
+from vllm_cluster.kernel.hosts.secrets import KEY_BYTES
 from vllm_cluster.kernel.inventory.model import Inventory
+from vllm_cluster.kernel.lease.lease import Lease
+from vllm_cluster.kernel.node.handle import NodeHandle
+from vllm_cluster.kernel.node.history import record
 from vllm_cluster.kernel.plan.desired import CODE_FOLDER, SECRETS_FOLDER
 from vllm_cluster.kernel.plan.identity import Owner, cluster_id, node_of
 from vllm_cluster.kernel.plan.kept import Holder, holders
 from vllm_cluster.kernel.plan.spec import Mount
 from vllm_cluster.kernel.text import duration
 from vllm_cluster.run.api_client import Broken, get
-from vllm_cluster.run.connection import HostConnection
-from vllm_cluster.run.history import record
-from vllm_cluster.run.lease import Lease
-from vllm_cluster.run.node_handle import NodeHandle
-from vllm_cluster.run.observe import observe
-from vllm_cluster.run.runtime import SYSTEM, Runtime
-from vllm_cluster.run.secrets import KEY_BYTES
 from vllm_cluster.wire.keys import KeyFile
 
 NAME = "api-key"

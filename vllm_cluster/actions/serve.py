@@ -8,27 +8,27 @@ from dataclasses import asdict, replace
 from functools import partial
 
 from vllm_cluster.actions.ask_head import Endpoint, ask_head, follow, look_up, stopped_for
-from vllm_cluster.actions.assess import Assessment, connect_all
 from vllm_cluster.actions.consent import Confirm, Consent, served_on
 from vllm_cluster.actions.pull_plan import WantedModel
 from vllm_cluster.actions.serve_check import CheckedRequest, check_request, note_downloads, revision
 from vllm_cluster.actions.serve_from import Fit
 from vllm_cluster.actions.serve_pull import PullFirst
 from vllm_cluster.core.repeats import without_repeats
+from vllm_cluster.kernel.assess import Assessment, connect_all
 from vllm_cluster.kernel.backends import vllm
 from vllm_cluster.kernel.errors import PreflightFailed, UsageError
 from vllm_cluster.kernel.events import Emit, Event, warn_once
 from vllm_cluster.kernel.facts.host_facts import HostFacts
+from vllm_cluster.kernel.hosts.connection import Fleet
+from vllm_cluster.kernel.hosts.runtime import SYSTEM, Runtime
 from vllm_cluster.kernel.inventory.model import Inventory
 from vllm_cluster.kernel.inventory.words import nearest
+from vllm_cluster.kernel.node.handle import NodeHandle
 from vllm_cluster.kernel.plan.cached_model import cache_place
 from vllm_cluster.kernel.plan.placement import Cluster, choose_layout, place
 from vllm_cluster.kernel.plan.spec import node_name
 from vllm_cluster.kernel.shell_line import command_line, listener_line
 from vllm_cluster.kernel.text import printable, redact
-from vllm_cluster.run.connection import Fleet
-from vllm_cluster.run.node_handle import NodeHandle
-from vllm_cluster.run.runtime import SYSTEM, Runtime
 from vllm_cluster.wire.order import Deployment, Order, Placement
 from vllm_cluster.wire.reading import MAX_BYTES, RefusedDocument, read
 from vllm_cluster.wire.status import ServeStatus

@@ -13,7 +13,10 @@ from vllm_cluster.kernel.checks.gpus import find_out, holders
 from vllm_cluster.kernel.errors import ConnectionLost, HostError, PreflightFailed
 from vllm_cluster.kernel.events import Emit, Event
 from vllm_cluster.kernel.facts.host_facts import HostFacts
+from vllm_cluster.kernel.hosts.connection import Fleet, HostConnection
+from vllm_cluster.kernel.hosts.program import python_source
 from vllm_cluster.kernel.inventory.model import Inventory
+from vllm_cluster.kernel.node.handle import NodeHandle
 from vllm_cluster.kernel.plan import loading
 from vllm_cluster.kernel.plan.desired import CODE_FOLDER, hcas
 from vllm_cluster.kernel.plan.gpus import held_by_others, of_node
@@ -21,9 +24,6 @@ from vllm_cluster.kernel.plan.pull import REPOSITORY
 from vllm_cluster.kernel.plan.spec import node_name
 from vllm_cluster.kernel.shell_line import command_line
 from vllm_cluster.kernel.text import by_hosts, last_value
-from vllm_cluster.run.connection import Fleet, HostConnection
-from vllm_cluster.run.node_handle import NodeHandle
-from vllm_cluster.run.program import python_source
 from vllm_cluster.wire.order import Placement
 from vllm_cluster.wire.reading import RefusedDocument, convert
 

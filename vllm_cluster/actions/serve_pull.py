@@ -14,9 +14,9 @@ from vllm_cluster.actions.pull_plan import WantedModel, ensure_room, plan_for
 from vllm_cluster.kernel.errors import HostError, PreflightFailed
 from vllm_cluster.kernel.events import Emit, Event
 from vllm_cluster.kernel.facts.host_facts import HostFacts
+from vllm_cluster.kernel.hosts.connection import Fleet
 from vllm_cluster.kernel.inventory.model import Inventory
 from vllm_cluster.kernel.text import size
-from vllm_cluster.run.connection import Fleet
 
 
 class PullFirst:

@@ -9,7 +9,13 @@ from vllm_cluster.kernel.checks.registry import engine_problem
 from vllm_cluster.kernel.errors import ConnectionLost, DockerError, HostError, ShellUnusable, Unreachable, VclusterError
 from vllm_cluster.kernel.events import Emit, Event
 from vllm_cluster.kernel.facts.host_facts import HostFacts
+from vllm_cluster.kernel.hosts.connection import Fleet, HostConnection
+from vllm_cluster.kernel.hosts.observe import observe
+from vllm_cluster.kernel.hosts.runtime import SYSTEM, Runtime
 from vllm_cluster.kernel.inventory.model import Inventory
+from vllm_cluster.kernel.node.handle import NodeHandle
+from vllm_cluster.kernel.node.history import AuditEntry, last_change
+from vllm_cluster.kernel.node.program import program_digest
 from vllm_cluster.kernel.plan.desired import found_gpus, intent
 from vllm_cluster.kernel.plan.diff import other_program
 from vllm_cluster.kernel.plan.identity import cluster_id, foreign, node_of
@@ -18,12 +24,6 @@ from vllm_cluster.kernel.plan.node_status import absent, last_words
 from vllm_cluster.kernel.plan.spec import ROLE, node_name, stored_spec
 from vllm_cluster.kernel.shell_line import command_line
 from vllm_cluster.kernel.text import count
-from vllm_cluster.run.connection import Fleet, HostConnection
-from vllm_cluster.run.history import AuditEntry, last_change
-from vllm_cluster.run.node_handle import NodeHandle
-from vllm_cluster.run.node_program import program_digest
-from vllm_cluster.run.observe import observe
-from vllm_cluster.run.runtime import SYSTEM, Runtime
 from vllm_cluster.wire.status import GroupNode, NodeStatus
 
 # States of a host. The first five are its container's; what is unknown could not be looked at.

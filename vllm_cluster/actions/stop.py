@@ -5,18 +5,18 @@ from __future__ import annotations
 from dataclasses import replace
 
 from vllm_cluster.actions.ask_head import ask_head
-from vllm_cluster.actions.assess import connect_all, ensure_no_errors
 from vllm_cluster.actions.consent import Confirm, Consent
+from vllm_cluster.kernel.assess import connect_all, ensure_no_errors
 from vllm_cluster.kernel.checks.docker import engine_problem, foreign
 from vllm_cluster.kernel.errors import HostError, PreflightFailed
 from vllm_cluster.kernel.events import Emit, Event
 from vllm_cluster.kernel.facts.docker_objects import Container
 from vllm_cluster.kernel.facts.host_facts import HostFacts
+from vllm_cluster.kernel.hosts.observe import observe
+from vllm_cluster.kernel.hosts.runtime import SYSTEM, Runtime
 from vllm_cluster.kernel.inventory.model import Inventory
+from vllm_cluster.kernel.node.handle import NodeHandle
 from vllm_cluster.kernel.plan.spec import CLUSTER, HEAD_ADDRESS, ROLE, node_name
-from vllm_cluster.run.node_handle import NodeHandle
-from vllm_cluster.run.observe import observe
-from vllm_cluster.run.runtime import SYSTEM, Runtime
 from vllm_cluster.wire.reading import RefusedDocument
 from vllm_cluster.wire.status import ServeStatus
 

@@ -18,12 +18,12 @@ from vllm_cluster.kernel.errors import (
     VclusterError,
 )
 from vllm_cluster.kernel.events import Emit, Event
+from vllm_cluster.kernel.hosts.connection import HostConnection
+from vllm_cluster.kernel.hosts.runtime import SYSTEM, Runtime
 from vllm_cluster.kernel.inventory.model import Inventory
 from vllm_cluster.kernel.listeners import LOOPBACK
-from vllm_cluster.run.connection import HostConnection
-from vllm_cluster.run.node_handle import NodeHandle
+from vllm_cluster.kernel.node.handle import NodeHandle
 from vllm_cluster.run.relay import Relay
-from vllm_cluster.run.runtime import SYSTEM, Runtime
 from vllm_cluster.wire.status import ServeStatus
 
 POLL_SECONDS = 2.0

@@ -7,7 +7,11 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from vllm_cluster.actions.assess import (
+from vllm_cluster.actions.consent import Confirm, Consent, Stops, stopped_by
+from vllm_cluster.actions.explain import add_cause, began
+from vllm_cluster.kernel.apply.barrier import await_gpus
+from vllm_cluster.kernel.apply.execute import PlanExecution
+from vllm_cluster.kernel.assess import (
     Assessment,
     assess,
     compare,
@@ -15,14 +19,20 @@ from vllm_cluster.actions.assess import (
     facts_of,
     judge,
 )
-from vllm_cluster.actions.consent import Confirm, Consent, Stops, stopped_by
-from vllm_cluster.actions.explain import add_cause, began
 from vllm_cluster.kernel.checks.finding import Finding
 from vllm_cluster.kernel.errors import NodesNotJoined, VclusterError
 from vllm_cluster.kernel.events import Emit, Event, Kind, waiting, warn_once
 from vllm_cluster.kernel.facts.host_facts import HostFacts
+from vllm_cluster.kernel.hosts.connection import Fleet
+from vllm_cluster.kernel.hosts.observe import observe
+from vllm_cluster.kernel.hosts.runtime import SYSTEM, Runtime
+from vllm_cluster.kernel.images.host_images import with_contents
+from vllm_cluster.kernel.images.supply import renew
 from vllm_cluster.kernel.inventory.model import Inventory
+from vllm_cluster.kernel.lease.lease import Lease, in_order
 from vllm_cluster.kernel.links.measure import run_link_test
+from vllm_cluster.kernel.node.handle import NodeHandle
+from vllm_cluster.kernel.node.history import record
 from vllm_cluster.kernel.plan.identity import cluster_id
 from vllm_cluster.kernel.plan.members import NONE_NAMED, Named, ways_of
 from vllm_cluster.kernel.plan.plan import (
@@ -36,16 +46,6 @@ from vllm_cluster.kernel.plan.plan import (
     StartNode,
 )
 from vllm_cluster.kernel.text import by_hosts, count
-from vllm_cluster.run.barrier import await_gpus
-from vllm_cluster.run.connection import Fleet
-from vllm_cluster.run.execute import PlanExecution
-from vllm_cluster.run.history import record
-from vllm_cluster.run.host_images import with_contents
-from vllm_cluster.run.image_supply import renew
-from vllm_cluster.run.lease import Lease, in_order
-from vllm_cluster.run.node_handle import NodeHandle
-from vllm_cluster.run.observe import observe
-from vllm_cluster.run.runtime import SYSTEM, Runtime
 
 ALONE = "one host needs no Ray: vLLM's own processes join its GPUs (backend: ray in the inventory has Ray, too)"
 NEW_KEY = "the endpoint gets a new API key; every client needs it: vcluster endpoint --key"

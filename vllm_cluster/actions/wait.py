@@ -13,13 +13,13 @@ from vllm_cluster.kernel.errors import (
     WaitTimedOut,
 )
 from vllm_cluster.kernel.events import Emit, Event
+from vllm_cluster.kernel.hosts.connection import Fleet
+from vllm_cluster.kernel.hosts.observe import RECORD_FILE
+from vllm_cluster.kernel.hosts.runtime import SYSTEM, Runtime
 from vllm_cluster.kernel.inventory.model import Inventory
+from vllm_cluster.kernel.node.handle import NodeHandle, open_node
 from vllm_cluster.kernel.plan.members import Record
 from vllm_cluster.kernel.plan.node_status import absent, membership
-from vllm_cluster.run.connection import Fleet
-from vllm_cluster.run.node_handle import NodeHandle, open_node
-from vllm_cluster.run.observe import RECORD_FILE
-from vllm_cluster.run.runtime import SYSTEM, Runtime
 from vllm_cluster.wire.status import NodeStatus
 
 POLL = 1.0

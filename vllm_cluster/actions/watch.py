@@ -11,13 +11,13 @@ from vllm_cluster.core.counters import ModelLoad, Recent, parse_counters
 from vllm_cluster.core.load import HostLoad, NodeSample, host_load
 from vllm_cluster.kernel.checks.docker import foreign
 from vllm_cluster.kernel.errors import HostError, UsageError, VclusterError
+from vllm_cluster.kernel.hosts.connection import Fleet, HostConnection
+from vllm_cluster.kernel.hosts.runtime import SYSTEM, Runtime
 from vllm_cluster.kernel.inventory.model import Inventory
+from vllm_cluster.kernel.node.handle import NodeHandle
+from vllm_cluster.kernel.node.history import last_change
 from vllm_cluster.kernel.plan.node_status import current, parse_status
-from vllm_cluster.run.connection import Fleet, HostConnection
-from vllm_cluster.run.history import last_change
 from vllm_cluster.run.local_page import Content, LocalPage
-from vllm_cluster.run.node_handle import NodeHandle
-from vllm_cluster.run.runtime import SYSTEM, Runtime
 from vllm_cluster.run.samples import samples
 from vllm_cluster.wire.status import NodeStatus
 

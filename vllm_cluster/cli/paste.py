@@ -62,8 +62,8 @@ def _on(name: str, command: str, hosts: Mapping[str, Sequence[str]]) -> str:
 
 def ssh_words(inventory: Inventory) -> dict[str, list[str]]:
     """What follows `ssh` for each host that SSH leads to: options as in the inventory, and the destination."""
+    from vllm_cluster.kernel.hosts.connection import ssh_target
     from vllm_cluster.kernel.transport.ssh_config import ssh_options
-    from vllm_cluster.run.connection import ssh_target
 
     targets = {
         name: ssh_target(inventory, host) for name, host in inventory.hosts.items() if host.destination != "local"

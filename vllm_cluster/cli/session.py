@@ -61,7 +61,7 @@ class Session:
         self._inventory = load_text(raw, path=path, cwd=None if path else here())
         self._open_log(self._inventory)
         if not all(host.address for host in self._inventory.hosts.values()):
-            from vllm_cluster.actions.addresses import find_addresses
+            from vllm_cluster.kernel.addresses import find_addresses
 
             self._inventory = find_addresses(self._inventory, self.progress)
         return self._inventory

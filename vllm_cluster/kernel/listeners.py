@@ -196,7 +196,7 @@ LISTENERS = (
         _CLUSTER,
         "only the hosts of the transfer are read, 16 connections of each; a key made for it signs each request and "
         "answer; every file is hashed; not encrypted",
-        ("remote/pull/spread_serve.py",),
+        ("kernel/spread/spread_serve.py",),
     ),
     Listener(
         "the tunnel to the API",

@@ -16,15 +16,15 @@ from vllm_cluster.kernel.docker.temporary import TemporaryContainer
 from vllm_cluster.kernel.errors import HostError, VclusterError
 from vllm_cluster.kernel.events import Emit, Event
 from vllm_cluster.kernel.facts.host_facts import HostFacts
+from vllm_cluster.kernel.hosts.connection import Fleet, HostConnection
+from vllm_cluster.kernel.hosts.program import RunningProgram, python
+from vllm_cluster.kernel.hosts.program import start as start_program
 from vllm_cluster.kernel.inventory.model import Inventory
 from vllm_cluster.kernel.plan.adapters import gigabits
 from vllm_cluster.kernel.plan.desired import Inputs, desired, gpu_count, hcas
 from vllm_cluster.kernel.plan.identity import cluster_id, without_lease
 from vllm_cluster.kernel.plan.images import find_image, node_image_name
 from vllm_cluster.kernel.plan.spec import ContainerSpec
-from vllm_cluster.run.connection import Fleet, HostConnection
-from vllm_cluster.run.program import RunningProgram, python
-from vllm_cluster.run.program import start as start_program
 from vllm_cluster.run.rank_driver import RankDriver, TrialLimits
 
 # Everything, bisection and clearing away included.

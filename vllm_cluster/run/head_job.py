@@ -14,14 +14,14 @@ from typing import Any
 from vllm_cluster.kernel.clock import Deadline
 from vllm_cluster.kernel.errors import HostError, NodeMissing
 from vllm_cluster.kernel.events import Emit, Event
+from vllm_cluster.kernel.hosts.connection import Fleet
+from vllm_cluster.kernel.hosts.program import InNode, RunningProgram, python, start
+from vllm_cluster.kernel.hosts.runtime import Runtime
 from vllm_cluster.kernel.inventory.model import Inventory
+from vllm_cluster.kernel.node.handle import NodeHandle, open_node
+from vllm_cluster.kernel.node.program import importable
 from vllm_cluster.kernel.plan.desired import STATE_FOLDER
 from vllm_cluster.run.batch_replies import LINE, T, read_reply, read_size
-from vllm_cluster.run.connection import Fleet
-from vllm_cluster.run.node_handle import NodeHandle, open_node
-from vllm_cluster.run.node_program import importable
-from vllm_cluster.run.program import InNode, RunningProgram, python, start
-from vllm_cluster.run.runtime import Runtime
 
 START_SECONDS, AGAIN_SECONDS = 30.0, 2.0
 # A program that reads lines of gigabytes, or ends another that holds many connections.

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from vllm_cluster.kernel.errors import CommandFailed, PreflightFailed, Unreachable, VclusterError
+from vllm_cluster.kernel.hosts.connection import HostConnection
+from vllm_cluster.kernel.hosts.program import Place, python, run
 from vllm_cluster.kernel.plan.pull import REPOSITORY, HubModel, through_folder, unfit_path
-from vllm_cluster.run.connection import HostConnection
-from vllm_cluster.run.program import Place, python, run
 from vllm_cluster.wire.pull import HubAnswer, ModelFile
 from vllm_cluster.wire.reading import RefusedDocument, convert
 from vllm_cluster.wire.values import Url

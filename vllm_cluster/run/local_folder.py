@@ -11,11 +11,11 @@ from pathlib import Path
 
 from vllm_cluster.kernel.clock import Clock
 from vllm_cluster.kernel.errors import HostError, UsageError
+from vllm_cluster.kernel.hosts.connection import HostConnection
+from vllm_cluster.kernel.hosts.program import InNode, RemoteProgram, RunningProgram, start
 from vllm_cluster.kernel.plan.pull import FOLDER, choose, container_name, unfit_path
 from vllm_cluster.kernel.shell_line import command_line
-from vllm_cluster.run.connection import HostConnection
 from vllm_cluster.run.known_hashes import KnownHashes
-from vllm_cluster.run.program import InNode, RemoteProgram, RunningProgram, start
 from vllm_cluster.wire.pull import ModelFile
 
 START_SECONDS = 60.0
@@ -28,7 +28,7 @@ PIECE = 1 << 20
 AHEAD = 256
 # Where the hub's cache and a folder of models have a model.
 _DEEPER = ("*/config.json", "snapshots/*/config.json")
-_FEED = f"import sys; sys.path.insert(0, {FOLDER!r}); from vllm_cluster.remote.pull.feed import main; main()"
+_FEED = f"import sys; sys.path.insert(0, {FOLDER!r}); from vllm_cluster.kernel.spread.feed import main; main()"
 
 
 def listed(folder: Path, name: str) -> tuple[ModelFile, ...]:

@@ -15,11 +15,11 @@ from vllm_cluster.core.rank_names import RankNames
 from vllm_cluster.kernel.docker.log_frames import LogFrames, OutputFrames, Position, StampedLine, Stamps
 from vllm_cluster.kernel.errors import CommandFailed, ConnectionLost, HostError, TimedOut, Unreachable, VclusterError
 from vllm_cluster.kernel.events import Emit, Event
+from vllm_cluster.kernel.hosts.connection import HostConnection
 from vllm_cluster.kernel.inventory.model import Inventory
+from vllm_cluster.kernel.node.handle import NodeHandle, open_node
 from vllm_cluster.kernel.text import age
-from vllm_cluster.run.connection import HostConnection
 from vllm_cluster.run.log_merge import LogMerge
-from vllm_cluster.run.node_handle import NodeHandle, open_node
 from vllm_cluster.wire.reading import convert, document
 from vllm_cluster.wire.values import Count, Long, Name, between
 

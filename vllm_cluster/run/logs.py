@@ -11,9 +11,9 @@ from datetime import UTC, datetime
 from vllm_cluster.kernel.errors import CommandFailed
 from vllm_cluster.kernel.explain.log_line import parse_time
 from vllm_cluster.kernel.explain.scan import LogSource
-from vllm_cluster.run.connection import HostConnection
-from vllm_cluster.run.node_handle import NodeHandle
-from vllm_cluster.run.program import python
+from vllm_cluster.kernel.hosts.connection import HostConnection
+from vllm_cluster.kernel.hosts.program import python
+from vllm_cluster.kernel.node.handle import NodeHandle
 
 EXCERPT_SECONDS = 30.0
 # As text in JSON, the longest piece of a file that the excerpt prints at once.

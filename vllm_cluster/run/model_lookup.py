@@ -5,12 +5,12 @@ from __future__ import annotations
 from vllm_cluster.kernel.docker.temporary import TemporaryContainer
 from vllm_cluster.kernel.errors import CommandFailed, TimedOut
 from vllm_cluster.kernel.facts.host_facts import HostFacts
+from vllm_cluster.kernel.hosts.connection import HostConnection
+from vllm_cluster.kernel.hosts.program import InNode, Place, python, run
 from vllm_cluster.kernel.inventory.model import Inventory
 from vllm_cluster.kernel.plan.identity import without_lease
 from vllm_cluster.kernel.plan.images import find_image
 from vllm_cluster.kernel.plan.spec import node_name
-from vllm_cluster.run.connection import HostConnection
-from vllm_cluster.run.program import InNode, Place, python, run
 
 # Importing vLLM and a model's class took a minute on two busy cores.
 CLASS_SECONDS = 180.0

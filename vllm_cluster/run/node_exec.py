@@ -9,9 +9,9 @@ from collections.abc import Callable, Mapping, Sequence
 from vllm_cluster.kernel.docker.log_frames import OutputFrames
 from vllm_cluster.kernel.docker.streams import RunningExec
 from vllm_cluster.kernel.errors import CommandFailed, HostError
+from vllm_cluster.kernel.hosts.program import RemoteProgram
+from vllm_cluster.kernel.node.handle import NodeHandle
 from vllm_cluster.kernel.shell_line import command_line
-from vllm_cluster.run.node_handle import NodeHandle
-from vllm_cluster.run.program import RemoteProgram
 
 # Docker has no way to signal a command that it runs: its number is the first line that it prints.
 _NUMBERED = 'echo "$$"; exec "$@"'

@@ -11,10 +11,10 @@ from vllm_cluster.features.check.allreduce import RankMessage, Trial, binary
 from vllm_cluster.kernel.clock import Deadline
 from vllm_cluster.kernel.errors import HostError, VclusterError
 from vllm_cluster.kernel.events import Emit, Event
+from vllm_cluster.kernel.hosts.program import RunningProgram
+from vllm_cluster.kernel.hosts.runtime import Runtime
 from vllm_cluster.kernel.plan.spec import ContainerSpec
 from vllm_cluster.kernel.text import host_port
-from vllm_cluster.run.program import RunningProgram
-from vllm_cluster.run.runtime import Runtime
 from vllm_cluster.wire.reading import RefusedDocument, convert
 
 # After the first rank has failed the others get this long to report what they saw.

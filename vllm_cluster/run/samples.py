@@ -8,9 +8,9 @@ from dataclasses import replace
 
 from vllm_cluster.core.load import NodeSample, UnreadableSample, parse_sample
 from vllm_cluster.kernel.errors import HostError
+from vllm_cluster.kernel.hosts.program import InNode, python, start
+from vllm_cluster.kernel.node.handle import NodeHandle
 from vllm_cluster.kernel.plan.desired import STATE_FOLDER
-from vllm_cluster.run.node_handle import NodeHandle
-from vllm_cluster.run.program import InNode, python, start
 
 START_SECONDS = 30.0
 # A node on a busy host, and a /metrics that does not answer in its own 5 s.

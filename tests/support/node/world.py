@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from tests.support.ports import free_port
+from vllm_cluster.kernel.node.program import program
 from vllm_cluster.kernel.plan.node_status import parse_status
-from vllm_cluster.run.node_program import program
 from vllm_cluster.wire.status import NodeStatus
 
 FAKES = Path(__file__).parent / "fakes"

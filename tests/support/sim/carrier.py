@@ -16,14 +16,14 @@ from tests.support.sim.faults import Fault, Killed, StillWaiting
 from tests.support.sim.world import Lock, Picture, World
 from vllm_cluster.kernel.clock import Deadline
 from vllm_cluster.kernel.errors import ConnectionLost, TimedOut, Unreachable
+from vllm_cluster.kernel.images import carrier as image_carrier
 from vllm_cluster.kernel.transport.base import Forward, Result, Stream, Target
-from vllm_cluster.run import image_carrier
 
 FACTS = files("vllm_cluster.kernel.facts").joinpath("facts.sh").read_bytes()
 DETAILS = files("vllm_cluster.kernel.facts").joinpath("details.sh").read_bytes()
 MODELS = files("vllm_cluster.remote.host").joinpath("models.sh").read_bytes()
-LEASE = files("vllm_cluster.remote.host").joinpath("lease.sh").read_text()
-FENCED = files("vllm_cluster.remote.host").joinpath("lease_stream.sh").read_text()
+LEASE = files("vllm_cluster.kernel.lease").joinpath("lease.sh").read_text()
+FENCED = files("vllm_cluster.kernel.lease").joinpath("lease_stream.sh").read_text()
 DIAL = ("docker", "system", "dial-stdio")
 # Requests that dockerd finishes though no client waits any more; the others are over in a moment.
 SLOW = ("/containers/create", "/start", "/stop", "/restart")

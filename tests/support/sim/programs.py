@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from tests.support.sim import shell
 from tests.support.sim.world import Machine, World
-from vllm_cluster.remote.image import append_line
+from vllm_cluster.kernel.node.on_host import append_line
 
 # Those that wait for a message before they do anything.
 READERS = ("append_line", "batch_job", "check", "remove_model")

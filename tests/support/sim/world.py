@@ -12,9 +12,9 @@ from typing import Any
 
 from tests.support.sim.clock import EPOCH, Clock
 from tests.support.sim.faults import Script, StillWaiting
+from vllm_cluster.kernel.hosts.runtime import Runtime
 from vllm_cluster.kernel.plan.members import Way
 from vllm_cluster.kernel.plan.spec import CLUSTER
-from vllm_cluster.run.runtime import Runtime
 
 Files = dict[str, bytes]
 

@@ -32,6 +32,8 @@ from vllm_cluster.cli.render.batches import batches_document, show_batches
 from vllm_cluster.kernel.clock import Deadline
 from vllm_cluster.kernel.errors import ConnectionLost, HostError, Interrupted, NodeMissing
 from vllm_cluster.kernel.events import Event
+from vllm_cluster.kernel.hosts.program import RemoteProgram, RunningProgram, python
+from vllm_cluster.kernel.hosts.runtime import SYSTEM
 from vllm_cluster.kernel.laptop import whoami
 from vllm_cluster.kernel.transport.base import Target
 from vllm_cluster.kernel.transport.local import LocalTransport
@@ -39,8 +41,6 @@ from vllm_cluster.remote.image.batch_job import PIECE, Folder
 from vllm_cluster.run import head_job
 from vllm_cluster.run.batch_replies import LINE
 from vllm_cluster.run.head_job import HeadJob
-from vllm_cluster.run.program import RemoteProgram, RunningProgram, python
-from vllm_cluster.run.runtime import SYSTEM
 
 # Each starts two programs, as on a head.
 pytestmark = pytest.mark.slow

@@ -19,8 +19,8 @@ from vllm_cluster.actions import bench as action
 from vllm_cluster.actions.bench import BenchRequest, read_document
 from vllm_cluster.core.bench import Point
 from vllm_cluster.kernel.errors import HostError, UsageError
+from vllm_cluster.kernel.hosts.connection import Fleet
 from vllm_cluster.remote.image import bench as remote
-from vllm_cluster.run.connection import Fleet
 from vllm_cluster.wire.order import Placement
 from vllm_cluster.wire.status import ServeStatus
 

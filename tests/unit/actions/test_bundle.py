@@ -15,8 +15,8 @@ from vllm_cluster.cli import explain as verb
 from vllm_cluster.cli.session import Session
 from vllm_cluster.kernel.errors import Unreachable, UsageError
 from vllm_cluster.kernel.events import Emit
+from vllm_cluster.kernel.hosts.runtime import Runtime
 from vllm_cluster.kernel.inventory.model import Inventory
-from vllm_cluster.run.runtime import Runtime
 
 
 @pytest.mark.parametrize(

@@ -32,9 +32,9 @@ from vllm_cluster.kernel.errors import (
     VclusterError,
 )
 from vllm_cluster.kernel.events import Event
+from vllm_cluster.kernel.hosts.runtime import Runtime
 from vllm_cluster.kernel.inventory.model import Inventory
 from vllm_cluster.kernel.transport.forward import listener
-from vllm_cluster.run.runtime import Runtime
 
 INVENTORY = make.inventory(1)
 AWAY = [

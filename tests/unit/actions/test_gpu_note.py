@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from tests.support import world
-from vllm_cluster.actions.assess import note_gpus
+from vllm_cluster.kernel.assess import note_gpus
 from vllm_cluster.kernel.events import Event
 from vllm_cluster.kernel.facts.host_facts import Gpu, HostFacts
 from vllm_cluster.kernel.inventory.model import Inventory

@@ -17,10 +17,11 @@ from vllm_cluster.actions.pull_hosts import PullHosts
 from vllm_cluster.actions.pull_plan import WantedModel
 from vllm_cluster.kernel.errors import Locked, VclusterError
 from vllm_cluster.kernel.events import Event
+from vllm_cluster.kernel.hosts.runtime import SYSTEM
+from vllm_cluster.kernel.models import cache as model_cache
+from vllm_cluster.kernel.models import weights
+from vllm_cluster.kernel.models.weights import PullStatus
 from vllm_cluster.kernel.plan.pull import Held, HubModel, PullPlan, make
-from vllm_cluster.run import model_cache, weights
-from vllm_cluster.run.runtime import SYSTEM
-from vllm_cluster.run.weights import PullStatus
 from vllm_cluster.wire.pull import ModelFile, digest_of
 from vllm_cluster.wire.values import Url
 

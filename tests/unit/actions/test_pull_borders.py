@@ -18,9 +18,10 @@ from vllm_cluster.actions.pull_hosts import PullHosts
 from vllm_cluster.actions.pull_plan import WantedModel
 from vllm_cluster.kernel.errors import HostError
 from vllm_cluster.kernel.facts.docker_objects import ContainerInfo
+from vllm_cluster.kernel.hosts.runtime import SYSTEM
+from vllm_cluster.kernel.models import cache as model_cache
+from vllm_cluster.kernel.models import weights
 from vllm_cluster.kernel.plan.pull import Held, HubModel, make
-from vllm_cluster.run import model_cache, weights
-from vllm_cluster.run.runtime import SYSTEM
 from vllm_cluster.wire.pull import ModelFile, digest_of
 from vllm_cluster.wire.values import Url
 
@@ -160,7 +161,7 @@ def test_a_status_of_a_host_becomes_no_command() -> None:
         assert found == weights.PullStatus("starting")
 
 
-# fault: run/weights.py: if row.get("phase") in get_args(PullPhase) else {} → if row.get("phase") else {}
+# fault: kernel/models/weights.py: if row.get("phase") in get_args(PullPhase) else {} → if row.get("phase") else {}
 @pytest.mark.parametrize("phase", ["gone", "serving2", "", "DONE", ["done"], {"done": 1}, None, 1])
 def test_a_phase_that_no_program_has_is_not_believed(phase: object) -> None:
     """`gone` least of all: it is what this machine calls a container that is not there."""

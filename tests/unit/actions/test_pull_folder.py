@@ -17,11 +17,11 @@ from vllm_cluster.actions.pull_folder import find_folder, is_folder, wanted_fold
 from vllm_cluster.actions.pull_hosts import PullHosts
 from vllm_cluster.kernel.errors import PreflightFailed, UsageError
 from vllm_cluster.kernel.events import Event
+from vllm_cluster.kernel.hosts.runtime import SYSTEM
+from vllm_cluster.kernel.models import cache as model_cache
 from vllm_cluster.kernel.plan.pull import HubModel, outside, place_of
-from vllm_cluster.run import model_cache
 from vllm_cluster.run.known_hashes import KnownHashes
 from vllm_cluster.run.local_folder import hashed, listed
-from vllm_cluster.run.runtime import SYSTEM
 from vllm_cluster.wire.values import Url
 
 

@@ -13,8 +13,8 @@ from tests.support.clock import Clock
 from vllm_cluster.actions import pull_follow
 from vllm_cluster.actions.pull_follow import PullEnd, follow
 from vllm_cluster.kernel.events import Event
-from vllm_cluster.run.runtime import SYSTEM, Background, Runtime
-from vllm_cluster.run.weights import PullStatus
+from vllm_cluster.kernel.hosts.runtime import SYSTEM, Background, Runtime
+from vllm_cluster.kernel.models.weights import PullStatus
 
 HOSTS = ("gpu1", "gpu2")
 DONE = PullStatus("done", total=10, bytes=10, digest="d")

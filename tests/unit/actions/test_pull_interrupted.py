@@ -14,10 +14,10 @@ from vllm_cluster.actions import pull as action
 from vllm_cluster.actions.pull_hosts import PullHosts
 from vllm_cluster.kernel.errors import CommandFailed
 from vllm_cluster.kernel.facts.docker_objects import ContainerInfo
+from vllm_cluster.kernel.hosts.runtime import SYSTEM
+from vllm_cluster.kernel.models.weights import CONFLICT
 from vllm_cluster.kernel.plan.pull import MAKER, PULLED, Held, HubModel, make
 from vllm_cluster.kernel.plan.spec import CLUSTER
-from vllm_cluster.run.runtime import SYSTEM
-from vllm_cluster.run.weights import CONFLICT
 from vllm_cluster.wire.pull import ModelFile
 from vllm_cluster.wire.values import Url
 

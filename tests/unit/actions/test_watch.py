@@ -18,7 +18,7 @@ from vllm_cluster.actions.status import RUNNING, STOPPED, HostState
 from vllm_cluster.actions.watch import View, watch
 from vllm_cluster.core.load import NodeSample, parse_sample
 from vllm_cluster.kernel.errors import ConnectionLost, VclusterError
-from vllm_cluster.run.runtime import SYSTEM
+from vllm_cluster.kernel.hosts.runtime import SYSTEM
 
 INVENTORY = make.inventory(2)
 SECONDS = 0.05

@@ -17,10 +17,10 @@ from tests.support.figures import record
 from tests.support.paths import VCLUSTER
 from vcluster_sandbox import wheels as sandbox_wheels
 from vllm_cluster.cli.verbs import MODELS, VERBS
-from vllm_cluster.images import wheels
-from vllm_cluster.images.contents import parse
 from vllm_cluster.kernel.clock import Deadline
 from vllm_cluster.kernel.errors import VclusterError
+from vllm_cluster.kernel.images import wheels
+from vllm_cluster.kernel.images.contents import parse
 from vllm_cluster.kernel.transport.base import Target
 from vllm_cluster.kernel.transport.local import LocalTransport
 from vllm_cluster.run.detached import State

@@ -9,7 +9,7 @@ import pytest
 
 from tests.support import world
 from tests.support.inventories import load
-from vllm_cluster.actions.addresses import private_addresses, with_addresses
+from vllm_cluster.kernel.addresses import private_addresses, with_addresses
 from vllm_cluster.kernel.errors import InventoryError
 from vllm_cluster.kernel.facts.host_facts import HostFacts, Nic
 from vllm_cluster.kernel.inventory.model import Inventory
@@ -38,7 +38,7 @@ def seen(*nics: Nic) -> HostFacts:
     return replace(world.host(1), nics=nics)
 
 
-# fault: actions/addresses.py: if not nic.inner and nic.name → if nic.name
+# fault: kernel/addresses.py: if not nic.inner and nic.name → if nic.name
 def test_the_only_private_address_is_taken() -> None:
     inventory = without("gpu2")
     found = with_addresses(inventory, {"gpu2": seen(*OTHERS[:6], CARD, *OTHERS[6:])})
@@ -52,7 +52,7 @@ def test_of_several_that_of_the_named_interface_is_taken() -> None:
     assert with_addresses(inventory, facts).hosts["gpu2"].address == "10.1.0.7"
 
 
-# fault: actions/addresses.py: if len(addresses) > 1: → if len(addresses) > 9:
+# fault: kernel/addresses.py: if len(addresses) > 1: → if len(addresses) > 9:
 @pytest.mark.parametrize(
     ("nics", "text"),
     [
@@ -77,7 +77,7 @@ def test_any_other_number_is_an_error_at_its_line(nics: tuple[Nic, ...], text: s
     assert line.endswith(": write its IP address on the network between the hosts")
 
 
-# fault: actions/addresses.py: if others else None → if others[1:] else None
+# fault: kernel/addresses.py: if others else None → if others[1:] else None
 def test_two_with_one_address_are_both_reported() -> None:
     """Two hosts behind two routers, each of which is 10.0.0.7 at home."""
     inventory = without("gpu1")

@@ -126,7 +126,7 @@ import sys
 import vllm_cluster.actions.up, vllm_cluster.cli.app, vllm_cluster.cli.render.plan, vllm_cluster.cli.render.status
 from tests.support.canned_docker import answer, archive_of, canned
 from vllm_cluster.kernel.errors import HostError
-from vllm_cluster.run.program import MAX_LINE, message_in
+from vllm_cluster.kernel.hosts.program import MAX_LINE, message_in
 from vllm_cluster.wire.reading import RefusedDocument, document
 way, count, raw = sys.argv[1], int(float(sys.argv[2]) * (1 << 20)), {
     "lists": lambda n: b"[" + b"[]," * (n // 3 - 2) + b"0]",

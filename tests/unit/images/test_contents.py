@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
-from vllm_cluster.images.contents import ImageContents, Reach, judged, parse
+from vllm_cluster.kernel.images.contents import ImageContents, Reach, judged, parse
 
 WELL = ImageContents("3.12.3", "x86_64", "2.39", (("ray", "2.56.1"), ("vllm", "0.33.0")), cuda="13.0")
 SEES = Reach(2, "", "13.1")
 
 
-# fault: images/contents.py: if gpus and reach.gpus != gpus: → if gpus and reach.gpus is None:
-# fault: images/contents.py: if reach.unwritable: → if reach.unwritable is None:
+# fault: kernel/images/contents.py: if gpus and reach.gpus != gpus: → if gpus and reach.gpus is None:
+# fault: kernel/images/contents.py: if reach.unwritable: → if reach.unwritable is None:
 @pytest.mark.promise("P40")
 @pytest.mark.parametrize(
     ("inside", "reach", "code", "words"),

@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 
 from tools import pins
-from vllm_cluster.images import wheels
-from vllm_cluster.images.contents import ImageContents, parse
 from vllm_cluster.kernel.errors import VclusterError
+from vllm_cluster.kernel.images import wheels
+from vllm_cluster.kernel.images.contents import ImageContents, parse
 from vllm_cluster.kernel.versions import RAY
 
 
@@ -26,13 +26,13 @@ def inside(**have: str) -> ImageContents:
     return parse([said])[0]
 
 
-# fault: images/contents.py: MIN_RAY = (2, 55) → MIN_RAY = (2, 5)
+# fault: kernel/images/contents.py: MIN_RAY = (2, 55) → MIN_RAY = (2, 5)
 @pytest.mark.parametrize(("ray", "will_do"), [("2.56.1", True), ("2.55.0", True), ("2.54.9", False), ("2.9", False)])
 def test_ray_must_be_able_to_ask_for_a_token(ray: str, will_do: bool) -> None:
     assert inside(vllm="0.33.0", ray=ray).is_complete is will_do
 
 
-# fault: images/contents.py: return self.ray_is_new and not self.lacking → return self.ray_is_new
+# fault: kernel/images/contents.py: return self.ray_is_new and not self.lacking → return self.ray_is_new
 def test_a_ray_without_what_its_dashboard_needs_gets_that_beside_it() -> None:
     plain = replace(inside(vllm="0.33.0", ray="2.56.1"), lacking=("aiohttp",))
     assert (plain.ray_is_new, plain.is_complete, plain.to_add(["ray==2.60.0"])) == (True, False, "ray==2.56.1")
@@ -71,7 +71,7 @@ def names(pins: list[str]) -> list[str]:
     return [line.split()[0] for line in pins]
 
 
-# fault: images/wheels.py: "--no-input", "--require-hashes"] → "--no-input"]
+# fault: kernel/images/wheels.py: "--no-input", "--require-hashes"] → "--no-input"]
 def test_pip_is_asked_once_for_pinned_wheels_alone(tmp_path: Path) -> None:
     pip, image = Pip(), inside(vllm="0.33.0", click=pinned("click"), colorful="0.1")
     for _ in range(2):
@@ -90,7 +90,7 @@ def test_pip_is_asked_once_for_pinned_wheels_alone(tmp_path: Path) -> None:
         assert set(tar.getnames()) == {"Dockerfile", "wheels", "wheels/constraints.txt", wheel}
 
 
-# fault: images/wheels.py: os.environ.get("PIP_CONFIG_FILE", os.devnull) → os.environ.get("PIP_CONFIG_FILE", "")
+# fault: kernel/images/wheels.py: os.environ.get("PIP_CONFIG_FILE", os.devnull) → os.environ.get("PIP_CONFIG_FILE", "")
 @pytest.mark.parametrize("named", [None, "/etc/pip.conf"])
 def test_pip_reads_no_configuration_that_is_not_named(
     named: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -148,7 +148,7 @@ def test_what_a_ray_of_the_image_lacks_comes_without_another_ray(tmp_path: Path)
     assert any(name.startswith("aiohttp==") for name in names(pip.pins[0]))
 
 
-# fault: images/wheels.py: int(release[1]) == int(of_sdk[1]) + APART → int(release[1]) > int(of_sdk[1]) + APART
+# fault: kernel/images/wheels.py: int(release[1]) == int(of_sdk[1]) + APART → int(release[1]) > int(of_sdk[1]) + APART
 @pytest.mark.parametrize(("sdk", "exporter"), [("1.40.0", "0.61b0"), ("1.30.0", "0.51b0"), ("1.20.0", ""), ("", "")])
 def test_the_exporter_is_the_one_of_the_images_sdk(sdk: str, exporter: str, tmp_path: Path) -> None:
     pip = Pip()
@@ -175,7 +175,7 @@ def pinned(name: str) -> str:
     return max(one.split("==")[1] for one in names(lines) if one.startswith(f"{name}=="))
 
 
-# fault: images/contents.py: _WORD = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+!-]*") → _WORD = re.compile(r"[^/]*")
+# fault: kernel/images/contents.py: _WORD = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+!-]*") → _WORD = re.compile(r"[^/]*")
 def test_output_of_an_image_gives_pip_no_option() -> None:
     have = {"--index-url": "http://x", "a\n--index-url http://x": "1", "-r": "1", "good": "1.0+cpu", "odd": "1 --pre"}
     said = {"python": "3.12.1", "machine": "x86_64", "glibc": "2.35", "have": have}

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from vllm_cluster.images.contents import OPTIONS, ImageContents, parse
-from vllm_cluster.run.program import python
+from vllm_cluster.kernel.hosts.program import python
+from vllm_cluster.kernel.images.contents import OPTIONS, ImageContents, parse
 
 RAY = (
     'aiohttp>=3.13; extra == "default"',
@@ -43,7 +43,7 @@ def package(site: Path, name: str, version: str, needs: tuple[str, ...] = (), **
 
 def look(site: Path, *words: str) -> list[dict[str, Any]]:
     """What the program prints with these packages and no other."""
-    argv = [sys.executable, "-S", *python("remote.image", "inspect_image", *words, seconds=300).argv[1:]]
+    argv = [sys.executable, "-S", *python("kernel.images.on_host", "inspect_image", *words, seconds=300).argv[1:]]
     alone = {"PYTHONPATH": str(site)}
     done = subprocess.run(argv, env=alone, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, check=True)
     return [json.loads(line) for line in done.stdout.splitlines()]
@@ -71,7 +71,7 @@ def test_a_whole_image(tmp_path: Path) -> None:
     assert (inside.lacking, inside.unknown, inside.is_complete, inside.refusal) == ((), (), True, "")
 
 
-# fault: remote/image/inspect_image.py: "lacking": lacking() if installed("ray") else [], → "lacking": [],
+# fault: kernel/images/on_host/inspect_image.py: "lacking": lacking() if installed("ray") else [], → "lacking": [],
 def test_plain_ray_lacks_what_its_dashboard_needs(tmp_path: Path) -> None:
     """As vLLM's images before 0.18 had it: its version is new enough, and `ray start` with a dashboard dies."""
     inside = made(tmp_path, "aiohttp", "click")

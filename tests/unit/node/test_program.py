@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from vllm_cluster.run.node_program import program
+from vllm_cluster.kernel.node.program import program
 
 PROGRAM = program()
 PYTHONS = [sys.executable, *filter(None, [shutil.which("python3.10")])]
@@ -37,7 +37,7 @@ def test_every_file_is_of_the_standard_library_and_of_python_3_10(path: str) -> 
             assert name.split(".")[0] in sys.stdlib_module_names | more or files & PROGRAM.keys(), name
 
 
-# fault: run/node_program.py: one.name.endswith(".py") → one.name.endswith(".py") and one.name != "timing.py"
+# fault: kernel/node/program.py: one.name.endswith(".py") → one.name.endswith(".py") and one.name != "timing.py"
 @pytest.mark.parametrize("python", [python for python in PYTHONS if works(python)])
 def test_it_runs_where_nothing_else_is(python: str, tmp_path: Path) -> None:
     for path, content in PROGRAM.items():

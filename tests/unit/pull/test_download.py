@@ -11,10 +11,10 @@ import pytest
 from tests.support.models.repositories import PullHub, pull_hub
 from tests.support.pulls import MODEL, contents, model_files, plan_of, repository, snapshot
 from tests.support.spread import partial_of
-from vllm_cluster.remote.pull import download
-from vllm_cluster.remote.pull.download import Download
-from vllm_cluster.remote.pull.plan import PullError
-from vllm_cluster.remote.pull.store import Store
+from vllm_cluster.kernel.spread import download
+from vllm_cluster.kernel.spread.download import Download
+from vllm_cluster.kernel.spread.plan import PullError
+from vllm_cluster.kernel.spread.store import Store
 from vllm_cluster.wire.pull import HostPlan
 
 # Real connections, kills and pauses: seconds each.

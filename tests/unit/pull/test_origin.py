@@ -17,12 +17,12 @@ from tests.support.pulls import Part, Sending, model_files
 from tests.support.spread import folder_plan, partial_of
 from tests.support.waiting import until
 from vllm_cluster.kernel.errors import HostError, UsageError
-from vllm_cluster.remote.pull import origin
-from vllm_cluster.remote.pull.store import Store
+from vllm_cluster.kernel.hosts.connection import HostConnection
+from vllm_cluster.kernel.hosts.runtime import SYSTEM
+from vllm_cluster.kernel.spread import origin
+from vllm_cluster.kernel.spread.store import Store
 from vllm_cluster.run import local_folder
-from vllm_cluster.run.connection import HostConnection
 from vllm_cluster.run.known_hashes import KnownHashes
-from vllm_cluster.run.runtime import SYSTEM
 from vllm_cluster.wire.pull import HERE, ChainHost, HostPlan, ModelFile
 
 FILES = model_files(2 << 20)

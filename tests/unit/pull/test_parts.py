@@ -20,8 +20,8 @@ from tests.support.ports import free_port
 from tests.support.pulls import MODEL, Part, contents, model_files, plan_of, repository
 from tests.support.spread import folder_plan
 from tests.support.waiting import until
-from vllm_cluster.remote.pull import main
-from vllm_cluster.remote.pull.store import Store
+from vllm_cluster.kernel.spread import main
+from vllm_cluster.kernel.spread.store import Store
 from vllm_cluster.wire.pull import HostPlan, ModelFile
 
 FILES = model_files(8 << 20)
@@ -108,13 +108,13 @@ def test_a_source_that_is_refused_has_the_reason_in_its_status(hub: PullHub, tmp
 
 def test_a_program_that_comes_back_after_its_end_ends_again(tmp_path: Path) -> None:
     """Docker starts it again where Docker was killed meanwhile; its plan went with its end."""
-    argv = [sys.executable, "-m", "vllm_cluster.remote.pull.main"]
+    argv = [sys.executable, "-m", "vllm_cluster.kernel.spread.main"]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "VCLUSTER_PULL": str(tmp_path)}
     done = subprocess.run(argv, env=environment, capture_output=True, text=True, check=False, timeout=60)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
-# fault: remote/pull/main.py: + self.plan.total / HASHED_BYTES_PER_SECOND →
+# fault: kernel/spread/main.py: + self.plan.total / HASHED_BYTES_PER_SECOND →
 def test_a_receiver_waits_as_long_as_its_source_may_hash(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A source that verifies what it has sends no byte meanwhile: 200 MB take two seconds."""
     left = list[float]()

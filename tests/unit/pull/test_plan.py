@@ -16,10 +16,10 @@ import pytest
 
 from tests.support.attack import attack
 from tests.support.spread import folder_plan, planned
-from vllm_cluster.remote.pull import download
-from vllm_cluster.remote.pull.download import Download
-from vllm_cluster.remote.pull.plan import PullError, read_plan
-from vllm_cluster.remote.pull.store import Store
+from vllm_cluster.kernel.spread import download
+from vllm_cluster.kernel.spread.download import Download
+from vllm_cluster.kernel.spread.plan import PullError, read_plan
+from vllm_cluster.kernel.spread.store import Store
 from vllm_cluster.wire.pull import HostPlan
 
 FILE = planned("model.safetensors", b"x" * 10)
@@ -100,7 +100,7 @@ def test_a_link_to_another_model_is_not_followed(plan: HostPlan, victim: Path, l
         store.prove()
 
 
-# fault: remote/pull/no_links.py: below = os.open(name, FOLDER | os.O_NOFOLLOW → below = os.open(name, FOLDER
+# fault: kernel/spread/no_links.py: below = os.open(name, FOLDER | os.O_NOFOLLOW → below = os.open(name, FOLDER
 @pytest.mark.parametrize("link", LINKS)
 @pytest.mark.parametrize("step", range(3))
 def test_a_link_that_is_put_in_the_way_later_is_not_followed(
@@ -143,7 +143,7 @@ def test_no_link_is_written_into(plan: HostPlan, victim: Path, name: str) -> Non
     assert (store.root / "snapshots" / plan.commit / FILE.path).read_text() == "x" * 10
 
 
-# fault: remote/pull/store.py: or seen.st_nlink > 1: → or False:
+# fault: kernel/spread/store.py: or seen.st_nlink > 1: → or False:
 def test_a_second_name_of_another_models_file_is_not_written(plan: HostPlan, victim: Path) -> None:
     store = Store(plan)
     partial = store.partial(FILE)
@@ -209,7 +209,7 @@ def endless() -> Iterator[tuple[str, list[int]]]:
         server.server_close()
 
 
-# fault: remote/pull/store.py: if self.length + count > self._size: → if self._size < 0:
+# fault: kernel/spread/store.py: if self.length + count > self._size: → if self._size < 0:
 @pytest.mark.promise("P46")
 def test_a_hub_that_sends_without_end_fills_no_disk(plan: HostPlan, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(download, "FIRST_PAUSE", 0.01)

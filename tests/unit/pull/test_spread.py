@@ -27,12 +27,12 @@ from tests.support.spread import (
     random_files,
     written,
 )
-from vllm_cluster.remote.pull import spread, spread_serve
-from vllm_cluster.remote.pull.plan import PullError
-from vllm_cluster.remote.pull.spread import SpreadProgress
-from vllm_cluster.remote.pull.spread_serve import SpreadServer
-from vllm_cluster.remote.pull.spread_wire import BadPeerError, Busy, FileBody, Peer
-from vllm_cluster.remote.pull.store import Store
+from vllm_cluster.kernel.spread import spread, spread_serve
+from vllm_cluster.kernel.spread.plan import PullError
+from vllm_cluster.kernel.spread.spread import SpreadProgress
+from vllm_cluster.kernel.spread.spread_serve import SpreadServer
+from vllm_cluster.kernel.spread.spread_wire import BadPeerError, Busy, FileBody, Peer
+from vllm_cluster.kernel.spread.store import Store
 from vllm_cluster.wire.pull import HostPlan, ModelFile, SpreadHave
 from vllm_cluster.wire.signature import sign
 
@@ -130,7 +130,7 @@ def pull(tmp_path: Path) -> Iterator[Pull]:
         yield pull
 
 
-# fault: remote/pull/spread.py: arriving = self._more_of(peer.known) → arriving = None
+# fault: kernel/spread/spread.py: arriving = self._more_of(peer.known) → arriving = None
 def test_what_a_host_has_is_not_asked_again_for_each_file(pull: Pull, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each answer looks at every file: for 1,000 small ones that took 40 s, and the files themselves 5."""
     asked: list[str] = []
@@ -247,7 +247,7 @@ def test_without_the_source_the_others_share_what_they_have(pull: Pull, monkeypa
     pull.same(plan, "h1", "h2")
 
 
-# fault: remote/pull/spread_arriving.py: self._hash.hexdigest() == self.file.blob → self._hash
+# fault: kernel/spread/spread_arriving.py: self._hash.hexdigest() == self.file.blob → self._hash
 def test_a_wrong_file_is_reported_and_comes_from_another_host(pull: Pull) -> None:
     files = random_files(pull.root / "h0", 3, MB)
     plan = pull.plan(3, files)
@@ -282,7 +282,7 @@ def test_a_host_with_a_full_disk_ends(pull: Pull) -> None:
     assert str(host.errors[0]) == "0.safetensors: cannot write: No space left on device"
 
 
-# fault: remote/pull/spread_serve.py: same(ask.proof, proof_of(server.plan.key, ask)) → ask.me
+# fault: kernel/spread/spread_serve.py: same(ask.proof, proof_of(server.plan.key, ask)) → ask.me
 def test_only_hosts_of_this_pull_are_answered(pull: Pull) -> None:
     files = random_files(pull.root / "h0", 1, MB)
     plan = pull.plan(2, files)
@@ -312,7 +312,7 @@ def test_an_answer_with_another_key_is_refused(pull: Pull) -> None:
     peer.close()
 
 
-# fault: remote/pull/spread_wire.py: if not kept or self._interrupted: → if kept or self._interrupted:
+# fault: kernel/spread/spread_wire.py: if not kept or self._interrupted: → if kept or self._interrupted:
 def test_a_connection_that_was_idle_for_long_is_opened_again(pull: Pull, monkeypatch: pytest.MonkeyPatch) -> None:
     """A thread comes back to it after the flush of a large file: the host is there, and nothing is wrong."""
     monkeypatch.setattr(spread_serve, "IDLE_SECONDS", 0.1)

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from vllm_cluster.remote.pull.spread_order import Chain
+from vllm_cluster.kernel.spread.spread_order import Chain
 
 MB = 1_000_000
 TOTAL = 600 * MB
@@ -85,7 +85,7 @@ def test_without_a_fault_nothing_changes() -> None:
     links.until(lambda: links.chain.waiting_for() == [])
 
 
-# fault: remote/pull/spread_order.py: if other.present and ahead and → if ahead and
+# fault: kernel/spread/spread_order.py: if other.present and ahead and → if ahead and
 def test_those_behind_a_dead_host_get_from_the_one_before_it() -> None:
     links = Links()
     half(links, "h3")
@@ -115,7 +115,7 @@ def test_a_refused_connection_moves_those_behind_at_once() -> None:
     assert links.chain.report("h3", int(links.have["h3"]), links.now + 0.1) == "h4"
 
 
-# fault: remote/pull/spread_order.py: if was_here and failed in self._hosts → if failed in self._hosts
+# fault: kernel/spread/spread_order.py: if was_here and failed in self._hosts → if failed in self._hosts
 def test_a_host_that_was_away_puts_no_other_out() -> None:
     links = Links()
     half(links, "h3")
@@ -126,7 +126,7 @@ def test_a_host_that_was_away_puts_no_other_out() -> None:
     assert "h2" in links.chain.order
 
 
-# fault: remote/pull/spread_order.py: SLOW = 0.6 → SLOW = 0.0
+# fault: kernel/spread/spread_order.py: SLOW = 0.6 → SLOW = 0.0
 @pytest.mark.parametrize("slow", ["h1", "h3", "h5"])
 def test_a_slow_host_delays_itself_alone(slow: str) -> None:
     links = Links()

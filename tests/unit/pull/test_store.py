@@ -13,7 +13,7 @@ import pytest
 from tests.support.models.repositories import pull_hub
 from tests.support.pulls import MODEL, model_files, plan_of, repository, snapshot
 from tests.support.spread import partial_of
-from vllm_cluster.remote.pull.store import Store
+from vllm_cluster.kernel.spread.store import Store
 from vllm_cluster.wire.pull import HostPlan, ModelFile, digest_of
 
 FILES = model_files(200_000)
@@ -85,7 +85,7 @@ def test_no_content_is_dropped_while_another_file_of_it_is_read(
         read.append(path.exists())
         return "wrong"
 
-    monkeypatch.setattr("vllm_cluster.remote.pull.store.content_hash", looked_at)
+    monkeypatch.setattr("vllm_cluster.kernel.spread.store.content_hash", looked_at)
     monkeypatch.setattr(ThreadPoolExecutor, "map", lambda _, look, *of: map(look, *of))
     store.prove()
     assert read == [True, True]
@@ -96,7 +96,7 @@ def test_what_a_manifest_vouches_for_is_not_read_again(plan: HostPlan, monkeypat
     store = Store(plan)
     bring(store, plan)
     store.conclude()
-    monkeypatch.setattr("vllm_cluster.remote.pull.store.content_hash", lambda *_: "read")
+    monkeypatch.setattr("vllm_cluster.kernel.spread.store.content_hash", lambda *_: "read")
     store.prove()
     assert all(map(store.complete, plan.files))
 

@@ -15,9 +15,9 @@ import pytest
 
 from tests.support import waiting
 from tests.support.spread import of_host, plan_of, random_files
-from vllm_cluster.remote.pull import spread, spread_serve
-from vllm_cluster.remote.pull.spread_wire import BadPeerError, Peer, proof_of
-from vllm_cluster.remote.pull.store import Store
+from vllm_cluster.kernel.spread import spread, spread_serve
+from vllm_cluster.kernel.spread.spread_wire import BadPeerError, Peer, proof_of
+from vllm_cluster.kernel.spread.store import Store
 from vllm_cluster.wire.pull import HostPlan, SpreadAsk
 
 MB = 1 << 20
@@ -71,7 +71,7 @@ def test_a_request_is_answered_once(plan: HostPlan) -> None:
         answers.close()
 
 
-# fault: remote/pull/spread_serve.py: if free := self._room[address] > 0: → if free := True:
+# fault: kernel/spread/spread_serve.py: if free := self._room[address] > 0: → if free := True:
 def test_a_stranger_on_the_network_is_not_listened_to(plan: HostPlan) -> None:
     """Hundreds of connections of an address that is not in the plan cost no thread, and hold up no host."""
     threads = threading.active_count()
@@ -104,7 +104,7 @@ def test_an_address_of_the_plan_has_so_many_connections(plan: HostPlan) -> None:
         until(free)
 
 
-# fault: remote/pull/spread_wire.py: if (left := until - time.monotonic()) <= 0: → if (left := 5) <= 0:
+# fault: kernel/spread/spread_wire.py: if (left := until - time.monotonic()) <= 0: → if (left := 5) <= 0:
 def test_a_request_that_comes_byte_by_byte_is_not_waited_for(plan: HostPlan, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(spread_serve, "IDLE_SECONDS", 0.5)
     with connected(plan) as connection:

@@ -10,9 +10,9 @@ from typing import Any, cast
 
 from vllm_cluster.kernel.clock import Deadline
 from vllm_cluster.kernel.docker.client import DockerApi
+from vllm_cluster.kernel.hosts.connection import Fleet, HostConnection
 from vllm_cluster.kernel.inventory.model import Inventory
 from vllm_cluster.kernel.transport.base import Transport
-from vllm_cluster.run.connection import Fleet, HostConnection
 
 # What a group of hosts does, under these variables: come to its end, hang in the first all-reduce, or fail.
 Fate = Callable[[frozenset[str], Mapping[str, str]], str]

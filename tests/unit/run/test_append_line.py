@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from vllm_cluster.remote.image import append_line
+from vllm_cluster.kernel.node.on_host import append_line
 
 
 def append(path: Path, line: str) -> None:
@@ -16,7 +16,7 @@ def append(path: Path, line: str) -> None:
     subprocess.run([sys.executable, append_line.__file__], input=order, text=True, check=True, capture_output=True)
 
 
-# fault: remote/image/append_line.py: st_size > MAX_BYTES → st_size < 0
+# fault: kernel/node/on_host/append_line.py: st_size > MAX_BYTES → st_size < 0
 def test_a_full_file_is_kept_aside_once(tmp_path: Path) -> None:
     path = tmp_path / "audit.jsonl"
     append(path, "first")

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from vllm_cluster.run.program import python
+from vllm_cluster.kernel.hosts.program import python
 
 MAIN = """
 import json, pathlib, sys

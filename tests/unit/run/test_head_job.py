@@ -10,10 +10,10 @@ import pytest
 
 from tests.support.sim import make
 from vllm_cluster.kernel.errors import HostError
+from vllm_cluster.kernel.hosts.runtime import SYSTEM
 from vllm_cluster.run import head_job
 from vllm_cluster.run.batch_replies import read_size
 from vllm_cluster.run.head_job import TRIES, HeadJob
-from vllm_cluster.run.runtime import SYSTEM
 
 
 class Program:

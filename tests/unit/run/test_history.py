@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from vllm_cluster.run.history import last_change, read_history
+from vllm_cluster.kernel.node.history import last_change, read_history
 from vllm_cluster.wire.history import AuditLine
 from vllm_cluster.wire.reading import convert
 
@@ -29,7 +29,7 @@ def test_a_run_has_its_end() -> None:
     assert changed and (changed.user, changed.summary, changed.time) == ("ann", "serve org/model", 1.0)
 
 
-# fault: run/history.py: yield read(kind, row, sender) → yield kind(**__import__("json").loads(row))
+# fault: kernel/node/history.py: yield read(kind, row, sender) → yield kind(**__import__("json").loads(row))
 @pytest.mark.parametrize(
     "odd",
     [

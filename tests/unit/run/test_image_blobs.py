@@ -15,10 +15,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.support.ports import free_port
-from vllm_cluster.remote.image import pack_image, split_image
-from vllm_cluster.run.image_carrier import blobs_in
-from vllm_cluster.run.node_program import importable
-from vllm_cluster.run.program import python
+from vllm_cluster.kernel.hosts.program import python
+from vllm_cluster.kernel.images.carrier import blobs_in
+from vllm_cluster.kernel.images.on_host import pack_image, split_image
+from vllm_cluster.kernel.node.program import importable
 
 Members = list[tuple[str, bytes | str]]
 CONFIG = b'{"rootfs": {"diff_ids": []}}'
@@ -81,7 +81,7 @@ def packed(row: dict[str, Any], folder: Path) -> dict[str, bytes]:
         return {member.name: (tar.extractfile(member) or io.BytesIO()).read() for member in tar}
 
 
-# fault: remote/image/pack_image.py: "RepoTags": None → "RepoTags": ["postgres:17"]
+# fault: kernel/images/on_host/pack_image.py: "RepoTags": None → "RepoTags": ["postgres:17"]
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=40)
 @given(layers=st.lists(st.binary(max_size=2000), min_size=1, max_size=5), old=st.booleans(), data=st.data())
 def test_what_docker_saved_comes_out_as_its_blobs_and_no_name(
@@ -140,7 +140,7 @@ def test_no_name_in_an_archive_decides_where_anything_is_written(tmp_path: Path)
 ROW: dict[str, Any] = {"config": "a" * 64, "layers": ["b" * 64], "sizes": {"a" * 64: 1, "b" * 64: 2}}
 
 
-# fault: run/image_carrier.py: config: Sha256 → config: str
+# fault: kernel/images/carrier.py: config: Sha256 → config: str
 @pytest.mark.parametrize(
     "changed",
     [
@@ -168,9 +168,9 @@ class Carrying:
 
     def __init__(self, folder: Path) -> None:
         folder.mkdir()
-        argv = python("remote.pull", "carry_image", seconds=60).argv
+        argv = python("kernel.spread", "carry_image", seconds=60).argv
         self.process = subprocess.Popen(argv, cwd=folder, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-        files = importable("vllm_cluster.remote.pull")
+        files = importable("vllm_cluster.kernel.spread")
         self.send({path: content.decode() for path, content in files.items()})
         self.blobs = Path(self.next()["folder"])
 

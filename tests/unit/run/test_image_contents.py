@@ -14,9 +14,9 @@ from vllm_cluster.kernel.checks.registry import Finding
 from vllm_cluster.kernel.docker.client import DockerApi
 from vllm_cluster.kernel.errors import CommandFailed
 from vllm_cluster.kernel.facts.host_facts import HostFacts
+from vllm_cluster.kernel.hosts.connection import Fleet, HostConnection
+from vllm_cluster.kernel.images.inspect import look_inside
 from vllm_cluster.kernel.transport.base import Transport
-from vllm_cluster.run.connection import Fleet, HostConnection
-from vllm_cluster.run.image_contents import look_inside
 
 WELL = {"python": "3.12.3", "machine": "x86_64", "glibc": "2.39", "have": {"vllm": "0.33.0", "ray": "2.56.1"}}
 CGROUP = "runc create failed: write /sys/fs/cgroup/docker/cgroup.procs: no such file or directory"
@@ -106,7 +106,7 @@ def test_a_container_without_gpus_is_an_error() -> None:
     assert (found.code, "does not run Python" in found.message) == ("image-unfit", True)
 
 
-# fault: run/image_contents.py: if inventory.backend == "mp" and len → if len
+# fault: kernel/images/inspect.py: if inventory.backend == "mp" and len → if len
 @pytest.mark.parametrize("backend", ["ray", "mp"])
 def test_without_ray_an_image_whose_vllm_cannot_span_hosts_is_an_error(backend: str) -> None:
     unknown = json.dumps({**WELL, "gpus": 2, "unknown": ["nnodes"] if backend == "mp" else []})

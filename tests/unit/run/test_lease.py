@@ -16,12 +16,12 @@ from typing import Any
 import pytest
 
 from vllm_cluster.kernel.errors import CommandFailed, LeaseLost, Locked
+from vllm_cluster.kernel.hosts.connection import HostConnection
+from vllm_cluster.kernel.hosts.runtime import SYSTEM
+from vllm_cluster.kernel.lease import lease
+from vllm_cluster.kernel.lease.lease import Lease
 from vllm_cluster.kernel.transport.base import Stream, Target
 from vllm_cluster.kernel.transport.local import LocalTransport
-from vllm_cluster.run import lease
-from vllm_cluster.run.connection import HostConnection
-from vllm_cluster.run.lease import Lease
-from vllm_cluster.run.runtime import SYSTEM
 
 LINKS: list[HostConnection] = []
 
@@ -96,7 +96,7 @@ class Greeted:
         return getattr(self._stream, name)
 
 
-# fault: run/lease.py: if line.startswith(_PREFIX) and line.endswith("\n"): → if line.endswith("\n"):
+# fault: kernel/lease/lease.py: if line.startswith(_PREFIX) and line.endswith("\n"): → if line.endswith("\n"):
 def test_a_line_of_the_login_shell_is_not_the_answer(parent: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     opened = LocalTransport.open_stream
     monkeypatch.setattr(LocalTransport, "open_stream", lambda *words: Greeted(opened(*words)))
@@ -126,7 +126,7 @@ def test_who_never_signs_is_waited_for_in_vain(parent: Path, monkeypatch: pytest
             taker(parent).acquire()
 
 
-# fault: remote/host/lease.sh: [ -z "$found" ] || [ "$found" = "$wanted" ] && return → return
+# fault: kernel/lease/lease.sh: [ -z "$found" ] || [ "$found" = "$wanted" ] && return → return
 @pytest.mark.parametrize("mode", [0o755, 0o777])
 def test_a_folder_that_others_can_enter_is_refused(parent: Path, mode: int) -> None:
     folder(parent).mkdir()
@@ -163,7 +163,7 @@ def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, body: st
         monkeypatch.setenv("PATH", f"{path.parent}:{os.environ['PATH']}")
 
 
-# fault: run/lease.py: {hashlib.sha256(connection.engine_id.encode()).hexdigest()[:16]} → {connection.name}
+# fault: kernel/lease/lease.py: {hashlib.sha256(connection.engine_id.encode()).hexdigest()[:16]} → {connection.name}
 @pytest.mark.promise("P34")
 @pytest.mark.parametrize("first", [0, 1])
 def test_two_ways_to_one_engine_never_both_have_its_lease(
@@ -187,7 +187,7 @@ def test_two_ways_to_one_engine_never_both_have_its_lease(
     assert [entry.name for entry in parent.iterdir() if entry.is_dir()] == ["bin"]
 
 
-# fault: remote/host/lease.sh: unix://*) → none)
+# fault: kernel/lease/lease.sh: unix://*) → none)
 @pytest.mark.promise("P34")
 def test_two_accounts_behind_one_socket_share_a_lock(
     parent: Path, rootful: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -215,7 +215,7 @@ def test_two_engines_of_one_host_have_a_lease_each(parent: Path) -> None:
     other.release()
 
 
-# fault: remote/host/lease.sh: tcp://127.* | → tcp://* |
+# fault: kernel/lease/lease.sh: tcp://127.* | → tcp://* |
 @pytest.mark.parametrize("endpoint", ["tcp://10.0.0.9:2375", "ssh://ann@gpu2", "tcp://localhost.example:1"])
 def test_an_engine_of_another_machine_is_refused(parent: Path, monkeypatch: pytest.MonkeyPatch, endpoint: str) -> None:
     """Whoever reaches it there meets no lock that is here."""
@@ -243,7 +243,7 @@ def test_a_link_in_the_place_of_the_folder_is_refused(parent: Path) -> None:
     assert list((parent / "elsewhere").iterdir()) == []
 
 
-# fault: remote/host/lease.sh: export LC_ALL=C → LC_ALL=C
+# fault: kernel/lease/lease.sh: export LC_ALL=C → LC_ALL=C
 def test_a_host_of_another_language_gives_the_lease(
     parent: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -271,7 +271,7 @@ def test_a_lock_whose_file_was_removed_does_not_count(parent: Path) -> None:
     one.release()
 
 
-# fault: remote/host/lease.sh: [ "$(stat -Lc %i /proc/self/fd/9)" = "$(stat -c → [ 1 = 1 ] || [ "$(stat -c
+# fault: kernel/lease/lease.sh: [ "$(stat -Lc %i /proc/self/fd/9)" = "$(stat -c → [ 1 = 1 ] || [ "$(stat -c
 def test_a_lock_on_a_file_that_was_just_removed_excludes_others(
     parent: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -331,7 +331,7 @@ def way(link: HostConnection, held: Lease) -> Stream:
     return link.transport.open_stream([*held._stream_argv(held._holds[0]), "cat"], SYSTEM.after(10))
 
 
-# fault: remote/host/lease.sh: [ "$over" = end ] → [ "$over" ]
+# fault: kernel/lease/lease.sh: [ "$over" = end ] → [ "$over" ]
 @pytest.mark.promise("P34")
 @pytest.mark.slow
 @pytest.mark.usefixtures("short")
@@ -372,7 +372,7 @@ def test_open_streams_continue_after_the_lease_was_returned(parent: Path) -> Non
     stream.close()
 
 
-# fault: run/connection.py: self._engine.guard = self.ask → self._engine.guard = lambda: None
+# fault: kernel/hosts/connection.py: self._engine.guard = self.ask → self._engine.guard = lambda: None
 def test_no_changing_call_without_the_lease(parent: Path) -> None:
     held = taker(parent)
     link = held._links[0]
@@ -385,7 +385,7 @@ def test_no_changing_call_without_the_lease(parent: Path) -> None:
         link.engine.start("node")
 
 
-# fault: run/lease.py: or (f"no heartbeat reply for {silent:.0f} s" if silent >= TIME_TO_LIVE else "") →
+# fault: kernel/lease/lease.py: or (f"no heartbeat reply for {silent:.0f} s" if silent >= TIME_TO_LIVE else "") →
 def test_a_suspended_laptop_knows_that_it_has_lost_the_lease(parent: Path) -> None:
     """Its heartbeats stopped with it: only the clock that counts time asleep shows it."""
     now = [0.0]
@@ -454,7 +454,7 @@ class Stepped:
         SYSTEM.clock.sleep(seconds)
 
 
-# fault: run/lease.py: if _ACCOUNT.fullmatch(group) and _ACCOUNT.fullmatch(user) →
+# fault: kernel/lease/lease.py: if _ACCOUNT.fullmatch(group) and _ACCOUNT.fullmatch(user) →
 @pytest.mark.promise("P46")
 @pytest.mark.parametrize(
     ("answer", "fix"),

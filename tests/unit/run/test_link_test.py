@@ -19,11 +19,11 @@ import pytest
 from tests.support import world
 from vllm_cluster.kernel.events import Event
 from vllm_cluster.kernel.facts.host_facts import DockerFacts, HostFacts
+from vllm_cluster.kernel.hosts.connection import Fleet
+from vllm_cluster.kernel.hosts.on_host.bounded import HUNG_UP
+from vllm_cluster.kernel.hosts.program import python
 from vllm_cluster.kernel.inventory.model import Inventory
 from vllm_cluster.kernel.links.measure import run_link_test
-from vllm_cluster.remote.host.bounded import HUNG_UP
-from vllm_cluster.run.connection import Fleet
-from vllm_cluster.run.program import python
 
 NO_DOCKER = DockerFacts(problem="docker: not found")
 

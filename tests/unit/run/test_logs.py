@@ -17,11 +17,11 @@ from vllm_cluster.actions import logs as logs_action
 from vllm_cluster.core.log_lines import Line, LogRequest
 from vllm_cluster.kernel.docker.parse import container
 from vllm_cluster.kernel.errors import CommandFailed
+from vllm_cluster.kernel.hosts.runtime import SYSTEM
 from vllm_cluster.kernel.transport.base import Result
 from vllm_cluster.run import log_host
 from vllm_cluster.run.log_host import ContainerFeed
 from vllm_cluster.run.logs import collect
-from vllm_cluster.run.runtime import SYSTEM
 
 KERNEL = b"""[Sat Nov 21 01:59:59 2026] Out of memory: Killed process 1 (of another time)
 [Sat Nov 21 02:00:01 2026] Out of memory: Killed process 2 (ray::RayWorkerW)

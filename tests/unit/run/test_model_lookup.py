@@ -12,11 +12,11 @@ from tests.support.canned_docker import CannedHost, answer
 from vllm_cluster.kernel.docker.temporary import TemporaryContainer
 from vllm_cluster.kernel.errors import CommandFailed
 from vllm_cluster.kernel.facts.docker_objects import Container
+from vllm_cluster.kernel.hosts.connection import HostConnection
+from vllm_cluster.kernel.hosts.program import Finished, InNode, Place, RemoteProgram
 from vllm_cluster.kernel.plan.identity import without_lease
 from vllm_cluster.kernel.transport.base import Transport
 from vllm_cluster.run import model_lookup
-from vllm_cluster.run.connection import HostConnection
-from vllm_cluster.run.program import Finished, InNode, Place, RemoteProgram
 
 
 def head() -> HostConnection:

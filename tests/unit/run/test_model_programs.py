@@ -17,9 +17,9 @@ import pytest
 
 from tests.support.models.repositories import PullHub, pull_hub
 from tests.support.pulls import MODEL, ask_program, contents, model_files, plan_of, repository
-from vllm_cluster.remote.pull.download import Download
-from vllm_cluster.remote.pull.store import Store
-from vllm_cluster.run.program import source
+from vllm_cluster.kernel.hosts.program import source
+from vllm_cluster.kernel.spread.download import Download
+from vllm_cluster.kernel.spread.store import Store
 from vllm_cluster.wire.pull import HostPlan, digest_of
 
 FILES = model_files(200_000)
@@ -45,7 +45,8 @@ def ask(plan: HostPlan, do: str, **more: Any) -> list[dict[str, Any]]:
     """What the program answers about the model."""
     question = {"do": do, "cache": plan.cache, "folder": plan.folder, "kind": "hub", **more}
     return ask_program(
-        "remote.image.remove_model" if do in ("size", "remove") else "remote.image.model_cache", question
+        "kernel.models.on_host.remove_model" if do in ("size", "remove") else "kernel.models.on_host.model_cache",
+        question,
     )
 
 
@@ -125,7 +126,7 @@ def test_a_removed_model_leaves_nothing(plan: HostPlan) -> None:
 
 def test_hosts_with_one_cache_see_the_marks_of_each_other(tmp_path: Path) -> None:
     """Two that share a folder and one that has its own; no mark is left."""
-    argv = [sys.executable, "-c", source("remote.image", "model_cache")]
+    argv = [sys.executable, "-c", source("kernel.models.on_host", "model_cache")]
     caches = {"a": tmp_path / "shared", "b": tmp_path / "shared", "c": tmp_path / "own"}
     running = {}
     (tmp_path / "own").mkdir()
@@ -207,7 +208,7 @@ def test_an_interrupted_removal_is_found_and_ended(plan: HostPlan) -> None:
     assert removed["size"] == row["size"] and list(root.parent.iterdir()) == []
 
 
-# fault: remote/image/remove_model.py: if not free: → if not root:
+# fault: kernel/models/on_host/remove_model.py: if not free: → if not root:
 def test_a_model_that_any_pull_writes_stays(plan: HostPlan) -> None:
     store = Store(plan)
     store.claim()
@@ -228,7 +229,7 @@ def test_what_a_symlink_leads_to_stays(plan: HostPlan, tmp_path: Path) -> None:
     assert root.is_symlink() and (elsewhere / "snapshots").is_dir()
 
 
-# fault: remote/image/remove_model.py: if not parts or ".." in parts or → if
+# fault: kernel/models/on_host/remove_model.py: if not parts or ".." in parts or → if
 @pytest.mark.parametrize(
     ("folder", "kind"),
     [("", "hub"), (".", "folder"), ("hub", "hub"), ("hub/models--a--b/snapshots", "hub"), ("..", "hub")],
@@ -238,7 +239,7 @@ def test_no_removal_takes_more_or_less_than_a_model(tmp_path: Path, folder: str,
     (cache / "hub" / "models--a--b" / "snapshots").mkdir(parents=True)
     (cache / "config.json").touch()
     question = {"cache": str(cache), "folder": folder, "kind": kind}
-    (row,) = ask_program("remote.image.remove_model", {"do": "remove", **question})
+    (row,) = ask_program("kernel.models.on_host.remove_model", {"do": "remove", **question})
     assert "no model has this place" in row["error"]
     assert (cache / "hub" / "models--a--b" / "snapshots").is_dir()
 
@@ -246,10 +247,10 @@ def test_no_removal_takes_more_or_less_than_a_model(tmp_path: Path, folder: str,
 def test_a_folder_without_a_model_stays(tmp_path: Path) -> None:
     (tmp_path / "mine").mkdir()
     question = {"cache": str(tmp_path), "folder": "mine", "kind": "folder"}
-    (row,) = ask_program("remote.image.remove_model", {"do": "remove", **question})
+    (row,) = ask_program("kernel.models.on_host.remove_model", {"do": "remove", **question})
     assert "it has no config.json" in row["error"] and (tmp_path / "mine").is_dir()
     (tmp_path / "mine" / "config.json").touch()
-    (row,) = ask_program("remote.image.remove_model", {"do": "remove", **question})
+    (row,) = ask_program("kernel.models.on_host.remove_model", {"do": "remove", **question})
     assert "error" not in row and list(tmp_path.iterdir()) == []
 
 
@@ -260,11 +261,13 @@ def test_weights_of_an_earlier_folder_of_a_name_are_found(tmp_path: Path) -> Non
         (folder / name).write_text("{}")
     files = [{"path": name, "size": 2, "blob": "a" * 64} for name in ("config.json", "a.safetensors")]
     question = {"do": "look", "cache": str(tmp_path), "folder": "mine", "files": files}
-    assert ask_program("remote.image.model_cache", {**question, "kind": "folder"})[0]["stale"] == ["b.safetensors"]
-    assert ask_program("remote.image.model_cache", {**question, "kind": "hub"})[0]["stale"] == []
+    assert ask_program("kernel.models.on_host.model_cache", {**question, "kind": "folder"})[0]["stale"] == [
+        "b.safetensors"
+    ]
+    assert ask_program("kernel.models.on_host.model_cache", {**question, "kind": "hub"})[0]["stale"] == []
 
 
-# fault: remote/image/model_cache.py: and before.get(row["path"], blob) == blob →
+# fault: kernel/models/on_host/model_cache.py: and before.get(row["path"], blob) == blob →
 def test_a_folder_that_was_trained_again_is_pulled_again(tmp_path: Path) -> None:
     """Its weights have the sizes that they had before."""
     folder = tmp_path / "mine"
@@ -280,7 +283,7 @@ def test_a_folder_that_was_trained_again_is_pulled_again(tmp_path: Path) -> None
     question = {"do": "look", "cache": str(tmp_path), "folder": "mine", "kind": "folder"}
 
     def look() -> tuple[int, int, str]:
-        (row,) = ask_program("remote.image.model_cache", {**question, "files": files})
+        (row,) = ask_program("kernel.models.on_host.model_cache", {**question, "files": files})
         return row["whole"], row["bytes"], row["digest"]
 
     assert look() == (2, 6, "d")
@@ -302,12 +305,12 @@ def test_a_link_into_the_cache_is_followed_and_any_other_is_not(tmp_path: Path) 
     (folder / "a.json").symlink_to("/etc/passwd")
     (folder / "b.safetensors").symlink_to("/nothing/there")
     (folder / "c.bin").symlink_to("c.bin")
-    rows = ask_program("remote.image.model_cache", question)
+    rows = ask_program("kernel.models.on_host.model_cache", question)
     assert sorted(of_kind(rows, "lost")) == ["a.json", "b.safetensors", "c.bin"]
     assert [row["path"] for row in of_kind(rows, "file")] == ["config.json"]
 
 
-# fault: remote/image/model_cache.py: (path.is_dir() or not is_here) → not is_here
+# fault: kernel/models/on_host/model_cache.py: (path.is_dir() or not is_here) → not is_here
 def test_a_link_to_a_folder_is_reported_and_a_pipe_is_not_read(tmp_path: Path) -> None:
     folder = tmp_path / "mine"
     for name in ("real", ".hidden"):
@@ -316,6 +319,6 @@ def test_a_link_to_a_folder_is_reported_and_a_pipe_is_not_read(tmp_path: Path) -
     (folder / "config.json").write_text("{}")
     os.mkfifo(folder / "pipe")
     question = {"do": "list", "cache": str(tmp_path), "folder": "", "kind": "folder", "root": str(folder)}
-    rows = ask_program("remote.image.model_cache", question)
+    rows = ask_program("kernel.models.on_host.model_cache", question)
     assert of_kind(rows, "lost") == ["real/again"]
     assert [row["path"] for row in of_kind(rows, "file")] == ["config.json"]

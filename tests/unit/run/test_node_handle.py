@@ -11,7 +11,7 @@ from tests.support.sim import make
 from vllm_cluster.actions.head import ready
 from vllm_cluster.kernel.docker.parse import container
 from vllm_cluster.kernel.errors import NodeMissing
-from vllm_cluster.run.node_handle import NodeHandle
+from vllm_cluster.kernel.node.handle import NodeHandle
 
 TIMES = {"StartedAt": "2026-11-21T02:00:00.5Z", "FinishedAt": "2026-11-21T02:00:02Z"}
 

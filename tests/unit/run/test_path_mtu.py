@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from vllm_cluster.run.program import python
+from vllm_cluster.kernel.hosts.program import python
 
 # Two hosts, `a` here and `b` beyond the router `r`; each link a pair of interfaces.
 _NETWORK = """

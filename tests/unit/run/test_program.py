@@ -8,8 +8,8 @@ import pytest
 
 from vllm_cluster.kernel.clock import Deadline
 from vllm_cluster.kernel.errors import HostError, TimedOut
+from vllm_cluster.kernel.hosts.program import MAX_BYTES, MAX_LINE, RemoteProgram, RunningProgram
 from vllm_cluster.kernel.transport.base import Stream
-from vllm_cluster.run.program import MAX_BYTES, MAX_LINE, RemoteProgram, RunningProgram
 
 
 class Pieces:

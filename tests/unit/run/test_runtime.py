@@ -16,12 +16,12 @@ from tests.support import world
 from vllm_cluster.actions.head import at_head
 from vllm_cluster.kernel.clock import Deadline, SystemClock
 from vllm_cluster.kernel.errors import InventoryError, Unreachable
+from vllm_cluster.kernel.hosts.connection import Fleet
+from vllm_cluster.kernel.hosts.runtime import SYSTEM, Runtime
 from vllm_cluster.kernel.transport import Kind
 from vllm_cluster.kernel.transport.base import Target, Transport
 from vllm_cluster.kernel.transport.jumps import Jumps
 from vllm_cluster.kernel.transport.ssh_config import SshEndpoint
-from vllm_cluster.run.connection import Fleet
-from vllm_cluster.run.runtime import SYSTEM, Runtime
 
 
 def kernel(clock: int) -> float:
@@ -72,7 +72,7 @@ def asked(ends: dict[str, str]) -> tuple[Runtime, list[str]]:
     return replace(SYSTEM, processes=ssh), questions
 
 
-# fault: run/connection.py: found.get(name) → None
+# fault: kernel/hosts/connection.py: found.get(name) → None
 def test_ssh_is_asked_once_for_each_host() -> None:
     runtime, questions = asked({"gpu1": "127.0.0.1", "gpu2": "127.0.0.2"})
     endpoints: dict[str, str] = {}
@@ -96,7 +96,7 @@ def test_a_verb_of_the_head_asks_ssh_for_the_head_alone() -> None:
     assert questions == ["gpu1"]
 
 
-# fault: run/connection.py: _ensure_unique_hosts(inventory, found) →
+# fault: kernel/hosts/connection.py: _ensure_unique_hosts(inventory, found) →
 def test_no_verb_takes_one_machine_twice() -> None:
     runtime, _ = asked({"gpu1": "127.0.0.1", "gpu2": "127.0.0.1"})
     with pytest.raises(InventoryError, match=r"hosts\.gpu2: reaches 127\.0\.0\.1 port 1, as hosts\.gpu1"):

@@ -12,10 +12,10 @@ from tests.support import world
 from vllm_cluster.kernel.backends import vllm
 from vllm_cluster.kernel.errors import InventoryError
 from vllm_cluster.kernel.facts.host_facts import Hca
+from vllm_cluster.kernel.hosts.runtime import SYSTEM
+from vllm_cluster.kernel.hosts.secrets import UNREAD, Secrets, collect_secrets, secret_id
 from vllm_cluster.kernel.inventory.load import load_text
 from vllm_cluster.kernel.plan.desired import SECRETS_FOLDER, Inputs, desired
-from vllm_cluster.run.runtime import SYSTEM
-from vllm_cluster.run.secrets import UNREAD, Secrets, collect_secrets, secret_id
 
 ACTIVE = Hca("mlx5_0", 1, "4: ACTIVE", "InfiniBand", "400 Gb/sec", ("/dev/infiniband/uverbs0",))
 
@@ -52,12 +52,12 @@ def test_what_is_given_wins_over_what_was_kept(monkeypatch: pytest.MonkeyPatch, 
     assert found.ids["api-key"] == secret_id("lab", "api-key", "given")
 
 
-# fault: run/secrets.py: values: dict[str, str] = field(repr=False) → values: dict[str, str]
+# fault: kernel/hosts/secrets.py: values: dict[str, str] = field(repr=False) → values: dict[str, str]
 def test_values_do_not_show() -> None:
     assert "hunter2" not in repr(Secrets({"api-key": "11"}, {"api-key": "hunter2"}))
 
 
-# fault: run/secrets.py: (self.values[name].encode(), 0o600) → (self.values[name].encode(), 0o644)
+# fault: kernel/hosts/secrets.py: (self.values[name].encode(), 0o600) → (self.values[name].encode(), 0o644)
 def test_files_of_secrets_are_for_their_owner_alone() -> None:
     made = Secrets({"api-key": "11"}, {"api-key": "hunter2"})
     assert made.files({"api-key": "11"}) == {"api-key-11": (b"hunter2", 0o600)}

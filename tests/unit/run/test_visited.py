@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from vllm_cluster.kernel.hosts.runtime import Visited
 from vllm_cluster.kernel.plan.members import Way
-from vllm_cluster.run.runtime import Visited
 
 GPU1: Way = ("gpu1", None, None, None)
 GPU2: Way = ("10.0.0.2", "root", 2222, "bastion")

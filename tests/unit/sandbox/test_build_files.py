@@ -10,7 +10,7 @@ import pytest
 from vcluster_sandbox import images, wheels
 from vcluster_sandbox.golden import golden_folder
 from vcluster_sandbox.names import CPU_IMAGE, Sandbox, files_below, host_names, recipe_key
-from vllm_cluster.images.recipes import recipe
+from vllm_cluster.kernel.images.recipes import recipe
 
 
 def requirements() -> list[str]:

@@ -21,15 +21,15 @@ from vllm_cluster.kernel.docker.temporary import TemporaryContainer
 from vllm_cluster.kernel.errors import HostError, VclusterError
 from vllm_cluster.kernel.events import Emit, Event
 from vllm_cluster.kernel.facts.host_facts import HostFacts
+from vllm_cluster.kernel.hosts.connection import Fleet, HostConnection
+from vllm_cluster.kernel.hosts.program import OnHost, RunningProgram, python
+from vllm_cluster.kernel.hosts.program import start as start_program
+from vllm_cluster.kernel.hosts.runtime import Runtime
 from vllm_cluster.kernel.inventory.model import Inventory
 from vllm_cluster.kernel.plan.desired import interface
 from vllm_cluster.kernel.plan.identity import without_lease
 from vllm_cluster.kernel.plan.images import find_image
 from vllm_cluster.kernel.text import count
-from vllm_cluster.run.connection import Fleet, HostConnection
-from vllm_cluster.run.program import OnHost, RunningProgram, python
-from vllm_cluster.run.program import start as start_program
-from vllm_cluster.run.runtime import Runtime
 
 # A cold container on a busy host takes its time; then a closed port takes 4 s, and a large block as much again.
 OPEN_SECONDS = 30.0

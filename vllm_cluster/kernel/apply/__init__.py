@@ -1,0 +1,1 @@
+"""Carries out a plan: containers, members, and what is waited for."""

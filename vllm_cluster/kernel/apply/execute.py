@@ -1,0 +1,299 @@
+"""Carries out a plan, stage by stage, each operation so that doing it again does no harm."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from contextlib import closing
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from vllm_cluster.kernel.apply.barrier import await_gpus, await_head, ensure_same_image, members_at
+from vllm_cluster.kernel.apply.members import move_head, record_members
+from vllm_cluster.kernel.docker.client import DockerApi
+from vllm_cluster.kernel.docker.container_body import node_body
+from vllm_cluster.kernel.docker.temporary import TemporaryContainer
+from vllm_cluster.kernel.errors import CommandFailed, HostError, VclusterError, combine
+from vllm_cluster.kernel.events import Emit, Event
+from vllm_cluster.kernel.hosts.connection import Fleet, HostConnection
+from vllm_cluster.kernel.hosts.program import python, run
+from vllm_cluster.kernel.hosts.secrets import Secrets
+from vllm_cluster.kernel.images import wheels
+from vllm_cluster.kernel.images.contents import OPTIONS, ImageContents, parse
+from vllm_cluster.kernel.images.inspect import LIFE_SECONDS
+from vllm_cluster.kernel.images.supply import ImageSupply
+from vllm_cluster.kernel.lease.lease import Lease
+from vllm_cluster.kernel.node.handle import NodeHandle
+from vllm_cluster.kernel.node.program import node_files
+from vllm_cluster.kernel.node.secret_files import provide, remove_orphaned, remove_unused
+from vllm_cluster.kernel.plan.desired import STATE_FOLDER
+from vllm_cluster.kernel.plan.identity import Owner, owner_of
+from vllm_cluster.kernel.plan.images import NODE_IMAGE_REPOSITORY, node_image_name, node_image_tag
+from vllm_cluster.kernel.plan.plan import (
+    Barrier,
+    CreateNode,
+    GpusJoined,
+    HeadReady,
+    MoveHead,
+    Operation,
+    Plan,
+    PrepareImage,
+    RecordMembers,
+    RemoveContainer,
+    RemoveVolume,
+    RestartNode,
+    SameImage,
+    SecretsWritten,
+    Stage,
+    StartNode,
+)
+from vllm_cluster.kernel.plan.spec import (
+    BASE_IMAGE,
+    BUILT_FOR,
+    SPEC,
+    VLLM_VERSION,
+    ContainerSpec,
+    Mount,
+    node_name,
+    user_numbers,
+)
+from vllm_cluster.wire.order import FRESH
+
+BUILD_SECONDS = 900.0
+# The wheels are sent within the build; bytes a second.
+MIN_UPLOAD = 256 << 10
+PROBE_SECONDS = 120.0
+# Where the container that changes its owner sees the state volume.
+STATE = "/state"
+
+
+@dataclass
+class PlanExecution:
+    """One run of one plan."""
+
+    plan: Plan
+    fleet: Fleet
+    lease: Lease
+    emit: Emit
+    secrets: Secrets
+    cache: Path
+    _images: ImageSupply = field(init=False)
+    _contexts: dict[ImageContents, bytes] = field(default_factory=dict)
+    # By host: the container through which its node's secrets were written.
+    _doors: dict[str, str] = field(default_factory=dict)
+    _downloading: threading.Lock = field(default_factory=threading.Lock)
+    # In Ray, of the nodes that this run replaces.
+    _former: frozenset[str] = frozenset()
+
+    def __post_init__(self) -> None:
+        self._images = ImageSupply(self.plan, self.fleet, self.emit)
+
+    def run(self) -> None:
+        """Every stage in order; a stage begins when the one before it is done and its barrier holds.
+
+        Raises:
+            FleetError, HostError: operations failed; those of other hosts in the same stage were finished.
+        """
+        self._former = self._replaced()
+        for stage in self.plan.stages:
+            with closing(self._images):
+                self._stage(stage)
+                images = [one for one in stage.operations if isinstance(one, PrepareImage)]
+                if more := self._images.corrected(images):
+                    self._stage(Stage("one image", tuple(more)))
+            for barrier in stage.barriers:
+                self._hold(barrier)
+
+    def _hold(self, barrier: Barrier) -> None:
+        match barrier:
+            case SecretsWritten():
+                self._write_secrets()
+            case SameImage(image):
+                ensure_same_image(image, self._images.image_for(image).id, self.plan, self.fleet)
+            case HeadReady(host):
+                await_head(self.fleet.connections[host], self.plan, self.emit)
+            case GpusJoined():
+                await_gpus(self.fleet, self.plan, self.emit, self._former)
+
+    def _replaced(self) -> frozenset[str]:
+        """The ids in Ray of the nodes that end; none where the head's does, with all that its Ray knows."""
+        started = {one.host for one in self.plan.operations() if isinstance(one, CreateNode | StartNode | RestartNode)}
+        if not started or self.plan.head in started:
+            return frozenset()
+        addresses = [address for address, name in self.fleet.addresses.items() if name in started]
+        head = NodeHandle(self.fleet.connections[self.plan.head], self.plan.cluster)
+        return members_at(addresses, head.state())
+
+    def _stage(self, stage: Stage) -> None:
+        self.lease.check()
+        self.emit(Event("phase", stage.title))
+        by_host: dict[str, list[Operation]] = {}
+        for operation in stage.operations:
+            by_host.setdefault(operation.host, []).append(operation)
+
+        def work(connection: HostConnection) -> None:
+            try:
+                for operation in by_host[connection.name]:
+                    self._do(connection, operation)
+            except VclusterError as error:
+                if not self.fleet.stopping:
+                    self.emit(Event("failed", error.message, connection.name))
+                raise
+
+        _, failures = self.fleet.each(work, by_host)
+        if failures:
+            raise combine(failures)
+
+    def _do(self, connection: HostConnection, operation: Operation) -> None:
+        self.lease.check()
+        data = {"operation": operation.verb, "message": operation.text}
+        self.emit(Event("start", operation.text, connection.name, data))
+        try:
+            self._carry_out(connection, operation)
+        except HostError as error:
+            raise error.with_step(operation.verb) from error.__cause__
+        self.emit(Event("done", operation.past, connection.name, data))
+
+    def _carry_out(self, connection: HostConnection, operation: Operation) -> None:
+        match operation:
+            case PrepareImage():
+                self._prepare_image(connection, operation)
+            case RemoveContainer():
+                self._remove(connection.engine, operation)
+            case CreateNode():
+                self._create(connection, operation.spec)
+            case StartNode():
+                connection.engine.start(operation.id)
+            case RestartNode():
+                connection.engine.restart(operation.id)
+            case RemoveVolume():
+                connection.engine.volumes.remove(operation.name)
+            case MoveHead():
+                self._move_head(connection, operation)
+            case RecordMembers():
+                record_members(connection, operation, self.emit)
+
+    def _remove(self, engine: DockerApi, operation: RemoveContainer) -> None:
+        engine.remove(operation.id)
+        created = any(isinstance(op, CreateNode) and op.host == operation.host for op in self.plan.operations())
+        here = operation.host in self.fleet.names and not created
+        if operation.name != node_name(self.plan.cluster) and here:
+            # A run that broke off may have left the volume that it was writing; with a new node that is seen to there.
+            remove_orphaned(engine, Owner(self.plan.cluster, self.plan.id))
+
+    def _move_head(self, connection: HostConnection, operation: MoveHead) -> None:
+        created = (op for op in self.plan.operations() if isinstance(op, CreateNode))
+        spec = next(op.spec for op in created if op.host == operation.host)
+        _, image = self._names(connection, spec)
+        move_head(self.fleet.connections[operation.source].engine, connection.engine, spec, image, operation)
+
+    def _prepare_image(self, connection: HostConnection, operation: PrepareImage) -> None:
+        engine = connection.engine
+        base = self._images.bring(connection, operation)
+        name = node_image_name(base, operation.requirements)
+        if engine.image_info(name):
+            return
+        inside = self._probe(connection, operation.image, base)
+        if inside.is_complete:
+            self.emit(Event("note", f"{operation.image} brings {inside.brings}", connection.name))
+            engine.tag(base, NODE_IMAGE_REPOSITORY, node_image_tag(base, operation.requirements))
+            return
+        requirement = inside.to_add(operation.requirements)
+        text = f"{operation.image} has {inside.problem}: adding {requirement}"
+        self.emit(Event("note", text, connection.name))
+        self.emit(Event("progress", f"downloading {requirement}", connection.name))
+        context = self._context(inside, requirement)
+        arguments = wheels.arguments(base, requirement)
+        deadline = connection.runtime.after(BUILD_SECONDS + len(context) / MIN_UPLOAD)
+        size = f"{len(context) / 1e6:.0f} MB"
+        self.emit(Event("progress", f"sending {size} of wheels, building {name}", connection.name))
+        labels = {BASE_IMAGE: base, BUILT_FOR: self.plan.cluster, VLLM_VERSION: inside.version("vllm") or ""}
+        engine.build(context, name, arguments, labels, deadline)
+
+    def _probe(self, connection: HostConnection, image: str, base: str) -> ImageContents:
+        # With the head's address: where a run breaks off before there is a node, the next one finds the id by it.
+        owner = Owner(self.plan.cluster, self.plan.id, self.plan.head_address)
+        program = python("kernel.images.on_host", "inspect_image", "", *OPTIONS, seconds=LIFE_SECONDS)
+        place = TemporaryContainer(owner, "probe", base)
+        ended = run(connection, program, place, connection.runtime.after(PROBE_SECONDS))
+        try:
+            inside, _ = parse(ended.messages)
+        except ValueError:
+            tail = ended.text[-500:]
+            text = f"{image} does not run Python (exit {ended.code}): {tail}"
+            raise CommandFailed(connection.name, text, exit_code=ended.code, stderr=tail) from None
+        if inside.refusal:
+            raise HostError(connection.name, f"{image} {inside.refusal}", hint="set image to a vLLM image")
+        return inside
+
+    def _context(self, inside: ImageContents, requirement: str) -> bytes:
+        # Hosts with one image need one download; the others wait for it here.
+        with self._downloading:
+            if inside not in self._contexts:
+                self._contexts[inside] = wheels.context(
+                    wheels.wheels(inside, requirement, self.cache, self.fleet.runtime.processes)
+                )
+            return self._contexts[inside]
+
+    def _write_secrets(self) -> None:
+        """Before anything is removed: what was generated is then still on the head after any failure."""
+        specs = {op.host: op.spec for op in self.plan.operations() if isinstance(op, CreateNode)}
+
+        def write(connection: HostConnection) -> None:
+            self.lease.check()
+            spec = specs[connection.name]
+            self._provide(connection.engine, spec, self._names(connection, spec)[1])
+
+        _, failures = self.fleet.each(write, specs)
+        if failures:
+            raise combine(failures)
+
+    def _provide(self, engine: DockerApi, spec: ContainerSpec, image: str) -> None:
+        if door := provide(engine, spec, image, self.secrets):
+            self._doors[engine.host] = door
+
+    def _create(self, connection: HostConnection, spec: ContainerSpec) -> None:
+        engine = connection.engine
+        base, image = self._names(connection, spec)
+        engine.volumes.create(spec.state_volume, owner_of(spec).labels)
+        if engine.host not in self._doors:
+            self._provide(engine, spec, image)
+        if spec.user:
+            self._give(connection, spec, image)
+        container = self._create_or_adopt(engine, spec, node_body(spec, image, base))
+        engine.put_files(container, "/", {path: (content, 0o644) for path, content in node_files().items()})
+        if spec.role == "worker":
+            # Should this host be the head again one day, nothing of then may be served by itself.
+            engine.put_files(container, STATE_FOLDER, {name: (data, 0o600) for name, data in FRESH.items()})
+        # Before the start: a node that runs counts as done, and nothing would come back for these.
+        if door := self._doors.pop(engine.host, None):
+            engine.remove(door, grace=0)
+        remove_unused(engine, spec)
+        engine.start(container)
+
+    def _give(self, connection: HostConnection, spec: ContainerSpec, image: str) -> None:
+        """Let the node's user write its state, also what an earlier node wrote as another user."""
+        state = Mount(spec.state_volume, STATE)
+        program = python(
+            "kernel.apply.on_host", "give_files", STATE, *map(str, user_numbers(spec.user)), seconds=PROBE_SECONDS
+        )
+        place = TemporaryContainer(owner_of(spec), "probe", image, user="0:0", volume=state)
+        ended = run(connection, program, place, connection.runtime.after(PROBE_SECONDS))
+        if ended.code:
+            text = f"cannot give its state to {spec.user}: {ended.text[-300:]}"
+            raise CommandFailed(connection.name, text, exit_code=ended.code, stderr=ended.text)
+
+    def _names(self, connection: HostConnection, spec: ContainerSpec) -> tuple[str, str]:
+        """The id on a host of the image that the inventory names, and the name of the one that its node runs."""
+        base = self._images.id_on(connection, spec.image)
+        return base, node_image_name(base, spec.requirements)
+
+    def _create_or_adopt(self, engine: DockerApi, spec: ContainerSpec, body: Mapping[str, object]) -> str:
+        try:
+            return engine.create(spec.name, body)
+        except CommandFailed as error:
+            # Docker refuses a second container of one name. The wanted one, of a lost answer, will do.
+            there = engine.container_info(spec.name) if error.returncode == 409 else None
+            if there and there.labels.get(SPEC) == spec.document:
+                return there.id
+            raise

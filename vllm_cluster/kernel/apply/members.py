@@ -1,0 +1,278 @@
+"""Looks at the members of a cluster beyond the inventory, and carries what the head keeps to another host."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
+
+from vllm_cluster.kernel.backends import TOKEN
+from vllm_cluster.kernel.docker.client import DockerApi
+from vllm_cluster.kernel.docker.container_body import volume_writer_body
+from vllm_cluster.kernel.docker.temporary import temporary_container
+from vllm_cluster.kernel.errors import HostError, LeftAlone, UsageError, VclusterError
+from vllm_cluster.kernel.events import Emit, Event
+from vllm_cluster.kernel.facts.host_facts import HostFacts
+from vllm_cluster.kernel.hosts.connection import Fleet, HostConnection
+from vllm_cluster.kernel.hosts.observe import RECORD_FILE, observe, usable
+from vllm_cluster.kernel.hosts.secrets import KeptSecret
+from vllm_cluster.kernel.inventory.model import Inventory
+from vllm_cluster.kernel.inventory.words import nearest
+from vllm_cluster.kernel.node.history import AUDIT_FILE
+from vllm_cluster.kernel.node.secret_files import read_kept
+from vllm_cluster.kernel.plan.desired import STATE_FOLDER
+from vllm_cluster.kernel.plan.diff import leave
+from vllm_cluster.kernel.plan.identity import node_of, owner_of
+from vllm_cluster.kernel.plan.members import (
+    NONE_NAMED,
+    Member,
+    Membership,
+    Named,
+    Record,
+    differences,
+    former,
+    record_of,
+    recorded,
+)
+from vllm_cluster.kernel.plan.placement import Cluster, Followed, carried, follow
+from vllm_cluster.kernel.plan.plan import MoveHead, RecordMembers
+from vllm_cluster.kernel.plan.spec import CLUSTER, ID, ContainerSpec, Mount, node_name
+from vllm_cluster.kernel.shell_line import command_line
+from vllm_cluster.wire.order import FRESH, READY, RESULTS, TAKEN, WANTED
+
+# What a head keeps beside its members: what to serve, what was ready, and the history.
+_HISTORY = (RESULTS, AUDIT_FILE)
+KEPT = (WANTED, READY, *_HISTORY, *(f"{name}.1" for name in _HISTORY))
+
+
+def membership(
+    inventory: Inventory,
+    fleet: Fleet,
+    facts: Mapping[str, HostFacts],
+    specs: Sequence[ContainerSpec],
+    *,
+    emit: Emit,
+    named: Named = NONE_NAMED,
+    locked: bool = False,
+) -> Membership:
+    """Who joins and who left, by what the head remembers; members that left are connected and looked at.
+
+    Of those whose node cannot be removed, the ones to forget are remembered no longer.
+
+    Raises:
+        UsageError: a host that is named has not left.
+    """
+    found = record_of(inventory, facts)
+    source, old = (found.host, found.record) if found else (None, None)
+    if found and found.problem:
+        emit(Event("warning", unreadable(found.problem), found.host))
+    left = former(inventory, facts, old)
+    _require_left(inventory, left, named)
+    identity = specs[0].cluster_id
+    seen, failed = look_at_former(inventory, fleet, facts, left, identity, named=named.former, locked=locked)
+    for name, error in failed.items():
+        _warn(inventory.cluster, identity, name, error, emit, forgotten=name in named.forget)
+    lost = {name: left[name] for name in failed if name not in named.forget}
+    new = recorded(inventory, facts, specs, old, lost.values())
+    changed = "; ".join(differences(old, new, [left[name] for name in failed.keys() - lost.keys()]))
+    changed = changed or ("the record cannot be read" if found and found.problem else "")
+    moved_from = source if source not in (None, inventory.head_name) else None
+    change = followed = None
+    if source and (changed or moved_from):
+        change = _change(inventory, specs, old.renamed(new) if old else {})
+        followed = _followed(fleet.connections[source].engine, node_name(inventory.cluster), change)
+    return Membership(
+        seen,
+        {member.address: name for name, member in lost.items()},
+        {name: error.hint or "" for name, error in failed.items() if isinstance(error, LeftAlone)},
+        new,
+        changed,
+        old is not None,
+        moved_from,
+        change,
+        followed,
+    )
+
+
+def _change(inventory: Inventory, specs: Sequence[ContainerSpec], known: Mapping[str, str]) -> Cluster:
+    gpus, addresses = {one.host: one.gpu_count for one in specs}, {one.host: one.address for one in specs}
+    return replace(Cluster.of(inventory, {}), gpus=gpus, addresses=addresses, known=known)
+
+
+def _followed(head: DockerApi, node: str, change: Cluster) -> Followed | None:
+    raw, taken = (head.read_file(node, f"{STATE_FOLDER}/{name}") for name in (WANTED, TAKEN))
+    return follow(raw, change, taken)
+
+
+def _require_left(inventory: Inventory, left: Mapping[str, Member], named: Named) -> None:
+    ways = {member.destination for member in left.values()}
+    for way in named.former:
+        if way not in ways:
+            text = f"--former {way}: no former host is reached there; former hosts: {', '.join(sorted(ways)) or 'none'}"
+            raise UsageError(text)
+    for name in named.forget:
+        if name in inventory.hosts:
+            text = f"--forget {name}: {name} is in the inventory"
+            raise UsageError(text, hint=f"take {name} out of the inventory first")
+        if name not in left:
+            near = nearest(name, left)
+            also = f", did you mean {near}?" if near else f"; former hosts: {', '.join(left) or 'none'}"
+            text = f"--forget {name}: {name} is not a former host{also}"
+            raise UsageError(text, instead={name: near} if near else {})
+
+
+def _warn(cluster: str, identity: str, host: str, error: VclusterError, emit: Emit, *, forgotten: bool) -> None:
+    """Warn about a member that left and whose node is not removed, with what to do."""
+    if isinstance(error, LeftAlone):
+        # No command to paste there: it would remove a node of which it is not known whose it is.
+        lines = (error.hint or "").splitlines()
+        todo = f"to {'remove its node, or to ' if len(lines) > 1 else ''}forget it: {', or: '.join(lines)}"
+        emit(Event("warning", f"{error.detail}; {'it is forgotten' if forgotten else todo}", host))
+        return
+    text = f"it left the inventory and cannot be reached: {getattr(error, 'detail', error.message)}"
+    hand = by_hand(cluster, identity, host)
+    if forgotten:
+        text += f"; it is forgotten. Its containers and volumes remain. {hand}"
+    else:
+        text += f"; its node may still run. Run vcluster up once it answers. {hand}. If it is gone for good: "
+        text += command_line("vcluster", "up", "--forget", host)
+    emit(Event("warning", text, host))
+
+
+def look_at_former(
+    inventory: Inventory,
+    fleet: Fleet,
+    facts: Mapping[str, HostFacts],
+    left: Mapping[str, Member],
+    identity: str | None,
+    *,
+    named: Collection[str] = (),
+    locked: bool = False,
+) -> tuple[dict[str, HostFacts], dict[str, VclusterError]]:
+    """The facts of members that left, and why nothing can be removed on others; `named` are destinations.
+
+    The head alone leads nowhere: SSH goes as an inventory on this machine did before, or to what a person names.
+    """
+    visited = fleet.runtime.visited.of(inventory.cluster)
+    ways = {name: member for name, member in left.items() if member.way in visited}
+    ways |= {name: replace(one, jump=None) for name, one in left.items() if one.destination in named}
+    lost = fleet.join(inventory, [member.as_host(name) for name, member in ways.items()])
+    seen, failed = fleet.each(
+        lambda connection: _observe(inventory, connection, left[connection.name]), ways.keys() - lost.keys()
+    )
+    alone = unproven(inventory, fleet, facts, seen, identity, locked=locked)
+    away = {name: _not_looked_at(name, left[name]) for name in left.keys() - ways.keys()}
+    proven = {name: entry for name, entry in seen.items() if name not in alone}
+    return proven, {**lost, **failed, **alone, **away}
+
+
+def _not_looked_at(name: str, member: Member) -> LeftAlone:
+    text = f"not looked at: it left the inventory, and no inventory on this machine has named {member.destination}"
+    clean = command_line("vcluster", "up", "--former", member.destination)
+    return LeftAlone(name, text, hint="\n".join((clean, command_line("vcluster", "up", "--forget", name))))
+
+
+def unproven(
+    inventory: Inventory,
+    fleet: Fleet,
+    facts: Mapping[str, HostFacts],
+    former: Mapping[str, HostFacts],
+    identity: str | None,
+    *,
+    locked: bool,
+) -> dict[str, VclusterError]:
+    """The `former` hosts whose nodes do not prove that they are the cluster's; `facts` are of its other hosts.
+
+    An id is on labels that many can read, and the head can claim any. The token of the cluster's Ray is a secret: it
+    is in each node, and a head cannot put it onto a host that it never had.
+    """
+    token = None
+    alone: dict[str, VclusterError] = {}
+    for name, seen in former.items():
+        node = node_of(inventory.cluster, seen)
+        if not any(leave(inventory.cluster, identity or "", name, seen)):
+            continue
+        if node is None and not locked:
+            # What a volume alone holds is read under the lease.
+            continue
+        token = token or _token(read_kept(inventory, facts, fleet, locked=locked))
+        held = _token(read_kept(inventory, {name: seen}, fleet, identity=identity, locked=locked))
+        if token is None or held != token:
+            text = "its node is left alone: it does not hold this cluster's Ray token, so it may be another cluster's"
+            alone[name] = LeftAlone(name, text, hint=command_line("vcluster", "up", "--forget", name))
+    return alone
+
+
+def _token(kept: Mapping[str, KeptSecret]) -> str | None:
+    return kept[TOKEN].content if TOKEN in kept else None
+
+
+def unreadable(problem: str) -> str:
+    """The warning about a record that cannot be read."""
+    return f"{RECORD_FILE} cannot be read: {problem}; hosts that left the inventory may still hold a node"
+
+
+def _observe(inventory: Inventory, connection: HostConnection, member: Member) -> HostFacts:
+    facts = observe(inventory, connection, volumes=True)
+    if facts.machine_id != member.machine_id:
+        # An alias of another laptop, or an address that was given away: what is there is not the member.
+        raise HostError(
+            connection.name,
+            f"another machine answers at {member.host}: its machine id is {facts.machine_id}, not {member.machine_id}",
+        )
+    return usable(facts)
+
+
+def by_hand(cluster: str, identity: str | None, host: str) -> str:
+    """The commands that remove what a member that left still holds.
+
+    By name and id: of two clusters of one name only one is meant, and an id that a head claims widens nothing.
+    """
+    volumes = command_line("docker", "volume", "ls", "-q", *_filters(cluster, identity))
+    both = f"{node_by_hand(cluster, identity)}; {volumes} | xargs -r docker volume rm"
+    return f"If {host} was of this cluster, by hand, on {host}: {both}"
+
+
+def node_by_hand(cluster: str, identity: str | None) -> str:
+    """The command that removes a node, and none of another cluster of the same name."""
+    name = f"--filter=name={node_name(cluster)}"
+    return command_line("docker", "ps", "-aq", *_filters(cluster, identity), name) + " | xargs -r docker rm -f"
+
+
+def _filters(cluster: str, identity: str | None) -> list[str]:
+    return [f"--filter=label={CLUSTER}={cluster}", *([f"--filter=label={ID}={identity}"] if identity else [])]
+
+
+def move_head(source: DockerApi, target: DockerApi, spec: ContainerSpec, image: str, operation: MoveHead) -> None:
+    """Copy what the head keeps from one host to another, whose node is not the head yet."""
+    kept = {name: source.read_file(spec.name, f"{STATE_FOLDER}/{name}") for name in KEPT}
+    # Always one: what an earlier head left there must not be served again.
+    found = {**FRESH, **{name: content for name, content in kept.items() if content is not None}}
+    taken = source.read_file(spec.name, f"{STATE_FOLDER}/{TAKEN}")
+    found[TAKEN] = json.dumps(carried(taken).document).encode()
+    if followed := follow(kept[WANTED], operation.change, taken):
+        found[WANTED] = followed.content
+    # Last: with it the change is done, and is not looked for again.
+    found[RECORD_FILE] = operation.record.document.encode()
+    owner = owner_of(spec)
+    target.volumes.create(spec.state_volume, owner.labels)
+    body = volume_writer_body(owner, image, Mount(spec.state_volume, STATE_FOLDER))
+    with temporary_container(target, spec.cluster, body) as door:
+        target.put_files(door, STATE_FOLDER, {name: (content, 0o600) for name, content in found.items()})
+
+
+def record_members(connection: HostConnection, operation: RecordMembers, emit: Emit) -> None:
+    """Write what the head shall remember, and the request where it follows the change."""
+    node, record = node_name(operation.record.cluster), operation.record
+    if not operation.seen:
+        # No head was there before whose record could be read: members of then may be left somewhere.
+        old, _ = Record.read(connection.engine.read_file(node, f"{STATE_FOLDER}/{RECORD_FILE}"))
+        kept = old.missing_from(record) if old and old.id == record.id else ()
+        for member in kept:
+            emit(Event("warning", f"{member.name} left the inventory; run vcluster up again to remove its node"))
+        record = Record(record.cluster, record.id, (*record.members, *kept))
+    followed = _followed(connection.engine, node, operation.change) if operation.change else None
+    files = {WANTED: (followed.content, 0o600)} if followed else {}
+    # Last: with it the change is done, and is not looked for again.
+    files[RECORD_FILE] = (record.document.encode(), 0o600)
+    connection.engine.put_files(node, STATE_FOLDER, files)

@@ -1,0 +1,1 @@
+"""What runs in a node's container as it is made."""

@@ -1,0 +1,1 @@
+"""The hosts of an inventory: connects, observes, runs programs there."""

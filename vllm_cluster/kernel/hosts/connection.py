@@ -1,0 +1,311 @@
+"""The hosts of a cluster, connected, and work spread over them."""
+
+from __future__ import annotations
+
+import queue
+import resource
+import shlex
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future
+from contextlib import suppress
+from typing import Literal, TypeVar
+
+from vllm_cluster.kernel.clock import Deadline
+from vllm_cluster.kernel.docker.client import DIAL, DockerApi
+from vllm_cluster.kernel.errors import VclusterError, combine
+from vllm_cluster.kernel.hosts.runtime import SYSTEM, Runtime
+from vllm_cluster.kernel.inventory.load import duplicates_by_resolution
+from vllm_cluster.kernel.inventory.model import Host, Inventory
+from vllm_cluster.kernel.transport import locate
+from vllm_cluster.kernel.transport.base import Stream, Target, Transport
+from vllm_cluster.kernel.transport.jumps import Jumps
+from vllm_cluster.kernel.transport.ssh_answers import SshAnswers
+from vllm_cluster.kernel.transport.ssh_config import SshEndpoint, ensure_safe_names, ssh_options
+
+# sshd takes about ten new connections at a time (MaxStartups); a laptop's file table has its end too.
+WORKERS = 32
+CONNECT_SECONDS, CLOSE_SECONDS = 20.0, 5.0
+DIAL_SECONDS = 30.0
+# A connection takes up to five; the usual limit is 1024 for a process, and 256 on macOS.
+OPEN_FILES = 8192
+
+T = TypeVar("T")
+
+
+class HostConnection:
+    """One host: its connection, and its Docker engine once the API version is known."""
+
+    def __init__(self, name: str, transport: Transport, runtime: Runtime = SYSTEM, ssh: str = "") -> None:
+        """`ssh` is the command that leads there, for people to paste; empty where the host is this machine."""
+        self.name = name
+        self.ssh = ssh
+        self.transport = transport
+        self.runtime = runtime
+        self.may_change = False
+        self._guard: Callable[[], None] = self._refuse
+        self._through: tuple[str, ...] = ()
+        self._engine: DockerApi | None = None
+        self._engine_id = ""
+
+    def fence(self, guard: Callable[[], None], through: Sequence[str]) -> None:
+        """From now on ask `guard` before each call that changes the host, and reach Docker through this command."""
+        self._guard, self._through = guard, tuple(through)
+        if self._engine:
+            self._engine.fence(self._dial)
+
+    def unfence(self) -> None:
+        """Change nothing more on the host; what is read from now on comes over streams that no lease ends."""
+        self._guard, self._through = self._refuse, ()
+        if self._engine:
+            # Those of the lease are not kept: where the host gave it up, they have ended, and only the next call
+            # would notice.
+            self._engine.fence(self._dial)
+
+    def ask(self) -> None:
+        """Raise where the host may not be changed now: asked right before each call that does."""
+        self._guard()
+
+    def open_changing(self, argv: Sequence[str], deadline: Deadline) -> Stream:
+        """Start a command that changes the host: like a call to Docker, only under the lease, and ended with it."""
+        self.ask()
+        return self.transport.open_stream([*self._through, *argv], deadline)
+
+    def _dial(self) -> Stream:
+        return self.transport.open_stream([*self._through, *DIAL], self.runtime.after(DIAL_SECONDS))
+
+    def _refuse(self) -> None:
+        if not self.may_change:
+            raise RuntimeError(f"{self.name}: a call that changes the host, without the lease")
+
+    def connect(self) -> None:
+        """Connect to the host."""
+        self.transport.connect(self.runtime.after(CONNECT_SECONDS))
+
+    def reconnect(self) -> None:
+        """Connect again after the connection broke; Docker is reached over new streams."""
+        self.connect()
+        self.engine.fence(self._dial)
+
+    def open_engine(self, api_version: str, engine_id: str = "") -> DockerApi:
+        """Speak to the host's Docker engine in a version that it knows; `engine_id` is what it calls itself."""
+        if self._engine is None:
+            self._engine_id = engine_id
+            self._engine = self.runtime.docker(self.transport, api_version, self.runtime.clock)
+            self._engine.guard = self.ask
+            self._engine.fence(self._dial)
+        return self._engine
+
+    @property
+    def engine(self) -> DockerApi:
+        """The host's Docker engine, after an observation has found one."""
+        if self._engine is None:
+            raise RuntimeError(f"{self.name} was not observed")
+        return self._engine
+
+    @property
+    def engine_id(self) -> str:
+        """What the host's Docker engine calls itself, by every way to it; after an observation."""
+        if self._engine is None:
+            raise RuntimeError(f"{self.name} was not observed")
+        return self._engine_id
+
+    @property
+    def round_trips(self) -> int:
+        """What was asked of the host so far, over the transport and over the Engine API."""
+        return self.transport.round_trips + (self._engine.requests if self._engine else 0)
+
+    def close(self) -> None:
+        """Close the engine's streams and the connection."""
+        if self._engine:
+            self._engine.close()
+        self.transport.close()
+
+
+class Fleet:
+    """All hosts of an inventory, or these alone. Work runs on at most `WORKERS` of them at once.
+
+    Raises:
+        InventoryError: ssh_config sends two hosts to one place.
+    """
+
+    def __init__(self, inventory: Inventory, runtime: Runtime = SYSTEM, hosts: Iterable[str] | None = None) -> None:
+        self.runtime = runtime
+        wanted = set(inventory.hosts if hosts is None else hosts)
+        at = {name: host for name, host in inventory.hosts.items() if name in wanted}
+        self.addresses = {host.address: name for name, host in inventory.hosts.items()}
+        self.pull_port = inventory.ports.pull
+        _allow_open_files()
+        self._jumps = Jumps()
+        # Those that are not reached are not asked for.
+        found = endpoints(inventory, runtime, at.values())
+        _ensure_unique_hosts(inventory, found)
+        self.connections = {name: self._connection(inventory, host, found.get(name)) for name, host in at.items()}
+        self.names = tuple(at)
+        self._apart: dict[str, VclusterError] = {}
+        self._stopping = threading.Event()
+
+    def join(self, inventory: Inventory, hosts: Iterable[Host]) -> dict[str, VclusterError]:
+        """Connect to hosts that are not of the inventory; why some cannot be reached, also when that was found before.
+
+        Work goes there only where it is named.
+        """
+        names = {host.name: host for host in hosts}
+        fresh = [host for name, host in names.items() if name not in self.connections]
+        for host in fresh:
+            self.connections[host.name] = self._connection(inventory, host, None)
+        self._apart |= self.connect([host.name for host in fresh])[1] if fresh else {}
+        return {name: error for name, error in self._apart.items() if name in names}
+
+    def _connection(self, inventory: Inventory, host: Host, endpoint: SshEndpoint | None) -> HostConnection:
+        at, kind = ssh_target(inventory, host), _kind(inventory, host)
+        ssh = "" if kind == "local" else shlex.join(["ssh", *ssh_options(at), at.destination])
+        carrier = self.runtime.connect(at, kind, endpoint, self._jumps)
+        return HostConnection(host.name, carrier, self.runtime, ssh)
+
+    def each(
+        self, work: Callable[[HostConnection], T], hosts: Iterable[str] | None = None
+    ) -> tuple[dict[str, T], dict[str, VclusterError]]:
+        """Run `work` on every host of the inventory, or on these, side by side; answers and failures by host, in order.
+
+        One host's failure stops no other host.
+        """
+        wanted = set(self.names if hosts is None else hosts)
+        names = [name for name in self.connections if name in wanted]
+        pool = self.runtime.pool(min(WORKERS, max(1, len(names))))
+        try:
+            futures: Mapping[str, Future[T]] = {name: pool.submit(self._guarded, work, name) for name in names}
+            answers: dict[str, T] = {}
+            failures: dict[str, VclusterError] = {}
+            for name, future in futures.items():
+                try:
+                    answers[name] = future.result()
+                except VclusterError as error:
+                    failures[name] = error
+            return answers, failures
+        except KeyboardInterrupt:
+            self.stop()
+            raise
+        finally:
+            pool.shutdown(wait=True, cancel_futures=True)
+
+    def all(self, work: Callable[[HostConnection], T], hosts: Iterable[str] | None = None) -> dict[str, T]:
+        """As `each`, where every host must succeed.
+
+        Raises:
+            FleetError: some failed; with one failure, that failure itself.
+        """
+        answers, failures = self.each(work, hosts)
+        if failures:
+            raise combine(failures)
+        return answers
+
+    def without_lease(self) -> None:
+        """Let temporary containers be made without the lease: they touch no node, and what runs continues."""
+        for connection in self.connections.values():
+            connection.may_change = True
+
+    def connect(self, hosts: Iterable[str] | None = None) -> tuple[dict[str, None], dict[str, VclusterError]]:
+        """Connect to the hosts, as `each`."""
+        return self.each(HostConnection.connect, hosts)
+
+    def _guarded(self, work: Callable[[HostConnection], T], name: str) -> T:
+        if self._stopping.is_set():
+            raise VclusterError(f"{name}: not started")
+        return work(self.connections[name])
+
+    @property
+    def stopping(self) -> bool:
+        """Whether what runs is being broken off: what fails then is not a failure of a host."""
+        return self._stopping.is_set()
+
+    def stop(self) -> None:
+        """Start nothing more, and break off what runs: a closed connection ends its call."""
+        self._stopping.set()
+        self.close()
+
+    def close(self) -> None:
+        """End every connection, side by side: a dead host must not hold up the others."""
+        links = queue.SimpleQueue[HostConnection]()
+        for connection in self.connections.values():
+            links.put(connection)
+
+        def close_some() -> None:
+            with suppress(queue.Empty):
+                while True:
+                    links.get_nowait().close()
+
+        closing = [self.runtime.background(close_some, "close") for _ in range(min(WORKERS, len(self.connections)))]
+        deadline = self.runtime.after(CLOSE_SECONDS)
+        for work in closing:
+            work.join(deadline.left())
+        # Last, since the connections behind a jump host end through it.
+        self._jumps.close()
+
+    def __enter__(self) -> Fleet:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def _allow_open_files() -> None:
+    """Raise this process's limit of open files, as far as it may."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = OPEN_FILES if hard == resource.RLIM_INFINITY else min(OPEN_FILES, hard)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        with suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
+def ssh_target(inventory: Inventory, host: Host) -> Target:
+    """The inventory's words on how to reach a host, the host's own before the cluster's."""
+    ssh, own = inventory.ssh, host.ssh
+    return Target(
+        name=host.name,
+        destination=own.host or host.name,
+        user=own.user or ssh.user,
+        port=own.port or ssh.port,
+        identity=own.identity or ssh.identity,
+        jump=own.jump or ssh.jump,
+        config=ssh.config,
+        accept_new_keys=ssh.host_keys == "accept-new",
+    )
+
+
+def ssh_line(inventory: Inventory, host: Host) -> list[str]:
+    """The ssh command that leads to a host, for a person's own terminal; empty where the host is this machine."""
+    if _kind(inventory, host) == "local":
+        return []
+    at = ssh_target(inventory, host)
+    ensure_safe_names(at)
+    keys = ["-o", "StrictHostKeyChecking=accept-new"] if at.accept_new_keys else []
+    return ["ssh", *ssh_options(at), *keys, at.destination]
+
+
+def endpoints(inventory: Inventory, runtime: Runtime, of: Iterable[Host]) -> dict[str, SshEndpoint | None]:
+    """Where ssh_config sends each of these hosts that SSH leads to; None where that cannot be found out."""
+
+    answers = SshAnswers(runtime.processes)
+
+    def ask(host: Host) -> SshEndpoint | None:
+        with suppress(VclusterError):  # the connection asks once more, and fails in the name of its host
+            return locate(ssh_target(inventory, host), answers)
+        return None
+
+    hosts = [host for host in of if _kind(inventory, host) != "local"]
+    with runtime.pool(min(WORKERS, max(1, len(hosts)))) as pool:
+        return dict(zip((host.name for host in hosts), pool.map(ask, hosts), strict=True))
+
+
+def _ensure_unique_hosts(inventory: Inventory, found: Mapping[str, SshEndpoint | None]) -> None:
+    def end(host: Host) -> tuple[str | int, ...]:
+        at = found.get(host.name)
+        # Two that are this machine itself were refused when the inventory was read.
+        return (at.host, at.port, at.jump.where if at.jump else at.proxy_command or "") if at else ("", host.name)
+
+    duplicates_by_resolution(inventory, end)
+
+
+def _kind(inventory: Inventory, host: Host) -> Literal["fabric", "openssh", "local"]:
+    return "local" if host.destination == "local" else inventory.ssh.transport

@@ -1,0 +1,108 @@
+"""Looks at the hosts: one script each, and what their Docker engines hold."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from importlib.resources import files
+
+from vllm_cluster.kernel.checks.registry import engine_problem
+from vllm_cluster.kernel.docker.client import DockerApi
+from vllm_cluster.kernel.errors import CommandFailed, DockerError
+from vllm_cluster.kernel.facts import parse
+from vllm_cluster.kernel.facts.details import ImageDetails
+from vllm_cluster.kernel.facts.docker_objects import Container, ImageInfo
+from vllm_cluster.kernel.facts.host_facts import HostFacts
+from vllm_cluster.kernel.hosts.connection import HostConnection
+from vllm_cluster.kernel.inventory.model import Inventory
+from vllm_cluster.kernel.plan.desired import STATE_FOLDER
+from vllm_cluster.kernel.plan.identity import is_copy, node_of
+from vllm_cluster.kernel.plan.spec import CLUSTER, ID, ROLE, node_name, user_numbers
+
+OBSERVE_SECONDS = 60.0
+RECORD_FILE = "cluster.json"
+
+
+def observe(
+    inventory: Inventory, connection: HostConnection, *, deep: bool = False, volumes: bool = False
+) -> HostFacts:
+    """The facts of one host; where its Docker cannot be used, the facts hold the reason and list nothing.
+
+    `volumes` lists those of the cluster also where its node is.
+    A deep look takes a second longer, still with one script: it adds the details, and whose containers else there are.
+
+    Raises:
+        HostError: the host did not answer, or not to the end.
+    """
+    facts = ask(inventory, connection, deep=deep)
+    if engine_problem(facts):
+        return facts
+    engine = connection.open_engine(facts.docker.api_version, facts.docker.id)
+    engine.owner = user_numbers(inventory.user or "")
+    # All of them: one with the name of the wanted container is in its way, with any labels.
+    images = engine.images()
+    # Without its labels a copy belongs to others.
+    every = [replace(c, labels={}) if is_copy(c, images) else c for c in engine.containers(None)]
+    facts = replace(facts, containers=tuple(container for container in every if CLUSTER in container.labels))
+    # What a cluster left names whose it was; where a node is, the node names it, if its version knew ids.
+    node = node_of(inventory.cluster, facts)
+    known = node is not None and ID in node.labels and not volumes
+    left = {} if known else engine.volumes.labelled(f"{CLUSTER}={inventory.cluster}")
+    taken = [c for c in every if c.name == node_name(inventory.cluster) and c != node]
+    others = [c for c in every if deep and CLUSTER not in c.labels and c not in taken]
+    # What others wrote into their labels is theirs.
+    strangers = tuple(replace(container, labels={}) for container in (*taken, *others))
+    facts = replace(facts, volumes=left, images=images, member_record=_record(engine, node), other_containers=strangers)
+    if facts.details is None:
+        return facts
+    return replace(
+        facts,
+        details=replace(facts.details, image=_image(engine.image_info(inventory.image))),
+    )
+
+
+def usable(facts: HostFacts) -> HostFacts:
+    """These facts, of a host whose Docker can be used.
+
+    Raises:
+        DockerError: it cannot be.
+    """
+    if problem := engine_problem(facts):
+        raise DockerError(facts.host, problem.message, hint=problem.fix)
+    return facts
+
+
+def ask(inventory: Inventory, connection: HostConnection, *, deep: bool = False) -> HostFacts:
+    """What the host's own script finds; nothing is asked of Docker's API.
+
+    Raises:
+        HostError: the host did not answer, or not to the end.
+    """
+    folder = files("vllm_cluster.kernel.facts")
+    script = b"".join(folder.joinpath(name).read_bytes() for name in ("facts.sh", "details.sh")[: 1 + deep])
+    peers = ",".join(host.address for host in inventory.hosts.values())
+    paths = [inventory.model_cache, *(volume.source for volume in inventory.volumes)]
+    asked = connection.runtime.clock.monotonic()
+    result = connection.transport.run(
+        ["sh", "-s", "--", peers, *paths], connection.runtime.after(OBSERVE_SECONDS), stdin=script
+    )
+    try:
+        return replace(parse.facts(connection.name, result.text, deep=deep), observed_at=asked)
+    except ValueError as error:
+        stderr = result.stderr.decode("utf-8", "replace").strip()
+        text = f"cannot read its facts: {error}: {stderr[-300:]}"
+        raise CommandFailed(connection.name, text, exit_code=result.returncode, stderr=stderr) from error
+
+
+def _record(engine: DockerApi, node: Container | None) -> str:
+    """What a head remembers of its members; a worker has nothing to remember."""
+    if node is None or node.labels.get(ROLE) != "head":
+        return ""
+    return (engine.read_file(node.id, f"{STATE_FOLDER}/{RECORD_FILE}") or b"").decode("utf-8", "replace")
+
+
+def _image(found: ImageInfo | None) -> ImageDetails | None:
+    """Where the image can run, by its own labels and variables."""
+    if found is None:
+        return None
+    variables = dict(entry.partition("=")[::2] for entry in found.environment)
+    return ImageDetails(found.id, found.architecture, variables.get("CUDA_VERSION", ""), found.entrypoint)

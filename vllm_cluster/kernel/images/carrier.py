@@ -1,0 +1,201 @@
+"""The program on a host that holds the blobs of an image, in a folder that goes with it."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from vllm_cluster.kernel.docker.temporary import TemporaryContainer
+from vllm_cluster.kernel.errors import HostError
+from vllm_cluster.kernel.hosts.connection import HostConnection
+from vllm_cluster.kernel.hosts.program import OnHost, RemoteProgram, python, source, start
+from vllm_cluster.kernel.node.program import importable
+from vllm_cluster.kernel.plan.identity import Owner
+from vllm_cluster.kernel.plan.images import Content
+from vllm_cluster.wire.pull import HostPlan
+from vllm_cluster.wire.reading import RefusedDocument, convert
+from vllm_cluster.wire.values import Count, Sha256, Size
+
+# 20 GB at 25 Mbit/s.
+PUSH_SECONDS = 7200.0
+START_SECONDS = 120.0
+END_SECONDS = 10.0
+# Of a container: a volume without a name, which goes with it.
+FOLDER = "/vcluster"
+# Of a host without a node image. The shell outlives the program, which ends with its input.
+IN_FOLDER = """d=$(mktemp -d "${TMPDIR:-/var/tmp}/vcluster-image-XXXXXXXX") && cd "$d" || exit
+trap 'rm -rf "$d"' EXIT
+trap : HUP TERM
+"$@\""""
+SAVE = 'image=$1; shift; docker save "$image" | "$@"'
+LOAD = '"$@" | docker load'
+
+
+@dataclass(frozen=True)
+class CarrierRow:
+    """A line of the program: in which folder it is, how far it is, and whether it serves, has all, or failed."""
+
+    folder: str = ""
+    read: Count = 0
+    bytes: Count = 0
+    serving: bool = False
+    whole: bool = False
+    error: str = ""
+
+
+@dataclass(frozen=True)
+class ImageBlobs:
+    """What an image is made of, each blob by its sha256; `sizes` are of those that are sent."""
+
+    config: Sha256
+    layers: tuple[Sha256, ...]
+    sizes: Mapping[Sha256, Size]
+
+    @property
+    def size(self) -> int:
+        """The bytes that are sent."""
+        return sum(self.sizes.values())
+
+    def manifest(self, config: str, layers: str) -> dict[str, Any]:
+        """What lists the blobs, under these keys."""
+        return {config: self.config, layers: list(self.layers)}
+
+
+def blobs_in(row: Mapping[str, Any], layers: int) -> ImageBlobs:
+    """What a host found in its image of so many layers.
+
+    Raises:
+        ValueError: it is none of that.
+    """
+    found = convert(ImageBlobs, row, "docker save")
+    known = {found.config, *found.layers}
+    if len(found.layers) != layers or found.config not in found.sizes or not known.issuperset(found.sizes):
+        raise ValueError("other blobs than those of the image")
+    return found
+
+
+class ImageCarrier:
+    """The program on one host: in a container that has nothing but its volume and the network, else on the host."""
+
+    def __init__(self, connection: HostConnection, owner: Owner, image_id: str) -> None:
+        """`image_id` is of an image with Python, empty where there is none."""
+        self._connection, self._runtime = connection, connection.runtime
+        program = replace(python("kernel.spread", "carry_image", seconds=PUSH_SECONDS), max_bytes=math.inf)
+        place: OnHost | TemporaryContainer = OnHost()
+        if image_id:
+            # As root, to whom the volume belongs, and without what else root may do.
+            place = TemporaryContainer(
+                owner, "image", image_id, network="host", user="0:0", drop=("ALL",), scratch=FOLDER
+            )
+        else:
+            program = replace(program, argv=("sh", "-c", IN_FOLDER, "sh", *program.argv), changes=True)
+        self._program = start(connection, program, place, self._runtime.after(START_SECONDS))
+        self._container = self._program.container if image_id else ""
+
+    def __enter__(self) -> ImageCarrier:
+        """Send the program.
+
+        Raises:
+            HostError: it does not run there.
+        """
+        try:
+            files = {path: content.decode() for path, content in importable("vllm_cluster.kernel.spread").items()}
+            self._program.send(files)
+            self._folder = self._row(self._program.next(self._runtime.after(START_SECONDS))).folder
+            if not self._folder:
+                raise HostError(self._connection.name, "its program does not answer")
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._program.end(self._runtime.after(END_SECONDS))
+
+    def _beside(self, argv: Sequence[str]) -> tuple[str, ...]:
+        """A command in the folder of the blobs."""
+        if self._container:
+            return ("docker", "exec", "-i", "-w", self._folder, self._container, *argv)
+        return ("sh", "-c", 'cd "$1" && shift && "$@"', "sh", self._folder, *argv)
+
+    def split(self, image: Content, have: int, read: Callable[[int], None]) -> ImageBlobs:
+        """Save an image of this host as blobs, but for its first layers.
+
+        Raises:
+            HostError: Docker does not save it, or there is no room.
+        """
+        # One that is there again above these is needed: Docker looks for a layer with all that is below it.
+        unneeded = {*image.layers[:have]} - {*image.layers[have:]}
+        digests = sorted(layer.removeprefix("sha256:") for layer in unneeded)
+        argv = self._beside(("python3", "-c", source("kernel.images.on_host", "split_image"), str(have), *digests))
+        program = RemoteProgram("docker save", ("sh", "-c", SAVE, "sh", image.id, *argv), max_bytes=math.inf)
+        row: dict[str, Any] = {}
+        with start(self._connection, program, OnHost(), self._runtime.after(START_SECONDS)) as running:
+            for row in running.messages(self._runtime.after(PUSH_SECONDS)):
+                if "read" in row:
+                    read(self._row(row).read)
+            printed = running.finish(self._runtime.after(END_SECONDS)).text[-300:]
+        try:
+            return blobs_in(row, len(image.layers))
+        except ValueError as error:
+            # What Docker printed is the cause where the program finds what Docker wrote unreadable.
+            why = ": ".join(filter(None, (row.get("error"), printed))) or f"what it found is unreadable: {error}"
+            raise HostError(self._connection.name, f"docker save failed: {why}", hint="vcluster image prune") from None
+
+    def _row(self, row: Mapping[str, Any]) -> CarrierRow:
+        try:
+            return convert(CarrierRow, row, self._connection.name)
+        except RefusedDocument as refused:
+            raise HostError(self._connection.name, f"image: {refused.field} {refused.why}") from None
+
+    def ask(self, plan: HostPlan) -> CarrierRow:
+        """Send the plan; whether it is serving, or the error.
+
+        Raises:
+            HostError: it does not answer.
+        """
+        self._program.send(asdict(plan))
+        return self._row(self._program.next(self._runtime.after(START_SECONDS)))
+
+    def follow(self, arrived: Callable[[int], None]) -> CarrierRow:
+        """How it ends: whole, or an error with the bytes that had come.
+
+        Raises:
+            HostError: it does not answer.
+        """
+        row = CarrierRow()
+        for message in self._program.messages(self._runtime.after(PUSH_SECONDS)):
+            row = self._row(message)
+            if row.whole or row.error:
+                return row
+            if row.bytes:
+                arrived(row.bytes)
+        return replace(row, error=f"its program ended: {self._program.stderr_tail().strip()[-300:]}")
+
+    def load(self, blobs: ImageBlobs) -> str:
+        """Give the blobs to the host's Docker; what that printed.
+
+        Raises:
+            HostError: it does not take them.
+        """
+        argv = self._beside(
+            (
+                "python3",
+                "-c",
+                source("kernel.images.on_host", "pack_image"),
+                json.dumps(blobs.manifest("config", "layers")),
+            )
+        )
+        program = RemoteProgram("docker load", ("sh", "-c", LOAD, "sh", *argv), changes=True)
+        with start(self._connection, program, OnHost(), self._runtime.after(START_SECONDS)) as running:
+            ended = running.finish(self._runtime.after(PUSH_SECONDS))
+        if ended.code:
+            raise HostError(self._connection.name, f"docker load failed: {ended.text[-300:]}")
+        return ended.printed
+
+    def reading(self, blobs: ImageBlobs) -> tuple[str, ...]:
+        """The command that writes the blobs, one after the other."""
+        return self._beside(("cat", *blobs.sizes))

@@ -1,0 +1,122 @@
+"""Runs `model_cache.py` or `remove_model.py` beside a host's cache: in its node, else in a temporary container."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+from vllm_cluster.kernel.docker.temporary import TemporaryContainer
+from vllm_cluster.kernel.errors import CommandFailed, HostError
+from vllm_cluster.kernel.facts.host_facts import HostFacts
+from vllm_cluster.kernel.hosts.connection import HostConnection
+from vllm_cluster.kernel.hosts.program import InNode, Place, RunningProgram, python, start
+from vllm_cluster.kernel.inventory.model import Inventory
+from vllm_cluster.kernel.plan.identity import node_of, without_lease
+from vllm_cluster.kernel.plan.images import find_image
+from vllm_cluster.kernel.plan.pull import COMMIT, container_spec, outside
+from vllm_cluster.wire.pull import CacheManifest, CacheRow, ModelFile, digest_of
+from vllm_cluster.wire.reading import RefusedDocument, convert
+from vllm_cluster.wire.values import words
+
+# A container and Python, on a host that is busy.
+START_SECONDS = 60.0
+# Until the next line: a network file system answers for each of many files.
+LINE_SECONDS = 120.0
+# 10 TB at 200 MB/s.
+MAX_SECONDS = 50_000.0
+_OF_REMOVAL = ("size", "remove")
+
+T = TypeVar("T")
+
+
+def proved(host: str, end: CacheManifest, files: Sequence[ModelFile]) -> tuple[str, str]:
+    """The commit and the digest of the manifest that a host lists; empty where it has none.
+
+    Raises:
+        HostError: they are not of these files.
+    """
+    if end.digest and (end.digest != digest_of(files) or not (end.commit == "" or COMMIT.fullmatch(end.commit))):
+        raise HostError(host, "the model cache has a manifest that is not of the files that it lists")
+    return end.commit, end.digest
+
+
+def place(inventory: Inventory, facts: HostFacts, reads: str = "") -> Place:
+    """Where a program sees the cache, and a folder that it `reads`, with the rights of the containers.
+
+    Raises:
+        HostError: the image is not there.
+    """
+    node = node_of(inventory.cluster, facts)
+    if node is not None and node.state == "running" and not reads:
+        return InNode(node.name)
+    image = image_id(inventory, facts)
+    spec = container_spec(inventory, inventory.hosts[facts.host], reads)
+    return TemporaryContainer(without_lease(inventory.cluster), "cache", image, like=spec, user=spec.user)
+
+
+def image_id(inventory: Inventory, facts: HostFacts) -> str:
+    """The image that brings and reads a host's cache, by its id.
+
+    Raises:
+        HostError: it is not there.
+    """
+    image = find_image(inventory.image, facts.images)
+    if image is None:
+        raise HostError(facts.host, f"pull: {inventory.image} is not there", hint="vcluster up")
+    return image.id
+
+
+@contextmanager
+def running(
+    connection: HostConnection, inventory: Inventory, facts: HostFacts, asked: Mapping[str, Any]
+) -> Iterator[RunningProgram]:
+    """The program with its first message sent; leaving it ends it.
+
+    Raises:
+        HostError: it cannot be started.
+    """
+    name = "remove_model" if asked["do"] in _OF_REMOVAL else "model_cache"
+    program = python("kernel.models.on_host", name, seconds=MAX_SECONDS)
+    root = str(asked.get("root", ""))
+    where = place(inventory, facts, outside(inventory.model_cache, root) if root else "")
+    with start(connection, program, where, connection.runtime.after(START_SECONDS)) as there:
+        there.send({"cache": inventory.model_cache, **asked})
+        yield there
+
+
+def ask(
+    connection: HostConnection,
+    inventory: Inventory,
+    facts: HostFacts,
+    asked: Mapping[str, Any],
+    kind: type[T],
+    *,
+    see: Callable[[CacheRow], None] = lambda _row: None,
+) -> T:
+    """The last line of the program's answer; `see` gets those before it.
+
+    Raises:
+        HostError: the cache cannot be read, or the program's answer is none.
+    """
+    with running(connection, inventory, facts, asked) as there:
+        while True:
+            row = there.next(connection.runtime.after(LINE_SECONDS))
+            if "error" in row:
+                why = words(str(row["error"]))
+                raise CommandFailed(connection.name, f"the model cache: {why}", exit_code=1, stderr="")
+            if row.get("end"):
+                return taken(kind, connection.name, row)
+            see(taken(CacheRow, connection.name, row))
+
+
+def taken(kind: type[T], host: str, row: Mapping[str, Any]) -> T:
+    """A line of the program as what it should be.
+
+    Raises:
+        HostError: it is not that.
+    """
+    try:
+        return convert(kind, row, "the model cache")
+    except RefusedDocument as refused:
+        raise HostError(host, f"the model cache gives what cannot be: {refused.field} {refused.why}") from None

@@ -1,0 +1,1 @@
+"""The node of a host: its container, its program, its secrets, what the head's keeps."""

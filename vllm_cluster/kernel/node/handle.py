@@ -1,0 +1,194 @@
+"""One cluster's node on one host: its container, what its node program writes, and its files."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from dataclasses import dataclass
+
+from vllm_cluster.kernel.checks.docker import foreign
+from vllm_cluster.kernel.errors import CommandFailed, HostError, NodeMissing, PreflightFailed, VclusterError
+from vllm_cluster.kernel.facts.docker_objects import ContainerInfo
+from vllm_cluster.kernel.facts.host_facts import HostFacts
+from vllm_cluster.kernel.hosts.connection import HostConnection
+from vllm_cluster.kernel.hosts.observe import observe, usable
+from vllm_cluster.kernel.hosts.program import Finished, InNode, Message, RemoteProgram, run
+from vllm_cluster.kernel.inventory.model import Inventory
+from vllm_cluster.kernel.laptop import whoami
+from vllm_cluster.kernel.plan.desired import SECRETS_FOLDER, STATE_FOLDER
+from vllm_cluster.kernel.plan.identity import node_of
+from vllm_cluster.kernel.plan.node_status import current, parse_status
+from vllm_cluster.kernel.plan.spec import node_name
+from vllm_cluster.kernel.shell_line import command_line
+from vllm_cluster.wire.order import ACCEPTED, WANTED, Order, Placement, read_order
+from vllm_cluster.wire.reading import RefusedDocument
+from vllm_cluster.wire.status import NodeStatus, ServeStatus
+
+_ENDED = ("exited", "dead", "restarting")
+LAST_LINES = 20
+MAX_SECRET = 64 << 10
+
+
+@dataclass(frozen=True)
+class NodeState:
+    """The container as Docker describes it, and the node program's status; None before it has written one."""
+
+    container: ContainerInfo
+    status: NodeStatus | None
+
+    @property
+    def started(self) -> float:
+        """When the container was started, by the host's clock: seconds since 1970."""
+        return self.container.started
+
+    @property
+    def serving(self) -> ServeStatus | None:
+        """What it serves or starts."""
+        return self.status.serve if self.status else None
+
+
+class NodeHandle:
+    """What can be asked of a node, and written to it, over the connection to its host."""
+
+    def __init__(self, connection: HostConnection, cluster: str) -> None:
+        self.connection, self.host, self.cluster, self.name = connection, connection.name, cluster, node_name(cluster)
+
+    def container(self) -> ContainerInfo | None:
+        """The container as `docker inspect` shows it; None where there is none."""
+        return self.connection.engine.container_info(self.name)
+
+    def state(self) -> NodeState:
+        """The container that runs, and its status.
+
+        Raises:
+            HostError: the container is gone, or has ended; with its last log lines.
+        """
+        found = self.container()
+        if found is None:
+            raise HostError(self.host, f"container {self.name} is missing", hint="vcluster up")
+        if found.status in _ENDED:
+            raise self.exit_error(found)
+        return self._described(found)
+
+    def ensure_running(self) -> ContainerInfo:
+        """The container, which must run, for a command that only asks: what it printed last is `vcluster logs`' affair.
+
+        Raises:
+            NodeMissing: it does not run.
+        """
+        found = self.container()
+        if found is None:
+            raise NodeMissing(f"{self.host}: the node is missing", hint="vcluster up")
+        if found.status == "paused":
+            fix = command_line("docker", "unpause", self.name, on=self.host)
+            raise NodeMissing(f"{self.host}: the node is paused", hint=fix)
+        if found.status != "running":
+            memory = ", killed for lack of memory" if found.out_of_memory else ""
+            text = f"{self.host}: the node does not run: {found.status} with code {found.exit_code}{memory}"
+            raise NodeMissing(text, hint="vcluster up\nvcluster explain")
+        return found
+
+    def running(self) -> NodeState:
+        """The container and its status, as `state`.
+
+        Raises:
+            NodeMissing: as `ensure_running`.
+        """
+        return self._described(self.ensure_running())
+
+    def _described(self, found: ContainerInfo) -> NodeState:
+        raw = self.read("status.json")
+        status = parse_status(raw) if raw else None
+        # The file outlives the container, and the node program may have stopped.
+        now = self.connection.engine.now
+        return NodeState(found, current(status, found.started, now) if status else None)
+
+    def state_if_running(self) -> NodeState | None:
+        """The same; None where the container does not run, or its status cannot be read."""
+        with suppress(VclusterError):
+            return self.state()
+        return None
+
+    def exit_error(self, found: ContainerInfo) -> CommandFailed:
+        """A container that should run and does not, with what it printed last."""
+        tail = "\n".join(self.connection.engine.logs(self.name, tail=LAST_LINES).strip().splitlines()[-LAST_LINES:])
+        memory = " (killed for lack of memory)" if found.out_of_memory else ""
+        return CommandFailed(
+            self.host,
+            f"container {self.name} exited with code {found.exit_code}{memory}; last log lines:\n{tail}",
+            exit_code=found.exit_code,
+            stderr=tail,
+        )
+
+    def read(self, file: str, limit: int | None = None) -> bytes | None:
+        """A file of the state volume; None where it is not there."""
+        path = f"{STATE_FOLDER}/{file}"
+        engine = self.connection.engine
+        return engine.read_file(self.name, path) if limit is None else engine.read_file(self.name, path, limit)
+
+    def write(self, file: str, content: bytes) -> None:
+        """Write a file of the state volume, for its owner alone; only under the lease."""
+        self.connection.engine.put_files(self.name, STATE_FOLDER, {file: (content, 0o600)})
+
+    def order(self) -> Order | None:
+        """What it was asked to serve; None where it never was asked.
+
+        Raises:
+            RefusedDocument: that cannot be read.
+        """
+        raw = self.read(WANTED)
+        return None if raw is None else read_order(raw, f"{self.host}: {WANTED}")
+
+    def asked(self) -> Placement | None:
+        """What shall be served; None where nothing shall, or where that cannot be read."""
+        with suppress(RefusedDocument):
+            order = self.order()
+            return order.wanted if order else None
+        return None
+
+    def ask(self, wanted: Placement | None) -> int:
+        """Ask for this to be served, or nothing; only under the lease. Returns the number of the order."""
+        order = Order(self._epoch() + 1, whoami(), (wanted,) if wanted else ())
+        self.write(WANTED, order.document)
+        return order.epoch
+
+    def _epoch(self) -> int:
+        """The number of the last order, by what the head accepted where the file itself cannot be read."""
+        for file in (WANTED, ACCEPTED):
+            with suppress(RefusedDocument):
+                raw = self.read(file)
+                return read_order(raw).epoch if raw is not None else 0
+        return 0
+
+    def secret(self, name: str, identity: str) -> bytes | None:
+        """A secret by its name and the id of its value; None where it is not there."""
+        return self.connection.engine.read_file(self.name, f"{SECRETS_FOLDER}/{name}-{identity}", MAX_SECRET)
+
+    def run(self, program: RemoteProgram, seconds: float, first: Message | None = None) -> Finished:
+        """Run a program in the container; see `kernel.hosts.program`."""
+        return run(self.connection, program, InNode(self.name), self.connection.runtime.after(seconds), first)
+
+
+def connect_and_observe(inventory: Inventory, connection: HostConnection) -> HostFacts:
+    """Connect to a host and open its engine.
+
+    Raises:
+        HostError: it does not answer, or its Docker does not.
+    """
+    connection.connect()
+    return usable(observe(inventory, connection))
+
+
+def open_node(inventory: Inventory, connection: HostConnection) -> NodeHandle:
+    """The node of this cluster on a host, which is connected for it; the node may have stopped.
+
+    Raises:
+        HostError: the host or its Docker does not answer.
+        NodeMissing: there is no such node.
+        PreflightFailed: it is of another cluster.
+    """
+    facts = connect_and_observe(inventory, connection)
+    for finding in foreign(inventory, {connection.name: facts}):
+        raise PreflightFailed(f"{finding.host}: {finding.message}", hint=finding.fix)
+    if node_of(inventory.cluster, facts) is None:
+        raise NodeMissing(f"{connection.name}: the node is missing", hint="vcluster up")
+    return NodeHandle(connection, inventory.cluster)

@@ -1,0 +1,201 @@
+"""What was done to a cluster and what was served on it: the lines that laptops and the head's program left there."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from datetime import datetime
+from typing import TypeVar
+
+from vllm_cluster import __version__
+from vllm_cluster.kernel.errors import HostError
+from vllm_cluster.kernel.events import Emit, Event
+from vllm_cluster.kernel.hosts.program import python
+from vllm_cluster.kernel.inventory.model import Inventory
+from vllm_cluster.kernel.laptop import whoami
+from vllm_cluster.kernel.node.handle import NodeHandle
+from vllm_cluster.kernel.plan.desired import STATE_FOLDER
+from vllm_cluster.kernel.plan.history import RESTARTER, Entry
+from vllm_cluster.kernel.plan.placement import command
+from vllm_cluster.kernel.text import count
+from vllm_cluster.wire.history import AuditLine, ResultLine
+from vllm_cluster.wire.order import READY, RESULTS, Deployment, Placement, read_ready
+from vllm_cluster.wire.reading import RefusedDocument, read
+from vllm_cluster.wire.status import ServeStatus
+
+AUDIT_FILE = "audit.jsonl"
+APPEND_SECONDS = 10.0
+T = TypeVar("T")
+
+
+def record(
+    node: NodeHandle,
+    verb: str,
+    operations: Sequence[str],
+    emit: Emit,
+    *,
+    request: int = 0,
+    seconds: float | None = None,
+) -> None:
+    """Append one line, that of `serve` and `stop` with the number of the request, that of `up` with its `seconds`.
+
+    Secrets never get here, since operations do not hold their values.
+    A head that runs no command at this moment only costs the line: what it is about has been done already.
+    """
+    line = json.dumps(
+        {
+            "time": round(node.connection.runtime.clock.time(), 3),
+            "user": whoami(),
+            "version": __version__,
+            "run": node.connection.runtime.run,
+            "verb": verb,
+            "operations": list(operations),
+            **({"request": request} if request else {}),
+            **({} if seconds is None else {"seconds": round(seconds, 1)}),
+        }
+    )
+    program = replace(python("kernel.node.on_host", "append_line", seconds=APPEND_SECONDS), changes=True)
+    try:
+        ended = node.run(program, APPEND_SECONDS + 5, {"path": f"{STATE_FOLDER}/{AUDIT_FILE}", "line": line})
+        problem = "" if ended.messages else ended.text.rpartition("\n")[2] or f"exit code {ended.code}"
+    except HostError as error:
+        problem = error.detail
+    if problem:
+        emit(Event("warning", f"the history of {node.cluster} has no line for this {verb}: {problem}", node.host))
+
+
+@dataclass(frozen=True)
+class AuditEntry:
+    """One line of the history: who ran what; `time` by the clock of their laptop."""
+
+    user: str
+    verb: str
+    summary: str
+    time: float
+    run: str
+
+
+def last_change(node: NodeHandle) -> AuditEntry | None:
+    """The last line of the history; None where there is none that can be read."""
+    rows = (node.read(AUDIT_FILE) or b"").splitlines()[-1:]
+    for last in _read(AuditLine, rows, f"{node.host}: {AUDIT_FILE}"):
+        done = last.operations
+        first = done[0] if len(done) == 1 else count(len(done), "change")
+        what = first if first.startswith(last.verb) else f"{last.verb} ({first})"
+        return AuditEntry(last.user, last.verb, what, last.time, last.run)
+    return None
+
+
+def last_other(node: NodeHandle) -> str:
+    """Who ran what and when, by the last line of the history; empty where that line is this run's own."""
+    last = last_change(node)
+    if last is None or last.run == node.connection.runtime.run:
+        return ""
+    at = datetime.fromtimestamp(last.time).astimezone().isoformat(timespec="seconds")
+    return f"{last.user} ran {last.summary} at {at}"
+
+
+# What the node program writes of a restart, beside the one line for how a request ended.
+_OF_RESTARTS = ("restarted", "ready again", "gave up")
+
+
+def read_history(node: NodeHandle) -> list[Entry]:
+    """Every entry that the head has kept, the oldest first; a line that cannot be read is passed over."""
+    results = list(_lines(ResultLine, node, RESULTS))
+    ends: dict[int, list[ResultLine]] = {}
+    for line in results:
+        if line.result not in _OF_RESTARTS:
+            ends.setdefault(line.request, []).append(line)
+    entries = [
+        Entry(line.time, line.user, line.verb, line.operations, line.request or None, seconds=line.seconds)
+        for line in _lines(AuditLine, node, AUDIT_FILE)
+    ]
+    history = [_with_end(entry, ends.pop(entry.request, [])) if entry.request else entry for entry in entries]
+    # A laptop that lost its connection right after it wrote the request has left no line of its own.
+    history += [_with_end(_of_head(number, lines), lines) for number, lines in ends.items()]
+    return sorted([*history, *_restarts(results)], key=lambda entry: entry.time)
+
+
+def restarts(node: NodeHandle, request_number: int) -> list[Entry]:
+    """The restarts of what a request asked for, the oldest first."""
+    return [entry for entry in _restarts(_lines(ResultLine, node, RESULTS)) if entry.request == request_number]
+
+
+def ready_requests(node: NodeHandle) -> tuple[Placement, ...]:
+    """What was ready, the newest last; nothing where that cannot be read."""
+    try:
+        return read_ready(node.read(READY) or b"", f"{node.host}: {READY}").requests
+    except RefusedDocument:
+        return ()
+
+
+def known_requests(node: NodeHandle) -> Iterator[Placement]:
+    """What was asked for last, which may never get ready, then what was ready, the newest first."""
+    if asked := node.asked():
+        yield asked
+    yield from reversed(ready_requests(node))
+
+
+def command_of(
+    inventory: Inventory, node: NodeHandle, serve: ServeStatus, *, expose: bool = False, flag: str = ""
+) -> str:
+    """The command that asks for what is served again, with an option or a flag of vLLM more.
+
+    Where the last order cannot be served, the head serves one that was ready before.
+    """
+    asked = next((one for one in known_requests(node) if one.generation == serve.generation), None)
+    deployment = asked.deployment if asked else Deployment(serve.model, serve.model)
+    return command(replace(deployment, expose=expose or deployment.expose), _names(inventory), flag=flag)
+
+
+def command_named(inventory: Inventory, node: NodeHandle, name: str) -> str:
+    """The command that asks for a model that was served under a name, as far as the head knows it still."""
+    asked = next((one for one in known_requests(node) if one.deployment.name == name), None)
+    return command(asked.deployment if asked else Deployment(name, "MODEL"), _names(inventory))
+
+
+def _names(inventory: Inventory) -> dict[str, str]:
+    return {host.address: name for name, host in inventory.hosts.items()}
+
+
+def _lines(kind: type[T], node: NodeHandle, name: str) -> Iterator[T]:
+    """The lines of a file that can be read, those that were in it before it was full first."""
+    for part in (f"{name}.1", name):
+        yield from _read(kind, (node.read(part) or b"").splitlines(), f"{node.host}: {part}")
+
+
+def _read(kind: type[T], rows: Sequence[bytes], sender: str) -> Iterator[T]:
+    for row in rows:
+        with suppress(RefusedDocument):
+            yield read(kind, row, sender)
+
+
+def _of_head(number: int, lines: Sequence[ResultLine]) -> Entry:
+    first = lines[0]
+    return Entry(first.time, first.user, "serve", (f"serve {first.model}",), number)
+
+
+def _with_end(entry: Entry, lines: Sequence[ResultLine]) -> Entry:
+    if not lines:
+        return entry
+    # What ends it is written once: a later line is of another start of the same, on a head that moved.
+    end = next((line for line in lines if line.result != "failed"), lines[-1])
+    failure = next((line.summary for line in lines if line.result == "failed"), None)
+    return replace(entry, result=end.result, seconds=end.seconds, failure=failure)
+
+
+def _restarts(results: Iterable[ResultLine]) -> list[Entry]:
+    """Each restart, with when the model was ready again."""
+    found: list[Entry] = []
+    for line in results:
+        if line.result not in _OF_RESTARTS:
+            continue
+        if line.result != "ready again":
+            end = "gave up" if line.result == "gave up" else None
+            done = (f"restart {line.name}",)
+            found.append(Entry(line.time, RESTARTER, "restart", done, line.request, end, failure=line.summary))
+        elif found and found[-1].request == line.request and not found[-1].result:
+            found[-1] = replace(found[-1], result="ready", seconds=line.seconds)
+    return found

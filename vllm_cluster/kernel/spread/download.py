@@ -1,0 +1,128 @@
+"""Downloads from a hub on the one host that reaches it, with the image's own huggingface_hub.
+
+Its request alone, into the partial files that a receiver writes too: from 2.0 on its own files have names by chance and
+are removed at any end, so that a kill would lose all of it, and the others could get nothing before a file is whole.
+"""
+
+from __future__ import annotations
+
+import errno
+import random
+import threading
+import time
+from collections.abc import Callable
+
+from huggingface_hub import constants, hf_hub_url
+from huggingface_hub.file_download import http_get
+from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]
+
+from vllm_cluster.kernel.spread.origin import for_each
+from vllm_cluster.kernel.spread.plan import PullError
+from vllm_cluster.kernel.spread.store import Partial, Store, TooLongError, content_hash
+from vllm_cluster.wire.pull import HostPlan, ModelFile
+from vllm_cluster.wire.values import Url, without_logins
+
+# What a broken answer loses at most, and by what the others wait behind; huggingface_hub's own is ten times as much.
+CHUNK = 1 << 20
+# Without any byte for this long the hub is taken for gone; a 429 or a restart of a proxy is over before.
+PATIENCE_SECONDS = 600.0
+FIRST_PAUSE, MAX_PAUSE = 1.0, 30.0
+# A file that comes wrong so often is wrong where it comes from.
+ATTEMPTS = 2
+_FINAL = (401, 403, 404)
+# It has no byte where the list has more: the file is shorter than listed.
+_BEYOND = 416
+_NO_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES)
+
+
+class Download:
+    """One download; `trouble` is what it waits out now."""
+
+    def __init__(self, plan: HostPlan, store: Store, token: str | None) -> None:
+        self._plan, self._store, self._token = plan, store, token
+        self.trouble = ""
+        self._stop = threading.Event()
+        self._moved = time.monotonic()
+
+    def run(self) -> None:
+        """Download every file that is not there, in the order of the plan, and verify each.
+
+        Raises:
+            PullError, OSError: one cannot be had; what is there is kept.
+        """
+        missing = (file for file in self._plan.files if not self._store.complete(file))
+        left: dict[str, ModelFile] = {file.blob: file for file in missing}
+        for_each(left.values(), self._one, self._stop)
+        for file in self._plan.files:
+            if not self._store.complete(file):
+                self._store.finish(file)
+
+    def _one(self, file: ModelFile) -> None:
+        partial = self._store.partial(file)
+        for _ in range(ATTEMPTS):
+            try:
+                self._fetch(file)
+            except TooLongError:
+                self._store.drop_partial(file)
+                continue
+            if content_hash(partial, file) == file.blob:
+                self._store.finish(file)
+                return
+            self._store.drop_partial(file)
+        raise PullError(f"{file.path}: {Url(self._plan.endpoint)} sends another content than it lists")
+
+    def _fetch(self, file: ModelFile) -> None:
+        """Get the rest of a file, over as many answers as it takes."""
+        pause = FIRST_PAUSE
+        with self._store.append(file) as partial:
+            while (before := partial.length) < file.size:
+                try:
+                    self._get(file, partial)
+                except PullError:
+                    raise
+                except Exception as error:  # the tree of huggingface_hub's errors differs by its version
+                    self._ensure_passing(file, error)
+                moved = partial.length > before
+                if moved:
+                    self._moved, pause = time.monotonic(), FIRST_PAUSE
+                if partial.length < file.size:
+                    self._wait(file, pause)
+                    pause = min(2 * pause, MAX_PAUSE)
+        self._moved, self.trouble = time.monotonic(), ""
+
+    def _get(self, file: ModelFile, partial: Partial) -> None:
+        constants.DOWNLOAD_CHUNK_SIZE = CHUNK
+        url = hf_hub_url(self._plan.model, file.path, revision=self._plan.commit, endpoint=self._plan.endpoint)
+        # Its expected size is for its own messages, and makes it refuse files above 50 GB; the real one is in the plan.
+        send: Callable[..., None] = http_get
+        send(url, partial, resume_size=partial.length, headers=build_hf_headers(token=self._token or False))
+        self.trouble = f"{file.path}: the download ended at {partial.length} of {file.size} bytes"
+
+    def _ensure_passing(self, file: ModelFile, error: Exception) -> None:
+        """Note what went wrong.
+
+        Raises:
+            PullError, OSError: no other try would help.
+        """
+        if isinstance(error, OSError) and error.errno in _NO_DISK:
+            raise error
+        code = getattr(getattr(error, "response", None), "status_code", None)
+        # Behind the first line are addresses of objects, signed URLs and the request's id.
+        words = without_logins(str(error).split("\n")[0].split("(Request ID")[0].strip())[:200]
+        self.trouble = f"{file.path}: {f'the hub answers {code}' if code else words or type(error).__name__}"
+        if code == _BEYOND:
+            self._store.drop_partial(file)
+            raise PullError(f"{file.path}: {Url(self._plan.endpoint)} sends another size than it lists") from error
+        if code in _FINAL:
+            raise PullError(self.trouble) from error
+
+    def _wait(self, file: ModelFile, pause: float) -> None:
+        """Wait before the next try.
+
+        Raises:
+            PullError: no byte has come for long, or another file has failed.
+        """
+        if time.monotonic() - self._moved > PATIENCE_SECONDS:
+            raise PullError(f"no byte for {PATIENCE_SECONDS:.0f} s: {self.trouble}")
+        if self._stop.wait(pause * (0.5 + random.random())):  # noqa: S311 - to spread the tries
+            raise PullError(f"{file.path}: another file failed")

@@ -1,1 +1,0 @@
-"""Works on hosts: connects, observes, holds the lease, executes a plan."""
