@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 
 from tests.property.hostile import attack, batches, harmless, hostile, many, recorded, shown_by, some
 from vllm_cluster.actions.status import ClusterStatus, HostStatus
-from vllm_cluster.cli.render import errors, events, text
 from vllm_cluster.cli.render.status import show_status
 from vllm_cluster.kernel.errors import CommandFailed
 from vllm_cluster.kernel.events import Event
+from vllm_cluster.kernel.terminal import errors, events, text
 
 # All the cases take minutes.
 pytestmark = pytest.mark.timeout(3600)
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.timeout(3600)
 any_text = st.one_of(st.text(st.characters(), max_size=60), hostile, st.lists(attack, max_size=5).map("".join))
 
 
-# fault: cli/render/text.py: _CONTROL.sub("", ESCAPES.sub("", → str(str(
+# fault: kernel/terminal/text.py: _CONTROL.sub("", ESCAPES.sub("", → str(str(
 def test_no_text_from_elsewhere_steers_a_terminal() -> None:
     def ensure_plain(said: str) -> None:
         plain = text.plain(said)

@@ -15,9 +15,9 @@ from tests.property.hostile import hostile, many, recorded
 from tests.support.depth import cases
 from tests.support.modules import MODULES, nodes, room
 from tests.support.pasted import NOTES, SHELLS, noted
-from vllm_cluster.cli.edge import with_inventory
-from vllm_cluster.cli.paste import pasteable
 from vllm_cluster.kernel.shell_line import command_line
+from vllm_cluster.kernel.terminal.edge import with_inventory
+from vllm_cluster.kernel.terminal.paste import pasteable
 from vllm_cluster.kernel.text import printable
 
 # All the cases take minutes.
@@ -65,7 +65,7 @@ def test_the_package_advises_many_commands() -> None:
 
 
 # fault: kernel/shell_line.py: line = printable(shell_line(words)) → line = printable(" ".join(map(str, words)))
-# fault: cli/paste.py: rf"{QUOTED}|(?P<end> → r"(?P<end>
+# fault: kernel/terminal/paste.py: rf"{QUOTED}|(?P<end> → r"(?P<end>
 @pytest.mark.promise("P46")
 @pytest.mark.parametrize("shell", SHELLS)
 def test_a_remedy_starts_its_program_alone(shell: str, tmp_path: Path) -> None:

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from tests.support.sim import lab, make, oracle
-from vllm_cluster.cli.session import Session
 from vllm_cluster.kernel.addresses import find_addresses
 from vllm_cluster.kernel.errors import Unreachable, VclusterError
 from vllm_cluster.kernel.inventory.model import Inventory
+from vllm_cluster.kernel.terminal.session import Session
 
 NAMED = make.inventory(3)
 UNNAMED = NAMED.model_copy(

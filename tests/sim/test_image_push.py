@@ -12,7 +12,6 @@ from tests.support.sim.lab import Outcome
 from tests.support.sim.world import Machine, Picture, World
 from vllm_cluster.actions.image_push import push
 from vllm_cluster.actions.images import images
-from vllm_cluster.cli.paste import pasteable
 from vllm_cluster.kernel.errors import HostError, PreflightFailed, UsageError
 from vllm_cluster.kernel.events import Emit
 from vllm_cluster.kernel.hosts.connection import HostConnection
@@ -20,6 +19,7 @@ from vllm_cluster.kernel.hosts.program import RunningProgram
 from vllm_cluster.kernel.hosts.runtime import Runtime
 from vllm_cluster.kernel.images import carrier as image_carrier
 from vllm_cluster.kernel.inventory.model import Inventory
+from vllm_cluster.kernel.terminal.paste import pasteable
 
 pytestmark = pytest.mark.promise("P45")
 

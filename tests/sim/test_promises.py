@@ -14,11 +14,11 @@ from tests.support.sim import lab, make, oracle
 from tests.support.sim.faults import Call, Fault, Killed, Script
 from tests.support.sim.lab import Outcome, code
 from tests.support.sim.world import Box, Volume, World
-from vllm_cluster.cli.session import Session
 from vllm_cluster.kernel.errors import InventoryError, PreflightFailed, VclusterError
 from vllm_cluster.kernel.images.supply import PULL_SECONDS
 from vllm_cluster.kernel.inventory.model import Inventory
 from vllm_cluster.kernel.plan.spec import FORMAT_LABEL, VERSION
+from vllm_cluster.kernel.terminal.session import Session
 
 
 def node(world: World, host: str) -> Box:

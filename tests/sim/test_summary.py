@@ -13,8 +13,8 @@ from tests.support.sim import lab, make
 from tests.support.sim.lab import Outcome
 from tests.support.sim.world import World
 from vllm_cluster.actions import up
-from vllm_cluster.cli.render.plan import show_plan
 from vllm_cluster.kernel.inventory.model import Inventory
+from vllm_cluster.kernel.terminal.plan import show_plan
 
 RESTARTED = "! org/model (ready for 1 min, 2 requests running) stops, and is started again"
 

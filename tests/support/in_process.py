@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from unittest.mock import patch
 
-from vllm_cluster.cli import edge
 from vllm_cluster.cli.app import NAME, app
+from vllm_cluster.kernel.terminal import edge
 
 
 @dataclass(frozen=True)

@@ -52,10 +52,10 @@ BORDER = "wire"
 # The files that import from another room yet; none is added.
 EXCEPTIONS: dict[str, set[str]] = {
     "actions/init.py": {"transport"},
-    "cli/paste.py": {"run", "transport"},
+    "kernel/terminal/paste.py": {"run", "transport"},
     "cli/render/check.py": {"run"},
     "cli/serve.py": {"transport"},
-    "cli/words.py": {"backends"},
+    "kernel/terminal/words.py": {"backends"},
     "kernel/plan/node_status.py": {"explain"},
     "fit/layouts.py": {"backends"},
     "fit/request.py": {"backends"},
@@ -249,16 +249,22 @@ print(*sorted(name for name in ours if not name.startswith('typer.')), file=sys.
     ("argv", "environment", "more"),
     [
         (["--help"], {}, set()),
-        (["serve", "--help"], {}, {"cli.serve", "cli.completion"}),
-        (["status", "--no-such-option"], {}, {"cli.status", "cli.completion"}),
+        (["serve", "--help"], {}, {"cli.serve", "kernel.terminal.completion"}),
+        (["status", "--no-such-option"], {}, {"cli.status", "kernel.terminal.completion"}),
         (
             ["status", "-i", "missing.yaml"],
             {},
-            {"cli.status", "cli.completion", "cli.render", "cli.render.errors", "cli.render.text"},
+            {
+                "cli.status",
+                "kernel.terminal.completion",
+                "cli.render",
+                "kernel.terminal.errors",
+                "kernel.terminal.text",
+            },
         ),
         ([], {"COMP_WORDS": "vcluster st", "COMP_CWORD": "1"}, set()),
-        ([], {"COMP_WORDS": "vcluster check -i x ", "COMP_CWORD": "4"}, {"cli.check", "cli.completion"}),
-        ([], {"COMP_WORDS": "vcluster serve ", "COMP_CWORD": "2"}, {"cli.serve", "cli.completion"}),
+        ([], {"COMP_WORDS": "vcluster check -i x ", "COMP_CWORD": "4"}, {"cli.check", "kernel.terminal.completion"}),
+        ([], {"COMP_WORDS": "vcluster serve ", "COMP_CWORD": "2"}, {"cli.serve", "kernel.terminal.completion"}),
     ],
 )
 def test_what_needs_no_host_waits_for_no_library(argv: list[str], environment: dict[str, str], more: set[str]) -> None:
@@ -414,7 +420,7 @@ def test_one_file_writes_to_the_terminal() -> None:
     found = {
         room(path): written(ast.parse(path.read_text())) for path in MODULES if not room(path).startswith("remote/")
     }
-    assert {name for name, lines in found.items() if lines} == {"cli/render/output.py"}
+    assert {name for name, lines in found.items() if lines} == {"kernel/terminal/output.py"}
 
 
 @pytest.mark.parametrize(

@@ -7,11 +7,11 @@ from typing import Annotated
 import typer
 
 from vllm_cluster import __version__
-from vllm_cluster.cli import edge
-from vllm_cluster.cli.options import Color, InventoryPath, Quiet, Verbose
-from vllm_cluster.cli.program import program
-from vllm_cluster.cli.render.output import out
 from vllm_cluster.cli.verbs import VERBS
+from vllm_cluster.kernel.terminal import edge
+from vllm_cluster.kernel.terminal.options import Color, InventoryPath, Quiet, Verbose
+from vllm_cluster.kernel.terminal.output import out
+from vllm_cluster.kernel.terminal.program import program
 
 NAME = "vcluster"
 

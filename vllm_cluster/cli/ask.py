@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from vllm_cluster.cli import question
-from vllm_cluster.cli.options import InventoryPath, Json
-from vllm_cluster.cli.render.output import document, err, out
-from vllm_cluster.cli.render.text import plain
-from vllm_cluster.cli.session import SETTINGS, Session
 from vllm_cluster.kernel.errors import UsageError, VclusterError
+from vllm_cluster.kernel.terminal.options import InventoryPath, Json
+from vllm_cluster.kernel.terminal.output import document, err, out
+from vllm_cluster.kernel.terminal.session import SETTINGS, Session
+from vllm_cluster.kernel.terminal.text import plain
 
 if TYPE_CHECKING:
     from vllm_cluster.actions.ask import ModelApi, ModelRequest

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from vllm_cluster.cli.options import InventoryPath, Json
-from vllm_cluster.cli.render.output import out
-from vllm_cluster.cli.session import Session
 from vllm_cluster.kernel.errors import UsageError
 from vllm_cluster.kernel.laptop import expanded, naming, write_whole
 from vllm_cluster.kernel.shell_line import command_line
+from vllm_cluster.kernel.terminal.options import InventoryPath, Json
+from vllm_cluster.kernel.terminal.output import out
+from vllm_cluster.kernel.terminal.session import Session
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -122,7 +122,7 @@ def _keep(folder: Path, document: Mapping[str, Any]) -> None:
 
 def _show(session: Session, document: Mapping[str, Any], folder: Path) -> None:
     from vllm_cluster.cli.render.bench import bench_lines, report
-    from vllm_cluster.cli.render.text import plain
+    from vllm_cluster.kernel.terminal.text import plain
 
     with naming(folder / REPORT):
         (folder / REPORT).write_text(report(document), encoding="utf-8")

@@ -8,10 +8,10 @@ from typing import Annotated
 
 import typer
 
-from vllm_cluster.cli.completion import complete_hosts
-from vllm_cluster.cli.options import InventoryPath, Json
-from vllm_cluster.cli.session import SETTINGS, Session
 from vllm_cluster.kernel.errors import UsageError
+from vllm_cluster.kernel.terminal.completion import complete_hosts
+from vllm_cluster.kernel.terminal.options import InventoryPath, Json
+from vllm_cluster.kernel.terminal.session import SETTINGS, Session
 
 EXIT_ERRORS, EXIT_UNREACHABLE = 3, 4
 

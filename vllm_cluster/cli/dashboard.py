@@ -6,8 +6,8 @@ from typing import Annotated
 
 import typer
 
-from vllm_cluster.cli.options import InventoryPath, Json
-from vllm_cluster.cli.session import Session
+from vllm_cluster.kernel.terminal.options import InventoryPath, Json
+from vllm_cluster.kernel.terminal.session import Session
 
 Port = Annotated[
     int, typer.Option("--port", "-p", metavar="PORT", min=0, max=65535, help="The port on this machine; 0: a free one.")

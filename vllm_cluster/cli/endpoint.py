@@ -9,11 +9,11 @@ from typing import Annotated
 import typer
 
 from vllm_cluster.cli import tunnel as tunnels
-from vllm_cluster.cli.options import InventoryPath, Json, Wait
-from vllm_cluster.cli.render.output import out
-from vllm_cluster.cli.session import Session
 from vllm_cluster.kernel.errors import PortInUse, UsageError
 from vllm_cluster.kernel.shell_line import command_line
+from vllm_cluster.kernel.terminal.options import InventoryPath, Json, Wait
+from vllm_cluster.kernel.terminal.output import out
+from vllm_cluster.kernel.terminal.session import Session
 
 Env = Annotated[bool, typer.Option("--env", help="OPENAI_BASE_URL and OPENAI_API_KEY for a shell to eval.")]
 Direct = Annotated[

@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
-from vllm_cluster.cli.completion import complete_hosts
-from vllm_cluster.cli.options import InventoryPath
-from vllm_cluster.cli.render import output
-from vllm_cluster.cli.session import Session
 from vllm_cluster.kernel.errors import UsageError, combine
 from vllm_cluster.kernel.shell_line import command_line
+from vllm_cluster.kernel.terminal import output
+from vllm_cluster.kernel.terminal.completion import complete_hosts
+from vllm_cluster.kernel.terminal.options import InventoryPath
+from vllm_cluster.kernel.terminal.session import Session
 from vllm_cluster.kernel.text import printable
 
 if TYPE_CHECKING:

@@ -9,12 +9,12 @@ from typing import Annotated
 
 import typer
 
-from vllm_cluster.cli.completion import complete_failures
-from vllm_cluster.cli.options import InventoryPath, Json
-from vllm_cluster.cli.render.output import out
-from vllm_cluster.cli.session import SETTINGS, Session
 from vllm_cluster.kernel.errors import UsageError
 from vllm_cluster.kernel.shell_line import command_line
+from vllm_cluster.kernel.terminal.completion import complete_failures
+from vllm_cluster.kernel.terminal.options import InventoryPath, Json
+from vllm_cluster.kernel.terminal.output import out
+from vllm_cluster.kernel.terminal.session import SETTINGS, Session
 
 # As failures and findings are named; what is such a file is read as one.
 _NAME = re.compile(r"[a-z][a-z0-9]*(?:-[a-z0-9]+)*")
@@ -100,8 +100,8 @@ def _explain(session: Session, files: Sequence[Path]) -> None:
 def _pack(session: Session, path: Path) -> None:
     loaded = session.load()
     from vllm_cluster.actions.bundle import bundle
-    from vllm_cluster.cli.render.text import plain
     from vllm_cluster.kernel.errors import combine
+    from vllm_cluster.kernel.terminal.text import plain
     from vllm_cluster.kernel.text import count
 
     packed, failures = bundle(loaded, session.progress, path)

@@ -6,11 +6,11 @@ from typing import Annotated
 
 import typer
 
-from vllm_cluster.cli.completion import complete_hosts
-from vllm_cluster.cli.options import InventoryPath, Json, Wait, Yes
-from vllm_cluster.cli.program import Verb, group
-from vllm_cluster.cli.session import Session
 from vllm_cluster.cli.verbs import LEASE, READ
+from vllm_cluster.kernel.terminal.completion import complete_hosts
+from vllm_cluster.kernel.terminal.options import InventoryPath, Json, Wait, Yes
+from vllm_cluster.kernel.terminal.program import Verb, group
+from vllm_cluster.kernel.terminal.session import Session
 
 IMAGE = {
     "ls": Verb(

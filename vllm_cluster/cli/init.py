@@ -8,9 +8,9 @@ from typing import Annotated
 
 import typer
 
-from vllm_cluster.cli.render.output import document, err, out
-from vllm_cluster.cli.session import Session
 from vllm_cluster.kernel.shell_line import command_line
+from vllm_cluster.kernel.terminal.output import document, err, out
+from vllm_cluster.kernel.terminal.session import Session
 from vllm_cluster.kernel.versions import VLLM_IMAGE
 
 Hosts = Annotated[

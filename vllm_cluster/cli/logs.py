@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from vllm_cluster.cli.completion import complete_hosts
-from vllm_cluster.cli.options import InventoryPath, Json
-from vllm_cluster.cli.render.output import err
-from vllm_cluster.cli.session import SETTINGS, Session
 from vllm_cluster.kernel.errors import UsageError
 from vllm_cluster.kernel.shell_line import command_line
+from vllm_cluster.kernel.terminal.completion import complete_hosts
+from vllm_cluster.kernel.terminal.options import InventoryPath, Json
+from vllm_cluster.kernel.terminal.output import err
+from vllm_cluster.kernel.terminal.session import SETTINGS, Session
 
 if TYPE_CHECKING:
     from vllm_cluster.kernel.events import Emit, Event
@@ -80,7 +80,7 @@ def _notices(session: Session) -> Emit:
         if session.as_json:
             session.emit(event)
         elif event.kind == "warning" or SETTINGS.verbosity >= 0:
-            from vllm_cluster.cli.render.text import plain
+            from vllm_cluster.kernel.terminal.text import plain
 
             at = f"{event.host}: " if event.host else ""
             err(f"{'warning: ' * (event.kind == 'warning')}{at}{plain(event.text)}")

@@ -8,9 +8,9 @@ from typing import Annotated
 
 import typer
 
-from vllm_cluster.cli.options import InventoryPath, Json
-from vllm_cluster.cli.session import Session
 from vllm_cluster.kernel.shell_line import command_line
+from vllm_cluster.kernel.terminal.options import InventoryPath, Json
+from vllm_cluster.kernel.terminal.session import Session
 
 Output = Annotated[Path, typer.Option("--output", "-o", metavar="FOLDER", help="Where to write the files.")]
 Force = Annotated[bool, typer.Option("--force", help="Overwrite files that were changed, too.")]

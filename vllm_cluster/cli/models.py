@@ -6,11 +6,11 @@ from typing import Annotated
 
 import typer
 
-from vllm_cluster.cli.completion import complete_hosts, complete_models
-from vllm_cluster.cli.options import InventoryPath, Json, Wait, Yes
-from vllm_cluster.cli.program import group
-from vllm_cluster.cli.session import SETTINGS, Session
 from vllm_cluster.cli.verbs import MODELS
+from vllm_cluster.kernel.terminal.completion import complete_hosts, complete_models
+from vllm_cluster.kernel.terminal.options import InventoryPath, Json, Wait, Yes
+from vllm_cluster.kernel.terminal.program import group
+from vllm_cluster.kernel.terminal.session import SETTINGS, Session
 
 app = group(MODELS, "Show and remove the models of the hosts. Without a verb: ls.", "ls")
 

@@ -12,10 +12,10 @@ from typing import Annotated, Any
 
 import typer
 
-from vllm_cluster.cli.session import SETTINGS
 from vllm_cluster.kernel.errors import UsageError
 from vllm_cluster.kernel.laptop import expanded
 from vllm_cluster.kernel.shell_line import command_line
+from vllm_cluster.kernel.terminal.session import SETTINGS
 
 # A longer prompt fits no model's context.
 MAX_INPUT = 64 << 20

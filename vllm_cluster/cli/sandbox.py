@@ -7,10 +7,10 @@ from typing import Annotated
 
 import typer
 
-from vllm_cluster.cli.options import Json
-from vllm_cluster.cli.program import Verb, group
-from vllm_cluster.cli.session import Session
 from vllm_cluster.kernel.shell_line import command_line
+from vllm_cluster.kernel.terminal.options import Json
+from vllm_cluster.kernel.terminal.program import Verb, group
+from vllm_cluster.kernel.terminal.session import Session
 from vllm_cluster.kernel.text import count
 
 SANDBOX = {

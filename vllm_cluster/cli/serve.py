@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from vllm_cluster.cli.completion import complete_host_list, complete_models, remember_model
-from vllm_cluster.cli.help import VLLM_FLAGS
-from vllm_cluster.cli.options import InventoryPath, Json, Wait, Yes
-from vllm_cluster.cli.session import Session
+from vllm_cluster.kernel.terminal.completion import complete_host_list, complete_models, remember_model
+from vllm_cluster.kernel.terminal.help import VLLM_FLAGS
+from vllm_cluster.kernel.terminal.options import InventoryPath, Json, Wait, Yes
+from vllm_cluster.kernel.terminal.session import Session
 
 if TYPE_CHECKING:
     from vllm_cluster.actions.ask_head import Endpoint

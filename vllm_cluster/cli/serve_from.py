@@ -7,12 +7,12 @@ from pathlib import Path
 
 from vllm_cluster.cli.question import standard_input, text_of
 from vllm_cluster.cli.render.translation import show_translation, translation_event
-from vllm_cluster.cli.session import Session
-from vllm_cluster.cli.words import shown
 from vllm_cluster.kernel.errors import UsageError
 from vllm_cluster.kernel.inventory.model import Inventory
 from vllm_cluster.kernel.plan.placement import command
 from vllm_cluster.kernel.shell_line import command_line
+from vllm_cluster.kernel.terminal.session import Session
+from vllm_cluster.kernel.terminal.words import shown
 from vllm_cluster.translate.options import Translation
 from vllm_cluster.translate.text import translate
 from vllm_cluster.wire.order import Deployment

@@ -7,11 +7,11 @@ from typing import Annotated
 
 import typer
 
-from vllm_cluster.cli.completion import remember_model
-from vllm_cluster.cli.options import InventoryPath, Json
-from vllm_cluster.cli.session import SETTINGS, Session
 from vllm_cluster.kernel.errors import UsageError
 from vllm_cluster.kernel.shell_line import command_line
+from vllm_cluster.kernel.terminal.completion import remember_model
+from vllm_cluster.kernel.terminal.options import InventoryPath, Json
+from vllm_cluster.kernel.terminal.session import SETTINGS, Session
 
 EXIT_NOT_READY = 1
 EXIT_UNREACHABLE = 4

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from vllm_cluster.cli.session import Session
 from vllm_cluster.kernel.errors import VclusterError
+from vllm_cluster.kernel.terminal.session import Session
 
 if TYPE_CHECKING:
     from vllm_cluster.kernel.events import Event

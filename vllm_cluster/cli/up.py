@@ -6,10 +6,10 @@ from typing import Annotated
 
 import typer
 
-from vllm_cluster.cli.options import InventoryPath, Json, Wait, Yes
-from vllm_cluster.cli.render.output import document
-from vllm_cluster.cli.session import SETTINGS, Session
 from vllm_cluster.kernel.laptop import cache_folder
+from vllm_cluster.kernel.terminal.options import InventoryPath, Json, Wait, Yes
+from vllm_cluster.kernel.terminal.output import document
+from vllm_cluster.kernel.terminal.session import SETTINGS, Session
 
 EXIT_CHANGES = 10
 
@@ -25,7 +25,7 @@ def plan(
     with Session(inventory, as_json=as_json) as session:
         loaded = session.load()
         from vllm_cluster.actions import up as action
-        from vllm_cluster.cli.render.plan import plan_document, show_plan
+        from vllm_cluster.kernel.terminal.plan import plan_document, show_plan
 
         made = action.plan(loaded, session.progress)
         session.finish()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from vllm_cluster.cli.program import Verb
+from vllm_cluster.kernel.terminal.program import Verb
 
 # What exit codes mean, as the help of several verbs has it.
 LEASE = {

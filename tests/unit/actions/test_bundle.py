@@ -12,11 +12,11 @@ from tests.support.json_schemas import validate
 from tests.support.sim import lab, make
 from vllm_cluster.actions import bundle
 from vllm_cluster.cli import explain as verb
-from vllm_cluster.cli.session import Session
 from vllm_cluster.kernel.errors import Unreachable, UsageError
 from vllm_cluster.kernel.events import Emit
 from vllm_cluster.kernel.hosts.runtime import Runtime
 from vllm_cluster.kernel.inventory.model import Inventory
+from vllm_cluster.kernel.terminal.session import Session
 
 
 @pytest.mark.parametrize(

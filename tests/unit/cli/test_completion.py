@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from tests.support.in_process import run
-from vllm_cluster.cli.completion import (
+from vllm_cluster.kernel.explain.catalogue import FAILURES
+from vllm_cluster.kernel.terminal.completion import (
     MAX_MODELS,
     complete_failures,
     complete_host_list,
@@ -18,7 +19,6 @@ from vllm_cluster.cli.completion import (
     complete_models,
     remember_model,
 )
-from vllm_cluster.kernel.explain.catalogue import FAILURES
 
 INVENTORY = """version: 1
 cluster: lab
@@ -122,7 +122,7 @@ def test_each_shell_is_offered_the_same(shell: str, typed: str, offered: list[st
     assert (shown.split(), done.stderr) == (offered, "")
 
 
-# fault: cli/completion.py: and _PLAIN.fullmatch(name)] → ]
+# fault: kernel/terminal/completion.py: and _PLAIN.fullmatch(name)] → ]
 @pytest.mark.parametrize("name", ["$(id)", r"\\$(id)", "`id`", ";id;", "a b", "a'", "a\\b"])
 def test_what_a_shell_would_run_or_split_is_not_offered(name: str, inventory: Path) -> None:
     remember_model(name)

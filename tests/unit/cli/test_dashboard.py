@@ -16,8 +16,8 @@ from tests.support.sim import make
 from tests.support.views import HEAD, LOST, MODEL, WORKER, serving, view
 from vllm_cluster.cli import dashboard as verb
 from vllm_cluster.cli.render.dashboard import MAX_EVENTS, MAX_POINTS, DashboardFeed, changes
-from vllm_cluster.cli.session import Session
 from vllm_cluster.kernel.laptop import STANDARD_OUTPUT
+from vllm_cluster.kernel.terminal.session import Session
 
 
 def test_a_port_in_use_names_the_option_for_another(

@@ -23,14 +23,11 @@ from vllm_cluster.actions import rotate
 from vllm_cluster.actions.ask_head import Endpoint
 from vllm_cluster.actions.check import CheckReport
 from vllm_cluster.cli import endpoint
-from vllm_cluster.cli.render import errors, events
 from vllm_cluster.cli.render.check import report_document
 from vllm_cluster.cli.render.endpoint import show_endpoint
 from vllm_cluster.cli.render.explain import explain_document
 from vllm_cluster.cli.render.facts import facts_document
-from vllm_cluster.cli.render.plan import plan_document
 from vllm_cluster.cli.render.status import status_document
-from vllm_cluster.cli.session import Session
 from vllm_cluster.features.check.allreduce import AllReduceTime
 from vllm_cluster.kernel.backends.nccl import NcclTransport
 from vllm_cluster.kernel.checks.registry import check_all, unseen
@@ -38,6 +35,9 @@ from vllm_cluster.kernel.errors import FleetError, Unreachable, VclusterError
 from vllm_cluster.kernel.events import Emit, Event
 from vllm_cluster.kernel.facts.parse import facts
 from vllm_cluster.kernel.inventory.model import Inventory
+from vllm_cluster.kernel.terminal import errors, events
+from vllm_cluster.kernel.terminal.plan import plan_document
+from vllm_cluster.kernel.terminal.session import Session
 from vllm_cluster.run import allreduce
 
 Capture = pytest.CaptureFixture[str]
@@ -93,7 +93,7 @@ def test_a_whole_life(capsys: Capture) -> None:
     assert seen >= {"phase", "plan", "start", "done", "note", "progress", "result"}
 
 
-# fault: cli/render/errors.py: time": round(time.time(), 3), " →
+# fault: kernel/terminal/errors.py: time": round(time.time(), 3), " →
 @pytest.mark.parametrize("verb", [lab.do_up, lab.do_serve, lab.do_stop, lab.do_down])
 @pytest.mark.parametrize("fault", [Fault.ERROR, Fault.LOST])
 def test_what_goes_wrong(serving: tuple[World, Inventory], verb: lab.Verb, fault: Fault, capsys: Capture) -> None:

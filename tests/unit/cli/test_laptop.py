@@ -181,7 +181,7 @@ def held() -> Iterator[dict[str, bool]]:
         yield cases
 
 
-# fault: cli/edge.py: found = meaning(error) → found = None
+# fault: kernel/terminal/edge.py: found = meaning(error) → found = None
 @pytest.mark.promise("P42")
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_one_line_and_the_right_exit_code(case: Case, tmp_path: Path, held: dict[str, bool]) -> None:
@@ -209,7 +209,7 @@ raise SystemExit(edge.run(broken))
 """
 
 
-# fault: cli/edge.py: except (OSError, VclusterError, ValueError): → except ZeroDivisionError:
+# fault: kernel/terminal/edge.py: except (OSError, VclusterError, ValueError): → except ZeroDivisionError:
 @pytest.mark.promise("P42")
 @pytest.mark.parametrize(
     "cache",
@@ -240,7 +240,7 @@ def test_a_bug_leaves_a_report_that_only_its_owner_reads(tmp_path: Path) -> None
     assert "KeyError: 'x'" in log.read_text()
 
 
-# fault: cli/edge.py: file.write(redact(traceback.format_exc())) → file.write(traceback.format_exc())
+# fault: kernel/terminal/edge.py: file.write(redact(traceback.format_exc())) → file.write(traceback.format_exc())
 @pytest.mark.promise("P13")
 def test_a_bug_s_report_holds_no_secret(tmp_path: Path) -> None:
     token = "hf_" + "AbCdEfGh12" * 3

@@ -9,7 +9,7 @@ import pytest
 from tests.support.sim import make
 from vllm_cluster.actions import metrics as action
 from vllm_cluster.cli import metrics as verb
-from vllm_cluster.cli.session import Session
+from vllm_cluster.kernel.terminal.session import Session
 
 
 # fault: cli/metrics.py: {config if done.reached else again} → {config}

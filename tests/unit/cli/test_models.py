@@ -11,10 +11,10 @@ from tests.support.json_schemas import validate
 from vllm_cluster.actions.models import CachedModels, RunningPull
 from vllm_cluster.cli import models as models_cli
 from vllm_cluster.cli.app import app
-from vllm_cluster.cli.options import InventoryPath, Json
 from vllm_cluster.cli.render.models import models_document, show_models
 from vllm_cluster.kernel.errors import Unreachable
 from vllm_cluster.kernel.models.listed import CachedModel
+from vllm_cluster.kernel.terminal.options import InventoryPath, Json
 
 COMMIT = "0e9e39f249a16976918f6564b8830bc894c89659"
 

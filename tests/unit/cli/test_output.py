@@ -9,13 +9,13 @@ import sys
 import pytest
 from rich.console import Console
 
-from vllm_cluster.cli.render import output
+from vllm_cluster.kernel.terminal import output
 
 HOSTILE = "a\x1b]52;c;eA==\x07b\x1b[31mc\u202ed\u200be\u2028f\U000e0041g\x9bh\x00"
 SHOWN = "abcdefgh"
 
 
-# fault: cli/render/output.py: isinstance(part, Style) else clean(part) → isinstance(part, Style) else part
+# fault: kernel/terminal/output.py: isinstance(part, Style) else clean(part) → isinstance(part, Style) else part
 @pytest.mark.promise("P23")
 @pytest.mark.parametrize("stream", ["out", "err"])
 def test_text_is_only_text(stream: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -49,7 +49,7 @@ def test_a_document_keeps_its_escapes(capsys: pytest.CaptureFixture[str]) -> Non
     assert json.loads(shown) == {"name": HOSTILE}
 
 
-# fault: cli/render/output.py: (clean(part[0]), part[1]) if isinstance(part, tuple) → part if isinstance(part, tuple)
+# fault: kernel/terminal/output.py: (clean(part[0]), part[1]) if isinstance(part, tuple) → part if isinstance(part, tuple)
 def test_a_picture_is_of_text_alone() -> None:
     drawn = io.StringIO()
     Console(file=drawn, width=200).print(output.styled(HOSTILE, (HOSTILE, "bold"), no_wrap=True))

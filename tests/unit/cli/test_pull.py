@@ -10,8 +10,8 @@ from tests.support.sim import make
 from vllm_cluster.actions import pull as action
 from vllm_cluster.actions.pull_plan import WantedModel
 from vllm_cluster.cli.app import app
-from vllm_cluster.cli.session import Session
 from vllm_cluster.kernel.inventory.model import Inventory
+from vllm_cluster.kernel.terminal.session import Session
 
 INVENTORY = make.inventory(2)
 

@@ -16,8 +16,8 @@ from tests.support.sim import make
 from vllm_cluster.cli import question
 from vllm_cluster.cli.app import app
 from vllm_cluster.cli.ask import _talk
-from vllm_cluster.cli.session import SETTINGS, Session
 from vllm_cluster.kernel.errors import UsageError
+from vllm_cluster.kernel.terminal.session import SETTINGS, Session
 
 
 def given(monkeypatch: pytest.MonkeyPatch, *argv: str) -> dict[str, Any]:

@@ -14,13 +14,13 @@ import pytest
 from tests.support import messages
 from tests.support.messages import fixes, template
 from tests.support.modules import MODULES, nodes
-from vllm_cluster.cli import edge
 from vllm_cluster.cli.app import app
-from vllm_cluster.cli.paste import pasteable
-from vllm_cluster.cli.session import Session
 from vllm_cluster.cli.verbs import VERBS, WITHOUT_INVENTORY
 from vllm_cluster.kernel.errors import VclusterError
 from vllm_cluster.kernel.events import Event
+from vllm_cluster.kernel.terminal import edge
+from vllm_cluster.kernel.terminal.paste import pasteable
+from vllm_cluster.kernel.terminal.session import Session
 
 # A verb of vcluster, and the options and placeholders right behind it; what comes then is a sentence.
 COMMAND = re.compile(r"\bvcluster ([a-z-]+)((?: (?:--?[a-z][\w-]*(?:=\S+)?|\{\}|[A-Z][A-Z_]+\b…?|\d+\b))*)")
@@ -133,7 +133,7 @@ def test_a_word_that_was_probably_meant_is_the_call_to_paste(monkeypatch: pytest
     assert edge.remedy(error, lambda hint: hint) is None
 
 
-# fault: cli/edge.py: (option if found["call"] else "") → ""
+# fault: kernel/terminal/edge.py: (option if found["call"] else "") → ""
 @pytest.mark.parametrize(
     "verb", [f"{name} push" if name == "image" else name for name in VERBS if name not in WITHOUT_INVENTORY]
 )
@@ -152,7 +152,7 @@ def test_a_command_in_a_warning_has_the_inventory_too(
     assert f"; vcluster up{option} --forget gpu2\n" in capsys.readouterr().err
 
 
-# fault: cli/edge.py: error.hint = remedy(error, lambda text: with_inventory(text, _named_inventory(words))) →
+# fault: kernel/terminal/edge.py: error.hint = remedy(error, lambda text: with_inventory(text, _named_inventory(words))) →
 @pytest.mark.parametrize(
     ("words", "fix"),
     [

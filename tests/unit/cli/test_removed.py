@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.in_process import run
-from vllm_cluster.cli import removed
+from vllm_cluster.kernel.terminal import removed
 
 
 @pytest.mark.parametrize("argv", [("earlier", "gpu1"), ("batch", "in.jsonl", "-o", "out.jsonl", "--earlier", "x")])

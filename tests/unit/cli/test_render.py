@@ -13,15 +13,15 @@ from tests.support import world
 from tests.support.waiting import until
 from tools.reference import error_classes
 from vllm_cluster.actions.ask_head import Endpoint
-from vllm_cluster.cli.render import errors, events
 from vllm_cluster.cli.render.endpoint import curl_line, show_endpoint
-from vllm_cluster.cli.render.plan import plan_document, show_plan
-from vllm_cluster.cli.render.text import plain
 from vllm_cluster.kernel.errors import ConnectionLost, FleetError, Unreachable, VclusterError
 from vllm_cluster.kernel.events import Event
 from vllm_cluster.kernel.plan.desired import desired
 from vllm_cluster.kernel.plan.diff import diff
 from vllm_cluster.kernel.plan.plan import Plan, PrepareImage, Stage
+from vllm_cluster.kernel.terminal import errors, events
+from vllm_cluster.kernel.terminal.plan import plan_document, show_plan
+from vllm_cluster.kernel.terminal.text import plain
 
 
 def a_plan() -> Plan:
@@ -71,7 +71,7 @@ def test_lines_name_host_and_kind(capsys: pytest.CaptureFixture[str]) -> None:
     assert captured.err.endswith("s  gpu1: failed: broke\n")
 
 
-# fault: cli/render/events.py: if event.kind == "phase" and self._held is None: → if False:
+# fault: kernel/terminal/events.py: if event.kind == "phase" and self._held is None: → if False:
 def test_a_verb_that_is_over_at_once_has_no_line_that_it_began(capsys: pytest.CaptureFixture[str]) -> None:
     shown, close = events.renderer(as_json=False, verbosity=0, color="never")
     shown(Event("phase", "connecting to 2 hosts"))
@@ -118,7 +118,7 @@ def a_start() -> list[Event]:
     ]
 
 
-# fault: cli/render/events.py: now - self._shown < STILL_SECONDS → not over and now < 0
+# fault: kernel/terminal/events.py: now - self._shown < STILL_SECONDS → not over and now < 0
 @pytest.mark.promise("P37")
 def test_a_start_is_a_line_a_phase_without_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
     shown = events.LineRenderer(0)
@@ -134,10 +134,10 @@ def test_a_start_is_a_line_a_phase_without_a_terminal(capsys: pytest.CaptureFixt
     ]
 
 
-# fault: cli/render/events.py: if not changed and now - self._shown < STILL_SECONDS: → if not changed:
+# fault: kernel/terminal/events.py: if not changed and now - self._shown < STILL_SECONDS: → if not changed:
 def test_a_long_phase_is_not_silent(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     now = [0.0]
-    monkeypatch.setattr("vllm_cluster.cli.render.events.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("vllm_cluster.kernel.terminal.events.time.monotonic", lambda: now[0])
     shown = events.LineRenderer(0)
     importing = a_start()[1]
     for now[0] in (0.0, 1.0, 5.0, 11.0, 16.0, 22.0):
@@ -149,7 +149,7 @@ def test_a_long_phase_is_not_silent(capsys: pytest.CaptureFixture[str], monkeypa
     ]
 
 
-# fault: cli/render/events.py: for phase, seconds in over: → for phase, seconds in over[:0]:
+# fault: kernel/terminal/events.py: for phase, seconds in over: → for phase, seconds in over[:0]:
 @pytest.mark.promise("P37")
 def test_a_start_leaves_a_line_for_each_phase_on_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
     live = events.LiveRenderer()
@@ -244,7 +244,7 @@ def test_the_curl_line_quotes_what_it_must() -> None:
     assert """it'"'"'s a model""" in line
 
 
-# fault: cli/render/events.py: self._rows = {host: row for host, row in self._rows.items() if row[0] == "failed"} →
+# fault: kernel/terminal/events.py: self._rows = {host: row for host, row in self._rows.items() if row[0] == "failed"} →
 def test_phases_on_a_terminal_end_with_a_mark_and_their_time(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from tests.support.terminal import Terminal
-from vllm_cluster.cli.session import Session
 from vllm_cluster.kernel.errors import Aborted, Interrupted, VclusterError
 from vllm_cluster.kernel.events import Event
+from vllm_cluster.kernel.terminal.session import Session
 
 # Each raises Ctrl-C at a moment of its own, in the only thread that gets it, and then would wait without end.
 COURSES = {
@@ -25,7 +25,7 @@ COURSES = {
 }
 PROGRAM = """
 import signal, threading, weakref
-from vllm_cluster.cli.session import Session
+from vllm_cluster.kernel.terminal.session import Session
 
 class It:
     pass
@@ -111,7 +111,7 @@ def test_what_a_person_decided_needs_no_fix_and_no_log(
 
 QUESTION = """
 import sys
-from vllm_cluster.cli.session import Session
+from vllm_cluster.kernel.terminal.session import Session
 
 sys.stderr.write("ready\\n")
 while not select.select([sys.stdin], [], [], 60)[0]:
@@ -120,7 +120,7 @@ print("answered", Session(None, as_json=False).confirm(False)("Stop org/model?")
 """
 
 
-# fault: cli/session.py: termios.tcflush(sys.stdin, termios.TCIFLUSH) → pass
+# fault: kernel/terminal/session.py: termios.tcflush(sys.stdin, termios.TCIFLUSH) → pass
 def test_what_is_typed_before_a_question_does_not_answer_it() -> None:
     with Terminal([sys.executable, "-c", f"import select{QUESTION}"]) as terminal:
         terminal.until("ready")

@@ -18,15 +18,15 @@ from tests.support.sim.world import World
 from tests.support.tree import full
 from vllm_cluster.actions.status import ClusterStatus, HostStatus, unseen
 from vllm_cluster.cli import status
-from vllm_cluster.cli.completion import complete_models
-from vllm_cluster.cli.paste import pasteable
-from vllm_cluster.cli.render import table
 from vllm_cluster.cli.render.status import show_status, status_document
-from vllm_cluster.cli.session import Session
 from vllm_cluster.kernel.checks.docker import engine_problem
 from vllm_cluster.kernel.checks.finding import Finding, merged
 from vllm_cluster.kernel.docker.calls import NoAnswer, NotFound, RefusedCall, Unreadable
 from vllm_cluster.kernel.errors import ConnectionLost, HostError, Unreachable, VclusterError
+from vllm_cluster.kernel.terminal import table
+from vllm_cluster.kernel.terminal.completion import complete_models
+from vllm_cluster.kernel.terminal.paste import pasteable
+from vllm_cluster.kernel.terminal.session import Session
 from vllm_cluster.wire.status import FailedRequest, GroupNode, GroupStatus, NodeStatus, ServeFailure, ServeStatus
 
 Capture = pytest.CaptureFixture[str]
@@ -99,7 +99,7 @@ def test_what_goes_elsewhere_is_neither_wrapped_nor_cut(capsys: Capture, monkeyp
     assert "0123456789ab" in out
 
 
-# fault: cli/render/table.py: if sys.stdout.isatty() else None →
+# fault: kernel/terminal/table.py: if sys.stdout.isatty() else None →
 @pytest.mark.usefixtures("capsys")
 def test_what_goes_elsewhere_has_no_width(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "40")
@@ -265,7 +265,7 @@ def test_a_host_without_docker_gets_the_command_of_its_distribution(
 WORDS = {"gpu1": ["-F", "a b", "-p", "22", "me@10.0.0.1"], "gpu2": ["me@gpu2"]}
 
 
-# fault: cli/paste.py: return shell_line(["ssh", *terminal, *hosts[name], command]) → return f"on {name}: {command}"
+# fault: kernel/terminal/paste.py: return shell_line(["ssh", *terminal, *hosts[name], command]) → return f"on {name}: {command}"
 @pytest.mark.parametrize(
     ("remedy", "lines"),
     [
@@ -322,7 +322,7 @@ def test_a_command_for_a_host_is_a_line_of_ssh(remedy: str, lines: list[str]) ->
     assert pasteable(remedy, WORDS).splitlines() == lines
 
 
-# fault: cli/paste.py: in names) → in names[:1])
+# fault: kernel/terminal/paste.py: in names) → in names[:1])
 def test_a_remedy_of_many_hosts_is_a_line_of_ssh_for_each() -> None:
     names = [f"gpu{number}" for number in range(32)]
     (found,) = merged(Finding("docker-stopped", name, "it has ended", f"on {name}: docker ps") for name in names)

@@ -119,7 +119,7 @@ def test_a_question_shows_nothing_of_a_name_that_cannot_be_printed(tmp_path: Pat
         assert terminal.end() == 1, terminal.shown
 
 
-# fault: cli/session.py: self._renderer = None →
+# fault: kernel/terminal/session.py: self._renderer = None →
 @pytest.mark.promise("P35")
 @pytest.mark.parametrize("verb", ["up", "stop", "down"])
 def test_progress_continues_after_a_yes(verb: str, tmp_path: Path) -> None:
@@ -152,7 +152,7 @@ def test_ctrl_c_in_serve_reports_that_the_start_continues(tmp_path: Path) -> Non
     assert (tmp_path / "end").read_text() == BOTH
 
 
-# fault: cli/session.py: if not self._changes: → if self._changes is None:
+# fault: kernel/terminal/session.py: if not self._changes: → if self._changes is None:
 @pytest.mark.promise("P17")
 @pytest.mark.parametrize("verb", ["status", "plan"])
 def test_ctrl_c_in_a_verb_that_only_reads_prints_nothing(verb: str, tmp_path: Path) -> None:
@@ -172,7 +172,7 @@ def test_ctrl_c_in_a_verb_that_only_reads_prints_nothing(verb: str, tmp_path: Pa
             assert "nterrupted" not in terminal.shown[len(before) :]
 
 
-# fault: cli/edge.py: polite.append(signal.SIGHUP) → pass
+# fault: kernel/terminal/edge.py: polite.append(signal.SIGHUP) → pass
 @pytest.mark.promise("P17")
 @pytest.mark.parametrize("how", ["closed terminal", "SIGHUP", "SIGTERM"])
 def test_a_polite_end_is_an_orderly_one(how: str, tmp_path: Path) -> None:

@@ -11,8 +11,8 @@ from tests.support.sim import make
 from vllm_cluster.actions import tunnel as action
 from vllm_cluster.cli import tunnel as tunnels
 from vllm_cluster.cli.endpoint import endpoint
-from vllm_cluster.cli.session import Session
 from vllm_cluster.kernel.events import Emit, Event
+from vllm_cluster.kernel.terminal.session import Session
 from vllm_cluster.kernel.transport.forward import listener
 
 

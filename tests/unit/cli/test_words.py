@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 
 from tests.support.in_process import run
-from vllm_cluster.cli import edge, words
 from vllm_cluster.cli.app import app
 from vllm_cluster.cli.image import IMAGE
 from vllm_cluster.cli.sandbox import SANDBOX
 from vllm_cluster.cli.verbs import MODELS, VERBS
 from vllm_cluster.kernel.errors import UsageError, VclusterError
+from vllm_cluster.kernel.terminal import edge, words
 
 INVENTORY = "version: 1\ncluster: lab\nimage: a/b:c\nmodel_cache: /data\nhosts: {gpu1: {address: 10.0.0.1}}\n"
 GROUPS = {"sandbox": SANDBOX, "image": IMAGE, "models": MODELS}
@@ -52,7 +52,7 @@ def test_common_options_go_behind_the_verb(given: str, meant: str) -> None:
     assert words.options_last(given.split()) == meant.split()
 
 
-# fault: cli/words.py: return [*words[at : at + 1], *words[:at], *words[at + 1 :]] → return list(words)
+# fault: kernel/terminal/words.py: return [*words[at : at + 1], *words[:at], *words[at + 1 :]] → return list(words)
 @pytest.mark.parametrize(
     "where", ["-i {} status", "status -i {}", "-q -i {} status -v", "status --inventory={} --quiet"]
 )
@@ -61,7 +61,7 @@ def test_both_sides_of_the_verb_name_the_inventory(where: str, tmp_path: Path) -
     assert (done.returncode, done.stderr.splitlines()[0]) == (2, "error: missing.yaml: no such file")
 
 
-# fault: cli/words.py: if not others: → if others or own:
+# fault: kernel/terminal/words.py: if not others: → if others or own:
 @pytest.mark.parametrize(
     ("typed", "fix"),
     [
@@ -164,7 +164,7 @@ def test_options_of_two_modes_are_refused(typed: str, message: str, fix: str, tm
     )
 
 
-# fault: cli/program.py: words.ensure_dashes(ctx, args, takes) → pass
+# fault: kernel/terminal/program.py: words.ensure_dashes(ctx, args, takes) → pass
 @pytest.mark.parametrize(
     ("typed", "fix"),
     [

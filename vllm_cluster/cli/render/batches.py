@@ -8,9 +8,9 @@ from dataclasses import asdict
 from typing import Any
 
 from vllm_cluster.actions.batches import BatchOnHead
-from vllm_cluster.cli.render.output import out
-from vllm_cluster.cli.render.table import columns, table
-from vllm_cluster.cli.render.text import plain
+from vllm_cluster.kernel.terminal.output import out
+from vllm_cluster.kernel.terminal.table import columns, table
+from vllm_cluster.kernel.terminal.text import plain
 from vllm_cluster.kernel.text import age
 
 TITLES = {"input": 1, "output": 0, "answered": 0, "state": 0, "by": 3, "began": 2}

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from vllm_cluster.cli.render.page import page
-from vllm_cluster.cli.render.table import columns, table
-from vllm_cluster.cli.render.text import plain
 from vllm_cluster.core.bench import METRICS, average, figure_name
+from vllm_cluster.kernel.terminal.page import page
+from vllm_cluster.kernel.terminal.table import columns, table
+from vllm_cluster.kernel.terminal.text import plain
 from vllm_cluster.kernel.text import count
 
 if TYPE_CHECKING:

@@ -7,12 +7,12 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from vllm_cluster.actions.check import CheckReport
-from vllm_cluster.cli.render.output import DIM, RED, YELLOW, out, styles
-from vllm_cluster.cli.render.text import plain
 from vllm_cluster.features.check.allreduce import binary
 from vllm_cluster.kernel.checks.codes import CODES
 from vllm_cluster.kernel.checks.finding import merged
 from vllm_cluster.kernel.explain.catalogue import CHECKED
+from vllm_cluster.kernel.terminal.output import DIM, RED, YELLOW, out, styles
+from vllm_cluster.kernel.terminal.text import plain
 from vllm_cluster.kernel.text import by_hosts, count
 from vllm_cluster.run.allreduce import AllReduceReport
 

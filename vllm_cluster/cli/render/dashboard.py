@@ -7,8 +7,8 @@ from collections import deque
 from collections.abc import Callable, Iterator
 
 from vllm_cluster.actions.watch import View
-from vllm_cluster.cli.render.page import page
 from vllm_cluster.cli.render.watch import view_document
+from vllm_cluster.kernel.terminal.page import page
 from vllm_cluster.wire.status import ServeStatus
 
 MAX_POINTS, MAX_EVENTS = 900, 200

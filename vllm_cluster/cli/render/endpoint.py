@@ -8,9 +8,9 @@ from pathlib import Path
 
 from vllm_cluster.actions.ask_head import Endpoint
 from vllm_cluster.actions.endpoint import ClientEndpoint
-from vllm_cluster.cli.render.output import data, document, out
 from vllm_cluster.kernel.inventory.find import inventory_words
 from vllm_cluster.kernel.shell_line import Filled, export_line, shell_line
+from vllm_cluster.kernel.terminal.output import data, document, out
 from vllm_cluster.kernel.text import host_port
 
 

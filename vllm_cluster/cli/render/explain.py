@@ -8,8 +8,6 @@ from typing import Any
 
 from vllm_cluster.cli.render.failure import about
 from vllm_cluster.cli.render.history import when
-from vllm_cluster.cli.render.output import BOLD, out, styles
-from vllm_cluster.cli.render.text import plain
 from vllm_cluster.kernel.errors import VclusterError
 from vllm_cluster.kernel.explain.catalogue import FAILURES
 from vllm_cluster.kernel.explain.diagnosis import BenignMatch, Diagnosis, MatchedFailure
@@ -17,6 +15,8 @@ from vllm_cluster.kernel.explain.failure import KnownFailure
 from vllm_cluster.kernel.explain.stream import LogPosition, Raised
 from vllm_cluster.kernel.plan.history import Entry
 from vllm_cluster.kernel.shell_line import command_line
+from vllm_cluster.kernel.terminal.output import BOLD, out, styles
+from vllm_cluster.kernel.terminal.text import plain
 from vllm_cluster.kernel.text import count
 from vllm_cluster.wire.status import FailedRequest
 

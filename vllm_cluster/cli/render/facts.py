@@ -6,11 +6,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from typing import Any
 
-from vllm_cluster.cli.render.output import BOLD, out, styles
-from vllm_cluster.cli.render.text import plain
 from vllm_cluster.kernel.facts.details import Details
 from vllm_cluster.kernel.facts.host_facts import HostFacts
 from vllm_cluster.kernel.plan.gpus import cdi_on
+from vllm_cluster.kernel.terminal.output import BOLD, out, styles
+from vllm_cluster.kernel.terminal.text import plain
 from vllm_cluster.kernel.text import count
 
 GB = 1e9

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from vllm_cluster.cli.render.output import BOLD, out, styles
 from vllm_cluster.kernel.explain.failure import KnownFailure
+from vllm_cluster.kernel.terminal.output import BOLD, out, styles
 
 
 def about(failure: KnownFailure) -> dict[str, Any]:

@@ -8,10 +8,10 @@ from datetime import datetime
 from textwrap import shorten, wrap
 from typing import Any
 
-from vllm_cluster.cli.render.output import YELLOW, out, styles
-from vllm_cluster.cli.render.table import columns
-from vllm_cluster.cli.render.text import plain
 from vllm_cluster.kernel.plan.history import Entry
+from vllm_cluster.kernel.terminal.output import YELLOW, out, styles
+from vllm_cluster.kernel.terminal.table import columns
+from vllm_cluster.kernel.terminal.text import plain
 
 _MAX_ERROR, MIN_WIDTH = 160, 20
 

@@ -7,10 +7,10 @@ from dataclasses import asdict
 from typing import Any
 
 from vllm_cluster.actions.images import FoundImages
-from vllm_cluster.cli.render.output import out
-from vllm_cluster.cli.render.table import columns, table
-from vllm_cluster.cli.render.text import plain
 from vllm_cluster.core.image_use import ClusterImage
+from vllm_cluster.kernel.terminal.output import out
+from vllm_cluster.kernel.terminal.table import columns, table
+from vllm_cluster.kernel.terminal.text import plain
 from vllm_cluster.kernel.text import age
 
 TITLES = {"image": 0, "id": 1, "ray": 4, "vllm": 4, "size": 2, "created": 5, "hosts": 1, "state": 0}

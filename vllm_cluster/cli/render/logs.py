@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from vllm_cluster.cli.render.output import END, Style, documents, encoded, out
-from vllm_cluster.cli.render.text import ESCAPES, wants_color
 from vllm_cluster.core.log_lines import Line
+from vllm_cluster.kernel.terminal.output import END, Style, documents, encoded, out
+from vllm_cluster.kernel.terminal.text import ESCAPES, wants_color
 from vllm_cluster.kernel.text import printable
 
 # Those that can be read on black and on white.

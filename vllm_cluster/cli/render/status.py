@@ -8,9 +8,9 @@ from dataclasses import asdict
 from typing import Any
 
 from vllm_cluster.actions.status import ClusterStatus, HostStatus
-from vllm_cluster.cli.render.output import BOLD, YELLOW, out, styles
-from vllm_cluster.cli.render.table import columns, cut, table
-from vllm_cluster.cli.render.text import plain
+from vllm_cluster.kernel.terminal.output import BOLD, YELLOW, out, styles
+from vllm_cluster.kernel.terminal.table import columns, cut, table
+from vllm_cluster.kernel.terminal.text import plain
 from vllm_cluster.kernel.text import age, host_port
 from vllm_cluster.wire.status import ServeFailure, ServeStatus
 

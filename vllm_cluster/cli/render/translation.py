@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import asdict
 
-from vllm_cluster.cli.render.output import err, out
-from vllm_cluster.cli.render.table import columns, cut, table
 from vllm_cluster.kernel.events import Event
 from vllm_cluster.kernel.shell_line import shell_line
+from vllm_cluster.kernel.terminal.output import err, out
+from vllm_cluster.kernel.terminal.table import columns, cut, table
 from vllm_cluster.translate.options import TranslatedWord, Translation
 
 TITLES = {"given": 0, "here": 0, "why": 0}

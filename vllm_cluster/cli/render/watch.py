@@ -14,12 +14,12 @@ from typing import Any, Self
 
 from vllm_cluster.actions.status import HostStatus
 from vllm_cluster.actions.watch import View
-from vllm_cluster.cli.render.output import console, out, styled
 from vllm_cluster.cli.render.status import fitted, gpus_text, problems, serving_lines, status_document
-from vllm_cluster.cli.render.table import cut, table
-from vllm_cluster.cli.render.text import plain, wants_color
 from vllm_cluster.core.counters import ModelLoad
 from vllm_cluster.core.load import GpuLoad, HostLoad
+from vllm_cluster.kernel.terminal.output import console, out, styled
+from vllm_cluster.kernel.terminal.table import cut, table
+from vllm_cluster.kernel.terminal.text import plain, wants_color
 
 # What is left out first where the terminal is narrow.
 TITLES = {

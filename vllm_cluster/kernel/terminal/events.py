@@ -8,11 +8,11 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from vllm_cluster.cli.render.output import console, document, err, styled
-from vllm_cluster.cli.render.plan import plan_document
-from vllm_cluster.cli.render.text import plain, wants_color
 from vllm_cluster.kernel.events import Event
 from vllm_cluster.kernel.plan.plan import Plan
+from vllm_cluster.kernel.terminal.output import console, document, err, styled
+from vllm_cluster.kernel.terminal.plan import plan_document
+from vllm_cluster.kernel.terminal.text import plain, wants_color
 
 # More rows than this do not fit a terminal: then only hosts that failed have one.
 ROWS = 16

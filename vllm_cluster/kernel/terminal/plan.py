@@ -6,8 +6,6 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
-from vllm_cluster.cli.render.output import BOLD, out, styles
-from vllm_cluster.cli.render.text import plain
 from vllm_cluster.kernel.plan.plan import (
     CreateNode,
     Operation,
@@ -18,6 +16,8 @@ from vllm_cluster.kernel.plan.plan import (
     RestartNode,
     StartNode,
 )
+from vllm_cluster.kernel.terminal.output import BOLD, out, styles
+from vllm_cluster.kernel.terminal.text import plain
 from vllm_cluster.kernel.text import by_hosts, count
 
 

@@ -13,13 +13,13 @@ from typing import Any, ClassVar, TypeVar, get_type_hints
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from vllm_cluster.cli import help as text
-from vllm_cluster.cli import removed, words
-from vllm_cluster.cli.options import Color, Quiet, Verbose
-from vllm_cluster.cli.render.output import out
-from vllm_cluster.cli.session import SETTINGS
-from vllm_cluster.cli.values import convert
 from vllm_cluster.kernel.errors import UsageError
+from vllm_cluster.kernel.terminal import help as text
+from vllm_cluster.kernel.terminal import removed, words
+from vllm_cluster.kernel.terminal.options import Color, Quiet, Verbose
+from vllm_cluster.kernel.terminal.output import out
+from vllm_cluster.kernel.terminal.session import SETTINGS
+from vllm_cluster.kernel.terminal.values import convert
 
 T = TypeVar("T")
 

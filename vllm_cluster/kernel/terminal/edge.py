@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from vllm_cluster.cli.render.output import err
 from vllm_cluster.kernel.errors import Interrupted, VclusterError
 from vllm_cluster.kernel.laptop import STANDARD_OUTPUT, cache_folder, meaning
 from vllm_cluster.kernel.shell_line import QUOTED, command_line
+from vllm_cluster.kernel.terminal.output import err
 from vllm_cluster.kernel.text import last_value, redact
 
 if TYPE_CHECKING:
@@ -97,7 +97,7 @@ def _report(error: VclusterError) -> int:
     words = sys.argv[1:]
     error.hint = remedy(error, lambda text: with_inventory(text, _named_inventory(words)))
     if error.message and "--json" in words[: words.index("--") if "--" in words else None]:
-        from vllm_cluster.cli.render import errors
+        from vllm_cluster.kernel.terminal import errors
 
         errors.show(error, as_json=True, color="never")
     elif error.message:

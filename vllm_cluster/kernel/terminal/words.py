@@ -6,10 +6,10 @@ import difflib
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from vllm_cluster.cli import removed
-from vllm_cluster.cli.help import VLLM_FLAGS, shown_name
 from vllm_cluster.kernel.errors import UsageError
 from vllm_cluster.kernel.shell_line import command_line
+from vllm_cluster.kernel.terminal import removed
+from vllm_cluster.kernel.terminal.help import VLLM_FLAGS, shown_name
 from vllm_cluster.kernel.text import printable
 
 # Options with a value that every verb takes, before it and behind it.

@@ -10,11 +10,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
-from vllm_cluster.cli import edge
-from vllm_cluster.cli.render import output
 from vllm_cluster.kernel.errors import Aborted, Interrupted, VclusterError
 from vllm_cluster.kernel.inventory.find import read
 from vllm_cluster.kernel.laptop import cache_folder, here
+from vllm_cluster.kernel.terminal import edge, output
 from vllm_cluster.kernel.text import printable
 
 if TYPE_CHECKING:
@@ -80,7 +79,7 @@ class Session:
     def paste(self, remedy: str) -> str:
         """A remedy as lines to paste: with this call's inventory, and with the ssh options that it gives."""
         if self._inventory:
-            from vllm_cluster.cli.paste import pasteable, ssh_words
+            from vllm_cluster.kernel.terminal.paste import pasteable, ssh_words
 
             remedy = pasteable(remedy, ssh_words(self._inventory))
         return edge.with_inventory(remedy, self._path)
@@ -89,7 +88,7 @@ class Session:
         """Show an event the way this call wants it."""
         self._untouched = self._untouched and event.kind != "plan"
         if self._renderer is None:
-            from vllm_cluster.cli.render import events
+            from vllm_cluster.kernel.terminal import events
 
             self._renderer, self._close = events.renderer(self.as_json, SETTINGS.verbosity, SETTINGS.color)
         # Their texts hold remedies too.
@@ -169,7 +168,7 @@ class Session:
     def _fail(self, error: VclusterError) -> NoReturn:
         self._close()
         error.hint = edge.remedy(error, self.paste)
-        from vllm_cluster.cli.render import errors
+        from vllm_cluster.kernel.terminal import errors
 
         if error.message:
             failed = type(error).exit_code == VclusterError.exit_code and not isinstance(error, Aborted)

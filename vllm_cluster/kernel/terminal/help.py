@@ -8,10 +8,10 @@ import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from vllm_cluster.cli.values import DURATION, written
+from vllm_cluster.kernel.terminal.values import DURATION, written
 
 if TYPE_CHECKING:
-    from vllm_cluster.cli.program import Verb
+    from vllm_cluster.kernel.terminal.program import Verb
 
 # The metavar of the argument that takes what follows `--`.
 VLLM_FLAGS = "-- VLLM_FLAGS"

@@ -8,7 +8,7 @@ from importlib.resources import files
 
 def page(package: str, name: str, data: object = None) -> str:
     """Return the page of that name in a package; with `data`, which its script shows, it needs no other file."""
-    shared = files("vllm_cluster.cli.render").joinpath("page.html").read_text(encoding="utf-8")
+    shared = files("vllm_cluster.kernel.terminal").joinpath("page.html").read_text(encoding="utf-8")
     content, script = (
         files(package).joinpath(file).read_text(encoding="utf-8") for file in (f"{name}.html", f"{name}.js")
     )

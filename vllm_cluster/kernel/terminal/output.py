@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
-from vllm_cluster.cli.render.text import clean, wants_color
+from vllm_cluster.kernel.terminal.text import clean, wants_color
 
 if TYPE_CHECKING:
     from rich.console import Console
