@@ -44,7 +44,7 @@ ENDS_ELSEWHERE = {
     "kernel/transport/forward.py: sock.settimeout(None)",
     "batch/client.py: self._freed.wait()",
     "batch/runner.py: self._ended.wait()",
-    "remote/node/front.py: over.wait()",
+    "serving/node/front.py: over.wait()",
 }
 
 

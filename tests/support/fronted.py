@@ -84,7 +84,7 @@ class Fronted:
 
     def _start(self, *options: str) -> list[str]:
         """What a front has printed until it listens, or has ended."""
-        argv = [sys.executable, "-m", "vllm_cluster.remote.node.front", f"--listen=127.0.0.1:{self.port}"]
+        argv = [sys.executable, "-m", "vllm_cluster.serving.node.front", f"--listen=127.0.0.1:{self.port}"]
         argv += [f"--routes={self.routes}", f"--status={self.status_file}", *options]
         environment = {
             **os.environ,

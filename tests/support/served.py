@@ -10,7 +10,7 @@ from typing import Any
 
 from tests.support.endpoint import MODEL
 from tests.support.hosts import Sandbox
-from vllm_cluster.remote.node.timing import Timing
+from vllm_cluster.serving.node.timing import Timing
 
 SNAPSHOT = f"/models/hub/models--{MODEL.replace('/', '--')}/snapshots/*"
 # A copy of it that shows only at its load that it cannot be served.

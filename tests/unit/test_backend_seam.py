@@ -34,7 +34,7 @@ LITERALS = {
     "remote/image/log_excerpt.py": "what runs in an image is one file",
     "remote/image/log_tail.py": "what runs in an image is one file",
     "remote/image/sample.py": "what runs in an image is one file",
-    "remote/node/supervisor.py": "the mark of lines, as users see it",
+    "serving/node/supervisor.py": "the mark of lines, as users see it",
     "run/log_host.py": "how Ray copies a line of a rank",
     "run/logs.py": "names of files in an excerpt",
     "kernel/checks/codes.py": "a finding's code",

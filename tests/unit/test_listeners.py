@@ -16,7 +16,7 @@ from vllm_cluster.kernel.listeners import LISTENERS, LOOPBACK
 LISTENS = {"bind", "listen", "create_server", "start_server", "create_datagram_endpoint", "TCPStore"}
 SERVERS = {"HTTPServer", "ThreadingHTTPServer", "TCPServer", "ThreadingTCPServer", "UDPServer"}
 OTHERS = {
-    "remote/node/checker.py": "a socket in a folder of the node",
+    "serving/node/checker.py": "a socket in a folder of the node",
     "kernel/transport/fabric/hop.py": "BindAddress of ssh_config: where a connection comes from",
 }
 

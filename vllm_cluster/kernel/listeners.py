@@ -44,7 +44,7 @@ LISTENERS = (
         "users and programs of the head; with `--expose` also whoever reaches that network",
         "the API key on every route but `/health` and `/ping` (P29); plain HTTP: with `--expose` key, prompts and "
         "answers can be read on that network",
-        ("actions/serve.py", "remote/node/front.py"),
+        ("actions/serve.py", "serving/node/front.py"),
     ),
     Listener(
         "vLLM's own API, behind the front",
@@ -54,7 +54,7 @@ LISTENERS = (
         (CHOSEN,),
         "users and programs of the head",
         "the API key, as before it",
-        ("remote/node/start.py",),
+        ("serving/node/start.py",),
     ),
     Listener(
         "Roll of the nodes",
@@ -65,7 +65,7 @@ LISTENERS = (
         _CLUSTER,
         "the cluster's token: every line is signed with it, both ways; without Ray it orders what nodes run; not "
         "encrypted, and nothing secret is in it",
-        ("remote/node/roll.py",),
+        ("serving/node/roll.py",),
     ),
     Listener(
         "Ray's GCS",

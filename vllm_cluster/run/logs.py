@@ -20,7 +20,7 @@ EXCERPT_SECONDS = 30.0
 MAX_PIECE = 2 << 20
 KERNEL_SECONDS = 10.0
 TAIL = 2000
-# Of a file, whose end is what matters; the node program lets it grow to twice that (remote/node/serving.py).
+# Of a file, whose end is what matters; the node program lets it grow to twice that (serving/node/serving.py).
 STOPPED_LOG, MAX_STOPPED_LOG = 8 << 20, 17 << 20
 # Only what warns: the rest of the kernel's log is of no use here. Where only root may read it, it stays empty. Days and
 # months are in the language of the host, if it is not asked otherwise.

@@ -13,7 +13,7 @@ from vllm_cluster.kernel.explain.log_line import parse_line, parse_time
 from vllm_cluster.kernel.explain.progress import OWN_START, OWN_STOP
 from vllm_cluster.kernel.explain.scan import LogSource, scan
 from vllm_cluster.kernel.explain.stream import LogScan
-from vllm_cluster.remote.node.attempt import STARTS, STOPS
+from vllm_cluster.serving.node.attempt import STARTS, STOPS
 
 START = "INFO 11-21 02:{minute}:00 [utils.py:286] non-default args: {{'model': 'm'}}\n"
 CONTEXT = (

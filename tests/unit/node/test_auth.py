@@ -13,8 +13,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from vllm_cluster.remote.node.key_check import KEY_FILE
-from vllm_cluster.remote.node.vcluster_auth import RequireKey
+from vllm_cluster.serving.node.key_check import KEY_FILE
+from vllm_cluster.serving.node.vcluster_auth import RequireKey
 
 KEY = "sk-0123456789abcdef"
 RIGHT = [(b"authorization", f"Bearer {KEY}".encode())]
@@ -98,13 +98,13 @@ def test_other_methods_are_not(method: str, path: str) -> None:
     assert ask(path, method)[0]["status"] == 401
 
 
-# fault: remote/node/vcluster_auth.py: same = raw is None or raw == scope["path"].encode() → same = True
+# fault: serving/node/vcluster_auth.py: same = raw is None or raw == scope["path"].encode() → same = True
 @pytest.mark.usefixtures("key_file")
 def test_an_encoded_path_is_not_the_open_one() -> None:
     assert ask("/health", raw=b"/%68ealth")[0]["status"] == 401
 
 
-# fault: remote/node/key_check.py: KEY (vcluster endpoint --key prints it) → KEY
+# fault: serving/node/key_check.py: KEY (vcluster endpoint --key prints it) → KEY
 @pytest.mark.parametrize(
     "headers",
     [
@@ -145,7 +145,7 @@ def test_the_server_itself_starts_and_ends() -> None:
     assert inside(ask(kind="lifespan"))
 
 
-# fault: remote/node/key_check.py: return valid_keys(self._content) → return valid_keys(self._content) or [b""]
+# fault: serving/node/key_check.py: return valid_keys(self._content) → return valid_keys(self._content) or [b""]
 @pytest.mark.parametrize("content", [None, "", "\n"])
 def test_without_a_key_of_its_own_every_request_is_refused(key_file: Path, content: str | None) -> None:
     if content is None:

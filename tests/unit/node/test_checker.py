@@ -16,7 +16,7 @@ from typing import Any, ClassVar
 import pytest
 
 from tests.support.node.world import World, eventually
-from vllm_cluster.remote.node import model_files
+from vllm_cluster.serving.node import model_files
 
 SERVE = """
 import argparse
@@ -202,7 +202,7 @@ def test_the_file_of_config_is_judged_as_the_words_are(world: World) -> None:
     assert absent["problem"] == "a file that it needs is not here, and HF_HUB_OFFLINE is set: tokenizer.json"
 
 
-# fault: remote/node/checker.py: command.validate(arguments) → pass
+# fault: serving/node/checker.py: command.validate(arguments) → pass
 @pytest.mark.slow
 @pytest.mark.parametrize("served", [False, True])
 def test_flags_are_judged_by_vllm_s_own_parser_before_anything_starts(world: World, *, served: bool) -> None:
@@ -279,7 +279,7 @@ def test_what_lies_in_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert model_files.look("org/model", "v2")["where"] == "nowhere"
 
 
-# fault: remote/node/model_files.py: "lacking": [name for name in named if name not in sizes], → "lacking": [],
+# fault: serving/node/model_files.py: "lacking": [name for name in named if name not in sizes], → "lacking": [],
 def test_a_part_of_a_model_is_not_the_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_HOME", str(tmp_path))
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
@@ -331,7 +331,7 @@ def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[str]:
     server.server_close()
 
 
-# fault: remote/node/model_files.py: def redirect_request(self → def another_request(self
+# fault: serving/node/model_files.py: def redirect_request(self → def another_request(self
 def test_the_hub_is_asked_from_the_node_with_its_token(
     hub: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.node.world import World
-from vllm_cluster.remote.node.files import keep_compiled
+from vllm_cluster.serving.node.files import keep_compiled
 
 
 def images(state: Path) -> set[str]:
@@ -27,7 +27,7 @@ def test_an_image_of_long_ago_is_forgotten(tmp_path: Path) -> None:
     assert (tmp_path / "compiled" / "one").stat().st_mode & 0o777 == 0o700
 
 
-# fault: remote/node/files.py: [path for path in folder.iterdir() if path.name != current] → list(folder.iterdir())
+# fault: serving/node/files.py: [path for path in folder.iterdir() if path.name != current] → list(folder.iterdir())
 def test_a_clock_that_was_put_back_costs_the_current_image_nothing(tmp_path: Path) -> None:
     for image, moment in (("one", 4e9), ("two", 5e9)):
         keep_compiled(tmp_path, image)
@@ -39,7 +39,7 @@ def test_a_clock_that_was_put_back_costs_the_current_image_nothing(tmp_path: Pat
     assert (tmp_path / "compiled" / "three" / "kernel.so").exists()
 
 
-# fault: remote/node/files.py: except OSError: → except KeyError:
+# fault: serving/node/files.py: except OSError: → except KeyError:
 def test_a_disk_that_takes_nothing_costs_the_cache_alone(tmp_path: Path) -> None:
     """The node starts without it, and takes nothing away."""
     (tmp_path / "compiled").write_text("not a folder")

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.support.node.world import World
-from vllm_cluster.remote.node import timing
+from vllm_cluster.serving.node import timing
 
 # Each look at the wall clock finds it an hour further on.
 STEPPED = """

@@ -76,7 +76,7 @@ def test_a_token_is_there_before_the_next(tmp_path: Path) -> None:
         assert time.monotonic() - began < 5
 
 
-# fault: remote/node/front.py: handler_cancellation=True → handler_cancellation=False
+# fault: serving/node/front.py: handler_cancellation=True → handler_cancellation=False
 def test_a_client_that_goes_ends_its_request_at_the_replica(front: Fronted) -> None:
     connection = stream(front)
     name = serving(front)
@@ -89,7 +89,7 @@ def test_a_client_that_goes_ends_its_request_at_the_replica(front: Fronted) -> N
     soon(lambda: not front.replicas[name].seen()["streams"])
 
 
-# fault: remote/node/front_proxy.py: request.transport.close() → pass
+# fault: serving/node/front_proxy.py: request.transport.close() → pass
 def test_an_answer_that_breaks_off_gets_no_end(front: Fronted) -> None:
     with front.connect() as connection:
         connection.sendall(request("POST", COMPLETIONS, {"stream": True, "max_tokens": 50, "abort_after": 3}))
@@ -116,7 +116,7 @@ def test_what_may_not_be_repeated_is_not(front: Fronted) -> None:
     soon(lambda: sum(one.failed for one in front.status().replicas.values()) == 1)
 
 
-# fault: remote/node/front_proxy.py: return request.method in REPEATABLE and (others or ended) → return False
+# fault: serving/node/front_proxy.py: return request.method in REPEATABLE and (others or ended) → return False
 def test_no_request_fails_when_a_replica_is_killed(front: Fronted) -> None:
     for _ in range(6):
         assert front.ask("POST", COMPLETIONS, {"model": "m"}).status == 200
@@ -169,7 +169,7 @@ def other(made: Fronted, name: str) -> Replica:
     return next(one for known, one in made.replicas.items() if known != name)
 
 
-# fault: remote/node/front.py: exchange.lose() → pass
+# fault: serving/node/front.py: exchange.lose() → pass
 def test_streams_of_a_replica_that_is_lost_end_at_once(front: Fronted) -> None:
     connection = stream(front)
     name = serving(front)
@@ -257,7 +257,7 @@ def test_clients_learn_the_phase_while_nothing_is_ready(tmp_path: Path) -> None:
         soon(lambda: made.ask("POST", COMPLETIONS, {"model": "m"}).status == 200)
 
 
-# fault: remote/node/front.py: or str(error) → or self.table.replace(FrontRoutes(1))
+# fault: serving/node/front.py: or str(error) → or self.table.replace(FrontRoutes(1))
 def test_a_broken_file_leaves_the_last_good_routes(front: Fronted) -> None:
     assert front.ask("GET", "/version").status == 200
     for text in ("", "{", '{"v": 2, "deployments": []}', '{"v": 1, "deployments": [{"name": 5}]}'):

@@ -34,7 +34,7 @@ def reached(made: Fronted) -> int:
     return sum(one.seen()["requests"] for one in made.replicas.values())
 
 
-# fault: remote/node/front.py: if not has_key(given, keys): → if path == "/v1/models":
+# fault: serving/node/front.py: if not has_key(given, keys): → if path == "/v1/models":
 @pytest.mark.parametrize(
     "path",
     [
@@ -70,7 +70,7 @@ def test_two_routes_are_open(front: Fronted, method: str, path: str) -> None:
     assert (answer.status, answer.body) == (200, b"")
 
 
-# fault: remote/node/front.py: close=request.body_exists or → close=
+# fault: serving/node/front.py: close=request.body_exists or → close=
 def test_without_the_key_no_body_is_read(front: Fronted) -> None:
     """The answer is there while the body is not, and the connection ends: what follows cannot be a request."""
     raw = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 9999999\r\n\r\n{"
@@ -288,7 +288,7 @@ def test_slow_heads_and_bodies_are_given_up(hasty: Fronted) -> None:
         assert ended(idle)
 
 
-# fault: remote/node/front_door.py: first = next(iter(self._idle), None) → first = None
+# fault: serving/node/front_door.py: first = next(iter(self._idle), None) → first = None
 def test_strangers_do_not_keep_others_out(hasty: Fronted) -> None:
     stream = hasty.connect()
     stream.sendall(request("POST", "/v1/completions", {"stream": True, "max_tokens": 100_000}))

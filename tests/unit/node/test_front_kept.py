@@ -46,7 +46,7 @@ def front_pid(world: World) -> int:
     return int(json.loads(path.read_text())["pid"]) if path.exists() else 0
 
 
-# fault: remote/node/serving.py: return "ready" if leads and leads.phase == "ready" else "waiting" → return "ready"
+# fault: serving/node/serving.py: return "ready" if leads and leads.phase == "ready" else "waiting" → return "ready"
 def test_clients_get_503_until_the_model_has_answered(world: World) -> None:
     world.plan(LOADING)
     world.start()
@@ -65,7 +65,7 @@ def test_clients_get_503_until_the_model_has_answered(world: World) -> None:
     assert "--host=127.0.0.1" in world.attempts[0]["argv"]
 
 
-# fault: remote/node/front_keeper.py: self.child = self._at = None → pass
+# fault: serving/node/front_keeper.py: self.child = self._at = None → pass
 def test_a_front_that_dies_is_back_within_2_s(world: World) -> None:
     world.start_ready()
     before = front_pid(world)
@@ -88,7 +88,7 @@ def open_request(world: World) -> tuple[threading.Thread, list[Any]]:
     return thread, got
 
 
-# fault: remote/node/serving.py: how="" if wanted else "asked" → how="asked"
+# fault: serving/node/serving.py: how="" if wanted else "asked" → how="asked"
 def test_what_is_open_ends_before_the_model_is_replaced(world: World) -> None:
     world.start_ready()
     thread, got = open_request(world)
@@ -103,7 +103,7 @@ def test_what_is_open_ends_before_the_model_is_replaced(world: World) -> None:
     assert ask(world)[0] == 200
 
 
-# fault: remote/node/serving.py: or time.monotonic() >= start.drained_by → or False
+# fault: serving/node/serving.py: or time.monotonic() >= start.drained_by → or False
 def test_what_does_not_end_is_ended(world: World) -> None:
     world.pace["drain"] = 1.0
     world.start_ready()
@@ -130,7 +130,7 @@ def test_clients_learn_that_it_has_failed(world: World) -> None:
     until(lambda: "not ready: failed" in ask(world)[1]["message"], 10, every=0.05)
 
 
-# fault: remote/node/serving.py: self._front.taken or self._front.ended or → self._front.taken or
+# fault: serving/node/serving.py: self._front.taken or self._front.ended or → self._front.taken or
 def test_a_front_that_does_not_start_is_named(world: World, tmp_path: Path) -> None:
     """An image whose HTTP library is broken: the model must not wait without a reason."""
     (tmp_path / "broken").mkdir()

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vllm_cluster.remote.node.front_body import Found, look
-from vllm_cluster.remote.node.front_routes import MORE, Table, merged, model_rows, not_found, not_ready
+from vllm_cluster.serving.node.front_body import Found, look
+from vllm_cluster.serving.node.front_routes import MORE, Table, merged, model_rows, not_found, not_ready
 from vllm_cluster.wire.front import FrontDeployment, FrontReplica, FrontRoutes
 from vllm_cluster.wire.reading import RefusedDocument, read
 
@@ -69,7 +69,7 @@ def test_a_replica_that_goes_moves_its_own_prompts_alone() -> None:
         assert chosen(before, prompt) in ("a", chosen(after, prompt))
 
 
-# fault: remote/node/front_routes.py: > fewest * MUCH_MORE + MORE → > fewest * 9999 + MORE
+# fault: serving/node/front_routes.py: > fewest * MUCH_MORE + MORE → > fewest * 9999 + MORE
 def test_a_prompt_leaves_its_replica_when_that_has_much_more_to_do() -> None:
     made = table(*map(replica, "ab"))
     own = chosen(made, b"p")

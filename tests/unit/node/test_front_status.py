@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from vllm_cluster.remote.node import front
-from vllm_cluster.remote.node.front_proxy import session
+from vllm_cluster.serving.node import front
+from vllm_cluster.serving.node.front_proxy import session
 
 
-# fault: remote/node/front.py: async with self._writing: → if True:
+# fault: serving/node/front.py: async with self._writing: → if True:
 def test_of_two_writes_the_newer_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The first is held up until the second has come, or for as long as that takes to be refused."""
     written: list[int] = []

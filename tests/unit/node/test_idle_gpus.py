@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.support.node.world import HEAD, WORKER, World, eventually, lives
-from vllm_cluster.remote.node.serve_state import compare_gpus, idle_gpus
+from vllm_cluster.serving.node.serve_state import compare_gpus, idle_gpus
 
 pytestmark = pytest.mark.slow
 

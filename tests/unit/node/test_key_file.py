@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vllm_cluster.remote.node.key_check import KEY_FILE
-from vllm_cluster.remote.node.vcluster_auth import RequireKey
+from vllm_cluster.serving.node.key_check import KEY_FILE
+from vllm_cluster.serving.node.vcluster_auth import RequireKey
 from vllm_cluster.wire.keys import KeyFile, valid_keys
 
 KEYS = st.text("0123456789abcdef", min_size=1, max_size=64)

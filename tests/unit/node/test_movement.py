@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from vllm_cluster.remote.node import movement
-from vllm_cluster.remote.node.movement import Movement, download_folder
-from vllm_cluster.remote.node.timing import Timing
+from vllm_cluster.serving.node import movement
+from vllm_cluster.serving.node.movement import Movement, download_folder
+from vllm_cluster.serving.node.timing import Timing
 
 PACE = Timing(still=100.0, busy=400.0, unseen=1000.0, movement=5.0)
 
@@ -32,7 +32,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return made
 
 
-# fault: remote/node/movement.py: wording = _NUMBERS.sub("#", text)[:300] → wording = text[:300]
+# fault: serving/node/movement.py: wording = _NUMBERS.sub("#", text)[:300] → wording = text[:300]
 def test_a_line_moves_once_however_its_numbers_change(clock: Clock) -> None:
     moving = Movement(list, None, PACE)
     for minute in range(10):

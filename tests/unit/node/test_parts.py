@@ -96,7 +96,7 @@ def test_a_frozen_node_is_lost_and_ends_its_part_when_it_wakes(served: tuple[Wor
     assert not lives(follower)
 
 
-# fault: remote/node/roll_dial.py: if time.monotonic() - self._ordered < self._pace.roll_lost else () → if self else ()
+# fault: serving/node/roll_dial.py: if time.monotonic() - self._ordered < self._pace.roll_lost else () → if self else ()
 def test_a_part_without_its_head_ends(served: tuple[World, int, int]) -> None:
     world, leader, follower = served
     assert world.node
@@ -122,7 +122,7 @@ def test_stop_and_another_request_end_every_part(served: tuple[World, int, int])
         assert "vcluster stops vLLM" in (state / "serve.log").read_text()
 
 
-# fault: remote/node/parts.py: if how == "stuck": → if how == "asked":
+# fault: serving/node/parts.py: if how == "stuck": → if how == "asked":
 @pytest.mark.parametrize(("number", "written"), [(signal.SIGSTOP, True), (signal.SIGKILL, False)])
 def test_the_stacks_of_what_is_stuck_are_in_the_log_of_each_node(
     served: tuple[World, int, int], number: signal.Signals, written: bool
@@ -138,7 +138,7 @@ def test_the_stacks_of_what_is_stuck_are_in_the_log_of_each_node(
         assert (line in (state / "serve.log").read_text()) is written
 
 
-# fault: remote/node/attempt.py: if now - since > self._pace.frozen] → if now - since > 1e9]
+# fault: serving/node/attempt.py: if now - since > self._pace.frozen] → if now - since > 1e9]
 @pytest.mark.parametrize("which", [0, 1])
 def test_a_part_that_is_stopped_by_a_signal_is_started_again(served: tuple[World, int, int], which: int) -> None:
     world, *pids = served

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 from tests.support.waiting import until
-from vllm_cluster.remote.node.process import Child
+from vllm_cluster.serving.node.process import Child
 
 # Its first thread ends alone, as the kernel ends the threads of a process that is killed: one after the other.
 FIRST_THREAD_ENDS = """

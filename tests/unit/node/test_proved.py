@@ -11,7 +11,7 @@ from tests.support.models.repositories import pull_hub
 from tests.support.pulls import MODEL, model_files, plan_of, repository, snapshot
 from tests.support.spread import partial_of
 from vllm_cluster.kernel.spread.store import Store
-from vllm_cluster.remote.node import model_files as files_of
+from vllm_cluster.serving.node import model_files as files_of
 from vllm_cluster.wire.pull import HostPlan, digest_of
 
 FILES = model_files(200_000)

@@ -14,11 +14,11 @@ import pytest
 
 from tests.support.node.world import HEAD, World, eventually, lives
 from tests.support.ports import free_port
-from vllm_cluster.remote.node import supervisor
-from vllm_cluster.remote.node.process import Child
-from vllm_cluster.remote.node.roll import Me
-from vllm_cluster.remote.node.roll_dial import WorkerRoll
-from vllm_cluster.remote.node.timing import Timing
+from vllm_cluster.serving.node import supervisor
+from vllm_cluster.serving.node.process import Child
+from vllm_cluster.serving.node.roll import Me
+from vllm_cluster.serving.node.roll_dial import WorkerRoll
+from vllm_cluster.serving.node.timing import Timing
 
 
 def starts(world: World) -> list[str]:
@@ -36,7 +36,7 @@ def test_the_head_reports_the_nodes_of_ray(world: World) -> None:
     assert starts(world) == ["start --head --block"]
 
 
-# fault: remote/node/supervisor.py: quiet=True, max_line=MAX_MEMBERS_LINE → quiet=True
+# fault: serving/node/supervisor.py: quiet=True, max_line=MAX_MEMBERS_LINE → quiet=True
 def test_the_head_reports_as_many_nodes_as_a_cluster_may_have(world: World) -> None:
     """All of them are one line of the program that lists them."""
     addresses = [f"10.20.30.{number}" for number in range(256)]
@@ -46,7 +46,7 @@ def test_the_head_reports_as_many_nodes_as_a_cluster_may_have(world: World) -> N
     assert {node.address for node in status.group.nodes if node.alive} == set(addresses)
 
 
-# fault: remote/node/supervisor.py: with suppress(ValueError, KeyError): → with suppress():
+# fault: serving/node/supervisor.py: with suppress(ValueError, KeyError): → with suppress():
 def test_a_line_of_members_that_cannot_be_read_does_not_end_its_reader() -> None:
     me = Me("gpu2", "127.0.0.1", 1)
     roll = WorkerRoll(("127.0.0.1", free_port()), "00", me, Timing())
@@ -81,7 +81,7 @@ def test_ray_comes_back_and_so_does_what_is_served(world: World) -> None:
     assert world.ray("up", restarts=1).group.restarts == 1
 
 
-# fault: remote/node/supervisor.py: "\n".join([trouble, *list(group.tail)[-ERROR_LINES:]]) → trouble
+# fault: serving/node/supervisor.py: "\n".join([trouble, *list(group.tail)[-ERROR_LINES:]]) → trouble
 @pytest.mark.slow
 def test_ray_that_does_not_start_is_tried_later_and_later(world: World) -> None:
     (world.fake / "ray.refuses").touch()
@@ -141,7 +141,7 @@ def head(world: World) -> Iterator[None]:
     thread.join()
 
 
-# fault: remote/node/supervisor.py: self._silent = self._silent + 1 if error else 0 → self._silent = 0
+# fault: serving/node/supervisor.py: self._silent = self._silent + 1 if error else 0 → self._silent = 0
 @pytest.mark.promise("P37")
 @pytest.mark.slow
 def test_a_worker_knows_that_the_head_does_not_answer(world: World) -> None:

@@ -28,7 +28,7 @@ def results(world: World) -> list[tuple[int, str, str]]:
     return [(line["request"], line["name"], line["result"]) for line in lines]
 
 
-# fault: remote/node/serve_request.py: back = kept.back_to if kept.asked.deployment.rollback else None → back = None
+# fault: serving/node/serve_request.py: back = kept.back_to if kept.asked.deployment.rollback else None → back = None
 def test_the_last_ready_one_comes_back(world: World) -> None:
     world.plan({}, BAD, {})
     world.start()
@@ -148,7 +148,7 @@ def test_what_was_not_ready_yet_is_not_gone_back_to(world: World) -> None:
     assert [row[2] for row in results(world)] == ["ready", "replaced", "failed", "back"]
 
 
-# fault: remote/node/serving.py: self._requests.ready(course.seconds_to_ready if started else None) →
+# fault: serving/node/serving.py: self._requests.ready(course.seconds_to_ready if started else None) →
 def test_what_runs_and_is_asked_for_again_is_ready_and_gone_back_to(world: World) -> None:
     world.plan({}, BAD, {})
     world.start()
@@ -170,7 +170,7 @@ def test_what_was_ready_is_kept_for_later(world: World) -> None:
     assert [request["deployment"]["name"] for request in kept] == ["c", "d", "e", "f", "a"]
 
 
-# fault: remote/node/serve_request.py: back_to = order.back_to[0] if order.back_to else None → pass
+# fault: serving/node/serve_request.py: back_to = order.back_to[0] if order.back_to else None → pass
 def test_after_a_change_of_the_cluster_it_goes_back_to_what_fits(world: World) -> None:
     """What was ready before is on hosts that have left: the request brings what is served where it cannot be."""
     world.plan({}, BAD, {})

@@ -116,7 +116,7 @@ def test_a_program_that_is_not_there_is_reported(world: World) -> None:
     assert (failed.summary, failed.lines[-1]) == ("vLLM ended with exit code 127", "vlmm: No such file or directory")
 
 
-# fault: remote/node/attempt.py: self._prove(api) →
+# fault: serving/node/attempt.py: self._prove(api) →
 @pytest.mark.parametrize(
     ("completion", "what"),
     [("die", "KeyError: 'the engine'"), ("error", "HTTP 500"), ("empty", "no token")],
@@ -141,7 +141,7 @@ def test_what_once_was_ready_comes_back(world: World) -> None:
     assert again.failure.summary == "vLLM ended with exit code 1: error: the second"
 
 
-# fault: remote/node/serving.py: return self._members or ( → return (
+# fault: serving/node/serving.py: return self._members or ( → return (
 def test_a_host_that_joins_or_leaves_is_counted_without_a_restart(world: World) -> None:
     third = "127.0.0.3"
 
@@ -247,7 +247,7 @@ def test_another_request_ends_the_one_before(world: World) -> None:
     assert not (world.state / "serve.json").exists()
 
 
-# fault: remote/node/serve_request.py: if order.epoch <= accepted.epoch and accepted.epoch > 0: → if order.epoch < 0:
+# fault: serving/node/serve_request.py: if order.epoch <= accepted.epoch and accepted.epoch > 0: → if order.epoch < 0:
 @pytest.mark.promise("P34")
 def test_a_request_older_than_the_accepted_one_is_put_back(world: World) -> None:
     """The writer of `late` slept since it read the file, and another one was served meanwhile."""
@@ -285,7 +285,7 @@ def test_half_a_request_changes_nothing(world: World) -> None:
     assert world.status and world.status.error is None
 
 
-# fault: remote/node/serve_request.py: or self._accepted.exists() →
+# fault: serving/node/serve_request.py: or self._accepted.exists() →
 def test_a_request_that_is_gone_for_a_moment_changes_nothing(world: World) -> None:
     """Docker removes a file before it writes it again."""
     world.start_ready()
@@ -298,7 +298,7 @@ def test_a_request_that_is_gone_for_a_moment_changes_nothing(world: World) -> No
     assert len(world.attempts) == 1
 
 
-# fault: remote/node/front_keeper.py: if connect_error(*at) is None: → if not at:
+# fault: serving/node/front_keeper.py: if connect_error(*at) is None: → if not at:
 def test_another_server_on_the_port_does_not_count_as_ready(world: World) -> None:
     world.start()
     with socket.create_server(("127.0.0.1", world.port)):
@@ -326,7 +326,7 @@ def test_the_next_container_knows_what_this_one_learned(world: World) -> None:
     assert len(world.attempts) == runs
 
 
-# fault: remote/node/process.py: line = line.replace(secret, "***") → pass
+# fault: serving/node/process.py: line = line.replace(secret, "***") → pass
 def test_no_log_holds_a_secret_or_an_endless_line(world: World) -> None:
     world.plan(
         {"lines": [f"key={KEY} token={TOKEN}\n", "x" * 300_000 + "\n", "\x1b[31mred\x1b[0m\n", "no end of line"]}

@@ -14,12 +14,12 @@ import pytest
 
 from tests.support.logs import explained
 from tests.support.node.world import HEAD, WATCHED, WORKER, World, eventually, lives
-from vllm_cluster.remote.node.engine_watch import short_steps
+from vllm_cluster.serving.node.engine_watch import short_steps
 
 pytestmark = pytest.mark.slow
 
 
-# fault: remote/node/attempt.py: except NotServed as error: → except ZeroDivisionError as error:
+# fault: serving/node/attempt.py: except NotServed as error: → except ZeroDivisionError as error:
 @pytest.mark.promise("P28")
 @pytest.mark.parametrize("logged", [True, False])
 @pytest.mark.parametrize(
@@ -57,7 +57,7 @@ def test_a_model_that_answers_nothing_known_is_not_ready(world: World) -> None:
     assert "it answers no kind of request that vcluster knows: a completion ended with HTTP 404" in what
 
 
-# fault: remote/node/engine_watch.py: if quiet > pace.hung_end: → if quiet > pace.hung_end * 1e6:
+# fault: serving/node/engine_watch.py: if quiet > pace.hung_end: → if quiet > pace.hung_end * 1e6:
 @pytest.mark.promise("P38")
 @pytest.mark.parametrize("plan", [{"metrics": False}, {"metrics": True, "flags": ["--no-enable-chunked-prefill"]}])
 def test_an_engine_whose_steps_are_not_seen_is_hung_and_then_started_again(world: World, plan: dict[str, Any]) -> None:
@@ -73,8 +73,8 @@ def test_an_engine_whose_steps_are_not_seen_is_hung_and_then_started_again(world
     assert "no token for 4 s, though /health returns 200" in world.phase("ready", attempt=2).failure.summary
 
 
-# fault: remote/node/engine_watch.py: self._moved.get(engine) == moved → self._moved.get(engine) != moved
-# fault: remote/node/engine_watch.py: if not now: → if now is None and 1 / 0:
+# fault: serving/node/engine_watch.py: self._moved.get(engine) == moved → self._moved.get(engine) != moved
+# fault: serving/node/engine_watch.py: if not now: → if now is None and 1 / 0:
 @pytest.mark.promise("P38")
 @pytest.mark.parametrize("metrics", [True, "now and then"])
 def test_an_engine_that_makes_no_step_is_started_again_at_once(world: World, metrics: bool | str) -> None:
@@ -101,7 +101,7 @@ def test_of_several_engines_each_is_looked_at_alone(world: World) -> None:
     assert "engine 1 has made no step for" in world.phase("ready", attempt=2).failure.summary
 
 
-# fault: remote/node/engine_watch.py: counts != before[engine] → counts.tokens != before[engine].tokens
+# fault: serving/node/engine_watch.py: counts != before[engine] → counts.tokens != before[engine].tokens
 @pytest.mark.promise("P38")
 def test_an_engine_that_reads_a_long_prompt_is_left_alone(world: World) -> None:
     world.pace |= WATCHED
@@ -116,7 +116,7 @@ def test_an_engine_that_reads_a_long_prompt_is_left_alone(world: World) -> None:
     assert len(world.completions) <= asked + 1
 
 
-# fault: remote/node/engine_watch.py: if sure and not self._compiles(): → if sure:
+# fault: serving/node/engine_watch.py: if sure and not self._compiles(): → if sure:
 @pytest.mark.promise("P38")
 def test_an_engine_that_waits_for_a_compiler_is_left_alone(world: World) -> None:
     world.pace |= WATCHED | {"hung": 600.0, "hung_end": 600.0}
@@ -206,7 +206,7 @@ def test_a_start_that_moves_has_no_limit(world: World) -> None:
     assert [phase for phase, _ in ready.phases if phase != "waiting"] == ["importing", "downloading", "probing"]
 
 
-# fault: remote/node/serve_state.py: if len(self.starts) > pace.restarts: → if len(self.starts) > 1_000_000:
+# fault: serving/node/serve_state.py: if len(self.starts) > pace.restarts: → if len(self.starts) > 1_000_000:
 @pytest.mark.promise("P37")
 def test_restarts_have_a_budget(world: World) -> None:
     world.pace["restarts"] = 3
@@ -227,7 +227,7 @@ def test_restarts_have_a_budget(world: World) -> None:
     world.phase("ready", generation="two")
 
 
-# fault: remote/node/serving.py: wrong = self._held(course, nodes) → pass
+# fault: serving/node/serving.py: wrong = self._held(course, nodes) → pass
 @pytest.mark.promise("P27")
 def test_the_next_start_waits_until_ray_has_its_gpus_back(world: World) -> None:
     free = world.fake / "free.json"
@@ -259,7 +259,7 @@ def test_a_broken_request_is_reported_and_the_last_good_one_is_served(world: Wor
     assert world.status.error is None
 
 
-# fault: remote/node/supervisor.py: and now - self._written_at < self._pace.beat →
+# fault: serving/node/supervisor.py: and now - self._written_at < self._pace.beat →
 @pytest.mark.promise("P38")
 def test_the_status_is_written_again_and_again(world: World) -> None:
     world.start()
@@ -277,7 +277,7 @@ def test_the_status_is_written_again_and_again(world: World) -> None:
     assert world.status.beat == world.pace["beat"]
 
 
-# fault: remote/node/files.py: if now - _reported.get(path, -REPORT_SECONDS) >= REPORT_SECONDS: → if now:
+# fault: serving/node/files.py: if now - _reported.get(path, -REPORT_SECONDS) >= REPORT_SECONDS: → if now:
 @pytest.mark.promise("P38")
 def test_a_full_disk_fills_no_log(world: World) -> None:
     world.start()

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from vllm_cluster.remote.image import bench
-from vllm_cluster.remote.node import model_files
+from vllm_cluster.serving.node import model_files
 
 
 @pytest.fixture
@@ -38,7 +38,7 @@ def address(request: pytest.FixtureRequest, ssh: str) -> str:
     return "hub.example.com" if request.param == "no scheme" else ssh
 
 
-# fault: remote/node/model_files.py: (OSError, ValueError, http.client.HTTPException) → OSError
+# fault: serving/node/model_files.py: (OSError, ValueError, http.client.HTTPException) → OSError
 def test_a_hub(address: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("HF_ENDPOINT", address)
     monkeypatch.setenv("HF_HOME", str(tmp_path))

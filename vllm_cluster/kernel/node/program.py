@@ -13,7 +13,7 @@ from itertools import accumulate
 from vllm_cluster.kernel.backends import NOT_PASSED_ON, TOKEN_PATH
 from vllm_cluster.kernel.plan.desired import CODE_FOLDER
 
-_NODE, _WIRE = "vllm_cluster.remote.node", "vllm_cluster.wire"
+_NODE, _WIRE = "vllm_cluster.serving.node", "vllm_cluster.wire"
 
 
 def importable(package: str) -> dict[str, bytes]:

@@ -10,10 +10,10 @@ import traceback
 from dataclasses import asdict
 from typing import Any
 
-from vllm_cluster.remote.node.argv import Place
-from vllm_cluster.remote.node.process import log_line
-from vllm_cluster.remote.node.roll import BAD, PROOF_SECONDS, RETRY, Me
-from vllm_cluster.remote.node.timing import Timing
+from vllm_cluster.serving.node.argv import Place
+from vllm_cluster.serving.node.process import log_line
+from vllm_cluster.serving.node.roll import BAD, PROOF_SECONDS, RETRY, Me
+from vllm_cluster.serving.node.timing import Timing
 from vllm_cluster.wire.parts import Beat, NodeBeat, PartOrder, PartReport
 from vllm_cluster.wire.reading import read
 from vllm_cluster.wire.roll import HEAD, MAX_HELLO, MAX_LINE, WORKER, Hello, Offer, Signed, hello_line, new_nonce

@@ -13,9 +13,9 @@ from aiohttp import web
 from multidict import CIMultiDict, CIMultiDictProxy
 from yarl import URL
 
-from vllm_cluster.remote.node.front_body import Found, look
-from vllm_cluster.remote.node.front_routes import Table, not_found, not_ready
-from vllm_cluster.remote.node.key_check import Refusal
+from vllm_cluster.serving.node.front_body import Found, look
+from vllm_cluster.serving.node.front_routes import Table, not_found, not_ready
+from vllm_cluster.serving.node.key_check import Refusal
 from vllm_cluster.wire.front import FrontDeployment, FrontReplica
 
 MAX_BODY = 64 << 20

@@ -7,9 +7,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from vllm_cluster.remote.node.argv import Place
-from vllm_cluster.remote.node.parts import PartRunner
-from vllm_cluster.remote.node.roll import HeadRoll
+from vllm_cluster.serving.node.argv import Place
+from vllm_cluster.serving.node.parts import PartRunner
+from vllm_cluster.serving.node.roll import HeadRoll
 from vllm_cluster.wire.order import LOOPBACK, Part, Placement, Replica
 from vllm_cluster.wire.parts import EndKind, PartOrder, PartReport
 

@@ -10,9 +10,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from vllm_cluster.remote.node.backends import backend
-from vllm_cluster.remote.node.process import descendants
-from vllm_cluster.remote.node.timing import Timing
+from vllm_cluster.serving.node.backends import backend
+from vllm_cluster.serving.node.process import descendants
+from vllm_cluster.serving.node.timing import Timing
 from vllm_cluster.wire.status import Phase
 
 # In this order, and never back: ranks are not equally fast, and Ray passes on their lines seconds later.

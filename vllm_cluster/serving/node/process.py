@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from vllm_cluster.remote.node.backends import backend
+from vllm_cluster.serving.node.backends import backend
 from vllm_cluster.wire.keys import valid_keys
 
 KEPT_LINES = 40

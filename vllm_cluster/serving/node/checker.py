@@ -23,8 +23,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from vllm_cluster.remote.node.model_files import look, offline
-from vllm_cluster.remote.node.process import Child, secret_environment
+from vllm_cluster.serving.node.model_files import look, offline
+from vllm_cluster.serving.node.process import Child, secret_environment
 
 SOCKET = "check.sock"
 ANSWER_SECONDS = 60

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from vllm_cluster.remote.node.process import log_line
+from vllm_cluster.serving.node.process import log_line
 
 # A full disk is reported once in a while, and not at each try: the container's log is on a disk, too.
 REPORT_SECONDS = 60.0

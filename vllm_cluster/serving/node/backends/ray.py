@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from importlib import metadata
 from typing import Any
 
-from vllm_cluster.remote.node.argv import Place, option
+from vllm_cluster.serving.node.argv import Place, option
 
 # The file of the token that nodes and drivers show.
 TOKEN_PATH = "RAY_AUTH_TOKEN_PATH"  # noqa: S105 (a name)

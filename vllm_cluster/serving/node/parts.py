@@ -10,10 +10,10 @@ import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from vllm_cluster.remote.node.attempt import Attempt
-from vllm_cluster.remote.node.ending import Ending
-from vllm_cluster.remote.node.process import Child
-from vllm_cluster.remote.node.timing import Timing
+from vllm_cluster.serving.node.attempt import Attempt
+from vllm_cluster.serving.node.ending import Ending
+from vllm_cluster.serving.node.process import Child
+from vllm_cluster.serving.node.timing import Timing
 from vllm_cluster.wire.parts import EndKind, PartOrder, PartReport
 
 LOG_BYTES = 16 * 1024 * 1024

@@ -10,12 +10,12 @@ from collections.abc import Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
 
-from vllm_cluster.remote.node.argv import Place
-from vllm_cluster.remote.node.attempt import connect_error
-from vllm_cluster.remote.node.files import write_whole
-from vllm_cluster.remote.node.key_check import KEY_FILE
-from vllm_cluster.remote.node.process import Child, log_line
-from vllm_cluster.remote.node.timing import Timing
+from vllm_cluster.serving.node.argv import Place
+from vllm_cluster.serving.node.attempt import connect_error
+from vllm_cluster.serving.node.files import write_whole
+from vllm_cluster.serving.node.key_check import KEY_FILE
+from vllm_cluster.serving.node.process import Child, log_line
+from vllm_cluster.serving.node.timing import Timing
 from vllm_cluster.wire.front import FrontDeployment, FrontRoutes, FrontStatus, ReplicaState
 from vllm_cluster.wire.reading import RefusedDocument, read
 
@@ -81,7 +81,7 @@ class FrontKeeper:
         # Of a container before this one, whose processes had the same numbers.
         (self._state / STATUS).unlink(missing_ok=True)
         self.taken, self._at = "", at
-        argv = [sys.executable, "-m", "vllm_cluster.remote.node.front", f"--listen={at[0]}:{at[1]}"]
+        argv = [sys.executable, "-m", "vllm_cluster.serving.node.front", f"--listen={at[0]}:{at[1]}"]
         argv += [f"--routes={self._state / ROUTES}", f"--status={self._state / STATUS}"]
         # Nothing of the folder that the container happens to be in is imported; Python 3.10 does not know it yet.
         environment = {**self._environment, "PYTHONSAFEPATH": "1"}

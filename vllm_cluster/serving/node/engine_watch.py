@@ -7,8 +7,8 @@ import itertools
 import time
 from collections.abc import Callable, Sequence
 
-from vllm_cluster.remote.node.api import Api, Question
-from vllm_cluster.remote.node.timing import Timing
+from vllm_cluster.serving.node.api import Api, Question
+from vllm_cluster.serving.node.timing import Timing
 
 # A broken connection or answer of the API.
 BAD = (OSError, http.client.HTTPException, ValueError, KeyError, TypeError, IndexError)

@@ -1,6 +1,6 @@
 """What joins the nodes, from inside one."""
 
 # The one that there is: what asks it names it no further.
-from vllm_cluster.remote.node.backends import ray as backend
+from vllm_cluster.serving.node.backends import ray as backend
 
 __all__ = ["backend"]

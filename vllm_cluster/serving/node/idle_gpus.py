@@ -12,8 +12,8 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from vllm_cluster.remote.node.backends import backend
-from vllm_cluster.remote.node.process import Child, end
+from vllm_cluster.serving.node.backends import backend
+from vllm_cluster.serving.node.process import Child, end
 
 # Before another try.
 PAUSE = 5.0

@@ -24,13 +24,13 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from vllm_cluster.remote.node.argv import Place, place
-from vllm_cluster.remote.node.attempt import connect_error
-from vllm_cluster.remote.node.backends import backend
-from vllm_cluster.remote.node.checker import Standby, check, serve_checks
-from vllm_cluster.remote.node.files import keep_compiled, write_whole
-from vllm_cluster.remote.node.parts import PartRunner
-from vllm_cluster.remote.node.process import (
+from vllm_cluster.serving.node.argv import Place, place
+from vllm_cluster.serving.node.attempt import connect_error
+from vllm_cluster.serving.node.backends import backend
+from vllm_cluster.serving.node.checker import Standby, check, serve_checks
+from vllm_cluster.serving.node.files import keep_compiled, write_whole
+from vllm_cluster.serving.node.parts import PartRunner
+from vllm_cluster.serving.node.process import (
     NODE_TOKEN,
     Child,
     descendants,
@@ -40,11 +40,11 @@ from vllm_cluster.remote.node.process import (
     secret_environment,
     secret_files,
 )
-from vllm_cluster.remote.node.roll import HeadRoll, Me, roll_key
-from vllm_cluster.remote.node.roll_dial import WorkerRoll
-from vllm_cluster.remote.node.serving import ServeController
-from vllm_cluster.remote.node.start import Parts
-from vllm_cluster.remote.node.timing import Timing
+from vllm_cluster.serving.node.roll import HeadRoll, Me, roll_key
+from vllm_cluster.serving.node.roll_dial import WorkerRoll
+from vllm_cluster.serving.node.serving import ServeController
+from vllm_cluster.serving.node.start import Parts
+from vllm_cluster.serving.node.timing import Timing
 
 PR_SET_CHILD_SUBREAPER = 36
 ERROR_LINES = 12

@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from vllm_cluster.remote.node.key_check import Refusal
+from vllm_cluster.serving.node.key_check import Refusal
 from vllm_cluster.wire.front import FrontDeployment, FrontReplica, FrontRoutes
 
 # A prompt's own replica is passed over once it has this much more to do than the one that has least.

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """The front: a reverse proxy that owns the API's port on the head, also while no replica is behind it.
 
-`python -m vllm_cluster.remote.node.front --listen HOST:PORT --routes FILE --status FILE`, beside the node program, on
+`python -m vllm_cluster.serving.node.front --listen HOST:PORT --routes FILE --status FILE`, beside the node program, on
 aiohttp and, where the image has it, uvloop: vLLM brings both. Nothing of a request is written anywhere: no prompt, no
 key, no path.
 """
@@ -25,10 +25,10 @@ from typing import Any
 from aiohttp import ClientError, ClientSession, web
 from aiohttp.web_protocol import RequestHandler
 
-from vllm_cluster.remote.node.argv import Place, place
-from vllm_cluster.remote.node.files import write_whole
-from vllm_cluster.remote.node.front_door import ClientConnection, Door
-from vllm_cluster.remote.node.front_proxy import (
+from vllm_cluster.serving.node.argv import Place, place
+from vllm_cluster.serving.node.files import write_whole
+from vllm_cluster.serving.node.front_door import ClientConnection, Door
+from vllm_cluster.serving.node.front_proxy import (
     BODY_SECONDS,
     MAX_BODY,
     Exchange,
@@ -41,9 +41,9 @@ from vllm_cluster.remote.node.front_proxy import (
     session,
     too_large,
 )
-from vllm_cluster.remote.node.front_routes import Table, merged, model_rows, not_ready, unhealthy
-from vllm_cluster.remote.node.key_check import KEY_FILE, OPEN, KeyReader, Refusal, has_key, refusal
-from vllm_cluster.remote.node.process import log_line
+from vllm_cluster.serving.node.front_routes import Table, merged, model_rows, not_ready, unhealthy
+from vllm_cluster.serving.node.key_check import KEY_FILE, OPEN, KeyReader, Refusal, has_key, refusal
+from vllm_cluster.serving.node.process import log_line
 from vllm_cluster.wire.front import MAX_ROUTES, FrontCount, FrontDeployment, FrontReplica, FrontRoutes, FrontStatus
 from vllm_cluster.wire.reading import RefusedDocument, read
 

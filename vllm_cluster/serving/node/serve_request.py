@@ -10,9 +10,9 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from vllm_cluster.remote.node.files import sync_file, write_whole
-from vllm_cluster.remote.node.process import log_line
-from vllm_cluster.remote.node.timing import mark, since
+from vllm_cluster.serving.node.files import sync_file, write_whole
+from vllm_cluster.serving.node.process import log_line
+from vllm_cluster.serving.node.timing import mark, since
 from vllm_cluster.wire.order import (
     ACCEPTED,
     READY,

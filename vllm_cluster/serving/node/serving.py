@@ -10,14 +10,14 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from vllm_cluster.remote.node.files import write_whole
-from vllm_cluster.remote.node.front_keeper import FrontKeeper, key_file
-from vllm_cluster.remote.node.idle_gpus import IdleGpus
-from vllm_cluster.remote.node.process import Child
-from vllm_cluster.remote.node.serve_request import Inbox, Requests
-from vllm_cluster.remote.node.serve_state import ServeState, compare_gpus, idle_gpus
-from vllm_cluster.remote.node.start import Nodes, Parts, Start, free_place
-from vllm_cluster.remote.node.timing import Timing, boot_seconds
+from vllm_cluster.serving.node.files import write_whole
+from vllm_cluster.serving.node.front_keeper import FrontKeeper, key_file
+from vllm_cluster.serving.node.idle_gpus import IdleGpus
+from vllm_cluster.serving.node.process import Child
+from vllm_cluster.serving.node.serve_request import Inbox, Requests
+from vllm_cluster.serving.node.serve_state import ServeState, compare_gpus, idle_gpus
+from vllm_cluster.serving.node.start import Nodes, Parts, Start, free_place
+from vllm_cluster.serving.node.timing import Timing, boot_seconds
 from vllm_cluster.wire.front import FrontDeployment, FrontReplica, ReplicaState
 from vllm_cluster.wire.order import Placement
 from vllm_cluster.wire.parts import EndKind, PartReport

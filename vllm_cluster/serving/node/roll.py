@@ -20,9 +20,9 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from vllm_cluster.remote.node.argv import Place
-from vllm_cluster.remote.node.process import log_line
-from vllm_cluster.remote.node.timing import Timing
+from vllm_cluster.serving.node.argv import Place
+from vllm_cluster.serving.node.process import log_line
+from vllm_cluster.serving.node.timing import Timing
 from vllm_cluster.wire.parts import Beat, NodeBeat, PartOrder, PartReport
 from vllm_cluster.wire.reading import RefusedDocument, read
 from vllm_cluster.wire.roll import (

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from vllm_cluster.remote.node.movement import span
-from vllm_cluster.remote.node.timing import Timing, boot_seconds
+from vllm_cluster.serving.node.movement import span
+from vllm_cluster.serving.node.timing import Timing, boot_seconds
 from vllm_cluster.wire.order import Placement
 
 

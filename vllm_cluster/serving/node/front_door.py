@@ -10,9 +10,9 @@ from collections.abc import Callable
 from aiohttp import web
 from aiohttp.web_protocol import RequestHandler
 
-from vllm_cluster.remote.node.front_proxy import answer
-from vllm_cluster.remote.node.key_check import Refusal
-from vllm_cluster.remote.node.process import log_line
+from vllm_cluster.serving.node.front_proxy import answer
+from vllm_cluster.serving.node.key_check import Refusal
+from vllm_cluster.serving.node.process import log_line
 
 # A first request comes within this time, the next one of a connection within the other.
 HEAD_SECONDS, IDLE_SECONDS = 10.0, 75.0

@@ -8,12 +8,12 @@ import socket
 import threading
 import time
 
-from vllm_cluster.remote.node.api import Api, NotServed, Question, in_order
-from vllm_cluster.remote.node.engine_watch import BAD, EngineWatch, short_steps
-from vllm_cluster.remote.node.movement import Movement, Phases, compiler_runs, download_folder, vllm_processes
-from vllm_cluster.remote.node.process import Child, are_stopped
-from vllm_cluster.remote.node.stacks import write_stacks
-from vllm_cluster.remote.node.timing import Timing
+from vllm_cluster.serving.node.api import Api, NotServed, Question, in_order
+from vllm_cluster.serving.node.engine_watch import BAD, EngineWatch, short_steps
+from vllm_cluster.serving.node.movement import Movement, Phases, compiler_runs, download_folder, vllm_processes
+from vllm_cluster.serving.node.process import Child, are_stopped
+from vllm_cluster.serving.node.stacks import write_stacks
+from vllm_cluster.serving.node.timing import Timing
 from vllm_cluster.wire.parts import PartOrder, PartReport
 from vllm_cluster.wire.status import Phase
 

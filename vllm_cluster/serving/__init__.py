@@ -1,0 +1,1 @@
+"""The cluster and what it serves: up, serve, status, endpoint, down."""
