@@ -59,7 +59,7 @@ GROUPS = {"sandbox": SANDBOX, "image": IMAGE, "models": MODELS}
 OF_ALL_EVENTS = ("v", "time", "event", "message")
 # The modules with errors beside vllm_cluster.kernel.errors.
 _WITH_ERRORS = (
-    *("kernel.plan.node_status", "kernel.docker.calls", "run.api_client"),
+    *("kernel.plan.node_status", "kernel.docker.calls", "serving.api.client"),
     *("kernel.transport.connect_errors", "kernel.transport.ssh_config"),
 )
 # A bar within a cell, also within code.

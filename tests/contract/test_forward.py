@@ -14,12 +14,12 @@ import pytest
 from tests.support.carriers import REMOTE, Client
 from tests.support.ports import free_port
 from tests.support.sshd import Sshd
-from vllm_cluster.actions.tunnel import Passage
 from vllm_cluster.kernel.errors import HostError, UsageError, VclusterError
 from vllm_cluster.kernel.events import Event
 from vllm_cluster.kernel.hosts.connection import HostConnection
 from vllm_cluster.kernel.transport import Kind
 from vllm_cluster.kernel.transport.base import Transport
+from vllm_cluster.serving.endpoint.tunnel import Passage
 from vllm_cluster.wire.status import ServeStatus
 
 

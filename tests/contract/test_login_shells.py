@@ -15,9 +15,6 @@ from tests.support.carriers import REMOTE, Client
 from tests.support.figures import tallied
 from tests.support.login_shells import SHELLS, STARTUP, forced, login_shell
 from tests.support.sshd import Sshd
-from vllm_cluster.actions.down import down
-from vllm_cluster.actions.status import status
-from vllm_cluster.actions.up import up
 from vllm_cluster.kernel.clock import Deadline
 from vllm_cluster.kernel.errors import HostError, Locked, ShellUnusable
 from vllm_cluster.kernel.facts import parse
@@ -25,6 +22,9 @@ from vllm_cluster.kernel.hosts.connection import CONNECT_SECONDS, HostConnection
 from vllm_cluster.kernel.lease.lease import Lease
 from vllm_cluster.kernel.transport import Kind, ssh_master
 from vllm_cluster.kernel.transport.base import Target, Transport
+from vllm_cluster.serving.cluster.down import down
+from vllm_cluster.serving.cluster.up import up
+from vllm_cluster.serving.status.status import status
 
 pytestmark = pytest.mark.promise("P39")
 Connect = Callable[[Target, Kind], Transport]

@@ -17,7 +17,7 @@ from tests.support.hosts import Run, Sandbox
 from tests.support.paths import ROOT, VCLUSTER
 from tests.support.terminal import CTRL_C, CTRL_D, Terminal
 from tests.support.waiting import until
-from vllm_cluster.run.detached import start_time
+from vllm_cluster.serving.endpoint.detached import start_time
 
 pytestmark = [pytest.mark.e2e, pytest.mark.deep]
 

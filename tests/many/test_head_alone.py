@@ -22,7 +22,7 @@ HOSTS, RUNS, PATIENCE = 64, 3, 60.0
 MORE_SECONDS = 0.2
 
 
-# fault: actions/head.py: with Fleet(inventory, runtime, [inventory.head_name]) → with Fleet(inventory, runtime)
+# fault: serving/head.py: with Fleet(inventory, runtime, [inventory.head_name]) → with Fleet(inventory, runtime)
 @pytest.mark.promise("P21")
 @pytest.mark.parametrize("verb", ["endpoint --key", "endpoint --tunnel", "stop --yes"])
 def test_the_head_is_dialled_at_once(verb: str, key: Path, tmp_path: Path) -> None:

@@ -9,11 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.property.hostile import attack, batches, harmless, hostile, many, recorded, shown_by, some
-from vllm_cluster.actions.status import ClusterStatus, HostStatus
-from vllm_cluster.cli.render.status import show_status
 from vllm_cluster.kernel.errors import CommandFailed
 from vllm_cluster.kernel.events import Event
 from vllm_cluster.kernel.terminal import errors, events, text
+from vllm_cluster.serving.status.render import show_status
+from vllm_cluster.serving.status.status import ClusterStatus, HostStatus
 
 # All the cases take minutes.
 pytestmark = pytest.mark.timeout(3600)

@@ -15,12 +15,12 @@ from hypothesis import strategies as st
 from tests.property.hostile import attack, batches, hostile, many, shown_by
 from tests.support.depth import cases
 from tests.support.pasted import NOTES, SHELLS, noted
-from vllm_cluster.actions.ask_head import Endpoint
-from vllm_cluster.actions.endpoint import ClientEndpoint
-from vllm_cluster.cli.render.endpoint import curl_line, show_clients
 from vllm_cluster.kernel.plan.node_status import UnreadableStatus, parse_status
 from vllm_cluster.kernel.text import host_port
-from vllm_cluster.run.detached import Detached
+from vllm_cluster.serving.ask_head import Endpoint
+from vllm_cluster.serving.endpoint.detached import Detached
+from vllm_cluster.serving.endpoint.endpoint import ClientEndpoint
+from vllm_cluster.serving.endpoint.render import curl_line, show_clients
 from vllm_cluster.wire.status import ServeStatus
 
 # All the cases take minutes.

@@ -13,10 +13,10 @@ from tests.support.sim import lab, make
 from tests.support.sim.faults import Call, Fault, Script
 from tests.support.sim.lab import Outcome, Person
 from tests.support.sim.world import World
-from vllm_cluster.actions.consent import Confirm
 from vllm_cluster.batch.progress import Progress
 from vllm_cluster.kernel.errors import Aborted, UsageError, VclusterError
 from vllm_cluster.kernel.inventory.model import Inventory
+from vllm_cluster.serving.consent import Confirm
 from vllm_cluster.wire.order import read_order
 
 INVENTORY = make.inventory(2)
@@ -67,7 +67,7 @@ def serves(world: World) -> str | None:
     return str(course["phase"]) if course else None
 
 
-# fault: actions/consent.py: return f"{self.served.text} on {cluster}" + → return f"what runs on {cluster}" +
+# fault: serving/consent.py: return f"{self.served.text} on {cluster}" + → return f"what runs on {cluster}" +
 @pytest.mark.promise("P35")
 @pytest.mark.parametrize("verb", VERBS)
 def test_a_question_names_model_age_and_requests(world: World, verb: str) -> None:
@@ -86,7 +86,7 @@ BATCH = {
 }
 
 
-# fault: actions/consent.py: self.nodes or self.batches or self.unlisted → self.nodes or self.unlisted
+# fault: serving/consent.py: self.nodes or self.batches or self.unlisted → self.nodes or self.unlisted
 @pytest.mark.parametrize("served", [True, False])
 def test_down_asks_before_it_deletes_a_batch_that_is_not_fetched(world: World, served: bool) -> None:
     if not served:
@@ -104,7 +104,7 @@ def test_down_asks_before_it_deletes_a_batch_that_is_not_fetched(world: World, s
     assert world.machines["gpu1"].box("vcluster-lab") is None
 
 
-# fault: actions/consent.py: elif always and first → elif first
+# fault: serving/consent.py: elif always and first → elif first
 def test_down_asks_a_person_of_an_idle_cluster_too(world: World) -> None:
     """Without a terminal that alone needs no answer; where nothing is left there is nothing to ask."""
     assert run(world, "stop", Person(True)).error is None
@@ -118,7 +118,7 @@ def test_down_asks_a_person_of_an_idle_cluster_too(world: World) -> None:
     assert world.machines["gpu1"].volumes == {}
 
 
-# fault: actions/down.py: return replace(stops, pulls=pulls) → return stops
+# fault: serving/cluster/down.py: return replace(stops, pulls=pulls) → return stops
 def test_down_names_the_pull_that_it_ends(world: World) -> None:
     """One that has ended is not named, and a yes to one pull is none to another that begins before the lease."""
     assert run(world, "stop", Person(True)).error is None
@@ -147,7 +147,7 @@ def test_down_names_the_pull_that_it_ends(world: World) -> None:
     assert pull.id not in machine.boxes
 
 
-# fault: actions/consent.py: left = _left_behind(plan, containers, fleet) → left = Stops()
+# fault: serving/consent.py: left = _left_behind(plan, containers, fleet) → left = Stops()
 @pytest.mark.parametrize("there", [True, False])
 @pytest.mark.parametrize("running", [True, False])
 def test_a_head_that_moves_names_the_batches_that_it_leaves_behind(world: World, running: bool, there: bool) -> None:
@@ -179,7 +179,7 @@ def fail_at(words: str, fault: Fault) -> Script:
     return Script(by_words=lambda call: fault if words in call.what else None)
 
 
-# fault: actions/consent.py: there else → there and not why else
+# fault: serving/consent.py: there else → there and not why else
 @pytest.mark.parametrize("there", [True, False])
 @pytest.mark.parametrize("how", ["exited", "paused", "silent", "refused"])
 def test_down_asks_where_the_batches_on_the_head_cannot_be_listed(world: World, how: str, there: bool) -> None:
@@ -228,7 +228,7 @@ def test_a_yes_to_batches_that_cannot_be_listed_covers_them_all(world: World) ->
     assert (len(person.asked), seen) == (1, [2])
 
 
-# fault: actions/consent.py: now, requests = _load(node, serve) → return Stops()
+# fault: serving/consent.py: now, requests = _load(node, serve) → return Stops()
 @pytest.mark.promise("P35")
 @pytest.mark.parametrize("verb", VERBS)
 @pytest.mark.parametrize(("answer", "code"), [(False, 1), (None, 2)])
@@ -306,7 +306,7 @@ def meanwhile(world: World, inventory: Inventory, *others: lab.Verb) -> Script:
     return script
 
 
-# fault: actions/up.py: if consent.covers(_stops(seen, fleet)): → if seen:
+# fault: serving/cluster/up.py: if consent.covers(_stops(seen, fleet)): → if seen:
 @pytest.mark.promise("P35")
 @pytest.mark.parametrize(("answers", "code"), [((None,), 3), ((False,), 1), ((True,), 0)])
 def test_up_asks_again_where_its_plan_stops_more_than_was_confirmed(
@@ -385,7 +385,7 @@ def test_workers_of_a_head_outside_the_inventory_do_not_stop_unasked(verb: str) 
         assert serves(world) == "ready"
 
 
-# fault: actions/ask_head.py: _require_same(node, gpus) → pass
+# fault: serving/ask_head.py: _require_same(node, gpus) → pass
 @pytest.mark.parametrize("verb", ["serve", "rollback"])
 def test_hosts_that_leave_while_a_question_is_open_are_not_served_on(verb: str) -> None:
     first, second = (partial(lab.do_serve, model=model) for model in ("org/a", "org/b"))

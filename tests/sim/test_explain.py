@@ -17,7 +17,7 @@ import pytest
 
 from tests.support.sim import lab, make
 from tests.support.sim.world import World
-from vllm_cluster.actions import bundle, explain
+from vllm_cluster.actions import bundle
 from vllm_cluster.cli.render.explain import show_explained
 from vllm_cluster.kernel import assess, debug_log
 from vllm_cluster.kernel.errors import CommandFailed, NodesNotJoined, Unreachable, UsageError, VclusterError
@@ -25,6 +25,7 @@ from vllm_cluster.kernel.events import Emit
 from vllm_cluster.kernel.hosts.runtime import Runtime
 from vllm_cluster.kernel.inventory.model import Inventory
 from vllm_cluster.kernel.node.handle import NodeHandle, NodeState
+from vllm_cluster.serving.explain import explain
 from vllm_cluster.wire.status import Phase, ServeFailure
 
 SHM = "RuntimeError: Insufficient space in /dev/shm for shared-memory allocation: 160 MiB required, 0 MiB free.\n"
@@ -105,7 +106,7 @@ def test_up_reports_the_cause_when_a_node_ends(up: tuple[World, Inventory]) -> N
 ENDS = "[2026-11-21 02:00:00,000 W 7 7] (gcs_server) Reporting worker exit, connection error code 2. End of file.\n"
 
 
-# fault: actions/explain.py: , since=since →
+# fault: serving/explain/explain.py: , since=since →
 @pytest.mark.promise("P41")
 @pytest.mark.parametrize("log", ["sh: 1: ray: not found\n", ENDS, "Frob: error\n"])
 def test_lines_from_before_the_attempt_are_not_evidence(up: tuple[World, Inventory], log: str) -> None:
@@ -224,8 +225,8 @@ def test_the_debug_log_has_every_call_and_no_secret(tmp_path: Path) -> None:
     assert not [line for line in lines for secret in secrets if secret in line]
 
 
-# fault: actions/explain.py: (*sources(logs.values()), *ended) → sources(logs.values())
-# fault: actions/explain.py: ended = [] if works or head is None → ended = [] if head is None
+# fault: serving/explain/explain.py: (*sources(logs.values()), *ended) → sources(logs.values())
+# fault: serving/explain/explain.py: ended = [] if works or head is None → ended = [] if head is None
 @pytest.mark.parametrize(
     ("what", "slug"),
     [

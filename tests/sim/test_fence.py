@@ -142,7 +142,7 @@ def test_a_laptop_that_slept_behind_its_request_learns_who_replaced_it() -> None
         assert any(event.kind == "warning" and "has no line for this serve" in event.text for event in late.events)
 
 
-# fault: actions/ask_head.py: self._number = _current_number( → self._number = (lambda _, n, __: n)(
+# fault: serving/ask_head.py: self._number = _current_number( → self._number = (lambda _, n, __: n)(
 @pytest.mark.promise("P34")
 @pytest.mark.parametrize("verb", ["serve", "stop", "up"])
 def test_who_waits_for_its_model_learns_who_replaced_it(verb: str) -> None:
@@ -175,7 +175,7 @@ def test_who_waits_for_its_model_learns_who_replaced_it(verb: str) -> None:
         assert words[verb] in outcome.error.message
 
 
-# fault: actions/up.py: in_order(fleet, seen.facts) → [fleet.connections[inventory.head_name]]
+# fault: serving/cluster/up.py: in_order(fleet, seen.facts) → [fleet.connections[inventory.head_name]]
 @pytest.mark.promise("P11")
 @pytest.mark.parametrize("other", ["another head", "another cluster on the same hosts"])
 def test_whoever_shares_a_host_is_kept_out(other: str) -> None:

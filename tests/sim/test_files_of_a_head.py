@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from tests.support.sim import lab, make
-from vllm_cluster.actions import history
 from vllm_cluster.kernel.errors import VclusterError
 from vllm_cluster.kernel.events import Emit
 from vllm_cluster.kernel.hosts.runtime import Runtime
 from vllm_cluster.kernel.inventory.model import Inventory
+from vllm_cluster.serving.status import history
 
 INVENTORY = make.inventory(2)
 DEEP = b"[" * 200_000 + b"]" * 200_000

@@ -13,9 +13,9 @@ from tests.support.sim import lab, make, oracle
 from tests.support.sim.faults import Call, Fault, Script
 from tests.support.sim.make import inventory_of as inventory
 from tests.support.sim.world import World
-from vllm_cluster.actions.up import Planned
 from vllm_cluster.kernel.errors import HostError
 from vllm_cluster.kernel.inventory.model import Inventory
+from vllm_cluster.serving.cluster.up import Planned
 from vllm_cluster.wire.order import TAKEN, WANTED, read_order
 
 BEFORE, FEWER = inventory(1, 2, 3), inventory(1, 2)
@@ -81,7 +81,7 @@ def test_what_serves_and_is_asked_for_again_is_what_a_failure_goes_back_to(world
         assert settled(world, BEFORE) == ("org/model", "ready")
 
 
-# fault: actions/consent.py: and name == stops.served.name) → )
+# fault: serving/consent.py: and name == stops.served.name) → )
 @pytest.mark.promise("P33")
 def test_a_plan_shows_that_a_load_that_no_longer_fits_is_not_started_again(world: World) -> None:
     with lab.inside(world):
@@ -100,7 +100,7 @@ def test_a_plan_that_changes_only_what_a_failure_goes_back_to_stops_nothing(worl
         assert made.stops.served is None
 
 
-# fault: actions/ask_head.py: self._number = _current_number( → _current_number(
+# fault: serving/ask_head.py: self._number = _current_number( → _current_number(
 @pytest.mark.promise("P33")
 def test_serve_is_followed_while_another_run_changes_what_a_failure_goes_back_to(world: World) -> None:
     ended: list[lab.Outcome] = []
@@ -117,7 +117,7 @@ def test_serve_is_followed_while_another_run_changes_what_a_failure_goes_back_to
         assert settled(world, FEWER) == ("org/big", "ready")
 
 
-# fault: actions/rollback.py: (there := _fitted(found, cluster)) → (there := found)
+# fault: serving/serve/rollback.py: (there := _fitted(found, cluster)) → (there := found)
 @pytest.mark.promise("P33")
 @pytest.mark.parametrize("failed", [False, True])
 def test_rollback_does_not_take_what_is_served_in_another_layout_for_an_earlier_model(

@@ -14,12 +14,13 @@ from tests.support.sim import lab, life, make
 from tests.support.sim.faults import Fault, Script
 from tests.support.sim.lab import Outcome
 from tests.support.sim.world import World
-from vllm_cluster.actions import explain, history
-from vllm_cluster.cli.render import history as render
 from vllm_cluster.cli.render.explain import explain_document, show_explained
-from vllm_cluster.cli.render.history import history_document, show_history
 from vllm_cluster.kernel.errors import PreflightFailed, UsageError
 from vllm_cluster.kernel.plan.history import Entry
+from vllm_cluster.serving.explain import explain
+from vllm_cluster.serving.status import history
+from vllm_cluster.serving.status import render_history as render
+from vllm_cluster.serving.status.render_history import history_document, show_history
 from vllm_cluster.wire.order import Order, read_order
 
 INVENTORY = make.inventory(2)
@@ -63,7 +64,7 @@ def asked_for(world: World) -> str:
     return asked.deployment.model
 
 
-# fault: actions/rollback.py: if found.generation != now and → if found.generation == now and
+# fault: serving/serve/rollback.py: if found.generation != now and → if found.generation == now and
 def test_rollback_serves_what_was_ready_before_and_back_again(world: World) -> None:
     for model in ("org/a", "org/b"):
         assert serve(world, model).error is None
@@ -263,7 +264,7 @@ def test_a_long_history_ends_with_what_was_done_last(world: World) -> None:
     assert len(files["audit.jsonl"]) < 10_000
 
 
-# fault: actions/down.py: on {hosts}. Its history is deleted too." → on {hosts}."
+# fault: serving/cluster/down.py: on {hosts}. Its history is deleted too." → on {hosts}."
 def test_down_lists_what_is_deleted_with_it() -> None:
     """The key that clients have, and the history: both are gone for good."""
     world, words = make.world((2, 2)), make.inventory(2)

@@ -72,7 +72,7 @@ def test_a_malformed_answer_ends_without_a_traceback(monkeypatch: pytest.MonkeyP
     record("P23", "sim: one answer of Docker has another type or value at a random place", f"{lies} lies: 0 bugs", True)
 
 
-# fault: actions/down.py: if left: → if left and not left:
+# fault: serving/cluster/down.py: if left: → if left and not left:
 def test_down_reports_what_docker_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     """A Docker that answers a removal with yes and does nothing: down has looked."""
     honest = FakeEngine.answer

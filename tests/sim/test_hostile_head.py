@@ -104,7 +104,7 @@ def test_a_head_alone_leads_the_laptop_nowhere(verb: lab.Verb, words: dict[str, 
         record(promise, "sim: a head names a host that no inventory of the laptop did", "not connected to; named", True)
 
 
-# fault: actions/consent.py: for host in heads} → for host in heads[:1]}
+# fault: serving/consent.py: for host in heads} → for host in heads[:1]}
 @pytest.mark.promise("P32", "P47")
 def test_a_question_names_what_each_node_serves_that_a_plan_removes() -> None:
     """My inventory takes in the head of a cluster whose id my own head claims."""

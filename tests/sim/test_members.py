@@ -422,7 +422,7 @@ def test_an_unreachable_node_that_ray_counts_ends_up_at_once() -> None:
     record("P33", "sim: a node outside the inventory that SSH does not reach", f"exit 4 after {seconds:.0f} s", True)
 
 
-# fault: actions/status.py: if node.address not in known → if not known
+# fault: serving/status/status.py: if node.address not in known → if not known
 @pytest.mark.promise("P33", "P18")
 def test_an_unknown_node_is_reported_once_ray_would_have_noticed_its_end() -> None:
     world = make.world((2, 2, 2))

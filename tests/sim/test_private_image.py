@@ -108,7 +108,7 @@ def moved_by(world: World, way: str) -> Script:
     return script
 
 
-# fault: actions/up.py: renew(head, inventory.image, emit, undo) → renew(head, inventory.image, emit, ExitStack())
+# fault: serving/cluster/up.py: renew(head, inventory.image, emit, undo) → renew(head, inventory.image, emit, ExitStack())
 @pytest.mark.promise("P26")
 @pytest.mark.parametrize("way", ["ctrl-c at the question", "ctrl-c after the pull", "preflight", "second refusal"])
 def test_a_moved_tag_is_given_back_however_up_ends_before_its_first_change(way: str) -> None:

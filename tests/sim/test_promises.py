@@ -120,7 +120,7 @@ def test_a_failing_host_has_a_row_of_its_own() -> None:
     assert [event.host for event in broken.events if event.kind == "failed"] == ["gpu2"]
 
 
-# fault: actions/status.py: UNREACHABLE if away else DOCKER_ERROR → UNREACHABLE if away or True else DOCKER_ERROR
+# fault: serving/status/status.py: UNREACHABLE if away else DOCKER_ERROR → UNREACHABLE if away or True else DOCKER_ERROR
 def test_a_docker_that_fails_is_not_a_host_that_cannot_be_reached() -> None:
     world, inventory = make.world((2, 2)), make.inventory(2)
     with lab.inside(world):

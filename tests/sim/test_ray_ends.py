@@ -8,9 +8,9 @@ import pytest
 
 from tests.support.sim import lab, make
 from tests.support.sim.world import World
-from vllm_cluster.actions import explain
 from vllm_cluster.kernel.errors import CommandFailed
 from vllm_cluster.kernel.inventory.model import Inventory
+from vllm_cluster.serving.explain import explain
 
 DASHBOARD = "Exception: Cannot include dashboard with missing packages."
 STRANGE = "FrobnicationError: the frob is out"
@@ -40,7 +40,7 @@ def test_up_ends_within_seconds_with_rays_words_and_waits_for_no_worker() -> Non
             assert (world.machines["gpu2"].box("vcluster-lab") is not None) == worker
 
 
-# fault: actions/explain.py: if head and head.group.ended: → if head and not head.group:
+# fault: serving/explain/explain.py: if head and head.group.ended: → if head and not head.group:
 @pytest.mark.promise("P41")
 def test_the_worker_that_cannot_join_is_not_blamed_while_the_head_is_down() -> None:
     world, inventory = make.world((2, 2)), make.inventory(2)
@@ -77,7 +77,7 @@ def test_explain_shows_words_that_it_does_not_know_rather_than_what_the_workers_
     assert STRANGE in [place.text for place in told.error_lines]
 
 
-# fault: actions/explain.py: return alive == {host.address for host in inventory.hosts.values()} → return not alive
+# fault: serving/explain/explain.py: return alive == {host.address for host in inventory.hosts.values()} → return not alive
 def test_a_cluster_that_works_has_healed_of_what_its_logs_show() -> None:
     world, inventory = make.world((2, 2)), make.inventory(2)
     with lab.inside(world):

@@ -11,13 +11,13 @@ from tests.support.figures import record
 from tests.support.sim import lab, make, oracle
 from tests.support.sim.faults import Fault, Script
 from tests.support.sim.world import Volume, World, belongs_to_lab
-from vllm_cluster.actions import endpoint
-from vllm_cluster.actions.rotate import rotate
 from vllm_cluster.kernel.errors import UsageError
 from vllm_cluster.kernel.hosts.secrets import secret_id
 from vllm_cluster.kernel.inventory.model import Inventory
 from vllm_cluster.kernel.plan.kept import secret_ids
 from vllm_cluster.kernel.plan.spec import CLUSTER, SECRET
+from vllm_cluster.serving.endpoint import endpoint
+from vllm_cluster.serving.endpoint.rotate import rotate
 
 
 def key(world: World, inventory: Inventory) -> str:
@@ -181,7 +181,7 @@ def test_a_key_of_the_inventory_is_rotated_there(monkeypatch: pytest.MonkeyPatch
         assert not refused.script.calls
 
 
-# fault: actions/up.py: if "api-key" in seen.secrets.new: → if "none" in seen.secrets.new:
+# fault: serving/cluster/up.py: if "api-key" in seen.secrets.new: → if "none" in seen.secrets.new:
 @pytest.mark.promise("P33")
 @pytest.mark.parametrize("lost", ["cut off", "gone"])
 def test_a_key_that_is_lost_is_replaced_and_announced(lost: str) -> None:
@@ -246,7 +246,7 @@ def test_what_is_not_used_any_more_is_removed_and_what_others_use_stays(monkeypa
         assert head.volumes["data"].files == {"file": b"theirs"}
 
 
-# fault: actions/ask_head.py: , read=False →
+# fault: serving/ask_head.py: , read=False →
 @pytest.mark.parametrize("verb", [lab.do_serve, lab.do_stop, lab.do_down])
 def test_only_up_needs_the_secrets_of_this_laptop(verb: lab.Verb, monkeypatch: pytest.MonkeyPatch) -> None:
     """A colleague who may serve need not have the token with which the nodes were made."""

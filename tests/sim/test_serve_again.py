@@ -12,14 +12,14 @@ import pytest
 from tests.support.sim import lab, make
 from tests.support.sim.lab import Outcome
 from tests.support.sim.world import World
-from vllm_cluster.actions import endpoint
-from vllm_cluster.actions.head import at_head, read_key
 from vllm_cluster.kernel.errors import HostError, PreflightFailed
 from vllm_cluster.kernel.events import Emit
 from vllm_cluster.kernel.hosts.runtime import Runtime
 from vllm_cluster.kernel.inventory.model import Inventory
 from vllm_cluster.kernel.node.handle import NodeHandle
 from vllm_cluster.kernel.node.history import command_named
+from vllm_cluster.serving.endpoint import endpoint
+from vllm_cluster.serving.head import at_head, read_key
 
 INVENTORY = make.inventory(2)
 

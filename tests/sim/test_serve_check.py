@@ -33,7 +33,7 @@ def ask(world: World, *extra: str) -> tuple[Outcome, list[str]]:
     return lab.run(world, INVENTORY, asked), person.asked
 
 
-# fault: actions/serve_check.py: judged_files, judged)) → judged_files, judged))[:0]
+# fault: serving/serve/check.py: judged_files, judged)) → judged_files, judged))[:0]
 @pytest.mark.parametrize(
     ("head", "worker", "vllm", "text"),
     [

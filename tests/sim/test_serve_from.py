@@ -12,13 +12,13 @@ from tests.support.paths import FIXTURES
 from tests.support.sim import lab, make
 from tests.support.sim.world import World
 from vllm_cluster.actions.recipe_hosts import recipe_hosts
-from vllm_cluster.actions.serve import serve
-from vllm_cluster.actions.serve_from import fit_by
-from vllm_cluster.cli.serve_from import merged
 from vllm_cluster.kernel.errors import Aborted, UsageError
 from vllm_cluster.kernel.events import Emit
 from vllm_cluster.kernel.hosts.runtime import Runtime
 from vllm_cluster.kernel.inventory.model import Inventory
+from vllm_cluster.serving.serve.base import fit_by
+from vllm_cluster.serving.serve.serve import serve
+from vllm_cluster.serving.serve.translated import merged
 from vllm_cluster.translate.recipe import translate_recipe
 from vllm_cluster.translate.recipe_hosts import RecipeHosts
 from vllm_cluster.translate.text import translate
@@ -143,7 +143,7 @@ def test_flags_with_the_values_that_vcluster_sets_change_nothing(world: World, b
     assert served(world).generation == found.generation
 
 
-# fault: core/repeats.py: vllm.ensure_same(repeats, place(plain → (lambda *_: None)(repeats, place(plain
+# fault: serving/serve/repeats.py: vllm.ensure_same(repeats, place(plain → (lambda *_: None)(repeats, place(plain
 @pytest.mark.parametrize(
     ("backend", "flags", "why"),
     [

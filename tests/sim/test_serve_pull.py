@@ -12,13 +12,15 @@ from tests.support.models import configs
 from tests.support.sim import lab, make
 from tests.support.sim.lab import Outcome
 from tests.support.sim.world import World
-from vllm_cluster.actions import ask_head, serve, serve_pull
+from vllm_cluster.actions import serve_pull
 from vllm_cluster.kernel.errors import HostError, PreflightFailed, Unreachable
 from vllm_cluster.kernel.events import Event
 from vllm_cluster.kernel.hosts.connection import Fleet
 from vllm_cluster.kernel.inventory.model import Inventory
 from vllm_cluster.kernel.plan.pull import Held, HubModel
 from vllm_cluster.kernel.plan.pull import make as plan_of
+from vllm_cluster.serving import ask_head
+from vllm_cluster.serving.serve import serve
 from vllm_cluster.wire.pull import ModelFile
 from vllm_cluster.wire.values import Url
 

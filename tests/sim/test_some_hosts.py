@@ -11,8 +11,8 @@ import pytest
 from tests.support.sim import lab, make
 from tests.support.sim.lab import Outcome
 from tests.support.sim.world import World
-from vllm_cluster.actions import history
 from vllm_cluster.kernel.errors import UsageError
+from vllm_cluster.serving.status import history
 from vllm_cluster.wire.order import read_order
 
 THREE = make.inventory(3)

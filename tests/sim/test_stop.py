@@ -62,7 +62,7 @@ def no_hf_token(_world: World, _inventory: Inventory) -> Inventory:
     return make.inventory(2, hf_token="env:NOT_SET_ANYWHERE")
 
 
-# fault: actions/stop.py: connect_all(inventory, emit, [inventory.head_name], → connect_all(inventory, emit,
+# fault: serving/serve/stop.py: connect_all(inventory, emit, [inventory.head_name], → connect_all(inventory, emit,
 @pytest.mark.promise("P37")
 @pytest.mark.parametrize(
     "case", [unreachable_worker, worker_without_docker, fewer_gpus_than_promised, no_hf_token], ids=lambda c: c.__name__
@@ -78,7 +78,7 @@ def test_the_head_is_enough(serving: tuple[World, Inventory], case: Case) -> Non
     assert (result(again), again.script.changing) == ("No model is being served.", [])
 
 
-# fault: actions/stop.py: if have == want: → if want:
+# fault: serving/serve/stop.py: if have == want: → if want:
 def test_a_half_up_cluster_is_not_called_up(serving: tuple[World, Inventory]) -> None:
     world, inventory = serving
     worker = world.machines["gpu2"]

@@ -12,9 +12,9 @@ import pytest
 from tests.support.sim import lab, make
 from tests.support.sim.lab import Outcome
 from tests.support.sim.world import World
-from vllm_cluster.actions import up
 from vllm_cluster.kernel.inventory.model import Inventory
 from vllm_cluster.kernel.terminal.plan import show_plan
+from vllm_cluster.serving.cluster import up
 
 RESTARTED = "! org/model (ready for 1 min, 2 requests running) stops, and is started again"
 
@@ -52,7 +52,7 @@ def notes(outcome: Outcome) -> str:
     return "\n".join(event.text for event in outcome.events if event.kind == "note")
 
 
-# fault: actions/up.py: model = [f"! {stops.consequence}"] if stops.consequence else [] → model: list[str] = []
+# fault: serving/cluster/up.py: model = [f"! {stops.consequence}"] if stops.consequence else [] → model: list[str] = []
 @pytest.mark.parametrize("fewer", [False, True])
 def test_plan_and_up_name_the_model_that_they_restart(
     world: World, fewer: bool, capsys: pytest.CaptureFixture[str]

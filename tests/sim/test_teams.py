@@ -58,7 +58,7 @@ def test_another_teams_cluster_of_the_same_name(verb: str, made_by: str) -> None
     record("P32", f"sim: {verb} of a second team, made by {made_by}", "0 changing calls; named, exit 3", True)
 
 
-# fault: actions/stop.py: if own else facts →
+# fault: serving/serve/stop.py: if own else facts →
 @pytest.mark.promise("P32")
 @pytest.mark.parametrize("verb", VERBS)
 def test_another_clusters_name_on_its_hosts(verb: str) -> None:

@@ -10,14 +10,14 @@ from tests.support.figures import record
 from tests.support.sim import lab, life, make, oracle
 from tests.support.sim.faults import Call, Script
 from tests.support.sim.world import World
-from vllm_cluster.actions.status import ClusterStatus
-from vllm_cluster.cli.render.status import show_status, status_document
 from vllm_cluster.kernel.apply.barrier import await_gpus
 from vllm_cluster.kernel.assess import assess, connect_all
 from vllm_cluster.kernel.errors import HostError, NodesNotJoined
 from vllm_cluster.kernel.events import Emit
 from vllm_cluster.kernel.hosts.runtime import Runtime
 from vllm_cluster.kernel.inventory.model import Inventory
+from vllm_cluster.serving.status.render import show_status, status_document
+from vllm_cluster.serving.status.status import ClusterStatus
 
 INVENTORY = make.inventory(2)
 
@@ -71,8 +71,8 @@ def test_a_node_program_that_stopped_is_not_believed() -> None:
     record("P38", "sim: the head's node program is stopped", f"ready for {took:.0f} s more, then unknown", True)
 
 
-# fault: actions/status.py: if self.head.serve is None and self.head.group.state == "unknown": → if False:
-# fault: actions/status.py: fix = fix or _restart_line(inventory, name) → fix = fix
+# fault: serving/status/status.py: if self.head.serve is None and self.head.group.state == "unknown": → if False:
+# fault: serving/status/status.py: fix = fix or _restart_line(inventory, name) → fix = fix
 @pytest.mark.promise("P38")
 def test_what_is_served_is_unknown_while_the_heads_node_program_is_stopped(capsys: pytest.CaptureFixture[str]) -> None:
     """Nothing was served as it wrote last: that may have changed, and it cannot be asked."""
@@ -93,7 +93,7 @@ def test_what_is_served_is_unknown_while_the_heads_node_program_is_stopped(capsy
     assert "  fix: vcluster check\n  fix: on gpu1: docker restart vcluster-lab\n" in out
 
 
-# fault: actions/ask_head.py: IDLE_SECONDS = 300.0 → IDLE_SECONDS = 900.0
+# fault: serving/ask_head.py: IDLE_SECONDS = 300.0 → IDLE_SECONDS = 900.0
 @pytest.mark.promise("P37")
 @pytest.mark.parametrize(
     ("how", "phase", "why"),

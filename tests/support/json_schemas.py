@@ -18,13 +18,9 @@ from pydantic import TypeAdapter
 
 from vllm_cluster.actions.batches import BatchOnHead
 from vllm_cluster.actions.models import RunningPull
-from vllm_cluster.actions.status import HostStatus
 from vllm_cluster.batch.files import BatchResult
-from vllm_cluster.core.answer import Answer, TokenLogprob
 from vllm_cluster.core.bench import BenchRun, ComparedFigure, HostHardware, Point
-from vllm_cluster.core.counters import ModelLoad
 from vllm_cluster.core.image_use import ClusterImage
-from vllm_cluster.core.load import HostLoad
 from vllm_cluster.fit.layouts import GpuPool, Layout
 from vllm_cluster.kernel.checks.finding import Finding
 from vllm_cluster.kernel.checks.registry import NotChecked
@@ -36,6 +32,10 @@ from vllm_cluster.kernel.node.history import AuditEntry
 from vllm_cluster.kernel.plan import plan
 from vllm_cluster.kernel.plan.history import Entry
 from vllm_cluster.run import allreduce
+from vllm_cluster.serving.api.answer import Answer, TokenLogprob
+from vllm_cluster.serving.status.counters import ModelLoad
+from vllm_cluster.serving.status.load import HostLoad
+from vllm_cluster.serving.status.status import HostStatus
 from vllm_cluster.translate.options import TranslatedWord
 from vllm_cluster.wire.status import FailedRequest, ServeStatus
 

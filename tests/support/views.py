@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from vllm_cluster.actions.status import ClusterStatus, HostStatus
-from vllm_cluster.actions.watch import View
-from vllm_cluster.core.counters import ModelLoad
-from vllm_cluster.core.load import GpuLoad, HostLoad
+from vllm_cluster.serving.status.counters import ModelLoad
+from vllm_cluster.serving.status.load import GpuLoad, HostLoad
+from vllm_cluster.serving.status.status import ClusterStatus, HostStatus
+from vllm_cluster.serving.status.watch import View
 from vllm_cluster.wire.status import GroupNode, GroupStatus, NodeStatus, Phase, ServeStatus
 
 GIB = 1 << 30

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from vllm_cluster.core.answer import fields_of
+from vllm_cluster.serving.api.answer import fields_of
 
 
 def schema(request: Any, **schemas: Any) -> dict[str, Any]:

@@ -54,7 +54,7 @@ EXCEPTIONS: dict[str, set[str]] = {
     "actions/init.py": {"transport"},
     "kernel/terminal/paste.py": {"run", "transport"},
     "cli/render/check.py": {"run"},
-    "cli/serve.py": {"transport"},
+    "serving/serve/verb.py": {"transport"},
     "kernel/terminal/words.py": {"backends"},
     "kernel/plan/node_status.py": {"explain"},
     "fit/layouts.py": {"backends"},
@@ -109,7 +109,8 @@ def test_verbs_measure_time_by_their_own_clock() -> None:
     found = {
         f"{room(path)}: {ast.unparse(node)}"
         for path in MODULES
-        if own(path) in ("run", "actions") and room(path) not in ("kernel/hosts/runtime.py", "run/detached.py")
+        if own(path) in ("run", "actions")
+        and room(path) not in ("kernel/hosts/runtime.py", "serving/endpoint/detached.py")
         for node in nodes(path)
         if isinstance(node, ast.Attribute) and ast.unparse(node) in system
     }
@@ -249,13 +250,13 @@ print(*sorted(name for name in ours if not name.startswith('typer.')), file=sys.
     ("argv", "environment", "more"),
     [
         (["--help"], {}, set()),
-        (["serve", "--help"], {}, {"cli.serve", "kernel.terminal.completion"}),
-        (["status", "--no-such-option"], {}, {"cli.status", "kernel.terminal.completion"}),
+        (["serve", "--help"], {}, {"serving.serve.verb", "kernel.terminal.completion"}),
+        (["status", "--no-such-option"], {}, {"serving.status.verb", "kernel.terminal.completion"}),
         (
             ["status", "-i", "missing.yaml"],
             {},
             {
-                "cli.status",
+                "serving.status.verb",
                 "kernel.terminal.completion",
                 "cli.render",
                 "kernel.terminal.errors",
@@ -264,7 +265,11 @@ print(*sorted(name for name in ours if not name.startswith('typer.')), file=sys.
         ),
         ([], {"COMP_WORDS": "vcluster st", "COMP_CWORD": "1"}, set()),
         ([], {"COMP_WORDS": "vcluster check -i x ", "COMP_CWORD": "4"}, {"cli.check", "kernel.terminal.completion"}),
-        ([], {"COMP_WORDS": "vcluster serve ", "COMP_CWORD": "2"}, {"cli.serve", "kernel.terminal.completion"}),
+        (
+            [],
+            {"COMP_WORDS": "vcluster serve ", "COMP_CWORD": "2"},
+            {"serving.serve.verb", "kernel.terminal.completion"},
+        ),
     ],
 )
 def test_what_needs_no_host_waits_for_no_library(argv: list[str], environment: dict[str, str], more: set[str]) -> None:
@@ -414,7 +419,7 @@ def _writes(node: ast.AST) -> bool:
     )
 
 
-# fault: cli/render/history.py: out(f"No history of {cluster}.") → print(f"No history of {cluster}.")
+# fault: serving/status/render_history.py: out(f"No history of {cluster}.") → print(f"No history of {cluster}.")
 def test_one_file_writes_to_the_terminal() -> None:
     """Text from elsewhere could else steer it: a colour, a title, the clipboard, a direction."""
     found = {

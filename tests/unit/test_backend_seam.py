@@ -16,12 +16,12 @@ HOMES = ("kernel/backends/", "serving/node/backends/", "kernel/images/", "kernel
 FOR_PEOPLE = {"cli/render/images.py", "core/image_use.py", "kernel/inventory/model.py", "kernel/versions.py"}
 # Literals without a space that are not texts: names of files, variables, processes and packages that are Ray's.
 LITERALS = {
-    "cli/serve.py": "the option's word",
+    "serving/serve/verb.py": "the option's word",
     "translate/options.py": "options of earlier releases, as users paste them",
     "kernel/inventory/model.py": "the key's word",
     "wire/order.py": "the name of a backend",
     "kernel/plan/placement.py": "the name of a backend",
-    "actions/explain.py": "the name of a log, as users see it",
+    "serving/explain/explain.py": "the name of a log, as users see it",
     "kernel/checks/docker.py": "names of containers of other launchers",
     "core/image_use.py": "the name of an image",
     "kernel/listeners.py": "the file that starts what listens",
@@ -31,12 +31,12 @@ LITERALS = {
     "wire/status.py": "the key of an earlier version",
     "kernel/inventory/container.py": "variables that users may not set; what reads an inventory imports no backend",
     "kernel/images/on_host/inspect_image.py": "what runs in an image is one file",
-    "remote/image/log_excerpt.py": "what runs in an image is one file",
+    "serving/explain/on_host/log_excerpt.py": "what runs in an image is one file",
     "remote/image/log_tail.py": "what runs in an image is one file",
-    "remote/image/sample.py": "what runs in an image is one file",
+    "serving/status/on_host/sample.py": "what runs in an image is one file",
     "serving/node/supervisor.py": "the mark of lines, as users see it",
     "run/log_host.py": "how Ray copies a line of a rank",
-    "run/logs.py": "names of files in an excerpt",
+    "serving/explain/logs.py": "names of files in an excerpt",
     "kernel/checks/codes.py": "a finding's code",
     "kernel/checks/image.py": "a finding's code",
 }

@@ -41,7 +41,7 @@ def test_every_place_that_listens_is_in_the_table() -> None:
     assert [file for file in named if not (PACKAGE / file).exists()] == []
     # The rest is started: by a command line with ports, or by ranks that choose them.
     assert named - listening() == {
-        *("actions/serve.py", "kernel/backends/mp.py", "kernel/backends/ray.py", "kernel/backends/vllm.py")
+        *("serving/serve/serve.py", "kernel/backends/mp.py", "kernel/backends/ray.py", "kernel/backends/vllm.py")
     }
 
 

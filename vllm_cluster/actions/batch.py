@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 
-from vllm_cluster.actions.ask import open_api
 from vllm_cluster.batch.files import BatchFiles, BatchResult, Work
 from vllm_cluster.batch.lines import MAX_ROW, PATHS, BatchProblem, InUse
 from vllm_cluster.batch.progress import Progress
@@ -19,6 +18,7 @@ from vllm_cluster.kernel.text import age, count
 from vllm_cluster.kernel.text import size as readable_size
 from vllm_cluster.run.batch_replies import JobState, read_look
 from vllm_cluster.run.head_job import HeadJob
+from vllm_cluster.serving.endpoint.api import open_api
 
 POLL_SECONDS = 1.0
 # A program that is killed so often without an answer in between will not end.

@@ -10,8 +10,6 @@ from datetime import UTC, datetime
 from typing import Any
 
 from vllm_cluster import __version__
-from vllm_cluster.actions.head import reach_head, read_key, ready
-from vllm_cluster.actions.tunnel import address_of
 from vllm_cluster.core.bench import BenchPoint, BenchRun, HostHardware, Point, argv, figures, order
 from vllm_cluster.kernel.clock import Deadline
 from vllm_cluster.kernel.errors import HostError, UsageError
@@ -26,6 +24,8 @@ from vllm_cluster.kernel.node.handle import NodeHandle
 from vllm_cluster.kernel.node.history import command_of
 from vllm_cluster.kernel.plan.spec import node_name
 from vllm_cluster.kernel.text import count, host_port, redact
+from vllm_cluster.serving.endpoint.tunnel import address_of
+from vllm_cluster.serving.head import reach_head, read_key, ready
 from vllm_cluster.wire.status import ServeStatus
 
 START_SECONDS, IMPORT_SECONDS, END_SECONDS = 30.0, 300.0, 5.0

@@ -41,7 +41,7 @@ from vllm_cluster.kernel.plan.identity import cluster_id, node_of
 from vllm_cluster.kernel.plan.kept import kept_secrets, secret_ids
 from vllm_cluster.kernel.plan.spec import LABEL, SPEC, stored_spec
 from vllm_cluster.kernel.text import REDACTED, count, looks_random, redact, redactor
-from vllm_cluster.run.logs import Log, collect, sources
+from vllm_cluster.serving.explain.logs import Log, collect, sources
 
 MAX_FILE_BYTES = 8 << 20
 SSH_SECONDS = 5

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from vllm_cluster.actions.consent import Confirm, ask_removal
 from vllm_cluster.core.image_use import ClusterImage, cluster_images, freed
 from vllm_cluster.kernel.assess import connect_all, each_usable, facts_of, reached
 from vllm_cluster.kernel.errors import VclusterError
@@ -16,6 +15,7 @@ from vllm_cluster.kernel.hosts.runtime import SYSTEM, Runtime
 from vllm_cluster.kernel.inventory.model import Inventory
 from vllm_cluster.kernel.lease.lease import Lease, in_order
 from vllm_cluster.kernel.text import count
+from vllm_cluster.serving.consent import Confirm, ask_removal
 
 HostImages = Mapping[str, tuple[ClusterImage, ...]]
 

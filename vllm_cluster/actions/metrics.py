@@ -8,8 +8,6 @@ from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
 
-from vllm_cluster.actions.endpoint import state
-from vllm_cluster.actions.head import at_head, read_key
 from vllm_cluster.kernel.debug_log import inventory_key
 from vllm_cluster.kernel.errors import UsageError
 from vllm_cluster.kernel.events import Emit, Event
@@ -19,6 +17,8 @@ from vllm_cluster.kernel.laptop import meaning, write_whole
 from vllm_cluster.kernel.node.handle import NodeHandle
 from vllm_cluster.kernel.shell_line import command_line
 from vllm_cluster.kernel.text import host_port
+from vllm_cluster.serving.endpoint.endpoint import state
+from vllm_cluster.serving.head import at_head, read_key
 
 TARGETS, KEY = "targets.json", "api-key"
 FOLDERS = "metrics.json"

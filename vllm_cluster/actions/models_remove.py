@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 
-from vllm_cluster.actions.consent import Confirm, ask_removal, served_by
 from vllm_cluster.actions.pull_hosts import PullHosts, looked_at, statuses
 from vllm_cluster.kernel.assess import facts_of, require_name
 from vllm_cluster.kernel.errors import Locked, PreflightFailed, VclusterError
@@ -21,6 +20,7 @@ from vllm_cluster.kernel.plan.node_status import UnreadableStatus
 from vllm_cluster.kernel.plan.spec import ROLE
 from vllm_cluster.kernel.shell_line import command_line
 from vllm_cluster.kernel.text import size
+from vllm_cluster.serving.consent import Confirm, ask_removal, served_by
 from vllm_cluster.wire.pull import CacheSize
 from vllm_cluster.wire.reading import RefusedDocument
 

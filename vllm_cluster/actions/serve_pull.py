@@ -6,7 +6,6 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 
-from vllm_cluster.actions.consent import Confirm
 from vllm_cluster.actions.pull import bring_everywhere
 from vllm_cluster.actions.pull_hosts import PullHosts, on_hosts, statuses
 from vllm_cluster.actions.pull_known import find_model
@@ -17,6 +16,7 @@ from vllm_cluster.kernel.facts.host_facts import HostFacts
 from vllm_cluster.kernel.hosts.connection import Fleet
 from vllm_cluster.kernel.inventory.model import Inventory
 from vllm_cluster.kernel.text import size
+from vllm_cluster.serving.consent import Confirm
 
 
 class PullFirst:

@@ -10,16 +10,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from vllm_cluster.cli import question
 from vllm_cluster.kernel.errors import UsageError, VclusterError
 from vllm_cluster.kernel.terminal.options import InventoryPath, Json
 from vllm_cluster.kernel.terminal.output import document, err, out
 from vllm_cluster.kernel.terminal.session import SETTINGS, Session
 from vllm_cluster.kernel.terminal.text import plain
+from vllm_cluster.serving.api import question
 
 if TYPE_CHECKING:
-    from vllm_cluster.actions.ask import ModelApi, ModelRequest
-    from vllm_cluster.core.answer import ModelReply
+    from vllm_cluster.serving.api.answer import ModelReply
+    from vllm_cluster.serving.endpoint.api import ModelApi, ModelRequest
 
 Text = Annotated[str | None, typer.Argument(metavar="PROMPT", help="The text to continue; - reads standard input.")]
 Message = Annotated[
@@ -57,8 +57,8 @@ def complete(
         text = question.read_prompt(prompt, file or ())
         given["prompt"] = "".join([*map(question.text_of, file or ()), text])
         loaded, schema = session.load(), str(json_schema or "")
-        from vllm_cluster.actions.ask import ModelRequest, open_api
-        from vllm_cluster.core.answer import COMPLETIONS
+        from vllm_cluster.serving.api.answer import COMPLETIONS
+        from vllm_cluster.serving.endpoint.api import ModelRequest, open_api
 
         with open_api(loaded) as api:
             api.ensure_fields([COMPLETIONS], question.names(set_))
@@ -98,8 +98,8 @@ def chat(
         typed = "" if talk else question.read_prompt(prompt, file or ())
         first = question.content(typed, file or ())
         loaded, schema = session.load(), str(json_schema or "")
-        from vllm_cluster.actions.ask import ModelRequest, open_api
-        from vllm_cluster.core.answer import CHAT
+        from vllm_cluster.serving.api.answer import CHAT
+        from vllm_cluster.serving.endpoint.api import ModelRequest, open_api
 
         with open_api(loaded) as api:
             api.ensure_fields([CHAT], question.names(set_))
@@ -165,7 +165,7 @@ def _ensure_printable(given: Mapping[str, Any], *, as_json: bool) -> None:
 def _answer(session: Session, api: ModelApi, question: ModelRequest) -> ModelReply:
     """Ask, and print the answer, its tables and what it took; an answer that breaks off as far as it came."""
     from vllm_cluster.cli.render.answer import Printer, answer_document, summary, tables
-    from vllm_cluster.core.answer import ModelReply
+    from vllm_cluster.serving.api.answer import ModelReply
 
     reply, incomplete = ModelReply(), True
     printer = Printer(as_json=session.as_json, quiet=SETTINGS.verbosity < 0)

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from vllm_cluster.cli import question
 from vllm_cluster.kernel.errors import UsageError
 from vllm_cluster.kernel.shell_line import command_line
 from vllm_cluster.kernel.terminal.options import InventoryPath, Json
 from vllm_cluster.kernel.terminal.session import Session
+from vllm_cluster.serving.api import question
 
 if TYPE_CHECKING:
     from vllm_cluster.batch.files import BatchFiles, BatchResult

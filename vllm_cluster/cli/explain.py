@@ -74,9 +74,9 @@ def _show(session: Session, name: str) -> None:
 
 
 def _explain(session: Session, files: Sequence[Path]) -> None:
-    from vllm_cluster.actions import explain as explain_action
     from vllm_cluster.cli.render.explain import explain_document, show_explained
     from vllm_cluster.kernel.events import Event
+    from vllm_cluster.serving.explain import explain as explain_action
 
     if files:
         # Standard input ends once.

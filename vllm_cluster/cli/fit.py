@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from vllm_cluster.cli.serve import Dp, Ep
 from vllm_cluster.kernel.errors import UsageError
 from vllm_cluster.kernel.terminal.completion import complete_models
 from vllm_cluster.kernel.terminal.options import InventoryPath, Json
 from vllm_cluster.kernel.terminal.session import SETTINGS, Session
+from vllm_cluster.serving.serve.verb import Dp, Ep
 
 if TYPE_CHECKING:
     from vllm_cluster.fit.layouts import GpuPool, Workload

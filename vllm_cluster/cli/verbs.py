@@ -60,7 +60,7 @@ VERBS = {
     ),
     "plan": Verb(
         _DAILY,
-        "cli.up:plan",
+        "serving.cluster.verb:plan",
         "Show what up would change.",
         "Changes nothing. Each change shows what it was and what it will be.",
         ("vcluster plan", "vcluster plan --exit-code"),
@@ -68,7 +68,7 @@ VERBS = {
     ),
     "up": Verb(
         _DAILY,
-        "cli.up:up",
+        "serving.cluster.verb:up",
         "Bring every host to the state of the inventory.",
         "Waits until Ray reports exactly the planned GPUs. With nothing to do it changes nothing.",
         ("vcluster up", "vcluster up --yes --wait 10m"),
@@ -76,7 +76,7 @@ VERBS = {
     ),
     "serve": Verb(
         _DAILY,
-        "cli.serve:serve",
+        "serving.serve.verb:serve",
         "Serve a model on the GPUs of the cluster.",
         "A cluster serves one model: another one replaces it, after its config, flags and memory have been checked. "
         "Returns when the model has generated a token. If it never does, the model that was ready before is served "
@@ -93,7 +93,7 @@ VERBS = {
     ),
     "status": Verb(
         _DAILY,
-        "cli.status:status",
+        "serving.status.verb:status",
         "Show hosts, GPUs and the served model.",
         "Problems are one line each; -v shows their whole text. --watch adds use, power and temperature of GPUs, "
         "tokens a second, requests, KV cache, TTFT, TPOT; without a terminal it prints a line each time. --wait is for "
@@ -119,7 +119,7 @@ VERBS = {
     ),
     "endpoint": Verb(
         _DAILY,
-        "cli.endpoint:endpoint",
+        "serving.endpoint.verb:endpoint",
         "Print what OpenAI clients need: URL and key.",
         "With --detach a tunnel stays open in the background; a later call finds it, and --close closes it. With "
         "--rotate what runs continues, and every client needs the new key.",
@@ -139,7 +139,7 @@ VERBS = {
     ),
     "down": Verb(
         _DAILY,
-        "cli.up:down",
+        "serving.cluster.verb:down",
         "Remove the cluster's containers and volumes from all hosts.",
         "Keeps images and model caches. Deletes the API key, the history and the batches on the head, and ends pulls. "
         "On a terminal it asks first; without one it needs --yes where a model is served or pulled, or a batch is not "
@@ -180,14 +180,14 @@ VERBS = {
     "image": Verb(_MODELS, "cli.image:app", "List, remove and send the images of the hosts."),
     "stop": Verb(
         _MODELS,
-        "cli.serve:stop",
+        "serving.serve.verb:stop",
         "Stop the served model; keep the cluster up.",
         examples=("vcluster stop --yes",),
         exits={0: "no model is served", 1: "failed, or the answer was no", **LEASE},
     ),
     "rollback": Verb(
         _MODELS,
-        "cli.serve:rollback",
+        "serving.serve.verb:rollback",
         "Serve the model again that was ready before.",
         "Repeats the last request that was ready before the current one, with its flags.",
         ("vcluster rollback", "vcluster rollback --yes"),

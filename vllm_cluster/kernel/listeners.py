@@ -44,7 +44,7 @@ LISTENERS = (
         "users and programs of the head; with `--expose` also whoever reaches that network",
         "the API key on every route but `/health` and `/ping` (P29); plain HTTP: with `--expose` key, prompts and "
         "answers can be read on that network",
-        ("actions/serve.py", "serving/node/front.py"),
+        ("serving/serve/serve.py", "serving/node/front.py"),
     ),
     Listener(
         "vLLM's own API, behind the front",
@@ -206,7 +206,7 @@ LISTENERS = (
         ("`--port`", "with `--tunnel` alone that of `ports.api`", f"else {CHOSEN}"),
         _USERS,
         "the API key; SSH from here to the head",
-        ("kernel/transport/forward.py", "actions/tunnel.py"),
+        ("kernel/transport/forward.py", "serving/endpoint/tunnel.py"),
     ),
     Listener(
         "the page of the dashboard",
@@ -216,6 +216,6 @@ LISTENERS = (
         ("`--port`", f"else {CHOSEN}"),
         _USERS,
         "a secret in its URL; requests of other hosts' pages are refused",
-        ("run/local_page.py",),
+        ("serving/status/local_page.py",),
     ),
 )

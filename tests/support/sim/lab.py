@@ -20,13 +20,15 @@ from tests.support.sim import make
 from tests.support.sim.carrier import FakeTransport
 from tests.support.sim.faults import Call, Killed, Script
 from tests.support.sim.world import Beat, World
-from vllm_cluster.actions import down, rollback, serve, status, stop, up
 from vllm_cluster.kernel.errors import VclusterError
 from vllm_cluster.kernel.events import Emit, Event
 from vllm_cluster.kernel.hosts.runtime import Runtime, Visited
 from vllm_cluster.kernel.inventory.model import Inventory
 from vllm_cluster.kernel.plan.members import Named, Way
 from vllm_cluster.kernel.plan.plan import Plan
+from vllm_cluster.serving.cluster import down, up
+from vllm_cluster.serving.serve import rollback, serve, stop
+from vllm_cluster.serving.status import status
 from vllm_cluster.wire.order import Deployment
 
 T = TypeVar("T")

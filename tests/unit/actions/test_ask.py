@@ -11,9 +11,6 @@ import pytest
 
 from tests.support.clock import Clock
 from tests.support.sim import make
-from vllm_cluster.actions import ask, head
-from vllm_cluster.actions.ask import ModelApi, ModelRequest
-from vllm_cluster.core.answer import COMPLETIONS, ModelReply
 from vllm_cluster.kernel.clock import Deadline
 from vllm_cluster.kernel.errors import (
     ConnectionLost,
@@ -24,7 +21,11 @@ from vllm_cluster.kernel.errors import (
     UsageError,
     VclusterError,
 )
-from vllm_cluster.run.api_client import Broken, Refused, Silent
+from vllm_cluster.serving import head
+from vllm_cluster.serving.api.answer import COMPLETIONS, ModelReply
+from vllm_cluster.serving.api.client import Broken, Refused, Silent
+from vllm_cluster.serving.endpoint import api as ask
+from vllm_cluster.serving.endpoint.api import ModelApi, ModelRequest
 from vllm_cluster.wire.status import Phase, ServeFailure, ServeStatus
 
 INVENTORY = make.inventory(1)
@@ -153,7 +154,7 @@ TOTAL = (
 FULL = "This model's maximum context length is 2048 tokens. However, your request has 3000 input tokens."
 
 
-# fault: actions/ask.py: fits = self._room(body) if fits is None else fits → pass
+# fault: serving/endpoint/api.py: fits = self._room(body) if fits is None else fits → pass
 # fault: wire/refusals.py: int(length[1]) - int(prompt[1]) → int(length[1])
 @pytest.mark.parametrize(("message", "counted", "fits"), [(LARGE, False, 2008), (TOTAL, True, 2000), (FULL, True, 0)])
 def test_a_max_tokens_that_is_too_large_is_refused_with_the_number_that_fits(
@@ -218,7 +219,7 @@ def test_a_model_that_is_not_ready_is_waited_for_or_explained(
     assert (refused.value.hint or "").splitlines()[0] == first
 
 
-# fault: actions/ask.py: if name not in known: → if False:
+# fault: serving/endpoint/api.py: if name not in known: → if False:
 def test_a_field_that_the_served_vllm_does_not_know_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     schema: dict[str, Any] = {"properties": {"temperature": {}, "top_k": {}}}
     content = {"application/json": {"schema": schema}}

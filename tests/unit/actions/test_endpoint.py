@@ -16,9 +16,6 @@ import pytest
 from tests.support.batch_api import KEY, Api, answer, serving
 from tests.support.clock import Clock
 from tests.support.sim import make
-from vllm_cluster.actions import endpoint, tunnel
-from vllm_cluster.actions.endpoint import keep_open, state
-from vllm_cluster.actions.tunnel import RETRY_SECONDS
 from vllm_cluster.kernel.errors import (
     AuthenticationFailed,
     CommandFailed,
@@ -35,6 +32,9 @@ from vllm_cluster.kernel.events import Event
 from vllm_cluster.kernel.hosts.runtime import Runtime
 from vllm_cluster.kernel.inventory.model import Inventory
 from vllm_cluster.kernel.transport.forward import listener
+from vllm_cluster.serving.endpoint import endpoint, tunnel
+from vllm_cluster.serving.endpoint.endpoint import keep_open, state
+from vllm_cluster.serving.endpoint.tunnel import RETRY_SECONDS
 
 INVENTORY = make.inventory(1)
 AWAY = [
@@ -87,7 +87,7 @@ def cache(tmp_path: Path) -> Path:
     return tmp_path
 
 
-# fault: actions/tunnel.py: except (HostError, NodeMissing) as error:  # → except HostError as error:  #
+# fault: serving/endpoint/tunnel.py: except (HostError, NodeMissing) as error:  # → except HostError as error:  #
 @pytest.mark.parametrize("away", AWAY, ids=lambda error: type(error).__name__)
 def test_what_is_away_for_a_while_is_waited_for_at_the_same_port(
     away: VclusterError, cache: Path, monkeypatch: pytest.MonkeyPatch
@@ -124,7 +124,7 @@ def test_a_tunnel_that_never_opened_ends_at_once(
     assert len(made.heads) == 1
 
 
-# fault: actions/tunnel.py:             inventory = latest() →             pass
+# fault: serving/endpoint/tunnel.py:             inventory = latest() →             pass
 def test_it_follows_the_head_that_the_inventory_names_now(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made = Tunnels(monkeypatch, None, None, FINAL[0])
     two = make.inventory(2)
@@ -149,7 +149,7 @@ def asked(port: int) -> tuple[int, str | None, str]:
     return found
 
 
-# fault: run/relay.py: if way is None or not way.answers: → if way is None:
+# fault: serving/endpoint/relay.py: if way is None or not way.answers: → if way is None:
 def test_its_port_is_kept_and_answered_while_the_head_is_away(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
@@ -170,7 +170,7 @@ def test_its_port_is_kept_and_answered_while_the_head_is_away(cache: Path, monke
     listener(port).close()
 
 
-# fault: actions/tunnel.py: if not broken: → if broken:
+# fault: serving/endpoint/tunnel.py: if not broken: → if broken:
 def test_a_tunnel_of_a_terminal_keeps_its_port_too_and_names_a_break_once(monkeypatch: pytest.MonkeyPatch) -> None:
     made, events = Tunnels(monkeypatch, None, AWAY[1], AWAY[1], None, FINAL[0]), list[Event]()
     answers = list[int]()
@@ -206,7 +206,7 @@ def test_a_request_goes_through_to_the_head(cache: Path, monkeypatch: pytest.Mon
     assert found == [b"hello"]
 
 
-# fault: actions/endpoint.py: if status == HTTPStatus.OK and model in names: → if status:
+# fault: serving/endpoint/endpoint.py: if status == HTTPStatus.OK and model in names: → if status:
 @pytest.mark.parametrize(
     ("model", "key", "why"),
     [("m", KEY, ""), ("n", KEY, "HTTP 200, models m"), ("m", "old", "HTTP 401")],

@@ -8,9 +8,9 @@ from typing import Any, cast
 import pytest
 
 from tests.support.batch_api import Api, answer, serving
-from vllm_cluster.actions import rotate
 from vllm_cluster.kernel.clock import SYSTEM_CLOCK, Deadline
 from vllm_cluster.kernel.errors import HostError
+from vllm_cluster.serving.endpoint import rotate
 
 RUNTIME = cast(Any, SimpleNamespace(after=Deadline.after, clock=SYSTEM_CLOCK))
 

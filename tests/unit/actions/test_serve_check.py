@@ -10,11 +10,11 @@ from tests.support import world
 from tests.support.models import configs
 from tests.support.serve_requests import placed
 from tests.support.sim import make
-from vllm_cluster.actions import serve_check
-from vllm_cluster.actions.serve import serve
 from vllm_cluster.fit.request import Files, Judged
 from vllm_cluster.kernel.errors import PreflightFailed, UsageError
 from vllm_cluster.kernel.events import Event
+from vllm_cluster.serving.serve import check as serve_check
+from vllm_cluster.serving.serve.serve import serve
 from vllm_cluster.wire.order import Deployment, Placement
 
 
@@ -91,7 +91,7 @@ def test_the_help_of_vllm_is_refused_as_a_request() -> None:
     assert refused.value.hint == "on gpu1: docker exec vcluster-lab vllm serve --help=all"
 
 
-# fault: actions/serve.py:     _ensure_readable(found) → pass
+# fault: serving/serve/serve.py:     _ensure_readable(found) → pass
 @pytest.mark.parametrize(
     ("words", "text"),
     [
@@ -157,7 +157,7 @@ def test_what_else_holds_a_model_is_known_of_gpus_alone(
     assert sum("it also fits on 1 of the 4 GPUs" in event.text for event in events) == notes
 
 
-# fault: actions/serve_check.py: tuple(ranks), beside, dp, ep, may_group) → tuple(ranks), beside)
+# fault: serving/serve/check.py: tuple(ranks), beside, dp, ep, may_group) → tuple(ranks), beside)
 @pytest.mark.parametrize(("dp", "ep", "problem"), [(1, True, "it has no experts: leave out --ep"), (4, False, "DP=4")])
 def test_the_engines_of_a_request_are_checked(monkeypatch: pytest.MonkeyPatch, dp: int, ep: bool, problem: str) -> None:
     files = Files("cache", config=configs.LLAMA_8B, weights=16 * 10**9)

@@ -8,13 +8,13 @@ import pytest
 
 from tests.support.sim import lab, make
 from tests.support.views import HEAD, WORKER, view
-from vllm_cluster.actions.status import MISSING, RUNNING, STOPPED, UNREACHABLE, HostState, assemble
+from vllm_cluster.serving.status.status import MISSING, RUNNING, STOPPED, UNREACHABLE, HostState, assemble
 from vllm_cluster.wire.roll import Presence, Roll, RollNode
 
 GPUS = 8
 
 
-# fault: actions/status.py: 0 if row.state in (MISSING, STOPPED) else →
+# fault: serving/status/status.py: 0 if row.state in (MISSING, STOPPED) else →
 @pytest.mark.parametrize(
     ("state", "counted"), [(RUNNING, GPUS), (STOPPED, 0), (MISSING, 0), (UNREACHABLE, GPUS)], ids=str
 )
@@ -26,7 +26,7 @@ def test_a_node_that_has_just_ended_has_no_gpus(state: str, counted: int) -> Non
     assert found.up is (state == RUNNING)
 
 
-# fault: actions/status.py: and not away → and True
+# fault: serving/status/status.py: and not away → and True
 def test_a_node_that_sends_no_beat_is_named_beside_what_ray_counts() -> None:
     """Ray counts a host that is cut off for half a minute more."""
     whole = view(HEAD, WORKER).status.head
@@ -41,7 +41,7 @@ def test_a_node_that_sends_no_beat_is_named_beside_what_ray_counts() -> None:
     assert [host.problem for host in found.hosts] == ["", "its node sends no beat; Ray counts 8 GPUs"]
 
 
-# fault: actions/status.py: spec.intent != intent(inventory.hosts[name]): → spec.intent != ():
+# fault: serving/status/status.py: spec.intent != intent(inventory.hosts[name]): → spec.intent != ():
 @pytest.mark.parametrize(("left", "declared"), [(1, False), (0, False), (1, True)])
 def test_a_lost_gpu_is_named_with_a_fix_that_ends_it(left: int, declared: bool) -> None:
     """`up` keeps a node where less is found than when it was made: it is not the fix."""

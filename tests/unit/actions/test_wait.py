@@ -5,8 +5,6 @@ from __future__ import annotations
 import pytest
 
 from tests.support.sim import lab, make
-from vllm_cluster.actions import wait as action
-from vllm_cluster.actions.wait import MISSING_SECONDS
 from vllm_cluster.kernel.errors import (
     ConnectionLost,
     HostKeyRejected,
@@ -15,11 +13,13 @@ from vllm_cluster.kernel.errors import (
     Unreachable,
     VclusterError,
 )
+from vllm_cluster.serving.status import wait as action
+from vllm_cluster.serving.status.wait import MISSING_SECONDS
 
 INVENTORY = make.inventory(1)
 
 
-# fault: actions/wait.py: raise away if isinstance(away, Unreachable) else → raise away or
+# fault: serving/status/wait.py: raise away if isinstance(away, Unreachable) else → raise away or
 @pytest.mark.parametrize(
     ("trouble", "code", "seconds"),
     [

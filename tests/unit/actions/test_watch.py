@@ -13,12 +13,12 @@ from typing import Any
 import pytest
 
 from tests.support.sim import make
-from vllm_cluster.actions import watch as module
-from vllm_cluster.actions.status import RUNNING, STOPPED, HostState
-from vllm_cluster.actions.watch import View, watch
-from vllm_cluster.core.load import NodeSample, parse_sample
 from vllm_cluster.kernel.errors import ConnectionLost, VclusterError
 from vllm_cluster.kernel.hosts.runtime import SYSTEM
+from vllm_cluster.serving.status import watch as module
+from vllm_cluster.serving.status.load import NodeSample, parse_sample
+from vllm_cluster.serving.status.status import RUNNING, STOPPED, HostState
+from vllm_cluster.serving.status.watch import View, watch
 
 INVENTORY = make.inventory(2)
 SECONDS = 0.05
@@ -137,7 +137,7 @@ def tokens(view: View) -> float | None:
     return view.model.generated_tokens_per_second if view.model else None
 
 
-# fault: actions/watch.py: self.last = _Look(unseen(error)) → self._stopped.set()
+# fault: serving/status/watch.py: self.last = _Look(unseen(error)) → self._stopped.set()
 def test_a_lost_host_is_a_row_with_its_reason_and_comes_back(lab: Lab) -> None:
     model = served("m")
     lab.feed("gpu1", *(sample(100 + n, model, boot=float(n)) for n in range(2)))
@@ -207,7 +207,7 @@ def test_metrics_that_do_not_answer_are_reported(lab: Lab) -> None:
     )
 
 
-# fault: actions/watch.py: if late <= seconds + LATE_SECONDS: → if late >= 0:
+# fault: serving/status/watch.py: if late <= seconds + LATE_SECONDS: → if late >= 0:
 def test_a_host_whose_samples_stay_away_has_their_age(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "LATE_SECONDS", 0.1)
     lab.feed("gpu1", sample(), sample())

@@ -17,10 +17,10 @@ import pytest
 
 from tests.support.json_schemas import validate
 from tests.support.logs import FOLDER
-from vllm_cluster.actions import explain as action
 from vllm_cluster.cli.explain import explain
 from vllm_cluster.kernel.errors import HostError, UsageError
 from vllm_cluster.kernel.explain.catalogue import CHECKED, FAILURES
+from vllm_cluster.serving.explain import explain as action
 
 
 def run(*paths: Path, as_json: bool = False) -> int:

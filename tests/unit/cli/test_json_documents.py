@@ -18,16 +18,10 @@ from tests.support.sim import lab, make
 from tests.support.sim.faults import Call, Fault, Script
 from tests.support.sim.lab import Outcome
 from tests.support.sim.world import World
-from vllm_cluster.actions import endpoint as action
-from vllm_cluster.actions import rotate
-from vllm_cluster.actions.ask_head import Endpoint
 from vllm_cluster.actions.check import CheckReport
-from vllm_cluster.cli import endpoint
 from vllm_cluster.cli.render.check import report_document
-from vllm_cluster.cli.render.endpoint import show_endpoint
 from vllm_cluster.cli.render.explain import explain_document
 from vllm_cluster.cli.render.facts import facts_document
-from vllm_cluster.cli.render.status import status_document
 from vllm_cluster.features.check.allreduce import AllReduceTime
 from vllm_cluster.kernel.backends.nccl import NcclTransport
 from vllm_cluster.kernel.checks.registry import check_all, unseen
@@ -39,6 +33,12 @@ from vllm_cluster.kernel.terminal import errors, events
 from vllm_cluster.kernel.terminal.plan import plan_document
 from vllm_cluster.kernel.terminal.session import Session
 from vllm_cluster.run import allreduce
+from vllm_cluster.serving.ask_head import Endpoint
+from vllm_cluster.serving.endpoint import endpoint as action
+from vllm_cluster.serving.endpoint import rotate
+from vllm_cluster.serving.endpoint import verb as endpoint
+from vllm_cluster.serving.endpoint.render import show_endpoint
+from vllm_cluster.serving.status.render import status_document
 
 Capture = pytest.CaptureFixture[str]
 
@@ -135,7 +135,7 @@ def test_plans(case: str, serving: tuple[World, Inventory]) -> None:
     validate(["plan"], json.dumps({"v": 1, **plan_document(planned.value), "stops": None}))
 
 
-# fault: cli/render/status.py: "unreachable": list(status.unreachable), → "lost": list(status.unreachable),
+# fault: serving/status/render.py: "unreachable": list(status.unreachable), → "lost": list(status.unreachable),
 @pytest.mark.parametrize("case", ["serving", "failed", "half gone", "nothing there"])
 def test_states(case: str, serving: tuple[World, Inventory]) -> None:
     made, inventory = serving

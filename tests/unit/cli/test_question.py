@@ -13,11 +13,11 @@ from unittest.mock import Mock
 import pytest
 
 from tests.support.sim import make
-from vllm_cluster.cli import question
 from vllm_cluster.cli.app import app
 from vllm_cluster.cli.ask import _talk
 from vllm_cluster.kernel.errors import UsageError
 from vllm_cluster.kernel.terminal.session import SETTINGS, Session
+from vllm_cluster.serving.api import question
 
 
 def given(monkeypatch: pytest.MonkeyPatch, *argv: str) -> dict[str, Any]:
@@ -150,7 +150,7 @@ def test_a_grace_is_written_as_any_duration(
         graces.append(grace)
         return "new"
 
-    monkeypatch.setattr("vllm_cluster.actions.rotate.rotate", rotate)
+    monkeypatch.setattr("vllm_cluster.serving.endpoint.rotate.rotate", rotate)
     monkeypatch.setattr("vllm_cluster.actions.metrics.renew_keys", lambda *_: None)
     monkeypatch.setattr(Session, "load", lambda _: make.inventory(1))
     app(["endpoint", "--rotate", *(("--grace", given) if given else ())], prog_name="vcluster", standalone_mode=False)
@@ -272,7 +272,7 @@ def test_an_empty_prompt_is_refused(prompt: str | None, piped: bytes, monkeypatc
 def test_fields_of_set_are_checked_before_they_are_sent(verb: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """vLLM leaves out a field that it does not know without a word."""
     api = Mock(ensure_fields=Mock(side_effect=UsageError("no such field")))
-    monkeypatch.setattr("vllm_cluster.actions.ask.open_api", lambda _: nullcontext(api))
+    monkeypatch.setattr("vllm_cluster.serving.endpoint.api.open_api", lambda _: nullcontext(api))
     monkeypatch.setattr(Session, "load", lambda _: make.inventory(1))
     with pytest.raises(SystemExit) as end:
         app([verb, "Hi", "--seed", "1", "--set", "temprature=0"], prog_name="vcluster")

@@ -12,8 +12,6 @@ import pytest
 from tests.support import world
 from tests.support.waiting import until
 from tools.reference import error_classes
-from vllm_cluster.actions.ask_head import Endpoint
-from vllm_cluster.cli.render.endpoint import curl_line, show_endpoint
 from vllm_cluster.kernel.errors import ConnectionLost, FleetError, Unreachable, VclusterError
 from vllm_cluster.kernel.events import Event
 from vllm_cluster.kernel.plan.desired import desired
@@ -22,6 +20,8 @@ from vllm_cluster.kernel.plan.plan import Plan, PrepareImage, Stage
 from vllm_cluster.kernel.terminal import errors, events
 from vllm_cluster.kernel.terminal.plan import plan_document, show_plan
 from vllm_cluster.kernel.terminal.text import plain
+from vllm_cluster.serving.ask_head import Endpoint
+from vllm_cluster.serving.endpoint.render import curl_line, show_endpoint
 
 
 def a_plan() -> Plan:
@@ -236,7 +236,7 @@ def test_a_change_shows_each_field_and_the_whole_in_numbers(capsys: pytest.Captu
     assert out.endswith("Plan: 0 to create, 2 to recreate, 0 to remove (4 operations)\n")
 
 
-# fault: cli/render/endpoint.py: host_port(host, endpoint.port) → host}:{endpoint.port
+# fault: serving/endpoint/render.py: host_port(host, endpoint.port) → host}:{endpoint.port
 def test_the_curl_line_quotes_what_it_must() -> None:
     line = curl_line(Endpoint("it's a model", "fd00::1", "gpu1", 8000), None)
     assert "http://[fd00::1]:8000/v1/completions" in line
@@ -266,7 +266,7 @@ def test_phases_on_a_terminal_end_with_a_mark_and_their_time(
     assert list(rows) == ["gpu2"]
 
 
-# fault: cli/render/endpoint.py: "--direct" if endpoint.exposed else "--detach" → "--direct"
+# fault: serving/endpoint/render.py: "--direct" if endpoint.exposed else "--detach" → "--direct"
 @pytest.mark.parametrize(
     ("endpoint", "begin"),
     [

@@ -8,10 +8,10 @@ import pytest
 from typer.testing import CliRunner
 
 from tests.support.sim import make
-from vllm_cluster.actions import serve as action
-from vllm_cluster.actions.ask_head import Endpoint
 from vllm_cluster.cli.app import app
 from vllm_cluster.kernel.terminal.session import Session
+from vllm_cluster.serving.ask_head import Endpoint
+from vllm_cluster.serving.serve import serve as action
 from vllm_cluster.wire.order import Deployment
 
 

@@ -13,11 +13,11 @@ from tests.support.json_schemas import validate
 from tests.support.paths import FIXTURES, ROOT
 from tests.support.sim import make
 from vllm_cluster.actions import recipe_hosts
-from vllm_cluster.actions import serve as action
-from vllm_cluster.actions.ask_head import Endpoint
 from vllm_cluster.cli.app import app
 from vllm_cluster.fit.layouts import GpuPool
 from vllm_cluster.kernel.terminal.session import Session
+from vllm_cluster.serving.ask_head import Endpoint
+from vllm_cluster.serving.serve import serve as action
 from vllm_cluster.wire.order import Deployment
 
 LINE = "vllm serve org/moe --tensor-parallel-size 2 --port 8000 --served-model-name moe -ep --max-model-len 4096"
@@ -37,7 +37,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[Deployment]:
     return found
 
 
-# fault: cli/serve_from.py: own if degrees else replace(own, tp=found.tp, → replace(own, tp=found.tp,
+# fault: serving/serve/translated.py: own if degrees else replace(own, tp=found.tp, → replace(own, tp=found.tp,
 @pytest.mark.parametrize(
     ("words", "expected"),
     [

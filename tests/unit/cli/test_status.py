@@ -16,9 +16,6 @@ import pytest
 from tests.support.sim import lab, make
 from tests.support.sim.world import World
 from tests.support.tree import full
-from vllm_cluster.actions.status import ClusterStatus, HostStatus, unseen
-from vllm_cluster.cli import status
-from vllm_cluster.cli.render.status import show_status, status_document
 from vllm_cluster.kernel.checks.docker import engine_problem
 from vllm_cluster.kernel.checks.finding import Finding, merged
 from vllm_cluster.kernel.docker.calls import NoAnswer, NotFound, RefusedCall, Unreadable
@@ -27,6 +24,9 @@ from vllm_cluster.kernel.terminal import table
 from vllm_cluster.kernel.terminal.completion import complete_models
 from vllm_cluster.kernel.terminal.paste import pasteable
 from vllm_cluster.kernel.terminal.session import Session
+from vllm_cluster.serving.status import verb as status
+from vllm_cluster.serving.status.render import show_status, status_document
+from vllm_cluster.serving.status.status import ClusterStatus, HostStatus, unseen
 from vllm_cluster.wire.status import FailedRequest, GroupNode, GroupStatus, NodeStatus, ServeFailure, ServeStatus
 
 Capture = pytest.CaptureFixture[str]
@@ -57,7 +57,7 @@ BAD = HostStatus("gpu2", "10.0.0.2", "worker", "unreachable", "", 2, None, f"its
 def shown(found: ClusterStatus, capsys: Capture, width: int | None, monkeypatch: pytest.MonkeyPatch, v: int = 0) -> str:
     """What is written at this width; None: to a pipe."""
     if width:
-        monkeypatch.setattr("vllm_cluster.cli.render.status.columns", lambda: width)
+        monkeypatch.setattr("vllm_cluster.serving.status.render.columns", lambda: width)
     show_status(found, color="never", verbosity=v)
     return capsys.readouterr().out
 
@@ -118,7 +118,7 @@ def test_one_problem_of_several_hosts_is_one_line(capsys: Capture, monkeypatch: 
     assert "gpu2, gpu3: the node is missing\n  fix: vcluster up\n" in out
 
 
-# fault: cli/render/status.py: if status.served is False else f"served model: unknown: {why}" →
+# fault: serving/status/render.py: if status.served is False else f"served model: unknown: {why}" →
 def test_what_is_unknown_is_called_unknown(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
     away = replace(GOOD, state="unreachable", joined_gpus=None, container="")
     found = ClusterStatus("lab", None, False, (away, replace(BAD, state="running")), None, ("gpu1",), "unreachable")
@@ -136,7 +136,7 @@ def test_gpus_that_the_model_leaves_idle_are_listed(capsys: Capture, monkeypatch
         assert "idle" not in shown(cluster(*hosts, serve=served("ready", ranks=ranks)), capsys, None, monkeypatch)
 
 
-# fault: cli/render/status.py: first += number → first += 1
+# fault: serving/status/render.py: first += number → first += 1
 def test_without_ray_the_ranks_are_listed_by_host(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
     hosts = GOOD, replace(GOOD, host="gpu2", address="10.0.0.2"), replace(GOOD, host="gpu3", address="10.0.0.3")
     ranks = {"10.0.0.2": 2, "10.0.0.1": 1, "10.0.0.3": 1}
@@ -146,7 +146,7 @@ def test_without_ray_the_ranks_are_listed_by_host(capsys: Capture, monkeypatch: 
         assert expected in out
 
 
-# fault: cli/render/status.py: and last and first.summary != last.summary and serve.phase != "ready" →
+# fault: serving/status/render.py: and last and first.summary != last.summary and serve.phase != "ready" →
 def test_failures_are_dated_and_shown_once(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
     first, last = ServeFailure(4600.0, "no room", ()), ServeFailure(8140.0, "a rank was killed", ())
     failed = shown(cluster(GOOD, serve=served("failed", detail="no room", failure=first, first_failure=first)), capsys,
@@ -164,7 +164,7 @@ def test_failures_are_dated_and_shown_once(capsys: Capture, monkeypatch: pytest.
     assert f"org/model: ready for 2 h at http://127.0.0.1:8000/v1 on {GOOD.host}\n" in here
 
 
-# fault: cli/render/status.py: if back := serve.instead_of: → if back := None:
+# fault: serving/status/render.py: if back := serve.instead_of: → if back := None:
 def test_after_a_rollback_the_failed_request_is_named(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
     """The last change names the model that is not served; without this, a colleague takes it for served."""
     failed = FailedRequest(8140.0, "no tokenizer", (), "g2", "./mym", "./mym")
@@ -183,8 +183,8 @@ def cut(made: World) -> None:
     made.machines["gpu2"].reachable = False
 
 
-# fault: cli/status.py: if found.ready else EXIT_NOT_READY →
-# fault: cli/status.py: and found.head.serve.phase == "ready" →
+# fault: serving/status/verb.py: if found.ready else EXIT_NOT_READY →
+# fault: serving/status/verb.py: and found.head.serve.phase == "ready" →
 @pytest.mark.parametrize(
     ("case", "code"),
     [("up", 0), ("ready", 0), ("nothing there", 1), ("a node gone", 1), ("failed", 1), ("cut", 4), ("head cut", 4)],
@@ -205,7 +205,7 @@ def test_the_exit_code_shows_whether_the_cluster_is_healthy(
         if case == "head cut":
             made.machines["gpu1"].reachable = False
         found = lab.run(made, inventory, lab.do_status).value
-        monkeypatch.setattr("vllm_cluster.actions.status.status", lambda *_: found)
+        monkeypatch.setattr("vllm_cluster.serving.status.status.status", lambda *_: found)
         monkeypatch.setattr(Session, "load", lambda _: inventory)
         with pytest.raises(SystemExit) as end:
             status.status()
@@ -330,7 +330,7 @@ def test_a_remedy_of_many_hosts_is_a_line_of_ssh_for_each() -> None:
     assert lines == [f"ssh me@{name} 'docker ps'" for name in names]
 
 
-# fault: actions/status.py: isinstance(error, DockerError) → "Docker" in error.message
+# fault: serving/status/status.py: isinstance(error, DockerError) → "Docker" in error.message
 @pytest.mark.parametrize(
     ("error", "state"),
     [

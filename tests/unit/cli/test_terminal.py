@@ -134,7 +134,7 @@ def test_progress_continues_after_a_yes(verb: str, tmp_path: Path) -> None:
         quiet(terminal.shown)
 
 
-# fault: actions/ask_head.py: except KeyboardInterrupt: → except ZeroDivisionError:
+# fault: serving/ask_head.py: except KeyboardInterrupt: → except ZeroDivisionError:
 @pytest.mark.promise("P17")
 def test_ctrl_c_in_serve_reports_that_the_start_continues(tmp_path: Path) -> None:
     with cluster(tmp_path, "serve", "org/other", "--yes", mode="slow") as terminal:

@@ -23,7 +23,7 @@ from vllm_cluster.kernel.images import wheels
 from vllm_cluster.kernel.images.contents import parse
 from vllm_cluster.kernel.transport.base import Target
 from vllm_cluster.kernel.transport.local import LocalTransport
-from vllm_cluster.run.detached import State
+from vllm_cluster.serving.endpoint.detached import State
 
 pytestmark = pytest.mark.promise("P49")
 

@@ -8,15 +8,15 @@ import sys
 import pytest
 
 from tests.support.sim import make
-from vllm_cluster.actions import tunnel as action
-from vllm_cluster.cli import tunnel as tunnels
-from vllm_cluster.cli.endpoint import endpoint
 from vllm_cluster.kernel.events import Emit, Event
 from vllm_cluster.kernel.terminal.session import Session
 from vllm_cluster.kernel.transport.forward import listener
+from vllm_cluster.serving.endpoint import open as tunnels
+from vllm_cluster.serving.endpoint import tunnel as action
+from vllm_cluster.serving.endpoint.verb import endpoint
 
 
-# fault: cli/tunnel.py: if not opened: → if opened:
+# fault: serving/endpoint/open.py: if not opened: → if opened:
 @pytest.mark.parametrize("opened", [True, False])
 def test_ctrl_c_is_the_end_of_an_open_tunnel_alone(
     opened: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -37,7 +37,7 @@ def test_ctrl_c_is_the_end_of_an_open_tunnel_alone(
     assert ("until Ctrl-C" in capsys.readouterr().err) is opened
 
 
-# fault: cli/tunnel.py: port=inventory.ports.api if port is None else port → port=port or 0
+# fault: serving/endpoint/open.py: port=inventory.ports.api if port is None else port → port=port or 0
 def test_without_a_port_it_is_the_one_that_serve_prints(monkeypatch: pytest.MonkeyPatch) -> None:
     ports = []
     monkeypatch.setattr(action, "tunnel", lambda *_, port: ports.append(port))

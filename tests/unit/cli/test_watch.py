@@ -10,12 +10,12 @@ import pytest
 
 from tests.support.json_schemas import validate
 from tests.support.views import GPUS, HEAD, LOAD, LOST, MODEL, WORKER, serving, view
-from vllm_cluster.actions.watch import View
-from vllm_cluster.cli import status as verb
-from vllm_cluster.cli.render.watch import Lines, Picture, line, picture, writer
-from vllm_cluster.core.counters import ModelLoad
-from vllm_cluster.core.load import GpuLoad
 from vllm_cluster.kernel.errors import UsageError
+from vllm_cluster.serving.status import verb
+from vllm_cluster.serving.status.counters import ModelLoad
+from vllm_cluster.serving.status.load import GpuLoad
+from vllm_cluster.serving.status.render_watch import Lines, Picture, line, picture, writer
+from vllm_cluster.serving.status.watch import View
 
 
 def shown(found: View, width: int, height: int = 50) -> list[str]:
@@ -38,7 +38,7 @@ def test_a_terminal_that_cannot_be_drawn_on_gets_lines(
     assert type(writer(as_json=False, color="auto", paste=str)) is kind
 
 
-# fault: cli/render/watch.py: for row in fitted(plain(text), width).split("\n") → for row in (text,)
+# fault: serving/status/render_watch.py: for row in fitted(plain(text), width).split("\n") → for row in (text,)
 @pytest.mark.promise("P23")
 @pytest.mark.parametrize("width", [40, 80, 200])
 def test_a_picture_fits_its_terminal(width: int) -> None:

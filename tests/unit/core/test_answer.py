@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from vllm_cluster.core.answer import (
+from vllm_cluster.serving.api.answer import (
     CHAT,
     COMPLETIONS,
     Alternative,

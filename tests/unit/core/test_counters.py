@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.support.paths import FIXTURES
-from vllm_cluster.core.counters import (
+from vllm_cluster.serving.status.counters import (
     FIRST_TOKEN,
     KV_CACHE,
     MAX_SNAPSHOTS,
@@ -23,7 +23,7 @@ from vllm_cluster.core.counters import (
     parse_counters,
     quantile,
 )
-from vllm_cluster.remote.image.sample import LINES, NAMES
+from vllm_cluster.serving.status.on_host.sample import LINES, NAMES
 
 REAL = (FIXTURES / "metrics" / "vllm-0.32.0.txt").read_text()
 
@@ -52,7 +52,7 @@ def test_the_real_metrics_are_read_as_prometheus_reads_them() -> None:
     assert ours.buckets[FIRST_TOKEN][math.inf] > 0
 
 
-# fault: core/counters.py: max(values.get(name, 0.0), value) → values.get(name, 0.0) + value
+# fault: serving/status/counters.py: max(values.get(name, 0.0), value) → values.get(name, 0.0) + value
 def test_the_fullest_kv_cache_counts_and_requests_are_summed() -> None:
     rows = ("kv_cache_usage_perc", 0.4, 0.9), ("num_requests_running", 3, 4)
     text = "".join(
@@ -88,7 +88,7 @@ def test_the_load_between_two_moments() -> None:
     assert load == ModelLoad(3, 2, 3.0, 3.0, load.requests_per_second if load else 0, 3.0, 25.0, 50.0, 0.1, 0.19)
 
 
-# fault: core/counters.py: if run != self._run or (last and _fell(last, now)): → if run != self._run and not last:
+# fault: serving/status/counters.py: if run != self._run or (last and _fell(last, now)): → if run != self._run and not last:
 def test_another_run_begins_from_nothing() -> None:
     recent = Recent()
     recent.add("first", Counters(0.0, {"generation_tokens_total": 1000.0}, {}))
@@ -108,7 +108,7 @@ def test_another_run_begins_from_nothing() -> None:
     assert recent.load() is None
 
 
-# fault: core/counters.py: if now.at - one.at >= RATE_SECONDS), whole) → if now.at - one.at >= QUANTILE_SECONDS), whole)
+# fault: serving/status/counters.py: if now.at - one.at >= RATE_SECONDS), whole) → if now.at - one.at >= QUANTILE_SECONDS), whole)
 def test_rates_are_of_ten_seconds_and_quantiles_of_a_minute() -> None:
     recent = Recent()
     for second in range(0, 121, 2):

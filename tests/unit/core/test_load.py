@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from vllm_cluster.core.load import NodeSample, UnreadableSample, host_load, parse_sample
+from vllm_cluster.serving.status.load import NodeSample, UnreadableSample, host_load, parse_sample
 
 GPU = {
     **{"index": 0, "name": "NVIDIA H100", "error": "", "use_percent": 97, "memory_used_bytes": 1 << 36},
@@ -56,7 +56,7 @@ def test_an_invalid_sample_is_refused_by_its_key(key: str, value: object) -> Non
         sample(**{key: value})
 
 
-# fault: core/load.py: if each >= 0 else None →
+# fault: serving/status/load.py: if each >= 0 else None →
 def test_what_passes_the_network() -> None:
     before, now = sample(), sample(boot=54.0, network=[5000, 4000])
     load = host_load(before, now, gpus=True)

@@ -123,7 +123,8 @@ def test_a_flood_ends_by_its_deadline_in_little_memory(monkeypatch: pytest.Monke
 # As a verb begins; then it reads one answer that Python makes as much of as it can, and prints its peak in MB.
 PEAK = """
 import sys
-import vllm_cluster.actions.up, vllm_cluster.cli.app, vllm_cluster.kernel.terminal.plan, vllm_cluster.cli.render.status
+import vllm_cluster.serving.cluster.up, vllm_cluster.cli.app, vllm_cluster.kernel.terminal.plan
+import vllm_cluster.serving.status.render
 from tests.support.canned_docker import answer, archive_of, canned
 from vllm_cluster.kernel.errors import HostError
 from vllm_cluster.kernel.hosts.program import MAX_LINE, message_in

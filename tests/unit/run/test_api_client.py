@@ -10,7 +10,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from vllm_cluster.run.api_client import Broken, Refused, Silent, get, post
+from vllm_cluster.serving.api.client import Broken, Refused, Silent, get, post
 
 EVENTS = [{"choices": [{"text": "a"}]}, {"choices": [{"text": "b"}]}]
 STREAM = b"".join(b"data: %s\n\n" % json.dumps(event).encode() for event in EVENTS)
@@ -71,7 +71,7 @@ def test_a_stream_ends_with_its_mark() -> None:
         assert list(post(port, "/", {}, "k", 60)) == EVENTS
 
 
-# fault: run/api_client.py: page = document(raw, "the API") → page = json.loads(raw)
+# fault: serving/api/client.py: page = document(raw, "the API") → page = json.loads(raw)
 @pytest.mark.parametrize(
     "raw",
     [b'{"data": [' + b"[]," * 200_000 + b"0]}", b'{"data": NaN}', b'{"data": "\xff"}', b"[]", b"[" * 100_000, b""],

@@ -14,10 +14,10 @@ from pathlib import Path
 import pytest
 
 from vllm_cluster.kernel.errors import VclusterError
-from vllm_cluster.run.detached import Detached, State, start_time
+from vllm_cluster.serving.endpoint.detached import Detached, State, start_time
 
 # Notes itself, and sleeps until it is ended.
-NOTES = "import sys, signal; from pathlib import Path; from vllm_cluster.run.detached import State\n"
+NOTES = "import sys, signal; from pathlib import Path; from vllm_cluster.serving.endpoint.detached import State\n"
 NOTES += "State(Path(sys.argv[1]), 'k').note_this(4321); signal.pause()"
 
 

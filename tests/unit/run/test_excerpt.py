@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from vllm_cluster.remote.image import log_excerpt
-from vllm_cluster.run.logs import by_file
+from vllm_cluster.serving.explain.logs import by_file
+from vllm_cluster.serving.explain.on_host import log_excerpt
 
 
 def printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> dict[str, list[tuple[int, bytes]]]:
@@ -47,7 +47,7 @@ def test_of_a_long_file_the_ends_and_the_trouble(folders: Path, capsys: pytest.C
     assert 19_999 not in found
 
 
-# fault: remote/image/log_excerpt.py: if left < 0: → if not left:
+# fault: serving/explain/on_host/log_excerpt.py: if left < 0: → if not left:
 def test_all_of_it_has_an_end(folders: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for number in range(100):
         (folders / "ray" / f"worker-{number}.err").write_text(("failed " * 100 + "\n") * 300)
@@ -55,7 +55,7 @@ def test_all_of_it_has_an_end(folders: Path, capsys: pytest.CaptureFixture[str])
     assert len(capsys.readouterr().out) <= log_excerpt.MAX_BYTES
 
 
-# fault: remote/image/log_excerpt.py: key=_modified, reverse → key=lambda path: path.stat().st_mtime, reverse
+# fault: serving/explain/on_host/log_excerpt.py: key=_modified, reverse → key=lambda path: path.stat().st_mtime, reverse
 def test_a_worker_that_vanishes_costs_its_own_log_alone(folders: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (folders / "ray" / "worker-1.err").write_text("three\n")
     (folders / "ray" / "worker-2.err").symlink_to(folders / "gone")

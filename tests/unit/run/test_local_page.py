@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from vllm_cluster.run.local_page import NONCE, LocalPage
+from vllm_cluster.serving.status.local_page import NONCE, LocalPage
 
 SECRET_DATA = b'{"secret": "of the cluster"}'
 PAGE = f'<script nonce="{NONCE}">1</script>'.encode()
@@ -49,8 +49,8 @@ def test_its_own_page_reads_it(page: LocalPage) -> None:
     assert not [name for name in headers if name.lower().startswith("access-control")]
 
 
-# fault: run/local_page.py: own = self.headers.get_all("Host") == [f"{address[0]}:{address[1]}"] → own = bool(address)
-# fault: run/local_page.py: site = self.headers.get("Sec-Fetch-Site", "none") in ("none", "same-origin") → site = True
+# fault: serving/status/local_page.py: own = self.headers.get_all("Host") == [f"{address[0]}:{address[1]}"] → own = bool(address)
+# fault: serving/status/local_page.py: site = self.headers.get("Sec-Fetch-Site", "none") in ("none", "same-origin") → site = True
 @pytest.mark.parametrize(
     "headers",
     [
@@ -83,7 +83,7 @@ def test_it_only_answers_questions(page: LocalPage, method: str) -> None:
     assert ask(page, f"{secret(page)}data", method)[0] == 501
 
 
-# fault: run/local_page.py: nonce = secrets.token_urlsafe(16) → nonce = "once"
+# fault: serving/status/local_page.py: nonce = secrets.token_urlsafe(16) → nonce = "once"
 def test_its_scripts_are_its_own_and_differ_each_time(page: LocalPage) -> None:
     nonces = set()
     for _ in range(2):

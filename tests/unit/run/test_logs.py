@@ -21,7 +21,7 @@ from vllm_cluster.kernel.hosts.runtime import SYSTEM
 from vllm_cluster.kernel.transport.base import Result
 from vllm_cluster.run import log_host
 from vllm_cluster.run.log_host import ContainerFeed
-from vllm_cluster.run.logs import collect
+from vllm_cluster.serving.explain.logs import collect
 
 KERNEL = b"""[Sat Nov 21 01:59:59 2026] Out of memory: Killed process 1 (of another time)
 [Sat Nov 21 02:00:01 2026] Out of memory: Killed process 2 (ray::RayWorkerW)
@@ -41,13 +41,13 @@ def collected(run: Callable[..., Result]) -> dict[str, bytes]:
     return {log.name: b"".join(part for _, part in log.parts) for log in collect(cast(Any, host), "lab")}
 
 
-# fault: run/logs.py: if (parse_time(line) or 0.0) >= since).encode() → if since >= 0).encode()
+# fault: serving/explain/logs.py: if (parse_time(line) or 0.0) >= since).encode() → if since >= 0).encode()
 def test_the_kernel_s_lines_of_before_are_left() -> None:
     parts = collected(lambda *_: Result(0, KERNEL, b""))
     assert parts["dmesg"] == KERNEL.splitlines(keepends=True)[1]
 
 
-# fault: run/logs.py: "LC_ALL=C TZ=UTC dmesg → "TZ=UTC dmesg
+# fault: serving/explain/logs.py: "LC_ALL=C TZ=UTC dmesg → "TZ=UTC dmesg
 def test_the_kernel_s_lines_of_a_host_in_german_are_read(tmp_path: Path) -> None:
     """dmesg prints days and months in the language of the host."""
     tool = tmp_path / "dmesg"

@@ -8,10 +8,10 @@ from typing import Any, cast
 import pytest
 
 from tests.support.sim import make
-from vllm_cluster.actions.head import ready
 from vllm_cluster.kernel.docker.parse import container
 from vllm_cluster.kernel.errors import NodeMissing
 from vllm_cluster.kernel.node.handle import NodeHandle
+from vllm_cluster.serving.head import ready
 
 TIMES = {"StartedAt": "2026-11-21T02:00:00.5Z", "FinishedAt": "2026-11-21T02:00:02Z"}
 

@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 
 from tests.support import world
-from vllm_cluster.actions.head import at_head
 from vllm_cluster.kernel.clock import Deadline, SystemClock
 from vllm_cluster.kernel.errors import InventoryError, Unreachable
 from vllm_cluster.kernel.hosts.connection import Fleet
@@ -22,6 +21,7 @@ from vllm_cluster.kernel.transport import Kind
 from vllm_cluster.kernel.transport.base import Target, Transport
 from vllm_cluster.kernel.transport.jumps import Jumps
 from vllm_cluster.kernel.transport.ssh_config import SshEndpoint
+from vllm_cluster.serving.head import at_head
 
 
 def kernel(clock: int) -> float:
@@ -87,7 +87,7 @@ def test_ssh_is_asked_once_for_each_host() -> None:
     assert sorted(failures) == sorted(questions) == ["gpu1", "gpu2"]
 
 
-# fault: actions/head.py: Fleet(inventory, runtime, [inventory.head_name]) → Fleet(inventory, runtime)
+# fault: serving/head.py: Fleet(inventory, runtime, [inventory.head_name]) → Fleet(inventory, runtime)
 def test_a_verb_of_the_head_asks_ssh_for_the_head_alone() -> None:
     inventory = world.inventory(8)
     runtime, questions = asked(dict.fromkeys(inventory.hosts, "127.0.0.1"))

@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 
 from tests.support.paths import FIXTURES
-from vllm_cluster.core.counters import parse_counters
-from vllm_cluster.core.load import NodeSample, parse_sample
-from vllm_cluster.remote.image import sample as program
+from vllm_cluster.serving.status.counters import parse_counters
+from vllm_cluster.serving.status.load import NodeSample, parse_sample
+from vllm_cluster.serving.status.on_host import sample as program
 
 REAL = (FIXTURES / "metrics" / "vllm-0.32.0.txt").read_bytes()
 KEY = "sk-a-key-of-a-test"

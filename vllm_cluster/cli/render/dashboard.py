@@ -6,9 +6,9 @@ import json
 from collections import deque
 from collections.abc import Callable, Iterator
 
-from vllm_cluster.actions.watch import View
-from vllm_cluster.cli.render.watch import view_document
 from vllm_cluster.kernel.terminal.page import page
+from vllm_cluster.serving.status.render_watch import view_document
+from vllm_cluster.serving.status.watch import View
 from vllm_cluster.wire.status import ServeStatus
 
 MAX_POINTS, MAX_EVENTS = 900, 200

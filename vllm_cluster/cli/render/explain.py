@@ -7,7 +7,6 @@ from dataclasses import asdict
 from typing import Any
 
 from vllm_cluster.cli.render.failure import about
-from vllm_cluster.cli.render.history import when
 from vllm_cluster.kernel.errors import VclusterError
 from vllm_cluster.kernel.explain.catalogue import FAILURES
 from vllm_cluster.kernel.explain.diagnosis import BenignMatch, Diagnosis, MatchedFailure
@@ -18,6 +17,7 @@ from vllm_cluster.kernel.shell_line import command_line
 from vllm_cluster.kernel.terminal.output import BOLD, out, styles
 from vllm_cluster.kernel.terminal.text import plain
 from vllm_cluster.kernel.text import count
+from vllm_cluster.serving.status.render_history import when
 from vllm_cluster.wire.status import FailedRequest
 
 # vLLM ends its messages with the number that one needs; the longest of them in the tests is of 549 characters.

@@ -28,7 +28,7 @@ HELP = {"help_option_names": ["-h", "--help"]}
 
 @dataclass(frozen=True)
 class Verb:
-    """One verb: where its function is, and what its help prints. `function` is below the package: "cli.up:up"."""
+    """One verb: where its function is below the package, as "serving.cluster.verb:up", and what its help prints."""
 
     group: str
     function: str

@@ -1,0 +1,1 @@
+"""The API of what is served, as this program asks it."""

@@ -1,0 +1,196 @@
+"""What a person asks: the prompt, files, and fields of the request that need reading."""
+
+from __future__ import annotations
+
+import base64
+import json
+import math
+import sys
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from vllm_cluster.kernel.errors import UsageError
+from vllm_cluster.kernel.laptop import expanded
+from vllm_cluster.kernel.shell_line import command_line
+from vllm_cluster.kernel.terminal.session import SETTINGS
+
+# A longer prompt fits no model's context.
+MAX_INPUT = 64 << 20
+# What the first bytes of an image are.
+_IMAGES = {b"\x89PNG\r\n": "image/png", b"\xff\xd8\xff": "image/jpeg", b"GIF8": "image/gif", b"RIFF": "image/webp"}
+
+Files = Annotated[
+    list[Path] | None,
+    typer.Option("--file", "-f", metavar="FILE", help="Put this text file before the prompt; repeatable."),
+]
+ChatFiles = Annotated[
+    list[Path] | None,
+    typer.Option("--file", "-f", metavar="FILE", help="Send this text file or image with the prompt; repeatable."),
+]
+Model = Annotated[
+    str | None, typer.Option("--model", metavar="NAME", help="A LoRA adapter. Default: the served model.")
+]
+Logprobs = Annotated[
+    int | None,
+    typer.Option(
+        "--logprobs",
+        metavar="N",
+        min=0,
+        help="Print each token with its probability, its rank and the N most probable tokens.",
+    ),
+]
+PromptLogprobs = Annotated[
+    int | None, typer.Option("--prompt-logprobs", metavar="N", min=0, help="The same for the prompt; not streamed.")
+]
+JsonSchema = Annotated[
+    Path | None, typer.Option("--json-schema", metavar="FILE", help="Answer in JSON of this schema.")
+]
+MaxTokens = Annotated[
+    int | None, typer.Option("--max-tokens", metavar="NUMBER", min=0, help="End after this many tokens.")
+]
+Temperature = Annotated[
+    float | None,
+    typer.Option("--temperature", metavar="NUMBER", min=0, help="Randomness; 0 always takes the most probable token."),
+]
+TopP = Annotated[
+    float | None,
+    typer.Option(
+        "--top-p", metavar="NUMBER", min=0, max=1, help="Sample from the most probable tokens that add up to this."
+    ),
+]
+Seed = Annotated[int | None, typer.Option("--seed", metavar="NUMBER", help="Sample reproducibly.")]
+Stop = Annotated[list[str] | None, typer.Option("--stop", metavar="TEXT", help="End before this text; repeatable.")]
+Set = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="Any field of the API's request, as JSON or as text; repeatable."),
+]
+Timeout = Annotated[
+    float, typer.Option("--timeout", metavar="DURATION", min=1, max=1e6, help="Longest wait for the next token.")
+]
+
+
+def read_prompt(prompt: str | None, files: Sequence[Path]) -> str:
+    """The prompt: as given, from standard input for `-` or where it is piped; empty where files are enough."""
+    piped = prompt is None and not files and not sys.stdin.isatty()
+    if prompt == "-" or piped:
+        # The line end is that of echo or of a file, and would be a part of the text to continue.
+        prompt = standard_input().removesuffix("\n")
+    elif prompt is None and not files:
+        raise UsageError("missing PROMPT", hint=command_line("vcluster", SETTINGS.verb, "Hello"))
+    if not prompt and not files:
+        raise UsageError("the prompt is empty", hint=command_line("vcluster", SETTINGS.verb, "Hello"))
+    return prompt or ""
+
+
+def standard_input() -> str:
+    """What is piped into this program.
+
+    Raises:
+        UsageError: it is not text.
+    """
+    return _text(sys.stdin.buffer.read(MAX_INPUT + 1), "standard input")
+
+
+def text_of(path: Path) -> str:
+    """The content of a text file.
+
+    Raises:
+        UsageError: it cannot be read, or is not text.
+    """
+    return _text(_read(path), str(path))
+
+
+def content(prompt: str, files: Sequence[Path]) -> str | list[dict[str, Any]]:
+    """A message of a chat: files by name before the prompt, images as parts of their own."""
+    raw = {path: _read(path) for path in files}
+    kinds = {path: _image(data) for path, data in raw.items()}
+    texts = [f"{path.name}:\n{_text(data, str(path))}\n" for path, data in raw.items() if not kinds[path]]
+    text = "\n".join([*texts, prompt]) if prompt else "\n".join(texts)
+    images = [
+        {"type": "image_url", "image_url": {"url": f"data:{kinds[path]};base64,{base64.b64encode(data).decode()}"}}
+        for path, data in raw.items()
+        if kinds[path]
+    ]
+    return [*images, {"type": "text", "text": text}] if images else text
+
+
+def fields(schema: Path | None, more: Iterable[str] | None, **named: Any) -> dict[str, Any]:
+    """Read the fields of the request that options give: those with an option of their own, and those of --set.
+
+    Raises:
+        UsageError: one cannot be read.
+    """
+    # Typer has an empty list for an option that was not given.
+    found = {name: value for name, value in named.items() if value is not None and value != []}
+    for one in more or ():
+        name, equals, value = one.partition("=")
+        if not equals or not name:
+            raise UsageError(f"--set must be KEY=VALUE, got {one!r}", hint="--set top_k=20")
+        found[name] = _value(name, value)
+    return {**found, **({"response_format": _schema_format(schema)} if schema else {})}
+
+
+def names(more: Iterable[str] | None) -> list[str]:
+    """Return the names of the fields that --set gives."""
+    return [one.partition("=")[0] for one in more or ()]
+
+
+def _value(name: str, text: str) -> Any:
+    """A value as JSON, and where it is none as text."""
+    try:
+        return json.loads(text, parse_constant=_no_json, parse_float=_finite)
+    except (ValueError, RecursionError):
+        if text.lstrip()[:1] in ("{", "[", '"'):
+            raise UsageError(f"--set {name}: not JSON: {text[:80]!r}") from None
+        return text
+
+
+def _no_json(word: str) -> float:
+    raise ValueError(f"{word} is not JSON")
+
+
+def _finite(digits: str) -> float:
+    """A number that JSON can carry on: 1e999 is infinite here, and has no form in the request."""
+    number = float(digits)
+    return number if math.isfinite(number) else _no_json(digits)
+
+
+def _schema_format(path: Path) -> dict[str, Any]:
+    from vllm_cluster.serving.api.answer import schema_format
+
+    try:
+        schema = json.loads(text_of(path))
+    except json.JSONDecodeError as error:
+        raise UsageError(f"{path}:{error.lineno}: --json-schema: not JSON: {error.msg}") from None
+    except RecursionError:
+        raise UsageError(f"{path}: --json-schema: nested too deeply") from None
+    if not isinstance(schema, dict):
+        raise UsageError(f"{path}:1: --json-schema: a schema is an object, got {json.dumps(schema)[:40]}")
+    return schema_format(schema)
+
+
+def _read(path: Path) -> bytes:
+    try:
+        with expanded(path).open("rb") as file:
+            raw = file.read(MAX_INPUT + 1)
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else str(error)
+        raise UsageError(f"{path}: cannot be read: {reason}") from None
+    return raw
+
+
+def _text(raw: bytes, name: str) -> str:
+    if len(raw) > MAX_INPUT:
+        raise UsageError(f"{name}: longer than {MAX_INPUT >> 20} MB")
+    try:
+        return raw.decode()
+    except UnicodeDecodeError as error:
+        line = raw[: error.start].count(b"\n") + 1
+        raise UsageError(f"{name}:{line}: neither UTF-8 text nor an image") from None
+
+
+def _image(raw: bytes) -> str | None:
+    return next((kind for start, kind in _IMAGES.items() if raw.startswith(start)), None)

@@ -1,0 +1,336 @@
+"""What `serve`, `stop` and `rollback` share: write a request on the head, and follow it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+
+from vllm_cluster.kernel.apply.barrier import refuse_failing
+from vllm_cluster.kernel.assess import Assessment, assess
+from vllm_cluster.kernel.errors import HostError, Interrupted, PreflightFailed, Replaced, VclusterError
+from vllm_cluster.kernel.events import Emit, Event, waiting
+from vllm_cluster.kernel.hosts.connection import Fleet
+from vllm_cluster.kernel.hosts.observe import RECORD_FILE
+from vllm_cluster.kernel.inventory.model import Inventory
+from vllm_cluster.kernel.lease.lease import Lease
+from vllm_cluster.kernel.node.handle import NodeHandle, NodeState
+from vllm_cluster.kernel.node.history import last_other, record
+from vllm_cluster.kernel.plan.members import Record
+from vllm_cluster.kernel.plan.placement import command, summary
+from vllm_cluster.kernel.plan.plan import (
+    CreateNode,
+    Operation,
+    Plan,
+    RecordMembers,
+    RemoveContainer,
+    RestartNode,
+    StartNode,
+)
+from vllm_cluster.kernel.plan.spec import node_name
+from vllm_cluster.kernel.shell_line import command_line
+from vllm_cluster.kernel.text import by_hosts
+from vllm_cluster.serving.consent import Consent, Stops, served_on
+from vllm_cluster.serving.explain.explain import add_cause
+from vllm_cluster.wire.order import LOOPBACK, Placement
+from vllm_cluster.wire.reading import RefusedDocument
+from vllm_cluster.wire.status import ServeFailure, ServeStatus
+
+
+@dataclass(frozen=True)
+class Endpoint:
+    """Where the model answers; on the head's loopback unless exposed."""
+
+    model: str
+    host: str
+    head: str
+    port: int
+
+    @property
+    def exposed(self) -> bool:
+        """Whether other machines can reach it without a tunnel."""
+        return self.host != LOOPBACK
+
+
+def look_up(inventory: Inventory, fleet: Fleet, emit: Emit) -> Assessment:
+    """Look at every host.
+
+    Raises:
+        PreflightFailed: the cluster is not up.
+    """
+    seen = assess(inventory, fleet, emit, read=False)
+    _require_up(seen.plan)
+    return seen
+
+
+def ask_head(
+    node: NodeHandle,
+    wanted: Placement | None,
+    emit: Emit,
+    *,
+    verb: str,
+    entry: str = "",
+    consent: Consent,
+    names: Mapping[str, str],
+    gpus: Mapping[str, int] | None = None,
+    then: str = "",
+    wait: float = 0.0,
+) -> int:
+    """Write what is wanted, or None for nothing, once what that stops is confirmed; returns the request's number.
+
+    `entry` is what the history has before the request, if not the verb; `then` is what follows the stop, for the
+    question; `names` are those of the hosts, and `gpus` their GPUs as they were looked at, by address.
+
+    Raises:
+        Aborted, UsageError, PreflightFailed: as `Consent.ask`.
+        Locked: another run holds the lease.
+    """
+    while True:
+        # Never asked with the lease in hand: a person who is away from the terminal would lock everybody out.
+        consent.ask(stopped_for(node, wanted), then)
+        with Lease([node.connection], node.cluster, verb) as lease:
+            lease.acquire(wait, waiting(emit))
+            if gpus:
+                _require_same(node, gpus)
+            if consent.covers(stopped_for(node, wanted)):
+                number = node.ask(wanted)
+                text = f"{entry or verb} {summary(wanted, names)}" if wanted else verb
+                record(node, verb, [text], emit, request=number)
+                return number
+
+
+def _require_same(node: NodeHandle, gpus: Mapping[str, int]) -> None:
+    """Refuse a layout over hosts that are others by now: while the lease is held they stay as they are.
+
+    Raises:
+        PreflightFailed: hosts joined or left since they were looked at.
+    """
+    found, _ = Record.read(node.read(RECORD_FILE))
+    now = {member.address: member.gpus for member in found.members if not member.leaving} if found else {}
+    if now and now != gpus:
+        text = f"{node.host}: the hosts of {node.cluster} have changed since they were looked at; nothing was changed"
+        raise PreflightFailed(text, again=())
+
+
+def follow(fleet: Fleet, inventory: Inventory, number: int, wanted: Placement, emit: Emit, *, title: str) -> None:
+    """Show how far the head is with a request, until the model has answered."""
+    emit(Event("phase", title))
+    with continues_on_interrupt(inventory.cluster, wanted.deployment.name):
+        Follower(fleet, inventory, number, emit, asked=wanted).follow()
+
+
+def stopped_for(node: NodeHandle, wanted: Placement | None) -> Stops:
+    """What the request would stop; nothing where it is served or being loaded already."""
+    stops = served_on(node)
+    same = stops.served is not None and wanted is not None and stops.served.generation == wanted.generation
+    return Stops() if same else stops
+
+
+def _require_up(plan: Plan) -> None:
+    """Refuse what `up` must do first, by host; what is only recorded about the members changes nothing that serves."""
+    todo: dict[str, list[Operation]] = {}
+    for operation in plan.operations():
+        if not isinstance(operation, RecordMembers):
+            todo.setdefault(operation.host, []).append(operation)
+    if todo:
+        lacking = {host: _lacking(plan.cluster, operations) for host, operations in todo.items()}
+        hosts = by_hosts((what, host) for host, what in lacking.items())
+        # It may run and serve: a newer vcluster, or a changed inventory, has other nodes.
+        runs = all(what.startswith(_RENEWED) for what in lacking.values())
+        state = "the cluster runs, but vcluster up must renew it first" if runs else "the cluster is not up"
+        lines = [f"{state}: {names}: {what}" for what, names in hosts.items()]
+        raise PreflightFailed("\n".join(lines), hint="vcluster plan\nvcluster up" if runs else "vcluster up")
+
+
+_RENEWED = "the node must be recreated"
+
+
+def _lacking(cluster: str, operations: Sequence[Operation]) -> str:
+    """What a host lacks that `up` would do these operations on."""
+    made = next((one for one in operations if isinstance(one, CreateNode)), None)
+    if made and any(isinstance(one, RemoveContainer) and one.name == node_name(cluster) for one in operations):
+        return f"{_RENEWED} ({made.reason})"
+    for one in operations:
+        if isinstance(one, RemoveContainer | StartNode | RestartNode) and one.name == node_name(cluster):
+            return f"the node must be {one.past} ({one.reason})"
+    if any(isinstance(one, CreateNode) for one in operations):
+        return "the node is missing"
+    return operations[0].text
+
+
+POLL = 0.3
+# The node program looks at what is wanted several times a second; silence for this long means it does not.
+PICKUP_SECONDS = 30.0
+# Who has just written the request writes the history right after.
+AUDIT_LOOKS, AUDIT_POLL = 5, 0.3
+# A start that moves is followed for as long as it takes; these phases do not move by themselves.
+IDLE_PHASES = ("waiting", "backoff", "stopping", "hung", "unknown")
+IDLE_SECONDS = 300.0
+# What does not change is shown again so often: importing is silent for half a minute.
+BEAT_SECONDS = 5.0
+
+
+@contextmanager
+def continues_on_interrupt(cluster: str, served: str) -> Iterator[None]:
+    """Ctrl-C ends this program, and not the start on the hosts."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        text = f"Interrupted. {cluster} continues to start {served}; run the same command to follow it."
+        raise Interrupted(text, hint="vcluster status\nvcluster stop", again=()) from None
+
+
+class Follower:
+    """Shows how far one request is."""
+
+    def __init__(
+        self,
+        fleet: Fleet,
+        inventory: Inventory,
+        number: int,
+        emit: Emit,
+        *,
+        asked: Placement,
+    ) -> None:
+        self._fleet, self._inventory, self._number, self._emit = fleet, inventory, number, emit
+        self._asked = asked
+        self._head, self._after = fleet.connections[inventory.head_name], fleet.runtime.after
+        self._node = NodeHandle(self._head, inventory.cluster)
+        self._pickup, self._idle = self._after(PICKUP_SECONDS), self._after(IDLE_SECONDS)
+        self._shown: tuple[str, str] | None = None
+        self._beat = self._after(BEAT_SECONDS)
+        self._error: VclusterError | None = None
+        self._ended: dict[str, int] = {}
+
+    def follow(self) -> None:
+        """Show each change until the model has answered.
+
+        Raises:
+            HostError: it never will, and why; and what is served in its place. Or it waits for something that does
+                not come; the request stays.
+        """
+        while True:
+            node = self._node.state()
+            refuse_failing(self._head.name, node, self._ended)
+            serving = node.serving
+            if serving is None or serving.request != self._number:
+                self._await_pickup(node)
+            elif self._see(serving):
+                return
+            self._fleet.runtime.clock.sleep(POLL)
+
+    def _await_pickup(self, node: NodeState) -> None:
+        self._number = _current_number(self._node, self._number, self._asked.generation)
+        if node.status and node.status.role == "worker":
+            text = f"{self._head.name}: serve: another run moved the head to another host"
+            raise Replaced(text, hint="vcluster status")
+        if not self._pickup.left():
+            raise HostError(
+                self._head.name,
+                f"serve: the head did not pick up the request within {PICKUP_SECONDS:.0f} s",
+                hint="vcluster status\nvcluster up",
+            )
+
+    def _see(self, serving: ServeStatus) -> bool:
+        """Show a status; whether it is the end."""
+        if serving.instead_of and self._error is None:
+            self._error = _failure(self._fleet, self._inventory, self._asked, serving.instead_of)
+            text = f"{serving.instead_of.name} cannot be served: {serving.instead_of.summary}"
+            text += f"\nserving the previous request again: {serving.name}"
+            self._emit(Event("warning", text, data={"rollback_to": serving.name}))
+        self._show(serving)
+        if serving.phase in ("ready", "failed") and self._error:
+            raise _with_rollback(self._error, serving)
+        if serving.phase == "failed":
+            raise _failure(self._fleet, self._inventory, self._asked, _whole(serving))
+        self._refuse_idle(serving)
+        return serving.phase == "ready"
+
+    def _show(self, serving: ServeStatus) -> None:
+        # The error names why it failed.
+        detail = "" if serving.phase == "failed" else serving.detail
+        before, self._shown = self._shown, (serving.phase, f"{detail}{serving.last_line}")
+        if self._shown == before and self._beat.left() > 0:
+            return
+        self._beat = self._after(BEAT_SECONDS)
+        text = f"{serving.phase}: {detail}" if detail else serving.phase
+        if serving.phase == "ready" and before and serving.seconds_to_ready is not None:
+            text = f"ready after {serving.seconds_to_ready:.0f} s"
+        if self._error:
+            # Else it reads as if what was asked for had become ready.
+            text = f"the previous request, {serving.name}: {text}"
+        data = {"phase": serving.phase, "detail": detail, "progress": serving.progress, "attempt": serving.attempt}
+        # The phases of a start that was over before this program looked are of no interest.
+        passed = serving.phases if before or serving.phase != "ready" else ()
+        self._emit(Event("progress", text, data={**data, "phases": passed, "last_line": serving.last_line}))
+
+    def _refuse_idle(self, serving: ServeStatus) -> None:
+        if serving.phase not in IDLE_PHASES:
+            self._idle = self._after(IDLE_SECONDS)
+        elif self._idle.left() <= 0:
+            text = f"serve: {serving.name} does not start for {IDLE_SECONDS:.0f} s: {serving.phase}: {serving.detail}"
+            hint = "vcluster status\nvcluster stop"
+            raise HostError(self._head.name, f"{text}; the request is kept and is served once this ends", hint=hint)
+
+
+def _whole(serving: ServeStatus) -> ServeFailure | None:
+    """Its first failure, and why it is not started again where that is another reason."""
+    first, last = serving.first_failure, serving.failure
+    if first is None or serving.detail in ("", first.summary, last.summary if last else ""):
+        return first
+    return replace(first, summary=f"{serving.detail}; the first failure: {first.summary}")
+
+
+def _with_rollback(error: VclusterError, serving: ServeStatus) -> VclusterError:
+    """The failure of a request, and whether what was served before it is back."""
+    if serving.phase == "ready":
+        away = "" if serving.away_seconds is None else f", after {serving.away_seconds:.0f} s without it"
+        error.message += f"\nthe previous request is back: {serving.name} is served again{away}"
+    else:
+        why = f": {serving.first_failure.summary}" if serving.first_failure else ""
+        error.message += f"\nthe previous request, {serving.name}, did not become ready again{why}"
+    return error
+
+
+def _failure(fleet: Fleet, inventory: Inventory, asked: Placement, found: ServeFailure | None) -> VclusterError:
+    """The error for a request that cannot be served; its last remedy is the command that asked for it."""
+    host = inventory.head_name
+    if found is None:
+        return HostError(
+            host,
+            "vLLM failed without an error",
+            hint=command_line("docker", "logs", node_name(inventory.cluster), on=host),
+        )
+    error = HostError(
+        host,
+        f"{asked.deployment.name} cannot be served: {found.summary}",
+        hint=command(asked.deployment, fleet.addresses),
+    )
+    last_words = "\n" + "\n".join(found.lines[-30:])
+    return add_cause(error, fleet, inventory, last_words, model=asked.deployment.model)
+
+
+def _current_number(node: NodeHandle, number: int, generation: str) -> int:
+    """The number that a request has now: it gets another where only what is served in its place has changed.
+
+    Raises:
+        Replaced: another one was written since; with who asked for what, and when.
+    """
+    try:
+        order = node.order()
+    except RefusedDocument:
+        return number
+    if order is None or order.epoch <= number:
+        return number
+    if order.wanted and order.wanted.generation == generation:
+        return order.epoch
+    other = last_other(node)
+    for _ in range(AUDIT_LOOKS):
+        if other:
+            break
+        node.connection.runtime.clock.sleep(AUDIT_POLL)
+        other = last_other(node)
+    raise Replaced(
+        f"{node.host}: serve: superseded by another request: {other or 'the history does not name it'}",
+        hint="vcluster status",
+    )

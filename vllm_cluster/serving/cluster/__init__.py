@@ -1,0 +1,1 @@
+"""A cluster comes up, and goes."""

@@ -1,0 +1,265 @@
+"""Take the cluster down: remove its containers and volumes from every host that can be reached, then verify."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import partial
+
+from vllm_cluster.kernel.apply.members import by_hand, look_at_former, unproven, unreadable
+from vllm_cluster.kernel.assess import ensure_no_errors
+from vllm_cluster.kernel.checks.docker import foreign as foreign_findings
+from vllm_cluster.kernel.checks.docker import name_taken
+from vllm_cluster.kernel.errors import FleetError, HostError, LeftAlone, VclusterError, combine
+from vllm_cluster.kernel.events import Emit, Event, waiting
+from vllm_cluster.kernel.facts.docker_objects import Container
+from vllm_cluster.kernel.facts.host_facts import HostFacts
+from vllm_cluster.kernel.hosts.connection import Fleet, HostConnection
+from vllm_cluster.kernel.hosts.observe import observe, usable
+from vllm_cluster.kernel.hosts.runtime import SYSTEM, Runtime
+from vllm_cluster.kernel.inventory.model import Inventory
+from vllm_cluster.kernel.lease.lease import Lease, in_order
+from vllm_cluster.kernel.models.weights import status
+from vllm_cluster.kernel.node.handle import NodeHandle
+from vllm_cluster.kernel.plan.diff import leave
+from vllm_cluster.kernel.plan.identity import cluster_id, foreign, is_leftover, is_of_cluster, is_volume_name
+from vllm_cluster.kernel.plan.kept import kept_secrets
+from vllm_cluster.kernel.plan.members import former, record_of
+from vllm_cluster.kernel.plan.pull import container_name
+from vllm_cluster.kernel.plan.spec import CLUSTER, ROLE, node_name
+from vllm_cluster.kernel.text import count
+from vllm_cluster.serving.consent import Confirm, Consent, Stops, batches_beside, served_by
+
+
+def down(inventory: Inventory, emit: Emit, *, confirm: Confirm, wait: float = 0.0, runtime: Runtime = SYSTEM) -> int:
+    """Remove the cluster's containers and volumes, by its id; returns how many were removed.
+
+    Raises:
+        Aborted, UsageError, PreflightFailed: something is served or pulled, or a batch is not fetched, and its end was
+            not confirmed; or a cluster of the same name that is not this one is on the hosts. Nothing was touched.
+        Unreachable, FleetError: on some hosts it could not be done; on the others it was.
+    """
+    consent = Consent(confirm, inventory.cluster)
+    with Fleet(inventory, runtime) as fleet:
+        removal = Removal(inventory, fleet, emit)
+        while (stops := removal.stops()) is not None:
+            consent.ask(stops, f" and remove cluster {inventory.cluster}{removal.losses}", always=removal.anything)
+            with Lease(in_order(fleet, removal.facts), inventory.cluster, "down") as lease:
+                if removal.lock(lease, wait) and removal.is_covered(consent):
+                    removal.remove()
+                    break
+        if removal.failures:
+            raise combine(removal.failures).with_hosts(inventory.hosts)
+    removal.report()
+    return removal.total
+
+
+class Removal:
+    """What is removed, and where.
+
+    `facts` has the hosts that are cleaned: one that cannot be asked, leased or cleaned moves to `failures` and stays
+    as it is, and the others are cleaned.
+    """
+
+    def __init__(self, inventory: Inventory, fleet: Fleet, emit: Emit) -> None:
+        """Look at every host that can be reached, and at those that left the inventory.
+
+        Raises:
+            PreflightFailed: something of this name is another cluster's.
+        """
+        self.inventory, self.fleet, self.emit = inventory, fleet, emit
+        self.cluster, self._label = inventory.cluster, f"{CLUSTER}={inventory.cluster}"
+        self._removed: dict[str, Counter[str]] = {}
+        self._lease: Lease | None = None
+        emit(Event("phase", f"connecting to {count(len(inventory.hosts), 'host')}"))
+        self.failures = fleet.connect()[1]
+        there = [name for name in fleet.names if name not in self.failures]
+        self.facts, more = fleet.each(lambda connection: usable(observe(inventory, connection)), there)
+        self.failures |= more
+        for name, error in self.failures.items():
+            emit(Event("failed", error.message, name))
+        _refuse_foreign(inventory, self.facts)
+        self.identity = cluster_id(inventory, self.facts)
+        self._look_at_former_hosts()
+        self._foreign = {container.id for seen in self.facts.values() for container in seen.other_containers}
+
+    @property
+    def total(self) -> int:
+        """How many containers and volumes were removed."""
+        return sum(found.total() for found in self._removed.values())
+
+    @property
+    def anything(self) -> bool:
+        """Whether anything of the cluster was found."""
+        return any(seen.volumes or any(map(self._has, seen.containers)) for seen in self.facts.values())
+
+    @property
+    def losses(self) -> str:
+        """What goes with the cluster and comes back with no other, for the question."""
+        return f" with its {'API key and ' if self._loses_key else ''}history"
+
+    @property
+    def _loses_key(self) -> bool:
+        return self.inventory.api_key is None and "api-key" in kept_secrets(self.inventory, self.facts)
+
+    def _look_at_former_hosts(self) -> None:
+        inventory, facts = self.inventory, self.facts
+        found = record_of(inventory, facts)
+        if found and found.problem:
+            self.emit(Event("warning", unreadable(found.problem), found.host))
+        left = former(inventory, facts, found.record if found else None)
+        outside, lost = look_at_former(inventory, self.fleet, facts, left, self.identity)
+        held = {name for name, seen in outside.items() if any(leave(self.cluster, self.identity or "", name, seen))}
+        self.facts = {**facts, **{name: outside[name] for name in held}}
+        for finding in name_taken(inventory, self.facts):
+            self.emit(Event("warning", f"{finding.message}; it is kept", finding.host))
+        self._leave_alone(lost)
+
+    def _leave_alone(self, lost: Mapping[str, VclusterError]) -> None:
+        for name, error in lost.items():
+            ways = by_hand(self.cluster, self.identity, name)
+            if isinstance(error, LeftAlone):
+                error.hint = f"if {name} is of this cluster, add it to the inventory\nvcluster down"
+                ways = "if it is of this cluster, add it to the inventory, then: vcluster down"
+            self.emit(Event("failed", f"{error.message}; {ways}", name))
+        self._lose(lost)
+
+    def _lose(self, lost: Mapping[str, VclusterError]) -> None:
+        """Leave out the hosts that failed.
+
+        Raises:
+            LeaseLost: they failed as one of them gave the lease up.
+        """
+        if lost and self._lease:
+            self._lease.refuse_given_up()
+        self.facts = {name: entry for name, entry in self.facts.items() if name not in lost}
+        self.failures = {**self.failures, **lost}
+
+    def stops(self) -> Stops | None:
+        """What is served or pulled now, and the batches that go with the head; None where no host is left to clean."""
+        while self.facts:
+            # Each is asked: a worker does not know what its head serves.
+            containers, lost = self.fleet.each(self._containers, self.facts)
+            try:
+                stops = served_by(self.cluster, containers, self.fleet)
+                for host, there in containers.items():
+                    for one in there:
+                        if one.name == node_name(self.cluster) and one.labels.get(ROLE) == "head":
+                            node = NodeHandle(self.fleet.connections[host], self.cluster)
+                            stops = batches_beside(stops, node, one.state)
+            except HostError as error:
+                lost = {**lost, error.host: error}
+            pulls, failed = self._pulls(containers)
+            if not {**lost, **failed}:
+                return replace(stops, pulls=pulls)
+            lost = {**lost, **failed}
+            self._lose(lost)
+        return None
+
+    def _pulls(self, containers: Mapping[str, list[Container]]) -> tuple[dict[str, str], dict[str, VclusterError]]:
+        """What is being pulled by host, and why that cannot be found out on some."""
+        name = container_name(self.cluster)
+        there = [host for host, found in containers.items() if any(one.name == name for one in found)]
+        found, failed = self.fleet.each(lambda connection: status(connection, self.cluster), there)
+        return {host: one.name or "a model" for host, one in found.items() if not one.over}, failed
+
+    def lock(self, lease: Lease, wait: float) -> bool:
+        """Take the lease; whether every host gave it, else the others are cleaned."""
+        self._lease = lease
+        try:
+            lease.acquire(wait, waiting(self.emit))
+        except (HostError, FleetError) as error:
+            for name, failure in error.failures.items():
+                self.emit(Event("failed", failure.message, name))
+            self._lose(error.failures)
+            return False
+        return True
+
+    def is_covered(self, consent: Consent) -> bool:
+        """Whether, with the lease in hand, no more is stopped than was confirmed, and no other host has failed.
+
+        Hosts that left the inventory and do not prove now that they were members are left alone.
+        """
+        here = self.inventory.hosts
+        inside, outside = (
+            {name: seen for name, seen in self.facts.items() if (name in here) is there} for there in (True, False)
+        )
+        self._leave_alone(unproven(self.inventory, self.fleet, inside, outside, self.identity, locked=True))
+        hosts = list(self.facts)
+        stops = self.stops()
+        return stops is not None and list(self.facts) == hosts and consent.covers(stops)
+
+    def remove(self) -> None:
+        """Remove the containers and volumes. Workers first: a head that goes first makes every worker log its loss."""
+        self.emit(Event("phase", "removing"))
+        head = {self.inventory.head_name} & set(self.facts)
+        lost: dict[str, VclusterError] = {}
+        for hosts in (set(self.facts) - head, head):
+            done, failed = self.fleet.each(self._remove_all, hosts)
+            self._removed, lost = {**self._removed, **done}, {**lost, **failed}
+        self._lose(lost)
+
+    def _containers(self, connection: HostConnection) -> list[Container]:
+        """The cluster's containers on a host now: its node, its pull and its leftovers."""
+        return [container for container in connection.engine.containers(self._label) if self._has(container)]
+
+    def _has(self, container: Container) -> bool:
+        if container.id in self._foreign:
+            return False
+        if container.name in (node_name(self.cluster), container_name(self.cluster)):
+            return is_of_cluster(self.inventory, self.identity, container.labels)
+        return is_leftover(self.cluster, self.identity, container)
+
+    def _volumes(self, connection: HostConnection) -> list[str]:
+        """The names of its volumes; last the state, whose labels name the owner of the rest.
+
+        On a host outside the inventory that is proved by what the volumes of secrets hold.
+        """
+        found = connection.engine.volumes.labelled(self._label).items()
+        mine = (labels for labels in found if is_volume_name(self.cluster, labels[0]))
+        names = [name for name, labels in mine if is_of_cluster(self.inventory, self.identity, labels)]
+        return sorted(names, reverse=connection.name not in self.inventory.hosts)
+
+    def _remove_all(self, connection: HostConnection) -> Counter[str]:
+        """Remove what the cluster has on a host; returns how many of each kind were removed."""
+        engine, removed = connection.engine, Counter[str]()
+        for container in self._containers(connection):
+            self.emit(Event("start", f"removing {container.name}", connection.name))
+            engine.remove(container.id)
+            removed["container"] += 1
+        for volume in self._volumes(connection):
+            engine.volumes.remove(volume)
+            removed["volume"] += 1
+        removed["volume"] += engine.volumes.remove_unlabelled(
+            node_name(self.cluster), partial(is_volume_name, self.cluster)
+        )
+        left = [container.name for container in self._containers(connection)] + self._volumes(connection)
+        if left:
+            raise HostError(connection.name, f"down: not removed: {', '.join(left)}", hint="vcluster down")
+        self.emit(Event("done", f"removed {_counted(removed)}", connection.name, {"removed": removed.total()}))
+        return removed
+
+    def report(self) -> None:
+        """Emit the result."""
+        if self._loses_key:
+            self.emit(Event("note", "the API key is removed too; the next vcluster up makes a new one"))
+        if self.total:
+            hosts = count(sum(1 for found in self._removed.values() if found.total()), "host")
+            what = _counted(sum(self._removed.values(), Counter[str]()))
+            text = f"Removed cluster {self.cluster}: {what} on {hosts}. Its history is deleted too."
+        else:
+            there = sorted({f"{other.cluster} on {other.host}" for other in foreign(self.inventory, self.facts)})
+            seen = f"; others there: {', '.join(there)}" if there else ""
+            text = f"Nothing to remove: cluster {self.cluster} is not on these hosts{seen}."
+        self.emit(Event("result", text, data={"removed": self.total}))
+
+
+def _counted(removed: Counter[str]) -> str:
+    return ", ".join(count(number, kind) for kind, number in sorted(removed.items()) if number) or "nothing"
+
+
+def _refuse_foreign(inventory: Inventory, facts: Mapping[str, HostFacts]) -> None:
+    """Refuse while something of this name is another cluster's; other names are not in the way."""
+    named = {other.host for other in foreign(inventory, facts) if other.cluster == inventory.cluster}
+    ensure_no_errors([finding for finding in foreign_findings(inventory, facts) if finding.host in named])

@@ -1,0 +1,219 @@
+"""Bring the cluster up: every host as in the inventory, and Ray reporting exactly its GPUs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import ExitStack, suppress
+from pathlib import Path
+from typing import NamedTuple
+
+from vllm_cluster.kernel.apply.barrier import await_gpus
+from vllm_cluster.kernel.apply.execute import PlanExecution
+from vllm_cluster.kernel.assess import (
+    Assessment,
+    assess,
+    compare,
+    connect_all,
+    facts_of,
+    judge,
+)
+from vllm_cluster.kernel.checks.finding import Finding
+from vllm_cluster.kernel.errors import NodesNotJoined, VclusterError
+from vllm_cluster.kernel.events import Emit, Event, Kind, waiting, warn_once
+from vllm_cluster.kernel.facts.host_facts import HostFacts
+from vllm_cluster.kernel.hosts.connection import Fleet
+from vllm_cluster.kernel.hosts.observe import observe
+from vllm_cluster.kernel.hosts.runtime import SYSTEM, Runtime
+from vllm_cluster.kernel.images.host_images import with_contents
+from vllm_cluster.kernel.images.supply import renew
+from vllm_cluster.kernel.inventory.model import Inventory
+from vllm_cluster.kernel.lease.lease import Lease, in_order
+from vllm_cluster.kernel.links.measure import run_link_test
+from vllm_cluster.kernel.node.handle import NodeHandle
+from vllm_cluster.kernel.node.history import record
+from vllm_cluster.kernel.plan.identity import cluster_id
+from vllm_cluster.kernel.plan.members import NONE_NAMED, Named, ways_of
+from vllm_cluster.kernel.plan.plan import (
+    CreateNode,
+    GpusJoined,
+    Operation,
+    Plan,
+    RemoveContainer,
+    RemoveVolume,
+    RestartNode,
+    StartNode,
+)
+from vllm_cluster.kernel.text import by_hosts, count
+from vllm_cluster.serving.consent import Confirm, Consent, Stops, stopped_by
+from vllm_cluster.serving.explain.explain import add_cause, began
+
+ALONE = "one host needs no Ray: vLLM's own processes join its GPUs (backend: ray in the inventory has Ray, too)"
+NEW_KEY = "the endpoint gets a new API key; every client needs it: vcluster endpoint --key"
+
+
+class Planned(NamedTuple):
+    """What `up` would do, and what that stops that runs now."""
+
+    plan: Plan
+    stops: Stops
+
+
+def plan(inventory: Inventory, emit: Emit, *, runtime: Runtime = SYSTEM) -> Planned:
+    """What `up` would do. Changes nothing.
+
+    Raises:
+        VclusterError: as `up`.
+    """
+    with connect_all(inventory, emit, runtime=runtime) as fleet:
+        seen = assess(inventory, fleet, emit)
+        return Planned(seen.plan, _stops(seen, fleet))
+
+
+def up(
+    inventory: Inventory,
+    emit: Emit,
+    *,
+    confirm: Confirm,
+    cache: Path,
+    wait: float = 0.0,
+    named: Named = NONE_NAMED,
+    renew_image: bool = False,
+    runtime: Runtime = SYSTEM,
+) -> Plan:
+    """Make the hosts match the inventory, and wait until Ray reports exactly its GPUs; returns what was done.
+
+    `named` are hosts that left the inventory; `renew_image` takes what the image's tag means
+    in its registry now.
+
+    Raises:
+        VclusterError: see the tree in errors; completed steps are kept, and another `up` continues there.
+    """
+    emit, consent = warn_once(emit), Consent(confirm, inventory.cluster)
+    # A renewed tag is given back, however the verb ends before its first change: the next `up` must not take it.
+    with connect_all(inventory, emit, runtime=runtime) as fleet, ExitStack() as undo:
+        runtime.visited.add(inventory.cluster, ways_of(inventory))
+        facts = _facts(inventory, fleet, emit, undo if renew_image else None)
+        first = seen = compare(inventory, fleet, facts, emit, named=named)
+        try:
+            if not first.plan.empty:
+                if inventory.backend == "mp" and len(inventory.hosts) == 1:
+                    emit(Event("note", ALONE))
+                emit(Event("note", _summary(first.plan, _stops(first, fleet))))
+            while not seen.plan.empty:
+                consent.ask(_stops(seen, fleet))
+                with Lease(in_order(fleet, seen.facts), inventory.cluster, "up") as lease:
+                    lease.acquire(wait, waiting(emit))
+                    # Others may have changed the cluster since the question.
+                    seen = assess(inventory, fleet, emit, locked=True, named=named)
+                    if consent.covers(_stops(seen, fleet)):
+                        undo.pop_all()
+                        _apply(inventory, seen, PlanExecution(seen.plan, fleet, lease, emit, seen.secrets, cache))
+                        break
+            undo.pop_all()
+            _verify(seen.plan, fleet, emit)
+        except VclusterError as error:
+            # The first look: the reason for a failure may be older than what was done.
+            raise _with_measured_cause(inventory, fleet, first, error, emit) from None
+        _report(inventory, fleet, seen.plan, emit, changed=not first.plan.empty)
+    return seen.plan
+
+
+def _facts(inventory: Inventory, fleet: Fleet, emit: Emit, undo: ExitStack | None) -> Mapping[str, HostFacts]:
+    """Look at every host, and refuse what is known not to work; with `undo`, with the image that its tag means now."""
+    emit(Event("phase", f"inspecting {count(len(inventory.hosts), 'host')}"))
+    facts = facts_of(inventory, fleet)
+    if undo:
+        head = fleet.connections[inventory.head_name]
+        renew(head, inventory.image, emit, undo)
+        facts = with_contents(inventory, fleet, {**facts, head.name: observe(inventory, head)})
+    judge(inventory, facts, emit)
+    return facts
+
+
+def _stops(seen: Assessment, fleet: Fleet) -> Stops:
+    """The running nodes that the plan removes or restarts, and the model on them."""
+    return stopped_by(seen.plan, seen.facts, fleet)
+
+
+def _apply(inventory: Inventory, seen: Assessment, execution: PlanExecution) -> None:
+    """Run the plan, and write the history."""
+    fleet, emit = execution.fleet, execution.emit
+    emit(Event("plan", "", data={"plan": seen.plan}))
+    if "api-key" in seen.secrets.new:
+        # Before it is written: a run that follows a killed one finds the key, and is silent. No warning where the
+        # cluster is new, and has no clients yet.
+        kind: Kind = "warning" if cluster_id(inventory, seen.facts) else "note"
+        emit(Event(kind, NEW_KEY, data={"code": "new-api-key"}))
+    started = fleet.runtime.clock.monotonic()
+    execution.run()
+    took = fleet.runtime.clock.monotonic() - started
+    head = NodeHandle(fleet.connections[inventory.head_name], inventory.cluster)
+    record(head, "up", _by_hosts(seen.plan), emit, seconds=took)
+
+
+def _verify(plan: Plan, fleet: Fleet, emit: Emit) -> None:
+    """Wait until Ray reports exactly the GPUs of the plan, where no stage has waited for that."""
+    joined = GpusJoined(plan.gpus)
+    if not any(joined in stage.barriers for stage in plan.stages):
+        emit(Event("phase", "verifying"))
+        await_gpus(fleet, plan, emit)
+
+
+def _with_measured_cause(
+    inventory: Inventory, fleet: Fleet, seen: Assessment, error: VclusterError, emit: Emit
+) -> VclusterError:
+    """The error with its cause: where a host has not joined a Ray that runs, what is measured between the hosts."""
+    if isinstance(error, NodesNotJoined) and error.cut_off:
+        found: list[Finding] = []
+        with suppress(VclusterError):
+            found = [finding for finding in run_link_test(fleet, inventory, seen.facts, emit)[0] if finding.error]
+        if found:
+            error.message += "".join(f"\nmeasured between the hosts: {one.host}: {one.message}" for one in found)
+            error.hint = "\n".join(dict.fromkeys(one.fix for one in found))
+            return error
+    return add_cause(error, fleet, inventory, since=began(seen.facts))
+
+
+def _summary(planned: Plan, stops: Stops) -> str:
+    """The plan for people who want to see before it happens."""
+    model = [f"! {stops.consequence}"] if stops.consequence else []
+    return "\n".join(["Plan:", *(f"  {line}" for line in (*_by_hosts(planned), *model))])
+
+
+def _by_hosts(planned: Plan) -> list[str]:
+    """What a plan does, in a line for hosts with the same to do."""
+    by_host: dict[str, list[str]] = {}
+    for operation in planned.operations():
+        by_host.setdefault(operation.host, []).append(_short(operation))
+    hosts = by_hosts((", ".join(dict.fromkeys(todo)), host) for host, todo in by_host.items())
+    return [f"{names}: {todo}" for todo, names in hosts.items()]
+
+
+def _short(operation: Operation) -> str:
+    if isinstance(operation, RemoveContainer | RestartNode | StartNode):
+        return f"{operation.verb} container {operation.name}"
+    if isinstance(operation, RemoveVolume):
+        return f"{operation.verb} {operation.name}"
+    return f"create container {operation.spec.name}" if isinstance(operation, CreateNode) else operation.verb
+
+
+def _report(inventory: Inventory, fleet: Fleet, done: Plan, emit: Emit, *, changed: bool) -> None:
+    """Emit the result, and what a person does next."""
+    operations = sum(1 for _ in done.operations())
+    text = f"{done.cluster} is up: {count(sum(done.gpus.values()), 'GPU')} on {count(len(done.gpus), 'host')}"
+    text += " (no changes)" if not operations else ""
+    trips = {name: connection.round_trips for name, connection in fleet.connections.items()}
+    data = {"gpus": sum(done.gpus.values()), "hosts": len(done.gpus), "operations": operations, "round_trips": trips}
+    emit(Event("result", text, data=data))
+    if changed:
+        emit(Event("note", _next(NodeHandle(fleet.connections[inventory.head_name], inventory.cluster))))
+
+
+def _next(head: NodeHandle) -> str:
+    """What a person does next: a model that was asked for before is started by the head itself."""
+    serving = head.state().serving
+    if serving:
+        state = {"ready": "is served", "failed": "has failed"}.get(serving.phase, "is starting")
+        return f"{serving.name} {state}: vcluster status"
+    asked = head.asked()
+    return f"{asked.deployment.name} is starting: vcluster status" if asked else "next: vcluster serve MODEL"

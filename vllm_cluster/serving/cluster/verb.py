@@ -1,0 +1,81 @@
+"""`vcluster plan`, `up` and `down`."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from vllm_cluster.kernel.laptop import cache_folder
+from vllm_cluster.kernel.terminal.options import InventoryPath, Json, Wait, Yes
+from vllm_cluster.kernel.terminal.output import document
+from vllm_cluster.kernel.terminal.session import SETTINGS, Session
+
+EXIT_CHANGES = 10
+
+
+def plan(
+    inventory: InventoryPath = None,
+    as_json: Json = False,
+    exit_code: Annotated[
+        bool, typer.Option("--exit-code", help="Exit with 10 where there is something to do.")
+    ] = False,
+) -> None:
+    """Show what up would change."""
+    with Session(inventory, as_json=as_json) as session:
+        loaded = session.load()
+        from vllm_cluster.kernel.terminal.plan import plan_document, show_plan
+        from vllm_cluster.serving.cluster import up as action
+
+        made = action.plan(loaded, session.progress)
+        session.finish()
+        if session.as_json:
+            document({"v": 1, **plan_document(made.plan), "stops": made.stops.consequence or None})
+        else:
+            stops = made.stops.consequence
+            show_plan(made.plan, color=SETTINGS.color, stops=stops)
+        if not made.plan.empty and exit_code:
+            raise SystemExit(EXIT_CHANGES)
+
+
+def up(
+    inventory: InventoryPath = None,
+    as_json: Json = False,
+    wait: Wait = 0.0,
+    yes: Yes = False,
+    forget: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--forget", metavar="HOST", help="Forget HOST, which left the inventory and is gone for good. Repeatable."
+        ),
+    ] = None,
+    former: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--former",
+            metavar="[USER@]HOST[:PORT]",
+            help="Also remove the node from a host that left the inventory and that no inventory on this machine has "
+            "named. Repeatable.",
+        ),
+    ] = None,
+    pull_image: Annotated[
+        bool, typer.Option("--pull-image", help="Resolve the image's tag in its registry again.")
+    ] = False,
+) -> None:
+    """Bring every host to the state of the inventory."""
+    with Session(inventory, as_json=as_json, changes=True, after_plan=True) as session:
+        loaded = session.load()
+        from vllm_cluster.kernel.plan.members import Named
+        from vllm_cluster.serving.cluster import up as up_action
+
+        named, cache, confirm = Named(forget or (), former or ()), cache_folder(), session.confirm(yes)
+        up_action.up(loaded, session.emit, confirm=confirm, cache=cache, wait=wait, named=named, renew_image=pull_image)
+
+
+def down(inventory: InventoryPath = None, as_json: Json = False, wait: Wait = 0.0, yes: Yes = False) -> None:
+    """Remove the cluster's containers and volumes from all hosts."""
+    with Session(inventory, as_json=as_json, changes=True) as session:
+        loaded = session.load()
+        from vllm_cluster.serving.cluster.down import down as down_action
+
+        down_action(loaded, session.emit, confirm=session.confirm(yes), wait=wait)

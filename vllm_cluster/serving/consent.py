@@ -1,0 +1,310 @@
+"""Consent: what a verb would stop, the question about it, and whether the answer still covers what is found later."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+
+from vllm_cluster.actions.batches import batches_on, has_batches
+from vllm_cluster.kernel.errors import Aborted, ConnectionLost, HostError, PreflightFailed, UsageError
+from vllm_cluster.kernel.facts.docker_objects import Container
+from vllm_cluster.kernel.facts.host_facts import HostFacts
+from vllm_cluster.kernel.hosts.connection import Fleet
+from vllm_cluster.kernel.hosts.program import python
+from vllm_cluster.kernel.node.handle import NodeHandle
+from vllm_cluster.kernel.plan.node_status import UnreadableStatus
+from vllm_cluster.kernel.plan.plan import MoveHead, Plan, RecordMembers, RemoveContainer, RestartNode
+from vllm_cluster.kernel.plan.spec import CLUSTER, HEAD_ADDRESS, ROLE, node_name, stored_spec
+from vllm_cluster.kernel.text import age, by_hosts, count, plural
+from vllm_cluster.wire.order import read_order
+from vllm_cluster.wire.status import ServeStatus
+
+# Asks a person: yes, no, or None without a terminal.
+Confirm = Callable[[str], bool | None]
+
+LOAD_SECONDS = 10
+# States in which a container holds its processes; a paused one continues where it was.
+_RUNS = ("running", "paused")
+
+
+@dataclass(frozen=True)
+class Served:
+    """What a head serves or loads; the age of its phase and its requests are None where the head does not answer."""
+
+    generation: str
+    name: str
+    phase: str
+    seconds: float | None
+    requests: int | None
+    # The addresses of the hosts that have ranks; empty where that is unknown.
+    ranks: frozenset[str] = frozenset()
+
+    @property
+    def text(self) -> str:
+        """The model as a question names it: `lab/llama (ready for 3 h, 2 requests running)`."""
+        parts = [self.phase if self.seconds is None else f"{self.phase} for {age(self.seconds)}"]
+        if self.phase == "ready":
+            number = "unknown number of requests" if self.requests is None else count(self.requests, "request")
+            parts.append(f"{number} running")
+        return f"{self.name} ({', '.join(parts)})"
+
+
+@dataclass(frozen=True)
+class Stops:
+    """What a verb stops: the model, or why it is not known which, and running nodes as host → container id."""
+
+    served: Served | None = None
+    unknown: str = ""
+    nodes: Mapping[str, str] = field(default_factory=dict)
+    # Whether the head starts the model again by itself.
+    again: bool = False
+    # The model that runs on: the nodes have no rank of it.
+    stays: str = ""
+    # What is lost with the head: batches whose answers are not fetched, by their key.
+    batches: Mapping[str, str] = field(default_factory=dict)
+    # Where there are batches of which it is not known which, and why; empty where all are known.
+    unlisted: str = ""
+    # Whether they are not deleted, but stay on a host that is the head no more.
+    left_behind: bool = False
+    # What is being pulled, by host.
+    pulls: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def consequence(self) -> str:
+        """What becomes of the model and of batches, for a plan and for `--yes`, which asks nothing; may be empty."""
+        model = f"the model (unknown: {self.unknown}) stops" if self.unknown else ""
+        if self.served and not self.unknown:
+            model = f"{self.served.text} stops, and is {'started again' if self.again else 'not served again'}"
+        return "; ".join(filter(None, (model, *(f"{self._fate[1]}: {which}" for which in self._batches))))
+
+    @property
+    def anything(self) -> bool:
+        """Whether a person must be asked."""
+        return bool(self.served or self.unknown or self.nodes or self.batches or self.unlisted or self.pulls)
+
+    def within(self, confirmed: Stops) -> bool:
+        """Whether an answer about `confirmed` covers this too."""
+        known = confirmed.served.generation if confirmed.served else None
+        served = self.served is None or self.served.generation == known
+        nodes = self.nodes.items() <= confirmed.nodes.items() and self.pulls.items() <= confirmed.pulls.items()
+        return served and nodes and self._batches_within(confirmed) and (not self.unknown or bool(confirmed.unknown))
+
+    def _batches_within(self, confirmed: Stops) -> bool:
+        """Whether an answer about `confirmed` covers these batches; one about unknown ones covers any."""
+        return bool(confirmed.unlisted) or (not self.unlisted and self.batches.keys() <= confirmed.batches.keys())
+
+    def action(self, cluster: str) -> str:
+        """What is asked for, as a question and a refusal have it: what is stopped, and what is deleted with it."""
+        stop = f"stop {self._what(cluster)}" if self.served or self.unknown or self.nodes else ""
+        pulls = (
+            f"end the pull of {model} to {hosts}"
+            for model, hosts in by_hosts((m, h) for h, m in self.pulls.items()).items()
+        )
+        return ", ".join(filter(None, (stop, *(f"{self._fate[0]} {which}" for which in self._batches), *pulls)))
+
+    @property
+    def _fate(self) -> tuple[str, str]:
+        """What is done to the batches, and what is done then."""
+        return ("leave behind", "left behind") if self.left_behind else ("delete", "deleted")
+
+    @property
+    def _batches(self) -> Iterator[str]:
+        """The batches that are lost, known and unknown ones."""
+        if self.batches:
+            yield f"{count(len(self.batches), 'unfetched batch')} on the head ({'; '.join(self.batches.values())})"
+        if self.unlisted:
+            yield f"the batches on {self.unlisted}"
+
+    def _what(self, cluster: str) -> str:
+        """What is stopped, and where."""
+        hosts = ", ".join(sorted(self.nodes))
+        nodes = f"the running {plural(len(self.nodes), 'node')} on {hosts}" if hosts else ""
+        if self.unknown:
+            return f"the model of {cluster} (unknown: {self.unknown})"
+        if self.served:
+            return f"{self.served.text} on {cluster}" + (f" and {nodes}" if nodes else "")
+        return f"{nodes} of {cluster} ({f'{self.stays} has no rank there' if self.stays else 'no model is served'})"
+
+
+class Consent:
+    """One verb's question and its answer: nothing is stopped beyond what was confirmed."""
+
+    def __init__(self, confirm: Confirm, cluster: str) -> None:
+        self._confirm, self._cluster = confirm, cluster
+        self._confirmed: Stops | None = None
+
+    def covers(self, stops: Stops) -> bool:
+        """Whether this may be stopped without another question."""
+        return not stops.anything or (self._confirmed is not None and stops.within(self._confirmed))
+
+    def ask(self, stops: Stops, then: str = "", *, always: bool = False) -> None:
+        """Ask before anything is stopped; nothing where nothing is, or where it was confirmed already.
+
+        `then` is what follows, for the question: ` and serve lab/llama`. With `always` a person is asked about that
+        alone too; where no person is, it needs no answer.
+
+        Raises:
+            Aborted: the answer is no.
+            UsageError, PreflightFailed: there is no terminal; the latter where the cluster changed since the question.
+        """
+        first = self._confirmed is None
+        what = f"{stops.action(self._cluster)}{then}".removeprefix(" and ")
+        if not self.covers(stops):
+            _require_yes(self._confirm, what, first=first)
+        elif always and first and self._confirm(_question(what)) is False:
+            raise Aborted
+        self._confirmed = stops
+
+
+def ask_removal(what: str, confirm: Confirm) -> None:
+    """Ask before something is removed that stops nothing.
+
+    Raises:
+        Aborted: the answer is no.
+        UsageError: there is no terminal.
+    """
+    _require_yes(confirm, f"remove {what}", first=True)
+
+
+def _question(what: str) -> str:
+    return f"{what[0].upper()}{what[1:]}?"
+
+
+def _require_yes(confirm: Confirm, what: str, *, first: bool) -> None:
+    answer = confirm(_question(what))
+    if answer is None and first:
+        raise UsageError(f"this would {what}; there is no terminal to ask", again=("--yes",))
+    if answer is None:
+        text = f"the cluster has changed: this would now {what}; there is no terminal to ask"
+        raise PreflightFailed(text, again=("--yes",))
+    if not answer:
+        raise Aborted
+
+
+def stopped_by(plan: Plan, facts: Mapping[str, HostFacts], fleet: Fleet) -> Stops:
+    """What a plan stops: running nodes that it removes or restarts, and the model that runs on them or changes.
+
+    And the batches on a head that is none any more: only the head of now is asked for them.
+    """
+    containers = {host: seen.containers for host, seen in facts.items()}
+    running = {host: {c.id for c in there if c.state in _RUNS} for host, there in containers.items()}
+    nodes = {
+        operation.host: operation.id
+        for operation in plan.operations()
+        if isinstance(operation, RemoveContainer | RestartNode)
+        if operation.name == node_name(plan.cluster) and operation.id in running[operation.host]
+    }
+    written = next((one.request for one in plan.operations() if isinstance(one, RecordMembers) and one.request), "")
+    left = _left_behind(plan, containers, fleet)
+    if not (nodes or written):
+        return left
+    stops, wanted = served_by(plan.cluster, containers, fleet), read_order(written.encode()).wanted if written else None
+    # An order is also written where only what is served in its place changes.
+    moved = bool(written) and (stops.served is None or wanted is None or wanted.generation != stops.served.generation)
+    if stops.served and not moved and (not nodes or _spares(stops.served, nodes.values(), containers)):
+        return replace(left, nodes=nodes, stays=stops.served.name if nodes else "")
+    name = wanted.deployment.name if wanted else None
+    again = not moved or (stops.served is not None and name == stops.served.name)
+    return replace(left, served=stops.served, unknown=stops.unknown, nodes=nodes, again=again)
+
+
+def _left_behind(plan: Plan, containers: Mapping[str, Iterable[Container]], fleet: Fleet) -> Stops:
+    """The batches that stay on the host from which the head moves."""
+    stops = Stops()
+    for host in {one.source for one in plan.operations() if isinstance(one, MoveHead)}:
+        for one in containers[host]:
+            if one.name == node_name(plan.cluster):
+                stops = batches_beside(stops, NodeHandle(fleet.connections[host], plan.cluster), one.state)
+    return replace(stops, left_behind=bool(stops.batches or stops.unlisted))
+
+
+def _spares(served: Served, nodes: Iterable[str], containers: Mapping[str, Iterable[Container]]) -> bool:
+    """Whether a model has its ranks, and its API server, on other nodes than these."""
+    labels = [one.labels for there in containers.values() for one in there if one.id in set(nodes)]
+    specs = [stored_spec(entry) for entry in labels]
+    return bool(served.ranks) and all(
+        spec is not None and spec.role != "head" and spec.address not in served.ranks for spec in specs
+    )
+
+
+def served_by(cluster: str, containers: Mapping[str, Iterable[Container]], fleet: Fleet) -> Stops:
+    """What the head serves or loads, wherever among these containers, by host, it is.
+
+    Only a head knows: each of them is asked, and where a node runs whose head was not looked at, it is unknown.
+    """
+    # By name too: what runs from a committed image has inherited a node's labels.
+    running = [
+        (host, container.labels)
+        for host, there in containers.items()
+        for container in there
+        if container.name == node_name(cluster) and container.labels.get(CLUSTER) == cluster
+        if container.state in _RUNS
+    ]
+    heads = [host for host, labels in running if labels.get(ROLE) == "head"]
+    found = {host: served_on(NodeHandle(fleet.connections[host], cluster)) for host in heads}
+    serving = {host: stops.served.text for host, stops in found.items() if stops.served}
+    if len(serving) > 1:
+        return Stops(unknown=", ".join(f"{text} on {host}" for host, text in serving.items()))
+    if found:
+        return next((stops for stops in found.values() if stops.served or stops.unknown), Stops())
+    for _, labels in running:
+        head = labels.get(HEAD_ADDRESS, "?")
+        if fleet.addresses.get(head) not in containers:
+            return Stops(unknown=f"the head {fleet.addresses.get(head, f'at {head}')} did not answer")
+    return Stops()
+
+
+def batches_beside(stops: Stops, node: NodeHandle, state: str) -> Stops:
+    """The same with the batches of a head, whose container is in a state, that are not fetched.
+
+    What cannot be listed is not taken for none: Docker shows the folder also of a container that does not run.
+
+    Raises:
+        ConnectionLost: the host is away.
+    """
+    why = f"its container is {state}"
+    try:
+        if state == "running":
+            return replace(stops, batches={one.key: one.text for one in batches_on(node)})
+    except ConnectionLost:
+        raise
+    except HostError as error:
+        why = (error.detail.splitlines() or [why])[0]
+    try:
+        there = has_batches(node)
+    except ConnectionLost:
+        raise
+    except HostError:
+        there = True
+    return replace(stops, unlisted=f"{node.host} that cannot be listed ({why})") if there else stops
+
+
+def served_on(node: NodeHandle) -> Stops:
+    """What this head serves or loads; a start that has failed for good is neither."""
+    there = node.container()
+    if there is None or there.status not in _RUNS:
+        return Stops()
+    try:
+        serve = node.state().serving
+    except UnreadableStatus as error:
+        return Stops(unknown=error.message)
+    if serve is None or serve.phase == "failed":
+        return Stops()
+    now, requests = _load(node, serve)
+    seconds = None if now is None else max(0.0, now - serve.since)
+    return Stops(Served(serve.generation, serve.name, serve.phase, seconds, requests, frozenset(serve.ranks)))
+
+
+def _load(node: NodeHandle, serve: ServeStatus) -> tuple[float | None, int | None]:
+    """The head's clock, and how many requests vLLM works on; None for what cannot be asked."""
+    address = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(serve.host, serve.host)  # noqa: S104 - asked at loopback
+    program = python(
+        "serving.on_host", "vllm_load", address, str(serve.port), str(LOAD_SECONDS / 2), seconds=LOAD_SECONDS
+    )
+    try:
+        load = node.run(program, LOAD_SECONDS + 5).messages[-1]
+        return float(load["now"]), None if load["requests"] is None else int(load["requests"])
+    except ConnectionLost:
+        raise
+    except (HostError, ValueError, LookupError, TypeError, OverflowError):
+        return None, None

@@ -1,0 +1,1 @@
+"""The way to the API: its address, its key, a tunnel."""

@@ -1,0 +1,143 @@
+"""Where clients of this machine, or of others, find the API; and a tunnel that stays open in the background."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from http import HTTPStatus
+from pathlib import Path
+
+from vllm_cluster.kernel import debug_log
+from vllm_cluster.kernel.errors import PreflightFailed, VclusterError
+from vllm_cluster.kernel.events import Emit
+from vllm_cluster.kernel.hosts.runtime import SYSTEM, Runtime
+from vllm_cluster.kernel.inventory.model import Inventory
+from vllm_cluster.kernel.node.handle import NodeHandle
+from vllm_cluster.kernel.node.history import command_of
+from vllm_cluster.kernel.text import host_port
+from vllm_cluster.serving.api.client import Broken, get, model_names
+from vllm_cluster.serving.endpoint.detached import Detached, State
+from vllm_cluster.serving.endpoint.tunnel import is_free, tunnel
+from vllm_cluster.serving.head import at_head, read_key, ready
+
+FOLDER = "tunnels"
+NOTE_SECONDS = 5.0
+# As long as the process in the background may need to notice that the head has moved, and to reach the other one.
+ANSWER_SECONDS, TRY_SECONDS = 30.0, 1.0
+
+
+@dataclass(frozen=True)
+class ClientEndpoint:
+    """What a client needs: the base URL, the key, the model's name; and the tunnel in between where there is one."""
+
+    url: str
+    key: str
+    model: str
+    tunnel: Detached | None
+
+
+def state(inventory: Inventory, cache: Path) -> State:
+    """Where the tunnel of this machine to this cluster is noted; the name of the inventory file does not matter."""
+    destinations = {name: host.destination for name, host in inventory.hosts.items()}
+    return State(cache / FOLDER, debug_log.inventory_key(inventory.cluster, destinations))
+
+
+def key(inventory: Inventory, *, runtime: Runtime = SYSTEM) -> str:
+    """The API key, from the head.
+
+    Raises:
+        PreflightFailed: the cluster has none, since it is not up.
+    """
+    with at_head(inventory, runtime) as head:
+        return read_key(inventory, head)
+
+
+def endpoint(
+    inventory: Inventory, cache: Path, *, direct: bool, detach: Sequence[str] | None, runtime: Runtime = SYSTEM
+) -> ClientEndpoint:
+    """The endpoint of the model that is ready; with `detach`, the inventory's option, a tunnel is opened.
+
+    Raises:
+        PreflightFailed: no model is ready, or there is no way to it from here.
+    """
+    with at_head(inventory, runtime) as head:
+        key = read_key(inventory, head)
+        serve = ready(inventory, head)
+        if direct and serve.host in ("127.0.0.1", "::1"):
+            again = command_of(inventory, NodeHandle(head, inventory.cluster), serve, expose=True)
+            text = f"{head.name}: the API of {serve.name} listens on its loopback only"
+            raise PreflightFailed(text, hint="\n".join(("vcluster endpoint --detach", again)))
+    if direct:
+        return ClientEndpoint(f"http://{host_port(serve.host, serve.port)}/v1", key, serve.name, None)
+    found = state(inventory, cache)
+    with found.locked():
+        open_one = found.running()
+        if open_one is None and detach is not None:
+            last = found.read()
+            # The port that clients have from before, where it is free.
+            port = last.port if last and is_free(last.port) else 0
+            open_one = found.start(["-m", "vllm_cluster", "endpoint", "--background", "--port", str(port), *detach])
+    if open_one is None:
+        why = found.why_ended()
+        ended = f"; the last one has ended: {why}" if why else ""
+        text = f"no tunnel from this machine to {inventory.cluster} is open in the background{ended}"
+        raise PreflightFailed(text, again=("--detach",))
+    _ensure_answers(open_one.port, key, serve.name, runtime)
+    return ClientEndpoint(f"http://127.0.0.1:{open_one.port}/v1", key, serve.name, open_one)
+
+
+def _ensure_answers(port: int, key: str, model: str, runtime: Runtime) -> None:
+    """Ask through the tunnel once: that its process runs does not show that it leads anywhere.
+
+    Raises:
+        VclusterError: the model does not answer there.
+    """
+    deadline = runtime.after(ANSWER_SECONDS)
+    while True:
+        try:
+            status, page = get(port, "/v1/models", key, ANSWER_SECONDS)
+            names = model_names(page)
+            if status == HTTPStatus.OK and model in names:
+                return
+            why = f"HTTP {status}, models {', '.join(names)}" if names else f"HTTP {status}"
+        except Broken as error:
+            why = error.message
+        if not deadline.left():
+            text = f"the tunnel at 127.0.0.1:{port} does not lead to {model}: {why}"
+            raise VclusterError(text, hint="vcluster endpoint --close\nvcluster endpoint --detach")
+        runtime.clock.sleep(TRY_SECONDS)
+
+
+def close(inventory: Inventory, cache: Path) -> bool:
+    """End the tunnel in the background, and remove all that was noted of it; whether one was open."""
+    found = state(inventory, cache)
+    with found.locked():
+        return found.end()
+
+
+def keep_open(
+    latest: Callable[[], Inventory], cache: Path, emit: Emit, *, port: int, runtime: Runtime = SYSTEM
+) -> None:
+    """Be the tunnel in the background, and note where it is.
+
+    Raises:
+        HostError: it could not be opened, or not again.
+    """
+    noted, ports = state(latest(), cache), list[int]()
+
+    def opened(port: int) -> None:
+        ports[:] = [port]
+        noted.note_this(port)
+
+    def keep_note() -> bool:
+        """A tunnel whose note is lost could neither be found nor ended."""
+        if ports and noted.read() is None:
+            noted.note_this(ports[0])
+        return True
+
+    noting = runtime.repeat(keep_note, NOTE_SECONDS, "note")
+    try:
+        tunnel(latest, emit, port=port, opened=opened, runtime=runtime)
+    finally:
+        noting.stop()
+        noted.forget()

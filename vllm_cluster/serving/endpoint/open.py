@@ -1,0 +1,55 @@
+"""A tunnel to the API: until Ctrl-C, or in the background."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from vllm_cluster.kernel.errors import VclusterError
+from vllm_cluster.kernel.terminal.session import Session
+
+if TYPE_CHECKING:
+    from vllm_cluster.kernel.events import Event
+    from vllm_cluster.kernel.inventory.model import Inventory
+
+
+def keep_open(session: Session, inventory: Inventory, port: int) -> None:
+    """Be the tunnel of `vcluster endpoint --detach`, until that ends it."""
+    from vllm_cluster.kernel.laptop import cache_folder
+    from vllm_cluster.serving.endpoint import endpoint
+
+    endpoint.keep_open(_latest(inventory), cache_folder(), session.emit, port=port)
+
+
+def hold(session: Session, inventory: Inventory, port: int | None) -> None:
+    """Keep a tunnel open until a person ends the program."""
+    from vllm_cluster.serving.endpoint.tunnel import tunnel as tunnel_action
+
+    opened = False
+
+    def emit(event: Event) -> None:
+        nonlocal opened
+        session.emit(event)
+        opened = opened or event.kind == "result"
+
+    try:
+        tunnel_action(_latest(inventory), emit, port=inventory.ports.api if port is None else port)
+    except KeyboardInterrupt:
+        if not opened:
+            raise
+        session.finish()  # the one way in which an open tunnel ends is not a failure
+
+
+def _latest(inventory: Inventory) -> Callable[[], Inventory]:
+    """The inventory as it is now; as it was, while it is being written."""
+    from vllm_cluster.kernel.inventory.load import load_text
+
+    path = inventory.path
+
+    def latest() -> Inventory:
+        with suppress(VclusterError, OSError):
+            return load_text(path.read_bytes(), path=path, cwd=None) if path else inventory
+        return inventory
+
+    return latest

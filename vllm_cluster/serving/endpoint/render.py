@@ -1,0 +1,66 @@
+"""Where the model answers, how to ask it, and what clients of its API need."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+
+from vllm_cluster.kernel.inventory.find import inventory_words
+from vllm_cluster.kernel.shell_line import Filled, export_line, shell_line
+from vllm_cluster.kernel.terminal.output import data, document, out
+from vllm_cluster.kernel.text import host_port
+from vllm_cluster.serving.ask_head import Endpoint
+from vllm_cluster.serving.endpoint.endpoint import ClientEndpoint
+
+
+def curl_line(endpoint: Endpoint, inventory: Path | None) -> str:
+    """A line that asks the model something, the key fetched on the way; without --expose the tunnel must be open."""
+    host = endpoint.host if endpoint.exposed else "127.0.0.1"
+    url = f"http://{host_port(host, endpoint.port)}/v1/completions"
+    key = Filled("Authorization: Bearer ", ["vcluster", "endpoint", *inventory_words(inventory), "--key"])
+    body = json.dumps({"model": endpoint.model, "prompt": "Hello", "max_tokens": 16})
+    return shell_line(["curl", "-s", url, "-H", "Content-Type: application/json", "-H", key, "-d", body])
+
+
+def show_endpoint(endpoint: Endpoint, inventory: Path | None, *, as_json: bool) -> None:
+    """Write the endpoint on standard output."""
+    option = inventory_words(inventory)
+    line = curl_line(endpoint, inventory)
+    where = f"http://{host_port(endpoint.host, endpoint.port)}/v1"
+    if as_json:
+        found = {
+            "v": 1,
+            "time": round(time.time(), 3),
+            "event": "endpoint",
+            "model": endpoint.model,
+            "url": where,
+            "head": endpoint.head,
+            "curl": line,
+        }
+        key = shell_line(["vcluster", "endpoint", *option, "--key"])
+        document({**found, "key": key, "exposed": endpoint.exposed})
+        return
+    out(f"{endpoint.model} answers at {where}" + ("" if endpoint.exposed else f" on {endpoint.head}"))
+    # Both open the way to the API by themselves, and keep the key off the command line.
+    out(f"ask:     {shell_line(['vcluster', 'complete', 'Hello', *option])}")
+    way = "--direct" if endpoint.exposed else "--detach"
+    out(f"clients: {shell_line(['vcluster', 'endpoint', way, *option])}")
+
+
+def show_clients(endpoint: ClientEndpoint, inventory: Path | None, *, env: bool, as_json: bool) -> None:
+    """Write what clients need on standard output; the key itself only with `env`."""
+    # What a program keeps is run from any folder.
+    absolute = ["-i", str(inventory.absolute())] if inventory else []
+    words = ["vcluster", "endpoint", *(absolute if as_json else inventory_words(inventory))]
+    key = shell_line([*words, "--key"])
+    if as_json:
+        tunnel = {"pid": endpoint.tunnel.pid, "port": endpoint.tunnel.port} if endpoint.tunnel else None
+        document({"v": 1, "base_url": endpoint.url, "model": endpoint.model, "key": key, "tunnel": tunnel})
+    elif env:
+        data(export_line("OPENAI_BASE_URL", endpoint.url) + "\n")
+        data(export_line("OPENAI_API_KEY", endpoint.key) + "\n")
+    else:
+        data(f"url:    {endpoint.url}\nmodel:  {endpoint.model}\nkey:    {key}\n")
+        if endpoint.tunnel:
+            data(f"tunnel: process {endpoint.tunnel.pid}, until {shell_line([*words, '--close'])}\n")

@@ -1,0 +1,201 @@
+"""The way from this machine to the endpoint: a port brought here."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import NoReturn
+
+from vllm_cluster.kernel.errors import (
+    AuthenticationFailed,
+    ConnectionLost,
+    HostError,
+    HostKeyRejected,
+    NodeMissing,
+    Unreachable,
+    VclusterError,
+)
+from vllm_cluster.kernel.events import Emit, Event
+from vllm_cluster.kernel.hosts.connection import HostConnection
+from vllm_cluster.kernel.hosts.runtime import SYSTEM, Runtime
+from vllm_cluster.kernel.inventory.model import Inventory
+from vllm_cluster.kernel.listeners import LOOPBACK
+from vllm_cluster.kernel.node.handle import NodeHandle
+from vllm_cluster.serving.endpoint.relay import Relay
+from vllm_cluster.serving.head import at_head, read_key
+from vllm_cluster.wire.status import ServeStatus
+
+POLL_SECONDS = 2.0
+# A laptop sleeps for hours, but it connects again within minutes of waking up.
+RETRY_SECONDS, RETRY_POLL = 3600.0, 5.0
+# A connection that the far end refuses is closed here within a round trip.
+ANSWER_SECONDS = 1.0
+
+
+def tunnel(
+    latest: Callable[[], Inventory],
+    emit: Emit,
+    *,
+    port: int,
+    opened: Callable[[int], None] = lambda _: None,
+    runtime: Runtime = SYSTEM,
+) -> NoReturn:
+    """Forward the API to this machine's loopback: what breaks is opened again, at the head that the inventory has then.
+
+    What is away is waited for, for up to an hour; the port is kept. `opened` gets it each time that the API is reached.
+
+    Raises:
+        HostError: it could not be opened, or not again.
+    """
+    inventory, relay = latest(), Relay(port, RETRY_POLL)
+    patience, url = runtime.after(RETRY_SECONDS), f"http://127.0.0.1:{relay.port}"
+    was_open = broken = False
+
+    def moved() -> bool:
+        now = latest()
+        return now.hosts[now.head_name].destination != inventory.hosts[inventory.head_name].destination
+
+    try:
+        while True:
+            try:
+                with passage_to(inventory, runtime) as passage:
+                    relay.way, patience = passage, runtime.after(RETRY_SECONDS)
+                    opened(relay.port)
+                    text, data = f"{url} forwards to {passage.host}", {"url": url, "port": relay.port}
+                    emit(Event("note", text) if was_open else Event("result", f"{text} until Ctrl-C", data=data))
+                    was_open, broken = True, False
+                    passage.hold(emit, moved)
+            except (HostKeyRejected, AuthenticationFailed):
+                raise
+            except (HostError, NodeMissing) as error:  # Docker starts again there, or `up` recreates the head
+                if not was_open or not patience.left():
+                    raise
+                if not broken:
+                    emit(Event("warning", f"{error.message}; {url} answers with HTTP 503 until it is back"))
+                broken = True
+            finally:
+                relay.way = None
+            runtime.clock.sleep(RETRY_POLL)
+            inventory = latest()
+    finally:
+        relay.close()
+
+
+@contextmanager
+def passage_to(inventory: Inventory, runtime: Runtime = SYSTEM) -> Iterator[Passage]:
+    """The API of the cluster's head at a free port of this machine.
+
+    Raises:
+        HostError: nothing passes.
+    """
+    with at_head(inventory, runtime) as head:
+        read_key(inventory, head)
+        passage = Passage(head, inventory.ports.api, 0, lambda: _served(inventory, head))
+        try:
+            yield passage
+        finally:
+            passage.close()
+
+
+class Passage:
+    """The API of the head here, for as long as its connection lives; `remote` is its port where none is served yet.
+
+    Raises:
+        HostError: a model is ready there, and nothing passes.
+    """
+
+    def __init__(self, head: HostConnection, remote: int, local: int, served: Callable[[], ServeStatus | None]) -> None:
+        self._head, self._remote, self._served = head, remote, served
+        self.host = head.name
+        self._place = self._place_of(serve := served())
+        address, port = self._place
+        self._forward = head.transport.forward(port, local, remote_host=address)
+        self.port = self._forward.local_port
+        self.answers = answers(self.port)
+        if serve and serve.phase == "ready" and not self.answers:
+            self._forward.close()
+            raise no_passage(head, serve)
+
+    def _place_of(self, serve: ServeStatus | None) -> tuple[str, int]:
+        # The port of what is served: that of the inventory may have changed since.
+        return address_of(serve), serve.port if serve else self._remote
+
+    def hold(self, emit: Emit, ended: Callable[[], bool] = lambda: False) -> None:
+        """Watch the connection and what is behind it until the connection breaks, or nothing answers and it has ended.
+
+        Raises:
+            ConnectionLost: the connection broke.
+        """
+        if not self.answers:
+            emit(Event("warning", "no API answers yet: no model is ready there (vcluster status)", self._head.name))
+        while self.answers or not ended():
+            self._head.runtime.clock.sleep(POLL_SECONDS)
+            try:
+                self._head.transport.require_alive()
+                self._follow(emit)
+            except Unreachable as error:
+                raise ConnectionLost(
+                    self._head.name, f"tunnel: {error.detail}", hint="vcluster endpoint --tunnel"
+                ) from None
+
+    def _follow(self, emit: Emit) -> None:
+        now = answers(self.port)
+        if not now and (place := self._place_of(self._served())) != self._place:
+            # It was served again with or without --expose, or on another port.
+            self._forward.close()
+            address, port = self._place = place
+            self._forward = self._head.transport.forward(port, self.port, remote_host=address)
+            now = answers(self.port)
+        if now != self.answers:
+            where = "{}:{}".format(*self._place)
+            gone = Event("warning", f"the API has stopped answering: {where}", self._head.name)
+            emit(Event("note", f"the API answers again: {where}", self._head.name) if now else gone)
+        self.answers = now
+
+    def close(self) -> None:
+        """Stop listening."""
+        self._forward.close()
+
+
+def no_passage(head: HostConnection, serve: ServeStatus) -> HostError:
+    """The error of a host that forwards nothing, though a model is ready there."""
+    text = f"tunnel: cannot reach {address_of(serve)}:{serve.port} through SSH, though {serve.name} is ready there"
+    return HostError(head.name, text, hint="set AllowTcpForwarding yes in its sshd_config")
+
+
+def is_free(port: int) -> bool:
+    """Whether this machine can listen on this local port."""
+    try:
+        socket.create_server((LOOPBACK, port)).close()
+    except OSError:
+        return False
+    return True
+
+
+def answers(port: int) -> bool:
+    """Whether a connection to this local port is taken at the far end: one that is not ends at once.
+
+    Nothing is sent, since each request would be a line of the server's log.
+    """
+    try:
+        with socket.create_connection(("127.0.0.1", port), ANSWER_SECONDS) as near:
+            return near.recv(1) != b""
+    except TimeoutError:
+        return True
+    except OSError:
+        return False
+
+
+def address_of(serve: ServeStatus | None) -> str:
+    """Where the API listens, as the head reaches it."""
+    return serve.host if serve else "127.0.0.1"
+
+
+def _served(inventory: Inventory, head: HostConnection) -> ServeStatus | None:
+    try:
+        return NodeHandle(head, inventory.cluster).state().serving
+    except Unreachable:
+        raise
+    except VclusterError:  # the node restarts, or is gone for now
+        return None

@@ -1,0 +1,1 @@
+"""Why a start failed, from the logs of the cluster."""

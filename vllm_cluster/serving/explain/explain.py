@@ -1,0 +1,305 @@
+"""Why it failed: read logs, those of the cluster's hosts or any that are given, and name the first cause."""
+
+from __future__ import annotations
+
+import gzip
+import os
+import re
+import shlex
+import stat
+import sys
+import zlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from io import BufferedReader
+from pathlib import Path
+from typing import IO, cast
+
+from vllm_cluster.kernel.errors import (
+    Aborted,
+    ConnectionLost,
+    NodesNotJoined,
+    TimedOut,
+    Unreachable,
+    UsageError,
+    VclusterError,
+)
+from vllm_cluster.kernel.events import Emit, Event
+from vllm_cluster.kernel.explain.diagnosis import Diagnosis, MatchedFailure, diagnose
+from vllm_cluster.kernel.explain.scan import LogSource, scan
+from vllm_cluster.kernel.explain.stream import LogPosition
+from vllm_cluster.kernel.facts.host_facts import HostFacts
+from vllm_cluster.kernel.hosts.connection import Fleet, HostConnection
+from vllm_cluster.kernel.hosts.runtime import SYSTEM, Runtime
+from vllm_cluster.kernel.inventory.model import Inventory
+from vllm_cluster.kernel.node.handle import NodeHandle, connect_and_observe
+from vllm_cluster.kernel.node.history import restarts
+from vllm_cluster.kernel.plan.history import Entry
+from vllm_cluster.kernel.text import count, redact
+from vllm_cluster.serving.explain.logs import Log, collect, sources
+from vllm_cluster.wire.status import FailedRequest, NodeStatus
+
+PART = 1 << 20
+LOOKED_AT = 64 << 10
+# What a file may grow to when it is unpacked.
+MAX_UNPACKED_BYTES = 64 << 30
+MAX_FILES = 1000
+PROGRESS_SECONDS = 1.0
+MAX_RESTARTS = 5
+_OWN = "the error"
+BUNDLE = "vcluster explain --bundle report.tar.gz"
+# What vLLM, Ray, Docker and log rotation name a log, in a folder that may hold other files too.
+_LOG = re.compile(r"\.(log|out|err|txt)(\.\d+)?(\.gz)?$")
+# Of a host that does not answer nothing more is asked: it would be waited for once more.
+SILENT = (Unreachable, ConnectionLost, TimedOut)
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """The verdict, and the hosts whose logs could not be had; `request` is what it is about where that has gone.
+
+    A request that failed and was rolled back leaves a cluster that works, and the next start hides its lines.
+    `restarts` are those of the model that is served, by vcluster itself, with its own reasons.
+    """
+
+    verdict: Diagnosis
+    failures: Mapping[str, VclusterError]
+    request: FailedRequest | None = None
+    restarts: Sequence[Entry] = ()
+
+
+def of_files(paths: Sequence[Path], emit: Emit, *, runtime: Runtime = SYSTEM) -> Diagnosis:
+    """The verdict on files; `-` is standard input.
+
+    Raises:
+        UsageError: one of them cannot be read, or is not a log.
+    """
+    paths = [file for path in paths for file in _files(path)]
+    if len(paths) > MAX_FILES:
+        raise UsageError(f"{len(paths)} files are more than {MAX_FILES}", hint="give the logs of one failure")
+    opened = [_open(path) for path in paths]
+    total = sum(path.stat().st_size for path in paths if path.is_file())
+    clock = runtime.clock
+    done, reported = 0, clock.monotonic()
+
+    def tick(size: int) -> None:
+        nonlocal done, reported
+        done += size
+        if clock.monotonic() - reported > PROGRESS_SECONDS:
+            reported = clock.monotonic()
+            emit(Event("progress", f"read {done / 1e6:.0f} MB of {total / 1e6:.0f}", data={"bytes": done}))
+
+    return diagnose([scan(source, tick) for source in opened])
+
+
+def of_cluster(inventory: Inventory, emit: Emit, *, runtime: Runtime = SYSTEM) -> Explanation:
+    """The verdict on what the hosts of the cluster have written."""
+    with Fleet(inventory, runtime) as fleet:
+        emit(Event("phase", f"collecting the logs of {count(len(inventory.hosts), 'host')}"))
+
+        def read(connection: HostConnection) -> list[Log]:
+            connect_and_observe(inventory, connection)
+            return collect(connection, inventory.cluster)
+
+        logs, failures = fleet.each(read)
+        head = _head(fleet, inventory) if inventory.head_name in logs else None
+        restarted = _restarts(fleet, inventory, head)
+    if head and head.group.ended:
+        return Explanation(_of_group(inventory.head_name, head), failures, restarts=restarted)
+    works = _works(inventory, head)
+    ended = [] if works or head is None else _last_end(inventory.head_name, head)
+    found = diagnose([scan(source) for source in (*sources(logs.values()), *ended)], healthy=works)
+    request = head.serve.instead_of if head and head.serve else None
+    if request and found.result in ("nothing", "healthy", "unfinished", "healed"):
+        return Explanation(_of_request(inventory.head_name, request, found), failures, request, restarted)
+    return Explanation(found, failures, restarts=restarted)
+
+
+def _last_end(host: str, head: NodeStatus) -> list[LogSource]:
+    """Why the node program ended what is served: that an engine hangs is in no log of vLLM."""
+    failure = head.serve.failure if head.serve else None
+    words = f"{failure.summary}\n".encode("utf-8", "replace") if failure else b""
+    return [LogSource(f"{host}:status of the model", [(1, words)], host)] if words else []
+
+
+def _of_request(host: str, request: FailedRequest, read: Diagnosis) -> Diagnosis:
+    """The verdict on the lines that a request left which could not be served; `read` is that on all logs."""
+    lines = "\n".join((*request.lines, "")) or f"{request.summary}\n"
+    found = diagnose([scan(LogSource(f"{host}:request {request.name}", [(1, lines.encode("utf-8", "replace"))], host))])
+    return replace(found, logs=read.logs, lines=read.lines, size=read.size)
+
+
+def _head(fleet: Fleet, inventory: Inventory) -> NodeStatus | None:
+    """The head's own status; None where its container does not run, or the status cannot be read."""
+    state = NodeHandle(fleet.connections[inventory.head_name], inventory.cluster).state_if_running()
+    return state.status if state else None
+
+
+def _restarts(fleet: Fleet, inventory: Inventory, head: NodeStatus | None) -> Sequence[Entry]:
+    """How often vcluster itself started again what is served now, the last times."""
+    if head is None or head.serve is None:
+        return ()
+    node = NodeHandle(fleet.connections[inventory.head_name], inventory.cluster)
+    return restarts(node, head.serve.request)[-MAX_RESTARTS:]
+
+
+def _of_group(host: str, head: NodeStatus) -> Diagnosis:
+    """The verdict on the last words of a Ray that has ended on the head.
+
+    No other host can join it, so what the others write is not evidence, and a symptom explains less than these words.
+    """
+    text = f"{head.group.error}\n"
+    seen = scan(LogSource(f"{host}:ray", [(1, text.encode("utf-8", "replace"))], host))
+    found = diagnose([seen])
+    if found.cause:
+        return found
+    lines = text.strip().splitlines()
+    places = tuple(LogPosition(seen.name, number, redact(line), host=host) for number, line in enumerate(lines, 1))
+    return replace(found, result="unknown", symptom=None, raised=None, error_lines=places)
+
+
+def _works(inventory: Inventory, head: NodeStatus | None) -> bool:
+    """Whether every host is in Ray, and what is served, if anything, is ready."""
+    if head is None or head.group.state != "up" or (head.serve and head.serve.phase != "ready"):
+        return False
+    alive = {node.address for node in head.group.nodes if node.alive}
+    return alive == {host.address for host in inventory.hosts.values()}
+
+
+def add_cause(
+    error: VclusterError,
+    fleet: Fleet,
+    inventory: Inventory,
+    otherwise: str = "",
+    *,
+    since: Mapping[str, float] | None = None,
+    model: str = "MODEL",
+) -> VclusterError:
+    """The same error with its cause, where one is known; `otherwise` are vLLM's last words of this `model`.
+
+    The error's own words are a log too, and what they name gets no second cause. The hosts' logs are read only for
+    an error without a cause, and only for what was written `since` the attempt began, by each host's clock.
+    """
+    if isinstance(error, (*SILENT, Aborted)) or error.exit_code != 1:
+        return error
+    own = LogSource(_OWN, [(1, (error.message + otherwise).encode("utf-8", "replace"))])
+    found = diagnose([scan(own)])
+    if found.cause:
+        return _named(error, found.cause, model, last=bool(otherwise))
+    if not (otherwise or isinstance(error, NodesNotJoined)):
+        return error
+    cut_off = {host for host, failure in error.failures.items() if isinstance(failure, SILENT)}
+    logs, _ = fleet.each(lambda connection: collect(connection, inventory.cluster), set(inventory.hosts) - cut_off)
+    # vLLM's log is older than what `up` does: a model that could not be served explains nothing of it.
+    asked = (own, *sources(logs.values(), of_vllm=bool(otherwise)))
+    head = _head(fleet, inventory) if inventory.head_name in logs else None
+    down = head is not None and head.group.ended
+    found = (
+        _of_group(inventory.head_name, head) if head and down else diagnose([scan(one) for one in asked], since=since)
+    )
+    error.message += "" if found.cause else otherwise
+    if found.named:
+        return _named(error, found.named, model, last=bool(otherwise))
+    error.hint = _lines(BUNDLE, error.hint) if otherwise else _lines(error.hint, BUNDLE)
+    return error
+
+
+def _named(error: VclusterError, found: MatchedFailure, model: str, *, last: bool) -> VclusterError:
+    """The error with a cause and its fix, or with a symptom and the place where its cause is written.
+
+    `last`: its own remedy is the command that failed, which only helps once the cause is gone.
+    """
+    failure, place = found.failure, found.places[0]
+    where = "" if place.source == _OWN else f"\n  {place.source}:{place.line}: {place.text}"
+    if failure.kind == "cause":
+        error.message += f"\ncause ({failure.slug}): {failure.cause}{where}"
+        # The error's own words: whoever raised it knows the host and the command, and the list does not.
+        fix = re.sub(r"\bMODEL\b", lambda _: shlex.quote(model), failure.fix)
+        known, listed = error.hint, _lines(fix, "vcluster explain")
+        error.hint = _lines(known, listed) if place.source == _OWN and not last else _lines(listed, known)
+    else:
+        error.message += f"\nsymptom ({failure.slug}), no line names its cause: {failure.cause}{where}"
+        error.message += f"\nwhere to look for the cause: {failure.fix}"
+        error.hint = _lines("vcluster explain", error.hint) if last else _lines(error.hint, "vcluster explain")
+    return error
+
+
+def began(facts: Mapping[str, HostFacts]) -> dict[str, float]:
+    """When these facts were asked for, in seconds since 1970 by each host's clock: what was written before is older.
+
+    Whole seconds, as logs have them.
+    """
+    return {name: float(int(entry.clock)) for name, entry in facts.items()}
+
+
+def _lines(*parts: str | None) -> str:
+    return "\n".join(filter(None, parts))
+
+
+def _files(path: Path) -> Sequence[Path]:
+    """The logs of a folder and of those below it; a file as it is.
+
+    Raises:
+        UsageError: the folder holds none.
+    """
+    if not path.is_dir():
+        return [path]
+    found = sorted(one for one in path.rglob("*") if one.is_file() and _LOG.search(one.name))
+    if not found:
+        raise UsageError(f"{path} holds no logs", hint="name the files: their names need not end in .log, .out or .err")
+    return found
+
+
+def _open(path: Path) -> LogSource:
+    """A file as a source; what it is, is looked at before anything is read."""
+    if str(path) == "-":
+        parts = _parts("standard input", lambda: sys.stdin.buffer)
+        return LogSource("standard input", parts, newest=datetime.now(UTC).timestamp())
+    try:
+        about = path.stat()
+    except OSError as error:
+        raise UsageError(f"{path} cannot be read: {error.strerror}", hint="vcluster explain FILE…") from None
+    # A pipe is what a shell makes of <(docker logs NAME).
+    if not (stat.S_ISREG(about.st_mode) or stat.S_ISFIFO(about.st_mode)):
+        raise UsageError(f"{path} is not a file")
+    if not os.access(path, os.R_OK):
+        raise UsageError(f"{path} cannot be read: permission denied")
+    parts = _parts(str(path), lambda: path.open("rb"))
+    return LogSource(str(path), parts, newest=about.st_mtime)
+
+
+def _parts(name: str, start: Callable[[], IO[bytes]]) -> Iterator[tuple[int, bytes]]:
+    """Pieces of whole lines, packed or not; a line of more than a piece is cut.
+
+    Raises:
+        UsageError: it is not text, or is broken.
+    """
+    number, size, rest = 1, 0, b""
+    try:
+        with start() as stream:
+            for part in _unpacked(stream):
+                if not size and (b"\0" in part[:LOOKED_AT] or part.startswith((b"\xff\xfe", b"\xfe\xff"))):
+                    raise UsageError(f"{name} is not text", hint="give a log: lines of text in UTF-8")
+                size += len(part)
+                if size > MAX_UNPACKED_BYTES:
+                    raise UsageError(
+                        f"{name} is more than {MAX_UNPACKED_BYTES >> 30} GiB", hint="give its end: tail -c 1G"
+                    )
+                rest += part
+                cut = rest.rfind(b"\n") + 1
+                if cut or len(rest) >= PART:
+                    piece, rest = (rest[:cut], rest[cut:]) if cut else (rest, b"")
+                    yield number, piece
+                    number += piece.count(b"\n")
+    except (OSError, EOFError, zlib.error) as error:
+        raise UsageError(f"{name} cannot be read to its end: {error}") from None
+    if rest:
+        yield number, rest
+
+
+def _unpacked(stream: IO[bytes]) -> Iterator[bytes]:
+    packed = cast(BufferedReader, stream).peek(2).startswith(b"\x1f\x8b")
+    stream = cast(IO[bytes], gzip.GzipFile(fileobj=stream)) if packed else stream
+    while part := stream.read(PART):
+        yield part

@@ -1,0 +1,107 @@
+"""Collects what the nodes of a cluster have written: bounded, and from every host that still answers."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+
+from vllm_cluster.kernel.errors import CommandFailed
+from vllm_cluster.kernel.explain.log_line import parse_time
+from vllm_cluster.kernel.explain.scan import LogSource
+from vllm_cluster.kernel.hosts.connection import HostConnection
+from vllm_cluster.kernel.hosts.program import python
+from vllm_cluster.kernel.node.handle import NodeHandle
+
+EXCERPT_SECONDS = 30.0
+# As text in JSON, the longest piece of a file that the excerpt prints at once.
+MAX_PIECE = 2 << 20
+KERNEL_SECONDS = 10.0
+TAIL = 2000
+# Of a file, whose end is what matters; the node program lets it grow to twice that (serving/node/serving.py).
+STOPPED_LOG, MAX_STOPPED_LOG = 8 << 20, 17 << 20
+# Only what warns: the rest of the kernel's log is of no use here. Where only root may read it, it stays empty. Days and
+# months are in the language of the host, if it is not asked otherwise.
+_KERNEL = "LC_ALL=C TZ=UTC dmesg -T --level=emerg,alert,crit,err,warn 2>/dev/null | tail -n 500"
+
+
+@dataclass(frozen=True)
+class Log:
+    """A log of a host, as pieces that begin at line numbers."""
+
+    host: str
+    name: str
+    parts: tuple[tuple[int, bytes], ...]
+
+    def source(self) -> LogSource:
+        """As something to scan."""
+        return LogSource(f"{self.host}:{self.name}", self.parts, self.host, datetime.now(UTC).timestamp())
+
+
+def sources(collected: Iterable[Iterable[Log]], *, of_vllm: bool = True) -> list[LogSource]:
+    """What is to be scanned of the logs of all hosts: the node's own summary only repeats failures, past ones too."""
+    left = ("status.json", "versions.json", *(() if of_vllm else ("serve.log", "ray/worker-")))
+    return [log.source() for logs in collected for log in logs if not log.name.startswith(left)]
+
+
+def collect(connection: HostConnection, cluster: str) -> list[Log]:
+    """The logs of one observed host; none where it has no node.
+
+    Raises:
+        HostError: it does not answer any more.
+    """
+    node = NodeHandle(connection, cluster)
+    there = node.container()
+    if there is None:
+        return []
+    # A line is as old as the first time in it: of a container that has ended, its end.
+    times = [("StartedAt", there.started_at), ("FinishedAt", there.finished_at)]
+    running = there.status == "running"
+    ended = {"ExitCode": there.exit_code, "OOMKilled": there.out_of_memory, "Error": there.error}
+    shown = {"Status": there.status, **ended, **dict(times if running else reversed(times))}
+    # Docker's own spelling, for the catalogue knows it so from `docker inspect`.
+    logs = [Log(connection.name, "state.json", ((1, json.dumps(shown, separators=(",", ":")).encode() + b"\n"),))]
+    inside = _inside(node) if running else _stopped(node)
+    logs += inside
+    # Without times a line could be of any attempt.
+    printed = connection.engine.logs(node.name, tail=TAIL, times=True).splitlines(keepends=True)
+    # vLLM's own lines are in serve.log too.
+    twice = any(log.name == "serve.log" for log in inside)
+    lines = [line for line in printed if not (twice and " [vllm] " in line[:50])]
+    logs.append(Log(connection.name, "docker.log", ((1, "".join(lines).encode()),)))
+    logs.append(Log(connection.name, "dmesg", ((1, _kernel(connection, there.started_at)),)))
+    return logs
+
+
+def _inside(node: NodeHandle) -> list[Log]:
+    """What the container's own Python picks out of its files."""
+    program = replace(python("serving.explain.on_host", "log_excerpt", seconds=EXCERPT_SECONDS - 5), max_line=MAX_PIECE)
+    return by_file(node.host, node.run(program, EXCERPT_SECONDS).messages)
+
+
+def by_file(host: str, rows: Iterable[Mapping[str, object]]) -> list[Log]:
+    """The logs that an excerpt's rows hold; other rows are skipped."""
+    found: dict[str, list[tuple[int, bytes]]] = {}
+    for row in rows:
+        name, number, text = (row.get(key) for key in ("file", "line", "text"))
+        if isinstance(name, str) and isinstance(number, int) and isinstance(text, str):
+            found.setdefault(name[:200], []).append((number, text.encode("utf-8", "replace")))
+    return [Log(host, name, tuple(parts)) for name, parts in found.items()]
+
+
+def _stopped(node: NodeHandle) -> list[Log]:
+    """What can be read of a container that does not run: the files that the node program keeps."""
+    found = {}
+    for name in ("serve.log", "status.json"):
+        with suppress(CommandFailed):
+            found[name] = (node.read(name, MAX_STOPPED_LOG) or b"")[-STOPPED_LOG:]
+    return [Log(node.host, name, ((1, content),)) for name, content in found.items() if content]
+
+
+def _kernel(connection: HostConnection, started: str) -> bytes:
+    """The kernel's warnings since the container started: an older one explains nothing."""
+    since = parse_time(started) or 0.0
+    printed = connection.transport.run(["sh", "-c", _KERNEL], connection.runtime.after(KERNEL_SECONDS)).text
+    return "".join(f"{line}\n" for line in printed.splitlines() if (parse_time(line) or 0.0) >= since).encode()

@@ -1,0 +1,1 @@
+"""What runs in a node to read the ends of its logs."""

@@ -1,0 +1,1 @@
+"""What runs beside vLLM to ask it."""

@@ -1,0 +1,1 @@
+"""A model is served, replaced, stopped, and served again as before."""

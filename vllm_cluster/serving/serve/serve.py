@@ -1,0 +1,232 @@
+"""Serve a model: write the request on the head, and follow its progress."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, replace
+from functools import partial
+
+from vllm_cluster.actions.pull_plan import WantedModel
+from vllm_cluster.actions.serve_pull import PullFirst
+from vllm_cluster.kernel.assess import Assessment, connect_all
+from vllm_cluster.kernel.backends import vllm
+from vllm_cluster.kernel.errors import PreflightFailed, UsageError
+from vllm_cluster.kernel.events import Emit, Event, warn_once
+from vllm_cluster.kernel.facts.host_facts import HostFacts
+from vllm_cluster.kernel.hosts.connection import Fleet
+from vllm_cluster.kernel.hosts.runtime import SYSTEM, Runtime
+from vllm_cluster.kernel.inventory.model import Inventory
+from vllm_cluster.kernel.inventory.words import nearest
+from vllm_cluster.kernel.node.handle import NodeHandle
+from vllm_cluster.kernel.plan.cached_model import cache_place
+from vllm_cluster.kernel.plan.placement import Cluster, choose_layout, place
+from vllm_cluster.kernel.plan.spec import node_name
+from vllm_cluster.kernel.shell_line import command_line, listener_line
+from vllm_cluster.kernel.text import printable, redact
+from vllm_cluster.serving.ask_head import Endpoint, ask_head, follow, look_up, stopped_for
+from vllm_cluster.serving.consent import Confirm, Consent, served_on
+from vllm_cluster.serving.serve.base import Fit
+from vllm_cluster.serving.serve.check import CheckedRequest, check_request, note_downloads, revision
+from vllm_cluster.serving.serve.repeats import without_repeats
+from vllm_cluster.wire.order import Deployment, Order, Placement
+from vllm_cluster.wire.reading import MAX_BYTES, RefusedDocument, read
+from vllm_cluster.wire.status import ServeStatus
+
+READ_ONCE = "vLLM reads the file of --config at its start only: if it has changed, run vcluster stop and serve again"
+# Of a word that is refused: enough to find it.
+MAX_SHOWN = 40
+
+
+def serve(
+    inventory: Inventory,
+    emit: Emit,
+    asked: Deployment,
+    *,
+    confirm: Confirm,
+    pull: bool | None = False,
+    wait: float = 0.0,
+    fit: Fit | None = None,
+    runtime: Runtime = SYSTEM,
+) -> Endpoint:
+    """Serve what a person asks for, and return once it has generated a token; without a name, under that of the model.
+
+    With `pull`, hosts that lack the model get it first; None asks, where the hub has it. `fit` is asked for another
+    layout, where that one is not this program's own.
+
+    Raises:
+        Aborted, UsageError: another model is served, and its stop was not confirmed.
+        PreflightFailed: the cluster is not up, or what is asked for cannot work; what is served continues.
+        HostError: vLLM ended, or waits in vain; with the reason.
+    """
+    deployment = _understood(inventory, asked)
+    served, then = deployment.name, f" and serve {deployment.name}"
+    # What is checked again after a pull is mostly the same.
+    emit, consent = warn_once(emit, "note"), Consent(confirm, inventory.cluster)
+    with connect_all(inventory, emit, runtime=runtime) as fleet:
+        seen = look_up(inventory, fleet, emit)
+        node = NodeHandle(fleet.connections[inventory.head_name], inventory.cluster)
+        cluster = Cluster.of(inventory, gpus := seen.plan.gpus)
+        deployment, layout = _laid_out(fit(deployment, cluster) if fit else deployment, cluster, inventory.ports.api)
+        placed = partial(place, deployment, cluster, (layout.tp, layout.pp), inventory.ports.api)
+        wanted = placed(before=(order := _last_order(node)).wanted)
+        endpoint = Endpoint(served, wanted.replica.host, inventory.head_name, wanted.replica.port)
+        serving = node.state().serving
+        number = _asked_already(order, serving, wanted.generation)
+        if serving and serving.request == number and serving.phase == "ready":
+            return _report_served(node, endpoint, deployment.flags, emit)
+        title = f"{served} is already being started; following it"
+        if number is None:
+            _show_layout(inventory, seen.facts, layout, serving, emit)
+            ask = partial(_ask, consent, node, wanted, then)
+            found = _checked(inventory, fleet, seen, wanted, emit, pull=pull, confirm=confirm, ask=ask)
+            # The same, and so with the same name: how the weights are read does not count.
+            wanted = placed(loading=found.loading, offline=found.offline, before=wanted)
+            asks = partial(ask_head, verb="serve", consent=consent, names=fleet.addresses, gpus=gpus, wait=wait)
+            number = asks(node, wanted, emit, then=then)
+            title = f"serving {served}: TP={layout.tp} × PP={layout.pp}"
+        follow(fleet, inventory, number, wanted, emit, title=title)
+    return endpoint
+
+
+def _laid_out(deployment: Deployment, cluster: Cluster, port: int) -> tuple[Deployment, vllm.Parallelism]:
+    """The layout of a deployment; and it without the flags that have the value which vcluster sets for that anyway."""
+    layout = choose_layout(deployment, cluster)
+    return without_repeats(deployment, cluster, (layout.tp, layout.pp), port), layout
+
+
+def _show_layout(
+    inventory: Inventory,
+    facts: Mapping[str, HostFacts],
+    layout: vllm.Parallelism,
+    serving: ServeStatus | None,
+    emit: Emit,
+) -> None:
+    """Show how the model is laid out and why; the port must be free where nothing is served."""
+    for reason in layout.reasons:
+        emit(Event("note", reason))
+    if serving is None:
+        _require_port(facts[inventory.head_name], inventory.ports.api)
+
+
+def _ask(consent: Consent, node: NodeHandle, wanted: Placement, then: str) -> None:
+    """Ask before anything is stopped."""
+    consent.ask(stopped_for(node, wanted), then)
+
+
+def _report_served(node: NodeHandle, endpoint: Endpoint, extra: Sequence[str], emit: Emit) -> Endpoint:
+    now = served_on(node).served
+    emit(Event("result", f"already served: {now.text if now else endpoint.model}. Nothing was changed."))
+    if "config" in vllm.options(extra):
+        emit(Event("note", READ_ONCE))
+    return endpoint
+
+
+def _checked(
+    inventory: Inventory,
+    fleet: Fleet,
+    seen: Assessment,
+    wanted: Placement,
+    emit: Emit,
+    *,
+    pull: bool | None,
+    confirm: Confirm,
+    ask: Callable[[], None],
+) -> CheckedRequest:
+    """How the weights are read; a model that hosts lack is pulled first, where that is wanted.
+
+    `ask` asks before anything is stopped: every question comes before the pull, which may take hours.
+    """
+    model, asked = wanted.deployment.model, revision(wanted.deployment.flags)
+    judge = partial(check_request, fleet, inventory, seen.facts, wanted, emit)
+    first = PullFirst(inventory, fleet, seen.facts, emit, WantedModel(model, "" if asked == "main" else asked))
+    found = judge(pull=pull is True)
+    if found.lacking and (pull or (pull is None and first.is_wanted(confirm))):
+        ask()
+        first.bring()
+        found = judge(pull=False)
+    elif found.lacking:
+        note_downloads(model, found.lacking, emit)
+    if found.offline:
+        # Then no host downloads unseen. Not a part of what names it: the same model is the same.
+        emit(Event("note", f"{model} is as it was pulled on every host: serving offline"))
+    return found
+
+
+def _understood(inventory: Inventory, asked: Deployment) -> Deployment:
+    """What is asked for with the model as vLLM finds it, whose working folder is not the cache, and with a name.
+
+    Raises:
+        UsageError: there is no such host, or a flag undoes what vcluster does.
+    """
+    model = name = asked.model
+    if model.startswith("./"):
+        name = cache_place(model).folder
+        model = f"{inventory.model_cache}/{name}"
+    found = replace(asked, model=model, name=asked.name or name, hosts=_named(inventory, asked.hosts))
+    asks = next((flag for flag in asked.flags if flag.partition("=")[0] in ("-h", "--help")), None)
+    if asks:
+        shown = command_line(
+            "docker", "exec", node_name(inventory.cluster), "vllm", "serve", asks, on=inventory.head_name
+        )
+        raise UsageError(f"{asks} prints vLLM's help and serves nothing", hint=shown)
+    # The others may be what vcluster sets anyway, which the hosts show.
+    vllm.ensure_allowed(model, found.name, vllm.comparable(asked.flags)[0])
+    _ensure_readable(found)
+    return found
+
+
+def _ensure_readable(asked: Deployment) -> None:
+    """Refuse what the head would refuse: it takes no order that it cannot read, and this machine would wait for it.
+
+    Raises:
+        UsageError: a word of it cannot be one; with the place of that.
+    """
+    try:
+        # The order has the flags a second time, as the words of a command.
+        read(Deployment, json.dumps(asdict(asked)).encode(), "serve", MAX_BYTES // 3)
+    except RefusedDocument as refused:
+        what, _, at = refused.field.partition(".")
+        word = asked.flags[int(at)] if at else getattr(asked, what, "")
+        shown = f": {printable(redact(str(word)))[:MAX_SHOWN]}" if word else ""
+        hint = "write it in UTF-8, and give what is long to vLLM in a file on every host"
+        raise UsageError(f"{refused}{shown}", hint=hint) from None
+
+
+def _named(inventory: Inventory, hosts: Sequence[str]) -> tuple[str, ...]:
+    """The hosts that were named, in the inventory's order; none where all were.
+
+    Raises:
+        UsageError: there is no such host.
+    """
+    for name in hosts:
+        if name not in inventory.hosts:
+            near = nearest(name, inventory.hosts)
+            also = f", did you mean {near}?" if near else ""
+            hint = f"hosts of the inventory: {', '.join(inventory.hosts)}"
+            raise UsageError(f'--hosts: the inventory has no host "{name}"{also}', hint=hint)
+    named = tuple(name for name in inventory.hosts if name in hosts)
+    return () if len(named) == len(inventory.hosts) else named
+
+
+def _require_port(head: HostFacts, port: int) -> None:
+    if port in head.listening:
+        text = f"{head.host}: serve: port {port} is already in use (ports.api)"
+        raise PreflightFailed(text, hint=f"{listener_line(port, head.host)}, then stop that process\nor set ports.api")
+
+
+def _last_order(node: NodeHandle) -> Order:
+    """What the head was asked last; one of nothing where it never was, or where that cannot be read."""
+    try:
+        return node.order() or Order()
+    except RefusedDocument:
+        return Order()
+
+
+def _asked_already(order: Order, serving: ServeStatus | None, generation: str) -> int | None:
+    """The number of the order where it asks for this already and has not failed; None where it must be written."""
+    if order.wanted is None or order.wanted.generation != generation:
+        return None
+    if serving is None or serving.request != order.epoch:
+        return order.epoch  # it has not been taken yet
+    return order.epoch if serving.generation == generation and serving.phase != "failed" else None

@@ -1,0 +1,125 @@
+"""`vcluster serve --from` and `--recipe`: what a text asks for elsewhere, shown before anything is done."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from vllm_cluster.cli.render.translation import show_translation, translation_event
+from vllm_cluster.kernel.errors import UsageError
+from vllm_cluster.kernel.inventory.model import Inventory
+from vllm_cluster.kernel.plan.placement import command
+from vllm_cluster.kernel.shell_line import command_line
+from vllm_cluster.kernel.terminal.session import Session
+from vllm_cluster.kernel.terminal.words import shown
+from vllm_cluster.serving.api.question import standard_input, text_of
+from vllm_cluster.translate.options import Translation
+from vllm_cluster.translate.text import translate
+from vllm_cluster.wire.order import Deployment
+
+
+@dataclass(frozen=True)
+class RequestSource:
+    """Where the request is written: a command line, or a recipe with what this call chooses of it."""
+
+    line: str | None = None
+    recipe: str | None = None
+    variant: str = ""
+    strategy: str = ""
+
+    def __bool__(self) -> bool:
+        return self.line is not None or self.recipe is not None
+
+    def ensure_whole(self, model: str | None, *, dry_run: bool) -> None:
+        """Refuse a call without a model, and options that mean nothing by themselves.
+
+        Raises:
+            UsageError: there is one.
+        """
+        if self.line is not None and self.recipe is not None:
+            raise UsageError("--from and --recipe exclude each other: each is a whole request")
+        if self.recipe is None and (self.variant or self.strategy):
+            word = "--variant" if self.variant else "--strategy"
+            raise UsageError(f"{word} is for --recipe", hint="vcluster serve --recipe FILE")
+        if dry_run and not self:
+            raise UsageError("--dry-run shows what becomes of --from or --recipe", hint="vcluster plan")
+        if model is None and not self:
+            raise UsageError("missing MODEL", hint="vcluster serve --help")
+
+
+def taken_from(
+    session: Session,
+    source: RequestSource,
+    own: Deployment,
+    inventory: Inventory | None,
+    *,
+    degrees: bool,
+    dry_run: bool,
+) -> Deployment:
+    """What a source asks for, with what this call gives by itself; `degrees` is whether that has a layout.
+
+    Raises:
+        UsageError: it cannot be read, or cannot be served here; with the line.
+    """
+    if source.recipe is not None and inventory is not None:
+        found = _of_recipe(session, source, own, inventory)
+    else:
+        found = translate(*_text(source.line or ""))
+    asked = merged(found, own, degrees=degrees)
+    found = found.beside(inventory.environment if inventory else {}, degrees=degrees)
+    line = command(asked, {})
+    if session.as_json:
+        session.emit(translation_event(found, line))
+    else:
+        session.finish()
+        show_translation(found, line, stdout=dry_run)
+    return asked
+
+
+def _of_recipe(session: Session, source: RequestSource, own: Deployment, inventory: Inventory) -> Translation:
+    """What a recipe asks for on the hosts of the inventory, which decide on its layout."""
+    from vllm_cluster.actions.recipe_hosts import recipe_hosts
+    from vllm_cluster.translate.recipe import translate_recipe
+    from vllm_cluster.translate.recipe_hosts import RecipeHosts
+
+    given = source.recipe or ""
+    text, place = (standard_input(), "standard input") if given == "-" else (text_of(Path(given)), given)
+    pool, name = recipe_hosts(inventory, session.emit, own.hosts)
+    hosts = RecipeHosts(pool.nodes, pool.memory_bytes, bool(pool.rdma), name)
+    return translate_recipe(text, place, hosts, variant=source.variant, strategy=source.strategy)
+
+
+def merged(found: Translation, own: Deployment, *, degrees: bool) -> Deployment:
+    """What a command line asks for; what this call gives by itself counts more."""
+    model = own.model or found.model
+    return replace(
+        own if degrees else replace(own, tp=found.tp, pp=found.pp, dp=found.dp),
+        name=own.name or found.name or model,
+        model=model,
+        flags=(*found.flags, *own.flags),
+        expert_parallel=own.expert_parallel or found.expert_parallel,
+    )
+
+
+def _text(source: str) -> tuple[str, str]:
+    """The text of a command line, and how errors name it.
+
+    Raises:
+        UsageError: it is the name of a file that cannot be read.
+    """
+    if source == "-":
+        return standard_input(), "standard input"
+    if _is_file(source):
+        return text_of(Path(source)), source
+    if not any(blank in source for blank in " \t\n"):
+        line = command_line("vcluster", "serve", "--from", "vllm serve MODEL --max-model-len 8192")
+        raise UsageError(f"{shown(source)}: no such file", hint=line)
+    return source, "--from"
+
+
+def _is_file(source: str) -> bool:
+    try:
+        path = Path(source)
+        return path.exists() and not path.is_dir()
+    except (OSError, ValueError):
+        return False

@@ -1,0 +1,1 @@
+"""What is there and what it does, once, on and on, and in the past."""

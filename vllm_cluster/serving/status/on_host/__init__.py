@@ -1,0 +1,1 @@
+"""What runs in each node while its use is watched."""

@@ -1,0 +1,169 @@
+"""The state of a cluster, as a table for people and as a document for programs."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict
+from typing import Any
+
+from vllm_cluster.kernel.terminal.output import BOLD, YELLOW, out, styles
+from vllm_cluster.kernel.terminal.table import columns, cut, table
+from vllm_cluster.kernel.terminal.text import plain
+from vllm_cluster.kernel.text import age, host_port
+from vllm_cluster.serving.status.status import ClusterStatus, HostStatus
+from vllm_cluster.wire.status import ServeFailure, ServeStatus
+
+# What is left out first where the terminal is narrow.
+TITLES = {"host": 0, "address": 2, "role": 3, "state": 0, "GPUs": 0, "age": 1, "container": 4}
+# Below this width lines are wrapped, each into about so many at most.
+NARROW, MAX_LINES = 80, 4
+
+
+def status_document(status: ClusterStatus, paste: Callable[[str], str] = lambda fix: fix) -> dict[str, Any]:
+    """The status as JSON would have it, with remedies to paste."""
+    serving = status.head.serve if status.head else None
+    return {
+        "v": 1,
+        "cluster": status.cluster,
+        "id": status.id,
+        "up": status.up,
+        "ready": status.ready,
+        "hosts": [{**asdict(host), "fix": paste(host.fix)} for host in status.hosts],
+        "serving": asdict(serving) if serving else None,
+        "served": status.served,
+        "now": status.now,
+        "changed": asdict(status.changed) if status.changed else None,
+        "unreachable": list(status.unreachable),
+    }
+
+
+def show_status(
+    status: ClusterStatus, *, color: str, verbosity: int = 0, paste: Callable[[str], str] = lambda fix: fix
+) -> None:
+    """Write the status on standard output: one line a problem, its whole text with -v."""
+    yellow, bold, end = styles(color, YELLOW, BOLD)
+    width = columns()
+    serve = status.head.serve if status.head else None
+    first, *lines = table(TITLES, [_row(host) for host in status.hosts], width)
+    out(bold, first, end)
+    for host, line in zip(status.hosts, lines, strict=True):
+        good = host.state == "running" and host.joined_gpus == host.gpus
+        out(*((line,) if good else (yellow, line, end)))
+    known = f" (id {status.id})" if status.id else ""
+    whole = f"{status.cluster} is {'up' if status.up else 'not up'}: {gpus_text(status)}{known}"
+    for line in (whole, *serving_lines(status)):
+        out(plain(line) if verbosity > 0 else fitted(plain(line), width))
+    if serve and serve.phase in ("failed", "backoff", "hung"):
+        _fixes(paste("vcluster explain"))
+    for problem, fix in problems(status, verbosity):
+        out(yellow, problem if verbosity > 0 else cut(problem, width), end)
+        # A command is pasted whole.
+        _fixes(paste(fix))
+
+
+def _fixes(lines: str) -> None:
+    for line in lines.splitlines():
+        out(f"  fix: {plain(line)}")
+
+
+def fitted(line: str, width: int | None) -> str:
+    """A line cut to the terminal; on a narrow one it is wrapped, since the id and the URL are at its end."""
+    if width is None or width >= NARROW:
+        return cut(line, width)
+    short = cut(line, MAX_LINES * width)
+    # A URL is copied whole.
+    lines = textwrap.wrap(short, width, subsequent_indent="  ", break_on_hyphens=False, break_long_words=False)
+    return "\n".join(lines)
+
+
+def _row(host: HostStatus) -> dict[str, str]:
+    cells = {
+        "host": host.host,
+        "address": host.address,
+        "role": host.role,
+        "state": host.state,
+        "GPUs": f"{_number(host.joined_gpus)}/{_number(host.gpus)}",
+        "age": "" if host.age_seconds is None else age(host.age_seconds),
+        "container": host.container,
+    }
+    return {title: plain(cell).replace("\n", " ") for title, cell in cells.items()}
+
+
+def gpus_text(status: ClusterStatus) -> str:
+    """Of all hosts of the inventory, also of those that could not be asked."""
+    own = [host for host in status.hosts if host.role in ("head", "worker")]
+    counted = None if any(host.joined_gpus is None for host in own) else sum(host.joined_gpus or 0 for host in own)
+    total = None if any(host.gpus is None for host in own) else sum(host.gpus or 0 for host in own)
+    return f"{_number(counted)}/{_number(total)} GPUs joined"
+
+
+def _number(value: int | None) -> str:
+    return "?" if value is None else str(value)
+
+
+def serving_lines(status: ClusterStatus) -> Iterator[str]:
+    serve = status.head.serve if status.head else None
+    if serve:
+        head = next((host.host for host in status.hosts if host.role == "head"), "the head")
+        yield from _served(serve, status.now, head)
+        idle = {host.host: (host.gpus or 0) - serve.ranks.get(host.address, 0) for host in status.hosts}
+        if serve.ranks and any(count > 0 for count in idle.values()):
+            yield f"GPUs idle: {', '.join(f'{count} of {host}' for host, count in idle.items() if count > 0)}"
+        if serve.backend == "mp" and len(serve.ranks) > 1:
+            yield f"ranks: {', '.join(_ranks(serve, {host.address: host.host for host in status.hosts}))}"
+    else:
+        why = (status.head.group.error if status.head else None) or "no status from the head"
+        yield "No model is being served." if status.served is False else f"served model: unknown: {why}"
+    if status.changed:
+        yield f"last change{_ago(status.changed.time, status.now)}: {status.changed.user}: {status.changed.summary}"
+
+
+def _ranks(serve: ServeStatus, names: Mapping[str, str]) -> Iterator[str]:
+    """Which ranks are on each host: without Ray they are counted over the hosts, that of the endpoint first."""
+    first = 0
+    for address, number in serve.ranks.items():
+        last = first + number - 1
+        yield f"{first if first == last else f'{first} to {last}'} on {names.get(address, address)}"
+        first += number
+
+
+def _served(serve: ServeStatus, now: float | None, head: str) -> Iterator[str]:
+    """What is served, and its failures with their times: the last one, and the first where it is another."""
+    last, first = serve.failure or serve.first_failure, serve.first_failure
+    phase = f"{serve.name}: {serve.phase}" + ("" if now is None else f" for {age(max(0.0, now - serve.since))}")
+    if serve.phase == "ready":
+        # Loopback is the head's, and not of whoever reads this.
+        where = f" on {head}" if serve.host in ("127.0.0.1", "::1") else ""
+        yield f"{phase} at http://{host_port(serve.host, serve.port)}/v1{where}"
+    elif last and (serve.phase == "backoff" or (serve.phase == "failed" and serve.detail in ("", last.summary))):
+        yield phase
+    else:
+        yield f"{phase}: {serve.detail}" if serve.detail else phase
+    if back := serve.instead_of:
+        yield f"rolled back from {back.name}{_ago(back.time, now)}: {back.summary}; vcluster explain"
+    if last:
+        # When it recovered is not known: of several starts since, the last one alone has a time.
+        yield _failure("last failure" if serve.phase != "ready" else "recovered; the last failure was", last, now)
+    if first and last and first.summary != last.summary and serve.phase != "ready":
+        yield _failure("first failure", first, now)
+
+
+def _failure(title: str, failure: ServeFailure, now: float | None) -> str:
+    return f"{title}{_ago(failure.time, now)}: {failure.summary}"
+
+
+def _ago(time: float, now: float | None) -> str:
+    return "" if now is None else f" {age(max(0.0, now - time))} ago"
+
+
+def problems(status: ClusterStatus, verbosity: int) -> Iterator[tuple[str, str]]:
+    """Each problem with its remedy, once for all hosts that have it."""
+    hosts: dict[tuple[str, str], list[str]] = {}
+    for host in status.hosts:
+        if host.problem:
+            hosts.setdefault((plain(host.problem), host.fix), []).append(plain(host.host).replace("\n", " "))
+    for (problem, fix), names in hosts.items():
+        lines = problem.strip().splitlines() or [""]
+        more = f" (… {len(lines) - 1} more lines with -v)" if len(lines) > 1 else ""
+        yield f"{', '.join(names)}: " + ("\n  ".join(lines) if verbosity > 0 else lines[0] + more), fix
