@@ -72,7 +72,7 @@ def test_a_bad_request_asks_no_question_and_stops_nothing(
     assert (status.head.serve.name, status.head.serve.phase) == ("org/model", "ready")
 
 
-# fault: fit/request.py: or "--nnodes" not in unknown: → or True:
+# fault: serving/fit/request.py: or "--nnodes" not in unknown: → or True:
 @pytest.mark.parametrize(
     ("words", "fixes"),
     [

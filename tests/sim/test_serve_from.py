@@ -11,7 +11,6 @@ import pytest
 from tests.support.paths import FIXTURES
 from tests.support.sim import lab, make
 from tests.support.sim.world import World
-from vllm_cluster.actions.recipe_hosts import recipe_hosts
 from vllm_cluster.kernel.errors import Aborted, UsageError
 from vllm_cluster.kernel.events import Emit
 from vllm_cluster.kernel.hosts.runtime import Runtime
@@ -19,9 +18,10 @@ from vllm_cluster.kernel.inventory.model import Inventory
 from vllm_cluster.serving.serve.base import fit_by
 from vllm_cluster.serving.serve.serve import serve
 from vllm_cluster.serving.serve.translated import merged
-from vllm_cluster.translate.recipe import translate_recipe
-from vllm_cluster.translate.recipe_hosts import RecipeHosts
-from vllm_cluster.translate.text import translate
+from vllm_cluster.serving.translate.hosts import recipe_hosts
+from vllm_cluster.serving.translate.recipe import translate_recipe
+from vllm_cluster.serving.translate.recipe_hosts import RecipeHosts
+from vllm_cluster.serving.translate.text import translate
 from vllm_cluster.wire.order import Deployment, read_order
 
 INVENTORY = make.inventory(2)
@@ -99,7 +99,7 @@ def test_a_layout_that_the_hosts_lack_is_another_one_by_consent(
     assert (replica.tp, replica.pp, replica.dp) == expected
 
 
-# fault: actions/recipe_hosts.py: if not hosts or name in hosts → if True
+# fault: serving/translate/hosts.py: if not hosts or name in hosts → if True
 @pytest.mark.parametrize(
     ("chosen", "hosts", "expected"),
     [

@@ -21,7 +21,6 @@ from vllm_cluster.actions.models import RunningPull
 from vllm_cluster.batch.files import BatchResult
 from vllm_cluster.core.bench import BenchRun, ComparedFigure, HostHardware, Point
 from vllm_cluster.core.image_use import ClusterImage
-from vllm_cluster.fit.layouts import GpuPool, Layout
 from vllm_cluster.kernel.checks.finding import Finding
 from vllm_cluster.kernel.checks.registry import NotChecked
 from vllm_cluster.kernel.explain.diagnosis import BenignMatch
@@ -33,10 +32,11 @@ from vllm_cluster.kernel.plan import plan
 from vllm_cluster.kernel.plan.history import Entry
 from vllm_cluster.run import allreduce
 from vllm_cluster.serving.api.answer import Answer, TokenLogprob
+from vllm_cluster.serving.fit.layouts import GpuPool, Layout
 from vllm_cluster.serving.status.counters import ModelLoad
 from vllm_cluster.serving.status.load import HostLoad
 from vllm_cluster.serving.status.status import HostStatus
-from vllm_cluster.translate.options import TranslatedWord
+from vllm_cluster.serving.translate.options import TranslatedWord
 from vllm_cluster.wire.status import FailedRequest, ServeStatus
 
 FOLDER = Path(__file__).parents[2] / "docs" / "reference" / "json"

@@ -57,8 +57,8 @@ EXCEPTIONS: dict[str, set[str]] = {
     "serving/serve/verb.py": {"transport"},
     "kernel/terminal/words.py": {"backends"},
     "kernel/plan/node_status.py": {"explain"},
-    "fit/layouts.py": {"backends"},
-    "fit/request.py": {"backends"},
+    "serving/fit/layouts.py": {"backends"},
+    "serving/fit/request.py": {"backends"},
     "kernel/images/contents.py": {"checks"},
 }
 

@@ -17,7 +17,7 @@ FOR_PEOPLE = {"cli/render/images.py", "core/image_use.py", "kernel/inventory/mod
 # Literals without a space that are not texts: names of files, variables, processes and packages that are Ray's.
 LITERALS = {
     "serving/serve/verb.py": "the option's word",
-    "translate/options.py": "options of earlier releases, as users paste them",
+    "serving/translate/options.py": "options of earlier releases, as users paste them",
     "kernel/inventory/model.py": "the key's word",
     "wire/order.py": "the name of a backend",
     "kernel/plan/placement.py": "the name of a backend",

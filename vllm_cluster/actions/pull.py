@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 
-from vllm_cluster.actions.fit import host_token
 from vllm_cluster.actions.pull_folder import Feeding
 from vllm_cluster.actions.pull_follow import PullEnd, follow
 from vllm_cluster.actions.pull_hosts import PullHosts, looked_at, remove, statuses
@@ -35,6 +34,7 @@ from vllm_cluster.kernel.plan.identity import Owner, cluster_id
 from vllm_cluster.kernel.plan.pull import MAKER, PULLED, REPOSITORY, HubModel, PullPlan, choose, has_weights, outside
 from vllm_cluster.kernel.shell_line import command_line
 from vllm_cluster.kernel.text import size
+from vllm_cluster.serving.fit.fit import host_token
 from vllm_cluster.wire.pull import HERE, digest_of
 
 ID_BYTES, KEY_BYTES = 8, 32

@@ -14,7 +14,7 @@ from vllm_cluster.kernel.terminal.session import SETTINGS, Session
 from vllm_cluster.serving.serve.verb import Dp, Ep
 
 if TYPE_CHECKING:
-    from vllm_cluster.fit.layouts import GpuPool, Workload
+    from vllm_cluster.serving.fit.layouts import GpuPool, Workload
 
 EXIT_NOTHING_FITS = 3
 MIN_GPU_MEMORY = 10**9
@@ -71,7 +71,7 @@ def fit(
         if model is None:
             raise UsageError("MODEL is missing", hint="vcluster fit meta-llama/Llama-3.1-8B-Instruct")
         workload, given = _workload(context, concurrency, kv_cache_dtype), _gpus(gpus, nodes, gpu_memory)
-        from vllm_cluster.actions import fit as fit_action
+        from vllm_cluster.serving.fit import fit as fit_action
 
         found = fit_action.fit(model, workload, session.progress, given or session.load(), dp=dp or 1, experts=ep)
         session.show(lambda: verdict_document(found), lambda: show_verdict(found, color=SETTINGS.color))
@@ -80,7 +80,7 @@ def fit(
 
 
 def _workload(context: int, concurrency: int, kv_dtype: str) -> Workload:
-    from vllm_cluster.fit.layouts import KV_DTYPES, Workload
+    from vllm_cluster.serving.fit.layouts import KV_DTYPES, Workload
 
     if kv_dtype not in KV_DTYPES:
         raise UsageError(f"--kv-cache-dtype {kv_dtype} is not known", hint=f"one of {', '.join(KV_DTYPES)}")
@@ -88,7 +88,7 @@ def _workload(context: int, concurrency: int, kv_dtype: str) -> Workload:
 
 
 def _gpus(gpus: int | None, nodes: int | None, memory: str | None) -> GpuPool | None:
-    from vllm_cluster.fit.layouts import GpuPool
+    from vllm_cluster.serving.fit.layouts import GpuPool
 
     if memory is None:
         if gpus or nodes:

@@ -12,14 +12,14 @@ import pytest
 
 from tests.support import world
 from tests.support.models import configs
-from vllm_cluster.actions import fit as action
-from vllm_cluster.fit.layouts import FitReport, GpuPool, Workload
-from vllm_cluster.fit.model_config import model_config
-from vllm_cluster.fit.weights import spread
 from vllm_cluster.kernel.errors import PreflightFailed, Unreachable
 from vllm_cluster.kernel.events import Event
 from vllm_cluster.kernel.facts.host_facts import Gpu, Hca, HostFacts
 from vllm_cluster.kernel.facts.parse import unified_mib
+from vllm_cluster.serving.fit import fit as action
+from vllm_cluster.serving.fit.layouts import FitReport, GpuPool, Workload
+from vllm_cluster.serving.fit.model_config import model_config
+from vllm_cluster.serving.fit.weights import spread
 
 MIB = 1 << 20
 HCA = (Hca("mlx5_0", 1, "4: ACTIVE", "InfiniBand", "400 Gb/sec", ("/dev/infiniband/uverbs0",)),)
@@ -47,7 +47,7 @@ def on(monkeypatch: pytest.MonkeyPatch, facts: dict[str, HostFacts], **words: An
     return action.fit("llama", Workload(), events.append, world.inventory(len(facts), **words))
 
 
-# fault: actions/fit.py: min(gpu_memory → max(gpu_memory
+# fault: serving/fit/fit.py: min(gpu_memory → max(gpu_memory
 def test_the_smallest_gpu_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     found = on(monkeypatch, world.hosts(gpu2={"gpus": SMALL}))
     assert found.gpus == GpuPool((2, 2), 46_068 * MIB, rdma=False)

@@ -10,9 +10,9 @@ from tests.support import world
 from tests.support.models import configs
 from tests.support.serve_requests import placed
 from tests.support.sim import make
-from vllm_cluster.fit.request import Files, Judged
 from vllm_cluster.kernel.errors import PreflightFailed, UsageError
 from vllm_cluster.kernel.events import Event
+from vllm_cluster.serving.fit.request import Files, Judged
 from vllm_cluster.serving.serve import check as serve_check
 from vllm_cluster.serving.serve.serve import serve
 from vllm_cluster.wire.order import Deployment, Placement

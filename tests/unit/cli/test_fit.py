@@ -84,7 +84,7 @@ def test_a_gated_model_wants_the_token(here: Hub, tmp_path: Path) -> None:
     assert fit("org/gated", *TWO_NODES, endpoint=here.url, HF_HOME=str(tmp_path)).returncode == 0
 
 
-# fault: hub/model.py: isinstance(error, _NoFile) and not index and counted → not error
+# fault: serving/fit/hub/model.py: isinstance(error, _NoFile) and not index and counted → not error
 def test_a_folder(tmp_path: Path) -> None:
     for name, content in checkpoints.files(configs.LLAMA_8B, checkpoints.llama(configs.LLAMA_8B)).items():
         (tmp_path / name).write_bytes(content)
@@ -104,7 +104,7 @@ def test_a_folder(tmp_path: Path) -> None:
 
 
 # fault: cli/fit.py: dp=dp or 1, experts=ep) → dp=dp or 1)
-# fault: actions/fit.py: dp=dp, experts=experts) → experts=experts)
+# fault: serving/fit/fit.py: dp=dp, experts=experts) → experts=experts)
 def test_engines_that_share_requests_and_experts_that_are_dealt(tmp_path: Path) -> None:
     """A small MoE: 1 GB of experts beside 0.3 GB of all else."""
     small = {**configs.QWEN3_235B_FP8, "num_hidden_layers": 2, "quantization_config": None, "num_experts": 16}

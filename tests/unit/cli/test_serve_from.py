@@ -12,12 +12,12 @@ from typer.testing import CliRunner
 from tests.support.json_schemas import validate
 from tests.support.paths import FIXTURES, ROOT
 from tests.support.sim import make
-from vllm_cluster.actions import recipe_hosts
 from vllm_cluster.cli.app import app
-from vllm_cluster.fit.layouts import GpuPool
 from vllm_cluster.kernel.terminal.session import Session
 from vllm_cluster.serving.ask_head import Endpoint
+from vllm_cluster.serving.fit.layouts import GpuPool
 from vllm_cluster.serving.serve import serve as action
+from vllm_cluster.serving.translate import hosts as recipe_hosts
 from vllm_cluster.wire.order import Deployment
 
 LINE = "vllm serve org/moe --tensor-parallel-size 2 --port 8000 --served-model-name moe -ep --max-model-len 4096"

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from tests.support.models import checkpoints, configs
-from vllm_cluster.fit.layouts import GpuPool, Model, Workload, evaluate, min_gpus
-from vllm_cluster.fit.model_config import model_config
-from vllm_cluster.fit.weights import rule_of_thumb, weigh
+from vllm_cluster.serving.fit.layouts import GpuPool, Model, Workload, evaluate, min_gpus
+from vllm_cluster.serving.fit.model_config import model_config
+from vllm_cluster.serving.fit.weights import rule_of_thumb, weigh
 
 GIB = 1 << 30
 RECORDED = Path(__file__).parents[2] / "fixtures" / "gpu"
@@ -54,7 +54,7 @@ def test_a_request_of_128000_tokens(config: configs.Config, gib: float, gpus: in
     assert min_gpus(found, 80 * 10**9, workload) == gpus
 
 
-# fault: fit/model_config.py: * self.width * kv_bytes + → * self.width * kv_bytes // tp +
+# fault: serving/fit/model_config.py: * self.width * kv_bytes + → * self.width * kv_bytes // tp +
 @pytest.mark.parametrize("tp", [1, 2, 8, 16])
 def test_every_rank_holds_the_latent_whole(tp: int) -> None:
     layers = model_config(configs.DEEPSEEK_V3).layers

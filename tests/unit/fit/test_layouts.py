@@ -10,7 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.support.models import checkpoints, configs
-from vllm_cluster.fit.layouts import (
+from vllm_cluster.kernel.backends.seam import Degrees
+from vllm_cluster.kernel.errors import UsageError
+from vllm_cluster.serving.fit.layouts import (
     UTILISATION,
     FitReport,
     GpuPool,
@@ -22,10 +24,8 @@ from vllm_cluster.fit.layouts import (
     split_problem,
     stage_bounds,
 )
-from vllm_cluster.fit.model_config import BLOCK, model_config
-from vllm_cluster.fit.weights import spread, weigh
-from vllm_cluster.kernel.backends.seam import Degrees
-from vllm_cluster.kernel.errors import UsageError
+from vllm_cluster.serving.fit.model_config import BLOCK, model_config
+from vllm_cluster.serving.fit.weights import spread, weigh
 
 GB = 10**9
 
@@ -43,7 +43,7 @@ def splits(found: FitReport) -> list[tuple[int, int]]:
     return [(layout.tp, layout.pp) for layout in found.layouts]
 
 
-# fault: fit/layouts.py: if heads % tp and tp % heads: → if heads % tp and not tp:
+# fault: serving/fit/layouts.py: if heads % tp and tp % heads: → if heads % tp and not tp:
 @pytest.mark.parametrize(
     ("config", "tp", "pp", "said"),
     [
@@ -86,8 +86,8 @@ EIGHT = GpuPool((8,), 80 * GB)
 CUT = "an expert (1536) at TP=8 is not a multiple of the quantisation block 128; --ep keeps experts whole"
 
 
-# fault: fit/layouts.py: else 1 if degrees.experts else → else
-# fault: fit/layouts.py: and model.vllm >= CUTS_BLOCKS) → )
+# fault: serving/fit/layouts.py: else 1 if degrees.experts else → else
+# fault: serving/fit/layouts.py: and model.vllm >= CUTS_BLOCKS) → )
 def test_experts_are_split_or_dealt_whole() -> None:
     """Where they are split, vLLM from 0.32 on cuts blocks to fit a share; before, it refuses."""
     qwen = model(configs.QWEN3_235B_FP8, total=235 * GB)
@@ -103,7 +103,7 @@ def test_experts_are_split_or_dealt_whole() -> None:
     assert both.problem.startswith("an expert (1536) at TP=4 × DP=2 is not")
 
 
-# fault: fit/layouts.py: -(-shape.experts // over) → shape.experts // over
+# fault: serving/fit/layouts.py: -(-shape.experts // over) → shape.experts // over
 def test_a_gpu_holds_its_part_of_the_experts() -> None:
     """Split or dealt over TP × DP, and all else once an engine; of 384 over 9 a GPU has 43."""
     kimi = {**configs.DEEPSEEK_V3, "n_routed_experts": 384, "num_attention_heads": 126, "num_key_value_heads": 126}
@@ -126,7 +126,7 @@ def test_a_gpu_holds_its_part_of_the_experts() -> None:
     )
 
 
-# fault: fit/layouts.py: requests = dp * → requests =
+# fault: serving/fit/layouts.py: requests = dp * → requests =
 def test_each_engine_has_a_kv_cache_of_its_own() -> None:
     """DeepSeek-V3 on two hosts of 8: TP divides no latent, so 16 engines hold 16 times the tokens of one."""
     deepseek, pool = model(configs.DEEPSEEK_V3, total=690 * GB), GpuPool((8, 8), 141 * GB)
@@ -156,7 +156,7 @@ def test_a_report_of_several_engines_has_the_layouts_of_serve() -> None:
         report(model(configs.LLAMA_8B), GpuPool((8, 8), 80 * GB), Workload(), dp=17)
 
 
-# fault: fit/layouts.py: if degrees.dp > 1 and not found: → if False:
+# fault: serving/fit/layouts.py: if degrees.dp > 1 and not found: → if False:
 def test_engines_that_hosts_cannot_hold_are_refused() -> None:
     found = evaluate(model(configs.LLAMA_8B), GpuPool((8, 6), 80 * GB), Workload(1024), 7, 1, dp=2)
     assert "attention heads" in found.problem
@@ -164,7 +164,7 @@ def test_engines_that_hosts_cannot_hold_are_refused() -> None:
     assert "every host gives the same number of GPUs" in found.problem
 
 
-# fault: fit/layouts.py: if degrees.experts and not shape.experts_used: → if False:
+# fault: serving/fit/layouts.py: if degrees.experts and not shape.experts_used: → if False:
 def test_a_model_without_experts_has_none_to_deal() -> None:
     llama = model(configs.LLAMA_8B)
     assert evaluate(llama, EIGHT, Workload(1024), 8, 1, experts=True).problem == "it has no experts: leave out --ep"
@@ -187,7 +187,7 @@ def test_the_fewest_gpus_come_first_then_every_other_way_with_its_reason() -> No
     assert "no RDMA found" in across
 
 
-# fault: fit/layouts.py: if small := smallest(model, gpus, workload, experts=experts): → if small := None:
+# fault: serving/fit/layouts.py: if small := smallest(model, gpus, workload, experts=experts): → if small := None:
 def test_where_one_gpu_suffices_it_is_listed_first() -> None:
     found = report(model(configs.LLAMA_8B), GpuPool((4, 4), 80 * GB), Workload())
     assert splits(found)[:2] == [(1, 1), (4, 2)]

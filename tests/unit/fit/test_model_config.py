@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from tests.support.models import configs
-from vllm_cluster.fit.layouts import split_problem
-from vllm_cluster.fit.model_config import Layer, model_config
-from vllm_cluster.fit.weights import WeightBytes, spread, weigh
 from vllm_cluster.kernel.backends.seam import Degrees
+from vllm_cluster.serving.fit.layouts import split_problem
+from vllm_cluster.serving.fit.model_config import Layer, model_config
+from vllm_cluster.serving.fit.weights import WeightBytes, spread, weigh
 from vllm_cluster.wire.safetensors import tensors
 
 LLAMA = configs.LLAMA_8B
@@ -49,8 +49,8 @@ def test_each_family_has_its_own_keys(changes: dict[str, Any], expected: str) ->
     assert kinds(**changes) == expected
 
 
-# fault: fit/model_config.py: if window and tokens > window - 1 + steps * BATCHED: → if window and tokens < 0:
-# fault: fit/model_config.py: max(numbers) < 1.5 * min(numbers) else → max(numbers) else
+# fault: serving/fit/model_config.py: if window and tokens > window - 1 + steps * BATCHED: → if window and tokens < 0:
+# fault: serving/fit/model_config.py: max(numbers) < 1.5 * min(numbers) else → max(numbers) else
 def test_a_window_stops_growing() -> None:
     layers = model_config(configs.GEMMA3_27B).layers
     assert sum(layer.window is None for layer in layers) == 10
@@ -98,7 +98,7 @@ def test_a_request_takes_what_vllm_computes(name: str, held: dict[int, int]) -> 
     assert {n: sum(layer.held(n, 1, 2) for layer in layers) for n in held} == pytest.approx(held, rel=0.001)
 
 
-# fault: fit/model_config.py: return heads * wide * wide * 4 + 3 → return heads * wide * wide * 2 + 3
+# fault: serving/fit/model_config.py: return heads * wide * wide * 4 + 3 → return heads * wide * wide * 2 + 3
 @pytest.mark.parametrize(
     ("config", "held"),
     [
@@ -118,7 +118,7 @@ def test_a_rank_of_eight_holds_what_vllm_computes(config: configs.Config, held: 
     assert not made.notes
 
 
-# fault: fit/model_config.py: optional(config, "window KV heads") or → 0 or
+# fault: serving/fit/model_config.py: optional(config, "window KV heads") or → 0 or
 def test_window_layers_have_heads_of_their_own() -> None:
     """MiMo-V2: 9 layers attend to everything, with 4 KV heads, and 39 to a window of 128, with 8."""
     layers = model_config(configs.MIMO_V2).layers
@@ -152,7 +152,7 @@ def test_the_language_part_of_a_known_family_is_known(kind: str) -> None:
     assert not model_config(nested).notes
 
 
-# fault: fit/model_config.py: 128: (near, Rows(256, _aligned(2 * _ROW))), → 128: (near,),
+# fault: serving/fit/model_config.py: 128: (near, Rows(256, _aligned(2 * _ROW))), → 128: (near,),
 def test_compressed_attention_keeps_a_row_for_several_tokens() -> None:
     """DeepSeek-V4: a row of 584 bytes for 4 or for 128 tokens, one of the index for 4, and all of a window of 128."""
     made = model_config(configs.DEEPSEEK_V4)
@@ -195,7 +195,7 @@ def test_kv_heads_have_many_names(changes: dict[str, Any], heads: int) -> None:
     assert model_config({**LLAMA, **changes}).layers[0] == Layer(heads, 256)
 
 
-# fault: fit/config_keys.py: if _OF_CACHES.search(name) and not _OF_OTHERS.search(name) → if _OF_CACHES.search(name)
+# fault: serving/fit/config_keys.py: if _OF_CACHES.search(name) and not _OF_OTHERS.search(name) → if _OF_CACHES.search(name)
 def test_an_untried_type_is_noted() -> None:
     assert not model_config(LLAMA).notes
     (note,) = model_config({**LLAMA, "model_type": "zebra"}).notes
@@ -207,7 +207,7 @@ def test_an_untried_type_is_noted() -> None:
     assert len(model_config({**LLAMA, "model_type": "zebra", **many}).notes[0]) < 300
 
 
-# fault: fit/layouts.py: for count in (shape.heads, shape.window_heads): → for count in (shape.heads,):
+# fault: serving/fit/layouts.py: for count in (shape.heads, shape.window_heads): → for count in (shape.heads,):
 def test_a_part_for_the_layers_with_a_window_is_read() -> None:
     """Step 3.5: those have 96 heads and the others 64, and all 8 for KV."""
     other = {
@@ -279,7 +279,7 @@ def test_each_tensor_has_its_place() -> None:
     assert found.on_stage(30, 61, 2) == 45 + 22 + 4 + 1
 
 
-# fault: fit/weights.py: (first or self.last.shared) else self.first → (first or not self.last.shared) else self.first
+# fault: serving/fit/weights.py: (first or self.last.shared) else self.first → (first or not self.last.shared) else self.first
 def test_a_tied_embedding_is_on_both_ends() -> None:
     made = model_config({**LLAMA, "num_hidden_layers": 2, "tie_word_embeddings": True})
     names = ["model.embed_tokens.weight", "model.layers.0.mlp.up_proj.weight", "model.layers.1.mlp.up_proj.weight"]

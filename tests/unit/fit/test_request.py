@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from tests.support.models import configs
-from vllm_cluster.fit.layouts import GpuPool
-from vllm_cluster.fit.request import Asked, Files, Judged, fewer, problems
 from vllm_cluster.kernel.backends import ray, vllm
 from vllm_cluster.kernel.backends.seam import Degrees
 from vllm_cluster.kernel.errors import UsageError
+from vllm_cluster.serving.fit.layouts import GpuPool
+from vllm_cluster.serving.fit.request import Asked, Files, Judged, fewer, problems
 
 NAME = "meta-llama/Llama-3.1-8B"
 GB = 10**9
@@ -62,7 +62,7 @@ QWEN = replace(HERE, config=configs.QWEN3_235B_FP8, weights=235 * GB, free=1000 
 OLD = replace(GOOD, version="0.26.0")
 
 
-# fault: fit/request.py: self.ep or "enable_expert_parallel" in vllm.options(self.extra) → self.ep
+# fault: serving/fit/request.py: self.ep or "enable_expert_parallel" in vllm.options(self.extra) → self.ep
 @pytest.mark.parametrize(
     ("request_", "judged", "text"),
     [
@@ -80,7 +80,7 @@ def test_experts_that_are_dealt_are_not_split(request_: Asked, judged: Judged, t
     assert all("--ep keeps experts whole | vcluster fit" in one for one in found)
 
 
-# fault: fit/request.py: if asked.degrees.experts and not known.experts_used: → if False:
+# fault: serving/fit/request.py: if asked.degrees.experts and not known.experts_used: → if False:
 def test_a_model_without_experts_is_served_without_ep() -> None:
     (found,) = found_problems(replace(asked(), ep=True))
     assert "it has no experts: leave out --ep | leave out --ep: it deals experts, and this model has none" in found
@@ -179,7 +179,7 @@ def test_a_file_of_flags_is_looked_for_in_the_node() -> None:
     assert "vllm serve --help=all" in other
 
 
-# fault: fit/request.py: if found.where == "nowhere → if host == head and found.where == "nowhere
+# fault: serving/fit/request.py: if found.where == "nowhere → if host == head and found.where == "nowhere
 def test_each_rank_needs_the_files_on_its_own_host() -> None:
     files = {"gpu1": HERE, "gpu2": Files("nowhere", "it is not in the model cache, and HF_HUB_OFFLINE is set")}
     (found,) = found_problems(asked(), files)
@@ -192,7 +192,7 @@ def test_each_rank_needs_the_files_on_its_own_host() -> None:
     assert len(found_problems(replace(asked(1, 1), hosts=("gpu2",)), head)) == 1
 
 
-# fault: fit/request.py: judged.given, asked.argv)).items(): → judged.given, asked.argv)).fromkeys(()).items():
+# fault: serving/fit/request.py: judged.given, asked.argv)).items(): → judged.given, asked.argv)).fromkeys(()).items():
 @pytest.mark.parametrize(
     ("change", "text"),
     [
@@ -275,7 +275,7 @@ def test_a_split_that_cannot_be_names_one_that_can() -> None:
     assert "stages" in found_problems(asked(), judged=replace(GOOD, supports_pp=False))[0]
 
 
-# fault: fit/request.py: + FIXED > UTILISATION → > 100
+# fault: serving/fit/request.py: + FIXED > UTILISATION → > 100
 def test_weights_that_no_gpu_holds_and_a_context_without_room() -> None:
     (weights,) = found_problems(asked(1, 1, memory=12 * GB))
     assert "its weights take 14.9 GiB of a GPU's 11.2 GiB at TP=1 × PP=1" in weights
@@ -287,7 +287,7 @@ def test_weights_that_no_gpu_holds_and_a_context_without_room() -> None:
     assert found_problems(asked(1, 1, "--cpu-offload-gb=20", memory=12 * GB), judged=Judged(unchecked="x")) == []
 
 
-# fault: fit/request.py: not None and missing > found.free → None
+# fault: serving/fit/request.py: not None and missing > found.free → None
 def test_a_disk_too_small_is_reported_by_host() -> None:
     head = Files("hub", weights=810 * GB, missing=810 * GB, free=900 * GB)
     worker = Files("hub", held=400 * GB, free=300 * GB)

@@ -15,9 +15,9 @@ import pytest
 
 from tests.support.models import checkpoints, configs
 from tests.support.models.hub import Hub, hub
-from vllm_cluster.hub import model as reading
-from vllm_cluster.hub.model import read
 from vllm_cluster.kernel.errors import Unreachable, UsageError, VclusterError
+from vllm_cluster.serving.fit.hub import model as reading
+from vllm_cluster.serving.fit.hub.model import read
 from vllm_cluster.wire.safetensors import MAX_HEADER, tensors
 
 NAME = "meta-llama/Llama-3.1-8B"
@@ -38,7 +38,7 @@ def here(monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
         yield made
 
 
-# fault: hub/model.py: 17 → 40
+# fault: serving/fit/hub/model.py: 17 → 40
 @pytest.mark.parametrize("shards", [1, 40])
 @pytest.mark.parametrize("ranges", [True, False])
 def test_only_the_headers_are_read(here: Hub, shards: int, ranges: bool) -> None:
@@ -63,7 +63,7 @@ def test_a_folder_needs_no_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert read(str(tmp_path), None)[1].loaded == STORED
 
 
-# fault: hub/files.py: urlsplit(request.url or "")[:2] == urlsplit(self._endpoint)[:2] → True
+# fault: serving/fit/hub/files.py: urlsplit(request.url or "")[:2] == urlsplit(self._endpoint)[:2] → True
 def test_the_token_goes_to_the_hub_alone(here: Hub, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Not to where the hub sends us for the files; and a .netrc entry does not take its place."""
     netrc = tmp_path / "netrc"
@@ -77,7 +77,7 @@ def test_the_token_goes_to_the_hub_alone(here: Hub, monkeypatch: pytest.MonkeyPa
         assert not any("hf_right" in str(headers) for _, headers in store.asked)
 
 
-# fault: hub/files.py: if code in (401, 403): → if code == 402:
+# fault: serving/fit/hub/files.py: if code in (401, 403): → if code == 402:
 @pytest.mark.parametrize(("token", "code"), [(None, 401), ("hf_wrong", 403)])
 def test_a_gated_model(here: Hub, token: str | None, code: int) -> None:
     here.gated.add(NAME)
@@ -113,7 +113,7 @@ def test_a_hub_that_sends_in_a_circle_is_left(here: Hub) -> None:
         read(NAME, None)
 
 
-# fault: hub/files.py: at {Url(self._endpoint)}/ → at {self._endpoint}/
+# fault: serving/fit/hub/files.py: at {Url(self._endpoint)}/ → at {self._endpoint}/
 @pytest.mark.parametrize("broken", [0, 401, 404, 500])
 def test_no_login_of_the_hubs_address_is_shown(here: Hub, monkeypatch: pytest.MonkeyPatch, broken: int) -> None:
     monkeypatch.setenv("HF_ENDPOINT", here.url.replace("://", "://bob:geheim@"))
@@ -147,7 +147,7 @@ def test_a_hub_that_is_not_there(monkeypatch: pytest.MonkeyPatch, endpoint: str,
     assert "0x" not in str(caught.value)
 
 
-# fault: hub/files.py: if not self._deadline.left(): → if self._deadline.left() < 0:
+# fault: serving/fit/hub/files.py: if not self._deadline.left(): → if self._deadline.left() < 0:
 def test_a_hub_that_drips_is_left(here: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reading, "READ_SECONDS", 0.5)
     here.drips = True
@@ -168,7 +168,7 @@ HALF = json.dumps(configs.LLAMA_8B).encode()[:200]
 INDEX = "model.safetensors.index.json"
 
 
-# fault: hub/files.py: if path.is_absolute() or ".." in path.parts or → if
+# fault: serving/fit/hub/files.py: if path.is_absolute() or ".." in path.parts or → if
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
@@ -218,7 +218,7 @@ def test_a_pipe_in_the_place_of_a_file_is_not_waited_for(tmp_path: Path) -> None
         read(str(tmp_path), None)
 
 
-# fault: hub/model.py: self._left -= length → self._left -= 0
+# fault: serving/fit/hub/model.py: self._left -= length → self._left -= 0
 @pytest.mark.parametrize(
     ("count", "length", "said"),
     [(4096, 81_000_000, "its header has 81.0 MB; at most"), (4096, 1 << 20, "those of all files 67.1 MB are read")],

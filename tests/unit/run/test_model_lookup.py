@@ -16,7 +16,7 @@ from vllm_cluster.kernel.hosts.connection import HostConnection
 from vllm_cluster.kernel.hosts.program import Finished, InNode, Place, RemoteProgram
 from vllm_cluster.kernel.plan.identity import without_lease
 from vllm_cluster.kernel.transport.base import Transport
-from vllm_cluster.run import model_lookup
+from vllm_cluster.serving.fit import lookup as model_lookup
 
 
 def head() -> HostConnection:

@@ -16,10 +16,10 @@ from ruamel.yaml import YAML
 from tests.support.depth import cases
 from tests.support.paths import FIXTURES
 from vllm_cluster.kernel.errors import UsageError
-from vllm_cluster.translate.options import Translation
-from vllm_cluster.translate.recipe import translate_recipe
-from vllm_cluster.translate.recipe_hosts import RecipeHosts
-from vllm_cluster.translate.text import translate
+from vllm_cluster.serving.translate.options import Translation
+from vllm_cluster.serving.translate.recipe import translate_recipe
+from vllm_cluster.serving.translate.recipe_hosts import RecipeHosts
+from vllm_cluster.serving.translate.text import translate
 
 TEXT = (FIXTURES / "recipe.yaml").read_text()
 H200 = RecipeHosts((8, 8), 141 * 10**9, True, "NVIDIA H200")
@@ -40,10 +40,10 @@ def facts(found: Translation) -> tuple[Any, ...]:
     return found.model, (found.tp, found.pp, found.dp, found.expert_parallel), shlex.join(found.flags)
 
 
-# fault: translate/recipe.py: yield from own.get("extra_args").words() → yield from ()
-# fault: translate/recipe.py: why = (PIPELINE,), f → why = order, f
-# fault: translate/recipe.py: if kind.value is not None: → if kind.value is None:
-# fault: translate/recipe.py: yield from (own if own and replaced else feature) → yield from (feature)
+# fault: serving/translate/recipe.py: yield from own.get("extra_args").words() → yield from ()
+# fault: serving/translate/recipe.py: why = (PIPELINE,), f → why = order, f
+# fault: serving/translate/recipe.py: if kind.value is not None: → if kind.value is None:
+# fault: serving/translate/recipe.py: yield from (own if own and replaced else feature) → yield from (feature)
 @pytest.mark.parametrize(
     ("hosts", "chosen", "expected"),
     [
@@ -87,7 +87,7 @@ def test_the_hosts_decide_on_variant_strategy_and_flags(
     assert facts(asked(hosts, **chosen)) == expected
 
 
-# fault: translate/recipe.py: if self._floor(one) <= self._hosts.total → if True
+# fault: serving/translate/recipe.py: if self._floor(one) <= self._hosts.total → if True
 def test_the_choice_is_shown_with_what_else_there_is() -> None:
     variant, strategy, version = asked(H100).rows[:3]
     assert (variant.given, variant.kind) == ("variant fp8", "chosen")
@@ -119,7 +119,7 @@ def test_of_several_modes_one_that_the_gpus_may_have(gpu: str, expected: str) ->
     assert f'--speculative-config \'{{"{"method" if expected == "mtp" else "model"}"' in words
 
 
-# fault: translate/recipe.py: if asked in known: → if True:
+# fault: serving/translate/recipe.py: if asked in known: → if True:
 @pytest.mark.parametrize(
     ("chosen", "error"),
     [

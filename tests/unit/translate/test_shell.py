@@ -11,8 +11,8 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from vllm_cluster.kernel.errors import UsageError
-from vllm_cluster.translate.shell import commands
-from vllm_cluster.translate.words import ShellWord
+from vllm_cluster.serving.translate.shell import commands
+from vllm_cluster.serving.translate.words import ShellWord
 
 PLACE = "run.sh"
 
@@ -53,7 +53,7 @@ def test_words_are_those_of_a_shell(text: str, found: list[list[str]]) -> None:
     assert words(text) == found
 
 
-# fault: translate/shell.py: self.values.update(dict.fromkeys(own) if unsure else own) → self.values.update(own)
+# fault: serving/translate/shell.py: self.values.update(dict.fromkeys(own) if unsure else own) → self.values.update(own)
 @pytest.mark.parametrize(
     ("text", "missing"),
     [

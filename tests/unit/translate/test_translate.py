@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vllm_cluster.kernel.errors import UsageError
-from vllm_cluster.translate.options import Translation
-from vllm_cluster.translate.text import translate
+from vllm_cluster.serving.translate.options import Translation
+from vllm_cluster.serving.translate.text import translate
 
 PLACE = "--from"
 
@@ -107,7 +107,7 @@ wait
 """
 
 
-# fault: translate/options.py: self._row("variable", name, "", steered) → self._row("variable", value, "", steered)
+# fault: serving/translate/options.py: self._row("variable", name, "", steered) → self._row("variable", value, "", steered)
 def test_a_script_is_read_with_what_it_assigns() -> None:
     found = translate(SCRIPT, "serve.sh")
     assert facts(found) == ("org/large-moe", "", (8, 2, 1, False), "--max-model-len 32768 --trust-remote-code")

@@ -5,9 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from vllm_cluster.actions.fit import gpu_memory
-from vllm_cluster.fit.layouts import GpuPool
-from vllm_cluster.fit.request import Asked, Beside, Files, Judged, fewer, problems, to_download
 from vllm_cluster.kernel.backends import vllm
 from vllm_cluster.kernel.checks.gpus import find_out, holders
 from vllm_cluster.kernel.errors import ConnectionLost, HostError, PreflightFailed
@@ -24,6 +21,9 @@ from vllm_cluster.kernel.plan.pull import REPOSITORY
 from vllm_cluster.kernel.plan.spec import node_name
 from vllm_cluster.kernel.shell_line import command_line
 from vllm_cluster.kernel.text import by_hosts, last_value
+from vllm_cluster.serving.fit.fit import gpu_memory
+from vllm_cluster.serving.fit.layouts import GpuPool
+from vllm_cluster.serving.fit.request import Asked, Beside, Files, Judged, fewer, problems, to_download
 from vllm_cluster.wire.order import Placement
 from vllm_cluster.wire.reading import RefusedDocument, convert
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from vllm_cluster.cli.render.translation import show_translation, translation_event
 from vllm_cluster.kernel.errors import UsageError
 from vllm_cluster.kernel.inventory.model import Inventory
 from vllm_cluster.kernel.plan.placement import command
@@ -13,8 +12,9 @@ from vllm_cluster.kernel.shell_line import command_line
 from vllm_cluster.kernel.terminal.session import Session
 from vllm_cluster.kernel.terminal.words import shown
 from vllm_cluster.serving.api.question import standard_input, text_of
-from vllm_cluster.translate.options import Translation
-from vllm_cluster.translate.text import translate
+from vllm_cluster.serving.translate.options import Translation
+from vllm_cluster.serving.translate.render import show_translation, translation_event
+from vllm_cluster.serving.translate.text import translate
 from vllm_cluster.wire.order import Deployment
 
 
@@ -78,9 +78,9 @@ def taken_from(
 
 def _of_recipe(session: Session, source: RequestSource, own: Deployment, inventory: Inventory) -> Translation:
     """What a recipe asks for on the hosts of the inventory, which decide on its layout."""
-    from vllm_cluster.actions.recipe_hosts import recipe_hosts
-    from vllm_cluster.translate.recipe import translate_recipe
-    from vllm_cluster.translate.recipe_hosts import RecipeHosts
+    from vllm_cluster.serving.translate.hosts import recipe_hosts
+    from vllm_cluster.serving.translate.recipe import translate_recipe
+    from vllm_cluster.serving.translate.recipe_hosts import RecipeHosts
 
     given = source.recipe or ""
     text, place = (standard_input(), "standard input") if given == "-" else (text_of(Path(given)), given)

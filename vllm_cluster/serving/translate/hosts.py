@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from vllm_cluster.actions.fit import gpu_pool
-from vllm_cluster.fit.layouts import GpuPool
 from vllm_cluster.kernel.assess import connect_all, require_name
 from vllm_cluster.kernel.errors import PreflightFailed
 from vllm_cluster.kernel.events import Emit, Event
@@ -15,6 +13,8 @@ from vllm_cluster.kernel.inventory.model import Inventory
 from vllm_cluster.kernel.plan.desired import gpu_count
 from vllm_cluster.kernel.plan.gpus import chosen
 from vllm_cluster.kernel.text import count
+from vllm_cluster.serving.fit.fit import gpu_pool
+from vllm_cluster.serving.fit.layouts import GpuPool
 
 
 def recipe_hosts(

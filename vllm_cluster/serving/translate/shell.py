@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 from vllm_cluster.kernel.errors import UsageError
-from vllm_cluster.translate.words import ShellWord, WordPart, joined
+from vllm_cluster.serving.translate.words import ShellWord, WordPart, joined
 
 # A script with more is none of one command.
 MAX_WORDS = 20_000

@@ -7,8 +7,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from vllm_cluster.fit.layouts import FitReport, GpuPool, Model, Workload, report
-from vllm_cluster.hub.model import read
 from vllm_cluster.kernel.assess import connect_all
 from vllm_cluster.kernel.errors import PreflightFailed, Unreachable
 from vllm_cluster.kernel.events import Emit, Event
@@ -20,7 +18,9 @@ from vllm_cluster.kernel.laptop import expanded
 from vllm_cluster.kernel.plan.desired import gpu_count, hcas
 from vllm_cluster.kernel.plan.gpus import chosen
 from vllm_cluster.kernel.text import count
-from vllm_cluster.run.model_lookup import supports_pp
+from vllm_cluster.serving.fit.hub.model import read
+from vllm_cluster.serving.fit.layouts import FitReport, GpuPool, Model, Workload, report
+from vllm_cluster.serving.fit.lookup import supports_pp
 
 TOKEN_BYTES = 1000
 # Classes that vLLM has split into pipeline stages for years: asked of the image only where it can be asked.

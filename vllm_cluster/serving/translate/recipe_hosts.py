@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from vllm_cluster.translate.node import YamlNode
+from vllm_cluster.serving.translate.node import YamlNode
 
 # Names of drivers, the longer ones first, with the recipes' word for that GPU and for its generation.
 _GPUS = (

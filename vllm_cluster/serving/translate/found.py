@@ -6,8 +6,8 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from vllm_cluster.translate.shell import commands
-from vllm_cluster.translate.words import ShellWord
+from vllm_cluster.serving.translate.shell import commands
+from vllm_cluster.serving.translate.words import ShellWord
 
 _SERVES = re.compile(r"\bvllm\s+serve\b|\bvllm\.entrypoints\.openai\.api_server\b")
 _MODULE = "vllm.entrypoints.openai.api_server"

@@ -9,11 +9,11 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import partial
 
-from vllm_cluster.fit.model_config import BATCHED, BLOCK, STEPS, Layer, ModelConfig
-from vllm_cluster.fit.weights import Weights
 from vllm_cluster.kernel.backends import BACKENDS, vllm
 from vllm_cluster.kernel.backends.seam import Degrees
 from vllm_cluster.kernel.errors import UsageError
+from vllm_cluster.serving.fit.model_config import BATCHED, BLOCK, STEPS, Layer, ModelConfig
+from vllm_cluster.serving.fit.weights import Weights
 
 # vLLM's default for --gpu-memory-utilization, of the total memory.
 UTILISATION = 0.92

@@ -9,12 +9,12 @@ from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from vllm_cluster.fit.model_config import ModelConfig, model_config
-from vllm_cluster.fit.weights import Share, Weights, dense, shares, spread, summed
-from vllm_cluster.hub.files import ModelFiles, source
 from vllm_cluster.kernel.clock import Deadline
 from vllm_cluster.kernel.errors import VclusterError
 from vllm_cluster.kernel.text import size
+from vllm_cluster.serving.fit.hub.files import ModelFiles, source
+from vllm_cluster.serving.fit.model_config import ModelConfig, model_config
+from vllm_cluster.serving.fit.weights import Share, Weights, dense, shares, spread, summed
 from vllm_cluster.wire.safetensors import MAX_HEADER, MAX_INDEX, files_of, tensors
 
 READ_SECONDS = 120.0

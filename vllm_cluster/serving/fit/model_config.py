@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Any, Literal
 
-from vllm_cluster.fit.config_keys import entries, flag, number, optional, unread
+from vllm_cluster.serving.fit.config_keys import entries, flag, number, optional, unread
 
 BLOCK = 16
 # What vLLM schedules at once by default on large GPUs; window layers keep each such step in flight beside their window.

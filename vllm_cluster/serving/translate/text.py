@@ -8,10 +8,10 @@ from vllm_cluster.kernel.errors import UsageError
 from vllm_cluster.kernel.inventory.document import Document, parse
 from vllm_cluster.kernel.inventory.problems import Problem, key_of
 from vllm_cluster.kernel.shell_line import command_line
-from vllm_cluster.translate.compose import in_compose
-from vllm_cluster.translate.found import ServeWords, in_shell
-from vllm_cluster.translate.options import Translation, only, translated
-from vllm_cluster.translate.words import ShellWord, shown
+from vllm_cluster.serving.translate.compose import in_compose
+from vllm_cluster.serving.translate.found import ServeWords, in_shell
+from vllm_cluster.serving.translate.options import Translation, only, translated
+from vllm_cluster.serving.translate.words import ShellWord, shown
 
 # The longest recipe of vLLM's book has 60 kB. The YAML parser needs 10 s for 1 MB.
 MAX_BYTES = 256_000

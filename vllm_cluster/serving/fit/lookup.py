@@ -21,7 +21,7 @@ def supports_pp(head: HostConnection, facts: HostFacts, inventory: Inventory, ar
     image = find_image(inventory.image, facts.images)
     if image is None or not architecture.isidentifier():
         return None
-    program = python("remote.image", "supports_pp", architecture, seconds=CLASS_SECONDS)
+    program = python("serving.fit.on_host", "supports_pp", architecture, seconds=CLASS_SECONDS)
     node = node_name(inventory.cluster)
     up = any(container.name == node and container.state == "running" for container in facts.containers)
     beside = TemporaryContainer(without_lease(inventory.cluster), "fit", image.id)

@@ -8,7 +8,11 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from vllm_cluster.fit.layouts import (
+from vllm_cluster.kernel.backends import switches, vllm
+from vllm_cluster.kernel.backends.seam import Degrees
+from vllm_cluster.kernel.shell_line import command_line
+from vllm_cluster.kernel.text import last_value
+from vllm_cluster.serving.fit.layouts import (
     FIXED,
     RELEASED,
     UTILISATION,
@@ -20,12 +24,8 @@ from vllm_cluster.fit.layouts import (
     smallest,
     split_problem,
 )
-from vllm_cluster.fit.model_config import ModelConfig, model_config
-from vllm_cluster.fit.weights import gib, spread, weigh
-from vllm_cluster.kernel.backends import switches, vllm
-from vllm_cluster.kernel.backends.seam import Degrees
-from vllm_cluster.kernel.shell_line import command_line
-from vllm_cluster.kernel.text import last_value
+from vllm_cluster.serving.fit.model_config import ModelConfig, model_config
+from vllm_cluster.serving.fit.weights import gib, spread, weigh
 
 # With one of these, what is computed from the stored config and weights is not what vLLM will load.
 _OTHERWISE = frozenset(

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Literal
 
-from vllm_cluster.fit.model_config import ModelConfig
+from vllm_cluster.serving.fit.model_config import ModelConfig
 from vllm_cluster.wire.safetensors import Tensor
 
 # What of a tensor is on a rank of a TP group: its part, all of it, or the part of an expert.

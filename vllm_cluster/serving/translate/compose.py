@@ -7,9 +7,9 @@ from typing import Any
 
 from vllm_cluster.kernel.inventory.document import Document
 from vllm_cluster.kernel.inventory.problems import Loc
-from vllm_cluster.translate.found import ServeWords, in_command
-from vllm_cluster.translate.shell import filled, words_of
-from vllm_cluster.translate.words import ShellWord
+from vllm_cluster.serving.translate.found import ServeWords, in_command
+from vllm_cluster.serving.translate.shell import filled, words_of
+from vllm_cluster.serving.translate.words import ShellWord
 
 
 def in_compose(document: Document, place: str) -> Iterator[ServeWords | ShellWord]:

@@ -8,12 +8,12 @@ from dataclasses import dataclass, replace
 from vllm_cluster.kernel.errors import UsageError
 from vllm_cluster.kernel.inventory.words import nearest
 from vllm_cluster.kernel.text import count, printable
-from vllm_cluster.translate.found import ServeWords
-from vllm_cluster.translate.node import YamlNode
-from vllm_cluster.translate.options import TranslatedWord, Translation, translated
-from vllm_cluster.translate.recipe_hosts import RecipeHosts
-from vllm_cluster.translate.text import recipe_document
-from vllm_cluster.translate.words import ShellWord
+from vllm_cluster.serving.translate.found import ServeWords
+from vllm_cluster.serving.translate.node import YamlNode
+from vllm_cluster.serving.translate.options import TranslatedWord, Translation, translated
+from vllm_cluster.serving.translate.recipe_hosts import RecipeHosts
+from vllm_cluster.serving.translate.text import recipe_document
+from vllm_cluster.serving.translate.words import ShellWord
 
 TP, PP, DP = "--tensor-parallel-size", "--pipeline-parallel-size", "--data-parallel-size"
 EXPERTS = "--enable-expert-parallel"

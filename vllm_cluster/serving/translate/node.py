@@ -10,7 +10,7 @@ from vllm_cluster.kernel.errors import UsageError
 from vllm_cluster.kernel.inventory.document import Document
 from vllm_cluster.kernel.inventory.problems import Loc, key_of
 from vllm_cluster.kernel.inventory.words import shown
-from vllm_cluster.translate.words import ShellWord
+from vllm_cluster.serving.translate.words import ShellWord
 
 _OPTION = re.compile(r"--?[A-Za-z][\w.-]*\s")
 _KINDS = {dict: "a mapping", list: "a list", bool: "yes or no", int: "a number", float: "a number"}

@@ -8,7 +8,7 @@ from vllm_cluster.kernel.events import Event
 from vllm_cluster.kernel.shell_line import shell_line
 from vllm_cluster.kernel.terminal.output import err, out
 from vllm_cluster.kernel.terminal.table import columns, cut, table
-from vllm_cluster.translate.options import TranslatedWord, Translation
+from vllm_cluster.serving.translate.options import TranslatedWord, Translation
 
 TITLES = {"given": 0, "here": 0, "why": 0}
 # A cell with more leaves no room for the reason.

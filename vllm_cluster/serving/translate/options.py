@@ -10,8 +10,8 @@ from vllm_cluster.kernel.backends import switches, vllm
 from vllm_cluster.kernel.errors import UsageError
 from vllm_cluster.kernel.inventory.container import steered_by
 from vllm_cluster.kernel.text import count, printable, redact
-from vllm_cluster.translate.found import ServeWords
-from vllm_cluster.translate.words import ShellWord, shown
+from vllm_cluster.serving.translate.found import ServeWords
+from vllm_cluster.serving.translate.words import ShellWord, shown
 
 MAX_DEGREE = 1 << 16
 Kind = Literal["chosen", "taken", "dropped", "passed", "variable"]
