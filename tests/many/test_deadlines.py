@@ -35,7 +35,7 @@ ENDS_ELSEWHERE = {
     "kernel/hosts/connection.py: future.result()",
     "kernel/transport/jumps.py: opened.result()",
     "kernel/transport/ssh_answers.py: future.result()",
-    "actions/pull.py: proved.result()",
+    "features/pull/action.py: proved.result()",
     "kernel/transport/jumps.py: last.result()",
     "kernel/transport/jumps.py: future.result()",
     "kernel/transport/forward.py: self._thread.join()",

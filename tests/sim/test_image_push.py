@@ -10,8 +10,8 @@ from tests.support.figures import record
 from tests.support.sim import lab, make
 from tests.support.sim.lab import Outcome
 from tests.support.sim.world import Machine, Picture, World
-from vllm_cluster.actions.image_push import push
-from vllm_cluster.actions.images import images
+from vllm_cluster.features.images.action import images
+from vllm_cluster.features.images.push import push
 from vllm_cluster.kernel.errors import HostError, PreflightFailed, UsageError
 from vllm_cluster.kernel.events import Emit
 from vllm_cluster.kernel.hosts.connection import HostConnection
@@ -223,7 +223,7 @@ def moved(outcome: Outcome) -> list[tuple[str | None, str]]:
     return [(event.host, str(event.data["id"])) for event in outcome.events if event.data.get("code") == "tag-moved"]
 
 
-# fault: actions/image_push.py: naming.given.add(connection.name) → pass
+# fault: features/images/push.py: naming.given.add(connection.name) → pass
 @pytest.mark.parametrize("there", [True, False])
 def test_an_image_whose_name_moves_is_reported(there: bool) -> None:
     """Also where the host has the new one already, under no name."""

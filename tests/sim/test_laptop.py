@@ -153,7 +153,7 @@ def command_lines(world: World, wire: list[bytes], api: Api) -> Iterator[None]:
                 object.__setattr__(SYSTEM, name, value)
 
 
-# fault: actions/pull_plan.py: host_token(inventory) → __import__("os").environ["HF_TOKEN"]
+# fault: features/pull/plan.py: host_token(inventory) → __import__("os").environ["HF_TOKEN"]
 @pytest.mark.promise("P48")
 @pytest.mark.parametrize("token", ["", "hf_token: env:GIVEN\n"], ids=["without a token", "with a token"])
 def test_no_secret_of_the_laptop_reaches_a_host(

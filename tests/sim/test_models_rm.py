@@ -11,8 +11,8 @@ import pytest
 from tests.support.sim import lab, life, make
 from tests.support.sim.lab import Outcome
 from tests.support.sim.world import Box, World
-from vllm_cluster.actions.models import RunningPull, running_pulls
-from vllm_cluster.actions.models_remove import remove
+from vllm_cluster.features.pull.models import RunningPull, running_pulls
+from vllm_cluster.features.pull.models_remove import remove
 from vllm_cluster.kernel.assess import reached
 from vllm_cluster.kernel.errors import Aborted, InventoryError, Locked, PreflightFailed, UsageError
 from vllm_cluster.kernel.events import Emit
@@ -88,7 +88,7 @@ def test_it_is_removed_from_every_host(world: World) -> None:
     assert not any(machine.lock for machine in world.machines.values())
 
 
-# fault: actions/models_remove.py: if found.locked: → if found is None:
+# fault: features/pull/models_remove.py: if found.locked: → if found is None:
 def test_what_another_cluster_pulls_into_a_shared_cache_stays(world: World) -> None:
     before, shared = left(world), world.machines["gpu2"]
     shared.pulled_elsewhere = "hub/models--org--other"
@@ -150,7 +150,7 @@ def test_what_is_asked_for_before_the_answer_stays(world: World) -> None:
     assert not any(machine.lock for machine in world.machines.values())
 
 
-# fault: actions/models_remove.py: _refuse_used(now, place) → _refuse_used(there, place)
+# fault: features/pull/models_remove.py: _refuse_used(now, place) → _refuse_used(there, place)
 def test_what_a_head_serves_that_was_started_before_the_answer_stays(world: World) -> None:
     before, head = left(world), world.machines["gpu1"].box("vcluster-lab")
     assert head

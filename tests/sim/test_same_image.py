@@ -10,7 +10,7 @@ from tests.support.figures import record
 from tests.support.sim import lab, make
 from tests.support.sim.lab import Outcome
 from tests.support.sim.world import Picture, World
-from vllm_cluster.actions.image_push import push
+from vllm_cluster.features.images.push import push
 from vllm_cluster.kernel.apply.barrier import ensure_same_image
 from vllm_cluster.kernel.assess import facts_of, reached
 from vllm_cluster.kernel.errors import FleetError, HostError

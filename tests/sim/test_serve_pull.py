@@ -12,7 +12,7 @@ from tests.support.models import configs
 from tests.support.sim import lab, make
 from tests.support.sim.lab import Outcome
 from tests.support.sim.world import World
-from vllm_cluster.actions import serve_pull
+from vllm_cluster.features.pull import offer as serve_pull
 from vllm_cluster.kernel.errors import HostError, PreflightFailed, Unreachable
 from vllm_cluster.kernel.events import Event
 from vllm_cluster.kernel.hosts.connection import Fleet

@@ -17,10 +17,10 @@ from jsonschema.exceptions import best_match
 from pydantic import TypeAdapter
 
 from vllm_cluster.actions.batches import BatchOnHead
-from vllm_cluster.actions.models import RunningPull
 from vllm_cluster.batch.files import BatchResult
 from vllm_cluster.core.bench import BenchRun, ComparedFigure, HostHardware, Point
-from vllm_cluster.core.image_use import ClusterImage
+from vllm_cluster.features.images.use import ClusterImage
+from vllm_cluster.features.pull.models import RunningPull
 from vllm_cluster.kernel.checks.finding import Finding
 from vllm_cluster.kernel.checks.registry import NotChecked
 from vllm_cluster.kernel.explain.diagnosis import BenignMatch

@@ -13,7 +13,7 @@ RAY = re.compile(r"(?<![a-z])ray(?![a-z])|Ray(?![a-z])|(?<![A-Z])RAY(?![A-Z])")
 # Where code names Ray.
 HOMES = ("kernel/backends/", "serving/node/backends/", "kernel/images/", "kernel/apply/barrier.py")
 # What people write or read under that name: the inventory's key and its default, a column, a key of JSON.
-FOR_PEOPLE = {"cli/render/images.py", "core/image_use.py", "kernel/inventory/model.py", "kernel/versions.py"}
+FOR_PEOPLE = {"features/images/render.py", "features/images/use.py", "kernel/inventory/model.py", "kernel/versions.py"}
 # Literals without a space that are not texts: names of files, variables, processes and packages that are Ray's.
 LITERALS = {
     "serving/serve/verb.py": "the option's word",
@@ -23,10 +23,10 @@ LITERALS = {
     "kernel/plan/placement.py": "the name of a backend",
     "serving/explain/explain.py": "the name of a log, as users see it",
     "kernel/checks/docker.py": "names of containers of other launchers",
-    "core/image_use.py": "the name of an image",
+    "features/images/use.py": "the name of an image",
     "kernel/listeners.py": "the file that starts what listens",
     "cli/logs.py": "the option",
-    "cli/render/images.py": "the column",
+    "features/images/render.py": "the column",
     "core/log_lines.py": "the mark of lines, as users see it",
     "wire/status.py": "the key of an earlier version",
     "kernel/inventory/container.py": "variables that users may not set; what reads an inventory imports no backend",

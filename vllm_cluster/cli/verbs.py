@@ -157,7 +157,7 @@ VERBS = {
     ),
     "pull": Verb(
         _MODELS,
-        "cli.pull:pull",
+        "features.pull.verb:pull",
         "Bring a model to every host: download once, then spread.",
         "One host downloads, the others receive from host to host meanwhile; every file is hashed. It continues "
         "without this machine: Ctrl-C leaves it running, and the same command follows it again, or resumes it.",
@@ -176,8 +176,8 @@ VERBS = {
             75: "another model is being pulled",
         },
     ),
-    "models": Verb(_MODELS, "cli.models:app", "Show and remove the models of the hosts."),
-    "image": Verb(_MODELS, "cli.image:app", "List, remove and send the images of the hosts."),
+    "models": Verb(_MODELS, "features.pull.models_verb:app", "Show and remove the models of the hosts."),
+    "image": Verb(_MODELS, "features.images.verb:app", "List, remove and send the images of the hosts."),
     "stop": Verb(
         _MODELS,
         "serving.serve.verb:stop",
@@ -303,14 +303,14 @@ VERBS = {
 MODELS = {
     "ls": Verb(
         "Verbs",
-        "cli.models:ls",
+        "features.pull.models_verb:ls",
         "Show which models each host has, and whether complete.",
         examples=("vcluster models", "vcluster models --json"),
         exits={1: "a host's cache cannot be read", **READ},
     ),
     "rm": Verb(
         "Verbs",
-        "cli.models:rm",
+        "features.pull.models_verb:rm",
         "Remove a model from the hosts.",
         "Frees what it takes in the caches, all revisions. Refuses what is served, or is being pulled.",
         ("vcluster models rm org/old-model", "vcluster models rm ./my-model gpu2 --yes"),

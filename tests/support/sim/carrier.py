@@ -21,7 +21,7 @@ from vllm_cluster.kernel.transport.base import Forward, Result, Stream, Target
 
 FACTS = files("vllm_cluster.kernel.facts").joinpath("facts.sh").read_bytes()
 DETAILS = files("vllm_cluster.kernel.facts").joinpath("details.sh").read_bytes()
-MODELS = files("vllm_cluster.remote.host").joinpath("models.sh").read_bytes()
+MODELS = files("vllm_cluster.kernel.models").joinpath("models.sh").read_bytes()
 LEASE = files("vllm_cluster.kernel.lease").joinpath("lease.sh").read_text()
 FENCED = files("vllm_cluster.kernel.lease").joinpath("lease_stream.sh").read_text()
 DIAL = ("docker", "system", "dial-stdio")

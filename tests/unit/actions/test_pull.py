@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from tests.support import world
-from vllm_cluster.actions import pull as action
-from vllm_cluster.actions.pull_follow import PullEnd
-from vllm_cluster.actions.pull_hosts import PullHosts
-from vllm_cluster.actions.pull_plan import WantedModel
+from vllm_cluster.features.pull import action
+from vllm_cluster.features.pull.follow import PullEnd
+from vllm_cluster.features.pull.hosts import PullHosts
+from vllm_cluster.features.pull.plan import WantedModel
 from vllm_cluster.kernel.errors import Locked, VclusterError
 from vllm_cluster.kernel.events import Event
 from vllm_cluster.kernel.hosts.runtime import SYSTEM
@@ -99,7 +99,7 @@ def test_a_folder_is_compared_with_what_another_person_has_brought(
     assert [event.kind for event in events].count("result") == 1 - left
 
 
-# fault: actions/pull.py: if proved and proved.result() == → if proved and proved.result() !=
+# fault: features/pull/action.py: if proved and proved.result() == → if proved and proved.result() !=
 @pytest.mark.parametrize("different", ["", "commit", "digest", "host"])
 def test_what_every_host_has_is_known_by_one_look(monkeypatch: pytest.MonkeyPatch, different: str) -> None:
     """Asked while the hub is asked; nothing else is then asked of a host."""

@@ -13,9 +13,12 @@ from typing import Any
 import pytest
 
 from tests.support import world
-from vllm_cluster.actions import pull, pull_known, pull_plan, pull_verify
-from vllm_cluster.actions.pull_hosts import PullHosts
-from vllm_cluster.actions.pull_plan import WantedModel
+from vllm_cluster.features.pull import action as pull
+from vllm_cluster.features.pull import known as pull_known
+from vllm_cluster.features.pull import plan as pull_plan
+from vllm_cluster.features.pull import verify as pull_verify
+from vllm_cluster.features.pull.hosts import PullHosts
+from vllm_cluster.features.pull.plan import WantedModel
 from vllm_cluster.kernel.errors import HostError
 from vllm_cluster.kernel.facts.docker_objects import ContainerInfo
 from vllm_cluster.kernel.hosts.runtime import SYSTEM

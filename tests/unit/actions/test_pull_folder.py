@@ -13,15 +13,15 @@ from typing import Any
 import pytest
 
 from tests.support import world
-from vllm_cluster.actions.pull_folder import find_folder, is_folder, wanted_folder
-from vllm_cluster.actions.pull_hosts import PullHosts
+from vllm_cluster.features.pull.folder import find_folder, is_folder, wanted_folder
+from vllm_cluster.features.pull.hosts import PullHosts
+from vllm_cluster.features.pull.known_hashes import KnownHashes
+from vllm_cluster.features.pull.local_folder import hashed, listed
 from vllm_cluster.kernel.errors import PreflightFailed, UsageError
 from vllm_cluster.kernel.events import Event
 from vllm_cluster.kernel.hosts.runtime import SYSTEM
 from vllm_cluster.kernel.models import cache as model_cache
 from vllm_cluster.kernel.plan.pull import HubModel, outside, place_of
-from vllm_cluster.run.known_hashes import KnownHashes
-from vllm_cluster.run.local_folder import hashed, listed
 from vllm_cluster.wire.values import Url
 
 
@@ -42,7 +42,7 @@ def model_in(folder: Path) -> Path:
     return folder
 
 
-# fault: run/local_folder.py: if path.is_symlink() and not any( → if path.is_symlink() and any(
+# fault: features/pull/local_folder.py: if path.is_symlink() and not any( → if path.is_symlink() and any(
 @pytest.mark.parametrize("name", ["tokenizer.json", "sub/vocab.txt"])
 def test_a_link_out_of_a_folder_goes_to_no_host(tmp_path: Path, name: str) -> None:
     """As one to a private key, which every user of every host could read then."""

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from tests.support.clock import Clock
-from vllm_cluster.actions import pull_follow
-from vllm_cluster.actions.pull_follow import PullEnd, follow
+from vllm_cluster.features.pull import follow as pull_follow
+from vllm_cluster.features.pull.follow import PullEnd, follow
 from vllm_cluster.kernel.events import Event
 from vllm_cluster.kernel.hosts.runtime import SYSTEM, Background, Runtime
 from vllm_cluster.kernel.models.weights import PullStatus
@@ -35,7 +35,7 @@ def followed(monkeypatch: pytest.MonkeyPatch, answer: Any, emit: Any, runtime: R
     return follow(fleet, "lab", HOSTS, emit)
 
 
-# fault: actions/pull_follow.py: return not self._thread.is_alive() → return self._thread.join() is None
+# fault: features/pull/follow.py: return not self._thread.is_alive() → return self._thread.join() is None
 def test_a_frozen_host_keeps_no_other_from_being_shown(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pull_follow, "SILENT_SECONDS", 0.05)
     named, texts = threading.Event(), list[str]()
@@ -98,7 +98,7 @@ def test_the_total_of_all_hosts_is_the_same_from_the_first_moment_to_the_last(mo
     assert totals == {20}
 
 
-# fault: actions/pull_follow.py: if rate < SLOW → if rate < 0
+# fault: features/pull/follow.py: if rate < SLOW → if rate < 0
 @pytest.mark.parametrize(("rate", "text"), [(0, ""), (1_000, ", 1.0 kB/s"), (43e6, ", 43 MB/s, 1 min left")])
 def test_the_time_of_many_small_files_is_not_taken_from_their_bytes(rate: float, text: str) -> None:
     """A thousand files of 4 bytes had 13 h left, which were 9 s."""

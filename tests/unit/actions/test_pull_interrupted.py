@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from tests.support import world
-from vllm_cluster.actions import pull as action
-from vllm_cluster.actions.pull_hosts import PullHosts
+from vllm_cluster.features.pull import action
+from vllm_cluster.features.pull.hosts import PullHosts
 from vllm_cluster.kernel.errors import CommandFailed
 from vllm_cluster.kernel.facts.docker_objects import ContainerInfo
 from vllm_cluster.kernel.hosts.runtime import SYSTEM

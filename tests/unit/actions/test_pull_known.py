@@ -10,10 +10,11 @@ from typing import Any
 import pytest
 
 from tests.support import world
-from vllm_cluster.actions import pull_hosts, pull_known
-from vllm_cluster.actions.pull_hosts import PullHosts
-from vllm_cluster.actions.pull_known import find_model
-from vllm_cluster.actions.pull_plan import WantedModel
+from vllm_cluster.features.pull import hosts as pull_hosts
+from vllm_cluster.features.pull import known as pull_known
+from vllm_cluster.features.pull.hosts import PullHosts
+from vllm_cluster.features.pull.known import find_model
+from vllm_cluster.features.pull.plan import WantedModel
 from vllm_cluster.kernel.errors import PreflightFailed, Unreachable, VclusterError
 from vllm_cluster.kernel.events import Event
 from vllm_cluster.kernel.plan.pull import HubModel
@@ -77,7 +78,7 @@ def test_hosts_with_different_revisions_are_reported_with_their_commits(found: A
     assert refused.value.hint == f"vcluster pull lab/model@{ONE}\nvcluster pull lab/model@{OTHER}"
 
 
-# fault: actions/pull_known.py: if len({one.commit for one in found.values()}) < → if 99 <
+# fault: features/pull/known.py: if len({one.commit for one in found.values()}) < → if 99 <
 def test_a_host_that_lists_other_files_of_the_commit_is_not_believed(found: Any) -> None:
     """What one lists would become the files of all."""
     with pytest.raises(PreflightFailed, match="gpu1, gpu2 have different files of lab/model"):

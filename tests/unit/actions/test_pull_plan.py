@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from tests.support import world
-from vllm_cluster.actions.pull_hosts import PullHosts
-from vllm_cluster.actions.pull_plan import ensure_ports, summary, warn_of_stale
+from vllm_cluster.features.pull.hosts import PullHosts
+from vllm_cluster.features.pull.plan import ensure_ports, summary, warn_of_stale
 from vllm_cluster.kernel.errors import PreflightFailed
 from vllm_cluster.kernel.events import Event
 from vllm_cluster.kernel.plan.pull import Held, HubModel, make

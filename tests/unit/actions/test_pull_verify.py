@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from tests.support import world
-from vllm_cluster.actions import pull_verify
-from vllm_cluster.actions.pull_hosts import PullHosts
-from vllm_cluster.actions.pull_plan import WantedModel
-from vllm_cluster.actions.pull_verify import Verified
+from vllm_cluster.features.pull import verify as pull_verify
+from vllm_cluster.features.pull.hosts import PullHosts
+from vllm_cluster.features.pull.plan import WantedModel
+from vllm_cluster.features.pull.verify import Verified
 from vllm_cluster.kernel.errors import PreflightFailed, Unreachable, UsageError
 from vllm_cluster.kernel.plan.pull import HubModel
 from vllm_cluster.wire.pull import ModelFile

@@ -9,9 +9,9 @@ from dataclasses import replace
 import pytest
 
 from tests.support.json_schemas import validate
-from vllm_cluster.actions.images import FoundImages
-from vllm_cluster.cli.render.images import images_document, show_images
-from vllm_cluster.core.image_use import ClusterImage
+from vllm_cluster.features.images.action import FoundImages
+from vllm_cluster.features.images.render import images_document, show_images
+from vllm_cluster.features.images.use import ClusterImage
 from vllm_cluster.kernel.errors import Unreachable
 
 NAME = "vllm/vllm-openai:v0.32.0"

@@ -8,10 +8,10 @@ import time
 import pytest
 
 from tests.support.json_schemas import validate
-from vllm_cluster.actions.models import CachedModels, RunningPull
-from vllm_cluster.cli import models as models_cli
 from vllm_cluster.cli.app import app
-from vllm_cluster.cli.render.models import models_document, show_models
+from vllm_cluster.features.pull import models_verb as models_cli
+from vllm_cluster.features.pull.models import CachedModels, RunningPull
+from vllm_cluster.features.pull.render import models_document, show_models
 from vllm_cluster.kernel.errors import Unreachable
 from vllm_cluster.kernel.models.listed import CachedModel
 from vllm_cluster.kernel.terminal.options import InventoryPath, Json

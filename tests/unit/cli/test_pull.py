@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from tests.support.sim import make
-from vllm_cluster.actions import pull as action
-from vllm_cluster.actions.pull_plan import WantedModel
 from vllm_cluster.cli.app import app
+from vllm_cluster.features.pull import action
+from vllm_cluster.features.pull.plan import WantedModel
 from vllm_cluster.kernel.inventory.model import Inventory
 from vllm_cluster.kernel.terminal.session import Session
 
@@ -53,7 +53,7 @@ def test_a_bucket_is_answered_with_the_copy_that_takes_its_place(capsys: pytest.
     assert "fix: aws s3 cp --recursive s3://lab/models/mine ./new\nfix: vcluster pull ./new\n" in shown
 
 
-# fault: cli/pull.py: if name or not model.startswith("./") → if not model
+# fault: features/pull/verb.py: if name or not model.startswith("./") → if not model
 @pytest.mark.parametrize(
     ("words", "fix"),
     [

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from vllm_cluster.core.image_use import ClusterImage, cluster_images, freed
+from vllm_cluster.features.images.use import ClusterImage, cluster_images, freed
 from vllm_cluster.kernel.facts.docker_objects import Container, Image
 from vllm_cluster.kernel.plan.spec import BASE_IMAGE, BUILT_FOR, SPEC
 
@@ -69,7 +69,7 @@ def test_an_image_of_others_is_not_listed(foreign: Image) -> None:
     assert foreign.id not in states((*ALL, foreign))
 
 
-# fault: core/image_use.py: return image.id in nameless → return False
+# fault: features/images/use.py: return image.id in nameless → return False
 @pytest.mark.parametrize("listed", [(), ("<none>:<none>",)], ids=["Docker 25", "Docker 24"])
 def test_an_image_whose_name_went_to_another_is_listed(listed: tuple[str, ...]) -> None:
     """A build under the same name left them: Docker lists them as <none>, and its own prune removes them."""

@@ -16,13 +16,13 @@ from tests.support.ports import free_port
 from tests.support.pulls import Part, Sending, model_files
 from tests.support.spread import folder_plan, partial_of
 from tests.support.waiting import until
+from vllm_cluster.features.pull import local_folder
+from vllm_cluster.features.pull.known_hashes import KnownHashes
 from vllm_cluster.kernel.errors import HostError, UsageError
 from vllm_cluster.kernel.hosts.connection import HostConnection
 from vllm_cluster.kernel.hosts.runtime import SYSTEM
 from vllm_cluster.kernel.spread import origin
 from vllm_cluster.kernel.spread.store import Store
-from vllm_cluster.run import local_folder
-from vllm_cluster.run.known_hashes import KnownHashes
 from vllm_cluster.wire.pull import HERE, ChainHost, HostPlan, ModelFile
 
 FILES = model_files(2 << 20)
@@ -180,7 +180,7 @@ def test_a_host_that_has_all_waits_for_the_answer_to_the_last_file(folder: Path,
     assert part.process.wait(60) == 0 and part.status()["phase"] == "done"
 
 
-# fault: run/local_folder.py: AHEAD = 256 → AHEAD = 1
+# fault: features/pull/local_folder.py: AHEAD = 256 → AHEAD = 1
 def test_many_small_files_are_sent_in_few_round_trips(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

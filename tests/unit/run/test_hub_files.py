@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
+from vllm_cluster.features.pull import hub_files
 from vllm_cluster.kernel.errors import CommandFailed, PreflightFailed, Unreachable
 from vllm_cluster.kernel.hosts.runtime import SYSTEM
 from vllm_cluster.kernel.plan.pull import HubModel
-from vllm_cluster.run import hub_files
 
 QUESTION = {"model": "lab/model", "revision": "", "token": "", "endpoint": ""}
 FILE = {"path": "config.json", "size": 2, "blob": "a" * 40}

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from vllm_cluster.run.known_hashes import TICK_NANOSECONDS, KnownHashes
-from vllm_cluster.run.local_folder import hashed, listed
+from vllm_cluster.features.pull.known_hashes import TICK_NANOSECONDS, KnownHashes
+from vllm_cluster.features.pull.local_folder import hashed, listed
 
 LATER = TICK_NANOSECONDS / 1e9 + 1
 
@@ -49,7 +49,7 @@ def grown(path: Path) -> None:
     path.write_bytes(b"weights and more")
 
 
-# fault: run/known_hashes.py: self._before = read( → read(
+# fault: features/pull/known_hashes.py: self._before = read( → read(
 def test_a_folder_that_did_not_change_is_not_read_again(tmp_path: Path) -> None:
     folder = model_in(tmp_path / "mine")
     first, read = read_in(tmp_path / "cache", folder)
@@ -59,7 +59,7 @@ def test_a_folder_that_did_not_change_is_not_read_again(tmp_path: Path) -> None:
     assert kept.stat().st_mode & 0o777 == 0o600
 
 
-# fault: run/known_hashes.py: found.st_mtime_ns, found.st_ctime_ns) → found.st_mtime_ns)
+# fault: features/pull/known_hashes.py: found.st_mtime_ns, found.st_ctime_ns) → found.st_mtime_ns)
 @pytest.mark.parametrize("change", [replaced, rewritten, grown])
 def test_a_file_that_changed_is_read_again_also_with_its_size_and_time(
     tmp_path: Path, change: Callable[[Path], None]
@@ -77,7 +77,7 @@ def test_a_file_that_changed_is_read_again_also_with_its_size_and_time(
     assert second["config.json"] == first["config.json"]
 
 
-# fault: run/known_hashes.py: now * 1e9 - TICK_NANOSECONDS → now * 1e9
+# fault: features/pull/known_hashes.py: now * 1e9 - TICK_NANOSECONDS → now * 1e9
 def test_a_file_that_may_change_within_one_tick_of_its_clock_is_not_kept(tmp_path: Path) -> None:
     folder = model_in(tmp_path / "mine")
     read_in(tmp_path / "cache", folder, later=1.0)

@@ -165,7 +165,7 @@ def test_hosts_with_one_cache_see_the_marks_of_each_other(tmp_path: Path) -> Non
 def asked(hub: PullHub, **more: object) -> list[dict[str, Any]]:
     """What the hub has of a model."""
     question = {"model": MODEL, "revision": "", "token": None, "endpoint": hub.url}
-    return ask_program("remote.image.hub_files", {**question, **more})
+    return ask_program("features.pull.on_host.hub_files", {**question, **more})
 
 
 def test_the_hub_names_the_commit_and_the_content_of_each_file(hub: PullHub) -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from vllm_cluster.kernel.models.listed import CachedModel, parse_models
 
-SCRIPT = files("vllm_cluster.remote.host").joinpath("models.sh")
+SCRIPT = files("vllm_cluster.kernel.models").joinpath("models.sh")
 COMMIT, OTHER = "a" * 40, "b" * 40
 SHELLS = [["sh"], ["bash", "--posix"]]
 

@@ -1,4 +1,4 @@
-"""Models in a host's cache, as `remote/host/models.sh` prints them."""
+"""Models in a host's cache, as `kernel/models/models.sh` prints them."""
 
 from __future__ import annotations
 

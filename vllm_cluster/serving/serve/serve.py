@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import partial
 
-from vllm_cluster.actions.pull_plan import WantedModel
-from vllm_cluster.actions.serve_pull import PullFirst
+from vllm_cluster.features.pull.offer import PullFirst
+from vllm_cluster.features.pull.plan import WantedModel
 from vllm_cluster.kernel.assess import Assessment, connect_all
 from vllm_cluster.kernel.backends import vllm
 from vllm_cluster.kernel.errors import PreflightFailed, UsageError

@@ -15,7 +15,7 @@ from vllm_cluster.kernel.terminal.options import InventoryPath, Json
 from vllm_cluster.kernel.terminal.session import Session
 
 if TYPE_CHECKING:
-    from vllm_cluster.actions.pull_plan import WantedModel
+    from vllm_cluster.features.pull.plan import WantedModel
 
 Model = Annotated[
     str | None,
@@ -43,8 +43,8 @@ def _wanted(model: str, via: str, name: str, *, detach: bool, of_hosts: str) -> 
     Raises:
         UsageError: it cannot be named so, or brought so.
     """
-    from vllm_cluster.actions.pull_folder import is_folder, wanted_folder
-    from vllm_cluster.actions.pull_plan import WantedModel
+    from vllm_cluster.features.pull.folder import is_folder, wanted_folder
+    from vllm_cluster.features.pull.plan import WantedModel
 
     asked, _, revision = model.partition("@")
     if model.startswith("s3://"):
@@ -85,7 +85,7 @@ def pull(
         raise UsageError("missing MODEL", hint="vcluster pull ORG/NAME")
 
     with Session(inventory, as_json=as_json, changes=True) as session:
-        from vllm_cluster.actions import pull as action
+        from vllm_cluster.features.pull import action
         from vllm_cluster.kernel.plan.pull import through_folder
 
         of_hosts = "--verify" if verify else "--cancel" if cancel else ""
@@ -97,7 +97,7 @@ def pull(
         if cancel:
             action.cancel(loaded, session.emit, wanted.model)
         elif verify:
-            from vllm_cluster.actions.pull_verify import verify as check
+            from vllm_cluster.features.pull.verify import verify as check
 
             check(loaded, session.emit, wanted)
         else:

@@ -6,8 +6,8 @@ import time
 from dataclasses import asdict
 from typing import Any
 
-from vllm_cluster.actions.images import FoundImages
-from vllm_cluster.core.image_use import ClusterImage
+from vllm_cluster.features.images.action import FoundImages
+from vllm_cluster.features.images.use import ClusterImage
 from vllm_cluster.kernel.terminal.output import out
 from vllm_cluster.kernel.terminal.table import columns, table
 from vllm_cluster.kernel.terminal.text import plain

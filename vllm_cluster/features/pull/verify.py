@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from vllm_cluster.actions.pull import bring
-from vllm_cluster.actions.pull_hosts import PullHosts, looked_at, refuse_running
-from vllm_cluster.actions.pull_plan import WantedModel, ask_about, hashing
+from vllm_cluster.features.pull.action import bring
+from vllm_cluster.features.pull.hosts import PullHosts, looked_at, refuse_running
+from vllm_cluster.features.pull.plan import WantedModel, ask_about, hashing
 from vllm_cluster.kernel.errors import PreflightFailed
 from vllm_cluster.kernel.events import Emit, Event
 from vllm_cluster.kernel.hosts.connection import HostConnection

@@ -15,7 +15,7 @@ from vllm_cluster.kernel.terminal.session import Session
 IMAGE = {
     "ls": Verb(
         "Verbs",
-        "cli.image:ls",
+        "features.images.verb:ls",
         "Show the images that the cluster uses or used.",
         "The state is in-use, desired (the inventory names it), previous (kept, to return to) or unused.",
         ("vcluster image ls", "vcluster image ls --json"),
@@ -23,7 +23,7 @@ IMAGE = {
     ),
     "prune": Verb(
         "Verbs",
-        "cli.image:prune",
+        "features.images.verb:prune",
         "Remove the cluster's images that nothing needs.",
         "These are shown as unused by vcluster image ls. Images of others stay.",
         ("vcluster image prune", "vcluster image prune --yes"),
@@ -31,7 +31,7 @@ IMAGE = {
     ),
     "push": Verb(
         "Verbs",
-        "cli.image:push",
+        "features.images.verb:push",
         "Bring an image to hosts that lack it, without a registry.",
         "Sends only the layers that a host lacks, to all hosts at once, and from host to host where they reach each "
         "other. What runs continues: vcluster up takes the image.",
@@ -64,7 +64,7 @@ def push(
     """Bring an image to hosts that lack it, without a registry."""
     with Session(inventory, as_json=as_json, changes=True) as session:
         loaded = session.load()
-        from vllm_cluster.actions.image_push import push as push_action
+        from vllm_cluster.features.images.push import push as push_action
 
         push_action(loaded, session.emit, image=image or "", source=source, hosts=hosts or ())
 
@@ -73,8 +73,8 @@ def ls(inventory: InventoryPath = None, as_json: Json = False) -> None:
     """Show the images that the cluster uses or used."""
     with Session(inventory, as_json=as_json) as session:
         loaded = session.load()
-        from vllm_cluster.actions.images import images as images_action
-        from vllm_cluster.cli.render.images import images_document, show_images
+        from vllm_cluster.features.images.action import images as images_action
+        from vllm_cluster.features.images.render import images_document, show_images
         from vllm_cluster.kernel.errors import combine
 
         found = images_action(loaded, session.progress)
@@ -87,6 +87,6 @@ def prune(inventory: InventoryPath = None, as_json: Json = False, wait: Wait = 0
     """Remove the cluster's images that nothing needs."""
     with Session(inventory, as_json=as_json, changes=True) as session:
         loaded = session.load()
-        from vllm_cluster.actions.images import prune as prune_action
+        from vllm_cluster.features.images.action import prune as prune_action
 
         prune_action(loaded, session.emit, confirm=session.confirm(yes), wait=wait)

@@ -6,10 +6,10 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 
-from vllm_cluster.actions.pull import bring_everywhere
-from vllm_cluster.actions.pull_hosts import PullHosts, on_hosts, statuses
-from vllm_cluster.actions.pull_known import find_model
-from vllm_cluster.actions.pull_plan import WantedModel, ensure_room, plan_for
+from vllm_cluster.features.pull.action import bring_everywhere
+from vllm_cluster.features.pull.hosts import PullHosts, on_hosts, statuses
+from vllm_cluster.features.pull.known import find_model
+from vllm_cluster.features.pull.plan import WantedModel, ensure_room, plan_for
 from vllm_cluster.kernel.errors import HostError, PreflightFailed
 from vllm_cluster.kernel.events import Emit, Event
 from vllm_cluster.kernel.facts.host_facts import HostFacts

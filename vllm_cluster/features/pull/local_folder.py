@@ -9,13 +9,13 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
+from vllm_cluster.features.pull.known_hashes import KnownHashes
 from vllm_cluster.kernel.clock import Clock
 from vllm_cluster.kernel.errors import HostError, UsageError
 from vllm_cluster.kernel.hosts.connection import HostConnection
 from vllm_cluster.kernel.hosts.program import InNode, RemoteProgram, RunningProgram, start
 from vllm_cluster.kernel.plan.pull import FOLDER, choose, container_name, unfit_path
 from vllm_cluster.kernel.shell_line import command_line
-from vllm_cluster.run.known_hashes import KnownHashes
 from vllm_cluster.wire.pull import ModelFile
 
 START_SECONDS = 60.0

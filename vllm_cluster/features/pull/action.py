@@ -7,11 +7,11 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 
-from vllm_cluster.actions.pull_folder import Feeding
-from vllm_cluster.actions.pull_follow import PullEnd, follow
-from vllm_cluster.actions.pull_hosts import PullHosts, looked_at, remove, statuses
-from vllm_cluster.actions.pull_known import find_model, proved_on
-from vllm_cluster.actions.pull_plan import (
+from vllm_cluster.features.pull.folder import Feeding
+from vllm_cluster.features.pull.follow import PullEnd, follow
+from vllm_cluster.features.pull.hosts import PullHosts, looked_at, remove, statuses
+from vllm_cluster.features.pull.known import find_model, proved_on
+from vllm_cluster.features.pull.plan import (
     NOTHING,
     Damaged,
     WantedModel,

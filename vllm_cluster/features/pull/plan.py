@@ -9,7 +9,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from vllm_cluster.actions.pull_hosts import PullHosts
+from vllm_cluster.features.pull.hosts import PullHosts
+from vllm_cluster.features.pull.hub_files import ask_hub
 from vllm_cluster.kernel.errors import PreflightFailed
 from vllm_cluster.kernel.events import Event
 from vllm_cluster.kernel.hosts.connection import HostConnection
@@ -28,7 +29,6 @@ from vllm_cluster.kernel.plan.pull import (
 )
 from vllm_cluster.kernel.shell_line import command_line, listener_line
 from vllm_cluster.kernel.text import and_more, by_hosts, count, size
-from vllm_cluster.run.hub_files import ask_hub
 from vllm_cluster.serving.fit.fit import host_token
 from vllm_cluster.wire.pull import HERE, CacheMarks, CacheModel, CacheRow
 

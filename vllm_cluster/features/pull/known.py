@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass, field
 
-from vllm_cluster.actions.pull_folder import find_folder
-from vllm_cluster.actions.pull_hosts import PullHosts
-from vllm_cluster.actions.pull_plan import WantedModel, ask_about
+from vllm_cluster.features.pull.folder import find_folder
+from vllm_cluster.features.pull.hosts import PullHosts
+from vllm_cluster.features.pull.plan import WantedModel, ask_about
 from vllm_cluster.kernel.errors import PreflightFailed, Unreachable, VclusterError
 from vllm_cluster.kernel.events import Event
 from vllm_cluster.kernel.hosts.connection import HostConnection

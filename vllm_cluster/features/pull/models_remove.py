@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 
-from vllm_cluster.actions.pull_hosts import PullHosts, looked_at, statuses
+from vllm_cluster.features.pull.hosts import PullHosts, looked_at, statuses
 from vllm_cluster.kernel.assess import facts_of, require_name
 from vllm_cluster.kernel.errors import Locked, PreflightFailed, VclusterError
 from vllm_cluster.kernel.events import Emit, Event, waiting

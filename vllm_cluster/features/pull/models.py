@@ -68,7 +68,7 @@ def running_pulls(inventory: Inventory, fleet: Fleet, hosts: Sequence[str]) -> d
 
 
 def _read(inventory: Inventory, connection: HostConnection) -> tuple[CachedModel, ...]:
-    script = files("vllm_cluster.remote.host").joinpath("models.sh").read_bytes()
+    script = files("vllm_cluster.kernel.models").joinpath("models.sh").read_bytes()
     result = connection.transport.run(
         ["sh", "-s", "--", inventory.model_cache], connection.runtime.after(LIST_SECONDS), stdin=script
     )

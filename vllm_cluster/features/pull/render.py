@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from typing import Any
 
-from vllm_cluster.actions.models import CachedModels, RunningPull
+from vllm_cluster.features.pull.models import CachedModels, RunningPull
 from vllm_cluster.kernel.models.listed import CachedModel
 from vllm_cluster.kernel.terminal.output import YELLOW, out, styles
 from vllm_cluster.kernel.terminal.table import columns, cut, table

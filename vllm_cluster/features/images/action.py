@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from vllm_cluster.core.image_use import ClusterImage, cluster_images, freed
+from vllm_cluster.features.images.use import ClusterImage, cluster_images, freed
 from vllm_cluster.kernel.assess import connect_all, each_usable, facts_of, reached
 from vllm_cluster.kernel.errors import VclusterError
 from vllm_cluster.kernel.events import Emit, Event, waiting

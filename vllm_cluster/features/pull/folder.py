@@ -8,8 +8,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
 
-from vllm_cluster.actions.pull_hosts import PullHosts
-from vllm_cluster.actions.pull_plan import WantedModel, hashing
+from vllm_cluster.features.pull.hosts import PullHosts
+from vllm_cluster.features.pull.known_hashes import KnownHashes
+from vllm_cluster.features.pull.local_folder import feed, hashed, listed, pull_line
+from vllm_cluster.features.pull.plan import WantedModel, hashing
 from vllm_cluster.kernel.errors import PreflightFailed, UsageError
 from vllm_cluster.kernel.events import Event
 from vllm_cluster.kernel.laptop import cache_folder, expanded
@@ -17,8 +19,6 @@ from vllm_cluster.kernel.plan.cached_model import cache_place, fitting_name
 from vllm_cluster.kernel.plan.pull import HubModel, choose, unfit_path
 from vllm_cluster.kernel.shell_line import command_line
 from vllm_cluster.kernel.text import count, size
-from vllm_cluster.run.known_hashes import KnownHashes
-from vllm_cluster.run.local_folder import feed, hashed, listed, pull_line
 from vllm_cluster.wire.pull import HERE, CacheManifest, CacheRow, ModelFile
 from vllm_cluster.wire.values import Url
 

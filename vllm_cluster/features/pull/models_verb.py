@@ -19,8 +19,8 @@ def ls(inventory: InventoryPath = None, as_json: Json = False) -> None:
     """Show which models the hosts have, and whether they are complete."""
     with Session(inventory, as_json=as_json) as session:
         loaded = session.load()
-        from vllm_cluster.actions.models import models as models_action
-        from vllm_cluster.cli.render.models import models_document, show_models
+        from vllm_cluster.features.pull.models import models as models_action
+        from vllm_cluster.features.pull.render import models_document, show_models
         from vllm_cluster.kernel.errors import combine
 
         found = models_action(loaded, session.progress)
@@ -52,6 +52,6 @@ def rm(
     """Remove a model from the hosts."""
     with Session(inventory, as_json=as_json, changes=True) as session:
         loaded = session.load()
-        from vllm_cluster.actions.models_remove import remove
+        from vllm_cluster.features.pull.models_remove import remove
 
         remove(loaded, session.emit, model=model, hosts=hosts or (), confirm=session.confirm(yes), wait=wait)

@@ -1,0 +1,1 @@
+"""The images of hosts: `image ls`, `prune`, `push`."""

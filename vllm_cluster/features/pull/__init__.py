@@ -1,0 +1,1 @@
+"""Models come to every host: `pull`, `models`."""
