@@ -42,8 +42,8 @@ ENDS_ELSEWHERE = {
     "kernel/transport/forward.py: back.join()",
     "kernel/transport/forward.py: self._slots.acquire()",
     "kernel/transport/forward.py: sock.settimeout(None)",
-    "batch/client.py: self._freed.wait()",
-    "batch/runner.py: self._ended.wait()",
+    "features/batch/on_head/client.py: self._freed.wait()",
+    "features/batch/on_head/runner.py: self._ended.wait()",
     "serving/node/front.py: over.wait()",
 }
 

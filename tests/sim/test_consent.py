@@ -13,7 +13,7 @@ from tests.support.sim import lab, make
 from tests.support.sim.faults import Call, Fault, Script
 from tests.support.sim.lab import Outcome, Person
 from tests.support.sim.world import World
-from vllm_cluster.batch.progress import Progress
+from vllm_cluster.features.batch.on_head.progress import Progress
 from vllm_cluster.kernel.errors import Aborted, UsageError, VclusterError
 from vllm_cluster.kernel.inventory.model import Inventory
 from vllm_cluster.serving.consent import Confirm

@@ -12,11 +12,11 @@ from time import monotonic
 from typing import Any
 
 from tests.support.batch_api import KEY, Api
-from vllm_cluster.batch.client import ApiClient, NodeApi
-from vllm_cluster.batch.files import RowFile
-from vllm_cluster.batch.lines import Place, checksum, is_error, place_of
-from vllm_cluster.batch.progress import Meter, Progress
-from vllm_cluster.batch.runner import Options, Runner
+from vllm_cluster.features.batch.on_head.client import ApiClient, NodeApi
+from vllm_cluster.features.batch.on_head.files import RowFile
+from vllm_cluster.features.batch.on_head.lines import Place, checksum, is_error, place_of
+from vllm_cluster.features.batch.on_head.progress import Meter, Progress
+from vllm_cluster.features.batch.on_head.runner import Options, Runner
 from vllm_cluster.kernel.laptop import write_whole
 
 

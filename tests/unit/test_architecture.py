@@ -190,7 +190,7 @@ def test_a_batch_needs_the_standard_library_and_the_images_http_client_alone() -
     names = {(room(path), name) for path in MODULES if own(path) == "batch" for name in imported(path)}
     outside = {(file, name) for file, name in names if name.split(".")[0] not in sys.stdlib_module_names}
     asks = {(f"batch/{name}.py", "aiohttp") for name in ("client", "runner")}
-    ours = ("vllm_cluster.batch", f"vllm_cluster.{BORDER}")
+    ours = ("vllm_cluster.features.batch.on_head", f"vllm_cluster.{BORDER}")
     assert {row for row in outside if not row[1].startswith(ours)} == asks
 
 

@@ -23,7 +23,7 @@ def test_what_runs_elsewhere_has_a_floor() -> None:
     assert {Path(name).name for name in program()} - floored == {"node.py"}  # what `supervisor.py` is called there
 
 
-# fault: batch/lines.py: [0-9]{0,17})_( → [0-9]{0,17}+)_(
+# fault: features/batch/on_head/lines.py: [0-9]{0,17})_( → [0-9]{0,17}+)_(
 @pytest.mark.parametrize("version", sorted(FLOORS))
 def test_it_is_of_that_python(version: str) -> None:
     minor = int(version.partition(".")[2])

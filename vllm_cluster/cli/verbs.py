@@ -218,7 +218,7 @@ VERBS = {
     ),
     "batch": Verb(
         _USE,
-        "cli.batch:batch",
+        "features.batch.verb:batch",
         "Answer a file of requests with the served model.",
         "The head does it, also while this machine is off; answers are fetched into OUT, in the order of IN. Run it "
         "again after any end: what OUT has is not asked again. Options are for requests that lack the field.",

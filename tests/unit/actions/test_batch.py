@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from tests.support.sim import make
-from vllm_cluster.actions import batch as action
-from vllm_cluster.batch.files import BatchFiles, RowFile
-from vllm_cluster.batch.progress import Progress
+from vllm_cluster.features.batch import action
+from vllm_cluster.features.batch.on_head.files import BatchFiles, RowFile
+from vllm_cluster.features.batch.on_head.progress import Progress
 from vllm_cluster.kernel.errors import Locked, UsageError
 
 

@@ -23,12 +23,15 @@ from tests.support.batch_api import KEY, Api, Reply, answer, serving
 from tests.support.json_schemas import validate
 from tests.support.sim import make
 from tests.support.waiting import until
-from vllm_cluster.actions import batch as action
-from vllm_cluster.actions import batches as batches_module
-from vllm_cluster.actions.batch import Batch
-from vllm_cluster.actions.batches import BatchOnHead, batches
-from vllm_cluster.batch.files import BatchFiles
-from vllm_cluster.cli.render.batches import batches_document, show_batches
+from vllm_cluster.features.batch import action, head_job
+from vllm_cluster.features.batch import jobs as batches_module
+from vllm_cluster.features.batch.action import Batch
+from vllm_cluster.features.batch.head_job import HeadJob
+from vllm_cluster.features.batch.jobs import BatchOnHead, batches
+from vllm_cluster.features.batch.on_head.files import BatchFiles
+from vllm_cluster.features.batch.on_host.batch_job import PIECE, Folder
+from vllm_cluster.features.batch.render import batches_document, show_batches
+from vllm_cluster.features.batch.replies import LINE
 from vllm_cluster.kernel.clock import Deadline
 from vllm_cluster.kernel.errors import ConnectionLost, HostError, Interrupted, NodeMissing
 from vllm_cluster.kernel.events import Event
@@ -37,10 +40,6 @@ from vllm_cluster.kernel.hosts.runtime import SYSTEM
 from vllm_cluster.kernel.laptop import whoami
 from vllm_cluster.kernel.transport.base import Target
 from vllm_cluster.kernel.transport.local import LocalTransport
-from vllm_cluster.remote.image.batch_job import PIECE, Folder
-from vllm_cluster.run import head_job
-from vllm_cluster.run.batch_replies import LINE
-from vllm_cluster.run.head_job import HeadJob
 
 # Each starts two programs, as on a head.
 pytestmark = pytest.mark.slow
@@ -50,7 +49,9 @@ PROMPTS = [f"p{number}" for number in range(30)]
 def open_here(job: HeadJob) -> RunningProgram:
     """Open the program that looks after a batch, on this machine."""
     transport = LocalTransport(Target("gpu1", "local"))
-    program = replace(python("remote.image", "batch_job", job.folder, seconds=600), max_line=LINE, max_bytes=1e9)
+    program = replace(
+        python("features.batch.on_host", "batch_job", job.folder, seconds=600), max_line=LINE, max_bytes=1e9
+    )
     stream = transport.open_stream(program.argv, Deadline.after(10))
     job._running = job._stack.enter_context(RunningProgram("gpu1", program, stream))
     return job._running
@@ -150,7 +151,7 @@ def test_the_head_answers_without_a_client_and_gives_all_on_request(head: Head) 
     assert not (head.state / "batch").exists()
 
 
-# fault: remote/image/batch_job.py: whole = _whole_rows(file) → whole = 1 << 40
+# fault: features/batch/on_host/batch_job.py: whole = _whole_rows(file) → whole = 1 << 40
 @pytest.mark.parametrize(
     ("content", "piece"),
     [

@@ -15,8 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.support.attack import attack
-from vllm_cluster.batch.files import BatchFiles, RowFile, Work
-from vllm_cluster.batch.lines import (
+from vllm_cluster.features.batch.on_head.files import BatchFiles, RowFile, Work
+from vllm_cluster.features.batch.on_head.lines import (
     MAX_NAME,
     BadLine,
     BatchLine,
@@ -132,7 +132,7 @@ def test_empty_lines_a_byte_order_mark_and_a_missing_newline_are_accepted(tmp_pa
 
 
 def test_a_line_without_end_takes_no_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("vllm_cluster.batch.lines.MAX_LINE", 100)
+    monkeypatch.setattr("vllm_cluster.features.batch.on_head.lines.MAX_LINE", 100)
     path = tmp_path / "in.jsonl"
     path.write_bytes(b'{"a": "' + b"x" * 1000 + b'"}\n' + json.dumps(request(2)).encode()[:90] + b"\n")
     assert [(number, len(raw)) for number, raw in Source(path).lines()] == [(1, 80), (2, 88)]
@@ -183,7 +183,7 @@ def test_an_output_is_sorted_whole_or_not_at_all(tmp_path: Path, monkeypatch: py
     assert output.stat().st_mode & 0o777 == 0o640
 
 
-# fault: batch/files.py: if not (failed if name is None else self._names.get(name) == place.line): → if False:
+# fault: features/batch/on_head/files.py: if not (failed if name is None else self._names.get(name) == place.line): → if False:
 @pytest.mark.promise("P47")
 def test_no_answer_is_taken_under_the_name_of_another_line(tmp_path: Path) -> None:
     """A head that swaps names would give each request the answer to another."""
@@ -251,7 +251,7 @@ def test_another_file_is_refused_and_left_as_it_is(tmp_path: Path, content: byte
     assert output.read_bytes() == content
 
 
-# fault: batch/files.py: self._sums[place.line] == place.checksum → self._sums[place.line]
+# fault: features/batch/on_head/files.py: self._sums[place.line] == place.checksum → self._sums[place.line]
 def test_answers_to_another_input_or_with_other_options_are_refused(tmp_path: Path) -> None:
     first, output = write(tmp_path / "in.jsonl", 3), tmp_path / "out.jsonl"
     output.write_bytes(b"".join(rows(first)))

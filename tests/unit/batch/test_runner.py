@@ -18,12 +18,12 @@ from hypothesis import strategies as st
 from tests.support.batch_api import KEY, Api, Reply, answer, serving
 from tests.support.batch_runs import load, run, state_of
 from tests.support.paths import FIXTURES
-from vllm_cluster.batch import client as client_module
-from vllm_cluster.batch import runner
-from vllm_cluster.batch.client import ApiClient, NodeApi, judge, refusal
-from vllm_cluster.batch.files import RowFile
-from vllm_cluster.batch.lines import BatchProblem
-from vllm_cluster.batch.progress import CEILING, START, Concurrency, Load, Meter, Progress, read_load
+from vllm_cluster.features.batch.on_head import client as client_module
+from vllm_cluster.features.batch.on_head import runner
+from vllm_cluster.features.batch.on_head.client import ApiClient, NodeApi, judge, refusal
+from vllm_cluster.features.batch.on_head.files import RowFile
+from vllm_cluster.features.batch.on_head.lines import BatchProblem
+from vllm_cluster.features.batch.on_head.progress import CEILING, START, Concurrency, Load, Meter, Progress, read_load
 from vllm_cluster.wire.reading import convert
 
 PROMPTS = [f"p{number}" for number in range(40)]
@@ -92,7 +92,7 @@ def test_what_is_refused_has_its_reason_and_is_not_asked_again(tmp_path: Path) -
     assert set(api.asked.values()) == {1}
 
 
-# fault: batch/runner.py: at most {fits} fit" if fits else → at most {fits} fit" if False else
+# fault: features/batch/on_head/runner.py: at most {fits} fit" if fits else → at most {fits} fit" if False else
 def test_a_max_tokens_that_is_too_large_has_the_number_that_fits(tmp_path: Path) -> None:
     text = "This model's maximum context length is 2048 tokens and your request has 40 input tokens"
     with serving(Api(lambda *_: (400, {"error": {"message": text}}))) as api:
@@ -366,7 +366,7 @@ def test_it_grows_only_where_all_that_is_allowed_is_open() -> None:
     assert settle(1024, 20, offered=100) == [START] * 20
 
 
-# fault: batch/progress.py: if waits: → if True:
+# fault: features/batch/on_head/progress.py: if waits: → if True:
 def test_requests_that_came_together_do_not_count_as_a_queue() -> None:
     found = Concurrency()
     for _ in range(10):

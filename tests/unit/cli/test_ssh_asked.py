@@ -41,7 +41,7 @@ def asked(folder: Path, monkeypatch: pytest.MonkeyPatch, config: str, *argv: str
     return words.read_text().splitlines()
 
 
-# fault: run/head_job.py: self._runtime, [self.host])) → self._runtime))
+# fault: features/batch/head_job.py: self._runtime, [self.host])) → self._runtime))
 # fault: actions/logs.py: runtime, asked.hosts) → runtime)
 @pytest.mark.parametrize(
     "line",

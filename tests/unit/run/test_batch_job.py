@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from vllm_cluster.remote.image import batch_job
+from vllm_cluster.features.batch.on_host import batch_job
 
 
-# fault: remote/image/batch_job.py: if size == wanted["at"]: → if True:
+# fault: features/batch/on_host/batch_job.py: if size == wanted["at"]: → if True:
 def test_each_message_may_come_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(batch_job, "SPARE", 0)
     job = batch_job.Folder(tmp_path / "job")

@@ -13,8 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vllm_cluster.kernel.errors import HostError
-from vllm_cluster.run.batch_replies import (
+from vllm_cluster.features.batch.replies import (
     PIECE,
     BatchCall,
     JobEntry,
@@ -25,6 +24,7 @@ from vllm_cluster.run.batch_replies import (
     read_reply,
     read_size,
 )
+from vllm_cluster.kernel.errors import HostError
 
 STATE = {"running": True, "sent": True}
 WORDS = {"user": "ann@laptop", "time": 1.0, "source": "in.jsonl", "output": "out.jsonl"}
@@ -72,7 +72,7 @@ def test_an_odd_reply_is_an_error_that_names_the_head(read: Callable[[Any], obje
         read_reply("gpu1", reply, read)
 
 
-# fault: run/batch_replies.py: unpacker.decompress(packed, PIECE) → unpacker.decompress(packed)
+# fault: features/batch/replies.py: unpacker.decompress(packed, PIECE) → unpacker.decompress(packed)
 def test_a_reply_that_unpacks_to_a_gigabyte_takes_no_memory() -> None:
     bomb = zlib.compressobj(9)
     data = b"".join(bomb.compress(bytes(1 << 20)) for _ in range(256)) + bomb.flush()

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from tests.support.sim import make
+from vllm_cluster.features.batch import head_job
+from vllm_cluster.features.batch.head_job import TRIES, HeadJob
+from vllm_cluster.features.batch.replies import read_size
 from vllm_cluster.kernel.errors import HostError
 from vllm_cluster.kernel.hosts.runtime import SYSTEM
-from vllm_cluster.run import head_job
-from vllm_cluster.run.batch_replies import read_size
-from vllm_cluster.run.head_job import TRIES, HeadJob
 
 
 class Program:
@@ -31,7 +31,7 @@ class Program:
         return {"size": 7}
 
 
-# fault: run/head_job.py: running.send({"do": "batches"}) → return running
+# fault: features/batch/head_job.py: running.send({"do": "batches"}) → return running
 def test_a_container_that_is_away_for_longer_than_some_tries_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     program = Program([])
 

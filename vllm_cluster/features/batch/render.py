@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
-from vllm_cluster.actions.batches import BatchOnHead
+from vllm_cluster.features.batch.jobs import BatchOnHead
 from vllm_cluster.kernel.terminal.output import out
 from vllm_cluster.kernel.terminal.table import columns, table
 from vllm_cluster.kernel.terminal.text import plain

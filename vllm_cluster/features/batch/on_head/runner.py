@@ -21,9 +21,9 @@ from typing import Any
 
 import aiohttp
 
-from vllm_cluster.batch.client import MAX_METRICS, OK, UNAUTHORIZED, ApiClient, NodeApi, Outcome
-from vllm_cluster.batch.files import RowFile
-from vllm_cluster.batch.lines import (
+from vllm_cluster.features.batch.on_head.client import MAX_METRICS, OK, UNAUTHORIZED, ApiClient, NodeApi, Outcome
+from vllm_cluster.features.batch.on_head.files import RowFile
+from vllm_cluster.features.batch.on_head.lines import (
     BadLine,
     BatchLine,
     BatchProblem,
@@ -36,7 +36,7 @@ from vllm_cluster.batch.lines import (
     parse,
     place_of,
 )
-from vllm_cluster.batch.progress import Concurrency, Meter, Progress, read_load
+from vllm_cluster.features.batch.on_head.progress import Concurrency, Meter, Progress, read_load
 from vllm_cluster.wire.refusals import fitting_tokens
 
 # 1, 2, 4, … 30 s, about two minutes in all: a server that ends is noticed sooner.

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, TypeVar
 
-from vllm_cluster.batch.progress import Progress
+from vllm_cluster.features.batch.on_head.progress import Progress
 from vllm_cluster.kernel.errors import HostError
 from vllm_cluster.wire.reading import RefusedDocument, convert
 from vllm_cluster.wire.values import Number, shaped

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from vllm_cluster.features.batch.head_job import HeadJob, begin
+from vllm_cluster.features.batch.replies import JobEntry, JobState, read_entries, read_reply
 from vllm_cluster.kernel.events import Emit
 from vllm_cluster.kernel.hosts.runtime import SYSTEM, Runtime
 from vllm_cluster.kernel.inventory.model import Inventory
 from vllm_cluster.kernel.node.handle import NodeHandle
 from vllm_cluster.kernel.plan.desired import STATE_FOLDER
-from vllm_cluster.run.batch_replies import JobEntry, JobState, read_entries, read_reply
-from vllm_cluster.run.head_job import HeadJob, begin
 
 # A folder beside those of the batches, which is never made.
 _FOLDER, _NONE = f"{STATE_FOLDER}/batch", "none"

@@ -27,7 +27,7 @@ START_SECONDS, STOP_SECONDS = 60.0, 20.0
 CALLS = ("look", "begin", "put", "sent", "start", "stop", "remove", "batches")
 BEGIN = """import sys
 sys.path.insert(0, sys.argv[1] + "/program")
-from vllm_cluster.batch.runner import main
+from vllm_cluster.features.batch.on_head.runner import main
 main(sys.argv[1])"""
 
 

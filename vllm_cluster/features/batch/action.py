@@ -6,9 +6,11 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 
-from vllm_cluster.batch.files import BatchFiles, BatchResult, Work
-from vllm_cluster.batch.lines import MAX_ROW, PATHS, BatchProblem, InUse
-from vllm_cluster.batch.progress import Progress
+from vllm_cluster.features.batch.head_job import HeadJob
+from vllm_cluster.features.batch.on_head.files import BatchFiles, BatchResult, Work
+from vllm_cluster.features.batch.on_head.lines import MAX_ROW, PATHS, BatchProblem, InUse
+from vllm_cluster.features.batch.on_head.progress import Progress
+from vllm_cluster.features.batch.replies import JobState, read_look
 from vllm_cluster.kernel.errors import HostError, Interrupted, Locked, UsageError, VclusterError
 from vllm_cluster.kernel.events import Emit, Event
 from vllm_cluster.kernel.hosts.runtime import SYSTEM, Runtime
@@ -16,8 +18,6 @@ from vllm_cluster.kernel.inventory.model import Inventory
 from vllm_cluster.kernel.laptop import whoami
 from vllm_cluster.kernel.text import age, count
 from vllm_cluster.kernel.text import size as readable_size
-from vllm_cluster.run.batch_replies import JobState, read_look
-from vllm_cluster.run.head_job import HeadJob
 from vllm_cluster.serving.endpoint.api import open_api
 
 POLL_SECONDS = 1.0

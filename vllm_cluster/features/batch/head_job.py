@@ -11,6 +11,7 @@ from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any
 
+from vllm_cluster.features.batch.replies import LINE, T, read_reply, read_size
 from vllm_cluster.kernel.clock import Deadline
 from vllm_cluster.kernel.errors import HostError, NodeMissing
 from vllm_cluster.kernel.events import Emit, Event
@@ -21,7 +22,6 @@ from vllm_cluster.kernel.inventory.model import Inventory
 from vllm_cluster.kernel.node.handle import NodeHandle, open_node
 from vllm_cluster.kernel.node.program import importable
 from vllm_cluster.kernel.plan.desired import STATE_FOLDER
-from vllm_cluster.run.batch_replies import LINE, T, read_reply, read_size
 
 START_SECONDS, AGAIN_SECONDS = 30.0, 2.0
 # A program that reads lines of gigabytes, or ends another that holds many connections.
@@ -40,7 +40,7 @@ def begin(node: NodeHandle, folder: str, deadline: Deadline, seconds: float = LI
     Raises:
         HostError: it cannot be started by then.
     """
-    program = python("remote.image", "batch_job", folder, seconds=seconds)
+    program = python("features.batch.on_host", "batch_job", folder, seconds=seconds)
     program = replace(program, max_line=LINE, max_bytes=math.inf)
     return start(node.connection, program, InNode(node.name), deadline)
 
@@ -144,5 +144,7 @@ class HeadJob:
             HostError: it does not start.
         """
         # The package `batch` needs the standard library and the image's aiohttp alone.
-        program = {path: content.decode() for path, content in importable("vllm_cluster.batch").items()}
+        program = {
+            path: content.decode() for path, content in importable("vllm_cluster.features.batch.on_head").items()
+        }
         self.act("start", program=program, options={**options, "state": STATE_FOLDER})

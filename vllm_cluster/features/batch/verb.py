@@ -16,7 +16,7 @@ from vllm_cluster.kernel.terminal.session import Session
 from vllm_cluster.serving.api import question
 
 if TYPE_CHECKING:
-    from vllm_cluster.batch.files import BatchFiles, BatchResult
+    from vllm_cluster.features.batch.on_head.files import BatchFiles, BatchResult
 
 LIVE_SECONDS, LINE_SECONDS = 1.0, 10.0
 
@@ -89,7 +89,7 @@ def batch(
             json_schema, set_, max_tokens=max_tokens, temperature=temperature, top_p=top_p, seed=seed, stop=stop
         )
         loaded = session.load()
-        from vllm_cluster.actions import batch as action
+        from vllm_cluster.features.batch import action
         from vllm_cluster.kernel.events import Event
         from vllm_cluster.kernel.text import count
 
@@ -111,7 +111,7 @@ def batch(
 
 def _files(source: Path | None, output: Path | None) -> BatchFiles:
     """The input and where answers go, once it is known that there is an input."""
-    from vllm_cluster.batch.files import BatchFiles
+    from vllm_cluster.features.batch.on_head.files import BatchFiles
     from vllm_cluster.kernel.laptop import expanded
 
     if source is None:
@@ -134,8 +134,8 @@ def _list(session: Session, retry_timeout: float, *, given: bool) -> None:
     if given:
         raise UsageError("--list shows all batches on the head: use it without IN and -o", hint="vcluster batch --list")
     loaded = session.load()
-    from vllm_cluster.actions.batches import batches
-    from vllm_cluster.cli.render.batches import batches_document, show_batches
+    from vllm_cluster.features.batch.jobs import batches
+    from vllm_cluster.features.batch.render import batches_document, show_batches
 
     found = batches(loaded, session.progress, wait=retry_timeout)
     session.show(lambda: batches_document(loaded.head_name, found), lambda: show_batches(loaded.head_name, found))

@@ -16,7 +16,7 @@ from pathlib import Path
 from time import monotonic
 from typing import Any
 
-from vllm_cluster.batch.lines import (
+from vllm_cluster.features.batch.on_head.lines import (
     BatchProblem,
     InUse,
     Place,

@@ -14,7 +14,7 @@ from typing import Any
 
 import aiohttp
 
-from vllm_cluster.batch.lines import MAX_ANSWER, PATHS, BatchLine, BatchProblem
+from vllm_cluster.features.batch.on_head.lines import MAX_ANSWER, PATHS, BatchLine, BatchProblem
 from vllm_cluster.wire.keys import valid_keys
 
 # vLLM closes a connection that is idle for 5 s: one that was is not used again, as the request would meet its end.

@@ -1,0 +1,1 @@
+"""A file of requests is answered on the head: `batch`."""

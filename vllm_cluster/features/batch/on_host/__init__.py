@@ -1,0 +1,1 @@
+"""What runs in the head's container to begin, follow and fetch a batch."""
