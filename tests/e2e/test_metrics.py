@@ -16,7 +16,7 @@ from tests.support.endpoint import MODEL
 from tests.support.hosts import Sandbox
 from tests.support.prometheus import Prometheus, accepted, running
 from tests.support.waiting import until
-from vllm_cluster.actions.metrics import KEY
+from vllm_cluster.features.metrics.action import KEY
 
 pytestmark = [pytest.mark.e2e, pytest.mark.deep]
 

@@ -16,9 +16,9 @@ from jsonschema import Draft202012Validator
 from jsonschema.exceptions import best_match
 from pydantic import TypeAdapter
 
-from vllm_cluster.core.bench import BenchRun, ComparedFigure, HostHardware, Point
 from vllm_cluster.features.batch.jobs import BatchOnHead
 from vllm_cluster.features.batch.on_head.files import BatchResult
+from vllm_cluster.features.bench.measured import BenchRun, ComparedFigure, HostHardware, Point
 from vllm_cluster.features.images.use import ClusterImage
 from vllm_cluster.features.pull.models import RunningPull
 from vllm_cluster.kernel.checks.finding import Finding

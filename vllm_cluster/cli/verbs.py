@@ -233,7 +233,7 @@ VERBS = {
     ),
     "bench": Verb(
         _USE,
-        "cli.bench:bench",
+        "features.bench.verb:bench",
         "Measure the served model with vLLM's own benchmark.",
         "Runs vllm bench serve in the head's container, and writes a folder: results, versions, flags, hardware, and "
         "a report for a browser. --compare shows what differs between two folders by more than noise.",
@@ -247,7 +247,7 @@ VERBS = {
     ),
     "dashboard": Verb(
         _MORE,
-        "cli.dashboard:dashboard",
+        "features.dashboard.verb:dashboard",
         "Show the cluster as a page in the browser until Ctrl-C.",
         "What vcluster status --watch shows, and the last half hour of it. On loopback alone; it changes nothing.",
         ("vcluster dashboard", "vcluster dashboard --port 8501"),
@@ -255,7 +255,7 @@ VERBS = {
     ),
     "metrics": Verb(
         _MORE,
-        "cli.metrics:metrics",
+        "features.metrics.verb:metrics",
         "Write Prometheus targets, alert rules, a Grafana dashboard.",
         "vLLM's own metrics. The API's key is in a file for its owner alone; key --rotate on this machine renews it.",
         ("vcluster metrics", "vcluster metrics --output /etc/prometheus/lab --target 10.0.0.11:8000"),

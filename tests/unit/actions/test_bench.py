@@ -15,12 +15,12 @@ import pytest
 
 from tests.support.serve_requests import placed
 from tests.support.sim import make
-from vllm_cluster.actions import bench as action
-from vllm_cluster.actions.bench import BenchRequest, read_document
-from vllm_cluster.core.bench import Point
+from vllm_cluster.features.bench import action
+from vllm_cluster.features.bench.action import BenchRequest, read_document
+from vllm_cluster.features.bench.measured import Point
+from vllm_cluster.features.bench.on_host import bench as remote
 from vllm_cluster.kernel.errors import HostError, UsageError
 from vllm_cluster.kernel.hosts.connection import Fleet
-from vllm_cluster.remote.image import bench as remote
 from vllm_cluster.wire.order import Placement
 from vllm_cluster.wire.status import ServeStatus
 

@@ -21,8 +21,8 @@ from ruamel.yaml import YAML
 
 from tests.support.paths import FIXTURES
 from tests.support.sim import make
-from vllm_cluster.actions import metrics as module
-from vllm_cluster.actions.metrics import MetricsFiles, metrics, renew_keys
+from vllm_cluster.features.metrics import action as module
+from vllm_cluster.features.metrics.action import MetricsFiles, metrics, renew_keys
 from vllm_cluster.kernel.errors import UsageError
 from vllm_cluster.kernel.events import Event
 
@@ -79,7 +79,7 @@ def test_each_metric_and_label_is_one_of_the_real_ones(served: dict[str, Any], t
         assert query.count("(") == query.count(")")
 
 
-# fault: actions/metrics.py: 0o600 if name == KEY else 0o644 → 0o644
+# fault: features/metrics/action.py: 0o600 if name == KEY else 0o644 → 0o644
 def test_prometheus_finds_the_cluster_with_its_key_from_a_file(served: dict[str, Any], tmp_path: Path) -> None:
     done = written(tmp_path)
     (job,) = load(tmp_path, "prometheus.yml")["scrape_configs"]
@@ -132,7 +132,7 @@ def test_where_the_metrics_are(
     assert (done.target, done.reached) == (target, reached)
 
 
-# fault: actions/metrics.py: not in (None, text) → == text
+# fault: features/metrics/action.py: not in (None, text) → == text
 def test_a_file_that_was_changed_is_kept_and_the_key_is_not(served: dict[str, Any], tmp_path: Path) -> None:
     written(tmp_path)
     folder = tmp_path / "monitoring"

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from vllm_cluster.actions import bench
 from vllm_cluster.cli.app import app
+from vllm_cluster.features.bench import action as bench
 from vllm_cluster.kernel.errors import UsageError
 
 

@@ -14,8 +14,8 @@ import pytest
 from tests.support.json_schemas import schemas
 from tests.support.sim import make
 from tests.support.views import HEAD, LOST, MODEL, WORKER, serving, view
-from vllm_cluster.cli import dashboard as verb
-from vllm_cluster.cli.render.dashboard import MAX_EVENTS, MAX_POINTS, DashboardFeed, changes
+from vllm_cluster.features.dashboard import verb
+from vllm_cluster.features.dashboard.render import MAX_EVENTS, MAX_POINTS, DashboardFeed, changes
 from vllm_cluster.kernel.laptop import STANDARD_OUTPUT
 from vllm_cluster.kernel.terminal.session import Session
 
@@ -82,7 +82,7 @@ def test_the_page_reads_keys_that_are_there() -> None:
         assert read and read <= keys_of(schema), name
 
 
-# fault: cli/render/dashboard.py: deque(maxlen=MAX_POINTS) → deque()
+# fault: features/dashboard/render.py: deque(maxlen=MAX_POINTS) → deque()
 def test_what_it_keeps_is_bounded() -> None:
     feed = DashboardFeed(str)
     for number in range(MAX_POINTS + 5):

@@ -7,12 +7,11 @@ from pathlib import Path
 import pytest
 
 from tests.support.sim import make
-from vllm_cluster.actions import metrics as action
-from vllm_cluster.cli import metrics as verb
+from vllm_cluster.features.metrics import action, verb
 from vllm_cluster.kernel.terminal.session import Session
 
 
-# fault: cli/metrics.py: {config if done.reached else again} → {config}
+# fault: features/metrics/verb.py: {config if done.reached else again} → {config}
 @pytest.mark.parametrize(
     ("reached", "next_steps"),
     [

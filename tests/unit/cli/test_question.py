@@ -151,7 +151,7 @@ def test_a_grace_is_written_as_any_duration(
         return "new"
 
     monkeypatch.setattr("vllm_cluster.serving.endpoint.rotate.rotate", rotate)
-    monkeypatch.setattr("vllm_cluster.actions.metrics.renew_keys", lambda *_: None)
+    monkeypatch.setattr("vllm_cluster.features.metrics.action.renew_keys", lambda *_: None)
     monkeypatch.setattr(Session, "load", lambda _: make.inventory(1))
     app(["endpoint", "--rotate", *(("--grace", given) if given else ())], prog_name="vcluster", standalone_mode=False)
     assert (graces, capsys.readouterr().out) == ([seconds], "new\n")

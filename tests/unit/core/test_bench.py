@@ -14,8 +14,7 @@ import pytest
 
 from tests.support.depth import cases
 from tests.support.views import serving
-from vllm_cluster.cli.render.bench import bench_lines, compared_lines, report
-from vllm_cluster.core.bench import (
+from vllm_cluster.features.bench.measured import (
     COMPARED,
     PRESETS,
     Point,
@@ -28,6 +27,7 @@ from vllm_cluster.core.bench import (
     two_sided,
     welch,
 )
+from vllm_cluster.features.bench.render import bench_lines, compared_lines, report
 
 MEANS = {"output_throughput": 1000.0, "p50_ttft_ms": 50.0, "p50_tpot_ms": 10.0, "p99_e2el_ms": 2000.0}
 

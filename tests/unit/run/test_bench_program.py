@@ -35,7 +35,7 @@ class Bench:
         self.tmp = folder / "tmp"
         self.tmp.mkdir(exist_ok=True)
         environment = {**os.environ, "PYTHONPATH": str(folder), "TMPDIR": str(self.tmp)}
-        argv = [sys.executable, *python("remote.image", "bench", seconds=60).argv[1:]]
+        argv = [sys.executable, *python("features.bench.on_host", "bench", seconds=60).argv[1:]]
         pipe = subprocess.PIPE
         self.process = subprocess.Popen(argv, env=environment, stdin=pipe, stdout=pipe, stderr=pipe)
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from vllm_cluster.remote.image import bench
+from vllm_cluster.features.bench.on_host import bench
 from vllm_cluster.serving.node import model_files
 
 

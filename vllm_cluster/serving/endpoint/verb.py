@@ -132,7 +132,7 @@ def _close(session: Session) -> None:
 
 def _show_key(session: Session, *, grace: float, wait: float, rotate: bool) -> None:
     loaded = session.load()
-    from vllm_cluster.actions.metrics import renew_keys
+    from vllm_cluster.features.metrics.action import renew_keys
     from vllm_cluster.kernel.laptop import cache_folder
     from vllm_cluster.serving.endpoint import endpoint as action_of
     from vllm_cluster.serving.endpoint import rotate as rotation

@@ -43,7 +43,7 @@ def metrics(
     """Write Prometheus targets, alert rules, a Grafana dashboard."""
     with Session(inventory, as_json=as_json) as session:
         loaded = session.load()
-        from vllm_cluster.actions.metrics import metrics as metrics_action
+        from vllm_cluster.features.metrics.action import metrics as metrics_action
         from vllm_cluster.kernel.events import Event
         from vllm_cluster.kernel.laptop import cache_folder
 

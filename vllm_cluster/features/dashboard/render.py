@@ -35,7 +35,7 @@ class DashboardFeed:
 
     def page(self) -> tuple[str, bytes]:
         """The page itself."""
-        return HTML, page("vllm_cluster.cli.render", "dashboard").encode()
+        return HTML, page("vllm_cluster.features.dashboard", "dashboard").encode()
 
     def data(self) -> tuple[str, bytes]:
         """All that it shows."""

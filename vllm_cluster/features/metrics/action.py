@@ -111,7 +111,7 @@ def _note(inventory: Inventory, cache: Path, folder: Path) -> None:
 
 def _contents(cluster: str, target: str, key: str) -> dict[str, str]:
     """The text of each file."""
-    folder = files("vllm_cluster.kernel.backends").joinpath("monitoring")
+    folder = files("vllm_cluster.features.metrics").joinpath("monitoring")
     templates = {name: folder.joinpath(name).read_text(encoding="utf-8") for name in TEMPLATES}
     targets = [{"targets": [target], "labels": {"cluster": cluster}}]
     return {KEY: key, TARGETS: json.dumps(targets, indent=1) + "\n", **templates}

@@ -18,7 +18,7 @@ def dashboard(inventory: InventoryPath = None, port: Port = 0, as_json: Json = F
     """Show the cluster as a page in the browser until Ctrl-C."""
     with Session(inventory, as_json=as_json) as session:
         loaded = session.load()
-        from vllm_cluster.cli.render.dashboard import DashboardFeed
+        from vllm_cluster.features.dashboard.render import DashboardFeed
         from vllm_cluster.kernel.events import Event
         from vllm_cluster.serving.status.watch import dashboard as dashboard_action
 

@@ -17,7 +17,7 @@ from vllm_cluster.kernel.terminal.session import Session
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from vllm_cluster.core.bench import Point
+    from vllm_cluster.features.bench.measured import Point
 
 RESULTS, REPORT = "results.json", "report.html"
 
@@ -73,7 +73,7 @@ def bench(
             return
         points = _points(preset, concurrency, tokens_in, tokens_out, prompts)
         loaded = session.load()
-        from vllm_cluster.actions import bench as action
+        from vllm_cluster.features.bench import action
 
         made = _made(folder, loaded.cluster)
         wanted = action.BenchRequest(preset, points, repeat, timeout)
@@ -82,7 +82,7 @@ def bench(
 
 
 def _points(name: str, levels: str | None, into: int | None, out: int | None, prompts: int | None) -> list[Point]:
-    from vllm_cluster.core.bench import PRESETS, points
+    from vllm_cluster.features.bench.measured import PRESETS, points
 
     if name not in PRESETS:
         raise UsageError(f"--preset must be {', '.join(PRESETS)}, got {name!r}", hint="vcluster bench --help")
@@ -121,7 +121,7 @@ def _keep(folder: Path, document: Mapping[str, Any]) -> None:
 
 
 def _show(session: Session, document: Mapping[str, Any], folder: Path) -> None:
-    from vllm_cluster.cli.render.bench import bench_lines, report
+    from vllm_cluster.features.bench.render import bench_lines, report
     from vllm_cluster.kernel.terminal.text import plain
 
     with naming(folder / REPORT):
@@ -133,9 +133,9 @@ def _show(session: Session, document: Mapping[str, Any], folder: Path) -> None:
 def _compare(session: Session, folders: list[Path]) -> None:
     from dataclasses import asdict
 
-    from vllm_cluster.actions.bench import read_document
-    from vllm_cluster.cli.render.bench import compared_lines
-    from vllm_cluster.core.bench import compare
+    from vllm_cluster.features.bench.action import read_document
+    from vllm_cluster.features.bench.measured import compare
+    from vllm_cluster.features.bench.render import compared_lines
 
     documents = []
     for one in folders:

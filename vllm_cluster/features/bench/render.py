@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from vllm_cluster.core.bench import METRICS, average, figure_name
+from vllm_cluster.features.bench.measured import METRICS, average, figure_name
 from vllm_cluster.kernel.terminal.page import page
 from vllm_cluster.kernel.terminal.table import columns, table
 from vllm_cluster.kernel.terminal.text import plain
 from vllm_cluster.kernel.text import count
 
 if TYPE_CHECKING:
-    from vllm_cluster.core.bench import ComparedFigure
+    from vllm_cluster.features.bench.measured import ComparedFigure
 
 BAR = 24
 # The figures, and how soon each is left out on a narrow terminal.
@@ -60,7 +60,7 @@ def report(document: Mapping[str, Any]) -> str:
     points, versions = document["points"], document["versions"]
     about = f"{count(len(document['hosts']), 'host')}, vLLM {versions['vllm']}, vcluster {versions['vcluster']}"
     return page(
-        "vllm_cluster.cli.render",
+        "vllm_cluster.features.bench",
         "benchmark",
         {
             "name": document["name"],

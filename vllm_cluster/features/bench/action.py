@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from vllm_cluster import __version__
-from vllm_cluster.core.bench import BenchPoint, BenchRun, HostHardware, Point, argv, figures, order
+from vllm_cluster.features.bench.measured import BenchPoint, BenchRun, HostHardware, Point, argv, figures, order
 from vllm_cluster.kernel.clock import Deadline
 from vllm_cluster.kernel.errors import HostError, UsageError
 from vllm_cluster.kernel.events import Emit, Event
@@ -63,7 +63,7 @@ def bench(
         seed = int(runtime.clock.time() * 1000) % (1 << 31)
         # One limit for all: each run has its own below.
         seconds = IMPORT_SECONDS + wanted.seconds * len(wanted.points) * wanted.repeat
-        program = python("remote.image", "bench", seconds=seconds)
+        program = python("features.bench.on_host", "bench", seconds=seconds)
         emit(Event("phase", f"starting vllm bench serve on {head.name}"))
         inside = InNode(node_name(inventory.cluster))
         with start(head, program, inside, runtime.after(START_SECONDS)) as running, _ending(running, runtime):

@@ -1,0 +1,1 @@
+"""Measures what is served: `bench`."""

@@ -1,0 +1,1 @@
+"""What runs in the head's container to measure."""

@@ -1,0 +1,1 @@
+"""Targets, rules and a dashboard for monitoring: `metrics`."""
