@@ -11,12 +11,12 @@ from typing import cast
 
 import pytest
 
-from vllm_cluster.cli.render.logs import LogWriter
-from vllm_cluster.core.log_lines import LogRequest
+from vllm_cluster.features.logs.host import ContainerFeed
+from vllm_cluster.features.logs.lines import LogRequest
+from vllm_cluster.features.logs.merge import LogMerge
+from vllm_cluster.features.logs.render import LogWriter
 from vllm_cluster.kernel.clock import SYSTEM_CLOCK
 from vllm_cluster.kernel.node.handle import NodeHandle
-from vllm_cluster.run.log_host import ContainerFeed
-from vllm_cluster.run.log_merge import LogMerge
 
 pytestmark = pytest.mark.alone
 

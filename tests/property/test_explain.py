@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from tests.support.depth import cases
 from tests.support.logs import NEWEST, PRODUCED
-from vllm_cluster.cli.render.explain import explain_document, show_explained
+from vllm_cluster.features.explain.render import explain_document, show_explained
 from vllm_cluster.kernel.explain.catalogue import KEYS, SIGNS
 from vllm_cluster.kernel.explain.diagnosis import Diagnosis, diagnose
 from vllm_cluster.kernel.explain.log_line import MAX_LINE, parse_line

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from tests.support.sim import lab, make
 from tests.support.sim.world import Box, Picture, World, identity
-from vllm_cluster.actions import bundle
+from vllm_cluster.features.explain import bundle
 
 
 def add_neighbours(world: World) -> None:
@@ -23,7 +23,7 @@ def add_neighbours(world: World) -> None:
         machine.boxes[box.id] = box
 
 
-# fault: actions/bundle.py: [f"{str(entry).partition('=')[0]}={REDACTED}" for → [entry for
+# fault: features/explain/bundle.py: [f"{str(entry).partition('=')[0]}={REDACTED}" for → [entry for
 def test_no_value_of_environment_is_in_a_bundle_whosever_node_has_it(tmp_path: Path) -> None:
     secret = {"MODE_SECRET": "cmd:echo zqxsecretvalue"}
     inventory = make.inventory(2, environment={"MODE": "zqxplain"}, secrets=secret)

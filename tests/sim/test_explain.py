@@ -17,8 +17,8 @@ import pytest
 
 from tests.support.sim import lab, make
 from tests.support.sim.world import World
-from vllm_cluster.actions import bundle
-from vllm_cluster.cli.render.explain import show_explained
+from vllm_cluster.features.explain import bundle
+from vllm_cluster.features.explain.render import show_explained
 from vllm_cluster.kernel import assess, debug_log
 from vllm_cluster.kernel.errors import CommandFailed, NodesNotJoined, Unreachable, UsageError, VclusterError
 from vllm_cluster.kernel.events import Emit

@@ -14,7 +14,7 @@ from tests.support.sim import lab, life, make
 from tests.support.sim.faults import Fault, Script
 from tests.support.sim.lab import Outcome
 from tests.support.sim.world import World
-from vllm_cluster.cli.render.explain import explain_document, show_explained
+from vllm_cluster.features.explain.render import explain_document, show_explained
 from vllm_cluster.kernel.errors import PreflightFailed, UsageError
 from vllm_cluster.kernel.plan.history import Entry
 from vllm_cluster.serving.explain import explain

@@ -110,7 +110,7 @@ VERBS = {
     ),
     "logs": Verb(
         _DAILY,
-        "cli.logs:logs",
+        "features.logs.verb:logs",
         "Show the logs of all hosts, merged by time.",
         "Each line has its host and what printed it: node, ray, vllm or a rank. With --follow a log continues after a "
         "lost connection or a restart, without gap or repeat.",
@@ -263,7 +263,7 @@ VERBS = {
     ),
     "explain": Verb(
         _MORE,
-        "cli.explain:explain",
+        "features.explain.verb:explain",
         "Name the first cause of a failure from logs.",
         "Reads the logs of the cluster, or of any launcher. With the name of a failure it shows what is known of it. "
         "With --bundle it packs a report; known secrets are redacted, review it before you share it.",

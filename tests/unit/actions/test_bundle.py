@@ -10,8 +10,7 @@ import pytest
 
 from tests.support.json_schemas import validate
 from tests.support.sim import lab, make
-from vllm_cluster.actions import bundle
-from vllm_cluster.cli import explain as verb
+from vllm_cluster.features.explain import bundle, verb
 from vllm_cluster.kernel.errors import Unreachable, UsageError
 from vllm_cluster.kernel.events import Emit
 from vllm_cluster.kernel.hosts.runtime import Runtime
@@ -40,7 +39,7 @@ def test_a_path_that_cannot_be_written_is_reported(tmp_path: Path) -> None:
         bundle._write(tmp_path / "none" / "x.tar.gz", {})
 
 
-# fault: cli/explain.py: if failures: → if not packed:
+# fault: features/explain/verb.py: if failures: → if not packed:
 @pytest.mark.parametrize("as_json", [False, True])
 def test_a_host_that_gave_nothing_is_named_and_makes_the_exit_code(
     as_json: bool, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
@@ -61,7 +60,7 @@ def test_a_host_that_gave_nothing_is_named_and_makes_the_exit_code(
         assert shown.err.startswith("error: gpu2: no route to host\nfix: ")
 
 
-# fault: actions/bundle.py: , _ = settled(desired(inventory, facts, inputs), facts → = desired(inventory, facts, inputs
+# fault: features/explain/bundle.py: , _ = settled(desired(inventory, facts, inputs), facts → = desired(inventory, facts, inputs
 @pytest.mark.parametrize("gpus", [1, 3])
 def test_its_plan_is_that_of_the_verb(gpus: int, tmp_path: Path) -> None:
     """A node keeps what it was made with where a GPU is lost, and is recreated where one was added."""

@@ -17,7 +17,7 @@ import pytest
 
 from tests.support.json_schemas import validate
 from tests.support.logs import FOLDER
-from vllm_cluster.cli.explain import explain
+from vllm_cluster.features.explain.verb import explain
 from vllm_cluster.kernel.errors import HostError, UsageError
 from vllm_cluster.kernel.explain.catalogue import CHECKED, FAILURES
 from vllm_cluster.serving.explain import explain as action
@@ -93,7 +93,7 @@ def test_no_failure_and_an_unknown_one(tmp_path: Path, capsys: pytest.CaptureFix
     assert capsys.readouterr().out.startswith("The logs are empty.\n")
 
 
-# fault: cli/explain.py: "unfinished": 75 → "unfinished": 0
+# fault: features/explain/verb.py: "unfinished": 75 → "unfinished": 0
 def test_a_start_that_is_neither_ready_nor_ended_is_not_called_healthy(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -193,7 +193,7 @@ def test_a_packed_file_that_grows_without_end_is_left(tmp_path: Path, monkeypatc
         action.of_files([path], lambda _: None)
 
 
-# fault: cli/render/failure.py: failure.cause if cause else None → failure.cause
+# fault: features/explain/render_failure.py: failure.cause if cause else None → failure.cause
 @pytest.mark.parametrize("name", FAILURES)
 def test_the_name_of_a_failure_shows_all_that_is_known_of_it(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     known = FAILURES[name]
@@ -219,7 +219,7 @@ def test_the_code_of_a_finding_shows_the_failures_that_it_is_found_for(capsys: p
     assert all("driver-differs" in failure["checks"] for failure in shown)
 
 
-# fault: cli/explain.py: and not files[0].exists() → and True
+# fault: features/explain/verb.py: and not files[0].exists() → and True
 def test_a_file_that_is_named_as_a_failure_is_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -229,7 +229,7 @@ def test_a_file_that_is_named_as_a_failure_is_read(
     assert "(vcluster explain disk-full)" in capsys.readouterr().out
 
 
-# fault: cli/explain.py: f"; did you mean {near}?" if near else "" → ""
+# fault: features/explain/verb.py: f"; did you mean {near}?" if near else "" → ""
 def test_an_unknown_name_is_refused_with_the_one_that_is_near(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(Path("contxt-too-long")) == 2
     said = capsys.readouterr().err

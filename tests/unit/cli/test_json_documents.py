@@ -20,9 +20,9 @@ from tests.support.sim.lab import Outcome
 from tests.support.sim.world import World
 from vllm_cluster.actions.check import CheckReport
 from vllm_cluster.cli.render.check import report_document
-from vllm_cluster.cli.render.explain import explain_document
 from vllm_cluster.cli.render.facts import facts_document
 from vllm_cluster.features.check.allreduce import AllReduceTime
+from vllm_cluster.features.explain.render import explain_document
 from vllm_cluster.kernel.backends.nccl import NcclTransport
 from vllm_cluster.kernel.checks.registry import check_all, unseen
 from vllm_cluster.kernel.errors import FleetError, Unreachable, VclusterError

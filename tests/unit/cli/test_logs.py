@@ -17,8 +17,8 @@ from tests.support.in_process import run
 from tests.support.json_schemas import validate
 from vllm_cluster.actions import exec as action
 from vllm_cluster.cli.exec import SHELL, _Lines, _no_host, exec_
-from vllm_cluster.cli.render.logs import LogWriter
-from vllm_cluster.core.log_lines import Line
+from vllm_cluster.features.logs.lines import Line
+from vllm_cluster.features.logs.render import LogWriter
 from vllm_cluster.kernel.assess import require_name
 from vllm_cluster.kernel.errors import InventoryError, VclusterError
 from vllm_cluster.kernel.inventory.load import load_text

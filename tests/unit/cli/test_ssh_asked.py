@@ -42,7 +42,7 @@ def asked(folder: Path, monkeypatch: pytest.MonkeyPatch, config: str, *argv: str
 
 
 # fault: features/batch/head_job.py: self._runtime, [self.host])) → self._runtime))
-# fault: actions/logs.py: runtime, asked.hosts) → runtime)
+# fault: features/logs/action.py: runtime, asked.hosts) → runtime)
 @pytest.mark.parametrize(
     "line",
     [

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vllm_cluster.core.log_lines import LastLines, Line
+from vllm_cluster.features.logs.lines import LastLines, Line
 
 
 def lines(*times: int) -> list[Line]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from vllm_cluster.core.rank_names import RankNames
+from vllm_cluster.features.logs.rank_names import RankNames
 
 JOINS = "INFO 11-26 10:00:02 [parallel_state.py:1906] world_size={} rank={} local_rank={} distributed_init_method={} x"
 BETWEEN, INSIDE = "tcp://10.0.0.1:29501", "file:///tmp/tmpx"
@@ -19,8 +19,8 @@ def ranks(*lines: str) -> list[int | None]:
     return [names.rank(line.encode()) for line in lines]
 
 
-# fault: core/rank_names.py: self._ranks[kind, pid] = number → self._ranks[kind, pid] = local
-# fault: core/rank_names.py: joins[4].startswith(_IN_HOST) → True
+# fault: features/logs/rank_names.py: self._ranks[kind, pid] = number → self._ranks[kind, pid] = local
+# fault: features/logs/rank_names.py: joins[4].startswith(_IN_HOST) → True
 def test_tp_and_pp_over_hosts_have_the_rank_that_each_process_prints_when_it_joins() -> None:
     before = f"(EngineCore_DP1 pid=5) {CONFIG}data_parallel_size=1, "
     found = ranks(
@@ -43,7 +43,7 @@ def test_data_parallel_of_a_mixture_of_experts_counts_over_all_engines() -> None
     assert ranks(config, alone, "(EngineCore_DP1 pid=5) INFO loaded") == [None, 1, 1]
 
 
-# fault: core/rank_names.py: if engine and world == 1: → if engine and world == 0:
+# fault: features/logs/rank_names.py: if engine and world == 1: → if engine and world == 0:
 @pytest.mark.parametrize("engine", [0, 3])
 def test_an_engine_of_one_gpu_is_the_rank_of_its_number(engine: int) -> None:
     name = f"(EngineCore_DP{engine} pid=5) "
@@ -51,7 +51,7 @@ def test_an_engine_of_one_gpu_is_the_rank_of_its_number(engine: int) -> None:
     assert ranks(f"(EngineCore pid=5) {JOINS.format(1, 0, 0, INSIDE)}", "(EngineCore pid=5) INFO loaded") == [0, 0]
 
 
-# fault: core/rank_names.py: (self._first + local // world) * world → local // world * world
+# fault: features/logs/rank_names.py: (self._first + local // world) * world → local // world * world
 def test_engines_of_a_dense_model_count_alone_and_get_the_number_over_all() -> None:
     config = f"(EngineCore_DP2 pid=5) {CONFIG}data_parallel_size=1, "
     joined = [f"(Worker pid={20 + local}) {JOINS.format(2, local % 2, local, INSIDE)}" for local in range(4)]

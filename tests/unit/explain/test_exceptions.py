@@ -6,8 +6,8 @@ import pytest
 
 from tests.support.corpus import CORPUS, FOLDER, judged
 from tests.support.logs import explained
-from vllm_cluster.cli.explain import EXIT_CODES
-from vllm_cluster.cli.render.explain import show_explained
+from vllm_cluster.features.explain.render import show_explained
+from vllm_cluster.features.explain.verb import EXIT_CODES
 from vllm_cluster.kernel.explain.error_lines import ErrorLines
 from vllm_cluster.kernel.explain.frame import Frame
 

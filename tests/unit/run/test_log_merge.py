@@ -8,10 +8,10 @@ import threading
 import pytest
 
 from tests.support.waiting import until
-from vllm_cluster.core.log_lines import Line
+from vllm_cluster.features.logs import merge as log_merge
+from vllm_cluster.features.logs.lines import Line
+from vllm_cluster.features.logs.merge import LogMerge
 from vllm_cluster.kernel.clock import SYSTEM_CLOCK
-from vllm_cluster.run import log_merge
-from vllm_cluster.run.log_merge import LogMerge
 
 
 def line(at: int, host: str = "gpu1", text: str = "x") -> Line:

@@ -13,9 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.support.depth import cases
-from vllm_cluster.core.log_lines import Line, LogRequest
+from vllm_cluster.features.logs.host import FileFeed
+from vllm_cluster.features.logs.lines import Line, LogRequest
 from vllm_cluster.kernel.errors import HostError
-from vllm_cluster.run.log_host import FileFeed
 
 FILE = {"file": 0, "name": "session_1/logs/worker-a-01000000-7.out", "rank": 1}
 TEXT = "a \x1b[2J line\ud800"

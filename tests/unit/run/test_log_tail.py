@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from vllm_cluster.remote.image.log_tail import MAX_LINE, Sender
+from vllm_cluster.features.logs.on_host.log_tail import MAX_LINE, Sender
 
 ASKED: dict[str, Any] = {"follow": True, "previous": False, "rank": None, "group": False, "since": None, "skip": None}
 INIT = "INFO 11-22 13:40:23 [parallel_state.py:1906] world_size=4 rank={} local_rank=0\n"

@@ -13,14 +13,14 @@ from typing import Any, cast
 import pytest
 
 from tests.support.sim import make
-from vllm_cluster.actions import logs as logs_action
-from vllm_cluster.core.log_lines import Line, LogRequest
+from vllm_cluster.features.logs import action as logs_action
+from vllm_cluster.features.logs import host as log_host
+from vllm_cluster.features.logs.host import ContainerFeed
+from vllm_cluster.features.logs.lines import Line, LogRequest
 from vllm_cluster.kernel.docker.parse import container
 from vllm_cluster.kernel.errors import CommandFailed
 from vllm_cluster.kernel.hosts.runtime import SYSTEM
 from vllm_cluster.kernel.transport.base import Result
-from vllm_cluster.run import log_host
-from vllm_cluster.run.log_host import ContainerFeed
 from vllm_cluster.serving.explain.logs import collect
 
 KERNEL = b"""[Sat Nov 21 01:59:59 2026] Out of memory: Killed process 1 (of another time)
@@ -85,8 +85,8 @@ JOIN = "(Worker pid=12) INFO world_size=2 rank=1 local_rank=0 distributed_init_m
 PRINTED = [JOIN, "(Worker_TP1 pid=12) old", "(APIServer pid=9) api", "(Worker_TP1 pid=12) new", "raw"]
 
 
-# fault: run/log_host.py: (rank != asked or stamps(stamp) < self._after) → rank != asked
-# fault: run/log_host.py: self._after, since = self._after or since or 0, None → self._after = self._after or since or 0
+# fault: features/logs/host.py: (rank != asked or stamps(stamp) < self._after) → rank != asked
+# fault: features/logs/host.py: self._after, since = self._after or since or 0, None → self._after = self._after or since or 0
 @pytest.mark.parametrize(
     ("asked", "since", "shown"),
     [
@@ -117,8 +117,8 @@ def test_a_rank_without_ray_is_read_from_the_log_that_it_shares(
     assert [(line.rank, line.text) for line in found] == shown
 
 
-# fault: run/log_host.py: (state := self._ended()) → (state := "")
-# fault: actions/logs.py: if not any(one.ended for one in hosts): → if hosts:
+# fault: features/logs/host.py: (state := self._ended()) → (state := "")
+# fault: features/logs/action.py: if not any(one.ended for one in hosts): → if hosts:
 @pytest.mark.parametrize(("rank", "lines"), [(None, ["the last words"]), (0, [])])
 def test_what_docker_has_of_a_node_that_ended_is_shown(
     monkeypatch: pytest.MonkeyPatch, rank: int | None, lines: list[str]

@@ -58,7 +58,7 @@ def explain(
 
 def _show(session: Session, name: str) -> None:
     """Show the failure of that name, or those that a finding of that code shows beforehand."""
-    from vllm_cluster.cli.render.failure import failures_document, show_failures
+    from vllm_cluster.features.explain.render_failure import failures_document, show_failures
     from vllm_cluster.kernel.explain.catalogue import CHECKED, FAILURES
     from vllm_cluster.kernel.inventory.words import nearest
 
@@ -74,7 +74,7 @@ def _show(session: Session, name: str) -> None:
 
 
 def _explain(session: Session, files: Sequence[Path]) -> None:
-    from vllm_cluster.cli.render.explain import explain_document, show_explained
+    from vllm_cluster.features.explain.render import explain_document, show_explained
     from vllm_cluster.kernel.events import Event
     from vllm_cluster.serving.explain import explain as explain_action
 
@@ -99,7 +99,7 @@ def _explain(session: Session, files: Sequence[Path]) -> None:
 
 def _pack(session: Session, path: Path) -> None:
     loaded = session.load()
-    from vllm_cluster.actions.bundle import bundle
+    from vllm_cluster.features.explain.bundle import bundle
     from vllm_cluster.kernel.errors import combine
     from vllm_cluster.kernel.terminal.text import plain
     from vllm_cluster.kernel.text import count

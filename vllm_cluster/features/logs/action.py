@@ -6,7 +6,9 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 
-from vllm_cluster.core.log_lines import LastLines, Line, LogRequest
+from vllm_cluster.features.logs.host import HostLogs
+from vllm_cluster.features.logs.lines import LastLines, Line, LogRequest
+from vllm_cluster.features.logs.merge import LogMerge
 from vllm_cluster.kernel.assess import require_name
 from vllm_cluster.kernel.errors import VclusterError, combine
 from vllm_cluster.kernel.events import Emit
@@ -14,8 +16,6 @@ from vllm_cluster.kernel.explain.error_lines import ErrorLines
 from vllm_cluster.kernel.hosts.connection import Fleet
 from vllm_cluster.kernel.hosts.runtime import SYSTEM, Runtime
 from vllm_cluster.kernel.inventory.model import Inventory
-from vllm_cluster.run.log_host import HostLogs
-from vllm_cluster.run.log_merge import LogMerge
 
 # How long a line may be kept back for older ones of other hosts; the terminal shows nothing sooner.
 TURN_SECONDS = 0.1

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
 
-from vllm_cluster.core.log_lines import Line
+from vllm_cluster.features.logs.lines import Line
 from vllm_cluster.kernel.clock import Clock
 
 # Characters that wait in all; whoever reads a log waits while its share is full, and so does its host.

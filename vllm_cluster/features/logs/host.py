@@ -10,8 +10,9 @@ from functools import partial
 from importlib.resources import files
 from typing import Annotated
 
-from vllm_cluster.core.log_lines import GROUP, SECOND, VLLM, Line, LogRequest, copied_from, is_poll, split_source
-from vllm_cluster.core.rank_names import RankNames
+from vllm_cluster.features.logs.lines import GROUP, SECOND, VLLM, Line, LogRequest, copied_from, is_poll, split_source
+from vllm_cluster.features.logs.merge import LogMerge
+from vllm_cluster.features.logs.rank_names import RankNames
 from vllm_cluster.kernel.docker.log_frames import LogFrames, OutputFrames, Position, StampedLine, Stamps
 from vllm_cluster.kernel.errors import CommandFailed, ConnectionLost, HostError, TimedOut, Unreachable, VclusterError
 from vllm_cluster.kernel.events import Emit, Event
@@ -19,7 +20,6 @@ from vllm_cluster.kernel.hosts.connection import HostConnection
 from vllm_cluster.kernel.inventory.model import Inventory
 from vllm_cluster.kernel.node.handle import NodeHandle, open_node
 from vllm_cluster.kernel.text import age
-from vllm_cluster.run.log_merge import LogMerge
 from vllm_cluster.wire.reading import convert, document
 from vllm_cluster.wire.values import Count, Long, Name, between
 
@@ -94,7 +94,7 @@ class FileFeed:
         asked: dict[str, object] = {"follow": self._asked.follow, "previous": self._asked.previous}
         asked |= {"rank": self._asked.rank, "group": self._group, "since": self._since}
         asked |= {"offsets": self._offsets, "skip": self._skip}
-        script = files("vllm_cluster.remote.image").joinpath("log_tail.py").read_text()
+        script = files("vllm_cluster.features.logs.on_host").joinpath("log_tail.py").read_text()
         argv = ["python3", "-c", script, json.dumps(asked)]
         with self._node.connection.engine.streams.exec(self._node.name, argv) as running:
             frames, names = OutputFrames(), dict[int, _File]()

@@ -59,9 +59,9 @@ def logs(
 
     with Session(inventory, as_json=as_json) as session:
         loaded = session.load()
-        from vllm_cluster.actions.logs import logs as logs_action
-        from vllm_cluster.cli.render.logs import LogWriter
-        from vllm_cluster.core.log_lines import LogRequest
+        from vllm_cluster.features.logs.action import logs as logs_action
+        from vllm_cluster.features.logs.lines import LogRequest
+        from vllm_cluster.features.logs.render import LogWriter
 
         chosen = tuple(dict.fromkeys(hosts)) if hosts else tuple(loaded.hosts)
         # Who searches, and a program, gets all lines; others none about vcluster's own polls of the API.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from vllm_cluster.core.log_lines import Line
+from vllm_cluster.features.logs.lines import Line
 from vllm_cluster.kernel.terminal.output import END, Style, documents, encoded, out
 from vllm_cluster.kernel.terminal.text import ESCAPES, wants_color
 from vllm_cluster.kernel.text import printable

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from vllm_cluster.cli.render.failure import about
+from vllm_cluster.features.explain.render_failure import about
 from vllm_cluster.kernel.errors import VclusterError
 from vllm_cluster.kernel.explain.catalogue import FAILURES
 from vllm_cluster.kernel.explain.diagnosis import BenignMatch, Diagnosis, MatchedFailure

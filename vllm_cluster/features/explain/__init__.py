@@ -1,0 +1,1 @@
+"""The first cause of a failure, from logs: `explain`."""

@@ -1,0 +1,1 @@
+"""What runs in each node to follow its logs."""
