@@ -10,9 +10,9 @@ import typer
 
 from tests.support.json_schemas import DOCUMENTS, schemas
 from vllm_cluster.cli.app import NAME, app
-from vllm_cluster.cli.sandbox import SANDBOX
 from vllm_cluster.cli.verbs import MODELS, VERBS
 from vllm_cluster.features.images.verb import IMAGE
+from vllm_cluster.features.sandbox.verb import SANDBOX
 from vllm_cluster.kernel.checks.codes import CODES
 from vllm_cluster.kernel.errors import VclusterError
 from vllm_cluster.kernel.events import Kind

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from tests.property.hostile import harmless, hostile, recorded, shown_by, some
 from tests.support import world
 from tests.support.tree import FACTS
-from vllm_cluster.actions.check import CheckReport
-from vllm_cluster.cli.render.check import report_document, show_report
-from vllm_cluster.cli.render.facts import facts_document, show_facts
+from vllm_cluster.features.check.action import CheckReport
+from vllm_cluster.features.check.render import report_document, show_report
+from vllm_cluster.features.check.render_facts import facts_document, show_facts
 from vllm_cluster.kernel.checks.registry import check_all, unseen
 from vllm_cluster.kernel.facts import parse
 

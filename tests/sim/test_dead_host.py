@@ -9,7 +9,7 @@ import pytest
 
 from tests.support.sim import lab, make
 from tests.support.sim.world import World
-from vllm_cluster.actions import check
+from vllm_cluster.features.check import action as check
 from vllm_cluster.kernel.checks.finding import Finding
 from vllm_cluster.kernel.facts.host_facts import HostFacts
 from vllm_cluster.kernel.hosts.observe import observe
@@ -24,8 +24,8 @@ def world() -> Iterator[World]:
         yield made
 
 
-# fault: actions/check.py: findings += look_inside(fleet, inventory, facts, emit, leave=known) → pass
-# fault: actions/check.py: [*_lost(failures), *check_all( → [*check_all(
+# fault: features/check/action.py: findings += look_inside(fleet, inventory, facts, emit, leave=known) → pass
+# fault: features/check/action.py: [*_lost(failures), *check_all( → [*check_all(
 @pytest.mark.parametrize("dead", ["gpu1", "gpu3"])
 def test_check_reports_the_hosts_that_answer(world: World, dead: str, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[list[str]] = []
@@ -48,7 +48,7 @@ def test_check_reports_the_hosts_that_answer(world: World, dead: str, monkeypatc
     assert (report.unreachable, list(report.hosts), seen) == (True, others, [others])
 
 
-# fault: actions/check.py: return list(endpoint(inventory, facts)) → return []
+# fault: features/check/action.py: return list(endpoint(inventory, facts)) → return []
 def test_check_finds_the_port_of_the_api_taken_while_nothing_is_served(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:

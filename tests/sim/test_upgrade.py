@@ -13,7 +13,7 @@ from tests.support import landed
 from tests.support.figures import record
 from tests.support.sim import lab, life, make, oracle
 from tests.support.sim.world import World
-from vllm_cluster.actions.check import check
+from vllm_cluster.features.check.action import check
 from vllm_cluster.kernel.errors import VclusterError
 from vllm_cluster.kernel.inventory.model import Inventory
 from vllm_cluster.kernel.plan.node_status import parse_status

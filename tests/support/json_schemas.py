@@ -19,6 +19,7 @@ from pydantic import TypeAdapter
 from vllm_cluster.features.batch.jobs import BatchOnHead
 from vllm_cluster.features.batch.on_head.files import BatchResult
 from vllm_cluster.features.bench.measured import BenchRun, ComparedFigure, HostHardware, Point
+from vllm_cluster.features.check import measure as allreduce
 from vllm_cluster.features.images.use import ClusterImage
 from vllm_cluster.features.pull.models import RunningPull
 from vllm_cluster.kernel.checks.finding import Finding
@@ -30,7 +31,6 @@ from vllm_cluster.kernel.models.listed import CachedModel
 from vllm_cluster.kernel.node.history import AuditEntry
 from vllm_cluster.kernel.plan import plan
 from vllm_cluster.kernel.plan.history import Entry
-from vllm_cluster.run import allreduce
 from vllm_cluster.serving.api.answer import Answer, TokenLogprob
 from vllm_cluster.serving.fit.layouts import GpuPool, Layout
 from vllm_cluster.serving.status.counters import ModelLoad

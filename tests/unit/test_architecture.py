@@ -51,9 +51,9 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
 BORDER = "wire"
 # The files that import from another room yet; none is added.
 EXCEPTIONS: dict[str, set[str]] = {
-    "actions/init.py": {"transport"},
+    "features/init/action.py": {"transport"},
     "kernel/terminal/paste.py": {"run", "transport"},
-    "cli/render/check.py": {"run"},
+    "features/check/render.py": {"run"},
     "serving/serve/verb.py": {"transport"},
     "kernel/terminal/words.py": {"backends"},
     "kernel/plan/node_status.py": {"explain"},
@@ -157,7 +157,10 @@ def test_what_runs_elsewhere_needs_the_standard_library_alone() -> None:
     names = {(room(path), name) for path in remote for name in imported(path)}
     outside = {(file, name) for file, name in names if name.split(".")[0] not in sys.stdlib_module_names}
     # The all-reduce is there to try the torch of the image.
-    torch = {("remote/image/allreduce.py", "torch"), ("remote/image/allreduce.py", "torch.distributed")}
+    torch = {
+        ("features/check/on_host/allreduce.py", "torch"),
+        ("features/check/on_host/allreduce.py", "torch.distributed"),
+    }
     # What asks the hub, and downloads from it, is for the image's own library.
     hub = {row for row in outside if row[0] in {"features/pull/on_host/hub_files.py", "kernel/spread/download.py"}}
     hub = {row for row in hub if row[1].split(".")[0] == "huggingface_hub"}
@@ -264,7 +267,11 @@ print(*sorted(name for name in ours if not name.startswith('typer.')), file=sys.
             },
         ),
         ([], {"COMP_WORDS": "vcluster st", "COMP_CWORD": "1"}, set()),
-        ([], {"COMP_WORDS": "vcluster check -i x ", "COMP_CWORD": "4"}, {"cli.check", "kernel.terminal.completion"}),
+        (
+            [],
+            {"COMP_WORDS": "vcluster check -i x ", "COMP_CWORD": "4"},
+            {"features.check.verb", "kernel.terminal.completion"},
+        ),
         (
             [],
             {"COMP_WORDS": "vcluster serve ", "COMP_CWORD": "2"},

@@ -41,7 +41,7 @@ _DAILY, _MODELS, _USE, _MORE = "Every day", "Models and images", "Use the model"
 VERBS = {
     "init": Verb(
         _DAILY,
-        "cli.init:init",
+        "features.init.verb:init",
         "Write a commented inventory.",
         examples=(
             "vcluster init --host gpu1=10.0.0.11 --host gpu2=10.0.0.12",
@@ -51,7 +51,7 @@ VERBS = {
     ),
     "check": Verb(
         _DAILY,
-        "cli.check:check",
+        "features.check.verb:check",
         "Check hosts and the links between them for known problems.",
         "Changes nothing: temporary containers are removed. With --facts it shows GPUs, Docker, network, RDMA, memory "
         "and disks of the hosts.",
@@ -149,7 +149,7 @@ VERBS = {
     ),
     "fit": Verb(
         _MODELS,
-        "cli.fit:fit",
+        "features.fit.verb:fit",
         "Check whether a model fits, in which layouts and context.",
         "Reads the model's config and the headers of its weights, and the GPUs of the inventory's hosts.",
         ("vcluster fit meta-llama/Llama-3.1-8B-Instruct", "vcluster fit ./config.json --gpus 8 --gpu-memory 80GB"),
@@ -195,7 +195,7 @@ VERBS = {
     ),
     "chat": Verb(
         _USE,
-        "cli.ask:chat",
+        "features.ask.verb:chat",
         "Talk with the served model.",
         "A conversation on a terminal; one answer with PROMPT, or where standard input is piped.",
         (
@@ -207,7 +207,7 @@ VERBS = {
     ),
     "complete": Verb(
         _USE,
-        "cli.ask:complete",
+        "features.ask.verb:complete",
         "Continue a text with the served model.",
         "Forwards the API by itself, and uses the cluster's key. The answer alone is on standard output.",
         (
@@ -283,7 +283,7 @@ VERBS = {
     ),
     "exec": Verb(
         _MORE,
-        "cli.exec:exec_",
+        "features.exec.verb:exec_",
         "Run a command or a shell on a node, or on its host.",
         "Input, signals, terminal and exit code are those of the command; with --all the highest exit code. --ssh runs "
         "the ssh of this machine with the inventory's settings; its exit code is 255 where it could not connect.",
@@ -297,7 +297,7 @@ VERBS = {
         habits=("-it", "-ti"),
         usage=("[OPTIONS]", "(HOST | --head | --all)", "[-- COMMAND]"),
     ),
-    "sandbox": Verb(_MORE, "cli.sandbox:app", "Create and remove a local test cluster."),
+    "sandbox": Verb(_MORE, "features.sandbox.verb:app", "Create and remove a local test cluster."),
 }
 # Those of `vcluster models`.
 MODELS = {

@@ -165,7 +165,7 @@ LISTENERS = (
         (CHOSEN,),
         _CLUSTER,
         "nothing: the data of the ranks can be read and changed",
-        ("remote/image/allreduce.py",),
+        ("features/check/on_host/allreduce.py",),
     ),
     Listener(
         "torch's store of the all-reduce, while `check --deep` runs",
@@ -175,7 +175,7 @@ LISTENERS = (
         (CHOSEN,),
         _CLUSTER,
         _NOTHING,
-        ("remote/image/allreduce.py",),
+        ("features/check/on_host/allreduce.py",),
     ),
     Listener(
         "the link test, while `check` runs",

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from vllm_cluster.actions.check import CheckReport
-from vllm_cluster.cli.render.check import report_document, show_report
+from vllm_cluster.features.check import measure as allreduce
+from vllm_cluster.features.check.action import CheckReport
 from vllm_cluster.features.check.allreduce import AllReduceTime
+from vllm_cluster.features.check.render import report_document, show_report
 from vllm_cluster.kernel.backends.nccl import NcclTransport
 from vllm_cluster.kernel.checks.finding import Finding
 from vllm_cluster.kernel.checks.registry import NotChecked
-from vllm_cluster.run import allreduce
 
 REPORT = CheckReport(
     (

@@ -12,7 +12,7 @@ from tests.support import in_process
 from tests.support.json_schemas import validate
 from tests.support.models import checkpoints, configs
 from tests.support.models.hub import Hub, hub
-from vllm_cluster.cli.fit import gpu_memory_bytes
+from vllm_cluster.features.fit.verb import gpu_memory_bytes
 
 LLAMA = "meta-llama/Llama-3.1-405B-Instruct"
 TWO_NODES = ("--gpus", "8", "--nodes", "2", "--gpu-memory", "80GB")
@@ -103,7 +103,7 @@ def test_a_folder(tmp_path: Path) -> None:
     assert fit(str(tmp_path), "--gpu-memory", "24GB").returncode == 1
 
 
-# fault: cli/fit.py: dp=dp or 1, experts=ep) → dp=dp or 1)
+# fault: features/fit/verb.py: dp=dp or 1, experts=ep) → dp=dp or 1)
 # fault: serving/fit/fit.py: dp=dp, experts=experts) → experts=experts)
 def test_engines_that_share_requests_and_experts_that_are_dealt(tmp_path: Path) -> None:
     """A small MoE: 1 GB of experts beside 0.3 GB of all else."""

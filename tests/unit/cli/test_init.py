@@ -25,7 +25,7 @@ def test_hosts_by_flags(tmp_path: Path) -> None:
     assert {name: host.address for name, host in words.hosts.items()} == {"gpu1": "10.0.0.11", "gpu2": "10.0.0.12"}
 
 
-# fault: actions/init.py: return name or None → return "main"
+# fault: features/init/action.py: return name or None → return "main"
 @pytest.mark.parametrize(
     ("folder", "name"), [("lab", "lab"), ("My Cluster_2", "my-cluster-2"), ("x" * 40, "x" * 32), ("-a.b-", "a-b")]
 )
@@ -54,7 +54,7 @@ def test_hosts_of_ssh_config(tmp_path: Path) -> None:
     assert sorted(load_text(done.stdout.encode(), path=None, cwd=None).hosts) == ["gpu1", "gpu2"]
 
 
-# fault: actions/init.py: if output and output.exists() and not force: → if output and output.is_dir() and not force:
+# fault: features/init/action.py: if output and output.exists() and not force: → if output and output.is_dir() and not force:
 def test_a_file_is_not_lost(tmp_path: Path) -> None:
     (tmp_path / "inventory.yaml").write_text("mine")
     refused = init(tmp_path, "--host", "gpu1=10.0.0.11")
@@ -72,7 +72,7 @@ def test_nothing_is_written_that_would_not_load(tmp_path: Path, argv: list[str])
     assert not (tmp_path / "inventory.yaml").exists()
 
 
-# fault: cli/init.py: if str(output) == "inventory.yaml" else ["-i", str(output)] → if output else []
+# fault: features/init/verb.py: if str(output) == "inventory.yaml" else ["-i", str(output)] → if output else []
 def test_the_next_command_names_the_file(tmp_path: Path) -> None:
     done = init(tmp_path, "--host", "a", "--host", "b=10.0.0.2", "--host", "c", "-o", "my cluster.yaml")
     text = "Wrote my cluster.yaml (3 hosts). Next: vcluster check -i 'my cluster.yaml'\n"

@@ -18,10 +18,11 @@ from tests.support.sim import lab, make
 from tests.support.sim.faults import Call, Fault, Script
 from tests.support.sim.lab import Outcome
 from tests.support.sim.world import World
-from vllm_cluster.actions.check import CheckReport
-from vllm_cluster.cli.render.check import report_document
-from vllm_cluster.cli.render.facts import facts_document
+from vllm_cluster.features.check import measure as allreduce
+from vllm_cluster.features.check.action import CheckReport
 from vllm_cluster.features.check.allreduce import AllReduceTime
+from vllm_cluster.features.check.render import report_document
+from vllm_cluster.features.check.render_facts import facts_document
 from vllm_cluster.features.explain.render import explain_document
 from vllm_cluster.kernel.backends.nccl import NcclTransport
 from vllm_cluster.kernel.checks.registry import check_all, unseen
@@ -32,7 +33,6 @@ from vllm_cluster.kernel.inventory.model import Inventory
 from vllm_cluster.kernel.terminal import errors, events
 from vllm_cluster.kernel.terminal.plan import plan_document
 from vllm_cluster.kernel.terminal.session import Session
-from vllm_cluster.run import allreduce
 from vllm_cluster.serving.ask_head import Endpoint
 from vllm_cluster.serving.endpoint import endpoint as action
 from vllm_cluster.serving.endpoint import rotate

@@ -15,8 +15,8 @@ import typer
 
 from tests.support.in_process import run
 from tests.support.json_schemas import validate
-from vllm_cluster.actions import exec as action
-from vllm_cluster.cli.exec import SHELL, _Lines, _no_host, exec_
+from vllm_cluster.features.exec import action
+from vllm_cluster.features.exec.verb import SHELL, _Lines, _no_host, exec_
 from vllm_cluster.features.logs.lines import Line
 from vllm_cluster.features.logs.render import LogWriter
 from vllm_cluster.kernel.assess import require_name

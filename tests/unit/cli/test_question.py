@@ -14,7 +14,7 @@ import pytest
 
 from tests.support.sim import make
 from vllm_cluster.cli.app import app
-from vllm_cluster.cli.ask import _talk
+from vllm_cluster.features.ask.verb import _talk
 from vllm_cluster.kernel.errors import UsageError
 from vllm_cluster.kernel.terminal.session import SETTINGS, Session
 from vllm_cluster.serving.api import question
@@ -203,7 +203,7 @@ def test_files_go_before_the_prompt_and_images_beside_it(tmp_path: Path) -> None
     assert text == {"type": "text", "text": "note.txt:\na note\n\nWhat?"}
 
 
-# fault: cli/ask.py: err("Interrupted.") → return
+# fault: features/ask/verb.py: err("Interrupted.") → return
 @pytest.mark.parametrize("moment", ["at the prompt", "after the line", "in the question"])
 def test_ctrl_c_ends_no_conversation(
     moment: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -232,7 +232,7 @@ def test_ctrl_c_ends_no_conversation(
     assert capsys.readouterr().err.splitlines()[1:] == ([] if moment == "at the prompt" else ["Interrupted."])
 
 
-# fault: cli/ask.py: {plain(error.message)} → {error.message}
+# fault: features/ask/verb.py: {plain(error.message)} → {error.message}
 def test_what_a_server_refuses_steers_no_terminal(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -1,4 +1,4 @@
-"""Hosts whose ranks are made up: they speak as remote/image/allreduce.py does, and fail as a test wants them to."""
+"""Hosts whose ranks are made up: they speak as features/check/on_host/allreduce.py does, and fail as a test wants."""
 
 from __future__ import annotations
 

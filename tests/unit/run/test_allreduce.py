@@ -11,11 +11,11 @@ import pytest
 
 from tests.support import world
 from tests.unit.run.ranks import Ranks, Stream
+from vllm_cluster.features.check import measure as module
+from vllm_cluster.features.check.measure import AllReduceReport, run_allreduce
+from vllm_cluster.features.check.rank_driver import TrialLimits
 from vllm_cluster.kernel.events import Event
 from vllm_cluster.kernel.facts.host_facts import Hca
-from vllm_cluster.run import allreduce as module
-from vllm_cluster.run.allreduce import AllReduceReport, run_allreduce
-from vllm_cluster.run.rank_driver import TrialLimits
 
 HCA = Hca("mlx5_0", 1, "4: ACTIVE", "InfiniBand", "400 Gb/sec (4X NDR)", ("/dev/infiniband/uverbs0",))
 

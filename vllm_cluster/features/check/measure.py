@@ -8,6 +8,7 @@ from typing import Any
 
 from vllm_cluster.features.check import allreduce
 from vllm_cluster.features.check.allreduce import AllReduceTime, Pair, Trial
+from vllm_cluster.features.check.rank_driver import RankDriver, TrialLimits
 from vllm_cluster.kernel.backends import TOKEN
 from vllm_cluster.kernel.backends.nccl import NcclTransport, transport
 from vllm_cluster.kernel.checks.registry import Finding
@@ -25,7 +26,6 @@ from vllm_cluster.kernel.plan.desired import Inputs, desired, gpu_count, hcas
 from vllm_cluster.kernel.plan.identity import cluster_id, without_lease
 from vllm_cluster.kernel.plan.images import find_image, node_image_name
 from vllm_cluster.kernel.plan.spec import ContainerSpec
-from vllm_cluster.run.rank_driver import RankDriver, TrialLimits
 
 # Everything, bisection and clearing away included.
 SECONDS = 90.0
@@ -72,7 +72,7 @@ def run_allreduce(fleet: Fleet, inventory: Inventory, facts: Mapping[str, HostFa
     if any(container.state == "running" for host in facts.values() for container in host.containers):
         emit(Event("warning", "the cluster is up: this shares its GPUs for a moment, and slows down what is served"))
     emit(Event("progress", f"starting {sum(spec.gpu_count for spec in specs.values())} ranks on {len(specs)} hosts"))
-    program, opened = python("remote.image", "allreduce", seconds=LIFE_SECONDS), dict[str, RunningProgram]()
+    program, opened = python("features.check.on_host", "allreduce", seconds=LIFE_SECONDS), dict[str, RunningProgram]()
 
     def start(connection: HostConnection) -> dict[str, Any]:
         spec, soon = specs[connection.name], deadline.sooner(START_SECONDS)

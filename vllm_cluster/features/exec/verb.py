@@ -24,7 +24,7 @@ from vllm_cluster.kernel.terminal.session import Session
 from vllm_cluster.kernel.text import printable
 
 if TYPE_CHECKING:
-    from vllm_cluster.actions.exec import NodeCommand
+    from vllm_cluster.features.exec.action import NodeCommand
     from vllm_cluster.kernel.inventory.model import Inventory
 
 Host = Annotated[str | None, typer.Argument(metavar="HOST", help="A host.", autocompletion=complete_hosts)]
@@ -92,7 +92,7 @@ def _no_host(word: str, command: Sequence[str], hosts: tuple[str, ...]) -> Usage
 
 def _by_ssh(loaded: Inventory, host: str, command: Sequence[str]) -> NoReturn:
     """Become the ssh of this machine: it is the person's own terminal from here on."""
-    from vllm_cluster.actions.exec import ssh_command
+    from vllm_cluster.features.exec.action import ssh_command
 
     argv = [*ssh_command(loaded, host), *(["--", *command] if command else [])]
     try:
@@ -104,7 +104,7 @@ def _by_ssh(loaded: Inventory, host: str, command: Sequence[str]) -> NoReturn:
 
 def _on_one(loaded: Inventory, host: str, command: Sequence[str], *, terminal: bool) -> NoReturn:
     """Run it on one host, with this machine's input, terminal and signals, and exit with its code."""
-    from vllm_cluster.actions.exec import command_on
+    from vllm_cluster.features.exec.action import command_on
 
     ends = _LocalEnds(terminal=terminal)
     environment = {"TERM": os.environ.get("TERM", "xterm")} if terminal else {}
@@ -116,7 +116,7 @@ def _on_one(loaded: Inventory, host: str, command: Sequence[str], *, terminal: b
 
 def _on_all(loaded: Inventory, command: Sequence[str]) -> NoReturn:
     """Run it on every host and exit with the worst code; each line of output has its host."""
-    from vllm_cluster.actions.exec import exec_all
+    from vllm_cluster.features.exec.action import exec_all
 
     lines = _Lines(max(map(len, loaded.hosts)))
     ends = _LocalEnds(terminal=False)

@@ -164,7 +164,7 @@ def _ensure_printable(given: Mapping[str, Any], *, as_json: bool) -> None:
 
 def _answer(session: Session, api: ModelApi, question: ModelRequest) -> ModelReply:
     """Ask, and print the answer, its tables and what it took; an answer that breaks off as far as it came."""
-    from vllm_cluster.cli.render.answer import Printer, answer_document, summary, tables
+    from vllm_cluster.features.ask.render import Printer, answer_document, summary, tables
     from vllm_cluster.serving.api.answer import ModelReply
 
     reply, incomplete = ModelReply(), True

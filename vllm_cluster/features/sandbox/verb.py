@@ -16,14 +16,14 @@ from vllm_cluster.kernel.text import count
 SANDBOX = {
     "up": Verb(
         "Verbs",
-        "cli.sandbox:up",
+        "features.sandbox.verb:up",
         "Create local hosts, a CPU image, a tiny model, an inventory.",
         "The hosts are containers with an sshd and a Docker of their own.",
         ("vcluster sandbox up --hosts 2 --gpus 2",),
     ),
     "down": Verb(
         "Verbs",
-        "cli.sandbox:down",
+        "features.sandbox.verb:down",
         "Remove the local hosts and their folder.",
         "Asks nothing, also while a model is served there. An inventory that was changed stays in the folder.",
         examples=("vcluster sandbox down", "vcluster sandbox down --purge"),

@@ -6,15 +6,15 @@ from collections.abc import Callable
 from dataclasses import asdict, replace
 from typing import Any
 
-from vllm_cluster.actions.check import CheckReport
+from vllm_cluster.features.check.action import CheckReport
 from vllm_cluster.features.check.allreduce import binary
+from vllm_cluster.features.check.measure import AllReduceReport
 from vllm_cluster.kernel.checks.codes import CODES
 from vllm_cluster.kernel.checks.finding import merged
 from vllm_cluster.kernel.explain.catalogue import CHECKED
 from vllm_cluster.kernel.terminal.output import DIM, RED, YELLOW, out, styles
 from vllm_cluster.kernel.terminal.text import plain
 from vllm_cluster.kernel.text import by_hosts, count
-from vllm_cluster.run.allreduce import AllReduceReport
 
 
 def report_document(report: CheckReport) -> dict[str, Any]:

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
+from vllm_cluster.features.exec.node_exec import NodeCommand
 from vllm_cluster.kernel.errors import UsageError, VclusterError
 from vllm_cluster.kernel.hosts.connection import Fleet, HostConnection, ssh_line
 from vllm_cluster.kernel.hosts.runtime import SYSTEM, Runtime
 from vllm_cluster.kernel.inventory.model import Inventory
 from vllm_cluster.kernel.node.handle import open_node
-from vllm_cluster.run.node_exec import NodeCommand
 
 __all__ = ["NodeCommand", "command_on", "exec_all", "ssh_command"]
 

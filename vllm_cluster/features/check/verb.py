@@ -41,8 +41,8 @@ def check(
 
     with Session(inventory, as_json=as_json) as session:
         loaded = session.load()
-        from vllm_cluster.actions import check as check_action
-        from vllm_cluster.cli.render.check import report_document, show_report
+        from vllm_cluster.features.check import action as check_action
+        from vllm_cluster.features.check.render import report_document, show_report
 
         report = check_action.check(loaded, session.progress, deep=deep)
         session.show(
@@ -55,8 +55,8 @@ def check(
 def _show_facts(hosts: Sequence[str], inventory: Path | None, *, as_json: bool) -> None:
     with Session(inventory, as_json=as_json) as session:
         loaded = session.load()
-        from vllm_cluster.actions import facts as facts_action
-        from vllm_cluster.cli.render.facts import facts_document, show_facts
+        from vllm_cluster.features.check import facts as facts_action
+        from vllm_cluster.features.check.render_facts import facts_document, show_facts
 
         found = facts_action.facts(loaded, hosts, session.progress)
         session.show(lambda: facts_document(found), lambda: show_facts(found, color=SETTINGS.color))

@@ -66,7 +66,7 @@ def fit(
 ) -> None:
     """Check whether a model fits, in which layouts and context."""
     with Session(inventory, as_json=as_json) as session:
-        from vllm_cluster.cli.render.fit import show_verdict, verdict_document
+        from vllm_cluster.features.fit.render import show_verdict, verdict_document
 
         if model is None:
             raise UsageError("MODEL is missing", hint="vcluster fit meta-llama/Llama-3.1-8B-Instruct")

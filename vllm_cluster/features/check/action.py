@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
+from vllm_cluster.features.check.measure import AllReduceReport, run_allreduce
 from vllm_cluster.kernel.assess import note_gpus, reached
 from vllm_cluster.kernel.checks.finding import Finding
 from vllm_cluster.kernel.checks.network import endpoint
@@ -26,7 +27,6 @@ from vllm_cluster.kernel.node.handle import NodeHandle
 from vllm_cluster.kernel.node.program import program_digest
 from vllm_cluster.kernel.plan.diff import other_program
 from vllm_cluster.kernel.text import count
-from vllm_cluster.run.allreduce import AllReduceReport, run_allreduce
 
 
 @dataclass(frozen=True)

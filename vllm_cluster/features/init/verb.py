@@ -50,7 +50,7 @@ def init(
         document(json_schema(), indent=2)
         return
     with Session(None, as_json=False):
-        from vllm_cluster.actions.init import write
+        from vllm_cluster.features.init.action import write
         from vllm_cluster.kernel.text import count
 
         written = write(
@@ -72,7 +72,7 @@ def init(
 
 def _name(output: Path) -> str:
     """The name by the folder, else what the person answers: a default would be the same for unrelated clusters."""
-    from vllm_cluster.actions.init import cluster_name
+    from vllm_cluster.features.init.action import cluster_name
     from vllm_cluster.kernel.errors import UsageError
     from vllm_cluster.kernel.laptop import here
 

@@ -1,0 +1,1 @@
+"""Talk with what is served: `chat`, `complete`."""

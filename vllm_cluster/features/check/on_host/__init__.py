@@ -1,0 +1,1 @@
+"""What runs in an image to measure an all-reduce."""

@@ -1,0 +1,1 @@
+"""A command on a node or its host: `exec`."""

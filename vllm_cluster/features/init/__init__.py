@@ -1,0 +1,1 @@
+"""An inventory to begin with: `init`."""

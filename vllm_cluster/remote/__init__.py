@@ -1,1 +1,0 @@
-"""Programs that run elsewhere: read as text, imported by the node program and by tests alone."""
