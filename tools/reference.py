@@ -10,15 +10,16 @@ import typer
 
 from tests.support.json_schemas import DOCUMENTS, schemas
 from vllm_cluster.cli.app import NAME, app
-from vllm_cluster.cli.verbs import MODELS, VERBS
+from vllm_cluster.cli.verbs import VERBS
 from vllm_cluster.features.images.verb import IMAGE
+from vllm_cluster.features.pull.feature import MODELS
 from vllm_cluster.features.sandbox.verb import SANDBOX
 from vllm_cluster.kernel.checks.codes import CODES
 from vllm_cluster.kernel.errors import VclusterError
 from vllm_cluster.kernel.events import Kind
 from vllm_cluster.kernel.explain.catalogue import CHECKED, FAILURES
 from vllm_cluster.kernel.terminal.help import COMMON, option_row, shown_name, usage_lines
-from vllm_cluster.kernel.terminal.program import Verb
+from vllm_cluster.kernel.terminal.verb import Verb
 
 EXIT_CODES = {
     0: "done",

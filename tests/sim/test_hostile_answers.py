@@ -25,7 +25,8 @@ from tests.support.depth import FULL, cases
 from tests.support.sim import lab, make
 from tests.support.sim.forging import Forger, Forgery, forgeries_in, forging
 from tests.support.sim.world import World
-from vllm_cluster.cli.verbs import MODELS, VERBS
+from vllm_cluster.cli.verbs import VERBS
+from vllm_cluster.features.pull.feature import MODELS
 from vllm_cluster.kernel.hosts.runtime import SYSTEM
 
 # All the cases take minutes.

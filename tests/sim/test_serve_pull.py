@@ -168,16 +168,16 @@ def test_after_a_pull_nothing_may_be_changed_without_the_lease(world: World, hub
     allowed, fleets = list[bool](), list[Fleet]()
     write, pull_first = ask_head.ask_head, serve_pull.PullFirst
 
-    def first(inventory: Inventory, fleet: Fleet, *rest: Any) -> Any:
+    def first(inventory: Inventory, fleet: Fleet, *rest: Any, **model: Any) -> Any:
         fleets.append(fleet)
-        return pull_first(inventory, fleet, *rest)
+        return pull_first(inventory, fleet, *rest, **model)
 
     def asked(*arguments: Any, **more: Any) -> int:
         allowed.extend(connection.may_change for connection in fleets[0].connections.values())
         return write(*arguments, **more)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(serve, "PullFirst", first)
+        patch.setattr(serve_pull, "PullFirst", first)
         patch.setattr(serve, "ask_head", asked)
         outcome, _ = ask(world, None)
     assert outcome.error is None and brought and allowed == [False, False]

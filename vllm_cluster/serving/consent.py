@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
-from vllm_cluster.features.batch.jobs import batches_on, has_batches
 from vllm_cluster.kernel.errors import Aborted, ConnectionLost, HostError, PreflightFailed, UsageError
 from vllm_cluster.kernel.facts.docker_objects import Container
 from vllm_cluster.kernel.facts.host_facts import HostFacts
@@ -16,6 +15,7 @@ from vllm_cluster.kernel.plan.node_status import UnreadableStatus
 from vllm_cluster.kernel.plan.plan import MoveHead, Plan, RecordMembers, RemoveContainer, RestartNode
 from vllm_cluster.kernel.plan.spec import CLUSTER, HEAD_ADDRESS, ROLE, node_name, stored_spec
 from vllm_cluster.kernel.text import age, by_hosts, count, plural
+from vllm_cluster.serving.hooks import KEPT_ON_HEAD
 from vllm_cluster.wire.order import read_order
 from vllm_cluster.wire.status import ServeStatus
 
@@ -265,13 +265,14 @@ def batches_beside(stops: Stops, node: NodeHandle, state: str) -> Stops:
     why = f"its container is {state}"
     try:
         if state == "running":
-            return replace(stops, batches={one.key: one.text for one in batches_on(node)})
+            listed = [kept.listed(node) for kept in KEPT_ON_HEAD.given()]
+            return replace(stops, batches={key: text for rows in listed for key, text in rows.items()})
     except ConnectionLost:
         raise
     except HostError as error:
         why = (error.detail.splitlines() or [why])[0]
     try:
-        there = has_batches(node)
+        there = any(kept.is_there(node) for kept in KEPT_ON_HEAD.given())
     except ConnectionLost:
         raise
     except HostError:

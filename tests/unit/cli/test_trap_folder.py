@@ -16,7 +16,8 @@ from tests.support.depth import FULL
 from tests.support.figures import record
 from tests.support.paths import VCLUSTER
 from vcluster_sandbox import wheels as sandbox_wheels
-from vllm_cluster.cli.verbs import MODELS, VERBS
+from vllm_cluster.cli.verbs import VERBS
+from vllm_cluster.features.pull.feature import MODELS
 from vllm_cluster.kernel.clock import Deadline
 from vllm_cluster.kernel.errors import VclusterError
 from vllm_cluster.kernel.images import wheels

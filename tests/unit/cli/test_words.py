@@ -11,8 +11,9 @@ import pytest
 
 from tests.support.in_process import run
 from vllm_cluster.cli.app import app
-from vllm_cluster.cli.verbs import MODELS, VERBS
+from vllm_cluster.cli.verbs import VERBS
 from vllm_cluster.features.images.verb import IMAGE
+from vllm_cluster.features.pull.feature import MODELS
 from vllm_cluster.features.sandbox.verb import SANDBOX
 from vllm_cluster.kernel.errors import UsageError, VclusterError
 from vllm_cluster.kernel.terminal import edge, words

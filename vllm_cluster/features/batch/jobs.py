@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from vllm_cluster.features.batch.head_job import HeadJob, begin
@@ -79,6 +80,21 @@ def has_batches(node: NodeHandle) -> bool:
         HostError: Docker does not answer within seconds.
     """
     return node.connection.engine.has_files(node.name, _FOLDER, LOOK_SECONDS)
+
+
+class Unfetched:
+    """What is lost with the head: batches whose answers are not fetched."""
+
+    def listed(self, node: NodeHandle) -> Mapping[str, str]:
+        """What is on a node that runs: a text for each, by its key."""
+        return {one.key: one.text for one in batches_on(node)}
+
+    def is_there(self, node: NodeHandle) -> bool:
+        """Whether any batch is on a node, which need not run."""
+        return has_batches(node)
+
+
+UNFETCHED = Unfetched()
 
 
 def _batch(entry: JobEntry) -> BatchOnHead:

@@ -6,11 +6,12 @@ from typing import Annotated
 
 import typer
 
-from vllm_cluster.cli.verbs import LEASE, READ
 from vllm_cluster.kernel.terminal.completion import complete_hosts
+from vllm_cluster.kernel.terminal.exits import LEASE, READ
 from vllm_cluster.kernel.terminal.options import InventoryPath, Json, Wait, Yes
-from vllm_cluster.kernel.terminal.program import Verb, group
+from vllm_cluster.kernel.terminal.program import group
 from vllm_cluster.kernel.terminal.session import Session
+from vllm_cluster.kernel.terminal.verb import Verb
 
 IMAGE = {
     "ls": Verb(

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from vllm_cluster.cli.verbs import MODELS
+from vllm_cluster.features.pull.feature import MODELS
 from vllm_cluster.kernel.terminal.completion import complete_hosts, complete_models
 from vllm_cluster.kernel.terminal.options import InventoryPath, Json, Wait, Yes
 from vllm_cluster.kernel.terminal.program import group

@@ -23,9 +23,17 @@ class PullFirst:
     """The pull of one model for `serve`; `facts` are of every host."""
 
     def __init__(
-        self, inventory: Inventory, fleet: Fleet, facts: Mapping[str, HostFacts], emit: Emit, wanted: WantedModel
+        self,
+        inventory: Inventory,
+        fleet: Fleet,
+        facts: Mapping[str, HostFacts],
+        emit: Emit,
+        *,
+        model: str,
+        revision: str,
     ) -> None:
-        self._inventory, self._fleet, self._facts, self._wanted = inventory, fleet, facts, wanted
+        self._inventory, self._fleet, self._facts = inventory, fleet, facts
+        self._wanted = WantedModel(model, revision)
         # A result is what `serve` ends with.
         self._emit: Emit = lambda event: emit(replace(event, kind="note") if event.kind == "result" else event)
 

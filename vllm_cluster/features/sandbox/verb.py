@@ -9,8 +9,9 @@ import typer
 
 from vllm_cluster.kernel.shell_line import command_line
 from vllm_cluster.kernel.terminal.options import Json
-from vllm_cluster.kernel.terminal.program import Verb, group
+from vllm_cluster.kernel.terminal.program import group
 from vllm_cluster.kernel.terminal.session import Session
+from vllm_cluster.kernel.terminal.verb import Verb
 from vllm_cluster.kernel.text import count
 
 SANDBOX = {

@@ -19,6 +19,7 @@ from vllm_cluster.kernel.errors import Interrupted, VclusterError
 from vllm_cluster.kernel.laptop import STANDARD_OUTPUT, cache_folder, meaning
 from vllm_cluster.kernel.shell_line import QUOTED, command_line
 from vllm_cluster.kernel.terminal.output import err
+from vllm_cluster.kernel.terminal.verb import Verb
 from vllm_cluster.kernel.text import last_value, redact
 
 if TYPE_CHECKING:
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
 
 # Soon, and after the callback that dropped it has ended.
 AGAIN_SECONDS = 0.01
+# The verbs of the program, which the layers above name.
+KNOWN: dict[str, Verb] = {}
 
 
 class _Out(io.FileIO):
@@ -161,13 +164,11 @@ def with_inventory(text: str, inventory: Path | None) -> str:
 
     if not (named := inventory_words(inventory)):
         return text
-    from vllm_cluster.cli.verbs import MODELS, VERBS, WITHOUT_INVENTORY
-
     # Of a group, its own verbs take the option.
-    groups = {name: " [a-z]+" for name, verb in VERBS.items() if verb.function.endswith(":app")}
-    # It has a default verb: a word behind it may be one of a sentence.
-    groups["models"] = rf"(?: (?:{'|'.join(MODELS)})\b)?"
-    verbs = "|".join(name + groups.get(name, "") for name in VERBS if name not in WITHOUT_INVENTORY)
+    groups = {name: " [a-z]+" for name, verb in KNOWN.items() if verb.function.endswith(":app")}
+    # One that has a default verb: a word behind it may be one of a sentence.
+    groups |= {name: rf"(?: (?:{'|'.join(verb.verbs)})\b)?" for name, verb in KNOWN.items() if verb.verbs}
+    verbs = "|".join(name + groups.get(name, "") for name, verb in KNOWN.items() if verb.inventory)
     option = " " + command_line(*named)
     command = re.compile(rf"{QUOTED}|(?P<call>\bvcluster (?:{verbs})\b(?! -i| --help))")
     # A line may name it already: the parser writes some remedies from the words of the call.

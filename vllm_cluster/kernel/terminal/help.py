@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from vllm_cluster.kernel.terminal.values import DURATION, written
 
 if TYPE_CHECKING:
-    from vllm_cluster.kernel.terminal.program import Verb
+    from vllm_cluster.kernel.terminal.verb import Verb
 
 # The metavar of the argument that takes what follows `--`.
 VLLM_FLAGS = "-- VLLM_FLAGS"

@@ -6,7 +6,6 @@ import functools
 import importlib
 import inspect
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any, ClassVar, TypeVar, get_type_hints
 
@@ -20,26 +19,11 @@ from vllm_cluster.kernel.terminal.options import Color, Quiet, Verbose
 from vllm_cluster.kernel.terminal.output import out
 from vllm_cluster.kernel.terminal.session import SETTINGS
 from vllm_cluster.kernel.terminal.values import convert
+from vllm_cluster.kernel.terminal.verb import Verb
 
 T = TypeVar("T")
 
 HELP = {"help_option_names": ["-h", "--help"]}
-
-
-@dataclass(frozen=True)
-class Verb:
-    """One verb: where its function is below the package, as "serving.cluster.verb:up", and what its help prints."""
-
-    group: str
-    function: str
-    summary: str
-    about: str = ""
-    examples: tuple[str, ...] = ()
-    exits: Mapping[int, str] = field(default_factory=dict)
-    # Words of the same command elsewhere that ask for what is done anyway.
-    habits: tuple[str, ...] = ()
-    # What a call needs, where that is more than its arguments.
-    usage: tuple[str, ...] = ()
 
 
 def program(verbs: Mapping[str, Verb], about: str, default: str = "", *, completion: bool = True) -> typer.Typer:

@@ -132,14 +132,15 @@ def _close(session: Session) -> None:
 
 def _show_key(session: Session, *, grace: float, wait: float, rotate: bool) -> None:
     loaded = session.load()
-    from vllm_cluster.features.metrics.action import renew_keys
     from vllm_cluster.kernel.laptop import cache_folder
     from vllm_cluster.serving.endpoint import endpoint as action_of
     from vllm_cluster.serving.endpoint import rotate as rotation
+    from vllm_cluster.serving.hooks import KEY_CHANGED
 
     if rotate:
         found = rotation.rotate(loaded, session.progress, grace=grace, wait=wait)
-        renew_keys(loaded, cache_folder(), found, session.progress)
+        for renew in KEY_CHANGED.given():
+            renew(loaded, cache_folder(), found, session.progress)
     else:
         found = action_of.key(loaded)
     session.show(lambda: {"v": 1, "key": found}, lambda: out(found))

@@ -7,8 +7,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import partial
 
-from vllm_cluster.features.pull.offer import PullFirst
-from vllm_cluster.features.pull.plan import WantedModel
 from vllm_cluster.kernel.assess import Assessment, connect_all
 from vllm_cluster.kernel.backends import vllm
 from vllm_cluster.kernel.errors import PreflightFailed, UsageError
@@ -26,6 +24,7 @@ from vllm_cluster.kernel.shell_line import command_line, listener_line
 from vllm_cluster.kernel.text import printable, redact
 from vllm_cluster.serving.ask_head import Endpoint, ask_head, follow, look_up, stopped_for
 from vllm_cluster.serving.consent import Confirm, Consent, served_on
+from vllm_cluster.serving.hooks import PULL_FIRST
 from vllm_cluster.serving.serve.base import Fit
 from vllm_cluster.serving.serve.check import CheckedRequest, check_request, note_downloads, revision
 from vllm_cluster.serving.serve.repeats import without_repeats
@@ -139,9 +138,12 @@ def _checked(
     """
     model, asked = wanted.deployment.model, revision(wanted.deployment.flags)
     judge = partial(check_request, fleet, inventory, seen.facts, wanted, emit)
-    first = PullFirst(inventory, fleet, seen.facts, emit, WantedModel(model, "" if asked == "main" else asked))
+    newest = "" if asked == "main" else asked
+    makers = PULL_FIRST.given()
+    pulls = [make(inventory, fleet, seen.facts, emit, model=model, revision=newest) for make in makers]
+    first = pulls[0] if pulls else None
     found = judge(pull=pull is True)
-    if found.lacking and (pull or (pull is None and first.is_wanted(confirm))):
+    if found.lacking and first and (pull or (pull is None and first.is_wanted(confirm))):
         ask()
         first.bring()
         found = judge(pull=False)
