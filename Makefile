@@ -42,7 +42,7 @@ promises: $(VENV)/ready
 	$(BIN)/python -m tests.promises $(ARGS)
 
 # Plants each fault that a test has above it in a copy of this tree, one at a time, and shows that the test turns red;
-# with ARGS="core/ test_fit" those of some files. For each night: it also names those that no longer apply.
+# with ARGS="plan/ test_fit" those of some files. For each night: it also names those that no longer apply.
 faults: $(VENV)/ready
 	$(BIN)/python -m tests.faults $(ARGS)
 

@@ -1,4 +1,4 @@
-"""Every error, fix and finding of the package, by room: `make generate` writes them to tests/fixtures/messages/.
+"""Every error, fix and finding of the package, by folder: `make generate` writes them to tests/fixtures/messages/.
 
 So the review of a change shows each one that it changes for users; the help of the verbs is in
 docs/reference/commands.md. Found in the syntax tree: the texts of what is raised, of errors, findings and problems, of
@@ -31,8 +31,8 @@ def by_room() -> dict[str, str]:
     """The content of each file of the folder: one text a line, sorted, as JSON writes it."""
     found: dict[str, set[str]] = {}
     for path in MODULES:
-        first, *rest = room(path).split("/")
-        found.setdefault(first if rest else "package", set()).update(messages(nodes(path)))
+        *folders, _ = room(path).split("/")
+        found.setdefault("-".join(folders[:2]) or "package", set()).update(messages(nodes(path)))
     lines = {name: sorted(map(_line, found_there)) for name, found_there in found.items() if found_there}
     return {f"{name}.txt": "\n".join(there) + "\n" for name, there in lines.items()}
 

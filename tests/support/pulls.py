@@ -107,7 +107,7 @@ class Part:
 
 
 class Sending:
-    """The program that takes the files, as `run/program` runs it; it ends with its input."""
+    """The program that takes the files, as `hosts/program` runs it; it ends with its input."""
 
     def __init__(self, part: Part) -> None:
         environment = {**os.environ, "VCLUSTER_PULL": str(part.folder), "PYTHONPATH": str(ROOT)}

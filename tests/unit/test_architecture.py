@@ -19,48 +19,48 @@ from vllm_cluster.cli.verbs import VERBS
 LONGEST_FILE = 400
 LONGEST_FUNCTION = 50
 _WAYS_OUT = {"os", "io", "socket", "subprocess", "pathlib", "time", "random", "requests", "urllib", "tempfile"}
-PURE = ("backends", "checks", "core", "facts", "fit", "translate")
-# What every room may use; its modules use each other alone.
-GROUND = "the ground"
-GROUND_MODULES = {"__version__", *(path.stem for path in PACKAGE.glob("*.py") if path.stem != "__main__")}
-_JUDGEMENT = frozenset({"inventory", "facts", "backends", "core"})
-_BELOW = _JUDGEMENT | {"fit", "explain", "images", "transport", "checks", "docker"}
-# What each room may import in addition to the ground.
-MAY_IMPORT: dict[str, frozenset[str]] = {
-    **dict.fromkeys(("inventory", "facts", "fit", "explain", "images", "transport"), frozenset()),
-    "batch": frozenset(),
-    "backends": frozenset({"inventory", "images"}),
-    "translate": frozenset({"backends", "inventory"}),
-    "hub": frozenset({"fit"}),
-    "vcluster_sandbox": frozenset({"images"}),
-    "core": frozenset({"inventory", "facts", "backends"}),
-    "checks": _JUDGEMENT,
-    "docker": frozenset({"core", "facts", "transport"}),
-    "run": _BELOW | {"batch"},
-    "actions": _BELOW - {"transport"} | {"run", "hub", "batch"},
-    "cli": frozenset(
-        {
-            *("actions", "batch", "core", "checks", "fit", "explain", "facts", "inventory", "translate"),
-            "vcluster_sandbox",
-        }
+# A layer imports those before it, and no feature another.
+LAYERS = ("wire", "kernel", "serving", "features", "cli")
+# Within two of them: a row imports the rows before it, and nothing of its own row.
+ROWS: dict[str, tuple[str, ...]] = {
+    "kernel": (
+        "clock events listeners spread text versions",
+        "debug_log errors explain facts shell_line",
+        "laptop",
+        "inventory transport",
+        "backends",
+        "plan",
+        "checks docker",
+        "hosts",
+        "lease links node",
+        "images models",
+        "apply",
+        "assess",
+        "addresses",
+        "terminal",
+        "hooks",
     ),
-    "remote": frozenset(),
-    "wire": frozenset(),
+    "serving": (
+        "api explain fit head hooks node status verbs",
+        "consent translate",
+        "ask_head cluster",
+        "endpoint",
+        "serve",
+    ),
 }
-# What every room may use too, and what runs elsewhere: it needs the standard library alone.
-BORDER = "wire"
-# The files that import from another room yet; none is added.
-EXCEPTIONS: dict[str, set[str]] = {
-    "features/init/action.py": {"transport"},
-    "kernel/terminal/paste.py": {"run", "transport"},
-    "features/check/render.py": {"run"},
-    "serving/serve/verb.py": {"transport"},
-    "kernel/terminal/words.py": {"backends"},
-    "kernel/plan/node_status.py": {"explain"},
-    "serving/fit/layouts.py": {"backends"},
-    "serving/fit/request.py": {"backends"},
-    "kernel/images/contents.py": {"checks"},
-}
+PURE = (
+    *("kernel/backends/", "kernel/checks/", "kernel/facts/", "kernel/plan/", "serving/translate/"),
+    *(f"serving/fit/{name}.py" for name in ("config_keys", "layouts", "model_config", "request", "weights")),
+)
+# What runs on hosts and in containers: with the standard library alone, as text or as a package of its own.
+ELSEWHERE = re.compile(r"(?:serving/node|kernel/spread|.+/on_host)/")
+ON_HEAD = "features/batch/on_head/"
+# What works on hosts, and what a verb does.
+OF_HOSTS = re.compile(
+    r"kernel/(?:hosts|node|apply|lease|links|images|models|a\w+\.py)|serving/(?!fit/hub)|features/(?!batch/on_head)"
+)
+# What a verb shows and takes is there; it measures no time of hosts.
+VERBAL = re.compile(r"kernel/terminal/.+|cli/.+|.+/(?:\w*verb|render\w*|question|open|translated)\.py")
 
 
 def importers(*names: str) -> Iterator[str]:
@@ -70,36 +70,60 @@ def importers(*names: str) -> Iterator[str]:
             yield room(path)
 
 
-def rooms(path: Path) -> set[str]:
-    """The other rooms that a file imports from; the ground is one room."""
-    names = {name.split(".")[1] for name in imported(path) if name.startswith("vllm_cluster.")}
-    names |= {name.split(".")[0] for name in imported(path) if name.split(".")[0] == SANDBOX.name}
-    return {GROUND if name in GROUND_MODULES else name for name in names} - {own(path)}
+def place(name: str) -> tuple[int, int, str]:
+    """Where a module is: the number of its layer, of its row in it, and its room or feature."""
+    layer, _, rest = name.partition(".")
+    room_of = rest.partition(".")[0]
+    rows = [number for number, row in enumerate(ROWS.get(layer, ())) if room_of in row.split()]
+    return LAYERS.index(layer), rows[0] if rows else -1, room_of
 
 
-def own(path: Path) -> str:
-    """The room that a file is in."""
-    first = room(path).split("/")[0].removesuffix(".py")
-    return GROUND if first in GROUND_MODULES else first
+def goes_up(path: Path) -> set[str]:
+    """What a file imports of a layer above, of another feature, or of a room of its layer that is not below."""
+    layer, row, own = place(room(path).removesuffix(".py").removesuffix("/__init__").replace("/", "."))
+    found = set()
+    for name in imported(path):
+        below = name.removeprefix("vllm_cluster.")
+        if below == name or below.partition(".")[0] not in LAYERS or below in LAYERS:
+            continue
+        its_layer, its_row, its = place(below)
+        inside = its_layer == layer and its != own
+        if its_layer > layer or (inside and (LAYERS[layer] == "features" or (layer in ORDERED and its_row >= row))):
+            found.add(below)
+    return found
 
 
+ORDERED = {LAYERS.index(name) for name in ROWS}
+OURS = [path for path in MODULES if path.is_relative_to(PACKAGE) and room(path).count("/")]
+
+
+# fault: serving/consent.py: from vllm_cluster.serving.hooks import KEPT_ON_HEAD → import vllm_cluster.features.batch.jobs
+# fault: kernel/plan/spec.py: from vllm_cluster.kernel.text import → from vllm_cluster.kernel.docker import client,
 def test_no_import_goes_up() -> None:
-    """A room imports those of its row and the ground, and no other; what still does is listed, and goes."""
-    found: dict[str, set[str]] = {}
-    for path in MODULES:
-        up = rooms(path) - {GROUND, BORDER} - MAY_IMPORT.get(own(path), frozenset())
-        if up and own(path) in (*MAY_IMPORT, GROUND):
-            found[room(path)] = up
-    assert found == EXCEPTIONS
+    assert {room(path): up for path in OURS if (up := goes_up(path))} == {}
 
 
 def test_every_room_has_a_row() -> None:
-    assert {own(path) for path in MODULES} - {"__main__", GROUND} == set(MAY_IMPORT)
+    assert {room(path).split("/")[0] for path in OURS} == set(LAYERS)
+    for layer, rows in ROWS.items():
+        there = {path.stem for path in (PACKAGE / layer).iterdir() if path.name not in ("__init__.py", "__pycache__")}
+        assert there - {"on_host"} == {name for row in rows for name in row.split()}, layer
+
+
+def test_the_sandbox_needs_the_recipes_alone() -> None:
+    found = {name for path in MODULES if path.is_relative_to(SANDBOX) for name in imported(path)}
+    ours = {name.split(".")[2] for name in found if name.startswith("vllm_cluster.kernel.")}
+    assert ours <= set(OF_SANDBOX)
+    above = tuple(f"vllm_cluster.{layer}" for layer in LAYERS if layer != "kernel")
+    assert not {name for name in found if name.startswith(above)}
+
+
+OF_SANDBOX = ("errors", "images", "laptop", "listeners", "shell_line", "text", "versions")
 
 
 def test_the_pure_rooms_open_nothing() -> None:
     """No file, no socket, no clock, no random; explain and images unpack and download what is given to them."""
-    found = {room(path): imported(path) & _WAYS_OUT for path in MODULES if own(path) in PURE}
+    found = {room(path): imported(path) & _WAYS_OUT for path in MODULES if room(path).startswith(PURE)}
     assert {path: names for path, names in found.items() if names} == {}
 
 
@@ -109,7 +133,9 @@ def test_verbs_measure_time_by_their_own_clock() -> None:
     found = {
         f"{room(path)}: {ast.unparse(node)}"
         for path in MODULES
-        if own(path) in ("run", "actions")
+        if OF_HOSTS.match(room(path))
+        and not ELSEWHERE.match(room(path))
+        and not VERBAL.fullmatch(room(path))
         and room(path) not in ("kernel/hosts/runtime.py", "serving/endpoint/detached.py")
         for node in nodes(path)
         if isinstance(node, ast.Attribute) and ast.unparse(node) in system
@@ -120,22 +146,20 @@ def test_verbs_measure_time_by_their_own_clock() -> None:
 @pytest.mark.parametrize(
     ("libraries", "home"),
     [
-        (("rich",), "cli/render/"),
-        (("typer",), "cli/"),
-        (("fabric", "paramiko", "invoke"), "transport/fabric/"),
+        (("rich",), r"kernel/terminal/|.+/render\w*\.py"),
+        (("typer",), r"kernel/terminal/|cli/|.+/\w*verb\.py|serving/(?:api/question|serve/translated)\.py"),
+        (("fabric", "paramiko", "invoke"), "kernel/transport/fabric/"),
         # The docker SDK reads the laptop's logins and sends them: no host is spoken to with it.
         (("docker",), "vcluster_sandbox/"),
-        (("requests", "urllib3"), "hub/"),
-        (("huggingface_hub",), "hub/"),
-        (("ruamel",), "inventory/"),
+        # The sandbox drives this machine's own Docker, and writes an inventory.
+        (("requests", "urllib3"), "serving/fit/hub/|vcluster_sandbox/"),
+        # In an image it is the image's own.
+        (("huggingface_hub",), r"serving/fit/hub/|.+/on_host/|kernel/spread/"),
+        (("ruamel",), "kernel/inventory/|vcluster_sandbox/"),
     ],
 )
 def test_each_library_has_one_home(libraries: tuple[str, ...], home: str) -> None:
-    # The sandbox drives this machine's own Docker, and writes an inventory.
-    allowed: tuple[str, ...] = (home, "vcluster_sandbox/") if {"requests", "ruamel"} & set(libraries) else (home,)
-    # In an image it is the image's own.
-    allowed += ("remote/",) if "huggingface_hub" in libraries else ()
-    assert [path for path in importers(*libraries) if not path.startswith(allowed)] == []
+    assert [path for path in importers(*libraries) if not re.match(home, path)] == []
 
 
 # fault: kernel/images/wheels.py: done = own_python(run, argv, settings, → done = run([sys.executable, *argv],
@@ -144,7 +168,7 @@ def test_our_own_python_is_started_in_one_place() -> None:
     found = {
         room(path)
         for path in MODULES
-        if own(path) != "remote"
+        if not ELSEWHERE.match(room(path))
         for node in nodes(path)
         if isinstance(node, ast.Attribute | ast.Name | ast.alias)
         and ast.unparse(node).rpartition(".")[2] in ("executable", "_base_executable")
@@ -153,7 +177,7 @@ def test_our_own_python_is_started_in_one_place() -> None:
 
 
 def test_what_runs_elsewhere_needs_the_standard_library_alone() -> None:
-    remote = [path for path in MODULES if own(path) == "remote"]
+    remote = [path for path in MODULES if ELSEWHERE.match(room(path))]
     names = {(room(path), name) for path in remote for name in imported(path)}
     outside = {(file, name) for file, name in names if name.split(".")[0] not in sys.stdlib_module_names}
     # The all-reduce is there to try the torch of the image.
@@ -169,20 +193,20 @@ def test_what_runs_elsewhere_needs_the_standard_library_alone() -> None:
     theirs = {
         row
         for row in outside
-        for own in ("node", "pull")
-        if row[0].startswith(f"remote/{own}/")
-        and row[1].startswith((f"vllm_cluster.remote.{own}", "vllm_cluster.wire"))
+        for own in ("serving/node", "kernel/spread")
+        if row[0].startswith(f"{own}/")
+        and row[1].startswith((f"vllm_cluster.{own.replace('/', '.')}", "vllm_cluster.wire"))
     }
     assert outside - torch - hub - front - theirs == set()
 
 
-FRONT = tuple(f"remote/node/{name}.py" for name in ("front", "front_door", "front_proxy"))
+FRONT = tuple(f"serving/node/{name}.py" for name in ("front", "front_door", "front_proxy"))
 OF_FRONT = ("aiohttp", "multidict", "yarl", "uvloop")
 
 
 def test_the_border_needs_the_standard_library_alone() -> None:
     """It is sent to hosts with the programs that run there."""
-    names = {(room(path), name) for path in MODULES if own(path) == BORDER for name in imported(path)}
+    names = {(room(path), name) for path in OURS if room(path).startswith("wire/") for name in imported(path)}
     assert {one for one in names if one[1].split(".")[0] not in sys.stdlib_module_names} == {
         one for one in names if one[1].startswith("vllm_cluster.wire")
     }
@@ -190,17 +214,21 @@ def test_the_border_needs_the_standard_library_alone() -> None:
 
 def test_a_batch_needs_the_standard_library_and_the_images_http_client_alone() -> None:
     """Its program runs on the head, where nothing else of this package is, not even the ground."""
-    names = {(room(path), name) for path in MODULES if own(path) == "batch" for name in imported(path)}
+    names = {(room(path), name) for path in OURS if room(path).startswith(ON_HEAD) for name in imported(path)}
     outside = {(file, name) for file, name in names if name.split(".")[0] not in sys.stdlib_module_names}
-    asks = {(f"batch/{name}.py", "aiohttp") for name in ("client", "runner")}
-    ours = ("vllm_cluster.features.batch.on_head", f"vllm_cluster.{BORDER}")
+    asks = {(f"{ON_HEAD}{name}.py", "aiohttp") for name in ("client", "runner")}
+    ours = ("vllm_cluster.features.batch.on_head", "vllm_cluster.wire")
     assert {row for row in outside if not row[1].startswith(ours)} == asks
 
 
 def test_what_runs_elsewhere_is_read_and_never_imported() -> None:
-    assert [
-        path for path in importers("vllm_cluster.remote") if not path.startswith(("remote/node/", "remote/pull/"))
-    ] == []
+    """Of the two that are packages, each module imports its own."""
+    packages = {"serving.node": "serving/node/", "kernel.spread": "kernel/spread/"}
+    for name, own in packages.items():
+        assert [path for path in importers(f"vllm_cluster.{name}") if not path.startswith(own)] == []
+    alone = [path.parent for path in OURS if path.parent.name == "on_host"]
+    names = {f"vllm_cluster.{folder.relative_to(PACKAGE).as_posix().replace('/', '.')}" for folder in alone}
+    assert list(importers(*names)) == []
 
 
 def folder(module: str) -> str:
@@ -222,19 +250,18 @@ def test_no_test_imports_another_test_or_another_folder_of_tests() -> None:
     assert wrong == []
 
 
-# What help and completion wait for, beside typer and the standard library.
+# What help and completion wait for, beside typer, the standard library and the table of each feature.
 AT_START = {
-    "app", "edge", "help", "options", "program", "removed", "render", "render.output", "render.text",
-    "session", "values", "verbs", "words",
-}  # fmt: skip
-BESIDE = {
-    "errors",
-    "kernel.inventory.find",
-    "kernel.inventory.problems",
-    "kernel.inventory.words",
-    "laptop",
-    "shell_line",
-    "text",
+    *("cli", "cli.app", "cli.verbs", "features", "kernel", "kernel.hooks", "serving", "serving.verbs"),
+    *(f"kernel.{name}" for name in ("errors", "inventory", "laptop", "shell_line", "terminal", "text")),
+    *(f"kernel.inventory.{name}" for name in ("find", "problems", "words")),
+    *(
+        f"kernel.terminal.{name}"
+        for name in (
+            *("edge", "exits", "help", "options", "output", "program", "removed", "session", "text", "values", "verb"),
+            "words",
+        )
+    ),
 }
 LOADED = """
 import sys, typer
@@ -261,7 +288,6 @@ print(*sorted(name for name in ours if not name.startswith('typer.')), file=sys.
             {
                 "serving.status.verb",
                 "kernel.terminal.completion",
-                "cli.render",
                 "kernel.terminal.errors",
                 "kernel.terminal.text",
             },
@@ -289,10 +315,11 @@ def test_what_needs_no_host_waits_for_no_library(argv: list[str], environment: d
         check=True,
         env={**os.environ, **complete, **environment},
     )
-    loaded = set(done.stderr.splitlines()[-1].split()) - {"vllm_cluster", "vllm_cluster.cli"}
-    loaded -= {"vllm_cluster.core", "vllm_cluster.kernel.inventory"}
-    ours = {f"vllm_cluster.cli.{name}" for name in AT_START}
-    assert loaded == ours | {f"vllm_cluster.{name}" for name in BESIDE | more}
+    loaded = set(done.stderr.splitlines()[-1].split()) - {"vllm_cluster"}
+    tables = {f"features.{one.parent.name}" for one in (PACKAGE / "features").glob("*/feature.py")}
+    tables |= {f"{name}.feature" for name in tables}
+    more |= {name.rpartition(".")[0] for name in more}
+    assert loaded == {f"vllm_cluster.{name}" for name in AT_START | tables | more}
 
 
 def test_help_loads_nothing_heavy() -> None:
@@ -429,9 +456,7 @@ def _writes(node: ast.AST) -> bool:
 # fault: serving/status/render_history.py: out(f"No history of {cluster}.") → print(f"No history of {cluster}.")
 def test_one_file_writes_to_the_terminal() -> None:
     """Text from elsewhere could else steer it: a colour, a title, the clipboard, a direction."""
-    found = {
-        room(path): written(ast.parse(path.read_text())) for path in MODULES if not room(path).startswith("remote/")
-    }
+    found = {room(path): written(ast.parse(path.read_text())) for path in MODULES if not ELSEWHERE.match(room(path))}
     assert {name for name, lines in found.items() if lines} == {"kernel/terminal/output.py"}
 
 

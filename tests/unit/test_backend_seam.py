@@ -30,7 +30,6 @@ LITERALS = {
     "features/logs/lines.py": "the mark of lines, as users see it",
     "wire/status.py": "the key of an earlier version",
     "kernel/inventory/container.py": "variables that users may not set; what reads an inventory imports no backend",
-    "kernel/images/on_host/inspect_image.py": "what runs in an image is one file",
     "serving/explain/on_host/log_excerpt.py": "what runs in an image is one file",
     "features/logs/on_host/log_tail.py": "what runs in an image is one file",
     "serving/status/on_host/sample.py": "what runs in an image is one file",

@@ -67,7 +67,7 @@ MADE_BY_HAND = [page for page in PAGES if str(page.relative_to(ROOT)) not in MAD
 # NAME and the like in a path are the reader's.
 PATH_NAMED = re.compile(r"`((?:[\w.-]+/)+[\w.-]+\.(?:py|sh|toml|md))`|^--- (\S+)$", re.MULTILINE)
 # What the recipe for a verb adds.
-NEW = {"vllm_cluster/actions/uptime.py", "vllm_cluster/cli/uptime.py"}
+NEW = {f"vllm_cluster/features/uptime/{name}.py" for name in ("action", "feature", "verb")}
 
 
 @pytest.mark.parametrize("page", MADE_BY_HAND, ids=lambda page: str(page.relative_to(ROOT)))

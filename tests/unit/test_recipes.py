@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 
 from tests.support.paths import ROOT
-from vllm_cluster.cli import verbs
 from vllm_cluster.kernel.checks import codes, host
 from vllm_cluster.kernel.docker import container_body
 from vllm_cluster.kernel.inventory import model
@@ -65,7 +64,7 @@ def test_a_failure_is_an_entry() -> None:
 
 
 def test_a_verb_is_called_by_its_row() -> None:
-    ((name, verb),) = entries(verbs, added("vllm_cluster/cli/verbs.py")).items()
-    assert verb.function == f"cli.{name}:{name}"
-    for folder in ("actions", "cli"):
-        assert callable(run_in(None, added(f"vllm_cluster/{folder}/{name}.py"))[name])
+    ((name, verb),) = run_in(None, added("vllm_cluster/features/uptime/feature.py"))["VERBS"].items()
+    assert verb.function == f"features.{name}.verb:{name}"
+    for file in ("action", "verb"):
+        assert callable(run_in(None, added(f"vllm_cluster/features/{name}/{file}.py"))[name])
