@@ -19,7 +19,15 @@ from tests.support.figures import FOLDER
 # real hosts mostly wait, and leave time for those that are made up.
 MEASURED = ("tests/many", "tests/contract", "tests/unit/docker/test_hostile_docker.py")
 REAL = ("tests/e2e", "tests/promises")
-MADE_UP = ("tests/sim", "tests/property", "tests/unit/batch", "tests/unit/cli", "tests/unit/docker", "tests/unit/pull")
+MADE_UP = (
+    "tests/sim",
+    "tests/property",
+    "tests/unit/batch",
+    "tests/unit/cli",
+    "tests/unit/docker",
+    "tests/unit/pull",
+    "tests/unit/test_features.py",
+)
 # As many cases are made up as the promises ask for, and for each course of events as minutes allow.
 DEEP = {"VCLUSTER_DEPTH": "full"}
 # 125 orders of calls took 282 s on a machine that had other work.

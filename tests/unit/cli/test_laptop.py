@@ -201,7 +201,7 @@ def test_one_line_and_the_right_exit_code(case: Case, tmp_path: Path, held: dict
 
 
 PROGRAM = """
-from vllm_cluster.cli import edge
+from vllm_cluster.kernel.terminal import edge
 def broken():
     raise KeyError("x")
 edge.open_streams()

@@ -25,8 +25,10 @@ pytestmark = pytest.mark.slow
 PROGRAM = r"""
 import functools, json, sys, time
 from tests.support.sim import lab, life, make
-from vllm_cluster.actions import down, serve, stop, up
-from vllm_cluster.cli import app, session
+from vllm_cluster.cli import app
+from vllm_cluster.kernel.terminal import session
+from vllm_cluster.serving.cluster import down, up
+from vllm_cluster.serving.serve import serve, stop
 
 folder, mode, *argv = sys.argv[1:]
 world, inventory = make.world((2, 2)), make.inventory(2)
