@@ -91,6 +91,19 @@ def test_what_failed_before_an_answer_is_not_what_ended_the_server() -> None:
 
 
 @pytest.mark.promise("P41")
+# fault: kernel/explain/frame.py: (?:errors|exc|exceptions) → (?:errors)
+# fault: kernel/explain/progress.py: (?:errors|exc|exceptions) → (?:errors)
+def test_an_exception_is_one_by_its_module_too() -> None:
+    found = explained("torch._dynamo.exc.BackendCompilerFailed: backend='frob' raised: no frob\n")
+    assert found.raised and found.raised.line.text.startswith("torch._dynamo.exc.")
+
+
+# fault: kernel/explain/progress.py: "Assertion `", → "",
+def test_an_assertion_of_a_library_gets_no_exit_code_0() -> None:
+    found = explained("frob.cu:7: frob: block: [0,0,0], thread: [1,0,0] Assertion `frob > 0` failed.\n")
+    assert found.result == "unknown" and found.error_lines
+
+
 @pytest.mark.parametrize("case", FAILED, ids=lambda case: case.log)
 def test_no_log_that_ends_with_an_error_gets_exit_code_0_without_a_cause(case: object) -> None:
     """Each log is cut behind each of its error lines."""

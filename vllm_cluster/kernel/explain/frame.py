@@ -12,7 +12,11 @@ MAX_FRAMES = 32  # frames of other processes that are passed over, where several
 SHOWN = 400  # bytes below a line that may continue it
 _FRAME = re.compile(r'File "([^"]{1,300})", line (\d{1,7})(?:, in ([\w.<>]{1,120}))?')
 _INSTALLED = re.compile(r"^.*/(?:site|dist)-packages/")
-_EXCEPTION = re.compile(r"[A-Za-z_][\w.]{0,120}(?:Error|Exception|Exit|Interrupt|Expired)(?:: |:?$)")
+# Of Triton and Dynamo only the module shows that it is one: triton.runtime.errors.OutOfResources.
+_EXCEPTION = re.compile(
+    r"(?:[A-Za-z_][\w.]{0,120}(?:Error|Exception|Exit|Interrupt|Expired)|(?:\w{1,40}\.){1,8}(?:errors|exc|exceptions)\.\w+)"
+    r"(?:: |:?$)"
+)
 # What follows replaces what is above: it is how the process ended.
 _CHAINED = ("During handling of the above exception", "The above exception was the direct cause")
 

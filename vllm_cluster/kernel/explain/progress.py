@@ -42,7 +42,7 @@ POSSIBLE = re.compile(r"Possible reasons include|There are some potential root c
 
 # A line that reports a failure of any kind.
 TROUBLE = re.compile(
-    r"^(?:Traceback \(|[\w.]{0,120}(?:Error|Exception|Exit)\b:?)"
+    r"^(?:Traceback \(|[\w.]{0,120}(?:Error|Exception|Exit)\b:?|(?:\w{1,40}\.){1,8}(?:errors|exc|exceptions)\.\w+: )"
     r"|\b(?:ERROR|CRITICAL|FATAL)\b|\b[Ee]rror:|: error\b|panic:|Segmentation fault|core dumped|^Killed\b|^Aborted\b"
     r"|^\[[\d\- :,.]{19,27} [EFC] |^\[[EF]\d{3,4} \d\d:|\bNCCL WARN\b"
 )
@@ -52,7 +52,7 @@ QUIET_WORDS = (
     *("FAILED rc=", "non-zero status", "not accessible, exiting", "segfault at", "Main process exited", "UFW BLOCK"),
     *("Failed with result", "sending SIG", "terminate called after", "error while loading shared libraries"),
     *("No route to host", "Permission denied", "what():", "Error response from daemon"),
-    "Failed: Cuda error",
+    *("Failed: Cuda error", "Assertion `", "Assertion failed:"),
 )
 # A process leaves: from here on, lost connections do not count.
 LEAVES = "destroy_process_group() was not called"
