@@ -98,9 +98,18 @@ def test_an_exception_is_one_by_its_module_too() -> None:
     assert found.raised and found.raised.line.text.startswith("torch._dynamo.exc.")
 
 
-# fault: kernel/explain/progress.py: "Assertion `", → "",
-def test_an_assertion_of_a_library_gets_no_exit_code_0() -> None:
-    found = explained("frob.cu:7: frob: block: [0,0,0], thread: [1,0,0] Assertion `frob > 0` failed.\n")
+# fault: kernel/explain/progress.py: "Assertion `", → "~~~",
+# fault: kernel/explain/progress.py: "CrashLoopBackOff") → "~~~")
+@pytest.mark.parametrize(
+    "line",
+    [
+        "frob.cu:7: frob: block: [0,0,0], thread: [1,0,0] Assertion `frob > 0` failed.",
+        "pod/frob-5c5c865cc8-h46l2  0/1  CrashLoopBackOff  4 (73s ago)  2m49s",
+        "vLLM failed to start.  Retry with --enable-serving-output",
+    ],
+)
+def test_a_failure_without_a_level_gets_no_exit_code_0(line: str) -> None:
+    found = explained(f"{line}\n")
     assert found.result == "unknown" and found.error_lines
 
 

@@ -52,7 +52,7 @@ QUIET_WORDS = (
     *("FAILED rc=", "non-zero status", "not accessible, exiting", "segfault at", "Main process exited", "UFW BLOCK"),
     *("Failed with result", "sending SIG", "terminate called after", "error while loading shared libraries"),
     *("No route to host", "Permission denied", "what():", "Error response from daemon"),
-    *("Failed: Cuda error", "Assertion `", "Assertion failed:"),
+    *("Failed: Cuda error", "Assertion `", "Assertion failed:", "failed to start.", "CrashLoopBackOff"),
 )
 # A process leaves: from here on, lost connections do not count.
 LEAVES = "destroy_process_group() was not called"
