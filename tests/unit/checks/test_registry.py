@@ -18,6 +18,7 @@ NO_NIC = (Nic("lo", ("127.0.0.1/8",), 65536, "UNKNOWN"),)
 DOWN = Hca("mlx5_1", 1, "1: DOWN", "InfiniBand", "10 Gb/sec", ("/dev/infiniband/uverbs1",))
 ROUTES = {"10.0.0.1": None, "10.0.0.2": "lo"}
 OTHER = {"io.vcluster.cluster": "prod", "io.vcluster.head-address": "10.0.0.1"}
+MISMATCH = "Failed to initialize NVML: Driver/library version mismatch"
 NAMESAKE = {"io.vcluster.cluster": "lab", "io.vcluster.head-address": "192.168.1.1"}
 
 
@@ -31,6 +32,8 @@ def test_good_hosts_have_no_findings() -> None:
     [
         ({"entries": {"gpu2": {"gpus": 8}}}, {}, "gpus-missing", True),
         ({}, {"gpus": ()}, "no-gpus", True),
+        ({}, {"gpus": (), "gpu_problem": MISMATCH}, "driver-not-reloaded", True),
+        ({"entries": {"gpu2": {"gpus": 4}}}, {"gpus": (), "gpu_problem": MISMATCH}, "driver-not-reloaded", True),
         ({}, {"nics": NO_NIC}, "address-not-found", True),
         ({"entries": {"gpu2": {"interface": "bond0"}}}, {}, "interface-not-found", True),
         ({}, {"routes": ROUTES}, "no-route", True),

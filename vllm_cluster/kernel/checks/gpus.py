@@ -32,7 +32,10 @@ def count(inventory: Inventory, host: Host, facts: HostFacts) -> Iterator[Findin
         ("logical GPU", "from /etc/vcluster/slots") if inventory.accelerator == "cpu" else ("GPU", "by nvidia-smi")
     )
     reason = f": {facts.gpu_problem}" if facts.gpu_problem and inventory.accelerator == "nvidia" else ""
-    if isinstance(host.gpus, tuple) and inventory.accelerator == "nvidia":
+    if inventory.accelerator == "nvidia" and not found and "version mismatch" in facts.gpu_problem:
+        text = f"the driver was updated, and the kernel still runs the one before: {facts.gpu_problem}"
+        yield Finding("driver-not-reloaded", host.name, text, command_line("sudo", "reboot", on=host.name))
+    elif isinstance(host.gpus, tuple) and inventory.accelerator == "nvidia":
         have = {*(gpu.index for gpu in facts.gpus), *(gpu.uuid for gpu in facts.gpus)}
         lacking = [name for name in host.gpus if name not in have]
         if lacking or len(gpus.chosen(host, facts)) < len(host.gpus):

@@ -15,6 +15,7 @@ from vllm_cluster.kernel.shell_line import command_line, listener_line
 
 # Below this the ranks wait for one another at every layer; NCCL's own adapters are counted apart.
 SLOW_MBIT = 10_000
+FASTER = 4
 
 
 def _nic(host: Host, facts: HostFacts) -> Nic | None:
@@ -96,7 +97,7 @@ def mtu(inventory: Inventory, facts: Mapping[str, HostFacts]) -> Iterator[Findin
 
 @each_host
 def outgoing_interface(inventory: Inventory, host: Host, facts: HostFacts) -> Iterator[Finding]:
-    """Traffic that leaves by another interface than the one that is named, and slow ones."""
+    """Traffic that leaves by another interface than the one that is named."""
     nic = _nic(host, facts)
     if nic is None:
         return
@@ -117,10 +118,49 @@ def outgoing_interface(inventory: Inventory, host: Host, facts: HostFacts) -> It
             text = f"traffic to {name} ({peer.address}) leaves by {way}, and {host.address} is on {holder.name}"
             fix = command_line("ip", "route", "get", peer.address, on=host.name) + "; correct addresses or routes"
             yield Finding("route-differs", host.name, text, fix, severity="warning")
-    if len(inventory.hosts) > 1 and 0 < nic.speed_mbit < SLOW_MBIT and not hcas(host, facts):
-        text = f"{nic.name} runs at {nic.speed_mbit} Mbit/s, and no RDMA adapter is ACTIVE"
-        fix = f"set hosts.{host.name}.address to that of a faster card, or keep TP within a host"
-        yield Finding("nic-slow", host.name, text, fix, severity="warning")
+
+
+def slow(inventory: Inventory, facts: Mapping[str, HostFacts]) -> Iterator[Finding]:
+    """Traffic between hosts by Wi-Fi or a slow port, and the faster one beside it that reaches all hosts."""
+    for name, own in facts.items() if len(inventory.hosts) > 1 else ():
+        host = inventory.hosts[name]
+        nic = _nic(host, own)
+        if nic is None or hcas(host, own):
+            continue
+        faster = [(other, ip) for other in own.nics if _faster(other, nic) for ip in _meeting(other, name, facts)]
+        if not faster and not nic.wireless and not 0 < nic.speed_mbit < SLOW_MBIT:
+            continue
+        text = f"{nic.name} {_pace(nic)}, and no RDMA adapter is ACTIVE"
+        fix = f"set hosts.{name}.address to that of a faster card, or keep TP within a host"
+        if faster:
+            best, ip = max(faster, key=lambda each: each[0].speed_mbit)
+            text += f"; {best.name} beside it {_pace(best)}, in one subnet with every other host"
+            fix = f"set hosts.{name}.address to {ip}, and those of the other hosts to their addresses in that subnet"
+        yield Finding("nic-slow", name, text, fix, severity="warning")
+
+
+def _pace(nic: Nic) -> str:
+    wired = f"runs at {nic.speed_mbit} Mbit/s" if nic.speed_mbit else "is wired"
+    return "is Wi-Fi" if nic.wireless else wired
+
+
+def _faster(other: Nic, nic: Nic) -> bool:
+    """Whether another interface carries traffic that much faster that it is worth a change of addresses."""
+    if other.name == nic.name or other.inner or other.wireless or other.state != "UP":
+        return False
+    return nic.wireless or 0 < nic.speed_mbit * FASTER <= other.speed_mbit
+
+
+def _meeting(nic: Nic, name: str, facts: Mapping[str, HostFacts]) -> Iterator[str]:
+    """Addresses of this interface whose subnet holds an address of every other host, by a wire."""
+    for entry in nic.interfaces():
+        there = [
+            any(each.network == entry.network for port in peer.nics if not port.wireless for each in port.interfaces())
+            for other, peer in facts.items()
+            if other != name
+        ]
+        if there and all(there) and not entry.is_link_local:
+            yield str(entry.ip)
 
 
 @each_host

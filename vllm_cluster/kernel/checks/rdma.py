@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from ipaddress import IPv4Network, IPv6Network
 
 from vllm_cluster.kernel.checks.finding import Finding, Severity, each_host, has_node, outliers
 from vllm_cluster.kernel.facts.host_facts import HostFacts
@@ -68,6 +69,26 @@ def alike(inventory: Inventory, facts: Mapping[str, HostFacts]) -> Iterator[Find
         text = f"ACTIVE HCAs: {kind}; on other hosts: {common}"
         fix = f"on {name}: ibstat; or name the same kind everywhere with hosts.{name}.hcas"
         yield Finding("hcas-differ", name, text, fix, severity="warning")
+
+
+def apart(inventory: Inventory, facts: Mapping[str, HostFacts]) -> Iterator[Finding]:
+    """Ethernet adapters that meet those of some hosts and not of others, as where cables join hosts to a ring."""
+    subnets = {name: found for name, own in facts.items() if (found := _subnets(inventory.hosts[name], own))}
+    names = list(subnets)
+    for at, name in enumerate(names):
+        met = [peer for peer in names if peer != name and subnets[peer] & subnets[name]]
+        # Of two hosts that do not meet the first is named.
+        if met and (lone := [peer for peer in names[at + 1 :] if peer not in met]):
+            text = f"its ACTIVE HCAs share a subnet with those of {', '.join(met)}, and none with {', '.join(lone)}"
+            fix = "a switch, or a router between the subnets; else set hcas to [] on every host: NCCL then uses TCP"
+            yield Finding("hcas-apart", name, text, fix, severity="warning")
+
+
+def _subnets(host: Host, facts: HostFacts) -> set[IPv4Network | IPv6Network]:
+    """Those of the interfaces that belong to the host's Ethernet adapters."""
+    devices = {device for hca in hcas(host, facts) if hca.link_layer == "Ethernet" for device in hca.netdevs}
+    entries = [entry for nic in facts.nics if nic.name in devices for entry in nic.interfaces()]
+    return {entry.network for entry in entries if not entry.is_link_local}
 
 
 @each_host

@@ -38,6 +38,11 @@ class Nic:
         return any(str(entry.ip) == address for entry in self.interfaces())
 
     @property
+    def wireless(self) -> bool:
+        """Whether it is Wi-Fi, as the kernel and systemd name it: wlan0, wlp3s0, wlP9s9."""
+        return self.name.startswith("wl")
+
+    @property
     def inner(self) -> bool:
         """Whether it leads to no network between hosts by itself: loopback, a tunnel, a container bridge."""
         return self.name == "lo" or self.kind in TUNNEL_KINDS or bool(TUNNELS.fullmatch(self.name))
