@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import re
+import sys
 import textwrap
 import tomllib
+from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -68,3 +71,21 @@ def test_a_verb_is_called_by_its_row() -> None:
     assert verb.function == f"features.{name}.verb:{name}"
     for file in ("action", "verb"):
         assert callable(run_in(None, added(f"vllm_cluster/features/{name}/{file}.py"))[name])
+
+
+def test_a_verb_reports_what_it_cannot_read(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is called as the program calls it, as far as its first file."""
+    action = ModuleType("action")
+    vars(action).update(run_in(None, added("vllm_cluster/features/uptime/action.py")))
+    monkeypatch.setitem(sys.modules, "vllm_cluster.features.uptime.action", action)
+    verb = run_in(None, added("vllm_cluster/features/uptime/verb.py"))["uptime"]
+    with pytest.raises(SystemExit) as ended:
+        verb(tmp_path / "missing.yaml", as_json=True)
+    assert ended.value.code == 2
+    assert json.loads(capsys.readouterr().out)["event"] == "error"
+
+
+def test_the_page_is_short() -> None:
+    assert len(PAGE.encode()) <= 6_000
