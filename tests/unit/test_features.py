@@ -59,13 +59,34 @@ def users(feature: str) -> frozenset[str]:
     return frozenset(found)
 
 
+LEFT_OUT = shutil.ignore_patterns("__pycache__", ".*_cache")
+
+
+@pytest.fixture(scope="module")
+def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of the package, which is compiled once for all features."""
+    tree = tmp_path_factory.mktemp("package")
+    for name in ("vllm_cluster", "vcluster_sandbox", "docker"):
+        shutil.copytree(ROOT / name, tree / name, ignore=LEFT_OUT)
+    return tree
+
+
+@pytest.fixture(params=FEATURES)
+def lacking(request: pytest.FixtureRequest, package: Path, tmp_path: Path) -> Iterator[tuple[str, Path]]:
+    """The package without a feature, which comes back."""
+    feature = str(request.param)
+    folder = package / "vllm_cluster" / "features" / feature
+    folder.rename(tmp_path / feature)
+    yield feature, package
+    (tmp_path / feature).rename(folder)
+
+
 @pytest.fixture(params=FEATURES)
 def without(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[str, Path]]:
     """A copy of this tree without a feature and what tests it."""
     feature = str(request.param)
-    leave = shutil.ignore_patterns("__pycache__", ".*_cache")
     for name in ("vllm_cluster", "vcluster_sandbox", "tests", "tools", "docs", "docker"):
-        shutil.copytree(ROOT / name, tmp_path / name, ignore=leave)
+        shutil.copytree(ROOT / name, tmp_path / name, ignore=LEFT_OUT)
     for path in (*ROOT.glob("*.toml"), *ROOT.glob("*.md"), *ROOT.glob("*.yaml"), ROOT / "Makefile"):
         shutil.copy(path, tmp_path)
     shutil.rmtree(tmp_path / "vllm_cluster" / "features" / feature)
@@ -79,23 +100,29 @@ def without(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[st
 
 def run(tree: Path, *argv: str) -> subprocess.CompletedProcess[str]:
     """Run a program with the modules of a copy."""
-    environment = {**os.environ, "PYTHONPATH": str(tree), "PYTHONDONTWRITEBYTECODE": "1", "COLUMNS": "100"}
+    environment = {**os.environ, "PYTHONPATH": str(tree), "PYTHONDONTWRITEBYTECODE": "", "COLUMNS": "100"}
     return subprocess.run(
         [sys.executable, *argv], cwd=tree, env=environment, capture_output=True, text=True, check=False
     )
+
+
+@cache
+def help_rows() -> list[str]:
+    """The help of this tree."""
+    return run(ROOT, "-m", "vllm_cluster", "--help").stdout.splitlines()
 
 
 ROW = re.compile(r"  ([a-z]+)(?:  |$)")
 
 
 @pytest.mark.slow
-def test_the_rest_is_imported_and_the_help_lacks_its_verbs_alone(without: tuple[str, Path]) -> None:
-    feature, tree = without
+def test_the_rest_is_imported_and_the_help_lacks_its_verbs_alone(lacking: tuple[str, Path]) -> None:
+    feature, tree = lacking
     done = run(tree, "-c", IMPORT_ALL)
     assert done.returncode == 0, done.stderr[-2000:]
     verbs = import_module(f"vllm_cluster.features.{feature}.feature").VERBS.keys()
-    before, after = (run(root, "-m", "vllm_cluster", "--help").stdout.splitlines() for root in (ROOT, tree))
-    shown = [(row[1] if (row := ROW.match(line)) else "", line) for line in before]
+    after = run(tree, "-m", "vllm_cluster", "--help").stdout.splitlines()
+    shown = [(row[1] if (row := ROW.match(line)) else "", line) for line in help_rows()]
     assert verbs <= {name for name, _ in shown}
     assert after == [line for name, line in shown if name not in verbs]
 

@@ -7,6 +7,7 @@ import json
 import re
 import shlex
 import time
+from functools import cache
 from urllib.parse import quote, quote_plus
 
 import pytest
@@ -178,15 +179,24 @@ HOSTILE = [
 LOG = "(Worker pid=123) INFO 11-22 03:20:58 [runner.py:1784] Starting to load org/model, 3.2 s, token budget 8192\n"
 
 
-def cpu_seconds(piece: str, size: int) -> float:
-    """What a text of this size costs, the piece over and over; CPU time, since the machine has other work."""
+def cpu_seconds(piece: str, size: int, enough: float = 0.0) -> float:
+    """What a text of this size costs, the piece over and over; CPU time, since the machine has other work.
+
+    The best of two: the first one will do where it is below `enough`.
+    """
     text = (piece * (size // len(piece) + 1))[:size]
-    times = []
-    for _ in range(2):
+    times: list[float] = []
+    while len(times) < 2 and min(times, default=enough) >= enough:
         began = time.process_time()
         redact(text)
         times.append(time.process_time() - began)
     return min(times)
+
+
+@cache
+def plain_seconds() -> float:
+    """What a plain log of a tenth of a megabyte costs."""
+    return cpu_seconds(LOG, 100_000)
 
 
 # fault: kernel/text.py: (?:-----END [A-Z0-9 ]{0,40}PRIVATE KEY(?: BLOCK)?-----)?+" → [\s\S]{0,8000}?-----END"
@@ -195,11 +205,11 @@ def cpu_seconds(piece: str, size: int) -> float:
 @pytest.mark.parametrize("piece", HOSTILE)
 def test_time_grows_with_the_length_alone(piece: str) -> None:
     """No hostile text costs more than a few times what a plain log does, and four times the text four times as much."""
-    plain = cpu_seconds(LOG, 100_000)
-    short, long = cpu_seconds(piece, 100_000), cpu_seconds(piece, 400_000)
-    assert short < 6 * plain
+    short = cpu_seconds(piece, 100_000)
+    assert short < 6 * plain_seconds()
     # A clock that ticks in hundredths of a second does not measure what takes less.
-    assert long < 8 * short + 0.05
+    limit = 8 * short + 0.05
+    assert cpu_seconds(piece, 400_000, enough=limit) < limit
 
 
 def test_nothing_unprintable_is_left() -> None:
