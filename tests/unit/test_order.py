@@ -9,7 +9,8 @@ import pytest
 
 from tests.support.paths import ROOT
 from tests.support.serve_requests import cluster, placed
-from vllm_cluster.kernel.plan.placement import command, follow
+from vllm_cluster.kernel.plan.followed import follow
+from vllm_cluster.kernel.plan.placement import command
 from vllm_cluster.wire.order import Deployment, Order, Ready, Taken, read_order, read_ready, read_taken
 from vllm_cluster.wire.reading import RefusedDocument
 

@@ -57,6 +57,17 @@ LISTENERS = (
         ("serving/node/start.py",),
     ),
     Listener(
+        "vLLM's API of a replica that another host leads",
+        ("serve", "rollback"),
+        "every other host",
+        _PRIVATE,
+        ("replicas",),
+        _CLUSTER,
+        "a key of the cluster's own, which the front has and clients do not; plain HTTP: prompts and answers can be "
+        "read on that network",
+        ("kernel/plan/placement.py",),
+    ),
+    Listener(
         "Roll of the nodes",
         ("up",),
         "the head",

@@ -65,7 +65,7 @@ def look_up(inventory: Inventory, fleet: Fleet, emit: Emit) -> Assessment:
 
 def ask_head(
     node: NodeHandle,
-    wanted: Placement | None,
+    wanted: tuple[Placement, ...],
     emit: Emit,
     *,
     verb: str,
@@ -76,7 +76,7 @@ def ask_head(
     then: str = "",
     wait: float = 0.0,
 ) -> int:
-    """Write what is wanted, or None for nothing, once what that stops is confirmed; returns the request's number.
+    """Write what is wanted, or nothing, once what that stops is confirmed; returns the request's number.
 
     `entry` is what the history has before the request, if not the verb; `then` is what follows the stop, for the
     question; `names` are those of the hosts, and `gpus` their GPUs as they were looked at, by address.
@@ -94,7 +94,7 @@ def ask_head(
                 _require_same(node, gpus)
             if consent.covers(stopped_for(node, wanted)):
                 number = node.ask(wanted)
-                text = f"{entry or verb} {summary(wanted, names)}" if wanted else verb
+                text = f"{entry or verb} {summary(wanted[0], names)}" if wanted else verb
                 record(node, verb, [text], emit, request=number)
                 return number
 
@@ -112,18 +112,29 @@ def _require_same(node: NodeHandle, gpus: Mapping[str, int]) -> None:
         raise PreflightFailed(text, again=())
 
 
-def follow(fleet: Fleet, inventory: Inventory, number: int, wanted: Placement, emit: Emit, *, title: str) -> None:
-    """Show how far the head is with a request, until the model has answered."""
+def follow(
+    fleet: Fleet, inventory: Inventory, number: int, wanted: tuple[Placement, ...], emit: Emit, *, title: str
+) -> None:
+    """Show how far the head is with a request, until each replica has answered."""
     emit(Event("phase", title))
-    with continues_on_interrupt(inventory.cluster, wanted.deployment.name):
-        Follower(fleet, inventory, number, emit, asked=wanted).follow()
+    with continues_on_interrupt(inventory.cluster, wanted[0].deployment.name):
+        for one in wanted:
+            Follower(fleet, inventory, number, emit, asked=one, several=len(wanted) > 1).follow()
 
 
-def stopped_for(node: NodeHandle, wanted: Placement | None) -> Stops:
-    """What the request would stop; nothing where it is served or being loaded already."""
+def stopped_for(node: NodeHandle, wanted: tuple[Placement, ...]) -> Stops:
+    """What the request would stop; nothing where it is served or being loaded already, or one replica serves on."""
     stops = served_on(node)
-    same = stops.served is not None and wanted is not None and stops.served.generation == wanted.generation
-    return Stops() if same else stops
+    same = stops.served is not None and bool(wanted) and stops.served.generation == wanted[0].generation
+    return Stops() if same or (stops.served and _rolls(node, wanted)) else stops
+
+
+def _rolls(node: NodeHandle, wanted: tuple[Placement, ...]) -> bool:
+    """Whether a replica of the same deployment answers at each moment: they change one after another."""
+    ready = {one.index for one in node.state().replicas if one.phase == "ready"}
+    before = node.asked()
+    same = before is not None and bool(wanted) and before.deployment.name == wanted[0].deployment.name
+    return same and len(ready & {one.index for one in wanted}) > 1
 
 
 def _require_up(plan: Plan) -> None:
@@ -191,9 +202,10 @@ class Follower:
         emit: Emit,
         *,
         asked: Placement,
+        several: bool = False,
     ) -> None:
         self._fleet, self._inventory, self._number, self._emit = fleet, inventory, number, emit
-        self._asked = asked
+        self._asked, self._several = asked, several
         self._head, self._after = fleet.connections[inventory.head_name], fleet.runtime.after
         self._node = NodeHandle(self._head, inventory.cluster)
         self._pickup, self._idle = self._after(PICKUP_SECONDS), self._after(IDLE_SECONDS)
@@ -212,7 +224,7 @@ class Follower:
         while True:
             node = self._node.state()
             refuse_failing(self._head.name, node, self._ended)
-            serving = node.serving
+            serving = node.replica(self._asked.index)
             if serving is None or serving.request != self._number:
                 self._await_pickup(node)
             elif self._see(serving):
@@ -256,6 +268,7 @@ class Follower:
         text = f"{serving.phase}: {detail}" if detail else serving.phase
         if serving.phase == "ready" and before and serving.seconds_to_ready is not None:
             text = f"ready after {serving.seconds_to_ready:.0f} s"
+        text = f"replica {self._asked.index}: {text}" if self._several else text
         if self._error:
             # Else it reads as if what was asked for had become ready.
             text = f"the previous request, {serving.name}: {text}"

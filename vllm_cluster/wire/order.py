@@ -13,8 +13,8 @@ from vllm_cluster.wire.status import BackendName, FailedRequest
 from vllm_cluster.wire.values import Address, Count, Name, Number, Port, Word, between
 
 # 1 had a command line in place of the intent; it is read as one deployment with one replica. Where not Ray joins the
-# parts it is 3, which a node program of before refuses: it would start the leader's alone.
-FORMAT, FORMAT_OF_PARTS = 2, 3
+# parts it is 3, which a node program of before refuses: it would start the leader's alone. Several replicas are 4.
+FORMAT, FORMAT_OF_PARTS, FORMAT_OF_REPLICAS = 2, 3, 4
 # Files of the head's state volume: what people ask for, and what the node program took last; what it knows of that;
 # what was ready, newest last, to go back to; and what became of each request.
 WANTED, ACCEPTED, TAKEN, READY, RESULTS = "wanted.json", "accepted.json", "request.json", "ready.json", "results.jsonl"
@@ -31,7 +31,7 @@ class Deployment:
     `tp` and `pp` are None where the layout follows from the hosts, `hosts` are names and empty where any will do,
     `flags` are for vLLM. `dp` are the engines that share the requests; with `expert_parallel` experts are dealt over
     all GPUs, not split. `backend` is empty where that of the cluster will do. With `expose` other machines reach it;
-    with `rollback` what was ready before is served again where this cannot be.
+    with `rollback` what was ready before is served again where this cannot be. `replicas` share its requests.
     """
 
     name: Name
@@ -45,17 +45,27 @@ class Deployment:
     dp: Degree = 1
     expert_parallel: bool = False
     backend: Literal["", "ray", "mp"] = ""
+    replicas: Degree = 1
 
 
 @dataclass(frozen=True)
 class Part:
-    """What one node runs of a replica, and how many GPUs it takes; no `argv` where the backend starts its ranks."""
+    """What one node runs of a replica, and how many GPUs it takes; no `argv` where the backend starts its ranks.
+
+    `devices` are the numbers of these GPUs among those of the node; empty where it takes the whole node.
+    """
 
     host: Name
     address: Address
     gpus: Count
     argv: tuple[Word, ...] = ()
     env: Mapping[Name, Word] = field(default_factory=dict)
+    devices: tuple[Count, ...] = ()
+
+    def meets(self, other: Part) -> bool:
+        """Whether both take a GPU that is the same."""
+        whole = not (self.devices and other.devices)
+        return self.address == other.address and (whole or not {*self.devices}.isdisjoint(other.devices))
 
 
 @dataclass(frozen=True)
@@ -63,7 +73,8 @@ class Replica:
     """One running copy, which answers at `host` and `port`: its parts, the one that leads first.
 
     `loading` are the flags that follow from where the weights lie; `offline` is where every host has all files.
-    `rendezvous` are the ports where its parts meet.
+    `rendezvous` are the ports where its parts meet. `api` is where the one that leads answers the front, on its own
+    address; None where that is on the head.
     """
 
     tp: Degree
@@ -76,6 +87,7 @@ class Replica:
     dp: Degree = 1
     backend: BackendName = "ray"
     rendezvous: tuple[Port, Port] = RENDEZVOUS
+    api: Port | None = None
 
     def __post_init__(self) -> None:
         """Refuse a replica without a part that leads it."""
@@ -110,11 +122,22 @@ class Replica:
 
 @dataclass(frozen=True)
 class Placement:
-    """A deployment and its replica; `generation` names what runs, and stays where only the GPUs are others."""
+    """A deployment and one replica of it; `generation` names what runs, and stays where only the GPUs are others.
+
+    `index` counts the replicas of a deployment.
+    """
 
     generation: str
     deployment: Deployment
     replica: Replica
+    index: Count = 0
+
+
+def _conflict(placed: tuple[Placement, ...]) -> str:
+    """What this version cannot serve of these; empty where it can."""
+    if len({one.deployment.name for one in placed}) > 1:
+        return "has several deployments: this version serves one"
+    return "has a replica twice" if len({one.index for one in placed}) < len(placed) else ""
 
 
 @dataclass(frozen=True)
@@ -123,6 +146,7 @@ class Order:
 
     The head refuses one that is not newer than what it took: a laptop that slept while it wrote must not undo what was
     asked for meanwhile. `back_to` is served where this cannot be: empty for nothing, None where the head chooses.
+    Each replica has a row.
     """
 
     epoch: Count = 0
@@ -132,13 +156,19 @@ class Order:
 
     def __post_init__(self) -> None:
         """Refuse more than this version can serve."""
-        if len(self.deployments) > 1 or len(self.back_to or ()) > 1:
-            raise ValueError("has several deployments: this version serves one")
+        if wrong := _conflict(self.deployments) or _conflict(self.back_to or ()):
+            raise ValueError(wrong)
 
     @property
     def wanted(self) -> Placement | None:
-        """What shall be served."""
+        """What shall be served: its first replica."""
         return self.deployments[0] if self.deployments else None
+
+    def of(self, index: int) -> Order:
+        """Return what is wanted of one replica alone."""
+        rows, back = self.deployments, self.back_to
+        back_to = None if back is None else tuple(one for one in back if one.index == index)
+        return Order(self.epoch, self.by, tuple(one for one in rows if one.index == index), back_to)
 
     @property
     def document(self) -> bytes:
@@ -196,6 +226,8 @@ FRESH = {WANTED: Order().document, ACCEPTED: b"{}", TAKEN: b"{}"}
 
 def format_of(*placed: Placement) -> int:
     """The format in which these are written: the oldest that has all of it."""
+    if any(one.index or one.deployment.replicas > 1 for one in placed):
+        return FORMAT_OF_REPLICAS
     return FORMAT if all(one.replica.grouped for one in placed) else FORMAT_OF_PARTS
 
 
@@ -255,8 +287,11 @@ def _known(raw: bytes, sender: str, first: int | None = 1) -> dict[str, Any]:
     found = document(raw, sender)
     if not isinstance(found, dict):
         raise RefusedDocument(sender, "", "must be an object")
-    if found.get("v") not in (first, FORMAT, FORMAT_OF_PARTS) or isinstance(found.get("v"), bool):
-        raise RefusedDocument(sender, "v", f"is of another version; this one reads {FORMAT_OF_PARTS}: run vcluster up")
+    known = (first, FORMAT, FORMAT_OF_PARTS, FORMAT_OF_REPLICAS)
+    if found.get("v") not in known or isinstance(found.get("v"), bool):
+        raise RefusedDocument(
+            sender, "v", f"is of another version; this one reads {FORMAT_OF_REPLICAS}: run vcluster up"
+        )
     return found
 
 

@@ -20,6 +20,8 @@ EndKind = Literal["", "asked", "failed", "stuck"]
 class PartOrder:
     """A part that shall run, or that shall end: it was `asked` for, or the start has `failed`, or is `stuck`.
 
+    `index` is that of its replica.
+
     `api` is where the part that leads answers, and is watched; the others have none.
     """
 
@@ -29,6 +31,7 @@ class PartOrder:
     part: Part
     api: tuple[Address, Port] | None = None
     ending: EndKind = ""
+    index: Count = 0
 
 
 @dataclass(frozen=True)

@@ -96,7 +96,7 @@ class ServeStatus:
     `request` counts what was asked for; `instead_of` is the one that failed, `away_seconds` how long the one before it
     was not served, `rollback_to` what is served again if this one does not get ready. `phases` are those of this start
     that are over, with their seconds; `last_line` is the last one of vLLM's log. `ranks` are the GPUs that it takes
-    (address → number), empty where that is left to the backend.
+    (address → number), empty where that is left to the backend. `index` is that of its replica.
     """
 
     generation: str
@@ -123,6 +123,7 @@ class ServeStatus:
     token_age_seconds: Number | None = None
     ranks: Mapping[Address, Count] = field(default_factory=dict)
     backend: BackendName = "ray"
+    index: Count = 0
 
     @property
     def words(self) -> str:
@@ -133,6 +134,8 @@ class ServeStatus:
 @dataclass(frozen=True)
 class NodeStatus:
     """One node's status.json; `error` is about its request, not about what it runs.
+
+    `serve` is the first replica; `replicas` are all of them, where there are several.
 
     It is written again at least every `beat` seconds; a node program of an earlier version did not do that.
     """
@@ -146,3 +149,4 @@ class NodeStatus:
     beat: Number | None = None
     # A node program of an earlier version keeps none.
     roll: Roll | None = None
+    replicas: tuple[ServeStatus, ...] = ()

@@ -29,7 +29,7 @@ def check(monkeypatch: pytest.MonkeyPatch, files: Files, judged: Judged) -> list
     monkeypatch.setattr(serve_check, "ask_nodes", lambda *_: ({"gpu1": files, "gpu2": files}, judged))
     monkeypatch.setattr(serve_check, "_gpus", lambda *_: None)
     fleet: Any = None
-    serve_check.check_request(fleet, make.inventory(2), world.hosts(), wanted(by_default=False), events.append)
+    serve_check.check_request(fleet, make.inventory(2), world.hosts(), (wanted(by_default=False),), events.append)
     return events
 
 
@@ -57,7 +57,7 @@ def test_the_last_revision_is_looked_for_as_vllm_does(
     monkeypatch.setattr(serve_check, "_gpus", lambda *_: None)
     fleet: Any = None
     events: list[Event] = []
-    serve_check.check_request(fleet, make.inventory(2), world.hosts(), wanted(*extra), events.append)
+    serve_check.check_request(fleet, make.inventory(2), world.hosts(), (wanted(*extra),), events.append)
     (question,) = questions
     assert question["revision"] == revision
     assert question["argv"][len(question["argv"]) - question["own"] :] == list(wanted().replica.leader.argv[3:])
@@ -134,7 +134,9 @@ def test_how_weights_are_read_is_chosen_only_where_no_flag_sets_it(
     monkeypatch.setattr(serve_check, "_gpus", lambda *_: None)
     events: list[Event] = []
     fleet: Any = None
-    found = serve_check.check_request(fleet, make.inventory(2), world.hosts(), wanted(by_default=False), events.append)
+    found = serve_check.check_request(
+        fleet, make.inventory(2), world.hosts(), (wanted(by_default=False),), events.append
+    )
     assert found.loading == flags
     assert any("weights over the network (gpu1, gpu2: ceph)" in event.text for event in events) == bool(flags)
 
@@ -153,7 +155,7 @@ def test_what_else_holds_a_model_is_known_of_gpus_alone(
     facts = world.hosts()
     events: list[Event] = []
     fleet: Any = None
-    serve_check.check_request(fleet, inventory, facts, wanted(), events.append)
+    serve_check.check_request(fleet, inventory, facts, (wanted(),), events.append)
     assert sum("it also fits on 1 of the 4 GPUs" in event.text for event in events) == notes
 
 
@@ -169,7 +171,7 @@ def test_the_engines_of_a_request_are_checked(monkeypatch: pytest.MonkeyPatch, d
     several = placed({"gpu1": 2, "gpu2": 2}, tp, pp, name="m", model="org/model", dp=dp, expert_parallel=ep)
     fleet: Any = None
     with pytest.raises(PreflightFailed, match=problem) as refused:
-        serve_check.check_request(fleet, make.inventory(2), world.hosts(), several, lambda _: None)
+        serve_check.check_request(fleet, make.inventory(2), world.hosts(), (several,), lambda _: None)
     assert dp == 1 or (refused.value.hint or "").startswith("vcluster fit org/model --dp 4 shows what fits")
 
 
@@ -181,7 +183,7 @@ def answer(
     monkeypatch.setattr(serve_check, "ask_nodes", lambda *_: (files, Judged(flags="accepted")))
     monkeypatch.setattr(serve_check, "_gpus", lambda *_: None)
     fleet: Any = None
-    found = serve_check.check_request(fleet, make.inventory(2), world.hosts(), wanted(*extra), events.append)
+    found = serve_check.check_request(fleet, make.inventory(2), world.hosts(), (wanted(*extra),), events.append)
     return found.offline, events
 
 

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from tests.support.serve_requests import cluster, placed
-from vllm_cluster.kernel.plan.placement import Cluster, carried, follow
+from vllm_cluster.kernel.plan.followed import carried, follow
+from vllm_cluster.kernel.plan.placement import Cluster
 from vllm_cluster.wire.order import Order, Placement, Taken, read_order, read_taken
 from vllm_cluster.wire.status import FailedRequest
 

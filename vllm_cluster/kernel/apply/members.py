@@ -22,6 +22,7 @@ from vllm_cluster.kernel.node.history import AUDIT_FILE
 from vllm_cluster.kernel.node.secret_files import read_kept
 from vllm_cluster.kernel.plan.desired import STATE_FOLDER
 from vllm_cluster.kernel.plan.diff import leave
+from vllm_cluster.kernel.plan.followed import Followed, carried, follow
 from vllm_cluster.kernel.plan.identity import node_of, owner_of
 from vllm_cluster.kernel.plan.members import (
     NONE_NAMED,
@@ -34,7 +35,7 @@ from vllm_cluster.kernel.plan.members import (
     record_of,
     recorded,
 )
-from vllm_cluster.kernel.plan.placement import Cluster, Followed, carried, follow
+from vllm_cluster.kernel.plan.placement import Cluster
 from vllm_cluster.kernel.plan.plan import MoveHead, RecordMembers
 from vllm_cluster.kernel.plan.spec import CLUSTER, ID, ContainerSpec, Mount, node_name
 from vllm_cluster.kernel.shell_line import command_line

@@ -81,4 +81,11 @@ def parts(argv: Sequence[str], env: Mapping[str, str], chosen: Chosen, degrees: 
     leads = [f"--api-server-count={servers}"] if degrees.dp > 1 else []
     ranks = range(len(hosts)) if len(hosts) > 1 else ()
     own = [[f"--node-rank={rank}", *(["--headless"] if rank else leads)] for rank in ranks] or [leads]
-    return tuple(Part(name, at[name], gpus[name], (*words, *more), env) for name, more in zip(hosts, own, strict=True))
+    return tuple(_part(name, (*words, *more), env, chosen) for name, more in zip(hosts, own, strict=True))
+
+
+def _part(name: str, argv: tuple[str, ...], env: Mapping[str, str], chosen: Chosen) -> Part:
+    devices = chosen.devices.get(name, ())
+    # The numbers are those of the container, which has the node's GPUs alone.
+    env = {**env, "CUDA_VISIBLE_DEVICES": ",".join(map(str, devices))} if devices else env
+    return Part(name, chosen.addresses[name], chosen.gpus[name], argv, env, devices)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
 from vllm_cluster.kernel.inventory.model import Inventory, Ports
@@ -29,12 +29,16 @@ class Degrees:
 
 @dataclass(frozen=True)
 class Chosen:
-    """The GPUs that a replica takes (host → number), of a cluster; `rendezvous` are the ports where its parts meet."""
+    """The GPUs that a replica takes (host → number), of a cluster; `rendezvous` are the ports where its parts meet.
+
+    `head` leads it. `devices` are the numbers of its GPUs on a host that it shares.
+    """
 
     head: str
     gpus: Mapping[str, int]
     addresses: Mapping[str, str]
     rendezvous: tuple[int, int]
+    devices: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
 
 
 class Backend(Protocol):

@@ -142,6 +142,7 @@ class Ports(_Section):
     nodes: Port = Field(6386, description="The roll of the nodes, on the head.")
     master: Port = Field(29501, description="Where vLLM's processes of several hosts meet without Ray, on the head.")
     data_parallel: Port = Field(29550, description="Where the engines of --dp meet, on the head.")
+    replicas: Port = Field(8100, description="First port of replicas that other hosts than the head lead.")
     dashboard_agent_grpc: Port = Field(6385, description="Ray's dashboard agent, gRPC.")
     client_server: Port = Field(10001, description="Ray's client server, on the head.")
     worker_min: Port = Field(10002, description="First port of Ray's workers.")

@@ -45,6 +45,15 @@ class NodeState:
         """What it serves or starts."""
         return self.status.serve if self.status else None
 
+    @property
+    def replicas(self) -> tuple[ServeStatus, ...]:
+        """Every replica of that."""
+        return self.status.replicas or tuple(filter(None, (self.serving,))) if self.status else ()
+
+    def replica(self, index: int) -> ServeStatus | None:
+        """One of them."""
+        return next((one for one in self.replicas if one.index == index), None)
+
 
 class NodeHandle:
     """What can be asked of a node, and written to it, over the connection to its host."""
@@ -145,9 +154,9 @@ class NodeHandle:
             return order.wanted if order else None
         return None
 
-    def ask(self, wanted: Placement | None) -> int:
-        """Ask for this to be served, or nothing; only under the lease. Returns the number of the order."""
-        order = Order(self._epoch() + 1, whoami(), (wanted,) if wanted else ())
+    def ask(self, wanted: tuple[Placement, ...]) -> int:
+        """Ask for these replicas to be served, or nothing; only under the lease. Returns the number of the order."""
+        order = Order(self._epoch() + 1, whoami(), wanted)
         self.write(WANTED, order.document)
         return order.epoch
 

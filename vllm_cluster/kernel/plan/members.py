@@ -10,8 +10,9 @@ from typing import Annotated, Any
 from vllm_cluster.kernel.facts.host_facts import HostFacts
 from vllm_cluster.kernel.inventory import grammar
 from vllm_cluster.kernel.inventory.model import MAX_HOSTS, Host, HostSsh, Inventory
+from vllm_cluster.kernel.plan.followed import Followed
 from vllm_cluster.kernel.plan.identity import cluster_id, is_of_cluster, node_of
-from vllm_cluster.kernel.plan.placement import Cluster, Followed
+from vllm_cluster.kernel.plan.placement import Cluster
 from vllm_cluster.kernel.plan.spec import ID, ROLE, ContainerSpec
 from vllm_cluster.kernel.text import host_port, printable
 from vllm_cluster.wire.reading import RefusedDocument, convert

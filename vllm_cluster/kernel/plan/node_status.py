@@ -9,7 +9,7 @@ from vllm_cluster.kernel.errors import VclusterError
 from vllm_cluster.kernel.explain.progress import TROUBLE
 from vllm_cluster.wire.reading import RefusedDocument, convert, document
 from vllm_cluster.wire.roll import Roll
-from vllm_cluster.wire.status import VERSION, GroupNode, GroupStatus, NodeStatus
+from vllm_cluster.wire.status import VERSION, GroupNode, GroupStatus, NodeStatus, ServeStatus
 
 # A node program that has missed so many of its beats is stopped, or cannot write.
 MISSED_BEATS = 6
@@ -49,8 +49,14 @@ def current(status: NodeStatus, started: float, now: float | None) -> NodeStatus
 
 def _distrusted(status: NodeStatus, age: float) -> NodeStatus:
     why = f"the node program has not written its status for {age:.0f} s: it is stopped, or its disk is full"
-    serve = replace(status.serve, phase="unknown", detail=why, token_age_seconds=None) if status.serve else None
-    return replace(status, group=replace(status.group, state="unknown", error=why, nodes=()), serve=serve, roll=None)
+    group = replace(status.group, state="unknown", error=why, nodes=())
+    serve = _unknown(status.serve, why) if status.serve else None
+    replicas = tuple(_unknown(one, why) for one in status.replicas)
+    return replace(status, group=group, serve=serve, replicas=replicas, roll=None)
+
+
+def _unknown(serve: ServeStatus, why: str) -> ServeStatus:
+    return replace(serve, phase="unknown", detail=why, token_age_seconds=None)
 
 
 class UnreadableStatus(VclusterError):

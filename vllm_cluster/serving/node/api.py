@@ -6,7 +6,6 @@ import http.client
 import io
 import json
 import math
-import os
 import re
 import wave
 from collections.abc import Callable, Mapping, Sequence
@@ -132,10 +131,10 @@ class NotServed(ValueError):
 
 
 class Api:
-    """vLLM's API on this host."""
+    """vLLM's API on this host, and the file of the key that it wants; none where it wants no key."""
 
-    def __init__(self, host: str, port: int) -> None:
-        self._host, self._port = _ANY.get(host, host), port
+    def __init__(self, host: str, port: int, key_file: str = "") -> None:
+        self._host, self._port, self._key_file = _ANY.get(host, host), port, key_file
 
     def healthy(self, timeout: float) -> bool:
         """Whether /health returns 200, which an engine that hangs does, too."""
@@ -179,8 +178,8 @@ class Api:
     ) -> tuple[int, str]:
         # Not urllib: it would ask a proxy named in the environment for our own port.
         connection = http.client.HTTPConnection(self._host, self._port, timeout=timeout)
-        if key := os.environ.get("VCLUSTER_API_KEY_FILE"):
-            (first, *_) = valid_keys(Path(key).read_bytes()) or [b""]
+        if self._key_file:
+            (first, *_) = valid_keys(Path(self._key_file).read_bytes()) or [b""]
             headers = {**headers, "Authorization": f"Bearer {first.decode()}"}
         try:
             connection.request(method, path, body, headers)

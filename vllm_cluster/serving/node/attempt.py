@@ -10,6 +10,7 @@ import time
 
 from vllm_cluster.serving.node.api import Api, NotServed, Question, in_order
 from vllm_cluster.serving.node.engine_watch import BAD, EngineWatch, short_steps
+from vllm_cluster.serving.node.key_check import KEY_FILE
 from vllm_cluster.serving.node.movement import Movement, Phases, compiler_runs, download_folder, vllm_processes
 from vllm_cluster.serving.node.process import Child, are_stopped
 from vllm_cluster.serving.node.stacks import write_stacks
@@ -66,7 +67,8 @@ class Attempt:
         self._mark(STARTS)
         self.child = Child("vllm", part.argv, variables, self._see)
         if order.api:
-            threading.Thread(target=self._watch, args=(Api(*order.api),), daemon=True).start()
+            api = Api(*order.api, variables.get(KEY_FILE, ""))
+            threading.Thread(target=self._watch, args=(api,), daemon=True).start()
 
     def report(self, id: str, left: tuple[int, ...], *, over: bool) -> PartReport:
         """Return how it does; with the likeliest cause of its end, and its last lines, once it is over."""

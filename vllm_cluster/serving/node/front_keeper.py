@@ -13,7 +13,6 @@ from pathlib import Path
 from vllm_cluster.serving.node.argv import Place
 from vllm_cluster.serving.node.attempt import connect_error
 from vllm_cluster.serving.node.files import write_whole
-from vllm_cluster.serving.node.key_check import KEY_FILE
 from vllm_cluster.serving.node.process import Child, log_line
 from vllm_cluster.serving.node.timing import Timing
 from vllm_cluster.wire.front import FrontDeployment, FrontRoutes, FrontStatus, ReplicaState
@@ -105,8 +104,3 @@ class FrontKeeper:
         routes = replace(self._routes, number=self._routes.number + 1, deployments=deployments)
         if write_whole(path, asdict(routes)):
             self._routes = routes
-
-
-def key_file() -> str | None:
-    """The file of the key that the API behind the front wants: the cluster's own."""
-    return os.environ.get(KEY_FILE) or None

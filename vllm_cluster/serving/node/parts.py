@@ -12,8 +12,10 @@ from pathlib import Path
 
 from vllm_cluster.serving.node.attempt import Attempt
 from vllm_cluster.serving.node.ending import Ending
+from vllm_cluster.serving.node.key_check import KEY_FILE
 from vllm_cluster.serving.node.process import Child
 from vllm_cluster.serving.node.timing import Timing
+from vllm_cluster.wire.order import Part
 from vllm_cluster.wire.parts import EndKind, PartOrder, PartReport
 
 LOG_BYTES = 16 * 1024 * 1024
@@ -22,17 +24,20 @@ LOG_BYTES = 16 * 1024 * 1024
 class PartRunner:
     """Every part of this node, from its order until nothing of it is left and no order names it."""
 
-    def __init__(self, state: Path, pace: Timing, hurry: threading.Event, reap: Callable[[], None]) -> None:
+    def __init__(
+        self, state: Path, pace: Timing, hurry: threading.Event, reap: Callable[[], None], key: str = ""
+    ) -> None:
+        """Keep logs in `state`; what answers requests wants the key in the file `key`, or where none, the cluster's."""
         self._pace, self._hurry, self._reap = pace, hurry, reap
         self._running: dict[str, _Running] = {}
         self._never: tuple[str, ...] = ()  # that shall end before they began here
-        self._log = logging.handlers.RotatingFileHandler(
-            state / "serve.log", maxBytes=LOG_BYTES, backupCount=1, encoding="utf-8", delay=True
-        )
+        self._state = state
+        self._logs: dict[int, logging.Handler] = {}
         # The module of our middleware lies beside the package, where vLLM imports it from.
         here = str(Path(__file__).resolve().parents[__name__.count(".")])
         path = os.pathsep.join(filter(None, (here, os.environ.get("PYTHONPATH"))))
         self.environment = {**os.environ, "PYTHONPATH": path}
+        self._key = {KEY_FILE: key} if key else {}
 
     @property
     def children(self) -> list[Child]:
@@ -56,10 +61,11 @@ class PartRunner:
             if order is None and not running.left:
                 del self._running[id]
         for id, order in wanted.items():
-            # GPUs are free only once what ran before has ended whole.
-            if id not in self._running and not order.ending and not self._running:
-                attempt = Attempt(order, self.environment, self._log, self._pace)
-                self._running[id] = _Running(attempt, self._grace)
+            # GPUs are free only once what ran there before has ended whole.
+            taken = any(one.part.meets(order.part) for one in self._running.values())
+            if id not in self._running and not order.ending and not taken:
+                attempt = Attempt(order, {**self.environment, **self._key}, self._log(order.index), self._pace)
+                self._running[id] = _Running(attempt, order.part, self._grace)
 
     def reports(self) -> tuple[PartReport, ...]:
         """Return how each part does; one that shall end before it began is over."""
@@ -75,6 +81,15 @@ class PartRunner:
                 return
             time.sleep(0.02)
 
+    def _log(self, index: int) -> logging.Handler:
+        """The log of a replica's parts: each has its own, or one would read as part of another's start."""
+        if index not in self._logs:
+            name = f"serve-{index}.log" if index else "serve.log"
+            self._logs[index] = logging.handlers.RotatingFileHandler(
+                self._state / name, maxBytes=LOG_BYTES, backupCount=1, encoding="utf-8", delay=True
+            )
+        return self._logs[index]
+
     def _grace(self, how: EndKind) -> float:
         hurry = how == "stuck" or self._hurry.is_set()
         return self._pace.serve_stop_hurry if hurry else self._pace.serve_stop
@@ -83,8 +98,8 @@ class PartRunner:
 class _Running:
     """An attempt, and its end."""
 
-    def __init__(self, attempt: Attempt, grace: Callable[[EndKind], float]) -> None:
-        self.attempt, self._grace = attempt, grace
+    def __init__(self, attempt: Attempt, part: Part, grace: Callable[[EndKind], float]) -> None:
+        self.attempt, self.part, self._grace = attempt, part, grace
         self.left: list[int] = []
         self.over = False
         self._ending: Ending | None = None

@@ -93,8 +93,9 @@ class Requests:
     laptop's order can be overwritten.
     """
 
-    def __init__(self, state: Path) -> None:
-        self._state = state
+    def __init__(self, state: Path, *, history: Path | None = None, index: int = 0) -> None:
+        """Keep these of a replica in a folder of its own; what became of all is in one `history`."""
+        self._state, self._history, self._index = state, history or state, index
         self._kept = Taken()
         try:
             self._kept = read_taken((state / TAKEN).read_bytes())
@@ -109,6 +110,15 @@ class Requests:
         """What shall run."""
         return self._kept.served
 
+    def has(self, order: Order) -> bool:
+        """Whether this order was taken."""
+        return self._kept != Taken() and (order.epoch, order.wanted) == (self._kept.number, self._kept.asked)
+
+    @property
+    def settled(self) -> bool:
+        """Whether what was asked for is ready."""
+        return self._kept.ready and self._kept.failed is None
+
     def seconds_left(self, age: float) -> int:
         """How long a start of this age takes still, by the last one of the same model; in steps of 5 s."""
         model = self.served.deployment.model if self.served else ""
@@ -120,7 +130,7 @@ class Requests:
         found: dict[str, float] = {}
         # A first start has no such file, and a power cut may have broken it: then nothing is known.
         with suppress(OSError, ValueError, KeyError, TypeError):
-            for line in (self._state / RESULTS).read_text().splitlines():
+            for line in (self._history / RESULTS).read_text().splitlines():
                 row = json.loads(line)
                 if row["result"] == "ready" and row["seconds"]:
                     found[str(row["model"])] = float(row["seconds"])
@@ -224,8 +234,9 @@ class Requests:
             "result": result,
             "seconds": seconds,
             "summary": what[:500],
+            "replica": self._index,
         }
-        path = self._state / RESULTS
+        path = self._history / RESULTS
         try:
             if path.exists() and path.stat().st_size > MAX_RESULTS_BYTES:
                 path.replace(path.with_name(f"{path.name}.1"))

@@ -1,4 +1,4 @@
-"""Keeps what is wanted served: waits for its GPUs, starts its parts, and starts them again when that can help."""
+"""Keeps one replica served: waits for its GPUs, starts its parts, and starts them again when that can help."""
 
 from __future__ import annotations
 
@@ -7,66 +7,82 @@ import json
 import secrets
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from vllm_cluster.serving.node.files import write_whole
-from vllm_cluster.serving.node.front_keeper import FrontKeeper, key_file
+from vllm_cluster.serving.node.front_keeper import FrontKeeper
 from vllm_cluster.serving.node.idle_gpus import IdleGpus
 from vllm_cluster.serving.node.process import Child
-from vllm_cluster.serving.node.serve_request import Inbox, Requests
+from vllm_cluster.serving.node.serve_request import Requests
 from vllm_cluster.serving.node.serve_state import ServeState, compare_gpus, idle_gpus
 from vllm_cluster.serving.node.start import Nodes, Parts, Start, free_place
 from vllm_cluster.serving.node.timing import Timing, boot_seconds
-from vllm_cluster.wire.front import FrontDeployment, FrontReplica, ReplicaState
-from vllm_cluster.wire.order import Placement
+from vllm_cluster.wire.front import FrontReplica, ReplicaState
+from vllm_cluster.wire.order import Order, Placement
 from vllm_cluster.wire.parts import EndKind, PartReport
 
 
-class ServeController:
-    """The request, its course and, while its parts run, their start."""
+@dataclass(frozen=True)
+class Around:
+    """What the replicas of a head share: its state's folder, the parts that run, the front, and the key behind it."""
 
-    def __init__(
-        self, state: Path, pace: Timing, parts: Parts, reap: Callable[[], None], publish: Callable[[], None]
-    ) -> None:
+    state: Path
+    pace: Timing
+    parts: Parts
+    front: FrontKeeper
+    key_file: str | None
+    reap: Callable[[], None]
+    publish: Callable[[], None]
+
+
+class ReplicaController:
+    """What is asked for in place of one replica, its course and, while its parts run, their start."""
+
+    def __init__(self, around: Around, index: int = 0) -> None:
         self.course: ServeState | None = None
         self.start: Start | None = None
-        self._inbox, self._requests = Inbox(state), Requests(state)
+        self._index, self._key_file = index, around.key_file
+        # The first one's files are where earlier versions had them.
+        self._folder = around.state / f"replica-{index}" if index else around.state
+        self._folder.mkdir(mode=0o700, exist_ok=True)
+        self.requests = Requests(self._folder, history=around.state, index=index)
         self._members: dict[str, int] = {}
         self._names: dict[str, str] = {}  # of the members, by address
         self._next: tuple[Placement | None, bool] | None = None  # waits until what runs has ended
-        self._state, self._pace, self._parts, self._reap, self._publish = state, pace, parts, reap, publish
-        self._idle = IdleGpus(parts.environment, reap)
-        self._front = FrontKeeper(state, pace, parts.environment)
-
-    @property
-    def error(self) -> str | None:
-        """What is wrong with the file of the request."""
-        return self._inbox.error
+        self._state, self._pace, self._parts, self._front = around.state, around.pace, around.parts, around.front
+        self._reap, self._publish = around.reap, around.publish
+        self._idle = IdleGpus(around.parts.environment, around.reap)
 
     def tick(self, table: Nodes | None) -> None:
-        """Look at the request, at Ray's nodes (None when Ray does not answer) and at the parts; do what is due."""
-        self._read_request()
+        """Look at Ray's nodes (None when Ray does not answer) and at the parts; do what is due."""
         if self.course is not None:
             self._read_members()
             nodes = table if self.course.wanted.replica.grouped else self._parts.members()
             self._look(self.course, nodes)
-        self._parts.order(self.start)
-        self._keep_front()
+        self._parts.order(self._index, self.start)
 
-    def _keep_front(self) -> None:
-        course = self.course
-        if course is None:
-            self._front.keep(None)
-            return
-        wanted, start, leads = course.wanted, self.start, self._leads()
-        replicas = (FrontReplica(start.replica, *start.at, self._replica_state(start), key_file()),) if start else ()
+    @property
+    def over(self) -> bool:
+        """Whether nothing is wanted of it, and nothing of it runs."""
+        return self.course is None and self.start is None
+
+    @property
+    def route(self) -> FrontReplica | None:
+        """Its API as the front has it; None while there is no start."""
+        start = self.start
+        return FrontReplica(start.replica, *start.at, self._replica_state(start), self._key_file) if start else None
+
+    @property
+    def outlook(self) -> tuple[str, int]:
+        """How far it is, for clients, and the seconds until it may be ready."""
+        course, leads = self.course, self._leads()
         # Its details may hold paths and addresses: for clients of the API the phase and how far it is are enough.
-        done = leads.progress if leads and course.phase in ("downloading", "loading", "capturing") else None
-        phase = f"{course.phase} {done[0]}/{done[1]}" if done else course.phase
-        age = boot_seconds() - start.began if start else 0.0
-        routed = FrontDeployment(wanted.deployment.name, replicas, phase, self._requests.seconds_left(age))
-        self._front.keep((wanted.replica.host, wanted.replica.port), (routed,))
+        done = leads.progress if course and leads and course.phase in ("downloading", "loading", "capturing") else None
+        phase = course.phase if course else ""
+        age = boot_seconds() - self.start.began if self.start else 0.0
+        return (f"{phase} {done[0]}/{done[1]}" if done else phase), self.requests.seconds_left(age)
 
     def _replica_state(self, start: Start) -> ReplicaState:
         if start.ending:
@@ -86,18 +102,13 @@ class ServeController:
             self._follow(course, self.start, nodes)
         elif course.phase in ("waiting", "backoff"):
             self._consider(course, nodes or (), wrong)
-        if self.course and self.course.phase == "failed" and self._requests.fail(self.course.failure):
-            self._take(self._requests.served, fresh=True)
+        if self.course and self.course.phase == "failed" and self.requests.fail(self.course.failure):
+            self._take(self.requests.served, fresh=True)
 
     @property
-    def children(self) -> tuple[Child | None, ...]:
-        """The processes that this started and waits for itself."""
-        return (self._idle.child, self._front.child)
-
-    @property
-    def front_pids(self) -> set[int]:
-        """The process that owns the API's port."""
-        return {self._front.child.pid} if self._front.child and self._front.child.pid else set()
+    def child(self) -> Child | None:
+        """The process that this started and waits for itself."""
+        return self._idle.child
 
     @property
     def settled(self) -> bool:
@@ -108,19 +119,18 @@ class ServeController:
         """End vLLM, whose ranks have gone with Ray."""
         if self.course and self.start and self.start.placed.replica.grouped:
             self._ended(self.course, self.start, why, lost=True)
-            self._drain()
+            self.drain()
 
-    def close(self) -> None:
-        """End vLLM because this program ends; the request stays."""
+    def stop_now(self) -> None:
+        """Begin the end of vLLM because this program ends; the request stays."""
         if self.start:
             self._stop(self.start, "the node stops")
-            self._drain()
 
-    def _drain(self) -> None:
+    def drain(self) -> None:
         """Wait until nothing is left of the part on this node, or what is left will not end."""
         while self.start:
             self._finish(self.start, [part.address for part in self.start.parts if part.address != self._parts.address])
-            self._parts.order(self.start)
+            self._parts.order(self._index, self.start)
             self._reap()
             time.sleep(0.02)
 
@@ -145,7 +155,8 @@ class ServeController:
             "phases": [*course.waited, *leads.phases] if leads and course.phase != "stopping" else [],
             "gpus": [course.have, sum(self._planned.values())],
             "ranks": wanted.replica.ranks,
-            **self._requests.status(),
+            "index": self._index,
+            **self.requests.status(),
         }
 
     def beat(self) -> dict[str, Any]:
@@ -171,20 +182,22 @@ class ServeController:
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
             return  # perhaps half written, or about to be: what was read before holds
 
-    def _read_request(self) -> None:
-        """Take what is asked for; where a power cut broke that file, what was asked for before this program began."""
-        if (order := self._inbox.news()) is not None:
-            fresh = self._requests.accept(order)
-            self._take(self._requests.served, fresh=fresh)
-        elif self._inbox.error and self.course is None and self._requests.served:
-            self._take(self._requests.served, fresh=False)
+    def accept(self, order: Order) -> None:
+        """Take what is asked for in this replica's place."""
+        fresh = self.requests.accept(order)
+        self._take(self.requests.served, fresh=fresh)
+
+    def resume(self) -> None:
+        """Serve what was asked for before this program began."""
+        if self.course is None and self.requests.served:
+            self._take(self.requests.served, fresh=False)
 
     def _take(self, wanted: Placement | None, *, fresh: bool) -> None:
         """Serve this from now on. The same again changes nothing, unless it had failed and was asked for afresh."""
         same = self.course and wanted and wanted.generation == self.course.wanted.generation
         again = fresh and self.course is not None and self.course.phase == "failed"
         if fresh and not (same and not again):
-            (self._state / "serve.json").unlink(missing_ok=True)
+            (self._folder / "serve.json").unlink(missing_ok=True)
         if self.course and (not same or again):
             if self.start:
                 self._next = (wanted, fresh)
@@ -197,7 +210,7 @@ class ServeController:
         if wanted and self.course is None:
             self.course = self._remember(ServeState(wanted))
             if self.course.once_ready and self.course.phase != "failed":
-                self._requests.restarted("the head's container started again")
+                self.requests.restarted("the head's container started again")
             self._save(self.course)
         elif wanted and self.course:
             self.course.wanted = wanted  # the same on other hosts: its next start goes there
@@ -207,11 +220,11 @@ class ServeController:
         course.set_phase("waiting")
         # A first start has no such file, and a disk may have lost it.
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-            course.remember(json.loads((self._state / "serve.json").read_text()))
+            course.remember(json.loads((self._folder / "serve.json").read_text()))
         return course
 
     def _save(self, course: ServeState) -> None:
-        write_whole(self._state / "serve.json", course.memory(), sync=True)
+        write_whole(self._folder / "serve.json", course.memory(), sync=True)
 
     def _consider(self, course: ServeState, nodes: Nodes, wrong: list[str]) -> None:
         """Start the parts when that is due and every GPU is there and free, and nothing else is."""
@@ -238,7 +251,7 @@ class ServeController:
         """What an attempt before has left: processes that have not ended, GPUs that Ray has not got back."""
         held, replica = [], course.wanted.replica
         for part in replica.parts:
-            reports = self._parts.reports(self._parts.at(replica, part)) if part.argv else ()
+            reports = self._parts.left(self._parts.at(replica, part)) if part.argv else ()
             left = [str(pid) for one in reports for pid in one.left]
             where = f" on {part.host}" if part is not replica.leader else ""
             if reports:
@@ -258,7 +271,9 @@ class ServeController:
         self._save(course)
         ranks = course.wanted.replica.ranks
         members = {n["address"]: n["id"] for n in nodes if n["alive"] and (not ranks or n["address"] in ranks)}
-        self.start = Start(secrets.token_hex(8), course.wanted, members, boot_seconds(), time.monotonic(), free_place())
+        replica, moment = course.wanted.replica, time.monotonic()
+        at = (replica.leader.address, replica.api) if replica.api else free_place()
+        self.start = Start(secrets.token_hex(8), course.wanted, members, boot_seconds(), moment, at, self._key_file)
         course.set_phase("importing")
 
     def _follow(self, course: ServeState, start: Start, nodes: Nodes | None) -> None:
@@ -306,7 +321,7 @@ class ServeController:
             self._save(course)
         if leads.phase == "ready":
             # At each look: another request may ask for what runs already.
-            self._requests.ready(course.seconds_to_ready if started else None)
+            self.requests.ready(course.seconds_to_ready if started else None)
         course.set_phase(leads.phase, leads.detail)
 
     def _ended(self, course: ServeState, start: Start, what: str, *, lost: bool) -> None:
@@ -341,7 +356,7 @@ class ServeController:
     def _again(self, course: ServeState) -> None:
         course.wait(self._pace)
         final = course.phase == "failed"
-        self._requests.restarted(f"{course.what}; {course.detail}" if final else course.what, final=final)
+        self.requests.restarted(f"{course.what}; {course.detail}" if final else course.what, final=final)
 
     def _judge(self, course: ServeState, wrong: list[str], *, late: bool) -> None:
         """Whether a node was lost, which Ray notices seconds after vLLM has ended of it."""
@@ -359,7 +374,7 @@ class ServeController:
         start.drained_by = time.monotonic() + self._pace.drain
         if self.course:
             self.course.set_phase("stopping", why)
-        self._parts.order(start)
+        self._parts.order(self._index, start)
         self._publish()
 
     def _drain_open(self, course: ServeState, start: Start) -> None:

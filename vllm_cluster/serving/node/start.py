@@ -20,9 +20,9 @@ Nodes = Sequence[Mapping[str, Any]]
 class Start:
     """One start of a replica: its parts, those of them that have a command, and how it ends.
 
-    `members` are the nodes that it needs, their ids by address. `at` is where its API answers, to the front alone.
-    `ending` is why it ends, once it shall, and `how`, once what was open there has ended or its time is over; `then`
-    is what follows when nothing of it is left.
+    `members` are the nodes that it needs, their ids by address. `at` is where its API answers, to the front alone,
+    which shows it the key in `key_file`. `ending` is why it ends, once it shall, and `how`, once what was open there
+    has ended or its time is over; `then` is what follows when nothing of it is left.
     """
 
     id: str
@@ -31,6 +31,7 @@ class Start:
     began: float
     ordered: float
     at: Place
+    key_file: str | None = None
     ending: str = ""
     how: EndKind = ""
     drained_by: float = 0.0
@@ -50,28 +51,40 @@ class Start:
 
     def order(self, part: Part) -> PartOrder:
         """What the node of a part is asked for."""
-        deployment = self.placed.deployment
+        deployment, index = self.placed.deployment, self.placed.index
         if part is not self.placed.replica.leader:
-            return PartOrder(self.id, deployment.name, deployment.model, part, None, self.how)
+            return PartOrder(self.id, deployment.name, deployment.model, part, None, self.how, index)
         host, port = self.at
         argv = [word for word in part.argv if not word.startswith(("--host=", "--port="))]
         moved = replace(part, argv=(*argv, f"--host={host}", f"--port={port}"))
-        return PartOrder(self.id, deployment.name, deployment.model, moved, self.at, self.how)
+        return PartOrder(self.id, deployment.name, deployment.model, moved, self.at, self.how, index)
 
 
 class Parts:
-    """The parts of a replica wherever they run: on this node, and over the roll on others."""
+    """The parts of replicas wherever they run: on this node, and over the roll on others."""
 
     def __init__(self, address: str, runner: PartRunner, roll: HeadRoll) -> None:
         self.address, self._runner, self._roll = address, runner, roll
         self.environment = runner.environment
+        self._starts: dict[int, Start] = {}
 
-    def order(self, start: Start | None) -> None:
-        """Have what belongs to this start run, and nothing else."""
-        replica = start.placed.replica if start else None
-        orders = {self.at(replica, part): (start.order(part),) for part in start.parts} if start and replica else {}
+    def order(self, index: int, start: Start | None) -> None:
+        """Have what belongs to this start of a replica run, and nothing else of that."""
+        self._starts.pop(index, None)
+        if start:
+            self._starts[index] = start
+        orders: dict[str, tuple[PartOrder, ...]] = {}
+        for one in self._starts.values():
+            for part in one.parts:
+                at = self.at(one.placed.replica, part)
+                orders[at] = (*orders.get(at, ()), one.order(part))
         self._runner.keep(orders.pop(self.address, ()))
         self._roll.order(orders)
+
+    def left(self, address: str) -> list[PartReport]:
+        """What a node has of starts that are over: they may still hold GPUs."""
+        ids = {start.id for start in self._starts.values()}
+        return [one for one in self.reports(address) if one.id not in ids]
 
     def report(self, start: Start, part: Part) -> PartReport | None:
         """How a part does; None where its node has not reported it yet."""

@@ -40,9 +40,10 @@ from vllm_cluster.serving.node.process import (
     secret_environment,
     secret_files,
 )
+from vllm_cluster.serving.node.replica_key import write_replica_key
+from vllm_cluster.serving.node.replicas import Replicas
 from vllm_cluster.serving.node.roll import HeadRoll, Me, roll_key
 from vllm_cluster.serving.node.roll_dial import WorkerRoll
-from vllm_cluster.serving.node.serving import ServeController
 from vllm_cluster.serving.node.start import Parts
 from vllm_cluster.serving.node.timing import Timing
 
@@ -65,12 +66,19 @@ class Supervisor:
     """What joins the nodes, on this host; on the head also the list of them, and what is served."""
 
     def __init__(
-        self, me: Me, command: Sequence[str], head: Place | None, pace: Timing, roll: HeadRoll | WorkerRoll
+        self,
+        me: Me,
+        command: Sequence[str],
+        head: Place | None,
+        pace: Timing,
+        roll: HeadRoll | WorkerRoll,
+        *,
+        key: str = "",
     ) -> None:
         self.stopping = threading.Event()
         self._role = "head" if isinstance(roll, HeadRoll) else "worker"
         self._command, self._head, self._pace, self._roll = command, head, pace, roll
-        self._runner = PartRunner(state_folder(), pace, self.stopping, self._reap)
+        self._runner = PartRunner(state_folder(), pace, self.stopping, self._reap, key)
         self._group: Child | None = None
         self._group_state, self._group_error, self._restarts, self._failures = "waiting", "", 0, 0
         self._running = False
@@ -85,10 +93,10 @@ class Supervisor:
         self._version = backend.version()
         self._written: dict[str, Any] = {}
         self._written_at = 0.0
-        self._serving: ServeController | None = None
+        self._serving: Replicas | None = None
         if isinstance(roll, HeadRoll):
             parts = Parts(me.address, self._runner, roll)
-            self._serving = ServeController(state_folder(), pace, parts, self._reap, self.publish)
+            self._serving = Replicas(state_folder(), pace, parts, self._reap, self.publish, key_file=key or None)
 
     def run(self) -> int:
         """Keep everything up until a stop; a bug ends this program and the container, and Docker starts it again."""
@@ -133,15 +141,15 @@ class Supervisor:
             "by": "ray" if self._command else "mp",
         }
         serving = self._serving
-        serve, error = (serving.status(), serving.error) if serving else (None, None)
-        status = {"v": 1, "role": self._role, "beat": self._pace.beat, "group": group, "serve": serve, "error": error}
-        status["roll"] = self._roll.status()
+        served = serving.status() if serving else {"serve": None, "replicas": []}
+        status = {"v": 1, "role": self._role, "beat": self._pace.beat, "group": group, **served}
+        status |= {"error": serving.error if serving else None, "roll": self._roll.status()}
         content = json.loads(json.dumps(status))  # a copy, of what can change under it
         now = time.monotonic()
         if content == self._written and now - self._written_at < self._pace.beat:
             return
         self._written, self._written_at = content, now
-        beat = {"serve": {**serve, **serving.beat()}} if serving and serve else {}
+        beat = serving.beat(served) if serving else {}
         if not write_whole(state_folder() / "status.json", {**content, **beat, "updated": time.time()}):
             self._written_at = now - self._pace.beat + UNWRITTEN_SECONDS
 
@@ -335,7 +343,7 @@ def supervise(role: str, command: Sequence[str], head: Place | None, at: Place, 
     pace = Timing(**json.loads(os.environ.get("VCLUSTER_PACE", "{}")))
     token = next(path for name, path in secret_files().items() if name in (NODE_TOKEN, backend.TOKEN_PATH))
     roll = (HeadRoll if role == "head" else WorkerRoll)(at, roll_key(token), me, pace)
-    node = Supervisor(me, command, head, pace, roll)
+    node = Supervisor(me, command, head, pace, roll, key=write_replica_key(token))
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: node.stopping.set())
     log_line("node", f"{role}: {' '.join(command)}")

@@ -52,7 +52,7 @@ def check_request(
     fleet: Fleet,
     inventory: Inventory,
     facts: Mapping[str, HostFacts],
-    wanted: Placement,
+    placed: tuple[Placement, ...],
     emit: Emit,
     *,
     pull: bool = False,
@@ -64,7 +64,8 @@ def check_request(
     Raises:
         PreflightFailed: the model is not there, vLLM refuses the flags, or it does not fit.
     """
-    deployment, replica, head = wanted.deployment, wanted.replica, inventory.head_name
+    wanted, head = placed[0], inventory.head_name
+    deployment, replica = wanted.deployment, wanted.replica
     model, extra, argv = deployment.model, deployment.flags, list(replica.leader.argv)
     emit(Event("phase", f"checking {model} and its flags"))
     ranks = {part.host: part.gpus for part in replica.parts if part.gpus}
@@ -77,7 +78,10 @@ def check_request(
         "own": len(argv) - 3 - len(extra),
         "seconds": VLLM_SECONDS,
     }
-    files, judged = ask_nodes(fleet, inventory, question, [name for name in inventory.hosts if name in (head, *ranks)])
+    all_hosts = {part.host for one in placed for part in one.replica.parts if part.gpus}
+    files, judged = ask_nodes(
+        fleet, inventory, question, [name for name in inventory.hosts if name in {head, *all_hosts}]
+    )
     gpus, node = _gpus(inventory, facts, ranks), node_name(inventory.cluster)
     beside = {name: _beside(inventory, facts[name], number) for name, number in ranks.items()}
     dp, ep, may_group = replica.dp, deployment.expert_parallel, inventory.backend != "mp"
@@ -96,7 +100,7 @@ def check_request(
     if by_default and (advice := fewer(asked, files[head], judged)):
         emit(Event("note", advice))
     _report_unchecked(head, files, judged, emit)
-    flags = _loading({host: files[host] for host in ranks or files}, files[head].weights, judged, emit)
+    flags = _loading({host: files[host] for host in all_hosts or files}, files[head].weights, judged, emit)
     return CheckedRequest(flags, _is_proved(model, files, extra, emit), lacking)
 
 

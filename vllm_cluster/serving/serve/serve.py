@@ -18,7 +18,8 @@ from vllm_cluster.kernel.inventory.model import Inventory
 from vllm_cluster.kernel.inventory.words import nearest
 from vllm_cluster.kernel.node.handle import NodeHandle
 from vllm_cluster.kernel.plan.cached_model import cache_place
-from vllm_cluster.kernel.plan.placement import Cluster, choose_layout, place
+from vllm_cluster.kernel.plan.placement import Cluster, available, choose_layout, place_replicas
+from vllm_cluster.kernel.plan.shares import MAX, most
 from vllm_cluster.kernel.plan.spec import node_name
 from vllm_cluster.kernel.shell_line import command_line, listener_line
 from vllm_cluster.kernel.text import printable, redact
@@ -67,11 +68,11 @@ def serve(
         node = NodeHandle(fleet.connections[inventory.head_name], inventory.cluster)
         cluster = Cluster.of(inventory, gpus := seen.plan.gpus)
         deployment, layout = _laid_out(fit(deployment, cluster) if fit else deployment, cluster, inventory.ports.api)
-        placed = partial(place, deployment, cluster, (layout.tp, layout.pp), inventory.ports.api)
-        wanted = placed(before=(order := _last_order(node)).wanted)
-        endpoint = Endpoint(served, wanted.replica.host, inventory.head_name, wanted.replica.port)
+        placed = partial(place_replicas, deployment, cluster, (layout.tp, layout.pp), inventory.ports.api)
+        wanted = placed(before=(order := _last_order(node)))
+        endpoint = Endpoint(served, wanted[0].replica.host, inventory.head_name, wanted[0].replica.port)
         serving = node.state().serving
-        number = _asked_already(order, serving, wanted.generation)
+        number = _asked_already(order, serving, wanted)
         if serving and serving.request == number and serving.phase == "ready":
             return _report_served(node, endpoint, deployment.flags, emit)
         title = f"{served} is already being started; following it"
@@ -80,16 +81,20 @@ def serve(
             ask = partial(_ask, consent, node, wanted, then)
             found = _checked(inventory, fleet, seen, wanted, emit, pull=pull, confirm=confirm, ask=ask)
             # The same, and so with the same name: how the weights are read does not count.
-            wanted = placed(loading=found.loading, offline=found.offline, before=wanted)
+            wanted = placed(loading=found.loading, offline=found.offline, before=Order(deployments=wanted))
             asks = partial(ask_head, verb="serve", consent=consent, names=fleet.addresses, gpus=gpus, wait=wait)
             number = asks(node, wanted, emit, then=then)
-            title = f"serving {served}: TP={layout.tp} × PP={layout.pp}"
+            times = f"{len(wanted)} replicas of " if len(wanted) > 1 else ""
+            title = f"serving {served}: {times}TP={layout.tp} × PP={layout.pp}"
         follow(fleet, inventory, number, wanted, emit, title=title)
     return endpoint
 
 
 def _laid_out(deployment: Deployment, cluster: Cluster, port: int) -> tuple[Deployment, vllm.Parallelism]:
     """The layout of a deployment; and it without the flags that have the value which vcluster sets for that anyway."""
+    if deployment.replicas == MAX:
+        fits = most(available(deployment, cluster), deployment.tp, deployment.pp, deployment.dp)
+        deployment = replace(deployment, replicas=max(fits, 1))
     layout = choose_layout(deployment, cluster)
     return without_repeats(deployment, cluster, (layout.tp, layout.pp), port), layout
 
@@ -108,7 +113,7 @@ def _show_layout(
         _require_port(facts[inventory.head_name], inventory.ports.api)
 
 
-def _ask(consent: Consent, node: NodeHandle, wanted: Placement, then: str) -> None:
+def _ask(consent: Consent, node: NodeHandle, wanted: tuple[Placement, ...], then: str) -> None:
     """Ask before anything is stopped."""
     consent.ask(stopped_for(node, wanted), then)
 
@@ -125,7 +130,7 @@ def _checked(
     inventory: Inventory,
     fleet: Fleet,
     seen: Assessment,
-    wanted: Placement,
+    wanted: tuple[Placement, ...],
     emit: Emit,
     *,
     pull: bool | None,
@@ -136,7 +141,8 @@ def _checked(
 
     `ask` asks before anything is stopped: every question comes before the pull, which may take hours.
     """
-    model, asked = wanted.deployment.model, revision(wanted.deployment.flags)
+    deployment = wanted[0].deployment
+    model, asked = deployment.model, revision(deployment.flags)
     judge = partial(check_request, fleet, inventory, seen.facts, wanted, emit)
     newest = "" if asked == "main" else asked
     makers = PULL_FIRST.given()
@@ -225,9 +231,10 @@ def _last_order(node: NodeHandle) -> Order:
         return Order()
 
 
-def _asked_already(order: Order, serving: ServeStatus | None, generation: str) -> int | None:
+def _asked_already(order: Order, serving: ServeStatus | None, wanted: tuple[Placement, ...]) -> int | None:
     """The number of the order where it asks for this already and has not failed; None where it must be written."""
-    if order.wanted is None or order.wanted.generation != generation:
+    generation = wanted[0].generation
+    if [(one.index, one.generation) for one in order.deployments] != [(one.index, generation) for one in wanted]:
         return None
     if serving is None or serving.request != order.epoch:
         return order.epoch  # it has not been taken yet

@@ -42,7 +42,7 @@ def stop(inventory: Inventory, emit: Emit, *, confirm: Confirm, wait: float = 0.
         stops = container is not None and (serving is not None or _requested(node))
         if stops:
             names = fleet.addresses
-            ask_head(node, None, emit, verb="stop", consent=consent, names=names, wait=wait)
+            ask_head(node, (), emit, verb="stop", consent=consent, names=names, wait=wait)
             emit(Event("phase", "stopping"))
             if runs:
                 _await_exit(node)

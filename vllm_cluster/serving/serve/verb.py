@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from vllm_cluster.kernel.errors import UsageError
 from vllm_cluster.kernel.terminal.completion import complete_host_list, complete_models, remember_model
 from vllm_cluster.kernel.terminal.help import VLLM_FLAGS
 from vllm_cluster.kernel.terminal.options import InventoryPath, Json, Wait, Yes
@@ -28,6 +29,15 @@ Dp = Annotated[
     int | None,
     typer.Option(
         "--dp", metavar="NUMBER", min=1, help="Data parallel size: engines that share requests.", show_default=False
+    ),
+]
+Replicas = Annotated[
+    str,
+    typer.Option(
+        "--replicas",
+        metavar="NUMBER|max",
+        help="Copies that share the requests, each on GPUs of its own; max: as many as fit.",
+        show_default=False,
     ),
 ]
 Ep = Annotated[bool, typer.Option("--ep", help="Deal the experts of a MoE over the GPUs, whole (expert parallel).")]
@@ -113,6 +123,7 @@ def serve(
     pp: Pp = None,
     dp: Dp = None,
     ep: Ep = False,
+    replicas: Replicas = "1",
     backend: Engine = None,
     hosts: Hosts = None,
     expose: Expose = False,
@@ -137,7 +148,8 @@ def serve(
         from vllm_cluster.wire.order import Deployment
 
         asked = Deployment(
-            *(name or "", model or "", tuple(flags or ()), tp, pp, named, expose, rollback, dp or 1, ep, backend or "")
+            *(name or "", model or "", tuple(flags or ()), tp, pp, named, expose, rollback, dp or 1, ep, backend or ""),
+            replicas=_number(replicas),
         )
         source = RequestSource(line, recipe, variant, strategy)
         source.ensure_whole(model, dry_run=dry_run)
@@ -153,6 +165,17 @@ def serve(
             show_endpoint(endpoint, inventory, as_json=session.as_json)
             if tunnel:
                 hold(session, loaded, None)
+
+
+def _number(replicas: str) -> int:
+    """How many replicas are asked for; MAX for as many as fit."""
+    from vllm_cluster.kernel.plan.shares import MAX, MOST
+
+    if replicas == "max":
+        return MAX
+    if replicas.isascii() and replicas.isdecimal() and 1 <= int(replicas) <= MOST:
+        return int(replicas)
+    raise UsageError(f"--replicas {replicas!r} is not a number of replicas", hint=f"give 1 to {MOST}, or max")
 
 
 def _served(

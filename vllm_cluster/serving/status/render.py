@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Callable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -31,6 +32,7 @@ def status_document(status: ClusterStatus, paste: Callable[[str], str] = lambda 
         "ready": status.ready,
         "hosts": [{**asdict(host), "fix": paste(host.fix)} for host in status.hosts],
         "serving": asdict(serving) if serving else None,
+        "replicas": [asdict(one) for one in status.head.replicas] if status.head else [],
         "served": status.served,
         "now": status.now,
         "changed": asdict(status.changed) if status.changed else None,
@@ -104,19 +106,37 @@ def _number(value: int | None) -> str:
 
 def serving_lines(status: ClusterStatus) -> Iterator[str]:
     serve = status.head.serve if status.head else None
+    replicas = status.head.replicas if status.head else ()
     if serve:
         head = next((host.host for host in status.hosts if host.role == "head"), "the head")
-        yield from _served(serve, status.now, head)
-        idle = {host.host: (host.gpus or 0) - serve.ranks.get(host.address, 0) for host in status.hosts}
+        names = {host.address: host.host for host in status.hosts}
+        yield from _replicas(replicas, status.now, head, names) if replicas else _served(serve, status.now, head)
+        taken = Counter({address: sum(one.ranks.get(address, 0) for one in replicas or (serve,)) for address in names})
+        idle = {host.host: (host.gpus or 0) - taken[host.address] for host in status.hosts}
         if serve.ranks and any(count > 0 for count in idle.values()):
             yield f"GPUs idle: {', '.join(f'{count} of {host}' for host, count in idle.items() if count > 0)}"
         if serve.backend == "mp" and len(serve.ranks) > 1:
-            yield f"ranks: {', '.join(_ranks(serve, {host.address: host.host for host in status.hosts}))}"
+            yield f"ranks: {', '.join(_ranks(serve, names))}"
     else:
         why = (status.head.group.error if status.head else None) or "no status from the head"
         yield "No model is being served." if status.served is False else f"served model: unknown: {why}"
     if status.changed:
         yield f"last change{_ago(status.changed.time, status.now)}: {status.changed.user}: {status.changed.summary}"
+
+
+def _replicas(replicas: Sequence[ServeStatus], now: float | None, head: str, names: Mapping[str, str]) -> Iterator[str]:
+    """A line for all, and one for each replica: where it is, and how it does."""
+    first, ready = replicas[0], sum(one.phase == "ready" for one in replicas)
+    state = "ready" if ready == len(replicas) else "degraded" if ready else "not ready"
+    where = f" on {head}" if first.host in ("127.0.0.1", "::1") else ""
+    at = f" at http://{host_port(first.host, first.port)}/v1{where}" if ready else ""
+    yield f"{first.name}: {state}: {ready} of {len(replicas)} replicas{at}"
+    for one in replicas:
+        on = ", ".join(f"{count} of {names.get(address, address)}" for address, count in one.ranks.items())
+        line, *more = _served(one, now, "")
+        words = line.removeprefix(f"{one.name}: ").partition(" at http")[0]
+        yield f"  replica {one.index} ({on}): {words}"
+        yield from (f"    {text}" for text in more)
 
 
 def _ranks(serve: ServeStatus, names: Mapping[str, str]) -> Iterator[str]:

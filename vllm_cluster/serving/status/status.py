@@ -81,8 +81,8 @@ class ClusterStatus:
     @property
     def ready(self) -> bool:
         """Whether the cluster matches the inventory, and what is to be served is ready."""
-        serve = self.head.serve if self.head else None
-        return self.up and (serve is None or serve.phase == "ready")
+        serves = (self.head.serve, *self.head.replicas) if self.head else ()
+        return self.up and all(serve is None or serve.phase == "ready" for serve in serves)
 
 
 @dataclass(frozen=True)

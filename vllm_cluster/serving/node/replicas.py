@@ -1,0 +1,165 @@
+"""Deals what is wanted to the replicas, one after another where they change, and keeps the front before them."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from vllm_cluster.serving.node.front_keeper import FrontKeeper
+from vllm_cluster.serving.node.process import Child, log_line
+from vllm_cluster.serving.node.serve_request import Inbox
+from vllm_cluster.serving.node.serving import Around, ReplicaController
+from vllm_cluster.serving.node.start import Nodes, Parts
+from vllm_cluster.serving.node.timing import Timing
+from vllm_cluster.wire.front import FrontDeployment
+from vllm_cluster.wire.order import Order, Placement
+
+
+class Replicas:
+    """Every replica that is wanted, by its index; the order that they follow, and the front."""
+
+    def __init__(
+        self,
+        state: Path,
+        pace: Timing,
+        parts: Parts,
+        reap: Callable[[], None],
+        publish: Callable[[], None],
+        *,
+        key_file: str | None = None,
+    ) -> None:
+        self._inbox, self._state = Inbox(state), state
+        self._front = FrontKeeper(state, pace, parts.environment)
+        self._around = Around(state, pace, parts, self._front, key_file, reap, publish)
+        self._first = ReplicaController(self._around)
+        self._all: dict[int, ReplicaController] = {0: self._first}
+        self._order: Order | None = None
+        for folder in state.glob("replica-*"):
+            index = folder.name.removeprefix("replica-")
+            if index.isdecimal() and int(index):
+                self._all[int(index)] = ReplicaController(self._around, int(index))
+
+    @property
+    def error(self) -> str | None:
+        """What is wrong with the file of the order."""
+        return self._inbox.error
+
+    def tick(self, table: Nodes | None) -> None:
+        """Look at the order, at Ray's nodes (None when Ray does not answer) and at each replica; do what is due."""
+        if (news := self._inbox.news()) is not None:
+            self._order = news
+        elif self._inbox.error and self._order is None:
+            # A power cut broke that file: what was asked for before this program began is served.
+            for one in self._all.values():
+                one.resume()
+        if self._order:
+            self._deal(self._order)
+        for one in self._all.values():
+            one.tick(table)
+        self._clear()
+        self._keep_front()
+
+    def _deal(self, order: Order) -> None:
+        """Hand to each replica what is wanted of it; of several that change, the next once the one before is ready."""
+        rolls = self._can_roll(order)
+        for index in sorted({*self._all, *(one.index for one in order.deployments)}):
+            wanted = order.of(index)
+            one = self._all.get(index)
+            if one is None:
+                one = self._all[index] = ReplicaController(self._around, index)
+            changes = self._changes(one, wanted.wanted)
+            if not one.requests.has(wanted):
+                one.accept(wanted)
+            if rolls and changes and not one.requests.settled:
+                # Where it does not get ready, the ones after it stay as they are.
+                return
+
+    def _changes(self, one: ReplicaController, wanted: Placement | None) -> bool:
+        """Whether a replica that runs becomes another, or has begun to and is not ready yet."""
+        served = one.requests.served
+        if not (served and wanted):
+            return False
+        return served.generation != wanted.generation or not one.requests.settled
+
+    def _can_roll(self, order: Order) -> bool:
+        """Whether each replica can change without the GPUs of another one."""
+        served = {index: one.requests.served for index, one in self._all.items()}
+        return len(order.deployments) > 1 and not any(
+            part.meets(other)
+            for new in order.deployments
+            for index, old in served.items()
+            if old and index != new.index
+            for part in new.replica.parts
+            for other in old.replica.parts
+        )
+
+    def _clear(self) -> None:
+        """Forget a replica that is not wanted any more, once nothing of it is left."""
+        wanted = {one.index for one in self._order.deployments} if self._order else set(self._all)
+        for index, one in list(self._all.items()):
+            if index and index not in wanted and one.over:
+                del self._all[index]
+                shutil.rmtree(self._state / f"replica-{index}", ignore_errors=True)
+                log_line("node", f"replica {index} is not wanted any more")
+
+    def _keep_front(self) -> None:
+        served = [one for one in self._all.values() if one.course]
+        by_name: dict[str, list[ReplicaController]] = {}
+        for one in served:
+            if one.course:
+                by_name.setdefault(one.course.wanted.deployment.name, []).append(one)
+        if not (served and served[0].course):
+            self._front.keep(None)
+            return
+        replica = served[0].course.wanted.replica
+        self._front.keep((replica.host, replica.port), tuple(_routed(name, ones) for name, ones in by_name.items()))
+
+    @property
+    def children(self) -> tuple[Child | None, ...]:
+        """The processes that this started and waits for itself."""
+        return (*(one.child for one in self._all.values()), self._front.child)
+
+    @property
+    def front_pids(self) -> set[int]:
+        """The process that owns the API's port."""
+        return {self._front.child.pid} if self._front.child and self._front.child.pid else set()
+
+    @property
+    def settled(self) -> bool:
+        """Whether no start of a model is under way, which needs the processors itself."""
+        return all(one.settled for one in self._all.values())
+
+    def group_ended(self, why: str) -> None:
+        """End what has its ranks in Ray, which have gone with it."""
+        for one in self._all.values():
+            one.group_ended(why)
+
+    def close(self) -> None:
+        """End every replica because this program ends; the order stays."""
+        for one in self._all.values():
+            one.stop_now()
+        for one in self._all.values():
+            one.drain()
+
+    def status(self) -> dict[str, Any]:
+        """The status to write: the first replica, and where there are several, all."""
+        rows = [row for one in self._each() if (row := one.status())]
+        return {"serve": rows[0] if rows else None, "replicas": rows if len(rows) > 1 else []}
+
+    def beat(self, status: dict[str, Any]) -> dict[str, Any]:
+        """The same with what changes too often for each change to be written."""
+        beats = [one.beat() for one in self._each() if one.course]
+        rows = [{**row, **beat} for row, beat in zip(status["replicas"], beats, strict=False)]
+        serve = status["serve"]
+        return {"serve": {**serve, **(beats[0] if beats else {})} if serve else None, "replicas": rows}
+
+    def _each(self) -> Iterator[ReplicaController]:
+        return (self._all[index] for index in sorted(self._all))
+
+
+def _routed(name: str, ones: list[ReplicaController]) -> FrontDeployment:
+    """A deployment as the front has it: while none is ready, with the outlook of the one that may be first."""
+    outlooks = sorted((one.outlook for one in ones), key=lambda outlook: outlook[1])
+    return FrontDeployment(name, tuple(one.route for one in ones if one.route), *outlooks[0])
