@@ -107,9 +107,9 @@ NEW = json.loads(Order(3, "", (placed(TWO, 8, 2),)).document)
     [
         ({}, "another version"),
         ([], "must be an object"),
-        ({**NEW, "v": 4}, "another version"),
+        ({**NEW, "v": 5}, "another version"),
         ({**NEW, "v": True}, "another version"),
-        ({**NEW, "deployments": NEW["deployments"] * 2}, "serves one"),
+        ({**NEW, "deployments": NEW["deployments"] * 2}, "has a replica twice"),
         ({"v": 1, "serve": []}, "format 1"),
         ({"v": 1, "serve": {**first(), "nodes": {}}}, "format 1"),
         ({"v": 1, "serve": {**first(), "argv": ["vllm"]}}, "format 1"),

@@ -41,9 +41,10 @@ def test_serves_what_is_wanted(world: World) -> None:
     assert (ready.generation, ready.model, ready.name, ready.attempt) == ("one", "org/model", "model", 1)
     assert ready.seconds_to_ready > 0
     assert ready.first_failure is None
-    # Two real completions, because the second pipeline stage may die of the first; with the key.
+    # Two real completions, because the second pipeline stage may die of the first; with the key that no client has.
+    key = replica_key(world.folder / "token")
     body = {"model": "model", "prompt": "Hello", "max_tokens": 1, "temperature": 0}
-    assert world.completions == [{"path": "/v1/completions", "body": body, "key": f"Bearer {KEY}"}] * 2
+    assert world.completions == [{"path": "/v1/completions", "body": body, "key": f"Bearer {key}"}] * 2
     assert "Starting to load model" in (world.state / "serve.log").read_text()
 
 
@@ -278,7 +279,7 @@ def test_half_a_request_changes_nothing(world: World) -> None:
         (world.state / "wanted.json").write_text(half)
         eventually(lambda: world.status and world.status.error, f"told that {half!r} cannot be read")
         assert lives(world.attempts[0]["pid"])
-        (world.state / "wanted.json").write_text(json.dumps({"v": 4, "deployments": []}))
+        (world.state / "wanted.json").write_text(json.dumps({"v": 5, "deployments": []}))
         eventually(lambda: world.status and "another version" in str(world.status.error), "told of the other version")
     (world.state / "wanted.json").write_text(whole)
     world.phase("ready", generation="two")

@@ -63,18 +63,19 @@ class Replicas:
 
     def _deal(self, order: Order) -> None:
         """Hand to each replica what is wanted of it; of several that change, the next once the one before is ready."""
-        rolls = self._can_roll(order)
+        rolls, waits = self._can_roll(order), False
         for index in sorted({*self._all, *(one.index for one in order.deployments)}):
             wanted = order.of(index)
             one = self._all.get(index)
             if one is None:
                 one = self._all[index] = ReplicaController(self._around, index)
             changes = self._changes(one, wanted.wanted)
-            if not one.requests.has(wanted):
+            if waits or one.requests.has(wanted):
+                one.resume()
+            else:
                 one.accept(wanted)
-            if rolls and changes and not one.requests.settled:
-                # Where it does not get ready, the ones after it stay as they are.
-                return
+            # Where it does not get ready, the ones after it stay as they are.
+            waits = waits or (rolls and changes and not one.requests.settled)
 
     def _changes(self, one: ReplicaController, wanted: Placement | None) -> bool:
         """Whether a replica that runs becomes another, or has begun to and is not ready yet."""

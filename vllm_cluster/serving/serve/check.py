@@ -78,10 +78,9 @@ def check_request(
         "own": len(argv) - 3 - len(extra),
         "seconds": VLLM_SECONDS,
     }
-    all_hosts = {part.host for one in placed for part in one.replica.parts if part.gpus}
-    files, judged = ask_nodes(
-        fleet, inventory, question, [name for name in inventory.hosts if name in {head, *all_hosts}]
-    )
+    served_on = {part.host for one in placed for part in one.replica.parts if part.gpus}
+    all_hosts = [name for name in inventory.hosts if name in served_on]
+    files, judged = ask_nodes(fleet, inventory, question, all_hosts if head in served_on else [head, *all_hosts])
     gpus, node = _gpus(inventory, facts, ranks), node_name(inventory.cluster)
     beside = {name: _beside(inventory, facts[name], number) for name, number in ranks.items()}
     dp, ep, may_group = replica.dp, deployment.expert_parallel, inventory.backend != "mp"
