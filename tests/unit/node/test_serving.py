@@ -12,6 +12,7 @@ import pytest
 
 from tests.support.node.world import HEAD, KEY, TOKEN, WORKER, World, eventually, lives
 from vllm_cluster.kernel.plan.spec import NO_SECRETS
+from vllm_cluster.serving.node.replica_key import replica_key
 from vllm_cluster.wire.order import read_order
 
 pytestmark = pytest.mark.slow
