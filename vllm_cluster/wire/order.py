@@ -6,6 +6,7 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
+from itertools import combinations
 from typing import Annotated, Any, Literal
 
 from vllm_cluster.wire.reading import RefusedDocument, convert, document
@@ -137,7 +138,11 @@ def _conflict(placed: tuple[Placement, ...]) -> str:
     """What this version cannot serve of these; empty where it can."""
     if len({one.deployment.name for one in placed}) > 1:
         return "has several deployments: this version serves one"
-    return "has a replica twice" if len({one.index for one in placed}) < len(placed) else ""
+    if len({one.index for one in placed}) < len(placed):
+        return "has a replica twice"
+    pairs = combinations([part for one in placed for part in one.replica.parts if part.gpus], 2)
+    # Of one replica a node has one part: what meets is of two.
+    return "gives a GPU to two replicas" if len(placed) > 1 and any(one.meets(other) for one, other in pairs) else ""
 
 
 @dataclass(frozen=True)
