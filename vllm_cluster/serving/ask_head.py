@@ -118,8 +118,7 @@ def follow(
     """Show how far the head is with a request, until each replica has answered."""
     emit(Event("phase", title))
     with continues_on_interrupt(inventory.cluster, wanted[0].deployment.name):
-        for one in wanted:
-            Follower(fleet, inventory, number, emit, asked=one, several=len(wanted) > 1).follow()
+        Follower(fleet, inventory, number, emit, wanted).follow()
 
 
 def stopped_for(node: NodeHandle, wanted: tuple[Placement, ...]) -> Stops:
@@ -192,27 +191,17 @@ def continues_on_interrupt(cluster: str, served: str) -> Iterator[None]:
 
 
 class Follower:
-    """Shows how far one request is."""
+    """Shows how far one request is, until each of its replicas has answered."""
 
     def __init__(
-        self,
-        fleet: Fleet,
-        inventory: Inventory,
-        number: int,
-        emit: Emit,
-        *,
-        asked: Placement,
-        several: bool = False,
+        self, fleet: Fleet, inventory: Inventory, number: int, emit: Emit, wanted: tuple[Placement, ...]
     ) -> None:
-        self._fleet, self._inventory, self._number, self._emit = fleet, inventory, number, emit
-        self._asked, self._several = asked, several
-        self._head, self._after = fleet.connections[inventory.head_name], fleet.runtime.after
+        self._number, self._after = number, fleet.runtime.after
+        self._head, self._clock = fleet.connections[inventory.head_name], fleet.runtime.clock
         self._node = NodeHandle(self._head, inventory.cluster)
-        self._pickup, self._idle = self._after(PICKUP_SECONDS), self._after(IDLE_SECONDS)
-        self._shown: tuple[str, str] | None = None
-        self._beat = self._after(BEAT_SECONDS)
-        self._error: VclusterError | None = None
+        self._pickup, self._generation = self._after(PICKUP_SECONDS), wanted[0].generation
         self._ended: dict[str, int] = {}
+        self._left = [_Course(fleet, inventory, emit, one, several=len(wanted) > 1) for one in wanted]
 
     def follow(self) -> None:
         """Show each change until the model has answered.
@@ -224,15 +213,28 @@ class Follower:
         while True:
             node = self._node.state()
             refuse_failing(self._head.name, node, self._ended)
-            serving = node.replica(self._asked.index)
-            if serving is None or serving.request != self._number:
-                self._await_pickup(node)
-            elif self._see(serving):
+            self._look(node)
+            if not self._left:
                 return
-            self._fleet.runtime.clock.sleep(POLL)
+            self._clock.sleep(POLL)
+
+    def _look(self, node: NodeState) -> None:
+        """Show each replica that has begun with it: of several that change, the head begins one after another."""
+        begun = [
+            (course, serving)
+            for course in self._left
+            if (serving := node.replica(course.index)) and serving.request == self._number
+        ]
+        if not begun:
+            self._await_pickup(node)
+            return
+        self._pickup = self._after(PICKUP_SECONDS)
+        for course, serving in begun:
+            if course.see(serving):
+                self._left.remove(course)
 
     def _await_pickup(self, node: NodeState) -> None:
-        self._number = _current_number(self._node, self._number, self._asked.generation)
+        self._number = _current_number(self._node, self._number, self._generation)
         if node.status and node.status.role == "worker":
             text = f"{self._head.name}: serve: another run moved the head to another host"
             raise Replaced(text, hint="vcluster status")
@@ -243,7 +245,21 @@ class Follower:
                 hint="vcluster status\nvcluster up",
             )
 
-    def _see(self, serving: ServeStatus) -> bool:
+
+class _Course:
+    """How far one replica is, as it was last shown."""
+
+    def __init__(
+        self, fleet: Fleet, inventory: Inventory, emit: Emit, asked: Placement, *, several: bool = False
+    ) -> None:
+        self._fleet, self._inventory, self._emit = fleet, inventory, emit
+        self._asked, self._several, self.index = asked, several, asked.index
+        self._head, self._after = inventory.head_name, fleet.runtime.after
+        self._idle, self._beat = self._after(IDLE_SECONDS), self._after(BEAT_SECONDS)
+        self._shown: tuple[str, str] | None = None
+        self._error: VclusterError | None = None
+
+    def see(self, serving: ServeStatus) -> bool:
         """Show a status; whether it is the end."""
         if serving.instead_of and self._error is None:
             self._error = _failure(self._fleet, self._inventory, self._asked, serving.instead_of)
@@ -283,7 +299,7 @@ class Follower:
         elif self._idle.left() <= 0:
             text = f"serve: {serving.name} does not start for {IDLE_SECONDS:.0f} s: {serving.phase}: {serving.detail}"
             hint = "vcluster status\nvcluster stop"
-            raise HostError(self._head.name, f"{text}; the request is kept and is served once this ends", hint=hint)
+            raise HostError(self._head, f"{text}; the request is kept and is served once this ends", hint=hint)
 
 
 def _whole(serving: ServeStatus) -> ServeFailure | None:

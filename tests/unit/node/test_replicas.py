@@ -92,6 +92,20 @@ def test_the_next_one_changes_once_the_one_before_is_ready(two: Two) -> None:
     assert (lives(second), len(world.followers)) == (False, 2)
 
 
+# fault: serving/node/replicas.py: return bool(one and one.answers), index → return False, index
+def test_the_one_that_answers_is_not_taken_away_while_the_other_starts(two: Two) -> None:
+    world, (first, second) = two.world, two.pids
+    two.plans(world.fake2, {}, {"loading": True}, {"loading": True})
+    os.kill(second, signal.SIGKILL)
+    eventually(lambda: len(world.followers) == 2, "started again")
+    two.want("two")
+    eventually(lambda: two.rows[1].generation == "two-1" and len(world.followers) == 3, "the second changes first")
+    assert lives(first)
+    assert (two.rows[0].generation, two.rows[0].phase) == ("one-0", "ready")
+    (world.fake2 / "loaded").touch()
+    two.ready("two")
+
+
 def test_where_the_first_cannot_be_served_the_others_stay(two: Two) -> None:
     world, (_, second) = two.world, two.pids
     two.plans(world.fake, {}, BAD, {})

@@ -64,7 +64,8 @@ class Replicas:
     def _deal(self, order: Order) -> None:
         """Hand to each replica what is wanted of it; of several that change, the next once the one before is ready."""
         rolls, waits = self._can_roll(order), False
-        for index in sorted({*self._all, *(one.index for one in order.deployments)}):
+        # One that answers nobody changes first: the one that does is not taken away before another can answer.
+        for index in sorted({*self._all, *(one.index for one in order.deployments)}, key=self._turn):
             wanted = order.of(index)
             one = self._all.get(index)
             if one is None:
@@ -76,6 +77,11 @@ class Replicas:
                 one.accept(wanted)
             # Where it does not get ready, the ones after it stay as they are.
             waits = waits or (rolls and changes and not one.requests.settled)
+
+    def _turn(self, index: int) -> tuple[bool, int]:
+        """When it is a replica's turn to change."""
+        one = self._all.get(index)
+        return bool(one and one.answers), index
 
     def _changes(self, one: ReplicaController, wanted: Placement | None) -> bool:
         """Whether a replica that runs becomes another, or has begun to and is not ready yet."""

@@ -75,6 +75,11 @@ class ReplicaController:
         return FrontReplica(start.replica, *start.at, self._replica_state(start), self._key_file) if start else None
 
     @property
+    def answers(self) -> bool:
+        """Whether the front sends it requests."""
+        return self.start is not None and self._replica_state(self.start) == "ready"
+
+    @property
     def outlook(self) -> tuple[str, int]:
         """How far it is, for clients, and the seconds until it may be ready."""
         course, leads = self.course, self._leads()
