@@ -180,6 +180,15 @@ def test_the_explain_page(sandbox: Sandbox, tmp_path: Path) -> None:
     assert {path.name for path in tmp_path.glob("*.tar.gz")} == {"report.tar.gz"}
 
 
+@pytest.mark.deep
+@pytest.mark.cluster("up")
+def test_the_replicas_page(sandbox: Sandbox, tmp_path: Path) -> None:
+    """The model is the sandbox's; each host serves one of two replicas."""
+    for command in commands("replicas.md"):
+        said = shell(command.replace("Qwen/Qwen3-8B", TINY), tmp_path, {**sandbox.environment})
+        assert command != "vcluster status" or "ready: 2 of 2 replicas" in said
+
+
 @pytest.mark.cluster("served")
 def test_the_logs_page(sandbox: Sandbox, tmp_path: Path) -> None:
     """On a cluster that serves."""
@@ -317,7 +326,7 @@ def test_no_command_of_the_docs_is_left_out() -> None:
     """A page with commands has a test above; what pages repeat counts once."""
     pages = (
         "first-cluster", "sandbox", "fit", "check", "explain", "use", "logs", "batch", "benchmark", "monitoring",
-        "models", "images",
+        "models", "images", "replicas",
     )  # fmt: skip
     covered = {line for page in pages for line in commands(f"{page}.md")}
     # Run by the two tests above this one; the set-up and `make test` by whoever reads this.

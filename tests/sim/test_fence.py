@@ -232,7 +232,7 @@ def test_any_run_after_a_lost_lease_leaves_one_volume_of_secrets() -> None:
                 oracle.converged(world, HERE)
 
 
-# fault: kernel/plan/placement.py: Order(order.epoch + 1, → Order(order.epoch,
+# fault: kernel/plan/followed.py: Order(order.epoch + 1, "", *rows → Order(order.epoch, "", *rows
 @pytest.mark.promise("P34")
 def test_every_writer_of_the_request_counts_up() -> None:
     """Also `up`, where the request follows the members, and where the head moves away and back."""

@@ -158,7 +158,7 @@ def test_a_load_that_fails_while_up_runs_is_not_tried_again() -> None:
         assert results.count("failed") == 1
 
 
-# fault: kernel/plan/placement.py: deployments=(known.asked,) if known.asked else ()) → deployments=())
+# fault: kernel/plan/followed.py: deployments=(known.asked,) if known.asked else ()) → deployments=())
 @pytest.mark.promise("P33")
 @pytest.mark.parametrize("raw", [b"", b"{", b'{"v": 1, "epoch": 2, "serve": {"mod'])
 def test_what_the_head_took_follows_where_a_power_cut_broke_the_request(world: World, raw: bytes) -> None:
@@ -182,7 +182,7 @@ def serving_at_last(world: World, words: Inventory) -> Any:
     return lab.succeed(world, words, lab.do_status).value.head.serve
 
 
-# fault: kernel/plan/placement.py: return taken.back_to, None → return asked, None
+# fault: kernel/plan/followed.py: return taken.back_to, None → return asked, None
 # fault: kernel/apply/members.py: found[TAKEN] = → found["nothing"] =
 @pytest.mark.promise("P33", "P36")
 @pytest.mark.parametrize("change", CHANGES)
@@ -205,7 +205,7 @@ def test_what_is_served_instead_follows_a_change(change: str) -> None:
     record("P33", f"sim: {change} after a serve that failed", "what is served in its place is served again", True)
 
 
-# fault: kernel/plan/placement.py: back_to, moved = _fit(spare, cluster) if spare else (None, []) → back_to, moved = spare, []
+# fault: kernel/plan/followed.py: back_to, moved = _fit(spare, cluster) if spare else (None, []) → back_to, moved = spare, []
 @pytest.mark.promise("P33", "P36")
 @pytest.mark.parametrize("change", CHANGES)
 def test_a_load_that_fails_after_a_change_goes_back_to_hosts_that_are_there(change: str) -> None:

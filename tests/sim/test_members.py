@@ -280,7 +280,7 @@ def test_a_host_joins_and_the_model_survives_its_next_failure() -> None:
     record("P33", "sim: a host joins while a model is served, which then fails", "served again on 6 GPUs", True)
 
 
-# fault: kernel/plan/placement.py: if before.size <= total: → if before.size <= 1000 * total:
+# fault: kernel/plan/followed.py: if before.size <= total: → if before.size <= 1000 * total:
 @pytest.mark.promise("P33")
 def test_a_layout_that_was_asked_for_is_not_replaced_by_another() -> None:
     world = make.world((2, 2, 2))

@@ -66,7 +66,7 @@ def test_each_file_of_the_head_is_of_that_format(upgraded: Upgraded) -> None:
     assert read_ready(kept["ready.json"]).requests == (asked,)
 
 
-# fault: wire/order.py: if found.get("v") not in (first, FORMAT, → if found.get("v") not in (FORMAT,
+# fault: wire/order.py: known = (first, FORMAT, → known = (FORMAT,
 def test_status_and_plan_read_it_and_change_nothing(upgraded: Upgraded) -> None:
     _, world, inventory = upgraded
     before, kept = nodes(world), files(world)["wanted.json"]

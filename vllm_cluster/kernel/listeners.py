@@ -65,7 +65,7 @@ LISTENERS = (
         _CLUSTER,
         "a key of the cluster's own, which the front has and clients do not; plain HTTP: prompts and answers can be "
         "read on that network",
-        ("kernel/plan/placement.py",),
+        ("kernel/backends/vllm.py",),
     ),
     Listener(
         "Roll of the nodes",

@@ -82,7 +82,7 @@ def test_a_default_layout_follows_within_the_named_hosts() -> None:
     assert "TP=4 × PP=3, before TP=8 × PP=2" in text
 
 
-# fault: kernel/plan/placement.py: deployment, before = cluster.renamed(placed.deployment), → deployment, before = placed[1],
+# fault: kernel/plan/followed.py: deployment, before = cluster.renamed(placed.deployment), → deployment, before = placed[1],
 def test_a_deployment_follows_the_names_of_its_hosts() -> None:
     """gpu2 and gpu3 exchange their names, as two hosts do that were plugged in the wrong way round."""
     serve = placed({"gpu1": 8, "gpu2": 8, "gpu3": 4}, 8, 1, ["gpu2"])

@@ -26,7 +26,7 @@ TWO = {"gpu1": 8, "gpu2": 8}
         (TWO, None, 2, 8, (1, 2)),
     ],
 )
-def test_a_layout_that_nobody_gave_follows_from_the_hosts(
+def test_without_a_layout_it_follows_from_the_hosts(
     nodes: Mapping[str, int], tp: int | None, pp: int | None, replicas: int, sizes: tuple[int, int]
 ) -> None:
     assert replica_sizes(nodes, tp, pp, 1, replicas)[:2] == sizes

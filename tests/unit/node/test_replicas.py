@@ -117,7 +117,7 @@ def test_where_the_first_cannot_be_served_the_others_stay(two: Two) -> None:
 
 
 @pytest.mark.parametrize("which", [0, 1])
-def test_one_that_ends_is_started_again_and_the_other_goes_on(two: Two, which: int) -> None:
+def test_one_that_ends_is_started_again_and_the_other_stays(two: Two, which: int) -> None:
     pids = two.pids
     os.kill(pids[which], signal.SIGKILL)
     eventually(lambda: two.rows[which].attempt == 2 and two.rows[which].phase == "ready", "started again")
@@ -125,7 +125,7 @@ def test_one_that_ends_is_started_again_and_the_other_goes_on(two: Two, which: i
     assert two.rows[1 - which].attempt == 1
 
 
-def test_one_that_is_not_wanted_any_more_ends_and_the_other_goes_on(two: Two) -> None:
+def test_one_that_is_not_wanted_any_more_ends_and_the_other_stays(two: Two) -> None:
     first, second = two.pids
     row = two.row(0, "one-0", 1)
     two.world._write(two.world.state / "wanted.json", json.dumps({"v": 3, "deployments": [row]}))

@@ -78,7 +78,7 @@ def choose_backend(deployment: Deployment, cluster: Cluster) -> BackendName:
     if cluster.backend == "mp" and deployment.backend not in ("", "mp"):
         fix = "leave out --backend ray, or set backend: ray in the inventory, then vcluster up"
         raise UsageError("this cluster has no Ray", hint=fix)
-    if deployment.replicas > 1 and deployment.backend == "ray":
+    if deployment.replicas > 1 and deployment.backend not in ("", "mp"):
         # vLLM asks Ray for GPUs anywhere: two of its engines take each other's.
         raise UsageError("vcluster runs several replicas without Ray", hint="leave out --backend ray")
     return deployment.backend or ("mp" if deployment.dp > 1 or deployment.replicas > 1 else cluster.backend)

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from vllm_cluster.kernel.errors import UsageError
 from vllm_cluster.kernel.text import count
 
-# As many as fit, before it is known how many these are; and more than any cluster has.
-MAX, MOST = 1 << 16, 1024
+# As many as fit, before it is known how many these are.
+MAX = 1 << 16
 
 
 @dataclass(frozen=True)

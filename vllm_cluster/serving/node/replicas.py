@@ -136,7 +136,7 @@ class Replicas:
     @property
     def settled(self) -> bool:
         """Whether no start of a model is under way, which needs the processors itself."""
-        return all(one.settled for one in self._all.values())
+        return all(one.course is None or one.course.phase in ("ready", "failed") for one in self._all.values())
 
     def group_ended(self, why: str) -> None:
         """End what has its ranks in Ray, which have gone with it."""

@@ -115,11 +115,6 @@ class ReplicaController:
         """The process that this started and waits for itself."""
         return self._idle.child
 
-    @property
-    def settled(self) -> bool:
-        """Whether no start of a model is under way, which needs the processors itself."""
-        return self.course is None or self.course.phase in ("ready", "failed")
-
     def group_ended(self, why: str) -> None:
         """End vLLM, whose ranks have gone with Ray."""
         if self.course and self.start and self.start.placed.replica.grouped:

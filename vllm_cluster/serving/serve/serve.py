@@ -71,11 +71,9 @@ def serve(
         placed = partial(place_replicas, deployment, cluster, (layout.tp, layout.pp), inventory.ports.api)
         wanted = placed(before=(order := _last_order(node)))
         endpoint = Endpoint(served, wanted[0].replica.host, inventory.head_name, wanted[0].replica.port)
-        state = node.state()
-        serving, number = state.serving, _asked_already(order, state.serving, wanted)
-        if len(state.replicas) == len(wanted) and {(one.request, one.phase) for one in state.replicas} == {
-            (number, "ready")
-        }:
+        serving = (state := node.state()).serving
+        number = _asked_already(order, serving, wanted)
+        if [(one.request, one.phase) for one in state.replicas] == [(number, "ready")] * len(wanted):
             return _report_served(node, endpoint, deployment.flags, emit)
         title = f"{served} is already being started; following it"
         if number is None:

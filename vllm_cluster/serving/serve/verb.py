@@ -167,15 +167,19 @@ def serve(
                 hold(session, loaded, None)
 
 
+# More than any cluster has.
+_MOST = 1024
+
+
 def _number(replicas: str) -> int:
     """How many replicas are asked for; MAX for as many as fit."""
-    from vllm_cluster.kernel.plan.shares import MAX, MOST
+    from vllm_cluster.kernel.plan.shares import MAX
 
     if replicas == "max":
         return MAX
-    if replicas.isascii() and replicas.isdecimal() and 1 <= int(replicas) <= MOST:
+    if replicas.isascii() and replicas.isdecimal() and 1 <= int(replicas) <= _MOST:
         return int(replicas)
-    raise UsageError(f"--replicas {replicas!r} is not a number of replicas", hint=f"give 1 to {MOST}, or max")
+    raise UsageError(f"--replicas {replicas!r} is not a number of replicas", hint=f"give 1 to {_MOST}, or max")
 
 
 def _served(
