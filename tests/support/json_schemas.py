@@ -176,6 +176,7 @@ def _status() -> Schema:
         "ready": YES,
         "hosts": rows(fields(HostStatus)),
         "serving": maybe(fields(ServeStatus)),
+        "replicas": rows(fields(ServeStatus)),
         "served": maybe(YES),
         "now": maybe(NUMBER),
         "changed": maybe(fields(AuditEntry)),

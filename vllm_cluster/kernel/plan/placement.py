@@ -84,7 +84,7 @@ def choose_backend(deployment: Deployment, cluster: Cluster) -> BackendName:
     return deployment.backend or ("mp" if deployment.dp > 1 or deployment.replicas > 1 else cluster.backend)
 
 
-def _why_no_ray(deployment: Deployment, cluster: Cluster) -> str:
+def _why_mp(deployment: Deployment, cluster: Cluster) -> str:
     """What chose mp, as the plan names it."""
     if deployment.backend:
         return "without Ray (--backend mp)"
@@ -115,7 +115,7 @@ def choose_layout(deployment: Deployment, cluster: Cluster) -> vllm.Parallelism:
     if deployment.expert_parallel:
         reasons.append(f"EP={layout.tp * deployment.dp}: each GPU of a stage holds whole experts (--ep)")
     if choose_backend(deployment, cluster) == "mp":
-        reasons.append(f"vLLM's own processes join the GPUs: {_why_no_ray(deployment, cluster)}")
+        reasons.append(f"vLLM's own processes join the GPUs: {_why_mp(deployment, cluster)}")
     if named:
         idle = ", ".join(f"{count} of {name}" for name, count in cluster.gpus.items() if name not in there)
         reasons.append(f"--hosts {','.join(named)}: GPUs stay idle: {idle}")

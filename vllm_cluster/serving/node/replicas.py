@@ -64,7 +64,7 @@ class Replicas:
     def _deal(self, order: Order) -> None:
         """Hand to each replica what is wanted of it; of several that change, the next once the one before is ready."""
         rolls, waits = self._can_roll(order), False
-        # One that answers nobody changes first: the one that does is not taken away before another can answer.
+        # One that is not ready changes first: the one that does is not taken away before another can answer.
         for index in sorted({*self._all, *(one.index for one in order.deployments)}, key=self._turn):
             wanted = order.of(index)
             one = self._all.get(index)

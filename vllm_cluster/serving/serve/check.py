@@ -23,7 +23,7 @@ from vllm_cluster.kernel.shell_line import command_line
 from vllm_cluster.kernel.text import by_hosts, last_value
 from vllm_cluster.serving.fit.fit import gpu_memory
 from vllm_cluster.serving.fit.layouts import GpuPool
-from vllm_cluster.serving.fit.request import Asked, Beside, Files, Judged, fewer, problems, to_download
+from vllm_cluster.serving.fit.request import Asked, Beside, Files, Judged, Problem, fewer, problems, to_download
 from vllm_cluster.wire.order import Placement
 from vllm_cluster.wire.reading import RefusedDocument, convert
 
@@ -78,21 +78,16 @@ def check_request(
         "own": len(argv) - 3 - len(extra),
         "seconds": VLLM_SECONDS,
     }
-    served_on = {part.host for one in placed for part in one.replica.parts if part.gpus}
-    all_hosts = [name for name in inventory.hosts if name in served_on]
-    files, judged = ask_nodes(fleet, inventory, question, all_hosts if head in served_on else [head, *all_hosts])
+    all_hosts = _hosts(inventory, placed)
+    files, judged = ask_nodes(fleet, inventory, question, list(dict.fromkeys((head, *all_hosts))))
     gpus, node = _gpus(inventory, facts, ranks), node_name(inventory.cluster)
     beside = {name: _beside(inventory, facts[name], number) for name, number in ranks.items()}
     dp, ep, may_group = replica.dp, deployment.expert_parallel, inventory.backend != "mp"
     asked = Asked(model, replica.tp, replica.pp, argv, extra, gpus, node, tuple(ranks), beside, dp, ep, may_group)
     lacking = _lacking(model, files, files[head].weights, extra, pull=pull)
     judged_files = {name: Files("unknown") if pull and name in lacking else one for name, one in files.items()}
-    found = list(problems(asked, head, judged_files, judged))
-    if found:
-        text = "\n".join(f"{hosts}: {what}" for what, hosts in by_hosts((one.text, one.host) for one in found).items())
-        near = next((one.near for one in found if one.near), None)
-        hint = "\n".join(dict.fromkeys(one.fix for one in found if one.fix))
-        raise PreflightFailed(text, hint=hint or None, instead={asked.model: near} if near else {})
+    if found := list(problems(asked, head, judged_files, judged)):
+        raise _refused(asked, found)
     if pull and lacking:
         return CheckedRequest((), offline=False, lacking=lacking)
     by_default = not (deployment.tp or deployment.pp or deployment.hosts)
@@ -101,6 +96,19 @@ def check_request(
     _report_unchecked(head, files, judged, emit)
     flags = _loading({host: files[host] for host in all_hosts or files}, files[head].weights, judged, emit)
     return CheckedRequest(flags, _is_proved(model, files, extra, emit), lacking)
+
+
+def _refused(asked: Asked, found: Sequence[Problem]) -> PreflightFailed:
+    text = "\n".join(f"{hosts}: {what}" for what, hosts in by_hosts((one.text, one.host) for one in found).items())
+    near = next((one.near for one in found if one.near), None)
+    hint = "\n".join(dict.fromkeys(one.fix for one in found if one.fix))
+    return PreflightFailed(text, hint=hint or None, instead={asked.model: near} if near else {})
+
+
+def _hosts(inventory: Inventory, placed: tuple[Placement, ...]) -> list[str]:
+    """The hosts whose GPUs any of these replicas take, as the inventory has them."""
+    taken = {part.host for one in placed for part in one.replica.parts if part.gpus}
+    return [name for name in inventory.hosts if name in taken]
 
 
 def _lacking(

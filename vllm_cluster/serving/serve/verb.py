@@ -149,10 +149,9 @@ def serve(
 
         asked = Deployment(
             *(name or "", model or "", tuple(flags or ()), tp, pp, named, expose, rollback, dp or 1, ep, backend or ""),
-            replicas=_number(replicas),
+            _number(replicas),
         )
-        source = RequestSource(line, recipe, variant, strategy)
-        source.ensure_whole(model, dry_run=dry_run)
+        (source := RequestSource(line, recipe, variant, strategy)).ensure_whole(model, dry_run=dry_run)
         # The hosts decide what a recipe asks for.
         loaded = session.load() if recipe or not dry_run else None
         if source:
@@ -168,7 +167,7 @@ def serve(
 
 
 # More than any cluster has.
-_MOST = 1024
+_MAX_NUMBER = 1024
 
 
 def _number(replicas: str) -> int:
@@ -177,9 +176,9 @@ def _number(replicas: str) -> int:
 
     if replicas == "max":
         return MAX
-    if replicas.isascii() and replicas.isdecimal() and 1 <= int(replicas) <= _MOST:
+    if replicas.isascii() and replicas.isdecimal() and 1 <= int(replicas) <= _MAX_NUMBER:
         return int(replicas)
-    raise UsageError(f"--replicas {replicas!r} is not a number of replicas", hint=f"give 1 to {_MOST}, or max")
+    raise UsageError(f"--replicas {replicas!r} is not a number of replicas", hint=f"give 1 to {_MAX_NUMBER}, or max")
 
 
 def _served(
