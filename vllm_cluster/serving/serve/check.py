@@ -23,7 +23,7 @@ from vllm_cluster.kernel.shell_line import command_line
 from vllm_cluster.kernel.text import by_hosts, last_value
 from vllm_cluster.serving.fit.fit import gpu_memory
 from vllm_cluster.serving.fit.layouts import GpuPool
-from vllm_cluster.serving.fit.request import Asked, Beside, Files, Judged, Problem, fewer, problems, to_download
+from vllm_cluster.serving.fit.request import Asked, Beside, Files, Judged, RequestProblem, fewer, problems, to_download
 from vllm_cluster.wire.order import Placement
 from vllm_cluster.wire.reading import RefusedDocument, convert
 
@@ -98,7 +98,7 @@ def check_request(
     return CheckedRequest(flags, _is_proved(model, files, extra, emit), lacking)
 
 
-def _refused(asked: Asked, found: Sequence[Problem]) -> PreflightFailed:
+def _refused(asked: Asked, found: Sequence[RequestProblem]) -> PreflightFailed:
     text = "\n".join(f"{hosts}: {what}" for what, hosts in by_hosts((one.text, one.host) for one in found).items())
     near = next((one.near for one in found if one.near), None)
     hint = "\n".join(dict.fromkeys(one.fix for one in found if one.fix))
