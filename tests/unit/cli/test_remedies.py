@@ -30,7 +30,7 @@ KNOWN = set(
     re.findall(
         r"\w+",
         """all allow cdi chronyc cp dev df docker download du echo exec from generate get hostnamectl ibstat ip link
-        logs ls makestep mkdir modprobe mtu neigh nvlink ps pull restart rm route run serve set show ss
+        logs ls makestep mkdir modprobe mtu neigh nvlink ps pull reboot restart rm route run serve set show ss
         start stat sudo system systemctl tee timedatectl true ufw unpause up usermod vllm volume""",
     )
 )
