@@ -26,7 +26,7 @@ class AuditLine:
 
 @dataclass(frozen=True)
 class ResultLine:
-    """What became of a request, or of what it serves: `summary` is why it failed or was started again."""
+    """What became of a request, or of what it serves, at one replica: `summary` is why it failed or started again."""
 
     request: Count
     result: Line
@@ -36,3 +36,4 @@ class ResultLine:
     name: Line = ""
     seconds: Number | None = None
     summary: Line = ""
+    replica: Count = 0

@@ -36,6 +36,13 @@ def test_short_files_come_whole(folders: Path, capsys: pytest.CaptureFixture[str
     assert "python" in json.loads(found["versions.json"][0][1])
 
 
+# fault: serving/explain/on_host/log_excerpt.py: state.glob("serve-*.log*") → state.glob("none")
+def test_each_replica_s_log_is_read(folders: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (folders / "state" / "serve.log").write_text("one\n")
+    (folders / "state" / "serve-1.log").write_text("two\n")
+    assert printed(folders, capsys)["serve-1.log"] == [(1, b"two\n")]
+
+
 def test_of_a_long_file_the_ends_and_the_trouble(folders: Path, capsys: pytest.CaptureFixture[str]) -> None:
     lines = [f"line {number} is calm\n" for number in range(1, 40_001)]
     lines[19_999] = "CUDA error: out of memory\n"

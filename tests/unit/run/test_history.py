@@ -67,3 +67,32 @@ def test_text_of_a_line_steers_no_terminal() -> None:
 def test_an_operation_of_the_history_is_one_line() -> None:
     line = convert(AuditLine, {"time": 1.0, "user": "me", "verb": "up", "operations": ["gpu2\n  fix: sh x"]}, "gpu1")
     assert line.operations == ("gpu2 fix: sh x",)
+
+
+def entries_of(*lines: dict[str, Any]) -> list[Any]:
+    """The history of a run with these results."""
+    text = "\n".join(json.dumps({"request": 1, "name": "m", **line}) for line in lines).encode()
+    files = {"audit.jsonl": json.dumps(RUN).encode(), "results.jsonl": text}
+    head: Any = SimpleNamespace(host="gpu1", read=files.get)
+    return read_history(head)
+
+
+# fault: kernel/node/history.py: which = (line.request, line.replica) → which = (line.request, 0)
+def test_a_restart_ends_when_the_same_replica_is_ready_again() -> None:
+    _, first, second = entries_of(
+        {"time": 2, "result": "restarted", "summary": "lost gpu1"},
+        {"time": 3, "result": "restarted", "summary": "out of memory", "replica": 1},
+        {"time": 4, "result": "ready again", "seconds": 60},
+    )
+    assert (first.failure, first.result, first.seconds) == ("replica 0: lost gpu1", "ready", 60.0)
+    assert (second.failure, second.result) == ("replica 1: out of memory", None)
+
+
+def test_a_request_of_several_replicas_is_not_ready_while_one_has_failed() -> None:
+    [entry] = entries_of(
+        {"time": 2, "result": "ready", "seconds": 50},
+        {"time": 3, "result": "failed", "summary": "out of memory", "replica": 1},
+    )
+    assert (entry.result, entry.failure) == ("failed", "replica 1: out of memory")
+    [entry] = entries_of(*({"time": 2, "result": "ready", "seconds": 50 + one, "replica": one} for one in (0, 1)))
+    assert (entry.result, entry.seconds, entry.failure) == ("ready", 51.0, None)

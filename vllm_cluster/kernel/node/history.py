@@ -180,22 +180,40 @@ def _of_head(number: int, lines: Sequence[ResultLine]) -> Entry:
 def _with_end(entry: Entry, lines: Sequence[ResultLine]) -> Entry:
     if not lines:
         return entry
+    several = any(line.replica for line in lines)
     # What ends it is written once: a later line is of another start of the same, on a head that moved.
-    end = next((line for line in lines if line.result != "failed"), lines[-1])
-    failure = next((line.summary for line in lines if line.result == "failed"), None)
+    ends = [
+        next((line for line in own if line.result != "failed"), own[-1])
+        for number in sorted({line.replica for line in lines})
+        if (own := [line for line in lines if line.replica == number])
+    ]
+    # Of several replicas it is ready when the last one is.
+    end = next((line for line in ends if line.result != "ready"), max(ends, key=lambda line: line.seconds or 0.0))
+    failed = [line for line in lines if line.result == "failed"]
+    failure = next((_of_replica(line.summary, line, several) for line in failed), None)
     return replace(entry, result=end.result, seconds=end.seconds, failure=failure)
 
 
+def _of_replica(text: str, line: ResultLine, several: bool) -> str:
+    return f"replica {line.replica}: {text}" if several else text
+
+
 def _restarts(results: Iterable[ResultLine]) -> list[Entry]:
-    """Each restart, with when the model was ready again."""
+    """Each restart, with when that replica was ready again."""
+    results = list(results)
+    several = {line.request for line in results if line.replica}
     found: list[Entry] = []
+    last: dict[tuple[int, int], int] = {}  # the place of a replica's last restart
     for line in results:
         if line.result not in _OF_RESTARTS:
             continue
+        which = (line.request, line.replica)
         if line.result != "ready again":
             end = "gave up" if line.result == "gave up" else None
+            why = _of_replica(line.summary, line, line.request in several)
+            last[which] = len(found)
             done = (f"restart {line.name}",)
-            found.append(Entry(line.time, RESTARTER, "restart", done, line.request, end, failure=line.summary))
-        elif found and found[-1].request == line.request and not found[-1].result:
-            found[-1] = replace(found[-1], result="ready", seconds=line.seconds)
+            found.append(Entry(line.time, RESTARTER, "restart", done, line.request, end, failure=why))
+        elif (at := last.get(which)) is not None and not found[at].result:
+            found[at] = replace(found[at], result="ready", seconds=line.seconds)
     return found

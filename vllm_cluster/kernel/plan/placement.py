@@ -193,7 +193,8 @@ def command(deployment: Deployment, names: Mapping[str, str], *, layout: bool = 
 def summary(placed: Placement, names: Mapping[str, str]) -> str:
     """A deployment in a line, for the history: what it asks for, and the layout that was chosen."""
     asked = command(placed.deployment, names, layout=False).removeprefix("vcluster serve ")
-    return f"{asked} ({placed.replica.layout}{' each' if placed.deployment.replicas > 1 else ''})"
+    several = f"{placed.deployment.replicas} replicas of " if placed.deployment.replicas > 1 else ""
+    return f"{asked} ({several}{placed.replica.layout})"
 
 
 def place_replicas(

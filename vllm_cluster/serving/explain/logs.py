@@ -42,7 +42,7 @@ class Log:
 
 def sources(collected: Iterable[Iterable[Log]], *, of_vllm: bool = True) -> list[LogSource]:
     """What is to be scanned of the logs of all hosts: the node's own summary only repeats failures, past ones too."""
-    left = ("status.json", "versions.json", *(() if of_vllm else ("serve.log", "ray/worker-")))
+    left = ("status.json", "versions.json", *(() if of_vllm else ("serve.log", "serve-", "ray/worker-")))
     return [log.source() for logs in collected for log in logs if not log.name.startswith(left)]
 
 
@@ -67,8 +67,8 @@ def collect(connection: HostConnection, cluster: str) -> list[Log]:
     logs += inside
     # Without times a line could be of any attempt.
     printed = connection.engine.logs(node.name, tail=TAIL, times=True).splitlines(keepends=True)
-    # vLLM's own lines are in serve.log too.
-    twice = any(log.name == "serve.log" for log in inside)
+    # vLLM's own lines are in serve.log too, or in that of their replica.
+    twice = any(log.name.startswith("serve") for log in inside)
     lines = [line for line in printed if not (twice and " [vllm] " in line[:50])]
     logs.append(Log(connection.name, "docker.log", ((1, "".join(lines).encode()),)))
     logs.append(Log(connection.name, "dmesg", ((1, _kernel(connection, there.started_at)),)))

@@ -34,6 +34,8 @@ _TROUBLE = re.compile(
 def paths(state: Path, logs: Path) -> list[tuple[str, Path]]:
     """The files by name: vLLM's, then Ray's, the newest workers first."""
     own = [(name, state / name) for name in ("serve.log.1", "serve.log", "status.json", "crash.log")]
+    # Each further replica has a log of its own.
+    own += [(path.name, path) for path in sorted(state.glob("serve-*.log*"))[:MAX_FILES]]
     fixed = ("raylet.err", "gcs_server.err", "raylet.out", "gcs_server.out", "ray_process_exit.log")
     workers = [path for pattern in ("worker-*.err", "worker-*.out") for path in logs.glob(pattern)]
     newest = sorted(workers, key=_modified, reverse=True)[:MAX_FILES]
