@@ -53,6 +53,7 @@ PROMISES = {
     "P48": "no secret of the laptop reaches a host that was not given it",
     "P50": "a model is replaced without a dropped connection: each request gets an answer, or 503 with Retry-After",
     "P49": "the current folder is data: nothing that lies in it is imported or run, and TAB runs no name",
+    "P51": "one of several replicas goes, the others serve: no request fails from 5 s on, and it comes back by itself",
     "P52": "every part of an engine is watched: an end is noticed in 6 s, a hang in 30 s, and all start again",
     "P55": "a diagnosis holds as people paste logs: prefixes, other hosts, older lines, copies, cuts",
     "P57": "two image stores, one fleet: `up` converges, and the second one changes nothing",
