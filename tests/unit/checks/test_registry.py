@@ -100,7 +100,8 @@ def test_the_ports_of_a_running_node_are_its_own() -> None:
 
 
 # fault: kernel/checks/network.py: *way.NODE_PORTS, *of_head → {*way.NODE_PORTS, *of_head} - {'dashboard_agent_grpc'}
-@pytest.mark.parametrize("key", sorted({*Ports.model_fields} - {"worker_min", "worker_max"}))
+# The replicas' port is taken on other hosts than the head, by what `serve --replicas` starts.
+@pytest.mark.parametrize("key", sorted({*Ports.model_fields} - {"worker_min", "worker_max", "replicas"}))
 def test_no_port_of_the_head_may_be_in_use(key: str) -> None:
     """A key that is added to `ports` is looked at too."""
     inventory = world.inventory(backend="mp" if key in mp.HEAD_PORTS else "ray")
