@@ -9,7 +9,7 @@ from vllm_cluster.kernel.assess import connect_all
 from vllm_cluster.kernel.errors import HostError
 from vllm_cluster.kernel.events import Emit, Event
 from vllm_cluster.kernel.facts.host_facts import HostFacts
-from vllm_cluster.kernel.hosts.observe import ask
+from vllm_cluster.kernel.hosts.observe import run_fact_script
 from vllm_cluster.kernel.hosts.runtime import SYSTEM, Runtime
 from vllm_cluster.kernel.inventory.model import Host, Inventory
 from vllm_cluster.kernel.inventory.problems import Problem, as_error, file_name
@@ -27,7 +27,7 @@ def find_addresses(inventory: Inventory, emit: Emit, *, runtime: Runtime = SYSTE
         return inventory
     try:
         with connect_all(inventory, emit, hosts, runtime=runtime) as fleet:
-            facts = fleet.all(lambda connection: ask(inventory, connection), hosts)
+            facts = fleet.all(lambda connection: run_fact_script(inventory, connection), hosts)
     except HostError as error:
         error.hint = "\n".join(filter(None, (error.hint, f"write hosts.{error.host}.address into the inventory")))
         raise

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from vllm_cluster.kernel.apply.members import membership
+from vllm_cluster.kernel.apply.members import look_at_members
 from vllm_cluster.kernel.checks.finding import Finding, merged
 from vllm_cluster.kernel.checks.registry import engine_problem, preflight
 from vllm_cluster.kernel.errors import InventoryError, PreflightFailed, UsageError, VclusterError, combine
@@ -24,7 +24,7 @@ from vllm_cluster.kernel.node.secret_files import read_kept
 from vllm_cluster.kernel.plan.desired import Inputs, desired, settled
 from vllm_cluster.kernel.plan.diff import diff
 from vllm_cluster.kernel.plan.gpus import chosen
-from vllm_cluster.kernel.plan.identity import cluster_id, node_of
+from vllm_cluster.kernel.plan.identity import decide_cluster_id, node_of
 from vllm_cluster.kernel.plan.kept import kept_secrets
 from vllm_cluster.kernel.plan.members import NONE_NAMED, Named
 from vllm_cluster.kernel.plan.plan import Plan
@@ -122,10 +122,10 @@ def assess(
     emit(Event("phase", f"inspecting {count(len(inventory.hosts), 'host')}"))
     facts = facts_of(inventory, fleet)
     judge(inventory, facts, emit)
-    return compare(inventory, fleet, facts, emit, locked=locked, read=read, named=named)
+    return compare_hosts(inventory, fleet, facts, emit, locked=locked, read=read, named=named)
 
 
-def compare(
+def compare_hosts(
     inventory: Inventory,
     fleet: Fleet,
     facts: Mapping[str, HostFacts],
@@ -146,7 +146,7 @@ def compare(
         secrets = collect_secrets(inventory, kept_secrets(inventory, facts), fleet.runtime, read=read)
     note_gpus(inventory, facts, emit)
     specs = _specs(inventory, fleet, facts, secrets, emit)
-    members = membership(inventory, fleet, facts, specs, emit=emit, named=named, locked=locked)
+    members = look_at_members(inventory, fleet, facts, specs, emit=emit, named=named, locked=locked)
     return Assessment({**facts, **members.former}, diff(specs, facts, members), secrets)
 
 
@@ -165,7 +165,7 @@ def judge(inventory: Inventory, facts: Mapping[str, HostFacts], emit: Emit) -> N
 def _specs(
     inventory: Inventory, fleet: Fleet, facts: Mapping[str, HostFacts], secrets: Secrets, emit: Emit
 ) -> tuple[ContainerSpec, ...]:
-    identity = cluster_id(inventory, facts) or fleet.runtime.token(ID_BYTES)
+    identity = decide_cluster_id(inventory, facts) or fleet.runtime.token(ID_BYTES)
     specs, less = settled(desired(inventory, facts, Inputs(program_digest(), secrets.ids, identity)), facts)
     for lost in less:
         emit(Event("warning", f"{lost.text}; the node stays as it is", lost.host, {"code": "found-less"}))

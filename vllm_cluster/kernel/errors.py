@@ -221,8 +221,17 @@ class CommandFailed(HostError):
 
     code = "command-failed"
 
-    def __init__(self, host: str, message: str, *, exit_code: int, stderr: str, hint: str | None = None) -> None:
-        super().__init__(host, message, hint=hint)
+    def __init__(
+        self,
+        host: str,
+        message: str,
+        *,
+        exit_code: int,
+        stderr: str,
+        hint: str | None = None,
+        again: tuple[str, ...] | None = None,
+    ) -> None:
+        super().__init__(host, message, hint=hint, again=again)
         self.returncode = exit_code
         self.stderr = stderr
 
@@ -238,7 +247,9 @@ class FleetError(VclusterError):
         same = by_hosts((_without(host, str(error)), host) for host, error in self.failures.items())
         lines = [f"{hosts}: {text}" if named else text for (text, named), hosts in same.items()]
         hints = list(dict.fromkeys(error.hint for error in self.failures.values() if error.hint))
-        super().__init__("\n".join(lines), hint="\n".join(hints) or None)
+        # One call does it again for all.
+        again = next((error.again for error in self.failures.values() if error.again is not None), None)
+        super().__init__("\n".join(lines), hint="\n".join(hints) or None, again=again)
         # The code of the failures when they agree: all unreachable is 4, anything mixed is 1.
         codes = {error.exit_code for error in self.failures.values()}
         self.exit_code = codes.pop() if len(codes) == 1 else 1

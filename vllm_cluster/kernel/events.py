@@ -37,7 +37,7 @@ def warn_once(emit: Emit, *more: Kind) -> Emit:
     return show
 
 
-def waiting(emit: Emit) -> Callable[[str], None]:
+def show_waiting_once(emit: Emit) -> Callable[[str], None]:
     """Shows once, and not at every attempt, who holds the lease that a verb waits for."""
     shown: set[str] = set()
 

@@ -22,13 +22,21 @@ class Filled:
     command: Sequence[str]
 
 
-def shell_line(words: Iterable[str | Filled]) -> str:
+@dataclass(frozen=True)
+class Variable:
+    """A word whose end is the value of a variable of the shell."""
+
+    begin: str
+    name: str
+
+
+def shell_line(words: Iterable[str | Filled | Variable]) -> str:
     """The command line of these words, for sh, bash, zsh and fish.
 
     >>> shell_line(["curl", "-d", "it's", Filled("key: ", ["vcluster", "endpoint"])])
     'curl -d \\'it\\'"\\'"\\'s\\' \\'key: \\'"$(vcluster endpoint)"'
     """
-    return " ".join(_filled(word) if isinstance(word, Filled) else _quoted(word) for word in words)
+    return " ".join(_quoted(word) if isinstance(word, str) else _filled(word) for word in words)
 
 
 def command_line(*words: str | Filled, on: str = "") -> str:
@@ -53,7 +61,9 @@ def export_line(name: str, value: str) -> str:
     return f"export {name}={_quoted(value)}"
 
 
-def _filled(word: Filled) -> str:
+def _filled(word: Filled | Variable) -> str:
+    if isinstance(word, Variable):
+        return f'{word.begin and _quoted(word.begin)}"${word.name}"'
     return f'{_quoted(word.begin)}"$({shell_line(word.command)})"'
 
 

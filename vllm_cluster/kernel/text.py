@@ -12,6 +12,7 @@ import json
 import re
 import shlex
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from datetime import datetime
 from functools import cache
 from typing import TypeVar
 from urllib.parse import quote, quote_plus
@@ -137,6 +138,8 @@ _OPTION = re.compile(
 _SECRET_OPTION = re.compile(r"(?:^|[-_])(?:token|password|passwd|passphrase|pass|secret|key|credentials?|pat)$", re.I)
 
 _GUESSES = re.compile(r"\b[0-9a-fA-F]{32,}\b|(?<=:)[^\s/@:]+(?=@)")
+# A private key with what is before it, and the word in which a text is cut.
+_SHAPE, _CUT = 16 << 10, re.compile(r"\A\S*\s+")
 _WORD = re.compile(r"[\w+/=\-]{20,}")
 
 
@@ -151,9 +154,21 @@ def redact(text: str) -> str:
     """The text without what looks like a secret."""
     lowered = text.lower()
     for words, shape, instead in _rules():
-        if any(word in lowered for word in words):
+        if any(map(lowered.__contains__, words)):
             text = shape.sub(instead, text)
     return _OPTION.sub(_redact_option, text) if "-" in text else text
+
+
+def end_of(text: str, most: int) -> str:
+    """The end of a text from elsewhere, of so many characters, without what looks like a secret.
+
+    That is looked for before the text is cut, as a part of a secret has its shape no more; a word that is cut is left
+    out, as it may be a part of one that has no shape.
+    """
+    near = redact(text[-most - _SHAPE :]).strip()
+    if len(near) <= most and len(text) <= most + _SHAPE:
+        return near
+    return _CUT.sub("", near[-most:], count=1)
 
 
 def holds_token(text: str) -> bool:
@@ -237,6 +252,14 @@ def duration(seconds: float) -> str:
         parts += [f"{whole:.0f} {unit}"] if whole else []
     parts += [f"{left:.10g} s"] if left or not parts else []
     return " ".join(parts)
+
+
+def when(at: float, shape: str = "%Y-%m-%d %H:%M:%S %Z") -> str:
+    """A time that a host wrote, as people read it; `?` where no clock has it."""
+    try:
+        return datetime.fromtimestamp(at).astimezone().strftime(shape)
+    except (ValueError, OSError, OverflowError):
+        return "?"
 
 
 def host_port(address: str, port: int) -> str:

@@ -22,23 +22,28 @@ def _file(path: str) -> str:
 
 @dataclass(frozen=True)
 class FrontReplica:
-    """A replica's API, and the file of the key that it wants; none where it wants no key."""
+    """A replica's API, and the file of the key that it wants; none where it wants no key. `index` is its number."""
 
     id: Name
     host: Address
     port: Port
     state: ReplicaState
     key_file: Annotated[str, _file] | None = None
+    index: Count = 0
 
 
 @dataclass(frozen=True)
 class FrontDeployment:
-    """What clients ask for as `model`: its name, its replicas, and what it does while none of them is ready."""
+    """What clients ask for as `model`: its name, its replicas, and what it does while none of them is ready.
+
+    `absent` are the numbers of those that have no API now, since none of their starts runs.
+    """
 
     name: Name
     replicas: tuple[FrontReplica, ...] = ()
     phase: Line = ""
     retry_after: Annotated[int, between(1, 86400)] = 5
+    absent: tuple[Count, ...] = ()
 
 
 @dataclass(frozen=True)

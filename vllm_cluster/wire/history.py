@@ -26,7 +26,10 @@ class AuditLine:
 
 @dataclass(frozen=True)
 class ResultLine:
-    """What became of a request, or of what it serves, at one replica: `summary` is why it failed or started again."""
+    """What became of a request, or of what it serves, at one replica: `summary` is why it failed or started again.
+
+    `replicas` are those that the request asks for.
+    """
 
     request: Count
     result: Line
@@ -37,3 +40,6 @@ class ResultLine:
     seconds: Number | None = None
     summary: Line = ""
     replica: Count = 0
+    replicas: Count = 1
+    # What ran then, as `Placement` names it; a node program of before the first release did not write it.
+    generation: Line = ""

@@ -4,22 +4,36 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
-from itertools import combinations
+from collections.abc import Collection, Mapping
+from dataclasses import asdict, dataclass, field, replace
+from itertools import product
 from typing import Annotated, Any, Literal
 
+from vllm_cluster.wire.backends import BackendName
 from vllm_cluster.wire.reading import RefusedDocument, convert, document
-from vllm_cluster.wire.status import BackendName, FailedRequest
+from vllm_cluster.wire.status import FailedRequest
 from vllm_cluster.wire.values import Address, Count, Name, Number, Port, Word, between
 
 # 1 had a command line in place of the intent; it is read as one deployment with one replica. Where not Ray joins the
-# parts it is 3, which a node program of before refuses: it would start the leader's alone. Several replicas are 4.
-FORMAT, FORMAT_OF_PARTS, FORMAT_OF_REPLICAS = 2, 3, 4
+# parts it is 3, which a node program of before refuses: it would start the leader's alone. Several replicas are 4, and
+# several deployments 5.
+FORMAT, FORMAT_OF_PARTS, FORMAT_OF_REPLICAS, FORMAT_OF_MODELS = 2, 3, 4, 5
 # Files of the head's state volume: what people ask for, and what the node program took last; what it knows of that;
 # what was ready, newest last, to go back to; and what became of each request.
 WANTED, ACCEPTED, TAKEN, READY, RESULTS = "wanted.json", "accepted.json", "request.json", "ready.json", "results.jsonl"
 LOOPBACK = "127.0.0.1"
+
+
+def of_replica(file: str, index: int) -> str:
+    """Where a replica keeps a file: the first one where earlier versions had it."""
+    return f"replica-{index}/{file}" if index else file
+
+
+# 64 deployments of 64 replicas.
+MAX_PLACED = 4096
+# How long open requests may take before what they are at ends.
+MAX_DRAIN_SECONDS = 3600.0
+Drain = Annotated[float, between(0.0, MAX_DRAIN_SECONDS)]
 Degree = Annotated[int, between(1, 1 << 16)]
 # Where parts meet, unless the inventory has other ports: torch's store, and the engines of data parallel.
 RENDEZVOUS = (29501, 29550)
@@ -45,7 +59,7 @@ class Deployment:
     rollback: bool = True
     dp: Degree = 1
     expert_parallel: bool = False
-    backend: Literal["", "ray", "mp"] = ""
+    backend: Literal["", BackendName] = ""
     replicas: Degree = 1
 
 
@@ -64,7 +78,9 @@ class Part:
     devices: tuple[Count, ...] = ()
 
     def meets(self, other: Part) -> bool:
-        """Whether both take a GPU that is the same."""
+        """Whether both take a GPU that is the same; two that take none are in each other's place."""
+        if not (self.gpus and other.gpus):
+            return self.address == other.address and self.gpus == other.gpus
         whole = not (self.devices and other.devices)
         return self.address == other.address and (whole or not {*self.devices}.isdisjoint(other.devices))
 
@@ -125,24 +141,46 @@ class Replica:
 class Placement:
     """A deployment and one replica of it; `generation` names what runs, and stays where only the GPUs are others.
 
-    `index` counts the replicas of a deployment.
+    `index` counts the replicas of all deployments. `asked` is the order that asked for it, where that is an earlier
+    one, which left it as it was.
     """
 
     generation: str
     deployment: Deployment
     replica: Replica
     index: Count = 0
+    asked: Count = 0
+
+    def meets(self, other: Placement) -> bool:
+        """Whether both take a GPU that is the same."""
+        pairs = product(self.replica.parts, other.replica.parts)
+        return any(one.gpus and one.meets(another) for one, another in pairs)
 
 
 def _conflict(placed: tuple[Placement, ...]) -> str:
     """What this version cannot serve of these; empty where it can."""
-    if len({one.deployment.name for one in placed}) > 1:
-        return "has several deployments: this version serves one"
+    if len(placed) > MAX_PLACED:
+        return f"has more than {MAX_PLACED} replicas"
+    if len({(one.replica.host, one.replica.port) for one in placed}) > 1:
+        return "has models that answer at several addresses"
     if len({one.index for one in placed}) < len(placed):
         return "has a replica twice"
-    pairs = combinations([part for one in placed for part in one.replica.parts if part.gpus], 2)
-    # Of one replica a node has one part: what meets is of two.
-    return "gives a GPU to two replicas" if len(placed) > 1 and any(one.meets(other) for one, other in pairs) else ""
+    return "gives a GPU to two replicas" if _share_gpus(placed) else ""
+
+
+def _share_gpus(placed: tuple[Placement, ...]) -> bool:
+    """Whether two of these meet: in one pass, as a document of a head may have thousands."""
+    taken: dict[str, set[int]] = {}
+    whole: set[str] = set()
+    for one in placed:
+        parts = [part for part in one.replica.parts if part.gpus]
+        for at, devices in ((part.address, part.devices) for part in parts):
+            if at in whole or (at in taken and not (devices and taken[at].isdisjoint(devices))):
+                return True
+        for part in parts:
+            taken.setdefault(part.address, set()).update(part.devices)
+            whole |= set() if part.devices else {part.address}
+    return False
 
 
 @dataclass(frozen=True)
@@ -151,13 +189,14 @@ class Order:
 
     The head refuses one that is not newer than what it took: a laptop that slept while it wrote must not undo what was
     asked for meanwhile. `back_to` is served where this cannot be: empty for nothing, None where the head chooses.
-    Each replica has a row.
+    What ends for it has `drain` seconds for its open requests, None where the head chooses. Each replica has a row.
     """
 
     epoch: Count = 0
     by: str = ""
     deployments: tuple[Placement, ...] = ()
     back_to: tuple[Placement, ...] | None = None
+    drain: Drain | None = None
 
     def __post_init__(self) -> None:
         """Refuse more than this version can serve."""
@@ -170,17 +209,40 @@ class Order:
         return self.deployments[0] if self.deployments else None
 
     def of(self, index: int) -> Order:
-        """Return what is wanted of one replica alone."""
-        rows, back = self.deployments, self.back_to
+        """Return what is wanted of one replica alone, with the number of the order that asked for it."""
+        back = self.back_to
         back_to = None if back is None else tuple(one for one in back if one.index == index)
-        return Order(self.epoch, self.by, tuple(one for one in rows if one.index == index), back_to)
+        found = next((one for one in self.deployments if one.index == index), None)
+        number = found.asked or self.epoch if found else self.epoch
+        return Order(number, self.by, (replace(found, asked=0),) if found else (), back_to, self.drain)
+
+    def named(self, name: str) -> tuple[Placement, ...]:
+        """Return the replicas of a deployment."""
+        return tuple(one for one in self.deployments if one.deployment.name == name)
+
+    def beside(self, name: str) -> tuple[Placement, ...]:
+        """Return what a later order about this deployment leaves as it is."""
+        others = (one for one in self.deployments if one.deployment.name != name)
+        return tuple(replace(one, asked=one.asked or self.epoch) for one in others)
+
+    def without(self, names: Collection[str]) -> Order:
+        """Return the order as if these deployments had not been asked for."""
+        return replace(self, deployments=tuple(one for one in self.deployments if one.deployment.name not in names))
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of the deployments, in their order."""
+        return tuple(dict.fromkeys(one.deployment.name for one in self.deployments))
 
     @property
     def document(self) -> bytes:
         """The content of wanted.json; that nothing is wanted is written as every version reads it."""
+        drain = {} if self.drain is None else {"drain": self.drain}
         if not self.deployments:
-            return json.dumps({"v": 1, "epoch": self.epoch, "by": self.by, "serve": None}).encode()
-        return json.dumps({"v": format_of(*self.deployments, *(self.back_to or ())), **asdict(self)}).encode()
+            return json.dumps({"v": 1, "epoch": self.epoch, "by": self.by, "serve": None, **drain}).encode()
+        written = max(format_of(*self.deployments), format_of(*(self.back_to or ())))
+        own = {name: value for name, value in asdict(self).items() if name != "drain"}
+        return json.dumps({"v": written, **own, **drain}).encode()
 
 
 @dataclass(frozen=True)
@@ -208,9 +270,9 @@ class Taken:
         return self.back_to if self.failed else self.asked
 
     @property
-    def document(self) -> dict[str, Any]:
+    def document(self) -> dict[str, object]:
         """The content of request.json."""
-        return {"v": format_of(*filter(None, (self.asked, self.back_to))), **asdict(self)}
+        return {"v": max(map(format_of, filter(None, (self.asked, self.back_to))), default=FORMAT), **asdict(self)}
 
 
 @dataclass(frozen=True)
@@ -220,9 +282,9 @@ class Ready:
     requests: tuple[Placement, ...] = ()
 
     @property
-    def document(self) -> dict[str, Any]:
+    def document(self) -> dict[str, object]:
         """The content of ready.json."""
-        return {"v": format_of(*self.requests), **asdict(self)}
+        return {"v": max(map(format_of, self.requests), default=FORMAT), **asdict(self)}
 
 
 # What a node knows that is not the head: what it took when it was one is over.
@@ -231,6 +293,8 @@ FRESH = {WANTED: Order().document, ACCEPTED: b"{}", TAKEN: b"{}"}
 
 def format_of(*placed: Placement) -> int:
     """The format in which these are written: the oldest that has all of it."""
+    if any(one.asked for one in placed) or len({one.deployment.name for one in placed}) > 1:
+        return FORMAT_OF_MODELS
     if any(one.index or one.deployment.replicas > 1 for one in placed):
         return FORMAT_OF_REPLICAS
     return FORMAT if all(one.replica.grouped for one in placed) else FORMAT_OF_PARTS
@@ -239,7 +303,7 @@ def format_of(*placed: Placement) -> int:
 def name_of(deployment: Deployment, replica: Replica) -> str:
     """Name what runs by its content: the same asked for twice is one, also when a host joined meanwhile."""
     what = [deployment.model, deployment.name, deployment.flags, deployment.hosts]
-    how: list[Any] = [replica.tp, replica.pp, replica.host, replica.port]
+    how: list[object] = [replica.tp, replica.pp, replica.host, replica.port]
     # What a version before could not ask for changes no name that it gave.
     more = [replica.backend, replica.dp, deployment.expert_parallel]
     how += more if more != ["ray", 1, False] else []
@@ -255,8 +319,9 @@ def read_order(raw: bytes, sender: str = WANTED) -> Order:
     found = _known(raw, sender)
     if found.get("v") == 1:
         serve = found.get("serve")
-        rows = {"deployments": _rows(serve, sender)}
+        rows: dict[str, Any] = {"deployments": _rows(serve, sender)}
         rows |= {"back_to": _rows(found["back_to"], sender)} if "back_to" in found else {}
+        rows |= {"drain": found["drain"]} if "drain" in found else {}
         found = {"epoch": found.get("epoch", 0), "by": found.get("by", ""), **rows}
     return convert(Order, found, sender)
 
@@ -292,11 +357,9 @@ def _known(raw: bytes, sender: str, first: int | None = 1) -> dict[str, Any]:
     found = document(raw, sender)
     if not isinstance(found, dict):
         raise RefusedDocument(sender, "", "must be an object")
-    known = (first, FORMAT, FORMAT_OF_PARTS, FORMAT_OF_REPLICAS)
+    known = (first, FORMAT, FORMAT_OF_PARTS, FORMAT_OF_REPLICAS, FORMAT_OF_MODELS)
     if found.get("v") not in known or isinstance(found.get("v"), bool):
-        raise RefusedDocument(
-            sender, "v", f"is of another version; this one reads {FORMAT_OF_REPLICAS}: run vcluster up"
-        )
+        raise RefusedDocument(sender, "v", f"is of another version; this one reads {FORMAT_OF_MODELS}: run vcluster up")
     return found
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import json
+from dataclasses import asdict, dataclass, field
 from typing import Annotated, Literal
 
 from vllm_cluster.wire.order import Part
@@ -12,6 +13,9 @@ from vllm_cluster.wire.values import Address, Count, Line, Name, Number, Port, s
 # Of one start of a replica, on every node of it.
 RunId = Annotated[str, shaped("[0-9a-f]{16}", "the id of a start")]
 
+# In the head's state, written by `up`.
+REPLACING, MAX_REPLACING = "replacing.json", 64 << 10
+
 # A start that is stuck has processes that run, whose stacks are worth writing down.
 EndKind = Literal["", "asked", "failed", "stuck"]
 
@@ -20,7 +24,7 @@ EndKind = Literal["", "asked", "failed", "stuck"]
 class PartOrder:
     """A part that shall run, or that shall end: it was `asked` for, or the start has `failed`, or is `stuck`.
 
-    `index` is that of its replica.
+    `index` is that of its replica, `several` whether others may run beside it.
 
     `api` is where the part that leads answers, and is watched; the others have none.
     """
@@ -32,6 +36,7 @@ class PartOrder:
     api: tuple[Address, Port] | None = None
     ending: EndKind = ""
     index: Count = 0
+    several: bool = False
 
 
 @dataclass(frozen=True)
@@ -71,3 +76,17 @@ class NodeBeat:
     """A node's sign of life, with the parts that it has."""
 
     parts: tuple[PartReport, ...] = ()
+
+
+@dataclass(frozen=True)
+class Replacing:
+    """The nodes, by address, that a run of a person makes again: what ends with them has not failed."""
+
+    run: RunId
+    by: Line
+    addresses: tuple[Address, ...]
+
+    @property
+    def document(self) -> bytes:
+        """Return the content of the file."""
+        return json.dumps(asdict(self)).encode()

@@ -31,6 +31,7 @@ def _inside_or_empty(text: str) -> str:
 
 Blob = Annotated[str, shaped("([0-9a-f]{40}([0-9a-f]{24})?)?", "the hash of a file")]
 Commit = Annotated[str, shaped("([0-9a-f]{40})?", "a commit")]
+Stamp = Annotated[str, shaped(r"(-?[0-9]{1,20}(:-?[0-9]{1,20}){4})?", "what a file is known again by")]
 Digest = Annotated[str, shaped("([0-9a-f]{64})?", "a sha256")]
 Text = Annotated[str, shaped(f"[^\\x00-\\x1f\\x7f]{{0,{MAX_NAME}}}", "a line of text")]
 
@@ -92,12 +93,14 @@ class DamagedFile(ModelFile):
 class CacheRow:
     """A line of what a host finds in its model cache: how far it is, or one file or link.
 
-    `lost` is a link to what the program does not read, `to` where it leads.
+    `stamp` differs once that file was written; empty where it may have changed since it was read. `lost` is a link to
+    what the program does not read, `to` where it leads.
     """
 
     bytes: Count = 0
     total: Count = 0
     file: ModelFile | None = None
+    stamp: Stamp = ""
     damaged: DamagedFile | None = None
     lost: str = ""
     to: str = ""

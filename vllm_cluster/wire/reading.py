@@ -16,7 +16,7 @@ from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 from vllm_cluster.wire.values import words
 
 T = TypeVar("T")
-Convert = Callable[[Any, str], Any]
+Convert = Callable[[object, str], Any]
 
 # Python takes four bytes for each of a document's characters where one of them is rare, and that twice, and 56 for an
 # empty list: 4 MiB of `[],` would take 110 MB.
@@ -74,7 +74,7 @@ def bounded(raw: bytes) -> bytes:
     return raw
 
 
-def convert(kind: type[T], value: Any, sender: str) -> T:
+def convert(kind: type[T], value: object, sender: str) -> T:
     """Take parsed JSON as this dataclass.
 
     Raises:
@@ -146,7 +146,7 @@ def _plain(kind: type, taken: tuple[type, ...], what: str, *, cleaned: bool = Tr
 
 
 def _checked(inner: Convert, checks: tuple[Any, ...]) -> Convert:
-    def take(value: Any, field: str) -> Any:
+    def take(value: object, field: str) -> Any:
         found = inner(value, field)
         for check in checks:
             try:
@@ -158,8 +158,8 @@ def _checked(inner: Convert, checks: tuple[Any, ...]) -> Convert:
     return take
 
 
-def _one_of(known: tuple[Any, ...]) -> Convert:
-    def take(value: Any, field: str) -> Any:
+def _one_of(known: tuple[object, ...]) -> Convert:
+    def take(value: object, field: str) -> Any:
         # Python has True for 1, JSON has not.
         if not any(type(value) is type(one) and value == one for one in known):
             raise _Wrong(field, "is none of the values that are known")
@@ -172,7 +172,7 @@ def _or_none(inner: Convert) -> Convert:
     return lambda value, field: None if value is None else inner(value, field)
 
 
-def _rows(value: Any, field: str) -> list[Any]:
+def _rows(value: object, field: str) -> list[Any]:
     if not isinstance(value, list):
         raise _Wrong(field, "must be a list")
     return value
@@ -188,15 +188,16 @@ def _list(kind: Any) -> Convert:
 def _row(kinds: tuple[Any, ...]) -> Convert:
     inner = [_converter(kind) for kind in kinds]
 
-    def take(value: Any, field: str) -> Any:
-        if len(_rows(value, field)) != len(inner):
+    def take(value: object, field: str) -> Any:
+        rows = _rows(value, field)
+        if len(rows) != len(inner):
             raise _Wrong(field, f"must have {len(inner)} entries")
-        return tuple(one(part, f"{field}.{n}") for n, (one, part) in enumerate(zip(inner, value, strict=True)))
+        return tuple(one(part, f"{field}.{n}") for n, (one, part) in enumerate(zip(inner, rows, strict=True)))
 
     return take
 
 
-def _object(value: Any, field: str) -> dict[str, Any]:
+def _object(value: object, field: str) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise _Wrong(field, "must be an object")
     return value
@@ -212,7 +213,7 @@ def _of_dataclass(kind: Any) -> Convert:
     hints = get_type_hints(kind, include_extras=True)
     own = [(one, _converter(hints[one.name])) for one in fields(kind) if one.init]
 
-    def take(value: Any, field: str) -> Any:
+    def take(value: object, field: str) -> Any:
         there, found = _object(value, field), {}
         for one, inner in own:
             name = one.metadata.get(KEY, one.name)

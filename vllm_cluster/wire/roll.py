@@ -6,7 +6,7 @@ import json
 import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from vllm_cluster.wire.reading import read
 from vllm_cluster.wire.signature import same, sign
@@ -74,7 +74,7 @@ class Signed:
         self._key, self._me, self._other, self._nonces = key, me, other, nonces
         self._sent = self._received = 0
 
-    def line(self, body: Mapping[str, Any]) -> bytes:
+    def line(self, body: Mapping[str, object]) -> bytes:
         """Return the next line to send."""
         raw = json.dumps(body)
         self._sent += 1
@@ -99,7 +99,7 @@ def new_nonce() -> str:
     return secrets.token_hex(16)
 
 
-def hello_line(key: str, offer: str, hello: Mapping[str, Any]) -> bytes:
+def hello_line(key: str, offer: str, hello: Mapping[str, object]) -> bytes:
     """Return the node's first line, signed for the head's nonce."""
     raw = json.dumps(hello)
     return f"{sign(key, 'hello', offer, raw)} {raw}\n".encode()

@@ -6,13 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
+from vllm_cluster.wire.backends import BackendName
 from vllm_cluster.wire.reading import ALSO
 from vllm_cluster.wire.roll import Roll
 from vllm_cluster.wire.values import Address, Count, Name, Number, Port, between
 
 VERSION = 1
-# What makes one engine of a replica's parts: Ray's actors, or vLLM's own processes on each host.
-BackendName = Literal["ray", "mp"]
 GroupState = Literal["waiting", "starting", "up", "down", "unknown"]
 Gpus = Annotated[float, between(0, 1024)]
 # Those of a start are in their order; "unknown" is set here: the node program has written nothing for too long.
@@ -150,3 +149,8 @@ class NodeStatus:
     # A node program of an earlier version keeps none.
     roll: Roll | None = None
     replicas: tuple[ServeStatus, ...] = ()
+
+    @property
+    def serves(self) -> tuple[ServeStatus, ...]:
+        """Each replica that is served, also where there is one alone."""
+        return self.replicas or tuple(filter(None, (self.serve,)))

@@ -8,10 +8,10 @@ from vllm_cluster.kernel.apply.members import node_by_hand
 from vllm_cluster.kernel.errors import CommandFailed, HostError, LeftAlone, NodesNotJoined, Unreachable, combine
 from vllm_cluster.kernel.events import Emit, Event
 from vllm_cluster.kernel.hosts.connection import Fleet, HostConnection
-from vllm_cluster.kernel.images.host_images import OneImage, held
+from vllm_cluster.kernel.images.host_images import OneImage, find_held_image
 from vllm_cluster.kernel.node.handle import NodeHandle, NodeState
 from vllm_cluster.kernel.plan.images import node_image_name
-from vllm_cluster.kernel.plan.node_status import GroupMembership, absent, last_words, membership
+from vllm_cluster.kernel.plan.node_status import GroupMembership, absent, compare_members, last_words
 from vllm_cluster.kernel.plan.plan import CreateNode, Plan
 from vllm_cluster.kernel.plan.spec import BASE_IMAGE
 
@@ -42,9 +42,9 @@ def ensure_same_image(image: str, wanted: str, plan: Plan, fleet: Fleet) -> None
             made_from = node.labels.get(BASE_IMAGE) if node else None
             return made_from if made_from and not one_image.is_it(connection, made_from) else None
         base = one_image.on(connection) or wanted
-        if connection.engine.image_info(node_image_name(base, new[connection.name])):
+        if connection.docker.image_info(node_image_name(base, new[connection.name])):
             return None
-        there = held(connection, image)
+        there = find_held_image(connection, image)
         return None if there and one_image.is_it(connection, there.id) else there.id if there else ""
 
     odd = {host: found for host, found in fleet.all(other).items() if found is not None}
@@ -77,7 +77,7 @@ def await_head(connection: HostConnection, plan: Plan, emit: Emit) -> None:
             shown = text
         if deadline.left() <= 0:
             text = f"the head was not ready within {JOIN_SECONDS:.0f} s: {_waiting_for_head(node)}"
-            raise NodesNotJoined(connection.name, text)
+            raise NodesNotJoined(connection.name, text, hint="vcluster explain")
         connection.runtime.clock.sleep(POLL)
 
 
@@ -141,7 +141,7 @@ def _joined(plan: Plan, fleet: Fleet, nodes: Mapping[str, NodeState], former: Co
     counted = head.status.group.nodes if head.status else ()
     late = {node.address for node in counted if node.alive and node.id in former}
     late |= {address for address, name in fleet.addresses.items() if name in nodes and not _may_be_up(nodes[name])}
-    return membership(plan.gpus, [node for node in counted if node.address not in late])
+    return compare_members(plan.gpus, [node for node in counted if node.address not in late])
 
 
 def _away(plan: Plan, fleet: Fleet, nodes: Mapping[str, NodeState]) -> dict[str, str]:
@@ -198,7 +198,9 @@ def refuse_failing(host: str, node: NodeState, before: dict[str, int]) -> None:
     ends = ray.restarts - before.setdefault(host, ray.restarts)
     if ray.ended and ends and max(ends, ray.failures) >= RAY_ATTEMPTS:
         text = f"Ray failed to start {max(ends, ray.failures)} times; last output:\n{ray.error}"
-        raise CommandFailed(host, text, exit_code=1, stderr=str(ray.error))
+        raise CommandFailed(
+            host, text, exit_code=1, stderr=str(ray.error), hint="vcluster logs --only ray\nvcluster explain"
+        )
 
 
 def _ensure_connected(host: str, node: NodeState, seconds: float) -> None:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
-from contextlib import closing
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from vllm_cluster.kernel.apply.barrier import await_gpus, await_head, ensure_same_image, members_at
@@ -16,12 +16,13 @@ from vllm_cluster.kernel.docker.temporary import TemporaryContainer
 from vllm_cluster.kernel.errors import CommandFailed, HostError, VclusterError, combine
 from vllm_cluster.kernel.events import Emit, Event
 from vllm_cluster.kernel.hosts.connection import Fleet, HostConnection
-from vllm_cluster.kernel.hosts.program import python, run
+from vllm_cluster.kernel.hosts.program import python, run_program
 from vllm_cluster.kernel.hosts.secrets import Secrets
 from vllm_cluster.kernel.images import wheels
-from vllm_cluster.kernel.images.contents import OPTIONS, ImageContents, parse
+from vllm_cluster.kernel.images.contents import OPTIONS, ImageContents, read_contents
 from vllm_cluster.kernel.images.inspect import LIFE_SECONDS
 from vllm_cluster.kernel.images.supply import ImageSupply
+from vllm_cluster.kernel.laptop import whoami
 from vllm_cluster.kernel.lease.lease import Lease
 from vllm_cluster.kernel.node.handle import NodeHandle
 from vllm_cluster.kernel.node.program import node_files
@@ -57,7 +58,10 @@ from vllm_cluster.kernel.plan.spec import (
     node_name,
     user_numbers,
 )
+from vllm_cluster.kernel.text import end_of
 from vllm_cluster.wire.order import FRESH
+from vllm_cluster.wire.parts import REPLACING, Replacing
+from vllm_cluster.wire.reading import RefusedDocument
 
 BUILD_SECONDS = 900.0
 # The wheels are sent within the build; bytes a second.
@@ -94,15 +98,15 @@ class PlanExecution:
         Raises:
             FleetError, HostError: operations failed; those of other hosts in the same stage were finished.
         """
-        self._former = self._replaced()
-        for stage in self.plan.stages:
-            with closing(self._images):
-                self._stage(stage)
-                images = [one for one in stage.operations if isinstance(one, PrepareImage)]
-                if more := self._images.corrected(images):
-                    self._stage(Stage("one image", tuple(more)))
-            for barrier in stage.barriers:
-                self._hold(barrier)
+        with self._replacing():
+            for stage in self.plan.stages:
+                with closing(self._images):
+                    self._stage(stage)
+                    images = [one for one in stage.operations if isinstance(one, PrepareImage)]
+                    if more := self._images.corrected(images):
+                        self._stage(Stage("one image", tuple(more)))
+                for barrier in stage.barriers:
+                    self._hold(barrier)
 
     def _hold(self, barrier: Barrier) -> None:
         match barrier:
@@ -115,14 +119,27 @@ class PlanExecution:
             case GpusJoined():
                 await_gpus(self.fleet, self.plan, self.emit, self._former)
 
-    def _replaced(self) -> frozenset[str]:
-        """The ids in Ray of the nodes that end; none where the head's does, with all that its Ray knows."""
+    @contextmanager
+    def _replacing(self) -> Iterator[None]:
+        """Note which nodes end meanwhile: their ids in Ray here, and with the head, whose model has not failed then.
+
+        Neither where the head's node ends, with all that its Ray knows and all that it serves.
+        """
         started = {one.host for one in self.plan.operations() if isinstance(one, CreateNode | StartNode | RestartNode)}
         if not started or self.plan.head in started:
-            return frozenset()
-        addresses = [address for address, name in self.fleet.addresses.items() if name in started]
+            yield
+            return
+        addresses = tuple(address for address, name in self.fleet.addresses.items() if name in started)
         head = NodeHandle(self.fleet.connections[self.plan.head], self.plan.cluster)
-        return members_at(addresses, head.state())
+        self._former = members_at(addresses, state := head.state())
+        if not state.replicas:
+            yield
+            return
+        note = Replacing(self.fleet.runtime.token(8), whoami(), addresses)
+        head.write(REPLACING, note.document)
+        yield
+        # Where this run breaks off the note stays, and counts once.
+        head.write(REPLACING, replace(note, addresses=()).document)
 
     def _stage(self, stage: Stage) -> None:
         self.lease.check()
@@ -159,44 +176,44 @@ class PlanExecution:
             case PrepareImage():
                 self._prepare_image(connection, operation)
             case RemoveContainer():
-                self._remove(connection.engine, operation)
+                self._remove(connection.docker, operation)
             case CreateNode():
                 self._create(connection, operation.spec)
             case StartNode():
-                connection.engine.start(operation.id)
+                connection.docker.start(operation.id)
             case RestartNode():
-                connection.engine.restart(operation.id)
+                connection.docker.restart(operation.id)
             case RemoveVolume():
-                connection.engine.volumes.remove(operation.name)
+                connection.docker.volumes.remove(operation.name)
             case MoveHead():
                 self._move_head(connection, operation)
             case RecordMembers():
                 record_members(connection, operation, self.emit)
 
-    def _remove(self, engine: DockerApi, operation: RemoveContainer) -> None:
-        engine.remove(operation.id)
+    def _remove(self, docker: DockerApi, operation: RemoveContainer) -> None:
+        docker.remove(operation.id)
         created = any(isinstance(op, CreateNode) and op.host == operation.host for op in self.plan.operations())
         here = operation.host in self.fleet.names and not created
         if operation.name != node_name(self.plan.cluster) and here:
             # A run that broke off may have left the volume that it was writing; with a new node that is seen to there.
-            remove_orphaned(engine, Owner(self.plan.cluster, self.plan.id))
+            remove_orphaned(docker, Owner(self.plan.cluster, self.plan.id))
 
     def _move_head(self, connection: HostConnection, operation: MoveHead) -> None:
         created = (op for op in self.plan.operations() if isinstance(op, CreateNode))
         spec = next(op.spec for op in created if op.host == operation.host)
         _, image = self._names(connection, spec)
-        move_head(self.fleet.connections[operation.source].engine, connection.engine, spec, image, operation)
+        move_head(self.fleet.connections[operation.source].docker, connection.docker, spec, image, operation)
 
     def _prepare_image(self, connection: HostConnection, operation: PrepareImage) -> None:
-        engine = connection.engine
+        docker = connection.docker
         base = self._images.bring(connection, operation)
         name = node_image_name(base, operation.requirements)
-        if engine.image_info(name):
+        if docker.image_info(name):
             return
         inside = self._probe(connection, operation.image, base)
         if inside.is_complete:
             self.emit(Event("note", f"{operation.image} brings {inside.brings}", connection.name))
-            engine.tag(base, NODE_IMAGE_REPOSITORY, node_image_tag(base, operation.requirements))
+            docker.tag(base, NODE_IMAGE_REPOSITORY, node_image_tag(base, operation.requirements))
             return
         requirement = inside.to_add(operation.requirements)
         text = f"{operation.image} has {inside.problem}: adding {requirement}"
@@ -208,20 +225,25 @@ class PlanExecution:
         size = f"{len(context) / 1e6:.0f} MB"
         self.emit(Event("progress", f"sending {size} of wheels, building {name}", connection.name))
         labels = {BASE_IMAGE: base, BUILT_FOR: self.plan.cluster, VLLM_VERSION: inside.version("vllm") or ""}
-        engine.build(context, name, arguments, labels, deadline)
+        docker.build(context, name, arguments, labels, deadline)
 
     def _probe(self, connection: HostConnection, image: str, base: str) -> ImageContents:
         # With the head's address: where a run breaks off before there is a node, the next one finds the id by it.
         owner = Owner(self.plan.cluster, self.plan.id, self.plan.head_address)
         program = python("kernel.images.on_host", "inspect_image", "", *OPTIONS, seconds=LIFE_SECONDS)
         place = TemporaryContainer(owner, "probe", base)
-        ended = run(connection, program, place, connection.runtime.after(PROBE_SECONDS))
+        ended = run_program(connection, program, place, connection.runtime.after(PROBE_SECONDS))
         try:
-            inside, _ = parse(ended.messages)
+            inside, _ = read_contents(ended.messages)
+        except RefusedDocument as refused:
+            text = f"{image} describes itself by what cannot be: {refused.field} {refused.why}"
+            raise HostError(connection.name, text, hint="set image to a vLLM image") from None
         except ValueError:
-            tail = ended.text[-500:]
+            tail = end_of(ended.text, 500)
             text = f"{image} does not run Python (exit {ended.code}): {tail}"
-            raise CommandFailed(connection.name, text, exit_code=ended.code, stderr=tail) from None
+            raise CommandFailed(
+                connection.name, text, exit_code=ended.code, stderr=tail, hint="set image to a vLLM image"
+            ) from None
         if inside.refusal:
             raise HostError(connection.name, f"{image} {inside.refusal}", hint="set image to a vLLM image")
         return inside
@@ -242,34 +264,34 @@ class PlanExecution:
         def write(connection: HostConnection) -> None:
             self.lease.check()
             spec = specs[connection.name]
-            self._provide(connection.engine, spec, self._names(connection, spec)[1])
+            self._provide(connection.docker, spec, self._names(connection, spec)[1])
 
         _, failures = self.fleet.each(write, specs)
         if failures:
             raise combine(failures)
 
-    def _provide(self, engine: DockerApi, spec: ContainerSpec, image: str) -> None:
-        if door := provide(engine, spec, image, self.secrets):
-            self._doors[engine.host] = door
+    def _provide(self, docker: DockerApi, spec: ContainerSpec, image: str) -> None:
+        if door := provide(docker, spec, image, self.secrets):
+            self._doors[docker.host] = door
 
     def _create(self, connection: HostConnection, spec: ContainerSpec) -> None:
-        engine = connection.engine
+        docker = connection.docker
         base, image = self._names(connection, spec)
-        engine.volumes.create(spec.state_volume, owner_of(spec).labels)
-        if engine.host not in self._doors:
-            self._provide(engine, spec, image)
+        docker.volumes.create(spec.state_volume, owner_of(spec).labels)
+        if docker.host not in self._doors:
+            self._provide(docker, spec, image)
         if spec.user:
             self._give(connection, spec, image)
-        container = self._create_or_adopt(engine, spec, node_body(spec, image, base))
-        engine.put_files(container, "/", {path: (content, 0o644) for path, content in node_files().items()})
+        container = self._create_or_adopt(docker, spec, node_body(spec, image, base))
+        docker.put_files(container, "/", {path: (content, 0o644) for path, content in node_files().items()})
         if spec.role == "worker":
             # Should this host be the head again one day, nothing of then may be served by itself.
-            engine.put_files(container, STATE_FOLDER, {name: (data, 0o600) for name, data in FRESH.items()})
+            docker.put_files(container, STATE_FOLDER, {name: (data, 0o600) for name, data in FRESH.items()})
         # Before the start: a node that runs counts as done, and nothing would come back for these.
-        if door := self._doors.pop(engine.host, None):
-            engine.remove(door, grace=0)
-        remove_unused(engine, spec)
-        engine.start(container)
+        if door := self._doors.pop(docker.host, None):
+            docker.remove(door, grace=0)
+        remove_unused(docker, spec)
+        docker.start(container)
 
     def _give(self, connection: HostConnection, spec: ContainerSpec, image: str) -> None:
         """Let the node's user write its state, also what an earlier node wrote as another user."""
@@ -278,22 +300,22 @@ class PlanExecution:
             "kernel.apply.on_host", "give_files", STATE, *map(str, user_numbers(spec.user)), seconds=PROBE_SECONDS
         )
         place = TemporaryContainer(owner_of(spec), "probe", image, user="0:0", volume=state)
-        ended = run(connection, program, place, connection.runtime.after(PROBE_SECONDS))
+        ended = run_program(connection, program, place, connection.runtime.after(PROBE_SECONDS))
         if ended.code:
-            text = f"cannot give its state to {spec.user}: {ended.text[-300:]}"
-            raise CommandFailed(connection.name, text, exit_code=ended.code, stderr=ended.text)
+            text = f"cannot give its state to {spec.user}: {end_of(ended.text, 300)}"
+            raise CommandFailed(connection.name, text, exit_code=ended.code, stderr=ended.text, again=())
 
     def _names(self, connection: HostConnection, spec: ContainerSpec) -> tuple[str, str]:
         """The id on a host of the image that the inventory names, and the name of the one that its node runs."""
         base = self._images.id_on(connection, spec.image)
         return base, node_image_name(base, spec.requirements)
 
-    def _create_or_adopt(self, engine: DockerApi, spec: ContainerSpec, body: Mapping[str, object]) -> str:
+    def _create_or_adopt(self, docker: DockerApi, spec: ContainerSpec, body: Mapping[str, object]) -> str:
         try:
-            return engine.create(spec.name, body)
+            return docker.create(spec.name, body)
         except CommandFailed as error:
             # Docker refuses a second container of one name. The wanted one, of a lost answer, will do.
-            there = engine.container_info(spec.name) if error.returncode == 409 else None
+            there = docker.container_info(spec.name) if error.returncode == 409 else None
             if there and there.labels.get(SPEC) == spec.document:
                 return there.id
             raise

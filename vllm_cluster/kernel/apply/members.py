@@ -21,8 +21,8 @@ from vllm_cluster.kernel.inventory.words import nearest
 from vllm_cluster.kernel.node.history import AUDIT_FILE
 from vllm_cluster.kernel.node.secret_files import read_kept
 from vllm_cluster.kernel.plan.desired import STATE_FOLDER
-from vllm_cluster.kernel.plan.diff import leave
-from vllm_cluster.kernel.plan.followed import Followed, carried, follow
+from vllm_cluster.kernel.plan.diff import remove_member
+from vllm_cluster.kernel.plan.followed import Followed, carried, follow, further_replicas
 from vllm_cluster.kernel.plan.identity import node_of, owner_of
 from vllm_cluster.kernel.plan.members import (
     NONE_NAMED,
@@ -39,14 +39,14 @@ from vllm_cluster.kernel.plan.placement import Cluster
 from vllm_cluster.kernel.plan.plan import MoveHead, RecordMembers
 from vllm_cluster.kernel.plan.spec import CLUSTER, ID, ContainerSpec, Mount, node_name
 from vllm_cluster.kernel.shell_line import command_line
-from vllm_cluster.wire.order import FRESH, READY, RESULTS, TAKEN, WANTED
+from vllm_cluster.wire.order import FRESH, READY, RESULTS, TAKEN, WANTED, of_replica
 
 # What a head keeps beside its members: what to serve, what was ready, and the history.
 _HISTORY = (RESULTS, AUDIT_FILE)
 KEPT = (WANTED, READY, *_HISTORY, *(f"{name}.1" for name in _HISTORY))
 
 
-def membership(
+def look_at_members(
     inventory: Inventory,
     fleet: Fleet,
     facts: Mapping[str, HostFacts],
@@ -81,7 +81,7 @@ def membership(
     change = followed = None
     if source and (changed or moved_from):
         change = _change(inventory, specs, old.renamed(new) if old else {})
-        followed = _followed(fleet.connections[source].engine, node_name(inventory.cluster), change)
+        followed = _followed(fleet.connections[source].docker, node_name(inventory.cluster), change)
     return Membership(
         seen,
         {member.address: name for name, member in lost.items()},
@@ -110,7 +110,9 @@ def _require_left(inventory: Inventory, left: Mapping[str, Member], named: Named
     for way in named.former:
         if way not in ways:
             text = f"--former {way}: no former host is reached there; former hosts: {', '.join(sorted(ways)) or 'none'}"
-            raise UsageError(text)
+            raise UsageError(
+                text, hint=command_line("vcluster", "up", *(["--former", sorted(ways)[0]] if ways else []))
+            )
     for name in named.forget:
         if name in inventory.hosts:
             text = f"--forget {name}: {name} is in the inventory"
@@ -191,7 +193,7 @@ def unproven(
     alone: dict[str, VclusterError] = {}
     for name, seen in former.items():
         node = node_of(inventory.cluster, seen)
-        if not any(leave(inventory.cluster, identity or "", name, seen)):
+        if not any(remove_member(inventory.cluster, identity or "", name, seen)):
             continue
         if node is None and not locked:
             # What a volume alone holds is read under the lease.
@@ -220,6 +222,7 @@ def _observe(inventory: Inventory, connection: HostConnection, member: Member) -
         raise HostError(
             connection.name,
             f"another machine answers at {member.host}: its machine id is {facts.machine_id}, not {member.machine_id}",
+            hint=command_line("vcluster", "up", "--forget", member.host),
         )
     return usable(facts)
 
@@ -246,11 +249,19 @@ def _filters(cluster: str, identity: str | None) -> list[str]:
 
 def move_head(source: DockerApi, target: DockerApi, spec: ContainerSpec, image: str, operation: MoveHead) -> None:
     """Copy what the head keeps from one host to another, whose node is not the head yet."""
-    kept = {name: source.read_file(spec.name, f"{STATE_FOLDER}/{name}") for name in KEPT}
+
+    def read(name: str) -> bytes | None:
+        return source.read_file(spec.name, f"{STATE_FOLDER}/{name}")
+
+    kept = {name: read(name) for name in KEPT}
+    further = further_replicas(kept[WANTED])
+    kept |= {name: read(name) for name in (of_replica(READY, index) for index in further)}
     # Always one: what an earlier head left there must not be served again.
     found = {**FRESH, **{name: content for name, content in kept.items() if content is not None}}
-    taken = source.read_file(spec.name, f"{STATE_FOLDER}/{TAKEN}")
+    taken = read(TAKEN)
     found[TAKEN] = json.dumps(carried(taken).document).encode()
+    for name in (of_replica(TAKEN, index) for index in further):
+        found[name] = json.dumps(carried(read(name)).document).encode()
     if followed := follow(kept[WANTED], operation.change, taken):
         found[WANTED] = followed.content
     # Last: with it the change is done, and is not looked for again.
@@ -259,7 +270,8 @@ def move_head(source: DockerApi, target: DockerApi, spec: ContainerSpec, image: 
     target.volumes.create(spec.state_volume, owner.labels)
     body = volume_writer_body(owner, image, Mount(spec.state_volume, STATE_FOLDER))
     with temporary_container(target, spec.cluster, body) as door:
-        target.put_files(door, STATE_FOLDER, {name: (content, 0o600) for name, content in found.items()})
+        files = {name: (content, 0o600) for name, content in found.items()}
+        target.put_files(door, STATE_FOLDER, files, folders=[of_replica("", index) for index in further])
 
 
 def record_members(connection: HostConnection, operation: RecordMembers, emit: Emit) -> None:
@@ -267,13 +279,13 @@ def record_members(connection: HostConnection, operation: RecordMembers, emit: E
     node, record = node_name(operation.record.cluster), operation.record
     if not operation.seen:
         # No head was there before whose record could be read: members of then may be left somewhere.
-        old, _ = Record.read(connection.engine.read_file(node, f"{STATE_FOLDER}/{RECORD_FILE}"))
+        old, _ = Record.read(connection.docker.read_file(node, f"{STATE_FOLDER}/{RECORD_FILE}"))
         kept = old.missing_from(record) if old and old.id == record.id else ()
         for member in kept:
             emit(Event("warning", f"{member.name} left the inventory; run vcluster up again to remove its node"))
         record = Record(record.cluster, record.id, (*record.members, *kept))
-    followed = _followed(connection.engine, node, operation.change) if operation.change else None
+    followed = _followed(connection.docker, node, operation.change) if operation.change else None
     files = {WANTED: (followed.content, 0o600)} if followed else {}
     # Last: with it the change is done, and is not looked for again.
     files[RECORD_FILE] = (record.document.encode(), 0o600)
-    connection.engine.put_files(node, STATE_FOLDER, files)
+    connection.docker.put_files(node, STATE_FOLDER, files)

@@ -18,6 +18,7 @@ HEAD_PORTS: tuple[str, ...] = ("master", "data_parallel")
 LOOPBACK_PORTS: tuple[str, ...] = ()
 WORKER_PORTS: tuple[str, ...] = ()
 SHM_BYTES = 0
+LED_BY_HEAD = False
 # API servers for so many engines of data parallel; by itself vLLM starts one for each.
 ENGINES_A_SERVER, MAX_SERVERS = 4, 4
 
@@ -63,14 +64,8 @@ def take(nodes: Mapping[str, int], degrees: Degrees) -> dict[str, int]:
 
 
 def parts(argv: Sequence[str], env: Mapping[str, str], chosen: Chosen, degrees: Degrees) -> tuple[Part, ...]:
-    """Return what each host runs: the same words with its rank; all but the first one without an API.
-
-    Raises:
-        UsageError: the head, whose port is the endpoint, has none of the GPUs.
-    """
+    """Return what each host runs: the same words with its rank; all but the first one without an API."""
     head, gpus, at = chosen.head, chosen.gpus, chosen.addresses
-    if head not in gpus:
-        raise UsageError(f"without Ray the endpoint's host, {head}, must give GPUs, too", hint=f"add {head} to --hosts")
     store, engines = chosen.rendezvous
     hosts = [head, *(name for name in gpus if name != head)]
     words = list(argv)

@@ -21,6 +21,7 @@ NOT_PASSED_ON = "ray_non_carry_over_env_vars.json"
 # vLLM moves its tensors itself; Ray's default would take 30 % of the memory.
 OBJECT_STORE_BYTES = 200_000_000
 SHM_BYTES = OBJECT_STORE_BYTES
+LED_BY_HEAD = True
 NODE_PORTS: tuple[str, ...] = (
     "node_manager",
     "object_manager",
@@ -108,7 +109,7 @@ def take(nodes: Mapping[str, int], degrees: Degrees) -> dict[str, int]:
     """
     if degrees.dp > 1:
         raise UsageError("vcluster runs data parallel without Ray", hint="leave out --backend ray")
-    return vllm.place(nodes, degrees.tp, degrees.pp)
+    return vllm.place_ranks(nodes, degrees.tp, degrees.pp)
 
 
 def parts(argv: Sequence[str], env: Mapping[str, str], chosen: Chosen, degrees: Degrees) -> tuple[Part, ...]:

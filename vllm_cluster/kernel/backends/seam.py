@@ -60,7 +60,13 @@ class Backend(Protocol):
         """Return the command that joins a node until it ends; empty where none does."""
 
     def environment(self, *, head_address: str, ports: Ports, token_file: str) -> dict[str, str]:
-        """Return the environment of that and of all that talks to it, the same on every node."""
+        """Return the environment of that and of all that talks to it, the same on every node.
+
+        The roll shows the cluster's token: its file is under `VCLUSTER_NODE_TOKEN_FILE` where no other name has it.
+        """
+
+    # Whether the head answers requests also where it gives no GPU.
+    LED_BY_HEAD: bool
 
     # What vLLM's command gets for it, beside the degrees.
     FLAGS: tuple[str, ...]

@@ -6,8 +6,8 @@ import itertools
 import re
 from collections.abc import Sequence
 
-# A switch with a value, as releases before 0.7 took it.
-_OLD_SWITCH = re.compile(r"--((?!no-)[a-z0-9_-]+)[= ](true|false)", re.IGNORECASE)
+# A switch with a value, as releases before 0.7 took it. Of another option `true` may be the value that is meant.
+_OLD_SWITCH = re.compile(r"--(enable[-_][a-z0-9_-]+)[= ](true|false)", re.IGNORECASE)
 
 
 def spelled_today(words: Sequence[str]) -> list[str]:

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from vllm_cluster.kernel.backends.seam import Degrees
 from vllm_cluster.kernel.errors import UsageError
 from vllm_cluster.kernel.text import count, holds_token, redact
 
 MIDDLEWARE = "vcluster_auth.RequireKey"
+# Eight parts of a host with as many are sent to it in one line of the roll (`wire/roll.py`): a longer line ends the
+# connection, and with it what else the host serves.
+MAX_FLAGS = 32 << 10
 # Where every host has all files: then none downloads unseen.
 OFFLINE = {"HF_HUB_OFFLINE": "1"}
 
@@ -53,6 +56,11 @@ _RESERVED = {
     "--ssl-certfile": _TLS,
     "--ssl-ca-certs": _TLS,
 }
+# Options of other launchers, which vLLM does not have.
+_LAUNCHERS = dict.fromkeys(
+    ("--nodes", "--num-nodes", "--gpus", "--num-gpus"),
+    "use --hosts HOST,HOST for the hosts, --tp and --pp for the GPUs",
+)
 # Of these those that guides have with the value that vcluster sets, too.
 _COMPARED = frozenset(
     {
@@ -130,13 +138,10 @@ def ensure_allowed(model: str, name: str, extra: Sequence[str]) -> None:
     """
     _check_word("the model", model)
     _check_word("the name", name)
+    if (size := len(json.dumps(extra))) > MAX_FLAGS:
+        text = f"the flags for vLLM have {size / 1000:.0f} kB, more than {MAX_FLAGS / 1000:.0f} kB"
+        raise UsageError(text, hint="put them into a file that all hosts have: --config FILE")
     _check_flags([flag for at, flag in enumerate(extra) if not _agrees(flag, extra[at + 1 : at + 2])])
-    for flag in extra:
-        if holds_token(flag):
-            raise UsageError(
-                f"{redact(flag)!r} holds a secret, which ps and vLLM's log would show",
-                hint="set hf_token or secrets in the inventory; vLLM finds them in its environment",
-            )
 
 
 def comparable(flags: Sequence[str]) -> tuple[list[str], list[tuple[str, str]]]:
@@ -181,12 +186,12 @@ def ensure_same(found: Iterable[tuple[str, str]], argv: Sequence[str]) -> None:
 
 
 def instead(flag: str) -> str | None:
-    """What to use in place of a flag that vcluster sets itself; None for all others."""
+    """What to use in place of a flag that vcluster sets itself, or that vLLM does not have; None for all others."""
     reserved = reserved_option(flag)
-    return _RESERVED[reserved] if reserved else None
+    return _RESERVED[reserved] if reserved else _LAUNCHERS.get(flag)
 
 
-def environment() -> dict[str, str]:
+def vllm_environment() -> dict[str, str]:
     """The environment of vLLM's processes, added to the container's own."""
     return {
         # Its 600 s end the load of a large model when there are several API servers: the node program has the limits.
@@ -217,6 +222,9 @@ def _refusal(flag: str) -> Iterator[tuple[str, str]]:
         word = flag.partition("=")[0]
         text = reserved if word == reserved else f"{word!r}, which is {reserved} for vLLM,"
         yield f"{text} is set by vcluster", _RESERVED[reserved]
+    elif holds_token(flag):
+        text = f"{redact(flag)!r} holds a secret, which ps and vLLM's log would show"
+        yield text, "set hf_token or secrets in the inventory; vLLM finds them in its environment"
 
 
 def _agrees(flag: str, following: Sequence[str]) -> bool:
@@ -232,7 +240,9 @@ ASKED = (
 )
 
 
-def undone(values: Iterable[tuple[str, Any]], given: Sequence[str], argv: Sequence[str]) -> Iterator[tuple[str, str]]:
+def undone(
+    values: Iterable[tuple[str, object]], given: Sequence[str], argv: Sequence[str]
+) -> Iterator[tuple[str, str]]:
     """The options that undo what `serve_argv` set, by what vLLM's own parser made of its words; and what to use."""
     own = _own(argv)
     for name, value in values:
@@ -283,7 +293,7 @@ def choose_parallelism(
     """
     total = sum(nodes)
     if not nodes or min(nodes) < 1:
-        raise UsageError("every host needs at least one GPU to serve on")
+        raise UsageError("every host needs at least one GPU to serve on", hint="vcluster check --facts")
     for option, value in (("--tp", tp), ("--pp", pp)):
         if value is not None and value < 1:
             raise UsageError(f"{option} {value} is not a number of GPUs", hint="give 1 or more")
@@ -308,7 +318,7 @@ def choose_engines(
     """
     total = sum(nodes)
     if not nodes or min(nodes) < 1:
-        raise UsageError("every host needs at least one GPU to serve on")
+        raise UsageError("every host needs at least one GPU to serve on", hint="vcluster check --facts")
     each = total // dp
     if each < 1:
         raise UsageError(f"--dp {dp} needs {dp} GPUs; {where} has {total}", hint=f"give at most --dp {total}")
@@ -323,7 +333,7 @@ def choose_engines(
     return Parallelism(tp, pp, tuple(reasons))
 
 
-def place(nodes: Mapping[str, int], tp: int, pp: int) -> dict[str, int]:
+def place_ranks(nodes: Mapping[str, int], tp: int, pp: int) -> dict[str, int]:
     """The GPUs of each host that get ranks: whole TP groups, the first hosts first; over hosts that are too small."""
     ranks, groups = {}, pp
     for host, number in nodes.items():
@@ -344,7 +354,7 @@ def _idle(nodes: Sequence[int], tp: int, pp: int, names: Sequence[str]) -> str:
     text = f"{sum(nodes) - tp * pp} of the {sum(nodes)} GPUs stay idle"
     if len(nodes) == 1:
         return text
-    ranks = place(hosts, tp, pp)
+    ranks = place_ranks(hosts, tp, pp)
     left = {host: number - ranks.get(host, 0) for host, number in hosts.items()}
     return f"{text}: {', '.join(f'{number} of {host}' for host, number in left.items() if number)}"
 
@@ -371,8 +381,8 @@ def _by_itself(nodes: Sequence[int]) -> tuple[int, int, list[str]]:
     # Ranks are dealt host by host, so groups stay within hosts when their size divides every host's GPUs.
     tp = math.gcd(*nodes)
     counts = ", ".join(map(str, nodes))
-    why = "the largest group that fits into each evenly"
-    return tp, total // tp, [f"TP={tp}: the hosts have {counts} GPUs, {why}", f"PP={total // tp}: {total} GPUs / {tp}"]
+    why = f"the largest number that divides the GPUs of each host ({counts})"
+    return tp, total // tp, [f"TP={tp}: {why}", f"PP={total // tp}: {total} GPUs in groups of {tp}"]
 
 
 def _other(option: str, value: int, total: int, where: str) -> int:

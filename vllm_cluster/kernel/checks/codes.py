@@ -105,6 +105,7 @@ CODES: Mapping[str, str] = {
     "cache-not-writable": "vLLM would fail at the first download, deep in its log.",
     "cache-on-network": "Loading can take an hour when all ranks read through one server.",
     "cache-full": "A download would fail midway.",
+    "tokenizer-missing": "A model without a tokenizer answers no text: vLLM ends after its weights are read.",
     "cache-incomplete": "Incomplete weight files cannot be loaded.",
     "broken-symlinks": "A copy of symlinks without their files has no weights.",
     "model-absent": "Ranks there download the model, or fail without access to the hub.",

@@ -40,7 +40,7 @@ OTHER_LAUNCHERS = re.compile(r"(node(-\d+)?|vllm_node|ray[-_](head|worker)([-_]\
 
 def engine_problem(facts: HostFacts) -> Finding | None:
     """Why the host's Docker cannot be used, None when it can."""
-    engine, problem = facts.docker, facts.docker.problem
+    docker, problem = facts.docker, facts.docker.problem
     if "not found" in problem or "No such file" in problem:
         return Finding("docker-missing", facts.host, "Docker is not installed", _install(facts))
     if "permission denied" in problem:
@@ -53,8 +53,8 @@ def engine_problem(facts: HostFacts) -> Finding | None:
     if problem:
         fix = f"on {facts.host}: sudo systemctl start docker"
         return Finding("docker-stopped", facts.host, f"Docker does not answer: {problem.splitlines()[-1]}", fix)
-    if tuple(int(part) for part in engine.api_version.split(".")) < (1, 41):
-        text = f"Docker {engine.version} is too old"
+    if tuple(int(part) for part in docker.api_version.split(".")) < (1, 41):
+        text = f"Docker {docker.version} is too old"
         return Finding("docker-old", facts.host, text, f"upgrade to {MIN_DOCKER} or newer")
     return None
 
@@ -67,9 +67,9 @@ def _install(facts: HostFacts) -> str:
     return f"on {facts.host}: install it as docs.docker.com/engine/install{page} describes"
 
 
-def foreign(inventory: Inventory, facts: Mapping[str, HostFacts]) -> Iterator[Finding]:
+def warn_of_foreign(inventory: Inventory, facts: Mapping[str, HostFacts]) -> Iterator[Finding]:
     """Nodes and volumes of other clusters, and a node of this one that a newer version made."""
-    for other in identity.foreign(inventory, facts):
+    for other in identity.find_foreign(inventory, facts):
         same = other.cluster == inventory.cluster
         fix = "use that cluster's inventory, or take the host out of this one"
         mine = f"; or, if that cluster is yours, set id: {other.id}" if other.id else ""
@@ -131,23 +131,23 @@ def disk_space(inventory: Inventory, host: Host, facts: HostFacts) -> Iterator[F
 @each_host
 def gpu_access(inventory: Inventory, host: Host, facts: HostFacts) -> Iterator[Finding]:
     """Whether Docker can give GPUs to containers, also after a restart."""
-    engine = facts.docker
+    docker = facts.docker
     if inventory.accelerator != "nvidia" or not found_gpus(facts, "nvidia"):
         return
-    known = ways(engine)
+    known = ways(docker)
     if not known:
-        ignored = KIND in engine.cdi_specs
+        ignored = KIND in docker.cdi_specs
         cdi = "its CDI is off, so that the CDI file on the host is ignored" if ignored else "no CDI device"
         text = f"Docker cannot give GPUs to containers: no container runtime nvidia, no hook, {cdi}"
         fix = f"on {host.name}: install nvidia-container-toolkit, then sudo nvidia-ctk runtime configure "
         yield Finding("gpu-runtime-missing", host.name, text, f"{fix}&& sudo systemctl restart docker")
-    if known[:1] == ("cdi",) and not survives_restart(engine):
-        text = f"Docker {engine.version} does not restart containers with CDI devices after a restart of its own"
+    if known[:1] == ("cdi",) and not survives_restart(docker):
+        text = f"Docker {docker.version} does not restart containers with CDI devices after a restart of its own"
         fix = f"on {host.name}: upgrade Docker to 28.2, or sudo nvidia-ctk runtime configure && sudo systemctl restart"
         yield Finding("cdi-restart", host.name, f"{text}: after a reboot the node stays down until vcluster up",
                       f"{fix} docker", severity="warning")  # fmt: skip
-    if known[:1] == ("cdi",) and engine.missing_cdi_paths:
-        text = f"the CDI file names {', '.join(engine.missing_cdi_paths)}, which does not exist"
+    if known[:1] == ("cdi",) and docker.missing_cdi_paths:
+        text = f"the CDI file names {', '.join(docker.missing_cdi_paths)}, which does not exist"
         fix = f"on {host.name}: sudo nvidia-ctk cdi generate --output=/etc/cdi/nvidia.yaml"
         # Libraries carry the driver's version and go into every container; a device may be of a GPU not asked for.
         yield Finding(
@@ -155,16 +155,16 @@ def gpu_access(inventory: Inventory, host: Host, facts: HostFacts) -> Iterator[F
             host.name,
             text,
             fix,
-            severity="error" if any(".so" in path for path in engine.missing_cdi_paths) else "warning",
+            severity="error" if any(".so" in path for path in docker.missing_cdi_paths) else "warning",
         )
 
 
 @each_host
 def cdi_ignored(inventory: Inventory, host: Host, facts: HostFacts) -> Iterator[Finding]:
     """A CDI file for GPUs that the engine does not read, where another way is taken."""
-    engine = facts.docker
-    if inventory.accelerator == "nvidia" and KIND in engine.cdi_specs and not cdi_on(engine) and ways(engine):
-        text = f"the CDI file for {KIND} is ignored: CDI is off in Docker {engine.version}, which has another way"
+    docker = facts.docker
+    if inventory.accelerator == "nvidia" and KIND in docker.cdi_specs and not cdi_on(docker) and ways(docker):
+        text = f"the CDI file for {KIND} is ignored: CDI is off in Docker {docker.version}, which has another way"
         switch = '{"features": {"cdi": true}} in /etc/docker/daemon.json (Docker 25 or newer)'
         fix = f"to use CDI all the same, on {host.name}: {switch}"
         yield Finding("cdi-off", host.name, text, fix, severity="warning")
@@ -173,9 +173,9 @@ def cdi_ignored(inventory: Inventory, host: Host, facts: HostFacts) -> Iterator[
 @each_host
 def toolkit(inventory: Inventory, host: Host, facts: HostFacts) -> Iterator[Finding]:
     """A toolkit with which GPUs get lost after hours."""
-    engine = facts.docker
-    old = engine.toolkit_version and tuple(int(part) for part in engine.toolkit_version.split(".")[:2]) < SAFE_TOOLKIT
-    if old and engine.cgroup_driver == "systemd" and ways(engine)[:1] != ("cdi",):
-        text = f"NVIDIA Container Toolkit {engine.toolkit_version} with systemd's cgroups"
+    docker = facts.docker
+    old = docker.toolkit_version and tuple(int(part) for part in docker.toolkit_version.split(".")[:2]) < SAFE_TOOLKIT
+    if old and docker.cgroup_driver == "systemd" and ways(docker)[:1] != ("cdi",):
+        text = f"NVIDIA Container Toolkit {docker.toolkit_version} with systemd's cgroups"
         fix = f"on {host.name}: upgrade nvidia-container-toolkit to 1.18 or newer, or use CDI: "
         yield Finding("toolkit-old", host.name, text, f"{fix}sudo nvidia-ctk cdi generate", severity="warning")

@@ -23,7 +23,7 @@ _OF_PROGRAMS = re.compile(r"Xid \([^)]*\): (?:13|31|43|45),")
 
 
 @each_host
-def count(inventory: Inventory, host: Host, facts: HostFacts) -> Iterator[Finding]:
+def enough_gpus(inventory: Inventory, host: Host, facts: HostFacts) -> Iterator[Finding]:
     """At least as many GPUs as the inventory expects, and at least one."""
     found = found_gpus(facts, inventory.accelerator)
     if inventory.accelerator == "cpu" and host.gpu_number is not None and facts.logical_gpus is None:
@@ -83,10 +83,10 @@ def _reset(host: str, indices: list[int]) -> str:
 def _held(held: HeldMemory, facts: HostFacts) -> str:
     unknown = held.gpu.unified or not held.mib
     size = "its memory" if unknown else f"{held.mib / 1024:.1f} of {held.gpu.memory_mib / 1024:.1f} GiB"
-    return f"GPU {held.gpu.index}: {size} by {holders(held, facts)}"
+    return f"GPU {held.gpu.index}: {size} by {name_processes(held, facts)}"
 
 
-def holders(held: HeldMemory, facts: HostFacts) -> str:
+def name_processes(held: HeldMemory, facts: HostFacts) -> str:
     """Who uses a GPU, for people: each process with its user and its container, and its memory where there are more."""
     names = {container.id: container.name for container in (*facts.containers, *facts.other_containers)}
     words = []

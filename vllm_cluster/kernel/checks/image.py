@@ -8,14 +8,14 @@ from vllm_cluster.kernel.backends import joining
 from vllm_cluster.kernel.checks.finding import Finding, each_host
 from vllm_cluster.kernel.facts.host_facts import HostFacts
 from vllm_cluster.kernel.inventory.model import Host, Inventory
-from vllm_cluster.kernel.plan.images import find_image, node_image_name, resolve
+from vllm_cluster.kernel.plan.images import find_image, node_image_name, resolve_image
 from vllm_cluster.kernel.shell_line import command_line
 
 
 def one(inventory: Inventory, facts: Mapping[str, HostFacts]) -> Iterator[Finding]:
     """A name that means one image on all hosts that have it; the cluster takes the head's."""
     hosts = sorted(facts, key=lambda name: name != inventory.head_name)
-    image = resolve(inventory.image, hosts, inventory.cluster, facts)
+    image = resolve_image(inventory.image, hosts, inventory.cluster, facts)
     for name, host in facts.items():
         there = find_image(inventory.image, host.images)
         if there and not image.means(there.id, host.images):
@@ -43,7 +43,7 @@ def prepared(inventory: Inventory, host: Host, facts: HostFacts) -> Iterator[Fin
     base = find_image(inventory.image, facts.images)
     if base is None:
         text = f"image {inventory.image} is not on the host"
-        fix = f"to pull it now: {command_line('docker', 'pull', inventory.image)}"
+        fix = command_line("docker", "pull", inventory.image, on=host.name)
         yield Finding("image-absent", host.name, text, fix, severity="warning")
     elif find_image(node_image_name(base.id, more := joining(inventory).requirements(inventory)), facts.images) is None:
         text = (

@@ -22,7 +22,7 @@ def filesystem(inventory: Inventory, facts: HostFacts) -> FileSystem | None:
 
 
 @each_host
-def place(inventory: Inventory, host: Host, facts: HostFacts) -> Iterator[Finding]:
+def cache_filesystem(inventory: Inventory, host: Host, facts: HostFacts) -> Iterator[Finding]:
     """A cache that is slow to read, or full."""
     carrier = filesystem(inventory, facts)
     if carrier and carrier.kind in OVER_THE_NETWORK:
@@ -48,6 +48,16 @@ def incomplete_files(inventory: Inventory, host: Host, facts: HostFacts) -> Iter
         fix = command_line("vcluster", "pull", _model(facts.details.broken_symlinks[0]))
         fix += "\nor copy it with the files behind symlinks: rsync --copy-unsafe-links"
         yield Finding("broken-symlinks", host.name, text, fix, severity="warning")
+
+
+@each_host
+def without_tokenizer(inventory: Inventory, host: Host, facts: HostFacts) -> Iterator[Finding]:
+    """Models with weights and no tokenizer: vLLM loads all of them before it misses it."""
+    for folder in facts.details.without_tokenizer if facts.details else ():
+        model = _model(folder)
+        text = f"{model} has weights and no tokenizer: {folder}"
+        fix = f"{command_line('vcluster', 'pull', model)}\nor -- --tokenizer ORG/NAME, where another model has it"
+        yield Finding("tokenizer-missing", host.name, text, fix, severity="warning")
 
 
 def _model(path: str) -> str:

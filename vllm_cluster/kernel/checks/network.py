@@ -9,7 +9,7 @@ from vllm_cluster.kernel.backends import joining
 from vllm_cluster.kernel.checks.finding import Finding, each_host, has_node, outliers
 from vllm_cluster.kernel.facts.host_facts import HostFacts, Nic
 from vllm_cluster.kernel.inventory.model import Host, Inventory
-from vllm_cluster.kernel.plan.desired import hcas, interface
+from vllm_cluster.kernel.plan.desired import choose_interface, hcas
 from vllm_cluster.kernel.plan.pull import container_name
 from vllm_cluster.kernel.shell_line import command_line, listener_line
 
@@ -20,7 +20,7 @@ FASTER = 4
 
 def _nic(host: Host, facts: HostFacts) -> Nic | None:
     """The interface that the traffic between nodes takes."""
-    return next((nic for nic in facts.nics if nic.name == interface(host, facts)), None)
+    return next((nic for nic in facts.nics if nic.name == choose_interface(host, facts)), None)
 
 
 @each_host
@@ -34,9 +34,9 @@ def addresses(inventory: Inventory, host: Host, facts: HostFacts) -> Iterator[Fi
         have = ", ".join(f"{a} ({nic.name})" for nic in facts.nics if nic.name != "lo" for a in nic.addresses)
         text = f"no interface holds the address {host.address}; it has {have or 'none that `ip -j addr` shows'}"
         yield Finding("address-not-found", host.name, text, f"correct hosts.{host.name}.address")
-    if interface(host, facts) and _nic(host, facts) is None:
+    if choose_interface(host, facts) and _nic(host, facts) is None:
         have = ", ".join(nic.name for nic in facts.nics)
-        text = f"there is no interface {interface(host, facts)}; it has {have}"
+        text = f"there is no interface {choose_interface(host, facts)}; it has {have}"
         yield Finding("interface-not-found", host.name, text, f"correct hosts.{host.name}.interface")
     if ip_address(host.address).is_global:
         text = f"its address {host.address} can be routed on the internet"
@@ -200,6 +200,10 @@ def ports(inventory: Inventory, host: Host, facts: HostFacts) -> Iterator[Findin
     of_head = (*way.HEAD_PORTS, *way.LOOPBACK_PORTS, "nodes", "api") if host.name == inventory.head_name else ()
     for key in (*way.NODE_PORTS, *of_head):
         yield from _taken(inventory, host.name, facts, key)
+    if host.name != inventory.head_name:
+        # One a replica that another host than the head leads, by its first GPU.
+        for number in range(host.gpu_number or len(facts.gpus) or 1):
+            yield from _taken(inventory, host.name, facts, "replicas", number)
 
 
 def endpoint(inventory: Inventory, facts: Mapping[str, HostFacts]) -> Iterator[Finding]:
@@ -209,10 +213,11 @@ def endpoint(inventory: Inventory, facts: Mapping[str, HostFacts]) -> Iterator[F
         yield from _taken(inventory, head, facts[head], "api")
 
 
-def _taken(inventory: Inventory, host: str, facts: HostFacts, key: str) -> Iterator[Finding]:
-    port = getattr(inventory.ports, key)
+def _taken(inventory: Inventory, host: str, facts: HostFacts, key: str, number: int = 0) -> Iterator[Finding]:
+    port = getattr(inventory.ports, key) + number
     if port in facts.listening:
-        text = f"port {port} is already in use (ports.{key})"
+        text = f"port {port} is already in use (ports.{key}{f' + {number}' if number else ''})"
         fix = f"{listener_line(port, host)}, then stop that process, or set ports.{key}"
-        # Only `serve` needs the endpoint's, and on one address; only `pull` its own.
-        yield Finding("port-in-use", host, text, fix, severity="error" if key not in ("api", "pull") else "warning")
+        # Only `serve` needs the endpoint's, and on one address; only `pull` and `serve --replicas` theirs.
+        later = key in ("api", "pull", "replicas")
+        yield Finding("port-in-use", host, text, fix, severity="warning" if later else "error")

@@ -16,14 +16,14 @@ __all__ = ["Finding", "check_all", "engine_problem", "preflight", "unseen"]
 
 # Cheap, and worth interrupting `up` for.
 _ALWAYS: Sequence[Check] = (
-    gpus.count,
+    gpus.enough_gpus,
     gpus.state,
     network.addresses,
     network.kinds,
     rdma.named,
     rdma.devices,
     network.ports,
-    docker.foreign,
+    docker.warn_of_foreign,
     docker.name_taken,
     docker.disk_space,
     docker.gpu_access,
@@ -56,8 +56,9 @@ _ON_DEMAND: Sequence[Check] = (
     host.hostnames,
     image.processor,
     image.prepared,
-    model_cache.place,
+    model_cache.cache_filesystem,
     model_cache.incomplete_files,
+    model_cache.without_tokenizer,
     model_cache.same_models,
     model_cache.one_device,
 )

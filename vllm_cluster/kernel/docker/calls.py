@@ -143,7 +143,7 @@ class Reply:
 
     def unreadable(self, why: object) -> Unreadable:
         """The error for an answer that is not what Docker's API promises."""
-        return Unreadable(self._host, f"{self._call.what}: Docker's answer cannot be read: {str(why)[:200]}")
+        return Unreadable(self._host, f"{self._call.what}: Docker's answer cannot be read: {str(why)[:200]}", again=())
 
     def _piece(self) -> bytes:
         with self.failing() as connection:
@@ -175,10 +175,12 @@ class Reply:
                     raise ConnectionLost(self._host, f"{what}: {error.detail}", hint=error.hint) from error
                 case TimeoutError():
                     text = f"{what}: Docker did not answer within {self._seconds:.0f} s"
-                    raise NoAnswer(self._host, text) from error
+                    raise NoAnswer(self._host, text, again=()) from error
                 case OSError() | EOFError() | ValueError() | http.client.HTTPException():
                     why = (connection.stderr_tail() if connection else "") or error
-                    raise ConnectionLost(self._host, f"{what}: the connection to Docker broke: {why}") from error
+                    raise ConnectionLost(
+                        self._host, f"{what}: the connection to Docker broke: {why}", again=()
+                    ) from error
             raise
 
 

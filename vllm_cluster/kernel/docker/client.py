@@ -20,7 +20,7 @@ from vllm_cluster.kernel.docker.volumes import Volumes
 from vllm_cluster.kernel.errors import CommandFailed
 from vllm_cluster.kernel.facts.docker_objects import Container, ContainerInfo, Image, ImageInfo
 from vllm_cluster.kernel.transport.base import Stream, Transport
-from vllm_cluster.wire.reading import MAX_BYTES, bounded
+from vllm_cluster.wire.reading import MAX_BYTES, RefusedDocument, bounded
 
 # The newest that these calls were tried with; Docker speaks older dialects down to its own minimum.
 MAX_API = (1, 47)
@@ -112,7 +112,9 @@ class DockerApi:
 
     def image_info(self, reference: str) -> ImageInfo | None:
         """The output of `docker image inspect`, None where the image is not there."""
-        return self._info(Call(f"inspect image {reference}", "GET", path("images", reference, "json")), parse.image)
+        return self._info(
+            Call(f"inspect image {reference}", "GET", path("images", reference, "json")), parse.read_image
+        )
 
     def _info(self, call: Call, read: Callable[[Any], T]) -> T | None:
         try:
@@ -133,12 +135,15 @@ class DockerApi:
         query |= {"rm": "1", "forcerm": "1", "networkmode": "none"}
         call = Call(f"build {tag}", "POST", "/build", query, body=context)
         with self._calls.stream(call, deadline) as reply:
-            problem, log = _built(reply.messages())
+            try:
+                problem, log = _built(reply.messages())
+            except RefusedDocument as refused:
+                raise reply.unreadable(f"{refused.field} {refused.why}") from None
         if problem:
-            raise CommandFailed(self.host, f"cannot build {tag}: {problem}\n{log}", exit_code=1, stderr=log)
+            raise CommandFailed(self.host, f"cannot build {tag}: {problem}\n{log}", exit_code=1, stderr=log, again=())
         made = self.image_info(tag)
         if made is None:
-            raise CommandFailed(self.host, f"{tag} was built and is not there", exit_code=1, stderr=log)
+            raise CommandFailed(self.host, f"{tag} was built and is not there", exit_code=1, stderr=log, again=())
         return made.id
 
     def tag(self, image_id: str, repository: str, tag: str) -> None:
@@ -199,11 +204,18 @@ class DockerApi:
                     break
         return kept.decode("utf-8", "replace")
 
-    def put_files(self, container: str, folder: str, files: Mapping[str, tuple[bytes, int]]) -> None:
-        """Write files (name → content, mode) of `self.owner` below a folder of a container, running or not."""
+    def put_files(
+        self, container: str, folder: str, files: Mapping[str, tuple[bytes, int]], folders: Iterable[str] = ()
+    ) -> None:
+        """Write files (name → content, mode) of `self.owner` below a folder of a container, running or not.
+
+        `folders` are those below it, for the owner alone: Docker makes what is not named, for root.
+        """
         there, query = path("containers", container, "archive"), {"path": folder}
         what = f"write files to {container[:12]}"
-        self._calls.do(Call(what, "PUT", there, query, body=packed(files, self.owner)), self._calls.after(FILE_SECONDS))
+        self._calls.do(
+            Call(what, "PUT", there, query, body=packed(files, self.owner, folders)), self._calls.after(FILE_SECONDS)
+        )
 
     def read_file(self, container: str, place: str, limit: int = MAX_FILE) -> bytes | None:
         """A file of a container, running or not; at most `limit` bytes, None where there is no such file.
@@ -251,17 +263,24 @@ class DockerApi:
 def _built(messages: Iterable[Mapping[str, object]]) -> tuple[str, str]:
     """Read what a build prints: the error in it, empty where it succeeded, and the end of its log."""
     log = ""
-    for message in messages:
-        log = (log + str(message.get("stream", "")))[-MAX_BUILD_LOG:]
-        if "error" in message:
-            return str(message["error"] or "without a reason")[:MAX_ERROR], log.strip()
+    for row in map(parse.build_row, messages):
+        log = (log + row.stream)[-MAX_BUILD_LOG:]
+        if row.error is not None:
+            return (row.error or "without a reason")[:MAX_ERROR], log.strip()
     return "", log.strip()
 
 
-def packed(files: Mapping[str, tuple[bytes, int]], owner: tuple[int, int] = (0, 0)) -> bytes:
-    """An archive of files of one owner: name → content, mode."""
+def packed(
+    files: Mapping[str, tuple[bytes, int]], owner: tuple[int, int] = (0, 0), folders: Iterable[str] = ()
+) -> bytes:
+    """An archive of files of one owner: name → content, mode; and of folders, for the owner alone."""
     archive = io.BytesIO()
     with tarfile.open(fileobj=archive, mode="w") as tar:
+        for name in folders:
+            entry = tarfile.TarInfo(name)
+            entry.type, entry.mode = tarfile.DIRTYPE, 0o700
+            entry.uid, entry.gid = owner
+            tar.addfile(entry)
         for name, (content, mode) in files.items():
             entry = tarfile.TarInfo(name)
             entry.size, entry.mode = len(content), mode

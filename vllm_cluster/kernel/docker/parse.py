@@ -4,14 +4,22 @@ from __future__ import annotations
 
 from typing import Any, TypeVar
 
-from vllm_cluster.kernel.facts.docker_objects import Container, ContainerInfo, DockerVolume, ExecInfo, Image, ImageInfo
+from vllm_cluster.kernel.facts.docker_objects import (
+    BuildRow,
+    Container,
+    ContainerInfo,
+    DockerVolume,
+    ExecInfo,
+    Image,
+    ImageInfo,
+)
 from vllm_cluster.wire.reading import RefusedDocument, convert
 
 T = TypeVar("T")
 SENDER = "Docker"
 
 
-def text(value: Any, key: str) -> str:
+def text(value: object, key: str) -> str:
     """The text under a key of an object.
 
     Raises:
@@ -23,50 +31,55 @@ def text(value: Any, key: str) -> str:
     return found
 
 
-def containers(value: Any) -> tuple[Container, ...]:
+def containers(value: object) -> tuple[Container, ...]:
     """A list of containers."""
     return tuple(_read(Container, row, {"Name": _name(row)}) for row in _list(value))
 
 
-def images(value: Any) -> tuple[Image, ...]:
+def images(value: object) -> tuple[Image, ...]:
     """A list of images."""
     return tuple(_read(Image, row) for row in _list(value))
 
 
-def volumes(value: Any) -> tuple[DockerVolume, ...]:
+def volumes(value: object) -> tuple[DockerVolume, ...]:
     """A list of volumes."""
-    return tuple(map(volume, _list(_object(value).get("Volumes"))))
+    return tuple(map(read_volume, _list(_object(value).get("Volumes"))))
 
 
-def volume(value: Any) -> DockerVolume:
+def read_volume(value: object) -> DockerVolume:
     """One volume."""
     return _read(DockerVolume, value, _object(value).get("UsageData"))
 
 
-def container(value: Any) -> ContainerInfo:
+def container(value: object) -> ContainerInfo:
     """The output of `docker inspect` for a container."""
     there = _object(value)
     labels = _object(there.get("Config")).get("Labels")
     return _read(ContainerInfo, there.get("State"), {"Id": there.get("Id"), "Labels": labels})
 
 
-def image(value: Any) -> ImageInfo:
+def read_image(value: object) -> ImageInfo:
     """The output of `docker image inspect`."""
     there = _object(value)
     return _read(ImageInfo, there, *map(there.get, ("Config", "RootFS", "GraphDriver")))
 
 
-def command(value: Any) -> ExecInfo:
+def read_exec(value: object) -> ExecInfo:
     """The output of an inspection of a command in a container."""
     return _read(ExecInfo, value)
 
 
-def whole(value: Any) -> dict[str, object]:
+def build_row(value: object) -> BuildRow:
+    """A line that a build prints."""
+    return _read(BuildRow, value)
+
+
+def whole(value: object) -> dict[str, object]:
     """All of an object, to be shown as it is."""
     return _object(value)
 
 
-def _read(kind: type[T], *parts: Any) -> T:
+def _read(kind: type[T], *parts: object) -> T:
     """These objects as one; Docker writes null for what is empty."""
     row = {key: value for part in parts for key, value in _object(part).items() if value is not None}
     return convert(kind, row, SENDER)
@@ -77,13 +90,13 @@ def _name(row: Any) -> Any:
     return names[0].lstrip("/") if names and isinstance(names[0], str) else names[0] if names else ""
 
 
-def _list(value: Any) -> list[Any]:
+def _list(value: object) -> list[Any]:
     if not isinstance(value, list | None):
         raise RefusedDocument(SENDER, "", "no list")
     return value or []
 
 
-def _object(value: Any) -> dict[str, Any]:
+def _object(value: object) -> dict[str, Any]:
     if not isinstance(value, dict | None):
         raise RefusedDocument(SENDER, "", "no object")
     return value or {}

@@ -110,7 +110,7 @@ class RunningExec:
     def code(self) -> int | None:
         """Its exit code; None while it runs."""
         call = Call("ask for its exit code", "GET", path("exec", self._id, "json"))
-        info = self._calls.ask(call, parse.command)
+        info = self._calls.ask(call, parse.read_exec)
         return None if info.running else info.exit_code
 
 

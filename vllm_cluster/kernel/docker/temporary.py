@@ -56,20 +56,20 @@ class TemporaryContainer:
 
 
 @contextmanager
-def temporary_container(engine: DockerApi, cluster: str, body: Mapping[str, object]) -> Iterator[str]:
+def temporary_container(docker: DockerApi, cluster: str, body: Mapping[str, object]) -> Iterator[str]:
     """A container through which a volume is reached; it is removed again.
 
     What failed in between is raised, not a failure of the removal after it.
     """
     name = temporary_name(cluster, "door")
-    engine.create(name, body)
+    docker.create(name, body)
     try:
         yield name
     except BaseException:
         with suppress(HostError):
-            engine.remove(name, grace=0)
+            docker.remove(name, grace=0)
         raise
-    engine.remove(name, grace=0)
+    docker.remove(name, grace=0)
 
 
 def temporary_name(cluster: str, purpose: str) -> str:

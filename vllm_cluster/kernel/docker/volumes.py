@@ -51,9 +51,9 @@ class Volumes:
         what = f"create volume {name}"
         body = {"Name": name, "Labels": dict(labels)}
         # Docker answers with the one that is there, even if other labels were asked for.
-        has = self._calls.ask(Call(what, "POST", "/volumes/create", json=body), parse.volume).labels
+        has = self._calls.ask(Call(what, "POST", "/volumes/create", json=body), parse.read_volume).labels
         # A Docker that was restarted leaves out the labels here, and knows them all the same.
-        return has or self._calls.ask(Call(what, "GET", path("volumes", name)), parse.volume).labels
+        return has or self._calls.ask(Call(what, "GET", path("volumes", name)), parse.read_volume).labels
 
     def remove(self, name: str) -> None:
         """Remove a volume; no error where it is gone."""

@@ -11,6 +11,11 @@ from typing import Any
 
 from vllm_cluster.kernel.explain import progress
 from vllm_cluster.kernel.explain.failure import KnownFailure, Sign, SignKind
+from vllm_cluster.kernel.explain.ranks import RANK_WORDS
+from vllm_cluster.kernel.explain.words import needle
+
+# What NCCL writes as a rank begins to join a communicator, and when it has.
+COMMUNICATORS = " - Init "
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,27 +42,31 @@ class LogPattern:
 def _failures(subjects: Mapping[str, Mapping[str, Any]], patterns: Mapping[str, str]) -> Iterator[KnownFailure]:
     for subject, entries in subjects.items():
         for slug, entry in entries.items():
-            signs = [_sign(sign, entry.get("kind", "cause"), patterns) for sign in entry.pop("signs", ())]
+            kind = entry.get("kind", "cause")
+            signs = [sign for words in entry.pop("signs", ()) for sign in _signs(words, kind, patterns)]
             checks = tuple(entry.pop("checks", ()))
             yield KnownFailure(slug, subject, **entry, checks=checks, signs=tuple(signs))
 
 
-def _sign(words: str | Mapping[str, Any], kind: str, patterns: Mapping[str, str]) -> Sign:
+def _signs(words: str | Mapping[str, Any], kind: str, patterns: Mapping[str, str]) -> Iterator[Sign]:
     if isinstance(words, str):
-        return Sign(words, "", SignKind[kind.upper()])
+        yield Sign(words, "", SignKind[kind.upper()])
+        return
+    needles = words["needle"] if isinstance(words["needle"], list) else [words["needle"]]
     pattern = words.get("pattern", "")
     for name, part in patterns.items():
         pattern = pattern.replace(f"(?&{name})", part)
     kind = words.get("kind", kind)
-    return Sign(
-        words["needle"],
-        pattern,
-        SignKind[kind.upper()],
-        tuple(words.get("explains", ())),
-        tuple(words.get("unless", ())),
-        words.get("instead", ""),
-        words.get("who", ""),
-    )
+    for text in needles:
+        yield Sign(
+            text,
+            pattern,
+            SignKind[kind.upper()],
+            tuple(words.get("explains", ())),
+            tuple(words.get("unless", ())),
+            words.get("instead", ""),
+            words.get("who", ""),
+        )
 
 
 _DOCUMENT = tomllib.loads(Path(__file__).with_name("failures.toml").read_text("utf-8"))
@@ -91,20 +100,15 @@ SIGNS = (
     ),
 )
 
-# Pieces of words that many signs and most lines of trouble share, whole needles for the rest: see `candidate_lines`.
-_SHARED = (
-    *("rror", "not ", "ailed", "nable", "emory", "annot", "imed out", "NCCL", "ibv_", "xception", "ERROR"),
-    *("nvalid", "onnect", " than ", "must ", " module", "availabl", "ied ", "river", "manifest", "_STATUS_", "space"),
-    *("ound", "ther ", "has ", "unre", " should ", "GPU ", "ted:", "ute ", "ded with", " fatal", "atch"),
+# What else a line is looked at for: errors, starts and stops, and what programs without levels write.
+_LOOKED_FOR = (
+    *("rror:", ": error", "Error", "Exception", "Exit", ".errors.", ".exc.", ".exceptions.", "Interrupt", "Expired"),
+    *("ERROR", "CRITICAL", "FATAL", "Traceback", "panic:", "Segmentation fault", "core dumped", "Killed", "Aborted"),
+    *(" E ", " F ", " C ", "[E", "[F", "NCCL WARN", "above exception", COMMUNICATORS, *RANK_WORDS),
+    *(*progress.START, progress.OWN_START, progress.OWN_STOP, *progress.GROUP_START),
+    *(*progress.QUIET_WORDS, progress.LEAVES, progress.RATES),
 )
-_TROUBLE = ("CRITICAL", "FATAL", "Traceback", "panic:", "Segmentation fault", "core dumped", "Killed", "Aborted")
-_WHOLE = dict.fromkeys(
-    (
-        *(known.needle for known in SIGNS),
-        *(*progress.START, progress.OWN_START, progress.OWN_STOP, *progress.GROUP_START),
-        *(*_TROUBLE, *progress.QUIET_WORDS, progress.LEAVES, progress.RATES),
-    )
-)
-KEYS = tuple(
-    key.encode() for key in (*_SHARED, *(word for word in _WHOLE if not any(part in word for part in _SHARED)))
-)
+_BY_NEEDLE: dict[str, list[LogPattern]] = {text: [] for text in _LOOKED_FOR}
+for _known in SIGNS:
+    _BY_NEEDLE.setdefault(_known.needle, []).append(_known)
+NEEDLES = {needle(text.encode()): tuple(known) for text, known in _BY_NEEDLE.items()}

@@ -6,17 +6,16 @@ import re
 from collections.abc import Iterable
 from typing import Generic, TypeVar
 
-from vllm_cluster.kernel.explain.catalogue import LogPattern
+from vllm_cluster.kernel.explain.catalogue import COMMUNICATORS, LogPattern
 from vllm_cluster.kernel.explain.failure import SignKind
 
 Place = TypeVar("Place")
 
-WORDS = " - Init "
 _JOINS = re.compile(
     r"\bcomm (0x[0-9a-f]{1,16}) rank (\d{1,6}) .{0,200}commId (0x[0-9a-f]{1,16}) - Init (START|COMPLETE)"
 )
 MAX_RANKS = 4096
-WAITS = LogPattern("collective-timeout", WORDS, None, SignKind.SYMPTOM)
+WAITS = LogPattern("collective-timeout", COMMUNICATORS, None, SignKind.SYMPTOM)
 
 
 class Communicators(Generic[Place]):
@@ -45,7 +44,7 @@ class Communicators(Generic[Place]):
         self.joined.clear()
 
 
-def waiting(hosts: Iterable[Communicators[Place]]) -> list[Place]:
+def find_waiting(hosts: Iterable[Communicators[Place]]) -> list[Place]:
     """Where ranks began to join a communicator that others have joined, and never did.
 
     As long as none has joined, they may all be about to.

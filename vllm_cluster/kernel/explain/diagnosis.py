@@ -10,10 +10,12 @@ from functools import partial
 from typing import Literal
 
 from vllm_cluster.kernel.explain.catalogue import FAILURES, LogPattern
-from vllm_cluster.kernel.explain.communicators import WAITS, waiting
+from vllm_cluster.kernel.explain.communicators import WAITS, find_waiting
+from vllm_cluster.kernel.explain.evidence import LogPosition, LogScan, Raised, SignMatch
 from vllm_cluster.kernel.explain.failure import KnownFailure, SignKind
+from vllm_cluster.kernel.explain.frame import is_echo
 from vllm_cluster.kernel.explain.progress import ANNOUNCED
-from vllm_cluster.kernel.explain.stream import LogPosition, LogScan, Raised, SignMatch
+from vllm_cluster.kernel.explain.ranks import compare_ranks
 
 # Two hosts' clocks, and what a launcher writes just before vLLM's own first line.
 SLACK = 5.0
@@ -58,7 +60,7 @@ class Diagnosis:
     failed first.
     "healthy" has a proof, "unfinished" is a start that is neither ready nor ended, "nothing" is without all of these.
     `unknown_lines` are the first lines of trouble that no failure explains, `last_line` is the last line of
-    the rank that ended first.
+    the rank that ended first, `ranks` is what the lines of all ranks show together.
     """
 
     result: Kind
@@ -74,6 +76,7 @@ class Diagnosis:
     error_lines: tuple[LogPosition, ...]
     unknown_lines: tuple[LogPosition, ...]
     last_line: LogPosition | None
+    ranks: tuple[str, ...]
     logs: int
     lines: int
     size: int
@@ -96,6 +99,7 @@ class _Evidence:
     trouble: list[LogPosition]
     strange: list[LogPosition]
     quiet: list[LogPosition]
+    murmurs: list[LogPosition]
     raised: list[Raised]
     earlier: Counter[str]
 
@@ -110,12 +114,17 @@ def diagnose(logs: Sequence[LogScan], *, since: Mapping[str, float] | None = Non
     seen = _evidence(logs, since, healthy=healthy)
     notes = [hit for hit in seen.hits if hit.known.kind is SignKind.NOTE]
     first, others = _first(_foremost(seen), notes)
+    if first and _raised_before(first, seen):
+        first, others = None, []
     survived = _findings(hit for hit in seen.survived if hit.known.kind <= SignKind.SYMPTOM)
     symptom = first if first and first.failure.kind == "symptom" else None
     kind: Kind = "symptom" if symptom else "explained" if first else "healed" if survived else _quiet(logs, healthy)
-    if not first and (seen.trouble or seen.failing or (kind == "nothing" and seen.quiet)):
+    # Never an exit code 0 with a failure in the logs, of any words.
+    soft = kind in ("nothing", "healthy") and (seen.quiet or seen.murmurs)
+    if not first and (seen.trouble or seen.failing or soft):
         kind = "exception" if seen.raised else "unknown"
-    raised = seen.raised[0] if kind == "exception" else None
+    raised = next((one for one in seen.raised if not is_echo(one.line.text)), seen.raised[0]) if seen.raised else None
+    raised = raised if kind == "exception" else None
     shown = {place for found in (first, *others) if found for place in found.places}
     return Diagnosis(
         result=kind,
@@ -136,6 +145,7 @@ def diagnose(logs: Sequence[LogScan], *, since: Mapping[str, float] | None = Non
         error_lines=_ends(seen, raised) if kind in ("exception", "unknown") else (),
         unknown_lines=(*seen.strange[:MAX_STRANGE], *seen.quiet[:MAX_STRANGE]) if symptom else (),
         last_line=_silent(logs) if symptom else None,
+        ranks=tuple(compare_ranks(log.ranks for log in logs)) if symptom else (),
         logs=len(files),
         lines=sum(log.lines for log in files),
         size=sum(log.size for log in files),
@@ -145,7 +155,7 @@ def diagnose(logs: Sequence[LogScan], *, since: Mapping[str, float] | None = Non
 def _quiet(logs: Sequence[LogScan], healthy: bool) -> Kind:
     """What logs without a failure show: an answer after the last start, a start without an end, or neither."""
     newest = _last_start(logs)
-    if any(log.stopped for log in logs) and not healthy:
+    if any(log.stopped or log.asked for log in logs) and not healthy:
         return "nothing"
     if healthy or any(log.alive and (log.alive.time is None or log.alive.time >= newest) for log in logs):
         return "healthy"
@@ -162,7 +172,7 @@ def _evidence(logs: Sequence[LogScan], since: Mapping[str, float] | None, *, hea
     hits, earlier = _of_last_run(logs, since, in_order)
     facts = _facts(logs)
     hits = [_uncontradicted(hit, facts) for hit in hits]
-    hits += [SignMatch(WAITS, place, place, 1) for place in waiting(log.communicators for log in logs)]
+    hits += [SignMatch(WAITS, place, place, 1) for place in find_waiting(log.communicators for log in logs)]
     alive = max((log.alive for log in logs if log.alive), key=_when, default=None)
 
     def over(place: LogPosition) -> bool:
@@ -174,8 +184,7 @@ def _evidence(logs: Sequence[LogScan], since: Mapping[str, float] | None, *, hea
         new = (place for place in places if place.time is None or place.time >= started - SLACK)
         return sorted((place for place in new if not (over(place) or in_order(place))), key=_when)
 
-    failing = [hit for hit in hits if hit.known.kind <= SignKind.CONSEQUENCE]
-    failing = [one for hit in failing if (one := _unplanned(hit, in_order))]
+    failing = [one for hit in hits if hit.known.kind <= SignKind.CONSEQUENCE and (one := _unplanned(hit, in_order))]
     stuck = [hit for hit in hits if hit.known.kind is SignKind.HARMLESS and hit.known.failure and not hit.evidence]
     return _Evidence(
         hits=hits,
@@ -191,6 +200,7 @@ def _evidence(logs: Sequence[LogScan], since: Mapping[str, float] | None, *, hea
         trouble=now(place for log in logs for place in log.trouble),
         strange=now(place for log in logs for place in log.strange),
         quiet=now(place for log in logs for place in log.quiet),
+        murmurs=now(place for log in logs for place in log.murmurs),
         raised=sorted((one for log in logs for one in log.raised if now([one.line])), key=lambda one: _when(one.line)),
         earlier=earlier,
     )
@@ -237,6 +247,12 @@ def _foremost(seen: _Evidence) -> list[SignMatch]:
     return of[SignKind.CAUSE] or seen.before or of[SignKind.BROAD] or symptoms or seen.stuck or ends
 
 
+def _raised_before(first: MatchedFailure, seen: _Evidence) -> bool:
+    """Whether a process has raised something unknown before what looks like the failure of another one."""
+    raised = (one.line for one in seen.raised if not is_echo(one.line.text))
+    return first.failure.follows and any(_when(line) < _when(first.places[0]) for line in raised)
+
+
 def _within(place: LogPosition, since: Mapping[str, float] | None) -> bool:
     """Whether a line is of the attempt; what belongs to no host are the words of the attempt itself."""
     if since is None or place.host not in since:
@@ -258,21 +274,25 @@ def _without(hit: SignMatch, counts: Callable[[LogPosition], bool]) -> SignMatch
     places = [place for place in (hit.first, *hit.recent) if counts(place)]
     if not places:
         return None
-    whole = places[0] == hit.first
-    return replace(hit, first=places[0], last=places[-1], count=hit.count if whole else len(places))
+    return replace(hit, first=places[0], last=places[-1], count=hit.count if places[0] == hit.first else len(places))
 
 
 def _ends_in_order(logs: Sequence[LogScan]) -> Callable[[LogPosition], bool]:
-    """Whether a line was written while vLLM ended by a request, or until it was started again."""
+    """Whether a line was written while vLLM ended by a request or a signal, or until it was started again."""
     spans = [span for log in logs for span in log.stops]
     starts = [start for _, start in spans] + [log.started.time for log in logs if log.started and log.started.time]
-    for log in logs:
-        if log.stopped and (stop := log.stopped.time):
-            spans.append((stop, min((start for start in starts if start >= stop), default=math.inf)))
+
+    def again(stop: float | None) -> float:
+        return SLACK + min((start for start in starts if start >= (stop or 0.0)), default=math.inf)
+
+    spans += [(stop, again(stop) - SLACK) for log in logs if log.stopped and (stop := log.stopped.time)]
+    # What failed in the second of a signal may be why it was sent: line by line, where the log is the same.
+    asked = [(log.asked, again(log.asked.time)) for log in logs if log.asked]
 
     def within(place: LogPosition) -> bool:
-        time = place.time
-        return time is not None and any(stop - 1 <= time <= start + SLACK for stop, start in spans)
+        time = -math.inf if place.time is None else place.time
+        by_signal = any(_precedes(signal, place) and time <= end for signal, end in asked)
+        return by_signal or any(stop - 1 <= time <= start + SLACK for stop, start in spans)
 
     return within
 
@@ -356,9 +376,8 @@ def _ends(seen: _Evidence, raised: Raised | None) -> tuple[LogPosition, ...]:
 
     Beside an exception that is shown already, its words do not come again, whoever repeats them.
     """
-    ends = _once(
-        sorted((*seen.strange[:MAX_STRANGE], *seen.quiet[:MAX_STRANGE], *seen.trouble[-MAX_LINES * 2 :]), key=_when)
-    )
+    first = (*seen.strange[:MAX_STRANGE], *seen.quiet[:MAX_STRANGE])
+    ends = _once(sorted((*first, *seen.trouble[-MAX_LINES * 2 :]), key=_when)) or tuple(seen.murmurs)
     if raised is None:
         return ends
     others = (place for place in ends if raised.line.text not in place.text and not place.text.startswith(ANNOUNCED))

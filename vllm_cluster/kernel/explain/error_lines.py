@@ -6,7 +6,7 @@ from collections.abc import Hashable
 
 from vllm_cluster.kernel.explain.catalogue import HARMLESS
 from vllm_cluster.kernel.explain.log_line import parse_line
-from vllm_cluster.kernel.explain.progress import TROUBLE
+from vllm_cluster.kernel.explain.progress import is_trouble
 
 _BEGINNING = "Traceback (most recent call last)"
 
@@ -30,4 +30,4 @@ class ErrorLines:
             return True
         if parsed.calm or any(one["needle"] in parsed.words for one in HARMLESS):
             return False
-        return parsed.loud or bool(TROUBLE.search(parsed.words))
+        return parsed.loud or is_trouble(parsed.words)

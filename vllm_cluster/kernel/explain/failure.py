@@ -55,6 +55,7 @@ class KnownFailure:
     `prevented` is what else keeps it from happening, `silent` why no log shows it.
 
     A failure of the `host` or of Ray can precede the start of vLLM that it makes fail.
+    A symptom `follows` where it is what the failure of one process looks like from another.
     Of a symptom, `cause` is what it means and `fix` where its cause is written. Each line of a `fix` is a remedy.
     """
 
@@ -69,5 +70,6 @@ class KnownFailure:
     silent: str = ""
     host: bool = False
     kind: FailureKind = "cause"
+    follows: bool = False
     signs: tuple[Sign, ...] = ()
     number: int | str | None = None

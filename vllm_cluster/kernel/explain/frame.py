@@ -5,9 +5,11 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from vllm_cluster.kernel.explain.log_line import MAX_LINE, parse_line
+from vllm_cluster.kernel.explain.catalogue import LogPattern
+from vllm_cluster.kernel.explain.log_line import MAX_LINE, LogLine, parse_line
 
 MAX_ABOVE = 4096
+MAX_BELOW = 16384
 MAX_FRAMES = 32  # frames of other processes that are passed over, where several write side by side
 SHOWN = 400  # bytes below a line that may continue it
 _FRAME = re.compile(r'File "([^"]{1,300})", line (\d{1,7})(?:, in ([\w.<>]{1,120}))?')
@@ -17,7 +19,19 @@ _EXCEPTION = re.compile(
     r"(?:[A-Za-z_][\w.]{0,120}(?:Error|Exception|Exit|Interrupt|Expired)|(?:\w{1,40}\.){1,8}(?:errors|exc|exceptions)\.\w+)"
     r"(?:: |:?$)"
 )
+# Any class, where a traceback shows that it is one: queue.Empty, filelock._error.Timeout.
+_CLASS = re.compile(r"[A-Za-z_]\w{0,80}(?:\.\w{1,80}){0,8}(?:: |$)")
+# What a process raises because another one has failed, or because it is ended.
+_ECHO = re.compile(
+    r"(?:\w{1,40}\.){0,6}(?:(?:Timeout|Cancelled|Connection|ConnectionReset|ConnectionRefused|BrokenPipe|EOF"
+    r"|DistBackend|DistStore|DistNetwork|EngineDead|EngineGenerate)?Error|Exception|KeyboardInterrupt|SystemExit)"
+    r"(?:: |:?$)"
+)
 # What follows replaces what is above: it is how the process ended.
+TRACEBACK = "Traceback (most recent call last)"
+# Where vLLM checks what it was given, before anything runs.
+_CHECKS = re.compile(r"vllm/(?:config/|engine/arg_utils\.py|envs\.py|platforms/|entrypoints/(?:cli/|openai/cli_args))")
+_REFUSES = re.compile(r"(?:ValueError|AssertionError|NotImplementedError|TypeError|argparse\.\w+): \S")
 _CHAINED = ("During handling of the above exception", "The above exception was the direct cause")
 
 
@@ -32,11 +46,12 @@ class Frame:
 
 @dataclass(frozen=True)
 class Nearby:
-    """A line of a piece of a log, with what is above and below it."""
+    """A line of a piece of a log, with what is above and below it, and the signs that the piece may hold."""
 
     part: bytes
     start: int
     end: int
+    signs: tuple[LogPattern, ...]
 
     @property
     def text(self) -> bytes:
@@ -47,6 +62,12 @@ class Nearby:
     def below(self) -> bytes:
         """What may continue the line."""
         return self.part[self.end + 1 : self.end + 1 + SHOWN]
+
+    def alone(self) -> Nearby:
+        """The same without the rest of the piece, which need not be kept for it."""
+        above = max(0, self.start - MAX_ABOVE - MAX_LINE)
+        part = self.part[above : self.end + 1 + SHOWN]
+        return Nearby(part, self.start - above, self.end - above, self.signs)
 
     def frame(self, who: str, names: frozenset[str]) -> Frame | None:
         """The nearest frame above that the same process has written."""
@@ -62,10 +83,38 @@ class Nearby:
                 return Frame(_INSTALLED.sub("", found[1]), int(found[2]), found[3] or "")
         return None
 
+    def last(self, who: str, names: frozenset[str]) -> tuple[int, LogLine, Nearby] | None:
+        """The line that ends the traceback which begins here: how far below, and what is near it."""
+        start, frames = self.end + 1, 0
+        for below, raw in enumerate(self.part[start : start + MAX_BELOW].split(b"\n")[:-1], 1):
+            parsed = parse_line(raw, names=names)
+            if parsed.who == who and parsed.words:
+                if not raw.rstrip().endswith(b"  " + parsed.words.encode()):
+                    found = frames and _CLASS.match(parsed.words)
+                    return (below, parsed, Nearby(self.part, start, start + len(raw), self.signs)) if found else None
+                frames += bool(_FRAME.match(parsed.words))
+            start += len(raw) + 1
+        return None
+
 
 def is_exception(words: str) -> bool:
     """Whether a line is the last of a traceback: the exception and its message."""
     return bool(_EXCEPTION.match(words))
+
+
+def may_refuse(words: str) -> bool:
+    """Whether an exception is of a class by which code refuses what it was given, and has a message."""
+    return bool(_REFUSES.match(words))
+
+
+def is_check(frame: Frame | None) -> bool:
+    """Whether a line of source code is of those that check vLLM's settings."""
+    return bool(frame and _CHECKS.match(frame.file))
+
+
+def is_echo(words: str) -> bool:
+    """Whether an exception is of a class that the end of another process raises."""
+    return bool(_ECHO.match(words))
 
 
 def is_chained(words: str) -> bool:

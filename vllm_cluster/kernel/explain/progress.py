@@ -35,16 +35,25 @@ START = ("vLLM API server version", "non-default args:")
 OWN_START = "vcluster starts vLLM"
 # vLLM is stopped by a request: from here on its processes end, and write so.
 OWN_STOP = "vcluster stops vLLM"
+# The same, asked for by docker stop, an orchestrator or a launcher; after a failure it is only its end.
+SIGNALLED = "trigger received signal=SIG"
+# What Python raises at Ctrl-C, and vLLM at SIGTERM while it starts.
+INTERRUPTED = "KeyboardInterrupt"
 GROUP_START = ("Ray runtime started",)
 
 # Ray's lists of what may be the reason.
-POSSIBLE = re.compile(r"Possible reasons include|There are some potential root causes|Some common causes include")
+POSSIBLE = ("Possible reasons include", "There are some potential root causes", "Some common causes include")
 
 # A line that reports a failure of any kind.
-TROUBLE = re.compile(
+_TROUBLE = re.compile(
     r"^(?:Traceback \(|[\w.]{0,120}(?:Error|Exception|Exit)\b:?|(?:\w{1,40}\.){1,8}(?:errors|exc|exceptions)\.\w+: )"
     r"|\b(?:ERROR|CRITICAL|FATAL)\b|\b[Ee]rror:|: error\b|panic:|Segmentation fault|core dumped|^Killed\b|^Aborted\b"
     r"|^\[[\d\- :,.]{19,27} [EFC] |^\[[EF]\d{3,4} \d\d:|\bNCCL WARN\b"
+)
+# One of these is in each such line: they are found in a fraction of the time.
+_IN_TROUBLE = (
+    *("rror", "Exception", "Exit", "exc", "ERROR", "CRITICAL", "FATAL", "Traceback", "panic:", "Segmentation fault"),
+    *("core dumped", "Killed", "Aborted", "NCCL WARN"),
 )
 
 # What ssh, Docker, the kernel, daemons and C++ libraries write when they fail: no word ERROR, no level.
@@ -54,9 +63,41 @@ QUIET_WORDS = (
     *("No route to host", "Permission denied", "what():", "Error response from daemon"),
     *("Failed: Cuda error", "Assertion `", "Assertion failed:", "failed to start.", "CrashLoopBackOff"),
 )
+# How programs without levels report a failure: only where nothing else is found.
+FAILED = (
+    *("fail", "fails", "failed", "failure", "failures", "error", "errors", "exception", "fatal", "cannot", "can't"),
+    *("couldn't", "could not", "unable", "denied", "refused", "rejects", "rejected", "crash", "crashed", "crashes"),
+    *("crashing", "abort", "aborts", "aborted", "panic", "panicked", "killed", "oom", "unhealthy", "invalid"),
+    *("timed out", "unsupported", "unreachable", "corrupt", "corrupted", "insufficient", "mismatch", "mismatched"),
+    *("evicted", "segfault", "died", "lost", "no such", "out of memory"),
+    *(f"not {word}" for word in ("supported", "found", "allowed", "permitted", "installed", "enough", "valid")),
+)
+# The word by which a line with an exit code is found.
+EXIT = ("exit", "exited")
+_FAILED = re.compile(
+    rf"(?i)\b(?:{'|'.join(FAILED)}|exit(?:ed)?(?: with)?(?: (?:code|status))?[ =:]{{1,3}}\(?-?[1-9]\d{{0,2}})\b"
+)
+_CALM = re.compile(
+    r"(?i)^\W{0,4}(?:info|debug|warn(?:ing)?|trace|notice)\b|^\[?[diw]\d{3,4} \d\d:"
+    r"|\b(?:level|severity)\W{1,3}\"?(?:info|debug|warn)"
+    r"|\bwarning\b|\b(?:no|0|without|zero) (?:\w+ )?(?:errors?|failures?|failed)\b"
+    r"|\b(?:errors?|fail\w*|exceptions?|killed|lost|oom\w*)\W{1,4}(?:0|none|null|false|\{\}|\[\])"
+    r"|\b(?:if|when|unless|retry|retrying|ignor\w+|fallback|falling back|skipp\w+|--\w)\b"
+)
 # A process leaves: from here on, lost connections do not count.
 LEAVES = "destroy_process_group() was not called"
 # An engine's regular report.
 RATES = "Avg generation throughput:"
 ENGINE = re.compile(r"Engine \d{1,5}")
 IDLE = re.compile(r"prompt throughput: 0\.0 tokens/s, Avg generation throughput: 0\.0 tokens/s, Running: [1-9]")
+
+
+def is_trouble(words: str) -> bool:
+    """Whether a line reports a failure of any kind."""
+    likely = words.startswith("[") or any(map(words.__contains__, _IN_TROUBLE))
+    return likely and bool(_TROUBLE.search(words))
+
+
+def may_fail(words: str) -> bool:
+    """Whether a line has a word of failure, and none that takes it back."""
+    return bool(_FAILED.search(words)) and not _CALM.search(words)

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from operator import itemgetter
 
 from vllm_cluster.kernel.explain import progress
-from vllm_cluster.kernel.explain.catalogue import KEYS
+from vllm_cluster.kernel.explain.catalogue import NEEDLES
+from vllm_cluster.kernel.explain.evidence import RECENT, LogScan
 from vllm_cluster.kernel.explain.frame import Nearby
 from vllm_cluster.kernel.explain.log_line import DAY, MAX_LINE, UNDATED, LogLine, learn_newest, parse_line
 from vllm_cluster.kernel.explain.prefix import learn, section
-from vllm_cluster.kernel.explain.stream import RECENT, HostStream, LogScan
+from vllm_cluster.kernel.explain.stream import HostStream
+from vllm_cluster.kernel.explain.words import DistinctWords, needle
 
 NEARLY_A_YEAR = 363 * DAY
 ABOVE = 8192  # characters above a line that are looked through for its time
@@ -22,11 +24,14 @@ LEARNT = 64 << 10  # bytes at the beginning of a file that show its prefixes and
 MAX_STREAMS = 1000
 # A line break is found faster than the beginning of a line.
 _HEADING = re.compile(rb"\n(?:==|##|---|\*\*\*)[^\n]{1,160}(?=\n|$)")
-# Numbers and hexadecimal names, as of requests, are what differs between lines of one kind.
-_KIND = bytes.maketrans(b"123456789abcdef", b"0" * 15)
-_KEYS_BY_KIND: dict[bytes, list[bytes]] = {}
-for _key in KEYS:
-    _KEYS_BY_KIND.setdefault(_key.translate(_KIND), []).append(_key)
+_COLOUR = re.compile(rb"\x1b\[[0-9;?]{0,20}[ -/]{0,4}[@-~]")
+# Of lines with only a word of failure those of a calm level do not count.
+_CALM = re.compile(rb"\b(?:DEBUG|INFO|WARNING)\b")
+_FAILED = tuple(
+    needle(form.encode())
+    for word in (*progress.FAILED, *progress.EXIT)
+    for form in (word, word.capitalize(), word.upper())
+)
 _PROGRESS = tuple(mark.encode() for mark in progress.PROGRESS)
 
 
@@ -54,6 +59,7 @@ def scan(source: LogSource, tick: Callable[[int], None] = lambda _: None) -> Log
         seen.size += len(part)
         seen.lines = number + part.count(b"\n") - part.endswith(b"\n")
         tick(len(part))
+    file.finish()
     return seen
 
 
@@ -69,53 +75,39 @@ def _beginning(parts: Iterable[tuple[int, bytes]]) -> tuple[bytes, Iterable[tupl
 
 
 def candidate_lines(number: int, part: bytes) -> Iterator[tuple[int, bytes, Nearby]]:
-    """The lines that hold one of the keys: number, text, and what is near it.
+    """The lines that may matter: number, text, and what is near it.
 
-    A search for a few short keys through a whole piece is ten times as fast as looking at line after line. Where a
-    server writes the same lines again and again, with other numbers and names of requests, each is searched once.
+    A search for a few needles through a whole piece is ten times as fast as looking at line after line, and most
+    needles have a word that is not in the piece at all.
     """
-    lines = part.translate(_KIND).split(b"\n")
-    kinds = b"\n".join(dict.fromkeys(lines))
-    if len(kinds) > len(part) // 2:
-        found = [(start, at) for start, (at, _) in _with_keys(part, dict.fromkeys(KEYS, ())).items()]
-    else:
-        found = list(_of_kinds(part, lines, kinds))
+    words = DistinctWords(part)
+    needles = list(words.keys(NEEDLES))
+    signs = tuple(known for one in dict.fromkeys(one for one, _ in needles) for known in NEEDLES[one])
+    # In one order: where several keys are in a line, the first one is where it is judged.
+    found = _with_keys(part, sorted({key for _, key in needles}))
+    failed = _with_keys(part, sorted({key for _, key in words.keys(_FAILED)}))
+    found |= {start: at for start, at in failed.items() if start not in found and not _CALM.search(part, start, at)}
     before, line = 0, number
-    for start, at in sorted(found):
+    for start, at in sorted(found.items()):
         line += part.count(b"\n", before, start)
         before = start
         end = part.find(b"\n", at)
         end = len(part) if end < 0 else end
         # Of an endless line, what is around the first key.
         begin = max(start, min(at - MAX_LINE // 4, end - MAX_LINE))
-        yield line, part[begin : min(end, begin + MAX_LINE)], Nearby(part, start, end)
+        yield line, part[begin : min(end, begin + MAX_LINE)], Nearby(part, start, end, signs)
 
 
-def _with_keys(text: bytes, keys: Mapping[bytes, Sequence[bytes]]) -> dict[int, tuple[int, list[bytes]]]:
-    """Where the lines with keys begin, where the first key of each is, and what these keys are for."""
-    found: dict[int, tuple[int, list[bytes]]] = {}
-    for key, originals in keys.items():
+def _with_keys(text: bytes, keys: Iterable[bytes]) -> dict[int, int]:
+    """Where the lines with keys begin, and where a key is in each."""
+    found: dict[int, int] = {}
+    for key in keys:
         at = text.find(key)
         while at >= 0:
-            found.setdefault(text.rfind(b"\n", 0, at) + 1, (at, []))[1].extend(originals)
+            found.setdefault(text.rfind(b"\n", 0, at) + 1, at)
             end = text.find(b"\n", at)
             at = text.find(key, end) if end >= 0 else -1
     return found
-
-
-def _of_kinds(part: bytes, lines: Sequence[bytes], kinds: bytes) -> Iterator[tuple[int, int]]:
-    """Where the lines of a piece begin that hold a key, and where the key is, found in their kinds."""
-    matched: dict[bytes, tuple[int, list[bytes]]] = {}
-    for start, (at, keys) in _with_keys(kinds, _KEYS_BY_KIND).items():
-        end = kinds.find(b"\n", at)
-        matched[kinds[start : len(kinds) if end < 0 else end]] = (at - start, keys)
-    start = 0
-    for kind in lines if matched else ():
-        if kind in matched:
-            offset, keys = matched[kind]
-            if any(part.find(key, start, start + len(kind)) >= 0 for key in keys):
-                yield start, start + offset
-        start += len(kind) + 1
 
 
 def _sections(number: int, part: bytes) -> Iterator[tuple[int, str]]:
@@ -151,20 +143,37 @@ class _LogFile:
 
     def read(self, number: int, part: bytes) -> None:
         """Look at the lines of one piece that may matter, and at what shows that work continued."""
+        if b"\x1b" in part:
+            part = _COLOUR.sub(b"", part)
         self._sections = [*self._sections[-1:], *_sections(number, part)]
-        answers = _answers(part)
+        answers, before = _answers(part), 0
         for at, raw, nearby in candidate_lines(number, part):
+            # The year of what follows, by the last line above that begins with a date.
+            if (dated := part.rfind(b"\n20", before, nearby.start)) >= 0:
+                self._note(self._parsed(part, dated + 1), at)
+            before = nearby.start
             if answers and answers[0] < nearby.start:
                 before = bisect_left(answers, nearby.start)
                 self._answered(number, part, answers[:before])
                 del answers[:before]
             parsed = parse_line(raw, self._newest, self._names)
-            if parsed.dated and parsed.time is not None:
-                # What follows without a year is of the year after this line.
-                self._newest = parsed.time + NEARLY_A_YEAR
-            self._stream(parsed, at).take(at, parsed, nearby)
+            self._note(parsed, at).take(at, parsed, nearby)
         self._answered(number, part, answers)
         self._settle(number, part)
+
+    def finish(self) -> None:
+        """Complete what was kept of each host."""
+        for stream in self._streams.values():
+            stream.finish()
+
+    def _note(self, parsed: LogLine, at: int) -> HostStream:
+        """Keep what the time of a line shows about those below it, and return the host's stream."""
+        if parsed.dated and parsed.time is not None:
+            # What follows without a year is of the year after this line.
+            self._newest = parsed.time + NEARLY_A_YEAR
+        stream = self._stream(parsed, at)
+        stream.note(parsed)
+        return stream
 
     def _answered(self, number: int, part: bytes, places: Sequence[int]) -> None:
         """Take the last of these answers of each host."""

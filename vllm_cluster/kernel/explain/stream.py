@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections import Counter, deque
-from dataclasses import dataclass, field, replace
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import replace
 from functools import cache, lru_cache
 
 from vllm_cluster.kernel.explain import progress
-from vllm_cluster.kernel.explain.catalogue import SIGNS, LogPattern
-from vllm_cluster.kernel.explain.communicators import WORDS, Communicators
+from vllm_cluster.kernel.explain.catalogue import COMMUNICATORS, SIGNS, LogPattern
+from vllm_cluster.kernel.explain.evidence import LAST_TROUBLE, ErrorLine, LogPosition, LogScan, Raised, SignMatch
 from vllm_cluster.kernel.explain.failure import SignKind
-from vllm_cluster.kernel.explain.frame import Frame, Nearby, is_chained, is_exception
+from vllm_cluster.kernel.explain.frame import TRACEBACK, Nearby, is_chained, is_check, is_exception, may_refuse
 from vllm_cluster.kernel.explain.log_line import DAY, LogLine, parse_line
+from vllm_cluster.kernel.explain.ranks import RANK_WORDS, Ranks
 from vllm_cluster.kernel.text import redact
 
 SHOWN = 400  # characters of a line that are kept
@@ -20,100 +22,40 @@ WHO = 120
 MORE_LINES = 3
 INDENTED = b"]   "  # where a logger's prefix ends, before an indented line
 BANNER = 40  # lines of one start that all announce it
-LAST_TROUBLE = 12
 FIRST_STRANGE = 3
 MAX_RAISED = 16  # exceptions of one log that no failure explains: the first half of them, and the last ones
-RECENT = 64  # places of one sign, the last ones
-STOPS = 100  # times at which vLLM was stopped by a request
 DISORDER = 60.0  # seconds by which processes of one host may write out of order
 _CACHE = 4096
 # An engine that has requests is stuck when it reports no token so often, or for so many seconds.
 IDLE_REPORTS = 3
 IDLE_SECONDS = 60.0
 MAX_ENGINES = 1024
+# What vLLM's own checks of its settings raise is a refusal, of any text.
+REFUSED = LogPattern("combination-unsupported", "rror", None, SignKind.BROAD)
 STUCK = LogPattern("rank-stuck", progress.RATES, None, SignKind.SYMPTOM)
 
 
-@dataclass(frozen=True)
-class LogPosition:
-    """A line, its position in the log and its source; secrets are redacted."""
-
-    source: str
-    line: int
-    text: str
-    process: str = ""
-    host: str = ""
-    time: float | None = None
-
-
-@dataclass(frozen=True)
-class Raised:
-    """An exception that no failure explains, the lines below that continue it, and where it was raised."""
-
-    line: LogPosition
-    more: tuple[str, ...]
-    frame: Frame | None
-
-
-@dataclass
-class SignMatch:
-    """A sign that was found: the first place, how often, the lines below it, and the last places.
-
-    The same words can come of a planned stop and, later, of a failure: which places count is decided place by place.
-    """
-
-    known: LogPattern
-    first: LogPosition
-    last: LogPosition
-    count: int = 0
-    more: tuple[str, ...] = ()
-    evidence: LogPosition | None = None
-    recent: deque[LogPosition] = field(default_factory=lambda: deque(maxlen=RECENT))
-
-
-@dataclass
-class LogScan:
-    """What one log shows: the hits of its last run; of runs before, what a host suffered from, and failures by slug.
-
-    `strange` are the first lines of trouble of the last run that no failure explains, `last` is its last line;
-    `quiet` are the first lines in which programs without levels report a failure.
-    `stopped` is where vLLM was stopped by a request and not started since; `stops` are the times of earlier such stops,
-    each with that of the start after it. `streams` is what the same file holds of other hosts.
-    """
-
-    name: str
-    lines: int = 0
-    size: int = 0
-    hits: dict[LogPattern, SignMatch] = field(default_factory=dict)
-    before: dict[LogPattern, SignMatch] = field(default_factory=dict)
-    earlier: Counter[str] = field(default_factory=Counter)
-    trouble: deque[LogPosition] = field(default_factory=lambda: deque(maxlen=LAST_TROUBLE))
-    strange: list[LogPosition] = field(default_factory=list)
-    quiet: list[LogPosition] = field(default_factory=list)
-    raised: list[Raised] = field(default_factory=list)
-    last: LogPosition | None = None
-    stopped: LogPosition | None = None
-    stops: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=STOPS))
-    started: LogPosition | None = None
-    alive: LogPosition | None = None
-    streams: list[LogScan] = field(default_factory=list)
-    communicators: Communicators[LogPosition] = field(default_factory=Communicators)
-
-
-@lru_cache(_CACHE)
-def classify(words: str) -> tuple[tuple[LogPattern, ...], bool]:
-    """The signs that a line holds, and whether it reports a failure at all."""
+def classify(words: str, signs: Iterable[LogPattern] = SIGNS) -> tuple[tuple[LogPattern, ...], bool]:
+    """The signs that a line holds, of those that it may hold, and whether it reports a failure at all."""
     # A traceback quotes the statement above the message that it raised: `raise NoSpace("no space left")`.
     if words.startswith("raise "):
         return (), False
     # What Ray counts up as possible has not been seen.
-    words = progress.POSSIBLE.split(words, maxsplit=1)[0]
+    if any(mark in words for mark in progress.POSSIBLE):
+        words = min((words.split(mark, 1)[0] for mark in progress.POSSIBLE), key=len)
     found = tuple(
-        known for known in SIGNS if known.needle in words and (known.matches is None or known.matches.search(words))
+        known for known in signs if known.needle in words and (known.matches is None or known.matches.search(words))
     )
+    # One pattern is found by several words.
+    found = tuple({(known.failure, known.kind, known.matches or known.needle): known for known in found}.values())
     # What is harmless in any case may quote the failure that it warns of: a limit of files, and `Too many open files`.
     calm = tuple(known for known in found if known.kind is SignKind.HARMLESS and not known.failure)
-    return calm or found, bool(progress.TROUBLE.search(words))
+    return calm or found, _is_trouble(words)
+
+
+@lru_cache(_CACHE)
+def _is_trouble(words: str) -> bool:
+    return progress.is_trouble(words)
 
 
 @cache
@@ -129,32 +71,35 @@ class HostStream:
         self.seen, self._names, self._host = seen, names, host
         self._time: float | None = None
         self._latest: float | None = None
-        self._dated = False
+        self._dated = self._foreign = False
         self._leaves = False
         self._idle: dict[str, list[LogPosition]] = {}  # reports in a row of an engine with requests and no tokens
+        self._trouble: deque[ErrorLine] = deque(maxlen=LAST_TROUBLE)
+        self._raised: list[tuple[ErrorLine, Nearby]] = []
         self._chained: set[str] = set()  # processes whose next exception replaces the one before it
         self.waiting: list[SignMatch] = []  # look-alikes that wait for work to continue
 
-    def take(self, number: int, parsed: LogLine, nearby: Nearby) -> None:
-        """Look at one line that may matter."""
-        seen, foreign = self.seen, self.foreign(parsed)
+    def note(self, parsed: LogLine) -> None:
+        """Keep the time of a line, and whether it can be later than what is above it."""
+        self._foreign = self.foreign(parsed)
         self._time = self._time if parsed.time is None else parsed.time
-        if parsed.time is not None and not foreign:
+        if parsed.time is not None and not self._foreign:
             self._latest, self._dated = parsed.time, parsed.dated
-        if progress.OWN_START in parsed.words or (not foreign and any(mark in parsed.words for mark in progress.START)):
-            self._begin(self.place(number, parsed))
-        elif progress.OWN_STOP in parsed.words:
-            seen.stopped = self.place(number, parsed)
-        elif not foreign and any(mark in parsed.words for mark in progress.GROUP_START):
-            self._forget(group=True)
+
+    def take(self, number: int, parsed: LogLine, nearby: Nearby) -> None:
+        """Look at one line that may matter, and whose time is noted."""
+        seen = self.seen
+        self._turn(number, parsed)
         # At DEBUG vLLM reports attempts that it gives up as part of a normal start.
-        found, trouble = classify(parsed.words) if parsed.level != "DEBUG" else ((), False)
+        found, trouble = classify(parsed.words, nearby.signs) if parsed.level != "DEBUG" else ((), False)
         found = tuple(known for known in found if known.who is None or known.who.search(parsed.who))
         self._leaves = self._leaves or progress.LEAVES in parsed.words
         if progress.RATES in parsed.words:
             self._rates(number, parsed)
-        if WORDS in parsed.words:
+        if COMMUNICATORS in parsed.words:
             seen.communicators.take(parsed.words, self.place(number, parsed))
+        if any(word in parsed.words for word in RANK_WORDS):
+            seen.ranks.take(parsed.words)
         if self._leaves and parsed.words.startswith("[W"):
             return
         # Of a traceback only its ends count.
@@ -163,12 +108,53 @@ class HostStream:
             self._chained.add(parsed.who)
         elif found or loud:
             self._keep(number, parsed, nearby, found, trouble)
-        elif (
-            not parsed.level
-            and len(seen.quiet) < FIRST_STRANGE
-            and any(w in parsed.words for w in progress.QUIET_WORDS)
-        ):
-            seen.quiet.append(self.place(number, parsed))
+        elif not parsed.level:
+            self._quiet(number, parsed)
+        if parsed.words.startswith(TRACEBACK) and len(self._raised) < MAX_RAISED:
+            self._ended(number, parsed, nearby)
+
+    def _turn(self, number: int, parsed: LogLine) -> None:
+        """Take a line by which vLLM or Ray starts, or is asked to end."""
+        seen, own = self.seen, progress.OWN_START in parsed.words
+        if own or (not self._foreign and any(mark in parsed.words for mark in progress.START)):
+            self._begin(self.place(number, parsed))
+        elif progress.OWN_STOP in parsed.words:
+            seen.stopped = self.place(number, parsed)
+        elif progress.SIGNALLED in parsed.words and not self._fails():
+            seen.asked = self.place(number, parsed)
+        elif not self._foreign and any(mark in parsed.words for mark in progress.GROUP_START):
+            self._forget(group=True)
+
+    def _fails(self) -> bool:
+        """Whether anything has failed since the server last answered."""
+        seen, answered = self.seen, self.seen.alive.line if self.seen.alive else 0
+        failing = (hit for known, hit in seen.hits.items() if known.kind <= SignKind.CONSEQUENCE)
+        return bool(seen.strange) or any(hit.number > answered for hit in failing)
+
+    def _quiet(self, number: int, parsed: LogLine) -> None:
+        """Keep a line in which a program without levels reports a failure."""
+        seen = self.seen
+        if len(seen.quiet) == len(seen.murmurs) == FIRST_STRANGE:
+            return
+        if any(map(parsed.words.__contains__, progress.QUIET_WORDS)):
+            if len(seen.quiet) < FIRST_STRANGE:
+                seen.quiet.append(self.place(number, parsed))
+        elif len(seen.murmurs) < FIRST_STRANGE and progress.may_fail(parsed.words):
+            seen.murmurs.append(self.place(number, parsed))
+
+    def _ended(self, number: int, parsed: LogLine, nearby: Nearby) -> None:
+        """Keep the end of a traceback that is an exception by its place alone: its class is called otherwise."""
+        below, last, near = nearby.last(parsed.who, self._names) or (0, parsed, nearby)
+        if last.words.startswith(progress.INTERRUPTED):
+            # It was asked to end; where it was then does not matter.
+            if self._trouble and self._trouble[-1].number == number:
+                self._trouble.pop()
+            if not self._fails():
+                self.seen.asked = self.place(number, parsed)
+            return
+        if below and not is_exception(last.words) and not any(classify(last.words, near.signs)):
+            self._strange(ErrorLine(number + below, last, self._time))
+            self._raise(ErrorLine(number + below, last, self._time), near)
 
     def _rates(self, number: int, parsed: LogLine) -> None:
         """Count the reports of an engine that has requests and makes no token."""
@@ -188,33 +174,50 @@ class HostStream:
 
     def _keep(self, number: int, parsed: LogLine, nearby: Nearby, found: tuple[LogPattern, ...], trouble: bool) -> None:
         """Keep a line with signs or of an error."""
-        place = self.place(number, parsed)
         for known in found:
-            self._add(_milder(known) if parsed.calm else known, place, parsed, nearby)
+            self._add(_milder(known) if parsed.calm else known, number, parsed, nearby)
         harmless = any(known.kind is SignKind.HARMLESS for known in found)
         if (trouble or parsed.loud) and not parsed.calm and not harmless:
-            self.seen.trouble.append(place)
-            if trouble and not found and not parsed.words.startswith(progress.ANNOUNCED):
-                self._unexplained(place, parsed, nearby)
+            line = ErrorLine(number, parsed, self._time)
+            if not trouble or found or parsed.words.startswith(progress.ANNOUNCED):
+                self._trouble.append(line)
+                return
+            self._strange(line)
+            if is_exception(parsed.words):
+                self._raise(line, nearby)
 
-    def _unexplained(self, place: LogPosition, parsed: LogLine, nearby: Nearby) -> None:
-        """Keep a line of trouble that no failure explains, and of an exception where it was raised."""
+    def _strange(self, line: ErrorLine) -> None:
+        """Keep a line of trouble that no failure explains."""
+        self._trouble.append(line)
         if len(self.seen.strange) < FIRST_STRANGE:
-            self.seen.strange.append(place)
-        raised, chained = self.seen.raised, parsed.who in self._chained
-        if not is_exception(parsed.words):
+            self.seen.strange.append(self._place(*line))
+
+    def _raise(self, line: ErrorLine, nearby: Nearby) -> None:
+        """Keep an exception that no failure explains."""
+        raised, parsed, before = self._raised, line.parsed, None
+        if parsed.who in self._chained:
+            self._chained.discard(parsed.who)
+            before = next((at for at in reversed(range(len(raised))) if raised[at][0].parsed.who == parsed.who), None)
+        if before is None and any(one.parsed.words == parsed.words for one, _ in raised):
             return
-        self._chained.discard(parsed.who)
-        before = next((at for at in reversed(range(len(raised))) if raised[at].line.process == place.process), None)
-        if not (chained and before is not None) and any(one.line.text == place.text for one in raised):
-            return
-        one = Raised(place, self._continued(nearby.below, parsed), nearby.frame(parsed.who, self._names))
-        if chained and before is not None:
-            raised[before] = one
+        if may_refuse(parsed.words) and is_check(nearby.frame(parsed.who, self._names)):
+            self._add(REFUSED, line.number, parsed, nearby)
+        if before is not None:
+            raised[before] = line, nearby.alone()
             return
         if len(raised) == MAX_RAISED:
             del raised[MAX_RAISED // 2]
-        raised.append(one)
+        raised.append((line, nearby.alone()))
+
+    def finish(self) -> None:
+        """Complete what was kept as it was read: the last places of signs and of trouble, and exceptions."""
+        for hit in (*self.seen.hits.values(), *self.seen.before.values()):
+            hit.recent.extend(self._place(*one) for one in hit.lines)
+            hit.last = hit.recent[-1]
+        self.seen.trouble.extend(self._place(*one) for one in self._trouble)
+        for one, nearby in self._raised:
+            frame, more = nearby.frame(one.parsed.who, self._names), self._continued(nearby.below, one.parsed)
+            self.seen.raised.append(Raised(self._place(*one), more, frame))
 
     def foreign(self, parsed: LogLine) -> bool:
         """Whether a line cannot be later than what is above it, though it is below it.
@@ -224,21 +227,26 @@ class HostStream:
         if parsed.time is None:
             return False
         if self._latest is None:
-            return parsed.dated and bool(self.seen.hits or self.seen.trouble)
+            return parsed.dated and bool(self.seen.hits or self._trouble)
         return parsed.time < self._latest - (DISORDER if parsed.dated == self._dated else DAY)
 
     def place(self, number: int, parsed: LogLine, time: float | None = None) -> LogPosition:
         """A line as it is shown; without a time of its own it is as old as the one above it that has."""
-        text = redact(parsed.words)[:SHOWN]
-        known = next((at for at in (parsed.time, time, self._time) if at is not None), None)
-        return LogPosition(self.seen.name, number, text, parsed.who[:WHO], self._host, known)
+        return self._place(number, parsed, self._time if time is None else time)
 
-    def _add(self, known: LogPattern, place: LogPosition, parsed: LogLine, nearby: Nearby) -> None:
+    def _place(self, number: int, parsed: LogLine, above: float | None) -> LogPosition:
+        text, time = redact(parsed.words)[:SHOWN], above if parsed.time is None else parsed.time
+        return LogPosition(self.seen.name, number, text, parsed.who[:WHO], self._host, time)
+
+    def _add(self, known: LogPattern, number: int, parsed: LogLine, nearby: Nearby) -> None:
         hit = self.seen.hits.get(known)
         if hit is None:
+            place = self.place(number, parsed)
             hit = self.seen.hits[known] = SignMatch(known, place, place, more=self._continued(nearby.below, parsed))
-        hit.count, hit.last, hit.evidence = hit.count + parsed.times, place, None
-        hit.recent.append(place)
+        hit.count, hit.evidence = hit.count + parsed.times, None
+        if len(parsed.words) > SHOWN:
+            parsed = replace(parsed, words=redact(parsed.words)[:SHOWN])
+        hit.lines.append(ErrorLine(number, parsed, self._time))
         if known.kind is SignKind.HARMLESS and hit not in self.waiting:
             self.waiting.append(hit)
 
@@ -263,7 +271,7 @@ class HostStream:
             self._forget(group=False)
         if seen.stopped and seen.stopped.time and place.time:
             seen.stops.append((seen.stopped.time, place.time))
-        seen.started, seen.alive, seen.stopped = place, None, None
+        seen.started, seen.alive, seen.stopped, seen.asked = place, None, None, None
         self._leaves = False
         self._idle.clear()
 
@@ -273,7 +281,8 @@ class HostStream:
         for known in [known for known in seen.hits if (known.host or not group) and known.kind is not SignKind.FACT]:
             hit = seen.hits.pop(known)
             # What ends by a request writes symptoms of its end.
-            planned = known.kind is not SignKind.CAUSE and seen.stopped and hit.first.line > seen.stopped.line
+            stop = seen.stopped or seen.asked
+            planned = known.kind is not SignKind.CAUSE and stop and hit.first.line > stop.line
             if known.kind <= SignKind.SYMPTOM and not planned:
                 seen.earlier[known.failure] += 1
                 # Not what only looks like one: a rank that was killed yesterday explains nothing.
@@ -282,25 +291,29 @@ class HostStream:
         if group:
             seen.before.clear()
         else:
-            seen.trouble.clear()
+            self._trouble.clear()
             seen.strange.clear()
-            seen.raised.clear()
+            self._raised.clear()
             seen.quiet.clear()
+            seen.murmurs.clear()
             self.waiting.clear()
             seen.communicators.clear()
+            seen.ranks = Ranks()
 
     def answered(self, place: LogPosition) -> None:
         """Take a line by which the server has answered."""
         self.seen.alive = place
         self.seen.strange.clear()
-        self.seen.raised.clear()
+        self._raised = []
         self.seen.quiet.clear()
+        self.seen.murmurs.clear()
         self.seen.communicators.clear()
+        self.seen.ranks = Ranks()
         self.work_continued(place)
 
     def work_continued(self, place: LogPosition) -> None:
         """Take the last sign of progress in a piece: what only looked like a failure before it is none."""
         for hit in self.waiting[:]:
-            if place.line > hit.last.line:
+            if place.line > hit.number:
                 hit.evidence = place
                 self.waiting.remove(hit)

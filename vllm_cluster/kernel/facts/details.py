@@ -70,4 +70,5 @@ class Details:
     revisions: Mapping[str, str] = field(default_factory=dict)
     incomplete_files: tuple[str, ...] = ()
     broken_symlinks: tuple[str, ...] = ()
+    without_tokenizer: tuple[str, ...] = ()
     image: ImageDetails | None = None

@@ -56,4 +56,13 @@ section incomplete
 [ -d "$hub" ] && limit 3 find "$hub" -maxdepth 3 -name '*.incomplete' 2>/dev/null | head -n 5 | head -c 4000
 section dangling
 [ -d "$hub" ] && limit 3 find "$hub" -maxdepth 5 -xtype l 2>/dev/null | head -n 5 | head -c 4000
+section untokenized
+for folder in "$hub"/models--*/snapshots/*/; do
+  set -- "$folder"*.safetensors
+  [ -e "$1" ] || continue
+  for file in "$folder"tokenizer* "$folder"*.model "$folder"*.tiktoken "$folder"tekken.json "$folder"vocab.*; do
+    [ -e "$file" ] && continue 2
+  done
+  printf '%s\n' "$folder"
+done | head -n 5 | head -c 4000
 section whole

@@ -12,7 +12,7 @@ from typing import Annotated
 
 from vllm_cluster.kernel.text import printable
 from vllm_cluster.wire.reading import KEY
-from vllm_cluster.wire.values import MAX_LONG, Count, Size, between
+from vllm_cluster.wire.values import MAX_LONG, Count, Shown, Size, between
 
 
 def _line(text: str) -> str:
@@ -115,6 +115,14 @@ class DockerVolume:
     options: Mapping[Line, Line] = field(default_factory=dict, metadata={KEY: "Options"})
     size_bytes: Counted = field(default=-1, metadata={KEY: "Size"})
     users: Counted = field(default=-1, metadata={KEY: "RefCount"})
+
+
+@dataclass(frozen=True)
+class BuildRow:
+    """A line of a build: a piece of its log, or why it failed, of which Docker may give no reason."""
+
+    stream: Shown = ""
+    error: Shown | None = None
 
 
 @dataclass(frozen=True)

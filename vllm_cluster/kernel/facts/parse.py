@@ -24,6 +24,7 @@ _ROW = re.compile(r"[0-9]+,")
 # These end in commands that a person may paste.
 _MODEL = re.compile(r"\w[\w.-]*")
 _DISTRIBUTION, MAX_DISTRIBUTIONS = re.compile(r"[a-z][a-z0-9._-]{0,30}"), 8
+_WORD = re.compile(r"[\w.+~:-]{1,64}", re.ASCII)
 _VERSION = re.compile(r"[0-9]{1,4}(\.[0-9]{1,4})+")
 
 
@@ -172,14 +173,14 @@ def _engine(part: Mapping[str, str]) -> DockerFacts:
     folders, devices = _json_lists(part["dockercdi"])
     return DockerFacts(
         id=str(info_json.get("ID") or ""),
-        version=str(server.get("Version", "")),
+        version=_word(server.get("Version")),
         api_version=api,
-        architecture=str(server.get("Arch", "")),
+        architecture=_word(server.get("Arch")),
         container_runtimes=tuple(sorted(mapping(info_json.get("Runtimes")))),
         cdi_specs=tuple(sorted(set(filter(None, kinds)))),
         data_root=str(info_json.get("Root") or ""),
-        cgroup_driver=str(info_json.get("CgroupDriver") or ""),
-        cgroup_version=str(info_json.get("CgroupVersion") or ""),
+        cgroup_driver=_word(info_json.get("CgroupDriver")),
+        cgroup_version=_word(info_json.get("CgroupVersion")),
         rootless="name=rootless" in map(str, items(info_json.get("SecurityOptions"))),
         toolkit_version=toolkit[0] if toolkit else "",
         gpu_hook="hook" in part["toolkit"].split(),
@@ -189,7 +190,12 @@ def _engine(part: Mapping[str, str]) -> DockerFacts:
     )
 
 
-def _json_lists(text: str) -> Iterator[list[Any] | None]:
+def _word(value: object) -> str:
+    """A version or a name as Docker has them; nothing for what cannot be one."""
+    return value if isinstance(value, str) and _WORD.fullmatch(value) else ""
+
+
+def _json_lists(text: str) -> Iterator[list[object] | None]:
     """The lists in lines of JSON, None for a line that is not there; Docker writes null for an empty one."""
     for line in (*text.splitlines(), "", "")[:2]:
         info_json = parse_json(line) if line else None
@@ -218,6 +224,7 @@ def _details(part: Mapping[str, str]) -> Details:
         revisions={f[0]: f[1] for f in split_fields(part["revisions"], 2) if _MODEL.fullmatch(f[0]) and f[1].isalnum()},
         incomplete_files=tuple(part["incomplete"].splitlines()),
         broken_symlinks=tuple(part["dangling"].splitlines()),
+        without_tokenizer=tuple(part["untokenized"].splitlines()),
     )
 
 

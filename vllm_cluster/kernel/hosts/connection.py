@@ -45,22 +45,22 @@ class HostConnection:
         self.may_change = False
         self._guard: Callable[[], None] = self._refuse
         self._through: tuple[str, ...] = ()
-        self._engine: DockerApi | None = None
-        self._engine_id = ""
+        self._docker_api: DockerApi | None = None
+        self._docker_id = ""
 
     def fence(self, guard: Callable[[], None], through: Sequence[str]) -> None:
         """From now on ask `guard` before each call that changes the host, and reach Docker through this command."""
         self._guard, self._through = guard, tuple(through)
-        if self._engine:
-            self._engine.fence(self._dial)
+        if self._docker_api:
+            self._docker_api.fence(self._dial)
 
     def unfence(self) -> None:
         """Change nothing more on the host; what is read from now on comes over streams that no lease ends."""
         self._guard, self._through = self._refuse, ()
-        if self._engine:
+        if self._docker_api:
             # Those of the lease are not kept: where the host gave it up, they have ended, and only the next call
             # would notice.
-            self._engine.fence(self._dial)
+            self._docker_api.fence(self._dial)
 
     def ask(self) -> None:
         """Raise where the host may not be changed now: asked right before each call that does."""
@@ -85,40 +85,40 @@ class HostConnection:
     def reconnect(self) -> None:
         """Connect again after the connection broke; Docker is reached over new streams."""
         self.connect()
-        self.engine.fence(self._dial)
+        self.docker.fence(self._dial)
 
-    def open_engine(self, api_version: str, engine_id: str = "") -> DockerApi:
-        """Speak to the host's Docker engine in a version that it knows; `engine_id` is what it calls itself."""
-        if self._engine is None:
-            self._engine_id = engine_id
-            self._engine = self.runtime.docker(self.transport, api_version, self.runtime.clock)
-            self._engine.guard = self.ask
-            self._engine.fence(self._dial)
-        return self._engine
+    def open_docker(self, api_version: str, docker_id: str = "") -> DockerApi:
+        """Speak to the host's Docker engine in a version that it knows; `docker_id` is what it calls itself."""
+        if self._docker_api is None:
+            self._docker_id = docker_id
+            self._docker_api = self.runtime.docker(self.transport, api_version, self.runtime.clock)
+            self._docker_api.guard = self.ask
+            self._docker_api.fence(self._dial)
+        return self._docker_api
 
     @property
-    def engine(self) -> DockerApi:
+    def docker(self) -> DockerApi:
         """The host's Docker engine, after an observation has found one."""
-        if self._engine is None:
+        if self._docker_api is None:
             raise RuntimeError(f"{self.name} was not observed")
-        return self._engine
+        return self._docker_api
 
     @property
-    def engine_id(self) -> str:
+    def docker_id(self) -> str:
         """What the host's Docker engine calls itself, by every way to it; after an observation."""
-        if self._engine is None:
+        if self._docker_api is None:
             raise RuntimeError(f"{self.name} was not observed")
-        return self._engine_id
+        return self._docker_id
 
     @property
     def round_trips(self) -> int:
         """What was asked of the host so far, over the transport and over the Engine API."""
-        return self.transport.round_trips + (self._engine.requests if self._engine else 0)
+        return self.transport.round_trips + (self._docker_api.requests if self._docker_api else 0)
 
     def close(self) -> None:
         """Close the engine's streams and the connection."""
-        if self._engine:
-            self._engine.close()
+        if self._docker_api:
+            self._docker_api.close()
         self.transport.close()
 
 

@@ -17,6 +17,7 @@ from vllm_cluster.kernel.inventory.model import Inventory
 from vllm_cluster.kernel.plan.desired import STATE_FOLDER
 from vllm_cluster.kernel.plan.identity import is_copy, node_of
 from vllm_cluster.kernel.plan.spec import CLUSTER, ID, ROLE, node_name, user_numbers
+from vllm_cluster.kernel.text import end_of
 
 OBSERVE_SECONDS = 60.0
 RECORD_FILE = "cluster.json"
@@ -33,30 +34,30 @@ def observe(
     Raises:
         HostError: the host did not answer, or not to the end.
     """
-    facts = ask(inventory, connection, deep=deep)
+    facts = run_fact_script(inventory, connection, deep=deep)
     if engine_problem(facts):
         return facts
-    engine = connection.open_engine(facts.docker.api_version, facts.docker.id)
-    engine.owner = user_numbers(inventory.user or "")
+    docker = connection.open_docker(facts.docker.api_version, facts.docker.id)
+    docker.owner = user_numbers(inventory.user or "")
     # All of them: one with the name of the wanted container is in its way, with any labels.
-    images = engine.images()
+    images = docker.images()
     # Without its labels a copy belongs to others.
-    every = [replace(c, labels={}) if is_copy(c, images) else c for c in engine.containers(None)]
+    every = [replace(c, labels={}) if is_copy(c, images) else c for c in docker.containers(None)]
     facts = replace(facts, containers=tuple(container for container in every if CLUSTER in container.labels))
     # What a cluster left names whose it was; where a node is, the node names it, if its version knew ids.
     node = node_of(inventory.cluster, facts)
     known = node is not None and ID in node.labels and not volumes
-    left = {} if known else engine.volumes.labelled(f"{CLUSTER}={inventory.cluster}")
+    left = {} if known else docker.volumes.labelled(f"{CLUSTER}={inventory.cluster}")
     taken = [c for c in every if c.name == node_name(inventory.cluster) and c != node]
     others = [c for c in every if deep and CLUSTER not in c.labels and c not in taken]
     # What others wrote into their labels is theirs.
     strangers = tuple(replace(container, labels={}) for container in (*taken, *others))
-    facts = replace(facts, volumes=left, images=images, member_record=_record(engine, node), other_containers=strangers)
+    facts = replace(facts, volumes=left, images=images, member_record=_record(docker, node), other_containers=strangers)
     if facts.details is None:
         return facts
     return replace(
         facts,
-        details=replace(facts.details, image=_image(engine.image_info(inventory.image))),
+        details=replace(facts.details, image=_image(docker.image_info(inventory.image))),
     )
 
 
@@ -71,7 +72,7 @@ def usable(facts: HostFacts) -> HostFacts:
     return facts
 
 
-def ask(inventory: Inventory, connection: HostConnection, *, deep: bool = False) -> HostFacts:
+def run_fact_script(inventory: Inventory, connection: HostConnection, *, deep: bool = False) -> HostFacts:
     """What the host's own script finds; nothing is asked of Docker's API.
 
     Raises:
@@ -89,15 +90,15 @@ def ask(inventory: Inventory, connection: HostConnection, *, deep: bool = False)
         return replace(parse.facts(connection.name, result.text, deep=deep), observed_at=asked)
     except ValueError as error:
         stderr = result.stderr.decode("utf-8", "replace").strip()
-        text = f"cannot read its facts: {error}: {stderr[-300:]}"
-        raise CommandFailed(connection.name, text, exit_code=result.returncode, stderr=stderr) from error
+        text = f"cannot read its facts: {error}: {end_of(stderr, 300)}"
+        raise CommandFailed(connection.name, text, exit_code=result.returncode, stderr=stderr, again=()) from error
 
 
-def _record(engine: DockerApi, node: Container | None) -> str:
+def _record(docker: DockerApi, node: Container | None) -> str:
     """What a head remembers of its members; a worker has nothing to remember."""
     if node is None or node.labels.get(ROLE) != "head":
         return ""
-    return (engine.read_file(node.id, f"{STATE_FOLDER}/{RECORD_FILE}") or b"").decode("utf-8", "replace")
+    return (docker.read_file(node.id, f"{STATE_FOLDER}/{RECORD_FILE}") or b"").decode("utf-8", "replace")
 
 
 def _image(found: ImageInfo | None) -> ImageDetails | None:

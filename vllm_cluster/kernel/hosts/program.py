@@ -9,14 +9,15 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from importlib.resources import files
-from typing import Any
+from typing import TypeVar
 
 from vllm_cluster.kernel.clock import Deadline
 from vllm_cluster.kernel.docker.temporary import TemporaryContainer, temporary_name
 from vllm_cluster.kernel.errors import CommandFailed, ConnectionLost, HostError, TimedOut
 from vllm_cluster.kernel.hosts.connection import HostConnection
+from vllm_cluster.kernel.text import end_of
 from vllm_cluster.kernel.transport.base import Stream
-from vllm_cluster.wire.reading import bounded
+from vllm_cluster.wire.reading import RefusedDocument, bounded, convert
 
 MAX_LINE = 64 << 10
 # What a program may print in all: 256 hosts with every port of every other closed take less than a tenth of it.
@@ -31,7 +32,8 @@ END_SECONDS = 10.0
 # What docker itself prints where it starts nothing; 20.10 names no daemon where there is no such container.
 _REFUSED = re.compile(r"^Error(?: response from daemon)?: (.+)", re.MULTILINE)
 
-Message = Mapping[str, Any]
+Message = Mapping[str, object]
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -85,7 +87,7 @@ class Finished:
     """How a program ended: its exit code, its messages, and the end of what else it printed."""
 
     code: int
-    messages: tuple[dict[str, Any], ...]
+    messages: tuple[Message, ...]
     printed: str
     stderr: str
 
@@ -136,7 +138,7 @@ class RunningProgram:
         except (OSError, EOFError) as error:
             raise self._ended(str(error) or type(error).__name__) from error
 
-    def next(self, deadline: Deadline) -> dict[str, Any]:
+    def next(self, deadline: Deadline) -> Message:
         """The next object.
 
         Raises:
@@ -146,7 +148,7 @@ class RunningProgram:
             return row
         raise self._ended("it has ended")
 
-    def messages(self, deadline: Deadline) -> Iterator[dict[str, Any]]:
+    def messages(self, deadline: Deadline) -> Iterator[Message]:
         """Each object, until the program ends; other lines are a login shell's greetings, or of an image's start-up.
 
         Raises:
@@ -160,6 +162,14 @@ class RunningProgram:
                     del self._printed[:-MAX_PRINTED]
             else:
                 yield row
+
+    def read(self, kind: type[T], deadline: Deadline) -> T:
+        """Read the next object as this dataclass.
+
+        Raises:
+            HostError: as `next`, or it has another shape.
+        """
+        return read_message(kind, self.host, self.program.name, self.next(deadline))
 
     def lines(self, deadline: Deadline) -> Iterator[bytes]:
         """Each line, until the program ends.
@@ -181,16 +191,16 @@ class RunningProgram:
 
     def _more(self, deadline: Deadline) -> bytes:
         if len(self._rest) > self.program.max_line or self._received > self.program.max_bytes:
-            raise HostError(self.host, "its program printed too much")
+            raise HostError(self.host, "its program printed too much", again=())
         if not (left := deadline.left()):
-            raise TimedOut(self.host, "its program did not answer in time")
+            raise TimedOut(self.host, "its program did not answer in time", again=())
         self._stream.settimeout(left)
         try:
             data = self._stream.recv(PIECE)
         except TimeoutError:
-            raise TimedOut(self.host, "its program did not answer in time") from None
+            raise TimedOut(self.host, "its program did not answer in time", again=()) from None
         except (OSError, EOFError) as error:
-            raise ConnectionLost(self.host, f"the connection to its program broke: {error}") from error
+            raise ConnectionLost(self.host, f"the connection to its program broke: {error}", again=()) from error
         if not data:
             # Before the stream is closed: a host may send it after the end of the output.
             self._over, self.code = True, self._stream.exit_code()
@@ -198,10 +208,10 @@ class RunningProgram:
         return data
 
     def _ended(self, why: str) -> HostError:
-        stderr = self._stream.stderr_tail().strip()[-500:]
+        stderr = end_of(self._stream.stderr_tail(), 500)
         # Where it took no more input, nothing has been read of its end yet.
         self.code = self.code if self._over else self._stream.exit_code()
-        return HostError(self.host, f"its program does not run: {stderr or why}")
+        return HostError(self.host, f"its program does not run: {stderr or why}", again=())
 
     def stderr_tail(self) -> str:
         """The last lines that it wrote to standard error."""
@@ -217,10 +227,12 @@ class RunningProgram:
         messages = tuple(self.messages(deadline))
         code, stderr = self.code, self._stream.stderr_tail()
         if code is None:
-            raise ConnectionLost(self.host, "the connection to its program broke: it was killed")
+            raise ConnectionLost(self.host, "the connection to its program broke: it was killed", again=())
         refused = _REFUSED.search(stderr)
         if code and refused and not messages:
-            raise CommandFailed(self.host, f"{self.program.name}: {refused[1]}", exit_code=code, stderr=stderr)
+            raise CommandFailed(
+                self.host, f"{self.program.name}: {refused[1]}", exit_code=code, stderr=stderr, again=()
+            )
         return Finished(code, messages, self._printed.decode("utf-8", "replace"), stderr)
 
     def end(self, deadline: Deadline) -> None:
@@ -264,9 +276,9 @@ def start(connection: HostConnection, program: RemoteProgram, place: Place, dead
     name = temporary_name(place.owner.cluster, place.kind)
 
     def remove() -> None:
-        connection.engine.remove(name, grace=0)
+        connection.docker.remove(name, grace=0)
 
-    connection.engine.create(name, place.body(program.argv))
+    connection.docker.create(name, place.body(program.argv))
     try:
         stream = connection.open_changing(("docker", "start", "--attach", "--interactive", name), deadline)
     except BaseException:
@@ -276,7 +288,7 @@ def start(connection: HostConnection, program: RemoteProgram, place: Place, dead
     return RunningProgram(connection.name, program, stream, remove, name)
 
 
-def run(
+def run_program(
     connection: HostConnection, program: RemoteProgram, place: Place, deadline: Deadline, first: Message | None = None
 ) -> Finished:
     """Run a program there to its end; `first` is its first message, which is the place for a secret.
@@ -290,7 +302,21 @@ def run(
         return running.finish(deadline)
 
 
-def message_in(line: bytes) -> dict[str, Any] | None:
+def read_message(kind: type[T], host: str, program: str, row: Message) -> T:
+    """Read what a program on a host printed as this dataclass.
+
+    Raises:
+        HostError: it has another shape; with the host, the program, the field and what holds for that.
+    """
+    try:
+        return convert(kind, row, program)
+    except RefusedDocument as refused:
+        raise HostError(
+            host, f"{program}: its output cannot be read: {refused.field} {refused.why}", again=()
+        ) from None
+
+
+def message_in(line: bytes) -> Message | None:
     """The message that a line is; None where it is something else that was printed."""
     if not line.lstrip().startswith(b"{"):
         return None

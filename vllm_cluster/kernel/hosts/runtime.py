@@ -19,7 +19,7 @@ from vllm_cluster.kernel.errors import UsageError
 from vllm_cluster.kernel.hosts.secrets import secret_id as hash_secret
 from vllm_cluster.kernel.laptop import cache_folder, write_whole
 from vllm_cluster.kernel.plan.members import Way
-from vllm_cluster.kernel.transport import Kind, make
+from vllm_cluster.kernel.transport import Kind, make_transport
 from vllm_cluster.kernel.transport.base import Target, Transport
 from vllm_cluster.kernel.transport.jumps import Jumps
 from vllm_cluster.kernel.transport.ssh_config import SshEndpoint
@@ -103,7 +103,7 @@ def _repeat(work: Callable[[], bool], seconds: float, name: str) -> Repeated:
 
 
 def _connect(target: Target, kind: Kind, endpoint: SshEndpoint | None, jumps: Jumps) -> Transport:
-    return make(target, kind, jumps, endpoint)
+    return make_transport(target, kind, jumps, endpoint)
 
 
 def _docker(transport: Transport, api_version: str, clock: Clock) -> DockerApi:

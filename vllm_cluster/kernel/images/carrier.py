@@ -6,18 +6,18 @@ import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any
 
 from vllm_cluster.kernel.docker.temporary import TemporaryContainer
 from vllm_cluster.kernel.errors import HostError
 from vllm_cluster.kernel.hosts.connection import HostConnection
-from vllm_cluster.kernel.hosts.program import OnHost, RemoteProgram, python, source, start
+from vllm_cluster.kernel.hosts.program import Message, OnHost, RemoteProgram, python, read_message, source, start
 from vllm_cluster.kernel.node.program import importable
 from vllm_cluster.kernel.plan.identity import Owner
 from vllm_cluster.kernel.plan.images import Content
+from vllm_cluster.kernel.text import end_of
 from vllm_cluster.wire.pull import HostPlan
-from vllm_cluster.wire.reading import RefusedDocument, convert
-from vllm_cluster.wire.values import Count, Sha256, Size
+from vllm_cluster.wire.reading import convert
+from vllm_cluster.wire.values import Count, Sha256, Size, words
 
 # 20 GB at 25 Mbit/s.
 PUSH_SECONDS = 7200.0
@@ -59,12 +59,12 @@ class ImageBlobs:
         """The bytes that are sent."""
         return sum(self.sizes.values())
 
-    def manifest(self, config: str, layers: str) -> dict[str, Any]:
+    def manifest(self, config: str, layers: str) -> dict[str, object]:
         """What lists the blobs, under these keys."""
         return {config: self.config, layers: list(self.layers)}
 
 
-def blobs_in(row: Mapping[str, Any], layers: int) -> ImageBlobs:
+def blobs_in(row: Message, layers: int) -> ImageBlobs:
     """What a host found in its image of so many layers.
 
     Raises:
@@ -106,7 +106,7 @@ class ImageCarrier:
             self._program.send(files)
             self._folder = self._row(self._program.next(self._runtime.after(START_SECONDS))).folder
             if not self._folder:
-                raise HostError(self._connection.name, "its program does not answer")
+                raise HostError(self._connection.name, "its program does not answer", again=())
         except BaseException:
             self.__exit__()
             raise
@@ -132,24 +132,22 @@ class ImageCarrier:
         digests = sorted(layer.removeprefix("sha256:") for layer in unneeded)
         argv = self._beside(("python3", "-c", source("kernel.images.on_host", "split_image"), str(have), *digests))
         program = RemoteProgram("docker save", ("sh", "-c", SAVE, "sh", image.id, *argv), max_bytes=math.inf)
-        row: dict[str, Any] = {}
+        row: Message = {}
         with start(self._connection, program, OnHost(), self._runtime.after(START_SECONDS)) as running:
             for row in running.messages(self._runtime.after(PUSH_SECONDS)):
                 if "read" in row:
                     read(self._row(row).read)
-            printed = running.finish(self._runtime.after(END_SECONDS)).text[-300:]
+            printed = end_of(running.finish(self._runtime.after(END_SECONDS)).text, 300)
         try:
             return blobs_in(row, len(image.layers))
         except ValueError as error:
             # What Docker printed is the cause where the program finds what Docker wrote unreadable.
-            why = ": ".join(filter(None, (row.get("error"), printed))) or f"what it found is unreadable: {error}"
+            refusal = words(str(row.get("error") or ""))
+            why = ": ".join(filter(None, (refusal, printed))) or f"what it found is unreadable: {error}"
             raise HostError(self._connection.name, f"docker save failed: {why}", hint="vcluster image prune") from None
 
-    def _row(self, row: Mapping[str, Any]) -> CarrierRow:
-        try:
-            return convert(CarrierRow, row, self._connection.name)
-        except RefusedDocument as refused:
-            raise HostError(self._connection.name, f"image: {refused.field} {refused.why}") from None
+    def _row(self, row: Message) -> CarrierRow:
+        return read_message(CarrierRow, self._connection.name, "image", row)
 
     def ask(self, plan: HostPlan) -> CarrierRow:
         """Send the plan; whether it is serving, or the error.
@@ -173,7 +171,7 @@ class ImageCarrier:
                 return row
             if row.bytes:
                 arrived(row.bytes)
-        return replace(row, error=f"its program ended: {self._program.stderr_tail().strip()[-300:]}")
+        return replace(row, error=f"its program ended: {end_of(self._program.stderr_tail(), 300)}")
 
     def load(self, blobs: ImageBlobs) -> str:
         """Give the blobs to the host's Docker; what that printed.
@@ -193,7 +191,7 @@ class ImageCarrier:
         with start(self._connection, program, OnHost(), self._runtime.after(START_SECONDS)) as running:
             ended = running.finish(self._runtime.after(PUSH_SECONDS))
         if ended.code:
-            raise HostError(self._connection.name, f"docker load failed: {ended.text[-300:]}")
+            raise HostError(self._connection.name, f"docker load failed: {end_of(ended.text, 300)}", again=())
         return ended.printed
 
     def reading(self, blobs: ImageBlobs) -> tuple[str, ...]:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from vllm_cluster.kernel.checks.finding import Finding
 from vllm_cluster.kernel.shell_line import command_line
+from vllm_cluster.wire.programs import WORD, ImageReport
+from vllm_cluster.wire.reading import convert
 
 # The first Ray that authenticates nodes by token was 2.52; below 2.55 it has known holes (CVE-2026-41486).
 MIN_RAY = (2, 55)
@@ -18,9 +19,8 @@ MIN_PYTHON = (3, 10)
 OPTIONS = ("middleware", "distributed-executor-backend", "pipeline-parallel-size", "tensor-parallel-size")
 # Those of one that spans hosts without Ray.
 SPANNING = ("nnodes", "node-rank", "master-addr", "headless")
-# What an image reports ends in pip's command line and in a file in which a line may be an option.
-_WORD = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+!-]*")
-_VERSION = re.compile(r"([0-9]+(\.[0-9]+)+)?")
+_WORD = re.compile(WORD)
+MAX_REASON = 300
 
 
 @dataclass(frozen=True)
@@ -94,40 +94,31 @@ class Reach:
     unwritable: str = ""
 
 
-def parse(messages: Sequence[dict[str, Any]]) -> tuple[ImageContents, Reach]:
+def read_contents(messages: Sequence[Mapping[str, object]]) -> tuple[ImageContents, Reach]:
     """What the program printed; messages that an image's own start-up adds before it are passed over.
 
     Raises:
+        RefusedDocument: what it printed has another shape.
         ValueError: nothing of the program is in it.
     """
     for document in reversed(messages):
-        python, machine, glibc = (str(document.get(key)) for key in ("python", "machine", "glibc"))
-        if _WORD.fullmatch(python) and _WORD.fullmatch(machine) and _VERSION.fullmatch(glibc):
-            return _inside(document, python, machine, glibc), _reach(document)
-    raise ValueError("the probe printed nothing")
+        if "python" in document and "have" in document:
+            return _inside(found := convert(ImageReport, document, "the image")), _reach(found)
+    raise ValueError("the program printed nothing")
 
 
-def _inside(document: dict[str, Any], python: str, machine: str, glibc: str) -> ImageContents:
-    have = document.get("have")
-    pairs = ((str(name), str(version)) for name, version in (have if isinstance(have, dict) else {}).items())
+def _inside(found: ImageReport) -> ImageContents:
+    # A distribution may have any name: what pip could not be given is not compared.
+    pairs = ((name, version) for name, version in found.have.items() if version)
     sound = tuple(sorted(pair for pair in pairs if all(map(_WORD.fullmatch, pair))))
-    cuda = str(document.get("cuda") or "")
-    lacking, unknown = _words(document.get("lacking")), _words(document.get("unknown"))
-    return ImageContents(python, machine, glibc, sound, lacking, unknown, cuda if _VERSION.fullmatch(cuda) else "")
+    return ImageContents(found.python, found.machine, found.glibc, sound, found.lacking, found.unknown, found.cuda)
 
 
-def _words(value: object) -> tuple[str, ...]:
-    found = [entry for entry in value if isinstance(entry, str)] if isinstance(value, list) else []
-    return tuple(entry for entry in found if _WORD.fullmatch(entry))
+def _reach(found: ImageReport) -> Reach:
+    return Reach(found.gpus, found.problem[:MAX_REASON], found.driver, found.unwritable[:MAX_REASON])
 
 
-def _reach(document: dict[str, Any]) -> Reach:
-    count = document.get("gpus")
-    texts = (str(document.get(key) or "")[:300] for key in ("problem", "driver", "unwritable"))
-    return Reach(count if isinstance(count, int) else None, *texts)
-
-
-def judged(
+def judge_contents(
     image: str, host: str, inside: ImageContents, reach: Reach, *, gpus: int, cache: str, offline: bool = False
 ) -> Iterator[Finding]:
     """What keeps a node from working in such a container; `gpus` is what it was given, 0 on hosts without.

@@ -12,23 +12,23 @@ from vllm_cluster.kernel.inventory.model import Inventory
 from vllm_cluster.kernel.plan.images import Content, content, in_question, repository_and_tag, shared_layers
 
 
-def held(connection: HostConnection, reference: str) -> Content | None:
+def find_held_image(connection: HostConnection, reference: str) -> Content | None:
     """The image that a host has by that name or id."""
-    config = connection.engine.image_info(reference)
+    config = connection.docker.image_info(reference)
     return content(config) if config else None
 
 
 def shared_with(connection: HostConnection, image: Content) -> int:
     """How many of the image's layers a host has, from the lowest."""
     # By id: names may come and go meanwhile.
-    others = (held(connection, one.id) for one in connection.engine.images())
+    others = (find_held_image(connection, one.id) for one in connection.docker.images())
     return shared_layers(image, (other for other in others if other))
 
 
 def name_there(connection: HostConnection, image_id: str, name: str) -> None:
     """Let a name mean this image on a host; one that is an id or a digest is none to give."""
     if name and "@" not in name and not name.startswith("sha256:"):
-        connection.engine.tag(image_id, *repository_and_tag(name))
+        connection.docker.tag(image_id, *repository_and_tag(name))
 
 
 class OneImage:
@@ -40,20 +40,20 @@ class OneImage:
     @cached_property
     def content(self) -> Content | None:
         """What it is; None where no host has it any more, but what was made from it."""
-        return next((found for one in self._hosts if (found := held(one, self.id))), None)
+        return next((found for one in self._hosts if (found := find_held_image(one, self.id))), None)
 
     def is_it(self, connection: HostConnection, image_id: str) -> bool:
         """Whether an id means this image on a host."""
         if image_id == self.id:
             return True
-        there = held(connection, image_id)
+        there = find_held_image(connection, image_id)
         return bool(there and self.content and there.fingerprint == self.content.fingerprint)
 
     def on(self, connection: HostConnection) -> str:
         """Its id on a host, under any name; empty where it is not there."""
-        if held(connection, self.id):
+        if find_held_image(connection, self.id):
             return self.id
-        every = connection.engine.images() if self.content else ()
+        every = connection.docker.images() if self.content else ()
         return next((one.id for one in every if self.is_it(connection, one.id)), "")
 
 
@@ -64,7 +64,7 @@ def with_contents(inventory: Inventory, fleet: Fleet, facts: Mapping[str, HostFa
         return dict(facts)
 
     def look(connection: HostConnection) -> dict[str, str]:
-        found = {one: held(connection, one) for one in ids[connection.name]}
+        found = {one: find_held_image(connection, one) for one in ids[connection.name]}
         return {one: image.fingerprint for one, image in found.items() if image}
 
     contents = fleet.all(look, facts)

@@ -12,15 +12,16 @@ from vllm_cluster.kernel.errors import HostError
 from vllm_cluster.kernel.events import Emit, Event
 from vllm_cluster.kernel.facts.host_facts import HostFacts
 from vllm_cluster.kernel.hosts.connection import Fleet, HostConnection
-from vllm_cluster.kernel.hosts.program import python, run
+from vllm_cluster.kernel.hosts.program import python, run_program
 from vllm_cluster.kernel.images import contents
 from vllm_cluster.kernel.inventory.model import Inventory
 from vllm_cluster.kernel.plan.desired import Inputs, desired
-from vllm_cluster.kernel.plan.identity import cluster_id, without_lease
+from vllm_cluster.kernel.plan.identity import decide_cluster_id, without_lease
 from vllm_cluster.kernel.plan.images import find_image, node_image_name
 from vllm_cluster.kernel.plan.spec import ContainerSpec
 from vllm_cluster.kernel.shell_line import command_line
-from vllm_cluster.kernel.text import count
+from vllm_cluster.kernel.text import count, end_of
+from vllm_cluster.wire.reading import RefusedDocument
 
 SECONDS = 90.0
 # Longer than any caller waits for the answer: a driver that hangs must not keep the container without end.
@@ -31,7 +32,7 @@ def look_inside(
     fleet: Fleet, inventory: Inventory, facts: Mapping[str, HostFacts], emit: Emit, *, leave: Collection[str] = ()
 ) -> list[Finding]:
     """What is wrong in a container on each host that has the image, but for those to `leave`; nothing of it stays."""
-    inputs = Inputs("", {TOKEN: "none"}, cluster_id(inventory, facts) or "")
+    inputs = Inputs("", {TOKEN: "none"}, decide_cluster_id(inventory, facts) or "")
     wanted = {spec.host: spec for spec in desired(inventory, facts, inputs)}
     there = [
         name for name, host in facts.items() if not host.docker.problem and find_image(inventory.image, host.images)
@@ -78,14 +79,19 @@ def _look(connection: HostConnection, inventory: Inventory, facts: HostFacts, sp
     place = TemporaryContainer(without_lease(inventory.cluster), "probe", image.id, like=spec)
     spans = contents.SPANNING if inventory.backend == "mp" and len(inventory.hosts) > 1 else ()
     program = python("kernel.images.on_host", "inspect_image", folder, *contents.OPTIONS, *spans, seconds=LIFE_SECONDS)
-    ended = run(connection, program, place, connection.runtime.after(SECONDS))
+    ended = run_program(connection, program, place, connection.runtime.after(SECONDS))
     try:
-        found, reach = contents.parse(ended.messages)
+        found, reach = contents.read_contents(ended.messages)
+    except RefusedDocument as refused:
+        text = f"{inventory.image} describes itself by what cannot be: {refused.field} {refused.why}"
+        return [Finding("image-unfit", connection.name, text, "name an image of vLLM")]
     except ValueError:
-        text = f"{inventory.image} does not run Python (exit {ended.code}): {ended.text[-300:]}"
+        text = f"{inventory.image} does not run Python (exit {ended.code}): {end_of(ended.text, 300)}"
         return [Finding("image-unfit", connection.name, text, "name an image of vLLM")]
     given = spec.gpu_count if spec.gpus else 0
     offline = inventory.environment.get("HF_HUB_OFFLINE") == "1"
     return list(
-        contents.judged(inventory.image, connection.name, found, reach, gpus=given, cache=cache, offline=offline)
+        contents.judge_contents(
+            inventory.image, connection.name, found, reach, gpus=given, cache=cache, offline=offline
+        )
     )

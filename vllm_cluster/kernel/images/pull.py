@@ -26,7 +26,7 @@ def pull(connection: HostConnection, image: str, deadline: Deadline, progress: C
         try:
             _follow(running.lines(deadline), image, progress)
         except TimedOut as error:
-            raise TimedOut(connection.name, f"pull {image}: docker pull did not end in time") from error
+            raise TimedOut(connection.name, f"pull {image}: docker pull did not end in time", again=()) from error
         code, stderr = running.code, running.stderr_tail()
     if code != 0:
         reason = stderr.strip().rpartition("\n")[2] or "docker pull gave no reason"

@@ -14,10 +14,10 @@ from vllm_cluster.kernel.errors import ConnectionLost, HostError, PreflightFaile
 from vllm_cluster.kernel.events import Emit, Event
 from vllm_cluster.kernel.hosts.connection import Fleet, HostConnection
 from vllm_cluster.kernel.images.carrier import PUSH_SECONDS, START_SECONDS, CarrierRow, ImageBlobs, ImageCarrier
-from vllm_cluster.kernel.images.host_images import held, name_there, shared_with
+from vllm_cluster.kernel.images.host_images import find_held_image, name_there, shared_with
 from vllm_cluster.kernel.plan.identity import Owner
 from vllm_cluster.kernel.plan.images import NODE_IMAGE_REPOSITORY, Content
-from vllm_cluster.kernel.text import size
+from vllm_cluster.kernel.text import end_of, size
 from vllm_cluster.wire.pull import ChainHost, HostPlan, ModelFile
 
 KEY_BYTES = 32
@@ -139,15 +139,17 @@ class ImageSource:
         Raises:
             HostError: it is not there afterwards, as it is here.
         """
+        before = {one.id for one in receiver.docker.images()}
         printed = self._spread(receiver) if self._serves else None
         if printed is None:
             printed = self._pour(receiver)
         loaded = _LOADED.search(printed)
-        there = held(receiver, loaded[1] if loaded else self.image.id)
+        there = find_held_image(receiver, loaded[1] if loaded else self.image.id)
         if there is None or there.fingerprint != self.image.fingerprint:
-            if there and loaded:
-                receiver.engine.remove_image(there.id)
-            raise HostError(receiver.name, f"the image is not whole there: {printed.strip()[-300:]}")
+            # What was there is not of this push: a source could name any image by giving that in place of its own.
+            if there and there.id not in before:
+                receiver.docker.remove_image(there.id)
+            raise HostError(receiver.name, f"the image is not whole there: {end_of(printed, 300)}", again=())
         name_there(receiver, there.id, name)
 
     def _spread(self, receiver: HostConnection) -> str | None:
@@ -165,7 +167,7 @@ class ImageSource:
             self.emit(_received(receiver.name, self.size, done=True))
             return carrier.load(self._blobs)
         if answer.bytes:
-            raise HostError(receiver.name, f"the image did not arrive: {answer.error}")
+            raise HostError(receiver.name, f"the image did not arrive: {answer.error}", again=())
         text = f"{receiver.name} cannot get the image from the hosts: it goes through this machine"
         self.emit(Event("note", f"{text} ({answer.error})"))
         return None
@@ -190,10 +192,10 @@ class ImageSource:
                 while piece := stream.recv(PIECE):
                     printed = (printed + piece)[-PIECE:]
             except (OSError, EOFError) as error:
-                why = stream.stderr_tail().strip()[-300:] or str(error) or type(error).__name__
-                raise HostError(receiver.name, f"the image did not arrive: {why}") from error
+                why = end_of(stream.stderr_tail(), 300) or str(error) or type(error).__name__
+                raise HostError(receiver.name, f"the image did not arrive: {why}", again=()) from error
             if stream.exit_code():
-                raise HostError(receiver.name, f"docker load failed: {stream.stderr_tail()[-300:]}")
+                raise HostError(receiver.name, f"docker load failed: {end_of(stream.stderr_tail(), 300)}", again=())
         return printed.decode("utf-8", "replace")
 
     def _archive(self) -> Iterator[bytes]:
@@ -212,7 +214,7 @@ class ImageSource:
                     left -= len(piece)
                     yield piece
                 if left or digest.hexdigest() != blob:
-                    raise HostError(self.connection.name, f"gave another blob than {blob}")
+                    raise HostError(self.connection.name, f"gave another blob than {blob}", again=())
                 yield bytes(-count % tarfile.BLOCKSIZE)
         content = json.dumps([{"RepoTags": None, **self._blobs.manifest("Config", "Layers")}]).encode()
         yield _header("manifest.json", len(content)) + content + bytes(-len(content) % tarfile.BLOCKSIZE)
@@ -229,7 +231,7 @@ def _header(name: str, count: int) -> bytes:
 def _with_python(connection: HostConnection) -> str:
     """The id of a node image on a host, which has Python; empty where there is none."""
     beginning = f"{NODE_IMAGE_REPOSITORY}:"
-    images = connection.engine.images()
+    images = connection.docker.images()
     return next((one.id for one in images if any(tag.startswith(beginning) for tag in one.tags)), "")
 
 

@@ -10,12 +10,13 @@ from dataclasses import dataclass, field, replace
 from vllm_cluster.kernel.errors import CommandFailed, HostError, VclusterError
 from vllm_cluster.kernel.events import Emit, Event
 from vllm_cluster.kernel.hosts.connection import Fleet, HostConnection
-from vllm_cluster.kernel.images.host_images import OneImage, held, name_there
+from vllm_cluster.kernel.images.host_images import OneImage, find_held_image, name_there
 from vllm_cluster.kernel.images.pull import pull
 from vllm_cluster.kernel.images.push import ImageSource, Stored
 from vllm_cluster.kernel.plan.identity import Owner
 from vllm_cluster.kernel.plan.images import Content, digest_of
 from vllm_cluster.kernel.plan.plan import Plan, PrepareImage, SameImage
+from vllm_cluster.kernel.text import end_of
 
 # 20 GB at 25 Mbit/s.
 PULL_SECONDS = 7200.0
@@ -37,7 +38,7 @@ def renew(connection: HostConnection, image: str, emit: Emit, undo: ExitStack) -
     Raises:
         CommandFailed: it cannot be pulled.
     """
-    before = held(connection, image)
+    before = find_held_image(connection, image)
     emit(Event("phase", f"asking for {image}"))
     if before:
         # Before the pull: one that is interrupted may have moved the tag.
@@ -45,9 +46,9 @@ def renew(connection: HostConnection, image: str, emit: Emit, undo: ExitStack) -
     with may_change(connection):
         deadline = connection.runtime.after(PULL_SECONDS)
         pull(connection, image, deadline, lambda text: emit(Event("progress", text, connection.name)))
-    after = held(connection, image)
+    after = find_held_image(connection, image)
     if after is None:
-        raise CommandFailed(connection.name, f"{image} was pulled and is not there", exit_code=1, stderr="")
+        raise CommandFailed(connection.name, f"{image} was pulled and is not there", exit_code=1, stderr="", again=())
     same = before is not None and before.fingerprint == after.fingerprint
     was = "unchanged" if same else f"{after.id[:19]} now" + (f", {before.id[:19]} before" if before else "")
     emit(Event("note", f"{image} is {was}"))
@@ -55,7 +56,7 @@ def renew(connection: HostConnection, image: str, emit: Emit, undo: ExitStack) -
 
 def _give_back(connection: HostConnection, before: Content, image: str) -> None:
     with suppress(VclusterError), may_change(connection):
-        now = held(connection, image)
+        now = find_held_image(connection, image)
         if now is None or now.id != before.id:
             name_there(connection, before.id, image)
 
@@ -94,7 +95,7 @@ class ImageSupply:
             barriers = (barrier for stage in self.plan.stages for barrier in stage.barriers)
             known = next((one.base for one in barriers if isinstance(one, SameImage)), "")
             if not known:
-                there = held(self.fleet.connections[self.plan.head], image)
+                there = find_held_image(self.fleet.connections[self.plan.head], image)
                 if there is None:
                     raise CommandFailed(self.plan.head, f"{image} is gone", exit_code=1, stderr="", hint="vcluster up")
                 known = there.id
@@ -120,13 +121,13 @@ class ImageSupply:
             found = self._there(connection, operation)
         if not found:
             text = f"{operation.image} was pulled and is not there"
-            raise CommandFailed(connection.name, text, exit_code=1, stderr="")
+            raise CommandFailed(connection.name, text, exit_code=1, stderr="", again=())
         return found
 
     def _there(self, connection: HostConnection, operation: PrepareImage) -> str:
         if operation.base:
             return OneImage(operation.base, self.fleet.connections.values()).on(connection)
-        found = held(connection, operation.image)
+        found = find_held_image(connection, operation.image)
         return found.id if found else ""
 
     def _fetch(self, connection: HostConnection, operation: PrepareImage) -> None:
@@ -139,22 +140,22 @@ class ImageSupply:
         except CommandFailed as error:
             if not operation.source:
                 raise
-            reason = error.stderr.strip().rpartition("\n")[2][-200:]
+            reason = end_of(error.stderr.strip().rpartition("\n")[2], 200)
             text = f"{connection.name} cannot pull {wanted}: it is sent from {operation.source} ({reason})"
             self.emit(Event("note", text))
             return self._send(connection, operation)
-        if operation.digest and (found := held(connection, operation.digest)):
+        if operation.digest and (found := find_held_image(connection, operation.digest)):
             self._name(connection, found.id, operation.image)
         return None
 
     def _send(self, connection: HostConnection, operation: PrepareImage) -> None:
         # A name that means another image there may be in use by others.
-        name = operation.image if held(connection, operation.image) is None else ""
+        name = operation.image if find_held_image(connection, operation.image) is None else ""
         self._source(operation).send(connection, name)
 
     @staticmethod
     def _name(connection: HostConnection, image_id: str, image: str) -> None:
-        if held(connection, image) is None:
+        if find_held_image(connection, image) is None:
             name_there(connection, image_id, image)
 
     def _source(self, operation: PrepareImage) -> ImageSource:
@@ -163,7 +164,7 @@ class ImageSupply:
             key = (operation.source, operation.base)
             if key not in self._sources:
                 connection = self.fleet.connections[operation.source]
-                image = held(connection, operation.base)
+                image = find_held_image(connection, operation.base)
                 if image is None:
                     raise HostError(operation.source, f"{operation.image} is gone", hint="vcluster up")
                 address = next(at for at, name in self.fleet.addresses.items() if name == operation.source)
@@ -179,9 +180,9 @@ class ImageSupply:
             return []
         image, connections = operations[0].image, self.fleet.connections
         wanted = self.image_for(image)
-        there = connections[self.plan.head].engine.image_info(wanted.id)
+        there = connections[self.plan.head].docker.image_info(wanted.id)
         digest = digest_of(image, there.digests if there else ())
-        found = self.fleet.all(lambda connection: held(connection, image), {one.host for one in operations})
+        found = self.fleet.all(lambda connection: find_held_image(connection, image), {one.host for one in operations})
         others = [host for host, had in found.items() if had and not wanted.is_it(connections[host], had.id)]
         self._receivers |= set(others)
         return [

@@ -11,7 +11,7 @@ from pydantic import BaseModel, ValidationError
 from vllm_cluster.kernel.inventory.document import Document
 from vllm_cluster.kernel.inventory.model import MAX_HOSTS, Host, Ports, SshSettings, Volume
 from vllm_cluster.kernel.inventory.problems import Loc, key_of
-from vllm_cluster.kernel.inventory.words import nearest, shown
+from vllm_cluster.kernel.inventory.words import nearest, quote_value
 
 _Model = TypeVar("_Model", bound=BaseModel)
 
@@ -81,9 +81,9 @@ def _head(document: Document, data: Mapping[str, object]) -> None:
     if not isinstance(head, str) or not isinstance(hosts, dict) or not hosts or head in hosts:
         return
     meant = nearest(head, hosts)
-    names = ", ".join(shown(name)[1:-1] for name in list(hosts)[:8]) + (", …" if len(hosts) > 8 else "")
+    names = ", ".join(quote_value(name)[1:-1] for name in list(hosts)[:8]) + (", …" if len(hosts) > 8 else "")
     hint = f", did you mean {meant}?" if meant else f"; there are {names}"
-    document.add_problem(("head",), f"no host is called {shown(head)}{hint}")
+    document.add_problem(("head",), f"no host is called {quote_value(head)}{hint}")
 
 
 def _twice(document: Document, hosts: Mapping[str, Host], field: str, key: Callable[[Host], Hashable]) -> None:
@@ -137,7 +137,7 @@ def _volumes(document: Document, volumes: Mapping[int, Volume], model_cache: obj
         first = seen.setdefault(volume.target, f"volumes[{index}]")
         if first != f"volumes[{index}]":
             document.add_problem(
-                ("volumes", index), f"{shown(volume.target)} in the container is already used by {first}"
+                ("volumes", index), f"{quote_value(volume.target)} in the container is already used by {first}"
             )
 
 

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable
 from pathlib import PurePosixPath
 
-from vllm_cluster.kernel.inventory.words import shown
+from vllm_cluster.kernel.inventory.words import quote_value
 
 # The variables that vcluster sets itself, with the key of the inventory that steers each.
 # One value for all hosts is wrong for the first group: interfaces, devices and addresses differ between hosts.
@@ -46,7 +46,7 @@ _SYSTEM = re.compile(
 )
 
 
-def refuse(name: str) -> str:
+def refuse_set_variable(name: str) -> str:
     """Let a variable's name pass unless vcluster sets it on each host."""
     if name in _STEERED_BY:
         raise ValueError(f"is set by vcluster on each host: remove it here and use {_STEERED_BY[name]}")
@@ -66,35 +66,39 @@ def steered_by(name: str) -> str:
 
 def refuse_secret(name: str) -> str:
     """Let the name of a secret variable pass unless vcluster, Ray or Python gives it its value."""
-    refuse(name)
+    refuse_set_variable(name)
     if name in _SET_ANYWAY or name.startswith("RAY_"):
         raise ValueError("is set by vcluster in every container: remove it here")
     return name
 
 
-def folder(text: str) -> str:
+def absolute_folder(text: str) -> str:
     """An absolute path on the hosts, without the characters that mount syntax claims."""
     if text.startswith("~"):
         raise ValueError("~ is another folder on each host: write the whole path, beginning with /")
     if not text.startswith("/"):
-        raise ValueError(f"{shown(text)} is not absolute: it is a path on the hosts and begins with /")
+        raise ValueError(f"{quote_value(text)} is not absolute: it is a path on the hosts and begins with /")
     if any(c in ":," or not c.isprintable() for c in text):
-        raise ValueError(f"{shown(text)} holds a colon, a comma or an unprintable character")
+        raise ValueError(f"{quote_value(text)} holds a colon, a comma or an unprintable character")
     path = PurePosixPath("/" + text.lstrip("/"))
     if ".." in path.parts:
-        raise ValueError(f"{shown(text)} goes up with ..: write where it ends")
+        raise ValueError(f"{quote_value(text)} goes up with ..: write where it ends")
     return str(path)
 
 
 def mount_target(text: str) -> str:
     """A folder that a container can get without losing its own system."""
-    path = folder(text)
+    path = absolute_folder(text)
     # In every image /var/run is a link to /run.
     real = re.sub(r"^/var/run(?=/|$)", "/run", path)
     if _SYSTEM.fullmatch(real) or _within(real, _KERNEL_FOLDERS):
-        raise ValueError(f"{shown(path)} belongs to the container's system: choose another, such as /data/huggingface")
+        raise ValueError(
+            f"{quote_value(path)} belongs to the container's system: choose another, such as /data/huggingface"
+        )
     if _within(real, RESERVED_FOLDERS):
-        raise ValueError(f"{shown(path)} is vcluster's own in the container: choose another, such as /data/huggingface")
+        raise ValueError(
+            f"{quote_value(path)} is vcluster's own in the container: choose another, such as /data/huggingface"
+        )
     return path
 
 

@@ -11,12 +11,13 @@ from ruamel.yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 from ruamel.yaml.reader import ReaderError
 
 from vllm_cluster.kernel.inventory.problems import Loc, Problem
-from vllm_cluster.kernel.inventory.words import plain, shown
+from vllm_cluster.kernel.inventory.words import make_printable, quote_value
 
 _TAG = "tag:yaml.org,2002:"
 _PLAIN_TAGS = {_TAG + kind for kind in ("int", "float", "bool", "null")}
 # Aliases can make a small file expand to a huge one.
 _MAX_NODES = 100_000
+_MAX_NUMBER = 1 << 64
 _SYNTAX = {
     "found character '\\t' that cannot start any token": "a tab; YAML is indented with spaces",
     "mapping values are not allowed here": "an unexpected colon; check the indentation, "
@@ -34,6 +35,8 @@ class Document:
     data: object = None
     lines: dict[Loc, int] = field(default_factory=dict)
     problems: list[Problem] = field(default_factory=list)
+    # Until when its hosts are there, in seconds since 1970, where what lends them has an end.
+    lent_until: float | None = None
 
     def line(self, loc: Loc) -> int:
         """The line of a place, or of its nearest parent."""
@@ -41,12 +44,12 @@ class Document:
             loc = loc[:-1]
         return self.lines.get(loc, 1)
 
-    def add_problem(self, loc: Loc, text: str, line: int | None = None) -> None:
-        """Note something wrong at a place."""
-        self.problems.append(Problem(self.line(loc) if line is None else line, loc, text))
+    def add_problem(self, loc: Loc, text: str, line: int | None = None, example: tuple[str, ...] = ()) -> None:
+        """Note something wrong at a place, with lines in which it would be right."""
+        self.problems.append(Problem(self.line(loc) if line is None else line, loc, text, example))
 
 
-def parse(text: str) -> Document:
+def read_document(text: str) -> Document:
     """Read one YAML document; what cannot be read is among its problems."""
     document = Document()
     yaml = YAML(typ="safe", pure=True)
@@ -64,13 +67,13 @@ def parse(text: str) -> Document:
     except RecursionError:
         document.add_problem((), "nested too deep to be an inventory")
     except Exception as error:  # the YAML library answers some broken directives with bare Python errors
-        document.add_problem((), f"not YAML: {plain(str(error)) or type(error).__name__}")
+        document.add_problem((), f"not YAML: {make_printable(str(error)) or type(error).__name__}")
     return document
 
 
 def _blame_syntax(document: Document, error: MarkedYAMLError) -> None:
     mark = error.problem_mark or error.context_mark
-    problem = plain(str(error.problem or error.context or error))
+    problem = make_printable(str(error.problem or error.context or error))
     text = _SYNTAX.get(str(error.problem), f"not YAML: {problem}")
     begun = error.context_mark
     if begun is not None and mark is not None and begun.line != mark.line:
@@ -105,7 +108,7 @@ class _YamlWalker:
                 return self.mapping(node, loc)
             if isinstance(node, SequenceNode) and node.tag == _TAG + "seq":
                 return self.sequence(node, loc)
-            return self.refuse(node, loc, f"the tag {shown(str(node.tag))} means nothing here; remove it")
+            return self.refuse(node, loc, f"the tag {quote_value(str(node.tag))} means nothing here; remove it")
         finally:
             self.open.discard(id(node))
 
@@ -120,10 +123,13 @@ class _YamlWalker:
         if node.tag == _TAG + "timestamp":
             return self.refuse(node, loc, "reads as a date; put it in quotes")
         if node.tag not in _PLAIN_TAGS:
-            return self.refuse(node, loc, f"the tag {shown(str(node.tag))} means nothing here; remove it")
+            return self.refuse(node, loc, f"the tag {quote_value(str(node.tag))} means nothing here; remove it")
         try:
             value: object = self.yaml.constructor.construct_object(node)
         except (ValueError, ArithmeticError, MarkedYAMLError, LookupError):
+            return self.refuse(node, loc, "a number that cannot be read")
+        # Python reads 0xff… of any length, and refuses to write it as a decimal.
+        if isinstance(value, int) and abs(value) > _MAX_NUMBER:
             return self.refuse(node, loc, "a number that cannot be read")
         return value
 
@@ -142,7 +148,7 @@ class _YamlWalker:
             if key.tag == _TAG + "merge":
                 merged = {**self.merged(value, loc), **merged}
             elif not isinstance(key, ScalarNode) or key.tag != _TAG + "str":
-                shape = shown(str(key.value)) if isinstance(key, ScalarNode) else "this"
+                shape = quote_value(str(key.value)) if isinstance(key, ScalarNode) else "this"
                 self.document.add_problem(loc, f"the key {shape} is not text; put it in quotes", line)
             elif key.value in own:
                 first = self.document.lines[(*loc, key.value)]

@@ -118,14 +118,14 @@ def _from_file(path: Path, file: str, cwd: Path | None) -> bytes:
         if isinstance(error, IsADirectoryError):
             missing = None if _seen(inside) else command_line(*INIT.split(), "-o", str(inside))
             raise InventoryError(text, instead={} if missing else _instead(file, inside), hint=missing) from None
-        raise InventoryError(text) from None
+        raise InventoryError(text, hint=command_line("stat", str(path))) from None
 
 
 def _from_stdin(stdin: TextIO | None) -> bytes:
     if stdin is None:
-        raise InventoryError("-i - reads standard input, and there is none")
+        raise InventoryError("-i - reads standard input, and there is none", hint="vcluster status -i FILE")
     try:
         # surrogateescape brings back the bytes that a lenient terminal encoding has let through.
         return stdin.read(MAX_BYTES + 1).encode("utf-8", "surrogateescape")
     except UnicodeError:
-        raise InventoryError("<stdin>:1: is not UTF-8 text") from None
+        raise InventoryError("<stdin>:1: is not UTF-8 text", hint="save it as UTF-8") from None

@@ -10,7 +10,7 @@ from typing import Annotated
 
 from pydantic import AfterValidator, BeforeValidator, Field, PlainValidator, StrictInt, WithJsonSchema
 
-from vllm_cluster.kernel.inventory.words import shown
+from vllm_cluster.kernel.inventory.words import quote_value
 from vllm_cluster.kernel.versions import VLLM_IMAGE
 
 CLUSTER_PATTERN = r"^[a-z0-9]([a-z0-9-]{0,30}[a-z0-9])?$"
@@ -45,7 +45,7 @@ def cluster_name(text: str) -> str:
     """The cluster's name: it becomes part of container names."""
     if not re.fullmatch(CLUSTER_PATTERN[1:-1], text):
         raise ValueError(
-            f"invalid cluster name {shown(text)}: use a-z, 0-9 and -, at most 32 characters, no - at the ends"
+            f"invalid cluster name {quote_value(text)}: use a-z, 0-9 and -, at most 32 characters, no - at the ends"
         )
     return text
 
@@ -53,7 +53,7 @@ def cluster_name(text: str) -> str:
 def cluster_id(text: str) -> str:
     """The id that a cluster got at its first `up`."""
     if not re.fullmatch(ID_PATTERN[1:-1], text):
-        raise ValueError(f"{shown(text)} is not an id: `vcluster status` shows the 16 hexadecimal digits of one")
+        raise ValueError(f"{quote_value(text)} is not an id: `vcluster status` shows the 16 hexadecimal digits of one")
     return text
 
 
@@ -73,7 +73,7 @@ def address(text: str) -> str:
     except ValueError:
         raise ValueError(_no_address(text)) from None
     if isinstance(found, ipaddress.IPv6Address) and found.ipv4_mapped is not None:
-        raise ValueError(f"IPv4-mapped IPv6 address {shown(text)}: write {found.ipv4_mapped}")
+        raise ValueError(f"IPv4-mapped IPv6 address {quote_value(text)}: write {found.ipv4_mapped}")
     if found.is_loopback or found.is_unspecified or found.is_multicast or text == "255.255.255.255":
         raise ValueError(f"{text} reaches no other host: write the address on the network between the hosts")
     if isinstance(found, ipaddress.IPv6Address) and (found.is_link_local or found.scope_id):
@@ -86,22 +86,23 @@ def _no_address(text: str) -> str:
     try:
         ipaddress.ip_address(bare)
     except ValueError:
-        return f"{shown(text)} is not an IP address: a name goes under ssh, the address is written in numbers"
-    return f"{shown(text)} is a network: write the address alone, {bare}"
+        return f"{quote_value(text)} is not an IP address: a name goes under ssh, the address is written in numbers"
+    return f"{quote_value(text)} is a network: write the address alone, {bare}"
 
 
-def image(text: str) -> str:
+def image_reference(text: str) -> str:
     """An image reference that Docker understands, and cannot take for an option."""
     if len(text) > 512 or not _IMAGE.fullmatch(text):
         hint = "; names are lower case" if _IMAGE.fullmatch(text.lower()) else ""
-        raise ValueError(f"invalid image reference {shown(text)} (example: {VLLM_IMAGE}){hint}")
+        raise ValueError(f"invalid image reference {quote_value(text)} (example: {VLLM_IMAGE}){hint}")
     return text
 
 
 def format_version(value: object) -> object:
     """The number 1 itself: 1.0 and true are equal to it, and mean something else."""
     if type(value) is not int:
-        raise ValueError("must be 1, the format that this vcluster reads")
+        quoted = ": a number, not text (`version: 1`)" if value == "1" else ""
+        raise ValueError(f"must be 1, the format that this vcluster reads{quoted}")
     return value
 
 
@@ -109,27 +110,31 @@ def local_path(path: Path) -> Path:
     """A path on this machine."""
     text = str(path)
     if text in {"", "."} or text.startswith("-") or not text.isprintable():
-        raise ValueError(f"invalid file path {shown(text)}")
+        raise ValueError(f"invalid file path {quote_value(text)}")
     return path
 
 
-def interface(text: str) -> str:
+def interface_name(text: str) -> str:
     """A network interface by its exact name, in no NCCL syntax."""
     if text[:1] in {"=", "^"} or "," in text:
         raise ValueError("write the interface's name alone (eth0): vcluster adds what NCCL and Gloo each want")
     if not _INTERFACE.fullmatch(text):
-        raise ValueError(f"invalid interface name {shown(text)} (example: eth0; at most 15 letters, digits, . _ -)")
+        raise ValueError(
+            f"invalid interface name {quote_value(text)} (example: eth0; at most 15 letters, digits, . _ -)"
+        )
     return text
 
 
 def device(text: str) -> str:
     """An InfiniBand or RoCE device by its exact name, in no NCCL syntax."""
     if not _DEVICE.fullmatch(text):
-        raise ValueError(f"invalid device name {shown(text)}: write it as `ls /sys/class/infiniband` does (mlx5_0)")
+        raise ValueError(
+            f"invalid device name {quote_value(text)}: write it as `ls /sys/class/infiniband` does (mlx5_0)"
+        )
     return text
 
 
-def gpus(value: object) -> int | tuple[int | str, ...]:
+def gpu_choice(value: object) -> int | tuple[int | str, ...]:
     """How many GPUs, or which: their indices or UUIDs as nvidia-smi shows them."""
     if isinstance(value, list | tuple):
         return _named_gpus(list(value))
@@ -147,7 +152,9 @@ def _named_gpus(names: list[object]) -> tuple[int | str, ...]:
             raise ValueError("names a MIG slice, and ranks cannot join slices: name whole GPUs")
         index = isinstance(name, int) and not isinstance(name, bool) and 0 <= name < MAX_GPUS
         if not index and not (isinstance(name, str) and _GPU.fullmatch(name)):
-            raise ValueError(f"{shown(str(name))} is neither an index (0) nor a UUID (GPU-…): see `nvidia-smi -L`")
+            raise ValueError(
+                f"{quote_value(str(name))} is neither an index (0) nor a UUID (GPU-…): see `nvidia-smi -L`"
+            )
         if name in found:
             raise ValueError(f"names GPU {name} twice")
         found.append(name)  # type: ignore[arg-type]
@@ -183,17 +190,17 @@ def variable_value(text: str) -> str:
 def release(text: str) -> str:
     """An exact version of a Python package."""
     if not _RELEASE.fullmatch(text):
-        raise ValueError(f"invalid version {shown(text)} (example: 2.56.1)")
+        raise ValueError(f"invalid version {quote_value(text)} (example: 2.56.1)")
     return text
 
 
-def size(value: object) -> object:
+def byte_size(value: object) -> object:
     """Bytes from a number or from text as Docker writes it: 16g is 16 GiB."""
     if not isinstance(value, str):
         return value
     match = _SIZE.fullmatch(value)
     if match is None:
-        raise ValueError(f"invalid size {shown(value)}: write a number with k, m, g or t (16g)")
+        raise ValueError(f"invalid size {quote_value(value)}: write a number with k, m, g or t (16g)")
     return int(float(match[1]) * 1024 ** _POWERS[(match[2] or "").lower()])
 
 
@@ -279,11 +286,11 @@ def secret_value(kind: str, value: str) -> None:
             raise ValueError("empty command after cmd:")
 
 
-def volume(text: str) -> dict[str, object]:
+def mounted_folder(text: str) -> dict[str, object]:
     """The parts of source:target[:ro|rw]."""
     parts = text.split(":")
     if len(parts) not in {2, 3} or (len(parts) == 3 and parts[2] not in {"ro", "rw"}):
-        raise ValueError(f"invalid volume {shown(text)}: write /folder/on/host:/folder/in/container[:ro]")
+        raise ValueError(f"invalid volume {quote_value(text)}: write /folder/on/host:/folder/in/container[:ro]")
     return {"source": parts[0], "target": parts[1], "read_only": parts[2:] == ["ro"]}
 
 
@@ -300,7 +307,7 @@ ContainerUser = Annotated[
 ]
 Gpus = Annotated[
     int | tuple[int | str, ...],
-    PlainValidator(gpus),
+    PlainValidator(gpu_choice),
     WithJsonSchema(
         {
             "anyOf": [
@@ -318,6 +325,6 @@ Gpus = Annotated[
 Size = Annotated[
     StrictInt,
     Field(ge=1 << 20, le=1 << 50),
-    BeforeValidator(size),
+    BeforeValidator(byte_size),
     WithJsonSchema({"anyOf": [{"type": "integer"}, {"type": "string", "pattern": SIZE_PATTERN}]}),
 ]

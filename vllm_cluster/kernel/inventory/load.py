@@ -7,10 +7,11 @@ from pathlib import Path
 
 from vllm_cluster.kernel.errors import InventoryError
 from vllm_cluster.kernel.inventory.consistency import check, ssh_key
-from vllm_cluster.kernel.inventory.document import Document, parse
+from vllm_cluster.kernel.inventory.document import Document, read_document
 from vllm_cluster.kernel.inventory.find import MAX_BYTES
 from vllm_cluster.kernel.inventory.model import Host, HostSsh, Inventory, SecretRef, SshSettings
 from vllm_cluster.kernel.inventory.problems import Loc, as_error, file_name
+from vllm_cluster.kernel.inventory.sources import add_hosts
 from vllm_cluster.kernel.inventory.validate import validate
 from vllm_cluster.kernel.laptop import here
 
@@ -26,6 +27,8 @@ def load_text(raw: bytes, *, path: Path | None, cwd: Path | None) -> Inventory:
     """
     file = file_name(path, cwd)
     document = _document(raw)
+    if not add_hosts(document, path.parent if path else cwd or here()):
+        raise as_error(document.problems, file)
     inventory = validate(document)
     check(document)
     if inventory is None or document.problems:
@@ -38,7 +41,8 @@ def load_text(raw: bytes, *, path: Path | None, cwd: Path | None) -> Inventory:
     }
     keys: list[tuple[str, ...]] = [("hf_token",), ("api_key",), *(("secrets", name) for name in inventory.secrets)]
     lines = {".".join(key): document.line(key) for key in keys}
-    return inventory.model_copy(update={"path": path, "hosts": hosts, "lines": lines})
+    found = {"path": path, "hosts": hosts, "lines": lines, "lent_until": document.lent_until}
+    return inventory.model_copy(update=found)
 
 
 def _document(raw: bytes) -> Document:
@@ -50,7 +54,7 @@ def _document(raw: bytes) -> Document:
         document.add_problem((), "nested too deep to be an inventory")
         return document
     try:
-        return parse(raw.decode("utf-8-sig"))
+        return read_document(raw.decode("utf-8-sig"))
     except UnicodeDecodeError as error:
         line = raw.count(b"\n", 0, error.start) + 1
         document.add_problem((), "is not UTF-8 text: save the file as UTF-8", line)

@@ -22,6 +22,7 @@ from pydantic_core import CoreSchema
 from vllm_cluster.kernel.inventory import container, grammar
 from vllm_cluster.kernel.inventory.grammar import ContainerUser, Gpus, Jump, LocalPath, Port, Size, SshPort, User
 from vllm_cluster.kernel.versions import RAY, VLLM_IMAGE
+from vllm_cluster.wire.backends import BackendName
 
 MAX_HOSTS = 256
 
@@ -107,7 +108,7 @@ class Host(_Section):
         description="How many GPUs it gives, or which: indices or UUIDs; absent: all that are found.",
         examples=["8"],
     )
-    interface: Annotated[str, AfterValidator(grammar.interface)] | None = Field(
+    interface: Annotated[str, AfterValidator(grammar.interface_name)] | None = Field(
         None, description="Interface for NCCL and Gloo; absent: the one that holds `address`.", examples=["eth0"]
     )
     hcas: tuple[Annotated[str, AfterValidator(grammar.device)], ...] | None = Field(
@@ -179,14 +180,14 @@ class SecretRef(_Section):
 class Volume(_Section):
     """A folder of the host that the container sees too: /on/host:/in/container[:ro|rw]."""
 
-    source: Annotated[str, AfterValidator(container.folder)]
+    source: Annotated[str, AfterValidator(container.absolute_folder)]
     target: Annotated[str, AfterValidator(container.mount_target)]
     read_only: StrictBool = False
 
     @model_validator(mode="before")
     @classmethod
     def _from_text(cls, value: object) -> object:
-        return grammar.volume(value) if isinstance(value, str) else value
+        return grammar.mounted_folder(value) if isinstance(value, str) else value
 
     @classmethod
     def __get_pydantic_json_schema__(cls, core: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
@@ -213,7 +214,7 @@ class Inventory(_Section):
     head: str | None = Field(
         None, description="Host that runs Ray's head and the endpoint; absent: the first host.", examples=["gpu1"]
     )
-    image: Annotated[str, AfterValidator(grammar.image)] = Field(
+    image: Annotated[str, AfterValidator(grammar.image_reference)] = Field(
         description="Image with vLLM for every host.", examples=[VLLM_IMAGE]
     )
     accelerator: Literal["nvidia", "cpu"] = Field(
@@ -226,7 +227,7 @@ class Inventory(_Section):
     )
     shm_size: Size = Field(16 << 30, description="Shared memory of a container.", examples=["16g"])
     environment: dict[
-        Annotated[str, AfterValidator(grammar.variable_name), AfterValidator(container.refuse)],
+        Annotated[str, AfterValidator(grammar.variable_name), AfterValidator(container.refuse_set_variable)],
         Annotated[str, AfterValidator(grammar.variable_value)],
     ] = Field(
         {},
@@ -268,10 +269,16 @@ class Inventory(_Section):
     ray: Annotated[str, AfterValidator(grammar.release)] = Field(
         RAY, description="Version of Ray put into images that come without.", examples=[RAY]
     )
-    backend: Literal["ray", "mp"] = Field(
+    backend: BackendName = Field(
         "ray",
         description="What joins the hosts: ray, or mp, vLLM's own processes, without Ray. Default for one host: mp.",
         examples=["mp"],
+    )
+    hosts_from: str | None = Field(
+        None,
+        description="In place of hosts: slurm:JOB takes the nodes of a job of Slurm and the indices of its GPUs, "
+        "command:COMMAND the JSON that a command prints, as hosts has it.",
+        examples=["slurm:4711"],
     )
     hosts: dict[Annotated[str, AfterValidator(grammar.host_name)], Host] = Field(
         description="The machines, by name.",
@@ -283,6 +290,7 @@ class Inventory(_Section):
     )
     path: SkipJsonSchema[Path | None] = Field(None, exclude=True)  # the file it came from
     lines: SkipJsonSchema[dict[str, int]] = Field({}, exclude=True)  # of the keys that refer to a secret
+    lent_until: SkipJsonSchema[float | None] = Field(None, exclude=True)  # seconds since 1970, of hosts_from
 
     @model_validator(mode="before")
     @classmethod

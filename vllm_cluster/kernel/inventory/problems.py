@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from vllm_cluster.kernel.errors import InventoryError
-from vllm_cluster.kernel.inventory.words import shown
-from vllm_cluster.kernel.text import printable, redact_value
+from vllm_cluster.kernel.inventory.words import quote_value
+from vllm_cluster.kernel.text import count, printable, redact_value
 
 Loc = tuple[str | int, ...]
 MAX_PROBLEMS = 20
@@ -18,11 +18,12 @@ MAX_PROBLEMS = 20
 
 @dataclass(frozen=True)
 class Problem:
-    """One problem, its place, and its fix."""
+    """One problem, its place, and its fix; the `example` are lines of a file in which that is right."""
 
     line: int
     loc: Loc
     text: str
+    example: tuple[str, ...] = ()
 
 
 def key_of(loc: Loc) -> str:
@@ -34,14 +35,16 @@ def key_of(loc: Loc) -> str:
         else:
             word = redact_value(part)
             plain = re.fullmatch(r"(?:[A-Za-z0-9_-]|\[redacted\]){1,63}", word)
-            key += ("." if key else "") + (word if plain else shown(part))
+            key += ("." if key else "") + (word if plain else quote_value(part))
     return key
 
 
 def as_error(problems: Iterable[Problem], file: str) -> InventoryError:
-    """All problems as one error, in the file's order, one a line."""
+    """All problems as one error: their number where there are several, then each in the file's order."""
     ordered = sorted(dict.fromkeys(problems), key=lambda problem: problem.line)
-    lines = [_line(problem, file) for problem in ordered[:MAX_PROBLEMS]]
+    lines = [f"{file}: {count(len(ordered), 'problem')}"] if len(ordered) > 1 else []
+    for problem in ordered[:MAX_PROBLEMS]:
+        lines += [_line(problem, file), *(f"    {line}" for line in problem.example)]
     if ordered[MAX_PROBLEMS:]:
         lines.append(f"{file}:{ordered[MAX_PROBLEMS].line}: {len(ordered) - MAX_PROBLEMS} more problems from here on")
     return InventoryError("\n".join(lines))

@@ -14,7 +14,10 @@ DIALECT = "https://json-schema.org/draft/2020-12/schema"
 def json_schema() -> dict[str, Any]:
     """What editors and other programs need to check an inventory."""
     cleaned = _cleaned(Inventory.model_json_schema())
-    return {"$schema": DIALECT, **cleaned, "title": "vcluster inventory"}
+    # The hosts are in the file, or come from another source.
+    cleaned["required"].remove("hosts")
+    either = [{"required": [key]} for key in ("hosts", "hosts_from")]
+    return {"$schema": DIALECT, **cleaned, "oneOf": either, "title": "vcluster inventory"}
 
 
 def _cleaned(schema: dict[str, Any]) -> dict[str, Any]:

@@ -28,7 +28,7 @@ def read_secret(ref: SecretRef, *, base: Path, environ: Mapping[str, str]) -> st
     if ref.kind == "env":
         found = _from_environment(ref, environ)
     else:
-        raw = _from_file(ref, base) if ref.kind == "file" else _from_command(ref, base, environ)
+        raw = _from_file(ref, base) if ref.kind == "file" else command_output(ref, base, environ)
         if len(raw) > MAX_BYTES:
             raise _refused(ref, "gives far more than a token")
         try:
@@ -70,7 +70,12 @@ def _from_file(ref: SecretRef, base: Path) -> bytes:
         raise _refused(ref, f"cannot be read: {reason}") from None
 
 
-def _from_command(ref: SecretRef, base: Path, environ: Mapping[str, str]) -> bytes:
+def command_output(ref: SecretRef, base: Path, environ: Mapping[str, str]) -> bytes:
+    """The first bytes that a command prints, in a folder.
+
+    Raises:
+        InventoryError: it failed, or gave no answer in time.
+    """
     deadline = Deadline.after(COMMAND_SECONDS)
     try:
         # Standard error stays the user's: prompts and the tool's own words are seen and not kept. So does the terminal:

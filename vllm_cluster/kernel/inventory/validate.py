@@ -10,7 +10,7 @@ from pydantic_core import ErrorDetails
 from vllm_cluster.kernel.inventory.document import Document
 from vllm_cluster.kernel.inventory.model import SECTIONS, Inventory, Section
 from vllm_cluster.kernel.inventory.problems import Loc, key_of
-from vllm_cluster.kernel.inventory.words import nearest, shown
+from vllm_cluster.kernel.inventory.words import nearest, quote_value
 
 # Keys that people bring from elsewhere, and the keys of this file for them.
 _INSTEAD = {
@@ -34,6 +34,19 @@ _FOR_PLACE = {
     ("hosts",): "must be a mapping: each host's name, and its keys below it",
     ("hosts", "*"): "must be a mapping: the host's `address: …` and other keys below it",
 }
+# Of what has another shape than people write: lines to copy.
+_HOSTS = ("hosts:", "  gpu1: {address: 10.0.0.11}", "  gpu2: {address: 10.0.0.12}")
+_EXAMPLES = {
+    ("hosts",): _HOSTS,
+    ("hosts", "*"): _HOSTS,
+    ("hosts", "*", "ssh"): ("    ssh:", "      user: ubuntu", "      port: 2222"),
+    ("hosts", "*", "hcas"): ("    hcas:", "      - mlx5_0", "      - mlx5_1"),
+    ("ssh",): ("ssh:", "  user: ubuntu", "  identity: ~/.ssh/id_ed25519"),
+    ("ports",): ("ports:", "  api: 8000", "  gcs: 6379"),
+    ("environment",): ("environment:", "  NCCL_DEBUG: INFO", '  HF_HUB_OFFLINE: "1"'),
+    ("secrets",): ("secrets:", "  WANDB_API_KEY: env:WANDB_API_KEY", "  OTHER: file:~/.other"),
+    ("volumes",): ("volumes:", "  - /srv/models:/models:ro", "  - /srv/data:/data"),
+}
 
 
 def validate(document: Document) -> Inventory | None:
@@ -54,7 +67,7 @@ def validate(document: Document) -> Inventory | None:
             loc = _loc(detail)
             # What could not be read as YAML would only be blamed again as a value.
             if loc not in known:
-                document.add_problem(loc, _text(detail, loc, document.data))
+                document.add_problem(loc, _text(detail, loc, document.data), example=_example(detail, loc))
         return None
     return None if document.problems else inventory
 
@@ -99,6 +112,12 @@ def _text(detail: ErrorDetails, loc: Loc, data: object) -> str:
     return f"{shape}, got {_kind(_value(data, loc), shape)}"
 
 
+def _example(detail: ErrorDetails, loc: Loc) -> tuple[str, ...]:
+    """Lines with the right shape, where a value has another one or a section is missing."""
+    shaped = detail["type"] in _SHAPES or detail["type"] == "missing"
+    return _EXAMPLES.get(_pattern(loc), ()) if shaped else ()
+
+
 def _kind(value: object, wanted: str) -> str:
     if value is None:
         return "nothing: write a value or remove the line"
@@ -115,10 +134,11 @@ def _kind(value: object, wanted: str) -> str:
 
 def _choice(loc: Loc, expected: str, value: object) -> str:
     if loc == ("version",):
-        return f"must be {expected}, the format that this vcluster reads"
+        quoted = f", and a number, not text: write `version: {expected}`" if str(value) == expected else ""
+        return f"must be {expected}, the format that this vcluster reads{quoted}"
     words = [word.strip("'") for word in expected.replace(" or ", ", ").split(", ")]
     meant = nearest(value, words) if isinstance(value, str) else None
-    return f"must be {' or '.join(words)}, not {shown(value)}" + (f"; did you mean {meant}?" if meant else "")
+    return f"must be {' or '.join(words)}, not {quote_value(value)}" + (f"; did you mean {meant}?" if meant else "")
 
 
 def _unknown(loc: Loc) -> str:

@@ -11,7 +11,7 @@ from vllm_cluster.kernel.text import printable, redact_value
 _MAX_LENGTH = 60
 
 
-def shown(value: object) -> str:
+def quote_value(value: object) -> str:
     """A value as a message may quote it."""
     text = printable(redact_value(str(value)))
     if len(text) > _MAX_LENGTH:
@@ -19,7 +19,7 @@ def shown(value: object) -> str:
     return f'"{text}"'
 
 
-def plain(text: str) -> str:
+def make_printable(text: str) -> str:
     """Another program's message on one printable line, without secrets."""
     return "".join(c if c.isprintable() else " " for c in redact_value(text))
 
@@ -32,6 +32,8 @@ def nearest(word: str, known: Iterable[str]) -> str | None:
     given = word.lower().replace("-", "_")
     lowered = {candidate.lower().replace("-", "_"): candidate for candidate in known}
     lowered = {name: one for name, one in lowered.items() if name == given or not _differ_in_numbers(name, given)}
+    # Of two letters any word of four may have both: `kind` is not a misspelt `id`.
+    lowered = {name: one for name, one in lowered.items() if len(name) > 3 or _ratio(given, name) >= 0.75}
     near = difflib.get_close_matches(given, lowered, n=2, cutoff=0.6)
     tied = len(near) > 1 and _ratio(given, near[0]) == _ratio(given, near[1])
     return lowered[near[0]] if near and not tied else None

@@ -83,20 +83,20 @@ class Lease:
         self._beats: Repeated | None = None
         self._deadline = self._runtime.after(0)
 
-    def acquire(self, wait: float = 0.0, waiting: Callable[[str], None] | None = None) -> None:
-        """Take the lease of every host, trying again for `wait` seconds.
+    def acquire(self, wait: float | None = None, waiting: Callable[[str], None] | None = None) -> None:
+        """Take the lease of every host, trying again for `wait` seconds; None for a verb without --wait.
 
         Raises:
             Locked: another run holds one; the message names which, who and since when.
             HostError, FleetError: on these hosts it cannot be taken; then it is held nowhere.
         """
-        self._deadline = deadline = self._runtime.after(wait)
+        self._deadline = deadline = self._runtime.after(wait or 0.0)
         while busy := self._take_all():
             connection, holder = busy
             if not deadline.left():
                 raise Locked(
                     f"{connection.name} is locked by {holder or 'an unidentified process (empty lock file)'}",
-                    again=("--wait", "10m"),
+                    again=() if wait is None else ("--wait", "10m"),
                 )
             if waiting and holder:
                 waiting(holder)
@@ -159,7 +159,7 @@ class Lease:
         except VclusterError as error:
             return error
         except (OSError, EOFError) as error:
-            return ConnectionLost(connection.name, f"cannot take the lease: {error}")
+            return ConnectionLost(connection.name, f"cannot take the lease: {error}", again=())
         if reply == "busy":
             return rest
         kind, _, what = rest.partition("; ")
@@ -197,7 +197,7 @@ class Lease:
 
     def _folder(self, connection: HostConnection) -> str:
         """Where the lock of a host's engine is: the same for all who reach it, by any socket or name."""
-        return f"{self._parent}/vcluster-{hashlib.sha256(connection.engine_id.encode()).hexdigest()[:16]}"
+        return f"{self._parent}/vcluster-{hashlib.sha256(connection.docker_id.encode()).hexdigest()[:16]}"
 
     def _stream_argv(self, hold: _Hold) -> list[str]:
         script = files("vllm_cluster.kernel.lease").joinpath("lease_stream.sh").read_text()

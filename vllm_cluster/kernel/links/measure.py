@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import asdict
 from ipaddress import ip_interface
 from secrets import token_hex
-from typing import Any
 
 from vllm_cluster.kernel.checks.links import (
     EPHEMERAL,
@@ -22,14 +22,16 @@ from vllm_cluster.kernel.errors import HostError, VclusterError
 from vllm_cluster.kernel.events import Emit, Event
 from vllm_cluster.kernel.facts.host_facts import HostFacts
 from vllm_cluster.kernel.hosts.connection import Fleet, HostConnection
-from vllm_cluster.kernel.hosts.program import OnHost, RunningProgram, python
+from vllm_cluster.kernel.hosts.program import Message, OnHost, RunningProgram, python, read_message
 from vllm_cluster.kernel.hosts.program import start as start_program
 from vllm_cluster.kernel.hosts.runtime import Runtime
 from vllm_cluster.kernel.inventory.model import Inventory
-from vllm_cluster.kernel.plan.desired import interface
+from vllm_cluster.kernel.plan.desired import choose_interface
 from vllm_cluster.kernel.plan.identity import without_lease
 from vllm_cluster.kernel.plan.images import find_image
 from vllm_cluster.kernel.text import count
+from vllm_cluster.wire.programs import LinkPorts
+from vllm_cluster.wire.values import words
 
 # A cold container on a busy host takes its time; then a closed port takes 4 s, and a large block as much again.
 OPEN_SECONDS = 30.0
@@ -53,7 +55,7 @@ def run_link_test(
     emit(Event("progress", f"testing {number} links between {len(facts)} hosts", data={"links": number}))
     program, probes = python("kernel.links.on_host", "link_test", seconds=LIFE_SECONDS), dict[str, RunningProgram]()
 
-    def start(connection: HostConnection) -> dict[str, Any]:
+    def start(connection: HostConnection) -> LinkPorts:
         place = _place(inventory, facts[connection.name])
         probes[connection.name] = start_program(connection, program, place, runtime.after(OPEN_SECONDS))
         return _open(probes[connection.name], inventory, run, runtime.after(OPEN_SECONDS))
@@ -62,12 +64,12 @@ def run_link_test(
     fleet.without_lease()
     try:
         opened, failures = fleet.each(start, facts)
-        peers = {name: {"address": inventory.hosts[name].address, **ports} for name, ports in opened.items()}
+        peers = {name: {"address": inventory.hosts[name].address, **asdict(ports)} for name, ports in opened.items()}
         for name in opened:
             others = {other: peer for other, peer in peers.items() if other != name}
             _send_peers(probes[name], others, failures)
         names = {
-            name: {**ports_of(inventory, name), **dict.fromkeys(ports["chosen"], EPHEMERAL)}
+            name: {**ports_of(inventory, name), **dict.fromkeys(ports.chosen, EPHEMERAL)}
             for name, ports in opened.items()
         }
         ways, more = fleet.each(
@@ -99,7 +101,7 @@ def _place(inventory: Inventory, facts: HostFacts) -> OnHost | TemporaryContaine
     return TemporaryContainer(owner, "links", image.id, network="host", drop=("ALL",))
 
 
-def _open(probe: RunningProgram, inventory: Inventory, run: str, deadline: Deadline) -> dict[str, Any]:
+def _open(probe: RunningProgram, inventory: Inventory, run: str, deadline: Deadline) -> LinkPorts:
     """Where a host listens for the others."""
     host = inventory.hosts[probe.host]
     asked = list(ports_of(inventory, host.name))
@@ -112,28 +114,18 @@ def _open(probe: RunningProgram, inventory: Inventory, run: str, deadline: Deadl
             raise HostError(host.name, "no python3", hint=hint) from None
         raise
     if "error" in ready:
-        raise HostError(host.name, str(ready["error"])[:200])
-    try:
-        opened, taken, chosen = (_ports(ready.get(key)) for key in ("open", "taken", "chosen"))
-        (udp,) = _ports([ready.get("udp")])
-        if (len(opened) + len(taken), len(chosen)) != (len(asked), CHOSEN_PORTS):
-            raise ValueError("other ports than asked for")
-    except ValueError as error:
-        raise _unclear(host.name, error) from None
-    return {"open": opened, "taken": taken, "chosen": chosen, "udp": udp}
-
-
-def _ports(value: object) -> list[int]:
-    if not isinstance(value, list) or not all(isinstance(port, int) and 0 < port < 1 << 16 for port in value):
-        raise ValueError("no ports")
-    return value
+        raise HostError(host.name, words(str(ready["error"]))[:200], again=())
+    ports = read_message(LinkPorts, host.name, "link test", ready)
+    if (len(ports.open) + len(ports.taken), len(ports.chosen)) != (len(asked), CHOSEN_PORTS):
+        raise _unclear(host.name, ValueError("other ports than asked for"))
+    return ports
 
 
 def _unclear(host: str, error: ValueError) -> HostError:
-    return HostError(host, f"link test: unreadable output: {error}")
+    return HostError(host, f"link test: unreadable output: {error}", again=())
 
 
-def _send_peers(probe: RunningProgram, peers: Mapping[str, Any], failures: dict[str, VclusterError]) -> None:
+def _send_peers(probe: RunningProgram, peers: Message, failures: dict[str, VclusterError]) -> None:
     try:
         probe.send(peers)
     except VclusterError as error:
@@ -148,7 +140,7 @@ def _receive_results(
     while "done" not in (row := probe.next(deadline)):
         target = row.get("to")
         if not isinstance(target, str) or target not in names or target == probe.host:
-            raise HostError(probe.host, "link test: unreadable output: a result for another host")
+            raise HostError(probe.host, "link test: unreadable output: a result for another host", again=())
         try:
             seen[target] = parse_link_result(probe.host, target, names[target], row)
         except ValueError as error:
@@ -166,4 +158,4 @@ def _address(inventory: Inventory, facts: HostFacts) -> HostAddress:
     nic = facts.interface_of(host.address)
     networks = [ip_interface(entry).network for entry in nic.addresses] if nic else []
     mine = next((str(network) for network in networks if ip_interface(host.address).ip in network), "")
-    return HostAddress(host.address, interface(host, facts) or "eth0", mine)
+    return HostAddress(host.address, choose_interface(host, facts) or "eth0", mine)

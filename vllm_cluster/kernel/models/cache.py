@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from vllm_cluster.kernel.docker.temporary import TemporaryContainer
 from vllm_cluster.kernel.errors import CommandFailed, HostError
@@ -37,11 +37,11 @@ def proved(host: str, end: CacheManifest, files: Sequence[ModelFile]) -> tuple[s
         HostError: they are not of these files.
     """
     if end.digest and (end.digest != digest_of(files) or not (end.commit == "" or COMMIT.fullmatch(end.commit))):
-        raise HostError(host, "the model cache has a manifest that is not of the files that it lists")
+        raise HostError(host, "the model cache has a manifest that is not of the files that it lists", again=())
     return end.commit, end.digest
 
 
-def place(inventory: Inventory, facts: HostFacts, reads: str = "") -> Place:
+def locate_cache(inventory: Inventory, facts: HostFacts, reads: str = "") -> Place:
     """Where a program sees the cache, and a folder that it `reads`, with the rights of the containers.
 
     Raises:
@@ -69,7 +69,7 @@ def image_id(inventory: Inventory, facts: HostFacts) -> str:
 
 @contextmanager
 def running(
-    connection: HostConnection, inventory: Inventory, facts: HostFacts, asked: Mapping[str, Any]
+    connection: HostConnection, inventory: Inventory, facts: HostFacts, asked: Mapping[str, object]
 ) -> Iterator[RunningProgram]:
     """The program with its first message sent; leaving it ends it.
 
@@ -79,17 +79,17 @@ def running(
     name = "remove_model" if asked["do"] in _OF_REMOVAL else "model_cache"
     program = python("kernel.models.on_host", name, seconds=MAX_SECONDS)
     root = str(asked.get("root", ""))
-    where = place(inventory, facts, outside(inventory.model_cache, root) if root else "")
+    where = locate_cache(inventory, facts, outside(inventory.model_cache, root) if root else "")
     with start(connection, program, where, connection.runtime.after(START_SECONDS)) as there:
         there.send({"cache": inventory.model_cache, **asked})
         yield there
 
 
-def ask(
+def ask_cache(
     connection: HostConnection,
     inventory: Inventory,
     facts: HostFacts,
-    asked: Mapping[str, Any],
+    asked: Mapping[str, object],
     kind: type[T],
     *,
     see: Callable[[CacheRow], None] = lambda _row: None,
@@ -104,13 +104,13 @@ def ask(
             row = there.next(connection.runtime.after(LINE_SECONDS))
             if "error" in row:
                 why = words(str(row["error"]))
-                raise CommandFailed(connection.name, f"the model cache: {why}", exit_code=1, stderr="")
+                raise CommandFailed(connection.name, f"the model cache: {why}", exit_code=1, stderr="", again=())
             if row.get("end"):
                 return taken(kind, connection.name, row)
             see(taken(CacheRow, connection.name, row))
 
 
-def taken(kind: type[T], host: str, row: Mapping[str, Any]) -> T:
+def taken(kind: type[T], host: str, row: Mapping[str, object]) -> T:
     """A line of the program as what it should be.
 
     Raises:
@@ -119,4 +119,6 @@ def taken(kind: type[T], host: str, row: Mapping[str, Any]) -> T:
     try:
         return convert(kind, row, "the model cache")
     except RefusedDocument as refused:
-        raise HostError(host, f"the model cache gives what cannot be: {refused.field} {refused.why}") from None
+        raise HostError(
+            host, f"the model cache gives what cannot be: {refused.field} {refused.why}", again=()
+        ) from None

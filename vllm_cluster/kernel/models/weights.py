@@ -28,7 +28,7 @@ from vllm_cluster.kernel.plan.pull import (
     container_spec,
 )
 from vllm_cluster.kernel.plan.spec import CLUSTER
-from vllm_cluster.kernel.text import printable
+from vllm_cluster.kernel.text import end_of, printable
 from vllm_cluster.wire.pull import HostPlan, PullPhase
 from vllm_cluster.wire.values import without_logins
 
@@ -74,7 +74,7 @@ class PullStatus:
         return self.phase in ("done", "failed", "gone")
 
 
-def program() -> dict[str, bytes]:
+def spread_program() -> dict[str, bytes]:
     """The files of the program, by their path below its folder."""
     files = importable("vllm_cluster.kernel.spread")
     return {"main.py": files["vllm_cluster/kernel/spread/main.py"], **files}
@@ -94,7 +94,7 @@ def create(
     # It comes back where it was killed, and not once it has ended by itself.
     body["HostConfig"]["RestartPolicy"] = {"Name": "on-failure", "MaximumRetryCount": RESTARTS}
     try:
-        connection.engine.create(container_name(inventory.cluster), body)
+        connection.docker.create(container_name(inventory.cluster), body)
     except CommandFailed as error:
         if error.returncode == CONFLICT:
             return False
@@ -108,12 +108,12 @@ def begin(connection: HostConnection, cluster: str, plan: HostPlan, token: str |
     Raises:
         HostError: Docker refuses.
     """
-    files = {f"{FOLDER}/{path}": (content, 0o644) for path, content in program().items()}
+    files = {f"{FOLDER}/{path}": (content, 0o644) for path, content in spread_program().items()}
     files[PLAN] = (json.dumps(asdict(plan)).encode(), 0o600)
     if token:
         files[TOKEN] = (token.encode(), 0o600)
-    connection.engine.put_files(container_name(cluster), "/", files)
-    connection.engine.start(container_name(cluster))
+    connection.docker.put_files(container_name(cluster), "/", files)
+    connection.docker.start(container_name(cluster))
 
 
 def status(connection: HostConnection, cluster: str) -> PullStatus:
@@ -123,14 +123,14 @@ def status(connection: HostConnection, cluster: str) -> PullStatus:
         HostError: the host does not answer.
     """
     name = container_name(cluster)
-    found = connection.engine.container_info(name)
+    found = connection.docker.container_info(name)
     if found is None:
         return PullStatus("gone")
-    raw = connection.engine.read_file(name, STATUS)
+    raw = connection.docker.read_file(name, STATUS)
     row = _row(raw)
     ended = found.status in ("exited", "dead")
     if ended and row.get("phase") not in ("done", "failed"):
-        words = connection.engine.logs(name, tail=5).strip().split("\n")[-1][-300:]
+        words = end_of(connection.docker.logs(name, tail=5).strip().split("\n")[-1], 300)
         why = "killed for lack of memory" if found.out_of_memory else words or f"exit code {found.exit_code}"
         return PullStatus("failed", error=f"its program ended: {why}")
     known = _typed({**_row(found.labels.get(PULLED, "").encode()), **row})
@@ -160,14 +160,14 @@ def _typed(row: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in known.items() if name not in _FORMS or _FORMS[name].fullmatch(value)}
 
 
-def remove(connection: HostConnection, cluster: str, made_by: str = "") -> None:
+def remove_pull_container(connection: HostConnection, cluster: str, made_by: str = "") -> None:
     """Remove the host's container, or only one of the pull `made_by`; no error where it is gone.
 
     Raises:
         HostError: Docker refuses.
     """
     name = container_name(cluster)
-    found = connection.engine.container_info(name)
+    found = connection.docker.container_info(name)
     # The plan and the key go with it.
     if found and found.labels.get(CLUSTER) == cluster and made_by in ("", found.labels.get(MAKER)):
-        connection.engine.remove(found.id, grace=5)
+        connection.docker.remove(found.id, grace=5)

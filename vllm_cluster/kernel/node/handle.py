@@ -5,13 +5,13 @@ from __future__ import annotations
 from contextlib import suppress
 from dataclasses import dataclass
 
-from vllm_cluster.kernel.checks.docker import foreign
+from vllm_cluster.kernel.checks.docker import warn_of_foreign
 from vllm_cluster.kernel.errors import CommandFailed, HostError, NodeMissing, PreflightFailed, VclusterError
 from vllm_cluster.kernel.facts.docker_objects import ContainerInfo
 from vllm_cluster.kernel.facts.host_facts import HostFacts
 from vllm_cluster.kernel.hosts.connection import HostConnection
 from vllm_cluster.kernel.hosts.observe import observe, usable
-from vllm_cluster.kernel.hosts.program import Finished, InNode, Message, RemoteProgram, run
+from vllm_cluster.kernel.hosts.program import Finished, InNode, Message, RemoteProgram, run_program
 from vllm_cluster.kernel.inventory.model import Inventory
 from vllm_cluster.kernel.laptop import whoami
 from vllm_cluster.kernel.plan.desired import SECRETS_FOLDER, STATE_FOLDER
@@ -48,7 +48,7 @@ class NodeState:
     @property
     def replicas(self) -> tuple[ServeStatus, ...]:
         """Every replica of that."""
-        return self.status.replicas or tuple(filter(None, (self.serving,))) if self.status else ()
+        return self.status.serves if self.status else ()
 
     def replica(self, index: int) -> ServeStatus | None:
         """One of them."""
@@ -63,7 +63,7 @@ class NodeHandle:
 
     def container(self) -> ContainerInfo | None:
         """The container as `docker inspect` shows it; None where there is none."""
-        return self.connection.engine.container_info(self.name)
+        return self.connection.docker.container_info(self.name)
 
     def state(self) -> NodeState:
         """The container that runs, and its status.
@@ -108,7 +108,7 @@ class NodeHandle:
         raw = self.read("status.json")
         status = parse_status(raw) if raw else None
         # The file outlives the container, and the node program may have stopped.
-        now = self.connection.engine.now
+        now = self.connection.docker.now
         return NodeState(found, current(status, found.started, now) if status else None)
 
     def state_if_running(self) -> NodeState | None:
@@ -119,24 +119,25 @@ class NodeHandle:
 
     def exit_error(self, found: ContainerInfo) -> CommandFailed:
         """A container that should run and does not, with what it printed last."""
-        tail = "\n".join(self.connection.engine.logs(self.name, tail=LAST_LINES).strip().splitlines()[-LAST_LINES:])
+        tail = "\n".join(self.connection.docker.logs(self.name, tail=LAST_LINES).strip().splitlines()[-LAST_LINES:])
         memory = " (killed for lack of memory)" if found.out_of_memory else ""
         return CommandFailed(
             self.host,
             f"container {self.name} exited with code {found.exit_code}{memory}; last log lines:\n{tail}",
             exit_code=found.exit_code,
             stderr=tail,
+            hint="vcluster explain\nvcluster up",
         )
 
     def read(self, file: str, limit: int | None = None) -> bytes | None:
         """A file of the state volume; None where it is not there."""
         path = f"{STATE_FOLDER}/{file}"
-        engine = self.connection.engine
-        return engine.read_file(self.name, path) if limit is None else engine.read_file(self.name, path, limit)
+        docker = self.connection.docker
+        return docker.read_file(self.name, path) if limit is None else docker.read_file(self.name, path, limit)
 
     def write(self, file: str, content: bytes) -> None:
         """Write a file of the state volume, for its owner alone; only under the lease."""
-        self.connection.engine.put_files(self.name, STATE_FOLDER, {file: (content, 0o600)})
+        self.connection.docker.put_files(self.name, STATE_FOLDER, {file: (content, 0o600)})
 
     def order(self) -> Order | None:
         """What it was asked to serve; None where it never was asked.
@@ -154,9 +155,12 @@ class NodeHandle:
             return order.wanted if order else None
         return None
 
-    def ask(self, wanted: tuple[Placement, ...]) -> int:
-        """Ask for these replicas to be served, or nothing; only under the lease. Returns the number of the order."""
-        order = Order(self._epoch() + 1, whoami(), wanted)
+    def ask(self, wanted: tuple[Placement, ...], drain: float | None = None) -> int:
+        """Ask for these replicas to be served, or nothing; only under the lease. Returns the number of the order.
+
+        What ends for it has `drain` seconds for its open requests.
+        """
+        order = Order(self._epoch() + 1, whoami(), wanted, drain=drain)
         self.write(WANTED, order.document)
         return order.epoch
 
@@ -170,11 +174,11 @@ class NodeHandle:
 
     def secret(self, name: str, identity: str) -> bytes | None:
         """A secret by its name and the id of its value; None where it is not there."""
-        return self.connection.engine.read_file(self.name, f"{SECRETS_FOLDER}/{name}-{identity}", MAX_SECRET)
+        return self.connection.docker.read_file(self.name, f"{SECRETS_FOLDER}/{name}-{identity}", MAX_SECRET)
 
     def run(self, program: RemoteProgram, seconds: float, first: Message | None = None) -> Finished:
         """Run a program in the container; see `kernel.hosts.program`."""
-        return run(self.connection, program, InNode(self.name), self.connection.runtime.after(seconds), first)
+        return run_program(self.connection, program, InNode(self.name), self.connection.runtime.after(seconds), first)
 
 
 def connect_and_observe(inventory: Inventory, connection: HostConnection) -> HostFacts:
@@ -196,7 +200,7 @@ def open_node(inventory: Inventory, connection: HostConnection) -> NodeHandle:
         PreflightFailed: it is of another cluster.
     """
     facts = connect_and_observe(inventory, connection)
-    for finding in foreign(inventory, {connection.name: facts}):
+    for finding in warn_of_foreign(inventory, {connection.name: facts}):
         raise PreflightFailed(f"{finding.host}: {finding.message}", hint=finding.fix)
     if node_of(inventory.cluster, facts) is None:
         raise NodeMissing(f"{connection.name}: the node is missing", hint="vcluster up")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -18,10 +18,10 @@ from vllm_cluster.kernel.laptop import whoami
 from vllm_cluster.kernel.node.handle import NodeHandle
 from vllm_cluster.kernel.plan.desired import STATE_FOLDER
 from vllm_cluster.kernel.plan.history import RESTARTER, Entry
-from vllm_cluster.kernel.plan.placement import command
+from vllm_cluster.kernel.plan.placement import serve_command
 from vllm_cluster.kernel.text import count
 from vllm_cluster.wire.history import AuditLine, ResultLine
-from vllm_cluster.wire.order import READY, RESULTS, Deployment, Placement, read_ready
+from vllm_cluster.wire.order import READY, RESULTS, Deployment, Order, Placement, of_replica, read_ready
 from vllm_cluster.wire.reading import RefusedDocument, read
 from vllm_cluster.wire.status import ServeStatus
 
@@ -118,24 +118,44 @@ def read_history(node: NodeHandle) -> list[Entry]:
     return sorted([*history, *_restarts(results)], key=lambda entry: entry.time)
 
 
-def restarts(node: NodeHandle, request_number: int) -> list[Entry]:
-    """The restarts of what a request asked for, the oldest first."""
-    return [entry for entry in _restarts(_lines(ResultLine, node, RESULTS)) if entry.request == request_number]
+def restarts(node: NodeHandle, request_numbers: Collection[int]) -> list[Entry]:
+    """The restarts of what these requests asked for, the oldest first."""
+    return [entry for entry in _restarts(_lines(ResultLine, node, RESULTS)) if entry.request in request_numbers]
 
 
-def ready_requests(node: NodeHandle) -> tuple[Placement, ...]:
-    """What was ready, the newest last; nothing where that cannot be read."""
+def ready_requests(node: NodeHandle, index: int = 0) -> tuple[Placement, ...]:
+    """What was ready in the place of a replica, the newest last; nothing where that cannot be read."""
+    file = of_replica(READY, index)
     try:
-        return read_ready(node.read(READY) or b"", f"{node.host}: {READY}").requests
+        return read_ready(node.read(file) or b"", f"{node.host}: {file}").requests
     except RefusedDocument:
         return ()
 
 
+def ready_request(node: NodeHandle, number: int) -> tuple[Placement | None, ResultLine | None]:
+    """What was ready by the request of a number, and how that request ended; None where the head keeps it no more."""
+    lines = [line for line in _lines(ResultLine, node, RESULTS) if line.request == number]
+    end = next((line for line in lines if line.result == "ready"), lines[-1] if lines else None)
+    if end is None or end.result != "ready":
+        return None, end
+    kept = ready_requests(node, end.replica)
+    return next((one for one in kept if one.generation == end.generation), None), end
+
+
+def last_start(node: NodeHandle, model: str) -> float | None:
+    """How many seconds a model took the last time until it was ready; None where it never was, as far as is kept."""
+    took = [line.seconds for line in _lines(ResultLine, node, RESULTS) if (line.model, line.result) == (model, "ready")]
+    return next((seconds for seconds in reversed(took) if seconds), None)
+
+
 def known_requests(node: NodeHandle) -> Iterator[Placement]:
-    """What was asked for last, which may never get ready, then what was ready, the newest first."""
-    if asked := node.asked():
-        yield asked
-    yield from reversed(ready_requests(node))
+    """What was asked for last of each replica, which may never get ready, then what was ready, the newest first."""
+    rows: tuple[Placement, ...] = ()
+    with suppress(RefusedDocument):
+        rows = (node.order() or Order()).deployments
+    yield from rows
+    for index in dict.fromkeys((0, *(one.index for one in rows))):
+        yield from reversed(ready_requests(node, index))
 
 
 def command_of(
@@ -147,13 +167,13 @@ def command_of(
     """
     asked = next((one for one in known_requests(node) if one.generation == serve.generation), None)
     deployment = asked.deployment if asked else Deployment(serve.model, serve.model)
-    return command(replace(deployment, expose=expose or deployment.expose), _names(inventory), flag=flag)
+    return serve_command(replace(deployment, expose=expose or deployment.expose), _names(inventory), flag=flag)
 
 
 def command_named(inventory: Inventory, node: NodeHandle, name: str) -> str:
     """The command that asks for a model that was served under a name, as far as the head knows it still."""
     asked = next((one for one in known_requests(node) if one.deployment.name == name), None)
-    return command(asked.deployment if asked else Deployment(name, "MODEL"), _names(inventory))
+    return serve_command(asked.deployment if asked else Deployment(name, "MODEL"), _names(inventory))
 
 
 def _names(inventory: Inventory) -> dict[str, str]:
@@ -181,14 +201,17 @@ def _with_end(entry: Entry, lines: Sequence[ResultLine]) -> Entry:
     if not lines:
         return entry
     several = any(line.replica for line in lines)
+    number = max(line.replicas for line in lines)
     # What ends it is written once: a later line is of another start of the same, on a head that moved.
     ends = [
         next((line for line in own if line.result != "failed"), own[-1])
-        for number in sorted({line.replica for line in lines})
-        if (own := [line for line in lines if line.replica == number])
+        for index in sorted({line.replica for line in lines})
+        if (own := [line for line in lines if line.replica == index])
     ]
     # Of several replicas it is ready when the last one is.
     end = next((line for line in ends if line.result != "ready"), max(ends, key=lambda line: line.seconds or 0.0))
+    if end.result == "ready" and len(ends) < number:
+        return entry
     failed = [line for line in lines if line.result == "failed"]
     failure = next((_of_replica(line.summary, line, several) for line in failed), None)
     return replace(entry, result=end.result, seconds=end.seconds, failure=failure)

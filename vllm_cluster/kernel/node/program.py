@@ -37,7 +37,7 @@ def _sources(folder: Traversable, path: str) -> Iterator[tuple[str, bytes]]:
 
 
 @cache
-def program() -> Mapping[str, bytes]:
+def node_program() -> Mapping[str, bytes]:
     """The files of the node program, by their path below its folder; `node.py` is what to run."""
     files, folder = importable(_NODE), _NODE.replace(".", "/")
     # The one is run as a file; vLLM imports the other as a module of its own.
@@ -64,7 +64,7 @@ def node_files() -> dict[str, bytes]:
     """Content by absolute path in the container."""
     own = json.dumps(PER_NODE_VARIABLES).encode()
     return {
-        **{f"{CODE_FOLDER}/{path}": content for path, content in program().items()},
+        **{f"{CODE_FOLDER}/{path}": content for path, content in node_program().items()},
         f"{CODE_FOLDER}/config/{NOT_PASSED_ON}": own,
     }
 

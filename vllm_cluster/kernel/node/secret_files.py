@@ -15,14 +15,14 @@ from vllm_cluster.kernel.hosts.secrets import GENERATED, KeptSecret, Secrets
 from vllm_cluster.kernel.inventory.model import Inventory
 from vllm_cluster.kernel.plan.desired import SECRETS_FOLDER
 from vllm_cluster.kernel.plan.identity import Owner, is_volume_name, owner_of
-from vllm_cluster.kernel.plan.kept import Holder, holders
+from vllm_cluster.kernel.plan.kept import Holder, find_holders
 from vllm_cluster.kernel.plan.spec import CLUSTER, ID, SECRET, ContainerSpec, Mount, node_name, state_volume
 from vllm_cluster.wire.keys import KeyFile
 
 CONFLICT = 409
 
 
-def provide(engine: DockerApi, spec: ContainerSpec, image: str, secrets: Secrets) -> str | None:
+def provide(docker: DockerApi, spec: ContainerSpec, image: str, secrets: Secrets) -> str | None:
     """Write a node's secrets into their volume, again where they are there; None where that could not be done.
 
     Returns the container through which they were written, which stays until the node is there: a run that breaks off
@@ -32,32 +32,32 @@ def provide(engine: DockerApi, spec: ContainerSpec, image: str, secrets: Secrets
     """
     owner, ids = owner_of(spec), dict(spec.secrets)
     labels = {SECRET + name: identity for name, identity in ids.items()}
-    has = engine.volumes.labelled(f"{CLUSTER}={spec.cluster}").get(spec.secrets_volume)
-    if has is not None and not labels.items() <= has.items() and _in_use(engine, spec.secrets_volume):
+    has = docker.volumes.labelled(f"{CLUSTER}={spec.cluster}").get(spec.secrets_volume)
+    if has is not None and not labels.items() <= has.items() and _in_use(docker, spec.secrets_volume):
         return None
     # The node sees the volume read-only, and Docker writes through no read-only mount: so through this door.
     # Both are made by one call: a volume alone would stay unseen, should this break off.
     door = temporary_name(spec.cluster, "door")
-    engine.create(door, volume_writer_body(owner, image, Mount(spec.secrets_volume, SECRETS_FOLDER), labels))
-    engine.put_files(door, SECRETS_FOLDER, secrets.files(ids))
+    docker.create(door, volume_writer_body(owner, image, Mount(spec.secrets_volume, SECRETS_FOLDER), labels))
+    docker.put_files(door, SECRETS_FOLDER, secrets.files(ids))
     return door
 
 
-def remove_unused(engine: DockerApi, spec: ContainerSpec) -> None:
+def remove_unused(docker: DockerApi, spec: ContainerSpec) -> None:
     """Remove what earlier nodes of this cluster were given, where no container uses it, and what Docker half made."""
-    engine.volumes.remove_unlabelled(node_name(spec.cluster), partial(is_volume_name, spec.cluster))
-    for name, labels in engine.volumes.labelled(f"{CLUSTER}={spec.cluster}").items():
+    docker.volumes.remove_unlabelled(node_name(spec.cluster), partial(is_volume_name, spec.cluster))
+    for name, labels in docker.volumes.labelled(f"{CLUSTER}={spec.cluster}").items():
         own = is_volume_name(spec.cluster, name) and labels.get(ID, spec.cluster_id) == spec.cluster_id
         if own and name not in (spec.state_volume, spec.secrets_volume):
-            _in_use(engine, name)
+            _in_use(docker, name)
 
 
-def remove_orphaned(engine: DockerApi, owner: Owner) -> None:
+def remove_orphaned(docker: DockerApi, owner: Owner) -> None:
     """Remove the volumes of secrets that no container uses, where the node has its own."""
-    for name, labels in engine.volumes.labelled(f"{CLUSTER}={owner.cluster}").items():
+    for name, labels in docker.volumes.labelled(f"{CLUSTER}={owner.cluster}").items():
         own = is_volume_name(owner.cluster, name) and labels.get(ID) == owner.id
         if own and name != state_volume(owner.cluster):
-            _in_use(engine, name)
+            _in_use(docker, name)
 
 
 def read_kept(
@@ -73,11 +73,11 @@ def read_kept(
     Without the lease only those in nodes: what a volume alone holds is read through a container.
     """
     found: dict[str, KeptSecret] = {}
-    for holder in holders(inventory, facts, identity):
+    for holder in find_holders(inventory, facts, identity):
         wanted = {name: holder.ids[name] for name in GENERATED if name in holder.ids and name not in found}
         if wanted:
             images = [image.id for image in facts[holder.host].images if locked]
-            read = _read(fleet.connections[holder.host].engine, inventory.cluster, holder, wanted, images)
+            read = _read(fleet.connections[holder.host].docker, inventory.cluster, holder, wanted, images)
             # A file that was cut off while it was written does not hold what its name promises.
             for name, text in read.items():
                 identify = partial(fleet.runtime.secret_id, inventory.cluster, name)
@@ -87,31 +87,31 @@ def read_kept(
 
 
 def _read(
-    engine: DockerApi, cluster: str, holder: Holder, wanted: Mapping[str, str], images: list[str]
+    docker: DockerApi, cluster: str, holder: Holder, wanted: Mapping[str, str], images: list[str]
 ) -> dict[str, str]:
     if holder.has_node:
-        found = _files(engine, node_name(cluster), wanted)
+        found = _files(docker, node_name(cluster), wanted)
         if len(found) == len(wanted):
             return found
-    there = engine.volumes.labelled(f"{CLUSTER}={cluster}").get(holder.volume)
+    there = docker.volumes.labelled(f"{CLUSTER}={cluster}").get(holder.volume)
     if there is None or not images:
         return {}
     body = volume_writer_body(Owner(cluster, there.get(ID)), images[0], Mount(holder.volume, SECRETS_FOLDER))
-    with temporary_container(engine, cluster, body) as door:
-        return _files(engine, door, wanted)
+    with temporary_container(docker, cluster, body) as door:
+        return _files(docker, door, wanted)
 
 
-def _files(engine: DockerApi, container: str, wanted: Mapping[str, str]) -> dict[str, str]:
+def _files(docker: DockerApi, container: str, wanted: Mapping[str, str]) -> dict[str, str]:
     contents = {
-        name: engine.read_file(container, f"{SECRETS_FOLDER}/{name}-{identity}") for name, identity in wanted.items()
+        name: docker.read_file(container, f"{SECRETS_FOLDER}/{name}-{identity}") for name, identity in wanted.items()
     }
     return {name: content.decode("utf-8", "replace") for name, content in contents.items() if content}
 
 
-def _in_use(engine: DockerApi, volume: str) -> bool:
+def _in_use(docker: DockerApi, volume: str) -> bool:
     """Remove a volume; whether that cannot be, since a container uses it."""
     try:
-        engine.volumes.remove(volume)
+        docker.volumes.remove(volume)
     except CommandFailed as error:
         if error.returncode != CONFLICT:
             raise

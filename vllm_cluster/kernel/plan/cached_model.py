@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from vllm_cluster.kernel.errors import UsageError
-from vllm_cluster.kernel.plan.pull import REPOSITORY, folder
+from vllm_cluster.kernel.plan.pull import REPOSITORY, repository_folder
 
 # What huggingface_hub keeps in the cache beside the folders of models.
 _HUB_FOLDERS = ("hub", "xet", "assets", "modules", "datasets", "token", "stored_tokens")
@@ -46,5 +46,5 @@ def cache_place(model: str) -> CachePlace:
     if found and found["path"].split("/")[0] not in _HUB_FOLDERS:
         return CachePlace(model, found["path"], "folder")
     if REPOSITORY.fullmatch(model) and model.isascii() and not {"..", "."} & {*model.split("/")}:
-        return CachePlace(model, folder(model), "hub")
+        return CachePlace(model, repository_folder(model), "hub")
     raise UsageError(f"{model}: must be ORG/NAME, or ./NAME for a folder below model_cache", hint="vcluster models")

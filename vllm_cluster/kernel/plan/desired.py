@@ -51,7 +51,7 @@ def found_gpus(facts: HostFacts, accelerator: str) -> int:
     return (facts.logical_gpus or 0) if accelerator == "cpu" else len(facts.gpus)
 
 
-def interface(host: Host, facts: HostFacts) -> str | None:
+def choose_interface(host: Host, facts: HostFacts) -> str | None:
     """The interface for traffic between nodes: the inventory's, else the one that holds the host's address."""
     if host.interface:
         return host.interface
@@ -119,7 +119,7 @@ def intent(host: Host) -> tuple[tuple[str, str], ...]:
 def _environment(
     inventory: Inventory, host: Host, facts: HostFacts, secrets: Mapping[str, str], head_address: str
 ) -> dict[str, str]:
-    nic = interface(host, facts)
+    nic = choose_interface(host, facts)
     ports = hcas(host, facts)
     variables = sorted((name, identity) for name, identity in secrets.items() if name.startswith(VARIABLE))
     values = {

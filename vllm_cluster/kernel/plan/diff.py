@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from vllm_cluster.kernel.facts.host_facts import HostFacts
 from vllm_cluster.kernel.plan.identity import is_leftover, is_volume_name, node_of
-from vllm_cluster.kernel.plan.images import ResolvedImage, find_image, node_image_name, resolve
+from vllm_cluster.kernel.plan.images import ResolvedImage, find_image, node_image_name, resolve_image
 from vllm_cluster.kernel.plan.members import Membership
 from vllm_cluster.kernel.plan.plan import (
     Barrier,
@@ -34,7 +34,7 @@ from vllm_cluster.kernel.plan.spec import (
     VERSION,
     ContainerSpec,
     FieldChange,
-    compare,
+    compare_specs,
     stored_spec,
 )
 
@@ -48,7 +48,7 @@ def diff(specs: Sequence[ContainerSpec], facts: Mapping[str, HostFacts], members
     then the head, and the workers once Ray answers there.
     """
     head, *workers = specs
-    image = resolve(head.image, [spec.host for spec in specs], head.cluster, facts)
+    image = resolve_image(head.image, [spec.host for spec in specs], head.cluster, facts)
     reasons = {spec.host: _reason(spec, facts[spec.host], image) for spec in specs}
     images = tuple(op for spec in specs if reasons[spec.host].why for op in _image(spec, facts[spec.host], image))
     removals = tuple(op for spec in specs for op in _removals(spec, facts[spec.host], reasons[spec.host].why))
@@ -58,7 +58,10 @@ def diff(specs: Sequence[ContainerSpec], facts: Mapping[str, HostFacts], members
     stages = (
         Stage("images", images, _before_nodes(specs, reasons, image)),
         # Before the head goes, which alone knows of them.
-        Stage("leave", tuple(op for host, entry in left for op in leave(head.cluster, head.cluster_id, host, entry))),
+        Stage(
+            "leave",
+            tuple(op for host, entry in left for op in remove_member(head.cluster, head.cluster_id, host, entry)),
+        ),
         Stage("move head", _move(head, members)),
         Stage("remove old containers", removals),
         Stage("head", _node(head, facts[head.host], reasons[head.host], False), (HeadReady(head.host),)),
@@ -106,7 +109,7 @@ def _reason(spec: ContainerSpec, facts: HostFacts, image: ResolvedImage) -> _Rea
     current = stored_spec(container.labels)
     if current is None:
         return _Reason(f"made by an earlier version of vcluster ({container.labels.get(VERSION, 'unknown')})")
-    change = compare(current, spec)
+    change = compare_specs(current, spec)
     if change.fields:
         return _Reason(change.text, change.fields)
     made_from = container.labels.get(BASE_IMAGE)
@@ -155,7 +158,7 @@ def _record(head: ContainerSpec, members: Membership | None) -> tuple[Operation,
     return (RecordMembers(head.host, members.record, members.changed, members.known, *texts, change),)
 
 
-def leave(cluster: str, identity: str, host: str, facts: HostFacts) -> Iterator[Operation]:
+def remove_member(cluster: str, identity: str, host: str, facts: HostFacts) -> Iterator[Operation]:
     """What removes a node, its leftovers and its volumes from a member that left the inventory.
 
     The volumes of secrets last: what they hold proves whose the rest is, should this break off.

@@ -8,7 +8,7 @@ from functools import partial
 
 from vllm_cluster.kernel.backends import vllm
 from vllm_cluster.kernel.errors import UsageError
-from vllm_cluster.kernel.plan.placement import Cluster, available, command, place
+from vllm_cluster.kernel.plan.placement import Cluster, available, place_replica, serve_command, share_of
 from vllm_cluster.kernel.plan.shares import Share
 from vllm_cluster.wire.order import (
     Deployment,
@@ -47,7 +47,7 @@ def follow(raw: bytes | None, cluster: Cluster, taken: bytes | None = None) -> F
     asked = order.wanted
     if asked is None:
         return None
-    if asked.deployment.replicas > 1:
+    if len(order.deployments) > 1 or asked.deployment.replicas > 1:
         return _follow_replicas(order, cluster)
     serve, spare = _in_force(asked, known, order.epoch)
     wanted, texts = _fit(serve, cluster)
@@ -62,8 +62,8 @@ def follow(raw: bytes | None, cluster: Cluster, taken: bytes | None = None) -> F
         texts.append(f"{name}, which could not be served, is not wanted any more")
     elif not texts:
         texts.append(f"where {name} cannot be served: {'; '.join(moved)}")
-    rows = [(one,) if one else () for one in (wanted, back_to)]
-    return Followed(Order(order.epoch + 1, "", *rows).document, "; ".join(texts))
+    now, before = ((one,) if one else () for one in (wanted, back_to))
+    return Followed(Order(order.epoch + 1, "", now, before).document, "; ".join(texts))
 
 
 def _follow_replicas(order: Order, cluster: Cluster) -> Followed | None:
@@ -71,26 +71,41 @@ def _follow_replicas(order: Order, cluster: Cluster) -> Followed | None:
     rows, texts = [], []
     for one in order.deployments:
         deployment, before = cluster.renamed(one.deployment), one.replica
-        gpus = {cluster.name(part.host): part.gpus for part in before.parts}
-        share = Share(gpus, {cluster.name(part.host): part.devices for part in before.parts if part.devices})
+        before_it = share_of(before)
+        gpus = {cluster.name(host): number for host, number in before_it.gpus.items()}
+        share = Share(gpus, {cluster.name(host): numbers for host, numbers in before_it.devices.items()})
         if gone := [host for host in gpus if not share.fits(host, cluster.gpus.get(host, 0))]:
-            texts.append(
-                f"replica {one.index} of {deployment.name} is not served any more: it was on {', '.join(gone)}"
-            )
+            texts.append(f"{_called(one)} is not served any more: it was on {', '.join(gone)}")
             continue
         layout, make = (
             (before.tp, before.pp),
-            partial(place, loading=before.loading, offline=before.offline, before=one),
+            partial(place_replica, loading=before.loading, offline=before.offline, before=one),
         )
         still = tuple(name for name in deployment.hosts if name in cluster.gpus)
-        now = make(replace(deployment, hosts=still), cluster, layout, before.port, share=share, index=one.index)
+        there = cluster.keeping(before.backend)
+        now = make(replace(deployment, hosts=still), there, layout, before.port, share=share, index=one.index)
         if now.replica.parts != before.parts or now.replica.host != before.host:
             where = ", ".join(part.address for part in now.replica.parts)
-            texts.append(f"replica {one.index} of {deployment.name} is served on {where}")
-        rows.append(now)
+            texts.append(f"{_called(one)} is served on {where}")
+        rows.append(replace(now, asked=one.asked))
     if not texts:
         return None
     return Followed(Order(order.epoch + 1, "", tuple(rows)).document, "; ".join(texts))
+
+
+def _called(placed: Placement) -> str:
+    """A replica for people; the only one of a deployment by its name."""
+    name = placed.deployment.name
+    return name if placed.deployment.replicas == 1 else f"replica {placed.index} of {name}"
+
+
+def further_replicas(wanted: bytes | None) -> tuple[int, ...]:
+    """The numbers of the replicas beside the first of an order, each of which has files of its own."""
+    try:
+        rows = read_order(wanted).deployments if wanted is not None else ()
+    except RefusedDocument:
+        return ()
+    return tuple(one.index for one in rows if one.index)
 
 
 def carried(taken: bytes | None) -> Taken:
@@ -143,7 +158,7 @@ def fitted(placed: Placement, cluster: Cluster) -> Placement:
     held = all(cluster.gpus.get(host, 0) >= count for host, count in (gpus or {}).items())
     if (tp, pp) != (before.tp, before.pp) or not held or sum((gpus or {}).values()) != before.size:
         gpus = None
-    return place(
+    return place_replica(
         deployment,
         cluster,
         (tp, pp),
@@ -163,7 +178,7 @@ def _sizes(deployment: Deployment, before: Replica, cluster: Cluster) -> tuple[i
     """
     there = available(deployment, cluster)
     still = replace(deployment, hosts=tuple(name for name in deployment.hosts if name in there))
-    again = f"to serve it again: {command(still, {}, layout=False)}"
+    again = f"to serve it again: {serve_command(still, {}, layout=False)}"
     if left := [name for name in deployment.hosts if name not in there]:
         raise UsageError(f"{', '.join(left)} of --hosts {','.join(deployment.hosts)} has left; {again}")
     tp, pp, total = before.tp, before.pp, sum(there.values())

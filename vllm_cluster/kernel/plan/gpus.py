@@ -26,7 +26,7 @@ Indices = tuple[int, ...]
 
 
 @lru_cache(maxsize=1024)
-def choose(gpus: tuple[Gpu, ...], number: int, busy: frozenset[int] = frozenset()) -> tuple[Gpu, ...]:
+def choose_gpus(gpus: tuple[Gpu, ...], number: int, busy: frozenset[int] = frozenset()) -> tuple[Gpu, ...]:
     """The GPUs to take together: free, sound and alike, joined by NVLink, near each other; the rest stay joined.
 
     `busy` are the indices of those in use.
@@ -106,7 +106,7 @@ def chosen(host: Host, facts: HostFacts) -> tuple[Gpu, ...]:
         return tuple(gpu for gpu in facts.gpus if gpu.index in host.gpus or gpu.uuid in host.gpus)
     if host.gpus is None or host.gpus >= len(facts.gpus):
         return facts.gpus
-    return choose(facts.gpus, host.gpus, frozenset(gpu.index for gpu in facts.gpus if busy(gpu)))
+    return choose_gpus(facts.gpus, host.gpus, frozenset(gpu.index for gpu in facts.gpus if busy(gpu)))
 
 
 def busy(gpu: Gpu) -> bool:
@@ -172,33 +172,33 @@ def request(host: Host, facts: HostFacts) -> GpuRequest:
     return GpuRequest(tuple(str(gpu.index) for gpu in gpus), way)
 
 
-def ways(engine: DockerFacts) -> tuple[Way, ...]:
+def ways(docker: DockerFacts) -> tuple[Way, ...]:
     """The ways that work on this engine, the best first; one that an engine's restart breaks comes last."""
-    return tuple(_ways(engine))
+    return tuple(_ways(docker))
 
 
-def _ways(engine: DockerFacts) -> Iterator[Way]:
-    by_cdi = cdi_on(engine) and KIND in {*engine.cdi_specs, *(name.partition("=")[0] for name in engine.cdi_devices)}
-    if by_cdi and survives_restart(engine):
+def _ways(docker: DockerFacts) -> Iterator[Way]:
+    by_cdi = cdi_on(docker) and KIND in {*docker.cdi_specs, *(name.partition("=")[0] for name in docker.cdi_devices)}
+    if by_cdi and survives_restart(docker):
         yield "cdi"
     # An engine that lists no runtime at all was not asked: what most have is assumed, and the container shows it.
-    if engine.gpu_hook or not engine.container_runtimes:
+    if docker.gpu_hook or not docker.container_runtimes:
         yield "request"
-    if RUNTIME in engine.container_runtimes:
+    if RUNTIME in docker.container_runtimes:
         yield "runtime"
-    if by_cdi and not survives_restart(engine):
+    if by_cdi and not survives_restart(docker):
         yield "cdi"
 
 
-def cdi_on(engine: DockerFacts) -> bool:
+def cdi_on(docker: DockerFacts) -> bool:
     """Whether the engine reads CDI files."""
-    return _release(engine) >= CDI_MATURE if engine.cdi_enabled is None else engine.cdi_enabled
+    return _release(docker) >= CDI_MATURE if docker.cdi_enabled is None else docker.cdi_enabled
 
 
-def survives_restart(engine: DockerFacts) -> bool:
+def survives_restart(docker: DockerFacts) -> bool:
     """Whether the engine, when it starts, starts containers with CDI devices; before 28.2 they stay down."""
-    return _release(engine) >= CDI_MATURE
+    return _release(docker) >= CDI_MATURE
 
 
-def _release(engine: DockerFacts) -> tuple[int, ...]:
-    return tuple(int(part) for part in re.findall(r"\d+", engine.version)[:2])
+def _release(docker: DockerFacts) -> tuple[int, ...]:
+    return tuple(int(part) for part in re.findall(r"\d+", docker.version)[:2])

@@ -81,7 +81,7 @@ def is_copy(container: Container, images: Iterable[Image]) -> bool:
     return SPEC in inherited and all(inherited.get(key) == container.labels.get(key) for key in (SPEC, BASE_IMAGE))
 
 
-def cluster_id(inventory: Inventory, facts: Mapping[str, HostFacts]) -> str | None:
+def decide_cluster_id(inventory: Inventory, facts: Mapping[str, HostFacts]) -> str | None:
     """The id of the cluster that an inventory means; None where it is not up, or where that cannot be decided.
 
     What the inventory pins decides; then a node on its head, nodes that joined its head, nodes of any head among its
@@ -158,9 +158,9 @@ def is_of_cluster(inventory: Inventory, identity: str | None, labels: Mapping[st
     return head is None or head in {host.address for host in inventory.hosts.values()}
 
 
-def foreign(inventory: Inventory, facts: Mapping[str, HostFacts]) -> Iterator[Foreign]:
+def find_foreign(inventory: Inventory, facts: Mapping[str, HostFacts]) -> Iterator[Foreign]:
     """The nodes and volumes of other clusters of vcluster on the hosts."""
-    identity = cluster_id(inventory, facts)
+    identity = decide_cluster_id(inventory, facts)
     for name, observed in facts.items():
         for container in observed.containers:
             # A container of another name inherited its labels (docker commit), or is temporary.

@@ -149,7 +149,7 @@ class ResolvedImage:
         return image_id == self.id or image_id in same
 
 
-def resolve(reference: str, hosts: Sequence[str], cluster: str, facts: Mapping[str, HostFacts]) -> ResolvedImage:
+def resolve_image(reference: str, hosts: Sequence[str], cluster: str, facts: Mapping[str, HostFacts]) -> ResolvedImage:
     """What the first of the hosts that knows it understands by a name; the head is to be the first.
 
     A host whose name for it was removed knows it by the node that runs there.

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from vllm_cluster.kernel.facts.host_facts import HostFacts
 from vllm_cluster.kernel.inventory.model import Inventory
-from vllm_cluster.kernel.plan.identity import cluster_id, is_of_cluster, is_volume_name, node_of
+from vllm_cluster.kernel.plan.identity import decide_cluster_id, is_of_cluster, is_volume_name, node_of
 from vllm_cluster.kernel.plan.spec import SECRET, secrets_volume
 
 
@@ -21,7 +21,7 @@ class Holder:
     has_node: bool
 
 
-def holders(inventory: Inventory, facts: Mapping[str, HostFacts], identity: str | None = None) -> Iterator[Holder]:
+def find_holders(inventory: Inventory, facts: Mapping[str, HostFacts], identity: str | None = None) -> Iterator[Holder]:
     """Every holder on these hosts: the inventory's head first, then other hosts, since the head may be moving.
 
     `identity` is the cluster's id, where it is known by other hosts than these.
@@ -29,7 +29,7 @@ def holders(inventory: Inventory, facts: Mapping[str, HostFacts], identity: str 
     Nodes come before volumes without one: what a node holds is in use, and is read without a container made for it,
     which a host without images cannot make.
     """
-    identity = identity or cluster_id(inventory, facts)
+    identity = identity or decide_cluster_id(inventory, facts)
     hosts = sorted(facts, key=lambda name: name != inventory.head_name)
     for host in hosts:
         node = node_of(inventory.cluster, facts[host])
@@ -45,7 +45,7 @@ def holders(inventory: Inventory, facts: Mapping[str, HostFacts], identity: str 
 def kept_secrets(inventory: Inventory, facts: Mapping[str, HostFacts]) -> dict[str, str]:
     """The ids of the secrets that the cluster has now, by name, as labels have them: the files may be gone."""
     found: dict[str, str] = {}
-    for holder in holders(inventory, facts):
+    for holder in find_holders(inventory, facts):
         found = {**holder.ids, **found}
     return found
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
-from typing import Annotated, Any
+from typing import Annotated
 
 from vllm_cluster.kernel.facts.host_facts import HostFacts
 from vllm_cluster.kernel.inventory import grammar
 from vllm_cluster.kernel.inventory.model import MAX_HOSTS, Host, HostSsh, Inventory
 from vllm_cluster.kernel.plan.followed import Followed
-from vllm_cluster.kernel.plan.identity import cluster_id, is_of_cluster, node_of
+from vllm_cluster.kernel.plan.identity import decide_cluster_id, is_of_cluster, node_of
 from vllm_cluster.kernel.plan.placement import Cluster
 from vllm_cluster.kernel.plan.spec import ID, ROLE, ContainerSpec
 from vllm_cluster.kernel.text import host_port, printable
@@ -103,7 +103,7 @@ class Record:
             return None, f"it is not a record of members ({type(error).__name__})"
 
 
-def _member(number: int, row: Any) -> Member | str:
+def _member(number: int, row: object) -> Member | str:
     """A member as the file has it, or what is wrong with it."""
     try:
         return convert(Member, row, f"member {number}")
@@ -155,7 +155,7 @@ NONE_NAMED = Named()
 
 def record_of(inventory: Inventory, facts: Mapping[str, HostFacts]) -> Remembered | None:
     """What the cluster's head remembers, None where there is no head; the inventory's head goes first."""
-    identity = cluster_id(inventory, facts)
+    identity = decide_cluster_id(inventory, facts)
     for name in sorted(facts, key=lambda name: name != inventory.head_name):
         node = node_of(inventory.cluster, facts[name])
         if node and node.labels.get(ROLE) == "head" and is_of_cluster(inventory, identity, node.labels):

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from vllm_cluster.kernel.errors import VclusterError
-from vllm_cluster.kernel.explain.progress import TROUBLE
+from vllm_cluster.kernel.explain.progress import is_trouble
 from vllm_cluster.wire.reading import RefusedDocument, convert, document
 from vllm_cluster.wire.roll import Roll
 from vllm_cluster.wire.status import VERSION, GroupNode, GroupStatus, NodeStatus, ServeStatus
@@ -65,7 +65,7 @@ class UnreadableStatus(VclusterError):
     code = "unreadable-status"
 
 
-def membership(planned: Mapping[str, int], nodes: Sequence[GroupNode]) -> GroupMembership:
+def compare_members(planned: Mapping[str, int], nodes: Sequence[GroupNode]) -> GroupMembership:
     """Compare what is planned (GPUs by address) with the living members.
 
     Two living nodes at one address (one has just died, unnoticed, the other has taken its place) count as wrong.
@@ -99,7 +99,7 @@ def absent(roll: Roll | None, planned: Mapping[str, str]) -> dict[str, str]:
 def last_words(group: GroupStatus) -> str:
     """The most informative line of a group's last output, empty where there is none."""
     lines = [line.strip() for line in (group.error or "").splitlines() if line.strip()]
-    return next((line for line in reversed(lines) if TROUBLE.search(line)), lines[-1] if lines else "")
+    return next((line for line in reversed(lines) if is_trouble(line)), lines[-1] if lines else "")
 
 
 def parse_status(raw: bytes) -> NodeStatus:

@@ -13,16 +13,15 @@ from vllm_cluster.kernel.inventory.model import Inventory
 from vllm_cluster.kernel.plan.shares import Share, deal, replica_sizes
 from vllm_cluster.kernel.shell_line import shell_line
 from vllm_cluster.kernel.text import redact
+from vllm_cluster.wire.backends import BackendName
 from vllm_cluster.wire.order import (
     LOOPBACK,
     RENDEZVOUS,
     Deployment,
-    Order,
     Placement,
     Replica,
     name_of,
 )
-from vllm_cluster.wire.status import BackendName
 
 
 @dataclass(frozen=True)
@@ -31,6 +30,8 @@ class Cluster:
 
     `known` has the name of now by each name and address that a host had in the record of before. `backend` is what
     joins them, `rendezvous` where parts of a replica meet; `replicas` is the first port of those that others lead.
+    `taken` are the numbers of the GPUs that other deployments have; `runs` is what joins the parts of a deployment that
+    is served already, where it stays so.
     """
 
     gpus: Mapping[str, int]
@@ -39,6 +40,8 @@ class Cluster:
     backend: BackendName = "ray"
     rendezvous: tuple[int, int] = RENDEZVOUS
     replicas: int = 8100
+    taken: Mapping[str, frozenset[int]] = field(default_factory=dict)
+    runs: BackendName | None = None
 
     @classmethod
     def of(cls, inventory: Inventory, gpus: Mapping[str, int]) -> Cluster:
@@ -48,6 +51,11 @@ class Cluster:
         ports = inventory.ports
         meet, addresses = (ports.master, ports.data_parallel), {names[at]: at for at in gpus}
         return cls(by_name, addresses, {}, inventory.backend, meet, ports.replicas)
+
+    def keeping(self, backend: BackendName) -> Cluster:
+        """The same for a deployment whose parts are joined by this already, where that is still there."""
+        there = backend == self.backend or not BACKENDS[backend].LED_BY_HEAD
+        return replace(self, runs=backend if there else None)
 
     @property
     def head(self) -> str:
@@ -65,8 +73,16 @@ class Cluster:
 
 
 def available(deployment: Deployment, cluster: Cluster) -> dict[str, int]:
-    """The GPUs that a deployment may take: those of the hosts that it names, or of all."""
-    return {name: count for name, count in cluster.gpus.items() if not deployment.hosts or name in deployment.hosts}
+    """The GPUs that a deployment may take: those of the hosts that it names, or of all, that others do not have.
+
+    Without hosts and degrees it gets no host that it would share: its layout would follow from what is left there.
+    """
+    named = deployment.hosts or tuple(cluster.gpus)
+    free = {name: count - len(cluster.taken.get(name, ())) for name, count in cluster.gpus.items() if name in named}
+    shares = deployment.hosts or deployment.tp or deployment.pp or deployment.dp > 1
+    if cluster.runs and BACKENDS[cluster.runs].LED_BY_HEAD:
+        shares = False  # what leads it does not choose which GPUs of a host it gets
+    return {name: count for name, count in free.items() if count == cluster.gpus[name] or (count and shares)}
 
 
 def choose_backend(deployment: Deployment, cluster: Cluster) -> BackendName:
@@ -78,10 +94,12 @@ def choose_backend(deployment: Deployment, cluster: Cluster) -> BackendName:
     if cluster.backend == "mp" and deployment.backend not in ("", "mp"):
         fix = "leave out --backend ray, or set backend: ray in the inventory, then vcluster up"
         raise UsageError("this cluster has no Ray", hint=fix)
-    if deployment.replicas > 1 and deployment.backend not in ("", "mp"):
+    if (deployment.replicas > 1 or (cluster.taken and not cluster.runs)) and deployment.backend not in ("", "mp"):
         # vLLM asks Ray for GPUs anywhere: two of its engines take each other's.
-        raise UsageError("vcluster runs several replicas without Ray", hint="leave out --backend ray")
-    return deployment.backend or ("mp" if deployment.dp > 1 or deployment.replicas > 1 else cluster.backend)
+        what = "replicas" if deployment.replicas > 1 else "models"
+        raise UsageError(f"vcluster runs several {what} without Ray", hint="leave out --backend ray")
+    alone = deployment.dp == 1 and deployment.replicas == 1 and not cluster.taken
+    return deployment.backend or cluster.runs or (cluster.backend if alone else "mp")
 
 
 def _why_mp(deployment: Deployment, cluster: Cluster) -> str:
@@ -92,7 +110,11 @@ def _why_mp(deployment: Deployment, cluster: Cluster) -> str:
         return "one host needs no Ray"
     if cluster.backend == "mp":
         return "without Ray (backend: mp)"
-    return "without Ray (--replicas)" if deployment.replicas > 1 else "without Ray (--dp)"
+    if cluster.taken:
+        return "without Ray (beside another model)"
+    if deployment.replicas > 1 or deployment.dp > 1:
+        return f"without Ray ({'--replicas' if deployment.replicas > 1 else '--dp'})"
+    return "without Ray, as it is served already"
 
 
 def choose_layout(deployment: Deployment, cluster: Cluster) -> vllm.Parallelism:
@@ -117,12 +139,13 @@ def choose_layout(deployment: Deployment, cluster: Cluster) -> vllm.Parallelism:
     if choose_backend(deployment, cluster) == "mp":
         reasons.append(f"vLLM's own processes join the GPUs: {_why_mp(deployment, cluster)}")
     if named:
-        idle = ", ".join(f"{count} of {name}" for name, count in cluster.gpus.items() if name not in there)
-        reasons.append(f"--hosts {','.join(named)}: GPUs stay idle: {idle}")
+        left = {name: count - len(cluster.taken.get(name, ())) for name, count in cluster.gpus.items()}
+        idle = ", ".join(f"{count} of {name}" for name, count in left.items() if count and name not in there)
+        reasons += [f"--hosts {','.join(named)}: GPUs stay idle: {idle}"] if idle else []
     return replace(layout, reasons=tuple(reasons))
 
 
-def place(
+def place_replica(
     deployment: Deployment,
     cluster: Cluster,
     layout: tuple[int, int],
@@ -146,6 +169,7 @@ def place(
     (tp, pp), named = layout, choose_backend(deployment, cluster)
     backend, degrees = BACKENDS[named], Degrees(tp, pp, deployment.dp, deployment.expert_parallel)
     share = share or Share(gpus if gpus is not None else backend.take(available(deployment, cluster), degrees))
+    share = share if backend.LED_BY_HEAD else share.numbered(cluster.gpus)
     host = cluster.addresses[cluster.head] if deployment.expose else LOOPBACK
     argv = vllm.serve_argv(
         deployment.model,
@@ -156,8 +180,8 @@ def place(
         extra=deployment.flags,
         engine=backend.FLAGS,
     )
-    env = vllm.environment() | (vllm.OFFLINE if offline else {})
-    leader = share.leader(cluster.head, alone=deployment.replicas == 1)
+    env = vllm.vllm_environment() | (vllm.OFFLINE if offline else {})
+    leader = cluster.head if backend.LED_BY_HEAD else share.leader(cluster.head)
     chosen = Chosen(leader, share.gpus, cluster.addresses, cluster.rendezvous, share.devices)
     parts = backend.parts([*argv, *loading], env, chosen, degrees)
     meet = cluster.rendezvous
@@ -168,7 +192,7 @@ def place(
     return Placement(before.generation if before and same else name, deployment, replica, index)
 
 
-def command(deployment: Deployment, names: Mapping[str, str], *, layout: bool = True, flag: str = "") -> str:
+def serve_command(deployment: Deployment, names: Mapping[str, str], *, layout: bool = True, flag: str = "") -> str:
     """The command line that asks for a deployment, to paste, with a flag (--NAME=VALUE) of vLLM more.
 
     Without its layout where another one is to be chosen. `names` are those of the hosts by address, which format 1 had.
@@ -192,7 +216,7 @@ def command(deployment: Deployment, names: Mapping[str, str], *, layout: bool = 
 
 def summary(placed: Placement, names: Mapping[str, str]) -> str:
     """A deployment in a line, for the history: what it asks for, and the layout that was chosen."""
-    asked = command(placed.deployment, names, layout=False).removeprefix("vcluster serve ")
+    asked = serve_command(placed.deployment, names, layout=False).removeprefix("vcluster serve ")
     several = f"{placed.deployment.replicas} replicas of " if placed.deployment.replicas > 1 else ""
     return f"{asked} ({several}{placed.replica.layout})"
 
@@ -205,25 +229,37 @@ def place_replicas(
     *,
     loading: tuple[str, ...] = (),
     offline: bool = False,
-    before: Order | None = None,
+    before: tuple[Placement, ...] = (),
+    beside: tuple[Placement, ...] = (),
 ) -> tuple[Placement, ...]:
-    """All replicas of a deployment, each where it runs already, as far as it may stay there.
+    """All replicas of a deployment, each where it ran `before`, as far as it may stay there.
 
     Raises:
         UsageError: they do not fit.
     """
-    rows = {one.index: one for one in before.deployments} if before else {}
-    make = partial(place, deployment, cluster, layout, port, loading=loading, offline=offline)
-    if deployment.replicas == 1:
-        return (make(before=rows.get(0)),)
+    make = partial(place_replica, deployment, cluster, layout, port, loading=loading, offline=offline)
+    rows = {one.index: one for one in before}
+    used = {one.index for one in beside}
+    free = (one for one in range(len(rows) + len(used) + deployment.replicas) if one not in used)
+    # What is served in a replica's place has its number, or it could not go back there.
+    indices = sorted([*rows, *(one for one in free if one not in rows)][: deployment.replicas])
+    own = BACKENDS[choose_backend(deployment, cluster)]
+    if own.LED_BY_HEAD or (deployment.replicas == 1 and not cluster.taken):
+        return (make(before=rows.get(indices[0]), index=indices[0]),)
     size = layout[0] * layout[1] * deployment.dp
-    kept = {
-        index: Share(
-            {part.host: part.gpus for part in one.replica.parts},
-            {part.host: part.devices for part in one.replica.parts if part.devices},
-        )
-        for index, one in rows.items()
-        if one.deployment.replicas > 1 and one.replica.size == size
-    }
-    shares = deal(available(deployment, cluster), layout[0], size, deployment.replicas, kept)
-    return tuple(make(share=share, index=index, before=rows.get(index)) for index, share in enumerate(shares))
+    kept = {index: share_of(one.replica) for index, one in rows.items() if _may_stay(one, size)}
+    nodes = {name: cluster.gpus[name] for name in available(deployment, cluster)}
+    shares = deal(nodes, layout[0], size, indices, kept=kept, taken=cluster.taken)
+    return tuple(make(share=share, index=index, before=rows.get(index)) for index, share in shares.items())
+
+
+def share_of(replica: Replica) -> Share:
+    """The GPUs that a replica has."""
+    parts = [part for part in replica.parts if part.gpus]
+    return Share({part.host: part.gpus for part in parts}, {part.host: part.devices for part in parts if part.devices})
+
+
+def _may_stay(placed: Placement, size: int) -> bool:
+    """Whether its GPUs are those of the same layout, and known by their numbers."""
+    replica = placed.replica
+    return replica.size == size and not BACKENDS[replica.backend].LED_BY_HEAD

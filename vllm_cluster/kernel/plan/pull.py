@@ -107,7 +107,7 @@ class PullPlan:
         )
 
 
-def folder(model: str) -> str:
+def repository_folder(model: str) -> str:
     """Where a repository of the hub is below a cache."""
     return f"hub/models--{model.replace('/', '--')}"
 
@@ -123,7 +123,7 @@ def place_of(model: str) -> ModelPlace:
     """Where a model is below a cache, and of which kind: a repository of the hub, or a folder ./NAME."""
     if model.startswith("./"):
         return {"folder": model.removeprefix("./"), "kind": "folder"}
-    return {"folder": folder(model), "kind": "hub"}
+    return {"folder": repository_folder(model), "kind": "hub"}
 
 
 def through_folder(model: str) -> str:
@@ -143,7 +143,7 @@ def container_name(cluster: str) -> str:
     return f"{node_name(cluster)}-pull"
 
 
-def choose(files: Sequence[ModelFile]) -> tuple[tuple[ModelFile, ...], tuple[ModelFile, ...]]:
+def choose_files(files: Sequence[ModelFile]) -> tuple[tuple[ModelFile, ...], tuple[ModelFile, ...]]:
     """The files that vLLM reads, the large ones last, and those that it does not: copies in other formats.
 
     In a folder with safetensors no pickled weights are read; where the repository also has Mistral's own format, vLLM
@@ -194,9 +194,9 @@ def _matches(name: str, patterns: Iterable[str]) -> bool:
     return any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
 
 
-def make(inventory: Inventory, model: HubModel, reference: str, held: Mapping[str, Held], via: str) -> PullPlan:
+def plan_pull(inventory: Inventory, model: HubModel, reference: str, held: Mapping[str, Held], via: str) -> PullPlan:
     """The plan for hosts with this in their caches; `via` downloads what no host has."""
-    wanted, skipped = choose(model.files)
+    wanted, skipped = choose_files(model.files)
     chosen = replace(model, files=wanted)
     writers = [name for name in held if not held[name].shares]
     whole = [name for name in writers if held[name].whole == len(wanted)]
@@ -222,7 +222,7 @@ def make(inventory: Inventory, model: HubModel, reference: str, held: Mapping[st
     )
 
 
-def shared(seen: Mapping[str, Iterable[str]], via: str) -> dict[str, str]:
+def share_writers(seen: Mapping[str, Iterable[str]], via: str) -> dict[str, str]:
     """Of hosts and the hosts whose marks they see in their cache: who writes for whom.
 
     The host that downloads writes for all that share its cache, else the first one.

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from vllm_cluster.kernel.errors import UsageError
 from vllm_cluster.kernel.text import count
@@ -19,9 +19,18 @@ class Share:
     gpus: Mapping[str, int]
     devices: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
 
-    def leader(self, head: str, *, alone: bool) -> str:
-        """The host whose part answers requests: the head, where nothing else shares the cluster with it."""
-        return head if alone or head in self.gpus else next(iter(self.gpus))
+    def leader(self, head: str) -> str:
+        """The host whose part answers requests: the head, where that gives GPUs."""
+        return head if head in self.gpus else next(iter(self.gpus))
+
+    def numbers(self, host: str) -> tuple[int, ...]:
+        """Which GPUs of a host: the first ones, where it is not written."""
+        return self.devices.get(host) or tuple(range(self.gpus[host]))
+
+    def numbered(self, nodes: Mapping[str, int]) -> Share:
+        """The same with the numbers of its GPUs where it takes a part of a host."""
+        own = {host: self.numbers(host) for host, number in self.gpus.items() if number < nodes[host]}
+        return replace(self, devices={**own, **self.devices})
 
     def fits(self, host: str, number: int) -> bool:
         """Whether a host with so many GPUs has what this takes there."""
@@ -38,9 +47,10 @@ def replica_sizes(
     """
     hosts, least = len(nodes), min(nodes.values(), default=0)
     if least < 1:
-        raise UsageError("every host needs at least one GPU to serve on")
+        raise UsageError("every host needs at least one GPU to serve on", hint="vcluster check --facts")
     if tp or pp or dp > 1:
-        return tp or 1, pp or 1, f"{replicas} replicas of {(tp or 1) * (pp or 1) * dp} GPUs (from the command line)"
+        gpus = count((tp or 1) * (pp or 1) * dp, "GPU")
+        return tp or 1, pp or 1, f"{replicas} replicas of {gpus} (from the command line)"
     if replicas > hosts:
         each = -(-replicas // hosts)
         if each > least:
@@ -55,37 +65,45 @@ def replica_sizes(
 
 def most(nodes: Mapping[str, int], tp: int | None, pp: int | None, dp: int) -> int:
     """How many replicas fit: one a host, where no layout is given."""
-    size = (tp or 1) * (pp or 1) * dp
     if not (tp or pp or dp > 1):
         return len(nodes)
-    if size <= min(nodes.values()):
-        return sum(number // size for number in nodes.values())
-    each = min(nodes.values())
-    return len(nodes) // -(-size // each)
+    free, number = {name: [*range(gpus)] for name, gpus in nodes.items()}, 0
+    while _next(nodes, free, tp or 1, (tp or 1) * (pp or 1) * dp):
+        number += 1
+    return number
 
 
 def deal(
-    nodes: Mapping[str, int], tp: int, size: int, replicas: int, kept: Mapping[int, Share] = {}
-) -> tuple[Share, ...]:
-    """So many shares of `size` GPUs; `kept` has by index what runs, which stays there where it may.
+    nodes: Mapping[str, int],
+    tp: int,
+    size: int,
+    indices: Sequence[int],
+    *,
+    kept: Mapping[int, Share] = {},
+    taken: Mapping[str, Collection[int]] = {},
+) -> dict[int, Share]:
+    """A share of `size` GPUs for each index; `kept` has what runs, which stays there where it may.
+
+    `nodes` are all GPUs of the hosts, `taken` the numbers of those that others have.
 
     Raises:
         UsageError: there are fewer.
     """
-    free = {name: list(range(number)) for name, number in nodes.items()}
+    free = {name: [one for one in range(number) if one not in taken.get(name, ())] for name, number in nodes.items()}
+    there = {name: len(numbers) for name, numbers in free.items()}
     found: dict[int, Share] = {}
     for index, share in kept.items():
-        if index < replicas and all(_has(free, host, _devices(share, host)) for host in share.gpus):
+        if index in indices and all(_has(free, host, share.numbers(host)) for host in share.gpus):
             found[index] = share
             for host in share.gpus:
-                free[host] = [one for one in free[host] if one not in _devices(share, host)]
-    for index in range(replicas):
+                free[host] = [one for one in free[host] if one not in share.numbers(host)]
+    for index in indices:
         if index not in found:
             found_next = _next(nodes, free, tp, size)
             if found_next is None:
-                raise _too_many(nodes, size, replicas)
+                raise _too_many(there, size, len(indices))
             found[index] = found_next
-    return tuple(found[index] for index in range(replicas))
+    return {index: found[index] for index in indices}
 
 
 def _next(nodes: Mapping[str, int], free: dict[str, list[int]], tp: int, size: int) -> Share | None:
@@ -106,10 +124,6 @@ def _next(nodes: Mapping[str, int], free: dict[str, list[int]], tp: int, size: i
                 free[name] = []
             return Share(dict.fromkeys(hosts, each))
     return None
-
-
-def _devices(share: Share, host: str) -> tuple[int, ...]:
-    return share.devices.get(host) or tuple(range(share.gpus[host]))
 
 
 def _has(free: Mapping[str, list[int]], host: str, devices: tuple[int, ...]) -> bool:

@@ -18,8 +18,9 @@ Role = Literal["head", "worker"]
 # How Docker hands out GPUs: CDI devices, the device request behind `--gpus`, or the runtime called nvidia.
 Way = Literal["cdi", "request", "runtime"]
 
-# Raised when the meaning of a label or of a file in the container changes. Format 1 kept a hash and not the spec.
-FORMAT = 2
+# Raised when the meaning of a label or of a file in the container changes, so that an older vcluster refuses the node.
+# Format 1 kept a hash and not the spec; format 2 had one order, which held a command line.
+FORMAT = 3
 
 LABEL = "io.vcluster."
 CLUSTER = LABEL + "cluster"
@@ -210,7 +211,7 @@ class Change:
         )
 
 
-def compare(current: ContainerSpec, wanted: ContainerSpec) -> Change:
+def compare_specs(current: ContainerSpec, wanted: ContainerSpec) -> Change:
     """The fields in which a container differs from what is wanted, those of a list or a mapping one by one."""
     names = [field.name for field in fields(ContainerSpec) if field.name != "intent"]
     return Change(tuple(change for name in names for change in _field(name, current, wanted)))
@@ -247,9 +248,19 @@ def _entries(name: str, value: Any, spec: ContainerSpec) -> dict[str, str]:
         return {"": f"{WAYS[value.way]} {', '.join(value.ids)}"}
     if isinstance(value, tuple):
         return {"": ", ".join(value) or "none"}
+    if name == "shm_size":
+        return {"": _size(value)}
     if isinstance(value, bool):
         return {"": "yes" if value else "no"}
     return {"": "none" if value is None else str(value)}
+
+
+def _size(number: int) -> str:
+    """A number of bytes as an inventory has it: 16g."""
+    for unit, size in (("g", 1 << 30), ("m", 1 << 20), ("k", 1 << 10)):
+        if number % size == 0:
+            return f"{number // size}{unit}"
+    return str(number)
 
 
 def _without_ids(text: str, spec: ContainerSpec) -> str:

@@ -22,7 +22,7 @@ REPORT_SECONDS = 1
 REACH_SECONDS, STALL_SECONDS = 15, 120
 
 
-def report(**row: object) -> None:
+def _report(**row: object) -> None:
     """Print one message."""
     print(json.dumps(row), flush=True)
 
@@ -40,11 +40,11 @@ class Watch:
         if progress.bytes > self._bytes:
             self._bytes, self._moved, self._error = progress.bytes, now, ""
         elif now - self._moved > (STALL_SECONDS if self._bytes and not self._error else REACH_SECONDS):
-            report(error=self._error or "no byte comes", bytes=self._bytes)
+            _report(error=self._error or "no byte comes", bytes=self._bytes)
             os._exit(1)
         if now > self._due:
             self._due = now + REPORT_SECONDS
-            report(bytes=self._bytes)
+            _report(bytes=self._bytes)
 
 
 def carry(document: str) -> None:
@@ -67,13 +67,13 @@ def carry(document: str) -> None:
     if not is_source and free < plan.total:
         raise OSError(f"{free / 1e9:.1f} GB free in {Path.cwd()}, and {plan.total / 1e9:.1f} GB are needed")
     server = serve(plan, Store(plan))
-    report(serving=True)
+    _report(serving=True)
     if not is_source:
         try:
             receive(plan, server.store, Watch())
         except PullError as error:
             raise OSError(str(error)) from error
-        report(whole=True)
+        _report(whole=True)
 
 
 def main() -> None:
@@ -84,12 +84,12 @@ def main() -> None:
         place.write_text(text)
     sys.path.insert(0, str(Path(PROGRAM).resolve()))
     Path(BLOBS).mkdir()
-    report(folder=str(Path(BLOBS).resolve()))
+    _report(folder=str(Path(BLOBS).resolve()))
     try:
         carry(sys.stdin.readline())
     except OSError as error:
-        report(error=error.strerror or str(error), bytes=0)
-        return
+        _report(error=error.strerror or str(error), bytes=0)
+    # Also one that cannot serve its blobs: they go with this program, and another way may lead to them.
     sys.stdin.read()
 
 

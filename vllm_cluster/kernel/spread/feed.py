@@ -15,7 +15,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
-from typing import IO, Any, cast
+from typing import IO, cast
 
 from vllm_cluster.kernel.spread.main import FOLDER, PLAN, STATUS
 from vllm_cluster.kernel.spread.origin import FED, STREAMS
@@ -28,7 +28,7 @@ PRINTING = threading.Lock()
 INPUT = cast(io.BufferedReader, sys.stdin.buffer)
 
 
-def show(row: dict[str, Any]) -> None:
+def print_line(row: dict[str, object]) -> None:
     """Print one line, whole."""
     with PRINTING:
         sys.stdout.write(json.dumps(row) + "\n")
@@ -42,7 +42,7 @@ def phase() -> str:
     return "starting"
 
 
-def take(store: Store, file: ModelFile, size: int) -> bool:
+def take_bytes(store: Store, file: ModelFile, size: int) -> bool:
     """Append so many bytes to what is here of a file; whether it is right. What is wrong is dropped.
 
     Raises:
@@ -78,19 +78,19 @@ def locked(lock: IO[str]) -> bool:
 def feed(plan: HostPlan, store: Store) -> None:
     """Take the files, in the order in which they come."""
     while phase() in ("starting", "verifying"):
-        show({"waiting": True})
+        print_line({"waiting": True})
         time.sleep(0.5)
     here = [file.size if store.complete(file) else max(0, store.have(file)) for file in plan.files]
-    show({"have": here, "whole": [store.complete(file) for file in plan.files]})
+    print_line({"have": here, "whole": [store.complete(file) for file in plan.files]})
     # A flush of the disk takes longer than a small file.
     with ThreadPoolExecutor(STREAMS) as pool:
         while line := INPUT.readline():
             row = json.loads(line)
             # Answers are short, by number and not by name: many are printed before one is read.
-            if take(store, plan.files[row["file"]], row["size"]):
+            if take_bytes(store, plan.files[row["file"]], row["size"]):
                 pool.submit(finish, plan, store, row["file"])
             else:
-                show({"wrong": row["file"]})
+                print_line({"wrong": row["file"]})
 
 
 def finish(plan: HostPlan, store: Store, index: int) -> None:
@@ -100,19 +100,19 @@ def finish(plan: HostPlan, store: Store, index: int) -> None:
     except OSError as error:
         show_error(error)
     else:
-        show({"done": index})
+        print_line({"done": index})
 
 
 def show_error(error: OSError) -> None:
     """Print why the host takes no more."""
-    show({"error": f"{error.strerror}: {error.filename or 'the cache'}"})
+    print_line({"error": f"{error.strerror}: {error.filename or 'the cache'}"})
 
 
 def main() -> None:
     """Feed the plan that is beside the program, alone."""
     with Path(FOLDER / FED).open("a") as lock:
         if not locked(lock):
-            show({"error": "another machine sends the files"})
+            print_line({"error": "another machine sends the files"})
             return
         plan = read_plan(FOLDER / PLAN)
         try:
@@ -120,7 +120,7 @@ def main() -> None:
         except EOFError:
             return
         except PullError as error:
-            show({"error": str(error)})
+            print_line({"error": str(error)})
         except OSError as error:
             show_error(error)
 

@@ -13,12 +13,13 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from vllm_cluster.kernel.spread.origin import Copy, Fed, is_fed
-from vllm_cluster.kernel.spread.plan import PullError, read_plan, write_whole
+from vllm_cluster.kernel.spread.plan import PullError, read_plan, write_json
 from vllm_cluster.kernel.spread.spread import SpreadProgress, receive, serve
 from vllm_cluster.kernel.spread.store import Store
 from vllm_cluster.wire.pull import HERE, HostPlan, PullPhase, digest_of
@@ -41,8 +42,9 @@ STOPPED = 143
 class Pull:
     """One host's part."""
 
-    def __init__(self, plan: HostPlan) -> None:
-        self.plan, self.store = plan, Store(plan)
+    def __init__(self, plan: HostPlan, leave: Callable[[], object]) -> None:
+        """`leave` ends the program."""
+        self.plan, self.store, self._leave = plan, Store(plan), leave
         self.phase: PullPhase = "starting"
         self.error, self.upstream = "", ""
         self.download: Any = None
@@ -136,7 +138,7 @@ class Pull:
             if time.monotonic() - moved > timeout:
                 self.phase, self.error = "failed", f"no byte came for {timeout:.0f} s: {self.error or 'no source'}"
                 self._write()
-                leave()
+                self._leave()
 
     def _write(self) -> int:
         trouble = self.download.trouble if self.download and self.phase in ("downloading", "copying") else ""
@@ -159,7 +161,7 @@ class Pull:
         if self.phase in ("serving", "done"):
             row["digest"] = digest_of(self.plan.files)
         with suppress(OSError):
-            write_whole(FOLDER / STATUS, row)
+            write_json(FOLDER / STATUS, row)
         return there
 
 
@@ -177,7 +179,7 @@ def _token() -> str | None:
     return None
 
 
-def leave() -> None:
+def _leave() -> None:
     """End with nothing left that is secret; a container that has ended can be looked at for as long as it is there."""
     for name in (PLAN, TOKEN):
         (FOLDER / name).unlink(missing_ok=True)
@@ -190,8 +192,8 @@ def main() -> None:
     signal.signal(signal.SIGTERM, lambda *_: os._exit(STOPPED))
     # Docker starts it again where Docker itself was killed meanwhile, and the program had ended its part by then.
     if (FOLDER / PLAN).exists():
-        Pull(read_plan(FOLDER / PLAN)).run()
-    leave()
+        Pull(read_plan(FOLDER / PLAN), _leave).run()
+    _leave()
 
 
 if __name__ == "__main__":

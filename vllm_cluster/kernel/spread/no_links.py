@@ -42,7 +42,7 @@ def folder_of(path: Path, cache: Path, *, make: bool = False) -> Iterator[int]:
         os.close(number)
 
 
-def remove(name: str, folder: int) -> None:
+def remove_name(name: str, folder: int) -> None:
     """Remove a name from a folder; no error where it is gone."""
     with suppress(FileNotFoundError):
         os.unlink(name, dir_fd=folder)
@@ -51,7 +51,7 @@ def remove(name: str, folder: int) -> None:
 def replace(name: str, text: str, folder: int) -> None:
     """Write a file so that a reader sees the old one or the new one."""
     fresh = f".{name}.vcluster-new"
-    remove(fresh, folder)
+    remove_name(fresh, folder)
     number = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL | FILE, 0o644, dir_fd=folder)
     with os.fdopen(number, "w") as stream:
         stream.write(text)
@@ -63,6 +63,6 @@ def replace(name: str, text: str, folder: int) -> None:
 def link(name: str, target: str, folder: int) -> None:
     """Put a link in the place of a name."""
     fresh = f".{name}.vcluster-link"
-    remove(fresh, folder)
+    remove_name(fresh, folder)
     os.symlink(target, fresh, dir_fd=folder)
     os.rename(fresh, name, src_dir_fd=folder, dst_dir_fd=folder)

@@ -6,7 +6,7 @@ import hashlib
 import json
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from vllm_cluster.wire.pull import HostPlan, ModelFile
 from vllm_cluster.wire.reading import RefusedDocument, read
@@ -44,7 +44,7 @@ def new_hash(file: ModelFile) -> _Hash:
     return hashlib.sha256()
 
 
-def write_whole(path: Path, content: dict[str, Any]) -> None:
+def write_json(path: Path, content: dict[str, object]) -> None:
     """Replace a JSON file so that a reader sees the old one or the new one."""
     fresh = path.with_name(f"{path.name}.{os.getpid()}.new")
     with fresh.open("w") as file:

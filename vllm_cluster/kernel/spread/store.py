@@ -13,7 +13,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from vllm_cluster.kernel.spread.no_links import FILE, folder_of, link, remove, replace
+from vllm_cluster.kernel.spread.no_links import FILE, folder_of, link, remove_name, replace
 from vllm_cluster.kernel.spread.plan import MAX_PLAN, PullError, new_hash
 from vllm_cluster.wire.pull import HostPlan, Manifest, ManifestRow, ModelFile, digest_of
 from vllm_cluster.wire.reading import RefusedDocument, read
@@ -143,7 +143,7 @@ class Store:
 
     def _remove(self, path: Path) -> None:
         with suppress(FileNotFoundError), self._folder_of(path) as folder:
-            remove(path.name, folder)
+            remove_name(path.name, folder)
 
     def finish(self, file: ModelFile) -> None:
         """Put the verified partial, or the blob that another file has brought, in its place."""

@@ -13,11 +13,10 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
-import typer
-
 from vllm_cluster.kernel.errors import Interrupted, VclusterError
 from vllm_cluster.kernel.laptop import STANDARD_OUTPUT, cache_folder, meaning
 from vllm_cluster.kernel.shell_line import QUOTED, command_line
+from vllm_cluster.kernel.terminal.called import NAMES
 from vllm_cluster.kernel.terminal.output import err
 from vllm_cluster.kernel.terminal.verb import Verb
 from vllm_cluster.kernel.text import last_value, redact
@@ -75,7 +74,7 @@ def _text(raw: io.FileIO, before: Any) -> io.TextIOWrapper:
     )
 
 
-def run(program: Callable[[], object]) -> int:
+def run_to_exit_code(program: Callable[[], object]) -> int:
     """Run the program to its end; the exit code. Not 0 where its output could not be written."""
     code: object = 0
     try:
@@ -85,11 +84,11 @@ def run(program: Callable[[], object]) -> int:
     except KeyboardInterrupt:
         code = 130
     except Exception as error:
-        code = _report(judged(error))
+        code = _report(as_vcluster_error(error))
     try:
         sys.stdout.flush()
     except OSError as error:
-        code = code or _report(judged(error))
+        code = code or _report(as_vcluster_error(error))
         # What could not be written must not be tried once more when the stream is closed.
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     return code if isinstance(code, int) else int(code is not None)
@@ -102,7 +101,7 @@ def _report(error: VclusterError) -> int:
     if error.message and "--json" in words[: words.index("--") if "--" in words else None]:
         from vllm_cluster.kernel.terminal import errors
 
-        errors.show(error, as_json=True, color="never")
+        errors.write_error(error, as_json=True, color="never")
     elif error.message:
         err("\n".join((f"error: {error.message}", *(f"fix: {line}" for line in (error.hint or "").splitlines()))))
     return error.exit_code
@@ -127,11 +126,13 @@ def hides_interrupt(error: BaseException) -> bool:
     return behind is not None
 
 
-def judged(error: Exception) -> VclusterError:
+def as_vcluster_error(error: Exception) -> VclusterError:
     """The error for an exception: its own, one of this machine, or a bug."""
     if isinstance(error, VclusterError):
         return error
-    if isinstance(error, typer.Abort):
+    from typer import Abort
+
+    if isinstance(error, Abort):
         return Interrupted("Aborted. Nothing was changed.")
     if isinstance(error, OSError):
         if isinstance(error, BrokenPipeError) and error.filename == STANDARD_OUTPUT:
@@ -170,7 +171,7 @@ def with_inventory(text: str, inventory: Path | None) -> str:
     groups |= {name: rf"(?: (?:{'|'.join(verb.verbs)})\b)?" for name, verb in KNOWN.items() if verb.verbs}
     verbs = "|".join(name + groups.get(name, "") for name, verb in KNOWN.items() if verb.inventory)
     option = " " + command_line(*named)
-    command = re.compile(rf"{QUOTED}|(?P<call>\bvcluster (?:{verbs})\b(?! -i| --help))")
+    command = re.compile(rf"{QUOTED}|(?P<call>\b(?:{'|'.join(NAMES)}) (?:{verbs})\b(?! -i| --help))")
     # A line may name it already: the parser writes some remedies from the words of the call.
     lines = (
         line
@@ -191,9 +192,15 @@ def remedy(error: VclusterError, paste: Callable[[str], str]) -> str | None:
         line = command_line("vcluster", *given)
         return line if any(word.startswith(("-i", "--inventory")) for word in words[:end]) else paste(line)
 
-    if error.instead.keys() & set(words[:end]):
-        meant = [error.instead.get(word, word) for word in words[:end]]
-        hint = "\n".join((call([*meant, *words[end:]]), hint))
+    def flag(word: str) -> str:
+        """A word for another program: of what was meant its options and numbers, not names of files."""
+        own = {name: one for name, one in error.instead.items() if name.startswith("--") or name.isdecimal()}
+        name, equals, value = word.partition("=")
+        return f"{own.get(name, name)}{equals}{own.get(value, value)}"
+
+    meant = [*(error.instead.get(word, word) for word in words[:end]), *(flag(word) for word in words[end:])]
+    if meant != words:
+        hint = "\n".join((call(meant), hint))
     if error.again is not None:
         hint = "\n".join((call([*words[:end], *error.again, *words[end:]]), hint))
     return hint.strip() or None

@@ -20,7 +20,7 @@ def _label(error: VclusterError, line: str) -> str:
     return _NEXT.get(line.removeprefix("vcluster ").partition(" ")[0], "continue")
 
 
-def show(error: VclusterError, *, as_json: bool, color: str, log: Path | None = None) -> None:
+def write_error(error: VclusterError, *, as_json: bool, color: str, log: Path | None = None) -> None:
     """Write the error: what happened, what to do, and the file that has every call to the hosts."""
     if as_json:
         # Where standard output cannot be written, which may be the error itself, it is for people after all.

@@ -38,7 +38,7 @@ def renderer(as_json: bool, verbosity: int, color: str) -> tuple[Callable[[Event
 def json_lines(event: Event) -> None:
     """One JSON object a line on standard output."""
     known = {key: plan_document(value) if isinstance(value, Plan) else value for key, value in event.data.items()}
-    row: dict[str, Any] = {"v": 1, "time": round(time.time(), 3), "event": event.kind, "message": event.text}
+    row: dict[str, object] = {"v": 1, "time": round(time.time(), 3), "event": event.kind, "message": event.text}
     if event.host:
         row["host"] = event.host
     # One write a line: threads of several hosts emit events at the same time.

@@ -8,7 +8,7 @@ LEASE = {
     2: "wrong usage or inventory, or a question without a terminal and without --yes",
     3: "an error was found before anything was changed",
     4: "a host is unreachable",
-    75: "another run changes these hosts (--wait waits for it)",
+    75: "another run changes these hosts; some verbs can --wait for it",
 }
 REQUEST = {**LEASE, 75: f"{LEASE[75]}, or another request replaced this one"}
 READ = {2: "wrong usage or inventory", 4: "a host is unreachable"}

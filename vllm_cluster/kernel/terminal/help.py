@@ -8,7 +8,7 @@ import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from vllm_cluster.kernel.terminal.values import DURATION, written
+from vllm_cluster.kernel.terminal.called import as_called
 
 if TYPE_CHECKING:
     from vllm_cluster.kernel.terminal.verb import Verb
@@ -29,27 +29,30 @@ def verb_help(path: str, verb: Verb, params: Sequence[Any]) -> str:
     own = [one for one in options if one.name not in COMMON]
     common = sorted((one for one in options if one.name in COMMON), key=lambda one: COMMON.index(one.name))
     lines = [*usage_lines(path, arguments, width, verb.usage), "", *textwrap.wrap(verb.summary, width)]
-    for paragraph in filter(None, verb.about.split("\n")):
+    for paragraph in filter(None, as_called(verb.about).split("\n")):
         lines += ["", *textwrap.wrap(paragraph, width)]
     lines += _section("Arguments", ((shown_name(one), one.help or "") for one in arguments), width)
     lines += _section("Options", map(option_row, own), width)
     lines += _section("Common options", map(option_row, common), width)
     lines += _section("Exit codes", ((str(code), what) for code, what in sorted(verb.exits.items())), width, column=6)
     if verb.examples:
-        lines += ["", "Examples:", *(f"  {example}" for example in verb.examples)]
+        lines += ["", "Examples:", *(f"  {as_called(example)}" for example in verb.examples)]
     return "\n".join(lines)
 
 
-def program_help(path: str, about: str, verbs: Mapping[str, Verb], params: Sequence[Any]) -> str:
+def program_options(params: Iterable[Any]) -> list[tuple[str, str]]:
+    """The options of a program or of a group of verbs; the common ones are in the help of each verb."""
+    return [option_row(one) for one in params if one.param_type_name == "option" and one.name not in COMMON[:-1]]
+
+
+def program_help(path: str, about: str, verbs: Mapping[str, Verb], options: Iterable[tuple[str, str]]) -> str:
     """The help of a program or of a group of verbs."""
     width = _width()
-    # The common ones are in the help of each verb.
-    options = [one for one in params if one.param_type_name == "option" and one.name not in COMMON[:-1]]
     lines = [f"Usage: {path} VERB [OPTIONS]", "", *textwrap.wrap(about, width)]
     for group in dict.fromkeys(verb.group for verb in verbs.values()):
         rows = ((name, verb.summary) for name, verb in verbs.items() if verb.group == group)
         lines += _section(group, rows, width, column=13)
-    lines += _section("Options", map(option_row, options), width)
+    lines += _section("Options", options, width)
     lines += ["", *textwrap.wrap(f"{path} VERB --help shows the options of a verb, with examples.", width)]
     return "\n".join(lines)
 
@@ -82,6 +85,9 @@ def usage_lines(
 
 def option_row(param: Any) -> tuple[str, str]:
     """The names of an option with its metavar, and its help with its default."""
+    # With the parser: the help of the program needs neither.
+    from vllm_cluster.kernel.terminal.values import DURATION, written
+
     name = ", ".join(sorted([*param.opts, *param.secondary_opts], key=len))
     if not (param.is_flag or param.count):
         name += f" {param.metavar}"
@@ -99,7 +105,7 @@ def _section(title: str, rows: Iterable[tuple[str, str]], width: int, column: in
     # A narrow terminal has room for descriptions below the names.
     column = min(column, width // 3)
     for name, description in rows:
-        wrapped = textwrap.wrap(description, width - column, break_long_words=False) or [""]
+        wrapped = textwrap.wrap(as_called(description), width - column, break_long_words=False) or [""]
         first = f"  {name}"
         if len(first) + 2 > column:
             lines.append(first)

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
+from vllm_cluster.kernel.terminal.called import as_called
 from vllm_cluster.kernel.terminal.text import clean, wants_color
 
 if TYPE_CHECKING:
@@ -61,7 +62,7 @@ def documents(values: Iterable[str]) -> None:
 
 
 def _safe(part: str) -> str:
-    return part if isinstance(part, Style) else clean(part)
+    return part if isinstance(part, Style) else as_called(clean(part))
 
 
 def raw(given: bytes, *, of_errors: bool) -> None:
@@ -82,5 +83,5 @@ def styled(*parts: str | tuple[str, str], **options: Any) -> Text:
     """Return a text of a picture, whose parts may have a style."""
     from rich.text import Text
 
-    safe = ((clean(part[0]), part[1]) if isinstance(part, tuple) else clean(part) for part in parts)
+    safe = ((_safe(part[0]), part[1]) if isinstance(part, tuple) else _safe(part) for part in parts)
     return Text.assemble(*safe, **options)

@@ -60,7 +60,7 @@ def _on(name: str, command: str, hosts: Mapping[str, Sequence[str]]) -> str:
     return shell_line(["ssh", *terminal, *hosts[name], command])
 
 
-def ssh_words(inventory: Inventory) -> dict[str, list[str]]:
+def ssh_arguments(inventory: Inventory) -> dict[str, list[str]]:
     """What follows `ssh` for each host that SSH leads to: options as in the inventory, and the destination."""
     from vllm_cluster.kernel.hosts.connection import ssh_target
     from vllm_cluster.kernel.transport.ssh_config import ssh_options

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict
-from typing import Any
 
 from vllm_cluster.kernel.plan.plan import (
     CreateNode,
+    MoveHead,
     Operation,
     Plan,
     PrepareImage,
@@ -16,12 +16,13 @@ from vllm_cluster.kernel.plan.plan import (
     RestartNode,
     StartNode,
 )
+from vllm_cluster.kernel.plan.spec import CHANGED, FieldChange
 from vllm_cluster.kernel.terminal.output import BOLD, out, styles
 from vllm_cluster.kernel.terminal.text import plain
 from vllm_cluster.kernel.text import by_hosts, count
 
 
-def plan_document(plan: Plan) -> dict[str, Any]:
+def plan_document(plan: Plan) -> dict[str, object]:
     """The plan as JSON would have it."""
     stages = []
     for stage in plan.stages:
@@ -38,8 +39,8 @@ def plan_document(plan: Plan) -> dict[str, Any]:
     }
 
 
-def show_plan(plan: Plan, *, color: str, stops: str = "") -> None:
-    """Write the plan on standard output.
+def show_plan(plan: Plan, *, color: str, stops: str = "", verbosity: int = 0) -> None:
+    """Write the plan on standard output; a head that moves in a line a host, unless more is asked for.
 
     `stops` is what becomes of the served model.
     """
@@ -49,7 +50,11 @@ def show_plan(plan: Plan, *, color: str, stops: str = "") -> None:
         out(f"{plan.cluster} is up to date: {gpus} on {hosts}")
         return
     marks = _marks(plan)
-    for stage in plan.stages:
+    moved = next((one for one in plan.operations() if isinstance(one, MoveHead)), None)
+    if moved and verbosity < 1:
+        for line in _moved_head(plan, moved, marks):
+            out(plain(line))
+    for stage in () if moved and verbosity < 1 else plan.stages:
         out(bold, stage.title, end)
         shown = ((_lines(one, marks[id(one)]), one.host) for one in stage.operations)
         for (mark, text, more), hosts in by_hosts(shown).items():
@@ -58,7 +63,36 @@ def show_plan(plan: Plan, *, color: str, stops: str = "") -> None:
             out(f"  wait for: {plain(barrier.text)}")
     if stops:
         out(f"! {plain(stops)}")
-    out(bold, _summary(plan, marks), end)
+    out(bold, _summary(plan, marks) + ("; -v shows each" if moved and verbosity < 1 else ""), end)
+
+
+def _moved_head(plan: Plan, moved: MoveHead, marks: Mapping[int, str]) -> Iterator[str]:
+    """What becomes of each host where the head moves, and what else changes there."""
+    removed = [one for one in plan.operations() if isinstance(one, RemoveContainer) and marks[id(one)] == "~"]
+    for one in plan.operations():
+        if isinstance(one, CreateNode):
+            yield f"{marks[id(one)]} {one.host}: {_becomes(one, moved)}"
+            yield from (f"    {change.text}" for change in _else(one))
+        elif one is not moved and one not in removed:
+            yield f"{marks[id(one)]} {one.host}: {one.text}"
+
+
+def _becomes(one: CreateNode, moved: MoveHead) -> str:
+    """The new part of a host."""
+    if one.host == moved.host:
+        return f"becomes the head: key, history and what is served move there from {moved.source}"
+    roles = [change for change in one.changes if change.field == "role"]
+    return "becomes a worker" if roles else f"joins the new head: {one.spec.role} {one.spec.name} is recreated"
+
+
+def _else(one: CreateNode) -> Iterator[FieldChange]:
+    """The changes of a node that do not follow from where the head is."""
+    heads = [word for change in one.changes if change.field == "head_address" for word in (change.before, change.after)]
+    for change in one.changes:
+        section = change.field.partition(".")[0]
+        follows = change.after == CHANGED or any(head in f"{change.before} {change.after}" for head in heads)
+        if section not in ("role", "head_address", "command", "secrets") and not follows:
+            yield change
 
 
 def _lines(operation: Operation, mark: str) -> tuple[str, str, str]:

@@ -13,11 +13,13 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from vllm_cluster.kernel.errors import UsageError
+from vllm_cluster.kernel.shell_line import command_line
 from vllm_cluster.kernel.terminal import help as text
 from vllm_cluster.kernel.terminal import removed, words
+from vllm_cluster.kernel.terminal.called import NAMES
 from vllm_cluster.kernel.terminal.options import Color, Quiet, Verbose
 from vllm_cluster.kernel.terminal.output import out
-from vllm_cluster.kernel.terminal.session import SETTINGS
+from vllm_cluster.kernel.terminal.settings import SETTINGS
 from vllm_cluster.kernel.terminal.values import convert
 from vllm_cluster.kernel.terminal.verb import Verb
 
@@ -26,12 +28,17 @@ T = TypeVar("T")
 HELP = {"help_option_names": ["-h", "--help"]}
 
 
-def program(verbs: Mapping[str, Verb], about: str, default: str = "", *, completion: bool = True) -> typer.Typer:
-    """A program of these verbs; where none is given it runs the default one."""
-    table, otherwise = verbs, default
+def build_program(
+    verbs: Mapping[str, Verb], about: str, default: str = "", *, completion: bool = True, words_of_default: bool = False
+) -> typer.Typer:
+    """A program of these verbs; where none is given it runs the default one.
+
+    With `words_of_default` a first word that names none of them is one of the default's.
+    """
+    table, otherwise, whose = verbs, default, words_of_default
 
     class Program(Verbs):
-        verbs, default = table, otherwise
+        verbs, default, words_of_default = table, otherwise, whose
 
     return typer.Typer(
         cls=Program,
@@ -44,9 +51,9 @@ def program(verbs: Mapping[str, Verb], about: str, default: str = "", *, complet
     )
 
 
-def group(verbs: Mapping[str, Verb], about: str, default: str = "") -> typer.Typer:
+def group(verbs: Mapping[str, Verb], about: str, default: str = "", *, words_of_default: bool = False) -> typer.Typer:
     """A verb that has verbs of its own; where none is given it runs the default one, else it prints them."""
-    made = program(verbs, about, default, completion=False)
+    made = build_program(verbs, about, default, completion=False, words_of_default=words_of_default)
 
     @made.callback()
     def root(ctx: typer.Context) -> None:
@@ -67,7 +74,8 @@ class Parsed(TyperCommand):
         end = args.index("--") if takes and "--" in args else len(args)
         # What is unknown may be for the other program.
         ctx.ignore_unknown_options = takes is not None
-        rest = _parse(super().parse_args, ctx, [word for word in args[:end] if word not in self.verb.habits])
+        own = words.with_values([word for word in args[:end] if word not in self.verb.habits], self.verb.bare)
+        rest = _parse(super().parse_args, ctx, own)
         if takes:
             if not ctx.resilient_parsing:
                 words.ensure_dashes(ctx, args, takes)
@@ -88,6 +96,7 @@ class Verbs(TyperGroup):
 
     verbs: ClassVar[Mapping[str, Verb]] = {}
     default: ClassVar[str] = ""
+    words_of_default: ClassVar[bool] = False
 
     def list_commands(self, ctx: Any) -> list[str]:
         """The verbs, in the order of the table."""
@@ -110,11 +119,18 @@ class Verbs(TyperGroup):
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Parse the words before the verb; the common options among them go to the verb."""
+        if self.words_of_default and args and not ctx.resilient_parsing and args[0] not in (*self.verbs, "help"):
+            # A misspelt verb is not meant for the default one, which would do something else with it.
+            if near := words.misspelt(args[0], self.verbs) if args[0].isalpha() else "":
+                hint = command_line(*ctx.command_path.split(), near, *args[1:])
+                raise UsageError(f"{ctx.command_path} has no verb {words.quote_word(args[0])}", hint=hint)
+            alone = len(args) == 1 and args[0] in ctx.help_option_names
+            return _parse(super().parse_args, ctx, args if alone else [self.default, *args])
         args = words.options_last(args)
         if args[:1] == ["help"]:
             args = [*args[1:], "--help"]
         # A verb may be what is being completed.
-        if self.default and (args[0].startswith("-") if args else not ctx.resilient_parsing):
+        if self.default and (args[0].startswith("-") if args else not (self.words_of_default or ctx.resilient_parsing)):
             args = ["--help"] if {*args} & {*ctx.help_option_names} else [self.default, *args]
         return _parse(super().parse_args, ctx, args)
 
@@ -127,13 +143,14 @@ class Verbs(TyperGroup):
         if ctx.resilient_parsing or args[0] in self.verbs:
             return super().resolve_command(ctx, args)
         path = ctx.command_path
-        removed.refuse(path, args[:1])
-        near = words.meant(args[0], self.verbs, args[1:]) if path == "vcluster" else ""
-        raise UsageError(f"{path} has no verb {words.shown(args[0])}", hint=near or f"{path} --help")
+        removed.refuse_removed_verb(path, args)
+        near = words.meant(args[0], self.verbs, args[1:]) if path in NAMES else ""
+        raise UsageError(f"{path} has no verb {words.quote_word(args[0])}", hint=near or f"{path} --help")
 
     def get_help(self, ctx: Any) -> str:
         """The verbs by group, with their whole summaries."""
-        return text.program_help(ctx.command_path, self.help or "", self.verbs, self.get_params(ctx))
+        options = text.program_options(self.get_params(ctx))
+        return text.program_help(ctx.command_path, self.help or "", self.verbs, options)
 
     def shell_complete(self, ctx: Any, incomplete: str) -> list[Any]:
         """The verbs, none of them imported."""
@@ -159,7 +176,8 @@ def _parse(parse: Callable[[Any, list[str]], list[str]], ctx: Any, args: list[st
     except typer.TyperException as error:
         option = getattr(error, "option_name", "")
         if option and hasattr(error, "possibilities"):
-            raise words.unknown(ctx, args, option) from None
+            raise words.unknown_option(ctx, args, option) from None
+        removed.refuse_removed_arguments(ctx.command_path, args)
         message = error.message.rstrip(".")
         raise UsageError(message[:1].lower() + message[1:], hint=f"{ctx.command_path} --help") from None
 

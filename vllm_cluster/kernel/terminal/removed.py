@@ -21,6 +21,16 @@ _FIELDS = {
     "truncation_side": "left",
     "reasoning_effort": "LEVEL",
 }
+# Options of sbatch that `slurm` had under names of its own, with sbatch's.
+_SBATCH = {
+    **dict.fromkeys(("--partition", "-p"), "partition=NAME"),
+    **dict.fromkeys(("--account", "-A"), "account=NAME"),
+    **dict.fromkeys(("--constraint", "-C"), "constraint=LIST"),
+    "--qos": "qos=NAME",
+    "--mail": "mail-user=ADDRESS",
+    "--cpus": "cpus-per-task=NUMBER",
+    "--memory": "mem=SIZE",
+}
 # What is typed behind `vcluster` → the line to use: a verb ("facts"), or an option of a verb ("batch --on-head").
 INSTEAD: Mapping[str, str] = {
     "bundle": "vcluster explain --bundle report.tar.gz",
@@ -28,8 +38,13 @@ INSTEAD: Mapping[str, str] = {
     "facts": "vcluster check --facts",
     "history": "vcluster status --history",
     "key": "vcluster endpoint --key",
+    "key --rotate": "vcluster endpoint --rotate",
+    "metrics": "vcluster dashboard --prometheus",
     "schema": "vcluster init --schema",
     "ssh": "vcluster exec --head --ssh",
+    "status --interval": "vcluster status --watch DURATION",
+    "status --last": "vcluster status --history NUMBER",
+    "status --timeout": "vcluster status --wait DURATION",
     "status --ray": "vcluster exec --head -- ray status",
     "top": "vcluster status --watch",
     "tunnel": "vcluster endpoint --tunnel",
@@ -43,10 +58,40 @@ INSTEAD: Mapping[str, str] = {
         for verb, line in _ASK.items()
         for name, value in _FIELDS.items()
     },
+    **{
+        f"{verb} --{name.replace('_', '-')}": command_line(*_ASK[verb].split(), "--set", f"{name}={value}")
+        for verb in ("complete", "chat")
+        for name, value in (("model", "NAME"), ("prompt_logprobs", "NUMBER"))
+    },
+    **{f"{verb} --timeout": line for verb, line in _ASK.items()},
+    "logs --rank": "vcluster logs --only rank=NUMBER",
+    "logs --ray": "vcluster logs --only ray",
+    "logs --replica": "vcluster logs --only replica=NUMBER",
+    "logs --vllm": "vcluster logs --only vllm",
+    "batch --retry-timeout": "vcluster batch IN -o OUT",
+    **dict.fromkeys(("rollback --drain", "rollback --wait"), "vcluster rollback"),
+    "status --gpus": "vcluster up",
+    "fit --nodes": "vcluster fit FOLDER --gpus NUMBERxNUMBER --gpu-memory SIZE",
+    "bench --timeout": "vcluster bench",
+    "bench --prompts": "vcluster bench --repeat NUMBER",
+    "dashboard --force": "vcluster dashboard --prometheus",
+    **dict.fromkeys(("exec --no-tty", "exec -T"), "vcluster exec --head -- COMMAND | cat"),
+    **{
+        f"init --{key.replace('_', '-')}": f"vcluster init --host NAME=ADDRESS -o FILE\nset {key} in FILE"
+        for key in ("image", "model_cache")
+    },
+    **dict.fromkeys(("endpoint --port", "endpoint -p"), "vcluster endpoint --tunnel NUMBER"),
+    "endpoint --grace": "vcluster endpoint --rotate DURATION",
+    "endpoint --wait": "vcluster endpoint --rotate",
+    "image prune --wait": "vcluster image prune",
+    "models rm --wait": "vcluster models rm MODEL",
     "bench --dataset": "vcluster bench --input-len TOKENS --output-len TOKENS",
     "endpoint --curl": "vcluster complete PROMPT",
     "endpoint --python": 'eval "$(vcluster endpoint --env)"',
     **dict.fromkeys(("fit --params", "fit --bits"), "vcluster fit FOLDER --gpus NUMBER --gpu-memory SIZE"),
+    **{f"slurm job {old}": command_line("vcluster", "slurm", "MODEL", "--sbatch", new) for old, new in _SBATCH.items()},
+    "serve --recipe": "vcluster serve --from RECIPE",
+    "serve --tunnel": "vcluster endpoint --tunnel",
     "up --dry-run": "vcluster plan",
     "batch --on-head": "vcluster batch IN -o OUT",
     "batch --errors": "vcluster batch IN -o OUT",
@@ -54,7 +99,7 @@ INSTEAD: Mapping[str, str] = {
 }
 
 
-def refuse(path: str, names: Sequence[str]) -> None:
+def refuse_removed(path: str, names: Sequence[str]) -> None:
     """Refuse a verb or options that were removed; `path` is the program, or the verb with the program before it.
 
     Raises:
@@ -64,3 +109,27 @@ def refuse(path: str, names: Sequence[str]) -> None:
     gone = {name: INSTEAD[key] for name in names if (key := f"{verb} {name}".strip()) in INSTEAD}
     if gone:
         raise UsageError(f"{path} no longer has {', '.join(gone)}", hint="\n".join(dict.fromkeys(gone.values())))
+
+
+def refuse_removed_verb(path: str, words: Sequence[str]) -> None:
+    """Refuse a verb that was removed, with the line for its first option where that has one of its own.
+
+    Raises:
+        UsageError: there was this verb; the hint is the line to use instead.
+    """
+    with_option = " ".join(words[:2])
+    refuse_removed(path, [with_option if with_option in INSTEAD else words[0]])
+
+
+def refuse_removed_arguments(path: str, words: Sequence[str]) -> None:
+    """Refuse words behind a verb that it took before.
+
+    Raises:
+        UsageError: the hint is what to use instead.
+    """
+    if path == "vcluster init" and (hosts := [word for word in words if "=" in word and not word.startswith("-")]):
+        named = [part for host in hosts for part in ("--host", host)]
+        raise UsageError(f"{path} no longer has NAME=ADDRESS", hint=command_line(*path.split(), *named))
+    if path == "vcluster endpoint" and (command := words[words.index("--") + 1 :] if "--" in words else ()):
+        lines = ('eval "$(vcluster endpoint --detach --env)"', command_line(*command), "vcluster endpoint --close")
+        raise UsageError(f"{path} no longer runs a command", hint="\n".join(lines))

@@ -6,32 +6,20 @@ import sys
 import termios
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
-from vllm_cluster.kernel.errors import Aborted, Interrupted, VclusterError
-from vllm_cluster.kernel.inventory.find import read
+from vllm_cluster.kernel.errors import Aborted, Interrupted, InventoryError, VclusterError
+from vllm_cluster.kernel.inventory.find import find, read
 from vllm_cluster.kernel.laptop import cache_folder, here
 from vllm_cluster.kernel.terminal import edge, output
+from vllm_cluster.kernel.terminal.settings import SETTINGS
 from vllm_cluster.kernel.text import printable
 
 if TYPE_CHECKING:
     from vllm_cluster.kernel.events import Event
     from vllm_cluster.kernel.inventory.model import Inventory
-
-
-@dataclass
-class Settings:
-    """The options before the verb."""
-
-    verbosity: int = 0
-    color: str = "auto"
-    verb: str = ""
-
-
-# The root command fills it before any verb runs; verbs only read it.
-SETTINGS = Settings()
 
 
 class Session:
@@ -51,6 +39,14 @@ class Session:
         self._close: Callable[[], None] = lambda: None
         self._inventory: Inventory | None = None
         self._log: Path | None = None
+
+    @property
+    def has_inventory(self) -> bool:
+        """Whether an inventory was named, or is found here; it may be wrong."""
+        try:
+            return self._path is not None or bool(find(here()))
+        except InventoryError:
+            return False
 
     def load(self) -> Inventory:
         """The inventory that was named, or the one found here."""
@@ -79,9 +75,9 @@ class Session:
     def paste(self, remedy: str) -> str:
         """A remedy as lines to paste: with this call's inventory, and with the ssh options that it gives."""
         if self._inventory:
-            from vllm_cluster.kernel.terminal.paste import pasteable, ssh_words
+            from vllm_cluster.kernel.terminal.paste import pasteable, ssh_arguments
 
-            remedy = pasteable(remedy, ssh_words(self._inventory))
+            remedy = pasteable(remedy, ssh_arguments(self._inventory))
         return edge.with_inventory(remedy, self._path)
 
     def emit(self, event: Event) -> None:
@@ -151,7 +147,7 @@ class Session:
             if isinstance(error, KeyboardInterrupt) or (isinstance(error, Exception) and edge.hides_interrupt(error)):
                 self._interrupted()
             if isinstance(error, Exception):
-                self._fail(edge.judged(error))
+                self._fail(edge.as_vcluster_error(error))
         finally:
             self._close()
             if self._inventory:
@@ -174,5 +170,5 @@ class Session:
             failed = type(error).exit_code == VclusterError.exit_code and not isinstance(error, Aborted)
             # Later runs may have removed the log of one that took long.
             log = self._log if failed and self._log and self._log.exists() else None
-            errors.show(error, as_json=self.as_json, color=SETTINGS.color, log=log)
+            errors.write_error(error, as_json=self.as_json, color=SETTINGS.color, log=log)
         raise SystemExit(error.exit_code)

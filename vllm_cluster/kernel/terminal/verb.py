@@ -18,6 +18,8 @@ class Verb:
     exits: Mapping[int, str] = field(default_factory=dict)
     # Words of the same command elsewhere that ask for what is done anyway.
     habits: tuple[str, ...] = ()
+    # Options that may be given without their value, with the one that is meant then.
+    bare: Mapping[str, str] = field(default_factory=dict)
     # What a call needs, where that is more than its arguments.
     usage: tuple[str, ...] = ()
     # Of a group that has a default verb: its own ones.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from vllm_cluster.kernel.errors import UsageError
@@ -42,6 +42,14 @@ def options_last(words: Sequence[str]) -> list[str]:
     return [*words[at : at + 1], *words[:at], *words[at + 1 :]]
 
 
+def with_values(given: Sequence[str], bare: Mapping[str, str]) -> list[str]:
+    """The words, in which an option that was given without its value has the one that is meant then."""
+    made: list[str] = []
+    for word, following in zip(given, [*given[1:], "-"], strict=False):
+        made += [word, bare[word]] if word in bare and following.startswith("-") else [word]
+    return made
+
+
 def meant(word: str, verbs: Iterable[str], rest: Sequence[str]) -> str:
     """Commands that a verb which does not exist may have meant; a misspelt one has the rest of its words."""
     lowered = word.lower()
@@ -51,11 +59,16 @@ def meant(word: str, verbs: Iterable[str], rest: Sequence[str]) -> str:
     return command_line("vcluster", near, *rest) if near else ""
 
 
-def unknown(ctx: Any, given: Sequence[str], option: str) -> UsageError:
+def misspelt(word: str, verbs: Iterable[str]) -> str:
+    """The verb that a word may be a slip of, where it is none itself; empty where it is none."""
+    return _nearest(word, verbs, 0.7)
+
+
+def unknown_option(ctx: Any, given: Sequence[str], option: str) -> UsageError:
     """The error for an option that a verb does not have, given these words behind it."""
     path, near = ctx.command_path, _near(ctx, option)
-    removed.refuse(path, [option])
-    what = f"{path} has no option {shown(option)}"
+    removed.refuse_removed(path, [option])
+    what = f"{path} has no option {quote_word(option)}"
     if not near:
         return UsageError(what, hint=f"{path} --help")
     words = [near + word.removeprefix(option) if word.partition("=")[0] == option else word for word in given]
@@ -79,7 +92,7 @@ def ensure_dashes(ctx: Any, given: Sequence[str], takes: Any) -> None:
     if not others:
         return
     word = others[0].partition("=")[0]
-    error = unknown(ctx, own, word) if word.startswith("-") else UsageError(shown(word))
+    error = unknown_option(ctx, own, word) if word.startswith("-") else UsageError(quote_word(word))
     if error.message.endswith("?)"):
         raise error
     if for_vllm:
@@ -120,9 +133,11 @@ def _refuse_for_vllm(path: str, word: str, named: Sequence[str]) -> None:
     from vllm_cluster.kernel.backends.vllm import instead
 
     if not word.startswith("-"):
-        raise UsageError(f"{path} takes one MODEL, got {shown(word)} too", hint=command_line(*path.split(), named[0]))
+        raise UsageError(
+            f"{path} takes one MODEL, got {quote_word(word)} too", hint=command_line(*path.split(), named[0])
+        )
     if remedy := instead(word):
-        raise UsageError(f"{path} has no option {shown(word)}", hint=remedy)
+        raise UsageError(f"{path} has no option {quote_word(word)}", hint=remedy)
 
 
 def _near(ctx: Any, option: str) -> str:
@@ -141,7 +156,7 @@ def _nearest(word: str, known: Iterable[str], cutoff: float) -> str:
     return next(iter(begun or difflib.get_close_matches(word, known, n=1, cutoff=cutoff)), "")
 
 
-def shown(word: str) -> str:
+def quote_word(word: str) -> str:
     """A word of the command line as a message shows it."""
     word = printable(word)
     return word if len(word) <= MAX_SHOWN else word[:MAX_SHOWN] + "…"

@@ -8,20 +8,20 @@ from typing import Literal
 from vllm_cluster.kernel.debug_log import logged
 from vllm_cluster.kernel.transport.base import Target, Transport
 from vllm_cluster.kernel.transport.jumps import Jumps
-from vllm_cluster.kernel.transport.ssh_config import SshEndpoint, Words, resolve, ssh_words
+from vllm_cluster.kernel.transport.ssh_config import SshEndpoint, Words, ask_ssh_config, resolve_endpoint
 
 Kind = Literal["fabric", "openssh", "local"]
 
 
-def locate(target: Target, ask: Callable[[Target], Words] = ssh_words) -> SshEndpoint:
+def locate(target: Target, ask: Callable[[Target], Words] = ask_ssh_config) -> SshEndpoint:
     """Where ssh_config sends a host; asked of ssh."""
     with logged(target.name, "ssh -G", target.destination) as call:
-        found = resolve(target, ask)
+        found = resolve_endpoint(target, ask)
         call.result = f"{found.host}:{found.port}"
         return found
 
 
-def make(target: Target, kind: Kind, jumps: Jumps, endpoint: SshEndpoint | None = None) -> Transport:
+def make_transport(target: Target, kind: Kind, jumps: Jumps, endpoint: SshEndpoint | None = None) -> Transport:
     """The transport for a host, through jump hosts that others share; the destination `local` is this machine itself.
 
     `endpoint` is the host's endpoint by ssh_config, if already resolved.

@@ -11,7 +11,8 @@ from collections.abc import Iterator, Sequence
 from vllm_cluster.kernel.clock import Deadline
 from vllm_cluster.kernel.debug_log import logged
 from vllm_cluster.kernel.errors import ConnectionLost, TimedOut, Unreachable
-from vllm_cluster.kernel.transport.base import MAX_COMMANDS, MAX_STREAMS, Forward, Result, Stream, Target
+from vllm_cluster.kernel.text import end_of
+from vllm_cluster.kernel.transport.base import MAX_COMMANDS, MAX_OUTPUT, MAX_STREAMS, Forward, Result, Stream, Target
 from vllm_cluster.kernel.transport.connect_errors import AGAIN
 from vllm_cluster.kernel.transport.jumps import Jumps
 from vllm_cluster.kernel.transport.ssh_config import SshEndpoint, ensure_safe_names
@@ -46,13 +47,13 @@ class Carrier(ABC):
         with logged(self.host, self.kind, "connect"):
             self._connect(deadline)
 
-    def run(self, argv: Sequence[str], deadline: Deadline, *, stdin: bytes = b"") -> Result:
-        """Run one command to its end."""
+    def run(self, argv: Sequence[str], deadline: Deadline, *, stdin: bytes = b"", most: int = MAX_OUTPUT) -> Result:
+        """Run one command to its end; of each output so many bytes are kept."""
         with logged(self.host, self.kind, f"run {_words(argv)} ({len(stdin)} bytes in)") as call:
-            result = self._run(argv, deadline, stdin)
+            result = self._run(argv, deadline, stdin, most)
             call.result = f"exit {result.returncode}, {len(result.stdout)} bytes out"
             if result.returncode:
-                call.result += f": {result.stderr[-MAX_REASON:].decode('utf-8', 'replace')}"
+                call.result += f": {end_of(result.stderr.decode('utf-8', 'replace'), MAX_REASON)}"
             return result
 
     def open_stream(self, argv: Sequence[str], deadline: Deadline) -> Stream:
@@ -73,7 +74,7 @@ class Carrier(ABC):
         """Connect and authenticate, where that is not done."""
 
     @abstractmethod
-    def _run(self, argv: Sequence[str], deadline: Deadline, stdin: bytes) -> Result:
+    def _run(self, argv: Sequence[str], deadline: Deadline, stdin: bytes, most: int) -> Result:
         """Run one command to its end."""
 
     @abstractmethod
@@ -89,7 +90,7 @@ class Carrier(ABC):
             self._round_trips += 1
 
     def _not_ended(self, doing: str, seconds: float) -> TimedOut:
-        return TimedOut(self.host, f"{doing} did not end in the {seconds:.0f} s that it had")
+        return TimedOut(self.host, f"{doing} did not end in the {seconds:.0f} s that it had", again=())
 
 
 class SshCarrier(Carrier):
@@ -123,7 +124,7 @@ class SshCarrier(Carrier):
 
     def _take(self, slots: threading.BoundedSemaphore, deadline: Deadline, doing: str) -> None:
         if not slots.acquire(timeout=deadline.left()):
-            raise TimedOut(self.host, f"{doing} did not start: too many commands run on this connection")
+            raise TimedOut(self.host, f"{doing} did not start: too many commands run on this connection", again=())
 
     def _unconnected(self) -> Unreachable:
         return Unreachable(self.host, "there is no connection", hint="connect first")

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from vllm_cluster.kernel.clock import Deadline
 from vllm_cluster.kernel.errors import HostError, ShellUnusable, UsageError
 from vllm_cluster.kernel.shell_line import command_line
+from vllm_cluster.kernel.text import redact
 from vllm_cluster.kernel.transport.base import MAX_GREETING, MAX_OUTPUT, MAX_TAIL, Result, Stream, Target
 from vllm_cluster.kernel.transport.ssh_config import ssh_options
 
@@ -73,10 +74,10 @@ class Command:
         """Whether an exit code 255 is the command's own."""
         return result.stderr.endswith(self.mark) and result.stderr.count(self.mark) > 1
 
-    def own(self, result: Result) -> Result:
+    def own(self, result: Result, most: int = MAX_OUTPUT) -> Result:
         """The result without what the login shell printed before the command."""
         stdout, stderr = result.stdout.partition(self.mark)[2], self.own_stderr(result.stderr)
-        return replace(result, stdout=stdout[:MAX_OUTPUT], stderr=stderr[:MAX_OUTPUT])
+        return replace(result, stdout=stdout[:most], stderr=stderr[:most])
 
     def own_stderr(self, stderr: bytes) -> bytes:
         """Standard error without what the login shell printed; all of it where the mark is not in it."""
@@ -87,14 +88,14 @@ class Command:
 def encoded(words: Sequence[str]) -> list[bytes]:
     """The arguments as bytes; what no command line can carry is refused."""
     if not words:
-        raise UsageError("there is no command to run")
+        raise UsageError("there is no command to run", hint="give a command")
     for word in words:
         if "\0" in word:
-            raise UsageError(f"an argument holds a NUL character: {word!r}")
+            raise UsageError(f"an argument holds a NUL character: {word!r}", hint="remove that character")
     try:
         return [word.encode("utf-8", "surrogateescape") for word in words]
     except UnicodeEncodeError as error:
-        raise UsageError(f"an argument is not text: {error.object!r}") from None
+        raise UsageError(f"an argument is not text: {error.object!r}", hint="write it in UTF-8") from None
 
 
 def posix_line(argv: Sequence[str]) -> bytes:
@@ -125,9 +126,9 @@ def _command(mark: str, script: str) -> Command:
     return Command(_ESCAPED.sub(lambda byte: b"\\0%03o" % byte[0][0], text) + b"\n", f"{mark}\n".encode())
 
 
-def shown(argv: Sequence[str]) -> str:
+def shorten_command(argv: Sequence[str]) -> str:
     """The command for an error message, in one short line."""
-    text = shlex.join(argv).replace("\n", "\\n")
+    text = redact(shlex.join(argv)).replace("\n", "\\n")
     return text if len(text) <= MAX_SHOWN else text[: MAX_SHOWN - 1] + "…"
 
 

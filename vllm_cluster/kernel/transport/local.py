@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from vllm_cluster.kernel.clock import Deadline
 from vllm_cluster.kernel.transport import command_line, process
-from vllm_cluster.kernel.transport.base import MAX_OUTPUT, Forward, Result, Stream, Target
+from vllm_cluster.kernel.transport.base import Forward, Result, Stream, Target
 from vllm_cluster.kernel.transport.carrier import Carrier
 from vllm_cluster.kernel.transport.forward import LoopbackForward, SocketPipe
 
@@ -28,16 +28,16 @@ class LocalTransport(Carrier):
     def _connect(self, deadline: Deadline) -> None:
         """Nothing to do: it is here."""
 
-    def _run(self, argv: Sequence[str], deadline: Deadline, stdin: bytes) -> Result:
+    def _run(self, argv: Sequence[str], deadline: Deadline, stdin: bytes, most: int) -> Result:
         words, seconds = command_line.encoded(argv), deadline.left()
         self._count()
         try:
-            result = process.run(words, stdin, deadline, _FOLDER)
+            result = process.run_process(words, stdin, deadline, _FOLDER, most=most)
         except OSError as error:
             return _not_started(argv, error)
         if result is None:
-            raise self._not_ended(f"`{command_line.shown(argv)}`", seconds)
-        return replace(result, stdout=result.stdout[:MAX_OUTPUT], stderr=result.stderr[:MAX_OUTPUT])
+            raise self._not_ended(f"`{command_line.shorten_command(argv)}`", seconds)
+        return replace(result, stdout=result.stdout[:most], stderr=result.stderr[:most])
 
     def _open_stream(self, argv: Sequence[str], deadline: Deadline) -> Stream:
         # Through a shell, so that a command that does not exist is reported on standard error as it does remotely.

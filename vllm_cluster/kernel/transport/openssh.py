@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import secrets
+import socket
 import time
 from collections.abc import Sequence
 
@@ -12,10 +14,10 @@ from vllm_cluster.kernel.text import host_port
 from vllm_cluster.kernel.transport import command_line, connect_errors, process
 from vllm_cluster.kernel.transport.base import Forward, Result, Stream, Target
 from vllm_cluster.kernel.transport.carrier import RETRY_SECONDS, SshCarrier, lost
-from vllm_cluster.kernel.transport.forward import listener
+from vllm_cluster.kernel.transport.forward import LoopbackForward, Pipe, SocketPipe
 from vllm_cluster.kernel.transport.jumps import Jumps
-from vllm_cluster.kernel.transport.ssh_config import SshEndpoint, resolve
-from vllm_cluster.kernel.transport.ssh_master import STEP_SECONDS, SshMaster, open_master, shared
+from vllm_cluster.kernel.transport.ssh_config import SshEndpoint, resolve_endpoint
+from vllm_cluster.kernel.transport.ssh_master import STEP_SECONDS, SshMaster, open_master, shared_command
 
 # A refusal comes within a round trip; a host that is silent for longer shows it when the stream is read.
 REFUSAL_SECONDS = 2.0
@@ -36,17 +38,17 @@ class OpenSshTransport(SshCarrier):
             if self._master is not None and self._master.alive():
                 return
             self._close()
-            endpoint = self._endpoint or resolve(self._target)
+            endpoint = self._endpoint or resolve_endpoint(self._target)
             self._master = open_master(self._target, endpoint, self._jumps, deadline)
 
-    def _run(self, argv: Sequence[str], deadline: Deadline, stdin: bytes) -> Result:
-        master, doing = self._open_master(), f"`{command_line.shown(argv)}`"
+    def _run(self, argv: Sequence[str], deadline: Deadline, stdin: bytes, most: int) -> Result:
+        master, doing = self._open_master(), f"`{command_line.shorten_command(argv)}`"
         command_line.encoded(argv)
         with self._command(deadline, doing):
-            return self._talk(master, argv, stdin, deadline, doing)
+            return self._talk(master, argv, stdin, deadline, doing, most=most)
 
     def _open_stream(self, argv: Sequence[str], deadline: Deadline) -> Stream:
-        master, doing = self._open_master(), f"`{command_line.shown(argv)}`"
+        master, doing = self._open_master(), f"`{command_line.shorten_command(argv)}`"
         command, opening = command_line.without_timeout(argv), deadline.sooner(STEP_SECONDS)
         while True:
             self._take(self._streams, deadline, doing)
@@ -82,7 +84,7 @@ class OpenSshTransport(SshCarrier):
             self._streams.release()
 
         try:
-            stream = process.ProcessStream(shared(master.socket, command_line.LINE), check_end, on_close)
+            stream = process.ProcessStream(shared_command(master.socket, command_line.LINE), check_end, on_close)
         except BaseException:
             self._streams.release()
             raise
@@ -104,18 +106,22 @@ class OpenSshTransport(SshCarrier):
             self._master.close()
             self._master = None
 
-    def _talk(self, master: SshMaster, argv: Sequence[str], stdin: bytes, deadline: Deadline, doing: str) -> Result:
+    def _talk(
+        self, master: SshMaster, argv: Sequence[str], stdin: bytes, deadline: Deadline, doing: str, *, most: int
+    ) -> Result:
         opening, started = deadline.sooner(STEP_SECONDS), deadline.left()
         while True:
             self._count()
             command = command_line.with_timeout(argv, deadline.left())
-            result = process.run(shared(master.socket, command_line.LINE), command.first + stdin, deadline)
+            result = process.run_process(
+                shared_command(master.socket, command_line.LINE), command.first + stdin, deadline, most=most
+            )
             if result is None:
                 raise self._not_ended(doing, started)
             if result.returncode != 255 or command.own_255(result):
                 if not command.started(result):
                     raise self._refused(master, result.stdout, result.stderr)
-                return command.own(result)
+                return command.own(result, most)
             if b"refused by peer" not in result.stderr:
                 raise self._lost(master, doing)
             # A command that timed out keeps its session until the host has ended it.
@@ -126,7 +132,9 @@ class OpenSshTransport(SshCarrier):
     def _refused(self, master: SshMaster, out: bytes, err: bytes) -> ShellUnusable:
         def ask() -> Result | None:
             self._count()
-            return process.run(shared(master.socket, command_line.ASK), b"", Deadline.after(command_line.ASK_SECONDS))
+            return process.run_process(
+                shared_command(master.socket, command_line.ASK), b"", Deadline.after(command_line.ASK_SECONDS)
+            )
 
         return command_line.refusal(self._target, master.resolved.where, out, err, ask)
 
@@ -144,29 +152,45 @@ class OpenSshTransport(SshCarrier):
 
 
 class _MuxForward:
-    """A forward that the master listens for."""
+    """A port here whose connections go through a socket of the master's: a port of its own would be free when ssh ends.
+
+    Another program could take that one, and get what clients send before the end is noticed.
+    """
 
     def __init__(self, master: SshMaster, remote_port: int, local_port: int, remote_host: str) -> None:
-        self._master = master
-        # ssh cannot choose a free port itself here; the one found is asked for at once.
-        with listener(local_port) as sock:
-            self.local_port: int = sock.getsockname()[1]
-        self._what = f"127.0.0.1:{self.local_port}:{host_port(remote_host, remote_port)}"
-        self._control("forward")
+        self._master, self._socket = master, master.socket.with_name(secrets.token_hex(4))
+        self._what = f"{self._socket}:{host_port(remote_host, remote_port)}"
+        self._forward = LoopbackForward(master.resolved.name, self._dial, local_port)
+        self.local_port = self._forward.local_port
+        try:
+            self._control("forward")
+        except BaseException:
+            self._forward.close()
+            raise
 
     def close(self) -> None:
         """Stop listening; may be called twice."""
+        self._forward.close()
         with contextlib.suppress(HostError, UsageError):
-            if self._master.alive():
+            if self._socket.exists() and self._master.alive():
                 self._control("cancel")
+        self._socket.unlink(missing_ok=True)
+
+    def _dial(self) -> Pipe:
+        near = socket.socket(socket.AF_UNIX)
+        try:
+            near.connect(str(self._socket))
+        except BaseException:
+            near.close()
+            raise
+        return SocketPipe(near)
 
     def _control(self, verb: str) -> None:
         argv = ["ssh", "-F", "none", "-S", str(self._master.socket), "-O", verb, "-L", self._what, "--", "shared"]
         name = self._master.resolved.name
-        done = process.run(argv, b"", Deadline.after(STEP_SECONDS))
+        done = process.run_process(argv, b"", Deadline.after(STEP_SECONDS))
         if done is None:
-            raise TimedOut(name, f"ssh did not {verb} {self._what}")
+            raise TimedOut(name, f"ssh did not {verb} {self._what}", again=())
         if done.returncode:
-            raise UsageError(
-                f"{name}: ssh cannot {verb} {self._what}: {done.stderr.decode('utf-8', 'replace').strip()}"
-            )
+            why = done.stderr.decode("utf-8", "replace").strip()
+            raise UsageError(f"{name}: ssh cannot {verb} {self._what}: {why}", hint="vcluster check")

@@ -19,7 +19,9 @@ CHUNK = 65_536
 GRACE_SECONDS = 1.0
 
 
-def run(argv: Sequence[bytes | str], stdin: bytes, deadline: Deadline, cwd: str | None = None) -> Result | None:
+def run_process(
+    argv: Sequence[bytes | str], stdin: bytes, deadline: Deadline, cwd: str | None = None, *, most: int = MAX_OUTPUT
+) -> Result | None:
     """Run a command to its end; None when the deadline passed first, and then it is gone with what it started.
 
     Of each output it keeps as much as a login shell may print.
@@ -35,7 +37,7 @@ def run(argv: Sequence[bytes | str], stdin: bytes, deadline: Deadline, cwd: str 
     with process:
         try:
             # Not communicate: it keeps all that comes.
-            ended, out, err = _talk(process, stdin, deadline)
+            ended, out, err = _talk(process, stdin, deadline, most + MAX_GREETING)
         except BaseException:
             stop(process)
             raise
@@ -46,7 +48,7 @@ def run(argv: Sequence[bytes | str], stdin: bytes, deadline: Deadline, cwd: str 
     return Result(code if code >= 0 else 128 - code, out, err)
 
 
-def _talk(process: subprocess.Popen[bytes], stdin: bytes, deadline: Deadline) -> tuple[bool, bytes, bytes]:
+def _talk(process: subprocess.Popen[bytes], stdin: bytes, deadline: Deadline, most: int) -> tuple[bool, bytes, bytes]:
     """Feed a process and gather what it prints; whether it ended by the deadline, and the first of both outputs."""
     assert process.stdin and process.stdout and process.stderr  # noqa: S101 - each was asked for as a pipe
     kept = {process.stdout: bytearray(), process.stderr: bytearray()}
@@ -65,7 +67,7 @@ def _talk(process: subprocess.Popen[bytes], stdin: bytes, deadline: Deadline) ->
                     more = bool(rest)
                 else:
                     data = os.read(pipe.fileno(), CHUNK)
-                    kept[pipe] += data[: MAX_OUTPUT + MAX_GREETING - len(kept[pipe])]
+                    kept[pipe] += data[: most - len(kept[pipe])]
                     more = bool(data)
                 if not more:
                     ready.unregister(pipe)

@@ -79,7 +79,7 @@ def ensure_safe_names(target: Target) -> None:
         _refuse(_BAD_HOST, hop, f"{target.name}: jump host")
 
 
-def ssh_words(target: Target, run: Callable[..., Any] = subprocess.run) -> dict[str, list[str]]:
+def ask_ssh_config(target: Target, run: Callable[..., Any] = subprocess.run) -> dict[str, list[str]]:
     """The options for a host as `ssh -G` resolves them, Include and Match among them."""
     return ask_ssh(target, run)[0]
 
@@ -122,7 +122,7 @@ def ssh_options(target: Target) -> list[str]:
     return options
 
 
-def resolve(target: Target, ask: Callable[[Target], Words] = ssh_words) -> SshEndpoint:
+def resolve_endpoint(target: Target, ask: Callable[[Target], Words] = ask_ssh_config) -> SshEndpoint:
     """Everything needed to connect to a host, its jump hosts included."""
     return _resolve(target, ask, ())
 
@@ -131,7 +131,7 @@ def hosts_matching(config: Path | None, pattern: str) -> list[str]:
     """The hosts that an ssh_config file (the user's own by default) names and that match a pattern."""
     start = config if config is not None else expanded("~/.ssh/config")
     if not start.is_file():
-        raise UsageError(f"there is no ssh_config at {start}")
+        raise UsageError(f"there is no ssh_config at {start}", hint=command_line("stat", str(start)))
     names = (name for name in _host_names(start, ()) if not re.search(r"[*?!]", name))
     return list(dict.fromkeys(name for name in names if fnmatch.fnmatchcase(name, pattern)))
 
@@ -247,7 +247,7 @@ def _split(line: str) -> list[str]:
 
 def _refuse(bad: re.Pattern[str], text: str, what: str) -> None:
     if bad.search(text):
-        raise UsageError(f"{what} {text!r} is not a name that ssh may be given")
+        raise UsageError(f"{what} {text!r} is not a name that ssh may be given", hint="use letters, digits and . - _")
 
 
 def _expand(text: str, destination: str, host: str, port: int, user: str) -> str:
@@ -275,7 +275,7 @@ def _host_names(file: Path, seen: tuple[Path, ...]) -> Iterator[str]:
     try:
         lines = list(config_lines(file))
     except OSError as error:
-        raise UsageError(f"cannot read {file}: {error.strerror}") from None
+        raise UsageError(f"cannot read {file}: {error.strerror}", hint=command_line("stat", str(file))) from None
     for key, words in lines:
         if key == "host":
             yield from words

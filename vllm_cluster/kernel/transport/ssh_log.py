@@ -39,7 +39,7 @@ def let_in(log: str) -> bool:
     return bool(_LET_IN.search(log))
 
 
-def no_session(log: str) -> bool:
+def opened_no_session(log: str) -> bool:
     """Whether the server let the user in and opened no session."""
     return bool(_NO_SESSION.search("\n".join(words(log))))
 

@@ -168,7 +168,7 @@ class SshMaster:
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(process.GRACE_SECONDS)
         log = self._read_log()
-        if ssh_log.let_in(log) and ssh_log.no_session(log):
+        if ssh_log.let_in(log) and ssh_log.opened_no_session(log):
             return connect_errors.no_session(self.resolved.name, self.resolved.where)
         if ssh_log.let_in(log):
             words = "\n".join(ssh_log.words(log)).encode("utf-8", "replace")
@@ -185,7 +185,7 @@ class SshMaster:
     def _ask(self) -> Result | None:
         if self._answer is None:
             argv = [*self._alone, "--", self._target.destination, command_line.ASK]
-            self._answer = process.run(argv, b"", Deadline.after(command_line.ASK_SECONDS))
+            self._answer = process.run_process(argv, b"", Deadline.after(command_line.ASK_SECONDS))
         return self._answer
 
     def _read_log(self) -> str:
@@ -235,7 +235,7 @@ def client(master: Path) -> list[bytes | str]:
     return ["ssh", "-F", "none", "-S", str(master), *(word for option in _CLIENT for word in ("-o", option))]
 
 
-def shared(master: Path, line: bytes) -> list[bytes | str]:
+def shared_command(master: Path, line: bytes) -> list[bytes | str]:
     """A command line over a shared connection."""
     return [*client(master), "--", "shared", line]
 

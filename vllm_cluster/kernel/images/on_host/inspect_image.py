@@ -35,7 +35,7 @@ def installed(name: str) -> bool:
     return True
 
 
-def unknown(options: list[str]) -> list[str]:
+def _unknown(options: list[str]) -> list[str]:
     """The options that the source of vLLM's command line does not hold."""
     found = importlib.util.find_spec("vllm")
     if found is None or not found.submodule_search_locations:
@@ -57,7 +57,7 @@ def cuda() -> str:
     return stated[1] if stated else ""
 
 
-def gpus() -> dict[str, object]:
+def _gpus() -> dict[str, object]:
     """How many GPUs the driver's own library shows here, or why it shows none; it makes no context on them."""
     try:
         driver = ctypes.CDLL("libcuda.so.1")
@@ -93,10 +93,10 @@ def main(folder: str, options: list[str]) -> None:
         "glibc": platform.libc_ver()[1],
         "have": have,
         "lacking": lacking() if installed("ray") else [],
-        "unknown": unknown(options),
+        "unknown": _unknown(options),
         "cuda": cuda(),
     }
-    print(json.dumps({**found, **gpus(), "unwritable": unwritable(folder)} if folder else found))
+    print(json.dumps({**found, **_gpus(), "unwritable": unwritable(folder)} if folder else found))
 
 
 if __name__ == "__main__":

@@ -77,7 +77,7 @@ class Splitter:
                 target.write(piece)
                 self._read += len(piece)
                 if time.monotonic() > self._due:
-                    report(read=self._read)
+                    _report(read=self._read)
                     self._due = time.monotonic() + REPORT_SECONDS
         Path(INCOMING).replace(digest.hexdigest())
         return digest.hexdigest()
@@ -88,7 +88,7 @@ class Splitter:
         return self._blobs[self._links.get(place, place)]
 
 
-def report(**row: object) -> None:
+def _report(**row: object) -> None:
     """Print one message."""
     print(json.dumps(row), flush=True)
 
@@ -96,11 +96,11 @@ def report(**row: object) -> None:
 def main() -> None:
     """Split standard input."""
     try:
-        report(**Splitter(int(sys.argv[1]), frozenset(sys.argv[2:])).read(sys.stdin.buffer))
+        _report(**Splitter(int(sys.argv[1]), frozenset(sys.argv[2:])).read(sys.stdin.buffer))
     except OSError as error:
-        report(error=error.strerror or str(error))
+        _report(error=error.strerror or str(error))
     except (ValueError, LookupError, TypeError, tarfile.TarError) as error:
-        report(error=f"what docker save wrote cannot be read: {error}")
+        _report(error=f"what docker save wrote cannot be read: {error}")
 
 
 if __name__ == "__main__":

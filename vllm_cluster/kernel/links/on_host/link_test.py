@@ -40,7 +40,7 @@ HEADERS = {socket.AF_INET: 28, socket.AF_INET6: 48}
 ASYNC_TIMEOUT = asyncio.TimeoutError  # before Python 3.11 it is not an OSError
 
 
-def send(row: Mapping[str, Any]) -> None:
+def send(row: Mapping[str, object]) -> None:
     """One JSON line; where its reader has gone, this program ends as it does with its input."""
     try:
         sys.stdout.write(json.dumps(row) + "\n")

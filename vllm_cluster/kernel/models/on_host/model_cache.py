@@ -21,10 +21,12 @@ from typing import Any
 PIECE = 8 << 20
 MANIFESTS = ".vcluster"
 MAX_NAMES = 200
+# A file system's clock may tick so seldom: what changed just before it was read may change again within one tick.
+TICK_NANOSECONDS = 2_000_000_000
 WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf")
 
 
-def print_row(row: dict[str, Any]) -> None:
+def print_row(row: dict[str, object]) -> None:
     """Print one line, whole."""
     sys.stdout.write(json.dumps(row) + "\n")
     sys.stdout.flush()
@@ -37,6 +39,11 @@ def stat_of(path: Path) -> tuple[int, int]:
     except OSError:
         return -1, 0
     return seen.st_size, seen.st_mtime_ns
+
+
+def stamp_of(seen: os.stat_result) -> str:
+    """What differs once a file was written: no program sets the time of the last change of its inode (ctime)."""
+    return f"{seen.st_dev}:{seen.st_ino}:{seen.st_size}:{seen.st_mtime_ns}:{seen.st_ctime_ns}"
 
 
 def is_file(path: Any, size: Any, blob: Any) -> bool:
@@ -159,7 +166,7 @@ def seek(model: ModelFolder, mark: str) -> dict[str, Any]:
     return {}
 
 
-def content(path: Path, found: Any, done: list[int]) -> str:
+def _content_hash(path: Path, found: Any, done: list[int]) -> str:
     """The hash of a file; `done` gets the bytes of each piece that was read, of several threads."""
     with path.open("rb") as stream:
         while data := stream.read(PIECE):
@@ -187,20 +194,26 @@ def files_of(root: Path, cache: Path) -> dict[str, Any]:
         if path.is_symlink() and (path.is_dir() or not is_here):
             print_row({"lost": name, "to": str(path.readlink())})
         elif path.is_file():
-            print_row({"file": {"path": name, "size": path.stat().st_size, "blob": ""}})
+            seen = path.stat()
+            print_row({"file": {"path": name, "size": seen.st_size, "blob": ""}, "stamp": stamp_of(seen)})
     return {}
 
 
 def hash_files(root: str, rows: list[dict[str, Any]]) -> dict[str, Any]:
-    """Print these files of a folder with their hashes."""
+    """Print these files of a folder with their hashes, and with the stamps of those that did not change meanwhile."""
     done: list[int] = []
+    stamps: dict[str, str] = {}
 
     def work(row: dict[str, Any]) -> None:
-        row["blob"] = content(Path(root, row["path"]), hashlib.sha256(), done)
+        path = Path(root, row["path"])
+        before = path.stat()
+        row["blob"] = _content_hash(path, hashlib.sha256(), done)
+        settled = before.st_ctime_ns < time.time_ns() - TICK_NANOSECONDS
+        stamps[row["path"]] = stamp_of(before) if settled and stamp_of(before) == stamp_of(path.stat()) else ""
 
     each(rows, work, done, sum(row["size"] for row in rows))
     for row in rows:
-        print_row({"file": row})
+        print_row({"file": row, "stamp": stamps[row["path"]]})
     return {}
 
 
@@ -220,7 +233,7 @@ def verify(model: ModelFolder) -> dict[str, Any]:
         found = hashlib.sha256() if len(blob) == 64 else hashlib.sha1(b"blob %d\0" % size, usedforsecurity=False)
         if not wrong:
             try:
-                wrong = "" if content(place, found, done) == blob else "content differs"
+                wrong = "" if _content_hash(place, found, done) == blob else "content differs"
             except OSError as error:
                 wrong = f"cannot be read: {error.strerror}"
         if wrong:
@@ -242,7 +255,7 @@ def listed(model: ModelFolder) -> dict[str, Any]:
     return {"commit": model.commit, "digest": "" if changed else found.get("digest", ""), "changed": changed}
 
 
-def answer(model: ModelFolder, do: str, asked: dict[str, Any]) -> dict[str, Any]:
+def _answer(model: ModelFolder, do: str, asked: dict[str, Any]) -> dict[str, Any]:
     """Do what is asked for, and return the last row."""
     if do in ("list", "hash"):
         return files_of(Path(asked["root"]), model.cache) if do == "list" else hash_files(asked["root"], model.files)
@@ -256,7 +269,7 @@ def main() -> None:
     """Answer the first message."""
     asked = json.loads(sys.stdin.readline())
     try:
-        print_row({"end": True, **answer(ModelFolder(asked), asked["do"], asked)})
+        print_row({"end": True, **_answer(ModelFolder(asked), asked["do"], asked)})
     except OSError as error:
         print_row({"end": True, "error": f"{error.strerror or error}: {error.filename or asked['folder']}"})
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 
-def held(root: Path) -> int:
+def _disk_bytes(root: Path) -> int:
     """The bytes that a folder takes on the disk."""
     total = 0
     for folder, _, names in os.walk(root):
@@ -63,9 +63,9 @@ def claimed(root: Path) -> Iterator[bool]:
         os.close(lock)
 
 
-def remove(root: Path) -> int:
+def _remove(root: Path) -> int:
     """Remove a model, and return the bytes that it took."""
-    size = held(root) + held(aside(root))
+    size = _disk_bytes(root) + _disk_bytes(aside(root))
     with suppress(FileNotFoundError):
         shutil.rmtree(aside(root))
     if root.is_dir():
@@ -75,7 +75,7 @@ def remove(root: Path) -> int:
     return size
 
 
-def answer(asked: dict[str, Any]) -> dict[str, Any]:
+def _answer(asked: dict[str, Any]) -> dict[str, Any]:
     """Do what is asked for, and return the row."""
     cache = Path(asked["cache"])
     root = cache / str(asked["folder"])
@@ -84,15 +84,15 @@ def answer(asked: dict[str, Any]) -> dict[str, Any]:
         if not free:
             return {"there": True, "size": 0, "locked": True}
         if asked["do"] == "remove":
-            return {"size": remove(root)}
-    return {"there": root.is_dir() or aside(root).is_dir(), "size": held(root) + held(aside(root))}
+            return {"size": _remove(root)}
+    return {"there": root.is_dir() or aside(root).is_dir(), "size": _disk_bytes(root) + _disk_bytes(aside(root))}
 
 
 def main() -> None:
     """Answer the message."""
     asked = json.loads(sys.stdin.readline())
     try:
-        row = answer(asked)
+        row = _answer(asked)
     except OSError as error:
         row = {"error": f"{error.strerror or error}: {error.filename or Path(asked['cache'], asked['folder'])}"}
     sys.stdout.write(json.dumps({"end": True, **row}) + "\n")

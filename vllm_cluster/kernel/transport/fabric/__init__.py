@@ -6,20 +6,22 @@ import contextlib
 import threading
 import time
 from collections.abc import Sequence
-
-import paramiko
+from typing import TYPE_CHECKING
 
 from vllm_cluster.kernel.clock import Deadline
 from vllm_cluster.kernel.errors import ConnectionLost, ShellUnusable, TimedOut, Unreachable
 from vllm_cluster.kernel.transport import command_line, connect_errors, locate
-from vllm_cluster.kernel.transport.base import Forward, Result, Stream, Target
+from vllm_cluster.kernel.transport.base import MAX_GREETING, Forward, Result, Stream, Target
 from vllm_cluster.kernel.transport.carrier import RETRY_SECONDS, SshCarrier
-from vllm_cluster.kernel.transport.fabric.hop import STEP_SECONDS, open_connection
-from vllm_cluster.kernel.transport.fabric.keepalive import BROKEN
-from vllm_cluster.kernel.transport.fabric.stream import ChannelStream, FabricConnection, collect
+from vllm_cluster.kernel.transport.fabric.dial import STEP_SECONDS, open_connection
 from vllm_cluster.kernel.transport.forward import LoopbackForward
 from vllm_cluster.kernel.transport.jumps import Jumps
 from vllm_cluster.kernel.transport.ssh_config import SshEndpoint
+
+if TYPE_CHECKING:
+    import paramiko
+
+    from vllm_cluster.kernel.transport.fabric.stream import FabricConnection
 
 
 class FabricTransport(SshCarrier):
@@ -40,23 +42,24 @@ class FabricTransport(SshCarrier):
                 self._endpoint = locate(self._target)
             self._open = open_connection(self._endpoint, self._jumps, deadline)
 
-    def _run(self, argv: Sequence[str], deadline: Deadline, stdin: bytes) -> Result:
-        link, doing = self._link(), f"`{command_line.shown(argv)}`"
+    def _run(self, argv: Sequence[str], deadline: Deadline, stdin: bytes, most: int) -> Result:
+        link, doing = self._link(), f"`{command_line.shorten_command(argv)}`"
         command_line.encoded(argv)
         with self._command(deadline, doing):
             command = command_line.with_timeout(argv, deadline.left())
-            result = self._talk(link, command_line.LINE, command.first + stdin, deadline, doing, mark=command.mark)
+            given, kept = command.first + stdin, most + MAX_GREETING
+            result = self._talk(link, command_line.LINE, given, deadline, doing, mark=command.mark, most=kept)
         if not command.started(result):
             raise self._refused(link, result.stdout, result.stderr)
-        return command.own(result)
+        return command.own(result, most)
 
     def _open_stream(self, argv: Sequence[str], deadline: Deadline) -> Stream:
-        link, doing = self._link(), f"`{command_line.shown(argv)}`"
+        link, doing = self._link(), f"`{command_line.shorten_command(argv)}`"
         command = command_line.without_timeout(argv)
         self._take(self._streams, deadline, doing)
         try:
             channel = self._session(link, deadline, doing)
-            stream = ChannelStream(link, channel, doing, self._streams.release)
+            stream = link.open_stream(channel, doing, self._streams.release)
         except BaseException:
             self._streams.release()
             raise
@@ -69,8 +72,8 @@ class FabricTransport(SshCarrier):
         except BaseException as error:
             stream.close()
             if isinstance(error, TimeoutError):
-                raise TimedOut(self.host, f"{doing} did not start in time") from error
-            if isinstance(error, BROKEN):
+                raise TimedOut(self.host, f"{doing} did not start in time", again=()) from error
+            if isinstance(error, link.BROKEN):
                 raise link.lost(doing) from error
             raise
         return command_line.MarkedStream(stream, command, lambda out, err: self._refused(link, out, err))
@@ -83,7 +86,7 @@ class FabricTransport(SshCarrier):
             channel = link.session.open_channel(
                 "direct-tcpip", (remote_host, remote_port), ("127.0.0.1", 0), timeout=STEP_SECONDS
             )
-            return ChannelStream(link, channel, doing, lambda: None)
+            return link.open_stream(channel, doing, lambda: None)
 
         return LoopbackForward(self.host, dial, local_port)
 
@@ -109,40 +112,51 @@ class FabricTransport(SshCarrier):
         while True:
             try:
                 channel = link.session.open_session(timeout=max(limit.left(), 0.001))
-            except paramiko.ChannelException:
+            except link.REFUSED:
                 # A command that timed out keeps its session until the host has ended it.
                 if not limit.left():
                     raise connect_errors.no_session(self.host, link.where) from None
                 time.sleep(RETRY_SECONDS)
-            except BROKEN as error:
+            except link.BROKEN as error:
                 if not link.alive():
-                    raise Unreachable(self.host, link.lost(doing).detail) from error
+                    lost = link.lost(doing)
+                    raise Unreachable(self.host, lost.detail, hint=lost.hint, again=lost.again) from error
                 # Of two sessions that are refused at one moment, paramiko keeps the reason for one alone.
                 if not limit.left():
-                    raise TimedOut(self.host, f"sshd at {link.where} gave no session in time for {doing}") from error
+                    raise TimedOut(
+                        self.host, f"sshd at {link.where} gave no session in time for {doing}", again=()
+                    ) from error
                 time.sleep(RETRY_SECONDS)
             else:
                 self._count()
                 return channel
 
     def _talk(
-        self, link: FabricConnection, line: bytes, stdin: bytes, deadline: Deadline, doing: str, *, mark: bytes = b""
+        self,
+        link: FabricConnection,
+        line: bytes,
+        stdin: bytes,
+        deadline: Deadline,
+        doing: str,
+        *,
+        mark: bytes = b"",
+        most: int = MAX_GREETING,
     ) -> Result:
         channel = self._session(link, deadline, doing)
         started, out = deadline.left(), bytearray()
         try:
             link.session.begin(channel, line)
-            result = collect(channel, stdin, deadline, out)
-        except BROKEN as error:
+            result = link.collect(channel, stdin, deadline, out, most=most)
+        except link.BROKEN as error:
             raise link.lost(doing) from error
         if result is None:
             # Closing sends a packet, and on a stuck connection that waits; no caller has to wait for it here.
-            threading.Thread(target=_close_quietly, args=(channel,), daemon=True).start()
+            threading.Thread(target=_close_quietly, args=(link, channel), daemon=True).start()
             # Where sshd has answered, the login shell was started.
             if started >= command_line.LATE_SECONDS and channel.event_ready and mark not in out:
                 raise command_line.late(self._target, started)
             raise self._not_ended(doing, started)
-        _close_quietly(channel)
+        _close_quietly(link, channel)
         if result.returncode == -1:
             raise self._no_exit_code(link, channel, doing)
         return result
@@ -162,10 +176,12 @@ class FabricTransport(SshCarrier):
                 self.host, f"sshd at {link.where} refused to run {doing}", hint="may this user run commands there?"
             )
         if link.alive():
-            return ConnectionLost(self.host, f"{doing} ended without an exit code: something killed its shell")
+            return ConnectionLost(
+                self.host, f"{doing} ended without an exit code: something killed its shell", again=()
+            )
         return link.lost(doing)
 
 
-def _close_quietly(channel: paramiko.Channel) -> None:
-    with contextlib.suppress(*BROKEN):
+def _close_quietly(link: FabricConnection, channel: paramiko.Channel) -> None:
+    with contextlib.suppress(*link.BROKEN):
         channel.close()

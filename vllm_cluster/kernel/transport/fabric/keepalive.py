@@ -19,8 +19,9 @@ from paramiko.common import (
     cMSG_SERVICE_REQUEST,
 )
 
+from vllm_cluster.kernel.transport.fabric.dial import SILENCE_SECONDS
+
 KEEPALIVE_SECONDS = 5.0
-SILENCE_SECONDS = 15.0
 MAX_REASON = 200
 _OF_A_CHANNEL = (cMSG_CHANNEL_DATA, cMSG_CHANNEL_EOF, cMSG_CHANNEL_REQUEST)
 # What paramiko raises when a connection breaks.

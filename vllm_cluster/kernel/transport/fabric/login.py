@@ -104,7 +104,7 @@ class HostKeys(paramiko.MissingHostKeyPolicy):
             ) from None
 
 
-def parse(text: str, file: str) -> list[KnownKey]:
+def read_known_hosts(text: str, file: str) -> list[KnownKey]:
     """The usable lines of a known_hosts file; like ssh, what cannot be read is passed over."""
     keys = []
     for number, line in enumerate(text.split("\n"), 1):
@@ -138,7 +138,7 @@ def _wildcard(pattern: str, text: str) -> bool:
 
 def _read(at: SshEndpoint, file: Path) -> Sequence[KnownKey]:
     try:
-        return parse(file.read_text("utf-8", "replace"), str(file))
+        return read_known_hosts(file.read_text("utf-8", "replace"), str(file))
     except FileNotFoundError:
         return ()
     except OSError as error:

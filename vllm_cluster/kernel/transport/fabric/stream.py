@@ -6,14 +6,14 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable
-from typing import cast
+from typing import ClassVar, cast
 
 import fabric
 import paramiko
 
 from vllm_cluster.kernel.clock import Deadline
 from vllm_cluster.kernel.errors import ConnectionLost
-from vllm_cluster.kernel.transport.base import MAX_GREETING, MAX_OUTPUT, MAX_TAIL, Result
+from vllm_cluster.kernel.transport.base import MAX_TAIL, Result
 from vllm_cluster.kernel.transport.carrier import lost
 from vllm_cluster.kernel.transport.fabric.keepalive import BROKEN, KeepaliveSocket, KeepaliveTransport
 
@@ -29,6 +29,10 @@ EXIT_SECONDS = 5.0
 class FabricConnection:
     """An authenticated connection, held by Fabric: its session, its wire and the name that errors call it by."""
 
+    # What who has a connection catches, without Fabric.
+    BROKEN: ClassVar = BROKEN
+    REFUSED: ClassVar = paramiko.ChannelException
+
     def __init__(self, host: str, where: str, connection: fabric.Connection, wire: KeepaliveSocket) -> None:
         self.host, self.where, self.wire = host, where, wire
         self.session = cast(KeepaliveTransport, connection.transport)
@@ -42,6 +46,16 @@ class FabricConnection:
         """End the connection; that to a jump host stays."""
         with contextlib.suppress(*BROKEN):
             self._connection.client.close()
+
+    def open_stream(self, channel: paramiko.Channel, doing: str, on_close: Callable[[], None]) -> ChannelStream:
+        """Return a channel as a byte stream."""
+        return ChannelStream(self, channel, doing, on_close)
+
+    def collect(
+        self, channel: paramiko.Channel, stdin: bytes, deadline: Deadline, out: bytearray, *, most: int
+    ) -> Result | None:
+        """As `collect` of this module."""
+        return collect(channel, stdin, deadline, out, most=most)
 
     def lost(self, doing: str) -> ConnectionLost:
         """The error for a connection that broke while `doing` was under way."""
@@ -176,10 +190,10 @@ class ChannelStream:
         return BrokenPipeError(f"{self._link.host}: {self._doing} takes no more input: {self.stderr_tail()}")
 
 
-def collect(channel: paramiko.Channel, stdin: bytes, deadline: Deadline, out: bytearray) -> Result | None:
+def collect(channel: paramiko.Channel, stdin: bytes, deadline: Deadline, out: bytearray, *, most: int) -> Result | None:
     """Feed a started command, gather what it prints, and wait for its end; None when the deadline passed first.
 
-    `out` takes its output as it comes.
+    `out` takes its output as it comes; of each of both so many bytes are kept.
     """
     _feed(channel, stdin, deadline)
     err = bytearray()
@@ -188,9 +202,9 @@ def collect(channel: paramiko.Channel, stdin: bytes, deadline: Deadline, out: by
         arrival.expect()
         ended = bool(channel.eof_received) or channel.closed
         while channel.recv_ready():
-            _keep(out, channel.recv(PACKET))
+            _keep(out, channel.recv(PACKET), most)
         while channel.recv_stderr_ready():
-            _keep(err, channel.recv_stderr(PACKET))
+            _keep(err, channel.recv_stderr(PACKET), most)
         if ended:
             break
         if not arrival.wait(deadline.left()) and not deadline.left():
@@ -200,8 +214,8 @@ def collect(channel: paramiko.Channel, stdin: bytes, deadline: Deadline, out: by
     return Result(channel.exit_status, bytes(out), bytes(err))
 
 
-def _keep(kept: bytearray, data: bytes) -> None:
-    kept += data[: MAX_OUTPUT + MAX_GREETING - len(kept)]
+def _keep(kept: bytearray, data: bytes, most: int) -> None:
+    kept += data[: most - len(kept)]
 
 
 def _feed(channel: paramiko.Channel, stdin: bytes, deadline: Deadline) -> None:

@@ -1,0 +1,101 @@
+"""What one log shows: places of lines, exceptions, matches of signs, and all of a log together."""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from vllm_cluster.kernel.explain.catalogue import LogPattern
+from vllm_cluster.kernel.explain.communicators import Communicators
+from vllm_cluster.kernel.explain.frame import Frame
+from vllm_cluster.kernel.explain.log_line import LogLine
+from vllm_cluster.kernel.explain.ranks import Ranks
+
+LAST_TROUBLE = 12
+RECENT = 64  # places of one sign, the last ones
+STOPS = 100  # times at which vLLM was stopped by a request
+
+
+@dataclass(frozen=True)
+class LogPosition:
+    """A line, its position in the log and its source; secrets are redacted."""
+
+    source: str
+    line: int
+    text: str
+    process: str = ""
+    host: str = ""
+    time: float | None = None
+
+
+@dataclass(frozen=True)
+class Raised:
+    """An exception that no failure explains, the lines below that continue it, and where it was raised."""
+
+    line: LogPosition
+    more: tuple[str, ...]
+    frame: Frame | None
+
+
+class ErrorLine(NamedTuple):
+    """A line of an error as it was read, and the time of the line above: most are never shown, and cost little so."""
+
+    number: int
+    parsed: LogLine
+    above: float | None
+
+
+@dataclass
+class SignMatch:
+    """A sign that was found: the first place, how often, the lines below it, and the last places.
+
+    The same words can come of a planned stop and, later, of a failure: which places count is decided place by place.
+    """
+
+    known: LogPattern
+    first: LogPosition
+    last: LogPosition
+    count: int = 0
+    more: tuple[str, ...] = ()
+    evidence: LogPosition | None = None
+    recent: deque[LogPosition] = field(default_factory=lambda: deque(maxlen=RECENT))
+    lines: deque[ErrorLine] = field(default_factory=lambda: deque(maxlen=RECENT))  # `recent`, while the log is read
+
+    @property
+    def number(self) -> int:
+        """Of the last line."""
+        return self.lines[-1].number if self.lines else self.last.line
+
+
+@dataclass
+class LogScan:
+    """What one log shows: the hits of its last run; of runs before, what a host suffered from, and failures by slug.
+
+    `strange` are the first lines of trouble of the last run that no failure explains, `last` is its last line;
+    `quiet` are the first lines in which programs without levels report a failure, `murmurs` those that may.
+    `stopped` is where vLLM was stopped by a request and not started since; `stops` are the times of earlier such stops,
+    each with that of the start after it. `asked` is where a signal asked vLLM to end before anything failed.
+    `streams` is what the same file holds of other hosts.
+    """
+
+    name: str
+    lines: int = 0
+    size: int = 0
+    hits: dict[LogPattern, SignMatch] = field(default_factory=dict)
+    before: dict[LogPattern, SignMatch] = field(default_factory=dict)
+    earlier: Counter[str] = field(default_factory=Counter)
+    trouble: deque[LogPosition] = field(default_factory=lambda: deque(maxlen=LAST_TROUBLE))
+    strange: list[LogPosition] = field(default_factory=list)
+    quiet: list[LogPosition] = field(default_factory=list)
+    murmurs: list[LogPosition] = field(default_factory=list)
+    raised: list[Raised] = field(default_factory=list)
+    last: LogPosition | None = None
+    stopped: LogPosition | None = None
+    asked: LogPosition | None = None
+    stops: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=STOPS))
+    started: LogPosition | None = None
+    alive: LogPosition | None = None
+    streams: list[LogScan] = field(default_factory=list)
+    communicators: Communicators[LogPosition] = field(default_factory=Communicators)
+    ranks: Ranks = field(default_factory=Ranks)

@@ -1,0 +1,63 @@
+"""What the lines of torch and vLLM show of each rank: how far its collectives got, and whether it began to join."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+
+from vllm_cluster.kernel.text import count
+
+RANK_WORDS = ("SeqNum=", "distributed_init_method=", "clients joined")
+MAX_RANKS = 4096
+MAX_NAMED = 8
+_COLLECTIVE = re.compile(r"\[((?:PG [^\]]{1,80} )?)Rank (\d{1,6})\].{0,120}\bSeqNum=(\d{1,15})\b")
+_BEGINS = re.compile(r"\bworld_size=(\d{1,6}) rank=(\d{1,6}) .{0,80}distributed_init_method=")
+_CLIENTS = re.compile(r"\b(\d{1,6})/(\d{1,6}) clients joined")
+
+
+class Ranks:
+    """The number of the collective in which each rank of a group timed out, and the ranks that began to join."""
+
+    def __init__(self) -> None:
+        self.collectives: dict[tuple[str, int], int] = {}
+        self.begun: set[int] = set()
+        self.size = 0
+        self.joined: tuple[int, int] | None = None
+
+    def take(self, words: str) -> None:
+        """Look at one line."""
+        if (found := _COLLECTIVE.search(words)) and len(self.collectives) < MAX_RANKS:
+            self.collectives.setdefault((found[1], int(found[2])), int(found[3]))
+        elif (found := _BEGINS.search(words)) and len(self.begun) < MAX_RANKS:
+            self.size = max(self.size, int(found[1]))
+            self.begun.add(int(found[2]))
+        elif found := _CLIENTS.search(words):
+            self.joined = int(found[1]), int(found[2])
+
+
+def compare_ranks(hosts: Iterable[Ranks]) -> Iterator[str]:
+    """What the ranks of all hosts show together: who is behind in a group, and who never began."""
+    seen = list(hosts)
+    groups: dict[str, dict[int, int]] = {}
+    for one in seen:
+        for (group, rank), number in one.collectives.items():
+            groups.setdefault(group, {})[rank] = number
+    for at in groups.values():
+        last = max(at.values())
+        behind = sorted(rank for rank, number in at.items() if number < last)
+        if behind:
+            numbers = ", ".join(str(at[rank]) for rank in behind[:MAX_NAMED])
+            yield f"behind the others of its group, which are at SeqNum {last}: {_named(behind)} at {numbers}"
+    joined = next((one.joined for one in seen if one.joined), None)
+    if joined:
+        yield f"{joined[0]} of {count(joined[1], 'rank')} joined"
+    begun = {rank for one in seen for rank in one.begun}
+    size = joined[1] if joined else max((one.size for one in seen), default=0)
+    missing = [rank for rank in range(min(size, MAX_RANKS)) if rank not in begun]
+    if missing and begun and (joined or groups):
+        yield f"never began, by these logs: {_named(missing)}"
+
+
+def _named(ranks: list[int]) -> str:
+    more = f" and {len(ranks) - MAX_NAMED} more" if len(ranks) > MAX_NAMED else ""
+    return f"rank {', '.join(map(str, ranks[:MAX_NAMED]))}{more}"

@@ -1,0 +1,99 @@
+"""What programs on hosts print: a message of each, as its reader takes it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Annotated, Any
+
+from vllm_cluster.wire.reading import KEY
+from vllm_cluster.wire.values import Count, Line, Name, Port, Positive, Shown, Size, between, shaped
+
+# What an image reports ends in pip's command line and in a file in which a line may be an option.
+WORD = "[A-Za-z0-9][A-Za-z0-9._+!-]*"
+Plain = Annotated[str, shaped(WORD, "a name or a version")]
+Version = Annotated[str, shaped(r"([0-9]+(\.[0-9]+)+)?", "a version of numbers")]
+# More than a host can have.
+Gpus = Annotated[int, between(0, 1024)]
+# Of the fastest interface there is, 800,000, with room.
+Megabits = Annotated[int, between(1, 100_000_000)]
+
+
+@dataclass(frozen=True)
+class ImageReport:
+    """What is in an image, and what a container of it can reach; a distribution may have no version."""
+
+    python: Plain
+    machine: Plain
+    glibc: Version
+    have: Mapping[Line, Line | None]
+    lacking: tuple[Plain, ...] = ()
+    unknown: tuple[Plain, ...] = ()
+    cuda: Version = ""
+    gpus: Gpus | None = None
+    problem: Line = ""
+    driver: Version = ""
+    unwritable: Line = ""
+
+
+@dataclass(frozen=True)
+class LinkPorts:
+    """Where a host listens for the test of links: the ports it was asked to open, and those that it chose."""
+
+    open: tuple[Port, ...]
+    taken: tuple[Port, ...]
+    chosen: tuple[Port, ...]
+    udp: Port
+
+
+@dataclass(frozen=True)
+class RanksReady:
+    """The host has loaded torch; `speed` is that of the interface between the hosts, None where it is not known."""
+
+    torch: Line = ""
+    speed: Megabits | None = None
+
+
+@dataclass(frozen=True)
+class FedRow:
+    """A line of what takes a laptop's files: what is there of each, or what became of one; neither while it hashes."""
+
+    have: tuple[Size, ...] | None = None
+    whole: tuple[bool, ...] = ()
+    wrong: Count | None = None
+    error: Shown | None = None
+
+
+@dataclass(frozen=True)
+class EngineLoad:
+    """The host's clock, and the requests that vLLM works on, of each model too; None where it does not answer."""
+
+    now: Positive
+    requests: Count | None
+    models: Mapping[Line, Count] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class BenchStarted:
+    """The benchmark has loaded vLLM; `context` is how many tokens the server takes, None where it is not known."""
+
+    vllm: Line = ""
+    context: Count | None = None
+
+
+@dataclass(frozen=True)
+class BenchReply:
+    """One run of the benchmark: vLLM's own figures, or why there are none."""
+
+    result: Mapping[Name, Any] | None = None
+    error: Shown = "no result"
+    reasons: tuple[Shown, ...] = ()
+
+
+@dataclass(frozen=True)
+class BenchCounts:
+    """How many requests of a run were answered."""
+
+    completed: Count = 0
+    failed: Count = 0
+    asked: Count = field(default=0, metadata={KEY: "num_prompts"})
