@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 from vllm_cluster.kernel.apply.barrier import refuse_failing
 from vllm_cluster.kernel.assess import Assessment, assess
 from vllm_cluster.kernel.errors import HostError, Interrupted, PreflightFailed, Replaced, VclusterError
-from vllm_cluster.kernel.events import Emit, Event, waiting
+from vllm_cluster.kernel.events import Emit, Event, show_waiting_once
 from vllm_cluster.kernel.hosts.connection import Fleet
 from vllm_cluster.kernel.hosts.observe import RECORD_FILE
 from vllm_cluster.kernel.inventory.model import Inventory
 from vllm_cluster.kernel.lease.lease import Lease
 from vllm_cluster.kernel.node.handle import NodeHandle, NodeState
-from vllm_cluster.kernel.node.history import last_other, record
+from vllm_cluster.kernel.node.history import command_of, known_requests, last_other, record
 from vllm_cluster.kernel.plan.members import Record
-from vllm_cluster.kernel.plan.placement import command, summary
+from vllm_cluster.kernel.plan.placement import serve_command, summary
 from vllm_cluster.kernel.plan.plan import (
     CreateNode,
     Operation,
@@ -30,8 +30,8 @@ from vllm_cluster.kernel.plan.plan import (
 from vllm_cluster.kernel.plan.spec import node_name
 from vllm_cluster.kernel.shell_line import command_line
 from vllm_cluster.kernel.text import by_hosts
-from vllm_cluster.serving.consent import Consent, Stops, served_on
-from vllm_cluster.serving.explain.explain import add_cause
+from vllm_cluster.serving.consent import Consent
+from vllm_cluster.serving.others import change, stopped_for
 from vllm_cluster.wire.order import LOOPBACK, Placement
 from vllm_cluster.wire.reading import RefusedDocument
 from vllm_cluster.wire.status import ServeFailure, ServeStatus
@@ -39,12 +39,13 @@ from vllm_cluster.wire.status import ServeFailure, ServeStatus
 
 @dataclass(frozen=True)
 class Endpoint:
-    """Where the model answers; on the head's loopback unless exposed."""
+    """Where the model answers, on the head's loopback unless exposed; and whether `several` do."""
 
     model: str
     host: str
     head: str
     port: int
+    several: bool = False
 
     @property
     def exposed(self) -> bool:
@@ -68,6 +69,7 @@ def ask_head(
     wanted: tuple[Placement, ...],
     emit: Emit,
     *,
+    goes: Collection[str] | None,
     verb: str,
     entry: str = "",
     consent: Consent,
@@ -75,11 +77,13 @@ def ask_head(
     gpus: Mapping[str, int] | None = None,
     then: str = "",
     wait: float = 0.0,
+    drain: float | None = None,
 ) -> int:
-    """Write what is wanted, or nothing, once what that stops is confirmed; returns the request's number.
+    """Write what is wanted beside other models, once what that stops is confirmed; returns the request's number.
 
-    `entry` is what the history has before the request, if not the verb; `then` is what follows the stop, for the
-    question; `names` are those of the hosts, and `gpus` their GPUs as they were looked at, by address.
+    `goes` are the models that end for it, None for all; the others stay. `entry` is what the history has before the
+    request, if not the verb; `then` is what follows the stop, for the question; `names` are those of the hosts, and
+    `gpus` their GPUs as they were looked at, by address; `drain` are the seconds that open requests have.
 
     Raises:
         Aborted, UsageError, PreflightFailed: as `Consent.ask`.
@@ -87,15 +91,17 @@ def ask_head(
     """
     while True:
         # Never asked with the lease in hand: a person who is away from the terminal would lock everybody out.
-        consent.ask(stopped_for(node, wanted), then)
+        consent.ask(stopped_for(node, change(node, wanted, goes)), then)
         with Lease([node.connection], node.cluster, verb) as lease:
-            lease.acquire(wait, waiting(emit))
+            lease.acquire(wait, show_waiting_once(emit))
             if gpus:
                 _require_same(node, gpus)
-            if consent.covers(stopped_for(node, wanted)):
-                number = node.ask(wanted)
-                text = f"{entry or verb} {summary(wanted[0], names)}" if wanted else verb
-                record(node, verb, [text], emit, request=number)
+            made = change(node, wanted, goes)
+            if consent.covers(stopped_for(node, made)):
+                number = node.ask(made.rows, drain)
+                # What ends is named where something is left beside it.
+                what = [summary(wanted[0], names)] if wanted else made.goes if made.stays else ()
+                record(node, verb, [" ".join((entry or verb, *what))], emit, request=number)
                 return number
 
 
@@ -113,27 +119,20 @@ def _require_same(node: NodeHandle, gpus: Mapping[str, int]) -> None:
 
 
 def follow(
-    fleet: Fleet, inventory: Inventory, number: int, wanted: tuple[Placement, ...], emit: Emit, *, title: str
+    fleet: Fleet,
+    inventory: Inventory,
+    number: int,
+    wanted: tuple[Placement, ...],
+    emit: Emit,
+    *,
+    title: str,
+    drain: float | None = None,
+    again: bool = True,
 ) -> None:
-    """Show how far the head is with a request, until each replica has answered."""
+    """Show how far the head is with a request, until each replica has answered; the same command can do it `again`."""
     emit(Event("phase", title))
-    with continues_on_interrupt(inventory.cluster, wanted[0].deployment.name):
-        Follower(fleet, inventory, number, emit, wanted).follow()
-
-
-def stopped_for(node: NodeHandle, wanted: tuple[Placement, ...]) -> Stops:
-    """What the request would stop; nothing where it is served or being loaded already, or one replica serves on."""
-    stops = served_on(node)
-    same = stops.served is not None and bool(wanted) and stops.served.generation == wanted[0].generation
-    return Stops() if same or (stops.served and _rolls(node, wanted)) else stops
-
-
-def _rolls(node: NodeHandle, wanted: tuple[Placement, ...]) -> bool:
-    """Whether a replica of the same deployment answers at each moment: they change one after another."""
-    ready = {one.index for one in node.state().replicas if one.phase == "ready"}
-    before = node.asked()
-    same = before is not None and bool(wanted) and before.deployment.name == wanted[0].deployment.name
-    return same and len(ready & {one.index for one in wanted}) > 1
+    with continues_on_interrupt(inventory.cluster, wanted[0].deployment.name, again=again):
+        Follower(fleet, inventory, number, emit, wanted, drain=drain or 0.0).follow()
 
 
 def _require_up(plan: Plan) -> None:
@@ -181,27 +180,38 @@ BEAT_SECONDS = 5.0
 
 
 @contextmanager
-def continues_on_interrupt(cluster: str, served: str) -> Iterator[None]:
-    """Ctrl-C ends this program, and not the start on the hosts."""
+def continues_on_interrupt(cluster: str, served: str, *, again: bool = True) -> Iterator[None]:
+    """Ctrl-C ends this program, and not the start on the hosts, which the same command follows `again`."""
     try:
         yield
     except KeyboardInterrupt:
-        text = f"Interrupted. {cluster} continues to start {served}; run the same command to follow it."
-        raise Interrupted(text, hint="vcluster status\nvcluster stop", again=()) from None
+        text = f"Interrupted. {cluster} continues to start {served}"
+        if again:
+            text += "; run the same command to follow it."
+            raise Interrupted(text, hint="vcluster status\nvcluster stop", again=()) from None
+        raise Interrupted(f"{text}.", hint="vcluster status --wait\nvcluster stop") from None
 
 
 class Follower:
     """Shows how far one request is, until each of its replicas has answered."""
 
     def __init__(
-        self, fleet: Fleet, inventory: Inventory, number: int, emit: Emit, wanted: tuple[Placement, ...]
+        self,
+        fleet: Fleet,
+        inventory: Inventory,
+        number: int,
+        emit: Emit,
+        wanted: tuple[Placement, ...],
+        *,
+        drain: float = 0.0,
     ) -> None:
         self._number, self._after = number, fleet.runtime.after
         self._head, self._clock = fleet.connections[inventory.head_name], fleet.runtime.clock
         self._node = NodeHandle(self._head, inventory.cluster)
         self._pickup, self._generation = self._after(PICKUP_SECONDS), wanted[0].generation
         self._ended: dict[str, int] = {}
-        self._left = [_Course(fleet, inventory, emit, one, several=len(wanted) > 1) for one in wanted]
+        idle, several = IDLE_SECONDS + drain, len(wanted) > 1
+        self._left = [_Course(fleet, inventory, emit, one, idle=idle, several=several) for one in wanted]
 
     def follow(self) -> None:
         """Show each change until the model has answered.
@@ -250,12 +260,13 @@ class _Course:
     """How far one replica is, as it was last shown."""
 
     def __init__(
-        self, fleet: Fleet, inventory: Inventory, emit: Emit, asked: Placement, *, several: bool = False
+        self, fleet: Fleet, inventory: Inventory, emit: Emit, asked: Placement, *, idle: float, several: bool
     ) -> None:
         self._fleet, self._inventory, self._emit = fleet, inventory, emit
         self._asked, self._several, self.index = asked, several, asked.index
         self._head, self._after = inventory.head_name, fleet.runtime.after
-        self._idle, self._beat = self._after(IDLE_SECONDS), self._after(BEAT_SECONDS)
+        self._idle_seconds = idle
+        self._idle, self._beat = self._after(idle), self._after(BEAT_SECONDS)
         self._shown: tuple[str, str] | None = None
         self._error: VclusterError | None = None
 
@@ -268,7 +279,7 @@ class _Course:
             self._emit(Event("warning", text, data={"rollback_to": serving.name}))
         self._show(serving)
         if serving.phase in ("ready", "failed") and self._error:
-            raise _with_rollback(self._error, serving)
+            raise _with_rollback(self._error, serving, self._fewer(serving) if serving.phase == "ready" else "")
         if serving.phase == "failed":
             raise _failure(self._fleet, self._inventory, self._asked, _whole(serving))
         self._refuse_idle(serving)
@@ -293,11 +304,19 @@ class _Course:
         passed = serving.phases if before or serving.phase != "ready" else ()
         self._emit(Event("progress", text, data={**data, "phases": passed, "last_line": serving.last_line}))
 
+    def _fewer(self, serving: ServeStatus) -> str:
+        """The command for all replicas that were served before, where fewer are back: those with a number of now."""
+        node = NodeHandle(self._fleet.connections[self._head], self._inventory.cluster)
+        back = next((one.deployment for one in known_requests(node) if one.generation == serving.generation), None)
+        if back is None or back.replicas <= self._asked.deployment.replicas:
+            return ""
+        return command_of(self._inventory, node, serving)
+
     def _refuse_idle(self, serving: ServeStatus) -> None:
         if serving.phase not in IDLE_PHASES:
-            self._idle = self._after(IDLE_SECONDS)
+            self._idle = self._after(self._idle_seconds)
         elif self._idle.left() <= 0:
-            text = f"serve: {serving.name} does not start for {IDLE_SECONDS:.0f} s: {serving.phase}: {serving.detail}"
+            text = f"serve: {serving.name} does not start for {self._idle_seconds:.0f} s: {serving.words}"
             hint = "vcluster status\nvcluster stop"
             raise HostError(self._head, f"{text}; the request is kept and is served once this ends", hint=hint)
 
@@ -310,11 +329,14 @@ def _whole(serving: ServeStatus) -> ServeFailure | None:
     return replace(first, summary=f"{serving.detail}; the first failure: {first.summary}")
 
 
-def _with_rollback(error: VclusterError, serving: ServeStatus) -> VclusterError:
-    """The failure of a request, and whether what was served before it is back."""
+def _with_rollback(error: VclusterError, serving: ServeStatus, fewer: str) -> VclusterError:
+    """The failure of a request, and whether what was served before it is back; `fewer` is the command for all of it."""
     if serving.phase == "ready":
         away = "" if serving.away_seconds is None else f", after {serving.away_seconds:.0f} s without it"
         error.message += f"\nthe previous request is back: {serving.name} is served again{away}"
+        if fewer:
+            error.message += ", with fewer replicas than before"
+            error.hint = "\n".join(filter(None, (fewer, error.hint)))
     else:
         why = f": {serving.first_failure.summary}" if serving.first_failure else ""
         error.message += f"\nthe previous request, {serving.name}, did not become ready again{why}"
@@ -333,9 +355,12 @@ def _failure(fleet: Fleet, inventory: Inventory, asked: Placement, found: ServeF
     error = HostError(
         host,
         f"{asked.deployment.name} cannot be served: {found.summary}",
-        hint=command(asked.deployment, fleet.addresses),
+        hint=serve_command(asked.deployment, fleet.addresses),
     )
     last_words = "\n" + "\n".join(found.lines[-30:])
+    # All known failures are read with it, which takes a tenth of a second that a request without a failure does not.
+    from vllm_cluster.serving.explain.explain import add_cause  # noqa: PLC0415
+
     return add_cause(error, fleet, inventory, last_words, model=asked.deployment.model)
 
 
@@ -351,8 +376,8 @@ def _current_number(node: NodeHandle, number: int, generation: str) -> int:
         return number
     if order is None or order.epoch <= number:
         return number
-    if order.wanted and order.wanted.generation == generation:
-        return order.epoch
+    if found := next((one for one in order.deployments if one.generation == generation), None):
+        return found.asked or order.epoch
     other = last_other(node)
     for _ in range(AUDIT_LOOKS):
         if other:

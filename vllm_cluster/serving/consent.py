@@ -9,7 +9,7 @@ from vllm_cluster.kernel.errors import Aborted, ConnectionLost, HostError, Prefl
 from vllm_cluster.kernel.facts.docker_objects import Container
 from vllm_cluster.kernel.facts.host_facts import HostFacts
 from vllm_cluster.kernel.hosts.connection import Fleet
-from vllm_cluster.kernel.hosts.program import python
+from vllm_cluster.kernel.hosts.program import python, read_message
 from vllm_cluster.kernel.node.handle import NodeHandle
 from vllm_cluster.kernel.plan.node_status import UnreadableStatus
 from vllm_cluster.kernel.plan.plan import MoveHead, Plan, RecordMembers, RemoveContainer, RestartNode
@@ -17,6 +17,7 @@ from vllm_cluster.kernel.plan.spec import CLUSTER, HEAD_ADDRESS, ROLE, node_name
 from vllm_cluster.kernel.text import age, by_hosts, count, plural
 from vllm_cluster.serving.hooks import KEPT_ON_HEAD
 from vllm_cluster.wire.order import read_order
+from vllm_cluster.wire.programs import EngineLoad
 from vllm_cluster.wire.status import ServeStatus
 
 # Asks a person: yes, no, or None without a terminal.
@@ -51,9 +52,9 @@ class Served:
 
 @dataclass(frozen=True)
 class Stops:
-    """What a verb stops: the model, or why it is not known which, and running nodes as host → container id."""
+    """What a verb stops: models, or why it is not known which, and running nodes as host → container id."""
 
-    served: Served | None = None
+    served: tuple[Served, ...] = ()
     unknown: str = ""
     nodes: Mapping[str, str] = field(default_factory=dict)
     # Whether the head starts the model again by itself.
@@ -74,7 +75,9 @@ class Stops:
         """What becomes of the model and of batches, for a plan and for `--yes`, which asks nothing; may be empty."""
         model = f"the model (unknown: {self.unknown}) stops" if self.unknown else ""
         if self.served and not self.unknown:
-            model = f"{self.served.text} stops, and is {'started again' if self.again else 'not served again'}"
+            one = len(self.served) == 1
+            fate = f"{'is' if one else 'are'} {'started again' if self.again else 'not served again'}"
+            model = f"{self._models} {'stops' if one else 'stop'}, and {fate}"
         return "; ".join(filter(None, (model, *(f"{self._fate[1]}: {which}" for which in self._batches))))
 
     @property
@@ -84,8 +87,7 @@ class Stops:
 
     def within(self, confirmed: Stops) -> bool:
         """Whether an answer about `confirmed` covers this too."""
-        known = confirmed.served.generation if confirmed.served else None
-        served = self.served is None or self.served.generation == known
+        served = {one.generation for one in self.served} <= {one.generation for one in confirmed.served}
         nodes = self.nodes.items() <= confirmed.nodes.items() and self.pulls.items() <= confirmed.pulls.items()
         return served and nodes and self._batches_within(confirmed) and (not self.unknown or bool(confirmed.unknown))
 
@@ -101,6 +103,10 @@ class Stops:
             for model, hosts in by_hosts((m, h) for h, m in self.pulls.items()).items()
         )
         return ", ".join(filter(None, (stop, *(f"{self._fate[0]} {which}" for which in self._batches), *pulls)))
+
+    @property
+    def _models(self) -> str:
+        return " and ".join(one.text for one in self.served)
 
     @property
     def _fate(self) -> tuple[str, str]:
@@ -122,15 +128,16 @@ class Stops:
         if self.unknown:
             return f"the model of {cluster} (unknown: {self.unknown})"
         if self.served:
-            return f"{self.served.text} on {cluster}" + (f" and {nodes}" if nodes else "")
+            return f"{self._models} on {cluster}" + (f" and {nodes}" if nodes else "")
         return f"{nodes} of {cluster} ({f'{self.stays} has no rank there' if self.stays else 'no model is served'})"
 
 
 class Consent:
     """One verb's question and its answer: nothing is stopped beyond what was confirmed."""
 
-    def __init__(self, confirm: Confirm, cluster: str) -> None:
-        self._confirm, self._cluster = confirm, cluster
+    def __init__(self, confirm: Confirm, cluster: str, why: str = "", spares: str = "") -> None:
+        """Ask by `confirm`; `why` is why anything must stop, and `spares` are remedies that stop less."""
+        self._confirm, self._cluster, self._why, self._spares = confirm, cluster, why, spares
         self._confirmed: Stops | None = None
 
     def covers(self, stops: Stops) -> bool:
@@ -150,7 +157,7 @@ class Consent:
         first = self._confirmed is None
         what = f"{stops.action(self._cluster)}{then}".removeprefix(" and ")
         if not self.covers(stops):
-            _require_yes(self._confirm, what, first=first)
+            _require_yes(self._confirm, what, first=first, why=self._why, spares=self._spares)
         elif always and first and self._confirm(_question(what)) is False:
             raise Aborted
         self._confirmed = stops
@@ -170,10 +177,12 @@ def _question(what: str) -> str:
     return f"{what[0].upper()}{what[1:]}?"
 
 
-def _require_yes(confirm: Confirm, what: str, *, first: bool) -> None:
-    answer = confirm(_question(what))
+def _require_yes(confirm: Confirm, what: str, *, first: bool, why: str = "", spares: str = "") -> None:
+    since = f"{why}: " if why else ""
+    answer = confirm(_question(since + what))
     if answer is None and first:
-        raise UsageError(f"this would {what}; there is no terminal to ask", again=("--yes",))
+        text = f"{since}this would {what}; there is no terminal to ask"
+        raise UsageError(text, hint=spares or None, again=("--yes",))
     if answer is None:
         text = f"the cluster has changed: this would now {what}; there is no terminal to ask"
         raise PreflightFailed(text, again=("--yes",))
@@ -198,14 +207,20 @@ def stopped_by(plan: Plan, facts: Mapping[str, HostFacts], fleet: Fleet) -> Stop
     left = _left_behind(plan, containers, fleet)
     if not (nodes or written):
         return left
-    stops, wanted = served_by(plan.cluster, containers, fleet), read_order(written.encode()).wanted if written else None
+    found = served_by(plan.cluster, containers, fleet)
+    wanted = read_order(written.encode()).deployments if written else None
     # An order is also written where only what is served in its place changes.
-    moved = bool(written) and (stops.served is None or wanted is None or wanted.generation != stops.served.generation)
-    if stops.served and not moved and (not nodes or _spares(stops.served, nodes.values(), containers)):
-        return replace(left, nodes=nodes, stays=stops.served.name if nodes else "")
-    name = wanted.deployment.name if wanted else None
-    again = not moved or (stops.served is not None and name == stops.served.name)
-    return replace(left, served=stops.served, unknown=stops.unknown, nodes=nodes, again=again)
+    stay = None if wanted is None else {one.generation for one in wanted}
+    moved = tuple(one for one in found.served if stay is not None and one.generation not in stay)
+    stops = tuple(
+        one for one in found.served if one in moved or (nodes and not _spares(one, nodes.values(), containers))
+    )
+    if not (stops or found.unknown):
+        stays = ", ".join(one.name for one in found.served) if nodes else ""
+        return replace(left, nodes=nodes, stays=stays)
+    names = {one.deployment.name for one in wanted or ()}
+    again = all(one not in moved or one.name in names for one in stops)
+    return replace(left, served=stops, unknown=found.unknown, nodes=nodes, again=again)
 
 
 def _left_behind(plan: Plan, containers: Mapping[str, Iterable[Container]], fleet: Fleet) -> Stops:
@@ -242,9 +257,9 @@ def served_by(cluster: str, containers: Mapping[str, Iterable[Container]], fleet
     ]
     heads = [host for host, labels in running if labels.get(ROLE) == "head"]
     found = {host: served_on(NodeHandle(fleet.connections[host], cluster)) for host in heads}
-    serving = {host: stops.served.text for host, stops in found.items() if stops.served}
+    serving = {host: stops.served for host, stops in found.items() if stops.served}
     if len(serving) > 1:
-        return Stops(unknown=", ".join(f"{text} on {host}" for host, text in serving.items()))
+        return Stops(unknown=", ".join(f"{one.text} on {host}" for host, served in serving.items() for one in served))
     if found:
         return next((stops for stops in found.values() if stops.served or stops.unknown), Stops())
     for _, labels in running:
@@ -286,26 +301,34 @@ def served_on(node: NodeHandle) -> Stops:
     if there is None or there.status not in _RUNS:
         return Stops()
     try:
-        serve = node.state().serving
+        rows = [one for one in node.state().replicas if one.phase != "failed"]
     except UnreadableStatus as error:
         return Stops(unknown=error.message)
-    if serve is None or serve.phase == "failed":
+    if not rows:
         return Stops()
-    now, requests = _load(node, serve)
-    seconds = None if now is None else max(0.0, now - serve.since)
-    return Stops(Served(serve.generation, serve.name, serve.phase, seconds, requests, frozenset(serve.ranks)))
+    now, requests = _load(node, rows[0])
+    names = dict.fromkeys(one.name for one in rows)
+    served = []
+    for name in names:
+        own = [one for one in rows if one.name == name]
+        seconds = None if now is None else max(0.0, now - own[0].since)
+        number = requests.get(name if len(names) > 1 else "")
+        ranks = frozenset(address for one in own for address in one.ranks)
+        served.append(Served(own[0].generation, name, own[0].phase, seconds, number, ranks))
+    return Stops(tuple(served))
 
 
-def _load(node: NodeHandle, serve: ServeStatus) -> tuple[float | None, int | None]:
-    """The head's clock, and how many requests vLLM works on; None for what cannot be asked."""
+def _load(node: NodeHandle, serve: ServeStatus) -> tuple[float | None, dict[str, int]]:
+    """The head's clock, and how many requests each model works on, with all under no name, where that is known."""
     address = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(serve.host, serve.host)  # noqa: S104 - asked at loopback
     program = python(
         "serving.on_host", "vllm_load", address, str(serve.port), str(LOAD_SECONDS / 2), seconds=LOAD_SECONDS
     )
     try:
-        load = node.run(program, LOAD_SECONDS + 5).messages[-1]
-        return float(load["now"]), None if load["requests"] is None else int(load["requests"])
+        rows = node.run(program, LOAD_SECONDS + 5).messages
+        load = read_message(EngineLoad, node.host, program.name, rows[-1])
     except ConnectionLost:
         raise
-    except (HostError, ValueError, LookupError, TypeError, OverflowError):
-        return None, None
+    except (HostError, LookupError):
+        return None, {}
+    return load.now, {**({} if load.requests is None else {"": load.requests}), **load.models}

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from vllm_cluster.kernel.assess import ensure_no_errors
-from vllm_cluster.kernel.checks.docker import foreign
-from vllm_cluster.kernel.errors import NodeMissing, PreflightFailed
+from vllm_cluster.kernel.checks.docker import warn_of_foreign
+from vllm_cluster.kernel.errors import HostError, NodeMissing, PreflightFailed
 from vllm_cluster.kernel.hosts.connection import Fleet, HostConnection
 from vllm_cluster.kernel.hosts.observe import observe, usable
 from vllm_cluster.kernel.hosts.runtime import SYSTEM, Runtime
@@ -17,6 +17,8 @@ from vllm_cluster.kernel.plan.identity import node_of
 from vllm_cluster.kernel.plan.kept import kept_secrets
 from vllm_cluster.wire.keys import KeyFile
 from vllm_cluster.wire.status import ServeStatus
+
+MAX_KEY = 4096
 
 
 @contextmanager
@@ -46,29 +48,64 @@ def read_key(inventory: Inventory, head: HostConnection) -> str:
     """The API key, and an engine for the head.
 
     Raises:
-        HostError: its Docker cannot be used.
+        HostError: its Docker cannot be used, or there is no key in the file.
         PreflightFailed: its node is missing, or of another cluster.
     """
     facts = usable(observe(inventory, head))
-    ensure_no_errors(list(foreign(inventory, {head.name: facts})))
+    ensure_no_errors(list(warn_of_foreign(inventory, {head.name: facts})))
     identity = kept_secrets(inventory, {head.name: facts}).get("api-key")
     if identity is None or node_of(inventory.cluster, facts) is None:
         raise NodeMissing(f"cluster {inventory.cluster} is not running on {head.name}", hint="vcluster up")
     content = NodeHandle(head, inventory.cluster).secret("api-key", identity)
     if content is None:
         raise NodeMissing(f"{head.name}: key: the API key is missing", hint="vcluster up")
-    return KeyFile.read(content.decode()).key
+    return key_file(content, head.name).key
 
 
-def ready(inventory: Inventory, head: HostConnection) -> ServeStatus:
-    """What is served on this head.
+def key_file(content: bytes, host: str) -> KeyFile:
+    """Read the file of the API key that a host has: a key becomes a header and a line of a shell.
 
     Raises:
-        PreflightFailed: it is not ready, or the head's node does not run.
+        HostError: what it holds cannot be a key.
     """
-    serve = NodeHandle(head, inventory.cluster).running().serving
-    if serve is None:
+    try:
+        found = KeyFile.read(content.decode())
+    except UnicodeDecodeError:
+        found = KeyFile("")
+    if not 0 < len(found.key) <= MAX_KEY or not found.key.isprintable() or found.key != found.key.strip():
+        raise HostError(host, "key: the file of the API key holds none", hint="vcluster up")
+    return found
+
+
+def ready(inventory: Inventory, head: HostConnection, name: str = "") -> ServeStatus:
+    """What is served on this head, under a name where one is given: a replica that is ready.
+
+    Raises:
+        PreflightFailed: none is ready, or the head's node does not run.
+    """
+    rows = replicas_served(inventory, head)
+    return first_ready([one for one in rows if one.name == name] or rows)  # an adapter has no row of its own
+
+
+def replicas_served(inventory: Inventory, head: HostConnection) -> tuple[ServeStatus, ...]:
+    """Every replica of every model that this head serves, one at least.
+
+    Raises:
+        PreflightFailed: there is none, or the head's node does not run.
+    """
+    rows = NodeHandle(head, inventory.cluster).running().replicas
+    if not rows:
         raise PreflightFailed(f"no model is served on {inventory.cluster}", hint="vcluster serve MODEL")
+    return rows
+
+
+def first_ready(own: Sequence[ServeStatus]) -> ServeStatus:
+    """One of these that is ready.
+
+    Raises:
+        PreflightFailed: none is; with why.
+    """
+    serve = next((one for one in own if one.phase == "ready"), own[0])
     if serve.phase != "ready":
         first = "vcluster explain" if serve.phase == "failed" else "vcluster status --wait"
         raise PreflightFailed(f"{serve.name} is not ready: {serve.words}", hint=f"{first}\nvcluster status")

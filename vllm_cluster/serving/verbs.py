@@ -33,16 +33,16 @@ VERBS = {
         DAILY,
         "serving.serve.verb:serve",
         "Serve a model on the GPUs of the cluster.",
-        "A cluster serves one model: another one replaces it, after its config, flags and memory have been checked. "
+        "Another model is served beside it where GPUs are free, and else replaces it, after a question. "
         "Returns when the model has generated a token. If it never does, the model that was ready before is served "
-        "again. Flags after -- go to vLLM. --from takes model, name, layout and flags from a command line of vLLM, and "
-        "--recipe from a file of vLLM's recipe book; both drop what vcluster sets itself, and show why.",
+        "again. Flags after -- go to vLLM. --from takes model, name, layout and flags from a command line of vLLM, or "
+        "from a file of vLLM's recipe book; it drops what vcluster sets itself, and shows why.",
         (
             "vcluster serve meta-llama/Llama-3.1-8B-Instruct",
             "vcluster serve meta-llama/Llama-3.1-70B-Instruct --tp 8 --pp 2 -- --max-model-len 8192",
             "vcluster serve meta-llama/Llama-3.1-8B-Instruct --hosts gpu1",
             "vcluster serve --from 'vllm serve meta-llama/Llama-3.1-8B-Instruct -tp 2' --dry-run",
-            "vcluster serve --recipe GLM-5.2.yaml --variant fp8",
+            "vcluster serve --from GLM-5.2.yaml --variant fp8",
         ),
         {0: "the model is ready", 1: "failed, or the answer was no", **REQUEST},
     ),
@@ -52,16 +52,17 @@ VERBS = {
         "Show hosts, GPUs and the served model.",
         "Problems are one line each; -v shows their whole text. --watch adds use, power and temperature of GPUs, "
         "tokens a second, requests, KV cache, TTFT, TPOT; without a terminal it prints a line each time. --wait is for "
-        "scripts. --history is what the head keeps; down deletes it.",
+        "scripts. --history is what the head keeps, with the number of each request for rollback; down deletes it.",
         (
             "vcluster status",
             "vcluster status --watch",
             "vcluster status --watch --json --count 2",
-            "vcluster status --wait --timeout 30m",
-            "vcluster status --wait --gpus",
-            "vcluster status --history --last 100 --json",
+            "vcluster status --wait 30m",
+            "vcluster status --history 100 --json",
         ),
         STATUS,
+        # Each is on where it is given, and its value has a default.
+        bare={"--watch": "2s", "-w": "2s", "--wait": "10m", "--history": "20"},
     ),
     "endpoint": Verb(
         DAILY,
@@ -72,9 +73,9 @@ VERBS = {
         (
             "vcluster endpoint --detach",
             'eval "$(vcluster endpoint --env)"',
-            "vcluster endpoint --tunnel --port 8001",
+            "vcluster endpoint --tunnel 8001",
             'curl -H "Authorization: Bearer $(vcluster endpoint --key)" http://127.0.0.1:8000/v1/models',
-            "vcluster endpoint --rotate --grace 10m",
+            "vcluster endpoint --rotate 10m",
         ),
         {
             1: "the tunnel does not lead to the model or broke; or the API does not take a new key",
@@ -82,6 +83,7 @@ VERBS = {
             75: "with --rotate: another run changes these hosts",
             **READ,
         },
+        bare={"--rotate": "0", "--tunnel": "api"},
     ),
     "down": Verb(
         DAILY,
@@ -104,8 +106,9 @@ VERBS = {
         MODELS,
         "serving.serve.verb:rollback",
         "Serve the model again that was ready before.",
-        "Repeats the last request that was ready before the current one, with its flags.",
-        ("vcluster rollback", "vcluster rollback --yes"),
+        "Repeats the last request that was ready before the current one, with its flags; or the one of a number, as "
+        "status --history shows it.",
+        ("vcluster rollback", "vcluster rollback 7 --yes"),
         {0: "the model is ready", 1: "failed, or the answer was no", **REQUEST},
     ),
 }

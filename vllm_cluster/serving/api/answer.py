@@ -15,6 +15,12 @@ MAX_LOGPROBS = 20
 MIN_RATED = 2
 # What a proxy has kept back comes in a burst: its rate would be that of the network.
 MIN_RATED_SECONDS = 0.02
+# Of one answer, in characters: no context of a model is as long.
+MAX_ANSWER = 64 << 20
+
+
+class OddAnswer(ValueError):
+    """An answer of another shape than the API's: whoever has taken the head over may write it."""
 
 
 @dataclass(frozen=True)
@@ -73,6 +79,8 @@ class Answer:
 
     def add(self, piece: Piece) -> None:
         """Append what has arrived."""
+        if len(self.text) + len(self.reasoning) > MAX_ANSWER:
+            raise ValueError("has no end")
         self.text += piece.text
         self.reasoning += piece.reasoning
         self.logprobs += piece.logprobs
@@ -92,7 +100,17 @@ class ModelReply:
     seconds: float = 0.0
 
     def add(self, document: Document, wanted: int, prompt_wanted: int | None, seconds: float) -> list[Piece]:
-        """Take an event of the stream, or the whole answer; its pieces."""
+        """Take an event of the stream, or the whole answer; its pieces.
+
+        Raises:
+            OddAnswer: it is none.
+        """
+        try:
+            return self._add(document, wanted, prompt_wanted, seconds)
+        except (TypeError, AttributeError, LookupError, ArithmeticError, ValueError):
+            raise OddAnswer("the answer is not as the API has it") from None
+
+    def _add(self, document: Document, wanted: int, prompt_wanted: int | None, seconds: float) -> list[Piece]:
         found = list(pieces(document, wanted))
         for piece in found:
             self.answers.setdefault(piece.index, Answer()).add(piece)
@@ -150,9 +168,16 @@ def pieces(document: Document, wanted: int = 0) -> Iterator[Piece]:
             text=str(choice.get("text") or message.get("content") or ""),
             reasoning=str(message.get("reasoning") or message.get("reasoning_content") or ""),
             logprobs=tuple(_logprobs(choice.get("logprobs") or {}, wanted)),
-            finish_reason=choice.get("finish_reason"),
-            stop_reason=choice.get("stop_reason"),
+            finish_reason=_of(choice.get("finish_reason"), str),
+            stop_reason=_of(choice.get("stop_reason"), int, str),
         )
+
+
+def _of(value: Any, *kinds: type) -> Any:
+    """A value of one of these types, or none."""
+    if value is not None and type(value) not in kinds:
+        raise TypeError(value)
+    return value
 
 
 def usage(document: Document) -> Usage | None:
@@ -190,7 +215,9 @@ def _prompt_token(row: Document, number: str | None, wanted: int) -> TokenLogpro
     if own is None:  # nothing comes before the first token that could make it probable
         return TokenLogprob(f"<{number}>" if number else "", None, None)
     top = [Alternative(str(one.get("decoded_token")), float(one["logprob"])) for one in row.values()]
-    return TokenLogprob(str(own.get("decoded_token")), float(own["logprob"]), own.get("rank"), _best(top, wanted))
+    return TokenLogprob(
+        str(own.get("decoded_token")), float(own["logprob"]), _of(own.get("rank"), int), _best(top, wanted)
+    )
 
 
 def _logprobs(found: Document, wanted: int) -> Iterator[TokenLogprob]:
@@ -206,7 +233,7 @@ def _logprobs(found: Document, wanted: int) -> Iterator[TokenLogprob]:
         top = [Alternative(str(name), float(value)) for name, value in row.items()]
         # The text of a part of a character is empty, or the sign for what cannot be decoded.
         if logprob is not None and (len(top) < wanted or any(one.token.strip("\ufffd") == "" for one in top)):
-            yield TokenLogprob(str(token), logprob, None, _best(top, wanted), merged=True)
+            yield TokenLogprob(str(token), float(logprob), None, _best(top, wanted), merged=True)
         else:
             yield _ranked(str(token), logprob, top, wanted)
 

@@ -16,8 +16,9 @@ from vllm_cluster.kernel.errors import VclusterError
 from vllm_cluster.serving.api.answer import error_message
 from vllm_cluster.wire.reading import MAX_BYTES, RefusedDocument, document
 
-# Of an error, of a page, and of one event; logprobs of a long prompt are tens of megabytes in one answer.
-MAX_ERROR, MAX_PAGE, MAX_EVENT = 1 << 20, MAX_BYTES, 256 << 20
+# Of an error, of a page, of one event, and of one with what was asked for: logprobs of a long prompt are tens of
+# megabytes in one answer, and take ten times that here.
+MAX_ERROR, MAX_PAGE, MAX_EVENT, MAX_LOGPROBS = 1 << 20, MAX_BYTES, 16 << 20, 256 << 20
 DATA, DONE = b"data:", b"[DONE]"
 
 
@@ -51,7 +52,7 @@ def get(port: int, path: str, key: str, seconds: float) -> tuple[int, Mapping[st
     """
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=seconds)
     try:
-        connection.request("GET", path, headers={"Authorization": f"Bearer {key}"})
+        connection.request("GET", path, headers=_with_key(key))
         reply = connection.getresponse()
         raw = reply.read(MAX_PAGE)
     except (OSError, http.client.HTTPException) as error:
@@ -82,12 +83,13 @@ def post(port: int, path: str, body: Mapping[str, Any], key: str, seconds: float
     """
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=seconds)
     try:
-        headers = {"Authorization": f"Bearer {key}", "Content-Type": "application/json"}
+        headers = {**_with_key(key), "Content-Type": "application/json"}
         connection.request("POST", path, json.dumps(body).encode(), headers)
         reply = connection.getresponse()
         if reply.status != HTTPStatus.OK:
             raise Refused(reply.status, _message(reply.read(MAX_ERROR)))
-        yield from _events(reply)
+        large = any(body.get(name) is not None for name in ("logprobs", "top_logprobs", "prompt_logprobs"))
+        yield from _events(reply, large=large)
     except TimeoutError:
         raise Silent(f"no token for {seconds:.0f} s") from None
     except (OSError, http.client.HTTPException) as error:
@@ -96,32 +98,40 @@ def post(port: int, path: str, body: Mapping[str, Any], key: str, seconds: float
         connection.close()
 
 
-def _events(reply: http.client.HTTPResponse) -> Iterator[Mapping[str, Any]]:
+def _with_key(key: str) -> dict[str, str | bytes]:
+    # Of text http.client takes the characters of Latin-1 alone; servers here read UTF-8.
+    return {"Authorization": f"Bearer {key}".encode()}
+
+
+def _events(reply: http.client.HTTPResponse, *, large: bool) -> Iterator[Mapping[str, Any]]:
+    most = MAX_LOGPROBS if large else MAX_EVENT
     if not (reply.getheader("Content-Type") or "").startswith("text/event-stream"):
-        yield _document(reply.read(MAX_EVENT))
+        yield _event(reply.read(most + 1), large=large)
         return
-    while line := reply.readline(MAX_EVENT):
+    while line := reply.readline(most):
         data = line.removeprefix(DATA).strip()
         if not line.startswith(DATA):
             continue
         if data == DONE:
             return
-        yield _document(data)
+        yield _event(data, large=large)
     raise Broken("the answer has no end")
 
 
-def _document(raw: bytes) -> Mapping[str, Any]:
+def _event(raw: bytes, *, large: bool) -> Mapping[str, Any]:
     try:
-        document = json.loads(raw)
+        found = json.loads(raw) if large else document(raw, "the answer", MAX_EVENT)
+    except RefusedDocument as refused:
+        raise Broken(f"the answer {refused.why}") from None
     except (ValueError, RecursionError):
-        raise Broken("the answer is not JSON") from None
-    if not isinstance(document, dict):
+        raise Broken("the answer is not a JSON document") from None
+    if not isinstance(found, dict):
         raise Broken("the answer is not an object")
-    if message := error_message(document):
-        error = document["error"]
+    if message := error_message(found):
+        error = found["error"]
         code = error.get("code") if isinstance(error, dict) else None
         raise Refused(code if isinstance(code, int) else HTTPStatus.INTERNAL_SERVER_ERROR, message)
-    return document
+    return found
 
 
 def _message(raw: bytes) -> str:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import base64
+import functools
+import inspect
 import json
 import math
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -15,7 +18,7 @@ import typer
 from vllm_cluster.kernel.errors import UsageError
 from vllm_cluster.kernel.laptop import expanded
 from vllm_cluster.kernel.shell_line import command_line
-from vllm_cluster.kernel.terminal.session import SETTINGS
+from vllm_cluster.kernel.terminal.settings import SETTINGS
 
 # A longer prompt fits no model's context.
 MAX_INPUT = 64 << 20
@@ -30,9 +33,6 @@ ChatFiles = Annotated[
     list[Path] | None,
     typer.Option("--file", "-f", metavar="FILE", help="Send this text file or image with the prompt; repeatable."),
 ]
-Model = Annotated[
-    str | None, typer.Option("--model", metavar="NAME", help="A LoRA adapter. Default: the served model.")
-]
 Logprobs = Annotated[
     int | None,
     typer.Option(
@@ -41,9 +41,6 @@ Logprobs = Annotated[
         min=0,
         help="Print each token with its probability, its rank and the N most probable tokens.",
     ),
-]
-PromptLogprobs = Annotated[
-    int | None, typer.Option("--prompt-logprobs", metavar="N", min=0, help="The same for the prompt; not streamed.")
 ]
 JsonSchema = Annotated[
     Path | None, typer.Option("--json-schema", metavar="FILE", help="Answer in JSON of this schema.")
@@ -65,10 +62,11 @@ Seed = Annotated[int | None, typer.Option("--seed", metavar="NUMBER", help="Samp
 Stop = Annotated[list[str] | None, typer.Option("--stop", metavar="TEXT", help="End before this text; repeatable.")]
 Set = Annotated[
     list[str] | None,
-    typer.Option("--set", metavar="KEY=VALUE", help="Any field of the API's request, as JSON or as text; repeatable."),
-]
-Timeout = Annotated[
-    float, typer.Option("--timeout", metavar="DURATION", min=1, max=1e6, help="Longest wait for the next token.")
+    typer.Option(
+        "--set",
+        metavar="KEY=VALUE",
+        help="Any field of the API's request (model=ADAPTER), as JSON or text; repeatable.",
+    ),
 ]
 
 
@@ -117,25 +115,56 @@ def content(prompt: str, files: Sequence[Path]) -> str | list[dict[str, Any]]:
     return [*images, {"type": "text", "text": text}] if images else text
 
 
-def fields(schema: Path | None, more: Iterable[str] | None, **named: Any) -> dict[str, Any]:
-    """Read the fields of the request that options give: those with an option of their own, and those of --set.
+@dataclass(frozen=True)
+class RequestOptions:
+    """The fields of the request that options give: those with an option of their own, and those of --set."""
 
-    Raises:
-        UsageError: one cannot be read.
-    """
-    # Typer has an empty list for an option that was not given.
-    found = {name: value for name, value in named.items() if value is not None and value != []}
-    for one in more or ():
-        name, equals, value = one.partition("=")
-        if not equals or not name:
-            raise UsageError(f"--set must be KEY=VALUE, got {one!r}", hint="--set top_k=20")
-        found[name] = _value(name, value)
-    return {**found, **({"response_format": _schema_format(schema)} if schema else {})}
+    json_schema: JsonSchema = None
+    max_tokens: MaxTokens = None
+    temperature: Temperature = None
+    top_p: TopP = None
+    seed: Seed = None
+    stop: Stop = None
+    set_: Set = None
+
+    def fields(self) -> dict[str, Any]:
+        """Read them.
+
+        Raises:
+            UsageError: one cannot be read.
+        """
+        named = {one.name: getattr(self, one.name) for one in fields(self) if one.name not in ("json_schema", "set_")}
+        # Typer has an empty list for an option that was not given.
+        found = {name: value for name, value in named.items() if value is not None and value != []}
+        for one in self.set_ or ():
+            name, equals, value = one.partition("=")
+            if not equals or not name:
+                raise UsageError(f"--set must be KEY=VALUE, got {one!r}", hint="--set top_k=20")
+            found[name] = _value(name, value)
+        return {**found, **({"response_format": _schema_format(self.json_schema)} if self.json_schema else {})}
+
+    @property
+    def names(self) -> list[str]:
+        """The names of the fields that --set gives."""
+        return [one.partition("=")[0] for one in self.set_ or ()]
 
 
-def names(more: Iterable[str] | None) -> list[str]:
-    """Return the names of the fields that --set gives."""
-    return [one.partition("=")[0] for one in more or ()]
+def asks(verb: Callable[..., None]) -> Callable[..., None]:
+    """Return a verb with the options of `RequestOptions` where it takes `asked`."""
+    own = inspect.signature(verb, eval_str=True)
+    options = inspect.signature(RequestOptions, eval_str=True).parameters
+    parameters = [
+        one for name, given in own.parameters.items() for one in (options.values() if name == "asked" else (given,))
+    ]
+
+    @functools.wraps(verb)
+    def run(*args: Any, **given: Any) -> None:
+        bound = inspect.Signature(parameters).bind_partial(*args, **given).arguments
+        named = {name: bound.pop(name) for name in options if name in bound}
+        verb(**bound, asked=RequestOptions(**named))
+
+    run.__signature__ = own.replace(parameters=parameters)  # type: ignore[attr-defined]
+    return run
 
 
 def _value(name: str, text: str) -> Any:
@@ -144,7 +173,9 @@ def _value(name: str, text: str) -> Any:
         return json.loads(text, parse_constant=_no_json, parse_float=_finite)
     except (ValueError, RecursionError):
         if text.lstrip()[:1] in ("{", "[", '"'):
-            raise UsageError(f"--set {name}: not JSON: {text[:80]!r}") from None
+            raise UsageError(
+                f"--set {name}: not JSON: {text[:80]!r}", hint=command_line("--set", f"{name}=VALUE")
+            ) from None
         return text
 
 
@@ -166,9 +197,11 @@ def _schema_format(path: Path) -> dict[str, Any]:
     except json.JSONDecodeError as error:
         raise UsageError(f"{path}:{error.lineno}: --json-schema: not JSON: {error.msg}") from None
     except RecursionError:
-        raise UsageError(f"{path}: --json-schema: nested too deeply") from None
+        raise UsageError(f"{path}: --json-schema: nested too deeply", hint="--json-schema FILE") from None
     if not isinstance(schema, dict):
-        raise UsageError(f"{path}:1: --json-schema: a schema is an object, got {json.dumps(schema)[:40]}")
+        raise UsageError(
+            f"{path}:1: --json-schema: a schema is an object, got {json.dumps(schema)[:40]}", hint="--json-schema FILE"
+        )
     return schema_format(schema)
 
 
@@ -178,18 +211,20 @@ def _read(path: Path) -> bytes:
             raw = file.read(MAX_INPUT + 1)
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else str(error)
-        raise UsageError(f"{path}: cannot be read: {reason}") from None
+        raise UsageError(f"{path}: cannot be read: {reason}", hint=command_line("stat", str(path))) from None
     return raw
 
 
 def _text(raw: bytes, name: str) -> str:
     if len(raw) > MAX_INPUT:
-        raise UsageError(f"{name}: longer than {MAX_INPUT >> 20} MB")
+        raise UsageError(f"{name}: longer than {MAX_INPUT >> 20} MB", hint="give a shorter file")
     try:
         return raw.decode()
     except UnicodeDecodeError as error:
         line = raw[: error.start].count(b"\n") + 1
-        raise UsageError(f"{name}:{line}: neither UTF-8 text nor an image") from None
+        raise UsageError(
+            f"{name}:{line}: neither UTF-8 text nor an image", hint="give text, or an image in PNG, JPEG, GIF or WebP"
+        ) from None
 
 
 def _image(raw: bytes) -> str | None:

@@ -9,10 +9,10 @@ from functools import partial
 
 from vllm_cluster.kernel.apply.members import by_hand, look_at_former, unproven, unreadable
 from vllm_cluster.kernel.assess import ensure_no_errors
-from vllm_cluster.kernel.checks.docker import foreign as foreign_findings
 from vllm_cluster.kernel.checks.docker import name_taken
+from vllm_cluster.kernel.checks.docker import warn_of_foreign as foreign_findings
 from vllm_cluster.kernel.errors import FleetError, HostError, LeftAlone, VclusterError, combine
-from vllm_cluster.kernel.events import Emit, Event, waiting
+from vllm_cluster.kernel.events import Emit, Event, show_waiting_once
 from vllm_cluster.kernel.facts.docker_objects import Container
 from vllm_cluster.kernel.facts.host_facts import HostFacts
 from vllm_cluster.kernel.hosts.connection import Fleet, HostConnection
@@ -22,8 +22,14 @@ from vllm_cluster.kernel.inventory.model import Inventory
 from vllm_cluster.kernel.lease.lease import Lease, in_order
 from vllm_cluster.kernel.models.weights import status
 from vllm_cluster.kernel.node.handle import NodeHandle
-from vllm_cluster.kernel.plan.diff import leave
-from vllm_cluster.kernel.plan.identity import cluster_id, foreign, is_leftover, is_of_cluster, is_volume_name
+from vllm_cluster.kernel.plan.diff import remove_member
+from vllm_cluster.kernel.plan.identity import (
+    decide_cluster_id,
+    find_foreign,
+    is_leftover,
+    is_of_cluster,
+    is_volume_name,
+)
 from vllm_cluster.kernel.plan.kept import kept_secrets
 from vllm_cluster.kernel.plan.members import former, record_of
 from vllm_cluster.kernel.plan.pull import container_name
@@ -32,7 +38,9 @@ from vllm_cluster.kernel.text import count
 from vllm_cluster.serving.consent import Confirm, Consent, Stops, batches_beside, served_by
 
 
-def down(inventory: Inventory, emit: Emit, *, confirm: Confirm, wait: float = 0.0, runtime: Runtime = SYSTEM) -> int:
+def remove_cluster(
+    inventory: Inventory, emit: Emit, *, confirm: Confirm, wait: float = 0.0, runtime: Runtime = SYSTEM
+) -> int:
     """Remove the cluster's containers and volumes, by its id; returns how many were removed.
 
     Raises:
@@ -80,7 +88,7 @@ class Removal:
         for name, error in self.failures.items():
             emit(Event("failed", error.message, name))
         _refuse_foreign(inventory, self.facts)
-        self.identity = cluster_id(inventory, self.facts)
+        self.identity = decide_cluster_id(inventory, self.facts)
         self._look_at_former_hosts()
         self._foreign = {container.id for seen in self.facts.values() for container in seen.other_containers}
 
@@ -110,7 +118,9 @@ class Removal:
             self.emit(Event("warning", unreadable(found.problem), found.host))
         left = former(inventory, facts, found.record if found else None)
         outside, lost = look_at_former(inventory, self.fleet, facts, left, self.identity)
-        held = {name for name, seen in outside.items() if any(leave(self.cluster, self.identity or "", name, seen))}
+        held = {
+            name for name, seen in outside.items() if any(remove_member(self.cluster, self.identity or "", name, seen))
+        }
         self.facts = {**facts, **{name: outside[name] for name in held}}
         for finding in name_taken(inventory, self.facts):
             self.emit(Event("warning", f"{finding.message}; it is kept", finding.host))
@@ -168,7 +178,7 @@ class Removal:
         """Take the lease; whether every host gave it, else the others are cleaned."""
         self._lease = lease
         try:
-            lease.acquire(wait, waiting(self.emit))
+            lease.acquire(wait, show_waiting_once(self.emit))
         except (HostError, FleetError) as error:
             for name, failure in error.failures.items():
                 self.emit(Event("failed", failure.message, name))
@@ -202,7 +212,7 @@ class Removal:
 
     def _containers(self, connection: HostConnection) -> list[Container]:
         """The cluster's containers on a host now: its node, its pull and its leftovers."""
-        return [container for container in connection.engine.containers(self._label) if self._has(container)]
+        return [container for container in connection.docker.containers(self._label) if self._has(container)]
 
     def _has(self, container: Container) -> bool:
         if container.id in self._foreign:
@@ -216,22 +226,22 @@ class Removal:
 
         On a host outside the inventory that is proved by what the volumes of secrets hold.
         """
-        found = connection.engine.volumes.labelled(self._label).items()
+        found = connection.docker.volumes.labelled(self._label).items()
         mine = (labels for labels in found if is_volume_name(self.cluster, labels[0]))
         names = [name for name, labels in mine if is_of_cluster(self.inventory, self.identity, labels)]
         return sorted(names, reverse=connection.name not in self.inventory.hosts)
 
     def _remove_all(self, connection: HostConnection) -> Counter[str]:
         """Remove what the cluster has on a host; returns how many of each kind were removed."""
-        engine, removed = connection.engine, Counter[str]()
+        docker, removed = connection.docker, Counter[str]()
         for container in self._containers(connection):
             self.emit(Event("start", f"removing {container.name}", connection.name))
-            engine.remove(container.id)
+            docker.remove(container.id)
             removed["container"] += 1
         for volume in self._volumes(connection):
-            engine.volumes.remove(volume)
+            docker.volumes.remove(volume)
             removed["volume"] += 1
-        removed["volume"] += engine.volumes.remove_unlabelled(
+        removed["volume"] += docker.volumes.remove_unlabelled(
             node_name(self.cluster), partial(is_volume_name, self.cluster)
         )
         left = [container.name for container in self._containers(connection)] + self._volumes(connection)
@@ -249,7 +259,7 @@ class Removal:
             what = _counted(sum(self._removed.values(), Counter[str]()))
             text = f"Removed cluster {self.cluster}: {what} on {hosts}. Its history is deleted too."
         else:
-            there = sorted({f"{other.cluster} on {other.host}" for other in foreign(self.inventory, self.facts)})
+            there = sorted({f"{other.cluster} on {other.host}" for other in find_foreign(self.inventory, self.facts)})
             seen = f"; others there: {', '.join(there)}" if there else ""
             text = f"Nothing to remove: cluster {self.cluster} is not on these hosts{seen}."
         self.emit(Event("result", text, data={"removed": self.total}))
@@ -261,5 +271,5 @@ def _counted(removed: Counter[str]) -> str:
 
 def _refuse_foreign(inventory: Inventory, facts: Mapping[str, HostFacts]) -> None:
     """Refuse while something of this name is another cluster's; other names are not in the way."""
-    named = {other.host for other in foreign(inventory, facts) if other.cluster == inventory.cluster}
+    named = {other.host for other in find_foreign(inventory, facts) if other.cluster == inventory.cluster}
     ensure_no_errors([finding for finding in foreign_findings(inventory, facts) if finding.host in named])

@@ -12,16 +12,17 @@ from vllm_cluster.kernel.apply.execute import PlanExecution
 from vllm_cluster.kernel.assess import (
     Assessment,
     assess,
-    compare,
+    compare_hosts,
     connect_all,
     facts_of,
     judge,
 )
 from vllm_cluster.kernel.checks.finding import Finding
 from vllm_cluster.kernel.errors import NodesNotJoined, VclusterError
-from vllm_cluster.kernel.events import Emit, Event, Kind, waiting, warn_once
+from vllm_cluster.kernel.events import Emit, Event, Kind, show_waiting_once, warn_once
 from vllm_cluster.kernel.facts.host_facts import HostFacts
 from vllm_cluster.kernel.hosts.connection import Fleet
+from vllm_cluster.kernel.hosts.lent import show_end
 from vllm_cluster.kernel.hosts.observe import observe
 from vllm_cluster.kernel.hosts.runtime import SYSTEM, Runtime
 from vllm_cluster.kernel.images.host_images import with_contents
@@ -31,7 +32,7 @@ from vllm_cluster.kernel.lease.lease import Lease, in_order
 from vllm_cluster.kernel.links.measure import run_link_test
 from vllm_cluster.kernel.node.handle import NodeHandle
 from vllm_cluster.kernel.node.history import record
-from vllm_cluster.kernel.plan.identity import cluster_id
+from vllm_cluster.kernel.plan.identity import decide_cluster_id
 from vllm_cluster.kernel.plan.members import NONE_NAMED, Named, ways_of
 from vllm_cluster.kernel.plan.plan import (
     CreateNode,
@@ -45,9 +46,9 @@ from vllm_cluster.kernel.plan.plan import (
 )
 from vllm_cluster.kernel.text import by_hosts, count
 from vllm_cluster.serving.consent import Confirm, Consent, Stops, stopped_by
-from vllm_cluster.serving.explain.explain import add_cause, began
 
 ALONE = "one host needs no Ray: vLLM's own processes join its GPUs (backend: ray in the inventory has Ray, too)"
+FIRST_KEY = "made an API key for the endpoint: vcluster endpoint --key prints it"
 NEW_KEY = "the endpoint gets a new API key; every client needs it: vcluster endpoint --key"
 
 
@@ -58,7 +59,7 @@ class Planned(NamedTuple):
     stops: Stops
 
 
-def plan(inventory: Inventory, emit: Emit, *, runtime: Runtime = SYSTEM) -> Planned:
+def plan_cluster(inventory: Inventory, emit: Emit, *, runtime: Runtime = SYSTEM) -> Planned:
     """What `up` would do. Changes nothing.
 
     Raises:
@@ -69,7 +70,7 @@ def plan(inventory: Inventory, emit: Emit, *, runtime: Runtime = SYSTEM) -> Plan
         return Planned(seen.plan, _stops(seen, fleet))
 
 
-def up(
+def bring_up(
     inventory: Inventory,
     emit: Emit,
     *,
@@ -89,11 +90,12 @@ def up(
         VclusterError: see the tree in errors; completed steps are kept, and another `up` continues there.
     """
     emit, consent = warn_once(emit), Consent(confirm, inventory.cluster)
+    show_end(inventory, emit, runtime)
     # A renewed tag is given back, however the verb ends before its first change: the next `up` must not take it.
     with connect_all(inventory, emit, runtime=runtime) as fleet, ExitStack() as undo:
         runtime.visited.add(inventory.cluster, ways_of(inventory))
         facts = _facts(inventory, fleet, emit, undo if renew_image else None)
-        first = seen = compare(inventory, fleet, facts, emit, named=named)
+        first = seen = compare_hosts(inventory, fleet, facts, emit, named=named)
         try:
             if not first.plan.empty:
                 if inventory.backend == "mp" and len(inventory.hosts) == 1:
@@ -102,7 +104,7 @@ def up(
             while not seen.plan.empty:
                 consent.ask(_stops(seen, fleet))
                 with Lease(in_order(fleet, seen.facts), inventory.cluster, "up") as lease:
-                    lease.acquire(wait, waiting(emit))
+                    lease.acquire(wait, show_waiting_once(emit))
                     # Others may have changed the cluster since the question.
                     seen = assess(inventory, fleet, emit, locked=True, named=named)
                     if consent.covers(_stops(seen, fleet)):
@@ -142,8 +144,9 @@ def _apply(inventory: Inventory, seen: Assessment, execution: PlanExecution) -> 
     if "api-key" in seen.secrets.new:
         # Before it is written: a run that follows a killed one finds the key, and is silent. No warning where the
         # cluster is new, and has no clients yet.
-        kind: Kind = "warning" if cluster_id(inventory, seen.facts) else "note"
-        emit(Event(kind, NEW_KEY, data={"code": "new-api-key"}))
+        known = decide_cluster_id(inventory, seen.facts)
+        kind: Kind = "warning" if known else "note"
+        emit(Event(kind, NEW_KEY if known else FIRST_KEY, data={"code": "new-api-key"}))
     started = fleet.runtime.clock.monotonic()
     execution.run()
     took = fleet.runtime.clock.monotonic() - started
@@ -171,6 +174,9 @@ def _with_measured_cause(
             error.message += "".join(f"\nmeasured between the hosts: {one.host}: {one.message}" for one in found)
             error.hint = "\n".join(dict.fromkeys(one.fix for one in found))
             return error
+    # All known failures are read with it.
+    from vllm_cluster.serving.explain.explain import add_cause, began  # noqa: PLC0415
+
     return add_cause(error, fleet, inventory, since=began(seen.facts))
 
 

@@ -9,7 +9,8 @@ import typer
 from vllm_cluster.kernel.laptop import cache_folder
 from vllm_cluster.kernel.terminal.options import InventoryPath, Json, Wait, Yes
 from vllm_cluster.kernel.terminal.output import document
-from vllm_cluster.kernel.terminal.session import SETTINGS, Session
+from vllm_cluster.kernel.terminal.session import Session
+from vllm_cluster.kernel.terminal.settings import SETTINGS
 
 EXIT_CHANGES = 10
 
@@ -27,13 +28,13 @@ def plan(
         from vllm_cluster.kernel.terminal.plan import plan_document, show_plan
         from vllm_cluster.serving.cluster import up as action
 
-        made = action.plan(loaded, session.progress)
+        made = action.plan_cluster(loaded, session.progress)
         session.finish()
         if session.as_json:
             document({"v": 1, **plan_document(made.plan), "stops": made.stops.consequence or None})
         else:
             stops = made.stops.consequence
-            show_plan(made.plan, color=SETTINGS.color, stops=stops)
+            show_plan(made.plan, color=SETTINGS.color, stops=stops, verbosity=SETTINGS.verbosity)
         if not made.plan.empty and exit_code:
             raise SystemExit(EXIT_CHANGES)
 
@@ -69,13 +70,15 @@ def up(
         from vllm_cluster.serving.cluster import up as up_action
 
         named, cache, confirm = Named(forget or (), former or ()), cache_folder(), session.confirm(yes)
-        up_action.up(loaded, session.emit, confirm=confirm, cache=cache, wait=wait, named=named, renew_image=pull_image)
+        up_action.bring_up(
+            loaded, session.emit, confirm=confirm, cache=cache, wait=wait, named=named, renew_image=pull_image
+        )
 
 
 def down(inventory: InventoryPath = None, as_json: Json = False, wait: Wait = 0.0, yes: Yes = False) -> None:
     """Remove the cluster's containers and volumes from all hosts."""
     with Session(inventory, as_json=as_json, changes=True) as session:
         loaded = session.load()
-        from vllm_cluster.serving.cluster.down import down as down_action
+        from vllm_cluster.serving.cluster.down import remove_cluster
 
-        down_action(loaded, session.emit, confirm=session.confirm(yes), wait=wait)
+        remove_cluster(loaded, session.emit, confirm=session.confirm(yes), wait=wait)

@@ -24,7 +24,7 @@ from vllm_cluster.kernel.hosts.runtime import SYSTEM, Runtime
 from vllm_cluster.kernel.inventory.model import Inventory
 from vllm_cluster.kernel.node.handle import NodeHandle
 from vllm_cluster.kernel.node.history import command_named
-from vllm_cluster.serving.api.answer import ModelReply, Piece, body, fields_of
+from vllm_cluster.serving.api.answer import ModelReply, OddAnswer, Piece, body, fields_of
 from vllm_cluster.serving.api.client import Broken, Refused, Silent, get, model_names, post
 from vllm_cluster.serving.endpoint.tunnel import address_of, answers, no_passage
 from vllm_cluster.serving.head import at_head, read_key, ready
@@ -97,9 +97,12 @@ class ModelApi:
             for document in self.events(question.path, request, question.seconds):
                 seconds = clock.monotonic() - began
                 yield from reply.add(document, question.logprobs or 0, question.prompt_logprobs, seconds)
+        except OddAnswer as error:
+            raise self._cause(Broken(str(error), hint="vcluster status")) from None
         except UsageError as error:
             if question.schema and "grammar" in error.message.lower():
-                raise UsageError(f"{question.schema}: --json-schema: {error.message}") from None
+                text = f"{question.schema}: --json-schema: {error.message}"
+                raise UsageError(text, hint="--json-schema FILE") from None
             raise
 
     def events(self, path: str, body: Mapping[str, Any], seconds: float) -> Iterator[Mapping[str, Any]]:
@@ -138,8 +141,9 @@ class ModelApi:
         for name in given if known else ():
             if name not in known:
                 near = difflib.get_close_matches(name, sorted(known), n=1, cutoff=0.6)
-                words = f"{self.model}: requests have no field {name}"
-                raise UsageError(f"{words}; did you mean {near[0]}?" if near else words)
+                meant = f"; did you mean {near[0]}?" if near else ""
+                hint = f"--set {near[0]}=VALUE" if near else "vcluster complete --help"
+                raise UsageError(f"{self.model}: requests have no field {name}{meant}", hint=hint)
 
     def ensure_serves(self, found: Iterable[str], output: Path) -> None:
         """Refuse an output with the answers of a model that is not served now.
@@ -169,10 +173,11 @@ class ModelApi:
             served = now.name if now and now.phase == "ready" else None
             if served and served != model:
                 text = f"{model} is not served on {self._inventory.cluster}; it serves {', '.join(self._names(served))}"
-                return PreflightFailed(text, instead={model: served, f"--model={model}": f"--model={served}"})
+                forms = ("model=", "--set=model=")
+                return PreflightFailed(text, instead={f"{form}{model}": f"{form}{served}" for form in forms})
         if HTTPStatus.BAD_REQUEST <= error.status < HTTPStatus.INTERNAL_SERVER_ERROR:
-            return UsageError(f"{model}: {error.message}")
-        return self._cause(Broken(f"HTTP {error.status}: {error.message}"))
+            return UsageError(f"{model}: {error.message}", hint="vcluster complete --help")
+        return self._cause(Broken(f"HTTP {error.status}: {error.message}", hint="vcluster status"))
 
     def _too_long(self, error: Refused, body: Mapping[str, Any]) -> UsageError | None:
         """The refusal of a max_tokens for which there is no room, with the number that fits."""
@@ -205,7 +210,10 @@ class ModelApi:
             return [served]
 
     def _now(self) -> ServeStatus | None:
-        return NodeHandle(self._head, self._inventory.cluster).state().serving
+        rows = NodeHandle(self._head, self._inventory.cluster).state().replicas
+        # Of several replicas it is not known which one answered.
+        own = [one for one in rows if one.name == self.model] or [*rows]
+        return max(own, key=lambda one: one.generation == self._serve.generation, default=None)
 
     def _cause(self, error: Broken) -> VclusterError:
         """Why an answer broke off: the connection, another model, or the end of vLLM; else what was seen here."""
@@ -215,7 +223,7 @@ class ModelApi:
                 self._head.transport.require_alive()
                 now = self._now()
             except Unreachable as lost:
-                return ConnectionLost(self._head.name, f"tunnel: {lost.detail}")
+                return ConnectionLost(self._head.name, f"tunnel: {lost.detail}", again=())
             except VclusterError as gone:
                 return gone
             if found := self._changed(now):

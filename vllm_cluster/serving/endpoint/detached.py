@@ -110,7 +110,7 @@ class State:
             raise
         _end(child.pid, start_time(child.pid))
         words = "\n".join(line.removeprefix("error: ") for line in self._last_words())
-        raise VclusterError(words or f"the tunnel did not open within {START_SECONDS:.0f} s")
+        raise VclusterError(words or f"the tunnel did not open within {START_SECONDS:.0f} s", again=())
 
     def end(self) -> bool:
         """End it and remove what was noted; whether it ran."""

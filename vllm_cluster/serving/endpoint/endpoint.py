@@ -18,7 +18,7 @@ from vllm_cluster.kernel.text import host_port
 from vllm_cluster.serving.api.client import Broken, get, model_names
 from vllm_cluster.serving.endpoint.detached import Detached, State
 from vllm_cluster.serving.endpoint.tunnel import is_free, tunnel
-from vllm_cluster.serving.head import at_head, read_key, ready
+from vllm_cluster.serving.head import at_head, first_ready, read_key, replicas_served
 
 FOLDER = "tunnels"
 NOTE_SECONDS = 5.0
@@ -28,12 +28,16 @@ ANSWER_SECONDS, TRY_SECONDS = 30.0, 1.0
 
 @dataclass(frozen=True)
 class ClientEndpoint:
-    """What a client needs: the base URL, the key, the model's name; and the tunnel in between where there is one."""
+    """What a client needs: the base URL, the key, the model's name; and the tunnel in between where there is one.
+
+    `models` are the names of all that are served there, the one that is ready first.
+    """
 
     url: str
     key: str
     model: str
     tunnel: Detached | None
+    models: tuple[str, ...] = ()
 
 
 def state(inventory: Inventory, cache: Path) -> State:
@@ -52,7 +56,7 @@ def key(inventory: Inventory, *, runtime: Runtime = SYSTEM) -> str:
         return read_key(inventory, head)
 
 
-def endpoint(
+def find_endpoint(
     inventory: Inventory, cache: Path, *, direct: bool, detach: Sequence[str] | None, runtime: Runtime = SYSTEM
 ) -> ClientEndpoint:
     """The endpoint of the model that is ready; with `detach`, the inventory's option, a tunnel is opened.
@@ -62,13 +66,15 @@ def endpoint(
     """
     with at_head(inventory, runtime) as head:
         key = read_key(inventory, head)
-        serve = ready(inventory, head)
+        rows = replicas_served(inventory, head)
+        serve = first_ready(rows)
+        models = tuple(dict.fromkeys((serve.name, *(one.name for one in rows))))
         if direct and serve.host in ("127.0.0.1", "::1"):
             again = command_of(inventory, NodeHandle(head, inventory.cluster), serve, expose=True)
             text = f"{head.name}: the API of {serve.name} listens on its loopback only"
             raise PreflightFailed(text, hint="\n".join(("vcluster endpoint --detach", again)))
     if direct:
-        return ClientEndpoint(f"http://{host_port(serve.host, serve.port)}/v1", key, serve.name, None)
+        return ClientEndpoint(f"http://{host_port(serve.host, serve.port)}/v1", key, serve.name, None, models)
     found = state(inventory, cache)
     with found.locked():
         open_one = found.running()
@@ -76,14 +82,14 @@ def endpoint(
             last = found.read()
             # The port that clients have from before, where it is free.
             port = last.port if last and is_free(last.port) else 0
-            open_one = found.start(["-m", "vllm_cluster", "endpoint", "--background", "--port", str(port), *detach])
+            open_one = found.start(["-m", "vllm_cluster", "endpoint", "--background", str(port), *detach])
     if open_one is None:
         why = found.why_ended()
         ended = f"; the last one has ended: {why}" if why else ""
         text = f"no tunnel from this machine to {inventory.cluster} is open in the background{ended}"
         raise PreflightFailed(text, again=("--detach",))
     _ensure_answers(open_one.port, key, serve.name, runtime)
-    return ClientEndpoint(f"http://127.0.0.1:{open_one.port}/v1", key, serve.name, open_one)
+    return ClientEndpoint(f"http://127.0.0.1:{open_one.port}/v1", key, serve.name, open_one, models)
 
 
 def _ensure_answers(port: int, key: str, model: str, runtime: Runtime) -> None:
@@ -115,7 +121,7 @@ def close(inventory: Inventory, cache: Path) -> bool:
         return found.end()
 
 
-def keep_open(
+def be_tunnel(
     latest: Callable[[], Inventory], cache: Path, emit: Emit, *, port: int, runtime: Runtime = SYSTEM
 ) -> None:
     """Be the tunnel in the background, and note where it is.

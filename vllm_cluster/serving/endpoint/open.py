@@ -19,7 +19,7 @@ def keep_open(session: Session, inventory: Inventory, port: int) -> None:
     from vllm_cluster.kernel.laptop import cache_folder
     from vllm_cluster.serving.endpoint import endpoint
 
-    endpoint.keep_open(_latest(inventory), cache_folder(), session.emit, port=port)
+    endpoint.be_tunnel(_latest(inventory), cache_folder(), session.emit, port=port)
 
 
 def hold(session: Session, inventory: Inventory, port: int | None) -> None:

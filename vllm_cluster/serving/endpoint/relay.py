@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Protocol
 
 from vllm_cluster.kernel.transport.forward import Away, LoopbackForward, Pipe, SocketPipe
@@ -25,13 +27,22 @@ class Relay:
 
     def __init__(self, port: int, seconds: float) -> None:
         """Clients ask again after `seconds`, where there is no way."""
-        self.way: Way | None = None
+        self._way: Way | None = None
         self._seconds = seconds
         self._forward = LoopbackForward("tunnel", self._dial, port)
         self.port, self.close = self._forward.local_port, self._forward.close
 
+    @contextmanager
+    def leading_to(self, way: Way) -> Iterator[None]:
+        """Lead there meanwhile."""
+        self._way = way
+        try:
+            yield
+        finally:
+            self._way = None
+
     def _dial(self) -> Pipe:
-        way = self.way
+        way = self._way
         if way is None or not way.answers:
             return Away(f"no API answers at {way.host}" if way else "the head cannot be reached", self._seconds)
         return SocketPipe.dial("127.0.0.1", way.port, DIAL_SECONDS)

@@ -41,11 +41,14 @@ def show_endpoint(endpoint: Endpoint, inventory: Path | None, *, as_json: bool) 
         key = shell_line(["vcluster", "endpoint", *option, "--key"])
         document({**found, "key": key, "exposed": endpoint.exposed})
         return
-    out(f"{endpoint.model} answers at {where}" + ("" if endpoint.exposed else f" on {endpoint.head}"))
-    # Both open the way to the API by themselves, and keep the key off the command line.
-    out(f"ask:     {shell_line(['vcluster', 'complete', 'Hello', *option])}")
+    # First what works here: both open the way to the API by themselves, and keep the key off the command line.
+    model = ["--set", f"model={endpoint.model}"] if endpoint.several else []
+    out(f"ask:     {shell_line(['vcluster', 'complete', 'Hello', *model, *option])}")
     way = "--direct" if endpoint.exposed else "--detach"
     out(f"clients: {shell_line(['vcluster', 'endpoint', way, *option])}")
+    # Loopback is the head's, and not of whoever reads this.
+    there = "" if endpoint.exposed else f" on {endpoint.head} itself; from elsewhere as above"
+    out(f"{endpoint.model} answers at {where}{there}")
 
 
 def show_clients(endpoint: ClientEndpoint, inventory: Path | None, *, env: bool, as_json: bool) -> None:
@@ -56,11 +59,14 @@ def show_clients(endpoint: ClientEndpoint, inventory: Path | None, *, env: bool,
     key = shell_line([*words, "--key"])
     if as_json:
         tunnel = {"pid": endpoint.tunnel.pid, "port": endpoint.tunnel.port} if endpoint.tunnel else None
-        document({"v": 1, "base_url": endpoint.url, "model": endpoint.model, "key": key, "tunnel": tunnel})
+        found = {"model": endpoint.model, "models": endpoint.models, "key": key, "tunnel": tunnel}
+        document({"v": 1, "base_url": endpoint.url, **found})
     elif env:
         data(export_line("OPENAI_BASE_URL", endpoint.url) + "\n")
         data(export_line("OPENAI_API_KEY", endpoint.key) + "\n")
     else:
-        data(f"url:    {endpoint.url}\nmodel:  {endpoint.model}\nkey:    {key}\n")
+        data(f"url:    {endpoint.url}\n")
+        data("".join(f"model:  {name}\n" for name in endpoint.models or (endpoint.model,)))
+        data(f"key:    {key}\n")
         if endpoint.tunnel:
             data(f"tunnel: process {endpoint.tunnel.pid}, until {shell_line([*words, '--close'])}\n")

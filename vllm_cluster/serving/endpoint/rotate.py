@@ -5,11 +5,11 @@ from __future__ import annotations
 from http import HTTPStatus
 
 from vllm_cluster.kernel.assess import connect_all, ensure_no_errors
-from vllm_cluster.kernel.checks.docker import foreign
+from vllm_cluster.kernel.checks.docker import warn_of_foreign
 from vllm_cluster.kernel.docker.container_body import volume_writer_body
 from vllm_cluster.kernel.docker.temporary import temporary_container
 from vllm_cluster.kernel.errors import HostError, PreflightFailed, UsageError
-from vllm_cluster.kernel.events import Emit, Event, waiting
+from vllm_cluster.kernel.events import Emit, Event
 from vllm_cluster.kernel.facts.host_facts import HostFacts
 from vllm_cluster.kernel.hosts.connection import HostConnection
 from vllm_cluster.kernel.hosts.observe import observe
@@ -20,12 +20,13 @@ from vllm_cluster.kernel.lease.lease import Lease
 from vllm_cluster.kernel.node.handle import NodeHandle
 from vllm_cluster.kernel.node.history import record
 from vllm_cluster.kernel.plan.desired import CODE_FOLDER, SECRETS_FOLDER
-from vllm_cluster.kernel.plan.identity import Owner, cluster_id, node_of
-from vllm_cluster.kernel.plan.kept import Holder, holders
+from vllm_cluster.kernel.plan.identity import Owner, decide_cluster_id, node_of
+from vllm_cluster.kernel.plan.kept import Holder, find_holders
 from vllm_cluster.kernel.plan.spec import Mount
-from vllm_cluster.kernel.text import duration
+from vllm_cluster.kernel.text import duration, when
 from vllm_cluster.serving.api.client import Broken, get
 from vllm_cluster.serving.endpoint.tunnel import address_of
+from vllm_cluster.serving.head import key_file
 from vllm_cluster.wire.keys import KeyFile
 
 NAME = "api-key"
@@ -33,9 +34,7 @@ NAME = "api-key"
 TRY_SECONDS, ANSWER_SECONDS, POLL_SECONDS = 20.0, 10.0, 0.5
 
 
-def rotate(
-    inventory: Inventory, emit: Emit, *, grace: float = 0.0, wait: float = 0.0, runtime: Runtime = SYSTEM
-) -> str:
+def rotate(inventory: Inventory, emit: Emit, *, grace: float = 0.0, runtime: Runtime = SYSTEM) -> str:
     """Give the cluster a new API key, which is returned; those before are refused after `grace` seconds.
 
     Raises:
@@ -50,12 +49,12 @@ def rotate(
         node = NodeHandle(head, inventory.cluster)
         observe(inventory, head)
         with Lease([head], inventory.cluster, "endpoint") as lease:
-            lease.acquire(wait, waiting(emit))
+            lease.acquire()
             facts = observe(inventory, head)
             holder = _holder(inventory, head, facts)
             before = _current(node, holder.ids[NAME])
             made = runtime.token(KEY_BYTES)
-            now = head.engine.now or runtime.clock.time()
+            now = head.docker.now or runtime.clock.time()
             # Without grace none is left: the key may be in the wrong hands.
             older = {**before.older, before.key: now + grace} if grace else {}
             older = {key: until for key, until in older.items() if until > now}
@@ -64,12 +63,7 @@ def rotate(
             record(node, "endpoint", [f"rotate the API key{f', {duration(grace)} grace' if grace else ''}"], emit)
         # The lease is given back: it only looks, and others need not wait for it.
         seen = _tried(node, made, before.key, refused=not grace, runtime=runtime)
-    emit(
-        Event(
-            "result",
-            f"The API key is new; {_changed(grace, seen)}. Every client needs the new one: vcluster endpoint --key",
-        )
-    )
+    emit(Event("result", f"The API key is new. {_of_old_keys(now, grace, seen=seen)}"))
     return made
 
 
@@ -106,23 +100,26 @@ def _status(port: int, key: str) -> int | str:
         return error.message
 
 
-def _changed(grace: float, seen: bool) -> str:
+def _of_old_keys(now: float, grace: float, *, seen: bool) -> str:
+    """Return what becomes of clients that have an old key, and until when; `now` is by the head's clock."""
     if grace:
-        old = f"the old one is refused in {duration(grace)}"
-        return f"the API accepts it; {old}" if seen else old
-    return "the API accepts it and refuses the old one" if seen else "the old one is refused"
+        old = f"Clients with the old one are answered until {when(now + grace)}, for {duration(grace)}, then get 401"
+    else:
+        old = "Clients with the old one get 401 from now on; answers that have begun are not cut off"
+    tried = "the API was tried with both keys" if seen else "no model is ready, so no key was tried"
+    return f"{old} ({tried}). Give every client the new one: vcluster endpoint --key"
 
 
 def _holder(inventory: Inventory, head: HostConnection, facts: HostFacts) -> Holder:
     """The node on the head, which holds the key."""
-    ensure_no_errors(list(foreign(inventory, {head.name: facts})))
-    for holder in holders(inventory, {head.name: facts}):
+    ensure_no_errors(list(warn_of_foreign(inventory, {head.name: facts})))
+    for holder in find_holders(inventory, {head.name: facts}):
         if holder.has_node and NAME in holder.ids:
             break
     else:
         raise PreflightFailed(f"cluster {inventory.cluster} is not running on {head.name}", hint="vcluster up")
     node = NodeHandle(head, inventory.cluster)
-    reader = head.engine.read_file(node.name, f"{CODE_FOLDER}/vllm_cluster/wire/keys.py")
+    reader = head.docker.read_file(node.name, f"{CODE_FOLDER}/vllm_cluster/wire/keys.py")
     if reader is None:
         text = f"{head.name}: the node was made by an earlier vcluster, which reads the API key once"
         raise PreflightFailed(text, hint="vcluster up\nvcluster endpoint --rotate")
@@ -133,7 +130,7 @@ def _current(node: NodeHandle, identity: str) -> KeyFile:
     content = node.secret(NAME, identity)
     if content is None:
         raise PreflightFailed(f"{node.host}: endpoint: the API key is missing", hint="vcluster up")
-    return KeyFile.read(content.decode())
+    return key_file(content, node.host)
 
 
 def _write(inventory: Inventory, head: HostConnection, facts: HostFacts, holder: Holder, content: str) -> None:
@@ -141,8 +138,8 @@ def _write(inventory: Inventory, head: HostConnection, facts: HostFacts, holder:
     there = node_of(inventory.cluster, facts)
     if there is None:
         raise PreflightFailed(f"cluster {inventory.cluster} is not running on {head.name}", hint="vcluster up")
-    owner = Owner(inventory.cluster, cluster_id(inventory, {head.name: facts}))
+    owner = Owner(inventory.cluster, decide_cluster_id(inventory, {head.name: facts}))
     body = volume_writer_body(owner, there.image_id, Mount(holder.volume, SECRETS_FOLDER))
-    with temporary_container(head.engine, inventory.cluster, body) as door:
+    with temporary_container(head.docker, inventory.cluster, body) as door:
         files = {f"{NAME}-{holder.ids[NAME]}": (content.encode(), 0o600)}
-        head.engine.put_files(door, SECRETS_FOLDER, files)
+        head.docker.put_files(door, SECRETS_FOLDER, files)

@@ -59,8 +59,9 @@ def tunnel(
     try:
         while True:
             try:
-                with passage_to(inventory, runtime) as passage:
-                    relay.way, patience = passage, runtime.after(RETRY_SECONDS)
+                # Its port leads there no longer than the passage has its own, which any program here may take then.
+                with passage_to(inventory, runtime) as passage, relay.leading_to(passage):
+                    patience = runtime.after(RETRY_SECONDS)
                     opened(relay.port)
                     text, data = f"{url} forwards to {passage.host}", {"url": url, "port": relay.port}
                     emit(Event("note", text) if was_open else Event("result", f"{text} until Ctrl-C", data=data))
@@ -74,8 +75,6 @@ def tunnel(
                 if not broken:
                     emit(Event("warning", f"{error.message}; {url} answers with HTTP 503 until it is back"))
                 broken = True
-            finally:
-                relay.way = None
             runtime.clock.sleep(RETRY_POLL)
             inventory = latest()
     finally:
@@ -91,7 +90,7 @@ def passage_to(inventory: Inventory, runtime: Runtime = SYSTEM) -> Iterator[Pass
     """
     with at_head(inventory, runtime) as head:
         read_key(inventory, head)
-        passage = Passage(head, inventory.ports.api, 0, lambda: _served(inventory, head))
+        passage = Passage(head, inventory.ports.api, lambda: _served(inventory, head))
         try:
             yield passage
         finally:
@@ -105,12 +104,12 @@ class Passage:
         HostError: a model is ready there, and nothing passes.
     """
 
-    def __init__(self, head: HostConnection, remote: int, local: int, served: Callable[[], ServeStatus | None]) -> None:
+    def __init__(self, head: HostConnection, remote: int, served: Callable[[], ServeStatus | None]) -> None:
         self._head, self._remote, self._served = head, remote, served
         self.host = head.name
         self._place = self._place_of(serve := served())
         address, port = self._place
-        self._forward = head.transport.forward(port, local, remote_host=address)
+        self._forward = head.transport.forward(port, 0, remote_host=address)
         self.port = self._forward.local_port
         self.answers = answers(self.port)
         if serve and serve.phase == "ready" and not self.answers:
@@ -143,9 +142,10 @@ class Passage:
         now = answers(self.port)
         if not now and (place := self._place_of(self._served())) != self._place:
             # It was served again with or without --expose, or on another port.
-            self._forward.close()
             address, port = self._place = place
-            self._forward = self._head.transport.forward(port, self.port, remote_host=address)
+            before, self._forward = self._forward, self._head.transport.forward(port, 0, remote_host=address)
+            self.port = self._forward.local_port
+            before.close()
             now = answers(self.port)
         if now != self.answers:
             where = "{}:{}".format(*self._place)

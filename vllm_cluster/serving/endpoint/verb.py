@@ -10,7 +10,7 @@ import typer
 
 from vllm_cluster.kernel.errors import PortInUse, UsageError
 from vllm_cluster.kernel.shell_line import command_line
-from vllm_cluster.kernel.terminal.options import InventoryPath, Json, Wait
+from vllm_cluster.kernel.terminal.options import InventoryPath, Json
 from vllm_cluster.kernel.terminal.output import out
 from vllm_cluster.kernel.terminal.session import Session
 from vllm_cluster.serving.endpoint import open as tunnels
@@ -21,25 +21,27 @@ Direct = Annotated[
 ]
 Detach = Annotated[bool, typer.Option("--detach", help="Open a tunnel in the background, where none is open.")]
 Close = Annotated[bool, typer.Option("--close", help="Close the tunnel in the background.")]
-Tunnel = Annotated[bool, typer.Option("--tunnel", help="Forward the API to localhost until Ctrl-C.")]
-Port = Annotated[
-    int | None,
+Tunnel = Annotated[
+    str,
     typer.Option(
-        "--port",
-        "-p",
+        "--tunnel",
         metavar="PORT",
-        min=0,
-        max=65535,
-        help="With --tunnel: the local port; 0 takes a free one. Default: that of the API.",
+        help="Forward the API to localhost until Ctrl-C; port 0 is a free one. Without PORT: that of the API.",
     ),
 ]
-Background = Annotated[bool, typer.Option("--background", hidden=True, help="Used by --detach.")]
+Background = Annotated[int | None, typer.Option("--background", hidden=True, help="Used by --detach.")]
+# What --tunnel has where no port is given.
+OF_API = "api"
+MAX_PORT = 65535
 Key = Annotated[bool, typer.Option("--key", help="Print the API key alone.")]
-Rotate = Annotated[bool, typer.Option("--rotate", help="Make and print a new key; nothing restarts.")]
-Grace = Annotated[
+Rotate = Annotated[
     float | None,
     typer.Option(
-        "--grace", metavar="DURATION", min=0, max=1e9, help="With --rotate: accept the old key for so long (10m, 1h)."
+        "--rotate",
+        metavar="DURATION",
+        min=0,
+        max=1e9,
+        help="Make and print a new key; nothing restarts. With DURATION (10m, 1h) the old one is accepted for so long.",
     ),
 ]
 
@@ -49,35 +51,30 @@ def endpoint(
     direct: Direct = False,
     detach: Detach = False,
     close: Close = False,
-    tunnel: Tunnel = False,
-    port: Port = None,
-    background: Background = False,
+    tunnel: Tunnel = "",
+    background: Background = None,
     key: Key = False,
-    rotate: Rotate = False,
-    grace: Grace = None,
+    rotate: Rotate = None,
     inventory: InventoryPath = None,
     as_json: Json = False,
-    wait: Wait = 0.0,
 ) -> None:
     """Print what OpenAI clients need: URL and key."""
-    jobs = {"--close": close, "--tunnel": tunnel, "--key": key, "--rotate": rotate}
+    jobs = {"--close": close, "--tunnel": bool(tunnel), "--key": key, "--rotate": rotate is not None}
     _ensure_one({**jobs, "--direct": direct, "--detach": detach})
     if job := _given(jobs):
         _ensure_one({job[0]: True, "--env": env})
-    if not background:
-        _ensure_needed("--tunnel", {"--port": port is not None}, jobs)
-        _ensure_needed("--rotate", {"--grace": grace is not None, "--wait": bool(wait)}, jobs)
-    with Session(inventory, as_json=as_json, changes=rotate) as session:
-        if background:
-            tunnels.keep_open(session, session.load(), port or 0)
+    port = _local_port(tunnel)
+    with Session(inventory, as_json=as_json, changes=rotate is not None) as session:
+        if background is not None:
+            tunnels.keep_open(session, session.load(), background)
         elif tunnel:
             try:
                 tunnels.hold(session, session.load(), port)
             except PortInUse as error:
-                error.again = ("--port", "0")
+                error.hint = f"vcluster endpoint --tunnel 0\n{error.hint or ''}"
                 raise
-        elif key or rotate:
-            _show_key(session, grace=grace or 0.0, wait=wait, rotate=rotate)
+        elif key or rotate is not None:
+            _show_key(session, rotate)
         elif close:
             _close(session)
         else:
@@ -88,10 +85,13 @@ def _given(options: Mapping[str, bool]) -> list[str]:
     return [name for name, is_given in options.items() if is_given]
 
 
-def _ensure_needed(mode: str, options: Mapping[str, bool], jobs: Mapping[str, bool]) -> None:
-    names = _given(options)
-    if names and not jobs[mode]:
-        raise UsageError(f"{' and '.join(names)} {'need' if len(names) > 1 else 'needs'} {mode}", again=(mode,))
+def _local_port(tunnel: str) -> int | None:
+    """The port that --tunnel names; None for that of the API."""
+    if tunnel in ("", OF_API):
+        return None
+    if tunnel.isascii() and tunnel.isdecimal() and int(tunnel[:6]) <= MAX_PORT:
+        return int(tunnel)
+    raise UsageError(f"--tunnel must be a port, got {tunnel!r}", hint="vcluster endpoint --tunnel 8001")
 
 
 def _ensure_one(given: Mapping[str, bool]) -> None:
@@ -108,14 +108,16 @@ def _show(session: Session, *, env: bool, direct: bool, detach: bool) -> None:
     from vllm_cluster.serving.endpoint.render import show_clients
 
     again = _of_tunnel(loaded.path) if detach else None
-    found = action_of.endpoint(loaded, cache_folder(), direct=direct, detach=again)
+    found = action_of.find_endpoint(loaded, cache_folder(), direct=direct, detach=again)
     session.finish()
     show_clients(found, loaded.path, env=env, as_json=session.as_json)
 
 
 def _of_tunnel(inventory: Path | None) -> list[str]:
     if inventory is None:
-        raise UsageError("--detach needs the inventory as a file, not on standard input")
+        raise UsageError(
+            "--detach needs the inventory as a file, not on standard input", hint="vcluster endpoint --detach -i FILE"
+        )
     return ["-i", str(inventory.absolute())]
 
 
@@ -130,15 +132,16 @@ def _close(session: Session) -> None:
     session.emit(Event("result", text, data={"closed": closed}))
 
 
-def _show_key(session: Session, *, grace: float, wait: float, rotate: bool) -> None:
+def _show_key(session: Session, grace: float | None) -> None:
+    """Print the key: a new one where the old one has a time for which it is accepted."""
     loaded = session.load()
     from vllm_cluster.kernel.laptop import cache_folder
     from vllm_cluster.serving.endpoint import endpoint as action_of
     from vllm_cluster.serving.endpoint import rotate as rotation
     from vllm_cluster.serving.hooks import KEY_CHANGED
 
-    if rotate:
-        found = rotation.rotate(loaded, session.progress, grace=grace, wait=wait)
+    if grace is not None:
+        found = rotation.rotate(loaded, session.progress, grace=grace)
         for renew in KEY_CHANGED.given():
             renew(loaded, cache_folder(), found, session.progress)
     else:

@@ -26,9 +26,10 @@ from vllm_cluster.kernel.errors import (
     VclusterError,
 )
 from vllm_cluster.kernel.events import Emit, Event
+from vllm_cluster.kernel.explain.catalogue import FAILURES
 from vllm_cluster.kernel.explain.diagnosis import Diagnosis, MatchedFailure, diagnose
+from vllm_cluster.kernel.explain.evidence import LogPosition
 from vllm_cluster.kernel.explain.scan import LogSource, scan
-from vllm_cluster.kernel.explain.stream import LogPosition
 from vllm_cluster.kernel.facts.host_facts import HostFacts
 from vllm_cluster.kernel.hosts.connection import Fleet, HostConnection
 from vllm_cluster.kernel.hosts.runtime import SYSTEM, Runtime
@@ -36,9 +37,11 @@ from vllm_cluster.kernel.inventory.model import Inventory
 from vllm_cluster.kernel.node.handle import NodeHandle, connect_and_observe
 from vllm_cluster.kernel.node.history import restarts
 from vllm_cluster.kernel.plan.history import Entry
+from vllm_cluster.kernel.plan.node_status import absent
+from vllm_cluster.kernel.shell_line import command_line
 from vllm_cluster.kernel.text import count, redact
 from vllm_cluster.serving.explain.logs import Log, collect, sources
-from vllm_cluster.wire.status import FailedRequest, NodeStatus
+from vllm_cluster.wire.status import FailedRequest, NodeStatus, ServeStatus
 
 PART = 1 << 20
 LOOKED_AT = 64 << 10
@@ -47,6 +50,8 @@ MAX_UNPACKED_BYTES = 64 << 30
 MAX_FILES = 1000
 PROGRESS_SECONDS = 1.0
 MAX_RESTARTS = 5
+# What logs show that hold no failure of now.
+QUIET = ("nothing", "healthy", "unfinished", "healed")
 _OWN = "the error"
 BUNDLE = "vcluster explain --bundle report.tar.gz"
 # What vLLM, Ray, Docker and log rotation name a log, in a folder that may hold other files too.
@@ -60,7 +65,7 @@ class Explanation:
     """The verdict, and the hosts whose logs could not be had; `request` is what it is about where that has gone.
 
     A request that failed and was rolled back leaves a cluster that works, and the next start hides its lines.
-    `restarts` are those of the model that is served, by vcluster itself, with its own reasons.
+    `restarts` are those of what is served, by vcluster itself, with its own reasons.
     """
 
     verdict: Diagnosis
@@ -93,8 +98,12 @@ def of_files(paths: Sequence[Path], emit: Emit, *, runtime: Runtime = SYSTEM) ->
     return diagnose([scan(source, tick) for source in opened])
 
 
-def of_cluster(inventory: Inventory, emit: Emit, *, runtime: Runtime = SYSTEM) -> Explanation:
-    """The verdict on what the hosts of the cluster have written."""
+def of_cluster(inventory: Inventory, emit: Emit, model: str | None = None, *, runtime: Runtime = SYSTEM) -> Explanation:
+    """The verdict on what the hosts of the cluster have written; of one model where it is named.
+
+    Raises:
+        UsageError: no such model is served.
+    """
     with Fleet(inventory, runtime) as fleet:
         emit(Event("phase", f"collecting the logs of {count(len(inventory.hosts), 'host')}"))
 
@@ -104,23 +113,73 @@ def of_cluster(inventory: Inventory, emit: Emit, *, runtime: Runtime = SYSTEM) -
 
         logs, failures = fleet.each(read)
         head = _head(fleet, inventory) if inventory.head_name in logs else None
-        restarted = _restarts(fleet, inventory, head)
+        rows = _rows(inventory.head_name, head, model)
+        restarted = _restarts(fleet, inventory, rows)
     if head and head.group.ended:
         return Explanation(_of_group(inventory.head_name, head), failures, restarts=restarted)
-    works = _works(inventory, head)
-    ended = [] if works or head is None else _last_end(inventory.head_name, head)
-    found = diagnose([scan(source) for source in (*sources(logs.values()), *ended)], healthy=works)
-    request = head.serve.instead_of if head and head.serve else None
-    if request and found.result in ("nothing", "healthy", "unfinished", "healed"):
+    works = _works(inventory, head, rows)
+    ended = [] if works else _last_ends(inventory.head_name, rows)
+    read_of = sources(logs.values(), of=None if model is None else {one.index for one in rows})
+    found = diagnose([scan(source) for source in (*read_of, *ended)], healthy=works)
+    missing = _missing(inventory, head)
+    off = {name: failures[name] for name in missing if isinstance(failures.get(name), SILENT)}
+    if off and not found.cause:
+        return Explanation(_of_unreachable(off, found), failures, restarts=restarted)
+    if missing and found.result in QUIET:
+        return Explanation(_of_missing(inventory.head_name, missing, found), failures, restarts=restarted)
+    request = next((one.instead_of for one in rows if one.instead_of), None)
+    if request and found.result in QUIET:
         return Explanation(_of_request(inventory.head_name, request, found), failures, request, restarted)
     return Explanation(found, failures, restarts=restarted)
 
 
-def _last_end(host: str, head: NodeStatus) -> list[LogSource]:
+def _rows(host: str, head: NodeStatus | None, model: str | None) -> Sequence[ServeStatus]:
+    """Every replica that is served, or those of a model."""
+    rows = head.serves if head else ()
+    if model is None:
+        return rows
+    found = [one for one in rows if one.name == model]
+    if not found:
+        there = ", ".join(dict.fromkeys(one.name for one in rows)) or "no model"
+        what = "neither a file, nor the name of a failure or of a finding, nor a model"
+        text = f"{model} is {what}: {host} serves {there}"
+        raise UsageError(text, hint="vcluster explain")
+    return found
+
+
+def _missing(inventory: Inventory, head: NodeStatus | None) -> dict[str, str]:
+    """What is wrong with nodes that the head does not have, by host, where it runs."""
+    if head is None or head.group.state != "up":
+        return {}
+    planned = {host.address: name for name, host in inventory.hosts.items()}
+    alive = {node.address for node in head.group.nodes if node.alive}
+    gone = {name: "its node has not joined" for address, name in planned.items() if address not in alive}
+    return gone | absent(head.roll, planned)
+
+
+def _of_missing(host: str, missing: Mapping[str, str], read: Diagnosis) -> Diagnosis:
+    """The verdict where logs hold no failure of now, and nodes are missing; `read` is that on all logs."""
+    lines = [f"{name}: {what} (vcluster up starts it again)" for name, what in sorted(missing.items())]
+    places = tuple(LogPosition(f"{host}:status", number, line, host=host) for number, line in enumerate(lines, 1))
+    return replace(read, result="unknown", error_lines=places)
+
+
+def _of_unreachable(off: Mapping[str, VclusterError], read: Diagnosis) -> Diagnosis:
+    """The verdict where hosts that the head has lost do not answer SSH either: what others write only follows."""
+    places = tuple(
+        LogPosition("ssh", number, error.message, host=name) for number, (name, error) in enumerate(off.items(), 1)
+    )
+    cause = MatchedFailure(FAILURES["host-unreachable"], places, (), len(places))
+    return replace(read, result="explained", cause=cause, symptom=None, raised=None, error_lines=())
+
+
+def _last_ends(host: str, rows: Sequence[ServeStatus]) -> list[LogSource]:
     """Why the node program ended what is served: that an engine hangs is in no log of vLLM."""
-    failure = head.serve.failure if head.serve else None
-    words = f"{failure.summary}\n".encode("utf-8", "replace") if failure else b""
-    return [LogSource(f"{host}:status of the model", [(1, words)], host)] if words else []
+    failures = [(one.name, one.failure.summary) for one in rows if one.failure]
+    return [
+        LogSource(f"{host}:status of {name}", [(1, f"{words}\n".encode("utf-8", "replace"))], host)
+        for name, words in failures
+    ]
 
 
 def _of_request(host: str, request: FailedRequest, read: Diagnosis) -> Diagnosis:
@@ -136,12 +195,12 @@ def _head(fleet: Fleet, inventory: Inventory) -> NodeStatus | None:
     return state.status if state else None
 
 
-def _restarts(fleet: Fleet, inventory: Inventory, head: NodeStatus | None) -> Sequence[Entry]:
+def _restarts(fleet: Fleet, inventory: Inventory, rows: Sequence[ServeStatus]) -> Sequence[Entry]:
     """How often vcluster itself started again what is served now, the last times."""
-    if head is None or head.serve is None:
+    if not rows:
         return ()
     node = NodeHandle(fleet.connections[inventory.head_name], inventory.cluster)
-    return restarts(node, head.serve.request)[-MAX_RESTARTS:]
+    return restarts(node, {one.request for one in rows})[-MAX_RESTARTS:]
 
 
 def _of_group(host: str, head: NodeStatus) -> Diagnosis:
@@ -159,9 +218,9 @@ def _of_group(host: str, head: NodeStatus) -> Diagnosis:
     return replace(found, result="unknown", symptom=None, raised=None, error_lines=places)
 
 
-def _works(inventory: Inventory, head: NodeStatus | None) -> bool:
+def _works(inventory: Inventory, head: NodeStatus | None, rows: Sequence[ServeStatus]) -> bool:
     """Whether every host is in Ray, and what is served, if anything, is ready."""
-    if head is None or head.group.state != "up" or (head.serve and head.serve.phase != "ready"):
+    if head is None or head.group.state != "up" or any(one.phase != "ready" for one in rows):
         return False
     alive = {node.address for node in head.group.nodes if node.alive}
     return alive == {host.address for host in inventory.hosts.values()}
@@ -262,9 +321,9 @@ def _open(path: Path) -> LogSource:
         raise UsageError(f"{path} cannot be read: {error.strerror}", hint="vcluster explain FILE…") from None
     # A pipe is what a shell makes of <(docker logs NAME).
     if not (stat.S_ISREG(about.st_mode) or stat.S_ISFIFO(about.st_mode)):
-        raise UsageError(f"{path} is not a file")
+        raise UsageError(f"{path} is not a file", hint="vcluster explain FILE…")
     if not os.access(path, os.R_OK):
-        raise UsageError(f"{path} cannot be read: permission denied")
+        raise UsageError(f"{path} cannot be read: permission denied", hint=command_line("stat", str(path)))
     parts = _parts(str(path), lambda: path.open("rb"))
     return LogSource(str(path), parts, newest=about.st_mtime)
 
@@ -293,7 +352,7 @@ def _parts(name: str, start: Callable[[], IO[bytes]]) -> Iterator[tuple[int, byt
                     yield number, piece
                     number += piece.count(b"\n")
     except (OSError, EOFError, zlib.error) as error:
-        raise UsageError(f"{name} cannot be read to its end: {error}") from None
+        raise UsageError(f"{name} cannot be read to its end: {error}", hint="vcluster explain FILE…") from None
     if rest:
         yield number, rest
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+import re
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -14,11 +15,15 @@ from vllm_cluster.kernel.explain.scan import LogSource
 from vllm_cluster.kernel.hosts.connection import HostConnection
 from vllm_cluster.kernel.hosts.program import python
 from vllm_cluster.kernel.node.handle import NodeHandle
+from vllm_cluster.wire.order import Order, Placement
+from vllm_cluster.wire.reading import RefusedDocument
 
 EXCERPT_SECONDS = 30.0
 # As text in JSON, the longest piece of a file that the excerpt prints at once.
 MAX_PIECE = 2 << 20
 KERNEL_SECONDS = 10.0
+# As serving/node/parts.py names them; what was before is kept with another number behind.
+_SERVE_LOG = re.compile(r"serve(?:-(\d{1,4}))?\.log(?:\.\d)?")
 TAIL = 2000
 # Of a file, whose end is what matters; the node program lets it grow to twice that (serving/node/serving.py).
 STOPPED_LOG, MAX_STOPPED_LOG = 8 << 20, 17 << 20
@@ -40,10 +45,25 @@ class Log:
         return LogSource(f"{self.host}:{self.name}", self.parts, self.host, datetime.now(UTC).timestamp())
 
 
-def sources(collected: Iterable[Iterable[Log]], *, of_vllm: bool = True) -> list[LogSource]:
-    """What is to be scanned of the logs of all hosts: the node's own summary only repeats failures, past ones too."""
+def sources(
+    collected: Iterable[Iterable[Log]], *, of_vllm: bool = True, of: Collection[int] | None = None
+) -> list[LogSource]:
+    """What is to be scanned of the logs of all hosts: the node's own summary only repeats failures, past ones too.
+
+    `of` are numbers of replicas: what only others have printed is left out.
+    """
     left = ("status.json", "versions.json", *(() if of_vllm else ("serve.log", "serve-", "ray/worker-")))
-    return [log.source() for logs in collected for log in logs if not log.name.startswith(left)]
+    kept = (log for logs in collected for log in logs if not log.name.startswith(left))
+    return [log.source() for log in kept if of is None or _replica(log.name) in (None, *of)]
+
+
+def _replica(name: str) -> int | None:
+    """The replica whose vLLM has printed a log; None of what is everyone's."""
+    found = _SERVE_LOG.fullmatch(name)
+    if found is None:
+        # Ray runs the first one alone.
+        return 0 if name.startswith("ray/worker-") else None
+    return int(found[1] or 0)
 
 
 def collect(connection: HostConnection, cluster: str) -> list[Log]:
@@ -66,10 +86,10 @@ def collect(connection: HostConnection, cluster: str) -> list[Log]:
     inside = _inside(node) if running else _stopped(node)
     logs += inside
     # Without times a line could be of any attempt.
-    printed = connection.engine.logs(node.name, tail=TAIL, times=True).splitlines(keepends=True)
+    printed = connection.docker.logs(node.name, tail=TAIL, times=True).splitlines(keepends=True)
     # vLLM's own lines are in serve.log too, or in that of their replica.
     twice = any(log.name.startswith("serve") for log in inside)
-    lines = [line for line in printed if not (twice and " [vllm] " in line[:50])]
+    lines = [line for line in printed if not (twice and " [vllm" in line[:50])]
     logs.append(Log(connection.name, "docker.log", ((1, "".join(lines).encode()),)))
     logs.append(Log(connection.name, "dmesg", ((1, _kernel(connection, there.started_at)),)))
     return logs
@@ -94,7 +114,11 @@ def by_file(host: str, rows: Iterable[Mapping[str, object]]) -> list[Log]:
 def _stopped(node: NodeHandle) -> list[Log]:
     """What can be read of a container that does not run: the files that the node program keeps."""
     found = {}
-    for name in ("serve.log", "status.json"):
+    rows: Sequence[Placement] = ()
+    with suppress(CommandFailed, RefusedDocument):
+        rows = (node.order() or Order()).deployments
+    further = [f"serve-{one.index}.log" for one in rows if one.index]
+    for name in ("serve.log", *further, "status.json"):
         with suppress(CommandFailed):
             found[name] = (node.read(name, MAX_STOPPED_LOG) or b"")[-STOPPED_LOG:]
     return [Log(node.host, name, ((1, content),)) for name, content in found.items() if content]

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from vllm_cluster.kernel.assess import connect_all
-from vllm_cluster.kernel.errors import PreflightFailed, Unreachable
+from vllm_cluster.kernel.errors import PreflightFailed, Unreachable, UsageError
 from vllm_cluster.kernel.events import Emit, Event
 from vllm_cluster.kernel.facts.host_facts import HostFacts
 from vllm_cluster.kernel.hosts.observe import observe
@@ -23,6 +24,9 @@ from vllm_cluster.serving.fit.layouts import FitReport, GpuPool, Model, Workload
 from vllm_cluster.serving.fit.lookup import supports_pp
 
 TOKEN_BYTES = 1000
+MIN_GPU_MEMORY = 10**9
+_SIZE = re.compile(r"(\d{1,6}(?:\.\d{1,6})?) ?([MGT])(I?)B?", re.ASCII)
+_POWER = {"M": 2, "G": 3, "T": 4}
 # Classes that vLLM has split into pipeline stages for years: asked of the image only where it can be asked.
 SPLIT_INTO_STAGES = tuple(
     f"{name}ForCausalLM"
@@ -131,6 +135,15 @@ def gpu_memory(inventory: Inventory, host: Host, facts: HostFacts) -> int:
     else:
         found = min((gpu.memory_mib for gpu in chosen(host, facts)), default=0) << 20
     if not found:
-        hint = "vcluster fit MODEL --gpus NUMBER --nodes NUMBER --gpu-memory SIZE"
+        hint = "vcluster fit MODEL --gpus NUMBER --gpu-memory SIZE"
         raise PreflightFailed(f"{facts.host}: no GPU reports its memory size", hint=hint)
+    return found
+
+
+def gpu_memory_bytes(text: str) -> int:
+    """Read `80GB` or `79.6GiB`."""
+    match = _SIZE.fullmatch(text.strip().upper())
+    found = round(float(match[1]) * (1024 if match[3] else 1000) ** _POWER[match[2]]) if match else 0
+    if found < MIN_GPU_MEMORY:
+        raise UsageError(f"--gpu-memory {text} is not a size of 1 GB or more", hint="write the unit: 80GB or 79.6GiB")
     return found

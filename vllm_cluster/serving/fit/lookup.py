@@ -6,7 +6,7 @@ from vllm_cluster.kernel.docker.temporary import TemporaryContainer
 from vllm_cluster.kernel.errors import CommandFailed, TimedOut
 from vllm_cluster.kernel.facts.host_facts import HostFacts
 from vllm_cluster.kernel.hosts.connection import HostConnection
-from vllm_cluster.kernel.hosts.program import InNode, Place, python, run
+from vllm_cluster.kernel.hosts.program import InNode, Place, python, run_program
 from vllm_cluster.kernel.inventory.model import Inventory
 from vllm_cluster.kernel.plan.identity import without_lease
 from vllm_cluster.kernel.plan.images import find_image
@@ -27,7 +27,7 @@ def supports_pp(head: HostConnection, facts: HostFacts, inventory: Inventory, ar
     beside = TemporaryContainer(without_lease(inventory.cluster), "fit", image.id)
     place: Place = InNode(node) if up else beside
     try:
-        rows = run(head, program, place, head.runtime.after(CLASS_SECONDS)).messages
+        rows = run_program(head, program, place, head.runtime.after(CLASS_SECONDS)).messages
     except (CommandFailed, TimedOut):
         return None
     supported = next((row["supports_pp"] for row in reversed(rows) if "supports_pp" in row), None)

@@ -57,12 +57,12 @@ _OFFLINE = "or remove HF_HUB_OFFLINE from environment: of the inventory, then vc
 
 
 class RequestProblem(NamedTuple):
-    """Why a request cannot work, where, and what to do."""
+    """Why a request cannot work, where, and what to do; `near` is a word of the request with the one that was meant."""
 
     host: str
     text: str
     fix: str
-    near: str = ""
+    near: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -125,9 +125,9 @@ class Judged:
 
 @dataclass(frozen=True)
 class Asked:
-    """The request: the model, its layout, the words of vLLM's command line, the node's name; and the hosts that get
+    """The request: the model, its layout, the words of vLLM's command line; and the hosts that get
     ranks, with the GPUs of each, and with what others hold of these. `may_group` is whether Ray can
-    join the hosts, too.
+    join the hosts, too; `reads` are the hosts with ranks of any replica.
     """
 
     model: str
@@ -136,12 +136,12 @@ class Asked:
     argv: Sequence[str]
     extra: Sequence[str]
     gpus: GpuPool | None
-    node: str = "NODE"
     hosts: tuple[str, ...] = ()
     beside: Mapping[str, Sequence[Beside]] = field(default_factory=dict)
     dp: int = 1
     ep: bool = False
     may_group: bool = True
+    reads: tuple[str, ...] = ()
 
     @property
     def degrees(self) -> Degrees:
@@ -154,7 +154,7 @@ class Asked:
         return evaluate(model, gpus, workload, to.tp, to.pp, dp=to.dp, experts=to.experts)
 
 
-def problems(asked: Asked, head: str, files: Mapping[str, Files], judged: Judged) -> Iterator[RequestProblem]:
+def find_problems(asked: Asked, head: str, files: Mapping[str, Files], judged: Judged) -> Iterator[RequestProblem]:
     """Everything that would make the request fail after the running model was stopped."""
     named = list(_named(asked, head, files))
     yield from named
@@ -172,7 +172,7 @@ def problems(asked: Asked, head: str, files: Mapping[str, Files], judged: Judged
 
 def _named(asked: Asked, head: str, files: Mapping[str, Files]) -> Iterator[RequestProblem]:
     for host, found in files.items():
-        if found.where == "nowhere" and host in (head, *(asked.hosts or files)):
+        if found.where == "nowhere" and host in (head, *(asked.reads or asked.hosts or files)):
             others = [] if asked.model in found.near else found.near
             near = difflib.get_close_matches(asked.model, others, n=1, cutoff=0.5)
             fix = _fix(asked.model, found.problem, near=bool(near))
@@ -183,7 +183,7 @@ def _named(asked: Asked, head: str, files: Mapping[str, Files]) -> Iterator[Requ
                 fix = pull if files[head].where == "cache" else f"copy it to {host} too"
                 yield RequestProblem(host, text, fix)
             elif near:
-                yield RequestProblem(host, f"{text}; did you mean {near[0]}?", fix, near[0])
+                yield RequestProblem(host, f"{text}; did you mean {near[0]}?", fix, (asked.model, near[0]))
             else:
                 yield RequestProblem(host, text, fix)
         elif found.where == "folder" and found.lacking:
@@ -196,10 +196,9 @@ def _named(asked: Asked, head: str, files: Mapping[str, Files]) -> Iterator[Requ
 def _fix(model: str, problem: str, *, near: bool) -> str:
     if "gated" in problem:
         return "accept its terms on the hub\nset hf_token in the inventory\nvcluster up"
-    if "HF_HUB_OFFLINE" in problem:
-        pull = command_line("vcluster", "pull", model)
-        return pull if near else f"{pull}\n{_OFFLINE}"
-    return "" if near else "check the name: ORG/NAME, or a folder below model_cache\nvcluster models"
+    if near or "HF_HUB_OFFLINE" in problem:
+        return "" if near else f"{command_line('vcluster', 'pull', model)}\n{_OFFLINE}"
+    return "check the name: ORG/NAME, or a folder below model_cache\nvcluster models"
 
 
 def _flags(asked: Asked, head: str, judged: Judged, *, named: bool) -> Iterator[RequestProblem]:
@@ -209,15 +208,16 @@ def _flags(asked: Asked, head: str, judged: Judged, *, named: bool) -> Iterator[
     if judged.flags == "refused":
         text = f"vLLM refuses these flags: {judged.problem}"
         # The whole help has thousands of lines; with a word vLLM shows the flags that hold it.
-        near = re.search(r"did you mean --([\w-]+)", judged.problem)
-        topic = f"--help={near[1] if near else 'all'}"
-        known = command_line("docker", "exec", asked.node, "vllm", "serve", topic, on=head)
+        near = re.search(r"unrecognized arguments: (--[\w-]+).*did you mean (--[\w-]+)", judged.problem)
+        topic = f"--help={near[2].removeprefix('--') if near else 'all'}"
+        known = command_line("vcluster", "exec", "--head", "--", "vllm", "serve", topic)
         lacking = "No such file" in judged.problem and "config" in vllm.options(asked.extra)
         old = switches.old_spellings(asked.extra)
         known = "\n".join([*(f"write {today} in place of {given}" for given, today in old.items()), known])
         fix = "vLLM reads the file of --config in the node: put it below model_cache, or mount its folder with volumes"
         in_file = judged.problem.startswith("--config ")
-        yield RequestProblem(head, text, fix if lacking else "correct that file" if in_file else known)
+        remedy = fix if lacking else "correct that file" if in_file else known
+        yield RequestProblem(head, text, remedy, near.groups() if near and not in_file else ())
         return
     # Values in the file of --config that those of vcluster override: as words of the command line they are refused too.
     read = [one for one in judged.values.items() if one[0] in vllm.ASKED]
@@ -227,9 +227,10 @@ def _flags(asked: Asked, head: str, judged: Judged, *, named: bool) -> Iterator[
             head, f"{option} is set by vcluster, and these flags or their --config file set it too", fix
         )
     if judged.model == "refused" and not named:
-        yield RequestProblem(
-            head, f"vLLM refuses {asked.model}: {judged.problem}", "change the flag or the model that it names"
-        )
+        text = f"vLLM refuses {asked.model}: {judged.problem}"
+        longer = re.search(r"max_model_len \((\d+)\) is greater than .*?=(\d+)", judged.problem)
+        meant = longer.groups() if longer else ()
+        yield RequestProblem(head, text, "change the flag or the model that it names", meant)
 
 
 def _spanning(asked: Asked, head: str, refusal: str) -> RequestProblem | None:
@@ -265,7 +266,7 @@ def fewer(asked: Asked, found: Files, judged: Judged) -> str:
     if small is None or small.tp * small.pp >= asked.tp * asked.pp:
         return ""
     nodes = dict(zip(asked.hosts, gpus.nodes, strict=True))
-    ranks = vllm.place(nodes, small.tp, small.pp)
+    ranks = vllm.place_ranks(nodes, small.tp, small.pp)
     whole = all(nodes[host] == number for host, number in ranks.items())
     words = f"--hosts {','.join(ranks)}" if whole else f"--tp {small.tp} --pp {small.pp}"
     return (
@@ -345,7 +346,7 @@ def _room(asked: Asked, head: str, files: Mapping[str, Files]) -> Iterator[Reque
     if {"download_dir", "load_format"} & {*vllm.options(asked.extra)}:
         return  # onto another disk, or nothing
     for host, found in files.items():
-        if asked.hosts and host not in asked.hosts:
+        if asked.hosts and host not in (asked.reads or asked.hosts):
             continue  # the head without ranks loads no weights
         missing = to_download(found, size)
         if missing and found.free is not None and missing > found.free:

@@ -11,8 +11,9 @@ import time
 from vllm_cluster.serving.node.api import Api, NotServed, Question, in_order
 from vllm_cluster.serving.node.engine_watch import BAD, EngineWatch, short_steps
 from vllm_cluster.serving.node.key_check import KEY_FILE
-from vllm_cluster.serving.node.movement import Movement, Phases, compiler_runs, download_folder, vllm_processes
-from vllm_cluster.serving.node.process import Child, are_stopped
+from vllm_cluster.serving.node.movement import Movement, Phases, download_folder, vllm_processes
+from vllm_cluster.serving.node.proc import are_stopped, compiler_runs
+from vllm_cluster.serving.node.process import Child
 from vllm_cluster.serving.node.stacks import write_stacks
 from vllm_cluster.serving.node.timing import Timing
 from vllm_cluster.wire.parts import PartOrder, PartReport
@@ -65,7 +66,8 @@ class Attempt:
         self._movement = Movement(lambda: vllm_processes(self.child.alive), folder, pace)
         # One log holds all attempts: a reader must know where the last one begins, also if vLLM prints nothing of it.
         self._mark(STARTS)
-        self.child = Child("vllm", part.argv, variables, self._see)
+        # Replicas of one host print into one log.
+        self.child = Child(f"vllm_{order.index}" if order.several else "vllm", part.argv, variables, self._see)
         if order.api:
             api = Api(*order.api, variables.get(KEY_FILE, ""))
             threading.Thread(target=self._watch, args=(api,), daemon=True).start()

@@ -28,6 +28,7 @@ from aiohttp.web_protocol import RequestHandler
 from vllm_cluster.serving.node.argv import Place, place
 from vllm_cluster.serving.node.files import write_whole
 from vllm_cluster.serving.node.front_door import ClientConnection, Door
+from vllm_cluster.serving.node.front_metrics import FrontMetrics
 from vllm_cluster.serving.node.front_proxy import (
     BODY_SECONDS,
     MAX_BODY,
@@ -41,7 +42,7 @@ from vllm_cluster.serving.node.front_proxy import (
     session,
     too_large,
 )
-from vllm_cluster.serving.node.front_routes import Table, merged, model_rows, not_ready, unhealthy
+from vllm_cluster.serving.node.front_routes import Table, merge_model_lists, model_rows, not_ready, unhealthy
 from vllm_cluster.serving.node.key_check import KEY_FILE, OPEN, KeyReader, Refusal, has_key, refusal
 from vllm_cluster.serving.node.process import log_line
 from vllm_cluster.wire.front import MAX_ROUTES, FrontCount, FrontDeployment, FrontReplica, FrontRoutes, FrontStatus
@@ -89,6 +90,7 @@ class Front(web.Server):
         self._replica_keys: dict[str, KeyReader] = {}
         self._table = Table(FrontRoutes(1))
         self._proxy = Proxy(self._table, client, self._replica_key)
+        self._metrics = FrontMetrics(self._table, self._proxy)
         self._door = Door(settings.connections, settings.patience, self._count)
         self._open: set[Exchange] = set()
         self._held, self._requests, self._learnt = 0, 0, 0.0
@@ -139,6 +141,8 @@ class Front(web.Server):
             raise FrontRefusal(refusal(keys))
         self._door.prove(connection)
         judge(request)
+        if (request.method, path) == ("GET", "/metrics") and self._metrics.several:
+            return await self._metrics.answer(self.status())
         if len(self._open) >= self._settings.streams:
             raise FrontRefusal(Refusal(503, "too_busy", "too many requests are open: try again", 1))
         exchange = Exchange(asyncio.current_task())
@@ -169,7 +173,7 @@ class Front(web.Server):
                 deployment = self._proxy.wanted(found.model)
             if deployment is None:
                 raise self._proxy.unknown(found.model or "")
-            # What has no prompt and only reads, as /metrics, gets the same one each time.
+            # What has no prompt and only reads gets the same one each time.
             prefix = found.prefix or (request.raw_path.encode() if request.method == "GET" else b"")
             return await self._proxy.send(request, bytes(body), deployment, prefix, exchange)
         finally:
@@ -187,7 +191,7 @@ class Front(web.Server):
                 piece = await asyncio.wait_for(request.content.readany(), BODY_SECONDS * self._settings.patience)
             except asyncio.TimeoutError:
                 raise FrontRefusal(Refusal(408, "request_timeout", "the body has not come: send it again")) from None
-            except (ClientError, web.PayloadAccessError, web.RequestPayloadError, ValueError):
+            except (ClientError, web.PayloadAccessError, web.RequestPayloadError, OSError, ValueError):
                 raise FrontRefusal(Refusal(400, "bad_request", "the body is not what its head has announced")) from None
             if not piece:
                 return
@@ -204,7 +208,9 @@ class Front(web.Server):
         found = await self._lists()
         if not any(found.values()):
             raise FrontRefusal(not_ready(next(iter(self._table.routes.deployments), None)))
-        return bare(web.Response(body=merged(self._table.routes, found.get), content_type="application/json"))
+        return bare(
+            web.Response(body=merge_model_lists(self._table.routes, found.get), content_type="application/json")
+        )
 
     async def _lists(self) -> dict[str, list[dict[str, Any]] | None]:
         deployments = self._table.routes.deployments
@@ -349,7 +355,7 @@ def limited(settings: FrontSettings) -> FrontSettings:
     return replace(settings, connections=max(files * 2 // 3, 16), streams=max(files // 3, 8))
 
 
-async def serve(settings: FrontSettings) -> int:
+async def run_front(settings: FrontSettings) -> int:
     """Be the front until a signal."""
     async with session() as client:
         return await Front(settings, client).run()
@@ -369,7 +375,7 @@ def main(argv: Sequence[str]) -> int:
     loop = new_event_loop()
     asyncio.set_event_loop(loop)
     try:
-        return loop.run_until_complete(serve(limited(settings)))
+        return loop.run_until_complete(run_front(limited(settings)))
     finally:
         loop.close()
 

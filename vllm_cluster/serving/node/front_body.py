@@ -9,15 +9,22 @@ import json
 import re
 from dataclasses import dataclass
 
-# What shapes JSON: texts, with the sign that makes one a key, and brackets.
-_TOKEN = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"(?:\s*:\s*)?|[\[\]{}]', re.DOTALL)
-_FIELD = re.compile(rb"content-disposition:[^\r\n]*;\s*name=(?:\"model\"|model)\s*\r\n(?:[^\r\n]+\r\n)*\r\n", re.I)
-# A million texts in a list take 0.6 s, in a thread.
-MAX_TOKENS, MAX_DEPTH = 2_000_000, 1000
+# What shapes JSON: texts and brackets; of a text that is long or has an escape its first quote alone.
+_TOKEN = re.compile(rb'"[^"\\]{0,4096}"|["\[\]{}]')
+# The rest of it, in pieces: nothing else runs during one, and an expression over all of 8 MB of escapes took 500 MB.
+_INSIDE = re.compile(rb'(?:[^"\\]{1,4096}|\\.){0,4096}', re.DOTALL)
+_COLON = re.compile(rb"\s*:\s*")
+# Of a form each line once: an expression over several lines reads the rest of the body at each of them.
+_HEADER = re.compile(rb"^content-disposition:[^\r\n]{0,4096}", re.IGNORECASE | re.MULTILINE)
+_OF_MODEL = re.compile(rb";\s*name=(?:\"model\"|model)\s*\Z", re.IGNORECASE)
+MAX_HEADERS = 16 << 10
+# So many texts in a list take a second, in a thread.
+MAX_TOKENS, MAX_DEPTH = 500_000, 1000
 # Of a prompt; in a conversation the beginning ends with the first message of the user, as that stays when it grows.
 PREFIX_BYTES, MESSAGES_BYTES = 1024, 64 << 10
 MAX_MODEL = 4096
 PROMPTS = ("messages", "prompt", "input")
+_QUOTE = ord('"')
 
 
 @dataclass(frozen=True)
@@ -28,7 +35,7 @@ class Found:
     prefix: bytes = b""
 
 
-def look(body: bytes, content_type: bytes) -> Found:
+def read_body(body: bytes, content_type: bytes) -> Found:
     """Find the model and the prompt's beginning; nothing in what is neither JSON nor a form."""
     kind = content_type.partition(b";")[0].strip().lower()
     if kind == b"multipart/form-data":
@@ -37,10 +44,11 @@ def look(body: bytes, content_type: bytes) -> Found:
 
 
 def _in_form(body: bytes) -> Found:
-    field = _FIELD.search(body)
-    if field is None:
+    line = next((one for one in _HEADER.finditer(body) if _OF_MODEL.search(one.group())), None)
+    begin = body.find(b"\r\n\r\n", line.end(), line.end() + MAX_HEADERS) if line else -1
+    if begin < 0:
         return Found()
-    value = body[field.end() : field.end() + MAX_MODEL].partition(b"\r\n")[0]
+    value = body[begin + 4 : begin + 4 + MAX_MODEL].partition(b"\r\n")[0]
     return Found(value.decode("utf-8", "replace"))
 
 
@@ -70,38 +78,55 @@ class _BodyScan:
         self._from, self._user = -1, False
 
     def run(self) -> None:
-        for number, match in enumerate(_TOKEN.finditer(self._body)):
-            token = match.group()
-            mark = token[:1]
-            if mark == b'"':
+        end = 0
+        for _ in range(MAX_TOKENS):
+            match = _TOKEN.search(self._body, end)
+            if match is None or self._depth > MAX_DEPTH:
+                break
+            start, end = match.span()
+            mark = self._body[start]
+            if mark == _QUOTE:
+                end = end if end > start + 1 else self._end(start)
                 if self._depth == 1:
-                    self._take_text(token, match)
-                elif token == b'"user"' and self._depth == 3:
+                    end = self._take_text(start, end)
+                elif self._depth == 3 and self._body[start:end] == b'"user"' and not _COLON.match(self._body, end):
                     self._user = True
             elif mark in b"{[":
                 self._depth += 1
             else:
-                self._close(match)
+                self._close(start, end)
                 if self._depth == 0:
                     return
-            if number > MAX_TOKENS or self._depth > MAX_DEPTH:
-                break
         raise _Odd
 
-    def _take_text(self, token: bytes, match: re.Match[bytes]) -> None:
-        if not token.endswith(b'"'):
-            self._keep(match.start(), PREFIX_BYTES)
-            self._key, self._user = _text(token[: token.rindex(b'"') + 1]), False
-            self._from = match.end() if self._key in PROMPTS else -1
-        elif self._key == "model":
-            self.model = _text(token)
+    def _end(self, start: int) -> int:
+        """Where a text ends that is long or has an escape."""
+        end, before = start + 1, start
+        while end > before and (found := _INSIDE.match(self._body, end)):
+            before, end = end, found.end()
+        if self._body[end : end + 1] != b'"':
+            raise _Odd
+        return end + 1
 
-    def _close(self, match: re.Match[bytes]) -> None:
+    def _take_text(self, start: int, end: int) -> int:
+        """Take a key or a value at the top; return where what follows begins."""
+        # A model's name and a key are short, and a prompt may be all of the body.
+        text = self._body[start:end] if end - start <= MAX_MODEL else b'""'
+        if colon := _COLON.match(self._body, end):
+            self._keep(start, PREFIX_BYTES)
+            self._key, self._user = _text(text), False
+            self._from = colon.end() if self._key in PROMPTS else -1
+            return colon.end()
+        if self._key == "model":
+            self.model = _text(text)
+        return end
+
+    def _close(self, start: int, end: int) -> None:
         self._depth -= 1
         if self._depth == 2 and self._user and self._key == "messages":
-            self._keep(match.end(), MESSAGES_BYTES)
+            self._keep(end, MESSAGES_BYTES)
         elif self._depth == 0:
-            self._keep(match.start(), PREFIX_BYTES)
+            self._keep(start, PREFIX_BYTES)
 
     def _keep(self, end: int, most: int) -> None:
         if self._from >= 0:
@@ -111,7 +136,6 @@ class _BodyScan:
 
 def _text(token: bytes) -> str:
     try:
-        found = json.loads(token) if len(token) <= MAX_MODEL else ""
+        return str(json.loads(token))
     except ValueError:
         raise _Odd from None
-    return str(found)

@@ -13,7 +13,7 @@ from aiohttp import web
 from multidict import CIMultiDict, CIMultiDictProxy
 from yarl import URL
 
-from vllm_cluster.serving.node.front_body import Found, look
+from vllm_cluster.serving.node.front_body import Found, read_body
 from vllm_cluster.serving.node.front_routes import Table, not_found, not_ready
 from vllm_cluster.serving.node.key_check import Refusal
 from vllm_cluster.wire.front import FrontDeployment, FrontReplica
@@ -128,8 +128,8 @@ async def found_in(body: bytes, content_type: str) -> Found:
     """The model and the beginning of the prompt; a long body is looked through in a thread."""
     kind = content_type.encode("utf-8", "surrogateescape")
     if len(body) <= QUICK_BYTES:
-        return look(body, kind)
-    return await asyncio.get_running_loop().run_in_executor(None, look, body, kind)
+        return read_body(body, kind)
+    return await asyncio.get_running_loop().run_in_executor(None, read_body, body, kind)
 
 
 class Proxy:
@@ -228,19 +228,20 @@ class Proxy:
         return URL(f"http://{place}:{replica.port}{target}", encoded=True)
 
     async def fetch(self, target: str, replica: FrontReplica, most: int) -> bytes:
-        """Ask a replica for a document; empty where it is larger than `most` bytes.
+        """Ask a replica for a document; empty where it is larger than `most` bytes, or refused.
 
         Raises:
             ClientError, OSError: no answer.
         """
         headers: CIMultiDict[str] = CIMultiDict()
-        async with self._client.get(self._at(replica, target, headers), headers=headers) as reply:
+        url = self._at(replica, target, headers)
+        async with self._client.get(url, headers=headers, allow_redirects=False) as reply:
             found = bytearray()
             async for piece in reply.content.iter_any():
                 found += piece
                 if len(found) > most:
                     return b""
-            return bytes(found)
+            return bytes(found) if reply.status == HTTPStatus.OK else b""
 
     async def _hand_on(
         self, request: web.BaseRequest, reply: aiohttp.ClientResponse, exchange: Exchange, replica: FrontReplica

@@ -15,6 +15,8 @@ from vllm_cluster.wire.front import FrontDeployment, FrontReplica, FrontRoutes
 MUCH_MORE, MORE = 1.5, 8
 # After a failure to connect, a replica gets no request for so long, then twice that, and so on.
 AWAY_SECONDS, MAX_AWAY_SECONDS = 0.5, 4.0
+# Of models in an error, and of characters of a name there.
+MAX_NAMES, MAX_SHOWN = 20, 200
 
 
 @dataclass
@@ -94,6 +96,12 @@ class Table:
         return any(one.state == "ready" and one.id not in tried for ones in found for one in ones)
 
     @property
+    def indexes(self) -> set[int]:
+        """The number of each replica, also of those that have no API now."""
+        found = self.routes.deployments
+        return {index for one in found for index in (*one.absent, *(replica.index for replica in one.replicas))}
+
+    @property
     def ready(self) -> bool:
         """Whether any replica is."""
         return any(replica.state == "ready" for one in self.routes.deployments for replica in one.replicas)
@@ -104,7 +112,7 @@ def _weight(replica: str, prefix: bytes) -> bytes:
     return hashlib.blake2b(replica.encode() + b"\0" + prefix, digest_size=8).digest()
 
 
-def merged(routes: FrontRoutes, lists: Callable[[str], Sequence[Any] | None]) -> bytes:
+def merge_model_lists(routes: FrontRoutes, lists: Callable[[str], Sequence[Any] | None]) -> bytes:
     """/v1/models of all deployments: what a replica of each lists, the deployments in their order."""
     rows: dict[str, Any] = {}
     for one in routes.deployments:
@@ -125,8 +133,10 @@ def model_rows(answer: bytes) -> list[dict[str, Any]] | None:
 
 def not_found(model: str, known: Sequence[str]) -> Refusal:
     """The model is none of those that are served."""
-    shown = ", ".join(f"`{name}`" for name in known) or "none"
-    return Refusal(404, "model_not_found", f"the model `{model[:200]}` is not served here; served: {shown}")
+    shown = ", ".join(f"`{name[:MAX_SHOWN]}`" for name in known[:MAX_NAMES]) or "none"
+    # A replica may list a million adapters.
+    shown += f" and {len(known) - MAX_NAMES} more" if len(known) > MAX_NAMES else ""
+    return Refusal(404, "model_not_found", f"the model `{model[:MAX_SHOWN]}` is not served here; served: {shown}")
 
 
 def not_ready(deployment: FrontDeployment | None) -> Refusal:

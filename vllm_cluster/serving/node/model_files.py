@@ -27,7 +27,7 @@ _REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]{0,95}(/[\w.-]{1,96})?")
 _TRUE = ("1", "true", "yes", "on")
 
 
-def look(model: str, revision: str = "main", *, ask_hub: bool = True) -> dict[str, Any]:
+def find_model(model: str, revision: str = "main", *, ask_hub: bool = True) -> dict[str, Any]:
     """Where the model is (`folder`, `cache`, `hub`, `nowhere` with the problem, `unknown`) and what it holds."""
     home = Path(os.environ.get("HF_HUB_CACHE") or Path(os.environ.get("HF_HOME") or "~/.cache/huggingface") / "hub")
     home = home.expanduser()

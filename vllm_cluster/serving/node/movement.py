@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from vllm_cluster.serving.node.backends import backend
+from vllm_cluster.serving.node.proc import read_proc
 from vllm_cluster.serving.node.process import descendants
 from vllm_cluster.serving.node.timing import Timing
 from vllm_cluster.wire.status import Phase
@@ -148,7 +149,6 @@ MIN_CPU = 0.2
 # Endless loops word their warnings alike but for the numbers; a log has at most this many wordings.
 MAX_WORDINGS = 20_000
 _NUMBERS = re.compile(r"0x[0-9a-f]+|\d+")
-_COMPILERS = {"ninja", "nvcc", "cicc", "ptxas", "fatbinary", "nvlink", "cc1plus", "cc1", "clang", "hipcc", "lld", "ld"}
 
 
 def download_folder(model: str, argv: Sequence[str], environment: dict[str, str]) -> Path | None:
@@ -175,30 +175,18 @@ def folder_bytes(folder: Path) -> int:
 
 def vllm_processes(session: Callable[[], list[int]]) -> list[int]:
     """The processes of vLLM on this host: its own session, and its ranks, which Ray starts."""
-    return [*session(), *(pid for pid in descendants() if _read(pid, "comm").startswith(backend.RANK_PROCESS))]
-
-
-def compiler_runs(pids: Sequence[int]) -> bool:
-    """Whether one of some processes compiles code for a GPU or a processor."""
-    return any(_read(pid, "comm").strip() in _COMPILERS for pid in pids)
-
-
-def _read(pid: int, name: str) -> str:
-    try:
-        return Path(f"/proc/{pid}/{name}").read_text(errors="replace")
-    except OSError:
-        return ""
+    return [*session(), *(pid for pid in descendants() if read_proc(pid, "comm").startswith(backend.RANK_PROCESS))]
 
 
 def cpu_seconds(pids: Sequence[int]) -> float:
     """The CPU time of processes."""
-    fields = [_read(pid, "stat").rpartition(")")[2].split() for pid in pids]
+    fields = [read_proc(pid, "stat").rpartition(")")[2].split() for pid in pids]
     return sum(int(row[11]) + int(row[12]) for row in fields if len(row) > 12) / _TICKS
 
 
 def read_bytes(pids: Sequence[int]) -> int:
     """What processes have read from disks and network file systems."""
-    found = (re.search(r"^read_bytes: (\d+)", _read(pid, "io"), re.MULTILINE) for pid in pids)
+    found = (re.search(r"^read_bytes: (\d+)", read_proc(pid, "io"), re.MULTILINE) for pid in pids)
     return sum(int(match[1]) for match in found if match)
 
 

@@ -11,10 +11,11 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from vllm_cluster.serving.node.backends import backend
+from vllm_cluster.serving.node.proc import processes
 from vllm_cluster.wire.keys import valid_keys
 
 KEPT_LINES = 40
@@ -24,7 +25,6 @@ NODE_TOKEN = "VCLUSTER_NODE_TOKEN_FILE"  # noqa: S105 (a name)
 SECRET_FILES = (NODE_TOKEN, backend.TOKEN_PATH, "VCLUSTER_API_KEY_FILE", "HF_TOKEN_PATH")
 # JSON: the variables that only processes below this one get, and the file with the value of each.
 HIDDEN_VARIABLES = "VCLUSTER_SECRET_ENVIRONMENT"
-_THREADS = 17  # of /proc/PID/stat behind the name: proc(5), num_threads
 _COLOURS = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 
 
@@ -74,36 +74,9 @@ def secrets() -> tuple[str, ...]:
     return tuple(value for value in values if len(value) >= 8)
 
 
-def _processes() -> dict[int, tuple[int, int]]:
-    """Parent and session of every process that has not ended."""
-    found = {}
-    for folder in Path("/proc").iterdir():
-        if folder.name.isdigit():
-            try:
-                fields = (folder / "stat").read_text(errors="replace").rpartition(")")[2].split()
-            except OSError:
-                continue
-            # A process is a zombie from the end of its first thread on; while others are left, so are ports and GPUs.
-            if fields[0] != "Z" or int(fields[_THREADS]) > 1:
-                found[int(folder.name)] = int(fields[1]), int(fields[3])
-    return found
-
-
-def are_stopped(pids: Iterable[int]) -> list[int]:
-    """Those of some processes that a signal has stopped, and not a debugger."""
-    return [pid for pid in pids if _state(pid) == "T"]
-
-
-def _state(pid: int) -> str:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[0]
-    except OSError:
-        return ""
-
-
 def descendants() -> list[int]:
     """Every process below this one; orphans come to us when we are their subreaper."""
-    table = _processes()
+    table = processes()
     found = [os.getpid()]
     for parent in found:
         found += [pid for pid, (its_parent, _) in table.items() if its_parent == parent]
@@ -170,7 +143,7 @@ class Child:
 
     def alive(self) -> list[int]:
         """What lives of its session: the command may have ended before what it started."""
-        return [pid for pid, (_, session) in _processes().items() if session == self.pid]
+        return [pid for pid, (_, session) in processes().items() if session == self.pid]
 
     def drain(self) -> None:
         """Wait for its last lines; a stray process that holds the pipe open must not stop us."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -63,20 +64,23 @@ class Replicas:
 
     def _deal(self, order: Order) -> None:
         """Hand to each replica what is wanted of it; of several that change, the next once the one before is ready."""
-        rolls, waits = self._can_roll(order), False
+        rolls, waits = self._can_roll(order), set[str]()
         # One that is not ready changes first: the one that does is not taken away before another can answer.
         for index in sorted({*self._all, *(one.index for one in order.deployments)}, key=self._turn):
             wanted = order.of(index)
             one = self._all.get(index)
             if one is None:
                 one = self._all[index] = ReplicaController(self._around, index)
+            name = wanted.wanted.deployment.name if wanted.wanted else ""
             changes = self._changes(one, wanted.wanted)
-            if waits or one.requests.has(wanted):
+            if name in waits or one.requests.has(wanted):
                 one.resume()
             else:
                 one.accept(wanted)
-            # Where it does not get ready, the ones after it stay as they are.
-            waits = waits or (rolls and changes and not one.requests.settled)
+            one.requests.leave_to(other for other in order.deployments if other.deployment.name != name)
+            # Where it does not get ready, those of its deployment that come after it stay as they are.
+            if rolls and changes and not one.requests.settled:
+                waits.add(name)
 
     def _turn(self, index: int) -> tuple[bool, int]:
         """When it is a replica's turn to change."""
@@ -94,12 +98,7 @@ class Replicas:
         """Whether each replica can change without the GPUs of another one."""
         served = {index: one.requests.served for index, one in self._all.items()}
         return len(order.deployments) > 1 and not any(
-            part.meets(other)
-            for new in order.deployments
-            for index, old in served.items()
-            if old and index != new.index
-            for part in new.replica.parts
-            for other in old.replica.parts
+            new.meets(old) for new in order.deployments for index, old in served.items() if old and index != new.index
         )
 
     def _clear(self) -> None:
@@ -113,10 +112,10 @@ class Replicas:
 
     def _keep_front(self) -> None:
         served = [one for one in self._all.values() if one.course]
-        by_name: dict[str, list[ReplicaController]] = {}
-        for one in served:
+        by_name: dict[str, dict[int, ReplicaController]] = {}
+        for index, one in self._all.items():
             if one.course:
-                by_name.setdefault(one.course.wanted.deployment.name, []).append(one)
+                by_name.setdefault(one.course.wanted.deployment.name, {})[index] = one
         if not (served and served[0].course):
             self._front.keep(None)
             return
@@ -166,7 +165,9 @@ class Replicas:
         return (self._all[index] for index in sorted(self._all))
 
 
-def _routed(name: str, ones: list[ReplicaController]) -> FrontDeployment:
+def _routed(name: str, ones: dict[int, ReplicaController]) -> FrontDeployment:
     """A deployment as the front has it: while none is ready, with the outlook of the one that may be first."""
-    outlooks = sorted((one.outlook for one in ones), key=lambda outlook: outlook[1])
-    return FrontDeployment(name, tuple(one.route for one in ones if one.route), *outlooks[0])
+    outlooks = sorted((one.outlook for one in ones.values()), key=lambda outlook: outlook[1])
+    routes = {index: one.route for index, one in ones.items()}
+    there = tuple(replace(route, index=index) for index, route in routes.items() if route)
+    return FrontDeployment(name, there, *outlooks[0], tuple(index for index, route in routes.items() if not route))

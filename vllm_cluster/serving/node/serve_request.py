@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -27,6 +27,7 @@ from vllm_cluster.wire.order import (
     read_ready,
     read_taken,
 )
+from vllm_cluster.wire.parts import EndKind
 from vllm_cluster.wire.reading import RefusedDocument, convert
 from vllm_cluster.wire.status import FailedRequest
 
@@ -96,6 +97,8 @@ class Requests:
     def __init__(self, state: Path, *, history: Path | None = None, index: int = 0) -> None:
         """Keep these of a replica in a folder of its own; what became of all is in one `history`."""
         self._state, self._history, self._index = state, history or state, index
+        # As the last order has it; none where this program began after it.
+        self._drain: float | None = None
         self._kept = Taken()
         try:
             self._kept = read_taken((state / TAKEN).read_bytes())
@@ -138,6 +141,7 @@ class Requests:
 
     def accept(self, order: Order) -> bool:
         """Take an order; whether it is another one than the last, though it may ask for the same."""
+        self._drain = order.drain
         before, asked = self._kept, order.wanted
         known = before != Taken()
         if known and (order.epoch, asked) == (before.number, before.asked):
@@ -157,6 +161,20 @@ class Requests:
         boot, began = mark()
         self._keep(Taken(order.epoch, asked, order.by, (boot, began), back_to))
         return known
+
+    def way_out(self, wanted: Placement | None) -> EndKind:
+        """How what runs ends for what is wanted: once its open requests have ended, or at once."""
+        return "" if wanted or self._drain else "asked"
+
+    def drain_seconds(self, usual: float) -> float:
+        """How long its open requests may take, where the order does not name the usual time."""
+        return usual if self._drain is None else self._drain
+
+    def leave_to(self, others: Iterable[Placement]) -> None:
+        """Forget what was ready before, where others have its GPUs by now: there is no way back to it."""
+        kept = self._kept
+        if kept.back_to and not kept.failed and any(kept.back_to.meets(one) for one in others):
+            self._keep(replace(kept, back_to=None))
 
     def ready(self, seconds: float | None) -> None:
         """What runs has answered; later starts of the same are not new."""
@@ -235,6 +253,7 @@ class Requests:
             "seconds": seconds,
             "summary": what[:500],
             "replica": self._index,
+            "replicas": asked.deployment.replicas if asked else 1,
         }
         path = self._history / RESULTS
         try:

@@ -76,6 +76,11 @@ class ServeState:
         self.failure, self.first_failure = failure, self.first_failure or failure
         self.failures += 1
 
+    def replaced(self, by: str) -> None:
+        """Wait for nodes that a person has made again: no failure, and no start of the budget."""
+        del self.starts[-1:]
+        self.set_phase("waiting", by)
+
     def wait(self, pace: Timing) -> None:
         """Be due again later, each time twice as late; or never, where it was started too often."""
         now = time.time()

@@ -14,6 +14,7 @@ from typing import Any
 from vllm_cluster.serving.node.files import write_whole
 from vllm_cluster.serving.node.front_keeper import FrontKeeper
 from vllm_cluster.serving.node.idle_gpus import IdleGpus
+from vllm_cluster.serving.node.members import HeadMembers
 from vllm_cluster.serving.node.process import Child
 from vllm_cluster.serving.node.serve_request import Requests
 from vllm_cluster.serving.node.serve_state import ServeState, compare_gpus, idle_gpus
@@ -48,8 +49,7 @@ class ReplicaController:
         self._folder = around.state / f"replica-{index}" if index else around.state
         self._folder.mkdir(mode=0o700, exist_ok=True)
         self.requests = Requests(self._folder, history=around.state, index=index)
-        self._members: dict[str, int] = {}
-        self._names: dict[str, str] = {}  # of the members, by address
+        self._members = HeadMembers(around.state)
         self._next: tuple[Placement | None, bool] | None = None  # waits until what runs has ended
         self._state, self._pace, self._parts, self._front = around.state, around.pace, around.parts, around.front
         self._reap, self._publish = around.reap, around.publish
@@ -58,7 +58,7 @@ class ReplicaController:
     def tick(self, table: Nodes | None) -> None:
         """Look at Ray's nodes (None when Ray does not answer) and at the parts; do what is due."""
         if self.course is not None:
-            self._read_members()
+            self._members.look()
             nodes = table if self.course.wanted.replica.grouped else self._parts.members()
             self._look(self.course, nodes)
         self._parts.order(self._index, self.start)
@@ -96,7 +96,7 @@ class ReplicaController:
         return "ready" if leads and leads.phase == "ready" else "waiting"
 
     def _look(self, course: ServeState, nodes: Nodes | None) -> None:
-        course.have, wrong = compare_gpus(self._planned, nodes or (), course.wanted.replica.ranks, self._names)
+        course.have, wrong = compare_gpus(self._planned, nodes or (), course.wanted.replica.ranks, self._members.names)
         if nodes is None:
             wrong = ["Ray does not answer yet"]
         if self.start and self.start.ending and not self.start.how:
@@ -171,16 +171,7 @@ class ReplicaController:
     @property
     def _planned(self) -> dict[str, int]:
         """The GPUs by address that must be there; those of the order, where the record of members cannot be read."""
-        return self._members or (self.course.wanted.replica.ranks if self.course else {})
-
-    def _read_members(self) -> None:
-        """Read the names and GPUs of the cluster's members: hosts join and leave while a model is served."""
-        try:
-            rows = json.loads((self._state / "cluster.json").read_text())["members"]
-            members = {str(row["address"]): int(row["gpus"]) for row in rows if not row["leaving"]}
-            self._members, self._names = members, {str(row["address"]): str(row["name"]) for row in rows}
-        except (OSError, ValueError, KeyError, TypeError, AttributeError):
-            return  # perhaps half written, or about to be: what was read before holds
+        return self._members.gpus or (self.course.wanted.replica.ranks if self.course else {})
 
     def accept(self, order: Order) -> None:
         """Take what is asked for in this replica's place."""
@@ -202,7 +193,7 @@ class ReplicaController:
             if self.start:
                 self._next = (wanted, fresh)
                 if not self.start.ending:
-                    self._stop(self.start, "superseded by a new request", how="" if wanted else "asked")
+                    self._stop(self.start, "superseded by a new request", how=self.requests.way_out(wanted))
                 return
             self._idle.release()
             self.course = None
@@ -281,8 +272,7 @@ class ReplicaController:
         # By id: a node that died and came back between two looks has the address, but not the ranks.
         gone = [] if nodes is None else [place for place, name in start.members.items() if name not in living]
         what = list(self._ends(start))
-        who = "Ray has lost" if start.placed.replica.grouped else "the roll has lost"
-        what += [f"{who} {', '.join(gone)}"] if gone else []
+        what += [start.lost(gone)] if gone else []
         # Until its ranks are placed, they could go where they shall not.
         unheld = self._idle.lost and course.ready_at is None
         what += ["the GPUs that stay idle are no longer held in Ray"] if unheld else []
@@ -325,7 +315,14 @@ class ReplicaController:
         course.set_phase(leads.phase, leads.detail)
 
     def _ended(self, course: ServeState, start: Start, what: str, *, lost: bool) -> None:
+        planned = self._members.replaced_by(start.members)
+
         def then() -> None:
+            if planned:
+                course.replaced(planned)
+                self.requests.restarted(planned)
+                self._save(course)
+                return
             last = self._last(start)
             # The likeliest cause first; of two parts, that of the one which ended first.
             cause = next((one.cause for one in last if one.cause), "")
@@ -335,7 +332,7 @@ class ReplicaController:
             self._decide(course, lost=lost, judge=any(one.maybe_lost for one in last))
 
         stuck = any(one.verdict and one.code is None for one in self._last(start))
-        self._stop(start, what, how="stuck" if stuck else "failed", then=then)
+        self._stop(start, planned or what, how="stuck" if stuck and not planned else "failed", then=then)
 
     def _last(self, start: Start) -> list[PartReport]:
         """What was reported last of its parts, of that first which ended first."""
@@ -371,7 +368,7 @@ class ReplicaController:
     def _stop(self, start: Start, why: str, *, how: EndKind = "asked", then: Callable[[], None] = lambda: None) -> None:
         """Begin the end of every part, where `how` is empty once open requests have ended; `then` follows it."""
         start.ending, start.how, start.then = why, how, then
-        start.drained_by = time.monotonic() + self._pace.drain
+        start.drained_by = time.monotonic() + self.requests.drain_seconds(self._pace.drain)
         if self.course:
             self.course.set_phase("stopping", why)
         self._parts.order(self._index, start)

@@ -49,15 +49,23 @@ class Start:
         """Those that run a command."""
         return tuple(part for part in self.placed.replica.parts if part.argv)
 
+    def lost(self, gone: Sequence[str]) -> str:
+        """Who is missing, by address: Ray knows no more than that, the roll the hosts."""
+        if self.placed.replica.grouped:
+            return f"Ray has lost {', '.join(gone)}"
+        hosts = {part.address: part.host for part in self.placed.replica.parts}
+        return f"the head has lost {', '.join(f'{hosts.get(place, place)} ({place})' for place in gone)}"
+
     def order(self, part: Part) -> PartOrder:
         """What the node of a part is asked for."""
         deployment, index = self.placed.deployment, self.placed.index
+        several = deployment.replicas > 1 or index > 0
         if part is not self.placed.replica.leader:
-            return PartOrder(self.id, deployment.name, deployment.model, part, None, self.how, index)
+            return PartOrder(self.id, deployment.name, deployment.model, part, None, self.how, index, several)
         host, port = self.at
         argv = [word for word in part.argv if not word.startswith(("--host=", "--port="))]
         moved = replace(part, argv=(*argv, f"--host={host}", f"--port={port}"))
-        return PartOrder(self.id, deployment.name, deployment.model, moved, self.at, self.how, index)
+        return PartOrder(self.id, deployment.name, deployment.model, moved, self.at, self.how, index, several)
 
 
 class Parts:

@@ -15,12 +15,14 @@ import sys
 import time
 from pathlib import Path
 
-GAUGES = re.compile(r"^vllm:num_requests_(?:running|waiting)(?:{[^\n]*})? +(\S+)$", re.MULTILINE)
+GAUGES = re.compile(r"^vllm:num_requests_(?:running|waiting)(?:{([^\n]*)})? +(\S+)$", re.MULTILINE)
+MODEL = re.compile(r'(?:^|,)model_name="([^"\\]*)"')
 MAX_METRICS = 8 << 20
 
 
-def requests(host: str, port: int, seconds: float) -> int | None:
-    """How many requests run or wait; None where vLLM does not answer."""
+def requests(host: str, port: int, seconds: float) -> dict[str, float]:
+    """How many requests run or wait by model, and all under no name; empty where vLLM does not answer."""
+    found: dict[str, float] = {}
     with contextlib.suppress(OSError, KeyError, ValueError, ArithmeticError, http.client.HTTPException):
         key = Path(os.environ["VCLUSTER_API_KEY_FILE"]).read_text().strip()
         # Once it was rotated, others are behind it.
@@ -29,11 +31,15 @@ def requests(host: str, port: int, seconds: float) -> int | None:
         server.request("GET", "/metrics", headers={"Authorization": f"Bearer {key}"})
         reply = server.getresponse()
         gauges = GAUGES.findall(reply.read(MAX_METRICS).decode("utf-8", "replace"))
-        if reply.status == http.HTTPStatus.OK and gauges:
-            return round(sum(map(float, gauges)))
-    return None
+        for labels, number in gauges if reply.status == http.HTTPStatus.OK else ():
+            named = MODEL.search(labels)
+            for name in {"", named[1] if named else ""}:
+                found[name] = found.get(name, 0) + float(number)
+    return found
 
 
 if __name__ == "__main__":
     began = time.time()
-    print(json.dumps({"now": began, "requests": requests(sys.argv[1], int(sys.argv[2]), float(sys.argv[3]))}))
+    found = requests(sys.argv[1], int(sys.argv[2]), float(sys.argv[3]))
+    counts = {name: round(number) for name, number in found.items()}
+    print(json.dumps({"now": began, "requests": counts.pop("", None), "models": counts}))

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from vllm_cluster.kernel.backends import vllm
-from vllm_cluster.kernel.checks.gpus import find_out, holders
+from vllm_cluster.kernel.checks.gpus import find_out, name_processes
 from vllm_cluster.kernel.errors import ConnectionLost, HostError, PreflightFailed
 from vllm_cluster.kernel.events import Emit, Event
 from vllm_cluster.kernel.facts.host_facts import HostFacts
@@ -18,12 +18,20 @@ from vllm_cluster.kernel.plan import loading
 from vllm_cluster.kernel.plan.desired import CODE_FOLDER, hcas
 from vllm_cluster.kernel.plan.gpus import held_by_others, of_node
 from vllm_cluster.kernel.plan.pull import REPOSITORY
-from vllm_cluster.kernel.plan.spec import node_name
 from vllm_cluster.kernel.shell_line import command_line
 from vllm_cluster.kernel.text import by_hosts, last_value
 from vllm_cluster.serving.fit.fit import gpu_memory
 from vllm_cluster.serving.fit.layouts import GpuPool
-from vllm_cluster.serving.fit.request import Asked, Beside, Files, Judged, RequestProblem, fewer, problems, to_download
+from vllm_cluster.serving.fit.request import (
+    Asked,
+    Beside,
+    Files,
+    Judged,
+    RequestProblem,
+    fewer,
+    find_problems,
+    to_download,
+)
 from vllm_cluster.wire.order import Placement
 from vllm_cluster.wire.reading import RefusedDocument, convert
 
@@ -80,14 +88,15 @@ def check_request(
     }
     all_hosts = _hosts(inventory, placed)
     files, judged = ask_nodes(fleet, inventory, question, list(dict.fromkeys((head, *all_hosts))))
-    gpus, node = _gpus(inventory, facts, ranks), node_name(inventory.cluster)
+    gpus = _gpus(inventory, facts, ranks)
     beside = {name: _beside(inventory, facts[name], number) for name, number in ranks.items()}
     dp, ep, may_group = replica.dp, deployment.expert_parallel, inventory.backend != "mp"
-    asked = Asked(model, replica.tp, replica.pp, argv, extra, gpus, node, tuple(ranks), beside, dp, ep, may_group)
+    reads = tuple(all_hosts)
+    asked = Asked(model, replica.tp, replica.pp, argv, extra, gpus, tuple(ranks), beside, dp, ep, may_group, reads)
     lacking = _lacking(model, files, files[head].weights, extra, pull=pull)
     judged_files = {name: Files("unknown") if pull and name in lacking else one for name, one in files.items()}
-    if found := list(problems(asked, head, judged_files, judged)):
-        raise _refused(asked, found)
+    if found := list(find_problems(asked, head, judged_files, judged)):
+        raise _refused(found)
     if pull and lacking:
         return CheckedRequest((), offline=False, lacking=lacking)
     by_default = not (deployment.tp or deployment.pp or deployment.hosts)
@@ -98,11 +107,11 @@ def check_request(
     return CheckedRequest(flags, _is_proved(model, files, extra, emit), lacking)
 
 
-def _refused(asked: Asked, found: Sequence[RequestProblem]) -> PreflightFailed:
+def _refused(found: Sequence[RequestProblem]) -> PreflightFailed:
     text = "\n".join(f"{hosts}: {what}" for what, hosts in by_hosts((one.text, one.host) for one in found).items())
-    near = next((one.near for one in found if one.near), None)
+    near = {one.near[0]: one.near[1] for one in found if one.near}
     hint = "\n".join(dict.fromkeys(one.fix for one in found if one.fix))
-    return PreflightFailed(text, hint=hint or None, instead={asked.model: near} if near else {})
+    return PreflightFailed(text, hint=hint or None, instead=near)
 
 
 def _hosts(inventory: Inventory, placed: tuple[Placement, ...]) -> list[str]:
@@ -187,7 +196,7 @@ def _beside(inventory: Inventory, facts: HostFacts, number: int) -> list[Beside]
             one.gpu.memory_mib << 20,
             one.free_mib << 20,
             one.share,
-            holders(one, facts),
+            name_processes(one, facts),
             find_out(host.name, held),
         )
         for one in held

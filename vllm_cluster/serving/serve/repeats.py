@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from vllm_cluster.kernel.backends import vllm
-from vllm_cluster.kernel.plan.placement import Cluster, place
+from vllm_cluster.kernel.plan.placement import Cluster, place_replica
 from vllm_cluster.wire.order import Deployment
 
 
@@ -19,5 +19,5 @@ def without_repeats(deployment: Deployment, cluster: Cluster, layout: tuple[int,
     if not repeats:
         return deployment
     plain = replace(deployment, flags=tuple(kept))
-    vllm.ensure_same(repeats, place(plain, cluster, layout, port).replica.leader.argv)
+    vllm.ensure_same(repeats, place_replica(plain, cluster, layout, port).replica.leader.argv)
     return plain

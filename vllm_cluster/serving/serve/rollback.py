@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 
 from vllm_cluster.kernel.assess import connect_all
@@ -10,21 +11,31 @@ from vllm_cluster.kernel.events import Emit
 from vllm_cluster.kernel.hosts.runtime import SYSTEM, Runtime
 from vllm_cluster.kernel.inventory.model import Inventory
 from vllm_cluster.kernel.node.handle import NodeHandle
-from vllm_cluster.kernel.node.history import ready_requests
+from vllm_cluster.kernel.node.history import ready_request, ready_requests
 from vllm_cluster.kernel.plan.followed import fitted
 from vllm_cluster.kernel.plan.placement import Cluster, place_replicas
+from vllm_cluster.kernel.plan.room import beside, ensure_one_address
+from vllm_cluster.kernel.shell_line import command_line
 from vllm_cluster.serving.ask_head import Endpoint, ask_head, follow, look_up
 from vllm_cluster.serving.consent import Confirm, Consent
-from vllm_cluster.wire.order import Placement
+from vllm_cluster.serving.others import and_serve, order_in_force, the_model
+from vllm_cluster.wire.order import Order, Placement
 
 
-def rollback(
-    inventory: Inventory, emit: Emit, *, confirm: Confirm, wait: float = 0.0, runtime: Runtime = SYSTEM
+def serve_previous(
+    inventory: Inventory,
+    emit: Emit,
+    name: str | None = None,
+    *,
+    confirm: Confirm,
+    runtime: Runtime = SYSTEM,
 ) -> Endpoint:
-    """Serve the last ready request before the current one; returns once it has generated a token.
+    """Serve the last ready request before the current one of a model; returns once it has generated a token.
+
+    `name` is that model, or the number of a request in the history.
 
     Raises:
-        Aborted, UsageError: a model is served, and its stop was not confirmed.
+        Aborted, UsageError: a model is served, and its stop was not confirmed; or it is not known which is meant.
         PreflightFailed: the cluster is not up, there is nothing to go back to, or it needs more GPUs than there are.
         HostError: as `serve`.
     """
@@ -32,39 +43,77 @@ def rollback(
     with connect_all(inventory, emit, runtime=runtime) as fleet:
         gpus, names = look_up(inventory, fleet, emit).plan.gpus, fleet.addresses
         node = NodeHandle(fleet.connections[inventory.head_name], inventory.cluster)
-        wanted = _before(node, Cluster.of(inventory, gpus))
-        name, replica = wanted[0].deployment.name, wanted[0].replica
-        asks = partial(
-            ask_head, verb="rollback", entry="rollback to", consent=consent, names=names, gpus=gpus, wait=wait
-        )
-        number = asks(node, wanted, emit, then=f" and serve {name} again")
-        follow(fleet, inventory, number, wanted, emit, title=f"serving {name} again")
-    return Endpoint(name, replica.host, inventory.head_name, replica.port)
+        order, cluster = order_in_force(node), Cluster.of(inventory, gpus)
+        if name and name.isascii() and name.isdecimal() and name not in order.names:
+            model, wanted = _numbered(node, cluster, order, int(name))
+        else:
+            model = the_model(order.names, name, "rollback")
+            wanted = _before(node, cluster, order, model)
+        now, replica = wanted[0].deployment.name, wanted[0].replica
+        asks = partial(ask_head, verb="rollback", entry="rollback to", consent=consent, names=names, gpus=gpus)
+        goes = (model,) if model not in ("", now) else ()
+        then = and_serve(node, wanted[0].deployment, names)
+        number = asks(node, wanted, emit, goes=goes, then=then)
+        follow(fleet, inventory, number, wanted, emit, title=f"serving {now} again", again=False)
+        several = bool({*order.names} - {model, now})
+    return Endpoint(now, replica.host, inventory.head_name, replica.port, several)
 
 
-def _before(node: NodeHandle, cluster: Cluster) -> tuple[Placement, ...]:
-    """What was ready last and is not what is served or loaded now, for the hosts as they are now.
+def _before(node: NodeHandle, cluster: Cluster, order: Order, model: str) -> tuple[Placement, ...]:
+    """What was ready last in place of a model and is not what is served or loaded now, for the hosts as they are now.
 
     Raises:
         PreflightFailed: there is none, or the hosts cannot carry it.
     """
-    serving, asked = node.state().serving, node.asked()
-    now = serving.generation if serving else asked.generation if asked else ""
-    for found in reversed(ready_requests(node)):
+    own, others = order.named(model), order.beside(model)
+    index = own[0].index if own else 0
+    serving = node.state().replica(index)
+    now = serving.generation if serving else own[0].generation if own else ""
+    elsewhere = {one.deployment.name for one in others}
+    for found in reversed(ready_requests(node, index)):
         # What is served now may be it, in the layout that other hosts asked for.
-        if found.generation != now and (there := _fitted(found, cluster))[0].generation != now:
+        known = found.generation == now or found.deployment.name in elsewhere
+        if not known and (there := _fitted(found, cluster, own, others))[0].generation != now:
             return there
     text = f"{node.host}: rollback: no earlier request was ready"
     raise PreflightFailed(text, hint="vcluster status --history\nvcluster serve MODEL")
 
 
-def _fitted(found: Placement, cluster: Cluster) -> tuple[Placement, ...]:
-    before = found.replica
+def _numbered(node: NodeHandle, cluster: Cluster, order: Order, number: int) -> tuple[str, tuple[Placement, ...]]:
+    """The model that goes for the request of a number, and what was ready by it, for the hosts as they are now.
+
+    Raises:
+        PreflightFailed: it never was, is kept no more, or is served now; or the hosts cannot carry it.
+    """
+    found, end = ready_request(node, number)
+    text = f"{node.host}: rollback: request {number} "
+    if end is None or end.result != "ready":
+        text += "is not in the history" if end is None else f"never was ready ({end.result})"
+        raise PreflightFailed(text, hint="vcluster status --history")
+    if found is None:
+        text += "is kept no more: the head keeps the last requests of a model that were ready"
+        raise PreflightFailed(text, hint=command_line("vcluster", "serve", end.model))
+    name = found.deployment.name
+    own = order.named(name) or tuple(one for one in order.deployments if one.index == end.replica)
+    model = own[0].deployment.name if own else ""
+    wanted = _fitted(found, cluster, own, order.beside(model))
+    serving = node.state().replica(wanted[0].index)
+    if serving and serving.generation == wanted[0].generation:
+        raise PreflightFailed(f"{text}is what is served now: {name}", hint="vcluster status")
+    return model, wanted
+
+
+def _fitted(
+    found: Placement, cluster: Cluster, own: tuple[Placement, ...], others: tuple[Placement, ...]
+) -> tuple[Placement, ...]:
+    before, deployment = found.replica, cluster.renamed(found.deployment)
     try:
-        if found.deployment.replicas == 1:
-            return (fitted(found, cluster),)
-        how = partial(place_replicas, loading=before.loading, offline=before.offline)
-        return how(cluster.renamed(found.deployment), cluster, (before.tp, before.pp), before.port)
+        if deployment.replicas == 1 and not others:
+            return (replace(fitted(found, cluster), index=own[0].index if own else 0),)
+        ensure_one_address(deployment, before.port, others)
+        how = partial(place_replicas, loading=before.loading, offline=before.offline, before=own, beside=others)
+        there = beside(cluster.keeping(before.backend), others)
+        return how(deployment, there, (before.tp, before.pp), before.port)
     except UsageError as error:
         hint = "vcluster serve MODEL --tp NUMBER --pp NUMBER"
         raise PreflightFailed(f"{found.deployment.name} is not served any more: {error.message}", hint=hint) from error

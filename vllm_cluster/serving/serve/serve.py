@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, replace
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import nullcontext, suppress
+from dataclasses import asdict, dataclass, replace
 from functools import partial
+from typing import Any
 
 from vllm_cluster.kernel.assess import Assessment, connect_all
 from vllm_cluster.kernel.backends import vllm
@@ -16,16 +18,17 @@ from vllm_cluster.kernel.hosts.connection import Fleet
 from vllm_cluster.kernel.hosts.runtime import SYSTEM, Runtime
 from vllm_cluster.kernel.inventory.model import Inventory
 from vllm_cluster.kernel.inventory.words import nearest
-from vllm_cluster.kernel.node.handle import NodeHandle
+from vllm_cluster.kernel.node.handle import NodeHandle, NodeState
 from vllm_cluster.kernel.plan.cached_model import cache_place
-from vllm_cluster.kernel.plan.placement import Cluster, available, choose_layout, place_replicas
+from vllm_cluster.kernel.plan.placement import Cluster, available, choose_layout, place_replicas, serve_command
+from vllm_cluster.kernel.plan.room import Room, rooms
 from vllm_cluster.kernel.plan.shares import MAX, most
-from vllm_cluster.kernel.plan.spec import node_name
 from vllm_cluster.kernel.shell_line import command_line, listener_line
-from vllm_cluster.kernel.text import printable, redact
-from vllm_cluster.serving.ask_head import Endpoint, ask_head, follow, look_up, stopped_for
+from vllm_cluster.kernel.text import count, printable, redact
+from vllm_cluster.serving.ask_head import Endpoint, ask_head, follow, look_up
 from vllm_cluster.serving.consent import Confirm, Consent, served_on
 from vllm_cluster.serving.hooks import PULL_FIRST
+from vllm_cluster.serving.others import and_serve, change, failed_models, in_the_way_of, order_in_force, stopped_for
 from vllm_cluster.serving.serve.base import Fit
 from vllm_cluster.serving.serve.check import CheckedRequest, check_request, note_downloads, revision
 from vllm_cluster.serving.serve.repeats import without_repeats
@@ -38,7 +41,7 @@ READ_ONCE = "vLLM reads the file of --config at its start only: if it has change
 MAX_SHOWN = 40
 
 
-def serve(
+def serve_model(
     inventory: Inventory,
     emit: Emit,
     asked: Deployment,
@@ -46,6 +49,7 @@ def serve(
     confirm: Confirm,
     pull: bool | None = False,
     wait: float = 0.0,
+    drain: float | None = None,
     fit: Fit | None = None,
     runtime: Runtime = SYSTEM,
 ) -> Endpoint:
@@ -60,66 +64,135 @@ def serve(
         HostError: vLLM ended, or waits in vain; with the reason.
     """
     deployment = _understood(inventory, asked)
-    served, then = deployment.name, f" and serve {deployment.name}"
     # What is checked again after a pull is mostly the same.
-    emit, consent = warn_once(emit, "note"), Consent(confirm, inventory.cluster)
+    emit = warn_once(emit, "note")
     with connect_all(inventory, emit, runtime=runtime) as fleet:
         seen = look_up(inventory, fleet, emit)
         node = NodeHandle(fleet.connections[inventory.head_name], inventory.cluster)
         cluster = Cluster.of(inventory, gpus := seen.plan.gpus)
-        deployment, layout = _laid_out(fit(deployment, cluster) if fit else deployment, cluster, inventory.ports.api)
-        placed = partial(place_replicas, deployment, cluster, (layout.tp, layout.pp), inventory.ports.api)
-        wanted = placed(before=(order := _last_order(node)))
-        endpoint = Endpoint(served, wanted[0].replica.host, inventory.head_name, wanted[0].replica.port)
-        serving = (state := node.state()).serving
-        number = _asked_already(order, serving, wanted)
-        if [(one.request, one.phase) for one in state.replicas] == [(number, "ready")] * len(wanted):
+        order, failed = order_in_force(node), failed_models(state := node.state()) - {deployment.name}
+        chosen = _chosen(deployment, cluster, order.without(failed), inventory.ports.api, fit)
+        deployment, wanted, served = chosen.deployment, chosen.wanted, chosen.deployment.name
+        endpoint = chosen.endpoint(inventory.head_name)
+        number = _asked_already(order, state, wanted)
+        if [(one.request, one.phase) for one in chosen.rows(state)] == [(number, "ready")] * len(wanted):
             return _report_served(node, endpoint, deployment.flags, emit)
-        title = f"{served} is already being started; following it"
+        title = chosen.title if number is None else f"{served} is already being started; following it"
         if number is None:
-            _show_layout(inventory, seen.facts, layout, serving, emit)
-            ask = partial(_ask, consent, node, wanted, then)
+            gone = in_the_way_of(wanted, order.beside(served), failed)
+            _show_layout(inventory, seen.facts, chosen, state.serving, emit, failed=gone)
+            consent = Consent(confirm, inventory.cluster, chosen.room.why, _spares(order, chosen.room.goes))
+            then = and_serve(node, deployment, fleet.addresses)
+            ask = partial(_ask, consent, node, chosen, then)
             found = _checked(inventory, fleet, seen, wanted, emit, pull=pull, confirm=confirm, ask=ask)
             # The same, and so with the same name: how the weights are read does not count.
-            wanted = placed(loading=found.loading, offline=found.offline, before=Order(deployments=wanted))
+            wanted = chosen.placed(loading=found.loading, offline=found.offline)
             asks = partial(ask_head, verb="serve", consent=consent, names=fleet.addresses, gpus=gpus, wait=wait)
-            number = asks(node, wanted, emit, then=then)
-            times = f"{len(wanted)} replicas of " if len(wanted) > 1 else ""
-            title = f"serving {served}: {times}TP={layout.tp} × PP={layout.pp}"
-        follow(fleet, inventory, number, wanted, emit, title=title)
+            number = asks(node, wanted, emit, then=then, goes=chosen.room.goes, drain=drain)
+        follow(fleet, inventory, number, wanted, emit, title=title, drain=drain)
     return endpoint
+
+
+@dataclass(frozen=True)
+class Laid:
+    """Where a deployment goes, how it is laid out there, and its replicas."""
+
+    deployment: Deployment
+    room: Room
+    layout: vllm.Parallelism
+    wanted: tuple[Placement, ...]
+    port: int
+
+    @property
+    def title(self) -> str:
+        """What is served and how, for people."""
+        times = f"{len(self.wanted)} replicas of " if len(self.wanted) > 1 else ""
+        return f"serving {self.deployment.name}: {times}TP={self.layout.tp} × PP={self.layout.pp}"
+
+    def endpoint(self, head: str) -> Endpoint:
+        """Where it answers, once it does."""
+        replica = self.wanted[0].replica
+        return Endpoint(self.deployment.name, replica.host, head, replica.port, bool(self.room.stays))
+
+    def rows(self, state: NodeState) -> list[ServeStatus]:
+        """What the head serves or starts under its name."""
+        return [one for one in state.replicas if one.name == self.deployment.name]
+
+    def placed(self, **how: Any) -> tuple[Placement, ...]:
+        """Its replicas where they are, with how the weights are read."""
+        layout, before = (self.layout.tp, self.layout.pp), self.wanted
+        place = partial(place_replicas, self.deployment, self.room.cluster, layout, self.port)
+        return place(before=before, beside=self.room.stays, **how)
+
+
+def _chosen(deployment: Deployment, cluster: Cluster, order: Order, port: int, fit: Fit | None) -> Laid:
+    """The room where the least goes for it; another layout is asked for in the last one alone.
+
+    Raises:
+        UsageError: it fits nowhere.
+    """
+    found = [*rooms(deployment, cluster, order, port)]
+    for room in found:
+        last = room is found[-1]
+        with nullcontext() if last else suppress(UsageError):
+            fits = fit(deployment, room.cluster) if fit and last else deployment
+            there, layout = _laid_out(fits, room.cluster, port)
+            before, beside = room.own, room.stays
+            place = partial(place_replicas, there, room.cluster, (layout.tp, layout.pp), port)
+            return Laid(there, room, layout, place(before=before, beside=beside), port)
+    raise AssertionError("the last room has raised")
 
 
 def _laid_out(deployment: Deployment, cluster: Cluster, port: int) -> tuple[Deployment, vllm.Parallelism]:
     """The layout of a deployment; and it without the flags that have the value which vcluster sets for that anyway."""
-    if deployment.replicas == MAX:
+    every = deployment.replicas == MAX
+    if every:
         fits = most(available(deployment, cluster), deployment.tp, deployment.pp, deployment.dp)
         deployment = replace(deployment, replicas=max(fits, 1))
     layout = choose_layout(deployment, cluster)
+    if every:
+        layout = replace(layout, reasons=(*layout.reasons, f"as many as fit: {count(deployment.replicas, 'replica')}"))
     return without_repeats(deployment, cluster, (layout.tp, layout.pp), port), layout
 
 
 def _show_layout(
     inventory: Inventory,
     facts: Mapping[str, HostFacts],
-    layout: vllm.Parallelism,
+    chosen: Laid,
     serving: ServeStatus | None,
     emit: Emit,
+    *,
+    failed: Collection[str],
 ) -> None:
     """Show how the model is laid out and why; the port must be free where nothing is served."""
-    for reason in layout.reasons:
+    for gone in sorted(failed):
+        emit(Event("note", f"in place of {gone}, which has failed"))
+    beside = dict.fromkeys(one.deployment.name for one in chosen.room.stays)
+    for reason in (*chosen.layout.reasons, *([f"beside {', '.join(beside)}"] if beside else [])):
         emit(Event("note", reason))
     if serving is None:
         _require_port(facts[inventory.head_name], inventory.ports.api)
 
 
-def _ask(consent: Consent, node: NodeHandle, wanted: tuple[Placement, ...], then: str) -> None:
+def _spares(order: Order, goes: Collection[str]) -> str:
+    """Commands that make room and stop less than all that would go."""
+    lines = []
+    for name in goes:
+        asked = order.named(name)[0].deployment
+        if asked.replicas > 1:
+            lines.append(serve_command(replace(asked, replicas=asked.replicas - 1), {}))
+        elif len(goes) > 1:
+            lines.append(command_line("vcluster", "stop", name))
+    return "\n".join(lines)
+
+
+def _ask(consent: Consent, node: NodeHandle, chosen: Laid, then: str) -> None:
     """Ask before anything is stopped."""
-    consent.ask(stopped_for(node, wanted), then)
+    consent.ask(stopped_for(node, change(node, chosen.wanted, chosen.room.goes)), then)
 
 
 def _report_served(node: NodeHandle, endpoint: Endpoint, extra: Sequence[str], emit: Emit) -> Endpoint:
-    now = served_on(node).served
+    now = next((one for one in served_on(node).served if one.name == endpoint.model), None)
     emit(Event("result", f"already served: {now.text if now else endpoint.model}. Nothing was changed."))
     if "config" in vllm.options(extra):
         emit(Event("note", READ_ONCE))
@@ -174,9 +247,7 @@ def _understood(inventory: Inventory, asked: Deployment) -> Deployment:
     found = replace(asked, model=model, name=asked.name or name, hosts=_named(inventory, asked.hosts))
     asks = next((flag for flag in asked.flags if flag.partition("=")[0] in ("-h", "--help")), None)
     if asks:
-        shown = command_line(
-            "docker", "exec", node_name(inventory.cluster), "vllm", "serve", asks, on=inventory.head_name
-        )
+        shown = command_line("vcluster", "exec", "--head", "--", "vllm", "serve", asks)
         raise UsageError(f"{asks} prints vLLM's help and serves nothing", hint=shown)
     # The others may be what vcluster sets anyway, which the hosts show.
     vllm.ensure_allowed(model, found.name, vllm.comparable(asked.flags)[0])
@@ -223,19 +294,12 @@ def _require_port(head: HostFacts, port: int) -> None:
         raise PreflightFailed(text, hint=f"{listener_line(port, head.host)}, then stop that process\nor set ports.api")
 
 
-def _last_order(node: NodeHandle) -> Order:
-    """What the head was asked last; one of nothing where it never was, or where that cannot be read."""
-    try:
-        return node.order() or Order()
-    except RefusedDocument:
-        return Order()
-
-
-def _asked_already(order: Order, serving: ServeStatus | None, wanted: tuple[Placement, ...]) -> int | None:
-    """The number of the order where it asks for this already and has not failed; None where it must be written."""
-    generation = wanted[0].generation
-    if [(one.index, one.generation) for one in order.deployments] != [(one.index, generation) for one in wanted]:
+def _asked_already(order: Order, state: NodeState, wanted: tuple[Placement, ...]) -> int | None:
+    """The number of the order that asks for this already and has not failed; None where one must be written."""
+    own, generation = order.named(wanted[0].deployment.name), wanted[0].generation
+    if [(one.index, one.generation) for one in own] != [(one.index, generation) for one in wanted]:
         return None
-    if serving is None or serving.request != order.epoch:
-        return order.epoch  # it has not been taken yet
-    return order.epoch if serving.generation == generation and serving.phase != "failed" else None
+    number, now = own[0].asked or order.epoch, state.replica(own[0].index)
+    if now is None or now.request != number:
+        return number  # it has not been taken yet
+    return number if now.generation == generation and now.phase != "failed" else None

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 from vllm_cluster.kernel.assess import connect_all, ensure_no_errors
-from vllm_cluster.kernel.checks.docker import engine_problem, foreign
+from vllm_cluster.kernel.checks.docker import engine_problem, warn_of_foreign
 from vllm_cluster.kernel.errors import HostError, PreflightFailed
 from vllm_cluster.kernel.events import Emit, Event
 from vllm_cluster.kernel.facts.docker_objects import Container
@@ -15,8 +16,10 @@ from vllm_cluster.kernel.hosts.runtime import SYSTEM, Runtime
 from vllm_cluster.kernel.inventory.model import Inventory
 from vllm_cluster.kernel.node.handle import NodeHandle
 from vllm_cluster.kernel.plan.spec import CLUSTER, HEAD_ADDRESS, ROLE, node_name
+from vllm_cluster.kernel.text import duration
 from vllm_cluster.serving.ask_head import ask_head
 from vllm_cluster.serving.consent import Confirm, Consent
+from vllm_cluster.serving.others import order_in_force, the_model
 from vllm_cluster.wire.reading import RefusedDocument
 from vllm_cluster.wire.status import ServeStatus
 
@@ -24,13 +27,22 @@ POLL = 0.3
 STOP_SECONDS = 90.0
 
 
-def stop(inventory: Inventory, emit: Emit, *, confirm: Confirm, wait: float = 0.0, runtime: Runtime = SYSTEM) -> bool:
-    """End serving and leave the nodes; returns whether anything was served.
+def stop_serving(
+    inventory: Inventory,
+    emit: Emit,
+    name: str | None = None,
+    *,
+    confirm: Confirm,
+    wait: float = 0.0,
+    drain: float | None = None,
+    runtime: Runtime = SYSTEM,
+) -> bool:
+    """End serving a model, by its name where there are several, and leave the nodes; returns whether any was served.
 
     Needs the head alone: what must be stopped is often a model that fails because a worker is gone.
 
     Raises:
-        Aborted, UsageError: the stop of what is served was not confirmed.
+        Aborted, UsageError: the stop of what is served was not confirmed; or it is not known which is meant.
         PreflightFailed: the head's Docker cannot be used, or the node there is not this cluster's head.
     """
     consent = Consent(confirm, inventory.cluster)
@@ -38,25 +50,29 @@ def stop(inventory: Inventory, emit: Emit, *, confirm: Confirm, wait: float = 0.
         node = NodeHandle(fleet.connections[inventory.head_name], inventory.cluster)
         container = _head_container(inventory, observe(inventory, node.connection))
         runs = container is not None and container.state == "running"
-        serving = node.state().serving if runs else None
+        rows = node.state().replicas if runs else ()
+        names = dict.fromkeys((*(one.name for one in rows), *(order_in_force(node).names if container else ())))
+        model = the_model(names, name, "stop")
+        serving = next((one for one in rows if one.name == model), None)
         stops = container is not None and (serving is not None or _requested(node))
         if stops:
-            names = fleet.addresses
-            ask_head(node, (), emit, verb="stop", consent=consent, names=names, wait=wait)
-            emit(Event("phase", "stopping"))
+            asks = partial(ask_head, verb="stop", consent=consent, names=fleet.addresses, wait=wait)
+            asks(node, (), emit, goes=(model,) if name else None, drain=drain)
+            more = f", after at most {duration(drain)} for open requests" if drain else ""
+            emit(Event("phase", f"stopping{more}"))
             if runs:
-                _await_exit(node)
+                _await_exit(node, name, STOP_SECONDS + (drain or 0.0))
         text = _stopped(node, serving) if stops else "No model is being served."
         emit(Event("result", text, data={"stopped": stops}))
     return stops
 
 
-def _await_exit(node: NodeHandle) -> None:
+def _await_exit(node: NodeHandle, model: str | None, seconds: float) -> None:
     runtime = node.connection.runtime
-    deadline = runtime.after(STOP_SECONDS)
-    while node.state().serving is not None:
+    deadline = runtime.after(seconds)
+    while any(model in (None, one.name) for one in node.state().replicas):
         if not deadline.left():
-            text = f"stop: vLLM did not exit within {STOP_SECONDS:.0f} s"
+            text = f"stop: vLLM did not exit within {seconds:.0f} s"
             raise HostError(node.host, text, hint="vcluster status")
         runtime.clock.sleep(POLL)
 
@@ -72,7 +88,7 @@ def _head_container(inventory: Inventory, facts: HostFacts) -> Container | None:
     problem = engine_problem(facts)
     # Beside a node of its own another cluster is not in the way; where there is none, it is what was meant by mistake.
     looked_at = replace(facts, containers=own) if own else facts
-    ensure_no_errors([problem] if problem else list(foreign(inventory, {facts.host: looked_at})))
+    ensure_no_errors([problem] if problem else list(warn_of_foreign(inventory, {facts.host: looked_at})))
     for container in own:
         if container.labels.get(ROLE) == "worker":
             text = f"{facts.host}: the node there is a worker of the head at {container.labels.get(HEAD_ADDRESS)}"
@@ -98,6 +114,8 @@ def _stopped(node: NodeHandle, serving: ServeStatus | None) -> str:
         return "Withdrew the request to serve."
     have, want = sum(one.gpus for one in status.group.nodes if one.alive), serving.gpus[1]
     gpus = f"({have:g}/{want:g} GPUs)"
+    if left := ", ".join(dict.fromkeys(one.name for one in status.serves)):
+        return f"Stopped {serving.name}. Cluster {node.cluster} still serves {left}."
     if have == want:
         return f"Stopped {serving.name}. Cluster {node.cluster} is still up {gpus}."
     return f"Stopped {serving.name}. Cluster {node.cluster} is incomplete {gpus}: vcluster status"

@@ -1,34 +1,49 @@
-"""`vcluster serve --from` and `--recipe`: what a text asks for elsewhere, shown before anything is done."""
+"""`vcluster serve --from`: what a text asks for elsewhere, shown before anything is done."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 
 from vllm_cluster.kernel.errors import UsageError
 from vllm_cluster.kernel.inventory.model import Inventory
-from vllm_cluster.kernel.plan.placement import command
-from vllm_cluster.kernel.shell_line import command_line
+from vllm_cluster.kernel.plan.placement import serve_command
+from vllm_cluster.kernel.shell_line import command_line, shell_line
 from vllm_cluster.kernel.terminal.session import Session
-from vllm_cluster.kernel.terminal.words import shown
+from vllm_cluster.kernel.terminal.words import quote_word
 from vllm_cluster.serving.api.question import standard_input, text_of
 from vllm_cluster.serving.translate.options import Translation
 from vllm_cluster.serving.translate.render import show_translation, translation_event
-from vllm_cluster.serving.translate.text import translate
+from vllm_cluster.serving.translate.text import is_recipe, translate
 from vllm_cluster.wire.order import Deployment
 
 
 @dataclass(frozen=True)
 class RequestSource:
-    """Where the request is written: a command line, or a recipe with what this call chooses of it."""
+    """Where the request is written: a command line, or its file; of a recipe also what this call chooses."""
 
     line: str | None = None
-    recipe: str | None = None
     variant: str = ""
     strategy: str = ""
 
     def __bool__(self) -> bool:
-        return self.line is not None or self.recipe is not None
+        return self.line is not None
+
+    @cached_property
+    def text(self) -> tuple[str, str]:
+        """The text, and how errors name it.
+
+        Raises:
+            UsageError: it cannot be read.
+        """
+        return _text(self.line or "")
+
+    @property
+    def is_recipe(self) -> bool:
+        """Whether it is a recipe, for which the hosts decide on the layout."""
+        return self.line is not None and is_recipe(self.text[0])
 
     def ensure_whole(self, model: str | None, *, dry_run: bool) -> None:
         """Refuse a call without a model, and options that mean nothing by themselves.
@@ -36,13 +51,11 @@ class RequestSource:
         Raises:
             UsageError: there is one.
         """
-        if self.line is not None and self.recipe is not None:
-            raise UsageError("--from and --recipe exclude each other: each is a whole request")
-        if self.recipe is None and (self.variant or self.strategy):
+        if (self.variant or self.strategy) and not self.is_recipe:
             word = "--variant" if self.variant else "--strategy"
-            raise UsageError(f"{word} is for --recipe", hint="vcluster serve --recipe FILE")
+            raise UsageError(f"{word} is of a recipe of vLLM's book", hint="vcluster serve --from RECIPE")
         if dry_run and not self:
-            raise UsageError("--dry-run shows what becomes of --from or --recipe", hint="vcluster plan")
+            raise UsageError("--dry-run shows what becomes of --from", hint="vcluster plan")
         if model is None and not self:
             raise UsageError("missing MODEL", hint="vcluster serve --help")
 
@@ -55,19 +68,22 @@ def taken_from(
     *,
     degrees: bool,
     dry_run: bool,
+    verb: Sequence[str] = ("serve",),
 ) -> Deployment:
     """What a source asks for, with what this call gives by itself; `degrees` is whether that has a layout.
+
+    `verb` is what serves it, with the words that it needs more.
 
     Raises:
         UsageError: it cannot be read, or cannot be served here; with the line.
     """
-    if source.recipe is not None and inventory is not None:
+    if source.is_recipe and inventory is not None:
         found = _of_recipe(session, source, own, inventory)
     else:
-        found = translate(*_text(source.line or ""))
-    asked = merged(found, own, degrees=degrees)
+        found = translate(*source.text)
+    asked = merge_deployments(found, own, degrees=degrees)
     found = found.beside(inventory.environment if inventory else {}, degrees=degrees)
-    line = command(asked, {})
+    line = serve_command(asked, {}).replace("serve", shell_line(verb), 1)
     if session.as_json:
         session.emit(translation_event(found, line))
     else:
@@ -82,14 +98,12 @@ def _of_recipe(session: Session, source: RequestSource, own: Deployment, invento
     from vllm_cluster.serving.translate.recipe import translate_recipe
     from vllm_cluster.serving.translate.recipe_hosts import RecipeHosts
 
-    given = source.recipe or ""
-    text, place = (standard_input(), "standard input") if given == "-" else (text_of(Path(given)), given)
     pool, name = recipe_hosts(inventory, session.emit, own.hosts)
     hosts = RecipeHosts(pool.nodes, pool.memory_bytes, bool(pool.rdma), name)
-    return translate_recipe(text, place, hosts, variant=source.variant, strategy=source.strategy)
+    return translate_recipe(*source.text, hosts, variant=source.variant, strategy=source.strategy)
 
 
-def merged(found: Translation, own: Deployment, *, degrees: bool) -> Deployment:
+def merge_deployments(found: Translation, own: Deployment, *, degrees: bool) -> Deployment:
     """What a command line asks for; what this call gives by itself counts more."""
     model = own.model or found.model
     return replace(
@@ -113,7 +127,7 @@ def _text(source: str) -> tuple[str, str]:
         return text_of(Path(source)), source
     if not any(blank in source for blank in " \t\n"):
         line = command_line("vcluster", "serve", "--from", "vllm serve MODEL --max-model-len 8192")
-        raise UsageError(f"{shown(source)}: no such file", hint=line)
+        raise UsageError(f"{quote_word(source)}: no such file", hint=line)
     return source, "--from"
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 import typer
 
@@ -11,6 +11,7 @@ from vllm_cluster.kernel.terminal.completion import complete_host_list, complete
 from vllm_cluster.kernel.terminal.help import VLLM_FLAGS
 from vllm_cluster.kernel.terminal.options import InventoryPath, Json, Wait, Yes
 from vllm_cluster.kernel.terminal.session import Session
+from vllm_cluster.wire.backends import BackendName
 
 if TYPE_CHECKING:
     from vllm_cluster.kernel.inventory.model import Inventory
@@ -42,10 +43,10 @@ Replicas = Annotated[
 ]
 Ep = Annotated[bool, typer.Option("--ep", help="Deal the experts of a MoE over the GPUs, whole (expert parallel).")]
 Engine = Annotated[
-    Literal["ray", "mp"] | None,
+    BackendName | None,
     typer.Option(
         "--backend",
-        metavar="ray|mp",
+        metavar="|".join(get_args(BackendName)),
         help="Join the hosts by Ray, or by vLLM's own processes (mp). Default: the inventory's.",
     ),
 ]
@@ -55,7 +56,7 @@ Model = Annotated[
     str | None,
     typer.Argument(
         metavar="MODEL",
-        help="A repository on the hub, or a folder below the model cache; with --from or --recipe, in place of theirs.",
+        help="A repository on the hub, or a folder below the model cache; with --from, in place of its.",
         autocompletion=complete_models,
     ),
 ]
@@ -85,32 +86,36 @@ Pull = Annotated[
         "--pull/--no-pull", help="Pull the model to hosts that lack it before serving. Default: ask; with --yes, pull."
     ),
 ]
-Tunnel = Annotated[bool, typer.Option("--tunnel", help="When ready, forward the API to localhost until Ctrl-C.")]
 From = Annotated[
     str | None,
     typer.Option(
         "--from",
         metavar="TEXT",
-        help="Serve what this command line of vLLM asks for: the line, or a file with it (script, compose.yaml); - "
-        "reads standard input. Options of this call override it.",
-    ),
-]
-Recipe = Annotated[
-    str | None,
-    typer.Option(
-        "--recipe",
-        metavar="FILE",
-        help="Serve what this file of vLLM's recipe book asks for on these hosts. Options of this call override it.",
+        help="Serve what this command line of vLLM asks for: the line, or a file with it (script, compose.yaml, a "
+        "recipe of vLLM's book); - reads standard input. Options of this call override it.",
     ),
 ]
 Variant = Annotated[
-    str, typer.Option("--variant", metavar="NAME", help="Of --recipe: the variant. Default: the first that fits.")
+    str, typer.Option("--variant", metavar="NAME", help="Of a recipe: the variant. Default: the first that fits.")
 ]
 Strategy = Annotated[
-    str, typer.Option("--strategy", metavar="NAME", help="Of --recipe: the strategy. Default: by the hosts.")
+    str, typer.Option("--strategy", metavar="NAME", help="Of a recipe: the strategy. Default: by the hosts.")
 ]
-DryRun = Annotated[
-    bool, typer.Option("--dry-run", help="With --from or --recipe: show what becomes of it; serve nothing.")
+DryRun = Annotated[bool, typer.Option("--dry-run", help="With --from: show what becomes of it; serve nothing.")]
+
+
+# As the head's program takes it at most.
+MAX_DRAIN = 3600
+Drain = Annotated[
+    float | None,
+    typer.Option(
+        "--drain",
+        metavar="DURATION",
+        min=0,
+        max=MAX_DRAIN,
+        help="How long open requests may take before the model that they ask ends. Default: 30s; of stop 0s.",
+        show_default=False,
+    ),
 ]
 
 
@@ -129,20 +134,18 @@ def serve(
     expose: Expose = False,
     rollback: Rollback = True,
     pull: Pull = None,
-    tunnel: Tunnel = False,
     line: From = None,
-    recipe: Recipe = None,
     variant: Variant = "",
     strategy: Strategy = "",
     dry_run: DryRun = False,
     as_json: Json = False,
+    drain: Drain = None,
     wait: Wait = 0.0,
     yes: Yes = False,
 ) -> None:
     """Serve a model on the GPUs of the cluster."""
     named = tuple(name for given in hosts or () for name in given.split(","))
     with Session(inventory, as_json=as_json, changes=True) as session:
-        from vllm_cluster.serving.endpoint.open import hold
         from vllm_cluster.serving.endpoint.render import show_endpoint
         from vllm_cluster.serving.serve.translated import RequestSource, taken_from
         from vllm_cluster.wire.order import Deployment
@@ -151,19 +154,17 @@ def serve(
             *(name or "", model or "", tuple(flags or ()), tp, pp, named, expose, rollback, dp or 1, ep, backend or ""),
             _number(replicas),
         )
-        (source := RequestSource(line, recipe, variant, strategy)).ensure_whole(model, dry_run=dry_run)
+        (source := RequestSource(line, variant, strategy)).ensure_whole(model, dry_run=dry_run)
         # The hosts decide what a recipe asks for.
-        loaded = session.load() if recipe or not dry_run else None
+        loaded = session.load() if source.is_recipe or not dry_run else None
         if source:
             asked = taken_from(session, source, asked, loaded, degrees=bool(tp or pp or dp), dry_run=dry_run)
         if loaded is not None and not dry_run:
             # Without a person nothing is asked, and so the hub is not either.
             pulls = pull if pull is not None or session.can_ask(yes) else False
-            way = {"confirm": session.confirm(yes), "pull": pulls, "wait": wait}
-            endpoint = _served(session, loaded, asked, tunnel=tunnel, translated=bool(source), **way)
+            way = {"confirm": session.confirm(yes), "pull": pulls, "wait": wait, "drain": drain}
+            endpoint = _served(session, loaded, asked, translated=bool(source), **way)
             show_endpoint(endpoint, inventory, as_json=session.as_json)
-            if tunnel:
-                hold(session, loaded, None)
 
 
 # More than any cluster has.
@@ -181,40 +182,68 @@ def _number(replicas: str) -> int:
     raise UsageError(f"--replicas {replicas!r} is not a number of replicas", hint=f"give 1 to {_MAX_NUMBER}, or max")
 
 
-def _served(
-    session: Session, loaded: Inventory, asked: Deployment, *, tunnel: bool, translated: bool, **way: Any
-) -> Endpoint:
+def _served(session: Session, loaded: Inventory, asked: Deployment, *, translated: bool, **way: Any) -> Endpoint:
     """Where the model answers, once it does; what is `translated` may get another layout, by consent."""
-    from vllm_cluster.kernel.transport.forward import listener
     from vllm_cluster.serving.serve.base import fit_by
-    from vllm_cluster.serving.serve.serve import serve as serve_action
+    from vllm_cluster.serving.serve.serve import serve_model
 
-    if tunnel:
-        # Else a port in use would be an error after minutes of loading.
-        listener(loaded.ports.api).close()
     fit = fit_by(way["confirm"], loaded.cluster) if translated else None
-    endpoint = serve_action(loaded, session.emit, asked, fit=fit, **way)
+    endpoint = serve_model(loaded, session.emit, asked, fit=fit, **way)
     session.finish()
     remember_model(asked.model)
     return endpoint
 
 
-def rollback(inventory: InventoryPath = None, as_json: Json = False, wait: Wait = 0.0, yes: Yes = False) -> None:
+ServedName = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="NAME",
+        help="The model, where several are served.",
+        show_default=False,
+        autocompletion=complete_models,
+    ),
+]
+
+
+Before = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="NAME|NUMBER",
+        help="The model, where several are served; or the request of this number in status --history.",
+        show_default=False,
+        autocompletion=complete_models,
+    ),
+]
+
+
+def rollback(
+    name: Before = None,
+    inventory: InventoryPath = None,
+    as_json: Json = False,
+    yes: Yes = False,
+) -> None:
     """Serve again what was ready before."""
     with Session(inventory, as_json=as_json, changes=True) as session:
         loaded = session.load()
         from vllm_cluster.serving.endpoint.render import show_endpoint
-        from vllm_cluster.serving.serve.rollback import rollback as rollback_action
+        from vllm_cluster.serving.serve.rollback import serve_previous
 
-        endpoint = rollback_action(loaded, session.emit, confirm=session.confirm(yes), wait=wait)
+        endpoint = serve_previous(loaded, session.emit, name, confirm=session.confirm(yes))
         session.finish()
         show_endpoint(endpoint, inventory, as_json=session.as_json)
 
 
-def stop(inventory: InventoryPath = None, as_json: Json = False, wait: Wait = 0.0, yes: Yes = False) -> None:
+def stop(
+    name: ServedName = None,
+    inventory: InventoryPath = None,
+    as_json: Json = False,
+    drain: Drain = None,
+    wait: Wait = 0.0,
+    yes: Yes = False,
+) -> None:
     """Stop the served model; keep the cluster up."""
     with Session(inventory, as_json=as_json, changes=True) as session:
         loaded = session.load()
-        from vllm_cluster.serving.serve.stop import stop as stop_action
+        from vllm_cluster.serving.serve.stop import stop_serving
 
-        stop_action(loaded, session.emit, confirm=session.confirm(yes), wait=wait)
+        stop_serving(loaded, session.emit, name, confirm=session.confirm(yes), wait=wait, drain=drain)

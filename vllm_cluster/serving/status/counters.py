@@ -5,17 +5,26 @@ from __future__ import annotations
 import math
 import re
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+
+from vllm_cluster.wire.status import ServeStatus
 
 # Rates are those of the last seconds; quantiles need more, since one request adds one to a histogram.
 RATE_SECONDS, QUANTILE_SECONDS = 10.0, 60.0
-# A host that sends faster than it was asked to must not fill our memory.
-MAX_SNAPSHOTS = 600
-_LINE = re.compile(r'^vllm:(\w+)(?:\{(?:[^\n]*?\ble="([^"\n]+)")?[^\n]*\})? +(\S+)$', re.MULTILINE)
+# A host that sends faster than it was asked to, or more than vLLM has, must not fill our memory.
+MAX_SNAPSHOTS, MAX_REPLICAS, MAX_BOUNDS, MAX_LINE = 600, 128, 200, 4096
+_LINE = re.compile(r'vllm:(\w+)(?:\{((?:[a-zA-Z_]\w*="(?:[^"\\]|\\.)*",?)*)\})? +(\S{1,40})', re.ASCII)
+_BOUND = re.compile(r'(?<!\w)le="([^"]{1,40})"')
+# As the front writes it, where there are several.
+_OF_REPLICA = re.compile(r'vllm:\w+\{replica="([0-9]{1,5})"')
 _GAUGES = ("num_requests_running", "num_requests_waiting")
 KV_CACHE = "kv_cache_usage_perc"
 FIRST_TOKEN, NEXT_TOKEN = "time_to_first_token_seconds", "inter_token_latency_seconds"
+_QUERIES, _HITS = "prefix_cache_queries_total", "prefix_cache_hits_total"
+_RATES = ("prompt_tokens_total", "generation_tokens_total", "request_success_total", "num_preemptions_total")
+# All that is shown.
+_NAMES = frozenset((*_GAUGES, *_RATES, KV_CACHE, _QUERIES, _HITS))
 
 
 @dataclass(frozen=True)
@@ -55,19 +64,30 @@ def parse_counters(text: str, at: float) -> Counters:
     """Read lines of Prometheus' text format; those of other programs, and numbers that are none, are passed over."""
     values: dict[str, float] = {}
     buckets: dict[str, dict[float, float]] = {}
-    for name, bound, raw in _LINE.findall(text):
-        value = _number(raw)
-        if not math.isfinite(value):
+    for line in text.split("\n"):
+        found = _LINE.fullmatch(line) if len(line) <= MAX_LINE else None
+        if found is None or not math.isfinite(value := _number(found[3])):
             continue
-        if name.endswith("_bucket"):
-            if not math.isnan(upper := _number(bound)):
-                family = buckets.setdefault(name.removesuffix("_bucket"), {})
+        name, base = found[1], found[1].removesuffix("_bucket")
+        if name != base and base in (FIRST_TOKEN, NEXT_TOKEN):
+            bound, family = _BOUND.search(found[2] or ""), buckets.setdefault(base, {})
+            upper = _number(bound[1]) if bound else math.nan
+            if not math.isnan(upper) and (upper in family or len(family) < MAX_BOUNDS):
                 family[upper] = family.get(upper, 0.0) + value
         elif name == KV_CACHE:
             values[name] = max(values.get(name, 0.0), value)
-        else:
+        elif name in _NAMES:
             values[name] = values.get(name, 0.0) + value
     return Counters(at, values, buckets)
+
+
+def split_replicas(text: str) -> dict[int, str]:
+    """The lines of each replica by its number; none where there is one alone."""
+    found: dict[int, list[str]] = {}
+    for line in text.split("\n"):
+        if of := _OF_REPLICA.match(line):
+            found.setdefault(int(of[1]), []).append(line)
+    return {index: "\n".join(found[index]) for index in sorted(found)[:MAX_REPLICAS]}
 
 
 def _number(text: str) -> float:
@@ -75,6 +95,35 @@ def _number(text: str) -> float:
         return float(text)
     except ValueError:
         return math.nan
+
+
+class RecentLoads:
+    """The counters of the last minute of a model, and of each of several replicas."""
+
+    def __init__(self) -> None:
+        self._whole, self._each = Recent(), dict[int, Recent]()
+
+    def add(self, serves: Sequence[ServeStatus], text: str, at: float) -> None:
+        """Take what was counted at a moment of the host's boot clock; of another start nothing before it counts."""
+        runs = {one.index: (one.generation, one.attempt) for one in serves}
+        texts = split_replicas(text)
+        # A replica that has not answered once, and then does, would look like as many requests at once.
+        self._whole.add([runs.get(index) for index in texts or runs], parse_counters(text, at))
+        self._each = {index: self._each.get(index, Recent()) for index in texts}
+        for index, one in self._each.items():
+            one.add(runs.get(index), parse_counters(texts[index], at))
+
+    def clear(self) -> None:
+        """Forget all: nothing is served."""
+        self._whole, self._each = Recent(), {}
+
+    def load(self) -> ModelLoad | None:
+        """What all replicas do together; None before anything was counted."""
+        return self._whole.load()
+
+    def loads(self) -> dict[int, ModelLoad]:
+        """What each of several replicas does."""
+        return {index: load for index, one in self._each.items() if (load := one.load())}
 
 
 class Recent:
@@ -104,17 +153,18 @@ class Recent:
             return None
         now, whole = self._seen[-1], self._seen[0]
         before = next((one for one in reversed(self._seen) if now.at - one.at >= RATE_SECONDS), whole)
-        queries, hits = (_grown(whole, now, f"prefix_cache_{name}_total") for name in ("queries", "hits"))
+        queries, hits = (_grown(whole, now, name) for name in (_QUERIES, _HITS))
         running, waiting = (now.values.get(name) for name in _GAUGES)
         first, following = (_grown_buckets(whole, now, name) for name in (FIRST_TOKEN, NEXT_TOKEN))
+        prompts, generated, requests, preemptions = (_rate(before, now, name) for name in _RATES)
         kv_cache = now.values.get(KV_CACHE)
         return ModelLoad(
             None if running is None else round(running),
             None if waiting is None else round(waiting),
-            _rate(before, now, "prompt_tokens_total"),
-            _rate(before, now, "generation_tokens_total"),
-            _rate(before, now, "request_success_total"),
-            _rate(before, now, "num_preemptions_total"),
+            prompts,
+            generated,
+            requests,
+            preemptions,
             None if kv_cache is None else 100 * kv_cache,
             100 * hits / queries if queries and hits is not None else None,
             quantile(0.5, first),

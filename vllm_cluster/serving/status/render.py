@@ -54,14 +54,18 @@ def show_status(
         out(*((line,) if good else (yellow, line, end)))
     known = f" (id {status.id})" if status.id else ""
     whole = f"{status.cluster} is {'up' if status.up else 'not up'}: {gpus_text(status)}{known}"
-    for line in (whole, *serving_lines(status)):
-        out(plain(line) if verbosity > 0 else fitted(plain(line), width))
+    shown = [plain(line) if verbosity > 0 else fitted(plain(line), width) for line in (whole, *serving_lines(status))]
+    for line in shown:
+        out(line)
     if serve and serve.phase in ("failed", "backoff", "hung"):
         _fixes(paste("vcluster explain"))
-    for problem, fix in problems(status, verbosity):
-        out(yellow, problem if verbosity > 0 else cut(problem, width), end)
+    for problem, fix in group_problems(status, verbosity):
+        shown.append(problem if verbosity > 0 else cut(problem, width))
+        out(yellow, shown[-1], end)
         # A command is pasted whole.
         _fixes(paste(fix))
+    if not verbosity and any(line.endswith("…") for line in shown):
+        out("-v shows the lines that are cut")
 
 
 def _fixes(lines: str) -> None:
@@ -110,12 +114,12 @@ def serving_lines(status: ClusterStatus) -> Iterator[str]:
     if serve:
         head = next((host.host for host in status.hosts if host.role == "head"), "the head")
         names = {host.address: host.host for host in status.hosts}
-        yield from _replicas(replicas, status.now, head, names) if replicas else _served(serve, status.now, head)
+        yield from _models(by_model(status), status.now, head, names)
         taken = Counter({address: sum(one.ranks.get(address, 0) for one in replicas or (serve,)) for address in names})
         idle = {host.host: (host.gpus or 0) - taken[host.address] for host in status.hosts}
         if serve.ranks and any(count > 0 for count in idle.values()):
             yield f"GPUs idle: {', '.join(f'{count} of {host}' for host, count in idle.items() if count > 0)}"
-        if serve.backend == "mp" and len(serve.ranks) > 1:
+        if not replicas and serve.backend == "mp" and len(serve.ranks) > 1:
             yield f"ranks: {', '.join(_ranks(serve, names))}"
     else:
         why = (status.head.group.error if status.head else None) or "no status from the head"
@@ -124,18 +128,46 @@ def serving_lines(status: ClusterStatus) -> Iterator[str]:
         yield f"last change{_ago(status.changed.time, status.now)}: {status.changed.user}: {status.changed.summary}"
 
 
-def _replicas(replicas: Sequence[ServeStatus], now: float | None, head: str, names: Mapping[str, str]) -> Iterator[str]:
-    """A line for all, and one for each replica: where it is, and how it does."""
-    first, ready = replicas[0], sum(one.phase == "ready" for one in replicas)
-    state = "ready" if ready == len(replicas) else "degraded" if ready else "not ready"
+def _models(
+    models: Sequence[Sequence[ServeStatus]], now: float | None, head: str, names: Mapping[str, str]
+) -> Iterator[str]:
+    """The lines of each model; of several each has its hosts, and what all have in common, the URL, comes last."""
+    first, several = models[0][0], len(models) > 1
+    # Loopback is the head's, and not of whoever reads this.
     where = f" on {head}" if first.host in ("127.0.0.1", "::1") else ""
-    at = f" at http://{host_port(first.host, first.port)}/v1{where}" if ready else ""
-    yield f"{first.name}: {state}: {ready} of {len(replicas)} replicas{at}"
+    url = f"http://{host_port(first.host, first.port)}/v1{where}"
+    for own in models:
+        on = ", ".join(names.get(address, address) for address in own[0].ranks) if several else ""
+        at = "" if several else f" at {url}"
+        yield from _replicas(own, now, at, names) if len(own) > 1 else _served(own[0], now, at, on and f" on {on}")
+    if several and any(one.phase == "ready" for own in models for one in own):
+        yield f"requests by model: {url}"
+
+
+def by_model(status: ClusterStatus) -> list[list[ServeStatus]]:
+    """The replicas of each model that is served."""
+    found: dict[str, list[ServeStatus]] = {}
+    for one in status.head.serves if status.head else ():
+        found.setdefault(one.name, []).append(one)
+    return list(found.values())
+
+
+def served_words(serves: Sequence[ServeStatus]) -> str:
+    """The model and its phase, or how many of its replicas are ready."""
+    ready = sum(one.phase == "ready" for one in serves)
+    if len(serves) == 1:
+        return f"{serves[0].name}: {serves[0].phase}"
+    state = "ready" if ready == len(serves) else "degraded" if ready else "not ready"
+    return f"{serves[0].name}: {state}: {ready} of {len(serves)} replicas"
+
+
+def _replicas(replicas: Sequence[ServeStatus], now: float | None, at: str, names: Mapping[str, str]) -> Iterator[str]:
+    """A line for all, and one for each replica: where it is, and how it does."""
+    yield served_words(replicas) + (at if any(one.phase == "ready" for one in replicas) else "")
     for one in replicas:
         on = ", ".join(f"{count} of {names.get(address, address)}" for address, count in one.ranks.items())
-        line, *more = _served(one, now, "")
-        words = line.removeprefix(f"{one.name}: ").partition(" at http")[0]
-        yield f"  replica {one.index} ({on}): {words}"
+        line, *more = _served(one, now)
+        yield f"  replica {one.index} ({on}): {line.removeprefix(f'{one.name}: ')}"
         yield from (f"    {text}" for text in more)
 
 
@@ -148,14 +180,12 @@ def _ranks(serve: ServeStatus, names: Mapping[str, str]) -> Iterator[str]:
         first += number
 
 
-def _served(serve: ServeStatus, now: float | None, head: str) -> Iterator[str]:
+def _served(serve: ServeStatus, now: float | None, at: str = "", on: str = "") -> Iterator[str]:
     """What is served, and its failures with their times: the last one, and the first where it is another."""
     last, first = serve.failure or serve.first_failure, serve.first_failure
-    phase = f"{serve.name}: {serve.phase}" + ("" if now is None else f" for {age(max(0.0, now - serve.since))}")
+    phase = f"{serve.name}: {serve.phase}" + ("" if now is None else f" for {age(max(0.0, now - serve.since))}") + on
     if serve.phase == "ready":
-        # Loopback is the head's, and not of whoever reads this.
-        where = f" on {head}" if serve.host in ("127.0.0.1", "::1") else ""
-        yield f"{phase} at http://{host_port(serve.host, serve.port)}/v1{where}"
+        yield f"{phase}{at}"
     elif last and (serve.phase == "backoff" or (serve.phase == "failed" and serve.detail in ("", last.summary))):
         yield phase
     else:
@@ -177,7 +207,7 @@ def _ago(time: float, now: float | None) -> str:
     return "" if now is None else f" {age(max(0.0, now - time))} ago"
 
 
-def problems(status: ClusterStatus, verbosity: int) -> Iterator[tuple[str, str]]:
+def group_problems(status: ClusterStatus, verbosity: int) -> Iterator[tuple[str, str]]:
     """Each problem with its remedy, once for all hosts that have it."""
     hosts: dict[tuple[str, str], list[str]] = {}
     for host in status.hosts:

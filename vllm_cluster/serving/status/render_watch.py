@@ -17,7 +17,15 @@ from vllm_cluster.kernel.terminal.table import cut, table
 from vllm_cluster.kernel.terminal.text import plain, wants_color
 from vllm_cluster.serving.status.counters import ModelLoad
 from vllm_cluster.serving.status.load import GpuLoad, HostLoad
-from vllm_cluster.serving.status.render import fitted, gpus_text, problems, serving_lines, status_document
+from vllm_cluster.serving.status.render import (
+    by_model,
+    fitted,
+    gpus_text,
+    group_problems,
+    served_words,
+    serving_lines,
+    status_document,
+)
 from vllm_cluster.serving.status.status import HostStatus
 from vllm_cluster.serving.status.watch import View
 
@@ -38,6 +46,7 @@ def view_document(view: View, paste: Paste = lambda fix: fix) -> dict[str, Any]:
         "time": round(view.time, 3),
         "loads": {host: asdict(load) for host, load in view.loads.items()},
         "model": asdict(view.model) if view.model else None,
+        "replica_loads": {str(index): asdict(load) for index, load in view.replicas.items()},
         "metrics_error": view.metrics_error,
     }
 
@@ -95,13 +104,13 @@ class Picture:
 
 def line(view: View) -> str:
     """The view in one line."""
-    status, serve = view.status, view.status.head.serve if view.status.head else None
+    status = view.status
     parts = [
         time.strftime("%H:%M:%S", time.localtime(view.time)),
         f"{status.cluster} is {'up' if status.up else 'not up'}: {gpus_text(status)}",
     ]
-    if serve:
-        parts += [f"{serve.name}: {serve.phase}", *(_model(view.model) if view.model else ())]
+    if models := by_model(status):
+        parts += [*map(served_words, models), *(_model(view.model) if view.model else ())]
     parts += [f"{host.host}: {host.state}: {host.problem}" for host in status.hosts if host.problem]
     return "  ".join(plain(part).split("\n", 1)[0] for part in parts)
 
@@ -119,10 +128,18 @@ def picture(view: View, width: int, height: int, paste: Paste = lambda fix: fix)
     if view.metrics_error:
         top.append((f"/metrics: {view.metrics_error}", "yellow"))
     bottom: list[Styled] = []
-    for problem, fix in problems(status, 0):
+    for problem, fix in group_problems(status, 0):
         bottom += [(problem, "yellow"), *((f"  fix: {text}", "") for text in paste(fix).splitlines())]
     bottom += [(f"{name}: {load.error}", "yellow") for name, load in view.loads.items() if load.error]
     room = height - len(top) - len(bottom) - 2
+    if len(view.replicas) + len(status.hosts) < room:
+        models = by_model(status)
+        names = {one.index: f"{one.name} " * (len(models) > 1) for own in models for one in own}
+        top += [
+            (f"  {names.get(index, '')}replica {index}: {' · '.join(_now(load))}", "")
+            for index, load in view.replicas.items()
+        ]
+        room -= len(view.replicas)
     rows = [*top, ("", ""), *_hosts(view, width, room), *bottom]
     return [(cut(plain(text), width), style) for text, style in rows[:height]]
 
@@ -201,8 +218,8 @@ def _power(used: float | None, limit: float | None) -> str:
     return f"{used:.0f} W" if limit is None else f"{used:.0f}/{limit:.0f} W"
 
 
-def _model(load: ModelLoad) -> list[str]:
-    """What the model does, as parts of a line; what is not known is left out."""
+def _now(load: ModelLoad) -> list[str]:
+    """What a model or a replica does at once, as parts of a line; what is not known is left out."""
     rates = (("in", load.prompt_tokens_per_second), ("out", load.generated_tokens_per_second))
     tokens = " ".join(f"{_amount(rate)} {name}" for name, rate in rates if rate is not None)
     requests = (("running", load.requests_running), ("waiting", load.requests_waiting))
@@ -210,6 +227,14 @@ def _model(load: ModelLoad) -> list[str]:
         f"tokens/s {tokens}" if tokens else "",
         ", ".join(f"{number} {name}" for name, number in requests if number is not None),
         "" if load.kv_cache_percent is None else f"KV cache {load.kv_cache_percent:.0f}%",
+    ]
+    return [part for part in parts if part]
+
+
+def _model(load: ModelLoad) -> list[str]:
+    """What the model does, with its latency."""
+    parts = [
+        *_now(load),
         "" if load.prefix_hit_percent is None else f"prefix hits {load.prefix_hit_percent:.0f}%",
         _latency("TTFT", load.first_token_p50_seconds, load.first_token_p95_seconds),
         _latency("TPOT", load.next_token_p50_seconds, load.next_token_p95_seconds),

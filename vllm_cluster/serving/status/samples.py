@@ -17,8 +17,8 @@ START_SECONDS = 30.0
 SILENT_SECONDS = 15.0
 # Then the program is started again: nothing of it stays on a host for longer, whoever forgot it.
 LIFE_SECONDS = 3600.0
-# Of a status with two failures and their last lines, and of vLLM's counters.
-MAX_SAMPLE = 1 << 20
+# Of a status with two failures of each replica and their last lines, and of vLLM's counters: texts in a text.
+MAX_SAMPLE = 8 << 20
 
 
 def samples(node: NodeHandle, seconds: float) -> Iterator[NodeSample]:
@@ -39,4 +39,4 @@ def samples(node: NodeHandle, seconds: float) -> Iterator[NodeSample]:
             try:
                 yield parse_sample(row)
             except UnreadableSample as error:
-                raise HostError(node.host, f"its sample cannot be read: {error}") from error
+                raise HostError(node.host, f"its sample cannot be read: {error}", again=()) from error

@@ -10,6 +10,7 @@ from vllm_cluster.kernel.errors import ConnectionLost, DockerError, HostError, S
 from vllm_cluster.kernel.events import Emit, Event
 from vllm_cluster.kernel.facts.host_facts import HostFacts
 from vllm_cluster.kernel.hosts.connection import Fleet, HostConnection
+from vllm_cluster.kernel.hosts.lent import show_end
 from vllm_cluster.kernel.hosts.observe import observe
 from vllm_cluster.kernel.hosts.runtime import SYSTEM, Runtime
 from vllm_cluster.kernel.inventory.model import Inventory
@@ -18,7 +19,7 @@ from vllm_cluster.kernel.node.history import AuditEntry, last_change
 from vllm_cluster.kernel.node.program import program_digest
 from vllm_cluster.kernel.plan.desired import found_gpus, intent
 from vllm_cluster.kernel.plan.diff import other_program
-from vllm_cluster.kernel.plan.identity import cluster_id, foreign, node_of
+from vllm_cluster.kernel.plan.identity import decide_cluster_id, find_foreign, node_of
 from vllm_cluster.kernel.plan.members import Record, former, record_of
 from vllm_cluster.kernel.plan.node_status import absent, last_words
 from vllm_cluster.kernel.plan.spec import ROLE, node_name, stored_spec
@@ -102,11 +103,12 @@ class HostState:
     started: float = 0.0
 
 
-def status(inventory: Inventory, emit: Emit, *, runtime: Runtime = SYSTEM) -> ClusterStatus:
+def look_at_cluster(inventory: Inventory, emit: Emit, *, runtime: Runtime = SYSTEM) -> ClusterStatus:
     """Look at every host that answers; changes nothing."""
     with Fleet(inventory, runtime) as fleet:
+        show_end(inventory, emit, runtime)
         emit(Event("phase", f"inspecting {count(len(inventory.hosts), 'host')}"))
-        rows, failures = fleet.each(lambda connection: look(inventory, connection))
+        rows, failures = fleet.each(lambda connection: look_at_host(inventory, connection))
     return assemble(inventory, rows | {name: unseen(error) for name, error in failures.items()})
 
 
@@ -114,7 +116,7 @@ def assemble(inventory: Inventory, rows: dict[str, HostState]) -> ClusterStatus:
     """The whole, by what was found on each host."""
     rows = dict(rows)
     facts = {name: row.facts for name, row in rows.items() if row.facts}
-    for other in foreign(inventory, facts):
+    for other in find_foreign(inventory, facts):
         rows[other.host] = replace(rows[other.host], state="foreign", status=None, problem=other.text, fix="")
     first = rows[inventory.head_name]
     found = record_of(inventory, facts)
@@ -135,7 +137,7 @@ def assemble(inventory: Inventory, rows: dict[str, HostState]) -> ClusterStatus:
     )
     return ClusterStatus(
         inventory.cluster,
-        cluster_id(inventory, facts),
+        decide_cluster_id(inventory, facts),
         bool(up),
         hosts + left + unknown,
         first.status,
@@ -146,7 +148,7 @@ def assemble(inventory: Inventory, rows: dict[str, HostState]) -> ClusterStatus:
     )
 
 
-def look(inventory: Inventory, connection: HostConnection) -> HostState:
+def look_at_host(inventory: Inventory, connection: HostConnection) -> HostState:
     """What is on one host.
 
     Raises:

@@ -11,65 +11,62 @@ from vllm_cluster.kernel.errors import UsageError
 from vllm_cluster.kernel.shell_line import command_line
 from vllm_cluster.kernel.terminal.completion import remember_model
 from vllm_cluster.kernel.terminal.options import InventoryPath, Json
-from vllm_cluster.kernel.terminal.session import SETTINGS, Session
+from vllm_cluster.kernel.terminal.session import Session
+from vllm_cluster.kernel.terminal.settings import SETTINGS
 
 EXIT_NOT_READY = 1
 EXIT_UNREACHABLE = 4
-INTERVAL_SECONDS = 2.0
-TIMEOUT_SECONDS = 600.0
-ENTRIES = 20
 
-Watch = Annotated[bool, typer.Option("--watch", "-w", help="Refresh the view, with loads, until Ctrl-C.")]
-Interval = Annotated[
+Watch = Annotated[
     float | None,
-    typer.Option("--interval", metavar="DURATION", min=0.5, max=3600, help="With --watch: between two views (2s)."),
+    typer.Option(
+        *("--watch", "-w"),
+        metavar="DURATION",
+        min=0.5,
+        max=3600,
+        help="Refresh the view, with loads, until Ctrl-C. Without DURATION: every 2s.",
+    ),
 ]
 Number = Annotated[int | None, typer.Option("--count", metavar="N", min=1, help="With --watch: end after N views.")]
-Wait = Annotated[bool, typer.Option("--wait", help="Wait until the model is ready.")]
-Gpus = Annotated[bool, typer.Option("--gpus", help="With --wait: until Ray reports exactly the planned GPUs.")]
-Timeout = Annotated[
+Wait = Annotated[
     float | None,
-    typer.Option("--timeout", metavar="DURATION", min=0, max=1e9, help="With --wait: how long at most (10m)."),
+    typer.Option(
+        "--wait", metavar="DURATION", min=0, max=1e9, help="Wait until the model is ready. Without DURATION: 10m."
+    ),
 ]
-History = Annotated[bool, typer.Option("--history", help="Show what was done, when, by whom, with the result.")]
-Last = Annotated[
-    int | None, typer.Option("--last", metavar="N", min=1, help="With --history: the last N entries (20).")
+History = Annotated[
+    int | None,
+    typer.Option(
+        "--history",
+        metavar="N",
+        min=1,
+        help="Show what was done, when, by whom, with the result. Without N: the last 20 entries.",
+    ),
 ]
 
 
 def status(
     inventory: InventoryPath = None,
     as_json: Json = False,
-    watch: Watch = False,
-    interval: Interval = None,
+    watch: Watch = None,
     count: Number = None,
-    wait: Wait = False,
-    gpus: Gpus = False,
-    timeout: Timeout = None,
-    history: History = False,
-    last: Last = None,
+    wait: Wait = None,
+    history: History = None,
 ) -> None:
     """Show hosts, GPUs and the served model."""
     modes = {"--watch": watch, "--wait": wait, "--history": history}
-    given = [name for name, is_given in modes.items() if is_given]
+    given = [name for name, value in modes.items() if value is not None]
     if len(given) > 1:
         lines = "\n".join(command_line("vcluster", "status", name) for name in given)
         raise UsageError(f"{' and '.join(given)} exclude each other", hint=lines)
-    needed = {
-        "--watch": {"--interval": interval is not None, "--count": count is not None},
-        "--wait": {"--gpus": gpus, "--timeout": timeout is not None},
-        "--history": {"--last": last is not None},
-    }
-    for mode, options in needed.items():
-        names = [name for name, is_given in options.items() if is_given and not modes[mode]]
-        if names:
-            raise UsageError(f"{' and '.join(names)} {'need' if len(names) > 1 else 'needs'} {mode}", again=(mode,))
-    if watch:
-        _watch(inventory, interval or INTERVAL_SECONDS, count, as_json=as_json)
-    elif wait:
-        _wait(inventory, TIMEOUT_SECONDS if timeout is None else timeout, gpus=gpus, as_json=as_json)
-    elif history:
-        _show_history(inventory, last or ENTRIES, as_json=as_json)
+    if count and watch is None:
+        raise UsageError("--count needs --watch", again=("--watch",))
+    if watch is not None:
+        _watch(inventory, watch, count, as_json=as_json)
+    elif wait is not None:
+        _wait(inventory, wait, as_json=as_json)
+    elif history is not None:
+        _show_history(inventory, history, as_json=as_json)
     else:
         _show(inventory, as_json=as_json)
 
@@ -80,14 +77,15 @@ def _show(inventory: Path | None, *, as_json: bool) -> None:
         from vllm_cluster.serving.status import status as status_action
         from vllm_cluster.serving.status.render import show_status, status_document
 
-        found = status_action.status(loaded, session.progress)
+        found = status_action.look_at_cluster(loaded, session.progress)
         session.show(
             lambda: status_document(found, session.paste),
             lambda: show_status(found, color=SETTINGS.color, verbosity=SETTINGS.verbosity, paste=session.paste),
         )
         # One that was asked for and never came up may be a misspelt name.
-        if found.head and found.head.serve and found.head.serve.phase == "ready":
-            remember_model(found.head.serve.model)
+        for one in reversed(found.head.serves if found.head else ()):
+            if one.phase == "ready":
+                remember_model(one.model)
         raise SystemExit(EXIT_UNREACHABLE if found.unreachable else 0 if found.ready else EXIT_NOT_READY)
 
 
@@ -101,15 +99,14 @@ def _watch(inventory: Path | None, interval: float, count: int | None, *, as_jso
             watch(loaded, interval, shown.show, number=count)
 
 
-def _wait(inventory: Path | None, seconds: float, *, gpus: bool, as_json: bool) -> None:
+def _wait(inventory: Path | None, seconds: float, *, as_json: bool) -> None:
     with Session(inventory, as_json=as_json) as session:
         loaded = session.load()
         from vllm_cluster.kernel.events import Event
         from vllm_cluster.serving.status.wait import wait
 
-        took = wait(loaded, session.emit, seconds, gpus=gpus)
-        what = "the GPUs are there" if gpus else "the model is ready"
-        session.emit(Event("result", f"{loaded.cluster}: {what}", data={"seconds": round(took, 3)}))
+        took = wait(loaded, session.emit, seconds)
+        session.emit(Event("result", f"{loaded.cluster}: the model is ready", data={"seconds": round(took, 3)}))
 
 
 def _show_history(inventory: Path | None, last: int, *, as_json: bool) -> None:

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
-from vllm_cluster.kernel.checks.docker import foreign
+from vllm_cluster.kernel.checks.docker import warn_of_foreign
 from vllm_cluster.kernel.errors import HostError, UsageError, VclusterError
 from vllm_cluster.kernel.hosts.connection import Fleet, HostConnection
 from vllm_cluster.kernel.hosts.runtime import SYSTEM, Runtime
@@ -14,11 +14,19 @@ from vllm_cluster.kernel.inventory.model import Inventory
 from vllm_cluster.kernel.node.handle import NodeHandle
 from vllm_cluster.kernel.node.history import last_change
 from vllm_cluster.kernel.plan.node_status import current, parse_status
-from vllm_cluster.serving.status.counters import ModelLoad, Recent, parse_counters
+from vllm_cluster.serving.status.counters import ModelLoad, RecentLoads
 from vllm_cluster.serving.status.load import HostLoad, NodeSample, host_load
 from vllm_cluster.serving.status.local_page import Content, LocalPage
 from vllm_cluster.serving.status.samples import samples
-from vllm_cluster.serving.status.status import RUNNING, STARTING, ClusterStatus, HostState, assemble, look, unseen
+from vllm_cluster.serving.status.status import (
+    RUNNING,
+    STARTING,
+    ClusterStatus,
+    HostState,
+    assemble,
+    look_at_host,
+    unseen,
+)
 from vllm_cluster.wire.status import NodeStatus
 
 # A host without a node is looked at again after so long, and then less and less often: a look costs it a script.
@@ -33,7 +41,7 @@ LATE_SECONDS = 5.0
 class View:
     """The cluster at one moment: `time` is this machine's clock, `loads` are those of the hosts that report any.
 
-    `metrics_error` is why the model's load is not known.
+    `metrics_error` is why the model's load is not known; `replicas` is that of each, where there are several.
     """
 
     time: float
@@ -41,6 +49,7 @@ class View:
     loads: Mapping[str, HostLoad] = field(default_factory=dict)
     model: ModelLoad | None = None
     metrics_error: str = ""
+    replicas: Mapping[int, ModelLoad] = field(default_factory=dict)
 
 
 def watch(
@@ -85,6 +94,7 @@ class _Look:
     load: HostLoad | None = None
     sample: NodeSample | None = None
     model: ModelLoad | None = None
+    replicas: Mapping[int, ModelLoad] = field(default_factory=dict)
     came: float | None = None
 
 
@@ -97,7 +107,7 @@ class _WatchedHost:
         self.settled = threading.Event()
         self.last: _Look | None = None
         self._inventory, self._connection, self._seconds = inventory, connection, seconds
-        self._stopped, self._recent = threading.Event(), Recent()
+        self._stopped, self._recent = threading.Event(), RecentLoads()
 
     def stop(self) -> None:
         """Begin nothing more; what is being read ends with the connection."""
@@ -122,7 +132,7 @@ class _WatchedHost:
 
     def _read(self) -> None:
         """Look at the host, and take the samples of its node where one runs."""
-        state = look(self._inventory, self._connection)
+        state = look_at_host(self._inventory, self._connection)
         sampled = state.state in (RUNNING, STARTING) and _of_this_cluster(self._inventory, self.name, state)
         if not sampled or self.last is None:
             self.last = _Look(state)
@@ -137,11 +147,11 @@ class _WatchedHost:
         state = self._with_status(state, sample)
         serve = state.status.serve if state.status else None
         if serve and sample.metrics:
-            self._recent.add((serve.generation, serve.attempt), parse_counters(sample.metrics, sample.boot))
+            self._recent.add(state.status.serves if state.status else (), sample.metrics, sample.boot)
         elif not (serve and sample.metrics_error):
             self._recent.clear()
         load = host_load(before, sample, gpus=self._inventory.accelerator != "cpu")
-        self.last = _Look(state, load, sample, self._recent.load(), now)
+        self.last = _Look(state, load, sample, self._recent.load(), self._recent.loads(), now)
         if before:
             self.settled.set()
         return state
@@ -164,7 +174,7 @@ class _WatchedHost:
 
 def _of_this_cluster(inventory: Inventory, host: str, state: HostState) -> bool:
     """Whether the node there is of this cluster: another team's is not asked."""
-    return state.facts is not None and not list(foreign(inventory, {host: state.facts}))
+    return state.facts is not None and not list(warn_of_foreign(inventory, {host: state.facts}))
 
 
 def _request(status: NodeStatus | None) -> int | None:
@@ -180,7 +190,8 @@ def _view(inventory: Inventory, watched: Mapping[str, _WatchedHost], seconds: fl
     serve = status.head.serve if status.head else None
     error = head.sample.metrics_error if head.sample and serve else ""
     loads = {name: each.load for name, each in looks.items() if each.load}
-    return View(runtime.clock.time(), status, loads, None if error else head.model, error)
+    model, replicas = (None, {}) if error else (head.model, head.replicas)
+    return View(runtime.clock.time(), status, loads, model, error, replicas)
 
 
 def _aged(each: _Look, now: float, seconds: float) -> HostState:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from vllm_cluster.kernel.errors import UsageError
 from vllm_cluster.kernel.inventory.document import Document
 from vllm_cluster.kernel.inventory.problems import Loc, key_of
-from vllm_cluster.kernel.inventory.words import shown
+from vllm_cluster.kernel.inventory.words import quote_value
 from vllm_cluster.serving.translate.words import ShellWord
 
 _OPTION = re.compile(r"--?[A-Za-z][\w.-]*\s")
@@ -91,7 +91,7 @@ class YamlNode:
     def error(self, what: str) -> UsageError:
         """Return the error of this place, with what is there."""
         kind = "nothing" if self.value is None else _KINDS.get(type(self.value), "")
-        got = kind or f"text ({shown(self.value)})"
+        got = kind or f"text ({quote_value(self.value)})"
         key = f" {key_of(self.loc)}:" if self.loc else ""
         return UsageError(f"{self.place}:{self.line}:{key} {what}, got {got}")
 

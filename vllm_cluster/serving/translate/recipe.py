@@ -97,7 +97,7 @@ class _Recipe:
         if not named:
             raise self._root.get("compatible_strategies").error("must be a list of strategies")
         if asked in NOT_HERE:
-            raise UsageError(f"--strategy: {asked}: {NOT_HERE[asked]}")
+            raise UsageError(f"--strategy: {asked}: {NOT_HERE[asked]}", hint="vcluster serve --from RECIPE --dry-run")
         known = tuple(one for one in dict.fromkeys(named) if one in (*ONE_HOST, *HOSTS) and not self._barred(one))
         if not known:
             key = self._root.get("compatible_strategies")

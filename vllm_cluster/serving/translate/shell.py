@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from itertools import takewhile
 
 from vllm_cluster.kernel.errors import UsageError
 from vllm_cluster.serving.translate.words import ShellWord, WordPart, joined
@@ -12,8 +13,11 @@ from vllm_cluster.serving.translate.words import ShellWord, WordPart, joined
 # A script with more is none of one command.
 MAX_WORDS = 20_000
 MAX_COMMANDS = 5_000
-# What a text may become by its variables: each doubling of a value is 24 characters of text.
-MAX_WORD = 100_000
+# What a text may become by its variables, in one word and in all: each doubling of a value is 24 characters of text,
+# and each word may hold the same long value a thousand times.
+MAX_WORD, MAX_FILLED = 100_000, 1_000_000
+# Each command has all of them.
+MAX_EXPORTED = 500
 _ASSIGNED = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)(\+?)=")
 _PARAMETER = re.compile(r"(?:[A-Za-z_][A-Za-z0-9_]*|[0-9]+|[@*#?$!-])")
 _BRACED = re.compile(r"(?P<name>[A-Za-z_][A-Za-z0-9_]*|[0-9@*#])(?P<all>\[[@*]\])?(?::?[-=](?P<otherwise>[^{}]*))?\Z")
@@ -96,6 +100,7 @@ class _Reader:
     perhaps: bool = False
     here: list[str] = field(default_factory=list)
     count: int = 0
+    filled: int = 0
 
     @property
     def more(self) -> bool:
@@ -118,20 +123,24 @@ class _Reader:
         """The simple commands, each by itself."""
         words: list[ShellWord] = []
         own: dict[str, tuple[ShellWord, ...]] = {}
+        # Whether the words so far only lead to the command.
+        leads = True
         while True:
             self.skip()
             if not self.more or self.next in "\n;&|()":
                 yield from self.ended(words, own)
-                words, own = [], {}
+                words, own, leads = [], {}, True
                 if not self.more:
                     return
                 self.separator()
             elif self.next in "<>":
                 self.redirect()
-            elif all(word.text in _AROUND for word in words) and (found := _ASSIGNED.match(self.text, self.at)):
+            elif leads and (found := _ASSIGNED.match(self.text, self.at)):
                 own[found[1]] = self.assigned(found)
             else:
-                words += self.word(words)
+                more = self.word(words)
+                leads = leads and all(word.text in _AROUND for word in more)
+                words += more
 
     def separator(self) -> None:
         """Go past what ends a command."""
@@ -228,6 +237,8 @@ class _Reader:
             self.exported |= {declared[1]} if name == "export" else set()
         elif name == "export" and made:
             self.exported.add(made[0].text)
+        if len(self.exported) > MAX_EXPORTED:
+            raise self.error(f"more than {MAX_EXPORTED} variables that are exported")
         return made
 
     def keep(self, own: Mapping[str, tuple[ShellWord, ...]]) -> None:
@@ -237,9 +248,9 @@ class _Reader:
 
     def ended(self, words: list[ShellWord], own: Mapping[str, tuple[ShellWord, ...]]) -> Iterator[ShellCommand]:
         """The command that these words are, without those that only lead to it."""
-        while words and words[0].text in _AROUND:
-            word = words.pop(0).text
-            self.depth += (word in _OPENS) - (word in _CLOSES)
+        around = [word.text for word in takewhile(lambda word: word.text in _AROUND, words)]
+        self.depth += sum((word in _OPENS) - (word in _CLOSES) for word in around)
+        words = words[len(around) :]
         if not words:
             self.keep(own)
         elif words[0].text not in _DECLARES:
@@ -329,13 +340,15 @@ class _Reader:
         name, otherwise = found["name"], found["otherwise"]
         known = self.values.get(name)
         if known is None and name not in self.values and otherwise is not None:
-            nested, parts = _Reader(otherwise, self.place, self.line, values=self.values), []
+            nested, parts = _Reader(otherwise, self.place, self.line, values=self.values, filled=self.filled), []
             while nested.more:
                 parts += nested.parts() or [WordPart(nested.take())]
+            self.filled = nested.filled
             whole = [replace(part, split=False) for part in parts]
             default = next(joined(whole, self.line), ShellWord("", self.line))
             return WordPart(default.text, default.missing, split=not quoted)
         if found["all"] and known is not None:
+            self.fill(*known)
             return WordPart("", words=known)
         return self.value(name, quoted=quoted)
 
@@ -343,7 +356,14 @@ class _Reader:
         known = self.values.get(name)
         if not known:
             return WordPart("", (f"${name}",))
+        self.fill(known[0])
         return WordPart(known[0].text, known[0].missing, split=not quoted)
+
+    def fill(self, *words: ShellWord) -> None:
+        """Count the characters that a variable brings, before they are put together."""
+        self.filled += sum(len(word.text) + 1 + sum(map(len, word.missing)) for word in words)
+        if self.filled > MAX_FILLED:
+            raise self.error("too long for one command that serves")
 
     def command(self) -> str:
         """The text of a command in a word, with the brackets within it."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from vllm_cluster.kernel.errors import UsageError
-from vllm_cluster.kernel.inventory.document import Document, parse
+from vllm_cluster.kernel.inventory.document import Document, read_document
 from vllm_cluster.kernel.inventory.problems import Problem, key_of
 from vllm_cluster.kernel.shell_line import command_line
 from vllm_cluster.serving.translate.compose import in_compose
@@ -20,6 +20,11 @@ _RECIPE = re.compile(r"^compatible_strategies[ \t]*:", re.MULTILINE)
 _MANIFEST = re.compile(r"^apiVersion[ \t]*:", re.MULTILINE)
 
 
+def is_recipe(text: str) -> bool:
+    """Whether a text is a recipe of vLLM's book."""
+    return _RECIPE.search(text) is not None
+
+
 def translate(text: str, place: str) -> Translation:
     """What a text asks to serve, in this program's terms; `place` names the text in errors.
 
@@ -29,7 +34,7 @@ def translate(text: str, place: str) -> Translation:
     if recipe := _RECIPE.search(text):
         line = text[: recipe.start()].count("\n") + 1
         what = "a recipe, whose layout the hosts decide"
-        raise UsageError(f"{place}:{line}: {what}", hint=command_line("vcluster", "serve", "--recipe", "FILE"))
+        raise UsageError(f"{place}:{line}: {what}", hint=command_line("vcluster", "serve", "--from", "RECIPE"))
     document = mapping(text, place)
     if document:
         found = list(in_compose(document, place))
@@ -53,7 +58,7 @@ def mapping(text: str, place: str) -> Document | None:
     _ensure_short(text, place, "give only the command that serves")
     if not _YAML.search(text):
         return None
-    document = parse(text)
+    document = read_document(text)
     if "vllm serve" in text and not isinstance(document.data, dict):
         return None
     return _sound(document, place)
@@ -66,7 +71,7 @@ def recipe_document(text: str, place: str) -> Document:
         UsageError: it cannot be read; with line and key.
     """
     _ensure_short(text, place, None)
-    document = parse(text)
+    document = read_document(text)
     # What a reader of the book's pages sees: dates, which an inventory has in quotes.
     document.problems = [one for one in document.problems if one.loc[:1] != ("meta",)]
     return _sound(document, place)

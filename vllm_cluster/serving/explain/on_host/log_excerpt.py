@@ -50,7 +50,7 @@ def _modified(path: Path) -> float:
         return 0.0
 
 
-def pieces(path: Path) -> Iterator[tuple[int, bytes]]:
+def _pieces(path: Path) -> Iterator[tuple[int, bytes]]:
     """The beginning, the end, and lines of trouble between, each with its line number."""
     size = path.stat().st_size
     with path.open("rb") as stream:
@@ -76,7 +76,7 @@ def main(state: str = STATE, logs: str = GROUP_LOGS) -> None:
         try:
             if not path.is_file() or not path.stat().st_size:
                 continue
-            for number, piece in pieces(path):
+            for number, piece in _pieces(path):
                 text = row(name, number, piece.decode("utf-8", "replace"))
                 left -= len(text) + 1
                 if left < 0:

@@ -15,6 +15,7 @@ import urllib3.exceptions
 from vllm_cluster.kernel.clock import Deadline
 from vllm_cluster.kernel.errors import Unreachable, UsageError, VclusterError
 from vllm_cluster.kernel.laptop import expanded
+from vllm_cluster.kernel.shell_line import command_line
 from vllm_cluster.wire.values import Url
 
 HUB = "https://huggingface.co"
@@ -41,6 +42,8 @@ def source(model: str, token: str | None, deadline: Deadline) -> ModelFiles:
         folder = folder.parent
     if folder.is_dir():
         return LocalModelFiles(folder)
+    if folder.is_file():
+        raise UsageError(f"{model!r} is a file: a model is a folder", hint="put it into a folder as config.json")
     if not re.fullmatch(r"\w[\w.-]{0,95}(/\w[\w.-]{0,95})?", model, re.ASCII):
         raise UsageError(f"{model!r} is neither a folder here nor a repository of the hub", hint="ORG/NAME, or a path")
     return Hub(model, token, deadline)
@@ -62,7 +65,9 @@ class LocalModelFiles:
                 stream.seek(begin)
                 return stream.read(size)
         except OSError as error:
-            raise VclusterError(f"{path} cannot be read: {error.strerror}") from None
+            raise VclusterError(
+                f"{path} cannot be read: {error.strerror}", hint=command_line("stat", str(path))
+            ) from None
 
 
 class Hub:
@@ -146,7 +151,9 @@ class Hub:
 def _inside(name: str) -> PurePosixPath:
     path = PurePosixPath(name)
     if path.is_absolute() or ".." in path.parts or "\0" in name or not path.parts:
-        raise VclusterError(f"the model names a file outside of itself: {name[:80]!r}")
+        raise VclusterError(
+            f"the model names a file outside of itself: {name[:80]!r}", hint="copy or download the model again"
+        )
     return path
 
 

@@ -60,7 +60,7 @@ def _document(files: ModelFiles, model: str, name: str, limit: int) -> dict[str,
         text = f"{model}: {name} is not complete JSON: {error}"
         raise VclusterError(text[:300], hint="copy or download the model again") from None
     if not isinstance(found, dict):
-        raise VclusterError(f"{model}: its {name} is not what it should be")
+        raise VclusterError(f"{model}: its {name} is not what it should be", hint="copy or download the model again")
     return found
 
 
@@ -123,7 +123,10 @@ class _Headers:
             self._left -= length
             if length > MAX_HEADER or self._left < 0:
                 most = f"{size(MAX_HEADER)}, and those of all files {size(ALL_HEADERS)}"
-                raise VclusterError(f"{self._model}: {name}: its header has {size(length)}; at most {most} are read")
+                raise VclusterError(
+                    f"{self._model}: {name}: its header has {size(length)}; at most {most} are read",
+                    hint="give a model in fewer files, or with fewer tensors in each",
+                )
             if length + 8 > len(data):
                 data += self._files.read(name, len(data), length + 8 - len(data)) or b""
             try:

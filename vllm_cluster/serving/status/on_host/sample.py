@@ -22,8 +22,10 @@ from typing import Any
 SOON = 0.5
 ANSWER_SECONDS = 5.0
 MAX_METRICS = 8 << 20
-MAX_STATUS = 256 << 10
-RANK = "ray::RayWorker"
+# As `status` reads it: each of several replicas has its failures, with their lines.
+MAX_STATUS = 3 << 20
+# Processes that run a rank, as the kernel cuts their names; a lone GPU's rank runs within its engine.
+RANKS, ENGINE = ("ray::RayWorker", "VLLM::Worker"), "VLLM::EngineCor"
 NAMES = (
     "num_requests_running|num_requests_waiting|kv_cache_usage_perc|prefix_cache_(?:queries|hits)_total"
     "|(?:prompt|generation)_tokens_total|num_preemptions_total|request_success_total"
@@ -171,7 +173,15 @@ def ranks() -> int:
     for path in Path("/proc").glob("[0-9]*/comm"):
         with contextlib.suppress(OSError):
             names.append(path.read_text())
-    return sum(name.startswith(RANK) for name in names)
+    return count_ranks(names)
+
+
+def count_ranks(names: list[str]) -> int:
+    """How many of these processes, by the names that the kernel has, run a rank."""
+    own = sum(name.startswith(RANKS) for name in names)
+    # Of such an engine the ranks are elsewhere.
+    apart = any(name.startswith("ray::") for name in names)
+    return own if own or apart else sum(name.startswith(ENGINE) for name in names)
 
 
 def sample(state: Path, gpus: Gpus, metrics: Metrics) -> dict[str, Any]:
@@ -180,8 +190,9 @@ def sample(state: Path, gpus: Gpus, metrics: Metrics) -> dict[str, Any]:
     with contextlib.suppress(OSError):
         found["status"] = (state / "status.json").read_bytes()[:MAX_STATUS].decode("utf-8", "replace")
     with contextlib.suppress(ValueError, KeyError, TypeError):
-        serve = json.loads(found["status"])["serve"]
-        if serve["phase"] in ("ready", "hung"):
+        status = json.loads(found["status"])
+        serve = status["serve"]
+        if any(one["phase"] in ("ready", "hung") for one in status.get("replicas") or [serve]):
             try:
                 found["metrics"] = metrics.read(serve["host"], int(serve["port"]))
             except (OSError, http.client.HTTPException, KeyError, IndexError) as error:

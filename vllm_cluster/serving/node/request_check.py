@@ -23,7 +23,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from vllm_cluster.serving.node.model_files import look, offline
+from vllm_cluster.serving.node.model_files import find_model, offline
 from vllm_cluster.serving.node.process import Child, secret_environment
 
 SOCKET = "check.sock"
@@ -231,7 +231,7 @@ def check(state: Path) -> int:
         answer = ask(state, question, deadline - time.monotonic())
     # As vLLM's own parser reads it: the last of several, or one in the file of --config.
     revision = answer.get("values", {}).get("revision") or question.get("revision") or "main"
-    files = look(question["model"], revision, ask_hub=question.get("ask_hub", True))
+    files = find_model(question["model"], revision, ask_hub=question.get("ask_hub", True))
     if answer.get("flags") == "accepted" and files["where"] in ("folder", "cache", "hub"):
         answer = ask(state, {**question, "model_here": True}, deadline - time.monotonic())
     sys.stdout.write("\n" + json.dumps({"v": 1, "files": files, "vllm": answer}) + "\n")

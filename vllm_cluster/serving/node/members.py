@@ -1,0 +1,51 @@
+"""The members of the cluster as the head's state has them, and which of their nodes a run of `up` makes again."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Collection
+from pathlib import Path
+
+from vllm_cluster.wire.parts import MAX_REPLACING, REPLACING, Replacing
+from vllm_cluster.wire.reading import RefusedDocument, read
+
+# The longest that a run may take to pull an image and begin again with nodes.
+RUN_SECONDS = 7200.0
+
+
+class HeadMembers:
+    """Their GPUs and names, by address."""
+
+    def __init__(self, state: Path) -> None:
+        self._state, self._known = state, ""
+        self.gpus: dict[str, int] = {}
+        self.names: dict[str, str] = {}
+
+    def look(self) -> None:
+        """Read them again: hosts join and leave while a model is served."""
+        try:
+            rows = json.loads((self._state / "cluster.json").read_text())["members"]
+            gpus = {str(row["address"]): int(row["gpus"]) for row in rows if not row["leaving"]}
+            self.gpus, self.names = gpus, {str(row["address"]): str(row["name"]) for row in rows}
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+            return  # perhaps half written, or about to be: what was read before holds
+
+    def replaced_by(self, addresses: Collection[str]) -> str:
+        """Return who makes nodes at some of these addresses again, and which; empty where no run does.
+
+        Once for each run, and not long after it began: one that breaks off leaves its note here.
+        """
+        path = self._state / REPLACING
+        try:
+            # Not the time of its content, which is that of an archive.
+            if time.time() - path.stat().st_ctime > RUN_SECONDS:
+                return ""
+            found = read(Replacing, path.read_bytes(), REPLACING, MAX_REPLACING)
+        except (OSError, RefusedDocument):
+            return ""
+        names = [self.names.get(one, one) for one in found.addresses if one in addresses]
+        if not names or found.run == self._known:
+            return ""
+        self._known = found.run
+        return f"{found.by} makes the node of {', '.join(names)} again (vcluster up)"

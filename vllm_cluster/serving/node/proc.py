@@ -1,0 +1,55 @@
+"""What /proc shows of processes."""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import struct
+from collections.abc import Iterable
+from pathlib import Path
+
+_THREADS = 17  # of /proc/PID/stat behind the name: proc(5), num_threads
+_LISTEN = "0A"  # the state of a socket in /proc/net/tcp
+_COMPILERS = {"ninja", "nvcc", "cicc", "ptxas", "fatbinary", "nvlink", "cc1plus", "cc1", "clang", "hipcc", "lld", "ld"}
+
+
+def read_proc(pid: int, name: str) -> str:
+    """A file of a process; empty where it has ended."""
+    try:
+        return Path(f"/proc/{pid}/{name}").read_text(errors="replace")
+    except OSError:
+        return ""
+
+
+def processes() -> dict[int, tuple[int, int]]:
+    """Parent and session of every process that has not ended."""
+    rows = {int(one.name): _fields(int(one.name)) for one in Path("/proc").iterdir() if one.name.isdigit()}
+    # A process is a zombie from the end of its first thread on; while others are left, so are ports and GPUs.
+    return {
+        pid: (int(row[1]), int(row[3]))
+        for pid, row in rows.items()
+        if row and (row[0] != "Z" or int(row[_THREADS]) > 1)
+    }
+
+
+def are_stopped(pids: Iterable[int]) -> list[int]:
+    """Those of some processes that a signal has stopped, and not a debugger."""
+    return [pid for pid in pids if _fields(pid)[:1] == ["T"]]
+
+
+def compiler_runs(pids: Iterable[int]) -> bool:
+    """Whether one of some processes compiles code for a GPU or a processor."""
+    return any(read_proc(pid, "comm").strip() in _COMPILERS for pid in pids)
+
+
+def is_own_listener(address: str, port: int) -> bool:
+    """Whether a program of this user listens at exactly this address: nothing else can answer there then."""
+    packed = ipaddress.ip_address(address).packed
+    # As proc(5) has it: words of 32 bits in the order of this machine, in hex.
+    local = "".join(f"{word:08X}" for word in struct.unpack(f"={len(packed) // 4}I", packed)) + f":{port:04X}"
+    rows = [line.split() for name in ("net/tcp", "net/tcp6") for line in read_proc(os.getpid(), name).splitlines()]
+    return any(row[1] == local and row[3] == _LISTEN and row[7] == str(os.getuid()) for row in rows)
+
+
+def _fields(pid: int) -> list[str]:
+    return read_proc(pid, "stat").rpartition(")")[2].split()
