@@ -54,6 +54,15 @@ def server(tmp_path: Path, user_key: Path) -> Iterator[Sshd]:
 
 
 @pytest.fixture
+def started() -> Iterator[list[Sshd]]:
+    """Servers that end with the test, which starts them."""
+    servers: list[Sshd] = []
+    yield servers
+    for server in servers:
+        server.stop()
+
+
+@pytest.fixture
 def client(tmp_path: Path, user_key: Path) -> Client:
     """A client that knows no host yet."""
     folder = tmp_path / "client"

@@ -169,6 +169,7 @@ def near(tmp_path: Path, user_key: Path) -> Iterator[Sshd]:
 
 # It measures waits of seconds, which vLLM's starts beside it on two cores stretch.
 @pytest.mark.alone
+@pytest.mark.quiet
 def test_silence_of_a_host_differs_from_silence_of_a_command(
     *, client: Client, server: Sshd, near: Sshd, shared_server: Sshd, connect: Connect, tmp_path: Path
 ) -> None:
@@ -253,11 +254,11 @@ PROGRAM = """
 import sys
 from pathlib import Path
 from vllm_cluster.kernel.clock import Deadline
-from vllm_cluster.kernel.transport import make
+from vllm_cluster.kernel.transport import make_transport
 from vllm_cluster.kernel.transport.base import Target
 from vllm_cluster.kernel.transport.jumps import Jumps
 
-host = make(Target("gpu1", "gpu1", config=Path(sys.argv[1])), sys.argv[2], Jumps())
+host = make_transport(Target("gpu1", "gpu1", config=Path(sys.argv[1])), sys.argv[2], Jumps())
 host.connect(Deadline.after(20))
 stream = host.open_stream(["sh", "-c", "echo began; sleep 1; echo came; sleep 20"], Deadline.after(20))
 stream.settimeout(3)

@@ -8,12 +8,14 @@ import socketserver
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 
 import pytest
 
 from tests.support.carriers import REMOTE, Client
 from tests.support.ports import free_port
 from tests.support.sshd import Sshd
+from tests.support.waiting import until
 from vllm_cluster.kernel.errors import HostError, UsageError, VclusterError
 from vllm_cluster.kernel.events import Event
 from vllm_cluster.kernel.hosts.connection import HostConnection
@@ -59,6 +61,14 @@ def exchange(port: int, data: bytes) -> bytes:
         return b"".join(parts)
 
 
+def is_gone(host: Transport) -> bool:
+    try:
+        host.require_alive()
+    except HostError:
+        return True
+    return False
+
+
 def test_connections_come_out_on_the_host(host: Transport, echo_port: int) -> None:
     forward = host.forward(echo_port)
     data = os.urandom(4 << 20)
@@ -91,6 +101,26 @@ def test_a_taken_port_is_reported(host: Transport, echo_port: int) -> None:
         host.forward(1, echo_port)
 
 
+# fault: kernel/transport/forward.py: logging.getLogger(__name__).debug("%s: %s", self._host, error) → self.close()
+@pytest.mark.parametrize("kind", REMOTE)
+def test_a_port_stays_taken_when_its_connection_breaks(
+    kind: Kind, connect: Callable[..., Transport], client: Client, server: Sshd, echo_port: int
+) -> None:
+    """Clients send the key to it until they learn of the break: no other program of this machine may get that."""
+    client.add("h", server)
+    host = connect(client.target("h"), kind)
+    forward = host.forward(echo_port)
+    assert exchange(forward.local_port, b"x") == b"xend"
+    server.drop_connections()
+    until(lambda: is_gone(host))
+    with socket.create_connection(("127.0.0.1", forward.local_port), 10) as sock, suppress(ConnectionResetError):
+        assert sock.recv(1) == b""
+    with pytest.raises(OSError, match="in use"):
+        socket.create_server(("127.0.0.1", forward.local_port))
+    forward.close()
+    socket.create_server(("127.0.0.1", forward.local_port)).close()
+
+
 def test_a_closed_port_of_the_host_closes_the_connection(host: Transport) -> None:
     forward = host.forward(free_port())
     try:
@@ -120,7 +150,7 @@ def test_a_tunnel_ends_with_a_reason_when_its_connection_does(
 ) -> None:
     client.add("h", server)
     link = HostConnection("h", connect(client.target("h"), kind))
-    passage = Passage(link, free_port(), 0, lambda: model("ready", echo_port))
+    passage = Passage(link, free_port(), lambda: model("ready", echo_port))
     assert exchange(passage.port, b"x") == b"xend"
     threading.Timer(0.5, server.drop_connections).start()
     started = time.monotonic()
@@ -141,7 +171,7 @@ def test_a_tunnel_through_which_nothing_passes_is_an_error(
     with pytest.raises(
         HostError, match=r"h: tunnel: cannot reach 127\.0\.0\.1:\d+ through SSH, though m is ready there"
     ):
-        Passage(link, port := free_port(), 0, lambda: model("ready", port))
+        Passage(link, port := free_port(), lambda: model("ready", port))
 
 
 @pytest.mark.promise("P37")
@@ -152,7 +182,7 @@ def test_an_api_that_goes_away_and_comes_back_is_reported(
     client.add("h", server)
     link = HostConnection("h", connect(client.target("h"), kind))
     port = free_port()
-    passage = Passage(link, port, 0, lambda: model("loading", port))
+    passage = Passage(link, port, lambda: model("loading", port))
     events: list[Event] = []
 
     def emit(event: Event) -> None:
@@ -175,4 +205,32 @@ def test_an_api_that_goes_away_and_comes_back_is_reported(
         "the API answers again",
         "the API has stopped answering",
     ]
+    passage.close()
+
+
+# fault: serving/endpoint/tunnel.py: (place := self._place_of(self._served())) != → (place := self._place_of(self._served())) ==
+@pytest.mark.promise("P37")
+@pytest.mark.parametrize("kind", REMOTE)
+def test_an_api_on_another_port_is_followed(
+    kind: Kind, connect: Callable[..., Transport], client: Client, server: Sshd, echo_port: int
+) -> None:
+    client.add("h", server)
+    link = HostConnection("h", connect(client.target("h"), kind))
+    at = free_port()
+    passage = Passage(link, at, lambda: model("loading", at))
+    first = passage.port
+
+    def look() -> None:
+        try:
+            until(lambda: passage.port != first and exchange(passage.port, b"x") == b"xend", 20)
+        finally:
+            server.drop_connections()
+
+    at = echo_port
+    looking = threading.Thread(target=look)
+    looking.start()
+    hold(passage, [])
+    looking.join()
+    assert passage.port != first
+    socket.create_server(("127.0.0.1", first)).close()
     passage.close()

@@ -14,6 +14,7 @@ import pytest
 from paramiko.common import cMSG_CHANNEL_EOF
 
 from tests.support.carriers import Client
+from tests.support.depth import cases
 from tests.support.sshd import Sshd
 from tests.support.waiting import until
 from vllm_cluster.kernel.clock import Deadline
@@ -22,7 +23,7 @@ from vllm_cluster.kernel.transport.base import Target, Transport
 from vllm_cluster.kernel.transport.fabric import FabricTransport
 
 Connect = Callable[[Target, Kind], Transport]
-THREADS, ROUNDS = 8, 60
+THREADS, ROUNDS = 8, cases(20, 20, 60)
 MIB = b"x" * (1 << 20)
 
 

@@ -98,7 +98,7 @@ def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, registry: Registry) ->
     monkeypatch.setenv("DOCKER_CONFIG", str(tmp_path))
     link = HostConnection("gpu1", docker_api.here())
     link.may_change = True  # these tests hold no lease
-    link.open_engine("1.41")
+    link.open_docker("1.41")
     yield link
     link.close()
     subprocess.run(["docker", "rmi", registry.image], check=False, capture_output=True)
@@ -116,7 +116,7 @@ def test_the_login_of_the_host_is_used(host: HostConnection, registry: Registry,
     log_in(registry.where, tmp_path)
     told: list[str] = []
     pull(host, registry.image, Deadline.after(60), told.append)
-    assert host.engine.image_info(registry.image) is not None
+    assert host.docker.image_info(registry.image) is not None
     assert told[-1] == f"pulling {registry.image}: 1 of 1 layers"
 
 

@@ -29,7 +29,7 @@ from vllm_cluster.kernel.hosts.program import (
     Place,
     RemoteProgram,
     RunningProgram,
-    run,
+    run_program,
     start,
 )
 from vllm_cluster.kernel.plan.identity import Owner
@@ -93,11 +93,11 @@ def place(request: pytest.FixtureRequest, host: Transport, image: str) -> Iterat
     """Each place, where nothing stays."""
     connection = HostConnection("gpu1", host)
     connection.may_change = True
-    connection.open_engine("1.41")
+    connection.open_docker("1.41")
     there = Somewhere(connection, request.param, image, secrets.token_hex(8))
     yield there
     until(there.gone)
-    connection.engine.close()
+    connection.docker.close()
 
 
 def test_messages_go_both_ways_and_the_end_is_known(place: Somewhere) -> None:
@@ -116,7 +116,7 @@ def test_the_first_message_is_a_place_for_a_secret(place: Somewhere) -> None:
     source = "import json, sys\nopen('/proc/self/cmdline').read().index('s3cr3t') if 's3cr3t' in str(sys.argv) else 0\n"
     source += "print(json.dumps({'has': json.loads(sys.stdin.readline())['key'] == 's3cr3t'}))"
     program, where = place.made(source)
-    assert run(place.connection, program, where, soon(), {"key": "s3cr3t"}).messages == ({"has": True},)
+    assert run_program(place.connection, program, where, soon(), {"key": "s3cr3t"}).messages == ({"has": True},)
 
 
 @pytest.mark.parametrize("source", [SLEEP, SPIN], ids=["sleeps", "spins"])
@@ -151,7 +151,9 @@ def test_silence_ends_with_the_deadline(place: Somewhere) -> None:
 def test_a_line_may_be_as_long_as_its_limit(place: Somewhere) -> None:
     text = "x" * (2 * MAX_LINE)
     program, where = place.made(f"print('{{\"text\": \"' + 'x' * {len(text)} + '\"}}')")
-    assert run(place.connection, replace(program, max_line=4 * MAX_LINE), where, soon()).messages == ({"text": text},)
+    assert run_program(place.connection, replace(program, max_line=4 * MAX_LINE), where, soon()).messages == (
+        {"text": text},
+    )
 
 
 @pytest.mark.parametrize("source", [SLEEP, SPIN], ids=["sleeps", "spins"])
@@ -191,18 +193,18 @@ def laptop(
 def test_what_docker_does_not_start_is_an_error_in_its_words(host: Transport, image: str) -> None:
     connection = HostConnection("gpu1", host)
     connection.may_change = True
-    connection.open_engine("1.41")
+    connection.open_docker("1.41")
     program, _ = made("node", image, CLUSTER, ECHO)
     with pytest.raises(CommandFailed, match="gpu1: contract: No such container: no-such"):
-        run(connection, program, InNode("no-such"), soon())
+        run_program(connection, program, InNode("no-such"), soon())
     bare = TemporaryContainer(Owner(CLUSTER, None), "probe", image)
     with pytest.raises(CommandFailed, match=r"gpu1: contract: .*no-such-command"):
-        run(connection, RemoteProgram("contract", ("no-such-command",)), bare, soon())
+        run_program(connection, RemoteProgram("contract", ("no-such-command",)), bare, soon())
     assert not containers(CLUSTER)
-    ended = run(connection, RemoteProgram("contract", ("no-such-command",)), OnHost(), soon())
+    ended = run_program(connection, RemoteProgram("contract", ("no-such-command",)), OnHost(), soon())
     assert ended.code == 127
     assert "no-such-command" in ended.text
-    connection.engine.close()
+    connection.docker.close()
 
 
 def test_a_program_that_changes_a_host_needs_the_lease(host: Transport, image: str) -> None:

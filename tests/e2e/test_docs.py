@@ -24,6 +24,7 @@ from tests.support.paths import ROOT, VCLUSTER
 from tests.support.pulled import tiny_model, write_files
 from tests.support.pulls import hub_for, model_files, repository
 from tests.support.terminal import Terminal
+from vllm_cluster.kernel.inventory.load import load_text
 
 pytestmark = pytest.mark.e2e
 
@@ -33,8 +34,18 @@ PAGES = {
     **{str(path.relative_to(ROOT / "docs")): path for path in sorted((ROOT / "docs").rglob("*.md"))},
 }
 # What the sandbox serves in the place of a model that fills sixteen GPUs.
-FOLDERS = "Your own fine-tune, from a folder"
 LARGE, TINY = "meta-llama/Llama-3.1-405B-Instruct", "sandbox/tiny-llama"
+# The pages for kinds of hosts: their own lines are those that need no host, and the others are of pages above.
+FOR = [page for page in PAGES if page.startswith("for/")]
+RUN = ("vcluster init ", "vcluster fit ")
+# What is run nowhere, and why.
+SHOWN = {
+    "vcluster serve meta-llama/Llama-3.1-70B-Instruct": "the sandbox's hosts have like numbers of GPUs",
+    "vcluster serve meta-llama/Llama-3.1-70B-Instruct --tp 2 --pp 1 --backend mp"
+    " -- --enforce-eager --gpu-memory-utilization 0.8 --max-model-len 32768": "two GPU hosts",
+    "vcluster serve Qwen/Qwen3-8B --hosts ws1": "the page on several models runs it on gpu1",
+    "vcluster serve Qwen/Qwen3-4B --hosts ws2": "the page on several models runs it on gpu2",
+}
 # What stops a model that is served there.
 # Where a page stops first, nothing is served any more when it takes the cluster down.
 ASKS = {
@@ -43,16 +54,11 @@ ASKS = {
 }
 
 
-def commands(page: str, *, section: str = "", without: str = "") -> list[str]:
-    """The lines of a page's ``sh`` blocks, or of one section's, or of all but one's."""
-    text = PAGES[page].read_text()
-    if title := section or without:
-        before, _, rest = text.partition(f"\n### {title}\n")
-        inside, mark, after = rest.partition("\n## ")
-        assert inside and mark, f"{page} has no section {title}"
-        text = inside if section else before + mark + after
-    blocks = re.findall(r"^```sh\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
-    return [line for block in blocks for line in block.splitlines() if line and not line.startswith("#")]
+def commands(page: str) -> list[str]:
+    """The lines of a page's ``sh`` blocks, without their comments."""
+    blocks = re.findall(r"^```sh\n(.*?)^```$", PAGES[page].read_text(), re.MULTILINE | re.DOTALL)
+    lines = (re.sub(r"(?:^|  +)# .*", "", line) for block in blocks for line in block.splitlines())
+    return [line for line in lines if line]
 
 
 def shell(command: str, folder: Path, environment: Mapping[str, str], seconds: float = 900) -> str:
@@ -168,14 +174,36 @@ def test_the_fit_page(sandbox: Sandbox, tmp_path: Path) -> None:
             assert "fit at TP=" in shell(command, tmp_path, environment).replace("fits", "fit")
 
 
+@pytest.mark.cluster("none")
+@pytest.mark.parametrize("page", FOR)
+def test_a_page_for_a_kind_of_hosts(page: str, tmp_path: Path) -> None:
+    """What needs no host is run, with the models of a hub on loopback; each inventory that the page shows is read."""
+    sizes = {"70B": configs.LLAMA_70B, "405B": configs.LLAMA_405B}
+    files = {
+        f"meta-llama/Llama-3.1-{size}-Instruct": checkpoints.files(config, checkpoints.llama(config))
+        for size, config in sizes.items()
+    }
+    deepseek = checkpoints.files(configs.DEEPSEEK_V3, checkpoints.mixture(configs.DEEPSEEK_V3))
+    with hub(repositories={**files, "deepseek-ai/DeepSeek-V3": deepseek}) as made:
+        for command in commands(page):
+            if command.startswith(RUN):
+                shell(command, tmp_path, {"HF_ENDPOINT": made.url})
+    shown = re.findall(r"^```yaml\n(version: 1\n.*?)^```$", PAGES[page].read_text(), re.MULTILINE | re.DOTALL)
+    for text in shown:
+        # The nodes of a job are asked of Slurm, whose own tests do that.
+        load_text(
+            text.replace("hosts_from: slurm:4711", "hosts: {node1: {address: 10.0.0.1}}").encode(), path=None, cwd=None
+        )
+
+
 @pytest.mark.cluster("empty")
 def test_the_explain_page(sandbox: Sandbox, tmp_path: Path) -> None:
-    """The logs are recorded ones; the cluster is the sandbox's."""
+    """The logs are recorded ones, those that developers make are a tenth as long; the cluster is the sandbox's."""
     text = (ROOT / "tests" / "fixtures" / "logs" / "context-too-long.context.log").read_bytes()
     (tmp_path / "head.log").write_bytes(text)
     (tmp_path / "worker.log.gz").write_bytes(gzip.compress(text))
-    for command in commands("explain.md"):
-        said = shell(command, tmp_path, {**sandbox.environment})
+    for command in (*commands("explain.md"), *commands("developers/explain.md")):
+        said = shell(re.sub("i<([0-9]+)0;", r"i<\1;", command), tmp_path, {**sandbox.environment})
         assert "(vcluster explain context-too-long)" in said or "head.log" not in command
     assert {path.name for path in tmp_path.glob("*.tar.gz")} == {"report.tar.gz"}
 
@@ -189,19 +217,32 @@ def test_the_replicas_page(sandbox: Sandbox, tmp_path: Path) -> None:
         assert command != "vcluster status" or "ready: 2 of 2 replicas" in said
 
 
+@pytest.mark.deep
+@pytest.mark.cluster("up")
+def test_the_several_models_page(sandbox: Sandbox, tmp_path: Path) -> None:
+    """Both models are the sandbox's, under two names; each host serves one."""
+    for command in commands("several-models.md"):
+        name = command.split()[2] if command.startswith("vcluster serve ") else ""
+        given = command.replace(f"serve {name}", f"serve {TINY} --name {name}") if name else command
+        said = shell(given, tmp_path, {**sandbox.environment})
+        assert command != "vcluster status" or said.count(": ready for ") == 2
+
+
 @pytest.mark.cluster("served")
 def test_the_logs_page(sandbox: Sandbox, tmp_path: Path) -> None:
     """On a cluster that serves."""
     said = {command: shell(command, tmp_path, {**sandbox.environment}) for command in commands("logs.md")}
-    assert "gpu2 rank 3 | " in said["vcluster logs --rank 3"]
-    assert said["vcluster status --wait --timeout 30m && echo ready"] == "ready\n"
+    assert "gpu2 rank 3 | " in said["vcluster logs --only rank=3"]
+    assert "4.0/4.0 GPU" in said["vcluster exec --head -- ray status"]
+    assert said["vcluster status --wait 30m && echo ready"] == "ready\n"
 
 
 @pytest.mark.cluster("served")
-def test_the_monitoring_page(sandbox: Sandbox, tmp_path: Path) -> None:
+def test_the_pages_on_monitoring(sandbox: Sandbox, tmp_path: Path) -> None:
     """On a cluster that serves."""
     environment = {**sandbox.environment, "XDG_CACHE_HOME": str(tmp_path / "cache")}
-    said = {command: shell(command, tmp_path, environment) for command in commands("monitoring.md")}
+    lines = (*commands("monitoring.md"), *commands("metrics.md"))
+    said = {command: shell(command, tmp_path, environment) for command in lines}
     assert said["vcluster status --watch --count 2"].count("KV cache") == 2
     assert json.loads((tmp_path / "monitoring" / "targets.json").read_text())[0]["labels"] == {"cluster": "sandbox"}
 
@@ -220,7 +261,7 @@ def test_the_models_page(sandbox: Sandbox, tmp_path: Path) -> None:
     """On hosts that have the same, with a hub on this machine."""
     with hub_for(sandbox, {"Qwen/Qwen3-8B": repository(model_files(1 << 20))}) as made:
         environment = {**sandbox.environment, "HF_ENDPOINT": made.url}
-        said = {command: shell(command, tmp_path, environment) for command in commands("models.md", without=FOLDERS)}
+        said = {command: shell(command, tmp_path, environment) for command in commands("models.md")}
     assert "Qwen/Qwen3-8B" not in shell("vcluster models", tmp_path, environment)
     for model in (TINY, "Qwen/Qwen3-8B"):
         assert re.search(rf"^{model} .* all 2 .* complete$", said["vcluster models"], re.MULTILINE)
@@ -228,14 +269,14 @@ def test_the_models_page(sandbox: Sandbox, tmp_path: Path) -> None:
 
 @pytest.mark.deep
 @pytest.mark.cluster("up")
-def test_the_models_page_on_folders(sandbox: Sandbox, tmp_path: Path) -> None:
+def test_the_page_on_own_models(sandbox: Sandbox, tmp_path: Path) -> None:
     """The folders are copies of the sandbox's model; it is served from where the page brought it."""
     write_files(tmp_path / "my-model", tiny_model(sandbox))
     copied = "mkdir -p /data && cp -rL /models/hub/models--sandbox--tiny-llama/snapshots/* /data/my-model"
     sandbox.on("gpu1", "sh", "-c", copied, root=True)
     environment = {**sandbox.environment}
     try:
-        for command in commands("models.md", section=FOLDERS):
+        for command in commands("own-models.md"):
             shell(command, tmp_path, environment)
         assert serving(sandbox) == "ready"
     finally:
@@ -252,10 +293,11 @@ def test_the_images_page(sandbox: Sandbox, tmp_path: Path) -> None:
 
 
 @pytest.mark.cluster("served")
-def test_the_page_on_asking(sandbox: Sandbox, tmp_path: Path) -> None:
+def test_the_pages_on_asking(sandbox: Sandbox, tmp_path: Path) -> None:
     """The model is the sandbox's; the tunnel in the background is that of a cache of its own."""
     environment = {**sandbox.environment, "XDG_CACHE_HOME": str(tmp_path / "cache")}
-    printed = {command: shell(command, tmp_path, environment) for command in commands("use.md")}
+    asked = [*commands("use.md"), *commands("clients.md")]
+    printed = {command: shell(command, tmp_path, environment) for command in asked}
     assert "MOST PROBABLE" in "".join(printed.values())
     assert list((tmp_path / "cache" / "vcluster" / "tunnels").iterdir()) == []
 
@@ -274,13 +316,13 @@ def test_the_batch_page(sandbox: Sandbox, tmp_path: Path) -> None:
 @pytest.mark.cluster("served")
 def test_the_benchmark_page(sandbox: Sandbox, tmp_path: Path) -> None:
     """With few requests in the place of many: vLLM's figures, what was measured, and no secret."""
-    few = "--prompts 8 --output-len 4 --concurrency 1,4 --repeat 1"
+    few = "--output-len 4 --concurrency 1,4 --repeat 1"
     for command in commands("benchmark.md"):
         shell(command if "--compare" in command else f"{command} {few}", tmp_path, {**sandbox.environment})
     found = json.loads((tmp_path / "before" / "results.json").read_text())
     assert [one["point"]["concurrency"] for one in found["points"]] == [1, 4]
     figures = [run["figures"] for one in found["points"] for run in one["runs"]]
-    assert [(run["completed"], run["failed"]) for run in figures] == [(8, 0), (8, 0)]
+    assert [(run["completed"], run["failed"]) for run in figures] == [(4, 0), (8, 0)]
     assert [host["name"] for host in found["hosts"]] == ["gpu1", "gpu2"]
     key = sandbox.vcluster("endpoint", "--key").ok().out.strip()
     for path in (tmp_path / "before").iterdir():
@@ -323,12 +365,14 @@ def test_what_pip_installs_is_whole(tmp_path: Path) -> None:
 
 @pytest.mark.cluster("none")
 def test_no_command_of_the_docs_is_left_out() -> None:
-    """A page with commands has a test above; what pages repeat counts once."""
+    """A page with commands has a test above, or that of Slurm; what pages repeat counts once."""
     pages = (
-        "first-cluster", "sandbox", "fit", "check", "explain", "use", "logs", "batch", "benchmark", "monitoring",
-        "models", "images", "replicas",
+        "first-cluster", "sandbox", "fit", "check", "explain", "use", "clients", "logs", "batch", "benchmark",
+        "monitoring", "metrics", "models", "own-models", "images", "replicas", "several-models", "slurm",
+        "developers/explain",
     )  # fmt: skip
-    covered = {line for page in pages for line in commands(f"{page}.md")}
+    covered = {line for page in pages for line in commands(f"{page}.md")} | SHOWN.keys()
+    covered |= {line for page in FOR for line in commands(page) if line.startswith(RUN)}
     # Run by the two tests above this one; the set-up and `make test` by whoever reads this.
     covered |= {
         "make .venv/ready",

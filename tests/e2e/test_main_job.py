@@ -79,7 +79,6 @@ def test_serve_ends_when_the_model_is_ready_behind_its_key(cluster: Sandbox) -> 
         assert [status_code(f"{url}/{path}") for path in ("v1/models", "metrics", "tokenize")] == [401, 401, 401]
         assert status_code(f"{url}/v1/models", "wrong") == 401
         assert status_code(f"{url}/v1/models", key) == 200
-    assert "4.0/4.0 GPU" in cluster.vcluster("exec", "--head", "--", "ray", "status").ok().out
 
 
 @pytest.mark.deep

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -63,13 +64,16 @@ def test_a_completion_is_the_answer_alone(cluster: Sandbox) -> None:
         assert asked.out.removesuffix("\n") == complete(url, key).removesuffix("\n")
     assert f"{TOKENS} tokens in " in asked.err
     assert " tokens/s" in asked.err
+    # Random weights, and all the same words: those of the text that the model is made from.
+    text = (ROOT / "docker/cpu/make_model.py").read_text().split('"""')[3]
+    assert {*re.findall(r"\w+", asked.out)} <= {*re.findall(r"\w+", text)}
     document = cluster.vcluster("complete", PROMPT, *GREEDY, "--logprobs", "3", "--json").ok().json()
     (answer,) = document["answers"]
     assert answer["text"].removesuffix("\n") == asked.out.removesuffix("\n")
     # At temperature 0 each token is the most probable one; where parts of characters have one name it is not known.
     ranks = [row["rank"] for row in answer["logprobs"]]
     assert (len(ranks), set(ranks) - {None}) == (TOKENS, {1})
-    tables = cluster.vcluster("-q", "complete", PROMPT, *GREEDY, "--logprobs", "3", "--prompt-logprobs", "1").ok()
+    tables = cluster.vcluster("-q", "complete", PROMPT, *GREEDY, "--logprobs", "3", "--set", "prompt_logprobs=1").ok()
     assert tables.err == ""
     assert {"Tokens of the prompt:", "Tokens of the answer:"} <= set(tables.out.splitlines())
 
@@ -103,7 +107,7 @@ def test_what_cannot_be_answered_has_a_clear_word(cluster: Sandbox, tmp_path: Pa
 
     assert "max_model_len=2048" in (long := asked("Hi", "--max-tokens", "99999")).err
     assert "--json-schema: " in (wrong := asked("Hi", "--json-schema", str(bad))).err
-    assert f"other is not served on sandbox; it serves {MODEL}" in (other := asked("Hi", "--model", "other")).err
+    assert f"other is not served on sandbox; it serves {MODEL}" in (other := asked("Hi", "--set", "model=other")).err
     assert [run.code for run in (long, wrong, other)] == [2, 2, 3]
     assert "n" in json.loads(asked("Hi", "--json-schema", str(schema), "--max-tokens", "200").ok().out)
 
@@ -141,11 +145,11 @@ def test_a_rotated_key_is_the_only_one_and_vllm_keeps_running(cluster: Sandbox) 
     before = cluster.vcluster("status", "--json").ok().json()["serving"]
     old, nodes = cluster.vcluster("endpoint", "--key").ok().out.strip(), cluster.nodes()
     with tunnel(cluster) as url:
-        graced = cluster.vcluster("endpoint", "--rotate", "--grace", "10m").ok().out.strip()
+        graced = cluster.vcluster("endpoint", "--rotate", "10m").ok().out.strip()
         assert [status_code(f"{url}/v1/models", key) for key in (old, graced)] == [200, 200]
         new = cluster.vcluster("endpoint", "--rotate").ok().out.strip()
         assert len({old, graced, new}) == 3
-        # Without --grace no other key is accepted, nor one whose time is not over.
+        # Without a duration no other key is accepted, nor one whose time is not over.
         assert [status_code(f"{url}/v1/models", key) for key in (old, graced, new)] == [401, 401, 200]
         # The file of the next one has the same size and time.
         last, new = new, cluster.vcluster("endpoint", "--rotate").ok().out.strip()

@@ -50,7 +50,7 @@ class Watched:
 @contextmanager
 def watching(sandbox: Sandbox) -> Iterator[Watched]:
     """`vcluster status --watch` beside a test; ends with Ctrl-C, as people end it."""
-    process = sandbox.start("status", "--watch", "--json", "--interval", "1")
+    process = sandbox.start("status", "--watch", "1", "--json")
     try:
         yield Watched(process)
         process.send_signal(signal.SIGINT)
@@ -88,7 +88,7 @@ def test_on_a_terminal_and_in_a_pipe(sandbox: Sandbox) -> None:
         terminal.press(CTRL_C)
         assert terminal.end() == 130
         assert "\x1b[?1049l" in terminal.shown
-    piped = sandbox.vcluster("status", "--watch", "--count", "2", "--interval", "0.5").ok()
+    piped = sandbox.vcluster("status", "--watch", "0.5", "--count", "2").ok()
     assert [("ready" in line, "KV cache" in line) for line in piped.out.splitlines()] == [(True, True)] * 2
 
 

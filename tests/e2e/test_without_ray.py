@@ -44,7 +44,7 @@ def test_two_hosts_serve_one_model_without_ray_and_a_lost_rank_starts_it_again(c
     cluster.vcluster("serve", "--yes", MODEL, "--tp", "2", "--pp", "1").ok()
     assert cluster.vcluster("complete", PROMPT, "--max-tokens", "16").ok().out.strip()
     assert "ranks: 0 on gpu1, 1 on gpu2" in cluster.vcluster("status").ok().out
-    second = cluster.vcluster("logs", "--rank", "1", "--json").ok().events()
+    second = cluster.vcluster("logs", "--only", "rank=1", "--json").ok().events()
     assert {(row["host"], row["rank"]) for row in second} == {("gpu2", 1)}
     nodes, first = cluster.nodes(), ranks(cluster)
     for host, node in nodes.items():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import subprocess
 import sys
 import time
@@ -24,6 +25,8 @@ from vllm_cluster.kernel.plan.images import node_image_name
 from vllm_cluster.kernel.plan.members import recorded
 from vllm_cluster.kernel.plan.spec import BASE_IMAGE
 
+# Each process of a test run has loopback addresses of its own: a lane of several runs beside one that is alone.
+NETWORK = 7 + int(os.environ.get("PYTEST_XDIST_WORKER", "gw-1").removeprefix("gw")) + 1
 ROUND_TRIP = 0.1
 IMAGE = "vllm/vllm-openai:v0.33.0"
 BASE = "sha256:" + "ab" * 32
@@ -61,7 +64,7 @@ class Played:
     @property
     def loopback(self) -> str:
         """Where its sshd listens."""
-        return f"127.7.{self.number // 250}.{self.number % 250 + 1}"
+        return f"127.{NETWORK}.{self.number // 250}.{self.number % 250 + 1}"
 
 
 @dataclass

@@ -36,6 +36,7 @@ ENDS_ELSEWHERE = {
     "kernel/transport/jumps.py: opened.result()",
     "kernel/transport/ssh_answers.py: future.result()",
     "features/pull/action.py: proved.result()",
+    "vcluster_sandbox/golden.py: part.result()",
     "kernel/transport/jumps.py: last.result()",
     "kernel/transport/jumps.py: future.result()",
     "kernel/transport/forward.py: self._thread.join()",
@@ -45,6 +46,12 @@ ENDS_ELSEWHERE = {
     "features/batch/on_head/client.py: self._freed.wait()",
     "features/batch/on_head/runner.py: self._ended.wait()",
     "serving/node/front.py: over.wait()",
+    # A lease without a wait is tried once.
+    "features/pull/models_remove.py: lease.acquire()",
+    "serving/endpoint/rotate.py: lease.acquire()",
+    "features/images/action.py: lease.acquire()",
+    # Slurm's time limit ends it.
+    "features/slurm/on_host/step.py: process.wait()",
 }
 
 

@@ -24,7 +24,9 @@ MORE_SECONDS = 0.2
 
 # fault: serving/head.py: with Fleet(inventory, runtime, [inventory.head_name]) → with Fleet(inventory, runtime)
 @pytest.mark.promise("P21")
-@pytest.mark.parametrize("verb", ["endpoint --key", "endpoint --tunnel", "stop --yes"])
+@pytest.mark.parametrize(
+    "verb", ["endpoint --key", "stop --yes", pytest.param("endpoint --tunnel", marks=pytest.mark.deep)]
+)
 def test_the_head_is_dialled_at_once(verb: str, key: Path, tmp_path: Path) -> None:
     """One process of ssh, too, also where ssh_config has each host by itself: 64 take a second of two cores."""
     calls, programs = tmp_path / "calls", tmp_path / "bin"

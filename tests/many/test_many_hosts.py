@@ -1,4 +1,4 @@
-"""256 real SSH servers, 100 ms away, driven by the program as a user runs it."""
+"""Many real SSH servers, 100 ms away, driven by the program as a user runs it: 32 in CI, each night 256."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.many.cluster import Cluster, Played
-from tests.many.conftest import FEW_FILES, MEMORY_MB, MOST, SOME
+from tests.many.conftest import FEW_FILES, MEMORY_MB, SOME
 from tests.many.driven import Run, drive
 from tests.support.figures import record
 from vllm_cluster.kernel.hosts.connection import CONNECT_SECONDS, WORKERS
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.alone
 SPARE_THREADS = 40
 # What a host that falls silent is given: 5 s until it is asked, 15 s for its answer, 1 s to notice.
 SILENCE = 21
-BAD = {3: "mute", 40: "half", 41: "refuses", 200: "refuses"}
+BAD = {3: "mute", 17: "half", 18: "refuses", 30: "refuses"}
 
 
 def bounded(run: Run, hosts: int) -> bool:
@@ -56,9 +56,11 @@ def test_every_verb_on_many_hosts(verb: str, key: Path, tmp_path: Path) -> None:
         assert last["removed"] == 3 * SOME
 
 
+# On 256 hosts it takes 17 s of processor time, and on 32 it mostly waits.
+@pytest.mark.quiet
 @pytest.mark.promise("P21")
 def test_hosts_that_hang_or_refuse_fail_alone(key: Path, tmp_path: Path) -> None:
-    hosts = [Played(n, BAD.get(n, "well")) for n in range(MOST)]
+    hosts = [Played(n, BAD.get(n, "well")) for n in range(SOME)]
     cluster = Cluster(tmp_path / "laptop", hosts, key)
     with cluster.played(up=True):
         run = drive(cluster, "status", "--json", prefix=FEW_FILES)
@@ -71,6 +73,6 @@ def test_hosts_that_hang_or_refuse_fail_alone(key: Path, tmp_path: Path) -> None
     words = {"mute": "no answer from", "half": "no keepalive reply", "refuses": "nothing listens"}
     assert {n: words[kind] in rows[n]["problem"] for n, kind in names.items()} == dict.fromkeys(names, True), rows
     # All others are done while one is silent; it began late by no more than their share of the work.
-    passed = bounded(run, MOST) and run.seconds < CONNECT_SECONDS + SILENCE
-    record("P21", "256 hosts, 1 mute, 1 silent in its answer, 2 refuse", run.figure, passed)
+    passed = bounded(run, SOME) and run.seconds < CONNECT_SECONDS + SILENCE
+    record("P21", f"{SOME} hosts, 1 mute, 1 silent in its answer, 2 refuse", run.figure, passed)
     assert passed, run.figure

@@ -17,16 +17,24 @@ from tests.support.figures import FOLDER
 
 # Each keeps figures of its own promises. The first measure how much of the processor they take, and have it alone;
 # real hosts mostly wait, and leave time for those that are made up.
-MEASURED = ("tests/many", "tests/contract", "tests/unit/docker/test_hostile_docker.py")
-REAL = ("tests/e2e", "tests/promises")
+MEASURED = (
+    *lanes.everywhere("many"),
+    *lanes.CONTRACTS,
+    "tests/unit/docker/test_hostile_docker.py",
+    "tests/unit/run/test_link_test.py",
+)
+REAL = (*lanes.REAL, "tests/promises")
 MADE_UP = (
-    "tests/sim",
-    "tests/property",
-    "tests/unit/batch",
+    *lanes.everywhere("sim"),
+    *lanes.everywhere("property"),
+    *lanes.everywhere("unit")[1:],
     "tests/unit/cli",
     "tests/unit/docker",
-    "tests/unit/pull",
+    "tests/unit/explain",
+    "tests/unit/spread",
+    "tests/unit/test_docs.py",
     "tests/unit/test_features.py",
+    "tests/unit/test_release.py",
 )
 # As many cases are made up as the promises ask for, and for each course of events as minutes allow.
 DEEP = {"VCLUSTER_DEPTH": "full"}

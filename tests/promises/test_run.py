@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from tests.promises.__main__ import MADE_UP, MEASURED, REAL
 from tests.support import lanes
-from tests.support.paths import ROOT
+from tests.support.paths import ROOT, TEST_FOLDERS
 
 DEEP, ALONE = "pytest.mark.deep", "pytest.mark.alone"
 
@@ -20,16 +20,18 @@ def test_what_measures_its_time_is_run_by_it_with_nothing_beside() -> None:
     assert left_out(ALONE, MEASURED, *MADE_UP) == []
 
 
-# fault: tests/support/lanes.py: ("tests/unit", "tests/gpu" → ("tests/unit", "tests/unit"
+# fault: tests/support/lanes.py: "tests/gpu", "tests/promises") → "tests/promises")
 def test_each_module_is_in_a_lane_of_make_test() -> None:
-    run = (lanes.REAL, lanes.CONTRACTS, *lanes.MADE_UP, *lanes.MEASURED)
+    run = (*lanes.REAL, *lanes.CONTRACTS, *lanes.MADE_UP, *lanes.MEASURED)
     assert left_out("def test_", run, more_than=100) == []
-    assert left_out(ALONE, lanes.MEASURED) == []
+    assert left_out(ALONE, (*lanes.MEASURED, *lanes.QUIET)) == []
+    assert left_out("pytest.mark.quiet", lanes.QUIET) == []
 
 
 def left_out(mark: str, run: Sequence[str], *among: str, more_than: int = 0) -> list[str]:
     """The modules of these folders, or of all, that have the mark and that no lane runs."""
-    files = {path for folder in among or ("tests",) for path in (ROOT / folder).rglob("test_*.py")} - {ROOT / __file__}
+    folders = [ROOT / folder for folder in among] or TEST_FOLDERS
+    files = {path for folder in folders for path in folder.rglob("test_*.py")} - {ROOT / __file__}
     marked = {path for path in files if mark in path.read_text()}
     assert len(marked) > more_than
     there = [ROOT / path for path in run]

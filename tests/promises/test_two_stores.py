@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from tests.support.attack import attack
 from tests.support.breaks import broken
 from tests.support.hosts import Sandbox
+from tests.support.two_stores import TwoStores, two_stores
 from vcluster_sandbox import names
 from vcluster_sandbox.names import CPU_IMAGE
 
-pytestmark = [pytest.mark.e2e, pytest.mark.promise, pytest.mark.deep]
+pytestmark = [pytest.mark.promise, pytest.mark.deep]
 
 # The engine's own script without the driver that it names; the data of the other store stays beside it.
 CONTAINERD = """set -eu
@@ -29,6 +32,7 @@ until docker version >/dev/null 2>&1; do sleep 0.1; done
 """
 
 
+@pytest.mark.e2e
 @pytest.mark.cluster("empty")
 @pytest.mark.parametrize("host", ["gpu1", "gpu2"])
 def test_hosts_with_two_stores_are_one_fleet(sandbox: Sandbox, host: str) -> None:
@@ -55,3 +59,35 @@ def test_hosts_with_two_stores_are_one_fleet(sandbox: Sandbox, host: str) -> Non
         assert sandbox.vcluster("plan", "--exit-code").code == 0
         sandbox.vcluster("down", "--yes").ok()
         measured.figure = "up converges; the second one: 0 operations; pushed both ways"
+
+
+def push(stores: TwoStores, name: str, source: str) -> None:
+    """Push an image that the other host lacks; another push sends nothing."""
+    sent = stores.vcluster("image", "push", name, "--from", source)
+    assert sent.returncode == 0, sent.stderr
+    assert "the image is there, and the same" in sent.stderr
+    again = stores.vcluster("image", "push", name, "--from", source)
+    assert (again.returncode, again.stderr.rstrip().endswith("(no changes)")) == (0, True), again.stderr
+
+
+def test_an_image_goes_from_docker_to_a_containerd_store_and_back(tmp_path: Path) -> None:
+    """Two engines of two versions: Debian's of this machine, and 26.1 with containerd's store."""
+    with (
+        attack("P57", "image push from Docker's own store to containerd's, and a new layer back") as measured,
+        two_stores(tmp_path) as stores,
+    ):
+        stores.docker("classic", "tag", stores.base, "stores/first:1")
+        push(stores, "stores/first:1", "classic")
+        ids = {stores.docker(host, "image", "inspect", "-f", "{{.Id}}", "stores/first:1") for host in stores.sockets}
+        assert len(ids) == 2
+        recipe = "FROM stores/first:1\nRUN head -c 5000000 /dev/urandom >/new\n"
+        stores.docker("containerd", "build", "--network", "none", "-t", "stores/second:1", "-", text=recipe)
+        push(stores, "stores/second:1", "containerd")
+        look = ("run", "--rm", "--network", "none", "stores/second:1", "sha256sum", "/new")
+        assert stores.docker("classic", *look) == stores.docker("containerd", *look)
+        for host in stores.sockets:
+            assert "stores" not in stores.docker(
+                host, "ps", "--all", "--format", "{{.Names}}", "--filter", "name=vcluster-stores"
+            )
+        engines = [stores.docker(host, "version", "-f", "{{.Server.Version}}") for host in stores.sockets]
+        measured.figure = f"whole both ways, Docker {engines[0]} and {engines[1]}; again: nothing is sent"

@@ -55,6 +55,8 @@ PROMISES = {
     "P49": "the current folder is data: nothing that lies in it is imported or run, and TAB runs no name",
     "P51": "one of several replicas goes, the others serve: no request fails from 5 s on, and it comes back by itself",
     "P52": "every part of an engine is watched: an end is noticed in 6 s, a hang in 30 s, and all start again",
+    "P53": "a pasted `vllm serve` line means here what it means to vLLM, or is refused with the one reason",
     "P55": "a diagnosis holds as people paste logs: prefixes, other hosts, older lines, copies, cuts",
+    "P56": "a feature can be removed: without its folder the rest's tests are green, and only its verbs are missing",
     "P57": "two image stores, one fleet: `up` converges, and the second one changes nothing",
 }

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tests.support.depth import cases
 from tests.support.logs import NEWEST, PRODUCED
 from vllm_cluster.features.explain.render import explain_document, show_explained
-from vllm_cluster.kernel.explain.catalogue import KEYS, SIGNS
+from vllm_cluster.kernel.explain.catalogue import SIGNS
 from vllm_cluster.kernel.explain.diagnosis import Diagnosis, diagnose
 from vllm_cluster.kernel.explain.log_line import MAX_LINE, parse_line
 from vllm_cluster.kernel.explain.scan import LogSource, candidate_lines, scan
@@ -47,15 +47,19 @@ def test_any_mix_of_lines(logs: list[list[bytes]]) -> None:
     assert found.result != "nothing" or not found.error_lines
 
 
-# fault: kernel/explain/scan.py: if any(part.find(key, start, start + len(kind)) >= 0 for key in keys): → if True:
-# fault: kernel/explain/scan.py: matched[kinds[start : len(kinds) if end < 0 else end]] = (at - start, keys) → pass
+# fault: kernel/explain/words.py: b" ".join((b"", *self._words, b"")) → b" ".join(self._words)
+# fault: kernel/explain/words.py: self._words.issuperset(one.whole) → one.text in self._words
+# fault: kernel/explain/words.py: end.strip() in self._words or end in text → end.strip() in self._words
 @settings(max_examples=60)
-@given(st.lists(st.sampled_from([*LINES, b"2 failed\n", b"2 fbiled\n"]), max_size=40), st.integers(1, 5))
-def test_each_line_with_a_key_is_found_however_often_its_kind_is_there(lines: list[bytes], times: int) -> None:
-    part = b"".join([*lines, b"2 failed\n", b"2 fbiled\n"] * times)
-    lines = part.split(b"\n")
-    wanted = [(n, line[:MAX_LINE]) for n, line in enumerate(lines, 1) if any(key in line for key in KEYS)]
-    assert [(n, line) for n, line, _ in candidate_lines(1, part)] == wanted
+@given(st.lists(st.sampled_from([*LINES, *NEEDLES, b"x", b" ", b"_", b"7", b"\n", b'"', b"\\n"]), max_size=60))
+def test_each_line_with_a_needle_is_found_between_any_others(pieces: list[bytes]) -> None:
+    part = b"".join(pieces)
+    lines = enumerate(part.split(b"\n"), 1)
+    found = {n: nearby.signs for n, _, nearby in candidate_lines(1, part)}
+    for n, line in lines:
+        for known in SIGNS:
+            if known.needle.encode() in line[: MAX_LINE // 4]:
+                assert known in found[n], line
 
 
 @given(st.lists(st.sampled_from(LINES), max_size=60), st.integers(1, 400))
@@ -83,12 +87,13 @@ def test_no_line_takes_long(piece: str) -> None:
 
 @pytest.mark.slow
 def test_every_expression_is_quick_on_what_almost_fits() -> None:
-    size = cases(1024, 1024, 4096)
-    for known in SIGNS:
-        for piece in NASTY:
+    """All pairs take 14 s of processor time: CI has a third of the pieces for each expression, in turn."""
+    size, share = cases(1024, 1024, 4096), cases(3, 3, 1)
+    for number, known in enumerate(SIGNS):
+        for piece in NASTY[number % share :: share]:
             text = (known.needle + piece * size)[:size]
             started = time.process_time()
-            classify.__wrapped__(text)
+            classify(text)
             parse_line(text.encode(), NEWEST)
             redact(text)
             assert time.process_time() - started < 0.5 * size / 4096, (known.needle, piece)

@@ -18,8 +18,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from tests.property.hostile import CASES, anything, batches, hostile, many, recorded, some
 from tests.support import world
+from tests.support.hostile import CASES, anything, batches, hostile, many, recorded, some
 from vllm_cluster.kernel.backends import ray, vllm
 from vllm_cluster.kernel.backends.seam import Degrees
 from vllm_cluster.kernel.docker.calls import path
@@ -31,7 +31,7 @@ from vllm_cluster.kernel.plan.desired import desired
 from vllm_cluster.kernel.plan.spec import BASE_IMAGE, ContainerSpec
 from vllm_cluster.kernel.transport import command_line
 from vllm_cluster.kernel.transport.base import Result
-from vllm_cluster.kernel.transport.ssh_config import resolve
+from vllm_cluster.kernel.transport.ssh_config import resolve_endpoint
 
 # Installed by scripts/setup-sshd.sh.
 SHELLS = ("sh", "dash", "bash", "zsh", "fish", "tcsh", "bsd-csh")
@@ -231,7 +231,7 @@ def test_ssh_reads_a_destination_as_it_was_meant() -> None:
             return
         entry = world.inventory(1).hosts["gpu1"].model_copy(update={"ssh": ssh})
         try:
-            found = resolve(ssh_target(world.inventory(1).model_copy(update={"ssh": settings}), entry))
+            found = resolve_endpoint(ssh_target(world.inventory(1).model_copy(update={"ssh": settings}), entry))
         except UsageError:
             return
         accepted.append(1)

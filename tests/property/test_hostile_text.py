@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.property.hostile import attack, batches, harmless, hostile, many, recorded, shown_by, some
+from tests.support.hostile import attack, batches, harmless, hostile, many, recorded, shown_by, some
 from vllm_cluster.kernel.errors import CommandFailed
 from vllm_cluster.kernel.events import Event
 from vllm_cluster.kernel.terminal import errors, events, text
@@ -27,11 +27,11 @@ def test_no_text_from_elsewhere_steers_a_terminal() -> None:
         plain = text.plain(said)
         assert harmless(plain) and max(map(len, plain.split("\n"))) <= text.MAX_LINE + 2
         error = CommandFailed("gpu1", said, exit_code=1, stderr=said, hint=said)
-        assert harmless(shown_by(lambda: errors.show(error, as_json=False, color="never")))
+        assert harmless(shown_by(lambda: errors.write_error(error, as_json=False, color="never")))
         assert harmless(shown_by(lambda: events.LineRenderer(1).show(Event("progress", said, "gpu1"))))
         for line in (
             shown_by(lambda: events.json_lines(Event("note", said, "gpu1"))),
-            shown_by(lambda: errors.show(error, as_json=True, color="never")),
+            shown_by(lambda: errors.write_error(error, as_json=True, color="never")),
         ):
             assert line.isascii() and "\x1b" not in line and line.count("\n") == 1
             assert json.loads(line)["event"] in ("note", "error")

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
-from tests.property.hostile import attack, batches, hostile, many, shown_by
 from tests.support.depth import cases
+from tests.support.hostile import attack, batches, hostile, many, shown_by
 from tests.support.pasted import NOTES, SHELLS, noted
 from vllm_cluster.kernel.plan.node_status import UnreadableStatus, parse_status
 from vllm_cluster.kernel.text import host_port

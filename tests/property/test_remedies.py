@@ -11,8 +11,8 @@ import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
-from tests.property.hostile import hostile, many, recorded
 from tests.support.depth import cases
+from tests.support.hostile import hostile, many, recorded
 from tests.support.modules import MODULES, nodes, room
 from tests.support.pasted import NOTES, SHELLS, noted
 from vllm_cluster.kernel.shell_line import command_line

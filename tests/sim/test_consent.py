@@ -67,14 +67,15 @@ def serves(world: World) -> str | None:
     return str(course["phase"]) if course else None
 
 
-# fault: serving/consent.py: return f"{self.served.text} on {cluster}" + → return f"what runs on {cluster}" +
+# fault: serving/consent.py: return f"{self._models} on {cluster}" + → return f"what runs on {cluster}" +
 @pytest.mark.promise("P35")
 @pytest.mark.parametrize("verb", VERBS)
 def test_a_question_names_model_age_and_requests(world: World, verb: str) -> None:
     person = Person(True)
     done = run(world, verb, person)
     assert done.error is None, done.story()
-    assert person.asked == [f"Stop org/model (ready for 3 h, 2 requests running) on lab{THEN[verb]}"]
+    stop = "No GPU is free: stop" if verb == "serve" else "Stop"
+    assert person.asked == [f"{stop} org/model (ready for 3 h, 2 requests running) on lab{THEN[verb]}"]
     record("P35", f"sim: {verb} on a terminal, a model is ready", person.asked[0], True)
 
 
@@ -228,7 +229,7 @@ def test_a_yes_to_batches_that_cannot_be_listed_covers_them_all(world: World) ->
     assert (len(person.asked), seen) == (1, [2])
 
 
-# fault: serving/consent.py: now, requests = _load(node, serve) → return Stops()
+# fault: serving/consent.py: return Stops(tuple(served)) → return Stops()
 @pytest.mark.promise("P35")
 @pytest.mark.parametrize("verb", VERBS)
 @pytest.mark.parametrize(("answer", "code"), [(False, 1), (None, 2)])
@@ -257,7 +258,7 @@ def test_what_cannot_be_asked_is_called_unknown(world: World, verb: str) -> None
 def test_a_model_that_loads_is_asked_about_too(world: World) -> None:
     """A colleague's `serve` waits for it."""
     assert lab.run(world, INVENTORY, lab.do_stop).error is None
-    lab.run(world, INVENTORY, lab.do_serve, interrupt_at("status.json", 6))
+    lab.run(world, INVENTORY, lab.do_serve, interrupt_at("status.json", 7))
     for verb in VERBS:
         person = Person(None)
         refused = run(world, verb, person)
@@ -343,7 +344,7 @@ def test_up_asks_again_where_its_plan_stops_more_than_was_confirmed(
 def test_every_verb_asks_again_about_another_model(world: World, verb: str) -> None:
     person = Person(True, None)
     outcome = run(world, verb, person, meanwhile(world, INVENTORY, SERVE_THIRD))
-    assert [question.split()[1] for question in person.asked] == ["org/model", "org/third"]
+    assert [question.partition("top ")[2].split()[0] for question in person.asked] == ["org/model", "org/third"]
     assert isinstance(outcome.error, VclusterError)
     assert outcome.error.exit_code == 3
     assert "the cluster has changed" in outcome.error.message

@@ -101,9 +101,9 @@ def check(world: World, inventory: Inventory, verb: Verb, told: Callable[[], str
 def breaks(normal: Outcome) -> Iterator[tuple[int, Fault, int]]:
     """Every call with every fault; a killed controller's other hosts stop, or continue for a while.
 
-    CI's share: every call with one fault, in turn; every call that changes something also with a controller that is
-    killed before it, and with one of the two that lose its answer. A controller that is killed at a look leaves the
-    world that the next change finds.
+    CI's share: every call that changes something with a controller that is killed before it or with one of those
+    that lose its answer, in turn; every second look with one fault, in turn. A controller that is killed at a look
+    leaves the world that the next change finds.
     """
     seen: Counter[tuple[str, str]] = Counter()
     changes = 0
@@ -111,12 +111,12 @@ def breaks(normal: Outcome) -> Iterator[tuple[int, Fault, int]]:
         seen[call.host, call.what] += 1
         if not call.changes and seen[call.host, call.what] > 2:
             continue  # the same look again, while a person waits
-        after = (Fault.KILLED_AFTER, Fault.LOST_AFTER)[call.index % 2]
-        worst = {Fault.KILLED, after} if call.changes else set()
-        turn = list(Fault)[call.index % len(Fault)]
-        share = worst if turn.kills and not call.changes else worst | {turn}
+        after = (Fault.KILLED_AFTER, Fault.LOST_AFTER, Fault.KILLED_LATE)[changes // 2 % 3]
+        turn = list(Fault)[call.index // 2 % len(Fault)]
+        look = set() if turn.kills or call.index % 2 else {turn}
+        share = {(Fault.KILLED, after)[changes % 2]} if call.changes else look
         for fault in Fault if FULL else share:
-            spares = (0, 5) if FULL else (5 * (changes % 2),)
+            spares = (0, 5) if FULL else (5 * (changes // 2 % 2),)
             for spare in spares if fault is Fault.KILLED else (0,):
                 yield call.index, fault, spare
         changes += call.changes

@@ -22,6 +22,7 @@ from vllm_cluster.features.explain.render import show_explained
 from vllm_cluster.kernel import assess, debug_log
 from vllm_cluster.kernel.errors import CommandFailed, NodesNotJoined, Unreachable, UsageError, VclusterError
 from vllm_cluster.kernel.events import Emit
+from vllm_cluster.kernel.explain.scan import LogSource
 from vllm_cluster.kernel.hosts.runtime import Runtime
 from vllm_cluster.kernel.inventory.model import Inventory
 from vllm_cluster.kernel.node.handle import NodeHandle, NodeState
@@ -225,8 +226,8 @@ def test_the_debug_log_has_every_call_and_no_secret(tmp_path: Path) -> None:
     assert not [line for line in lines for secret in secrets if secret in line]
 
 
-# fault: serving/explain/explain.py: (*sources(logs.values()), *ended) → sources(logs.values())
-# fault: serving/explain/explain.py: ended = [] if works or head is None → ended = [] if head is None
+# fault: serving/explain/explain.py: (*read_of, *ended) → read_of
+# fault: serving/explain/explain.py: ended = [] if works else → ended = [] if not works else
 @pytest.mark.parametrize(
     ("what", "slug"),
     [
@@ -258,7 +259,7 @@ def test_a_hang_that_the_node_program_ended_is_a_symptom(
         phase = "ready"
         again = lab.run(world, inventory, EXPLAIN).value.verdict
     assert (found.result, found.symptom.failure.slug) == ("symptom", slug)
-    assert found.symptom.places[0].source == "gpu1:status of the model"
+    assert found.symptom.places[0].source == "gpu1:status of org/model"
     assert (again.result, again.symptom) == ("healthy", None)
 
 
@@ -278,3 +279,42 @@ def test_a_request_that_was_rolled_back_is_explained_first(
     assert re.fullmatch(r"The last request that failed \(\d\d:\d\d \S+, no/such\): no such model", first)
     assert any("gpu1:request no/such:1: OSError: no such model" in " ".join(line.split()) for line in more), more
     assert any(line.startswith("fix:") for line in more)
+
+
+# fault: serving/explain/explain.py: if missing and found.result in QUIET: → if not missing:
+def test_a_node_that_is_missing_is_not_well(up: tuple[World, Inventory]) -> None:
+    world, inventory = up
+    with lab.inside(world):
+        lab.succeed(world, inventory, lab.do_serve)
+        box = world.machines["gpu1"].box("vcluster-lab")
+        assert box
+        box.life["nodes"].popitem()
+        world.clock.sleep(1)
+        found = lab.run(world, inventory, EXPLAIN).value.verdict
+    assert found.result == "unknown"
+    (place,) = found.error_lines
+    assert place.text == "gpu2: its node has not joined (vcluster up starts it again)"
+
+
+# fault: serving/explain/explain.py: if off and not found.cause: → if not off:
+# fault: serving/explain/explain.py: for name in missing if isinstance(failures.get(name), SILENT) → for name in missing if name in ()
+def test_a_host_that_is_off_is_the_cause_of_what_the_others_write(
+    up: tuple[World, Inventory], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What its ranks leave in the logs of others is a symptom at most, and names no host that one can look at."""
+    world, inventory = up
+    lines = [(1, b"ERROR 11-27 10:00:00 [multiproc_executor.py:1] RPC call to execute_model timed out\n")]
+    monkeypatch.setattr(explain, "sources", lambda *_, **__: [LogSource("gpu1:serve.log", lines, "gpu1")])
+    with lab.inside(world):
+        lab.succeed(world, inventory, lab.do_serve)
+        box = world.machines["gpu1"].box("vcluster-lab")
+        assert box
+        box.life["nodes"].popitem()
+        world.machines["gpu2"].reachable = False
+        world.clock.sleep(1)
+        found = lab.run(world, inventory, EXPLAIN).value
+    assert (found.verdict.result, found.verdict.cause.failure.slug) == ("explained", "host-unreachable")
+    show_explained(found.verdict, color="never")
+    first, second, *_ = capsys.readouterr().out.splitlines()
+    assert first.startswith("The host is off, or its network is")
+    assert second.split() == ["ssh:1:", "gpu2:", "no", "answer"]

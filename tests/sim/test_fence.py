@@ -10,7 +10,7 @@ from random import Random
 
 import pytest
 
-from tests.support.depth import cases
+from tests.support.depth import FULL, cases
 from tests.support.figures import record
 from tests.support.sim import lab, life, make, oracle
 from tests.support.sim.faults import Call, Fault, Script
@@ -21,8 +21,9 @@ from vllm_cluster.kernel.errors import ConnectionLost, LeaseLost, Locked, Replac
 from vllm_cluster.kernel.inventory.model import Inventory
 
 WAIT = 90.0
+FAULTS = (Fault.KILLED, Fault.KILLED_AFTER)
 # The whole promise is 500 over the four kinds of pairs.
-CASES = cases(3, 12, 125)
+CASES = cases(3, 6, 125)
 
 
 PATIENT_UP, PATIENT_DOWN = partial(lab.do_up, wait=WAIT), partial(lab.do_down, wait=WAIT)
@@ -222,8 +223,9 @@ def test_any_run_after_a_lost_lease_leaves_one_volume_of_secrets() -> None:
         start = world.snapshot()
         calls = lab.run(world, ELSEWHERE, lab.do_up).script.calls
     first, *_, last = [call.index for call in calls if "-door-" in call.what]
-    for index in range(first, last + 2):
-        for fault in (Fault.KILLED, Fault.KILLED_AFTER):
+    # CI's share: at every second call one of the faults, in turn; all of them take 22 s of processor time.
+    for index in range(first, last + 2, 1 if FULL else 2):
+        for fault in FAULTS if FULL else FAULTS[index // 2 % 2 :][:1]:
             world = World.again(start)
             with lab.inside(world):
                 lab.run(world, ELSEWHERE, lab.do_up, Script({index: fault}))
@@ -232,7 +234,7 @@ def test_any_run_after_a_lost_lease_leaves_one_volume_of_secrets() -> None:
                 oracle.converged(world, HERE)
 
 
-# fault: kernel/plan/followed.py: Order(order.epoch + 1, "", *rows → Order(order.epoch, "", *rows
+# fault: kernel/plan/followed.py: Order(order.epoch + 1, "", now → Order(order.epoch, "", now
 @pytest.mark.promise("P34")
 def test_every_writer_of_the_request_counts_up() -> None:
     """Also `up`, where the request follows the members, and where the head moves away and back."""

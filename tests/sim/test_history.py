@@ -11,7 +11,7 @@ import pytest
 
 from tests.support.json_schemas import validate
 from tests.support.sim import lab, life, make
-from tests.support.sim.faults import Fault, Script
+from tests.support.sim.faults import Call, Fault, Script
 from tests.support.sim.lab import Outcome
 from tests.support.sim.world import World
 from vllm_cluster.features.explain.render import explain_document, show_explained
@@ -22,6 +22,8 @@ from vllm_cluster.serving.status import history
 from vllm_cluster.serving.status import render_history as render
 from vllm_cluster.serving.status.render_history import history_document, show_history
 from vllm_cluster.wire.order import Order, read_order
+from vllm_cluster.wire.parts import MAX_REPLACING, REPLACING, Replacing
+from vllm_cluster.wire.reading import read
 
 INVENTORY = make.inventory(2)
 
@@ -64,17 +66,72 @@ def asked_for(world: World) -> str:
     return asked.deployment.model
 
 
-# fault: serving/serve/rollback.py: if found.generation != now and → if found.generation == now and
+# fault: serving/serve/rollback.py: known = found.generation == now or → known = found.generation != now or
 def test_rollback_serves_what_was_ready_before_and_back_again(world: World) -> None:
     for model in ("org/a", "org/b"):
         assert serve(world, model).error is None
     outcome, asked = go_back(world)
     assert outcome.error is None, outcome.story()
     assert [question.partition(" (")[0] for question in asked] == ["Stop org/b"]
-    assert asked[0].endswith("and serve org/a again?")
+    assert re.search(r" and serve org/a \(ready after \d+ s the last time\)\?$", asked[0])
     assert asked_for(world) == "org/a"
     assert go_back(world)[0].error is None
     assert asked_for(world) == "org/b"
+
+
+# fault: serving/serve/rollback.py: if found is None: → if found is not None:
+# fault: kernel/node/history.py: if one.generation == end.generation), None), end → ), None), end
+def test_rollback_takes_the_number_of_a_request_in_the_history(world: World) -> None:
+    for model in ("org/a", "org/b", "org/c"):
+        assert serve(world, model).error is None
+    numbers = {entry.operations[0].split()[1]: entry.request for entry in entries(world)[1:]}
+
+    def to(number: int | None) -> Outcome:
+        return lab.run(world, INVENTORY, partial(lab.do_rollback, name=str(number)))
+
+    assert to(numbers["org/a"]).error is None
+    assert asked_for(world) == "org/a"
+    again = to(numbers["org/a"]).error
+    assert isinstance(again, PreflightFailed)
+    assert again.message.endswith(f"request {numbers['org/a']} is what is served now: org/a")
+    assert to(numbers["org/c"]).error is None
+    assert asked_for(world) == "org/c"
+
+
+def test_rollback_refuses_a_number_that_cannot_be_served(world: World) -> None:
+    for model in ("org/a", "org/b"):
+        assert serve(world, model).error is None
+    assert serve(world, "no/such").error is not None
+    failed = entries(world)[-1].request
+    for number, why in ((failed, "never was ready (back)"), (99, "is not in the history")):
+        error = lab.run(world, INVENTORY, partial(lab.do_rollback, name=str(number))).error
+        assert isinstance(error, PreflightFailed)
+        assert error.message.endswith(f"request {number} {why}")
+        assert error.hint == "vcluster status --history"
+    for number in range(6):
+        lab.succeed(
+            world, INVENTORY, partial(lab.do_serve, model="org/b", flags=("--max-model-len", f"{number + 512}"))
+        )
+    first = entries(world)[1].request
+    error = lab.run(world, INVENTORY, partial(lab.do_rollback, name=str(first))).error
+    assert isinstance(error, PreflightFailed)
+    assert (error.message.partition(" is kept")[0], error.hint) == (
+        f"gpu1: rollback: request {first}",
+        "vcluster serve org/a",
+    )
+    assert asked_for(world) == "org/b"
+
+
+# fault: kernel/node/handle.py: whoami(), wanted, drain=drain) → whoami(), wanted)
+def test_an_order_has_how_long_open_requests_may_take(world: World) -> None:
+    assert serve(world, "org/a").error is None
+    assert wanted(world).drain is None
+    for verb in (partial(lab.do_serve, model="org/b"), lab.do_stop):
+        before = wanted(world).epoch
+        lab.succeed(world, INVENTORY, partial(verb, drain=12.5))
+        assert (wanted(world).epoch, wanted(world).drain) == (before + 1, 12.5)
+    assert serve(world, "org/b").error is None
+    assert wanted(world).drain is None
 
 
 @pytest.mark.parametrize("answer", [None, False])
@@ -136,9 +193,18 @@ def test_the_history_shows_who_did_what_with_which_result(world: World, capsys: 
     validate(["status", "--history"], document)
     show_history("lab", found, color="never")
     shown = capsys.readouterr().out
-    assert "serve org/a" in shown
-    assert "failed: no such model" in shown
-    assert len(shown.splitlines()) == len(found)
+    title, *lines = shown.splitlines()
+    assert title.split() == ["#", "WHEN", "USER", "RESULT", "WHAT"]
+    at = title.index("RESULT")
+    numbers = [str(entry.request) for entry in found[1:5]]
+    assert [line[: title.index("WHEN")].strip() for line in lines] == ["", *numbers, ""]
+    assert [" ".join(line[at:].split()) for line in lines[1:]] == [
+        "ready after 1 s serve org/a (TP=2 × PP=2)",
+        "rolled back serve no/such (TP=2 × PP=2): no such model; the previous model is served again after 1 s",
+        "ready after 1 s serve org/b (TP=2 × PP=2)",
+        "ready after 1 s rollback to org/a (TP=2 × PP=2)",
+        "done stop",
+    ]
 
 
 def test_a_line_of_the_history_that_cannot_be_written_is_a_warning(world: World) -> None:
@@ -167,7 +233,7 @@ def test_requests_are_distinct_and_an_up_lists_its_hosts(world: World, capsys: p
     assert up.operations[1] == "gpu2: prepare image, create container vcluster-lab"
     assert up.seconds is not None
     show_history("lab", [up], color="never")
-    assert re.search(r"^\d{4}-\d\d-\d\d \d\d:\d\d:\d\d \S+  .* done after \d+ s$", capsys.readouterr().out.strip())
+    assert re.search(r"\n\d{4}-\d\d-\d\d \d\d:\d\d:\d\d \S+  \S+  done after \d+ s  up: ", capsys.readouterr().out)
 
 
 @pytest.mark.parametrize("width", [40, 80])
@@ -177,11 +243,11 @@ def test_on_a_terminal_no_word_of_an_entry_is_broken(
     monkeypatch.setattr(render, "columns", lambda: width)
     what = ("serve org/model --name long -- --max-model-len 8192 (TP=2 × PP=2)",)
     show_history("lab", [Entry(0.0, "ada@laptop", "serve", what, 1, "ready", 61.0)], color="never")
-    first, *more = capsys.readouterr().out.splitlines()
-    assert first.startswith("1970-01-01 ") and more
+    _, first, *more = capsys.readouterr().out.splitlines()
+    assert first.startswith("1  ") and more
     assert all(len(line) <= width for line in (first, *more))
     assert all(line.startswith("    ") for line in more)
-    assert " ".join((first, *more)).split()[3:] == f"ada@laptop {what[0]} ready after 61 s".split()
+    assert " ".join((first, *more)).split()[-len(what[0].split()) :] == what[0].split()
 
 
 def test_a_long_failure_is_cut_between_words(capsys: pytest.CaptureFixture[str]) -> None:
@@ -230,7 +296,7 @@ def test_restarts_by_vcluster_itself_are_in_the_history_and_in_explain(
     assert found[1].result == "ready"
     show_history("lab", found, color="never")
     shown = capsys.readouterr().out
-    assert f"vcluster  restart org/a  {stalled}; ready again after 61 s\n" in shown
+    assert re.search(rf"vcluster +ready again after 61 s +restart org/a: {stalled}\n", shown)
     explained = lab.run(world, INVENTORY, lambda i, emit, runtime: explain.of_cluster(i, emit, runtime=runtime)).value
     assert [one.failure for one in explained.restarts] == [one.failure for one in found[2:]]
     validate(["explain"], json.dumps(explain_document(explained.verdict, {}, None, explained.restarts)))
@@ -273,3 +339,26 @@ def test_down_lists_what_is_deleted_with_it() -> None:
         told = [event.text for event in lab.run(world, words, lab.do_down).events]
     assert "the API key is removed too; the next vcluster up makes a new one" in told
     assert told[-1] == "Removed cluster lab: 2 containers, 4 volumes on 2 hosts. Its history is deleted too."
+
+
+# fault: kernel/apply/execute.py: head.write(REPLACING, note.document) → pass
+# fault: kernel/apply/execute.py: head.write(REPLACING, replace(note, addresses=()).document) → pass
+@pytest.mark.parametrize("served", [True, False])
+def test_the_head_learns_which_nodes_up_makes_again_before_they_end(world: World, served: bool) -> None:
+    """What it serves there is then not counted as failed; once all are back the note names none."""
+    if served:
+        assert serve(world, "org/model").error is None
+    volume, notes = world.machines["gpu1"].volumes["vcluster-lab-state"], list[tuple[str, tuple[str, ...]]]()
+
+    def hook(call: Call) -> None:
+        raw = volume.files.get(REPLACING)
+        if call.host == "gpu2" and call.changes:
+            notes.append((call.what, read(Replacing, raw, "gpu1", MAX_REPLACING).addresses if raw else ()))
+
+    changed = make.inventory(2, {"gpu2": {"gpus": 1}})
+    outcome = lab.run(world, changed, lab.do_up, Script(hook=hook))
+    assert outcome.error is None, outcome.story()
+    ended = [addresses for what, addresses in notes if "/stop " in what]
+    assert {*ended} == {("10.0.0.2",) if served else ()}
+    raw = volume.files.get(REPLACING)
+    assert (raw and read(Replacing, raw, "gpu1", MAX_REPLACING).addresses) == (() if served else None)

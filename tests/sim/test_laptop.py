@@ -17,8 +17,10 @@ from tests.support.batch_api import Api, answer, serving
 from tests.support.canaries import BROKEN, KINDS, Laptop, laptop
 from tests.support.figures import record
 from tests.support.in_process import run
+from tests.support.paths import FIXTURES
 from tests.support.sim import carrier, lab, make, oracle
 from tests.support.sim.world import World
+from vllm_cluster.features.slurm import jobs
 from vllm_cluster.kernel.clock import Deadline
 from vllm_cluster.kernel.hosts.runtime import SYSTEM
 from vllm_cluster.kernel.listeners import LOOPBACK
@@ -87,12 +89,30 @@ def test_no_login_header_or_proxy_of_the_laptop_reaches_a_host(
 # Each verb that reaches a host, from its command line on; those that end with a person or stay open are left out.
 LINES = (
     "plan", "up --yes", "up --yes", "serve org/model --yes", "status", "status --history", "status --wait",
-    "check", "check --deep", "check --facts", "logs", "logs --errors", "explain", "explain --bundle report.tgz",
-    "models", "models rm org/old --yes", "image ls", "image prune --yes", "image push", "pull org/model",
-    "pull ./folder --as folder", "pull org/model --verify", "endpoint", "endpoint --key", "endpoint --rotate",
-    "complete hello", "chat hello", "batch in.jsonl -o out.jsonl", "batch --list", "bench", "metrics",
-    "exec gpu1 -- env", "exec --all -- env", "fit org/model", "rollback --yes", "stop --yes", "down --yes",
+    "check", "check --deep", "check --facts", "logs", "logs --errors", "logs --only replica=1", "explain",
+    "explain --bundle report.tgz", "explain org/model", "models", "models rm org/old --yes", "image ls",
+    "image prune --yes", "image push", "pull org/model", "pull ./folder --as folder", "pull org/model --verify",
+    "endpoint", "endpoint --key", "endpoint --rotate", "complete hello", "chat hello", "batch in.jsonl -o out.jsonl",
+    "batch --list", "bench", "bench org/model", "dashboard --prometheus", "dashboard --prometheus monitoring",
+    "exec gpu1 -- env", "exec --all -- env", "fit org/model", "rollback --yes",
+    "serve --from line.sh --yes", "serve --from recipe.yaml --yes",
+    "serve org/other --hosts gpu2 --backend mp --yes", "rollback 1 --yes", "rollback org/model --yes",
+    "serve org/model --replicas 2 --yes", "serve org/model --replicas max --drain 10s --yes", "stop org/model --yes",
+    "up --pull-image --yes", "slurm org/model --submit --login gpu1", "slurm job --from line.sh --submit --login gpu1",
+    "slurm status 42 --login gpu1", "slurm logs 42 --login gpu1", "slurm endpoint 42 --login gpu1",
+    "slurm explain 42 --login gpu1", "slurm stop 42 --yes --login gpu1", "stop --yes", "down --yes",
 )  # fmt: skip
+READY = (
+    '{"model": "m", "node": "n1", "address": "10.0.0.1", "port": 20000, "attempt": 1, "since": 0, "start_seconds": 1}'
+)
+# What a login node answers to the scripts of a job; the last word of each is the mark of its sections.
+SLURM = {
+    jobs.SUBMIT: "42",
+    jobs.LOOK: f"@ job\nJobState=RUNNING\n@ ready\n{READY}\n@ attempts\n1\n@ ends\n1 attempt=1 exit code 1\n",
+    jobs.KEY: "key-of-a-job",
+    jobs.LOGS: "@ attempt-1/rank-0.log\nOSError: [Errno 28] No space left on device\n",
+    "42": "",
+}
 INVENTORY = f"""version: 1
 cluster: lab
 image: {make.IMAGE}
@@ -129,11 +149,16 @@ def command_lines(world: World, wire: list[bytes], api: Api) -> Iterator[None]:
 
     known = carrier.FakeTransport.run
 
-    def answered(self: carrier.FakeTransport, argv: list[str], deadline: Deadline, *, stdin: bytes = b"") -> Result:
+    def answered(
+        self: carrier.FakeTransport, argv: list[str], deadline: Deadline, *, stdin: bytes = b"", most: int = 0
+    ) -> Result:
         """To the facts' script, also where the details are behind it; another one the made-up host does not have."""
         if stdin.startswith(carrier.FACTS) and stdin != carrier.FACTS:
             wire.append(stdin)
             return known(self, argv, deadline, stdin=carrier.FACTS)
+        if argv[0] == "scancel" or (argv[2:3] and argv[2] in SLURM):
+            wire.extend([*(word.encode() for word in argv), stdin])
+            return Result(0, SLURM[argv[2]].replace("@", argv[-1]).encode(), b"")
         try:
             return known(self, argv, deadline, stdin=stdin)
         except AssertionError:
@@ -153,6 +178,7 @@ def command_lines(world: World, wire: list[bytes], api: Api) -> Iterator[None]:
                 object.__setattr__(SYSTEM, name, value)
 
 
+# fault: features/slurm/jobs.py: self.ask(SUBMIT, folder, stdin=script.encode()) → self.ask(SUBMIT, folder, stdin=script.encode() + str(__import__("os").environ).encode())
 # fault: features/pull/plan.py: host_token(inventory) → __import__("os").environ["HF_TOKEN"]
 @pytest.mark.promise("P48")
 @pytest.mark.parametrize("token", ["", "hf_token: env:GIVEN\n"], ids=["without a token", "with a token"])
@@ -170,13 +196,16 @@ def test_no_secret_of_the_laptop_reaches_a_host(
     (work / "inventory.yaml").write_text(INVENTORY + token)
     (work / "in.jsonl").write_text('{"prompt": "hello"}\n')
     (work / "folder" / "config.json").write_text('{"model_type": "llama"}')
+    (work / "line.sh").write_text("HF_TOKEN=$HF_TOKEN vllm serve org/model --max-model-len 4096\n")
+    (work / "recipe.yaml").write_bytes((FIXTURES / "recipe.yaml").read_bytes())
     world, sent = make.world((2, 2), present=False), dict[str, int]()
     with serving(Api(answer)) as api, command_lines(world, wire, api):
         for line in LINES:
             before = len(wire)
-            run(*line.split(), cwd=work)
+            done = run(*line.split(), cwd=work)
             sent[line] = len(wire) - before
             assert made.found_in(wire[before:]) == [], line
+            assert done.returncode == 0 or not line.startswith(("serve", "rollback 1", "slurm", "stop")), done.stderr
     # Alone the hub is asked from here.
     assert [line for line, count in sent.items() if not count] == ["fit org/model"]
     assert any(given.encode() in piece for piece in wire) is bool(token), "what the inventory gives did not arrive"

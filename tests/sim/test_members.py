@@ -89,15 +89,16 @@ BROKEN_OFF = [
 def breaks(calls: list[Call], fault: Fault) -> list[int]:
     """The calls at which a run is broken off by a fault: all of them.
 
-    CI's share: a controller is killed before every call that changes something, as one that is killed at a look leaves
-    what the next change would find; every second change loses its answer, and of the looks every second kind.
+    CI's share: a controller is killed before every second call that changes something, as one that is killed at a look
+    leaves what the next change would find; of the others every second loses its answer, and of the looks every fourth
+    kind.
     """
     chosen, turn, seen = list[int](), 0, set[tuple[str, str]]()
     for call in calls:
         again = (call.host, call.what) in seen and not call.changes
         seen.add((call.host, call.what))
         turn += not again
-        mine = call.changes if fault is Fault.KILLED else not again and turn % 2 == 0
+        mine = call.changes and turn % 2 if fault is Fault.KILLED else not again and turn % 4 == 0
         if FULL or mine:
             chosen.append(call.index)
     return chosen

@@ -10,7 +10,7 @@ from tests.support.figures import record
 from tests.support.sim import lab, make
 from tests.support.sim.lab import Outcome
 from tests.support.sim.world import Picture, World
-from vllm_cluster.features.images.push import push
+from vllm_cluster.features.images.push import push_image
 from vllm_cluster.kernel.apply.barrier import ensure_same_image
 from vllm_cluster.kernel.assess import facts_of, reached
 from vllm_cluster.kernel.errors import FleetError, HostError
@@ -52,7 +52,7 @@ def test_a_host_whose_image_changes_behind_the_plan_is_reported(number: int | No
     assert f"{make.IMAGE} is {there} here and {make.base_image().id[:19]} on the other hosts" in str(outcome.error)
 
 
-# fault: kernel/plan/images.py: == self.content), None) → == 0), None)
+# fault: kernel/plan/images.py: return image_id == self.id or image_id in same → return image_id == self.id
 @pytest.mark.promise("P26", "P57")
 @pytest.mark.parametrize("on", [("gpu1",), ("gpu2",), ("gpu1", "gpu2")])
 @pytest.mark.parametrize("way", ["there", "pulled", "sent"])
@@ -94,7 +94,7 @@ def test_an_image_goes_between_two_stores_both_ways(source: str, receiver: str) 
     with lab.inside(world):
         for sent in (True, False):
             before = len(world.machines[receiver].images)
-            lab.succeed(world, INVENTORY, lab.verb(push, image=name, source=source))
+            lab.succeed(world, INVENTORY, lab.verb(push_image, image=name, source=source))
             there = world.machines[receiver].picture(name)
             assert there and there.content == make.base_image(7).id
             assert len(world.machines[receiver].images) == before + sent

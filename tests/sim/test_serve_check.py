@@ -123,6 +123,7 @@ def warnings(outcome: Outcome) -> list[str]:
     return [f"{e.host}: {e.text}" for e in outcome.events if e.kind == "warning" and e.data.get("code") == "gpu-busy"]
 
 
+# fault: serving/serve/check.py: beside = {name: _beside(inventory, facts[name], number) for → beside = {name: [] for
 def test_a_model_that_cannot_fit_beside_another_program_is_refused(world: World) -> None:
     """vLLM would end at once, after the model that is served was stopped for it."""
     world.answers = {name: {"files": GOOD, "vllm": {"flags": "accepted"}} for name in ("gpu1", "gpu2")}

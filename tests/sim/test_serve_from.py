@@ -16,8 +16,8 @@ from vllm_cluster.kernel.events import Emit
 from vllm_cluster.kernel.hosts.runtime import Runtime
 from vllm_cluster.kernel.inventory.model import Inventory
 from vllm_cluster.serving.serve.base import fit_by
-from vllm_cluster.serving.serve.serve import serve
-from vllm_cluster.serving.serve.translated import merged
+from vllm_cluster.serving.serve.serve import serve_model
+from vllm_cluster.serving.serve.translated import merge_deployments
 from vllm_cluster.serving.translate.hosts import recipe_hosts
 from vllm_cluster.serving.translate.recipe import translate_recipe
 from vllm_cluster.serving.translate.recipe_hosts import RecipeHosts
@@ -43,11 +43,11 @@ def served(world: World) -> Any:
 
 def from_line(text: str, person: lab.Person) -> lab.Verb:
     """`vcluster serve --from TEXT`, where a person sits."""
-    asked = merged(translate(text, "--from"), Deployment("", ""), degrees=False)
+    asked = merge_deployments(translate(text, "--from"), Deployment("", ""), degrees=False)
 
     def verb(inventory: Inventory, emit: Emit, runtime: Runtime) -> Any:
         fit = fit_by(person, inventory.cluster)
-        return serve(inventory, emit, asked, confirm=person, fit=fit, runtime=runtime)
+        return serve_model(inventory, emit, asked, confirm=person, fit=fit, runtime=runtime)
 
     return verb
 
@@ -117,8 +117,8 @@ def test_a_recipe_is_served_on_the_gpus_that_are_there(
         pool, name = recipe_hosts(inventory, emit, hosts, runtime=runtime)
         there = RecipeHosts(pool.nodes, pool.memory_bytes, bool(pool.rdma), name)
         found = translate_recipe((FIXTURES / "recipe.yaml").read_text(), "recipe.yaml", there, **chosen)
-        asked = merged(found, Deployment("", "", hosts=hosts), degrees=False)
-        return serve(inventory, emit, asked, confirm=lab.Person(), runtime=runtime)
+        asked = merge_deployments(found, Deployment("", "", hosts=hosts), degrees=False)
+        return serve_model(inventory, emit, asked, confirm=lab.Person(), runtime=runtime)
 
     lab.succeed(world, INVENTORY, verb)
     replica = served(world).replica
@@ -143,7 +143,7 @@ def test_flags_with_the_values_that_vcluster_sets_change_nothing(world: World, b
     assert served(world).generation == found.generation
 
 
-# fault: serving/serve/repeats.py: vllm.ensure_same(repeats, place(plain → (lambda *_: None)(repeats, place(plain
+# fault: serving/serve/repeats.py: vllm.ensure_same(repeats, place_replica(plain → (lambda *_: None)(repeats, place_replica(plain
 @pytest.mark.parametrize(
     ("backend", "flags", "why"),
     [

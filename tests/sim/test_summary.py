@@ -83,3 +83,26 @@ def test_without_a_model_up_names_the_next_verb() -> None:
     made = make.world((2, 2))
     with lab.inside(made):
         assert "next: vcluster serve MODEL" in notes(lab.run(made, make.inventory(2), lab.do_up))
+
+
+# fault: kernel/terminal/plan.py: if one.host == moved.host: → if one.host != moved.host:
+def test_a_move_of_the_head_is_a_line_a_host(world: World, capsys: pytest.CaptureFixture[str]) -> None:
+    """What follows from it is left out, other changes are not; -v has each."""
+    moved = make.inventory(3, head="gpu2", environment={"A": "1"}, shm_size="2g")
+    made = plan(moved, world)
+    show_plan(made.plan, color="never", stops=made.stops.consequence)
+    also = ["    environment.A: (unset) -> 1", "    shm_size: 16g -> 2g"]
+    lines = capsys.readouterr().out.splitlines()
+    assert lines == [
+        "~ gpu2: becomes the head: key, history and what is served move there from gpu1",
+        *also,
+        "~ gpu2: record on the head: org/model is served by gpu2",
+        "~ gpu1: becomes a worker",
+        *also,
+        "~ gpu3: joins the new head: worker vcluster-lab is recreated",
+        *also,
+        RESTARTED,
+        "Plan: 0 to create, 3 to recreate, 0 to remove (8 operations); -v shows each",
+    ]
+    show_plan(made.plan, color="never", stops=made.stops.consequence, verbosity=1)
+    assert "    role: worker -> head\n" in capsys.readouterr().out

@@ -13,7 +13,7 @@ from tests.support import landed
 from tests.support.figures import record
 from tests.support.sim import lab, life, make, oracle
 from tests.support.sim.world import World
-from vllm_cluster.features.check.action import check
+from vllm_cluster.features.check.action import check_hosts
 from vllm_cluster.kernel.errors import VclusterError
 from vllm_cluster.kernel.inventory.model import Inventory
 from vllm_cluster.kernel.plan.node_status import parse_status
@@ -79,7 +79,7 @@ def test_a_changed_default_is_shown_from_and_to_and_asked() -> None:
         relabel(world, edit_spec(lambda data: data.update(shm_size=8 << 30)))
         planned = lab.run(world, inventory, lab.do_plan).value
         changes = [op.changes for op in planned.operations() if isinstance(op, CreateNode)]
-        assert [[change.text for change in found] for found in changes] == [["shm_size: 8589934592 -> 17179869184"]] * 2
+        assert [[change.text for change in found] for found in changes] == [["shm_size: 8g -> 16g"]] * 2
         refused = lab.run(world, inventory, REFUSING_UP)
         assert isinstance(refused.error, VclusterError)
         assert refused.script.changing == []
@@ -173,7 +173,7 @@ def test_a_node_program_of_another_version_is_named_by_status_and_check() -> Non
 
 def codes(world: World, inventory: Inventory) -> dict[str, str]:
     """The codes that `check` finds, each with its fix."""
-    report = lab.succeed(world, inventory, lab.verb(check)).value
+    report = lab.succeed(world, inventory, lab.verb(check_hosts)).value
     return {finding.code: finding.fix for finding in report.findings}
 
 

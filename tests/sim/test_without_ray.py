@@ -94,7 +94,6 @@ def test_several_engines_are_served_without_ray(joined: World) -> None:
         ((4, 2), {}, "6 of 4 on gpu1, 2 on gpu2 cannot be", "use --tp 2 --pp 2"),
         ((2, 2), {"dp": 3}, "3 of 2 on gpu1, 2 on gpu2 cannot be", "use --dp 2 --tp 2"),
         ((2, 2), {"dp": 8}, "--dp 8 needs 8 GPUs", "give at most --dp 4"),
-        ((2, 2), {"hosts": ("gpu2",)}, "gpu1, must give GPUs", "add gpu1 to --hosts"),
     ],
 )
 def test_what_cannot_be_laid_out_is_refused_before_anything_is_asked(

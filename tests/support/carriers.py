@@ -18,7 +18,7 @@ JUMPS: list[Jumps] = []
 def make(target: Target, kind: Kind) -> Transport:
     """A carrier that shares its jump hosts with no other; they are left at the end of the test."""
     JUMPS.append(Jumps())
-    return carriers.make(target, kind, JUMPS[-1])
+    return carriers.make_transport(target, kind, JUMPS[-1])
 
 
 @dataclass

@@ -55,7 +55,7 @@ def serving(sandbox: Sandbox) -> str | None:
 @contextmanager
 def tunnel(sandbox: Sandbox) -> Iterator[str]:
     """The endpoint's URL on this machine, as long as it is needed."""
-    process = sandbox.start("endpoint", "--tunnel", "--port", "0", "--json")
+    process = sandbox.start("endpoint", "--tunnel", "0", "--json")
     try:
         assert process.stdout is not None
         for line in process.stdout:

@@ -107,7 +107,7 @@ class Fronted:
         process = subprocess.Popen(argv, stdout=subprocess.PIPE, text=True, cwd=ROOT)
         assert process.stdout is not None
         port = int(process.stdout.readline())
-        route = FrontReplica(name, "127.0.0.1", port, "ready", str(self.folder / "replica-key"))
+        route = FrontReplica(name, "127.0.0.1", port, "ready", str(self.folder / "replica-key"), len(self.replicas))
         self.replicas[name] = Replica(process, route)
         return self.replicas[name]
 

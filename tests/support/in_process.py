@@ -12,8 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from unittest.mock import patch
 
-from vllm_cluster.cli.app import NAME, app
+from vllm_cluster.cli.main import run as run_program
+from vllm_cluster.cli.verbs import VERBS
 from vllm_cluster.kernel.terminal import edge
+from vllm_cluster.kernel.terminal.called import NAMES, set_called
 
 
 @dataclass(frozen=True)
@@ -25,16 +27,18 @@ class Finished:
     stderr: str
 
 
-def run(*argv: str, cwd: Path, **environment: str) -> Finished:
-    """`vcluster` with these words in this folder, to its end."""
+def run(*argv: str, cwd: Path, called: str = NAMES[0], **environment: str) -> Finished:
+    """The program, called by a name, with these words in this folder, to its end."""
     with ExitStack() as stack:
         out = stack.enter_context(redirect_stdout(io.StringIO()))
         err = stack.enter_context(redirect_stderr(io.StringIO()))
         stack.enter_context(chdir(cwd))
-        stack.enter_context(patch.object(sys, "argv", [NAME, *argv]))
+        stack.enter_context(patch.object(sys, "argv", [called, *argv]))
         stack.enter_context(patch.dict(os.environ, environment))
         stack.enter_context(_signals_kept())
-        code = edge.run(lambda: app(prog_name=NAME))
+        name = set_called(called, VERBS)
+        stack.callback(set_called, NAMES[0], VERBS)
+        code = edge.run_to_exit_code(lambda: run_program(name))
     return Finished(code, out.getvalue(), err.getvalue())
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.support.paths import ROOT
+from tests.support.paths import ROOT, TEST_FOLDERS
 
 _FAULT = re.compile(r"# fault: (?P<file>\S+): (?P<before>.+?) →(?: (?P<after>.+))?")
 _TEST = re.compile(r"(?:async )?def (?P<name>test_\w+)\(.*")
@@ -37,7 +37,7 @@ class Fault:
 
 def faults() -> Iterator[Fault]:
     """Yield each fault that a test has above it."""
-    for path in sorted((ROOT / "tests").rglob("test_*.py")):
+    for path in sorted(path for folder in TEST_FOLDERS for path in folder.rglob("test_*.py")):
         above: list[re.Match[str]] = []
         for line in path.read_text().splitlines():
             if found := _FAULT.fullmatch(line):

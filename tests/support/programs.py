@@ -16,7 +16,7 @@ from vllm_cluster.kernel.docker.temporary import TemporaryContainer
 from vllm_cluster.kernel.hosts.connection import HostConnection
 from vllm_cluster.kernel.hosts.program import InNode, OnHost, Place, RemoteProgram, python_source, start
 from vllm_cluster.kernel.plan.identity import Owner
-from vllm_cluster.kernel.transport import make
+from vllm_cluster.kernel.transport import make_transport
 from vllm_cluster.kernel.transport.base import Target
 from vllm_cluster.kernel.transport.jumps import Jumps
 
@@ -84,11 +84,11 @@ def containers(cluster: str) -> list[str]:
 def laptop(kind: str, config: str, *program: str) -> None:
     """A laptop that starts a program and then does nothing more."""
     target = Target("gpu1", "local" if kind == "local" else "shared", config=Path(config))
-    transport = make(target, kind, Jumps())  # type: ignore[arg-type]  # one of the three
+    transport = make_transport(target, kind, Jumps())  # type: ignore[arg-type]  # one of the three
     transport.connect(soon())
     connection = HostConnection("gpu1", transport)
     connection.may_change = True
-    connection.open_engine("1.41")
+    connection.open_docker("1.41")
     start(connection, *made(*program), soon()).next(soon())
     sys.stdout.write("started\n")
     sys.stdout.flush()

@@ -1,4 +1,4 @@
-"""A real Prometheus with the files that `vcluster metrics` wrote."""
+"""A real Prometheus with the files that `vcluster dashboard --prometheus` wrote."""
 
 from __future__ import annotations
 

@@ -11,15 +11,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from typing import IO, Any, cast
+from typing import IO, Any, TypeVar, cast
 
 from tests.support.hosts import Sandbox
 from tests.support.models.repositories import PullHub, Repository, blob, pull_hub
 from tests.support.paths import ROOT
-from vllm_cluster.kernel.hosts.program import source
+from vllm_cluster.kernel.hosts.program import read_message, source
 from vllm_cluster.wire.pull import ChainHost, HostPlan, ModelFile
 
 MODEL = "lab/model"
+T = TypeVar("T")
 FEED = "from vllm_cluster.kernel.spread.feed import main; main()"
 
 
@@ -109,6 +110,8 @@ class Part:
 class Sending:
     """The program that takes the files, as `hosts/program` runs it; it ends with its input."""
 
+    host = "a"
+
     def __init__(self, part: Part) -> None:
         environment = {**os.environ, "VCLUSTER_PULL": str(part.folder), "PYTHONPATH": str(ROOT)}
         pipe = subprocess.PIPE
@@ -125,6 +128,10 @@ class Sending:
     def next(self, _deadline: object) -> dict[str, Any]:
         row: dict[str, Any] = json.loads(cast(IO[bytes], self.process.stdout).readline())
         return row
+
+    def read(self, kind: type[T], deadline: object) -> T:
+        """The next row as the laptop reads it."""
+        return read_message(kind, self.host, "feed", self.next(deadline))
 
     def __enter__(self) -> Sending:
         return self

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from vllm_cluster.kernel.plan.placement import Cluster, place
+from vllm_cluster.kernel.plan.placement import Cluster, place_replica
 from vllm_cluster.wire.order import Deployment, Placement
 
 ADDRESSES = {f"gpu{number}": f"10.0.0.{number}" for number in range(1, 10)}
@@ -20,4 +20,4 @@ def placed(gpus: Mapping[str, int], tp: int, pp: int, hosts: Sequence[str] = (),
     """A deployment as `serve` places it; its layout is asked for with `by_default=False`."""
     sizes = {} if more.pop("by_default", True) else {"tp": tp, "pp": pp}
     given = {"name": "llama", "model": "org/llama", "hosts": tuple(hosts), **sizes, **more}
-    return place(Deployment(**given), cluster(gpus), (tp, pp), 8000)
+    return place_replica(Deployment(**given), cluster(gpus), (tp, pp), 8000)

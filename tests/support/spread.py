@@ -11,7 +11,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import BinaryIO
 
-from vllm_cluster.kernel.spread.plan import write_whole
+from vllm_cluster.kernel.spread.plan import write_json
 from vllm_cluster.kernel.spread.store import Partial, Store
 from vllm_cluster.wire.pull import ChainHost, HostPlan, ModelFile
 
@@ -52,7 +52,7 @@ def of_host(plan: HostPlan, name: str) -> HostPlan:
 
 def written(plan: HostPlan, path: Path) -> Path:
     """Write a plan, for a host in a process of its own."""
-    write_whole(path, asdict(plan))
+    write_json(path, asdict(plan))
     return path
 
 

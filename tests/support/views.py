@@ -27,10 +27,21 @@ def serving(phase: Phase = "ready") -> ServeStatus:
     )
 
 
-def view(*hosts: HostStatus, serve: ServeStatus | None = None, **more: object) -> View:
+# Two replicas, of which one is not ready.
+PAIR = (
+    replace(serving(), index=0, ranks={"10.0.0.1": 8}),
+    replace(serving("loading"), index=1, ranks={"10.0.0.2": 8}),
+)
+
+
+def view(
+    *hosts: HostStatus, serve: ServeStatus | None = None, several: tuple[ServeStatus, ...] = (), **more: object
+) -> View:
     """A view of these hosts; those that run report their load."""
     ray = GroupStatus("up", 0, None, "2", tuple(GroupNode(one.host, one.address, True, 8) for one in hosts))
     up = all(one.state == "running" for one in hosts)
-    status = ClusterStatus("lab", "id", up, hosts, NodeStatus("head", 1.0, ray, serve), (), now=8200.0)
+    status = ClusterStatus(
+        "lab", "id", up, hosts, NodeStatus("head", 1.0, ray, serve, replicas=several), (), now=8200.0
+    )
     loads = {one.host: LOAD for one in hosts if one.state == "running"}
     return View(1_800_000_000.0, status, **{"loads": loads, **more})  # type: ignore[arg-type]

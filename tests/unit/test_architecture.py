@@ -12,11 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.modules import MODULES, PACKAGE, SANDBOX, imported, nodes, room
-from tests.support.paths import ROOT
+from tests.support.modules import LONGEST_FILE, MODULES, PACKAGE, SANDBOX, imported, nodes, room
+from tests.support.paths import ROOT, TEST_FOLDERS
 from vllm_cluster.cli.verbs import VERBS
 
-LONGEST_FILE = 400
+pytestmark = pytest.mark.spans
+
 LONGEST_FUNCTION = 50
 _WAYS_OUT = {"os", "io", "socket", "subprocess", "pathlib", "time", "random", "requests", "urllib", "tempfile"}
 # A layer imports those before it, and no feature another.
@@ -43,6 +44,7 @@ ROWS: dict[str, tuple[str, ...]] = {
     "serving": (
         "api explain fit head hooks node status verbs",
         "consent translate",
+        "others",
         "ask_head cluster",
         "endpoint",
         "serve",
@@ -197,10 +199,14 @@ def test_what_runs_elsewhere_needs_the_standard_library_alone() -> None:
         if row[0].startswith(f"{own}/")
         and row[1].startswith((f"vllm_cluster.{own.replace('/', '.')}", "vllm_cluster.wire"))
     }
-    assert outside - torch - hub - front - theirs == set()
+    # A rank of a Slurm job asks and watches vLLM as a node does; in front of its replicas is the front of a cluster.
+    job = {row for row in outside if row[0] in JOB and row[1].startswith(("vllm_cluster.serving.node", WIRE))}
+    assert outside - torch - hub - front - theirs - job == set()
 
 
-FRONT = tuple(f"serving/node/{name}.py" for name in ("front", "front_door", "front_proxy"))
+JOB = ["features/slurm/on_host/job_front.py", "features/slurm/on_host/step.py"]
+WIRE = "vllm_cluster.wire"
+FRONT = tuple(f"serving/node/{name}.py" for name in ("front", "front_door", "front_metrics", "front_proxy"))
 OF_FRONT = ("aiohttp", "multidict", "yarl", "uvloop")
 
 
@@ -225,24 +231,26 @@ def test_what_runs_elsewhere_is_read_and_never_imported() -> None:
     """Of the two that are packages, each module imports its own."""
     packages = {"serving.node": "serving/node/", "kernel.spread": "kernel/spread/"}
     for name, own in packages.items():
-        assert [path for path in importers(f"vllm_cluster.{name}") if not path.startswith(own)] == []
+        found = [path for path in importers(f"vllm_cluster.{name}") if not path.startswith(own)]
+        assert found == (JOB if name == "serving.node" else [])
     alone = [path.parent for path in OURS if path.parent.name == "on_host"]
     names = {f"vllm_cluster.{folder.relative_to(PACKAGE).as_posix().replace('/', '.')}" for folder in alone}
     assert list(importers(*names)) == []
 
 
 def folder(module: str) -> str:
-    """The folder of tests that a module is in: `sim` of `tests.sim.test_machine`."""
-    return [*module.split("."), ""][1]
+    """The folder of tests that a module is in: `sim` of `tests.sim.test_machine`, `pull` for those of the feature."""
+    words = [*module.removeprefix("vllm_cluster.").split("."), ""]
+    return words[1]
 
 
 def test_no_test_imports_another_test_or_another_folder_of_tests() -> None:
     """Each folder runs alone, and a test is moved or removed alone: what two folders share is in tests/support."""
     wrong = []
-    for path in sorted((ROOT / "tests").rglob("*.py")):
+    for path in sorted(path for top in TEST_FOLDERS for path in top.rglob("*.py")):
         own = folder(".".join(path.relative_to(ROOT).parts))
         for name in imported(path):
-            if not name.startswith("tests."):
+            if not OF_TESTS.match(name):
                 continue
             tests = any(part.startswith("test_") for part in name.split("."))
             if tests or folder(name) not in (own, "support"):
@@ -250,24 +258,45 @@ def test_no_test_imports_another_test_or_another_folder_of_tests() -> None:
     assert wrong == []
 
 
-# What help and completion wait for, beside typer, the standard library and the table of each feature.
-AT_START = {
-    *("cli", "cli.app", "cli.verbs", "features", "kernel", "kernel.hooks", "serving", "serving.verbs"),
-    *(f"kernel.{name}" for name in ("errors", "inventory", "laptop", "shell_line", "terminal", "text")),
-    *(f"kernel.inventory.{name}" for name in ("find", "problems", "words")),
-    *(
-        f"kernel.terminal.{name}"
-        for name in (
-            *("edge", "exits", "help", "options", "output", "program", "removed", "session", "text", "values", "verb"),
-            "words",
-        )
-    ),
+OF_TESTS = re.compile(r"tests\.|vllm_cluster\.features\.\w+\.tests\b")
+
+
+# fault: features/bench/tests/unit/test_measured.py: from vllm_cluster.features.bench.render import → from vllm_cluster.features.logs.render import LogWriter,
+def test_tests_of_a_feature_import_no_other() -> None:
+    """They go with its folder, and with no other."""
+    found = {
+        path.relative_to(ROOT).as_posix(): others
+        for top in TEST_FOLDERS[1:]
+        for path in top.rglob("*.py")
+        if (others := {name for name in imported(path) if of_feature(name) not in ("", top.parent.name)})
+    }
+    assert len(TEST_FOLDERS) > 10
+    assert found == {}
+
+
+def of_feature(module: str) -> str:
+    """The feature that a module is of, or none."""
+    return module.removeprefix("vllm_cluster.features.").split(".")[0] if ".features." in module else ""
+
+
+# What every call waits for, beside the standard library and the table of each feature: all that the program's own help
+# needs.
+ALWAYS = {
+    *("cli", "cli.main", "cli.verbs", "features", "kernel", "kernel.hooks", "serving", "serving.verbs"),
+    *(f"kernel.{name}" for name in ("errors", "laptop", "shell_line", "terminal", "text")),
+    *(f"kernel.terminal.{name}" for name in ("called", "edge", "exits", "help", "output", "text", "verb")),
 }
+# And, with typer, what a verb, its help and completion wait for.
+PARSER = {"cli.app", *(f"kernel.terminal.{name}" for name in ("options", "program", "removed", "settings", "values"))}
+PARSER |= {"kernel.terminal.words"}
+# And of a verb that takes an inventory.
+SESSION = {"kernel.terminal.session", "kernel.inventory"}
+SESSION |= {f"kernel.inventory.{name}" for name in ("find", "problems", "words")}
 LOADED = """
 import sys, typer
 typers = set(sys.modules)
 sys.argv = ['vcluster', *sys.argv[1:]]
-from vllm_cluster.cli.app import main
+from vllm_cluster.cli.main import main
 try: main()
 except SystemExit: pass
 ours = {name for name in set(sys.modules) - typers if name.split('.')[0] not in sys.stdlib_module_names}
@@ -275,33 +304,37 @@ print(*sorted(name for name in ours if not name.startswith('typer.')), file=sys.
 """
 
 
-# fault: cli/app.py: from __future__ import annotations → import pydantic
+# fault: cli/verbs.py: from __future__ import annotations → import pydantic
 @pytest.mark.parametrize(
     ("argv", "environment", "more"),
     [
         (["--help"], {}, set()),
-        (["serve", "--help"], {}, {"serving.serve.verb", "kernel.terminal.completion"}),
-        (["status", "--no-such-option"], {}, {"serving.status.verb", "kernel.terminal.completion"}),
+        ([], {}, set()),
+        (
+            ["serve", "--help"],
+            {},
+            {*PARSER, *SESSION, "serving.serve.verb", "kernel.terminal.completion", "wire.backends"},
+        ),
+        (
+            ["status", "--no-such-option"],
+            {},
+            {*PARSER, *SESSION, "serving.status.verb", "kernel.terminal.completion"},
+        ),
         (
             ["status", "-i", "missing.yaml"],
             {},
-            {
-                "serving.status.verb",
-                "kernel.terminal.completion",
-                "kernel.terminal.errors",
-                "kernel.terminal.text",
-            },
+            {*PARSER, *SESSION, "serving.status.verb", "kernel.terminal.completion", "kernel.terminal.errors"},
         ),
-        ([], {"COMP_WORDS": "vcluster st", "COMP_CWORD": "1"}, set()),
+        ([], {"COMP_WORDS": "vcluster st", "COMP_CWORD": "1"}, PARSER),
         (
             [],
             {"COMP_WORDS": "vcluster check -i x ", "COMP_CWORD": "4"},
-            {"features.check.verb", "kernel.terminal.completion"},
+            {*PARSER, *SESSION, "features.check.verb", "kernel.terminal.completion"},
         ),
         (
             [],
             {"COMP_WORDS": "vcluster serve ", "COMP_CWORD": "2"},
-            {"serving.serve.verb", "kernel.terminal.completion"},
+            {*PARSER, *SESSION, "serving.serve.verb", "kernel.terminal.completion", "wire.backends"},
         ),
     ],
 )
@@ -318,8 +351,15 @@ def test_what_needs_no_host_waits_for_no_library(argv: list[str], environment: d
     loaded = set(done.stderr.splitlines()[-1].split()) - {"vllm_cluster"}
     tables = {f"features.{one.parent.name}" for one in (PACKAGE / "features").glob("*/feature.py")}
     tables |= {f"{name}.feature" for name in tables}
-    more |= {name.rpartition(".")[0] for name in more}
-    assert loaded == {f"vllm_cluster.{name}" for name in AT_START | tables | more}
+    every = {*ALWAYS, *tables, *more, *(name.rpartition(".")[0] for name in more)}
+    assert loaded == {f"vllm_cluster.{name}" for name in every}
+
+
+def test_the_programs_own_help_needs_no_parser() -> None:
+    """Typer takes longer to load than all the rest: the help is there in the time of a bare interpreter and a half."""
+    script = LOADED.replace("import sys, typer", "import sys") + "print('typer' in sys.modules, file=sys.stderr)\n"
+    done = subprocess.run([sys.executable, "-c", script, "--help"], capture_output=True, text=True, check=True)
+    assert done.stderr.splitlines()[-1] == "False"
 
 
 def test_help_loads_nothing_heavy() -> None:

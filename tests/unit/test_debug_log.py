@@ -14,7 +14,7 @@ from vllm_cluster.kernel import debug_log
 from vllm_cluster.kernel.clock import Deadline
 from vllm_cluster.kernel.errors import ConnectionLost
 from vllm_cluster.kernel.transport.base import Result, Target
-from vllm_cluster.kernel.transport.carrier import Carrier
+from vllm_cluster.kernel.transport.carrier import MAX_REASON, Carrier
 
 TOKEN = "hf_abcdefghijklmnopqrstuvwxyz"
 
@@ -28,7 +28,7 @@ class Canned(Carrier):
         super().__init__(Target("gpu1", "gpu1"))
         self.answer = answer
 
-    def _run(self, argv: object, deadline: Deadline, stdin: bytes) -> Result:
+    def _run(self, argv: object, deadline: Deadline, stdin: bytes, most: int) -> Result:
         if isinstance(self.answer, Exception):
             raise self.answer
         return self.answer
@@ -84,6 +84,19 @@ def test_a_secret_at_the_end_of_a_line_that_is_cut_is_redacted(before: int, tmp_
     [line] = run(tmp_path, Result(0, b"", b""), "echo", "x" * before, TOKEN, "y" * 100)
     assert len(line) == debug_log.MAX_LINE
     assert "hf_" not in line
+
+
+# fault: kernel/text.py: near = redact(text[-most - _SHAPE :]).strip() → near = redact(text[-most:]).strip()
+# fault: kernel/text.py: return _CUT.sub("", near[-most:], count=1) → return near[-most:]
+@pytest.mark.parametrize("after", range(MAX_REASON - 60, MAX_REASON, 4))
+@pytest.mark.parametrize(("name", "secret"), [("", TOKEN), ("password: ", "Zq8wPz31" * 3), ("", "Zq8wPz31" * 3)])
+def test_no_part_of_a_secret_is_left_where_a_reason_is_cut(name: str, secret: str, after: int, tmp_path: Path) -> None:
+    """One has its shape from the word before it; of one without a shape the bundle knows the whole, and no part."""
+    words = "x " * 9000 + name + secret + " y" * (after // 2)
+    [line] = run(tmp_path, Result(1, b"", words.encode()), "ls")
+    if name or secret == TOKEN:
+        assert secret not in line
+    assert secret in line or not any(secret[at : at + 4] in line for at in range(len(secret) - 4))
 
 
 def test_a_full_log_goes_with_the_one_that_followed_it(tmp_path: Path) -> None:

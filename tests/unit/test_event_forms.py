@@ -5,9 +5,9 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from tests.support.json_schemas import schemas
 from tests.support.modules import MODULES, nodes
 from tests.support.paths import ROOT
+from tools.json_schemas import schemas
 
 OF_ALL = {"v", "time", "event", "message"}
 

@@ -15,8 +15,11 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.figures import record
 from tests.support.modules import PACKAGE
 from tests.support.paths import ROOT
+
+pytestmark = pytest.mark.spans
 
 FEATURES = sorted(path.parent.name for path in (PACKAGE / "features").glob("*/feature.py"))
 # Imports every module of the rest, as a program and not as it is sent to hosts.
@@ -25,11 +28,12 @@ import pkgutil, sys
 from importlib import import_module
 import vllm_cluster
 for one in pkgutil.walk_packages(vllm_cluster.__path__, "vllm_cluster."):
-    if not any(word in one.name for word in (".on_host.", ".serving.node.", ".__main__")):
+    if not any(word in one.name for word in (".on_host.", ".serving.node.", ".tests", ".__main__")):
         import_module(one.name)
 """
-# What names every feature in its tables, or reads the repository: the rest of these has no such file.
-OF_THE_WHOLE = ("test_architecture.py", "test_features.py", "test_pictures.py")
+# What `make test-fast` runs of the rest, and of a feature.
+REST = ("tests/unit", "tests/property", "tests/sim/test_everywhere.py", "tests/sim/test_machine.py")
+KINDS = ("unit", "property", "sim")
 
 
 @cache
@@ -44,22 +48,21 @@ def at_import(path: Path) -> frozenset[str]:
     return frozenset(found)
 
 
-@cache
-def users(feature: str) -> frozenset[str]:
-    """The modules of tests and tools that cannot be imported without a feature: those that import it, and theirs."""
-    name, found = f"vllm_cluster.features.{feature}", set[str]()
+def spanning() -> list[str]:
+    """The options that leave out tests which import a feature, by themselves or by a module of tests or tools."""
+    found = set[str]()
     paths = [path for folder in ("tests", "tools") for path in (ROOT / folder).rglob("*.py")]
     files = {".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path for path in paths}
     while more := {
         one
         for one, path in files.items()
-        if one not in found and any(it in found or f"{it}.".startswith(f"{name}.") for it in at_import(path))
+        if one not in found and any(it in found or it.startswith("vllm_cluster.features.") for it in at_import(path))
     }:
         found |= more
-    return frozenset(found)
+    return [f"--ignore={name.replace('.', '/')}.py" for name in sorted(found) if ".test_" in name]
 
 
-LEFT_OUT = shutil.ignore_patterns("__pycache__", ".*_cache")
+LEFT_OUT = shutil.ignore_patterns(".*", "__pycache__", "build", "dist")
 
 
 @pytest.fixture(scope="module")
@@ -81,26 +84,20 @@ def lacking(request: pytest.FixtureRequest, package: Path, tmp_path: Path) -> It
     (tmp_path / feature).rename(folder)
 
 
-@pytest.fixture(params=FEATURES)
-def without(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[str, Path]]:
-    """A copy of this tree without a feature and what tests it."""
-    feature = str(request.param)
-    for name in ("vllm_cluster", "vcluster_sandbox", "tests", "tools", "docs", "docker"):
-        shutil.copytree(ROOT / name, tmp_path / name, ignore=LEFT_OUT)
-    for path in (*ROOT.glob("*.toml"), *ROOT.glob("*.md"), *ROOT.glob("*.yaml"), ROOT / "Makefile"):
-        shutil.copy(path, tmp_path)
-    shutil.rmtree(tmp_path / "vllm_cluster" / "features" / feature)
-    for name in users(feature):
-        path = tmp_path / (name.replace(".", "/") + ".py")
-        if path.exists():
-            path.unlink()
-    yield feature, tmp_path
-    shutil.rmtree(tmp_path)
+@pytest.fixture(scope="module")
+def bare(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of this tree without any feature, and so without the tests of any."""
+    tree = tmp_path_factory.mktemp("bare")
+    shutil.copytree(ROOT, tree, ignore=LEFT_OUT, dirs_exist_ok=True)
+    for feature in FEATURES:
+        shutil.rmtree(tree / "vllm_cluster" / "features" / feature)
+    return tree
 
 
 def run(tree: Path, *argv: str) -> subprocess.CompletedProcess[str]:
     """Run a program with the modules of a copy."""
     environment = {**os.environ, "PYTHONPATH": str(tree), "PYTHONDONTWRITEBYTECODE": "", "COLUMNS": "100"}
+    environment["VCLUSTER_DEPTH"] = "fast"
     return subprocess.run(
         [sys.executable, *argv], cwd=tree, env=environment, capture_output=True, text=True, check=False
     )
@@ -116,6 +113,7 @@ ROW = re.compile(r"  ([a-z]+)(?:  |$)")
 
 
 @pytest.mark.slow
+@pytest.mark.promise("P56")
 def test_the_rest_is_imported_and_the_help_lacks_its_verbs_alone(lacking: tuple[str, Path]) -> None:
     feature, tree = lacking
     done = run(tree, "-c", IMPORT_ALL)
@@ -125,12 +123,37 @@ def test_the_rest_is_imported_and_the_help_lacks_its_verbs_alone(lacking: tuple[
     shown = [(row[1] if (row := ROW.match(line)) else "", line) for line in help_rows()]
     assert verbs <= {name for name, _ in shown}
     assert after == [line for name, line in shown if name not in verbs]
+    lost = ", ".join(sorted(verbs))
+    figure = f"the rest is imported, and its help lacks {lost} alone"
+    record("P56", f"features/{feature} deleted in a copy", figure, True)
+
+
+def passed(tree: Path, marked: str, *argv: str) -> int:
+    """How many tests of a copy pass; none of them fails."""
+    options = ("-q", "-n", "4", "-p", "no:cacheprovider", "-m", f"not (deep or alone or {marked})")
+    done = run(tree, "-m", "pytest", *options, *argv)
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-500:]
+    return int(re.findall(r"(\d+) passed", done.stdout)[-1])
 
 
 @pytest.mark.deep
-def test_tests_of_the_rest_are_collected(without: tuple[str, Path]) -> None:
-    """No test of another feature imports it."""
-    _, tree = without
-    ignored = [f"--ignore-glob=*/{name}" for name in OF_THE_WHOLE]
-    done = run(tree, "-m", "pytest", "-q", "--co", "-p", "no:cacheprovider", *ignored, "tests/unit", "tests/sim")
-    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-500:]
+@pytest.mark.promise("P56")
+def test_the_tests_of_the_rest_need_no_feature(bare: Path) -> None:
+    """So they are green without any one of them too."""
+    number = passed(bare, "slow or spans", *spanning(), *REST)
+    record("P56", "all folders of features/ deleted in a copy", f"{number} tests of the rest pass", number > 2000)
+    assert number > 2000
+
+
+@pytest.mark.deep
+@pytest.mark.promise("P56")
+@pytest.mark.parametrize("feature", [name for name in FEATURES if (PACKAGE / "features" / name / "tests").exists()])
+def test_the_tests_of_a_feature_need_no_other(bare: Path, feature: str) -> None:
+    folder = bare / "vllm_cluster" / "features" / feature
+    shutil.copytree(PACKAGE / "features" / feature, folder, ignore=LEFT_OUT)
+    kinds = [str(folder / "tests" / kind) for kind in KINDS if (folder / "tests" / kind).exists()]
+    try:
+        number = passed(bare, "slow", *kinds)
+    finally:
+        shutil.rmtree(folder)
+    record("P56", f"all but features/{feature} deleted in a copy", f"its {number} tests pass", number > 0)

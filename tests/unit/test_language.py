@@ -7,13 +7,14 @@ import io
 import re
 import tokenize
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import pytest
 
 from tests.support.modules import MODULES, PACKAGE, nodes, room
-from tests.support.paths import ROOT
+from tests.support.paths import ROOT, TEST_FOLDERS
+from vllm_cluster.kernel.backends.seam import Backend
 
 # Hosts, files and programs do none of these, and people are called by what they do.
 WORD = re.compile(
@@ -29,6 +30,8 @@ PHRASES = re.compile(
 )
 # A limit is MAX_ or MIN_ and what is limited.
 SUPERLATIVE = re.compile(r"_?(?:MOST|LEAST|LONGEST|LARGEST|SMALLEST|OLDEST|NEWEST)(?:_|$)")
+# What is beside the package, and explained in plain English too.
+BESIDE = [path for top in (ROOT / "scripts", *TEST_FOLDERS, ROOT / "tools") for path in sorted(top.rglob("*.py"))]
 PARTS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
 
 
@@ -118,10 +121,9 @@ def explained() -> Iterator[tuple[Path, Iterator[tuple[int, str]]]]:
     for path in (*MODULES, *sorted(PACKAGE.rglob("*.sh"))):
         yield path, comments(path)
     # A test may quote what others print.
-    for folder in ("scripts", "tests", "tools"):
-        for path in sorted((ROOT / folder).rglob("*.py")):
-            yield path, docstrings(path)
-            yield path, comments(path)
+    for path in BESIDE:
+        yield path, docstrings(path)
+        yield path, comments(path)
 
 
 def test_every_text_is_plain_english() -> None:
@@ -146,14 +148,13 @@ def test_every_name_is_of_plain_words() -> None:
 
 def test_every_test_has_a_plain_name() -> None:
     """And what helps it: a variable may hold what another program wrote."""
-    files = [path for folder in ("scripts", "tests", "tools") for path in sorted((ROOT / folder).rglob("*.py"))]
     found = [
         f"{path.relative_to(ROOT)}:{line}: {name}"
-        for path in files
+        for path in BESIDE
         for line, name in definitions(path)
         if wrong_name(name)
     ]
-    assert len(files) > 100
+    assert len(BESIDE) > 100
     assert found == []
 
 
@@ -164,6 +165,41 @@ def test_a_class_is_named_once_in_the_package() -> None:
             if isinstance(node, ast.ClassDef):
                 places[node.name].append(f"{room(path)}:{node.lineno}")
     assert {name: where for name, where in places.items() if len(where) > 1} == {}
+
+
+# Contracts: what starts a program that runs elsewhere, and what each backend has, which is one way to do it.
+STARTS = "main"
+BACKENDS = "kernel/backends"
+OF_A_BACKEND = frozenset(name for name in vars(Backend) if not name.startswith("_"))
+
+
+def public(tree: ast.Module) -> set[str]:
+    """The functions and classes that a module has for others."""
+    kinds = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+    return {node.name for node in tree.body if isinstance(node, kinds) and not node.name.startswith("_")}
+
+
+def named_twice(modules: Mapping[str, set[str]]) -> dict[str, list[str]]:
+    """The public names that two modules of a layer have, and which; `modules` are by their path in the package."""
+    places: dict[tuple[str, str], set[str]] = defaultdict(set)
+    for path, found in modules.items():
+        layer, folder = path.split("/")[0], path.rpartition("/")[0]
+        for name in found - {STARTS}:
+            places[layer, name].add(folder if folder == BACKENDS and name in OF_A_BACKEND else path)
+    return {name: sorted(where) for (_, name), where in places.items() if len(where) > 1}
+
+
+# fault: serving/node/front.py: async def run_front( → async def serve(
+def test_a_function_is_named_once_in_its_layer() -> None:
+    """A call shows what it does, without a look at the import: there were four functions `place`."""
+    ours = [path for path in MODULES if path.is_relative_to(PACKAGE)]
+    assert named_twice({room(path): public(ast.parse(path.read_text())) for path in ours}) == {}
+
+
+def test_a_name_of_two_modules_is_found() -> None:
+    seam = {"kernel/backends/ray.py": {"parts", "made"}, "kernel/backends/mp.py": {"parts", "main"}}
+    assert named_twice({**seam, "kernel/plan/diff.py": {"main"}, "serving/head.py": {"made"}}) == {}
+    assert set(named_twice({**seam, "kernel/plan/diff.py": {"parts"}, "kernel/text.py": {"made"}})) == {"parts", "made"}
 
 
 def test_no_module_hides_behind_an_underscore() -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import ast
 from collections import Counter
 
+import pytest
+
 from tests.support.modules import MODULES, PACKAGE, SANDBOX, nodes, room
 from tools import security
 from vllm_cluster.cli.verbs import VERBS
@@ -16,8 +18,8 @@ from vllm_cluster.kernel.listeners import LISTENERS, LOOPBACK
 LISTENS = {"bind", "listen", "create_server", "start_server", "create_datagram_endpoint", "TCPStore"}
 SERVERS = {"HTTPServer", "ThreadingHTTPServer", "TCPServer", "ThreadingTCPServer", "UDPServer"}
 OTHERS = {
-    "serving/node/checker.py": "a socket in a folder of the node",
-    "kernel/transport/fabric/hop.py": "BindAddress of ssh_config: where a connection comes from",
+    "serving/node/request_check.py": "a socket in a folder of the node",
+    "kernel/transport/fabric/dial.py": "BindAddress of ssh_config: where a connection comes from",
 }
 
 
@@ -35,6 +37,7 @@ def listening() -> set[str]:
     return found - set(OTHERS)
 
 
+@pytest.mark.spans
 def test_every_place_that_listens_is_in_the_table() -> None:
     named = {file for one in LISTENERS for file in one.files}
     assert listening() <= named
@@ -51,6 +54,7 @@ def test_every_port_of_the_inventory_is_in_one_row() -> None:
     assert counted == Counter(Ports.model_fields.keys())
 
 
+@pytest.mark.spans
 def test_the_verbs_are_verbs() -> None:
     assert {verb.split()[0] for one in LISTENERS for verb in one.verbs} <= set(VERBS)
 

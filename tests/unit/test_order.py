@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from tests.support.bounds import within
 from tests.support.paths import ROOT
 from tests.support.serve_requests import cluster, placed
+from vllm_cluster.kernel.plan import spec
 from vllm_cluster.kernel.plan.followed import follow
-from vllm_cluster.kernel.plan.placement import command
-from vllm_cluster.wire.order import Deployment, Order, Ready, Taken, read_order, read_ready, read_taken
+from vllm_cluster.kernel.plan.placement import serve_command
+from vllm_cluster.wire import order
+from vllm_cluster.wire.order import Deployment, Order, Placement, Ready, Taken, read_order, read_ready, read_taken
 from vllm_cluster.wire.reading import RefusedDocument
 
 LANDED = ROOT / "tests/fixtures/landed/hosts/gpu1/volumes/vcluster-lab-state/wanted.json"
@@ -51,7 +55,7 @@ def test_a_request_of_format_1_is_what_its_command_line_meant() -> None:
     assert order.wanted
     asked, replica = order.wanted.deployment, order.wanted.replica
     assert asked == Deployment("llama", "org/llama", ("--seed", "1"), 8, 1, ("10.0.0.2",), expose=True, rollback=False)
-    assert command(asked, {"10.0.0.2": "gpu2"}) == (
+    assert serve_command(asked, {"10.0.0.2": "gpu2"}) == (
         "vcluster serve org/llama --name llama --tp 8 --pp 1 --hosts gpu2 --expose --no-rollback -- --seed 1"
     )
     assert (replica.tp, replica.pp, replica.host, replica.ranks) == (8, 1, "10.0.0.1", {"10.0.0.2": 8})
@@ -90,6 +94,12 @@ def test_nothing_wanted_is_written_as_every_version_reads_it() -> None:
     assert json.loads(Order(4, "ada@laptop").document) == {"v": 1, "epoch": 4, "by": "ada@laptop", "serve": None}
 
 
+# fault: kernel/plan/spec.py: FORMAT = 3 → FORMAT = 2
+def test_an_older_vcluster_refuses_a_node_whose_files_it_cannot_read() -> None:
+    """It recreated the node, whose older program then ended at each start: it looks at the label alone."""
+    assert (spec.FORMAT, order.FORMAT_OF_MODELS) == (3, 5), "where one is raised, so is the other"
+
+
 def test_a_file_is_what_was_written() -> None:
     one, other = placed(TWO, 8, 2), placed(TWO, 8, 1)
     order = Order(3, "ada@laptop", (one,), (other,))
@@ -107,7 +117,7 @@ NEW = json.loads(Order(3, "", (placed(TWO, 8, 2),)).document)
     [
         ({}, "another version"),
         ([], "must be an object"),
-        ({**NEW, "v": 5}, "another version"),
+        ({**NEW, "v": 6}, "another version"),
         ({**NEW, "v": True}, "another version"),
         ({**NEW, "deployments": NEW["deployments"] * 2}, "has a replica twice"),
         ({**NEW, "deployments": [*NEW["deployments"], {**NEW["deployments"][0], "index": 1}]}, "gives a GPU to two"),
@@ -122,3 +132,51 @@ NEW = json.loads(Order(3, "", (placed(TWO, 8, 2),)).document)
 def test_what_no_laptop_wrote_is_refused(document: Any, why: str) -> None:
     with pytest.raises(RefusedDocument, match=why):
         read_order(json.dumps(document).encode())
+
+
+# fault: wire/order.py: if len(placed) > MAX_PLACED: → if len(placed) > 10 * MAX_PLACED:
+@pytest.mark.parametrize(("count", "parts", "good"), [(8_000, 1, False), (3_000, 1, True), (90, 100, True)])
+def test_a_document_of_thousands_of_replicas_is_read_in_seconds(count: int, parts: int, *, good: bool) -> None:
+    """Each was compared with each: one of 2 MB from a head kept a laptop for minutes."""
+    row = NEW["deployments"][0]
+    part = {**row["replica"]["parts"][0], "gpus": 1}
+    hosts = [{**part, "address": f"10.0.0.{number}"} for number in range(1, parts + 1)]
+    rows = [
+        {**row, "index": at, "replica": {**row["replica"], "parts": [{**one, "devices": [at]} for one in hosts]}}
+        for at in range(count)
+    ]
+    raw = json.dumps({**NEW, "v": 5, "deployments": [shortest(one) for one in rows]}).encode()
+    with within(20):
+        if good:
+            assert len(read_order(raw).deployments) == count
+        else:
+            with pytest.raises(RefusedDocument, match="more than"):
+                read_order(raw)
+
+
+def shortest(row: dict[str, Any]) -> dict[str, Any]:
+    """A placement without what may be left out."""
+    parts = [{**one, "argv": ["a"], "env": {}} for one in row["replica"]["parts"]]
+    replica = {key: row["replica"][key] for key in ("tp", "pp", "host", "port")}
+    return {**row, "deployment": {"name": "a", "model": "a"}, "replica": {**replica, "parts": parts}}
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "meet"),
+    [((), (), True), ((0, 1), (), True), ((), (0,), True), ((0, 1), (1, 2), True), ((0, 1), (2,), False)],
+)
+def test_replicas_meet_in_a_document_as_they_meet_one_by_one(
+    first: tuple[int, ...], second: tuple[int, ...], *, meet: bool
+) -> None:
+    (one,) = Order(3, "", (placed(TWO, 8, 2),)).deployments
+
+    def on(devices: tuple[int, ...], index: int) -> Placement:
+        parts = tuple(replace(part, gpus=len(devices) or 8, devices=devices) for part in one.replica.parts)
+        return replace(one, index=index, replica=replace(one.replica, parts=parts))
+
+    assert on(first, 0).meets(on(second, 1)) == meet
+    if meet:
+        with pytest.raises(ValueError, match="gives a GPU to two"):
+            Order(3, "", (on(first, 0), on(second, 1)))
+    else:
+        assert Order(3, "", (on(first, 0), on(second, 1)))

@@ -10,17 +10,18 @@ import pytest
 
 from tests.support.paths import ROOT
 from tools.pythons import claimed, compiled, floors, imported, interpreter
-from vllm_cluster.kernel.node.program import program
+from vllm_cluster.kernel.node.program import node_program
 
 FLOORS = floors()
 
 
+@pytest.mark.spans
 def test_what_runs_elsewhere_has_a_floor() -> None:
     """A pattern that matches no file would let newer words through, as after a rename."""
     targets = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["ruff"]["per-file-target-version"]
     assert [pattern for pattern in targets if not list(ROOT.glob(pattern))] == []
     floored = {path.name for paths in FLOORS.values() for path in paths}
-    assert {Path(name).name for name in program()} - floored == {"node.py"}  # what `supervisor.py` is called there
+    assert {Path(name).name for name in node_program()} - floored == {"node.py"}  # what `supervisor.py` is called there
 
 
 # fault: features/batch/on_head/lines.py: [0-9]{0,17})_( → [0-9]{0,17}+)_(

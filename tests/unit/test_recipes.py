@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.modules import LONGEST_FILE
 from tests.support.paths import ROOT
 from vllm_cluster.kernel.checks import codes, host
 from vllm_cluster.kernel.docker import container_body
@@ -69,8 +70,8 @@ def test_a_failure_is_an_entry() -> None:
 def test_a_verb_is_called_by_its_row() -> None:
     ((name, verb),) = run_in(None, added("vllm_cluster/features/uptime/feature.py"))["VERBS"].items()
     assert verb.function == f"features.{name}.verb:{name}"
-    for file in ("action", "verb"):
-        assert callable(run_in(None, added(f"vllm_cluster/features/{name}/{file}.py"))[name])
+    for file, function in (("action", f"read_{name}"), ("verb", name)):
+        assert callable(run_in(None, added(f"vllm_cluster/features/{name}/{file}.py"))[function])
 
 
 def test_a_verb_reports_what_it_cannot_read(
@@ -85,6 +86,18 @@ def test_a_verb_reports_what_it_cannot_read(
         verb(tmp_path / "missing.yaml", as_json=True)
     assert ended.value.code == 2
     assert json.loads(capsys.readouterr().out)["event"] == "error"
+
+
+# fault: tests/support/modules.py: LONGEST_FILE = 400 → LONGEST_FILE = 300
+def test_a_recipe_keeps_the_limits_of_sizes() -> None:
+    """A file with what a recipe adds to it, or that it makes, is no longer than the package allows."""
+    files = re.findall(r"^--- (vllm_cluster/\S+\.py)$", PAGE, re.MULTILINE)
+    assert len(files) > 6
+    sizes = {}
+    for file in files:
+        path = ROOT / file
+        sizes[file] = (path.read_text() if path.exists() else "").count("\n") + added(file).count("\n")
+    assert {file: size for file, size in sizes.items() if size > LONGEST_FILE} == {}
 
 
 def test_the_page_is_short() -> None:

@@ -55,7 +55,7 @@ class FakeTransport:
             self._world.clock.sleep(deadline.left())
             raise Unreachable(self._name, "no answer")
 
-    def run(self, argv: Sequence[str], deadline: Deadline, *, stdin: bytes = b"") -> Result:
+    def run(self, argv: Sequence[str], deadline: Deadline, *, stdin: bytes = b"", most: int = 0) -> Result:
         """Run the fact script; no other command is known."""
         self.round_trips += 1
         self._alive()
@@ -345,7 +345,8 @@ class _SplitStream(_Stream):
         super().__init__(transport, world)
         self.ended, self._code = True, 1 if fault else 0
         if fault is None or fault.happens:
-            picture = world.blobs[transport.host] = transport.machine.images[image]
+            picture = world.swaps.get(transport.host) or transport.machine.images[image]
+            world.blobs[transport.host] = picture
             self.out += json.dumps(blobs.row(picture)).encode() + b"\n"
 
     def exit_code(self) -> int | None:

@@ -276,6 +276,8 @@ def _put_archive(engine: FakeEngine, request: Request, reference: str) -> Answer
         raise Refused(500, "mounted volume is marked read-only")
     with tarfile.open(fileobj=io.BytesIO(request.body)) as tar:
         for member in tar:
+            if member.isdir():
+                continue
             content = tar.extractfile(member) if member.isfile() else None
             file = File(content.read() if content else b"")
             file.mode, file.connection = member.mode, member.linkname

@@ -139,7 +139,7 @@ class _Beats(_Done):
         self._stopped = True
 
 
-def _secret_id(cluster: str, name: str, value: str) -> str:
+def fast_secret_id(cluster: str, name: str, value: str) -> str:
     """A quick hash: the real one takes 40 ms on purpose."""
     return hashlib.blake2b(f"{cluster}/{name}|{value}".encode(), digest_size=6).hexdigest()
 
@@ -188,7 +188,7 @@ def runtime(world: World) -> Runtime:
         background=background,
         repeat=lambda work, seconds, _name: _Beats(world, work, seconds),
         processes=_process,
-        secret_id=_secret_id,
+        secret_id=fast_secret_id,
         connect=lambda target, _kind, _endpoint, _jumps: FakeTransport(world, target),
         visited=_InMemory(world),
     )
@@ -247,7 +247,7 @@ def verb(action: Callable[..., Any], *paths: Path, **words: Any) -> Verb:
 # Each takes the options of its action; `partial(do_serve, model="org/other")` is a verb too.
 def do_up(inventory: Inventory, emit: Emit, runtime: Runtime, **words: Any) -> Any:
     """`vcluster up --yes`."""
-    return up.up(inventory, emit, runtime=runtime, **{"confirm": yes, "cache": cache(), **words})
+    return up.bring_up(inventory, emit, runtime=runtime, **{"confirm": yes, "cache": cache(), **words})
 
 
 def do_forget(host: str) -> Verb:
@@ -257,7 +257,7 @@ def do_forget(host: str) -> Verb:
 
 def do_look(inventory: Inventory, emit: Emit, runtime: Runtime) -> up.Planned:
     """`vcluster plan`, with what it stops and the hosts that were lost."""
-    return up.plan(inventory, emit, runtime=runtime)
+    return up.plan_cluster(inventory, emit, runtime=runtime)
 
 
 def do_plan(inventory: Inventory, emit: Emit, runtime: Runtime) -> Any:
@@ -267,39 +267,47 @@ def do_plan(inventory: Inventory, emit: Emit, runtime: Runtime) -> Any:
 
 def do_down(inventory: Inventory, emit: Emit, runtime: Runtime, **words: Any) -> Any:
     """`vcluster down --yes`."""
-    return down.down(inventory, emit, runtime=runtime, **{"confirm": yes, **words})
+    return down.remove_cluster(inventory, emit, runtime=runtime, **{"confirm": yes, **words})
 
 
 def do_serve(inventory: Inventory, emit: Emit, runtime: Runtime, **words: Any) -> Any:
     """`vcluster serve --yes org/model`."""
-    given = {name: words.pop(name) for name in [*words] if name in ("confirm", "pull", "wait")}
+    given = {name: words.pop(name) for name in [*words] if name in ("confirm", "pull", "wait", "drain")}
     asked = Deployment(**{"name": "", "model": "org/model", **words})
-    return serve.serve(inventory, emit, asked, runtime=runtime, **{"confirm": yes, **given})
+    return serve.serve_model(inventory, emit, asked, runtime=runtime, **{"confirm": yes, **given})
 
 
 def do_rollback(inventory: Inventory, emit: Emit, runtime: Runtime, **words: Any) -> Any:
     """`vcluster rollback --yes`."""
-    return rollback.rollback(inventory, emit, runtime=runtime, **{"confirm": yes, **words})
+    return rollback.serve_previous(inventory, emit, runtime=runtime, **{"confirm": yes, **words})
 
 
 def do_stop(inventory: Inventory, emit: Emit, runtime: Runtime, **words: Any) -> Any:
     """`vcluster stop --yes`."""
-    return stop.stop(inventory, emit, runtime=runtime, **{"confirm": yes, **words})
+    return stop.stop_serving(inventory, emit, runtime=runtime, **{"confirm": yes, **words})
 
 
 def do_status(inventory: Inventory, emit: Emit, runtime: Runtime) -> Any:
     """`vcluster status`."""
-    return status.status(inventory, emit, runtime=runtime)
+    return status.look_at_cluster(inventory, emit, runtime=runtime)
 
 
 @contextmanager
 def cluster(hosts: int, *verbs: Verb) -> Iterator[World]:
     """So many hosts with two GPUs each, on which these verbs have run; while this lasts more run there."""
+    world = World.again(_begun(hosts, *verbs))
+    with inside(world):
+        yield world
+
+
+@functools.cache
+def _begun(hosts: int, *verbs: Verb) -> bytes:
+    """The snapshot of such a cluster: many tests begin with the same."""
     world = make.world((2,) * hosts)
     with inside(world):
         for verb in verbs:
             succeed(world, make.inventory(hosts), verb)
-        yield world
+    return world.snapshot()
 
 
 class Person:

@@ -6,9 +6,11 @@ import hashlib
 import json
 from contextlib import suppress
 from dataclasses import asdict, replace
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from tests.support.sim import shell
+from vllm_cluster.serving.node.serve_request import MAX_READY
 from vllm_cluster.wire.order import (
     ACCEPTED,
     READY,
@@ -19,10 +21,10 @@ from vllm_cluster.wire.order import (
     Placement,
     Ready,
     Taken,
-    read_order,
     read_ready,
-    read_taken,
 )
+from vllm_cluster.wire.order import read_order as _read_order
+from vllm_cluster.wire.order import read_taken as _read_taken
 from vllm_cluster.wire.reading import RefusedDocument, convert
 from vllm_cluster.wire.status import FailedRequest
 
@@ -34,8 +36,10 @@ NODE_PROGRAM = "/opt/vcluster/node.py"
 # Seconds: Ray's start, how long a dead node stays in the list, how long a raylet waits for a head that has gone.
 RAY_START, GHOST, FOLLOW = 0.3, 0.5, 0.5
 NO_SECRETS, NO_TOKEN = 78, "the Ray token file is not there"
-PHASES = (("importing", 0.3), ("loading", 0.3), ("probing", 0.3))
+PHASES = (("backoff", 0.3), ("importing", 0.3), ("loading", 0.3), ("probing", 0.3))
 BEAT = 5.0
+# Every node reads both at every step of every world, mostly what it read at the step before.
+read_order, read_taken = lru_cache(64)(_read_order), lru_cache(64)(_read_taken)
 
 
 def begin(world: World, machine: Machine, box: Box) -> None:
@@ -92,8 +96,8 @@ def role(box: Box) -> str:
 
 def token(machine: Machine, box: Box) -> bytes | None:
     """The cluster's token that the container sees."""
-    names = ("RAY_AUTH_TOKEN_PATH", "VCLUSTER_NODE_TOKEN_FILE")
-    return machine.read(box, next(box.environment[name] for name in names if name in box.environment))
+    names, environment = ("RAY_AUTH_TOKEN_PATH", "VCLUSTER_NODE_TOKEN_FILE"), box.environment
+    return machine.read(box, next(environment[name] for name in names if name in environment))
 
 
 def head_of(world: World, box: Box, *, up: bool = True) -> tuple[Machine, Box] | None:
@@ -213,22 +217,38 @@ def _order(machine: Machine, box: Box) -> Order | None:
     return order
 
 
-def _taken(machine: Machine, box: Box) -> Taken:
+def key_of(index: int) -> str:
+    """Where a node's life has the course of a replica."""
+    return f"serve-{index}" if index else "serve"
+
+
+def fail(world: World, machine: Machine, box: Box, index: int, why: str) -> None:
+    """End vLLM of a replica, which the head starts again."""
+    course, failure = box.life[key_of(index)], {"time": world.host_time(machine), "summary": why, "lines": [why]}
+    course.update(phase="backoff", since=world.clock.now, failure=failure, attempt=course["attempt"] + 1)
+
+
+def _folder(index: int) -> str:
+    """Where the node program keeps what it knows of a replica."""
+    return f"{STATE}/replica-{index}" if index else STATE
+
+
+def _taken(machine: Machine, box: Box, index: int = 0) -> Taken:
     """What the node program knows of the order that it took."""
     with suppress(RefusedDocument):
-        return read_taken(machine.read(box, f"{STATE}/{TAKEN}") or b"{}")
+        return read_taken(machine.read(box, f"{_folder(index)}/{TAKEN}") or b"{}")
     return Taken()
 
 
-def _take(machine: Machine, box: Box, taken: Taken) -> Taken:
-    files, inside, _ = machine.place(box, f"{STATE}/{TAKEN}")
+def _take(machine: Machine, box: Box, taken: Taken, index: int = 0) -> Taken:
+    files, inside, _ = machine.place(box, f"{_folder(index)}/{TAKEN}")
     files[inside] = json.dumps(taken.document).encode()
     return taken
 
 
-def _accept(machine: Machine, box: Box, order: Order) -> Taken:
+def _accept(machine: Machine, box: Box, order: Order, index: int) -> Taken:
     """Take an order, where it is another than the last; what was ready before it is gone back to if it fails."""
-    before, asked = _taken(machine, box), order.wanted
+    before, asked = _taken(machine, box, index), order.wanted
     if before != Taken() and (before.number, before.asked) == (order.epoch, asked):
         return before
     back_to = before.served if before.ready else before.back_to
@@ -236,35 +256,44 @@ def _accept(machine: Machine, box: Box, order: Order) -> Taken:
         back_to = next(iter(order.back_to), None)
     if asked is None or (back_to and back_to.generation == asked.generation):
         back_to = None
-    return _take(machine, box, Taken(order.epoch, asked, back_to=back_to))
+    return _take(machine, box, Taken(order.epoch, asked, back_to=back_to), index)
 
 
 def _serve(world: World, machine: Machine, box: Box) -> None:
     order = _order(machine, box)
-    taken = _accept(machine, box, order) if order else Taken()
-    workload = taken.served
-    course = box.life.get("serve")
+    before: list[int] = box.life.setdefault("replicas", [])
+    now = [one.index for one in order.deployments] if order else []
+    for index in sorted({0, *before, *now}):
+        _serve_one(world, machine, box, order.of(index) if order else None, index)
+    box.life["replicas"] = now
+
+
+def _serve_one(world: World, machine: Machine, box: Box, order: Order | None, index: int) -> None:
+    taken = _accept(machine, box, order, index) if order else Taken()
+    workload, key = taken.served, key_of(index)
+    course = box.life.get(key)
     if workload is None:
-        box.life["serve"] = None
+        box.life[key] = None
         return
     asked = {"generation": workload.generation, "request": taken.number}
     if course and course["generation"] == workload.generation and course["phase"] != "failed":
         course.update(asked)
         if course["phase"] == "ready" and not taken.ready:
-            _remember(world, machine, box, workload)
+            _remember(world, machine, box, workload, index)
     elif course is None or {key: course[key] for key in asked} != asked:
-        box.life["serve"] = course = {**asked, "phase": "waiting", "since": world.clock.now}
+        box.life[key] = course = {**asked, "phase": "waiting", "since": world.clock.now, "attempt": 1}
     if course["phase"] == "waiting":
         there = members(box)
         ranks = all(address in there for address in workload.replica.ranks)
         if box.life["state"] == "up" and there == planned(machine, box, workload) and ranks:
             course.update(phase="importing", since=world.clock.now)
         return
-    for (phase, seconds), following in zip(PHASES, ("loading", "probing", "ready"), strict=True):
-        if course["phase"] == phase and world.clock.now - course["since"] >= seconds:
+    for (phase, seconds), following in zip(PHASES, ("importing", "loading", "probing", "ready"), strict=True):
+        # The second one is slower than the first, and so on.
+        if course["phase"] == phase and world.clock.now - course["since"] >= seconds * (1 + index):
             refused = phase == "loading" and workload.deployment.model.startswith("no/")
             course.update(phase="failed" if refused else following, since=world.clock.now)
-            _remember(world, machine, box, workload)
+            _remember(world, machine, box, workload, index)
             return
 
 
@@ -276,30 +305,31 @@ def _words(workload: Placement) -> dict[str, str]:
     }
 
 
-def _remember(world: World, machine: Machine, box: Box, workload: Placement) -> None:
+def _remember(world: World, machine: Machine, box: Box, workload: Placement, index: int) -> None:
     """What the node program keeps of an order that was ready, or failed."""
-    course, taken = box.life["serve"], _taken(machine, box)
+    course, taken = box.life[key_of(index)], _taken(machine, box, index)
     if course["phase"] not in ("ready", "failed"):
         return
-    files, ready, _ = machine.place(box, f"{STATE}/{READY}")
+    files, ready, _ = machine.place(box, f"{_folder(index)}/{READY}")
     _, results, _ = machine.place(box, f"{STATE}/{RESULTS}")
     words = _words(workload)
     result = "back" if taken.failed and course["phase"] == "ready" else course["phase"]
     end = {"time": world.host_time(machine), "request": course["request"], "result": result, "seconds": 0.9}
     line = {**words, "user": "ada@laptop", **end, "summary": "no such model" if course["phase"] == "failed" else ""}
+    line |= {"replica": index, "replicas": workload.deployment.replicas}
     files[results] = files.get(results, b"") + json.dumps(line).encode() + b"\n"
     if course["phase"] == "failed" and taken.back_to and workload.deployment.rollback and not taken.failed:
         # What was ready is served in its place.
-        _take(machine, box, replace(taken, failed=convert(FailedRequest, {**_FAILURE, **words}, "failure")))
+        _take(machine, box, replace(taken, failed=convert(FailedRequest, {**_FAILURE, **words}, "failure")), index)
         again = {"generation": taken.back_to.generation, "request": course["request"]}
-        box.life["serve"] = {**again, "phase": "waiting", "since": world.clock.now}
+        box.life[key_of(index)] = {**again, "phase": "waiting", "since": world.clock.now, "attempt": 1}
     if course["phase"] == "ready":
-        _take(machine, box, replace(taken, ready=True))
+        _take(machine, box, replace(taken, ready=True), index)
         kept: tuple[Placement, ...] = ()
         with suppress(RefusedDocument):
             kept = read_ready(files.get(ready, b"{}")).requests
         kept = tuple(one for one in kept if one.generation != workload.generation)
-        files[ready] = json.dumps(Ready((*kept, workload)).document).encode()
+        files[ready] = json.dumps(Ready((*kept, workload)[-MAX_READY:]).document).encode()
 
 
 def planned(machine: Machine, box: Box, workload: Placement) -> dict[str, int]:
@@ -312,8 +342,8 @@ def planned(machine: Machine, box: Box, workload: Placement) -> dict[str, int]:
 _FAILURE = {"time": 1.0, "summary": "no such model", "lines": ["OSError: no such model"]}
 
 
-def _serve_status(world: World, machine: Machine, box: Box) -> dict[str, Any] | None:
-    course, taken = box.life.get("serve"), _taken(machine, box)
+def _serve_status(world: World, machine: Machine, box: Box, index: int = 0) -> dict[str, Any] | None:
+    course, taken = box.life.get(key_of(index)), _taken(machine, box, index)
     workload = taken.served
     if not course or not workload:
         return None
@@ -327,10 +357,11 @@ def _serve_status(world: World, machine: Machine, box: Box) -> dict[str, Any] | 
         "detail": _detail(machine, box, workload) if course["phase"] == "waiting" else "",
         "progress": None,
         "since": world.host_time(machine) - world.clock.now + course["since"],
-        "attempt": 1,
+        "attempt": course["attempt"],
+        "index": index,
         "gpus": [sum(members(box).values()), sum(planned(machine, box, workload).values())],
         "first_failure": _FAILURE if course["phase"] == "failed" else None,
-        "failure": None,
+        "failure": course.get("failure"),
         "ready_at": None,
         "seconds_to_ready": None,
         "ranks": workload.replica.ranks,
@@ -352,6 +383,8 @@ def write_status(world: World, machine: Machine, box: Box) -> None:
     life = box.life
     if life.get("stopped"):
         return
+    each = (_serve_status(world, machine, box, index) for index in life.get("replicas", ()))
+    rows = [row for row in each if row]
     told = {
         "v": 1,
         "role": role(box),
@@ -369,6 +402,7 @@ def write_status(world: World, machine: Machine, box: Box) -> None:
             ],
         },
         "serve": _serve_status(world, machine, box) if role(box) == "head" else None,
+        "replicas": rows if len(rows) > 1 else [],
         "error": None,
         "roll": _roll(world, machine, box) if role(box) == "head" else {"nodes": [], "error": ""},
     }

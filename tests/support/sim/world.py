@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import pickle
 import re
 from collections.abc import Callable, Iterator
@@ -218,6 +219,30 @@ def belongs_to_lab(item: Box | Volume) -> bool:
     return item.labels.get(CLUSTER) == "lab"
 
 
+# Contents of files that snapshots share: a world is made from one some hundred thousand times.
+_CONTENTS: list[bytes | str] = []
+_PLACES: dict[bytes | str, int] = {}
+MIN_SHARED = 500
+
+
+class _Pickler(pickle.Pickler):
+    def persistent_id(self, value: Any) -> int | None:
+        """The place of a content that is shared; nothing else has one."""
+        if type(value) not in (bytes, str) or len(value) < MIN_SHARED:
+            return None
+        if value not in _PLACES:
+            _PLACES[value] = len(_CONTENTS)
+            _CONTENTS.append(value)
+        return _PLACES[value]
+
+
+class _Unpickler(pickle.Unpickler):
+    def persistent_load(self, place: Any) -> bytes | str:
+        """The content at a place."""
+        content: bytes | str = _CONTENTS[place]
+        return content
+
+
 class World:
     """All hosts, the registry, and the clock."""
 
@@ -242,6 +267,8 @@ class World:
         self.blobs: dict[str, Picture] = {}
         # A host that gives other bytes than it announced.
         self.forges = ""
+        # What a host gives in place of any image.
+        self.swaps: dict[str, Picture] = {}
         # What the head's program lists of the batches there.
         self.batches: list[dict[str, Any]] = []
         # The ways to hosts that inventories on the laptop have named, by cluster.
@@ -349,11 +376,13 @@ class World:
 
     def snapshot(self) -> bytes:
         """The hosts as they are, to begin from again and again."""
-        return pickle.dumps((self.machines, self.registry, self.clock.now, self.count, self.visited))
+        out = io.BytesIO()
+        _Pickler(out).dump((self.machines, self.registry, self.clock.now, self.count, self.visited))
+        return out.getvalue()
 
     @classmethod
     def again(cls, snapshot: bytes) -> World:
         """A world of its own that is as one was."""
         made = cls([], {})
-        made.machines, made.registry, made.clock.now, made.count, made.visited = pickle.loads(snapshot)
+        made.machines, made.registry, made.clock.now, made.count, made.visited = _Unpickler(io.BytesIO(snapshot)).load()
         return made

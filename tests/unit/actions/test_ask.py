@@ -11,6 +11,7 @@ import pytest
 
 from tests.support.clock import Clock
 from tests.support.sim import make
+from vllm_cluster.features.ask.verb import _own_fields
 from vllm_cluster.kernel.clock import Deadline
 from vllm_cluster.kernel.errors import (
     ConnectionLost,
@@ -24,6 +25,7 @@ from vllm_cluster.kernel.errors import (
 from vllm_cluster.serving import head
 from vllm_cluster.serving.api.answer import COMPLETIONS, ModelReply
 from vllm_cluster.serving.api.client import Broken, Refused, Silent
+from vllm_cluster.serving.api.question import RequestOptions
 from vllm_cluster.serving.endpoint import api as ask
 from vllm_cluster.serving.endpoint.api import ModelApi, ModelRequest
 from vllm_cluster.wire.status import Phase, ServeFailure, ServeStatus
@@ -73,7 +75,8 @@ def failure(
     class Node:
         def __init__(self, *_: object) -> None:
             head.state()
-            self.serving = head.serving.pop(0) if len(head.serving) > 1 else head.serving[0]
+            now = head.serving.pop(0) if len(head.serving) > 1 else head.serving[0]
+            self.replicas = (now,) if now else ()
 
         def state(self) -> Node:
             return self
@@ -119,6 +122,13 @@ def test_an_answer_that_breaks_off_has_its_cause(
     assert type(error) is kind
     assert message in error.message
     assert came == "Hel"
+
+
+def test_an_answer_of_another_shape_is_an_error_of_the_head(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(EVENT, "choices", [5])
+    error, _ = failure(monkeypatch, Head([READY]), Broken("not reached"))
+    assert isinstance(error, HostError)
+    assert "llama is ready: the answer is not as the API has it" in error.message
 
 
 @pytest.mark.parametrize(
@@ -182,6 +192,16 @@ def test_a_max_tokens_that_is_too_large_is_refused_with_the_number_that_fits(
 def test_a_model_that_is_not_served_names_the_one_that_is(monkeypatch: pytest.MonkeyPatch) -> None:
     error, _ = failure(monkeypatch, Head([READY]), Refused(404, "not found"), model="other")
     assert (type(error), error.message) == (PreflightFailed, "other is not served on lab; it serves llama")
+    assert error.instead["model=other"] == "model=llama"
+
+
+# fault: features/ask/verb.py: given.pop("model", None), given.pop("prompt_logprobs", None) → None, None
+def test_an_adapter_and_the_table_of_the_prompt_are_fields_of_the_request() -> None:
+    given = RequestOptions(set_=["model=adapter", "prompt_logprobs=2", "top_k=1"])
+    assert _own_fields(given) == ({"top_k": 1}, "adapter", 2)
+    for wrong in ("many", "-1", "true"):
+        with pytest.raises(UsageError, match="--set prompt_logprobs must be a number"):
+            _own_fields(RequestOptions(set_=[f"prompt_logprobs={wrong}"]))
 
 
 def test_a_schema_that_the_server_refuses_is_reported_with_its_file(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -212,7 +232,7 @@ def test_a_key_that_was_rotated_meanwhile_is_fetched_once(monkeypatch: pytest.Mo
 def test_a_model_that_is_not_ready_is_waited_for_or_explained(
     phase: Phase, first: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    state = SimpleNamespace(serving=replace(READY, phase=phase))
+    state = SimpleNamespace(replicas=(replace(READY, phase=phase),))
     monkeypatch.setattr(head, "NodeHandle", lambda *_: SimpleNamespace(running=lambda: state))
     with pytest.raises(PreflightFailed, match=f"llama is not ready: {phase}") as refused:
         head.ready(INVENTORY, cast(Any, Head([])))

@@ -33,7 +33,7 @@ from vllm_cluster.kernel.hosts.runtime import Runtime
 from vllm_cluster.kernel.inventory.model import Inventory
 from vllm_cluster.kernel.transport.forward import listener
 from vllm_cluster.serving.endpoint import endpoint, tunnel
-from vllm_cluster.serving.endpoint.endpoint import keep_open, state
+from vllm_cluster.serving.endpoint.endpoint import be_tunnel, state
 from vllm_cluster.serving.endpoint.tunnel import RETRY_SECONDS
 
 INVENTORY = make.inventory(1)
@@ -59,6 +59,7 @@ class Tunnels:
         self.heads, self.now, self.answers, self.target = list[str](), INVENTORY, True, 1
         self.seen: Callable[[], None] = lambda: None
         self.held: Callable[[], None] = lambda: None
+        self.closes: Callable[[], None] = lambda: None
         self.runtime = Runtime(self.clock, repeat=lambda *_: SimpleNamespace(stop=lambda: None))
         monkeypatch.setattr(tunnel, "passage_to", self.passage_to)
 
@@ -70,7 +71,10 @@ class Tunnels:
         self.seen()
         if error:
             raise error
-        yield SimpleNamespace(host=inventory.head_name, port=self.target, answers=self.answers, hold=self.hold)
+        try:
+            yield SimpleNamespace(host=inventory.head_name, port=self.target, answers=self.answers, hold=self.hold)
+        finally:
+            self.closes()
 
     def hold(self, _emit: object, ended: Callable[[], bool] = lambda: False) -> None:
         self.held()
@@ -78,7 +82,7 @@ class Tunnels:
             raise ConnectionLost("gpu1", "tunnel: no keepalive")
 
     def keep(self, folder: Path, port: int = 0) -> None:
-        keep_open(lambda: self.now, folder, lambda _: None, port=port, runtime=self.runtime)
+        be_tunnel(lambda: self.now, folder, lambda _: None, port=port, runtime=self.runtime)
 
 
 @pytest.fixture
@@ -168,6 +172,22 @@ def test_its_port_is_kept_and_answered_while_the_head_is_away(cache: Path, monke
     away, silent = "the head cannot be reached", "no API answers at gpu1"
     assert answers == [(503, "5", why) for why in (away, silent, away, away, silent, away)]
     listener(port).close()
+
+
+# fault: serving/endpoint/relay.py: self._way = None → pass
+def test_it_leads_nowhere_once_the_way_closes(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The port of the way is free then: another program may take it, and would get the key."""
+    made, answers = Tunnels(monkeypatch, None, FINAL[0]), list[int]()
+
+    def ask() -> None:
+        note = state(INVENTORY, cache).read()
+        assert note is not None
+        answers.append(asked(note.port)[0])
+
+    made.closes = ask
+    with pytest.raises(HostKeyRejected):
+        made.keep(cache)
+    assert answers == [503]
 
 
 # fault: serving/endpoint/tunnel.py: if not broken: → if broken:

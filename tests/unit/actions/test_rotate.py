@@ -10,6 +10,7 @@ import pytest
 from tests.support.batch_api import Api, answer, serving
 from vllm_cluster.kernel.clock import SYSTEM_CLOCK, Deadline
 from vllm_cluster.kernel.errors import HostError
+from vllm_cluster.kernel.text import when
 from vllm_cluster.serving.endpoint import rotate
 
 RUNTIME = cast(Any, SimpleNamespace(after=Deadline.after, clock=SYSTEM_CLOCK))
@@ -47,6 +48,18 @@ def test_an_api_that_keeps_to_the_old_key_fails_the_call(
 def test_only_a_ready_model_proves_that_a_key_is_accepted() -> None:
     with serving(Api(answer)) as api:
         assert not rotate._tried(node(api, "loading"), "new", "old", refused=True, runtime=RUNTIME)
-    assert rotate._changed(0.0, seen=False) == "the old one is refused"
-    assert rotate._changed(5400.0, seen=False) == "the old one is refused in 1 h 30 min"
-    assert rotate._changed(60.0, seen=True) == "the API accepts it; the old one is refused in 1 min"
+
+
+# fault: serving/endpoint/rotate.py: {when(now + grace)} → {when(now)}
+def test_the_result_shows_until_when_an_old_key_is_answered() -> None:
+    every = "Give every client the new one: vcluster endpoint --key"
+    begun = "answers that have begun are not cut off"
+    assert rotate._of_old_keys(0.0, 0.0, seen=False) == (
+        f"Clients with the old one get 401 from now on; {begun} (no model is ready, so no key was tried). {every}"
+    )
+    assert rotate._of_old_keys(1.8e9, 5400.0, seen=True) == (
+        f"Clients with the old one are answered until {when(1.8e9 + 5400)}, for 1 h 30 min, then get 401"
+        f" (the API was tried with both keys). {every}"
+    )
+    # A head may have any clock.
+    assert "answered until ?, for 1 min" in rotate._of_old_keys(1e18, 60.0, seen=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ from vllm_cluster.kernel.errors import PreflightFailed, UsageError
 from vllm_cluster.kernel.events import Event
 from vllm_cluster.serving.fit.request import Files, Judged
 from vllm_cluster.serving.serve import check as serve_check
-from vllm_cluster.serving.serve.serve import serve
+from vllm_cluster.serving.serve.serve import serve_model
 from vllm_cluster.wire.order import Deployment, Placement
 
 
@@ -23,12 +24,15 @@ def wanted(*flags: str, **more: Any) -> Placement:
     return placed({"gpu1": 2, "gpu2": 2}, 2, 2, name="org/model", model="org/model", flags=flags, **more)
 
 
-def check(monkeypatch: pytest.MonkeyPatch, files: Files, judged: Judged) -> list[Event]:
+def answering(judged: Judged, **files: Files) -> Any:
+    """A fleet whose nodes answer so."""
+    return SimpleNamespace(all=lambda _, hosts: {host: (files[host], judged) for host in hosts})
+
+
+def check(files: Files, judged: Judged) -> list[Event]:
     """The events of a check in which both hosts answer so."""
     events: list[Event] = []
-    monkeypatch.setattr(serve_check, "ask_nodes", lambda *_: ({"gpu1": files, "gpu2": files}, judged))
-    monkeypatch.setattr(serve_check, "_gpus", lambda *_: None)
-    fleet: Any = None
+    fleet = answering(judged, gpu1=files, gpu2=files)
     serve_check.check_request(fleet, make.inventory(2), world.hosts(), (wanted(by_default=False),), events.append)
     return events
 
@@ -54,7 +58,6 @@ def test_the_last_revision_is_looked_for_as_vllm_does(
         return {"gpu1": Files("cache"), "gpu2": Files("cache")}, Judged(flags="accepted")
 
     monkeypatch.setattr(serve_check, "ask_nodes", ask)
-    monkeypatch.setattr(serve_check, "_gpus", lambda *_: None)
     fleet: Any = None
     events: list[Event] = []
     serve_check.check_request(fleet, make.inventory(2), world.hosts(), (wanted(*extra),), events.append)
@@ -63,12 +66,24 @@ def test_the_last_revision_is_looked_for_as_vllm_does(
     assert question["argv"][len(question["argv"]) - question["own"] :] == list(wanted().replica.leader.argv[3:])
 
 
-def test_a_model_that_no_host_has_is_one_line_with_the_hosts(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_that_no_host_has_is_one_line_with_the_hosts() -> None:
     absent = Files("nowhere", "it is not in the model cache, and HF_HUB_OFFLINE is set")
     with pytest.raises(PreflightFailed) as refused:
-        check(monkeypatch, absent, Judged(flags="accepted"))
+        check(absent, Judged(flags="accepted"))
     assert refused.value.message == f"gpu1, gpu2: org/model: {absent.problem}"
     assert (refused.value.hint or "").startswith("vcluster pull org/model\nor remove HF_HUB_OFFLINE from environment")
+
+
+# fault: serving/serve/check.py: dp, ep, may_group, reads) → dp, ep, may_group)
+def test_of_several_replicas_every_host_that_lacks_the_model_is_named() -> None:
+    absent = Files("nowhere", "it is not in the model cache, and HF_HUB_OFFLINE is set")
+    one = {host: placed({host: 2}, 2, 1, backend="mp") for host in ("gpu1", "gpu2", "gpu3")}
+    with pytest.raises(PreflightFailed) as refused:
+        serve_check.check_request(
+            answering(Judged(flags="accepted"), **dict.fromkeys(one, absent)),
+            *(make.inventory(3), world.hosts(3), tuple(one.values()), print),
+        )
+    assert refused.value.message.startswith("gpu1, gpu2, gpu3: ")
 
 
 @pytest.mark.parametrize(
@@ -78,8 +93,8 @@ def test_a_model_that_no_host_has_is_one_line_with_the_hosts(monkeypatch: pytest
         ("accepted", "skipped the check of the model's config: vLLM checks them itself"),
     ],
 )
-def test_what_could_not_be_checked_is_a_sentence(monkeypatch: pytest.MonkeyPatch, flags: str, text: str) -> None:
-    events = check(monkeypatch, Files("cache"), Judged(flags=flags, unchecked="vLLM checks them itself"))
+def test_what_could_not_be_checked_is_a_sentence(flags: str, text: str) -> None:
+    events = check(Files("cache"), Judged(flags=flags, unchecked="vLLM checks them itself"))
     assert text in [event.text for event in events]
 
 
@@ -87,8 +102,8 @@ def test_the_help_of_vllm_is_refused_as_a_request() -> None:
     """Before any host is connected: vLLM would print its help and end."""
     asked = Deployment("", "org/model", ("--help=all",))
     with pytest.raises(UsageError, match="prints vLLM's help and serves nothing") as refused:
-        serve(make.inventory(2), lambda _: None, asked, confirm=lambda _: None)
-    assert refused.value.hint == "on gpu1: docker exec vcluster-lab vllm serve --help=all"
+        serve_model(make.inventory(2), lambda _: None, asked, confirm=lambda _: None)
+    assert refused.value.hint == "vcluster exec --head -- vllm serve --help=all"
 
 
 # fault: serving/serve/serve.py:     _ensure_readable(found) → pass
@@ -97,21 +112,21 @@ def test_the_help_of_vllm_is_refused_as_a_request() -> None:
     [
         (
             {"flags": ("--seed=1", "--chat-template=" + "é" * 70_000)},
-            r"flags\.1 cannot be a word .*: --chat-template=é",
+            r"the flags for vLLM have 420 kB, more than 33 kB$",
         ),
-        ({"flags": ("--chat-template=\udcff",)}, r"flags\.0 cannot be a word of .* is not UTF-8, .*=\\udcff"),
-        ({"flags": ("--chat-template=\0",)}, r"flags\.0 cannot be a word of a command: it has a NUL, .*=\\x00"),
-        ({"flags": ("--seed=1",) * 200_000}, "is larger than"),
-        ({"name": "n" * 5000}, "name must have from 1 to 4096 characters: nnn"),
-        ({"name": "m", "model": "m" * 5000}, "model must have from 1 to 4096 characters: mmm"),
-        ({"tp": 1 << 20}, "tp must be from 1 to 65536: 1048576"),
+        ({"flags": ("--chat-template=\udcff",)}, r"serve: flags\.0 cannot be a word of .* is not UTF-8, .*=\\udcff"),
+        ({"flags": ("--chat-template=\0",)}, r"serve: flags\.0 cannot be a word of a command: it has a NUL, .*=\\x00"),
+        ({"flags": ("--seed=1",) * 200_000}, "the flags for vLLM have 2400 kB, more than 33 kB$"),
+        ({"name": "n" * 5000}, "serve: name must have from 1 to 4096 characters: nnn"),
+        ({"name": "m", "model": "m" * 5000}, "serve: model must have from 1 to 4096 characters: mmm"),
+        ({"tp": 1 << 20}, "serve: tp must be from 1 to 65536: 1048576"),
     ],
     ids=["long", "not UTF-8", "NUL", "many", "name", "model", "degree"],
 )
 def test_what_the_head_would_not_read_is_refused_before_any_host_is_connected(words: dict[str, Any], text: str) -> None:
     asked = Deployment(**{"name": "", "model": "org/model", **words})
-    with pytest.raises(UsageError, match=f"^serve: {text}") as refused:
-        serve(make.inventory(2), lambda _: None, asked, confirm=lambda _: None)
+    with pytest.raises(UsageError, match=f"^{text}") as refused:
+        serve_model(make.inventory(2), lambda _: None, asked, confirm=lambda _: None)
     assert len(refused.value.message) < 300
 
 
@@ -126,14 +141,11 @@ def test_what_the_head_would_not_read_is_refused_before_any_host_is_connected(wo
     ids=["chosen", "they chose a format", "they chose a strategy", "an older vLLM"],
 )
 def test_how_weights_are_read_is_chosen_only_where_no_flag_sets_it(
-    monkeypatch: pytest.MonkeyPatch, judged: dict[str, Any], flags: tuple[str, ...]
+    judged: dict[str, Any], flags: tuple[str, ...]
 ) -> None:
     files = Files("cache", weights=10**9, carrier="ceph", memory=10**10)
-    answers = ({"gpu1": files, "gpu2": files}, Judged(flags="accepted", **judged))
-    monkeypatch.setattr(serve_check, "ask_nodes", lambda *_: answers)
-    monkeypatch.setattr(serve_check, "_gpus", lambda *_: None)
+    fleet = answering(Judged(flags="accepted", **judged), gpu1=files, gpu2=files)
     events: list[Event] = []
-    fleet: Any = None
     found = serve_check.check_request(
         fleet, make.inventory(2), world.hosts(), (wanted(by_default=False),), events.append
     )
@@ -147,42 +159,34 @@ def test_what_else_holds_a_model_is_known_of_gpus_alone(
 ) -> None:
     """A CPU's ranks share its memory, and vLLM takes no share of it for the KV cache but a fixed size."""
     files = Files("cache", config=configs.LLAMA_8B, weights=16 * 10**9)
-    answers = ({"gpu1": files, "gpu2": files}, Judged(flags="accepted", max_model_len=8192, supports_pp=True))
-    monkeypatch.setattr(serve_check, "ask_nodes", lambda *_: answers)
+    fleet = answering(Judged(flags="accepted", max_model_len=8192, supports_pp=True), gpu1=files, gpu2=files)
     monkeypatch.setattr(serve_check, "gpu_memory", lambda *_: 80 * 10**9)
     monkeypatch.setattr(serve_check, "hcas", lambda *_: True)
     inventory = make.inventory(2, accelerator=accelerator)
     facts = world.hosts()
     events: list[Event] = []
-    fleet: Any = None
     serve_check.check_request(fleet, inventory, facts, (wanted(),), events.append)
     assert sum("it also fits on 1 of the 4 GPUs" in event.text for event in events) == notes
 
 
-# fault: serving/serve/check.py: tuple(ranks), beside, dp, ep, may_group) → tuple(ranks), beside)
+# fault: serving/serve/check.py: tuple(ranks), beside, dp, ep, may_group, reads) → tuple(ranks), beside)
 @pytest.mark.parametrize(("dp", "ep", "problem"), [(1, True, "it has no experts: leave out --ep"), (4, False, "DP=4")])
 def test_the_engines_of_a_request_are_checked(monkeypatch: pytest.MonkeyPatch, dp: int, ep: bool, problem: str) -> None:
     files = Files("cache", config=configs.LLAMA_8B, weights=16 * 10**9)
-    answers = ({"gpu1": files, "gpu2": files}, Judged(flags="accepted", max_model_len=8192, supports_pp=True))
-    monkeypatch.setattr(serve_check, "ask_nodes", lambda *_: answers)
+    fleet = answering(Judged(flags="accepted", max_model_len=8192, supports_pp=True), gpu1=files, gpu2=files)
     monkeypatch.setattr(serve_check, "gpu_memory", lambda *_: 12 * 10**9)
     monkeypatch.setattr(serve_check, "hcas", lambda *_: True)
     tp, pp = (2, 2) if dp == 1 else (1, 1)
     several = placed({"gpu1": 2, "gpu2": 2}, tp, pp, name="m", model="org/model", dp=dp, expert_parallel=ep)
-    fleet: Any = None
     with pytest.raises(PreflightFailed, match=problem) as refused:
         serve_check.check_request(fleet, make.inventory(2), world.hosts(), (several,), lambda _: None)
     assert dp == 1 or (refused.value.hint or "").startswith("vcluster fit org/model --dp 4 shows what fits")
 
 
-def answer(
-    monkeypatch: pytest.MonkeyPatch, files: dict[str, Files], extra: tuple[str, ...] = ()
-) -> tuple[bool, list[Event]]:
+def answer(files: dict[str, Files], extra: tuple[str, ...] = ()) -> tuple[bool, list[Event]]:
     """Whether the model is served offline where the hosts answer so, and what is shown of it."""
     events: list[Event] = []
-    monkeypatch.setattr(serve_check, "ask_nodes", lambda *_: (files, Judged(flags="accepted")))
-    monkeypatch.setattr(serve_check, "_gpus", lambda *_: None)
-    fleet: Any = None
+    fleet = answering(Judged(flags="accepted"), **files)
     found = serve_check.check_request(fleet, make.inventory(2), world.hosts(), (wanted(*extra),), events.append)
     return found.offline, events
 
@@ -205,13 +209,13 @@ PROVED, COMPLETE = Files("cache", proved="d"), Files("cache")
     ],
 )
 def test_what_is_as_it_was_pulled_everywhere_is_served_offline(
-    monkeypatch: pytest.MonkeyPatch, other: Files, extra: tuple[str, ...], offline: bool
+    other: Files, extra: tuple[str, ...], offline: bool
 ) -> None:
-    assert answer(monkeypatch, {"gpu1": PROVED, "gpu2": other}, extra)[0] is offline
+    assert answer({"gpu1": PROVED, "gpu2": other}, extra)[0] is offline
 
 
-def test_a_file_that_changed_since_the_pull_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
-    offline, events = answer(monkeypatch, {"gpu1": PROVED, "gpu2": Files("cache", changed="model.safetensors")})
+def test_a_file_that_changed_since_the_pull_is_reported() -> None:
+    offline, events = answer({"gpu1": PROVED, "gpu2": Files("cache", changed="model.safetensors")})
     (warning,) = [event for event in events if event.kind == "warning"]
     assert not offline and warning.host == "gpu2"
     assert "model.safetensors has changed since it was pulled; vcluster pull org/model --verify" in warning.text

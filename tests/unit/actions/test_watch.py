@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from tests.support import world
 from tests.support.sim import make
 from vllm_cluster.kernel.errors import ConnectionLost, VclusterError
 from vllm_cluster.kernel.hosts.runtime import SYSTEM
@@ -21,6 +22,7 @@ from vllm_cluster.serving.status.status import RUNNING, STOPPED, HostState
 from vllm_cluster.serving.status.watch import View, watch
 
 INVENTORY = make.inventory(2)
+FACTS = world.hosts()
 SECONDS = 0.05
 # What a host may be waited for; a condition ends each wait.
 LONG = 60.0
@@ -103,7 +105,7 @@ def nothing() -> None:
 def lab(monkeypatch: pytest.MonkeyPatch) -> Iterator[Lab]:
     made = Lab()
     for name, role in (("gpu1", "head"), ("gpu2", "worker")):
-        made.states[name] = HostState(RUNNING, "abc", role, 1)
+        made.states[name] = HostState(RUNNING, "abc", role, 1, facts=FACTS[name])
         made.feeds[name] = queue.Queue()
 
     class Fleet:
@@ -118,10 +120,9 @@ def lab(monkeypatch: pytest.MonkeyPatch) -> Iterator[Lab]:
             for feed in made.feeds.values():
                 feed.put(ConnectionLost("gpu1", "closed"))
 
-    changes = {"Fleet": Fleet, "look": made.look, "samples": made.samples, "last_change": lambda _: None}
+    changes = {"Fleet": Fleet, "look_at_host": made.look, "samples": made.samples, "last_change": lambda _: None}
     changes |= {"NodeHandle": lambda connection, _: SimpleNamespace(connection=connection)}
     changes |= {"AGAIN_SECONDS": 0.01, "MAX_AGAIN_SECONDS": 0.05}
-    monkeypatch.setattr(module, "_of_this_cluster", lambda *_: True)
     for name, value in changes.items():
         monkeypatch.setattr(module, name, value)
     yield made
@@ -148,7 +149,7 @@ def test_a_lost_host_is_a_row_with_its_reason_and_comes_back(lab: Lab) -> None:
         lab.feed("gpu2", ConnectionLost("gpu2", "the connection to its program broke"))
 
     def return_it() -> None:
-        lab.states["gpu2"] = HostState(RUNNING, "abc", "worker", 1)
+        lab.states["gpu2"] = HostState(RUNNING, "abc", "worker", 1, facts=FACTS["gpu2"])
         lab.feed("gpu2", sample(), sample())
 
     views = lab.until(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
+
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
@@ -9,6 +11,9 @@ from hypothesis import strategies as st
 from vllm_cluster.kernel.backends import ray, switches, vllm
 from vllm_cluster.kernel.backends.seam import Degrees
 from vllm_cluster.kernel.errors import UsageError
+from vllm_cluster.wire.order import Part
+from vllm_cluster.wire.parts import Beat, PartOrder
+from vllm_cluster.wire.roll import HEAD, MAX_LINE, WORKER, Signed
 
 
 def argv(*extra: str, model: str = "org/model", name: str = "model") -> list[str]:
@@ -161,6 +166,10 @@ def test_reasons_give_the_drawback_of_a_layout() -> None:
     assert any("spans hosts" in reason for reason in vllm.choose_parallelism([3, 3], 2, None).reasons)
     assert any("2 of the 4 GPUs stay idle" in reason for reason in vllm.choose_parallelism([2, 2], 1, 2).reasons)
     assert vllm.choose_parallelism([2, 2], None, None).reasons == ("TP=2: GPUs of each host", "PP=2: hosts")
+    assert vllm.choose_parallelism([8, 4], None, None).reasons == (
+        "TP=4: the largest number that divides the GPUs of each host (8, 4)",
+        "PP=3: 12 GPUs in groups of 4",
+    )
 
 
 @pytest.mark.parametrize(
@@ -210,7 +219,7 @@ def test_reasons_list_the_gpus_that_stay_idle(nodes: list[int], tp: int, pp: int
 def test_ranks_are_placed_on_gpus_that_are_there(nodes: list[int], tp: int, pp: int) -> None:
     assume(tp * pp <= sum(nodes))
     hosts = {f"gpu{number}": count for number, count in enumerate(nodes)}
-    ranks = vllm.place(hosts, tp, pp)
+    ranks = vllm.place_ranks(hosts, tp, pp)
     assert sum(ranks.values()) == tp * pp
     assert all(0 < count <= hosts[host] for host, count in ranks.items())
     # Where whole TP groups can stay within hosts, they do.
@@ -263,7 +272,34 @@ def test_another_value_than_that_of_vcluster_is_refused_with_both() -> None:
 
 def test_old_switches_are_named_as_vllm_writes_them_today() -> None:
     flags = ["--enable-chunked-prefill=False", "--seed", "1", "--enable-prefix-caching", "True", "-cc.x=True"]
+    flags += ["--config-format=true"]
     assert switches.old_spellings(flags) == {
         "--enable-chunked-prefill=False": "--no-enable-chunked-prefill",
         "--enable-prefix-caching True": "--enable-prefix-caching",
     }
+
+
+# fault: kernel/backends/vllm.py: elif holds_token(flag): → elif flag == "":
+def test_all_flags_that_cannot_be_passed_are_named_at_once() -> None:
+    token = "hf_" + "a" * 34
+    with pytest.raises(UsageError) as refused:
+        vllm.ensure_allowed("org/model", "model", ["--port", "1", "--hf-overrides", token, "--host", "x"])
+    assert [line.partition(" ")[0] for line in refused.value.message.splitlines()] == [
+        "--port",
+        "'[redacted]'",
+        "--host",
+    ]
+    assert token not in refused.value.message
+    assert len((refused.value.hint or "").splitlines()) == 3
+
+
+# fault: kernel/backends/vllm.py: MAX_FLAGS = 32 << 10 → MAX_FLAGS = 32 << 12
+def test_flags_that_no_node_could_be_sent_are_refused() -> None:
+    """They ended the connection of every node that should run a part, and with it each other model there."""
+    vllm.ensure_allowed("m", "m", ("--x=" + "y" * 30_000,))
+    for long in (("--x=" + "y" * 33_000,), ("--x=" + "\u00e9" * 6_000,), ("--seed", "1") * 3_000):
+        with pytest.raises(UsageError, match=r"the flags for vLLM have [0-9]+ kB, more than 33 kB"):
+            vllm.ensure_allowed("m", "m", long)
+    part = Part("a", "10.0.0.1", 1, ("vllm", "serve", "m", "--x=" + "y" * 30_000))
+    orders = tuple(PartOrder("0" * 16, "m", "m", part, index=index) for index in range(8))
+    assert len(Signed("00", HEAD, WORKER, ("", "")).line(asdict(Beat(parts=orders)))) < MAX_LINE

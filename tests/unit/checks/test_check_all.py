@@ -12,6 +12,7 @@ from vllm_cluster.kernel.checks.registry import check_all, preflight, unseen
 from vllm_cluster.kernel.facts.details import Details, FileSystem, GpuHealth, ImageDetails, NvLinks
 from vllm_cluster.kernel.facts.docker_objects import Container, Image
 from vllm_cluster.kernel.facts.host_facts import DockerFacts, Gid, Gpu, GpuProcess, Hca, HostFacts, Nic
+from vllm_cluster.kernel.terminal.paste import pasteable
 
 CACHE = FileSystem("/models", "ext4", "/dev/nvme0n1", "/models", 1 << 40)
 WELL = Details(
@@ -119,6 +120,7 @@ def test_up_finds_it_too(odd: dict[str, Any], code: str, error: bool) -> None:
         ({"free_bytes": {"/models": 10_000_000}}, "cache-full", False),
         ({"incomplete_files": ("/models/hub/x.incomplete",)}, "cache-incomplete", False),
         ({"broken_symlinks": ("/models/hub/x",)}, "broken-symlinks", False),
+        ({"without_tokenizer": ("/models/hub/models--a--b/snapshots/9/",)}, "tokenizer-missing", False),
         ({"revisions": {}}, "model-absent", False),
         ({"revisions": {"meta--llama": "9999"}}, "revision-differs", False),
     ],
@@ -253,10 +255,14 @@ def test_drivers_that_differ_name_the_odd_one() -> None:
     )
 
 
+# fault: kernel/checks/image.py: inventory.image, on=host.name) → inventory.image)
 def test_an_image_that_must_be_pulled() -> None:
     odd: dict[str, Any] = {"images": (Image("sha256:1", ("other:1",), (), {}),), "image": None}
     found = check_all(world.inventory(), hosts(**odd))
     assert [(one.code, one.error) for one in found] == [("image-absent", False)]
+    (fix,) = (one.fix for one in found)
+    there = {"gpu1": ["gpu1"], "gpu2": ["gpu2"]}
+    assert pasteable(fix, there) == f"ssh gpu2 'docker pull {world.inventory().image}'"  # on the host, not here
     what = "what a container sees, the image's processor and CUDA"
     assert [one.what for one in unseen(world.inventory(), hosts(**odd))] == [what]
 

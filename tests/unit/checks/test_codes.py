@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 
-import vllm_cluster
+import pytest
+
+from tests.support.modules import MODULES
 from vllm_cluster.kernel.checks.codes import CODES
 from vllm_cluster.kernel.explain.catalogue import CHECKED, FAILURES
 
-PACKAGE = Path(vllm_cluster.__file__).parent
 
-
+@pytest.mark.spans
 def test_each_code_that_is_raised_has_a_reason_and_the_other_way_round() -> None:
-    text = "".join(path.read_text() for path in PACKAGE.rglob("*.py") if path.name != "codes.py")
+    text = "".join(path.read_text() for path in MODULES if path.name != "codes.py")
     assert set(re.findall(r'Finding\(\s*"([a-z-]+)"', text)) - set(CODES) == set()
     assert [code for code in CODES if f'"{code}"' not in text] == []
 

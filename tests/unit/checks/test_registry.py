@@ -83,7 +83,7 @@ def test_the_port_without_a_token_is_named_where_another_network_reaches_it(back
 
 
 # fault: kernel/checks/registry.py: if finding.host not in taken or finding.code not in _FOLLOWS] → if finding.host]
-@pytest.mark.parametrize("labels", [OTHER, NAMESAKE, {"io.vcluster.cluster": "lab", "io.vcluster.format": "3"}])
+@pytest.mark.parametrize("labels", [OTHER, NAMESAKE, {"io.vcluster.cluster": "lab", "io.vcluster.format": "4"}])
 def test_containers_of_others_stop_everything(labels: dict[str, str]) -> None:
     specs, facts = world.converged(world.inventory())
     stranger = replace(world.running(specs[1]), name=f"vcluster-{labels['io.vcluster.cluster']}", labels=labels)
@@ -100,7 +100,7 @@ def test_the_ports_of_a_running_node_are_its_own() -> None:
 
 
 # fault: kernel/checks/network.py: *way.NODE_PORTS, *of_head → {*way.NODE_PORTS, *of_head} - {'dashboard_agent_grpc'}
-# The replicas' port is taken on other hosts than the head, by what `serve --replicas` starts.
+# Those of replicas are of other hosts than the head.
 @pytest.mark.parametrize("key", sorted({*Ports.model_fields} - {"worker_min", "worker_max", "replicas"}))
 def test_no_port_of_the_head_may_be_in_use(key: str) -> None:
     """A key that is added to `ports` is looked at too."""
@@ -111,6 +111,23 @@ def test_no_port_of_the_head_may_be_in_use(key: str) -> None:
         "port-in-use",
         "gpu1",
         f"port {port} is already in use (ports.{key})",
+    )
+
+
+# fault: kernel/checks/network.py: for number in range(host.gpu_number or len(facts.gpus) or 1): → for number in range(1):
+@pytest.mark.parametrize(
+    ("host", "port", "key"),
+    [
+        *(("gpu2", 8100, "replicas"), ("gpu2", 8101, "replicas + 1"), ("gpu2", 8102, "")),
+        # The front asks a replica of the head on its loopback.
+        ("gpu1", 8100, ""),
+    ],
+)
+def test_the_ports_of_replicas_are_looked_at_on_other_hosts_than_the_head(host: str, port: int, key: str) -> None:
+    changed: dict[str, Any] = {host: {"listening": frozenset({port})}}
+    found = preflight(world.inventory(), world.hosts(**changed))
+    assert [(one.code, one.host, one.error, one.message) for one in found] == (
+        [("port-in-use", host, False, f"port {port} is already in use (ports.{key})")] if key else []
     )
 
 

@@ -96,6 +96,7 @@ def test_a_cache_that_cannot_be_used_is_none(inventory: Path, tmp_path: Path) ->
     assert complete_models(Typed(inventory), [], "") == []
 
 
+@pytest.mark.spans
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 @pytest.mark.parametrize(
     ("typed", "offered"),
@@ -103,8 +104,10 @@ def test_a_cache_that_cannot_be_used_is_none(inventory: Path, tmp_path: Path) ->
         ("vcluster exec -i inventory.yaml g", ["gpu1", "gpu-2"]),
         ("vcluster -i inventory.yaml check --facts o", ["other"]),
         ("vcluster serve o", ["org/model"]),
+        ("vcluster stop o", ["org/model"]),
+        ("vcluster bench o", ["org/model"]),
         ("vcluster st", ["status", "stop"]),
-        ("vcluster endpoint --tunnel --po", ["--port"]),
+        ("vcluster endpoint --tun", ["--tunnel"]),
         ("vcluster sandbox u", ["up"]),
         ("vcluster models r", ["rm"]),
         ("vcluster models --js", ["--json"]),
@@ -129,6 +132,7 @@ def test_what_a_shell_would_run_or_split_is_not_offered(name: str, inventory: Pa
     assert complete_models(Typed(inventory), [], "") == []
 
 
+@pytest.mark.spans
 def test_verbs_of_a_group_with_a_default_are_offered(inventory: Path) -> None:
     words = {"COMP_WORDS": "vcluster models ", "COMP_CWORD": "2", "_VCLUSTER_COMPLETE": "complete_bash"}
     assert run(cwd=inventory.parent, **words).stdout.split() == ["ls", "rm"]

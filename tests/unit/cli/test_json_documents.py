@@ -11,13 +11,14 @@ from typing import Any
 import pytest
 
 from tests.support import json_schemas, landed, world
-from tests.support.json_schemas import DOCUMENTS, schemas, validate
+from tests.support.json_schemas import DOCUMENTS, validate
 from tests.support.logs import HEALTHY, PRODUCED, explained
 from tests.support.paths import FIXTURES
 from tests.support.sim import lab, make
 from tests.support.sim.faults import Call, Fault, Script
 from tests.support.sim.lab import Outcome
 from tests.support.sim.world import World
+from tools.json_schemas import schemas
 from vllm_cluster.features.check import measure as allreduce
 from vllm_cluster.features.check.action import CheckReport
 from vllm_cluster.features.check.allreduce import AllReduceTime
@@ -55,7 +56,7 @@ def test_the_key_is_a_document(rotated: bool, capsys: Capture, monkeypatch: pyte
         return "abc"
 
     monkeypatch.setattr(rotate, "rotate", rotated_key)
-    endpoint.endpoint(key=not rotated, rotate=rotated, as_json=True)
+    endpoint.endpoint(key=not rotated, rotate=0.0 if rotated else None, as_json=True)
     validate(["endpoint", "--rotate" if rotated else "--key"], output := capsys.readouterr().out)
     assert json.loads(output) == {"v": 1, "key": "abc"}
 
@@ -73,7 +74,7 @@ def written(outcome: Outcome, capsys: Capture) -> str:
     for event in outcome.events:
         events.json_lines(event)
     if isinstance(outcome.error, VclusterError):
-        errors.show(outcome.error, as_json=True, color="never")
+        errors.write_error(outcome.error, as_json=True, color="never")
     return capsys.readouterr().out
 
 
@@ -112,7 +113,7 @@ def test_what_goes_wrong(serving: tuple[World, Inventory], verb: lab.Verb, fault
 
 def test_the_error_of_several_hosts(capsys: Capture) -> None:
     broken = FleetError({"a": Unreachable("a", "nothing listens", hint="start sshd"), "b": VclusterError("b: no")})
-    errors.show(broken.with_hosts(["a", "b", "c"]), as_json=True, color="never")
+    errors.write_error(broken.with_hosts(["a", "b", "c"]), as_json=True, color="never")
     validate(["up"], capsys.readouterr().out)
 
 

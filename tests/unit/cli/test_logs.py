@@ -6,7 +6,9 @@ import io
 import json
 import os
 import sys
+import time
 from contextlib import nullcontext
+from datetime import UTC, datetime
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -17,10 +19,11 @@ from tests.support.in_process import run
 from tests.support.json_schemas import validate
 from vllm_cluster.features.exec import action
 from vllm_cluster.features.exec.verb import SHELL, _Lines, _no_host, exec_
+from vllm_cluster.features.logs import verb
 from vllm_cluster.features.logs.lines import Line
 from vllm_cluster.features.logs.render import LogWriter
 from vllm_cluster.kernel.assess import require_name
-from vllm_cluster.kernel.errors import InventoryError, VclusterError
+from vllm_cluster.kernel.errors import InventoryError, UsageError, VclusterError
 from vllm_cluster.kernel.inventory.load import load_text
 from vllm_cluster.kernel.inventory.model import Inventory
 from vllm_cluster.kernel.terminal import edge
@@ -38,11 +41,31 @@ LINES = [
     Line(1_500_000_000, "gpu1", "vllm", "plain"),
     Line(2_000_000_000, "g2", "vllm", "\x1b[31mred\x1b[0m\t\x1b]0;title\x07\x00\x1b[2J\r\u202e", 3),
 ]
+# Two replicas.
+BOTH = [
+    *(Line(3_000_000_000, "gpu1", "vllm", "api", None, 0), Line(3_000_000_000, "gpu2", "vllm", "works", 1, 1)),
+    Line(3_000_000_000, "gpu1", "node", "starts"),
+]
 
 
 def test_nothing_in_a_line_can_steer_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
     LogWriter(("gpu1", "g2"), as_json=False, color="never").write(LINES)
     assert capsys.readouterr().out == "gpu1 vllm   | plain\ng2   rank 3 | red    \\x00\\r\\u202e\n"
+
+
+def test_a_line_names_its_replica_where_there_are_several(capsys: pytest.CaptureFixture[str]) -> None:
+    LogWriter(("gpu1", "gpu2"), as_json=False, color="never").write(BOTH)
+    assert capsys.readouterr().out.splitlines() == [
+        "gpu1 replica 0 vllm | api",
+        "gpu2 replica 1 rank 1 | works",
+        "gpu1 node             | starts",
+    ]
+    LogWriter(("gpu1", "gpu2"), as_json=True, color="never").write(BOTH)
+    validate(("logs",), out := capsys.readouterr().out)
+    assert [(row["rank"], row["replica"]) for row in map(json.loads, out.splitlines())] == [
+        *((None, 0), (1, 1)),
+        (None, None),
+    ]
 
 
 def test_each_host_has_its_colour(capsys: pytest.CaptureFixture[str]) -> None:
@@ -65,6 +88,7 @@ def test_a_program_gets_every_byte_that_is_text(capsys: pytest.CaptureFixture[st
         "host": "gpu1",
         "source": "vllm",
         "rank": None,
+        "replica": None,
     }
     assert (second["message"], second["rank"]) == (LINES[1].text, 3)
 
@@ -103,7 +127,7 @@ def test_an_invalid_duration_is_refused(text: str) -> None:
     [
         (["gpu1", "--", "ls", "-l"], "gpu1", ["ls", "-l"]),
         (["--head", "--", "ray", "status"], "gpu1", ["ray", "status"]),
-        (["gpu2", "-T", "--", "gpu1", "--", "-i", "x"], "gpu2", ["gpu1", "--", "-i", "x"]),
+        (["gpu2", "-v", "--", "gpu1", "--", "-i", "x"], "gpu2", ["gpu1", "--", "-i", "x"]),
         (["gpu2"], "gpu2", [*SHELL]),
     ],
 )
@@ -183,3 +207,27 @@ def test_an_inventory_on_standard_input_is_read_once(monkeypatch: pytest.MonkeyP
     with pytest.raises(SystemExit) as end:
         exec_(command=["true"], inventory=Path("-"), everywhere=True)
     assert (end.value.code, asked) == (0, ["gpu1", "gpu2"])
+
+
+@pytest.mark.parametrize(
+    ("given", "ago"),
+    [
+        ("90s", 90.0),
+        ("1h30m", 5400.0),
+        ("120", 120.0),
+        ("2026-11-25T02:53:00Z", 420.0),
+        ("2026-11-25 02:53:00 UTC", 420.0),
+        ("2026-11-25T03:53+01:00", 420.0),
+        ("2099-01-01T00:00Z", 0.0),
+    ],
+)
+def test_since_takes_a_duration_or_a_time(given: str, ago: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = datetime(2026, 11, 25, 3, 0, tzinfo=UTC).timestamp()
+    monkeypatch.setattr(time, "time", lambda: now)
+    assert verb._seconds_ago(given) == ago
+
+
+@pytest.mark.parametrize("given", ["soon", "-5", "2026-13-01T00:00", "1900-01-01", ""])
+def test_since_refuses_what_is_neither(given: str) -> None:
+    with pytest.raises(UsageError, match="--since must be a duration such as 90s or 10m, or a time such as 2026"):
+        verb._seconds_ago(given)

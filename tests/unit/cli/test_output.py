@@ -15,7 +15,7 @@ HOSTILE = "a\x1b]52;c;eA==\x07b\x1b[31mc\u202ed\u200be\u2028f\U000e0041g\x9bh\x0
 SHOWN = "abcdefgh"
 
 
-# fault: kernel/terminal/output.py: isinstance(part, Style) else clean(part) → isinstance(part, Style) else part
+# fault: kernel/terminal/output.py: else as_called(clean(part)) → else as_called(part)
 @pytest.mark.promise("P23")
 @pytest.mark.parametrize("stream", ["out", "err"])
 def test_text_is_only_text(stream: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -49,7 +49,7 @@ def test_a_document_keeps_its_escapes(capsys: pytest.CaptureFixture[str]) -> Non
     assert json.loads(shown) == {"name": HOSTILE}
 
 
-# fault: kernel/terminal/output.py: (clean(part[0]), part[1]) if isinstance(part, tuple) → part if isinstance(part, tuple)
+# fault: kernel/terminal/output.py: (_safe(part[0]), part[1]) if isinstance(part, tuple) → part if isinstance(part, tuple)
 def test_a_picture_is_of_text_alone() -> None:
     drawn = io.StringIO()
     Console(file=drawn, width=200).print(output.styled(HOSTILE, (HOSTILE, "bold"), no_wrap=True))

@@ -170,9 +170,9 @@ def test_a_start_leaves_a_line_for_each_phase_on_a_terminal(capsys: pytest.Captu
 
 def test_errors_show_what_to_do(capsys: pytest.CaptureFixture[str]) -> None:
     error = FleetError({"a": Unreachable("a", "nothing listens", hint="start sshd"), "b": Unreachable("b", "no route")})
-    errors.show(error, as_json=False, color="never")
+    errors.write_error(error, as_json=False, color="never")
     assert capsys.readouterr().err == "error: a: nothing listens\nb: no route\nfix: start sshd\n"
-    errors.show(error, as_json=True, color="never")
+    errors.write_error(error, as_json=True, color="never")
     row = json.loads(capsys.readouterr().out)
     assert (row["exit_code"], row["hosts"]["b"]["code"]) == (4, "unreachable")
     assert (row["code"], row["fix"]) == ("hosts-failed", ["start sshd"])
@@ -268,16 +268,32 @@ def test_phases_on_a_terminal_end_with_a_mark_and_their_time(
 
 # fault: serving/endpoint/render.py: "--direct" if endpoint.exposed else "--detach" → "--direct"
 @pytest.mark.parametrize(
-    ("endpoint", "begin"),
+    ("endpoint", "begin", "where"),
     [
-        (Endpoint("m", "127.0.0.1", "gpu1", 8000), "vcluster endpoint --detach -i lab.yaml"),
-        (Endpoint("m", "fd00::1", "gpu1", 8000), "vcluster endpoint --direct -i lab.yaml"),
+        (
+            Endpoint("m", "127.0.0.1", "gpu1", 8000),
+            "vcluster endpoint --detach -i lab.yaml",
+            "m answers at http://127.0.0.1:8000/v1 on gpu1 itself; from elsewhere as above",
+        ),
+        (
+            Endpoint("m", "fd00::1", "gpu1", 8000),
+            "vcluster endpoint --direct -i lab.yaml",
+            "m answers at http://[fd00::1]:8000/v1",
+        ),
     ],
 )
-def test_the_last_lines_of_serve_are_short_commands_without_a_key(
-    endpoint: Endpoint, begin: str, capsys: pytest.CaptureFixture[str]
+def test_serve_ends_with_what_works_here_and_then_with_where_it_answers(
+    endpoint: Endpoint, begin: str, where: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     show_endpoint(endpoint, Path("lab.yaml"), as_json=False)
-    _, ask, clients = capsys.readouterr().out.splitlines()
+    ask, clients, last = capsys.readouterr().out.splitlines()
+    assert last == where
     assert ask == "ask:     vcluster complete Hello -i lab.yaml"
     assert clients == f"clients: {begin}"
+
+
+# fault: serving/endpoint/render.py: if endpoint.several else [] → if False else []
+def test_where_several_are_served_the_line_that_asks_names_the_model(capsys: pytest.CaptureFixture[str]) -> None:
+    """Without it another model answers: the one that was ready first."""
+    show_endpoint(Endpoint("m", "127.0.0.1", "gpu1", 8000, several=True), Path("lab.yaml"), as_json=False)
+    assert capsys.readouterr().out.splitlines()[0] == "ask:     vcluster complete Hello --set 'model=m' -i lab.yaml"

@@ -32,7 +32,7 @@ def test_every_host_that_is_named_counts(monkeypatch: pytest.MonkeyPatch, words:
         asked.append([*deployment.hosts])
         return Endpoint("org/model", "127.0.0.1", "gpu1", 8000)
 
-    monkeypatch.setattr(action, "serve", serve)
+    monkeypatch.setattr(action, "serve_model", serve)
     monkeypatch.setattr(Session, "load", lambda _: make.inventory(2))
     done = CliRunner().invoke(app, ["serve", "org/model", *words])
     assert (done.exit_code, asked) == (0, [hosts])

@@ -32,7 +32,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[Deployment]:
         found.append(deployment)
         return Endpoint("org/moe", "127.0.0.1", "gpu1", 8000)
 
-    monkeypatch.setattr(action, "serve", serve)
+    monkeypatch.setattr(action, "serve_model", serve)
     monkeypatch.setattr(Session, "load", lambda _: make.inventory(2, environment={"VLLM_X": "1"}))
     return found
 
@@ -89,11 +89,9 @@ def test_json_has_what_became_of_each_word(asked: list[Deployment]) -> None:
     ("words", "error"),
     [
         ([], "missing MODEL"),
-        (["org/moe", "--dry-run"], "--dry-run shows what becomes of --from or --recipe"),
-        (["--from", LINE, "--recipe", "x.yaml"], "--from and --recipe exclude each other"),
-        (["org/moe", "--variant", "fp8"], "--variant is for --recipe"),
-        (["--from", LINE, "--strategy", "multi_node_tp"], "--strategy is for --recipe"),
-        (["--recipe", "no-such.yaml"], "no-such.yaml"),
+        (["org/moe", "--dry-run"], "--dry-run shows what becomes of --from"),
+        (["org/moe", "--variant", "fp8"], "--variant is of a recipe"),
+        (["--from", LINE, "--strategy", "multi_node_tp"], "--strategy is of a recipe"),
         (["--from", "no-such.sh"], "no-such.sh: no such file"),
         (["--from", "vllm serve"], "--from:1: names no model"),
         (["--from", "."], ".: no such file"),
@@ -132,7 +130,7 @@ def hosts(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_recipe_is_asked_for_as_a_command_line_is(
     asked: list[Deployment], words: list[str], expected: tuple[Any, ...]
 ) -> None:
-    done = CliRunner().invoke(app, ["serve", "--recipe", RECIPE, *words])
+    done = CliRunner().invoke(app, ["serve", "--from", RECIPE, *words])
     assert done.exit_code == 0, done.output
     [one] = asked
     assert (one.model, one.name, one.tp, one.pp, one.dp, one.expert_parallel) == expected
@@ -141,12 +139,12 @@ def test_a_recipe_is_asked_for_as_a_command_line_is(
 
 @pytest.mark.usefixtures("hosts")
 def test_a_dry_run_of_a_recipe_shows_the_choice_and_serves_nothing(asked: list[Deployment]) -> None:
-    done = CliRunner().invoke(app, ["serve", "--recipe", RECIPE, "--dry-run"])
+    done = CliRunner().invoke(app, ["serve", "--from", RECIPE, "--dry-run"])
     assert (done.exit_code, asked) == (0, [])
     assert "variant default" in done.stdout
     assert "2 hosts without RDMA; --strategy has also: single_node_tp" in done.stdout
     assert "the same: vcluster serve org/large-moe --tp 8 --pp 2 -- --trust-remote-code" in done.stdout
-    as_json = CliRunner().invoke(app, ["serve", "--recipe", RECIPE, "--dry-run", "--json"])
+    as_json = CliRunner().invoke(app, ["serve", "--from", RECIPE, "--dry-run", "--json"])
     first = json.loads(as_json.stdout.splitlines()[0])
     assert [word["given"] for word in first["words"] if word["kind"] == "chosen"] == [
         "variant default",
@@ -162,10 +160,11 @@ def test_the_page_shows_what_the_command_prints(tmp_path: Path, monkeypatch: pyt
     page = (ROOT / "docs/from-vllm.md").read_text()
     recipe, shown = (
         page.split(f"```{begin}", 1)[1].split("\n```", 1)[0]
-        for begin in ("yaml\n", "\n$ vcluster serve --dry-run --recipe ")
+        for begin in ("yaml\n", "\n$ vcluster serve --dry-run --from large-moe")
     )
-    name, _, output = shown.partition("\n")
+    ending, _, output = shown.partition("\n")
+    name = f"large-moe{ending}"
     monkeypatch.chdir(tmp_path)
     Path(name).write_text(recipe)
-    done = CliRunner().invoke(app, ["serve", "--dry-run", "--recipe", name])
+    done = CliRunner().invoke(app, ["serve", "--dry-run", "--from", name])
     assert (done.exit_code, done.stdout.rstrip("\n")) == (0, output)

@@ -43,6 +43,7 @@ def asked(folder: Path, monkeypatch: pytest.MonkeyPatch, config: str, *argv: str
 
 # fault: features/batch/head_job.py: self._runtime, [self.host])) → self._runtime))
 # fault: features/logs/action.py: runtime, asked.hosts) → runtime)
+@pytest.mark.spans
 @pytest.mark.parametrize(
     "line",
     [
@@ -52,10 +53,9 @@ def asked(folder: Path, monkeypatch: pytest.MonkeyPatch, config: str, *argv: str
         "endpoint --tunnel",
         "endpoint --key",
         "status --history",
-        "status --wait --timeout 1",
+        "status --wait 1",
         "exec gpu1 -- true",
         "logs gpu1",
-        "batch in.jsonl -o out.jsonl --retry-timeout 1",
     ],
 )
 def test_a_verb_of_one_host_asks_for_that_host_alone(
@@ -66,6 +66,7 @@ def test_a_verb_of_one_host_asks_for_that_host_alone(
     assert found.endswith("-- 127.0.1.1")
 
 
+@pytest.mark.spans
 @pytest.mark.parametrize("line", ["status", "check", "exec --all -- true", "logs", "down --yes", "plan"])
 def test_hosts_that_ssh_config_treats_alike_are_asked_for_once(
     line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

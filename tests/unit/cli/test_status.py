@@ -71,6 +71,9 @@ def test_the_table_fits_its_terminal_and_breaks_no_cell(
     out = shown(cluster(*hosts, serve=served("ready"), up=False), capsys, width, monkeypatch)
     lines = [line for line in out.splitlines() if not line.startswith("  fix: ")]
     assert max(map(len, lines)) <= width
+    # What shows the rest is named where something is cut.
+    assert ("-v shows the lines that are cut" in lines) is any(line.endswith("…") for line in lines)
+    lines = [line for line in lines if not line.startswith("-v ")]
     for cell in ("gpu1", "running", "2/2", "unreachable", "?/2"):
         assert any(cell in line.split() for line in lines)
     # The line with the URL is wrapped, not cut: its end is what a user copies.
@@ -164,6 +167,23 @@ def test_failures_are_dated_and_shown_once(capsys: Capture, monkeypatch: pytest.
     assert f"org/model: ready for 2 h at http://127.0.0.1:8000/v1 on {GOOD.host}\n" in here
 
 
+# fault: serving/status/render.py: if several else "" → if False else ""
+# fault: serving/status/render.py: at = "" if several else f → at = f
+def test_of_several_models_each_has_its_hosts_and_the_url_is_there_once(
+    capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hosts = GOOD, replace(GOOD, host="gpu2", address="10.0.0.2", role="worker")
+    one = served("ready", host="127.0.0.1", ranks={"10.0.0.1": 2})
+    other = replace(one, name="tiny2", generation="2", index=1, ranks={"10.0.0.2": 2})
+    found = cluster(*hosts, serve=one)
+    assert found.head
+    for phase, words in (("ready", "ready for 2 h on gpu2"), ("loading", "loading for 2 h on gpu2: half")):
+        rows = (one, replace(other, phase=phase, detail="half"))  # type: ignore[arg-type]
+        out = shown(replace(found, head=replace(found.head, replicas=rows)), capsys, None, monkeypatch)
+        assert f"org/model: ready for 2 h on gpu1\ntiny2: {words}\n" in out
+        assert out.count("http://") == out.count("requests by model: http://127.0.0.1:8000/v1 on gpu1\n") == 1
+
+
 # fault: serving/status/render.py: if back := serve.instead_of: → if back := None:
 def test_after_a_rollback_the_failed_request_is_named(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
     """The last change names the model that is not served; without this, a colleague takes it for served."""
@@ -184,7 +204,7 @@ def cut(made: World) -> None:
 
 
 # fault: serving/status/verb.py: if found.ready else EXIT_NOT_READY →
-# fault: serving/status/verb.py: and found.head.serve.phase == "ready" →
+# fault: serving/status/verb.py: if one.phase == "ready": → if True:
 @pytest.mark.parametrize(
     ("case", "code"),
     [("up", 0), ("ready", 0), ("nothing there", 1), ("a node gone", 1), ("failed", 1), ("cut", 4), ("head cut", 4)],
@@ -205,7 +225,7 @@ def test_the_exit_code_shows_whether_the_cluster_is_healthy(
         if case == "head cut":
             made.machines["gpu1"].reachable = False
         found = lab.run(made, inventory, lab.do_status).value
-        monkeypatch.setattr("vllm_cluster.serving.status.status.status", lambda *_: found)
+        monkeypatch.setattr("vllm_cluster.serving.status.status.look_at_cluster", lambda *_: found)
         monkeypatch.setattr(Session, "load", lambda _: inventory)
         with pytest.raises(SystemExit) as end:
             status.status()

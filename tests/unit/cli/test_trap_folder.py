@@ -21,7 +21,7 @@ from vllm_cluster.features.pull.feature import MODELS
 from vllm_cluster.kernel.clock import Deadline
 from vllm_cluster.kernel.errors import VclusterError
 from vllm_cluster.kernel.images import wheels
-from vllm_cluster.kernel.images.contents import parse
+from vllm_cluster.kernel.images.contents import read_contents
 from vllm_cluster.kernel.transport.base import Target
 from vllm_cluster.kernel.transport.local import LocalTransport
 from vllm_cluster.serving.endpoint.detached import State
@@ -51,7 +51,7 @@ CALLS = {
     "serve": ("serve org/model --yes", "serve ./TRAP --yes -- --config TRAP"),
     "status": ("status", "status --history", "status --watch --count 1"),
     "logs": ("logs",),
-    "endpoint": ("endpoint --detach", "endpoint --close", "endpoint --tunnel --port 0"),
+    "endpoint": ("endpoint --detach", "endpoint --close", "endpoint --tunnel 0"),
     "down": ("down --yes",),
     "fit": ("fit ./TRAP --gpus 1 --gpu-memory 80GB", "fit ./folder --gpus 1 --gpu-memory 80GB"),
     "pull": ("pull org/model", "pull ./TRAP --as model"),
@@ -62,13 +62,15 @@ CALLS = {
     "complete": ("complete hello",),
     "batch": ("batch TRAP -o out.jsonl", "batch --list"),
     "bench": ("bench --output TRAP", "bench --compare TRAP folder"),
-    "dashboard": ("dashboard --port 0 -i TRAP",),
-    "metrics": ("metrics --output TRAP",),
+    "dashboard": ("dashboard --port 0 -i TRAP", "dashboard --prometheus TRAP"),
     "explain": ("explain TRAP", "explain --bundle TRAP.tar.gz"),
     "exec": ("exec gpu1 -- ls", "exec gpu1 --ssh -- ls"),
+    "slurm": ("slurm org/model --gpus 1", "slurm --from TRAP", "slurm status 1"),
     "sandbox": ("sandbox up --dir TRAP",),
     "models": ("models ls", "models rm ./TRAP --yes"),
 }
+# They start alike. CI has those that start most programs, or are given most of the folder.
+SOONER = ("check", "up", "serve", "pull", "image", "explain", "exec", "slurm", "sandbox")
 
 
 def set_traps(folder: Path, ran: Path) -> None:
@@ -114,7 +116,7 @@ def test_a_host_that_is_this_machine(ran: Path, monkeypatch: pytest.MonkeyPatch,
 
 
 def test_pip_of_an_image_without_ray(ran: Path, tmp_path: Path) -> None:
-    image = parse([{"python": "3.12.3", "machine": "x86_64", "glibc": "2.39", "have": {"vllm": "0.33.0"}}])[0]
+    image = read_contents([{"python": "3.12.3", "machine": "x86_64", "glibc": "2.39", "have": {"vllm": "0.33.0"}}])[0]
     with pytest.raises(VclusterError, match=r"cannot download the wheels of Ray .*No matching distribution"):
         wheels.wheels(image, "ray==2.56.1", tmp_path / "cache")
     assert not ran.exists(), ran.read_text()
@@ -128,7 +130,7 @@ def test_pip_of_the_sandbox(ran: Path, tmp_path: Path) -> None:
     assert not ran.exists(), ran.read_text()
 
 
-# fault: kernel/laptop.py: "-E", "-P", → "-E",
+# fault: kernel/laptop.py: "-E", "-P", *words], cwd="/", env={**environment, **settings}, → *words],
 def test_the_tunnel_in_the_background(ran: Path, tmp_path: Path) -> None:
     state = State(tmp_path / "tunnels", "k")
     with state.locked(), pytest.raises(VclusterError, match=r"missing\.yaml"):
@@ -169,14 +171,15 @@ def test_no_verb_runs_what_lies_in_the_folder(where: str, hosts: str, tmp_path: 
     assert not list(tmp_path.rglob("RAN"))
     assert [(words, told) for words, told in ended if "Traceback" in told] == []
     traps = len(IMPORTS) + len(PROGRAMS) + len(NAMES)
-    figure = f"0 executed in {len(ended)} calls of {len(VERBS)} verbs"
+    figure = f"0 executed in {len(ended)} calls of {len(CALLS if FULL else SOONER)} verbs"
     record("P49", f"every verb in a folder of {traps} traps, {where}", figure, True)
 
 
 def calls() -> list[list[str]]:
-    """The first of each verb with one name in turn, and in full depth all of them, with each name."""
+    """In CI the first of some verbs with one name in turn, and in full depth all of them, with each name."""
     found, number = [], 0
-    for line in (line for lines in CALLS.values() for line in lines[: None if FULL else 1]):
+    some = CALLS.values() if FULL else [CALLS[verb][:1] for verb in SOONER]
+    for line in (line for lines in some for line in lines):
         names = NAMES if FULL and "TRAP" in line else (NAMES[number % len(NAMES)],)
         number += "TRAP" in line
         found += [[word.replace("TRAP", name) for word in line.split()] for name in names]

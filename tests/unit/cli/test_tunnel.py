@@ -30,7 +30,7 @@ def test_ctrl_c_is_the_end_of_an_open_tunnel_alone(
     monkeypatch.setattr(Session, "load", lambda _: make.inventory(2))
     code: object = 0
     try:
-        endpoint(tunnel=True, port=0)
+        endpoint(tunnel="0")
     except SystemExit as end:
         code = end.code
     assert code == (0 if opened else 130)
@@ -56,10 +56,10 @@ def test_a_port_in_use_comes_with_another(monkeypatch: pytest.MonkeyPatch, capsy
     monkeypatch.setattr(sys, "argv", ["vcluster", "endpoint", "--tunnel"])
     with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(SystemExit) as end:
         port = taken.getsockname()[1]
-        endpoint(tunnel=True, port=port)
+        endpoint(tunnel=str(port))
     assert end.value.code == 2
     assert capsys.readouterr().err.splitlines() == [
         f"error: cannot listen on 127.0.0.1:{port}: Address already in use",
-        "fix: vcluster endpoint --tunnel --port 0",
+        "fix: vcluster endpoint --tunnel 0",
         f"fix: ss -ltnp 'sport = :{port}' shows which program listens there",
     ]

@@ -9,8 +9,9 @@ from dataclasses import replace
 import pytest
 
 from tests.support.json_schemas import validate
-from tests.support.views import GPUS, HEAD, LOAD, LOST, MODEL, WORKER, serving, view
+from tests.support.views import GPUS, HEAD, LOAD, LOST, MODEL, PAIR, WORKER, serving, view
 from vllm_cluster.kernel.errors import UsageError
+from vllm_cluster.kernel.terminal.table import cut
 from vllm_cluster.serving.status import verb
 from vllm_cluster.serving.status.counters import ModelLoad
 from vllm_cluster.serving.status.load import GpuLoad
@@ -36,6 +37,32 @@ def test_a_terminal_that_cannot_be_drawn_on_gets_lines(
     monkeypatch.setenv("TERM", term)
     monkeypatch.setattr(sys.stdout, "isatty", lambda: terminal)
     assert type(writer(as_json=False, color="auto", paste=str)) is kind
+
+
+# fault: serving/status/render_watch.py: if len(view.replicas) + len(status.hosts) < room: → if view.replicas:
+@pytest.mark.parametrize("width", [40, 80, 200])
+def test_each_of_several_replicas_has_a_row_where_there_is_room(width: int) -> None:
+    loads = {0: MODEL, 1: replace(MODEL, requests_running=1, kv_cache_percent=None)}
+    found = view(HEAD, WORKER, serve=PAIR[0], several=PAIR, model=MODEL, replicas=loads)
+    rows = [text for text in shown(found, width) if text.startswith("  replica ") and "tokens/s" in text]
+    whole = [
+        "  replica 0: tokens/s 1,843 in 8.3 out · 12 running, 3 waiting · KV cache 71%",
+        "  replica 1: tokens/s 1,843 in 8.3 out · 1 running, 3 waiting",
+    ]
+    assert rows == [cut(text, width) for text in whole]
+    assert "org/model: degraded: 1 of 2 replicas" in "\n".join(shown(found, width))
+    low = shown(view(HEAD, LOST, serve=PAIR[0], several=PAIR, model=MODEL, replicas=loads), 80, 12)
+    assert not [text for text in low if "tokens/s" in text and "replica" in text]
+    assert any("no keepalive reply" in text for text in low)
+
+
+# fault: serving/status/render_watch.py: f"{one.name} " * (len(models) > 1) → ""
+def test_of_several_models_each_row_names_its_own() -> None:
+    other = replace(PAIR[1], name="org/other")
+    found = view(HEAD, WORKER, serve=PAIR[0], several=(PAIR[0], other), model=MODEL, replicas={0: MODEL, 1: MODEL})
+    rows = [text.partition(":")[0] for text in shown(found, 200) if text.startswith("  ") and "tokens/s" in text]
+    assert rows == ["  org/model replica 0", "  org/other replica 1"]
+    assert "org/model: ready  org/other: loading  tokens/s" in line(found)
 
 
 # fault: serving/status/render_watch.py: for row in fitted(plain(text), width).split("\n") → for row in (text,)
@@ -102,6 +129,7 @@ def test_a_line_for_pipes(capsys: pytest.CaptureFixture[str]) -> None:
         "gpu2: unreachable: no keepalive",
     ):
         assert part in out
+    assert "org/model: degraded: 1 of 2 replicas  " in line(view(HEAD, serve=PAIR[0], several=PAIR, model=MODEL))
 
 
 @pytest.mark.parametrize(
@@ -110,6 +138,7 @@ def test_a_line_for_pipes(capsys: pytest.CaptureFixture[str]) -> None:
         view(HEAD, LOST, serve=serving(), model=MODEL),
         view(HEAD, serve=serving("loading"), metrics_error="timed out"),
         view(HEAD, loads={"gpu1": replace(LOAD, cpu_percent=None, gpus=())}, model=ModelLoad()),
+        view(HEAD, serve=PAIR[0], several=PAIR, model=MODEL, replicas={0: MODEL}),
     ],
 )
 def test_the_document_is_that_of_the_schema(found: View, capsys: pytest.CaptureFixture[str]) -> None:
@@ -121,7 +150,7 @@ def test_the_document_is_that_of_the_schema(found: View, capsys: pytest.CaptureF
     assert "ssh gpu2 -i a.yaml" in out or len(json.loads(out)["hosts"]) == 1
 
 
-@pytest.mark.parametrize("options", [{"wait": True, "watch": True}, {"count": 2}, {"interval": 5.0}])
+@pytest.mark.parametrize("options", [{"wait": 1.0, "watch": 1.0}, {"count": 2}])
 def test_options_that_do_not_go_together(options: dict[str, object]) -> None:
     with pytest.raises(UsageError):
         verb.status(**options)  # type: ignore[arg-type]

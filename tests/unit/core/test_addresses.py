@@ -84,7 +84,8 @@ def test_two_with_one_address_are_both_reported() -> None:
     hosts = {name: host.model_copy(update={"address": ""}) for name, host in inventory.hosts.items()}
     with pytest.raises(InventoryError) as error:
         with_addresses(inventory.model_copy(update={"hosts": hosts}), {"gpu1": seen(CARD), "gpu2": seen(CARD)})
-    assert len(str(error.value).splitlines()) == 2
+    number, *lines = str(error.value).splitlines()
+    assert (number, len(lines)) == ("lab.yaml: 2 problems", 2)
 
 
 def test_an_address_may_be_absent_but_not_empty_or_another_word(tmp_path: Path) -> None:

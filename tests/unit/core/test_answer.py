@@ -11,6 +11,7 @@ from vllm_cluster.serving.api.answer import (
     COMPLETIONS,
     Alternative,
     ModelReply,
+    OddAnswer,
     body,
     pieces,
     probability,
@@ -117,3 +118,22 @@ def test_a_probability_is_one_at_most() -> None:
     assert probability(None) is None
     assert probability(math.log(0.25)) == pytest.approx(0.25)
     assert probability(1e-9) == 1.0
+
+
+# fault: serving/api/answer.py: except (TypeError, AttributeError, → except (
+@pytest.mark.parametrize(
+    "choices",
+    [
+        5, [5], {"a": 1}, [{"delta": 5}], [{"index": "x"}], [{"index": math.inf}], [{"finish_reason": {}}],
+        [{"stop_reason": []}], [{"logprobs": {"content": [5]}}], [{"prompt_logprobs": [5]}],
+        [{"logprobs": {"content": [{"token": "a", "logprob": [1]}]}}],
+        [{"logprobs": {"tokens": ["a"], "token_logprobs": ["x"]}}],
+        [{"prompt_logprobs": [{"1": {"logprob": "x"}}]}],
+    ],
+)  # fmt: skip
+def test_an_answer_of_another_shape_is_refused(choices: object) -> None:
+    """A head that was taken over ended `chat` with a traceback."""
+    with pytest.raises(OddAnswer):
+        ModelReply().add({"choices": choices}, 3, 3, 1.0)
+    with pytest.raises(OddAnswer):
+        ModelReply().add({"choices": [], "usage": choices}, 3, 3, 1.0)

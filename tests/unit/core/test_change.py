@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from tests.support import world
 from vllm_cluster.kernel.plan.desired import desired
-from vllm_cluster.kernel.plan.spec import CHANGED, SPEC, ContainerSpec, compare, stored_spec
+from vllm_cluster.kernel.plan.spec import CHANGED, SPEC, ContainerSpec, compare_specs, stored_spec
 
 
 def spec(**changes: object) -> ContainerSpec:
@@ -25,7 +25,7 @@ def test_the_label_holds_the_spec(made: ContainerSpec, number: int) -> None:
     made = replace(made, gpu_count=number, shm_size=number)
     again = stored_spec({SPEC: made.document})
     assert again == made
-    assert compare(made, again or made).fields == ()
+    assert compare_specs(made, again or made).fields == ()
 
 
 @pytest.mark.parametrize(
@@ -53,14 +53,14 @@ def test_a_field_of_another_version_changes_nothing() -> None:
     for label in (later, earlier):
         found = stored_spec({SPEC: json.dumps(label)})
         assert found is not None
-        assert compare(found, spec()).fields == ()
+        assert compare_specs(found, spec()).fields == ()
 
 
 # fault: kernel/plan/spec.py: secret or →
 def test_a_secret_is_only_changed() -> None:
     before = spec(environment=(("API_KEY", "abc"), ("A", "1")), secrets=(("api-key", "11"),))
     after = spec(environment=(("API_KEY", "def"), ("A", "1")), secrets=(("api-key", "22"),))
-    found = compare(before, after).fields
+    found = compare_specs(before, after).fields
     assert [(change.field, change.before, change.after) for change in found] == [
         ("environment.API_KEY", CHANGED, CHANGED),
         ("secrets.api-key", CHANGED, CHANGED),
@@ -72,4 +72,4 @@ def test_the_path_of_a_secret_is_not_shown_beside_it() -> None:
         desired(world.inventory(), world.hosts(), replace(world.INPUTS, secrets={"ray-token": "1", "api-key": key}))[0]
         for key in ("11", "22")
     )
-    assert [change.field for change in compare(before, after).fields] == ["secrets.api-key"]
+    assert [change.field for change in compare_specs(before, after).fields] == ["secrets.api-key"]

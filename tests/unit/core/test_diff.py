@@ -135,7 +135,7 @@ def test_a_plan_names_each_field_from_and_to() -> None:
         "command.--gpus: 2 -> 1",
         "command.--num-gpus: 2 -> 1",
         "environment.A: (unset) -> 1",
-        "shm_size: 17179869184 -> 1073741824",
+        "shm_size: 16g -> 1g",
         "gpus: by a device request 0, 1 -> by a device request 0",
     ]
     assert created["gpu1"].reason == "image, environment.A, shm_size change"

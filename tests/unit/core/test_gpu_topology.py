@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from vllm_cluster.kernel.facts.host_facts import Gpu
 from vllm_cluster.kernel.facts.nvidia_smi import parse_topology
-from vllm_cluster.kernel.plan.gpus import MAX_SETS, choose
+from vllm_cluster.kernel.plan.gpus import MAX_SETS, choose_gpus
 
 LEGEND = """
 Legend:
@@ -112,7 +112,7 @@ def gpus(rows: list[str], sides: str = "", *, adapters: bool = False) -> tuple[G
     ],
 )
 def test_the_best_are_joined_and_near(rows: list[str], number: int, busy: str, expected: str) -> None:
-    taken = choose(gpus(rows), number, frozenset(map(int, busy)))
+    taken = choose_gpus(gpus(rows), number, frozenset(map(int, busy)))
     assert "".join(str(gpu.index) for gpu in taken) == expected
 
 
@@ -131,7 +131,7 @@ def test_one_with_mig_or_with_memory_errors_is_taken_last(
     unsound: dict[int, dict[str, Any]], expected: list[int]
 ) -> None:
     found = tuple(replace(gpu, **unsound.get(gpu.index, {})) for gpu in gpus(BRIDGES))
-    assert [gpu.index for gpu in choose(found, 2)] == expected
+    assert [gpu.index for gpu in choose_gpus(found, 2)] == expected
 
 
 def test_gpus_of_one_model_are_taken_together_and_the_larger_ones_first() -> None:
@@ -140,7 +140,7 @@ def test_gpus_of_one_model_are_taken_together_and_the_larger_ones_first() -> Non
     mixed = tuple(
         replace(gpu, name=name, memory_mib=sizes[name]) for gpu, name in zip(gpus(SWITCHES), names, strict=True)
     )
-    assert [gpu.index for gpu in choose(mixed, 2)] == [1, 2]
+    assert [gpu.index for gpu in choose_gpus(mixed, 2)] == [1, 2]
 
 
 @settings(deadline=None)  # what is shown has no time, and the machine may be busy
@@ -164,24 +164,24 @@ def test_on_any_host_no_unsound_gpu_is_taken_while_enough_sound_ones_are_there(s
         for n in range(size)
     )
     number = seed.randint(1, size)
-    choice = choose(found, number, busy)
+    choice = choose_gpus(found, number, busy)
     unsound = {gpu.index for gpu in found if gpu.index in busy or gpu.mig or gpu.ecc_errors}
     taken = [gpu.index for gpu in choice]
     assert len(set(taken)) == number
     assert len(unsound.intersection(taken)) == max(0, number - (size - len(unsound)))
-    assert choose(found, number, busy) == choice
+    assert choose_gpus(found, number, busy) == choice
 
 
 def test_without_a_table_the_numa_nodes_decide() -> None:
     bare = tuple(replace(gpu, topology=()) for gpu in gpus(SWITCHES, "0101"))
-    assert [gpu.index for gpu in choose(bare, 2)] == [0, 2]
+    assert [gpu.index for gpu in choose_gpus(bare, 2)] == [0, 2]
     unknown = tuple(replace(gpu, numa=None) for gpu in bare)
-    assert [gpu.index for gpu in choose(unknown, 2)] == [0, 1]
+    assert [gpu.index for gpu in choose_gpus(unknown, 2)] == [0, 1]
 
 
 def test_of_very_many_gpus_those_that_grow_from_each_are_compared() -> None:
     rows = [" ".join("X" if a == b else "NV4" if a % 4 == b % 4 else "SYS" for b in range(32)) for a in range(32)]
-    choice = choose(gpus(rows), 8, frozenset({0}))
+    choice = choose_gpus(gpus(rows), 8, frozenset({0}))
     assert [gpu.index for gpu in choice] == list(range(1, 32, 4))
     assert MAX_SETS < 10**4
 

@@ -57,8 +57,8 @@ def engine(name: str, spec: bool, toolkit: str) -> DockerFacts:
     return replace(world.host(1).docker, version=name.partition(",")[0], **words, **ENGINES[name])
 
 
-# fault: kernel/plan/gpus.py: by_cdi = cdi_on(engine) and KIND in → by_cdi = KIND in
-# fault: kernel/plan/gpus.py: if by_cdi and survives_restart(engine): → if by_cdi:
+# fault: kernel/plan/gpus.py: by_cdi = cdi_on(docker) and KIND in → by_cdi = KIND in
+# fault: kernel/plan/gpus.py: if by_cdi and survives_restart(docker): → if by_cdi:
 @pytest.mark.promise("P40")
 @pytest.mark.parametrize(("name", "spec", "toolkit", "way"), CASES)
 def test_the_engine_decides_and_not_a_file(name: str, spec: bool, toolkit: str, way: str) -> None:
@@ -100,7 +100,7 @@ def test_a_way_that_a_restart_of_docker_breaks_is_reported() -> None:
     assert "until vcluster up" in found.message
 
 
-# fault: kernel/checks/docker.py: engine) and ways(engine → engine) and not ways(engine
+# fault: kernel/checks/docker.py: docker) and ways(docker → docker) and not ways(docker
 def test_a_file_that_docker_ignores_is_reported() -> None:
     facts = {"gpu1": replace(world.host(1), docker=engine("26.1.5+dfsg1", True, "whole"))}
     assert [found.code for found in preflight(world.inventory(1), facts)] == []

@@ -5,7 +5,15 @@ from __future__ import annotations
 import pytest
 
 from vllm_cluster.kernel.facts.docker_objects import Image, ImageInfo
-from vllm_cluster.kernel.plan.images import Content, canonical, content, find_image, node_image_name, shared_layers
+from vllm_cluster.kernel.plan.images import (
+    Content,
+    ResolvedImage,
+    canonical,
+    content,
+    find_image,
+    node_image_name,
+    shared_layers,
+)
 
 DIGEST = "sha256:" + "12" * 32
 
@@ -55,3 +63,12 @@ def test_layers_are_shared_from_the_lowest(there: list[Content], shared: int) ->
     image = stored("a", "b", "c")
     assert (image.architecture, image.size) == ("arm64", 5)
     assert shared_layers(image, there) == shared
+
+
+# fault: kernel/plan/images.py: == self.content), None) → == 0), None)
+def test_an_image_is_found_by_what_it_holds_where_it_has_another_id() -> None:
+    """Where containerd keeps it, its id is that of its manifest."""
+    there = Image("sha256:cd", (), (), {}, content=DIGEST)
+    assert ResolvedImage("sha256:ab", content=DIGEST).on([there]) is there
+    assert ResolvedImage("sha256:ab").on([there]) is None
+    assert ResolvedImage("sha256:cd").on([there]) is there

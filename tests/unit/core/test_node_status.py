@@ -13,8 +13,8 @@ from vllm_cluster.kernel.plan.node_status import (
     GroupMembership,
     UnreadableStatus,
     absent,
+    compare_members,
     current,
-    membership,
     parse_status,
 )
 from vllm_cluster.wire.reading import convert
@@ -107,7 +107,7 @@ def node(address: str, gpus: float = 2, *, alive: bool = True) -> GroupNode:
     ],
 )
 def test_membership(nodes: list[GroupNode], expected: GroupMembership) -> None:
-    found = membership({"a": 2, "b": 2}, nodes)
+    found = compare_members({"a": 2, "b": 2}, nodes)
     assert found == expected
     assert found.complete == (nodes in ([node("a"), node("b")], [node("a", 0, alive=False), node("a"), node("b")]))
 

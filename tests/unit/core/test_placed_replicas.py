@@ -21,7 +21,8 @@ def placed(gpus: Mapping[str, int] | Cluster, number: int, before: Order | None 
     hosts = gpus if isinstance(gpus, Cluster) else cluster(gpus)
     deployment = Deployment("llama", "org/llama", replicas=number, **more)
     layout = choose_layout(deployment, hosts)
-    return Order(1, "", place_replicas(deployment, hosts, (layout.tp, layout.pp), 8000, before=before))
+    own = before.deployments if before else ()
+    return Order(1, "", place_replicas(deployment, hosts, (layout.tp, layout.pp), 8000, before=own))
 
 
 def where(order: Order) -> list[tuple[str, tuple[int, ...], str]]:
@@ -46,7 +47,7 @@ def test_another_number_of_the_same_changes_only_the_difference(before: int, aft
     assert where(then)[:both] == where(first)[:both]
 
 
-# fault: kernel/plan/placement.py: deployment.replicas, kept) → deployment.replicas)
+# fault: kernel/plan/placement.py: indices, kept=kept, taken → indices, kept={}, taken
 def test_what_runs_stays_where_it_runs_behind_another_head() -> None:
     first = placed(TWO, 2)
     then = placed({"gpu3": 8, **TWO}, 2, first)

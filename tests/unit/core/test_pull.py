@@ -11,11 +11,11 @@ from vllm_cluster.kernel.plan.pull import (
     Held,
     HubModel,
     PullPlan,
-    choose,
+    choose_files,
     container_spec,
     has_weights,
-    make,
-    shared,
+    plan_pull,
+    share_writers,
     unfit_path,
 )
 from vllm_cluster.wire.pull import ModelFile
@@ -26,7 +26,7 @@ BLOB = "a" * 64
 
 def names(*paths: str) -> set[str]:
     """The files that are read of these."""
-    return {file.path for file in choose([ModelFile(path, 1, BLOB) for path in paths])[0]}
+    return {file.path for file in choose_files([ModelFile(path, 1, BLOB) for path in paths])[0]}
 
 
 @pytest.mark.parametrize(
@@ -79,7 +79,7 @@ WHOLE = Held(whole=2, bytes=MODEL.size, digest="d")
 
 def plan(**held: Held) -> PullPlan:
     """The plan for hosts with this in their caches."""
-    return make(INVENTORY, MODEL, "main", {name: held.get(name, Held()) for name in INVENTORY.hosts}, "gpu2")
+    return plan_pull(INVENTORY, MODEL, "main", {name: held.get(name, Held()) for name in INVENTORY.hosts}, "gpu2")
 
 
 def test_the_named_host_downloads_and_comes_first() -> None:
@@ -124,13 +124,16 @@ def test_a_branch_that_does_not_point_there_yet_is_written_and_nothing_is_downlo
 
 def test_a_shared_cache_is_written_by_one() -> None:
     seen = {"gpu1": ["gpu1", "gpu3"], "gpu2": ["gpu2"], "gpu3": ["gpu1", "gpu3"]}
-    assert shared(seen, "gpu2") == {"gpu3": "gpu1"}
-    assert shared(seen, "gpu3") == {"gpu1": "gpu3"}
+    assert share_writers(seen, "gpu2") == {"gpu3": "gpu1"}
+    assert share_writers(seen, "gpu3") == {"gpu1": "gpu3"}
     assert plan(gpu3=Held(shares="gpu1")).chain == ("gpu2", "gpu1")
 
 
 def test_a_cache_that_all_share_is_written_by_the_one_that_downloads() -> None:
-    assert shared({name: [*INVENTORY.hosts] for name in INVENTORY.hosts}, "gpu2") == {"gpu1": "gpu2", "gpu3": "gpu2"}
+    assert share_writers({name: [*INVENTORY.hosts] for name in INVENTORY.hosts}, "gpu2") == {
+        "gpu1": "gpu2",
+        "gpu3": "gpu2",
+    }
 
 
 def test_what_a_host_has_already_is_not_brought() -> None:
@@ -142,7 +145,7 @@ def test_only_the_host_with_the_folder_copies_it(origin: str, source: str) -> No
     """One that has files of the right sizes may find them damaged, and could not have them from a folder of another."""
     model = replace(MODEL, name="./mine", commit="", endpoint=Url(""), origin=origin)
     held = {name: Held(whole=2 * (name == "gpu1"), bytes=MODEL.size) for name in INVENTORY.hosts}
-    found = make(INVENTORY, model, "", held, "gpu2")
+    found = plan_pull(INVENTORY, model, "", held, "gpu2")
     assert (found.chain[0], found.downloads) == (source, True)
     document = found.for_host("id", "key", source)
     assert (document.origin, document.kind, document.folder) == (origin, "folder", "mine")

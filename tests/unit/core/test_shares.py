@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -32,18 +33,33 @@ def test_without_a_layout_it_follows_from_the_hosts(
     assert replica_sizes(nodes, tp, pp, 1, replicas)[:2] == sizes
 
 
+# fault: kernel/plan/shares.py: * dp, "GPU") → * dp, "GPUs")
+def test_the_reason_counts_the_gpus_of_each() -> None:
+    assert replica_sizes(TWO, 1, None, 1, 4)[2] == "4 replicas of 1 GPU (from the command line)"
+    assert replica_sizes(TWO, 2, None, 1, 4)[2] == "4 replicas of 2 GPUs (from the command line)"
+
+
 @pytest.mark.parametrize(
     ("nodes", "tp", "pp", "number"),
-    [(TWO, None, None, 2), (TWO, 2, None, 8), (TWO, 8, 2, 1), ({"a": 3, "b": 4}, 2, None, 3), (TWO, 8, 4, 0)],
+    [
+        *[(TWO, None, None, 2), (TWO, 2, None, 8), (TWO, 8, 2, 1), ({"a": 3, "b": 4}, 2, None, 3), (TWO, 8, 4, 0)],
+        # Neither two GPUs and one, nor the one of a host that has fewer.
+        *[({"a": 2, "b": 2}, 3, None, 0), ({"a": 8, "b": 1}, 4, None, 2)],
+    ],
 )
 def test_max_is_what_fits(nodes: Mapping[str, int], tp: int | None, pp: int | None, number: int) -> None:
     assert most(nodes, tp, pp, 1) == number
 
 
+def dealt(nodes: Mapping[str, int], tp: int, size: int, replicas: int, **more: Any) -> tuple[Share, ...]:
+    """The shares of so many replicas, in their order."""
+    return tuple(deal(nodes, tp, size, range(replicas), **more).values())
+
+
 def test_whole_hosts_come_first_then_parts_of_one() -> None:
-    assert deal(TWO, 8, 8, 2) == (Share({"gpu1": 8}), Share({"gpu2": 8}))
-    assert deal(TWO, 8, 16, 1) == (Share({"gpu1": 8, "gpu2": 8}),)
-    assert deal(TWO, 4, 4, 3) == (
+    assert dealt(TWO, 8, 8, 2) == (Share({"gpu1": 8}), Share({"gpu2": 8}))
+    assert dealt(TWO, 8, 16, 1) == (Share({"gpu1": 8, "gpu2": 8}),)
+    assert dealt(TWO, 4, 4, 3) == (
         Share({"gpu1": 4}, {"gpu1": (0, 1, 2, 3)}),
         Share({"gpu1": 4}, {"gpu1": (4, 5, 6, 7)}),
         Share({"gpu2": 4}, {"gpu2": (0, 1, 2, 3)}),
@@ -53,15 +69,24 @@ def test_whole_hosts_come_first_then_parts_of_one() -> None:
 # fault: kernel/plan/shares.py: for index, share in kept.items(): → for index, share in {}.items():
 def test_what_runs_stays_where_it_runs() -> None:
     kept = {1: Share({"gpu1": 8})}
-    assert deal(TWO, 8, 8, 2, kept) == (Share({"gpu2": 8}), Share({"gpu1": 8}))
+    assert dealt(TWO, 8, 8, 2, kept=kept) == (Share({"gpu2": 8}), Share({"gpu1": 8}))
+
+
+# fault: kernel/plan/shares.py: if one not in taken.get(name, ())] for → ] for
+def test_a_gpu_of_another_model_is_not_given() -> None:
+    taken = {"gpu1": frozenset({0, 1, 2, 3, 4, 5})}
+    assert dealt(TWO, 2, 2, 1, taken=taken) == (Share({"gpu1": 2}, {"gpu1": (6, 7)}),)
+    assert dealt(TWO, 8, 8, 1, taken=taken) == (Share({"gpu2": 8}),)
+    with pytest.raises(UsageError, match="there are 2 on gpu1, 8 on gpu2"):
+        dealt(TWO, 8, 16, 1, taken=taken)
 
 
 def test_too_many_are_refused_with_what_there_is_and_what_fits() -> None:
     with pytest.raises(UsageError, match=r"^9 replicas of 2 GPUs each do not fit: there are 8 on gpu1, 8 on") as no:
-        deal(TWO, 2, 2, 9)
+        dealt(TWO, 2, 2, 9)
     assert no.value.hint == "give at most --replicas 8"
     with pytest.raises(UsageError) as no:
-        deal(TWO, 4, 32, 1)
+        dealt(TWO, 4, 32, 1)
     assert no.value.hint == "choose a smaller --tp or --pp"
 
 
@@ -72,7 +97,7 @@ def test_no_gpu_is_given_twice_and_what_max_names_can_be_dealt(nodes: dict[str, 
         return
     taken = [
         (host, one)
-        for share in deal(nodes, tp, tp, replicas)
+        for share in dealt(nodes, tp, tp, replicas)
         for host, number in share.gpus.items()
         for one in share.devices.get(host, range(number))
     ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 import tarfile
 from dataclasses import replace
 from typing import Any
@@ -10,12 +11,15 @@ from typing import Any
 import pytest
 
 from tests.support import world
+from tests.support.paths import ROOT
 from vllm_cluster.kernel.docker.client import packed
 from vllm_cluster.kernel.docker.container_body import node_body
 from vllm_cluster.kernel.docker.temporary import TemporaryContainer
 from vllm_cluster.kernel.plan.desired import desired
 from vllm_cluster.kernel.plan.identity import owner_of
-from vllm_cluster.kernel.plan.spec import GpuRequest, Mount, user_numbers
+from vllm_cluster.kernel.plan.spec import LABEL, GpuRequest, Mount, user_numbers
+
+PAGE = ROOT / "docs" / "architecture.md"
 
 
 @pytest.mark.parametrize(("text", "numbers"), [("", (0, 0)), ("1000", (1000, 0)), ("1000:100", (1000, 100))])
@@ -43,6 +47,15 @@ def test_every_node_comes_back_ends_in_order_and_gains_no_rights() -> None:
     assert (host["Init"], host["Privileged"], host["NetworkMode"]) == (True, False, "host")
     assert host["LogConfig"]["Config"] == {"max-size": "50m", "max-file": "3"}
     assert (body["StopSignal"], body["StopTimeout"], body["Healthcheck"]) == ("SIGTERM", 30, {"Test": ["NONE"]})
+
+
+# fault: docs/architecture.md: `base-image`, `requirements`, → `base-image`, `ray`,
+def test_the_page_lists_the_labels_of_a_node() -> None:
+    spec = replace(desired(world.inventory(), world.hosts(), world.INPUTS)[0], secrets=(("ray-token", "id"),))
+    made = {name.removeprefix(LABEL) for name in node_body(spec, "i", "")["Labels"]}
+    (row,) = re.findall(r"^\| what runs \| labels on containers \((.*?)\)", PAGE.read_text(), re.MULTILINE)
+    listed = {name.removeprefix(LABEL) for name in re.findall(r"`(.+?)`", row)}
+    assert listed == {"secret.*" if name.startswith("secret.") else name for name in made}
 
 
 def test_gpus_by_request_by_cdi_and_by_the_runtime() -> None:

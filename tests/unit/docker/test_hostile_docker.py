@@ -103,6 +103,7 @@ FLOODS: dict[str, tuple[Use, Callable[[], Iterator[bytes]], type[HostError]]] = 
 
 # fault: kernel/docker/calls.py: if len(rest) > MAX_LINE: → if len(rest) > 1 << 40:
 @pytest.mark.alone
+@pytest.mark.quiet
 @pytest.mark.promise("P18", "P23")
 def test_a_flood_ends_by_its_deadline_in_little_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(calls, "CALL_SECONDS", SECONDS)  # of calls that are not given a deadline

@@ -93,7 +93,7 @@ def _exec() -> Any:
     from vllm_cluster.kernel.docker import parse
     from vllm_cluster.kernel.docker.calls import Call
 
-    return Call("ask for its exit code", "GET", "/exec/1/json"), parse.command
+    return Call("ask for its exit code", "GET", "/exec/1/json"), parse.read_exec
 
 
 HOSTILE: st.SearchStrategy[Any] = st.sampled_from(

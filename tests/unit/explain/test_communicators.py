@@ -65,6 +65,36 @@ def test_the_library_of_the_driver_is_not_missed_in_an_image() -> None:
 
 
 def test_what_libraries_print_without_a_level_is_shown() -> None:
-    said = "Failed: Cuda error csrc/custom_all_reduce.cuh:455 'invalid argument'"
+    said = "Assertion failed: frob != nullptr (frob.cpp:455)"
     died = "(APIServer pid=9) RuntimeError: Engine core initialization failed. See root cause above.\n"
     assert said in [place.text for place in explained(f"{said}\n{died}").unknown_lines]
+
+
+def watchdog(group: str, rank: int, number: int) -> str:
+    """A line of torch's watchdog."""
+    work = f"WorkNCCL(SeqNum={number}, OpType=ALLREDUCE, NumelIn=1, NumelOut=1, Timeout(ms)=600000)"
+    words = f"[{group}Rank {rank}] Watchdog caught collective operation timeout: {work} ran for 600009 milliseconds"
+    return f"[rank{rank}]:[E1124 10:00:0{rank}.1 ProcessGroupNCCL.cpp:607] {words} before timing out.\n"
+
+
+def begins(rank: int) -> str:
+    """A line of vLLM before a rank joins."""
+    words = f"world_size=4 rank={rank} local_rank=0 distributed_init_method=tcp://10.0.0.1:29500 backend=nccl"
+    return f"(Worker pid={rank}) INFO 11-24 09:00:00 [parallel_state.py:1] {words}\n"
+
+
+# fault: kernel/explain/ranks.py: groups.setdefault(group, {})[rank] → groups.setdefault("", {})[rank]
+def test_the_rank_whose_collective_is_behind_the_others_of_its_group_is_named() -> None:
+    logs = watchdog("PG ID 2 ", 0, 42), watchdog("PG ID 2 ", 1, 41) + watchdog("PG ID 3 ", 3, 7)
+    found = explained(*logs)
+    assert found.symptom and found.symptom.failure.slug == "collective-timeout"
+    assert found.ranks == ("behind the others of its group, which are at SeqNum 42: rank 1 at 41",)
+    assert explained(watchdog("", 0, 42) + watchdog("", 1, 42)).ranks == ()
+
+
+# fault: kernel/explain/ranks.py: if missing and begun and (joined or groups): → if False:
+def test_ranks_that_joined_are_compared_with_those_that_began() -> None:
+    joined = "torch.distributed.DistStoreError: Timed out after 601 seconds waiting for clients. 2/4 clients joined.\n"
+    found = explained(begins(0) + joined, begins(1))
+    assert found.ranks == ("2 of 4 ranks joined", "never began, by these logs: rank 2, 3")
+    assert explained(begins(0) + begins(1)).ranks == ()

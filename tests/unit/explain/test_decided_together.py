@@ -60,14 +60,14 @@ def test_the_local_address_is_right_for_ranks_of_one_host() -> None:
     assert (healthy.result, healthy.notes) == ("healthy", ())
 
 
-# fault: kernel/explain/diagnosis.py: or (kind == "nothing" and seen.quiet) →
+# fault: kernel/explain/diagnosis.py: seen.failing or soft) → seen.failing)
 @pytest.mark.parametrize(
     "line",
     [
-        "kernel: python3[812]: segfault at 10 ip 00007f0 sp 00007ff error 4 in libfabric.so.1",
+        "kernel: frobd[812]: segfault at 10 ip 00007f0 sp 00007ff error 4 in libfabric.so.1",
         "systemd[1]: vllm.service: Failed with result 'core-dump'.",
         "/src/transport.cpp:998: non-zero status: 7 building the transport map failed",
-        "terminate called after throwing an instance of 'std::bad_alloc'",
+        "terminate called after throwing an instance of 'std::length_error'",
         "Error response from daemon: no such container: vllm",
     ],
 )

@@ -9,10 +9,10 @@ import pytest
 from tests.support.logs import FOLDER, HEALTHY, NEWEST, explained
 from vllm_cluster.kernel.explain.catalogue import HARMLESS
 from vllm_cluster.kernel.explain.diagnosis import diagnose
+from vllm_cluster.kernel.explain.evidence import LogScan
 from vllm_cluster.kernel.explain.log_line import parse_line, parse_time
 from vllm_cluster.kernel.explain.progress import OWN_START, OWN_STOP
 from vllm_cluster.kernel.explain.scan import LogSource, scan
-from vllm_cluster.kernel.explain.stream import LogScan
 from vllm_cluster.serving.node.attempt import STARTS, STOPS
 
 START = "INFO 11-21 02:{minute}:00 [utils.py:286] non-default args: {{'model': 'm'}}\n"
@@ -65,15 +65,15 @@ def test_a_symptom_is_never_given_as_a_cause() -> None:
 
 
 def test_what_no_failure_explains_is_shown_beside_a_symptom_for_it_may_be_why() -> None:
-    found = explained(at(1, START, "FrobnicationError: the frob is out\n", DIED, DEAD))
+    found = explained(at(1, START, "frobd: error: the frob is out\n", DIED, DEAD))
     assert found.symptom
     assert (found.symptom.failure.slug, [place.text for place in found.unknown_lines]) == (
         "rank-killed",
-        ["FrobnicationError: the frob is out"],
+        ["frobd: error: the frob is out"],
     )
-    # That something has failed is less than a line that no failure explains.
+    # That something has failed, or a rank ended, is less than an exception before it that no failure explains.
     assert explained(at(1, START, DEAD)).result == "symptom"
-    assert explained(at(1, START, "FrobnicationError: the frob is out\n", DEAD)).result == "exception"
+    assert explained(at(1, START, "FrobnicationError: the frob is out\n", DIED, DEAD)).result == "exception"
 
 
 def test_the_rank_that_fell_silent_first_is_reported() -> None:

@@ -99,3 +99,73 @@ def test_lines_of_nccl_about_ethernet_do_not_count_for_adapters() -> None:
     found = explained((FOLDER.parent / "gpu" / "h200-x2-nccl-socket.log").read_bytes())
     assert (found.result, [one.failure.slug for one in found.notes]) == ("nothing", ["nccl-over-tcp"])
     assert len(found.harmless) == 1
+
+
+XID = "[ 812.4] NVRM: Xid (PCI:0000:1b:00): "
+
+
+# fault: kernel/explain/failures.toml: '^(?!ray\.)(?:[\w.] → '^(?:[\w.]
+# fault: kernel/explain/failures.toml: |(?:14[4-9]|150), .{0,80}\bFatal\b)' → )'
+# fault: kernel/explain/failures.toml: needle = "caused by previous Xid" → needle = "caused by another Xid"
+# fault: kernel/explain/failures.toml: to \S+ \((?!None)' → to \S+ \((?!None|GPU)'
+@pytest.mark.parametrize(
+    ("line", "slug", "result"),
+    [
+        # Whose memory is full is in the class, however the message is cut.
+        ("ray.exceptions.OutOfMemoryError: 3 workers were ended as this host", "host-memory-full", "explained"),
+        ("OutOfMemoryError: 3 GiB more do not fit", "gpu-memory-full", "explained"),
+        # A program's channel ends of what happened before; errors of NVLink are often corrected.
+        (f"{XID}45, pid=31, name=python3, Ch 00000003 caused by previous Xid 147", "gpu-broken", "explained"),
+        (f"{XID}45, pid=31, name=python3, Ch 00000003 caused by previous Xid 13", "gpu-lost-or-kernel", "symptom"),
+        (f"{XID}146, TLW_RX Fatal XC0 i0 Link 03 (0x0 0x0)", "gpu-broken", "explained"),
+        (f"{XID}146, TLW_RX Nonfatal XC0 i0 Link 03 (0x0 0x0)", "gpu-lost-or-kernel", "symptom"),
+        (
+            f"{XID}154, GPU recovery action changed from 0x0 (None) to 0x2 (GPU Reset Required)",
+            "gpu-broken",
+            "explained",
+        ),
+        (
+            f"{XID}154, GPU recovery action changed from 0x1 (GPU Reset Required) to 0x0 (None)",
+            "gpu-lost-or-kernel",
+            "symptom",
+        ),
+        # CUDA does not start, and gives no reason.
+        ("RuntimeError: CUDA unknown error - look at the driver", "gpu-lost-or-kernel", "symptom"),
+        ("RuntimeError: Unexpected error from cudaGetDeviceCount(). Error 3: no init", "gpu-lost-or-kernel", "symptom"),
+        # Compilers of kernels.
+        ("LLVM ERROR: no such conversion", "kernel-build-failed", "symptom"),
+        ("torch._inductor.exc.InductorError: RuntimeError: PassManager::run failed", "kernel-build-failed", "symptom"),
+        # The call of a kernel is refused, whichever library checks it.
+        (
+            "RuntimeError: Check failed: (err == cudaSuccess) is false: Frob failed with invalid argument",
+            "kernel-refused",
+            "symptom",
+        ),
+        (
+            "RuntimeError: Check failed: (err == cudaSuccess) is false: CUDA out of memory",
+            "gpu-memory-full",
+            "explained",
+        ),
+        # A transfer between engines that fails for any reason.
+        (
+            "(Worker pid=7) ERROR 05-02 09:11:10 [w.py:1] NIXL transfer failure: frob | Context: x",
+            "kv-transfer-failed",
+            "symptom",
+        ),
+        # What was compiled for another PyTorch.
+        (
+            "RuntimeError: Tried to instantiate class 'F', but it does not exist! Ensure that it is registered",
+            "packages-mismatch",
+            "explained",
+        ),
+        (
+            "WARNING 05-02 09:11:10 [c.py:1] Failed to import from vllm._core_C with ImportError('libtorch.so')",
+            "packages-mismatch",
+            "explained",
+        ),
+    ],
+)
+def test_kinds_of_failure_are_known_in_any_words(line: str, slug: str, result: str) -> None:
+    found = explained(f"{line}\n")
+    assert found.named
+    assert (found.named.failure.slug, found.result) == (slug, result)

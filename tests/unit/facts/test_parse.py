@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 
 import pytest
@@ -187,3 +188,16 @@ def test_a_text_of_facts_may_be_shown() -> None:
     found = facts("gpu1", f"\n@@nics\n{said}\n@@missing\n/a\x1b]0;b\n@@end\n")
     assert [(nic.name, nic.state) for nic in found.nics] == [("e\ufffd[2Jth", "U\ufffdP")]
     assert found.missing_paths == {"/a\ufffd]0;b"}
+
+
+# fault: kernel/facts/parse.py: version=_word(server.get("Version")) → version=str(server.get("Version"))
+@pytest.mark.parametrize("version", ["; touch RAN", "$(touch RAN)", "20.10 or so", "", 20, None])
+def test_words_that_are_not_a_version_are_left_out(version: object) -> None:
+    """It is shown in a line: the name of a program with a host's words behind it would be a command."""
+
+    def engine(given: object) -> str:
+        said = json.dumps({"ApiVersion": "1.45", "Version": given})
+        return facts("gpu1", re.sub(r"(?<=@@docker\n)(?s:.*?)(?=\n@@)", lambda _: said, ANSWER)).docker.version
+
+    assert engine(version) == ""
+    assert engine("26.1.5+dfsg1") == "26.1.5+dfsg1"

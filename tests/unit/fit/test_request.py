@@ -12,7 +12,7 @@ from vllm_cluster.kernel.backends import ray, vllm
 from vllm_cluster.kernel.backends.seam import Degrees
 from vllm_cluster.kernel.errors import UsageError
 from vllm_cluster.serving.fit.layouts import GpuPool
-from vllm_cluster.serving.fit.request import Asked, Files, Judged, fewer, problems
+from vllm_cluster.serving.fit.request import Asked, Files, Judged, fewer, find_problems
 
 NAME = "meta-llama/Llama-3.1-8B"
 GB = 10**9
@@ -47,7 +47,7 @@ def found_problems(request: Asked, files: dict[str, Files] = BOTH, judged: Judge
     if judged.values:
         sizes = {"tensor_parallel_size": request.tp, "pipeline_parallel_size": request.pp}
         judged = replace(judged, values={**judged.values, **sizes})
-    return [f"{one.host}: {one.text} | {one.fix}" for one in problems(request, "gpu1", files, judged)]
+    return [f"{one.host}: {one.text} | {one.fix}" for one in find_problems(request, "gpu1", files, judged)]
 
 
 def test_a_kv_cache_that_is_only_guessed_refuses_nothing() -> None:
@@ -258,7 +258,16 @@ def test_vllm_s_own_words_are_passed_on() -> None:
     assert "gpu1: vLLM refuses these flags: unrecognized arguments: --no-such-flag 1" in flags
     near = Judged(flags="refused", problem="unrecognized arguments: --max-model-length; did you mean --max-model-len?")
     (typo,) = found_problems(asked(), judged=near)
-    assert "vllm serve --help=max-model-len" in typo
+    assert "vcluster exec --head -- vllm serve --help=max-model-len" in typo
+    assert [one.near for one in find_problems(asked(), "gpu1", BOTH, near)] == [
+        ("--max-model-length", "--max-model-len")
+    ]
+    longer = (
+        "User-specified max_model_len (99999) is greater than the derived max_model_len "
+        "(max_position_embeddings=2048 or model_max_length=None in model's config.json)"
+    )
+    found = find_problems(asked(), "gpu1", BOTH, replace(GOOD, model="refused", problem=longer))
+    assert [one.near for one in found] == [("99999", "2048")]
     old = Judged(flags="refused", problem="argument --enable-chunked-prefill: ignored explicit argument 'False'")
     (switch,) = found_problems(asked(8, 2, "--enable-chunked-prefill=False"), judged=old)
     assert "write --no-enable-chunked-prefill in place of --enable-chunked-prefill=False" in switch

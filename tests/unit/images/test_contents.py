@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from vllm_cluster.kernel.images.contents import ImageContents, Reach, judged, parse
+from vllm_cluster.kernel.images.contents import ImageContents, Reach, judge_contents, read_contents
+from vllm_cluster.wire.reading import RefusedDocument
 
 WELL = ImageContents("3.12.3", "x86_64", "2.39", (("ray", "2.56.1"), ("vllm", "0.33.0")), cuda="13.0")
 SEES = Reach(2, "", "13.1")
@@ -33,27 +33,51 @@ SEES = Reach(2, "", "13.1")
 def test_each_problem_is_an_error_with_its_text(
     inside: dict[str, Any], reach: dict[str, Any], code: str, words: str
 ) -> None:
-    found = list(judged("v", "gpu1", replace(WELL, **inside), replace(SEES, **reach), gpus=2, cache="/models"))
+    found = list(judge_contents("v", "gpu1", replace(WELL, **inside), replace(SEES, **reach), gpus=2, cache="/models"))
     assert [(one.code, one.host, one.error) for one in found] == [(code, "gpu1", True)]
     assert words in found[0].message
 
 
 def test_a_cache_that_others_fill_need_not_be_writable() -> None:
-    found = judged("v", "gpu1", WELL, replace(SEES, unwritable="Read-only"), gpus=2, cache="/models", offline=True)
+    found = judge_contents(
+        "v", "gpu1", WELL, replace(SEES, unwritable="Read-only"), gpus=2, cache="/models", offline=True
+    )
     assert [one.error for one in found] == [False]
 
 
 def test_a_container_that_is_well() -> None:
-    assert list(judged("v", "gpu1", WELL, SEES, gpus=2, cache="/models")) == []
+    assert list(judge_contents("v", "gpu1", WELL, SEES, gpus=2, cache="/models")) == []
     # On hosts without GPUs the driver's library is not asked for.
-    assert list(judged("v", "gpu1", replace(WELL, cuda=""), Reach(), gpus=0, cache="/models")) == []
+    assert list(judge_contents("v", "gpu1", replace(WELL, cuda=""), Reach(), gpus=0, cache="/models")) == []
 
 
-def test_hostile_answers_are_words_and_numbers_only() -> None:
-    hostile = (
-        '{"python": "3.12.3", "machine": "x86_64", "glibc": "2.39", "have": {"vllm": "1", "x;rm": "2"}, "lacking": '
-        '["ok", "a b", 7], "unknown": "all", "cuda": "$(rm)", "gpus": "many", "problem": null, "unwritable": ["x"]}'
-    )
-    inside, reach = parse([json.loads(hostile)])
-    assert (inside.have, inside.lacking, inside.unknown, inside.cuda) == ((("vllm", "1"),), ("ok",), (), "")
-    assert (reach.gpus, reach.problem) == (None, "")
+REPORT = {"python": "3.12.3", "machine": "x86_64", "glibc": "2.39", "have": {"vllm": "1"}}
+
+
+# fault: wire/programs.py: Gpus = Annotated[int, between(0, 1024)] → Gpus = int
+# fault: wire/programs.py: problem: Line = "" → problem: str = ""
+@pytest.mark.parametrize(
+    ("field", "value", "why"),
+    [
+        ("python", "3.12; rm", "is not a name or a version"),
+        ("machine", ["x86_64"], "must be text"),
+        ("glibc", "2.x", "is not a version of numbers"),
+        ("have", "all", "must be an object"),
+        ("lacking", ["ok", "a b"], "is not a name or a version"),
+        ("cuda", "$(rm)", "is not a version of numbers"),
+        ("gpus", "many", "must be an integer"),
+        ("gpus", 10**400, "must be from 0 to 1024"),
+        ("unwritable", ["x"], "must be text"),
+    ],
+)
+def test_a_hostile_report_is_refused_with_the_field_and_its_limit(field: str, value: object, why: str) -> None:
+    with pytest.raises(RefusedDocument) as refused:
+        read_contents([{**REPORT, field: value}])
+    assert (refused.value.field.partition(".")[0], refused.value.why) == (field, why)
+    inside, reach = read_contents([{**REPORT, "problem": "a\nfix: rm"}])
+    assert (inside.have, reach.problem) == ((("vllm", "1"),), "a fix: rm")
+
+
+def test_a_distribution_that_pip_could_not_be_given_is_not_compared() -> None:
+    inside, _ = read_contents([{**REPORT, "have": {"vllm": "1", "x;rm": "2", "none": None, "y": "1 --pre"}}])
+    assert inside.have == (("vllm", "1"),)

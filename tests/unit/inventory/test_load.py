@@ -197,9 +197,9 @@ class TestFinding:
 
     def test_errors_show_a_file_as_the_user_wrote_it(self, home: Path) -> None:
         (home / "project" / "deep" / "lab.yaml").write_text("a: 1\n")
-        with pytest.raises(InventoryError, match=r"^deep/lab\.yaml:1: "):
+        with pytest.raises(InventoryError, match=r"^deep/lab\.yaml: 6 problems\ndeep/lab\.yaml:1: "):
             load(Path("deep/lab.yaml"), cwd=home / "project")
-        with pytest.raises(InventoryError, match=rf"^{home}/project/deep/lab\.yaml:1: "):
+        with pytest.raises(InventoryError, match=rf"^{home}/project/deep/lab\.yaml: 6 problems\n"):
             load(home / "project/deep/lab.yaml", cwd=Path("/usr"))
 
     def test_what_cannot_be_read(self, home: Path) -> None:
@@ -280,6 +280,6 @@ def test_a_named_pipe_can_be_the_inventory(tmp_path: Path) -> None:
 )
 def test_what_is_far_too_large_is_never_parsed(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The YAML parser would take seconds for it."""
-    monkeypatch.setattr("vllm_cluster.kernel.inventory.load.parse", lambda _: pytest.fail("it was parsed"))
+    monkeypatch.setattr("vllm_cluster.kernel.inventory.load.read_document", lambda _: pytest.fail("it was parsed"))
     with pytest.raises(InventoryError, match=r"larger than 256 kB|nested too deep"):
         load_text(text.encode(), path=None, cwd=Path("/"))

@@ -39,7 +39,8 @@ def test_every_key_is_described() -> None:
 def test_the_schema_knows_what_the_file_may_hold_and_no_more() -> None:
     schema = json_schema()
     assert schema["additionalProperties"] is False
-    assert set(schema["required"]) == {"version", "cluster", "image", "model_cache", "hosts"}
+    assert set(schema["required"]) == {"version", "cluster", "image", "model_cache"}
+    assert schema["oneOf"] == [{"required": ["hosts"]}, {"required": ["hosts_from"]}]
     host = schema["$defs"]["Host"]["properties"]
     assert set(host) == {"ssh", "address", "gpus", "interface", "hcas"}
     assert {"type": "string"}.items() <= schema["$defs"]["HostSsh"]["anyOf"][0].items()
@@ -77,6 +78,8 @@ def test_every_optional_key_works_as_the_template_has_it() -> None:
     # The first line's own `key: value` is for editors.
     inventory = read(uncommented)
     told = {line.strip().split(":")[0] for line in uncommented.splitlines() if ":" in line and not line.startswith("#")}
+    # It is in the place of hosts.
+    told.add("hosts_from")
     assert {key for section in (SECTIONS[()], SECTIONS[("ports",)]) for key in section.written_keys()} <= told
     assert inventory.ssh.transport == "openssh"
     assert inventory.hosts["gpu1"].hcas == ("mlx5_0",)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.unit.inventory.texts import HOSTS, SMALLEST, TOP, read, refusal
+from vllm_cluster.kernel.errors import InventoryError
 
 # (what is added after the smallest inventory's nine lines, the whole answer)
 ADDED = [
@@ -26,6 +27,7 @@ ADDED = [
     ("shm_size: 0\n", "10: shm_size: must be at least 1048576"),
     ("shm_size: true\n", "10: shm_size: must be an integer, got true or false"),
     ("shm_size: 999999999999t\n", "10: shm_size: must be at most"),
+    (f"shm_size: 0x{'f' * 5000}\n", "10: shm_size: a number that cannot be read"),
     ("environment:\n", "10: environment: must be a mapping"),
     ("environment:\n  A: 1\n", '11: environment.A: must be text, got a number: put it in quotes ("…")'),
     ("environment:\n  A: on\n  B: true\n", "12: environment.B: must be text, got true or false: put it in quotes"),
@@ -288,7 +290,38 @@ def test_any_other_folder_is(path: str) -> None:
 @pytest.mark.parametrize("value", ["1.0", "true", "'1'", "1e0", "[1]", "2"])
 def test_a_version_is_the_number_one(value: str) -> None:
     (line,) = refusal(SMALLEST.replace("version: 1", f"version: {value}"))
-    assert line == "1: version: must be 1, the format that this vcluster reads"
+    quoted = ": a number, not text (`version: 1`)" if value == "'1'" else ""
+    assert line == f"1: version: must be 1, the format that this vcluster reads{quoted}"
+
+
+# fault: kernel/inventory/validate.py: _EXAMPLES.get(_pattern(loc), ()) if shaped → _EXAMPLES.get(loc, ()) if not shaped
+@pytest.mark.parametrize(
+    ("text", "line", "example"),
+    [
+        (f"{TOP}hosts:\n- gpu1\n", 5, ["hosts:", "  gpu1: {address: 10.0.0.11}", "  gpu2: {address: 10.0.0.12}"]),
+        (f"{TOP}hosts:\n", 5, ["hosts:", "  gpu1: {address: 10.0.0.11}", "  gpu2: {address: 10.0.0.12}"]),
+        (f"{SMALLEST}volumes: {{a: b}}\n", 10, ["volumes:", "  - /srv/models:/models:ro", "  - /srv/data:/data"]),
+        (f"{SMALLEST}ssh: me\n", 10, ["ssh:", "  user: ubuntu", "  identity: ~/.ssh/id_ed25519"]),
+    ],
+)
+def test_a_value_of_another_shape_gets_an_example_that_loads(text: str, line: int, example: list[str]) -> None:
+    with pytest.raises(InventoryError) as refused:
+        read(text)
+    first, *lines = refused.value.message.splitlines()
+    assert first.startswith(f"inventory.yaml:{line}: {example[0]} must be ")
+    assert lines == [f"    {one}" for one in example]
+    without = "" if example[0] == "hosts:" else HOSTS
+    read(TOP + without + "\n".join(example) + "\n")
+
+
+def test_several_problems_have_their_number_first() -> None:
+    with pytest.raises(InventoryError) as refused:
+        read(f"{SMALLEST}kind: x\nusr: y\n")
+    count, kind, user = refused.value.message.splitlines()
+    assert count == "inventory.yaml: 2 problems"
+    # Of two letters any word may have both.
+    assert kind.startswith("inventory.yaml:10: kind: unknown key; known here: ")
+    assert user == "inventory.yaml:11: usr: unknown key, did you mean user?"
 
 
 def test_what_people_bring_from_elsewhere_is_answered() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 from vllm_cluster.kernel.errors import InventoryError
@@ -19,11 +20,13 @@ def read(text: str, folder: Path = Path("/srv/repo")) -> Inventory:
 
 
 def refusal(text: str) -> list[str]:
-    """The lines of the error that this text gets, without the file's name."""
+    """The lines of the error that this text gets, without the file's name, their number and examples."""
     try:
         read(text)
     except InventoryError as error:
-        lines = error.message.splitlines()
+        lines = [line for line in error.message.splitlines() if not line.startswith("    ")]
+        if lines[1:]:
+            assert re.fullmatch(r"inventory.yaml: \d+ problems", lines.pop(0))
         assert all(line.startswith("inventory.yaml:") for line in lines), lines
         assert error.exit_code == 2
         return [line.removeprefix("inventory.yaml:") for line in lines]

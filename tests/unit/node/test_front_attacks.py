@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import struct
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -235,6 +236,22 @@ def test_requests_sent_at_once_are_answered_in_their_order(front: Fronted) -> No
     assert [rest.index(word) for word in (b"/one", b"invalid_api_key", b"/two")] == sorted(
         rest.index(word) for word in (b"/one", b"invalid_api_key", b"/two")
     )
+
+
+# fault: serving/node/front.py: web.RequestPayloadError, OSError, ValueError → web.RequestPayloadError, ValueError
+def test_a_client_that_resets_within_its_body_has_made_no_error_500(tmp_path: Path) -> None:
+    """Each of them was counted as 500, with a line in the log."""
+    with fronted(tmp_path, "a") as made:
+        assert made.process and made.process.stdout
+        for _ in range(5):
+            with made.connect() as connection:
+                connection.sendall(f"{HEAD}Content-Length: 9\r\n\r\n{{".encode())
+                until(lambda: made.status().connections == 1, 10)
+                connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            until(lambda: made.status().connections == 0, 10)
+        assert {*made.status().by_status} <= {"400"}
+        made.process.terminate()
+        assert "ended with" not in made.process.communicate(timeout=10)[0]
 
 
 def test_large_heads_are_refused(front: Fronted) -> None:

@@ -12,6 +12,8 @@ import urllib.request
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from tests.support.node.world import KEY, World, eventually
 from tests.support.waiting import until
 
@@ -88,7 +90,7 @@ def open_request(world: World) -> tuple[threading.Thread, list[Any]]:
     return thread, got
 
 
-# fault: serving/node/serving.py: how="" if wanted else "asked" → how="asked"
+# fault: serving/node/serving.py: how=self.requests.way_out(wanted) → how="asked"
 def test_what_is_open_ends_before_the_model_is_replaced(world: World) -> None:
     world.start_ready()
     thread, got = open_request(world)
@@ -113,6 +115,30 @@ def test_what_does_not_end_is_ended(world: World) -> None:
     thread.join(20)
     assert got == [503]
     (world.fake / "hangs").unlink()
+
+
+# fault: serving/node/serve_request.py: self._drain = order.drain → self._drain = None
+@pytest.mark.parametrize("wanted", ["two", None], ids=["replaced", "stopped"])
+def test_an_order_names_how_long_open_requests_may_take(world: World, wanted: str | None) -> None:
+    world.pace["drain"] = 60.0
+    world.start_ready()
+    thread, got = open_request(world)
+    world.want(wanted, {"drain": 1.0})
+    world.phase("stopping", detail="superseded by a new request; open requests end first: 1")
+    thread.join(20)
+    assert got == [503]
+    (world.fake / "hangs").unlink()
+
+
+def test_a_stop_waits_for_what_is_open_where_it_is_asked_to(world: World) -> None:
+    world.start_ready()
+    thread, got = open_request(world)
+    world.want(None, {"drain": 60.0})
+    world.phase("stopping", detail="superseded by a new request; open requests end first: 1")
+    (world.fake / "hangs").unlink()
+    thread.join(20)
+    assert got == [200]
+    until(lambda: not answers(world), 10, every=0.05)
 
 
 def test_with_nothing_wanted_the_port_is_free(world: World) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from vllm_cluster.kernel.hosts.program import python
-from vllm_cluster.kernel.images.contents import OPTIONS, ImageContents, parse
+from vllm_cluster.kernel.images.contents import OPTIONS, ImageContents, read_contents
 
 RAY = (
     'aiohttp>=3.13; extra == "default"',
@@ -62,7 +62,7 @@ def made(site: Path, *have: str, frontend: str = FRONTEND) -> ImageContents:
     (site / "torch").mkdir()
     (site / "torch/__init__.py").write_text("raise SystemExit('importing torch takes seconds')")
     (site / "torch/version.py").write_text("__version__ = '2.11.0+cu130'\ncuda: Optional[str] = '13.0'\n")
-    return parse(look(site, "", *OPTIONS))[0]
+    return read_contents(look(site, "", *OPTIONS))[0]
 
 
 def test_a_whole_image(tmp_path: Path) -> None:
@@ -88,10 +88,10 @@ def test_a_vllm_without_an_option_that_vcluster_sets(tmp_path: Path) -> None:
 def test_what_a_container_reaches(tmp_path: Path) -> None:
     """Run as whoever runs the tests: root may write anywhere but into a folder that is not there."""
     (tmp_path / "cache").mkdir()
-    _, reach = parse(look(tmp_path, str(tmp_path / "cache")))
+    _, reach = read_contents(look(tmp_path, str(tmp_path / "cache")))
     assert reach.unwritable == ""
     assert list((tmp_path / "cache").iterdir()) == []
-    _, reach = parse(look(tmp_path, str(tmp_path / "nowhere")))
+    _, reach = read_contents(look(tmp_path, str(tmp_path / "nowhere")))
     assert reach.unwritable.startswith("No such file or directory (as user ")
     if reach.gpus is None:
         assert "libcuda.so.1" in reach.problem
@@ -103,4 +103,4 @@ def test_what_a_container_reaches(tmp_path: Path) -> None:
 def test_an_output_with_invalid_versions_is_refused(said: dict[str, Any]) -> None:
     whole = {"python": "3.12.3", "machine": "x86_64", "glibc": "2.39"}
     with pytest.raises(ValueError, match="printed nothing"):
-        parse([{**whole, **said}] if said else [])
+        read_contents([{**whole, **said}] if said else [])

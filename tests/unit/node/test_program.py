@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from vllm_cluster.kernel.node.program import program
+from vllm_cluster.kernel.node.program import node_program
 
-PROGRAM = program()
+PROGRAM = node_program()
 PYTHONS = [sys.executable, *filter(None, [shutil.which("python3.10")])]
 
 
@@ -28,7 +28,7 @@ OF_VLLM = {"aiohttp", "multidict", "yarl", "uvloop"}
 @pytest.mark.parametrize("path", sorted(PROGRAM))
 def test_every_file_is_of_the_standard_library_and_of_python_3_10(path: str) -> None:
     tree = ast.parse(PROGRAM[path], feature_version=(3, 10))
-    more = OF_VLLM if path.endswith(("/front.py", "/front_door.py", "/front_proxy.py")) else set()
+    more = OF_VLLM if path.endswith(("/front.py", "/front_door.py", "/front_metrics.py", "/front_proxy.py")) else set()
     for node in ast.walk(tree):
         names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
         names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []

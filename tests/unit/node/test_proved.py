@@ -34,7 +34,7 @@ def plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[HostPlan]:
 
 def look() -> dict[str, object]:
     """What the node answers of the model."""
-    return files_of.look(MODEL, ask_hub=False)
+    return files_of.find_model(MODEL, ask_hub=False)
 
 
 def test_a_pulled_model_is_proved_by_the_digest_that_hosts_compare(plan: HostPlan) -> None:

@@ -5,61 +5,13 @@ from __future__ import annotations
 import json
 import os
 import signal
-from pathlib import Path
-from typing import Any
 
 import pytest
 
+from tests.support.node.replicas import BAD, Two
 from tests.support.node.world import HEAD, WORKER, World, eventually, lives
-from tests.support.ports import free_port
 
 pytestmark = pytest.mark.slow
-
-PACE = {"roll_beat": 0.1, "roll_silent": 0.8, "roll_lost": 1.5, "part_start": 20.0, "drain": 2.0}
-BAD = {"lines": ["OSError: no/such is not a local folder\n"], "exit": 1}
-
-
-class Two:
-    """Two replicas of a model, one on each of two nodes."""
-
-    def __init__(self, world: World) -> None:
-        self.world, self.api = world, free_port()
-        world.pace |= PACE
-        world.fake2.mkdir()
-        (world.fake2 / "stray").write_bytes((world.fake / "stray").read_bytes())
-        self.plans(world.fake2, {})
-
-    def plans(self, fake: Path, *plans: dict[str, Any]) -> None:
-        """What vLLM does on a node, run after run."""
-        (fake / "plans.json").write_text(json.dumps(plans))
-
-    def row(self, index: int, generation: str, number: int = 2) -> dict[str, Any]:
-        """One replica as a laptop writes it."""
-        at = {"address": HEAD, "host": "gpu1"} if index == 0 else {"address": WORKER, "host": "gpu2"}
-        found = self.world.placed(generation, backend="mp", ranks={HEAD: 2}, replicas=number)
-        found["replica"] |= {"parts": [{**found["replica"]["parts"][0], **at}]} | ({"api": self.api} if index else {})
-        return {**found, "index": index}
-
-    def want(self, generation: str, number: int = 2) -> None:
-        """Ask for so many replicas."""
-        rows = [self.row(index, f"{generation}-{index}", number) for index in range(number)]
-        text = json.dumps({"v": 4, "deployments": rows})
-        self.world._write(self.world.state / "wanted.json", text)
-
-    def ready(self, generation: str) -> None:
-        """Wait until both are."""
-        names = [f"{generation}-0", f"{generation}-1"]
-        eventually(lambda: [(one.generation, one.phase) for one in self.rows] == [(n, "ready") for n in names], "both")
-
-    @property
-    def rows(self) -> tuple[Any, ...]:
-        """What is reported of each."""
-        return tuple(self.world.status.replicas) if self.world.status else ()
-
-    @property
-    def pids(self) -> tuple[int, int]:
-        """The processes of the last start of each."""
-        return self.world.attempts[-1]["pid"], self.world.followers[-1]["pid"]
 
 
 @pytest.fixture
@@ -79,7 +31,18 @@ def test_each_is_started_on_its_own_node(two: Two) -> None:
     assert f"--port={two.api}" in two.world.followers[0]["argv"]
 
 
-# fault: serving/node/replicas.py: waits = waits or (rolls → waits = waits and (rolls
+# fault: serving/node/start.py: several = deployment.replicas > 1 or index > 0 → several = False
+def test_each_line_of_vllm_names_its_replica(world: World) -> None:
+    two = Two(world)
+    for fake in (world.fake, world.fake2):
+        two.plans(fake, {"lines": ["a line\n"]})
+    world.start_without_ray()
+    two.want("one")
+    logs = [world.log, world.folder / "worker.log"]
+    eventually(lambda: all(f"[vllm_{n}] a line" in log.read_text() for n, log in enumerate(logs)), "a line of each", 60)
+
+
+# fault: serving/node/replicas.py: if rolls and changes and not one.requests.settled: → if not rolls:
 def test_the_next_one_changes_once_the_one_before_is_ready(two: Two) -> None:
     world, (first, second) = two.world, two.pids
     two.plans(world.fake, {}, {"loading": True})
@@ -104,6 +67,18 @@ def test_the_one_that_answers_is_not_taken_away_while_the_other_starts(two: Two)
     assert (two.rows[0].generation, two.rows[0].phase) == ("one-0", "ready")
     (world.fake2 / "loaded").touch()
     two.ready("two")
+
+
+def results(world: World) -> list[tuple[str, int, int]]:
+    """What the history has: result, replica, and how many there are."""
+    path = world.state / "results.jsonl"
+    rows = map(json.loads, path.read_text().splitlines() if path.exists() else ())
+    return [(row["result"], row["replica"], row["replicas"]) for row in rows]
+
+
+# fault: serving/node/serve_request.py: "replicas": asked.deployment.replicas if asked else 1, → "replicas": 1,
+def test_the_history_has_which_of_how_many_is_ready(two: Two) -> None:
+    assert sorted(results(two.world)) == [("ready", 0, 2), ("ready", 1, 2)]
 
 
 def test_where_the_first_cannot_be_served_the_others_stay(two: Two) -> None:

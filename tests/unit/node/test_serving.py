@@ -14,6 +14,7 @@ from tests.support.node.world import HEAD, KEY, TOKEN, WORKER, World, eventually
 from vllm_cluster.kernel.plan.spec import NO_SECRETS
 from vllm_cluster.serving.node.replica_key import replica_key
 from vllm_cluster.wire.order import read_order
+from vllm_cluster.wire.parts import REPLACING, Replacing
 
 pytestmark = pytest.mark.slow
 
@@ -63,37 +64,36 @@ def test_vllm_gets_what_was_requested_without_the_key(world: World) -> None:
     assert (world.state / "status.json").stat().st_mode & 0o777 == 0o644
 
 
-@pytest.mark.parametrize(
-    ("nodes", "detail"),
-    [
+def test_waits_for_exactly_the_wanted_gpus(world: World) -> None:
+    """Looked at each time that Ray lists other nodes."""
+    listed: list[tuple[dict[str, float], str]] = [
         ({HEAD: 2}, "GPUs 2/4: 127.0.0.2 is missing"),
         ({HEAD: 2, WORKER: 1}, "GPUs 3/4: 127.0.0.2 has 1 GPUs instead of 2"),
         ({HEAD: 2, WORKER: 2, "10.9.9.9": 2}, "GPUs 4/4: 10.9.9.9 is not of this cluster"),
-    ],
-)
-def test_waits_for_exactly_the_wanted_gpus(world: World, nodes: dict[str, float], detail: str) -> None:
-    world.nodes(nodes)
+    ]
+    world.nodes(listed[0][0])
     world.start()
     world.want("one")
-    assert world.phase("waiting", detail="GPUs").detail in (detail, "GPUs 0/4: Ray does not answer yet")
-    world.phase("waiting", detail=detail)
-    assert world.attempts == []
+    assert world.phase("waiting", detail="GPUs").detail in (listed[0][1], "GPUs 0/4: Ray does not answer yet")
+    for nodes, detail in listed:
+        world.nodes(nodes)
+        world.phase("waiting", detail=detail)
+        assert world.attempts == []
     world.nodes({HEAD: 2, WORKER: 2})
     world.phase("ready")
 
 
-@pytest.mark.parametrize("code", [0, 1])
-def test_what_never_was_ready_is_not_tried_again(world: World, code: int) -> None:
-    world.plan({"lines": UNKNOWN_MODEL, "exit": code})
+def test_what_never_was_ready_is_not_tried_again(world: World) -> None:
+    world.plan({"lines": UNKNOWN_MODEL, "exit": 0}, {"lines": UNKNOWN_MODEL, "exit": 1}, {})
     world.start()
-    world.want("one")
-    failed = world.phase("failed")
-    cause = "OSError: no/such is not a local folder and is not a valid model"
-    assert failed.detail == failed.first_failure.summary == f"vLLM ended with exit code {code}: {cause}"
-    assert failed.first_failure.lines[0].endswith(f"[core.py:1] {cause}")
-    assert len(failed.first_failure.lines) == 41
-    assert len(world.attempts) == 1
-    world.plan({})
+    for code in (0, 1):
+        world.want(f"ends-with-{code}")
+        failed = world.phase("failed", f"ends-with-{code}")
+        cause = "OSError: no/such is not a local folder and is not a valid model"
+        assert failed.detail == failed.first_failure.summary == f"vLLM ended with exit code {code}: {cause}"
+        assert failed.first_failure.lines[0].endswith(f"[core.py:1] {cause}")
+        assert len(failed.first_failure.lines) == 41
+        assert len(world.attempts) == code + 1
     world.want("two")
     assert world.phase("ready").first_failure is None
 
@@ -119,19 +119,17 @@ def test_a_program_that_is_not_there_is_reported(world: World) -> None:
 
 
 # fault: serving/node/attempt.py: self._prove(api) →
-@pytest.mark.parametrize(
-    ("completion", "what"),
-    [("die", "KeyError: 'the engine'"), ("error", "HTTP 500"), ("empty", "no token")],
-)
-def test_healthy_is_not_ready(world: World, completion: str, what: str) -> None:
-    world.plan({"completion": completion, "stray": True})
+def test_healthy_is_not_ready(world: World) -> None:
+    wrong = {"die": "KeyError: 'the engine'", "error": "HTTP 500", "empty": "no token"}
+    world.plan(*({"completion": completion, "stray": True} for completion in wrong))
     world.start()
-    world.want("one")
-    failed = world.phase("failed")
-    assert what in failed.first_failure.summary
-    assert (failed.ready_at, failed.seconds_to_ready) == (None, None)
-    assert not any(lives(run["pid"]) for run in world.attempts)
-    assert world.strays("vllm") == []
+    for completion, what in wrong.items():
+        world.want(completion)
+        failed = world.phase("failed", completion)
+        assert what in failed.first_failure.summary
+        assert (failed.ready_at, failed.seconds_to_ready) == (None, None)
+        assert not any(lives(run["pid"]) for run in world.attempts)
+        assert world.strays("vllm") == []
 
 
 def test_what_once_was_ready_comes_back(world: World) -> None:
@@ -143,7 +141,7 @@ def test_what_once_was_ready_comes_back(world: World) -> None:
     assert again.failure.summary == "vLLM ended with exit code 1: error: the second"
 
 
-# fault: serving/node/serving.py: return self._members or ( → return (
+# fault: serving/node/serving.py: return self._members.gpus or ( → return (
 def test_a_host_that_joins_or_leaves_is_counted_without_a_restart(world: World) -> None:
     third = "127.0.0.3"
 
@@ -234,6 +232,28 @@ def test_nodes_that_are_always_lost_are_given_up(world: World) -> None:
     assert failed.first_failure.summary == f"Ray has lost {WORKER}"
 
 
+# fault: serving/node/members.py: found.run == self._known → False
+# fault: serving/node/serve_state.py: del self.starts[-1:] → pass
+# fault: serving/node/serving.py: planned = self._members.replaced_by(start.members) → planned = ""
+def test_a_node_that_up_makes_again_is_not_a_failure_of_the_model(world: World) -> None:
+    """It takes nothing of the budget; what is lost after that run takes of it."""
+    world.pace["restarts"] = 1
+    by = "ann@laptop"
+    world.start()
+    world.want("one")
+    world.phase("ready", attempt=1)
+    for attempt, run in enumerate(("a" * 16, "b" * 16), 2):
+        (world.state / REPLACING).write_bytes(Replacing(run, by, (WORKER,)).document)
+        world.nodes({HEAD: 2})
+        waiting = world.phase("waiting")
+        assert waiting.failure is waiting.first_failure is None
+        world.nodes({HEAD: 2, WORKER: 2}, ids={WORKER: f"id-{attempt}"})
+        world.phase("ready", attempt=attempt)
+    assert f"{by} makes the node of {WORKER} again (vcluster up)" in (world.state / "results.jsonl").read_text()
+    world.nodes({HEAD: 2, WORKER: 2}, ids={WORKER: "lost"})
+    assert world.phase("ready", attempt=4).failure.summary == f"Ray has lost {WORKER}"
+
+
 def test_another_request_ends_the_one_before(world: World) -> None:
     world.plan({"stubborn": True, "stray": True})
     world.start_ready()
@@ -280,7 +300,7 @@ def test_half_a_request_changes_nothing(world: World) -> None:
         (world.state / "wanted.json").write_text(half)
         eventually(lambda: world.status and world.status.error, f"told that {half!r} cannot be read")
         assert lives(world.attempts[0]["pid"])
-        (world.state / "wanted.json").write_text(json.dumps({"v": 5, "deployments": []}))
+        (world.state / "wanted.json").write_text(json.dumps({"v": 6, "deployments": []}))
         eventually(lambda: world.status and "another version" in str(world.status.error), "told of the other version")
     (world.state / "wanted.json").write_text(whole)
     world.phase("ready", generation="two")

@@ -19,33 +19,51 @@ from vllm_cluster.serving.node.engine_watch import short_steps
 pytestmark = pytest.mark.slow
 
 
+KINDS = [
+    (["generate"], "/v1/completions"),
+    (["generate"], "/v1/chat/completions"),
+    (["embed", "token_embed"], "/v1/embeddings"),
+    (["classify"], "/score"),
+    (["classify", "token_classify"], "/classify"),
+    (["token_embed"], "/pooling"),
+    (["transcription"], "/v1/audio/transcriptions"),
+]
+
+
+def named(path: str) -> str:
+    """The generation of the model that answers there."""
+    return path.strip("/").replace("/", "-")
+
+
+def asked(world: World, name: str) -> list[str]:
+    """The paths that the next of the planned models is asked for until it is ready."""
+    count, end = len(world.completions), f"all lines of {name} are out"
+    (world.fake / "loaded").unlink(missing_ok=True)
+    world.want(name)
+    # vLLM loads for long after these lines: here the API would open before the node program has read them.
+    world.until(lambda: end in world.log.read_text(), "the lines are read")
+    (world.fake / "loaded").touch()
+    world.phase("ready", name)
+    return [one["path"] for one in world.completions[count:]]
+
+
 # fault: serving/node/attempt.py: except NotServed as error: → except ZeroDivisionError as error:
 @pytest.mark.promise("P28")
 @pytest.mark.parametrize("logged", [True, False])
-@pytest.mark.parametrize(
-    ("tasks", "path"),
-    [
-        (["generate"], "/v1/completions"),
-        (["generate"], "/v1/chat/completions"),
-        (["embed", "token_embed"], "/v1/embeddings"),
-        (["classify"], "/score"),
-        (["classify", "token_classify"], "/classify"),
-        (["token_embed"], "/pooling"),
-        (["transcription"], "/v1/audio/transcriptions"),
-    ],
-)
-def test_a_model_is_asked_for_what_it_is(world: World, tasks: list[str], path: str, logged: bool) -> None:
-    lines = [f"(APIServer pid=1) INFO 11-21 02:40:35 [entry.py:136] Supported tasks: {tasks}\n"] if logged else []
-    world.plan({"lines": [*lines, "all lines are out\n"], "paths": [path], "loading": True})
+def test_a_model_is_asked_for_what_it_is(world: World, logged: bool) -> None:
+    """One node serves a model of each kind in turn."""
+    plans = []
+    for tasks, path in KINDS:
+        line = f"(APIServer pid=1) INFO 11-21 02:40:35 [entry.py:136] Supported tasks: {tasks}\n"
+        lines = [*([line] if logged else []), f"all lines of {named(path)} are out\n"]
+        plans.append({"lines": lines, "paths": [path], "loading": True})
+    world.plan(*plans)
     world.start()
-    world.want("one")
-    # vLLM loads for long after these lines: here the API would open before the node program has read them.
-    world.until(lambda: "all lines are out" in world.log.read_text(), "the lines are read")
-    (world.fake / "loaded").touch()
-    world.phase("ready")
-    assert [asked["path"] for asked in world.completions][-2:] == [path, path]
-    if logged and path not in ("/v1/chat/completions", "/classify"):
-        assert len(world.completions) == 2
+    for _, path in KINDS:
+        found = asked(world, named(path))
+        assert found[-2:] == [path, path]
+        if logged and path not in ("/v1/chat/completions", "/classify"):
+            assert len(found) == 2
 
 
 @pytest.mark.promise("P28")

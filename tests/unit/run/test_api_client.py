@@ -10,7 +10,10 @@ from contextlib import contextmanager
 
 import pytest
 
+from tests.support.bounds import within
+from vllm_cluster.kernel.errors import HostError
 from vllm_cluster.serving.api.client import Broken, Refused, Silent, get, post
+from vllm_cluster.serving.head import key_file
 
 EVENTS = [{"choices": [{"text": "a"}]}, {"choices": [{"text": "b"}]}]
 STREAM = b"".join(b"data: %s\n\n" % json.dumps(event).encode() for event in EVENTS)
@@ -28,7 +31,7 @@ def server(status: int, kind: str, *parts: bytes | threading.Event) -> Iterator[
             self.do_GET()
 
         def do_GET(self) -> None:
-            assert self.headers["Authorization"] == "Bearer k"
+            assert self.headers["Authorization"].encode("latin-1").decode() in ("Bearer k", "Bearer \u20ac")
             self.send_response(status)
             self.send_header("Content-Type", kind)
             self.send_header("Transfer-Encoding", "chunked")
@@ -138,3 +141,30 @@ def test_silence_has_an_end() -> None:
         pytest.raises(Silent, match=r"no token for 0\.2 s|no token for 0 s"),
     ):
         list(post(port, "/", {}, "k", 0.2))
+
+
+# fault: serving/api/client.py: if large else document( → if raw else document(
+@pytest.mark.parametrize("kind", ["application/json", "text/event-stream"])
+def test_an_answer_takes_little_memory(kind: str) -> None:
+    """4 MB of empty lists became 100 MB here; an answer could have 256 MB of them."""
+    raw = b'{"choices": [' + b"[]," * 1_500_000 + b"0]}"
+    line = b"data: " + raw + b"\n\n" if kind == "text/event-stream" else raw
+    with server(200, kind, line) as port, within(60, megabytes=60), pytest.raises(Broken, match="JSON document"):
+        list(post(port, "/", {}, "k", 60))
+    with server(200, kind, line) as port:
+        assert len(next(post(port, "/", {"prompt_logprobs": 1}, "k", 60))["choices"]) == 1_500_001
+
+
+def test_a_key_that_a_person_has_thought_up_may_have_any_letter() -> None:
+    with server(200, "application/json", json.dumps(EVENTS[0]).encode()) as port:
+        assert list(post(port, "/", {}, "\u20ac", 60)) == EVENTS[:1]
+        assert get(port, "/", "\u20ac", 60) == (200, EVENTS[0])
+
+
+# fault: serving/head.py: not found.key.isprintable() → False
+@pytest.mark.parametrize("content", [b"", b"a\nb", b"a\r\nX: y", b"a\x1b[31m", b" a", b"\xff", b"k" * 5000])
+def test_a_file_without_a_key_is_an_error_of_its_host(content: bytes) -> None:
+    """It ended in a traceback where it became a header, and steered the terminal where it was printed."""
+    with pytest.raises(HostError, match="gpu1: key: the file of the API key holds none"):
+        key_file(content, "gpu1")
+    assert key_file("\u20ac1".encode(), "gpu1").key == "\u20ac1"

@@ -96,3 +96,23 @@ def test_a_request_of_several_replicas_is_not_ready_while_one_has_failed() -> No
     assert (entry.result, entry.failure) == ("failed", "replica 1: out of memory")
     [entry] = entries_of(*({"time": 2, "result": "ready", "seconds": 50 + one, "replica": one} for one in (0, 1)))
     assert (entry.result, entry.seconds, entry.failure) == ("ready", 51.0, None)
+
+
+# fault: kernel/node/history.py: if end.result == "ready" and len(ends) < number: → if False:
+@pytest.mark.parametrize(
+    ("replicas", "lines", "result"),
+    [
+        (2, [("ready", 0)], None),
+        (2, [("ready", 1)], None),
+        (2, [("ready", 0), ("ready", 1)], "ready"),
+        (2, [("ready", 0), ("replaced", 1)], "replaced"),
+        (3, [("ready", 0), ("failed", 1)], "failed"),
+        (1, [("ready", 0)], "ready"),
+    ],
+)
+def test_a_request_of_several_replicas_is_ready_once_the_last_one_is(
+    replicas: int, lines: list[tuple[str, int]], result: str | None
+) -> None:
+    rows = [{"time": 2, "result": end, "replica": index, "replicas": replicas, "seconds": 5} for end, index in lines]
+    [entry] = entries_of(*rows)
+    assert (entry.result, entry.seconds) == (result, 5 if result else None)

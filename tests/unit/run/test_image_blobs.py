@@ -7,6 +7,7 @@ import io
 import json
 import subprocess
 import tarfile
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -140,7 +141,7 @@ def test_no_name_in_an_archive_decides_where_anything_is_written(tmp_path: Path)
 ROW: dict[str, Any] = {"config": "a" * 64, "layers": ["b" * 64], "sizes": {"a" * 64: 1, "b" * 64: 2}}
 
 
-# fault: kernel/images/carrier.py: config: Sha256 → config: str
+# fault: kernel/images/carrier.py: if len(found.layers) != layers or → if
 @pytest.mark.parametrize(
     "changed",
     [
@@ -169,7 +170,8 @@ class Carrying:
     def __init__(self, folder: Path) -> None:
         folder.mkdir()
         argv = python("kernel.spread", "carry_image", seconds=60).argv
-        self.process = subprocess.Popen(argv, cwd=folder, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        pipe = subprocess.PIPE
+        self.process = subprocess.Popen(argv, cwd=folder, stdin=pipe, stdout=pipe, text=True, start_new_session=True)
         files = importable("vllm_cluster.kernel.spread")
         self.send({path: content.decode() for path, content in files.items()})
         self.blobs = Path(self.next()["folder"])
@@ -188,15 +190,10 @@ class Carrying:
         self.process.communicate(timeout=30)
 
 
-@pytest.mark.slow
-def test_blobs_go_from_host_to_host_hashed_and_behind_a_key(tmp_path: Path) -> None:
-    contents = {digest(data): data for data in (CONFIG, b"one" * 70_000, b"")}
-    source, other, impostor = (Carrying(tmp_path / name) for name in ("gpu1", "gpu2", "impostor"))
-    for name, data in contents.items():
-        (source.blobs / name).write_bytes(data)
-    port = free_port()
+def plan_of(contents: dict[str, bytes], port: int, first: str = "127.0.0.1") -> dict[str, Any]:
+    """The plan of a push to two hosts; where the first one serves."""
     hosts = [{"name": f"gpu{number}", "address": f"127.0.0.{number}", "port": port} for number in (1, 2, 3)]
-    plan = {
+    return {
         "id": "image",
         "key": "a" * 64,
         "model": "lab/vllm",
@@ -204,9 +201,18 @@ def test_blobs_go_from_host_to_host_hashed_and_behind_a_key(tmp_path: Path) -> N
         "cache": ".",
         "folder": "blobs",
         "kind": "folder",
-        "hosts": hosts,
+        "hosts": [{**hosts[0], "address": first}, *hosts[1:]],
         "files": [{"path": name, "size": len(data), "blob": name} for name, data in contents.items()],
     }
+
+
+@pytest.mark.slow
+def test_blobs_go_from_host_to_host_hashed_and_behind_a_key(tmp_path: Path) -> None:
+    contents = {digest(data): data for data in (CONFIG, b"one" * 70_000, b"")}
+    source, other, impostor = (Carrying(tmp_path / name) for name in ("gpu1", "gpu2", "impostor"))
+    for name, data in contents.items():
+        (source.blobs / name).write_bytes(data)
+    plan = plan_of(contents, free_port())
     source.send({**plan, "me": "gpu1"})
     assert source.next() == {"serving": True}
     other.send({**plan, "me": "gpu2"})
@@ -219,3 +225,17 @@ def test_blobs_go_from_host_to_host_hashed_and_behind_a_key(tmp_path: Path) -> N
     assert not [path for path in impostor.blobs.iterdir() if path.stat().st_size]
     for one in (source, other, impostor):
         one.end()
+
+
+# fault: kernel/spread/carry_image.py: sys.stdin.read() → sys.stdout.flush()
+@pytest.mark.slow
+def test_a_host_that_cannot_serve_its_blobs_keeps_them_until_its_input_ends(tmp_path: Path) -> None:
+    """They go through the laptop then, out of the folder that goes with the program."""
+    source, contents = Carrying(tmp_path / "gpu1"), {digest(CONFIG): CONFIG}
+    source.send({**plan_of(contents, free_port(), first="192.0.2.1"), "me": "gpu1"})
+    error = source.next()["error"]
+    with suppress(subprocess.TimeoutExpired):
+        source.process.wait(1)
+    there = source.process.returncode is None
+    source.end()
+    assert ("Cannot assign requested address" in error, there) == (True, True)

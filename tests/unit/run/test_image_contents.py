@@ -84,7 +84,7 @@ def looked(
     for name, engine in engines.items():
         fleet.connections[name] = HostConnection(name, cast(Transport, engine))
         fleet.connections[name].may_change = True
-        fleet.connections[name]._engine = cast(DockerApi, engine)
+        fleet.connections[name]._docker_api = cast(DockerApi, engine)
     return look_inside(fleet, words, facts, lambda _: None, leave=leave), engines["gpu2"]
 
 

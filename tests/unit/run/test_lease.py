@@ -43,7 +43,7 @@ def use(monkeypatch: pytest.MonkeyPatch, endpoint: str) -> None:
 def taker(parent: Path, name: str = "gpu1", engine: str = "ENGINE") -> Lease:
     """One who wants the lease of this machine."""
     link = HostConnection(name, LocalTransport(Target(name, name)))
-    link.open_engine("1.41", engine)
+    link.open_docker("1.41", engine)
     LINKS.append(link)
     return Lease([link], "lab", "up", parent=str(parent))
 
@@ -163,7 +163,7 @@ def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, body: st
         monkeypatch.setenv("PATH", f"{path.parent}:{os.environ['PATH']}")
 
 
-# fault: kernel/lease/lease.py: {hashlib.sha256(connection.engine_id.encode()).hexdigest()[:16]} → {connection.name}
+# fault: kernel/lease/lease.py: {hashlib.sha256(connection.docker_id.encode()).hexdigest()[:16]} → {connection.name}
 @pytest.mark.promise("P34")
 @pytest.mark.parametrize("first", [0, 1])
 def test_two_ways_to_one_engine_never_both_have_its_lease(
@@ -372,17 +372,17 @@ def test_open_streams_continue_after_the_lease_was_returned(parent: Path) -> Non
     stream.close()
 
 
-# fault: kernel/hosts/connection.py: self._engine.guard = self.ask → self._engine.guard = lambda: None
+# fault: kernel/hosts/connection.py: self._docker_api.guard = self.ask → self._docker_api.guard = lambda: None
 def test_no_changing_call_without_the_lease(parent: Path) -> None:
     held = taker(parent)
     link = held._links[0]
     with pytest.raises(RuntimeError, match="gpu1: a call that changes the host, without the lease"):
-        link.engine.start("node")
+        link.docker.start("node")
     held.acquire()
     link.ask()
     held.release()
     with pytest.raises(RuntimeError, match="without the lease"):
-        link.engine.start("node")
+        link.docker.start("node")
 
 
 # fault: kernel/lease/lease.py: or (f"no heartbeat reply for {silent:.0f} s" if silent >= TIME_TO_LIVE else "") →
@@ -401,7 +401,7 @@ def test_a_suspended_laptop_knows_that_it_has_lost_the_lease(parent: Path) -> No
             now[0] += seconds
 
     link = HostConnection("gpu1", LocalTransport(Target("gpu1", "gpu1")), replace(SYSTEM, clock=Awake()))
-    link.open_engine("1.41", "ENGINE")
+    link.open_docker("1.41", "ENGINE")
     LINKS.append(link)
     held = Lease([link], "lab", "up", parent=str(parent))
     held.acquire()

@@ -22,7 +22,7 @@ from vllm_cluster.serving.fit import lookup as model_lookup
 def head() -> HostConnection:
     """A head whose Docker has nothing."""
     link = HostConnection("gpu1", cast(Transport, CannedHost(lambda _: iter([answer(b"", 404)]))))
-    link.open_engine("1.41")
+    link.open_docker("1.41")
     return link
 
 
@@ -36,7 +36,7 @@ def answers(monkeypatch: pytest.MonkeyPatch, answer: Callable[[Place], Rows]) ->
         assert program.argv[-1] == "LlamaForCausalLM"
         return Finished(0, answer(place), "", "")
 
-    monkeypatch.setattr(model_lookup, "run", run)
+    monkeypatch.setattr(model_lookup, "run_program", run)
 
 
 @pytest.mark.parametrize(

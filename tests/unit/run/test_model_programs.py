@@ -1,4 +1,4 @@
-"""The programs that look at a model in a cache, and ask the hub for it, as they run in a container."""
+"""The programs that look at a model in a cache, as they run in a container."""
 
 from __future__ import annotations
 
@@ -160,43 +160,6 @@ def test_hosts_with_one_cache_see_the_marks_of_each_other(tmp_path: Path) -> Non
         one.communicate(timeout=30)
     assert seen == {"a": ["a", "b"], "b": ["a", "b"], "c": ["c"]}
     assert [path.name for cache in set(caches.values()) for path in cache.iterdir()] == [".vcluster-mark-new"]
-
-
-def asked(hub: PullHub, **more: object) -> list[dict[str, Any]]:
-    """What the hub has of a model."""
-    question = {"model": MODEL, "revision": "", "token": None, "endpoint": hub.url}
-    return ask_program("features.pull.on_host.hub_files", {**question, **more})
-
-
-def test_the_hub_names_the_commit_and_the_content_of_each_file(hub: PullHub) -> None:
-    *files, last = asked(hub)
-    plan = plan_of(hub, Path("/nowhere"))
-    assert [(row["path"], row["size"], row["blob"]) for row in files] == [(f.path, f.size, f.blob) for f in plan.files]
-    assert last["commit"] == plan.commit
-
-
-@pytest.mark.parametrize(
-    ("question", "problem"),
-    [
-        ({"model": "lab/none"}, "missing"),
-        ({"revision": "nobranch"}, "revision"),
-        ({"endpoint": "http://127.0.0.1:1"}, "unreachable"),
-        ({"token": "hf_wrong"}, "gated"),
-        ({}, "gated"),
-        ({"token": "hf_right"}, ""),
-    ],
-)
-@pytest.mark.slow
-def test_what_is_wrong_is_known_before_anything_is_moved(hub: PullHub, question: dict[str, str], problem: str) -> None:
-    hub.repositories[MODEL].gated = True
-    assert asked(hub, **question)[-1].get("problem", "") == problem
-
-
-@pytest.mark.slow
-@pytest.mark.slow
-def test_a_hub_that_is_busy_is_asked_again(hub: PullHub) -> None:
-    hub.busy = 1
-    assert "commit" in asked(hub)[-1]
 
 
 def test_an_interrupted_removal_is_found_and_ended(plan: HostPlan) -> None:

@@ -43,7 +43,7 @@ def test_a_hub(address: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) ->
     monkeypatch.setenv("HF_ENDPOINT", address)
     monkeypatch.setenv("HF_HOME", str(tmp_path))
     monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
-    found = model_files.look("org/open")
+    found = model_files.find_model("org/open")
     assert found["where"] == "nowhere"
     assert f"{address} cannot be asked: " in found["problem"]
 

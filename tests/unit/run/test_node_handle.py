@@ -20,7 +20,7 @@ def head(status: str | None, code: int = 0, *, memory: bool = False) -> Any:
     """A head whose container has this state."""
     state = {"Status": status, "Running": status == "running", "ExitCode": code, "OOMKilled": memory, **TIMES}
     found = container({"Id": "1", "State": state}) if status else None
-    return SimpleNamespace(name="gpu1", engine=SimpleNamespace(container_info=lambda _: found))
+    return SimpleNamespace(name="gpu1", docker=SimpleNamespace(container_info=lambda _: found))
 
 
 @pytest.mark.parametrize(

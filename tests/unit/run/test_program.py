@@ -10,6 +10,7 @@ from vllm_cluster.kernel.clock import Deadline
 from vllm_cluster.kernel.errors import HostError, TimedOut
 from vllm_cluster.kernel.hosts.program import MAX_BYTES, MAX_LINE, RemoteProgram, RunningProgram
 from vllm_cluster.kernel.transport.base import Stream
+from vllm_cluster.wire.programs import BenchReply, BenchStarted, EngineLoad, FedRow, LinkPorts, RanksReady
 
 
 class Pieces:
@@ -41,6 +42,26 @@ def reading(*pieces: bytes, ends: bool = True) -> RunningProgram:
 def test_objects_are_read_however_they_are_cut_and_greetings_are_not() -> None:
     lines = reading(b'Welcome!\n[1]\n{"a"', b': 1}\n{"b": 2}\n')
     assert [lines.next(Deadline.after(1)) for _ in range(2)] == [{"a": 1}, {"b": 2}]
+
+
+# fault: kernel/hosts/program.py: return convert(kind, row, program) → return kind(**row)
+@pytest.mark.parametrize(
+    ("kind", "row", "why"),
+    [
+        (RanksReady, b'{"speed": 1e400}', "speed must be an integer"),
+        (LinkPorts, b'{"open": [70000], "taken": [], "chosen": [], "udp": 1}', "open.0 must be from 1 to 65535"),
+        (FedRow, b'{"have": [-1], "whole": [false]}', "have.0 must be from 0 to 10000000000000"),
+        (EngineLoad, b'{"now": NaN, "requests": 1}', "now must be from 0.0 to 1e+18"),
+        (BenchReply, b'{"result": {"a": 1}, "reasons": "x"}', "reasons must be a list"),
+        (BenchStarted, b'{"context": "8"}', "context must be an integer"),
+    ],
+)
+def test_a_message_of_another_shape_names_host_program_field_and_limit(
+    kind: type[object], row: bytes, why: str
+) -> None:
+    with pytest.raises(HostError) as refused:
+        reading(row + b"\n").read(kind, Deadline.after(1))
+    assert refused.value.message == f"gpu1: test: its output cannot be read: {why}"
 
 
 def test_the_end_is_reported_with_the_last_words() -> None:

@@ -110,11 +110,45 @@ def test_a_server_that_does_not_answer_is_reported_and_asked_again(server: Serve
     assert taken(tmp_path).metrics_error
 
 
+# fault: serving/status/on_host/sample.py: for one in status.get("replicas") or [serve]): → for one in [serve]):
+@pytest.mark.parametrize(("phases", "asked"), [(("failed", "ready"), True), (("loading", "failed"), False)])
+def test_one_replica_that_is_ready_is_enough(
+    server: Server, key: Path, tmp_path: Path, phases: tuple[str, str], asked: bool
+) -> None:
+    rows = [{"phase": phase, "host": "0.0.0.0", "port": server.port, "name": "m"} for phase in phases]
+    (tmp_path / "status.json").write_text(json.dumps({"v": 1, "serve": rows[0], "replicas": rows}))
+    api = program.Metrics()
+    assert bool(taken(tmp_path, api).metrics) is asked
+    api.close()
+
+
+# fault: serving/status/on_host/sample.py: MAX_STATUS = 3 << 20 → MAX_STATUS = 256 << 10
+def test_a_status_of_many_replicas_with_failures_is_whole(tmp_path: Path) -> None:
+    text = json.dumps({"serve": None, "replicas": [{"lines": ["x" * 1000] * 40}] * 32})
+    assert len(text) > 1 << 20
+    (tmp_path / "status.json").write_text(text)
+    assert taken(tmp_path).status == text
+
+
 def test_a_node_without_a_status_or_with_a_broken_one(tmp_path: Path) -> None:
     assert taken(tmp_path).status == ""
     for text in ("{", "[]", '{"serve": 7}', '{"serve": null}', '{"serve": {"phase": "ready"}}'):
         (tmp_path / "status.json").write_text(text)
         assert taken(tmp_path).status == text
+
+
+@pytest.mark.parametrize(
+    ("names", "count"),
+    [
+        (["ray::RayWorkerP", "ray::RayWorkerP", "VLLM::EngineCor"], 2),
+        (["ray::IDLE", "VLLM::EngineCor", "vllm"], 0),  # the engine of a model whose ranks are elsewhere
+        (["VLLM::EngineCor", "VLLM::Worker_TP", "VLLM::Worker_TP"], 2),
+        (["VLLM::EngineCor", "VLLM::EngineCor", "vllm"], 2),  # two replicas with a GPU each
+        (["vllm", "python3"], 0),
+    ],
+)
+def test_ranks_are_counted_with_ray_and_without(names: list[str], count: int) -> None:
+    assert program.count_ranks(names) == count
 
 
 def test_the_host(tmp_path: Path) -> None:

@@ -114,6 +114,6 @@ def test_no_secret_variable_is_one_that_is_set_anyway() -> None:
     specs = desired(words, world.hosts(gpu1={"hcas": (ACTIVE,)}), Inputs("p", ids))
     ours = {name for spec in specs for name, _ in spec.environment}
     assert {"NCCL_IB_HCA", "RAY_AUTH_MODE", "HF_TOKEN_PATH"} <= ours
-    for name in ours | set(vllm.environment()) | {"PYTHONPATH", "PATH", "VLLM_API_KEY", "HF_TOKEN"}:
+    for name in ours | set(vllm.vllm_environment()) | {"PYTHONPATH", "PATH", "VLLM_API_KEY", "HF_TOKEN"}:
         with pytest.raises(ValueError, match="is set by vcluster"):
             world.inventory(secrets={name: "env:X"})

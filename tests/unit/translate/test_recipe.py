@@ -192,10 +192,10 @@ def test_what_cannot_be_read_is_refused_with_file_line_and_key(text: str, error:
     assert time.monotonic() - began < 20
 
 
-def test_behind_from_a_recipe_has_its_own_option_as_its_remedy() -> None:
+def test_a_recipe_needs_the_hosts() -> None:
     with pytest.raises(UsageError, match=r"large\.yaml:49: a recipe, whose layout the hosts decide") as refused:
         translate(TEXT, "large.yaml")
-    assert refused.value.hint == "vcluster serve --recipe FILE"
+    assert refused.value.hint == "vcluster serve --from RECIPE"
 
 
 WHOLE = YAML(typ="safe").load(TEXT.replace("2026-11-20", '""'))

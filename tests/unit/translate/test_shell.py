@@ -5,11 +5,13 @@ from __future__ import annotations
 import re
 import shlex
 import subprocess
+from contextlib import suppress
 
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
+from tests.support.bounds import within
 from vllm_cluster.kernel.errors import UsageError
 from vllm_cluster.serving.translate.shell import commands
 from vllm_cluster.serving.translate.words import ShellWord
@@ -125,3 +127,22 @@ def test_words_are_those_that_bash_finds(text: str) -> None:
     assume(all(not word.missing for command in commands(f"a {text}", PLACE) for word in command.words))
     found = [[str(len(one) - 1), *one[1:]] for one in words(f"a {text}")]
     assert "".join(f"{word}\0" for one in found for word in one) == done.stdout
+
+
+# fault: serving/translate/shell.py: MAX_EXPORTED = 500 → MAX_EXPORTED = 100_000
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"A={'a' * 99_000}\na " + "$A" * 70_000,
+        f"A={'a' * 99_000}\na " + "${B:-$A$A$A}" * 12_000,
+        "A=(" + "a " * 15_000 + ")\na " + '"${A[@]}"' * 20_000,
+        "A=$X\n" + "A=$A$A\n" * 60 + "a $A",
+        "if " * 80_000 + "a",
+        "".join(f"export A{number}=b;" for number in range(8_000)) + "a;" * 4_900,
+    ],
+    ids=["long", "default", "array", "missing", "if", "exported"],
+)
+def test_what_a_page_has_to_copy_is_read_in_seconds(text: str) -> None:
+    """The first would have become 7 GB, the fourth, of 400 bytes, any amount; the last two took half a minute."""
+    with within(10), suppress(UsageError):
+        words(text)

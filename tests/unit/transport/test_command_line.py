@@ -88,5 +88,5 @@ def test_what_no_shell_takes_is_refused(argv: list[str]) -> None:
 
 
 def test_a_long_command_is_shown_short_and_on_one_line() -> None:
-    assert command_line.shown(["a", "b\nc"]) == "a 'b\\nc'"
-    assert len(command_line.shown(["x" * 500])) == 80
+    assert command_line.shorten_command(["a", "b\nc"]) == "a 'b\\nc'"
+    assert len(command_line.shorten_command(["x" * 500])) == 80

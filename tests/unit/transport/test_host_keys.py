@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vllm_cluster.kernel.errors import HostKeyRejected
-from vllm_cluster.kernel.transport.fabric.login import HostKeys, matches, parse
+from vllm_cluster.kernel.transport.fabric.login import HostKeys, matches, read_known_hosts
 from vllm_cluster.kernel.transport.ssh_config import SshEndpoint
 
 CLIENT: Any = None
@@ -61,7 +61,7 @@ def test_what_is_noted_is_found(file: Path, port: int, hashed: bool) -> None:
 
 @given(st.text(max_size=300))
 def test_any_file_can_be_read(text: str) -> None:
-    for key in parse(text, "f"):
+    for key in read_known_hosts(text, "f"):
         matches(key.names, "host")
 
 

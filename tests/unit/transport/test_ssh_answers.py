@@ -16,7 +16,7 @@ from tests.support.depth import cases
 from vllm_cluster.kernel.errors import UsageError
 from vllm_cluster.kernel.transport.base import Target
 from vllm_cluster.kernel.transport.ssh_answers import SshAnswers
-from vllm_cluster.kernel.transport.ssh_config import ssh_words
+from vllm_cluster.kernel.transport.ssh_config import ask_ssh_config
 
 HOSTS = ("gpu1", "gpu2", "gpu10", "10.0.0.1", "10.0.0.2", "GPU1", "bastion", "fd00::1")
 PATTERNS = st.lists(
@@ -80,7 +80,7 @@ def test_one_answer_for_many_hosts_is_that_of_each_alone(main: str, more: str, p
         for name in HOSTS:
             target = Target(name, name, jump=jump, config=config)
             try:
-                alone = ssh_words(target)
+                alone = ask_ssh_config(target)
             except UsageError as error:
                 with pytest.raises(UsageError, match=str(error).splitlines()[0].partition(": ")[2][:20]):
                     answers(target)

@@ -11,7 +11,13 @@ from hypothesis import strategies as st
 from vllm_cluster.kernel.errors import UsageError
 from vllm_cluster.kernel.transport import connect_errors, locate
 from vllm_cluster.kernel.transport.base import Target
-from vllm_cluster.kernel.transport.ssh_config import ensure_safe_names, expand, hosts_matching, resolve, ssh_options
+from vllm_cluster.kernel.transport.ssh_config import (
+    ensure_safe_names,
+    expand,
+    hosts_matching,
+    resolve_endpoint,
+    ssh_options,
+)
 
 
 def words(**values: str) -> dict[str, list[str]]:
@@ -55,7 +61,7 @@ def test_the_answer_of_ssh_becomes_a_resolved_host(tmp_path: Path, monkeypatch: 
         "globalknownhostsfile": ["/c"],
         "identityagent": ["none"],
     }
-    at = resolve(Target("gpu1", "g"), lambda _: answer)
+    at = resolve_endpoint(Target("gpu1", "g"), lambda _: answer)
     assert at.where == "me@10.0.0.1:2222"
     assert at.identities == (tmp_path / ".ssh/a key", Path("/k/me@10.0.0.1"))
     assert at.known_hosts == (Path("/a"), Path("/my b/known hosts"), tmp_path / ".ssh/d", Path("/c"))
@@ -71,7 +77,7 @@ def test_jump_hosts_are_resolved_one_through_the_other() -> None:
         answer = words(user="u", hostname=target.destination.rpartition("@")[2].removeprefix("ssh://").split(":")[0])
         return {**answer, "proxyjump": [target.jump]} if target.jump else answer
 
-    at = resolve(Target("gpu1", "g", jump="a,u@b:22,[::1]:2"), ask)
+    at = resolve_endpoint(Target("gpu1", "g", jump="a,u@b:22,[::1]:2"), ask)
     assert asked == [("g", "a,u@b:22,[::1]:2"), ("ssh://[::1]:2", "a,u@b:22"), ("ssh://u@b:22", "a"), ("a", None)]
     assert at.jump is not None and at.jump.jump is not None and at.jump.jump.jump is not None
     assert at.jump.jump.jump.host == "a"
@@ -79,13 +85,13 @@ def test_jump_hosts_are_resolved_one_through_the_other() -> None:
 
 def test_a_circle_is_refused() -> None:
     with pytest.raises(UsageError, match="circle"):
-        resolve(Target("gpu1", "a"), lambda target: words(user="u", hostname="x", proxyjump="b"))
+        resolve_endpoint(Target("gpu1", "a"), lambda target: words(user="u", hostname="x", proxyjump="b"))
 
 
 @pytest.mark.parametrize("bad", ["x y", "$(id)", "-v"])
 def test_a_bad_name_in_ssh_config_is_refused(bad: str) -> None:
     with pytest.raises(UsageError, match="HostName"):
-        resolve(Target("gpu1", "a"), lambda _: words(user="u", hostname=bad))
+        resolve_endpoint(Target("gpu1", "a"), lambda _: words(user="u", hostname=bad))
 
 
 @given(text=st.text(max_size=20))
@@ -126,7 +132,7 @@ def test_commands_to_paste_ask_ssh_as_the_inventory_does(tmp_path: Path) -> None
     config = tmp_path / "config"
     config.touch()
     target = Target("gpu1", "10.0.0.7", user="ada", port=2222, identity=Path("/k e y"), jump="bastion", config=config)
-    at = resolve(target)
+    at = resolve_endpoint(target)
     options = f"-F {config} -l ada -p 2222 -i '/k e y' -J bastion 10.0.0.7"
     assert f"ssh {options}" in str(connect_errors.unknown_key(at, "SHA256:x").hint)
     copied = f"ssh-copy-id -F {config} -o 'User=ada' -p 2222 -i '/k e y' -o 'ProxyJump=bastion' 10.0.0.7"

@@ -1,0 +1,175 @@
+"""Two models at one URL: one that fails beside one that is ready is seen by all that look at a model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+import pytest
+
+from tests.support.sim import lab, life, make
+from tests.support.sim.world import World
+from vllm_cluster.kernel.errors import PreflightFailed, UsageError
+from vllm_cluster.kernel.hosts.runtime import Runtime
+from vllm_cluster.kernel.inventory.model import Inventory
+from vllm_cluster.kernel.node.handle import NodeHandle
+from vllm_cluster.kernel.node.history import command_of
+from vllm_cluster.serving import head
+from vllm_cluster.serving.explain import explain
+from vllm_cluster.serving.explain.logs import Log, sources
+from vllm_cluster.serving.others import ready_model
+from vllm_cluster.wire.order import read_order
+from vllm_cluster.wire.status import ServeStatus
+
+INVENTORY = make.inventory(2, backend="mp")
+ONE, OTHER = "org/model", "org/other"
+WHY = "torch.OutOfMemoryError: CUDA out of memory"
+
+
+@pytest.fixture
+def served() -> Iterator[World]:
+    """A model on each of two hosts."""
+    world = make.world((2, 2))
+    with lab.inside(world):
+        lab.succeed(world, INVENTORY, lab.do_up)
+        for host, model in (("gpu1", ONE), ("gpu2", OTHER)):
+            lab.succeed(world, INVENTORY, partial(lab.do_serve, hosts=(host,), model=model))
+        yield world
+
+
+def fail_other(world: World) -> None:
+    """Have the second model end, as vLLM does for want of memory."""
+    leads, box = (world.machines[name].box("vcluster-lab") for name in ("gpu1", "gpu2"))
+    assert leads
+    assert box
+    box.log += f"[vllm_1] (EngineCore pid=41) ERROR 11-21 02:00:00 [x.py:1] {WHY}\n"
+    life.fail(world, world.machines["gpu1"], leads, 1, WHY)
+    world.clock.sleep(0.1)
+
+
+def explained(world: World, model: str | None = None) -> explain.Explanation:
+    """`vcluster explain [NAME]`."""
+    found = lab.run(world, INVENTORY, lambda i, emit, r: explain.of_cluster(i, emit, model, runtime=r)).value
+    assert isinstance(found, explain.Explanation)
+    return found
+
+
+# fault: serving/serve/serve.py: bool(self.room.stays) → False
+# fault: serving/serve/rollback.py: bool({*order.names} - {model, now}) → False
+def test_what_is_served_beside_another_is_asked_by_name(served: World) -> None:
+    alone = lab.succeed(served, INVENTORY, partial(lab.do_serve, hosts=("gpu2",), model=OTHER, flags=("--seed=1",)))
+    back = lab.succeed(served, INVENTORY, partial(lab.do_rollback, name=OTHER))
+    assert [(found.value.model, found.value.several) for found in (alone, back)] == [(OTHER, True), (OTHER, True)]
+
+
+# fault: serving/explain/explain.py: any(one.phase != "ready" for one in rows) → (rows and rows[0].phase != "ready")
+def test_the_failure_of_the_second_is_explained(served: World) -> None:
+    assert explained(served).verdict.result == "healthy"
+    fail_other(served)
+    found = explained(served).verdict
+    assert (found.result, found.cause and found.cause.failure.slug) == ("explained", "gpu-memory-full")
+
+
+def test_a_model_is_explained_by_what_concerns_it(served: World) -> None:
+    fail_other(served)
+    assert explained(served, ONE).verdict.result == "healed"  # what the other one has printed is in the node's log
+    assert explained(served, OTHER).verdict.result == "explained"
+    error = lab.run(served, INVENTORY, lambda i, emit, r: explain.of_cluster(i, emit, "org/third", runtime=r)).error
+    assert isinstance(error, UsageError)
+    assert error.message.endswith(": gpu1 serves org/model, org/other")
+
+
+# fault: serving/explain/logs.py: _replica(log.name) in (None, *of) → True
+# fault: serving/explain/logs.py: return 0 if name.startswith("ray/worker-") else None → return None
+def test_the_logs_of_a_model_are_those_of_its_replicas() -> None:
+    names = ("serve.log", "serve.log.1", "serve-1.log", "serve-10.log", "ray/worker-1.err", "ray/raylet.err", "dmesg")
+    logs = [Log("gpu1", name, ((1, b"a\n"),)) for name in names]
+    found = [source.name.removeprefix("gpu1:") for source in sources([logs], of={1})]
+    assert found == ["serve-1.log", "ray/raylet.err", "dmesg"]
+    assert [source.name.removeprefix("gpu1:") for source in sources([logs], of={0})] == [
+        *("serve.log", "serve.log.1", "ray/worker-1.err", "ray/raylet.err", "dmesg"),
+    ]
+
+
+# fault: serving/serve/serve.py: order.without(failed) → order
+def test_a_model_that_has_failed_makes_room_for_another(served: World) -> None:
+    """Without a question: nothing that serves is stopped."""
+
+    def serve(model: str, *hosts: str) -> lab.Outcome:
+        asked = partial(lab.do_serve, model=model, hosts=hosts, confirm=lambda _: None)
+        return lab.run(served, INVENTORY, asked)
+
+    lab.succeed(served, INVENTORY, partial(lab.do_stop, name=OTHER))
+    assert serve("no/such", "gpu2").error
+    done = serve(OTHER)
+    assert done.error is None
+    assert "in place of no/such, which has failed" in [event.text for event in done.events]
+    found = lab.succeed(served, INVENTORY, lab.do_status).value
+    assert [(one.name, one.phase) for one in found.head.serves] == [(ONE, "ready"), (OTHER, "ready")]
+
+
+# fault: serving/serve/serve.py: elif len(goes) > 1: → elif False:
+# fault: serving/serve/serve.py: replicas=asked.replicas - 1 → replicas=asked.replicas
+# fault: serving/consent.py: text = f"{since}this would → text = f"this would
+def test_where_no_gpu_is_free_the_refusal_has_what_stops_less(served: World) -> None:
+    """`--yes` stops both."""
+    third = partial(lab.do_serve, model="org/third", confirm=lambda _: None)
+
+    def refused() -> UsageError:
+        error = lab.run(served, INVENTORY, third).error
+        assert isinstance(error, UsageError)
+        assert error.message.startswith("no GPU is free: this would stop org/model (ready for ")
+        assert error.again == ("--yes",)
+        return error
+
+    assert refused().hint == "vcluster stop org/model\nvcluster stop org/other"
+    lab.succeed(served, INVENTORY, partial(lab.do_stop, name=OTHER))
+    lab.succeed(served, INVENTORY, partial(lab.do_serve, replicas=2))
+    assert refused().hint == "vcluster serve org/model"  # one replica
+
+
+# fault: kernel/apply/members.py: for name in (of_replica(READY, index) for index in further) → for name in ()
+# fault: kernel/apply/members.py: found[name] = json.dumps → found[TAKEN] = json.dumps
+def test_a_new_head_knows_the_way_back_of_each_model() -> None:
+    before, after = (make.inventory(3, backend="mp", head=name) for name in ("gpu1", "gpu2"))
+    world = make.world((2, 2, 2))
+    other = partial(lab.do_serve, hosts=("gpu3",), model=OTHER)
+    with lab.inside(world):
+        lab.succeed(world, before, lab.do_up)
+        lab.succeed(world, before, partial(lab.do_serve, hosts=("gpu2",), model=ONE))
+        lab.succeed(world, before, other)
+        lab.succeed(world, before, partial(other, flags=("--max-model-len=64",)))
+        assert lab.run(world, before, partial(other, model="no/such", name=OTHER)).error
+        world.settle(30)
+        lab.succeed(world, after, lab.do_up)
+        world.settle(30)
+        found = lab.succeed(world, after, lab.do_status).value
+        assert [(one.model, one.phase) for one in found.head.serves] == [(ONE, "ready"), (OTHER, "ready")]
+        assert found.head.serves[1].instead_of.name == OTHER
+        lab.succeed(world, after, partial(lab.do_rollback, name=OTHER))
+        rows = read_order(world.machines["gpu2"].volumes["vcluster-lab-state"].files["wanted.json"]).deployments
+        assert [(one.deployment.name, one.deployment.flags) for one in rows] == [(ONE, ()), (OTHER, ())]
+
+
+def ready(inventory: Inventory, name: str | None, runtime: Runtime) -> tuple[ServeStatus, str]:
+    """What `vcluster bench [NAME]` measures, and the command that asks for it again."""
+    with head.at_head(inventory, runtime) as connection:
+        head.read_key(inventory, connection)
+        found = ready_model(inventory, connection, name, "bench")
+        return found, command_of(inventory, NodeHandle(connection, inventory.cluster), found)
+
+
+def test_the_model_to_measure_is_named_where_there_are_two(served: World) -> None:
+    def of(name: str | None) -> Any:
+        done = lab.run(served, INVENTORY, lambda i, _, r: ready(i, name, r))
+        return done.error or (done.value[0].name, done.value[1])
+
+    assert of(OTHER) == (OTHER, "vcluster serve org/other --hosts gpu2")
+    which, none = of(None), of("org/third")
+    assert isinstance(which, UsageError)
+    assert which.hint == "vcluster bench org/model\nvcluster bench org/other"
+    assert isinstance(none, UsageError)
+    fail_other(served)
+    assert of(ONE)[0] == ONE
+    assert isinstance(of(OTHER), PreflightFailed)

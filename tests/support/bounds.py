@@ -1,0 +1,22 @@
+"""What hostile input may cost: seconds of this process's own time, and megabytes at once."""
+
+from __future__ import annotations
+
+import time
+import tracemalloc
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+
+@contextmanager
+def within(seconds: float, megabytes: float = 100) -> Iterator[None]:
+    """Fail where what is inside takes more; a loaded machine takes no more of a process's own time."""
+    tracemalloc.start()
+    began = time.thread_time()
+    try:
+        yield
+        took, peak = time.thread_time() - began, tracemalloc.get_traced_memory()[1] / 1e6
+    finally:
+        tracemalloc.stop()
+    assert took <= seconds, f"took {took:.1f} s, not {seconds}"
+    assert peak <= megabytes, f"took {peak:.0f} MB, not {megabytes}"

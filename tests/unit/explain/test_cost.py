@@ -1,0 +1,69 @@
+"""A log that holds an error in each line is read at a bearable cost: by what is done to a line, not by a clock."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from tests.support.logs import explained
+from vllm_cluster.kernel.explain.log_line import parse_line
+from vllm_cluster.kernel.explain.progress import is_trouble
+from vllm_cluster.kernel.explain.stream import classify
+from vllm_cluster.kernel.text import redact
+
+LINES = 3000
+SHOWN = 300  # calls for what is kept to be shown
+
+
+# fault: kernel/explain/stream.py: hit.lines.append(ErrorLine( → hit.lines.append(self.place(number, parsed) and ErrorLine(
+# fault: kernel/explain/stream.py: raised.append((line, nearby.alone())) → raised.append((line, nearby.alone() if self._place(*line) else nearby))
+@pytest.mark.parametrize("error", ["RuntimeError: frob {}", "CUDA error: frob {}", "ValueError: {} is not supported"])
+def test_an_error_that_is_not_shown_is_parsed_once_and_not_redacted(error: str, monkeypatch: Any) -> None:
+    calls: Counter[str] = Counter()
+
+    def counted(name: str, real: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **named: Any) -> Any:
+            calls[name] += 1
+            return real(*args, **named)
+
+        return call
+
+    for module in ("stream", "scan"):
+        monkeypatch.setattr(f"vllm_cluster.kernel.explain.{module}.parse_line", counted("parse", parse_line))
+    monkeypatch.setattr("vllm_cluster.kernel.explain.stream.redact", counted("redact", redact))
+    text = "".join(f"(Worker pid=7) ERROR 05-02 09:11:10 [a.py:1] {error.format(at)}\n" for at in range(LINES))
+    found = explained(text)
+    assert found.named or found.raised
+    assert calls["redact"] < SHOWN
+    assert LINES <= calls["parse"] < LINES + SHOWN
+
+
+# fault: kernel/explain/progress.py: *("core dumped", "Killed", "Aborted", "NCCL WARN"), → *("core dumped", "Killed", "NCCL WARN"),
+# fault: kernel/explain/progress.py: likely = words.startswith("[") or any( → likely = any(
+@pytest.mark.parametrize(
+    "line",
+    [
+        *("Traceback (most recent call last):", "a.FrobError: no", "FrobException", "SystemExit: 3", "a.exc.Frob: no"),
+        *("x ERROR y", "x CRITICAL y", "x FATAL y", "frob error: no", "a.c:1: error no frob", "panic: frob"),
+        *("Segmentation fault", "(core dumped)", "Killed", "Aborted", "[2026-05-02 09:11:10,1 E 3 3] frob"),
+        *("[E528 09:11 frob", "gpu1:1:2 [0] a.cc:3 NCCL WARN frob"),
+    ],
+)
+def test_every_form_of_an_error_is_recognised(line: str) -> None:
+    assert is_trouble(line)
+    assert not is_trouble("INFO frob")
+
+
+# fault: kernel/explain/stream.py: known.matches or known.needle): known for known in found → known): known for known in found
+def test_a_refusal_counts_once_however_many_of_its_words_are_in_the_line() -> None:
+    found, _ = classify("ValueError: frob is not supported, incompatible and not allowed")
+    assert [known.failure for known in found] == ["combination-unsupported"]
+
+
+# fault: kernel/explain/log_line.py: if (found := _OWN_TIME.match(head)) is None: → if (found := None) is None:
+def test_the_time_of_a_line_is_not_taken_from_what_it_logs() -> None:
+    line = parse_line(b"(EngineCore pid=1) ERROR 05-02 09:11:10 [a.py:1] ValueError: 2019-01-01T00:00:00 has no frob")
+    assert (line.time, line.dated) == (parse_line(b"ERROR 05-02 09:11:10 [a.py:1] x").time, False)

@@ -1,0 +1,414 @@
+"""A run against a server that is made up: what is answered, asked again and given up, and a restart in between."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from time import monotonic
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.support.batch_api import KEY, Api, Reply, answer, serving
+from tests.support.paths import FIXTURES
+from vllm_cluster.features.batch.on_head import client as client_module
+from vllm_cluster.features.batch.on_head import runner
+from vllm_cluster.features.batch.on_head.client import ApiClient, NodeApi, judge, refusal
+from vllm_cluster.features.batch.on_head.files import RowFile
+from vllm_cluster.features.batch.on_head.lines import BatchProblem
+from vllm_cluster.features.batch.on_head.progress import CEILING, START, Concurrency, Load, Meter, Progress, read_load
+from vllm_cluster.features.batch.tests.runs import load, run, state_of
+from vllm_cluster.wire.reading import convert
+
+PROMPTS = [f"p{number}" for number in range(40)]
+ALL = {f"r{number}": prompt.upper() for number, prompt in enumerate(PROMPTS)}
+
+
+@pytest.fixture(autouse=True)
+def _no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runner, "PAUSE_MAX", 0.01)
+    monkeypatch.setattr(client_module, "POLL_SECONDS", 0.01)
+
+
+def test_every_request_is_answered_once_and_never_more_than_allowed_at_once(tmp_path: Path) -> None:
+    with serving(Api(answer)) as api:
+        found = run(tmp_path, api, PROMPTS, concurrency=3)
+    meter = found.meter
+    assert (found.texts, found.errors) == (ALL, [])
+    assert (meter.answered, meter.prompt_tokens, meter.tokens, set(api.asked.values())) == (40, 80, 120, {1})
+    assert api.most <= 3
+
+
+# fault: features/batch/on_head/client.py: if model not in names: → if False:
+@pytest.mark.parametrize(
+    "first",
+    [
+        None,
+        (500, {"error": {"message": "EngineCore died"}}),
+        (503, {"error": "busy"}),
+        (429, {}),
+        (200, {"model": "m", "choices": [{"text": "half", "finish_reason": "abort"}]}),
+        (200, {"error": {"message": "inside"}}),
+        (200, {}),
+        (200, {"ok": True}),
+        (200, {"model": "m", "choices": []}),
+        (200, {"model": "m", "choices": [7]}),
+        (200, {"model": "EVIL", "choices": [{"text": "x"}]}),
+        (200, {"choices": [{"text": "x"}]}),
+    ],
+    ids=[
+        *("broken", "500", "503", "429", "cut off", "error as 200", "empty", "another object", "no choices"),
+        *("no choice", "another model", "no model"),
+    ],
+)
+def test_a_reply_without_an_answer_is_asked_again(tmp_path: Path, first: Reply | None) -> None:
+    with serving(Api(lambda prompt, times: first if times == 1 and prompt in ("p3", "p7") else answer(prompt))) as api:
+        found = run(tmp_path, api, PROMPTS)
+    assert (found.texts, found.errors) == (ALL, [])
+    assert {prompt for prompt, times in api.asked.items() if times == 2} == {"p3", "p7"}
+
+
+def test_what_is_never_an_answer_fails(tmp_path: Path) -> None:
+    with serving(Api(lambda *_: (200, {"ok": True}))) as api:
+        found = run(tmp_path, api, PROMPTS[:4])
+    assert (found.answers, found.meter.failed) == ([], 4)
+    assert {row["error"]["message"] for row in found.errors} == {"the answer has no choices (8 attempts)"}
+
+
+def test_what_is_refused_has_its_reason_and_is_not_asked_again(tmp_path: Path) -> None:
+    refused = 400, {"error": {"message": "too long"}}
+    with serving(Api(lambda prompt, _: refused if prompt == "p3" else answer(prompt))) as api:
+        found = run(tmp_path, api, PROMPTS)
+        (bad,) = found.errors
+        assert (bad["custom_id"], bad["line"], bad["response"]["status_code"]) == ("r3", 4, 400)
+        assert bad["error"] == {"code": "refused", "message": "too long"}
+        assert (found.meter.answered, found.meter.failed) == (39, 1)
+        run(tmp_path, api, PROMPTS)
+    assert set(api.asked.values()) == {1}
+
+
+# fault: features/batch/on_head/runner.py: at most {fits} fit" if fits else → at most {fits} fit" if False else
+def test_a_max_tokens_that_is_too_large_has_the_number_that_fits(tmp_path: Path) -> None:
+    text = "This model's maximum context length is 2048 tokens and your request has 40 input tokens"
+    with serving(Api(lambda *_: (400, {"error": {"message": text}}))) as api:
+        found = run(tmp_path, api, PROMPTS[:1])
+    assert found.errors[0]["error"]["message"] == f"{text}: max_tokens of at most 2008 fit"
+
+
+MISSING = {"error": {"message": "The model `m` does not exist"}}
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [({"detail": "Not Found"}, "Not Found"), (MISSING, "The model `m` does not exist")],
+    ids=["no such path", "no such model"],
+)
+def test_a_404_is_asked_again_only_where_the_model_may_have_been_replaced(
+    tmp_path: Path, body: dict[str, Any], message: str
+) -> None:
+    with serving(Api(lambda prompt, _: (404, body) if prompt == "p3" else answer(prompt))) as api:
+        found = run(tmp_path, api, PROMPTS)
+        looks = api.looked
+    assert (len(found.answers), api.asked["p3"]) == (39, 1)
+    assert found.errors[0]["error"] == {"code": "refused", "message": message}
+    assert looks == 1 + ("error" in body)
+
+
+def test_a_request_that_never_gets_an_answer_is_given_up(tmp_path: Path) -> None:
+    with serving(Api(lambda prompt, _: (500, {"error": "boom"}) if prompt == "p3" else answer(prompt))) as api:
+        found = run(tmp_path, api, PROMPTS)
+    assert (len(found.answers), api.asked["p3"]) == (39, runner.ATTEMPTS)
+    assert found.errors[0]["error"] == {"code": "no_answer", "message": f"boom ({runner.ATTEMPTS} attempts)"}
+
+
+def test_a_failure_of_all_open_requests_is_one_recovery(tmp_path: Path) -> None:
+    together = threading.Barrier(8)
+
+    def reply(prompt: str, times: int) -> Reply | None:
+        if times == 1 and prompt in PROMPTS[:8]:
+            together.wait(60)
+            return None
+        return answer(prompt)
+
+    with serving(Api(reply)) as api:
+        found = run(tmp_path, api, PROMPTS)
+    assert (found.texts, found.errors, api.looked) == (ALL, [], 2)
+
+
+def test_a_key_that_was_rotated_is_read_and_a_wrong_one_ends_the_run(tmp_path: Path) -> None:
+    key = tmp_path / "key"
+    key.write_text("old")
+    with serving(Api(answer, keys=(KEY, "old"))) as api:
+        api.when_looked = lambda: key.write_text(f"#vcluster-keys\n{KEY} id\n")
+        assert run(tmp_path, api, PROMPTS).texts == ALL
+        (tmp_path / "out.jsonl").unlink()
+        api.keys, api.when_looked = (KEY, "wrong"), lambda: None
+        key.write_text("wrong")
+        with pytest.raises(BatchProblem, match="the server refuses the requests: wrong key"):
+            run(tmp_path, api, PROMPTS)
+    assert load(tmp_path / "out.jsonl") == []
+
+
+def test_a_model_that_was_replaced_ends_the_run_and_keeps_the_answers(tmp_path: Path) -> None:
+    def reply(prompt: str, times: int) -> Reply | None:
+        if prompt == "p20" and times == 1:
+            state_of(tmp_path, api, generation="g2", phase="loading")
+            return None
+        return answer(prompt)
+
+    with serving(Api(reply)) as api:
+        with pytest.raises(BatchProblem, match=r"m was replaced by m \(loading\)"):
+            run(tmp_path, api, PROMPTS, concurrency=1)
+        assert len(load(tmp_path / "out.jsonl")) == 20
+        state_of(tmp_path, api)
+        assert run(tmp_path, api, PROMPTS).texts == ALL
+    assert max(times for prompt, times in api.asked.items() if prompt != "p20") == 1
+
+
+@pytest.mark.parametrize(
+    ("state", "why"),
+    [
+        ({"phase": "failed", "failure": {"summary": "out of memory"}}, "m failed: out of memory"),
+        ({"phase": "loading", "detail": "shard 1/2"}, "m has not answered for 1 s: loading: shard 1/2"),
+    ],
+)
+def test_a_model_that_does_not_come_back_ends_the_run(tmp_path: Path, state: dict[str, Any], why: str) -> None:
+    def reply(_prompt: str, _times: int) -> None:
+        state_of(tmp_path, api, **state)
+
+    with serving(Api(reply)) as api, pytest.raises(BatchProblem, match=why):
+        run(tmp_path, api, PROMPTS, wait=1.0, concurrency=1)
+
+
+def test_a_model_that_comes_back_is_waited_for(tmp_path: Path) -> None:
+    def reply(prompt: str, times: int) -> Reply | None:
+        if prompt == "p5" and times == 1:
+            state_of(tmp_path, api, phase="loading")
+            threading.Timer(0.2, state_of, (tmp_path, api)).start()
+            return None
+        return answer(prompt)
+
+    with serving(Api(reply)) as api:
+        found = run(tmp_path, api, PROMPTS)
+    assert (found.texts, found.notes[-2:]) == (ALL, ["loading", ""])
+
+
+def test_a_row_that_cannot_be_written_ends_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real, count = RowFile.append, [0]
+
+    def append(file: RowFile, row: bytes) -> None:
+        count[0] += 1
+        if count[0] == 5:
+            raise OSError(28, "No space left on device")
+        real(file, row)
+
+    with serving(Api(answer)) as api:
+        with monkeypatch.context() as patch, pytest.raises(OSError, match="No space"):
+            patch.setattr(RowFile, "append", append)
+            run(tmp_path, api, PROMPTS)
+        assert len(load(tmp_path / "out.jsonl")) >= 4
+        assert run(tmp_path, api, PROMPTS).texts == ALL
+
+
+def test_requests_that_wait_for_another_attempt_are_open(tmp_path: Path) -> None:
+    """A server that refuses all for now must not fill the memory with lines."""
+    seen: set[str] = set()
+
+    def reply(prompt: str, times: int) -> Reply:
+        seen.add(prompt)
+        if times < 3:
+            assert len(seen) <= 8
+            return 429, {}
+        seen.discard(prompt)
+        return answer(prompt)
+
+    with serving(Api(reply)) as api:
+        found = run(tmp_path, api, PROMPTS)
+    assert (found.texts, found.errors) == (ALL, [])
+
+
+def test_long_lines_are_open_one_after_the_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runner, "OPEN_BYTES", 100)
+    with serving(Api(answer)) as api:
+        found = run(tmp_path, api, PROMPTS)
+    assert (found.texts, api.most) == (ALL, 1)
+
+
+# fault: features/batch/on_head/client.py: ClientTimeout(total=self._seconds) → ClientTimeout(total=None, sock_read=self._seconds)
+def test_the_limit_of_a_request_is_that_of_its_whole_answer(tmp_path: Path) -> None:
+    """A byte now and then does not show life."""
+    over = threading.Event()
+
+    def drip() -> Iterator[bytes]:
+        while not over.wait(0.1):
+            yield b" "
+
+    with serving(Api(lambda prompt, times: answer(prompt) if times > 1 else (200, drip()))) as api:
+        began = monotonic()
+        found = run(tmp_path, api, PROMPTS[:1], seconds=1.0)
+        took = monotonic() - began
+        over.set()
+    assert (found.texts, api.asked["p0"], took < 20) == ({"r0": "P0"}, 2, True)
+
+
+MEASURED = r"""
+import re, sys
+from pathlib import Path
+from tests.support.batch_api import Api, answer
+from vllm_cluster.features.batch.tests.runs import answer_all
+folder, port, count = sys.argv[1:]
+answer_all(Path(folder), Api(answer, port=int(port)), [f"p{n}" for n in range(int(count))], concurrency=500)
+# Not ru_maxrss: that counts the process that started this one, which may be a worker of half a gigabyte.
+print(int(re.search(r"VmHWM:\s+(\d+)", Path("/proc/self/status").read_text())[1]) >> 10)
+"""
+
+
+# fault: features/batch/on_head/client.py: self._budget.hold(size)) → Budget(MEMORY).hold(size))
+@pytest.mark.slow
+def test_the_memory_of_all_answers_has_one_limit(tmp_path: Path) -> None:
+    """Of 500 at once, of which thirty are 450 MB together."""
+    together = threading.Event()
+
+    def made(size: int) -> bytes:
+        return json.dumps({"model": "m", "choices": [{"text": "x" * size}]}).encode()
+
+    short, long = made(70_000), made(15 << 20)
+
+    def reply(prompt: str, _times: int) -> Reply:
+        if api.most == 500:
+            together.set()
+        assert together.wait(60)
+        return 200, long if int(prompt[1:]) < 30 else short
+
+    with serving(Api(reply)) as api:
+        command = [sys.executable, "-c", MEASURED, str(tmp_path), str(api.port), "500"]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "out.jsonl").read_bytes().count(b"\n") == 500
+    assert int(done.stdout) < 300, f"{done.stdout} MB"
+
+
+# fault: features/batch/on_head/client.py: MAX_REFUSAL = 16 << 10 → MAX_REFUSAL = 1 << 20
+@pytest.mark.slow
+def test_refusals_take_little_memory(tmp_path: Path) -> None:
+    """Of 200 at once, each with a megabyte of words."""
+    together, raw = threading.Barrier(200), b"x" * (1 << 20)
+
+    def body() -> Iterator[bytes]:
+        yield raw[:-1]
+        together.wait(60)
+        yield raw[-1:]
+
+    with serving(Api(lambda *_: (400, body()))) as api:
+        command = [sys.executable, "-c", MEASURED, str(tmp_path), str(api.port), "200"]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout) < 150, f"{done.stdout} MB"
+
+
+def test_an_answer_that_is_too_long_is_called_so_and_not_asked_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(client_module, "MAX_ANSWER", 1 << 20)
+    long = 200, {"model": "m", "choices": [{"text": "x" * (2 << 20)}]}
+    with serving(Api(lambda *_: long)) as api:
+        found = run(tmp_path, api, PROMPTS[:1])
+    assert [row["error"]["message"] for row in found.errors] == ["the answer is longer than 1 MiB"]
+    assert api.asked["p0"] == 1
+
+
+def test_without_a_fixed_level_the_servers_load_sets_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two run and nine wait: those two, as many again, and two more."""
+    monkeypatch.setattr(runner, "TURN_SECONDS", 0.0)
+    metrics = "vllm:num_requests_running 2\nvllm:num_requests_waiting 9\n"
+    levels: list[int] = []
+    monkeypatch.setattr(runner, "REPORT_SECONDS", 0.0)
+    with serving(Api(answer, metrics=metrics)) as api:
+        found = run(tmp_path, api, [*PROMPTS] * 5, concurrency=None, report=lambda now: levels.append(now.concurrency))
+    assert (len(found.answers), levels[-1]) == (200, 6)
+
+
+def test_another_text_than_json_is_not_an_answer() -> None:
+    for raw in (b"<html>", b"[]", b"\xff", b"[" * 100_000):
+        assert not judge(raw, "choices", frozenset({"m"})).answered
+    assert refusal(502, b"<html>").message == "<html>"
+    assert refusal(400, b"[1]").refused
+
+
+def test_progress_has_rates_of_the_last_minute() -> None:
+    meter = Meter(1000, 100, 0, 0.0)
+    for _ in range(100):
+        meter.add_answer({"prompt_tokens": 10, "completion_tokens": 10})
+    now = meter.progress(10.0, 5, 8)
+    assert now == Progress(1000, 200, 0, 5, 8, 200.0, 80.0, 1000, 1000, 10.0)
+    assert convert(Progress, json.loads(json.dumps(now.__dict__)), "a batch") == now
+    # Nothing for two minutes: no rate, and no guess.
+    meter.progress(20.0, 0, 8)
+    late = meter.progress(200.0, 0, 8)
+    assert (late.tokens_per_second, late.seconds_left) == (0.0, None)
+
+
+@pytest.mark.parametrize(
+    ("text", "key"),
+    [("sk-a", "sk-a"), ("#vcluster-keys\nsk-a id\n", "sk-a"), ("#vcluster-keys\n", ""), ("", ""), (None, "")],
+)
+def test_a_key_file_that_is_not_whole_has_no_key(text: str | None, key: str, tmp_path: Path) -> None:
+    path = tmp_path / "key"
+    if text is not None:
+        path.write_text(text)
+    assert NodeApi(ApiClient(1.0), tmp_path, path, 0.0, lambda _: None)._key() == key
+
+
+def settle(batch: int, samples: int, offered: int = CEILING) -> list[int]:
+    """The levels over so many samples of a server that runs at most `batch` at once; so many lines are there."""
+    found, levels = Concurrency(), []
+    for _ in range(samples):
+        open_now = min(found.level, offered)
+        found.add(Load(min(open_now, batch), max(0, open_now - batch)), open_now)
+        levels.append(found.level)
+    return levels
+
+
+@settings(deadline=None)
+@given(batch=st.integers(1, 2048))
+def test_the_servers_batch_is_full_and_its_queue_no_longer(batch: int) -> None:
+    levels = settle(batch, 20)
+    assert len({*levels[10:]}) == 1
+    assert min(batch, CEILING) <= levels[-1] <= min(2 * batch + 2, CEILING)
+
+
+def test_it_grows_only_where_all_that_is_allowed_is_open() -> None:
+    assert settle(1024, 20, offered=100) == [START] * 20
+
+
+# fault: features/batch/on_head/progress.py: if waits: → if True:
+def test_requests_that_came_together_do_not_count_as_a_queue() -> None:
+    found = Concurrency()
+    for _ in range(10):
+        found.add(Load(8, 120), START)
+        found.add(Load(128, 0), 4)
+    assert found.level == START
+
+
+def test_it_falls_where_other_work_takes_the_servers_places() -> None:
+    found = Concurrency()
+    for now in [Load(1024, 0)] * 3 + [Load(16, 500)] * 6:
+        found.add(now, found.level)
+    assert found.level == 34
+
+
+def test_the_load_is_read_from_vllms_own_page() -> None:
+    text = (FIXTURES / "metrics" / "vllm-0.32.0.txt").read_text()
+    assert read_load(text) is not None
+    two = "".join(
+        f'vllm:num_requests_{what}{{engine="{at}"}} {at + 1}\n' for at in (0, 1) for what in ("running", "waiting")
+    )
+    assert read_load(two) == Load(3, 3)
+    for wrong in ("", "vllm:num_requests_running 1\n", two.replace("} 1", "} x")):
+        assert read_load(wrong) is None

@@ -1,0 +1,63 @@
+"""One host that cannot be reached hides nothing of the others: check shows what is true of those."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tests.support.sim import lab, make
+from tests.support.sim.world import World
+from vllm_cluster.features.check import action as check
+from vllm_cluster.kernel.checks.finding import Finding
+from vllm_cluster.kernel.facts.host_facts import HostFacts
+from vllm_cluster.kernel.hosts.observe import observe
+
+INVENTORY = make.inventory(3)
+
+
+@pytest.fixture
+def world() -> Iterator[World]:
+    """Three hosts, of which a test cuts one."""
+    with lab.cluster(3) as made:
+        yield made
+
+
+# fault: features/check/action.py: findings += look_inside(fleet, inventory, facts, emit, leave=known) → pass
+# fault: features/check/action.py: [*_lost(failures), *check_all( → [*check_all(
+@pytest.mark.parametrize("dead", ["gpu1", "gpu3"])
+def test_check_reports_the_hosts_that_answer(world: World, dead: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[list[str]] = []
+
+    def between(_fleet: Any, _inventory: Any, facts: dict[str, HostFacts], _emit: Any) -> Any:
+        seen.append(list(facts))
+        return [], []
+
+    # What runs on the hosts beside Docker is not played here.
+    monkeypatch.setattr(check, "run_link_test", between)
+    monkeypatch.setattr(check, "observe", lambda inventory, link, deep: observe(inventory, link))
+    monkeypatch.setattr(check, "look_inside", lambda *_, **__: [Finding("clock-skew", "gpu2", "it is late", "set it")])
+    world.machines[dead].reachable = False
+
+    outcome = lab.succeed(world, INVENTORY, lab.verb(check.check_hosts))
+    report = outcome.value
+    codes = [(one.code, one.host) for one in report.findings if one.error]
+    assert codes == [("unreachable", dead), ("clock-skew", "gpu2")]
+    others = [name for name in ("gpu1", "gpu2", "gpu3") if name != dead]
+    assert (report.unreachable, list(report.hosts), seen) == (True, others, [others])
+
+
+# fault: features/check/action.py: return list(endpoint(inventory, facts)) → return []
+def test_check_finds_the_port_of_the_api_taken_while_nothing_is_served(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nodes run, and another program has taken the port that only `serve` would miss."""
+    monkeypatch.setattr(check, "run_link_test", lambda *_: ([], []))
+    monkeypatch.setattr(check, "observe", lambda inventory, link, deep: observe(inventory, link))
+    monkeypatch.setattr(check, "look_inside", lambda *_, **__: [])
+    assert lab.run(world, INVENTORY, lab.do_up).error is None
+    world.machines["gpu1"].listening.add(8000)
+
+    report = lab.run(world, INVENTORY, lab.verb(check.check_hosts)).value
+    assert [(one.code, one.host) for one in report.findings] == [("port-in-use", "gpu1")]

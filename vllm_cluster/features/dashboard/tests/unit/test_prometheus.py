@@ -1,0 +1,192 @@
+"""What Prometheus and Grafana are given: every metric in it is one of the real ones, and the key is in one file."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+from collections.abc import Iterator
+from contextlib import nullcontext
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from grafana_foundation_sdk.cog.encoder import JSONEncoder
+from grafana_foundation_sdk.cog.plugins import register_default_plugins
+from grafana_foundation_sdk.models.dashboard import Dashboard
+from prometheus_client.parser import text_string_to_metric_families
+from ruamel.yaml import YAML
+
+from tests.support.paths import FIXTURES
+from tests.support.sim import make
+from vllm_cluster.features.dashboard import prometheus as module
+from vllm_cluster.features.dashboard.prometheus import MetricsFiles, renew_keys, write_metrics
+from vllm_cluster.kernel.errors import UsageError
+from vllm_cluster.kernel.events import Event
+
+REAL = (FIXTURES / "metrics" / "vllm-0.32.0.txt").read_text()
+SAMPLES = [sample for family in text_string_to_metric_families(REAL) for sample in family.samples]
+KEY = "sk-a-key-of-a-test"
+SELECTOR = re.compile(r'((?:vllm:)?[a-z0-9_]+)\{job="vcluster"([^}]*)\}')
+
+
+@pytest.fixture
+def served(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """What is served, and the tunnel: a test may change both."""
+    here: dict[str, Any] = {"serve": SimpleNamespace(host="127.0.0.1", port=8000), "tunnel": None}
+    node = SimpleNamespace(running=lambda: SimpleNamespace(serving=here["serve"]))
+    monkeypatch.setattr(module, "at_head", lambda *_: nullcontext())
+    monkeypatch.setattr(module, "read_key", lambda *_: KEY)
+    monkeypatch.setattr(module, "NodeHandle", lambda *_: node)
+    monkeypatch.setattr(module, "state", lambda *_: SimpleNamespace(running=lambda: here["tunnel"]))
+    return here
+
+
+def written(folder: Path, **options: Any) -> MetricsFiles:
+    """Write the files."""
+    return write_metrics(make.inventory(1), folder / "cache", folder / "monitoring", **options)
+
+
+def load(folder: Path, name: str) -> Any:
+    """A file as Prometheus and Grafana read it."""
+    text = (folder / "monitoring" / name).read_text()
+    return json.loads(text) if name.endswith(".json") else YAML(typ="safe", pure=True).load(text)
+
+
+def queries(folder: Path) -> Iterator[str]:
+    """Every expression of the rules and the dashboard."""
+    for rule in load(folder, "alerts.yml")["groups"][0]["rules"]:
+        yield rule["expr"]
+    for panel in load(folder, "dashboard.json")["panels"]:
+        for target in panel["targets"]:
+            yield target["expr"]
+
+
+def test_each_metric_and_label_is_one_of_the_real_ones(served: dict[str, Any], tmp_path: Path) -> None:
+    written(tmp_path)
+    # Those that a request with an error would make have no series yet.
+    labels = {sample.name: set(sample.labels) for sample in SAMPLES} | {"up": set(), "vcluster_replica_up": {"replica"}}
+    found = [pair for query in queries(tmp_path) for pair in SELECTOR.findall(query)]
+    assert len(found) >= 25
+    for name, others in found:
+        assert name in labels, f"{name} is not a metric of vLLM"
+        used = set(re.findall(r"(\w+)=", others)) - {"cluster", "replica"}
+        assert used <= labels[name], f"{name} has no label {used - labels[name]}"
+    for query in queries(tmp_path):
+        assert set(re.findall(r"vllm:\w+", query)) <= {name for name, _ in SELECTOR.findall(query)}
+        assert query.count("(") == query.count(")")
+
+
+# fault: features/dashboard/prometheus.py: 0o600 if name == KEY else 0o644 → 0o644
+def test_prometheus_finds_the_cluster_with_its_key_from_a_file(served: dict[str, Any], tmp_path: Path) -> None:
+    done = written(tmp_path)
+    (job,) = load(tmp_path, "prometheus.yml")["scrape_configs"]
+    assert job["authorization"] == {"type": "Bearer", "credentials_file": "api-key"}
+    assert job["file_sd_configs"] == [{"files": ["targets.json"]}]
+    assert load(tmp_path, "prometheus.yml")["rule_files"] == ["alerts.yml"]
+    assert load(tmp_path, "targets.json") == [{"targets": ["127.0.0.1:8000"], "labels": {"cluster": "lab"}}]
+    key = tmp_path / "monitoring" / "api-key"
+    assert (key.read_text(), key.stat().st_mode & 0o777) == (KEY, 0o600)
+    assert [path.name for path in key.parent.iterdir() if KEY in path.read_text()] == ["api-key"]
+    assert (done.target, done.reached, done.kept) == ("127.0.0.1:8000", False, ())
+
+
+def test_a_rotated_key_is_renewed_where_it_was_written(served: dict[str, Any], tmp_path: Path) -> None:
+    """In the folders of this cluster alone, also beside others' files; one that cannot be written is reported."""
+    written(tmp_path)
+    events: list[Event] = []
+    key = tmp_path / "monitoring" / "api-key"
+    renew_keys(make.inventory(2), tmp_path / "cache", "sk-of-another-cluster", events.append)
+    assert (key.read_text(), events) == (KEY, [])
+    renew_keys(make.inventory(1), tmp_path / "cache", "sk-new", events.append)
+    assert (key.read_text(), key.stat().st_mode & 0o777) == ("sk-new", 0o600)
+    assert events[-1].text == f"{key} has the new key too"
+    (key.parent / f".api-key.{os.getpid()}.new").mkdir()
+    renew_keys(make.inventory(1), tmp_path / "cache", "sk-newer", events.append)
+    assert (events[-1].kind, key.read_text()) == ("warning", "sk-new")
+    assert events[-1].text.endswith(f"vcluster dashboard --prometheus {key.parent}")
+    # What was removed is not made again.
+    shutil.rmtree(key.parent)
+    renew_keys(make.inventory(1), tmp_path / "cache", "sk-newest", events.append)
+    assert (len(events), key.parent.exists()) == (2, False)
+
+
+@pytest.mark.parametrize(
+    ("host", "tunnel", "option", "target", "reached"),
+    [
+        ("127.0.0.1", 40123, None, "127.0.0.1:40123", True),
+        ("10.0.0.1", None, None, "10.0.0.1:8000", True),
+        ("fd00::1", 40123, None, "[fd00::1]:8000", True),
+        ("127.0.0.1", None, "head:8000", "head:8000", True),
+        (None, None, None, "127.0.0.1:8000", False),
+    ],
+)
+def test_where_the_metrics_are(
+    served: dict[str, Any], tmp_path: Path, *, host: str, tunnel: int, option: str, target: str, reached: bool
+) -> None:
+    served["serve"] = SimpleNamespace(host=host, port=8000) if host else None
+    served["tunnel"] = SimpleNamespace(port=tunnel) if tunnel else None
+    done = written(tmp_path, target=option)
+    assert (done.target, done.reached) == (target, reached)
+
+
+# fault: features/dashboard/prometheus.py: not in (None, text) → == text
+def test_a_file_that_was_changed_is_kept_and_the_key_is_not(served: dict[str, Any], tmp_path: Path) -> None:
+    written(tmp_path)
+    folder = tmp_path / "monitoring"
+    (folder / "alerts.yml").write_text("groups: []\n")
+    (folder / "api-key").write_text("old")
+    (folder / "api-key").chmod(0o644)
+    done = written(tmp_path)
+    assert (done.kept, "api-key" in done.written) == (("alerts.yml",), True)
+    assert (folder / "alerts.yml").read_text() == "groups: []\n"
+    assert ((folder / "api-key").read_text(), (folder / "api-key").stat().st_mode & 0o777) == (KEY, 0o600)
+    (folder / "alerts.yml").unlink()
+    assert written(tmp_path).kept == ()
+    assert load(tmp_path, "alerts.yml")["groups"]
+    assert sorted(path.name for path in folder.iterdir()) == sorted([*module.TEMPLATES, "api-key", "targets.json"])
+
+
+def test_each_alert_comes_with_what_to_do(served: dict[str, Any], tmp_path: Path) -> None:
+    written(tmp_path)
+    rules = load(tmp_path, "alerts.yml")["groups"][0]["rules"]
+    names = ["Down", "ReplicaDown", "Stalled", "Degraded", "KvCacheFull", "SlowFirstToken", "Restarts"]
+    assert [rule["alert"] for rule in rules] == [f"Vcluster{name}" for name in names]
+    assert all(
+        rule["annotations"]["description"] and "$labels.cluster" in rule["annotations"]["summary"] for rule in rules
+    )
+    panels = load(tmp_path, "dashboard.json")["panels"]
+    assert len({panel["id"] for panel in panels}) == len(panels)
+    places = [(p["gridPos"]["x"], p["gridPos"]["y"]) for p in panels]
+    assert len(set(places)) == len(places)
+    assert all(p["gridPos"]["x"] + p["gridPos"]["w"] <= 24 for p in panels)
+
+
+def test_grafana_reads_the_whole_dashboard(served: dict[str, Any], tmp_path: Path) -> None:
+    """Its own reader, which is made from Grafana's schema, passes over what is not in that."""
+    written(tmp_path)
+    dashboard = load(tmp_path, "dashboard.json")
+    register_default_plugins()
+    read = json.loads(JSONEncoder().encode(Dashboard.from_json(dashboard)))
+    assert list(lost(dashboard, read)) == []
+    assert list(lost({"panels": [{"titel": 1}]}, {"panels": [{}]})) == ["/panels/0/titel"]
+
+
+def lost(whole: Any, part: Any, path: str = "") -> Iterator[str]:
+    """The paths of what is in the one and not in the other."""
+    if isinstance(whole, dict) and isinstance(part, dict):
+        for key, value in whole.items():
+            yield from lost(value, part[key], f"{path}/{key}") if key in part else [f"{path}/{key}"]
+    elif isinstance(whole, list) and isinstance(part, list) and len(whole) == len(part):
+        for index, (one, other) in enumerate(zip(whole, part, strict=True)):
+            yield from lost(one, other, f"{path}/{index}")
+    elif whole != part:
+        yield path
+
+
+def test_a_folder_that_cannot_be_written_is_reported(served: dict[str, Any], tmp_path: Path) -> None:
+    (tmp_path / "monitoring").write_text("a file")
+    with pytest.raises(UsageError, match="monitoring"):
+        written(tmp_path)

@@ -1,0 +1,61 @@
+"""A report holds no value of anybody's environment: Docker's labels hold what a node was made from."""
+
+from __future__ import annotations
+
+import json
+import tarfile
+from pathlib import Path
+
+from tests.support.sim import lab, make
+from tests.support.sim.world import Box, Picture, World, identity
+from vllm_cluster.features.explain import bundle
+
+
+def add_neighbours(world: World) -> None:
+    """On each host another team's cluster, with what that team wrote into it."""
+    for machine in world.machines.values():
+        other = Picture(f"sha256:{identity('other', machine.name)}", ["lab/app:9"], {})
+        machine.images[other.id] = other
+        labels = {"io.vcluster.cluster": "others", "com.example.owner": "zqxowner"}
+        labels["io.vcluster.spec"] = json.dumps({"environment": [["PLAIN", "zqxtheirs"]], "cluster": "others"})
+        body = {"Image": other.id, "Labels": labels, "Entrypoint": ["app"], "Cmd": []}
+        box = Box(identity("box", machine.name), "vcluster-others", other.id, body, state="running", born=-1)
+        machine.boxes[box.id] = box
+
+
+# fault: features/explain/bundle.py: [f"{str(entry).partition('=')[0]}={REDACTED}" for → [entry for
+def test_no_value_of_environment_is_in_a_bundle_whosever_node_has_it(tmp_path: Path) -> None:
+    secret = {"MODE_SECRET": "cmd:echo zqxsecretvalue"}
+    inventory = make.inventory(2, environment={"MODE": "zqxplain"}, secrets=secret)
+    world, path = make.world((2, 2)), tmp_path / "report.tar.gz"
+    with lab.inside(world):
+        lab.succeed(world, inventory, lab.do_up)
+        add_neighbours(world)
+        lab.succeed(world, inventory, lab.verb(bundle.bundle, path))
+    with tarfile.open(path) as tar:
+        streams = [tar.extractfile(member) for member in tar]
+        whole = "\n".join(stream.read().decode() for stream in streams if stream)
+    assert [value for value in ("zqxplain", "zqxtheirs", "zqxowner", "zqxsecretvalue") if value in whole] == []
+    assert "MODE" in whole
+
+
+# fault: features/explain/bundle.py: items() if there else () → items() if there and there.labels["io.vcluster.role"] == "head" else ()
+def test_the_secrets_of_each_hosts_own_node_are_redacted(tmp_path: Path) -> None:
+    """A worker has secrets too, and what it was given before the inventory's value changed is in its logs."""
+    inventory = make.inventory(2, secrets={"PASSPHRASE": "cmd:echo earlier-passphrase"})
+    renewed = make.inventory(2, secrets={"PASSPHRASE": "cmd:echo later-passphrase"})
+    world, path = make.world((2, 2)), tmp_path / "report.tar.gz"
+    with lab.inside(world):
+        lab.succeed(world, inventory, lab.do_up)
+        for machine in world.machines.values():
+            for box in machine.boxes.values():
+                box.log += f"{machine.name} logged earlier-passphrase\n"
+        # The head's node alone is gone: of the value that it had, the worker's holds the last copy.
+        head = world.machines["gpu1"]
+        world.remove(head, next(box for box in head.boxes.values() if box.name == "vcluster-lab"))
+        lab.succeed(world, renewed, lab.verb(bundle.bundle, path))
+    with tarfile.open(path) as tar:
+        files = {member.name: tar.extractfile(member) for member in tar}
+        whole = {name: stream.read().decode() for name, stream in files.items() if stream}
+    assert "gpu2 logged" in whole["vcluster-bundle/gpu2/docker.log"], sorted(whole)
+    assert [name for name, text in whole.items() if "earlier-passphrase" in text] == []

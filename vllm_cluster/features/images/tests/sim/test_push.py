@@ -1,0 +1,299 @@
+"""Images sent between hosts: what hosts it asks, what it warns of, and what it leaves behind."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.support.figures import record
+from tests.support.sim import lab, make
+from tests.support.sim.lab import Outcome
+from tests.support.sim.world import Box, Machine, Picture, World
+from vllm_cluster.features.images.action import images
+from vllm_cluster.features.images.push import push_image
+from vllm_cluster.kernel.errors import HostError, PreflightFailed, UsageError
+from vllm_cluster.kernel.events import Emit
+from vllm_cluster.kernel.hosts.connection import HostConnection
+from vllm_cluster.kernel.hosts.program import RunningProgram
+from vllm_cluster.kernel.hosts.runtime import Runtime
+from vllm_cluster.kernel.images import carrier as image_carrier
+from vllm_cluster.kernel.inventory.model import Inventory
+from vllm_cluster.kernel.terminal.paste import pasteable
+
+pytestmark = pytest.mark.promise("P45")
+
+OTHER = "lab/other:1"
+
+
+def sent(world: World, **words: Any) -> Outcome:
+    """One `image push`."""
+
+    def verb(inventory: Inventory, emit: Emit, runtime: Runtime) -> Any:
+        return push_image(inventory, emit, runtime=runtime, **words)
+
+    with lab.inside(world):
+        return lab.run(world, make.inventory(len(world.machines)), verb)
+
+
+def listed(world: World) -> Outcome:
+    """One `image ls`."""
+
+    def verb(inventory: Inventory, emit: Emit, runtime: Runtime) -> Any:
+        return images(inventory, emit, runtime=runtime)
+
+    with lab.inside(world):
+        return lab.run(world, make.inventory(len(world.machines)), verb)
+
+
+def with_other(*hosts: str) -> World:
+    """Three hosts, one image on all of them, and another on some."""
+    world = make.world((2, 2, 2))
+    for host in hosts:
+        give(world, host, 7, OTHER)
+    return world
+
+
+def give(world: World, host: str, number: int, name: str) -> str:
+    """An image of its own under a name on a host; its id."""
+    made = make.base_image(number)
+    there = world.machines[host].images.setdefault(made.id, Picture(made.id, [], dict(made.have)))
+    for image in world.machines[host].images.values():
+        image.tags = [tag for tag in image.tags if tag != name]
+    there.tags.append(name)
+    return made.id
+
+
+@pytest.mark.parametrize("state", ["docker", "unreachable"])
+@pytest.mark.parametrize("source", ["", "gpu1"])
+def test_a_host_that_is_not_involved_stops_no_push(state: str, source: str) -> None:
+    world = with_other("gpu1")
+    dead = world.machines["gpu3"]
+    dead.docker, dead.reachable = ("stopped", True) if state == "docker" else ("", False)
+    outcome = sent(world, image=OTHER, hosts=["gpu2"], source=source)
+    assert outcome.error is None, outcome.story()
+    assert outcome.value == ("gpu2",)
+    assert world.machines["gpu2"].picture(OTHER)
+    # Where the source is to be found, it names the host that it could not ask.
+    left_out = [event.host for event in outcome.events if event.data.get("code") == "host-left-out"]
+    assert left_out == ([] if source else ["gpu3"])
+
+
+def test_a_source_that_gets_the_image_too_is_one_host() -> None:
+    outcome = sent(with_other("gpu1"), image=OTHER, source="gpu1")
+    assert outcome.value == ("gpu2", "gpu3"), outcome.story()
+    assert next(event.text for event in outcome.events) == "connecting to 3 hosts"
+
+
+@pytest.mark.parametrize(("hosts", "source"), [((), ""), (("gpu3",), ""), (("gpu2",), "gpu3")])
+def test_a_host_that_is_involved_has_to_have_a_docker(hosts: tuple[str, ...], source: str) -> None:
+    world = with_other("gpu1")
+    world.machines["gpu3"].docker = "stopped"
+    error = sent(world, image=OTHER, hosts=hosts, source=source).error
+    assert isinstance(error, PreflightFailed)
+    assert error.message.startswith("gpu3: Docker does not answer")
+    assert not world.machines["gpu2"].picture(OTHER)
+
+
+def test_the_list_is_that_of_the_hosts_whose_docker_answers() -> None:
+    world = make.world((2, 2, 2))
+    world.machines["gpu1"].docker, world.machines["gpu3"].reachable = "stopped", False
+    outcome = listed(world)
+    assert outcome.error is None, outcome.story()
+    assert list(outcome.value.hosts) == ["gpu2"]
+    assert set(outcome.value.failures) == {"gpu1", "gpu3"}
+    assert "gpu1: Docker does not answer" in outcome.value.failures["gpu1"].message
+
+
+@pytest.mark.parametrize("name", ["../x", "--help-me", "a b", ";rm", "UPPER/x", "atk/b:1@sha256:00"])
+def test_an_invalid_image_reference_is_refused_before_any_call(name: str) -> None:
+    outcome = sent(make.world((2, 2)), image=name)
+    assert isinstance(outcome.error, UsageError)
+    assert outcome.script.calls == []
+
+
+@pytest.mark.parametrize(
+    ("source", "remedy"),
+    [
+        ("local", f"docker pull {OTHER}"),
+        ("gpu2", f"ssh -F c gpu2 'docker pull {OTHER}'"),
+        ("", f"ssh -F c gpu1 'docker pull {OTHER}'"),
+    ],
+)
+def test_the_remedy_for_an_image_that_is_missing_can_be_pasted(source: str, remedy: str) -> None:
+    """A call of Docker on this machine, or over ssh with the options of the host."""
+    world = make.world((2, 2))
+    inventory = make.inventory(2)
+    world.machines["local"] = Machine("local", "127.0.0.1", 0, "machine-local")
+
+    def verb(inventory: Inventory, emit: Emit, runtime: Runtime) -> Any:
+        return push_image(inventory, emit, image=OTHER, source=source, runtime=runtime)
+
+    with lab.inside(world):
+        error = lab.run(world, inventory, verb).error
+    assert isinstance(error, PreflightFailed)
+    assert pasteable(str(error.hint), {name: ["-F", "c", name] for name in inventory.hosts}) == remedy
+
+
+# fault: kernel/images/push.py: if _NO_PYTHON.search(error.detail): → if not error.detail:
+@pytest.mark.parametrize(
+    "words",
+    [
+        'unable to start container process: exec: "python3": executable file not found in $PATH: unknown',
+        "OCI runtime error: crun: executable file `python3` not found in $PATH: No such file or directory",
+    ],
+)
+def test_an_image_without_python_is_refused_before_anything_is_sent(
+    words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def start(connection: HostConnection, *_: object) -> RunningProgram:
+        raise HostError(connection.name, f"its program does not run: Error response from daemon: {words}")
+
+    monkeypatch.setattr(image_carrier, "start", start)
+    world = with_other("gpu1")
+    outcome = sent(world, image=OTHER)
+    assert isinstance(outcome.error, PreflightFailed)
+    assert f"{OTHER} has no python3, and no node can be made from it: nothing was sent" in outcome.error.message
+    assert world.machines["gpu2"].picture(OTHER) is None
+
+
+# fault: kernel/images/push.py: if left or digest.hexdigest() != blob: → if left:
+@pytest.mark.promise("P47")
+def test_a_source_that_gives_other_bytes_changes_no_host() -> None:
+    world = with_other("gpu1")
+    mine = give(world, "gpu2", 8, OTHER)
+    world.forges = "gpu1"
+    outcome = sent(world, image=OTHER, hosts=["gpu2"])
+    assert "gpu1: image push: gave another blob than" in str(outcome.error)
+    there = world.machines["gpu2"]
+    assert there.picture(OTHER) is there.images[mine]
+    assert make.base_image(7).id not in there.images
+    record("P47", "sim: a host gives other bytes of an image than it announced", "refused; no host changed", True)
+
+
+# fault: kernel/images/push.py: if there and there.id not in before: → if there:
+# fault: kernel/images/push.py: if there and there.id not in before: → if False:
+@pytest.mark.promise("P47")
+@pytest.mark.parametrize("where", ["gpu2", "gpu3"])
+def test_a_source_that_gives_another_image_removes_none_of_the_receiver(where: str) -> None:
+    """What Docker has loaded is removed again, unless it is an image that was there."""
+    world = with_other("gpu1")
+    other, there = give(world, where, 8, "colleague/vllm:mine"), world.machines["gpu2"]
+    world.swaps["gpu1"] = world.machines[where].images[other]
+    before = {*there.images}
+    outcome = sent(world, image=OTHER, hosts=["gpu2"])
+    assert "gpu2: image push: the image is not whole there" in str(outcome.error), outcome.story()
+    assert {*there.images} == before
+    record("P47", "sim: a host gives another image than the one to be sent", "refused; every image stays", True)
+
+
+@pytest.mark.parametrize("prepared", [True, False])
+def test_a_host_with_a_node_image_gets_it_from_the_others(prepared: bool) -> None:
+    """One that has none, and no Python itself, gets it through this machine."""
+    world = with_other("gpu1")
+    there = world.machines["gpu2"]
+    next(iter(there.images.values())).tags += ["vcluster-node:0123456789ab-ray2.56.1"] if prepared else []
+    outcome = sent(world, image=OTHER, hosts=["gpu2"])
+    assert outcome.error is None, outcome.story()
+    assert there.picture(OTHER)
+    notes = [event.text for event in outcome.events if event.kind == "note"]
+    assert notes == ([] if prepared else [next(text for text in notes if "python3: not found" in text)])
+    assert not there.boxes and not world.machines["gpu1"].boxes
+
+
+# fault: kernel/images/carrier.py: user="0:0", drop=("ALL",), scratch=FOLDER → user="0:0", scratch=FOLDER
+# fault: kernel/images/carrier.py: image", image_id, network="host", user="0:0" → image", image_id, network="bridge", user=""
+# fault: kernel/docker/temporary.py: [{"Type": "volume", "Target": self.scratch}] if → [{"Type": "bind", "Source": "/var/lib/docker", "Target": self.scratch}] if
+def test_the_container_of_a_push_has_its_own_volume_the_network_and_no_rights(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On both hosts: root without a capability, and of the host neither a folder, a device nor Docker's socket."""
+    world, started = with_other("gpu1"), list[dict[str, Any]]()
+
+    def start(world: World, machine: Machine, box: Box) -> None:
+        started.append(box.body)
+        begin(world, machine, box)
+
+    begin = World.start
+    monkeypatch.setattr(World, "start", start)
+    next(iter(world.machines["gpu2"].images.values())).tags.append("vcluster-node:0123456789ab-ray2.56.1")
+    outcome = sent(world, image=OTHER, hosts=["gpu2"])
+    assert outcome.error is None, outcome.story()
+    assert len(started) == 2
+    for body in started:
+        assert body["HostConfig"] == {
+            "NetworkMode": "host",
+            "CapDrop": ["ALL"],
+            "RestartPolicy": {"Name": "no"},
+            "AutoRemove": True,
+            "LogConfig": {"Type": "none"},
+            "Mounts": [{"Type": "volume", "Target": image_carrier.FOLDER}],
+        }
+        assert (body["User"], body["WorkingDir"]) == ("0:0", image_carrier.FOLDER)
+        assert {"Env", "Volumes", "ExposedPorts"}.isdisjoint(body)
+
+
+def test_a_host_that_is_named_as_this_machine_is_a_source_as_any_other() -> None:
+    world = make.world((2, 2))
+    named = Machine("local", "10.0.0.9", 2, "machine-9")
+    world.machines["local"] = named
+    give(world, "local", 7, OTHER)
+    hosts = {"gpu1": {"address": "10.0.0.1"}, "local": {"address": "10.0.0.9", "ssh": {"host": "local.lab"}}}
+
+    def push_from(source: str) -> Outcome:
+        def verb(inventory: Inventory, emit: Emit, runtime: Runtime) -> Any:
+            return push_image(inventory, emit, image=OTHER, source=source, runtime=runtime)
+
+        return lab.run(world, make.inventory_of(hosts=hosts), verb)
+
+    with lab.inside(world):
+        refused, found = push_from("local"), push_from("")
+    assert "--from local: names this machine, and the host at local.lab" in str(refused.error)
+    assert found.value == ("gpu1",), found.story()
+
+
+def test_a_host_that_is_named_twice_is_one() -> None:
+    outcome = sent(with_other("gpu1"), image=OTHER, hosts=["gpu2", "gpu2"])
+    assert outcome.value == ("gpu2",)
+    assert "on 2 hosts" in outcome.events[-1].text
+
+
+def test_an_image_sent_by_its_id_gets_no_name_of_it() -> None:
+    world = with_other("gpu1")
+    whole = make.base_image(7).id
+    outcome = sent(world, image=whole[7:19], hosts=["gpu2"])
+    assert outcome.value == ("gpu2",), outcome.story()
+    assert world.machines["gpu2"].images[whole].tags == []
+
+
+def moved(outcome: Outcome) -> list[tuple[str | None, str]]:
+    """The hosts that a name was taken on, with the image that had it."""
+    return [(event.host, str(event.data["id"])) for event in outcome.events if event.data.get("code") == "tag-moved"]
+
+
+# fault: features/images/push.py: naming.given.add(connection.name) → pass
+@pytest.mark.parametrize("there", [True, False])
+def test_an_image_whose_name_moves_is_reported(there: bool) -> None:
+    """Also where the host has the new one already, under no name."""
+    world = make.world((2, 2))
+    old, new = make.base_image(1).id, give(world, "gpu1", 2, make.IMAGE)
+    if there:
+        give(world, "gpu2", 2, "lab/unnamed:1")
+    outcome = sent(world)
+    assert outcome.error is None, outcome.story()
+    assert moved(outcome) == [("gpu2", old)]
+    machine = world.machines["gpu2"]
+    assert machine.picture(make.IMAGE) is machine.images[new]
+    # A name is a change as well.
+    assert outcome.events[-1].text.endswith("; named on gpu2" if there else "; sent to gpu2")
+    again = sent(world)
+    assert (moved(again), again.events[-1].text[-13:]) == ([], " (no changes)")
+
+
+@pytest.mark.parametrize("keeps", [True, False])
+def test_an_image_of_others_whose_name_moves_is_left_as_it_is(keeps: bool) -> None:
+    world = with_other("gpu1")
+    old = give(world, "gpu2", 8, OTHER)
+    there = world.machines["gpu2"].images[old]
+    there.tags += ["colleague/vllm:mine"] if keeps else []
+    assert moved(sent(world, image=OTHER, hosts=["gpu2"])) == [("gpu2", old)]
+    assert there.tags == (["colleague/vllm:mine"] if keeps else [])
+    assert old not in {row.id for row in listed(world).value.hosts["gpu2"]}

@@ -1,0 +1,246 @@
+"""Which words name a folder as the source of a pull, and what it is called on the hosts."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shlex
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from tests.support import world
+from vllm_cluster.features.pull import folder as pull_folder
+from vllm_cluster.features.pull.folder import find_folder, is_folder, wanted_folder
+from vllm_cluster.features.pull.hosts import PullHosts
+from vllm_cluster.features.pull.known_hashes import KnownHashes
+from vllm_cluster.features.pull.local_folder import hashed, listed
+from vllm_cluster.kernel.errors import PreflightFailed, UsageError
+from vllm_cluster.kernel.events import Event
+from vllm_cluster.kernel.hosts.runtime import SYSTEM
+from vllm_cluster.kernel.models import cache as model_cache
+from vllm_cluster.kernel.models.on_host import model_cache as on_host_cache
+from vllm_cluster.kernel.plan.pull import HubModel, outside, place_of
+from vllm_cluster.wire.values import Url
+
+
+@pytest.mark.parametrize("source", ["./a", "../a", "/a", "~/a", ".", "gpu1:/data/a"])
+def test_a_folder_is_known_by_its_form(source: str) -> None:
+    assert is_folder(source)
+
+
+@pytest.mark.parametrize("source", ["org/name", "name", "org/name@main", "gpu1:relative"])
+def test_a_repository_is_not_a_folder(source: str) -> None:
+    assert not is_folder(source)
+
+
+def model_in(folder: Path) -> Path:
+    """A folder with the config of a model."""
+    folder.mkdir()
+    (folder / "config.json").write_text("{}")
+    return folder
+
+
+# fault: features/pull/local_folder.py: if path.is_symlink() and not any( → if path.is_symlink() and any(
+@pytest.mark.parametrize("name", ["tokenizer.json", "sub/vocab.txt"])
+def test_a_link_out_of_a_folder_goes_to_no_host(tmp_path: Path, name: str) -> None:
+    """As one to a private key, which every user of every host could read then."""
+    folder, key = model_in(tmp_path / "mine"), tmp_path / "id_ed25519"
+    key.write_text("secret")
+    place = folder / name
+    place.parent.mkdir(exist_ok=True)
+    place.symlink_to(key)
+    with pytest.raises(UsageError, match="outside of the folder: every host would get that file") as refused:
+        wanted_folder(str(folder), "my-name", "", detach=False)
+    assert str(key) in str(refused.value) and "--as my-name" in str(refused.value.hint)
+    place.unlink()
+    place.symlink_to(folder / "config.json")
+    assert wanted_folder(str(folder), "", "", detach=False).source == folder
+
+
+def test_a_folder_here_gets_its_own_name_or_the_one_that_is_given(tmp_path: Path) -> None:
+    folder = model_in(tmp_path / "mine")
+    found = wanted_folder(str(folder), "", "gpu2", detach=False)
+    assert (found.model, found.source, found.sent_from_here, found.via) == ("./mine", folder, True, "gpu2")
+    assert wanted_folder(str(folder), "./other", "", detach=False).model == "./other"
+
+
+def test_a_folder_of_a_host_is_read_there() -> None:
+    found = wanted_folder("gpu2:/data/mine", "", "", detach=True)
+    assert (found.model, found.source, found.via, found.sent_from_here) == ("./mine", Path("/data/mine"), "gpu2", False)
+
+
+@pytest.mark.parametrize(
+    ("source", "name", "via", "detach", "text"),
+    [
+        ("./nothing-there", "", "", False, "no such folder here"),
+        (".", "..", "", False, "cannot be the name of a folder below model_cache"),
+        (".", "hub/x", "", False, "cannot be the name of a folder below model_cache"),
+        ("gpu1:/", "x", "", False, "must be the folder of one model"),
+        (".", "x", "", True, "this machine sends the files"),
+        ("gpu1:/data/x", "", "gpu2", False, "the files are on gpu1"),
+    ],
+)
+def test_what_cannot_be_is_refused(source: str, name: str, via: str, detach: bool, text: str) -> None:
+    with pytest.raises(UsageError, match=text):
+        wanted_folder(source, name, via, detach=detach)
+
+
+@pytest.mark.parametrize(
+    ("name", "fitting"),
+    [("my model", "my-model"), ("hub", "hub-model"), ("..", "my-model"), ("größe 1", "gr-e-1"), ("a/b c", "a-b-c")],
+)
+def test_a_name_that_cannot_be_comes_with_one_that_can(tmp_path: Path, name: str, fitting: str) -> None:
+    folder = model_in(tmp_path / "my model")
+    with pytest.raises(UsageError) as refused:
+        wanted_folder(str(folder), name, "", detach=False)
+    *words, last = shlex.split(str(refused.value.hint))
+    assert words == ["vcluster", "pull", str(folder), "--as"] and last == fitting
+    assert wanted_folder(str(folder), last, "", detach=False).model == f"./{fitting}"
+
+
+def test_a_folder_without_a_model_suggests_one_below_it(tmp_path: Path) -> None:
+    inside = tmp_path / "snapshots" / "abc"
+    inside.mkdir(parents=True)
+    with pytest.raises(UsageError) as empty:
+        listed(tmp_path, "mine")
+    assert empty.value.hint == f"vcluster pull {tmp_path}/FOLDER --as mine"
+    (inside / "config.json").write_text("{}")
+    with pytest.raises(UsageError) as below:
+        listed(tmp_path, "")
+    assert below.value.hint == f"vcluster pull {inside}"
+
+
+def test_of_a_folder_here_only_files_that_vllm_reads_are_hashed(tmp_path: Path) -> None:
+    folder, blob = tmp_path / "models--me--mine" / "snapshots" / "abc", tmp_path / "models--me--mine" / "blobs" / "x"
+    folder.mkdir(parents=True)
+    blob.parent.mkdir()
+    blob.write_text("{}")
+    for name in ("model.safetensors", "pytorch_model.bin"):
+        (folder / name).write_text("{}")
+    (folder / "config.json").symlink_to(blob)
+    os.mkfifo(folder / "pipe")
+    files = hashed(folder, listed(folder, ""), lambda _: None, KnownHashes(tmp_path / "cache", folder), SYSTEM.clock)
+    assert [(file.path, bool(file.blob)) for file in files] == [
+        ("config.json", True),
+        ("model.safetensors", True),
+        ("pytorch_model.bin", False),
+    ]
+    (folder / "more").symlink_to(tmp_path)
+    with pytest.raises(UsageError, match="more is a link to a folder, which is not followed") as refused:
+        listed(folder, "")
+    assert refused.value.hint == f"cp -rL {folder} {folder}-copy\nvcluster pull {folder}-copy --as abc"
+
+
+def fake_hosts(events: list[Event], returncode: int) -> PullHosts:
+    """One host whose folders are so, in a cluster with its cache in /models."""
+    transport = SimpleNamespace(run=lambda *_: SimpleNamespace(returncode=returncode))
+    connection = SimpleNamespace(name="gpu1", ssh="ssh gpu1", transport=transport, runtime=SYSTEM)
+    fleet: Any = SimpleNamespace(connections={"gpu1": connection}, runtime=SYSTEM)
+    return PullHosts(world.inventory(1, model_cache="/models"), fleet, world.hosts(1), events.append)
+
+
+def on_host(
+    monkeypatch: pytest.MonkeyPatch, path: str, rows: list[dict[str, Any]], returncode: int = 0
+) -> tuple[HubModel, list[Event]]:
+    """What is found in a folder of a host whose program prints these rows."""
+    events: list[Event] = []
+
+    @contextmanager
+    def running(_connection: object, _inventory: object, _facts: object, asked: Any) -> Iterator[Any]:
+        left = iter([*(rows if asked["do"] == "list" else []), {"end": True}])
+        yield SimpleNamespace(next=lambda _: next(left))
+
+    monkeypatch.setattr(model_cache, "running", running)
+    hosts = fake_hosts(events, returncode)
+    return find_folder(hosts, wanted_folder(f"gpu1:{path}", "x", "", detach=False), "gpu1"), events
+
+
+# fault: features/pull/folder.py: (blob := known.find(stamps[file.path])) → (blob := "")
+# fault: kernel/models/on_host/model_cache.py: {seen.st_mtime_ns}:{seen.st_ctime_ns}" → {seen.st_mtime_ns}"
+# fault: kernel/models/on_host/model_cache.py: stamp_of(before) if settled and → stamp_of(before) if
+def test_a_folder_of_a_host_that_was_pulled_before_is_read_only_where_it_changed(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The second time costs a list of the folder, however large its files are; a file with its old time is read too."""
+    folder, asks = tmp_path / "mine", list[tuple[str, list[str]]]()
+    folder.mkdir()
+    for name in ("config.json", "model-1.safetensors", "model-2.safetensors"):
+        (folder / name).write_text("{}")
+    ahead = 0.0
+
+    @contextmanager
+    def running(_connection: object, _inventory: object, _facts: object, asked: Any) -> Iterator[Any]:
+        rows: list[dict[str, Any]] = []
+        asks.append((asked["do"], [row["path"] for row in asked["files"]]))
+        monkeypatch.setattr(on_host_cache, "print_row", rows.append)
+        end = on_host_cache._answer(on_host_cache.ModelFolder({"cache": str(tmp_path), **asked}), asked["do"], asked)
+        left = iter([*rows, {"end": True, **end}])
+        yield SimpleNamespace(next=lambda _: next(left))
+
+    def found() -> list[str]:
+        asks.clear()
+        hosts, wanted = fake_hosts([], 0), wanted_folder(f"gpu1:{folder}", "x", "", detach=False)
+        model = find_folder(hosts, wanted, "gpu1")
+        assert {file.path: file.blob for file in model.files} == {
+            path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in folder.iterdir()
+        }
+        assert asks[0] == ("list", [])
+        return sorted(path for do, paths in asks[1:] for path in paths if do == "hash")
+
+    monkeypatch.setattr(pull_folder, "cache_folder", lambda: tmp_path / "cache")
+    monkeypatch.setattr(model_cache, "running", running)
+    now = time.time_ns
+    monkeypatch.setattr(time, "time_ns", lambda: now() + int(ahead * 1e9))
+    every = ["config.json", "model-1.safetensors", "model-2.safetensors"]
+    # A file that was written a moment ago may be written again within one tick of the host's clock.
+    assert (found(), found()) == (every, every)
+    ahead = 10.0
+    assert (found(), found()) == (every, [])
+    weights = folder / "model-2.safetensors"
+    before = weights.stat()
+    weights.write_text("[]")
+    os.utime(weights, ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert (found(), found()) == (["model-2.safetensors"], [])
+
+
+def test_a_folder_of_a_host_that_cannot_be_comes_with_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(PreflightFailed, match="no such folder") as nowhere:
+        on_host(monkeypatch, "/data/nope", [], returncode=1)
+    assert nowhere.value.hint == "on gpu1: stat /data/nope /data"
+    with pytest.raises(PreflightFailed, match="/models is the model cache itself") as cache:
+        on_host(monkeypatch, "/models", [])
+    assert cache.value.hint == "vcluster pull gpu1:/models/FOLDER"
+    row = {"file": {"path": "inner/config.json", "size": 2, "blob": ""}}
+    with pytest.raises(PreflightFailed, match=r"/data/x has no config\.json") as above:
+        on_host(monkeypatch, "/data/x", [row])
+    assert above.value.hint == "vcluster pull gpu1:/data/x/inner"
+
+
+def test_a_link_that_the_pull_cannot_read_there_is_refused_with_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    file = {"file": {"path": "config.json", "size": 2, "blob": ""}}
+    with pytest.raises(PreflightFailed, match=r"/data/x y/a.json is a link to /etc/passwd, which") as refused:
+        on_host(monkeypatch, "/data/x y", [file, {"lost": "a.json", "to": "/etc/passwd"}])
+    assert (
+        refused.value.hint == "on gpu1: cp -rL '/data/x y' '/data/x y-copy'\nvcluster pull 'gpu1:/data/x y-copy' --as x"
+    )
+
+
+def test_a_name_of_the_cache_and_one_of_the_hub_have_places_of_their_own() -> None:
+    assert place_of("./mine") == {"folder": "mine", "kind": "folder"}
+    assert place_of("org/name") == {"folder": "hub/models--org--name", "kind": "hub"}
+    assert HubModel("./mine", "", Url(""), ()).size == 0
+
+
+@pytest.mark.parametrize(
+    ("folder", "more"),
+    [("/models", ""), ("/models/mine", ""), ("/data", "/data"), ("/models2", "/models2"), ("/", "/")],
+)
+def test_what_is_in_the_cache_is_mounted_once(folder: str, more: str) -> None:
+    """Docker refuses two mounts on one path."""
+    assert outside("/models", folder) == more

@@ -1,0 +1,1 @@
+"""One Slurm job that serves a model: its script, and what becomes of it."""

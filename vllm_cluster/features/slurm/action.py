@@ -1,0 +1,69 @@
+"""Submit a job, follow it, and read why it ended."""
+
+from __future__ import annotations
+
+from vllm_cluster.features.slurm.jobs import LoginNode, SlurmJob
+from vllm_cluster.features.slurm.script import JobRequest, laid_out
+from vllm_cluster.kernel.errors import PreflightFailed, WaitTimedOut
+from vllm_cluster.kernel.events import Emit, Event
+from vllm_cluster.kernel.explain.diagnosis import Diagnosis, diagnose
+from vllm_cluster.kernel.explain.scan import LogSource, scan
+from vllm_cluster.kernel.hosts.runtime import SYSTEM, Runtime
+from vllm_cluster.kernel.text import count, last_value
+from vllm_cluster.serving.fit.fit import fit, gpu_memory_bytes
+from vllm_cluster.serving.fit.layouts import GpuPool, Layout, Workload
+from vllm_cluster.wire.order import Deployment
+
+POLL = 2.0
+MAX_LINES = 20_000
+
+
+def ensure_fits(asked: Deployment, job: JobRequest, memory: str, emit: Emit) -> Layout:
+    """Refuse a model that the GPUs of the job cannot hold.
+
+    Raises:
+        PreflightFailed: they cannot; with what would fit.
+        VclusterError: the model cannot be read.
+    """
+    replica = laid_out(asked, job)
+    length = last_value(asked.flags, "--max-model-len") or ""
+    workload = Workload(int(length) if length.isascii() and length.isdecimal() else 0)
+    nodes, gpus = job.of_replica
+    pool = GpuPool((gpus,) * nodes, gpu_memory_bytes(memory))
+    found = fit(asked.model, workload, emit, pool, dp=asked.dp, experts=asked.expert_parallel)
+    same = [one for one in found.layouts if (one.tp, one.pp, one.dp) == (replica.tp, replica.pp, replica.dp)]
+    if same and same[0].fits:
+        return same[0]
+    what = f"{asked.model} does not fit on {count(nodes, 'node')} × {count(gpus, 'GPU')} of {memory}"
+    why = f" as {replica.layout}: {same[0].problem or same[0].reason}" if same else f" as {replica.layout}"
+    instead = f"use --tp {best.tp} --pp {best.pp}" if (best := found.recommended) else "\n".join(found.suggestions)
+    raise PreflightFailed(what + why, hint=instead or None)
+
+
+def await_ready(node: LoginNode, job: str, seconds: float, emit: Emit, runtime: Runtime = SYSTEM) -> SlurmJob:
+    """Follow a job until its model is ready or never will be.
+
+    Raises:
+        WaitTimedOut: it was not so in time.
+    """
+    deadline, shown = runtime.after(seconds), ""
+    while True:
+        state = node.look(job)
+        if state.phase not in ("waiting", "starting"):
+            return state
+        if (text := f"job {job} is {state.phase}: {state.reason}") != shown:
+            emit(Event("progress", text))
+            shown = text
+        if not deadline.left():
+            raise WaitTimedOut(f"timed out after {seconds:.0f} s: {text}", hint=None)
+        runtime.clock.sleep(min(POLL, max(deadline.left(), 0.01)))
+
+
+def first_cause(node: LoginNode, state: SlurmJob) -> tuple[Diagnosis, int] | None:
+    """Diagnose the first start that failed, with its number; None where none has."""
+    failed = [one for one in state.ends if not one.wanted]
+    number = failed[0].attempt if failed else state.attempts if state.phase == "failed" else 0
+    if not number:
+        return None
+    logs = node.logs(state.job, number, "*", MAX_LINES)
+    return diagnose([scan(LogSource(name, [(1, content)])) for name, content in logs.items()]), number

@@ -1,0 +1,142 @@
+#!/bin/bash
+@DIRECTIVES@
+
+# Modules and environments of your site go here, such as: module load cuda; source ~/vllm/bin/activate
+
+# What each of the nodes runs.
+rank() {
+  cat <<'END_OF_RANK'
+@ENVIRONMENT@
+@BEFORE@
+case $SLURM_PROCID in
+@OWN@
+esac
+exec @INSIDE@ python3 "$VCLUSTER_JOB/program/step.py" @VLLM@ "${own[@]}"
+END_OF_RANK
+}
+
+main() {
+  umask 077
+  job=${VCLUSTER_JOBS:-$HOME/vcluster-jobs}/$SLURM_JOB_ID
+  # Others may know the number before the job begins, and make the folder where all may write.
+  mkdir -p "$job/program" || fail "cannot write to $job"
+  { [ -O "$job" ] && [ ! -L "$job" ]; } || fail "$job is not a folder of $(id -un)"
+  { files && rank >"$job/rank.sh" && key; } || fail "cannot write to $job"
+  echo "vcluster: everything of this job is in $job"
+  export VCLUSTER_JOB=$job VCLUSTER_API_KEY_FILE=$job/key PYTHONPATH=$job/program${PYTHONPATH:+:$PYTHONPATH}
+  export HF_HOME=${HF_HOME:-$HOME/.cache/huggingface} MASTER API_PORT MASTER_PORT ENGINES_PORT
+  export VCLUSTER_ATTEMPT VCLUSTER_READY REPLICA
+  mkdir -p "$HF_HOME"
+  export VCLUSTER_MOUNTS=$job:$job,$HF_HOME:$HF_HOME
+  rm -f "$job"/ready.json "$job"/replica-*.json
+  stopped='' parts=() code=0
+  trap 'stopped=yes; kill -TERM "${parts[@]}" 2>/dev/null' TERM
+  for REPLICA in $(seq @REPLICAS@); do
+    replica &
+    parts+=($!)
+  done
+  # With one replica its own API is that of the job.
+  [ "$REPLICA" = 1 ] || front &
+  # A signal ends a wait, and not what is waited for.
+  for part in "${parts[@]}"; do
+    while
+      wait "$part" || code=$?
+      kill -0 "$part" 2>/dev/null
+    do :; done
+  done
+  [ -z "$stopped" ] || exit 0
+  # It was ready on these nodes and cannot be any longer: Slurm may find others.
+  [ ! -e "$job/ready" ] || [ "${SLURM_RESTART_COUNT:-0}" -ge 3 ] || scontrol requeue "$SLURM_JOB_ID"
+  exit "$code"
+}
+
+# A replica, started again on the same nodes for as long as it can be ready: a job that is queued again waits for two
+# minutes at least.
+replica() {
+  stopped='' missed=0 first=$(((REPLICA - 1) * @SPAN@ / @SHARE@))
+  VCLUSTER_READY=$job/@READY@
+  MASTER=$(address "$first")
+  trap 'stopped=yes; kill -TERM "$step" 2>/dev/null' TERM
+  until [ "$missed" = 2 ]; do
+    attempt
+    # Never ready: another try would fail in the same way.
+    [ -e "$job/ready" ] || break
+  done
+  exit "$code"
+}
+
+# One start of vLLM on all nodes of a replica, until the first of them ends.
+attempt() {
+  VCLUSTER_ATTEMPT=$(($(find "$job" -maxdepth 1 -name 'attempt-*' | wc -l) + 1))
+  until mkdir "$job/attempt-$VCLUSTER_ATTEMPT" 2>/dev/null; do
+    # Another replica may have begun at this moment.
+    [ -d "$job/attempt-$VCLUSTER_ATTEMPT" ] || fail "cannot write to $job"
+    VCLUSTER_ATTEMPT=$((VCLUSTER_ATTEMPT + 1))
+  done
+  logs=$job/attempt-$VCLUSTER_ATTEMPT
+  rm -f "$VCLUSTER_READY"
+  # Jobs that share a node differ in their number, and so in their ports.
+  API_PORT=$(free $((20000 + (SLURM_JOB_ID * @PARTS@ + REPLICA - 1) * 3 % 12000)))
+  MASTER_PORT=$(free $((API_PORT + 1)))
+  ENGINES_PORT=$(free $((MASTER_PORT + 1)))
+  srun --kill-on-bad-exit=1 --wait=30 --cpu-bind=none --output="$logs/rank-%t.log" @WHERE@ @STEP@ \
+    bash "$job/rank.sh" &
+  step=$! code=0
+  wait "$step" || code=$?
+  if [ "$stopped" ]; then
+    wait "$step"
+    record "stopped $(scontrol show job -o "$SLURM_JOB_ID" | tr ' ' '\n' | grep -E '^(JobState|EndTime|PreemptTime)=' | tr '\n' ' ')"
+    exit 0
+  fi
+  record "failed ExitCode=$code"
+  # vLLM exits with 0 when its engine has died.
+  [ "$code" != 0 ] || code=1
+  if mv "$VCLUSTER_READY" "$logs/ready.json" 2>/dev/null; then missed=0 && : >"$job/ready"; else missed=$((missed + 1)); fi
+}
+
+# What answers at the address of the job, and sends each request to a replica that is ready; a dead one is replaced.
+front() {
+  REPLICA=front MASTER=$(address 0)
+  begin=$((20000 + (SLURM_JOB_ID * @PARTS@ + @REPLICAS@) * 3 % 12000))
+  API_PORT=$(free "$begin")
+  until srun --overlap --nodes=1 --ntasks=1 --relative=0 --output="$job/front.log" --open-mode=append @STEP@ \
+    bash "$job/rank.sh"; do
+    sleep 1
+    # Another user of the node may have taken the port of a front that ended.
+    API_PORT=$(free "$begin")
+  done
+}
+
+record() { echo "$(date +%s) attempt=$VCLUSTER_ATTEMPT $1" >>"$job/ends"; }
+
+fail() { echo "vcluster: $1" >&2; exit 1; }
+
+# Nothing but this file has the key: not a command line, an environment or the record of the job.
+key() { [ -s "$job/key" ] || head -c 32 /dev/urandom | base64 | tr -d '+/=\n' >"$job/key"; }
+
+# The address of a node of the job, by its number from 0, as others reach it.
+address() {
+  node=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | sed -n "$(($1 + 1))p")
+  found=$(getent ahostsv4 "$node" | awk '$1 !~ /^127[.]/ { print $1; exit }')
+  there=(srun --overlap --nodes=1 --ntasks=1 --nodelist="$node")
+  [ "$1" != 0 ] || there=()  # this is the first one
+  [ "$found" ] || found=$("${there[@]}" hostname -I | awk '{ print $1 }')
+  echo "$found"
+}
+
+# The first port from $1 on at which nothing answers.
+free() {
+  port=$1
+  while (: <>"/dev/tcp/127.0.0.1/$port" || : <>"/dev/tcp/$MASTER/$port") 2>/dev/null; do port=$((port + 1)); done
+  echo "$port"
+}
+
+put() { mkdir -p "$(dirname "$job/program/$1")" && cat >"$job/program/$1"; }
+
+# The rest are files of vcluster, which the job writes into its folder: the key check in front of vLLM, and what asks
+# vLLM for a first token.
+files() {
+@FILES@
+}
+
+main

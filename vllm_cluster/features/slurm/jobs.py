@@ -1,0 +1,294 @@
+"""A job as its login node shows it: what Slurm knows of it, and what is in its folder."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Literal
+
+from vllm_cluster.kernel.errors import HostError, PreflightFailed, UsageError
+from vllm_cluster.kernel.hosts.runtime import SYSTEM, Runtime
+from vllm_cluster.kernel.shell_line import command_line
+from vllm_cluster.kernel.text import printable
+from vllm_cluster.kernel.transport.base import MAX_OUTPUT, Result, Target, Transport
+from vllm_cluster.kernel.transport.jumps import Jumps
+from vllm_cluster.wire.reading import RefusedDocument, read
+from vllm_cluster.wire.values import Address, Count, Name, Number, Port
+
+HERE = "local"
+CONNECT_SECONDS, SECONDS, HOLD_SECONDS = 20.0, 60.0, 10.0
+MAX_READY, MAX_LOGS, MAX_RANKS, MAX_DIGITS, NEVER = 64 << 10, 8 << 20, 256, 7, 3
+_JOB = re.compile(r"[0-9]{1,10}")
+# Why a job waits without end: Slurm tests it against all limits only once it is in the queue.
+_NEVER = re.compile(r"Partition\w{1,20}Limit|BadConstraints|Invalid(Account|QOS)")
+_KEY = re.compile(r"[\x21-\x7e]{1,512}")
+Phase = Literal["waiting", "starting", "ready", "ended", "failed"]
+# The state that Slurm ends a job with, as a reason.
+ENDED = {
+    "CANCELLED": "cancelled",
+    "TIMEOUT": "ended by its time limit",
+    "DEADLINE": "ended by its deadline",
+    "PREEMPTED": "preempted",
+    "NODE_FAIL": "a node of it failed",
+    "OUT_OF_MEMORY": "out of memory (--sbatch mem=SIZE)",
+    "BOOT_FAIL": "a node of it did not boot",
+    "COMPLETED": "completed",
+    "FAILED": "failed",
+}
+WANTED = ("CANCELLED", "TIMEOUT", "DEADLINE", "PREEMPTED", "COMPLETED")
+WAITING = ("PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "SUSPENDED")
+# Prints all of it in sections, each behind a mark that no log can hold: a job that has ended minutes ago is known to
+# its folder alone, or to Slurm's accounting.
+LOOK = """
+job=$1 folder=${VCLUSTER_JOBS:-$HOME/vcluster-jobs}/$1
+echo "$2 folder"; [ ! -d "$folder" ] || echo "$folder"
+echo "$2 job"; scontrol show job -o "$job" 2>/dev/null | head -n 1
+echo "$2 past"; sacct -nPXj "$job" -o State,End 2>/dev/null | tail -n 1
+echo "$2 ready"; cat "$folder/ready.json" 2>/dev/null
+echo; echo "$2 attempts"; find "$folder" -maxdepth 1 -name 'attempt-*' 2>/dev/null | wc -l
+echo "$2 ends"; tail -n 20 "$folder/ends" 2>/dev/null
+"""
+SUBMIT = """
+d=${VCLUSTER_JOBS:-$HOME/vcluster-jobs}; mkdir -p "$d" && cd "${1:-$HOME}" && script=$(cat) || exit
+printf '%s\\n' "$script" | sbatch --test-only || exit 3
+case $script in *"#SBATCH --output="*) set -- ;; *) set -- --output="$d/slurm-%j.out" ;; esac
+printf '%s\\n' "$script" | exec sbatch --parsable "$@"
+"""
+KEY = 'exec cat "${VCLUSTER_JOBS:-$HOME/vcluster-jobs}/$1/key"'
+# The last start of which there are logs, or the one that is asked for; a mark before each file.
+LOGS = """
+cd "${VCLUSTER_JOBS:-$HOME/vcluster-jobs}/$1" || exit
+for log in attempt-"$2"/rank-$3.log; do echo "$5 $log"; tail -n "$4" "$log"; echo; done
+"""
+
+
+@dataclass(frozen=True)
+class JobReady:
+    """Where the model of a job answers: its ready.json. `ready` is how many of its `replicas` do."""
+
+    model: Name
+    node: Name
+    address: Address
+    port: Port
+    attempt: Count
+    since: Number
+    start_seconds: Number
+    ready: Count = 1
+    replicas: Count = 1
+
+
+@dataclass(frozen=True)
+class JobEnd:
+    """One start that has ended: when, and how."""
+
+    time: int
+    attempt: int
+    how: str
+
+    @property
+    def wanted(self) -> bool:
+        """Whether something asked for it."""
+        return self.how.startswith("stopped")
+
+
+@dataclass(frozen=True)
+class SlurmJob:
+    """What is known of a job."""
+
+    job: str
+    phase: Phase
+    reason: str
+    folder: str = ""
+    ready: JobReady | None = None
+    ends: tuple[JobEnd, ...] = ()
+    attempts: int = 0
+    # Whether Slurm still has it in its queue.
+    queued: bool = False
+
+    @property
+    def first_failure(self) -> JobEnd | None:
+        """The first start that failed; later ones may follow from it."""
+        return next((one for one in self.ends if not one.wanted), None)
+
+
+class LoginNode:
+    """Where Slurm's commands are: another machine over SSH, or this one."""
+
+    def __init__(self, transport: Transport, runtime: Runtime) -> None:
+        self.transport, self._runtime = transport, runtime
+
+    def ask(self, script: str, *words: str, stdin: bytes = b"", most: int = MAX_OUTPUT) -> Result:
+        """Run a script there, to its end."""
+        argv = ["sh", "-c", script, "sh", *words]
+        return self.transport.run(argv, self._runtime.after(SECONDS), stdin=stdin, most=most)
+
+    def submit(self, script: str, folder: str = "") -> str:
+        """Submit a job from a folder there, or from home; return its number.
+
+        Raises:
+            PreflightFailed: Slurm would never start it.
+            HostError: Slurm refused it; with its words.
+        """
+        done = self.ask(SUBMIT, folder, stdin=script.encode())
+        if done.returncode == NEVER:
+            raise PreflightFailed(f"Slurm would never start this job: {_last(done)}", hint="sinfo -o '%P %l %D %G'")
+        found = done.text.strip().partition(";")[0]
+        if done.returncode or not _JOB.fullmatch(found):
+            raise HostError(self.transport.host, f"submit: {_last(done)}", hint="sinfo")
+        return found
+
+    def look(self, job: str) -> SlurmJob:
+        """Return what is known of a job.
+
+        Raises:
+            PreflightFailed: nothing is.
+        """
+        mark = self._mark()
+        state = job_state(number(job), sections(self.ask(LOOK, job, mark).text, mark), self.transport.host)
+        if state is None:
+            text = f"neither Slurm nor a folder on {self.transport.host} knows of job {job}"
+            raise PreflightFailed(text, hint="squeue --me")
+        return state
+
+    def hold(self, job: str, at: JobReady) -> SlurmJob:
+        """Return once the model does not answer there any more, or the connection breaks."""
+        while (now := self.look(job)).ready and now.ready.port == at.port:
+            self._runtime.clock.sleep(HOLD_SECONDS)
+            self.transport.require_alive()
+        return now
+
+    def key(self, job: str) -> str:
+        """Return the key of a job's API."""
+        done = self.ask(KEY, job)
+        fix = command_line("vcluster", "slurm", "status", job)
+        if done.returncode or not done.text.strip():
+            raise HostError(self.transport.host, f"key of job {job}: {_last(done)}", hint=fix)
+        if not _KEY.fullmatch(key := done.text.strip()):
+            raise HostError(self.transport.host, f"key of job {job}: its file holds no key", hint=fix)
+        return key
+
+    def logs(self, job: str, attempt: int, rank: str, lines: int) -> dict[str, bytes]:
+        """Return the last lines of the logs of a start, by their names; `rank` is * for all."""
+        mark = self._mark()
+        done = self.ask(LOGS, job, str(attempt), rank, str(lines), mark, most=MAX_LOGS)
+        found = sections(done.text, mark)
+        # Those that were asked for: a login node may print any number under any names.
+        ranks = [rank] if rank != "*" else range(MAX_RANKS)
+        names = [f"attempt-{attempt}/rank-{one}.log" for one in ranks]
+        return {name: found[name].encode() for name in names if found.get(name, "").strip()}
+
+    def _mark(self) -> str:
+        return f"@@{self._runtime.token(8)}"
+
+    def cancel(self, job: str) -> None:
+        """Cancel a job.
+
+        Raises:
+            HostError: Slurm refused that.
+        """
+        done = self.transport.run(["scancel", "--", job], self._runtime.after(SECONDS))
+        if done.returncode:
+            raise HostError(self.transport.host, f"stop: {_last(done)}", hint="squeue --me")
+
+
+@contextmanager
+def login_node(destination: str, runtime: Runtime = SYSTEM) -> Iterator[LoginNode]:
+    """The login node by its name in ssh_config, by the ssh of this machine: it asks for what logins there need."""
+    target = Target(destination or "this machine", destination or HERE)
+    transport = runtime.connect(target, "openssh" if destination else "local", None, Jumps())
+    try:
+        transport.connect(runtime.after(CONNECT_SECONDS))
+        yield LoginNode(transport, runtime)
+    finally:
+        transport.close()
+
+
+def number(job: str) -> str:
+    """The number of a job, as it was typed.
+
+    Raises:
+        UsageError: it is none.
+    """
+    if not _JOB.fullmatch(job):
+        raise UsageError(f"{printable(job)!r} is not the number of a job", hint="squeue --me")
+    return job
+
+
+def sections(text: str, mark: str) -> dict[str, str]:
+    """The texts below each line that begins with the mark."""
+    found: dict[str, list[str]] = {}
+    name = ""
+    for line in text.splitlines(keepends=True):
+        if line.startswith(mark):
+            name = line[len(mark) :].strip()
+            found[name] = []
+        elif name:
+            found[name].append(line)
+    # Joined once: a text that grows by each of its lines takes minutes for the 8 MiB that a login node may send.
+    return {name: "".join(lines) for name, lines in found.items()}
+
+
+def job_state(job: str, seen: Mapping[str, str], host: str) -> SlurmJob | None:
+    """The state of a job from what its login node printed; None where nothing knows of it."""
+    facts = dict(word.split("=", 1) for word in seen.get("job", "").split() if "=" in word)
+    past, folder = seen.get("past", "").strip().split("|")[0], seen.get("folder", "").strip()
+    ends = tuple(_ends(seen.get("ends", "").splitlines()))
+    # Of one that was cancelled: CANCELLED by 1000.
+    state = facts.get("JobState") or (past.split() or [""])[0]
+    if not state and not folder:
+        return None
+    ready = _ready(seen.get("ready", "").strip(), host) if state == "RUNNING" else None
+    phase, reason = _judged(state, facts, ready, ends)
+    counted = seen.get("attempts", "").strip()
+    attempts = int(counted) if counted.isascii() and counted.isdecimal() and len(counted) < MAX_DIGITS else 0
+    queued = state in (*WAITING, "RUNNING")
+    return SlurmJob(job, phase, printable(reason), printable(folder), ready, ends, attempts, queued)
+
+
+def _judged(state: str, facts: Mapping[str, str], ready: JobReady | None, ends: Sequence[JobEnd]) -> tuple[Phase, str]:
+    last = ends[-1] if ends else None
+    if state in WAITING and _NEVER.fullmatch(facts.get("Reason", "")):
+        return "failed", f"Slurm never starts it: {facts['Reason']}"
+    if state in WAITING:
+        return "waiting", f"{facts.get('Reason', state.lower())}, since {facts.get('SubmitTime', 'it was submitted')}"
+    if state == "RUNNING" and not (last and last.wanted):
+        return ("ready", f"ends {facts.get('EndTime')}") if ready else ("starting", f"on {facts.get('NodeList')}")
+    if last and last.wanted and state in ("", "RUNNING", "COMPLETED", "COMPLETING"):
+        return "ended", _why(last)
+    if state == "COMPLETING":
+        return "waiting", "Slurm ends it now"
+    if state in WANTED:
+        return "ended", ENDED[state]
+    if not state and last is None:
+        return "ended", "Slurm no longer knows of it, and nothing of it has ended orderly: cancelled, or a node failed"
+    return "failed", ENDED.get(state) or (f"{last.how} at start {last.attempt}" if last else state)
+
+
+def _why(end: JobEnd) -> str:
+    """What asked a start to end: Slurm asks before the limit, and before it preempts."""
+    words = dict(word.split("=", 1) for word in end.how.split()[1:] if "=" in word)
+    if words.get("PreemptTime", "None") != "None" or words.get("JobState") == "PREEMPTED":
+        return ENDED["PREEMPTED"]
+    return ENDED["TIMEOUT"] if words.get("JobState") == "RUNNING" else ENDED["CANCELLED"]
+
+
+def _ends(lines: Sequence[str]) -> Iterator[JobEnd]:
+    for line in lines:
+        if found := re.fullmatch(r"(\d{1,12}) attempt=(\d{1,6}) (.{1,300})", line.strip()):
+            yield JobEnd(int(found[1]), int(found[2]), printable(found[3]))
+
+
+def _ready(text: str, host: str) -> JobReady | None:
+    try:
+        return read(JobReady, text.encode(), f"ready.json on {host}", MAX_READY) if text else None
+    except RefusedDocument as refused:
+        raise HostError(host, str(refused), again=()) from None
+
+
+def _last(done: Result) -> str:
+    """The line of a command's last words that has its error: what follows may be how to get help."""
+    lines = (done.stderr or done.stdout).decode("utf-8", "replace").strip().splitlines()
+    found = next((line for line in lines if re.search("error|unrecognized", line)), lines[-1] if lines else "")
+    return printable(found) if found else f"exit code {done.returncode}"

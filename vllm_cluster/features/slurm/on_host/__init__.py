@@ -1,0 +1,1 @@
+"""What runs in a temporary container of an image during a pull."""

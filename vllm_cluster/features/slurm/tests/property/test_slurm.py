@@ -1,0 +1,21 @@
+"""What a login node prints of a job is shown in lines of its own, with anything in it."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.support.hostile import hostile
+from vllm_cluster.features.slurm.jobs import job_state, sections
+from vllm_cluster.features.slurm.render import state_lines
+from vllm_cluster.kernel.terminal.text import clean
+
+PARTS = st.dictionaries(st.sampled_from(["folder", "job", "past", "attempts", "ends"]), hostile)
+
+
+# fault: features/slurm/jobs.py: printable(folder), ready → folder, ready
+@given(PARTS)
+def test_any_text_gives_a_state_in_lines_of_its_own(parts: dict[str, str]) -> None:
+    printed = "".join(f"@@ab {name}\n{text}\n" for name, text in parts.items())
+    if found := job_state("7", sections(printed, "@@ab"), "login"):
+        assert all(clean(line) == line and "\n" not in line for line in state_lines(found, ()))

@@ -1,0 +1,119 @@
+"""What is known of a job, by what its login node prints: of one that Slurm has forgotten, too."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.support.bounds import within
+from vllm_cluster.features.slurm.jobs import job_state, login_node, sections
+from vllm_cluster.kernel.errors import HostError
+from vllm_cluster.kernel.hosts.runtime import SYSTEM
+from vllm_cluster.kernel.transport.base import Result
+
+MARK = "@@0123"
+READY = json.dumps(
+    {
+        **{"v": 1, "job": "7", "model": "org/m", "node": "n1", "address": "10.0.0.1", "port": 20021, "attempt": 1},
+        **{"answered": "completion", "since": 1.0, "start_seconds": 412.0},
+    }
+)
+JOB = "JobId=7 JobName=x JobState={} Reason=Resources SubmitTime=2026-11-27T01:00:00 EndTime=2026-11-27T05:00:00"
+FAILED = "100 attempt=1 failed ExitCode=137\n"
+
+
+def printed(**parts: str) -> str:
+    """What the login node prints."""
+    whole = {"folder": "/home/me/vcluster-jobs/7", "job": "", "past": "", "ready": "", "attempts": "1", "ends": ""}
+    return "".join(f"{MARK} {name}\n{text}\n" for name, text in {**whole, **parts}.items())
+
+
+@pytest.mark.parametrize(
+    ("parts", "phase", "reason"),
+    [
+        ({"job": JOB.format("PENDING"), "folder": ""}, "waiting", "Resources, since 2026-11-27T01:00:00"),
+        ({"job": JOB.format("RUNNING"), "ready": READY}, "ready", "ends 2026-11-27T05:00:00"),
+        ({"job": JOB.format("RUNNING") + " NodeList=n[1-2]"}, "starting", "on n[1-2]"),
+        ({"job": JOB.format("RUNNING") + " NodeList=n1", "ends": FAILED}, "starting", "on n1"),
+        (
+            {"job": JOB.format("PENDING").replace("Resources", "PartitionTimeLimit"), "folder": ""},
+            *("failed", "Slurm never starts it: PartitionTimeLimit"),
+        ),
+        # Of a job that is cancelled, until its batch script has written that down.
+        ({"job": JOB.format("COMPLETING"), "ready": READY}, "waiting", "Slurm ends it now"),
+        # What was there before it is queued again is not there now.
+        ({"job": JOB.format("PENDING"), "ready": READY}, "waiting", "Resources, since 2026-11-27T01:00:00"),
+        ({"job": JOB.format("NODE_FAIL"), "ready": READY}, "failed", "a node of it failed"),
+        ({"job": JOB.format("OUT_OF_MEMORY")}, "failed", "out of memory (--sbatch mem=SIZE)"),
+        ({"past": "CANCELLED by 1000|2026-11-27T02:00:00"}, "ended", "cancelled"),
+        ({"past": "PREEMPTED|x"}, "ended", "preempted"),
+        ({"past": "TIMEOUT|x"}, "ended", "ended by its time limit"),
+        # Without accounting, what the batch script has written is left.
+        ({"ends": FAILED}, "failed", "failed ExitCode=137 at start 1"),
+        ({"ends": "100 attempt=1 stopped JobState=RUNNING PreemptTime=None \n"}, "ended", "ended by its time limit"),
+        ({"ends": "100 attempt=1 stopped JobState=COMPLETING PreemptTime=None \n"}, "ended", "cancelled"),
+        ({"ends": "100 attempt=1 stopped JobState=RUNNING PreemptTime=2026-11-27T02:00:00"}, "ended", "preempted"),
+    ],
+)
+# fault: features/slurm/jobs.py: if state == "RUNNING" else None → if state != "x" else None
+def test_the_state_of_a_job(parts: dict[str, str], phase: str, reason: str) -> None:
+    found = job_state("7", sections(printed(**parts), MARK), "login")
+    assert found is not None
+    assert (found.phase, found.reason) == (phase, reason)
+    assert (found.ready is not None) == (phase == "ready")
+
+
+def test_nothing_is_known_of_it() -> None:
+    assert job_state("7", sections(printed(folder=""), MARK), "login") is None
+
+
+@pytest.mark.parametrize("ready", ["{", "[]", READY.replace("20021", "99999"), READY.replace("10.0.0.1", "a;b")])
+def test_a_file_of_another_shape_is_named(ready: str) -> None:
+    with pytest.raises(HostError, match=r"ready\.json on login"):
+        job_state("7", sections(printed(job=JOB.format("RUNNING"), ready=ready), MARK), "login")
+
+
+# fault: features/slurm/jobs.py: found[name].append(line) → found[name] = ["".join(found[name]) + line]
+def test_eight_megabytes_of_a_login_node_are_read_in_a_moment() -> None:
+    """Lines that were added to a text one by one took minutes."""
+    with within(20):
+        assert len(sections(f"{MARK} log\n" + "x\n" * 1_000_000, MARK)["log"]) == 2_000_000
+
+
+# fault: features/slurm/jobs.py: for name in names if found.get(name, "").strip()} → for name in found}
+def test_a_login_node_names_no_log_that_was_not_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of 400,000 sections in 7 MB each was judged as a log of its own, for minutes."""
+    text = "".join(f"{MARK} {name}\nx\n" for name in ("attempt-1/rank-0.log", "attempt-2/rank-0.log", "a", "b"))
+    with login_node("", SYSTEM) as node:
+        monkeypatch.setattr(node, "_mark", lambda: MARK)
+        monkeypatch.setattr(node, "ask", lambda *_, **_more: Result(0, text.encode(), b""))
+        assert node.logs("7", 1, "0", 9) == node.logs("7", 1, "*", 9) == {"attempt-1/rank-0.log": b"x\n"}
+
+
+@pytest.fixture
+def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder of job 7."""
+    monkeypatch.setenv("VCLUSTER_JOBS", str(tmp_path))
+    (tmp_path / "7/attempt-1").mkdir(parents=True)
+    return tmp_path / "7"
+
+
+# fault: features/slurm/jobs.py: return f"@@{self._runtime.token(8)}" → return "@@"
+def test_a_log_may_hold_any_line(job: Path) -> None:
+    """A line such as a patch has made two logs of one: a traceback, or a first cause of another rank."""
+    text = "a\n@@ -1 +1 @@\n@@attempt-1/rank-1.log\nb\n"
+    (job / "attempt-1/rank-0.log").write_text(text)
+    with login_node("", SYSTEM) as node:
+        assert node.logs("7", 1, "*", 100) == {"attempt-1/rank-0.log": text.encode() + b"\n"}
+
+
+@pytest.mark.parametrize("content", ["a\x1b[31mb", "two words", "a\nb", "k" * 600, "\u00e9"])
+def test_a_key_with_other_characters_is_not_printed(job: Path, content: str) -> None:
+    (job / "key").write_text(content)
+    with login_node("", SYSTEM) as node, pytest.raises(HostError, match="key of job 7: its file holds no key"):
+        node.key("7")
+    (job / "key").write_text("abc\n")
+    with login_node("", SYSTEM) as node:
+        assert node.key("7") == "abc"

@@ -1,0 +1,323 @@
+"""The script of a Slurm job: what a shell makes of it, beside what `serve` derives, and that names stay names."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.support import tree
+from tests.support.depth import cases
+from tests.support.in_process import run
+from tests.support.json_schemas import validate
+from vllm_cluster.features.slurm.on_host import step
+from vllm_cluster.features.slurm.script import JobRequest, laid_out, script
+from vllm_cluster.kernel.errors import UsageError
+from vllm_cluster.kernel.facts.host_facts import HostFacts
+from vllm_cluster.kernel.inventory.model import Host
+from vllm_cluster.kernel.plan import adapters
+from vllm_cluster.wire.order import Deployment
+
+JOB = JobRequest(2, "8", "4:00:00")
+ASKED = Deployment("org/model", "org/model", ("--max-model-len", "4096"), expose=True, backend="mp")
+IN_JOB = {"MASTER": "10.0.0.1", "API_PORT": "21", "MASTER_PORT": "22", "ENGINES_PORT": "23", "VCLUSTER_JOB": "/job"}
+# Prints its words, a NUL behind each, and where its program would be.
+PRINT = '#!/bin/sh\necho "$VCLUSTER_GPUS" >share\nprintf "%s\\0" "$@"\n'
+
+
+def as_run(text: str, folder: Path, rank: int, program: str = "python3", **environment: str) -> list[str]:
+    """The words that a rank of the job runs: what a shell makes of the part of the script that is for the nodes."""
+    body = text.partition("<<'END_OF_RANK'\n")[2].partition("\nEND_OF_RANK\n")[0]
+    (folder / program).write_text(PRINT)
+    (folder / program).chmod(0o755)
+    there = {**IN_JOB, "PATH": f"{folder}:/usr/bin:/bin", "SLURM_PROCID": str(rank), "HF_HOME": "/hub", **environment}
+    done = subprocess.run(["bash", "-c", body], env=there, capture_output=True, text=True, check=True, cwd=folder)
+    return done.stdout.split("\0")[:-1]
+
+
+def expected(asked: Deployment, job: JobRequest, rank: int) -> Sequence[str]:
+    """What `serve` derives for the node, with the addresses and ports of the job."""
+    found: Mapping[str, str] = {
+        **{"--host": "10.0.0.1", "--port": "21", "--master-addr": "10.0.0.1"},
+        **{"--master-port": "22", "--data-parallel-rpc-port": "23"},
+    }
+    words = (word.partition("=") for word in laid_out(asked, job).parts[rank].argv)
+    return [f"{name}={found[name]}" if name in found else f"{name}{equals}{value}" for name, equals, value in words]
+
+
+@pytest.mark.parametrize("nodes", [1, 2, 5])
+@pytest.mark.parametrize("more", [{}, {"dp": 8, "tp": 1}, {"tp": 8, "pp": 1, "expert_parallel": True}])
+# fault: features/slurm/script.py: last = len(set(ends[number:])) == 1 → last = number == 0
+def test_each_node_runs_what_serve_derives(tmp_path: Path, nodes: int, more: dict[str, int]) -> None:
+    asked, job = replace(ASKED, **more), replace(JOB, nodes=nodes)  # type: ignore[arg-type]
+    if more.get("dp"):
+        asked = replace(asked, dp=8 * nodes)
+    if more.get("pp") == 1:
+        asked = replace(asked, tp=8 * nodes)
+    text = script(asked, job)
+    for rank in range(nodes):
+        assert as_run(text, tmp_path, rank) == ["/job/program/step.py", *expected(asked, job, rank)]
+
+
+HALVES = ("a,b,c,d", "e,f,g,h")
+
+
+# fault: features/slurm/script.py: nodes, gpus = job.of_replica → nodes, gpus = job.nodes, job.gpu_count
+# fault: features/slurm/on_host/step.py: every.split(",")[first : first + number] → every.split(",")[:number]
+@pytest.mark.parametrize(
+    ("job", "alone", "places"),
+    [
+        (JobRequest(4, "8", "1:00:00", 2), JobRequest(2, "8", "1:00:00"), ["0 a,b,c,d,e,f,g,h", "2 a,b,c,d,e,f,g,h"]),
+        (JobRequest(2, "8", "1:00:00", 2), JobRequest(1, "8", "1:00:00"), ["0 a,b,c,d,e,f,g,h", "1 a,b,c,d,e,f,g,h"]),
+        (JobRequest(2, "8", "1:00:00", 4), JobRequest(1, "4", "1:00:00"), [f"{n} {g}" for n in "01" for g in HALVES]),
+        (JobRequest(1, "8", "1:00:00", 8), JobRequest(1, "1", "1:00:00"), [f"0 {gpu}" for gpu in "abcdefgh"]),
+    ],
+)
+def test_replicas_share_nodes_and_gpus(
+    job: JobRequest, alone: JobRequest, places: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each runs what a job of its own would, on its nodes, with its GPUs of those that Slurm has given the job."""
+    text = script(ASKED, job)
+    where = text.partition(" first=$((")[2].partition("))\n")[0]
+    for at in range(job.replicas):
+        done = subprocess.run(["bash", "-c", f"REPLICA={at + 1}; echo $(({where}))"], capture_output=True, check=True)
+        first = done.stdout.decode().strip()
+        assert as_run(text, tmp_path, 0, REPLICA=str(at + 1)) == ["/job/program/step.py", *expected(ASKED, alone, 0)]
+        share = (tmp_path / "share").read_text().strip()
+        with monkeypatch.context() as patch:
+            patch.setenv("CUDA_VISIBLE_DEVICES", "a,b,c,d,e,f,g,h")
+            if share:
+                patch.setenv("VCLUSTER_GPUS", share)
+            found = {**os.environ, **step.own_gpus()}["CUDA_VISIBLE_DEVICES"]
+        assert f"{first} {found}" == places[at]
+
+
+def test_the_front_runs_in_the_container_of_a_replica(tmp_path: Path) -> None:
+    text = script(ASKED, replace(JOB, replicas=2, container="apptainer", image="a.sif"))
+    words = as_run(text, tmp_path, 0, "apptainer", REPLICA="front")
+    assert words[6:] == ["a.sif", "python3", "/job/program/job_front.py", "org/model", "2"]
+
+
+NAMES = st.text(st.characters(min_codepoint=32, exclude_categories=["Cs"]), min_size=1, max_size=30)
+
+
+@settings(max_examples=cases(20, 100, 1000), deadline=None)
+@given(NAMES.map("a".__add__), st.lists(NAMES, max_size=3), NAMES)
+def test_a_name_stays_a_name(
+    tmp_path_factory: pytest.TempPathFactory, model: str, flags: list[str], image: str
+) -> None:
+    """With anything in a name, a flag or an image: the shell reads the words that were given, or nothing is printed."""
+    asked = replace(ASKED, name=model, model=model, flags=tuple(f"--x={one}" for one in flags))
+    job = replace(JOB, container="apptainer", image=image)
+    try:
+        text = script(asked, job)
+    except UsageError:
+        return
+    folder = tmp_path_factory.mktemp("rank")
+    words = as_run(text, folder, 1, "apptainer")
+    assert words[:6] == ["exec", "--nv", "--bind", "/job", "--bind", "/hub"]
+    assert words[6:] == [image, "python3", "/job/program/step.py", *expected(asked, job, 1)]
+    assert subprocess.run(["bash", "-n"], input=text, text=True, check=False).returncode == 0
+    for line in text.splitlines():
+        assert line.startswith("#SBATCH --") or "#SBATCH" not in line[:7]
+
+
+@pytest.mark.parametrize(
+    ("job", "asked"),
+    [
+        (replace(JOB, time="4 hours"), ASKED),
+        (replace(JOB, gpus="all"), ASKED),
+        (replace(JOB, gpus="0"), ASKED),
+        (replace(JOB, given=(("partition", "gpu --wrap=x"),)), ASKED),
+        (replace(JOB, container="pyxis"), ASKED),
+        (replace(JOB, container="apptainer", image="--writable"), ASKED),
+        (JOB, replace(ASKED, name="a\nEND_OF_RANK\ntouch x")),
+        (JOB, replace(ASKED, flags=("--x=a\nb",))),
+        (JOB, replace(ASKED, flags=("--port=9",))),
+        (JOB, replace(ASKED, flags=("--api-key", "sk-1"))),
+        (JOB, replace(ASKED, tp=3)),
+        # It would leave a node idle.
+        (JOB, replace(ASKED, tp=8, pp=1)),
+        (replace(JOB, replicas=3), ASKED),
+        (replace(JOB, replicas=32), ASKED),
+    ],
+)
+def test_what_cannot_be_a_job_is_refused(job: JobRequest, asked: Deployment) -> None:
+    with pytest.raises(UsageError):
+        script(asked, job)
+
+
+def test_what_slurm_is_asked_for() -> None:
+    """The step ends with its first rank, and the batch script is asked to end before the limit."""
+    given = (("partition", "gpu"), ("account", "lab"), ("constraint", "a100&ib"))
+    text = script(ASKED, replace(JOB, gpus="h100:8", given=given))
+    lines = [line.removeprefix("#SBATCH --") for line in text.splitlines() if line.startswith("#SBATCH")]
+    assert lines == [
+        *("job-name=vcluster-model", "nodes=2", "ntasks-per-node=1", "gpus-per-node=h100:8", "time=4:00:00"),
+        *("exclusive", "mem=0", "requeue", "open-mode=append", "signal=B:TERM@60"),
+        *("partition=gpu", "account=lab", "constraint=a100&ib"),
+    ]
+    assert text.count("\n  srun --kill-on-bad-exit=1 --wait=30 --cpu-bind=none ") == 1
+    part = script(ASKED, replace(JOB, cpus=16, memory="200G"))
+    assert "#SBATCH --cpus-per-task=16\n#SBATCH --mem=200G\n" in part
+    assert "exclusive" not in part
+    assert " --cpus-per-task=16 " in part
+
+
+def test_pyxis_starts_the_container_of_the_step() -> None:
+    text = script(ASKED, replace(JOB, container="pyxis", image="vllm/vllm-openai:v0.32.0"))
+    assert '--container-image=vllm/vllm-openai:v0.32.0 --container-mounts="$VCLUSTER_MOUNTS" ' in text
+
+
+# fault: kernel/terminal/program.py: if self.words_of_default and args → if False and args
+def test_the_verb_prints_the_script(tmp_path: Path) -> None:
+    done = run("slurm", "org/model", "--nodes", "2", "--gpus", "8", "--time", "4:00:00", cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout == script(replace(ASKED, flags=()), JOB)
+    same = run("slurm", "--json", "org/model", "-N", "2", "--gpus", "8", "-t", "4:00:00", cwd=tmp_path)
+    assert json.loads(same.stdout) == {"v": 1, "script": done.stdout}
+    validate(["slurm", "job"], same.stdout)
+
+
+# fault: features/slurm/verb.py: options.setdefault("mail-type", "BEGIN,END,FAIL,REQUEUE") → pass
+# fault: features/slurm/verb.py: options.pop("mem", "") → options.pop("memory", "")
+def test_any_option_of_sbatch_is_handed_on(tmp_path: Path) -> None:
+    given = ("partition=gpu", "mem=200G", "mail-user=me@example.org", "cpus-per-task=16", "constraint=a=b")
+    done = run("slurm", "org/model", *(word for one in given for word in ("--sbatch", one)), cwd=tmp_path)
+    lines = [line.removeprefix("#SBATCH --") for line in done.stdout.splitlines() if line.startswith("#SBATCH")]
+    assert lines[5:7] == ["cpus-per-task=16", "mem=200G"]
+    assert lines[-4:] == [
+        *("partition=gpu", "mail-user=me@example.org", "constraint=a=b", "mail-type=BEGIN,END,FAIL,REQUEUE")
+    ]
+
+
+# fault: features/slurm/verb.py: if name in _OF_THE_JOB: → if name in ():
+@pytest.mark.parametrize(
+    ("word", "fix"),
+    [
+        ("partition", "--sbatch partition=gpu"),
+        ("--partition=gpu", "--sbatch partition=gpu"),
+        ("nodes=2", "use --nodes NUMBER"),
+        ("gres=gpu:8", "use --gpus NUMBER"),
+        ("cpus-per-task=all", "--sbatch cpus-per-task=16"),
+    ],
+)
+def test_an_option_that_the_script_sets_is_refused(word: str, fix: str, tmp_path: Path) -> None:
+    done = run("slurm", "org/model", "--sbatch", word, cwd=tmp_path)
+    assert (done.returncode, f"fix: {fix}" in done.stderr) == (2, True), done.stderr
+
+
+# fault: features/slurm/verb.py: verb=("slurm", *size) → verb=("slurm",)
+def test_a_command_line_of_vllm_becomes_a_job(tmp_path: Path) -> None:
+    line = "srun vllm serve org/model --tensor-parallel-size 8 --nnodes 2 --node-rank 0 --seed 1"
+    done = run("slurm", "--from", line, "--nodes", "2", "--gpus", "4", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "the same: vcluster slurm --nodes 2 --gpus 4 org/model --tp 8 --pp 1 -- --seed 1" in done.stderr
+    assert " vllm serve org/model --seed 1 --served-model-name=org/model --tensor-parallel-size=8 " in done.stdout
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_the_files_of_the_job_import_alone(tmp_path: Path, replicas: int) -> None:
+    """With the standard library, but for the front, and nothing of a laptop; what guards vLLM has its name there."""
+    text = script(ASKED, replace(JOB, replicas=replicas))
+    files = text.partition("\nfiles() {\n")[2].partition("\n}\n\nmain\n")[0]
+    put = f'put() {{ mkdir -p "$(dirname "{tmp_path}/$1")" && cat >"{tmp_path}/$1"; }}\n'
+    subprocess.run(["bash", "-c", put + files], check=True)
+    program, words = ("python3", ["-S"]) if replicas == 1 else (sys.executable, ["-P"])
+    done = subprocess.run(
+        [program, *words, "-c", f"import {'step' if replicas == 1 else 'job_front'}, vcluster_auth as one; print(one)"],
+        cwd=tmp_path,
+        env={"PYTHONPATH": str(tmp_path), "PATH": "/usr/bin:/bin"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, f"{tmp_path}/vcluster_auth.py" in done.stdout) == (0, True), done.stderr
+
+
+# fault: features/slurm/job.sh: { [ -O "$job" ] && [ ! -L "$job" ]; } → true
+def test_a_folder_that_another_has_made_gets_no_key(tmp_path: Path) -> None:
+    """Where all may write, as on scratch, another user can make the folder of a job's number before it begins."""
+    theirs, jobs = tmp_path / "theirs", tmp_path / "jobs"
+    theirs.mkdir()
+    jobs.mkdir()
+    (jobs / "7").symlink_to(theirs)
+    there = {"PATH": "/usr/bin:/bin", "HOME": str(tmp_path), "SLURM_JOB_ID": "7", "VCLUSTER_JOBS": str(jobs)}
+    done = subprocess.run(
+        ["bash"], input=script(ASKED, JOB), env=there, capture_output=True, text=True, check=False, timeout=30
+    )
+    assert done.returncode == 1
+    assert f"vcluster: {jobs}/7 is not a folder of " in done.stderr
+    assert not [one for one in theirs.rglob("*") if one.is_file()]
+
+
+def used(facts: HostFacts) -> list[str]:
+    """The adapters by the rules of a cluster, for GPUs of which nothing is known."""
+    return [f"{one.device}:{one.port}" for one in adapters.used(Host(address="10.0.0.1"), facts, ())]
+
+
+PORTS = st.lists(
+    st.tuples(
+        st.sampled_from(["4: ACTIVE", "1: DOWN", "2: INIT"]),
+        st.sampled_from(["400 Gb/sec (4X NDR)", "200 Gb/sec (4X HDR)", "25 Gb/sec (1X EDR)", ""]),
+        st.sampled_from(["InfiniBand", "Ethernet"]),
+        st.booleans(),
+    ),
+    max_size=4,
+)
+
+
+@settings(max_examples=cases(20, 60, 500), deadline=None)
+@given(PORTS)
+# fault: features/slurm/on_host/step.py: if rank == best → if True
+def test_the_adapters_of_a_node_are_those_of_a_host(
+    tmp_path_factory: pytest.TempPathFactory, ports: list[tuple[str, str, str, bool]]
+) -> None:
+    """The step finds what a cluster would use on the same host, whose facts are read another way."""
+    machine = tree.bare(tmp_path_factory.mktemp("node"))
+    for number, (state, rate, kind, usable) in enumerate(ports):
+        below = f"/sys/class/infiniband/mlx5_{number}"
+        for name, text in (("state", state), ("rate", rate), ("link_layer", kind)):
+            machine.file(f"{below}/ports/1/{name}", f"{text}\n")
+        if usable:
+            machine.file(f"{below}/device/infiniband_verbs/uverbs{number}/dev", "")
+            machine.file(f"/dev/infiniband/uverbs{number}", "")
+    facts = machine.facts()
+    found = step.adapter_ports(machine.root / "sys/class/infiniband")
+    assert [f"{port.parents[1].name}:{port.name}" for port in found] == used(facts)
+
+
+# fault: features/slurm/script.py: if job.container not in get_args(Container): → if not job.container:
+# fault: features/slurm/script.py: if job.image and job.container == "none": → if job.image == "none":
+# fault: features/slurm/script.py: if degrees > nodes * gpus: → if not degrees:
+@pytest.mark.parametrize(
+    ("words", "text", "fix"),
+    [
+        (
+            ("--container", "singularity", "--image", "vllm.sif"),
+            "none, pyxis or apptainer, got 'singularity'",
+            "apptainer",
+        ),
+        (("--image", "vllm.sif"), "--image needs a --container", "--container apptainer"),
+        (("--tp", "8"), "takes 8 GPUs; this job asks for 1 node × 1", "use --nodes 1 --gpus 8"),
+    ],
+)
+def test_what_the_script_would_leave_out_is_refused(
+    words: tuple[str, ...], text: str, fix: str, tmp_path: Path
+) -> None:
+    done = run("slurm", "org/m", *words, cwd=tmp_path)
+    assert (done.returncode, text in done.stderr, fix in done.stderr) == (2, True, True), done.stderr
+
+
+# fault: kernel/terminal/program.py: hint = command_line(*ctx.command_path.split(), near → hint = command_line(near
+def test_a_misspelt_verb_serves_no_model_of_that_name(tmp_path: Path) -> None:
+    done = run("slurm", "sttus", "1", cwd=tmp_path)
+    assert (done.returncode, "vcluster slurm status 1" in done.stderr) == (2, True), done.stderr
