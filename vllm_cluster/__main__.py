@@ -1,5 +1,5 @@
 """`python -m vllm_cluster` is `vcluster`."""
 
-from vllm_cluster.cli.app import main
+from vllm_cluster.cli.main import main
 
 main()

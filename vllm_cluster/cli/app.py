@@ -7,15 +7,16 @@ from typing import Annotated
 import typer
 
 from vllm_cluster import __version__
-from vllm_cluster.cli.verbs import VERBS
-from vllm_cluster.kernel.terminal import edge
+from vllm_cluster.cli.main import main
+from vllm_cluster.cli.verbs import ABOUT, VERBS
 from vllm_cluster.kernel.terminal.options import Color, InventoryPath, Quiet, Verbose
 from vllm_cluster.kernel.terminal.output import out
-from vllm_cluster.kernel.terminal.program import program
+from vllm_cluster.kernel.terminal.program import build_program
 
-NAME = "vcluster"
+# Scripts of an installation of before begin with `main` here.
+__all__ = ("app", "main")
 
-app = program(VERBS, "Turn hosts with SSH and Docker into one vLLM endpoint.")
+app = build_program(VERBS, ABOUT)
 
 
 @app.callback()
@@ -33,10 +34,3 @@ def root(
         raise typer.Exit
     if ctx.invoked_subcommand is None:
         out(ctx.get_help())
-
-
-def main() -> None:
-    """Run the program."""
-    edge.open_streams()
-    # By its name also where it runs as a module: help and remedies are to be pasted.
-    raise SystemExit(edge.run(lambda: app(prog_name=NAME)))

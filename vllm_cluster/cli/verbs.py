@@ -28,11 +28,14 @@ ORDER = (
     "batch",
     "bench",
     "dashboard",
-    "metrics",
     "explain",
     "exec",
+    "slurm",
     "sandbox",
 )
+
+
+ABOUT = "Turn hosts with SSH and Docker into one vLLM endpoint."
 
 
 def _place(name: str) -> int:

@@ -43,7 +43,7 @@ class Printer:
         self._ends_line = self._reasons_end_line = True
 
 
-def summary(reply: ModelReply, *, incomplete: bool = False) -> str:
+def summarize_reply(reply: ModelReply, *, incomplete: bool = False) -> str:
     """How many tokens, how fast, and why it ended."""
     tokens = reply.usage.completion_tokens if reply.usage else 0
     parts = [f"{count(tokens, 'token')} in {reply.seconds:.2f} s"]

@@ -13,7 +13,8 @@ import typer
 from vllm_cluster.kernel.errors import UsageError, VclusterError
 from vllm_cluster.kernel.terminal.options import InventoryPath, Json
 from vllm_cluster.kernel.terminal.output import document, err, out
-from vllm_cluster.kernel.terminal.session import SETTINGS, Session
+from vllm_cluster.kernel.terminal.session import Session
+from vllm_cluster.kernel.terminal.settings import SETTINGS
 from vllm_cluster.kernel.terminal.text import plain
 from vllm_cluster.serving.api import question
 
@@ -31,85 +32,59 @@ Message = Annotated[
 System = Annotated[str | None, typer.Option("--system", metavar="TEXT", help="The system prompt.")]
 
 
+@question.asks
 def complete(
     prompt: Text = None,
     file: question.Files = None,
-    model: question.Model = None,
     logprobs: question.Logprobs = None,
-    prompt_logprobs: question.PromptLogprobs = None,
-    json_schema: question.JsonSchema = None,
-    max_tokens: question.MaxTokens = None,
-    temperature: question.Temperature = None,
-    top_p: question.TopP = None,
-    seed: question.Seed = None,
-    stop: question.Stop = None,
-    set_: question.Set = None,
-    timeout: question.Timeout = 600.0,
+    asked: question.RequestOptions = question.RequestOptions(),
     inventory: InventoryPath = None,
     as_json: Json = False,
 ) -> None:
     """Continue a text with the served model."""
     with Session(inventory, as_json=as_json) as session:
-        given = question.fields(
-            json_schema, set_, max_tokens=max_tokens, temperature=temperature, top_p=top_p, seed=seed, stop=stop
-        )
+        given, model, of_prompt = _own_fields(asked)
         _ensure_printable(given, as_json=as_json)
         text = question.read_prompt(prompt, file or ())
         given["prompt"] = "".join([*map(question.text_of, file or ()), text])
-        loaded, schema = session.load(), str(json_schema or "")
+        loaded, schema = session.load(), str(asked.json_schema or "")
         from vllm_cluster.serving.api.answer import COMPLETIONS
         from vllm_cluster.serving.endpoint.api import ModelRequest, open_api
 
         with open_api(loaded) as api:
-            api.ensure_fields([COMPLETIONS], question.names(set_))
-            _answer(
-                session,
-                api,
-                ModelRequest(COMPLETIONS, given, model, logprobs, prompt_logprobs, timeout, schema),
-            )
+            api.ensure_fields([COMPLETIONS], asked.names)
+            _answer(session, api, ModelRequest(COMPLETIONS, given, model, logprobs, of_prompt, schema=schema))
 
 
+@question.asks
 def chat(
     prompt: Message = None,
     system: System = None,
     file: question.ChatFiles = None,
-    model: question.Model = None,
     logprobs: question.Logprobs = None,
-    prompt_logprobs: question.PromptLogprobs = None,
-    json_schema: question.JsonSchema = None,
-    max_tokens: question.MaxTokens = None,
-    temperature: question.Temperature = None,
-    top_p: question.TopP = None,
-    seed: question.Seed = None,
-    stop: question.Stop = None,
-    set_: question.Set = None,
-    timeout: question.Timeout = 600.0,
+    asked: question.RequestOptions = question.RequestOptions(),
     inventory: InventoryPath = None,
     as_json: Json = False,
 ) -> None:
     """Talk with the served model."""
     with Session(inventory, as_json=as_json) as session:
-        given = question.fields(
-            json_schema, set_, max_tokens=max_tokens, temperature=temperature, top_p=top_p, seed=seed, stop=stop
-        )
+        given, model, of_prompt = _own_fields(asked)
         _ensure_printable(given, as_json=as_json)
         messages: list[dict[str, Any]] = [{"role": "system", "content": system}] if system else []
         talk = prompt is None and sys.stdin.isatty() and not as_json
         typed = "" if talk else question.read_prompt(prompt, file or ())
         first = question.content(typed, file or ())
-        loaded, schema = session.load(), str(json_schema or "")
+        loaded, schema = session.load(), str(asked.json_schema or "")
         from vllm_cluster.serving.api.answer import CHAT
         from vllm_cluster.serving.endpoint.api import ModelRequest, open_api
 
         with open_api(loaded) as api:
-            api.ensure_fields([CHAT], question.names(set_))
+            api.ensure_fields([CHAT], asked.names)
 
             def ask(content: object) -> str:
                 turn = [*messages, {"role": "user", "content": content}]
-                asked = ModelRequest(
-                    CHAT, {**given, "messages": turn}, model, logprobs, prompt_logprobs, timeout, schema
-                )
-                text = _answer(session, api, asked).first.text
+                request = ModelRequest(CHAT, {**given, "messages": turn}, model, logprobs, of_prompt, schema=schema)
+                text = _answer(session, api, request).first.text
                 messages[:] = [*turn, {"role": "assistant", "content": text}]
                 return text
 
@@ -153,7 +128,16 @@ def _read_line() -> str | None:
         out()
         return None
     except OSError as error:
-        raise VclusterError(f"cannot read standard input: {error.strerror}") from None
+        raise VclusterError(f"cannot read standard input: {error.strerror}", again=()) from None
+
+
+def _own_fields(asked: question.RequestOptions) -> tuple[dict[str, Any], str | None, int | None]:
+    """The fields of the request, and two of them that are read here: the model, and the table of the prompt."""
+    given = asked.fields()
+    model, number = given.pop("model", None), given.pop("prompt_logprobs", None)
+    if number is not None and (not isinstance(number, int) or isinstance(number, bool) or number < 0):
+        raise UsageError(f"--set prompt_logprobs must be a number, got {number!r}", hint="--set prompt_logprobs=5")
+    return given, None if model is None else str(model), number
 
 
 def _ensure_printable(given: Mapping[str, Any], *, as_json: bool) -> None:
@@ -164,7 +148,7 @@ def _ensure_printable(given: Mapping[str, Any], *, as_json: bool) -> None:
 
 def _answer(session: Session, api: ModelApi, question: ModelRequest) -> ModelReply:
     """Ask, and print the answer, its tables and what it took; an answer that breaks off as far as it came."""
-    from vllm_cluster.features.ask.render import Printer, answer_document, summary, tables
+    from vllm_cluster.features.ask.render import Printer, answer_document, summarize_reply, tables
     from vllm_cluster.serving.api.answer import ModelReply
 
     reply, incomplete = ModelReply(), True
@@ -181,5 +165,5 @@ def _answer(session: Session, api: ModelApi, question: ModelRequest) -> ModelRep
         elif reply.answers:
             out("".join(f"{line}\n" for line in tables(reply)), end="")
         if SETTINGS.verbosity >= 0 and reply.answers and not session.as_json:
-            err(summary(reply, incomplete=incomplete))
+            err(summarize_reply(reply, incomplete=incomplete))
     return reply

@@ -38,7 +38,9 @@ class Batch:
     report_seconds: float
 
 
-def batch(wanted: Batch, emit: Emit, *, detach: bool = False, runtime: Runtime = SYSTEM) -> tuple[BatchResult, bool]:
+def answer_batch(
+    wanted: Batch, emit: Emit, *, detach: bool = False, runtime: Runtime = SYSTEM
+) -> tuple[BatchResult, bool]:
     """Have the head answer what is not answered yet, and fetch the answers; with whether it runs on.
 
     Raises:
@@ -58,7 +60,7 @@ def batch(wanted: Batch, emit: Emit, *, detach: bool = False, runtime: Runtime =
         return run.summary(), run.running
 
 
-def cancel(wanted: Batch, emit: Emit, *, runtime: Runtime = SYSTEM) -> BatchResult:
+def cancel_batch(wanted: Batch, emit: Emit, *, runtime: Runtime = SYSTEM) -> BatchResult:
     """Stop the batch on the head, fetch what is answered, and remove it there.
 
     Raises:
@@ -82,7 +84,7 @@ def _opened(wanted: Batch, emit: Emit, runtime: Runtime) -> Iterator[_Run]:
             job = HeadJob(wanted.inventory, work.key, emit, wanted.wait, runtime)
             yield _Run(wanted, work, job=job, stack=stack, emit=emit, runtime=runtime)
     except InUse as error:
-        raise Locked(error.message) from None
+        raise Locked(error.message, again=()) from None
     except BatchProblem as error:
         kind: Callable[..., VclusterError] = UsageError if error.usage else VclusterError
         raise kind(error.message, hint=error.hint or None) from None
@@ -202,13 +204,18 @@ class _Run:
             self._ensure_restartable(state)
             killed, before = (killed + 1, before) if self._at == before else (0, self._at)
             if killed > RESTARTS:
-                raise HostError(self._job.host, f"batch: its program was killed {killed} times without an answer")
+                raise HostError(
+                    self._job.host, f"batch: its program was killed {killed} times without an answer", again=()
+                )
             self._emit(Event("note", f"the batch was killed on {self._job.host}; starting it again"))
             self._start()
+        if state.progress:
+            # The last line stays: how far it came, and not how far it was when it was shown last.
+            self._show(replace(state, progress=replace(state.progress, in_flight=0, seconds_left=None)))
         self._remove()
         if self._sent and self._work.left:
             text = f"batch: it is done there, and {count(self._work.left, 'request')} came back without a row"
-            raise HostError(self._job.host, text)
+            raise HostError(self._job.host, text, again=())
 
     def _ensure_restartable(self, state: JobState) -> None:
         text = ""

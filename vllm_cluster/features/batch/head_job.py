@@ -6,17 +6,16 @@ import base64
 import hashlib
 import math
 import zlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from dataclasses import replace
-from typing import Any
 
 from vllm_cluster.features.batch.replies import LINE, T, read_reply, read_size
 from vllm_cluster.kernel.clock import Deadline
 from vllm_cluster.kernel.errors import HostError, NodeMissing
 from vllm_cluster.kernel.events import Emit, Event
 from vllm_cluster.kernel.hosts.connection import Fleet
-from vllm_cluster.kernel.hosts.program import InNode, RunningProgram, python, start
+from vllm_cluster.kernel.hosts.program import InNode, Message, RunningProgram, python, start
 from vllm_cluster.kernel.hosts.runtime import Runtime
 from vllm_cluster.kernel.inventory.model import Inventory
 from vllm_cluster.kernel.node.handle import NodeHandle, open_node
@@ -66,7 +65,7 @@ class HeadJob:
     def __exit__(self, *_: object) -> None:
         self._drop()
 
-    def ask(self, do: str, read: Callable[[Mapping[str, Any]], T], **more: Any) -> T:
+    def ask(self, do: str, read: Callable[[Message], T], **more: object) -> T:
         """Return the reply to a request; each may be sent again without harm.
 
         Raises:
@@ -74,11 +73,11 @@ class HeadJob:
         """
         return read_reply(self.host, self._answer({"do": do, **more}), read)
 
-    def act(self, do: str, **more: Any) -> None:
+    def act(self, do: str, **more: object) -> None:
         """Have something done; as `ask`."""
         self.ask(do, lambda _: None, **more)
 
-    def _answer(self, row: dict[str, Any]) -> dict[str, Any]:
+    def _answer(self, row: Message) -> Message:
         deadline, shown, sent = self._runtime.after(self._wait), "", 0
         while True:
             try:
@@ -112,7 +111,7 @@ class HeadJob:
         self._running = None
         self._stack.close()
 
-    def send(self, asked: Mapping[str, Any], lines: Iterable[bytes], shown: Callable[[int], None]) -> None:
+    def send(self, asked: Message, lines: Iterable[bytes], shown: Callable[[int], None]) -> None:
         """Make the batch again with these lines. `shown` gets how many bytes are there.
 
         Raises:
@@ -137,7 +136,7 @@ class HeadJob:
             raise HostError(self.host, "batch: another call sends the same batch", again=())
         return size
 
-    def start(self, options: dict[str, Any]) -> None:
+    def start(self, options: Message) -> None:
         """Start its program, where it does not run.
 
         Raises:

@@ -79,7 +79,7 @@ def has_batches(node: NodeHandle) -> bool:
     Raises:
         HostError: Docker does not answer within seconds.
     """
-    return node.connection.engine.has_files(node.name, _FOLDER, LOOK_SECONDS)
+    return node.connection.docker.has_files(node.name, _FOLDER, LOOK_SECONDS)
 
 
 class Unfetched:

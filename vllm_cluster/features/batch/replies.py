@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import base64
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Literal, TypeVar
 
 from vllm_cluster.features.batch.on_head.progress import Progress
 from vllm_cluster.kernel.errors import HostError
+from vllm_cluster.kernel.hosts.program import Message
 from vllm_cluster.wire.reading import RefusedDocument, convert
 from vllm_cluster.wire.values import Number, shaped
 
@@ -60,14 +61,14 @@ class JobEntry:
     asked: BatchCall | None
 
 
-def read_reply(host: str, reply: Mapping[str, Any], read: Callable[[Mapping[str, Any]], T]) -> T:
+def read_reply(host: str, reply: Message, read: Callable[[Message], T]) -> T:
     """Read a reply of a host.
 
     Raises:
         HostError: it is an error, or is not what was asked for.
     """
     if "error" in reply:
-        raise HostError(host, f"batch: {str(reply['error'])[:2000]}")
+        raise HostError(host, f"batch: {str(reply['error'])[:2000]}", hint="vcluster batch --list")
     try:
         return read(reply)
     except ValueError as error:
@@ -75,7 +76,7 @@ def read_reply(host: str, reply: Mapping[str, Any], read: Callable[[Mapping[str,
         raise HostError(host, f"batch: its reply cannot be read: {why}", hint="vcluster status") from None
 
 
-def read_look(reply: Mapping[str, Any]) -> JobLook:
+def read_look(reply: Message) -> JobLook:
     """Read the reply to `look`. Raises ValueError where it is none."""
     try:
         packed = base64.b64decode(_get(reply, "data", str), validate=True)
@@ -88,17 +89,17 @@ def read_look(reply: Mapping[str, Any]) -> JobLook:
     return JobLook(convert(JobState, reply.get("state"), "state"), piece)
 
 
-def read_size(reply: Mapping[str, Any]) -> int:
+def read_size(reply: Message) -> int:
     """Read the reply to `put`. Raises ValueError where it is none."""
     return _get(reply, "size", int)
 
 
-def read_entries(reply: Mapping[str, Any]) -> tuple[JobEntry, ...]:
+def read_entries(reply: Message) -> tuple[JobEntry, ...]:
     """Read the reply to `batches`. Raises ValueError where it is none."""
     return convert(tuple[JobEntry, ...], reply.get("batches"), "batches")
 
 
-def _get(row: Mapping[str, Any], name: str, kind: type[T]) -> T:
+def _get(row: Message, name: str, kind: type[T]) -> T:
     value = row.get(name)
     if not isinstance(value, kind) or isinstance(value, bool):
         raise ValueError(f"{name} must be {kind.__name__}")

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from vllm_cluster.features.batch.on_head.files import BatchFiles, BatchResult
 
 LIVE_SECONDS, LINE_SECONDS = 1.0, 10.0
+# The longest wait for one whole answer, and for a model or a connection to come back.
+ANSWER_SECONDS = RETRY_SECONDS = 3600.0
 
 Source = Annotated[
     Path | None,
@@ -38,19 +40,6 @@ Concurrent = Annotated[
         help="Requests open at once. Default: found from the server's queue.",
     ),
 ]
-RetryTimeout = Annotated[
-    float,
-    typer.Option(
-        "--retry-timeout",
-        metavar="DURATION",
-        min=0,
-        max=1e9,
-        help="Longest wait for a model or a connection to come back.",
-    ),
-]
-Timeout = Annotated[
-    float, typer.Option("--timeout", metavar="DURATION", min=1, max=1e6, help="Longest wait for one whole answer.")
-]
 Detach = Annotated[bool, typer.Option("--detach", "-d", help="Fetch what there is, and return; the head continues.")]
 List = Annotated[
     bool, typer.Option("--list", "-l", help="Show the batches on the head whose answers are not all fetched.")
@@ -58,49 +47,40 @@ List = Annotated[
 Cancel = Annotated[bool, typer.Option("--cancel", help="Stop it, and fetch what is answered.")]
 
 
+@question.asks
 def batch(
     source: Source = None,
     output: Output = None,
     concurrency: Concurrent = None,
-    json_schema: question.JsonSchema = None,
-    max_tokens: question.MaxTokens = None,
-    temperature: question.Temperature = None,
-    top_p: question.TopP = None,
-    seed: question.Seed = None,
-    stop: question.Stop = None,
-    set_: question.Set = None,
+    asked: question.RequestOptions = question.RequestOptions(),
     detach: Detach = False,
     cancel: Cancel = False,
     list_: List = False,
-    retry_timeout: RetryTimeout = 3600.0,
-    timeout: Timeout = 3600.0,
     inventory: InventoryPath = None,
     as_json: Json = False,
 ) -> None:
     """Answer a file of requests with the served model."""
     with Session(inventory, as_json=as_json) as session:
         if list_:
-            _list(session, retry_timeout, given=source is not None or output is not None)
+            _list(session, given=source is not None or output is not None)
             return
         files = _files(source, output)
         if detach and cancel:
             raise UsageError("--detach and --cancel exclude each other", hint="vcluster batch --help")
-        fields = question.fields(
-            json_schema, set_, max_tokens=max_tokens, temperature=temperature, top_p=top_p, seed=seed, stop=stop
-        )
+        fields = asked.fields()
         loaded = session.load()
         from vllm_cluster.features.batch import action
         from vllm_cluster.kernel.events import Event
         from vllm_cluster.kernel.text import count
 
         seconds = LIVE_SECONDS if sys.stderr.isatty() and not as_json else LINE_SECONDS
-        wanted = action.Batch(loaded, files, fields, concurrency, timeout, retry_timeout, seconds)
+        wanted = action.Batch(loaded, files, fields, concurrency, ANSWER_SECONDS, RETRY_SECONDS, seconds)
         if cancel:
-            found = action.cancel(wanted, session.emit)
+            found = action.cancel_batch(wanted, session.emit)
             text = f"Stopped on {loaded.head_name}; {found.answered} of {count(found.total, 'request')} are answered"
             session.emit(Event("result", f"{text} in {files.output}", data=asdict(found)))
             return
-        found, runs = action.batch(wanted, session.emit, detach=detach)
+        found, runs = action.answer_batch(wanted, session.emit, detach=detach)
         if not runs:
             _show(session, found, files)
             return
@@ -130,14 +110,14 @@ def _files(source: Path | None, output: Path | None) -> BatchFiles:
     return BatchFiles(expanded(source), out)
 
 
-def _list(session: Session, retry_timeout: float, *, given: bool) -> None:
+def _list(session: Session, *, given: bool) -> None:
     if given:
         raise UsageError("--list shows all batches on the head: use it without IN and -o", hint="vcluster batch --list")
     loaded = session.load()
     from vllm_cluster.features.batch.jobs import batches
     from vllm_cluster.features.batch.render import batches_document, show_batches
 
-    found = batches(loaded, session.progress, wait=retry_timeout)
+    found = batches(loaded, session.progress, wait=RETRY_SECONDS)
     session.show(lambda: batches_document(loaded.head_name, found), lambda: show_batches(loaded.head_name, found))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
@@ -10,22 +11,33 @@ from datetime import UTC, datetime
 from typing import Any
 
 from vllm_cluster import __version__
-from vllm_cluster.features.bench.measured import BenchPoint, BenchRun, HostHardware, Point, argv, figures, order
+from vllm_cluster.features.bench.measured import (
+    BenchPoint,
+    BenchRun,
+    HostHardware,
+    Point,
+    argv,
+    expected_seconds,
+    figures,
+    order,
+)
 from vllm_cluster.kernel.clock import Deadline
 from vllm_cluster.kernel.errors import HostError, UsageError
 from vllm_cluster.kernel.events import Emit, Event
 from vllm_cluster.kernel.facts.host_facts import HostFacts
 from vllm_cluster.kernel.hosts.connection import Fleet, HostConnection
 from vllm_cluster.kernel.hosts.observe import observe
-from vllm_cluster.kernel.hosts.program import InNode, RunningProgram, python, start
+from vllm_cluster.kernel.hosts.program import InNode, Message, RunningProgram, python, read_message, start
 from vllm_cluster.kernel.hosts.runtime import SYSTEM, Runtime
 from vllm_cluster.kernel.inventory.model import Inventory
 from vllm_cluster.kernel.node.handle import NodeHandle
-from vllm_cluster.kernel.node.history import command_of
+from vllm_cluster.kernel.node.history import command_of, known_requests
 from vllm_cluster.kernel.plan.spec import node_name
-from vllm_cluster.kernel.text import count, host_port, redact
+from vllm_cluster.kernel.text import count, duration, host_port, redact
 from vllm_cluster.serving.endpoint.tunnel import address_of
-from vllm_cluster.serving.head import reach_head, read_key, ready
+from vllm_cluster.serving.head import reach_head, read_key
+from vllm_cluster.serving.others import ready_model
+from vllm_cluster.wire.programs import BenchCounts, BenchReply, BenchStarted
 from vllm_cluster.wire.status import ServeStatus
 
 START_SECONDS, IMPORT_SECONDS, END_SECONDS = 30.0, 300.0, 5.0
@@ -33,15 +45,20 @@ START_SECONDS, IMPORT_SECONDS, END_SECONDS = 30.0, 300.0, 5.0
 
 @dataclass(frozen=True)
 class BenchRequest:
-    """What to run; each run may take `seconds`."""
+    """What to run; each run may take `seconds`. With a `budget` no run begins that would end after so many.
+
+    `model` may be left out where one is served.
+    """
 
     preset: str
     points: Sequence[Point]
     repeat: int
     seconds: float
+    budget: float = 0.0
+    model: str | None = None
 
 
-def bench(
+def measure_model(
     inventory: Inventory,
     wanted: BenchRequest,
     emit: Emit,
@@ -55,10 +72,11 @@ def bench(
         PreflightFailed: no model is ready.
         HostError: it was replaced or ended meanwhile, or vLLM's program failed; with what it printed.
     """
+    begun_at = runtime.clock.monotonic()
     with Fleet(inventory, runtime) as fleet:
         head = reach_head(inventory, fleet)
         key = read_key(inventory, head)
-        serve = ready(inventory, head)
+        serve = ready_model(inventory, head, wanted.model, "bench")
         document = _document(inventory, fleet, head, serve, wanted)
         seed = int(runtime.clock.time() * 1000) % (1 << 31)
         # One limit for all: each run has its own below.
@@ -69,22 +87,44 @@ def bench(
         with start(head, program, inside, runtime.after(START_SECONDS)) as running, _ending(running, runtime):
             api = f"http://{host_port(address_of(serve), serve.port)}"
             running.send({"key": key, "api": api})
-            begun = running.next(runtime.after(IMPORT_SECONDS))
-            document["versions"]["vllm"] = begun.get("vllm", "")
-            _ensure_fit(inventory, head, serve, wanted.points, begun.get("context"))
+            begun = running.read(BenchStarted, runtime.after(IMPORT_SECONDS))
+            document["versions"]["vllm"] = begun.vllm
+            _ensure_fit(inventory, head, serve, wanted.points, begun.context)
             measured = [BenchPoint(point) for point in wanted.points]
-            for repetition, index in order(len(measured), wanted.repeat):
-                at = measured[index]
-                emit(Event("phase", f"{_load(at.point)}, run {repetition + 1} of {wanted.repeat}"))
-                words = argv(at.point, serve, seed + repetition * len(measured) + index)
-                found = _run(running, words, runtime.after(wanted.seconds), head.name)
+            for number, at in _turns(wanted, measured, begun_at, runtime, emit):
+                found = _run(running, argv(at.point, serve, seed + number), runtime.after(wanted.seconds), head.name)
                 _ensure_same(inventory, head, serve)
-                at.runs.append(BenchRun(repetition, figures(found)))
+                at.runs.append(BenchRun(len(at.runs), figures(found)))
                 document["points"] = [asdict(point) for point in measured if point.runs]
                 keep(document)
         document["complete"] = True
         keep(document)
         return document
+
+
+def _turns(
+    wanted: BenchRequest, measured: Sequence[BenchPoint], since: float, runtime: Runtime, emit: Emit
+) -> Iterator[tuple[int, BenchPoint]]:
+    """Each run, with its number: shows which it is and how long all will take; ends early where the time is over."""
+    clock, took = runtime.clock.monotonic, dict[int, float]()
+    turns = [index for _, index in order(len(measured), wanted.repeat)]
+    for number, index in enumerate(turns):
+        left = expected_seconds(wanted.points, took, turns[number:])
+        if wanted.budget and index in took and clock() - since + took[index] > wanted.budget:
+            text = f"{number} of {len(turns)} runs fit into {duration(wanted.budget)}; --repeat measures all"
+            emit(Event("note", text))
+            return
+        about = "" if left is None else f", about {duration(_rounded(left))} left"
+        emit(Event("phase", f"run {number + 1} of {len(turns)}{about}: {_load(measured[index].point)}"))
+        begun = clock()
+        yield number, measured[index]
+        took[index] = clock() - begun
+
+
+def _rounded(seconds: float) -> int:
+    """Round up to whole minutes, below that to ten seconds."""
+    step = 60 if seconds > 90 else 10
+    return max(1, math.ceil(seconds / step)) * step
 
 
 @contextmanager
@@ -126,32 +166,31 @@ def _ensure_fit(
         raise UsageError(text, hint=f"use a smaller --input-len or --output-len\n{longer}")
 
 
-def _run(running: RunningProgram, words: Sequence[str], deadline: Deadline, host: str) -> Mapping[str, Any]:
+def _run(running: RunningProgram, words: Sequence[str], deadline: Deadline, host: str) -> Message:
     running.send({"argv": list(words)})
-    found = running.next(deadline)
-    if "result" not in found:
+    found = running.read(BenchReply, deadline)
+    if found.result is None:
         tail = "\n".join(redact(running.stderr_tail()).strip().splitlines()[-5:])
-        text = f"bench: {found.get('error', 'no result')}" + (f"\n{tail}" if tail else "")
+        text = f"bench: {found.error}" + (f"\n{tail}" if tail else "")
         raise HostError(host, text, hint="vcluster status")
-    result: Mapping[str, Any] = found["result"]
-    if result.get("failed") or not result.get("completed"):
-        reasons = found.get("reasons") or ()
-        why = "".join(f"\n{redact(str(reason))}" for reason in reasons)
-        text = f"bench: {result.get('failed', 0)} of {result.get('num_prompts', 0)} requests failed{why}"
-        raise HostError(host, text, hint="vcluster logs --vllm --errors\nvcluster explain")
-    return result
+    counts = read_message(BenchCounts, host, "bench", found.result)
+    if counts.failed or not counts.completed:
+        why = "".join(f"\n{redact(reason)}" for reason in found.reasons)
+        text = f"bench: {counts.failed} of {counts.asked} requests failed{why}"
+        raise HostError(host, text, hint="vcluster logs --only vllm --errors\nvcluster explain")
+    return found.result
 
 
 def _ensure_same(inventory: Inventory, head: HostConnection, before: ServeStatus) -> None:
     """Refuse figures of two models, or of one that started again in between."""
-    now = NodeHandle(head, inventory.cluster).state().serving
+    now = NodeHandle(head, inventory.cluster).state().replica(before.index)
     if now is None or now.generation != before.generation:
         found = f"was replaced by {now.name}" if now else "was stopped"
     elif now.attempt != before.attempt or now.phase != "ready":
         found = f"started again ({now.phase})"
     else:
         return
-    raise HostError(head.name, f"bench: {before.name} {found} during the run; the runs before it are kept")
+    raise HostError(head.name, f"bench: {before.name} {found} during the run; the runs before it are kept", again=())
 
 
 def _document(
@@ -159,8 +198,9 @@ def _document(
 ) -> dict[str, Any]:
     fleet.all(HostConnection.connect, [name for name in inventory.hosts if name != head.name])
     facts = fleet.all(lambda connection: observe(inventory, connection))
-    asked = NodeHandle(head, inventory.cluster).asked()
     # The environment has vcluster's own names; secrets are in neither.
+    requests = known_requests(NodeHandle(head, inventory.cluster))
+    asked = next((one for one in requests if one.generation == serve.generation), None)
     flags = [redact(word) for word in asked.replica.leader.argv] if asked else []
     return {
         "v": 1,
@@ -192,7 +232,7 @@ def hardware(name: str, address: str, facts: HostFacts) -> HostHardware:
     )
 
 
-def read_document(raw: str, name: str) -> dict[str, Any]:
+def read_result(raw: str, name: str) -> dict[str, Any]:
     """A document that `bench` wrote.
 
     Raises:

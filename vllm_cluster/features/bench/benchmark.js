@@ -9,8 +9,8 @@ const inOrder = across => [...data.points].sort((one, other) => across(one) - ac
 // Loads double: as far apart as they are many.
 const load = point => Math.log2(point.concurrency), levels = inOrder(load);
 const byLoad = `${levels[0].concurrency} to ${levels.at(-1).concurrency} requests at once`;
-const pair = metric => [[`p50_${metric}_ms`, "#4a7bd0", "p50"], [`p99_${metric}_ms`, "#c33", "p99"]];
-const milliseconds = value => ms(value / 1000), tokens = [["output_throughput", "#2a8f4a", "tokens/s"]];
+const pair = metric => [[`p50_${metric}_ms`, "var(--line)", "p50"], [`p99_${metric}_ms`, "var(--bad)", "p99"]];
+const milliseconds = value => ms(value / 1000), tokens = [["output_throughput", "var(--good)", "tokens/s"]];
 const times = [["ttft", "Time to first token"], ["tpot", "Time per output token"], ["itl", "Inter-token latency"], ["e2el", "Whole answer"]];
 const latency = point => point.p50_e2el_ms ?? 0, answers = inOrder(latency);
 put("charts", chart(`Tokens/s, ${byLoad}`, levels, tokens, amount, load),

@@ -21,6 +21,8 @@ ALPHA = 0.05
 # What is compared, and whether more of it is better. Few: each more row asks more of all others.
 COMPARED = {"output_throughput": True, "p50_ttft_ms": False, "p50_tpot_ms": False, "p99_e2el_ms": False}
 STEPS = 400
+# vLLM's are times in ms and tokens a second.
+MAX_FIGURE = 1e18
 
 
 @dataclass(frozen=True)
@@ -31,12 +33,18 @@ class Preset:
     output: int
     concurrency: tuple[int, ...]
     about: str
+    rounds: int = ROUNDS
+    least: int = MIN_PROMPTS
+    # After so many seconds no run begins that would end later; 0 for no limit.
+    budget: float = 0.0
 
 
 PRESETS: Mapping[str, Preset] = {
     "guides": Preset(128, 128, (1, 16, 256), "128 tokens in and out; 1, 16 and 256 at once"),
     "vllm": Preset(1024, 128, (1, 10, 100), "vllm bench serve's default lengths: 1024 in, 128 out; 1, 10, 100 at once"),
     "one": Preset(128, 128, (1,), "128 tokens in and out, one at a time"),
+    # A model of the sandbox took 4 s for 16 tokens while its machine was busy.
+    "cpu": Preset(16, 16, (1, 4), "16 tokens in and out; 1 and 4 at once, within 3 minutes", 2, 4, 150.0),
 }
 
 
@@ -84,16 +92,22 @@ def points(
     concurrency: Sequence[int] = (),
     tokens_in: int | None = None,
     tokens_out: int | None = None,
-    prompts: int | None = None,
 ) -> list[Point]:
     """The points of a preset, with what is given in its place."""
     levels = tuple(dict.fromkeys(concurrency)) or preset.concurrency
-    return [
-        Point(
-            level, tokens_in or preset.input, tokens_out or preset.output, prompts or max(MIN_PROMPTS, ROUNDS * level)
-        )
-        for level in levels
-    ]
+    into, out = tokens_in or preset.input, tokens_out or preset.output
+    return [Point(level, into, out, max(preset.least, preset.rounds * level)) for level in levels]
+
+
+def expected_seconds(points: Sequence[Point], took: Mapping[int, float], todo: Sequence[int]) -> float | None:
+    """How long the runs of these points will take, by those that are over; None before the first is.
+
+    A point that has not been run yet is judged by its number of requests: rather too long, since more are open at once.
+    """
+    if not took:
+        return None
+    each = sum(took.values()) / sum(points[index].prompts for index in took)
+    return sum(took.get(index, each * points[index].prompts) for index in todo)
 
 
 def argv(point: Point, serve: ServeStatus, seed: int) -> list[str]:
@@ -114,12 +128,16 @@ def figure_name(figure: str) -> str:
     return _RATES.get(figure) or f"{'e2e' if metric == 'e2el' else metric} {kind}"
 
 
-def figures(result: Mapping[str, Any]) -> dict[str, float]:
-    """vLLM's figures that are kept."""
+def figures(result: Mapping[str, object]) -> dict[str, float]:
+    """vLLM's figures that are kept: those that are numbers, NaN and what JSON has no bounds for left out."""
     names = ("duration", "completed", "failed", "request_throughput", "output_throughput", "total_token_throughput")
     times = (f"{kind}_{metric}_ms" for metric in METRICS for kind in ("mean", *PERCENTILES))
     found = {name: result.get(name) for name in (*names, *times)}
-    return {name: float(value) for name, value in found.items() if isinstance(value, int | float)}
+    return {
+        name: float(value)
+        for name, value in found.items()
+        if isinstance(value, int | float) and 0 <= value < MAX_FIGURE
+    }
 
 
 def order(count: int, repetitions: int) -> Iterator[tuple[int, int]]:

@@ -10,6 +10,7 @@ import typer
 from vllm_cluster.kernel.errors import UsageError
 from vllm_cluster.kernel.laptop import expanded, naming, write_whole
 from vllm_cluster.kernel.shell_line import command_line
+from vllm_cluster.kernel.terminal.completion import complete_models
 from vllm_cluster.kernel.terminal.options import InventoryPath, Json
 from vllm_cluster.kernel.terminal.output import out
 from vllm_cluster.kernel.terminal.session import Session
@@ -17,15 +18,28 @@ from vllm_cluster.kernel.terminal.session import Session
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from vllm_cluster.features.bench.measured import Point
-
+REPEAT = 3
+# The longest run.
+RUN_SECONDS = 3600.0
 RESULTS, REPORT = "results.json", "report.html"
 
-Folders = Annotated[
-    list[Path] | None, typer.Argument(metavar="A B", help="With --compare: two folders of earlier runs.")
+Named = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="NAME|A B",
+        help="The model, where several are served. With --compare: two folders of earlier runs.",
+        autocompletion=complete_models,
+    ),
 ]
 PresetName = Annotated[
-    str, typer.Option("--preset", metavar="NAME", help="guides (128 in and out), vllm (1024 in, 128 out) or one.")
+    str,
+    typer.Option(
+        "--preset",
+        metavar="NAME",
+        help="guides (128 in and out), vllm (1024 in, 128 out), one, or cpu (16 in and out, within 3 minutes). "
+        "Default: guides; on a cluster without GPUs cpu.",
+        show_default=False,
+    ),
 ]
 Levels = Annotated[
     str | None,
@@ -33,59 +47,61 @@ Levels = Annotated[
 ]
 TokensIn = Annotated[int | None, typer.Option("--input-len", metavar="TOKENS", min=1, help="Tokens of each prompt.")]
 TokensOut = Annotated[int | None, typer.Option("--output-len", metavar="TOKENS", min=1, help="Tokens of each answer.")]
-Prompts = Annotated[
-    int | None,
-    typer.Option("--prompts", metavar="N", min=1, help="Requests in each run. Default: 4 × --concurrency."),
+Repeat = Annotated[
+    int | None, typer.Option("--repeat", metavar="N", min=1, max=100, help="Runs of each load. Default: 3.")
 ]
-Repeat = Annotated[int, typer.Option("--repeat", metavar="N", min=1, max=100, help="Runs of each load.")]
 Folder = Annotated[
     Path | None,
     typer.Option("--output", "-o", metavar="FOLDER", help="Where results go. Default: a name with the time."),
 ]
-Timeout = Annotated[float, typer.Option("--timeout", metavar="DURATION", min=1, max=1e6, help="Longest run.")]
 Compare = Annotated[bool, typer.Option("--compare", help="Compare two folders, and measure nothing.")]
 
 
 def bench(
-    folders: Folders = None,
-    preset: PresetName = "guides",
+    named: Named = None,
+    preset: PresetName = "",
     concurrency: Levels = None,
     tokens_in: TokensIn = None,
     tokens_out: TokensOut = None,
-    prompts: Prompts = None,
-    repeat: Repeat = 3,
+    repeat: Repeat = None,
     folder: Folder = None,
-    timeout: Timeout = 3600.0,
     compare: Compare = False,
     inventory: InventoryPath = None,
     as_json: Json = False,
 ) -> None:
     """Measure the served model with vLLM's own benchmark."""
-    named = list(folders or ())
-    if compare != (len(named) == 2) or (named and not compare):
-        raise UsageError(
-            "--compare needs two folders, and nothing else takes one", hint="vcluster bench --compare BEFORE AFTER"
-        )
+    named = named or []
+    if compare and len(named) != 2:
+        raise UsageError("--compare needs two folders", hint="vcluster bench --compare BEFORE AFTER")
+    if len(named) > 1 and not compare:
+        text = "one model is measured at a time; two folders are compared with --compare"
+        raise UsageError(text, hint=command_line("vcluster", "bench", named[0]))
 
     with Session(inventory, as_json=as_json) as session:
         if compare:
-            _compare(session, named)
+            _compare(session, [Path(one) for one in named])
             return
-        points = _points(preset, concurrency, tokens_in, tokens_out, prompts)
+        levels = _levels(preset, concurrency)
         loaded = session.load()
         from vllm_cluster.features.bench import action
+        from vllm_cluster.features.bench.measured import PRESETS, points
 
+        chosen = preset or ("cpu" if loaded.accelerator == "cpu" else "guides")
+        loads = points(PRESETS[chosen], concurrency=levels, tokens_in=tokens_in, tokens_out=tokens_out)
         made = _made(folder, loaded.cluster)
-        wanted = action.BenchRequest(preset, points, repeat, timeout)
-        document = action.bench(loaded, wanted, session.progress, lambda found: _keep(made, found))
+        # Runs that were asked for are all made.
+        budget = 0.0 if repeat else PRESETS[chosen].budget
+        wanted = action.BenchRequest(chosen, loads, repeat or REPEAT, RUN_SECONDS, budget, next(iter(named), None))
+        document = action.measure_model(loaded, wanted, session.progress, lambda found: _keep(made, found))
         _show(session, document, made)
 
 
-def _points(name: str, levels: str | None, into: int | None, out: int | None, prompts: int | None) -> list[Point]:
-    from vllm_cluster.features.bench.measured import PRESETS, points
+def _levels(preset: str, levels: str | None) -> list[int]:
+    """The numbers of requests that are given; none where those of the preset hold."""
+    from vllm_cluster.features.bench.measured import PRESETS
 
-    if name not in PRESETS:
-        raise UsageError(f"--preset must be {', '.join(PRESETS)}, got {name!r}", hint="vcluster bench --help")
+    if preset and preset not in PRESETS:
+        raise UsageError(f"--preset must be {', '.join(PRESETS)}, got {preset!r}", hint="vcluster bench --help")
     try:
         found = [int(level) for level in levels.split(",")] if levels else []
     except ValueError:
@@ -94,7 +110,7 @@ def _points(name: str, levels: str | None, into: int | None, out: int | None, pr
         raise UsageError(
             f"--concurrency must be numbers from 1 to 10000, got {levels!r}", hint="--concurrency 1,16,256"
         )
-    return points(PRESETS[name], concurrency=found, tokens_in=into, tokens_out=out, prompts=prompts)
+    return found
 
 
 def _made(folder: Path | None, cluster: str) -> Path:
@@ -133,7 +149,7 @@ def _show(session: Session, document: Mapping[str, Any], folder: Path) -> None:
 def _compare(session: Session, folders: list[Path]) -> None:
     from dataclasses import asdict
 
-    from vllm_cluster.features.bench.action import read_document
+    from vllm_cluster.features.bench.action import read_result
     from vllm_cluster.features.bench.measured import compare
     from vllm_cluster.features.bench.render import compared_lines
 
@@ -146,10 +162,12 @@ def _compare(session: Session, folders: list[Path]) -> None:
             hint = "\n".join(("ls -d */", command_line("vcluster", "bench", "--output", str(one))))
             raise UsageError(f"--compare: {text}", hint=hint)
         with naming(path):
-            documents.append(read_document(path.read_text(errors="replace"), str(one)))
+            documents.append(read_result(path.read_text(errors="replace"), str(one)))
     rows = compare(documents[0]["points"], documents[1]["points"])
     if not rows:
-        raise UsageError(f"{folders[0]} and {folders[1]} have no load in common")
+        raise UsageError(
+            f"{folders[0]} and {folders[1]} have no load in common", hint="vcluster bench --compare BEFORE AFTER"
+        )
     lines = [*compared_lines(rows)]
     if any(row.p_value is None for row in rows):
         lines.append("A load with a single run shows no noise: measure both with --repeat 3 or more")

@@ -51,7 +51,7 @@ class CheckReport:
         return any(finding.code == "unreachable" for finding in self.findings)
 
 
-def check(inventory: Inventory, emit: Emit, *, deep: bool = False, runtime: Runtime = SYSTEM) -> CheckReport:
+def check_hosts(inventory: Inventory, emit: Emit, *, deep: bool = False, runtime: Runtime = SYSTEM) -> CheckReport:
     """Check every host that answers and the links between them; `deep` also runs an all-reduce over all ranks.
 
     Raises:

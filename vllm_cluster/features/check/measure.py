@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 from vllm_cluster.features.check import allreduce
 from vllm_cluster.features.check.allreduce import AllReduceTime, Pair, Trial
@@ -23,9 +22,10 @@ from vllm_cluster.kernel.hosts.program import start as start_program
 from vllm_cluster.kernel.inventory.model import Inventory
 from vllm_cluster.kernel.plan.adapters import gigabits
 from vllm_cluster.kernel.plan.desired import Inputs, desired, gpu_count, hcas
-from vllm_cluster.kernel.plan.identity import cluster_id, without_lease
+from vllm_cluster.kernel.plan.identity import decide_cluster_id, without_lease
 from vllm_cluster.kernel.plan.images import find_image, node_image_name
 from vllm_cluster.kernel.plan.spec import ContainerSpec
+from vllm_cluster.wire.programs import RanksReady
 
 # Everything, bisection and clearing away included.
 SECONDS = 90.0
@@ -66,7 +66,7 @@ def run_allreduce(fleet: Fleet, inventory: Inventory, facts: Mapping[str, HostFa
     """Try it, in at most `SECONDS`. Leaves nothing; hosts on which it cannot be tried are findings."""
     clock, deadline = fleet.runtime.clock, fleet.runtime.after(SECONDS - CLEARING_SECONDS)
     began = clock.monotonic()
-    inputs = Inputs("", {TOKEN: "none"}, cluster_id(inventory, facts) or "")
+    inputs = Inputs("", {TOKEN: "none"}, decide_cluster_id(inventory, facts) or "")
     # Only the secrets' paths depend on their ids, and no rank reads a secret here.
     specs = {spec.host: _bare(inventory, spec) for spec in desired(inventory, facts, inputs)}
     if any(container.state == "running" for host in facts.values() for container in host.containers):
@@ -74,12 +74,12 @@ def run_allreduce(fleet: Fleet, inventory: Inventory, facts: Mapping[str, HostFa
     emit(Event("progress", f"starting {sum(spec.gpu_count for spec in specs.values())} ranks on {len(specs)} hosts"))
     program, opened = python("features.check.on_host", "allreduce", seconds=LIFE_SECONDS), dict[str, RunningProgram]()
 
-    def start(connection: HostConnection) -> dict[str, Any]:
+    def start(connection: HostConnection) -> RanksReady:
         spec, soon = specs[connection.name], deadline.sooner(START_SECONDS)
         image = _image(spec, facts[connection.name])
         place = TemporaryContainer(without_lease(inventory.cluster), "ranks", image, like=spec)
         opened[connection.name] = start_program(connection, program, place, soon)
-        return opened[connection.name].next(soon)
+        return opened[connection.name].read(RanksReady, soon)
 
     try:
         ready, failures = fleet.each(start, specs)
@@ -125,7 +125,7 @@ def _tried(
     stage: RankDriver,
     inventory: Inventory,
     facts: Mapping[str, HostFacts],
-    ready: Mapping[str, Any],
+    ready: Mapping[str, RanksReady],
     deadline: Deadline,
 ) -> AllReduceReport:
     kind, hosts = inventory.accelerator, list(stage.specs)
@@ -147,7 +147,7 @@ def _tried(
             found = [allreduce.slow_link_finding(whole, expected, pairs)]
         active = {name: [port.device for port in hcas(inventory.hosts[name], facts[name])] for name in hosts}
         found += allreduce.transport_findings(hosts[0], chosen, active)
-    torch = str(ready[hosts[0]].get("torch", ""))[:40]
+    torch = ready[hosts[0]].torch[:40]
     words = () if whole.ok else (*whole.errors.values(), *whole.log)
     return AllReduceReport(
         tuple(found), whole.rows(), chosen, len(whole.ranks), torch=torch, expected_gb_per_s=expected, words=words
@@ -192,12 +192,11 @@ def _try_switches(stage: RankDriver, finding: Finding, group: Sequence[str], dea
     return finding
 
 
-def _expected(inventory: Inventory, facts: Mapping[str, HostFacts], ready: Mapping[str, Any]) -> float | None:
+def _expected(inventory: Inventory, facts: Mapping[str, HostFacts], ready: Mapping[str, RanksReady]) -> float | None:
     """What the slowest host's link should give, in GB/s: its adapters, as many as GPUs, else its interface."""
     links = []
     for name, host in inventory.hosts.items():
         rates = sorted((gigabits(port.rate) for port in hcas(host, facts[name])), reverse=True)
-        speed = ready[name].get("speed")
         whole = sum(rates[: gpu_count(host, facts[name], inventory.accelerator)])
-        links.append((whole or (speed / 1000 if isinstance(speed, int) else 0.0)) / 8)
+        links.append((whole or (ready[name].speed or 0) / 1000) / 8)
     return min(links) if len(links) > 1 and min(links) > 0 else None

@@ -69,7 +69,7 @@ class RankDriver:
                 row = lines.next(self.runtime.after(MAX_SILENCE_SECONDS))
                 self._messages.put((lines.host, convert(RankMessage, row, "a message")))
         except RefusedDocument as error:
-            self._messages.put((lines.host, HostError(lines.host, f"all-reduce: unreadable output: {error}")))
+            self._messages.put((lines.host, HostError(lines.host, f"all-reduce: unreadable output: {error}", again=())))
         except VclusterError as error:
             self._messages.put((lines.host, error))
 

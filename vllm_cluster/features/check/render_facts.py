@@ -61,15 +61,17 @@ def _lines(facts: HostFacts) -> Iterator[tuple[str, str]]:
 
 
 def _docker(facts: HostFacts) -> Iterator[tuple[str, str]]:
-    engine = facts.docker
-    if engine.problem:
-        yield "docker", engine.problem
+    docker = facts.docker
+    if docker.problem:
+        # Not under the name of a program: what a host reports behind it would be a command line.
+        yield "engine", docker.problem
         return
-    toolkit = f", NVIDIA toolkit {engine.toolkit_version}" if engine.toolkit_version else ""
-    devices = ", ".join(engine.cdi_devices or engine.cdi_specs)
-    off = " (in a file; off in Docker)" if devices and not cdi_on(engine) else ""
-    yield "docker", f"{engine.version}, cgroup {engine.cgroup_version} by {engine.cgroup_driver}{toolkit}"
-    yield "runtimes", ", ".join(engine.container_runtimes) + (f"; CDI: {devices}{off}" if devices else "")
+    toolkit = f", NVIDIA toolkit {docker.toolkit_version}" if docker.toolkit_version else ""
+    devices = ", ".join(docker.cdi_devices or docker.cdi_specs)
+    off = " (in a file; off in Docker)" if devices and not cdi_on(docker) else ""
+    version = f"Docker {docker.version or 'of unknown version'}"
+    yield "engine", f"{version}, cgroup {docker.cgroup_version} by {docker.cgroup_driver}{toolkit}"
+    yield "runtimes", ", ".join(docker.container_runtimes) + (f"; CDI: {devices}{off}" if devices else "")
     if facts.details and (image := facts.details.image):
         cuda = f", CUDA {image.cuda}" if image.cuda else ""
         yield (

@@ -11,7 +11,8 @@ import typer
 from vllm_cluster.kernel.errors import UsageError
 from vllm_cluster.kernel.terminal.completion import complete_hosts
 from vllm_cluster.kernel.terminal.options import InventoryPath, Json
-from vllm_cluster.kernel.terminal.session import SETTINGS, Session
+from vllm_cluster.kernel.terminal.session import Session
+from vllm_cluster.kernel.terminal.settings import SETTINGS
 
 EXIT_ERRORS, EXIT_UNREACHABLE = 3, 4
 
@@ -44,7 +45,7 @@ def check(
         from vllm_cluster.features.check import action as check_action
         from vllm_cluster.features.check.render import report_document, show_report
 
-        report = check_action.check(loaded, session.progress, deep=deep)
+        report = check_action.check_hosts(loaded, session.progress, deep=deep)
         session.show(
             lambda: report_document(report), lambda: show_report(report, color=SETTINGS.color, paste=session.paste)
         )

@@ -55,14 +55,22 @@ def changes(before: View | None, now: View) -> Iterator[str]:
     was, serve = _served(before), _served(now)
     if (was and was.name) != (serve and serve.name):
         yield f"{serve.name} is served" if serve else "no model is served"
-    if serve and (was is None or (was.phase, was.attempt) != (serve.phase, serve.attempt)):
-        yield f"{serve.name}: {serve.phase}" + (f": {serve.detail}" if serve.detail else "")
+    earlier = {one.index: (one.phase, one.attempt) for one in _each(before)}
+    for one in _each(now):
+        if earlier.get(one.index) != (one.phase, one.attempt):
+            which = f" replica {one.index}" if len(_each(now)) > 1 else ""
+            yield f"{one.name}{which}: {one.words}"
     states = {host.host: (host.state, host.problem) for host in before.status.hosts}
     for host in now.status.hosts:
         if host.host in states and states[host.host][0] != host.state:
             yield f"{host.host}: {host.state}" + (f": {host.problem}" if host.problem else "")
     if before.status.up != now.status.up:
         yield f"{now.status.cluster} is {'up' if now.status.up else 'not up'}"
+
+
+def _each(view: View) -> tuple[ServeStatus, ...]:
+    """The model, or each of its replicas."""
+    return view.status.head.serves if view.status.head else ()
 
 
 def _served(view: View) -> ServeStatus | None:

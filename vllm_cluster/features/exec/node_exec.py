@@ -64,7 +64,7 @@ class NodeCommand:
         _require_running(node)
         script = _NOTED + ('exec "$@"' if terminal else _NUMBERED)
         argv = ["sh", "-c", script, "sh", *self._argv]
-        streams, mark = node.connection.engine.streams, node.connection.runtime.token(16)
+        streams, mark = node.connection.docker.streams, node.connection.runtime.token(16)
         environment = {**self._environment, MARK: mark}
         with (
             streams.exec(node.name, ["sh", "-c", _LIFELINE, "sh", mark]) as lifeline,
@@ -102,7 +102,7 @@ class NodeCommand:
                         self._known.set()
                         out(False, rest)
         except ValueError as error:
-            raise HostError(self._node.host, f"exec: Docker's answer cannot be read: {error}") from error
+            raise HostError(self._node.host, f"exec: Docker's answer cannot be read: {error}", again=()) from error
 
     def _code(self, running: RunningExec) -> int:
         """Its exit code, which Docker knows a moment after its output has ended."""
@@ -110,7 +110,7 @@ class NodeCommand:
         deadline = runtime.after(CODE_SECONDS)
         while (code := running.code()) is None:
             if not deadline.left():
-                raise HostError(self._node.host, "exec: its output has ended, and the command runs on")
+                raise HostError(self._node.host, "exec: its output has ended, and the command runs on", again=())
             runtime.clock.sleep(CODE_PAUSE)
         return code
 

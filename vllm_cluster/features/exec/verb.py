@@ -44,9 +44,6 @@ def exec_(
     head: Annotated[bool, typer.Option("--head", help="Run it on the head.")] = False,
     everywhere: Annotated[bool, typer.Option("--all", help="Run it on every host, without input.")] = False,
     by_ssh: Annotated[bool, typer.Option("--ssh", help="Run it on the host itself, by this machine's ssh.")] = False,
-    no_terminal: Annotated[
-        bool, typer.Option("--no-tty", "-T", help="No terminal for the command; it gets one where there is one here.")
-    ] = False,
 ) -> None:
     """Run a command or a shell on a node, or on its host."""
     command = command or []
@@ -61,7 +58,7 @@ def exec_(
         elif by_ssh:
             _by_ssh(loaded, at, command)
         else:
-            _on_one(loaded, at, command, terminal=not no_terminal and sys.stdin.isatty() and sys.stdout.isatty())
+            _on_one(loaded, at, command, terminal=sys.stdin.isatty() and sys.stdout.isatty())
 
 
 def _ensure_one_place(host: str | None, command: Sequence[str], *, head: bool, everywhere: bool, by_ssh: bool) -> None:

@@ -37,7 +37,7 @@ from vllm_cluster.kernel.node.handle import NodeHandle
 from vllm_cluster.kernel.node.program import program_digest
 from vllm_cluster.kernel.plan.desired import Inputs, desired, settled
 from vllm_cluster.kernel.plan.diff import diff
-from vllm_cluster.kernel.plan.identity import cluster_id, node_of
+from vllm_cluster.kernel.plan.identity import decide_cluster_id, node_of
 from vllm_cluster.kernel.plan.kept import kept_secrets, secret_ids
 from vllm_cluster.kernel.plan.spec import LABEL, SPEC, stored_spec
 from vllm_cluster.kernel.text import REDACTED, count, looks_random, redact, redactor
@@ -99,7 +99,7 @@ def _look(inventory: Inventory, connection: HostConnection) -> _Host:
     return _Host(
         facts,
         collect(connection, inventory.cluster),
-        _without_values(connection.engine.container_document(node.name)),
+        _without_values(connection.docker.container_document(node.name)),
         secrets,
     )
 
@@ -209,7 +209,7 @@ def _plan(inventory: Inventory, facts: Mapping[str, HostFacts]) -> dict[str, Any
     try:
         findings = [asdict(finding) for finding in preflight(inventory, facts)]
         kept = {TOKEN: "unknown", "api-key": "unknown", **kept_secrets(inventory, facts)}
-        inputs = Inputs(program_digest(), kept, cluster_id(inventory, facts) or "")
+        inputs = Inputs(program_digest(), kept, decide_cluster_id(inventory, facts) or "")
         specs, _ = settled(desired(inventory, facts, inputs), facts)
         plan = diff(specs, facts)
     except (VclusterError, KeyError) as error:
@@ -247,7 +247,7 @@ def _write(path: Path, files: Mapping[str, bytes]) -> None:
         with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as stream:
             stream.write(content.getvalue())
     except OSError as error:
-        raise UsageError(f"{path} cannot be written: {error.strerror}") from None
+        raise UsageError(f"{path} cannot be written: {error.strerror}", hint="vcluster explain --bundle FILE") from None
 
 
 def _safe(name: str) -> str:

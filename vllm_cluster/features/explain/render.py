@@ -10,14 +10,13 @@ from vllm_cluster.features.explain.render_failure import about
 from vllm_cluster.kernel.errors import VclusterError
 from vllm_cluster.kernel.explain.catalogue import FAILURES
 from vllm_cluster.kernel.explain.diagnosis import BenignMatch, Diagnosis, MatchedFailure
+from vllm_cluster.kernel.explain.evidence import LogPosition, Raised
 from vllm_cluster.kernel.explain.failure import KnownFailure
-from vllm_cluster.kernel.explain.stream import LogPosition, Raised
 from vllm_cluster.kernel.plan.history import Entry
 from vllm_cluster.kernel.shell_line import command_line
 from vllm_cluster.kernel.terminal.output import BOLD, out, styles
 from vllm_cluster.kernel.terminal.text import plain
-from vllm_cluster.kernel.text import count
-from vllm_cluster.serving.status.render_history import when
+from vllm_cluster.kernel.text import count, when
 from vllm_cluster.wire.status import FailedRequest
 
 # vLLM ends its messages with the number that one needs; the longest of them in the tests is of 549 characters.
@@ -48,6 +47,7 @@ def explain_document(
         "error_lines": [asdict(place) for place in found.error_lines],
         "unknown_lines": [asdict(place) for place in found.unknown_lines],
         "last_line": asdict(found.last_line) if found.last_line else None,
+        "ranks": list(found.ranks),
         "read": {"logs": found.logs, "lines": found.lines, "bytes": found.size},
         "unreachable": {host: error.message for host, error in failures.items()},
     }
@@ -155,6 +155,7 @@ def _symptom(symptom: MatchedFailure, found: Diagnosis) -> Iterable[str]:
     if found.last_line:
         yield "the first rank without output; its last line:"
         yield _line(found.last_line)
+    yield from (f"ranks:   {text}" for text in found.ranks)
     yield from (f"look:    {line}" for line in failure.fix.splitlines())
 
 

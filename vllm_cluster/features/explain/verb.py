@@ -14,10 +14,11 @@ from vllm_cluster.kernel.shell_line import command_line
 from vllm_cluster.kernel.terminal.completion import complete_failures
 from vllm_cluster.kernel.terminal.options import InventoryPath, Json
 from vllm_cluster.kernel.terminal.output import out
-from vllm_cluster.kernel.terminal.session import SETTINGS, Session
+from vllm_cluster.kernel.terminal.session import Session
+from vllm_cluster.kernel.terminal.settings import SETTINGS
 
-# As failures and findings are named; what is such a file is read as one.
-_NAME = re.compile(r"[a-z][a-z0-9]*(?:-[a-z0-9]+)*")
+# What can be meant as a file alone; any other word may name a failure, a finding or a model.
+_PATH = re.compile(r"^(-$|[/~]|\.{1,2}/)|\.(log|out|err|txt)(\.\d+)?(\.gz)?$")
 
 EXIT_UNREACHABLE = 4
 # By result; 0 for a cause, and for logs without a failure that they still have.
@@ -28,7 +29,7 @@ Files = Annotated[
     typer.Argument(
         metavar="FILE|NAME",
         help="Logs, also gzipped, or folders of them; - is standard input. Or the name of a failure or of a finding: "
-        "all that is known of it. Default: the logs of the cluster.",
+        "all that is known of it. Or a model that is served. Default: the logs of the cluster.",
         autocompletion=complete_failures,
     ),
 ]
@@ -46,18 +47,21 @@ def explain(
 ) -> None:
     """Name the first cause of a failure from logs."""
     if files and bundle:
-        raise UsageError("a bundle is of the cluster: FILE and --bundle exclude each other")
+        raise UsageError(
+            "a bundle is of the cluster: FILE and --bundle exclude each other",
+            hint="vcluster explain --bundle FILE\nvcluster explain FILE",
+        )
     with Session(inventory, as_json=as_json) as session:
         if bundle:
             _pack(session, bundle)
-        elif files and len(files) == 1 and _NAME.fullmatch(str(files[0])) and not files[0].exists():
-            _show(session, str(files[0]))
+        elif files and len(files) == 1 and not _PATH.search(str(files[0])) and not files[0].exists():
+            _named(session, str(files[0]))
         else:
             _explain(session, files or ())
 
 
-def _show(session: Session, name: str) -> None:
-    """Show the failure of that name, or those that a finding of that code shows beforehand."""
+def _named(session: Session, name: str) -> None:
+    """Show the failure of that name, or those that a finding of that code shows beforehand; else look at a model."""
     from vllm_cluster.features.explain.render_failure import failures_document, show_failures
     from vllm_cluster.kernel.explain.catalogue import CHECKED, FAILURES
     from vllm_cluster.kernel.inventory.words import nearest
@@ -65,15 +69,18 @@ def _show(session: Session, name: str) -> None:
     found = [FAILURES[name]] if name in FAILURES else [FAILURES[slug] for slug in CHECKED.get(name, ())]
     if not found:
         near = nearest(name, [*FAILURES, *CHECKED])
-        also = f"; did you mean {near}?" if near else ""
-        raise UsageError(
-            f"{name} is neither a file nor the name of a failure or of a finding{also}",
-            hint=command_line("vcluster", "explain", near or "FILE"),
-        )
+        if near or not session.has_inventory:
+            also = f"; did you mean {near}?" if near else ""
+            raise UsageError(
+                f"{name} is neither a file nor the name of a failure or of a finding{also}",
+                hint=command_line("vcluster", "explain", near or "FILE"),
+            )
+        _explain(session, (), name)
+        return
     session.show(lambda: failures_document(name, found), lambda: show_failures(found, color=SETTINGS.color))
 
 
-def _explain(session: Session, files: Sequence[Path]) -> None:
+def _explain(session: Session, files: Sequence[Path], model: str | None = None) -> None:
     from vllm_cluster.features.explain.render import explain_document, show_explained
     from vllm_cluster.kernel.events import Event
     from vllm_cluster.serving.explain import explain as explain_action
@@ -83,7 +90,7 @@ def _explain(session: Session, files: Sequence[Path]) -> None:
         verdict = explain_action.of_files(list(dict.fromkeys(files)), session.progress)
         found = explain_action.Explanation(verdict, {})
     else:
-        found = explain_action.of_cluster(session.load(), session.progress)
+        found = explain_action.of_cluster(session.load(), session.progress, model)
     for host, error in found.failures.items():
         session.progress(Event("failed", error.message, host))
     session.show(

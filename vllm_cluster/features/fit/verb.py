@@ -10,17 +10,16 @@ import typer
 from vllm_cluster.kernel.errors import UsageError
 from vllm_cluster.kernel.terminal.completion import complete_models
 from vllm_cluster.kernel.terminal.options import InventoryPath, Json
-from vllm_cluster.kernel.terminal.session import SETTINGS, Session
+from vllm_cluster.kernel.terminal.session import Session
+from vllm_cluster.kernel.terminal.settings import SETTINGS
 from vllm_cluster.serving.serve.verb import Dp, Ep
 
 if TYPE_CHECKING:
     from vllm_cluster.serving.fit.layouts import GpuPool, Workload
 
 EXIT_NOTHING_FITS = 3
-MIN_GPU_MEMORY = 10**9
-_SIZE = re.compile(r"(\d{1,6}(?:\.\d{1,6})?) ?([MGT])(I?)B?", re.ASCII)
-_POWER = {"M": 2, "G": 3, "T": 4}
-
+# More than any cluster has, and than a host.
+MAX_NODES, MAX_GPUS = 256, 64
 
 Model = Annotated[
     str | None,
@@ -40,10 +39,8 @@ Concurrency = Annotated[
 ]
 KvCacheDtype = Annotated[str, typer.Option("--kv-cache-dtype", metavar="TYPE", help="As for vLLM: auto, fp8, …")]
 GpuCount = Annotated[
-    int | None, typer.Option("--gpus", metavar="NUMBER", min=1, max=64, help="GPUs of a host, with --gpu-memory.")
-]
-Nodes = Annotated[
-    int | None, typer.Option("--nodes", metavar="NUMBER", min=1, max=256, help="Number of hosts, with --gpu-memory.")
+    str,
+    typer.Option("--gpus", metavar="[HOSTSx]NUMBER", help="With --gpu-memory: 8, or 2x8 for two hosts with 8 each."),
 ]
 GpuMemory = Annotated[
     str | None,
@@ -57,8 +54,7 @@ def fit(
     context: Context = 0,
     concurrency: Concurrency = 1,
     kv_cache_dtype: KvCacheDtype = "auto",
-    gpus: GpuCount = None,
-    nodes: Nodes = None,
+    gpus: GpuCount = "",
     gpu_memory: GpuMemory = None,
     dp: Dp = None,
     ep: Ep = False,
@@ -70,7 +66,7 @@ def fit(
 
         if model is None:
             raise UsageError("MODEL is missing", hint="vcluster fit meta-llama/Llama-3.1-8B-Instruct")
-        workload, given = _workload(context, concurrency, kv_cache_dtype), _gpus(gpus, nodes, gpu_memory)
+        workload, given = _workload(context, concurrency, kv_cache_dtype), _gpus(gpus, gpu_memory)
         from vllm_cluster.serving.fit import fit as fit_action
 
         found = fit_action.fit(model, workload, session.progress, given or session.load(), dp=dp or 1, experts=ep)
@@ -87,20 +83,16 @@ def _workload(context: int, concurrency: int, kv_dtype: str) -> Workload:
     return Workload(context, concurrency, kv_dtype)
 
 
-def _gpus(gpus: int | None, nodes: int | None, memory: str | None) -> GpuPool | None:
+def _gpus(gpus: str, memory: str | None) -> GpuPool | None:
+    from vllm_cluster.serving.fit.fit import gpu_memory_bytes
     from vllm_cluster.serving.fit.layouts import GpuPool
 
     if memory is None:
-        if gpus or nodes:
-            raise UsageError("--gpus and --nodes need --gpu-memory", hint="--gpus 8 --nodes 2 --gpu-memory 80GB")
+        if gpus:
+            raise UsageError("--gpus needs --gpu-memory", hint="--gpus 2x8 --gpu-memory 80GB")
         return None
-    return GpuPool((gpus or 1,) * (nodes or 1), gpu_memory_bytes(memory))
-
-
-def gpu_memory_bytes(text: str) -> int:
-    """Read `80GB` or `79.6GiB`."""
-    match = _SIZE.fullmatch(text.strip().upper())
-    found = round(float(match[1]) * (1024 if match[3] else 1000) ** _POWER[match[2]]) if match else 0
-    if found < MIN_GPU_MEMORY:
-        raise UsageError(f"--gpu-memory {text} is not a size of 1 GB or more", hint="write the unit: 80GB or 79.6GiB")
-    return found
+    found = re.fullmatch("(?:([0-9]{1,3})x)?([0-9]{1,2})", gpus or "1")
+    nodes, of_each = (int(found[1] or 1), int(found[2])) if found else (0, 0)
+    if not (1 <= nodes <= MAX_NODES and 1 <= of_each <= MAX_GPUS):
+        raise UsageError(f"--gpus must be a number of GPUs, or 2x8 for two hosts, got {gpus!r}", hint="--gpus 2x8")
+    return GpuPool((of_each,) * nodes, gpu_memory_bytes(memory))

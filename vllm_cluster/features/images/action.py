@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from vllm_cluster.features.images.use import ClusterImage, cluster_images, freed
 from vllm_cluster.kernel.assess import connect_all, each_usable, facts_of, reached
 from vllm_cluster.kernel.errors import VclusterError
-from vllm_cluster.kernel.events import Emit, Event, waiting
+from vllm_cluster.kernel.events import Emit, Event
 from vllm_cluster.kernel.facts.host_facts import HostFacts
 from vllm_cluster.kernel.hosts.connection import Fleet, HostConnection
 from vllm_cluster.kernel.hosts.runtime import SYSTEM, Runtime
@@ -45,7 +45,7 @@ def images(inventory: Inventory, emit: Emit, *, runtime: Runtime = SYSTEM) -> Fo
 def _look(inventory: Inventory, facts: Mapping[str, HostFacts]) -> Callable[[HostConnection], tuple[ClusterImage, ...]]:
     def look(connection: HostConnection) -> tuple[ClusterImage, ...]:
         # Of all owners: an image that anybody's container was made from is in use.
-        containers = connection.engine.containers(None)
+        containers = connection.docker.containers(None)
         return cluster_images(inventory.image, inventory.cluster, facts[connection.name].images, containers)
 
     return look
@@ -55,7 +55,7 @@ def _found(inventory: Inventory, fleet: Fleet, facts: Mapping[str, HostFacts]) -
     return fleet.all(_look(inventory, facts), facts)
 
 
-def prune(inventory: Inventory, emit: Emit, *, confirm: Confirm, wait: float = 0.0, runtime: Runtime = SYSTEM) -> int:
+def prune_images(inventory: Inventory, emit: Emit, *, confirm: Confirm, runtime: Runtime = SYSTEM) -> int:
     """Remove the cluster's images that are neither in use, nor desired, nor the previous ones; returns how many.
 
     Raises:
@@ -69,7 +69,7 @@ def prune(inventory: Inventory, emit: Emit, *, confirm: Confirm, wait: float = 0
         if found:
             _ask(found, confirm)
             with Lease(in_order(fleet, facts), inventory.cluster, "image prune") as lease:
-                lease.acquire(wait, waiting(emit))
+                lease.acquire()
                 # Others may have begun to use one of them.
                 now = _unused(_found(inventory, fleet, facts_of(inventory, fleet)))
                 found = {host: _both(found[host], now[host]) for host in found if host in now}
@@ -121,5 +121,5 @@ def _remove(connection: HostConnection, unused: _Unused, emit: Emit) -> None:
     for image in unused.images:
         for name in image.names or (image.id,):
             emit(Event("start", f"removing {name}", connection.name))
-            connection.engine.remove_image(name)
+            connection.docker.remove_image(name)
     emit(Event("done", f"removed {count(len(unused.images), 'image')}", connection.name))

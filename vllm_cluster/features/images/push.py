@@ -18,7 +18,7 @@ from vllm_cluster.kernel.events import Emit, Event
 from vllm_cluster.kernel.facts.host_facts import HostFacts
 from vllm_cluster.kernel.hosts.connection import Fleet, HostConnection
 from vllm_cluster.kernel.hosts.runtime import SYSTEM, Runtime
-from vllm_cluster.kernel.images.host_images import OneImage, held, name_there
+from vllm_cluster.kernel.images.host_images import OneImage, find_held_image, name_there
 from vllm_cluster.kernel.images.push import LOOPBACK, ImageSource, Stored
 from vllm_cluster.kernel.inventory import grammar
 from vllm_cluster.kernel.inventory.model import Host, HostSsh, Inventory
@@ -32,7 +32,7 @@ LOOK_SECONDS = 30.0
 COPIES = 2
 
 
-def push(
+def push_image(
     inventory: Inventory,
     emit: Emit,
     *,
@@ -80,9 +80,9 @@ def push(
 
 def _reference(image: str) -> str:
     try:
-        return grammar.image(image)
+        return grammar.image_reference(image)
     except ValueError as error:
-        raise UsageError(str(error)) from None
+        raise UsageError(str(error), hint="vcluster image ls") from None
 
 
 def _facts(
@@ -118,7 +118,7 @@ class _Naming:
 
     def announce(self, connection: HostConnection, image: Content) -> None:
         """Warn where the name means another image, which loses it."""
-        before = held(connection, self.name) if self.name else None
+        before = find_held_image(connection, self.name) if self.name else None
         if before is None or before.fingerprint == image.fingerprint:
             return
         text = f"{self.name} is taken from the image {before.id.removeprefix('sha256:')[:12]}"
@@ -130,7 +130,7 @@ def _find(inventory: Inventory, fleet: Fleet, name: str, source: str, facts: Map
     names = sorted(facts, key=lambda host: host != inventory.head_name)
     if source != LOCAL:
         for host in [source] if source else names:
-            if image := held(fleet.connections[host], name):
+            if image := find_held_image(fleet.connections[host], name):
                 return Stored(fleet.connections[host], image, inventory.hosts[host].address, name)
     asks_here = source in ("", LOCAL) and not is_other_local(inventory)
     if asks_here and (found := _local(inventory, fleet, name)):
@@ -153,9 +153,9 @@ def _local(inventory: Inventory, fleet: Fleet, name: str) -> Stored | None:
     version = connection.transport.run(argv, fleet.runtime.after(LOOK_SECONDS))
     if version.returncode:
         return None
-    connection.open_engine(version.text.strip())
+    connection.open_docker(version.text.strip())
     connection.may_change = True
-    image = held(connection, name)
+    image = find_held_image(connection, name)
     return Stored(connection, image, LOOPBACK, name) if image else None
 
 
@@ -165,7 +165,7 @@ def _lacking(fleet: Fleet, found: Stored, wanted: Sequence[str], naming: _Naming
     image = OneImage(found.image.id, [found.connection])
 
     def has(connection: HostConnection) -> bool:
-        there = held(connection, naming.name) if naming.name else None
+        there = find_held_image(connection, naming.name) if naming.name else None
         if there and there.fingerprint == found.image.fingerprint:
             return True
         if not (known := image.on(connection)):
@@ -203,7 +203,7 @@ def _send(found: Stored, fleet: Fleet, hosts: Mapping[str, HostFacts], naming: _
     if found.address == LOOPBACK and others:
         _send(found, fleet, {first: hosts[first]}, naming, inventory)
         connection = fleet.connections[first]
-        image = held(connection, OneImage(found.image.id, [found.connection]).on(connection))
+        image = find_held_image(connection, OneImage(found.image.id, [found.connection]).on(connection))
         if image is None:
             raise HostError(first, f"{found.name} is gone", hint="vcluster image push")
         there = Stored(connection, image, inventory.hosts[first].address, found.name)

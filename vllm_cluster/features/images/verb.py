@@ -8,7 +8,7 @@ import typer
 
 from vllm_cluster.kernel.terminal.completion import complete_hosts
 from vllm_cluster.kernel.terminal.exits import LEASE, READ
-from vllm_cluster.kernel.terminal.options import InventoryPath, Json, Wait, Yes
+from vllm_cluster.kernel.terminal.options import InventoryPath, Json, Yes
 from vllm_cluster.kernel.terminal.program import group
 from vllm_cluster.kernel.terminal.session import Session
 from vllm_cluster.kernel.terminal.verb import Verb
@@ -16,7 +16,7 @@ from vllm_cluster.kernel.terminal.verb import Verb
 IMAGE = {
     "ls": Verb(
         "Verbs",
-        "features.images.verb:ls",
+        "features.images.verb:image_ls",
         "Show the images that the cluster uses or used.",
         "The state is in-use, desired (the inventory names it), previous (kept, to return to) or unused.",
         ("vcluster image ls", "vcluster image ls --json"),
@@ -65,12 +65,12 @@ def push(
     """Bring an image to hosts that lack it, without a registry."""
     with Session(inventory, as_json=as_json, changes=True) as session:
         loaded = session.load()
-        from vllm_cluster.features.images.push import push as push_action
+        from vllm_cluster.features.images.push import push_image
 
-        push_action(loaded, session.emit, image=image or "", source=source, hosts=hosts or ())
+        push_image(loaded, session.emit, image=image or "", source=source, hosts=hosts or ())
 
 
-def ls(inventory: InventoryPath = None, as_json: Json = False) -> None:
+def image_ls(inventory: InventoryPath = None, as_json: Json = False) -> None:
     """Show the images that the cluster uses or used."""
     with Session(inventory, as_json=as_json) as session:
         loaded = session.load()
@@ -84,10 +84,10 @@ def ls(inventory: InventoryPath = None, as_json: Json = False) -> None:
             raise combine(dict(found.failures)).with_hosts(loaded.hosts)
 
 
-def prune(inventory: InventoryPath = None, as_json: Json = False, wait: Wait = 0.0, yes: Yes = False) -> None:
+def prune(inventory: InventoryPath = None, as_json: Json = False, yes: Yes = False) -> None:
     """Remove the cluster's images that nothing needs."""
     with Session(inventory, as_json=as_json, changes=True) as session:
         loaded = session.load()
-        from vllm_cluster.features.images.action import prune as prune_action
+        from vllm_cluster.features.images.action import prune_images
 
-        prune_action(loaded, session.emit, confirm=session.confirm(yes), wait=wait)
+        prune_images(loaded, session.emit, confirm=session.confirm(yes))

@@ -13,8 +13,10 @@ VERBS = {
         examples=(
             "vcluster init --host gpu1=10.0.0.11 --host gpu2=10.0.0.12",
             "vcluster init --from-ssh-config 'gpu*'",
+            "vcluster init --preset spark",
             "vcluster init --schema > inventory.schema.json",
         ),
         inventory=False,
+        bare={"--preset": "list"},
     ),
 }

@@ -11,7 +11,6 @@ import typer
 from vllm_cluster.kernel.shell_line import command_line
 from vllm_cluster.kernel.terminal.output import document, err, out
 from vllm_cluster.kernel.terminal.session import Session
-from vllm_cluster.kernel.versions import VLLM_IMAGE
 
 Hosts = Annotated[
     list[str] | None, typer.Option("--host", metavar="NAME[=ADDRESS]", help="A host and its address; repeatable.")
@@ -24,8 +23,12 @@ ClusterName = Annotated[
     str | None,
     typer.Option("--cluster", metavar="NAME", help="Name of the cluster. Default: the name of the folder of the file."),
 ]
-Image = Annotated[str, typer.Option(metavar="IMAGE", help="A vLLM image; vcluster up adds Ray where it has none.")]
-ModelCache = Annotated[str, typer.Option(metavar="FOLDER", help="Model cache folder on the hosts.")]
+Preset = Annotated[
+    str,
+    typer.Option(
+        "--preset", metavar="NAME", help="Begin with what NAME has: spark, two DGX Spark. Without a name: list them."
+    ),
+]
 Output = Annotated[
     Path, typer.Option("--output", "-o", metavar="FILE", help="The file to write; - is standard output.")
 ]
@@ -37,8 +40,7 @@ def init(
     hosts: Hosts = None,
     from_ssh_config: FromSshConfig = None,
     cluster: ClusterName = None,
-    image: Image = VLLM_IMAGE,
-    model_cache: ModelCache = "/data/huggingface",
+    preset: Preset = "",
     output: Output = Path("inventory.yaml"),
     force: Force = False,
     schema: Schema = False,
@@ -50,17 +52,20 @@ def init(
         document(json_schema(), indent=2)
         return
     with Session(None, as_json=False):
-        from vllm_cluster.features.init.action import write
+        from vllm_cluster.features.init.action import LIST, find_preset, write
+        from vllm_cluster.features.init.presets import PRESETS
         from vllm_cluster.kernel.text import count
 
+        if preset == LIST:
+            out("\n".join(f"{name:<8}{one.about}" for name, one in PRESETS.items()))
+            return
         written = write(
             hosts=hosts or [],
             pattern=from_ssh_config,
             cluster=cluster or _name(output),
-            image=image,
-            model_cache=model_cache,
             output=None if str(output) == "-" else output,
             force=force,
+            preset=find_preset(preset) if preset else None,
         )
         if written.output is None:
             out(written.text, end="")

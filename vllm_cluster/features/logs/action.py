@@ -23,7 +23,7 @@ SETTLE_SECONDS = 60.0
 Show = Callable[[Sequence[Line]], None]
 
 
-def logs(
+def show_logs(
     inventory: Inventory,
     asked: LogRequest,
     emit: Emit,
@@ -48,7 +48,7 @@ def logs(
         while (lines := merge.take(TURN_SECONDS)) is not None:
             quiet = not lines
             if is_error:
-                lines = [line for line in lines if is_error((line.host, line.source, line.rank), line.text)]
+                lines = [line for line in lines if is_error((line.host, line.source, *line[4:]), line.text)]
             if tail:
                 lines = [*tail.keep(lines), *(tail.rest() if quiet and asked.follow else ())]
             if lines:
@@ -65,15 +65,17 @@ def logs(
     if failures:
         raise combine(failures)
     if not any(one.ended for one in hosts):
-        _ensure_rank(asked, found=found)
+        _ensure_any(asked, found=found)
     return found
 
 
-def _ensure_rank(asked: LogRequest, *, found: bool) -> None:
-    if asked.rank is not None and not found:
+def _ensure_any(asked: LogRequest, *, found: bool) -> None:
+    numbers = (("rank", asked.rank), ("replica", asked.replica))
+    what = " of ".join(f"{name} {number}" for name, number in numbers if number is not None)
+    if what and not found:
         narrowed = " in which such lines are" if asked.grep or asked.since or asked.previous else ""
-        text = f"no host has a log of rank {asked.rank}{narrowed}: ranks count from 0, one for each GPU of the model"
-        raise VclusterError(text, hint="vcluster logs --vllm")
+        ranks = ": ranks count from 0, one for each GPU of the model" if asked.rank is not None else ""
+        raise VclusterError(f"no host has a log of {what}{narrowed}{ranks}", hint="vcluster logs --only vllm")
 
 
 def _refuse_none(hosts: Sequence[HostLogs]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -25,6 +26,8 @@ from vllm_cluster.wire.values import Count, Long, Name, between
 
 # One line of a file, escaped as JSON.
 MAX_ROW = 1 << 20
+# Each is remembered. Ray writes two for each process that it starts.
+MAX_FILES = 10_000
 
 
 class ContainerFeed:
@@ -32,7 +35,8 @@ class ContainerFeed:
 
     def __init__(self, node: NodeHandle, asked: LogRequest, merge: LogMerge, covered: Callable[[str], bool]) -> None:
         self._node, self._asked, self._merge, self._covered = node, asked, merge, covered
-        self._position, self._stamps, self._names = Position(), Stamps(), RankNames()
+        self._position, self._stamps = Position(), Stamps()
+        self._names: dict[int | None, RankNames] = defaultdict(RankNames)
         self._grep = asked.grep.encode()
         self._after = 0
 
@@ -50,14 +54,14 @@ class ContainerFeed:
             # Which process a rank is has been printed when it began.
             self._after, since = self._after or since or 0, None
         since = self._position.resume() or since
-        frames, streams = LogFrames(), self._node.connection.engine.streams
+        frames, streams = LogFrames(), self._node.connection.docker.streams
         with streams.log(self._node.name, since=since, until=until, follow=self._asked.follow) as pieces:
             begun()
             for piece in pieces:
                 try:
                     lines = self._chosen(self._position.fresh(frames.feed(piece)), offset)
                 except ValueError as error:
-                    raise HostError(self._node.host, f"logs: Docker's log cannot be read: {error}") from error
+                    raise HostError(self._node.host, f"logs: Docker's log cannot be read: {error}", again=()) from error
                 self._merge.put(self, lines)
 
     def _chosen(self, lines: Sequence[StampedLine], offset: int) -> list[Line]:
@@ -65,17 +69,17 @@ class ContainerFeed:
         asked = self._asked.rank
         chosen: list[Line] = []
         for stamp, raw in lines:
-            source, text = split_source(raw)
-            if source not in sources:
+            source, replica, text = split_source(raw)
+            if source not in sources or not self._asked.of(replica):
                 continue
-            rank = self._names.rank(text) if source == VLLM else None
+            rank = self._names[replica].rank(text) if source == VLLM else None
             if (grep and grep not in text) or (asked is not None and (rank != asked or stamps(stamp) < self._after)):
                 continue
             if not self._asked.polls and is_poll(source, text):
                 continue
             if text[:10] == b"(RayWorker" and (at := copied_from(text)) is not None and self._covered(at):
                 continue
-            chosen.append(Line(stamps(stamp) - offset, host, source, text.decode("utf-8", "replace"), rank))
+            chosen.append(Line(stamps(stamp) - offset, host, source, text.decode("utf-8", "replace"), rank, replica))
         return chosen
 
 
@@ -96,7 +100,7 @@ class FileFeed:
         asked |= {"offsets": self._offsets, "skip": self._skip}
         script = files("vllm_cluster.features.logs.on_host").joinpath("log_tail.py").read_text()
         argv = ["python3", "-c", script, json.dumps(asked)]
-        with self._node.connection.engine.streams.exec(self._node.name, argv) as running:
+        with self._node.connection.docker.streams.exec(self._node.name, argv) as running:
             frames, names = OutputFrames(), dict[int, _File]()
             for rows in _rows(self._node.host, frames, running.output()):
                 if not names:
@@ -104,13 +108,15 @@ class FileFeed:
                 self._merge.put(self, [line for row in rows if (line := self._line(row, names, offset))])
             if not self._asked.follow and (code := running.code()):
                 text = f"logs: the files of its ranks cannot be read: exit code {code}: {frames.errors()}"
-                raise CommandFailed(self._node.host, text, exit_code=code, stderr=frames.errors())
+                raise CommandFailed(self._node.host, text, exit_code=code, stderr=frames.errors(), again=())
 
     def _line(self, row: _Skipped | _File | _Row, names: dict[int, _File], offset: int) -> Line | None:
         if isinstance(row, _Skipped):
             self._skip = row.skip
             return None
         if isinstance(row, _File):
+            if len(names) >= MAX_FILES or len(self._offsets) >= MAX_FILES:
+                raise _unreadable(self._node.host, f"more than {MAX_FILES} files")
             names[row.file] = row
             return None
         number, at, end, text = row.line
@@ -165,7 +171,7 @@ def _rows(host: str, frames: OutputFrames, output: Iterator[bytes]) -> Iterator[
 
 
 def _unreadable(host: str, why: object) -> HostError:
-    return HostError(host, f"logs: what the program in its container printed cannot be read: {why}")
+    return HostError(host, f"logs: what the program in its container printed cannot be read: {why}", again=())
 
 
 def _row(line: bytes) -> _Skipped | _File | _Row:
@@ -255,7 +261,7 @@ class HostLogs:
     def _open(self) -> None:
         """Connect, find the node, and measure how far the host's clock is ahead."""
         open_node(self._inventory, self._connection)
-        self._offset = self._connection.engine.streams.clock_offset()
+        self._offset = self._connection.docker.streams.clock_offset()
         if self._asked.previous and (there := self._node.container()) and there.status == "running":
             self._until = int(there.started * SECOND)
         self._ready, self.failure = True, None
@@ -342,7 +348,7 @@ class HostLogs:
                 self._connection.transport.require_alive()
             except Unreachable:
                 self._connection.reconnect()
-                self._offset = self._connection.engine.streams.clock_offset()
+                self._offset = self._connection.docker.streams.clock_offset()
 
     def _warn_once(self, text: str) -> None:
         """Name the reason once for each time that the host is away."""

@@ -9,10 +9,13 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 SECOND = 1_000_000_000
-# The parts of a container's log, as --vllm and --ray choose them.
+# The parts of a container's log, as --only chooses them.
 NODE, GROUP, VLLM = "node", "ray", "vllm"
 # What the node program writes before each line.
 _MARKS = {b"[node] ": NODE, b"[nodes] ": NODE, b"[ray] ": GROUP, b"[vllm] ": VLLM}
+_OF_REPLICA = b"[vllm_"
+# A number of each is remembered, and a host may write any.
+MAX_REPLICAS = 4096
 # Ray copies what ranks print into the head's log, and leaves out what several of them print.
 _COPIED = re.compile(rb"\(RayWorker\w* pid=\d+(?:, ip=([0-9a-fA-F.:]+))?\) ")
 # What the node program, `status --watch` and a batch ask for, several times a minute.
@@ -20,13 +23,17 @@ _POLL = re.compile(rb'"GET /(?:health|metrics) HTTP/[0-9.]+" 200\b')
 
 
 class Line(NamedTuple):
-    """One line: when it was printed (nanoseconds since 1970 by this machine's clock), where, by what, and its text."""
+    """One line: when it was printed (nanoseconds since 1970 by this machine's clock), where, by what, and its text.
+
+    `replica` is that of the model, where it has several.
+    """
 
     at: int
     host: str
     source: str
     text: str
     rank: int | None = None
+    replica: int | None = None
 
 
 @dataclass(frozen=True)
@@ -43,26 +50,35 @@ class LogRequest:
     follow: bool = False
     # The lines of vLLM's access log about health and metrics, which vcluster itself asks for.
     polls: bool = False
+    replica: int | None = None
 
     @property
     def sources(self) -> frozenset[str]:
-        """The parts of a container's log; of a rank, vLLM's, where it prints into that."""
-        if self.rank is not None:
+        """The parts of a container's log; of a rank or a replica, vLLM's, where it prints into that."""
+        if self.rank is not None or self.replica is not None:
             return frozenset({VLLM})
         asked = {source for source, wanted in ((GROUP, self.group), (VLLM, self.vllm)) if wanted}
         return frozenset(asked or {NODE, GROUP, VLLM})
 
     @property
     def ranks(self) -> bool:
-        """Whether what the ranks print is read, from their own files."""
-        return self.vllm or not self.group
+        """Whether what the ranks print is read, from their own files, which a model of one replica has."""
+        return (self.vllm or not self.group) and not self.replica
+
+    def of(self, replica: int | None) -> bool:
+        """Whether lines of this replica are asked for; the only one is the first."""
+        return self.replica is None or self.replica == (replica or 0)
 
 
-def split_source(raw: bytes) -> tuple[str, bytes]:
-    """The part of a container's log that a line belongs to, and the line without that mark."""
-    end = raw.find(b"] ", 0, 8) + 2 if raw[:1] == b"[" else 0
-    source = _MARKS.get(raw[:end])
-    return (source, raw[end:]) if source else (NODE, raw)
+def split_source(raw: bytes) -> tuple[str, int | None, bytes]:
+    """The part of a container's log that a line belongs to, its replica, and the line without that mark."""
+    end = raw.find(b"] ", 0, 14) + 2 if raw[:1] == b"[" else 0
+    if source := _MARKS.get(raw[:end]):
+        return source, None, raw[end:]
+    number = raw[len(_OF_REPLICA) : end - 2] if raw.startswith(_OF_REPLICA) else b""
+    if number.isdigit() and int(number) < MAX_REPLICAS:
+        return VLLM, int(number), raw[end:]
+    return NODE, None, raw
 
 
 def copied_from(raw: bytes) -> str | None:

@@ -6,6 +6,8 @@ import re
 
 # What vLLM puts before each line of its processes: a worker's name grows once it knows its groups, its pid stays.
 _PROCESS = re.compile(rb"\((Worker|EngineCore)(?:_DP(\d{1,5}))?[A-Z0-9_]* pid=(\d{1,10})\) ")
+# Of one host and replica, also of starts before; a log may name any number of processes.
+MAX_RANKS = 1024
 _PREFIXES = (b"(Worker", b"(EngineCore")
 _JOINS = re.compile(rb"\bworld_size=(\d{1,6}) rank=(\d{1,6}) local_rank=(\d{1,6}) distributed_init_method=(\S{0,9})")
 # The first engine of a host prints its configuration: with this, each engine of a dense model counts its ranks alone.
@@ -36,5 +38,7 @@ class RankNames:
                 number = int(engine)
             elif world and not engine and self._first is not None and joins[4].startswith(_IN_HOST):
                 number += (self._first + local // world) * world
+            if len(self._ranks) >= MAX_RANKS:
+                self._ranks.pop(next(iter(self._ranks)))
             self._ranks[kind, pid] = number
         return self._ranks.get((kind, pid))

@@ -12,17 +12,19 @@ from vllm_cluster.kernel.text import printable
 # Those that can be read on black and on white.
 _COLOURS = (36, 32, 35, 33, 34, 96, 92, 95, 93, 94)
 _SOURCE_WIDTH = 6
+# The host of a line, what printed it, its rank and its replica.
+_Origin = tuple[str, str, int | None, int | None]
 
 
 class LogWriter:
     """Writes lines on standard output; on a terminal each host has its colour."""
 
     def __init__(self, hosts: Sequence[str], *, as_json: bool, color: str) -> None:
-        self._width = max(map(len, hosts), default=0)
+        self._width, self._source_width = max(map(len, hosts), default=0), _SOURCE_WIDTH
         self._colours = dict(zip(hosts, _COLOURS * (len(hosts) // len(_COLOURS) + 1), strict=False))
         self._color = wants_color(color, stdout=True)
-        self._prefixes: dict[tuple[str, str, int | None], Style] = {}
-        self._ends: dict[tuple[str, str, int | None], str] = {}
+        self._prefixes: dict[_Origin, Style] = {}
+        self._ends: dict[_Origin, str] = {}
         self._as_json = as_json
 
     def write(self, lines: Sequence[Line]) -> None:
@@ -34,23 +36,29 @@ class LogWriter:
 
     def _as_row(self, line: Line) -> str:
         """As JSON; what is the same of thousands of lines is encoded once, which makes a line twice as fast."""
-        at, host, source, text, rank = line
-        end = self._ends.get((host, source, rank))
+        at, host, source, text, rank, replica = line
+        end = self._ends.get((host, source, rank, replica))
         if end is None:
-            end = encoded({"host": host, "source": source, "rank": rank}).removeprefix("{")
-            self._ends[host, source, rank] = end
+            row = {"host": host, "source": source, "rank": rank, "replica": replica}
+            end = self._ends[host, source, rank, replica] = encoded(row).removeprefix("{")
         return f'{{"v": 1, "time": {round(at / 1e9, 6)!r}, "event": "log", "message": {encoded(text)}, {end}'
 
     def _as_text(self, line: Line) -> Sequence[str]:
-        _, host, source, text, rank = line
-        prefix = self._prefixes.get((host, source, rank)) or self._prefix(host, source, rank)
+        _, host, source, text, rank, replica = line
+        prefix = self._prefixes.get((host, source, rank, replica)) or self._prefix((host, source, rank, replica))
         return prefix, text if text.isprintable() else _shown(text), END
 
-    def _prefix(self, host: str, source: str, rank: int | None) -> Style:
+    def _prefix(self, origin: _Origin) -> Style:
+        host, source, rank, replica = origin
         name = source if rank is None else f"rank {rank}"
-        plain = f"{printable(host):<{self._width}} {printable(name):<{_SOURCE_WIDTH}} | "
+        if replica is not None:
+            name = f"replica {replica} {name}"
+            if len(name) > self._source_width:
+                self._source_width = len(name)
+                self._prefixes.clear()
+        plain = f"{printable(host):<{self._width}} {printable(name):<{self._source_width}} | "
         prefix = Style(f"\x1b[{self._colours.get(host, 37)}m{plain}\x1b[0m" if self._color else plain)
-        self._prefixes[host, source, rank] = prefix
+        self._prefixes[origin] = prefix
         return prefix
 
 

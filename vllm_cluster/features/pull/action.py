@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from vllm_cluster.features.pull.folder import Feeding
 from vllm_cluster.features.pull.follow import PullEnd, follow
-from vllm_cluster.features.pull.hosts import PullHosts, looked_at, remove, statuses
+from vllm_cluster.features.pull.hosts import PullHosts, looked_at, remove_pull, statuses
 from vllm_cluster.features.pull.known import find_model, proved_on
 from vllm_cluster.features.pull.plan import (
     NOTHING,
@@ -18,7 +18,7 @@ from vllm_cluster.features.pull.plan import (
     ensure_ports,
     ensure_room,
     plan_for,
-    summary,
+    summarize_plan,
     warn_of_stale,
     what,
 )
@@ -30,8 +30,17 @@ from vllm_cluster.kernel.hosts.runtime import SYSTEM, Runtime
 from vllm_cluster.kernel.inventory.model import Inventory
 from vllm_cluster.kernel.laptop import expanded
 from vllm_cluster.kernel.models import weights
-from vllm_cluster.kernel.plan.identity import Owner, cluster_id
-from vllm_cluster.kernel.plan.pull import MAKER, PULLED, REPOSITORY, HubModel, PullPlan, choose, has_weights, outside
+from vllm_cluster.kernel.plan.identity import Owner, decide_cluster_id
+from vllm_cluster.kernel.plan.pull import (
+    MAKER,
+    PULLED,
+    REPOSITORY,
+    HubModel,
+    PullPlan,
+    choose_files,
+    has_weights,
+    outside,
+)
 from vllm_cluster.kernel.shell_line import command_line
 from vllm_cluster.kernel.text import size
 from vllm_cluster.serving.fit.fit import host_token
@@ -42,7 +51,7 @@ ID_BYTES, KEY_BYTES = 8, 32
 ROUNDS = 3
 
 
-def pull(inventory: Inventory, emit: Emit, wanted: WantedModel, *, runtime: Runtime = SYSTEM) -> None:
+def pull_model(inventory: Inventory, emit: Emit, wanted: WantedModel, *, runtime: Runtime = SYSTEM) -> None:
     """Bring a model to every host; one that is being brought is looked at.
 
     Raises:
@@ -65,7 +74,7 @@ def bring_everywhere(hosts: PullHosts, wanted: WantedModel) -> None:
     raise VclusterError(f"{wanted.name}: other pulls came and went meanwhile", again=())
 
 
-def cancel(inventory: Inventory, emit: Emit, wanted: str = "", *, runtime: Runtime = SYSTEM) -> None:
+def cancel_pull(inventory: Inventory, emit: Emit, wanted: str = "", *, runtime: Runtime = SYSTEM) -> None:
     """Stop the pull that runs, where it is of the wanted model; what is on the disks stays for another pull.
 
     Raises:
@@ -77,7 +86,7 @@ def cancel(inventory: Inventory, emit: Emit, wanted: str = "", *, runtime: Runti
         if wanted and model and model != wanted:
             text = f"No pull of {wanted} runs: {model} is being pulled to {', '.join(there)}"
             raise Locked(text, hint=command_line("vcluster", "pull", model, "--cancel"))
-        remove(hosts, there)
+        remove_pull(hosts, there)
         text = f"Stopped the pull of {model or 'a model'}. What arrived is kept." if there else "No pull runs."
         emit(Event("result", text, data={"model": model, "changed": bool(there)}))
 
@@ -89,13 +98,13 @@ def _bring_once(hosts: PullHosts, wanted: WantedModel) -> bool:
     left = wanted.sent_from_here and any(one.unfed and one.model == wanted.model for one in there.values())
     if any(not one.over for one in there.values()) and not left:
         return _look_on(hosts, wanted, there)
-    remove(hosts, there)
+    remove_pull(hosts, there)
     via = wanted.via or hosts.inventory.head_name
     with hosts.fleet.runtime.pool(1) as pool:
         # Beside the hub's answer: most often every host has all of it.
         proved = None if wanted.source else pool.submit(proved_on, hosts, wanted)
         model = find_model(hosts, wanted, via)
-        brought = replace(model, files=choose(model.files)[0])
+        brought = replace(model, files=choose_files(model.files)[0])
         if proved and proved.result() == {(model.commit, digest_of(brought.files))}:
             _nothing_to_do(hosts, wanted, brought)
             return True
@@ -123,7 +132,7 @@ def bring(
     ensure_room(plan)
     ensure_ports(hosts, plan)
     token = host_token(hosts.inventory) if plan.downloads and not plan.model.origin else None
-    emit(Event("note", summary(plan), data={"commit": plan.model.commit, "size_bytes": plan.model.size}))
+    emit(Event("note", summarize_plan(plan), data={"commit": plan.model.commit, "size_bytes": plan.model.size}))
     if not has_weights(plan.model.files):
         emit(Event("warning", f"{wanted.name} has no weights: vLLM cannot serve it"))
     if not _start(hosts, plan, token):
@@ -166,7 +175,7 @@ def _start(hosts: PullHosts, plan: PullPlan, token: str | None) -> bool:
             reads = _reads(hosts.inventory, plan) if name == plan.chain[0] else ""
             asked.append(name)
             if not weights.create(fleet.connections[name], hosts.inventory, hosts.facts[name], labels, reads):
-                remove(hosts, asked, labels[MAKER])
+                remove_pull(hosts, asked, labels[MAKER])
                 return False
 
         def begin(connection: HostConnection) -> None:
@@ -178,14 +187,16 @@ def _start(hosts: PullHosts, plan: PullPlan, token: str | None) -> bool:
     except BaseException:
         # Also where the answer to the last one did not arrive.
         with suppress(VclusterError):
-            remove(hosts, asked, labels[MAKER])
+            remove_pull(hosts, asked, labels[MAKER])
         raise
     return True
 
 
 def _labels(hosts: PullHosts, plan: PullPlan, identity: str) -> dict[str, str]:
     inventory = hosts.inventory
-    owner = Owner(inventory.cluster, cluster_id(inventory, hosts.facts), inventory.hosts[inventory.head_name].address)
+    owner = Owner(
+        inventory.cluster, decide_cluster_id(inventory, hosts.facts), inventory.hosts[inventory.head_name].address
+    )
     return {**owner.labels, PULLED: json.dumps(plan.pulled), MAKER: identity}
 
 
@@ -213,7 +224,7 @@ def _finish(
         check = feeding.check if feeding else lambda: None
         ended = follow(hosts.fleet, hosts.inventory.cluster, names, hosts.emit, check)
     except VclusterError:
-        remove(hosts, names)
+        remove_pull(hosts, names)
         raise
     except KeyboardInterrupt:
         if feeding:
@@ -225,7 +236,7 @@ def _finish(
         _taken_away(hosts, wanted)
         return True
     reached = [name for name in names if name not in ended.lost]
-    remove(hosts, reached)
+    remove_pull(hosts, reached)
     _ensure_same(hosts, wanted, ended, plan)
     if not compare:
         _report(hosts, wanted, ended, plan)
@@ -237,7 +248,7 @@ def _taken_away(hosts: PullHosts, wanted: WantedModel) -> None:
     model = find_model(hosts, wanted, wanted.via or hosts.inventory.head_name)
     plan = plan_for(hosts, model, "", wanted.via or hosts.inventory.head_name)
     if plan.chain:
-        raise VclusterError(f"the pull of {wanted.name} was stopped; what arrived is kept")
+        raise VclusterError(f"the pull of {wanted.name} was stopped; what arrived is kept", again=())
     _result(hosts, wanted, f"{wanted.name} is on {_everywhere(hosts)}: {what(plan.model)}.", changed=True)
 
 

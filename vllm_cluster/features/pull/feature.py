@@ -9,7 +9,7 @@ from vllm_cluster.kernel.terminal.verb import Verb
 MODELS = {
     "ls": Verb(
         "Verbs",
-        "features.pull.models_verb:ls",
+        "features.pull.models_verb:models_ls",
         "Show which models each host has, and whether complete.",
         examples=("vcluster models", "vcluster models --json"),
         exits={1: "a host's cache cannot be read", **READ},

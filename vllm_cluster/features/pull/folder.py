@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import threading
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import NoReturn
 
@@ -16,7 +17,7 @@ from vllm_cluster.kernel.errors import PreflightFailed, UsageError
 from vllm_cluster.kernel.events import Event
 from vllm_cluster.kernel.laptop import cache_folder, expanded
 from vllm_cluster.kernel.plan.cached_model import cache_place, fitting_name
-from vllm_cluster.kernel.plan.pull import HubModel, choose, unfit_path
+from vllm_cluster.kernel.plan.pull import HubModel, choose_files, unfit_path
 from vllm_cluster.kernel.shell_line import command_line
 from vllm_cluster.kernel.text import count, size
 from vllm_cluster.wire.pull import HERE, CacheManifest, CacheRow, ModelFile
@@ -101,15 +102,17 @@ def _on_host(hosts: PullHosts, wanted: WantedModel, path: str, via: str) -> HubM
         # Docker would create it.
         raise PreflightFailed(
             f"{via}: pull: no such folder, or none that {connection.ssh or 'this user'} can see: {path}",
-            hint=command_line("ls", "-ld", path, str(Path(path).parent), on=via),
+            hint=command_line("stat", path, str(Path(path).parent), on=via),
         )
     hosts.emit(Event("phase", f"hashing {path}", via))
     files: list[ModelFile] = []
+    stamps: dict[str, str] = {}
     lost: list[tuple[str, str]] = []
 
     def see(row: CacheRow) -> None:
         if row.file:
             files.append(row.file)
+            stamps[row.file.path] = row.stamp
         elif row.lost:
             lost.append((row.lost, row.to))
         else:
@@ -125,10 +128,20 @@ def _on_host(hosts: PullHosts, wanted: WantedModel, path: str, via: str) -> HubM
     if not any(file.path == "config.json" for file in files):
         _refuse_no_model(via, path, files, _own_name(wanted))
     if (wrong := unfit_path(files)) is not None:
-        raise PreflightFailed(f"{via}: pull: {path}: a file's name cannot be on every host: {wrong[:80]!a}")
-    (chosen, others), files = choose(files), []
-    question("hash", list(chosen))
-    return HubModel(wanted.model, "", Url(""), (*files, *others), origin=path)
+        raise PreflightFailed(
+            f"{via}: pull: {path}: a file's name cannot be on every host: {wrong[:80]!a}",
+            hint=f"rename that file on {via}",
+        )
+    chosen, others = choose_files(files)
+    known = KnownHashes(cache_folder(), f"{hosts.facts[via].machine_id}:{path}")
+    same = [replace(file, blob=blob) for file in chosen if (blob := known.find(stamps[file.path]))]
+    left, files = [file for file in chosen if file.path not in {one.path for one in same}], []
+    if left:
+        question("hash", left)
+    for file in files:
+        known.keep(stamps[file.path], file.blob)
+    known.save()
+    return HubModel(wanted.model, "", Url(""), (*same, *files, *others), origin=path)
 
 
 def _refuse_links(via: str, path: str, lost: Sequence[tuple[str, str]], name: str) -> NoReturn:

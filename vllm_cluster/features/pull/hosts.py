@@ -16,8 +16,8 @@ from vllm_cluster.kernel.hosts.runtime import Runtime
 from vllm_cluster.kernel.images.supply import may_change
 from vllm_cluster.kernel.inventory.model import Inventory
 from vllm_cluster.kernel.models import weights
-from vllm_cluster.kernel.models.cache import ask
-from vllm_cluster.kernel.plan.identity import cluster_id, is_of_cluster
+from vllm_cluster.kernel.models.cache import ask_cache
+from vllm_cluster.kernel.plan.identity import decide_cluster_id, is_of_cluster
 from vllm_cluster.kernel.plan.pull import container_name
 from vllm_cluster.kernel.shell_line import command_line
 from vllm_cluster.kernel.text import count
@@ -39,7 +39,7 @@ class PullHosts:
 
     def ask(self, connection: HostConnection, asked: Mapping[str, object], kind: type[T], see: See = _IGNORE) -> T:
         """Ask the program beside one cache; `see` gets the lines before the last one."""
-        return ask(connection, self.inventory, self.facts[connection.name], asked, kind, see=see)
+        return ask_cache(connection, self.inventory, self.facts[connection.name], asked, kind, see=see)
 
 
 @contextmanager
@@ -72,7 +72,7 @@ def on_hosts(inventory: Inventory, fleet: Fleet, facts: Mapping[str, HostFacts],
 
 def _refuse_foreign(inventory: Inventory, facts: Mapping[str, HostFacts]) -> None:
     """Refuse while another cluster of this name pulls: the containers would have one name."""
-    name, identity = container_name(inventory.cluster), cluster_id(inventory, facts)
+    name, identity = container_name(inventory.cluster), decide_cluster_id(inventory, facts)
     for host, seen in facts.items():
         found = next((one for one in (*seen.containers, *seen.other_containers) if one.name == name), None)
         if found and not is_of_cluster(inventory, identity, found.labels):
@@ -86,10 +86,12 @@ def statuses(hosts: PullHosts) -> dict[str, weights.PullStatus]:
     return {name: one for name, one in found.items() if one.phase != "gone"}
 
 
-def remove(hosts: PullHosts, names: Sequence[str] | Mapping[str, object], made_by: str = "") -> None:
+def remove_pull(hosts: PullHosts, names: Sequence[str] | Mapping[str, object], made_by: str = "") -> None:
     """Remove the pull's containers of these hosts, or only those of the pull `made_by`."""
     if names:
-        hosts.fleet.all(lambda connection: weights.remove(connection, hosts.inventory.cluster, made_by), list(names))
+        hosts.fleet.all(
+            lambda connection: weights.remove_pull_container(connection, hosts.inventory.cluster, made_by), list(names)
+        )
 
 
 def refuse_running(hosts: PullHosts) -> None:
@@ -103,4 +105,4 @@ def refuse_running(hosts: PullHosts) -> None:
         model = next((one.model for one in there.values() if one.model), "")
         hint = command_line("vcluster", "pull", model or "--cancel")
         raise Locked(f"{model or 'a model'} is being pulled to {', '.join(running)}", hint=hint)
-    remove(hosts, there)
+    remove_pull(hosts, there)

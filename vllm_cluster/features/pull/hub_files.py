@@ -7,8 +7,9 @@ from typing import Any
 
 from vllm_cluster.kernel.errors import CommandFailed, PreflightFailed, Unreachable, VclusterError
 from vllm_cluster.kernel.hosts.connection import HostConnection
-from vllm_cluster.kernel.hosts.program import Place, python, run
+from vllm_cluster.kernel.hosts.program import Place, python, run_program
 from vllm_cluster.kernel.plan.pull import REPOSITORY, HubModel, through_folder, unfit_path
+from vllm_cluster.kernel.text import end_of
 from vllm_cluster.wire.pull import HubAnswer, ModelFile
 from vllm_cluster.wire.reading import RefusedDocument, convert
 from vllm_cluster.wire.values import Url
@@ -26,26 +27,35 @@ def ask_hub(connection: HostConnection, place: Place, question: Mapping[str, Any
         HostError: the program gave no answer.
     """
     program = python("features.pull.on_host", "hub_files", seconds=ASK_SECONDS)
-    ended = run(connection, program, place, connection.runtime.after(ASK_SECONDS + 10), question)
+    ended = run_program(connection, program, place, connection.runtime.after(ASK_SECONDS + 10), question)
     rows, host, model = ended.messages, connection.name, question["model"]
     last = next((row for row in rows if "commit" in row or "problem" in row), None)
     if last is None:
-        what = f"the image's huggingface_hub gave no answer: {ended.text[-300:]}"
-        raise CommandFailed(host, f"pull: {what}", exit_code=ended.code, stderr=ended.text[-300:])
+        end = end_of(ended.text, 300)
+        what = f"the image's huggingface_hub gave no answer: {end}"
+        raise CommandFailed(host, f"pull: {what}", exit_code=ended.code, stderr=end, again=())
     try:
         answer = convert(HubAnswer, last, model)
         files = tuple(convert(ModelFile, row, model) for row in rows if "path" in row)
     except RefusedDocument as refused:
-        raise PreflightFailed(f"{host}: pull: {model} lists what cannot be: {refused.field} {refused.why}") from None
+        raise PreflightFailed(
+            f"{host}: pull: {model} lists what cannot be: {refused.field} {refused.why}",
+            hint="vcluster pull ORG/NAME@REVISION",
+        ) from None
     if answer.problem:
         raise _refusal(host, question, answer)
     if not files:
         raise PreflightFailed(f"{host}: pull: {model} has no files", hint="check the name: ORG/NAME")
     wrong = next((file.path for file in files if not file.blob), unfit_path(files))
     if wrong is not None:
-        raise PreflightFailed(f"{host}: pull: {model} lists a file that cannot be: {wrong[:80]!a}")
+        raise PreflightFailed(
+            f"{host}: pull: {model} lists a file that cannot be: {wrong[:80]!a}", hint="vcluster pull ORG/NAME@REVISION"
+        )
     if not (answer.commit and REPOSITORY.fullmatch(answer.name)):
-        raise PreflightFailed(f"{host}: pull: {model} is listed as {answer.name[:80]!a}, or at no commit")
+        raise PreflightFailed(
+            f"{host}: pull: {model} is listed as {answer.name[:80]!a}, or at no commit",
+            hint="vcluster pull ORG/NAME@REVISION",
+        )
     return HubModel(answer.name, answer.commit, Url(answer.endpoint), files)
 
 

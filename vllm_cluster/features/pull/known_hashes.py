@@ -1,4 +1,4 @@
-"""Keeps the hashes of this machine's files: a folder that was pulled before is not read again, but for its changes."""
+"""Keeps the hashes of a folder's files: one that was pulled before is not read again, but for its changes."""
 
 from __future__ import annotations
 
@@ -32,10 +32,20 @@ def stamp(found: os.stat_result) -> str:
     return ":".join(map(str, parts))
 
 
+def settled(before: os.stat_result, after: os.stat_result, now: float) -> str:
+    """Return the stamp of a file that did not change from `before` it was read, nor shortly before; else nothing.
+
+    `now` is the time after it was read, in seconds.
+    """
+    is_old = before.st_ctime_ns < now * 1e9 - TICK_NANOSECONDS
+    return stamp(before) if is_old and stamp(before) == stamp(after) else ""
+
+
 class KnownHashes:
     """The hashes of the files of one folder, from one pull to the next; several threads may use it."""
 
-    def __init__(self, cache: Path, folder: Path) -> None:
+    def __init__(self, cache: Path, folder: Path | str) -> None:
+        """`folder` is one of this machine, or names one of a host."""
         name = hashlib.sha256(os.fsencode(folder)).hexdigest()[:16]
         self._file = cache / "hashes" / f"{name}.json"
         self._before: Mapping[str, str] = {}
@@ -44,21 +54,17 @@ class KnownHashes:
         with suppress(OSError, RefusedDocument):
             self._before = read(_Kept, self._file.read_bytes(), str(self._file), MAX_FILE).hashes
 
-    def find(self, found: os.stat_result) -> str | None:
-        """The hash of a file that is as it was when it was read; None where it must be read."""
-        known = self._before.get(stamp(found))
+    def find(self, stamped: str) -> str | None:
+        """Return the hash of a file that is as it was when it was read; None where it must be read."""
+        known = self._before.get(stamped)
         if known:
-            self._now[stamp(found)] = known
+            self._now[stamped] = known
         return known
 
-    def keep(self, before: os.stat_result, after: os.stat_result, sha256: str, now: float) -> None:
-        """Take a hash for the next time, where the file did not change from `before` it was read, nor shortly before.
-
-        `now` is the time after it was read, in seconds.
-        """
-        settled = before.st_ctime_ns < now * 1e9 - TICK_NANOSECONDS
-        if settled and stamp(before) == stamp(after):
-            self._now[stamp(before)] = sha256
+    def keep(self, stamped: str, sha256: str) -> None:
+        """Take a hash for the next time, where the file had settled when it was read."""
+        if stamped:
+            self._now[stamped] = sha256
 
     def save(self) -> None:
         """Write them for the next time; those of files that are gone are left out."""

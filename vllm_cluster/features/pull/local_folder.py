@@ -9,13 +9,14 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
-from vllm_cluster.features.pull.known_hashes import KnownHashes
-from vllm_cluster.kernel.clock import Clock
+from vllm_cluster.features.pull.known_hashes import KnownHashes, settled, stamp
+from vllm_cluster.kernel.clock import Clock, Deadline
 from vllm_cluster.kernel.errors import HostError, UsageError
 from vllm_cluster.kernel.hosts.connection import HostConnection
 from vllm_cluster.kernel.hosts.program import InNode, RemoteProgram, RunningProgram, start
-from vllm_cluster.kernel.plan.pull import FOLDER, choose, container_name, unfit_path
+from vllm_cluster.kernel.plan.pull import FOLDER, choose_files, container_name, unfit_path
 from vllm_cluster.kernel.shell_line import command_line
+from vllm_cluster.wire.programs import FedRow
 from vllm_cluster.wire.pull import ModelFile
 
 START_SECONDS = 60.0
@@ -45,9 +46,12 @@ def listed(folder: Path, name: str) -> tuple[ModelFile, ...]:
             ModelFile(str(path.relative_to(folder)), path.stat().st_size, "") for path in _visible(folder, name)
         )
     except OSError as error:
-        raise UsageError(f"{error.filename or folder}: {error.strerror}") from None
+        raise UsageError(
+            f"{error.filename or folder}: {error.strerror}",
+            hint=command_line("stat", str(error.filename or folder)),
+        ) from None
     if (wrong := unfit_path(files)) is not None:
-        raise UsageError(f"{folder}: a file's name cannot be on every host: {wrong[:80]!a}")
+        raise UsageError(f"{folder}: a file's name cannot be on every host: {wrong[:80]!a}", hint="rename that file")
     return files
 
 
@@ -61,13 +65,16 @@ def hashed(
     Raises:
         UsageError: one cannot be read.
     """
-    read, others = choose(files)
+    read, others = choose_files(files)
     try:
         with ThreadPoolExecutor(min(4, os.cpu_count() or 1)) as pool:
             hashes = pool.map(lambda file: _hash(folder / file.path, count, known, clock), read)
             return (*(replace(file, blob=blob) for file, blob in zip(read, hashes, strict=True)), *others)
     except OSError as error:
-        raise UsageError(f"{error.filename or folder}: {error.strerror}") from None
+        raise UsageError(
+            f"{error.filename or folder}: {error.strerror}",
+            hint=command_line("stat", str(error.filename or folder)),
+        ) from None
 
 
 def pull_line(source: object, name: str) -> str:
@@ -101,12 +108,12 @@ def _hash(path: Path, count: Callable[[int], None], known: KnownHashes, clock: C
     found = hashlib.sha256()
     with path.open("rb") as stream:
         before = os.fstat(stream.fileno())
-        if there := known.find(before):
+        if there := known.find(stamp(before)):
             return there
         while data := stream.read(PIECE):
             found.update(data)
             count(len(data))
-        known.keep(before, os.fstat(stream.fileno()), found.hexdigest(), clock.time())
+        known.keep(settled(before, os.fstat(stream.fileno()), clock.time()), found.hexdigest())
     return found.hexdigest()
 
 
@@ -120,18 +127,19 @@ def feed(connection: HostConnection, cluster: str, files: Sequence[ModelFile], f
     program = RemoteProgram("feed", ("python3", "-u", "-c", _FEED), changes=True)
     after = connection.runtime.after
     with start(connection, program, InNode(container_name(cluster)), after(START_SECONDS)) as there:
-        row = there.next(after(START_SECONDS))
+        row = _next(there, after(START_SECONDS))
         ready = after(READY_SECONDS)
-        while "have" not in row:
-            _ensure_taken(connection, row)
-            row = there.next(ready)
-        left = [(at, have) for at, (have, whole) in enumerate(zip(row["have"], row["whole"], strict=True)) if not whole]
+        while row.have is None:
+            row = _next(there, ready)
+        if not len(files) == len(row.have) == len(row.whole):
+            raise HostError(connection.name, f"pull: lists {len(row.have)} files of {len(files)}", again=())
+        left = [(at, have) for at, (have, whole) in enumerate(zip(row.have, row.whole, strict=True)) if not whole]
         for group in _groups(files, left):
             # What is wrong the host removes: an earlier run may have left it.
             again = [(at, 0) for at in _send_group(connection, there, files, folder, group)]
             if again and (wrong := _send_group(connection, there, files, folder, again)):
                 text = f"pull: {files[wrong[0]].path} has changed since it was hashed"
-                raise HostError(connection.name, text)
+                raise HostError(connection.name, text, again=())
 
 
 def _groups(files: Sequence[ModelFile], left: Iterable[tuple[int, int]]) -> Iterator[list[tuple[int, int]]]:
@@ -161,9 +169,8 @@ def _send_group(
         _send(folder / files[at].path, begin, size, there.send_bytes)
     wrong = []
     for at, _ in group:
-        row = there.next(connection.runtime.after(PLACE_SECONDS))
-        _ensure_taken(connection, row)
-        wrong += [at] if "wrong" in row else []
+        row = _next(there, connection.runtime.after(PLACE_SECONDS))
+        wrong += [at] if row.wrong is not None else []
     return wrong
 
 
@@ -175,11 +182,13 @@ def _send(path: Path, begin: int, left: int, put: Callable[[bytes], None]) -> No
                 put(data)
                 left -= len(data)
     except OSError as error:
-        raise UsageError(f"{path}: {error.strerror}") from None
+        raise UsageError(f"{path}: {error.strerror}", hint=command_line("stat", str(path))) from None
     if left:
-        raise UsageError(f"{path} has become shorter since it was hashed")
+        raise UsageError(f"{path} has become shorter since it was hashed", again=())
 
 
-def _ensure_taken(connection: HostConnection, row: dict[str, object]) -> None:
-    if "error" in row:
-        raise HostError(connection.name, f"pull: {row['error']}")
+def _next(there: RunningProgram, deadline: Deadline) -> FedRow:
+    row = there.read(FedRow, deadline)
+    if row.error is not None:
+        raise HostError(there.host, f"pull: {row.error}", again=())
+    return row

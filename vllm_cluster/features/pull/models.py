@@ -15,7 +15,7 @@ from vllm_cluster.kernel.inventory.model import Inventory
 from vllm_cluster.kernel.models.listed import CachedModel, parse_models
 from vllm_cluster.kernel.models.weights import status
 from vllm_cluster.kernel.plan.pull import container_name
-from vllm_cluster.kernel.text import count
+from vllm_cluster.kernel.text import count, end_of
 
 # Some seconds for each model: the size of one on a network file system is asked file by file.
 LIST_SECONDS = 300.0
@@ -76,5 +76,5 @@ def _read(inventory: Inventory, connection: HostConnection) -> tuple[CachedModel
         return parse_models(result.text)
     except ValueError as error:
         stderr = result.stderr.decode("utf-8", "replace").strip()
-        text = f"models: {error}: {stderr[-300:]}"
-        raise CommandFailed(connection.name, text, exit_code=result.returncode, stderr=stderr) from error
+        text = f"models: {error}: {end_of(stderr, 300)}"
+        raise CommandFailed(connection.name, text, exit_code=result.returncode, stderr=stderr, again=()) from error

@@ -9,7 +9,7 @@ from dataclasses import replace
 from vllm_cluster.features.pull.hosts import PullHosts, looked_at, statuses
 from vllm_cluster.kernel.assess import facts_of, require_name
 from vllm_cluster.kernel.errors import Locked, PreflightFailed, VclusterError
-from vllm_cluster.kernel.events import Emit, Event, waiting
+from vllm_cluster.kernel.events import Emit, Event
 from vllm_cluster.kernel.hosts.runtime import SYSTEM, Runtime
 from vllm_cluster.kernel.inventory.model import Inventory
 from vllm_cluster.kernel.lease.lease import Lease, in_order
@@ -25,14 +25,13 @@ from vllm_cluster.wire.pull import CacheSize
 from vllm_cluster.wire.reading import RefusedDocument
 
 
-def remove(
+def remove_model(
     inventory: Inventory,
     emit: Emit,
     *,
     model: str,
     hosts: Sequence[str] = (),
     confirm: Confirm,
-    wait: float = 0.0,
     runtime: Runtime = SYSTEM,
 ) -> int:
     """Remove a model from the caches of these hosts, or of all; returns the bytes that this freed.
@@ -52,7 +51,7 @@ def remove(
         if found:
             _ask(place, found, confirm)
             with Lease(in_order(there.fleet, there.facts), inventory.cluster, "models rm") as lease:
-                lease.acquire(wait, waiting(emit))
+                lease.acquire()
                 # Another person may have begun to serve or to pull it before the answer, also in a new container.
                 now = replace(there, facts=facts_of(inventory, there.fleet))
                 _refuse_used(now, place)
@@ -87,20 +86,20 @@ def _refuse_used(hosts: PullHosts, place: CachePlace) -> None:
 
 
 def _words(head: NodeHandle) -> list[str]:
-    """The words of what a head is asked to serve, and the model that it still serves after that was withdrawn.
+    """The words of what a head is asked to serve, and the models that it still serves after that was withdrawn.
 
     Raises:
         PreflightFailed: they cannot be read.
     """
     try:
-        order, serving = head.order(), head.state().serving
+        order, rows = head.order(), head.state().replicas
     except UnreadableStatus as error:
         raise PreflightFailed(error.message, hint="vcluster status") from error
     except RefusedDocument as refused:
         text = f"{head.host}: what is to be served cannot be read: {refused.why}"
         raise PreflightFailed(text, hint="vcluster stop") from refused
-    wanted = order.wanted if order else None
-    return [*(wanted.replica.leader.argv if wanted else ()), serving.model if serving else ""]
+    wanted = order.deployments if order else ()
+    return [*(word for one in wanted for word in one.replica.leader.argv), *(one.model for one in rows)]
 
 
 def _of_cache(hosts: PullHosts, host: str, place: CachePlace, do: str) -> CacheSize:
@@ -130,11 +129,11 @@ def _sizes(hosts: PullHosts, place: CachePlace, names: Sequence[str]) -> dict[st
 
 
 def _folder_meant(hosts: PullHosts, model: str, names: Sequence[str]) -> str:
-    """The question whether the folder of that name was meant, where there is one."""
+    """The question whether the folder of that name was meant, where there is one; else what lists the models."""
     with suppress(VclusterError):
         if "/" not in model and _sizes(hosts, cache_place(f"./{model}"), names):
             return f" Did you mean ./{model}?"
-    return ""
+    return " vcluster models lists what is there."
 
 
 def _ask(place: CachePlace, found: Mapping[str, int], confirm: Confirm) -> None:

@@ -8,14 +8,15 @@ import typer
 
 from vllm_cluster.features.pull.feature import MODELS
 from vllm_cluster.kernel.terminal.completion import complete_hosts, complete_models
-from vllm_cluster.kernel.terminal.options import InventoryPath, Json, Wait, Yes
+from vllm_cluster.kernel.terminal.options import InventoryPath, Json, Yes
 from vllm_cluster.kernel.terminal.program import group
-from vllm_cluster.kernel.terminal.session import SETTINGS, Session
+from vllm_cluster.kernel.terminal.session import Session
+from vllm_cluster.kernel.terminal.settings import SETTINGS
 
 app = group(MODELS, "Show and remove the models of the hosts. Without a verb: ls.", "ls")
 
 
-def ls(inventory: InventoryPath = None, as_json: Json = False) -> None:
+def models_ls(inventory: InventoryPath = None, as_json: Json = False) -> None:
     """Show which models the hosts have, and whether they are complete."""
     with Session(inventory, as_json=as_json) as session:
         loaded = session.load()
@@ -46,12 +47,11 @@ def rm(
     ] = None,
     inventory: InventoryPath = None,
     as_json: Json = False,
-    wait: Wait = 0.0,
     yes: Yes = False,
 ) -> None:
     """Remove a model from the hosts."""
     with Session(inventory, as_json=as_json, changes=True) as session:
         loaded = session.load()
-        from vllm_cluster.features.pull.models_remove import remove
+        from vllm_cluster.features.pull.models_remove import remove_model
 
-        remove(loaded, session.emit, model=model, hosts=hosts or (), confirm=session.confirm(yes), wait=wait)
+        remove_model(loaded, session.emit, model=model, hosts=hosts or (), confirm=session.confirm(yes))

@@ -15,17 +15,17 @@ from vllm_cluster.kernel.errors import PreflightFailed
 from vllm_cluster.kernel.events import Event
 from vllm_cluster.kernel.hosts.connection import HostConnection
 from vllm_cluster.kernel.hosts.program import RunningProgram
-from vllm_cluster.kernel.models.cache import LINE_SECONDS, place, running, taken
+from vllm_cluster.kernel.models.cache import LINE_SECONDS, locate_cache, running, taken
 from vllm_cluster.kernel.plan.pull import (
     SPARE,
     Held,
     HubModel,
     PullPlan,
-    choose,
+    choose_files,
     container_name,
-    make,
     place_of,
-    shared,
+    plan_pull,
+    share_writers,
 )
 from vllm_cluster.kernel.shell_line import command_line, listener_line
 from vllm_cluster.kernel.text import and_more, by_hosts, count, size
@@ -68,7 +68,7 @@ def ask_about(hosts: PullHosts, wanted: WantedModel, via: str) -> HubModel:
     hosts.emit(Event("phase", f"asking the hub for {wanted.name} from {via}"))
     question: dict[str, Any] = {"model": wanted.model, "revision": wanted.revision, "endpoint": endpoint}
     question["token"] = host_token(inventory)
-    found = ask_hub(hosts.fleet.connections[via], place(inventory, hosts.facts[via]), question)
+    found = ask_hub(hosts.fleet.connections[via], locate_cache(inventory, hosts.facts[via]), question)
     if found.name != wanted.model:
         # The cache names its folder after the word that is asked for: serve would look for the other one.
         now = replace(wanted, model=found.name).name
@@ -84,12 +84,12 @@ def plan_for(hosts: PullHosts, model: HubModel, reference: str, via: str, damage
     Raises:
         PreflightFailed: a cache cannot be written.
     """
-    plan = make(hosts.inventory, model, reference, _held(hosts, model, reference, damaged), via)
+    plan = plan_pull(hosts.inventory, model, reference, _held(hosts, model, reference, damaged), via)
     if not plan.chain:
         return plan
-    shares = shared(_seen(hosts, plan), via)
+    shares = share_writers(_seen(hosts, plan), via)
     held = {name: replace(one, shares=shares.get(name, "")) for name, one in plan.held.items()}
-    plan = make(hosts.inventory, model, reference, held, via)
+    plan = plan_pull(hosts.inventory, model, reference, held, via)
     if wrong := [name for name in plan.chain if not held[name].writable]:
         text = f"pull: {hosts.inventory.model_cache} cannot be written by the user of the containers"
         hint = command_line("stat", "-c", "%u:%g", hosts.inventory.model_cache, on=wrong[0])
@@ -101,7 +101,7 @@ def plan_for(hosts: PullHosts, model: HubModel, reference: str, via: str, damage
 
 def _held(hosts: PullHosts, model: HubModel, reference: str, damaged: Damaged) -> dict[str, Held]:
     """What each cache has of the files."""
-    files = choose(model.files)[0]
+    files = choose_files(model.files)[0]
     asked = {"do": "look", **place_of(model.name), "commit": model.commit, "reference": reference}
 
     def look(connection: HostConnection) -> Held:
@@ -218,7 +218,7 @@ def _brings(plan: PullPlan, missing: int) -> str:
     return f"downloads {size(missing)} from {plan.model.endpoint}"
 
 
-def summary(plan: PullPlan) -> str:
+def summarize_plan(plan: PullPlan) -> str:
     """The plan for people."""
     lines = [f"{plan.model.name}{f' {plan.reference}' if plan.reference else ''}: {what(plan.model)}"]
     for place_, name in enumerate(plan.chain):

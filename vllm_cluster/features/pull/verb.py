@@ -95,10 +95,10 @@ def pull(
             text = "--via local: this machine no longer downloads for the hosts"
             raise UsageError(text, hint=through_folder(wanted.model))
         if cancel:
-            action.cancel(loaded, session.emit, wanted.model)
+            action.cancel_pull(loaded, session.emit, wanted.model)
         elif verify:
             from vllm_cluster.features.pull.verify import verify as check
 
             check(loaded, session.emit, wanted)
         else:
-            action.pull(loaded, session.emit, wanted)
+            action.pull_model(loaded, session.emit, wanted)

@@ -22,7 +22,9 @@ IDLE_SECONDS = 2.0
 # A longer answer is read once the memory of all of them has room for it: those of 500 requests that have logprobs of
 # their prompts are gigabytes.
 FREE, MEMORY = 64 << 10, 64 << 20
-MAX_ERROR, MAX_METRICS = 1 << 20, 4 << 20
+MAX_MODELS, MAX_METRICS = 1 << 20, 4 << 20
+# As many may be open at once as answers, beside that memory.
+MAX_REFUSAL = 16 << 10
 POLL_SECONDS, PROBE_SECONDS = 2.0, 30.0
 # A node program that has just started writes its request a moment after its first status.
 STOPPED_SECONDS = 10.0
@@ -152,7 +154,7 @@ class ApiClient:
                 self.address.url + line.path, data=line.body, headers=self._key, timeout=limit
             ) as reply:
                 if reply.status != OK:
-                    return refusal(reply.status, await _beginning(reply, MAX_ERROR))
+                    return refusal(reply.status, await _beginning(reply, MAX_REFUSAL))
                 raw = await self._whole(reply, held)
         except (asyncio.TimeoutError, TimeoutError):
             return Outcome(NO_STATUS, f"no whole answer within {self._seconds:g} s")
@@ -202,7 +204,7 @@ def _kept(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return {name: value for name, value in pairs if name in _READ}
 
 
-def read_document(raw: bytes) -> dict[str, Any] | None:
+def _read_document(raw: bytes) -> dict[str, Any] | None:
     """Read what matters of a JSON object; None where it is none."""
     try:
         found = json.loads(raw.decode(), object_pairs_hook=_kept)
@@ -213,7 +215,7 @@ def read_document(raw: bytes) -> dict[str, Any] | None:
 
 def refusal(status: int, raw: bytes) -> Outcome:
     """Return the meaning of a reply with another status than 200."""
-    body = read_document(raw)
+    body = _read_document(raw)
     if body is None:
         return Outcome(status, raw.decode("utf-8", "replace").strip()[:500] or f"HTTP {status}")
     return Outcome(status, _message(body) or f"HTTP {status}", body)
@@ -221,7 +223,7 @@ def refusal(status: int, raw: bytes) -> Outcome:
 
 def judge(raw: bytes, content: str, names: frozenset[str]) -> Outcome:
     """Return whether a reply with status 200 is an answer: it has this list, and is of one of these models."""
-    body = read_document(raw)
+    body = _read_document(raw)
     if body is None:
         return Outcome(NO_STATUS, "the answer is not a JSON object")
     rows, model = body.get(content), body.get("model")
@@ -310,7 +312,7 @@ class NodeApi:
         self.model, self._generation = str(now["name"]), str(now["generation"])
         self._client.address = ApiAddress(str(now["host"]), int(now["port"]), self._key())
         try:
-            status, raw = await self._client.get("/v1/models", MAX_ERROR, PROBE_SECONDS)
+            status, raw = await self._client.get("/v1/models", MAX_MODELS, PROBE_SECONDS)
             if status != OK:
                 return f"HTTP {status}"
             self.names = frozenset(row["id"] for row in json.loads(raw)["data"])

@@ -28,7 +28,7 @@ CONTEXT_SECONDS = 10.0
 FOLDER = "vcluster-bench-"
 
 
-def bench(argv: list[str], folder: Path) -> dict[str, object]:
+def _run_bench(argv: list[str], folder: Path) -> dict[str, object]:
     """The result of one run."""
     main = importlib.import_module("vllm.entrypoints.cli.main").main
     result = folder / "result.json"
@@ -88,7 +88,7 @@ def main() -> None:
         version = importlib.import_module("vllm").__version__
         out.write(json.dumps({"vllm": version, "context": context(first["api"], first["key"])}) + "\n")
         while asked := json.loads(sys.stdin.readline() or "{}"):
-            out.write(json.dumps(bench(asked["argv"], folder)) + "\n")
+            out.write(json.dumps(_run_bench(asked["argv"], folder)) + "\n")
     out.write(json.dumps({"ended": True}) + "\n")
 
 

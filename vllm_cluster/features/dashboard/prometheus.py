@@ -41,13 +41,12 @@ class MetricsFiles:
     kept: tuple[str, ...]
 
 
-def metrics(
+def write_metrics(
     inventory: Inventory,
     cache: Path,
     folder: Path,
     *,
     target: str | None = None,
-    force: bool = False,
     runtime: Runtime = SYSTEM,
 ) -> MetricsFiles:
     """Write the files for the cluster's Prometheus; the key and the target always, the others where they are new.
@@ -68,7 +67,7 @@ def metrics(
     else:
         where, reached = target, True
     try:
-        written, kept = _write(folder, _contents(inventory.cluster, where, key), force=force)
+        written, kept = _write(folder, _contents(inventory.cluster, where, key))
     except OSError as error:
         found = meaning(error)
         raise UsageError(found.message, hint=found.hint) if found else error from None
@@ -83,10 +82,10 @@ def renew_keys(inventory: Inventory, cache: Path, key: str, emit: Emit) -> None:
         if not path.is_file():
             continue
         try:
-            _write(folder, {KEY: key}, force=True)
+            _write(folder, {KEY: key})
             emit(Event("note", f"{path} has the new key too"))
         except OSError as error:
-            again = command_line("vcluster", "metrics", "-o", str(folder))
+            again = command_line("vcluster", "dashboard", "--prometheus", str(folder))
             emit(Event("warning", f"{path} has the old key ({error.strerror}): {again}"))
 
 
@@ -111,20 +110,20 @@ def _note(inventory: Inventory, cache: Path, folder: Path) -> None:
 
 def _contents(cluster: str, target: str, key: str) -> dict[str, str]:
     """The text of each file."""
-    folder = files("vllm_cluster.features.metrics").joinpath("monitoring")
+    folder = files("vllm_cluster.features.dashboard").joinpath("monitoring")
     templates = {name: folder.joinpath(name).read_text(encoding="utf-8") for name in TEMPLATES}
     targets = [{"targets": [target], "labels": {"cluster": cluster}}]
     return {KEY: key, TARGETS: json.dumps(targets, indent=1) + "\n", **templates}
 
 
-def _write(folder: Path, contents: dict[str, str], *, force: bool) -> tuple[tuple[str, ...], tuple[str, ...]]:
+def _write(folder: Path, contents: dict[str, str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Write the files whole, the key for its owner alone; those that were written, and those that were kept."""
     folder.mkdir(parents=True, exist_ok=True)
     written, kept = list[str](), list[str]()
     for name, text in contents.items():
         path = folder / name
         there = path.read_text(encoding="utf-8", errors="replace") if path.exists() else None
-        if name in TEMPLATES and there not in (None, text) and not force:
+        if name in TEMPLATES and there not in (None, text):
             kept.append(name)
             continue
         if there != text or name == KEY:

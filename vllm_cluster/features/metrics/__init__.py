@@ -1,1 +1,0 @@
-"""Targets, rules and a dashboard for monitoring: `metrics`."""
