@@ -6,7 +6,7 @@ VENV := .venv
 unexport PYTHONDONTWRITEBYTECODE
 BIN := $(VENV)/bin
 
-.PHONY: demo test test-fast test-pythons promises faults lint fmt bench gpu generate pins release clean clean-all
+.PHONY: demo programs test test-fast test-pythons promises faults lint fmt bench gpu generate docs pins release clean clean-all
 
 # The main job, on two hosts made here: ends with an answer. Leaves the sandbox to play with.
 demo: $(VENV)/ready
@@ -14,30 +14,33 @@ demo: $(VENV)/ready
 	@scripts/demo.sh
 
 # Every check that a change must pass, in lanes beside each other. Made up: lint, types, unit, property and simulated
-# tests, while the sandbox is built. On real hosts: one course (up, serve, ask, kill a rank, replace, rollback, down),
+# tests, while the sandbox is built. On real hosts: one course (up, serve, ask, replace, kill a rank, rollback, down),
 # the commands of the pages, and a short test each of pull, image push, batch, explain and check; after them the
 # contract tests. Then alone what measures its own load. It names what it leaves for `make promises`, and ends with the
 # slowest: the whole should stay under 15 minutes.
-test: $(VENV)/ready
+test:
+	@$(MAKE) --no-print-directory --jobs 2 $(VENV)/ready programs
+	$(BIN)/python -m tests.run
+
+# Docker, and the programs that the contract tests talk to. One after the other: both may install with apt-get.
+programs:
 	@scripts/setup-docker.sh
 	@scripts/setup-sshd.sh
-	$(BIN)/python -m tests.run
+	@scripts/setup-slurm.sh
 
 # What needs neither Docker nor sshd and takes no time, in under a minute on two cores: the pure core and the units, and
 # of the simulation the two that meet most of it. The rest of it is in `make test`. Tests wait for programs that they
 # start, so there are more processes than cores.
 COURSES := tests/sim/test_everywhere.py tests/sim/test_machine.py
 test-fast: $(VENV)/ready
-	VCLUSTER_DEPTH=fast $(BIN)/pytest -n 4 --dist worksteal -m "not (deep or alone or slow)" tests/unit tests/property $(COURSES)
+	VCLUSTER_DEPTH=fast $(BIN)/pytest -n 4 --dist worksteal -m "not (deep or alone or slow)" {tests,vllm_cluster/features/*/tests}/{unit,property} $(COURSES)
 
 # The unit lane on each Python of pyproject.toml that this machine has; with ARGS="3.12" on some. Names what it lacks.
 test-pythons: $(VENV)/ready
 	$(BIN)/python -m tools.pythons $(ARGS)
 
 # Attacks every promise, all of it, and writes docs/promises.md; with ARGS="P31 P34" those of some promises.
-promises: $(VENV)/ready
-	@scripts/setup-docker.sh
-	@scripts/setup-sshd.sh
+promises: $(VENV)/ready programs
 	@scripts/setup-viewers.sh
 	$(BIN)/python -m tests.promises $(ARGS)
 
@@ -69,25 +72,36 @@ gpu: $(VENV)/ready
 	@[ -n "$(INVENTORY)" ] || { echo "name the inventory: make gpu INVENTORY=inventory.yaml" >&2; exit 2; }
 	$(BIN)/python -m tests.gpu $(INVENTORY) $(ARGS)
 
-# Writes what is made from the code: docs/reference with its JSON schemas, docs/failures.md, the example inventory, and
+# Writes what is made from the code: docs/reference with its JSON schemas and the failures, the example inventory, and
 # the golden messages of tests/fixtures/messages.
 generate: $(VENV)/ready
 	$(BIN)/python -m tools.generate
+
+# Makes a site of the pages in build/site, which works without a web server and without internet: open its index.html.
+# A link that leads nowhere ends it.
+docs: $(VENV)/docs
+	$(BIN)/python -m tools.website
 
 # Renews the pinned wheels of Ray (vllm_cluster/kernel/images/pins), for each Python and processor: by pip, in minutes.
 pins: $(VENV)/ready
 	$(BIN)/python -m tools.pins
 
-# Builds wheel and sdist in dist/, checks them, and uses the wheel from an empty environment; uploads nothing.
+# Builds wheel and sdist in dist/, checks them, uses the wheel from an empty environment, and installs it by uv, uvx and
+# pipx; writes what it needs (SBOM) and SHA256SUMS beside it; uploads nothing.
 # With ARGS=--demo the main job runs from the wheel too, which needs Docker and minutes.
 release: $(VENV)/ready
+	@$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev,release]'
 	$(BIN)/python -m tools.release $(ARGS)
 
+# Python compiles what it imports, 3 of 11 s of processor time; pip would compile all of it, in one process.
 $(VENV)/ready: pyproject.toml constraints.txt
 	@echo "installing vcluster and its tools in $(VENV)"
 	@$(PYTHON) -m venv $(VENV)
-	@$(BIN)/python -m pip install --quiet --upgrade pip
-	@$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	@$(BIN)/python -m pip install -qq --no-compile --constraint constraints.txt --editable '.[dev]'
+	@touch $@
+
+$(VENV)/docs: $(VENV)/ready
+	@$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[docs]'
 	@touch $@
 
 # Removes the sandbox's hosts; what was built stays for the next time.

@@ -26,7 +26,7 @@ vcluster status
 step vcluster complete "'The cluster answers:'" --max-tokens 24 --temperature 0
 vcluster complete 'The cluster answers:' --max-tokens 24 --temperature 0
 
-printf '\nTP=2 × PP=2 over two hosts answered %d s after the first of these commands. The model is random: so are its words.\n' $(($(date +%s) - started))
+printf '\nTP=2 × PP=2 over two hosts answered %d s after the first of these commands. The model is tiny: it knows 75 words.\n' $(($(date +%s) - started))
 # Whoever named a folder removes the sandbox, and has no make there.
 if [ $# -gt 0 ]; then exit; fi
 cat <<'END'

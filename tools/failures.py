@@ -23,13 +23,13 @@ SUBJECTS = {
 HEAD = """# Failures
 
 How a cluster of several hosts fails, as its users reported it: what is seen, why, and what repairs it. The names \
-are those that `vcluster explain` prints; `docs/failures.md#failure-71` leads to the one that had that number.
+are those that `vcluster explain` prints; `docs/reference/failures.md#failure-71` leads to the one that had that number.
 
 A **symptom** has many causes, and its line does not show which: `vcluster explain` then calls it a symptom, and names \
 where the cause is written.
 
-*Found by* is the code of the finding with which [`vcluster check`](check.md) shows it before anything is loaded, \
-or the verb that refuses it. *Explained* is the log by which tests hold that [`vcluster explain`](explain.md) names \
+*Found by* is the code of the finding with which [`vcluster check`](../check.md) shows it before anything is loaded, \
+or the verb that refuses it. *Explained* is the log by which tests hold that [`vcluster explain`](../explain.md) names \
 it: **produced** by breaking a real cluster in that way (`tests/fixtures/logs`), **reported** by the user of another \
 in the thread that is named, **worded** as the program that is named writes it, or in the **corpus** \
 (`tests/fixtures/corpus`). Where no log can show it, the reason is there.

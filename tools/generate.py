@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
-from tests.support import json_schemas, messages
-from tools import failures, inventory, reference, security
+from tests.support import messages
+from tools import failures, inventory, json_schemas, reference, security
 
 ROOT = Path(__file__).parents[1]
 
 PAGES: Mapping[str, Callable[[], str]] = {
     "SECURITY.md": security.page,
-    "docs/failures.md": failures.page,
+    "docs/reference/failures.md": failures.page,
     "docs/inventory.schema.json": inventory.schema,
     "docs/reference/checks.md": reference.checks,
     "docs/reference/commands.md": reference.commands,

@@ -16,8 +16,10 @@ import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
+from tests.support.lanes import everywhere
+
 ROOT = Path(__file__).parents[1]
-LANE = ["-q", "-p", "no:cacheprovider", "-m", "not (deep or alone or slow)", "tests/unit"]
+LANE = ["-q", "-p", "no:cacheprovider", "-m", "not (deep or alone or slow)", *everywhere("unit")]
 INSTALL_SECONDS, LANE_SECONDS = 900, 1800
 # What some of them need, and images have.
 OF_IMAGES = (

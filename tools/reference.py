@@ -8,8 +8,9 @@ from typing import Any, get_args
 
 import typer
 
-from tests.support.json_schemas import DOCUMENTS, schemas
-from vllm_cluster.cli.app import NAME, app
+from tests.support.json_schemas import DOCUMENTS
+from tools.json_schemas import schemas
+from vllm_cluster.cli.app import app
 from vllm_cluster.cli.verbs import VERBS
 from vllm_cluster.features.images.verb import IMAGE
 from vllm_cluster.features.pull.feature import MODELS
@@ -34,12 +35,13 @@ EXIT_CODES = {
     124: "`status --wait`: timed out",
     130: "interrupted; completed steps are kept",
 }
+NAME = "vcluster"
 # Of verbs, in a cell of a table.
 MAX_NAMED = 12
 OF_COMMANDS = (
     "other",
     "that of the command that was run; 255: ssh could not connect",
-    "`exec`, `tunnel -- COMMAND`",
+    "`exec`",
 )
 EVENTS = {
     "phase": "a phase of the verb has begun",
@@ -76,7 +78,7 @@ def commands() -> str:
     ]
     group = typer.main.get_command(app)
     common: dict[str, tuple[str, str]] = {}
-    for path, verb, params in _verbs(group):
+    for path, verb, params in every_verb(group):
         options = [one for one in params if one.param_type_name == "option" and not one.hidden]
         common |= {one.name: option_row(one) for one in options if one.name in COMMON}
         lines += _verb(path, verb, params, [option_row(one) for one in options if one.name not in COMMON])
@@ -90,21 +92,21 @@ def commands() -> str:
 
 def _exceptions(group: Any) -> Iterator[str]:
     """The verbs that lack an option of the others."""
-    verbs = [(path.removeprefix(f"{NAME} "), {one.name for one in params}) for path, _, params in _verbs(group)]
+    verbs = [(path.removeprefix(f"{NAME} "), {one.name for one in params}) for path, _, params in every_verb(group)]
     for name, option in (("inventory", "--inventory"), ("as_json", "--json")):
         without = [f"`{path}`" for path, known in verbs if name not in known]
         yield f"- Without `{option}`: {', '.join(without)}."
 
 
-def _verbs(group: Any) -> Iterator[tuple[str, Verb, list[Any]]]:
+def every_verb(group: Any) -> Iterator[tuple[str, Verb, list[Any]]]:
     """The path, the help and the parameters of each verb; those of a group are below it."""
     context = typer.Context(group, info_name=NAME)
     for name, verb in VERBS.items():
         command = group.get_command(context, name)
-        if name not in GROUPS:
+        below = verb.verbs or GROUPS.get(name, {})
+        if not below:
             yield f"{NAME} {name}", verb, _params(command)
-            continue
-        for inner, own in GROUPS[name].items():
+        for inner, own in below.items():
             one = command.get_command(typer.Context(command), inner)
             yield f"{NAME} {name} {inner}", own, _params(one)
 
@@ -141,7 +143,7 @@ def exit_codes() -> str:
         "that changes one names it in [CHANGELOG.md](../../CHANGELOG.md).",
         "",
     ]
-    verbs = [(path.removeprefix(f"{NAME} "), verb.exits) for path, verb, _ in _verbs(typer.main.get_command(app))]
+    verbs = [(path.removeprefix(f"{NAME} "), verb.exits) for path, verb, _ in every_verb(typer.main.get_command(app))]
     rows = [
         (str(code), what, _of([name for name, exits in verbs if code and code in exits]))
         for code, what in EXIT_CODES.items()
@@ -201,7 +203,7 @@ def json_index() -> str:
 
 def _with_events() -> list[str]:
     """The commands that write events with --json."""
-    verbs = _verbs(typer.main.get_command(app))
+    verbs = every_verb(typer.main.get_command(app))
     known = [path.removeprefix(f"{NAME} ") for path, _, params in verbs if any(one.name == "as_json" for one in params)]
     return [*(name for name in known if name not in DOCUMENTS), "status --wait"]
 
@@ -239,7 +241,7 @@ def checks() -> str:
         "# Checks",
         "",
         "The codes of the findings of [`vcluster check`](../check.md), which are `code` in its JSON. The failures are "
-        "[those](../failures.md) that a check finds before anything is loaded.",
+        "[those](failures.md) that a check finds before anything is loaded.",
         "",
     ]
     codes = ((f"`{code}`", why, ", ".join(map(_failure, CHECKED.get(code, ())))) for code, why in CODES.items())
@@ -249,7 +251,7 @@ def checks() -> str:
 
 
 def _failure(slug: str) -> str:
-    return f"[{slug}](../failures.md#{slug})"
+    return f"[{slug}](failures.md#{slug})"
 
 
 def _table(head: str, rows: Iterable[Iterable[str]]) -> Iterator[str]:

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 from docker.client import DockerClient
 from docker.errors import NotFound
@@ -16,7 +18,7 @@ from docker.models.containers import Container
 
 from vcluster_sandbox.containers import create, remove, rights, wait_for_engine
 from vcluster_sandbox.images import base_tag, ensure_base
-from vcluster_sandbox.local_docker import File, Report, execute, put
+from vcluster_sandbox.local_docker import File, Report, connect, execute, put
 from vcluster_sandbox.names import CPU_IMAGE, LABEL, MODEL, ROOT, VOLUME, files_below, recipe_key
 from vcluster_sandbox.wheels import ensure_wheels
 from vllm_cluster.kernel.images.recipes import recipe
@@ -28,6 +30,36 @@ _BUILD_S = 1800
 def golden_folder() -> str:
     """The golden data of this recipe, in the volume."""
     return f"{ROOT}/golden/{recipe_key(recipe('cpu'), base_tag('cpu'), CPU_IMAGE, MODEL)}"
+
+
+@contextmanager
+def parts_ahead(engine: DockerClient, report: Report) -> Iterator[None]:
+    """Get what `ensure_golden` starts from while the block runs, on an engine that never had a sandbox.
+
+    Each part waits for the network by itself. An error of the block comes after their end: what they made is kept.
+    """
+    if _had_a_sandbox(engine):
+        yield
+        return
+    with ThreadPoolExecutor(2) as pool:
+        parts: list[Future[Any]] = [pool.submit(ensure_wheels, report), pool.submit(_base_ahead, report)]
+        yield
+        for part in parts:
+            part.result()
+
+
+def _had_a_sandbox(engine: DockerClient) -> bool:
+    try:
+        engine.volumes.get(VOLUME)
+    except NotFound:
+        return False
+    return True
+
+
+def _base_ahead(report: Report) -> None:
+    # A client of its own: that of the block is in use.
+    with closing(connect()) as engine:
+        ensure_base(engine, "cpu", report)
 
 
 def ensure_golden(engine: DockerClient, image: str, report: Report) -> str:

@@ -13,10 +13,11 @@ from docker.errors import APIError, DockerException, NotFound
 from vcluster_sandbox import folder as files
 from vcluster_sandbox import hosts as machines
 from vcluster_sandbox.containers import in_volume, remove, rights
-from vcluster_sandbox.golden import ensure_golden, golden_folder
+from vcluster_sandbox.golden import ensure_golden, golden_folder, parts_ahead
 from vcluster_sandbox.images import ensure_host, host_tag
 from vcluster_sandbox.local_docker import Report, connect
 from vcluster_sandbox.names import LABEL, LABEL_RECIPE, VOLUME, Sandbox, host_names
+from vcluster_sandbox.progress import steady
 from vcluster_sandbox.wheels import cache_folder
 from vllm_cluster.kernel.errors import UsageError, VclusterError
 
@@ -31,15 +32,16 @@ def up(*, hosts: int, gpus: int, folder: Path, report: Report) -> Path:
     """
     if not 1 <= hosts <= _MAX_HOSTS or not 1 <= gpus <= _MAX_GPUS:
         raise UsageError(f"a sandbox has 1 to {_MAX_HOSTS} hosts of 1 to {_MAX_GPUS} GPUs, not {hosts} of {gpus}")
-    report("looking for the images and hosts of the sandbox")
-    with closing(connect()) as engine, _alone(), _docker_errors():
+    with steady(report) as reported, closing(connect()) as engine, _alone(), _docker_errors():
+        reported("looking for the images and hosts of the sandbox")
         folder.mkdir(parents=True, exist_ok=True)
-        return _up(engine, Sandbox(folder), hosts, gpus, report)
+        return _up(engine, Sandbox(folder), hosts, gpus, reported)
 
 
 def _up(engine: DockerClient, sandbox: Sandbox, count: int, gpus: int, report: Report) -> Path:
     public_key = files.ensure_key(sandbox.folder)
-    image = ensure_host(engine, report)
+    with parts_ahead(engine, report):
+        image = ensure_host(engine, report)
     recipe = f"{host_tag()} {golden_folder()}"
     names = host_names(count)
     found = machines.found(engine, sandbox)
