@@ -1,0 +1,240 @@
+"""Serves layouts with vcluster and by hand, one after the other on the same hosts, and measures both.
+
+`python -m tests.gpu.beside INVENTORY -o REPORT --layouts mp-pp2,mp-tp2`, after `vcluster up`; writes REPORT.json. By
+hand is `vllm serve` as a person types it, in the same containers, without key or front.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+import time
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tests.gpu.__main__ import show_progress, words
+from tests.gpu.cluster import Cluster, Failed, opened
+from tests.gpu.report import Report
+
+# Ports of the engine by hand, and of the host that leads it.
+HAND_PORT, HAND_MASTER = 8900, 29600
+START_SECONDS, END_SECONDS = 300.0, 40.0
+KEYS = ("output_throughput", "median_ttft_ms", "median_tpot_ms", "p99_ttft_ms", "completed", "failed")
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The same layout in both spellings."""
+
+    ours: tuple[str, ...]
+    hand: tuple[str, ...]
+    ray: bool = False
+    one: bool = False  # one host of the cluster
+    loads: tuple[int, ...] = (16, 256)
+    direct: bool = False  # the engine's own port too, in turns with the front
+
+
+# The flags of a person's line; of each host's rank and of the head's address more is added.
+TP, PP, DP, EP = (
+    "--tensor-parallel-size",
+    "--pipeline-parallel-size",
+    "--data-parallel-size",
+    "--enable-expert-parallel",
+)
+LAYOUTS = {
+    "one": Layout(("--tp", "1", "--pp", "1"), (TP, "1"), one=True, loads=(16, 256, 512), direct=True),
+    "ray-pp2": Layout(("--tp", "1", "--pp", "2", "--backend", "ray"), (TP, "1", PP, "2"), ray=True),
+    "mp-pp2": Layout(("--tp", "1", "--pp", "2", "--backend", "mp"), (TP, "1", PP, "2")),
+    "mp-tp2": Layout(("--tp", "2", "--pp", "1", "--backend", "mp"), (TP, "2", PP, "1")),
+    "tp2-ep": Layout(("--tp", "2", "--pp", "1", "--ep", "--backend", "mp"), (TP, "2", PP, "1", EP), loads=(16, 64)),
+    "dp2-ep": Layout(("--dp", "2", "--ep"), (TP, "1", DP, "2", EP), loads=(16, 64)),
+}
+
+# Every round in one process, since vLLM's import takes longer than a round.
+ROUNDS = """
+import argparse, contextlib, json, os, sys
+from vllm.benchmarks.serve import add_cli_args, main
+for spec in json.loads(sys.argv[1]):
+    key = spec.pop("key_file")
+    os.environ["OPENAI_API_KEY"] = open(key).read().strip() if key else "none"
+    parser = argparse.ArgumentParser()
+    add_cli_args(parser)
+    args = parser.parse_args([*(f"--{k}={v}" for k, v in spec.items()), "--ignore-eos", "--disable-tqdm"])
+    with contextlib.redirect_stdout(sys.stderr):
+        found = main(args)
+    print("ROUND", json.dumps({k: v for k, v in found.items() if isinstance(v, (int, float))}), flush=True)
+"""
+
+# Where our engine listens itself, and the key that it wants, from its process.
+ENGINE = """
+import pathlib, re
+for path in pathlib.Path("/proc").glob("[0-9]*/cmdline"):
+    words = path.read_bytes().decode(errors="replace").split("\\0")
+    if "serve" not in words[:4] or "--headless" in words:
+        continue
+    port = next((w.partition("=")[2] for w in words if w.startswith("--port=")), "")
+    port = port or (words[words.index("--port") + 1] if "--port" in words else "")
+    env = dict(pair.split("=", 1) for pair in (path.parent / "environ").read_text().split("\\0") if "=" in pair)
+    if port:
+        print(port, env.get("VCLUSTER_API_KEY_FILE", ""))
+"""
+
+# A session of its own, so that one signal reaches all that it starts.
+HAND = 'echo $$ >/tmp/by-hand.pid; exec vllm serve "$@" >/tmp/by-hand.log 2>&1 </dev/null'
+END = """
+pid=$(cat /tmp/by-hand.pid) || exit 0
+kill -TERM "$pid" 2>/dev/null
+for i in $(seq "$1"); do kill -0 -- "-$pid" 2>/dev/null || exit 0; sleep 0.5; done
+kill -KILL -- "-$pid"
+"""
+READY = """
+import json, sys, urllib.request
+body = json.dumps({"model": sys.argv[2], "prompt": "The cluster is", "max_tokens": 4}).encode()
+url, kind = f"http://127.0.0.1:{sys.argv[1]}/v1/completions", {"Content-Type": "application/json"}
+asked = urllib.request.Request(url, body, kind)
+json.load(urllib.request.urlopen(asked, timeout=30))
+"""
+
+
+@dataclass
+class Beside:
+    """One run over a cluster that is up."""
+
+    cluster: Cluster
+    options: argparse.Namespace
+    report: Report
+    seed: int = field(default=0)
+
+    def layout(self, name: str) -> dict[str, Any]:
+        """Both, one after the other; what one cannot do is in its place.
+
+        Raises:
+            Failed: neither could be measured.
+        """
+        layout = LAYOUTS[name]
+        found: dict[str, Any] = {}
+        for side, measure in (("ours", self._ours), ("by hand", self._hand)):
+            try:
+                found[side] = measure(layout)
+            except Failed as error:
+                found[side] = {"failed": str(error)[-1500:]}
+            self.report.keep(name, found)
+            show_progress(f"{name} {side}: {json.dumps(found[side])[:1200]}")
+        if len(failed := [side for side in found if "failed" in found[side]]) == len(found):
+            raise Failed(f"{name}: {failed}")
+        return found
+
+    def _ours(self, layout: Layout) -> dict[str, Any]:
+        model, flags = self.options.model, self.options.flags.split()
+        run = self.cluster.vcluster("serve", model, "--yes", *layout.ours, "--", *flags).ok()
+        try:
+            outer = self._env("VCLUSTER_API_KEY_FILE")
+            ways = {"front": (self.cluster.inventory.ports.api, outer)}
+            if layout.direct:
+                ways["engine"] = self._engine(outer)
+            return {"ready": run.seconds, **self._rounds(layout, ways)}
+        finally:
+            self.cluster.vcluster("stop", "--yes").ok()
+
+    def _engine(self, outer: str) -> tuple[int, str]:
+        found = self.cluster.on(self.cluster.head, "docker", "exec", self.cluster.node, "python3", "-c", ENGINE)
+        port, _, key = found.text.strip().partition("\n")[0].partition(" ")
+        if not port.isdecimal():
+            raise Failed(f"no engine found on {self.cluster.head}: {found.text}")
+        return int(port), key or outer
+
+    def _hand(self, layout: Layout) -> dict[str, Any]:
+        began = time.monotonic()
+        try:
+            self._start(layout)
+            self._until_ready(began)
+            return {"ready": round(time.monotonic() - began, 1), **self._rounds(layout, {"engine": (HAND_PORT, "")})}
+        finally:
+            for host in self.cluster.inventory.hosts:
+                self.cluster.inside(host, END, str(int(END_SECONDS * 2)), seconds=END_SECONDS + 30)
+
+    def _start(self, layout: Layout) -> None:
+        hosts = [self.cluster.head, *(name for name in self.cluster.inventory.hosts if name != self.cluster.head)]
+        common = [
+            self.options.model,
+            *layout.hand,
+            "--port",
+            str(HAND_PORT),
+            *self.options.flags.split(),
+        ]
+        if layout.ray or layout.one:
+            hosts, common = hosts[:1], [*common, *(["--distributed-executor-backend", "ray"] if layout.ray else [])]
+        for rank, host in enumerate(hosts):
+            at = self.cluster.inventory.hosts[self.cluster.head].address
+            more = ["--nnodes", str(len(hosts)), "--node-rank", str(rank), "--master-addr", str(at)]
+            more += ["--master-port", str(HAND_MASTER), *(["--headless"] if rank else [])]
+            argv = [*common, *(more if len(hosts) > 1 else [])]
+            self.cluster.on(host, "docker", "exec", "-d", self.cluster.node, "setsid", "sh", "-c", HAND, "sh", *argv)
+
+    def _until_ready(self, began: float) -> None:
+        asked = ["docker", "exec", self.cluster.node, "python3", "-c", READY, str(HAND_PORT), self.options.model]
+        while self.cluster.on(self.cluster.head, *asked, seconds=60.0).returncode:
+            if time.monotonic() - began > START_SECONDS:
+                raise Failed(self.cluster.inside(self.cluster.head, "tail -n 25 /tmp/by-hand.log").text)
+            time.sleep(0.5)
+
+    def _env(self, name: str) -> str:
+        return self.cluster.inside(self.cluster.head, f'printf %s "${name}"').text.strip()
+
+    def _rounds(self, layout: Layout, ways: dict[str, tuple[int, str]]) -> dict[str, Any]:
+        """One round of each way to warm up, then the ways in turns."""
+        plan = [(way, load) for load in layout.loads for _ in range(self.options.rounds) for way in ways]
+        plan = [(way, layout.loads[-1]) for way in ways] + plan
+        specs = [self._spec(*ways[way], load) for way, load in plan]
+        argv = ["docker", "exec", self.cluster.node, "python3", "-c", ROUNDS, json.dumps(specs)]
+        done = self.cluster.on(self.cluster.head, *argv, seconds=600.0)
+        rounds = [json.loads(line[6:]) for line in done.text.splitlines() if line.startswith("ROUND ")]
+        if len(rounds) != len(plan):
+            raise Failed(f"{len(rounds)} of {len(plan)} rounds: {done.stderr.decode(errors='replace')[-1200:]}")
+        found: dict[str, Any] = {}
+        for (way, load), figures in list(zip(plan, rounds, strict=True))[len(ways) :]:
+            rows = found.setdefault(f"{way} {load}", {key: [] for key in KEYS})
+            for key in KEYS:
+                rows[key].append(round(figures.get(key, 0), 1))
+        medians = {name: {key: statistics.median(rows[key]) for key in KEYS[:3]} for name, rows in found.items()}
+        return {"medians": medians, "rounds": found}
+
+    def _spec(self, port: int, key: str, load: int) -> dict[str, Any]:
+        self.seed += 1
+        return {
+            "key_file": key, "model": self.options.model, "host": "127.0.0.1", "port": port, "seed": self.seed,
+            "dataset-name": "random", "random-input-len": self.options.tokens, "random-output-len": self.options.tokens,
+            "max-concurrency": load, "num-prompts": load * (4 if load < 128 else 2),
+        }  # fmt: skip
+
+
+def main() -> int:
+    """Measure every layout that was named; 0 when each was."""
+    made = argparse.ArgumentParser(prog="python -m tests.gpu.beside", description=__doc__)
+    made.add_argument("inventory", type=Path)
+    made.add_argument("-o", "--output", type=Path, default=Path("beside"))
+    made.add_argument("--layouts", type=words(tuple(LAYOUTS)), default=list(LAYOUTS), help=",".join(LAYOUTS))
+    made.add_argument("--model", default="bench/llama8b")
+    made.add_argument("--flags", default="--load-format dummy --max-model-len 8192 --no-enable-prefix-caching")
+    made.add_argument("--tokens", type=int, default=128)
+    made.add_argument("--rounds", type=int, default=2)
+    options = made.parse_args()
+    report, well = Report.resumed(options.output), True
+    with suppress(KeyboardInterrupt), opened(options.inventory) as cluster:
+        beside = Beside(cluster, options, report)
+        for name in options.layouts:
+            try:
+                beside.layout(name)
+            except Failed as error:
+                well = False
+                show_progress(str(error))
+        return 0 if well else 1
+    return 130
+
+
+if __name__ == "__main__":
+    sys.exit(main())
