@@ -117,7 +117,7 @@ class Beside:
         """
         layout = LAYOUTS[name]
         found: dict[str, Any] = {}
-        for side, measure in (("ours", self._ours), ("by hand", self._hand)):
+        for side, measure in (("vcluster", self._with_vcluster), ("by hand", self._by_hand)):
             try:
                 found[side] = measure(layout)
             except Failed as error:
@@ -128,7 +128,7 @@ class Beside:
             raise Failed(f"{name}: {failed}")
         return found
 
-    def _ours(self, layout: Layout) -> dict[str, Any]:
+    def _with_vcluster(self, layout: Layout) -> dict[str, Any]:
         model, flags = self.options.model, self.options.flags.split()
         run = self.cluster.vcluster("serve", model, "--yes", *layout.ours, "--", *flags).ok()
         try:
@@ -147,7 +147,7 @@ class Beside:
             raise Failed(f"no engine found on {self.cluster.head}: {found.text}")
         return int(port), key or outer
 
-    def _hand(self, layout: Layout) -> dict[str, Any]:
+    def _by_hand(self, layout: Layout) -> dict[str, Any]:
         began = time.monotonic()
         try:
             self._start(layout)
