@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import signal
 import statistics
 import sys
 import time
@@ -52,6 +53,11 @@ LAYOUTS = {
     "mp-tp2": Layout(("--tp", "2", "--pp", "1", "--backend", "mp"), (TP, "2", PP, "1")),
     "tp2-ep": Layout(("--tp", "2", "--pp", "1", "--ep", "--backend", "mp"), (TP, "2", PP, "1", EP), loads=(16, 64)),
     "dp2-ep": Layout(("--dp", "2", "--ep"), (TP, "1", DP, "2", EP), loads=(16, 64)),
+    # Of two hosts with two GPUs each.
+    "ray-tp2-pp2": Layout(("--tp", "2", "--pp", "2", "--backend", "ray"), (TP, "2", PP, "2"), ray=True),
+    "mp-tp2-pp2": Layout(("--tp", "2", "--pp", "2", "--backend", "mp"), (TP, "2", PP, "2")),
+    "mp-tp4": Layout(("--tp", "4", "--pp", "1", "--backend", "mp"), (TP, "4", PP, "1")),
+    "dp2-tp2-ep": Layout(("--dp", "2", "--tp", "2", "--ep"), (TP, "2", DP, "2", EP), loads=(16, 64)),
 }
 
 # Every round in one process, since vLLM's import takes longer than a round.
@@ -223,6 +229,8 @@ def main() -> int:
     made.add_argument("--tokens", type=int, default=128)
     made.add_argument("--rounds", type=int, default=2)
     options = made.parse_args()
+    # What is served by hand holds GPUs until it is ended.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     report, well = Report.resumed(options.output), True
     with suppress(KeyboardInterrupt), opened(options.inventory) as cluster:
         beside = Beside(cluster, options, report)
