@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from vllm_cluster.serving.node.proc import is_own_listener
 from vllm_cluster.wire.keys import valid_keys
 
-_ANY = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 (asked at loopback when it listens everywhere)
 MAX_ANSWER = 16 << 20
 # What a server answers on a path that its model does not serve; older ones have the path and refuse each request.
 _NOT_SERVED = (400, 404, 405, 501)
@@ -134,7 +134,7 @@ class Api:
     """vLLM's API on this host, and the file of the key that it wants; none where it wants no key."""
 
     def __init__(self, host: str, port: int, key_file: str = "") -> None:
-        self._host, self._port, self._key_file = _ANY.get(host, host), port, key_file
+        self._host, self._port, self._key_file = host, port, key_file
 
     def healthy(self, timeout: float) -> bool:
         """Whether /health returns 200, which an engine that hangs does, too."""
@@ -176,6 +176,9 @@ class Api:
     def _ask(
         self, method: str, path: str, body: bytes | None, timeout: float, headers: Mapping[str, str] = {}
     ) -> tuple[int, str]:
+        # Each question has the key. Until vLLM listens, and once it has ended, another user of the host may do so.
+        if self._key_file and not is_own_listener(self._host, self._port):
+            raise ConnectionRefusedError(f"no program of this user listens at {self._host}:{self._port}")
         # Not urllib: it would ask a proxy named in the environment for our own port.
         connection = http.client.HTTPConnection(self._host, self._port, timeout=timeout)
         if self._key_file:

@@ -28,7 +28,7 @@ from types import FrameType
 from vllm_cluster.serving.node.api import Api, NotServed, Question, in_order
 from vllm_cluster.serving.node.argv import option
 from vllm_cluster.serving.node.engine_watch import BAD, EngineWatch, short_steps
-from vllm_cluster.serving.node.proc import are_stopped, compiler_runs, is_own_listener, processes
+from vllm_cluster.serving.node.proc import are_stopped, compiler_runs, processes
 from vllm_cluster.serving.node.timing import Timing
 
 SYS = Path("/sys/class")
@@ -107,12 +107,11 @@ def own_gpus() -> dict[str, str]:
     return {"CUDA_VISIBLE_DEVICES": ",".join(every.split(",")[first : first + number])}
 
 
-def first_token(api: Api, model: str, place: tuple[str, int]) -> Question:
+def first_token(api: Api, model: str) -> Question:
     """Ask until the model has answered; return what it was asked."""
     kinds = in_order(())
     while True:
-        # Until vLLM listens, another user of the node may do so there: each question has the job's key.
-        if is_own_listener(*place) and api.healthy(PROBE_SECONDS) and (kind := _answered(api, model, kinds)):
+        if api.healthy(PROBE_SECONDS) and (kind := _answered(api, model, kinds)):
             return kind
         time.sleep(PAUSE_SECONDS)
 
@@ -145,7 +144,7 @@ def hung_engine(argv: Sequence[str], model: str, address: str, ranks: Callable[[
     """Wait until the model is ready, and from then on until its engine hangs; why that is known."""
     began, port, pace = time.time(), int(os.environ["API_PORT"]), Timing()
     api = Api(address, port, os.environ["VCLUSTER_API_KEY_FILE"])
-    question = first_token(api, model, (address, port))
+    question = first_token(api, model)
     write_ready(model, address, port, began, question.name)
     short = "generate" in question.tasks and short_steps(argv)
     watch = EngineWatch(api, question, model, pace, steps_are_short=short, compiles=lambda: compiler_runs(ranks()))

@@ -1,0 +1,73 @@
+"""Other users of a host: who listens first at a port of it does not get the key that is shown there."""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from vllm_cluster.serving.node import proc
+from vllm_cluster.serving.node.api import QUESTIONS, Api
+
+
+@pytest.fixture(params=["127.0.0.1", "::1"])
+def server(request: pytest.FixtureRequest) -> Iterator[socket.socket]:
+    """A program of this user that listens."""
+    family = socket.AF_INET6 if ":" in request.param else socket.AF_INET
+    with closing(socket.create_server((request.param, 0), family=family)) as made:
+        yield made
+
+
+def be_other_user(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have all that listens be of another user."""
+    other = os.getuid() + 1
+    monkeypatch.setattr(os, "getuid", lambda: other)
+
+
+# fault: serving/node/proc.py: and row[7] == str(os.getuid()) →
+# fault: serving/node/proc.py: row[3] == _LISTEN and → True and
+def test_what_another_user_listens_at_is_not_own(server: socket.socket, monkeypatch: pytest.MonkeyPatch) -> None:
+    address, port = server.getsockname()[:2]
+    assert proc.is_own_listener(address, port)
+    assert not proc.is_own_listener("127.0.0.2", port)
+    with closing(socket.create_connection((address, port))) as client:
+        assert not proc.is_own_listener(*client.getsockname()[:2])
+    be_other_user(monkeypatch)
+    assert not proc.is_own_listener(address, port)
+
+
+def answer(server: socket.socket, seen: list[bytes]) -> None:
+    """Answer one request, and keep what it was."""
+    with server.accept()[0] as client:
+        seen.append(client.recv(4096))
+        client.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n")
+
+
+# fault: serving/node/api.py: if self._key_file and not is_own_listener(self._host, self._port): → if False:
+def test_the_key_is_shown_to_no_program_of_another_user(
+    server: socket.socket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The port of vLLM is on its command line, and vLLM takes minutes until it listens there."""
+    (tmp_path / "key").write_text("sk-canary")
+    api = Api(*server.getsockname()[:2], key_file=str(tmp_path / "key"))
+    server.settimeout(0.2)
+    with monkeypatch.context() as patch:
+        be_other_user(patch)
+        assert not api.healthy(0.1)
+        assert api.counts(0.1) is None
+        with pytest.raises(ConnectionRefusedError, match="no program of this user listens at"):
+            api.ask(QUESTIONS[0], "org/m", 0.1)
+    with pytest.raises(TimeoutError):
+        server.accept()
+    server.settimeout(10)
+    seen: list[bytes] = []
+    answering = threading.Thread(target=answer, args=(server, seen))
+    answering.start()
+    assert api.healthy(10)
+    answering.join()
+    assert b"Authorization: Bearer sk-canary" in seen[0]
