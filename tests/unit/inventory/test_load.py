@@ -143,6 +143,43 @@ def test_one_private_address_behind_two_bastions_is_two_machines() -> None:
     assert len(read(f"{TOP}hosts:\n{hosts}").hosts) == 2
 
 
+def be_of_another_user(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Give a file to another user; where this one may not, be another one."""
+    me = os.geteuid()
+    if me == 0:
+        os.chown(path, 65534, -1)
+    else:
+        monkeypatch.setattr(os, "geteuid", lambda: me + 1)
+
+
+@pytest.fixture
+def foreign(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An inventory that another user has written into a repository."""
+    (tmp_path / "project" / "deep").mkdir(parents=True)
+    (tmp_path / "project" / ".git").mkdir()
+    path = tmp_path / "project" / "inventory.yaml"
+    path.write_text(SMALLEST)
+    be_of_another_user(path, monkeypatch)
+    return path
+
+
+# fault: kernel/inventory/find.py:             _ensure_own(folder, start) →             pass
+# fault: kernel/inventory/find.py: if owners and (folder != start or → if owners and (
+def test_an_inventory_of_another_user_above_must_be_named(foreign: Path) -> None:
+    with pytest.raises(InventoryError, match=r"project/inventory.yaml belongs to another user") as caught:
+        load(None, cwd=foreign.parent / "deep")
+    assert caught.value.again == ("-i", str(foreign))
+    assert load(foreign, cwd=foreign.parent / "deep").path == foreign
+    assert load(None, cwd=foreign.parent).path == foreign
+
+
+# fault: kernel/inventory/find.py: folder.stat().st_mode & stat.S_IWOTH → False
+def test_an_inventory_of_another_user_where_all_may_write_must_be_named(foreign: Path) -> None:
+    foreign.parent.chmod(0o1777)
+    with pytest.raises(InventoryError, match="belongs to another user"):
+        load(None, cwd=foreign.parent)
+
+
 class TestFinding:
     @pytest.fixture
     def home(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:

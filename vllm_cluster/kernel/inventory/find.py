@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import stat
 from pathlib import Path
 from typing import TextIO
 
@@ -46,6 +47,7 @@ def find(cwd: Path) -> Path:
         if folder != start and folder == _home():
             break
         if _seen(folder / DEFAULT_NAME):
+            _ensure_own(folder, start)
             # As the user typed it, with links unresolved: messages name this path.
             return cwd / DEFAULT_NAME if folder == start else folder / DEFAULT_NAME
         if folder == root:
@@ -58,6 +60,23 @@ def find(cwd: Path) -> Path:
         again=("-i", str(sandbox)) if there else None,
         hint=None if there else f"{INIT}\nname another file: -i FILE, or VCLUSTER_INVENTORY",
     )
+
+
+def _ensure_own(folder: Path, start: Path) -> None:
+    """Refuse an inventory of another user that nobody named: it may have commands run here.
+
+    Whoever may write above the current folder can put one there, with a `.git` beside it. In the current folder a
+    colleague's is meant, unless all may write there.
+
+    Raises:
+        InventoryError: it is such a one.
+    """
+    path = folder / DEFAULT_NAME
+    owners = {path.stat().st_uid, path.lstat().st_uid} - {0, os.geteuid()}
+    if owners and (folder != start or folder.stat().st_mode & stat.S_IWOTH):
+        raise InventoryError(
+            f"{path} belongs to another user, who may have it run commands here", again=("-i", str(path))
+        )
 
 
 def inventory_words(inventory: Path | None) -> list[str]:
