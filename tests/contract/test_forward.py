@@ -208,7 +208,7 @@ def test_an_api_that_goes_away_and_comes_back_is_reported(
     passage.close()
 
 
-# fault: serving/endpoint/tunnel.py: (place := self._place_of(self._served())) != → (place := self._place_of(self._served())) ==
+# fault: serving/endpoint/tunnel.py: (place := self._place_of(serve)) != → (place := self._place_of(serve)) ==
 @pytest.mark.promise("P37")
 @pytest.mark.parametrize("kind", REMOTE)
 def test_an_api_on_another_port_is_followed(

@@ -26,6 +26,8 @@ Confirm = Callable[[str], bool | None]
 LOAD_SECONDS = 10
 # States in which a container holds its processes; a paused one continues where it was.
 _RUNS = ("running", "paused")
+# Phases in which the head's own front listens, and a model behind it.
+_ANSWERS = ("ready", "hung")
 
 
 @dataclass(frozen=True)
@@ -306,7 +308,7 @@ def served_on(node: NodeHandle) -> Stops:
         return Stops(unknown=error.message)
     if not rows:
         return Stops()
-    now, requests = _load(node, rows[0])
+    now, requests = _load(node, next((one for one in rows if one.phase in _ANSWERS), rows[0]))
     names = dict.fromkeys(one.name for one in rows)
     served = []
     for name in names:
@@ -321,9 +323,9 @@ def served_on(node: NodeHandle) -> Stops:
 def _load(node: NodeHandle, serve: ServeStatus) -> tuple[float | None, dict[str, int]]:
     """The head's clock, and how many requests each model works on, with all under no name, where that is known."""
     address = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(serve.host, serve.host)  # noqa: S104 - asked at loopback
-    program = python(
-        "serving.on_host", "vllm_load", address, str(serve.port), str(LOAD_SECONDS / 2), seconds=LOAD_SECONDS
-    )
+    # The program shows the key, and another user's may have the port of what does not answer yet. At 0 there is none.
+    port = serve.port if serve.phase in _ANSWERS else 0
+    program = python("serving.on_host", "vllm_load", address, str(port), str(LOAD_SECONDS / 2), seconds=LOAD_SECONDS)
     try:
         rows = node.run(program, LOAD_SECONDS + 5).messages
         load = read_message(EngineLoad, node.host, program.name, rows[-1])

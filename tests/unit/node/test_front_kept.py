@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import threading
 import time
 import urllib.error
 import urllib.request
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -77,6 +79,24 @@ def test_a_front_that_dies_is_back_within_2_s(world: World) -> None:
         lambda: front_pid(world) not in (0, before) and answers(world) and ask(world)[0] == 200, "the front again"
     )
     assert time.monotonic() - began < 2.0
+    assert len(world.attempts) == 1
+
+
+# fault: serving/node/serving.py: if leads.phase == "ready" and self._front.taken: → if False:
+def test_a_model_whose_port_another_program_took_is_not_ready(world: World) -> None:
+    """Who reads that it is ready shows the key there."""
+    world.start_ready()
+    os.kill(front_pid(world), signal.SIGKILL)
+
+    def taken() -> socket.socket | None:
+        with suppress(OSError):
+            return socket.create_server(("127.0.0.1", world.port))
+        return None
+
+    with eventually(taken, "the port"):
+        world.phase("waiting", detail=f"port {world.port} of 127.0.0.1 is taken by another program")
+    world.phase("ready")
+    until(lambda: answers(world), 10, every=0.05)
     assert len(world.attempts) == 1
 
 
@@ -156,7 +176,7 @@ def test_clients_learn_that_it_has_failed(world: World) -> None:
     until(lambda: "not ready: failed" in ask(world)[1]["message"], 10, every=0.05)
 
 
-# fault: serving/node/serving.py: self._front.taken or self._front.ended or → self._front.taken or
+# fault: serving/node/serving.py: waits = self._front.ended or → waits =
 def test_a_front_that_does_not_start_is_named(world: World, tmp_path: Path) -> None:
     """An image whose HTTP library is broken: the model must not wait without a reason."""
     (tmp_path / "broken").mkdir()

@@ -54,7 +54,8 @@ def test_the_key_is_shown_to_no_program_of_another_user(
 ) -> None:
     """The port of vLLM is on its command line, and vLLM takes minutes until it listens there."""
     (tmp_path / "key").write_text("sk-canary")
-    api = Api(*server.getsockname()[:2], key_file=str(tmp_path / "key"))
+    address, port = server.getsockname()[:2]
+    api = Api(address, port, str(tmp_path / "key"))
     server.settimeout(0.2)
     with monkeypatch.context() as patch:
         be_other_user(patch)

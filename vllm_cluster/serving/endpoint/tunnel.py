@@ -31,6 +31,8 @@ POLL_SECONDS = 2.0
 RETRY_SECONDS, RETRY_POLL = 3600.0, 5.0
 # A connection that the far end refuses is closed here within a round trip.
 ANSWER_SECONDS = 1.0
+# Then the head's own front may not listen, and another user's program at its port would get the key and the prompts.
+_NO_FRONT = ("waiting", "backoff", "failed", "unknown")
 
 
 def tunnel(
@@ -111,7 +113,7 @@ class Passage:
         address, port = self._place
         self._forward = head.transport.forward(port, 0, remote_host=address)
         self.port = self._forward.local_port
-        self.answers = answers(self.port)
+        self.answers = _has_front(serve) and answers(self.port)
         if serve and serve.phase == "ready" and not self.answers:
             self._forward.close()
             raise no_passage(head, serve)
@@ -139,14 +141,15 @@ class Passage:
                 ) from None
 
     def _follow(self, emit: Emit) -> None:
-        now = answers(self.port)
-        if not now and (place := self._place_of(self._served())) != self._place:
+        serve = self._served()
+        now = _has_front(serve) and answers(self.port)
+        if not now and (place := self._place_of(serve)) != self._place:
             # It was served again with or without --expose, or on another port.
             address, port = self._place = place
             before, self._forward = self._forward, self._head.transport.forward(port, 0, remote_host=address)
             self.port = self._forward.local_port
             before.close()
-            now = answers(self.port)
+            now = _has_front(serve) and answers(self.port)
         if now != self.answers:
             where = "{}:{}".format(*self._place)
             gone = Event("warning", f"the API has stopped answering: {where}", self._head.name)
@@ -192,9 +195,15 @@ def address_of(serve: ServeStatus | None) -> str:
     return serve.host if serve else "127.0.0.1"
 
 
+def _has_front(serve: ServeStatus | None) -> bool:
+    """Whether what listens at the API's port is the head's own front, by what the head reports."""
+    return serve is not None and serve.phase not in _NO_FRONT
+
+
 def _served(inventory: Inventory, head: HostConnection) -> ServeStatus | None:
     try:
-        return NodeHandle(head, inventory.cluster).state().serving
+        state = NodeHandle(head, inventory.cluster).state()
+        return next(filter(_has_front, state.replicas), state.serving)
     except Unreachable:
         raise
     except VclusterError:  # the node restarts, or is gone for now

@@ -300,8 +300,12 @@ class ReplicaController:
 
     def _progress(self, course: ServeState, start: Start, leads: PartReport) -> None:
         started = leads.phase == "ready" and course.ready_at is None
+        if leads.phase == "ready" and self._front.taken:
+            # Whoever asks there would show the key to that program.
+            course.set_phase("waiting", self._front.taken)
+            return
         if started and not self._front.sends_to(start.replica):
-            waits = self._front.taken or self._front.ended or "the front is about to take requests for it"
+            waits = self._front.ended or "the front is about to take requests for it"
             course.set_phase("probing", waits)
             return
         if started:

@@ -1,0 +1,100 @@
+"""Other users of the head: who listens at the port of the API while no front does gets neither key nor prompts."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+from contextlib import closing
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from vllm_cluster.kernel.clock import SYSTEM_CLOCK
+from vllm_cluster.kernel.errors import CommandFailed, ConnectionLost
+from vllm_cluster.kernel.events import Event
+from vllm_cluster.kernel.hosts.program import RemoteProgram
+from vllm_cluster.kernel.transport.forward import LoopbackForward, SocketPipe
+from vllm_cluster.serving import consent
+from vllm_cluster.serving.endpoint.tunnel import Passage
+from vllm_cluster.wire.status import Phase, ServeStatus
+
+
+def model(phase: Phase, port: int) -> ServeStatus:
+    """What the head reports."""
+    return ServeStatus("1", "m", "m", "127.0.0.1", port, phase, "", None, 0.0, 1, (1, 1), None, None, None, None)
+
+
+@pytest.fixture
+def other() -> Iterator[int]:
+    """The port at which a program listens."""
+    with closing(socket.create_server(("127.0.0.1", 0))) as server:
+        yield server.getsockname()[1]
+
+
+class Head:
+    """A head that forwards, and whose model is in one phase after the other; its connection then breaks."""
+
+    def __init__(self, *phases: Phase | None) -> None:
+        self.phases, self.name, self.transport = list(phases), "gpu1", self
+        self.runtime = SimpleNamespace(clock=SimpleNamespace(sleep=lambda _: None, monotonic=SYSTEM_CLOCK.monotonic))
+
+    def forward(self, port: int, local_port: int, *, remote_host: str) -> LoopbackForward:
+        return LoopbackForward(self.name, lambda: SocketPipe.dial(remote_host, port, 5.0), local_port)
+
+    def require_alive(self) -> None:
+        if not self.phases:
+            raise ConnectionLost(self.name, "it is over")
+
+    def passage(self, port: int) -> Passage:
+        def served() -> ServeStatus | None:
+            phase = self.phases.pop(0)
+            return model(phase, port) if phase else None
+
+        return Passage(cast(Any, self), port, served)
+
+
+# fault: serving/endpoint/tunnel.py: self.answers = _has_front(serve) and answers(self.port) → self.answers = answers(self.port)
+@pytest.mark.parametrize("phase", [None, "waiting", "backoff", "failed", "unknown"])
+def test_a_tunnel_leads_to_no_program_that_has_the_port_of_no_front(phase: Phase | None, other: int) -> None:
+    with closing(Head(phase).passage(other)) as passage:
+        assert not passage.answers
+
+
+@pytest.mark.parametrize("phase", ["loading", "ready", "hung", "stopping"])
+def test_a_tunnel_leads_to_the_front_also_where_no_model_is_ready(phase: Phase, other: int) -> None:
+    with closing(Head(phase).passage(other)) as passage:
+        assert passage.answers
+
+
+# fault: serving/endpoint/tunnel.py: now = _has_front(serve) and answers(self.port)\n        if → now = answers(self.port)\n        if
+def test_a_tunnel_leads_nowhere_once_nothing_is_served(other: int) -> None:
+    """A program that listens there now may be anybody's."""
+    head, events = Head("ready", "ready", None, "loading", "loading"), list[Event]()
+    with closing(head.passage(other)) as passage:
+        with pytest.raises(ConnectionLost):
+            passage.hold(events.append)
+        assert [event.text.split(": ")[0] for event in events] == [
+            "the API has stopped answering",
+            "the API answers again",
+        ]
+
+
+class Node:
+    """A node that runs programs."""
+
+    def __init__(self) -> None:
+        self.asked: list[RemoteProgram] = []
+        self.host = "gpu1"
+
+    def run(self, program: RemoteProgram, seconds: float) -> None:
+        self.asked.append(program)
+        raise CommandFailed(self.host, "it is over", exit_code=1, stderr="")
+
+
+# fault: serving/consent.py: port = serve.port if serve.phase in _ANSWERS else 0 → port = serve.port
+@pytest.mark.parametrize(("phase", "port"), [("ready", "8000"), ("waiting", "0"), ("loading", "0")])
+def test_the_load_is_asked_of_what_is_ready_alone(phase: Phase, port: str) -> None:
+    node = Node()
+    assert consent._load(cast(Any, node), model(phase, 8000)) == (None, {})
+    assert node.asked[0].argv[-2] == port
