@@ -54,7 +54,7 @@ class Head:
         return Passage(cast(Any, self), port, served)
 
 
-# fault: serving/endpoint/tunnel.py: self.answers = _has_front(serve) and answers(self.port) → self.answers = answers(self.port)
+# fault: serving/endpoint/tunnel.py: self.answers = self._leads(serve) → self.answers = answers(self.port)
 @pytest.mark.parametrize("phase", [None, "waiting", "backoff", "failed", "unknown"])
 def test_a_tunnel_leads_to_no_program_that_has_the_port_of_no_front(phase: Phase | None, other: int) -> None:
     with closing(Head(phase).passage(other)) as passage:
@@ -67,7 +67,7 @@ def test_a_tunnel_leads_to_the_front_also_where_no_model_is_ready(phase: Phase, 
         assert passage.answers
 
 
-# fault: serving/endpoint/tunnel.py: now = _has_front(serve) and answers(self.port)\n        if → now = answers(self.port)\n        if
+# fault: serving/endpoint/tunnel.py: if not (now := self._leads(serve)) and → if not (now := answers(self.port)) and
 def test_a_tunnel_leads_nowhere_once_nothing_is_served(other: int) -> None:
     """A program that listens there now may be anybody's."""
     head, events = Head("ready", "ready", None, "loading", "loading"), list[Event]()

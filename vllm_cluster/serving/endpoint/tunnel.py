@@ -113,7 +113,7 @@ class Passage:
         address, port = self._place
         self._forward = head.transport.forward(port, 0, remote_host=address)
         self.port = self._forward.local_port
-        self.answers = _has_front(serve) and answers(self.port)
+        self.answers = self._leads(serve)
         if serve and serve.phase == "ready" and not self.answers:
             self._forward.close()
             raise no_passage(head, serve)
@@ -121,6 +121,9 @@ class Passage:
     def _place_of(self, serve: ServeStatus | None) -> tuple[str, int]:
         # The port of what is served: that of the inventory may have changed since.
         return address_of(serve), serve.port if serve else self._remote
+
+    def _leads(self, serve: ServeStatus | None) -> bool:
+        return _has_front(serve) and answers(self.port)
 
     def hold(self, emit: Emit, ended: Callable[[], bool] = lambda: False) -> None:
         """Watch the connection and what is behind it until the connection breaks, or nothing answers and it has ended.
@@ -142,14 +145,13 @@ class Passage:
 
     def _follow(self, emit: Emit) -> None:
         serve = self._served()
-        now = _has_front(serve) and answers(self.port)
-        if not now and (place := self._place_of(serve)) != self._place:
+        if not (now := self._leads(serve)) and (place := self._place_of(serve)) != self._place:
             # It was served again with or without --expose, or on another port.
             address, port = self._place = place
             before, self._forward = self._forward, self._head.transport.forward(port, 0, remote_host=address)
             self.port = self._forward.local_port
             before.close()
-            now = _has_front(serve) and answers(self.port)
+            now = self._leads(serve)
         if now != self.answers:
             where = "{}:{}".format(*self._place)
             gone = Event("warning", f"the API has stopped answering: {where}", self._head.name)
