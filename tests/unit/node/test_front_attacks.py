@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import select
 import socket
 import struct
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -315,3 +317,22 @@ def test_strangers_do_not_keep_others_out(hasty: Fronted) -> None:
     until(lambda: stream.recv(1 << 16), 5, every=0)
     for one in (stream, *strangers):
         one.close()
+
+
+# fault: serving/node/front_door.py: while self._sent_by_all > self._unproved: → while False:
+def test_strangers_fill_no_memory_with_their_heads(tmp_path: Path) -> None:
+    """A head of many lines may have megabytes, and each of 8,192 connections may send one for ten seconds."""
+    line = b"X: " + b"a" * 60_000 + b"\r\n"
+    with fronted(tmp_path, "a", options=["--unproved=2000000"]) as made:
+        small, *strangers = (made.connect() for _ in range(5))
+        for one in (small, *strangers):
+            one.sendall(f"GET /v1/models HTTP/1.1\r\nHost: x\r\n{RIGHT}".encode())
+        for one in strangers:
+            with suppress(ConnectionError):
+                one.sendall(line * 10)
+        assert sum(map(ended, select.select(strangers, [], [], 10)[0])) >= 1
+        # Who has sent little is not the one that goes, and what came with the right key is not counted.
+        small.sendall(b"\r\n")
+        assert read_answer(small).status == 200
+        body = {"model": "m", "prompt": "a" * 3_000_000}
+        assert [made.ask("POST", "/v1/completions", body).status for _ in range(3)] == [200] * 3

@@ -27,7 +27,7 @@ from aiohttp.web_protocol import RequestHandler
 
 from vllm_cluster.serving.node.argv import Place, place
 from vllm_cluster.serving.node.files import write_whole
-from vllm_cluster.serving.node.front_door import ClientConnection, Door
+from vllm_cluster.serving.node.front_door import MAX_UNPROVED, ClientConnection, Door
 from vllm_cluster.serving.node.front_metrics import FrontMetrics
 from vllm_cluster.serving.node.front_proxy import (
     BODY_SECONDS,
@@ -77,6 +77,7 @@ class FrontSettings:
     patience: float = 1.0
     connections: int = MAX_CONNECTIONS
     streams: int = MAX_OPEN
+    unproved: int = MAX_UNPROVED
 
 
 class Front(web.Server):
@@ -91,7 +92,7 @@ class Front(web.Server):
         self._table = Table(FrontRoutes(1))
         self._proxy = Proxy(self._table, client, self._replica_key)
         self._metrics = FrontMetrics(self._table, self._proxy)
-        self._door = Door(settings.connections, settings.patience, self._count)
+        self._door = Door(settings.connections, settings.patience, self._count, settings.unproved)
         self._open: set[Exchange] = set()
         self._held, self._requests, self._learnt = 0, 0, 0.0
         self._statuses: Counter[str] = Counter()
@@ -370,6 +371,7 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--grace", type=float, default=30.0, help="seconds for open requests at the end")
     parser.add_argument("--patience", type=float, default=1.0, help="a factor for the seconds that clients have")
     parser.add_argument("--connections", type=int, default=MAX_CONNECTIONS)
+    parser.add_argument("--unproved", type=int, default=MAX_UNPROVED, help="bytes that may come before the key")
     given = parser.parse_args(argv)
     settings = FrontSettings(**vars(given), key=os.environ.get(KEY_FILE, ""))
     loop = new_event_loop()

@@ -20,6 +20,9 @@ HEAD_SECONDS, IDLE_SECONDS = 10.0, 75.0
 LINGER_SECONDS = 2.0
 # Of a line or a header, as vLLM's own server takes.
 MAX_HEAD = 64 << 10
+# Of all that has come before the key: 300 strangers with heads of 3.6 MB took 1 GB. A head comes with the beginning of
+# its body, of a few 100 kB, and many clients may begin at once.
+MAX_UNPROVED = 256 << 20
 # What a client sends must not become a line of the log.
 _SILENT = logging.getLogger("vllm_cluster.front")
 _SILENT.disabled = True
@@ -28,9 +31,12 @@ _SILENT.disabled = True
 class Door:
     """Every connection, and those without a request: strangers, and clients between two requests."""
 
-    def __init__(self, most: int, patience: float, count: Callable[[int], None]) -> None:
+    def __init__(self, most: int, patience: float, count: Callable[[int], None], unproved: int = MAX_UNPROVED) -> None:
         self.patience, self.count = patience, count
-        self._most, self._shut = most, False
+        self._most, self._unproved, self._shut = most, unproved, False
+        # How much each has sent without having shown the key, and all of them.
+        self._sent: dict[RequestHandler, int] = {}
+        self._sent_by_all = 0
         # In the order in which they began to wait, with the end of their time.
         self._idle: dict[RequestHandler, float] = {}
         self._taken: set[RequestHandler] = set()
@@ -55,9 +61,25 @@ class Door:
     def prove(self, connection: RequestHandler) -> None:
         """Let a connection be that has a request with the right key."""
         self._idle.pop(connection, None)
+        self._forget(connection)
+
+    def receive(self, connection: RequestHandler, size: int) -> None:
+        """Count what came from one that has not shown the key; where all of it is too much, who sent most goes."""
+        if connection not in self._idle:
+            return
+        self._sent[connection] = self._sent.get(connection, 0) + size
+        self._sent_by_all += size
+        while self._sent_by_all > self._unproved:
+            most = max(self._sent, key=self._sent.__getitem__)
+            self.leave(most)
+            most.force_close()
+
+    def _forget(self, connection: RequestHandler) -> None:
+        self._sent_by_all -= self._sent.pop(connection, 0)
 
     def rest(self, connection: RequestHandler) -> None:
         """Have a connection wait for its next request, or end where none can come."""
+        self._forget(connection)
         if connection in self._taken:
             self._idle[connection] = time.monotonic() + IDLE_SECONDS * self.patience
 
@@ -65,6 +87,7 @@ class Door:
         """Forget a connection that has ended."""
         self._taken.discard(connection)
         self._idle.pop(connection, None)
+        self._forget(connection)
 
     def sweep(self, now: float) -> None:
         """End those that have waited too long."""
@@ -98,6 +121,10 @@ class ClientConnection(RequestHandler):
         super().connection_made(transport)
         if not self._door.admit(self):
             self.force_close()
+
+    def data_received(self, data: bytes) -> None:
+        self._door.receive(self, len(data))
+        super().data_received(data)
 
     def connection_lost(self, error: BaseException | None) -> None:
         self._door.leave(self)
