@@ -127,6 +127,8 @@ class Connection(asyncio.Protocol):
             asked = {}
         if asked.get("hang"):
             self._state.streams[self] = 1 << 60
+        elif asked.get("status"):
+            self._answer(int(asked["status"]), {})
         elif asked.get("reset"):
             self._end()
         elif asked.get("stream"):

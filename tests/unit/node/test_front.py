@@ -305,6 +305,15 @@ def test_a_client_is_not_blamed_for_a_replica_that_refuses_the_key(front: Fronte
     assert front.ask("POST", COMPLETIONS, {"model": "m"}).status == 200
 
 
+# fault: serving/node/front_proxy.py: if not HTTPStatus.OK <= reply.status < MAX_STATUS: → if False:
+@pytest.mark.parametrize("status", [101, 600, 999])
+def test_no_client_gets_a_status_that_is_none(front: Fronted, status: int) -> None:
+    """With 101 a client would take what follows for another protocol."""
+    got = front.ask("POST", "/v1/completions", {"model": "m", "status": status})
+    assert (got.status, got.code) == (502, "replica_status")
+    assert front.ask("POST", "/v1/completions", {"model": "m", "status": 418}).status == 418
+
+
 def test_a_slow_client_holds_its_own_stream_alone(tmp_path: Path) -> None:
     """What it does not read stays with the replica, and not in the front's memory."""
     with fronted(tmp_path, "a") as made:

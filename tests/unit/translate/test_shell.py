@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from tests.support.bounds import within
 from vllm_cluster.kernel.errors import UsageError
+from vllm_cluster.serving.translate.found import in_shell
 from vllm_cluster.serving.translate.shell import commands
 from vllm_cluster.serving.translate.words import ShellWord
 
@@ -146,3 +147,10 @@ def test_what_a_page_has_to_copy_is_read_in_seconds(text: str) -> None:
     """The first would have become 7 GB, the fourth, of 400 bytes, any amount; the last two took half a minute."""
     with within(10), suppress(UsageError):
         words(text)
+
+
+# fault: serving/translate/found.py: **variables, **own, **one.variables} → **variables, **_variables(words), **one.variables}
+def test_many_texts_for_a_shell_are_read_in_seconds() -> None:
+    """The variables before them were read again for each: it took more than two minutes."""
+    with within(30):
+        assert len(list(in_shell("x" + " 'vllm serve a'" * 9_000, PLACE))) == 9_000

@@ -24,6 +24,8 @@ TARGETS, KEY = "targets.json", "api-key"
 FOLDERS = "metrics.json"
 # People change these: a limit, a panel.
 TEMPLATES = ("prometheus.yml", "alerts.yml", "dashboard.json")
+# In characters; the dashboard has 40,000.
+MAX_TEMPLATE = 1 << 20
 LOOPBACK = ("127.0.0.1", "::1")
 
 
@@ -116,13 +118,21 @@ def _contents(cluster: str, target: str, key: str) -> dict[str, str]:
     return {KEY: key, TARGETS: json.dumps(targets, indent=1) + "\n", **templates}
 
 
+def _content(path: Path) -> str:
+    """The beginning of a file; nothing of what is none, as a named pipe, which would be waited for without end."""
+    if not path.is_file():
+        return ""
+    with path.open(encoding="utf-8", errors="replace") as file:
+        return file.read(MAX_TEMPLATE)
+
+
 def _write(folder: Path, contents: dict[str, str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Write the files whole, the key for its owner alone; those that were written, and those that were kept."""
     folder.mkdir(parents=True, exist_ok=True)
     written, kept = list[str](), list[str]()
     for name, text in contents.items():
         path = folder / name
-        there = path.read_text(encoding="utf-8", errors="replace") if path.exists() else None
+        there = _content(path) if path.exists() else None
         if name in TEMPLATES and there not in (None, text):
             kept.append(name)
             continue

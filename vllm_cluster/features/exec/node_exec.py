@@ -39,6 +39,8 @@ done 2>/dev/null"""
 SIGNAL_SECONDS = 10.0
 CODE_SECONDS = 10.0
 CODE_PAUSE = 0.05
+# Of a process, in characters.
+MAX_NUMBER = 20
 # Whether it is standard error, and what was printed.
 Out = Callable[[bool, bytes], None]
 
@@ -97,6 +99,8 @@ class NodeCommand:
                         continue
                     head += content
                     number, end, rest = head.partition(b"\n")
+                    if len(number) > MAX_NUMBER:
+                        raise ValueError("it does not begin with the number of the command")
                     if end:
                         self._pid = number.decode("ascii", "replace")
                         self._known.set()

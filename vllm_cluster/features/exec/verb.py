@@ -35,6 +35,8 @@ _FORWARDED = ("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT")
 # A command that ignores a signal so often is left to itself.
 PATIENCE = 3
 CHUNK = 32_768
+# What is longer is shown in pieces: a host that ends no line must not fill the memory.
+MAX_LINE = 64 << 10
 
 
 def exec_(
@@ -202,6 +204,8 @@ class _Lines:
     def write(self, host: str, of_errors: bool, data: bytes) -> None:
         """Write the lines that are whole."""
         *lines, rest = (self._rest.get((host, of_errors), b"") + data).split(b"\n")
+        if len(rest) > MAX_LINE:
+            lines, rest = [*lines, rest], b""
         self._rest[host, of_errors] = rest
         self._show(host, of_errors, lines)
 

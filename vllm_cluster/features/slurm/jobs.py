@@ -154,7 +154,8 @@ class LoginNode:
 
     def hold(self, job: str, at: JobReady) -> SlurmJob:
         """Return once the model does not answer there any more, or the connection breaks."""
-        while (now := self.look(job)).ready and now.ready.port == at.port:
+        # On other nodes a job has the same ports, and its place before is free for everybody.
+        while (now := self.look(job)).ready and (now.ready.address, now.ready.port) == (at.address, at.port):
             self._runtime.clock.sleep(HOLD_SECONDS)
             self.transport.require_alive()
         return now

@@ -34,6 +34,7 @@ _REWRITTEN = frozenset({"authorization", "host", "content-length", "expect", "fo
 # vLLM's own server ends a connection that was idle for 5 s.
 _KEPT_SECONDS = 4.0
 _LIMIT = 64 << 10
+MAX_STATUS = 600
 # None of what a browser or a library would add of itself.
 _BARE = ("User-Agent", "Accept", "Accept-Encoding", "Content-Type")
 
@@ -188,6 +189,9 @@ class Proxy:
                         # The client's own key was right.
                         words = "the replica refuses the key of the front: run vcluster up"
                         raise FrontRefusal(Refusal(502, "replica_key", words))
+                    if not HTTPStatus.OK <= reply.status < MAX_STATUS:
+                        words = f"the replica answers with HTTP {reply.status}, which is no answer"
+                        raise FrontRefusal(Refusal(502, "replica_status", words))
                     failed = False
                     return await self._hand_on(request, reply, exchange, replica)
             except (aiohttp.ClientError, OSError, asyncio.TimeoutError, asyncio.CancelledError) as error:

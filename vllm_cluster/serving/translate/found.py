@@ -58,12 +58,13 @@ def in_command(
         found = {**variables, **_variables(before)}
         yield ServeWords(tuple(words[start:]), words[0].line, found, image if _runs(before) else "")
         return
+    own = _variables(words)
     for word in words:
         # bash -c 'vllm serve …', with what that shell is given.
         if depth < MAX_DEPTH and any(blank in word.text for blank in " \n") and _SERVES.search(word.text):
             for one in in_shell(word.text, place, word.line, depth + 1):
                 if isinstance(one, ServeWords):
-                    given = {**variables, **_variables(words), **one.variables}
+                    given = {**variables, **own, **one.variables}
                     yield ServeWords(one.words, one.line, given, one.image)
                 else:
                     yield one

@@ -149,6 +149,21 @@ def test_a_file_that_was_changed_is_kept_and_the_key_is_not(served: dict[str, An
     assert sorted(path.name for path in folder.iterdir()) == sorted([*module.TEMPLATES, "api-key", "targets.json"])
 
 
+# fault: features/dashboard/prometheus.py: if not path.is_file(): → if not path.exists():
+def test_what_is_no_file_is_kept_and_not_waited_for(served: dict[str, Any], tmp_path: Path) -> None:
+    written(tmp_path)
+    pipe, folder = (tmp_path / "monitoring" / name for name in ("alerts.yml", "dashboard.json"))
+    for path in (pipe, folder):
+        path.unlink()
+    os.mkfifo(pipe)
+    folder.mkdir()
+    # Who opens a pipe that nobody writes waits: this end is one that would give it something.
+    with os.fdopen(os.open(pipe, os.O_RDWR | os.O_NONBLOCK), "wb", buffering=0) as end:
+        end.write(b"groups: []")
+        assert written(tmp_path).kept == ("alerts.yml", "dashboard.json")
+        assert os.read(end.fileno(), 100) == b"groups: []"
+
+
 def test_each_alert_comes_with_what_to_do(served: dict[str, Any], tmp_path: Path) -> None:
     written(tmp_path)
     rules = load(tmp_path, "alerts.yml")["groups"][0]["rules"]
