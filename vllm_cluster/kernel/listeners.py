@@ -53,7 +53,7 @@ LISTENERS = (
         LOOPBACK,
         (CHOSEN,),
         "users and programs of the head",
-        "the API key, as before it",
+        "a key of the cluster's own, which the front has and clients do not",
         ("serving/node/start.py",),
     ),
     Listener(

@@ -176,7 +176,7 @@ def test_clients_learn_that_it_has_failed(world: World) -> None:
     until(lambda: "not ready: failed" in ask(world)[1]["message"], 10, every=0.05)
 
 
-# fault: serving/node/serving.py: waits = self._front.ended or → waits =
+# fault: serving/node/serving.py: self._front.ended or →
 def test_a_front_that_does_not_start_is_named(world: World, tmp_path: Path) -> None:
     """An image whose HTTP library is broken: the model must not wait without a reason."""
     (tmp_path / "broken").mkdir()

@@ -120,10 +120,10 @@ def _contents(cluster: str, target: str, key: str) -> dict[str, str]:
 
 def _content(path: Path) -> str:
     """The beginning of a file; nothing of what is none, as a named pipe, which would be waited for without end."""
-    if not path.is_file():
-        return ""
-    with path.open(encoding="utf-8", errors="replace") as file:
-        return file.read(MAX_TEMPLATE)
+    if path.is_file():
+        with path.open(encoding="utf-8", errors="replace") as file:
+            return file.read(MAX_TEMPLATE)
+    return ""
 
 
 def _write(folder: Path, contents: dict[str, str]) -> tuple[tuple[str, ...], tuple[str, ...]]:

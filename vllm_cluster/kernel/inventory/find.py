@@ -63,7 +63,7 @@ def find(cwd: Path) -> Path:
 
 
 def _ensure_own(folder: Path, start: Path) -> None:
-    """Refuse an inventory of another user that nobody named: it may have commands run here.
+    """Refuse an inventory of another user that was not named: it may have commands run here.
 
     Whoever may write above the current folder can put one there, with a `.git` beside it. In the current folder a
     colleague's is meant, unless all may write there.

@@ -190,7 +190,7 @@ class Proxy:
                         words = "the replica refuses the key of the front: run vcluster up"
                         raise FrontRefusal(Refusal(502, "replica_key", words))
                     if not HTTPStatus.OK <= reply.status < MAX_STATUS:
-                        words = f"the replica answers with HTTP {reply.status}, which is no answer"
+                        words = f"the replica answers with the unknown HTTP status {reply.status}"
                         raise FrontRefusal(Refusal(502, "replica_status", words))
                     failed = False
                     return await self._hand_on(request, reply, exchange, replica)

@@ -305,8 +305,7 @@ class ReplicaController:
             course.set_phase("waiting", self._front.taken)
             return
         if started and not self._front.sends_to(start.replica):
-            waits = self._front.ended or "the front is about to take requests for it"
-            course.set_phase("probing", waits)
+            course.set_phase("probing", self._front.ended or "the front is about to take requests for it")
             return
         if started:
             course.once_ready, course.failures = True, 0

@@ -149,15 +149,15 @@ def test_a_file_that_was_changed_is_kept_and_the_key_is_not(served: dict[str, An
     assert sorted(path.name for path in folder.iterdir()) == sorted([*module.TEMPLATES, "api-key", "targets.json"])
 
 
-# fault: features/dashboard/prometheus.py: if not path.is_file(): → if not path.exists():
-def test_what_is_no_file_is_kept_and_not_waited_for(served: dict[str, Any], tmp_path: Path) -> None:
+# fault: features/dashboard/prometheus.py: if path.is_file(): → if path.is_fifo():
+def test_a_named_pipe_or_a_folder_is_kept_and_not_read(served: dict[str, Any], tmp_path: Path) -> None:
     written(tmp_path)
     pipe, folder = (tmp_path / "monitoring" / name for name in ("alerts.yml", "dashboard.json"))
     for path in (pipe, folder):
         path.unlink()
     os.mkfifo(pipe)
     folder.mkdir()
-    # Who opens a pipe that nobody writes waits: this end is one that would give it something.
+    # Who opens a pipe waits until another writes: this end would have something for it.
     with os.fdopen(os.open(pipe, os.O_RDWR | os.O_NONBLOCK), "wb", buffering=0) as end:
         end.write(b"groups: []")
         assert written(tmp_path).kept == ("alerts.yml", "dashboard.json")
