@@ -6,11 +6,14 @@ Needs nothing beside vLLM. Between hosts vLLM watches nothing then: that is for 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from vllm_cluster.kernel.backends.seam import Chosen, Degrees, Role
 from vllm_cluster.kernel.errors import UsageError
-from vllm_cluster.kernel.inventory.model import Inventory, Ports
 from vllm_cluster.wire.order import Part
+
+if TYPE_CHECKING:
+    from vllm_cluster.kernel.inventory.model import Inventory, Ports
 
 FLAGS: tuple[str, ...] = ()
 NODE_PORTS: tuple[str, ...] = ()

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from vllm_cluster.kernel.backends import vllm
 from vllm_cluster.kernel.backends.seam import Chosen, Degrees, Role
 from vllm_cluster.kernel.errors import UsageError
-from vllm_cluster.kernel.inventory.model import Inventory, Ports
 from vllm_cluster.kernel.listeners import LOOPBACK
 from vllm_cluster.kernel.text import host_port
 from vllm_cluster.wire.order import Part
+
+if TYPE_CHECKING:
+    from vllm_cluster.kernel.inventory.model import Inventory, Ports
 
 FLAGS: tuple[str, ...] = ("--distributed-executor-backend=ray",)
 # The secret that its nodes and drivers show, generated once for a cluster.

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol
 
-from vllm_cluster.kernel.inventory.model import Inventory, Ports
 from vllm_cluster.wire.order import Part
+
+if TYPE_CHECKING:
+    from vllm_cluster.kernel.inventory.model import Inventory, Ports
 
 Role = Literal["head", "worker"]
 

@@ -11,18 +11,20 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from secrets import token_hex
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from vllm_cluster.kernel.clock import SYSTEM_CLOCK, Clock, Deadline
 from vllm_cluster.kernel.docker.client import DockerApi
 from vllm_cluster.kernel.errors import UsageError
 from vllm_cluster.kernel.hosts.secrets import secret_id as hash_secret
 from vllm_cluster.kernel.laptop import cache_folder, write_whole
-from vllm_cluster.kernel.plan.members import Way
 from vllm_cluster.kernel.transport import Kind, make_transport
 from vllm_cluster.kernel.transport.base import Target, Transport
 from vllm_cluster.kernel.transport.jumps import Jumps
 from vllm_cluster.kernel.transport.ssh_config import SshEndpoint
+
+if TYPE_CHECKING:
+    from vllm_cluster.kernel.plan.members import Way
 
 
 class Visited:

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 
 from vllm_cluster.kernel.backends import TOKEN
 from vllm_cluster.kernel.errors import InventoryError
-from vllm_cluster.kernel.inventory.model import Inventory, SecretRef
 from vllm_cluster.kernel.inventory.problems import file_name
 from vllm_cluster.kernel.inventory.secrets import read_secret
 from vllm_cluster.kernel.laptop import here
@@ -18,6 +17,7 @@ from vllm_cluster.kernel.plan.desired import VARIABLE
 
 if TYPE_CHECKING:
     from vllm_cluster.kernel.hosts.runtime import Runtime
+    from vllm_cluster.kernel.inventory.model import Inventory, SecretRef
 
 # Made by vcluster where the inventory has none, and kept for as long as the head's container is there.
 GENERATED = (TOKEN, "api-key")

@@ -8,12 +8,14 @@ import shlex
 import subprocess
 from collections.abc import Mapping
 from pathlib import Path
-from typing import IO
+from typing import IO, TYPE_CHECKING
 
 from vllm_cluster.kernel.clock import Deadline
 from vllm_cluster.kernel.errors import InventoryError
-from vllm_cluster.kernel.inventory.model import SecretRef
 from vllm_cluster.kernel.text import redact_value
+
+if TYPE_CHECKING:
+    from vllm_cluster.kernel.inventory.model import SecretRef
 
 COMMAND_SECONDS = 30.0
 MAX_BYTES = 64_000

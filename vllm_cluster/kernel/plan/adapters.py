@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from vllm_cluster.kernel.facts.host_facts import Gpu, Hca, HostFacts
-from vllm_cluster.kernel.inventory.model import Host
+
+if TYPE_CHECKING:
+    from vllm_cluster.kernel.inventory.model import Host
 
 INFINIBAND, ETHERNET = "InfiniBand", "Ethernet"
 # An IPv4 address as a GID writes it.

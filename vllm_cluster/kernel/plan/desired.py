@@ -6,15 +6,17 @@ import hashlib
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from vllm_cluster.kernel.backends import TOKEN, joining
 from vllm_cluster.kernel.facts.host_facts import Hca, HostFacts
-from vllm_cluster.kernel.inventory.model import Host, Inventory
 from vllm_cluster.kernel.plan import adapters, gpus
 from vllm_cluster.kernel.plan.identity import node_of
 from vllm_cluster.kernel.plan.spec import ContainerSpec, Mount, Role, secrets_volume, state_volume, stored_spec
 from vllm_cluster.kernel.text import host_port
+
+if TYPE_CHECKING:
+    from vllm_cluster.kernel.inventory.model import Host, Inventory
 
 CODE_FOLDER = "/opt/vcluster"
 STATE_FOLDER = "/var/lib/vcluster"

@@ -8,11 +8,14 @@ from dataclasses import dataclass
 from functools import lru_cache
 from itertools import combinations
 from math import comb
+from typing import TYPE_CHECKING
 
 from vllm_cluster.kernel.facts.host_facts import DockerFacts, Gpu, GpuProcess, HostFacts
-from vllm_cluster.kernel.inventory.model import Host
 from vllm_cluster.kernel.plan.identity import node_of
 from vllm_cluster.kernel.plan.spec import CLUSTER, GpuRequest, Way, stored_spec
+
+if TYPE_CHECKING:
+    from vllm_cluster.kernel.inventory.model import Host
 
 # The kinds of `nvidia-smi topo -m` but NVLink, the slowest first: over the link between processors, between PCIe host
 # bridges of one, over one such bridge, over several switches, over one.

@@ -5,11 +5,14 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from vllm_cluster.kernel.facts.docker_objects import Container, Image
 from vllm_cluster.kernel.facts.host_facts import HostFacts
-from vllm_cluster.kernel.inventory.model import Inventory
 from vllm_cluster.kernel.plan.spec import BASE_IMAGE, CLUSTER, HEAD_ADDRESS, ID, SPEC, ContainerSpec, node_name
+
+if TYPE_CHECKING:
+    from vllm_cluster.kernel.inventory.model import Inventory
 
 # What temporary containers are made for; their names are vcluster-CLUSTER-KIND-8 hexadecimal digits.
 KINDS = ("cache", "door", "fit", "image", "links", "probe", "ranks")

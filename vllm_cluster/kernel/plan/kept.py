@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from vllm_cluster.kernel.facts.host_facts import HostFacts
-from vllm_cluster.kernel.inventory.model import Inventory
 from vllm_cluster.kernel.plan.identity import decide_cluster_id, is_of_cluster, is_volume_name, node_of
 from vllm_cluster.kernel.plan.spec import SECRET, secrets_volume
+
+if TYPE_CHECKING:
+    from vllm_cluster.kernel.inventory.model import Inventory
 
 
 @dataclass(frozen=True)

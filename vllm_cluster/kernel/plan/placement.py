@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
+from typing import TYPE_CHECKING
 
 from vllm_cluster.kernel.backends import BACKENDS, vllm
 from vllm_cluster.kernel.backends.seam import Chosen, Degrees
 from vllm_cluster.kernel.errors import UsageError
-from vllm_cluster.kernel.inventory.model import Inventory
 from vllm_cluster.kernel.plan.shares import Share, deal, replica_sizes
 from vllm_cluster.kernel.shell_line import shell_line
 from vllm_cluster.kernel.text import redact
@@ -22,6 +22,9 @@ from vllm_cluster.wire.order import (
     Replica,
     name_of,
 )
+
+if TYPE_CHECKING:
+    from vllm_cluster.kernel.inventory.model import Inventory
 
 
 @dataclass(frozen=True)
