@@ -155,11 +155,10 @@ def schemas() -> dict[str, Schema]:
         "slurm-logs": keys({"v": VERSION, "start": COUNT, "rank": COUNT, "lines": rows(TEXT)}),
         "slurm-endpoint": keys({"v": VERSION, **dict.fromkeys(("base_url", "model", "key"), TEXT)}),
         "slurm-explain": keys(
-            {"v": VERSION, **dict.fromkeys(("job", "phase", "reason"), TEXT), "start": maybe(COUNT)},
             {
-                **{"result": TEXT, "lines": rows(fields(LogPosition))},
-                **dict.fromkeys(("slug", "cause", "fix"), maybe(TEXT)),
-            },
+                **{"v": VERSION, "start": maybe(COUNT), "explained": maybe(_explain())},
+                **dict.fromkeys(("job", "phase", "reason"), TEXT),
+            }
         ),
         "bench": {"anyOf": [_bench(), _compared()]},
         "events": {"anyOf": [*_events(), _error(), _endpoint()]},

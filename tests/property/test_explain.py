@@ -11,13 +11,13 @@ from hypothesis import strategies as st
 
 from tests.support.depth import cases
 from tests.support.logs import NEWEST, PRODUCED
-from vllm_cluster.features.explain.render import explain_document, show_explained
 from vllm_cluster.kernel.explain.catalogue import SIGNS
 from vllm_cluster.kernel.explain.diagnosis import Diagnosis, diagnose
 from vllm_cluster.kernel.explain.log_line import MAX_LINE, parse_line
 from vllm_cluster.kernel.explain.scan import LogSource, candidate_lines, scan
 from vllm_cluster.kernel.explain.stream import classify
 from vllm_cluster.kernel.text import redact
+from vllm_cluster.serving.explain.render import explain_document, show_explained
 
 NEEDLES = [known.needle.encode() for known in SIGNS]
 LINES = [line for path in PRODUCED for line in path.read_bytes().splitlines(keepends=True)]

@@ -18,7 +18,6 @@ import pytest
 from tests.support.sim import lab, make
 from tests.support.sim.world import World
 from vllm_cluster.features.explain import bundle
-from vllm_cluster.features.explain.render import show_explained
 from vllm_cluster.kernel import assess, debug_log
 from vllm_cluster.kernel.errors import CommandFailed, NodesNotJoined, Unreachable, UsageError, VclusterError
 from vllm_cluster.kernel.events import Emit
@@ -27,6 +26,7 @@ from vllm_cluster.kernel.hosts.runtime import Runtime
 from vllm_cluster.kernel.inventory.model import Inventory
 from vllm_cluster.kernel.node.handle import NodeHandle, NodeState
 from vllm_cluster.serving.explain import explain
+from vllm_cluster.serving.explain.render import show_explained
 from vllm_cluster.wire.status import Phase, ServeFailure
 
 SHM = "RuntimeError: Insufficient space in /dev/shm for shared-memory allocation: 160 MiB required, 0 MiB free.\n"

@@ -14,10 +14,10 @@ from tests.support.sim import lab, life, make
 from tests.support.sim.faults import Call, Fault, Script
 from tests.support.sim.lab import Outcome
 from tests.support.sim.world import World
-from vllm_cluster.features.explain.render import explain_document, show_explained
 from vllm_cluster.kernel.errors import PreflightFailed, UsageError
 from vllm_cluster.kernel.plan.history import Entry
 from vllm_cluster.serving.explain import explain
+from vllm_cluster.serving.explain.render import explain_document, show_explained
 from vllm_cluster.serving.status import history
 from vllm_cluster.serving.status import render_history as render
 from vllm_cluster.serving.status.render_history import history_document, show_history

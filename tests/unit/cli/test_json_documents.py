@@ -24,7 +24,6 @@ from vllm_cluster.features.check.action import CheckReport
 from vllm_cluster.features.check.allreduce import AllReduceTime
 from vllm_cluster.features.check.render import report_document
 from vllm_cluster.features.check.render_facts import facts_document
-from vllm_cluster.features.explain.render import explain_document
 from vllm_cluster.kernel.backends.nccl import NcclTransport
 from vllm_cluster.kernel.checks.registry import check_all, unseen
 from vllm_cluster.kernel.errors import FleetError, Unreachable, VclusterError
@@ -39,6 +38,7 @@ from vllm_cluster.serving.endpoint import endpoint as action
 from vllm_cluster.serving.endpoint import rotate
 from vllm_cluster.serving.endpoint import verb as endpoint
 from vllm_cluster.serving.endpoint.render import show_endpoint
+from vllm_cluster.serving.explain.render import explain_document
 from vllm_cluster.serving.status.render import status_document
 
 Capture = pytest.CaptureFixture[str]

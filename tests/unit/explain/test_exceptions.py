@@ -9,10 +9,10 @@ import pytest
 from tests.support.corpus import CORPUS, FOLDER, Case, judged
 from tests.support.depth import FULL
 from tests.support.logs import explained
-from vllm_cluster.features.explain.render import show_explained
 from vllm_cluster.features.explain.verb import EXIT_CODES
 from vllm_cluster.kernel.explain.error_lines import ErrorLines
 from vllm_cluster.kernel.explain.frame import Frame
+from vllm_cluster.serving.explain.render import show_explained
 
 PACKAGES = "/usr/local/lib/python3.12/dist-packages"
 QUIET = ("healthy", "healed", "nothing")

@@ -136,7 +136,7 @@ def test_the_stacks_of_what_is_stuck_are_in_the_log_of_each_node(
         assert (line in (state / "serve.log").read_text()) is written
 
 
-# fault: serving/node/attempt.py: if now - since > self._pace.frozen] → if now - since > 1e9]
+# fault: serving/node/proc.py: if now - since > self._longest) → if now - since > 1e9)
 @pytest.mark.parametrize("which", [0, 1])
 def test_a_part_that_is_stopped_by_a_signal_is_started_again(served: tuple[World, int, int], which: int) -> None:
     world, *pids = served

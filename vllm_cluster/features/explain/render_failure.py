@@ -7,21 +7,7 @@ from typing import Any
 
 from vllm_cluster.kernel.explain.failure import KnownFailure
 from vllm_cluster.kernel.terminal.output import BOLD, out, styles
-
-
-def about(failure: KnownFailure) -> dict[str, Any]:
-    """What it is and what to do, as JSON would have it: a symptom has a meaning and where to look, no cause."""
-    cause = failure.kind == "cause"
-    return {
-        "id": failure.slug,
-        "kind": failure.kind,
-        "seen": failure.symptom,
-        "cause": failure.cause if cause else None,
-        "meaning": None if cause else failure.cause,
-        "fix": failure.fix if cause else None,
-        "look": None if cause else failure.fix,
-        "found_by": failure.found_by or None,
-    }
+from vllm_cluster.serving.explain.render import about
 
 
 def failures_document(name: str, failures: Sequence[KnownFailure]) -> dict[str, Any]:

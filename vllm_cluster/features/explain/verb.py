@@ -81,9 +81,9 @@ def _named(session: Session, name: str) -> None:
 
 
 def _explain(session: Session, files: Sequence[Path], model: str | None = None) -> None:
-    from vllm_cluster.features.explain.render import explain_document, show_explained
     from vllm_cluster.kernel.events import Event
     from vllm_cluster.serving.explain import explain as explain_action
+    from vllm_cluster.serving.explain.render import explain_document, show_explained
 
     if files:
         # Standard input ends once.

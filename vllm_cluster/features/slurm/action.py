@@ -49,7 +49,7 @@ def await_ready(node: LoginNode, job: str, seconds: float, emit: Emit, runtime: 
     deadline, shown = runtime.after(seconds), ""
     while True:
         state = node.look(job)
-        if state.phase not in ("waiting", "starting"):
+        if state.phase not in ("waiting", "starting", "degraded"):
             return state
         if (text := f"job {job} is {state.phase}: {state.reason}") != shown:
             emit(Event("progress", text))
@@ -59,11 +59,11 @@ def await_ready(node: LoginNode, job: str, seconds: float, emit: Emit, runtime: 
         runtime.clock.sleep(min(POLL, max(deadline.left(), 0.01)))
 
 
-def first_cause(node: LoginNode, state: SlurmJob) -> tuple[Diagnosis, int] | None:
+def first_cause(node: LoginNode, state: SlurmJob) -> tuple[Diagnosis | None, int]:
     """Diagnose the first start that failed, with its number; None where none has."""
     failed = [one for one in state.ends if not one.wanted]
     number = failed[0].attempt if failed else state.attempts if state.phase == "failed" else 0
     if not number:
-        return None
+        return None, 0
     logs = node.logs(state.job, number, "*", MAX_LINES)
     return diagnose([scan(LogSource(name, [(1, content)])) for name, content in logs.items()]), number

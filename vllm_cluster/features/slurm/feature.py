@@ -30,7 +30,7 @@ SLURM = {
         {
             0: "the model is ready",
             **_ASK,
-            1: "it is not, and will not be",
+            1: "it is not, and will not be; or a replica is missing",
             75: "it is not yet",
             124: "--wait timed out",
         },
@@ -40,7 +40,7 @@ SLURM = {
         "Verbs",
         "features.slurm.verb:logs_of_job",
         "Print what a rank of a job has written.",
-        examples=("vcluster slurm logs 4711", "vcluster slurm logs 4711 --rank 1 --tail 100"),
+        examples=("vcluster slurm logs 4711 --rank 1 --tail 100", "vcluster slurm logs 4711 --replica 2"),
         exits=_ASK,
         inventory=False,
     ),
@@ -54,6 +54,7 @@ SLURM = {
             'eval "$(vcluster slurm endpoint 4711)"',
         ),
         {**_ASK, 3: "there is no such job, or its model is not ready"},
+        bare={"--tunnel": "8000"},
         inventory=False,
     ),
     "explain": Verb(

@@ -21,9 +21,9 @@ main() {
   # Others may know the number before the job begins, and make the folder where all may write.
   mkdir -p "$job/program" || fail "cannot write to $job"
   { [ -O "$job" ] && [ ! -L "$job" ]; } || fail "$job is not a folder of $(id -un)"
-  { files && rank >"$job/rank.sh" && key; } || fail "cannot write to $job"
+  { (cd "$job/program" && files) && rank >"$job/rank.sh" && key key && key @KEY@; } || fail "cannot write to $job"
   echo "vcluster: everything of this job is in $job"
-  export VCLUSTER_JOB=$job VCLUSTER_API_KEY_FILE=$job/key PYTHONPATH=$job/program${PYTHONPATH:+:$PYTHONPATH}
+  export VCLUSTER_JOB=$job VCLUSTER_API_KEY_FILE=$job/@KEY@ PYTHONPATH=$job/program${PYTHONPATH:+:$PYTHONPATH}
   export HF_HOME=${HF_HOME:-$HOME/.cache/huggingface} MASTER API_PORT MASTER_PORT ENGINES_PORT
   export VCLUSTER_ATTEMPT VCLUSTER_READY REPLICA
   mkdir -p "$HF_HOME"
@@ -74,6 +74,7 @@ attempt() {
     VCLUSTER_ATTEMPT=$((VCLUSTER_ATTEMPT + 1))
   done
   logs=$job/attempt-$VCLUSTER_ATTEMPT
+  ln -sfn "attempt-$VCLUSTER_ATTEMPT" "$job/replica-$REPLICA"
   rm -f "$VCLUSTER_READY"
   # Jobs that share a node differ in their number, and so in their ports.
   API_PORT=$(free $((20000 + (SLURM_JOB_ID * @PARTS@ + REPLICA - 1) * 3 % 12000)))
@@ -96,7 +97,7 @@ attempt() {
 
 # What answers at the address of the job, and sends each request to a replica that is ready; a dead one is replaced.
 front() {
-  REPLICA=front MASTER=$(address 0)
+  REPLICA=front MASTER=$(address 0) VCLUSTER_API_KEY_FILE=$job/key
   begin=$((20000 + (SLURM_JOB_ID * @PARTS@ + @REPLICAS@) * 3 % 12000))
   API_PORT=$(free "$begin")
   until srun --overlap --nodes=1 --ntasks=1 --relative=0 --output="$job/front.log" --open-mode=append @STEP@ \
@@ -111,8 +112,8 @@ record() { echo "$(date +%s) attempt=$VCLUSTER_ATTEMPT $1" >>"$job/ends"; }
 
 fail() { echo "vcluster: $1" >&2; exit 1; }
 
-# Nothing but this file has the key: not a command line, an environment or the record of the job.
-key() { [ -s "$job/key" ] || head -c 32 /dev/urandom | base64 | tr -d '+/=\n' >"$job/key"; }
+# Nothing but its file has a key: not a command line, an environment or the record of the job.
+key() { [ -s "$job/$1" ] || head -c 32 /dev/urandom | base64 | tr -d '+/=\n' >"$job/$1"; }
 
 # The address of a node of the job, by its number from 0, as others reach it.
 address() {
@@ -131,7 +132,7 @@ free() {
   echo "$port"
 }
 
-put() { mkdir -p "$(dirname "$job/program/$1")" && cat >"$job/program/$1"; }
+put() { cat >"$1" || exit; }
 
 # The rest are files of vcluster, which the job writes into its folder: the key check in front of vLLM, and what asks
 # vLLM for a first token.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from vllm_cluster.kernel.errors import HostError, PreflightFailed, UsageError
@@ -19,12 +19,12 @@ from vllm_cluster.wire.values import Address, Count, Name, Number, Port
 
 HERE = "local"
 CONNECT_SECONDS, SECONDS, HOLD_SECONDS = 20.0, 60.0, 10.0
-MAX_READY, MAX_LOGS, MAX_RANKS, MAX_DIGITS, NEVER = 64 << 10, 8 << 20, 256, 7, 3
+MAX_READY, MAX_LOGS, MAX_RANKS, NEVER = 64 << 10, 8 << 20, 256, 3
 _JOB = re.compile(r"[0-9]{1,10}")
 # Why a job waits without end: Slurm tests it against all limits only once it is in the queue.
 _NEVER = re.compile(r"Partition\w{1,20}Limit|BadConstraints|Invalid(Account|QOS)")
 _KEY = re.compile(r"[\x21-\x7e]{1,512}")
-Phase = Literal["waiting", "starting", "ready", "ended", "failed"]
+Phase = Literal["waiting", "starting", "degraded", "ready", "ended", "failed"]
 # The state that Slurm ends a job with, as a reason.
 ENDED = {
     "CANCELLED": "cancelled",
@@ -48,6 +48,7 @@ echo "$2 job"; scontrol show job -o "$job" 2>/dev/null | head -n 1
 echo "$2 past"; sacct -nPXj "$job" -o State,End 2>/dev/null | tail -n 1
 echo "$2 ready"; cat "$folder/ready.json" 2>/dev/null
 echo; echo "$2 attempts"; find "$folder" -maxdepth 1 -name 'attempt-*' 2>/dev/null | wc -l
+echo "$2 replicas"; find "$folder" -maxdepth 1 -type l -name 'replica-*' -printf '%f %l\n' 2>/dev/null
 echo "$2 ends"; tail -n 20 "$folder/ends" 2>/dev/null
 """
 SUBMIT = """
@@ -104,6 +105,8 @@ class SlurmJob:
     ready: JobReady | None = None
     ends: tuple[JobEnd, ...] = ()
     attempts: int = 0
+    # The last start of each replica, by its number.
+    replicas: Mapping[int, int] = field(default_factory=dict)
     # Whether Slurm still has it in its queue.
     queued: bool = False
 
@@ -242,10 +245,11 @@ def job_state(job: str, seen: Mapping[str, str], host: str) -> SlurmJob | None:
         return None
     ready = _ready(seen.get("ready", "").strip(), host) if state == "RUNNING" else None
     phase, reason = _judged(state, facts, ready, ends)
-    counted = seen.get("attempts", "").strip()
-    attempts = int(counted) if counted.isascii() and counted.isdecimal() and len(counted) < MAX_DIGITS else 0
+    attempts = next((int(one) for one in re.findall(r"\A\s*([0-9]{1,6})\s*\Z", seen.get("attempts", ""))), 0)
+    starts = re.findall(r"^replica-([0-9]{1,3}) attempt-([0-9]{1,6})$", seen.get("replicas", ""), re.MULTILINE)
+    replicas = {int(one): int(start) for one, start in starts}
     queued = state in (*WAITING, "RUNNING")
-    return SlurmJob(job, phase, printable(reason), printable(folder), ready, ends, attempts, queued)
+    return SlurmJob(job, phase, printable(reason), printable(folder), ready, ends, attempts, replicas, queued)
 
 
 def _judged(state: str, facts: Mapping[str, str], ready: JobReady | None, ends: Sequence[JobEnd]) -> tuple[Phase, str]:
@@ -255,7 +259,9 @@ def _judged(state: str, facts: Mapping[str, str], ready: JobReady | None, ends: 
     if state in WAITING:
         return "waiting", f"{facts.get('Reason', state.lower())}, since {facts.get('SubmitTime', 'it was submitted')}"
     if state == "RUNNING" and not (last and last.wanted):
-        return ("ready", f"ends {facts.get('EndTime')}") if ready else ("starting", f"on {facts.get('NodeList')}")
+        if ready is None:
+            return "starting", f"on {facts.get('NodeList')}"
+        return "ready" if ready.ready >= ready.replicas else "degraded", f"ends {facts.get('EndTime')}"
     if last and last.wanted and state in ("", "RUNNING", "COMPLETED", "COMPLETING"):
         return "ended", _why(last)
     if state == "COMPLETING":

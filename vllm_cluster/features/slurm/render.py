@@ -2,19 +2,32 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 from vllm_cluster.features.slurm.jobs import SlurmJob
 from vllm_cluster.kernel.explain.diagnosis import Diagnosis
-from vllm_cluster.kernel.explain.evidence import LogPosition
+from vllm_cluster.kernel.explain.failure import KnownFailure
 from vllm_cluster.kernel.shell_line import command_line
 from vllm_cluster.kernel.terminal.text import plain
 from vllm_cluster.kernel.text import host_port
 
-MAX_LINES = 3
-Explained = tuple[Diagnosis, int] | None
+# What a fix for a cluster is in a job.
+_IN_JOB = (
+    (r"vcluster serve\b", "vcluster slurm"),
+    (r'(?:set )?(\w+): "?([\w.]+)"? in environment:(?: of the inventory)?', r"export \1=\2 before sbatch"),
+    (r"hf_token: env:HF_TOKEN in the inventory, then vcluster up", "hf auth login on the login node"),
+    (r"vcluster pull MODEL(?: --verify| \(all files of the model\))?", "hf download MODEL on the login node"),
+    (r"vcluster status\b", "vcluster slurm status JOB"),
+    (r", then vcluster up$", ", then submit the job again"),
+    (r"another version of (?:the image|`?image:`?)", "another version of vLLM"),
+)
+# What a job does not have.
+_NOT_THERE = re.compile(
+    r"\bvcluster (?!slurm|fit|explain)|inventory|\b(?:environment|image|ports|gpus):|/tmp/ray|docker|kubectl"
+)
 
 
 def state_document(state: SlurmJob) -> dict[str, Any]:
@@ -26,7 +39,7 @@ def state_document(state: SlurmJob) -> dict[str, Any]:
 
 def state_lines(state: SlurmJob, login: Sequence[str]) -> Iterator[str]:
     """The state of a job, and what can be done next."""
-    yield plain(f"job {state.job} is {state.phase}: {state.reason}")
+    yield head(state)
     if at := state.ready:
         if at.replicas > 1:
             yield f"replicas: {at.ready} of {at.replicas} ready"
@@ -40,37 +53,32 @@ def state_lines(state: SlurmJob, login: Sequence[str]) -> Iterator[str]:
         yield plain(f"folder:  {state.folder}")
 
 
-def cause_document(state: SlurmJob, found: Explained) -> dict[str, Any]:
-    """Why a start of a job failed; no start where none has."""
-    about = {"v": 1, "job": state.job, "phase": state.phase, "reason": state.reason}
-    if found is None:
-        return {**about, "start": None}
-    seen, number = found
-    known = {key: getattr(seen.named.failure, key) if seen.named else None for key in ("slug", "cause", "fix")}
-    return {**about, "start": number, "result": seen.result, **known, "lines": [asdict(one) for one in _places(seen)]}
+def head(state: SlurmJob) -> str:
+    """The line with which all about a job begins."""
+    return plain(f"job {state.job} is {state.phase}: {state.reason}")
 
 
-def cause_lines(state: SlurmJob, found: Explained) -> Iterator[str]:
-    """Why a start of a job failed, with the lines that show it."""
-    yield plain(f"job {state.job} is {state.phase}: {state.reason}")
-    if found is None:
-        yield "No start of it has failed."
-        return
-    seen, number = found
-    if seen.named:
-        yield plain(
-            f"start {number}: {seen.named.failure.kind} ({seen.named.failure.slug}): {seen.named.failure.cause}"
-        )
-    else:
-        yield f"start {number}: no known failure; its last error lines:"
-    yield from (plain(f"  {one.source}:{one.line}: {one.text}") for one in _places(seen))
-    if seen.named:
-        yield plain(f"fix: {seen.named.failure.fix}")
+def fixes(job: str, start: int, login: Sequence[str]) -> tuple[str, str]:
+    """What to do about a failure that is not known."""
+    logs = command_line("vcluster", "slurm", "logs", job, "--start", str(start), "--rank", "0", *login)
+    return "change the flag or the file that it names, or use another version of vLLM", logs
 
 
-def _places(seen: Diagnosis) -> Sequence[LogPosition]:
-    """The lines that show it best."""
-    if seen.named:
-        return seen.named.places[:MAX_LINES]
-    raised = [seen.raised.line] if seen.raised else []
-    return [*raised, *seen.error_lines, *([seen.last_line] if seen.last_line else [])][:MAX_LINES]
+def in_job(found: Diagnosis, job: str, logs: str) -> Diagnosis:
+    """The same with a fix that can be done in a job; `logs` prints the log of its first rank."""
+    if (named := found.named) is None:
+        return found
+    fix = (job_fix(named.failure) or logs).replace("JOB", job)
+    named = replace(named, failure=replace(named.failure, fix=fix, found_by=""))
+    return replace(found, cause=found.cause and named, symptom=None if found.cause else named)
+
+
+def job_fix(failure: KnownFailure) -> str:
+    """What can be done in a job; nothing where the fix is for a cluster alone."""
+    if failure.job:
+        return failure.job
+    text = failure.fix
+    for pattern, instead in _IN_JOB:
+        text = re.sub(pattern, instead, text, flags=re.MULTILINE)
+    lines = ("; ".join(one for one in line.split("; ") if not _NOT_THERE.search(one)) for line in text.splitlines())
+    return "\n".join(filter(None, lines))

@@ -168,6 +168,8 @@ def _replicas(job: JobRequest) -> dict[str, str]:
         "SPAN": str(nodes),
         "SHARE": str(max(1, job.replicas // job.nodes)),
         "READY": "replica-$REPLICA.json" if several else "ready.json",
+        # Clients have the key of the front alone.
+        "KEY": "replica-key" if several else "key",
         "WHERE": shell_line(where) if several else "",
     }
 
@@ -237,5 +239,6 @@ def _files(job: JobRequest) -> Iterator[str]:
     carried, here = node_program(), resources.files("vllm_cluster.features.slurm.on_host")
     names, own = ((*CARRIED, *OF_FRONT), (STEP, FRONT)) if job.replicas > 1 else (CARRIED, (STEP,))
     files = {name: carried[name] for name in names} | {name: here.joinpath(name).read_bytes() for name in own}
+    yield shell_line(("mkdir", "-p", *sorted({path.rpartition("/")[0] for path in files} - {""})))
     for path, content in files.items():
         yield f"put {path} <<'{END}'\n{content.decode()}{END}"

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -20,13 +19,13 @@ from vllm_cluster.kernel.terminal.options import Json, Yes
 from vllm_cluster.kernel.terminal.output import data, out
 from vllm_cluster.kernel.terminal.program import group
 from vllm_cluster.kernel.terminal.session import Session
+from vllm_cluster.kernel.terminal.settings import SETTINGS
 from vllm_cluster.kernel.terminal.text import plain
 from vllm_cluster.kernel.text import host_port
-from vllm_cluster.serving.serve.verb import Dp, Ep, Flags, From, Name
+from vllm_cluster.serving.serve.verb import Dp, Ep, Flags, From, Name, Pp, Tp
 
 if TYPE_CHECKING:
-    from vllm_cluster.features.slurm.jobs import LoginNode
-    from vllm_cluster.wire.order import Deployment
+    from vllm_cluster.features.slurm.jobs import LoginNode, SlurmJob
 
 app = group(SLURM, "Serve a model in a Slurm job. Without a verb: job.", "job", words_of_default=True)
 
@@ -38,9 +37,13 @@ Model = Annotated[
         autocompletion=complete_models,
     ),
 ]
-Nodes = Annotated[int, typer.Option("--nodes", "-N", metavar="NUMBER", min=1, max=256, help="Nodes of the job.")]
-Gpus = Annotated[str, typer.Option("--gpus", metavar="NUMBER", help="GPUs of each node, also with a type: h100:4.")]
-Time = Annotated[str, typer.Option("--time", "-t", metavar="TIME", help="Its time limit, as Slurm has it.")]
+Nodes = Annotated[
+    int, typer.Option("--nodes", "-N", metavar="NUMBER", min=0, max=256, help="Nodes of the job. Default: 1.")
+]
+Gpus = Annotated[
+    str, typer.Option("--gpus", metavar="NUMBER", help="GPUs of each node, also with a type: h100:4. Default: 1.")
+]
+Time = Annotated[str, typer.Option("--time", "-t", metavar="TIME", help="Its time limit. Default: 1:00:00.")]
 Replicas = Annotated[
     int,
     typer.Option("--replicas", metavar="NUMBER", min=1, max=256, help="Copies that share the job's GPUs and requests."),
@@ -58,12 +61,6 @@ Sbatch = Annotated[
         help="Any option of sbatch: partition=gpu, account=lab; repeatable. With cpus-per-task and mem the job takes a "
         "part of each node. Default: whole nodes.",
     ),
-]
-Tp = Annotated[
-    int | None, typer.Option("--tp", metavar="NUMBER", min=1, help="Tensor parallel size. Default: GPUs of a node.")
-]
-Pp = Annotated[
-    int | None, typer.Option("--pp", metavar="NUMBER", min=1, help="Pipeline parallel size. Default: number of nodes.")
 ]
 GpuMemory = Annotated[
     str, typer.Option("--gpu-memory", metavar="SIZE", help="Memory of a GPU (80GB): checks first whether it fits.")
@@ -83,30 +80,32 @@ Wait = Annotated[
     float, typer.Option("--wait", metavar="DURATION", min=0, max=1e9, help="Wait so long until it is ready.")
 ]
 Rank = Annotated[int, typer.Option("--rank", metavar="NUMBER", min=0, max=255, help="The node of the job, from 0.")]
+Replica = Annotated[
+    int, typer.Option("--replica", metavar="NUMBER", min=0, max=256, help="Of several: the last start of this one.")
+]
 Attempt = Annotated[int, typer.Option("--start", metavar="NUMBER", min=0, help="Which start. Default: the last one.")]
 Tail = Annotated[int, typer.Option("--tail", metavar="LINES", min=1, max=20_000, help="The last lines.")]
-Tunnel = Annotated[bool, typer.Option("--tunnel", help="Forward the API to localhost until Ctrl-C.")]
-LocalPort = Annotated[
-    int, typer.Option("--port", metavar="PORT", min=0, max=65535, help="With --tunnel: the local port.")
+Tunnel = Annotated[
+    int | None,
+    typer.Option(
+        "--tunnel",
+        metavar="PORT",
+        min=0,
+        max=65535,
+        help="Forward the API to localhost until Ctrl-C; port 0 is a free one. Without PORT: 8000.",
+        show_default=False,
+    ),
 ]
 
 NOT_YET = 75
-_NAME = re.compile("[a-z][a-z-]*")
-# Options of sbatch that the script has from others, with what to use.
-_OF_THE_JOB = {
-    **dict.fromkeys(("nodes", "ntasks", "ntasks-per-node"), "use --nodes NUMBER"),
-    **dict.fromkeys(("gpus", "gpus-per-node", "gpus-per-task", "gres"), "use --gpus NUMBER"),
-    **dict.fromkeys(("signal", "requeue", "open-mode"), "leave it out"),
-    "time": "use --time TIME",
-}
 
 
 def job(
     model: Model = None,
     flags: Flags = None,
-    nodes: Nodes = 1,
-    gpus: Gpus = "1",
-    time: Time = "1:00:00",
+    nodes: Nodes = 0,
+    gpus: Gpus = "",
+    time: Time = "",
     replicas: Replicas = 1,
     container: ContainerOption = "none",
     image: Image = "",
@@ -124,13 +123,25 @@ def job(
 ) -> None:
     """Print the batch script of a job, or submit it."""
     with Session(None, as_json=as_json) as session:
+        from vllm_cluster.features.slurm.sbatch import SbatchOptions, given_options, merged
         from vllm_cluster.features.slurm.script import JobRequest, script
+        from vllm_cluster.serving.serve.translated import RequestSource, taken_from
         from vllm_cluster.wire.order import Deployment
 
-        wanted = JobRequest(nodes, gpus, time, replicas, container, image, *_handed(sbatch or ()))
-        given_here = Deployment(name or "", model or "", tuple(flags or ()), tp, pp, dp=dp or 1, expert_parallel=ep)
-        size = ("--nodes", str(nodes), "--gpus", gpus)
-        asked = _whole(session, given_here, line, size, degrees=bool(tp or pp or dp))
+        own, source = SbatchOptions(nodes, gpus, time, given_options(sbatch or ())), RequestSource(line)
+        asked = Deployment(name or "", model or "", tuple(flags or ()), tp, pp, dp=dp or 1, expert_parallel=ep)
+        if source:
+            own, rows = merged(*source.text, own)
+            more = {"--replicas": "" if replicas == 1 else str(replicas), "--container": container, "--image": image}
+            verb = ("slurm", *own.words, *(word for one in more.items() if one[1] not in ("", "none") for word in one))
+            degrees = bool(tp or pp or dp)
+            asked = taken_from(session, source, asked, None, degrees=degrees, dry_run=False, verb=verb, rows=rows)
+        elif not model:
+            raise UsageError("missing MODEL", hint="vcluster slurm job --help")
+        # Its nodes change with each job: other machines of the cluster reach its address, with the key.
+        asked = replace(asked, name=asked.name or asked.model, expose=True, backend="mp")
+        size = (own.nodes or 1, own.gpus or "1", own.time or "1:00:00")
+        wanted = JobRequest(*size, replicas, container, image, *own.handed)
         if gpu_memory:
             from vllm_cluster.features.slurm.action import ensure_fits
 
@@ -152,24 +163,6 @@ def _submit(session: Session, text: str, login: str) -> None:
     session.show(lambda: {"v": 1, "job": number}, lambda: out(plain(f"Submitted job {number}. Next: {follow}")))
 
 
-def _handed(words: Sequence[str]) -> tuple[int, str, tuple[tuple[str, str], ...]]:
-    """The CPUs and the memory of each node, and the other options of sbatch."""
-    options: dict[str, str] = {}
-    for word in words:
-        name, _, value = word.partition("=")
-        if not value or not _NAME.fullmatch(name):
-            raise UsageError(f"--sbatch must be KEY=VALUE, got {word!r}", hint="--sbatch partition=gpu")
-        if name in _OF_THE_JOB:
-            raise UsageError(f"--sbatch {name}: the script sets it", hint=_OF_THE_JOB[name])
-        options[name] = value
-    if "mail-user" in options:
-        options.setdefault("mail-type", "BEGIN,END,FAIL,REQUEUE")
-    cpus, memory = options.pop("cpus-per-task", "0"), options.pop("mem", "")
-    if not re.fullmatch("[0-9]{1,4}", cpus):
-        raise UsageError(f"--sbatch cpus-per-task must be a number, got {cpus!r}", hint="--sbatch cpus-per-task=16")
-    return int(cpus), memory, tuple(options.items())
-
-
 @contextmanager
 def _opened(login: str, as_json: bool, *, changes: bool = False) -> Iterator[tuple[Session, LoginNode]]:
     """What each verb on a job needs: a session, and the login node."""
@@ -189,15 +182,21 @@ def status(job: Job, wait: Wait = 0.0, login: Login = "", as_json: Json = False)
         found = await_ready(node, job, wait, session.progress) if wait else node.look(job)
         session.show(lambda: state_document(found), lambda: out("\n".join(state_lines(found, _at(login)))))
         if found.phase != "ready":
-            raise SystemExit(1 if found.phase in ("ended", "failed") else NOT_YET)
+            raise SystemExit(NOT_YET if found.phase in ("waiting", "starting") else 1)
 
 
 def logs_of_job(
-    job: Job, rank: Rank = 0, start: Attempt = 0, tail: Tail = 1000, login: Login = "", as_json: Json = False
+    job: Job,
+    rank: Rank = 0,
+    replica: Replica = 0,
+    start: Attempt = 0,
+    tail: Tail = 1000,
+    login: Login = "",
+    as_json: Json = False,
 ) -> None:
     """Print what a rank of a job has written."""
     with _opened(login, as_json) as (session, node):
-        number = start or node.look(job).attempts
+        number = start or _last_start(node.look(job), replica)
         found = node.logs(job, number, str(rank), tail)
         if not found:
             fix = command_line("vcluster", "slurm", "status", job)
@@ -206,9 +205,15 @@ def logs_of_job(
         session.show(lambda: {"v": 1, "start": number, "rank": rank, "lines": text.splitlines()}, lambda: data(text))
 
 
-def endpoint(
-    job: Job, tunnel: Tunnel = False, port: LocalPort = 8000, login: Login = "", as_json: Json = False
-) -> None:
+def _last_start(state: SlurmJob, replica: int) -> int:
+    """The last start of a job, or of one of its replicas."""
+    if replica and replica not in state.replicas:
+        fix = command_line("vcluster", "slurm", "status", state.job)
+        raise PreflightFailed(f"job {state.job} has had no start of replica {replica}", hint=fix)
+    return state.replicas[replica] if replica else state.attempts
+
+
+def endpoint(job: Job, tunnel: Tunnel = None, login: Login = "", as_json: Json = False) -> None:
     """Print what OpenAI clients need: URL and key."""
     with _opened(login, as_json) as (session, node):
         found = node.look(job)
@@ -218,12 +223,12 @@ def endpoint(
             again = command_line("vcluster", "slurm", *then, *_at(login))
             raise PreflightFailed(f"job {job} is {found.phase}: {found.reason}", hint=again)
         key = node.key(job)
-        if not tunnel:
+        if tunnel is None:
             url = f"http://{host_port(at.address, at.port)}/v1"
             lines = f"{export_line('OPENAI_BASE_URL', url)}\n{export_line('OPENAI_API_KEY', key)}\n"
             session.show(lambda: {"v": 1, "base_url": url, "model": at.model, "key": key}, lambda: data(lines))
             return
-        with closing(node.transport.forward(at.port, port, remote_host=at.address)) as forward:
+        with closing(node.transport.forward(at.port, tunnel, remote_host=at.address)) as forward:
             url = f"http://127.0.0.1:{forward.local_port}/v1"
             text = f"{url} forwards to {at.model} of job {job} until Ctrl-C"
             session.emit(Event("result", text, data={"url": url, "port": forward.local_port}))
@@ -240,12 +245,23 @@ def explain_job(job: Job, login: Login = "", as_json: Json = False) -> None:
     """Name the first cause of a failure from a job's logs."""
     with _opened(login, as_json) as (session, node):
         from vllm_cluster.features.slurm.action import first_cause
-        from vllm_cluster.features.slurm.render import cause_document, cause_lines
+        from vllm_cluster.features.slurm.render import fixes, head, in_job
+        from vllm_cluster.serving.explain.render import explain_document, show_explained
 
         state = node.look(job)
-        found = first_cause(node, state)
-        session.show(lambda: cause_document(state, found), lambda: out("\n".join(cause_lines(state, found))))
-        if found and found[0].cause is None:
+        found, start = first_cause(node, state)
+        about = {"v": 1, **{key: getattr(state, key) for key in ("job", "phase", "reason")}}
+        if found is None:
+            document = {**about, "start": None, "explained": None}
+            session.show(lambda: document, lambda: out(f"{head(state)}\nNo start of it has failed."))
+            return
+        unknown = fixes(job, start, _at(login))
+        shown, above = in_job(found, job, unknown[1]), f"{head(state)}; of its start {start}:"
+        session.show(
+            lambda: {**about, "start": start, "explained": explain_document(shown, {})},
+            lambda: show_explained(shown, color=SETTINGS.color, head=above, fixes=unknown),
+        )
+        if found.cause is None:
             raise SystemExit(1)
 
 
@@ -269,16 +285,3 @@ def stop(job: Job, yes: Yes = False, login: Login = "", as_json: Json = False) -
 def _at(login: str) -> tuple[str, ...]:
     """The option that names the login node in a command to paste."""
     return ("--login", login) if login else ()
-
-
-def _whole(session: Session, asked: Deployment, line: str | None, size: Sequence[str], *, degrees: bool) -> Deployment:
-    """What is to be served: what this call gives counts more than the command line that it names."""
-    if line is not None:
-        from vllm_cluster.serving.serve.translated import RequestSource, taken_from
-
-        source = RequestSource(line)
-        asked = taken_from(session, source, asked, None, degrees=degrees, dry_run=False, verb=("slurm", *size))
-    elif not asked.model:
-        raise UsageError("missing MODEL", hint="vcluster slurm job --help")
-    # Its nodes change with each job: other machines of the cluster reach its address, with the key.
-    return replace(asked, name=asked.name or asked.model, expose=True, backend="mp")

@@ -56,6 +56,7 @@ class KnownFailure:
 
     A failure of the `host` or of Ray can precede the start of vLLM that it makes fail.
     A symptom `follows` where it is what the failure of one process looks like from another.
+    `job` is what to do in a job of Slurm, where that is not what `fix` has for a cluster.
     Of a symptom, `cause` is what it means and `fix` where its cause is written. Each line of a `fix` is a remedy.
     """
 
@@ -64,6 +65,7 @@ class KnownFailure:
     symptom: str
     cause: str
     fix: str
+    job: str = ""
     found_by: str = ""
     checks: tuple[str, ...] = ()
     prevented: str = ""

@@ -12,7 +12,7 @@ from vllm_cluster.serving.node.api import Api, NotServed, Question, in_order
 from vllm_cluster.serving.node.engine_watch import BAD, EngineWatch, short_steps
 from vllm_cluster.serving.node.key_check import KEY_FILE
 from vllm_cluster.serving.node.movement import Movement, Phases, download_folder, vllm_processes
-from vllm_cluster.serving.node.proc import are_stopped, compiler_runs
+from vllm_cluster.serving.node.proc import StoppedProcesses, compiler_runs
 from vllm_cluster.serving.node.process import Child
 from vllm_cluster.serving.node.stacks import write_stacks
 from vllm_cluster.serving.node.timing import Timing
@@ -56,7 +56,7 @@ class Attempt:
         self._ready: EngineWatch | None = None
         self._cause: list[str] = []
         self._cause_open = False
-        self._stopped: dict[int, float] = {}
+        self._stopped = StoppedProcesses(pace.frozen)
         self._looked = 0.0
         self._name, self._log, self._pace = order.name, log, pace
         part, self._argv = order.part, order.part.argv
@@ -100,12 +100,9 @@ class Attempt:
         if now - self._looked < self._pace.frozen / 10:
             return
         self._looked = now
-        found = are_stopped(vllm_processes(self.child.alive))
-        self._stopped = {pid: self._stopped.get(pid, now) for pid in found}
-        long = [pid for pid, since in self._stopped.items() if now - since > self._pace.frozen]
-        if long and not self.verdict:
-            named = ", ".join(map(str, long))
-            self.verdict = f"process {named} of vLLM has been stopped by a signal for {self._pace.frozen:g} s"
+        found = self._stopped.look(vllm_processes(self.child.alive))
+        if found and not self.verdict:
+            self.verdict = found
 
     def write_stacks(self) -> None:
         """Write into the log what its threads are doing, which is lost with them."""

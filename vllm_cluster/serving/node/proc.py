@@ -5,6 +5,7 @@ from __future__ import annotations
 import ipaddress
 import os
 import struct
+import time
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -32,9 +33,19 @@ def processes() -> dict[int, tuple[int, int]]:
     }
 
 
-def are_stopped(pids: Iterable[int]) -> list[int]:
-    """Those of some processes that a signal has stopped, and not a debugger."""
-    return [pid for pid in pids if _fields(pid)[:1] == ["T"]]
+class StoppedProcesses:
+    """The processes of vLLM that a signal has stopped, and not a debugger: the others wait for them without end."""
+
+    def __init__(self, longest: float) -> None:
+        self._longest = longest
+        self._since: dict[int, float] = {}
+
+    def look(self, pids: Iterable[int]) -> str:
+        """Look once; which of them have been so for too long, or nothing."""
+        now = time.monotonic()
+        self._since = {pid: self._since.get(pid, now) for pid in pids if _fields(pid)[:1] == ["T"]}
+        long = ", ".join(str(pid) for pid, since in self._since.items() if now - since > self._longest)
+        return long and f"process {long} of vLLM has been stopped by a signal for {self._longest:g} s"
 
 
 def compiler_runs(pids: Iterable[int]) -> bool:

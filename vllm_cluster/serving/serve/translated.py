@@ -14,7 +14,7 @@ from vllm_cluster.kernel.shell_line import command_line, shell_line
 from vllm_cluster.kernel.terminal.session import Session
 from vllm_cluster.kernel.terminal.words import quote_word
 from vllm_cluster.serving.api.question import standard_input, text_of
-from vllm_cluster.serving.translate.options import Translation
+from vllm_cluster.serving.translate.options import TranslatedWord, Translation
 from vllm_cluster.serving.translate.render import show_translation, translation_event
 from vllm_cluster.serving.translate.text import is_recipe, translate
 from vllm_cluster.wire.order import Deployment
@@ -69,10 +69,11 @@ def taken_from(
     degrees: bool,
     dry_run: bool,
     verb: Sequence[str] = ("serve",),
+    rows: Sequence[TranslatedWord] = (),
 ) -> Deployment:
     """What a source asks for, with what this call gives by itself; `degrees` is whether that has a layout.
 
-    `verb` is what serves it, with the words that it needs more.
+    `verb` is what serves it, with the words that it needs more, and `rows` are what became of other lines of the text.
 
     Raises:
         UsageError: it cannot be read, or cannot be served here; with the line.
@@ -83,6 +84,7 @@ def taken_from(
         found = translate(*source.text)
     asked = merge_deployments(found, own, degrees=degrees)
     found = found.beside(inventory.environment if inventory else {}, degrees=degrees)
+    found = replace(found, rows=(*rows, *found.rows))
     line = serve_command(asked, {}).replace("serve", shell_line(verb), 1)
     if session.as_json:
         session.emit(translation_event(found, line))

@@ -34,7 +34,7 @@ def ready_replicas(job: Path) -> dict[str, dict[str, Any]]:
 def routes(model: str, ready: Mapping[str, Mapping[str, Any]], gone: Mapping[str, Mapping[str, Any]]) -> FrontRoutes:
     """Where requests go: to those that are ready; what is open at those that have gone is ended."""
     states: list[tuple[ReplicaState, Mapping[str, Mapping[str, Any]]]] = [("ready", ready), ("lost", gone)]
-    key = os.environ["VCLUSTER_API_KEY_FILE"]
+    key = str(Path(os.environ["VCLUSTER_JOB"]) / "replica-key")
     rows = [
         FrontReplica(start, one["address"], one["port"], state, key, one["attempt"])
         for state, those in states

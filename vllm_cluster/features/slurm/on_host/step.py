@@ -13,6 +13,7 @@ import fcntl
 import importlib
 import json
 import os
+import shutil
 import signal
 import socket
 import struct
@@ -28,13 +29,13 @@ from types import FrameType
 from vllm_cluster.serving.node.api import Api, NotServed, Question, in_order
 from vllm_cluster.serving.node.argv import option
 from vllm_cluster.serving.node.engine_watch import BAD, EngineWatch, short_steps
-from vllm_cluster.serving.node.proc import are_stopped, compiler_runs, processes
+from vllm_cluster.serving.node.proc import StoppedProcesses, compiler_runs, processes
 from vllm_cluster.serving.node.timing import Timing
 
 SYS = Path("/sys/class")
 SIOCGIFADDR = 0x8915
 PR_SET_PDEATHSIG = 1
-PROBE_SECONDS, ASK_SECONDS, PAUSE_SECONDS, GRACE_SECONDS = 2.0, 60.0, 0.5, 1.0
+PROBE_SECONDS, ASK_SECONDS, PAUSE_SECONDS, GRACE_SECONDS, NOT_FOUND = 2.0, 60.0, 0.2, 1.0, 127
 INFINIBAND = "InfiniBand"
 
 
@@ -157,14 +158,11 @@ def hung_engine(argv: Sequence[str], model: str, address: str, ranks: Callable[[
 
 
 def stopped_rank(ranks: Callable[[], list[int]]) -> str:
-    """Wait until a signal has stopped a process of vLLM for long, which all others wait for; which one it is."""
-    since, frozen = dict[int, float](), Timing().frozen
-    while True:
-        now = time.monotonic()
-        since = {pid: since.get(pid, now) for pid in are_stopped(ranks())}
-        if long := [str(pid) for pid, began in since.items() if now - began > frozen]:
-            return f"process {', '.join(long)} of vLLM has been stopped by a signal for {frozen:g} s"
+    """Wait until a signal has stopped a process of vLLM for long; which one it is."""
+    stopped = StoppedProcesses(Timing().frozen)
+    while not (found := stopped.look(ranks())):
         time.sleep(1.0)
+    return found
 
 
 Watch = Callable[[Callable[[], list[int]]], str]
@@ -209,6 +207,9 @@ def _die_with_parent() -> None:
 
 def main(argv: Sequence[str]) -> int:
     """Serve on this node."""
+    if not shutil.which(argv[0]):
+        print(f"vcluster: {argv[0]}: command not found on {os.environ['SLURMD_NODENAME']}: {os.environ['PATH']}")
+        return NOT_FOUND
     leads = os.environ["SLURM_PROCID"] == "0"
     if not os.environ["VCLUSTER_READY"].endswith("/ready.json"):
         importlib.import_module("aiohttp")  # which the front in front of several replicas needs

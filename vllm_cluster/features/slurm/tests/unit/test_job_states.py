@@ -21,6 +21,7 @@ READY = json.dumps(
     }
 )
 JOB = "JobId=7 JobName=x JobState={} Reason=Resources SubmitTime=2026-11-27T01:00:00 EndTime=2026-11-27T05:00:00"
+TWO = READY.replace("{", "{{").replace("}", "}}").replace('"port"', '"ready": {}, "replicas": 2, "port"')
 FAILED = "100 attempt=1 failed ExitCode=137\n"
 
 
@@ -35,6 +36,8 @@ def printed(**parts: str) -> str:
     [
         ({"job": JOB.format("PENDING"), "folder": ""}, "waiting", "Resources, since 2026-11-27T01:00:00"),
         ({"job": JOB.format("RUNNING"), "ready": READY}, "ready", "ends 2026-11-27T05:00:00"),
+        ({"job": JOB.format("RUNNING"), "ready": TWO.format(2)}, "ready", "ends 2026-11-27T05:00:00"),
+        ({"job": JOB.format("RUNNING"), "ready": TWO.format(1)}, "degraded", "ends 2026-11-27T05:00:00"),
         ({"job": JOB.format("RUNNING") + " NodeList=n[1-2]"}, "starting", "on n[1-2]"),
         ({"job": JOB.format("RUNNING") + " NodeList=n1", "ends": FAILED}, "starting", "on n1"),
         (
@@ -57,12 +60,13 @@ def printed(**parts: str) -> str:
         ({"ends": "100 attempt=1 stopped JobState=RUNNING PreemptTime=2026-11-27T02:00:00"}, "ended", "preempted"),
     ],
 )
+# fault: features/slurm/jobs.py: ready.ready >= ready.replicas → ready.ready >= 1
 # fault: features/slurm/jobs.py: if state == "RUNNING" else None → if state != "x" else None
 def test_the_state_of_a_job(parts: dict[str, str], phase: str, reason: str) -> None:
     found = job_state("7", sections(printed(**parts), MARK), "login")
     assert found is not None
     assert (found.phase, found.reason) == (phase, reason)
-    assert (found.ready is not None) == (phase == "ready")
+    assert (found.ready is not None) == (phase in ("ready", "degraded"))
 
 
 def test_nothing_is_known_of_it() -> None:

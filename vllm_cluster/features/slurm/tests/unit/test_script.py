@@ -187,8 +187,8 @@ def test_the_verb_prints_the_script(tmp_path: Path) -> None:
     validate(["slurm", "job"], same.stdout)
 
 
-# fault: features/slurm/verb.py: options.setdefault("mail-type", "BEGIN,END,FAIL,REQUEUE") → pass
-# fault: features/slurm/verb.py: options.pop("mem", "") → options.pop("memory", "")
+# fault: features/slurm/sbatch.py: others.setdefault("mail-type", "BEGIN,END,FAIL,REQUEUE") → pass
+# fault: features/slurm/sbatch.py: others.pop("mem", "") → others.pop("memory", "")
 def test_any_option_of_sbatch_is_handed_on(tmp_path: Path) -> None:
     given = ("partition=gpu", "mem=200G", "mail-user=me@example.org", "cpus-per-task=16", "constraint=a=b")
     done = run("slurm", "org/model", *(word for one in given for word in ("--sbatch", one)), cwd=tmp_path)
@@ -199,7 +199,7 @@ def test_any_option_of_sbatch_is_handed_on(tmp_path: Path) -> None:
     ]
 
 
-# fault: features/slurm/verb.py: if name in _OF_THE_JOB: → if name in ():
+# fault: features/slurm/sbatch.py: if name in _TAKEN: → if name in ():
 @pytest.mark.parametrize(
     ("word", "fix"),
     [
@@ -215,7 +215,7 @@ def test_an_option_that_the_script_sets_is_refused(word: str, fix: str, tmp_path
     assert (done.returncode, f"fix: {fix}" in done.stderr) == (2, True), done.stderr
 
 
-# fault: features/slurm/verb.py: verb=("slurm", *size) → verb=("slurm",)
+# fault: features/slurm/verb.py: ("slurm", *own.words, → ("slurm",
 def test_a_command_line_of_vllm_becomes_a_job(tmp_path: Path) -> None:
     line = "srun vllm serve org/model --tensor-parallel-size 8 --nnodes 2 --node-rank 0 --seed 1"
     done = run("slurm", "--from", line, "--nodes", "2", "--gpus", "4", cwd=tmp_path)
@@ -229,8 +229,7 @@ def test_the_files_of_the_job_import_alone(tmp_path: Path, replicas: int) -> Non
     """With the standard library, but for the front, and nothing of a laptop; what guards vLLM has its name there."""
     text = script(ASKED, replace(JOB, replicas=replicas))
     files = text.partition("\nfiles() {\n")[2].partition("\n}\n\nmain\n")[0]
-    put = f'put() {{ mkdir -p "$(dirname "{tmp_path}/$1")" && cat >"{tmp_path}/$1"; }}\n'
-    subprocess.run(["bash", "-c", put + files], check=True)
+    subprocess.run(["bash", "-c", 'put() { cat >"$1" || exit; }\n' + files], check=True, cwd=tmp_path)
     program, words = ("python3", ["-S"]) if replicas == 1 else (sys.executable, ["-P"])
     done = subprocess.run(
         [program, *words, "-c", f"import {'step' if replicas == 1 else 'job_front'}, vcluster_auth as one; print(one)"],

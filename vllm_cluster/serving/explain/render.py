@@ -6,7 +6,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from vllm_cluster.features.explain.render_failure import about
 from vllm_cluster.kernel.errors import VclusterError
 from vllm_cluster.kernel.explain.catalogue import FAILURES
 from vllm_cluster.kernel.explain.diagnosis import BenignMatch, Diagnosis, MatchedFailure
@@ -21,6 +20,26 @@ from vllm_cluster.wire.status import FailedRequest
 
 # vLLM ends its messages with the number that one needs; the longest of them in the tests is of 549 characters.
 WIDTH = 600
+# What to do where no known failure matches: with an exception, and with none.
+FIXES = (
+    "change the flag or the file that it names, or use another image (vcluster up)",
+    "vcluster explain --bundle report.tar.gz",
+)
+
+
+def about(failure: KnownFailure) -> dict[str, Any]:
+    """What it is and what to do, as JSON would have it: a symptom has a meaning and where to look, no cause."""
+    cause = failure.kind == "cause"
+    return {
+        "id": failure.slug,
+        "kind": failure.kind,
+        "seen": failure.symptom,
+        "cause": failure.cause if cause else None,
+        "meaning": None if cause else failure.cause,
+        "fix": failure.fix if cause else None,
+        "look": None if cause else failure.fix,
+        "found_by": failure.found_by or None,
+    }
 
 
 def explain_document(
@@ -63,16 +82,23 @@ def _finding(found: MatchedFailure) -> dict[str, Any]:
 
 
 def show_explained(
-    found: Diagnosis, *, color: str, request: FailedRequest | None = None, restarts: Sequence[Entry] = ()
+    found: Diagnosis,
+    *,
+    color: str,
+    request: FailedRequest | None = None,
+    restarts: Sequence[Entry] = (),
+    head: str = "",
+    fixes: tuple[str, str] = FIXES,
 ) -> None:
-    """Write the diagnosis on standard output; `request` is what it is about where something else is served by now."""
+    """Write the diagnosis on standard output; `head` and `request` are what it is about, where that is not all."""
     bold, end = styles(color, BOLD)
-    first, *rest = [*([_request(request)] if request else []), *_lines(found), *map(_restart, restarts)]
+    above = [*([head] if head else []), *([_request(request)] if request else [])]
+    first, *rest = [*above, *_lines(found, fixes), *map(_restart, restarts)]
     out(bold, plain(first), end, *(f"\n{plain(line)}" for line in rest))
 
 
-def _lines(found: Diagnosis) -> Iterable[str]:
-    yield from _answer(found)
+def _lines(found: Diagnosis, fixes: tuple[str, str]) -> Iterable[str]:
+    yield from _answer(found, fixes)
     if found.other_causes:
         yield f"also:    {'; '.join(_named(other.failure) for other in found.other_causes)}"
     if (found.cause or found.symptom) and found.consequences:
@@ -91,17 +117,17 @@ def _lines(found: Diagnosis) -> Iterable[str]:
     yield f"read:    {_read(found)}, {found.size / 1e6:.1f} MB"
 
 
-def _answer(found: Diagnosis) -> Iterable[str]:
+def _answer(found: Diagnosis, fixes: tuple[str, str]) -> Iterable[str]:
     if found.cause:
         yield from _cause(found.cause)
     elif found.symptom:
         yield from _symptom(found.symptom, found)
     elif found.raised:
-        yield from _exception(found.raised, found)
+        yield from _exception(found.raised, found, fixes)
     elif found.result == "unknown":
         yield "Unrecognised failure. First and last error lines:"
         yield from (_line(place) for place in found.error_lines or found.consequences)
-        yield "fix:     vcluster explain --bundle report.tar.gz"
+        yield f"fix:     {fixes[1]}"
     elif found.result == "healed":
         yield f"Recovered: it works now, after {count(len(found.recovered), 'failure')}."
         for other in found.recovered:
@@ -159,7 +185,7 @@ def _symptom(symptom: MatchedFailure, found: Diagnosis) -> Iterable[str]:
     yield from (f"look:    {line}" for line in failure.fix.splitlines())
 
 
-def _exception(raised: Raised, found: Diagnosis) -> Iterable[str]:
+def _exception(raised: Raised, found: Diagnosis, fixes: tuple[str, str]) -> Iterable[str]:
     """What the process that failed first has raised, where no failure of the catalogue matches."""
     yield "Unrecognised failure. The process that failed first ended with this exception:"
     yield _line(raised.line)
@@ -169,8 +195,7 @@ def _exception(raised: Raised, found: Diagnosis) -> Iterable[str]:
     if found.error_lines:
         yield "other error lines:"
         yield from (_line(place) for place in found.error_lines)
-    yield "fix:     change the flag or the file that it names, or use another image (vcluster up)"
-    yield "fix:     vcluster explain --bundle report.tar.gz"
+    yield from (f"fix:     {one}" for one in fixes)
 
 
 def _shown(found: MatchedFailure) -> Iterable[str]:

@@ -1,0 +1,166 @@
+"""Options of sbatch: those that a call gives, and those of a script that served by itself."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from vllm_cluster.kernel.errors import UsageError
+from vllm_cluster.kernel.text import printable
+from vllm_cluster.serving.translate.options import TranslatedWord
+
+_LINE = re.compile(r"^#SBATCH[ \t]+(.*)$", re.MULTILINE)
+_NAME = re.compile("[a-z][a-z-]*")
+_GPUS = ("gpus", "gpus-per-node", "gpus-per-task", "gres")
+_GRES = re.compile(r"(?:gres/)?gpu[:=](.+)")
+_SHORT = {
+    **{
+        "A": "account",
+        "C": "constraint",
+        "G": "gpus",
+        "J": "job-name",
+        "N": "nodes",
+        "a": "array",
+        "c": "cpus-per-task",
+    },
+    **{"d": "dependency", "e": "error", "n": "ntasks", "o": "output", "p": "partition", "q": "qos", "t": "time"},
+    **{"w": "nodelist", "x": "exclude"},
+}
+# Options that have no value.
+_BARE = ("exclusive", "requeue", "no-requeue", "oversubscribe", "overcommit", "hold", "spread-job", "contiguous")
+# Those that are options of this program, and those that the script has from others; with what to use.
+_TAKEN = {
+    **dict.fromkeys(("nodes", "ntasks", "ntasks-per-node"), "use --nodes NUMBER"),
+    **dict.fromkeys(_GPUS, "use --gpus NUMBER"),
+    **dict.fromkeys(("signal", "requeue", "open-mode"), "leave it out"),
+    "time": "use --time TIME",
+}
+_DROPPED = {
+    **dict.fromkeys(("ntasks", "ntasks-per-node"), "the job has a task a node"),
+    **dict.fromkeys(("signal", "open-mode"), "the script sets it"),
+    **dict.fromkeys(("mem-per-cpu", "mem-per-gpu"), "--sbatch mem=SIZE is of each node"),
+    **dict.fromkeys(_BARE, "it is not taken over"),
+    **dict.fromkeys(("requeue", "no-requeue"), "the script sets it"),
+    "exclusive": "so it is without cpus-per-task and mem",
+    "array": "one job serves",
+}
+
+
+@dataclass(frozen=True)
+class SbatchOptions:
+    """What is asked of Slurm: nodes, GPUs of each and time, empty where not given, and other options by name."""
+
+    nodes: int = 0
+    gpus: str = ""
+    time: str = ""
+    others: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def words(self) -> tuple[str, ...]:
+        """The same as options of `vcluster slurm`."""
+        size = {"--nodes": str(self.nodes or ""), "--gpus": self.gpus, "--time": self.time}
+        own = [word for name, value in size.items() if value for word in (name, value)]
+        return (*own, *(word for one in self.others.items() for word in ("--sbatch", "=".join(one))))
+
+    @property
+    def handed(self) -> tuple[int, str, tuple[tuple[str, str], ...]]:
+        """The CPUs and the memory of each node, and the other options.
+
+        Raises:
+            UsageError: a number is none.
+        """
+        others = dict(self.others)
+        if "mail-user" in others:
+            others.setdefault("mail-type", "BEGIN,END,FAIL,REQUEUE")
+        cpus, memory = others.pop("cpus-per-task", "0"), others.pop("mem", "")
+        if not re.fullmatch("[0-9]{1,4}", cpus):
+            raise UsageError(f"--sbatch cpus-per-task must be a number, got {cpus!r}", hint="--sbatch cpus-per-task=16")
+        return int(cpus), memory, tuple(others.items())
+
+
+def given_options(words: Sequence[str]) -> dict[str, str]:
+    """The options of a call: KEY=VALUE.
+
+    Raises:
+        UsageError: a word is none, or the script sets it.
+    """
+    options: dict[str, str] = {}
+    for word in words:
+        name, _, value = word.partition("=")
+        if not value or not _NAME.fullmatch(name):
+            raise UsageError(f"--sbatch must be KEY=VALUE, got {word!r}", hint="--sbatch partition=gpu")
+        if name in _TAKEN:
+            raise UsageError(f"--sbatch {name}: the script sets it", hint=_TAKEN[name])
+        options[name] = value
+    return options
+
+
+def merged(text: str, place: str, own: SbatchOptions) -> tuple[SbatchOptions, tuple[TranslatedWord, ...]]:
+    """The options of a call with those of a script, where the call gives none; and what became of each of these.
+
+    Raises:
+        UsageError: a line cannot be read, or has a number that is none.
+    """
+    found = dict(_options(text, place))
+    given = {"nodes": str(own.nodes or ""), "gpus": own.gpus, "time": own.time, **own.others}
+    # Its one task a node has the CPUs and GPUs of those that there were.
+    nodes = own.nodes or _number(found, "nodes", place) or 1
+    tasks = _number(found, "ntasks-per-node", place) or 1
+    taken, rows = dict[str, str](), list[TranslatedWord]()
+    for name, value in found.items():
+        key = "gpus" if name in _GPUS else name
+        meant = _of_a_node(name, value, nodes, tasks)
+        why = _DROPPED.get(name) or ("" if meant else "it is not for GPUs, or has no value")
+        if given.get(key):
+            why = "this call gives another"
+        elif name in ("cpus-per-task", "mem") and "exclusive" in found:
+            why = "the job takes whole nodes"
+        here = f"--{key} {meant}" if key in ("nodes", "gpus", "time") else f"--sbatch {key}={meant}"
+        taken |= {} if why else {key: meant}
+        was = printable(f"--{name}={value}" if value else f"--{name}")
+        rows.append(TranslatedWord("dropped" if why else "taken", was, "" if why else printable(here), why))
+    taken.pop("nodes", "")
+    gpus, time = (taken.pop(key, given[key]) for key in ("gpus", "time"))
+    return SbatchOptions(nodes, gpus, time, {**taken, **own.others}), tuple(rows)
+
+
+def _options(text: str, place: str) -> Iterator[tuple[str, str]]:
+    """The options of the lines that sbatch reads, each with its value."""
+    for line in _LINE.finditer(text):
+        number = text[: line.start()].count("\n") + 1
+        try:
+            words = shlex.split(line[1], comments=True)
+        except ValueError:
+            raise UsageError(f"{place}:{number}: a quote does not end") from None
+        while words:
+            word = words.pop(0)
+            name, equals, value = word.removeprefix("--").partition("=")
+            if not word.startswith("--"):
+                name, equals, value = _SHORT.get(word[1:2], ""), word[2:], word[2:].removeprefix("=")
+            if not _NAME.fullmatch(name):
+                raise UsageError(f"{place}:{number}: {printable(word)!r} is no option of sbatch")
+            if not equals and name not in _BARE and words and not words[0].startswith("-"):
+                value = words.pop(0)
+            yield name, value
+
+
+def _number(found: Mapping[str, str], name: str, place: str) -> int:
+    value = found.get(name, "0")
+    if not re.fullmatch("[0-9]{1,4}", value):
+        raise UsageError(f"{place}: #SBATCH --{name} {printable(value)!r} is not a number", hint=_TAKEN[name])
+    return int(value)
+
+
+def _of_a_node(name: str, value: str, nodes: int, tasks: int) -> str:
+    """What an option means for one task on each node; nothing where it is not for that."""
+    if name == "gres":
+        found = _GRES.fullmatch(value)
+        value = found[1] if found else ""
+    factor = {"gpus-per-task": tasks, "cpus-per-task": tasks}.get(name, 1)
+    kind, _, number = value.rpartition(":")
+    if name in (*_GPUS, "cpus-per-task") and re.fullmatch("[0-9]{1,6}", number):
+        number = str(int(number) * factor // (nodes if name == "gpus" else 1))
+        return f"{kind}:{number}" if kind else number
+    return value
