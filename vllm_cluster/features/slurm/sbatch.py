@@ -139,7 +139,7 @@ def _options(text: str, place: str) -> Iterator[tuple[str, str]]:
             name, equals, value = word.removeprefix("--").partition("=")
             if not word.startswith("--"):
                 name, equals, value = _SHORT.get(word[1:2], ""), word[2:], word[2:].removeprefix("=")
-            if not _NAME.fullmatch(name):
+            if not _NAME.fullmatch(name) or not word.startswith("-"):
                 raise UsageError(f"{place}:{number}: {printable(word)!r} is no option of sbatch")
             if not equals and name not in _BARE and words and not words[0].startswith("-"):
                 value = words.pop(0)

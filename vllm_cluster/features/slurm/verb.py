@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -26,6 +26,8 @@ from vllm_cluster.serving.serve.verb import Dp, Ep, Flags, From, Name, Pp, Tp
 
 if TYPE_CHECKING:
     from vllm_cluster.features.slurm.jobs import LoginNode, SlurmJob
+    from vllm_cluster.features.slurm.sbatch import SbatchOptions
+    from vllm_cluster.wire.order import Deployment
 
 app = group(SLURM, "Serve a model in a Slurm job. Without a verb: job.", "job", words_of_default=True)
 
@@ -123,19 +125,16 @@ def job(
 ) -> None:
     """Print the batch script of a job, or submit it."""
     with Session(None, as_json=as_json) as session:
-        from vllm_cluster.features.slurm.sbatch import SbatchOptions, given_options, merged
+        from vllm_cluster.features.slurm.sbatch import SbatchOptions, given_options
         from vllm_cluster.features.slurm.script import JobRequest, script
-        from vllm_cluster.serving.serve.translated import RequestSource, taken_from
         from vllm_cluster.wire.order import Deployment
 
-        own, source = SbatchOptions(nodes, gpus, time, given_options(sbatch or ())), RequestSource(line)
+        own = SbatchOptions(nodes, gpus, time, given_options(sbatch or ()))
         asked = Deployment(name or "", model or "", tuple(flags or ()), tp, pp, dp=dp or 1, expert_parallel=ep)
-        if source:
-            own, rows = merged(*source.text, own)
-            more = {"--replicas": "" if replicas == 1 else str(replicas), "--container": container, "--image": image}
-            verb = ("slurm", *own.words, *(word for one in more.items() if one[1] not in ("", "none") for word in one))
-            degrees = bool(tp or pp or dp)
-            asked = taken_from(session, source, asked, None, degrees=degrees, dry_run=False, verb=verb, rows=rows)
+        if line is not None:
+            more = {"--replicas": replicas > 1 and str(replicas), "--container": image and container, "--image": image}
+            words = [word for option, value in more.items() if value for word in (option, value)]
+            own, asked = _of_source(session, line, own, asked, words, degrees=bool(tp or pp or dp))
         elif not model:
             raise UsageError("missing MODEL", hint="vcluster slurm job --help")
         # Its nodes change with each job: other machines of the cluster reach its address, with the key.
@@ -152,6 +151,19 @@ def job(
             _submit(session, text, login)
         else:
             session.show(lambda: {"v": 1, "script": text}, lambda: data(text))
+
+
+def _of_source(
+    session: Session, line: str, own: SbatchOptions, asked: Deployment, more: Sequence[str], *, degrees: bool
+) -> tuple[SbatchOptions, Deployment]:
+    """What a text asks for of Slurm and to serve, where this call gives nothing else; `more` are its other options."""
+    from vllm_cluster.features.slurm.sbatch import merged
+    from vllm_cluster.serving.serve.translated import RequestSource, taken_from
+
+    source = RequestSource(line)
+    own, rows = merged(*source.text, own)
+    verb = ("slurm", *own.words, *more)
+    return own, taken_from(session, source, asked, None, degrees=degrees, dry_run=False, verb=verb, rows=rows)
 
 
 def _submit(session: Session, text: str, login: str) -> None:

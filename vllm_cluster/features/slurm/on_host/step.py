@@ -170,7 +170,7 @@ Watch = Callable[[Callable[[], list[int]]], str]
 
 def run(argv: Sequence[str], env: dict[str, str], watches: Sequence[Watch]) -> int:
     """Run vLLM to its end, or until a watch ends it; that it ends by itself is a failure, with any exit code."""
-    asked = threading.Event()
+    asked, judged = threading.Event(), threading.Event()
     # In a session of its own, so that its ranks can be ended with it; where this program is killed it is, too.
     process = subprocess.Popen(argv, env=env, start_new_session=True, preexec_fn=_die_with_parent)  # noqa: PLW1509 (no thread runs yet)
 
@@ -189,6 +189,7 @@ def run(argv: Sequence[str], env: dict[str, str], watches: Sequence[Watch]) -> i
 
     def end_where(watch: Watch) -> None:
         print(f"vcluster: {watch(ranks)}", flush=True)
+        judged.set()
         kill(signal.SIGKILL)
 
     signal.signal(signal.SIGTERM, end)
@@ -198,6 +199,9 @@ def run(argv: Sequence[str], env: dict[str, str], watches: Sequence[Watch]) -> i
     kill(signal.SIGKILL)
     if asked.is_set():
         return 0
+    if not judged.is_set():
+        how = f"signal {-code} has ended vLLM" if code < 0 else f"vLLM ended by itself, with exit code {code}"
+        print(f"vcluster: ERROR: {how}", flush=True)
     return 128 - code if code < 0 else code or 1
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import http.client
+import json
 import os
 import shutil
 import signal
@@ -9,7 +11,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field
 from getpass import getuser
 from pathlib import Path
@@ -18,9 +20,11 @@ from secrets import token_bytes
 from tests.support.paths import ROOT
 from tests.support.ports import free_port
 from tests.support.waiting import until
-from vcluster_sandbox.names import MODEL
+from vcluster_sandbox.names import MODEL as TINY
 from vcluster_sandbox.wheels import ensure_wheels
 
+MODEL = "org/model"
+JOB = (MODEL, "--nodes", "2", "--gpus", "1", "--time", "0:10:00", "--sbatch", "cpus-per-task=1")
 PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "srun")
 SBIN = f"{os.environ['PATH']}:/usr/sbin:/sbin"
 # Its python3 has what vLLM's has: the front needs an HTTP library.
@@ -129,7 +133,7 @@ def engine() -> tuple[Path, dict[str, str]]:
             [*install, *wheels],
             [*install, "--no-build-isolation", recipe / "plugin"],
             [python, recipe / "trim.py"],
-            [python, recipe / "make_model.py", models, MODEL],
+            [python, recipe / "make_model.py", models, TINY],
         ):
             subprocess.run([*map(str, argv)], check=True, stdout=subprocess.DEVNULL)
     return folder / "bin" / "vllm", {**OF_ENGINE, "HF_HOME": str(models)}
@@ -179,6 +183,16 @@ def _cancel_all(found: Slurm) -> None:
 def timed(condition: Callable[[], object], seconds: float = 60) -> None:
     """Return once the condition holds, within some milliseconds."""
     until(condition, seconds, every=0.02)
+
+
+def ask(place: tuple[str, int], body: dict[str, object], key: str) -> tuple[int, bytes]:
+    """The status and the answer of a completion."""
+    connection = http.client.HTTPConnection(*place, timeout=120)
+    headers = {"Authorization": f"Bearer {key}", "Content-Type": "application/json"}
+    with closing(connection):
+        connection.request("POST", "/v1/completions", json.dumps(body), headers)
+        response = connection.getresponse()
+        return response.status, response.read()
 
 
 def rank_of(job: str, rank: int, replica: int = 1) -> int:

@@ -64,6 +64,8 @@ def main() -> None:
         print("ValueError: The model's config.json has no architectures", file=sys.stderr)
         raise SystemExit(1)
     time.sleep(float(os.environ.get("VLLM_STARTS_FOR", "0")))
+    while Path(os.environ.get("VCLUSTER_JOB", "/nowhere"), "hold").exists():
+        time.sleep(0.05)
     # The port where all parts meet: a start after another must not find it taken.
     if "master-port" in OPTIONS and "headless" not in OPTIONS:
         meet = socket.create_server(("", int(OPTIONS["master-port"])))

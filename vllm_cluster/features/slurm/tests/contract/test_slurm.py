@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import http.client
 import json
 import os
 import re
@@ -10,7 +9,6 @@ import signal
 import subprocess
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +18,21 @@ from tests.support.in_process import Finished, run
 from tests.support.json_schemas import validate
 from tests.support.paths import ROOT, VCLUSTER
 from tests.support.waiting import until
-from vllm_cluster.features.slurm.tests.made import Slurm, engine, rank_of, slurm, timed
+from vcluster_sandbox.names import MODEL as TINY
+from vllm_cluster.features.slurm.tests.made import (
+    JOB,
+    MODEL,
+    PYTHON,
+    SBIN,
+    Slurm,
+    ask,
+    engine,
+    rank_of,
+    slurm,
+    timed,
+)
 from vllm_cluster.kernel.inventory.load import load_text
 
-MODEL, TINY = "org/model", "sandbox/tiny-llama"
-JOB = (MODEL, "--nodes", "2", "--gpus", "1", "--time", "0:10:00", "--sbatch", "cpus-per-task=1")
 # What Slurm itself needs to end a step on a busy machine is in it.
 END_SECONDS = 2.0
 HANG_SECONDS = 30.0
@@ -100,9 +108,9 @@ class Job:
         except OSError:
             return False
 
-    def ask(self, prompt: str = "Hello", key: str = "") -> int:
+    def ask(self, prompt: str = "Hello", key: str = "", at: str = "ready.json") -> int:
         """The status of a completion."""
-        return self._response({"prompt": prompt}, key)[0]
+        return self._response({"prompt": prompt}, key, at)[0]
 
     def answer(self, body: dict[str, object]) -> dict[str, Any]:
         """The answer to a completion."""
@@ -110,15 +118,9 @@ class Job:
         assert status == 200, raw
         return dict(json.loads(raw))
 
-    def _response(self, body: dict[str, object], key: str = "") -> tuple[int, bytes]:
-        ready = json.loads((self.folder / "ready.json").read_text())
-        connection = http.client.HTTPConnection(ready["address"], ready["port"], timeout=120)
-        key = key or (self.folder / "key").read_text()
-        headers = {"Authorization": f"Bearer {key}", "Content-Type": "application/json"}
-        with closing(connection):
-            connection.request("POST", "/v1/completions", json.dumps(body), headers)
-            response = connection.getresponse()
-            return response.status, response.read()
+    def _response(self, body: dict[str, object], key: str = "", at: str = "ready.json") -> tuple[int, bytes]:
+        ready = json.loads((self.folder / at).read_text())
+        return ask((ready["address"], ready["port"]), body, key or (self.folder / "key").read_text())
 
 
 @pytest.fixture
@@ -231,6 +233,37 @@ def test_a_replica_that_dies_starts_again_and_the_other_one_serves(replicas: Job
     validate(["slurm", "status"], replicas.asked("status", "--json").stdout)
 
 
+# fault: features/slurm/jobs.py: "ready" if ready.ready >= ready.replicas else "degraded" → "ready"
+# fault: features/slurm/job.sh: ln -sfn "attempt-$VCLUSTER_ATTEMPT" → : "attempt-$VCLUSTER_ATTEMPT"
+def test_a_replica_that_is_missing_is_named_and_its_log_found(replicas: Job) -> None:
+    """All requests are answered meanwhile; the exit code is that of a cluster with a replica missing."""
+    (replicas.folder / "hold").touch()
+    os.kill(replicas.rank(0, 2), signal.SIGKILL)
+    until(lambda: replicas.asked("status").stdout.startswith(f"job {replicas.number} is degraded: "))
+    done = replicas.asked("status")
+    assert (done.returncode, "replicas: 1 of 2 ready" in done.stdout, len(answering(replicas))) == (1, True, 1)
+    validate(["slurm", "status"], replicas.asked("status", "--json").stdout)
+    [last] = replicas.folder.glob("attempt-3")
+    until(lambda: (last / "rank-0.log").exists() and "started" in (last / "rank-0.log").read_text())
+    printed = {one: json.loads(replicas.asked("logs", "--replica", one, "--json").stdout) for one in "12"}
+    assert printed["2"]["start"] == 3
+    assert printed["1"]["start"] in (1, 2)
+    assert replicas.asked("logs", "--replica", "3").returncode == 3
+    (replicas.folder / "hold").unlink()
+    replicas.wait_ready()
+
+
+# fault: features/slurm/script.py: "replica-key" if several → "key" if several
+def test_clients_do_not_have_the_key_of_a_replica(replicas: Job) -> None:
+    """What is behind the front answers the front alone."""
+    keys = [(replicas.folder / name).read_text() for name in ("key", "replica-key")]
+    assert {(replicas.folder / name).stat().st_mode & 0o777 for name in ("key", "replica-key")} == {0o600}
+    assert [replicas.ask(key=key) for key in keys] == [200, 401]
+    assert [replicas.ask(key=key, at="replica-1.json") for key in keys] == [401, 200]
+    process = replicas.rank(0, 1)
+    assert f"{replicas.folder}/replica-key" in Path(f"/proc/{process}/environ").read_text()
+
+
 # fault: features/slurm/job.sh:   until srun --overlap → ! srun --overlap
 def test_a_front_that_dies_starts_again(replicas: Job) -> None:
     url = replicas.asked("endpoint").stdout
@@ -260,7 +293,18 @@ def test_what_never_was_ready_is_not_tried_again(cluster: Slurm) -> None:
     assert found.ends() in (["failed ExitCode=1"], ["failed ExitCode=143"])
     assert "is failed: " in done.stdout
     assert "no architectures" in found.asked("explain").stdout
-    assert "no architectures" in found.asked("logs", "--rank", "1").stdout
+    # One of them may have been ended before it has written a line.
+    assert any("no architectures" in found.asked("logs", "--rank", rank).stdout for rank in "01")
+
+
+# fault: features/slurm/on_host/step.py: if not shutil.which(argv[0]): → if False:
+def test_a_vllm_that_is_missing_is_named(cluster: Slurm) -> None:
+    found = Job(cluster, PATH=f"{PYTHON}:{SBIN}")
+    until(lambda: cluster.state(found.number) == "FAILED", 60)
+    assert found.ends() == ["failed ExitCode=127"]
+    printed = found.asked("explain").stdout
+    assert re.search(r"vcluster: vllm: command not found on n[12]: /", printed), printed
+    assert "fix:     load the module of vLLM or activate its venv before sbatch" in printed
 
 
 def test_a_job_that_is_stopped_has_not_failed(cluster: Slurm, job: Job) -> None:

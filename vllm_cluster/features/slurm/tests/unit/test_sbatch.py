@@ -1,0 +1,137 @@
+"""The options of a stranger's batch script: taken over, or dropped with the reason; none of them without a word."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.support.in_process import Finished, run
+from vllm_cluster.features.slurm.render import job_fix
+from vllm_cluster.features.slurm.sbatch import SbatchOptions, merged
+from vllm_cluster.kernel.errors import UsageError
+from vllm_cluster.kernel.explain.catalogue import FAILURES
+
+OLD = """#!/bin/bash
+#SBATCH --job-name=llama
+#SBATCH -N 2 -p gpu   # two nodes
+#SBATCH --ntasks-per-node=4 --gres=gpu:h100:4
+#SBATCH --cpus-per-task=8 --mem 200G
+#SBATCH -t04:00:00 --exclude=n7 --array=1-2 --requeue
+module load cuda
+srun vllm serve org/model -tp 4 -pp 2 --nnodes 2 --node-rank $SLURM_PROCID
+"""
+ROWS = {
+    "--job-name=llama": "--sbatch job-name=llama",
+    "--nodes=2": "--nodes 2",
+    "--partition=gpu": "--sbatch partition=gpu",
+    "--ntasks-per-node=4": "dropped",
+    "--gres=gpu:h100:4": "--gpus h100:4",
+    "--cpus-per-task=8": "--sbatch cpus-per-task=32",
+    "--mem=200G": "--sbatch mem=200G",
+    "--time=04:00:00": "--time 04:00:00",
+    "--exclude=n7": "--sbatch exclude=n7",
+    "--array=1-2": "dropped",
+    "--requeue": "dropped",
+}
+
+
+def taken(folder: Path, text: str, *words: str) -> Finished:
+    """The call with this script."""
+    (folder / "old.sh").write_text(text)
+    return run("slurm", "--from", "old.sh", *words, cwd=folder)
+
+
+def directives(printed: str) -> set[str]:
+    """The options of a script."""
+    return set(re.findall(r"^#SBATCH --(.*)$", printed, re.MULTILINE))
+
+
+# fault: features/slurm/verb.py: verb=verb, rows=rows) → verb=verb)
+# fault: features/slurm/sbatch.py: "cpus-per-task": tasks} → "cpus-per-task": 1}
+def test_the_options_of_a_script_are_taken_over_or_dropped_by_name(tmp_path: Path) -> None:
+    done = taken(tmp_path, OLD)
+    table = dict(re.findall(r"^(--\S+) +(\S.*?)(?:  .*)?$", done.stderr, re.MULTILINE))
+    assert {given: here.strip() for given, here in table.items() if given in ROWS} == ROWS
+    assert directives(done.stdout) == {
+        *("job-name=llama", "nodes=2", "ntasks-per-node=1", "gpus-per-node=h100:4", "time=04:00:00"),
+        *("cpus-per-task=32", "mem=200G", "requeue", "open-mode=append", "signal=B:TERM@60"),
+        *("partition=gpu", "exclude=n7"),
+    }
+
+
+# fault: features/slurm/sbatch.py: if given.get(key): → if False:
+def test_the_line_below_the_table_gives_the_same_script(tmp_path: Path) -> None:
+    words = (
+        "--nodes",
+        "4",
+        "--replicas",
+        "2",
+        "--sbatch",
+        "partition=long",
+        "--container",
+        "apptainer",
+        "--image",
+        "a",
+    )
+    done = taken(tmp_path, OLD, *words)
+    assert {"nodes=4", "partition=long"} < directives(done.stdout)
+    line = re.search(r"^the same: vcluster (.*)$", done.stderr, re.MULTILINE)
+    assert line
+    script = "import sys; sys.argv = ['vcluster', *sys.argv[1:]]\nfrom vllm_cluster.cli.main import main; main()"
+    again = subprocess.run(
+        ["bash", "-c", f'"$0" -c "$1" {line[1]}', sys.executable, script],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert again.stdout == done.stdout
+
+
+@pytest.mark.parametrize(
+    ("lines", "words"),
+    [
+        ("#SBATCH --gpus=16 --nodes=2", "--nodes 2 --gpus 8"),
+        ("#SBATCH --gpus-per-task=1 --ntasks-per-node=8", "--nodes 1 --gpus 8"),
+        ("#SBATCH --gres=gpu:4 -A lab", "--nodes 1 --gpus 4 --sbatch account=lab"),
+        ("#SBATCH --gres=lustre:1 --hold", "--nodes 1"),
+        ("#SBATCH --exclusive --mem=0 --cpus-per-task=96", "--nodes 1"),
+        ("#SBATCH --mem-per-cpu=4G --ntasks=16", "--nodes 1"),
+        ("# SBATCH --nodes=2", "--nodes 1"),
+    ],
+)
+def test_what_options_mean_for_one_task_a_node(lines: str, words: str) -> None:
+    assert " ".join(merged(lines, "old.sh", SbatchOptions())[0].words) == words
+
+
+@pytest.mark.parametrize("line", ["--nodes=2-4", "--comment='x", "gpu", "-Z1"])
+def test_a_line_that_cannot_be_read_is_named(line: str) -> None:
+    with pytest.raises(UsageError, match=r"old\.sh"):
+        merged(f"#SBATCH {line}\n", "old.sh", SbatchOptions())
+
+
+# fault: features/slurm/render.py: (r"vcluster serve\b", "vcluster slurm"), →
+# fault: features/slurm/render.py: if not _NOT_THERE.search(one)) → )
+def test_a_fix_for_a_job_names_nothing_of_a_cluster() -> None:
+    """No inventory, Docker or folder of Ray, and of vcluster what works with a job."""
+    for slug, failure in FAILURES.items():
+        fix = job_fix(failure)
+        assert not re.search(r"/tmp/ray|inventory|docker|vcluster (?!slurm|fit|explain)", fix), slug
+    assert job_fix(FAILURES["kv-cache-no-room"]).splitlines()[0] == (
+        "vcluster slurm MODEL -- --gpu-memory-utilization 0.95"
+    )
+
+
+# fault: kernel/backends/seam.py: from dataclasses import dataclass, field → import pydantic; from dataclasses import dataclass, field
+def test_a_script_is_printed_without_the_library_of_the_inventory(tmp_path: Path) -> None:
+    """It takes as long to load as all the rest, and a person waits for it before each job."""
+    script = "import sys; from vllm_cluster.cli.main import main\ntry: main()\n"
+    script += "finally: print(*sys.modules, file=sys.stderr)"
+    argv = [sys.executable, "-c", script, "slurm", "org/model"]
+    done = subprocess.run(argv, cwd=tmp_path, capture_output=True, text=True, check=True)
+    loaded = done.stderr.split()
+    assert ("vllm_cluster.features.slurm.script" in loaded, "pydantic" in loaded) == (True, False)
