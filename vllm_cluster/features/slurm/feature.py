@@ -16,7 +16,7 @@ SLURM = {
         (
             "vcluster slurm meta-llama/Llama-3.1-405B-Instruct --nodes 2 --gpus 8 --time 4:00:00 >job.sh",
             "vcluster slurm org/model --nodes 2 --gpus 4 --time 4:00:00 --sbatch partition=gpu --submit",
-            "vcluster slurm --from old-job.sh --nodes 2 --gpus 8 --container apptainer --image vllm.sif",
+            "vcluster slurm --from old-job.sh --container apptainer --image vllm.sif >job.sh",
         ),
         {1: "Slurm refused the job", 2: "wrong usage", 3: "it does not fit; nothing was submitted", 4: _ASK[4]},
         inventory=False,
@@ -61,7 +61,7 @@ SLURM = {
         "Verbs",
         "features.slurm.verb:explain_job",
         "Name the first cause of a failure from a job's logs.",
-        "Of its last start that failed, unless it has ended as was asked: stopped, at its time limit, preempted.",
+        "Of its first start that failed, unless it has ended as was asked: stopped, at its time limit, preempted.",
         ("vcluster slurm explain 4711",),
         {0: "a cause was found, or it has not failed", **_ASK, 1: "no cause was found"},
         inventory=False,

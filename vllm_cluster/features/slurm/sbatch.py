@@ -43,7 +43,7 @@ _DROPPED = {
     **dict.fromkeys(("mem-per-cpu", "mem-per-gpu"), "--sbatch mem=SIZE is of each node"),
     **dict.fromkeys(_BARE, "it is not taken over"),
     **dict.fromkeys(("requeue", "no-requeue"), "the script sets it"),
-    "exclusive": "so it is without cpus-per-task and mem",
+    "exclusive": "the job takes whole nodes",
     "array": "one job serves",
 }
 

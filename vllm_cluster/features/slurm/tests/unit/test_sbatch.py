@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.in_process import Finished, run
+from tests.support.paths import ROOT
 from vllm_cluster.features.slurm.render import job_fix
 from vllm_cluster.features.slurm.sbatch import SbatchOptions, merged
 from vllm_cluster.kernel.errors import UsageError
@@ -135,3 +136,12 @@ def test_a_script_is_printed_without_the_library_of_the_inventory(tmp_path: Path
     done = subprocess.run(argv, cwd=tmp_path, capture_output=True, text=True, check=True)
     loaded = done.stderr.split()
     assert ("vllm_cluster.features.slurm.script" in loaded, "pydantic" in loaded) == (True, False)
+
+
+# fault: features/slurm/sbatch.py: "exclusive": "the job takes whole nodes" → "exclusive": "x"
+def test_the_page_shows_what_becomes_of_its_script(tmp_path: Path) -> None:
+    page = (ROOT / "docs/slurm-scripts.md").read_text()
+    script, shown = (page.partition(f"```{begin}")[2].partition("```")[0] for begin in ("bash\n", "\n$ vcluster "))
+    (tmp_path / "old-job.sh").write_text(script)
+    done = run("slurm", "--from", "old-job.sh", cwd=tmp_path)
+    assert shown == f"slurm --from old-job.sh >job.sh\n{done.stderr}"
