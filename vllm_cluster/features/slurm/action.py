@@ -51,7 +51,7 @@ def await_ready(node: LoginNode, job: str, seconds: float, emit: Emit, runtime: 
         state = node.look(job)
         if state.phase not in ("waiting", "starting", "degraded"):
             return state
-        if (text := f"job {job} is {state.phase}: {state.reason}") != shown:
+        if (text := state.head) != shown:
             emit(Event("progress", text))
             shown = text
         if not deadline.left():

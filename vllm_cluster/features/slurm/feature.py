@@ -2,77 +2,69 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from vllm_cluster.kernel.terminal.exits import MORE
 from vllm_cluster.kernel.terminal.verb import Verb
 
 _ASK = {1: "Slurm failed", 2: "wrong usage", 3: "there is no such job", 4: "the login node is unreachable"}
+
+
+def _verb(
+    function: str, summary: str, about: str, *examples: str, exits: Mapping[int, str], bare: Mapping[str, str] = {}
+) -> Verb:
+    at = f"features.slurm.verb:{function}"
+    return Verb("Verbs", at, summary, about, examples, {**_ASK, **exits}, bare=bare, inventory=False)
+
+
 SLURM = {
-    "job": Verb(
-        "Verbs",
-        "features.slurm.verb:job",
+    "job": _verb(
+        "job",
         "Print the batch script that serves a model, or submit it.",
         "The script is for sbatch: one step, a task a node, vLLM without Ray. Its job makes a key, asks vLLM for a "
         "first token, and starts what was ready again when a rank dies. Flags after -- go to vLLM.",
-        (
-            "vcluster slurm meta-llama/Llama-3.1-405B-Instruct --nodes 2 --gpus 8 --time 4:00:00 >job.sh",
-            "vcluster slurm org/model --nodes 2 --gpus 4 --time 4:00:00 --sbatch partition=gpu --submit",
-            "vcluster slurm --from old-job.sh --container apptainer --image vllm.sif >job.sh",
-        ),
-        {1: "Slurm refused the job", 2: "wrong usage", 3: "it does not fit; nothing was submitted", 4: _ASK[4]},
-        inventory=False,
+        "vcluster slurm meta-llama/Llama-3.1-405B-Instruct --nodes 2 --gpus 8 --time 4:00:00 >job.sh",
+        "vcluster slurm org/model --nodes 2 --gpus 4 --time 4:00:00 --sbatch partition=gpu --submit",
+        "vcluster slurm --from old-job.sh --container apptainer --image vllm.sif >job.sh",
+        exits={1: "Slurm refused the job", 3: "it does not fit; nothing was submitted"},
     ),
-    "status": Verb(
-        "Verbs",
-        "features.slurm.verb:status",
+    "status": _verb(
+        "status",
         "Show whether a job serves, and why it ended.",
         "Ready means: the model has generated a token.",
-        ("vcluster slurm status 4711", "vcluster slurm status 4711 --wait 30m --login cluster.example.edu"),
-        {
-            0: "the model is ready",
-            **_ASK,
-            1: "it is not, and will not be; or a replica is missing",
-            75: "it is not yet",
-            124: "--wait timed out",
+        "vcluster slurm status 4711",
+        "vcluster slurm status 4711 --wait 30m --login cluster.example.edu",
+        exits={
+            **{0: "the model is ready", 1: "it is not, and will not be; or a replica is missing"},
+            **{75: "it is not yet", 124: "--wait timed out"},
         },
-        inventory=False,
     ),
-    "logs": Verb(
-        "Verbs",
-        "features.slurm.verb:logs_of_job",
+    "logs": _verb(
+        "logs_of_job",
         "Print what a rank of a job has written.",
-        examples=("vcluster slurm logs 4711 --rank 1 --tail 100", "vcluster slurm logs 4711 --replica 2"),
-        exits=_ASK,
-        inventory=False,
+        "",
+        "vcluster slurm logs 4711 --rank 1 --tail 100",
+        "vcluster slurm logs 4711 --replica 2",
+        exits={},
     ),
-    "endpoint": Verb(
-        "Verbs",
-        "features.slurm.verb:endpoint",
+    "endpoint": _verb(
+        "endpoint",
         "Print what OpenAI clients need: URL and key.",
         "The URL is for machines of the cluster; --tunnel forwards it to this one, through the login node.",
-        (
-            "vcluster slurm endpoint 4711 --tunnel --login cluster.example.edu",
-            'eval "$(vcluster slurm endpoint 4711)"',
-        ),
-        {**_ASK, 3: "there is no such job, or its model is not ready"},
+        "vcluster slurm endpoint 4711 --tunnel --login cluster.example.edu",
+        'eval "$(vcluster slurm endpoint 4711)"',
+        exits={3: "there is no such job, or its model is not ready"},
         bare={"--tunnel": "8000"},
-        inventory=False,
     ),
-    "explain": Verb(
-        "Verbs",
-        "features.slurm.verb:explain_job",
+    "explain": _verb(
+        "explain_job",
         "Name the first cause of a failure from a job's logs.",
         "Of its first start that failed, unless it has ended as was asked: stopped, at its time limit, preempted.",
-        ("vcluster slurm explain 4711",),
-        {0: "a cause was found, or it has not failed", **_ASK, 1: "no cause was found"},
-        inventory=False,
+        "vcluster slurm explain 4711",
+        exits={0: "a cause was found, or it has not failed", 1: "no cause was found"},
     ),
-    "stop": Verb(
-        "Verbs",
-        "features.slurm.verb:stop",
-        "Cancel a job.",
-        examples=("vcluster slurm stop 4711 --yes",),
-        exits={0: "it is cancelled, or had ended", **_ASK},
-        inventory=False,
+    "stop": _verb(
+        "stop", "Cancel a job.", "", "vcluster slurm stop 4711 --yes", exits={0: "it is cancelled, or had ended"}
     ),
 }
 VERBS = {

@@ -111,6 +111,15 @@ class SlurmJob:
     queued: bool = False
 
     @property
+    def head(self) -> str:
+        """What it is now, in a line."""
+        return f"job {self.job} is {self.phase}: {self.reason}"
+
+    def last_start(self, replica: int) -> int:
+        """The number of its last start, or of the last one of a replica; 0 where there is none."""
+        return self.replicas.get(replica, 0) if replica else self.attempts
+
+    @property
     def first_failure(self) -> JobEnd | None:
         """The first start that failed; later ones may follow from it."""
         return next((one for one in self.ends if not one.wanted), None)
@@ -119,8 +128,13 @@ class SlurmJob:
 class LoginNode:
     """Where Slurm's commands are: another machine over SSH, or this one."""
 
-    def __init__(self, transport: Transport, runtime: Runtime) -> None:
+    def __init__(self, transport: Transport, runtime: Runtime, login: str) -> None:
         self.transport, self._runtime = transport, runtime
+        self._login = ("--login", login) if login else ()
+
+    def line(self, *words: str) -> str:
+        """A command on a job, for a person to paste."""
+        return command_line("vcluster", "slurm", *words, *self._login)
 
     def ask(self, script: str, *words: str, stdin: bytes = b"", most: int = MAX_OUTPUT) -> Result:
         """Run a script there, to its end."""
@@ -166,11 +180,9 @@ class LoginNode:
     def key(self, job: str) -> str:
         """Return the key of a job's API."""
         done = self.ask(KEY, job)
-        fix = command_line("vcluster", "slurm", "status", job)
-        if done.returncode or not done.text.strip():
-            raise HostError(self.transport.host, f"key of job {job}: {_last(done)}", hint=fix)
         if not _KEY.fullmatch(key := done.text.strip()):
-            raise HostError(self.transport.host, f"key of job {job}: its file holds no key", hint=fix)
+            why = "its file holds no key" if key else _last(done)
+            raise HostError(self.transport.host, f"key of job {job}: {why}", hint=self.line("status", job))
         return key
 
     def logs(self, job: str, attempt: int, rank: str, lines: int) -> dict[str, bytes]:
@@ -204,7 +216,7 @@ def login_node(destination: str, runtime: Runtime = SYSTEM) -> Iterator[LoginNod
     transport = runtime.connect(target, "openssh" if destination else "local", None, Jumps())
     try:
         transport.connect(runtime.after(CONNECT_SECONDS))
-        yield LoginNode(transport, runtime)
+        yield LoginNode(transport, runtime, destination)
     finally:
         transport.close()
 

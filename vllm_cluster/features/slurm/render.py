@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, replace
 from typing import Any
 
 from vllm_cluster.features.slurm.jobs import SlurmJob
 from vllm_cluster.kernel.explain.diagnosis import Diagnosis
 from vllm_cluster.kernel.explain.failure import KnownFailure
-from vllm_cluster.kernel.shell_line import command_line
 from vllm_cluster.kernel.terminal.text import plain
 from vllm_cluster.kernel.text import host_port
 
@@ -37,31 +36,20 @@ def state_document(state: SlurmJob) -> dict[str, Any]:
     return {"v": 1, **shown, "ready": ready, "ends": [asdict(one) for one in state.ends]}
 
 
-def state_lines(state: SlurmJob, login: Sequence[str]) -> Iterator[str]:
-    """The state of a job, and what can be done next."""
-    yield head(state)
+def state_lines(state: SlurmJob, line: Callable[[str, str], str]) -> Iterator[str]:
+    """The state of a job, and what can be done next; `line` is the command for a verb on a job."""
+    yield plain(state.head)
     if at := state.ready:
         if at.replicas > 1:
             yield f"replicas: {at.ready} of {at.replicas} ready"
         yield plain(f"model:   {at.model} at http://{host_port(at.address, at.port)}/v1 on {at.node}")
         yield plain(f"start:   {at.attempt}, ready after {at.start_seconds:.0f} s")
-        yield f"clients: {command_line('vcluster', 'slurm', 'endpoint', state.job, *login)}"
+        yield f"clients: {line('endpoint', state.job)}"
     if first := state.first_failure:
         yield plain(f"first failure: start {first.attempt}, {first.how}")
-        yield f"why:     {command_line('vcluster', 'slurm', 'explain', state.job, *login)}"
+        yield f"why:     {line('explain', state.job)}"
     if state.folder:
         yield plain(f"folder:  {state.folder}")
-
-
-def head(state: SlurmJob) -> str:
-    """The line with which all about a job begins."""
-    return plain(f"job {state.job} is {state.phase}: {state.reason}")
-
-
-def fixes(job: str, start: int, login: Sequence[str]) -> tuple[str, str]:
-    """What to do about a failure that is not known."""
-    logs = command_line("vcluster", "slurm", "logs", job, "--start", str(start), "--rank", "0", *login)
-    return "change the flag or the file that it names, or use another version of vLLM", logs
 
 
 def in_job(found: Diagnosis, job: str, logs: str) -> Diagnosis:

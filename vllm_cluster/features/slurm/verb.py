@@ -13,7 +13,7 @@ import typer
 from vllm_cluster.features.slurm.feature import SLURM
 from vllm_cluster.kernel.errors import Aborted, HostError, PreflightFailed, UsageError
 from vllm_cluster.kernel.events import Event
-from vllm_cluster.kernel.shell_line import command_line, export_line
+from vllm_cluster.kernel.shell_line import export_line
 from vllm_cluster.kernel.terminal.completion import complete_models
 from vllm_cluster.kernel.terminal.options import Json, Yes
 from vllm_cluster.kernel.terminal.output import data, out
@@ -25,7 +25,7 @@ from vllm_cluster.kernel.text import host_port
 from vllm_cluster.serving.serve.verb import Dp, Ep, Flags, From, Name, Pp, Tp
 
 if TYPE_CHECKING:
-    from vllm_cluster.features.slurm.jobs import LoginNode, SlurmJob
+    from vllm_cluster.features.slurm.jobs import LoginNode
     from vllm_cluster.features.slurm.sbatch import SbatchOptions
     from vllm_cluster.wire.order import Deployment
 
@@ -171,7 +171,7 @@ def _submit(session: Session, text: str, login: str) -> None:
 
     with login_node(login) as node:
         number = node.submit(text, "" if login else str(Path.cwd()))
-    follow = command_line("vcluster", "slurm", "status", number, "--wait", "1h", *_at(login))
+        follow = node.line("status", number, "--wait", "1h")
     session.show(lambda: {"v": 1, "job": number}, lambda: out(plain(f"Submitted job {number}. Next: {follow}")))
 
 
@@ -192,7 +192,7 @@ def status(job: Job, wait: Wait = 0.0, login: Login = "", as_json: Json = False)
         from vllm_cluster.features.slurm.render import state_document, state_lines
 
         found = await_ready(node, job, wait, session.progress) if wait else node.look(job)
-        session.show(lambda: state_document(found), lambda: out("\n".join(state_lines(found, _at(login)))))
+        session.show(lambda: state_document(found), lambda: out("\n".join(state_lines(found, node.line))))
         if found.phase != "ready":
             raise SystemExit(NOT_YET if found.phase in ("waiting", "starting") else 1)
 
@@ -208,21 +208,14 @@ def logs_of_job(
 ) -> None:
     """Print what a rank of a job has written."""
     with _opened(login, as_json) as (session, node):
-        number = start or _last_start(node.look(job), replica)
+        state = node.look(job)
+        number = start or state.last_start(replica)
         found = node.logs(job, number, str(rank), tail)
         if not found:
-            fix = command_line("vcluster", "slurm", "status", job)
-            raise PreflightFailed(f"job {job} has no log of rank {rank} at start {number}", hint=fix)
+            which = f"start {number}" if number else f"replica {replica}"
+            raise PreflightFailed(f"job {job} has no log of rank {rank} of {which}", hint=node.line("status", job))
         [text] = (content.decode("utf-8", "replace") for content in found.values())
         session.show(lambda: {"v": 1, "start": number, "rank": rank, "lines": text.splitlines()}, lambda: data(text))
-
-
-def _last_start(state: SlurmJob, replica: int) -> int:
-    """The last start of a job, or of one of its replicas."""
-    if replica and replica not in state.replicas:
-        fix = command_line("vcluster", "slurm", "status", state.job)
-        raise PreflightFailed(f"job {state.job} has had no start of replica {replica}", hint=fix)
-    return state.replicas[replica] if replica else state.attempts
 
 
 def endpoint(job: Job, tunnel: Tunnel = None, login: Login = "", as_json: Json = False) -> None:
@@ -231,9 +224,8 @@ def endpoint(job: Job, tunnel: Tunnel = None, login: Login = "", as_json: Json =
         found = node.look(job)
         if (at := found.ready) is None:
             ended = found.phase in ("ended", "failed")
-            then = ("explain", job) if ended else ("status", job, "--wait", "1h")
-            again = command_line("vcluster", "slurm", *then, *_at(login))
-            raise PreflightFailed(f"job {job} is {found.phase}: {found.reason}", hint=again)
+            again = node.line("explain", job) if ended else node.line("status", job, "--wait", "1h")
+            raise PreflightFailed(found.head, hint=again)
         key = node.key(job)
         if tunnel is None:
             url = f"http://{host_port(at.address, at.port)}/v1"
@@ -249,29 +241,31 @@ def endpoint(job: Job, tunnel: Tunnel = None, login: Login = "", as_json: Json =
             except KeyboardInterrupt:
                 session.finish()  # the way in which an open tunnel ends is not a failure
                 return
-        fix = command_line("vcluster", "slurm", "explain", job)
-        raise HostError(node.transport.host, f"tunnel: job {job} is {found.phase}: {found.reason}", hint=fix)
+        raise HostError(node.transport.host, f"tunnel: {found.head}", hint=node.line("explain", job))
 
 
 def explain_job(job: Job, login: Login = "", as_json: Json = False) -> None:
     """Name the first cause of a failure from a job's logs."""
     with _opened(login, as_json) as (session, node):
         from vllm_cluster.features.slurm.action import first_cause
-        from vllm_cluster.features.slurm.render import fixes, head, in_job
+        from vllm_cluster.features.slurm.render import in_job
         from vllm_cluster.serving.explain.render import explain_document, show_explained
 
         state = node.look(job)
         found, start = first_cause(node, state)
-        about = {"v": 1, **{key: getattr(state, key) for key in ("job", "phase", "reason")}}
+        about = {"v": 1, "job": job, "phase": state.phase, "reason": state.reason, "start": start or None}
         if found is None:
-            document = {**about, "start": None, "explained": None}
-            session.show(lambda: document, lambda: out(f"{head(state)}\nNo start of it has failed."))
+            document = {**about, "explained": None}
+            session.show(lambda: document, lambda: out(f"{plain(state.head)}\nNo start of it has failed."))
             return
-        unknown = fixes(job, start, _at(login))
-        shown, above = in_job(found, job, unknown[1]), f"{head(state)}; of its start {start}:"
+        unknown = (
+            "change the flag or the file that it names, or use another version of vLLM",
+            node.line("logs", job, "--start", str(start), "--rank", "0"),
+        )
+        shown, head = in_job(found, job, unknown[1]), f"{state.head}; of its start {start}:"
         session.show(
-            lambda: {**about, "start": start, "explained": explain_document(shown, {})},
-            lambda: show_explained(shown, color=SETTINGS.color, head=above, fixes=unknown),
+            lambda: {**about, "explained": explain_document(shown, {})},
+            lambda: show_explained(shown, color=SETTINGS.color, head=head, fixes=unknown),
         )
         if found.cause is None:
             raise SystemExit(1)
@@ -292,8 +286,3 @@ def stop(job: Job, yes: Yes = False, login: Login = "", as_json: Json = False) -
             raise Aborted
         node.cancel(job)
         session.emit(Event("result", f"Cancelled job {job}.", data={"job": job}))
-
-
-def _at(login: str) -> tuple[str, ...]:
-    """The option that names the login node in a command to paste."""
-    return ("--login", login) if login else ()
