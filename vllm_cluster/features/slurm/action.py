@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from vllm_cluster.features.slurm.jobs import LoginNode, SlurmJob
-from vllm_cluster.features.slurm.script import JobRequest, laid_out
+from vllm_cluster.features.slurm.sbatch import JobRequest
+from vllm_cluster.features.slurm.script import laid_out
 from vllm_cluster.kernel.errors import PreflightFailed, WaitTimedOut
 from vllm_cluster.kernel.events import Emit, Event
 from vllm_cluster.kernel.explain.diagnosis import Diagnosis, diagnose

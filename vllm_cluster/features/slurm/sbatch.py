@@ -5,15 +5,18 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Literal
 
 from vllm_cluster.kernel.errors import UsageError
-from vllm_cluster.kernel.text import printable
+from vllm_cluster.kernel.text import count, printable
 from vllm_cluster.serving.translate.options import TranslatedWord
 
+Container = Literal["none", "pyxis", "apptainer"]
 _LINE = re.compile(r"^#SBATCH[ \t]+(.*)$", re.MULTILINE)
 _NAME = re.compile("[a-z][a-z-]*")
 _GPUS = ("gpus", "gpus-per-node", "gpus-per-task", "gres")
+_SIZE = re.compile(r"(?:([A-Za-z0-9_.-]+):)?(\d{1,2})")
 _GRES = re.compile(r"(?:gres/)?gpu[:=](.+)")
 _SHORT = {
     **{
@@ -49,35 +52,55 @@ _DROPPED = {
 
 
 @dataclass(frozen=True)
-class SbatchOptions:
-    """What is asked of Slurm: nodes, GPUs of each and time, empty where not given, and other options by name."""
+class JobRequest:
+    """What is asked of Slurm: nodes, GPUs of each and time, empty where not given, and options of sbatch by name."""
 
     nodes: int = 0
     gpus: str = ""
     time: str = ""
+    replicas: int = 1
+    container: Container = "none"
+    image: str = ""
     others: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def words(self) -> tuple[str, ...]:
         """The same as options of `vcluster slurm`."""
-        size = {"--nodes": str(self.nodes or ""), "--gpus": self.gpus, "--time": self.time}
-        own = [word for name, value in size.items() if value for word in (name, value)]
-        return (*own, *(word for one in self.others.items() for word in ("--sbatch", "=".join(one))))
+        own = {"--nodes": str(self.nodes or ""), "--gpus": self.gpus, "--time": self.time, "--image": self.image}
+        own |= {"--container": self.container} if self.image else {}
+        own |= {"--replicas": str(self.replicas)} if self.replicas > 1 else {}
+        words = [word for name, value in own.items() if value for word in (name, value)]
+        return (*words, *(word for one in self.others.items() for word in ("--sbatch", "=".join(one))))
 
     @property
-    def handed(self) -> tuple[int, str, tuple[tuple[str, str], ...]]:
-        """The CPUs and the memory of each node, and the other options.
+    def cpus(self) -> int:
+        """The CPUs of each node; 0 where the job takes whole nodes."""
+        given = self.others.get("cpus-per-task", "1" if "mem" in self.others else "")
+        if given and not re.fullmatch("[1-9][0-9]{0,3}", given):
+            text = f"--sbatch cpus-per-task must be a number, got {given!r}"
+            raise UsageError(text, hint="--sbatch cpus-per-task=16")
+        return int(given or 0)
+
+    @property
+    def gpu_count(self) -> int:
+        """The GPUs of a node."""
+        found = _SIZE.fullmatch(self.gpus)
+        if not found or not int(found[2]):
+            raise UsageError(f"--gpus {self.gpus!r} is not a number of GPUs", hint="give 8, or h100:8")
+        return int(found[2])
+
+    @property
+    def of_replica(self) -> tuple[int, int]:
+        """The nodes of a replica, and its GPUs on each: whole nodes, or a part of one.
 
         Raises:
-            UsageError: a number is none.
+            UsageError: they cannot be shared out alike.
         """
-        others = dict(self.others)
-        if "mail-user" in others:
-            others.setdefault("mail-type", "BEGIN,END,FAIL,REQUEUE")
-        cpus, memory = others.pop("cpus-per-task", "0"), others.pop("mem", "")
-        if not re.fullmatch("[0-9]{1,4}", cpus):
-            raise UsageError(f"--sbatch cpus-per-task must be a number, got {cpus!r}", hint="--sbatch cpus-per-task=16")
-        return int(cpus), memory, tuple(others.items())
+        nodes, gpus = max(1, self.nodes // self.replicas), self.gpu_count // max(1, self.replicas // self.nodes)
+        if nodes * gpus * self.replicas != self.nodes * self.gpu_count:
+            text = f"{count(self.nodes, 'node')} × {count(self.gpu_count, 'GPU')} cannot be shared by {self.replicas}"
+            raise UsageError(f"{text} replicas alike", hint=f"use --nodes {self.replicas}")
+        return nodes, gpus
 
 
 def given_options(words: Sequence[str]) -> dict[str, str]:
@@ -97,7 +120,7 @@ def given_options(words: Sequence[str]) -> dict[str, str]:
     return options
 
 
-def merged(text: str, place: str, own: SbatchOptions) -> tuple[SbatchOptions, tuple[TranslatedWord, ...]]:
+def merged(text: str, place: str, own: JobRequest) -> tuple[JobRequest, tuple[TranslatedWord, ...]]:
     """The options of a call with those of a script, where the call gives none; and what became of each of these.
 
     Raises:
@@ -123,7 +146,7 @@ def merged(text: str, place: str, own: SbatchOptions) -> tuple[SbatchOptions, tu
         rows.append(TranslatedWord("dropped" if why else "taken", was, "" if why else printable(here), why))
     taken.pop("nodes", "")
     gpus, time = (taken.pop(key, given[key]) for key in ("gpus", "time"))
-    return SbatchOptions(nodes, gpus, time, {**taken, **own.others}), tuple(rows)
+    return replace(own, nodes=nodes, gpus=gpus, time=time, others={**taken, **own.others}), tuple(rows)
 
 
 def _options(text: str, place: str) -> Iterator[tuple[str, str]]:

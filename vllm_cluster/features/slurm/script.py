@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
 from importlib import resources
-from typing import Literal, get_args
+from typing import get_args
 
 from vllm_cluster import __version__
+from vllm_cluster.features.slurm.sbatch import Container, JobRequest
 from vllm_cluster.kernel.errors import UsageError
 from vllm_cluster.kernel.node.program import node_program
 from vllm_cluster.kernel.plan.placement import Cluster, choose_layout, place_replica
@@ -17,7 +17,6 @@ from vllm_cluster.kernel.text import count, printable
 from vllm_cluster.serving.serve.repeats import without_repeats
 from vllm_cluster.wire.order import Deployment, Replica
 
-Container = Literal["none", "pyxis", "apptainer"]
 # What an option of vLLM gets in the job: only there it is known.
 IN_JOB = {
     "--host": "MASTER",
@@ -44,46 +43,6 @@ OF_FRONT = (
 STEP, FRONT, END = "step.py", "job_front.py", "END_OF_FILE"
 # sbatch reads its lines by rules of its own: what is in one needs no quotes.
 _PLAIN = re.compile(r"[A-Za-z0-9_.,@:+/=\[\]()&|*!%-]+")
-_GPUS = re.compile(r"(?:([A-Za-z0-9_.-]+):)?(\d{1,2})")
-MAX_NODES = 256
-
-
-@dataclass(frozen=True)
-class JobRequest:
-    """What is asked of Slurm: nodes and GPUs of each, for how long, and options handed on as they are."""
-
-    nodes: int
-    gpus: str
-    time: str
-    replicas: int = 1
-    container: Container = "none"
-    image: str = ""
-    # Of each node; empty takes it whole.
-    cpus: int = 0
-    memory: str = ""
-    # Options of sbatch, by name: partition, account.
-    given: tuple[tuple[str, str], ...] = ()
-
-    @property
-    def gpu_count(self) -> int:
-        """The GPUs of a node."""
-        found = _GPUS.fullmatch(self.gpus)
-        if not found or not int(found[2]):
-            raise UsageError(f"--gpus {self.gpus!r} is not a number of GPUs", hint="give 8, or h100:8")
-        return int(found[2])
-
-    @property
-    def of_replica(self) -> tuple[int, int]:
-        """The nodes of a replica, and its GPUs on each: whole nodes, or a part of one.
-
-        Raises:
-            UsageError: they cannot be shared out alike.
-        """
-        nodes, gpus = max(1, self.nodes // self.replicas), self.gpu_count // max(1, self.replicas // self.nodes)
-        if nodes * gpus * self.replicas != self.nodes * self.gpu_count:
-            text = f"{count(self.nodes, 'node')} × {count(self.gpu_count, 'GPU')} cannot be shared by {self.replicas}"
-            raise UsageError(f"{text} replicas alike", hint=f"use --nodes {self.replicas}")
-        return nodes, gpus
 
 
 def script(asked: Deployment, job: JobRequest) -> str:
@@ -111,7 +70,7 @@ def script(asked: Deployment, job: JobRequest) -> str:
 
 def laid_out(asked: Deployment, job: JobRequest) -> Replica:
     """What every node runs, as `serve` derives it for nodes without Ray; they are named by their numbers."""
-    words = (asked.model, asked.name, *asked.flags, job.image, job.memory, *(value for _, value in job.given))
+    words = (asked.model, asked.name, *asked.flags, job.image, *job.others.values())
     if wrong := next((word for word in words if not word.isprintable()), None):
         raise UsageError(
             f"{printable(wrong)!r} cannot be in a script: it holds a control character", hint="leave it out"
@@ -144,13 +103,14 @@ def _directives(asked: Deployment, job: JobRequest, replica: Replica) -> Iterato
     name = re.sub(r"[^A-Za-z0-9_.-]", "-", asked.name.rpartition("/")[2]) or "model"
     options = {"job-name": f"vcluster-{name}", "nodes": str(job.nodes), "ntasks-per-node": "1"}
     options |= {"gpus-per-node": job.gpus, "time": job.time}
-    if job.cpus or job.memory:
-        options |= {"cpus-per-task": str(job.cpus or 1), **({"mem": job.memory} if job.memory else {})}
-    else:
-        # All memory of the node: the default of a site may be that of one core.
-        options |= {"exclusive": "", "mem": "0"}
+    # All memory of the node: the default of a site may be that of one core.
+    options |= {} if job.cpus else {"exclusive": "", "mem": "0"}
     # The batch script is asked to end a minute before the limit, and writes that down.
-    options |= {"requeue": "", "open-mode": "append", "signal": "B:TERM@60", **dict(job.given)}
+    options |= {"requeue": "", "open-mode": "append", "signal": "B:TERM@60", **job.others}
+    if job.cpus:
+        options["cpus-per-task"] = str(job.cpus)
+    if "mail-user" in options:
+        options.setdefault("mail-type", "BEGIN,END,FAIL,REQUEUE")
     for option, value in options.items():
         if value and not _PLAIN.fullmatch(value):
             raise UsageError(f"--{option} {value!r} cannot be in a line of sbatch", hint="sbatch --help")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -26,7 +26,7 @@ from vllm_cluster.serving.serve.verb import Dp, Ep, Flags, From, Name, Pp, Tp
 
 if TYPE_CHECKING:
     from vllm_cluster.features.slurm.jobs import LoginNode
-    from vllm_cluster.features.slurm.sbatch import SbatchOptions
+    from vllm_cluster.features.slurm.sbatch import JobRequest
     from vllm_cluster.wire.order import Deployment
 
 app = group(SLURM, "Serve a model in a Slurm job. Without a verb: job.", "job", words_of_default=True)
@@ -125,22 +125,20 @@ def job(
 ) -> None:
     """Print the batch script of a job, or submit it."""
     with Session(None, as_json=as_json) as session:
-        from vllm_cluster.features.slurm.sbatch import SbatchOptions, given_options
-        from vllm_cluster.features.slurm.script import JobRequest, script
+        from vllm_cluster.features.slurm.sbatch import JobRequest, given_options
+        from vllm_cluster.features.slurm.script import script
         from vllm_cluster.wire.order import Deployment
 
-        own = SbatchOptions(nodes, gpus, time, given_options(sbatch or ()))
+        wanted = JobRequest(nodes, gpus, time, replicas, container, image, given_options(sbatch or ()))
         asked = Deployment(name or "", model or "", tuple(flags or ()), tp, pp, dp=dp or 1, expert_parallel=ep)
         if line is not None:
-            more = {"--replicas": replicas > 1 and str(replicas), "--container": image and container, "--image": image}
-            words = [word for option, value in more.items() if value for word in (option, value)]
-            own, asked = _of_source(session, line, own, asked, words, degrees=bool(tp or pp or dp))
+            wanted, asked = _of_source(session, line, wanted, asked, degrees=bool(tp or pp or dp))
         elif not model:
             raise UsageError("missing MODEL", hint="vcluster slurm job --help")
         # Its nodes change with each job: other machines of the cluster reach its address, with the key.
         asked = replace(asked, name=asked.name or asked.model, expose=True, backend="mp")
-        size = (own.nodes or 1, own.gpus or "1", own.time or "1:00:00")
-        wanted = JobRequest(*size, replicas, container, image, *own.handed)
+        gpus, time = wanted.gpus or "1", wanted.time or "1:00:00"
+        wanted = replace(wanted, nodes=wanted.nodes or 1, gpus=gpus, time=time)
         if gpu_memory:
             from vllm_cluster.features.slurm.action import ensure_fits
 
@@ -154,15 +152,15 @@ def job(
 
 
 def _of_source(
-    session: Session, line: str, own: SbatchOptions, asked: Deployment, more: Sequence[str], *, degrees: bool
-) -> tuple[SbatchOptions, Deployment]:
-    """What a text asks for of Slurm and to serve, where this call gives nothing else; `more` are its other options."""
+    session: Session, line: str, own: JobRequest, asked: Deployment, *, degrees: bool
+) -> tuple[JobRequest, Deployment]:
+    """What a text asks for of Slurm and to serve, where this call gives nothing else."""
     from vllm_cluster.features.slurm.sbatch import merged
     from vllm_cluster.serving.serve.translated import RequestSource, taken_from
 
     source = RequestSource(line)
     own, rows = merged(*source.text, own)
-    verb = ("slurm", *own.words, *more)
+    verb = ("slurm", *own.words)
     return own, taken_from(session, source, asked, None, degrees=degrees, dry_run=False, verb=verb, rows=rows)
 
 

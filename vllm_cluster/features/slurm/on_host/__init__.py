@@ -1,1 +1,1 @@
-"""What runs in a temporary container of an image during a pull."""
+"""What runs on the nodes of a Slurm job."""

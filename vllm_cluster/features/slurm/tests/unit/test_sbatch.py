@@ -12,7 +12,7 @@ import pytest
 from tests.support.in_process import Finished, run
 from tests.support.paths import ROOT
 from vllm_cluster.features.slurm.render import job_fix
-from vllm_cluster.features.slurm.sbatch import SbatchOptions, merged
+from vllm_cluster.features.slurm.sbatch import JobRequest, merged
 from vllm_cluster.kernel.errors import UsageError
 from vllm_cluster.kernel.explain.catalogue import FAILURES
 
@@ -106,13 +106,13 @@ def test_the_line_below_the_table_gives_the_same_script(tmp_path: Path) -> None:
     ],
 )
 def test_what_options_mean_for_one_task_a_node(lines: str, words: str) -> None:
-    assert " ".join(merged(lines, "old.sh", SbatchOptions())[0].words) == words
+    assert " ".join(merged(lines, "old.sh", JobRequest())[0].words) == words
 
 
 @pytest.mark.parametrize("line", ["--nodes=2-4", "--comment='x", "gpu", "-Z1"])
 def test_a_line_that_cannot_be_read_is_named(line: str) -> None:
     with pytest.raises(UsageError, match=r"old\.sh"):
-        merged(f"#SBATCH {line}\n", "old.sh", SbatchOptions())
+        merged(f"#SBATCH {line}\n", "old.sh", JobRequest())
 
 
 # fault: features/slurm/render.py: (r"vcluster serve\b", "vcluster slurm"), →
