@@ -73,6 +73,7 @@ def test_a_line_to_use_instead_is_one_that_works(line: str, tmp_path: Path) -> N
         "vcluster init --schema": 0,
         "vcluster init --host gpu1=10.0.0.1 -o other.yaml": 0,
         "vcluster status --watch 1s --count 1": 0,
+        "vcluster slurm endpoint JOB --tunnel 1": 2,
         "vcluster fit ./model --gpus 1 --gpu-memory 80GB": 2,
         "vcluster fit ./model --gpus 1x1 --gpu-memory 80GB": 2,
     }

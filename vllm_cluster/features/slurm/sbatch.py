@@ -163,7 +163,7 @@ def _options(text: str, place: str) -> Iterator[tuple[str, str]]:
             if not word.startswith("--"):
                 name, equals, value = _SHORT.get(word[1:2], ""), word[2:], word[2:].removeprefix("=")
             if not _NAME.fullmatch(name) or not word.startswith("-"):
-                raise UsageError(f"{place}:{number}: {printable(word)!r} is no option of sbatch")
+                raise UsageError(f"{place}:{number}: sbatch has no option {printable(word)!r}")
             if not equals and name not in _BARE and words and not words[0].startswith("-"):
                 value = words.pop(0)
             yield name, value

@@ -108,7 +108,7 @@ def _node(inventory: Inventory, host: Host, facts: HostFacts, inputs: Inputs) ->
 def _as_given(inventory: Inventory) -> dict[str, Any]:
     """What the node has as it is in the inventory, under the same name; where that is absent, the default stays."""
     names = {field.name for field in fields(ContainerSpec)} - COMPOSED
-    values = {name: getattr(inventory, name) for name in names & Inventory.model_fields.keys()}
+    values = {name: getattr(inventory, name) for name in names & type(inventory).model_fields.keys()}
     return {name: value for name, value in values.items() if value is not None}
 
 

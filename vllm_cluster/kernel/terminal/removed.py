@@ -81,7 +81,7 @@ INSTEAD: Mapping[str, str] = {
         for key in ("image", "model_cache")
     },
     **dict.fromkeys(("endpoint --port", "endpoint -p"), "vcluster endpoint --tunnel NUMBER"),
-    "slurm endpoint --port": "vcluster slurm endpoint JOB --tunnel PORT",
+    "slurm endpoint --port": "vcluster slurm endpoint JOB --tunnel NUMBER",
     "endpoint --grace": "vcluster endpoint --rotate DURATION",
     "endpoint --wait": "vcluster endpoint --rotate",
     "image prune --wait": "vcluster image prune",

@@ -194,7 +194,7 @@ def test_a_packed_file_that_grows_without_end_is_left(tmp_path: Path, monkeypatc
         action.of_files([path], lambda _: None)
 
 
-# fault: features/explain/render_failure.py: failure.cause if cause else None → failure.cause
+# fault: serving/explain/render.py: failure.cause if cause else None → failure.cause
 @pytest.mark.parametrize("name", FAILURES)
 def test_the_name_of_a_failure_shows_all_that_is_known_of_it(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     known = FAILURES[name]
