@@ -32,13 +32,16 @@ def ensure_fits(asked: Deployment, job: JobRequest, memory: str, emit: Emit) -> 
     nodes, gpus = job.of_replica
     pool = GpuPool((gpus,) * nodes, gpu_memory_bytes(memory))
     found = fit(asked.model, workload, emit, pool, dp=asked.dp, experts=asked.expert_parallel)
-    same = [one for one in found.layouts if (one.tp, one.pp, one.dp) == (replica.tp, replica.pp, replica.dp)]
-    if same and same[0].fits:
-        return same[0]
-    what = f"{asked.model} does not fit on {count(nodes, 'node')} × {count(gpus, 'GPU')} of {memory}"
-    why = f" as {replica.layout}: {same[0].problem or same[0].reason}" if same else f" as {replica.layout}"
+    degrees = (replica.tp, replica.pp, replica.dp)
+    this = next((one for one in found.layouts if (one.tp, one.pp, one.dp) == degrees), None)
+    if this and this.fits:
+        return this
+    why = f": {this.problem or this.reason}" if this else ""
+    text = (
+        f"{asked.model} does not fit on {count(nodes, 'node')} × {count(gpus, 'GPU')} of {memory} as {replica.layout}"
+    )
     instead = f"use --tp {best.tp} --pp {best.pp}" if (best := found.recommended) else "\n".join(found.suggestions)
-    raise PreflightFailed(what + why, hint=instead or None)
+    raise PreflightFailed(text + why, hint=instead or None)
 
 
 def await_ready(node: LoginNode, job: str, seconds: float, emit: Emit, runtime: Runtime = SYSTEM) -> SlurmJob:

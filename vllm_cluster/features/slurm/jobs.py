@@ -160,10 +160,13 @@ class LoginNode:
         """Return what is known of a job.
 
         Raises:
+            UsageError: that is not the number of one.
             PreflightFailed: nothing is.
         """
+        if not _JOB.fullmatch(job):
+            raise UsageError(f"{printable(job)!r} is not the number of a job", hint="squeue --me")
         mark = self._mark()
-        state = job_state(number(job), sections(self.ask(LOOK, job, mark).text, mark), self.transport.host)
+        state = job_state(job, sections(self.ask(LOOK, job, mark).text, mark), self.transport.host)
         if state is None:
             text = f"neither Slurm nor a folder on {self.transport.host} knows of job {job}"
             raise PreflightFailed(text, hint="squeue --me")
@@ -219,17 +222,6 @@ def login_node(destination: str, runtime: Runtime = SYSTEM) -> Iterator[LoginNod
         yield LoginNode(transport, runtime, destination)
     finally:
         transport.close()
-
-
-def number(job: str) -> str:
-    """The number of a job, as it was typed.
-
-    Raises:
-        UsageError: it is none.
-    """
-    if not _JOB.fullmatch(job):
-        raise UsageError(f"{printable(job)!r} is not the number of a job", hint="squeue --me")
-    return job
 
 
 def sections(text: str, mark: str) -> dict[str, str]:
