@@ -99,7 +99,7 @@ def tunnel(laptop: Laptop, number: str) -> Iterator[int]:
 
 
 # fault: features/slurm/jobs.py: "openssh" if destination else "local" → "local"
-# fault: features/slurm/verb.py: forward(at.port, tunnel, remote_host=at.address) → forward(at.port + 1, tunnel, remote_host=at.address)
+# fault: features/slurm/verb.py: forward(at.port, tunnel, remote_host=at.address) → forward(at.port + 2, tunnel, remote_host=at.address)
 def test_a_job_is_submitted_followed_asked_and_stopped_over_ssh(laptop: Laptop, cluster: Slurm) -> None:
     number = submitted(laptop)
     assert f"--served-model-name={MODEL}" in laptop.verb("logs", number, "--rank", "1").stdout
