@@ -80,6 +80,7 @@ def test_the_line_below_the_table_gives_the_same_script(tmp_path: Path) -> None:
     )
     done = taken(tmp_path, OLD, *words)
     assert {"nodes=4", "partition=long"} < directives(done.stdout)
+    assert done.stderr.count("this call gives another") == 2
     line = re.search(r"^the same: vcluster (.*)$", done.stderr, re.MULTILINE)
     assert line
     script = "import sys; sys.argv = ['vcluster', *sys.argv[1:]]\nfrom vllm_cluster.cli.main import main; main()"
