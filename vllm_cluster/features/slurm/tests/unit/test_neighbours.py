@@ -67,7 +67,7 @@ def test_a_tunnel_does_not_outlive_the_job_on_its_node() -> None:
     """A job has the same ports wherever it runs; at its place before others may listen."""
     transport = SimpleNamespace(require_alive=lambda: None, host="login")
     sleep = SimpleNamespace(sleep=lambda _: None if node.looked < 9 else pytest.fail("it is held on"))
-    node: Requeued = Requeued(cast(Any, transport), cast(Any, SimpleNamespace(clock=sleep)))
+    node: Requeued = Requeued(cast(Any, transport), cast(Any, SimpleNamespace(clock=sleep)), "")
     now = node.hold("7", AT)
     assert now.ready is not None
     assert (now.ready.address, node.looked) == ("10.0.0.2", 3)
