@@ -9,7 +9,7 @@ BIN := $(VENV)/bin
 .PHONY: demo programs test test-fast test-pythons promises faults lint fmt bench gpu generate docs pins release clean clean-all
 
 # The main job, on two hosts made here: ends with an answer. Leaves the sandbox to play with.
-demo: $(VENV)/ready
+demo: $(VENV)/program
 	@scripts/setup-docker.sh
 	@scripts/demo.sh
 
@@ -93,12 +93,15 @@ release: $(VENV)/ready
 	@$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev,release]'
 	$(BIN)/python -m tools.release $(ARGS)
 
+# The program alone, which is all that the demo runs; and with the tools, which take twice as long.
+$(VENV)/program: EXTRAS :=
+$(VENV)/ready: EXTRAS := [dev]
 # Python compiles what it imports, 3 of 11 s of processor time; pip would compile all of it, in one process.
-$(VENV)/ready: pyproject.toml constraints.txt
-	@echo "installing vcluster and its tools in $(VENV)"
+$(VENV)/program $(VENV)/ready: pyproject.toml constraints.txt
+	@echo "installing vcluster$(if $(EXTRAS), and its tools) in $(VENV)"
 	@$(PYTHON) -m venv $(VENV)
-	@$(BIN)/python -m pip install -qq --no-compile --constraint constraints.txt --editable '.[dev]'
-	@touch $@
+	@$(BIN)/python -m pip install -qq --no-compile --constraint constraints.txt --editable '.$(EXTRAS)'
+	@touch $(VENV)/program $@
 
 $(VENV)/docs: $(VENV)/ready
 	@$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[docs]'

@@ -20,6 +20,7 @@ from vcluster_sandbox.containers import create, remove, rights, wait_for_engine
 from vcluster_sandbox.images import base_tag, ensure_base
 from vcluster_sandbox.local_docker import File, Report, connect, execute, put
 from vcluster_sandbox.names import CPU_IMAGE, LABEL, MODEL, ROOT, VOLUME, files_below, recipe_key
+from vcluster_sandbox.progress import IMAGE_AND_MODEL, INSTALLING
 from vcluster_sandbox.wheels import ensure_wheels
 from vllm_cluster.kernel.images.recipes import recipe
 
@@ -106,10 +107,10 @@ def _make(engine: DockerClient, builder: Container, golden: str, report: Report)
     wait_for_engine(builder)
     _send_base(engine, builder, report)
     put(builder, _BUILD, _context(wheels))
-    report("installing the CPU engine (a minute or two, once)")
-    _build_engine(builder, report)
-    report("making the model")
-    _make_model(builder, making)
+    report(INSTALLING)
+    _install(builder, making)
+    report(IMAGE_AND_MODEL)
+    _make_image(builder)
     _run(builder, "engine stop")
     _run(builder, f"mv {making} {golden}")
     # Other recipes' data are needed no more: hosts hold their own links to the layers.
@@ -119,8 +120,7 @@ def _make(engine: DockerClient, builder: Container, golden: str, report: Report)
 
 def _run(builder: Container, command: str, deadline: int = 300) -> None:
     """Run a command whose words hold no blanks."""
-    # The hosts' Debian has no buildx, so images are built by the classic builder.
-    execute(builder, command.split(), deadline=deadline, env={"DOCKER_BUILDKIT": "0"})
+    execute(builder, command.split(), deadline=deadline)
 
 
 def _send_base(engine: DockerClient, builder: Container, report: Report) -> None:
@@ -142,22 +142,30 @@ def _context(wheels: Path) -> Iterator[File]:
         yield File(f"wheels/{wheel.name}", wheel)
 
 
-def _build_engine(builder: Container, report: Report) -> None:
-    """Install into a container and commit it: a COPY of the wheels, or of what they became, would be a layer more."""
+def _install(builder: Container, making: str) -> None:
+    """Install into a container: a COPY of the wheels, or of what they became, would be a layer more."""
+    mounts = f"--volume {_BUILD}:/build --volume {making}/models:/models"
+    _run(builder, f"docker run --detach --name install --network none {mounts} {base_tag('cpu')} sleep infinity")
+    _run(builder, "docker exec install sh /build/install.sh", _BUILD_S)
+
+
+def _make_image(builder: Container) -> None:
+    """Commit the container, and make the model in it meanwhile: that reads what the image gets, and adds nothing.
+
+    Half the time of a commit a core is idle, and the model needs one.
+    """
     base, installed = base_tag("cpu"), "vcluster-sandbox/cpu-installed"
-    mount = f"--volume {_BUILD}:/build"
-    _run(builder, f"docker run --name install --network none {mount} {base} sh /build/install.sh", _BUILD_S)
-    report("making its image")
-    _run(builder, f"docker commit install {installed}")
-    _run(builder, "docker rm install")
+    # A program that is imported would leave its bytecode in the middle of the commit.
+    made = (
+        f"docker exec --env PYTHONDONTWRITEBYTECODE=1 install /opt/venv/bin/python /build/make_model.py /models {MODEL}"
+    )
+    script = (
+        f"{made} & model=$!; docker commit --pause=false install {installed}; wait $model; docker rm --force install"
+    )
+    execute(builder, ["sh", "-euc", script], deadline=600)
     # From a file on stdin there is no context: nothing of the build folder is sent.
     build = f"docker build --network none --build-arg BASE={installed} --tag {CPU_IMAGE} - < {_BUILD}/Dockerfile"
+    # The hosts' Debian has no buildx, so images are built by the classic builder.
     execute(builder, ["sh", "-c", build], deadline=300, env={"DOCKER_BUILDKIT": "0"})
     # Hosts are to hold the CPU image alone; what it is built on stays as its layers.
     _run(builder, f"docker image rm {installed} {base}")
-
-
-def _make_model(builder: Container, making: str) -> None:
-    mounts = f"--volume {_BUILD}/make_model.py:/make_model.py:ro --volume {making}/models:/models"
-    program = f"--entrypoint python3 {CPU_IMAGE} /make_model.py /models {MODEL}"
-    _run(builder, f"docker run --rm --network none {mounts} {program}")

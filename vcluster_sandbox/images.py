@@ -16,10 +16,14 @@ from docker.errors import BuildError, DockerException, ImageNotFound
 
 from vcluster_sandbox.local_docker import Report
 from vcluster_sandbox.names import LABEL, recipe_key
+from vcluster_sandbox.progress import HOST_IMAGE
 from vllm_cluster.kernel.errors import PreflightFailed, VclusterError
 from vllm_cluster.kernel.images.recipes import recipe
 
+# The hosts need a Docker that knows CDI and containerd's store, and the engine's torch needs Python 3.11: no Debian has
+# both.
 _DEBIAN = {"host": "trixie", "cpu": "bookworm"}
+_FOR = {"host": "for the hosts", "cpu": "with the engine's Python 3.11"}
 _BOOTSTRAP_S = 900
 
 
@@ -43,7 +47,7 @@ def ensure_host(engine: DockerClient, report: Report) -> str:
     tag = host_tag()
     if not _exists(engine, tag):
         base = ensure_base(engine, "host", report)
-        report("building the host image (sshd and a Docker engine)")
+        report(HOST_IMAGE)
         _build(engine, tag, recipe("host"), {"BASE": base})
     return tag
 
@@ -92,7 +96,7 @@ def _bootstrap(engine: DockerClient, tag: str, name: str, cause: Exception, repo
             hint="Let Docker reach a registry, or install mmdebstrap (apt-get install mmdebstrap).",
         ) from cause
     suite = _DEBIAN[name]
-    report(f"no Debian image can be pulled here; making {suite} from its packages")
+    report(f"no Debian image can be pulled here; making {suite}, {_FOR[name]}, from packages")
     with tempfile.TemporaryDirectory() as scratch:
         archive = Path(scratch) / "root.tar"
         include = ",".join(packages(name))

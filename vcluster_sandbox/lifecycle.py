@@ -17,7 +17,7 @@ from vcluster_sandbox.golden import ensure_golden, golden_folder, parts_ahead
 from vcluster_sandbox.images import ensure_host, host_tag
 from vcluster_sandbox.local_docker import Report, connect
 from vcluster_sandbox.names import LABEL, LABEL_RECIPE, VOLUME, Sandbox, host_names
-from vcluster_sandbox.progress import steady
+from vcluster_sandbox.progress import STARTING, steady
 from vcluster_sandbox.wheels import cache_folder
 from vllm_cluster.kernel.errors import UsageError, VclusterError
 
@@ -65,7 +65,7 @@ def _up(engine: DockerClient, sandbox: Sandbox, count: int, gpus: int, report: R
     for container in ordered:
         machines.configure(container, public_key, gpus)
     if machines.start_all(ordered):
-        report("starting sshd and Docker on the hosts")
+        report(STARTING)
     return files.write_files(sandbox.folder, [machines.wait_until_up(container, sandbox) for container in ordered])
 
 

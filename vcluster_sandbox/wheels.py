@@ -10,6 +10,7 @@ from pathlib import Path
 
 from vcluster_sandbox.local_docker import Report
 from vcluster_sandbox.names import recipe_key
+from vcluster_sandbox.progress import DOWNLOADING
 from vllm_cluster.kernel.errors import VclusterError
 from vllm_cluster.kernel.images.recipes import recipe
 from vllm_cluster.kernel.laptop import home, own_python
@@ -44,7 +45,7 @@ def ensure_wheels(report: Report) -> Path:
     # pip keeps what the folder has, so a download that was cut short continues where it was.
     partial = target.with_suffix(".part")
     partial.mkdir(parents=True, exist_ok=True)
-    report("downloading the CPU engine's wheels (480 MB)")
+    report(DOWNLOADING)
     _download(requirements, partial, report)
     partial.rename(target)
     return target

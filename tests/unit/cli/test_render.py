@@ -149,6 +149,29 @@ def test_a_long_phase_is_not_silent(capsys: pytest.CaptureFixture[str], monkeypa
     ]
 
 
+# fault: kernel/terminal/events.py: if not at or now < self._shown + STILL_SECONDS: → if True:
+# fault: kernel/terminal/events.py: self._under_way.pop(event.host, None) → pass
+def test_what_hosts_are_at_is_repeated_until_it_is_over(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(events, "STILL_SECONDS", 0.0)
+    monkeypatch.setattr(events, "QUICK_SECONDS", 0.01)
+    shown, written = events.LineRenderer(0), list[str]()
+
+    def repeated(line: str) -> bool:
+        written.extend(capsys.readouterr().err.splitlines())
+        return any(re.sub(r"\d+", "N", one).endswith(line) for one in written)
+
+    for host in ("gpu1", "gpu2"):
+        shown.show(Event("progress", "building the image", host))
+    until(lambda: repeated("s    gpuN, gpuN: building the image  (for N s)"), 10)
+    shown.show(Event("done", "the image is ready", "gpu2"))
+    written.clear()
+    until(lambda: repeated("s    gpuN: building the image  (for N s)"), 10)
+    shown.close()
+    assert not any("gpu2: building" in line for line in written)
+
+
 # fault: kernel/terminal/events.py: for phase, seconds in over: → for phase, seconds in over[:0]:
 @pytest.mark.promise("P37")
 def test_a_start_leaves_a_line_for_each_phase_on_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:

@@ -13,6 +13,7 @@ from vllm_cluster.kernel.plan.plan import Plan
 from vllm_cluster.kernel.terminal.output import console, document, err, styled
 from vllm_cluster.kernel.terminal.plan import plan_document
 from vllm_cluster.kernel.terminal.text import plain, wants_color
+from vllm_cluster.kernel.text import by_hosts
 
 # More rows than this do not fit a terminal: then only hosts that failed have one.
 ROWS = 16
@@ -82,13 +83,17 @@ def _line(event: Event) -> str:
 
 
 class LineRenderer:
-    """A line an event on standard error, with the seconds since the start; a long phase has more lines."""
+    """A line an event on standard error, with the seconds since the start; what takes long has more lines."""
 
     def __init__(self, verbosity: int) -> None:
         self._started = self._began = self._shown = time.monotonic()
         self._verbosity = verbosity
         self._passed = Passed()
         self._moved: dict[str | None, float] = {}
+        # What hosts are at, and since when.
+        self._under_way: dict[str, tuple[str, float]] = {}
+        self._over = threading.Event()
+        self._repeating = threading.Thread(target=self._repeat, daemon=True)
         self._held: str | None = None
         self._timer = threading.Timer(QUICK_SECONDS, self._release)
         self._timer.daemon = True
@@ -99,9 +104,10 @@ class LineRenderer:
 
         The beginning of an operation shows only with -v.
         """
+        over, now = "", time.monotonic()
+        self._note(event, now)
         if not event.text or (event.kind == "start" and self._verbosity < 1):
             return
-        over, now = "", time.monotonic()
         if event.kind == "progress" and "bytes" in event.data:
             if now - self._moved.get(event.host, -STILL_SECONDS) < STILL_SECONDS:
                 return
@@ -123,6 +129,28 @@ class LineRenderer:
         self._release()
         err(line)
 
+    def _note(self, event: Event, now: float) -> None:
+        """Remember what a host is at, until that or its phase is over; what moves bytes has lines of its own."""
+        if event.kind in ("phase", "result"):
+            self._under_way.clear()
+        elif event.host and event.kind in ("done", "failed"):
+            self._under_way.pop(event.host, None)
+        elif event.host and event.text and event.kind in ("start", "progress") and "bytes" not in event.data:
+            self._under_way[event.host] = (_text(event), now)
+            if not self._repeating.is_alive() and not self._over.is_set():
+                self._repeating.start()
+
+    def _repeat(self) -> None:
+        """Name what hosts are at, as often as a phase that continues."""
+        while not self._over.wait(QUICK_SECONDS):
+            now, at = time.monotonic(), dict(self._under_way)
+            if not at or now < self._shown + STILL_SECONDS:
+                continue
+            self._shown = now
+            for text, hosts in by_hosts((text, host) for host, (text, _) in at.items()).items():
+                since = min(began for words, began in at.values() if words == text)
+                err(f"{now - self._started:6.1f}s    {hosts}: {text}  (for {now - since:.0f} s)")
+
     def _release(self) -> None:
         with self._lock:
             line, self._held = self._held, ""
@@ -131,6 +159,7 @@ class LineRenderer:
 
     def close(self) -> None:
         """Leave out the first line, where nothing came after it."""
+        self._over.set()
         self._timer.cancel()
         with self._lock:
             self._held = ""
