@@ -63,6 +63,20 @@ def test_another_one_asks_first(world: World, model: str, extra: tuple[str, ...]
     assert re.fullmatch(rf"{re.escape(stops)} {asked}{known}\?", question)
 
 
+# fault: serving/others.py: if before and len(before) != len(wanted): → if False:
+# fault: serving/others.py: before[0].replica.layout != wanted[0].replica.layout → before[0] is wanted[0]
+@pytest.mark.parametrize(
+    ("layout", "shown"),
+    [
+        ({"tp": 1, "pp": 4}, r"\(TP=2 × PP=2 becomes TP=1 × PP=4, ready after \d+ s the last time\)\?"),
+        ({"tp": 2, "replicas": 2}, r"\(1 replica becomes 2, TP=2 × PP=2 becomes TP=2 × PP=1, ready after .*\)\?"),
+    ],
+)
+def test_another_layout_is_shown_beside_the_one_of_now(world: World, layout: dict[str, int], shown: str) -> None:
+    (question,) = ask(world, "org/model", **layout)[1]
+    assert re.search(rf" {shown}$", question)
+
+
 @pytest.mark.parametrize(
     ("stopped", "text"),
     [

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
@@ -13,9 +13,10 @@ from vllm_cluster.kernel.node.handle import NodeHandle, NodeState
 from vllm_cluster.kernel.node.history import last_start
 from vllm_cluster.kernel.plan.placement import serve_command
 from vllm_cluster.kernel.shell_line import command_line
+from vllm_cluster.kernel.text import count
 from vllm_cluster.serving.consent import Served, Stops, served_on
 from vllm_cluster.serving.head import first_ready, replicas_served
-from vllm_cluster.wire.order import TAKEN, Deployment, Order, Placement, of_replica, read_taken
+from vllm_cluster.wire.order import TAKEN, Order, Placement, of_replica, read_taken
 from vllm_cluster.wire.reading import RefusedDocument
 from vllm_cluster.wire.status import ServeStatus
 
@@ -127,11 +128,22 @@ def _back(node: NodeHandle, placed: Placement) -> Placement | None:
     return None
 
 
-def and_serve(node: NodeHandle, deployment: Deployment, names: Mapping[str, str]) -> str:
-    """What follows a stop, for the question: what is served then, with its options, and how long nothing answers."""
+def and_serve(node: NodeHandle, order: Order, wanted: tuple[Placement, ...], names: Mapping[str, str]) -> str:
+    """What follows a stop, for the question: what is served then, how that differs, and how long nothing answers."""
+    deployment = wanted[0].deployment
     seconds = last_start(node, deployment.model)
     what = serve_command(deployment, names).removeprefix("vcluster serve ")
-    return f" and serve {what}" + (f" (ready after {seconds:.0f} s the last time)" if seconds else "")
+    more = [*_differs(order.named(deployment.name), wanted)]
+    more += [f"ready after {seconds:.0f} s the last time"] if seconds else []
+    return f" and serve {what}" + (f" ({', '.join(more)})" if more else "")
+
+
+def _differs(before: tuple[Placement, ...], wanted: tuple[Placement, ...]) -> Iterator[str]:
+    """How a model is laid out otherwise than before, where it was served."""
+    if before and len(before) != len(wanted):
+        yield f"{count(len(before), 'replica')} become{'s' if len(before) == 1 else ''} {len(wanted)}"
+    if before and before[0].replica.layout != wanted[0].replica.layout:
+        yield f"{before[0].replica.layout} becomes {wanted[0].replica.layout}"
 
 
 def the_model(names: Collection[str], name: str | None, verb: str) -> str:

@@ -64,11 +64,13 @@ def test_until_when_a_job_lends_its_hosts(tmp_path: Path) -> None:
     assert inventory("slurm:4712", tmp_path).lent_until is None
 
 
+# fault: kernel/inventory/sources.py: error.message.removeprefix("cmd:") → error.message
 @pytest.mark.parametrize(
     ("source", "problem"),
     [
         ("slurm:4713", "hosts_from: job 4713 has no nodes now: it waits, or has ended"),
-        ("slurm:99", "hosts_from: cmd:scontrol show job -d -o 99: the command failed with exit code 1"),
+        ("slurm:99", "hosts_from: scontrol show job -d -o 99: the command failed with exit code 1"),
+        ("command:./no-such", "hosts_from: ./no-such: the command cannot be started: No such file or directory"),
         ("slurm:$(id)", "hosts_from: must be slurm:JOB, with the number of a job"),
         ("consul:x", "hosts_from: must be slurm:… or command:…"),
         ("command:echo []", "hosts_from: the command must print an object: a key for each host"),

@@ -49,7 +49,11 @@ def add_hosts(document: Document, base: Path) -> bool:
 
 def _printed(words: str, base: Path) -> str:
     """What a command prints, in the folder of the inventory: whole, or hosts would seem to have left."""
-    found = command_output(SecretRef(kind="cmd", value=words), base, os.environ)
+    try:
+        found = command_output(SecretRef(kind="cmd", value=words), base, os.environ)
+    except InventoryError as error:
+        # `cmd:` is how a secret is asked for; these words stand behind another key.
+        raise InventoryError(error.message.removeprefix("cmd:")) from None
     if len(found) > MAX_BYTES:
         raise InventoryError(f"the command prints more than {MAX_BYTES // 1000} kB")
     return found.decode("utf-8", "replace")

@@ -194,7 +194,7 @@ class SecretsWritten:
 
 @dataclass(frozen=True)
 class HeadReady:
-    """Ray answers on the head."""
+    """The head answers: Ray, or without Ray the node's own program."""
 
     type: ClassVar[str] = "head-ready"
     host: str
@@ -202,12 +202,12 @@ class HeadReady:
     @property
     def text(self) -> str:
         """What holds, for people."""
-        return "Ray answers on the head"
+        return "the head answers"
 
 
 @dataclass(frozen=True)
 class GpusJoined:
-    """Ray counts exactly these GPUs, by address."""
+    """Exactly these GPUs have joined, by address, as Ray counts them or without Ray the roll."""
 
     type: ClassVar[str] = "gpus-joined"
     gpus: Mapping[str, int]
@@ -215,7 +215,7 @@ class GpusJoined:
     @property
     def text(self) -> str:
         """What holds, for people."""
-        return "Ray reports exactly the planned GPUs"
+        return "exactly the planned GPUs have joined"
 
 
 Barrier = SameImage | SecretsWritten | HeadReady | GpusJoined

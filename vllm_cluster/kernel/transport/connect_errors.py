@@ -131,7 +131,8 @@ def no_name(at: SshEndpoint, why: str = "") -> Unreachable:
     return Unreachable(
         at.name,
         f"cannot resolve host name {at.host}{detail}",
-        hint=f"correct the ssh address of {at.name}, or give it a HostName in ssh_config",
+        # The same for each host: of many it is one line, since each error names its own.
+        hint="correct the host's ssh address in the inventory, or give it a HostName in ssh_config",
     )
 
 

@@ -52,7 +52,7 @@ def serve_previous(
         now, replica = wanted[0].deployment.name, wanted[0].replica
         asks = partial(ask_head, verb="rollback", entry="rollback to", consent=consent, names=names, gpus=gpus)
         goes = (model,) if model not in ("", now) else ()
-        then = and_serve(node, wanted[0].deployment, names)
+        then = and_serve(node, order, wanted, names)
         number = asks(node, wanted, emit, goes=goes, then=then)
         follow(fleet, inventory, number, wanted, emit, title=f"serving {now} again", again=False)
         several = bool({*order.names} - {model, now})

@@ -82,7 +82,7 @@ def serve_model(
             gone = in_the_way_of(wanted, order.beside(served), failed)
             _show_layout(inventory, seen.facts, chosen, state.serving, emit, failed=gone)
             consent = Consent(confirm, inventory.cluster, chosen.room.why, _spares(order, chosen.room.goes))
-            then = and_serve(node, deployment, fleet.addresses)
+            then = and_serve(node, order, wanted, fleet.addresses)
             ask = partial(_ask, consent, node, chosen, then)
             found = _checked(inventory, fleet, seen, wanted, emit, pull=pull, confirm=confirm, ask=ask)
             # The same, and so with the same name: how the weights are read does not count.
