@@ -82,6 +82,35 @@ def test_a_line_to_use_instead_is_one_that_works(line: str, tmp_path: Path) -> N
     assert "has no" not in done.stderr
 
 
+# fault: kernel/terminal/words.py: removed.refuse_removed(path, option, given) → removed.refuse_removed(path, option)
+# fault: kernel/terminal/removed.py: (not new and _MEASURE.fullmatch(rest[0])) → False
+@pytest.mark.spans
+@pytest.mark.parametrize(
+    ("typed", "line"),
+    [
+        ("complete 'Hi there' --top-k 5 --seed 1", "complete 'Hi there' --set 'top_k=5' --seed 1"),
+        ("complete Hi --bad-words=no", """complete Hi --set 'bad_words=["no"]'"""),
+        ("complete Hi --ignore-eos --max-tokens 3", "complete Hi --set 'ignore_eos=true' --max-tokens 3"),
+        ("logs --rank 3 --follow", "logs --only 'rank=3' --follow"),
+        ("status --last 5", "status --history 5"),
+        ("status --timeout 5m", "status --wait 5m"),
+        ("batch in.jsonl -o out.jsonl --repeat 3", "batch in.jsonl -o out.jsonl --set 'n=3'"),
+        ("batch in.jsonl --timeout 30 -o out.jsonl", "batch in.jsonl -o out.jsonl"),
+        ("batch in.jsonl -o out.jsonl --on-head", "batch in.jsonl -o out.jsonl"),
+        ("slurm org/model --partition gpu", "slurm org/model --sbatch 'partition=gpu'"),
+        ("logs --polls", "logs --grep GET"),
+        # What cannot be filled is shown with its places.
+        ("complete Hi --logit-bias 5", """complete PROMPT --set 'logit_bias={"ID": NUMBER}'"""),
+        ("batch in.jsonl --errors", "batch IN -o OUT"),
+        ("fit m --gpus 8 --nodes 2", "fit FOLDER --gpus NUMBERxNUMBER --gpu-memory SIZE"),
+    ],
+)
+def test_the_line_to_use_has_the_words_that_were_typed(typed: str, line: str, tmp_path: Path) -> None:
+    done = run(*shlex.split(typed), cwd=tmp_path)
+    assert done.returncode == 2
+    assert f"fix: vcluster {line}\n" in done.stderr
+
+
 # fault: kernel/terminal/program.py: removed.refuse_removed_arguments(ctx.command_path, args) → pass
 @pytest.mark.spans
 @pytest.mark.parametrize(

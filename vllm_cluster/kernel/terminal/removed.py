@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
+import json
+import re
+import shlex
 from collections.abc import Mapping, Sequence
 
 from vllm_cluster.kernel.errors import UsageError
@@ -100,16 +104,62 @@ INSTEAD: Mapping[str, str] = {
 }
 
 
-def refuse_removed(path: str, names: Sequence[str]) -> None:
-    """Refuse a verb or options that were removed; `path` is the program, or the verb with the program before it.
+# A word in the place of what a person puts there.
+_PLACE = re.compile(
+    r"\b(ADDRESS|DURATION|FILE|FOLDER|ID|IN|LEVEL|LIST|MODEL|NAME|NUMBER|OUT|PROMPT|RECIPE|SIZE|TEXT|TOKENS)\b"
+)
+# What an option that is gone without another took: a number, a time.
+_MEASURE = re.compile(r"\d+(\.\d+)?[a-z]*")
+
+
+def refuse_removed(path: str, name: str, typed: Sequence[str] = ()) -> None:
+    """Refuse a verb or an option that was removed; `path` is the program, or the verb with the program before it.
+
+    `typed` are the words behind that, in which the option is replaced where the same verb has another.
 
     Raises:
-        UsageError: one of these names was removed; the hint is the line to use instead.
+        UsageError: this name was removed; the hint is the line to use instead.
     """
-    verb = path.partition(" ")[2]
-    gone = {name: INSTEAD[key] for name in names if (key := f"{verb} {name}".strip()) in INSTEAD}
-    if gone:
-        raise UsageError(f"{path} no longer has {', '.join(gone)}", hint="\n".join(dict.fromkeys(gone.values())))
+    key = f"{path.partition(' ')[2]} {name}".strip()
+    if key in INSTEAD:
+        line = as_typed(INSTEAD[key], name, typed) if typed and key.startswith(_verb_of(INSTEAD[key])) else INSTEAD[key]
+        raise UsageError(f"{path} no longer has {name}", hint=line)
+
+
+def _verb_of(line: str) -> str:
+    """The verb of a line to use, without the program: what stands before its first place and option."""
+    words = itertools.takewhile(lambda word: not (word.startswith("-") or _PLACE.search(word)), line.split()[1:])
+    return " ".join(words)
+
+
+def as_typed(line: str, name: str, typed: Sequence[str]) -> str:
+    """Return the words that were typed, with what a line to use has in place of an option; the line where that fails.
+
+    An option of the line that was typed too stays as it was typed.
+    """
+    words = shlex.split(line)
+    tail = words[next((place for place, word in enumerate(words) if word.startswith("-")), len(words)) :]
+    pairs = [tail[at : at + 2] for at in range(0, len(tail), 2)]
+    given = {word.partition("=")[0] for word in typed}
+    new = [pair for pair in pairs if pair[0] not in given]
+    takes = sum(len(_PLACE.findall(word)) for pair in new for word in pair)
+    if "\n" in line or "NUMBERx" in line or "|" in words or (takes and (new != pairs[-1:] or new[0][0] == "-o")):
+        return line
+    made: list[str] = []
+    rest = [*typed] if takes < 2 else []
+    while rest:
+        word = rest.pop(0)
+        option, sign, value = word.partition("=")
+        if option != name:
+            made.append(word)
+            continue
+        if not sign and rest and (takes or (not new and _MEASURE.fullmatch(rest[0]))):
+            value = rest.pop(0)
+        if takes and not value:
+            return line
+        filled = json.dumps(value)[1:-1]
+        made += [_PLACE.sub(lambda _, filled=filled: filled, part) for pair in new for part in pair]
+    return command_line("vcluster", *_verb_of(line).split(), *made) if made else line
 
 
 def refuse_removed_verb(path: str, words: Sequence[str]) -> None:
@@ -119,7 +169,7 @@ def refuse_removed_verb(path: str, words: Sequence[str]) -> None:
         UsageError: there was this verb; the hint is the line to use instead.
     """
     with_option = " ".join(words[:2])
-    refuse_removed(path, [with_option if with_option in INSTEAD else words[0]])
+    refuse_removed(path, with_option if with_option in INSTEAD else words[0])
 
 
 def refuse_removed_arguments(path: str, words: Sequence[str]) -> None:
