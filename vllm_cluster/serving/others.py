@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from vllm_cluster.kernel.errors import PreflightFailed, UsageError
 from vllm_cluster.kernel.hosts.connection import HostConnection
 from vllm_cluster.kernel.inventory.model import Inventory
+from vllm_cluster.kernel.inventory.words import nearest
 from vllm_cluster.kernel.node.handle import NodeHandle, NodeState
 from vllm_cluster.kernel.node.history import last_start
 from vllm_cluster.kernel.plan.placement import serve_command
@@ -153,8 +154,11 @@ def the_model(names: Collection[str], name: str | None, verb: str) -> str:
         UsageError: there is no such model, or it is not known which.
     """
     if name and name not in names:
+        near = nearest(name, names)
+        meant = f" (did you mean {near}?)" if near else ""
         there = ", ".join(names) or "none"
-        raise UsageError(f"{name} is not served; served: {there}", hint="vcluster status")
+        text = f"{name} is not served{meant}; served: {there}"
+        raise UsageError(text, hint=command_line("vcluster", verb, near) if near else "vcluster status")
     if name is None and len(names) > 1:
         lines = [command_line("vcluster", verb, one) for one in names]
         raise UsageError(f"several models are served: {', '.join(names)}", hint="\n".join(lines))

@@ -82,3 +82,12 @@ def test_of_several_it_is_not_guessed_which_one_is_meant() -> None:
     assert no.value.hint == "vcluster stop a\nvcluster stop b"
     with pytest.raises(UsageError, match="c is not served; served: a, b"):
         the_model(["a", "b"], "c", "stop")
+
+
+# fault: serving/others.py: near = nearest(name, names) → near = None
+def test_a_slip_in_the_name_of_a_model_names_the_one_that_was_meant() -> None:
+    with pytest.raises(
+        UsageError, match=r"org/lama is not served \(did you mean org/llama\?\); served: org/llama"
+    ) as no:
+        the_model(["org/llama"], "org/lama", "stop")
+    assert no.value.hint == "vcluster stop org/llama"

@@ -50,7 +50,7 @@ def models(inventory: Inventory, emit: Emit, *, runtime: Runtime = SYSTEM) -> Ca
     with reached(inventory, emit, runtime=runtime) as (fleet, failures):
         there = [name for name in fleet.names if name not in failures]
         emit(Event("phase", f"reading the model caches of {count(len(there), 'host')}"))
-        found, more = fleet.each(lambda connection: _read(inventory, connection), there)
+        found, more = fleet.each(lambda connection: cached(inventory, connection), there)
         return CachedModels(found, {**failures, **more}, running_pulls(inventory, fleet, list(found)))
 
 
@@ -67,7 +67,12 @@ def running_pulls(inventory: Inventory, fleet: Fleet, hosts: Sequence[str]) -> d
     }
 
 
-def _read(inventory: Inventory, connection: HostConnection) -> tuple[CachedModel, ...]:
+def cached(inventory: Inventory, connection: HostConnection) -> tuple[CachedModel, ...]:
+    """The models in the cache of one host.
+
+    Raises:
+        CommandFailed: it cannot be read.
+    """
     script = files("vllm_cluster.kernel.models").joinpath("models.sh").read_bytes()
     result = connection.transport.run(
         ["sh", "-s", "--", inventory.model_cache], connection.runtime.after(LIST_SECONDS), stdin=script

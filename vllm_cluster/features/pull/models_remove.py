@@ -7,11 +7,13 @@ from contextlib import suppress
 from dataclasses import replace
 
 from vllm_cluster.features.pull.hosts import PullHosts, looked_at, statuses
+from vllm_cluster.features.pull.models import cached
 from vllm_cluster.kernel.assess import facts_of, require_name
 from vllm_cluster.kernel.errors import Locked, PreflightFailed, VclusterError
 from vllm_cluster.kernel.events import Emit, Event
 from vllm_cluster.kernel.hosts.runtime import SYSTEM, Runtime
 from vllm_cluster.kernel.inventory.model import Inventory
+from vllm_cluster.kernel.inventory.words import nearest
 from vllm_cluster.kernel.lease.lease import Lease, in_order
 from vllm_cluster.kernel.node.handle import NodeHandle
 from vllm_cluster.kernel.plan.cached_model import CachePlace, cache_place
@@ -58,7 +60,7 @@ def remove_model(
                 freed = _remove(now, place, found)
         gone = f"Removed {model} from {', '.join(found)}: {size(freed)}."
         text = gone if found else f"{model} is not on {', '.join(names)}. Nothing was changed."
-        text += "" if found else _folder_meant(there, model, names)
+        text += "" if found else _meant(there, model, names)
         emit(Event("result", text, data={"model": model, "hosts": list(found), "removed_bytes": freed}))
         return freed
 
@@ -128,11 +130,17 @@ def _sizes(hosts: PullHosts, place: CachePlace, names: Sequence[str]) -> dict[st
     return {name: row.size for name, row in found.items() if row.there}
 
 
-def _folder_meant(hosts: PullHosts, model: str, names: Sequence[str]) -> str:
-    """The question whether the folder of that name was meant, where there is one; else what lists the models."""
+def _meant(hosts: PullHosts, model: str, names: Sequence[str]) -> str:
+    """The question whether another model was meant: the folder of that name, or one that is spelt nearly so.
+
+    Where there is none, what lists the models.
+    """
     with suppress(VclusterError):
         if "/" not in model and _sizes(hosts, cache_place(f"./{model}"), names):
             return f" Did you mean ./{model}?"
+        found = hosts.fleet.all(lambda connection: cached(hosts.inventory, connection), names)
+        if near := nearest(model, dict.fromkeys(one.name for rows in found.values() for one in rows)):
+            return f" Did you mean {near}?"
     return " vcluster models lists what is there."
 
 

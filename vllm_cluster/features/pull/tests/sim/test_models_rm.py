@@ -111,12 +111,18 @@ def test_only_the_chosen_hosts_lose_it(world: World) -> None:
 
 def test_removing_what_no_host_has_succeeds(world: World) -> None:
     before = left(world)
-    outcome, asked = rm(world, "org/nowhere")
+    outcome, asked = rm(world, "lab/qwen3-8b")
     assert (outcome.error, asked, left(world)) == (None, [], before)
     assert (
         outcome.events[-1].text
-        == "org/nowhere is not on gpu1, gpu2. Nothing was changed. vcluster models lists what is there."
+        == "lab/qwen3-8b is not on gpu1, gpu2. Nothing was changed. vcluster models lists what is there."
     )
+
+
+# fault: features/pull/models_remove.py: if near := nearest(model, dict.fromkeys(one.name → if near := nearest("", dict.fromkeys(one.name
+def test_a_slip_in_the_name_names_the_model_that_was_meant(world: World) -> None:
+    outcome, _ = rm(world, "org/othre")
+    assert outcome.events[-1].text == "org/othre is not on gpu1, gpu2. Nothing was changed. Did you mean org/other?"
 
 
 def test_a_name_that_only_a_folder_has_is_asked_about(world: World) -> None:
