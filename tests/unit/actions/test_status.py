@@ -7,7 +7,8 @@ from dataclasses import replace
 import pytest
 
 from tests.support.sim import lab, make
-from tests.support.views import HEAD, WORKER, view
+from tests.support.views import HEAD, WORKER, serving, view
+from vllm_cluster.serving.status.render import serving_lines
 from vllm_cluster.serving.status.status import MISSING, RUNNING, STOPPED, UNREACHABLE, HostState, assemble
 from vllm_cluster.wire.roll import Presence, Roll, RollNode
 
@@ -39,6 +40,18 @@ def test_a_node_that_sends_no_beat_is_named_beside_what_ray_counts() -> None:
     found = assemble(inventory, {"gpu1": head, "gpu2": HostState(RUNNING, gpus=GPUS)})
     assert not found.up
     assert [host.problem for host in found.hosts] == ["", "its node sends no beat; Ray counts 8 GPUs"]
+
+
+# fault: serving/status/render.py: if node.state != "here"} → if node.state == "here"}
+def test_what_was_ready_is_not_confirmed_since_a_host_of_it_is_silent() -> None:
+    one, two = HEAD.address, WORKER.address
+    seen = view(HEAD, WORKER, serve=replace(serving(), ranks={one: GPUS, two: GPUS})).status
+    assert seen.head and seen.now
+    nodes = (RollNode("gpu1", one, GPUS, "here", 1.0), RollNode("gpu2", two, GPUS, "silent", seen.now - 26))
+    cut = replace(seen, head=replace(seen.head, roll=Roll(nodes)))
+    assert [line for line in serving_lines(cut) if line not in [*serving_lines(seen)]] == [
+        "org/model: not confirmed for 26 s: nothing was heard from gpu2"
+    ]
 
 
 # fault: serving/status/status.py: spec.intent != intent(inventory.hosts[name]): → spec.intent != ():

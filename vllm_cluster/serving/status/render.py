@@ -115,6 +115,7 @@ def serving_lines(status: ClusterStatus) -> Iterator[str]:
         head = next((host.host for host in status.hosts if host.role == "head"), "the head")
         names = {host.address: host.host for host in status.hosts}
         yield from _models(by_model(status), status.now, head, names)
+        yield from _unconfirmed(status, names)
         taken = Counter({address: sum(one.ranks.get(address, 0) for one in replicas or (serve,)) for address in names})
         idle = {host.host: (host.gpus or 0) - taken[host.address] for host in status.hosts}
         if serve.ranks and any(count > 0 for count in idle.values()):
@@ -142,6 +143,18 @@ def _models(
         yield from _replicas(own, now, at, names) if len(own) > 1 else _served(own[0], now, at, on and f" on {on}")
     if several and any(one.phase == "ready" for own in models for one in own):
         yield f"requests by model: {url}"
+
+
+def _unconfirmed(status: ClusterStatus, names: Mapping[str, str]) -> Iterator[str]:
+    """The models that were ready when the head last heard of all their hosts, and since when it has not."""
+    roll = status.head.roll if status.head else None
+    away = {node.address: node.since for node in (roll.nodes if roll else ()) if node.state != "here"}
+    for own in by_model(status):
+        silent = [address for one in own if one.phase == "ready" for address in one.ranks if address in away]
+        if silent and status.now is not None:
+            hosts = ", ".join(dict.fromkeys(names.get(address, address) for address in silent))
+            since = age(max(0.0, status.now - min(away[address] for address in silent)))
+            yield f"{own[0].name}: not confirmed for {since}: nothing was heard from {hosts}"
 
 
 def by_model(status: ClusterStatus) -> list[list[ServeStatus]]:
