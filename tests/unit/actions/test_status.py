@@ -8,7 +8,7 @@ import pytest
 
 from tests.support.sim import lab, make
 from tests.support.views import HEAD, WORKER, serving, view
-from vllm_cluster.serving.status.render import serving_lines
+from vllm_cluster.serving.status.render import group_problems, serving_lines
 from vllm_cluster.serving.status.status import MISSING, RUNNING, STOPPED, UNREACHABLE, HostState, assemble
 from vllm_cluster.wire.roll import Presence, Roll, RollNode
 
@@ -78,3 +78,14 @@ def test_a_lost_gpu_is_named_with_a_fix_that_ends_it(left: int, declared: bool) 
             return
         lab.succeed(world, inventory, lab.do_up)
         assert lab.succeed(world, inventory, lab.do_status).value.up
+
+
+# fault: serving/status/render.py: last = fix not in fixes[number : number + 1] → last = True
+def test_the_same_fix_of_several_problems_stands_below_the_last() -> None:
+    rows = [replace(WORKER, host=f"gpu{n}", problem=f"cannot resolve host name n{n}", fix="set it") for n in (2, 3)]
+    problems = [*group_problems(view(HEAD, *rows, replace(WORKER, problem="stopped", fix="vcluster up")).status, 0)]
+    assert problems == [
+        ("gpu2: cannot resolve host name n2", ""),
+        ("gpu3: cannot resolve host name n3", "set it"),
+        ("gpu2: stopped", "vcluster up"),
+    ]

@@ -232,7 +232,7 @@ def test_a_plan_reads_as_what_will_happen(capsys: pytest.CaptureFixture[str]) ->
     show_plan(a_plan(), color="never")
     out = capsys.readouterr().out
     assert "\n+ gpu1: create head vcluster-lab with 2 GPUs on 10.0.0.1: missing\n" in out
-    assert "wait for: Ray reports exactly the planned GPUs" in out
+    assert "wait for: exactly the planned GPUs have joined" in out
     assert json.loads(json.dumps(plan_document(a_plan())))["empty"] is False
 
 

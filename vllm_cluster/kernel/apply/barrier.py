@@ -59,7 +59,7 @@ def ensure_same_image(image: str, wanted: str, plan: Plan, fleet: Fleet) -> None
 
 
 def await_head(connection: HostConnection, plan: Plan, emit: Emit) -> None:
-    """Until Ray answers on the head.
+    """Until the head answers.
 
     Raises:
         HostError: it will not, and why.

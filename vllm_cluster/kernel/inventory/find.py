@@ -136,7 +136,10 @@ def _from_file(path: Path, file: str, cwd: Path | None) -> bytes:
         text, inside = f"{file}: cannot be read: {reason}", path / DEFAULT_NAME
         if isinstance(error, IsADirectoryError):
             missing = None if _seen(inside) else command_line(*INIT.split(), "-o", str(inside))
-            raise InventoryError(text, instead={} if missing else _instead(file, inside), hint=missing) from None
+            # As it may have been typed: a dot is the current folder.
+            typed = (file, f"{file}/", *((".", "./") if path == (cwd or here()) else ()))
+            meant = {key: value for word in typed for key, value in _instead(word, inside).items()}
+            raise InventoryError(text, instead={} if missing else meant, hint=missing) from None
         raise InventoryError(text, hint=command_line("stat", str(path))) from None
 
 

@@ -221,12 +221,14 @@ def _ago(time: float, now: float | None) -> str:
 
 
 def group_problems(status: ClusterStatus, verbosity: int) -> Iterator[tuple[str, str]]:
-    """Each problem with its remedy, once for all hosts that have it."""
+    """Each problem, once for all hosts that have it, and its remedy below the last of those that have the same."""
     hosts: dict[tuple[str, str], list[str]] = {}
     for host in status.hosts:
         if host.problem:
             hosts.setdefault((plain(host.problem), host.fix), []).append(plain(host.host).replace("\n", " "))
-    for (problem, fix), names in hosts.items():
+    fixes = [fix for _, fix in hosts]
+    for number, ((problem, fix), names) in enumerate(hosts.items(), start=1):
+        last = fix not in fixes[number : number + 1]
         lines = problem.strip().splitlines() or [""]
         more = f" (… {len(lines) - 1} more lines with -v)" if len(lines) > 1 else ""
-        yield f"{', '.join(names)}: " + ("\n  ".join(lines) if verbosity > 0 else lines[0] + more), fix
+        yield f"{', '.join(names)}: " + ("\n  ".join(lines) if verbosity > 0 else lines[0] + more), fix if last else ""
