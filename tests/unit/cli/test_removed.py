@@ -90,6 +90,7 @@ def test_a_line_to_use_instead_is_one_that_works(line: str, tmp_path: Path) -> N
     [
         ("complete 'Hi there' --top-k 5 --seed 1", "complete 'Hi there' --set 'top_k=5' --seed 1"),
         ("complete Hi --bad-words=no", """complete Hi --set 'bad_words=["no"]'"""),
+        ("complete Hi --bad-words ö", """complete Hi --set 'bad_words=["ö"]'"""),
         ("complete Hi --ignore-eos --max-tokens 3", "complete Hi --set 'ignore_eos=true' --max-tokens 3"),
         ("logs --rank 3 --follow", "logs --only 'rank=3' --follow"),
         ("status --last 5", "status --history 5"),

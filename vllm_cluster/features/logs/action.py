@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 
 from vllm_cluster.features.logs.host import HostLogs
 from vllm_cluster.features.logs.lines import LastLines, Line, LogRequest
 from vllm_cluster.features.logs.merge import LogMerge
+from vllm_cluster.features.logs.orders import Marks
 from vllm_cluster.kernel.assess import require_name
 from vllm_cluster.kernel.errors import VclusterError, combine
 from vllm_cluster.kernel.events import Emit
@@ -41,14 +43,15 @@ def show_logs(
         HostError, FleetError: a host's log could not be read, or not to its end; those of others were shown.
     """
     require_name(inventory, list(asked.hosts))
-    is_error = ErrorLines() if errors else None
+    marks = Marks(_is_error(ErrorLines())) if errors else None
+    asked = replace(asked, orders=errors)
     tail = None if last is None else LastLines(last, int(runtime.clock.time() * 1e9) if asked.follow else None)
     found = False
     with _reading(inventory, asked, emit, runtime) as (merge, hosts):
         while (lines := merge.take(TURN_SECONDS)) is not None:
             quiet = not lines
-            if is_error:
-                lines = [line for line in lines if is_error((line.host, line.source, *line[4:]), line.text)]
+            if marks:
+                lines = [*marks.keep(lines)]
             if tail:
                 lines = [*tail.keep(lines), *(tail.rest() if quiet and asked.follow else ())]
             if lines:
@@ -67,6 +70,10 @@ def show_logs(
     if not any(one.ended for one in hosts):
         _ensure_any(asked, found=found)
     return found
+
+
+def _is_error(errors: ErrorLines) -> Callable[[Line], bool]:
+    return lambda line: errors((line.host, line.source, *line[4:]), line.text)
 
 
 def _ensure_any(asked: LogRequest, *, found: bool) -> None:

@@ -13,6 +13,7 @@ from typing import Annotated
 
 from vllm_cluster.features.logs.lines import GROUP, SECOND, VLLM, Line, LogRequest, copied_from, is_poll, split_source
 from vllm_cluster.features.logs.merge import LogMerge
+from vllm_cluster.features.logs.orders import OrderFeed
 from vllm_cluster.features.logs.rank_names import RankNames
 from vllm_cluster.kernel.docker.log_frames import LogFrames, OutputFrames, Position, StampedLine, Stamps
 from vllm_cluster.kernel.errors import CommandFailed, ConnectionLost, HostError, TimedOut, Unreachable, VclusterError
@@ -131,7 +132,7 @@ class FileFeed:
         return Line(at - offset, self._node.host, source, text, file.rank)
 
 
-Feed = ContainerFeed | FileFeed
+Feed = ContainerFeed | FileFeed | OrderFeed
 
 
 @dataclass(frozen=True)
@@ -225,7 +226,9 @@ class HostLogs:
         self._ranks = FileFeed(node, asked, merge, group=False) if asked.ranks else None
         group = FileFeed(node, asked, merge, group=True) if asked.group else None
         container = ContainerFeed(node, asked, merge, covered) if asked.sources else None
-        self._feeds: list[Feed] = [feed for feed in (self._ranks, group, container) if feed]
+        head = asked.orders and self.host == inventory.head_name
+        orders = OrderFeed(node, asked, merge) if head else None
+        self._feeds: list[Feed] = [feed for feed in (self._ranks, group, container, orders) if feed]
         for feed in self._feeds:
             merge.add(feed)
         self._lock, self._stopped = threading.Lock(), threading.Event()

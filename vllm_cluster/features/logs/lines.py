@@ -51,6 +51,8 @@ class LogRequest:
     # The lines of vLLM's access log about health and metrics, which vcluster itself asks for.
     polls: bool = False
     replica: int | None = None
+    # What people ordered, which the head knows.
+    orders: bool = False
 
     @property
     def sources(self) -> frozenset[str]:

@@ -157,9 +157,15 @@ def as_typed(line: str, name: str, typed: Sequence[str]) -> str:
             value = rest.pop(0)
         if takes and not value:
             return line
-        filled = json.dumps(value)[1:-1]
-        made += [_PLACE.sub(lambda _, filled=filled: filled, part) for pair in new for part in pair]
+        made += [_filled(part, value) for pair in new for part in pair]
     return command_line("vcluster", *_verb_of(line).split(), *made) if made else line
+
+
+def _filled(part: str, value: str) -> str:
+    """A word with what was typed in its place, in quotes as JSON has it."""
+    text = json.dumps(value, ensure_ascii=False)[1:-1] if '"' in part else value
+    # What is put in place of a pattern has backslashes of its own.
+    return _PLACE.sub(text.replace("\\", "\\\\"), part)
 
 
 def refuse_removed_verb(path: str, words: Sequence[str]) -> None:
