@@ -22,7 +22,7 @@ STARTING = "starting sshd and Docker on the hosts"
 # Only their shares of the whole count.
 SECONDS = {DOWNLOADING: 38, HOST_IMAGE: 13, INSTALLING: 28, IMAGE_AND_MODEL: 24, STARTING: 5}
 # Less is not worth a word.
-LEAST_LEFT = 5
+MIN_LEFT = 5
 
 
 class TimeLeft:
@@ -48,7 +48,7 @@ class TimeLeft:
         steps = [*SECONDS]
         ahead = sum(SECONDS[step] for step in steps[steps.index(self._step) :])
         left = ahead * self._took / self._recorded - (now - self._began)
-        return f", about {left:.0f} s left" if left >= LEAST_LEFT else ""
+        return f", about {left:.0f} s left" if left >= MIN_LEFT else ""
 
 
 @contextmanager

@@ -50,7 +50,7 @@ def test_what_was_ready_is_not_confirmed_since_a_host_of_it_is_silent() -> None:
     nodes = (RollNode("gpu1", one, GPUS, "here", 1.0), RollNode("gpu2", two, GPUS, "silent", seen.now - 26))
     cut = replace(seen, head=replace(seen.head, roll=Roll(nodes)))
     assert [line for line in serving_lines(cut) if line not in [*serving_lines(seen)]] == [
-        "org/model: not confirmed for 26 s: nothing was heard from gpu2"
+        "org/model: not confirmed for 26 s: nothing came from gpu2"
     ]
 
 
@@ -81,7 +81,7 @@ def test_a_lost_gpu_is_named_with_a_fix_that_ends_it(left: int, declared: bool) 
 
 
 # fault: serving/status/render.py: last = fix not in fixes[number : number + 1] → last = True
-def test_the_same_fix_of_several_problems_stands_below_the_last() -> None:
+def test_the_same_fix_of_several_problems_is_shown_below_the_last() -> None:
     rows = [replace(WORKER, host=f"gpu{n}", problem=f"cannot resolve host name n{n}", fix="set it") for n in (2, 3)]
     problems = [*group_problems(view(HEAD, *rows, replace(WORKER, problem="stopped", fix="vcluster up")).status, 0)]
     assert problems == [

@@ -100,7 +100,7 @@ CASES = (
         "/srv: cannot be read",
         "/srv/inventory.yaml",
     ),
-    Case("a dot as inventory", "$VCLUSTER plan -i .", 2, "/srv: cannot be read", "plan -i /srv/inventory.yaml"),
+    Case("a dot as inventory", "$VCLUSTER plan -i .", 2, "/srv: cannot be read", "/srv/inventory.yaml"),
     Case("no HOME", "env -u HOME $VCLUSTER plan", 4, "gpu1: "),
     Case("no HOME, up", "env -u HOME $VCLUSTER up --yes", 4, "gpu1: "),
     Case(

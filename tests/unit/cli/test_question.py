@@ -95,10 +95,10 @@ def test_what_is_neither_json_nor_text_is_refused(wrong: str, message: str) -> N
 
 
 OLD = [
-    ("complete", "--top-k", "vcluster complete PROMPT --set 'top_k=NUMBER'"),
-    ("chat", "--bad-words", "vcluster chat PROMPT --set 'bad_words=[\"TEXT\"]'"),
+    ("complete", "--top-k", "vcluster complete in.json --set 'top_k=1'"),
+    ("chat", "--bad-words", "vcluster chat in.json --set 'bad_words=[\"1\"]'"),
     ("batch", "--no-skip-special-tokens", "vcluster batch IN -o OUT --set 'skip_special_tokens=false'"),
-    ("chat", "--reasoning-effort", "vcluster chat PROMPT --set 'reasoning_effort=LEVEL'"),
+    ("chat", "--reasoning-effort", "vcluster chat in.json --set 'reasoning_effort=1'"),
     ("batch", "--repeat", "vcluster batch IN -o OUT --set n=NUMBER"),
     ("batch", "--on-head", "vcluster batch IN -o OUT"),
     ("batch", "--errors", "vcluster batch IN -o OUT"),

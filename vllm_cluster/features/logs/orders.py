@@ -11,7 +11,7 @@ from vllm_cluster.kernel.node.history import read_history
 from vllm_cluster.kernel.plan.history import Entry
 
 ORDERED = "order"
-# A restart is none: nobody ordered it.
+# A restart is none: the head does it by itself.
 _VERBS = ("up", "serve", "stop", "rollback", "down")
 
 

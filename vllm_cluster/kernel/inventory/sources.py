@@ -52,7 +52,7 @@ def _printed(words: str, base: Path) -> str:
     try:
         found = command_output(SecretRef(kind="cmd", value=words), base, os.environ)
     except InventoryError as error:
-        # `cmd:` is how a secret is asked for; these words stand behind another key.
+        # `cmd:` is how a secret is asked for; this is the value of another key.
         raise InventoryError(error.message.removeprefix("cmd:")) from None
     if len(found) > MAX_BYTES:
         raise InventoryError(f"the command prints more than {MAX_BYTES // 1000} kB")

@@ -127,7 +127,7 @@ def refuse_removed(path: str, name: str, typed: Sequence[str] = ()) -> None:
 
 
 def _verb_of(line: str) -> str:
-    """The verb of a line to use, without the program: what stands before its first place and option."""
+    """The verb of a line to use, without the program: what is before its first place and option."""
     words = itertools.takewhile(lambda word: not (word.startswith("-") or _PLACE.search(word)), line.split()[1:])
     return " ".join(words)
 

@@ -146,7 +146,7 @@ def _models(
 
 
 def _unconfirmed(status: ClusterStatus, names: Mapping[str, str]) -> Iterator[str]:
-    """The models that were ready when the head last heard of all their hosts, and since when it has not."""
+    """The models that were ready while all their hosts reported to the head, and since when not all do."""
     roll = status.head.roll if status.head else None
     away = {node.address: node.since for node in (roll.nodes if roll else ()) if node.state != "here"}
     for own in by_model(status):
@@ -154,7 +154,7 @@ def _unconfirmed(status: ClusterStatus, names: Mapping[str, str]) -> Iterator[st
         if silent and status.now is not None:
             hosts = ", ".join(dict.fromkeys(names.get(address, address) for address in silent))
             since = age(max(0.0, status.now - min(away[address] for address in silent)))
-            yield f"{own[0].name}: not confirmed for {since}: nothing was heard from {hosts}"
+            yield f"{own[0].name}: not confirmed for {since}: nothing came from {hosts}"
 
 
 def by_model(status: ClusterStatus) -> list[list[ServeStatus]]:
