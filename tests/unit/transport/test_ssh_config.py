@@ -8,10 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vllm_cluster.kernel.errors import UsageError
+from vllm_cluster.kernel.errors import UsageError, combine
 from vllm_cluster.kernel.transport import connect_errors, locate
 from vllm_cluster.kernel.transport.base import Target
 from vllm_cluster.kernel.transport.ssh_config import (
+    SshEndpoint,
     ensure_safe_names,
     expand,
     hosts_matching,
@@ -137,3 +138,13 @@ def test_commands_to_paste_ask_ssh_as_the_inventory_does(tmp_path: Path) -> None
     assert f"ssh {options}" in str(connect_errors.unknown_key(at, "SHA256:x").hint)
     copied = f"ssh-copy-id -F {config} -o 'User=ada' -p 2222 -i '/k e y' -o 'ProxyJump=bastion' 10.0.0.7"
     assert copied in str(connect_errors.auth_refused(at, "no offered key was accepted", [], []).hint)
+
+
+# fault: kernel/transport/connect_errors.py: hint="correct the host's ssh address → hint=f"correct {at.name}'s ssh address
+def test_hosts_whose_name_does_not_resolve_have_one_fix() -> None:
+    failures = {
+        name: connect_errors.no_name(SshEndpoint(name, name, f"{name}.lab", 22, "ann")) for name in ("gpu1", "gpu2")
+    }
+    error = combine(failures)
+    assert error.message.splitlines() == [f"{name}: cannot resolve host name {name}.lab" for name in failures]
+    assert error.hint == "correct the host's ssh address in the inventory, or give it a HostName in ssh_config"
