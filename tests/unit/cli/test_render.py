@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -170,6 +172,23 @@ def test_what_hosts_are_at_is_repeated_until_it_is_over(
     until(lambda: repeated("s    gpuN: building the image  (for N s)"), 10)
     shown.close()
     assert not any("gpu2: building" in line for line in written)
+
+
+# fault: kernel/terminal/events.py: if self._repeating is None: → if not (self._repeating and self._repeating.is_alive()):
+def test_hosts_that_begin_at_the_same_moment_are_repeated_by_one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each of two hosts started it, and the second start was an internal error of `up`."""
+    started: list[object] = []
+    monkeypatch.setattr(events.LineRenderer, "_repeat", lambda self: started.append(self))
+    shown = events.LineRenderer(0)
+    together = threading.Barrier(8)
+
+    def begin(host: str) -> None:
+        together.wait(10)
+        shown.show(Event("progress", "adding Ray", host))
+
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(begin, [f"gpu{number}" for number in range(8)]))
+    assert started == [shown]
 
 
 # fault: kernel/terminal/events.py: for phase, seconds in over: → for phase, seconds in over[:0]:

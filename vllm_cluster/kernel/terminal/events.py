@@ -93,7 +93,7 @@ class LineRenderer:
         # What hosts are at, and since when.
         self._under_way: dict[str, tuple[str, float]] = {}
         self._over = threading.Event()
-        self._repeating = threading.Thread(target=self._repeat, daemon=True)
+        self._repeating: threading.Thread | None = None
         self._held: str | None = None
         self._timer = threading.Timer(QUICK_SECONDS, self._release)
         self._timer.daemon = True
@@ -131,19 +131,23 @@ class LineRenderer:
 
     def _note(self, event: Event, now: float) -> None:
         """Remember what a host is at, until that or its phase is over; what moves bytes has lines of its own."""
-        if event.kind in ("phase", "result"):
-            self._under_way.clear()
-        elif event.host and event.kind in ("done", "failed"):
-            self._under_way.pop(event.host, None)
-        elif event.host and event.text and event.kind in ("start", "progress") and "bytes" not in event.data:
-            self._under_way[event.host] = (_text(event), now)
-            if not self._repeating.is_alive() and not self._over.is_set():
-                self._repeating.start()
+        # Threads of several hosts come here at the same time.
+        with self._lock:
+            if event.kind in ("phase", "result"):
+                self._under_way.clear()
+            elif event.host and event.kind in ("done", "failed"):
+                self._under_way.pop(event.host, None)
+            elif event.host and event.text and event.kind in ("start", "progress") and "bytes" not in event.data:
+                self._under_way[event.host] = (_text(event), now)
+                if self._repeating is None:
+                    self._repeating = threading.Thread(target=self._repeat, daemon=True)
+                    self._repeating.start()
 
     def _repeat(self) -> None:
         """Name what hosts are at, as often as a phase that continues."""
         while not self._over.wait(QUICK_SECONDS):
-            now, at = time.monotonic(), dict(self._under_way)
+            with self._lock:
+                now, at = time.monotonic(), dict(self._under_way)
             if not at or now < self._shown + STILL_SECONDS:
                 continue
             self._shown = now
