@@ -178,7 +178,11 @@ def test_what_hosts_are_at_is_repeated_until_it_is_over(
 def test_hosts_that_begin_at_the_same_moment_are_repeated_by_one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each of two hosts started it, and the second start was an internal error of `up`."""
     started: list[object] = []
-    monkeypatch.setattr(events.LineRenderer, "_repeat", lambda self: started.append(self))
+
+    def keep(renderer: events.LineRenderer) -> None:
+        started.append(renderer)
+
+    monkeypatch.setattr(events.LineRenderer, "_repeat", keep)
     shown = events.LineRenderer(0)
     together = threading.Barrier(8)
 
