@@ -105,7 +105,7 @@ class _Run:
         self._wanted, self._work, self._job, self._stack = wanted, work, job, stack
         self._emit, self._runtime = emit, runtime
         # How far the rows there are fetched, and what follows of a row.
-        self._at, self._rest = 0, bytearray()
+        self._at, self._rows, self._rest = 0, 0, bytearray()
         self._note = ""
         self._progress: Progress | None = None
         self._open = self._sent = self.running = False
@@ -148,8 +148,11 @@ class _Run:
             if len(rest) > MAX_ROW:
                 raise ValueError(f"a row is longer than {MAX_ROW} bytes")
             for row in rows:
+                self._at, self._rows = self._at + len(row) + 1, self._rows + 1
+                # A row that comes again is taken as well: without this a head could send it without end.
+                if self._rows > self._work.total:
+                    raise ValueError(f"there are more than the {count(self._work.total, 'request')} of the input")
                 self._work.take(bytes(row) + b"\n")
-                self._at += len(row) + 1
         except ValueError as error:
             text = f"batch: a row of its answers is refused: {error}; the answers so far are kept"
             raise HostError(self._job.host, text, hint="vcluster batch --list") from None
@@ -245,7 +248,7 @@ class _Run:
     def _remove(self) -> None:
         self._work.finish()
         self._job.act("remove")
-        self._at, self.running = 0, False
+        self._at, self._rows, self.running = 0, 0, False
 
     def summary(self) -> BatchResult:
         """Report what was done."""

@@ -1,0 +1,53 @@
+"""A head that gives out its rows without end."""
+
+from __future__ import annotations
+
+import json
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from tests.support.sim import make
+from vllm_cluster.features.batch.action import Batch, _Run
+from vllm_cluster.features.batch.head_job import HeadJob
+from vllm_cluster.features.batch.on_head.files import BatchFiles, Work
+from vllm_cluster.features.batch.on_head.lines import Place, answer_row, checksum, parse
+from vllm_cluster.features.batch.replies import JobLook, JobState
+from vllm_cluster.kernel.errors import HostError
+from vllm_cluster.kernel.hosts.runtime import SYSTEM
+
+REQUEST = json.dumps({"custom_id": "a", "url": "/v1/completions", "body": {"prompt": "p"}}).encode()
+
+
+class Head:
+    """A head whose output has a row again and again."""
+
+    host = "gpu1"
+
+    def __init__(self, row: bytes) -> None:
+        self.row, self.asked = row, 0
+
+    def ask(self, *_: object, **wanted: int) -> JobLook:
+        self.asked += 1
+        if self.asked > 5:
+            pytest.fail("it is asked on")
+        return JobLook(JobState(True, True), self.row)
+
+
+# fault: features/batch/action.py: if self._rows > self._work.total: → if False:
+def test_a_row_that_comes_again_without_end_ends_the_call(tmp_path: Path) -> None:
+    files = BatchFiles(tmp_path / "in.jsonl", tmp_path / "out.jsonl")
+    files.source.write_bytes(REQUEST + b"\n")
+    line = parse(REQUEST, Place(1, checksum(REQUEST)), "m", {})
+    head = Head(answer_row(line, "cmpl", b'{"model": "m"}'))
+    wanted = Batch(make.inventory(1), files, {}, 2, 60.0, 60.0, 0.0)
+    with ExitStack() as stack:
+        work = Work(files, {}, stack)
+        work.begin()
+        job = cast(HeadJob, cast(Any, head))
+        run = _Run(wanted, work, job=job, stack=stack, emit=lambda _: None, runtime=SYSTEM)
+        with pytest.raises(HostError, match="a row of its answers is refused: there are more than the 1 request"):
+            run.fetch()
+        assert (work.answered, head.asked) == (1, 2)
