@@ -21,6 +21,8 @@ main() {
   # Others may know the number before the job begins, and make the folder where all may write.
   mkdir -p "$job/program" || fail "cannot write to $job"
   { [ -O "$job" ] && [ ! -L "$job" ]; } || fail "$job is not a folder of $(id -un)"
+  # They could put another folder in its place, with other programs.
+  [ ! "$(find -H "${job%/*}" -maxdepth 0 -perm -2 ! -perm -1000)" ] || fail "all may rename $job: chmod +t ${job%/*}"
   { (cd "$job/program" && files) && rank >"$job/rank.sh" && key key && key @KEY@; } || fail "cannot write to $job"
   echo "vcluster: everything of this job is in $job"
   export VCLUSTER_JOB=$job VCLUSTER_API_KEY_FILE=$job/@KEY@ PYTHONPATH=$job/program${PYTHONPATH:+:$PYTHONPATH}

@@ -39,13 +39,20 @@ ENDED = {
 }
 WANTED = ("CANCELLED", "TIMEOUT", "DEADLINE", "PREEMPTED", "COMPLETED")
 WAITING = ("PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "SUSPENDED")
+# Where all may write, a folder of the job's number may be another user's, with an address and a key of theirs.
+_FOLDER = """
+folder=${VCLUSTER_JOBS:-$HOME/vcluster-jobs}/$1
+{ [ -O "$folder" ] && [ ! -L "$folder" ]; } || folder=/dev/null
+"""
+_ENTER = f"""{_FOLDER}
+cd "$folder" 2>/dev/null || {{ echo "$(id -un) has no folder of job $1" >&2; exit 1; }}
+"""
 # Prints all of it in sections, each behind a mark that no log can hold: a job that has ended minutes ago is known to
 # its folder alone, or to Slurm's accounting.
-LOOK = """
-job=$1 folder=${VCLUSTER_JOBS:-$HOME/vcluster-jobs}/$1
+LOOK = f"""{_FOLDER}
 echo "$2 folder"; [ ! -d "$folder" ] || echo "$folder"
-echo "$2 job"; scontrol show job -o "$job" 2>/dev/null | head -n 1
-echo "$2 past"; sacct -nPXj "$job" -o State,End 2>/dev/null | tail -n 1
+echo "$2 job"; scontrol show job -o "$1" 2>/dev/null | head -n 1
+echo "$2 past"; sacct -nPXj "$1" -o State,End 2>/dev/null | tail -n 1
 echo "$2 ready"; cat "$folder/ready.json" 2>/dev/null
 echo; echo "$2 attempts"; find "$folder" -maxdepth 1 -name 'attempt-*' 2>/dev/null | wc -l
 echo "$2 replicas"; find "$folder" -maxdepth 1 -type l -name 'replica-*' -printf '%f %l\n' 2>/dev/null
@@ -57,10 +64,9 @@ printf '%s\\n' "$script" | sbatch --test-only || exit 3
 case $script in *"#SBATCH --output="*) set -- ;; *) set -- --output="$d/slurm-%j.out" ;; esac
 printf '%s\\n' "$script" | exec sbatch --parsable "$@"
 """
-KEY = 'exec cat "${VCLUSTER_JOBS:-$HOME/vcluster-jobs}/$1/key"'
+KEY = f"{_ENTER}exec cat key"
 # The last start of which there are logs, or the one that is asked for; a mark before each file.
-LOGS = """
-cd "${VCLUSTER_JOBS:-$HOME/vcluster-jobs}/$1" || exit
+LOGS = f"""{_ENTER}
 for log in attempt-"$2"/rank-$3.log; do echo "$5 $log"; tail -n "$4" "$log"; echo; done
 """
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import socket
+import subprocess
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import replace
@@ -14,8 +15,12 @@ from typing import Any, cast
 
 import pytest
 
-from vllm_cluster.features.slurm.jobs import JobReady, LoginNode, SlurmJob
+from vllm_cluster.features.slurm.jobs import JobReady, LoginNode, SlurmJob, login_node
 from vllm_cluster.features.slurm.on_host import job_front
+from vllm_cluster.features.slurm.script import JobRequest, script
+from vllm_cluster.kernel.errors import HostError
+from vllm_cluster.kernel.hosts.runtime import SYSTEM
+from vllm_cluster.wire.order import Deployment
 
 READY = {"1": {"v": 1, "model": "org/m", "address": "127.0.0.1", "port": 1, "attempt": 1}}
 
@@ -71,3 +76,49 @@ def test_a_tunnel_does_not_outlive_the_job_on_its_node() -> None:
     now = node.hold("7", AT)
     assert now.ready is not None
     assert (now.ready.address, node.looked) == ("10.0.0.2", 3)
+
+
+@pytest.fixture
+def jobs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder where all may write, with one that another user made for the number of a job that Slurm runs."""
+    theirs, here = tmp_path / "theirs", tmp_path / "jobs"
+    for folder in (here, theirs, theirs / "attempt-1", tmp_path / "bin"):
+        folder.mkdir()
+    (theirs / "ready.json").write_text(json.dumps({**READY["1"], "node": "n1", "since": 1.0, "start_seconds": 1.0}))
+    (theirs / "key").write_text("sk-theirs")
+    (theirs / "attempt-1/rank-0.log").write_text("theirs")
+    (here / "7").symlink_to(theirs)
+    (tmp_path / "bin/scontrol").write_text("#!/bin/sh\necho JobState=RUNNING NodeList=n1\n")
+    (tmp_path / "bin/scontrol").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}/bin:/usr/bin:/bin")
+    monkeypatch.setenv("VCLUSTER_JOBS", str(here))
+    return here
+
+
+# fault: features/slurm/jobs.py: { [ -O "$folder" ] && [ ! -L "$folder" ]; } → true
+def test_nothing_of_a_job_is_read_from_a_folder_that_another_has_made(jobs: Path) -> None:
+    """Else clients would be sent to its address, with its key."""
+    with login_node("", SYSTEM) as node:
+        found = node.look("7")
+        assert (found.phase, found.ready, found.folder, found.attempts) == ("starting", None, "", 0)
+        with pytest.raises(HostError, match=r"key of job 7: .* has no folder of job 7"):
+            node.key("7")
+        assert node.logs("7", 1, "0", 10) == {}
+        (jobs / "7").unlink()
+        (jobs.parent / "theirs").rename(jobs / "7")
+        assert (node.look("7").phase, node.key("7")) == ("ready", "sk-theirs")
+        assert node.logs("7", 1, "0", 10) == {"attempt-1/rank-0.log": b"theirs\n"}
+
+
+# fault: features/slurm/job.sh: -perm -2 ! -perm -1000 → -perm -2 -perm -1
+@pytest.mark.parametrize(("mode", "runs"), [(0o777, False), (0o1777, True), (0o755, True)])
+def test_a_job_keeps_no_programs_where_others_may_rename_them(mode: int, runs: bool, tmp_path: Path) -> None:
+    """They would have nodes run what they put in its place."""
+    asked = Deployment("org/m", "org/m", expose=True, backend="mp")
+    (tmp_path / "jobs").mkdir()
+    (tmp_path / "jobs").chmod(mode)
+    there = {"PATH": "/usr/bin:/bin", "HOME": str(tmp_path), "SLURM_JOB_ID": "7", "VCLUSTER_JOBS": f"{tmp_path}/jobs"}
+    text = script(asked, JobRequest(1, "1", "1:00:00")).removesuffix("\nmain\n") + "\nreplica() { exit 0; }\nmain\n"
+    done = subprocess.run(["bash"], input=text, env=there, capture_output=True, text=True, check=False, timeout=30)
+    assert (done.returncode == 0, (tmp_path / "jobs/7/key").exists()) == (runs, runs), done.stderr
+    assert runs or f"vcluster: all may rename {tmp_path}/jobs/7: chmod +t {tmp_path}/jobs" in done.stderr
