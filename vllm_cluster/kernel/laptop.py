@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import shlex
+import stat
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -75,10 +76,24 @@ def cache_folder() -> Path:
     """Where downloads are kept; removing it is harmless.
 
     Raises:
-        UsageError: this user has no home folder.
+        UsageError: this user has no home folder, or another user has made it.
     """
     base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else home() / ".cache") / "vcluster"
+    folder = (Path(base) if base else home() / ".cache") / "vcluster"
+    # What is built into images and which local ports get the key comes from it.
+    for path in (folder, *folder.parents, *folder.resolve().parents):
+        if _planted(path):
+            text = f"{path} belongs to another user, in a folder where all may write"
+            raise UsageError(text, hint="export XDG_CACHE_HOME=FOLDER, a folder of your own")
+    return folder
+
+
+def _planted(path: Path) -> bool:
+    """Whether another user may have put this there, as in /tmp."""
+    try:
+        return path.lstat().st_uid not in (0, os.geteuid()) and bool(path.parent.stat().st_mode & stat.S_IWOTH)
+    except OSError:
+        return False
 
 
 def user() -> str:
