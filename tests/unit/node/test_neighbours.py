@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.fronted import Fronted
 from vllm_cluster.serving.node import proc
 from vllm_cluster.serving.node.api import QUESTIONS, Api
 
@@ -29,7 +30,7 @@ def be_other_user(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "getuid", lambda: other)
 
 
-# fault: serving/node/proc.py: and row[7] == str(os.getuid()) →
+# fault: serving/node/proc.py: and row[7] == user →
 # fault: serving/node/proc.py: row[3] == _LISTEN and → True and
 def test_what_another_user_listens_at_is_not_own(server: socket.socket, monkeypatch: pytest.MonkeyPatch) -> None:
     address, port = server.getsockname()[:2]
@@ -72,3 +73,34 @@ def test_the_key_is_shown_to_no_program_of_another_user(
     assert api.healthy(10)
     answering.join()
     assert b"Authorization: Bearer sk-canary" in seen[0]
+
+
+# Before all of the front's own code: it is another user than all that listens, for as long as this file is there.
+OTHER = "import os\nme = os.getuid()\nos.getuid = lambda: me + os.path.exists({!r})\n"
+
+
+# fault: serving/node/front_proxy.py: if replica.key_file and is_here(replica.host) and not is_own_listener( → if not str(
+# fault: serving/node/front_proxy.py: guard.on_connection_create_start.append(_ensure_own) → pass
+def test_the_front_connects_to_no_program_of_another_user_where_a_replica_has_ended(tmp_path: Path) -> None:
+    """It would get the key of all replicas and the prompts until the node's program has seen the end."""
+    there = tmp_path / "other"
+    (tmp_path / "first").mkdir()
+    (tmp_path / "first/sitecustomize.py").write_text(OTHER.format(str(there)))
+    there.touch()
+    with closing(Fronted(tmp_path)) as front:
+        front.replica("a")
+        front.write({"m": ["a"]})
+        front.path.append(str(tmp_path / "first"))
+        front.start()
+        assert front.ask("POST", "/v1/completions", {"model": "m", "prompt": "p", "max_tokens": 1}).status == 503
+        assert front.ask("GET", "/v1/models").status == 503
+        assert front.replicas["a"].seen()["requests"] == 0
+        there.unlink()
+        assert front.ask("POST", "/v1/completions", {"model": "m", "prompt": "p", "max_tokens": 1}).status == 200
+
+
+# fault: serving/node/proc.py: return str(probe.getsockname()[0]) == address → return True
+def test_an_address_of_another_machine_is_not_here() -> None:
+    assert proc.is_here("127.0.0.1")
+    assert proc.is_here("::1")
+    assert not proc.is_here("192.0.2.1")

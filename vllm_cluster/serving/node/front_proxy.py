@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from http import HTTPStatus
+from types import SimpleNamespace
 
 import aiohttp
 from aiohttp import web
@@ -16,6 +17,7 @@ from yarl import URL
 from vllm_cluster.serving.node.front_body import Found, read_body
 from vllm_cluster.serving.node.front_routes import Table, not_found, not_ready
 from vllm_cluster.serving.node.key_check import Refusal
+from vllm_cluster.serving.node.proc import is_here, is_own_listener
 from vllm_cluster.wire.front import FrontDeployment, FrontReplica
 
 MAX_BODY = 64 << 20
@@ -65,7 +67,10 @@ class Exchange:
 
 def session() -> aiohttp.ClientSession:
     """The connections to replicas: as many as there are requests, none by way of a proxy, without cookies."""
+    guard = aiohttp.TraceConfig()
+    guard.on_connection_create_start.append(_ensure_own)
     return aiohttp.ClientSession(
+        trace_configs=[guard],
         connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEPT_SECONDS),
         cookie_jar=aiohttp.DummyCookieJar(),
         timeout=aiohttp.ClientTimeout(total=None, connect=None, sock_connect=CONNECT_SECONDS, sock_read=None),
@@ -74,6 +79,17 @@ def session() -> aiohttp.ClientSession:
         max_line_size=_LIMIT,
         max_field_size=_LIMIT,
     )
+
+
+async def _ensure_own(_session: aiohttp.ClientSession, asked: SimpleNamespace, _begin: object) -> None:
+    """Make no connection, which shows the key, to another user of this host who listens where a replica has ended.
+
+    Raises:
+        ConnectionRefusedError: no program of this user listens there.
+    """
+    replica: FrontReplica = asked.trace_request_ctx
+    if replica.key_file and is_here(replica.host) and not is_own_listener(replica.host, replica.port):
+        raise ConnectionRefusedError(f"no program of this user listens at {replica.host}:{replica.port}")
 
 
 def judge(request: web.BaseRequest) -> None:
@@ -223,7 +239,9 @@ class Proxy:
         )
         url = self._at(replica, request.raw_path, headers)
         data = body if body or request.method in ("POST", "PUT", "PATCH") else None
-        return await self._client.request(request.method, url, data=data, headers=headers, allow_redirects=False)
+        return await self._client.request(
+            request.method, url, data=data, headers=headers, allow_redirects=False, trace_request_ctx=replica
+        )
 
     def _at(self, replica: FrontReplica, target: str, headers: CIMultiDict[str]) -> URL:
         if key := self._key(replica):
@@ -239,7 +257,7 @@ class Proxy:
         """
         headers: CIMultiDict[str] = CIMultiDict()
         url = self._at(replica, target, headers)
-        async with self._client.get(url, headers=headers, allow_redirects=False) as reply:
+        async with self._client.get(url, headers=headers, allow_redirects=False, trace_request_ctx=replica) as reply:
             found = bytearray()
             async for piece in reply.content.iter_any():
                 found += piece
