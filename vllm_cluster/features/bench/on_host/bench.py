@@ -82,6 +82,8 @@ def main() -> None:
     first = json.loads(sys.stdin.readline())
     # The server has loaded this model: its tokenizer is here, and a gated one needs no token.
     os.environ |= {"OPENAI_API_KEY": first["key"], "HF_HUB_OFFLINE": "1", "VLLM_LOGGING_LEVEL": "WARNING"}
+    # The API is this cluster's: a proxy of the node, for the hub, would get the key; vLLM's own client asks it too.
+    os.environ |= {"NO_PROXY": "*", "no_proxy": "*"}
     remove_leftovers()
     with tempfile.TemporaryDirectory(prefix=f"{FOLDER}{os.getpid()}-") as name:
         folder = Path(name)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -27,14 +29,14 @@ def main():
 class Bench:
     """The program, started as it is on a head."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, **more: str) -> None:
         for name in ("vllm", "vllm/entrypoints", "vllm/entrypoints/cli"):
             (folder / name).mkdir(exist_ok=True)
             (folder / name / "__init__.py").write_text('__version__ = "0.32.0"')
         (folder / "vllm" / "entrypoints" / "cli" / "main.py").write_text(MAIN)
         self.tmp = folder / "tmp"
         self.tmp.mkdir(exist_ok=True)
-        environment = {**os.environ, "PYTHONPATH": str(folder), "TMPDIR": str(self.tmp)}
+        environment = {**os.environ, "PYTHONPATH": str(folder), "TMPDIR": str(self.tmp), **more}
         argv = [sys.executable, *python("features.bench.on_host", "bench", seconds=60).argv[1:]]
         pipe = subprocess.PIPE
         self.process = subprocess.Popen(argv, env=environment, stdin=pipe, stdout=pipe, stderr=pipe)
@@ -90,3 +92,17 @@ def test_what_a_killed_one_left_goes_with_the_next(started: list[Bench], tmp_pat
     assert {path.name.split("-")[2] for path in last.tmp.iterdir()} == {
         str(running.process.pid) for running in (another, last)
     }
+
+
+# fault: features/bench/on_host/bench.py: os.environ |= {"NO_PROXY": "*", "no_proxy": "*"} → pass
+def test_a_proxy_of_the_node_is_not_asked_and_gets_no_key(tmp_path: Path) -> None:
+    with closing(socket.create_server(("127.0.0.1", 0))) as proxy:
+        url = f"http://127.0.0.1:{proxy.getsockname()[1]}"
+        one = Bench(tmp_path, http_proxy=url, no_proxy="")
+        proxy.settimeout(0.2)
+        try:
+            one.begin()
+            with pytest.raises(TimeoutError):
+                proxy.accept()
+        finally:
+            one.kill()
