@@ -251,3 +251,29 @@ def test_a_field_that_the_served_vllm_does_not_know_is_refused(monkeypatch: pyte
         api.ensure_fields([COMPLETIONS], ["top_k", "temprature"])
     page.clear()  # a server that shows no schema judges by itself
     api.ensure_fields([COMPLETIONS], ["temprature"])
+
+
+# fault: serving/endpoint/api.py: > FRESH_SECONDS: → > 1e9:
+# fault: serving/endpoint/api.py: if not any(map(has_front, rows)): → if False:
+@pytest.mark.parametrize("rows", [(), (replace(READY, phase="failed"),)])
+def test_a_question_asked_after_a_stop_goes_to_no_other_program_of_the_head(
+    rows: tuple[ServeStatus, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A chat is open for hours, and after `vcluster stop` any user of the head may listen at the API's port."""
+    asked, state = [], SimpleNamespace(replicas=(READY,))
+
+    def post(*words: object) -> Iterator[Mapping[str, Any]]:
+        asked.append(words)
+        yield EVENT
+
+    monkeypatch.setattr(head, "NodeHandle", lambda *_: SimpleNamespace(running=lambda: state))
+    monkeypatch.setattr(ask, "post", post)
+    there = Head([READY])
+    api = ModelApi(INVENTORY, cast(Any, there), READY, "key", 1)
+    for _ in range(2):
+        assert list(api.events(COMPLETIONS, {}, 1.0)) == [EVENT]
+        there.clock.now += 60
+    state.replicas = rows
+    with pytest.raises(PreflightFailed, match=r"no model is served on|llama is not ready: failed"):
+        list(api.events(COMPLETIONS, {}, 1.0))
+    assert len(asked) == 2

@@ -26,14 +26,16 @@ from vllm_cluster.kernel.node.handle import NodeHandle
 from vllm_cluster.kernel.node.history import command_named
 from vllm_cluster.serving.api.answer import ModelReply, OddAnswer, Piece, body, fields_of
 from vllm_cluster.serving.api.client import Broken, Refused, Silent, get, model_names, post
-from vllm_cluster.serving.endpoint.tunnel import address_of, answers, no_passage
-from vllm_cluster.serving.head import at_head, read_key, ready
+from vllm_cluster.serving.endpoint.tunnel import address_of, answers, has_front, no_passage
+from vllm_cluster.serving.head import at_head, first_ready, read_key, ready, replicas_served
 from vllm_cluster.wire.refusals import fitting_tokens, is_too_long
 from vllm_cluster.wire.status import ServeStatus
 
 # An answer that breaks off is seen here before the head's node program has written why.
 CAUSE_SECONDS = 15.0
 POLL = 0.5
+# For so long what listened at the head's port is taken for its front.
+FRESH_SECONDS = 2.0
 # vLLM makes its schema at the first request for it.
 PAGE_SECONDS = 30.0
 
@@ -77,6 +79,7 @@ class ModelApi:
     def __init__(self, inventory: Inventory, head: HostConnection, serve: ServeStatus, key: str, port: int) -> None:
         self._inventory, self._head, self._serve, self._key, self._port = inventory, head, serve, key, port
         self.model = serve.name
+        self._looked = head.runtime.clock.monotonic()
 
     def ask(self, question: ModelRequest, reply: ModelReply) -> Iterator[Piece]:
         """The pieces of the answer as they arrive; `reply` has all that came so far, also where it breaks off.
@@ -110,8 +113,10 @@ class ModelApi:
 
         Raises:
             UsageError: the server refuses the request as it is.
+            PreflightFailed: nothing is served any more.
             HostError: it ended before the answer did; with the reason.
         """
+        self._ensure_front()
         for again in (True, False):
             try:
                 yield from post(self._port, path, body, self._key, seconds)
@@ -123,6 +128,18 @@ class ModelApi:
                 raise TimedOut(self._head.name, f"api: {error.message}", hint="vcluster status") from None
             except Broken as error:
                 raise self._cause(error) from None
+
+    def _ensure_front(self) -> None:
+        """Look again where the last time was a while ago, as between two questions of a person.
+
+        Once its front has ended, another user of the head may listen there, and would get the key and the question.
+        """
+        clock = self._head.runtime.clock
+        if clock.monotonic() - self._looked > FRESH_SECONDS:
+            rows = replicas_served(self._inventory, self._head)
+            if not any(map(has_front, rows)):
+                first_ready(rows)
+            self._looked = clock.monotonic()
 
     def ensure_fields(self, paths: Iterable[str], given: Iterable[str]) -> None:
         """Refuse fields that no request to these paths has: vLLM leaves out what it does not know without a word.

@@ -123,7 +123,7 @@ class Passage:
         return address_of(serve), serve.port if serve else self._remote
 
     def _leads(self, serve: ServeStatus | None) -> bool:
-        return _has_front(serve) and answers(self.port)
+        return has_front(serve) and answers(self.port)
 
     def hold(self, emit: Emit, ended: Callable[[], bool] = lambda: False) -> None:
         """Watch the connection and what is behind it until the connection breaks, or nothing answers and it has ended.
@@ -197,7 +197,7 @@ def address_of(serve: ServeStatus | None) -> str:
     return serve.host if serve else "127.0.0.1"
 
 
-def _has_front(serve: ServeStatus | None) -> bool:
+def has_front(serve: ServeStatus | None) -> bool:
     """Whether what listens at the API's port is the head's own front, by what the head reports."""
     return serve is not None and serve.phase not in _NO_FRONT
 
@@ -205,7 +205,7 @@ def _has_front(serve: ServeStatus | None) -> bool:
 def _served(inventory: Inventory, head: HostConnection) -> ServeStatus | None:
     try:
         state = NodeHandle(head, inventory.cluster).state()
-        return next(filter(_has_front, state.replicas), state.serving)
+        return next(filter(has_front, state.replicas), state.serving)
     except Unreachable:
         raise
     except VclusterError:  # the node restarts, or is gone for now

@@ -15,6 +15,7 @@ from typing import Any
 import aiohttp
 
 from vllm_cluster.features.batch.on_head.lines import MAX_ANSWER, PATHS, BatchLine, BatchProblem
+from vllm_cluster.serving.node.proc import is_own_listener
 from vllm_cluster.wire.keys import valid_keys
 
 # vLLM closes a connection that is idle for 5 s: one that was is not used again, as the request would meet its end.
@@ -115,8 +116,11 @@ class ApiClient:
     async def __aenter__(self) -> ApiClient:
         # No more than asked for may arrive at once, and nothing is unpacked.
         connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=IDLE_SECONDS)
+        guard = aiohttp.TraceConfig()
+        guard.on_connection_create_start.append(self._ensure_own)
         self._http = aiohttp.ClientSession(
             connector=connector,
+            trace_configs=[guard],
             auto_decompress=False,
             headers={"Accept-Encoding": "identity", "Content-Type": "application/json"},
             read_bufsize=FREE // 4,
@@ -180,6 +184,12 @@ class ApiClient:
             if len(found) > MAX_ANSWER:
                 return None
         return bytes(found)
+
+    async def _ensure_own(self, *_: object) -> None:
+        """Show the key to no other user of the head, who may listen there once the front has ended."""
+        at = self.address
+        if not is_own_listener(at.host, at.port):
+            raise ConnectionRefusedError(f"no program of this user listens at {at.host}:{at.port}")
 
     @property
     def _key(self) -> dict[str, str]:
