@@ -30,6 +30,8 @@ pytestmark = pytest.mark.timeout(3600)
 shown = hostile.map(lambda text: "".join(char for char in text if unicodedata.category(char) not in ("Co", "Cn")))
 # What is started instead of curl and vcluster: it writes down its words, and prints a key.
 PROGRAM = f"{NOTES}echo sk-key\n"
+# It ends its words with what comes to it.
+CURL = PROGRAM.replace("\n", "\ngiven=$(cat)\n", 1).replace('"$#"', '"$(($# + 1))"').replace('"$@"', '"$@" "$given"')
 # The text of the status, each place that may become part of a line; all but the last are refused there or are numbers.
 HOSTS = (
     st.just("10.0.0.1"),
@@ -74,7 +76,8 @@ def lines_and_calls(serve: ServeStatus, folder: str, key: str) -> tuple[str, lis
 
     def asks(path: str, given: str, body: dict[str, Any]) -> list[str]:
         sent = ["curl", "-s", f"{base}/{path}", "-H", "Content-Type: application/json"]
-        return [*sent, "-H", f"Authorization: Bearer {given}", "-d", json.dumps({"model": serve.name, **body})]
+        ends = ["-d", json.dumps({"model": serve.name, **body}), f"Authorization: Bearer {given}"]
+        return [*sent, "-H", "@-", *ends]
 
     for tunnel in (Detached(1, "", 1), None):
         found = ClientEndpoint(base, key, serve.name, tunnel)
@@ -97,8 +100,8 @@ def test_a_shell_starts_what_is_shown_and_nothing_else(shell: str, tmp_path: Pat
     bin_folder, traps, notes = tmp_path / "bin", tmp_path / "traps", tmp_path / "notes"
     bin_folder.mkdir()
     traps.mkdir()
-    for name in ("curl", "vcluster"):
-        (bin_folder / name).write_text(PROGRAM)
+    for name, program in (("curl", CURL), ("vcluster", PROGRAM)):
+        (bin_folder / name).write_text(program)
         (bin_folder / name).chmod(0o755)
     environment = {"PATH": f"{bin_folder}:/usr/bin:/bin", "NOTES": str(notes), "HOME": str(tmp_path), "LANG": "C.UTF-8"}
 

@@ -74,7 +74,7 @@ VERBS = {
             "vcluster endpoint --detach",
             'eval "$(vcluster endpoint --env)"',
             "vcluster endpoint --tunnel 8001",
-            'curl -H "Authorization: Bearer $(vcluster endpoint --key)" http://127.0.0.1:8000/v1/models',
+            'echo "Authorization: Bearer $(vcluster endpoint --key)" | curl -H @- http://127.0.0.1:8000/v1/models',
             "vcluster endpoint --rotate 10m",
         ),
         {

@@ -283,11 +283,16 @@ def test_a_change_shows_each_field_and_the_whole_in_numbers(capsys: pytest.Captu
 
 
 # fault: serving/endpoint/render.py: host_port(host, endpoint.port) → host}:{endpoint.port
+# fault: serving/endpoint/render.py: "-H", "@-", "-d", body] → "-H", key, "-d", body]
 def test_the_curl_line_quotes_what_it_must() -> None:
     line = curl_line(Endpoint("it's a model", "fd00::1", "gpu1", 8000), None)
     assert "http://[fd00::1]:8000/v1/completions" in line
     assert "$(vcluster endpoint --key)" in line
     assert """it'"'"'s a model""" in line
+    # Other users of the machine read command lines; echo has none.
+    echo, _, curl = line.partition(" | ")
+    assert echo.startswith("echo ")
+    assert "Bearer" not in curl
 
 
 # fault: kernel/terminal/events.py: self._rows = {host: row for host, row in self._rows.items() if row[0] == "failed"} →

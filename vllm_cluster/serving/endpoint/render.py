@@ -20,7 +20,9 @@ def curl_line(endpoint: Endpoint, inventory: Path | None) -> str:
     url = f"http://{host_port(host, endpoint.port)}/v1/completions"
     key = Filled("Authorization: Bearer ", ["vcluster", "endpoint", *inventory_words(inventory), "--key"])
     body = json.dumps({"model": endpoint.model, "prompt": "Hello", "max_tokens": 16})
-    return shell_line(["curl", "-s", url, "-H", "Content-Type: application/json", "-H", key, "-d", body])
+    # By its input: other users of this machine read command lines.
+    asks = ["curl", "-s", url, "-H", "Content-Type: application/json", "-H", "@-", "-d", body]
+    return " | ".join((shell_line(["echo", key]), shell_line(asks)))
 
 
 def show_endpoint(endpoint: Endpoint, inventory: Path | None, *, as_json: bool) -> None:
