@@ -219,11 +219,11 @@ def test_the_border_needs_the_standard_library_alone() -> None:
 
 
 def test_a_batch_needs_the_standard_library_and_the_images_http_client_alone() -> None:
-    """Its program runs on the head, where nothing else of this package is, not even the ground."""
+    """Its program runs on the head, with the border and what reads /proc; nothing else of this package is there."""
     names = {(room(path), name) for path in OURS if room(path).startswith(ON_HEAD) for name in imported(path)}
     outside = {(file, name) for file, name in names if name.split(".")[0] not in sys.stdlib_module_names}
     asks = {(f"{ON_HEAD}{name}.py", "aiohttp") for name in ("client", "runner")}
-    ours = ("vllm_cluster.features.batch.on_head", "vllm_cluster.wire")
+    ours = ("vllm_cluster.features.batch.on_head", "vllm_cluster.wire", "vllm_cluster.serving.node.proc")
     assert {row for row in outside if not row[1].startswith(ours)} == asks
 
 
@@ -232,7 +232,7 @@ def test_what_runs_elsewhere_is_read_and_never_imported() -> None:
     packages = {"serving.node": "serving/node/", "kernel.spread": "kernel/spread/"}
     for name, own in packages.items():
         found = [path for path in importers(f"vllm_cluster.{name}") if not path.startswith(own)]
-        assert found == (JOB if name == "serving.node" else [])
+        assert found == ([f"{ON_HEAD}client.py", *JOB] if name == "serving.node" else [])
     alone = [path.parent for path in OURS if path.parent.name == "on_host"]
     names = {f"vllm_cluster.{folder.relative_to(PACKAGE).as_posix().replace('/', '.')}" for folder in alone}
     assert list(importers(*names)) == []

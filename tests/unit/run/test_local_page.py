@@ -5,12 +5,16 @@ from __future__ import annotations
 import http.client
 import re
 import socket
+import threading
 from collections.abc import Iterator
+from contextlib import ExitStack
 from urllib.parse import urlsplit
 
 import pytest
 
-from vllm_cluster.serving.status.local_page import NONCE, LocalPage
+from tests.support.waiting import until
+from vllm_cluster.serving.status import local_page
+from vllm_cluster.serving.status.local_page import MAX_OPEN, NONCE, LocalPage
 
 SECRET_DATA = b'{"secret": "of the cluster"}'
 PAGE = f'<script nonce="{NONCE}">1</script>'.encode()
@@ -106,3 +110,30 @@ def test_it_listens_on_loopback_and_ends(page: LocalPage) -> None:
         port = other.port
     with pytest.raises(ConnectionRefusedError):
         socket.create_connection(("127.0.0.1", port), 5)
+
+
+# fault: serving/status/local_page.py: if len(self._open) > MAX_OPEN: → if False:
+# fault: serving/status/local_page.py: self._open.pop(request, None) → pass
+def test_connections_of_other_users_are_bounded_and_do_not_keep_the_browser_away(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Each was a thread and a file: with 1,000 of them the page was gone, and its program busy."""
+    # What ends sooner has ended for their number.
+    monkeypatch.setattr(local_page, "REQUEST_SECONDS", 120.0)
+    before = threading.active_count()
+    with LocalPage({"": lambda: ("text/html", PAGE)}) as page, ExitStack() as stack:
+
+        def opened() -> socket.socket:
+            return stack.enter_context(socket.create_connection(("127.0.0.1", page.port), 20))
+
+        first = opened()
+        for _ in range(MAX_OPEN):
+            assert ask(page, secret(page))[0] == 200
+        first.sendall(b"GET / HTTP/1.0\r\n\r\n")
+        assert first.recv(1) == b"H", "those that have ended do not count"
+        first = opened()
+        for _ in range(MAX_OPEN + 8):
+            opened()
+        assert ask(page, secret(page))[0] == 200
+        assert first.recv(1) == b""
+        until(lambda: threading.active_count() - before <= MAX_OPEN + 1, 20)

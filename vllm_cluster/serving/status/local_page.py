@@ -7,10 +7,13 @@ lead here is refused), by the path, which holds a secret, and by what the browse
 from __future__ import annotations
 
 import secrets
+import socket
 import threading
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
 
 from vllm_cluster.kernel.listeners import LOOPBACK
 
@@ -26,7 +29,38 @@ POLICY = "default-src 'none'; script-src 'nonce-{0}'; style-src 'nonce-{0}'; con
 NONCE = "@NONCE@"
 # A browser that sends no whole request for so long is not waited for.
 REQUEST_SECONDS = 10.0
+# A thread and a file each; any user of this machine may open more, and keep them by a byte each now and then.
+MAX_OPEN = 64
 Content = Callable[[], tuple[str, bytes]]
+
+
+class _Server(ThreadingHTTPServer):
+    """Of too many connections the oldest ends: those of other users must not keep this user's browser away."""
+
+    daemon_threads = True
+
+    def __init__(self, *given: Any) -> None:
+        self._open: dict[Any, None] = {}
+        self._lock = threading.Lock()
+        super().__init__(*given)
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """Serve a new connection, in a thread."""
+        with self._lock:
+            self._open[request] = None
+            if len(self._open) > MAX_OPEN:
+                oldest = next(iter(self._open))
+                del self._open[oldest]
+                # Its thread then closes it.
+                with suppress(OSError):
+                    oldest.shutdown(socket.SHUT_RDWR)
+        super().process_request(request, client_address)
+
+    def shutdown_request(self, request: Any) -> None:
+        """Close a connection."""
+        with self._lock:
+            self._open.pop(request, None)
+        super().shutdown_request(request)
 
 
 class LocalPage:
@@ -37,8 +71,7 @@ class LocalPage:
     """
 
     def __init__(self, contents: Mapping[str, Content], port: int = 0) -> None:
-        self._server = ThreadingHTTPServer((LOOPBACK, port), _handler(contents, secret := secrets.token_urlsafe(16)))
-        self._server.daemon_threads = True
+        self._server = _Server((LOOPBACK, port), _handler(contents, secret := secrets.token_urlsafe(16)))
         self.port = self._server.server_port
         self.url = f"http://127.0.0.1:{self.port}/{secret}/"
         # How often it looks whether it is to end, which Ctrl-C waits for.
