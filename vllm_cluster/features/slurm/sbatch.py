@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from vllm_cluster.kernel.errors import UsageError
-from vllm_cluster.kernel.text import count, printable
+from vllm_cluster.kernel.text import count, printable, redact
 from vllm_cluster.serving.translate.options import TranslatedWord
 
 Container = Literal["none", "pyxis", "apptainer"]
@@ -49,6 +49,26 @@ _DROPPED = {
     "exclusive": "the job takes whole nodes",
     "array": "one job serves",
 }
+
+# Why a job has no use for an option of vLLM or a variable: it has no inventory, and finds its ports and devices.
+_FREE_PORT, _WITHOUT_RAY = "the job finds a free port", "vLLM spans the nodes without Ray"
+_OF_JOB = {
+    "--host": "the API is at the first node's address, behind the job's key",
+    **dict.fromkeys(("--port", "--data-parallel-rpc-port"), _FREE_PORT),
+    **dict.fromkeys(("--api-key", "VLLM_API_KEY"), "the job makes a key"),
+    "--hf-token": "hf auth login on the login node",
+    **dict.fromkeys(("--distributed-executor-backend", "RAY_ADDRESS"), _WITHOUT_RAY),
+    **dict.fromkeys(("VLLM_HOST_IP", "VLLM_ENGINE_READY_TIMEOUT_S", "VLLM_LOGGING_COLOR"), "the job sets it"),
+    **dict.fromkeys(("VLLM_NO_USAGE_STATS", "VLLM_DO_NOT_TRACK"), "the job sets it"),
+    "VLLM_PORT": f"{_FREE_PORT}: unset it before sbatch",
+    "CUDA_VISIBLE_DEVICES": "Slurm sets it",
+}
+# What a script does before vLLM: load its module or venv, or start a container.
+_LOADS = re.compile(
+    r"^[ \t]*((?:(?:module|ml|source|\.|conda|mamba|micromamba|spack)[ \t]|eval[ \t].*(?:conda|mamba)).*)$",
+    re.MULTILINE,
+)
+_CONTAINS = re.compile(r"(\b(?:apptainer|singularity)[ \t]+(?:exec|run)\b|--container-image[= \t]\S+)")
 
 
 @dataclass(frozen=True)
@@ -144,9 +164,32 @@ def merged(text: str, place: str, own: JobRequest) -> tuple[JobRequest, tuple[Tr
         taken |= {} if why else {key: meant}
         was = printable(f"--{name}={value}" if value else f"--{name}")
         rows.append(TranslatedWord("dropped" if why else "taken", was, "" if why else printable(here), why))
+    rows += _before_vllm(text, own)
     taken.pop("nodes", "")
     gpus, time = (taken.pop(key, given[key]) for key in ("gpus", "time"))
     return replace(own, nodes=nodes, gpus=gpus, time=time, others={**taken, **own.others}), tuple(rows)
+
+
+def of_job(word: TranslatedWord) -> TranslatedWord:
+    """What became of a word of vLLM's, with the reason that a job has."""
+    name = re.split("[ =]", word.given, maxsplit=1)[0]
+    if word.kind == "variable":
+        return replace(word, why=_OF_JOB.get(name, f"export {name}=VALUE before sbatch"))
+    if word.kind == "dropped" and not name.startswith("-"):
+        return replace(word, why="--container and --image run it")
+    return replace(word, why=_OF_JOB.get(name, word.why)) if word.kind == "dropped" else word
+
+
+def _before_vllm(text: str, own: JobRequest) -> Iterator[TranslatedWord]:
+    """What a script does before vLLM, none of which is taken over."""
+    for found in _LOADS.finditer(text):
+        why = "do it before sbatch, or where the job's script marks it"
+        yield TranslatedWord("dropped", redact(printable(found[1].strip())), "", why)
+    for found in _CONTAINS.finditer(text):
+        pyxis = found[1].startswith("-")
+        why = f"--container {'pyxis --image IMAGE' if pyxis else 'apptainer --image FILE'} does this"
+        why = why if own.container == "none" else "this call gives --container"
+        yield TranslatedWord("dropped", redact(printable(found[1])), "", why)
 
 
 def _options(text: str, place: str) -> Iterator[tuple[str, str]]:

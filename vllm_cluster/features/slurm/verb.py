@@ -155,13 +155,16 @@ def _of_source(
     session: Session, line: str, own: JobRequest, asked: Deployment, *, degrees: bool
 ) -> tuple[JobRequest, Deployment]:
     """What a text asks for of Slurm and to serve, where this call gives nothing else."""
-    from vllm_cluster.features.slurm.sbatch import merged
+    from vllm_cluster.features.slurm.sbatch import merged, of_job
     from vllm_cluster.serving.serve.translated import RequestSource, taken_from
 
     source = RequestSource(line)
     own, rows = merged(*source.text, own)
     verb = ("slurm", *own.words)
-    return own, taken_from(session, source, asked, None, degrees=degrees, dry_run=False, verb=verb, rows=rows)
+    found = taken_from(
+        session, source, asked, None, degrees=degrees, dry_run=False, verb=verb, rows=rows, reasoned=of_job
+    )
+    return own, found
 
 
 def _submit(session: Session, text: str, login: str) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -70,10 +70,12 @@ def taken_from(
     dry_run: bool,
     verb: Sequence[str] = ("serve",),
     rows: Sequence[TranslatedWord] = (),
+    reasoned: Callable[[TranslatedWord], TranslatedWord] = lambda word: word,
 ) -> Deployment:
     """What a source asks for, with what this call gives by itself; `degrees` is whether that has a layout.
 
     `verb` is what serves it, with the words that it needs more, and `rows` are what became of other lines of the text.
+    `reasoned` gives a word the reason that holds where no inventory is.
 
     Raises:
         UsageError: it cannot be read, or cannot be served here; with the line.
@@ -84,7 +86,7 @@ def taken_from(
         found = translate(*source.text)
     asked = merge_deployments(found, own, degrees=degrees)
     found = found.beside(inventory.environment if inventory else {}, degrees=degrees)
-    found = replace(found, rows=(*rows, *found.rows))
+    found = replace(found, rows=(*rows, *map(reasoned, found.rows)))
     line = serve_command(asked, {}).replace("serve", shell_line(verb), 1)
     if session.as_json:
         session.emit(translation_event(found, line))

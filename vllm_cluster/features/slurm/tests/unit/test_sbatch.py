@@ -51,7 +51,7 @@ def directives(printed: str) -> set[str]:
     return set(re.findall(r"^#SBATCH --(.*)$", printed, re.MULTILINE))
 
 
-# fault: features/slurm/verb.py: verb=verb, rows=rows) → verb=verb)
+# fault: features/slurm/verb.py: rows=rows, → rows=(),
 # fault: features/slurm/sbatch.py: "cpus-per-task": tasks} → "cpus-per-task": 1}
 def test_the_options_of_a_script_are_taken_over_or_dropped_by_name(tmp_path: Path) -> None:
     done = taken(tmp_path, OLD)
@@ -61,6 +61,42 @@ def test_the_options_of_a_script_are_taken_over_or_dropped_by_name(tmp_path: Pat
         *("job-name=llama", "nodes=2", "ntasks-per-node=1", "gpus-per-node=h100:4", "time=04:00:00"),
         *("cpus-per-task=32", "mem=200G", "requeue", "open-mode=append", "signal=B:TERM@60"),
         *("partition=gpu", "exclude=n7"),
+    }
+
+
+BEFORE = """#!/bin/bash -l
+#SBATCH -N 2 --gres=gpu:8
+module load cuda/12.8
+eval "$(conda shell.bash hook)"
+  conda activate vllm
+export HF_HOME=/scratch/hf NCCL_DEBUG=INFO
+export HF_TOKEN=hf_abcdef CUDA_VISIBLE_DEVICES=0,1
+srun --container-image=vllm/vllm-openai:v0.32.0 ray symmetric-run --address $HEAD:6379 -- \\
+  singularity exec --nv vllm.sif vllm serve org/model --distributed-executor-backend ray --port 8000 --api-key x
+"""
+
+
+# fault: features/slurm/verb.py: , reasoned=of_job →
+# fault: features/slurm/sbatch.py: rows += _before_vllm(text, own) → pass
+def test_the_reasons_are_those_of_a_job(tmp_path: Path) -> None:
+    """It has no inventory, and none of what a script does before vLLM is left out without a row."""
+    shown = taken(tmp_path, BEFORE).stderr
+    assert "inventory" not in shown
+    rows = dict(re.findall(r"^(\S.*?)  +(?:dropped|not taken) +(\S.*)$", shown, re.MULTILINE))
+    load = "do it before sbatch, or where the job's script marks it"
+    assert rows == {
+        "module load cuda/12.8": load,
+        'eval "$(conda shell.bash hook)"': load,
+        "conda activate vllm": load,
+        "--container-image=vllm/vllm-openai:v0.32.0": "--container pyxis --image IMAGE does this",
+        "singularity exec": "--container apptainer --image FILE does this",
+        "--distributed-executor-backend ray": "vLLM spans the nodes without Ray",
+        "--port 8000": "the job finds a free port",
+        "--api-key": "the job makes a key",
+        "CUDA_VISIBLE_DEVICES": "Slurm sets it",
+        "HF_HOME": "export HF_HOME=VALUE before sbatch",
+        "HF_TOKEN": "export HF_TOKEN=VALUE before sbatch",
+        "NCCL_DEBUG=INFO": "export NCCL_DEBUG=VALUE before sbatch",
     }
 
 
