@@ -19,7 +19,7 @@ from vllm_cluster.wire.values import Address, Count, Name, Number, Port
 
 HERE = "local"
 CONNECT_SECONDS, SECONDS, HOLD_SECONDS = 20.0, 60.0, 10.0
-MAX_READY, MAX_LOGS, MAX_RANKS, NEVER = 64 << 10, 8 << 20, 256, 3
+MAX_READY, MAX_LOGS, MAX_RANKS, NEVER, NO_FOLDER = 64 << 10, 8 << 20, 256, 3, 4
 _JOB = re.compile(r"[0-9]{1,10}")
 # Why a job waits without end: Slurm tests it against all limits only once it is in the queue.
 _NEVER = re.compile(r"Partition\w{1,20}Limit|BadConstraints|Invalid(Account|QOS)")
@@ -35,7 +35,6 @@ ENDED = {
     "OUT_OF_MEMORY": "out of memory (--sbatch mem=SIZE)",
     "BOOT_FAIL": "a node of it did not boot",
     "COMPLETED": "completed",
-    "FAILED": "failed",
 }
 WANTED = ("CANCELLED", "TIMEOUT", "DEADLINE", "PREEMPTED", "COMPLETED")
 WAITING = ("PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "SUSPENDED")
@@ -59,7 +58,9 @@ echo "$2 replicas"; find "$folder" -maxdepth 1 -type l -name 'replica-*' -printf
 echo "$2 ends"; tail -n 20 "$folder/ends" 2>/dev/null
 """
 SUBMIT = """
-d=${VCLUSTER_JOBS:-$HOME/vcluster-jobs}; mkdir -p "$d" && cd "${1:-$HOME}" && script=$(cat) || exit
+d=${VCLUSTER_JOBS:-$HOME/vcluster-jobs}; mkdir -p "$d" || exit 4
+[ -w "$d" ] || { echo "cannot write to $d" >&2; exit 4; }
+cd "${1:-$HOME}" && script=$(cat) || exit
 printf '%s\\n' "$script" | sbatch --test-only || exit 3
 case $script in *"#SBATCH --output="*) set -- ;; *) set -- --output="$d/slurm-%j.out" ;; esac
 printf '%s\\n' "$script" | exec sbatch --parsable "$@"
@@ -115,6 +116,8 @@ class SlurmJob:
     replicas: Mapping[int, int] = field(default_factory=dict)
     # Whether Slurm still has it in its queue.
     queued: bool = False
+    # The file of what its batch script prints, while Slurm knows of it.
+    output: str = ""
 
     @property
     def head(self) -> str:
@@ -152,11 +155,14 @@ class LoginNode:
 
         Raises:
             PreflightFailed: Slurm would never start it.
-            HostError: Slurm refused it; with its words.
+            HostError: Slurm refused it, or there is no folder for it; with its words.
         """
         done = self.ask(SUBMIT, folder, stdin=script.encode())
         if done.returncode == NEVER:
             raise PreflightFailed(f"Slurm would never start this job: {_last(done)}", hint="sinfo -o '%P %l %D %G'")
+        if done.returncode == NO_FOLDER:
+            hint = 'export VCLUSTER_JOBS="$HOME/vcluster-jobs"'
+            raise HostError(self.transport.host, f"the folder of all jobs: {_last(done)}", hint=hint)
         found = done.text.strip().partition(";")[0]
         if done.returncode or not _JOB.fullmatch(found):
             raise HostError(self.transport.host, f"submit: {_last(done)}", hint="sinfo")
@@ -258,8 +264,8 @@ def job_state(job: str, seen: Mapping[str, str], host: str) -> SlurmJob | None:
     attempts = next((int(one) for one in re.findall(r"\A\s*([0-9]{1,6})\s*\Z", seen.get("attempts", ""))), 0)
     starts = re.findall(r"^replica-([0-9]{1,3}) attempt-([0-9]{1,6})$", seen.get("replicas", ""), re.MULTILINE)
     replicas = {int(one): int(start) for one, start in starts}
-    queued = state in (*WAITING, "RUNNING")
-    return SlurmJob(job, phase, printable(reason), printable(folder), ready, ends, attempts, replicas, queued)
+    queued, output = state in (*WAITING, "RUNNING"), printable(facts.get("StdOut", ""))
+    return SlurmJob(job, phase, printable(reason), printable(folder), ready, ends, attempts, replicas, queued, output)
 
 
 def _judged(state: str, facts: Mapping[str, str], ready: JobReady | None, ends: Sequence[JobEnd]) -> tuple[Phase, str]:
@@ -280,6 +286,8 @@ def _judged(state: str, facts: Mapping[str, str], ready: JobReady | None, ends: 
         return "ended", ENDED[state]
     if not state and last is None:
         return "ended", "Slurm no longer knows of it, and nothing of it has ended orderly: cancelled, or a node failed"
+    if last is None and state == "FAILED":
+        return "failed", "its batch script, before a start of vLLM"
     return "failed", ENDED.get(state) or (f"{last.how} at start {last.attempt}" if last else state)
 
 

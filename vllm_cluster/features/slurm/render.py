@@ -10,6 +10,7 @@ from typing import Any
 from vllm_cluster.features.slurm.jobs import SlurmJob
 from vllm_cluster.kernel.explain.diagnosis import Diagnosis
 from vllm_cluster.kernel.explain.failure import KnownFailure
+from vllm_cluster.kernel.shell_line import command_line
 from vllm_cluster.kernel.terminal.text import plain
 from vllm_cluster.kernel.text import host_port
 
@@ -47,9 +48,21 @@ def state_lines(state: SlurmJob, line: Callable[[str, str], str]) -> Iterator[st
         yield f"clients: {line('endpoint', state.job)}"
     if first := state.first_failure:
         yield plain(f"first failure: start {first.attempt}, {first.how}")
+    if first or state.phase == "failed":
         yield f"why:     {line('explain', state.job)}"
     if state.folder:
         yield plain(f"folder:  {state.folder}")
+
+
+def unstarted_lines(state: SlurmJob, line: Callable[[str, str, str], str]) -> Iterator[str]:
+    """A job of which no start has failed, and what can be done where the job itself has."""
+    yield plain(state.head)
+    yield "No start of it has failed."
+    if state.phase == "failed" and state.queued:
+        yield "fix:     sinfo -o '%P %l %D %G'"
+        yield f"fix:     {line('stop', state.job, '--yes')}"
+    elif state.phase == "failed" and state.output:
+        yield plain(f"fix:     {command_line('tail', state.output)}")
 
 
 def in_job(found: Diagnosis, job: str, logs: str) -> Diagnosis:

@@ -17,6 +17,8 @@ _LINE = re.compile(r"^#SBATCH[ \t]+(.*)$", re.MULTILINE)
 _NAME = re.compile("[a-z][a-z-]*")
 _GPUS = ("gpus", "gpus-per-node", "gpus-per-task", "gres")
 _SIZE = re.compile(r"(?:([A-Za-z0-9_.-]+):)?(\d{1,2})")
+# Minutes, minutes:seconds, hours:minutes:seconds, or these behind days.
+_TIME = re.compile(r"\d{1,9}(?::\d{1,9}){0,2}|\d{1,9}-\d{1,9}(?::\d{1,9}){0,2}|(?i:unlimited|infinite)")
 _GRES = re.compile(r"(?:gres/)?gpu[:=](.+)")
 _SHORT = {
     **{
@@ -100,6 +102,13 @@ class JobRequest:
             text = f"--sbatch cpus-per-task must be a number, got {given!r}"
             raise UsageError(text, hint="--sbatch cpus-per-task=16")
         return int(given or 0)
+
+    @property
+    def time_limit(self) -> str:
+        """The time in a form that sbatch reads."""
+        if not _TIME.fullmatch(self.time):
+            raise UsageError(f"--time {printable(self.time)!r} is not a time of Slurm", hint="use --time 4:00:00")
+        return self.time
 
     @property
     def gpu_count(self) -> int:

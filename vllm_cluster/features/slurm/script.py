@@ -102,7 +102,7 @@ def _directives(asked: Deployment, job: JobRequest, replica: Replica) -> Iterato
     yield f"# Made by vcluster {__version__}. Submit it: sbatch FILE. Follow it: vcluster slurm status JOB"
     name = re.sub(r"[^A-Za-z0-9_.-]", "-", asked.name.rpartition("/")[2]) or "model"
     options = {"job-name": f"vcluster-{name}", "nodes": str(job.nodes), "ntasks-per-node": "1"}
-    options |= {"gpus-per-node": job.gpus, "time": job.time}
+    options |= {"gpus-per-node": job.gpus, "time": job.time_limit}
     # All memory of the node: the default of a site may be that of one core.
     options |= {} if job.cpus else {"exclusive": "", "mem": "0"}
     # The batch script is asked to end a minute before the limit, and writes that down.

@@ -214,7 +214,8 @@ def logs_of_job(
         found = node.logs(job, number, str(rank), tail)
         if not found:
             which = f"start {number}" if number else f"replica {replica}"
-            raise PreflightFailed(f"job {job} has no log of rank {rank} of {which}", hint=node.line("status", job))
+            what = f"log of rank {rank} of {which}" if number or replica else "log: no start of vLLM has begun"
+            raise PreflightFailed(f"job {job} has no {what}", hint=node.line("status", job))
         [text] = (content.decode("utf-8", "replace") for content in found.values())
         session.show(lambda: {"v": 1, "start": number, "rank": rank, "lines": text.splitlines()}, lambda: data(text))
 
@@ -249,7 +250,7 @@ def explain_job(job: Job, login: Login = "", as_json: Json = False) -> None:
     """Name the first cause of a failure from a job's logs."""
     with _opened(login, as_json) as (session, node):
         from vllm_cluster.features.slurm.action import first_cause
-        from vllm_cluster.features.slurm.render import in_job
+        from vllm_cluster.features.slurm.render import in_job, unstarted_lines
         from vllm_cluster.serving.explain.render import explain_document, show_explained
 
         state = node.look(job)
@@ -257,7 +258,9 @@ def explain_job(job: Job, login: Login = "", as_json: Json = False) -> None:
         about = {"v": 1, "job": job, "phase": state.phase, "reason": state.reason, "start": start or None}
         if found is None:
             document = {**about, "explained": None}
-            session.show(lambda: document, lambda: out(f"{plain(state.head)}\nNo start of it has failed."))
+            session.show(lambda: document, lambda: out("\n".join(unstarted_lines(state, node.line))))
+            if state.phase == "failed" and not state.queued:
+                raise SystemExit(1)
             return
         unknown = (
             "change the flag or the file that it names, or use another version of vLLM",

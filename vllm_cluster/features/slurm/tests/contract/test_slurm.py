@@ -375,14 +375,24 @@ def test_a_job_is_submitted_from_the_current_folder(cluster: Slurm, words: Seque
     assert (facts["WorkDir"], facts["StdOut"]) == (str(cluster.folder), str(printed))
 
 
+# fault: features/slurm/render.py: yield "fix:     sinfo -o '%P %l %D %G'" → pass
 def test_a_job_that_waits_without_end_has_failed(cluster: Slurm) -> None:
     """Slurm takes a job of more time than its partition allows, and never starts it."""
     found = Job(cluster, *JOB, "--time", "2-00:00:00")
     done = found.asked("status", "--wait", "2m")
     assert (done.returncode, "is failed: Slurm never starts it: PartitionTimeLimit" in done.stdout) == (1, True)
+    assert "has no log: no start of vLLM has begun" in found.asked("logs").stderr
+    assert f"why:     vcluster slurm explain {found.number}\n" in done.stdout
+    explained = found.asked("explain")
+    fixes = re.findall(r"^fix: +(.*)$", explained.stdout, re.MULTILINE)
+    assert explained.returncode == 0
+    assert fixes == ["sinfo -o '%P %l %D %G'", f"vcluster slurm stop {found.number} --yes"]
+    assert "main" in cluster.run("bash", "-c", fixes[0])
     found.end()
 
 
+# fault: features/slurm/jobs.py: mkdir -p "$d" || exit 4 → mkdir -p "$d" || exit 5
+# fault: features/slurm/render.py: elif state.phase == "failed" and state.output: → elif False:
 def test_a_folder_that_cannot_be_written_is_named(cluster: Slurm, tmp_path: Path) -> None:
     """As in a home that is full."""
     (tmp_path / "jobs").write_text("")
@@ -393,6 +403,18 @@ def test_a_folder_that_cannot_be_written_is_named(cluster: Slurm, tmp_path: Path
     number = one.run("sbatch", "--parsable", f"--output={out}", text=text)
     until(lambda: cluster.state(number) == "FAILED")
     assert f"vcluster: cannot write to {tmp_path}/jobs/{number}" in out.read_text()
+    done = run("slurm", "explain", number, cwd=tmp_path, **there)
+    assert (done.returncode, done.stdout.splitlines()) == (
+        1,
+        [
+            f"job {number} is failed: its batch script, before a start of vLLM",
+            "No start of it has failed.",
+            f"fix:     tail {out}",
+        ],
+    )
+    # Before it is submitted, where vcluster does that.
+    done = run("slurm", *JOB, "--submit", cwd=tmp_path, **there)
+    assert (done.returncode, "fix: export VCLUSTER_JOBS=" in done.stderr) == (1, True), done.stderr
 
 
 def test_an_inventory_has_the_nodes_and_gpus_of_a_job(

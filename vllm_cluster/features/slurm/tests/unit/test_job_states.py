@@ -50,6 +50,8 @@ def printed(**parts: str) -> str:
         ({"job": JOB.format("PENDING"), "ready": READY}, "waiting", "Resources, since 2026-11-27T01:00:00"),
         ({"job": JOB.format("NODE_FAIL"), "ready": READY}, "failed", "a node of it failed"),
         ({"job": JOB.format("OUT_OF_MEMORY")}, "failed", "out of memory (--sbatch mem=SIZE)"),
+        ({"job": JOB.format("FAILED"), "ends": FAILED}, "failed", "failed ExitCode=137 at start 1"),
+        ({"job": JOB.format("FAILED"), "folder": ""}, "failed", "its batch script, before a start of vLLM"),
         ({"past": "CANCELLED by 1000|2026-11-27T02:00:00"}, "ended", "cancelled"),
         ({"past": "PREEMPTED|x"}, "ended", "preempted"),
         ({"past": "TIMEOUT|x"}, "ended", "ended by its time limit"),
@@ -60,6 +62,7 @@ def printed(**parts: str) -> str:
         ({"ends": "100 attempt=1 stopped JobState=RUNNING PreemptTime=2026-11-27T02:00:00"}, "ended", "preempted"),
     ],
 )
+# fault: features/slurm/jobs.py: if last is None and state == "FAILED": → if False:
 # fault: features/slurm/jobs.py: ready.ready >= ready.replicas → ready.ready >= 1
 # fault: features/slurm/jobs.py: if state == "RUNNING" else None → if state != "x" else None
 def test_the_state_of_a_job(parts: dict[str, str], phase: str, reason: str) -> None:

@@ -146,6 +146,16 @@ def test_what_options_mean_for_one_task_a_node(lines: str, words: str) -> None:
     assert " ".join(merged(lines, "old.sh", JobRequest())[0].words) == words
 
 
+# fault: features/slurm/script.py: "time": job.time_limit} → "time": job.time}
+def test_a_time_that_sbatch_cannot_read_is_named(tmp_path: Path) -> None:
+    """The script is printed first, and submitted by hand."""
+    for time in ("90", "4:00", "4:00:00", "1-12", "1-12:30", "1-12:30:00", "UNLIMITED"):
+        assert run("slurm", "org/model", "--time", time, cwd=tmp_path).returncode == 0, time
+    for time in ("4h", "4:00:00:00", "1-", "", "4 hours", "-1"):
+        done = run("slurm", "org/model", f"--time={time}", cwd=tmp_path)
+        assert (done.returncode, "fix: use --time 4:00:00" in done.stderr) == ((2, True) if time else (0, False)), time
+
+
 @pytest.mark.parametrize("line", ["--nodes=2-4", "--comment='x", "gpu", "-Z1"])
 def test_a_line_that_cannot_be_read_is_named(line: str) -> None:
     with pytest.raises(UsageError, match=r"old\.sh"):
