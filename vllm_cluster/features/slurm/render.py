@@ -20,13 +20,15 @@ _IN_JOB = (
     (r'(?:set )?(\w+): "?([\w.]+)"? in environment:(?: of the inventory)?', r"export \1=\2 before sbatch"),
     (r"hf_token: env:HF_TOKEN in the inventory, then vcluster up", "hf auth login on the login node"),
     (r"vcluster pull MODEL(?: --verify| \(all files of the model\))?", "hf download MODEL on the login node"),
+    (r"vcluster fit MODEL", "vcluster fit MODEL --gpus 2x8 --gpu-memory 80GB"),
     (r"vcluster status\b", "vcluster slurm status JOB"),
     (r", then vcluster up$", ", then submit the job again"),
     (r"another version of (?:the image|`?image:`?)", "another version of vLLM"),
 )
 # What a job does not have.
 _NOT_THERE = re.compile(
-    r"\bvcluster (?!slurm|fit|explain)|inventory|\b(?:environment|image|ports|gpus):|/tmp/ray|docker|kubectl"
+    r"\bvcluster (?!slurm|fit|explain)|inventory|/tmp/ray|docker|kubectl"
+    r"|\b(?:environment|image|ports|gpus|model_cache|hcas|interface):"
 )
 
 

@@ -153,6 +153,7 @@ def test_ready_is_a_token_and_the_key_is_in_its_file_alone(cluster: Slurm, job: 
 
 # fault: features/slurm/on_host/step.py: threading.Timer(GRACE_SECONDS → threading.Timer(1000
 # fault: features/slurm/job.sh: --kill-on-bad-exit=1 → --kill-on-bad-exit=0
+# fault: kernel/explain/failures.toml: signal (?:4|6|7|9|11) has → signal x has
 @pytest.mark.parametrize("rank", [1, 0])
 def test_a_killed_rank_ends_the_step_and_the_model_is_ready_again(job: Job, rank: int) -> None:
     """On the same nodes: Slurm lets a job that it queues again wait for two minutes."""
@@ -165,6 +166,9 @@ def test_a_killed_rank_ends_the_step_and_the_model_is_ready_again(job: Job, rank
     assert (job.ends(), job.ask()) == (["failed ExitCode=137"], 200)
     shown = job.asked("status").stdout
     assert "first failure: start 1, failed ExitCode=137" in shown
+    explained = job.asked("explain").stdout
+    assert "(vcluster explain rank-killed)" in explained
+    assert f"--sbatch mem=SIZE where memory was full: sacct -j {job.number}" in explained
     assert "start:   2, " in shown
 
 

@@ -164,11 +164,16 @@ def test_a_line_that_cannot_be_read_is_named(line: str) -> None:
 
 # fault: features/slurm/render.py: (r"vcluster serve\b", "vcluster slurm"), →
 # fault: features/slurm/render.py: if not _NOT_THERE.search(one)) → )
+# fault: features/slurm/render.py: |gpus|model_cache|hcas|interface) → |gpus)
+# fault: features/slurm/render.py: (r"vcluster fit MODEL", "vcluster fit MODEL --gpus 2x8 --gpu-memory 80GB"), →
 def test_a_fix_for_a_job_names_nothing_of_a_cluster() -> None:
     """No inventory, Docker or folder of Ray, and of vcluster what works with a job."""
     for slug, failure in FAILURES.items():
         fix = job_fix(failure)
         assert not re.search(r"/tmp/ray|inventory|docker|vcluster (?!slurm|fit|explain)", fix), slug
+        assert not re.search(r"\b(?:environment|image|ports|gpus|model_cache|hcas|interface):", fix), slug
+        # Without an inventory it needs the GPUs.
+        assert "vcluster fit MODEL" not in fix or "vcluster fit MODEL --gpus 2x8 --gpu-memory 80GB" in fix, slug
     assert job_fix(FAILURES["kv-cache-no-room"]).splitlines()[0] == (
         "vcluster slurm MODEL -- --gpu-memory-utilization 0.95"
     )
