@@ -37,7 +37,8 @@ class Handler(BaseHTTPRequestHandler):
         key = Path(os.environ["VCLUSTER_API_KEY_FILE"]).read_text()
         allowed = self.headers["Authorization"] == f"Bearer {key}"
         start = os.environ["VCLUSTER_ATTEMPT"]
-        self.answer(200 if allowed else 401, {"id": f"start-{start}", "usage": {"completion_tokens": 1}})
+        answer = {"id": f"start-{start}", "asked": asked.get("prompt"), "usage": {"completion_tokens": 1}}
+        self.answer(200 if allowed else 401, answer)
         if asked.get("prompt") == "exit 0":
             os._exit(0)
         if asked.get("prompt") == "hang":
