@@ -209,6 +209,15 @@ def test_what_cannot_be_served_is_refused_with_its_line_and_one_reason(text: str
     assert "\n" not in str(refused.value)
 
 
+# fault: serving/translate/options.py: hint="leave it out, or put text with blanks in quotes" → hint=""
+def test_a_command_that_may_give_a_flag_is_refused_with_what_to_do() -> None:
+    """As scripts for Slurm have it: only the other nodes are headless."""
+    line = "vllm serve org/x --node-rank $RANK --master-addr $MASTER $([ $RANK -gt 0 ] && echo --headless)"
+    with pytest.raises(UsageError, match="behind --master-addr belongs to no option") as refused:
+        translate(line, PLACE)
+    assert refused.value.hint == "leave it out, or put text with blanks in quotes"
+
+
 NAMES = st.sampled_from(["--seed", "--max-model-len", "--enforce-eager", "-cc.x", "--kv-cache-dtype"])
 VALUES = st.lists(st.text(st.characters(codec="utf-8", categories=["L", "N", "S", "Zs"]), min_size=1), max_size=1)
 

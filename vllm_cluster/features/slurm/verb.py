@@ -13,7 +13,7 @@ import typer
 from vllm_cluster.features.slurm.feature import SLURM
 from vllm_cluster.kernel.errors import Aborted, HostError, PreflightFailed, UsageError
 from vllm_cluster.kernel.events import Event
-from vllm_cluster.kernel.shell_line import export_line
+from vllm_cluster.kernel.shell_line import command_line, export_line
 from vllm_cluster.kernel.terminal.completion import complete_models
 from vllm_cluster.kernel.terminal.options import Json, Yes
 from vllm_cluster.kernel.terminal.output import data, out
@@ -21,7 +21,7 @@ from vllm_cluster.kernel.terminal.program import group
 from vllm_cluster.kernel.terminal.session import Session
 from vllm_cluster.kernel.terminal.settings import SETTINGS
 from vllm_cluster.kernel.terminal.text import plain
-from vllm_cluster.kernel.text import host_port
+from vllm_cluster.kernel.text import host_port, printable
 from vllm_cluster.serving.serve.verb import Dp, Ep, Flags, From, Name, Pp, Tp
 
 if TYPE_CHECKING:
@@ -135,6 +135,7 @@ def job(
             wanted, asked = _of_source(session, line, wanted, asked, degrees=bool(tp or pp or dp))
         elif not model:
             raise UsageError("missing MODEL", hint="vcluster slurm job --help")
+        _ensure_no_slip(asked.model)
         # Its nodes change with each job: other machines of the cluster reach its address, with the key.
         asked = replace(asked, name=asked.name or asked.model, expose=True, backend="mp")
         gpus, time = wanted.gpus or "1", wanted.time or "1:00:00"
@@ -149,6 +150,19 @@ def job(
             _submit(session, text, login)
         else:
             session.show(lambda: {"v": 1, "script": text}, lambda: data(text))
+
+
+def _ensure_no_slip(model: str) -> None:
+    """Refuse what a person types for another verb or program, and a job would fail with.
+
+    Raises:
+        UsageError: it is the number of a job, or a batch script.
+    """
+    if model.isdecimal():
+        raise UsageError(f"{model} is the number of a job", hint=command_line("vcluster", "slurm", "status", model))
+    if model.endswith((".sh", ".sbatch", ".slurm")):
+        both = command_line("sbatch", model), command_line("vcluster", "slurm", "--from", model)
+        raise UsageError(f"{printable(model)} is a batch script, and not a model", hint="\n".join(both))
 
 
 def _of_source(

@@ -33,6 +33,9 @@ MEANINGS = {
     "version": "vcluster --version",
 }
 
+# And what they call a verb of a group.
+SAME = {"cancel": "stop", "scancel": "stop", "kill": "stop", "delete": "stop"}
+
 
 def options_last(words: Sequence[str]) -> list[str]:
     """The words with the options that come before the verb behind it; as they are where there is no verb."""
@@ -60,8 +63,9 @@ def meant(word: str, verbs: Iterable[str], rest: Sequence[str]) -> str:
 
 
 def misspelt(word: str, verbs: Iterable[str]) -> str:
-    """The verb that a word may be a slip of, where it is none itself; empty where it is none."""
-    return _nearest(word, verbs, 0.7)
+    """The verb that a word may be a slip of, or another name for, where it is none itself; empty where it is none."""
+    known, same = [*verbs], SAME.get(word.lower(), "")
+    return same if same in known else _nearest(word, known, 0.7)
 
 
 def unknown_option(ctx: Any, given: Sequence[str], option: str) -> UsageError:

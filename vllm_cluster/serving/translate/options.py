@@ -257,7 +257,8 @@ class _Reading:
 
     def _refuse_rest(self, rest: Sequence[ShellWord], option: ShellWord) -> None:
         if rest:
-            raise self._error(f"{shown(rest[0])} behind {shown(option)} belongs to no option", rest[0].line)
+            text = f"{shown(rest[0])} behind {shown(option)} belongs to no option"
+            raise self._error(text, rest[0].line, hint="leave it out, or put text with blanks in quotes")
 
     def _degree(self, option: str) -> int:
         """A degree of parallelism; 1 where it is not given, as for vLLM."""
