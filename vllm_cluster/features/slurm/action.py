@@ -64,10 +64,11 @@ def await_ready(node: LoginNode, job: str, seconds: float, emit: Emit, runtime: 
 
 
 def first_cause(node: LoginNode, state: SlurmJob) -> tuple[Diagnosis | None, int]:
-    """Diagnose the first start that failed, with its number; None where none has."""
+    """Diagnose the first start that failed, with its number; None where none has, or has a log."""
     failed = [one for one in state.ends if not one.wanted]
     number = failed[0].attempt if failed else state.attempts if state.phase == "failed" else 0
     if not number:
         return None, 0
     logs = node.logs(state.job, number, "*", MAX_LINES)
-    return diagnose([scan(LogSource(name, [(1, content)])) for name, content in logs.items()]), number
+    # Where srun itself has failed, only what the batch script prints holds it.
+    return diagnose([scan(LogSource(name, [(1, content)])) for name, content in logs.items()]) if logs else None, number

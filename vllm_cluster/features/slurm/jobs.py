@@ -159,7 +159,8 @@ class LoginNode:
         """
         done = self.ask(SUBMIT, folder, stdin=script.encode())
         if done.returncode == NEVER:
-            raise PreflightFailed(f"Slurm would never start this job: {_last(done)}", hint="sinfo -o '%P %l %D %G'")
+            hint = "sbatch --help" if "unrecognized option" in _last(done) else "sinfo -o '%P %l %D %G'"
+            raise PreflightFailed(f"Slurm would never start this job: {_last(done)}", hint=hint)
         if done.returncode == NO_FOLDER:
             hint = 'export VCLUSTER_JOBS="$HOME/vcluster-jobs"'
             raise HostError(self.transport.host, f"the folder of all jobs: {_last(done)}", hint=hint)

@@ -56,14 +56,14 @@ def state_lines(state: SlurmJob, line: Callable[[str, str], str]) -> Iterator[st
         yield plain(f"folder:  {state.folder}")
 
 
-def unstarted_lines(state: SlurmJob, line: Callable[[str, str, str], str]) -> Iterator[str]:
-    """A job of which no start has failed, and what can be done where the job itself has."""
+def without_log(state: SlurmJob, start: int, line: Callable[[str, str, str], str]) -> Iterator[str]:
+    """A job of which no start has failed, or one without a log; and what can be done where the job itself has."""
     yield plain(state.head)
-    yield "No start of it has failed."
+    yield f"Its start {start} has no log." if start else "No start of it has failed."
     if state.phase == "failed" and state.queued:
         yield "fix:     sinfo -o '%P %l %D %G'"
         yield f"fix:     {line('stop', state.job, '--yes')}"
-    elif state.phase == "failed" and state.output:
+    elif (start or state.phase == "failed") and state.output:
         yield plain(f"fix:     {command_line('tail', state.output)}")
 
 

@@ -264,7 +264,7 @@ def explain_job(job: Job, login: Login = "", as_json: Json = False) -> None:
     """Name the first cause of a failure from a job's logs."""
     with _opened(login, as_json) as (session, node):
         from vllm_cluster.features.slurm.action import first_cause
-        from vllm_cluster.features.slurm.render import in_job, unstarted_lines
+        from vllm_cluster.features.slurm.render import in_job, without_log
         from vllm_cluster.serving.explain.render import explain_document, show_explained
 
         state = node.look(job)
@@ -272,8 +272,8 @@ def explain_job(job: Job, login: Login = "", as_json: Json = False) -> None:
         about = {"v": 1, "job": job, "phase": state.phase, "reason": state.reason, "start": start or None}
         if found is None:
             document = {**about, "explained": None}
-            session.show(lambda: document, lambda: out("\n".join(unstarted_lines(state, node.line))))
-            if state.phase == "failed" and not state.queued:
+            session.show(lambda: document, lambda: out("\n".join(without_log(state, start, node.line))))
+            if start or (state.phase == "failed" and not state.queued):
                 raise SystemExit(1)
             return
         unknown = (

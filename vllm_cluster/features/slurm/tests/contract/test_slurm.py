@@ -396,7 +396,7 @@ def test_a_job_that_waits_without_end_has_failed(cluster: Slurm) -> None:
 
 
 # fault: features/slurm/jobs.py: mkdir -p "$d" || exit 4 → mkdir -p "$d" || exit 5
-# fault: features/slurm/render.py: elif state.phase == "failed" and state.output: → elif False:
+# fault: features/slurm/render.py: elif (start or state.phase == "failed") and state.output: → elif False:
 def test_a_folder_that_cannot_be_written_is_named(cluster: Slurm, tmp_path: Path) -> None:
     """As in a home that is full."""
     (tmp_path / "jobs").write_text("")
@@ -419,6 +419,30 @@ def test_a_folder_that_cannot_be_written_is_named(cluster: Slurm, tmp_path: Path
     # Before it is submitted, where vcluster does that.
     done = run("slurm", *JOB, "--submit", cwd=tmp_path, **there)
     assert (done.returncode, "fix: export VCLUSTER_JOBS=" in done.stderr) == (1, True), done.stderr
+
+
+# fault: features/slurm/action.py: for name, content in logs.items()]) if logs else None → for name, content in logs.items()])
+# fault: kernel/explain/failures.toml: exec: apptainer: not found → exec: apptainer: x
+@pytest.mark.parametrize(
+    ("container", "shown"),
+    [
+        (("pyxis", "org/image"), "Its start 1 has no log.\nfix:     tail {}/slurm-{}.out\n"),
+        (("apptainer", "vllm.sif"), "(vcluster explain program-missing)"),
+    ],
+)
+def test_a_container_that_the_nodes_cannot_run_is_explained(
+    cluster: Slurm, container: tuple[str, str], shown: str
+) -> None:
+    """Slurm here has no pyxis, and no node apptainer: the first fails in srun, before any log."""
+    found = Job(cluster, *JOB, "--container", container[0], "--image", container[1])
+    until(lambda: cluster.state(found.number) == "FAILED")
+    assert shown.format(cluster.jobs, found.number) in found.asked("explain").stdout
+
+
+# fault: features/slurm/jobs.py: hint = "sbatch --help" if → hint = "" if
+def test_an_option_that_sbatch_does_not_know_is_named(cluster: Slurm) -> None:
+    done = run("slurm", *JOB, "--sbatch", "foo=bar", "--submit", cwd=cluster.folder, **cluster.environment)
+    assert (done.returncode, "fix: sbatch --help\n" in done.stderr) == (3, True), done.stderr
 
 
 def test_an_inventory_has_the_nodes_and_gpus_of_a_job(
