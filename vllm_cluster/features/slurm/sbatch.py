@@ -53,13 +53,13 @@ _DROPPED = {
 }
 
 # Why a job has no use for an option of vLLM or a variable: it has no inventory, and finds its ports and devices.
-_FREE_PORT, _WITHOUT_RAY = "the job finds a free port", "vLLM spans the nodes without Ray"
+_FREE_PORT = "the job finds a free port"
 _OF_JOB = {
     "--host": "the API is at the first node's address, behind the job's key",
     **dict.fromkeys(("--port", "--data-parallel-rpc-port"), _FREE_PORT),
     **dict.fromkeys(("--api-key", "VLLM_API_KEY"), "the job makes a key"),
     "--hf-token": "hf auth login on the login node",
-    **dict.fromkeys(("--distributed-executor-backend", "RAY_ADDRESS"), _WITHOUT_RAY),
+    "--distributed-executor-backend": "vLLM spans the nodes by itself",
     **dict.fromkeys(("VLLM_HOST_IP", "VLLM_ENGINE_READY_TIMEOUT_S", "VLLM_LOGGING_COLOR"), "the job sets it"),
     **dict.fromkeys(("VLLM_NO_USAGE_STATS", "VLLM_DO_NOT_TRACK"), "the job sets it"),
     "VLLM_PORT": f"{_FREE_PORT}: unset it before sbatch",
@@ -183,7 +183,7 @@ def of_job(word: TranslatedWord) -> TranslatedWord:
     """What became of a word of vLLM's, with the reason that a job has."""
     name = re.split("[ =]", word.given, maxsplit=1)[0]
     if word.kind == "variable":
-        return replace(word, why=_OF_JOB.get(name, f"export {name}=VALUE before sbatch"))
+        return replace(word, why=_OF_JOB.get(name, "export it before sbatch"))
     if word.kind == "dropped" and not name.startswith("-"):
         return replace(word, why="--container and --image run it")
     return replace(word, why=_OF_JOB.get(name, word.why)) if word.kind == "dropped" else word

@@ -90,13 +90,13 @@ def test_the_reasons_are_those_of_a_job(tmp_path: Path) -> None:
         "conda activate vllm": load,
         "--container-image=vllm/vllm-openai:v0.32.0": "--container pyxis --image IMAGE does this",
         "singularity exec": "--container apptainer --image FILE does this",
-        "--distributed-executor-backend ray": "vLLM spans the nodes without Ray",
+        "--distributed-executor-backend ray": "vLLM spans the nodes by itself",
         "--port 8000": "the job finds a free port",
         "--api-key": "the job makes a key",
         "CUDA_VISIBLE_DEVICES": "Slurm sets it",
-        "HF_HOME": "export HF_HOME=VALUE before sbatch",
-        "HF_TOKEN": "export HF_TOKEN=VALUE before sbatch",
-        "NCCL_DEBUG=INFO": "export NCCL_DEBUG=VALUE before sbatch",
+        "HF_HOME": "export it before sbatch",
+        "HF_TOKEN": "export it before sbatch",
+        "NCCL_DEBUG=INFO": "export it before sbatch",
     }
 
 
