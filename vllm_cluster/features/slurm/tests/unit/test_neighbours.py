@@ -17,7 +17,8 @@ import pytest
 
 from vllm_cluster.features.slurm.jobs import JobReady, LoginNode, SlurmJob, login_node
 from vllm_cluster.features.slurm.on_host import job_front
-from vllm_cluster.features.slurm.script import JobRequest, script
+from vllm_cluster.features.slurm.sbatch import JobRequest
+from vllm_cluster.features.slurm.script import script
 from vllm_cluster.kernel.errors import HostError
 from vllm_cluster.kernel.hosts.runtime import SYSTEM
 from vllm_cluster.wire.order import Deployment
