@@ -309,7 +309,7 @@ def test_a_vllm_that_is_missing_is_named(cluster: Slurm) -> None:
     assert found.ends() in (["failed ExitCode=127"], ["failed ExitCode=143"])
     printed = found.asked("explain").stdout
     assert re.search(r"vcluster: vllm: command not found on n[12]: /", printed), printed
-    assert "fix:     load the module of vLLM or activate its venv before sbatch" in printed
+    assert "fix:     load the module of vLLM or of apptainer, or activate the venv, before sbatch" in printed
 
 
 def test_a_job_that_is_stopped_has_not_failed(cluster: Slurm, job: Job) -> None:
