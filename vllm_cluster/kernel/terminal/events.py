@@ -17,8 +17,8 @@ from vllm_cluster.kernel.text import by_hosts
 
 # More rows than this do not fit a terminal: then only hosts that failed have one.
 ROWS = 16
-# A phase of a start that continues has a line as often as this.
-STILL_SECONDS = 10.0
+# A phase of a start that continues has a line as often as this: with the time between two looks, at least each 10 s.
+STILL_SECONDS = 8.0
 # A verb that is over within this needs no line that it has begun.
 QUICK_SECONDS = 1.0
 
