@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import re
 import threading
+import weakref
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -179,10 +181,10 @@ def test_hosts_that_begin_at_the_same_moment_are_repeated_by_one_thread(monkeypa
     """Each of two hosts started it, and the second start was an internal error of `up`."""
     started: list[object] = []
 
-    def keep(renderer: events.LineRenderer) -> None:
-        started.append(renderer)
+    def keep(renderer: weakref.ref[events.LineRenderer], _: threading.Event) -> None:
+        started.append(renderer())
 
-    monkeypatch.setattr(events.LineRenderer, "_repeat", keep)
+    monkeypatch.setattr(events, "_repeat", keep)
     shown = events.LineRenderer(0)
     together = threading.Barrier(8)
 
@@ -193,6 +195,14 @@ def test_hosts_that_begin_at_the_same_moment_are_repeated_by_one_thread(monkeypa
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(begin, [f"gpu{number}" for number in range(8)]))
     assert started == [shown]
+
+
+# fault: kernel/terminal/events.py: weak = weakref.ref(self) → weak = lambda: self
+def test_what_repeats_ends_with_its_renderer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(events, "QUICK_SECONDS", 0.01)
+    before = {*threading.enumerate()}
+    events.LineRenderer(0).show(Event("progress", "adding Ray", "gpu1"))
+    until(lambda: gc.collect() >= 0 and not {*threading.enumerate()} - before, 10)
 
 
 # fault: kernel/terminal/events.py: for phase, seconds in over: → for phase, seconds in over[:0]:

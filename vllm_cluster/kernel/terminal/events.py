@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -140,20 +141,21 @@ class LineRenderer:
             elif event.host and event.text and event.kind in ("start", "progress") and "bytes" not in event.data:
                 self._under_way[event.host] = (_text(event), now)
                 if self._repeating is None:
-                    self._repeating = threading.Thread(target=self._repeat, daemon=True)
+                    # It ends with the renderer, also where that is left without being closed.
+                    weak = weakref.ref(self)
+                    self._repeating = threading.Thread(target=_repeat, args=(weak, self._over), daemon=True)
                     self._repeating.start()
 
-    def _repeat(self) -> None:
-        """Name what hosts are at, as often as a phase that continues."""
-        while not self._over.wait(QUICK_SECONDS):
-            with self._lock:
-                now, at = time.monotonic(), dict(self._under_way)
-            if not at or now < self._shown + STILL_SECONDS:
-                continue
-            self._shown = now
-            for text, hosts in by_hosts((text, host) for host, (text, _) in at.items()).items():
-                since = min(began for words, began in at.values() if words == text)
-                err(f"{now - self._started:6.1f}s    {hosts}: {text}  (for {now - since:.0f} s)")
+    def repeat(self) -> None:
+        """Name what hosts are at, where nothing has been written for so long."""
+        with self._lock:
+            now, at = time.monotonic(), dict(self._under_way)
+        if not at or now < self._shown + STILL_SECONDS:
+            return
+        self._shown = now
+        for text, hosts in by_hosts((text, host) for host, (text, _) in at.items()).items():
+            since = min(began for words, began in at.values() if words == text)
+            err(f"{now - self._started:6.1f}s    {hosts}: {text}  (for {now - since:.0f} s)")
 
     def _release(self) -> None:
         with self._lock:
@@ -167,6 +169,12 @@ class LineRenderer:
         self._timer.cancel()
         with self._lock:
             self._held = ""
+
+
+def _repeat(weak: weakref.ref[LineRenderer], over: threading.Event) -> None:
+    while not over.wait(QUICK_SECONDS) and (renderer := weak()):
+        renderer.repeat()
+        del renderer
 
 
 class LiveRenderer:
