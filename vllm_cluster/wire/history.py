@@ -5,10 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated
 
-from vllm_cluster.wire.values import Count, Line, Number, between
+from vllm_cluster.wire.values import Count, Line, between
 
 # In seconds since 1970; a later one is of no calendar.
 Moment = Annotated[float, between(0.0, 253_402_300_799.0)]
+# How long it took; a clock may have jumped meanwhile.
+Seconds = Annotated[float, between(-1e9, 1e9)]
 
 
 @dataclass(frozen=True)
@@ -21,7 +23,7 @@ class AuditLine:
     operations: tuple[Line, ...]
     run: Line = ""
     request: Count = 0
-    seconds: Number | None = None
+    seconds: Seconds | None = None
 
 
 @dataclass(frozen=True)
@@ -37,7 +39,7 @@ class ResultLine:
     user: Line = ""
     model: Line = ""
     name: Line = ""
-    seconds: Number | None = None
+    seconds: Seconds | None = None
     summary: Line = ""
     replica: Count = 0
     replicas: Count = 1

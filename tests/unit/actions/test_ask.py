@@ -255,7 +255,10 @@ def test_a_field_that_the_served_vllm_does_not_know_is_refused(monkeypatch: pyte
 
 # fault: serving/endpoint/api.py: > FRESH_SECONDS: → > 1e9:
 # fault: serving/endpoint/api.py: if not any(map(has_front, rows)): → if False:
-@pytest.mark.parametrize("rows", [(), (replace(READY, phase="failed"),)])
+# fault: serving/endpoint/api.py: if all((address_of(row), row.port) != place for row in rows): → if False:
+@pytest.mark.parametrize(
+    "rows", [(), (replace(READY, phase="failed"),), (replace(READY, host="10.0.0.1"),), (replace(READY, port=9),)]
+)
 def test_a_question_asked_after_a_stop_goes_to_no_other_program_of_the_head(
     rows: tuple[ServeStatus, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -274,6 +277,6 @@ def test_a_question_asked_after_a_stop_goes_to_no_other_program_of_the_head(
         assert list(api.events(COMPLETIONS, {}, 1.0)) == [EVENT]
         there.clock.now += 60
     state.replicas = rows
-    with pytest.raises(PreflightFailed, match=r"no model is served on|llama is not ready: failed"):
+    with pytest.raises(VclusterError, match=r"no model is served on|llama is not ready: failed|at another address now"):
         list(api.events(COMPLETIONS, {}, 1.0))
     assert len(asked) == 2

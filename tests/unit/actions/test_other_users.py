@@ -67,7 +67,26 @@ def test_a_tunnel_leads_to_the_front_also_where_no_model_is_ready(phase: Phase, 
         assert passage.answers
 
 
-# fault: serving/endpoint/tunnel.py: if not (now := self._leads(serve)) and → if not (now := answers(self.port)) and
+# fault: serving/endpoint/tunnel.py: != self._place and (serve or not self.answers): → != self._place and not answers(self.port):
+def test_a_tunnel_follows_to_another_place_though_a_program_listens_at_the_old_one(other: int) -> None:
+    """With or without --expose the address differs, and the old port is free for every user of the head."""
+    head = Head("ready", "ready")
+    with closing(socket.create_server(("127.0.0.1", 0))) as front:
+        places = [other, front.getsockname()[1]]
+        passage = Passage(cast(Any, head), other, lambda: model(head.phases.pop(0) or "ready", places.pop(0)))
+        with closing(passage):
+            with pytest.raises(ConnectionLost):
+                passage.hold(lambda _: None)
+            with socket.create_connection(("127.0.0.1", passage.port), 10) as client:
+                client.sendall(b"key")
+                front.settimeout(10)
+                while True:  # that of the look whether it answers is here, too
+                    with closing(front.accept()[0]) as came:
+                        if came.recv(3) == b"key":
+                            break
+
+
+# fault: serving/endpoint/tunnel.py: now = self._leads(serve) → now = answers(self.port)
 def test_a_tunnel_leads_nowhere_once_nothing_is_served(other: int) -> None:
     """A program that listens there now may be anybody's."""
     head, events = Head("ready", "ready", None, "loading", "loading"), list[Event]()

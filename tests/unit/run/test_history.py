@@ -43,6 +43,7 @@ def test_a_run_has_its_end() -> None:
         {"request": True},
         {"request": -1},
         {"seconds": "3"},
+        {"seconds": 1e305},
     ],
     ids=str,
 )

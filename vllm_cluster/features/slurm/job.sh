@@ -21,8 +21,7 @@ main() {
   # Others may know the number before the job begins, and make the folder where all may write.
   mkdir -p "$job/program" || fail "cannot write to $job"
   { [ -O "$job" ] && [ ! -L "$job" ]; } || fail "$job is not a folder of $(id -un)"
-  # They could put another folder in its place, with other programs.
-  [ ! "$(find -H "${job%/*}" -maxdepth 0 -perm -2 ! -perm -1000)" ] || fail "all may rename $job: chmod +t ${job%/*}"
+  closed "$(cd -P "${job%/*}" && pwd)" || exit 1
   { (cd "$job/program" && files) && rank >"$job/rank.sh" && key key && key @KEY@; } || fail "cannot write to $job"
   echo "vcluster: everything of this job is in $job"
   export VCLUSTER_JOB=$job VCLUSTER_API_KEY_FILE=$job/@KEY@ PYTHONPATH=$job/program${PYTHONPATH:+:$PYTHONPATH}
@@ -113,6 +112,18 @@ front() {
 record() { echo "$(date +%s) attempt=$VCLUSTER_ATTEMPT $1" >>"$job/ends"; }
 
 fail() { echo "vcluster: $1" >&2; exit 1; }
+
+# Whoever may write in a folder above, without its sticky bit, could put other programs in the job's place. Many systems
+# give each user a group of the same name, which has no other member.
+closed() {
+  local above=$1 own=4294967294
+  [ "$(id -gn)" != "$(id -un)" ] || own=$(id -g)
+  while [ "$above" ]; do
+    [ ! "$(find "$above" -maxdepth 0 ! -perm -1000 \( -perm -2 -o -perm -20 ! -gid "$own" \))" ] ||
+      fail "others may rename $job: chmod +t $above, or export VCLUSTER_JOBS=FOLDER"
+    above=${above%/*}
+  done
+}
 
 # Nothing but its file has a key: not a command line, an environment or the record of the job.
 key() { [ -s "$job/$1" ] || head -c 32 /dev/urandom | base64 | tr -d '+/=\n' >"$job/$1"; }

@@ -58,7 +58,7 @@ echo "$2 replicas"; find "$folder" -maxdepth 1 -type l -name 'replica-*' -printf
 echo "$2 ends"; tail -n 20 "$folder/ends" 2>/dev/null
 """
 SUBMIT = """
-d=${VCLUSTER_JOBS:-$HOME/vcluster-jobs}; mkdir -p "$d" || exit 4
+d=${VCLUSTER_JOBS:-$HOME/vcluster-jobs}; (umask 077 && mkdir -p "$d") || exit 4
 [ -w "$d" ] || { echo "cannot write to $d" >&2; exit 4; }
 cd "${1:-$HOME}" && script=$(cat) || exit
 printf '%s\\n' "$script" | sbatch --test-only || exit 3

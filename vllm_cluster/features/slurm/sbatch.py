@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
@@ -13,7 +14,7 @@ from vllm_cluster.kernel.text import count, printable, redact
 from vllm_cluster.serving.translate.options import TranslatedWord
 
 Container = Literal["none", "pyxis", "apptainer"]
-_LINE = re.compile(r"^#SBATCH[ \t]+(.*)$", re.MULTILINE)
+_LINE = re.compile(r"#SBATCH[ \t]+(.*)")
 _NAME = re.compile("[a-z][a-z-]*")
 _GPUS = ("gpus", "gpus-per-node", "gpus-per-task", "gres")
 _SIZE = re.compile(r"(?:([A-Za-z0-9_.-]+):)?(\d{1,2})")
@@ -45,6 +46,7 @@ _TAKEN = {
 _DROPPED = {
     **dict.fromkeys(("ntasks", "ntasks-per-node"), "the job has a task a node"),
     **dict.fromkeys(("signal", "open-mode"), "the script sets it"),
+    **dict.fromkeys(("export", "export-file", "get-user-env"), "export them before sbatch"),
     **dict.fromkeys(("mem-per-cpu", "mem-per-gpu"), "--sbatch mem=SIZE is of each node"),
     **dict.fromkeys(_BARE, "it is not taken over"),
     **dict.fromkeys(("requeue", "no-requeue"), "the script sets it"),
@@ -202,9 +204,11 @@ def _before_vllm(text: str, own: JobRequest) -> Iterator[TranslatedWord]:
 
 
 def _options(text: str, place: str) -> Iterator[tuple[str, str]]:
-    """The options of the lines that sbatch reads, each with its value."""
-    for line in _LINE.finditer(text):
-        number = text[: line.start()].count("\n") + 1
+    """The options of the lines that sbatch reads, those above the first command, each with its value."""
+    lines = itertools.takewhile(lambda line: not line.strip() or line.startswith("#"), text.splitlines())
+    for number, line in enumerate(map(_LINE.fullmatch, lines), 1):
+        if not line:
+            continue
         try:
             words = shlex.split(line[1], comments=True)
         except ValueError:

@@ -139,6 +139,10 @@ class ModelApi:
             rows = replicas_served(self._inventory, self._head)
             if not any(map(has_front, rows)):
                 first_ready(rows)
+            place = (address_of(self._serve), self._serve.port)
+            if all((address_of(row), row.port) != place for row in rows):
+                text = "api: the model is served at another address now"
+                raise HostError(self._head.name, text, hint="vcluster endpoint")
             self._looked = clock.monotonic()
 
     def ensure_fields(self, paths: Iterable[str], given: Iterable[str]) -> None:

@@ -145,13 +145,14 @@ class Passage:
 
     def _follow(self, emit: Emit) -> None:
         serve = self._served()
-        if not (now := self._leads(serve)) and (place := self._place_of(serve)) != self._place:
-            # It was served again with or without --expose, or on another port.
+        # Where it is not known any more, what was there last is kept.
+        if (place := self._place_of(serve)) != self._place and (serve or not self.answers):
+            # It was served again with or without --expose, or on another port: at the old one others may listen.
             address, port = self._place = place
             before, self._forward = self._forward, self._head.transport.forward(port, 0, remote_host=address)
             self.port = self._forward.local_port
             before.close()
-            now = self._leads(serve)
+        now = self._leads(serve)
         if now != self.answers:
             where = "{}:{}".format(*self._place)
             gone = Event("warning", f"the API has stopped answering: {where}", self._head.name)

@@ -395,7 +395,7 @@ def test_a_job_that_waits_without_end_has_failed(cluster: Slurm) -> None:
     found.end()
 
 
-# fault: features/slurm/jobs.py: mkdir -p "$d" || exit 4 → mkdir -p "$d" || exit 5
+# fault: features/slurm/jobs.py: mkdir -p "$d") || exit 4 → mkdir -p "$d") || exit 5
 # fault: features/slurm/render.py: elif (start or state.phase == "failed") and state.output: → elif False:
 def test_a_folder_that_cannot_be_written_is_named(cluster: Slurm, tmp_path: Path) -> None:
     """As in a home that is full."""

@@ -111,15 +111,25 @@ def test_nothing_of_a_job_is_read_from_a_folder_that_another_has_made(jobs: Path
         assert node.logs("7", 1, "0", 10) == {"attempt-1/rank-0.log": b"theirs\n"}
 
 
-# fault: features/slurm/job.sh: -perm -2 ! -perm -1000 → -perm -2 -perm -1
-@pytest.mark.parametrize(("mode", "runs"), [(0o777, False), (0o1777, True), (0o755, True)])
-def test_a_job_keeps_no_programs_where_others_may_rename_them(mode: int, runs: bool, tmp_path: Path) -> None:
-    """They would have nodes run what they put in its place."""
+# fault: features/slurm/job.sh: ! -perm -1000 \( → \(
+# fault: features/slurm/job.sh: -o -perm -20 ! -gid "$own" →
+# fault: features/slurm/job.sh: above=${above%/*} → above=
+@pytest.mark.parametrize(
+    ("mode", "group", "runs"),
+    [(0o777, 0, False), (0o1777, 0, True), (0o755, 1, True), (0o2775, 1, False), (0o775, 0, True), (0o3775, 1, True)],
+)
+@pytest.mark.parametrize("below", ["", "mine"])
+@pytest.mark.skipif(bool(os.getuid()), reason="gives a folder to a group")
+def test_a_job_keeps_no_programs_where_others_may_rename_them(
+    mode: int, group: int, runs: bool, below: str, tmp_path: Path
+) -> None:
+    """They would have nodes run what they put in its place; the own group is the one of number 0 here."""
     asked = Deployment("org/m", "org/m", expose=True, backend="mp")
-    (tmp_path / "jobs").mkdir()
+    (jobs := tmp_path / "jobs" / below).mkdir(parents=True)
+    os.chown(tmp_path / "jobs", 0, group)
     (tmp_path / "jobs").chmod(mode)
-    there = {"PATH": "/usr/bin:/bin", "HOME": str(tmp_path), "SLURM_JOB_ID": "7", "VCLUSTER_JOBS": f"{tmp_path}/jobs"}
+    there = {"PATH": "/usr/bin:/bin", "HOME": str(tmp_path), "SLURM_JOB_ID": "7", "VCLUSTER_JOBS": str(jobs)}
     text = script(asked, JobRequest(1, "1", "1:00:00")).removesuffix("\nmain\n") + "\nreplica() { exit 0; }\nmain\n"
     done = subprocess.run(["bash"], input=text, env=there, capture_output=True, text=True, check=False, timeout=30)
-    assert (done.returncode == 0, (tmp_path / "jobs/7/key").exists()) == (runs, runs), done.stderr
-    assert runs or f"vcluster: all may rename {tmp_path}/jobs/7: chmod +t {tmp_path}/jobs" in done.stderr
+    assert (done.returncode == 0, (jobs / "7/key").exists()) == (runs, runs), done.stderr
+    assert runs or f"vcluster: others may rename {jobs}/7: chmod +t {tmp_path}/jobs, or" in done.stderr
