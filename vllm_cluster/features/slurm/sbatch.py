@@ -22,18 +22,10 @@ _SIZE = re.compile(r"(?:([A-Za-z0-9_.-]+):)?(\d{1,2})")
 _TIME = re.compile(r"\d{1,9}(?::\d{1,9}){0,2}|\d{1,9}-\d{1,9}(?::\d{1,9}){0,2}|(?i:unlimited|infinite)")
 _GRES = re.compile(r"(?:gres/)?gpu[:=](.+)")
 _SHORT = {
-    **{
-        "A": "account",
-        "C": "constraint",
-        "G": "gpus",
-        "J": "job-name",
-        "N": "nodes",
-        "a": "array",
-        "c": "cpus-per-task",
-    },
-    **{"d": "dependency", "e": "error", "n": "ntasks", "o": "output", "p": "partition", "q": "qos", "t": "time"},
-    **{"w": "nodelist", "x": "exclude"},
-}
+    "A": "account", "C": "constraint", "G": "gpus", "J": "job-name", "N": "nodes", "a": "array", "c": "cpus-per-task",
+    "d": "dependency", "e": "error", "n": "ntasks", "o": "output", "p": "partition", "q": "qos", "t": "time",
+    "w": "nodelist", "x": "exclude",
+}  # fmt: skip
 # Options that have no value.
 _BARE = ("exclusive", "requeue", "no-requeue", "oversubscribe", "overcommit", "hold", "spread-job", "contiguous")
 # Those that are options of this program, and those that the script has from others; with what to use.

@@ -132,10 +132,10 @@ def test_the_all_reduce_passes_with_figures(cluster: Sandbox) -> None:
 def test_a_link_that_turns_into_a_black_hole_is_reported(cluster: Sandbox, moment: str) -> None:
     gpu2, began = address(cluster, "gpu2"), time.monotonic()
     cut = (f"INPUT -s {gpu2} -j DROP", f"OUTPUT -d {gpu2} -j DROP")
-    with cluster.start("check", "--deep") as process, ExitStack() as mended:
+    with cluster.start("check", "--deep") as process, ExitStack() as cuts:
         for line in lines(process):
             if line.startswith(moment):
-                mended.enter_context(rules(cluster, "gpu1", *cut))
+                cuts.enter_context(rules(cluster, "gpu1", *cut))
                 break
         assert process.stdout
         for _ in lines(process):

@@ -33,7 +33,7 @@ def short(number: int) -> int:
 
 
 def container(image: int) -> Container:
-    return Container("c", "somebody", "exited", sha(image), {})
+    return Container("c", "another", "exited", sha(image), {})
 
 
 B1, B2, B3, B4 = (short(number) for number in (1, 2, 3, 4))

@@ -112,18 +112,8 @@ def test_the_reasons_are_those_of_a_job(tmp_path: Path) -> None:
 
 # fault: features/slurm/sbatch.py: if given.get(key): → if False:
 def test_the_line_below_the_table_gives_the_same_script(tmp_path: Path) -> None:
-    words = (
-        "--nodes",
-        "4",
-        "--replicas",
-        "2",
-        "--sbatch",
-        "partition=long",
-        "--container",
-        "apptainer",
-        "--image",
-        "a",
-    )
+    words = ["--nodes", "4", "--replicas", "2", "--sbatch", "partition=long", "--container", "apptainer"]
+    words += ["--image", "a"]
     done = taken(tmp_path, OLD, *words)
     assert {"nodes=4", "partition=long"} < directives(done.stdout)
     assert done.stderr.count("this call gives another") == 2
