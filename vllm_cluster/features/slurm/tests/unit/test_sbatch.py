@@ -68,8 +68,9 @@ def test_the_options_of_a_script_are_taken_over_or_dropped_by_name(tmp_path: Pat
 # fault: features/slurm/sbatch.py: lambda line: not line.strip() or line.startswith("#") → lambda line: True
 def test_no_variable_of_a_script_and_nothing_below_its_first_command_is_taken_over(tmp_path: Path) -> None:
     """As sbatch reads it; a variable could name another hub, which would get the token of whoever submits it."""
-    text = "#!/bin/bash\n#SBATCH --nodes=2 --gpus=8\n\n# x\n#SBATCH --export=ALL,HF_ENDPOINT=http://hub.example\n"
+    text = "#!/bin/bash\n#SBATCH --nodes=1 --gpus=1 --time=1:00:00\n\n# x\n#SBATCH --export=ALL,HF_ENDPOINT=http://hub.example\n"
     done = taken(tmp_path, text + "vllm serve org/model\n#SBATCH --partition=late\n")
+    assert directives(done.stdout) > {"nodes=1", "time=1:00:00"}, done.stderr
     assert not {one for one in directives(done.stdout) if one.startswith(("export", "partition"))}
     assert "export them before sbatch" in done.stderr
 
