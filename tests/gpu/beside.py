@@ -36,7 +36,6 @@ class Layout:
     ray: bool = False
     one: bool = False  # one host of the cluster
     loads: tuple[int, ...] = (16, 256)
-    direct: bool = False  # the engine's own port too, in turns with the front
 
 
 # The flags of a person's line; of each host's rank and of the head's address more is added.
@@ -47,7 +46,7 @@ TP, PP, DP, EP = (
     "--enable-expert-parallel",
 )
 LAYOUTS = {
-    "one": Layout(("--tp", "1", "--pp", "1"), (TP, "1"), one=True, loads=(16, 256, 512), direct=True),
+    "one": Layout(("--tp", "1", "--pp", "1"), (TP, "1"), one=True, loads=(16, 256, 512)),
     "ray-pp2": Layout(("--tp", "1", "--pp", "2", "--backend", "ray"), (TP, "1", PP, "2"), ray=True),
     "mp-pp2": Layout(("--tp", "1", "--pp", "2", "--backend", "mp"), (TP, "1", PP, "2")),
     "mp-tp2": Layout(("--tp", "2", "--pp", "1", "--backend", "mp"), (TP, "2", PP, "1")),
@@ -139,9 +138,8 @@ class Beside:
         run = self.cluster.vcluster("serve", model, "--yes", *layout.ours, "--", *flags).ok()
         try:
             outer = self._env("VCLUSTER_API_KEY_FILE")
-            ways = {"front": (self.cluster.inventory.ports.api, outer)}
-            if layout.direct:
-                ways["engine"] = self._engine(outer)
+            # The engine's own port too, in turns with the front: one start differs from the next.
+            ways = {"front": (self.cluster.inventory.ports.api, outer), "engine": self._engine(outer)}
             return {"ready": run.seconds, **self._rounds(layout, ways)}
         finally:
             self.cluster.vcluster("stop", "--yes").ok()

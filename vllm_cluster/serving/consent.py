@@ -323,9 +323,10 @@ def served_on(node: NodeHandle) -> Stops:
 def _load(node: NodeHandle, serve: ServeStatus) -> tuple[float | None, dict[str, int]]:
     """The head's clock, and how many requests each model works on, with all under no name, where that is known."""
     address = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(serve.host, serve.host)  # noqa: S104 - asked at loopback
-    # The program shows the key, and another user's may have the port of what does not answer yet. At 0 there is none.
+    # What does not answer yet is not asked: at port 0 there is none.
     port = serve.port if serve.phase in _ANSWERS else 0
-    program = python("serving.on_host", "vllm_load", address, str(port), str(LOAD_SECONDS / 2), seconds=LOAD_SECONDS)
+    words, needs = (address, str(port), str(LOAD_SECONDS / 2)), "wire.listeners"
+    program = python("serving.on_host", "vllm_load", *words, seconds=LOAD_SECONDS, needs=needs)
     try:
         rows = node.run(program, LOAD_SECONDS + 5).messages
         load = read_message(EngineLoad, node.host, program.name, rows[-1])

@@ -19,11 +19,10 @@ from vllm_cluster.kernel.hosts.program import InNode, Message, RunningProgram, p
 from vllm_cluster.kernel.hosts.runtime import Runtime
 from vllm_cluster.kernel.inventory.model import Inventory
 from vllm_cluster.kernel.node.handle import NodeHandle, open_node
-from vllm_cluster.kernel.node.program import importable, node_program
+from vllm_cluster.kernel.node.program import importable
 from vllm_cluster.kernel.plan.desired import STATE_FOLDER
 
 START_SECONDS, AGAIN_SECONDS = 30.0, 2.0
-OF_NODE = tuple(f"vllm_cluster/serving/{name}.py" for name in ("__init__", "node/__init__", "node/proc"))
 # A program that reads lines of gigabytes, or ends another that holds many connections.
 REPLY_SECONDS = 300.0
 # The program that looks after the batch ends with this connection; the batch does not.
@@ -143,8 +142,7 @@ class HeadJob:
         Raises:
             HostError: it does not start.
         """
-        # The package `batch` needs the standard library, the image's aiohttp and these of the node's files alone.
-        node, own = node_program(), importable("vllm_cluster.features.batch.on_head")
-        files = {**{path: node[path] for path in OF_NODE}, **own}
+        # Beside the border it needs the standard library and the image's aiohttp alone.
+        files = importable("vllm_cluster.features.batch.on_head")
         program = {path: content.decode() for path, content in files.items()}
         self.act("start", program=program, options={**options, "state": STATE_FOLDER})

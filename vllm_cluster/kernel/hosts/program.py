@@ -50,16 +50,19 @@ class RemoteProgram:
     max_bytes: float = MAX_BYTES
 
 
-def python(where: str, name: str, *arguments: str, seconds: float) -> RemoteProgram:
-    """The program of that name in the package `where`, which ends with its input and after so many seconds."""
-    return python_source(name, source(where, name), *arguments, seconds=seconds)
+def python(where: str, name: str, *arguments: str, seconds: float, needs: str = "") -> RemoteProgram:
+    """The program of that name in the package `where`, which ends with its input and after so many seconds.
+
+    `needs` is a module of vcluster that it imports, and that is sent along.
+    """
+    return python_source(name, source(where, name), *arguments, seconds=seconds, needs=needs)
 
 
-def python_source(name: str, text: str, *arguments: str, seconds: float) -> RemoteProgram:
+def python_source(name: str, text: str, *arguments: str, seconds: float, needs: str = "") -> RemoteProgram:
     """As `python`, for this source."""
-    return RemoteProgram(
-        name, ("python3", "-u", "-c", source("kernel.hosts.on_host", "bounded"), f"{seconds:g}", name, text, *arguments)
-    )
+    module = (f"vllm_cluster.{needs}", source(*needs.rsplit(".", 1))) if needs else ("", "")
+    bounded = source("kernel.hosts.on_host", "bounded")
+    return RemoteProgram(name, ("python3", "-u", "-c", bounded, f"{seconds:g}", *module, name, text, *arguments))
 
 
 def source(where: str, name: str) -> str:

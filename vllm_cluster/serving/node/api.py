@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from vllm_cluster.serving.node.proc import is_own_listener
 from vllm_cluster.wire.keys import valid_keys
+from vllm_cluster.wire.listeners import is_own_listener
 
 MAX_ANSWER = 16 << 20
 # What a server answers on a path that its model does not serve; older ones have the path and refuse each request.

@@ -17,8 +17,9 @@ from yarl import URL
 from vllm_cluster.serving.node.front_body import Found, read_body
 from vllm_cluster.serving.node.front_routes import Table, not_found, not_ready
 from vllm_cluster.serving.node.key_check import Refusal
-from vllm_cluster.serving.node.proc import is_here, is_own_listener
+from vllm_cluster.serving.node.proc import is_here
 from vllm_cluster.wire.front import FrontDeployment, FrontReplica
+from vllm_cluster.wire.listeners import is_own_listener
 
 MAX_BODY = 64 << 20
 METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import ipaddress
-import os
 import socket
-import struct
 import time
 from collections.abc import Iterable
 from pathlib import Path
 
 _THREADS = 17  # of /proc/PID/stat behind the name: proc(5), num_threads
-_LISTEN = "0A"  # the state of a socket in /proc/net/tcp
 _COMPILERS = {"ninja", "nvcc", "cicc", "ptxas", "fatbinary", "nvlink", "cc1plus", "cc1", "clang", "hipcc", "lld", "ld"}
 
 
@@ -52,20 +48,6 @@ class StoppedProcesses:
 def compiler_runs(pids: Iterable[int]) -> bool:
     """Whether one of some processes compiles code for a GPU or a processor."""
     return any(read_proc(pid, "comm").strip() in _COMPILERS for pid in pids)
-
-
-def is_own_listener(address: str, port: int) -> bool:
-    """Whether a program of this user listens at exactly this address: nothing else can answer there then."""
-    packed = ipaddress.ip_address(address).packed
-    # As proc(5) has it: words of 32 bits in the order of this machine, in hex.
-    local = "".join(f"{word:08X}" for word in struct.unpack(f"={len(packed) // 4}I", packed)) + f":{port:04X}"
-    user = str(os.getuid())
-    try:
-        with Path(f"/proc/self/net/{'tcp6' if ':' in address else 'tcp'}").open() as lines:
-            # Listeners come first: of thousands of connections behind them nothing is read.
-            return any(row[1] == local and row[3] == _LISTEN and row[7] == user for row in map(str.split, lines))
-    except OSError:
-        return False
 
 
 def is_here(address: str) -> bool:

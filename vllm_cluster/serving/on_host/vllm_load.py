@@ -15,6 +15,8 @@ import sys
 import time
 from pathlib import Path
 
+from vllm_cluster.wire.listeners import connect_to_own_only
+
 GAUGES = re.compile(r"^vllm:num_requests_(?:running|waiting)(?:{([^\n]*)})? +(\S+)$", re.MULTILINE)
 MODEL = re.compile(r'(?:^|,)model_name="([^"\\]*)"')
 MAX_METRICS = 8 << 20
@@ -39,6 +41,7 @@ def requests(host: str, port: int, seconds: float) -> dict[str, float]:
 
 
 if __name__ == "__main__":
+    connect_to_own_only()
     began = time.time()
     found = requests(sys.argv[1], int(sys.argv[2]), float(sys.argv[3]))
     counts = {name: round(number) for name, number in found.items()}

@@ -28,7 +28,8 @@ def samples(node: NodeHandle, seconds: float) -> Iterator[NodeSample]:
         HostError: it does not start, is silent for too long, or the connection broke.
     """
     runtime = node.connection.runtime
-    program = python("serving.status.on_host", "sample", f"{seconds:g}", STATE_FOLDER, seconds=LIFE_SECONDS)
+    words, needs = (f"{seconds:g}", STATE_FOLDER), "wire.listeners"
+    program = python("serving.status.on_host", "sample", *words, seconds=LIFE_SECONDS, needs=needs)
     program = replace(program, max_line=MAX_SAMPLE, max_bytes=math.inf)
     with start(node.connection, program, InNode(node.name), runtime.after(START_SECONDS)) as running:
         while True:

@@ -15,8 +15,8 @@ from typing import Any
 import aiohttp
 
 from vllm_cluster.features.batch.on_head.lines import MAX_ANSWER, PATHS, BatchLine, BatchProblem
-from vllm_cluster.serving.node.proc import is_own_listener
 from vllm_cluster.wire.keys import valid_keys
+from vllm_cluster.wire.listeners import is_own_listener
 
 # vLLM closes a connection that is idle for 5 s: one that was is not used again, as the request would meet its end.
 IDLE_SECONDS = 2.0

@@ -19,6 +19,8 @@ import urllib.request
 from collections import Counter
 from pathlib import Path
 
+from vllm_cluster.wire.listeners import connect_to_own_only
+
 # Lists with an entry for each request: the percentiles are what is kept.
 DROPPED = {"latencies", "queue_times", "input_lens", "output_lens", "start_times"}
 DROPPED |= {"ttfts", "itls", "generated_texts", "errors"}
@@ -80,6 +82,7 @@ def main() -> None:
     out = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
     first = json.loads(sys.stdin.readline())
+    connect_to_own_only()
     # The server has loaded this model: its tokenizer is here, and a gated one needs no token.
     os.environ |= {"OPENAI_API_KEY": first["key"], "HF_HUB_OFFLINE": "1", "VLLM_LOGGING_LEVEL": "WARNING"}
     # The API is this cluster's: a proxy of the node, for the hub, would get the key; vLLM's own client asks it too.

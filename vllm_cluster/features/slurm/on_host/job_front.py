@@ -15,8 +15,8 @@ from typing import Any
 
 from vllm_cluster.serving.node.files import write_whole
 from vllm_cluster.serving.node.front import main as serve_front
-from vllm_cluster.serving.node.proc import is_own_listener
 from vllm_cluster.wire.front import FrontDeployment, FrontReplica, FrontRoutes, ReplicaState
+from vllm_cluster.wire.listeners import is_own_listener
 
 LOOK_SECONDS = 0.2
 

@@ -1,6 +1,7 @@
 """Runs a Python program until it ends, its input ends or its seconds are over, whichever comes first.
 
-Arguments: the seconds, the program's name, its source, its own arguments. Needs Python 3.8.
+Arguments: the seconds, the name and the source of a module that it imports (empty without one), the program's name,
+its source, its own arguments. Needs Python 3.8.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ import os
 import select
 import sys
 import threading
+import types
 
 # As `timeout` and a hang-up end a program.
 LATE, HUNG_UP = 124, 129
@@ -24,6 +26,9 @@ def watch(seconds: float) -> None:
 
 if __name__ == "__main__":
     threading.Thread(target=watch, args=(float(sys.argv[1]),), daemon=True).start()
-    name, source = sys.argv[2:4]
-    sys.argv[:] = [name, *sys.argv[4:]]
+    module, text, name, source = sys.argv[2:6]
+    sys.argv[:] = [name, *sys.argv[6:]]
+    if module:
+        sys.modules[module] = made = types.ModuleType(module)
+        exec(compile(text, module, "exec", dont_inherit=True), made.__dict__)  # noqa: S102 - as below
     exec(compile(source, name, "exec", dont_inherit=True))  # noqa: S102 - it is vcluster's own

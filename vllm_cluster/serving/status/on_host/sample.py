@@ -18,6 +18,8 @@ from importlib.util import find_spec, module_from_spec, spec_from_file_location
 from pathlib import Path
 from typing import Any
 
+from vllm_cluster.wire.listeners import connect_to_own_only
+
 # The second sample comes soon, so that rates are known.
 SOON = 0.5
 ANSWER_SECONDS = 5.0
@@ -223,4 +225,5 @@ def main(seconds: float, state: Path) -> None:
 
 
 if __name__ == "__main__":
+    connect_to_own_only()
     main(float(sys.argv[1]), Path(sys.argv[2]))
