@@ -38,11 +38,16 @@ def be_of_another_user(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 # fault: kernel/laptop.py: if _planted(path): → if False:
 # fault: kernel/laptop.py: (folder, *folder.parents, → (folder.parent,
 # fault: kernel/laptop.py: (folder, *folder.parents, → (folder,
-# fault: kernel/laptop.py: , *folder.resolve().parents): → ):
+# fault: kernel/laptop.py: , *real.parents): → ):
+# fault: kernel/laptop.py: , real := folder.resolve(), *real.parents): → , *folder.resolve().parents):
+# fault: kernel/laptop.py: others = stat.S_IWGRP | stat.S_IWOTH → others = stat.S_IWOTH
 # fault: kernel/laptop.py: not in (0, os.geteuid()) and bool( → not in (0, os.geteuid()) or bool(
-@pytest.mark.parametrize("planted", ["shared/cache/vcluster", "shared/cache", "shared/link", "links/behind/cache"])
+@pytest.mark.parametrize("mode", [0o1777, 0o775])
+@pytest.mark.parametrize(
+    "planted", ["shared/cache/vcluster", "shared/cache", "shared/link", "links/behind/cache", "links/itself"]
+)
 def test_a_cache_that_another_user_has_made_is_not_used(
-    planted: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    planted: str, mode: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Wheels in it were built into the image that runs as root on every host."""
     path = tmp_path / planted
@@ -53,13 +58,16 @@ def test_a_cache_that_another_user_has_made_is_not_used(
         path.symlink_to(tmp_path / "theirs")
     else:
         path.mkdir()
-    if planted.startswith("links"):
+    if planted == "links/itself":
+        (base := tmp_path / "mine").mkdir()
+        (base / "vcluster").symlink_to(path)
+    elif planted.startswith("links"):
         (base := tmp_path / "mine").symlink_to(path)
     monkeypatch.setenv("XDG_CACHE_HOME", str(base))
-    path.parent.chmod(0o1777)
+    path.parent.chmod(mode)
     assert cache_folder() == base / "vcluster"
     be_of_another_user(path, monkeypatch)
-    with pytest.raises(UsageError, match=f"{path} belongs to another user, in a folder where all may write"):
+    with pytest.raises(UsageError, match=f"{path} belongs to another user, in a folder where others may write"):
         cache_folder()
     path.parent.chmod(0o755)
     # A home folder may be so in a container.

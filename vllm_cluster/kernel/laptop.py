@@ -81,17 +81,18 @@ def cache_folder() -> Path:
     base = os.environ.get("XDG_CACHE_HOME")
     folder = (Path(base) if base else home() / ".cache") / "vcluster"
     # What is built into images and which local ports get the key comes from it.
-    for path in (folder, *folder.parents, *folder.resolve().parents):
+    for path in (folder, *folder.parents, real := folder.resolve(), *real.parents):
         if _planted(path):
-            text = f"{path} belongs to another user, in a folder where all may write"
+            text = f"{path} belongs to another user, in a folder where others may write"
             raise UsageError(text, hint="export XDG_CACHE_HOME=FOLDER, a folder of your own")
     return folder
 
 
 def _planted(path: Path) -> bool:
-    """Whether another user may have put this there, as in /tmp."""
+    """Whether another user may have put this there, as in /tmp or in a folder of a group."""
+    others = stat.S_IWGRP | stat.S_IWOTH
     try:
-        return path.lstat().st_uid not in (0, os.geteuid()) and bool(path.parent.stat().st_mode & stat.S_IWOTH)
+        return path.lstat().st_uid not in (0, os.geteuid()) and bool(path.parent.stat().st_mode & others)
     except OSError:
         return False
 

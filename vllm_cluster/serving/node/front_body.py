@@ -7,15 +7,20 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 
+# No other thread runs during one call of an expression: each reads so much of a body at most.
+PIECE = 256 << 10
+_BEGIN = re.compile(rb"\s{0,4096}\{")
 # What shapes JSON: texts and brackets; of a text that is long or has an escape its first quote alone.
 _TOKEN = re.compile(rb'"[^"\\]{0,4096}"|["\[\]{}]')
-# The rest of it, in pieces: nothing else runs during one, and an expression over all of 8 MB of escapes took 500 MB.
+# The rest of it, in parts: an expression over all of 8 MB of escapes took 500 MB.
 _INSIDE = re.compile(rb'(?:[^"\\]{1,4096}|\\.){0,4096}', re.DOTALL)
-_COLON = re.compile(rb"\s*:\s*")
+_COLON = re.compile(rb"\s{0,4096}:\s{0,4096}")
 # Of a form each line once: an expression over several lines reads the rest of the body at each of them.
 _HEADER = re.compile(rb"^content-disposition:[^\r\n]{0,4096}", re.IGNORECASE | re.MULTILINE)
+_LONGEST = 4096 + len("content-disposition:")
 _OF_MODEL = re.compile(rb";\s*name=(?:\"model\"|model)\s*\Z", re.IGNORECASE)
 MAX_HEADERS = 16 << 10
 # So many texts in a list take a second, in a thread.
@@ -40,16 +45,23 @@ def read_body(body: bytes, content_type: bytes) -> Found:
     kind = content_type.partition(b";")[0].strip().lower()
     if kind == b"multipart/form-data":
         return _in_form(body)
-    return _in_json(body) if body.lstrip()[:1] == b"{" else Found()
+    return _in_json(body) if _BEGIN.match(body) else Found()
 
 
 def _in_form(body: bytes) -> Found:
-    line = next((one for one in _HEADER.finditer(body) if _OF_MODEL.search(one.group())), None)
+    line = next((one for one in _headers(body) if _OF_MODEL.search(one.group())), None)
     begin = body.find(b"\r\n\r\n", line.end(), line.end() + MAX_HEADERS) if line else -1
     if begin < 0:
         return Found()
     value = body[begin + 4 : begin + 4 + MAX_MODEL].partition(b"\r\n")[0]
     return Found(value.decode("utf-8", "replace"))
+
+
+def _headers(body: bytes) -> Iterator[re.Match[bytes]]:
+    for begin in range(0, len(body), PIECE):
+        end = begin + PIECE + _LONGEST
+        # One that the end of a piece cuts is whole in the next, and so is one that begins there.
+        yield from (one for one in _HEADER.finditer(body, begin, end) if one.start() < begin + PIECE)
 
 
 def _in_json(body: bytes) -> Found:
@@ -80,9 +92,12 @@ class _BodyScan:
     def run(self) -> None:
         end = 0
         for _ in range(MAX_TOKENS):
-            match = _TOKEN.search(self._body, end)
-            if match is None or self._depth > MAX_DEPTH:
+            match = _TOKEN.search(self._body, end, end + PIECE)
+            if self._depth > MAX_DEPTH or (match is None and end + PIECE >= len(self._body)):
                 break
+            if match is None:
+                end += PIECE
+                continue
             start, end = match.span()
             mark = self._body[start]
             if mark == _QUOTE:
@@ -102,7 +117,7 @@ class _BodyScan:
     def _end(self, start: int) -> int:
         """Where a text ends that is long or has an escape."""
         end, before = start + 1, start
-        while end > before and (found := _INSIDE.match(self._body, end)):
+        while end > before and (found := _INSIDE.match(self._body, end, end + PIECE)):
             before, end = end, found.end()
         if self._body[end : end + 1] != b'"':
             raise _Odd
