@@ -18,7 +18,9 @@ YEAR = 365.25 * DAY
 HALF_YEAR = 182 * DAY
 NEAR = 31  # days between a dated line and one without a year that it dates
 _HEAD = 400
-_ANSI = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]|\x1b[^\[]?")
+# Pasted from a terminal, colours are without their escape character, or it is written with two.
+_ANSI = re.compile(r"(?:\x1b|\^\[)\[[0-9;?]*[ -/]*[@-~]|\x1b[^\[]?|\[\d{1,2}(?:;\d{1,3}){0,4}m")
+_COLOURED = ("\x1b", "^[[", "0m")
 _WHO = re.compile(r"^\s*(?:\(([A-Za-z][\w.:-]{0,60}(?: [^()]{0,120})?)\)|\[(rank\d{1,5}|\w{1,20})\]:?) ?")
 _REPEATED = re.compile(r" ?\[repeated (\d{1,9})x across cluster\](?: \(Ray deduplicates logs[^)]{0,400}\))?")
 # Before 0.8 vLLM opened no bracket before the file.
@@ -82,8 +84,8 @@ def parse_line(raw: bytes, newest: float = UNDATED, names: frozenset[str] = froz
 
     `names` are those that begin lines of this log, as `prefix.learn` finds them.
     """
-    text = raw[:MAX_LINE].decode("utf-8", "replace").rstrip("\r\n")
-    if "\x1b" in text:
+    text = raw[:MAX_LINE].decode("utf-8", "replace").rstrip("\r\n").removesuffix("^M")
+    if any(map(text.__contains__, _COLOURED)):
         text = _ANSI.sub("", text)
     peeled = peel(text.removeprefix(_TEST), names)
     time, dated = _dated_time(peeled.text if peeled.relayed else text, newest)

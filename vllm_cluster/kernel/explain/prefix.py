@@ -16,6 +16,8 @@ MAX_DEPTH = 6
 
 _ISO = re.compile(
     r"\[?\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:[.,]\d{1,9})?(?:Z|[+-]\d\d:?\d\d)?\]? "
+    # As consoles of clouds show it, with the zone apart.
+    r"(?:[+-]\d\d:?\d\d (?:[A-Z]{2,5} )?|(?:UTC|GMT) )?"
     # A program that logs what another one prints.
     r"|\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3} - [\w.]{1,80} - INFO - "
     r"|\d{4}-\d\d-\d\d \d\d:\d\d:\d\d(?:[.,]\d{1,9})? (?=\(|DEBUG\b|INFO\b|WARNING\b|ERROR\b|Traceback)"
