@@ -14,7 +14,7 @@ from vllm_cluster.kernel.explain.communicators import WAITS, find_waiting
 from vllm_cluster.kernel.explain.evidence import LogPosition, LogScan, Raised, SignMatch
 from vllm_cluster.kernel.explain.failure import KnownFailure, SignKind
 from vllm_cluster.kernel.explain.frame import is_echo
-from vllm_cluster.kernel.explain.progress import ANNOUNCED
+from vllm_cluster.kernel.explain.progress import announces
 from vllm_cluster.kernel.explain.ranks import compare_ranks
 
 # Two hosts' clocks, and what a launcher writes just before vLLM's own first line.
@@ -380,7 +380,7 @@ def _ends(seen: _Evidence, raised: Raised | None) -> tuple[LogPosition, ...]:
     ends = _once(sorted((*first, *seen.trouble[-MAX_LINES * 2 :]), key=_when)) or tuple(seen.murmurs)
     if raised is None:
         return ends
-    others = (place for place in ends if raised.line.text not in place.text and not place.text.startswith(ANNOUNCED))
+    others = (place for place in ends if raised.line.text not in place.text and not announces(place.text))
     return tuple({place.text: place for place in others}.values())[:MAX_LINES]
 
 

@@ -37,6 +37,8 @@ OWN_START = "vcluster starts vLLM"
 OWN_STOP = "vcluster stops vLLM"
 # The same, asked for by docker stop, an orchestrator or a launcher; after a failure it is only its end.
 SIGNALLED = "trigger received signal=SIG"
+# Slurm writes this of a job that somebody cancelled; of one that Slurm itself ends it adds why.
+CANCELLED = re.compile(r"\*\*\* JOB \d+ ON \S+ CANCELLED AT [\dT:-]+ \*\*\*")
 # What Python raises at Ctrl-C, and vLLM at SIGTERM while it starts.
 INTERRUPTED = "KeyboardInterrupt"
 GROUP_START = ("Ray runtime started",)
@@ -84,6 +86,8 @@ _CALM = re.compile(
     r"|\b(?:errors?|fail\w*|exceptions?|killed|lost|oom\w*)\W{1,4}(?:0|none|null|false|\{\}|\[\])"
     r"|\b(?:if|when|unless|retry|retrying|ignor\w+|fallback|falling back|skipp\w+|--\w)\b"
 )
+# A part of vLLM takes another way than it would: what the line names is missing, and nothing fails by it.
+GIVES_WAY = "alling back to"
 # A process leaves: from here on, lost connections do not count.
 LEAVES = "destroy_process_group() was not called"
 # An engine's regular report.
@@ -98,6 +102,11 @@ def is_trouble(words: str) -> bool:
     return likely and bool(_TROUBLE.search(words))
 
 
+def announces(words: str) -> bool:
+    """Whether a line only announces a traceback; Uvicorn writes its level before it."""
+    return words.removeprefix("ERROR:").lstrip().startswith(ANNOUNCED)
+
+
 def may_fail(words: str) -> bool:
-    """Whether a line has a word of failure, and none that takes it back."""
-    return bool(_FAILED.search(words)) and not _CALM.search(words)
+    """Whether a line has a word of failure, and none that takes it back; a frame of code is called anything."""
+    return not words.startswith('File "') and bool(_FAILED.search(words)) and not _CALM.search(words)

@@ -90,9 +90,13 @@ class HostStream:
         """Look at one line that may matter, and whose time is noted."""
         seen = self.seen
         self._turn(number, parsed)
+        if seen.asked and progress.CANCELLED.search(parsed.words):
+            return
         # At DEBUG vLLM reports attempts that it gives up as part of a normal start.
         found, trouble = classify(parsed.words, nearby.signs) if parsed.level != "DEBUG" else ((), False)
         found = tuple(known for known in found if known.who is None or known.who.search(parsed.who))
+        if parsed.calm and progress.GIVES_WAY in parsed.words:
+            found = tuple(known for known in found if known.kind not in (SignKind.CAUSE, SignKind.BROAD))
         self._leaves = self._leaves or progress.LEAVES in parsed.words
         if progress.RATES in parsed.words:
             self._rates(number, parsed)
@@ -120,7 +124,7 @@ class HostStream:
             self._begin(self.place(number, parsed))
         elif progress.OWN_STOP in parsed.words:
             seen.stopped = self.place(number, parsed)
-        elif progress.SIGNALLED in parsed.words and not self._fails():
+        elif (progress.SIGNALLED in parsed.words and not self._fails()) or (seen.alive and progress.CANCELLED.search(parsed.words) and not self._fails()):
             seen.asked = self.place(number, parsed)
         elif not self._foreign and any(mark in parsed.words for mark in progress.GROUP_START):
             self._forget(group=True)
@@ -177,14 +181,23 @@ class HostStream:
         for known in found:
             self._add(_milder(known) if parsed.calm else known, number, parsed, nearby)
         harmless = any(known.kind is SignKind.HARMLESS for known in found)
+        if harmless and is_exception(parsed.words):
+            self._unannounce(parsed.who)
         if (trouble or parsed.loud) and not parsed.calm and not harmless:
             line = ErrorLine(number, parsed, self._time)
-            if not trouble or found or parsed.words.startswith(progress.ANNOUNCED):
+            if not trouble or found or progress.announces(parsed.words):
                 self._trouble.append(line)
                 return
             self._strange(line)
             if is_exception(parsed.words):
                 self._raise(line, nearby)
+
+    def _unannounce(self, who: str) -> None:
+        """Drop the lines of a process that announced an exception which proves harmless."""
+        while self._trouble and self._trouble[-1].parsed.who == who:
+            if not progress.announces(self._trouble[-1].parsed.words):
+                break
+            del self._trouble[-1]
 
     def _strange(self, line: ErrorLine) -> None:
         """Keep a line of trouble that no failure explains."""

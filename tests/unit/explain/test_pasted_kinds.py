@@ -1,0 +1,103 @@
+"""What strangers' logs hold besides failures: refused requests, wanted ends, detours, and how consoles print lines."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.support.logs import explained
+from vllm_cluster.kernel.explain.log_line import parse_line
+from vllm_cluster.kernel.explain.prefix import peel
+
+READY = "(APIServer pid=7) INFO:     Application startup complete.\n"
+CANCELLED = "slurmstepd: error: *** {0} ON node7 CANCELLED AT 2026-11-03T10:00:00 ***\n"
+FROB = "RuntimeError: no frob\n"
+FULL = "torch.OutOfMemoryError: CUDA out of memory.\n"
+
+
+# fault: kernel/explain/progress.py: words.removeprefix("ERROR:").lstrip().startswith(ANNOUNCED) → words.startswith(ANNOUNCED)
+# fault: kernel/explain/progress.py: return not words.startswith('File "') and bool( → return bool(
+# fault: kernel/explain/stream.py: if harmless and is_exception(parsed.words): → if harmless and not is_exception(parsed.words):
+@pytest.mark.parametrize(
+    "refusal",
+    [
+        "vllm.exceptions.VLLMValidationError: 9 tokens are too many",
+        "vllm.exceptions.VLLMNotFoundError: no such model",
+        "ValueError: This model's maximum context length is 9 tokens. However, you asked for 10",
+    ],
+)
+def test_a_refused_request_is_no_failure_of_the_server(refusal: str) -> None:
+    """Uvicorn shows the traceback of each, and the server goes on."""
+    trace = f"""ERROR:    Exception in ASGI application
+Traceback (most recent call last):
+  File "/venv/starlette/middleware/errors.py", line 5, in __call__
+    raise exc
+{refusal}
+"""
+    text = READY + "".join(f"(APIServer pid=7) {line}\n" for line in trace.splitlines())
+    assert explained(text).result == "healthy"
+    # Another exception of a request is shown.
+    assert explained(text.replace(refusal, FROB)).result == "exception"
+
+
+# fault: kernel/explain/stream.py: elif seen.alive and progress.CANCELLED.search → elif progress.CANCELLED.search
+# fault: kernel/explain/stream.py: if seen.asked and progress.CANCELLED.search(parsed.words): → if seen.asked is None:
+def test_a_job_that_somebody_cancelled_has_not_failed() -> None:
+    """Slurm gives no reason then; a step that ends with others, and what failed before, stay."""
+    job = CANCELLED.format("JOB 5")
+    assert explained(READY + job).result == "nothing"
+    assert explained(READY + CANCELLED.format("STEP 5.0")).result == "symptom"
+    assert explained(job).result == "symptom"
+    found = explained(READY + FULL + job)
+    assert found.cause and found.cause.failure.slug == "gpu-memory-full"
+    limit = explained(READY + job.replace(" ***\n", " DUE TO TIME LIMIT ***\n"))
+    assert limit.cause and limit.cause.failure.slug == "job-ended"
+
+
+# fault: kernel/explain/stream.py: if parsed.calm and progress.GIVES_WAY in parsed.words: → if False:
+def test_a_detour_that_vllm_takes_is_not_why_it_failed() -> None:
+    detour = "(APIServer pid=7) WARNING 11-03 10:00:00 [x.py:1] {0}, falling back to the slow one.\n"
+    missing = "Could not find nvcc", "FooForCausalLM has no vLLM implementation", "ImportError: libcudart.so.12"
+    for words in missing:
+        assert explained(detour.format(words) + FROB).result == "exception", words
+
+
+@pytest.mark.parametrize(
+    ("line", "slug"),
+    [
+        ("start.sh: line 7: syntax error: unexpected end of file", ""),
+        ("json.decoder.JSONDecodeError: unexpected end of file", "file-incomplete"),
+        ("start.sh: line 7: 812 Killed                  vllm serve org/model", "rank-killed"),
+        ("RuntimeError: Remote NIXL agent engine ID mismatch. Expected a, received b.", "kv-transfer-failed"),
+        ("RuntimeError: Failed to decode NixlAgentMetadata. Error: boom", "kv-transfer-failed"),
+        ("RuntimeError: NIXL compatibility hash mismatch. Local: a, remote: b", "flags-differ"),
+        ("RuntimeError: NIXL is not available", "program-missing"),
+        ("RuntimeError: Assertion error (csrc/jit/compiler.hpp:91): exit_code == 0", "kernel-build-failed"),
+        ("RuntimeError: Assertion error (csrc/apis/../jit/kernel_runtime.hpp:45): runtime", "kernel-build-failed"),
+        ("NVCC compilation failed: boom", "kernel-build-failed"),
+        ("ValueError: FooForCausalLM has no vLLM implementation and no other", "architecture-unknown"),
+    ],
+)
+def test_one_line_of_each_kind(line: str, slug: str) -> None:
+    named = explained(f"{line}\n").named
+    assert (named.failure.slug if named else "") == slug
+
+
+# fault: kernel/explain/log_line.py: .removesuffix("^M") → .removesuffix("^N")
+@pytest.mark.parametrize("colour", ["\x1b{0}", "^[{0}", "{0}"])
+def test_colours_come_off_however_they_were_pasted(colour: str) -> None:
+    """`cat -v` writes the escape character with two others, and many a form drops it."""
+    on, off = colour.format("[1;36m"), colour.format("[0;0m")
+    line = f"{on}(EngineCore pid=3){off} ERROR 11-03 10:00:00 [core.py:1] {FULL.strip()}"
+    parsed = parse_line(f"{line}^M\r\n".encode())
+    assert (parsed.who, parsed.level, parsed.words) == ("EngineCore pid=3", "ERROR", FULL.strip())
+    found = explained(f"{line}\n")
+    assert found.cause and found.cause.failure.slug == "gpu-memory-full"
+    killed = explained(f"{on}Killed{off}\n").named
+    assert killed and killed.failure.slug == "rank-killed"
+    assert parse_line(b"x[0] and [12]").words == "x[0] and [12]"
+
+
+# fault: kernel/explain/prefix.py: (?:[A-Z]{2,5} )? →
+@pytest.mark.parametrize("zone", ["Z", "+08:00", " +08:00", " +0800 CST", " UTC"])
+def test_a_stamp_comes_off_with_its_zone(zone: str) -> None:
+    assert peel(f"2026-11-03T10:00:00.123456789{zone} boom").text == "boom"
