@@ -39,7 +39,7 @@ Traceback (most recent call last):
     assert explained(text.replace(refusal, FROB)).result == "exception"
 
 
-# fault: kernel/explain/stream.py: elif seen.alive and progress.CANCELLED.search → elif progress.CANCELLED.search
+# fault: kernel/explain/stream.py: bool(self.seen.alive and progress.CANCELLED → bool(progress.CANCELLED
 # fault: kernel/explain/stream.py: if seen.asked and progress.CANCELLED.search(parsed.words): → if seen.asked is None:
 def test_a_job_that_somebody_cancelled_has_not_failed() -> None:
     """Slurm gives no reason then; a step that ends with others, and what failed before, stay."""
@@ -51,6 +51,16 @@ def test_a_job_that_somebody_cancelled_has_not_failed() -> None:
     assert found.cause and found.cause.failure.slug == "gpu-memory-full"
     limit = explained(READY + job.replace(" ***\n", " DUE TO TIME LIMIT ***\n"))
     assert limit.cause and limit.cause.failure.slug == "job-ended"
+
+
+# fault: kernel/explain/stream.py: if self._dead: → if False:
+# fault: kernel/explain/scan.py: if progress.READY in parsed.words: → if False:
+def test_a_stream_that_breaks_is_no_answer() -> None:
+    """It began with 200, which Uvicorn writes when it ends; a server that is ready again answers."""
+    dead = READY + FROB + "vllm.v1.engine.exceptions.EngineDeadError: EngineCore encountered an issue.\n"
+    ended = '(APIServer pid=7) INFO:     10.0.0.9:5 - "POST /v1/chat/completions HTTP/1.1" 200 OK\n'
+    assert explained(dead + ended).result == "exception"
+    assert explained(dead + READY + ended).result in ("healthy", "healed")
 
 
 # fault: kernel/explain/stream.py: if parsed.calm and progress.GIVES_WAY in parsed.words: → if False:
@@ -74,12 +84,25 @@ def test_a_detour_that_vllm_takes_is_not_why_it_failed() -> None:
         ("RuntimeError: Assertion error (csrc/jit/compiler.hpp:91): exit_code == 0", "kernel-build-failed"),
         ("RuntimeError: Assertion error (csrc/apis/../jit/kernel_runtime.hpp:45): runtime", "kernel-build-failed"),
         ("NVCC compilation failed: boom", "kernel-build-failed"),
+        ("RuntimeError: FlashInfer requires GPUs with sm75 or higher", "kernel-build-failed"),
+        ("RuntimeError: FlashInfer requires GPUs with sm90 or higher", "gpu-too-old"),
+        ("Failed to get device capability: SM 12.x requires CUDA >= 12.9.", "cuda-compiler-old"),
+        ("CUDA error (/src/frob.cu:201): invalid configuration argument", "gpu-lost-or-kernel"),
+        ("CUDA error (/src/frob.cu:201): out of memory", "gpu-memory-full"),
+        ("/dist-packages/ray/core/src/ray/raylet/raylet(+0x23d997) [0x5d9927faa997]", "ray-process-aborted"),
         ("ValueError: FooForCausalLM has no vLLM implementation and no other", "architecture-unknown"),
     ],
 )
 def test_one_line_of_each_kind(line: str, slug: str) -> None:
     named = explained(f"{line}\n").named
     assert (named.failure.slug if named else "") == slug
+
+
+# fault: kernel/explain/progress.py: r"|\bNCCL (?:INFO|TRACE)\b| → r"|
+def test_what_nccl_tries_is_no_failure() -> None:
+    tried = "gpu1:7:7 [0] NCCL INFO dlvsym failed on frob: undefined symbol: frob\n"
+    assert explained(tried).result == "nothing"
+    assert explained(tried.replace("INFO", "WARN")).result == "unknown"
 
 
 # fault: kernel/explain/log_line.py: .removesuffix("^M") → .removesuffix("^N")

@@ -19,7 +19,8 @@ PROGRESS = (
     "Init COMPLETE",
     "vLLM is using nccl",
 )
-STRONG = (b"Application startup complete", b'"POST /')
+READY = "Application startup complete"
+STRONG = (READY.encode(), b'"POST /')
 ANSWERED = re.compile(rb'Application startup complete|"POST /[^"\n]{1,300}" 200')
 # These only announce a traceback, whose last line names what happened.
 ANNOUNCED = (
@@ -82,12 +83,14 @@ _FAILED = re.compile(
 _CALM = re.compile(
     r"(?i)^\W{0,4}(?:info|debug|warn(?:ing)?|trace|notice)\b|^\[?[diw]\d{3,4} \d\d:"
     r"|\b(?:level|severity)\W{1,3}\"?(?:info|debug|warn)"
-    r"|\bwarning\b|\b(?:no|0|without|zero) (?:\w+ )?(?:errors?|failures?|failed)\b"
+    r"|\bNCCL (?:INFO|TRACE)\b|\bwarning\b|\b(?:no|0|without|zero) (?:\w+ )?(?:errors?|failures?|failed)\b"
     r"|\b(?:errors?|fail\w*|exceptions?|killed|lost|oom\w*)\W{1,4}(?:0|none|null|false|\{\}|\[\])"
     r"|\b(?:if|when|unless|retry|retrying|ignor\w+|fallback|falling back|skipp\w+|--\w)\b"
 )
 # A part of vLLM takes another way than it would: what the line names is missing, and nothing fails by it.
 GIVES_WAY = "alling back to"
+# The server ends by this, whatever it still writes of its requests.
+DEAD = "EngineDeadError"
 # A process leaves: from here on, lost connections do not count.
 LEAVES = "destroy_process_group() was not called"
 # An engine's regular report.

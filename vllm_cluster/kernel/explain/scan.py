@@ -183,6 +183,8 @@ class _LogFile:
             line, before = line + part.count(b"\n", before, at), at
             parsed = self._parsed(part, at)
             stream = self._stream(parsed, line)
+            if progress.READY in parsed.words:
+                stream.ready()
             # Uvicorn's lines have no time: they are as old as the line above.
             dated = parsed if parsed.time is not None else self._above(part, at) or parsed
             if not stream.foreign(dated):

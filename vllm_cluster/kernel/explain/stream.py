@@ -72,7 +72,7 @@ class HostStream:
         self._time: float | None = None
         self._latest: float | None = None
         self._dated = self._foreign = False
-        self._leaves = False
+        self._leaves = self._dead = False
         self._idle: dict[str, list[LogPosition]] = {}  # reports in a row of an engine with requests and no tokens
         self._trouble: deque[ErrorLine] = deque(maxlen=LAST_TROUBLE)
         self._raised: list[tuple[ErrorLine, Nearby]] = []
@@ -98,6 +98,7 @@ class HostStream:
         if parsed.calm and progress.GIVES_WAY in parsed.words:
             found = tuple(known for known in found if known.kind not in (SignKind.CAUSE, SignKind.BROAD))
         self._leaves = self._leaves or progress.LEAVES in parsed.words
+        self._dead = self._dead or progress.DEAD in parsed.words
         if progress.RATES in parsed.words:
             self._rates(number, parsed)
         if COMMUNICATORS in parsed.words:
@@ -124,10 +125,14 @@ class HostStream:
             self._begin(self.place(number, parsed))
         elif progress.OWN_STOP in parsed.words:
             seen.stopped = self.place(number, parsed)
-        elif (progress.SIGNALLED in parsed.words and not self._fails()) or (seen.alive and progress.CANCELLED.search(parsed.words) and not self._fails()):
+        elif self._asks(parsed.words) and not self._fails():
             seen.asked = self.place(number, parsed)
         elif not self._foreign and any(mark in parsed.words for mark in progress.GROUP_START):
             self._forget(group=True)
+
+    def _asks(self, words: str) -> bool:
+        """Whether vLLM is asked to end by this line; a job is cancelled for many reasons until its server answers."""
+        return progress.SIGNALLED in words or bool(self.seen.alive and progress.CANCELLED.search(words))
 
     def _fails(self) -> bool:
         """Whether anything has failed since the server last answered."""
@@ -285,7 +290,7 @@ class HostStream:
         if seen.stopped and seen.stopped.time and place.time:
             seen.stops.append((seen.stopped.time, place.time))
         seen.started, seen.alive, seen.stopped, seen.asked = place, None, None, None
-        self._leaves = False
+        self._leaves = self._dead = False
         self._idle.clear()
 
     def _forget(self, *, group: bool) -> None:
@@ -313,8 +318,15 @@ class HostStream:
             seen.communicators.clear()
             seen.ranks = Ranks()
 
+    def ready(self) -> None:
+        """Take a line by which a server is ready, after whatever an earlier one ended by."""
+        self._dead = False
+
     def answered(self, place: LogPosition) -> None:
         """Take a line by which the server has answered."""
+        # A stream that breaks was begun with 200, and is logged after the engine died.
+        if self._dead:
+            return
         self.seen.alive = place
         self.seen.strange.clear()
         self._raised = []
