@@ -1,4 +1,4 @@
-"""What strangers' logs hold besides failures: refused requests, wanted ends, detours, and how consoles print lines."""
+"""What strangers' logs hold that is not a failure: refused requests, wanted ends, detours; how consoles print."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ FULL = "torch.OutOfMemoryError: CUDA out of memory.\n"
         "ValueError: This model's maximum context length is 9 tokens. However, you asked for 10",
     ],
 )
-def test_a_refused_request_is_no_failure_of_the_server(refusal: str) -> None:
-    """Uvicorn shows the traceback of each, and the server goes on."""
+def test_a_server_that_refuses_a_request_is_healthy(refusal: str) -> None:
+    """Uvicorn shows the traceback of each, and the server answers the next."""
     trace = f"""ERROR:    Exception in ASGI application
 Traceback (most recent call last):
   File "/venv/starlette/middleware/errors.py", line 5, in __call__
@@ -41,7 +41,7 @@ Traceback (most recent call last):
 
 # fault: kernel/explain/stream.py: bool(self.seen.alive and progress.CANCELLED → bool(progress.CANCELLED
 # fault: kernel/explain/stream.py: if seen.asked and progress.CANCELLED.search(parsed.words): → if seen.asked is None:
-def test_a_job_that_somebody_cancelled_has_not_failed() -> None:
+def test_a_cancelled_job_was_asked_to_end() -> None:
     """Slurm gives no reason then; a step that ends with others, and what failed before, stay."""
     job = CANCELLED.format("JOB 5")
     assert explained(READY + job).result == "nothing"
@@ -55,7 +55,7 @@ def test_a_job_that_somebody_cancelled_has_not_failed() -> None:
 
 # fault: kernel/explain/stream.py: if self._dead: → if False:
 # fault: kernel/explain/scan.py: if progress.READY in parsed.words: → if False:
-def test_a_stream_that_breaks_is_no_answer() -> None:
+def test_a_stream_that_breaks_does_not_count_as_an_answer() -> None:
     """It began with 200, which Uvicorn writes when it ends; a server that is ready again answers."""
     dead = READY + FROB + "vllm.v1.engine.exceptions.EngineDeadError: EngineCore encountered an issue.\n"
     ended = '(APIServer pid=7) INFO:     10.0.0.9:5 - "POST /v1/chat/completions HTTP/1.1" 200 OK\n'
@@ -99,7 +99,7 @@ def test_one_line_of_each_kind(line: str, slug: str) -> None:
 
 
 # fault: kernel/explain/progress.py: r"|\bNCCL (?:INFO|TRACE)\b| → r"|
-def test_what_nccl_tries_is_no_failure() -> None:
+def test_what_nccl_tries_does_not_count() -> None:
     tried = "gpu1:7:7 [0] NCCL INFO dlvsym failed on frob: undefined symbol: frob\n"
     assert explained(tried).result == "nothing"
     assert explained(tried.replace("INFO", "WARN")).result == "unknown"

@@ -38,7 +38,7 @@ OWN_START = "vcluster starts vLLM"
 OWN_STOP = "vcluster stops vLLM"
 # The same, asked for by docker stop, an orchestrator or a launcher; after a failure it is only its end.
 SIGNALLED = "trigger received signal=SIG"
-# Slurm writes this of a job that somebody cancelled; of one that Slurm itself ends it adds why.
+# Slurm writes this of a job that was cancelled by hand; of one that Slurm itself ends it adds why.
 CANCELLED = re.compile(r"\*\*\* JOB \d+ ON \S+ CANCELLED AT [\dT:-]+ \*\*\*")
 # What Python raises at Ctrl-C, and vLLM at SIGTERM while it starts.
 INTERRUPTED = "KeyboardInterrupt"
@@ -89,7 +89,7 @@ _CALM = re.compile(
 )
 # A part of vLLM takes another way than it would: what the line names is missing, and nothing fails by it.
 GIVES_WAY = "alling back to"
-# The server ends by this, whatever it still writes of its requests.
+# The server ends by this, though it still writes of its requests.
 DEAD = "EngineDeadError"
 # A process leaves: from here on, lost connections do not count.
 LEAVES = "destroy_process_group() was not called"

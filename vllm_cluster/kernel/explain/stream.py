@@ -319,7 +319,7 @@ class HostStream:
             seen.ranks = Ranks()
 
     def ready(self) -> None:
-        """Take a line by which a server is ready, after whatever an earlier one ended by."""
+        """Take a line by which a server is ready, however an earlier one ended."""
         self._dead = False
 
     def answered(self, place: LogPosition) -> None:
