@@ -20,7 +20,7 @@ _INSIDE = re.compile(rb'(?:[^"\\]{1,4096}|\\.){0,4096}', re.DOTALL)
 _COLON = re.compile(rb"\s{0,4096}:\s{0,4096}")
 # Of a form each line once: an expression over several lines reads the rest of the body at each of them.
 _HEADER = re.compile(rb"^content-disposition:[^\r\n]{0,4096}", re.IGNORECASE | re.MULTILINE)
-_LONGEST = 4096 + len("content-disposition:")
+_HEADER_BYTES = 4096 + len("content-disposition:")
 _OF_MODEL = re.compile(rb";\s*name=(?:\"model\"|model)\s*\Z", re.IGNORECASE)
 MAX_HEADERS = 16 << 10
 # So many texts in a list take a second, in a thread.
@@ -59,7 +59,7 @@ def _in_form(body: bytes) -> Found:
 
 def _headers(body: bytes) -> Iterator[re.Match[bytes]]:
     for begin in range(0, len(body), PIECE):
-        end = begin + PIECE + _LONGEST
+        end = begin + PIECE + _HEADER_BYTES
         # One that the end of a piece cuts is whole in the next, and so is one that begins there.
         yield from (one for one in _HEADER.finditer(body, begin, end) if one.start() < begin + PIECE)
 
