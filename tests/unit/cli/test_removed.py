@@ -84,7 +84,9 @@ def test_a_line_to_use_instead_is_one_that_works(line: str, tmp_path: Path) -> N
     assert "has no" not in done.stderr
 
 
-# fault: kernel/terminal/words.py: removed.refuse_removed(path, option, given) → removed.refuse_removed(path, option)
+# fault: kernel/terminal/words.py: removed.refuse_removed(path, option, given, → removed.refuse_removed(path, option, (),
+# fault: kernel/terminal/words.py: (path, option, given, ctx.command.verb.bare) → (path, option, given)
+# fault: kernel/terminal/removed.py:  or "=" in pair[-1]] → ]
 # fault: kernel/terminal/removed.py: (not new and _MEASURE.fullmatch(rest[0])) → False
 @pytest.mark.spans
 @pytest.mark.parametrize(
@@ -97,6 +99,11 @@ def test_a_line_to_use_instead_is_one_that_works(line: str, tmp_path: Path) -> N
         ("logs --rank 3 --follow", "logs --only 'rank=3' --follow"),
         ("status --last 5", "status --history 5"),
         ("status --timeout 5m", "status --wait 5m"),
+        ("status --wait --timeout 5m -v", "status --wait 5m -v"),
+        ("status --timeout=5m --wait=10m", "status --wait 5m"),
+        ("status --watch --interval 5s", "status --watch 5s"),
+        ("complete Hi --set a=1 --top-k 5", "complete Hi --set 'a=1' --set 'top_k=5'"),
+        ("complete Hi --set a=1 --ignore-eos", "complete Hi --set 'a=1' --set 'ignore_eos=true'"),
         ("batch in.jsonl -o out.jsonl --repeat 3", "batch in.jsonl -o out.jsonl --set 'n=3'"),
         ("batch in.jsonl --timeout 30 -o out.jsonl", "batch in.jsonl -o out.jsonl"),
         ("batch in.jsonl -o out.jsonl --on-head", "batch in.jsonl -o out.jsonl"),

@@ -6,7 +6,7 @@ import itertools
 import json
 import re
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 
 from vllm_cluster.kernel.errors import UsageError
 from vllm_cluster.kernel.shell_line import command_line
@@ -112,17 +112,20 @@ _PLACE = re.compile(
 _MEASURE = re.compile(r"\d+(\.\d+)?[a-z]*")
 
 
-def refuse_removed(path: str, name: str, typed: Sequence[str] = ()) -> None:
+def refuse_removed(path: str, name: str, typed: Sequence[str] = (), bare: Container[str] = ()) -> None:
     """Refuse a verb or an option that was removed; `path` is the program, or the verb with the program before it.
 
-    `typed` are the words behind that, in which the option is replaced where the same verb has another.
+    `typed` are the words behind that, in which the option is replaced where the same verb has another; those in `bare`
+    may have been typed without their value, and got one.
 
     Raises:
         UsageError: this name was removed; the hint is the line to use instead.
     """
     key = f"{path.partition(' ')[2]} {name}".strip()
     if key in INSTEAD:
-        line = as_typed(INSTEAD[key], name, typed) if typed and key.startswith(_verb_of(INSTEAD[key])) else INSTEAD[key]
+        line = INSTEAD[key]
+        if typed and key.startswith(_verb_of(line)):
+            line = as_typed(line, name, typed, bare)
         raise UsageError(f"{path} no longer has {name}", hint=line)
 
 
@@ -132,16 +135,18 @@ def _verb_of(line: str) -> str:
     return " ".join(words)
 
 
-def as_typed(line: str, name: str, typed: Sequence[str]) -> str:
+def as_typed(line: str, name: str, typed: Sequence[str], bare: Container[str] = ()) -> str:
     """Return the words that were typed, with what a line to use has in place of an option; the line where that fails.
 
-    An option of the line that was typed too stays as it was typed.
+    An option of the line that was typed too stays as it was typed, but for one of KEY=VALUE, of which there may be
+    several, and for one in `bare`: the value of the option that is gone is for that one.
     """
     words = shlex.split(line)
     tail = words[next((place for place, word in enumerate(words) if word.startswith("-")), len(words)) :]
     pairs = [tail[at : at + 2] for at in range(0, len(tail), 2)]
     given = {word.partition("=")[0] for word in typed}
-    new = [pair for pair in pairs if pair[0] not in given]
+    filled = {pair[0] for pair in pairs if pair[0] in bare and _PLACE.search(pair[-1])} & given
+    new = [pair for pair in pairs if pair[0] not in given or pair[0] in filled or "=" in pair[-1]]
     takes = sum(len(_PLACE.findall(word)) for pair in new for word in pair)
     if "\n" in line or "NUMBERx" in line or "|" in words or (takes and (new != pairs[-1:] or new[0][0] == "-o")):
         return line
@@ -150,6 +155,9 @@ def as_typed(line: str, name: str, typed: Sequence[str]) -> str:
     while rest:
         word = rest.pop(0)
         option, sign, value = word.partition("=")
+        if option in filled:
+            rest = rest if sign else rest[1:]
+            continue
         if option != name:
             made.append(word)
             continue

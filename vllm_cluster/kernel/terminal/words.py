@@ -71,7 +71,7 @@ def misspelt(word: str, verbs: Iterable[str]) -> str:
 def unknown_option(ctx: Any, given: Sequence[str], option: str) -> UsageError:
     """The error for an option that a verb does not have, given these words behind it."""
     path, near = ctx.command_path, _near(ctx, option)
-    removed.refuse_removed(path, option, given)
+    removed.refuse_removed(path, option, given, ctx.command.verb.bare)
     what = f"{path} has no option {quote_word(option)}"
     if not near:
         return UsageError(what, hint=f"{path} --help")
