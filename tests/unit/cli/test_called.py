@@ -14,6 +14,9 @@ import pytest
 from tests.support.in_process import run
 from vllm_cluster.cli.verbs import VERBS
 from vllm_cluster.kernel.terminal.called import as_called, set_called
+from vllm_cluster.serving.endpoint.detached import Detached
+from vllm_cluster.serving.endpoint.endpoint import ClientEndpoint
+from vllm_cluster.serving.endpoint.render import show_clients
 
 OTHER = "vllm-cluster"
 GROUPS = [["models", "ls"], ["models", "rm"], ["image", "push"], ["sandbox", "up"], ["slurm", "job"], ["slurm", "stop"]]
@@ -23,7 +26,6 @@ CALL = re.compile(rf"(?<![\w-])vcluster (?:{'|'.join(VERBS)}|VERB|-)")
 
 
 # fault: kernel/terminal/help.py: filter(None, as_called(verb.about).split → filter(None, verb.about.split
-# fault: kernel/terminal/output.py: else as_called(clean(part)) → else clean(part)
 @pytest.mark.spans
 @pytest.mark.parametrize("words", [[], *([verb] for verb in VERBS), *GROUPS], ids=" ".join)
 def test_help_and_usage_have_the_name_that_was_called(words: list[str], tmp_path: Path) -> None:
@@ -35,6 +37,7 @@ def test_help_and_usage_have_the_name_that_was_called(words: list[str], tmp_path
     assert max(map(len, wrapped.splitlines())) <= 100
 
 
+# fault: kernel/terminal/output.py: else as_called(clean(part)) → else clean(part)
 @pytest.mark.spans
 @pytest.mark.parametrize(
     ("words", "fixes"),
@@ -65,6 +68,19 @@ def test_only_calls_of_the_program_are_renamed() -> None:
     finally:
         set_called("vcluster", VERBS)
     assert as_called("vcluster up") == "vcluster up"
+
+
+# fault: serving/endpoint/render.py: *as_called("vcluster endpoint").split() → "vcluster", "endpoint"
+def test_the_lines_of_the_endpoint_have_the_name_that_was_called(capsys: pytest.CaptureFixture[str]) -> None:
+    found = ClientEndpoint("http://127.0.0.1:1/v1", "sk", "org/model", Detached(7, "", 1))
+    set_called(OTHER, VERBS)
+    try:
+        show_clients(found, None, env=False, as_json=False)
+    finally:
+        set_called("vcluster", VERBS)
+    shown = capsys.readouterr().out
+    assert f"key:    {OTHER} endpoint --key\n" in shown
+    assert f"until {OTHER} endpoint --close\n" in shown
 
 
 def test_each_name_completes_its_own_words(tmp_path: Path) -> None:

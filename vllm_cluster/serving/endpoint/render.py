@@ -8,6 +8,7 @@ from pathlib import Path
 
 from vllm_cluster.kernel.inventory.find import inventory_words
 from vllm_cluster.kernel.shell_line import Filled, export_line, shell_line
+from vllm_cluster.kernel.terminal.called import as_called
 from vllm_cluster.kernel.terminal.output import data, document, out
 from vllm_cluster.kernel.text import host_port
 from vllm_cluster.serving.ask_head import Endpoint
@@ -57,7 +58,7 @@ def show_clients(endpoint: ClientEndpoint, inventory: Path | None, *, env: bool,
     """Write what clients need on standard output; the key itself only with `env`."""
     # What a program keeps is run from any folder.
     absolute = ["-i", str(inventory.absolute())] if inventory else []
-    words = ["vcluster", "endpoint", *(absolute if as_json else inventory_words(inventory))]
+    words = [*as_called("vcluster endpoint").split(), *(absolute if as_json else inventory_words(inventory))]
     key = shell_line([*words, "--key"])
     if as_json:
         tunnel = {"pid": endpoint.tunnel.pid, "port": endpoint.tunnel.port} if endpoint.tunnel else None
