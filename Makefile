@@ -95,12 +95,14 @@ release: $(VENV)/ready
 
 # The program alone, which is all that the demo runs; and with the tools, which take twice as long.
 $(VENV)/program: EXTRAS :=
+$(VENV)/program: SECONDS := 15
 $(VENV)/ready: EXTRAS := [dev]
+$(VENV)/ready: SECONDS := 30
 # Python compiles what it imports, 3 of 11 s of processor time; pip would compile all of it, in one process.
 $(VENV)/program $(VENV)/ready: pyproject.toml constraints.txt
-	@echo "installing vcluster$(if $(EXTRAS), and its tools) in $(VENV)"
-	@$(PYTHON) -m venv $(VENV)
-	@$(BIN)/python -m pip install -qq --no-compile --constraint constraints.txt --editable '.$(EXTRAS)'
+	@echo "installing vcluster$(if $(EXTRAS), and its tools) in $(VENV), about $(SECONDS) s"
+	@$(PYTHON) scripts/patiently.py $(SECONDS) $(SHELL) -c "$(PYTHON) -m venv $(VENV) && \
+	  $(BIN)/python -m pip install -qq --no-compile --constraint constraints.txt --editable '.$(EXTRAS)'"
 	@touch $(VENV)/program $@
 
 $(VENV)/docs: $(VENV)/ready
