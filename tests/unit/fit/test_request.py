@@ -264,10 +264,12 @@ def test_vllm_s_own_words_are_passed_on() -> None:
     ]
     longer = (
         "User-specified max_model_len (99999) is greater than the derived max_model_len "
-        "(max_position_embeddings=2048 or model_max_length=None in model's config.json)"
+        "(max_position_embeddings=2048.0 in model's config.json). To allow it, set …"
     )
-    found = find_problems(asked(), "gpu1", BOTH, replace(GOOD, model="refused", problem=longer))
+    found = list(find_problems(asked(), "gpu1", BOTH, replace(GOOD, model="refused", problem=longer)))
     assert [one.near for one in found] == [("99999", "2048")]
+    # The corrected command is all; how to have it served all the same is left out.
+    assert [(one.text, one.fix) for one in found] == [(f"vLLM refuses {NAME}: {longer.partition('. ')[0]}", "")]
     old = Judged(flags="refused", problem="argument --enable-chunked-prefill: ignored explicit argument 'False'")
     (switch,) = found_problems(asked(8, 2, "--enable-chunked-prefill=False"), judged=old)
     assert "write --no-enable-chunked-prefill in place of --enable-chunked-prefill=False" in switch

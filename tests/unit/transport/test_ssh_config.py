@@ -37,8 +37,9 @@ def test_hosts_are_listed_in_order_with_their_includes(tmp_path: Path) -> None:
 
 
 def test_a_missing_file_is_reported(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="no-file"):
+    with pytest.raises(UsageError, match="no-file") as refused:
         hosts_matching(tmp_path / "no-file", "*")
+    assert refused.value.hint == "vcluster init --host NAME=ADDRESS"
 
 
 def test_a_relative_include_is_looked_for_in_the_user_s_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -97,6 +97,7 @@ def measure_model(
                 at.runs.append(BenchRun(len(at.runs), figures(found)))
                 document["points"] = [asdict(point) for point in measured if point.runs]
                 keep(document)
+        emit(Event("phase", "writing the results"))
         document["complete"] = True
         keep(document)
         return document

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 from vllm_cluster.features.pull.folder import find_folder
 from vllm_cluster.features.pull.hosts import PullHosts
+from vllm_cluster.features.pull.models import near_cached
 from vllm_cluster.features.pull.plan import WantedModel, ask_about
 from vllm_cluster.kernel.errors import PreflightFailed, Unreachable, VclusterError
 from vllm_cluster.kernel.events import Event
@@ -50,9 +52,11 @@ def find_model(hosts: PullHosts, wanted: WantedModel, via: str) -> HubModel:
             return ask_about(hosts, wanted, via)
         except Unreachable as error:
             why, reason = error, error.message
+        except PreflightFailed as error:
+            raise _with_meant(hosts, wanted, error) from None
     found = {name: one for name, one in _listed(hosts, wanted).items() if one.digest}
     if not found:
-        raise why
+        raise _with_meant(hosts, wanted, why)
     # Of one commit a host may list other files: those of one become those of all, so all must agree.
     if len({one.commit for one in found.values()}) < len({one.digest for one in found.values()}):
         text = f"{reason}; {', '.join(found)} have different files of {wanted.name}"
@@ -65,6 +69,16 @@ def find_model(hosts: PullHosts, wanted: WantedModel, via: str) -> HubModel:
     first, one = next(iter(found.items()))
     hosts.emit(Event("note", f"{reason}; the files are those of the manifest on {first}"))
     return HubModel(wanted.model, one.commit, Url(""), tuple(one.files))
+
+
+def _with_meant(hosts: PullHosts, wanted: WantedModel, error: VclusterError) -> VclusterError:
+    """The error, with the model of the hosts that a misspelt name probably means; its other fixes have the slip."""
+    with suppress(VclusterError):
+        if near := near_cached(hosts, wanted.model):
+            hosts.emit(Event("note", f"no host has {wanted.model}; did you mean {near}?"))
+            meant = f"{near}@{wanted.revision}" if wanted.revision else near
+            error.instead, error.hint = {wanted.name: meant}, None
+    return error
 
 
 def proved_on(hosts: PullHosts, wanted: WantedModel) -> set[tuple[str, str]]:

@@ -6,12 +6,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.resources import files
 
+from vllm_cluster.features.pull.hosts import PullHosts
 from vllm_cluster.kernel.assess import each_usable, reached
 from vllm_cluster.kernel.errors import CommandFailed, VclusterError
 from vllm_cluster.kernel.events import Emit, Event
 from vllm_cluster.kernel.hosts.connection import Fleet, HostConnection
 from vllm_cluster.kernel.hosts.runtime import SYSTEM, Runtime
 from vllm_cluster.kernel.inventory.model import Inventory
+from vllm_cluster.kernel.inventory.words import nearest
 from vllm_cluster.kernel.models.listed import CachedModel, parse_models
 from vllm_cluster.kernel.models.weights import status
 from vllm_cluster.kernel.plan.pull import container_name
@@ -65,6 +67,17 @@ def running_pulls(inventory: Inventory, fleet: Fleet, hosts: Sequence[str]) -> d
         for host, one in found.items()
         if one.model and not one.over
     }
+
+
+def near_cached(hosts: PullHosts, model: str, names: Sequence[str] | None = None) -> str | None:
+    """The model in the caches of these hosts, or of all, whose name is spelt nearly so; None where there is none.
+
+    Raises:
+        HostError, FleetError: a cache cannot be read.
+    """
+    found = hosts.fleet.all(lambda connection: cached(hosts.inventory, connection), names)
+    there = dict.fromkeys(one.name for rows in found.values() for one in rows)
+    return None if model in there else nearest(model, there)
 
 
 def cached(inventory: Inventory, connection: HostConnection) -> tuple[CachedModel, ...]:

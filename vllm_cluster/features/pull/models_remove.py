@@ -7,13 +7,12 @@ from contextlib import suppress
 from dataclasses import replace
 
 from vllm_cluster.features.pull.hosts import PullHosts, looked_at, statuses
-from vllm_cluster.features.pull.models import cached
+from vllm_cluster.features.pull.models import near_cached
 from vllm_cluster.kernel.assess import facts_of, require_name
 from vllm_cluster.kernel.errors import Locked, PreflightFailed, VclusterError
 from vllm_cluster.kernel.events import Emit, Event
 from vllm_cluster.kernel.hosts.runtime import SYSTEM, Runtime
 from vllm_cluster.kernel.inventory.model import Inventory
-from vllm_cluster.kernel.inventory.words import nearest
 from vllm_cluster.kernel.lease.lease import Lease, in_order
 from vllm_cluster.kernel.node.handle import NodeHandle
 from vllm_cluster.kernel.plan.cached_model import CachePlace, cache_place
@@ -138,8 +137,7 @@ def _meant(hosts: PullHosts, model: str, names: Sequence[str]) -> str:
     with suppress(VclusterError):
         if "/" not in model and _sizes(hosts, cache_place(f"./{model}"), names):
             return f" Did you mean ./{model}?"
-        found = hosts.fleet.all(lambda connection: cached(hosts.inventory, connection), names)
-        if near := nearest(model, dict.fromkeys(one.name for rows in found.values() for one in rows)):
+        if near := near_cached(hosts, model, names):
             return f" Did you mean {near}?"
     return " vcluster models lists what is there."
 

@@ -18,11 +18,11 @@ from vllm_cluster.kernel.hosts.observe import RECORD_FILE, observe, usable
 from vllm_cluster.kernel.hosts.secrets import KeptSecret
 from vllm_cluster.kernel.inventory.model import Inventory
 from vllm_cluster.kernel.inventory.words import nearest
-from vllm_cluster.kernel.node.history import AUDIT_FILE
 from vllm_cluster.kernel.node.secret_files import read_kept
 from vllm_cluster.kernel.plan.desired import STATE_FOLDER
 from vllm_cluster.kernel.plan.diff import remove_member
 from vllm_cluster.kernel.plan.followed import Followed, carried, follow, further_replicas
+from vllm_cluster.kernel.plan.history import AUDIT_FILE
 from vllm_cluster.kernel.plan.identity import node_of, owner_of
 from vllm_cluster.kernel.plan.members import (
     NONE_NAMED,

@@ -9,10 +9,11 @@ from vllm_cluster.kernel.checks.finding import Finding, each_host, has_node
 from vllm_cluster.kernel.facts.host_facts import HostFacts
 from vllm_cluster.kernel.inventory.model import Host, Inventory
 from vllm_cluster.kernel.plan import identity
-from vllm_cluster.kernel.plan.desired import found_gpus
+from vllm_cluster.kernel.plan.desired import STATE_FOLDER, found_gpus
 from vllm_cluster.kernel.plan.gpus import KIND, cdi_on, survives_restart, ways
+from vllm_cluster.kernel.plan.history import AUDIT_FILE
 from vllm_cluster.kernel.plan.images import find_image
-from vllm_cluster.kernel.plan.spec import FORMAT, FORMAT_LABEL, VERSION, node_name
+from vllm_cluster.kernel.plan.spec import FORMAT, FORMAT_LABEL, ID, ROLE, VERSION, node_name
 from vllm_cluster.kernel.shell_line import command_line
 
 MIN_DOCKER = "20.10"
@@ -69,17 +70,29 @@ def _install(facts: HostFacts) -> str:
 
 def warn_of_foreign(inventory: Inventory, facts: Mapping[str, HostFacts]) -> Iterator[Finding]:
     """Nodes and volumes of other clusters, and a node of this one that a newer version made."""
+    who = {labels[ID]: line for labels, line in _histories(facts)}
     for other in identity.find_foreign(inventory, facts):
         same = other.cluster == inventory.cluster
         fix = "use that cluster's inventory, or take the host out of this one"
         mine = f"; or, if that cluster is yours, set id: {other.id}" if other.id else ""
         fix = f"{fix}, or give this cluster another name (cluster:){mine}" if same else fix
+        if other.id in who:
+            fix = f"{fix}; who changed it last:\n{who[other.id]}"
         yield Finding("other-cluster", other.host, other.text, fix)
     for name, entry in facts.items():
         node = identity.node_of(inventory.cluster, entry)
         if node and _newer(node.labels.get(FORMAT_LABEL)):
             text = f"its container was made by a newer vcluster ({node.labels.get(VERSION)})"
             yield Finding("newer-format", name, text, "upgrade vcluster on this machine")
+
+
+def _histories(facts: Mapping[str, HostFacts]) -> Iterator[tuple[Mapping[str, str], str]]:
+    """The labels of each head that runs, and the command that shows who changed its cluster last."""
+    for host, entry in facts.items():
+        for one in entry.containers:
+            if one.labels.get(ROLE) == "head" and ID in one.labels and one.state == "running":
+                path = f"{STATE_FOLDER}/{AUDIT_FILE}"
+                yield one.labels, command_line("docker", "exec", one.name, "tail", "-n", "1", path, on=host)
 
 
 def _newer(label: str | None) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -59,9 +60,15 @@ def outliers(values: Mapping[str, str]) -> Iterator[tuple[str, str, str]]:
 
 
 def merged(findings: Iterable[Finding]) -> list[Finding]:
-    """One finding for all hosts that have it: `host` names them all, and so does `on HOST:` in the fix."""
-    anywhere = "on \0: "
-    same = by_hosts(
-        (replace(one, host="", fix=one.fix.replace(f"on {one.host}: ", anywhere)), one.host) for one in findings
-    )
+    """One finding for all hosts that have it: `host` names them all, and so does `on HOST:` in the fix.
+
+    A fix that several hosts have word by word names a host that it is for.
+    """
+    anywhere, every = "on \0: ", list(findings)
+    alike = Counter((one.code, one.fix) for one in every)
+
+    def fix(one: Finding) -> str:
+        return one.fix if alike[one.code, one.fix] > 1 else one.fix.replace(f"on {one.host}: ", anywhere)
+
+    same = by_hosts((replace(one, host="", fix=fix(one)), one.host) for one in every)
     return [replace(one, host=hosts, fix=one.fix.replace(anywhere, f"on {hosts}: ")) for one, hosts in same.items()]

@@ -17,7 +17,7 @@ from vllm_cluster.kernel.inventory.model import Inventory
 from vllm_cluster.kernel.laptop import whoami
 from vllm_cluster.kernel.node.handle import NodeHandle
 from vllm_cluster.kernel.plan.desired import STATE_FOLDER
-from vllm_cluster.kernel.plan.history import RESTARTER, Entry
+from vllm_cluster.kernel.plan.history import AUDIT_FILE, RESTARTER, Entry
 from vllm_cluster.kernel.plan.placement import serve_command
 from vllm_cluster.kernel.text import count
 from vllm_cluster.wire.history import AuditLine, ResultLine
@@ -25,7 +25,6 @@ from vllm_cluster.wire.order import READY, RESULTS, Deployment, Order, Placement
 from vllm_cluster.wire.reading import RefusedDocument, read
 from vllm_cluster.wire.status import ServeStatus
 
-AUDIT_FILE = "audit.jsonl"
 APPEND_SECONDS = 10.0
 T = TypeVar("T")
 

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 # Who restarts a model where no person does.
 RESTARTER = "vcluster"
+# In the state of the head: a line for each change that a person ordered.
+AUDIT_FILE = "audit.jsonl"
 
 
 @dataclass(frozen=True)

@@ -131,7 +131,7 @@ def hosts_matching(config: Path | None, pattern: str) -> list[str]:
     """The hosts that an ssh_config file (the user's own by default) names and that match a pattern."""
     start = config if config is not None else expanded("~/.ssh/config")
     if not start.is_file():
-        raise UsageError(f"there is no ssh_config at {start}", hint=command_line("stat", str(start)))
+        raise UsageError(f"there is no ssh_config at {start}", hint="vcluster init --host NAME=ADDRESS")
     names = (name for name in _host_names(start, ()) if not re.search(r"[*?!]", name))
     return list(dict.fromkeys(name for name in names if fnmatch.fnmatchcase(name, pattern)))
 

@@ -227,10 +227,12 @@ def _flags(asked: Asked, head: str, judged: Judged, *, named: bool) -> Iterator[
             head, f"{option} is set by vcluster, and these flags or their --config file set it too", fix
         )
     if judged.model == "refused" and not named:
-        text = f"vLLM refuses {asked.model}: {judged.problem}"
+        text, fix = f"vLLM refuses {asked.model}: {judged.problem}", "change the flag or the model that it names"
         longer = re.search(r"max_model_len \((\d+)\) is greater than .*?=(\d+)", judged.problem)
-        meant = longer.groups() if longer else ()
-        yield RequestProblem(head, text, "change the flag or the model that it names", meant)
+        if longer:
+            # vLLM goes on with how to serve it all the same.
+            text, fix = text.partition(". ")[0], ""
+        yield RequestProblem(head, text, fix, longer.groups() if longer else ())
 
 
 def _spanning(asked: Asked, head: str, refusal: str) -> RequestProblem | None:

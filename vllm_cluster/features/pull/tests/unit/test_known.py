@@ -49,6 +49,9 @@ def found(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[HubModel, list
 
         fleet: Any = SimpleNamespace(all=lambda work: {name: work(one) for name, one in connections.items()})
         monkeypatch.setattr(pull_known, "ask_about", fail)
+        monkeypatch.setattr(
+            pull_known, "near_cached", lambda _hosts, model: "lab/model" if model == "lab/modle" else None
+        )
         monkeypatch.setattr(pull_hosts, "ask_cache", answer)
         hosts = PullHosts(INVENTORY, fleet, dict.fromkeys(INVENTORY.hosts, None), events.append)  # type: ignore[arg-type]
         return find_model(hosts, wanted, "gpu1"), events
@@ -70,6 +73,17 @@ def test_whoever_sets_the_hubs_own_variable_asks_no_hub(found: Any, monkeypatch:
     with pytest.raises(PreflightFailed, match="no host has lab/model as it was pulled") as refused:
         found(asked, {})
     assert refused.value.hint == "unset HF_HUB_OFFLINE"
+
+
+# fault: features/pull/known.py: raise _with_meant(hosts, wanted, error) from None → raise
+# fault: features/pull/known.py: raise _with_meant(hosts, wanted, why) → raise why
+@pytest.mark.parametrize("kind", [Unreachable, PreflightFailed])
+def test_a_misspelt_name_is_answered_with_the_model_of_the_hosts(found: Any, kind: Any) -> None:
+    """The other fixes would fetch the slip."""
+    error = kind(*("gpu1",) * (kind is Unreachable), "pull: the hub has none", hint="hf download lab/modle")
+    with pytest.raises(kind) as refused:
+        found(error, {}, replace(WANTED, model="lab/modle", revision="v2"))
+    assert (refused.value.instead, refused.value.hint) == ({"lab/modle@v2": "lab/model@v2"}, None)
 
 
 def test_hosts_with_different_revisions_are_reported_with_their_commits(found: Any) -> None:
