@@ -6,7 +6,7 @@ VENV := .venv
 unexport PYTHONDONTWRITEBYTECODE
 BIN := $(VENV)/bin
 
-.PHONY: demo programs test test-fast test-pythons promises faults lint fmt bench gpu generate docs pins release clean clean-all
+.PHONY: demo demo-picture programs test test-fast test-pythons promises faults lint fmt bench gpu generate docs pins release clean clean-all
 
 # The main job, on two hosts made here: ends with an answer. Leaves the sandbox to play with.
 demo: $(VENV)/program
@@ -71,6 +71,14 @@ bench: $(VENV)/ready
 gpu: $(VENV)/ready
 	@[ -n "$(INVENTORY)" ] || { echo "name the inventory: make gpu INVENTORY=inventory.yaml" >&2; exit 2; }
 	$(BIN)/python -m tests.gpu $(INVENTORY) $(ARGS)
+
+# Draws the picture of README from a real run, in a sandbox of its own. Its times are those of this machine: draw it on
+# a quiet one.
+demo-picture: $(VENV)/ready
+	@scripts/setup-docker.sh
+	$(BIN)/vcluster sandbox up --dir build/picture
+	$(BIN)/python scripts/picture.py build/picture
+	$(BIN)/vcluster sandbox down --dir build/picture
 
 # Writes what is made from the code: docs/reference with its JSON schemas and the failures, the example inventory, and
 # the golden messages of tests/fixtures/messages.
