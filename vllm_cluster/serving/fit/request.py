@@ -223,16 +223,14 @@ def _flags(asked: Asked, head: str, judged: Judged, *, named: bool) -> Iterator[
     read = [one for one in judged.values.items() if one[0] in vllm.ASKED]
     overridden = [one for one in judged.theirs.items() if one[0] in vllm.ASKED and one[0] != "middleware"]
     for option, fix in dict(vllm.undone([*read, *overridden], judged.given, asked.argv)).items():
-        yield RequestProblem(
-            head, f"{option} is set by vcluster, and these flags or their --config file set it too", fix
-        )
+        text = f"{option} is set by vcluster, and these flags or their --config file set it too"
+        yield RequestProblem(head, text, fix)
     if judged.model == "refused" and not named:
-        text, fix = f"vLLM refuses {asked.model}: {judged.problem}", "change the flag or the model that it names"
+        # Behind the first sentence vLLM has how to serve it all the same.
         longer = re.search(r"max_model_len \((\d+)\) is greater than .*?=(\d+)", judged.problem)
-        if longer:
-            # vLLM goes on with how to serve it all the same.
-            text, fix = text.partition(". ")[0], ""
-        yield RequestProblem(head, text, fix, longer.groups() if longer else ())
+        why = judged.problem.partition(". ")[0] if longer else judged.problem
+        fix = "" if longer else "change the flag or the model that it names"
+        yield RequestProblem(head, f"vLLM refuses {asked.model}: {why}", fix, longer.groups() if longer else ())
 
 
 def _spanning(asked: Asked, head: str, refusal: str) -> RequestProblem | None:
