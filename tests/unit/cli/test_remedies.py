@@ -33,7 +33,7 @@ KNOWN = set(
         r"\w+",
         """all allow cdi chronyc cp dev df docker download du echo exec from generate get hostnamectl ibstat ip link
         logs ls makestep mkdir modprobe mtu neigh nvlink ps pull reboot restart rm route run serve set show ss
-        start stat sudo system systemctl tee timedatectl true ufw unpause up usermod vllm volume""",
+        start stat sudo system systemctl tail tee timedatectl true ufw unpause up usermod vllm volume""",
     )
 )
 SENTENCE = re.compile(r"(?<!docker )\b(?:run|say|try) (?:vcluster|up|down|--)")
