@@ -38,8 +38,8 @@ def be_of_another_user(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 # fault: kernel/laptop.py: if _planted(path): → if False:
 # fault: kernel/laptop.py: (folder, *folder.parents, → (folder.parent,
 # fault: kernel/laptop.py: (folder, *folder.parents, → (folder,
-# fault: kernel/laptop.py: , *real.parents): → ):
-# fault: kernel/laptop.py: , real := folder.resolve(), *real.parents): → , *folder.resolve().parents):
+# fault: kernel/laptop.py: , real, *real.parents): → , real):
+# fault: kernel/laptop.py: , real, *real.parents): → , *real.parents):
 # fault: kernel/laptop.py: others = stat.S_IWGRP | stat.S_IWOTH → others = stat.S_IWOTH
 # fault: kernel/laptop.py: not in (0, os.geteuid()) and bool( → not in (0, os.geteuid()) or bool(
 @pytest.mark.parametrize("mode", [0o1777, 0o775])

@@ -81,7 +81,8 @@ def cache_folder() -> Path:
     base = os.environ.get("XDG_CACHE_HOME")
     folder = (Path(base) if base else home() / ".cache") / "vcluster"
     # What is built into images and which local ports get the key comes from it.
-    for path in (folder, *folder.parents, real := folder.resolve(), *real.parents):
+    real = folder.resolve()
+    for path in (folder, *folder.parents, real, *real.parents):
         if _planted(path):
             text = f"{path} belongs to another user, in a folder where others may write"
             raise UsageError(text, hint="export XDG_CACHE_HOME=FOLDER, a folder of your own")
