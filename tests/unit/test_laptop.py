@@ -36,7 +36,6 @@ def be_of_another_user(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 # fault: kernel/laptop.py: if _planted(path): → if False:
-# fault: kernel/laptop.py: (folder, *folder.parents, → (folder.parent,
 # fault: kernel/laptop.py: (folder, *folder.parents, → (folder,
 # fault: kernel/laptop.py: , real, *real.parents): → , real):
 # fault: kernel/laptop.py: , real, *real.parents): → , *real.parents):
