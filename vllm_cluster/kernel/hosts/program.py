@@ -62,7 +62,7 @@ def python_source(name: str, text: str, *arguments: str, seconds: float, needs: 
     """As `python`, for this source."""
     module = (f"vllm_cluster.{needs}", source(*needs.rsplit(".", 1))) if needs else ("", "")
     bounded = source("kernel.hosts.on_host", "bounded")
-    return RemoteProgram(name, ("python3", "-u", "-c", bounded, f"{seconds:g}", *module, name, text, *arguments))
+    return RemoteProgram(name, ("python3", "-u", "-c", bounded, f"{seconds:g}", name, text, *module, *arguments))
 
 
 def source(where: str, name: str) -> str:

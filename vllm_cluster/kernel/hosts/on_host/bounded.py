@@ -1,7 +1,7 @@
 """Runs a Python program until it ends, its input ends or its seconds are over, whichever comes first.
 
-Arguments: the seconds, the name and the source of a module that it imports (empty without one), the program's name,
-its source, its own arguments. Needs Python 3.8.
+Arguments: the seconds, the program's name, its source, the name and the source of a module that it imports (empty
+without one), its own arguments. Needs Python 3.8.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def watch(seconds: float) -> None:
 
 if __name__ == "__main__":
     threading.Thread(target=watch, args=(float(sys.argv[1]),), daemon=True).start()
-    module, text, name, source = sys.argv[2:6]
+    name, source, module, text = sys.argv[2:6]
     sys.argv[:] = [name, *sys.argv[6:]]
     if module:
         sys.modules[module] = made = types.ModuleType(module)
