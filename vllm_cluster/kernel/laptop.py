@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from vllm_cluster.kernel.errors import UsageError, VclusterError
 
@@ -34,7 +34,7 @@ STANDARD_OUTPUT = "standard output"
 _OF_THE_MACHINE = (errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 
 
-def own_python(start: Callable[..., T], words: Sequence[str], settings: Mapping[str, str] = {}, **given: Any) -> T:
+def own_python(start: Callable[..., T], words: Sequence[str], settings: Mapping[str, str] = {}, **given: object) -> T:
     """Start this Python by `start`, which takes what subprocess.run takes: it imports what is installed, and no more.
 
     The current folder may be anybody's. `-I` would be the same without what `pip install --user` has installed.

@@ -152,13 +152,13 @@ def cache() -> Path:
     return folder
 
 
-def _process(argv: Sequence[str], **_: Any) -> subprocess.CompletedProcess[Any]:
+def _process(argv: Sequence[str], **_: Any) -> subprocess.CompletedProcess[bytes]:
     """The programs of the controller's machine: ssh, which is asked where a host is, and pip, which downloads Ray."""
     if argv[:2] == ["ssh", "-G"]:
         return subprocess.CompletedProcess(argv, 0, f"user me\nhostname {argv[-1]}\nport 22\n".encode(), b"")
     if argv[3:6] == ["-m", "pip", "download"]:
         Path(argv[argv.index("--dest") + 1], "ray-2.56.1-py3-none-any.whl").write_bytes(b"wheel")
-        return subprocess.CompletedProcess(argv, 0, "", "")
+        return subprocess.CompletedProcess(argv, 0, b"", b"")
     raise AssertionError(f"an unknown program: {argv}")
 
 

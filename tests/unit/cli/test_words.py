@@ -175,7 +175,7 @@ def test_options_of_two_modes_are_refused(typed: str, message: str, fix: str, tm
     )
 
 
-# fault: kernel/terminal/program.py: words.ensure_dashes(ctx, args, takes) → pass
+# fault: kernel/terminal/program.py: words.ensure_dashes(_called(ctx), ctx.params, args, for_vllm=for_vllm) → pass
 @pytest.mark.parametrize(
     ("typed", "fix"),
     [

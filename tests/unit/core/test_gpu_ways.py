@@ -79,7 +79,7 @@ def test_what_each_way_asks_of_docker() -> None:
 
     def host_config(name: str, spec: bool, toolkit: str) -> dict[str, Any]:
         facts = {"gpu1": replace(world.host(1), docker=engine(name, spec, toolkit))}
-        body = node_body(desired(words, facts, world.INPUTS)[0], "image", "")
+        body: dict[str, Any] = node_body(desired(words, facts, world.INPUTS)[0], "image", "")
         return {"env": [entry for entry in body["Env"] if entry.startswith("NVIDIA")], **body["HostConfig"]}
 
     by_cdi = host_config("28.2.2", True, "whole")

@@ -41,7 +41,7 @@ def test_node_and_glance_run_as_the_user_and_have_a_home() -> None:
 # fault: kernel/docker/container_body.py: "SecurityOpt": [] if spec.privileged else ["no-new-privileges"], → "SecurityOpt": [],
 # fault: kernel/docker/container_body.py: "RestartPolicy": {"Name": "unless-stopped"}, → "RestartPolicy": {"Name": "no"},
 def test_every_node_comes_back_ends_in_order_and_gains_no_rights() -> None:
-    body = node_body(desired(world.inventory(), world.hosts(), world.INPUTS)[0], "i", "")
+    body: dict[str, Any] = node_body(desired(world.inventory(), world.hosts(), world.INPUTS)[0], "i", "")
     host = body["HostConfig"]
     assert (host["RestartPolicy"], host["SecurityOpt"]) == ({"Name": "unless-stopped"}, ["no-new-privileges"])
     assert (host["Init"], host["Privileged"], host["NetworkMode"]) == (True, False, "host")
@@ -52,7 +52,8 @@ def test_every_node_comes_back_ends_in_order_and_gains_no_rights() -> None:
 # fault: docs/architecture.md: `base-image`, `requirements`, → `base-image`, `ray`,
 def test_the_page_lists_the_labels_of_a_node() -> None:
     spec = replace(desired(world.inventory(), world.hosts(), world.INPUTS)[0], secrets=(("ray-token", "id"),))
-    made = {name.removeprefix(LABEL) for name in node_body(spec, "i", "")["Labels"]}
+    body: dict[str, Any] = node_body(spec, "i", "")
+    made = {name.removeprefix(LABEL) for name in body["Labels"]}
     (row,) = re.findall(r"^\| what runs \| labels on containers \((.*?)\)", PAGE.read_text(), re.MULTILINE)
     listed = {name.removeprefix(LABEL) for name in re.findall(r"`(.+?)`", row)}
     assert listed == {"secret.*" if name.startswith("secret.") else name for name in made}
@@ -76,7 +77,8 @@ def test_gpus_by_request_by_cdi_and_by_the_runtime() -> None:
 def test_of_a_volume_nothing_else_is_mounted() -> None:
     head = desired(world.inventory(user="1000:100"), world.hosts(), world.INPUTS)[0]
     state = Mount(head.state_volume, "/state")
-    body = TemporaryContainer(owner_of(head), "probe", "i", user="0:0", volume=state).body(["python3", "-c"])
+    made = TemporaryContainer(owner_of(head), "probe", "i", user="0:0", volume=state)
+    body: dict[str, Any] = made.body(["python3", "-c"])
     assert (body["User"], body["Cmd"], body["HostConfig"]["NetworkMode"]) == ("0:0", ["-c"], "none")
     assert [mount["Source"] for mount in body["HostConfig"]["Mounts"]] == [head.state_volume]
 

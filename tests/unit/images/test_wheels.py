@@ -57,13 +57,13 @@ class Pip:
         self.environment: dict[str, str] = {}
         self._stderr = stderr
 
-    def __call__(self, argv: list[str], *, env: dict[str, str], **_: object) -> subprocess.CompletedProcess[str]:
+    def __call__(self, argv: list[str], *, env: dict[str, str], **_: object) -> subprocess.CompletedProcess[bytes]:
         folder = Path(argv[argv.index("--dest") + 1])
         self.calls.append(argv)
         self.pins.append(Path(argv[argv.index("--requirement") + 1]).read_text().splitlines())
         self.environment = env
         (folder / "ray-2.56.1-cp312-cp312-manylinux2014_x86_64.whl").write_bytes(b"ray")
-        return subprocess.CompletedProcess(argv, int(bool(self._stderr)), "", self._stderr)
+        return subprocess.CompletedProcess(argv, int(bool(self._stderr)), b"", self._stderr.encode())
 
 
 def names(pins: list[str]) -> list[str]:

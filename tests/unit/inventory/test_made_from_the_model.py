@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from typing import Any
 
 from tests.support.paths import ROOT
 from tests.unit.inventory.texts import read
@@ -37,7 +38,7 @@ def test_every_key_is_described() -> None:
 
 
 def test_the_schema_knows_what_the_file_may_hold_and_no_more() -> None:
-    schema = json_schema()
+    schema: dict[str, Any] = json_schema()
     assert schema["additionalProperties"] is False
     assert set(schema["required"]) == {"version", "cluster", "image", "model_cache"}
     assert schema["oneOf"] == [{"required": ["hosts"]}, {"required": ["hosts_from"]}]

@@ -77,7 +77,7 @@ def packed(row: dict[str, Any], folder: Path) -> dict[str, bytes]:
     made = io.BytesIO()
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
-        pack_image.pack({"config": row["config"], "layers": row["layers"]}, made)
+        pack_image.pack(row["config"], row["layers"], made)
     with tarfile.open(fileobj=io.BytesIO(made.getvalue())) as tar:
         return {member.name: (tar.extractfile(member) or io.BytesIO()).read() for member in tar}
 

@@ -230,7 +230,7 @@ def test_weights_of_an_earlier_folder_of_a_name_are_found(tmp_path: Path) -> Non
     assert ask_program("kernel.models.on_host.model_cache", {**question, "kind": "hub"})[0]["stale"] == []
 
 
-# fault: kernel/models/on_host/model_cache.py: and before.get(row["path"], blob) == blob →
+# fault: kernel/models/on_host/model_cache.py: and before.get(file.path, file.blob) == file.blob →
 def test_a_folder_that_was_trained_again_is_pulled_again(tmp_path: Path) -> None:
     """Its weights have the sizes that they had before."""
     folder = tmp_path / "mine"

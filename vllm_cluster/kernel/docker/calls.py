@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from email.utils import parsedate_to_datetime
-from typing import Any, TypeVar
+from typing import TypeVar
 from urllib.parse import quote, urlencode
 
 from vllm_cluster.kernel.clock import SYSTEM_CLOCK, Clock, Deadline
@@ -241,7 +241,7 @@ class Calls:
             finally:
                 self.pool.give_back(connection)
 
-    def ask(self, call: Call, read: Callable[[Any], T], deadline: Deadline | None = None) -> T:
+    def ask(self, call: Call, read: Callable[[object], T], deadline: Deadline | None = None) -> T:
         """What `read` makes of the JSON of the answer.
 
         Raises:

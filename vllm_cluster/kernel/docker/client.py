@@ -8,7 +8,7 @@ import posixpath
 import tarfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from vllm_cluster.kernel.clock import SYSTEM_CLOCK, Clock, Deadline
 from vllm_cluster.kernel.docker import parse
@@ -116,7 +116,7 @@ class DockerApi:
             Call(f"inspect image {reference}", "GET", path("images", reference, "json")), parse.read_image
         )
 
-    def _info(self, call: Call, read: Callable[[Any], T]) -> T | None:
+    def _info(self, call: Call, read: Callable[[object], T]) -> T | None:
         try:
             return self._calls.ask(call, read)
         except NotFound:

@@ -7,10 +7,13 @@ import io
 import threading
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from typing import Any, cast
+from typing import TYPE_CHECKING
 
 from vllm_cluster.kernel.clock import Deadline
 from vllm_cluster.kernel.transport.base import MAX_STREAMS, Stream
+
+if TYPE_CHECKING:
+    from _typeshed import WriteableBuffer
 
 OpenStream = Callable[[], Stream]
 Guard = Callable[[], None]
@@ -28,9 +31,10 @@ class _ResponseReader(io.RawIOBase):
     def readable(self) -> bool:
         return True
 
-    def readinto(self, buffer: Any) -> int:
-        data = self._socket.ready().recv(len(buffer))
-        buffer[: len(data)] = data
+    def readinto(self, buffer: WriteableBuffer) -> int:
+        view = memoryview(buffer)
+        data = self._socket.ready().recv(len(view))
+        view[: len(data)] = data
         return len(data)
 
     def close(self) -> None:
@@ -86,7 +90,7 @@ class Connection(http.client.HTTPConnection):
         super().__init__("localhost")
         self.open_stream = open_stream
         self._socket = _StreamSocket(open_stream())
-        self.sock = cast(Any, self._socket)
+        self.sock = self._socket
         self._response: http.client.HTTPResponse | None = None
         self.broken = False
 

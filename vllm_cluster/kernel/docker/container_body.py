@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Any
 
 from vllm_cluster.kernel.plan.gpus import RUNTIME
 from vllm_cluster.kernel.plan.identity import Owner, owner_of
@@ -14,7 +13,7 @@ from vllm_cluster.kernel.plan.spec import BASE_IMAGE, ContainerSpec, GpuRequest,
 STOP_SECONDS = 30
 
 
-def node_body(spec: ContainerSpec, node_image: str, base_image_id: str) -> dict[str, Any]:
+def node_body(spec: ContainerSpec, node_image: str, base_image_id: str) -> dict[str, object]:
     """The body of the call that creates a node's container."""
     return {
         "Image": node_image,
@@ -26,11 +25,12 @@ def node_body(spec: ContainerSpec, node_image: str, base_image_id: str) -> dict[
         "StopSignal": "SIGTERM",
         "StopTimeout": STOP_SECONDS,
         "Healthcheck": {"Test": ["NONE"]},
-        "HostConfig": _host_config(spec),
+        "HostConfig": host_config(spec),
     }
 
 
-def _host_config(spec: ContainerSpec) -> dict[str, Any]:
+def host_config(spec: ContainerSpec) -> dict[str, object]:
+    """What of this body is about the host."""
     memlock = [{"Name": "memlock", "Soft": -1, "Hard": -1}] if spec.unlimited_memlock else []
     return {
         "NetworkMode": "host",
@@ -58,14 +58,14 @@ def _volume(mount: Mount) -> bool:
     return not mount.source.startswith("/")
 
 
-def volume_mount(mount: Mount, owner: Owner, labels: Mapping[str, str] = MappingProxyType({})) -> dict[str, Any]:
+def volume_mount(mount: Mount, owner: Owner, labels: Mapping[str, str] = MappingProxyType({})) -> dict[str, object]:
     """A volume with the cluster's labels also where Docker makes it again: else nothing would ever remove it."""
     options = {"Labels": {**owner.labels, **labels}}
     place = {"Type": "volume", "Source": mount.source, "Target": mount.target, "ReadOnly": mount.read_only}
     return {**place, "VolumeOptions": options}
 
 
-def _device_requests(spec: ContainerSpec) -> list[dict[str, Any]]:
+def _device_requests(spec: ContainerSpec) -> list[dict[str, object]]:
     match spec.gpus:
         case GpuRequest(ids, "cdi"):
             return [{"Driver": "cdi", "DeviceIDs": list(ids)}]
@@ -84,7 +84,7 @@ def _runtime_variables(spec: ContainerSpec) -> tuple[tuple[str, str], ...]:
 
 def volume_writer_body(
     owner: Owner, image: str, volume: Mount, labels: Mapping[str, str] = MappingProxyType({})
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """The body for a container that never starts: a door through which files get into a volume.
 
     Where the volume is not there, Docker makes it with these labels beside the owner's.

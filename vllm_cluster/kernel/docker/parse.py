@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from vllm_cluster.kernel.facts.docker_objects import (
     BuildRow,
@@ -85,18 +85,18 @@ def _read(kind: type[T], *parts: object) -> T:
     return convert(kind, row, SENDER)
 
 
-def _name(row: Any) -> Any:
+def _name(row: object) -> object:
     names = _list(_object(row).get("Names"))
     return names[0].lstrip("/") if names and isinstance(names[0], str) else names[0] if names else ""
 
 
-def _list(value: object) -> list[Any]:
+def _list(value: object) -> list[object]:
     if not isinstance(value, list | None):
         raise RefusedDocument(SENDER, "", "no list")
     return value or []
 
 
-def _object(value: object) -> dict[str, Any]:
+def _object(value: object) -> dict[str, object]:
     if not isinstance(value, dict | None):
         raise RefusedDocument(SENDER, "", "no object")
     return value or {}

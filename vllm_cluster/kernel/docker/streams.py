@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime
-from typing import Any
 
 from vllm_cluster.kernel.docker import parse
 from vllm_cluster.kernel.docker.calls import Call, Calls, Reply, path
@@ -114,7 +113,7 @@ class RunningExec:
         return None if info.running else info.exit_code
 
 
-def _time(info: Any) -> float:
+def _time(info: object) -> float:
     try:
         return datetime.fromisoformat(parse.text(info, "SystemTime")).timestamp()
     except (ValueError, OverflowError):

@@ -6,10 +6,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from secrets import token_hex
-from typing import Any
 
 from vllm_cluster.kernel.docker.client import DockerApi
-from vllm_cluster.kernel.docker.container_body import node_body, volume_mount
+from vllm_cluster.kernel.docker.container_body import host_config, node_body, volume_mount
 from vllm_cluster.kernel.errors import HostError
 from vllm_cluster.kernel.plan.identity import Owner
 from vllm_cluster.kernel.plan.spec import ContainerSpec, Mount
@@ -35,10 +34,11 @@ class TemporaryContainer:
     # A folder that goes with it, and in which the program runs.
     scratch: str = ""
 
-    def body(self, argv: Sequence[str]) -> dict[str, Any]:
+    def body(self, argv: Sequence[str]) -> dict[str, object]:
         """The body of the call that creates it."""
         node = node_body(self.like, self.image, "") if self.like else {}
-        bare: dict[str, Any] = {"NetworkMode": self.network, "CapDrop": list(self.drop)}
+        bare: dict[str, object] = {"NetworkMode": self.network, "CapDrop": list(self.drop)}
+        host = host_config(self.like) if self.like else bare
         once = {"RestartPolicy": {"Name": "no"}, "AutoRemove": True, "LogConfig": {"Type": "none"}}
         mounts = [volume_mount(self.volume, self.owner)] if self.volume else []
         mounts += [{"Type": "volume", "Target": self.scratch}] if self.scratch else []
@@ -51,7 +51,7 @@ class TemporaryContainer:
             "Entrypoint": [argv[0]],
             "Cmd": list(argv[1:]),
             "Labels": self.owner.labels,
-            "HostConfig": {**(node.get("HostConfig") or bare), **once, "Mounts": mounts},
+            "HostConfig": {**host, **once, "Mounts": mounts},
         }
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import fields, is_dataclass, replace
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from vllm_cluster.wire.values import words
 
@@ -21,11 +21,12 @@ def bounded(facts: T) -> T:
     Raises:
         ValueError: one is outside its limit; names the field and the limit.
     """
-    found: T = _bounded(facts, "")
+    found = _bounded(facts, "")
+    assert isinstance(found, type(facts))  # noqa: S101 - it is replaced by its own kind
     return found
 
 
-def _bounded(value: Any, field: str) -> Any:
+def _bounded(value: object, field: str) -> object:
     if isinstance(value, str):
         _ensure(len(value) <= MAX_TEXT, field, f"have at most {MAX_TEXT} characters")
         return words(value)

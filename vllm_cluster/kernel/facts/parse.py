@@ -6,7 +6,6 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from ipaddress import ip_interface
-from typing import Any
 
 from vllm_cluster.kernel.facts.bounds import MAX_TEXT, bounded
 from vllm_cluster.kernel.facts.details import Details, FileSystem
@@ -96,7 +95,7 @@ def _nics(text: str, speeds: Mapping[str, int]) -> tuple[Nic, ...]:
     )
 
 
-def _addresses(row: Mapping[str, Any]) -> Iterable[str]:
+def _addresses(row: Mapping[str, object]) -> Iterable[str]:
     for entry in map(mapping, items(row.get("addr_info"))):
         address = f"{entry.get('local')}/{entry.get('prefixlen')}"
         try:

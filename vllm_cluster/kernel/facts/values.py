@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from typing import Any
 
 MAX_LINE = 1000
 
@@ -24,19 +23,19 @@ def split_fields(text: str, least: int) -> Iterator[list[str]]:
             yield fields + [""] * 12
 
 
-def mapping(text: object) -> dict[str, Any]:
+def mapping(text: object) -> dict[str, object]:
     """A JSON object, empty where there is none."""
     value = parse_json(text) if isinstance(text, str) else text
     return value if isinstance(value, dict) else {}
 
 
-def items(value: object) -> list[Any]:
+def items(value: object) -> list[object]:
     """A list, empty where there is none."""
     return value if isinstance(value, list) else []
 
 
-def parse_json(text: str) -> Any:
-    """Any JSON, None where it is broken; brackets within brackets without end are broken too."""
+def parse_json(text: str) -> object:
+    """JSON, None where it is broken; brackets within brackets without end are broken too."""
     try:
         return json.loads(text)
     except (ValueError, RecursionError):

@@ -11,7 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from secrets import token_hex
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from vllm_cluster.kernel.clock import SYSTEM_CLOCK, Clock, Deadline
 from vllm_cluster.kernel.docker.client import DockerApi
@@ -21,7 +21,7 @@ from vllm_cluster.kernel.laptop import cache_folder, write_whole
 from vllm_cluster.kernel.transport import Kind, make_transport
 from vllm_cluster.kernel.transport.base import Target, Transport
 from vllm_cluster.kernel.transport.jumps import Jumps
-from vllm_cluster.kernel.transport.ssh_config import SshEndpoint
+from vllm_cluster.kernel.transport.ssh_config import Run, SshEndpoint
 
 if TYPE_CHECKING:
     from vllm_cluster.kernel.plan.members import Way
@@ -124,7 +124,7 @@ class Runtime:
     pool: Callable[[int], Executor] = _pool
     background: Callable[[Callable[[], None], str], Background] = _background
     repeat: Callable[[Callable[[], bool], float, str], Repeated] = _repeat
-    processes: Callable[..., subprocess.CompletedProcess[Any]] = subprocess.run
+    processes: Run = subprocess.run
     token: Callable[[int], str] = token_hex
     run: str = field(default_factory=lambda: token_hex(4))
     secret_id: Callable[[str, str, str], str] = hash_secret

@@ -9,13 +9,13 @@ import re
 import shutil
 import subprocess
 import tarfile
-from collections.abc import Callable
 from pathlib import Path
 
 from vllm_cluster.kernel.errors import VclusterError
 from vllm_cluster.kernel.images.contents import ImageContents
 from vllm_cluster.kernel.images.recipes import recipe
 from vllm_cluster.kernel.laptop import meaning, naming, own_python
+from vllm_cluster.kernel.transport.ssh_config import Run
 
 DOWNLOAD_SECONDS = 1800
 # The newest glibc that a pinned wheel may need; every image with a vLLM of today has a newer one.
@@ -25,7 +25,6 @@ COUPLED, SDK, APART = "opentelemetry-exporter-prometheus", "opentelemetry-sdk", 
 _INDEX = """export PIP_INDEX_URL=URL, an index that has them: the hashes stay as pinned
 export PIP_CONFIG_FILE=FILE, where this machine's pip needs its configuration: none is read unless named
 name an image that has Ray (docker/Dockerfile makes one)"""
-Run = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
 def wheels(inside: ImageContents, requirement: str, cache: Path, run: Run = subprocess.run) -> Path:
@@ -114,10 +113,10 @@ def _download(inside: ImageContents, folder: Path, run: Run) -> str:
     # What pip would read of this machine by itself; its variables are named by a person.
     settings = {"PIP_CONFIG_FILE": os.environ.get("PIP_CONFIG_FILE", os.devnull)}
     try:
-        done = own_python(run, argv, settings, capture_output=True, text=True, check=False, timeout=DOWNLOAD_SECONDS)
+        done = own_python(run, argv, settings, capture_output=True, check=False, timeout=DOWNLOAD_SECONDS)
     except subprocess.TimeoutExpired:
         return f"pip did not end within {DOWNLOAD_SECONDS} s"
-    errors = [line for line in done.stderr.splitlines() if line.strip()]
+    errors = [line for line in done.stderr.decode("utf-8", "replace").splitlines() if line.strip()]
     return "" if done.returncode == 0 else "; ".join(errors[-3:]) or f"pip ended with {done.returncode}"
 
 

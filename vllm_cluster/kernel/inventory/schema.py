@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from ruamel.yaml import YAML
 
 from vllm_cluster.kernel.inventory.model import Inventory
@@ -11,22 +9,22 @@ from vllm_cluster.kernel.inventory.model import Inventory
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 
 
-def json_schema() -> dict[str, Any]:
+def json_schema() -> dict[str, object]:
     """What editors and other programs need to check an inventory."""
-    cleaned = _cleaned(Inventory.model_json_schema())
+    schema = Inventory.model_json_schema()
     # The hosts are in the file, or come from another source.
-    cleaned["required"].remove("hosts")
+    schema["required"].remove("hosts")
     either = [{"required": [key]} for key in ("hosts", "hosts_from")]
-    return {"$schema": DIALECT, **cleaned, "oneOf": either, "title": "vcluster inventory"}
+    return {"$schema": DIALECT, **_cleaned(schema), "oneOf": either, "title": "vcluster inventory"}
 
 
-def _cleaned(schema: dict[str, Any]) -> dict[str, Any]:
+def _cleaned(schema: dict[str, object]) -> dict[str, object]:
     """The schema without pydantic's titles and defaults of whole sections, its examples as values."""
-    clean: dict[str, Any] = {}
+    clean: dict[str, object] = {}
     for key, value in schema.items():
         if key in {"title", "default"} and (key == "title" or isinstance(value, dict) or value in (None, "")):
             continue
-        if key == "examples":
+        if key == "examples" and isinstance(value, list):
             clean[key] = [YAML(typ="safe", pure=True).load(example) for example in value]
         elif isinstance(value, dict):
             clean[key] = _cleaned(value)

@@ -6,9 +6,9 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
-from vllm_cluster.kernel.docker.container_body import node_body
+from vllm_cluster.kernel.docker.container_body import host_config, node_body
 from vllm_cluster.kernel.errors import CommandFailed
 from vllm_cluster.kernel.facts.host_facts import HostFacts
 from vllm_cluster.kernel.hosts.connection import HostConnection
@@ -30,6 +30,7 @@ from vllm_cluster.kernel.plan.pull import (
 from vllm_cluster.kernel.plan.spec import CLUSTER
 from vllm_cluster.kernel.text import end_of, printable
 from vllm_cluster.wire.pull import HostPlan, PullPhase
+from vllm_cluster.wire.reading import convert
 from vllm_cluster.wire.values import without_logins
 
 CONFLICT = 409
@@ -48,7 +49,7 @@ _FORMS = {
 class PullStatus:
     """How far a host's part is; sizes in bytes. `phase` ends with done, failed or gone."""
 
-    phase: PullPhase | Literal["gone"]
+    phase: Literal[PullPhase, "gone"]
     id: str = ""
     model: str = ""
     commit: str = ""
@@ -89,10 +90,11 @@ def create(
         HostError: the image is not there, or Docker refuses.
     """
     image = image_id(inventory, facts)
-    body = node_body(container_spec(inventory, inventory.hosts[connection.name], reads), image, "")
+    spec = container_spec(inventory, inventory.hosts[connection.name], reads)
+    body = node_body(spec, image, "")
     body["Image"], body["Labels"] = image, dict(labels)
     # It comes back where it was killed, and not once it has ended by itself.
-    body["HostConfig"]["RestartPolicy"] = {"Name": "on-failure", "MaximumRetryCount": RESTARTS}
+    body["HostConfig"] = {**host_config(spec), "RestartPolicy": {"Name": "on-failure", "MaximumRetryCount": RESTARTS}}
     try:
         connection.docker.create(container_name(inventory.cluster), body)
     except CommandFailed as error:
@@ -135,10 +137,10 @@ def status(connection: HostConnection, cluster: str) -> PullStatus:
         return PullStatus("failed", error=f"its program ended: {why}")
     known = _typed({**_row(found.labels.get(PULLED, "").encode()), **row})
     # Created, and its plan is being written; or it is coming back.
-    return PullStatus(**{"phase": "starting", **known})
+    return convert(PullStatus, {"phase": "starting", **known}, name)
 
 
-def _row(raw: bytes | None) -> dict[str, Any]:
+def _row(raw: bytes | None) -> dict[str, object]:
     try:
         row = json.loads(raw or b"{}")
     except ValueError:
@@ -148,16 +150,16 @@ def _row(raw: bytes | None) -> dict[str, Any]:
     return row if type(version) is int and version == 1 else {}
 
 
-def _typed(row: Mapping[str, Any]) -> dict[str, Any]:
+def _typed(row: Mapping[str, object]) -> dict[str, object]:
     """What a status may hold; the rest is left out: it comes from a host as it is."""
-    known: dict[str, Any] = {"phase": row["phase"]} if row.get("phase") in get_args(PullPhase) else {}
+    known: dict[str, object] = {"phase": row["phase"]} if row.get("phase") in get_args(PullPhase) else {}
     for name, kind in PullStatus.__annotations__.items():
         value = row.get(name)
         if kind == "str" and isinstance(value, str):
             known[name] = printable(without_logins(value[:MAX_TEXT]))
         elif (kind == "bool" and type(value) is bool) or (kind == "int" and type(value) is int and value >= 0):
             known[name] = value
-    return {name: value for name, value in known.items() if name not in _FORMS or _FORMS[name].fullmatch(value)}
+    return {name: value for name, value in known.items() if name not in _FORMS or _FORMS[name].fullmatch(str(value))}
 
 
 def remove_pull_container(connection: HostConnection, cluster: str, made_by: str = "") -> None:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from vllm_cluster.kernel.backends import TOKEN, joining
 from vllm_cluster.kernel.facts.host_facts import Hca, HostFacts
@@ -83,9 +83,11 @@ def _node(inventory: Inventory, host: Host, facts: HostFacts, inputs: Inputs) ->
     waits_for = [] if role == "head" or not argv else ["--head", host_port(head_address, inventory.ports.gcs)]
     roll = ["--roll", host_port(head_address, inventory.ports.nodes), "--name", host.name, "--address", host.address]
     spec_secrets = tuple(sorted(secrets.items()))
-    return ContainerSpec(
-        **_as_given(inventory),
+    spec = ContainerSpec(
         host=host.name,
+        cluster=inventory.cluster,
+        image=inventory.image,
+        shm_size=inventory.shm_size,
         role=role,
         address=host.address,
         head_address=head_address,
@@ -103,13 +105,15 @@ def _node(inventory: Inventory, host: Host, facts: HostFacts, inputs: Inputs) ->
         cluster_id=inputs.id,
         intent=intent(host),
     )
+    return _as_given(spec, inventory)
 
 
-def _as_given(inventory: Inventory) -> dict[str, Any]:
-    """What the node has as it is in the inventory, under the same name; where that is absent, the default stays."""
+def _as_given(spec: ContainerSpec, inventory: Inventory) -> ContainerSpec:
+    """The spec with what is in the inventory under the same name; where that is absent, the default stays."""
     names = {field.name for field in fields(ContainerSpec)} - COMPOSED
     values = {name: getattr(inventory, name) for name in names & type(inventory).model_fields.keys()}
-    return {name: value for name, value in values.items() if value is not None}
+    change: Callable[..., ContainerSpec] = replace
+    return change(spec, **{name: value for name, value in values.items() if value is not None})
 
 
 def intent(host: Host) -> tuple[tuple[str, str], ...]:

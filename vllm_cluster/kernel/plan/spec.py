@@ -7,7 +7,7 @@ import json
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, fields
-from typing import Any, Literal
+from typing import Literal
 
 from vllm_cluster import __version__
 from vllm_cluster.kernel.text import redact
@@ -221,7 +221,7 @@ def _field(name: str, current: ContainerSpec, wanted: ContainerSpec) -> Iterator
     before, after = getattr(current, name), getattr(wanted, name)
     if before == after:
         return
-    old, new = _entries(name, before, current), _entries(name, after, wanted)
+    old, new = _entries(name, current), _entries(name, wanted)
     for key in dict.fromkeys([*old, *new]):
         if old.get(key) != new.get(key):
             path = f"{name}.{key}" if key else name
@@ -232,24 +232,25 @@ def _field(name: str, current: ContainerSpec, wanted: ContainerSpec) -> Iterator
             yield FieldChange(path, *texts)
 
 
-def _entries(name: str, value: Any, spec: ContainerSpec) -> dict[str, str]:
+def _entries(name: str, spec: ContainerSpec) -> dict[str, str]:
     """The parts of a field by their names, each as text; a field of one part has the name ""."""
     if name == "environment":
         # A path of a secret changes with the secret, one of compiled code with the image: each has its own line.
-        return {key: _without_ids(text, spec) for key, text in value}
+        return {key: _without_ids(text, spec) for key, text in spec.environment}
     if name == "secrets":
-        return dict(value)
+        return dict(spec.secrets)
     if name == "mounts":
-        return {mount.target: _mount(mount) for mount in value}
+        return {mount.target: _mount(mount) for mount in spec.mounts}
     if name == "command":
-        options = dict(word.split("=", 1) for word in value if word.startswith("--") and "=" in word)
-        return {"": " ".join(word for word in value if word.split("=", 1)[0] not in options), **options}
+        options = dict(word.split("=", 1) for word in spec.command if word.startswith("--") and "=" in word)
+        return {"": " ".join(word for word in spec.command if word.split("=", 1)[0] not in options), **options}
+    if name == "shm_size":
+        return {"": _size(spec.shm_size)}
+    value: object = getattr(spec, name)
     if isinstance(value, GpuRequest):
         return {"": f"{WAYS[value.way]} {', '.join(value.ids)}"}
     if isinstance(value, tuple):
         return {"": ", ".join(value) or "none"}
-    if name == "shm_size":
-        return {"": _size(value)}
     if isinstance(value, bool):
         return {"": "yes" if value else "no"}
     return {"": "none" if value is None else str(value)}

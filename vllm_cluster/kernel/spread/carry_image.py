@@ -14,7 +14,10 @@ import shutil
 import sys
 import time
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from vllm_cluster.kernel.spread.spread import SpreadProgress
 
 PROGRAM, PLAN, BLOBS = "program", "plan.json", "blobs"
 REPORT_SECONDS = 1
@@ -33,7 +36,7 @@ class Watch:
     def __init__(self) -> None:
         self._bytes, self._moved, self._due, self._error = 0, time.monotonic(), 0.0, ""
 
-    def __call__(self, progress: Any) -> None:
+    def __call__(self, progress: SpreadProgress) -> None:
         """Note how far it is."""
         now = time.monotonic()
         self._error = progress.error or self._error

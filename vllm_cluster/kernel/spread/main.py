@@ -16,13 +16,17 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from vllm_cluster.kernel.spread.origin import Copy, Fed, is_fed
 from vllm_cluster.kernel.spread.plan import PullError, read_plan, write_json
 from vllm_cluster.kernel.spread.spread import SpreadProgress, receive, serve
+from vllm_cluster.kernel.spread.spread_serve import SpreadServer
 from vllm_cluster.kernel.spread.store import Store
 from vllm_cluster.wire.pull import HERE, HostPlan, PullPhase, digest_of
+
+if TYPE_CHECKING:
+    from vllm_cluster.kernel.spread.download import Download
 
 # Its plan, its token, and its status: where any user of a container may write.
 FOLDER = Path(os.environ.get("VCLUSTER_PULL", "/tmp"))  # noqa: S108 - the container's own
@@ -47,7 +51,7 @@ class Pull:
         self.plan, self.store, self._leave = plan, Store(plan), leave
         self.phase: PullPhase = "starting"
         self.error, self.upstream = "", ""
-        self.download: Any = None
+        self.download: Download | Fed | Copy | None = None
         self._over = threading.Event()
 
     def run(self) -> None:
@@ -84,7 +88,7 @@ class Pull:
             if server:
                 server.close()
 
-    def _serve(self) -> Any:
+    def _serve(self) -> SpreadServer:
         try:
             return serve(self.plan, self.store)
         except OSError as error:
@@ -113,7 +117,7 @@ class Pull:
         self.store.conclude()
         self.phase, self.upstream, self.error = "serving", "", ""
 
-    def _farewell(self, waiting: Any) -> None:
+    def _farewell(self, waiting: Callable[[], object]) -> None:
         until = time.monotonic() + MAX_WAIT
         while waiting() and time.monotonic() < until:
             time.sleep(0.2)

@@ -12,7 +12,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from socketserver import BaseRequestHandler, ThreadingTCPServer
-from typing import Any
 
 from vllm_cluster.kernel.spread.spread_order import Chain
 from vllm_cluster.kernel.spread.spread_wire import (
@@ -46,6 +45,9 @@ MAX_OF_HOST = 16
 MAX_NONCES = 1 << 16
 # One call of sendfile; between two the file is looked at again.
 PIECE = 8 << 20
+
+Request = socket.socket | tuple[bytes, socket.socket]
+Address = tuple[str, int] | tuple[str, int, int, int]
 
 
 class SpreadServer(ThreadingTCPServer):
@@ -81,7 +83,7 @@ class SpreadServer(ThreadingTCPServer):
         self.shutdown()
         self.server_close()
 
-    def process_request(self, request: Any, client_address: Any) -> None:
+    def process_request(self, request: Request, client_address: Address) -> None:
         """Close a connection of any other address, or beyond the limit, before anything of it is read."""
         address = _plain(client_address[0])
         with self.lock:
@@ -92,7 +94,7 @@ class SpreadServer(ThreadingTCPServer):
         else:
             self.shutdown_request(request)
 
-    def process_request_thread(self, request: Any, client_address: Any) -> None:
+    def process_request_thread(self, request: Request, client_address: Address) -> None:
         """Answer the requests of one connection."""
         try:
             super().process_request_thread(request, client_address)
@@ -100,7 +102,7 @@ class SpreadServer(ThreadingTCPServer):
             with self.lock:
                 self._room[_plain(client_address[0])] += 1
 
-    def handle_error(self, request: Any, client_address: Any) -> None:
+    def handle_error(self, request: object, client_address: object) -> None:
         """Print nothing: a connection that broke is the other host's to report."""
 
     def first_use(self, nonce: str) -> bool:
@@ -214,7 +216,7 @@ class _Handler(BaseRequestHandler):
         return have
 
 
-def _json(document: Any) -> bytes:
+def _json(document: SpreadHave | SpreadOrder) -> bytes:
     return json.dumps(asdict(document)).encode()
 
 

@@ -13,7 +13,7 @@ import socket
 import time
 from contextlib import suppress
 from dataclasses import asdict, replace
-from typing import Any, TypeVar
+from typing import Final, TypeVar
 
 from vllm_cluster.wire.pull import ChainHost, HostPlan, ModelFile, SpreadAsk, SpreadHave, SpreadOrder
 from vllm_cluster.wire.reading import RefusedDocument, read
@@ -28,7 +28,9 @@ CONNECT_SECONDS = 1.0
 MAX_BODY, BODY_SECONDS = 2 << 20, 10.0
 MAX_LINE = 16 << 10
 PIECE = 64 << 10
-HAVE, FILE, REPORT = "have", "file", "report"
+HAVE: Final = "have"
+FILE: Final = "file"
+REPORT: Final = "report"
 OK, NONE, BUSY, REFUSED = "ok", "none", "busy", "refused"
 
 T = TypeVar("T")
@@ -119,7 +121,7 @@ class Peer:
 
     def have(self) -> tuple[int, ...]:
         """Return the bytes that the host has of each file, the size plus one where it is verified."""
-        found = self._ask(HAVE, SpreadHave).files
+        found = self._ask(SpreadAsk(HAVE, self._me, "", ""), SpreadHave).files
         if len(found) != self._files:
             raise BadPeerError("a number for each file was expected")
         self.known = found
@@ -127,11 +129,11 @@ class Peer:
 
     def report(self, count: int, failed: str) -> SpreadOrder:
         """Send this host's progress to the source, and return its answer."""
-        return self._ask(REPORT, SpreadOrder, bytes=count, failed=failed)
+        return self._ask(SpreadAsk(REPORT, self._me, "", "", bytes=count, failed=failed), SpreadOrder)
 
     def file(self, index: int, file: ModelFile, start: int) -> FileBody | None:
         """Ask for a file from a byte onwards; None where the host has no more of it yet."""
-        status, place = self._send(FILE, file=index, start=start)
+        status, place = self._send(SpreadAsk(FILE, self._me, "", "", index, start))
         if status == NONE:
             return None
         if (status, place) != (OK, b"%d-%d" % (start, file.size)):
@@ -152,8 +154,8 @@ class Peer:
             self._socket.close()
         self._socket, self.known = None, ()
 
-    def _ask(self, what: str, kind: type[T], **more: Any) -> T:
-        status, body = self._send(what, **more)
+    def _ask(self, ask: SpreadAsk, kind: type[T]) -> T:
+        status, body = self._send(ask)
         if status != OK:
             raise BadPeerError(f"answered {status}")
         try:
@@ -161,9 +163,8 @@ class Peer:
         except RefusedDocument as refused:
             raise BadPeerError(f"{refused.field} {refused.why}") from None
 
-    def _send(self, what: Any, **more: Any) -> tuple[str, bytes]:
+    def _send(self, ask: SpreadAsk) -> tuple[str, bytes]:
         kept = self._socket is not None
-        ask = SpreadAsk(what, self._me, secrets.token_hex(16), "", **more)
         try:
             return self._send_once(ask)
         except ConnectionError:
@@ -171,9 +172,10 @@ class Peer:
             if not kept or self._interrupted:
                 raise
             self.close()
-            return self._send_once(replace(ask, nonce=secrets.token_hex(16)))
+            return self._send_once(ask)
 
     def _send_once(self, ask: SpreadAsk) -> tuple[str, bytes]:
+        ask = replace(ask, nonce=secrets.token_hex(16))
         if self._socket is None:
             self._socket = socket.create_connection(self._there, CONNECT_SECONDS, self._here)
             self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

@@ -11,12 +11,15 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, suppress
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import TYPE_CHECKING, BinaryIO
 
 from vllm_cluster.kernel.spread.no_links import FILE, folder_of, link, remove_name, replace
 from vllm_cluster.kernel.spread.plan import MAX_PLAN, PullError, new_hash
 from vllm_cluster.wire.pull import HostPlan, Manifest, ManifestRow, ModelFile, digest_of
 from vllm_cluster.wire.reading import RefusedDocument, read
+
+if TYPE_CHECKING:
+    from _typeshed import ReadableBuffer
 
 MANIFESTS = ".vcluster"
 PIECE = 8 << 20
@@ -53,7 +56,7 @@ class Partial(io.FileIO):
         """How many bytes are there."""
         return os.fstat(self.fileno()).st_size
 
-    def write(self, data: Any) -> int:
+    def write(self, data: ReadableBuffer) -> int:
         """Append all of it.
 
         Raises:

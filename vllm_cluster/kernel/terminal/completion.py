@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from importlib.resources import files
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 from vllm_cluster.kernel.errors import VclusterError
 from vllm_cluster.kernel.inventory.find import MAX_BYTES, find
@@ -28,7 +28,7 @@ _FAILURE = re.compile(r"^\[\w+\.([\w-]+)\]", re.MULTILINE)
 class Words(Protocol):
     """What was typed so far, by the names of the parameters."""
 
-    params: Mapping[str, Any]
+    params: Mapping[str, object]
 
 
 def complete_hosts(ctx: Words, args: list[str], incomplete: str) -> list[str]:
@@ -99,6 +99,6 @@ def _file() -> Path:
 def _inventory(ctx: Words) -> Path | None:
     try:
         given = ctx.params.get("inventory") or os.environ.get("VCLUSTER_INVENTORY")
-        return (here() / given) if given else find(here()).absolute()
+        return (here() / given) if isinstance(given, str | Path) else find(here()).absolute()
     except (OSError, VclusterError):
         return None

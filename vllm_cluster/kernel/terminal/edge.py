@@ -11,7 +11,7 @@ import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, TextIO
 
 from vllm_cluster.kernel.errors import Interrupted, VclusterError
 from vllm_cluster.kernel.laptop import STANDARD_OUTPUT, cache_folder, meaning
@@ -24,6 +24,8 @@ from vllm_cluster.kernel.text import last_value, redact
 if TYPE_CHECKING:
     from sys import UnraisableHookArgs
 
+    from _typeshed import ReadableBuffer
+
 # Soon, and after the callback that dropped it has ended.
 AGAIN_SECONDS = 0.01
 # The verbs of the program, which the layers above name.
@@ -33,7 +35,7 @@ KNOWN: dict[str, Verb] = {}
 class _Out(io.FileIO):
     """Standard output, which names itself in its errors: they are not about another file."""
 
-    def write(self, data: Any, /) -> int:
+    def write(self, data: ReadableBuffer, /) -> int:
         try:
             return super().write(data)
         except OSError as error:
@@ -44,11 +46,11 @@ class _Out(io.FileIO):
 class _Err(io.FileIO):
     """Standard error, whose own failure can be reported nowhere and changes no exit code."""
 
-    def write(self, data: Any, /) -> int:
+    def write(self, data: ReadableBuffer, /) -> int:
         try:
             return super().write(data)
         except OSError:
-            return len(data)
+            return memoryview(data).nbytes
 
 
 def open_streams() -> None:
@@ -66,7 +68,7 @@ def open_streams() -> None:
     sys.stderr = _text(_Err(2, "w", closefd=False), sys.stderr)
 
 
-def _text(raw: io.FileIO, before: Any) -> io.TextIOWrapper:
+def _text(raw: io.FileIO, before: TextIO | None) -> io.TextIOWrapper:
     encoding = before.encoding if before else "utf-8"
     buffered = io.BufferedWriter(raw)
     return io.TextIOWrapper(

@@ -6,8 +6,8 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from vllm_cluster.kernel.events import Event
 from vllm_cluster.kernel.plan.plan import Plan
@@ -15,6 +15,9 @@ from vllm_cluster.kernel.terminal.output import console, document, err, styled
 from vllm_cluster.kernel.terminal.plan import plan_document
 from vllm_cluster.kernel.terminal.text import plain, wants_color
 from vllm_cluster.kernel.text import by_hosts
+
+if TYPE_CHECKING:
+    from rich.console import Group
 
 # More rows than this do not fit a terminal: then only hosts that failed have one.
 ROWS = 16
@@ -63,10 +66,11 @@ class Passed:
 
     def news(self, event: Event) -> tuple[list[tuple[str, float]], bool]:
         """The phases that are over since the last event, with their seconds; and whether this is another phase."""
-        data: Mapping[str, Any] = event.data
+        data = event.data
         if data["attempt"] != self._attempt:
             self._attempt, self._count, self._phase = data["attempt"], 0, None
-        over = list(data["phases"])[self._count :]
+        phases = data["phases"]
+        over = list(phases)[self._count :] if isinstance(phases, list | tuple) else []
         self._count += len(over)
         changed = data["phase"] != self._phase
         self._phase = data["phase"]
@@ -233,7 +237,7 @@ class LiveRenderer:
         if changed and event.data["phase"] == "ready":
             self._console.print(styled(("  ✓", "green"), f" {plain(event.text)}"))
 
-    def _picture(self) -> Any:
+    def _picture(self) -> Group:
         from rich.console import Group
         from rich.spinner import Spinner
         from rich.table import Table

@@ -6,12 +6,16 @@ import os
 import shutil
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from vllm_cluster.kernel.terminal.called import as_called
 
 if TYPE_CHECKING:
+    from typer.core import TyperArgument, TyperOption
+
     from vllm_cluster.kernel.terminal.verb import Verb
+
+    Parameter = TyperArgument | TyperOption
 
 # The metavar of the argument that takes what follows `--`.
 VLLM_FLAGS = "-- VLLM_FLAGS"
@@ -21,7 +25,7 @@ COLUMN = 26
 COMMON = ("inventory", "as_json", "verbose", "quiet", "color", "help")
 
 
-def verb_help(path: str, verb: Verb, params: Sequence[Any]) -> str:
+def verb_help(path: str, verb: Verb, params: Sequence[Parameter]) -> str:
     """The help of one verb."""
     width = _width()
     arguments = [one for one in params if one.param_type_name == "argument"]
@@ -40,7 +44,7 @@ def verb_help(path: str, verb: Verb, params: Sequence[Any]) -> str:
     return "\n".join(lines)
 
 
-def program_options(params: Iterable[Any]) -> list[tuple[str, str]]:
+def program_options(params: Iterable[Parameter]) -> list[tuple[str, str]]:
     """The options of a program or of a group of verbs; the common ones are in the help of each verb."""
     return [option_row(one) for one in params if one.param_type_name == "option" and one.name not in COMMON[:-1]]
 
@@ -57,7 +61,7 @@ def program_help(path: str, about: str, verbs: Mapping[str, Verb], options: Iter
     return "\n".join(lines)
 
 
-def shown_name(param: Any) -> str:
+def shown_name(param: Parameter) -> str:
     """How a parameter is called in help and errors: MODEL, --port."""
     if param.param_type_name == "option":
         return str(max(param.opts, key=len))
@@ -65,7 +69,7 @@ def shown_name(param: Any) -> str:
 
 
 def usage_lines(
-    path: str, arguments: Iterable[Any], width: int = MAX_WIDTH, words: Sequence[str] = ()
+    path: str, arguments: Iterable[Parameter], width: int = MAX_WIDTH, words: Sequence[str] = ()
 ) -> Iterator[str]:
     """How a verb is called; `words` in place of its arguments and options, where these alone do not make a call."""
     pieces = [f"Usage: {path}"]
@@ -83,13 +87,13 @@ def usage_lines(
         yield piece.replace("\xa0", " ")
 
 
-def option_row(param: Any) -> tuple[str, str]:
+def option_row(param: Parameter) -> tuple[str, str]:
     """The names of an option with its metavar, and its help with its default."""
     # With the parser: the help of the program needs neither.
     from vllm_cluster.kernel.terminal.values import DURATION, written
 
     name = ", ".join(sorted([*param.opts, *param.secondary_opts], key=len))
-    if not (param.is_flag or param.count):
+    if not (getattr(param, "is_flag", False) or getattr(param, "count", False)):
         name += f" {param.metavar}"
     more = []
     if param.envvar:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from vllm_cluster.kernel.terminal.called import as_called
 from vllm_cluster.kernel.terminal.text import clean, wants_color
 
 if TYPE_CHECKING:
-    from rich.console import Console
+    from rich.console import Console, OverflowMethod
     from rich.text import Text
 
 
@@ -79,9 +79,9 @@ def console(*, stderr: bool, colored: bool = True) -> Console:
     return Console(stderr=stderr, highlight=False, no_color=not colored)
 
 
-def styled(*parts: str | tuple[str, str], **options: Any) -> Text:
+def styled(*parts: str | tuple[str, str], no_wrap: bool | None = None, overflow: OverflowMethod | None = None) -> Text:
     """Return a text of a picture, whose parts may have a style."""
     from rich.text import Text
 
     safe = ((_safe(part[0]), part[1]) if isinstance(part, tuple) else _safe(part) for part in parts)
-    return Text.assemble(*safe, **options)
+    return Text.assemble(*safe, no_wrap=no_wrap, overflow=overflow)

@@ -70,7 +70,7 @@ class Parsed(TyperCommand):
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Parse the words behind the verb; those behind `--` are for the parameter of this name, as they are."""
-        takes = next((one for one in self.params if text.shown_name(one).startswith("-- ")), None)
+        takes = next((one for one in _params(ctx) if text.shown_name(one).startswith("-- ")), None)
         end = args.index("--") if takes and "--" in args else len(args)
         # What is unknown may be for the other program.
         ctx.ignore_unknown_options = takes is not None
@@ -78,13 +78,14 @@ class Parsed(TyperCommand):
         rest = _parse(super().parse_args, ctx, own)
         if takes:
             if not ctx.resilient_parsing:
-                words.ensure_dashes(ctx, args, takes)
+                for_vllm = text.shown_name(takes) == text.VLLM_FLAGS
+                words.ensure_dashes(_called(ctx), ctx.params, args, for_vllm=for_vllm)
             ctx.params[takes.name] = args[end + 1 :]
         return rest
 
     def get_help(self, ctx: Any) -> str:
         """The help of the verb, nothing of it cut."""
-        return text.verb_help(ctx.command_path, self.verb, self.get_params(ctx))
+        return text.verb_help(ctx.command_path, self.verb, _params(ctx))
 
     def shell_complete(self, ctx: Any, incomplete: str) -> list[Any]:
         """The options, without their help: typer imports rich to show it, which takes longer than a TAB may."""
@@ -149,7 +150,7 @@ class Verbs(TyperGroup):
 
     def get_help(self, ctx: Any) -> str:
         """The verbs by group, with their whole summaries."""
-        options = text.program_options(self.get_params(ctx))
+        options = text.program_options(_params(ctx))
         return text.program_help(ctx.command_path, self.help or "", self.verbs, options)
 
     def shell_complete(self, ctx: Any, incomplete: str) -> list[Any]:
@@ -159,6 +160,16 @@ class Verbs(TyperGroup):
         default = self.get_command(ctx, self.default)
         params = [*self.get_params(ctx), *(default.get_params(ctx) if default else ())]
         return _offered(name for one in params for name in one.opts if name.startswith(incomplete))
+
+
+def _params(ctx: Any) -> list[text.Parameter]:
+    """The parameters of the verb that is called: typer makes no others."""
+    return list(ctx.command.get_params(ctx))
+
+
+def _called(ctx: Any) -> words.Called:
+    verb: Verb | None = getattr(ctx.command, "verb", None)
+    return words.Called(ctx.command_path, _params(ctx), verb.bare if verb else ())
 
 
 def _offered(names: Iterable[str]) -> list[Any]:
@@ -176,7 +187,7 @@ def _parse(parse: Callable[[Any, list[str]], list[str]], ctx: Any, args: list[st
     except typer.TyperException as error:
         option = getattr(error, "option_name", "")
         if option and hasattr(error, "possibilities"):
-            raise words.unknown_option(ctx, args, option) from None
+            raise words.unknown_option(_called(ctx), args, option) from None
         removed.refuse_removed_arguments(ctx.command_path, args)
         message = error.message.rstrip(".")
         raise UsageError(message[:1].lower() + message[1:], hint=f"{ctx.command_path} --help") from None

@@ -6,7 +6,7 @@ import math
 import re
 import types
 from pathlib import Path
-from typing import Any, Union, get_args, get_origin
+from typing import Union, get_args, get_origin
 
 import typer
 
@@ -15,8 +15,8 @@ DURATION = "DURATION"
 
 
 def convert(
-    annotation: Any, value: Any, *, least: float | None = None, most: float | None = None, metavar: str | None = None
-) -> Any:
+    kind: object, value: object, *, least: float | None = None, most: float | None = None, metavar: str | None = None
+) -> object:
     """The value of an option or argument of this type.
 
     Raises:
@@ -24,19 +24,22 @@ def convert(
     """
     if value is None:
         return None
-    if get_origin(annotation) in (Union, types.UnionType):
-        annotation = next(one for one in get_args(annotation) if one is not type(None))
-    if get_origin(annotation) is list:
-        (element,) = get_args(annotation)
-        return [convert(element, one, least=least, most=most) for one in value]
+    if get_origin(kind) in (Union, types.UnionType):
+        kind = next(one for one in get_args(kind) if one is not type(None))
+    if get_origin(kind) is list:
+        (element,) = get_args(kind)
+        return [
+            convert(element, one, least=least, most=most) for one in (value if isinstance(value, list | tuple) else ())
+        ]
     if metavar == DURATION:
-        return _in_range(seconds(value) if isinstance(value, str) else value, "a duration", value, least, most)
-    if annotation in (int, float):
-        return _number(annotation, value, least, most)
-    return Path(value) if annotation is Path else _text(value)
+        number = value if isinstance(value, int | float) else seconds(str(value))
+        return _in_range(number, "a duration", value, least, most)
+    if kind is int or kind is float:
+        return _number(kind, value, least, most)
+    return Path(str(value)) if kind is Path else _text(value)
 
 
-def _text(value: Any) -> Any:
+def _text(value: object) -> object:
     """A word of the command line: one that is not UTF-8 cannot be sent anywhere, and only files have such names."""
     if isinstance(value, str):
         raw = value.encode("utf-8", "surrogateescape")
@@ -46,16 +49,16 @@ def _text(value: Any) -> Any:
     return value
 
 
-def _number(kind: type[int] | type[float], value: Any, least: float | None, most: float | None) -> int | float:
+def _number(kind: type[int] | type[float], value: object, least: float | None, most: float | None) -> int | float:
     what = "an integer" if kind is int else "a number"
     try:
-        number = kind(value)
+        number = kind(str(value))
     except ValueError:
         number = math.nan
     return _in_range(number, what, value, least, most)
 
 
-def _in_range(number: float, what: str, value: Any, least: float | None, most: float | None) -> int | float:
+def _in_range(number: float, what: str, value: object, least: float | None, most: float | None) -> int | float:
     show = written if what == "a duration" else "{:.10g}".format
     low, high = (show(limit) if limit is not None else "" for limit in (least, most))
     limits = {

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Container, Iterable, Mapping, Sequence
+from typing import NamedTuple
 
 from vllm_cluster.kernel.errors import UsageError
 from vllm_cluster.kernel.shell_line import command_line
-from vllm_cluster.kernel.terminal import removed
-from vllm_cluster.kernel.terminal.help import VLLM_FLAGS, shown_name
+from vllm_cluster.kernel.terminal import help, removed
 from vllm_cluster.kernel.text import printable
 
 # Options with a value that every verb takes, before it and behind it.
 WITH_VALUE = ("-i", "--inventory", "--color")
+Words = str | Sequence[str] | None
 # A longer word is cut in a message.
 MAX_SHOWN = 80
 # What other programs call it.
@@ -68,10 +68,18 @@ def misspelt(word: str, verbs: Iterable[str]) -> str:
     return same if same in known else _nearest(word, known, 0.7)
 
 
-def unknown_option(ctx: Any, given: Sequence[str], option: str) -> UsageError:
+class Called(NamedTuple):
+    """A verb as it was called: its parameters, and those options that may be typed without their value."""
+
+    path: str
+    params: Sequence[help.Parameter]
+    bare: Container[str]
+
+
+def unknown_option(called: Called, given: Sequence[str], option: str) -> UsageError:
     """The error for an option that a verb does not have, given these words behind it."""
-    path, near = ctx.command_path, _near(ctx, option)
-    removed.refuse_removed(path, option, given, ctx.command.verb.bare)
+    path, near = called.path, _near(called.params, option)
+    removed.refuse_removed(path, option, given, called.bare)
     what = f"{path} has no option {quote_word(option)}"
     if not near:
         return UsageError(what, hint=f"{path} --help")
@@ -79,15 +87,15 @@ def unknown_option(ctx: Any, given: Sequence[str], option: str) -> UsageError:
     return UsageError(f"{what} (did you mean {near}?)", hint=f"{command_line(*path.split(), *words)}\n{path} --help")
 
 
-def ensure_dashes(ctx: Any, given: Sequence[str], takes: Any) -> None:
-    """Refuse words for another program that do not follow `--`; `takes` is the parameter for those that do.
+def ensure_dashes(called: Called, values: Mapping[str, Words], given: Sequence[str], *, for_vllm: bool) -> None:
+    """Refuse words for another program, vLLM or a command, that do not follow `--`; `values` are those of parameters.
 
     Raises:
         UsageError: there are such words; the hint is the command with them in their place.
     """
     end = given.index("--") if "--" in given else len(given)
-    own, path, for_vllm = list(given[:end]), ctx.command_path, shown_name(takes) == VLLM_FLAGS
-    arguments = [ctx.params[one.name] for one in ctx.command.params if one.param_type_name == "argument"]
+    own, path = list(given[:end]), called.path
+    arguments = [values[str(one.name)] for one in called.params if one.param_type_name == "argument"]
     words = [word for one in arguments for word in ([one] if isinstance(one, str) else one or ())]
     # Each is in the place of the host.
     places = len(arguments) - 1 - ("--" not in given and ("--head" in own or "--all" in own))
@@ -96,7 +104,7 @@ def ensure_dashes(ctx: Any, given: Sequence[str], takes: Any) -> None:
     if not others:
         return
     word = others[0].partition("=")[0]
-    error = unknown_option(ctx, own, word) if word.startswith("-") else UsageError(quote_word(word))
+    error = unknown_option(called, own, word) if word.startswith("-") else UsageError(quote_word(word))
     if error.message.endswith("?)"):
         raise error
     if for_vllm:
@@ -144,12 +152,11 @@ def _refuse_for_vllm(path: str, word: str, named: Sequence[str]) -> None:
         raise UsageError(f"{path} has no option {quote_word(word)}", hint=remedy)
 
 
-def _near(ctx: Any, option: str) -> str:
+def _near(params: Sequence[help.Parameter], option: str) -> str:
     """The option of a verb that was probably meant; empty where none is near."""
-    params = ctx.command.get_params(ctx)
     known = [name for one in params for name in (*one.opts, *one.secondary_opts)]
     # vLLM has hundreds of flags: only what differs in a letter is taken for an option of this program.
-    for_vllm = any(one.metavar == VLLM_FLAGS for one in params)
+    for_vllm = any(one.metavar == help.VLLM_FLAGS for one in params)
     return _nearest(option, known, 0.88 if for_vllm else 0.7)
 
 

@@ -5,15 +5,14 @@ from __future__ import annotations
 import re
 import subprocess
 import threading
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Hashable, Iterable
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from vllm_cluster.kernel.transport.base import Target
-from vllm_cluster.kernel.transport.ssh_config import Words, ask_ssh, config_lines, hops, ssh_options
+from vllm_cluster.kernel.transport.ssh_config import Run, Words, ask_ssh, config_lines, hops, ssh_options
 
 # ssh shows no more of a path.
 CUT_PATH = 200
@@ -56,7 +55,7 @@ class SshAnswers:
     them beside a `Match` with a condition. These are asked for one by one.
     """
 
-    def __init__(self, run: Callable[..., Any] = subprocess.run) -> None:
+    def __init__(self, run: Run = subprocess.run) -> None:
         self._run, self._lock = run, threading.Lock()
         self._asked: dict[Hashable, Future[_Answer]] = {}
 

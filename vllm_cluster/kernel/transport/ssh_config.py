@@ -13,13 +13,13 @@ import subprocess
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from vllm_cluster.kernel.errors import UsageError
 from vllm_cluster.kernel.laptop import expanded
 from vllm_cluster.kernel.shell_line import command_line
 from vllm_cluster.kernel.transport.base import Target
 
+Run = Callable[..., subprocess.CompletedProcess[bytes]]
 Words = Mapping[str, list[str]]
 
 ASK_SECONDS = 10.0
@@ -79,12 +79,12 @@ def ensure_safe_names(target: Target) -> None:
         _refuse(_BAD_HOST, hop, f"{target.name}: jump host")
 
 
-def ask_ssh_config(target: Target, run: Callable[..., Any] = subprocess.run) -> dict[str, list[str]]:
+def ask_ssh_config(target: Target, run: Run = subprocess.run) -> dict[str, list[str]]:
     """The options for a host as `ssh -G` resolves them, Include and Match among them."""
     return ask_ssh(target, run)[0]
 
 
-def ask_ssh(target: Target, run: Callable[..., Any], *flags: str) -> tuple[dict[str, list[str]], str]:
+def ask_ssh(target: Target, run: Run, *flags: str) -> tuple[dict[str, list[str]], str]:
     """What `ssh -G` prints, and its standard error."""
     argv = ["ssh", "-G", *flags, *ssh_options(target), "--", target.destination]
     try:

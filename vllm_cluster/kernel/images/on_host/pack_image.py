@@ -11,24 +11,23 @@ import json
 import sys
 import tarfile
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
 PIECE = 1 << 20
 
 
-def pack(image: dict[str, Any], target: IO[bytes]) -> None:
+def pack(config: str, layers: list[str], target: IO[bytes]) -> None:
     """Write it."""
-    names = (image["config"], *image["layers"])
     with tarfile.open(fileobj=target, mode="w|", bufsize=PIECE, format=tarfile.GNU_FORMAT) as archive:
         archive.copybufsize = PIECE  # type: ignore[attr-defined]
-        for name in dict.fromkeys(names):
+        for name in dict.fromkeys((config, *layers)):
             if Path(name).exists():
                 archive.add(name, recursive=False)
-        content = json.dumps([{"Config": image["config"], "RepoTags": None, "Layers": image["layers"]}]).encode()
+        content = json.dumps([{"Config": config, "RepoTags": None, "Layers": layers}]).encode()
         manifest = tarfile.TarInfo("manifest.json")
         manifest.size = len(content)
         archive.addfile(manifest, io.BytesIO(content))
 
 
 if __name__ == "__main__":
-    pack(json.loads(sys.argv[1]), sys.stdout.buffer)
+    pack(**json.loads(sys.argv[1]), target=sys.stdout.buffer)

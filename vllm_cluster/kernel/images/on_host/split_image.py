@@ -18,7 +18,7 @@ import sys
 import tarfile
 import time
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
 PIECE = 1 << 20
 REPORT_SECONDS = 1
@@ -35,10 +35,10 @@ class Splitter:
         self._have, self._unneeded = have, unneeded
         self._blobs: dict[str, str] = {}
         self._links: dict[str, str] = {}
-        self._manifest: Any = None
+        self._manifest = b""
         self._read, self._due = 0, time.monotonic() + REPORT_SECONDS
 
-    def read(self, stream: IO[bytes]) -> dict[str, Any]:
+    def read(self, stream: IO[bytes]) -> dict[str, object]:
         """Keep what the image is made of.
 
         Raises:
@@ -47,7 +47,7 @@ class Splitter:
         with tarfile.open(fileobj=stream, mode="r|", bufsize=PIECE) as tar:
             for member in tar:
                 self._take(tar, member)
-        (image,) = self._manifest
+        (image,) = json.loads(self._manifest)
         config, *layers = (self._blob(str(name)) for name in (image["Config"], *image["Layers"]))
         needed = dict.fromkeys((config, *layers[self._have :]))
         for blob in {*self._blobs.values()} - {*needed}:
@@ -65,7 +65,7 @@ class Splitter:
             self._blobs[name] = known[1]
         elif member.isfile() and (content := tar.extractfile(member)):
             if name == "manifest.json":
-                self._manifest = json.loads(content.read(MAX_MANIFEST))
+                self._manifest = content.read(MAX_MANIFEST)
             else:
                 self._blobs[name] = self._keep(content)
 

@@ -16,7 +16,6 @@ import sys
 import threading
 import time
 from collections.abc import Mapping
-from typing import Any
 
 # No wait here is longer; bounded.py ends the program.
 LIFE_SECONDS = 180.0
@@ -52,15 +51,13 @@ def send(row: Mapping[str, object]) -> None:
 class LinkTester:
     """One host's side of every link."""
 
-    def __init__(self, order: Mapping[str, Any]) -> None:
-        self.me: str = order["me"]
-        self.address: str = order["address"]
-        # Only who knows this word is answered.
-        self.run: str = order["run"]
+    def __init__(self, me: str, address: str, run: str) -> None:
+        """Only who knows the word `run` is answered."""
+        self.me, self.address, self.run = me, address, run
         self.family = socket.AF_INET6 if ":" in self.address else socket.AF_INET
         self.turn = asyncio.Semaphore(AT_ONCE)
 
-    async def open(self, ports: list[int], more: int) -> dict[str, Any]:
+    async def open(self, ports: list[int], more: int) -> dict[str, object]:
         """Listen on every port that is free, on `more` that the kernel chooses, and for datagrams."""
         opened: list[int] = []
         taken: list[int] = []
@@ -108,18 +105,20 @@ class LinkTester:
                 await writer.drain()
         writer.close()
 
-    async def visit(self, name: str, peer: Mapping[str, Any]) -> None:
+    async def visit(
+        self, name: str, *, address: str, udp: int, open: list[int], taken: list[int], chosen: list[int]
+    ) -> None:
         """Try every port of another host, then large packets, and print the result."""
-        own = [*peer["chosen"], *peer["open"]]
-        ports = [*own, *peer["taken"]]
-        tried = await asyncio.gather(*(self._try(name, peer["address"], port, port in own) for port in ports))
-        row: dict[str, Any] = {"to": name, "bad": {port: word for port, word, _, _ in tried if word != "ok"}}
+        own = [*chosen, *open]
+        ports = [*own, *taken]
+        tried = await asyncio.gather(*(self._try(name, address, port, port in own) for port in ports))
+        row: dict[str, object] = {"to": name, "bad": {port: word for port, word, _, _ in tried if word != "ok"}}
         row["ms"] = min((ms for _, word, _, ms in tried if word == "ok"), default=None)
         row["seen"] = next((seen for _, word, seen, _ in tried if word == "ok" and seen), None)
         good = next((port for port, word, seen, _ in tried if word == "ok" and seen), None)
         if good is not None:
-            block = self._block(peer["address"], good)
-            row["block"], (row["mtu"], row["passes"]) = await asyncio.gather(block, self._sizes(peer))
+            block = self._block(address, good)
+            row["block"], (row["mtu"], row["passes"]) = await asyncio.gather(block, self._sizes(address, udp))
         send(row)
 
     async def _try(self, name: str, address: str, port: int, own: bool) -> tuple[int, str, str, float]:
@@ -174,13 +173,13 @@ class LinkTester:
             writer.transport.abort()
         return answered
 
-    async def _sizes(self, peer: Mapping[str, Any]) -> tuple[int | None, int | None]:
+    async def _sizes(self, address: str, port: int) -> tuple[int | None, int | None]:
         """The largest packet that our interface would send, and the largest that arrived unfragmented."""
         loop, headers, arrived = asyncio.get_running_loop(), HEADERS[self.family], {0}
         with self._socket() as udp:
             try:
                 udp.setsockopt(*MTU_DISCOVER[self.family], PROBE)
-                udp.connect((peer["address"], peer["udp"]))
+                udp.connect((address, port))
                 mtu = min(udp.getsockopt(*MTU[self.family]), 65535)
             except OSError:
                 return None, None
@@ -221,10 +220,10 @@ async def main() -> None:
     lines: asyncio.Queue[str] = asyncio.Queue()
     threading.Thread(target=listen, args=(asyncio.get_running_loop(), lines), daemon=True).start()
     order = json.loads(await asyncio.wait_for(lines.get(), LIFE_SECONDS))
-    probe = LinkTester(order)
+    probe = LinkTester(order["me"], order["address"], order["run"])
     send(await probe.open(order["ports"], order["more"]))
     peers = json.loads(await asyncio.wait_for(lines.get(), LIFE_SECONDS))
-    await asyncio.gather(*(probe.visit(name, peer) for name, peer in peers.items()))
+    await asyncio.gather(*(probe.visit(name, **peer) for name, peer in peers.items()))
     send({"done": len(peers)})
     await asyncio.sleep(LIFE_SECONDS)
 

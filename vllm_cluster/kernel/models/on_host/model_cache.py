@@ -12,17 +12,18 @@ import re
 import shutil
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple, TypeVar
 
 PIECE = 8 << 20
 MANIFESTS = ".vcluster"
 MAX_NAMES = 200
 # A file system's clock may tick so seldom: what changed just before it was read may change again within one tick.
 TICK_NANOSECONDS = 2_000_000_000
+T = TypeVar("T")
 WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf")
 
 
@@ -46,27 +47,37 @@ def stamp_of(seen: os.stat_result) -> str:
     return f"{seen.st_dev}:{seen.st_ino}:{seen.st_size}:{seen.st_mtime_ns}:{seen.st_ctime_ns}"
 
 
-def is_file(path: Any, size: Any, blob: Any) -> bool:
+def is_file(path: object, size: object, blob: object) -> bool:
     """Return whether a model can have such a file."""
     parts = path.split("/") if isinstance(path, str) else [""]
     whole = isinstance(blob, str) and re.fullmatch("([0-9a-f]{40}([0-9a-f]{24})?)?", blob)
     return not {"", ".", ".."} & {*parts} and type(size) is int and bool(whole)
 
 
+class File(NamedTuple):
+    """A file below the model's folder; `blob` is its hash."""
+
+    path: str
+    size: int
+    blob: str
+
+
+# What was brought: each file with the time of its last change, the commit, and the digest.
+Manifest = tuple[Sequence[tuple[str, int, str, int]], str, str]
+
+
 class ModelFolder:
     """Where a model is: `root` below the cache, its files in a snapshot or in the folder itself."""
 
-    def __init__(self, asked: dict[str, Any]) -> None:
+    def __init__(self, asked: Mapping[str, str], files: Iterable[Mapping[str, object]]) -> None:
         self.cache = Path(asked["cache"])
-        self.root = self.cache / str(asked["folder"])
+        self.root = self.cache / asked["folder"]
         self.hub = asked["kind"] == "hub"
-        self.commit: str = (asked.get("commit") or self._commit(asked.get("revision") or "main")) if self.hub else ""
-        self.files: list[dict[str, Any]] = asked.get("files") or []
-        reference = str(asked.get("reference") or "") if self.hub else ""
+        self.commit = (asked.get("commit") or self._commit(asked.get("revision") or "main")) if self.hub else ""
+        self.files = [*map(_file, files)]
+        reference = asked.get("reference", "") if self.hub else ""
         if not re.fullmatch(r"(\w[\w.+@-]*)?", self.commit):
             self.commit = "-"  # a branch that is not here: no manifest has its name
-        if not all(is_file(row["path"], row["size"], row["blob"]) for row in self.files):
-            raise OSError("a file that cannot be is asked for")
         self.named = not reference or self._commit(reference) == self.commit
 
     def _commit(self, revision: str) -> str:
@@ -78,56 +89,63 @@ class ModelFolder:
         """Return where vLLM reads a file."""
         return self.root / "snapshots" / self.commit / path if self.hub else self.root / path
 
-    def blob(self, row: dict[str, Any]) -> Path:
+    def blob(self, file: File) -> Path:
         """Return where its content is."""
-        return self.root / "blobs" / str(row["blob"]) if self.hub else self.root / str(row["path"])
+        return self.root / "blobs" / file.blob if self.hub else self.root / file.path
 
-    def partial(self, row: dict[str, Any]) -> Path:
+    def partial(self, file: File) -> Path:
         """Return where a pull writes it before it is whole."""
-        return self.blob(row).with_name(f".{self.blob(row).name}.vcluster-partial")
+        return self.blob(file).with_name(f".{self.blob(file).name}.vcluster-partial")
 
-    def manifest(self) -> dict[str, Any]:
+    def manifest(self) -> Manifest:
         """Return the manifest; empty where there is none that can be read."""
         with suppress(OSError, ValueError, TypeError, LookupError):
             found = json.loads((self.root / MANIFESTS / f"{self.commit or 'manifest'}.json").read_text())
-            if found["v"] == 1 and all(is_file(*row[:3]) for row in found["files"]):
-                return dict(found)
-        return {}
+            files = [(path, size, blob, int(when)) for path, size, blob, when in found["files"]]
+            if found["v"] == 1 and all(is_file(*row[:3]) for row in files):
+                return files, str(found.get("commit", "")), str(found.get("digest", ""))
+        return (), "", ""
 
-    def changed(self) -> tuple[dict[str, Any], str]:
+    def changed(self) -> tuple[Manifest, str]:
         """Return the manifest, and the first file that is not as it was; names, sizes and times are compared."""
-        manifest = self.manifest()
-        rows = manifest.get("files", ())
-        return manifest, next((path for path, size, _, when in rows if stat_of(self.place(path)) != (size, when)), "")
+        found = self.manifest()
+        changed = (path for path, size, _, when in found[0] if stat_of(self.place(path)) != (size, when))
+        return found, next(changed, "")
 
 
-def look(model: ModelFolder) -> dict[str, Any]:
+def _file(row: Mapping[str, object]) -> File:
+    path, size, blob = row["path"], row["size"], row["blob"]
+    if not (is_file(path, size, blob) and isinstance(size, int)):
+        raise OSError("a file that cannot be is asked for")
+    return File(str(path), size, str(blob))
+
+
+def look(model: ModelFolder) -> dict[str, object]:
     """What is here of the files that are asked for, in bytes, and room on the disk."""
-    manifest, changed = model.changed()
-    before = {path: blob for path, _, blob, _ in manifest.get("files", ())}
-    known = {row["path"]: row["blob"] for row in model.files}
+    (rows, _, digest), changed = model.changed()
+    before = {path: blob for path, _, blob, _ in rows}
+    known = {file.path: file.blob for file in model.files}
     same = not model.files or model.hub or before == known
     whole, there = 0, 0
-    for row in model.files:
-        sizes = (stat_of(model.place(row["path"]))[0], stat_of(model.blob(row))[0])
+    for file in model.files:
+        sizes = (stat_of(model.place(file.path))[0], stat_of(model.blob(file))[0])
         # A folder whose weights were trained again has files of the same sizes.
-        blob = known[row["path"]]
-        complete = row["size"] in sizes and before.get(row["path"], blob) == blob
+        complete = file.size in sizes and before.get(file.path, file.blob) == file.blob
         whole += complete
-        there += row["size"] if complete else max(0, min(stat_of(model.partial(row))[0], row["size"]))
+        there += file.size if complete else max(0, min(stat_of(model.partial(file))[0], file.size))
     folder = next(one for one in (model.cache, *model.cache.parents) if one.exists())
     return {
         "whole": whole,
         "bytes": there,
         "free": shutil.disk_usage(folder).free,
         "writable": os.access(folder, os.W_OK | os.X_OK),
-        "digest": manifest.get("digest", "") if same and not changed else "",
+        "digest": digest if same and not changed else "",
         "changed": changed,
         "named": model.named,
         "commit": model.commit,
         "stale": stale(model),
-        "files": len(manifest.get("files", ())),
-        "size": sum(size for _, size, *_ in manifest.get("files", ())),
+        "files": len(rows),
+        "size": sum(size for _, size, *_ in rows),
     }
 
 
@@ -141,12 +159,12 @@ def visible(root: Path) -> Iterator[Path]:
 
 def stale(model: ModelFolder) -> list[str]:
     """Weights in a folder that are not among those asked for: of an earlier model of this name."""
-    wanted = {row["path"] for row in model.files}
+    wanted = {file.path for file in model.files}
     paths = (str(path.relative_to(model.root)) for path in visible(model.root) if path.name.endswith(WEIGHTS))
     return [] if model.hub else sorted(path for path in paths if path not in wanted)[:MAX_NAMES]
 
 
-def seek(model: ModelFolder, mark: str) -> dict[str, Any]:
+def seek(model: ModelFolder, mark: str) -> dict[str, object]:
     """Leave a mark, and look for those of others: hosts that see each other's share this cache."""
     path = model.cache / f".vcluster-mark-{mark}"
     with suppress(OSError):  # a host that may only read its cache sees the marks of those that write
@@ -166,16 +184,16 @@ def seek(model: ModelFolder, mark: str) -> dict[str, Any]:
     return {}
 
 
-def _content_hash(path: Path, found: Any, done: list[int]) -> str:
+def _content_hash(path: Path, found: hashlib._Hash, done: list[int]) -> str:
     """The hash of a file; `done` gets the bytes of each piece that was read, of several threads."""
     with path.open("rb") as stream:
         while data := stream.read(PIECE):
             found.update(data)
             done.append(len(data))
-    return str(found.hexdigest())
+    return found.hexdigest()
 
 
-def each(rows: Sequence[Any], work: Callable[[Any], None], done: list[int], total: int) -> None:
+def each(rows: Sequence[T], work: Callable[[T], None], done: list[int], total: int) -> None:
     """Do the work for every row, several at once; print how many bytes are done."""
     with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
         futures = [pool.submit(work, row) for row in rows]
@@ -186,7 +204,7 @@ def each(rows: Sequence[Any], work: Callable[[Any], None], done: list[int], tota
             raise error
 
 
-def files_of(root: Path, cache: Path) -> dict[str, Any]:
+def files_of(root: Path, cache: Path) -> dict[str, object]:
     """Print the files of a folder with their sizes, but for hidden ones; elsewhere are the container's own files."""
     for path in visible(root):
         name = str(path.relative_to(root))
@@ -199,34 +217,34 @@ def files_of(root: Path, cache: Path) -> dict[str, Any]:
     return {}
 
 
-def hash_files(root: str, rows: list[dict[str, Any]]) -> dict[str, Any]:
+def hash_files(root: str, files: list[File]) -> dict[str, object]:
     """Print these files of a folder with their hashes, and with the stamps of those that did not change meanwhile."""
     done: list[int] = []
-    stamps: dict[str, str] = {}
+    found: dict[File, tuple[str, str]] = {}
 
-    def work(row: dict[str, Any]) -> None:
-        path = Path(root, row["path"])
+    def work(file: File) -> None:
+        path = Path(root, file.path)
         before = path.stat()
-        row["blob"] = _content_hash(path, hashlib.sha256(), done)
+        blob = _content_hash(path, hashlib.sha256(), done)
         settled = before.st_ctime_ns < time.time_ns() - TICK_NANOSECONDS
-        stamps[row["path"]] = stamp_of(before) if settled and stamp_of(before) == stamp_of(path.stat()) else ""
+        found[file] = (blob, stamp_of(before) if settled and stamp_of(before) == stamp_of(path.stat()) else "")
 
-    each(rows, work, done, sum(row["size"] for row in rows))
-    for row in rows:
-        print_row({"file": row, "stamp": stamps[row["path"]]})
+    each(files, work, done, sum(file.size for file in files))
+    for file in files:
+        blob, stamp = found[file]
+        print_row({"file": file._replace(blob=blob)._asdict(), "stamp": stamp})
     return {}
 
 
-def verify(model: ModelFolder) -> dict[str, Any]:
+def verify(model: ModelFolder) -> dict[str, object]:
     """Hash every file of the manifest, and name what is damaged."""
-    manifest = model.manifest()
-    rows = manifest.get("files", ())
+    rows, commit, digest = model.manifest()
     if not rows:
         return {"manifest": False}
     done: list[int] = []
-    damaged: list[dict[str, Any]] = []
+    damaged: list[dict[str, object]] = []
 
-    def check(row: list[Any]) -> None:
+    def check(row: tuple[str, int, str, int]) -> None:
         path, size, blob, _ = row
         place = model.place(path)
         wrong = "missing" if stat_of(place)[0] < 0 else "" if stat_of(place)[0] == size else "wrong size"
@@ -244,19 +262,20 @@ def verify(model: ModelFolder) -> dict[str, Any]:
         print_row({"damaged": row})
     for path, size, blob, _ in rows:
         print_row({"file": {"path": path, "size": size, "blob": blob}})
-    return {"manifest": True, "commit": manifest["commit"], "digest": manifest["digest"], "bytes": sum(done)}
+    return {"manifest": True, "commit": commit, "digest": digest, "bytes": sum(done)}
 
 
-def listed(model: ModelFolder) -> dict[str, Any]:
+def listed(model: ModelFolder) -> dict[str, object]:
     """Print the files of the manifest, where they are as it has them; by name, size and time."""
-    found, changed = model.changed()
-    for path, size, blob, _ in () if changed else found.get("files", ()):
+    (rows, _, digest), changed = model.changed()
+    for path, size, blob, _ in () if changed else rows:
         print_row({"file": {"path": path, "size": size, "blob": blob}})
-    return {"commit": model.commit, "digest": "" if changed else found.get("digest", ""), "changed": changed}
+    return {"commit": model.commit, "digest": "" if changed else digest, "changed": changed}
 
 
-def _answer(model: ModelFolder, do: str, asked: dict[str, Any]) -> dict[str, Any]:
-    """Do what is asked for, and return the last row."""
+def answer(asked: Mapping[str, str], files: Iterable[Mapping[str, object]]) -> dict[str, object]:
+    """Do what is asked for, of these files, and return the last row."""
+    model, do = ModelFolder(asked, files), asked["do"]
     if do in ("list", "hash"):
         return files_of(Path(asked["root"]), model.cache) if do == "list" else hash_files(asked["root"], model.files)
     if do == "seek":
@@ -269,7 +288,7 @@ def main() -> None:
     """Answer the first message."""
     asked = json.loads(sys.stdin.readline())
     try:
-        print_row({"end": True, **_answer(ModelFolder(asked), asked["do"], asked)})
+        print_row({"end": True, **answer(asked, asked.get("files") or ())})
     except OSError as error:
         print_row({"end": True, "error": f"{error.strerror or error}: {error.filename or asked['folder']}"})
 

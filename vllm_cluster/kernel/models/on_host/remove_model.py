@@ -13,7 +13,6 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
 
 
 def _disk_bytes(root: Path) -> int:
@@ -75,15 +74,14 @@ def _remove(root: Path) -> int:
     return size
 
 
-def _answer(asked: dict[str, Any]) -> dict[str, Any]:
+def _answer(do: str, cache: Path, folder: str, kind: str) -> dict[str, object]:
     """Do what is asked for, and return the row."""
-    cache = Path(asked["cache"])
-    root = cache / str(asked["folder"])
-    ensure_own(root, cache, asked["kind"])
+    root = cache / folder
+    ensure_own(root, cache, kind)
     with claimed(root) as free:
         if not free:
             return {"there": True, "size": 0, "locked": True}
-        if asked["do"] == "remove":
+        if do == "remove":
             return {"size": _remove(root)}
     return {"there": root.is_dir() or aside(root).is_dir(), "size": _disk_bytes(root) + _disk_bytes(aside(root))}
 
@@ -91,10 +89,11 @@ def _answer(asked: dict[str, Any]) -> dict[str, Any]:
 def main() -> None:
     """Answer the message."""
     asked = json.loads(sys.stdin.readline())
+    cache, folder = Path(asked["cache"]), str(asked["folder"])
     try:
-        row = _answer(asked)
+        row = _answer(asked["do"], cache, folder, asked["kind"])
     except OSError as error:
-        row = {"error": f"{error.strerror or error}: {error.filename or Path(asked['cache'], asked['folder'])}"}
+        row = {"error": f"{error.strerror or error}: {error.filename or cache / folder}"}
     sys.stdout.write(json.dumps({"end": True, **row}) + "\n")
     sys.stdout.flush()
 

@@ -6,7 +6,7 @@ import queue
 import socket
 import sys
 import threading
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from vllm_cluster.kernel.clock import Deadline
 from vllm_cluster.kernel.errors import HostKeyRejected, Unreachable
@@ -86,9 +86,9 @@ def _channel(resolved: SshEndpoint, through: FabricConnection, deadline: Deadlin
     return channel
 
 
-def _addresses(resolved: SshEndpoint, deadline: Deadline) -> list[tuple[int, Any]]:
+def _addresses(resolved: SshEndpoint, deadline: Deadline) -> list[tuple[int, tuple[object, ...]]]:
     # The system's resolver takes no time limit, so it is asked on a thread that may be left behind.
-    answers: queue.SimpleQueue[list[tuple[int, Any]] | OSError] = queue.SimpleQueue()
+    answers: queue.SimpleQueue[list[tuple[int, tuple[object, ...]]] | OSError] = queue.SimpleQueue()
 
     def look_up() -> None:
         family = _FAMILIES.get(resolved.address_family, socket.AF_UNSPEC)
@@ -108,7 +108,7 @@ def _addresses(resolved: SshEndpoint, deadline: Deadline) -> list[tuple[int, Any
     return answer
 
 
-def _dial(family: int, address: Any, bind: str | None, seconds: float) -> socket.socket:
+def _dial(family: int, address: tuple[object, ...], bind: str | None, seconds: float) -> socket.socket:
     sock = socket.socket(family, socket.SOCK_STREAM)
     try:
         sock.settimeout(max(seconds, 0.01))

@@ -7,7 +7,7 @@ import errno
 import threading
 import time
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Protocol
 
 import paramiko
 from paramiko.common import (
@@ -112,11 +112,11 @@ class _ChannelSender:
     def __init__(self, transport: paramiko.Transport, *, closed: bool) -> None:
         self._transport, self._closed = transport, closed
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name: str) -> object:
         return getattr(self._transport, name)
 
-    def _send_user_message(self, message: Any) -> None:
-        message.sender = self
+    def _send_user_message(self, message: paramiko.Message) -> None:
+        message.sender = self  # type: ignore[attr-defined]
         self._transport._send_user_message(message)  # type: ignore[attr-defined]
 
     def is_late(self, kind: bytes) -> bool:
@@ -130,7 +130,7 @@ class _ChannelSender:
 class KeepaliveTransport(paramiko.Transport):
     """A paramiko connection that never waits without a limit."""
 
-    def __init__(self, sock: KeepaliveSocket, *, key_types: tuple[str, ...] = (), **options: Any) -> None:
+    def __init__(self, sock: KeepaliveSocket, *, key_types: tuple[str, ...] = (), **options: object) -> None:
         super().__init__(sock, **options)  # type: ignore[arg-type]
         if key_types:
             self.get_security_options().key_types = key_types
@@ -138,13 +138,12 @@ class KeepaliveTransport(paramiko.Transport):
         sock.ask = self.send_keepalive
         self._login_begun = False
 
-    def open_channel(self, *args: Any, **options: Any) -> paramiko.Channel:
+    def open_channel(self, *args: object, **options: object) -> paramiko.Channel:
         """As paramiko's; what is sent through it is known to be of this channel."""
-        channel: Any = super().open_channel(*args, **options)
+        channel = super().open_channel(*args, **options)  # type: ignore[arg-type]
         with channel.lock:
-            channel.transport = _ChannelSender(self, closed=channel.closed)
-        opened: paramiko.Channel = channel
-        return opened
+            channel.transport = _ChannelSender(self, closed=channel.closed)  # type: ignore[assignment]
+        return channel
 
     def _send_message(self, data: paramiko.Message) -> None:
         # Called under paramiko's lock, so this sees the order in which messages leave.

@@ -179,7 +179,7 @@ def test_a_folder_of_a_host_that_was_pulled_before_is_read_only_where_it_changed
         rows: list[dict[str, Any]] = []
         asks.append((asked["do"], [row["path"] for row in asked["files"]]))
         monkeypatch.setattr(on_host_cache, "print_row", rows.append)
-        end = on_host_cache._answer(on_host_cache.ModelFolder({"cache": str(tmp_path), **asked}), asked["do"], asked)
+        end = on_host_cache.answer({"cache": str(tmp_path), **asked}, asked["files"])
         left = iter([*rows, {"end": True, **end}])
         yield SimpleNamespace(next=lambda _: next(left))
 
