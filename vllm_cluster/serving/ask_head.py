@@ -32,9 +32,10 @@ from vllm_cluster.kernel.shell_line import command_line
 from vllm_cluster.kernel.text import by_hosts
 from vllm_cluster.serving.consent import Consent
 from vllm_cluster.serving.others import change, stopped_for
-from vllm_cluster.wire.order import LOOPBACK, Placement
+from vllm_cluster.wire.order import Placement
 from vllm_cluster.wire.reading import RefusedDocument
 from vllm_cluster.wire.status import ServeFailure, ServeStatus
+from vllm_cluster.wire.values import LOOPBACK
 
 
 @dataclass(frozen=True)

@@ -7,12 +7,12 @@ import json
 from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from itertools import product
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from vllm_cluster.wire.backends import BackendName
 from vllm_cluster.wire.reading import RefusedDocument, convert, document
 from vllm_cluster.wire.status import FailedRequest
-from vllm_cluster.wire.values import Address, Count, Name, Number, Port, Word, between
+from vllm_cluster.wire.values import LOOPBACK, Address, Count, Name, Number, Port, Word, between
 
 # 1 had a command line in place of the intent; it is read as one deployment with one replica. Where not Ray joins the
 # parts it is 3, which a node program of before refuses: it would start the leader's alone. Several replicas are 4, and
@@ -21,7 +21,6 @@ FORMAT, FORMAT_OF_PARTS, FORMAT_OF_REPLICAS, FORMAT_OF_MODELS = 2, 3, 4, 5
 # Files of the head's state volume: what people ask for, and what the node program took last; what it knows of that;
 # what was ready, newest last, to go back to; and what became of each request.
 WANTED, ACCEPTED, TAKEN, READY, RESULTS = "wanted.json", "accepted.json", "request.json", "ready.json", "results.jsonl"
-LOOPBACK = "127.0.0.1"
 
 
 def of_replica(file: str, index: int) -> str:
@@ -319,7 +318,7 @@ def read_order(raw: bytes, sender: str = WANTED) -> Order:
     found = _known(raw, sender)
     if found.get("v") == 1:
         serve = found.get("serve")
-        rows: dict[str, Any] = {"deployments": _rows(serve, sender)}
+        rows: dict[str, object] = {"deployments": _rows(serve, sender)}
         rows |= {"back_to": _rows(found["back_to"], sender)} if "back_to" in found else {}
         rows |= {"drain": found["drain"]} if "drain" in found else {}
         found = {"epoch": found.get("epoch", 0), "by": found.get("by", ""), **rows}
@@ -352,7 +351,7 @@ def read_ready(raw: bytes, sender: str = READY) -> Ready:
     return convert(Ready, found, sender)
 
 
-def _known(raw: bytes, sender: str, first: int | None = 1) -> dict[str, Any]:
+def _known(raw: bytes, sender: str, first: int | None = 1) -> dict[str, object]:
     """The document, whose format is one that is known; `first` is how the first format is marked."""
     found = document(raw, sender)
     if not isinstance(found, dict):
@@ -366,11 +365,13 @@ def _known(raw: bytes, sender: str, first: int | None = 1) -> dict[str, Any]:
 _TP, _PP, _NAME = "--tensor-parallel-size=", "--pipeline-parallel-size=", "--served-model-name="
 
 
-def _rows(serve: Any, sender: str) -> list[dict[str, Any]]:
+def _rows(serve: object, sender: str) -> list[dict[str, object]]:
     """What format 1 had in place of a deployment: a command line, from which the intent is read one last time."""
     if serve is None:
         return []
     try:
+        if not isinstance(serve, dict):
+            raise TypeError(serve)
         argv: list[str] = serve["argv"]
         own = next(at for at, word in enumerate(argv) if word.startswith(_NAME))
         tp, pp = (int(_last(argv, option)) for option in (_TP, _PP))

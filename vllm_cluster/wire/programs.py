@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Annotated, Any
+from typing import Annotated
 
 from vllm_cluster.wire.reading import KEY
-from vllm_cluster.wire.values import Count, Line, Name, Port, Positive, Shown, Size, between, shaped
+from vllm_cluster.wire.values import Count, Line, Name, Port, Positive, Shown, Size, Word, between, shaped
 
 # What an image reports ends in pip's command line and in a file in which a line may be an option.
 WORD = "[A-Za-z0-9][A-Za-z0-9._+!-]*"
@@ -74,6 +74,21 @@ class EngineLoad:
 
 
 @dataclass(frozen=True)
+class CheckQuestion:
+    """What a node is asked about a model, and its vLLM about an `argv`, whose last `own` words are not a person's."""
+
+    model: Word
+    revision: Word = ""
+    ask_hub: bool = True
+    argv: tuple[Word, ...] = ()
+    own: Count = 0
+    ask: tuple[Name, ...] = ()
+    env: Mapping[Name, Word] = field(default_factory=dict)
+    seconds: Positive = 0.0
+    model_here: bool = False
+
+
+@dataclass(frozen=True)
 class BenchStarted:
     """The benchmark has loaded vLLM; `context` is how many tokens the server takes, None where it is not known."""
 
@@ -85,7 +100,7 @@ class BenchStarted:
 class BenchReply:
     """One run of the benchmark: vLLM's own figures, or why there are none."""
 
-    result: Mapping[Name, Any] | None = None
+    result: Mapping[Name, object] | None = None
     error: Shown = "no result"
     reasons: tuple[Shown, ...] = ()
 

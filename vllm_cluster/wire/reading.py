@@ -11,12 +11,12 @@ import types
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, fields, is_dataclass
 from functools import cache
-from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from vllm_cluster.wire.values import words
 
 T = TypeVar("T")
-Convert = Callable[[object, str], Any]
+Convert = Callable[[object, str], object]
 
 # Python takes four bytes for each of a document's characters where one of them is rare, and that twice, and 56 for an
 # empty list: 4 MiB of `[],` would take 110 MB.
@@ -48,7 +48,7 @@ def read(kind: type[T], raw: bytes, sender: str, most: int = MAX_BYTES) -> T:
     return convert(kind, document(raw, sender, most), sender)
 
 
-def document(raw: bytes, sender: str, most: int = MAX_BYTES) -> Any:
+def document(raw: bytes, sender: str, most: int = MAX_BYTES) -> object:
     """Read JSON of at most so many bytes; NaN and Infinity are not JSON.
 
     Raises:
@@ -80,11 +80,12 @@ def convert(kind: type[T], value: object, sender: str) -> T:
     Raises:
         RefusedDocument: it has another shape.
     """
-    wanted: Any = kind
+    wanted: object = kind
     try:
-        found: T = _converter(wanted)(value, "")
+        found = _converter(wanted)(value, "")
     except _Wrong as wrong:
         raise RefusedDocument(sender, wrong.field, wrong.why) from None
+    assert isinstance(found, kind)  # noqa: S101  # a converter makes what it is named after
     return found
 
 
@@ -93,13 +94,13 @@ def _no_constant(name: str) -> None:
 
 
 @cache
-def _converter(kind: Any) -> Convert:
+def _converter(kind: object) -> Convert:
     """How a value becomes one of this type.
 
     Raises:
         TypeError: a document has no such type.
     """
-    if is_dataclass(kind):
+    if isinstance(kind, type) and is_dataclass(kind):
         return _of_dataclass(kind)
     origin, arguments = get_origin(kind), get_args(kind)
     if origin is Annotated:
@@ -116,16 +117,16 @@ def _converter(kind: Any) -> Convert:
         return _list(arguments[0]) if arguments[1:] == (...,) else _row(arguments)
     if origin in (dict, Mapping):
         return _mapping(*arguments)
-    if kind is Any:
+    if kind is object:
         # A document of another program, such as a model's config: who uses a value of it checks that one.
         return lambda value, _field: value
-    if kind in _PLAIN:
+    if isinstance(kind, type) and kind in _PLAIN:
         return _plain(kind, *_PLAIN[kind])
     raise TypeError(f"no document has a {kind}")
 
 
 # What JSON has for each type, and what that is for people. A text is bounded where its type has no limit, too.
-_PLAIN: Mapping[Any, tuple[tuple[type, ...], str]] = {
+_PLAIN: Mapping[type, tuple[tuple[type, ...], str]] = {
     str: ((str,), "text"),
     int: ((int,), "an integer"),
     float: ((int, float), "a number"),
@@ -133,20 +134,20 @@ _PLAIN: Mapping[Any, tuple[tuple[type, ...], str]] = {
 }
 
 
-def _plain(kind: type, taken: tuple[type, ...], what: str, *, cleaned: bool = True) -> Convert:
-    def take(value: Any, field: str) -> Any:
+def _plain(kind: Callable[[object], object], taken: tuple[type, ...], what: str, *, cleaned: bool = True) -> Convert:
+    def take(value: object, field: str) -> object:
         if type(value) not in taken:
             raise _Wrong(field, f"must be {what}")
         try:
-            return words(value) if kind is str and cleaned else kind(value)
+            return words(value) if cleaned and isinstance(value, str) else kind(value)
         except (ValueError, OverflowError) as error:
             raise _Wrong(field, str(error)) from None
 
     return take
 
 
-def _checked(inner: Convert, checks: tuple[Any, ...]) -> Convert:
-    def take(value: object, field: str) -> Any:
+def _checked(inner: Convert, checks: tuple[Callable[[object], object], ...]) -> Convert:
+    def take(value: object, field: str) -> object:
         found = inner(value, field)
         for check in checks:
             try:
@@ -159,7 +160,7 @@ def _checked(inner: Convert, checks: tuple[Any, ...]) -> Convert:
 
 
 def _one_of(known: tuple[object, ...]) -> Convert:
-    def take(value: object, field: str) -> Any:
+    def take(value: object, field: str) -> object:
         # Python has True for 1, JSON has not.
         if not any(type(value) is type(one) and value == one for one in known):
             raise _Wrong(field, "is none of the values that are known")
@@ -172,23 +173,23 @@ def _or_none(inner: Convert) -> Convert:
     return lambda value, field: None if value is None else inner(value, field)
 
 
-def _rows(value: object, field: str) -> list[Any]:
+def _rows(value: object, field: str) -> list[object]:
     if not isinstance(value, list):
         raise _Wrong(field, "must be a list")
     return value
 
 
-def _list(kind: Any) -> Convert:
+def _list(kind: object) -> Convert:
     inner = _converter(kind)
     return lambda value, field: tuple(
         inner(one, f"{field}.{n}".lstrip(".")) for n, one in enumerate(_rows(value, field))
     )
 
 
-def _row(kinds: tuple[Any, ...]) -> Convert:
+def _row(kinds: tuple[object, ...]) -> Convert:
     inner = [_converter(kind) for kind in kinds]
 
-    def take(value: object, field: str) -> Any:
+    def take(value: object, field: str) -> object:
         rows = _rows(value, field)
         if len(rows) != len(inner):
             raise _Wrong(field, f"must have {len(inner)} entries")
@@ -197,23 +198,23 @@ def _row(kinds: tuple[Any, ...]) -> Convert:
     return take
 
 
-def _object(value: object, field: str) -> dict[str, Any]:
+def _object(value: object, field: str) -> dict[str, object]:
     if not isinstance(value, dict):
         raise _Wrong(field, "must be an object")
     return value
 
 
-def _mapping(key: Any, kind: Any) -> Convert:
+def _mapping(key: object, kind: object) -> Convert:
     name, inner = _converter(key), _converter(kind)
     # Without the key in the field's name: it may be any text.
     return lambda value, field: {name(one, field): inner(part, field) for one, part in _object(value, field).items()}
 
 
-def _of_dataclass(kind: Any) -> Convert:
+def _of_dataclass(kind: type) -> Convert:
     hints = get_type_hints(kind, include_extras=True)
     own = [(one, _converter(hints[one.name])) for one in fields(kind) if one.init]
 
-    def take(value: object, field: str) -> Any:
+    def take(value: object, field: str) -> object:
         there, found = _object(value, field), {}
         for one, inner in own:
             name = one.metadata.get(KEY, one.name)

@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
-from typing import Any
 
 from vllm_cluster.wire.values import MAX_NAME, MAX_SIZE
 
@@ -44,7 +43,7 @@ class _Scan:
                 self._take(",")
         self._at += 1
 
-    def value(self, most: int) -> Any:
+    def value(self, most: int) -> object:
         """The next value."""
         self._skip()
         try:
@@ -78,8 +77,9 @@ def tensors(header: bytes) -> Iterator[Tensor]:
         if name == "__metadata__":
             scan.value(_MAX_METADATA)
             continue
-        row = scan.value(_MAX_ROW)
-        ends = row.get("data_offsets") if isinstance(row, dict) else None
+        found = scan.value(_MAX_ROW)
+        row = found if isinstance(found, dict) else {}
+        ends = row.get("data_offsets")
         if not isinstance(ends, list) or [type(end) for end in ends] != [int, int]:
             raise ValueError("its header is not of the safetensors format")
         if not 0 <= ends[0] <= ends[1] <= MAX_SIZE:

@@ -37,12 +37,20 @@ Phase = Literal[
 
 @dataclass(frozen=True)
 class GroupNode:
-    """One member as the backend lists it; a dead one stays in the list."""
+    """One member as the backend lists it; a dead one stays in the list, `free` is None where it is not known."""
 
     id: str
     address: str
     alive: bool
     gpus: Gpus
+    free: Gpus | None = None
+
+
+@dataclass(frozen=True)
+class GroupTable:
+    """The members as the backend lists them now."""
+
+    nodes: tuple[GroupNode, ...]
 
 
 @dataclass(frozen=True)
@@ -86,6 +94,19 @@ class FailedRequest(ServeFailure):
     generation: str
     model: Name
     name: Name
+
+
+@dataclass(frozen=True)
+class ServeMemory:
+    """What a container has learned about a request, for the one after it: serve.json."""
+
+    generation: str
+    once_ready: bool
+    failed: bool
+    detail: str = ""
+    first_failure: ServeFailure | None = None
+    failure: ServeFailure | None = None
+    starts: tuple[Number, ...] = ()
 
 
 @dataclass(frozen=True)

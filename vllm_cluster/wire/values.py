@@ -7,11 +7,11 @@ import math
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, TypeVar
 
 N = TypeVar("N", int, float)
-Check = Callable[[Any], Any]
 
+LOOPBACK = "127.0.0.1"
 # The largest file that anybody serves from, in bytes.
 MAX_SIZE = 10 * 1000**4
 MAX_NAME, MAX_TEXT, MAX_WORD, MAX_LONG = 4096, 64 << 10, 128 << 10, 4 << 20
@@ -21,7 +21,7 @@ _LOGIN = re.compile(r"://[^/\s]*@")
 _PLAIN_SPACE = "\n\t\N{NO-BREAK SPACE}"
 
 
-def between(least: N, most: N) -> Check:
+def between(least: N, most: N) -> Callable[[N], N]:
     """A check for a number from `least` to `most`."""
 
     def check(number: N) -> N:
@@ -32,7 +32,7 @@ def between(least: N, most: N) -> Check:
     return check
 
 
-def shaped(pattern: str, what: str) -> Check:
+def shaped(pattern: str, what: str) -> Callable[[str], str]:
     """A check for text that an expression matches whole; `what` it would be then is for people."""
     shape = re.compile(pattern)
 

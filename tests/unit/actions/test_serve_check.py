@@ -17,6 +17,7 @@ from vllm_cluster.serving.fit.request import Files, Judged
 from vllm_cluster.serving.serve import check as serve_check
 from vllm_cluster.serving.serve.serve import serve_model
 from vllm_cluster.wire.order import Deployment, Placement
+from vllm_cluster.wire.programs import CheckQuestion
 
 
 def wanted(*flags: str, **more: Any) -> Placement:
@@ -51,9 +52,9 @@ def check(files: Files, judged: Judged) -> list[Event]:
 def test_the_last_revision_is_looked_for_as_vllm_does(
     monkeypatch: pytest.MonkeyPatch, extra: list[str], revision: str
 ) -> None:
-    questions: list[dict[str, Any]] = []
+    questions: list[CheckQuestion] = []
 
-    def ask(_fleet: object, _inventory: object, question: dict[str, Any], _hosts: object) -> Any:
+    def ask(_fleet: object, _inventory: object, question: CheckQuestion, _hosts: object) -> Any:
         questions.append(question)
         return {"gpu1": Files("cache"), "gpu2": Files("cache")}, Judged(flags="accepted")
 
@@ -62,8 +63,8 @@ def test_the_last_revision_is_looked_for_as_vllm_does(
     events: list[Event] = []
     serve_check.check_request(fleet, make.inventory(2), world.hosts(), (wanted(*extra),), events.append)
     (question,) = questions
-    assert question["revision"] == revision
-    assert question["argv"][len(question["argv"]) - question["own"] :] == list(wanted().replica.leader.argv[3:])
+    assert question.revision == revision
+    assert question.argv[len(question.argv) - question.own :] == wanted().replica.leader.argv[3:]
 
 
 def test_a_model_that_no_host_has_is_one_line_with_the_hosts() -> None:

@@ -91,7 +91,7 @@ def test_a_failed_start_names_the_command_that_explains_it(phase: str, named: in
 
 
 def test_the_document_has_remedies_to_paste() -> None:
-    document = status_document(cluster(GOOD, BAD), lambda fix: f"{fix} -i a.yaml" if fix else "")
+    document: dict[str, Any] = status_document(cluster(GOOD, BAD), lambda fix: f"{fix} -i a.yaml" if fix else "")
     assert [host["fix"] for host in document["hosts"]] == ["", "ssh gpu2 -i a.yaml"]
 
 

@@ -9,7 +9,6 @@ import pytest
 from vllm_cluster.serving.api.answer import (
     CHAT,
     COMPLETIONS,
-    Alternative,
     ModelReply,
     OddAnswer,
     body,
@@ -17,6 +16,8 @@ from vllm_cluster.serving.api.answer import (
     probability,
     prompt_logprobs,
 )
+from vllm_cluster.wire.answers import Alternative, AnswerEvent
+from vllm_cluster.wire.reading import convert
 
 
 def test_a_request_holds_what_was_given_alone() -> None:
@@ -36,6 +37,11 @@ def test_what_vllm_does_not_stream_is_asked_for_whole(given: dict[str, object]) 
 def test_a_chat_asks_for_one_more_so_that_no_rank_is_hidden(wanted: int, asked: int) -> None:
     assert body(COMPLETIONS, "m", {}, logprobs=wanted)["logprobs"] == wanted
     assert body(CHAT, "m", {}, logprobs=wanted)["top_logprobs"] == asked
+
+
+def event(document: object) -> AnswerEvent:
+    """The document as it is read."""
+    return convert(AnswerEvent, document, "the API")
 
 
 def completion(token: str, logprob: float, top: dict[str, float]) -> dict[str, object]:
@@ -60,7 +66,7 @@ def completion(token: str, logprob: float, top: dict[str, float]) -> dict[str, o
     ],
 )
 def test_a_rank_is_shown_where_it_is_known(token: str, logprob: float, top: dict[str, float], rank: int | None) -> None:
-    (piece,) = pieces(completion(token, logprob, top), 2)
+    (piece,) = pieces(event(completion(token, logprob, top)), 2)
     (found,) = piece.logprobs
     assert (found.token, found.logprob, found.rank) == (token, logprob, rank)
     assert list(found.top) == sorted(found.top, key=lambda one: -one.logprob)
@@ -71,7 +77,8 @@ def test_a_rank_is_shown_where_it_is_known(token: str, logprob: float, top: dict
 def test_a_chat_shows_the_same_although_its_list_holds_the_token_first() -> None:
     top = [{"token": text, "logprob": value} for text, value in (("z", -9.0), ("a", -0.1), ("b", -2.0))]
     content = [{"token": "z", "logprob": -9.0, "top_logprobs": top}]
-    (piece,) = pieces({"choices": [{"index": 0, "delta": {"content": "z"}, "logprobs": {"content": content}}]}, 2)
+    choice = {"index": 0, "delta": {"content": "z"}, "logprobs": {"content": content}}
+    (piece,) = pieces(event({"choices": [choice]}), 2)
     assert piece.logprobs[0].rank is None
     assert piece.logprobs[0].top == (Alternative("a", -0.1), Alternative("b", -2.0))
 
@@ -82,11 +89,11 @@ def test_the_tokens_of_a_prompt_are_those_of_its_ids() -> None:
         "329": {"logprob": -5.0, "rank": 50, "decoded_token": " cluster"},
     }
     document = {"choices": [{"prompt_logprobs": [None, row], "prompt_token_ids": [287, 329]}]}
-    first, second = prompt_logprobs(document, 1)
+    first, second = prompt_logprobs(event(document), 1)
     assert (first.token, first.logprob, first.rank) == ("<287>", None, None)
     assert (second.token, second.rank, second.top) == (" cluster", 50, (Alternative("x", -3.0),))
     # A chat has both beside its choices.
-    assert prompt_logprobs({"choices": [{}], **document["choices"][0]}, 1) == [first, second]
+    assert prompt_logprobs(event({"choices": [{}], **document["choices"][0]}), 1) == [first, second]
 
 
 def test_a_rate_counts_from_the_first_token() -> None:
@@ -120,7 +127,7 @@ def test_a_probability_is_one_at_most() -> None:
     assert probability(1e-9) == 1.0
 
 
-# fault: serving/api/answer.py: except (TypeError, AttributeError, → except (
+# fault: serving/api/answer.py: except ValueError: → except KeyError:
 @pytest.mark.parametrize(
     "choices",
     [

@@ -48,7 +48,8 @@ def ask(
     async def receive() -> Message:
         raise AssertionError("nothing is read before the key is known")
 
-    scope = {"type": kind, "method": method, "path": path, "raw_path": raw or path.encode(), "headers": headers or []}
+    scope: dict[str, object] = {"type": kind, "method": method, "path": path, "raw_path": raw or path.encode()}
+    scope["headers"] = headers or []
     asyncio.run(RequireKey(application)(scope, receive, send))
     return sent
 
@@ -172,7 +173,13 @@ def test_a_second_new_key_is_read_though_its_file_looks_alike(key_file: Path) ->
             sent.append(message)
 
         headers = [(b"authorization", f"Bearer {key}".encode())]
-        scope = {"type": "http", "method": "GET", "path": "/v1/models", "raw_path": b"/v1/models", "headers": headers}
+        scope: dict[str, object] = {
+            "type": "http",
+            "method": "GET",
+            "path": "/v1/models",
+            "raw_path": b"/v1/models",
+            "headers": headers,
+        }
         await app(scope, cast(Any, None), send)
         return int(sent[0].get("status", 200))
 

@@ -6,6 +6,7 @@ import pytest
 
 from tests.support.node.world import HEAD, WORKER, World, eventually, lives
 from vllm_cluster.serving.node.serve_state import compare_gpus, idle_gpus
+from vllm_cluster.wire.status import GroupNode
 
 pytestmark = pytest.mark.slow
 
@@ -85,7 +86,7 @@ def test_the_same_request_on_other_hosts_moves_with_its_next_start(world: World)
 def test_what_stays_idle() -> None:
     assert idle_gpus({"a": 8, "b": 8}, {"a": 4}) == {"a": 4, "b": 8}
     assert idle_gpus({"a": 8, "b": 8}, {}) == {}
-    nodes = [{"address": "b", "alive": True, "gpus": 8.0}]
+    nodes = [GroupNode("b", "b", True, 8.0)]
     assert compare_gpus({"a": 8, "b": 8}, nodes, {"b": 8}, {"a": "gpu1"}) == (8, [])
     assert compare_gpus({"a": 8, "b": 8}, nodes, {"a": 8}, {"a": "gpu1"}) == (8, ["gpu1 is missing"])
     assert compare_gpus({"a": 8, "b": 8}, nodes, {}, {}) == (8, ["a is missing"])

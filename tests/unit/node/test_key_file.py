@@ -69,7 +69,13 @@ class Server:
         """Whether a request with this key gets in."""
         self._sent.clear()
         headers = [(b"authorization", f"Bearer {key}".encode())]
-        scope = {"type": "http", "method": "GET", "path": "/v1/models", "raw_path": b"/v1/models", "headers": headers}
+        scope: dict[str, object] = {
+            "type": "http",
+            "method": "GET",
+            "path": "/v1/models",
+            "raw_path": b"/v1/models",
+            "headers": headers,
+        }
         asyncio.run(self._middleware(scope, self._receive, self._send))
         return self._sent == [{"type": "inside"}]
 

@@ -135,6 +135,11 @@ def cached(home: Path, name: str = "org/model", *, index: bool = False) -> Path:
     return snapshot
 
 
+def find_model(*asked: str, ask_hub: bool = True) -> dict[str, Any]:
+    """What the node knows of a model's files."""
+    return model_files.find_model(*asked, ask_hub=ask_hub)
+
+
 def checkers(world: World) -> list[str]:
     """The processes that import vLLM to answer."""
     found = []
@@ -259,14 +264,14 @@ def test_what_lies_in_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setenv("HF_HOME", str(tmp_path))
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     snapshot = cached(tmp_path)
-    found = model_files.find_model("org/model")
+    found = find_model("org/model")
     assert (found["where"], found["config"], found["missing"]) == ("cache", {"model_type": "llama"}, 0)
-    assert (found["tensors"], found["lacking"]) == ([["w", "BF16", 4]], [])
+    assert (found["tensors"], found["lacking"]) == ([("w", "BF16", 4)], [])
     stat = subprocess.run(["stat", "-fc", "%T", str(tmp_path)], capture_output=True, text=True, check=True).stdout
     assert found["carrier"][:3] == stat[:3]  # stat calls ext4 "ext2/ext3" and overlay "overlayfs"
     assert found["memory"] > 1 << 20
-    assert model_files.find_model(str(snapshot))["where"] == "folder"
-    wrong = model_files.find_model("org/modl")
+    assert find_model(str(snapshot))["where"] == "folder"
+    wrong = find_model("org/modl")
     assert (wrong["where"], wrong["near"]) == ("nowhere", ["org/model"])
     assert "HF_HUB_OFFLINE" in wrong["problem"]
     for word, text in (
@@ -274,9 +279,9 @@ def test_what_lies_in_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         ("./foo", "no such folder"),
         ("/nowhere", "no such"),
     ):
-        assert text in model_files.find_model(word)["problem"]
-    assert model_files.find_model("s3://bucket/model")["where"] == "unknown"
-    assert model_files.find_model("org/model", "v2")["where"] == "nowhere"
+        assert text in find_model(word)["problem"]
+    assert find_model("s3://bucket/model")["where"] == "unknown"
+    assert find_model("org/model", "v2")["where"] == "nowhere"
 
 
 # fault: serving/node/model_files.py: "lacking": [name for name in named if name not in sizes], → "lacking": [],
@@ -284,8 +289,8 @@ def test_a_part_of_a_model_is_not_the_model(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setenv("HF_HOME", str(tmp_path))
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     snapshot = cached(tmp_path, index=True)
-    assert "only a part" in model_files.find_model("org/model")["problem"]
-    assert model_files.find_model(str(snapshot))["lacking"] == ["model-2.safetensors"]
+    assert "only a part" in find_model("org/model")["problem"]
+    assert find_model(str(snapshot))["lacking"] == ["model-2.safetensors"]
 
 
 class Hub(http.server.BaseHTTPRequestHandler):
@@ -336,19 +341,19 @@ def test_the_hub_is_asked_from_the_node_with_its_token(
     hub: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HF_TOKEN", "hf_canary")
-    found = model_files.find_model("org/open")
+    found = find_model("org/open")
     # Not what vLLM leaves aside, and no redirect is followed, least of all with the token.
     assert (found["where"], found["weights"], found["missing"]) == ("hub", 20, 20)
     assert [token for _, token in Hub.seen] == ["Bearer hf_canary"] * 2
-    assert "403 with the token that is set" in model_files.find_model("org/gated")["problem"]
+    assert "403 with the token that is set" in find_model("org/gated")["problem"]
     monkeypatch.delenv("HF_TOKEN")
-    assert "403 without a token" in model_files.find_model("org/gated")["problem"]
-    assert "has no such model" in model_files.find_model("org/gone")["problem"]
-    assert model_files.find_model("org/open", ask_hub=False)["where"] == "hub"
+    assert "403 without a token" in find_model("org/gated")["problem"]
+    assert "has no such model" in find_model("org/gone")["problem"]
+    assert find_model("org/open", ask_hub=False)["where"] == "hub"
 
 
 def test_a_hub_that_cannot_be_reached_is_a_reason(hub: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
-    found = model_files.find_model("org/open")
+    found = find_model("org/open")
     assert found["where"] == "nowhere"
     assert "cannot be asked" in found["problem"]

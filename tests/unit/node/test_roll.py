@@ -240,8 +240,8 @@ def test_the_second_node_at_an_address_is_refused_with_the_reason(nodes: Nodes) 
     nodes.worker("gpu2", "10.0.0.2")
     nodes.become(gpu2="here")
     other, as_head = nodes.worker("gpu9", "10.0.0.2"), nodes.worker("gpu8", "127.0.0.1")
-    eventually(lambda: "gpu9 at 10.0.0.2" in other.status()["error"], "its refusal")
-    eventually(lambda: "the head's own" in as_head.status()["error"], "its refusal")
+    eventually(lambda: "gpu9 at 10.0.0.2" in str(other.status()["error"]), "its refusal")
+    eventually(lambda: "the head's own" in str(as_head.status()["error"]), "its refusal")
     assert nodes.states() == {"gpu1": "here", "gpu2": "here"}
     assert "refused" in nodes.status.error
 
@@ -267,7 +267,7 @@ def test_a_worker_whose_head_is_silent_dials_again(nodes: Nodes) -> None:
             hello = json.loads(file.readline().partition(b" ")[2])
             connection.sendall(Signed(KEY, "head", "worker", (offer, hello["nonce"])).line({}))
             eventually(lambda: worker.status()["error"] == "", "the welcome")
-            eventually(lambda: "no beat of the head" in worker.status()["error"], "its end")
+            eventually(lambda: "no beat of the head" in str(worker.status()["error"]), "its end")
             mute.accept()[0].close()
         worker.close()
 
@@ -276,7 +276,7 @@ def test_a_head_that_cannot_listen_shows_why_and_listens_later() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         place = taken.getsockname()[:2]
         head = HeadRoll(place, KEY, HEAD, PACE)
-        eventually(lambda: f":{place[1]} (ports.nodes): Address already in use" in head.status()["error"], "why")
+        eventually(lambda: f":{place[1]} (ports.nodes): Address already in use" in str(head.status()["error"]), "why")
     eventually(lambda: head.status()["error"] == "", "the port")
     head.close()
 

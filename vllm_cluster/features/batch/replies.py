@@ -96,7 +96,7 @@ def read_size(reply: Message) -> int:
 
 def read_entries(reply: Message) -> tuple[JobEntry, ...]:
     """Read the reply to `batches`. Raises ValueError where it is none."""
-    return convert(tuple[JobEntry, ...], reply.get("batches"), "batches")
+    return tuple(convert(JobEntry, row, "batches") for row in _get(reply, "batches", list))
 
 
 def _get(row: Message, name: str, kind: type[T]) -> T:

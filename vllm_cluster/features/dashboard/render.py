@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections import deque
 from collections.abc import Callable, Iterator
+from dataclasses import asdict
 
 from vllm_cluster.kernel.terminal.page import page
 from vllm_cluster.serving.status.render_watch import view_document
@@ -44,7 +45,7 @@ class DashboardFeed:
 
 def _point(view: View) -> dict[str, object]:
     uses = [gpu.use_percent for load in view.loads.values() for gpu in load.gpus if gpu.use_percent is not None]
-    model = view_document(view)["model"] or {}
+    model = asdict(view.model) if view.model else {}
     return {"time": round(view.time, 1), "gpu_percent": sum(uses) / len(uses) if uses else None, **model}
 
 

@@ -14,14 +14,8 @@ from vllm_cluster.kernel.plan.shares import Share, deal, replica_sizes
 from vllm_cluster.kernel.shell_line import shell_line
 from vllm_cluster.kernel.text import redact
 from vllm_cluster.wire.backends import BackendName
-from vllm_cluster.wire.order import (
-    LOOPBACK,
-    RENDEZVOUS,
-    Deployment,
-    Placement,
-    Replica,
-    name_of,
-)
+from vllm_cluster.wire.order import RENDEZVOUS, Deployment, Placement, Replica, name_of
+from vllm_cluster.wire.values import LOOPBACK
 
 if TYPE_CHECKING:
     from vllm_cluster.kernel.inventory.model import Inventory

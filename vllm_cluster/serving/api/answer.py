@@ -5,10 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+
+from vllm_cluster.wire.answers import Alternative, AnswerEvent, Choice, Logprobs, Message, PromptLogprob, Usage
+from vllm_cluster.wire.reading import convert
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
-Document = Mapping[str, Any]
+Document = Mapping[str, object]
 # What vLLM allows where --max-logprobs is not given.
 MAX_LOGPROBS = 20
 # A rate needs two moments.
@@ -21,14 +23,6 @@ MAX_ANSWER = 64 << 20
 
 class OddAnswer(ValueError):
     """An answer of another shape than the API's: whoever has taken the head over may write it."""
-
-
-@dataclass(frozen=True)
-class Alternative:
-    """A token that could have been in a place, and the logarithm of its probability."""
-
-    token: str
-    logprob: float
 
 
 @dataclass(frozen=True)
@@ -45,14 +39,6 @@ class TokenLogprob:
     rank: int | None
     top: tuple[Alternative, ...] = ()
     merged: bool = False
-
-
-@dataclass(frozen=True)
-class Usage:
-    """Tokens of the prompt, and of all answers to it."""
-
-    prompt_tokens: int
-    completion_tokens: int
 
 
 @dataclass(frozen=True)
@@ -106,17 +92,15 @@ class ModelReply:
             OddAnswer: it is none.
         """
         try:
-            return self._add(document, wanted, prompt_wanted, seconds)
-        except (TypeError, AttributeError, LookupError, ArithmeticError, ValueError):
+            event = convert(AnswerEvent, document, "the API")
+            found = list(pieces(event, wanted))
+            for piece in found:
+                self.answers.setdefault(piece.index, Answer()).add(piece)
+        except ValueError:
             raise OddAnswer("the answer is not as the API has it") from None
-
-    def _add(self, document: Document, wanted: int, prompt_wanted: int | None, seconds: float) -> list[Piece]:
-        found = list(pieces(document, wanted))
-        for piece in found:
-            self.answers.setdefault(piece.index, Answer()).add(piece)
-        self.usage = usage(document) or self.usage
+        self.usage = event.usage or self.usage
         if prompt_wanted is not None:
-            self.prompt_logprobs += prompt_logprobs(document, prompt_wanted)
+            self.prompt_logprobs += prompt_logprobs(event, prompt_wanted)
         self.seconds = seconds
         if self.seconds_to_first is None and any(piece.text or piece.reasoning for piece in found):
             self.seconds_to_first = seconds
@@ -139,7 +123,7 @@ class ModelReply:
 
 def body(
     path: str, model: str, given: Document, *, logprobs: int | None = None, prompt_logprobs: int | None = None
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """A request with what was given, and nothing else: each default is the server's, or the model's own."""
     made = {"model": model, **{name: value for name, value in given.items() if value is not None}}
     if logprobs is not None:
@@ -154,43 +138,33 @@ def body(
     return {**made, "stream": True, "stream_options": {"include_usage": True, "continuous_usage_stats": True}}
 
 
-def schema_format(schema: Document) -> dict[str, Any]:
+def schema_format(schema: Document) -> dict[str, object]:
     """The value of `response_format` that makes the answer JSON of this schema."""
     return {"type": "json_schema", "json_schema": {"name": "answer", "schema": schema, "strict": True}}
 
 
-def pieces(document: Document, wanted: int = 0) -> Iterator[Piece]:
+def pieces(event: AnswerEvent, wanted: int = 0) -> Iterator[Piece]:
     """The pieces in one event of a stream, or in a whole answer, with so many of the most probable tokens."""
-    for choice in document.get("choices") or ():
-        message = choice.get("delta") or choice.get("message") or {}
+    for choice in event.choices or ():
+        message = choice.delta or choice.message or Message()
+        stop = choice.stop_reason
+        if not isinstance(stop, int | str | None):
+            raise OddAnswer("its stop_reason is neither a text nor a number")
         yield Piece(
-            index=int(choice.get("index") or 0),
-            text=str(choice.get("text") or message.get("content") or ""),
-            reasoning=str(message.get("reasoning") or message.get("reasoning_content") or ""),
-            logprobs=tuple(_logprobs(choice.get("logprobs") or {}, wanted)),
-            finish_reason=_of(choice.get("finish_reason"), str),
-            stop_reason=_of(choice.get("stop_reason"), int, str),
+            index=choice.index or 0,
+            text=choice.text or message.content or "",
+            reasoning=message.reasoning or message.reasoning_content or "",
+            logprobs=tuple(_logprobs(choice.logprobs or Logprobs(), wanted)),
+            finish_reason=choice.finish_reason,
+            stop_reason=stop,
         )
 
 
-def _of(value: Any, *kinds: type) -> Any:
-    """A value of one of these types, or none."""
-    if value is not None and type(value) not in kinds:
-        raise TypeError(value)
-    return value
-
-
-def usage(document: Document) -> Usage | None:
-    """The tokens of the whole request, where this event counts them."""
-    found = document.get("usage")
-    return Usage(int(found["prompt_tokens"]), int(found.get("completion_tokens") or 0)) if found else None
-
-
-def prompt_logprobs(document: Document, wanted: int) -> list[TokenLogprob]:
+def prompt_logprobs(event: AnswerEvent, wanted: int) -> list[TokenLogprob]:
     """The tokens of the prompt, where the request asked for them."""
-    choice = (document.get("choices") or [{}])[0]
-    rows = choice.get("prompt_logprobs") or document.get("prompt_logprobs") or []
-    ids = choice.get("prompt_token_ids") or document.get("prompt_token_ids") or [None] * len(rows)
+    choice = event.choices[0] if event.choices else Choice()
+    rows = choice.prompt_logprobs or event.prompt_logprobs or ()
+    ids = choice.prompt_token_ids or event.prompt_token_ids or [None] * len(rows)
     return [
         _prompt_token(row or {}, None if number is None else str(number), wanted)
         for row, number in zip(rows, ids, strict=False)
@@ -210,32 +184,27 @@ def probability(logprob: float | None) -> float | None:
     return None if logprob is None else math.exp(min(0.0, logprob))
 
 
-def _prompt_token(row: Document, number: str | None, wanted: int) -> TokenLogprob:
+def _prompt_token(row: Mapping[str, PromptLogprob], number: str | None, wanted: int) -> TokenLogprob:
     own = row.get(number or next(iter(row), ""))
     if own is None:  # nothing comes before the first token that could make it probable
         return TokenLogprob(f"<{number}>" if number else "", None, None)
-    top = [Alternative(str(one.get("decoded_token")), float(one["logprob"])) for one in row.values()]
-    return TokenLogprob(
-        str(own.get("decoded_token")), float(own["logprob"]), _of(own.get("rank"), int), _best(top, wanted)
-    )
+    top = [Alternative(one.decoded_token or "", one.logprob) for one in row.values()]
+    return TokenLogprob(own.decoded_token or "", own.logprob, own.rank, _best(top, wanted))
 
 
-def _logprobs(found: Document, wanted: int) -> Iterator[TokenLogprob]:
-    if "content" in found:
-        for row in found["content"] or ():
-            top = [Alternative(str(one["token"]), float(one["logprob"])) for one in row.get("top_logprobs") or ()]
-            yield _ranked(str(row["token"]), row.get("logprob"), top, wanted)
-        return
-    tops = found.get("top_logprobs") or ()
-    pairs = zip(found.get("tokens") or (), found.get("token_logprobs") or (), strict=False)
+def _logprobs(found: Logprobs, wanted: int) -> Iterator[TokenLogprob]:
+    for one in found.content or ():
+        yield _ranked(one.token, one.logprob, one.top_logprobs or (), wanted)
+    tops = found.top_logprobs or ()
+    pairs = zip(found.tokens or (), found.token_logprobs or (), strict=False)
     for place, (token, logprob) in enumerate(pairs):
         row = (tops[place] if place < len(tops) else None) or {}
-        top = [Alternative(str(name), float(value)) for name, value in row.items()]
+        top = [Alternative(name, value) for name, value in row.items()]
         # The text of a part of a character is empty, or the sign for what cannot be decoded.
         if logprob is not None and (len(top) < wanted or any(one.token.strip("\ufffd") == "" for one in top)):
-            yield TokenLogprob(str(token), float(logprob), None, _best(top, wanted), merged=True)
+            yield TokenLogprob(token, logprob, None, _best(top, wanted), merged=True)
         else:
-            yield _ranked(str(token), logprob, top, wanted)
+            yield _ranked(token, logprob, top, wanted)
 
 
 def _ranked(token: str, logprob: float | None, top: Sequence[Alternative], wanted: int) -> TokenLogprob:
@@ -244,7 +213,7 @@ def _ranked(token: str, logprob: float | None, top: Sequence[Alternative], wante
         return TokenLogprob(token, None, None)
     better = sum(one.logprob > logprob for one in top)
     known = better < wanted <= len(top)
-    return TokenLogprob(token, float(logprob), better + 1 if known else None, _best(top, wanted))
+    return TokenLogprob(token, logprob, better + 1 if known else None, _best(top, wanted))
 
 
 def _best(top: Sequence[Alternative], wanted: int) -> tuple[Alternative, ...]:
@@ -254,7 +223,7 @@ def _best(top: Sequence[Alternative], wanted: int) -> tuple[Alternative, ...]:
 _REQUEST = ("post", "requestBody", "content", "application/json", "schema")
 
 
-def fields_of(openapi: Mapping[str, Any], path: str) -> frozenset[str]:
+def fields_of(openapi: Mapping[str, object], path: str) -> frozenset[str]:
     """Read the fields of a request to this path; none where the schema does not have it."""
     todo, seen, fields = [_at(openapi, ("paths", path, *_REQUEST))], set[int](), set[str]()
     while todo:

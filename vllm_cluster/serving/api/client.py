@@ -10,7 +10,6 @@ import http.client
 import json
 from collections.abc import Iterator, Mapping
 from http import HTTPStatus
-from typing import Any
 
 from vllm_cluster.kernel.errors import VclusterError
 from vllm_cluster.serving.api.answer import error_message
@@ -44,7 +43,7 @@ class Silent(VclusterError):
     code = "api-silent"
 
 
-def get(port: int, path: str, key: str, seconds: float) -> tuple[int, Mapping[str, Any]]:
+def get(port: int, path: str, key: str, seconds: float) -> tuple[int, Mapping[str, object]]:
     """Read the status and the JSON object of a page on 127.0.0.1:`port`; an empty one where it is something else.
 
     Raises:
@@ -66,14 +65,14 @@ def get(port: int, path: str, key: str, seconds: float) -> tuple[int, Mapping[st
     return reply.status, page if isinstance(page, dict) else {}
 
 
-def model_names(document: Mapping[str, Any]) -> list[str]:
+def model_names(document: Mapping[str, object]) -> list[str]:
     """Read the names in the page of `/v1/models`: the model's, and those of LoRAs beside it."""
     rows = document.get("data")
     found = [row.get("id") for row in rows if isinstance(row, dict)] if isinstance(rows, list) else []
     return [name for name in found if isinstance(name, str)]
 
 
-def post(port: int, path: str, body: Mapping[str, Any], key: str, seconds: float) -> Iterator[Mapping[str, Any]]:
+def post(port: int, path: str, body: Mapping[str, object], key: str, seconds: float) -> Iterator[Mapping[str, object]]:
     """Send a request to 127.0.0.1:`port`; the events of its answer, or the whole of it where it is not streamed.
 
     `seconds` is how long the server may be silent.
@@ -103,7 +102,7 @@ def _with_key(key: str) -> dict[str, str | bytes]:
     return {"Authorization": f"Bearer {key}".encode()}
 
 
-def _events(reply: http.client.HTTPResponse, *, large: bool) -> Iterator[Mapping[str, Any]]:
+def _events(reply: http.client.HTTPResponse, *, large: bool) -> Iterator[Mapping[str, object]]:
     most = MAX_LOGPROBS if large else MAX_EVENT
     if not (reply.getheader("Content-Type") or "").startswith("text/event-stream"):
         yield _event(reply.read(most + 1), large=large)
@@ -118,7 +117,7 @@ def _events(reply: http.client.HTTPResponse, *, large: bool) -> Iterator[Mapping
     raise Broken("the answer has no end")
 
 
-def _event(raw: bytes, *, large: bool) -> Mapping[str, Any]:
+def _event(raw: bytes, *, large: bool) -> Mapping[str, object]:
     try:
         found = json.loads(raw) if large else document(raw, "the answer", MAX_EVENT)
     except RefusedDocument as refused:

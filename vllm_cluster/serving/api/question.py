@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -101,13 +101,13 @@ def text_of(path: Path) -> str:
     return _text(_read(path), str(path))
 
 
-def content(prompt: str, files: Sequence[Path]) -> str | list[dict[str, Any]]:
+def content(prompt: str, files: Sequence[Path]) -> str | list[dict[str, object]]:
     """A message of a chat: files by name before the prompt, images as parts of their own."""
     raw = {path: _read(path) for path in files}
     kinds = {path: _image(data) for path, data in raw.items()}
     texts = [f"{path.name}:\n{_text(data, str(path))}\n" for path, data in raw.items() if not kinds[path]]
     text = "\n".join([*texts, prompt]) if prompt else "\n".join(texts)
-    images = [
+    images: list[dict[str, object]] = [
         {"type": "image_url", "image_url": {"url": f"data:{kinds[path]};base64,{base64.b64encode(data).decode()}"}}
         for path, data in raw.items()
         if kinds[path]
@@ -127,7 +127,7 @@ class RequestOptions:
     stop: Stop = None
     set_: Set = None
 
-    def fields(self) -> dict[str, Any]:
+    def fields(self) -> dict[str, object]:
         """Read them.
 
         Raises:
@@ -158,7 +158,7 @@ def asks(verb: Callable[..., None]) -> Callable[..., None]:
     ]
 
     @functools.wraps(verb)
-    def run(*args: Any, **given: Any) -> None:
+    def run(*args: object, **given: object) -> None:
         bound = inspect.Signature(parameters).bind_partial(*args, **given).arguments
         named = {name: bound.pop(name) for name in options if name in bound}
         verb(**bound, asked=RequestOptions(**named))
@@ -167,7 +167,7 @@ def asks(verb: Callable[..., None]) -> Callable[..., None]:
     return run
 
 
-def _value(name: str, text: str) -> Any:
+def _value(name: str, text: str) -> object:
     """A value as JSON, and where it is none as text."""
     try:
         return json.loads(text, parse_constant=_no_json, parse_float=_finite)
@@ -189,7 +189,7 @@ def _finite(digits: str) -> float:
     return number if math.isfinite(number) else _no_json(digits)
 
 
-def _schema_format(path: Path) -> dict[str, Any]:
+def _schema_format(path: Path) -> dict[str, object]:
     from vllm_cluster.serving.api.answer import schema_format
 
     try:

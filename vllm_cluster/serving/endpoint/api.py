@@ -8,7 +8,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from http import HTTPStatus
 from pathlib import Path
-from typing import Any
 
 from vllm_cluster.kernel.errors import (
     ConnectionLost,
@@ -48,7 +47,7 @@ class ModelRequest:
     """
 
     path: str
-    given: Mapping[str, Any]
+    given: Mapping[str, object]
     model: str | None = None
     logprobs: int | None = None
     prompt_logprobs: int | None = None
@@ -108,7 +107,7 @@ class ModelApi:
                 raise UsageError(text, hint="--json-schema FILE") from None
             raise
 
-    def events(self, path: str, body: Mapping[str, Any], seconds: float) -> Iterator[Mapping[str, Any]]:
+    def events(self, path: str, body: Mapping[str, object], seconds: float) -> Iterator[Mapping[str, object]]:
         """The events of an answer; `seconds` is how long the server may be silent.
 
         Raises:
@@ -200,7 +199,7 @@ class ModelApi:
             return UsageError(f"{model}: {error.message}", hint="vcluster complete --help")
         return self._cause(Broken(f"HTTP {error.status}: {error.message}", hint="vcluster status"))
 
-    def _too_long(self, error: Refused, body: Mapping[str, Any]) -> UsageError | None:
+    def _too_long(self, error: Refused, body: Mapping[str, object]) -> UsageError | None:
         """The refusal of a max_tokens for which there is no room, with the number that fits."""
         asked = next((name for name in ("max_completion_tokens", "max_tokens") if body.get(name)), "")
         if error.status != HTTPStatus.BAD_REQUEST or not asked or not is_too_long(error.message):
@@ -213,7 +212,7 @@ class ModelApi:
         forms = ("", "--max-tokens=", f"{asked}=", f"--set={asked}=")
         return UsageError(f"{text}: {error.message}", instead={f"{form}{number}": f"{form}{fits}" for form in forms})
 
-    def _room(self, body: Mapping[str, Any]) -> int | None:
+    def _room(self, body: Mapping[str, object]) -> int | None:
         """How many tokens an answer may have, counted by the server; None where it does not count."""
         question = {name: body[name] for name in ("model", "prompt", "messages", "tools") if name in body}
         try:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
-from typing import Any
 
 from vllm_cluster.kernel.errors import VclusterError
 from vllm_cluster.kernel.explain.catalogue import FAILURES
@@ -27,7 +26,7 @@ FIXES = (
 )
 
 
-def about(failure: KnownFailure) -> dict[str, Any]:
+def about(failure: KnownFailure) -> dict[str, object]:
     """What it is and what to do, as JSON would have it: a symptom has a meaning and where to look, no cause."""
     cause = failure.kind == "cause"
     return {
@@ -47,7 +46,7 @@ def explain_document(
     failures: Mapping[str, VclusterError],
     request: FailedRequest | None = None,
     restarts: Sequence[Entry] = (),
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """The diagnosis as JSON would have it."""
     return {
         "v": 1,
@@ -72,7 +71,7 @@ def explain_document(
     }
 
 
-def _finding(found: MatchedFailure) -> dict[str, Any]:
+def _finding(found: MatchedFailure) -> dict[str, object]:
     return {
         **about(found.failure),
         "count": found.count,

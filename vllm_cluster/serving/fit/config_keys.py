@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Any
 
 _MAX_VALUE = 1 << 48
 
@@ -73,7 +72,7 @@ LISTS: Mapping[str, tuple[str, ...]] = {
 }
 
 
-def optional(config: Mapping[str, Any], meaning: str) -> int:
+def optional(config: Mapping[str, object], meaning: str) -> int:
     """Read the first of the keys that is set, 0 where none is; of a list (one a layer) the largest.
 
     Raises:
@@ -92,7 +91,7 @@ def optional(config: Mapping[str, Any], meaning: str) -> int:
     return 0
 
 
-def number(config: Mapping[str, Any], meaning: str) -> int:
+def number(config: Mapping[str, object], meaning: str) -> int:
     """Read as `optional`, where one of the keys must be set.
 
     Raises:
@@ -104,7 +103,7 @@ def number(config: Mapping[str, Any], meaning: str) -> int:
     return found
 
 
-def entries(config: Mapping[str, Any], meaning: str) -> list[Any] | None:
+def entries(config: Mapping[str, object], meaning: str) -> list[object] | None:
     """Read a list with an entry for each layer; None where there is none."""
     found = (_value(config, name) for name in LISTS[meaning])
     return next((value for value in found if isinstance(value, list) and value), None)
@@ -115,20 +114,20 @@ _OF_CACHES = re.compile(r"window|swa|kv|latent|compress|mamba|ssm|linear|layer_?
 _OF_OTHERS = re.compile(r"rope|scal|init|drop|bias|norm|quant")
 
 
-def unread(config: Mapping[str, Any]) -> list[str]:
+def unread(config: Mapping[str, object]) -> list[str]:
     """List the keys that may be of another kind of attention and are not read; few, since anyone wrote them."""
     read = {name.partition(".")[0] for names in (*KEYS.values(), *LISTS.values()) for name in names}
     found = (name for name, value in config.items() if name not in read and value and not isinstance(value, str))
     return sorted(name[:40] for name in found if _OF_CACHES.search(name) and not _OF_OTHERS.search(name))[:4]
 
 
-def flag(config: Mapping[str, Any], name: str, default: bool = False) -> bool:
+def flag(config: Mapping[str, object], name: str, default: bool = False) -> bool:
     """Whether a key is true."""
     value = config.get(name)
     return default if value is None else value is True
 
 
-def _value(config: Mapping[str, Any], name: str) -> object:
+def _value(config: Mapping[str, object], name: str) -> object:
     """The value of a key, or of one in a part of the config (part.key)."""
     part, _, key = name.rpartition(".")
     inner = config.get(part) if part else config

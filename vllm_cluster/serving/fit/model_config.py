@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from typing import Any, Literal
+from typing import Literal
 
 from vllm_cluster.serving.fit.config_keys import entries, flag, number, optional, unread
 
@@ -113,7 +113,7 @@ class ModelConfig:
     window_heads: int = 0
 
 
-def model_config(document: Mapping[str, Any]) -> ModelConfig:
+def model_config(document: Mapping[str, object]) -> ModelConfig:
     """The shape that a config.json describes; of a multimodal model, its language part's.
 
     Raises:
@@ -160,7 +160,7 @@ def model_config(document: Mapping[str, Any]) -> ModelConfig:
     )
 
 
-def _count(config: Mapping[str, Any]) -> int:
+def _count(config: Mapping[str, object]) -> int:
     """How many layers it has; of some models only the list of their kinds has it."""
     pattern = config.get("hybrid_override_pattern")
     listed = entries(config, "kinds") or (pattern if isinstance(pattern, str) else "")
@@ -170,7 +170,7 @@ def _count(config: Mapping[str, Any]) -> int:
 _PARTS = ("text_config", "llm_config", "language_config", "thinker_config")
 
 
-def _language_part(document: Mapping[str, Any]) -> dict[str, Any]:
+def _language_part(document: Mapping[str, object]) -> dict[str, object]:
     for name in _PARTS:
         part = document.get(name)
         if isinstance(part, dict):
@@ -179,7 +179,7 @@ def _language_part(document: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _layers(
-    config: Mapping[str, Any], kind: str, count: int, heads: int, head: int
+    config: Mapping[str, object], kind: str, count: int, heads: int, head: int
 ) -> tuple[tuple[Layer, ...], tuple[str, ...]]:
     if ratios := entries(config, "ratios"):
         return _compressed(config, ratios, count)
@@ -206,7 +206,7 @@ def _in_groups(full: Layer, window: Layer, *numbers: int) -> tuple[Layer, Layer]
     return replace(full, places=places[0]), replace(window, places=places[1])
 
 
-def _full(config: Mapping[str, Any], heads: int, head: int) -> Layer:
+def _full(config: Mapping[str, object], heads: int, head: int) -> Layer:
     """A layer that attends to everything."""
     latent, rope = optional(config, "latent"), optional(config, "rotary width")
     if latent and rope:
@@ -219,7 +219,7 @@ def _full(config: Mapping[str, Any], heads: int, head: int) -> Layer:
     return Layer(kv_heads, head + (optional(config, "value width") or head))
 
 
-def _window(config: Mapping[str, Any], heads: int, head: int) -> Layer:
+def _window(config: Mapping[str, object], heads: int, head: int) -> Layer:
     """A layer that attends to a window; of some models with heads of its own."""
     window = optional(config, "window") or None
     if optional(config, "latent") and optional(config, "rotary width"):
@@ -234,7 +234,9 @@ def _window(config: Mapping[str, Any], heads: int, head: int) -> Layer:
 _ROW, _INDEX_ROW, _ALIGNED = 584, 132, 576
 
 
-def _compressed(config: Mapping[str, Any], ratios: list[Any], count: int) -> tuple[tuple[Layer, ...], tuple[str, ...]]:
+def _compressed(
+    config: Mapping[str, object], ratios: list[object], count: int
+) -> tuple[tuple[Layer, ...], tuple[str, ...]]:
     """The layers of a model that keeps one row for 4 or for 128 tokens, and all rows of a window.
 
     Raises:
@@ -257,7 +259,7 @@ def _aligned(size: int) -> int:
     return -(-size // _ALIGNED) * _ALIGNED
 
 
-def _blocks(config: Mapping[str, Any], mlp: int, expert: int, attention: int) -> Iterator[Quantised]:
+def _blocks(config: Mapping[str, object], mlp: int, expert: int, attention: int) -> Iterator[Quantised]:
     """Weights that vLLM rejects when a GPU's share is not a multiple of a quantisation block."""
     stated = config.get("quantization_config") or config.get("compression_config")
     if not isinstance(stated, Mapping):
@@ -277,7 +279,7 @@ def _blocks(config: Mapping[str, Any], mlp: int, expert: int, attention: int) ->
         yield Quantised("an expert", expert, block, experts=True)
 
 
-def kinds(config: Mapping[str, Any], model_type: str, count: int) -> list[Kind]:
+def kinds(config: Mapping[str, object], model_type: str, count: int) -> list[Kind]:
     """The kind of every layer.
 
     Raises:
@@ -291,7 +293,7 @@ def kinds(config: Mapping[str, Any], model_type: str, count: int) -> list[Kind]:
     return listed[:count]
 
 
-def _listed(config: Mapping[str, Any], count: int) -> list[Kind] | None:
+def _listed(config: Mapping[str, object], count: int) -> list[Kind] | None:
     """Where the config names layer by layer."""
     if named := entries(config, "kinds"):
         return [_named(str(entry)) for entry in named]
@@ -315,7 +317,7 @@ def _named(name: str) -> Kind:
     return "none" if name in ("moe", "mlp") else "full"
 
 
-def _periodic(config: Mapping[str, Any], model_type: str, count: int) -> list[Kind]:
+def _periodic(config: Mapping[str, object], model_type: str, count: int) -> list[Kind]:
     """Where the config gives a rule, or nothing at all."""
     period = optional(config, "full period")
     if period:
@@ -329,7 +331,7 @@ def _periodic(config: Mapping[str, Any], model_type: str, count: int) -> list[Ki
     return ["window" if index >= first else "full" for index in range(count)]
 
 
-def state_bytes(config: Mapping[str, Any]) -> int:
+def state_bytes(config: Mapping[str, object]) -> int:
     """What a layer of linear attention keeps of a request: its state in 32 bits, its convolution's input in 16."""
 
     def of(meaning: str) -> int:

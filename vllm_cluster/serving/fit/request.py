@@ -6,7 +6,7 @@ import difflib
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from vllm_cluster.kernel.backends import switches, vllm
 from vllm_cluster.kernel.backends.seam import Degrees
@@ -91,7 +91,7 @@ class Files:
     where: str
     problem: str = ""
     near: tuple[str, ...] = ()
-    config: Mapping[str, Any] | None = None
+    config: Mapping[str, object] | None = None
     weights: int | None = None
     missing: int | None = None
     held: int = 0
@@ -115,9 +115,9 @@ class Judged:
     model: str = ""
     problem: str = ""
     unchecked: str = ""
-    values: Mapping[str, Any] = field(default_factory=dict)
+    values: Mapping[str, object] = field(default_factory=dict)
     given: tuple[str, ...] = ()
-    theirs: Mapping[str, Any] = field(default_factory=dict)
+    theirs: Mapping[str, object] = field(default_factory=dict)
     max_model_len: int | None = None
     supports_pp: bool | None = None
     version: str = ""
@@ -370,7 +370,7 @@ def to_download(found: Files, size: int | None) -> int:
     return found.missing if found.missing is not None else max(0, (size or 0) - found.held)
 
 
-def utilisation(extra: Sequence[str], names: Collection[str], values: Mapping[str, Any]) -> float | None:
+def utilisation(extra: Sequence[str], names: Collection[str], values: Mapping[str, object]) -> float | None:
     """The share of a GPU that vLLM takes, by what its own parser read or by the words; None where it is not known.
 
     `names` are those of the options among the words.
@@ -379,8 +379,8 @@ def utilisation(extra: Sequence[str], names: Collection[str], values: Mapping[st
     if "kv_cache_memory_bytes" in names or (value is None and "config" in names):
         return None
     try:
-        return float(value or last_value(extra, SHARE_OPTION) or UTILISATION)
-    except (TypeError, ValueError):
+        return float(str(value or last_value(extra, SHARE_OPTION) or UTILISATION))
+    except ValueError:
         return None
 
 

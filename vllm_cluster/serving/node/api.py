@@ -11,7 +11,6 @@ import wave
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from vllm_cluster.wire.keys import valid_keys
 from vllm_cluster.wire.listeners import is_own_listener
@@ -45,11 +44,11 @@ class Question:
     tasks: tuple[str, ...]
     path: str
     body: Callable[[str], bytes]
-    good: Callable[[Any], bool]
+    good: Callable[[object], bool]
     kind: str = "application/json"
 
 
-def _json(**content: Any) -> Callable[[str], bytes]:
+def _json(**content: object) -> Callable[[str], bytes]:
     return lambda model: json.dumps({"model": model, **content}).encode()
 
 
@@ -67,13 +66,24 @@ def _speech(model: str) -> bytes:
     return model_part.encode() + file_part.encode() + sound.getvalue() + f"\r\n--{_BOUNDARY}--\r\n".encode()
 
 
-def _numbers(value: Any) -> bool:
-    flat = [number for row in value for number in (row if isinstance(row, list) else [row])]
-    return bool(flat) and all(math.isfinite(number) for number in flat)
+def _finite(value: object) -> bool:
+    if isinstance(value, list):
+        return bool(value) and all(map(_finite, value))
+    return isinstance(value, int | float) and math.isfinite(value)
 
 
-def _generated(answer: Any) -> bool:
-    return int(answer["usage"]["completion_tokens"]) >= 1
+def _first(answer: object, name: str) -> object:
+    match answer:
+        case {"data": [dict(row), *_]}:
+            return row.get(name)
+    return None
+
+
+def _generated(answer: object) -> bool:
+    match answer:
+        case {"usage": {"completion_tokens": int(count)}}:
+            return count >= 1
+    return False
 
 
 QUESTIONS = (
@@ -92,35 +102,35 @@ QUESTIONS = (
         ("embed",),
         "/v1/embeddings",
         _json(input="Hello"),
-        lambda answer: _numbers(answer["data"][0]["embedding"]),
+        lambda answer: _finite(_first(answer, "embedding")),
     ),
     Question(
         "score",
         ("classify", "score"),
         "/score",
         _json(text_1="Hello", text_2="Hello"),
-        lambda answer: _numbers([answer["data"][0]["score"]]),
+        lambda answer: _finite(_first(answer, "score")),
     ),
     Question(
         "classification",
         ("classify",),
         "/classify",
         _json(input="Hello"),
-        lambda answer: _numbers(answer["data"][0]["probs"]),
+        lambda answer: _finite(_first(answer, "probs")),
     ),
     Question(
         "pooling",
         ("token_embed", "token_classify", "encode", "plugin"),
         "/pooling",
         _json(input="Hello"),
-        lambda answer: _numbers(answer["data"][0]["data"]),
+        lambda answer: _finite(_first(answer, "data")),
     ),
     Question(
         "transcription",
         ("transcription",),
         "/v1/audio/transcriptions",
         _speech,
-        lambda answer: isinstance(answer["text"], str),
+        lambda answer: isinstance(answer, dict) and isinstance(answer.get("text"), str),
         f"multipart/form-data; boundary={_BOUNDARY}",
     ),
 )

@@ -8,7 +8,6 @@ import shutil
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from vllm_cluster.serving.node.process import log_line
 
@@ -17,7 +16,7 @@ REPORT_SECONDS = 60.0
 _reported: dict[Path, float] = {}
 
 
-def write_whole(path: Path, content: Mapping[str, Any], *, sync: bool = False) -> bool:
+def write_whole(path: Path, content: Mapping[str, object], *, sync: bool = False) -> bool:
     """Replace a JSON file so that a reader sees the old one or the new one; a full disk is outlived.
 
     `sync` waits until it is on the disk: else a power cut may leave NULs in its place.

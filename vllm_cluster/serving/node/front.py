@@ -20,7 +20,6 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from aiohttp import ClientError, ClientSession, web
 from aiohttp.web_protocol import RequestHandler
@@ -213,7 +212,7 @@ class Front(web.Server):
             web.Response(body=merge_model_lists(self._table.routes, found.get), content_type="application/json")
         )
 
-    async def _lists(self) -> dict[str, list[dict[str, Any]] | None]:
+    async def _lists(self) -> dict[str, list[dict[str, object]] | None]:
         deployments = self._table.routes.deployments
         lists = await asyncio.gather(*map(self._list, deployments))
         found = {one.name: rows for one, rows in zip(deployments, lists, strict=True)}
@@ -222,7 +221,7 @@ class Front(web.Server):
                 self._table.listed[name] = frozenset(str(row["id"]) for row in rows)
         return found
 
-    async def _list(self, deployment: FrontDeployment) -> list[dict[str, Any]] | None:
+    async def _list(self, deployment: FrontDeployment) -> list[dict[str, object]] | None:
         avoid: list[str] = []
         while len(avoid) < 2:
             replica = self._table.choose(deployment, b"", time.monotonic(), avoid)

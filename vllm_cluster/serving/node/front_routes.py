@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from vllm_cluster.serving.node.key_check import Refusal
 from vllm_cluster.wire.front import FrontDeployment, FrontReplica, FrontRoutes
@@ -112,16 +111,16 @@ def _weight(replica: str, prefix: bytes) -> bytes:
     return hashlib.blake2b(replica.encode() + b"\0" + prefix, digest_size=8).digest()
 
 
-def merge_model_lists(routes: FrontRoutes, lists: Callable[[str], Sequence[Any] | None]) -> bytes:
+def merge_model_lists(routes: FrontRoutes, lists: Callable[[str], Sequence[Mapping[str, object]] | None]) -> bytes:
     """/v1/models of all deployments: what a replica of each lists, the deployments in their order."""
-    rows: dict[str, Any] = {}
+    rows: dict[object, Mapping[str, object]] = {}
     for one in routes.deployments:
         for row in lists(one.name) or ():
             rows.setdefault(row["id"], row)
     return json.dumps({"object": "list", "data": [*rows.values()]}).encode()
 
 
-def model_rows(answer: bytes) -> list[dict[str, Any]] | None:
+def model_rows(answer: bytes) -> list[dict[str, object]] | None:
     """The rows of a replica's own list of models; None where it has another shape."""
     try:
         rows = json.loads(answer)["data"]

@@ -13,9 +13,10 @@ import urllib.parse
 import urllib.request
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
-from vllm_cluster.wire.safetensors import MAX_HEADER, MAX_INDEX, files_of, tensors
+from vllm_cluster.wire.pull import Manifest
+from vllm_cluster.wire.reading import RefusedDocument, read
+from vllm_cluster.wire.safetensors import MAX_HEADER, MAX_INDEX, Tensor, files_of, tensors
 from vllm_cluster.wire.values import Url, without_logins
 
 HUB_SECONDS = 8.0
@@ -27,11 +28,11 @@ _REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]{0,95}(/[\w.-]{1,96})?")
 _TRUE = ("1", "true", "yes", "on")
 
 
-def find_model(model: str, revision: str = "main", *, ask_hub: bool = True) -> dict[str, Any]:
+def find_model(model: str, revision: str = "main", *, ask_hub: bool = True) -> dict[str, object]:
     """Where the model is (`folder`, `cache`, `hub`, `nowhere` with the problem, `unknown`) and what it holds."""
     home = Path(os.environ.get("HF_HUB_CACHE") or Path(os.environ.get("HF_HOME") or "~/.cache/huggingface") / "hub")
     home = home.expanduser()
-    found: dict[str, Any] = {"where": "unknown", "problem": "", "offline": offline(), "free": _free(home)}
+    found: dict[str, object] = {"where": "unknown", "problem": "", "offline": offline(), "free": _free(home)}
     found |= {"carrier": _carrier(home), "memory": _memory()}
     if "://" in model or os.environ.get("VLLM_USE_MODELSCOPE", "").lower() in _TRUE:
         return found
@@ -121,16 +122,17 @@ def _snapshot(home: Path, model: str, revision: str) -> Path | None:
 
 def _proved(folder: Path, path: Path) -> dict[str, str]:
     """The digest of the manifest of a pull that the files agree with by name, size and time, else the first other."""
-    manifest = _document(path, MAX_MANIFEST) or {}
-    rows = manifest.get("files") if manifest.get("v") == 1 else None
     try:
-        for name, size, _, when in rows or ():
+        manifest = read(Manifest, _beginning(path, MAX_MANIFEST), "the manifest", MAX_MANIFEST)
+    except (OSError, RefusedDocument):
+        return {}
+    for name, size, _, when in manifest.files:
+        with suppress(OSError):
             seen = (folder / name).stat()
-            if (seen.st_size, seen.st_mtime_ns) != (size, when):
-                return {"changed": str(name)}
-    except (OSError, ValueError, TypeError):
-        return {"changed": "a file of its manifest"}
-    return {"proved": str(manifest.get("digest", ""))} if rows else {}
+            if (seen.st_size, seen.st_mtime_ns) == (size, when):
+                continue
+        return {"changed": name}
+    return {"proved": manifest.digest} if manifest.files else {}
 
 
 def _sizes(folder: Path) -> dict[str, int]:
@@ -149,7 +151,7 @@ def _is_weights(name: str) -> bool:
     return name.endswith((".safetensors", ".bin", ".pt", ".gguf")) and not name.startswith(("consolidated", "training"))
 
 
-def _document(path: Path, limit: int) -> dict[str, Any] | None:
+def _document(path: Path, limit: int) -> dict[str, object] | None:
     try:
         found = json.loads(_beginning(path, limit))
     except (OSError, ValueError, RecursionError):
@@ -162,7 +164,7 @@ def _beginning(path: Path, limit: int) -> bytes:
         return file.read(limit)
 
 
-def _held(folder: Path) -> dict[str, Any]:
+def _held(folder: Path) -> dict[str, object]:
     named: list[str] = []
     with suppress(OSError, ValueError):
         named, _ = files_of(_beginning(folder / "model.safetensors.index.json", MAX_INDEX))
@@ -178,16 +180,16 @@ def _held(folder: Path) -> dict[str, Any]:
     }
 
 
-def _tensors(files: list[Path]) -> list[list[Any]] | None:
+def _tensors(files: list[Path]) -> list[Tensor] | None:
     """Name, dtype and bytes of every tensor by the headers of safetensors files; None where they cannot be had."""
-    rows: list[list[Any]] = []
+    rows: list[Tensor] = []
     try:
         for path in files:
             with path.open("rb") as file:
                 size = struct.unpack("<Q", file.read(8))[0]
                 header = file.read(size) if 2 <= size <= MAX_HEADER else b""
             for row in tensors(header):
-                rows.append(list(row))
+                rows.append(row)
                 if len(rows) > MAX_TENSORS:
                     return None
     except (OSError, ValueError, struct.error):

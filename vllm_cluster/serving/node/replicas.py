@@ -6,7 +6,6 @@ import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from vllm_cluster.serving.node.front_keeper import FrontKeeper
 from vllm_cluster.serving.node.process import Child, log_line
@@ -149,17 +148,14 @@ class Replicas:
         for one in self._all.values():
             one.drain()
 
-    def status(self) -> dict[str, Any]:
-        """The status to write: the first replica, and where there are several, all."""
-        rows = [row for one in self._each() if (row := one.status())]
-        return {"serve": rows[0] if rows else None, "replicas": rows if len(rows) > 1 else []}
+    def status(self) -> list[dict[str, object]]:
+        """The status of each replica, as it is written."""
+        return [row for one in self._each() if (row := one.status())]
 
-    def beat(self, status: dict[str, Any]) -> dict[str, Any]:
+    def beat(self, rows: list[dict[str, object]]) -> list[dict[str, object]]:
         """The same with what changes too often for each change to be written."""
         beats = [one.beat() for one in self._each() if one.course]
-        rows = [{**row, **beat} for row, beat in zip(status["replicas"], beats, strict=False)]
-        serve = status["serve"]
-        return {"serve": {**serve, **(beats[0] if beats else {})} if serve else None, "replicas": rows}
+        return [{**row, **beat} for row, beat in zip(rows, beats, strict=False)]
 
     def _each(self) -> Iterator[ReplicaController]:
         return (self._all[index] for index in sorted(self._all))

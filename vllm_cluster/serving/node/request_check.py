@@ -19,12 +19,15 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 from vllm_cluster.serving.node.model_files import find_model, offline
 from vllm_cluster.serving.node.process import Child, secret_environment
+from vllm_cluster.wire.programs import CheckQuestion
+from vllm_cluster.wire.reading import read
 
 SOCKET = "check.sock"
 ANSWER_SECONDS = 60
@@ -90,8 +93,8 @@ def _answer(client: socket.socket, parser: Any, trouble: str) -> None:
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         signal.alarm(ANSWER_SECONDS)
         with client.makefile("rwb") as file:
-            question = json.loads(file.readline(MAX_QUESTION))
-            os.environ.update(question.get("env", {}))
+            question = read(CheckQuestion, file.readline(MAX_QUESTION), "the question")
+            os.environ.update(question.env)
             for part in [{"unchecked": trouble}] if parser is None else judged(parser, question):
                 file.write(json.dumps(part, default=str).encode() + b"\n")
                 file.flush()
@@ -100,13 +103,13 @@ def _answer(client: socket.socket, parser: Any, trouble: str) -> None:
         os._exit(code)
 
 
-def judged(parser: Any, question: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+def judged(parser: Any, question: CheckQuestion) -> Iterator[dict[str, object]]:
     """First what the parser takes the flags for, then vLLM's judgement of the model with them."""
     top, command, sub = parser
-    reply, argv = io.StringIO(), list(question["argv"])
+    reply, argv = io.StringIO(), list(question.argv)
     try:
         with contextlib.redirect_stderr(reply), contextlib.redirect_stdout(reply):
-            theirs = _given(top, sub, argv[: len(argv) - int(question.get("own", 0))], question["ask"])
+            theirs = _given(top, sub, argv[: len(argv) - question.own], question.ask)
             arguments = top.parse_args(argv)
             arguments.model = arguments.model_tag or arguments.model
             command.validate(arguments)
@@ -120,14 +123,14 @@ def judged(parser: Any, question: Mapping[str, Any]) -> Iterator[dict[str, Any]]
         yield {"flags": "refused", "problem": _of_file(argv, error)}
         return
     given = sorted(name for name, value in theirs.items() if value != sub.get_default(name))
-    asked = {name: getattr(arguments, name) for name in question["ask"] if hasattr(arguments, name)}
-    mine = {name: theirs[name] for name in question["ask"] if name in theirs}
+    asked = {name: getattr(arguments, name) for name in question.ask if hasattr(arguments, name)}
+    mine = {name: theirs[name] for name in question.ask if name in theirs}
     yield {"flags": "accepted", "values": asked, "given": given, "theirs": mine}
-    if question.get("model_here"):
+    if question.model_here:
         yield _model(arguments)
 
 
-def _given(top: Any, sub: Any, argv: list[str], ask: Sequence[str]) -> dict[str, Any]:
+def _given(top: Any, sub: Any, argv: list[str], ask: Sequence[str]) -> dict[str, object]:
     """What a person's words and file set, without those of vcluster: of two equal flags the last one hides the first.
 
     Of the options asked for, a value that equals the default is given all the same.
@@ -167,7 +170,7 @@ def _near(refusal: str, sub: Any) -> str:
     return f"; did you mean {', '.join(dict.fromkeys(near))}?" if near else ""
 
 
-def _model(arguments: Any) -> dict[str, Any]:
+def _model(arguments: Any) -> dict[str, object]:
     try:
         engine = importlib.import_module("vllm.engine.arg_utils")
         registry: Any = importlib.import_module("vllm.model_executor.models.registry")
@@ -197,15 +200,15 @@ def _first_words(text: str) -> str:
     return words.partition(" [type=")[0].strip()[:1000]
 
 
-def ask(state: Path, question: Mapping[str, Any], seconds: float) -> dict[str, Any]:
+def ask(state: Path, question: CheckQuestion, seconds: float) -> dict[str, object]:
     """The answer of the process above; `unchecked` is why there is none, or only a part of it."""
-    answer: dict[str, Any] = {}
+    answer: dict[str, object] = {}
     deadline = time.monotonic() + seconds
     try:
         with socket.socket(socket.AF_UNIX) as client, _short(state) as path:
             client.settimeout(max(0.1, seconds))
             client.connect(path)
-            client.sendall(json.dumps(question).encode() + b"\n")
+            client.sendall(json.dumps(asdict(question)).encode() + b"\n")
             with client.makefile("rb") as file:
                 while line := file.readline():
                     answer |= json.loads(line)
@@ -225,15 +228,15 @@ def check(state: Path) -> int:
     The question is a line of standard input: who lists processes does not see the model's variables in it.
     """
     os.environ.update(secret_environment())
-    question = json.loads(sys.stdin.readline())
-    answer, deadline = {}, time.monotonic() + float(question.get("seconds", 0))
-    if "argv" in question:
-        answer = ask(state, question, deadline - time.monotonic())
+    question = read(CheckQuestion, sys.stdin.buffer.readline(), "the question")
+    deadline = time.monotonic() + question.seconds
+    answer = ask(state, question, deadline - time.monotonic()) if question.argv else {}
     # As vLLM's own parser reads it: the last of several, or one in the file of --config.
-    revision = answer.get("values", {}).get("revision") or question.get("revision") or "main"
-    files = find_model(question["model"], revision, ask_hub=question.get("ask_hub", True))
+    values = answer.get("values")
+    revision = (values.get("revision") if isinstance(values, dict) else None) or question.revision or "main"
+    files = find_model(question.model, revision, ask_hub=question.ask_hub)
     if answer.get("flags") == "accepted" and files["where"] in ("folder", "cache", "hub"):
-        answer = ask(state, {**question, "model_here": True}, deadline - time.monotonic())
+        answer = ask(state, replace(question, model_here=True), deadline - time.monotonic())
     sys.stdout.write("\n" + json.dumps({"v": 1, "files": files, "vllm": answer}) + "\n")
     return 0
 

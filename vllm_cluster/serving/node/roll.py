@@ -18,7 +18,6 @@ import traceback
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
 
 from vllm_cluster.serving.node.argv import Place
 from vllm_cluster.serving.node.process import log_line
@@ -36,6 +35,7 @@ from vllm_cluster.wire.roll import (
     new_nonce,
     read_hello,
 )
+from vllm_cluster.wire.status import GroupNode
 
 # Who has not proved the token by then is cut off, and there are no more of these, of one address and in all: each takes
 # one of the files that the whole program may have open, which are 1,024 under some engines.
@@ -120,12 +120,12 @@ class HeadRoll:
         self._links: dict[socket.socket, Link] = {}
         self._error, self._complained = "", 0.0
         self._over = threading.Event()
-        self._status: dict[str, Any] = {}
+        self._status: dict[str, object] = {}
         self._show()
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
 
-    def status(self) -> dict[str, Any]:
+    def status(self) -> dict[str, object]:
         """Return the roll as status.json has it."""
         return self._status
 
@@ -138,10 +138,10 @@ class HeadRoll:
         """Return what the node at an address reported last of its parts."""
         return next((row.reports for (_, at), row in list(self._rows.items()) if at == address), ())
 
-    def members(self) -> list[dict[str, Any]]:
+    def members(self) -> list[GroupNode]:
         """Return the nodes as Ray's table has them; the id is that of the program that runs on each."""
         return [
-            {"id": row.instance or f"{host} since {row.since}", "address": at, "alive": row.alive, "gpus": row.gpus}
+            GroupNode(row.instance or f"{host} since {row.since}", at, row.alive, row.gpus)
             for (host, at), row in list(self._rows.items())
         ]
 

@@ -8,7 +8,6 @@ import threading
 import time
 import traceback
 from dataclasses import asdict
-from typing import Any
 
 from vllm_cluster.serving.node.argv import Place
 from vllm_cluster.serving.node.process import log_line
@@ -33,7 +32,7 @@ class WorkerRoll:
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
 
-    def status(self) -> dict[str, Any]:
+    def status(self) -> dict[str, object]:
         """Return why this node is not on the roll, as status.json has it."""
         return {"nodes": [], "error": self._error}
 
@@ -127,6 +126,6 @@ class _LinesInTime:
         return line
 
 
-def _turns(reports: tuple[PartReport, ...]) -> list[tuple[Any, ...]]:
+def _turns(reports: tuple[PartReport, ...]) -> list[tuple[object, ...]]:
     """What of the parts the head must know at once."""
     return [(one.id, one.code, one.over, one.phase) for one in reports]

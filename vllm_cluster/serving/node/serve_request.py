@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
 
 from vllm_cluster.serving.node.files import sync_file, write_whole
 from vllm_cluster.serving.node.process import log_line
@@ -28,8 +27,8 @@ from vllm_cluster.wire.order import (
     read_taken,
 )
 from vllm_cluster.wire.parts import EndKind
-from vllm_cluster.wire.reading import RefusedDocument, convert
-from vllm_cluster.wire.status import FailedRequest
+from vllm_cluster.wire.reading import RefusedDocument
+from vllm_cluster.wire.status import FailedRequest, ServeFailure
 
 
 class Inbox:
@@ -106,7 +105,7 @@ class Requests:
             if not isinstance(error, FileNotFoundError):
                 log_line("node", f"{TAKEN} cannot be read, and counts as none: {error}")
         self._usual = self._last_starts()
-        self._restarted: list[Any] | None = None  # when, until what was restarted is ready
+        self._restarted: tuple[str, float] | None = None  # when, until what was restarted is ready
 
     @property
     def served(self) -> Placement | None:
@@ -158,8 +157,7 @@ class Requests:
         self._restarted = None
         if asked is None or (back_to and back_to.generation == asked.generation):
             back_to = None
-        boot, began = mark()
-        self._keep(Taken(order.epoch, asked, order.by, (boot, began), back_to))
+        self._keep(Taken(order.epoch, asked, order.by, mark(), back_to))
         return known
 
     def way_out(self, wanted: Placement | None) -> EndKind:
@@ -200,20 +198,20 @@ class Requests:
             before = ()
         return Ready((*(one for one in before if one.generation != served.generation), served)[-MAX_READY:])
 
-    def fail(self, failure: Mapping[str, Any] | None) -> bool:
+    def fail(self, failure: ServeFailure | None) -> bool:
         """What runs has failed for good; whether the one before it shall be served again."""
         kept = self._kept
         if not kept.asked or kept.ready or (kept.ended and not kept.failed):
             return False
-        what = failure or {"time": round(time.time(), 3), "summary": "", "lines": []}
+        what = failure or ServeFailure(round(time.time(), 3), "", ())
         if kept.failed:
             if not kept.stuck:
                 self._keep(replace(kept, stuck=True))
-                self._result("not back", str(what["summary"]))
+                self._result("not back", what.summary)
             return False
-        self._result("failed", str(what["summary"]))
+        self._result("failed", what.summary)
         back = kept.back_to if kept.asked.deployment.rollback else None
-        failed = convert(FailedRequest, {**what, **_named(kept.asked)}, "failure") if back else None
+        failed = FailedRequest(what.time, what.summary, what.lines, **_named(kept.asked)) if back else None
         if back:
             name = kept.asked.deployment.name
             log_line("node", f"serves {back.deployment.name} again: {name} cannot be served")
@@ -226,7 +224,7 @@ class Requests:
             self._restarted = None if final else mark()
             self._result("gave up" if final else "restarted", why, of=self.served)
 
-    def status(self) -> dict[str, Any]:
+    def status(self) -> dict[str, object]:
         """Which order is served, in whose place, and what comes back if it fails."""
         kept = self._kept
         waits = kept.back_to if kept.asked and not kept.ended and kept.asked.deployment.rollback else None

@@ -5,11 +5,11 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 from vllm_cluster.serving.node.movement import span
 from vllm_cluster.serving.node.timing import Timing, boot_seconds
 from vllm_cluster.wire.order import Placement
+from vllm_cluster.wire.status import GroupNode, ServeFailure, ServeMemory
 
 
 def idle_gpus(planned: Mapping[str, int], ranks: Mapping[str, int]) -> dict[str, int]:
@@ -19,7 +19,7 @@ def idle_gpus(planned: Mapping[str, int], ranks: Mapping[str, int]) -> dict[str,
 
 
 def compare_gpus(
-    planned: Mapping[str, int], nodes: Iterable[Mapping[str, Any]], ranks: Mapping[str, int], names: Mapping[str, str]
+    planned: Mapping[str, int], nodes: Iterable[GroupNode], ranks: Mapping[str, int], names: Mapping[str, str]
 ) -> tuple[float, list[str]]:
     """How many planned GPUs Ray has, and what is not as planned. Ghosts at one address add up, and so are wrong.
 
@@ -27,8 +27,8 @@ def compare_gpus(
     """
     alive: dict[str, float] = {}
     for node in nodes:
-        if node["alive"]:
-            alive[node["address"]] = alive.get(node["address"], 0) + node["gpus"]
+        if node.alive:
+            alive[node.address] = alive.get(node.address, 0) + node.gpus
     needed = dict.fromkeys([*ranks, *(() if ranks else planned)])
     wrong = [f"{names.get(address, address)} is missing" for address in needed if address not in alive]
     wrong += [f"{address} is not of this cluster" for address in alive if address not in planned]
@@ -51,12 +51,12 @@ class ServeState:
     attempts: int = 0
     failures: int = 0  # in a row
     starts: list[float] = field(default_factory=list)  # when vLLM was started, within the time of the budget
-    waited: list[list[Any]] = field(default_factory=list)  # for its GPUs, before this start
+    waited: tuple[tuple[str, float], ...] = ()  # for its GPUs, before this start
     again_at: float = 0.0
     judge_until: float | None = None
     once_ready: bool = False
-    first_failure: dict[str, Any] | None = None
-    failure: dict[str, Any] | None = None
+    first_failure: ServeFailure | None = None
+    failure: ServeFailure | None = None
     ready_at: float | None = None
     seconds_to_ready: float | None = None
 
@@ -69,11 +69,12 @@ class ServeState:
     @property
     def what(self) -> str:
         """How the last attempt ended."""
-        return str(self.failure["summary"]) if self.failure else ""
+        return self.failure.summary if self.failure else ""
 
-    def fail(self, failure: dict[str, Any]) -> None:
+    def fail(self, summary: str, lines: tuple[str, ...] = ()) -> None:
         """Remember how an attempt ended; the first one is the one that explains."""
-        self.failure, self.first_failure = failure, self.first_failure or failure
+        self.failure = ServeFailure(round(time.time(), 3), summary, lines)
+        self.first_failure = self.first_failure or self.failure
         self.failures += 1
 
     def replaced(self, by: str) -> None:
@@ -95,21 +96,17 @@ class ServeState:
         self.again_at = time.monotonic() + pause
         self.set_phase("backoff", f"restarting in {pause:g} s: {self.what}")
 
-    def memory(self) -> dict[str, Any]:
+    @property
+    def memory(self) -> ServeMemory:
         """What must outlive the container."""
-        kept = {"once_ready": self.once_ready, "failed": self.phase == "failed", "detail": self.detail}
-        failures = {"first_failure": self.first_failure, "failure": self.failure, "starts": self.starts}
-        return {"v": 1, "generation": self.wanted.generation, **kept, **failures}
+        kept = (self.once_ready, self.phase == "failed", self.detail, self.first_failure, self.failure)
+        return ServeMemory(self.wanted.generation, *kept, tuple(self.starts))
 
-    def remember(self, memory: Mapping[str, Any]) -> None:
-        """Take over what a container before this one has learned about the same request.
-
-        Raises:
-            KeyError, TypeError: it is not what `memory` makes.
-        """
-        if memory["generation"] != self.wanted.generation:
+    def remember(self, memory: ServeMemory) -> None:
+        """Take over what a container before this one has learned about the same request."""
+        if memory.generation != self.wanted.generation:
             return
-        self.once_ready, self.first_failure = memory["once_ready"], memory["first_failure"]
-        self.failure, self.starts = memory["failure"], list(memory.get("starts", ()))
-        if memory["failed"]:
-            self.set_phase("failed", memory.get("detail") or self.what)
+        self.once_ready, self.starts = memory.once_ready, [*memory.starts]
+        self.first_failure, self.failure = memory.first_failure, memory.failure
+        if memory.failed:
+            self.set_phase("failed", memory.detail or self.what)

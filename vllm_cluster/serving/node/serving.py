@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import secrets
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 from vllm_cluster.serving.node.files import write_whole
 from vllm_cluster.serving.node.front_keeper import FrontKeeper
@@ -23,6 +21,8 @@ from vllm_cluster.serving.node.timing import Timing, boot_seconds
 from vllm_cluster.wire.front import FrontReplica, ReplicaState
 from vllm_cluster.wire.order import Order, Placement
 from vllm_cluster.wire.parts import EndKind, PartReport
+from vllm_cluster.wire.reading import RefusedDocument, read
+from vllm_cluster.wire.status import ServeMemory
 
 
 @dataclass(frozen=True)
@@ -102,7 +102,7 @@ class ReplicaController:
         if self.start and self.start.ending and not self.start.how:
             self._drain_open(course, self.start)
         elif self.start and self.start.ending:
-            self._finish(self.start, [] if nodes is None else [n["address"] for n in nodes if not n["alive"]])
+            self._finish(self.start, [] if nodes is None else [n.address for n in nodes if not n.alive])
         elif self.start:
             self._follow(course, self.start, nodes)
         elif course.phase in ("waiting", "backoff"):
@@ -134,13 +134,14 @@ class ReplicaController:
             self._reap()
             time.sleep(0.02)
 
-    def status(self) -> dict[str, Any] | None:
+    def status(self) -> dict[str, object] | None:
         """The status to write; None when nothing is wanted."""
         course = self.course
         if course is None:
             return None
         leads, wanted = self._leads(), course.wanted
-        names = ("phase", "detail", "since", "first_failure", "failure", "ready_at", "seconds_to_ready")
+        names = ("phase", "detail", "since", "ready_at", "seconds_to_ready")
+        failures = {"first_failure": course.first_failure, "failure": course.failure}
         return {
             "generation": wanted.generation,
             "model": wanted.deployment.model,
@@ -149,6 +150,7 @@ class ReplicaController:
             "port": wanted.replica.port,
             "backend": wanted.replica.backend,
             **{name: getattr(course, name) for name in names},
+            **{name: asdict(one) if one else None for name, one in failures.items()},
             "attempt": course.attempts,
             "progress": leads.progress if leads else None,
             # While a start is stopped, the request may already be the next one.
@@ -159,7 +161,7 @@ class ReplicaController:
             **self.requests.status(),
         }
 
-    def beat(self) -> dict[str, Any]:
+    def beat(self) -> dict[str, object]:
         """What changes too often for each change to be written; it is written with the next beat."""
         leads = self._leads()
         return {"last_line": leads.last_line, "token_age_seconds": leads.token_age} if leads else {}
@@ -210,12 +212,12 @@ class ReplicaController:
         """What a container before this one has learned about the same request."""
         course.set_phase("waiting")
         # A first start has no such file, and a disk may have lost it.
-        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-            course.remember(json.loads((self._folder / "serve.json").read_text()))
+        with contextlib.suppress(OSError, RefusedDocument):
+            course.remember(read(ServeMemory, (self._folder / "serve.json").read_bytes(), "serve.json"))
         return course
 
     def _save(self, course: ServeState) -> None:
-        write_whole(self._folder / "serve.json", course.memory(), sync=True)
+        write_whole(self._folder / "serve.json", {"v": 1, **asdict(course.memory)}, sync=True)
 
     def _consider(self, course: ServeState, nodes: Nodes, wrong: list[str]) -> None:
         """Start the parts when that is due and every GPU is there and free, and nothing else is."""
@@ -233,7 +235,7 @@ class ReplicaController:
         elif wanted.grouped and (unheld := self._idle.hold(idle_gpus(self._planned, wanted.ranks))):
             course.set_phase("waiting", unheld)
         elif self._front.taken:
-            course.fail({"time": round(time.time(), 3), "summary": self._front.taken, "lines": []})
+            course.fail(self._front.taken)
             self._decide(course, lost=False, judge=False)
         else:
             self._begin(course, nodes)
@@ -250,25 +252,25 @@ class ReplicaController:
                 held.append(f"{what} has not ended{where}")
         if not course.attempts:
             return held  # GPUs that others hold from the start are Ray's to wait for
-        taken = {n["address"]: n["gpus"] - n.get("free", n["gpus"]) for n in nodes if n["alive"]}
+        taken = {n.address: n.gpus - n.free for n in nodes if n.alive and n.free is not None}
         return held + [f"{count:g} GPUs of {address} are not free yet" for address, count in taken.items() if count > 0]
 
     def _begin(self, course: ServeState, nodes: Nodes) -> None:
         course.attempts += 1
         waited = boot_seconds() - course.phase_began if course.phase == "waiting" else 0.0
-        course.waited = [["waiting", round(waited, 1)]] if waited >= 1 else []
+        course.waited = (("waiting", round(waited, 1)),) if waited >= 1 else ()
         course.ready_at = course.seconds_to_ready = None
         course.starts.append(round(time.time(), 3))
         self._save(course)
         ranks = course.wanted.replica.ranks
-        members = {n["address"]: n["id"] for n in nodes if n["alive"] and (not ranks or n["address"] in ranks)}
+        members = {n.address: n.id for n in nodes if n.alive and (not ranks or n.address in ranks)}
         replica, moment = course.wanted.replica, time.monotonic()
         at = (replica.leader.address, replica.api) if replica.api else free_place()
         self.start = Start(secrets.token_hex(8), course.wanted, members, boot_seconds(), moment, at, self._key_file)
         course.set_phase("importing")
 
     def _follow(self, course: ServeState, start: Start, nodes: Nodes | None) -> None:
-        living = {node["id"] for node in nodes or () if node["alive"]}
+        living = {node.id for node in nodes or () if node.alive}
         # By id: a node that died and came back between two looks has the address, but not the ranks.
         gone = [] if nodes is None else [place for place, name in start.members.items() if name not in living]
         what = list(self._ends(start))
@@ -329,9 +331,7 @@ class ReplicaController:
             last = self._last(start)
             # The likeliest cause first; of two parts, that of the one which ended first.
             cause = next((one.cause for one in last if one.cause), "")
-            lines = list(last[0].lines) if last else []
-            summary = f"{what}: {cause}" if cause else what
-            course.fail({"time": round(time.time(), 3), "summary": summary, "lines": lines})
+            course.fail(f"{what}: {cause}" if cause else what, last[0].lines if last else ())
             self._decide(course, lost=lost, judge=any(one.maybe_lost for one in last))
 
         stuck = any(one.verdict and one.code is None for one in self._last(start))

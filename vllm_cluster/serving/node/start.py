@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 from vllm_cluster.serving.node.argv import Place
 from vllm_cluster.serving.node.parts import PartRunner
 from vllm_cluster.serving.node.roll import HeadRoll
-from vllm_cluster.wire.order import LOOPBACK, Part, Placement, Replica
+from vllm_cluster.wire.order import Part, Placement, Replica
 from vllm_cluster.wire.parts import EndKind, PartOrder, PartReport
+from vllm_cluster.wire.status import GroupNode
+from vllm_cluster.wire.values import LOOPBACK
 
-Nodes = Sequence[Mapping[str, Any]]
+Nodes = Sequence[GroupNode]
 
 
 @dataclass

@@ -21,8 +21,8 @@ import threading
 import time
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 from vllm_cluster.serving.node.argv import Place, place
 from vllm_cluster.serving.node.attempt import connect_error
@@ -46,6 +46,8 @@ from vllm_cluster.serving.node.roll import HeadRoll, Me, roll_key
 from vllm_cluster.serving.node.roll_dial import WorkerRoll
 from vllm_cluster.serving.node.start import Parts
 from vllm_cluster.serving.node.timing import Timing
+from vllm_cluster.wire.reading import RefusedDocument, read
+from vllm_cluster.wire.status import GroupNode, GroupTable
 
 PR_SET_CHILD_SUBREAPER = 36
 ERROR_LINES = 12
@@ -88,10 +90,10 @@ class Supervisor:
         self._watch: Child | None = None
         self._watch_due = 0.0
         self._checker = Standby(state_folder())
-        self._nodes: list[dict[str, Any]] | None = None
+        self._nodes: Sequence[GroupNode] | None = None
         self._nodes_at = 0.0
         self._version = backend.version()
-        self._written: dict[str, Any] = {}
+        self._written: dict[str, object] = {}
         self._written_at = 0.0
         self._serving: Replicas | None = None
         if isinstance(roll, HeadRoll):
@@ -137,19 +139,19 @@ class Supervisor:
             "failures": self._failures,
             "error": self._group_error or None,
             "version": self._version,
-            "nodes": self._nodes or [],
+            "nodes": [asdict(node) for node in self._nodes or ()],
             "by": "ray" if self._command else "mp",
         }
         serving = self._serving
-        served = serving.status() if serving else {"serve": None, "replicas": []}
-        status = {"v": 1, "role": self._role, "beat": self._pace.beat, "group": group, **served}
+        rows = serving.status() if serving else []
+        status = {"v": 1, "role": self._role, "beat": self._pace.beat, "group": group, **_served(rows)}
         status |= {"error": serving.error if serving else None, "roll": self._roll.status()}
         content = json.loads(json.dumps(status))  # a copy, of what can change under it
         now = time.monotonic()
         if content == self._written and now - self._written_at < self._pace.beat:
             return
         self._written, self._written_at = content, now
-        beat = serving.beat(served) if serving else {}
+        beat = _served(serving.beat(rows)) if serving else {}
         if not write_whole(state_folder() / "status.json", {**content, **beat, "updated": time.time()}):
             self._written_at = now - self._pace.beat + UNWRITTEN_SECONDS
 
@@ -270,8 +272,8 @@ class Supervisor:
 
     def _see_nodes(self, line: str) -> None:
         if line.startswith('{"nodes"'):
-            with suppress(ValueError, KeyError):  # a line that is cut must not end the thread that reads the next one
-                self._nodes, self._nodes_at = json.loads(line)["nodes"], time.monotonic()
+            with suppress(RefusedDocument):  # a line that is cut must not end the thread that reads the next one
+                self._nodes, self._nodes_at = read(GroupTable, line.encode(), "nodes").nodes, time.monotonic()
 
     def _reap(self) -> None:
         """Orphans come to this process; those that a thread waits for are left to it."""
@@ -285,6 +287,11 @@ class Supervisor:
                 os.waitpid(found.si_pid, 0)
         except ChildProcessError:
             return
+
+
+def _served(rows: list[dict[str, object]]) -> dict[str, object]:
+    """The replicas in the status: the first one, and where there are several, all."""
+    return {"serve": rows[0] if rows else None, "replicas": rows if len(rows) > 1 else []}
 
 
 def signal_words(code: int) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 
 @dataclass(frozen=True)
@@ -74,9 +73,9 @@ def boot_seconds() -> float:
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
-def mark() -> list[Any]:
+def mark() -> tuple[str, float]:
     """This moment, to be written into a file for `since`."""
-    return [_boot(), boot_seconds()]
+    return _boot(), boot_seconds()
 
 
 def since(marked: object) -> float | None:

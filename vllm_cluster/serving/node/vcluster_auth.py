@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Awaitable, Callable, MutableMapping
-from typing import Any
+from collections.abc import Awaitable, Callable, Iterable, MutableMapping
 
 from vllm_cluster.serving.node.key_check import KEY_FILE, OPEN, KeyReader, Refusal, has_key, refusal
 
-Scope = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
-Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+Scope = MutableMapping[str, object]
+Receive = Callable[[], Awaitable[MutableMapping[str, object]]]
+Send = Callable[[MutableMapping[str, object]], Awaitable[None]]
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 
@@ -26,7 +25,9 @@ class RequireKey:
         if scope["type"] == "lifespan" or self._open(scope):
             await self._app(scope, receive, send)
             return
-        given = [value for name, value in scope["headers"] if name.lower() == b"authorization"]
+        headers = scope["headers"]
+        rows = headers if isinstance(headers, Iterable) else ()
+        given = [value for name, value in rows if name.lower() == b"authorization"]
         keys = self._reader.keys()
         if has_key(given, keys):
             await self._app(scope, receive, send)
@@ -40,7 +41,7 @@ class RequireKey:
     def _open(scope: Scope) -> bool:
         # Both forms of the path: what the router sees is decoded, and /%68ealth is not a way in.
         raw = scope.get("raw_path")
-        same = raw is None or raw == scope["path"].encode()
+        same = raw is None or raw == str(scope["path"]).encode()
         return scope["type"] == "http" and same and (scope["method"], scope["path"]) in OPEN
 
     @staticmethod

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from dataclasses import asdict
+from typing import NamedTuple
 
 from vllm_cluster.kernel.backends import vllm
 from vllm_cluster.kernel.checks.gpus import find_out, name_processes
@@ -11,7 +12,7 @@ from vllm_cluster.kernel.errors import ConnectionLost, HostError, PreflightFaile
 from vllm_cluster.kernel.events import Emit, Event
 from vllm_cluster.kernel.facts.host_facts import HostFacts
 from vllm_cluster.kernel.hosts.connection import Fleet, HostConnection
-from vllm_cluster.kernel.hosts.program import python_source
+from vllm_cluster.kernel.hosts.program import Message, python_source
 from vllm_cluster.kernel.inventory.model import Inventory
 from vllm_cluster.kernel.node.handle import NodeHandle
 from vllm_cluster.kernel.plan import loading
@@ -33,6 +34,7 @@ from vllm_cluster.serving.fit.request import (
     to_download,
 )
 from vllm_cluster.wire.order import Placement
+from vllm_cluster.wire.programs import CheckQuestion
 from vllm_cluster.wire.reading import RefusedDocument, convert
 
 # What may name another repository, which is then read from the hub, or another place of the files.
@@ -77,15 +79,15 @@ def check_request(
     model, extra, argv = deployment.model, deployment.flags, list(replica.leader.argv)
     emit(Event("phase", f"checking {model} and its flags"))
     ranks = {part.host: part.gpus for part in replica.parts if part.gpus}
-    question = {
-        "model": model,
-        "revision": revision(extra),
-        "argv": argv[1:],
-        "env": replica.leader.env,
-        "ask": (*vllm.ASKED, "gpu_memory_utilization", *sorted(loading.OPTIONS)),
-        "own": len(argv) - 3 - len(extra),
-        "seconds": VLLM_SECONDS,
-    }
+    question = CheckQuestion(
+        model,
+        revision(extra),
+        argv=tuple(argv[1:]),
+        own=len(argv) - 3 - len(extra),
+        ask=(*vllm.ASKED, "gpu_memory_utilization", *sorted(loading.OPTIONS)),
+        env=replica.leader.env,
+        seconds=VLLM_SECONDS,
+    )
     all_hosts = _hosts(inventory, placed)
     files, judged = ask_nodes(fleet, inventory, question, list(dict.fromkeys((head, *all_hosts))))
     gpus = _gpus(inventory, facts, ranks)
@@ -227,20 +229,21 @@ runpy.run_path("{CODE_FOLDER}/node.py", run_name="__main__")
 
 
 def ask_nodes(
-    fleet: Fleet, inventory: Inventory, question: Mapping[str, Any], hosts: Sequence[str]
+    fleet: Fleet, inventory: Inventory, question: CheckQuestion, hosts: Sequence[str]
 ) -> tuple[dict[str, Files], Judged]:
     """What the nodes of these hosts answer about a model; the head, one of them, about flags and the hub too."""
     head = inventory.head_name
-    about_files = {"model": question["model"], "revision": question["revision"], "ask_hub": False}
+    # Without an `argv`: an earlier node program asks its vLLM wherever there is one.
+    about_files = {"model": question.model, "revision": question.revision, "ask_hub": False}
 
     def ask(connection: HostConnection) -> tuple[Files, Judged]:
-        return _ask(connection, inventory.cluster, question if connection.name == head else about_files)
+        return _ask(connection, inventory.cluster, asdict(question) if connection.name == head else about_files)
 
     answers = fleet.all(ask, hosts)
     return {host: files for host, (files, _) in answers.items()}, answers[head][1]
 
 
-def _ask(connection: HostConnection, cluster: str, question: Mapping[str, Any]) -> tuple[Files, Judged]:
+def _ask(connection: HostConnection, cluster: str, question: Message) -> tuple[Files, Judged]:
     check = python_source("check", _CHECK, seconds=ASK_SECONDS)
     try:
         ended = NodeHandle(connection, cluster).run(check, ASK_SECONDS + 10, question)

@@ -7,7 +7,6 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import asdict, dataclass, replace
 from functools import partial
-from typing import Any
 
 from vllm_cluster.kernel.assess import Assessment, connect_all
 from vllm_cluster.kernel.backends import vllm
@@ -86,7 +85,7 @@ def serve_model(
             ask = partial(_ask, consent, node, chosen, then)
             found = _checked(inventory, fleet, seen, wanted, emit, pull=pull, confirm=confirm, ask=ask)
             # The same, and so with the same name: how the weights are read does not count.
-            wanted = chosen.placed(loading=found.loading, offline=found.offline)
+            wanted = chosen.placed(found.loading, offline=found.offline)
             asks = partial(ask_head, verb="serve", consent=consent, names=fleet.addresses, gpus=gpus, wait=wait)
             number = asks(node, wanted, emit, then=then, goes=chosen.room.goes, drain=drain)
         follow(fleet, inventory, number, wanted, emit, title=title, drain=drain)
@@ -118,11 +117,11 @@ class Laid:
         """What the head serves or starts under its name."""
         return [one for one in state.replicas if one.name == self.deployment.name]
 
-    def placed(self, **how: Any) -> tuple[Placement, ...]:
+    def placed(self, loading: tuple[str, ...], *, offline: bool) -> tuple[Placement, ...]:
         """Its replicas where they are, with how the weights are read."""
         layout, before = (self.layout.tp, self.layout.pp), self.wanted
         place = partial(place_replicas, self.deployment, self.room.cluster, layout, self.port)
-        return place(before=before, beside=self.room.stays, **how)
+        return place(before=before, beside=self.room.stays, loading=loading, offline=offline)
 
 
 def _chosen(deployment: Deployment, cluster: Cluster, order: Order, port: int, fit: Fit | None) -> Laid:

@@ -14,6 +14,8 @@ from vllm_cluster.kernel.shell_line import command_line, shell_line
 from vllm_cluster.kernel.terminal.session import Session
 from vllm_cluster.kernel.terminal.words import quote_word
 from vllm_cluster.serving.api.question import standard_input, text_of
+from vllm_cluster.serving.consent import Confirm
+from vllm_cluster.serving.serve.base import Fit, fit_by
 from vllm_cluster.serving.translate.options import TranslatedWord, Translation
 from vllm_cluster.serving.translate.render import show_translation, translation_event
 from vllm_cluster.serving.translate.text import is_recipe, translate
@@ -44,6 +46,10 @@ class RequestSource:
     def is_recipe(self) -> bool:
         """Whether it is a recipe, for which the hosts decide on the layout."""
         return self.line is not None and is_recipe(self.text[0])
+
+    def fit(self, confirm: Confirm, cluster: str) -> Fit | None:
+        """What is translated may get another layout, by consent."""
+        return fit_by(confirm, cluster) if self else None
 
     def ensure_whole(self, model: str | None, *, dry_run: bool) -> None:
         """Refuse a call without a model, and options that mean nothing by themselves.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any, get_args
+from typing import TYPE_CHECKING, Annotated, get_args
 
 import typer
 
@@ -14,9 +14,7 @@ from vllm_cluster.kernel.terminal.session import Session
 from vllm_cluster.wire.backends import BackendName
 
 if TYPE_CHECKING:
-    from vllm_cluster.kernel.inventory.model import Inventory
-    from vllm_cluster.serving.ask_head import Endpoint
-    from vllm_cluster.wire.order import Deployment
+    pass
 
 Tp = Annotated[
     int | None, typer.Option("--tp", metavar="NUMBER", min=1, help="Tensor parallel size. Default: GPUs of a host.")
@@ -160,10 +158,14 @@ def serve(
         if source:
             asked = taken_from(session, source, asked, loaded, degrees=bool(tp or pp or dp), dry_run=dry_run)
         if loaded is not None and not dry_run:
+            from vllm_cluster.serving.serve.serve import serve_model
+
             # Without a person nothing is asked, and so the hub is not either.
-            pulls = pull if pull is not None or session.can_ask(yes) else False
-            way = {"confirm": session.confirm(yes), "pull": pulls, "wait": wait, "drain": drain}
-            endpoint = _served(session, loaded, asked, translated=bool(source), **way)
+            pull = pull if pull is not None or session.can_ask(yes) else False
+            fit, emit = source.fit(confirm := session.confirm(yes), loaded.cluster), session.emit
+            endpoint = serve_model(loaded, emit, asked, confirm=confirm, pull=pull, wait=wait, drain=drain, fit=fit)
+            session.finish()
+            remember_model(asked.model)
             show_endpoint(endpoint, inventory, as_json=session.as_json)
 
 
@@ -180,18 +182,6 @@ def _number(replicas: str) -> int:
     if replicas.isascii() and replicas.isdecimal() and 1 <= int(replicas) <= _MAX_NUMBER:
         return int(replicas)
     raise UsageError(f"--replicas {replicas!r} is not a number of replicas", hint=f"give 1 to {_MAX_NUMBER}, or max")
-
-
-def _served(session: Session, loaded: Inventory, asked: Deployment, *, translated: bool, **way: Any) -> Endpoint:
-    """Where the model answers, once it does; what is `translated` may get another layout, by consent."""
-    from vllm_cluster.serving.serve.base import fit_by
-    from vllm_cluster.serving.serve.serve import serve_model
-
-    fit = fit_by(way["confirm"], loaded.cluster) if translated else None
-    endpoint = serve_model(loaded, session.emit, asked, fit=fit, **way)
-    session.finish()
-    remember_model(asked.model)
-    return endpoint
 
 
 ServedName = Annotated[

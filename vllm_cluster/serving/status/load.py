@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 from vllm_cluster.wire.reading import RefusedDocument, convert
 from vllm_cluster.wire.values import Count, Long, Number, Positive
@@ -67,7 +67,7 @@ class UnreadableSample(ValueError):
     """A sample that is not one."""
 
 
-def parse_sample(row: Mapping[str, Any]) -> NodeSample:
+def parse_sample(row: Mapping[str, object]) -> NodeSample:
     """Read a sample as a node prints it.
 
     Raises:

@@ -13,7 +13,6 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any
 
 from vllm_cluster.kernel.listeners import LOOPBACK
 
@@ -32,6 +31,8 @@ REQUEST_SECONDS = 10.0
 # A thread and a file each; any user of this machine may open more, and keep them by a byte each now and then.
 MAX_OPEN = 64
 Content = Callable[[], tuple[str, bytes]]
+# The second is for datagrams, as the library has it.
+Request = socket.socket | tuple[bytes, socket.socket]
 
 
 class _Server(ThreadingHTTPServer):
@@ -39,12 +40,12 @@ class _Server(ThreadingHTTPServer):
 
     daemon_threads = True
 
-    def __init__(self, *given: Any) -> None:
-        self._open: dict[Any, None] = {}
+    def __init__(self, port: int, handler: type[BaseHTTPRequestHandler]) -> None:
+        self._open: dict[Request, None] = {}
         self._lock = threading.Lock()
-        super().__init__(*given)
+        super().__init__((LOOPBACK, port), handler)
 
-    def process_request(self, request: Any, client_address: Any) -> None:
+    def process_request(self, request: Request, client_address: object) -> None:
         """Serve a new connection, in a thread."""
         with self._lock:
             self._open[request] = None
@@ -52,11 +53,12 @@ class _Server(ThreadingHTTPServer):
                 oldest = next(iter(self._open))
                 del self._open[oldest]
                 # Its thread then closes it.
-                with suppress(OSError):
-                    oldest.shutdown(socket.SHUT_RDWR)
+                if isinstance(oldest, socket.socket):
+                    with suppress(OSError):
+                        oldest.shutdown(socket.SHUT_RDWR)
         super().process_request(request, client_address)
 
-    def shutdown_request(self, request: Any) -> None:
+    def shutdown_request(self, request: Request) -> None:
         """Close a connection."""
         with self._lock:
             self._open.pop(request, None)
@@ -71,7 +73,7 @@ class LocalPage:
     """
 
     def __init__(self, contents: Mapping[str, Content], port: int = 0) -> None:
-        self._server = _Server((LOOPBACK, port), _handler(contents, secret := secrets.token_urlsafe(16)))
+        self._server = _Server(port, _handler(contents, secret := secrets.token_urlsafe(16)))
         self.port = self._server.server_port
         self.url = f"http://127.0.0.1:{self.port}/{secret}/"
         # How often it looks whether it is to end, which Ctrl-C waits for.

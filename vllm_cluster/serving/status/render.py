@@ -6,7 +6,6 @@ import textwrap
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
-from typing import Any
 
 from vllm_cluster.kernel.terminal.output import BOLD, YELLOW, out, styles
 from vllm_cluster.kernel.terminal.table import columns, cut, table
@@ -21,7 +20,7 @@ TITLES = {"host": 0, "address": 2, "role": 3, "state": 0, "GPUs": 0, "age": 1, "
 NARROW, MAX_LINES = 80, 4
 
 
-def status_document(status: ClusterStatus, paste: Callable[[str], str] = lambda fix: fix) -> dict[str, Any]:
+def status_document(status: ClusterStatus, paste: Callable[[str], str] = lambda fix: fix) -> dict[str, object]:
     """The status as JSON would have it, with remedies to paste."""
     serving = status.head.serve if status.head else None
     return {

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from textwrap import shorten, wrap
-from typing import Any
 
 from vllm_cluster.kernel.plan.history import Entry
 from vllm_cluster.kernel.terminal.output import BOLD, YELLOW, out, styles
@@ -18,7 +17,7 @@ _MAX_ERROR, MIN_WIDTH = 160, 20
 TITLES = {"#": 0, "when": 1, "user": 2, "result": 0, "what": 0}
 
 
-def history_document(cluster: str, entries: Sequence[Entry]) -> dict[str, Any]:
+def history_document(cluster: str, entries: Sequence[Entry]) -> dict[str, object]:
     """The history as JSON would have it."""
     return {"v": 1, "cluster": cluster, "entries": [asdict(entry) for entry in entries]}
 

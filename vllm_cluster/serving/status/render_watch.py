@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict
 from types import TracebackType
-from typing import Any, Self
+from typing import Self
 
 from vllm_cluster.kernel.terminal.output import console, out, styled
 from vllm_cluster.kernel.terminal.table import cut, table
@@ -39,7 +39,7 @@ Paste = Callable[[str], str]
 Styled = tuple[str, str]
 
 
-def view_document(view: View, paste: Paste = lambda fix: fix) -> dict[str, Any]:
+def view_document(view: View, paste: Paste = lambda fix: fix) -> dict[str, object]:
     """The view as JSON would have it: the document of `status`, and what hosts and model do now."""
     return {
         **status_document(view.status, paste),

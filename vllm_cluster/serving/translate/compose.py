@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any
 
 from vllm_cluster.kernel.inventory.document import Document
 from vllm_cluster.kernel.inventory.problems import Loc
@@ -18,9 +17,9 @@ def in_compose(document: Document, place: str) -> Iterator[ServeWords | ShellWor
     Raises:
         UsageError: a command cannot be read; with the line.
     """
-    data: Any = document.data
-    services = data.get("services")
-    rows: list[tuple[Loc, Any]] = [((), data)]
+    data = document.data
+    services = data.get("services") if isinstance(data, dict) else None
+    rows: list[tuple[Loc, object]] = [((), data)]
     if isinstance(services, dict):
         rows = [(("services", name), service) for name, service in services.items()]
     for loc, service in rows:
@@ -28,7 +27,9 @@ def in_compose(document: Document, place: str) -> Iterator[ServeWords | ShellWor
             yield from _service(document, loc, service, place)
 
 
-def _service(document: Document, loc: Loc, service: Mapping[str, Any], place: str) -> Iterator[ServeWords | ShellWord]:
+def _service(
+    document: Document, loc: Loc, service: Mapping[str, object], place: str
+) -> Iterator[ServeWords | ShellWord]:
     line = document.line(loc)
     command = list(_words(document, (*loc, "command"), service.get("command"), place))
     entry = list(_words(document, (*loc, "entrypoint"), service.get("entrypoint"), place))
@@ -46,7 +47,7 @@ def _words(document: Document, loc: Loc, value: object, place: str) -> Iterator[
         yield filled(_text(word), document.line((*loc, at)))
 
 
-def _variables(document: Document, loc: Loc, service: Mapping[str, Any]) -> Iterator[tuple[str, ShellWord]]:
+def _variables(document: Document, loc: Loc, service: Mapping[str, object]) -> Iterator[tuple[str, ShellWord]]:
     given, at = service.get("environment"), (*loc, "environment")
     if isinstance(given, dict):
         for name, value in given.items():

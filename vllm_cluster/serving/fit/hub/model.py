@@ -7,7 +7,6 @@ import struct
 import threading
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
 
 from vllm_cluster.kernel.clock import Deadline
 from vllm_cluster.kernel.errors import VclusterError
@@ -50,7 +49,7 @@ def read(model: str, token: str | None) -> tuple[ModelConfig, Weights]:
     return found, _weights(files, model, found)
 
 
-def _document(files: ModelFiles, model: str, name: str, limit: int) -> dict[str, Any] | None:
+def _document(files: ModelFiles, model: str, name: str, limit: int) -> dict[str, object] | None:
     data = files.read(name, 0, limit + 1)
     if data is None:
         return None

@@ -11,7 +11,6 @@ import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from importlib import metadata
-from typing import Any
 
 from vllm_cluster.serving.node.argv import Place, option
 
@@ -57,7 +56,7 @@ def earlier_logs(argv: Sequence[str]) -> tuple[str, str] | None:
     return (folder, "session_2*") if folder else None
 
 
-Table = Callable[[], list[dict[str, Any]]]
+Table = Callable[[], list[Mapping[str, object]]]
 # Resources by node id; a resource that is all taken is not named.
 Free = Callable[[], dict[str, dict[str, float]]]
 
@@ -77,6 +76,10 @@ def node_table(address: str) -> tuple[Table, Free | None]:
         return ray.nodes, None
 
 
+def _gpus(resources: object) -> float:
+    return float(resources.get("GPU", 0)) if isinstance(resources, dict) else 0.0
+
+
 def print_members(seconds: float) -> int:
     """Print Ray's nodes every so often until Ray does not answer; a process of its own, for what it imports."""
     table, free = node_table(os.environ["RAY_ADDRESS"])
@@ -87,8 +90,8 @@ def print_members(seconds: float) -> int:
                 "id": node["NodeID"],
                 "address": node["NodeManagerAddress"],
                 "alive": bool(node["Alive"]),
-                "gpus": float(node["Resources"].get("GPU", 0)),
-                **({"free": float(left[node["NodeID"]].get("GPU", 0))} if node["NodeID"] in left else {}),
+                "gpus": _gpus(node["Resources"]),
+                **({"free": _gpus(left[str(node["NodeID"])])} if node["NodeID"] in left else {}),
             }
             for node in table()
         ]

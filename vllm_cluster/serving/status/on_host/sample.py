@@ -67,17 +67,17 @@ class Gpus:
         except Exception as error:
             self.error = str(error)
 
-    def _ask(self, call: str, *arguments: Any) -> Any:
+    def _ask(self, call: str, *arguments: object) -> Any:
         """Ask the driver; None where it does not report that, as for a virtual GPU or a slice of one."""
         with contextlib.suppress(self._nvml.NVMLError):
             return getattr(self._nvml, call)(*arguments)
         return None
 
-    def read(self) -> list[dict[str, Any]]:
+    def read(self) -> list[dict[str, object]]:
         """Each GPU now; what the driver does not report is None."""
         return [self._read(index, handle) for index, handle in enumerate(self._handles)]
 
-    def _read(self, index: int, handle: Any) -> dict[str, Any]:
+    def _read(self, index: int, handle: Any) -> dict[str, object]:
         name = error = ""
         try:
             name = self._nvml.nvmlDeviceGetName(handle)
@@ -186,9 +186,9 @@ def count_ranks(names: list[str]) -> int:
     return own if own or apart else sum(name.startswith(ENGINE) for name in names)
 
 
-def sample(state: Path, gpus: Gpus, metrics: Metrics) -> dict[str, Any]:
+def sample(state: Path, gpus: Gpus, metrics: Metrics) -> dict[str, object]:
     """Everything now."""
-    found: dict[str, Any] = {"status": "", "metrics": "", "metrics_error": ""}
+    found = {"status": "", "metrics": "", "metrics_error": ""}
     with contextlib.suppress(OSError):
         found["status"] = (state / "status.json").read_bytes()[:MAX_STATUS].decode("utf-8", "replace")
     with contextlib.suppress(ValueError, KeyError, TypeError):
