@@ -46,7 +46,7 @@ def test_the_head_reports_as_many_nodes_as_a_cluster_may_have(world: World) -> N
     assert {node.address for node in status.group.nodes if node.alive} == set(addresses)
 
 
-# fault: serving/node/supervisor.py: with suppress(ValueError, KeyError): → with suppress():
+# fault: serving/node/supervisor.py: with suppress(RefusedDocument): → with suppress():
 def test_a_line_of_members_that_cannot_be_read_does_not_end_its_reader() -> None:
     me = Me("gpu2", "127.0.0.1", 1)
     roll = WorkerRoll(("127.0.0.1", free_port()), "00", me, Timing())
