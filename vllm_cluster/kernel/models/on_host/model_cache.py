@@ -54,7 +54,7 @@ def is_file(path: object, size: object, blob: object) -> bool:
     return not {"", ".", ".."} & {*parts} and type(size) is int and bool(whole)
 
 
-class File(NamedTuple):
+class FileRow(NamedTuple):
     """A file below the model's folder; `blob` is its hash."""
 
     path: str
@@ -89,11 +89,11 @@ class ModelFolder:
         """Return where vLLM reads a file."""
         return self.root / "snapshots" / self.commit / path if self.hub else self.root / path
 
-    def blob(self, file: File) -> Path:
+    def blob(self, file: FileRow) -> Path:
         """Return where its content is."""
         return self.root / "blobs" / file.blob if self.hub else self.root / file.path
 
-    def partial(self, file: File) -> Path:
+    def partial(self, file: FileRow) -> Path:
         """Return where a pull writes it before it is whole."""
         return self.blob(file).with_name(f".{self.blob(file).name}.vcluster-partial")
 
@@ -113,11 +113,11 @@ class ModelFolder:
         return found, next(changed, "")
 
 
-def _file(row: Mapping[str, object]) -> File:
+def _file(row: Mapping[str, object]) -> FileRow:
     path, size, blob = row["path"], row["size"], row["blob"]
     if not (is_file(path, size, blob) and isinstance(size, int)):
         raise OSError("a file that cannot be is asked for")
-    return File(str(path), size, str(blob))
+    return FileRow(str(path), size, str(blob))
 
 
 def look(model: ModelFolder) -> dict[str, object]:
@@ -217,12 +217,12 @@ def files_of(root: Path, cache: Path) -> dict[str, object]:
     return {}
 
 
-def hash_files(root: str, files: list[File]) -> dict[str, object]:
+def hash_files(root: str, files: list[FileRow]) -> dict[str, object]:
     """Print these files of a folder with their hashes, and with the stamps of those that did not change meanwhile."""
     done: list[int] = []
-    found: dict[File, tuple[str, str]] = {}
+    found: dict[FileRow, tuple[str, str]] = {}
 
-    def work(file: File) -> None:
+    def work(file: FileRow) -> None:
         path = Path(root, file.path)
         before = path.stat()
         blob = _content_hash(path, hashlib.sha256(), done)
