@@ -85,7 +85,7 @@ def test_a_line_to_use_instead_is_one_that_works(line: str, tmp_path: Path) -> N
 
 
 # fault: kernel/terminal/words.py: removed.refuse_removed(path, option, given, → removed.refuse_removed(path, option, (),
-# fault: kernel/terminal/words.py: (path, option, given, ctx.command.verb.bare) → (path, option, given)
+# fault: kernel/terminal/words.py: (path, option, given, called.bare) → (path, option, given)
 # fault: kernel/terminal/removed.py:  or "=" in pair[-1]] → ]
 # fault: kernel/terminal/removed.py: (not new and _MEASURE.fullmatch(rest[0])) → False
 @pytest.mark.spans
