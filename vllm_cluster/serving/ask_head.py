@@ -16,6 +16,7 @@ from vllm_cluster.kernel.inventory.model import Inventory
 from vllm_cluster.kernel.lease.lease import Lease
 from vllm_cluster.kernel.node.handle import NodeHandle, NodeState
 from vllm_cluster.kernel.node.history import command_of, known_requests, last_other, record
+from vllm_cluster.kernel.plan.cached_model import as_asked
 from vllm_cluster.kernel.plan.members import Record
 from vllm_cluster.kernel.plan.placement import serve_command, summary
 from vllm_cluster.kernel.plan.plan import (
@@ -362,7 +363,8 @@ def _failure(fleet: Fleet, inventory: Inventory, asked: Placement, found: ServeF
     # All known failures are read with it, which takes a tenth of a second that a request without a failure does not.
     from vllm_cluster.serving.explain.explain import add_cause  # noqa: PLC0415
 
-    return add_cause(error, fleet, inventory, last_words, model=asked.deployment.model)
+    model = as_asked(asked.deployment.model, inventory.model_cache)
+    return add_cause(error, fleet, inventory, last_words, model=model)
 
 
 def _current_number(node: NodeHandle, number: int, generation: str) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from vllm_cluster.kernel.errors import UsageError
-from vllm_cluster.kernel.plan.cached_model import cache_place
+from vllm_cluster.kernel.plan.cached_model import as_asked, cache_place
 
 
 @pytest.mark.parametrize(
@@ -85,3 +85,19 @@ def test_what_reads_it_names_it(model: str, word: str) -> None:
 )
 def test_a_longer_name_is_another_one(model: str, word: str) -> None:
     assert not cache_place(model).is_named_in([word], "/models")
+
+
+# fault: kernel/plan/cached_model.py: return named if _path(named) else model → return model
+@pytest.mark.parametrize(
+    ("path", "named"),
+    [
+        ("/models/mine", "./mine"),
+        ("/models/org/mine", "./org/mine"),
+        ("/models2/mine", "/models2/mine"),
+        ("/models/hub/models--org--name/snapshots/a", "/models/hub/models--org--name/snapshots/a"),
+        ("/models/..", "/models/.."),
+        ("org/name", "org/name"),
+    ],
+)
+def test_a_folder_of_the_cache_is_named_as_every_verb_takes_it(path: str, named: str) -> None:
+    assert as_asked(path, "/models") == named

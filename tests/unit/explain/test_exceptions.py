@@ -47,6 +47,36 @@ def test_the_first_rank_that_failed_is_shown_with_the_place() -> None:
     assert found.raised and found.raised.line.text == "FrobError: no frob"
 
 
+OF_PYTHON = '  File "/usr/lib/python3.12/json/decoder.py", line 353, in raw_decode'
+HALF = "json.decoder.JSONDecodeError: Expecting ',' delimiter: line 7 column 8 (char 99)"
+
+
+# fault: kernel/explain/frame.py: if not _PYTHON.match(found[1]): → if True:
+def test_pythons_own_modules_are_not_the_place() -> None:
+    """They raise for whoever has called them, which is what shows what was wrong."""
+    found = explained(traceback("Worker_TP1 pid=7", 1, frame("vllm/frob.py", 12, "load"), OF_PYTHON, HALF))
+    assert found.raised and found.raised.frame == Frame("vllm/frob.py", 12, "load")
+    found = explained(traceback("Worker_TP1 pid=7", 1, OF_PYTHON, HALF))
+    assert found.raised and found.raised.frame == Frame("/usr/lib/python3.12/json/decoder.py", 353, "raw_decode")
+
+
+# fault: kernel/explain/stream.py: if is_half_file(parsed.words, frame): → if False:
+# fault: kernel/explain/frame.py: frame and _UNREADABLE.match(words) and → frame and
+@pytest.mark.parametrize(
+    ("file", "words", "slug"),
+    [
+        ("transformers/tokenization_utils_base.py", HALF, "file-incomplete"),
+        ("vllm/transformers_utils/config.py", "UnicodeDecodeError: 'utf-8' codec can't decode", "file-incomplete"),
+        ("transformers/tokenization_utils_base.py", "FrobError: no frob", None),
+        # A proxy's page in place of a hub's answer is no file of the model.
+        ("huggingface_hub/utils/_http.py", HALF, None),
+    ],
+)
+def test_a_file_of_a_model_that_ends_too_early(file: str, words: str, slug: str | None) -> None:
+    found = explained(traceback("APIServer pid=7", 1, frame(file, 12, "load"), OF_PYTHON, words))
+    assert (found.cause.failure.slug if found.cause else None) == slug
+
+
 # fault: kernel/explain/stream.py: raised[before] = line, nearby.alone() → pass
 def test_of_chained_exceptions_the_last_is_shown() -> None:
     chain = (

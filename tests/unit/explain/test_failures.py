@@ -106,6 +106,8 @@ XID = "[ 812.4] NVRM: Xid (PCI:0000:1b:00): "
 
 # fault: kernel/explain/failures.toml: '^(?!ray\.)(?:[\w.] → '^(?:[\w.]
 # fault: kernel/explain/failures.toml: |(?:14[4-9]|150), .{0,80}\bFatal\b)' → )'
+# fault: kernel/explain/failures.toml: (?<!adapter_)config|params → config|params
+# fault: kernel/explain/failures.toml: (?:startup|kv cache allocation) → (?:startup)
 # fault: kernel/explain/failures.toml: needle = "caused by previous Xid" → needle = "caused by another Xid"
 # fault: kernel/explain/failures.toml: to \S+ \((?!None)' → to \S+ \((?!None|GPU)'
 @pytest.mark.parametrize(
@@ -128,6 +130,18 @@ XID = "[ 812.4] NVRM: Xid (PCI:0000:1b:00): "
             f"{XID}154, GPU recovery action changed from 0x1 (GPU Reset Required) to 0x0 (None)",
             "gpu-lost-or-kernel",
             "symptom",
+        ),
+        # The file that is not there shows what was looked for.
+        ("FileNotFoundError: [Errno 2] No such file or directory: '/a/adapter_config.json'", "lora-unfit", "explained"),
+        ("FileNotFoundError: [Errno 2] No such file or directory: '/a/config.json'", "model-not-found", "explained"),
+        # A CPU's memory, as the container has it.
+        *(
+            (
+                f"ValueError: Available memory on node 0 (0.4/1.1 GiB) on {when} is less than …",
+                "host-memory-full",
+                "explained",
+            )
+            for when in ("startup", "kv cache allocation")
         ),
         # CUDA does not start, and gives no reason.
         ("RuntimeError: CUDA unknown error - look at the driver", "gpu-lost-or-kernel", "symptom"),

@@ -14,6 +14,8 @@ MAX_FRAMES = 32  # frames of other processes that are passed over, where several
 SHOWN = 400  # bytes below a line that may continue it
 _FRAME = re.compile(r'File "([^"]{1,300})", line (\d{1,7})(?:, in ([\w.<>]{1,120}))?')
 _INSTALLED = re.compile(r"^.*/(?:site|dist)-packages/")
+# Python's own modules raise for whoever has called them.
+_PYTHON = re.compile(r"^(?:.*/python3\.\d{1,2}/(?!(?:site|dist)-packages/)|<frozen )")
 # Of Triton and Dynamo only the module shows that it is one: triton.runtime.errors.OutOfResources.
 _EXCEPTION = re.compile(
     r"(?:[A-Za-z_][\w.]{0,120}(?:Error|Exception|Exit|Interrupt|Expired)|(?:\w{1,40}\.){1,8}(?:errors|exc|exceptions)\.\w+)"
@@ -31,6 +33,9 @@ _ECHO = re.compile(
 TRACEBACK = "Traceback (most recent call last)"
 # Where vLLM checks what it was given, before anything runs.
 _CHECKS = re.compile(r"vllm/(?:config/|engine/arg_utils\.py|envs\.py|platforms/|entrypoints/(?:cli/|openai/cli_args))")
+# Who reads the files of a model, and what a file raises that is not whole.
+_READS = re.compile(r"transformers/(?!cli/)|vllm/(?:transformers_utils|tokenizers|renderers)/")
+_UNREADABLE = re.compile(r"(?:\w{1,40}\.){0,3}(?:JSONDecodeError|UnicodeDecodeError): ")
 _REFUSES = re.compile(r"(?:ValueError|AssertionError|NotImplementedError|TypeError|argparse\.\w+): \S")
 _CHAINED = ("During handling of the above exception", "The above exception was the direct cause")
 
@@ -70,18 +75,21 @@ class Nearby:
         return Nearby(part, self.start - above, self.end - above, self.signs)
 
     def frame(self, who: str, names: frozenset[str]) -> Frame | None:
-        """The nearest frame above that the same process has written."""
-        at, least = self.start, max(0, self.start - MAX_ABOVE)
+        """The nearest frame above that the same process has written; one of Python's own only where there is no other."""
+        at, least, own = self.start, max(0, self.start - MAX_ABOVE), None
         for _ in range(MAX_FRAMES):
             at = self.part.rfind(b'File "', least, at)
             if at < 0:
-                return None
+                break
             begin = self.part.rfind(b"\n", 0, at) + 1
             parsed = parse_line(self.part[begin : begin + MAX_LINE].split(b"\n", 1)[0], names=names)
             found = _FRAME.match(parsed.words.lstrip())
             if found and parsed.who == who:
-                return Frame(_INSTALLED.sub("", found[1]), int(found[2]), found[3] or "")
-        return None
+                frame = Frame(_INSTALLED.sub("", found[1]), int(found[2]), found[3] or "")
+                if not _PYTHON.match(found[1]):
+                    return frame
+                own = own or frame
+        return own
 
     def last(self, who: str, names: frozenset[str]) -> tuple[int, LogLine, Nearby] | None:
         """The line that ends the traceback which begins here: how far below, and what is near it."""
@@ -110,6 +118,11 @@ def may_refuse(words: str) -> bool:
 def is_check(frame: Frame | None) -> bool:
     """Whether a line of source code is of those that check vLLM's settings."""
     return bool(frame and _CHECKS.match(frame.file))
+
+
+def is_half_file(words: str, frame: Frame | None) -> bool:
+    """Whether a file of a model could not be read to its end."""
+    return bool(frame and _UNREADABLE.match(words) and _READS.match(frame.file))
 
 
 def is_echo(words: str) -> bool:

@@ -12,7 +12,15 @@ from vllm_cluster.kernel.explain import progress
 from vllm_cluster.kernel.explain.catalogue import COMMUNICATORS, SIGNS, LogPattern
 from vllm_cluster.kernel.explain.evidence import LAST_TROUBLE, ErrorLine, LogPosition, LogScan, Raised, SignMatch
 from vllm_cluster.kernel.explain.failure import SignKind
-from vllm_cluster.kernel.explain.frame import TRACEBACK, Nearby, is_chained, is_check, is_exception, may_refuse
+from vllm_cluster.kernel.explain.frame import (
+    TRACEBACK,
+    Nearby,
+    is_chained,
+    is_check,
+    is_exception,
+    is_half_file,
+    may_refuse,
+)
 from vllm_cluster.kernel.explain.log_line import DAY, LogLine, parse_line
 from vllm_cluster.kernel.explain.ranks import RANK_WORDS, Ranks
 from vllm_cluster.kernel.text import redact
@@ -32,6 +40,8 @@ IDLE_SECONDS = 60.0
 MAX_ENGINES = 1024
 # What vLLM's own checks of its settings raise is a refusal, of any text.
 REFUSED = LogPattern("combination-unsupported", "rror", None, SignKind.BROAD)
+# Its words name neither the file nor that it is one of the model's: that is in the traceback.
+HALF_FILE = LogPattern("file-incomplete", "DecodeError", None, SignKind.BROAD)
 STUCK = LogPattern("rank-stuck", progress.RATES, None, SignKind.SYMPTOM)
 
 
@@ -218,8 +228,11 @@ class HostStream:
             before = next((at for at in reversed(range(len(raised))) if raised[at][0].parsed.who == parsed.who), None)
         if before is None and any(one.parsed.words == parsed.words for one, _ in raised):
             return
-        if may_refuse(parsed.words) and is_check(nearby.frame(parsed.who, self._names)):
+        frame = nearby.frame(parsed.who, self._names)
+        if may_refuse(parsed.words) and is_check(frame):
             self._add(REFUSED, line.number, parsed, nearby)
+        if is_half_file(parsed.words, frame):
+            self._add(HALF_FILE, line.number, parsed, nearby)
         if before is not None:
             raised[before] = line, nearby.alone()
             return

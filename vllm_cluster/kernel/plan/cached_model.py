@@ -36,15 +36,26 @@ def fitting_name(name: str) -> str:
     return f"{words or 'my'}-model" if words in ("", *_HUB_FOLDERS) else words
 
 
+def as_asked(model: str, cache: str) -> str:
+    """Return what verbs take for a model that vLLM got by its path: a folder below the cache is ./NAME."""
+    named = model.replace(f"{cache}/", "./", 1) if model.startswith(f"{cache}/") else model
+    return named if _path(named) else model
+
+
+def _path(model: str) -> str:
+    """The folder below the cache that ./NAME means; empty where it is none of a model."""
+    found = _FOLDER.fullmatch(model)
+    return found["path"] if found and found["path"].split("/")[0] not in _HUB_FOLDERS else ""
+
+
 def cache_place(model: str) -> CachePlace:
     """Where a repository ORG/NAME of the hub or a folder ./NAME is.
 
     Raises:
         UsageError: it is neither, or it would be outside the cache.
     """
-    found = _FOLDER.fullmatch(model)
-    if found and found["path"].split("/")[0] not in _HUB_FOLDERS:
-        return CachePlace(model, found["path"], "folder")
+    if path := _path(model):
+        return CachePlace(model, path, "folder")
     if REPOSITORY.fullmatch(model) and model.isascii() and not {"..", "."} & {*model.split("/")}:
         return CachePlace(model, repository_folder(model), "hub")
     raise UsageError(f"{model}: must be ORG/NAME, or ./NAME for a folder below model_cache", hint="vcluster models")
