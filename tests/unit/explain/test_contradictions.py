@@ -14,7 +14,7 @@ DRIVER = "RuntimeError: Error 804: forward compatibility was attempted on non su
 SMI = "| NVIDIA-SMI 580.95.05              Driver Version: 580.95.05      CUDA Version: {}     |\n"
 
 
-# fault: kernel/explain/diagnosis.py: if not (hosts and same): → if True:
+# fault: kernel/explain/contradictions.py: if not (hosts and same): → if True:
 @pytest.mark.parametrize(
     ("line", "fact", "cause", "symptom"),
     [
@@ -75,7 +75,7 @@ def test_the_arguments_of_vllm_serve_are_a_fact_as_its_command_line_is() -> None
     assert found.cause and found.cause.failure.slug == "follower-entry"
 
 
-# fault: kernel/explain/diagnosis.py: if not (hosts and same): → if not hosts:
+# fault: kernel/explain/contradictions.py: if not (hosts and same): → if not hosts:
 @pytest.mark.parametrize(
     ("line", "fact", "cause"),
     [(REGISTER, "$ ulimit -l\nunlimited\n", "memlock-low"), (DRIVER, SMI.format("13.0"), "driver-too-old")],

@@ -8,7 +8,7 @@ import pytest
 
 from tests.support.logs import FOLDER, HEALTHY, NEWEST, explained
 from vllm_cluster.kernel.explain.catalogue import HARMLESS
-from vllm_cluster.kernel.explain.diagnosis import diagnose
+from vllm_cluster.kernel.explain.diagnosis import Diagnosis, diagnose
 from vllm_cluster.kernel.explain.evidence import LogScan
 from vllm_cluster.kernel.explain.log_line import parse_line, parse_time
 from vllm_cluster.kernel.explain.progress import OWN_START, OWN_STOP
@@ -88,7 +88,7 @@ def test_the_rank_that_fell_silent_first_is_reported() -> None:
     assert diagnose([stuck, worker("1", 9), worker("2", 9)]).last_line is None
 
 
-# fault: kernel/explain/diagnosis.py: started - (LASTING if lasting else SLACK) → -math.inf
+# fault: kernel/explain/diagnosis.py: oldest = started - (LASTING if lasting and log.started else SLACK) → oldest = -math.inf
 def test_the_last_run_counts_and_the_earlier_ones_are_listed() -> None:
     found = explained(at(1, START, CONTEXT, DEAD) + at(9, START, PORT))
     assert found.cause
@@ -97,6 +97,51 @@ def test_the_last_run_counts_and_the_earlier_ones_are_listed() -> None:
     found = explained(at(9, START, PORT), at(1, CONTEXT))
     assert found.cause
     assert (found.cause.failure.slug, found.previous_attempts) == ("port-taken", (("context-too-long", 1),))
+
+
+SIGILL = "ERROR 11-21 02:{minute}:10 [worker.py:1] *** SIGILL received at time=1 ***\n"
+
+
+# fault: kernel/explain/diagnosis.py: before = seen.before if seen.failing or seen.trouble or → before = seen.before if True or
+# fault: kernel/explain/diagnosis.py: oldest=started - LASTING → oldest=-math.inf
+# fault: kernel/explain/diagnosis.py: (LASTING if lasting and log.started else SLACK) → (LASTING if lasting else SLACK)
+@pytest.mark.parametrize("file", ["one", "another"])
+def test_what_a_host_suffered_from_before_a_start_is_the_cause_only_where_that_start_fails(file: str) -> None:
+    """In the log that holds all starts, and in that of a rank, which holds none."""
+
+    def after(minutes: int, *lines: str) -> Diagnosis:
+        new = at(9, START, *lines)
+        return (
+            explained(at(1, START), new, at(9 - minutes, SIGILL))
+            if file == "another"
+            else explained(at(1, START) + at(9 - minutes, SIGILL) + new)
+        )
+
+    assert (after(2).result, after(2).previous_attempts) == ("unfinished", (("wrong-processor", 1),))
+    found = after(2, DEAD)
+    assert found.cause and found.cause.failure.slug == "wrong-processor"
+    found = after(2, PORT)
+    assert found.cause and found.cause.failure.slug == "port-taken"
+    # Longer ago it explains nothing.
+    assert after(7, DEAD).cause is None
+
+
+# fault: kernel/explain/diagnosis.py: count=count, recent=deque(places, RECENT)) → count=count)
+def test_a_stop_by_request_brings_no_failure_of_an_earlier_run_back() -> None:
+    """In the log of a process of Ray's, which goes on through all starts, and has the same words for every end."""
+    stop = "2026-11-21T02:10:00Z vcluster stops vLLM\n"
+    found = explained(at(9, START) + READY + stop, at(1, DIED) + at(10, DIED))
+    assert (found.result, found.symptom, found.recovered) == ("nothing", None, ())
+
+
+# fault: kernel/explain/diagnosis.py: (place.time or 0.0) <= worked_at) → True)
+def test_a_cluster_that_works_as_far_as_can_be_seen_may_have_lost_a_rank_since() -> None:
+    """The head notices the end of a rank some seconds later."""
+    log = (at(1, START) + READY + at(9, DEAD)).encode()
+    seen = [scan(LogSource("gpu1:serve.log", [(1, log)], "gpu1", NEWEST))]
+    died = max(hit.last.time or 0.0 for hit in seen[0].hits.values())
+    assert diagnose(seen, worked_at=died + 1).result in ("healed", "healthy")
+    assert diagnose(seen, worked_at=died - 1).result not in ("healed", "healthy")
 
 
 def test_a_start_that_ended_before_vllm_s_first_line_is_the_last_run_too() -> None:
@@ -152,7 +197,7 @@ def test_a_rank_that_died_before_the_start_explains_nothing_of_what_fails_after_
         assert (found.cause.failure.slug, found.previous_attempts) == ("flag-unknown", (("rank-killed", 1),))
 
 
-# fault: kernel/explain/diagnosis.py: healthy or bool(alive and _precedes(place, alive)) or →
+# fault: kernel/explain/diagnosis.py: bool(alive and _precedes(place, alive)) or not →
 def test_what_the_server_has_survived_is_not_a_failure() -> None:
     found = explained(at(1, START, PORT) + READY)
     assert (found.result, [one.failure.slug for one in found.recovered]) == ("healed", ["port-taken"])

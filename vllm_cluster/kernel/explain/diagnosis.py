@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Literal
 
-from vllm_cluster.kernel.explain.catalogue import FAILURES, LogPattern
+from vllm_cluster.kernel.explain.catalogue import FAILURES
 from vllm_cluster.kernel.explain.communicators import WAITS, find_waiting
-from vllm_cluster.kernel.explain.evidence import LogPosition, LogScan, Raised, SignMatch
+from vllm_cluster.kernel.explain.contradictions import facts_of, uncontradicted
+from vllm_cluster.kernel.explain.evidence import RECENT, LogPosition, LogScan, Raised, SignMatch
 from vllm_cluster.kernel.explain.failure import KnownFailure, SignKind
 from vllm_cluster.kernel.explain.frame import is_echo
 from vllm_cluster.kernel.explain.progress import announces
@@ -104,14 +105,18 @@ class _Evidence:
     earlier: Counter[str]
 
 
-def diagnose(logs: Sequence[LogScan], *, since: Mapping[str, float] | None = None, healthy: bool = False) -> Diagnosis:
+def diagnose(
+    logs: Sequence[LogScan], *, since: Mapping[str, float] | None = None, worked_at: float | None = None
+) -> Diagnosis:
     """Judge what was seen in all logs.
 
     With `since`, only what was written from then on counts, by the clock of each host: what is older, or has no time,
-    is evidence of another attempt. `healthy`: the cluster works now, so that it has survived what is found.
+    is evidence of another attempt. The cluster certainly worked at `worked_at`, as far as can be seen it works now: it
+    has survived what is older. A known failure that is newer may be one that was not noticed yet.
     """
     files, logs = logs, [one for log in logs for one in (log, *log.streams)]
-    seen = _evidence(logs, since, healthy=healthy)
+    seen = _evidence(logs, since, worked_at)
+    healthy = worked_at is not None
     notes = [hit for hit in seen.hits if hit.known.kind is SignKind.NOTE]
     first, others = _first(_foremost(seen), notes)
     if first and _raised_before(first, seen):
@@ -167,16 +172,22 @@ def _last_start(logs: Sequence[LogScan]) -> float:
     return max((log.started.time for log in logs if log.started and log.started.time is not None), default=-math.inf)
 
 
-def _evidence(logs: Sequence[LogScan], since: Mapping[str, float] | None, *, healthy: bool) -> _Evidence:
+def _evidence(logs: Sequence[LogScan], since: Mapping[str, float] | None, worked_at: float | None) -> _Evidence:
     in_order = _ends_in_order(logs)
-    hits, earlier = _of_last_run(logs, since, in_order)
-    facts = _facts(logs)
-    hits = [_uncontradicted(hit, facts) for hit in hits]
+    hits, before, earlier = _of_last_run(logs, since, in_order)
+    facts = facts_of(logs)
+    hits = [uncontradicted(hit, facts) for hit in hits]
     hits += [SignMatch(WAITS, place, place, 1) for place in find_waiting(log.communicators for log in logs)]
     alive = max((log.alive for log in logs if log.alive), key=_when, default=None)
 
+    def answered(place: LogPosition) -> bool:
+        return bool(alive and _precedes(place, alive)) or not _within(place, since)
+
     def over(place: LogPosition) -> bool:
-        return healthy or bool(alive and _precedes(place, alive)) or not _within(place, since)
+        return worked_at is not None or answered(place)
+
+    def survived(place: LogPosition) -> bool:
+        return answered(place) or (worked_at is not None and (place.time or 0.0) <= worked_at)
 
     started = _last_start(logs)
 
@@ -188,14 +199,13 @@ def _evidence(logs: Sequence[LogScan], since: Mapping[str, float] | None, *, hea
     stuck = [hit for hit in hits if hit.known.kind is SignKind.HARMLESS and hit.known.failure and not hit.evidence]
     return _Evidence(
         hits=hits,
-        failing=[one for hit in failing if (one := _only(hit, lambda place: not over(place)))],
-        survived=[hit for hit in failing if over(hit.last)],
+        failing=[one for hit in failing if (one := _only(hit, lambda place: not survived(place)))],
+        survived=[hit for hit in failing if survived(hit.last)],
         stuck=[hit for hit in stuck if not over(hit.last)],
         before=[
             hit
-            for log in logs
-            for one in log.before.values()
-            if not over(one.last) and (hit := _uncontradicted(one, facts)).known.kind is SignKind.CAUSE
+            for one in before
+            if not over(one.last) and (hit := uncontradicted(one, facts)).known.kind is SignKind.CAUSE
         ],
         trouble=now(place for log in logs for place in log.trouble),
         strange=now(place for log in logs for place in log.strange),
@@ -206,36 +216,6 @@ def _evidence(logs: Sequence[LogScan], since: Mapping[str, float] | None, *, hea
     )
 
 
-def _facts(logs: Iterable[LogScan]) -> dict[str, set[str]]:
-    """The facts of the logs, each with its hosts, "" for all: an output of `ulimit` has no time, and is of one host."""
-    seen: dict[LogPattern, dict[str, str]] = {}
-    for hit in (hit for log in logs for hit in log.hits.values() if hit.known.kind is SignKind.FACT):
-        values = seen.setdefault(hit.known, {})
-        for place in hit.recent:
-            found = hit.known.matches.search(place.text) if hit.known.matches else None
-            # Of a long line the end, which may hold the value, is cut.
-            value = found[found.lastindex or 0] if found else place.text
-            values[value if _of_all(hit.known) else place.host] = place.host
-    held = {known: values for known, values in seen.items() if len(values) >= known.distinct}
-    return {known.failure: {""} if _of_all(known) else set(values.values()) for known, values in held.items()}
-
-
-def _of_all(known: LogPattern) -> bool:
-    """Whether a fact is about all hosts together: values that differ are."""
-    return known.distinct > 1
-
-
-def _uncontradicted(hit: SignMatch, facts: Mapping[str, set[str]]) -> SignMatch:
-    """The match, or that of the symptom which is left of it where the logs of its host contradict it."""
-    known, host = hit.known, hit.first.host
-    hosts = {of for name in known.unless for of in facts.get(name, ())}
-    # Lines may be of the same host where one of them names none.
-    same = host in hosts or not host or "" in hosts
-    if not (hosts and same):
-        return hit
-    return replace(hit, known=replace(known, failure=known.instead, kind=SignKind.SYMPTOM, host=False))
-
-
 def _foremost(seen: _Evidence) -> list[SignMatch]:
     """The matches nearest to the cause: causes, else a host's earlier ones, else broad causes, symptoms, stopped work.
 
@@ -244,7 +224,9 @@ def _foremost(seen: _Evidence) -> list[SignMatch]:
     of = {weight: [hit for hit in seen.failing if hit.known.kind is weight] for weight in SignKind}
     symptoms = of[SignKind.DECISIVE] + of[SignKind.SYMPTOM]
     ends = [] if seen.strange else of[SignKind.CONSEQUENCE]
-    return of[SignKind.CAUSE] or seen.before or of[SignKind.BROAD] or symptoms or seen.stuck or ends
+    # A start in which nothing has failed yet needs no cause.
+    before = seen.before if seen.failing or seen.trouble or seen.quiet or seen.murmurs else []
+    return of[SignKind.CAUSE] or before or of[SignKind.BROAD] or symptoms or seen.stuck or ends
 
 
 def _raised_before(first: MatchedFailure, seen: _Evidence) -> bool:
@@ -274,7 +256,9 @@ def _without(hit: SignMatch, counts: Callable[[LogPosition], bool]) -> SignMatch
     places = [place for place in (hit.first, *hit.recent) if counts(place)]
     if not places:
         return None
-    return replace(hit, first=places[0], last=places[-1], count=hit.count if places[0] == hit.first else len(places))
+    count = hit.count if places[0] == hit.first else len(places)
+    # Whoever looks next must not find again what does not count.
+    return replace(hit, first=places[0], last=places[-1], count=count, recent=deque(places, RECENT))
 
 
 def _ends_in_order(logs: Sequence[LogScan]) -> Callable[[LogPosition], bool]:
@@ -318,22 +302,27 @@ def _precedes(place: LogPosition, other: LogPosition) -> bool:
 
 def _of_last_run(
     logs: Sequence[LogScan], since: Mapping[str, float] | None, in_order: Callable[[LogPosition], bool]
-) -> tuple[list[SignMatch], Counter[str]]:
-    """The matches in all logs since vLLM last started, and the failures that matched before."""
+) -> tuple[list[SignMatch], list[SignMatch], Counter[str]]:
+    """The matches in all logs since vLLM last started, those of a host shortly before, and the failures before."""
     started = _last_start(logs)
     hits: list[SignMatch] = []
+    before = [hit for log in logs for hit in log.before.values()]
     earlier: Counter[str] = Counter()
     for log in logs:
         earlier.update(log.earlier)
         for hit in log.hits.values():
             lasting = hit.known.host and hit.known.kind is SignKind.CAUSE
-            oldest = started - (LASTING if lasting else SLACK)
+            # What its own log shows below the start is of this run; `docker inspect` begins with an earlier time.
+            oldest = started - (LASTING if lasting and log.started else SLACK)
             if hit.last.time is not None and hit.last.time < oldest:
                 if hit.known.kind <= SignKind.SYMPTOM and _unplanned(hit, in_order):
                     earlier[hit.known.failure] += 1
+                if lasting:
+                    before.append(hit)
             elif recent := _only(hit, partial(_counts, oldest=oldest, since=since)):
                 hits.append(recent)
-    return hits, earlier
+    shortly = partial(_counts, oldest=started - LASTING, since=since)
+    return hits, [one for hit in before if (one := _only(hit, shortly))], earlier
 
 
 def _counts(place: LogPosition, *, oldest: float, since: Mapping[str, float] | None) -> bool:

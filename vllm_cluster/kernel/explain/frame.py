@@ -75,7 +75,7 @@ class Nearby:
         return Nearby(part, self.start - above, self.end - above, self.signs)
 
     def frame(self, who: str, names: frozenset[str]) -> Frame | None:
-        """The nearest frame above that the same process has written; one of Python's own only where there is no other."""
+        """The nearest frame above that the same process has written; Python's own only where there is no other."""
         at, least, own = self.start, max(0, self.start - MAX_ABOVE), None
         for _ in range(MAX_FRAMES):
             at = self.part.rfind(b'File "', least, at)

@@ -50,6 +50,8 @@ MAX_UNPACKED_BYTES = 64 << 30
 MAX_FILES = 1000
 PROGRESS_SECONDS = 1.0
 MAX_RESTARTS = 5
+# The head has noticed the end of a rank by then: 7 s on a busy machine.
+NOTICED = 30.0
 # What logs show that hold no failure of now.
 QUIET = ("nothing", "healthy", "unfinished", "healed")
 _OWN = "the error"
@@ -120,7 +122,9 @@ def of_cluster(inventory: Inventory, emit: Emit, model: str | None = None, *, ru
     works = _works(inventory, head, rows)
     ended = [] if works else _last_ends(inventory.head_name, rows)
     read_of = sources(logs.values(), of=None if model is None else {one.index for one in rows})
-    found = diagnose([scan(source) for source in (*read_of, *ended)], healthy=works)
+    found = diagnose(
+        [scan(source) for source in (*read_of, *ended)], worked_at=_worked_at(head, rows) if works else None
+    )
     missing = _missing(inventory, head)
     off = {name: failures[name] for name in missing if isinstance(failures.get(name), SILENT)}
     if off and not found.cause:
@@ -224,6 +228,12 @@ def _works(inventory: Inventory, head: NodeStatus | None, rows: Sequence[ServeSt
         return False
     alive = {node.address for node in head.group.nodes if node.alive}
     return alive == {host.address for host in inventory.hosts.values()}
+
+
+def _worked_at(head: NodeStatus | None, rows: Sequence[ServeStatus]) -> float:
+    """When what works by the head's status certainly did: since then a rank can have died that it has not noticed."""
+    looked = head.updated - NOTICED if head else 0.0
+    return max((looked, *(one.ready_at for one in rows if one.ready_at is not None)))
 
 
 def add_cause(
