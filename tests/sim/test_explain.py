@@ -78,6 +78,23 @@ def test_the_log_of_one_host_names_the_cause_though_another_is_gone(up: tuple[Wo
     assert isinstance(found.failures["gpu2"], Unreachable)
 
 
+# fault: serving/explain/explain.py: if not isinstance(error, SILENT)} → if False}
+def test_a_docker_that_does_not_run_is_the_cause_though_the_head_has_only_lost_a_rank(
+    up: tuple[World, Inventory],
+) -> None:
+    world, inventory = up
+    box = world.machines["gpu1"].box("vcluster-lab")
+    assert box
+    box.log = "[vllm] (EngineCore pid=7) ERROR 11-21 02:00:00 [x.py:1] RayWorkerProc rank=[1] died unexpectedly.\n"
+    box.life["nodes"].popitem()  # gpu2's
+    world.machines["gpu2"].docker = "stopped"
+    with lab.inside(world):
+        world.clock.sleep(1)
+        found = lab.run(world, inventory, EXPLAIN).value
+    assert (found.verdict.result, found.verdict.cause.failure.slug) == ("explained", "docker-stopped")
+    assert found.verdict.cause.places[0].host == "gpu2"
+
+
 def test_up_reports_the_cause_when_a_node_ends(up: tuple[World, Inventory]) -> None:
     world, inventory = up
     box = world.machines["gpu2"].box("vcluster-lab")

@@ -120,7 +120,7 @@ def of_cluster(inventory: Inventory, emit: Emit, model: str | None = None, *, ru
     if head and head.group.ended:
         return Explanation(_of_group(inventory.head_name, head), failures, restarts=restarted)
     works = _works(inventory, head, rows)
-    ended = [] if works else _last_ends(inventory.head_name, rows)
+    ended = [] if works else [*_last_ends(inventory.head_name, rows), *_unread(failures)]
     read_of = sources(logs.values(), of=None if model is None else {one.index for one in rows})
     found = diagnose(
         [scan(source) for source in (*read_of, *ended)], worked_at=_worked_at(head, rows) if works else None
@@ -183,6 +183,14 @@ def _last_ends(host: str, rows: Sequence[ServeStatus]) -> list[LogSource]:
     return [
         LogSource(f"{host}:status of {name}", [(1, f"{words}\n".encode("utf-8", "replace"))], host)
         for name, words in failures
+    ]
+
+
+def _unread(failures: Mapping[str, VclusterError]) -> list[LogSource]:
+    """What keeps the logs of hosts that answer from being read: a Docker that does not run is why a node is gone."""
+    words = {name: error.message for name, error in failures.items() if not isinstance(error, SILENT)}
+    return [
+        LogSource(f"{name}:docker", [(1, f"{text}\n".encode("utf-8", "replace"))], name) for name, text in words.items()
     ]
 
 
