@@ -18,7 +18,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.promise, pytest.mark.deep]
 
 IN = "docker exec vcluster-sandbox"
 LIMIT = 300.0
-# What is no failure, or none that a look has found yet.
+# Results that name no failure of now.
 QUIET = ("healed", "healthy", "unfinished", "nothing")
 Headline = tuple[int, str, str]
 

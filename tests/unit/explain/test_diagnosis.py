@@ -128,7 +128,7 @@ def test_what_a_host_suffered_from_before_a_start_is_the_cause_only_where_that_s
 
 # fault: kernel/explain/diagnosis.py: count=count, recent=deque(places, RECENT)) → count=count)
 def test_a_stop_by_request_brings_no_failure_of_an_earlier_run_back() -> None:
-    """In the log of a process of Ray's, which goes on through all starts, and has the same words for every end."""
+    """In the log of a process of Ray's, which runs through all starts, and has the same words for every end."""
     stop = "2026-11-21T02:10:00Z vcluster stops vLLM\n"
     found = explained(at(9, START) + READY + stop, at(1, DIED) + at(10, DIED))
     assert (found.result, found.symptom, found.recovered) == ("nothing", None, ())

@@ -68,7 +68,7 @@ def test_pythons_own_modules_are_not_the_place() -> None:
         ("transformers/tokenization_utils_base.py", HALF, "file-incomplete"),
         ("vllm/transformers_utils/config.py", "UnicodeDecodeError: 'utf-8' codec can't decode", "file-incomplete"),
         ("transformers/tokenization_utils_base.py", "FrobError: no frob", None),
-        # A proxy's page in place of a hub's answer is no file of the model.
+        # A proxy's page in place of a hub's answer has no place in the model's folder.
         ("huggingface_hub/utils/_http.py", HALF, None),
     ],
 )

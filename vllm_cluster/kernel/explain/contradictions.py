@@ -10,7 +10,7 @@ from vllm_cluster.kernel.explain.evidence import LogScan, SignMatch
 from vllm_cluster.kernel.explain.failure import SignKind
 
 
-def facts_of(logs: Iterable[LogScan]) -> dict[str, set[str]]:
+def facts_in(logs: Iterable[LogScan]) -> dict[str, set[str]]:
     """Return the facts of the logs with their hosts, "" for all: what `ulimit` prints has no time, and is of one."""
     seen: dict[LogPattern, dict[str, str]] = {}
     for hit in (hit for log in logs for hit in log.hits.values() if hit.known.kind is SignKind.FACT):

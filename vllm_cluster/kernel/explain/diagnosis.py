@@ -11,7 +11,7 @@ from typing import Literal
 
 from vllm_cluster.kernel.explain.catalogue import FAILURES
 from vllm_cluster.kernel.explain.communicators import WAITS, find_waiting
-from vllm_cluster.kernel.explain.contradictions import facts_of, uncontradicted
+from vllm_cluster.kernel.explain.contradictions import facts_in, uncontradicted
 from vllm_cluster.kernel.explain.evidence import RECENT, LogPosition, LogScan, Raised, SignMatch
 from vllm_cluster.kernel.explain.failure import KnownFailure, SignKind
 from vllm_cluster.kernel.explain.frame import is_echo
@@ -175,7 +175,7 @@ def _last_start(logs: Sequence[LogScan]) -> float:
 def _evidence(logs: Sequence[LogScan], since: Mapping[str, float] | None, worked_at: float | None) -> _Evidence:
     in_order = _ends_in_order(logs)
     hits, before, earlier = _of_last_run(logs, since, in_order)
-    facts = facts_of(logs)
+    facts = facts_in(logs)
     hits = [uncontradicted(hit, facts) for hit in hits]
     hits += [SignMatch(WAITS, place, place, 1) for place in find_waiting(log.communicators for log in logs)]
     alive = max((log.alive for log in logs if log.alive), key=_when, default=None)

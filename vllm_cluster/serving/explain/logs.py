@@ -102,13 +102,22 @@ def _inside(node: NodeHandle) -> list[Log]:
 
 
 def by_file(host: str, rows: Iterable[Mapping[str, object]]) -> list[Log]:
-    """The logs that an excerpt's rows hold; other rows are skipped."""
-    found: dict[str, list[tuple[int, bytes]]] = {}
+    """The logs that an excerpt's rows hold; other rows are skipped.
+
+    Of a long file each line is a row: what belongs together is one piece again, for a traceback is read as a whole.
+    """
+    found: dict[str, list[tuple[int, bytearray]]] = {}
+    ends: dict[str, int] = {}
     for row in rows:
         name, number, text = (row.get(key) for key in ("file", "line", "text"))
         if isinstance(name, str) and isinstance(number, int) and isinstance(text, str):
-            found.setdefault(name[:200], []).append((number, text.encode("utf-8", "replace")))
-    return [Log(host, name, tuple(parts)) for name, parts in found.items()]
+            parts, part = found.setdefault(name[:200], []), text.encode("utf-8", "replace")
+            if ends.get(name[:200]) == number:
+                parts[-1][1].extend(part)
+            else:
+                parts.append((number, bytearray(part)))
+            ends[name[:200]] = number + part.count(b"\n")
+    return [Log(host, name, tuple((at, bytes(part)) for at, part in parts)) for name, parts in found.items()]
 
 
 def _stopped(node: NodeHandle) -> list[Log]:
