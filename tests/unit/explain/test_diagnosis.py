@@ -134,6 +134,16 @@ def test_a_stop_by_request_brings_no_failure_of_an_earlier_run_back() -> None:
     assert (found.result, found.symptom, found.recovered) == ("nothing", None, ())
 
 
+# fault: kernel/explain/failures.toml: has made no step for \d+ s', kind = "decisive" → has made no step for \d+ s'
+# fault: kernel/explain/failures.toml: s, though /health returns 200', kind = "decisive" → s, though /health returns 200'
+@pytest.mark.parametrize(
+    "reason", ["the engine has made no step for 26 s", "no token for 120 s, though /health returns 200"]
+)
+def test_a_hang_that_the_head_has_seen_comes_before_what_its_end_wrote(reason: str) -> None:
+    found = explained(at(1, START) + READY + at(9, DIED), f"{reason}\n")
+    assert found.symptom and found.symptom.failure.slug == "engine-hung"
+
+
 # fault: kernel/explain/diagnosis.py: (place.time or 0.0) <= worked_at) → True)
 def test_a_cluster_that_works_as_far_as_can_be_seen_may_have_lost_a_rank_since() -> None:
     """The head notices the end of a rank some seconds later."""
