@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import (
@@ -19,12 +20,15 @@ from ruamel.yaml.error import YAMLError
 
 from vcluster_sandbox.hosts import LOOPBACK, SandboxHost
 from vcluster_sandbox.names import CPU_IMAGE, USER
-from vllm_cluster.kernel.errors import VclusterError
+from vllm_cluster.kernel.errors import UsageError, VclusterError
 from vllm_cluster.kernel.shell_line import command_line
 
 _KEY = "id_ed25519"
 _INVENTORY = "inventory.yaml"
-_FILES = (_INVENTORY, _KEY, f"{_KEY}.pub", "known_hosts", "ssh_config")
+_PUBLIC, _KNOWN = f"{_KEY}.pub", "known_hosts"
+_FILES = (_INVENTORY, _KEY, _PUBLIC, _KNOWN, "ssh_config")
+# Behind the public key: those of a person have other words there.
+_MARK = " vcluster-sandbox\n"
 
 _TEMPLATE = """\
 # Made by `vcluster sandbox up`. Change it as you like: it is written again only when the hosts have changed.
@@ -41,11 +45,20 @@ hosts:
 """
 
 
-def ensure_key(folder: Path) -> str:
-    """The public key of the folder's key pair, which is made if it isn't there."""
+def ensure_key(folder: Path, *, hosts: bool = True) -> str:
+    """The public key of the folder's key pair, which is made if it isn't there, or where no `hosts` have it.
+
+    Raises:
+        UsageError: the folder is a person's own.
+    """
+    if not _is_ours(folder):
+        text = f"{folder} is a link, or holds keys that no sandbox has made: nothing is changed there"
+        raise UsageError(text, hint="vcluster sandbox up --dir FOLDER")
     private = folder / _KEY
-    if not private.exists():
+    # A key that came with the folder, as in a repository, is one that others have too.
+    if not (hosts and private.exists()):
         key = Ed25519PrivateKey.generate()
+        write(folder / _PUBLIC, f"{_public(key)}{_MARK}")
         write(private, key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption()).decode(), mode=0o600)
     try:
         loaded = load_ssh_private_key(private.read_bytes(), password=None)
@@ -53,14 +66,32 @@ def ensure_key(folder: Path) -> str:
         raise VclusterError(
             f"{private} is not a private key: {error}", hint=command_line("rm", str(private)) + "\nvcluster sandbox up"
         ) from error
-    public = loaded.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH).decode()
-    write(private.with_suffix(".pub"), f"{public} vcluster-sandbox\n")
+    public = _public(loaded)
+    write(folder / _PUBLIC, f"{public}{_MARK}")
     return public
+
+
+def _public(key: Any) -> str:
+    text: bytes = key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH)
+    return text.decode()
+
+
+def _is_ours(folder: Path) -> bool:
+    """Whether the keys in a folder were made here, or there are none.
+
+    A repository may have a link there, to the folder of a person's own keys.
+    """
+    if folder.is_symlink():
+        return False
+    if not any(os.path.lexists(folder / name) for name in (_KEY, _PUBLIC, _KNOWN)):
+        return True
+    public = folder / _PUBLIC
+    return public.is_file() and public.read_text("utf-8", "replace").endswith(_MARK)
 
 
 def write_files(folder: Path, hosts: Sequence[SandboxHost]) -> Path:
     """Write the files that hold the hosts' addresses; returns the inventory."""
-    write(folder / "known_hosts", known_hosts(hosts))
+    write(folder / _KNOWN, known_hosts(hosts))
     write(folder / "ssh_config", ssh_config(folder.resolve(), hosts))
     inventory = folder / _INVENTORY
     if _hosts_in(inventory) != {host.name: host.address for host in hosts}:
@@ -71,8 +102,10 @@ def write_files(folder: Path, hosts: Sequence[SandboxHost]) -> Path:
 def remove_files(folder: Path) -> Path | None:
     """Remove what was written here, and the folder when nothing else is in it; returns an inventory that stays.
 
-    One that a person has changed is theirs.
+    One that a person has changed is theirs, and so are keys that were not made here.
     """
+    if not _is_ours(folder):
+        return None
     inventory = folder / _INVENTORY
     kept = inventory if _changed(inventory) else None
     for name in _FILES:
@@ -121,7 +154,7 @@ def _block(folder: Path, host: SandboxHost) -> str:
         f"  User {USER}",
         f"  IdentityFile {_quoted(folder / _KEY)}",
         "  IdentitiesOnly yes",
-        f"  UserKnownHostsFile {_quoted(folder / 'known_hosts')}",
+        f"  UserKnownHostsFile {_quoted(folder / _KNOWN)}",
         "  GlobalKnownHostsFile /dev/null",
         "  StrictHostKeyChecking yes",
     ]

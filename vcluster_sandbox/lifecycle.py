@@ -39,12 +39,12 @@ def up(*, hosts: int, gpus: int, folder: Path, report: Report) -> Path:
 
 
 def _up(engine: DockerClient, sandbox: Sandbox, count: int, gpus: int, report: Report) -> Path:
-    public_key = files.ensure_key(sandbox.folder)
+    found = machines.found(engine, sandbox)
+    public_key = files.ensure_key(sandbox.folder, hosts=bool(found))
     with parts_ahead(engine, report):
         image = ensure_host(engine, report)
     recipe = f"{host_tag()} {golden_folder()}"
     names = host_names(count)
-    found = machines.found(engine, sandbox)
     present = {name: host for name, host in found.items() if name in names and host.labels.get(LABEL_RECIPE) == recipe}
     missing = [name for name in names if name not in present]
     # What takes long and can fail comes before anything is removed.

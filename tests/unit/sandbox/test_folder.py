@@ -13,7 +13,7 @@ from ruamel.yaml import YAML
 from vcluster_sandbox import folder as files
 from vcluster_sandbox.hosts import SandboxHost
 from vcluster_sandbox.names import CPU_IMAGE
-from vllm_cluster.kernel.errors import VclusterError
+from vllm_cluster.kernel.errors import UsageError, VclusterError
 
 HOSTS = [
     SandboxHost("gpu1", "10.1.2.11", 40001, "ssh-ed25519 AAAA"),
@@ -30,7 +30,35 @@ def test_key_is_made_once_and_private(tmp_path: Path) -> None:
     assert files.ensure_key(tmp_path) == public
 
 
+# fault: vcluster_sandbox/folder.py: if not (hosts and private.exists()): → if not private.exists():
+def test_a_key_that_came_with_the_folder_is_not_used(tmp_path: Path) -> None:
+    """As in a repository: whoever wrote that has the private half, and could log in at hosts that have all rights."""
+    planted = files.ensure_key(tmp_path)
+    public = files.ensure_key(tmp_path, hosts=False)
+    assert public != planted
+    assert files.ensure_key(tmp_path) == public
+
+
+# fault: vcluster_sandbox/folder.py: if folder.is_symlink(): → if not folder:
+# fault: vcluster_sandbox/folder.py: return public.is_file() and → return
+@pytest.mark.parametrize("name", ["sandbox", ".ssh"])
+@pytest.mark.parametrize("there", ["id_ed25519 id_ed25519.pub known_hosts", "known_hosts", "config"])
+def test_a_persons_own_keys_are_neither_changed_nor_removed(tmp_path: Path, name: str, there: str) -> None:
+    """A cloned repository may have a link `sandbox` to ~/.ssh, or --dir names it."""
+    own = tmp_path / ".ssh"
+    own.mkdir()
+    (tmp_path / "sandbox").symlink_to(own)
+    for file in there.split():
+        (own / file).write_text(f"my {file}\n")
+    if (name, there) != (".ssh", "config"):
+        with pytest.raises(UsageError, match="nothing is changed there"):
+            files.ensure_key(tmp_path / name)
+    files.remove_files(tmp_path / name)
+    assert {file.name: file.read_text() for file in own.iterdir()} == {file: f"my {file}\n" for file in there.split()}
+
+
 def test_broken_key_is_reported(tmp_path: Path) -> None:
+    files.ensure_key(tmp_path)
     (tmp_path / "id_ed25519").write_text("nonsense")
     with pytest.raises(VclusterError, match="id_ed25519 is not a private key"):
         files.ensure_key(tmp_path)
