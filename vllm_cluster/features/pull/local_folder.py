@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from typing import BinaryIO
 
 from vllm_cluster.features.pull.known_hashes import KnownHashes, settled, stamp
 from vllm_cluster.kernel.clock import Clock, Deadline
@@ -29,6 +31,8 @@ PIECE = 1 << 20
 AHEAD = 256
 # Where the hub's cache and a folder of models have a model.
 _DEEPER = ("*/config.json", "snapshots/*/config.json")
+# A folder on the way to a file: entered, and not read, where the system knows that.
+_STEP = getattr(os, "O_PATH", os.O_RDONLY) | os.O_DIRECTORY | os.O_CLOEXEC
 _FEED = f"import sys; sys.path.insert(0, {FOLDER!r}); from vllm_cluster.kernel.spread.feed import main; main()"
 
 
@@ -68,7 +72,7 @@ def hashed(
     read, others = choose_files(files)
     try:
         with ThreadPoolExecutor(min(4, os.cpu_count() or 1)) as pool:
-            hashes = pool.map(lambda file: _hash(folder / file.path, count, known, clock), read)
+            hashes = pool.map(lambda file: _hash(folder, file.path, count, known, clock), read)
             return (*(replace(file, blob=blob) for file, blob in zip(read, hashes, strict=True)), *others)
     except OSError as error:
         raise UsageError(
@@ -84,9 +88,7 @@ def pull_line(source: object, name: str) -> str:
 
 def _visible(folder: Path, name: str) -> Iterator[Path]:
     """The files below a folder, but for hidden ones."""
-    root = folder.resolve()
-    # A snapshot in the hub's own cache has its files there.
-    below = (root, root.parents[1] / "blobs") if root.parent.name == "snapshots" else (root,)
+    below = _below(folder.resolve())
     copy = f"{folder}-copy"
     copied = "\n".join((command_line("cp", "-rL", str(folder), copy), pull_line(copy, name or folder.name)))
     for place, names, files in os.walk(folder):
@@ -104,9 +106,37 @@ def _visible(folder: Path, name: str) -> Iterator[Path]:
                 yield path
 
 
-def _hash(path: Path, count: Callable[[int], None], known: KnownHashes, clock: Clock) -> str:
+def _below(root: Path) -> tuple[Path, ...]:
+    """Where the files of a folder may be: a snapshot in the hub's own cache has them beside it."""
+    return (root, root.parents[1] / "blobs") if root.parent.name == "snapshots" else (root,)
+
+
+def _open(folder: Path, name: str) -> BinaryIO:
+    """Open a file of a folder, of which no part is a link.
+
+    Whoever may write in it, or above it, can put a link to a private key in its place once it was listed.
+
+    Raises:
+        OSError: it leads out of the folder now, or cannot be read.
+    """
+    path = folder / name
+    real = Path(os.path.realpath(path))
+    if not any(map(real.is_relative_to, _below(folder))):
+        raise OSError(errno.ELOOP, f"has become a link to {real}", str(path))
+    step = os.open("/", _STEP)
+    try:
+        for part in real.parts[1:-1]:
+            before, step = step, os.open(part, _STEP | os.O_NOFOLLOW, dir_fd=step)
+            os.close(before)
+        flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+        return os.fdopen(os.open(real.name, flags, dir_fd=step), "rb")
+    finally:
+        os.close(step)
+
+
+def _hash(folder: Path, name: str, count: Callable[[int], None], known: KnownHashes, clock: Clock) -> str:
     found = hashlib.sha256()
-    with path.open("rb") as stream:
+    with _open(folder, name) as stream:
         before = os.fstat(stream.fileno())
         if there := known.find(stamp(before)):
             return there
@@ -166,7 +196,7 @@ def _send_group(
     for at, begin in group:
         size = files[at].size - begin
         there.send({"file": at, "size": size})
-        _send(folder / files[at].path, begin, size, there.send_bytes)
+        _send(folder, files[at].path, begin, size, there.send_bytes)
     wrong = []
     for at, _ in group:
         row = _next(there, connection.runtime.after(PLACE_SECONDS))
@@ -174,9 +204,10 @@ def _send_group(
     return wrong
 
 
-def _send(path: Path, begin: int, left: int, put: Callable[[bytes], None]) -> None:
+def _send(folder: Path, name: str, begin: int, left: int, put: Callable[[bytes], None]) -> None:
+    path = folder / name
     try:
-        with path.open("rb") as stream:
+        with _open(folder, name) as stream:
             stream.seek(begin)
             while left and (data := stream.read(min(left, PIECE))):
                 put(data)

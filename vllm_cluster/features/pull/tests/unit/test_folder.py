@@ -7,7 +7,7 @@ import os
 import shlex
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,6 +16,7 @@ import pytest
 
 from tests.support import world
 from vllm_cluster.features.pull import folder as pull_folder
+from vllm_cluster.features.pull import local_folder
 from vllm_cluster.features.pull.folder import find_folder, is_folder, wanted_folder
 from vllm_cluster.features.pull.hosts import PullHosts
 from vllm_cluster.features.pull.known_hashes import KnownHashes
@@ -61,6 +62,51 @@ def test_a_link_out_of_a_folder_goes_to_no_host(tmp_path: Path, name: str) -> No
     place.unlink()
     place.symlink_to(folder / "config.json")
     assert wanted_folder(str(folder), "", "", detach=False).source == folder
+
+
+# fault: features/pull/local_folder.py: if not any(map(real.is_relative_to, _below(folder))): → if not real:
+# fault: features/pull/local_folder.py: with _open(folder, name) as stream: → with (folder / name).open("rb") as stream:
+@pytest.mark.parametrize("swapped", ["model/tokenizer.json", "model/sub", "model"])
+def test_a_link_that_comes_after_the_list_goes_to_no_host(tmp_path: Path, swapped: str) -> None:
+    """Whoever else may write in the folder has minutes, while large files are hashed and sent."""
+    folder, secret = model_in(tmp_path / "model"), tmp_path / "secret"
+    for place in (folder, secret):
+        (place / "sub").mkdir(parents=True)
+        for name in ("config.json", "tokenizer.json", "sub/vocab.txt"):
+            (place / name).write_text("{}" if place == folder else "my key")
+    files, known = listed(folder, ""), KnownHashes(tmp_path / "cache", folder)
+    right = hashed(folder, files, lambda _: None, known, SYSTEM.clock)
+    (tmp_path / swapped).rename(tmp_path / "before")
+    (tmp_path / swapped).symlink_to(secret / Path(swapped).relative_to("model"))
+    with pytest.raises(UsageError, match="has become a link to"):
+        hashed(folder, files, lambda _: None, known, SYSTEM.clock)
+    sent: list[bytes] = []
+    for file in right:
+        with suppress(UsageError):
+            local_folder._send(folder, file.path, 0, 6, sent.append)
+    assert b"my key" not in b"".join(sent)
+
+
+# fault: features/pull/local_folder.py: _STEP | os.O_NOFOLLOW, → _STEP,
+# fault: features/pull/local_folder.py: flags = os.O_RDONLY | os.O_NOFOLLOW | → flags = os.O_RDONLY |
+@pytest.mark.parametrize("swapped", ["model/sub", "model/sub/vocab.txt"])
+def test_a_link_that_comes_between_the_look_and_the_opening_is_not_followed(
+    tmp_path: Path, swapped: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = model_in(tmp_path / "model")
+    (folder / "sub").mkdir()
+    (folder / "sub/vocab.txt").write_text("{}")
+    look = os.path.realpath
+
+    def swap(path: Path) -> str:
+        found = look(path)
+        (tmp_path / swapped).rename(tmp_path / "before")
+        (tmp_path / swapped).symlink_to(tmp_path / "before")
+        return found
+
+    monkeypatch.setattr(local_folder.os.path, "realpath", swap)
+    with pytest.raises(OSError):
+        local_folder._open(folder, "sub/vocab.txt")
 
 
 def test_a_folder_here_gets_its_own_name_or_the_one_that_is_given(tmp_path: Path) -> None:
