@@ -46,6 +46,15 @@ _DROPPED = {
     "array": "one job serves",
 }
 
+# What else is taken over from a script. Plugins of a site add options of their own, and one of them may run the job in an
+# image of the script's writer: others are for a person to give.
+_OVER = frozenset({
+    *("account", "begin", "clusters", "comment", "constraint", "cpus-per-task", "deadline", "dependency", "error"),
+    *("exclude", "job-name", "licenses", "mail-type", "mail-user", "mem", "nice", "nodelist", "output", "partition"),
+    *("prefer", "qos", "reservation", "switches", "threads-per-core", "time", "time-min", "tmp", "wckey", "nodes"),
+    *_GPUS,
+})  # fmt: skip
+
 # Why a job has no use for an option of vLLM or a variable: it has no inventory, and finds its ports and devices.
 _FREE_PORT = "the job finds a free port"
 _OF_JOB = {
@@ -159,6 +168,8 @@ def merged(text: str, place: str, own: JobRequest) -> tuple[JobRequest, tuple[Tr
         key = "gpus" if name in _GPUS else name
         meant = _of_a_node(name, value, nodes, tasks)
         why = _DROPPED.get(name) or ("" if meant else "it is not for GPUs, or has no value")
+        if not why and name not in _OVER:
+            why = f"where you trust it: --sbatch {name}=VALUE"
         if given.get(key):
             why = "this call gives another"
         elif name in ("cpus-per-task", "mem") and "exclusive" in found:

@@ -75,6 +75,18 @@ def test_no_variable_of_a_script_and_nothing_below_its_first_command_is_taken_ov
     assert "export them before sbatch" in done.stderr
 
 
+# fault: features/slurm/sbatch.py: if not why and name not in _OVER: → if not name:
+def test_an_option_of_a_plugin_is_not_taken_over_from_a_script(tmp_path: Path) -> None:
+    """With pyxis these run the job in an image of whoever wrote the script, with the home of whoever submits it."""
+    mounts = "#SBATCH --container-image=docker://evil/image\n#SBATCH --container-mounts=/home:/home\n"
+    done = taken(tmp_path, f"#!/bin/bash\n{mounts}#SBATCH --account=lab\nvllm serve org/model\n")
+    assert "account=lab" in directives(done.stdout), done.stderr
+    assert not {one for one in directives(done.stdout) if one.startswith("container")}
+    assert "where you trust it: --sbatch container-mounts=VALUE" in done.stderr
+    given = taken(tmp_path, f"#!/bin/bash\n{mounts}vllm serve org/model\n", "--sbatch", "container-mounts=/data:/data")
+    assert "container-mounts=/data:/data" in directives(given.stdout)
+
+
 BEFORE = """#!/bin/bash -l
 #SBATCH -N 2 --gres=gpu:8
 module load cuda/12.8
