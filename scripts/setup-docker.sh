@@ -3,7 +3,8 @@
 # Quick and silent where all is there. Also installs mmdebstrap, but only where no image can be pulled.
 set -eu
 
-LOG=${TMPDIR:-/tmp}/vcluster-dockerd.log
+# Root writes it: in /tmp another user could have put a link in its place.
+LOG=/var/log/vcluster-dockerd.log
 
 say() { echo "setup-docker: $*" >&2; }
 
@@ -57,7 +58,7 @@ start_engine() {
   until answers; do
     if [ "$(date +%s)" -ge "$end" ]; then
       as_root docker version >/dev/null 2>&1 && give_up "Docker runs, but not for you: sudo usermod -aG docker $(id -un), then log in again"
-      tail -n 5 "$LOG" >&2 2>/dev/null || true
+      as_root tail -n 5 "$LOG" >&2 || true
       give_up "dockerd did not answer within 30 s"
     fi
     sleep 0.1

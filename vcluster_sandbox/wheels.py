@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import subprocess
 from collections import deque
@@ -11,9 +10,10 @@ from pathlib import Path
 from vcluster_sandbox.local_docker import Report
 from vcluster_sandbox.names import recipe_key
 from vcluster_sandbox.progress import DOWNLOADING
+from vllm_cluster.kernel import laptop
 from vllm_cluster.kernel.errors import VclusterError
 from vllm_cluster.kernel.images.recipes import recipe
-from vllm_cluster.kernel.laptop import home, own_python
+from vllm_cluster.kernel.laptop import own_python
 
 # The Python and the glibc of the image (Debian 12), not those of this machine.
 _PYTHON = "3.11"
@@ -25,9 +25,12 @@ _LARGE = re.compile(r"Downloading (?P<name>[^-]+)-\S+ \((?P<megabytes>\d{2,}\.\d
 
 
 def cache_folder() -> Path:
-    """Where what was downloaded is kept; removing it costs only time."""
-    root = os.environ.get("XDG_CACHE_HOME") or str(home() / ".cache")
-    return Path(root) / "vcluster" / "sandbox"
+    """Where what was downloaded is kept; removing it costs only time.
+
+    Raises:
+        UsageError: as that of the whole program.
+    """
+    return laptop.cache_folder() / "sandbox"
 
 
 def platform_tags() -> list[str]:

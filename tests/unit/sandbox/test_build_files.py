@@ -10,6 +10,8 @@ import pytest
 from vcluster_sandbox import images, wheels
 from vcluster_sandbox.golden import golden_folder
 from vcluster_sandbox.names import CPU_IMAGE, Sandbox, files_below, host_names, recipe_key
+from vllm_cluster.kernel import laptop
+from vllm_cluster.kernel.errors import UsageError
 from vllm_cluster.kernel.images.recipes import recipe
 
 
@@ -67,6 +69,14 @@ def test_pip_gets_every_platform_the_image_can_run() -> None:
     tags = wheels.platform_tags()
     assert tags[0] == "manylinux_2_36_x86_64"
     assert {"manylinux_2_17_x86_64", "manylinux2014_x86_64", "manylinux1_x86_64"} <= set(tags)
+
+
+# fault: vcluster_sandbox/wheels.py: return laptop.cache_folder() / "sandbox" → return Path("sandbox")
+def test_no_wheel_of_another_users_folder_is_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(laptop, "_planted", lambda path: path == tmp_path / "vcluster")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    with pytest.raises(UsageError, match="belongs to another user"):
+        wheels.cache_folder()
 
 
 def test_folders_do_not_meet(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -57,7 +58,8 @@ def write(
     if not seeds:
         where = f"no Host of your ssh_config matches {pattern}" if pattern else "no host was given"
         raise UsageError(where, hint=INIT)
-    if output and output.exists() and not force:
+    # A link that leads nowhere yet, as of a cloned repository, would have the file made there.
+    if output and os.path.lexists(output) and not force:
         raise UsageError(f"{output} already exists", hint="or write another file: -o FILE", again=("--force",))
     values, notes = (preset.values, preset.notes) if preset else ({}, ())
     text = render(cluster, seeds, VLLM_IMAGE, MODEL_CACHE, values=values, notes=notes)

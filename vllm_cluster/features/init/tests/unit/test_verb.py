@@ -54,7 +54,17 @@ def test_hosts_of_ssh_config(tmp_path: Path) -> None:
     assert sorted(load_text(done.stdout.encode(), path=None, cwd=None).hosts) == ["gpu1", "gpu2"]
 
 
-# fault: features/init/action.py: if output and output.exists() and not force: → if output and output.is_dir() and not force:
+# fault: features/init/action.py: if output and os.path.lexists(output) and not force: → if output and output.exists() and not force:
+def test_no_file_is_made_behind_a_link(tmp_path: Path) -> None:
+    """As of a cloned repository, into a place of its choice."""
+    (tmp_path / "cloned").mkdir()
+    (tmp_path / "cloned/inventory.yaml").symlink_to(tmp_path / "place")
+    refused = init(tmp_path / "cloned", "--host", "gpu1=10.0.0.11")
+    assert refused.returncode == 2 and "already exists" in refused.stderr
+    assert not (tmp_path / "place").exists()
+
+
+# fault: features/init/action.py: if output and os.path.lexists(output) and not force: → if output and output.is_dir() and not force:
 def test_a_file_is_not_lost(tmp_path: Path) -> None:
     (tmp_path / "inventory.yaml").write_text("mine")
     refused = init(tmp_path, "--host", "gpu1=10.0.0.11")
