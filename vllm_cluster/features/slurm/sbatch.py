@@ -46,8 +46,8 @@ _DROPPED = {
     "array": "one job serves",
 }
 
-# What else is taken over from a script. Plugins of a site add options of their own, and one of them may run the job in an
-# image of the script's writer: others are for a person to give.
+# What is taken over from a script. Plugins of a site add options of their own, and one of them may run the job in an
+# image of the script's writer: those are for a person to give.
 _OVER = frozenset({
     *("account", "begin", "clusters", "comment", "constraint", "cpus-per-task", "deadline", "dependency", "error"),
     *("exclude", "job-name", "licenses", "mail-type", "mail-user", "mem", "nice", "nodelist", "output", "partition"),

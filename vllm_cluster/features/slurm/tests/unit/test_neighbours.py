@@ -114,19 +114,25 @@ def test_nothing_of_a_job_is_read_from_a_folder_that_another_has_made(jobs: Path
 # fault: features/slurm/job.sh: ! -perm -1000 \( → \(
 # fault: features/slurm/job.sh: -o -perm -20 ! -gid "$own" →
 # fault: features/slurm/job.sh: above=${above%/*} → above=
+# fault: features/slurm/job.sh: -uid +999 ! -uid "$(id -u)" → -uid +99999
 @pytest.mark.parametrize(
-    ("mode", "group", "runs"),
-    [(0o777, 0, False), (0o1777, 0, True), (0o755, 1, True), (0o2775, 1, False), (0o775, 0, True), (0o3775, 1, True)],
+    ("mode", "owners", "runs"),
+    [
+        *((0o777, (0, 0), False), (0o1777, (0, 0), True), (0o755, (0, 1), True), (0o2775, (0, 1), False)),
+        *((0o775, (0, 0), True), (0o3775, (0, 1), True)),
+        # The person who owns a folder may rename what is in it, with the sticky bit too; a system's account is none.
+        *((0o1777, (4242, 0), False), (0o755, (4242, 0), False), (0o755, (65534, 0), True), (0o755, (33, 0), True)),
+    ],
 )
 @pytest.mark.parametrize("below", ["", "mine"])
 @pytest.mark.skipif(bool(os.getuid()), reason="gives a folder to a group")
 def test_a_job_keeps_no_programs_where_others_may_rename_them(
-    mode: int, group: int, runs: bool, below: str, tmp_path: Path
+    mode: int, owners: tuple[int, int], runs: bool, below: str, tmp_path: Path
 ) -> None:
     """They would have nodes run what they put in its place; the own group is the one of number 0 here."""
     asked = Deployment("org/m", "org/m", expose=True, backend="mp")
     (jobs := tmp_path / "jobs" / below).mkdir(parents=True)
-    os.chown(tmp_path / "jobs", 0, group)
+    os.chown(tmp_path / "jobs", *owners)
     (tmp_path / "jobs").chmod(mode)
     there = {"PATH": "/usr/bin:/bin", "HOME": str(tmp_path), "SLURM_JOB_ID": "7", "VCLUSTER_JOBS": str(jobs)}
     text = script(asked, JobRequest(1, "1", "1:00:00")).removesuffix("\nmain\n") + "\nreplica() { exit 0; }\nmain\n"
