@@ -51,7 +51,7 @@ def ensure_key(folder: Path, *, hosts: bool = True) -> str:
     Raises:
         UsageError: the folder is a person's own.
     """
-    if not _is_ours(folder):
+    if not _is_made_here(folder):
         text = f"{folder} is a link, or holds keys that no sandbox has made: nothing is changed there"
         raise UsageError(text, hint="vcluster sandbox up --dir FOLDER")
     private = folder / _KEY
@@ -76,7 +76,7 @@ def _public(key: Any) -> str:
     return text.decode()
 
 
-def _is_ours(folder: Path) -> bool:
+def _is_made_here(folder: Path) -> bool:
     """Whether the keys in a folder were made here, or there are none.
 
     A repository may have a link there, to the folder of a person's own keys.
@@ -104,7 +104,7 @@ def remove_files(folder: Path) -> Path | None:
 
     One that a person has changed is theirs, and so are keys that were not made here.
     """
-    if not _is_ours(folder):
+    if not _is_made_here(folder):
         return None
     inventory = folder / _INVENTORY
     kept = inventory if _changed(inventory) else None
