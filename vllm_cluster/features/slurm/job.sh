@@ -115,13 +115,15 @@ fail() { echo "vcluster: $1" >&2; exit 1; }
 
 # Whoever may write in a folder above, without its sticky bit, could put other programs in the job's place; so could the
 # person who owns it, with that bit too. Many systems give each user a group of the same name, with no other member.
+# Above the home folder it is not looked at: whoever may rename that has all of this user's files.
 closed() {
   local above=$1 own=4294967294
   [ "$(id -gn)" != "$(id -un)" ] || own=$(id -g)
   while [ "$above" ]; do
     [ ! "$(find "$above" -maxdepth 0 \( ! -perm -1000 \( -perm -2 -o -perm -20 ! -gid "$own" \) -o \
       -uid +999 ! -uid "$(id -u)" ! -uid 65534 \))" ] ||
-      fail "others may rename $job: chmod +t $above, or export VCLUSTER_JOBS=FOLDER"
+      fail "others may rename $job: export VCLUSTER_JOBS=FOLDER; or, where it is yours, chmod +t $above"
+    [ "$above" != "$HOME" ] || break
     above=${above%/*}
   done
 }
