@@ -125,12 +125,13 @@ def test_nothing_of_a_job_is_read_from_a_folder_that_another_has_made(jobs: Path
         *((0o1777, (4242, 0), False), (0o755, (4242, 0), False), (0o755, (65534, 0), True), (0o755, (33, 0), True)),
     ],
 )
-@pytest.mark.parametrize(("below", "home"), [("", ""), ("mine", ""), ("mine", "jobs/mine")])
+@pytest.mark.parametrize("where", [("", ""), ("mine", ""), ("mine", "jobs/mine")])
 @pytest.mark.skipif(bool(os.getuid()), reason="gives a folder to a group")
 def test_a_job_keeps_no_programs_where_others_may_rename_them(
-    mode: int, owners: tuple[int, int], runs: bool, below: str, home: str, tmp_path: Path
+    mode: int, owners: tuple[int, int], runs: bool, where: tuple[str, str], tmp_path: Path
 ) -> None:
     """They would have nodes run what they put in its place; the own group is the one of number 0 here."""
+    below, home = where
     # Whoever may rename the home folder needs no job for that.
     runs = runs or bool(home)
     asked = Deployment("org/m", "org/m", expose=True, backend="mp")
