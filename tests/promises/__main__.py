@@ -21,7 +21,7 @@ MEASURED = (
     *lanes.everywhere("many"),
     *lanes.CONTRACTS,
     "tests/unit/docker/test_hostile_docker.py",
-    "tests/unit/run/test_link_test.py",
+    "tests/unit/links/test_link_test.py",
 )
 REAL = (*lanes.REAL, "tests/promises")
 MADE_UP = (

@@ -30,7 +30,7 @@ def everywhere(kind: str) -> tuple[str, ...]:
 REAL, CONTRACTS = everywhere("e2e"), everywhere("contract")
 # Those with the longest files first: the others fill what is left of three processes at the end.
 MADE_UP = (*everywhere("sim"), *everywhere("property"), *everywhere("unit"), "tests/gpu", "tests/promises")
-MEASURED = (*everywhere("many"), "tests/unit/run")
+MEASURED = (*everywhere("many"), "tests/unit/links")
 QUIET = ("tests/many/test_many_hosts.py", "tests/contract/test_breaks.py", "tests/unit/docker/test_hostile_docker.py")
 FOLDER = ROOT / "build" / "lanes"
 JUNIT = "--junitxml"
