@@ -24,7 +24,6 @@ from pathlib import Path
 from aiohttp import ClientError, ClientSession, web
 from aiohttp.web_protocol import RequestHandler
 
-from vllm_cluster.serving.node.argv import Place, place
 from vllm_cluster.serving.node.files import write_whole
 from vllm_cluster.serving.node.front_door import MAX_UNPROVED, ClientConnection, Door
 from vllm_cluster.serving.node.front_metrics import FrontMetrics
@@ -43,6 +42,7 @@ from vllm_cluster.serving.node.front_proxy import (
 )
 from vllm_cluster.serving.node.front_routes import Table, merge_model_lists, model_rows, not_ready, unhealthy
 from vllm_cluster.serving.node.key_check import KEY_FILE, OPEN, KeyReader, Refusal, has_key, refusal
+from vllm_cluster.serving.node.parse_argv import Place, place
 from vllm_cluster.serving.node.process import log_line
 from vllm_cluster.wire.front import MAX_ROUTES, FrontCount, FrontDeployment, FrontReplica, FrontRoutes, FrontStatus
 from vllm_cluster.wire.reading import RefusedDocument, read

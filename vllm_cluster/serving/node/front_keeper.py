@@ -10,9 +10,9 @@ from collections.abc import Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
 
-from vllm_cluster.serving.node.argv import Place
 from vllm_cluster.serving.node.attempt import connect_error
 from vllm_cluster.serving.node.files import write_whole
+from vllm_cluster.serving.node.parse_argv import Place
 from vllm_cluster.serving.node.process import Child, log_line
 from vllm_cluster.serving.node.timing import Timing
 from vllm_cluster.wire.front import FrontDeployment, FrontRoutes, FrontStatus, ReplicaState

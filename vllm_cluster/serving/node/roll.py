@@ -19,7 +19,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from vllm_cluster.serving.node.argv import Place
+from vllm_cluster.serving.node.parse_argv import Place
 from vllm_cluster.serving.node.process import log_line
 from vllm_cluster.serving.node.timing import Timing
 from vllm_cluster.wire.parts import Beat, NodeBeat, PartOrder, PartReport

@@ -24,10 +24,10 @@ from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 
-from vllm_cluster.serving.node.argv import Place, place
 from vllm_cluster.serving.node.attempt import connect_error
 from vllm_cluster.serving.node.backends import backend
 from vllm_cluster.serving.node.files import keep_compiled, write_whole
+from vllm_cluster.serving.node.parse_argv import Place, place
 from vllm_cluster.serving.node.parts import PartRunner
 from vllm_cluster.serving.node.process import (
     NODE_TOKEN,

@@ -27,8 +27,8 @@ from pathlib import Path
 from types import FrameType
 
 from vllm_cluster.serving.node.api import Api, NotServed, Question, in_order
-from vllm_cluster.serving.node.argv import option
 from vllm_cluster.serving.node.engine_watch import BAD, EngineWatch, short_steps
+from vllm_cluster.serving.node.parse_argv import option
 from vllm_cluster.serving.node.proc import StoppedProcesses, compiler_runs, processes
 from vllm_cluster.serving.node.timing import Timing
 

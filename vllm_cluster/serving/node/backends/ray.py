@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from importlib import metadata
 
-from vllm_cluster.serving.node.argv import Place, option
+from vllm_cluster.serving.node.parse_argv import Place, option
 
 # The file of the token that nodes and drivers show.
 TOKEN_PATH = "RAY_AUTH_TOKEN_PATH"  # noqa: S105 (a name)

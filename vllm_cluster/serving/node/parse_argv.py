@@ -1,4 +1,4 @@
-"""Options and places in command lines."""
+"""Reads options and places out of command lines."""
 
 from __future__ import annotations
 
