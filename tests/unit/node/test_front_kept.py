@@ -50,7 +50,7 @@ def front_pid(world: World) -> int:
     return int(json.loads(path.read_text())["pid"]) if path.exists() else 0
 
 
-# fault: serving/node/serving.py: return "ready" if leads and leads.phase == "ready" else "waiting" → return "ready"
+# fault: serving/node/replica_controller.py: return "ready" if leads and leads.phase == "ready" else "waiting" → return "ready"
 def test_clients_get_503_until_the_model_has_answered(world: World) -> None:
     world.plan(LOADING)
     world.start()
@@ -82,7 +82,7 @@ def test_a_front_that_dies_is_back_within_2_s(world: World) -> None:
     assert len(world.attempts) == 1
 
 
-# fault: serving/node/serving.py: if leads.phase == "ready" and self._front.taken: → if False:
+# fault: serving/node/replica_controller.py: if leads.phase == "ready" and self._front.taken: → if False:
 def test_a_model_whose_port_another_program_took_is_not_ready(world: World) -> None:
     """Who reads that it is ready shows the key there."""
     world.start_ready()
@@ -110,7 +110,7 @@ def open_request(world: World) -> tuple[threading.Thread, list[Any]]:
     return thread, got
 
 
-# fault: serving/node/serving.py: how=self.requests.way_out(wanted) → how="asked"
+# fault: serving/node/replica_controller.py: how=self.requests.way_out(wanted) → how="asked"
 def test_what_is_open_ends_before_the_model_is_replaced(world: World) -> None:
     world.start_ready()
     thread, got = open_request(world)
@@ -125,7 +125,7 @@ def test_what_is_open_ends_before_the_model_is_replaced(world: World) -> None:
     assert ask(world)[0] == 200
 
 
-# fault: serving/node/serving.py: or time.monotonic() >= start.drained_by → or False
+# fault: serving/node/replica_controller.py: or time.monotonic() >= start.drained_by → or False
 def test_what_does_not_end_is_ended(world: World) -> None:
     world.pace["drain"] = 1.0
     world.start_ready()
@@ -176,7 +176,7 @@ def test_clients_learn_that_it_has_failed(world: World) -> None:
     until(lambda: "not ready: failed" in ask(world)[1]["message"], 10, every=0.05)
 
 
-# fault: serving/node/serving.py: self._front.ended or →
+# fault: serving/node/replica_controller.py: self._front.ended or →
 def test_a_front_that_does_not_start_is_named(world: World, tmp_path: Path) -> None:
     """An image whose HTTP library is broken: the model must not wait without a reason."""
     (tmp_path / "broken").mkdir()

@@ -148,7 +148,7 @@ def test_what_was_not_ready_yet_is_not_gone_back_to(world: World) -> None:
     assert [row[2] for row in results(world)] == ["ready", "replaced", "failed", "back"]
 
 
-# fault: serving/node/serving.py: self.requests.ready(course.seconds_to_ready if started else None) →
+# fault: serving/node/replica_controller.py: self.requests.ready(course.seconds_to_ready if started else None) →
 def test_what_runs_and_is_asked_for_again_is_ready_and_gone_back_to(world: World) -> None:
     world.plan({}, BAD, {})
     world.start()

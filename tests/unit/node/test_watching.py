@@ -245,7 +245,7 @@ def test_restarts_have_a_budget(world: World) -> None:
     world.phase("ready", generation="two")
 
 
-# fault: serving/node/serving.py: wrong = self._held(course, nodes) → pass
+# fault: serving/node/replica_controller.py: wrong = self._held(course, nodes) → pass
 @pytest.mark.promise("P27")
 def test_the_next_start_waits_until_ray_has_its_gpus_back(world: World) -> None:
     free = world.fake / "free.json"

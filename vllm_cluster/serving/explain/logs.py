@@ -25,7 +25,7 @@ KERNEL_SECONDS = 10.0
 # As serving/node/parts.py names them; what was before is kept with another number behind.
 _SERVE_LOG = re.compile(r"serve(?:-(\d{1,4}))?\.log(?:\.\d)?")
 TAIL = 2000
-# Of a file, whose end is what matters; the node program lets it grow to twice that (serving/node/serving.py).
+# Of a file, whose end is what matters; the node program lets it grow to twice that (serving/node/parts.py).
 STOPPED_LOG, MAX_STOPPED_LOG = 8 << 20, 17 << 20
 # Only what warns: the rest of the kernel's log is of no use here. Where only root may read it, it stays empty. Days and
 # months are in the language of the host, if it is not asked otherwise.

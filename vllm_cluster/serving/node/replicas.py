@@ -9,8 +9,8 @@ from pathlib import Path
 
 from vllm_cluster.serving.node.front_keeper import FrontKeeper
 from vllm_cluster.serving.node.process import Child, log_line
+from vllm_cluster.serving.node.replica_controller import Around, ReplicaController
 from vllm_cluster.serving.node.serve_request import Inbox
-from vllm_cluster.serving.node.serving import Around, ReplicaController
 from vllm_cluster.serving.node.start import Nodes, Parts
 from vllm_cluster.serving.node.timing import Timing
 from vllm_cluster.wire.front import FrontDeployment

@@ -141,7 +141,7 @@ def test_what_once_was_ready_comes_back(world: World) -> None:
     assert again.failure.summary == "vLLM ended with exit code 1: error: the second"
 
 
-# fault: serving/node/serving.py: return self._members.gpus or ( → return (
+# fault: serving/node/replica_controller.py: return self._members.gpus or ( → return (
 def test_a_host_that_joins_or_leaves_is_counted_without_a_restart(world: World) -> None:
     third = "127.0.0.3"
 
@@ -234,7 +234,7 @@ def test_nodes_that_are_always_lost_are_given_up(world: World) -> None:
 
 # fault: serving/node/members.py: found.run == self._known → False
 # fault: serving/node/serve_state.py: del self.starts[-1:] → pass
-# fault: serving/node/serving.py: planned = self._members.replaced_by(start.members) → planned = ""
+# fault: serving/node/replica_controller.py: planned = self._members.replaced_by(start.members) → planned = ""
 def test_a_node_that_up_makes_again_is_not_a_failure_of_the_model(world: World) -> None:
     """It takes nothing of the budget; what is lost after that run takes of it."""
     world.pace["restarts"] = 1
