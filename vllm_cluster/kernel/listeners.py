@@ -86,7 +86,7 @@ LISTENERS = (
         _CLUSTER,
         "the cluster's token: every line is signed with it, both ways; without Ray it orders what nodes run; not "
         "encrypted, and nothing secret is in it",
-        ("serving/node/roll.py",),
+        ("serving/node/head_roll.py",),
     ),
     Listener(
         "Ray's GCS",

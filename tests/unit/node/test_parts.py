@@ -94,7 +94,7 @@ def test_a_frozen_node_is_lost_and_ends_its_part_when_it_wakes(served: tuple[Wor
     assert not lives(follower)
 
 
-# fault: serving/node/roll_dial.py: if time.monotonic() - self._ordered < self._pace.roll_lost else () → if self else ()
+# fault: serving/node/worker_roll.py: if time.monotonic() - self._ordered < self._pace.roll_lost else () → if self else ()
 def test_a_part_without_its_head_ends(served: tuple[World, int, int]) -> None:
     world, leader, follower = served
     assert world.node

@@ -15,10 +15,10 @@ import pytest
 from tests.support.node.world import HEAD, World, eventually, lives
 from tests.support.ports import free_port
 from vllm_cluster.serving.node import supervisor
+from vllm_cluster.serving.node.head_roll import Me
 from vllm_cluster.serving.node.process import Child
-from vllm_cluster.serving.node.roll import Me
-from vllm_cluster.serving.node.roll_dial import WorkerRoll
 from vllm_cluster.serving.node.timing import Timing
+from vllm_cluster.serving.node.worker_roll import WorkerRoll
 
 
 def starts(world: World) -> list[str]:

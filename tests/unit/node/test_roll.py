@@ -13,11 +13,11 @@ import pytest
 
 from tests.support.node.world import eventually
 from tests.support.ports import free_port
-from vllm_cluster.serving.node import roll as module
+from vllm_cluster.serving.node import head_roll as module
 from vllm_cluster.serving.node.attempt import connect_error
-from vllm_cluster.serving.node.roll import HeadRoll, Me
-from vllm_cluster.serving.node.roll_dial import WorkerRoll
+from vllm_cluster.serving.node.head_roll import HeadRoll, Me
 from vllm_cluster.serving.node.timing import Timing
+from vllm_cluster.serving.node.worker_roll import WorkerRoll
 from vllm_cluster.wire.reading import convert
 from vllm_cluster.wire.roll import MAX_HELLO, Roll, Signed, hello_line, new_nonce
 
@@ -105,7 +105,7 @@ def test_a_node_is_here_and_gone_as_soon_as_it_ends(nodes: Nodes) -> None:
     nodes.become(gpu2="here", gpu3="here")
 
 
-# fault: serving/node/roll.py: if row is not self._own and row.state == "here" and → if False and
+# fault: serving/node/head_roll.py: if row is not self._own and row.state == "here" and → if False and
 def test_a_node_without_beats_is_silent_and_back_only_after_several(nodes: Nodes) -> None:
     """A link that loses most packets must not flap."""
     wire = nodes.dial()
@@ -121,7 +121,7 @@ def test_a_node_without_beats_is_silent_and_back_only_after_several(nodes: Nodes
     nodes.become(gpu2="here")
 
 
-# fault: serving/node/roll.py: row.beaten += late → row.beaten += 0
+# fault: serving/node/head_roll.py: row.beaten += late → row.beaten += 0
 def test_a_head_that_was_stopped_holds_no_other_for_silent(nodes: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
     wire = nodes.dial()
     wire.hello("gpu2", "10.0.0.2")
@@ -170,7 +170,7 @@ def test_a_line_that_was_recorded_is_not_taken_as_a_beat(nodes: Nodes) -> None:
     nodes.become(gpu2="gone")
 
 
-# fault: serving/node/roll.py: if len(same) >= STRANGERS: → if False:
+# fault: serving/node/head_roll.py: if len(same) >= STRANGERS: → if False:
 def test_strangers_of_one_address_are_few_and_keep_no_node_away(nodes: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
     """The oldest goes, since the node of that host comes from the same address."""
     monkeypatch.setattr(module, "PROOF_SECONDS", 60.0)
@@ -180,7 +180,7 @@ def test_strangers_of_one_address_are_few_and_keep_no_node_away(nodes: Nodes, mo
     nodes.become(gpu2="here")
 
 
-# fault: serving/node/roll.py: elif len(strangers) >= MAX_STRANGERS: → elif False:
+# fault: serving/node/head_roll.py: elif len(strangers) >= MAX_STRANGERS: → elif False:
 def test_strangers_of_many_addresses_are_few(nodes: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "PROOF_SECONDS", 60.0)
     monkeypatch.setattr(module, "STRANGERS", 100)
@@ -188,13 +188,13 @@ def test_strangers_of_many_addresses_are_few(nodes: Nodes, monkeypatch: pytest.M
     assert every[0].ended()
 
 
-# fault: serving/node/roll.py: if now - last > most: → if False:
+# fault: serving/node/head_roll.py: if now - last > most: → if False:
 def test_a_stranger_who_proves_nothing_is_cut_off(nodes: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "PROOF_SECONDS", 0.5)
     assert nodes.dial().ended()
 
 
-# fault: serving/node/roll.py: if hello.host == self._me.host or hello.address == self._me.address: → if False:
+# fault: serving/node/head_roll.py: if hello.host == self._me.host or hello.address == self._me.address: → if False:
 @pytest.mark.parametrize(("name", "address"), [("gpu2", "10.0.0.2"), ("gpu1", "127.0.0.1"), ("gpu9", "10.0.0.2")])
 def test_a_refused_node_with_more_to_send_harms_no_other(nodes: Nodes, name: str, address: str) -> None:
     """Also one that breaks off in the middle; it has the token, but is a host that was taken over."""
@@ -214,7 +214,7 @@ def test_a_refused_node_with_more_to_send_harms_no_other(nodes: Nodes, name: str
     assert "fault" not in nodes.status.error
 
 
-# fault: serving/node/roll.py: gone[: max(0, len(self._rows) - MAX_ROWS)] → gone[:0]
+# fault: serving/node/head_roll.py: gone[: max(0, len(self._rows) - MAX_ROWS)] → gone[:0]
 def test_the_names_of_a_taken_over_host_do_not_fill_the_roll(nodes: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MAX_ROWS", 8)
     for number in range(20):
@@ -226,7 +226,7 @@ def test_the_names_of_a_taken_over_host_do_not_fill_the_roll(nodes: Nodes, monke
     assert len(nodes.states()) == 9
 
 
-# fault: serving/node/roll.py: except Exception as fault: → except KeyError as fault:
+# fault: serving/node/head_roll.py: except Exception as fault: → except KeyError as fault:
 def test_a_roll_with_a_fault_begins_again(nodes: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as broken:
         broken.setattr(nodes.head, "_judge", lambda *_: 1 / 0)
@@ -235,7 +235,7 @@ def test_a_roll_with_a_fault_begins_again(nodes: Nodes, monkeypatch: pytest.Monk
     nodes.become(gpu2="here")
 
 
-# fault: serving/node/roll.py: if theirs.address == hello.address or theirs.host == hello.host: → if False:
+# fault: serving/node/head_roll.py: if theirs.address == hello.address or theirs.host == hello.host: → if False:
 def test_the_second_node_at_an_address_is_refused_with_the_reason(nodes: Nodes) -> None:
     nodes.worker("gpu2", "10.0.0.2")
     nodes.become(gpu2="here")
@@ -254,7 +254,7 @@ def test_a_host_that_comes_back_at_another_address_is_one_node(nodes: Nodes) -> 
     assert [node.address for node in nodes.status.nodes] == ["127.0.0.1", "10.0.0.7"]
 
 
-# fault: serving/node/roll_dial.py: if time.monotonic() - lines.last > self._pace.roll_lost: → if False:
+# fault: serving/node/worker_roll.py: if time.monotonic() - lines.last > self._pace.roll_lost: → if False:
 def test_a_worker_whose_head_is_silent_dials_again(nodes: Nodes) -> None:
     """A firewall that forgot the connection answers neither side."""
     with socket.create_server(("127.0.0.1", 0)) as mute:

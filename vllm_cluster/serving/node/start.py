@@ -6,9 +6,9 @@ import socket
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
+from vllm_cluster.serving.node.head_roll import HeadRoll
 from vllm_cluster.serving.node.parse_argv import Place
 from vllm_cluster.serving.node.parts import PartRunner
-from vllm_cluster.serving.node.roll import HeadRoll
 from vllm_cluster.wire.order import Part, Placement, Replica
 from vllm_cluster.wire.parts import EndKind, PartOrder, PartReport
 from vllm_cluster.wire.status import GroupNode

@@ -27,6 +27,7 @@ from pathlib import Path
 from vllm_cluster.serving.node.attempt import connect_error
 from vllm_cluster.serving.node.backends import backend
 from vllm_cluster.serving.node.files import keep_compiled, write_whole
+from vllm_cluster.serving.node.head_roll import HeadRoll, Me, roll_key
 from vllm_cluster.serving.node.parse_argv import Place, place
 from vllm_cluster.serving.node.parts import PartRunner
 from vllm_cluster.serving.node.process import (
@@ -42,10 +43,9 @@ from vllm_cluster.serving.node.process import (
 from vllm_cluster.serving.node.replica_key import write_replica_key
 from vllm_cluster.serving.node.replicas import Replicas
 from vllm_cluster.serving.node.request_check import Standby, check, serve_checks
-from vllm_cluster.serving.node.roll import HeadRoll, Me, roll_key
-from vllm_cluster.serving.node.roll_dial import WorkerRoll
 from vllm_cluster.serving.node.start import Parts
 from vllm_cluster.serving.node.timing import Timing
+from vllm_cluster.serving.node.worker_roll import WorkerRoll
 from vllm_cluster.wire.reading import RefusedDocument, read
 from vllm_cluster.wire.status import GroupNode, GroupTable
 

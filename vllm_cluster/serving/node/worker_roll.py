@@ -9,9 +9,9 @@ import time
 import traceback
 from dataclasses import asdict
 
+from vllm_cluster.serving.node.head_roll import BAD, PROOF_SECONDS, RETRY, Me
 from vllm_cluster.serving.node.parse_argv import Place
 from vllm_cluster.serving.node.process import log_line
-from vllm_cluster.serving.node.roll import BAD, PROOF_SECONDS, RETRY, Me
 from vllm_cluster.serving.node.timing import Timing
 from vllm_cluster.wire.parts import Beat, NodeBeat, PartOrder, PartReport
 from vllm_cluster.wire.reading import read
