@@ -213,7 +213,7 @@ def test_what_runs_elsewhere_needs_the_standard_library_alone() -> None:
         ("features/check/on_host/allreduce.py", "torch.distributed"),
     }
     # What asks the hub, and downloads from it, is for the image's own library.
-    hub = {row for row in outside if row[0] in {"features/pull/on_host/hub_files.py", "kernel/spread/download.py"}}
+    hub = {row for row in outside if row[0] in {"features/pull/on_host/hub_listing.py", "kernel/spread/download.py"}}
     hub = {row for row in hub if row[1].split(".")[0] == "huggingface_hub"}
     # The front has the HTTP library that vLLM needs itself and, where the image has it, the loop of vLLM's own server.
     front = {(file, name) for file, name in outside if file in FRONT and name.split(".")[0] in OF_FRONT}

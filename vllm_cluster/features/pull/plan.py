@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from vllm_cluster.features.pull.hosts import PullHosts
-from vllm_cluster.features.pull.hub_files import ask_hub
+from vllm_cluster.features.pull.hub_listing import ask_hub
 from vllm_cluster.kernel.errors import PreflightFailed
 from vllm_cluster.kernel.events import Event
 from vllm_cluster.kernel.hosts.connection import HostConnection

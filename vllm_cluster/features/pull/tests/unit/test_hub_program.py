@@ -21,7 +21,7 @@ def hub() -> Iterator[PullHub]:
 def asked(hub: PullHub, **more: object) -> list[dict[str, Any]]:
     """What the hub has of a model."""
     question = {"model": MODEL, "revision": "", "token": None, "endpoint": hub.url}
-    return ask_program("features.pull.on_host.hub_files", {**question, **more})
+    return ask_program("features.pull.on_host.hub_listing", {**question, **more})
 
 
 def test_the_hub_names_the_commit_and_the_content_of_each_file(hub: PullHub) -> None:

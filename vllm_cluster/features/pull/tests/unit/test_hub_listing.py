@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from vllm_cluster.features.pull import hub_files
+from vllm_cluster.features.pull import hub_listing
 from vllm_cluster.kernel.errors import CommandFailed, PreflightFailed, Unreachable
 from vllm_cluster.kernel.hosts.runtime import SYSTEM
 from vllm_cluster.kernel.plan.pull import HubModel
@@ -20,10 +20,10 @@ END = {"commit": "c" * 40, "name": "lab/model", "endpoint": "http://hub"}
 def asked(monkeypatch: pytest.MonkeyPatch, *rows: dict[str, Any]) -> HubModel:
     """What is found where the program prints these rows."""
     ended = SimpleNamespace(messages=rows, text="no module", code=1)
-    monkeypatch.setattr(hub_files, "run_program", lambda *_: ended)
+    monkeypatch.setattr(hub_listing, "run_program", lambda *_: ended)
     connection: Any = SimpleNamespace(name="gpu1", runtime=SYSTEM)
     place: Any = None
-    return hub_files.ask_hub(connection, place, QUESTION)
+    return hub_listing.ask_hub(connection, place, QUESTION)
 
 
 def test_a_program_without_an_answer_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -26,7 +26,7 @@ def ask_hub(connection: HostConnection, place: Place, question: Mapping[str, Any
         Unreachable: the hub cannot be reached from that host.
         HostError: the program gave no answer.
     """
-    program = python("features.pull.on_host", "hub_files", seconds=ASK_SECONDS)
+    program = python("features.pull.on_host", "hub_listing", seconds=ASK_SECONDS)
     ended = run_program(connection, program, place, connection.runtime.after(ASK_SECONDS + 10), question)
     rows, host, model = ended.messages, connection.name, question["model"]
     last = next((row for row in rows if "commit" in row or "problem" in row), None)
