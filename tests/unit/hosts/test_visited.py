@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from vllm_cluster.kernel.hosts.runtime import Visited
+from vllm_cluster.kernel.hosts.visited import Visited
 from vllm_cluster.kernel.plan.members import Way
 
 GPU1: Way = ("gpu1", None, None, None)
