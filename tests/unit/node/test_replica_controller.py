@@ -118,7 +118,7 @@ def test_a_program_that_is_not_there_is_reported(world: World) -> None:
     assert (failed.summary, failed.lines[-1]) == ("vLLM ended with exit code 127", "vlmm: No such file or directory")
 
 
-# fault: serving/node/attempt.py: self._prove(api) →
+# fault: serving/node/readiness.py: self._api.ask(question, self._name, self._pace.probe) → pass
 def test_healthy_is_not_ready(world: World) -> None:
     wrong = {"die": "KeyError: 'the engine'", "error": "HTTP 500", "empty": "no token"}
     world.plan(*({"completion": completion, "stray": True} for completion in wrong))

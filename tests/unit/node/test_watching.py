@@ -47,7 +47,7 @@ def asked(world: World, name: str) -> list[str]:
     return [one["path"] for one in world.completions[count:]]
 
 
-# fault: serving/node/attempt.py: except NotServed as error: → except ZeroDivisionError as error:
+# fault: serving/node/readiness.py: except NotServed as error: → except ZeroDivisionError as error:
 @pytest.mark.promise("P28")
 @pytest.mark.parametrize("logged", [True, False])
 def test_a_model_is_asked_for_what_it_is(world: World, logged: bool) -> None:

@@ -8,12 +8,13 @@ import socket
 import threading
 import time
 
-from vllm_cluster.serving.node.api import Api, NotServed, Question, in_order
+from vllm_cluster.serving.node.api import Api, Question
 from vllm_cluster.serving.node.engine_watch import BAD, EngineWatch, short_steps
 from vllm_cluster.serving.node.key_check import KEY_FILE
 from vllm_cluster.serving.node.movement import Movement, Phases, download_folder, vllm_processes
 from vllm_cluster.serving.node.proc import StoppedProcesses, compiler_runs
 from vllm_cluster.serving.node.process import Child
+from vllm_cluster.serving.node.readiness import Readiness
 from vllm_cluster.serving.node.stacks import write_stacks
 from vllm_cluster.serving.node.timing import Timing
 from vllm_cluster.wire.parts import PartOrder, PartReport
@@ -152,10 +153,11 @@ class Attempt:
             self._movement.moved()
 
     def _watch(self, api: Api) -> None:
-        """Wait until the API is healthy, ask what it is for, and then whether it still answers."""
+        """Wait until it is ready, and ask from then on whether it still answers."""
+        readiness = Readiness(api, self._name, self.phases, self._movement, self._pace)
         try:
-            if self._await_health(api):
-                question = self._prove(api)
+            if readiness.await_health(self.over, downloads=self._downloads):
+                question = readiness.prove()
                 self._ready = self._engine_watch(api, question)
                 self.phases.turn("ready")
                 while not self.over.wait(self._pace.health):
@@ -164,39 +166,9 @@ class Attempt:
             why = str(error) or type(error).__name__
             self.verdict = why if self._ready else f"readiness probe failed: {why}"
 
-    def _await_health(self, api: Api) -> bool:
-        """Whether it became healthy before the attempt was over.
-
-        Raises:
-            TimeoutError: nothing moves any more.
-        """
-        while not api.healthy(self._pace.health_timeout):
-            if downloaded := self._movement.look():
-                self.phases.downloading(downloaded)
-            waits = self.phases.progress is None and self.phases.phase in ("loading", "downloading")
-            if stalled := self._movement.stalled(unseen=self._downloads and waits):
-                raise TimeoutError(f"while {self.phases.phase}: {stalled}")
-            if self.over.wait(max(self._pace.tick, 0.05)):
-                return False
-        return True
-
     def _engine_watch(self, api: Api, question: Question) -> EngineWatch:
         def compiles() -> bool:
             return compiler_runs(vllm_processes(self.child.alive))
 
         short = "generate" in question.tasks and short_steps(self._argv)
         return EngineWatch(api, question, self._name, self._pace, steps_are_short=short, compiles=compiles)
-
-    def _prove(self, api: Api) -> Question:
-        """Have the model answer what it is for: /health is 200 on an engine that dies of its first request."""
-        refusals = []
-        for question in in_order(self.phases.tasks):
-            try:
-                for number in range(1, self._pace.probes + 1):
-                    self.phases.turn("probing", f"{question.name} {number}/{self._pace.probes}")
-                    api.ask(question, self._name, self._pace.probe)
-            except NotServed as error:
-                refusals.append(str(error))
-                continue
-            return question
-        raise ValueError(f"it answers no kind of request that vcluster knows: {refusals[0]}")
