@@ -14,7 +14,7 @@ from tests.support.endpoint import MODEL, PROMPT, TOKENS, alone, complete, statu
 from tests.support.figures import record
 from tests.support.hosts import Sandbox
 from tests.support.paths import ROOT, VCLUSTER
-from vllm_cluster.serving.node.movement import STEPS
+from vllm_cluster.serving.node.start_movement import STEPS
 
 pytestmark = pytest.mark.e2e
 

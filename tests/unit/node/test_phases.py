@@ -8,7 +8,7 @@ from typing import get_args
 import pytest
 
 from tests.support.paths import ROOT
-from vllm_cluster.serving.node.movement import STEPS, Phases
+from vllm_cluster.serving.node.start_movement import STEPS, Phases
 from vllm_cluster.wire.status import Phase
 
 LOGS = ROOT / "tests" / "fixtures" / "logs"
@@ -37,7 +37,7 @@ def test_a_real_start_passes_through_its_phases(name: str) -> None:
     assert phases.tasks == ("generate",)
 
 
-# fault: serving/node/movement.py: if marker.step >= self._step and ( → if (
+# fault: serving/node/start_movement.py: if marker.step >= self._step and ( → if (
 def test_a_gpu_start_compiles_and_captures() -> None:
     phases, told = seen((LOGS / "healthy-gpu-ray.log").read_text().splitlines())
     assert [phase for phase, _ in phases.passed] == [

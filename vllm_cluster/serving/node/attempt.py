@@ -11,11 +11,11 @@ import time
 from vllm_cluster.serving.node.api import Api, Question
 from vllm_cluster.serving.node.engine_watch import BAD, EngineWatch, short_steps
 from vllm_cluster.serving.node.key_check import KEY_FILE
-from vllm_cluster.serving.node.movement import Movement, Phases, download_folder, vllm_processes
 from vllm_cluster.serving.node.proc import StoppedProcesses, compiler_runs
 from vllm_cluster.serving.node.process import Child
 from vllm_cluster.serving.node.readiness import Readiness
 from vllm_cluster.serving.node.stacks import write_stacks
+from vllm_cluster.serving.node.start_movement import Movement, Phases, download_folder, vllm_processes
 from vllm_cluster.serving.node.timing import Timing
 from vllm_cluster.wire.parts import PartOrder, PartReport
 from vllm_cluster.wire.status import Phase

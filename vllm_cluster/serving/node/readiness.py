@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 
 from vllm_cluster.serving.node.api import Api, NotServed, Question, in_order
-from vllm_cluster.serving.node.movement import Movement, Phases
+from vllm_cluster.serving.node.start_movement import Movement, Phases
 from vllm_cluster.serving.node.timing import Timing
 
 

@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from vllm_cluster.serving.node.movement import span
+from vllm_cluster.serving.node.start_movement import span
 from vllm_cluster.serving.node.timing import Timing, boot_seconds
 from vllm_cluster.wire.order import Placement
 from vllm_cluster.wire.status import GroupNode, ServeFailure, ServeMemory

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from vllm_cluster.serving.node import movement
-from vllm_cluster.serving.node.movement import Movement, download_folder
+from vllm_cluster.serving.node import start_movement
+from vllm_cluster.serving.node.start_movement import Movement, download_folder
 from vllm_cluster.serving.node.timing import Timing
 
 PACE = Timing(still=100.0, busy=400.0, unseen=1000.0, movement=5.0)
@@ -28,11 +28,11 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     made = Clock()
-    monkeypatch.setattr(movement, "time", made)
+    monkeypatch.setattr(start_movement, "time", made)
     return made
 
 
-# fault: serving/node/movement.py: wording = _NUMBERS.sub("#", text)[:300] → wording = text[:300]
+# fault: serving/node/start_movement.py: wording = _NUMBERS.sub("#", text)[:300] → wording = text[:300]
 def test_a_line_moves_once_however_its_numbers_change(clock: Clock) -> None:
     moving = Movement(list, None, PACE)
     for minute in range(10):
@@ -77,8 +77,8 @@ def test_another_host_may_download_for_longer(clock: Clock) -> None:
 @pytest.mark.promise("P37")
 def test_cpu_time_alone_counts_for_a_while(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
     """A compiler is silent and busy; so is a collective that hangs, and spins without end."""
-    monkeypatch.setattr(movement, "cpu_seconds", lambda _: clock.now)
-    monkeypatch.setattr(movement, "read_bytes", lambda _: 0)
+    monkeypatch.setattr(start_movement, "cpu_seconds", lambda _: clock.now)
+    monkeypatch.setattr(start_movement, "read_bytes", lambda _: 0)
     moving, began = Movement(list, None, PACE), clock.now
     while moving.stalled() is None:
         clock.now += 10
@@ -89,12 +89,12 @@ def test_cpu_time_alone_counts_for_a_while(clock: Clock, monkeypatch: pytest.Mon
 
 
 def test_the_processes_are_measured() -> None:
-    began = movement.cpu_seconds([os.getpid()])
+    began = start_movement.cpu_seconds([os.getpid()])
     end = time.monotonic() + 60
-    while movement.cpu_seconds([os.getpid()]) - began < 0.05:
+    while start_movement.cpu_seconds([os.getpid()]) - began < 0.05:
         assert time.monotonic() < end
-    assert movement.read_bytes([os.getpid(), 2**22 + 1]) >= 0
-    assert movement.cpu_seconds([2**22 + 1]) == 0
+    assert start_movement.read_bytes([os.getpid(), 2**22 + 1]) >= 0
+    assert start_movement.cpu_seconds([2**22 + 1]) == 0
 
 
 @pytest.mark.parametrize(
