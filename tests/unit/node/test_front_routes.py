@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 from tests.support.bounds import within
 from vllm_cluster.serving.node import front_body
 from vllm_cluster.serving.node.front_body import Found, read_body
-from vllm_cluster.serving.node.front_routes import MORE, Table, merge_model_lists, model_rows, not_found, not_ready
+from vllm_cluster.serving.node.front_refusal import not_found, not_ready
+from vllm_cluster.serving.node.front_routes import MORE, Table, merge_model_lists, model_rows
 from vllm_cluster.wire.front import FrontDeployment, FrontReplica, FrontRoutes
 from vllm_cluster.wire.reading import RefusedDocument, read
 
@@ -140,7 +141,7 @@ def test_a_list_of_another_shape_is_none(raw: bytes) -> None:
     assert model_rows(raw) is None
 
 
-# fault: serving/node/front_routes.py: for name in known[:MAX_NAMES] → for name in known
+# fault: serving/node/front_refusal.py: for name in known[:MAX_NAMES] → for name in known
 def test_errors_have_the_shape_that_clients_of_openai_read() -> None:
     refused = not_found("x" * 5000, ["m", "n"])
     error = json.loads(refused.body())["error"]

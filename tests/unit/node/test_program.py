@@ -23,12 +23,13 @@ def works(python: str) -> bool:
 
 # The front runs on the HTTP library that vLLM itself needs, in a process of its own.
 OF_VLLM = {"aiohttp", "multidict", "yarl", "uvloop"}
+FRONT = ("/front.py", "/front_door.py", "/front_metrics.py", "/front_proxy.py", "/front_refusal.py")
 
 
 @pytest.mark.parametrize("path", sorted(PROGRAM))
 def test_every_file_is_of_the_standard_library_and_of_python_3_10(path: str) -> None:
     tree = ast.parse(PROGRAM[path], feature_version=(3, 10))
-    more = OF_VLLM if path.endswith(("/front.py", "/front_door.py", "/front_metrics.py", "/front_proxy.py")) else set()
+    more = OF_VLLM if path.endswith(FRONT) else set()
     for node in ast.walk(tree):
         names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
         names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []

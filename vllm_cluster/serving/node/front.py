@@ -27,20 +27,18 @@ from aiohttp.web_protocol import RequestHandler
 from vllm_cluster.serving.node.files import write_whole
 from vllm_cluster.serving.node.front_door import MAX_UNPROVED, ClientConnection, Door
 from vllm_cluster.serving.node.front_metrics import FrontMetrics
-from vllm_cluster.serving.node.front_proxy import (
-    BODY_SECONDS,
+from vllm_cluster.serving.node.front_proxy import BODY_SECONDS, Exchange, Proxy, found_in, session
+from vllm_cluster.serving.node.front_refusal import (
     MAX_BODY,
-    Exchange,
     FrontRefusal,
-    Proxy,
     answer,
     bare,
-    found_in,
     judge,
-    session,
+    not_ready,
     too_large,
+    unhealthy,
 )
-from vllm_cluster.serving.node.front_routes import Table, merge_model_lists, model_rows, not_ready, unhealthy
+from vllm_cluster.serving.node.front_routes import Table, merge_model_lists, model_rows
 from vllm_cluster.serving.node.key_check import KEY_FILE, OPEN, KeyReader, Refusal, has_key, refusal
 from vllm_cluster.serving.node.parse_argv import Place, place
 from vllm_cluster.serving.node.process import log_line

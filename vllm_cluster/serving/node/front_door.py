@@ -10,7 +10,7 @@ from collections.abc import Callable
 from aiohttp import web
 from aiohttp.web_protocol import RequestHandler
 
-from vllm_cluster.serving.node.front_proxy import answer
+from vllm_cluster.serving.node.front_refusal import answer
 from vllm_cluster.serving.node.key_check import Refusal
 from vllm_cluster.serving.node.process import log_line
 

@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 
 from aiohttp import ClientError, web
 
-from vllm_cluster.serving.node.front_proxy import Proxy, bare
+from vllm_cluster.serving.node.front_proxy import Proxy
+from vllm_cluster.serving.node.front_refusal import bare
 from vllm_cluster.serving.node.front_routes import Table
 from vllm_cluster.wire.front import FrontReplica, FrontStatus
 

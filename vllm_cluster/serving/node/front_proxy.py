@@ -1,4 +1,4 @@
-"""One request at the front: is it allowed, which replica has it, and its answer, piece by piece."""
+"""One request at the front: which replica has it, and its answer, piece by piece."""
 
 from __future__ import annotations
 
@@ -15,14 +15,13 @@ from multidict import CIMultiDict, CIMultiDictProxy
 from yarl import URL
 
 from vllm_cluster.serving.node.front_body import Found, read_body
-from vllm_cluster.serving.node.front_routes import Table, not_found, not_ready
+from vllm_cluster.serving.node.front_refusal import FrontRefusal, not_found, not_ready
+from vllm_cluster.serving.node.front_routes import Table
 from vllm_cluster.serving.node.key_check import Refusal
 from vllm_cluster.serving.node.proc import is_here
 from vllm_cluster.wire.front import FrontDeployment, FrontReplica
 from vllm_cluster.wire.listeners import is_own_listener
 
-MAX_BODY = 64 << 20
-METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 # A silence within a body; a connection to a replica, which is on this network.
 BODY_SECONDS, CONNECT_SECONDS = 30.0, 3.0
 # A scan of a body of this size takes 2 ms; one of a larger body is left to a thread.
@@ -40,14 +39,6 @@ _LIMIT = 64 << 10
 MAX_STATUS = 600
 # None of what a browser or a library would add of itself.
 _BARE = ("User-Agent", "Accept", "Accept-Encoding", "Content-Type")
-
-
-class FrontRefusal(Exception):
-    """The front answers in the model's place."""
-
-    def __init__(self, refusal: Refusal) -> None:
-        super().__init__(refusal.code)
-        self.refusal = refusal
 
 
 @dataclass(eq=False)
@@ -91,55 +82,6 @@ async def _ensure_own(_session: aiohttp.ClientSession, asked: SimpleNamespace, _
     replica: FrontReplica = asked.trace_request_ctx
     if replica.key_file and is_here(replica.host) and not is_own_listener(replica.host, replica.port):
         raise ConnectionRefusedError(f"no program of this user listens at {replica.host}:{replica.port}")
-
-
-def judge(request: web.BaseRequest) -> None:
-    """Refuse a head that the parser has taken.
-
-    Raises:
-        FrontRefusal: what it asks for is not done here.
-    """
-    target, expected = request.raw_path, request.headers.getall("Expect", [])
-    if (request.version.major, request.version.minor) not in ((1, 0), (1, 1)):
-        raise FrontRefusal(Refusal(505, "http_version", "send HTTP/1.1"))
-    if request.method not in METHODS:
-        raise FrontRefusal(Refusal(405, "method_not_allowed", "this method is not known here"))
-    if not target.startswith("/") or "#" in target:
-        raise FrontRefusal(Refusal(400, "bad_request", "the target must be a path"))
-    codings = [one.strip().lower() for one in request.headers.getall("Transfer-Encoding", [])]
-    old = request.version.minor == 0
-    if codings and (codings != ["chunked"] or old or "Content-Length" in request.headers):
-        raise FrontRefusal(Refusal(400, "bad_request", "the only Transfer-Encoding is chunked"))
-    if "Upgrade" in request.headers:
-        words = "send plain HTTP/1.1 without Upgrade: this API has no websocket"
-        raise FrontRefusal(Refusal(501, "upgrade_not_supported", words))
-    if (request.content_length or 0) > MAX_BODY:
-        raise FrontRefusal(too_large())
-    if any(one.lower() != "100-continue" for one in expected):
-        raise FrontRefusal(Refusal(417, "expectation_failed", "only 100-continue can be expected"))
-
-
-def too_large() -> Refusal:
-    """The body is."""
-    return Refusal(413, "request_too_large", f"the body has more than {MAX_BODY} bytes")
-
-
-def answer(refusal: Refusal, *, close: bool) -> web.Response:
-    """An answer of the front itself."""
-    made = web.Response(status=refusal.status, body=refusal.body(), content_type="application/json")
-    if refusal.retry_after:
-        made.headers["Retry-After"] = str(refusal.retry_after)
-    if refusal.status == HTTPStatus.UNAUTHORIZED:
-        made.headers["WWW-Authenticate"] = "Bearer"
-    return bare(made, close=close)
-
-
-def bare(made: web.Response, *, close: bool = False) -> web.Response:
-    """Without the name of what has written it."""
-    made.headers["Server"] = "vcluster"
-    if close:
-        made.force_close()
-    return made
 
 
 async def found_in(body: bytes, content_type: str) -> Found:

@@ -7,15 +7,12 @@ import json
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from vllm_cluster.serving.node.key_check import Refusal
 from vllm_cluster.wire.front import FrontDeployment, FrontReplica, FrontRoutes
 
 # A prompt's own replica is passed over once it has this much more to do than the one that has least.
 MUCH_MORE, MORE = 1.5, 8
 # After a failure to connect, a replica gets no request for so long, then twice that, and so on.
 AWAY_SECONDS, MAX_AWAY_SECONDS = 0.5, 4.0
-# Of models in an error, and of characters of a name there.
-MAX_NAMES, MAX_SHOWN = 20, 200
 
 
 @dataclass
@@ -128,26 +125,3 @@ def model_rows(answer: bytes) -> list[dict[str, object]] | None:
     except (ValueError, LookupError, TypeError, RecursionError):
         return None
     return rows if good else None
-
-
-def not_found(model: str, known: Sequence[str]) -> Refusal:
-    """The model is none of those that are served."""
-    shown = ", ".join(f"`{name[:MAX_SHOWN]}`" for name in known[:MAX_NAMES]) or "none"
-    # A replica may list a million adapters.
-    shown += f" and {len(known) - MAX_NAMES} more" if len(known) > MAX_NAMES else ""
-    return Refusal(404, "model_not_found", f"the model `{model[:MAX_SHOWN]}` is not served here; served: {shown}")
-
-
-def not_ready(deployment: FrontDeployment | None) -> Refusal:
-    """No replica is ready."""
-    if deployment is None:
-        return Refusal(503, "no_model", "no model is served: run vcluster serve MODEL", 5)
-    phase = deployment.phase or "no replica is ready"
-    seconds = deployment.retry_after
-    message = f"the model `{deployment.name}` is not ready: {phase}; try again in {seconds} s"
-    return Refusal(503, "model_not_ready", message, seconds)
-
-
-def unhealthy(seconds: int | None) -> Refusal:
-    """Nothing is ready, for those who have not shown the key."""
-    return Refusal(503, "not_ready", "no model is ready", seconds or 5)
