@@ -49,6 +49,10 @@ class RowFile:
         """
         self.path = path
         try:
+            # A cloned folder may hold a link to a file that a shell reads, and rows have words of the input in them.
+            if path.is_symlink() and not (path.exists() and path.stat().st_size):
+                text = f"{path} is a link, and no answers are there yet: none are written behind it"
+                raise BatchProblem(text, usage=True, hint="name another output with -o")
             self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NONBLOCK, 0o666)
         except OSError as error:
             raise BatchProblem(f"cannot write {path}: {error.strerror}", usage=error.errno in _UNFIT) from None
@@ -213,8 +217,10 @@ class Work:
         self._in_order, self.models = True, set[str]()
         self._read_output()
         self._before = self.answered
-        for _ in self._errors.rows():  # only a file of errors is cleared
-            pass
+        for row in self._errors.rows():
+            if not is_error(row):  # what is cleared
+                text = f"{files.errors} holds answers, and would be cleared"
+                raise BatchProblem(text, usage=True, hint="name another output with -o")
 
     def _read_source(self, shape: int) -> tuple[array[int], dict[str, int], str]:
         """The checksum of each line, 0 where it is empty, the line of each name, and the batch's name by content."""

@@ -318,3 +318,35 @@ def test_a_row_that_a_full_disk_cuts_is_taken_back(tmp_path: Path, monkeypatch: 
 def test_a_place_is_read_as_it_was_written(line: int, raw: bytes) -> None:
     place = Place(line, checksum(raw))
     assert place_of(error_row(place, "x", None, "c", "m")) == place
+
+
+# fault: features/batch/on_head/files.py: if path.is_symlink() and not ( → if False and not (
+@pytest.mark.parametrize("name", ["out.jsonl", "out.errors.jsonl"])
+@pytest.mark.parametrize("there", [False, True])
+def test_no_row_is_written_behind_a_link_of_a_cloned_folder(tmp_path: Path, name: str, there: bool) -> None:
+    """A name of a request there was run by the next shell; one that leads to answers is continued."""
+    source, aim = write(tmp_path / "in.jsonl", 2), tmp_path / "bashrc"
+    (tmp_path / name).symlink_to(aim)
+    if there:
+        aim.write_text("")
+    with (
+        pytest.raises(BatchProblem, match="is a link, and no answers are there yet"),
+        opened(source, tmp_path / "out.jsonl"),
+    ):
+        pass
+    assert (aim.exists(), (tmp_path / name).is_symlink()) == (there, True)
+    (tmp_path / name).unlink()
+    (tmp_path / "out.jsonl").unlink(missing_ok=True)
+    aim.write_bytes(rows(source)[0])
+    (tmp_path / "out.jsonl").symlink_to(aim)
+    with opened(source, tmp_path / "out.jsonl") as work:
+        assert work.left == 1
+
+
+# fault: features/batch/on_head/files.py: if not is_error(row):  # what is → if False:  # what is
+def test_a_file_of_answers_is_not_cleared_as_one_of_errors(tmp_path: Path) -> None:
+    source = write(tmp_path / "in.jsonl", 1)
+    (tmp_path / "out.errors.jsonl").write_bytes(rows(source)[0])
+    with pytest.raises(BatchProblem, match="holds answers"), opened(source, tmp_path / "out.jsonl"):
+        pass
+    assert (tmp_path / "out.errors.jsonl").read_bytes() == rows(source)[0]
