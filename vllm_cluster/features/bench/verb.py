@@ -141,7 +141,8 @@ def _show(session: Session, document: Mapping[str, Any], folder: Path) -> None:
     from vllm_cluster.kernel.terminal.text import plain
 
     with naming(folder / REPORT):
-        (folder / REPORT).write_text(report(document), encoding="utf-8")
+        # The folder may have come with a link to another file of that name.
+        write_whole(folder / REPORT, report(document))
     wrote = plain(f"Wrote {RESULTS} and {REPORT} to {folder}; times are in ms")
     session.show(lambda: document, lambda: out("\n".join((*bench_lines(document), wrote))))
 
