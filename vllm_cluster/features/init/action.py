@@ -61,6 +61,9 @@ def write(
     # A link that leads nowhere yet, as of a cloned repository, would have the file made there.
     if output and os.path.lexists(output) and not force:
         raise UsageError(f"{output} already exists", hint="or write another file: -o FILE", again=("--force",))
+    if output and output.is_symlink() and (output.is_file() or not output.exists()):
+        # Whose file that is, a link of a cloned repository does not show.
+        raise UsageError(f"{output} is a link: nothing is written behind it", hint=command_line("rm", str(output)))
     values, notes = (preset.values, preset.notes) if preset else ({}, ())
     text = render(cluster, seeds, VLLM_IMAGE, MODEL_CACHE, values=values, notes=notes)
     _ensure_loadable(text)

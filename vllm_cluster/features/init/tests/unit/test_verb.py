@@ -64,6 +64,19 @@ def test_no_file_is_made_behind_a_link(tmp_path: Path) -> None:
     assert not (tmp_path / "place").exists()
 
 
+# fault: features/init/action.py: if output and output.is_symlink() and ( → if False and (
+@pytest.mark.parametrize("there", [True, False])
+def test_force_replaces_no_file_behind_a_link(tmp_path: Path, there: bool) -> None:
+    """The refusal names --force, and the link of a cloned repository may lead to a file of a person's own."""
+    place = tmp_path / "bashrc"
+    (tmp_path / "inventory.yaml").symlink_to(place)
+    if there:
+        place.write_text("mine")
+    refused = init(tmp_path, "--host", "gpu1=10.0.0.11", "--force")
+    assert (refused.returncode, "is a link" in refused.stderr) == (2, True)
+    assert (place.read_text() if there else place.exists()) == ("mine" if there else False)
+
+
 # fault: features/init/action.py: if output and os.path.lexists(output) and not force: → if output and output.is_dir() and not force:
 def test_a_file_is_not_lost(tmp_path: Path) -> None:
     (tmp_path / "inventory.yaml").write_text("mine")
