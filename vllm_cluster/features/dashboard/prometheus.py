@@ -55,7 +55,7 @@ def write_metrics(
 
     Raises:
         PreflightFailed: the cluster is not up.
-        UsageError: they cannot be written there.
+        UsageError: they cannot be written there, or Prometheus would read another's configuration beside the key.
     """
     with at_head(inventory, runtime) as head:
         key = read_key(inventory, head)
@@ -68,13 +68,25 @@ def write_metrics(
         where, reached = f"127.0.0.1:{tunnel.port if tunnel else inventory.ports.api}", tunnel is not None
     else:
         where, reached = target, True
+    contents = _contents(inventory.cluster, where, key)
+    _ensure_own(folder, cache, contents)
     try:
-        written, kept = _write(folder, _contents(inventory.cluster, where, key))
+        written, kept = _write(folder, contents)
     except OSError as error:
         found = meaning(error)
         raise UsageError(found.message, hint=found.hint) if found else error from None
     _note(inventory, cache, folder)
     return MetricsFiles(folder, where, reached, written, kept)
+
+
+def _ensure_own(folder: Path, cache: Path, contents: dict[str, str]) -> None:
+    """Refuse a configuration that came with the folder, as in a repository: it may send the key anywhere."""
+    path = folder / TEMPLATES[0]
+    if str(folder.absolute()) in _folders(cache) or not path.exists() or _content(path) == contents[TEMPLATES[0]]:
+        return
+    text = f"{path} was not written on this machine, and Prometheus would give the API key to what it names"
+    hint = command_line("vcluster", "dashboard", "--prometheus", f"{folder}-new")
+    raise UsageError(text, hint=f"{hint}\nor remove it: {command_line('rm', str(path))}")
 
 
 def renew_keys(inventory: Inventory, cache: Path, key: str, emit: Emit) -> None:

@@ -149,6 +149,22 @@ def test_a_file_that_was_changed_is_kept_and_the_key_is_not(served: dict[str, An
     assert sorted(path.name for path in folder.iterdir()) == sorted([*module.TEMPLATES, "api-key", "targets.json"])
 
 
+# fault: features/dashboard/prometheus.py: _ensure_own(folder, cache, contents) → pass
+def test_no_key_is_put_beside_a_configuration_that_came_with_the_folder(served: dict[str, Any], tmp_path: Path) -> None:
+    """As a cloned repository may have it: it sends the key to a server of its author."""
+    path = tmp_path / "monitoring" / "prometheus.yml"
+    path.parent.mkdir()
+    path.write_text("remote_write: [{url: http://metrics.example, authorization: {credentials_file: api-key}}]\n")
+    with pytest.raises(UsageError, match="was not written on this machine"):
+        written(tmp_path)
+    assert [one.name for one in path.parent.iterdir()] == ["prometheus.yml"]
+    path.unlink()
+    written(tmp_path)
+    # What a person has changed since is theirs.
+    path.write_text("scrape_configs: []\n")
+    assert written(tmp_path).kept == ("prometheus.yml",)
+
+
 # fault: features/dashboard/prometheus.py: if path.is_file(): → if path.is_fifo():
 def test_a_named_pipe_or_a_folder_is_kept_and_not_read(served: dict[str, Any], tmp_path: Path) -> None:
     written(tmp_path)
