@@ -55,6 +55,10 @@ _OVER = frozenset({
     *_GPUS,
 })  # fmt: skip
 
+# The files of a job's output, which sbatch empties first: none that a shell reads, or that a person has written.
+_OUTPUTS = ("output", "error")
+_LOG = re.compile(r"(?!(?:.*/)?\.)(?:.*%[0-9]*[jJA].*|.*\.(?:out|err|log)|/dev/null)")
+
 # Why a job has no use for an option of vLLM or a variable: it has no inventory, and finds its ports and devices.
 _FREE_PORT = "the job finds a free port"
 _OF_JOB = {
@@ -168,7 +172,7 @@ def merged(text: str, place: str, own: JobRequest) -> tuple[JobRequest, tuple[Tr
         key = "gpus" if name in _GPUS else name
         meant = _of_a_node(name, value, nodes, tasks)
         why = _DROPPED.get(name) or ("" if meant else "it is not for GPUs, or has no value")
-        if not why and name not in _OVER:
+        if not why and (name not in _OVER or (name in _OUTPUTS and not _LOG.fullmatch(value))):
             why = f"where you trust it: --sbatch {name}=VALUE"
         if given.get(key):
             why = "this call gives another"

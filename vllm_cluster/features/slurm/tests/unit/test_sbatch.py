@@ -75,7 +75,7 @@ def test_no_variable_of_a_script_and_nothing_below_its_first_command_is_taken_ov
     assert "export them before sbatch" in done.stderr
 
 
-# fault: features/slurm/sbatch.py: if not why and name not in _OVER: → if not name:
+# fault: features/slurm/sbatch.py: (name not in _OVER or (name → (not name or (name
 def test_an_option_of_a_plugin_is_not_taken_over_from_a_script(tmp_path: Path) -> None:
     """With pyxis these run the job in an image of whoever wrote the script, with the home of whoever submits it."""
     mounts = "#SBATCH --container-image=docker://evil/image\n#SBATCH --container-mounts=/home:/home\n"
@@ -210,3 +210,27 @@ def test_the_page_shows_what_becomes_of_its_script(tmp_path: Path) -> None:
     (tmp_path / "old-job.sh").write_text(script)
     done = run("slurm", "--from", "old-job.sh", cwd=tmp_path)
     assert shown == f"slurm --from old-job.sh >job.sh\n{done.stderr}"
+
+
+# fault: features/slurm/sbatch.py: name in _OUTPUTS and not _LOG.fullmatch(value) → False
+@pytest.mark.parametrize(
+    ("value", "over"),
+    [
+        ("logs/serve-%j.out", True),
+        ("/scratch/me/%4A", True),
+        ("slurm.err", True),
+        ("/dev/null", True),
+        (".bashrc", False),
+        ("/home/me/.zshenv", False),
+        ("/home/me/.config/x.log", False),
+        ("../notes.log", False),
+        ("/home/%u/thesis.tex", False),
+        ("results.json", False),
+    ],
+)
+@pytest.mark.parametrize("name", ["output", "error"])
+def test_a_script_chooses_no_file_that_sbatch_empties(name: str, value: str, *, over: bool) -> None:
+    """It empties the file of a job's output; only what a log is called is taken over."""
+    job, (row,) = merged(f"#SBATCH --{name}={value}\n", "old.sh", JobRequest())
+    assert (dict(job.others), row.kind) == (({name: value}, "taken") if over else ({}, "dropped"))
+    assert over or row.why == f"where you trust it: --sbatch {name}=VALUE"
