@@ -89,6 +89,17 @@ def _is_made_here(folder: Path) -> bool:
     return public.is_file() and public.read_text("utf-8", "replace").endswith(_MARK)
 
 
+def set_aside(folder: Path) -> Path | None:
+    """Move an inventory aside that is there before the first host is; returns where it is now.
+
+    One that came with the folder, as in a repository, may name the same hosts, and run commands on this machine.
+    """
+    inventory = folder / _INVENTORY
+    if not (inventory.is_symlink() or _changed(inventory)):
+        return None
+    return inventory.replace(inventory.with_name(f"{_INVENTORY}.before"))
+
+
 def write_files(folder: Path, hosts: Sequence[SandboxHost]) -> Path:
     """Write the files that hold the hosts' addresses; returns the inventory."""
     write(folder / _KNOWN, known_hosts(hosts))

@@ -41,6 +41,8 @@ def up(*, hosts: int, gpus: int, folder: Path, report: Report) -> Path:
 def _up(engine: DockerClient, sandbox: Sandbox, count: int, gpus: int, report: Report) -> Path:
     found = machines.found(engine, sandbox)
     public_key = files.ensure_key(sandbox.folder, hosts=bool(found))
+    if not found and (aside := files.set_aside(sandbox.folder)):
+        report(f"{aside}: an inventory that was there before the hosts is not used")
     with parts_ahead(engine, report):
         image = ensure_host(engine, report)
     recipe = f"{host_tag()} {golden_folder()}"

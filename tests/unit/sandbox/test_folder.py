@@ -86,6 +86,20 @@ def test_inventory_is_kept_while_the_hosts_are_the_same(tmp_path: Path) -> None:
     assert inventory.read_text() == files.inventory_text(HOSTS)
 
 
+# fault: vcluster_sandbox/folder.py: if not (inventory.is_symlink() or _changed(inventory)): → if True:
+def test_an_inventory_that_came_with_the_folder_is_not_used(tmp_path: Path) -> None:
+    """As in a repository: with the same hosts it was kept, and the next `vcluster up` ran its commands."""
+    assert files.set_aside(tmp_path) is None
+    inventory = files.write_files(tmp_path, HOSTS)
+    assert files.set_aside(tmp_path) is None
+    planted = inventory.read_text() + "secrets: {A: {cmd: touch RAN}}\n"
+    inventory.write_text(planted)
+    aside = files.set_aside(tmp_path)
+    assert aside == tmp_path / "inventory.yaml.before"
+    assert aside.read_text() == planted
+    assert files.write_files(tmp_path, HOSTS).read_text() == files.inventory_text(HOSTS)
+
+
 # fault: vcluster_sandbox/folder.py: str(path).replace("%", "%%") → str(path)
 @pytest.mark.skipif(shutil.which("ssh") is None, reason="needs the ssh client")
 def test_ssh_reads_what_was_written(tmp_path: Path) -> None:
