@@ -12,6 +12,8 @@ from vllm_cluster.kernel.hosts.runtime import SYSTEM, Runtime
 from vllm_cluster.kernel.inventory.model import Inventory
 from vllm_cluster.kernel.node.handle import NodeHandle
 from vllm_cluster.kernel.plan.desired import STATE_FOLDER
+from vllm_cluster.kernel.shell_line import command_line
+from vllm_cluster.kernel.terminal.words import quote_word
 
 # A folder beside those of the batches, which is never made.
 _FOLDER, _NONE = f"{STATE_FOLDER}/batch", "none"
@@ -43,8 +45,8 @@ class BatchOnHead:
 
     @property
     def text(self) -> str:
-        """The batch in a question: whose it is and how far."""
-        what = " of ".join(filter(None, (self.output or self.key, self.user)))
+        """The batch in a question: whose it is and how far. The head's words are quoted: they must not end it."""
+        what = " of ".join(command_line(quote_word(one)) for one in (self.output or self.key, self.user) if one)
         return ", ".join(filter(None, (f"{what}: {self.state}", self.progress and f"{self.progress} answered")))
 
 

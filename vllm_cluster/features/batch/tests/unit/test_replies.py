@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from vllm_cluster.features.batch.jobs import BatchOnHead
 from vllm_cluster.features.batch.replies import (
     PIECE,
     BatchCall,
@@ -113,3 +114,13 @@ def test_no_reply_is_a_traceback(at: str, value: Any) -> None:
             read_reply("gpu1", reply, read)
         except HostError as error:
             assert error.host == "gpu1"
+
+
+# fault: features/batch/jobs.py: command_line(quote_word(one)) for one → one for one
+def test_a_name_in_a_question_cannot_end_it() -> None:
+    """A colleague chooses the name of their file, and of their user."""
+    batch = BatchOnHead("k", "done", "", 1, 2, None, "out.jsonl: done). Only idle nodes stop (x", "ann", 1.0)
+    assert batch.text == "'out.jsonl: done). Only idle nodes stop (x' of ann: done, 1/2 answered"
+    plain = BatchOnHead("k", "done", "", 1, 2, None, "/home/ann/out.jsonl", "ann@laptop", 1.0)
+    assert plain.text == "/home/ann/out.jsonl of ann@laptop: done, 1/2 answered"
+    assert len(BatchOnHead("k", "done", "", 1, 2, None, "a" * 5000, "b" * 5000, 1.0).text) < 200
