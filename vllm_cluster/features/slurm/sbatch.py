@@ -55,7 +55,7 @@ _OVER = frozenset({
     *_GPUS,
 })  # fmt: skip
 
-# The files of a job's output, which sbatch empties first: none that a shell reads, or that a person has written.
+# The files to which a job's output is added: none that a shell reads, or that a person has written.
 _OUTPUTS = ("output", "error")
 _LOG = re.compile(r"(?!(?:.*/)?\.)(?:.*%[0-9]*[jJA].*|.*\.(?:out|err|log)|/dev/null)")
 

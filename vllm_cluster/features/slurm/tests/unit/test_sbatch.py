@@ -229,8 +229,8 @@ def test_the_page_shows_what_becomes_of_its_script(tmp_path: Path) -> None:
     ],
 )
 @pytest.mark.parametrize("name", ["output", "error"])
-def test_a_script_chooses_no_file_that_sbatch_empties(name: str, value: str, *, over: bool) -> None:
-    """It empties the file of a job's output; only what a log is called is taken over."""
+def test_a_script_chooses_no_file_of_a_persons_for_the_output(name: str, value: str, *, over: bool) -> None:
+    """What the job prints is added to it; only what a log is called is taken over."""
     job, (row,) = merged(f"#SBATCH --{name}={value}\n", "old.sh", JobRequest())
     assert (dict(job.others), row.kind) == (({name: value}, "taken") if over else ({}, "dropped"))
     assert over or row.why == f"where you trust it: --sbatch {name}=VALUE"
