@@ -17,6 +17,7 @@ from vllm_cluster.features.logs.action import show_logs
 from vllm_cluster.features.logs.lines import Line, LogRequest
 from vllm_cluster.kernel.errors import HostError
 from vllm_cluster.kernel.plan.history import Entry
+from vllm_cluster.serving.cluster.up import Planned
 from vllm_cluster.serving.status import history
 from vllm_cluster.serving.status.render import serving_lines, status_document
 from vllm_cluster.serving.status.render_watch import line, picture
@@ -127,3 +128,17 @@ def test_fewer_replicas_than_before_are_named_after_a_failure(served: tuple[Worl
     assert "org/model is served again" in error.message
     assert error.message.endswith(", with fewer replicas than before")
     assert (error.hint or "").splitlines()[0] == "vcluster serve org/model --replicas 2"
+
+
+# fault: serving/consent.py: left) == len(served.replicas) or any(left) else 0 → left) == len(served.replicas) else 0
+# fault: serving/consent.py: (self.fewer, idle) → (idle,)
+# fault: serving/consent.py: (model, self.fewer, → (model,
+def test_the_plan_of_a_host_that_leaves_has_the_model_that_goes_on(served: tuple[World, Outcome]) -> None:
+    """No person is asked to stop what is not stopped."""
+    world, fewer = served[0], make.inventory(1, backend="mp")
+    planned = lab.run(world, fewer, lab.do_look).value
+    assert isinstance(planned, Planned)
+    assert planned.stops.consequence == "org/model goes on with 1 of 2 replicas"
+    person = lab.Person(False)
+    lab.run(world, fewer, partial(lab.do_up, confirm=person))
+    assert person.asked == ["Stop the running node on gpu2 of lab (org/model goes on with 1 of 2 replicas)?"]

@@ -39,8 +39,8 @@ class Served:
     phase: str
     seconds: float | None
     requests: int | None
-    # The addresses of the hosts that have ranks; empty where that is unknown.
-    ranks: frozenset[str] = frozenset()
+    # Of each replica, whether it answers, and the addresses of the hosts with its ranks; none where that is unknown.
+    replicas: tuple[tuple[bool, frozenset[str]], ...] = ()
 
     @property
     def text(self) -> str:
@@ -63,6 +63,8 @@ class Stops:
     again: bool = False
     # The model that runs on: the nodes have no rank of it.
     stays: str = ""
+    # The models that run on with fewer replicas, and with how many.
+    fewer: str = ""
     # What is lost with the head: batches whose answers are not fetched, by their key.
     batches: Mapping[str, str] = field(default_factory=dict)
     # Where there are batches of which it is not known which, and why; empty where all are known.
@@ -80,7 +82,7 @@ class Stops:
             one = len(self.served) == 1
             fate = f"{'is' if one else 'are'} {'started again' if self.again else 'not served again'}"
             model = f"{self._models} {'stops' if one else 'stop'}, and {fate}"
-        return "; ".join(filter(None, (model, *(f"{self._fate[1]}: {which}" for which in self._batches))))
+        return "; ".join(filter(None, (model, self.fewer, *(f"{self._fate[1]}: {which}" for which in self._batches))))
 
     @property
     def anything(self) -> bool:
@@ -131,7 +133,8 @@ class Stops:
             return f"the model of {cluster} (unknown: {self.unknown})"
         if self.served:
             return f"{self._models} on {cluster}" + (f" and {nodes}" if nodes else "")
-        return f"{nodes} of {cluster} ({f'{self.stays} has no rank there' if self.stays else 'no model is served'})"
+        idle = f"{self.stays} has no rank there" if self.stays else ""
+        return f"{nodes} of {cluster} ({'; '.join(filter(None, (self.fewer, idle))) or 'no model is served'})"
 
 
 class Consent:
@@ -214,15 +217,16 @@ def stopped_by(plan: Plan, facts: Mapping[str, HostFacts], fleet: Fleet) -> Stop
     # An order is also written where only what is served in its place changes.
     stay = None if wanted is None else {one.generation for one in wanted}
     moved = tuple(one for one in found.served if stay is not None and one.generation not in stay)
-    stops = tuple(
-        one for one in found.served if one in moved or (nodes and not _spares(one, nodes.values(), containers))
-    )
+    on = {one.name: _left(one, nodes.values(), containers) for one in found.served if one not in moved}
+    stops = tuple(one for one in found.served if not on.get(one.name))
+    kept = [(one.name, on[one.name], len(one.replicas)) for one in found.served if on.get(one.name)]
+    fewer = "; ".join(f"{name} goes on with {some} of {all_} replicas" for name, some, all_ in kept if some < all_)
+    left = replace(left, nodes=nodes, fewer=fewer)
     if not (stops or found.unknown):
-        stays = ", ".join(one.name for one in found.served) if nodes else ""
-        return replace(left, nodes=nodes, stays=stays)
+        return replace(left, stays=", ".join(name for name, some, all_ in kept if nodes and some == all_))
     names = {one.deployment.name for one in wanted or ()}
     again = all(one not in moved or one.name in names for one in stops)
-    return replace(left, served=stops, unknown=found.unknown, nodes=nodes, again=again)
+    return replace(left, served=stops, unknown=found.unknown, again=again)
 
 
 def _left_behind(plan: Plan, containers: Mapping[str, Iterable[Container]], fleet: Fleet) -> Stops:
@@ -235,13 +239,15 @@ def _left_behind(plan: Plan, containers: Mapping[str, Iterable[Container]], flee
     return replace(stops, left_behind=bool(stops.batches or stops.unlisted))
 
 
-def _spares(served: Served, nodes: Iterable[str], containers: Mapping[str, Iterable[Container]]) -> bool:
-    """Whether a model has its ranks, and its API server, on other nodes than these."""
+def _left(served: Served, nodes: Iterable[str], containers: Mapping[str, Iterable[Container]]) -> int:
+    """How many replicas of a model have their ranks, and its front, on other nodes than these; none if none answers."""
     labels = [one.labels for there in containers.values() for one in there if one.id in set(nodes)]
     specs = [stored_spec(entry) for entry in labels]
-    return bool(served.ranks) and all(
-        spec is not None and spec.role != "head" and spec.address not in served.ranks for spec in specs
-    )
+    if any(spec is None or spec.role == "head" for spec in specs):
+        return 0
+    lost = {spec.address for spec in specs if spec}
+    left = [answers for answers, ranks in served.replicas if not lost or (ranks and not ranks & lost)]
+    return len(left) if len(left) == len(served.replicas) or any(left) else 0
 
 
 def served_by(cluster: str, containers: Mapping[str, Iterable[Container]], fleet: Fleet) -> Stops:
@@ -315,8 +321,8 @@ def served_on(node: NodeHandle) -> Stops:
         own = [one for one in rows if one.name == name]
         seconds = None if now is None else max(0.0, now - own[0].since)
         number = requests.get(name if len(names) > 1 else "")
-        ranks = frozenset(address for one in own for address in one.ranks)
-        served.append(Served(own[0].generation, name, own[0].phase, seconds, number, ranks))
+        replicas = tuple((one.phase == "ready", frozenset(one.ranks)) for one in own)
+        served.append(Served(own[0].generation, name, own[0].phase, seconds, number, replicas))
     return Stops(tuple(served))
 
 
