@@ -161,6 +161,30 @@ def test_a_stop_waits_for_what_is_open_where_it_is_asked_to(world: World) -> Non
     until(lambda: not answers(world), 10, every=0.05)
 
 
+# fault: serving/node/serve_request.py: self._drain != 0 else → self._drain else
+def test_what_is_taken_away_without_a_stop_has_the_usual_time(world: World) -> None:
+    """An order for fewer replicas, or for another model in its place, names no time for those that it leaves out."""
+    world.pace["drain"] = 60.0
+    world.start_ready()
+    thread, got = open_request(world)
+    world.want(None)
+    world.phase("stopping", detail="superseded by a new request; open requests end first: 1")
+    (world.fake / "hangs").unlink()
+    thread.join(20)
+    assert got == [200]
+
+
+# fault: serving/node/serve_request.py: self._drain != 0 else → True else
+def test_a_stop_without_a_time_ends_what_is_open_at_once(world: World) -> None:
+    world.pace["drain"] = 60.0
+    world.start_ready()
+    thread, got = open_request(world)
+    world.want(None, {"drain": 0.0})
+    thread.join(20)
+    assert got == [503]
+    (world.fake / "hangs").unlink()
+
+
 def test_with_nothing_wanted_the_port_is_free(world: World) -> None:
     world.start_ready()
     world.want(None)

@@ -162,7 +162,7 @@ class Requests:
 
     def way_out(self, wanted: Placement | None) -> EndKind:
         """How what runs ends for what is wanted: once its open requests have ended, or at once."""
-        return "" if wanted or self._drain else "asked"
+        return "" if wanted or self._drain != 0 else "asked"
 
     def drain_seconds(self, usual: float) -> float:
         """How long its open requests may take, where the order does not name the usual time."""

@@ -57,7 +57,7 @@ def stop_serving(
         stops = container is not None and (serving is not None or _requested(node))
         if stops:
             asks = partial(ask_head, verb="stop", consent=consent, names=fleet.addresses, wait=wait)
-            asks(node, (), emit, goes=(model,) if name else None, drain=drain)
+            asks(node, (), emit, goes=(model,) if name else None, drain=drain or 0.0)
             more = f", after at most {duration(drain)} for open requests" if drain else ""
             emit(Event("phase", f"stopping{more}"))
             if runs:
