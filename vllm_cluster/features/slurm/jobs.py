@@ -18,7 +18,7 @@ from vllm_cluster.wire.reading import RefusedDocument, read
 from vllm_cluster.wire.values import Address, Count, Name, Number, Port
 
 HERE = "local"
-CONNECT_SECONDS, SECONDS, HOLD_SECONDS = 20.0, 60.0, 2.0
+CONNECT_SECONDS, SECONDS, HOLD_SECONDS = 20.0, 60.0, 10.0
 MAX_READY, MAX_LOGS, MAX_RANKS, NEVER, NO_FOLDER = 64 << 10, 8 << 20, 256, 3, 4
 _JOB = re.compile(r"[0-9]{1,10}")
 # Why a job waits without end: Slurm tests it against all limits only once it is in the queue.
