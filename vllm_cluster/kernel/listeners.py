@@ -63,8 +63,8 @@ LISTENERS = (
         _PRIVATE,
         ("replicas",),
         _CLUSTER,
-        "a key of the cluster's own, which the front has and clients do not; plain HTTP: prompts and answers can be "
-        "read on that network",
+        "a key of the cluster's own, which the front has and clients do not; plain HTTP: key, prompts and answers can "
+        "be read on that network. Once it has ended, the front may send them to whoever listens there, until it knows",
         ("kernel/backends/vllm.py",),
     ),
     Listener(
@@ -74,7 +74,8 @@ LISTENERS = (
         "its address; the store: every address",
         ("20000 and above, by the job's number",),
         "whoever reaches that network: other users of the cluster too",
-        "the API: the job's own key, as above; plain HTTP. The store: **nothing** (pickle)",
+        "the API: the job's own key, as above; plain HTTP. Once the job has ended, `slurm endpoint` may send key and "
+        "prompts to whoever listens there, for up to 10 s. The store: **nothing** (pickle)",
         ("kernel/backends/vllm.py",),
     ),
     Listener(
