@@ -220,7 +220,7 @@ def stopped_by(plan: Plan, facts: Mapping[str, HostFacts], fleet: Fleet) -> Stop
     on = {one.name: _left(one, nodes.values(), containers) for one in found.served if one not in moved}
     stops = tuple(one for one in found.served if not on.get(one.name))
     kept = [(one.name, on[one.name], len(one.replicas)) for one in found.served if on.get(one.name)]
-    fewer = "; ".join(f"{name} goes on with {some} of {all_} replicas" for name, some, all_ in kept if some < all_)
+    fewer = "; ".join(f"{name} continues with {some} of {all_} replicas" for name, some, all_ in kept if some < all_)
     left = replace(left, nodes=nodes, fewer=fewer)
     if not (stops or found.unknown):
         return replace(left, stays=", ".join(name for name, some, all_ in kept if nodes and some == all_))
