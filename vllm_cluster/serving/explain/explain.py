@@ -239,8 +239,12 @@ def _works(inventory: Inventory, head: NodeStatus | None, rows: Sequence[ServeSt
 
 
 def _worked_at(head: NodeStatus | None, rows: Sequence[ServeStatus]) -> float:
-    """When what works by the head's status certainly did: since then a rank can have died that it has not noticed."""
-    looked = head.updated - NOTICED if head else 0.0
+    """When what works by the head's status certainly did: since then a rank can have died that it has not noticed.
+
+    Of several models the lines of the others are in the logs too: what one prints is not why another fails.
+    """
+    alone = head is not None and len(rows) == len(head.serves)
+    looked = head.updated - (NOTICED if alone else 0.0) if head else 0.0
     return max((looked, *(one.ready_at for one in rows if one.ready_at is not None)))
 
 
