@@ -55,6 +55,11 @@ OF_RAY = {
 OPTIONAL = {
     "_run_in_subprocess": "vllm.model_executor.models.registry; saves an import of 9 s",
     "_actions": "argparse, of vLLM's parser; names the flag that was meant",
+    "_asdict": "collections.namedtuple, which documents it",
+    "_replace": "the same",
+    "_Hash": "hashlib in typeshed, for mypy alone",
+    "_typeshed.ReadableBuffer": "for mypy alone",
+    "_typeshed.WriteableBuffer": "for mypy alone",
 }
 
 

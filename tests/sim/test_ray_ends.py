@@ -85,5 +85,6 @@ def test_a_cluster_that_works_has_healed_of_what_its_logs_show() -> None:
         box = world.machines["gpu2"].box("vcluster-lab")
         assert box
         box.log = "(raylet) A worker died or was killed while executing a task\nFrobError: strange\n"
+        world.clock.sleep(60)
         told = lab.run(world, inventory, lambda i, e, r: explain.of_cluster(i, e, runtime=r)).value.verdict
     assert (told.result, [one.failure.slug for one in told.recovered]) == ("healed", ["rank-killed"])
