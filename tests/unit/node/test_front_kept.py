@@ -110,7 +110,7 @@ def open_request(world: World) -> tuple[threading.Thread, list[Any]]:
     return thread, got
 
 
-# fault: serving/node/replica_controller.py: how=self.requests.way_out(wanted) → how="asked"
+# fault: serving/node/replica_controller.py: how="" → how="asked"
 def test_what_is_open_ends_before_the_model_is_replaced(world: World) -> None:
     world.start_ready()
     thread, got = open_request(world)
@@ -161,7 +161,7 @@ def test_a_stop_waits_for_what_is_open_where_it_is_asked_to(world: World) -> Non
     until(lambda: not answers(world), 10, every=0.05)
 
 
-# fault: serving/node/serve_request.py: self._drain != 0 else → self._drain else
+# fault: serving/node/serve_request.py: return usual if self._drain is None else self._drain → return self._drain or 0.0
 def test_what_is_taken_away_without_a_stop_has_the_usual_time(world: World) -> None:
     """An order for fewer replicas, or for another model in its place, names no time for those that it leaves out."""
     world.pace["drain"] = 60.0
@@ -174,7 +174,7 @@ def test_what_is_taken_away_without_a_stop_has_the_usual_time(world: World) -> N
     assert got == [200]
 
 
-# fault: serving/node/serve_request.py: self._drain != 0 else → True else
+# fault: serving/node/serve_request.py: usual if self._drain is None else → usual if not self._drain else
 def test_a_stop_without_a_time_ends_what_is_open_at_once(world: World) -> None:
     world.pace["drain"] = 60.0
     world.start_ready()

@@ -195,7 +195,7 @@ class ReplicaController:
             if self.start:
                 self._next = (wanted, fresh)
                 if not self.start.ending:
-                    self._stop(self.start, "superseded by a new request", how=self.requests.way_out(wanted))
+                    self._stop(self.start, "superseded by a new request", how="")
                 return
             self._idle.release()
             self.course = None

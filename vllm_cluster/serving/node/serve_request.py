@@ -26,7 +26,6 @@ from vllm_cluster.wire.order import (
     read_ready,
     read_taken,
 )
-from vllm_cluster.wire.parts import EndKind
 from vllm_cluster.wire.reading import RefusedDocument
 from vllm_cluster.wire.status import FailedRequest, ServeFailure
 
@@ -159,10 +158,6 @@ class Requests:
             back_to = None
         self._keep(Taken(order.epoch, asked, order.by, mark(), back_to))
         return known
-
-    def way_out(self, wanted: Placement | None) -> EndKind:
-        """How what runs ends for what is wanted: once its open requests have ended, or at once."""
-        return "" if wanted or self._drain != 0 else "asked"
 
     def drain_seconds(self, usual: float) -> float:
         """How long its open requests may take, where the order does not name the usual time."""
