@@ -7,6 +7,7 @@ import os
 import socket
 import subprocess
 import sys
+import urllib.error
 import urllib.request
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -33,6 +34,11 @@ class Replica:
         """What it has seen."""
         with urllib.request.urlopen(f"http://127.0.0.1:{self.route.port}/seen", timeout=10) as reply:
             return dict(json.load(reply))
+
+    def end_engine(self) -> None:
+        """End its engine; its API stays."""
+        with suppress(urllib.error.HTTPError):
+            urllib.request.urlopen(f"http://127.0.0.1:{self.route.port}/die", timeout=10)
 
 
 @dataclass

@@ -2,6 +2,7 @@
 
 `python -m tests.support.openai_server --port 0 --name m --pace 50`; prints its port. What a request's body has beside
 OpenAI's fields makes it misbehave: `hang`, `reset`, `abort_after`, `whole`. `GET /seen` answers what it has seen.
+`GET /die` ends its engine, as vLLM's ends with a rank: the API stays, answers each request by 500, and is unhealthy.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ class State:
         self.streams: dict[Connection, int] = {}
         self.got = self.requests = self.cancelled = self.connections = self.open = 0
         self.last: dict[str, Any] = {}
+        self.dead = False
 
     def seen(self) -> dict[str, Any]:
         """What the server has seen so far."""
@@ -99,8 +101,9 @@ class Connection(asyncio.Protocol):
         if self._url == b"/seen":
             self._answer(200, self._state.seen())
             return
-        if self._url == b"/health":
-            self._answer(200, {})
+        if self._url in (b"/health", b"/die"):
+            self._state.dead = self._state.dead or self._url == b"/die"
+            self._answer(503 if self._state.dead else 200, {})
             return
         self._state.got += 1
         self._state.last = {
@@ -125,7 +128,9 @@ class Connection(asyncio.Protocol):
             asked = json.loads(self._body)
         except ValueError:
             asked = {}
-        if asked.get("hang"):
+        if self._state.dead:
+            self._answer(500, {"error": {"message": "EngineCore encountered an issue."}})
+        elif asked.get("hang"):
             self._state.streams[self] = 1 << 60
         elif asked.get("status"):
             self._answer(int(asked["status"]), {})

@@ -24,6 +24,8 @@ from vllm_cluster.wire.listeners import is_own_listener
 
 # A silence within a body; a connection to a replica, which is on this network.
 BODY_SECONDS, CONNECT_SECONDS = 30.0, 3.0
+# For whether an engine lives that has failed a request.
+HEALTH_SECONDS = 3.0
 # A scan of a body of this size takes 2 ms; one of a larger body is left to a thread.
 QUICK_BYTES = 256 << 10
 # A request is sent once more to another replica, and before that once more where a kept connection had ended.
@@ -143,6 +145,8 @@ class Proxy:
             failed = True
             try:
                 async with await self._ask(request, body, replica) as reply:
+                    if reply.status == HTTPStatus.INTERNAL_SERVER_ERROR and not await self._lives(replica):
+                        raise ConnectionResetError("the engine behind the API has ended")
                     load.succeed()
                     if reply.status == HTTPStatus.UNAUTHORIZED:
                         # The client's own key was right.
@@ -207,6 +211,22 @@ class Proxy:
                 if len(found) > most:
                     return b""
             return bytes(found) if reply.status == HTTPStatus.OK else b""
+
+    async def _lives(self, replica: FrontReplica) -> bool:
+        """Whether a replica's engine does: vLLM answers 500 for what was open when a rank has ended, then is unhealthy.
+
+        Only an answer shows that it has ended: one that comes late shows nothing.
+        """
+        headers: CIMultiDict[str] = CIMultiDict()
+        url = self._at(replica, "/health", headers)
+        try:
+            asked = self._client.get(url, headers=headers, allow_redirects=False, trace_request_ctx=replica)
+            async with await asyncio.wait_for(asked, HEALTH_SECONDS) as reply:
+                return reply.status == HTTPStatus.OK
+        except asyncio.TimeoutError:
+            return True
+        except (aiohttp.ClientError, OSError):
+            return False
 
     async def _hand_on(
         self, request: web.BaseRequest, reply: aiohttp.ClientResponse, exchange: Exchange, replica: FrontReplica
