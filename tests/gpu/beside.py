@@ -129,6 +129,10 @@ class Beside:
                 found[side] = {"failed": str(error)[-1500:]}
             self.report.keep(name, found)
             show_progress(f"{name} {side}: {json.dumps(found[side])[:1200]}")
+        if self.options.again:
+            # What is compiled in a first start lies ready for those after it.
+            found["vcluster again"] = {"ready": self._ready_again(layout)}
+            self.report.keep(name, found)
         if len(failed := [side for side in found if "failed" in found[side]]) == len(found):
             raise Failed(f"{name}: {failed}")
         return found
@@ -141,6 +145,13 @@ class Beside:
             # The engine's own port too, in turns with the front: one start differs from the next.
             ways = {"front": (self.cluster.inventory.ports.api, outer), "engine": self._engine(outer)}
             return {"ready": run.seconds, **self._rounds(layout, ways)}
+        finally:
+            self.cluster.vcluster("stop", "--yes").ok()
+
+    def _ready_again(self, layout: Layout) -> float:
+        model, flags = self.options.model, self.options.flags.split()
+        try:
+            return self.cluster.vcluster("serve", model, "--yes", *layout.ours, "--", *flags).ok().seconds
         finally:
             self.cluster.vcluster("stop", "--yes").ok()
 
@@ -212,7 +223,7 @@ class Beside:
         return {
             "key_file": key, "model": self.options.model, "host": "127.0.0.1", "port": port, "seed": self.seed,
             "dataset-name": "random", "random-input-len": self.options.tokens, "random-output-len": self.options.tokens,
-            "max-concurrency": load, "num-prompts": load * (4 if load < 128 else 2),
+            "max-concurrency": load, "num-prompts": load * min(self.options.waves, 4 if load < 128 else 2),
         }  # fmt: skip
 
 
@@ -226,6 +237,8 @@ def main() -> int:
     made.add_argument("--flags", default="--load-format dummy --max-model-len 8192 --no-enable-prefix-caching")
     made.add_argument("--tokens", type=int, default=128)
     made.add_argument("--rounds", type=int, default=2)
+    made.add_argument("--waves", type=int, default=4, help="of requests, one after the other, in a round")
+    made.add_argument("--again", action="store_true", help="start once more at the end, for the seconds to ready")
     options = made.parse_args()
     # What is served by hand holds GPUs until it is ended.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
