@@ -17,7 +17,7 @@ from vllm_cluster.kernel.terminal.text import plain
 
 ROOT = Path(__file__).parents[1]
 WIDTH = 112
-# What comes once in the life of a host stands on no picture: the layer with Ray is made for it, within a minute.
+# The picture is of a second start: before the first one, each host gets its layer with Ray, which takes a minute.
 BEFORE = "vcluster up && vcluster down --yes"
 COMMANDS = (
     "vcluster up",
