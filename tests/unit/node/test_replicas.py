@@ -112,6 +112,28 @@ def test_one_that_is_not_wanted_any_more_ends_and_the_other_stays(two: Two) -> N
     assert two.world.status.serve.attempt == 1
 
 
+# fault: serving/node/replicas.py: (placed := wanted.wanted or one.requests.served) → (placed := wanted.wanted)
+# fault: serving/node/replicas.py: *(index for index, one in served.items() if one)} → *()}
+@pytest.mark.parametrize("good", [True, False])
+def test_one_that_is_not_wanted_any_more_stays_until_the_others_have_changed(two: Two, *, good: bool) -> None:
+    world, (_, second) = two.world, two.pids
+    two.plans(world.fake, {}, {"loading": True} if good else BAD, {})
+    row = two.row(0, "two-0", 1)
+    world._write(world.state / "wanted.json", json.dumps({"v": 3, "deployments": [row]}))
+    if good:
+        eventually(lambda: len(world.attempts) == 2, "the new one")
+        assert lives(second)
+        (world.fake / "loaded").touch()
+        eventually(lambda: not lives(second) and not two.rows, "one replica alone")
+        assert world.status
+        assert world.status.serve
+        assert (world.status.serve.generation, world.status.serve.phase) == ("two-0", "ready")
+    else:
+        back = [("one-0", "ready"), ("one-1", "ready")]
+        eventually(lambda: len(world.attempts) == 3 and [(r.generation, r.phase) for r in two.rows] == back, "back")
+        assert lives(second)
+
+
 def test_both_are_served_again_by_the_next_program(two: Two) -> None:
     assert two.world.stop() == 0
     two.world.start_without_ray(joins=False)

@@ -62,15 +62,19 @@ class Replicas:
         self._keep_front()
 
     def _deal(self, order: Order) -> None:
-        """Hand to each replica what is wanted of it; of several that change, the next once the one before is ready."""
+        """Hand to each replica what is wanted of it; of several that change, the next once the one before is ready.
+
+        One that is wanted no more ends after them: where the first does not get ready, all are served as they were.
+        """
         rolls, waits = self._can_roll(order), set[str]()
+        asked = {one.index for one in order.deployments}
         # One that is not ready changes first: the one that does is not taken away before another can answer.
-        for index in sorted({*self._all, *(one.index for one in order.deployments)}, key=self._turn):
+        for index in sorted({*self._all, *asked}, key=lambda index: (index not in asked, *self._turn(index))):
             wanted = order.of(index)
             one = self._all.get(index)
             if one is None:
                 one = self._all[index] = ReplicaController(self._around, index)
-            name = wanted.wanted.deployment.name if wanted.wanted else ""
+            name = placed.deployment.name if (placed := wanted.wanted or one.requests.served) else ""
             changes = self._changes(one, wanted.wanted)
             if name in waits or one.requests.has(wanted):
                 one.resume()
@@ -96,7 +100,8 @@ class Replicas:
     def _can_roll(self, order: Order) -> bool:
         """Whether each replica can change without the GPUs of another one."""
         served = {index: one.requests.served for index, one in self._all.items()}
-        return len(order.deployments) > 1 and not any(
+        indexes = {*(one.index for one in order.deployments), *(index for index, one in served.items() if one)}
+        return len(indexes) > 1 and not any(
             new.meets(old) for new in order.deployments for index, old in served.items() if old and index != new.index
         )
 
