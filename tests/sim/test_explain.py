@@ -245,6 +245,8 @@ def test_the_debug_log_has_every_call_and_no_secret(tmp_path: Path) -> None:
 
 # fault: serving/explain/explain.py: (*read_of, *ended) → read_of
 # fault: serving/explain/explain.py: ended = [] if works else → ended = [] if not works else
+# fault: serving/explain/explain.py: if one.phase == "stopping": → if False:
+# fault: serving/explain/explain.py: if last and (one.ready_at is None or last.time >= one.ready_at) else → if last else
 @pytest.mark.parametrize(
     ("what", "slug"),
     [
@@ -260,23 +262,30 @@ def test_a_hang_that_the_node_program_ended_is_a_symptom(
     world, inventory = up
     read = NodeHandle.state_if_running
     phase: Phase = "backoff"
+    older = "vLLM ended with exit code 1 on gpu2: A worker died or was killed while executing a task"
 
     def hung(node: NodeHandle) -> NodeState | None:
         state = read(node)
         if not (state and state.status and state.status.serve):
             return state
-        failure = ServeFailure(1.0, what, ())
-        serve = replace(state.status.serve, phase=phase, failure=failure)
+        serve = state.status.serve
+        ready = serve.ready_at or 0.0
+        failure = ServeFailure(ready + 1, what, ()) if phase == "backoff" else ServeFailure(ready - 1, older, ())
+        serve = replace(serve, phase=phase, failure=failure, detail=what if phase == "stopping" else "")
         return replace(state, status=replace(state.status, serve=serve))
 
     with lab.inside(world):
         assert lab.run(world, inventory, lab.do_serve).error is None
         monkeypatch.setattr(NodeHandle, "state_if_running", hung)
         found = lab.run(world, inventory, EXPLAIN).value.verdict
+        phase = "stopping"
+        ends = lab.run(world, inventory, EXPLAIN).value.verdict
         phase = "ready"
         again = lab.run(world, inventory, EXPLAIN).value.verdict
     assert (found.result, found.symptom.failure.slug) == ("symptom", slug)
     assert found.symptom.places[0].source == "gpu1:status of org/model"
+    # While it ends, the failure that is written down is an older one.
+    assert (ends.result, ends.symptom.failure.slug) == ("symptom", slug)
     assert (again.result, again.symptom) == ("healthy", None)
 
 

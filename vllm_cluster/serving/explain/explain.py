@@ -178,12 +178,23 @@ def _of_unreachable(off: Mapping[str, VclusterError], read: Diagnosis) -> Diagno
 
 
 def _last_ends(host: str, rows: Sequence[ServeStatus]) -> list[LogSource]:
-    """Why the node program ended what is served: that an engine hangs is in no log of vLLM."""
-    failures = [(one.name, one.failure.summary) for one in rows if one.failure]
+    """Why the node program ends or has ended what is served: that an engine hangs is in no log of vLLM."""
     return [
-        LogSource(f"{host}:status of {name}", [(1, f"{words}\n".encode("utf-8", "replace"))], host)
-        for name, words in failures
+        LogSource(f"{host}:status of {one.name}", [(1, f"{words}\n".encode("utf-8", "replace"))], host)
+        for one in rows
+        if (words := _why_it_ended(one))
     ]
+
+
+def _why_it_ended(one: ServeStatus) -> str:
+    """The words for the end that comes or was the last one; none where the model was ready after that.
+
+    What ends now is written down as a failure once it is over: until then the failure there is an older one.
+    """
+    if one.phase == "stopping":
+        return one.detail
+    last = one.failure
+    return last.summary if last and (one.ready_at is None or last.time >= one.ready_at) else ""
 
 
 def _unread(failures: Mapping[str, VclusterError]) -> list[LogSource]:
