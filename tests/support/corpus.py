@@ -37,7 +37,7 @@ CORPUS = tuple(
 
 def judged(case: Case) -> tuple[Outcome, Diagnosis]:
     """Whether the verdict is right; wrong is a name for what is not there, unknown means that none was found."""
-    found = explained((FOLDER / f"{case.log}.log").read_bytes())
+    found = explained((FOLDER / f"{case.log}.log").read_bytes(), together=False)
     named = found.named
     slug = named.failure.slug if named else ""
     if case.kind == "healthy":

@@ -17,10 +17,11 @@ PRODUCED = sorted(path for path in FOLDER.glob("*.log") if not path.name.startsw
 HEALTHY = sorted(FOLDER.glob("healthy*.log"))
 
 
-def explained(*texts: str | bytes) -> Diagnosis:
-    """The verdict on logs called 0, 1, …"""
+def explained(*texts: str | bytes, together: bool = True) -> Diagnosis:
+    """The verdict on logs called 0, 1, …, of one cluster or of anybody's."""
     parts: Iterable[bytes] = (text.encode() if isinstance(text, str) else text for text in texts)
-    return diagnose([scan(LogSource(str(name), [(1, part)], newest=NEWEST)) for name, part in enumerate(parts)])
+    seen = [scan(LogSource(str(name), [(1, part)], newest=NEWEST)) for name, part in enumerate(parts)]
+    return diagnose(seen, together=together)
 
 
 def reported() -> list[tuple[str, str, str]]:

@@ -88,7 +88,7 @@ def test_the_rank_that_fell_silent_first_is_reported() -> None:
     assert diagnose([stuck, worker("1", 9), worker("2", 9)]).last_line is None
 
 
-# fault: kernel/explain/diagnosis.py: oldest = started - (LASTING if lasting and log.started else SLACK) → oldest = -math.inf
+# fault: kernel/explain/weighing.py: oldest = started - (LASTING if lasting and log.started else SLACK) → oldest = -math.inf
 def test_the_last_run_counts_and_the_earlier_ones_are_listed() -> None:
     found = explained(at(1, START, CONTEXT, DEAD) + at(9, START, PORT))
     assert found.cause
@@ -103,8 +103,8 @@ SIGILL = "ERROR 11-21 02:{minute}:10 [worker.py:1] *** SIGILL received at time=1
 
 
 # fault: kernel/explain/diagnosis.py: before = seen.before if seen.failing or seen.trouble or → before = seen.before if True or
-# fault: kernel/explain/diagnosis.py: oldest=started - LASTING → oldest=-math.inf
-# fault: kernel/explain/diagnosis.py: (LASTING if lasting and log.started else SLACK) → (LASTING if lasting else SLACK)
+# fault: kernel/explain/weighing.py: oldest=started - LASTING → oldest=-math.inf
+# fault: kernel/explain/weighing.py: (LASTING if lasting and log.started else SLACK) → (LASTING if lasting else SLACK)
 @pytest.mark.parametrize("file", ["one", "another"])
 def test_what_a_host_suffered_from_before_a_start_is_the_cause_only_where_that_start_fails(file: str) -> None:
     """In the log that holds all starts, and in that of a rank, which holds none."""
@@ -126,7 +126,7 @@ def test_what_a_host_suffered_from_before_a_start_is_the_cause_only_where_that_s
     assert after(7, DEAD).cause is None
 
 
-# fault: kernel/explain/diagnosis.py: count=count, recent=deque(places, RECENT)) → count=count)
+# fault: kernel/explain/weighing.py: count=count, recent=deque(places, RECENT)) → count=count)
 def test_a_stop_by_request_brings_no_failure_of_an_earlier_run_back() -> None:
     """In the log of a process of Ray's, which runs through all starts, and has the same words for every end."""
     stop = "2026-11-21T02:10:00Z vcluster stops vLLM\n"
@@ -144,7 +144,7 @@ def test_a_hang_that_the_head_has_seen_comes_before_what_its_end_wrote(reason: s
     assert found.symptom and found.symptom.failure.slug == "engine-hung"
 
 
-# fault: kernel/explain/diagnosis.py: (place.time or 0.0) <= worked_at) → True)
+# fault: kernel/explain/weighing.py: (place.time or 0.0) <= worked_at) → True)
 def test_a_cluster_that_works_as_far_as_can_be_seen_may_have_lost_a_rank_since() -> None:
     """The head notices the end of a rank some seconds later."""
     log = (at(1, START) + READY + at(9, DEAD)).encode()
@@ -166,7 +166,7 @@ def test_a_start_that_ended_before_vllm_s_first_line_is_the_last_run_too() -> No
     assert STARTS == OWN_START
 
 
-# fault: kernel/explain/diagnosis.py: any(stop - 1 <= time → any(stop - 1 > time
+# fault: kernel/explain/weighing.py: any(stop - 1 <= time → any(stop - 1 > time
 @pytest.mark.promise("P41")
 def test_an_end_by_request_is_not_a_failure() -> None:
     """Ray writes of each rank that its connection ended, whether it was killed or asked to end."""
@@ -325,7 +325,7 @@ def test_the_29th_of_february_is_of_the_last_year_that_had_one() -> None:
     assert parse_time("INFO 02-29 00:00:00 x", newest) == datetime(2024, 2, 29, tzinfo=UTC).timestamp()
 
 
-# fault: kernel/explain/stream.py: _milder(known) if parsed.calm else known → known
+# fault: kernel/explain/stream.py: SignKind.BROAD if known.kind is SignKind.CAUSE else known.kind, mild → known.kind, mild
 def test_an_error_is_the_cause_and_not_a_warning_before_it() -> None:
     """A warning of vLLM with the words of an error, where the length was raised on purpose; then memory runs out."""
     long = (
@@ -375,7 +375,7 @@ def test_each_lookalike_is_harmless_or_waits_for_work_to_continue(like: dict[str
     assert (alone.symptom.failure.slug if alone.symptom else "") == like.get("else", "")
 
 
-# fault: kernel/explain/diagnosis.py: (hit.first, *hit.recent) if counts(place)] → (hit.first, *hit.recent)]
+# fault: kernel/explain/weighing.py: (hit.first, *hit.recent) if counts(place)] → (hit.first, *hit.recent)]
 @pytest.mark.promise("P41")
 def test_a_planned_stop_lends_a_later_failure_no_evidence() -> None:
     """The same words, of a `serve` that replaced the model, and of a container that was killed eight minutes later."""

@@ -143,7 +143,7 @@ def test_a_failure_without_a_level_gets_no_exit_code_0(line: str) -> None:
     assert found.result == "unknown" and found.error_lines
 
 
-# fault: kernel/explain/diagnosis.py: kind in ("nothing", "healthy") and → kind == "nothing" and
+# fault: kernel/explain/diagnosis.py: kind in ("nothing", "healthy", "healed") and → kind == "nothing" and
 def test_a_failure_after_an_answer_gets_no_exit_code_0() -> None:
     answer = '2026-11-03T10:03:00Z INFO:     127.0.0.1:4 - "POST /v1/completions HTTP/1.1" 200 OK\n'
     assert explained(answer).result == "healthy"

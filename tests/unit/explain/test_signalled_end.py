@@ -18,14 +18,14 @@ LOST = "(Worker_TP1 pid=9) ERROR 05-02 09:11:{:02} [pynccl.py:1] RuntimeError: n
 
 
 # fault: kernel/explain/stream.py: elif self._asks(parsed.words) and not self._fails(): → elif False:
-# fault: kernel/explain/diagnosis.py: if any(log.stopped or log.asked for log in logs) → if any(log.stopped for log in logs)
+# fault: kernel/explain/weighing.py: if any(log.stopped or log.asked for log in logs) → if any(log.stopped for log in logs)
 def test_lines_after_a_signal_to_end_do_not_count() -> None:
     found = explained(START + ANSWER + SIGNAL + DIED)
     assert (found.result, found.symptom, found.error_lines) == ("nothing", None, ())
     assert [one.failure.slug for one in found.notes] == ["ended-by-signal"]
 
 
-# fault: kernel/explain/diagnosis.py: any(_precedes(signal, place) and → any(signal.source == place.source and
+# fault: kernel/explain/weighing.py: any(_precedes(signal, place) and → any(signal.source == place.source and
 def test_other_hosts_lose_their_connection_after_it() -> None:
     found = explained(START + ANSWER + SIGNAL + DIED, LOST.format(11))
     assert (found.result, found.symptom) == ("nothing", None)

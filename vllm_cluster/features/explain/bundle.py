@@ -161,7 +161,7 @@ def _files(
     yield "inventory.json", _json(_inventory(inventory))
     yield "unreachable.json", _json({host: error.words() for host, error in failures.items()})
     yield "plan.json", _json(_plan(inventory, {name: host.facts for name, host in hosts.items()}))
-    found = diagnose([scan(source) for source in sources(host.logs for host in hosts.values())])
+    found = diagnose([scan(source) for source in sources(host.logs for host in hosts.values())], together=True)
     places = found.named.places if found.named else found.error_lines
     failure = found.named.failure.slug if found.named else None
     document = {"result": found.result, "failure": failure, "lines": [asdict(place) for place in places]}

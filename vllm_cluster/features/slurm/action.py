@@ -71,4 +71,5 @@ def first_cause(node: LoginNode, state: SlurmJob) -> tuple[Diagnosis | None, int
         return None, 0
     logs = node.logs(state.job, number, "*", MAX_LINES)
     # Where srun itself has failed, only what the batch script prints holds it.
-    return diagnose([scan(LogSource(name, [(1, content)])) for name, content in logs.items()]) if logs else None, number
+    seen = [scan(LogSource(name, [(1, content)])) for name, content in logs.items()]
+    return diagnose(seen, together=True) if seen else None, number

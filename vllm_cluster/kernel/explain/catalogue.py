@@ -36,6 +36,7 @@ class LogPattern:
     unless: tuple[str, ...] = ()
     instead: str = ""
     distinct: int = 1
+    mild: bool = False  # it was seen in a line of a level below error
     who: re.Pattern[str] | None = None
 
 

@@ -15,6 +15,7 @@ from vllm_cluster.kernel.explain.ranks import Ranks
 LAST_TROUBLE = 12
 RECENT = 64  # places of one sign, the last ones
 STOPS = 100  # times at which vLLM was stopped by a request
+FAILED = 256  # times at which something failed, each a second from the one before
 
 
 @dataclass(frozen=True)
@@ -76,10 +77,17 @@ class LogScan:
     `quiet` are the first lines in which programs without levels report a failure, `murmurs` those that may.
     `stopped` is where vLLM was stopped by a request and not started since; `stops` are the times of earlier such stops,
     each with that of the start after it. `asked` is where a signal asked vLLM to end before anything failed.
-    `streams` is what the same file holds of other hosts.
+    `failed` are times at which anything failed, in all runs; `past` is what was seen before the last start, `overcome`
+    are the first lines of unknown trouble that a later start or answer has overcome. `follows`: it was started as a
+    part of a server that answers elsewhere; `own`: by vcluster.
+    `begin` and `end` are its first and last lines that were looked at. `streams` is what the same file holds of other
+    hosts.
     """
 
     name: str
+    host: str = ""
+    begin: int = 0
+    end: int = 0
     lines: int = 0
     size: int = 0
     hits: dict[LogPattern, SignMatch] = field(default_factory=dict)
@@ -94,6 +102,11 @@ class LogScan:
     stopped: LogPosition | None = None
     asked: LogPosition | None = None
     stops: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=STOPS))
+    failed: deque[float] = field(default_factory=lambda: deque(maxlen=FAILED))
+    overcome: list[LogPosition] = field(default_factory=list)
+    past: list[SignMatch] = field(default_factory=list)
+    follows: bool = False
+    own: bool = False
     started: LogPosition | None = None
     alive: LogPosition | None = None
     streams: list[LogScan] = field(default_factory=list)

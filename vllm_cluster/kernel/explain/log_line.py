@@ -29,6 +29,13 @@ _LEVEL = re.compile(
 )
 # Ray's own lines: Python's with a tab, C++'s with a letter, and dumps of its state, full of words like "failed: 0".
 _GROUP_LEVEL = re.compile(r"^[\d-]{10} [\d:]{8},\d{3}\s([A-Z]+) |^\[[\d-]{10} [\d:,]{12} ([A-Z]) |^\[(state-dump)\]")
+# Of programs that have no bracket: `WARNING: …`, `x.py:7: UserWarning: …`, `… - WARNING - …`, `level=warning`.
+_WORD_LEVEL = re.compile(
+    r"^\W{0,3}(debug|info|warn|notice)(?:ing)?\]?:(?=\s|\w+:)|^\S{1,300}:\d{1,6}: \w{0,40}(warn)ing: "
+    r"|^[^\[{]{0,80} - (debug|info|warn)(?:ing)? - |\blevel=\"?(debug|info|warn)",
+    re.IGNORECASE,
+)
+_WORD_LEVELS = {"debug": "DEBUG", "info": "INFO", "notice": "INFO", "warn": "WARNING"}
 # What pytest puts before a line.
 _TEST = "E   "
 _NCCL_HOST = re.compile(r"^([\w.-]{1,80}):\d{1,9}:\d{1,9} \[\d{1,3}\] ")
@@ -78,6 +85,11 @@ class LogLine:
         """Whether its level is below error."""
         return self.level in ("DEBUG", "INFO", "WARNING", "D", "I", "W", "state-dump")
 
+    @property
+    def informs(self) -> bool:
+        """Whether its level is that of what works as it should."""
+        return self.calm and self.level not in ("WARNING", "W")
+
 
 def parse_line(raw: bytes, newest: float = UNDATED, names: frozenset[str] = frozenset()) -> LogLine:
     """Take a line apart; `newest` is when its log was last written, for the many formats without a year.
@@ -103,6 +115,8 @@ def parse_line(raw: bytes, newest: float = UNDATED, names: frozenset[str] = froz
     level = _LEVEL.match(text) or _GROUP_LEVEL.match(text)
     text = text[level.end() if level and level.re is _LEVEL else 0 :].strip()
     times, grade = int(repeated[1]) if repeated else 1, next(filter(None, level.groups()), "") if level else ""
+    if not grade and (own := _WORD_LEVEL.search(text)):
+        grade = _WORD_LEVELS[next(filter(None, own.groups())).lower()]
     return LogLine(time, " ".join(who), text, times, grade, peeled.host, dated)
 
 

@@ -32,6 +32,8 @@ ANNOUNCED = (
 )
 # A new start of vLLM: every line before it belongs to an earlier run.
 START = ("vLLM API server version", "non-default args:")
+# What was started so does not answer: its head does.
+HEADLESS = re.compile(r"'headless': True|--headless\b")
 # The node program writes this, in the log that holds all attempts.
 OWN_START = "vcluster starts vLLM"
 # vLLM is stopped by a request: from here on its processes end, and write so.

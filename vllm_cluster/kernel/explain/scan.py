@@ -172,7 +172,7 @@ class _LogFile:
             # What follows without a year is of the year after this line.
             self._newest = parsed.time + NEARLY_A_YEAR
         stream = self._stream(parsed, at)
-        stream.note(parsed)
+        stream.note(at, parsed)
         return stream
 
     def _answered(self, number: int, part: bytes, places: Sequence[int]) -> None:
@@ -201,7 +201,8 @@ class _LogFile:
             seen = LogScan(self._source.name) if self._streams else self._first
             if self._streams:
                 self._first.streams.append(seen)
-            self._streams[name] = HostStream(seen, self._names, self._source.host or name)
+            seen.host = self._source.host or name
+            self._streams[name] = HostStream(seen, self._names)
         return self._streams[name]
 
     def _settle(self, number: int, part: bytes) -> None:

@@ -32,6 +32,7 @@ INDENTED = b"]   "  # where a logger's prefix ends, before an indented line
 BANNER = 40  # lines of one start that all announce it
 FIRST_STRANGE = 3
 MAX_RAISED = 16  # exceptions of one log that no failure explains: the first half of them, and the last ones
+MAX_PAST = 16  # failures of earlier runs that are kept
 DISORDER = 60.0  # seconds by which processes of one host may write out of order
 _CACHE = 4096
 # An engine that has requests is stuck when it reports no token so often, or for so many seconds.
@@ -69,16 +70,20 @@ def _is_trouble(words: str) -> bool:
 
 
 @cache
-def _milder(known: LogPattern) -> LogPattern:
+def _milder(known: LogPattern, *, mild: bool) -> LogPattern:
     """What warns may be so; what ends a start is an error: a cause is then only what nothing louder explains."""
-    return replace(known, kind=SignKind.BROAD) if known.kind is SignKind.CAUSE else known
+    if known.kind > SignKind.CONSEQUENCE:
+        return known
+    if not mild and known.kind is not SignKind.CAUSE:
+        return known
+    return replace(known, kind=SignKind.BROAD if known.kind is SignKind.CAUSE else known.kind, mild=mild)
 
 
 class HostStream:
     """The lines of one host in one file, and what must be remembered from line to line."""
 
-    def __init__(self, seen: LogScan, names: frozenset[str], host: str) -> None:
-        self.seen, self._names, self._host = seen, names, host
+    def __init__(self, seen: LogScan, names: frozenset[str]) -> None:
+        self.seen, self._names = seen, names
         self._time: float | None = None
         self._latest: float | None = None
         self._dated = self._foreign = False
@@ -87,10 +92,11 @@ class HostStream:
         self._trouble: deque[ErrorLine] = deque(maxlen=LAST_TROUBLE)
         self._raised: list[tuple[ErrorLine, Nearby]] = []
         self._chained: set[str] = set()  # processes whose next exception replaces the one before it
-        self.waiting: list[SignMatch] = []  # look-alikes that wait for work to continue
+        self.waiting: dict[LogPattern, SignMatch] = {}  # what does not count if work continues
 
-    def note(self, parsed: LogLine) -> None:
+    def note(self, number: int, parsed: LogLine) -> None:
         """Keep the time of a line, and whether it can be later than what is above it."""
+        self.seen.begin, self.seen.end = self.seen.begin or number, number
         self._foreign = self.foreign(parsed)
         self._time = self._time if parsed.time is None else parsed.time
         if parsed.time is not None and not self._foreign:
@@ -105,8 +111,9 @@ class HostStream:
         # At DEBUG vLLM reports attempts that it gives up as part of a normal start.
         found, trouble = classify(parsed.words, nearby.signs) if parsed.level != "DEBUG" else ((), False)
         found = tuple(known for known in found if known.who is None or known.who.search(parsed.who))
-        if parsed.calm and progress.GIVES_WAY in parsed.words:
-            found = tuple(known for known in found if known.kind not in (SignKind.CAUSE, SignKind.BROAD))
+        # What works is reported in any words: flags, prompts, configurations, attempts.
+        if parsed.informs or (parsed.calm and progress.GIVES_WAY in parsed.words):
+            found = tuple(known for known in found if known.kind > SignKind.CONSEQUENCE)
         self._leaves = self._leaves or progress.LEAVES in parsed.words
         self._dead = self._dead or progress.DEAD in parsed.words
         if progress.RATES in parsed.words:
@@ -117,6 +124,10 @@ class HostStream:
             seen.ranks.take(parsed.words)
         if self._leaves and parsed.words.startswith("[W"):
             return
+        if parsed.calm:
+            # Ray reports at this level that a rank or a host has ended.
+            found = tuple(_milder(known, mild=parsed.level != "W") for known in found)
+        self._note_failure(found)
         # Of a traceback only its ends count.
         loud = trouble or (parsed.loud and INDENTED not in nearby.text)
         if is_chained(parsed.words) and len(self._chained) < MAX_RAISED:
@@ -128,11 +139,20 @@ class HostStream:
         if parsed.words.startswith(TRACEBACK) and len(self._raised) < MAX_RAISED:
             self._ended(number, parsed, nearby)
 
+    def _note_failure(self, found: tuple[LogPattern, ...]) -> None:
+        """Keep when something failed."""
+        failed, at = self.seen.failed, self._time
+        fails = any(known.kind <= SignKind.CONSEQUENCE and not known.mild for known in found)
+        if fails and at is not None and (not failed or abs(at - failed[-1]) >= 1.0):
+            failed.append(at)
+
     def _turn(self, number: int, parsed: LogLine) -> None:
         """Take a line by which vLLM or Ray starts, or is asked to end."""
         seen, own = self.seen, progress.OWN_START in parsed.words
         if own or (not self._foreign and any(mark in parsed.words for mark in progress.START)):
             self._begin(self.place(number, parsed))
+            seen.own = seen.own or own
+            seen.follows = seen.follows or progress.HEADLESS.search(parsed.words) is not None
         elif progress.OWN_STOP in parsed.words:
             seen.stopped = self.place(number, parsed)
         elif self._asks(parsed.words) and not self._fails():
@@ -194,7 +214,7 @@ class HostStream:
     def _keep(self, number: int, parsed: LogLine, nearby: Nearby, found: tuple[LogPattern, ...], trouble: bool) -> None:
         """Keep a line with signs or of an error."""
         for known in found:
-            self._add(_milder(known) if parsed.calm else known, number, parsed, nearby)
+            self._add(known, number, parsed, nearby)
         harmless = any(known.kind is SignKind.HARMLESS for known in found)
         if harmless and is_exception(parsed.words):
             self._unannounce(parsed.who)
@@ -217,6 +237,8 @@ class HostStream:
     def _strange(self, line: ErrorLine) -> None:
         """Keep a line of trouble that no failure explains."""
         self._trouble.append(line)
+        if self._time is not None:
+            self.seen.failed.append(self._time)
         if len(self.seen.strange) < FIRST_STRANGE:
             self.seen.strange.append(self._place(*line))
 
@@ -267,7 +289,7 @@ class HostStream:
 
     def _place(self, number: int, parsed: LogLine, above: float | None) -> LogPosition:
         text, time = redact(parsed.words)[:SHOWN], above if parsed.time is None else parsed.time
-        return LogPosition(self.seen.name, number, text, parsed.who[:WHO], self._host, time)
+        return LogPosition(self.seen.name, number, text, parsed.who[:WHO], self.seen.host, time)
 
     def _add(self, known: LogPattern, number: int, parsed: LogLine, nearby: Nearby) -> None:
         hit = self.seen.hits.get(known)
@@ -278,8 +300,8 @@ class HostStream:
         if len(parsed.words) > SHOWN:
             parsed = replace(parsed, words=redact(parsed.words)[:SHOWN])
         hit.lines.append(ErrorLine(number, parsed, self._time))
-        if known.kind is SignKind.HARMLESS and hit not in self.waiting:
-            self.waiting.append(hit)
+        if known.kind is SignKind.HARMLESS or known.kind <= SignKind.BROAD or known.mild:
+            self.waiting[known] = hit
 
     def _continued(self, below: bytes, above: LogLine) -> tuple[str, ...]:
         """The lines right below that continue a line: a version mismatch lists the versions there."""
@@ -314,6 +336,8 @@ class HostStream:
             # What ends by a request writes symptoms of its end.
             stop = seen.stopped or seen.asked
             planned = known.kind is not SignKind.CAUSE and stop and hit.first.line > stop.line
+            if known.kind <= SignKind.CONSEQUENCE and not planned:
+                seen.past = [*seen.past, hit][-MAX_PAST:]
             if known.kind <= SignKind.SYMPTOM and not planned:
                 seen.earlier[known.failure] += 1
                 # Not what only looks like one: a rank that was killed yesterday explains nothing.
@@ -323,13 +347,18 @@ class HostStream:
             seen.before.clear()
         else:
             self._trouble.clear()
-            seen.strange.clear()
+            self._overcome()
             self._raised.clear()
             seen.quiet.clear()
             seen.murmurs.clear()
             self.waiting.clear()
             seen.communicators.clear()
             seen.ranks = Ranks()
+
+    def _overcome(self) -> None:
+        """Put aside what no failure explains: it is over, however that came."""
+        self.seen.overcome = [*self.seen.overcome, *self.seen.strange][:FIRST_STRANGE]
+        self.seen.strange.clear()
 
     def ready(self) -> None:
         """Take a line by which a server is ready, however an earlier one ended."""
@@ -341,7 +370,7 @@ class HostStream:
         if self._dead:
             return
         self.seen.alive = place
-        self.seen.strange.clear()
+        self._overcome()
         self._raised = []
         self.seen.quiet.clear()
         self.seen.murmurs.clear()
@@ -351,7 +380,7 @@ class HostStream:
 
     def work_continued(self, place: LogPosition) -> None:
         """Take the last sign of progress in a piece: what only looked like a failure before it is none."""
-        for hit in self.waiting[:]:
+        for known, hit in list(self.waiting.items()):
             if place.line > hit.number:
                 hit.evidence = place
-                self.waiting.remove(hit)
+                del self.waiting[known]

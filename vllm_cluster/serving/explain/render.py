@@ -128,10 +128,11 @@ def _answer(found: Diagnosis, fixes: tuple[str, str]) -> Iterable[str]:
         yield from (_line(place) for place in found.error_lines or found.consequences)
         yield f"fix:     {fixes[1]}"
     elif found.result == "healed":
-        yield f"Recovered: it works now, after {count(len(found.recovered), 'failure')}."
+        yield f"Recovered: it works now, after {count(len(found.recovered) + len(found.error_lines), 'failure')}."
         for other in found.recovered:
             yield f"recovered: {_named(other.failure)}"
             yield _line(other.places[-1])
+        yield from (_line(place) for place in found.error_lines)
     elif found.result == "unfinished":
         yield f"Unfinished: in {_read(found)} the last start of vLLM is neither ready nor ended."
     elif found.result == "healthy":
