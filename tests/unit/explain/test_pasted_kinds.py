@@ -63,12 +63,20 @@ def test_a_stream_that_breaks_does_not_count_as_an_answer() -> None:
     assert explained(dead + READY + ended).result in ("healthy", "healed")
 
 
-# fault: kernel/explain/stream.py: or (parsed.calm and progress.GIVES_WAY in parsed.words): → or False:
+# fault: kernel/explain/stream.py: or (not parsed.loud and not trouble and progress.GIVES_WAY.search(parsed.words)): → or False:
 def test_a_detour_that_vllm_takes_is_not_why_it_failed() -> None:
     detour = "(APIServer pid=7) WARNING 11-03 10:00:00 [x.py:1] {0}, falling back to the slow one.\n"
     missing = "Could not find nvcc", "FooForCausalLM has no vLLM implementation", "ImportError: libcudart.so.12"
     for words in missing:
         assert explained(detour.format(words) + FROB).result == "exception", words
+        # Programs without levels begin such a line so.
+        assert explained(f"[2026-06-22 17:51:04] Ignore import error of frob: {words}\n").result == "nothing", words
+
+
+def test_a_folder_that_was_not_sharded_has_its_weights() -> None:
+    line = "ValueError: Could not find checkpoint files '/m/model-rank-0-part-*', only pre-sharded checkpoints are"
+    found = explained(f"{line} currently supported\n")
+    assert found.cause and found.cause.failure.slug == "flag-unknown"
 
 
 @pytest.mark.parametrize(

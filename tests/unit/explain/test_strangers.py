@@ -73,7 +73,7 @@ def test_a_later_start_in_the_same_log_is_a_recovery_with_what_it_recovered_from
 
 
 # fault: kernel/explain/weighing.py: mild = [hit for hit in failing if hit.known.mild and (hit.evidence or not ended)] → mild = []
-# fault: kernel/explain/stream.py: if parsed.informs or (parsed.calm → if (parsed.calm
+# fault: kernel/explain/stream.py: if parsed.informs or (not parsed.loud → if (not parsed.loud
 # fault: kernel/explain/weighing.py: loud = [hit for hit in failing if not hit.known.mild or (ended and not hit.evidence)] → loud = [*failing]
 @pytest.mark.promise("P41")
 def test_a_warning_in_a_start_that_continues_does_not_count() -> None:

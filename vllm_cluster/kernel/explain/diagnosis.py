@@ -92,53 +92,38 @@ def diagnose(
 
     With `since`, only what was written from then on counts, by the clock of each host: what is older, or has no time,
     is evidence of another attempt. The cluster certainly worked at `worked_at`, as far as can be seen it works now: it
-    has survived what is older. A known failure that is newer may be one that was not noticed yet. With `together` the
-    logs are known to be of one cluster, else what they show decides which of them are.
+    has survived what is older; what is newer may not have been noticed yet. `together`: the logs are of one cluster.
     """
     groups = by_server(files, together=together)
     logs = [one for group in groups for one in group]
     facts, waiting = facts_in(logs), find_waiting(log.communicators for log in logs)
     seen = joined([evidence_of(group, facts, waiting, since, worked_at) for group in groups])
-    quiet: Kind = "healthy" if worked_at is not None else _quiet(groups)
     notes = [hit for hit in seen.hits if hit.known.kind is SignKind.NOTE]
-    first, others = _first(_foremost(seen), notes)
-    if first and _raised_before(first, seen):
-        first, others = None, []
-    # In logs of anybody's a later start need not be of the same server.
-    past = [] if together else [hit for hit in seen.past if not hit.known.mild]
-    ends = SignKind.SYMPTOM if together else SignKind.CONSEQUENCE
-    survived = _findings(hit for hit in (*seen.survived, *past) if hit.known.kind <= ends)
-    overcome = once(place for log in logs if not together for place in log.overcome)[:MAX_STRANGE]
+    first, others = _first(seen, notes)
+    survived, overcome = _overcome(seen, logs, together=together)
     symptom = first if first and first.failure.kind == "symptom" else None
-    kind: Kind = "symptom" if symptom else "explained" if first else quiet
+    kind: Kind = (
+        "symptom" if symptom else "explained" if first else "healthy" if worked_at is not None else _quiet(groups)
+    )
     if kind == "healthy" and (survived or overcome):
         kind = "healed"
     # Never an exit code 0 with a failure in the logs, of any words.
     soft = kind in ("nothing", "healthy", "healed") and (seen.quiet or seen.murmurs)
     if not first and (seen.trouble or seen.failing or soft):
         kind = "exception" if seen.raised else "unknown"
-    raised = next((one for one in seen.raised if not is_echo(one.line.text)), seen.raised[0]) if seen.raised else None
-    raised = raised if kind == "exception" else None
-    shown = {place for found in (first, *others) if found for place in found.places}
+    raised = _raised(seen) if kind == "exception" else None
     return Diagnosis(
         result=kind,
         cause=None if symptom else first,
         symptom=symptom,
         raised=raised,
         other_causes=tuple(others[:MAX_OTHERS]),
-        # A note about one process is one only where it is why something failed.
-        notes=tuple(
-            _findings(
-                hit
-                for hit in (*notes, *seen.doubtful)
-                if not hit.known.who and (first is None or hit.known.failure != first.failure.slug)
-            )
-        ),
-        consequences=once(sorted((hit.first for hit in seen.failing if hit.first not in shown), key=by_time)),
+        notes=tuple(_other_notes(first, (*notes, *seen.doubtful))),
+        consequences=_consequences(seen, [*([first] if first else []), *others]),
         harmless=tuple(_harmless(seen.hits, seen.stuck if first and not seen.failing else [])),
         recovered=tuple(survived),
         previous_attempts=tuple(sorted(seen.earlier.items())),
-        error_lines=_ends(seen, raised) if kind in ("exception", "unknown") else overcome if kind == "healed" else (),
+        error_lines=overcome if kind == "healed" else _ends(seen, raised) if kind in ("exception", "unknown") else (),
         unknown_lines=(*seen.strange[:MAX_STRANGE], *seen.quiet[:MAX_STRANGE]) if symptom else (),
         last_line=_silent(logs) if symptom else None,
         ranks=tuple(compare_ranks(log.ranks for log in logs)) if symptom else (),
@@ -146,6 +131,34 @@ def diagnose(
         lines=sum(log.lines for log in files),
         size=sum(log.size for log in files),
     )
+
+
+def _raised(seen: Evidence) -> Raised | None:
+    """The exception of the process that failed first, of those that are not of the end of another one if there are."""
+    return next((one for one in seen.raised if not is_echo(one.line.text)), next(iter(seen.raised), None))
+
+
+def _consequences(seen: Evidence, named: Iterable[MatchedFailure]) -> tuple[LogPosition, ...]:
+    shown = {place for found in named for place in found.places}
+    return once(sorted((hit.first for hit in seen.failing if hit.first not in shown), key=by_time))
+
+
+def _other_notes(first: MatchedFailure | None, notes: Iterable[SignMatch]) -> list[MatchedFailure]:
+    """The notes on other failures; one about one process is one only where it is why something failed."""
+    found = (hit for hit in notes if not hit.known.who)
+    return _findings(hit for hit in found if first is None or hit.known.failure != first.failure.slug)
+
+
+def _overcome(
+    seen: Evidence, logs: Sequence[LogScan], *, together: bool
+) -> tuple[list[MatchedFailure], tuple[LogPosition, ...]]:
+    """What has failed before the server answered, and lines of what is not known."""
+    if together:
+        return _findings(hit for hit in seen.survived if hit.known.kind <= SignKind.SYMPTOM), ()
+    # In logs of anybody's a later start need not be of the same server: what failed before it is shown.
+    past = (hit for hit in seen.past if not hit.known.mild)
+    survived = _findings(hit for hit in (*seen.survived, *past) if hit.known.kind <= SignKind.CONSEQUENCE)
+    return survived, once(place for log in logs for place in log.overcome)[:MAX_STRANGE]
 
 
 def _quiet(groups: Sequence[Sequence[LogScan]]) -> Kind:
@@ -185,19 +198,17 @@ def _silent(logs: Sequence[LogScan]) -> LogPosition | None:
     return ends[0]
 
 
-def _first(
-    causes: Sequence[SignMatch], notes: Iterable[SignMatch]
-) -> tuple[MatchedFailure | None, list[MatchedFailure]]:
+def _first(seen: Evidence, notes: Iterable[SignMatch]) -> tuple[MatchedFailure | None, list[MatchedFailure]]:
     """The earliest, and the others; a note can be why, and then comes first."""
-    found = _findings(causes)
+    found = _findings(_foremost(seen))
     if not found:
         return None, []
     first = found[0]
     # A note can be why: Gloo fell back to loopback, and then no rank could connect.
     reasons = [hit for hit in notes if first.failure.slug in hit.known.explains]
     if reasons:
-        return _findings(reasons)[0], found
-    return first, found[1:]
+        first, found = _findings(reasons)[0], [first, *found]
+    return (None, []) if _raised_before(first, seen) else (first, found[1:])
 
 
 def _findings(hits: Iterable[SignMatch]) -> list[MatchedFailure]:

@@ -90,7 +90,7 @@ _CALM = re.compile(
     r"|\b(?:if|when|unless|retry|retrying|ignor\w+|fallback|falling back|skipp\w+|--\w)\b"
 )
 # A part of vLLM takes another way than it would: what the line names is missing, and nothing fails by it.
-GIVES_WAY = "alling back to"
+GIVES_WAY = re.compile(r"alling back to|^[^A-Za-z]{0,40}(?:Ignor(?:e|ed|ing)|Skipp(?:ed|ing)|Retrying)\b")
 # The server ends by this, though it still writes of its requests.
 DEAD = "EngineDeadError"
 # A process leaves: from here on, lost connections do not count.

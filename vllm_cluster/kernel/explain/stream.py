@@ -112,7 +112,7 @@ class HostStream:
         found, trouble = classify(parsed.words, nearby.signs) if parsed.level != "DEBUG" else ((), False)
         found = tuple(known for known in found if known.who is None or known.who.search(parsed.who))
         # What works is reported in any words: flags, prompts, configurations, attempts.
-        if parsed.informs or (parsed.calm and progress.GIVES_WAY in parsed.words):
+        if parsed.informs or (not parsed.loud and not trouble and progress.GIVES_WAY.search(parsed.words)):
             found = tuple(known for known in found if known.kind > SignKind.CONSEQUENCE)
         self._leaves = self._leaves or progress.LEAVES in parsed.words
         self._dead = self._dead or progress.DEAD in parsed.words

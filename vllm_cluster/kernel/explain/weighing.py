@@ -20,6 +20,8 @@ State = Literal["healthy", "unfinished", "nothing"]
 SLACK = 5.0
 # What a host suffers from can be why vLLM, started this long after it, fails.
 LASTING = 300.0
+# What a log has of lines that no failure explains.
+LINES = ("trouble", "strange", "quiet", "murmurs")
 
 
 @dataclass(frozen=True)
@@ -60,7 +62,7 @@ def joined(parts: Sequence[Evidence]) -> Evidence:
     """What counts of several servers."""
     names = [one.name for one in fields(Evidence) if one.name != "earlier"]
     lists = {name: list(chain.from_iterable(getattr(part, name) for part in parts)) for name in names}
-    for name in ("trouble", "strange", "quiet", "murmurs"):
+    for name in LINES:
         lists[name].sort(key=by_time)
     lists["raised"].sort(key=lambda one: by_time(one.line))
     return Evidence(**lists, earlier=sum((part.earlier for part in parts), Counter()))
@@ -73,9 +75,10 @@ def evidence_of(
     since: Mapping[str, float] | None,
     worked_at: float | None,
 ) -> Evidence:
+    """Weigh what the logs of one server show."""
     in_order = _ends_in_order(logs)
-    hits, before, past, earlier = _of_last_run(logs, since, in_order)
-    hits = [uncontradicted(hit, facts) for hit in hits]
+    found, before, past, earlier = _of_last_run(logs, since, in_order)
+    hits = [uncontradicted(hit, facts) for hit in found]
     own = {(log.name, log.host) for log in logs}
     hits += [SignMatch(WAITS, place, place, 1) for place in waiting if (place.source, place.host) in own]
     alive = max((log.alive for log in logs if log.alive), key=by_time, default=None)
@@ -97,7 +100,7 @@ def evidence_of(
 
     failing = [one for hit in hits if hit.known.kind <= SignKind.CONSEQUENCE and (one := _unplanned(hit, in_order))]
     stuck = [hit for hit in hits if hit.known.kind is SignKind.HARMLESS and hit.known.failure and not hit.evidence]
-    trouble, quiet = (now(place for log in logs for place in getattr(log, kind)) for kind in ("trouble", "quiet"))
+    trouble, strange, quiet, murmurs = (now(place for log in logs for place in getattr(log, name)) for name in LINES)
     open_ = [one for hit in failing if (one := _only(hit, lambda place: not survived(place)))]
     open_, doubtful = _without_warnings(open_, bool(trouble or quiet) or state_of(logs) == "nothing")
     return Evidence(
@@ -107,20 +110,19 @@ def evidence_of(
         survived=[hit for hit in failing if survived(hit.last) and not (hit.known.mild and hit.evidence)],
         stuck=[hit for hit in stuck if not over(hit.last)],
         past=past,
-        before=[
-            hit
-            for one in before
-            if not over(one.last) and (hit := uncontradicted(one, facts)).known.kind is SignKind.CAUSE
-        ],
+        before=_causes((one for one in before if not over(one.last)), facts),
         trouble=trouble,
-        strange=now(place for log in logs for place in log.strange),
+        strange=strange,
         quiet=quiet,
-        murmurs=now(place for log in logs for place in log.murmurs),
-        raised=sorted(
-            (one for log in logs for one in log.raised if now([one.line])), key=lambda one: by_time(one.line)
-        ),
+        murmurs=murmurs,
+        raised=[one for log in logs for one in log.raised if now([one.line])],
         earlier=earlier,
     )
+
+
+def _causes(hits: Iterable[SignMatch], facts: Mapping[str, set[str]]) -> list[SignMatch]:
+    """Those that are causes, as far as the logs do not contradict them."""
+    return [hit for one in hits if (hit := uncontradicted(one, facts)).known.kind is SignKind.CAUSE]
 
 
 def _without_warnings(failing: Sequence[SignMatch], ended: bool) -> tuple[list[SignMatch], list[SignMatch]]:
