@@ -252,7 +252,9 @@ def test_the_files_of_the_job_import_alone(tmp_path: Path, replicas: int) -> Non
     """With the standard library, but for the front, and nothing of a laptop; what guards vLLM has its name there."""
     text = script(ASKED, replace(JOB, replicas=replicas))
     files = text.partition("\nfiles() {\n")[2].partition("\n}\n\nmain\n")[0]
-    subprocess.run(["bash", "-c", 'put() { cat >"$1" || exit; }\n' + files], check=True, cwd=tmp_path)
+    # More than one argument may hold.
+    (tmp_path / "files.sh").write_text('put() { cat >"$1" || exit; }\n' + files)
+    subprocess.run(["bash", "files.sh"], check=True, cwd=tmp_path)
     program, words = ("python3", ["-S"]) if replicas == 1 else (sys.executable, ["-P"])
     done = subprocess.run(
         [program, *words, "-c", f"import {'step' if replicas == 1 else 'job_front'}, vcluster_auth as one; print(one)"],
