@@ -108,7 +108,7 @@ def test_a_replica_that_ends_without_an_answer_is_tried_once_on_another(front: F
 
 
 # fault: serving/node/front_proxy.py: and not await self._lives(replica): → and False:
-# fault: serving/node/front_proxy.py: return reply.status == HTTPStatus.OK → return True
+# fault: serving/node/front_proxy.py: return reply.status != HTTPStatus.SERVICE_UNAVAILABLE → return True
 def test_a_request_that_an_ended_engine_failed_is_asked_again(front: Fronted) -> None:
     """vLLM's API answers 500 for what was open when a rank was killed, and is unhealthy from then on."""
     front.replicas["a"].end_engine()

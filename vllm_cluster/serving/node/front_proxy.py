@@ -215,14 +215,15 @@ class Proxy:
     async def _lives(self, replica: FrontReplica) -> bool:
         """Whether a replica's engine does: vLLM answers 500 for what was open when a rank has ended, then is unhealthy.
 
-        Only an answer shows that it has ended: one that comes late shows nothing.
+        Only vLLM's own word for that, 503, shows that it has ended, or that nothing listens there: one that comes late
+        shows nothing.
         """
         headers: CIMultiDict[str] = CIMultiDict()
         url = self._at(replica, "/health", headers)
         try:
             asked = self._client.get(url, headers=headers, allow_redirects=False, trace_request_ctx=replica)
             async with await asyncio.wait_for(asked, HEALTH_SECONDS) as reply:
-                return reply.status == HTTPStatus.OK
+                return reply.status != HTTPStatus.SERVICE_UNAVAILABLE
         except asyncio.TimeoutError:
             return True
         except (aiohttp.ClientError, OSError):
