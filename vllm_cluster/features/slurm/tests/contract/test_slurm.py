@@ -421,7 +421,7 @@ def test_a_folder_that_cannot_be_written_is_named(cluster: Slurm, tmp_path: Path
     assert (done.returncode, "fix: export VCLUSTER_JOBS=" in done.stderr) == (1, True), done.stderr
 
 
-# fault: features/slurm/action.py: for name, content in logs.items()]) if logs else None → for name, content in logs.items()])
+# fault: features/slurm/action.py: diagnose(seen, together=True) if seen else None, number → diagnose(seen, together=True), number
 # fault: kernel/explain/failures.toml: exec: apptainer: not found → exec: apptainer: x
 @pytest.mark.parametrize(
     ("container", "shown"),
