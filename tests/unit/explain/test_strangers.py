@@ -72,8 +72,6 @@ def test_a_later_start_in_the_same_log_is_a_recovery_with_what_it_recovered_from
         assert [place.text for place in found.error_lines] == ([] if slug else [line])
 
 
-# fault: kernel/explain/weighing.py: mild = [hit for hit in failing if hit.known.mild and (hit.evidence or not ended)] → mild = []
-# fault: kernel/explain/stream.py: if parsed.informs or (not parsed.loud → if (not parsed.loud
 # fault: kernel/explain/weighing.py: loud = [hit for hit in failing if not hit.known.mild or (ended and not hit.evidence)] → loud = [*failing]
 @pytest.mark.promise("P41")
 def test_a_warning_in_a_start_that_continues_does_not_count() -> None:
@@ -90,11 +88,16 @@ def test_a_warning_in_a_start_that_continues_does_not_count() -> None:
             assert last.result in ("healthy", "nothing"), words
 
 
+# fault: kernel/explain/weighing.py: mild = [hit for hit in failing if hit.known.mild and (hit.evidence or not ended)] → mild = []
+# fault: kernel/explain/stream.py: if parsed.informs or (not parsed.loud → if (not parsed.loud
 def test_a_warning_is_why_where_nothing_louder_is_and_no_work_went_on() -> None:
     words = "User-specified max_model_len (9) is greater than the derived max_model_len (5)"
     ends = "(EngineCore pid=7) ERROR 11-21 03:19:07 [core.py:1] EngineCore failed to start.\n"
     found = explained(f"{START}{WARNED.replace('03:18', '03:19')}{words}\n{ends}", together=False)
     assert found.cause and found.cause.failure.slug == "context-above-model"
+    # What a program reports as its normal work is not.
+    found = explained(f"{START}{INFORMED.replace('03:18', '03:19')}{words}\n{ends}", together=False)
+    assert named(found) == ("symptom", "engine-died")
     # Work that went on after it shows that it was not.
     went_on = "(Worker_TP0 pid=7) INFO 11-21 03:19:06 [x.py:1] Loading weights took 2 seconds\n"
     found = explained(f"{START}{WARNED.replace('03:18', '03:19')}{words}\n{went_on}{ends}", together=False)
