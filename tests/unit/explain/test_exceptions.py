@@ -224,5 +224,11 @@ def test_no_log_that_ends_with_an_error_gets_exit_code_0_without_a_cause(part: s
 @pytest.mark.parametrize("apart", [1, *(pytest.param(apart, marks=pytest.mark.deep) for apart in (7, 57))])
 def test_two_logs_of_failures_in_one_file_get_no_exit_code_0_without_a_cause(apart: int) -> None:
     logs = [(case.log, text) for case, text in failed().items()]
-    for (log, text), (other, its) in zip(logs, [*logs[apart:], *logs[:apart]], strict=True):
-        assert explained(text + b"\n" + its).result not in QUIET, (log, other)
+    results = {
+        (log, other): explained(text + b"\n" + its).result
+        for (log, text), (other, its) in zip(logs, [*logs[apart:], *logs[:apart]], strict=True)
+    }
+    assert not [names for names, result in results.items() if result in QUIET]
+    # An answer of one log makes of the other a start without an end; 22 of 1053 such pairs are one.
+    unfinished = [names for names, result in results.items() if result == "unfinished"]
+    assert len(unfinished) <= len(results) * 0.04, unfinished
