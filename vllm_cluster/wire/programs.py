@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Annotated
 
 from vllm_cluster.wire.reading import KEY
-from vllm_cluster.wire.values import Count, Line, Name, Port, Positive, Shown, Size, Word, between, shaped
+from vllm_cluster.wire.values import Count, Line, Long, Name, Port, Positive, Shown, Size, Word, between, shaped
 
 # What an image reports ends in pip's command line and in a file in which a line may be an option.
 WORD = "[A-Za-z0-9][A-Za-z0-9._+!-]*"
@@ -71,6 +71,15 @@ class EngineLoad:
     now: Positive
     requests: Count | None
     models: Mapping[Line, Count] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class ExcerptRow:
+    """A piece of a node's log: the file's name, the number of the first line, and the text."""
+
+    file: Name
+    line: Count
+    text: Long
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ import pytest
 from tests.support.logs import explained
 from vllm_cluster.kernel.explain.log_line import parse_line
 from vllm_cluster.kernel.explain.progress import is_trouble
+from vllm_cluster.kernel.explain.scan import MAX_STREAMS, LogSource, scan_all
 from vllm_cluster.kernel.explain.stream import classify
 from vllm_cluster.kernel.text import redact
 
@@ -67,3 +68,16 @@ def test_a_refusal_counts_once_however_many_of_its_words_are_in_the_line() -> No
 def test_the_time_of_a_line_is_not_taken_from_what_it_logs() -> None:
     line = parse_line(b"(EngineCore pid=1) ERROR 05-02 09:11:10 [a.py:1] ValueError: 2019-01-01T00:00:00 has no frob")
     assert (line.time, line.dated) == (parse_line(b"ERROR 05-02 09:11:10 [a.py:1] x").time, False)
+
+
+# fault: kernel/explain/scan.py: return [scan(source, tick, room) for → return [scan(source, tick) for
+@pytest.mark.promise("P23")
+def test_logs_of_more_hosts_than_there_are_share_one_bound() -> None:
+    def source(file: int) -> LogSource:
+        text = "".join(f"=== host-{file}-{at} ===\nERROR x{at} RuntimeError: boom\n" for at in range(MAX_STREAMS // 2))
+        return LogSource(f"{file}.log", [(1, text.encode())])
+
+    found = scan_all(map(source, range(4)))
+    assert [len(one.streams) for one in found[:2]] == [MAX_STREAMS // 2 - 1] * 2  # beside the first one
+    assert sum(len(one.streams) for one in found) == MAX_STREAMS
+    assert all(one.strange or one.trouble or one.raised for one in found)

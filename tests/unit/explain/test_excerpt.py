@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from vllm_cluster.serving.explain.logs import by_file
+from vllm_cluster.kernel.errors import HostError
+from vllm_cluster.serving.explain.logs import MAX_FILES, by_file
 from vllm_cluster.serving.explain.on_host import log_excerpt
 
 
@@ -71,6 +72,20 @@ def test_a_worker_that_vanishes_costs_its_own_log_alone(folders: Path, capsys: p
     assert printed(folders, capsys)["ray/worker-1.err"] == [(1, b"three\n")]
 
 
-@pytest.mark.parametrize("row", [{}, {"level": "INFO"}, {"file": "x", "line": "1", "text": "y"}, {"file": []}])
+ODD: tuple[dict[str, object], ...] = ({}, {"level": "INFO"}, {"file": "x", "line": "1", "text": "y"}, {"file": []})
+# Python refuses to print a number of more than 4300 digits.
+LARGE: dict[str, object] = {"file": "x", "line": 10**4300 - 1, "text": "y\nERROR z\n"}
+
+
+@pytest.mark.parametrize("row", [*ODD, LARGE, {**LARGE, "line": -1}, {**LARGE, "line": True}])
 def test_what_no_excerpt_prints_is_passed_over(row: dict[str, object]) -> None:
     assert by_file("gpu1", [row]) == []
+
+
+# fault: serving/explain/logs.py: if len(found) > MAX_FILES: → if len(found) > 1 << 20:
+@pytest.mark.promise("P23")
+def test_a_host_names_no_number_of_logs_that_fills_the_memory() -> None:
+    rows = [{"file": f"{number}", "line": 1, "text": "ERROR x\n"} for number in range(MAX_FILES)]
+    assert len(by_file("gpu1", rows)) == MAX_FILES > len(log_excerpt.paths(Path("/"), Path("/"))) + 2 * 48
+    with pytest.raises(HostError, match=f"gpu1: its excerpt has more than {MAX_FILES} files"):
+        by_file("gpu1", [*rows, {"file": "one more", "line": 1, "text": ""}])

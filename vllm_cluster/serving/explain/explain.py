@@ -2,19 +2,11 @@
 
 from __future__ import annotations
 
-import gzip
-import os
 import re
 import shlex
-import stat
-import sys
-import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
-from io import BufferedReader
 from pathlib import Path
-from typing import IO, cast
 
 from vllm_cluster.kernel.errors import (
     Aborted,
@@ -29,7 +21,7 @@ from vllm_cluster.kernel.events import Emit, Event
 from vllm_cluster.kernel.explain.catalogue import FAILURES
 from vllm_cluster.kernel.explain.diagnosis import Diagnosis, MatchedFailure, diagnose
 from vllm_cluster.kernel.explain.evidence import LogPosition
-from vllm_cluster.kernel.explain.scan import LogSource, scan
+from vllm_cluster.kernel.explain.scan import LogSource, scan, scan_all
 from vllm_cluster.kernel.facts.host_facts import HostFacts
 from vllm_cluster.kernel.hosts.connection import Fleet, HostConnection
 from vllm_cluster.kernel.hosts.runtime import SYSTEM, Runtime
@@ -38,16 +30,11 @@ from vllm_cluster.kernel.node.handle import NodeHandle, connect_and_observe
 from vllm_cluster.kernel.node.history import restarts
 from vllm_cluster.kernel.plan.history import Entry
 from vllm_cluster.kernel.plan.node_status import absent
-from vllm_cluster.kernel.shell_line import command_line
 from vllm_cluster.kernel.text import count, redact
+from vllm_cluster.serving.explain.files import sources_of
 from vllm_cluster.serving.explain.logs import Log, collect, sources
 from vllm_cluster.wire.status import FailedRequest, NodeStatus, ServeStatus
 
-PART = 1 << 20
-LOOKED_AT = 64 << 10
-# What a file may grow to when it is unpacked.
-MAX_UNPACKED_BYTES = 64 << 30
-MAX_FILES = 1000
 PROGRESS_SECONDS = 1.0
 MAX_RESTARTS = 5
 # The head has noticed the end of a rank by then: 7 s on a busy machine.
@@ -56,8 +43,6 @@ NOTICED = 30.0
 QUIET = ("nothing", "healthy", "unfinished", "healed")
 _OWN = "the error"
 BUNDLE = "vcluster explain --bundle report.tar.gz"
-# What vLLM, Ray, Docker and log rotation name a log, in a folder that may hold other files too.
-_LOG = re.compile(r"\.(log|out|err|txt)(\.\d+)?(\.gz)?$")
 # Of a host that does not answer nothing more is asked: it would be waited for once more.
 SILENT = (Unreachable, ConnectionLost, TimedOut)
 
@@ -82,11 +67,7 @@ def of_files(paths: Sequence[Path], emit: Emit, *, runtime: Runtime = SYSTEM) ->
     Raises:
         UsageError: one of them cannot be read, or is not a log.
     """
-    paths = [file for path in paths for file in _files(path)]
-    if len(paths) > MAX_FILES:
-        raise UsageError(f"{len(paths)} files are more than {MAX_FILES}", hint="give the logs of one failure")
-    opened = [_open(path) for path in paths]
-    total = sum(path.stat().st_size for path in paths if path.is_file())
+    opened, total = sources_of(paths)
     clock = runtime.clock
     done, reported = 0, clock.monotonic()
 
@@ -97,7 +78,7 @@ def of_files(paths: Sequence[Path], emit: Emit, *, runtime: Runtime = SYSTEM) ->
             reported = clock.monotonic()
             emit(Event("progress", f"read {done / 1e6:.0f} MB of {total / 1e6:.0f}", data={"bytes": done}))
 
-    return diagnose([scan(source, tick) for source in opened])
+    return diagnose(scan_all(opened, tick))
 
 
 def of_cluster(inventory: Inventory, emit: Emit, model: str | None = None, *, runtime: Runtime = SYSTEM) -> Explanation:
@@ -328,71 +309,3 @@ def began(facts: Mapping[str, HostFacts]) -> dict[str, float]:
 
 def _lines(*parts: str | None) -> str:
     return "\n".join(filter(None, parts))
-
-
-def _files(path: Path) -> Sequence[Path]:
-    """The logs of a folder and of those below it; a file as it is.
-
-    Raises:
-        UsageError: the folder holds none.
-    """
-    if not path.is_dir():
-        return [path]
-    found = sorted(one for one in path.rglob("*") if one.is_file() and _LOG.search(one.name))
-    if not found:
-        raise UsageError(f"{path} holds no logs", hint="name the files: their names need not end in .log, .out or .err")
-    return found
-
-
-def _open(path: Path) -> LogSource:
-    """A file as a source; what it is, is looked at before anything is read."""
-    if str(path) == "-":
-        parts = _parts("standard input", lambda: sys.stdin.buffer)
-        return LogSource("standard input", parts, newest=datetime.now(UTC).timestamp())
-    try:
-        about = path.stat()
-    except OSError as error:
-        raise UsageError(f"{path} cannot be read: {error.strerror}", hint="vcluster explain FILE…") from None
-    # A pipe is what a shell makes of <(docker logs NAME).
-    if not (stat.S_ISREG(about.st_mode) or stat.S_ISFIFO(about.st_mode)):
-        raise UsageError(f"{path} is not a file", hint="vcluster explain FILE…")
-    if not os.access(path, os.R_OK):
-        raise UsageError(f"{path} cannot be read: permission denied", hint=command_line("stat", str(path)))
-    parts = _parts(str(path), lambda: path.open("rb"))
-    return LogSource(str(path), parts, newest=about.st_mtime)
-
-
-def _parts(name: str, start: Callable[[], IO[bytes]]) -> Iterator[tuple[int, bytes]]:
-    """Pieces of whole lines, packed or not; a line of more than a piece is cut.
-
-    Raises:
-        UsageError: it is not text, or is broken.
-    """
-    number, size, rest = 1, 0, b""
-    try:
-        with start() as stream:
-            for part in _unpacked(stream):
-                if not size and (b"\0" in part[:LOOKED_AT] or part.startswith((b"\xff\xfe", b"\xfe\xff"))):
-                    raise UsageError(f"{name} is not text", hint="give a log: lines of text in UTF-8")
-                size += len(part)
-                if size > MAX_UNPACKED_BYTES:
-                    raise UsageError(
-                        f"{name} is more than {MAX_UNPACKED_BYTES >> 30} GiB", hint="give its end: tail -c 1G"
-                    )
-                rest += part
-                cut = rest.rfind(b"\n") + 1
-                if cut or len(rest) >= PART:
-                    piece, rest = (rest[:cut], rest[cut:]) if cut else (rest, b"")
-                    yield number, piece
-                    number += piece.count(b"\n")
-    except (OSError, EOFError, zlib.error) as error:
-        raise UsageError(f"{name} cannot be read to its end: {error}", hint="vcluster explain FILE…") from None
-    if rest:
-        yield number, rest
-
-
-def _unpacked(stream: IO[bytes]) -> Iterator[bytes]:
-    packed = cast(BufferedReader, stream).peek(2).startswith(b"\x1f\x8b")
-    stream = cast(IO[bytes], gzip.GzipFile(fileobj=stream)) if packed else stream
-    while part := stream.read(PART):
-        yield part

@@ -22,6 +22,7 @@ from vllm_cluster.kernel.errors import HostError, UsageError
 from vllm_cluster.kernel.explain.catalogue import CHECKED, FAILURES
 from vllm_cluster.kernel.explain.diagnosis import diagnose
 from vllm_cluster.serving.explain import explain as action
+from vllm_cluster.serving.explain import files as given_files
 
 
 def run(*paths: Path, as_json: bool = False) -> int:
@@ -186,11 +187,28 @@ def test_what_cannot_be_read(
     assert "permission denied" in capsys.readouterr().err
 
 
-def test_a_packed_file_that_grows_without_end_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(action, "MAX_UNPACKED_BYTES", 1 << 20)
-    path = tmp_path / "bomb.gz"
-    path.write_bytes(gzip.compress(b"\n" * (8 << 20)))
-    assert stat.S_ISREG(path.stat().st_mode)
+# fault: serving/explain/files.py: self.size += len(part) → self.size = len(part)
+@pytest.mark.parametrize("number", [1, 8])
+def test_packed_files_that_grow_without_end_are_left(
+    number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(given_files, "MAX_UNPACKED_BYTES", 4 << 20)
+    paths = [tmp_path / f"{name}.gz" for name in range(number)]
+    for path in paths:
+        path.write_bytes(gzip.compress(b"\n" * ((8 << 20) // number)))
+    assert stat.S_ISREG(paths[0].stat().st_mode)
+    with pytest.raises(UsageError, match="the packed logs are together more than"):
+        action.of_files(paths, lambda _: None)
+
+
+def test_files_that_are_not_packed_are_as_large_as_they_lie_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(given_files, "MAX_UNPACKED_BYTES", 1 << 20)
+    path = tmp_path / "large.log"
+    path.write_bytes(b"\n" * (8 << 20))
+    assert action.of_files([path], lambda _: None).size == 8 << 20
+    monkeypatch.setattr(given_files, "MAX_BYTES", 1 << 20)
     with pytest.raises(UsageError, match="is more than"):
         action.of_files([path], lambda _: None)
 
