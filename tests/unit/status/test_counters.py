@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import math
 import re
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -231,3 +232,33 @@ def test_a_quantile_lies_within_its_bucket(sizes: dict[float, int], share: float
 def test_no_text_is_an_error(text: str) -> None:
     parse_counters(text, 0.0)
     parse_counters(f'vllm:x_total{{le="{text}"}} {text}\nvllm:kv_cache_usage_perc NaN', 0.0)
+
+
+COUNTED = (
+    *(
+        "num_requests_running",
+        "num_requests_waiting",
+        KV_CACHE,
+        "prefix_cache_queries_total",
+        "prefix_cache_hits_total",
+    ),
+    *("prompt_tokens_total", "request_success_total", f"{FIRST_TOKEN}_bucket", f"{NEXT_TOKEN}_bucket"),
+)
+NUMBERS = st.one_of(st.floats(), st.sampled_from((1e308, 5e-324, -1.0, 1e18)))
+ROWS = st.lists(st.tuples(st.sampled_from(COUNTED), NUMBERS, NUMBERS), max_size=6)
+
+
+# fault: serving/status/counters.py: not 0 <= (value := _number(found[3])) <= MAX_VALUE: → not math.isfinite(value := _number(found[3])):
+@pytest.mark.promise("P23")
+@example([[("num_requests_running", 1e308, 0.0)] * 2], 1.0)
+@example([[("kv_cache_usage_perc", 1e308, 0.0)]], 1.0)
+@example([[], [("prompt_tokens_total", 1e18, 0.0)]], 5e-324)
+@given(st.lists(ROWS, min_size=1, max_size=3), st.floats(0, 1e18))
+def test_the_load_is_of_numbers_that_json_has(texts: list[list[tuple[str, float, float]]], step: float) -> None:
+    recent = Recent()
+    for turn, rows in enumerate(texts):
+        lines = [f'vllm:{name}{{le="{bound}"}} {value}' for name, value, bound in rows]
+        recent.add("run", parse_counters("\n".join(lines), turn * step))
+        load = recent.load()
+        assert load
+        json.dumps(asdict(load), allow_nan=False)

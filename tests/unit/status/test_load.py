@@ -64,6 +64,8 @@ def test_what_passes_the_network() -> None:
     for earlier, later in ((None, now), (now, before), (before, before), (before, sample(boot=54.0, network=None))):
         assert host_load(earlier, later, gpus=True).sent_bytes_per_second is None
     assert host_load(sample(network=[9000, 0]), now, gpus=True).received_bytes_per_second is None, "it began anew"
+    soon = host_load(sample(boot=0.0, network=[0, 0]), sample(boot=5e-324, network=[1e18, 1e18]), gpus=True)
+    assert soon.received_bytes_per_second is None, "1e18 bytes in no time are infinite"
 
 
 def test_how_busy_a_host_is() -> None:

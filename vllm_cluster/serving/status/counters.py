@@ -14,6 +14,8 @@ from vllm_cluster.wire.status import ServeStatus
 RATE_SECONDS, QUANTILE_SECONDS = 10.0, 60.0
 # A host that sends faster than it was asked to, or more than vLLM has, must not fill our memory.
 MAX_SNAPSHOTS, MAX_REPLICAS, MAX_BOUNDS, MAX_LINE = 600, 128, 200, 4096
+# So that no sum, difference or rate of them is infinite: 1e308 and 1e308 are, and neither JSON nor an integer has that.
+MAX_VALUE, MIN_SECONDS = 1e18, 0.1
 _LINE = re.compile(r'vllm:(\w+)(?:\{((?:[a-zA-Z_]\w*="(?:[^"\\]|\\.)*",?)*)\})? +(\S{1,40})', re.ASCII)
 _BOUND = re.compile(r'(?<!\w)le="([^"]{1,40})"')
 # As the front writes it, where there are several.
@@ -66,13 +68,14 @@ def parse_counters(text: str, at: float) -> Counters:
     buckets: dict[str, dict[float, float]] = {}
     for line in text.split("\n"):
         found = _LINE.fullmatch(line) if len(line) <= MAX_LINE else None
-        if found is None or not math.isfinite(value := _number(found[3])):
+        if found is None or not 0 <= (value := _number(found[3])) <= MAX_VALUE:
             continue
         name, base = found[1], found[1].removesuffix("_bucket")
         if name != base and base in (FIRST_TOKEN, NEXT_TOKEN):
             bound, family = _BOUND.search(found[2] or ""), buckets.setdefault(base, {})
             upper = _number(bound[1]) if bound else math.nan
-            if not math.isnan(upper) and (upper in family or len(family) < MAX_BOUNDS):
+            known = 0 <= upper <= MAX_VALUE or upper == math.inf
+            if known and (upper in family or len(family) < MAX_BOUNDS):
                 family[upper] = family.get(upper, 0.0) + value
         elif name == KV_CACHE:
             values[name] = max(values.get(name, 0.0), value)
@@ -166,7 +169,7 @@ class Recent:
             requests,
             preemptions,
             None if kv_cache is None else 100 * kv_cache,
-            100 * hits / queries if queries and hits is not None else None,
+            100 * hits / queries if queries and queries >= 1 and hits is not None else None,
             quantile(0.5, first),
             quantile(0.95, first),
             quantile(0.5, following),
@@ -185,7 +188,7 @@ def _grown(before: Counters, now: Counters, name: str) -> float | None:
 
 def _rate(before: Counters, now: Counters, name: str) -> float | None:
     grown, seconds = _grown(before, now, name), now.at - before.at
-    return None if grown is None or seconds <= 0 else grown / seconds
+    return None if grown is None or seconds < MIN_SECONDS else grown / seconds
 
 
 def _grown_buckets(before: Counters, now: Counters, name: str) -> dict[float, float]:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
+from vllm_cluster.serving.status.counters import MIN_SECONDS
 from vllm_cluster.wire.reading import RefusedDocument, convert
 from vllm_cluster.wire.values import Count, Long, Number, Positive
 
@@ -14,7 +15,7 @@ from vllm_cluster.wire.values import Count, Long, Number, Positive
 class GpuLoad:
     """One GPU now; None is what its driver does not report, `error` why it cannot be asked."""
 
-    index: int
+    index: Count
     name: str
     error: str
     use_percent: Positive | None
@@ -35,7 +36,7 @@ class NodeSample:
 
     v: Literal[1]
     time: Number
-    boot: Number
+    boot: Positive
     processors: tuple[Positive, Positive] | None
     cores: Count
     memory: tuple[Positive, Positive] | None
@@ -104,7 +105,7 @@ def _busy(before: NodeSample | None, now: NodeSample) -> float | None:
 
 def _rates(before: NodeSample | None, now: NodeSample) -> tuple[float | None, float | None]:
     """The bytes a second that came and went between two samples."""
-    if before is None or before.network is None or now.network is None or now.boot <= before.boot:
+    if before is None or before.network is None or now.network is None or now.boot - before.boot < MIN_SECONDS:
         return None, None
     grown = [later - earlier for earlier, later in zip(before.network, now.network, strict=True)]
     received, sent = (each / (now.boot - before.boot) if each >= 0 else None for each in grown)
