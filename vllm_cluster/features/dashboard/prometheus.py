@@ -21,9 +21,9 @@ from vllm_cluster.serving.endpoint.endpoint import state
 from vllm_cluster.serving.head import at_head, read_key
 
 TARGETS, KEY = "targets.json", "api-key"
-FOLDERS = "metrics.json"
+FOLDERS, CONFIGURATION = "metrics.json", "prometheus.yml"
 # People change these: a limit, a panel.
-TEMPLATES = ("prometheus.yml", "alerts.yml", "dashboard.json")
+TEMPLATES = (CONFIGURATION, "alerts.yml", "dashboard.json")
 # In characters; the dashboard has 40,000.
 MAX_TEMPLATE = 1 << 20
 LOOPBACK = ("127.0.0.1", "::1")
@@ -57,6 +57,8 @@ def write_metrics(
         PreflightFailed: the cluster is not up.
         UsageError: they cannot be written there, or Prometheus would read another's configuration beside the key.
     """
+    if folder.is_symlink():
+        raise _behind_a_link(folder)
     with at_head(inventory, runtime) as head:
         key = read_key(inventory, head)
         serve = NodeHandle(head, inventory.cluster).running().serving
@@ -81,12 +83,19 @@ def write_metrics(
 
 def _ensure_own(folder: Path, cache: Path, contents: dict[str, str]) -> None:
     """Refuse a configuration that came with the folder, as in a repository: it may send the key anywhere."""
-    path = folder / TEMPLATES[0]
-    if str(folder.absolute()) in _folders(cache) or not path.exists() or _content(path) == contents[TEMPLATES[0]]:
+    path = folder / CONFIGURATION
+    if str(folder.absolute()) in _folders(cache) or not path.exists() or _content(path) == contents[CONFIGURATION]:
         return
     text = f"{path} was not written on this machine, and Prometheus would give the API key to what it names"
     hint = command_line("vcluster", "dashboard", "--prometheus", f"{folder}-new")
     raise UsageError(text, hint=f"{hint}\nor remove it: {command_line('rm', str(path))}")
+
+
+def _behind_a_link(folder: Path) -> UsageError:
+    """The refusal: where the link of a cloned repository leads, files of these names may be a person's own."""
+    there = command_line("vcluster", "dashboard", "--prometheus", str(folder.resolve()))
+    text = f"{folder} is a link to {folder.resolve()}: nothing is written behind it"
+    return UsageError(text, hint=f"{command_line('rm', str(folder))}\nor name the folder itself: {there}")
 
 
 def renew_keys(inventory: Inventory, cache: Path, key: str, emit: Emit) -> None:
@@ -94,6 +103,9 @@ def renew_keys(inventory: Inventory, cache: Path, key: str, emit: Emit) -> None:
     for folder in (Path(name) for name, made_for in _folders(cache).items() if made_for == _cluster(inventory)):
         path = folder / KEY
         if not path.is_file():
+            continue
+        if folder.is_symlink():
+            emit(Event("warning", _behind_a_link(folder).message))
             continue
         try:
             _write(folder, {KEY: key})

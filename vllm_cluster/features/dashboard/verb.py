@@ -76,19 +76,23 @@ def _open(session: Session, port: int) -> None:
 
 def _write(session: Session, output: Path, target: str | None) -> None:
     loaded = session.load()
-    from vllm_cluster.features.dashboard.prometheus import write_metrics
+    from vllm_cluster.features.dashboard.prometheus import CONFIGURATION, write_metrics
     from vllm_cluster.kernel.events import Event
     from vllm_cluster.kernel.laptop import cache_folder
 
     done = write_metrics(loaded, cache_folder(), output, target=target)
     for name in done.kept:
-        session.emit(Event("note", f"{output / name} was changed and is kept: without it the next call writes it"))
+        text = f"{output / name} was changed and is kept: without it the next call writes it"
+        if name == CONFIGURATION:
+            session.emit(Event("warning", f"{text}; Prometheus gives the API key to what it names"))
+        else:
+            session.emit(Event("note", text))
     if not done.reached:
         session.emit(Event("warning", f"nothing forwards {done.target} to the API from this machine yet"))
     # The tunnel may get another port, which the targets then need.
     again = " && ".join(
         ("vcluster endpoint --detach", command_line("vcluster", "dashboard", "--prometheus", str(output)))
     )
-    config = command_line("prometheus", f"--config.file={output / 'prometheus.yml'}")
+    config = command_line("prometheus", f"--config.file={output / CONFIGURATION}")
     text = f"Wrote {', '.join(done.written)} to {output}. Next: {config if done.reached else again}"
     session.emit(Event("result", text, data={"folder": str(output), "target": done.target}))

@@ -165,6 +165,26 @@ def test_no_key_is_put_beside_a_configuration_that_came_with_the_folder(served: 
     assert written(tmp_path).kept == ("prometheus.yml",)
 
 
+# fault: features/dashboard/prometheus.py: raise _behind_a_link(folder) → pass
+# fault: features/dashboard/prometheus.py: emit(Event("warning", _behind_a_link(folder).message)) → _write(folder, {KEY: key})
+@pytest.mark.promise("P49")
+def test_nothing_is_written_behind_a_link_of_the_folder(served: dict[str, Any], tmp_path: Path) -> None:
+    theirs, link, events = tmp_path / "of another program", tmp_path / "monitoring", list[Event]()
+    theirs.mkdir()
+    (theirs / "api-key").write_text("of another program")
+    link.symlink_to(theirs)
+    with pytest.raises(UsageError, match=r"monitoring is a link to .*: nothing is written behind it") as refused:
+        written(tmp_path)
+    assert f"--prometheus '{theirs}'" in str(refused.value.hint)
+    link.unlink()
+    written(tmp_path)
+    shutil.rmtree(link)
+    link.symlink_to(theirs)
+    renew_keys(make.inventory(1), tmp_path / "cache", "sk-new", events.append)
+    assert [(one.kind, "is a link" in one.text) for one in events] == [("warning", True)]
+    assert [(path.name, path.read_text()) for path in theirs.iterdir()] == [("api-key", "of another program")]
+
+
 # fault: features/dashboard/prometheus.py: if path.is_file(): → if path.is_fifo():
 def test_a_named_pipe_or_a_folder_is_kept_and_not_read(served: dict[str, Any], tmp_path: Path) -> None:
     written(tmp_path)
