@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -11,6 +13,7 @@ import pytest
 from tests.support.bounds import within
 from tests.support.paths import ROOT
 from tests.support.serve_requests import cluster, placed
+from tests.support.sim.forging import changed, places, without
 from vllm_cluster.kernel.plan import spec
 from vllm_cluster.kernel.plan.followed import follow
 from vllm_cluster.kernel.plan.placement import serve_command
@@ -112,6 +115,7 @@ def test_a_file_is_what_was_written() -> None:
 NEW = json.loads(Order(3, "", (placed(TWO, 8, 2),)).document)
 
 
+# fault: wire/order.py: return found[-1] → return next(iter(found))
 @pytest.mark.parametrize(
     ("document", "why"),
     [
@@ -124,6 +128,8 @@ NEW = json.loads(Order(3, "", (placed(TWO, 8, 2),)).document)
         ({"v": 1, "serve": []}, "format 1"),
         ({"v": 1, "serve": {**first(), "nodes": {}}}, "format 1"),
         ({"v": 1, "serve": {**first(), "argv": ["vllm"]}}, "format 1"),
+        ({"v": 1, "serve": {**first(), "argv": ["vllm", "serve", "m", "--served-model-name=m"]}}, "format 1"),
+        ({"v": 1, "serve": {**first(), "nodes": 5}}, "format 1"),
         ({"v": 1, "serve": first(env={"A": 1})}, "must be text"),
         ({"v": 1, "serve": first(ranks={"10.0.0.2": -1})}, "must be from 0"),
         ({"v": 1, "serve": first(argv=[*first()["argv"], "a\0b"])}, "NUL"),
@@ -180,3 +186,35 @@ def test_replicas_meet_in_a_document_as_they_meet_one_by_one(
             Order(3, "", (on(first, 0), on(second, 1)))
     else:
         assert Order(3, "", (on(first, 0), on(second, 1)))
+
+
+OTHER: tuple[Any, ...] = (
+    None,
+    [],
+    {},
+    "",
+    "x",
+    5,
+    -1,
+    True,
+    1e308,
+    "9" * 5000,
+    ["x"],
+    [None],
+    {"a": "b"},
+    "--served-model-name=",
+    "\0",
+)
+
+
+@pytest.mark.promise("P23", "P43")
+def test_a_request_of_format_1_is_read_or_refused_with_anything_at_any_place() -> None:
+    """Whoever may use the host's Docker can write it."""
+    documents = [json.loads(raw(first())), {"v": 1, "requests": [first()]}, {"asked": first(), "back_to": first()}]
+    for document, read in zip(documents, (read_order, read_ready, read_taken), strict=True):
+        for at, other in itertools.product(places(document), OTHER):
+            with suppress(RefusedDocument):
+                read(json.dumps(changed(document, at, other)).encode())
+        for at in [*places(document)][1:]:
+            with suppress(RefusedDocument):
+                read(json.dumps(without(document, at)).encode())

@@ -373,12 +373,12 @@ def _rows(serve: object, sender: str) -> list[dict[str, object]]:
         if not isinstance(serve, dict):
             raise TypeError(serve)
         argv: list[str] = serve["argv"]
-        own = next(at for at, word in enumerate(argv) if word.startswith(_NAME))
+        own = [word.startswith(_NAME) for word in argv].index(True)
         tp, pp = (int(_last(argv, option)) for option in (_TP, _PP))
         sizes = {} if serve.get("by_default") else {"tp": tp, "pp": pp}
         # The first release left to Ray which GPUs stay idle, and waited for those of all hosts.
         hosts, ranks = serve.get("hosts") or [], serve.get("ranks") or serve["nodes"]
-        head = next(iter(serve["nodes"]))
+        head, *_ = serve["nodes"]
         loading, env = serve.get("loading", []), serve["env"]
         deployment = {key: serve[key] for key in ("name", "model")} | {"flags": argv[3:own], "hosts": hosts, **sizes}
         deployment |= {"expose": serve["host"] != LOOPBACK, "rollback": serve.get("rollback", True)}
@@ -388,9 +388,10 @@ def _rows(serve: object, sender: str) -> list[dict[str, object]]:
         replica = {"tp": tp, "pp": pp, "host": serve["host"], "port": serve["port"], "parts": [leader, *others]}
         replica |= {"loading": loading, "offline": env.get("HF_HUB_OFFLINE") == "1"}
         return [{"generation": serve["generation"], "deployment": deployment, "replica": replica}]
-    except (LookupError, TypeError, ValueError, AttributeError, StopIteration):
+    except (LookupError, TypeError, ValueError, AttributeError):
         raise RefusedDocument(sender, "serve", "is not a request of format 1") from None
 
 
 def _last(argv: list[str], option: str) -> str:
-    return next(word.removeprefix(option) for word in reversed(argv) if word.startswith(option))
+    found = [word.removeprefix(option) for word in argv if word.startswith(option)]
+    return found[-1]
