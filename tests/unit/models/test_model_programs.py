@@ -257,20 +257,45 @@ def test_a_folder_that_was_trained_again_is_pulled_again(tmp_path: Path) -> None
     assert look() == (1, 3, "")
 
 
-def test_a_link_into_the_cache_is_followed_and_any_other_is_not(tmp_path: Path) -> None:
-    """Outside of both the program would read the files of its own container."""
+# fault: wire/inside.py: (cache / "hub").resolve() → cache.resolve()
+def test_a_link_to_a_model_of_the_hub_is_followed_and_any_other_is_not(tmp_path: Path) -> None:
+    """Elsewhere are files of the program's own container, and what hub clients keep beside the models: a token."""
     folder, cache = tmp_path / "mine", tmp_path / "cache"
     folder.mkdir()
-    cache.mkdir()
-    (cache / "blob").write_text("{}")
-    (folder / "config.json").symlink_to("../cache/blob")
+    (cache / "hub").mkdir(parents=True)
+    (cache / "hub" / "blob").write_text("{}")
+    (cache / "token").write_text("hf_token of the host")
+    (folder / "config.json").symlink_to("../cache/hub/blob")
     question = {"do": "list", "cache": str(cache), "folder": "", "kind": "folder", "root": str(folder)}
     (folder / "a.json").symlink_to("/etc/passwd")
     (folder / "b.safetensors").symlink_to("/nothing/there")
     (folder / "c.bin").symlink_to("c.bin")
+    (folder / "tokenizer.json").symlink_to("../cache/token")
     rows = ask_program("kernel.models.on_host.model_cache", question)
-    assert sorted(of_kind(rows, "lost")) == ["a.json", "b.safetensors", "c.bin"]
+    assert sorted(of_kind(rows, "lost")) == ["a.json", "b.safetensors", "c.bin", "tokenizer.json"]
     assert [row["path"] for row in of_kind(rows, "file")] == ["config.json"]
+
+
+# fault: wire/inside.py: not stat.S_ISREG(os.fstat(number).st_mode) or not → not
+# fault: wire/inside.py: or not is_inside(real, root, cache) → or not real
+@pytest.mark.parametrize("what", ["link", "pipe", "folder"])
+def test_what_takes_the_place_of_a_listed_file_is_not_read(what: str, tmp_path: Path) -> None:
+    folder, cache = tmp_path / "mine", tmp_path / "cache"
+    folder.mkdir()
+    cache.mkdir()
+    (cache / "token").write_text("hf_token of the host")
+    file = {"path": "config.json", "size": 20, "blob": ""}
+    match what:
+        case "link":
+            (folder / "config.json").symlink_to("../cache/token")
+        case "pipe":
+            os.mkfifo(folder / "config.json")
+        case _:
+            (folder / "config.json").mkdir()
+    question = {"do": "hash", "cache": str(cache), "folder": "", "kind": "folder", "root": str(folder)}
+    rows = ask_program("kernel.models.on_host.model_cache", {**question, "files": [file]})
+    assert of_kind(rows, "file") == []
+    assert "is not a file of the folder any more" in rows[-1]["error"]
 
 
 # fault: kernel/models/on_host/model_cache.py: (path.is_dir() or not is_here) → not is_here

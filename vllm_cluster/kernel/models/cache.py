@@ -76,8 +76,9 @@ def running(
     Raises:
         HostError: it cannot be started.
     """
-    name = "remove_model" if asked["do"] in _OF_REMOVAL else "model_cache"
-    program = python("kernel.models.on_host", name, seconds=MAX_SECONDS)
+    removes = asked["do"] in _OF_REMOVAL
+    name, needs = ("remove_model", "") if removes else ("model_cache", "wire.inside")
+    program = python("kernel.models.on_host", name, seconds=MAX_SECONDS, needs=needs)
     root = str(asked.get("root", ""))
     where = locate_cache(inventory, facts, outside(inventory.model_cache, root) if root else "")
     with start(connection, program, where, connection.runtime.after(START_SECONDS)) as there:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from vllm_cluster.kernel.spread.plan import PullError
 from vllm_cluster.kernel.spread.store import Store, content_hash
+from vllm_cluster.wire.inside import open_inside
 from vllm_cluster.wire.pull import HostPlan, ModelFile
 
 PIECE = 8 << 20
@@ -42,7 +43,8 @@ class Copy:
 
     def _one(self, file: ModelFile) -> None:
         partial = self._store.partial(file)
-        with (Path(self._plan.origin) / file.path).open("rb") as source, self._store.append(file) as target:
+        origin, cache = Path(self._plan.origin), Path(self._plan.cache)
+        with open_inside(origin, file.path, cache) as source, self._store.append(file) as target:
             source.seek(target.length)
             # One that has grown since it was listed is not what was hashed.
             while target.length < file.size and not self._stop.is_set():

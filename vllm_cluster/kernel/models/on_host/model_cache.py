@@ -1,4 +1,4 @@
-"""Looks at a model in a host's cache, or hashes it, as the user of the containers. Standard library alone.
+"""Looks at a model in a host's cache, or hashes it, as the user of the containers. Needs a module of vcluster.
 
 The first message has `do` and what it needs; paths are below the cache. Prints JSON lines, the last one with `end`.
 """
@@ -16,7 +16,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import BinaryIO, NamedTuple, TypeVar
+
+from vllm_cluster.wire.inside import is_inside, open_inside
 
 PIECE = 8 << 20
 MANIFESTS = ".vcluster"
@@ -184,12 +186,11 @@ def seek(model: ModelFolder, mark: str) -> dict[str, object]:
     return {}
 
 
-def _content_hash(path: Path, found: hashlib._Hash, done: list[int]) -> str:
+def _content_hash(stream: BinaryIO, found: hashlib._Hash, done: list[int]) -> str:
     """The hash of a file; `done` gets the bytes of each piece that was read, of several threads."""
-    with path.open("rb") as stream:
-        while data := stream.read(PIECE):
-            found.update(data)
-            done.append(len(data))
+    while data := stream.read(PIECE):
+        found.update(data)
+        done.append(len(data))
     return found.hexdigest()
 
 
@@ -205,10 +206,10 @@ def each(rows: Sequence[T], work: Callable[[T], None], done: list[int], total: i
 
 
 def files_of(root: Path, cache: Path) -> dict[str, object]:
-    """Print the files of a folder with their sizes, but for hidden ones; elsewhere are the container's own files."""
+    """Print the files of a folder with their sizes, but for hidden ones; elsewhere are others' files, and a token."""
     for path in visible(root):
         name = str(path.relative_to(root))
-        is_here = path.exists() and bool({root.resolve(), cache.resolve()} & {*path.resolve().parents})
+        is_here = path.exists() and is_inside(path.resolve(), root, cache)
         if path.is_symlink() and (path.is_dir() or not is_here):
             print_row({"lost": name, "to": str(path.readlink())})
         elif path.is_file():
@@ -217,17 +218,18 @@ def files_of(root: Path, cache: Path) -> dict[str, object]:
     return {}
 
 
-def hash_files(root: str, files: list[FileRow]) -> dict[str, object]:
+def hash_files(root: Path, files: list[FileRow], cache: Path) -> dict[str, object]:
     """Print these files of a folder with their hashes, and with the stamps of those that did not change meanwhile."""
     done: list[int] = []
     found: dict[FileRow, tuple[str, str]] = {}
 
     def work(file: FileRow) -> None:
-        path = Path(root, file.path)
-        before = path.stat()
-        blob = _content_hash(path, hashlib.sha256(), done)
+        with open_inside(root, file.path, cache) as stream:
+            before = os.fstat(stream.fileno())
+            blob = _content_hash(stream, hashlib.sha256(), done)
         settled = before.st_ctime_ns < time.time_ns() - TICK_NANOSECONDS
-        found[file] = (blob, stamp_of(before) if settled and stamp_of(before) == stamp_of(path.stat()) else "")
+        same = stamp_of(before) == stamp_of((root / file.path).stat())
+        found[file] = (blob, stamp_of(before) if settled and same else "")
 
     each(files, work, done, sum(file.size for file in files))
     for file in files:
@@ -251,7 +253,8 @@ def verify(model: ModelFolder) -> dict[str, object]:
         found = hashlib.sha256() if len(blob) == 64 else hashlib.sha1(b"blob %d\0" % size, usedforsecurity=False)
         if not wrong:
             try:
-                wrong = "" if _content_hash(place, found, done) == blob else "content differs"
+                with place.open("rb") as stream:
+                    wrong = "" if _content_hash(stream, found, done) == blob else "content differs"
             except OSError as error:
                 wrong = f"cannot be read: {error.strerror}"
         if wrong:
@@ -277,7 +280,8 @@ def answer(asked: Mapping[str, str], files: Iterable[Mapping[str, object]]) -> d
     """Do what is asked for, of these files, and return the last row."""
     model, do = ModelFolder(asked, files), asked["do"]
     if do in ("list", "hash"):
-        return files_of(Path(asked["root"]), model.cache) if do == "list" else hash_files(asked["root"], model.files)
+        root = Path(asked["root"])
+        return files_of(root, model.cache) if do == "list" else hash_files(root, model.files, model.cache)
     if do == "seek":
         return seek(model, asked["mark"])
     simple = {"look": look, "manifest": listed, "verify": verify}

@@ -249,3 +249,15 @@ def test_a_link_to_nothing_and_a_name_that_is_not_utf_8_are_refused(folder: Path
     Path(os.fsdecode(bytes(folder) + b"/\xff.json")).write_text("{}")
     with pytest.raises(UsageError, match=r"name cannot be on every host: '\\udcff\.json'"):
         listed(folder)
+
+
+# fault: kernel/spread/origin.py: with open_inside(origin, file.path, cache) as → with (origin / file.path).open("rb") as
+def test_a_link_that_took_the_place_of_a_file_is_not_copied(folder: Path, tmp_path: Path) -> None:
+    """Its owner can put one to the token in the cache there once the file was hashed, and a token of that content."""
+    plan = plan_at(folder, tmp_path / "cache")
+    (tmp_path / "cache").mkdir(exist_ok=True)
+    (folder / SHARD).rename(tmp_path / "cache" / "token")
+    (folder / SHARD).symlink_to(tmp_path / "cache" / "token")
+    with pytest.raises(OSError, match="is not a file of the folder any more"):
+        origin.Copy(plan, Store(plan)).run()
+    assert not [path for path in (tmp_path / "cache" / "mine").rglob("*.safetensors") if path.name == SHARD]

@@ -1,0 +1,35 @@
+"""Opens a file of a folder that others may write: where it leads is looked at once it is open.
+
+Standard library alone: it is sent along with a program.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from pathlib import Path
+from typing import BinaryIO
+
+
+def is_inside(path: Path, root: Path, cache: Path) -> bool:
+    """Whether a path without links is below the folder, or among the hub's models, beside which a cache has a token."""
+    return bool({root.resolve(), (cache / "hub").resolve()} & {*path.parents})
+
+
+def open_inside(root: Path, name: str, cache: Path) -> BinaryIO:
+    """Open a file of the folder; what was put in its place since it was listed is not read.
+
+    Raises:
+        OSError: it leads elsewhere, is not a file, or cannot be read.
+    """
+    # A named pipe without a writer would be waited for.
+    number = os.open(root / name, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        real = Path(f"/proc/self/fd/{number}").readlink()
+        if not stat.S_ISREG(os.fstat(number).st_mode) or not is_inside(real, root, cache):
+            raise OSError(errno.ELOOP, "is not a file of the folder any more", str(root / name))
+    except BaseException:
+        os.close(number)
+        raise
+    return os.fdopen(number, "rb")
