@@ -303,7 +303,7 @@ def test_a_link_to_a_folder_is_reported_and_a_pipe_is_not_read(tmp_path: Path) -
     folder = tmp_path / "mine"
     for name in ("real", ".hidden"):
         (folder / name).mkdir(parents=True)
-        (folder / name / "again").symlink_to(folder)
+        (folder / name / "again").symlink_to(folder / "real")
     (folder / "config.json").write_text("{}")
     os.mkfifo(folder / "pipe")
     question = {"do": "list", "cache": str(tmp_path), "folder": "", "kind": "folder", "root": str(folder)}
