@@ -44,7 +44,7 @@ def test_each_replica_s_log_is_read(folders: Path, capsys: pytest.CaptureFixture
     assert printed(folders, capsys)["serve-1.log"] == [(1, b"two\n")]
 
 
-# fault: serving/explain/logs.py: if ends.get(name[:200]) == number: → if False:
+# fault: serving/explain/logs.py: if ends.get(name) == one.line: → if False:
 def test_of_a_long_file_the_ends_and_the_trouble(folders: Path, capsys: pytest.CaptureFixture[str]) -> None:
     lines = [f"line {number} is calm\n" for number in range(1, 40_001)]
     lines[19_999] = "CUDA error: out of memory\n"
