@@ -12,7 +12,8 @@ import signal
 import statistics
 import sys
 import time
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -122,36 +123,38 @@ class Beside:
         """
         layout = LAYOUTS[name]
         found: dict[str, Any] = {}
-        for side, measure in (("vcluster", self._with_vcluster), ("by hand", self._by_hand)):
+        sides = [("vcluster", self._with_vcluster), ("by hand", self._by_hand)]
+        # What is compiled in a first start lies ready for those after it.
+        sides += [("vcluster again", self._ready_again)] if self.options.again else []
+        for side, measure in sides:
             try:
                 found[side] = measure(layout)
             except Failed as error:
                 found[side] = {"failed": str(error)[-1500:]}
             self.report.keep(name, found)
             show_progress(f"{name} {side}: {json.dumps(found[side])[:1200]}")
-        if self.options.again:
-            # What is compiled in a first start lies ready for those after it.
-            found["vcluster again"] = {"ready": self._ready_again(layout)}
-            self.report.keep(name, found)
         if len(failed := [side for side in found if "failed" in found[side]]) == len(found):
             raise Failed(f"{name}: {failed}")
         return found
 
     def _with_vcluster(self, layout: Layout) -> dict[str, Any]:
-        model, flags = self.options.model, self.options.flags.split()
-        run = self.cluster.vcluster("serve", model, "--yes", *layout.ours, "--", *flags).ok()
-        try:
+        with self._served(layout) as seconds:
             outer = self._env("VCLUSTER_API_KEY_FILE")
             # The engine's own port too, in turns with the front: one start differs from the next.
             ways = {"front": (self.cluster.inventory.ports.api, outer), "engine": self._engine(outer)}
-            return {"ready": run.seconds, **self._rounds(layout, ways)}
-        finally:
-            self.cluster.vcluster("stop", "--yes").ok()
+            return {"ready": seconds, **self._rounds(layout, ways)}
 
-    def _ready_again(self, layout: Layout) -> float:
+    def _ready_again(self, layout: Layout) -> dict[str, Any]:
+        with self._served(layout) as seconds:
+            return {"ready": seconds}
+
+    @contextmanager
+    def _served(self, layout: Layout) -> Iterator[float]:
+        """Serve it with vcluster; the seconds until it was ready."""
         model, flags = self.options.model, self.options.flags.split()
+        run = self.cluster.vcluster("serve", model, "--yes", *layout.ours, "--", *flags).ok()
         try:
-            return self.cluster.vcluster("serve", model, "--yes", *layout.ours, "--", *flags).ok().seconds
+            yield run.seconds
         finally:
             self.cluster.vcluster("stop", "--yes").ok()
 
