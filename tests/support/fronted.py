@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from tests.support.paths import ROOT
 from tests.support.ports import free_port
@@ -35,10 +35,10 @@ class Replica:
         with urllib.request.urlopen(f"http://127.0.0.1:{self.route.port}/seen", timeout=10) as reply:
             return dict(json.load(reply))
 
-    def end_engine(self) -> None:
-        """End its engine; its API stays."""
+    def make(self, how: Literal["die", "late"]) -> None:
+        """End its engine, under an API that stays, or have no question for its health answered any more."""
         with suppress(urllib.error.HTTPError):
-            urllib.request.urlopen(f"http://127.0.0.1:{self.route.port}/die", timeout=10)
+            urllib.request.urlopen(f"http://127.0.0.1:{self.route.port}/{how}", timeout=10)
 
 
 @dataclass

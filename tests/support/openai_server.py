@@ -3,6 +3,7 @@
 `python -m tests.support.openai_server --port 0 --name m --pace 50`; prints its port. What a request's body has beside
 OpenAI's fields makes it misbehave: `hang`, `reset`, `abort_after`, `whole`. `GET /seen` answers what it has seen.
 `GET /die` ends its engine, as vLLM's ends with a rank: the API stays, answers each request by 500, and is unhealthy.
+After `GET /late` it answers no question for its health.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ class State:
         self.streams: dict[Connection, int] = {}
         self.got = self.requests = self.cancelled = self.connections = self.open = 0
         self.last: dict[str, Any] = {}
-        self.dead = False
+        self.dead = self.late = False
 
     def seen(self) -> dict[str, Any]:
         """What the server has seen so far."""
@@ -103,7 +104,12 @@ class Connection(asyncio.Protocol):
             return
         if self._url in (b"/health", b"/die"):
             self._state.dead = self._state.dead or self._url == b"/die"
-            self._answer(503 if self._state.dead else 200, {})
+            if not self._state.late:
+                self._answer(503 if self._state.dead else 200, {})
+            return
+        if self._url == b"/late":
+            self._state.late = True
+            self._answer(200, {})
             return
         self._state.got += 1
         self._state.last = {

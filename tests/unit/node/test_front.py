@@ -111,10 +111,10 @@ def test_a_replica_that_ends_without_an_answer_is_tried_once_on_another(front: F
 # fault: serving/node/front_proxy.py: return reply.status != HTTPStatus.SERVICE_UNAVAILABLE → return True
 def test_a_request_that_an_ended_engine_failed_is_asked_again(front: Fronted) -> None:
     """vLLM's API answers 500 for what was open when a rank was killed, and is unhealthy from then on."""
-    front.replicas["a"].end_engine()
+    front.replicas["a"].make("die")
     answers = [front.ask("POST", COMPLETIONS, {"model": "m"}).status for _ in range(8)]
     assert answers == [200] * 8
-    front.replicas["b"].end_engine()
+    front.replicas["b"].make("die")
     answer = front.ask("POST", COMPLETIONS, {"model": "m"})
     assert (answer.status, answer.code, answer.headers["retry-after"]) == (503, "replica_lost", "1")
 
@@ -123,6 +123,13 @@ def test_a_request_that_an_ended_engine_failed_is_asked_again(front: Fronted) ->
 def test_an_error_of_an_engine_that_lives_is_handed_on(front: Fronted) -> None:
     assert front.ask("POST", COMPLETIONS, {"model": "m", "status": 500}).status == 500
     assert sum(one.seen()["requests"] for one in front.replicas.values()) == 1
+
+
+# fault: serving/node/front_proxy.py: return True → return False
+def test_a_health_that_comes_late_shows_no_end(front: Fronted) -> None:
+    for replica in front.replicas.values():
+        replica.make("late")
+    assert front.ask("POST", COMPLETIONS, {"model": "m", "status": 500}).status == 500
 
 
 def test_what_may_not_be_repeated_is_not(front: Fronted) -> None:

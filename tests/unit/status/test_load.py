@@ -57,6 +57,7 @@ def test_an_invalid_sample_is_refused_by_its_key(key: str, value: object) -> Non
 
 
 # fault: serving/status/load.py: if each >= 0 else None →
+# fault: serving/status/load.py: now.boot - before.boot < MIN_SECONDS: → now.boot <= before.boot:
 def test_what_passes_the_network() -> None:
     before, now = sample(), sample(boot=54.0, network=[5000, 4000])
     load = host_load(before, now, gpus=True)
