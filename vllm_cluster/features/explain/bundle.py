@@ -23,7 +23,7 @@ from vllm_cluster.kernel.debug_log import inventory_key, kept
 from vllm_cluster.kernel.errors import UsageError, VclusterError
 from vllm_cluster.kernel.events import Emit, Event
 from vllm_cluster.kernel.explain.diagnosis import diagnose
-from vllm_cluster.kernel.explain.scan import scan
+from vllm_cluster.kernel.explain.scan import scan_all
 from vllm_cluster.kernel.facts.docker_objects import Image
 from vllm_cluster.kernel.facts.host_facts import HostFacts
 from vllm_cluster.kernel.facts.values import items, mapping
@@ -161,7 +161,7 @@ def _files(
     yield "inventory.json", _json(_inventory(inventory))
     yield "unreachable.json", _json({host: error.words() for host, error in failures.items()})
     yield "plan.json", _json(_plan(inventory, {name: host.facts for name, host in hosts.items()}))
-    found = diagnose([scan(source) for source in sources(host.logs for host in hosts.values())], together=True)
+    found = diagnose(scan_all(sources(host.logs for host in hosts.values())), together=True)
     places = found.named.places if found.named else found.error_lines
     failure = found.named.failure.slug if found.named else None
     document = {"result": found.result, "failure": failure, "lines": [asdict(place) for place in places]}

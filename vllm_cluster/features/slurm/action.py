@@ -8,7 +8,7 @@ from vllm_cluster.features.slurm.script import laid_out
 from vllm_cluster.kernel.errors import PreflightFailed, WaitTimedOut
 from vllm_cluster.kernel.events import Emit, Event
 from vllm_cluster.kernel.explain.diagnosis import Diagnosis, diagnose
-from vllm_cluster.kernel.explain.scan import LogSource, scan
+from vllm_cluster.kernel.explain.scan import LogSource, scan_all
 from vllm_cluster.kernel.hosts.runtime import SYSTEM, Runtime
 from vllm_cluster.kernel.text import count, last_value
 from vllm_cluster.serving.fit.fit import fit, gpu_memory_bytes
@@ -71,5 +71,5 @@ def first_cause(node: LoginNode, state: SlurmJob) -> tuple[Diagnosis | None, int
         return None, 0
     logs = node.logs(state.job, number, "*", MAX_LINES)
     # Where srun itself has failed, only what the batch script prints holds it.
-    seen = [scan(LogSource(name, [(1, content)])) for name, content in logs.items()]
+    seen = scan_all(LogSource(name, [(1, content)]) for name, content in logs.items())
     return diagnose(seen, together=True) if seen else None, number

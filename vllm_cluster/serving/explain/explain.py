@@ -104,7 +104,7 @@ def of_cluster(inventory: Inventory, emit: Emit, model: str | None = None, *, ru
     ended = [] if works else [*_last_ends(inventory.head_name, rows), *_unread(failures)]
     read_of = sources(logs.values(), of=None if model is None else {one.index for one in rows})
     worked_at = _worked_at(head, rows) if works else None
-    found = diagnose([scan(source) for source in (*read_of, *ended)], worked_at=worked_at, together=True)
+    found = diagnose(scan_all((*read_of, *ended)), worked_at=worked_at, together=True)
     missing = _missing(inventory, head)
     off = {name: failures[name] for name in missing if isinstance(failures.get(name), SILENT)}
     if off and not found.cause:
@@ -268,9 +268,7 @@ def add_cause(
     head = _head(fleet, inventory) if inventory.head_name in logs else None
     down = head is not None and head.group.ended
     found = (
-        _of_group(inventory.head_name, head)
-        if head and down
-        else diagnose([scan(one) for one in asked], since=since, together=True)
+        _of_group(inventory.head_name, head) if head and down else diagnose(scan_all(asked), since=since, together=True)
     )
     error.message += "" if found.cause else otherwise
     if found.named:
