@@ -1,0 +1,264 @@
+"""Serves one replica and then two on GPU hosts, and measures what the second one brings and what its end costs.
+
+`python -m tests.gpu.replicas INVENTORY -o REPORT`, after `vcluster up` on two hosts; writes REPORT.json. Every request
+goes to the front, from the head's container.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import signal
+import statistics
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tests.gpu.__main__ import show_progress, words
+from tests.gpu.beside import ENGINE, KEYS, ROUNDS
+from tests.gpu.cluster import Cluster, Failed, opened
+from tests.gpu.report import Report
+
+STEPS = ("speed", "prefix", "steady", "kill", "roll")
+ONLY_ONE = ("steady",)  # of one replica: the front beside the engine's own port
+ONLY_TWO = ("kill", "roll")
+STREAMS = 256
+STREAM_TOKENS = 384
+CALM, AFTER_KILL, AFTER_ROLL = 15.0, 110.0, 10.0
+# Requests that begin later than this after a kill must not fail.
+GRACE = 5.0
+OUT = "/tmp/streams.json"
+
+# Streams without end, each worker one after the other; [begun, ended, outcome] of each, once SIGTERM comes.
+CLIENT = """
+import asyncio, json, os, signal, sys, time, aiohttp
+url, model, workers, tokens, out = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4]), sys.argv[5]
+key = open(os.environ["VCLUSTER_API_KEY_FILE"]).read().strip()
+rows, over = [], asyncio.Event()
+async def one(session, number):
+    began, first = time.time(), False
+    body = {"model": model, "prompt": f"{number} {began} the cluster is", "max_tokens": tokens, "ignore_eos": True,
+            "stream": True}
+    try:
+        async with session.post(url, json=body) as reply:
+            if reply.status != 200:
+                wait = reply.headers.get("Retry-After")
+                rows.append([began, time.time(), f"{reply.status} {'with' if wait else 'without'} Retry-After"])
+                return await asyncio.sleep(1)
+            done = False
+            async for line in reply.content:
+                first = True
+                done = done or line.startswith(b"data: [DONE]")
+            rows.append([began, time.time(), "answered" if done else "cut"])
+    except (aiohttp.ClientError, OSError) as error:
+        rows.append([began, time.time(), "cut" if first else f"failed: {type(error).__name__}"])
+        await asyncio.sleep(1)
+async def worker(session, number):
+    while not over.is_set():
+        await one(session, number)
+async def main():
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, over.set)
+    open(out + ".pid", "w").write(str(os.getpid()))
+    head = {"Authorization": "Bearer " + key}
+    async with aiohttp.ClientSession(headers=head, connector=aiohttp.TCPConnector(limit=0),
+                                     timeout=aiohttp.ClientTimeout(total=300)) as session:
+        await asyncio.gather(*(worker(session, n) for n in range(workers)))
+    open(out + ".new", "w").write(json.dumps(rows))
+    os.replace(out + ".new", out)
+asyncio.run(main())
+"""
+ENDED = 'kill -TERM "$(cat "$1.pid")"; for i in $(seq 240); do [ -e "$1" ] && cat "$1" && exit; sleep 0.5; done; exit 1'
+
+# Tokens that the engine of this container looked up in its prefix cache, and those that it found there.
+COUNTERS = """
+import sys, urllib.request
+port, path = sys.argv[1], sys.argv[2]
+headers = {"Authorization": "Bearer " + open(path).read().strip()} if path else {}
+asked = urllib.request.Request(f"http://127.0.0.1:{port}/metrics", headers=headers)
+rows = urllib.request.urlopen(asked, timeout=20).read().decode().splitlines()
+for name in ("vllm:prefix_cache_queries_total", "vllm:prefix_cache_hits_total"):
+    print(sum(float(row.rsplit(None, 1)[1]) for row in rows if row.startswith(name)))
+"""
+
+
+@dataclass
+class Measured:
+    """One run over a cluster that is up; each step's figures lie under the number of replicas."""
+
+    cluster: Cluster
+    options: argparse.Namespace
+    report: Report
+    seed: int = 0
+
+    def run(self) -> bool:
+        """One replica, then another beside it; whether every step could be measured."""
+        well = True
+        for replicas in (1, 2):
+            found = self.report.steps.get(str(replicas), {})
+            found["ready"] = self._serve(replicas).seconds
+            left = [step for step in self.options.steps if step not in (ONLY_TWO if replicas == 1 else ONLY_ONE)]
+            for step in left:
+                try:
+                    found[step] = getattr(self, f"do_{step}")()
+                except Failed as error:
+                    well, found[step] = False, {"failed": str(error)[-1500:]}
+                self.report.keep(str(replicas), found)
+                show_progress(f"{replicas} {step}: {json.dumps(found[step])[:1500]}")
+        return well
+
+    def _serve(self, replicas: int, *more: str) -> Any:
+        flags = [*self.options.flags.split(), *more]
+        return self.cluster.vcluster(
+            "serve", self.options.model, "--replicas", str(replicas), "--yes", "--", *flags
+        ).ok()
+
+    def do_speed(self) -> dict[str, Any]:
+        """Random prompts, so that no prefix is shared; each load twice after a round to warm up."""
+        plan = [(load, self._random(load)) for load in (256, 16, 256, 16, 256)]
+        return self._medians(plan[1:], self._rounds([spec for _, spec in plan])[1:])
+
+    def do_prefix(self) -> dict[str, Any]:
+        """Eight tenants with a system prompt of 2,048 tokens each; how much of the prompts the caches had."""
+        before = self._counted()
+        tenants = {
+            "prefix-repetition-prefix-len": 2048, "prefix-repetition-suffix-len": 128,
+            "prefix-repetition-num-prefixes": 8, "prefix-repetition-output-len": 64,
+        }  # fmt: skip
+        self._rounds([self._spec(32, 512, "prefix_repetition", tenants)])
+        after = self._counted()
+        asked, found = (sum(after[host][at] - before[host][at] for host in after) for at in (0, 1))
+        by_host = {host: after[host][0] - before[host][0] for host in after}
+        return {"tokens": asked, "found": found, "rate": round(found / asked, 4), "tokens by host": by_host}
+
+    def do_steady(self) -> dict[str, Any]:
+        """The front beside the engine's own port, with lengths that differ, so that requests come one by one."""
+        ways = {"front": (self.cluster.inventory.ports.api, self._outer()), "engine": self._engine(self.cluster.head)}
+        plan = [(f"{way} {load}", self._random(load, ways[way], 0.6))
+                for load in (16, 256) for _ in range(2) for way in ways]  # fmt: skip
+        return self._medians(plan, self._rounds([spec for _, spec in plan]))
+
+    def do_kill(self) -> dict[str, Any]:
+        """A rank of the replica on the last host is killed while all streams run."""
+        with self._streaming() as rows:
+            time.sleep(CALM)
+            at = time.time()
+            if not self.cluster.kill(self.cluster.worker, r"VLLM::(EngineCore|Worker)", signal.SIGKILL, 1):
+                raise Failed(f"no rank found on {self.cluster.worker}")
+            back = self._until_both_ready(at)
+            time.sleep(AFTER_ROLL)
+        later = Counter(row[2] for row in rows if row[0] >= at + GRACE)
+        sooner = Counter(row[2] for row in rows if row[1] >= at and row[0] < at + GRACE)
+        return {**back, "under way or begun within 5 s": dict(sooner), "begun later": dict(later)}
+
+    def do_roll(self) -> dict[str, Any]:
+        """Both replicas are changed to another flag while all streams run."""
+        with self._streaming() as rows:
+            time.sleep(CALM)
+            run = self._serve(2, "--max-num-seqs", "512")
+            time.sleep(AFTER_ROLL)
+        return {"seconds": run.seconds, "requests": dict(Counter(row[2] for row in rows))}
+
+    def _until_both_ready(self, began: float) -> dict[str, float]:
+        """Seconds since the kill until `status` is not ready, and until it is again; what did not come is left out."""
+        found: dict[str, float] = {}
+        for name, wanted in (("degraded after", False), ("ready again after", True)):
+            while time.time() - began < AFTER_KILL and name not in found:
+                if (self.cluster.vcluster("status").code == 0) == wanted:
+                    found[name] = round(time.time() - began, 1)
+        return found
+
+    @contextmanager
+    def _streaming(self) -> Iterator[list[list[Any]]]:
+        """Open the streams; when it ends, the rows of all that were begun."""
+        rows: list[list[Any]] = []
+        url = f"http://127.0.0.1:{self.cluster.inventory.ports.api}/v1/completions"
+        self.cluster.inside(self.cluster.head, 'rm -f "$1" "$1.pid"', OUT)
+        argv = ["-d", self.cluster.node, "python3", "-c", CLIENT, url, self.options.model]
+        self.cluster.on(self.cluster.head, "docker", "exec", *argv, str(STREAMS), str(STREAM_TOKENS), OUT)
+        try:
+            yield rows
+        finally:
+            said = self.cluster.inside(self.cluster.head, ENDED, OUT, seconds=150.0)
+            rows += json.loads(said.text) if said.returncode == 0 else []
+        if not rows:
+            raise Failed(f"the client gave nothing: {said.stderr.decode(errors='replace')[-500:]}")
+
+    def _outer(self) -> str:
+        return self.cluster.inside(self.cluster.head, 'printf %s "$VCLUSTER_API_KEY_FILE"').text.strip()
+
+    def _engine(self, host: str) -> tuple[int, str]:
+        found = self.cluster.on(host, "docker", "exec", self.cluster.node, "python3", "-c", ENGINE)
+        port, _, key = found.text.strip().partition("\n")[0].partition(" ")
+        if not port.isdecimal():
+            raise Failed(f"no engine found on {host}: {found.text}")
+        return int(port), key or self._outer()
+
+    def _counted(self) -> dict[str, tuple[float, float]]:
+        """Of each host with an engine."""
+        found = {}
+        for host in self.cluster.inventory.hosts:
+            with suppress(Failed):
+                port, key = self._engine(host)
+                argv = ["docker", "exec", self.cluster.node, "python3", "-c", COUNTERS, str(port), key]
+                asked, had = self.cluster.on(host, *argv).text.split()
+                found[host] = (float(asked), float(had))
+        return found
+
+    def _random(self, load: int, way: tuple[int, str] | None = None, spread: float = 0.0) -> dict[str, Any]:
+        tokens = self.options.tokens
+        lengths = {"random-input-len": tokens, "random-output-len": tokens, "random-range-ratio": spread}
+        return self._spec(load, load * (4 if load < 128 else 2), "random", lengths, way)
+
+    def _spec(
+        self, load: int, prompts: int, dataset: str, more: dict[str, Any], way: tuple[int, str] | None = None
+    ) -> dict[str, Any]:
+        self.seed += 1
+        port, key = way or (self.cluster.inventory.ports.api, self._outer())
+        return {
+            "key_file": key, "model": self.options.model, "host": "127.0.0.1", "port": port, "seed": self.seed,
+            "dataset-name": dataset, "max-concurrency": load, "num-prompts": prompts, **more,
+        }  # fmt: skip
+
+    def _rounds(self, specs: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        argv = ["docker", "exec", self.cluster.node, "python3", "-c", ROUNDS, json.dumps(specs)]
+        done = self.cluster.on(self.cluster.head, *argv, seconds=400.0)
+        rounds = [json.loads(line[6:]) for line in done.text.splitlines() if line.startswith("ROUND ")]
+        if len(rounds) != len(specs):
+            raise Failed(f"{len(rounds)} of {len(specs)} rounds: {done.stderr.decode(errors='replace')[-1200:]}")
+        return rounds
+
+    @staticmethod
+    def _medians(plan: list[tuple[Any, Any]], rounds: list[dict[str, Any]]) -> dict[str, Any]:
+        found: dict[str, Any] = {}
+        for (name, _), figures in zip(plan, rounds, strict=True):
+            rows = found.setdefault(str(name), {key: [] for key in KEYS})
+            for key in KEYS:
+                rows[key].append(round(figures.get(key, 0), 1))
+        return {
+            name: {**rows, "medians": [statistics.median(rows[k]) for k in KEYS[:3]]} for name, rows in found.items()
+        }
+
+
+def main() -> int:
+    """Measure every step; 0 when each was."""
+    made = argparse.ArgumentParser(prog="python -m tests.gpu.replicas", description=__doc__)
+    made.add_argument("inventory", type=Path)
+    made.add_argument("-o", "--output", type=Path, default=Path("replicas"))
+    made.add_argument("--steps", type=words(STEPS), default=list(STEPS), help=",".join(STEPS))
+    made.add_argument("--model", default="bench/llama8b")
+    made.add_argument("--flags", default="--load-format dummy --max-model-len 8192")
+    made.add_argument("--tokens", type=int, default=128)
+    options = made.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    report = Report.resumed(options.output)
+    with opened(options.inventory) as cluster:
+        return 0 if Measured(cluster, options, report).run() else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
