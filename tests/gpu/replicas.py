@@ -50,11 +50,11 @@ async def one(session, number):
                 wait = reply.headers.get("Retry-After")
                 rows.append([began, time.time(), f"{reply.status} {'with' if wait else 'without'} Retry-After"])
                 return await asyncio.sleep(1)
-            done = False
+            done = error = False
             async for line in reply.content:
                 first = True
-                done = done or line.startswith(b"data: [DONE]")
-            rows.append([began, time.time(), "answered" if done else "cut"])
+                done, error = done or line.startswith(b"data: [DONE]"), error or line.startswith(b'data: {"error"')
+            rows.append([began, time.time(), "ended by an error" if error else "answered" if done else "cut"])
     except (aiohttp.ClientError, OSError) as error:
         rows.append([began, time.time(), "cut" if first else f"failed: {type(error).__name__}"])
         await asyncio.sleep(1)
@@ -74,13 +74,21 @@ asyncio.run(main())
 """
 ENDED = 'kill -TERM "$(cat "$1.pid")"; for i in $(seq 240); do [ -e "$1" ] && cat "$1" && exit; sleep 0.5; done; exit 1'
 
-# Tokens that the engine of this container looked up in its prefix cache, and those that it found there.
+# Tokens that the engine of this container looked up in its prefix cache, and those that it found there. One of several
+# replicas listens on its host's address alone.
 COUNTERS = """
-import sys, urllib.request
-port, path = sys.argv[1], sys.argv[2]
+import sys, urllib.error, urllib.request
+port, address, path = sys.argv[1:]
 headers = {"Authorization": "Bearer " + open(path).read().strip()} if path else {}
-asked = urllib.request.Request(f"http://127.0.0.1:{port}/metrics", headers=headers)
-rows = urllib.request.urlopen(asked, timeout=20).read().decode().splitlines()
+for at in ("127.0.0.1", address):
+    try:
+        asked = urllib.request.Request(f"http://{at}:{port}/metrics", headers=headers)
+        rows = urllib.request.urlopen(asked, timeout=20).read().decode().splitlines()
+        break
+    except urllib.error.URLError as error:
+        refused = error
+else:
+    raise refused
 for name in ("vllm:prefix_cache_queries_total", "vllm:prefix_cache_hits_total"):
     print(sum(float(row.rsplit(None, 1)[1]) for row in rows if row.startswith(name)))
 """
@@ -202,10 +210,16 @@ class Measured:
         """Of each host with an engine."""
         found = {}
         for host in self.cluster.inventory.hosts:
+            port, key = 0, ""
             with suppress(Failed):
                 port, key = self._engine(host)
-                argv = ["docker", "exec", self.cluster.node, "python3", "-c", COUNTERS, str(port), key]
-                asked, had = self.cluster.on(host, *argv).text.split()
+            if port:
+                at = str(self.cluster.inventory.hosts[host].address)
+                argv = ["docker", "exec", self.cluster.node, "python3", "-c", COUNTERS, str(port), at, key]
+                said = self.cluster.on(host, *argv)
+                if said.returncode:
+                    raise Failed(f"{host}, port {port}: {said.stderr.decode(errors='replace')[-400:]}")
+                asked, had = said.text.split()
                 found[host] = (float(asked), float(had))
         return found
 
