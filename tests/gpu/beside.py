@@ -25,6 +25,8 @@ from tests.gpu.report import Report
 # Ports of the engine by hand, and of the host that leads it.
 HAND_PORT, HAND_MASTER = 8900, 29600
 START_SECONDS, END_SECONDS = 300.0, 40.0
+# Of what takes longer in a start, the report has its name and seconds.
+LONG_SECONDS = 0.5
 KEYS = ("output_throughput", "median_ttft_ms", "median_tpot_ms", "p99_ttft_ms", "completed", "failed")
 
 
@@ -138,23 +140,23 @@ class Beside:
         return found
 
     def _with_vcluster(self, layout: Layout) -> dict[str, Any]:
-        with self._served(layout) as seconds:
+        with self._served(layout) as start:
             outer = self._env("VCLUSTER_API_KEY_FILE")
             # The engine's own port too, in turns with the front: one start differs from the next.
             ways = {"front": (self.cluster.inventory.ports.api, outer), "engine": self._engine(outer)}
-            return {"ready": seconds, **self._rounds(layout, ways)}
+            return {**start, **self._rounds(layout, ways)}
 
     def _ready_again(self, layout: Layout) -> dict[str, Any]:
-        with self._served(layout) as seconds:
-            return {"ready": seconds}
+        with self._served(layout) as start:
+            return start
 
     @contextmanager
-    def _served(self, layout: Layout) -> Iterator[float]:
-        """Serve it with vcluster; the seconds until it was ready."""
+    def _served(self, layout: Layout) -> Iterator[dict[str, Any]]:
+        """Serve it with vcluster; the seconds until it was ready, and what took them."""
         model, flags = self.options.model, self.options.flags.split()
         run = self.cluster.vcluster("serve", model, "--yes", *layout.ours, "--", *flags).ok()
         try:
-            yield run.seconds
+            yield {"ready": run.seconds, "phases": [row for row in run.phases() if row[1] >= LONG_SECONDS]}
         finally:
             self.cluster.vcluster("stop", "--yes").ok()
 
