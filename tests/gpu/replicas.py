@@ -22,6 +22,7 @@ from typing import Any
 from tests.gpu.__main__ import show_progress, words
 from tests.gpu.beside import ENGINE, KEYS, ROUNDS
 from tests.gpu.cluster import Cluster, Failed, opened
+from tests.gpu.heal import KILLS
 from tests.gpu.report import Report
 
 STEPS = ("speed", "prefix", "steady", "kill", "roll")
@@ -30,6 +31,7 @@ ONLY_TWO = ("kill", "roll")
 STREAMS = 256
 STREAM_TOKENS = 384
 CALM, AFTER_KILL, AFTER_ROLL = 15.0, 110.0, 10.0
+KILLED = {"rank": r"VLLM::(EngineCore|Worker)", "container": KILLS["container"]}
 # Requests that begin later than this after a kill must not fail.
 GRACE = 5.0
 OUT = "/tmp/streams.json"
@@ -126,8 +128,11 @@ class Measured:
         ).ok()
 
     def do_speed(self) -> dict[str, Any]:
-        """Random prompts, so that no prefix is shared; each load twice after a round to warm up."""
-        plan = [(load, self._random(load)) for load in (256, 16, 256, 16, 256)]
+        """Random prompts, so that no prefix is shared; each load twice after a round to warm up.
+
+        Two replicas with 512 open have as many each as one with 256.
+        """
+        plan = [(load, self._random(load)) for load in (512, 16, 256, 512, 16, 256, 512)]
         return self._medians(plan[1:], self._rounds([spec for _, spec in plan])[1:])
 
     def do_prefix(self) -> dict[str, Any]:
@@ -151,12 +156,15 @@ class Measured:
         return self._medians(plan, self._rounds([spec for _, spec in plan]))
 
     def do_kill(self) -> dict[str, Any]:
-        """A rank of the replica on the last host is killed while all streams run."""
+        """What the last host's replica is made of is killed while all streams run: a rank, then the container."""
+        return {what: self._killed(what) for what in KILLED}
+
+    def _killed(self, what: str) -> dict[str, Any]:
         with self._streaming() as rows:
             time.sleep(CALM)
             at = time.time()
-            if not self.cluster.kill(self.cluster.worker, r"VLLM::(EngineCore|Worker)", signal.SIGKILL, 1):
-                raise Failed(f"no rank found on {self.cluster.worker}")
+            if not self.cluster.kill(self.cluster.worker, KILLED[what], signal.SIGKILL, 1):
+                raise Failed(f"no {what} found on {self.cluster.worker}")
             back = self._until_both_ready(at)
             time.sleep(AFTER_ROLL)
         later = Counter(row[2] for row in rows if row[0] >= at + GRACE)
