@@ -20,6 +20,7 @@ from vcluster_sandbox.names import LABEL, LABEL_RECIPE, VOLUME, Sandbox, host_na
 from vcluster_sandbox.progress import STARTING, steady
 from vcluster_sandbox.wheels import cache_folder
 from vllm_cluster.kernel.errors import UsageError, VclusterError
+from vllm_cluster.kernel.laptop import make_private
 
 _MAX_HOSTS = 32
 _MAX_GPUS = 16
@@ -120,7 +121,7 @@ def _purge(engine: DockerClient, report: Report) -> None:
 @contextmanager
 def _alone() -> Iterator[None]:
     """One at a time on this machine: two that build the same image would build it twice, and meet."""
-    cache_folder().mkdir(parents=True, exist_ok=True)
+    make_private(cache_folder())
     with (cache_folder() / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield

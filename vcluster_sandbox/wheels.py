@@ -47,7 +47,7 @@ def ensure_wheels(report: Report) -> Path:
         return target
     # pip keeps what the folder has, so a download that was cut short continues where it was.
     partial = target.with_suffix(".part")
-    partial.mkdir(parents=True, exist_ok=True)
+    laptop.make_private(partial)
     report(DOWNLOADING)
     _download(requirements, partial, report)
     partial.rename(target)

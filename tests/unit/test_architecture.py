@@ -26,8 +26,9 @@ LAYERS = ("wire", "kernel", "serving", "features", "cli")
 ROWS: dict[str, tuple[str, ...]] = {
     "kernel": (
         "clock events listeners spread text versions",
-        "debug_log errors explain facts shell_line",
+        "errors explain facts shell_line",
         "laptop",
+        "debug_log",
         "inventory transport",
         "backends",
         "plan",

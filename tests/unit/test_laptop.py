@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
+import re
+import shlex
 from pathlib import Path
 
 import pytest
 
+from tests.support.modules import MODULES, room
 from vllm_cluster.kernel.errors import UsageError
-from vllm_cluster.kernel.laptop import cache_folder, write_whole
+from vllm_cluster.kernel.laptop import cache_folder, make_private, read_own_file, write_whole
 
 
 def test_a_write_that_fails_leaves_the_old_file_and_nothing_beside_it(tmp_path: Path) -> None:
@@ -39,7 +42,7 @@ def be_of_another_user(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 # fault: kernel/laptop.py: (folder, *folder.parents, → (folder,
 # fault: kernel/laptop.py: , real, *real.parents): → , real):
 # fault: kernel/laptop.py: , real, *real.parents): → , *real.parents):
-# fault: kernel/laptop.py: others = stat.S_IWGRP | stat.S_IWOTH → others = stat.S_IWOTH
+# fault: kernel/laptop.py: _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH → _OTHERS_WRITE = stat.S_IWOTH
 # fault: kernel/laptop.py: not in (0, os.geteuid()) and bool( → not in (0, os.geteuid()) or bool(
 @pytest.mark.parametrize("mode", [0o1777, 0o775])
 @pytest.mark.parametrize(
@@ -71,3 +74,88 @@ def test_a_cache_that_another_user_has_made_is_not_used(
     path.parent.chmod(0o755)
     # A home folder may be so in a container.
     assert cache_folder() == base / "vcluster"
+
+
+# fault: kernel/laptop.py: if _shared(real): → if False:
+@pytest.mark.parametrize("mode", [0o775, 0o777, 0o1777])
+def test_a_cache_in_which_others_may_write_is_not_used(
+    mode: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Made with umask 002 it was so: who is of the group may have put wheels into it, or the port of a tunnel."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    folder = tmp_path / "vcluster"
+    folder.mkdir()
+    folder.chmod(mode)
+    with pytest.raises(UsageError, match=re.escape(f"others may write in {folder}")) as refused:
+        cache_folder()
+    assert refused.value.hint is not None
+    assert shlex.join(("rm", "-r", str(folder))) in refused.value.hint
+    folder.chmod(0o755)
+    assert cache_folder() == folder
+
+
+# fault: kernel/laptop.py: (base if base.is_absolute() else → (base if base.name else
+def test_a_cache_named_by_a_relative_path_is_not_one_of_the_current_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", "cache")
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.chdir(tmp_path)
+    assert cache_folder() == tmp_path / "home" / ".cache" / "vcluster"
+
+
+# fault: kernel/laptop.py: make_private(folder.parent) → folder.parent.mkdir(parents=True)
+# fault: kernel/laptop.py: folder.mkdir(mode=0o700, → folder.mkdir(mode=0o777,
+def test_a_folder_of_the_cache_is_for_its_user_alone(tmp_path: Path) -> None:
+    made = tmp_path / "cache" / "vcluster" / "hosts"
+    before = os.umask(0)
+    try:
+        make_private(made)
+        make_private(made)
+    finally:
+        os.umask(before)
+    assert {one.stat().st_mode & 0o777 for one in (made, made.parent, made.parent.parent)} == {0o700}
+
+
+# fault: kernel/laptop.py: os.O_RDONLY | os.O_NOFOLLOW | → os.O_RDONLY |
+# fault: kernel/laptop.py: if not stat.S_ISREG(about.st_mode) or about.st_uid → if about.st_uid
+# fault: kernel/laptop.py: about.st_uid not in (0, os.geteuid()): → False:
+# fault: kernel/laptop.py: if len(found) > most: → if False:
+@pytest.mark.parametrize("kind", ["link", "fifo", "folder", "another user", "long"])
+def test_only_a_plain_file_of_this_user_is_taken_for_a_kept_one(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, target = tmp_path / "kept", tmp_path / "target"
+    target.write_text("{}")
+    match kind:
+        case "link":
+            path.symlink_to(target)
+        case "fifo":
+            os.mkfifo(path)
+        case "folder":
+            path.mkdir()
+        case "long":
+            path.touch()
+            os.truncate(path, 2 << 30)
+        case _:
+            path.write_text("{}")
+            be_of_another_user(path, monkeypatch)
+    with pytest.raises(OSError, match="kept"):
+        read_own_file(path)
+
+
+def test_what_was_kept_is_read(tmp_path: Path) -> None:
+    write_whole(tmp_path / "kept", "[1]")
+    assert read_own_file(tmp_path / "kept", 3) == b"[1]"
+
+
+def test_every_folder_of_the_cache_is_made_in_one_way() -> None:
+    """What `mkdir` makes above the last folder has the modes of the umask."""
+    # A folder that a person names; the one of known_hosts is below the home folder.
+    others = {"kernel/transport/fabric/login.py", "features/dashboard/prometheus.py", "features/bench/verb.py"}
+    others |= {"vcluster_sandbox/lifecycle.py"}
+    # What runs on hosts and nodes is not of this machine.
+    elsewhere = ("serving/node/", "kernel/spread/", "kernel/models/", "features/batch/on_h", "features/pull/on_h")
+    makes = ("mkdir(parents=True", "mkdir(mode", "makedirs(")
+    found = {room(path) for path in MODULES if any(word in path.read_text() for word in makes)}
+    assert {one for one in found if not one.startswith(elsewhere)} == others | {"kernel/laptop.py"}

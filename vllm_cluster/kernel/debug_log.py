@@ -18,6 +18,7 @@ from logging.handlers import RotatingFileHandler
 from pathlib import Path
 
 from vllm_cluster.kernel.clock import SYSTEM_CLOCK, Clock
+from vllm_cluster.kernel.laptop import make_private
 from vllm_cluster.kernel.text import printable, redact
 
 # Of each run one file and, where that is full, the one before it.
@@ -61,7 +62,7 @@ def to_file(cache: Path, verb: str, key: str) -> Path | None:
     folder = cache / FOLDER
     path = folder / f"{time.strftime('%Y%m%dT%H%M%S')}-{verb}-{key}-{os.getpid()}.log"
     with suppress(OSError):
-        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        make_private(folder)
         _add(_PrivateFile(path, maxBytes=MAX_BYTES, backupCount=1, encoding="utf-8"))
         for oldest in kept(cache)[-MAX_FILES:][:1]:
             # With what was full before: its name has one number more.

@@ -30,6 +30,9 @@ _REMEDIES = {
     errno.ENOMEM: "close other programs: this machine is out of memory",
 }
 STANDARD_OUTPUT = "standard output"
+# What is read of a file that vcluster keeps; of any other size it is not its own.
+MAX_KEPT = 3 << 20
+_OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 # These are about the machine also where the error names no file.
 _OF_THE_MACHINE = (errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 
@@ -76,26 +79,61 @@ def cache_folder() -> Path:
     """Where downloads are kept; removing it is harmless.
 
     Raises:
-        UsageError: this user has no home folder, or another user has made it.
+        UsageError: this user has no home folder, another user has made it, or others may write in it.
     """
-    base = os.environ.get("XDG_CACHE_HOME")
-    folder = (Path(base) if base else home() / ".cache") / "vcluster"
+    # A relative one is of the current folder, which may be anybody's; the XDG specification has it ignored.
+    base = Path(os.environ.get("XDG_CACHE_HOME", ""))
+    folder = (base if base.is_absolute() else home() / ".cache") / "vcluster"
     # What is built into images and which local ports get the key comes from it.
     real = folder.resolve()
     for path in (folder, *folder.parents, real, *real.parents):
         if _planted(path):
             text = f"{path} belongs to another user, in a folder where others may write"
             raise UsageError(text, hint="export XDG_CACHE_HOME=FOLDER, a folder of your own")
+    if _shared(real):
+        remove = shlex.join(("rm", "-r", str(real)))
+        hint = f"{remove}\nor, where only you are of its group: {shlex.join(('chmod', 'go-w', str(real)))}"
+        raise UsageError(f"others may write in {real}, so what is in it may be theirs", hint=hint)
     return folder
 
 
 def _planted(path: Path) -> bool:
     """Whether another user may have put this there, as in /tmp or in a folder of a group."""
-    others = stat.S_IWGRP | stat.S_IWOTH
     try:
-        return path.lstat().st_uid not in (0, os.geteuid()) and bool(path.parent.stat().st_mode & others)
+        return path.lstat().st_uid not in (0, os.geteuid()) and bool(path.parent.stat().st_mode & _OTHERS_WRITE)
     except OSError:
         return False
+
+
+def _shared(folder: Path) -> bool:
+    """Whether others may put files into a folder, as into one that was made with umask 002."""
+    try:
+        return bool(folder.stat().st_mode & _OTHERS_WRITE)
+    except OSError:
+        return False
+
+
+def make_private(folder: Path) -> None:
+    """Make a folder for this user alone, and so those above it that are missing: mkdir leaves them to the umask."""
+    if not folder.parent.exists():
+        make_private(folder.parent)
+    folder.mkdir(mode=0o700, exist_ok=True)
+
+
+def read_own_file(path: Path, most: int = MAX_KEPT) -> bytes:
+    """What vcluster keeps in a file on this machine.
+
+    Raises:
+        OSError: there is none, or it is not a plain file of this user, or a longer one: none is waited for.
+    """
+    with os.fdopen(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
+        about = os.fstat(file.fileno())
+        if not stat.S_ISREG(about.st_mode) or about.st_uid not in (0, os.geteuid()):
+            raise PermissionError(errno.EPERM, "not a file of this user", str(path))
+        found = file.read(most + 1)
+        if len(found) > most:
+            raise OSError(errno.EFBIG, os.strerror(errno.EFBIG), str(path))
+    return found
 
 
 def user() -> str:

@@ -56,6 +56,24 @@ def test_one_that_ended_is_not_taken_for_running(state: State) -> None:
     assert state.read() == started
 
 
+@pytest.mark.parametrize(
+    "content",
+    [
+        "[" * 100_000,
+        '{"pid": 1e999, "started": "", "port": 1}',
+        '{"pid": 0, "started": "", "port": 1}',
+        '{"pid": -1, "started": "", "port": 1}',
+        '{"pid": 2, "started": "", "port": 70000}',
+        '{"pid": "2", "started": [], "port": 1}',
+        "[]",
+    ],
+)
+def test_a_note_that_was_not_written_by_it_is_none(content: str, state: State) -> None:
+    with state.locked():
+        state.path.write_text(content)
+    assert (state.read(), state.running()) == (None, None)
+
+
 def test_another_process_of_the_same_number_is_left_alone(state: State) -> None:
     with subprocess.Popen([sys.executable, "-c", "import signal; signal.pause()"]) as other, state.locked():
         state.path.write_text(json.dumps({"pid": other.pid, "started": "an earlier boot 1", "port": 1}))

@@ -28,7 +28,12 @@ def test_what_was_named_is_known_for_its_cluster_alone(file: Path) -> None:
     assert file.stat().st_mode & 0o777 == 0o600
 
 
-@pytest.mark.parametrize("content", ["", "{", "[[1]]", "[5]", '{"gpu11": 1}', '[["gpu1", null, null, []]]'])
+WRONG = ["", "{", "[[1]]", "[5]", '{"gpu11": 1}', '[["gpu1", null, null, []]]', "[" * 100_000, "[[1e999, NaN, 1, 2]]"]
+WRONG += ['[["gpu1", "root", "22", null]]', '[["gpu1\\u001b[2J", null, null, null]]']
+
+
+# fault: kernel/hosts/visited.py: with suppress(OSError, RefusedDocument, UsageError): → with suppress(OSError, UsageError):
+@pytest.mark.parametrize("content", WRONG)
 def test_a_file_that_cannot_be_read_names_no_host_and_is_written_again(file: Path, content: str) -> None:
     file.parent.mkdir(parents=True)
     file.write_text(content)

@@ -13,12 +13,13 @@ from vllm_cluster.kernel.errors import UsageError
 from vllm_cluster.kernel.events import Emit, Event
 from vllm_cluster.kernel.hosts.runtime import SYSTEM, Runtime
 from vllm_cluster.kernel.inventory.model import Inventory
-from vllm_cluster.kernel.laptop import meaning, write_whole
+from vllm_cluster.kernel.laptop import make_private, meaning, read_own_file, write_whole
 from vllm_cluster.kernel.node.handle import NodeHandle
 from vllm_cluster.kernel.shell_line import command_line
 from vllm_cluster.kernel.text import host_port
 from vllm_cluster.serving.endpoint.endpoint import state
 from vllm_cluster.serving.head import at_head, read_key
+from vllm_cluster.wire.reading import RefusedDocument, document
 
 TARGETS, KEY = "targets.json", "api-key"
 FOLDERS, CONFIGURATION = "metrics.json", "prometheus.yml"
@@ -121,15 +122,17 @@ def _cluster(inventory: Inventory) -> str:
 
 def _folders(cache: Path) -> dict[str, str]:
     """The folders that were written, and for which cluster the last time."""
-    with suppress(OSError, ValueError, TypeError):
-        return dict(json.loads((cache / FOLDERS).read_text()))
-    return {}
+    path, found = cache / FOLDERS, None
+    with suppress(OSError, RefusedDocument):
+        found = document(read_own_file(path), str(path))
+    rows = found.items() if isinstance(found, dict) else ()
+    return {name: made_for for name, made_for in rows if isinstance(made_for, str)}
 
 
 def _note(inventory: Inventory, cache: Path, folder: Path) -> None:
     """Note where the key is; without a cache a rotated key is not renewed there."""
     with suppress(OSError):
-        cache.mkdir(parents=True, exist_ok=True, mode=0o700)
+        make_private(cache)
         known = {**_folders(cache), str(folder.absolute()): _cluster(inventory)}
         write_whole(cache / FOLDERS, json.dumps(known))
 

@@ -19,7 +19,7 @@ from typing import Any
 from vllm_cluster import __version__
 from vllm_cluster.kernel.backends import TOKEN
 from vllm_cluster.kernel.checks.registry import engine_problem, preflight
-from vllm_cluster.kernel.debug_log import inventory_key, kept
+from vllm_cluster.kernel.debug_log import MAX_BYTES, inventory_key, kept
 from vllm_cluster.kernel.errors import UsageError, VclusterError
 from vllm_cluster.kernel.events import Emit, Event
 from vllm_cluster.kernel.explain.diagnosis import diagnose
@@ -32,7 +32,7 @@ from vllm_cluster.kernel.hosts.observe import observe
 from vllm_cluster.kernel.hosts.runtime import SYSTEM, Runtime
 from vllm_cluster.kernel.hosts.secrets import read_references, references
 from vllm_cluster.kernel.inventory.model import Inventory
-from vllm_cluster.kernel.laptop import cache_folder
+from vllm_cluster.kernel.laptop import cache_folder, read_own_file
 from vllm_cluster.kernel.node.handle import NodeHandle
 from vllm_cluster.kernel.node.program import program_digest
 from vllm_cluster.kernel.plan.desired import Inputs, desired, settled
@@ -178,7 +178,7 @@ def _calls(inventory: Inventory) -> Iterator[tuple[str, str]]:
     key = inventory_key(inventory.cluster, {name: host.destination for name, host in inventory.hosts.items()})
     with suppress(OSError, VclusterError):
         for number, path in enumerate(kept(cache_folder(), key)[-MAX_CALL_LOGS:], 1):
-            yield f"calls/{number}.log", path.read_text("utf-8", "replace")
+            yield f"calls/{number}.log", read_own_file(path, 2 * MAX_BYTES).decode("utf-8", "replace")
 
 
 def _text(log: Log) -> str:

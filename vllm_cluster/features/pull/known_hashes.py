@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from vllm_cluster.kernel.laptop import write_whole
+from vllm_cluster.kernel.laptop import make_private, read_own_file, write_whole
 from vllm_cluster.wire.reading import RefusedDocument, read
 from vllm_cluster.wire.values import Name, Sha256
 
@@ -52,7 +52,7 @@ class KnownHashes:
         self._now: dict[str, str] = {}
         # It is only a saving: without it, or where it cannot be read, the files are hashed.
         with suppress(OSError, RefusedDocument):
-            self._before = read(_Kept, self._file.read_bytes(), str(self._file), MAX_FILE).hashes
+            self._before = read(_Kept, read_own_file(self._file, MAX_FILE), str(self._file), MAX_FILE).hashes
 
     def find(self, stamped: str) -> str | None:
         """Return the hash of a file that is as it was when it was read; None where it must be read."""
@@ -71,5 +71,5 @@ class KnownHashes:
         if self._now == self._before:
             return
         with suppress(OSError):
-            self._file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            make_private(self._file.parent)
             write_whole(self._file, json.dumps({"v": 1, "hashes": self._now}), 0o600)

@@ -5,14 +5,24 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from vllm_cluster.kernel.errors import UsageError
-from vllm_cluster.kernel.laptop import cache_folder, write_whole
+from vllm_cluster.kernel.laptop import cache_folder, make_private, read_own_file, write_whole
+from vllm_cluster.wire.reading import RefusedDocument, convert, document
+from vllm_cluster.wire.values import Name, Port
 
 if TYPE_CHECKING:
     from vllm_cluster.kernel.plan.members import Way
+
+
+@dataclass(frozen=True)
+class _Named:
+    """Rows of host, user, port and jump."""
+
+    ways: tuple[tuple[Name, Name | None, Port | None, Name | None], ...]
 
 
 class Visited:
@@ -23,9 +33,10 @@ class Visited:
 
     def of(self, cluster: str) -> frozenset[Way]:
         """The ways that inventories of this cluster had here; none where the file cannot be read."""
-        with suppress(OSError, ValueError, TypeError, UsageError):
-            rows = json.loads(_file(cluster).read_text())
-            return frozenset((host, user, port, jump) for host, user, port, jump in rows)
+        with suppress(OSError, RefusedDocument, UsageError):
+            path = _file(cluster)
+            rows = document(read_own_file(path), str(path))
+            return frozenset(convert(_Named, {"ways": rows}, str(path)).ways)
         return frozenset()
 
     def add(self, cluster: str, ways: Iterable[Way]) -> None:
@@ -34,7 +45,7 @@ class Visited:
         if now := frozenset(ways) - before:
             with suppress(OSError, UsageError):
                 path = _file(cluster)
-                path.parent.mkdir(parents=True, exist_ok=True)
+                make_private(path.parent)
                 write_whole(path, json.dumps(sorted(before | now, key=str)), mode=0o600)
 
 

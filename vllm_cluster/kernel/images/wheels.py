@@ -14,7 +14,7 @@ from pathlib import Path
 from vllm_cluster.kernel.errors import VclusterError
 from vllm_cluster.kernel.images.contents import ImageContents
 from vllm_cluster.kernel.images.recipes import recipe
-from vllm_cluster.kernel.laptop import meaning, naming, own_python
+from vllm_cluster.kernel.laptop import make_private, meaning, naming, own_python
 from vllm_cluster.kernel.transport.ssh_config import Run
 
 DOWNLOAD_SECONDS = 1800
@@ -91,7 +91,7 @@ def _wheels(inside: ImageContents, pins: str, cache: Path, run: Run) -> Path:
         return folder
     work = folder.with_name(f"{folder.name}.{os.getpid()}")
     shutil.rmtree(work, ignore_errors=True)
-    work.mkdir(parents=True)
+    make_private(work)
     # Docker's build holds the image's versions by it, so that nothing there changes.
     (work / "constraints.txt").write_text(constraints, encoding="utf-8")
     (work / "pins.txt").write_text(pins, encoding="utf-8")

@@ -15,7 +15,7 @@ from typing import Protocol
 
 from vllm_cluster.kernel.errors import VclusterError
 from vllm_cluster.kernel.inventory.find import MAX_BYTES, find
-from vllm_cluster.kernel.laptop import cache_folder, here, write_whole
+from vllm_cluster.kernel.laptop import cache_folder, here, make_private, read_own_file, write_whole
 
 MAX_MODELS = 20
 _HOSTS = re.compile(r"^hosts:[ \t]*(?:#.*)?\n((?:[ \t]+.*\n|[ \t]*#.*\n|[ \t]*\n)*)", re.MULTILINE)
@@ -81,13 +81,13 @@ def remember_model(model: str) -> None:
     # A cache that cannot be written is none.
     with suppress(OSError, VclusterError):
         file = _file()
-        file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        make_private(file.parent)
         write_whole(file, "\n".join([model, *(name for name in names if name != model)][:MAX_MODELS]))
 
 
 def _models() -> list[str]:
     try:
-        return _file().read_text().splitlines()
+        return read_own_file(_file()).decode().splitlines()
     except (OSError, ValueError, VclusterError):
         return []
 

@@ -14,7 +14,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, TextIO
 
 from vllm_cluster.kernel.errors import Interrupted, VclusterError
-from vllm_cluster.kernel.laptop import STANDARD_OUTPUT, cache_folder, meaning
+from vllm_cluster.kernel.laptop import STANDARD_OUTPUT, cache_folder, make_private, meaning
 from vllm_cluster.kernel.shell_line import QUOTED, command_line
 from vllm_cluster.kernel.terminal.called import NAMES
 from vllm_cluster.kernel.terminal.output import err
@@ -151,7 +151,7 @@ def _crash_log() -> str | None:
     """The file with the traceback of the exception that is being handled; None where none can be written."""
     try:
         folder = cache_folder()
-        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        make_private(folder)
         log = folder / "crash.log"
         log.unlink(missing_ok=True)
         with os.fdopen(os.open(log, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as file:

@@ -12,9 +12,12 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Annotated
 
 from vllm_cluster.kernel.errors import VclusterError
-from vllm_cluster.kernel.laptop import own_python, write_whole
+from vllm_cluster.kernel.laptop import make_private, own_python, read_own_file, write_whole
+from vllm_cluster.wire.reading import RefusedDocument, read
+from vllm_cluster.wire.values import Port, between
 
 START_SECONDS, END_SECONDS, PS_SECONDS = 60.0, 15.0, 10.0
 POLL = 0.05
@@ -24,9 +27,10 @@ POLL = 0.05
 class Detached:
     """A program in the background: its process, by its start time too as numbers come again; and its local port."""
 
-    pid: int
+    # No number of a group: of 0 that is one's own.
+    pid: Annotated[int, between(1, 1 << 31)]
     started: str
-    port: int
+    port: Port
 
     @property
     def runs(self) -> bool:
@@ -60,7 +64,7 @@ class State:
     @contextmanager
     def locked(self) -> Iterator[None]:
         """Alone among the programs that find, start or end it."""
-        self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        make_private(self.path.parent)
         # The folder itself: a file for the lock would be left, or removed under another one's hands.
         folder = os.open(self.path.parent, os.O_RDONLY | os.O_CLOEXEC)
         try:
@@ -72,9 +76,8 @@ class State:
     def read(self) -> Detached | None:
         """What is noted; None where nothing is, or it cannot be read."""
         try:
-            found = json.loads(self.path.read_text())
-            return Detached(int(found["pid"]), str(found["started"]), int(found["port"]))
-        except (OSError, ValueError, KeyError, TypeError):
+            return read(Detached, read_own_file(self.path), str(self.path))
+        except (OSError, RefusedDocument):
             return None
 
     def running(self) -> Detached | None:
@@ -133,7 +136,7 @@ class State:
 
     def _last_words(self) -> list[str]:
         with suppress(OSError):
-            lines = self.log.read_text(errors="replace").strip().splitlines()
+            lines = read_own_file(self.log).decode("utf-8", "replace").strip().splitlines()
             return [line for line in lines if line.startswith(("error: ", "fix: "))]
         return []
 
