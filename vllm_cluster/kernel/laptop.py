@@ -126,13 +126,17 @@ def read_own_file(path: Path, most: int = MAX_KEPT) -> bytes:
     Raises:
         OSError: there is none, or it is not a plain file of this user, or a longer one: none is waited for.
     """
-    with os.fdopen(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
-        about = os.fstat(file.fileno())
+    file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        about = os.fstat(file)
         if not stat.S_ISREG(about.st_mode) or about.st_uid not in (0, os.geteuid()):
             raise PermissionError(errno.EPERM, "not a file of this user", str(path))
-        found = file.read(most + 1)
+        with open(file, "rb", closefd=False) as stream:
+            found = stream.read(most + 1)
         if len(found) > most:
             raise OSError(errno.EFBIG, os.strerror(errno.EFBIG), str(path))
+    finally:
+        os.close(file)
     return found
 
 

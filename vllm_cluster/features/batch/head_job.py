@@ -25,6 +25,8 @@ from vllm_cluster.kernel.plan.desired import STATE_FOLDER
 START_SECONDS, AGAIN_SECONDS = 30.0, 2.0
 # A program that reads lines of gigabytes, or ends another that holds many connections.
 REPLY_SECONDS = 300.0
+# Where the head is not waited for, as when a person only looks.
+SHORT_REPLY_SECONDS = 30.0
 # The program that looks after the batch ends with this connection; the batch does not.
 LIFE_SECONDS = 1e6
 # A request that so often ends the program that it reached is at fault itself.
@@ -50,6 +52,7 @@ class HeadJob:
     def __init__(self, inventory: Inventory, key: str, emit: Emit, wait: float, runtime: Runtime) -> None:
         """`key` names the batch; the head may be away for `wait` seconds at a time."""
         self._inventory, self._emit, self._wait, self._runtime = inventory, emit, wait, runtime
+        self._reply = min(REPLY_SECONDS, max(wait, SHORT_REPLY_SECONDS))
         self.host, self.folder = inventory.head_name, f"{STATE_FOLDER}/batch/{key}"
         self._stack = ExitStack()
         self._running: RunningProgram | None = None
@@ -84,7 +87,7 @@ class HeadJob:
                 running = self._running or self._open()
                 sent += 1
                 running.send(row)
-                return running.next(self._runtime.after(REPLY_SECONDS))
+                return running.next(self._runtime.after(self._reply))
             except (HostError, NodeMissing) as error:  # the connection broke, or the container starts again
                 self._drop()
                 if not deadline.left() or sent >= TRIES:
@@ -103,7 +106,7 @@ class HeadJob:
         running = self._stack.enter_context(begun)
         # Docker takes the input of a program also where its container does not run, as while it starts again.
         running.send({"do": "batches"})
-        running.next(self._runtime.after(REPLY_SECONDS))
+        running.next(self._runtime.after(self._reply))
         self._running = running
         return running
 

@@ -50,14 +50,14 @@ class BatchOnHead:
         return ", ".join(filter(None, (f"{what}: {self.state}", self.progress and f"{self.progress} answered")))
 
 
-def batches(inventory: Inventory, emit: Emit, *, wait: float, runtime: Runtime = SYSTEM) -> list[BatchOnHead]:
+def batches(inventory: Inventory, emit: Emit, *, runtime: Runtime = SYSTEM) -> list[BatchOnHead]:
     """Return the batches on the head, the oldest first.
 
     Raises:
         PreflightFailed: the cluster is not up.
         HostError: the head does not answer, or not with batches.
     """
-    with HeadJob(inventory, _NONE, emit, wait, runtime) as job:
+    with HeadJob(inventory, _NONE, emit, 0.0, runtime) as job:
         found = job.ask("batches", read_entries)
     return sorted(map(_batch, found), key=lambda one: one.time or 0.0)
 

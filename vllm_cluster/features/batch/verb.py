@@ -117,7 +117,7 @@ def _list(session: Session, *, given: bool) -> None:
     from vllm_cluster.features.batch.jobs import batches
     from vllm_cluster.features.batch.render import batches_document, show_batches
 
-    found = batches(loaded, session.progress, wait=RETRY_SECONDS)
+    found = batches(loaded, session.progress)
     session.show(lambda: batches_document(loaded.head_name, found), lambda: show_batches(loaded.head_name, found))
 
 

@@ -16,6 +16,7 @@ from vllm_cluster.features.logs.merge import LogMerge
 from vllm_cluster.features.logs.orders import OrderFeed
 from vllm_cluster.features.logs.rank_names import RankNames
 from vllm_cluster.kernel.docker.log_frames import LogFrames, OutputFrames, Position, StampedLine, Stamps
+from vllm_cluster.kernel.docker.streams import SILENT_SECONDS
 from vllm_cluster.kernel.errors import CommandFailed, ConnectionLost, HostError, TimedOut, Unreachable, VclusterError
 from vllm_cluster.kernel.events import Emit, Event
 from vllm_cluster.kernel.hosts.connection import HostConnection
@@ -101,7 +102,8 @@ class FileFeed:
         asked |= {"offsets": self._offsets, "skip": self._skip}
         script = files("vllm_cluster.features.logs.on_host").joinpath("log_tail.py").read_text()
         argv = ["python3", "-c", script, json.dumps(asked)]
-        with self._node.connection.docker.streams.exec(self._node.name, argv) as running:
+        silent = None if self._asked.follow else SILENT_SECONDS
+        with self._node.connection.docker.streams.exec(self._node.name, argv, silent=silent) as running:
             frames, names = OutputFrames(), dict[int, _File]()
             for rows in _rows(self._node.host, frames, running.output()):
                 if not names:

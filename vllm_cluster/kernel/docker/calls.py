@@ -123,9 +123,12 @@ class Reply:
         with self.failing() as connection:
             return connection.read(limit)
 
-    def pieces(self) -> Iterator[bytes]:
-        """What comes, as it comes."""
-        while piece := self._piece():
+    def pieces(self, silent: float | None = None) -> Iterator[bytes]:
+        """What comes, as it comes; where `silent` is given, each piece by that many seconds, and not by the deadline.
+
+        How long whoever reads it does other things in between does not count.
+        """
+        while piece := self._piece(silent):
             yield piece
 
     def messages(self) -> Iterator[Mapping[str, object]]:
@@ -145,8 +148,10 @@ class Reply:
         """The error for an answer that is not what Docker's API promises."""
         return Unreadable(self._host, f"{self._call.what}: Docker's answer cannot be read: {str(why)[:200]}", again=())
 
-    def _piece(self) -> bytes:
+    def _piece(self, silent: float | None) -> bytes:
         with self.failing() as connection:
+            if silent:
+                connection.renew(Deadline.after(silent, self._deadline.clock))
             return connection.read_some(PIECE)
 
     def _message(self, line: bytes) -> Iterator[Mapping[str, object]]:

@@ -116,6 +116,10 @@ class Connection(http.client.HTTPConnection):
         self._response = self.getresponse()
         return self._response
 
+    def renew(self, deadline: Deadline) -> None:
+        """Read on by another deadline."""
+        self._socket.deadline = deadline
+
     def read(self, limit: int) -> bytes:
         """The first `limit` bytes of the response.
 

@@ -12,6 +12,8 @@ from vllm_cluster.wire.reading import RefusedDocument
 
 # A log is followed, and a command runs, until a person ends it; a broken connection ends both.
 ENDLESS = 10_000_000.0
+# What has an end is not waited for any more where nothing of it came for so long; a log has 150 MB at most.
+SILENT_SECONDS = 120.0
 CLOCK_SAMPLES = 3
 
 
@@ -40,8 +42,9 @@ class Streams:
         call = Call(
             f"read the log of {container}", "GET", path("containers", container, "logs"), query, whole=seconds is None
         )
-        with self._calls.stream(call, self._calls.after(seconds or ENDLESS)) as reply:
-            yield reply.pieces()
+        most = seconds or (ENDLESS if follow else SILENT_SECONDS)
+        with self._calls.stream(call, self._calls.after(most)) as reply:
+            yield reply.pieces(None if follow or seconds else SILENT_SECONDS)
 
     @contextmanager
     def exec(
@@ -51,8 +54,12 @@ class Streams:
         *,
         terminal: bool = False,
         environment: Mapping[str, str] | None = None,
+        silent: float | None = None,
     ) -> Iterator[RunningExec]:
-        """Start a command in a running container; it looks, or it is a person's own: the guard is not asked."""
+        """Start a command in a running container; it looks, or it is a person's own: the guard is not asked.
+
+        `silent` is for how long it may print nothing before its end.
+        """
         what = f"exec in {container}"
         body: dict[str, object] = {"Cmd": list(argv), "AttachStdout": True, "AttachStderr": True, "AttachStdin": True}
         body |= {"Tty": terminal, "Env": [f"{name}={value}" for name, value in (environment or {}).items()]}
@@ -62,8 +69,8 @@ class Streams:
         )
         start = {"Detach": False, "Tty": terminal}
         call = Call(what, "POST", path("exec", made, "start"), json=start, reads=True)
-        with self._calls.stream(call, self._calls.after(ENDLESS)) as reply:
-            yield RunningExec(self._calls, reply, made)
+        with self._calls.stream(call, self._calls.after(silent or ENDLESS)) as reply:
+            yield RunningExec(self._calls, reply, made, silent)
 
     def clock_offset(self) -> int:
         """How far this host's clock is ahead of this machine's, in nanoseconds, to half of a round trip."""
@@ -80,12 +87,12 @@ class Streams:
 class RunningExec:
     """A command in a container: its output, its input, its terminal and its exit code."""
 
-    def __init__(self, calls: Calls, reply: Reply, identity: str) -> None:
-        self._calls, self._reply, self._id = calls, reply, identity
+    def __init__(self, calls: Calls, reply: Reply, identity: str, silent: float | None = None) -> None:
+        self._calls, self._reply, self._id, self._silent = calls, reply, identity, silent
 
     def output(self) -> Iterator[bytes]:
         """What it prints, as it comes: plain with a terminal, else in frames."""
-        return self._reply.pieces()
+        return self._reply.pieces(self._silent)
 
     def send(self, data: bytes) -> None:
         """Send to its input.

@@ -12,11 +12,13 @@ from array import array
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from time import monotonic
 from typing import Any
 
 from vllm_cluster.features.batch.on_head.lines import (
+    MAX_ROW,
     BatchProblem,
     InUse,
     Place,
@@ -78,7 +80,10 @@ class RowFile:
         end = 0
         with open(self._fd, "rb", closefd=False) as file:
             file.seek(0)
-            for number, row in enumerate(file, 1):
+            # A file with a hole of 5 GB is one row, of another program.
+            for number, row in enumerate(iter(partial(file.readline, MAX_ROW + 1), b""), 1):
+                if len(row) > MAX_ROW:
+                    self._refuse(number)
                 if not row.endswith(b"\n"):
                     if number == 1 and not could_begin(row):
                         self._refuse(number)

@@ -118,12 +118,12 @@ def parse(raw: bytes, place: Place, served: str, fields: Mapping[str, Any]) -> B
 
 
 def name_of(raw: bytes) -> str | None:
-    """Read the custom_id of a line, where it has a valid one."""
+    """Read the custom_id of a line, where it has a valid one: names are kept in memory."""
     try:
         name = json.loads(raw)["custom_id"]
     except (ValueError, RecursionError, KeyError, TypeError):
         return None
-    return name if isinstance(name, str) else None
+    return name if isinstance(name, str) and len(name) <= MAX_NAME else None
 
 
 def json_fault(error: Exception) -> str:

@@ -268,7 +268,7 @@ def test_the_batches_of_the_head_are_listed_until_they_are_fetched(
         return answer(prompt)
 
     def listed() -> list[BatchOnHead]:
-        return batches(make.inventory(1), head.events.append, wait=60.0)
+        return batches(make.inventory(1), head.events.append)
 
     with head.serving(reply) as (_, wanted):
         assert listed() == []

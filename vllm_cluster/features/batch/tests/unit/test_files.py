@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
@@ -18,6 +19,7 @@ from tests.support.attack import attack
 from vllm_cluster.features.batch.on_head.files import BatchFiles, RowFile, Work
 from vllm_cluster.features.batch.on_head.lines import (
     MAX_NAME,
+    MAX_ROW,
     BadLine,
     BatchLine,
     BatchProblem,
@@ -350,3 +352,32 @@ def test_a_file_of_answers_is_not_cleared_as_one_of_errors(tmp_path: Path) -> No
     with pytest.raises(BatchProblem, match="holds answers"), opened(source, tmp_path / "out.jsonl"):
         pass
     assert (tmp_path / "out.errors.jsonl").read_bytes() == rows(source)[0]
+
+
+# fault: features/batch/on_head/files.py: if len(row) > MAX_ROW: → if False:
+# fault: features/batch/on_head/files.py: partial(file.readline, MAX_ROW + 1) → file.readline
+def test_an_output_with_a_row_of_any_length_is_refused_at_its_beginning(tmp_path: Path) -> None:
+    """One with a hole of 5 GB took 10.7 GB of memory."""
+    output = tmp_path / "out.jsonl"
+    output.write_bytes(b'{"id": "batch_req_1_00000000", "custom_id": "')
+    os.truncate(output, 64 << 30)
+    with ExitStack() as stack, pytest.raises(BatchProblem, match=r"out\.jsonl:1: not a row"):
+        file = RowFile(output)
+        stack.callback(file.close)
+        list(file.rows())
+    assert output.stat().st_size == 64 << 30
+    row = b'{"id": "batch_req_1_00000000", "custom_id": "'.ljust(MAX_ROW - 1, b"x") + b"\n"
+    output.write_bytes(row)
+    with ExitStack() as stack:
+        stack.callback((file := RowFile(output)).close)
+        assert list(file.rows()) == [row]
+
+
+# fault: features/batch/on_head/lines.py: isinstance(name, str) and len(name) <= MAX_NAME else → isinstance(name, str) else
+def test_a_name_that_no_request_may_have_is_not_kept(tmp_path: Path) -> None:
+    """The names of all lines are in memory: 300 of 1 MB took 300 MB."""
+    source = tmp_path / "in.jsonl"
+    names = ("x" * MAX_NAME, "x" * (MAX_NAME + 1), "x" * (MAX_NAME + 1))
+    source.write_text("".join(json.dumps({**request(1), "custom_id": name}) + "\n" for name in names))
+    with opened(source, tmp_path / "out.jsonl") as work:
+        assert (work.total, list(work._names.values())) == (3, [1])

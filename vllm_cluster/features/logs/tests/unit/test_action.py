@@ -172,7 +172,7 @@ def test_what_docker_has_of_a_node_that_ended_is_shown(
     line = b"2026-11-21T02:00:01.000000000Z [node] the last words\n"
     frame = b"\x01\0\0\0" + len(line).to_bytes(4, "big") + line
 
-    def exec_(*_: object) -> Any:
+    def exec_(*_: object, **__: object) -> Any:
         raise CommandFailed("gpu1", "exec: container is not running", exit_code=1, stderr="")
 
     streams = SimpleNamespace(exec=exec_, log=lambda *_, **__: nullcontext(iter([frame])), clock_offset=lambda: 0)
