@@ -7,7 +7,7 @@ import tarfile
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, cast
 
-from vllm_cluster.kernel.clock import Deadline
+from vllm_cluster.kernel.clock import SYSTEM_CLOCK, Clock, Deadline
 from vllm_cluster.kernel.docker.client import DockerApi
 from vllm_cluster.kernel.transport.base import Stream, Transport
 
@@ -88,10 +88,10 @@ class CannedHost:
         return self.streams[-1]
 
 
-def canned(answers: Answers) -> tuple[DockerApi, CannedHost]:
+def canned(answers: Answers, clock: Clock = SYSTEM_CLOCK) -> tuple[DockerApi, CannedHost]:
     """The Docker client of such a host, and the host."""
     host = CannedHost(answers)
-    return DockerApi(cast(Transport, host), "1.41"), host
+    return DockerApi(cast(Transport, host), "1.41", clock=clock), host
 
 
 def always(*pieces: bytes) -> Any:

@@ -38,10 +38,12 @@ ENDED = {
 }
 WANTED = ("CANCELLED", "TIMEOUT", "DEADLINE", "PREEMPTED", "COMPLETED")
 WAITING = ("PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "SUSPENDED")
-# Where all may write, a folder of the job's number may be another user's, with an address and a key of theirs.
+# Where all may write, a folder of the job's number may be another user's, with an address and a key of theirs; and so
+# may be the files of one in which others may write.
 _FOLDER = """
 folder=${VCLUSTER_JOBS:-$HOME/vcluster-jobs}/$1
 { [ -O "$folder" ] && [ ! -L "$folder" ]; } || folder=/dev/null
+[ ! "$(find "$folder" -maxdepth 0 -type d \\( -perm -20 -o -perm -2 \\) 2>/dev/null)" ] || folder=/dev/null
 """
 _ENTER = f"""{_FOLDER}
 cd "$folder" 2>/dev/null || {{ echo "$(id -un) has no folder of job $1" >&2; exit 1; }}

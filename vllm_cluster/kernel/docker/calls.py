@@ -126,7 +126,7 @@ class Reply:
     def pieces(self, silent: float | None = None) -> Iterator[bytes]:
         """What comes, as it comes; where `silent` is given, each piece by that many seconds, and not by the deadline.
 
-        How long whoever reads it does other things in between does not count.
+        The time that its reader takes in between does not count.
         """
         while piece := self._piece(silent):
             yield piece

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from vllm_cluster.features.batch.on_head.arrays import ArrayReader
+
 # Each path, and the list that an answer of it has.
 PATHS: Mapping[str, str] = {
     "/v1/chat/completions": "choices",
@@ -26,8 +28,6 @@ MAX_LINE, MAX_ANSWER, MAX_NAME, MAX_MESSAGE = 16 << 20, 16 << 20, 1024, 2000
 MAX_ROW = MAX_ANSWER + (64 << 10)
 HEAD = b'{"id": "batch_req_'
 _ID = re.compile(rb'\{"id": "batch_req_([1-9][0-9]{0,17})_([0-9a-f]{8})", ("line": )?')
-# A JSON array is read as a whole.
-MAX_ARRAY = 512 << 20
 
 
 class BatchProblem(Exception):
@@ -211,12 +211,12 @@ class Source:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._array = self._read_array()
+        self._is_array = self._begins_array()
 
     def lines(self) -> Iterator[tuple[int, bytes]]:
         """Read each line that is not empty, without its end, by its number."""
-        if self._array is not None:
-            yield from ((number, from_prompt(entry, number)) for number, entry in enumerate(self._array, 1))
+        if self._is_array:
+            yield from ((number, from_prompt(entry, number)) for number, entry in enumerate(self._entries(), 1))
             return
         with self.path.open("rb") as file:
             number = 0
@@ -230,20 +230,18 @@ class Source:
                 if line := raw.removeprefix(b"\xef\xbb\xbf" if number == 1 else b"").strip():
                     yield number, line
 
-    def _read_array(self) -> list[object] | None:
+    def _begins_array(self) -> bool:
         with self.path.open("rb") as file:
             while (first := file.read(1)) and first in b" \t\r\n\xef\xbb\xbf":
                 pass
-            if first != b"[":
-                return None
-            raw = first + file.read(MAX_ARRAY)
-        if len(raw) > MAX_ARRAY:
-            text = f"{self.path}: a JSON array is read as a whole and may have {MAX_ARRAY >> 20} MB"
-            raise BatchProblem(text, usage=True, hint="write one request a line (JSON lines)")
-        try:
-            found = json.loads(raw)
-        except (ValueError, RecursionError) as error:
-            where = f":{error.lineno}" if isinstance(error, json.JSONDecodeError) else ""
-            text = f"{self.path}{where}: not a JSON array: {json_fault(error)}"
-            raise BatchProblem(text, usage=True) from None
-        return list(found)
+            return first == b"["
+
+    def _entries(self) -> Iterator[object]:
+        with self.path.open(encoding="utf-8-sig") as file:
+            reader = ArrayReader(file)
+            try:
+                yield from reader.entries()
+            except (ValueError, RecursionError) as error:
+                fault = "nested too deeply" if isinstance(error, RecursionError) else str(error)
+                text = f"{self.path}:{reader.line}: not a JSON array: {fault}, at character {reader.column}"
+                raise BatchProblem(text, usage=True) from None

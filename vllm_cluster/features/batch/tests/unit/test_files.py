@@ -121,7 +121,7 @@ def test_an_array_of_prompts_is_an_input(tmp_path: Path) -> None:
         parse(found[2][1], PLACE, "m", {})
     path.write_text('["a",\n oops]')
     with pytest.raises(BatchProblem, match=r"prompts\.json:2: not a JSON array"):
-        Source(path)
+        list(Source(path).lines())
 
 
 def test_empty_lines_a_byte_order_mark_and_a_missing_newline_are_accepted(tmp_path: Path) -> None:

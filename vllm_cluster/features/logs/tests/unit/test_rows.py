@@ -31,7 +31,7 @@ def lines(*rows: Any) -> list[Line]:
     """The lines that come of these rows."""
 
     @contextmanager
-    def run(*_: object) -> Iterator[Any]:
+    def run(*_: object, **__: object) -> Iterator[Any]:
         text = b"".join(row if isinstance(row, bytes) else json.dumps(row).encode() + b"\n" for row in rows)
         yield SimpleNamespace(output=lambda: iter([frame(text)]), code=lambda: 0)
 

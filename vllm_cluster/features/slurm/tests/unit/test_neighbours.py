@@ -111,6 +111,22 @@ def test_nothing_of_a_job_is_read_from_a_folder_that_another_has_made(jobs: Path
         assert node.logs("7", 1, "0", 10) == {"attempt-1/rank-0.log": b"theirs\n"}
 
 
+# fault: features/slurm/jobs.py: -perm -20 -o -perm -2 → -perm -2
+# fault: features/slurm/jobs.py: -perm -20 -o -perm -2 → -perm -20
+@pytest.mark.parametrize("mode", [0o770, 0o702])
+def test_nothing_of_a_job_is_read_from_a_folder_in_which_others_may_write(mode: int, jobs: Path) -> None:
+    """A job makes it for its user alone; who was let in later may put another address into it."""
+    (jobs / "7").unlink()
+    (jobs.parent / "theirs").rename(jobs / "7")
+    with login_node("", SYSTEM) as node:
+        (jobs / "7").chmod(mode)
+        assert (node.look("7").ready, node.look("7").folder) == (None, "")
+        with pytest.raises(HostError, match="has no folder of job 7"):
+            node.key("7")
+        (jobs / "7").chmod(0o750)
+        assert node.look("7").ready is not None
+
+
 # fault: features/slurm/job.sh: ! -perm -1000 \( → \(
 # fault: features/slurm/job.sh: -o -perm -20 ! -gid "$own" →
 # fault: features/slurm/job.sh: above=${above%/*} → above=
