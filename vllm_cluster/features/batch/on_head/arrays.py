@@ -57,7 +57,7 @@ class ArrayReader:
             try:
                 found, end = self._decoder.raw_decode(self._text, self._at)
                 size = end - self._at
-                # A number may go on behind what was read, as 0. does.
+                # A number may have more digits behind what was read, as 0. has.
                 if self._text[end : end + 1] in _ENDS or not self._more():
                     self._step(size)
                     return found
