@@ -38,7 +38,7 @@ def test_other_texts_than_arrays_are_refused(text: str) -> None:
         entries(text)
 
 
-# fault: features/batch/on_head/arrays.py: self.line + lines, len(passed) - passed → self.line + lines, 1 + passed
+# fault: features/batch/on_head/arrays.py: self.line + lines, len(passed) - passed.rfind("\n") → self.line + lines, 1
 def test_a_fault_is_named_by_its_line_and_character() -> None:
     reader = ArrayReader(io.StringIO('["a",\n ["x",\n "y"], oops]'))
     with pytest.raises(ValueError, match="Expecting value"):
