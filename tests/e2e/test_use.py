@@ -188,5 +188,6 @@ def test_ctrl_c_ends_the_program_and_not_the_model(sandbox: Sandbox) -> None:
             assert terminal.end() == 130, terminal.shown
     refused = sandbox.vcluster("stop")
     assert refused.code == 2
-    assert f"fix: vcluster stop -i {sandbox.inventory} --yes" in refused.err
+    # The environment names the inventory, for the remedy too.
+    assert "fix: vcluster stop --yes" in refused.err.splitlines()
     assert serving(sandbox) == "ready"

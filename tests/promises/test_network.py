@@ -171,7 +171,7 @@ def test_a_stopped_docker(sandbox: Sandbox, empty: Stand) -> None:
                 assert run.end() == 1
                 took = measured.seconds
             error = run.error()
-        assert (error["code"], error["host"]) == ("timed-out", "gpu2"), error
+        assert (error["code"], error["host"]) == ("docker-timed-out", "gpu2"), error
         # Once for what was asked, and once to take back what had been made.
         assert took <= 2 * CALL_SECONDS + MARGIN
         sandbox.vcluster("up", "--yes", "--wait", "30").ok()
