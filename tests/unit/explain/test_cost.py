@@ -9,10 +9,12 @@ from typing import Any
 import pytest
 
 from tests.support.logs import explained
+from vllm_cluster.kernel.explain import progress
+from vllm_cluster.kernel.explain.catalogue import NEEDLES, WORKS, kind_of
 from vllm_cluster.kernel.explain.log_line import parse_line
 from vllm_cluster.kernel.explain.progress import is_trouble
 from vllm_cluster.kernel.explain.scan import MAX_STREAMS, LogSource, scan_all
-from vllm_cluster.kernel.explain.stream import classify
+from vllm_cluster.kernel.explain.signs import classify
 from vllm_cluster.kernel.text import redact
 
 LINES = 3000
@@ -20,7 +22,7 @@ SHOWN = 300  # calls for what is kept to be shown
 
 
 # fault: kernel/explain/stream.py: hit.lines.append(ErrorLine( → hit.lines.append(self.place(number, parsed) and ErrorLine(
-# fault: kernel/explain/stream.py: raised.append((line, nearby.alone())) → raised.append((line, nearby.alone() if self._place(*line) else nearby))
+# fault: kernel/explain/stream.py: raised.append((line, nearby)) → raised.append((line, nearby if self._place(*line) else nearby))
 @pytest.mark.parametrize("error", ["RuntimeError: frob {}", "CUDA error: frob {}", "ValueError: {} is not supported"])
 def test_an_error_that_is_not_shown_is_parsed_once_and_not_redacted(error: str, monkeypatch: Any) -> None:
     calls: Counter[str] = Counter()
@@ -58,7 +60,7 @@ def test_every_form_of_an_error_is_recognised(line: str) -> None:
     assert not is_trouble("INFO frob")
 
 
-# fault: kernel/explain/stream.py: known.matches or known.needle): known for known in found → known): known for known in found
+# fault: kernel/explain/signs.py: known.matches or known.needle): known for known in found → known): known for known in found
 def test_a_refusal_counts_once_however_many_of_its_words_are_in_the_line() -> None:
     found, _ = classify("ValueError: frob is not supported, incompatible and not allowed")
     assert [known.failure for known in found] == ["combination-unsupported"]
@@ -81,3 +83,21 @@ def test_logs_of_more_hosts_than_there_are_share_one_bound() -> None:
     assert [len(one.streams) for one in found[:2]] == [MAX_STREAMS // 2 - 1] * 2  # beside the first one
     assert sum(len(one.streams) for one in found) == MAX_STREAMS
     assert all(one.strange or one.trouble or one.raised for one in found)
+
+
+# fault: kernel/explain/catalogue.py: any(one.text.decode() in mark for mark in marks) → any(one.text.decode() == mark[1:] for mark in marks)
+def test_each_mark_of_a_start_or_of_work_is_found_by_a_needle() -> None:
+    """What a line is taken for is decided by its needles: a mark without one would never be looked for."""
+    for marks, number in ((progress.TURNS, 1), (WORKS, 2)):
+        for mark in marks:
+            own = [at for at, one in enumerate(NEEDLES) if one.text.decode() in mark]
+            assert kind_of(tuple(own))[number], mark
+
+
+# fault: kernel/explain/scan.py: any_kind = rewritten and → any_kind = False and
+@pytest.mark.parametrize(
+    "line", ["CUDA e\x1b[0mrror: an illegal frob", "CUDA e[0mrror: frob", '{"log":"CUDA \\u0065rror: frob"}']
+)
+def test_a_sign_that_only_the_words_of_a_line_hold_is_found(line: str) -> None:
+    found = explained(f"a CUDA error: no frob\n{line}\n")
+    assert found.named and found.named.count == 2

@@ -325,7 +325,7 @@ def test_the_29th_of_february_is_of_the_last_year_that_had_one() -> None:
     assert parse_time("INFO 02-29 00:00:00 x", newest) == datetime(2024, 2, 29, tzinfo=UTC).timestamp()
 
 
-# fault: kernel/explain/stream.py: SignKind.BROAD if known.kind is SignKind.CAUSE else known.kind, mild → known.kind, mild
+# fault: kernel/explain/signs.py: SignKind.BROAD if known.kind is SignKind.CAUSE else known.kind, mild → known.kind, mild
 def test_an_error_is_the_cause_and_not_a_warning_before_it() -> None:
     """A warning of vLLM with the words of an error, where the length was raised on purpose; then memory runs out."""
     long = (

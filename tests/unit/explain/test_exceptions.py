@@ -77,7 +77,7 @@ def test_a_file_of_a_model_that_ends_too_early(file: str, words: str, slug: str 
     assert (found.cause.failure.slug if found.cause else None) == slug
 
 
-# fault: kernel/explain/stream.py: raised[before] = line, nearby.alone() → pass
+# fault: kernel/explain/stream.py: raised[before] = line, nearby → pass
 def test_of_chained_exceptions_the_last_is_shown() -> None:
     chain = (
         *("KeyError: 'frob'", "", "During handling of the above exception, another exception occurred:", ""),

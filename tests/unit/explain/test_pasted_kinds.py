@@ -63,7 +63,7 @@ def test_a_stream_that_breaks_does_not_count_as_an_answer() -> None:
     assert explained(dead + READY + ended).result in ("healthy", "healed")
 
 
-# fault: kernel/explain/stream.py: or (not parsed.loud and not trouble and progress.GIVES_WAY.search(parsed.words)): → or False:
+# fault: kernel/explain/signs.py: or (not parsed.loud and not trouble and progress.GIVES_WAY.search(parsed.words)): → or False:
 def test_a_detour_that_vllm_takes_is_not_why_it_failed() -> None:
     detour = "(APIServer pid=7) WARNING 11-03 10:00:00 [x.py:1] {0}, falling back to the slow one.\n"
     missing = "Could not find nvcc", "FooForCausalLM has no vLLM implementation", "ImportError: libcudart.so.12"

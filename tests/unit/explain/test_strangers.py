@@ -89,7 +89,7 @@ def test_a_warning_in_a_start_that_continues_does_not_count() -> None:
 
 
 # fault: kernel/explain/weighing.py: mild = [hit for hit in failing if hit.known.mild and (hit.evidence or not ended)] → mild = []
-# fault: kernel/explain/stream.py: if parsed.informs or (not parsed.loud → if (not parsed.loud
+# fault: kernel/explain/signs.py: if parsed.informs or (not parsed.loud → if (not parsed.loud
 def test_a_warning_is_why_where_nothing_louder_is_and_no_work_went_on() -> None:
     words = "User-specified max_model_len (9) is greater than the derived max_model_len (5)"
     ends = "(EngineCore pid=7) ERROR 11-21 03:19:07 [core.py:1] EngineCore failed to start.\n"

@@ -6,8 +6,10 @@ import re
 import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
+from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from vllm_cluster.kernel.explain import progress
 from vllm_cluster.kernel.explain.failure import KnownFailure, Sign, SignKind
@@ -113,3 +115,27 @@ _BY_NEEDLE: dict[str, list[LogPattern]] = {text: [] for text in _LOOKED_FOR}
 for _known in SIGNS:
     _BY_NEEDLE.setdefault(_known.needle, []).append(_known)
 NEEDLES = {needle(text.encode()): tuple(known) for text, known in _BY_NEEDLE.items()}
+
+
+class LineKind(NamedTuple):
+    """What a line can be by the needles in it: its signs, whether a start or a stop, and whether one of the work."""
+
+    signs: tuple[LogPattern, ...]
+    turns: bool = True
+    works: bool = True
+
+
+# A line that has one of these marks has a needle that is a part of it, too.
+WORKS = (progress.LEAVES, progress.RATES, COMMUNICATORS, *RANK_WORDS)
+_KINDS = tuple(
+    LineKind(known, *(any(one.text.decode() in mark for mark in marks) for marks in (progress.TURNS, WORKS)))
+    for one, known in NEEDLES.items()
+)
+
+
+@lru_cache(4096)
+def kind_of(numbers: tuple[int, ...]) -> LineKind:
+    """What a line is that holds the needles of these numbers, in the order of NEEDLES."""
+    kinds = [_KINDS[number] for number in sorted(set(numbers))]
+    signs = tuple(chain.from_iterable(kind.signs for kind in kinds))
+    return LineKind(signs, any(kind.turns for kind in kinds), any(kind.works for kind in kinds))

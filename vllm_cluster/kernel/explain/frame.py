@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from typing import NamedTuple
 
-from vllm_cluster.kernel.explain.catalogue import LogPattern
+from vllm_cluster.kernel.explain.catalogue import LineKind, LogPattern
 from vllm_cluster.kernel.explain.log_line import MAX_LINE, LogLine, parse_line
 
 MAX_ABOVE = 4096
@@ -49,14 +50,14 @@ class Frame:
     function: str
 
 
-@dataclass(frozen=True)
-class Nearby:
-    """A line of a piece of a log, with what is above and below it, and the signs that the piece may hold."""
+class Nearby(NamedTuple):
+    """A line of a piece of a log, with what is above and below it, and the signs that it and the piece may hold."""
 
     part: bytes
     start: int
     end: int
     signs: tuple[LogPattern, ...]
+    kind: LineKind = LineKind(())
 
     @property
     def text(self) -> bytes:
@@ -77,12 +78,17 @@ class Nearby:
     def frame(self, who: str, names: frozenset[str]) -> Frame | None:
         """The nearest frame above that the same process has written; Python's own only where there is no other."""
         at, least, own = self.start, max(0, self.start - MAX_ABOVE), None
+        # Where several processes write side by side, most frames are not of this one.
+        named = who.rpartition(" ")[2].encode()
         for _ in range(MAX_FRAMES):
             at = self.part.rfind(b'File "', least, at)
             if at < 0:
                 break
             begin = self.part.rfind(b"\n", 0, at) + 1
-            parsed = parse_line(self.part[begin : begin + MAX_LINE].split(b"\n", 1)[0], names=names)
+            raw = self.part[begin : begin + MAX_LINE].split(b"\n", 1)[0]
+            if named not in raw and b"\\" not in raw:
+                continue
+            parsed = parse_line(raw, names=names)
             found = _FRAME.match(parsed.words.lstrip())
             if found and parsed.who == who:
                 frame = Frame(_INSTALLED.sub("", found[1]), int(found[2]), found[3] or "")
@@ -118,6 +124,11 @@ def may_refuse(words: str) -> bool:
 def is_check(frame: Frame | None) -> bool:
     """Whether a line of source code is of those that check vLLM's settings."""
     return bool(frame and _CHECKS.match(frame.file))
+
+
+def may_be_half(words: str) -> bool:
+    """Whether an exception is of a class by which a file is not what it should be."""
+    return bool(_UNREADABLE.match(words))
 
 
 def is_half_file(words: str, frame: Frame | None) -> bool:

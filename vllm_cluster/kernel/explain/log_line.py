@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import lru_cache
+from typing import NamedTuple
 
 from vllm_cluster.kernel.explain.prefix import peel
 
@@ -18,6 +18,8 @@ YEAR = 365.25 * DAY
 HALF_YEAR = 182 * DAY
 NEAR = 31  # days between a dated line and one without a year that it dates
 _HEAD = 400
+# Month, day, hour, minute, second, and the digits of its fraction, if it has any.
+_InYear = tuple[int, int, int, int, int, str | None]
 # Pasted from a terminal, colours are without their escape character, or it is written with two.
 _ANSI = re.compile(r"(?:\x1b|\^\[)\[[0-9;?]*[ -/]*[@-~]|\x1b[^\[]?|\[\d{1,2}(?:;\d{1,3}){0,4}m")
 _COLOURED = ("\x1b", "^[[", "0m")
@@ -32,13 +34,17 @@ _GROUP_LEVEL = re.compile(r"^[\d-]{10} [\d:]{8},\d{3}\s([A-Z]+) |^\[[\d-]{10} [\
 # Of programs that have no bracket: `WARNING: …`, `x.py:7: UserWarning: …`, `… - WARNING - …`, `level=warning`.
 _WORD_LEVEL = re.compile(
     r"^\W{0,3}(debug|info|warn|notice)(?:ing)?\]?:(?=\s|\w+:)|^\S{1,300}:\d{1,6}: \w{0,40}(warn)ing: "
-    r"|^[^\[{]{0,80} - (debug|info|warn)(?:ing)? - |\blevel=\"?(debug|info|warn)",
+    r"|^[^\[{]{0,80} - (debug|info|warn)(?:ing)? - ",
     re.IGNORECASE,
 )
+_KEY_LEVEL = re.compile(r"\blevel=\"?(debug|info|warn)", re.IGNORECASE)
+# One of these is in each line that has such a level.
+_LEVEL_WORDS = ("info", "warn", "debug", "notice")
 _WORD_LEVELS = {"debug": "DEBUG", "info": "INFO", "notice": "INFO", "warn": "WARNING"}
 # What pytest puts before a line.
 _TEST = "E   "
 _NCCL_HOST = re.compile(r"^([\w.-]{1,80}):\d{1,9}:\d{1,9} \[\d{1,3}\] ")
+_LEVELS = ("DEBUG ", "INFO ", "WARNING ", "ERROR ", "CRITICAL ")
 _CLOCK = r"(?P<h>\d\d):(?P<m>\d\d):(?P<s>\d\d)(?:[.,](?P<f>\d{1,9}))?"
 _MONTHS = "JanFebMarAprMayJunJulAugSepOctNovDec"
 _TIMES = tuple(
@@ -46,7 +52,7 @@ _TIMES = tuple(
     for pattern in (
         rf"(?P<y>\d{{4}})-(?P<mo>\d\d)-(?P<d>\d\d)[T ]{_CLOCK}",
         rf"\b(?:DEBUG|INFO|WARNING|ERROR|CRITICAL) (?P<mo>\d\d)-(?P<d>\d\d) {_CLOCK}",
-        rf"^\[?(?:\w{{3}} )?(?P<name>[A-Z][a-z]{{2}}) +(?P<d>\d{{1,2}}) {_CLOCK}(?: (?P<y>\d{{4}}))?",
+        rf"\[?(?:\w{{3}} )?(?P<name>[A-Z][a-z]{{2}}) +(?P<d>\d{{1,2}}) {_CLOCK}(?: (?P<y>\d{{4}}))?",
         # glog and torch write E1121, older torch E528 for the 28th of May.
         rf"\[?\b[DIWEF](?P<mo>\d\d??)(?P<d>\d\d) {_CLOCK}",
     )
@@ -58,10 +64,14 @@ _OWN_TIME = re.compile(
     r"(?:\([A-Z]\w{1,60} pid=\d{1,9}\) ){0,3}(?:DEBUG|INFO|WARNING|ERROR|CRITICAL) "
     rf"(?P<mo>\d\d)-(?P<d>\d\d) {_CLOCK}"
 )
+# Such a line as a whole, up to its text: most lines are of this form, and one pattern takes them apart.
+_OWN_LINE = re.compile(
+    r"((?:\([A-Z]\w{1,60} pid=\d{1,9}\) ){0,3})(DEBUG|INFO|WARNING|ERROR|CRITICAL) "
+    r"(\d\d)-(\d\d) (\d\d):(\d\d):(\d\d)(?:\.(\d{1,9}))? \[[^\[\] ]{1,120}:\d{1,6}\] ?"
+)
 
 
-@dataclass(frozen=True)
-class LogLine:
+class LogLine(NamedTuple):
     """The parts of a line. `time` is in seconds since 1970 as if every clock were UTC, None where the line has none.
 
     `host` is the name that a launcher or a collector has put before it.
@@ -99,9 +109,14 @@ def parse_line(raw: bytes, newest: float = UNDATED, names: frozenset[str] = froz
     text = raw[:MAX_LINE].decode("utf-8", "replace").rstrip("\r\n").removesuffix("^M")
     if any(map(text.__contains__, _COLOURED)):
         text = _ANSI.sub("", text)
+    if (own := _OWN_LINE.match(text)) and "[repeated" not in text:
+        month, day, hour, minute, second = map(int, own.groups()[2:7])
+        return _own_line(own, text, _past((month, day, hour, minute, second, own[8]), newest))
     peeled = peel(text.removeprefix(_TEST), names)
     time, dated = _dated_time(peeled.text if peeled.relayed else text, newest)
     text = peeled.text.removeprefix(_TEST)
+    if peeled.host and (own := _OWN_LINE.match(text)) and "[repeated" not in text:
+        return _own_line(own, text, time, peeled.host, dated=dated)
     who = [peeled.host] if peeled.host else []
     while len(who) < 5 and (found := _WHO.match(text)):
         who.append(found[1] or found[2])
@@ -115,9 +130,26 @@ def parse_line(raw: bytes, newest: float = UNDATED, names: frozenset[str] = froz
     level = _LEVEL.match(text) or _GROUP_LEVEL.match(text)
     text = text[level.end() if level and level.re is _LEVEL else 0 :].strip()
     times, grade = int(repeated[1]) if repeated else 1, next(filter(None, level.groups()), "") if level else ""
-    if not grade and (own := _WORD_LEVEL.search(text)):
-        grade = _WORD_LEVELS[next(filter(None, own.groups())).lower()]
-    return LogLine(time, " ".join(who), text, times, grade, peeled.host, dated)
+    return LogLine(time, " ".join(who), text, times, grade or _level_in_words(text), peeled.host, dated)
+
+
+def _level_in_words(text: str) -> str:
+    """The level of a line without vLLM's or Ray's; beyond ASCII its letters have other forms, too."""
+    lowered, plain = text.lower(), text.isascii()
+    if plain and not any(map(lowered.__contains__, _LEVEL_WORDS)):
+        return ""
+    found = _WORD_LEVEL.match(text)
+    if not found and (not plain or "level=" in lowered):
+        found = _KEY_LEVEL.search(text)
+    return _WORD_LEVELS[next(filter(None, found.groups())).lower()] if found else ""
+
+
+def _own_line(found: re.Match[str], text: str, time: float | None, host: str = "", *, dated: bool = False) -> LogLine:
+    """A line of vLLM's own form, behind what a launcher has put before it."""
+    who = found[1][1:-2].replace(") (", " ")
+    if host:
+        who = f"{host} {who}" if who else host
+    return LogLine(time, who, text[found.end() :].strip(), 1, found[2], host, dated)
 
 
 def parse_time(text: str, newest: float = UNDATED) -> float | None:
@@ -131,18 +163,26 @@ def _dated_time(text: str, newest: float) -> tuple[float | None, bool]:
     if _ANY_TIME.search(head) is None:
         return None, False
     if (found := _OWN_TIME.match(head)) is None:
-        patterns = _TIMES if _ANY_YEAR.search(head) else _TIMES[1:]
-        found = next(filter(None, (pattern.search(head) for pattern in patterns)), None)
+        found = _TIMES[0].search(head) if _ANY_YEAR.search(head) else None
+        if found is None and any(map(head.__contains__, _LEVELS)):
+            found = _TIMES[1].search(head)
+        found = found or _TIMES[2].match(head) or _TIMES[3].search(head)
     if found is None:
         return None, False
     part = found.groupdict()
+    moment = _in_year(part)
     if part.get("y"):
-        at = _moment(int(part["y"]), part)
+        at = _moment(int(part["y"]), moment)
         return at, at is not None and found.re is _TIMES[0]
+    return _past(moment, newest), False
+
+
+def _past(moment: _InYear, newest: float) -> float | None:
+    """Of a time without a year the last one that is not after `newest`."""
     year = _year(newest)
-    at = _moment(year, part)
+    at = _moment(year, moment)
     # A clock of another zone is up to 14 hours ahead.
-    return (_moment(year - 1, part) if at is None or at > newest + DAY else at), False
+    return _moment(year - 1, moment) if at is None or at > newest + DAY else at
 
 
 def learn_newest(lines: Iterable[str], newest: float) -> float:
@@ -155,7 +195,7 @@ def learn_newest(lines: Iterable[str], newest: float) -> float:
     for line in lines:
         head = line[:_HEAD]
         if found := _TIMES[0].search(head):
-            dated.append(_moment(int(found["y"]), found.groupdict()))
+            dated.append(_moment(int(found["y"]), _in_year(found.groupdict())))
         elif bare is None:
             bare = parse_time(head, newest)
     known = [at for at in dated if at is not None]
@@ -167,12 +207,17 @@ def learn_newest(lines: Iterable[str], newest: float) -> float:
     return known[nearest] + HALF_YEAR if apart[nearest] < (NEAR if same > 1 else 2) * DAY else newest
 
 
-def _moment(year: int, part: Mapping[str, str]) -> float | None:
+def _in_year(part: Mapping[str, str]) -> _InYear:
     month = _MONTHS.find(part["name"]) // 3 + 1 if "name" in part else int(part["mo"])
-    day, hour, minute, second = _midnight(year, month, int(part["d"])), int(part["h"]), int(part["m"]), int(part["s"])
+    return month, int(part["d"]), int(part["h"]), int(part["m"]), int(part["s"]), part["f"]
+
+
+def _moment(year: int, moment: _InYear) -> float | None:
+    month, of_month, hour, minute, second, fraction = moment
+    day = _midnight(year, month, of_month)
     if day is None or hour > 23 or minute > 59 or second > 59:
         return None
-    return day + 3600 * hour + 60 * minute + second + (float(f"0.{part['f']}") if part["f"] else 0.0)
+    return day + 3600 * hour + 60 * minute + second + (float(f"0.{fraction}") if fraction else 0.0)
 
 
 @lru_cache(1024)

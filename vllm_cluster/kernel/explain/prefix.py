@@ -6,13 +6,14 @@ import json
 import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 MAX_LEARNT = 2000  # lines that are looked at for names
 MIN_LINES = 3
 # Names are learnt where this share of their lines continues like a log, or of all lines begins with them.
 SHARE = 0.8
 MAX_DEPTH = 6
+MAX_BAR = 101  # characters in which a name ends with a bar
 
 _ISO = re.compile(
     r"\[?\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:[.,]\d{1,9})?(?:Z|[+-]\d\d:?\d\d)?\]? "
@@ -28,12 +29,14 @@ _HOST = re.compile(
     r"|\[((?!rank|state-dump)[A-Za-z](?=[\w./-]*[./-])[\w./-]{1,80})\]:? "
     r"|((?!python|sha|md5)[a-z][a-z0-9.-]{0,60}\d(?:[.-][a-z0-9.-]{1,40})?): | {0,3}\d{1,4}: "
 )
+# Besides digits, what such a name begins with.
+_BEGINS_HOST = frozenset("[ abcdefghijklmnopqrstuvwxyz")
 # Of a daemon its name stays: the words behind it are evidence only with it.
 _SYSLOG = re.compile(
     r"[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d ([\w.-]{1,80}) "
     r"((?!kernel|earlyoom|systemd|docker|containerd|sshd|nvidia|slurm|oom)[\w.@/-]{1,60}(?:\[\d{1,9}\])?: )?"
 )
-_JSON = re.compile(r'"(?:log|message|msg|MESSAGE|line|text)" ?: ?"((?:[^"\\]|\\.){0,4096})')
+_JSON = re.compile(r'"(?:log|message|msg|MESSAGE|line|text)" ?: ?"((?:[^"\\]++|\\.)*+)')
 _JSON_HOST = re.compile(r'"(?:host|hostname|pod|pod_name|node|_HOSTNAME)" ?: ?"([\w./-]{1,120})"')
 _SECTION = re.compile(
     r"(?:={2,}>?|#{2,}|-{3,}|\*{3,}) ?"
@@ -52,8 +55,7 @@ _LOG_LINE = re.compile(
 )
 
 
-@dataclass(frozen=True)
-class Peeled:
+class Peeled(NamedTuple):
     """A line without its prefix; `host` is the name that the prefix gives.
 
     `relayed`: a daemon stamped what another program wrote, whose own times are nearer to the fact.
@@ -109,9 +111,8 @@ def peel(text: str, names: frozenset[str] = frozenset()) -> Peeled:
         named = _JSON_HOST.search(text)
         host, text = named[1] if named else "", _unquoted(inner[1])
     for _ in range(MAX_DEPTH):
-        found = _SYSLOG.match(text)
-        relayed = relayed or bool(found and found[2])
-        found = found or _ISO.match(text) or _BAR.match(text) or _HOST.match(text)
+        found = _found(text)
+        relayed = relayed or bool(found and found.re is _SYSLOG and found[2])
         if found:
             host = next(filter(None, found.groups()), "") or host or (found[0].strip(" :") if found.re is _HOST else "")
             text = text[found.end() :]
@@ -123,7 +124,24 @@ def peel(text: str, names: frozenset[str] = frozenset()) -> Peeled:
     return Peeled(text, host, relayed)
 
 
+def _found(text: str) -> re.Match[str] | None:
+    """The next prefix; the first character shows which ones it can be."""
+    first = text[:1]
+    found = None
+    if "A" <= first <= "Z":
+        found = _SYSLOG.match(text)
+    elif first == "[" or first.isdecimal():
+        found = _ISO.match(text)
+    if not found and "|" in text[:MAX_BAR]:
+        found = _BAR.match(text)
+    return found or (_HOST.match(text) if first in _BEGINS_HOST or first.isdecimal() else None)
+
+
 def _unquoted(text: str) -> str:
+    # Most lines end with an escaped break, and have no other escape.
+    line = text.removesuffix("\\n")
+    if "\\" not in line and line.isprintable():
+        return line if line == text else f"{line}\n"
     try:
         return str(json.loads(f'"{text}"'))
     except ValueError:

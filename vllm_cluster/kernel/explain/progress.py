@@ -45,16 +45,20 @@ CANCELLED = re.compile(r"\*\*\* JOB \d+ ON \S+ CANCELLED AT [\dT:-]+ \*\*\*")
 # What Python raises at Ctrl-C, and vLLM at SIGTERM while it starts.
 INTERRUPTED = "KeyboardInterrupt"
 GROUP_START = ("Ray runtime started",)
+# One of these is in each line by which vLLM or Ray starts, or is asked to end.
+TURNS = (*START, OWN_START, OWN_STOP, SIGNALLED, " CANCELLED AT ", *GROUP_START)
 
 # Ray's lists of what may be the reason.
 POSSIBLE = ("Possible reasons include", "There are some potential root causes", "Some common causes include")
 
-# A line that reports a failure of any kind.
+# What begins a line that reports a failure of any kind.
 _TROUBLE = re.compile(
-    r"^(?:Traceback \(|[\w.]{0,120}(?:Error|Exception|Exit)\b:?|(?:\w{1,40}\.){1,8}(?:errors|exc|exceptions)\.\w+: )"
-    r"|\b(?:ERROR|CRITICAL|FATAL)\b|\b[Ee]rror:|: error\b|panic:|Segmentation fault|core dumped|^Killed\b|^Aborted\b"
-    r"|^\[[\d\- :,.]{19,27} [EFC] |^\[[EF]\d{3,4} \d\d:|\bNCCL WARN\b"
+    r"Traceback \(|[\w.]{0,120}(?:Error|Exception|Exit)\b:?|(?:\w{1,40}\.){1,8}(?:errors|exc|exceptions)\.\w+: "
+    r"|Killed\b|Aborted\b|\[[\d\- :,.]{19,27} [EFC] |\[[EF]\d{3,4} \d\d:"
 )
+# What is such a line wherever it stands, and where it is a word of its own, or ends or begins as one.
+_ANYWHERE = ("panic:", "Segmentation fault", "core dumped")
+_WORDS = ("ERROR", "CRITICAL", "FATAL", "NCCL WARN", "Error:", "error:", ": error")
 # One of these is in each such line: they are found in a fraction of the time.
 _IN_TROUBLE = (
     *("rror", "Exception", "Exit", "exc", "ERROR", "CRITICAL", "FATAL", "Traceback", "panic:", "Segmentation fault"),
@@ -104,7 +108,25 @@ IDLE = re.compile(r"prompt throughput: 0\.0 tokens/s, Avg generation throughput:
 def is_trouble(words: str) -> bool:
     """Whether a line reports a failure of any kind."""
     likely = words.startswith("[") or any(map(words.__contains__, _IN_TROUBLE))
-    return likely and bool(_TROUBLE.search(words))
+    if not likely or _TROUBLE.match(words):
+        return likely
+    return any(map(words.__contains__, _ANYWHERE)) or any(_is_word(mark, words) for mark in _WORDS if mark in words)
+
+
+def _is_word(mark: str, words: str) -> bool:
+    """Whether text that begins or ends with a letter is in a line so that no word goes on there."""
+    before, after = mark[0].isalpha(), mark[-1].isalpha()
+    at = words.find(mark)
+    while at >= 0:
+        end = at + len(mark)
+        if not (before and _goes_on(words[at - 1 : at])) and not (after and _goes_on(words[end : end + 1])):
+            return True
+        at = words.find(mark, at + 1)
+    return False
+
+
+def _goes_on(letter: str) -> bool:
+    return letter == "_" or letter.isalnum()
 
 
 def announces(words: str) -> bool:

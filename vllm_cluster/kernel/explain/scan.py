@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from operator import itemgetter
 
 from vllm_cluster.kernel.explain import progress
-from vllm_cluster.kernel.explain.catalogue import NEEDLES
+from vllm_cluster.kernel.explain.catalogue import NEEDLES, LineKind, kind_of
 from vllm_cluster.kernel.explain.evidence import RECENT, LogScan
 from vllm_cluster.kernel.explain.frame import Nearby
 from vllm_cluster.kernel.explain.log_line import DAY, MAX_LINE, UNDATED, LogLine, learn_newest, parse_line
@@ -33,6 +33,9 @@ _FAILED = tuple(
     for word in (*progress.FAILED, *progress.EXIT)
     for form in (word, word.capitalize(), word.upper())
 )
+_NUMBERS = {one: number for number, one in enumerate(NEEDLES)}
+# With one of these in a line its words can be others than its bytes: a needle may be there that its bytes do not hold.
+_REWRITTEN = (b"\\u", b"\\/", b"\x1b", b"^[[", b"0m", b"[repeated")
 _PROGRESS = tuple(mark.encode() for mark in progress.PROGRESS)
 
 
@@ -98,27 +101,38 @@ def candidate_lines(number: int, part: bytes) -> Iterator[tuple[int, bytes, Near
     needles = list(words.keys(NEEDLES))
     signs = tuple(known for one in dict.fromkeys(one for one, _ in needles) for known in NEEDLES[one])
     # In one order: where several keys are in a line, the first one is where it is judged.
-    found = _with_keys(part, sorted({key for _, key in needles}))
-    failed = _with_keys(part, sorted({key for _, key in words.keys(_FAILED)}))
-    found |= {start: at for start, at in failed.items() if start not in found and not _CALM.search(part, start, at)}
+    found = _with_keys(part, {key: _NUMBERS[one] for one, key in sorted(needles, key=itemgetter(1))})
+    failed = _with_keys(part, dict.fromkeys(sorted({key for _, key in words.keys(_FAILED)}), -1))
+    for start, (at, *_) in failed.items():
+        if start not in found and not _CALM.search(part, start, at):
+            found[start] = [at]
+    rewritten, every = [mark for mark in _REWRITTEN if mark in part], LineKind(signs)
     before, line = 0, number
-    for start, at in sorted(found.items()):
+    for start, (at, *numbers) in sorted(found.items()):
         line += part.count(b"\n", before, start)
         before = start
         end = part.find(b"\n", at)
         end = len(part) if end < 0 else end
-        # Of an endless line, what is around the first key.
-        begin = max(start, min(at - MAX_LINE // 4, end - MAX_LINE))
-        yield line, part[begin : min(end, begin + MAX_LINE)], Nearby(part, start, end, signs)
+        raw = part[start:end]
+        if len(raw) > MAX_LINE:
+            # Of an endless line, what is around the first key.
+            begin = max(start, min(at - MAX_LINE // 4, end - MAX_LINE))
+            raw = part[begin : min(end, begin + MAX_LINE)]
+        any_kind = rewritten and any(map(raw.__contains__, rewritten))
+        yield line, raw, Nearby(part, start, end, signs, every if any_kind else kind_of(tuple(numbers)))
 
 
-def _with_keys(text: bytes, keys: Iterable[bytes]) -> dict[int, int]:
-    """Where the lines with keys begin, and where a key is in each."""
-    found: dict[int, int] = {}
-    for key in keys:
+def _with_keys(text: bytes, keys: Mapping[bytes, int]) -> dict[int, list[int]]:
+    """Where the lines with keys begin; of each where the first key is in it, and the numbers of all its keys."""
+    found: dict[int, list[int]] = {}
+    for key, number in keys.items():
         at = text.find(key)
         while at >= 0:
-            found.setdefault(text.rfind(b"\n", 0, at) + 1, at)
+            start = text.rfind(b"\n", 0, at) + 1
+            if (line := found.get(start)) is None:
+                found[start] = [at, number]
+            else:
+                line.append(number)
             end = text.find(b"\n", at)
             at = text.find(key, end) if end >= 0 else -1
     return found
@@ -227,6 +241,8 @@ class _LogFile:
         last, line = self._at(number, part, len(part.rstrip()))
         above = self._above(part, len(part.rstrip()))
         self._first.last = self._stream(last, line).place(line, last, above.time if above else None)
+        for stream in self._streams.values():
+            stream.settle()
         # Each mark that is not there costs a search through the whole piece.
         marks = _PROGRESS if any(stream.waiting for stream in self._streams.values()) else ()
         for at in sorted(at for mark in marks if (at := part.rfind(mark)) >= 0):

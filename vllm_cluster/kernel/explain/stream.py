@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Iterable
-from dataclasses import replace
-from functools import cache, lru_cache
 
 from vllm_cluster.kernel.explain import progress
-from vllm_cluster.kernel.explain.catalogue import COMMUNICATORS, SIGNS, LogPattern
+from vllm_cluster.kernel.explain.catalogue import COMMUNICATORS, LogPattern
 from vllm_cluster.kernel.explain.evidence import LAST_TROUBLE, ErrorLine, LogPosition, LogScan, Raised, SignMatch
 from vllm_cluster.kernel.explain.failure import SignKind
 from vllm_cluster.kernel.explain.frame import (
@@ -19,10 +16,12 @@ from vllm_cluster.kernel.explain.frame import (
     is_check,
     is_exception,
     is_half_file,
+    may_be_half,
     may_refuse,
 )
 from vllm_cluster.kernel.explain.log_line import DAY, LogLine, parse_line
 from vllm_cluster.kernel.explain.ranks import RANK_WORDS, Ranks
+from vllm_cluster.kernel.explain.signs import applicable, classify
 from vllm_cluster.kernel.text import redact
 
 SHOWN = 400  # characters of a line that are kept
@@ -34,7 +33,6 @@ FIRST_STRANGE = 3
 MAX_RAISED = 16  # exceptions of one log that no failure explains: the first half of them, and the last ones
 MAX_PAST = 16  # failures of earlier runs that are kept
 DISORDER = 60.0  # seconds by which processes of one host may write out of order
-_CACHE = 4096
 # An engine that has requests is stuck when it reports no token so often, or for so many seconds.
 IDLE_REPORTS = 3
 IDLE_SECONDS = 60.0
@@ -44,39 +42,6 @@ REFUSED = LogPattern("combination-unsupported", "rror", None, SignKind.BROAD)
 # Its words name neither the file nor that it is one of the model's: that is in the traceback.
 HALF_FILE = LogPattern("file-incomplete", "DecodeError", None, SignKind.BROAD)
 STUCK = LogPattern("rank-stuck", progress.RATES, None, SignKind.SYMPTOM)
-
-
-def classify(words: str, signs: Iterable[LogPattern] = SIGNS) -> tuple[tuple[LogPattern, ...], bool]:
-    """The signs that a line holds, of those that it may hold, and whether it reports a failure at all."""
-    # A traceback quotes the statement above the message that it raised: `raise NoSpace("no space left")`.
-    if words.startswith("raise "):
-        return (), False
-    # What Ray counts up as possible has not been seen.
-    if any(mark in words for mark in progress.POSSIBLE):
-        words = min((words.split(mark, 1)[0] for mark in progress.POSSIBLE), key=len)
-    found = tuple(
-        known for known in signs if known.needle in words and (known.matches is None or known.matches.search(words))
-    )
-    # One pattern is found by several words.
-    found = tuple({(known.failure, known.kind, known.matches or known.needle): known for known in found}.values())
-    # What is harmless in any case may quote the failure that it warns of: a limit of files, and `Too many open files`.
-    calm = tuple(known for known in found if known.kind is SignKind.HARMLESS and not known.failure)
-    return calm or found, _is_trouble(words)
-
-
-@lru_cache(_CACHE)
-def _is_trouble(words: str) -> bool:
-    return progress.is_trouble(words)
-
-
-@cache
-def _milder(known: LogPattern, *, mild: bool) -> LogPattern:
-    """What warns may be so; what ends a start is an error: a cause is then only what nothing louder explains."""
-    if known.kind > SignKind.CONSEQUENCE:
-        return known
-    if not mild and known.kind is not SignKind.CAUSE:
-        return known
-    return replace(known, kind=SignKind.BROAD if known.kind is SignKind.CAUSE else known.kind, mild=mild)
 
 
 class HostStream:
@@ -105,29 +70,21 @@ class HostStream:
     def take(self, number: int, parsed: LogLine, nearby: Nearby) -> None:
         """Look at one line that may matter, and whose time is noted."""
         seen = self.seen
-        self._turn(number, parsed)
+        if nearby.kind.turns:
+            self._turn(number, parsed)
         if seen.asked and progress.CANCELLED.search(parsed.words):
             return
         # At DEBUG vLLM reports attempts that it gives up as part of a normal start.
-        found, trouble = classify(parsed.words, nearby.signs) if parsed.level != "DEBUG" else ((), False)
-        found = tuple(known for known in found if known.who is None or known.who.search(parsed.who))
-        # What works is reported in any words: flags, prompts, configurations, attempts.
-        if parsed.informs or (not parsed.loud and not trouble and progress.GIVES_WAY.search(parsed.words)):
-            found = tuple(known for known in found if known.kind > SignKind.CONSEQUENCE)
-        self._leaves = self._leaves or progress.LEAVES in parsed.words
+        found, trouble = classify(parsed.words, nearby.kind.signs) if parsed.level != "DEBUG" else ((), False)
+        if found:
+            found = applicable(found, parsed, trouble=trouble)
         self._dead = self._dead or progress.DEAD in parsed.words
-        if progress.RATES in parsed.words:
-            self._rates(number, parsed)
-        if COMMUNICATORS in parsed.words:
-            seen.communicators.take(parsed.words, self.place(number, parsed))
-        if any(word in parsed.words for word in RANK_WORDS):
-            seen.ranks.take(parsed.words)
+        if nearby.kind.works:
+            self._follow(number, parsed)
         if self._leaves and parsed.words.startswith("[W"):
             return
-        if parsed.calm:
-            # Ray reports at this level that a rank or a host has ended.
-            found = tuple(_milder(known, mild=parsed.level != "W") for known in found)
-        self._note_failure(found)
+        if found:
+            self._note_failure(found)
         # Of a traceback only its ends count.
         loud = trouble or (parsed.loud and INDENTED not in nearby.text)
         if is_chained(parsed.words) and len(self._chained) < MAX_RAISED:
@@ -138,6 +95,17 @@ class HostStream:
             self._quiet(number, parsed)
         if parsed.words.startswith(TRACEBACK) and len(self._raised) < MAX_RAISED:
             self._ended(number, parsed, nearby)
+
+    def _follow(self, number: int, parsed: LogLine) -> None:
+        """Follow what a line shows of the work itself: its end, its rates, and how ranks join."""
+        seen, words = self.seen, parsed.words
+        self._leaves = self._leaves or progress.LEAVES in words
+        if progress.RATES in words:
+            self._rates(number, parsed)
+        if COMMUNICATORS in words:
+            seen.communicators.take(words, self.place(number, parsed))
+        if any(map(words.__contains__, RANK_WORDS)):
+            seen.ranks.take(words)
 
     def _note_failure(self, found: tuple[LogPattern, ...]) -> None:
         """Keep when something failed."""
@@ -248,19 +216,22 @@ class HostStream:
         if parsed.who in self._chained:
             self._chained.discard(parsed.who)
             before = next((at for at in reversed(range(len(raised))) if raised[at][0].parsed.who == parsed.who), None)
-        if before is None and any(one.parsed.words == parsed.words for one, _ in raised):
+        if before is None and parsed.words in [one.parsed.words for one, _ in raised]:
             return
-        frame = nearby.frame(parsed.who, self._names)
-        if may_refuse(parsed.words) and is_check(frame):
+        if may_refuse(parsed.words) and is_check(nearby.frame(parsed.who, self._names)):
             self._add(REFUSED, line.number, parsed, nearby)
-        if is_half_file(parsed.words, frame):
+        if may_be_half(parsed.words) and is_half_file(parsed.words, nearby.frame(parsed.who, self._names)):
             self._add(HALF_FILE, line.number, parsed, nearby)
         if before is not None:
-            raised[before] = line, nearby.alone()
+            raised[before] = line, nearby
             return
         if len(raised) == MAX_RAISED:
             del raised[MAX_RAISED // 2]
-        raised.append((line, nearby.alone()))
+        raised.append((line, nearby))
+
+    def settle(self) -> None:
+        """Let a piece go that was read: of what is near an exception only as much as may be shown is kept."""
+        self._raised = [(line, nearby.alone()) for line, nearby in self._raised]
 
     def finish(self) -> None:
         """Complete what was kept as it was read: the last places of signs and of trouble, and exceptions."""
@@ -298,7 +269,7 @@ class HostStream:
             hit = self.seen.hits[known] = SignMatch(known, place, place, more=self._continued(nearby.below, parsed))
         hit.count, hit.evidence = hit.count + parsed.times, None
         if len(parsed.words) > SHOWN:
-            parsed = replace(parsed, words=redact(parsed.words)[:SHOWN])
+            parsed = parsed._replace(words=redact(parsed.words)[:SHOWN])
         hit.lines.append(ErrorLine(number, parsed, self._time))
         if known.kind is SignKind.HARMLESS or known.kind <= SignKind.BROAD or known.mild:
             self.waiting[known] = hit

@@ -1,0 +1,58 @@
+"""Which signs a line holds, and which of them count at its level."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+from functools import cache
+
+from vllm_cluster.kernel.explain import progress
+from vllm_cluster.kernel.explain.catalogue import SIGNS, LogPattern
+from vllm_cluster.kernel.explain.failure import SignKind
+from vllm_cluster.kernel.explain.log_line import LogLine
+
+
+def classify(words: str, signs: Iterable[LogPattern] = SIGNS) -> tuple[tuple[LogPattern, ...], bool]:
+    """The signs that a line holds, of those that it may hold, and whether it reports a failure at all."""
+    # A traceback quotes the statement above the message that it raised: `raise NoSpace("no space left")`.
+    if words.startswith("raise "):
+        return (), False
+    # What Ray counts up as possible has not been seen.
+    if any(map(words.__contains__, progress.POSSIBLE)):
+        words = min((words.split(mark, 1)[0] for mark in progress.POSSIBLE), key=len)
+    found = (
+        ()
+        if not signs
+        else tuple(
+            known for known in signs if known.needle in words and (known.matches is None or known.matches.search(words))
+        )
+    )
+    if not found:
+        return found, progress.is_trouble(words)
+    # One pattern is found by several words.
+    found = tuple({(known.failure, known.kind, known.matches or known.needle): known for known in found}.values())
+    # What is harmless in any case may quote the failure that it warns of: a limit of files, and `Too many open files`.
+    calm = tuple(known for known in found if known.kind is SignKind.HARMLESS and not known.failure)
+    return calm or found, progress.is_trouble(words)
+
+
+@cache
+def _milder(known: LogPattern, *, mild: bool) -> LogPattern:
+    """What warns may be so; what ends a start is an error: a cause is then only what nothing louder explains."""
+    if known.kind > SignKind.CONSEQUENCE:
+        return known
+    if not mild and known.kind is not SignKind.CAUSE:
+        return known
+    return replace(known, kind=SignKind.BROAD if known.kind is SignKind.CAUSE else known.kind, mild=mild)
+
+
+def applicable(found: Iterable[LogPattern], parsed: LogLine, *, trouble: bool) -> tuple[LogPattern, ...]:
+    """The signs in a line that count, for who writes it and at which level."""
+    found = [known for known in found if known.who is None or known.who.search(parsed.who)]
+    # What works is reported in any words: flags, prompts, configurations, attempts.
+    if parsed.informs or (not parsed.loud and not trouble and progress.GIVES_WAY.search(parsed.words)):
+        found = [known for known in found if known.kind > SignKind.CONSEQUENCE]
+    if parsed.calm:
+        # Ray reports at this level that a rank or a host has ended.
+        found = [_milder(known, mild=parsed.level != "W") for known in found]
+    return tuple(found)
