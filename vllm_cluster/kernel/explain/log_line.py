@@ -40,6 +40,11 @@ _WORD_LEVEL = re.compile(
 _KEY_LEVEL = re.compile(r"\blevel=\"?(debug|info|warn)", re.IGNORECASE)
 # One of these is in each line that has such a level.
 _LEVEL_WORDS = ("info", "warn", "debug", "notice")
+# As a word of its own in brackets, where others write the name of a process.
+_BRACKETED = {
+    **{level: level for level in ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL", "FATAL")},
+    **{"WARN": "WARNING", "NOTICE": "INFO", "TRACE": "DEBUG"},
+}
 _WORD_LEVELS = {"debug": "DEBUG", "info": "INFO", "notice": "INFO", "warn": "WARNING"}
 # What pytest puts before a line.
 _TEST = "E   "
@@ -118,8 +123,12 @@ def parse_line(raw: bytes, newest: float = UNDATED, names: frozenset[str] = froz
     if peeled.host and (own := _OWN_LINE.match(text)) and "[repeated" not in text:
         return _own_line(own, text, time, peeled.host, dated=dated)
     who = [peeled.host] if peeled.host else []
+    bracketed = ""
     while len(who) < 5 and (found := _WHO.match(text)):
-        who.append(found[1] or found[2])
+        if level_of := _BRACKETED.get((found[2] or "").upper()):
+            bracketed = level_of
+        else:
+            who.append(found[1] or found[2])
         text = text[found.end() :]
         if text[:1] == "[" or text[:1].isdigit():
             text = peel(text, names).text.removeprefix(_TEST)
@@ -130,7 +139,8 @@ def parse_line(raw: bytes, newest: float = UNDATED, names: frozenset[str] = froz
     level = _LEVEL.match(text) or _GROUP_LEVEL.match(text)
     text = text[level.end() if level and level.re is _LEVEL else 0 :].strip()
     times, grade = int(repeated[1]) if repeated else 1, next(filter(None, level.groups()), "") if level else ""
-    return LogLine(time, " ".join(who), text, times, grade or _level_in_words(text), peeled.host, dated)
+    grade = grade or bracketed or _level_in_words(text)
+    return LogLine(time, " ".join(who), text, times, grade, peeled.host, dated)
 
 
 def _level_in_words(text: str) -> str:

@@ -56,7 +56,7 @@ _TROUBLE = re.compile(
     r"Traceback \(|[\w.]{0,120}(?:Error|Exception|Exit)\b:?|(?:\w{1,40}\.){1,8}(?:errors|exc|exceptions)\.\w+: "
     r"|Killed\b|Aborted\b|\[[\d\- :,.]{19,27} [EFC] |\[[EF]\d{3,4} \d\d:"
 )
-# What is such a line wherever it stands, and where it is a word of its own, or ends or begins as one.
+# What shows such a line wherever it stands, and what only does as a word of its own.
 _ANYWHERE = ("panic:", "Segmentation fault", "core dumped")
 _WORDS = ("ERROR", "CRITICAL", "FATAL", "NCCL WARN", "Error:", "error:", ": error")
 # One of these is in each such line: they are found in a fraction of the time.
@@ -114,7 +114,7 @@ def is_trouble(words: str) -> bool:
 
 
 def _is_word(mark: str, words: str) -> bool:
-    """Whether text that begins or ends with a letter is in a line so that no word goes on there."""
+    """Whether a mark is in a line, and its letters are a word there, or the end of one."""
     before, after = mark[0].isalpha(), mark[-1].isalpha()
     at = words.find(mark)
     while at >= 0:
