@@ -416,3 +416,55 @@ def test_no_room_for_the_cache_is_not_called_a_share_that_is_too_high() -> None:
     assert found.cause
     assert (found.cause.failure.slug, "too high" in found.cause.failure.cause) == ("kv-cache-no-room", False)
     assert "0.95" in found.cause.failure.fix
+
+
+REPORT = (
+    "(APIServer pid=1) INFO 05-02 09:0{}:00 [a.py:1] Engine {}: Avg generation throughput: {} tokens/s, Running: 1\n"
+)
+SURVIVED = "(EngineCore pid=2) ERROR 05-02 09:02:00 [a.py:1] torch.OutOfMemoryError: CUDA out of memory.\n"
+ENDED = "(EngineCore pid=2) ERROR 05-02 09:09:00 [a.py:1] frob.FrobError: the frob is out\n"
+
+
+# fault: kernel/explain/scan.py: found = _worked(part) → found: list[int] = []
+# fault: kernel/explain/scan.py: found += [at] if engine in later else [] → found += [at]
+@pytest.mark.parametrize(
+    ("reports", "survived"),
+    [
+        (((3, "000", 5.0), (4, "000", 6.0)), True),
+        # The first one is also of the time before it failed.
+        (((3, "000", 5.0),), False),
+        (((3, "000", 5.0), (4, "000", 0.0)), False),
+        # Another engine's work proves nothing of this one's time.
+        (((3, "000", 0.0), (4, "001", 6.0)), False),
+    ],
+)
+def test_what_an_engine_outlived_that_made_tokens_since_is_not_why_it_ended(
+    reports: tuple[tuple[int, str, float], ...], survived: bool
+) -> None:
+    found = explained(f"{SURVIVED}{''.join(REPORT.format(*one) for one in reports)}{ENDED}", together=False)
+    assert found.result == ("exception" if survived else "explained")
+    assert [one.failure.slug for one in found.recovered] == (["gpu-memory-full"] if survived else [])
+
+
+# fault: kernel/explain/progress.py: if words.startswith(_STACK): → if False:
+def test_where_torch_was_is_not_given_as_what_may_be_the_cause() -> None:
+    symptom = "[rank1]:[W1229 22:06:38.1 TCPStore.cpp:106] [c10d] sendBytes failed on SocketImpl(fd=1): Broken pipe\n"
+    stack = (
+        "Exception raised from frob at /a/Utils.hpp:1 (most recent call first):\nframe #0: c10::Error::Error(c10::A)\n"
+    )
+    found = explained(f"{symptom}{stack}", together=False)
+    assert found.symptom and found.symptom.failure.slug == "peer-gone"
+    assert found.unknown_lines == ()
+
+
+# fault: kernel/explain/scan.py: passed = bisect_left(answers, nearby.start) → before = passed = bisect_left(answers, nearby.start)
+def test_below_an_answer_a_line_without_a_time_is_as_old_as_the_one_above_it() -> None:
+    """Not as the last line that begins with a date: that can be of an earlier run."""
+    older = "frob\n2025-01-02T00:00:00Z vcluster starts vLLM\n"
+    ready = f"{REPORT.format(1, '000', 5.0)}INFO:     Application startup complete.\n"
+    found = explained(f"{older}{ready}{REPORT.format(2, '000', 5.0)}[9.1] {XID}\n", together=False)
+    assert found.cause and found.cause.failure.slug == "gpu-broken"
+    assert found.cause.places[0].time == parse_time("2025-05-02 09:02:00")
+
+
+XID = "NVRM: Xid (PCI:0000:4e:00): 79, pid=7, name=frob, GPU has fallen off the bus."

@@ -183,3 +183,21 @@ def test_kinds_of_failure_are_known_in_any_words(line: str, slug: str, result: s
     found = explained(f"{line}\n")
     assert found.named
     assert (found.named.failure.slug, found.result) == (slug, result)
+
+
+# fault: kernel/explain/failures.toml: (?:RmInitAdapter failed!| → (?:RmInitAdaptor failed!|
+# fault: kernel/explain/failures.toml: Permission denied \((?:publickey → Permission denied \((?:pubkey
+@pytest.mark.parametrize(
+    ("line", "slug"),
+    [
+        ("May 27 16:50:10 gpu1 kernel: NVRM: GPU 0000:09:00.0: RmInitAdapter failed! (0x22:0x56:894)", "gpu-broken"),
+        ("May 27 16:50:10 gpu1 kernel: NVRM: osInitNvMapping: *** Cannot attach gpu", "gpu-broken"),
+        ("frob@gpu1: Permission denied (publickey,password).", "ssh-denied"),
+        ("open /frob: Permission denied (os error 13)", ""),
+        ("gpu1: Host key verification failed.", "ssh-host-key"),
+        ("kex_exchange_identification: read: Connection reset by peer", "ssh-cut-off"),
+    ],
+)
+def test_what_ssh_and_the_driver_refuse_is_named_without_an_error_level(line: str, slug: str) -> None:
+    found = explained(f"{line}\n", together=False)
+    assert (found.cause.failure.slug if found.cause else "") == slug

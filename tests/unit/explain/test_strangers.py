@@ -138,11 +138,15 @@ def test_a_part_of_a_server_that_answers_elsewhere_is_not_unfinished() -> None:
     assert explained(START, start % "", together=False).result == "unfinished"
 
 
+# fault: kernel/explain/log_line.py: grade or bracketed or → grade or
 @pytest.mark.parametrize(
     ("line", "level"),
     [
         ("WARNING: a b", "WARNING"),
-        ("[WARNING] a b", ""),
+        ("[WARNING] a b", "WARNING"),
+        ("[Error]: a b", "ERROR"),
+        ("[gpu1] [info] a b", "INFO"),
+        ("[rank1] a b", ""),
         ("WARNING:root:a b", "WARNING"),
         ("/a/b.py:12: UserWarning: a b", "WARNING"),
         ("2026-11-21 09:00:00 - app - WARNING - a b", "WARNING"),

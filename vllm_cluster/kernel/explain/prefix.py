@@ -29,7 +29,7 @@ _HOST = re.compile(
     r"|\[((?!rank|state-dump)[A-Za-z](?=[\w./-]*[./-])[\w./-]{1,80})\]:? "
     r"|((?!python|sha|md5)[a-z][a-z0-9.-]{0,60}\d(?:[.-][a-z0-9.-]{1,40})?): | {0,3}\d{1,4}: "
 )
-# What such a name begins with where that is no digit.
+# What such a name begins with, if it does not begin with a digit.
 _BEGINS_HOST = frozenset("[ abcdefghijklmnopqrstuvwxyz")
 # Of a daemon its name stays: the words behind it are evidence only with it.
 _SYSLOG = re.compile(

@@ -56,7 +56,7 @@ _TROUBLE = re.compile(
     r"Traceback \(|[\w.]{0,120}(?:Error|Exception|Exit)\b:?|(?:\w{1,40}\.){1,8}(?:errors|exc|exceptions)\.\w+: "
     r"|Killed\b|Aborted\b|\[[\d\- :,.]{19,27} [EFC] |\[[EF]\d{3,4} \d\d:"
 )
-# What shows such a line wherever it stands, and what only does as a word of its own.
+# What shows such a line anywhere in it, and what only does so as a word of its own.
 _ANYWHERE = ("panic:", "Segmentation fault", "core dumped")
 _WORDS = ("ERROR", "CRITICAL", "FATAL", "NCCL WARN", "Error:", "error:", ": error")
 # One of these is in each such line: they are found in a fraction of the time.
@@ -64,6 +64,9 @@ _IN_TROUBLE = (
     *("rror", "Exception", "Exit", "exc", "ERROR", "CRITICAL", "FATAL", "Traceback", "panic:", "Segmentation fault"),
     *("core dumped", "Killed", "Aborted", "NCCL WARN"),
 )
+
+# How torch writes where it was: the failure itself is in the line above.
+_STACK = ("frame #", "Exception raised from ")
 
 # What ssh, Docker, the kernel, daemons and C++ libraries write when they fail: no word ERROR, no level.
 QUIET_WORDS = (
@@ -107,6 +110,8 @@ IDLE = re.compile(r"prompt throughput: 0\.0 tokens/s, Avg generation throughput:
 
 def is_trouble(words: str) -> bool:
     """Whether a line reports a failure of any kind."""
+    if words.startswith(_STACK):
+        return False
     likely = words.startswith("[") or any(map(words.__contains__, _IN_TROUBLE))
     if not likely or _TROUBLE.match(words):
         return likely

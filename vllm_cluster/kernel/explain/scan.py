@@ -36,6 +36,7 @@ _FAILED = tuple(
 _NUMBERS = {one: number for number, one in enumerate(NEEDLES)}
 # With one of these in a line its words can be others than its bytes: a needle may be there that its bytes do not hold.
 _REWRITTEN = (b"\\u", b"\\/", b"\x1b", b"^[[", b"0m", b"[repeated")
+_RATES, _ENGINE = progress.RATES.encode(), re.compile(progress.ENGINE.pattern.encode())
 _PROGRESS = tuple(mark.encode() for mark in progress.PROGRESS)
 
 
@@ -150,7 +151,7 @@ def _sections(number: int, part: bytes) -> Iterator[tuple[int, str]]:
 
 def _answers(part: bytes) -> list[int]:
     """Where the last lines are by which the server has answered."""
-    found: list[int] = []
+    found = _worked(part)
     for mark in progress.STRONG:
         of_mark, at = 0, part.rfind(mark)
         while at >= 0 and of_mark < RECENT:
@@ -159,6 +160,24 @@ def _answers(part: bytes) -> list[int]:
                 of_mark += 1
             at = part.rfind(mark, 0, at)
     return sorted(found)[-RECENT:]
+
+
+def _worked(part: bytes) -> list[int]:
+    """Where an engine last reported before it made tokens: a report is of the time since the one before it.
+
+    Of several engines one can work while another is stuck: then none of it counts.
+    """
+    found: list[int] = []
+    engines: set[bytes] = set()
+    worked, at = False, part.rfind(_RATES)
+    while at >= 0 and len(found) < RECENT:
+        start = part.rfind(b"\n", 0, at) + 1
+        named = _ENGINE.search(part, start, at)
+        engines.add(named[0] if named else b"")
+        found += [at] if worked else []
+        worked = not part.startswith(b" 0.0 ", at + len(_RATES))
+        at = part.rfind(_RATES, 0, start)
+    return found if len(engines) == 1 else []
 
 
 class _LogFile:
@@ -182,9 +201,9 @@ class _LogFile:
                 self._note(self._parsed(part, dated + 1), at)
             before = nearby.start
             if answers and answers[0] < nearby.start:
-                before = bisect_left(answers, nearby.start)
-                self._answered(number, part, answers[:before])
-                del answers[:before]
+                passed = bisect_left(answers, nearby.start)
+                self._answered(number, part, answers[:passed])
+                del answers[:passed]
             parsed = parse_line(raw, self._newest, self._names)
             self._note(parsed, at).take(at, parsed, nearby)
         self._answered(number, part, answers)
