@@ -139,11 +139,11 @@ def parse_line(raw: bytes, newest: float = UNDATED, names: frozenset[str] = froz
     level = _LEVEL.match(text) or _GROUP_LEVEL.match(text)
     text = text[level.end() if level and level.re is _LEVEL else 0 :].strip()
     times, grade = int(repeated[1]) if repeated else 1, next(filter(None, level.groups()), "") if level else ""
-    grade = grade or bracketed or _level_in_words(text)
+    grade = grade or bracketed or _level_by_word(text)
     return LogLine(time, " ".join(who), text, times, grade, peeled.host, dated)
 
 
-def _level_in_words(text: str) -> str:
+def _level_by_word(text: str) -> str:
     """The level of a line without vLLM's or Ray's; beyond ASCII its letters have other forms, too."""
     lowered, plain = text.lower(), text.isascii()
     if plain and not any(map(lowered.__contains__, _LEVEL_WORDS)):

@@ -124,13 +124,13 @@ def _is_word(mark: str, words: str) -> bool:
     at = words.find(mark)
     while at >= 0:
         end = at + len(mark)
-        if not (before and _goes_on(words[at - 1 : at])) and not (after and _goes_on(words[end : end + 1])):
+        if not (before and _is_in_word(words[at - 1 : at])) and not (after and _is_in_word(words[end : end + 1])):
             return True
         at = words.find(mark, at + 1)
     return False
 
 
-def _goes_on(letter: str) -> bool:
+def _is_in_word(letter: str) -> bool:
     return letter == "_" or letter.isalnum()
 
 
