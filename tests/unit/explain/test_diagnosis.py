@@ -426,7 +426,7 @@ ENDED = "(EngineCore pid=2) ERROR 05-02 09:09:00 [a.py:1] frob.FrobError: the fr
 
 
 # fault: kernel/explain/scan.py: found = _worked(part) → found: list[int] = []
-# fault: kernel/explain/scan.py: found += [at] if engine in later else [] → found += [at]
+# fault: kernel/explain/scan.py: found += [at] if worked else [] → found += [at]
 @pytest.mark.parametrize(
     ("reports", "survived"),
     [
