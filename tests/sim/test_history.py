@@ -79,6 +79,22 @@ def test_rollback_serves_what_was_ready_before_and_back_again(world: World) -> N
     assert asked_for(world) == "org/b"
 
 
+# fault: kernel/node/history.py: (line.name, line.model, line.result) == which] → (line.model, line.result) == which[1:]]
+def test_how_long_it_took_is_of_the_same_name(world: World) -> None:
+    """A model under another name has other GPUs and flags."""
+    for model, name in (("org/a", "a"), ("org/b", "b")):
+        lab.succeed(world, INVENTORY, partial(lab.do_serve, model=model, name=name))
+
+    def question(model: str, name: str) -> str:
+        person = lab.Person(False)
+        lab.run(world, INVENTORY, partial(lab.do_serve, model=model, name=name, confirm=person))
+        return person.asked[0]
+
+    assert "the last time" in question("org/a", "a")
+    assert "the last time" not in question("org/a", "other")
+    assert "the last time" not in question("org/c", "a")
+
+
 # fault: serving/serve/rollback.py: if found is None: → if found is not None:
 # fault: kernel/node/history.py: if one.generation == end.generation), None), end → ), None), end
 def test_rollback_takes_the_number_of_a_request_in_the_history(world: World) -> None:

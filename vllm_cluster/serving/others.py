@@ -132,7 +132,7 @@ def _back(node: NodeHandle, placed: Placement) -> Placement | None:
 def and_serve(node: NodeHandle, order: Order, wanted: tuple[Placement, ...], names: Mapping[str, str]) -> str:
     """What follows a stop, for the question: what is served then, how that differs, and how long nothing answers."""
     deployment = wanted[0].deployment
-    seconds = last_start(node, deployment.model)
+    seconds = last_start(node, deployment)
     what = serve_command(deployment, names).removeprefix("vcluster serve ")
     more = [*_differs(order.named(deployment.name), wanted)]
     more += [f"ready after {seconds:.0f} s the last time"] if seconds else []

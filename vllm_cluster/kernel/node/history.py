@@ -141,9 +141,13 @@ def ready_request(node: NodeHandle, number: int) -> tuple[Placement | None, Resu
     return next((one for one in kept if one.generation == end.generation), None), end
 
 
-def last_start(node: NodeHandle, model: str) -> float | None:
-    """How many seconds a model took the last time until it was ready; None where it never was, as far as is kept."""
-    took = [line.seconds for line in _lines(ResultLine, node, RESULTS) if (line.model, line.result) == (model, "ready")]
+def last_start(node: NodeHandle, deployment: Deployment) -> float | None:
+    """How many seconds a model took the last time until it was ready; None where it never was, as far as is kept.
+
+    Under the same name: under another it has other GPUs and flags.
+    """
+    which = (deployment.name, deployment.model, "ready")
+    took = [line.seconds for line in _lines(ResultLine, node, RESULTS) if (line.name, line.model, line.result) == which]
     return next((seconds for seconds in reversed(took) if seconds), None)
 
 
