@@ -1,7 +1,8 @@
 """An OpenAI-compatible server that is made up, as a process of its own: it streams tokens at a pace.
 
 `python -m tests.support.openai_server --port 0 --name m --pace 50`; prints its port. What a request's body has beside
-OpenAI's fields makes it misbehave: `hang`, `reset`, `abort_after`, `whole`. `GET /seen` answers what it has seen.
+OpenAI's fields makes it misbehave: `hang`, `reset`, `abort_after`, `whole`; `burst` tokens come at once.
+`GET /seen` answers what it has seen.
 `GET /die` ends its engine, as vLLM's ends with a rank: the API stays, answers each request by 500, and is unhealthy.
 After `GET /late` it answers no question for its health.
 """
@@ -144,7 +145,7 @@ class Connection(asyncio.Protocol):
             self._end()
         elif asked.get("stream"):
             self._abort_after = int(asked.get("abort_after", -1))
-            self._write(STREAM + CHUNK)
+            self._write(STREAM + CHUNK * int(asked.get("burst", 1)))
             self._state.streams[self] = int(asked.get("max_tokens", 16)) - 1
         else:
             text = "x" * int(asked.get("whole", 1))

@@ -336,3 +336,28 @@ def test_strangers_fill_no_memory_with_their_heads(tmp_path: Path) -> None:
         assert read_answer(small).status == 200
         body = {"model": "m", "prompt": "a" * 3_000_000}
         assert [made.ask("POST", "/v1/completions", body).status for _ in range(3)] == [200] * 3
+
+
+# fault: serving/node/front_proxy.py: read_bufsize=_AHEAD → read_bufsize=1 << 18
+def test_clients_that_read_slowly_fill_no_memory(tmp_path: Path) -> None:
+    """Each had 2 MB of tokens in the front, and 4,096 streams may be open."""
+    with fronted(tmp_path, "a") as made:
+        assert made.process
+        status = Path(f"/proc/{made.process.pid}/status")
+
+        def most() -> int:
+            return next(int(line.split()[1]) for line in status.read_text().splitlines() if line.startswith("VmHWM"))
+
+        before = most()
+        body = {"model": "m", "stream": True, "max_tokens": 1, "burst": 16_000}
+        clients = [socket.socket() for _ in range(16)]
+        for one in clients:
+            one.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            one.settimeout(60)
+            one.connect(("127.0.0.1", made.port))
+            one.sendall(request("POST", "/v1/completions", body))
+        # While one is read, the others wait.
+        for one in clients:
+            with one:
+                assert read_answer(one).body.count(b"data: {") == 16_000
+        assert (most() - before) / len(clients) < 300  # kB

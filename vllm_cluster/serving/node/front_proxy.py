@@ -38,6 +38,9 @@ _REWRITTEN = frozenset({"authorization", "host", "content-length", "expect", "fo
 # vLLM's own server ends a connection that was idle for 5 s.
 _KEPT_SECONDS = 4.0
 _LIMIT = 64 << 10
+# Of an answer, before its client has taken what came: aiohttp's own 256 KiB of tokens, and the objects around each,
+# took 2 MB for each client that reads slowly.
+_AHEAD = 16 << 10
 MAX_STATUS = 600
 # None of what a browser or a library would add of itself.
 _BARE = ("User-Agent", "Accept", "Accept-Encoding", "Content-Type")
@@ -70,6 +73,7 @@ def session() -> aiohttp.ClientSession:
         timeout=aiohttp.ClientTimeout(total=None, connect=None, sock_connect=CONNECT_SECONDS, sock_read=None),
         auto_decompress=False,
         skip_auto_headers=_BARE,
+        read_bufsize=_AHEAD,
         max_line_size=_LIMIT,
         max_field_size=_LIMIT,
     )
