@@ -23,7 +23,11 @@ MAX_NODES, MAX_GPUS = 256, 64
 
 Model = Annotated[
     str | None,
-    typer.Argument(metavar="MODEL", help="A repository on the hub, or a folder here.", autocompletion=complete_models),
+    typer.Argument(
+        metavar="MODEL",
+        help="A repository on the hub, a folder here, or a name that is served.",
+        autocompletion=complete_models,
+    ),
 ]
 Context = Annotated[
     int,
@@ -62,14 +66,22 @@ def fit(
 ) -> None:
     """Check whether a model fits, in which layouts and context."""
     with Session(inventory, as_json=as_json) as session:
+        from vllm_cluster.features.fit import served
         from vllm_cluster.features.fit.render import show_verdict, verdict_document
+        from vllm_cluster.kernel.inventory.model import Inventory
 
         if model is None:
             raise UsageError("MODEL is missing", hint="vcluster fit meta-llama/Llama-3.1-8B-Instruct")
-        workload, given = _workload(context, concurrency, kv_cache_dtype), _gpus(gpus, gpu_memory)
+        workload = _workload(context, concurrency, kv_cache_dtype)
+        where = _gpus(gpus, gpu_memory) or session.load()
         from vllm_cluster.serving.fit import fit as fit_action
 
-        found = fit_action.fit(model, workload, session.progress, given or session.load(), dp=dp or 1, experts=ep)
+        asked = served.served_as(model, where, session.emit) if isinstance(where, Inventory) else None
+        if asked:
+            model, dp, ep = asked.model, dp or asked.dp, ep or asked.expert_parallel
+            dtype = served.kv_cache_dtype_of(asked) if kv_cache_dtype == "auto" else kv_cache_dtype
+            workload = _workload(context or served.context_of(asked), concurrency, dtype)
+        found = fit_action.fit(model, workload, session.progress, where, dp=dp or 1, experts=ep)
         session.show(lambda: verdict_document(found), lambda: show_verdict(found, color=SETTINGS.color))
         if not found.recommended:
             raise SystemExit(EXIT_NOTHING_FITS)
