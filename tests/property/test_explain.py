@@ -15,7 +15,7 @@ from vllm_cluster.kernel.explain.catalogue import SIGNS
 from vllm_cluster.kernel.explain.diagnosis import Diagnosis, diagnose
 from vllm_cluster.kernel.explain.log_line import MAX_LINE, parse_line
 from vllm_cluster.kernel.explain.scan import LogSource, candidate_lines, scan
-from vllm_cluster.kernel.explain.stream import classify
+from vllm_cluster.kernel.explain.signs import classify
 from vllm_cluster.kernel.text import redact
 from vllm_cluster.serving.explain.render import explain_document, show_explained
 

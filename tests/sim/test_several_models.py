@@ -63,6 +63,28 @@ def test_what_is_served_beside_another_is_asked_by_name(served: World) -> None:
     assert [(found.value.model, found.value.several) for found in (alone, back)] == [(OTHER, True), (OTHER, True)]
 
 
+# fault: kernel/node/history.py: (one.generation, one.deployment.replicas) == asked → one.generation == end.generation
+# fault: serving/serve/rollback.py: return found.repeats(asked) if asked else found.generation == generation → return found.generation == generation
+@pytest.mark.parametrize("name", [None, "1"])
+def test_a_rollback_brings_as_many_replicas_as_there_were(name: str | None) -> None:
+    """From three to one replica what the first one runs is the same, and so is its command."""
+    world, inventory = make.world((2, 2, 2)), make.inventory(3, backend="mp")
+    with lab.inside(world):
+        lab.succeed(world, inventory, lab.do_up)
+        for replicas in (3, 1):
+            lab.succeed(world, inventory, partial(lab.do_serve, replicas=replicas, tp=2, pp=1))
+        lab.succeed(world, inventory, partial(lab.do_rollback, name=name))
+        order = read_order(world.machines["gpu1"].volumes["vcluster-lab-state"].files["wanted.json"])
+        assert [one.deployment.replicas for one in order.deployments] == [3, 3, 3]
+        same = lab.run(world, inventory, partial(lab.do_rollback, name="1")).error
+        assert isinstance(same, PreflightFailed)
+        assert "is what is served now" in same.message
+        # Forward again: the request for one is kept as well.
+        lab.succeed(world, inventory, partial(lab.do_rollback, name="2"))
+        order = read_order(world.machines["gpu1"].volumes["vcluster-lab-state"].files["wanted.json"])
+        assert [one.deployment.replicas for one in order.deployments] == [1]
+
+
 # fault: serving/explain/explain.py: any(one.phase != "ready" for one in rows) → (rows and rows[0].phase != "ready")
 def test_the_failure_of_the_second_is_explained(served: World) -> None:
     assert explained(served).verdict.result == "healthy"

@@ -155,6 +155,10 @@ class Placement:
         pairs = product(self.replica.parts, other.replica.parts)
         return any(one.gpus and one.meets(another) for one, another in pairs)
 
+    def repeats(self, other: Placement) -> bool:
+        """Whether both ask for the same in as many replicas; `generation` alone is the same for three and for one."""
+        return (self.generation, self.deployment.replicas) == (other.generation, other.deployment.replicas)
+
 
 def _conflict(placed: tuple[Placement, ...]) -> str:
     """What this version cannot serve of these; empty where it can."""

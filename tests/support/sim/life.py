@@ -328,7 +328,7 @@ def _remember(world: World, machine: Machine, box: Box, workload: Placement, ind
         kept: tuple[Placement, ...] = ()
         with suppress(RefusedDocument):
             kept = read_ready(files.get(ready, b"{}")).requests
-        kept = tuple(one for one in kept if one.generation != workload.generation)
+        kept = tuple(one for one in kept if not one.repeats(workload))
         files[ready] = json.dumps(Ready((*kept, workload)[-MAX_READY:]).document).encode()
 
 

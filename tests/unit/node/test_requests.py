@@ -170,6 +170,18 @@ def test_what_was_ready_is_kept_for_later(world: World) -> None:
     assert [request["deployment"]["name"] for request in kept] == ["c", "d", "e", "f", "a"]
 
 
+# fault: wire/order.py: (self.generation, self.deployment.replicas) == (other.generation, other.deployment.replicas) → self.generation == other.generation
+def test_what_was_ready_in_three_replicas_is_kept_beside_the_same_in_one(world: World) -> None:
+    """What runs is the same in this replica, so it is not started again; each is a request to go back to."""
+    world.start()
+    ask(world, 1, "same", replicas=3)
+    world.phase("ready", generation="same")
+    ask(world, 2, "same")
+    eventually(lambda: (2, "same", "ready") in results(world), "request 2 is ready")
+    kept = json.loads((world.state / "ready.json").read_text())["requests"]
+    assert ([request["deployment"]["replicas"] for request in kept], len(world.attempts)) == ([3, 1], 1)
+
+
 # fault: serving/node/serve_request.py: back_to = order.back_to[0] if order.back_to else None → pass
 def test_after_a_change_of_the_cluster_it_goes_back_to_what_fits(world: World) -> None:
     """What was ready before is on hosts that have left: the request brings what is served where it cannot be."""

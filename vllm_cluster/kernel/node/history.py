@@ -138,7 +138,8 @@ def ready_request(node: NodeHandle, number: int) -> tuple[Placement | None, Resu
     if end is None or end.result != "ready":
         return None, end
     kept = ready_requests(node, end.replica)
-    return next((one for one in kept if one.generation == end.generation), None), end
+    asked = (end.generation, end.replicas)
+    return next((one for one in kept if (one.generation, one.deployment.replicas) == asked), None), end
 
 
 def last_start(node: NodeHandle, deployment: Deployment) -> float | None:

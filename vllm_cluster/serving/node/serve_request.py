@@ -191,7 +191,7 @@ class Requests:
             before = read_ready((self._state / READY).read_bytes()).requests
         except (OSError, RefusedDocument):
             before = ()
-        return Ready((*(one for one in before if one.generation != served.generation), served)[-MAX_READY:])
+        return Ready((*(one for one in before if not one.repeats(served)), served)[-MAX_READY:])
 
     def fail(self, failure: ServeFailure | None) -> bool:
         """What runs has failed for good; whether the one before it shall be served again."""

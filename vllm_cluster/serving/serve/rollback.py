@@ -69,14 +69,20 @@ def _before(node: NodeHandle, cluster: Cluster, order: Order, model: str) -> tup
     index = own[0].index if own else 0
     serving = node.state().replica(index)
     now = serving.generation if serving else own[0].generation if own else ""
+    # Where an earlier request is served in place of the order's, the number of its replicas is not known here.
+    asked = next((one for one in own if one.generation == now), None)
     elsewhere = {one.deployment.name for one in others}
     for found in reversed(ready_requests(node, index)):
         # What is served now may be it, in the layout that other hosts asked for.
-        known = found.generation == now or found.deployment.name in elsewhere
-        if not known and (there := _fitted(found, cluster, own, others))[0].generation != now:
+        known = _is_now(found, now, asked) or found.deployment.name in elsewhere
+        if not known and not _is_now((there := _fitted(found, cluster, own, others))[0], now, asked):
             return there
     text = f"{node.host}: rollback: no earlier request was ready"
     raise PreflightFailed(text, hint="vcluster status --history\nvcluster serve MODEL")
+
+
+def _is_now(found: Placement, generation: str, asked: Placement | None) -> bool:
+    return found.repeats(asked) if asked else found.generation == generation
 
 
 def _numbered(node: NodeHandle, cluster: Cluster, order: Order, number: int) -> tuple[str, tuple[Placement, ...]]:
@@ -98,7 +104,8 @@ def _numbered(node: NodeHandle, cluster: Cluster, order: Order, number: int) -> 
     model = own[0].deployment.name if own else ""
     wanted = _fitted(found, cluster, own, order.beside(model))
     serving = node.state().replica(wanted[0].index)
-    if serving and serving.generation == wanted[0].generation:
+    asked = next((one for one in own if serving and one.generation == serving.generation), None)
+    if serving and _is_now(wanted[0], serving.generation, asked):
         raise PreflightFailed(f"{text}is what is served now: {name}", hint="vcluster status")
     return model, wanted
 
