@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.client
 import re
 import socket
+import struct
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -110,6 +111,26 @@ def test_it_listens_on_loopback_and_ends(page: LocalPage) -> None:
         port = other.port
     with pytest.raises(ConnectionRefusedError):
         socket.create_connection(("127.0.0.1", port), 5)
+
+
+# fault: serving/status/local_page.py: if not isinstance(sys.exception(), OSError): → if sys.exception():
+def test_a_connection_that_breaks_off_prints_nothing(
+    page: LocalPage, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A tab that is closed while it loads, or any user of this machine without the secret."""
+    ended = threading.Event()
+    shut = local_page._Server.shutdown_request
+
+    def shut_and_tell(server: local_page._Server, request: local_page.Request) -> None:
+        shut(server, request)
+        ended.set()
+
+    monkeypatch.setattr(local_page._Server, "shutdown_request", shut_and_tell)
+    with socket.create_connection(("127.0.0.1", page.port)) as client:
+        client.sendall(b"GET /")
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    assert ended.wait(60)
+    assert capfd.readouterr() == ("", "")
 
 
 # fault: serving/status/local_page.py: if len(self._open) > MAX_OPEN: → if False:

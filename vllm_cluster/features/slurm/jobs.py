@@ -39,32 +39,44 @@ ENDED = {
 WANTED = ("CANCELLED", "TIMEOUT", "DEADLINE", "PREEMPTED", "COMPLETED")
 WAITING = ("PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "SUSPENDED")
 # Where all may write, a folder of the job's number may be another user's, with an address and a key of theirs; and so
-# may be the files of one in which others may write.
+# may be the files of one in which others may write. It is entered before it is judged, and all is read from there:
+# whoever may rename it could else put another in its place in between.
 _FOLDER = """
-folder=${VCLUSTER_JOBS:-$HOME/vcluster-jobs}/$1
-{ [ -O "$folder" ] && [ ! -L "$folder" ]; } || folder=/dev/null
-[ ! "$(find "$folder" -maxdepth 0 -type d \\( -perm -20 -o -perm -2 \\) 2>/dev/null)" ] || folder=/dev/null
+mine() {
+  cd -P "${VCLUSTER_JOBS:-$HOME/vcluster-jobs}" && above=$(pwd -P) && cd -P "./$1" || return
+  folder=$(pwd -P)
+  [ -O . ] && [ "$folder" = "${above%/}/$1" ] && [ ! "$(find . -maxdepth 0 \\( -perm -20 -o -perm -2 \\))" ]
+}
+mine "$1" 2>/dev/null || folder=
 """
 _ENTER = f"""{_FOLDER}
-cd "$folder" 2>/dev/null || {{ echo "$(id -un) has no folder of job $1" >&2; exit 1; }}
+[ "$folder" ] || {{ echo "$(id -un) has no folder of job $1" >&2; exit 1; }}
 """
 # Prints all of it in sections, each behind a mark that no log can hold: a job that has ended minutes ago is known to
 # its folder alone, or to Slurm's accounting.
 LOOK = f"""{_FOLDER}
-echo "$2 folder"; [ ! -d "$folder" ] || echo "$folder"
 echo "$2 job"; scontrol show job -o "$1" 2>/dev/null | head -n 1
 echo "$2 past"; sacct -nPXj "$1" -o State,End 2>/dev/null | tail -n 1
-echo "$2 ready"; cat "$folder/ready.json" 2>/dev/null
-echo; echo "$2 attempts"; find "$folder" -maxdepth 1 -name 'attempt-*' 2>/dev/null | wc -l
-echo "$2 replicas"; find "$folder" -maxdepth 1 -type l -name 'replica-*' -printf '%f %l\n' 2>/dev/null
-echo "$2 ends"; tail -n 20 "$folder/ends" 2>/dev/null
+[ "$folder" ] || exit 0
+echo "$2 folder"; echo "$folder"
+echo "$2 ready"; cat ready.json 2>/dev/null
+echo; echo "$2 attempts"; find . -maxdepth 1 -name 'attempt-*' 2>/dev/null | wc -l
+echo "$2 replicas"; find . -maxdepth 1 -type l -name 'replica-*' -printf '%f %l\\n' 2>/dev/null
+echo "$2 ends"; tail -n 20 ends 2>/dev/null
 """
+# Slurm follows a link that another user has made for the output of the next job, and adds it to a file of this one.
 SUBMIT = """
 d=${VCLUSTER_JOBS:-$HOME/vcluster-jobs}; (umask 077 && mkdir -p "$d") || exit 4
 [ -w "$d" ] || { echo "cannot write to $d" >&2; exit 4; }
+private() { [ -O "$1" ] && [ ! "$(find "$1/" -maxdepth 0 \\( -perm -20 -o -perm -2 \\))" ]; }
+out=$d
+if ! private "$d"; then
+  out=$d/output-$(id -un); (umask 077 && mkdir -p "$out" 2>/dev/null)
+  { [ ! -L "$out" ] && private "$out"; } || { echo "$out is not a folder of $(id -un) alone" >&2; exit 4; }
+fi
 cd "${1:-$HOME}" && script=$(cat) || exit
 printf '%s\\n' "$script" | sbatch --test-only || exit 3
-case $script in *"#SBATCH --output="*) set -- ;; *) set -- --output="$d/slurm-%j.out" ;; esac
+case $script in *"#SBATCH --output="*) set -- ;; *) set -- --output="$out/slurm-%j.out" ;; esac
 printf '%s\\n' "$script" | exec sbatch --parsable "$@"
 """
 KEY = f"{_ENTER}exec cat key"

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import secrets
 import socket
+import sys
 import threading
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -57,6 +58,11 @@ class _Server(ThreadingHTTPServer):
                     with suppress(OSError):
                         oldest.shutdown(socket.SHUT_RDWR)
         super().process_request(request, client_address)
+
+    def handle_error(self, request: Request, client_address: object) -> None:
+        """Print nothing of a connection that broke off, which any user of this machine may have it do."""
+        if not isinstance(sys.exception(), OSError):
+            super().handle_error(request, client_address)
 
     def shutdown_request(self, request: Request) -> None:
         """Close a connection."""

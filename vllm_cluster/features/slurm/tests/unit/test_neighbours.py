@@ -96,7 +96,7 @@ def jobs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return here
 
 
-# fault: features/slurm/jobs.py: { [ -O "$folder" ] && [ ! -L "$folder" ]; } → true
+# fault: features/slurm/jobs.py: [ -O . ] && [ "$folder" = "${above%/}/$1" ] && → [ -O . ] &&
 def test_nothing_of_a_job_is_read_from_a_folder_that_another_has_made(jobs: Path) -> None:
     """Else clients would be sent to its address, with its key."""
     with login_node("", SYSTEM) as node:
@@ -125,6 +125,61 @@ def test_nothing_of_a_job_is_read_from_a_folder_in_which_others_may_write(mode: 
             node.key("7")
         (jobs / "7").chmod(0o750)
         assert node.look("7").ready is not None
+
+
+@pytest.fixture
+def swaps(jobs: Path) -> Iterator[Path]:
+    """The folder above in which others may rename: where a program is started there, another folder comes in place."""
+    (jobs / "7").unlink()
+    (jobs / "7").mkdir(mode=0o700)
+    (jobs / "7/key").write_text("sk-own")
+    (jobs / "theirs").mkdir()
+    (jobs / "theirs/key").write_text("sk-theirs")
+    swap = f"mv -T {jobs}/7 {jobs}/own && mv -T {jobs}/theirs {jobs}/7"
+    # All of this user here: what is judged is what was entered, also where the name leads elsewhere by now.
+    (jobs.parent / "bin/find").write_text(f'#!/bin/sh\n/usr/bin/find "$@"\n[ -d {jobs}/own ] || {{ {swap}; }}\n')
+    (jobs.parent / "bin/find").chmod(0o755)
+    yield jobs
+
+
+# fault: features/slurm/jobs.py: exec cat key → exec cat "$folder/key"
+def test_a_folder_that_is_swapped_after_it_was_judged_gives_no_key(swaps: Path) -> None:
+    with login_node("", SYSTEM) as node:
+        assert node.key("7") == "sk-own"
+    assert (swaps / "7/key").read_text() == "sk-theirs"
+
+
+@pytest.fixture
+def submits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder of all jobs, and an sbatch that prints where a job's output goes in place of its number."""
+    for name in ("bin", "home", "jobs"):
+        (tmp_path / name).mkdir()
+    said = 'case $1 in --test-only) ;; *) echo "$2" >>"$HOME/outputs"; echo 7;; esac'
+    (tmp_path / "bin/sbatch").write_text(f"#!/bin/sh\n{said}\n")
+    (tmp_path / "bin/sbatch").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}/bin:/usr/bin:/bin")
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("VCLUSTER_JOBS", str(tmp_path / "jobs"))
+    return tmp_path
+
+
+# fault: features/slurm/jobs.py: --output="$out/slurm-%j.out" → --output="$d/slurm-%j.out"
+# fault: features/slurm/jobs.py: { [ ! -L "$out" ] && private "$out"; } → private "$out"
+@pytest.mark.parametrize("mode", [0o700, 0o1777, 0o3775])
+def test_the_output_of_a_job_is_where_no_other_can_have_made_a_link(mode: int, submits: Path) -> None:
+    """Its name can be guessed, and Slurm follows a link there into any file of this user."""
+    jobs, outputs = submits / "jobs", submits / "home/outputs"
+    jobs.chmod(mode)
+    with login_node("", SYSTEM) as node:
+        assert node.submit("#!/bin/sh\n") == "7"
+        [own] = [jobs] if mode == 0o700 else [one for one in jobs.iterdir() if one.stat().st_mode & 0o777 == 0o700]
+        assert outputs.read_text().splitlines()[-1] == f"--output={own}/slurm-%j.out"
+        if own != jobs:
+            own.rmdir()
+            (submits / "home/kept").mkdir(mode=0o700)
+            own.symlink_to(submits / "home/kept")
+            with pytest.raises(HostError, match=r"is not a folder of .* alone"):
+                node.submit("#!/bin/sh\n")
 
 
 # fault: features/slurm/job.sh: ! -perm -1000 \( → \(
