@@ -104,6 +104,15 @@ def test_a_cache_named_by_a_relative_path_is_not_one_of_the_current_folder(
     assert cache_folder() == tmp_path / "home" / ".cache" / "vcluster"
 
 
+# fault: kernel/laptop.py: if not found.is_absolute(): → if not found:
+def test_a_home_of_the_current_folder_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is kept there goes into images, and a repository that was cloned may bring it along."""
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setenv("HOME", "somewhere")
+    with pytest.raises(UsageError, match="HOME is 'somewhere', which depends on the current folder"):
+        cache_folder()
+
+
 # fault: kernel/laptop.py: make_private(folder.parent) → folder.parent.mkdir(parents=True)
 # fault: kernel/laptop.py: folder.mkdir(mode=0o700, → folder.mkdir(mode=0o777,
 def test_a_folder_of_the_cache_is_for_its_user_alone(tmp_path: Path) -> None:

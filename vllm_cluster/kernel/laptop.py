@@ -62,12 +62,15 @@ def home() -> Path:
     """The home folder.
 
     Raises:
-        UsageError: this user has none.
+        UsageError: this user has none, or HOME is one of the current folder, which may be anybody's.
     """
     try:
-        return Path.home()
+        found = Path.home()
     except RuntimeError:
         raise UsageError(f"user {user()} has no home folder", hint="export HOME=FOLDER") from None
+    if not found.is_absolute():
+        raise UsageError(f"HOME is {str(found)!r}, which depends on the current folder", hint="export HOME=FOLDER")
+    return found
 
 
 def expanded(path: str | Path) -> Path:

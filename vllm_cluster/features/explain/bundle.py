@@ -20,7 +20,7 @@ from vllm_cluster import __version__
 from vllm_cluster.kernel.backends import TOKEN
 from vllm_cluster.kernel.checks.registry import engine_problem, preflight
 from vllm_cluster.kernel.debug_log import MAX_BYTES, inventory_key, kept
-from vllm_cluster.kernel.errors import UsageError, VclusterError
+from vllm_cluster.kernel.errors import HostError, UsageError, VclusterError
 from vllm_cluster.kernel.events import Emit, Event
 from vllm_cluster.kernel.explain.diagnosis import diagnose
 from vllm_cluster.kernel.explain.scan import scan_all
@@ -45,6 +45,8 @@ from vllm_cluster.serving.explain.logs import Log, collect, sources
 
 MAX_FILE_BYTES = 8 << 20
 SSH_SECONDS = 5
+# Each is a request to the host, and 64 KiB; an inventory with as many was not seen.
+MAX_SECRETS = 128
 # Of this machine's own runs; the last one is this run.
 MAX_CALL_LOGS = 5
 
@@ -91,7 +93,10 @@ def _look(inventory: Inventory, connection: HostConnection) -> _Host:
     node = NodeHandle(connection, inventory.cluster)
     secrets: list[str] = []
     there = node_of(inventory.cluster, facts)
-    for name, identity in secret_ids(there.labels).items() if there else ():
+    named = secret_ids(there.labels) if there else {}
+    if len(named) > MAX_SECRETS:
+        raise HostError(connection.name, f"its node names more than {MAX_SECRETS} secrets", again=())
+    for name, identity in named.items():
         with suppress(VclusterError):
             content = node.secret(name, identity)
             text = (content or b"").decode("utf-8", "replace").strip()

@@ -9,6 +9,7 @@ from pathlib import Path
 from tests.support.sim import lab, make
 from tests.support.sim.world import Box, Picture, World, identity
 from vllm_cluster.features.explain import bundle
+from vllm_cluster.kernel.plan.spec import SECRET
 
 
 def add_neighbours(world: World) -> None:
@@ -39,7 +40,7 @@ def test_no_value_of_environment_is_in_a_bundle_whosever_node_has_it(tmp_path: P
     assert "MODE" in whole
 
 
-# fault: features/explain/bundle.py: items() if there else () → items() if there and there.labels["io.vcluster.role"] == "head" else ()
+# fault: features/explain/bundle.py: if there else {} → if there and there.labels["io.vcluster.role"] == "head" else {}
 def test_the_secrets_of_each_hosts_own_node_are_redacted(tmp_path: Path) -> None:
     """A worker has secrets too, and what it was given before the inventory's value changed is in its logs."""
     inventory = make.inventory(2, secrets={"PASSPHRASE": "cmd:echo earlier-passphrase"})
@@ -59,3 +60,18 @@ def test_the_secrets_of_each_hosts_own_node_are_redacted(tmp_path: Path) -> None
         whole = {name: stream.read().decode() for name, stream in files.items() if stream}
     assert "gpu2 logged" in whole["vcluster-bundle/gpu2/docker.log"], sorted(whole)
     assert [name for name, text in whole.items() if "earlier-passphrase" in text] == []
+
+
+# fault: features/explain/bundle.py: if len(named) > MAX_SECRETS: → if len(named) > 10 * MAX_SECRETS:
+def test_a_host_that_names_secrets_without_end_is_not_asked_for_each(tmp_path: Path) -> None:
+    """Each is a request that may take its time, and 64 KiB of memory."""
+    inventory = make.inventory(2)
+    world, path = make.world((2, 2)), tmp_path / "report.tar.gz"
+    with lab.inside(world):
+        lab.succeed(world, inventory, lab.do_up)
+        node = next(box for box in world.machines["gpu2"].boxes.values() if box.name == "vcluster-lab")
+        node.body["Labels"] |= {f"{SECRET}made-up-{number}": "0" * 16 for number in range(bundle.MAX_SECRETS)}
+        lab.succeed(world, inventory, lab.verb(bundle.bundle, path))
+    with tarfile.open(path) as tar:
+        found = tar.extractfile("vcluster-bundle/unreachable.json")
+        assert found and "its node names more than 128 secrets" in json.load(found)["gpu2"]["message"]
