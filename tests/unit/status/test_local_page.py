@@ -121,11 +121,11 @@ def test_a_connection_that_breaks_off_prints_nothing(
     ended = threading.Event()
     shut = local_page._Server.shutdown_request
 
-    def shut_and_tell(server: local_page._Server, request: local_page.Request) -> None:
+    def shut_and_note(server: local_page._Server, request: local_page.Request) -> None:
         shut(server, request)
         ended.set()
 
-    monkeypatch.setattr(local_page._Server, "shutdown_request", shut_and_tell)
+    monkeypatch.setattr(local_page._Server, "shutdown_request", shut_and_note)
     with socket.create_connection(("127.0.0.1", page.port)) as client:
         client.sendall(b"GET /")
         client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))

@@ -13,7 +13,7 @@ from typing import Literal, TypeVar
 
 from vllm_cluster.kernel.clock import Deadline
 from vllm_cluster.kernel.docker.client import DIAL, DockerApi
-from vllm_cluster.kernel.errors import VclusterError, combine
+from vllm_cluster.kernel.errors import HostError, VclusterError, combine
 from vllm_cluster.kernel.hosts.runtime import SYSTEM, Runtime
 from vllm_cluster.kernel.inventory.load import duplicates_by_resolution
 from vllm_cluster.kernel.inventory.model import Host, Inventory
@@ -47,6 +47,8 @@ class HostConnection:
         self._through: tuple[str, ...] = ()
         self._docker_api: DockerApi | None = None
         self._docker_id = ""
+        # Why an observation has found no engine, for who asks it nevertheless.
+        self.no_docker: HostError | None = None
 
     def fence(self, guard: Callable[[], None], through: Sequence[str]) -> None:
         """From now on ask `guard` before each call that changes the host, and reach Docker through this command."""
@@ -98,9 +100,13 @@ class HostConnection:
 
     @property
     def docker(self) -> DockerApi:
-        """The host's Docker engine, after an observation has found one."""
+        """The host's Docker engine, after an observation.
+
+        Raises:
+            HostError: the observation has found none that can be used.
+        """
         if self._docker_api is None:
-            raise RuntimeError(f"{self.name} was not observed")
+            raise self.no_docker or RuntimeError(f"{self.name} was not observed")
         return self._docker_api
 
     @property

@@ -35,7 +35,10 @@ def observe(
         HostError: the host did not answer, or not to the end.
     """
     facts = run_fact_script(inventory, connection, deep=deep)
-    if engine_problem(facts):
+    try:
+        usable(facts)
+    except DockerError as error:
+        connection.no_docker = error
         return facts
     docker = connection.open_docker(facts.docker.api_version, facts.docker.id)
     docker.owner = user_numbers(inventory.user or "")

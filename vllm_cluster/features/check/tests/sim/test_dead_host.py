@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from tests.support.sim.world import World
 from vllm_cluster.features.check import action as check
 from vllm_cluster.kernel.checks.finding import Finding
 from vllm_cluster.kernel.facts.host_facts import HostFacts
+from vllm_cluster.kernel.hosts import observe as hosts_observe
 from vllm_cluster.kernel.hosts.observe import observe
 
 INVENTORY = make.inventory(3)
@@ -61,3 +63,20 @@ def test_check_finds_the_port_of_the_api_taken_while_nothing_is_served(
 
     report = lab.run(world, INVENTORY, lab.verb(check.check_hosts)).value
     assert [(one.code, one.host) for one in report.findings] == [("port-in-use", "gpu1")]
+
+
+# fault: kernel/hosts/observe.py: connection.no_docker = error → pass
+def test_check_reports_a_head_whose_docker_cannot_be_used(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It asked the head's Docker for its node nevertheless, and ended with an internal error."""
+    honest = hosts_observe.run_fact_script
+
+    def without_docker(*given: Any, **named: Any) -> HostFacts:
+        facts = honest(*given, **named)
+        return replace(facts, docker=replace(facts.docker, problem="no docker")) if facts.host == "gpu1" else facts
+
+    monkeypatch.setattr(check, "run_link_test", lambda *_: ([], []))
+    monkeypatch.setattr(check, "observe", lambda inventory, link, deep: observe(inventory, link))
+    monkeypatch.setattr(check, "look_inside", lambda *_, **__: [])
+    monkeypatch.setattr(hosts_observe, "run_fact_script", without_docker)
+    report = lab.succeed(world, INVENTORY, lab.verb(check.check_hosts)).value
+    assert [one.host for one in report.findings if one.error] == ["gpu1"]
