@@ -89,6 +89,10 @@ def test_a_rollback_brings_as_many_replicas_as_there_were(name: str | None) -> N
 def test_the_failure_of_the_second_is_explained(served: World) -> None:
     assert explained(served).verdict.result == "healthy"
     fail_other(served)
+    box = served.machines["gpu1"].box("vcluster-lab")
+    assert box
+    box.life[life.key_of(1)].update(phase="failed")
+    served.clock.sleep(60)  # what works by a status that is older than this can have failed since
     found = explained(served).verdict
     assert (found.result, found.cause and found.cause.failure.slug) == ("explained", "gpu-memory-full")
 
