@@ -27,6 +27,8 @@ class Api:
     port: int = 0
     metrics: str = ""
     keys: tuple[str, ...] = (KEY,)
+    # Of each of its replies.
+    headers: dict[str, str] = field(default_factory=dict)
     # How often it was asked for its models, and what happens then.
     looked: int = 0
     when_looked: Callable[[], object] = lambda: None
@@ -80,6 +82,8 @@ def serving(api: Api) -> Iterator[Api]:
         def _send(self, status: int, sent: bytes | Iterator[bytes]) -> None:
             self.send_response(status)
             self.send_header("Content-Length", str(len(sent) if isinstance(sent, bytes) else 1 << 20))
+            for name, value in api.headers.items():
+                self.send_header(name, value)
             self.end_headers()
             with suppress(ConnectionError):  # whoever has read enough closes
                 for piece in [sent] if isinstance(sent, bytes) else sent:

@@ -6,7 +6,7 @@ import asyncio
 import json
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -14,7 +14,7 @@ from typing import Any
 
 import aiohttp
 
-from vllm_cluster.features.batch.on_head.lines import MAX_ANSWER, PATHS, BatchLine, BatchProblem
+from vllm_cluster.features.batch.on_head.lines import MAX_ANSWER, PATHS, BatchLine, BatchProblem, no_constant
 from vllm_cluster.wire.keys import valid_keys
 from vllm_cluster.wire.listeners import is_own_listener
 
@@ -114,7 +114,7 @@ class ApiClient:
         self._seconds, self._budget = seconds, Budget(MEMORY)
 
     async def __aenter__(self) -> ApiClient:
-        # No more than asked for may arrive at once, and nothing is unpacked.
+        # No more than asked for may arrive at once; nothing is unpacked, and no cookie kept.
         connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=IDLE_SECONDS)
         guard = aiohttp.TraceConfig()
         guard.on_connection_create_start.append(self._ensure_own)
@@ -122,6 +122,7 @@ class ApiClient:
             connector=connector,
             trace_configs=[guard],
             auto_decompress=False,
+            cookie_jar=aiohttp.DummyCookieJar(),
             headers={"Accept-Encoding": "identity", "Content-Type": "application/json"},
             read_bufsize=FREE // 4,
         )
@@ -138,8 +139,7 @@ class ApiClient:
         Raises:
             OSError, asyncio.TimeoutError, aiohttp.ClientError: there is none, or it is longer.
         """
-        limit = aiohttp.ClientTimeout(total=seconds)
-        async with self._http.get(self.address.url + path, headers=self._key, timeout=limit) as reply:
+        async with self._ask("GET", path, seconds) as reply:
             raw = await _beginning(reply, most + 1)
             if len(raw) > most:
                 raise aiohttp.ClientError(f"{path} is longer than {most} bytes")
@@ -152,11 +152,8 @@ class ApiClient:
             yield await self._post(line, names, held)
 
     async def _post(self, line: BatchLine, names: frozenset[str], held: AsyncExitStack) -> Outcome:
-        limit = aiohttp.ClientTimeout(total=self._seconds)
         try:
-            async with self._http.post(
-                self.address.url + line.path, data=line.body, headers=self._key, timeout=limit
-            ) as reply:
+            async with self._ask("POST", line.path, self._seconds, line.body) as reply:
                 if reply.status != OK:
                     return refusal(reply.status, await _beginning(reply, MAX_REFUSAL))
                 raw = await self._whole(reply, held)
@@ -185,15 +182,19 @@ class ApiClient:
                 return None
         return bytes(found)
 
+    def _ask(
+        self, method: str, path: str, seconds: float, body: bytes | None = None
+    ) -> AbstractAsyncContextManager[aiohttp.ClientResponse]:
+        """Send a request to the API and nowhere else: an answer that names another place is a refusal."""
+        limit = aiohttp.ClientTimeout(total=seconds)
+        url, key = self.address.url + path, {"Authorization": f"Bearer {self.address.key}"}
+        return self._http.request(method, url, data=body, headers=key, timeout=limit, allow_redirects=False)
+
     async def _ensure_own(self, *_: object) -> None:
         """Show the key to no other user of the head, who may listen there once the front has ended."""
         at = self.address
         if not is_own_listener(at.host, at.port):
             raise ConnectionRefusedError(f"no program of this user listens at {at.host}:{at.port}")
-
-    @property
-    def _key(self) -> dict[str, str]:
-        return {"Authorization": f"Bearer {self.address.key}"}
 
 
 async def _beginning(reply: aiohttp.ClientResponse, most: int) -> bytes:
@@ -217,7 +218,7 @@ def _kept(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 def _read_document(raw: bytes) -> dict[str, Any] | None:
     """Read what matters of a JSON object; None where it is none."""
     try:
-        found = json.loads(raw.decode(), object_pairs_hook=_kept)
+        found = json.loads(raw.decode(), object_pairs_hook=_kept, parse_constant=no_constant)
     except (ValueError, RecursionError):
         return None
     return found if isinstance(found, dict) else None

@@ -126,6 +126,11 @@ def name_of(raw: bytes) -> str | None:
     return name if isinstance(name, str) and len(name) <= MAX_NAME else None
 
 
+def no_constant(name: str) -> object:
+    """Refuse what Python alone takes for JSON: other readers of the output would stop there."""
+    raise ValueError(f"{name} is not JSON")
+
+
 def json_fault(error: Exception) -> str:
     """Return why a text is not JSON."""
     if isinstance(error, json.JSONDecodeError):
@@ -178,7 +183,7 @@ def named_in(row: bytes, place: Place) -> str | None:
         ValueError: it is not JSON, or has its names in another place: of a key that comes twice readers take either.
     """
     try:
-        found = json.loads(row)["custom_id"]
+        found = json.loads(row, parse_constant=no_constant)["custom_id"]
     except (RecursionError, KeyError, TypeError):
         raise ValueError("has no custom_id") from None
     names = _names(place, found)

@@ -10,6 +10,8 @@ from typing import Any
 from vllm_cluster.wire.values import Count, Positive
 
 WINDOW_SECONDS = 60.0
+# Of one answer: what a reply says is added to that of all others, and is written and divided.
+MAX_TOKENS = 1 << 31
 # vLLM runs 256 or 1024 at once on GPUs by default, so 128 are not too many. To double from 32
 # cost three seconds of a batch of sixteen on two H200 hosts.
 START, CEILING = 128, 1024
@@ -72,7 +74,7 @@ class Meter:
 
 def _count(usage: Mapping[str, Any], *names: str) -> int:
     found = next((usage[name] for name in names if name in usage), 0)
-    return found if isinstance(found, int) and found >= 0 else 0
+    return found if type(found) is int and 0 <= found <= MAX_TOKENS else 0
 
 
 @dataclass(frozen=True)

@@ -204,12 +204,13 @@ def test_no_answer_is_taken_under_the_name_of_another_line(tmp_path: Path) -> No
         second.replace(b'"custom_id": "r1"', b'"custom_id": "r2", "custom_id": "r1"'),
         second[:-4] + b"\n",
         second.rstrip() + b" []\n",
+        second.replace(b'"error": null', b'"error": NaN'),
         error_row(place, "r0", 400, "refused", "no"),
         error_row(Place(9, place.checksum), "r1", 400, "refused", "no"),
     ]
     with opened(source, tmp_path / "out.jsonl") as work, attack("P47", "a head gives answers other names") as found:
         for row in forged:
-            with pytest.raises(ValueError, match=r"custom_id|Expecting|Extra data|is of no line"):
+            with pytest.raises(ValueError, match=r"custom_id|Expecting|Extra data|is of no line|NaN is not JSON"):
                 work.take(row)
         assert work.left == 3
         for row in (first, error_row(place, "r1", 400, "refused", "no")):
