@@ -15,7 +15,7 @@ from vllm_cluster.kernel.text import printable
 from vllm_cluster.kernel.transport.base import MAX_OUTPUT, Result, Target, Transport
 from vllm_cluster.kernel.transport.jumps import Jumps
 from vllm_cluster.wire.reading import RefusedDocument, read
-from vllm_cluster.wire.values import Address, Count, Name, Number, Port
+from vllm_cluster.wire.values import Address, Count, Name, Number, Port, Word
 
 HERE = "local"
 CONNECT_SECONDS, SECONDS, HOLD_SECONDS = 20.0, 60.0, 10.0
@@ -90,6 +90,7 @@ for log in attempt-"$2"/rank-$3.log; do echo "$5 $log"; tail -n "$4" "$log"; ech
 class JobReady:
     """Where the model of a job answers: its ready.json. `ready` is how many of its `replicas` do."""
 
+    job: Word
     model: Name
     node: Name
     address: Address
@@ -274,7 +275,7 @@ def job_state(job: str, seen: Mapping[str, str], host: str) -> SlurmJob | None:
     state = facts.get("JobState") or (past.split() or [""])[0]
     if not state and not folder:
         return None
-    ready = _ready(seen.get("ready", "").strip(), host) if state == "RUNNING" else None
+    ready = _ready(job, seen.get("ready", "").strip(), host) if state == "RUNNING" else None
     phase, reason = _judged(state, facts, ready, ends)
     attempts = next((int(one) for one in re.findall(r"\A\s*([0-9]{1,6})\s*\Z", seen.get("attempts", ""))), 0)
     starts = re.findall(r"^replica-([0-9]{1,3}) attempt-([0-9]{1,6})$", seen.get("replicas", ""), re.MULTILINE)
@@ -320,11 +321,18 @@ def _ends(lines: Sequence[str]) -> Iterator[JobEnd]:
             yield JobEnd(int(found[1]), int(found[2]), printable(found[3]))
 
 
-def _ready(text: str, host: str) -> JobReady | None:
+def _ready(job: str, text: str, host: str) -> JobReady | None:
+    """Where a job answers; its file names it, so that one of another job leads no key to that one's place."""
+    if not text:
+        return None
+    sender = f"ready.json on {host}"
     try:
-        return read(JobReady, text.encode(), f"ready.json on {host}", MAX_READY) if text else None
+        found = read(JobReady, text.encode(), sender, MAX_READY)
+        if found.job != job:
+            raise RefusedDocument(sender, "job", f"is not {job}")
     except RefusedDocument as refused:
         raise HostError(host, str(refused), again=()) from None
+    return found
 
 
 def _last(done: Result) -> str:

@@ -23,7 +23,7 @@ from vllm_cluster.kernel.errors import HostError
 from vllm_cluster.kernel.hosts.runtime import SYSTEM
 from vllm_cluster.wire.order import Deployment
 
-READY = {"1": {"v": 1, "model": "org/m", "address": "127.0.0.1", "port": 1, "attempt": 1}}
+READY = {"1": {"v": 1, "job": "7", "model": "org/m", "address": "127.0.0.1", "port": 1, "attempt": 1}}
 
 
 @pytest.fixture
@@ -65,7 +65,7 @@ class Requeued(LoginNode):
         return SlurmJob(job, "ready", "", ready=replace(AT, address=address))
 
 
-AT = JobReady("m", "n1", "10.0.0.1", 20021, 1, 1.0, 1.0)
+AT = JobReady("7", "m", "n1", "10.0.0.1", 20021, 1, 1.0, 1.0)
 
 
 # fault: features/slurm/jobs.py: (now.ready.address, now.ready.port) == (at.address, at.port) → now.ready.port == at.port
