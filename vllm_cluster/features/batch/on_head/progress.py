@@ -10,7 +10,7 @@ from typing import Any
 from vllm_cluster.wire.values import Count, Positive
 
 WINDOW_SECONDS = 60.0
-# Of one answer: what a reply says is added to that of all others, and is written and divided.
+# Of one answer; a number of thousands of digits is none that Python can turn into a rate.
 MAX_TOKENS = 1 << 31
 # vLLM runs 256 or 1024 at once on GPUs by default, so 128 are not too many. To double from 32
 # cost three seconds of a batch of sixteen on two H200 hosts.
