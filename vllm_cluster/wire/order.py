@@ -28,8 +28,7 @@ def of_replica(file: str, index: int) -> str:
     return f"replica-{index}/{file}" if index else file
 
 
-# 64 deployments of 64 replicas.
-MAX_PLACED = 4096
+MAX_PLACED = 64 * 64  # deployments, and replicas of each
 # How long open requests may take before what they are at ends.
 MAX_DRAIN_SECONDS = 3600.0
 Drain = Annotated[float, between(0.0, MAX_DRAIN_SECONDS)]

@@ -1,4 +1,4 @@
-"""What a name stands for that is served: the model, and how it is laid out."""
+"""Find what is served under a name: the model and its layout."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from vllm_cluster.wire.order import Deployment
 
 
 def served_as(name: str, inventory: Inventory, emit: Emit, *, runtime: Runtime = SYSTEM) -> Deployment | None:
-    """What is served under a name; None where none is, or where it can only be a model: ORG/MODEL, or a path."""
+    """Find what is served under a name; None where none is, or where it can only be a model: ORG/MODEL, or a path."""
     if "/" in name or Path(name).exists():
         return None
     try:
