@@ -66,7 +66,7 @@ def asked_for(world: World) -> str:
     return asked.deployment.model
 
 
-# fault: serving/serve/rollback.py: known = found.generation == now or → known = found.generation != now or
+# fault: serving/serve/rollback.py: known = _is_now(found, now, asked) or → known = not _is_now(found, now, asked) or
 def test_rollback_serves_what_was_ready_before_and_back_again(world: World) -> None:
     for model in ("org/a", "org/b"):
         assert serve(world, model).error is None
@@ -96,7 +96,7 @@ def test_how_long_it_took_is_of_the_same_name(world: World) -> None:
 
 
 # fault: serving/serve/rollback.py: if found is None: → if found is not None:
-# fault: kernel/node/history.py: if one.generation == end.generation), None), end → ), None), end
+# fault: kernel/node/history.py: if (one.generation, one.deployment.replicas) == asked), None), end → ), None), end
 def test_rollback_takes_the_number_of_a_request_in_the_history(world: World) -> None:
     for model in ("org/a", "org/b", "org/c"):
         assert serve(world, model).error is None

@@ -60,7 +60,7 @@ def test_pythons_own_modules_are_not_the_place() -> None:
     assert found.raised and found.raised.frame == Frame("/usr/lib/python3.12/json/decoder.py", 353, "raw_decode")
 
 
-# fault: kernel/explain/stream.py: if is_half_file(parsed.words, frame): → if False:
+# fault: kernel/explain/stream.py: if may_be_half(parsed.words) and is_half_file( → if not is_half_file(
 # fault: kernel/explain/frame.py: frame and _UNREADABLE.match(words) and → frame and
 @pytest.mark.parametrize(
     ("file", "words", "slug"),

@@ -240,7 +240,7 @@ def test_long_lines_are_open_one_after_the_other(tmp_path: Path, monkeypatch: py
     assert (found.texts, api.most) == (ALL, 1)
 
 
-# fault: features/batch/on_head/client.py: ClientTimeout(total=self._seconds) → ClientTimeout(total=None, sock_read=self._seconds)
+# fault: features/batch/on_head/client.py: ClientTimeout(total=seconds) → ClientTimeout(total=None, sock_read=seconds)
 def test_the_limit_of_a_request_is_that_of_its_whole_answer(tmp_path: Path) -> None:
     """A byte now and then does not show life."""
     over = threading.Event()

@@ -111,8 +111,8 @@ def test_nothing_of_a_job_is_read_from_a_folder_that_another_has_made(jobs: Path
         assert node.logs("7", 1, "0", 10) == {"attempt-1/rank-0.log": b"theirs\n"}
 
 
-# fault: features/slurm/jobs.py: -perm -20 -o -perm -2 → -perm -2
-# fault: features/slurm/jobs.py: -perm -20 -o -perm -2 → -perm -20
+# fault: features/slurm/jobs.py: find . -maxdepth 0 \\( -perm -20 -o -perm -2 → find . -maxdepth 0 \\( -perm -2
+# fault: features/slurm/jobs.py: find . -maxdepth 0 \\( -perm -20 -o -perm -2 → find . -maxdepth 0 \\( -perm -20
 @pytest.mark.parametrize("mode", [0o770, 0o702])
 def test_nothing_of_a_job_is_read_from_a_folder_in_which_others_may_write(mode: int, jobs: Path) -> None:
     """A job makes it for its user alone; who was let in later may put another address into it."""
@@ -142,7 +142,7 @@ def swaps(jobs: Path) -> Iterator[Path]:
     yield jobs
 
 
-# fault: features/slurm/jobs.py: exec cat key → exec cat "$folder/key"
+# fault: features/slurm/jobs.py: exec cat key → exec cat $folder/key
 def test_a_folder_that_is_swapped_after_it_was_judged_gives_no_key(swaps: Path) -> None:
     with login_node("", SYSTEM) as node:
         assert node.key("7") == "sk-own"
