@@ -36,7 +36,8 @@ LATER = traceback("EngineCore pid=3", 2, frame("vllm/engine.py", 90, "start"), "
 # fault: kernel/explain/frame.py: found and parsed.who == who → found
 # fault: kernel/explain/diagnosis.py: next((one for one in seen.raised if → next((one for one in seen.raised[::-1] if
 def test_the_first_rank_that_failed_is_shown_with_the_place() -> None:
-    beside = f"(Worker_TP0 pid=6) ERROR 11-03 10:01:00 [core.py:1] {frame('torch/nn.py', 1, 'call')}\n"
+    # The number of the first is the beginning of this one's.
+    beside = f"(Worker_TP0 pid=71) ERROR 11-03 10:01:00 [core.py:1] {frame('torch/nn.py', 1, 'call')}\n"
     lines = FROB.splitlines(keepends=True)
     found = explained("".join([*lines[:2], beside, *lines[2:], LATER]))
     assert found.result == "exception" and found.raised
@@ -60,8 +61,8 @@ def test_pythons_own_modules_are_not_the_place() -> None:
     assert found.raised and found.raised.frame == Frame("/usr/lib/python3.12/json/decoder.py", 353, "raw_decode")
 
 
-# fault: kernel/explain/stream.py: if may_be_half(parsed.words) and is_half_file( → if not is_half_file(
-# fault: kernel/explain/frame.py: frame and _UNREADABLE.match(words) and → frame and
+# fault: kernel/explain/stream.py: if may_be_half(parsed.words) and reads_a_model( → if may_be_half(parsed.words) and not reads_a_model(
+# fault: kernel/explain/stream.py: if may_be_half(parsed.words) and → if
 @pytest.mark.parametrize(
     ("file", "words", "slug"),
     [

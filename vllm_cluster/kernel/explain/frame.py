@@ -131,9 +131,9 @@ def may_be_half(words: str) -> bool:
     return bool(_UNREADABLE.match(words))
 
 
-def is_half_file(words: str, frame: Frame | None) -> bool:
-    """Whether a file of a model could not be read to its end."""
-    return bool(frame and _UNREADABLE.match(words) and _READS.match(frame.file))
+def reads_a_model(frame: Frame | None) -> bool:
+    """Whether a line of source code is of those that read the files of a model."""
+    return bool(frame and _READS.match(frame.file))
 
 
 def is_echo(words: str) -> bool:

@@ -15,9 +15,9 @@ from vllm_cluster.kernel.explain.frame import (
     is_chained,
     is_check,
     is_exception,
-    is_half_file,
     may_be_half,
     may_refuse,
+    reads_a_model,
 )
 from vllm_cluster.kernel.explain.log_line import DAY, LogLine, parse_line
 from vllm_cluster.kernel.explain.ranks import RANK_WORDS, Ranks
@@ -220,7 +220,7 @@ class HostStream:
             return
         if may_refuse(parsed.words) and is_check(nearby.frame(parsed.who, self._names)):
             self._add(REFUSED, line.number, parsed, nearby)
-        if may_be_half(parsed.words) and is_half_file(parsed.words, nearby.frame(parsed.who, self._names)):
+        if may_be_half(parsed.words) and reads_a_model(nearby.frame(parsed.who, self._names)):
             self._add(HALF_FILE, line.number, parsed, nearby)
         if before is not None:
             raised[before] = line, nearby
