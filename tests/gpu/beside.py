@@ -9,25 +9,24 @@ from __future__ import annotations
 import argparse
 import json
 import signal
-import statistics
 import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from tests.gpu.__main__ import show_progress, words
 from tests.gpu.cluster import Cluster, Failed, opened
 from tests.gpu.report import Report
+from tests.gpu.rounds import Rounds, Way
 
 # Ports of the engine by hand, and of the host that leads it.
 HAND_PORT, HAND_MASTER = 8900, 29600
 START_SECONDS, END_SECONDS = 300.0, 40.0
 # Of what takes longer in a start, the report has its name and seconds.
 LONG_SECONDS = 0.5
-KEYS = ("output_throughput", "median_ttft_ms", "median_tpot_ms", "p99_ttft_ms", "completed", "failed")
 
 
 @dataclass(frozen=True)
@@ -62,35 +61,6 @@ LAYOUTS = {
     "dp2-tp2-ep": Layout(("--dp", "2", "--tp", "2", "--ep"), (TP, "2", DP, "2", EP), loads=(16, 64)),
 }
 
-# Every round in one process, since vLLM's import takes longer than a round.
-ROUNDS = """
-import argparse, contextlib, json, os, sys
-from vllm.benchmarks.serve import add_cli_args, main
-for spec in json.loads(sys.argv[1]):
-    key = spec.pop("key_file")
-    os.environ["OPENAI_API_KEY"] = open(key).read().strip() if key else "none"
-    parser = argparse.ArgumentParser()
-    add_cli_args(parser)
-    args = parser.parse_args([*(f"--{k}={v}" for k, v in spec.items()), "--ignore-eos", "--disable-tqdm"])
-    with contextlib.redirect_stdout(sys.stderr):
-        found = main(args)
-    print("ROUND", json.dumps({k: v for k, v in found.items() if isinstance(v, (int, float))}), flush=True)
-"""
-
-# Where our engine listens itself, and the key that it wants, from its process.
-ENGINE = """
-import pathlib, re
-for path in pathlib.Path("/proc").glob("[0-9]*/cmdline"):
-    words = path.read_bytes().decode(errors="replace").split("\\0")
-    if "serve" not in words[:4] or "--headless" in words:
-        continue
-    port = next((w.partition("=")[2] for w in words if w.startswith("--port=")), "")
-    port = port or (words[words.index("--port") + 1] if "--port" in words else "")
-    env = dict(pair.split("=", 1) for pair in (path.parent / "environ").read_text().split("\\0") if "=" in pair)
-    if port:
-        print(port, env.get("VCLUSTER_API_KEY_FILE", ""))
-"""
-
 # A session of its own, so that one signal reaches all that it starts.
 HAND = 'echo $$ >/tmp/by-hand.pid; exec vllm serve "$@" >/tmp/by-hand.log 2>&1 </dev/null'
 END = """
@@ -115,7 +85,7 @@ class Beside:
     cluster: Cluster
     options: argparse.Namespace
     report: Report
-    seed: int = field(default=0)
+    rounds: Rounds
 
     def layout(self, name: str) -> dict[str, Any]:
         """Both, one after the other; what one cannot do is in its place.
@@ -141,10 +111,9 @@ class Beside:
 
     def _with_vcluster(self, layout: Layout) -> dict[str, Any]:
         with self._served(layout) as start:
-            outer = self._env("VCLUSTER_API_KEY_FILE")
             # The engine's own port too, in turns with the front: one start differs from the next.
-            ways = {"front": (self.cluster.inventory.ports.api, outer), "engine": self._engine(outer)}
-            return {**start, **self._rounds(layout, ways)}
+            ways = {"front": self.rounds.front(), "engine": self.rounds.engine(self.cluster.head)}
+            return {**start, **self._measured(layout, ways)}
 
     def _ready_again(self, layout: Layout) -> dict[str, Any]:
         with self._served(layout) as start:
@@ -160,19 +129,15 @@ class Beside:
         finally:
             self.cluster.vcluster("stop", "--yes").ok()
 
-    def _engine(self, outer: str) -> tuple[int, str]:
-        found = self.cluster.on(self.cluster.head, "docker", "exec", self.cluster.node, "python3", "-c", ENGINE)
-        port, _, key = found.text.strip().partition("\n")[0].partition(" ")
-        if not port.isdecimal():
-            raise Failed(f"no engine found on {self.cluster.head}: {found.text}")
-        return int(port), key or outer
-
     def _by_hand(self, layout: Layout) -> dict[str, Any]:
         began = time.monotonic()
         try:
             self._start(layout)
             self._until_ready(began)
-            return {"ready": round(time.monotonic() - began, 1), **self._rounds(layout, {"engine": (HAND_PORT, "")})}
+            return {
+                "ready": round(time.monotonic() - began, 1),
+                **self._measured(layout, {"engine": Way(HAND_PORT, "")}),
+            }
         finally:
             for host in self.cluster.inventory.hosts:
                 self.cluster.inside(host, END, str(int(END_SECONDS * 2)), seconds=END_SECONDS + 30)
@@ -202,34 +167,17 @@ class Beside:
                 raise Failed(self.cluster.inside(self.cluster.head, "tail -n 25 /tmp/by-hand.log").text)
             time.sleep(0.5)
 
-    def _env(self, name: str) -> str:
-        return self.cluster.inside(self.cluster.head, f'printf %s "${name}"').text.strip()
-
-    def _rounds(self, layout: Layout, ways: dict[str, tuple[int, str]]) -> dict[str, Any]:
+    def _measured(self, layout: Layout, ways: dict[str, Way]) -> dict[str, Any]:
         """One round of each way to warm up, then the ways in turns."""
         plan = [(way, load) for load in layout.loads for _ in range(self.options.rounds) for way in ways]
         plan = [(way, layout.loads[-1]) for way in ways] + plan
-        specs = [self._spec(*ways[way], load) for way, load in plan]
-        argv = ["docker", "exec", self.cluster.node, "python3", "-c", ROUNDS, json.dumps(specs)]
-        done = self.cluster.on(self.cluster.head, *argv, seconds=600.0)
-        rounds = [json.loads(line[6:]) for line in done.text.splitlines() if line.startswith("ROUND ")]
-        if len(rounds) != len(plan):
-            raise Failed(f"{len(rounds)} of {len(plan)} rounds: {done.stderr.decode(errors='replace')[-1200:]}")
-        found: dict[str, Any] = {}
-        for (way, load), figures in list(zip(plan, rounds, strict=True))[len(ways) :]:
-            rows = found.setdefault(f"{way} {load}", {key: [] for key in KEYS})
-            for key in KEYS:
-                rows[key].append(round(figures.get(key, 0), 1))
-        medians = {name: {key: statistics.median(rows[key]) for key in KEYS[:3]} for name, rows in found.items()}
-        return {"medians": medians, "rounds": found}
+        return self.rounds.measure(
+            [(f"{way} {load}", self._random(ways[way], load)) for way, load in plan], warm=len(ways)
+        )
 
-    def _spec(self, port: int, key: str, load: int) -> dict[str, Any]:
-        self.seed += 1
-        return {
-            "key_file": key, "model": self.options.model, "host": "127.0.0.1", "port": port, "seed": self.seed,
-            "dataset-name": "random", "random-input-len": self.options.tokens, "random-output-len": self.options.tokens,
-            "max-concurrency": load, "num-prompts": load * min(self.options.waves, 4 if load < 128 else 2),
-        }  # fmt: skip
+    def _random(self, way: Way, load: int) -> dict[str, Any]:
+        waves = min(self.options.waves, 4 if load < 128 else 2)
+        return self.rounds.random(way, load, load * waves, self.options.tokens)
 
 
 def main() -> int:
@@ -249,7 +197,7 @@ def main() -> int:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     report, well = Report.resumed(options.output), True
     with suppress(KeyboardInterrupt), opened(options.inventory) as cluster:
-        beside = Beside(cluster, options, report)
+        beside = Beside(cluster, options, report, Rounds(cluster, options.model))
         for name in options.layouts:
             try:
                 beside.layout(name)

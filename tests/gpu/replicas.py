@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 import json
 import signal
-import statistics
 import sys
 import time
 from collections import Counter
@@ -20,16 +19,14 @@ from pathlib import Path
 from typing import Any
 
 from tests.gpu.__main__ import show_progress, words
-from tests.gpu.beside import ENGINE, KEYS, ROUNDS
 from tests.gpu.cluster import Cluster, Failed, opened
 from tests.gpu.heal import KILLS
 from tests.gpu.report import Report
+from tests.gpu.rounds import Rounds, Way
 
 STEPS = ("speed", "prefix", "steady", "kill", "roll")
 ONLY_ONE = ("steady",)  # of one replica: the front beside the engine's own port
 ONLY_TWO = ("kill", "roll")
-STREAMS = 256
-STREAM_TOKENS = 384
 CALM, AFTER_KILL, AFTER_ROLL = 15.0, 110.0, 10.0
 KILLED = {"rank": r"VLLM::(EngineCore|Worker)", "container": KILLS["container"]}
 # Requests that begin later than this after a kill must not fail.
@@ -103,7 +100,7 @@ class Measured:
     cluster: Cluster
     options: argparse.Namespace
     report: Report
-    seed: int = 0
+    rounds: Rounds
 
     def run(self) -> bool:
         """One replica, then another beside it; whether every step could be measured."""
@@ -132,17 +129,17 @@ class Measured:
 
         Two replicas with 512 open have as many each as one with 256.
         """
-        plan = [(load, self._random(load)) for load in (512, 16, 256, 512, 16, 256, 512)]
-        return self._medians(plan[1:], self._rounds([spec for _, spec in plan])[1:])
+        way, loads = self.rounds.front(), (512, *(16, 256, 512) * 2)
+        return self.rounds.measure([(str(load), self._random(way, load)) for load in loads], warm=1)
 
     def do_prefix(self) -> dict[str, Any]:
         """Eight tenants with a system prompt of 2,048 tokens each; how much of the prompts the caches had."""
         before = self._counted()
         tenants = {
-            "prefix-repetition-prefix-len": 2048, "prefix-repetition-suffix-len": 128,
-            "prefix-repetition-num-prefixes": 8, "prefix-repetition-output-len": 64,
+            "prefix_repetition_prefix_len": 2048, "prefix_repetition_suffix_len": 128,
+            "prefix_repetition_num_prefixes": 8, "prefix_repetition_output_len": 64,
         }  # fmt: skip
-        self._rounds([self._spec(32, 512, "prefix_repetition", tenants)])
+        self.rounds.run([self.rounds.spec(self.rounds.front(), 32, 512, dataset_name="prefix_repetition", **tenants)])
         after = self._counted()
         asked, found = (sum(after[host][at] - before[host][at] for host in after) for at in (0, 1))
         by_host = {host: after[host][0] - before[host][0] for host in after}
@@ -150,10 +147,13 @@ class Measured:
 
     def do_steady(self) -> dict[str, Any]:
         """The front beside the engine's own port, with lengths that differ, so that requests come one by one."""
-        ways = {"front": (self.cluster.inventory.ports.api, self._outer()), "engine": self._engine(self.cluster.head)}
-        plan = [(f"{way} {load}", self._random(load, ways[way], 0.6))
-                for load in (16, 256) for _ in range(2) for way in ways]  # fmt: skip
-        return self._medians(plan, self._rounds([spec for _, spec in plan]))
+        ways = {"front": self.rounds.front(), "engine": self.rounds.engine(self.cluster.head)}
+        turns = [(name, load) for load in (16, 256) for _ in range(2) for name in ways]
+        plan = [(f"{name} {load}", self._random(ways[name], load, 0.6)) for name, load in turns]
+        return self.rounds.measure(plan, warm=0)
+
+    def _random(self, way: Way, load: int, spread: float = 0.0) -> dict[str, Any]:
+        return self.rounds.random(way, load, load * (4 if load < 128 else 2), self.options.tokens, spread)
 
     def do_kill(self) -> dict[str, Any]:
         """What the last host's replica is made of is killed while all streams run: a rank, then the container."""
@@ -194,8 +194,9 @@ class Measured:
         rows: list[list[Any]] = []
         url = f"http://127.0.0.1:{self.cluster.inventory.ports.api}/v1/completions"
         self.cluster.inside(self.cluster.head, 'rm -f "$1" "$1.pid"', OUT)
-        argv = ["-d", self.cluster.node, "python3", "-c", CLIENT, url, self.options.model]
-        self.cluster.on(self.cluster.head, "docker", "exec", *argv, str(STREAMS), str(STREAM_TOKENS), OUT)
+        numbers = map(str, (self.options.streams, self.options.stream_tokens))
+        argv = ["-d", self.cluster.node, "python3", "-c", CLIENT, url, self.options.model, *numbers, OUT]
+        self.cluster.on(self.cluster.head, "docker", "exec", *argv)
         try:
             yield rows
         finally:
@@ -204,66 +205,21 @@ class Measured:
         if not rows:
             raise Failed(f"the client gave nothing: {said.stderr.decode(errors='replace')[-500:]}")
 
-    def _outer(self) -> str:
-        return self.cluster.inside(self.cluster.head, 'printf %s "$VCLUSTER_API_KEY_FILE"').text.strip()
-
-    def _engine(self, host: str) -> tuple[int, str]:
-        found = self.cluster.on(host, "docker", "exec", self.cluster.node, "python3", "-c", ENGINE)
-        port, _, key = found.text.strip().partition("\n")[0].partition(" ")
-        if not port.isdecimal():
-            raise Failed(f"no engine found on {host}: {found.text}")
-        return int(port), key or self._outer()
-
     def _counted(self) -> dict[str, tuple[float, float]]:
-        """Of each host with an engine."""
-        found = {}
+        """Of each host with an engine; hosts without one are left out."""
+        ways = {}
         for host in self.cluster.inventory.hosts:
-            port, key = 0, ""
             with suppress(Failed):
-                port, key = self._engine(host)
-            if port:
-                at = str(self.cluster.inventory.hosts[host].address)
-                argv = ["docker", "exec", self.cluster.node, "python3", "-c", COUNTERS, str(port), at, key]
-                said = self.cluster.on(host, *argv)
-                if said.returncode:
-                    raise Failed(f"{host}, port {port}: {said.stderr.decode(errors='replace')[-400:]}")
-                asked, had = said.text.split()
-                found[host] = (float(asked), float(had))
+                ways[host] = self.rounds.engine(host)
+        found = {}
+        for host, way in ways.items():
+            argv = [COUNTERS, str(way.port), str(self.cluster.inventory.hosts[host].address), way.key_file]
+            said = self.cluster.on(host, "docker", "exec", self.cluster.node, "python3", "-c", *argv)
+            if said.returncode:
+                raise Failed(f"{host}, port {way.port}: {said.stderr.decode(errors='replace')[-400:]}")
+            asked, had = map(float, said.text.split())
+            found[host] = asked, had
         return found
-
-    def _random(self, load: int, way: tuple[int, str] | None = None, spread: float = 0.0) -> dict[str, Any]:
-        tokens = self.options.tokens
-        lengths = {"random-input-len": tokens, "random-output-len": tokens, "random-range-ratio": spread}
-        return self._spec(load, load * (4 if load < 128 else 2), "random", lengths, way)
-
-    def _spec(
-        self, load: int, prompts: int, dataset: str, more: dict[str, Any], way: tuple[int, str] | None = None
-    ) -> dict[str, Any]:
-        self.seed += 1
-        port, key = way or (self.cluster.inventory.ports.api, self._outer())
-        return {
-            "key_file": key, "model": self.options.model, "host": "127.0.0.1", "port": port, "seed": self.seed,
-            "dataset-name": dataset, "max-concurrency": load, "num-prompts": prompts, **more,
-        }  # fmt: skip
-
-    def _rounds(self, specs: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        argv = ["docker", "exec", self.cluster.node, "python3", "-c", ROUNDS, json.dumps(specs)]
-        done = self.cluster.on(self.cluster.head, *argv, seconds=400.0)
-        rounds = [json.loads(line[6:]) for line in done.text.splitlines() if line.startswith("ROUND ")]
-        if len(rounds) != len(specs):
-            raise Failed(f"{len(rounds)} of {len(specs)} rounds: {done.stderr.decode(errors='replace')[-1200:]}")
-        return rounds
-
-    @staticmethod
-    def _medians(plan: list[tuple[Any, Any]], rounds: list[dict[str, Any]]) -> dict[str, Any]:
-        found: dict[str, Any] = {}
-        for (name, _), figures in zip(plan, rounds, strict=True):
-            rows = found.setdefault(str(name), {key: [] for key in KEYS})
-            for key in KEYS:
-                rows[key].append(round(figures.get(key, 0), 1))
-        return {
-            name: {**rows, "medians": [statistics.median(rows[k]) for k in KEYS[:3]]} for name, rows in found.items()
-        }
 
 
 def main() -> int:
@@ -275,11 +231,13 @@ def main() -> int:
     made.add_argument("--model", default="bench/llama8b")
     made.add_argument("--flags", default="--load-format dummy --max-model-len 8192")
     made.add_argument("--tokens", type=int, default=128)
+    made.add_argument("--streams", type=int, default=256, help="that are open while a part is killed, and in a roll")
+    made.add_argument("--stream-tokens", type=int, default=384)
     options = made.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     report = Report.resumed(options.output)
     with opened(options.inventory) as cluster:
-        return 0 if Measured(cluster, options, report).run() else 1
+        return 0 if Measured(cluster, options, report, Rounds(cluster, options.model)).run() else 1
 
 
 if __name__ == "__main__":

@@ -1,0 +1,116 @@
+"""Rounds of `vllm bench serve` in the head's container, at the front or at an engine's own port."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tests.gpu.cluster import Cluster, Failed
+
+KEYS = ("output_throughput", "median_ttft_ms", "median_tpot_ms", "p99_ttft_ms", "completed", "failed")
+SECONDS = 600.0
+
+# Every round in one process, since vLLM's import takes longer than a round.
+ROUNDS = """
+import argparse, contextlib, json, os, sys
+from vllm.benchmarks.serve import add_cli_args, main
+for spec in json.loads(sys.argv[1]):
+    key = spec.pop("key_file")
+    os.environ["OPENAI_API_KEY"] = open(key).read().strip() if key else "none"
+    parser = argparse.ArgumentParser()
+    add_cli_args(parser)
+    args = parser.parse_args([*(f"--{k}={v}" for k, v in spec.items()), "--ignore-eos", "--disable-tqdm"])
+    with contextlib.redirect_stdout(sys.stderr):
+        found = main(args)
+    print("ROUND", json.dumps({k: v for k, v in found.items() if isinstance(v, (int, float))}), flush=True)
+"""
+
+# Where an engine listens itself, and the key that it wants, from its process.
+ENGINE = """
+import pathlib, re
+for path in pathlib.Path("/proc").glob("[0-9]*/cmdline"):
+    words = path.read_bytes().decode(errors="replace").split("\\0")
+    if "serve" not in words[:4] or "--headless" in words:
+        continue
+    port = next((w.partition("=")[2] for w in words if w.startswith("--port=")), "")
+    port = port or (words[words.index("--port") + 1] if "--port" in words else "")
+    env = dict(pair.split("=", 1) for pair in (path.parent / "environ").read_text().split("\\0") if "=" in pair)
+    if port:
+        print(port, env.get("VCLUSTER_API_KEY_FILE", ""))
+"""
+
+
+@dataclass(frozen=True)
+class Way:
+    """Where requests go from the head's container: a port there, and the file with the key, if it wants one."""
+
+    port: int
+    key_file: str
+
+
+@dataclass
+class Rounds:
+    """Each round has prompts of its own: a prefix cache holds those of the one before."""
+
+    cluster: Cluster
+    model: str
+    seed: int = 0
+
+    def front(self) -> Way:
+        """The API as clients have it."""
+        return Way(self.cluster.inventory.ports.api, self._own_key(self.cluster.head))
+
+    def engine(self, host: str) -> Way:
+        """The port of a host's own engine.
+
+        Raises:
+            Failed: it has none.
+        """
+        found = self.cluster.on(host, "docker", "exec", self.cluster.node, "python3", "-c", ENGINE)
+        port, _, key = found.text.strip().partition("\n")[0].partition(" ")
+        if not port.isdecimal():
+            raise Failed(f"no engine found on {host}: {found.text}")
+        return Way(int(port), key or self._own_key(host))
+
+    def _own_key(self, host: str) -> str:
+        return self.cluster.inside(host, 'printf %s "$VCLUSTER_API_KEY_FILE"').text.strip()
+
+    def spec(self, way: Way, load: int, prompts: int, **dataset: Any) -> dict[str, Any]:
+        """One round of so many open requests; `dataset` are vLLM's options for the prompts, with _ for -."""
+        self.seed += 1
+        return {
+            "key_file": way.key_file, "model": self.model, "host": "127.0.0.1", "port": way.port, "seed": self.seed,
+            "max-concurrency": load, "num-prompts": prompts,
+            **{name.replace("_", "-"): value for name, value in dataset.items()},
+        }  # fmt: skip
+
+    def random(self, way: Way, load: int, prompts: int, tokens: int, spread: float = 0.0) -> dict[str, Any]:
+        """One round of random prompts with so many tokens, as many out; lengths differ by the share of `spread`."""
+        lengths = {"random_input_len": tokens, "random_output_len": tokens, "random_range_ratio": spread}
+        return self.spec(way, load, prompts, dataset_name="random", **lengths)
+
+    def run(self, specs: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+        """Run them one after the other; vLLM's figures of each.
+
+        Raises:
+            Failed: not all of them ended.
+        """
+        argv = ["docker", "exec", self.cluster.node, "python3", "-c", ROUNDS, json.dumps(specs)]
+        done = self.cluster.on(self.cluster.head, *argv, seconds=SECONDS)
+        rounds = [json.loads(line[6:]) for line in done.text.splitlines() if line.startswith("ROUND ")]
+        if len(rounds) != len(specs):
+            raise Failed(f"{len(rounds)} of {len(specs)} rounds: {done.stderr.decode(errors='replace')[-1200:]}")
+        return rounds
+
+    def measure(self, plan: Sequence[tuple[str, dict[str, Any]]], warm: int) -> dict[str, Any]:
+        """Run named rounds, and leave out the first `warm` ones: every figure of each name, and medians."""
+        found: dict[str, dict[str, list[float]]] = {}
+        for (name, _), figures in list(zip(plan, self.run([spec for _, spec in plan]), strict=True))[warm:]:
+            rows = found.setdefault(name, {key: [] for key in KEYS})
+            for key in KEYS:
+                rows[key].append(round(figures.get(key, 0), 1))
+        medians = {name: {key: statistics.median(rows[key]) for key in KEYS[:3]} for name, rows in found.items()}
+        return {"medians": medians, "rounds": found}
