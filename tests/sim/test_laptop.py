@@ -103,7 +103,8 @@ LINES = (
     "slurm explain 42 --login gpu1", "slurm stop 42 --yes --login gpu1", "stop --yes", "down --yes",
 )  # fmt: skip
 READY = (
-    '{"model": "m", "node": "n1", "address": "10.0.0.1", "port": 20000, "attempt": 1, "since": 0, "start_seconds": 1}'
+    '{"job": "42", "model": "m", "node": "n1", "address": "10.0.0.1", "port": 20000, '
+    '"attempt": 1, "since": 0, "start_seconds": 1}'
 )
 # What a login node answers to the scripts of a job; the last word of each is the mark of its sections.
 SLURM = {

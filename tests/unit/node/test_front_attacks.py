@@ -348,9 +348,11 @@ def test_clients_that_read_slowly_fill_no_memory(tmp_path: Path) -> None:
         def most() -> int:
             return next(int(line.split()[1]) for line in status.read_text().splitlines() if line.startswith("VmHWM"))
 
-        before = most()
         body = {"model": "m", "stream": True, "max_tokens": 1, "burst": 16_000}
-        clients = [socket.socket() for _ in range(16)]
+        # What the first answer takes alone is no client's.
+        assert made.ask("POST", "/v1/completions", body).status == 200
+        before = most()
+        clients = [socket.socket() for _ in range(48)]
         for one in clients:
             one.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
             one.settimeout(60)
@@ -360,4 +362,4 @@ def test_clients_that_read_slowly_fill_no_memory(tmp_path: Path) -> None:
         for one in clients:
             with one:
                 assert read_answer(one).body.count(b"data: {") == 16_000
-        assert (most() - before) / len(clients) < 300  # kB
+        assert (most() - before) / len(clients) < 130  # kB
