@@ -175,7 +175,7 @@ class Beside:
             [(f"{way} {load}", self._random(ways[way], load)) for way, load in plan], warm=len(ways)
         )
 
-    def _random(self, way: Way, load: int) -> dict[str, Any]:
+    def _random(self, way: Way, load: int) -> list[dict[str, Any]]:
         waves = min(self.options.waves, 4 if load < 128 else 2)
         return self.rounds.random(way, load, load * waves, self.options.tokens)
 

@@ -9,12 +9,14 @@ from __future__ import annotations
 import argparse
 import json
 import signal
+import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +29,7 @@ from tests.gpu.rounds import Rounds, Way
 STEPS = ("speed", "prefix", "steady", "kill", "roll")
 ONLY_ONE = ("steady",)  # of one replica: the front beside the engine's own port
 ONLY_TWO = ("kill", "roll")
-CALM, AFTER_KILL, AFTER_ROLL = 15.0, 110.0, 10.0
+CALM, AFTER_KILL, AFTER_ROLL, AWAY = 15.0, 110.0, 10.0, 20.0
 KILLED = {"rank": r"VLLM::(EngineCore|Worker)", "container": KILLS["container"]}
 # Requests that begin later than this after a kill must not fail.
 GRACE = 5.0
@@ -152,19 +154,31 @@ class Measured:
         plan = [(f"{name} {load}", self._random(ways[name], load, 0.6)) for name, load in turns]
         return self.rounds.measure(plan, warm=0)
 
-    def _random(self, way: Way, load: int, spread: float = 0.0) -> dict[str, Any]:
+    def _random(self, way: Way, load: int, spread: float = 0.0) -> list[dict[str, Any]]:
         return self.rounds.random(way, load, load * (4 if load < 128 else 2), self.options.tokens, spread)
 
     def do_kill(self) -> dict[str, Any]:
-        """What the last host's replica is made of is killed while all streams run: a rank, then the container."""
-        return {what: self._killed(what) for what in KILLED}
+        """What the last host's replica is made of goes while all streams run: a rank, the container, its host."""
+        found = {what: self._killed(partial(self._kill, what)) for what in KILLED}
+        return {**found, "host": self._killed(self._cut)} if self.options.cut else found
 
-    def _killed(self, what: str) -> dict[str, Any]:
+    def _kill(self, what: str) -> None:
+        if not self.cluster.kill(self.cluster.worker, KILLED[what], signal.SIGKILL, 1):
+            raise Failed(f"no {what} found on {self.cluster.worker}")
+
+    def _cut(self) -> None:
+        """Take the host away, and give it back once its replica is missed."""
+        subprocess.run(self.options.cut, shell=True, check=True)
+        try:
+            time.sleep(AWAY)
+        finally:
+            subprocess.run(self.options.mend, shell=True, check=True)
+
+    def _killed(self, attack: Callable[[], None]) -> dict[str, Any]:
         with self._streaming() as rows:
             time.sleep(CALM)
             at = time.time()
-            if not self.cluster.kill(self.cluster.worker, KILLED[what], signal.SIGKILL, 1):
-                raise Failed(f"no {what} found on {self.cluster.worker}")
+            attack()
             back = self._until_both_ready(at)
             time.sleep(AFTER_ROLL)
         later = Counter(row[2] for row in rows if row[0] >= at + GRACE)
@@ -231,13 +245,16 @@ def main() -> int:
     made.add_argument("--model", default="bench/llama8b")
     made.add_argument("--flags", default="--load-format dummy --max-model-len 8192")
     made.add_argument("--tokens", type=int, default=128)
+    made.add_argument("--clients", type=int, default=1, help="processes that share the requests of a round")
+    made.add_argument("--cut", help="a command here that takes the last host away; killed in step kill, too")
+    made.add_argument("--mend", help="a command here that gives it back")
     made.add_argument("--streams", type=int, default=256, help="that are open while a part is killed, and in a roll")
     made.add_argument("--stream-tokens", type=int, default=384)
     options = made.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     report = Report.resumed(options.output)
     with opened(options.inventory) as cluster:
-        return 0 if Measured(cluster, options, report, Rounds(cluster, options.model)).run() else 1
+        return 0 if Measured(cluster, options, report, Rounds(cluster, options.model, options.clients)).run() else 1
 
 
 if __name__ == "__main__":

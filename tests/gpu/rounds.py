@@ -13,11 +13,13 @@ from tests.gpu.cluster import Cluster, Failed
 KEYS = ("output_throughput", "median_ttft_ms", "median_tpot_ms", "p99_ttft_ms", "completed", "failed")
 SECONDS = 600.0
 
-# Every round in one process, since vLLM's import takes longer than a round.
+# Every round after one import, since vLLM's takes longer than a round. One client reads about as many tokens as one
+# engine gives: where engines are compared, several share the requests, and their throughputs are added.
 ROUNDS = """
-import argparse, contextlib, json, os, sys
+import argparse, contextlib, json, multiprocessing, os, sys
 from vllm.benchmarks.serve import add_cli_args, main
-for spec in json.loads(sys.argv[1]):
+ADDED = ("output_throughput", "completed", "failed")
+def client(spec):
     key = spec.pop("key_file")
     os.environ["OPENAI_API_KEY"] = open(key).read().strip() if key else "none"
     parser = argparse.ArgumentParser()
@@ -25,7 +27,12 @@ for spec in json.loads(sys.argv[1]):
     args = parser.parse_args([*(f"--{k}={v}" for k, v in spec.items()), "--ignore-eos", "--disable-tqdm"])
     with contextlib.redirect_stdout(sys.stderr):
         found = main(args)
-    print("ROUND", json.dumps({k: v for k, v in found.items() if isinstance(v, (int, float))}), flush=True)
+    return {k: v for k, v in found.items() if isinstance(v, (int, float))}
+for specs in json.loads(sys.argv[1]):
+    with multiprocessing.get_context("fork").Pool(len(specs)) as pool:
+        found = pool.map(client, specs, chunksize=1)
+    row = {k: (sum if k in ADDED else max)(each.get(k, 0) for each in found) for k in found[0]}
+    print("ROUND", json.dumps(row), flush=True)
 """
 
 # Where an engine listens itself, and the key that it wants, from its process.
@@ -57,6 +64,7 @@ class Rounds:
 
     cluster: Cluster
     model: str
+    clients: int = 1
     seed: int = 0
 
     def front(self) -> Way:
@@ -78,21 +86,25 @@ class Rounds:
     def _own_key(self, host: str) -> str:
         return self.cluster.inside(host, 'printf %s "$VCLUSTER_API_KEY_FILE"').text.strip()
 
-    def spec(self, way: Way, load: int, prompts: int, **dataset: Any) -> dict[str, Any]:
-        """One round of so many open requests; `dataset` are vLLM's options for the prompts, with _ for -."""
-        self.seed += 1
-        return {
-            "key_file": way.key_file, "model": self.model, "host": "127.0.0.1", "port": way.port, "seed": self.seed,
-            "max-concurrency": load, "num-prompts": prompts,
-            **{name.replace("_", "-"): value for name, value in dataset.items()},
-        }  # fmt: skip
+    def spec(self, way: Way, load: int, prompts: int, **dataset: Any) -> list[dict[str, Any]]:
+        """One round of so many open requests, a part a client; `dataset` is as vLLM has it, _ for -."""
+        more = {name.replace("_", "-"): value for name, value in dataset.items()}
+        parts = []
+        for _ in range(self.clients):
+            self.seed += 1
+            parts.append({
+                "key_file": way.key_file, "model": self.model, "host": "127.0.0.1", "port": way.port,
+                "seed": self.seed, "max-concurrency": load // self.clients, "num-prompts": prompts // self.clients,
+                **more,
+            })  # fmt: skip
+        return parts
 
-    def random(self, way: Way, load: int, prompts: int, tokens: int, spread: float = 0.0) -> dict[str, Any]:
+    def random(self, way: Way, load: int, prompts: int, tokens: int, spread: float = 0.0) -> list[dict[str, Any]]:
         """One round of random prompts with so many tokens, as many out; lengths differ by the share of `spread`."""
         lengths = {"random_input_len": tokens, "random_output_len": tokens, "random_range_ratio": spread}
         return self.spec(way, load, prompts, dataset_name="random", **lengths)
 
-    def run(self, specs: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    def run(self, specs: Sequence[list[dict[str, Any]]]) -> list[dict[str, Any]]:
         """Run them one after the other; vLLM's figures of each.
 
         Raises:
@@ -105,7 +117,7 @@ class Rounds:
             raise Failed(f"{len(rounds)} of {len(specs)} rounds: {done.stderr.decode(errors='replace')[-1200:]}")
         return rounds
 
-    def measure(self, plan: Sequence[tuple[str, dict[str, Any]]], warm: int) -> dict[str, Any]:
+    def measure(self, plan: Sequence[tuple[str, list[dict[str, Any]]]], warm: int) -> dict[str, Any]:
         """Run named rounds, and leave out the first `warm` ones: every figure of each name, and medians."""
         found: dict[str, dict[str, list[float]]] = {}
         for (name, _), figures in list(zip(plan, self.run([spec for _, spec in plan]), strict=True))[warm:]:
