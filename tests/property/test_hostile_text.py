@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tests.support.hostile import attack, batches, harmless, hostile, many, recorded, shown_by, some
 from vllm_cluster.kernel.errors import CommandFailed
 from vllm_cluster.kernel.events import Event
-from vllm_cluster.kernel.terminal import errors, events, text
+from vllm_cluster.kernel.terminal import errors, events, printable
 from vllm_cluster.serving.status.render import show_status
 from vllm_cluster.serving.status.status import ClusterStatus, HostStatus
 
@@ -21,11 +21,11 @@ pytestmark = pytest.mark.timeout(3600)
 any_text = st.one_of(st.text(st.characters(), max_size=60), hostile, st.lists(attack, max_size=5).map("".join))
 
 
-# fault: kernel/terminal/text.py: _CONTROL.sub("", ESCAPES.sub("", → str(str(
+# fault: kernel/terminal/printable.py: _CONTROL.sub("", ESCAPES.sub("", → str(str(
 def test_no_text_from_elsewhere_steers_a_terminal() -> None:
     def ensure_plain(said: str) -> None:
-        plain = text.plain(said)
-        assert harmless(plain) and max(map(len, plain.split("\n"))) <= text.MAX_LINE + 2
+        plain = printable.plain(said)
+        assert harmless(plain) and max(map(len, plain.split("\n"))) <= printable.MAX_LINE + 2
         error = CommandFailed("gpu1", said, exit_code=1, stderr=said, hint=said)
         assert harmless(shown_by(lambda: errors.write_error(error, as_json=False, color="never")))
         assert harmless(shown_by(lambda: events.LineRenderer(1).show(Event("progress", said, "gpu1"))))
@@ -60,5 +60,5 @@ def test_no_text_from_elsewhere_steers_a_table() -> None:
 
 def test_plain_text_is_left_as_it_is_and_a_flood_is_cut() -> None:
     usual = "ValueError: can't load 'ü' [rank 0]: 100 %\n\tat line 3 — ☃"
-    assert text.plain(usual) == usual
-    assert len(text.plain("x\n" * (50 << 20))) <= text.MAX_TEXT + 10
+    assert printable.plain(usual) == usual
+    assert len(printable.plain("x\n" * (50 << 20))) <= printable.MAX_TEXT + 10

@@ -10,7 +10,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from tests.support.sim import shell
-from vllm_cluster.serving.node.serve_request import MAX_READY
+from vllm_cluster.serving.node.kept_order import MAX_READY
 from vllm_cluster.wire.order import (
     ACCEPTED,
     READY,

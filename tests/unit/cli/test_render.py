@@ -23,7 +23,7 @@ from vllm_cluster.kernel.plan.diff import diff
 from vllm_cluster.kernel.plan.plan import Plan, PrepareImage, Stage
 from vllm_cluster.kernel.terminal import errors, events
 from vllm_cluster.kernel.terminal.plan import plan_document, show_plan
-from vllm_cluster.kernel.terminal.text import plain
+from vllm_cluster.kernel.terminal.printable import plain
 from vllm_cluster.serving.ask_head import Endpoint
 from vllm_cluster.serving.endpoint.render import curl_line, show_endpoint
 

@@ -137,7 +137,7 @@ def test_what_does_not_end_is_ended(world: World) -> None:
     (world.fake / "hangs").unlink()
 
 
-# fault: serving/node/serve_request.py: self._drain = order.drain → self._drain = None
+# fault: serving/node/kept_order.py: self._drain = order.drain → self._drain = None
 @pytest.mark.parametrize("wanted", ["two", None], ids=["replaced", "stopped"])
 def test_an_order_names_how_long_open_requests_may_take(world: World, wanted: str | None) -> None:
     world.pace["drain"] = 60.0
@@ -161,7 +161,7 @@ def test_a_stop_waits_for_what_is_open_where_it_is_asked_to(world: World) -> Non
     until(lambda: not answers(world), 10, every=0.05)
 
 
-# fault: serving/node/serve_request.py: return usual if self._drain is None else self._drain → return self._drain or 0.0
+# fault: serving/node/kept_order.py: return usual if self._drain is None else self._drain → return self._drain or 0.0
 def test_what_is_taken_away_without_a_stop_has_the_usual_time(world: World) -> None:
     """An order for fewer replicas, or for another model in its place, names no time for those that it leaves out."""
     world.pace["drain"] = 60.0
@@ -174,7 +174,7 @@ def test_what_is_taken_away_without_a_stop_has_the_usual_time(world: World) -> N
     assert got == [200]
 
 
-# fault: serving/node/serve_request.py: usual if self._drain is None else → usual if not self._drain else
+# fault: serving/node/kept_order.py: usual if self._drain is None else → usual if not self._drain else
 def test_a_stop_without_a_time_ends_what_is_open_at_once(world: World) -> None:
     world.pace["drain"] = 60.0
     world.start_ready()

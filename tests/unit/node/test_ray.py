@@ -54,7 +54,7 @@ def test_a_line_of_members_that_cannot_be_read_does_not_end_its_reader() -> None
     script = """print('{"nodes": [' + 'x' * 100); print('{"other": 1}'); print('{"nodes": []}')"""
     child = Child("nodes", [sys.executable, "-c", script], os.environ, node._see_nodes, quiet=True, max_line=64)
     eventually(lambda: child.code() is not None, "its end")
-    child.drain()
+    child.read_rest()
     roll.close()
     assert (child.tail[-1], node._nodes) == ('{"nodes": []}', ())
 

@@ -269,7 +269,7 @@ def test_another_request_ends_the_one_before(world: World) -> None:
     assert not (world.state / "serve.json").exists()
 
 
-# fault: serving/node/serve_request.py: if order.epoch <= accepted.epoch and accepted.epoch > 0: → if order.epoch < 0:
+# fault: serving/node/kept_order.py: if order.epoch <= accepted.epoch and accepted.epoch > 0: → if order.epoch < 0:
 @pytest.mark.promise("P34")
 def test_a_request_older_than_the_accepted_one_is_put_back(world: World) -> None:
     """The writer of `late` slept since it read the file, and another one was served meanwhile."""
@@ -307,7 +307,7 @@ def test_half_a_request_changes_nothing(world: World) -> None:
     assert world.status and world.status.error is None
 
 
-# fault: serving/node/serve_request.py: or self._accepted.exists() →
+# fault: serving/node/kept_order.py: or self._accepted.exists() →
 def test_a_request_that_is_gone_for_a_moment_changes_nothing(world: World) -> None:
     """Docker removes a file before it writes it again."""
     world.start_ready()

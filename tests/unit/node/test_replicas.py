@@ -76,7 +76,7 @@ def results(world: World) -> list[tuple[str, int, int]]:
     return [(row["result"], row["replica"], row["replicas"]) for row in rows]
 
 
-# fault: serving/node/serve_request.py: "replicas": asked.deployment.replicas if asked else 1, → "replicas": 1,
+# fault: serving/node/kept_order.py: "replicas": asked.deployment.replicas if asked else 1, → "replicas": 1,
 def test_the_history_has_which_of_how_many_is_ready(two: Two) -> None:
     assert sorted(results(two.world)) == [("ready", 0, 2), ("ready", 1, 2)]
 

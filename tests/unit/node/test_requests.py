@@ -28,7 +28,7 @@ def results(world: World) -> list[tuple[int, str, str]]:
     return [(line["request"], line["name"], line["result"]) for line in lines]
 
 
-# fault: serving/node/serve_request.py: back = kept.back_to if kept.asked.deployment.rollback else None → back = None
+# fault: serving/node/kept_order.py: back = kept.back_to if kept.asked.deployment.rollback else None → back = None
 def test_the_last_ready_one_comes_back(world: World) -> None:
     world.plan({}, BAD, {})
     world.start()
@@ -182,7 +182,7 @@ def test_what_was_ready_in_three_replicas_is_kept_beside_the_same_in_one(world: 
     assert ([request["deployment"]["replicas"] for request in kept], len(world.attempts)) == ([3, 1], 1)
 
 
-# fault: serving/node/serve_request.py: back_to = order.back_to[0] if order.back_to else None → pass
+# fault: serving/node/kept_order.py: back_to = order.back_to[0] if order.back_to else None → pass
 def test_after_a_change_of_the_cluster_it_goes_back_to_what_fits(world: World) -> None:
     """What was ready before is on hosts that have left: the request brings what is served where it cannot be."""
     world.plan({}, BAD, {})

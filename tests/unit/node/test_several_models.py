@@ -95,7 +95,7 @@ def test_one_that_ends_is_started_again_and_the_other_stays(two: Two) -> None:
     assert lives(first)
 
 
-# fault: serving/node/serve_request.py: if kept.back_to and not kept.failed and any( → if kept.back_to and False and any(
+# fault: serving/node/kept_order.py: if kept.back_to and not kept.failed and any( → if kept.back_to and False and any(
 def test_nothing_comes_back_onto_the_gpus_of_another(two: Two) -> None:
     """What was ready before has its GPUs no more once another model was given them."""
     two.plans(two.world.fake, {}, {"loading": True, **BAD}, {})

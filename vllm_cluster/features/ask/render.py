@@ -8,8 +8,8 @@ from dataclasses import asdict
 from typing import Any
 
 from vllm_cluster.kernel.terminal.output import data, err, out
+from vllm_cluster.kernel.terminal.printable import plain
 from vllm_cluster.kernel.terminal.table import columns, table
-from vllm_cluster.kernel.terminal.text import plain
 from vllm_cluster.kernel.text import count
 from vllm_cluster.serving.api.answer import ModelReply, Piece, TokenLogprob, probability
 

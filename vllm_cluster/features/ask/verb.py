@@ -13,9 +13,9 @@ import typer
 from vllm_cluster.kernel.errors import UsageError, VclusterError
 from vllm_cluster.kernel.terminal.options import InventoryPath, Json
 from vllm_cluster.kernel.terminal.output import document, err, out
+from vllm_cluster.kernel.terminal.printable import plain
 from vllm_cluster.kernel.terminal.session import Session
 from vllm_cluster.kernel.terminal.settings import SETTINGS
-from vllm_cluster.kernel.terminal.text import plain
 from vllm_cluster.serving.api import question
 
 if TYPE_CHECKING:

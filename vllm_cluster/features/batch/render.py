@@ -9,8 +9,8 @@ from typing import Any
 
 from vllm_cluster.features.batch.jobs import BatchOnHead
 from vllm_cluster.kernel.terminal.output import out
+from vllm_cluster.kernel.terminal.printable import plain
 from vllm_cluster.kernel.terminal.table import columns, table
-from vllm_cluster.kernel.terminal.text import plain
 from vllm_cluster.kernel.text import age
 
 TITLES = {"input": 1, "output": 0, "answered": 0, "state": 0, "by": 3, "began": 2}

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from vllm_cluster.features.bench.measured import METRICS, average, figure_name
 from vllm_cluster.kernel.terminal.page import page
+from vllm_cluster.kernel.terminal.printable import plain
 from vllm_cluster.kernel.terminal.table import columns, table
-from vllm_cluster.kernel.terminal.text import plain
 from vllm_cluster.kernel.text import count
 
 if TYPE_CHECKING:

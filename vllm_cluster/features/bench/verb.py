@@ -138,7 +138,7 @@ def _keep(folder: Path, document: Mapping[str, Any]) -> None:
 
 def _show(session: Session, document: Mapping[str, Any], folder: Path) -> None:
     from vllm_cluster.features.bench.render import bench_lines, report
-    from vllm_cluster.kernel.terminal.text import plain
+    from vllm_cluster.kernel.terminal.printable import plain
 
     with naming(folder / REPORT):
         # The folder may have come with a link to another file of that name.

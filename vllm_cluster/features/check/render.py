@@ -13,7 +13,7 @@ from vllm_cluster.kernel.checks.codes import CODES
 from vllm_cluster.kernel.checks.finding import merged
 from vllm_cluster.kernel.explain.catalogue import CHECKED
 from vllm_cluster.kernel.terminal.output import DIM, RED, YELLOW, out, styles
-from vllm_cluster.kernel.terminal.text import plain
+from vllm_cluster.kernel.terminal.printable import plain
 from vllm_cluster.kernel.text import by_hosts, count
 
 

@@ -10,7 +10,7 @@ from vllm_cluster.kernel.facts.details import Details
 from vllm_cluster.kernel.facts.host_facts import HostFacts
 from vllm_cluster.kernel.plan.gpus import cdi_on
 from vllm_cluster.kernel.terminal.output import BOLD, out, styles
-from vllm_cluster.kernel.terminal.text import plain
+from vllm_cluster.kernel.terminal.printable import plain
 from vllm_cluster.kernel.text import count
 
 GB = 1e9

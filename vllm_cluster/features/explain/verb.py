@@ -108,7 +108,7 @@ def _pack(session: Session, path: Path) -> None:
     loaded = session.load()
     from vllm_cluster.features.explain.bundle import bundle
     from vllm_cluster.kernel.errors import combine
-    from vllm_cluster.kernel.terminal.text import plain
+    from vllm_cluster.kernel.terminal.printable import plain
     from vllm_cluster.kernel.text import count
 
     packed, failures = bundle(loaded, session.progress, path)

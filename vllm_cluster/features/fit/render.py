@@ -6,7 +6,7 @@ from dataclasses import asdict
 from typing import Any
 
 from vllm_cluster.kernel.terminal.output import BOLD, out, styles
-from vllm_cluster.kernel.terminal.text import plain
+from vllm_cluster.kernel.terminal.printable import plain
 from vllm_cluster.kernel.text import count, plural
 from vllm_cluster.serving.fit.layouts import UTILISATION, FitReport, Layout, min_gpus
 from vllm_cluster.serving.fit.weights import rule_of_thumb

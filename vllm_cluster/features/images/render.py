@@ -9,8 +9,8 @@ from typing import Any
 from vllm_cluster.features.images.action import FoundImages
 from vllm_cluster.features.images.use import ClusterImage
 from vllm_cluster.kernel.terminal.output import out
+from vllm_cluster.kernel.terminal.printable import plain
 from vllm_cluster.kernel.terminal.table import columns, table
-from vllm_cluster.kernel.terminal.text import plain
 from vllm_cluster.kernel.text import age
 
 TITLES = {"image": 0, "id": 1, "ray": 4, "vllm": 4, "size": 2, "created": 5, "hosts": 1, "state": 0}

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from vllm_cluster.features.logs.lines import Line
 from vllm_cluster.kernel.terminal.output import END, Style, documents, encoded, out
-from vllm_cluster.kernel.terminal.text import ESCAPES, wants_color
+from vllm_cluster.kernel.terminal.printable import ESCAPES, wants_color
 from vllm_cluster.kernel.text import printable
 
 # Those that can be read on black and on white.

@@ -139,7 +139,7 @@ def _notices(session: Session) -> Emit:
         if session.as_json:
             session.emit(event)
         elif event.kind == "warning" or SETTINGS.verbosity >= 0:
-            from vllm_cluster.kernel.terminal.text import plain
+            from vllm_cluster.kernel.terminal.printable import plain
 
             at = f"{event.host}: " if event.host else ""
             err(f"{'warning: ' * (event.kind == 'warning')}{at}{plain(event.text)}")

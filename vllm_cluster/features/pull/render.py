@@ -10,8 +10,8 @@ from typing import Any
 from vllm_cluster.features.pull.models import CachedModels, RunningPull
 from vllm_cluster.kernel.models.listed import CachedModel
 from vllm_cluster.kernel.terminal.output import YELLOW, out, styles
+from vllm_cluster.kernel.terminal.printable import plain
 from vllm_cluster.kernel.terminal.table import columns, cut, table
-from vllm_cluster.kernel.terminal.text import plain
 from vllm_cluster.kernel.text import age, size
 
 TITLES = {"model": 0, "revision": 3, "size": 2, "hosts": 1, "last read": 4, "state": 0}

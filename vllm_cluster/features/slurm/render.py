@@ -11,7 +11,7 @@ from vllm_cluster.features.slurm.jobs import SlurmJob
 from vllm_cluster.kernel.explain.diagnosis import Diagnosis
 from vllm_cluster.kernel.explain.failure import KnownFailure
 from vllm_cluster.kernel.shell_line import command_line
-from vllm_cluster.kernel.terminal.text import plain
+from vllm_cluster.kernel.terminal.printable import plain
 from vllm_cluster.kernel.text import host_port
 
 # What a fix for a cluster is in a job.

@@ -17,10 +17,10 @@ from vllm_cluster.kernel.shell_line import command_line, export_line
 from vllm_cluster.kernel.terminal.completion import complete_models
 from vllm_cluster.kernel.terminal.options import Json, Yes
 from vllm_cluster.kernel.terminal.output import data, out
+from vllm_cluster.kernel.terminal.printable import plain
 from vllm_cluster.kernel.terminal.program import group
 from vllm_cluster.kernel.terminal.session import Session
 from vllm_cluster.kernel.terminal.settings import SETTINGS
-from vllm_cluster.kernel.terminal.text import plain
 from vllm_cluster.kernel.text import host_port, printable
 from vllm_cluster.serving.serve.verb import Dp, Ep, Flags, From, Name, Pp, Tp
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from vllm_cluster.kernel.errors import Aborted, Interrupted, VclusterError
 from vllm_cluster.kernel.terminal.output import BOLD, RED, document, err, styles
-from vllm_cluster.kernel.terminal.text import plain
+from vllm_cluster.kernel.terminal.printable import plain
 
 # After an interruption nothing is to be fixed: each line is something that can be done next.
 _NEXT = {"status": "status", "stop": "stop", "serve": "follow", "rollback": "follow"}

@@ -13,7 +13,7 @@ from vllm_cluster.kernel.events import Event
 from vllm_cluster.kernel.plan.plan import Plan
 from vllm_cluster.kernel.terminal.output import console, document, err, styled
 from vllm_cluster.kernel.terminal.plan import plan_document
-from vllm_cluster.kernel.terminal.text import plain, wants_color
+from vllm_cluster.kernel.terminal.printable import plain, wants_color
 from vllm_cluster.kernel.text import by_hosts
 
 if TYPE_CHECKING:

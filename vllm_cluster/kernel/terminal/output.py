@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from vllm_cluster.kernel.terminal.called import as_called
-from vllm_cluster.kernel.terminal.text import clean, wants_color
+from vllm_cluster.kernel.terminal.printable import clean, wants_color
 
 if TYPE_CHECKING:
     from rich.console import Console, OverflowMethod

@@ -18,7 +18,7 @@ from vllm_cluster.kernel.plan.plan import (
 )
 from vllm_cluster.kernel.plan.spec import CHANGED, FieldChange
 from vllm_cluster.kernel.terminal.output import BOLD, out, styles
-from vllm_cluster.kernel.terminal.text import plain
+from vllm_cluster.kernel.terminal.printable import plain
 from vllm_cluster.kernel.text import by_hosts, count
 
 

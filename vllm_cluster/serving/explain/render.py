@@ -13,7 +13,7 @@ from vllm_cluster.kernel.explain.failure import KnownFailure
 from vllm_cluster.kernel.plan.history import Entry
 from vllm_cluster.kernel.shell_line import command_line
 from vllm_cluster.kernel.terminal.output import BOLD, out, styles
-from vllm_cluster.kernel.terminal.text import plain
+from vllm_cluster.kernel.terminal.printable import plain
 from vllm_cluster.kernel.text import count, when
 from vllm_cluster.wire.status import FailedRequest
 

@@ -77,7 +77,7 @@ class Attempt:
         """Return how it does; with the likeliest cause of its end, and its last lines, once it is over."""
         phase, detail = self.stage
         if over:
-            self.child.drain()
+            self.child.read_rest()
         return PartReport(
             id,
             code=self.child.code(),

@@ -91,7 +91,7 @@ class FrontKeeper:
             if child.pid:
                 os.kill(child.pid, signal.SIGTERM)
             return
-        child.drain()
+        child.read_rest()
         last = f": {child.tail[-1].strip()[:200]}" if child.tail else ""
         self.ended = f"the front has ended with exit code {code}{last}"
         log_line("front", self.ended)

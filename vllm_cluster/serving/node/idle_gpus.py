@@ -40,7 +40,7 @@ class IdleGpus:
             self.child = Child("idle", [*program, json.dumps(idle)], self._environment, self._see)
         named = ", ".join(f"{number} of {address}" for address, number in idle.items())
         if self.lost:
-            self.child.drain()
+            self.child.read_rest()
             last = self.child.tail[-1] if self.child.tail else f"exit code {self.child.code()}"
             return f"cannot hold the GPUs that stay idle ({named}): {last}"
         return "" if self._held else f"holding the GPUs that stay idle: {named}"

@@ -145,7 +145,7 @@ class Child:
         """What lives of its session: the command may have ended before what it started."""
         return [pid for pid, (_, session) in processes().items() if session == self.pid]
 
-    def drain(self) -> None:
+    def read_rest(self) -> None:
         """Wait for its last lines; a stray process that holds the pipe open must not stop us."""
         if self._reader:
             self._reader.join(2.0)

@@ -12,9 +12,9 @@ from pathlib import Path
 from vllm_cluster.serving.node.files import write_whole
 from vllm_cluster.serving.node.front_keeper import FrontKeeper
 from vllm_cluster.serving.node.idle_gpus import IdleGpus
+from vllm_cluster.serving.node.kept_order import Requests
 from vllm_cluster.serving.node.members import HeadMembers
 from vllm_cluster.serving.node.process import Child
-from vllm_cluster.serving.node.serve_request import Requests
 from vllm_cluster.serving.node.serve_state import ServeState, compare_gpus, idle_gpus
 from vllm_cluster.serving.node.start import Nodes, Parts, Start, free_place
 from vllm_cluster.serving.node.timing import Timing, boot_seconds
@@ -119,14 +119,14 @@ class ReplicaController:
         """End vLLM, whose ranks have gone with Ray."""
         if self.course and self.start and self.start.placed.replica.grouped:
             self._ended(self.course, self.start, why, lost=True)
-            self.drain()
+            self.await_end()
 
     def stop_now(self) -> None:
         """Begin the end of vLLM because this program ends; the request stays."""
         if self.start:
             self._stop(self.start, "the node stops")
 
-    def drain(self) -> None:
+    def await_end(self) -> None:
         """Wait until nothing is left of the part on this node, or what is left will not end."""
         while self.start:
             self._finish(self.start, [part.address for part in self.start.parts if part.address != self._parts.address])

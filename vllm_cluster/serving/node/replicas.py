@@ -8,9 +8,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from vllm_cluster.serving.node.front_keeper import FrontKeeper
+from vllm_cluster.serving.node.kept_order import Inbox
 from vllm_cluster.serving.node.process import Child, log_line
 from vllm_cluster.serving.node.replica_controller import Around, ReplicaController
-from vllm_cluster.serving.node.serve_request import Inbox
 from vllm_cluster.serving.node.start import Nodes, Parts
 from vllm_cluster.serving.node.timing import Timing
 from vllm_cluster.wire.front import FrontDeployment
@@ -151,7 +151,7 @@ class Replicas:
         for one in self._all.values():
             one.stop_now()
         for one in self._all.values():
-            one.drain()
+            one.await_end()
 
     def status(self) -> list[dict[str, object]]:
         """The status of each replica, as it is written."""

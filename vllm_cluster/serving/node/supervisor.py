@@ -230,7 +230,7 @@ class Supervisor:
     def _end_group(self, group: Child, trouble: str) -> None:
         """Clear all that this Ray has left: the next one refuses to start beside any of it."""
         log_line("node", trouble)
-        group.drain()
+        group.read_rest()
         self._group_state = "down"
         self._group_error = "\n".join([trouble, *list(group.tail)[-ERROR_LINES:]])
         if self._serving:
@@ -265,7 +265,7 @@ class Supervisor:
                 self._watch = Child("nodes", argv, os.environ, self._see_nodes, quiet=True, max_line=MAX_MEMBERS_LINE)
         elif self._watch.code() is not None or now - self._nodes_at > self._pace.nodes_stale:
             end(self._watch.alive, lambda: 0.5, self._reap)
-            self._watch.drain()
+            self._watch.read_rest()
             log_line("nodes", f"ended: {' | '.join(list(self._watch.tail)[-3:])[:2000]}")
             self._watch.code()
             self._watch, self._nodes, self._watch_due = None, None, now + self._pace.group_backoff

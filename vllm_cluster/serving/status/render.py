@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 
 from vllm_cluster.kernel.terminal.output import BOLD, YELLOW, out, styles
+from vllm_cluster.kernel.terminal.printable import plain
 from vllm_cluster.kernel.terminal.table import columns, cut, table
-from vllm_cluster.kernel.terminal.text import plain
 from vllm_cluster.kernel.text import age, host_port
 from vllm_cluster.serving.status.status import ClusterStatus, HostStatus
 from vllm_cluster.wire.status import ServeFailure, ServeStatus

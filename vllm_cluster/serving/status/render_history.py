@@ -8,8 +8,8 @@ from textwrap import shorten, wrap
 
 from vllm_cluster.kernel.plan.history import Entry
 from vllm_cluster.kernel.terminal.output import BOLD, YELLOW, out, styles
+from vllm_cluster.kernel.terminal.printable import plain
 from vllm_cluster.kernel.terminal.table import GAP, columns, table
-from vllm_cluster.kernel.terminal.text import plain
 from vllm_cluster.kernel.text import when
 
 _MAX_ERROR, MIN_WIDTH = 160, 20

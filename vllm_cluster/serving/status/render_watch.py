@@ -13,8 +13,8 @@ from types import TracebackType
 from typing import Self
 
 from vllm_cluster.kernel.terminal.output import console, out, styled
+from vllm_cluster.kernel.terminal.printable import plain, wants_color
 from vllm_cluster.kernel.terminal.table import cut, table
-from vllm_cluster.kernel.terminal.text import plain, wants_color
 from vllm_cluster.serving.status.counters import ModelLoad
 from vllm_cluster.serving.status.load import GpuLoad, HostLoad
 from vllm_cluster.serving.status.render import (

@@ -9,7 +9,7 @@ from tests.support.hostile import hostile
 from vllm_cluster.features.slurm.jobs import job_state, sections
 from vllm_cluster.features.slurm.render import state_lines
 from vllm_cluster.kernel.shell_line import command_line
-from vllm_cluster.kernel.terminal.text import clean
+from vllm_cluster.kernel.terminal.printable import clean
 
 PARTS = st.dictionaries(st.sampled_from(["folder", "job", "past", "attempts", "ends"]), hostile)
 
