@@ -13,7 +13,7 @@ from tests.gpu.cluster import Cluster, Failed
 KEYS = ("output_throughput", "median_ttft_ms", "median_tpot_ms", "p99_ttft_ms", "completed", "failed")
 SECONDS = 600.0
 
-# Every round after one import, since vLLM's takes longer than a round. One client reads about as many tokens as one
+# Every round after one import, since vLLM's takes longer than a round. A client reads about as many tokens as one
 # engine gives: where engines are compared, several share the requests, and their throughputs are added.
 ROUNDS = """
 import argparse, contextlib, json, multiprocessing, os, sys

@@ -1,4 +1,4 @@
-"""P50 on real hosts, for as long as VCLUSTER_MINUTES says: the model changes, fails and dies while clients ask."""
+"""P50 on real hosts, for as long as VCLUSTER_MINUTES gives: the model changes, fails and dies while clients ask."""
 
 from __future__ import annotations
 
