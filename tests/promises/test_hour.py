@@ -63,7 +63,7 @@ def recreated(cluster: Sandbox) -> None:
 
 @dataclass(frozen=True)
 class Course:
-    """What is done, and how many replicas there are then; all others are answered or told to come later."""
+    """What is done, and how many replicas there are then; all others are answered or asked to come later."""
 
     act: Callable[[Sandbox], object]
     replicas: int = 2

@@ -349,7 +349,7 @@ def test_clients_that_read_slowly_fill_no_memory(tmp_path: Path) -> None:
             return next(int(line.split()[1]) for line in status.read_text().splitlines() if line.startswith("VmHWM"))
 
         body = {"model": "m", "stream": True, "max_tokens": 1, "burst": 16_000}
-        # What the first answer takes alone is no client's.
+        # What only the first answer takes is left out.
         assert made.ask("POST", "/v1/completions", body).status == 200
         before = most()
         clients = [socket.socket() for _ in range(48)]
