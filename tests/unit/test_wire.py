@@ -41,6 +41,16 @@ class Document:
     renamed: str = field(default="", metadata={ALSO: "before"})
 
 
+@dataclass(frozen=True)
+class Bare:
+    number: int
+
+
+@dataclass(frozen=True)
+class BareFloat:
+    number: float
+
+
 def whole(**changed: Any) -> dict[str, Any]:
     return {"v": 1, "port": 8000, "inner": {"name": "n"}, **changed}
 
@@ -132,6 +142,15 @@ def test_a_document_has_a_limit_in_bytes() -> None:
 
 
 # fault: wire/values.py: if c.isprintable() or c in _PLAIN_SPACE → if True
+# fault: wire/reading.py: not -MAX_NUMBER <= value < MAX_NUMBER → value is None
+@pytest.mark.parametrize("number", ["1" + "0" * 400, "-1" + "0" * 400, "1e999", "-1e999", str(1 << 63)])
+def test_a_number_whose_type_has_no_limit_is_bounded(number: str) -> None:
+    """It is divided, and shown with a unit: Python makes no float of 10^400."""
+    for kind in (Bare, BareFloat):
+        with pytest.raises(RefusedDocument, match=f"^{SENDER}: number must be "):
+            read(kind, f'{{"number": {number}}}'.encode(), SENDER)
+
+
 @given(st.text())
 def test_no_text_can_steer_a_terminal(text: str) -> None:
     found = convert(Inner, {"name": "n", "text": text}, SENDER).text

@@ -21,6 +21,8 @@ Convert = Callable[[object, str], object]
 # Python takes four bytes for each of a document's characters where one of them is rare, and that twice, and 56 for an
 # empty list: 4 MiB of `[],` would take 110 MB.
 MAX_BYTES, MAX_VALUES = 3 << 20, 200_000
+# Of a number whose type has no limit: what has more digits is no number of C, and cannot be divided by 1e9.
+MAX_NUMBER = 1 << 63
 # In the metadata of a field: its key, where that is not its name, and the key of an earlier version.
 KEY, ALSO = "key", "also"
 
@@ -125,7 +127,7 @@ def _converter(kind: object) -> Convert:
     raise TypeError(f"no document has a {kind}")
 
 
-# What JSON has for each type, and what that is for people. A text is bounded where its type has no limit, too.
+# What JSON has for each type, and what that is for people. Where its type has no limit, a text or a number has one.
 _PLAIN: Mapping[type, tuple[tuple[type, ...], str]] = {
     str: ((str,), "text"),
     int: ((int,), "an integer"),
@@ -138,6 +140,9 @@ def _plain(kind: Callable[[object], object], taken: tuple[type, ...], what: str,
     def take(value: object, field: str) -> object:
         if type(value) not in taken:
             raise _Wrong(field, f"must be {what}")
+        # 1e999 is infinite to Python's JSON.
+        if isinstance(value, int | float) and not -MAX_NUMBER <= value < MAX_NUMBER:
+            raise _Wrong(field, f"must be {what} of at most 64 bits")
         try:
             return words(value) if cleaned and isinstance(value, str) else kind(value)
         except (ValueError, OverflowError) as error:

@@ -30,8 +30,8 @@ from vllm_cluster.kernel.plan.pull import (
 from vllm_cluster.kernel.plan.spec import CLUSTER
 from vllm_cluster.kernel.text import end_of, printable
 from vllm_cluster.wire.pull import HostPlan, PullPhase
-from vllm_cluster.wire.reading import convert
-from vllm_cluster.wire.values import without_logins
+from vllm_cluster.wire.reading import RefusedDocument, convert, document
+from vllm_cluster.wire.values import MAX_SIZE, without_logins
 
 CONFLICT = 409
 # A program that ends so often right after its start will not run.
@@ -142,8 +142,8 @@ def status(connection: HostConnection, cluster: str) -> PullStatus:
 
 def _row(raw: bytes | None) -> dict[str, object]:
     try:
-        row = json.loads(raw or b"{}")
-    except ValueError:
+        row = document(raw or b"{}", "")
+    except RefusedDocument:
         return {}
     # Python takes true for 1.
     version = row.get("v", 1) if isinstance(row, dict) else None
@@ -157,7 +157,9 @@ def _typed(row: Mapping[str, object]) -> dict[str, object]:
         value = row.get(name)
         if kind == "str" and isinstance(value, str):
             known[name] = printable(without_logins(value[:MAX_TEXT]))
-        elif (kind == "bool" and type(value) is bool) or (kind == "int" and type(value) is int and value >= 0):
+        elif (kind == "bool" and type(value) is bool) or (
+            kind == "int" and type(value) is int and 0 <= value <= MAX_SIZE
+        ):
             known[name] = value
     return {name: value for name, value in known.items() if name not in _FORMS or _FORMS[name].fullmatch(str(value))}
 

@@ -7,18 +7,25 @@ import os
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.support.modules import MODULES
+from vllm_cluster.features.bench.on_host import bench
 from vllm_cluster.kernel.hosts.program import python
 
 MAIN = """
-import json, pathlib, sys
+import json, pathlib, sys, urllib.request
 def main():
+    try:
+        urllib.request.urlopen("http://127.0.0.1:9", timeout=1)
+    except OSError:
+        pass
     words = sys.argv
     folder = pathlib.Path(words[words.index("--result-dir") + 1])
     result = {"completed": 1, "errors": []}
@@ -102,7 +109,37 @@ def test_a_proxy_of_the_node_is_not_asked_and_gets_no_key(tmp_path: Path) -> Non
         proxy.settimeout(0.2)
         try:
             one.begin()
+            one.ask({"argv": []})
             with pytest.raises(TimeoutError):
                 proxy.accept()
         finally:
             one.kill()
+
+
+# fault: features/bench/on_host/bench.py: server.getresponse().read(MAX_MODELS) → importlib.import_module("urllib.request").urlopen(f"{api}/v1/models", timeout=1).read()
+def test_the_key_goes_to_no_address_that_an_answer_names() -> None:
+    with (
+        closing(socket.create_server(("127.0.0.1", 0))) as there,
+        closing(socket.create_server(("127.0.0.1", 0))) as api,
+    ):
+        to = f"http://127.0.0.1:{there.getsockname()[1]}/v1/models"
+
+        def redirect() -> None:
+            for _ in range(2):
+                with suppress(OSError), api.accept()[0] as peer:
+                    peer.recv(65536)
+                    peer.sendall(f"HTTP/1.1 307 X\r\nLocation: {to}\r\nContent-Length: 0\r\n\r\n".encode())
+
+        api.settimeout(1)
+        thread = threading.Thread(target=redirect)
+        thread.start()
+        assert bench.context(f"http://127.0.0.1:{api.getsockname()[1]}", "k") is None
+        thread.join()
+        there.settimeout(0.2)
+        with pytest.raises(TimeoutError):
+            there.accept()
+
+
+def test_no_program_asks_by_what_follows_redirects_with_all_headers() -> None:
+    """urllib.request does, unless it is told not to; where that is, is tested with the model's files."""
+    assert [path.name for path in MODULES if "urlopen(" in path.read_text()] == []

@@ -12,7 +12,7 @@ import pytest
 from tests.support import world
 from vllm_cluster.features.check import measure as module
 from vllm_cluster.features.check.measure import AllReduceReport, run_allreduce
-from vllm_cluster.features.check.rank_driver import TrialLimits
+from vllm_cluster.features.check.rank_driver import MAX_WAITING, RankDriver, TrialLimits
 from vllm_cluster.features.check.tests.unit.ranks import Ranks, Stream
 from vllm_cluster.kernel.events import Event
 from vllm_cluster.kernel.facts.host_facts import Hca
@@ -192,3 +192,19 @@ def test_a_host_that_goes_away_in_the_middle_is_reported(monkeypatch: pytest.Mon
     report, _ = run(ranks, 2)
     assert report.findings[0].host == "gpu2"
     assert "the container went away" in report.findings[0].message
+
+
+# fault: features/check/rank_driver.py: lambda: queue.Queue(MAX_WAITING) → queue.Queue
+def test_of_what_hosts_print_without_end_little_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    drivers = list[RankDriver]()
+    made = RankDriver.__post_init__
+
+    def begin(driver: RankDriver) -> None:
+        drivers.append(driver)
+        made(driver)
+
+    monkeypatch.setattr(RankDriver, "__post_init__", begin)
+    monkeypatch.setattr(RankDriver, "_take", lambda *_: time.sleep(0.05))
+    monkeypatch.setattr(Stream, "recv", lambda stream, _: stream.sent.get_nowait() + b"\n" + b"{}\n" * 2 * MAX_WAITING)
+    run(Ranks(works), 2)
+    assert drivers[0]._messages.qsize() <= MAX_WAITING

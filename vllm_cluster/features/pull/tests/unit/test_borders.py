@@ -154,6 +154,7 @@ def status_of(row: dict[str, Any]) -> Iterator[weights.PullStatus]:
     yield weights.status(connection, "lab")
 
 
+# fault: kernel/models/weights.py: 0 <= value <= MAX_SIZE → 0 <= value
 def test_a_status_of_a_host_becomes_no_command() -> None:
     row = {"v": 1, "phase": "downloading", "model": "org/m; touch PWNED #", "bytes": "x", "total": -1}
     with status_of({**row, "reference": "$(touch X)", "error": "\x1b[2J", "source": "yes"}) as found:
@@ -164,6 +165,8 @@ def test_a_status_of_a_host_becomes_no_command() -> None:
         assert (found.name, found.bytes, found.total) == ("org/m@refs/pr/3", 3, 0)
     with status_of({**row, "v": True, "model": "org/m"}) as found:
         assert found == weights.PullStatus("starting")
+    with status_of({**row, "bytes": 10**400, "total": 10**400}) as found:
+        assert (found.bytes, found.total) == (0, 0)
 
 
 # fault: kernel/models/weights.py: if row.get("phase") in get_args(PullPhase) else {} → if row.get("phase") else {}
