@@ -141,7 +141,6 @@ def test_a_document_has_a_limit_in_bytes() -> None:
         read(Document, raw + b" ", SENDER, len(raw))
 
 
-# fault: wire/values.py: if c.isprintable() or c in _PLAIN_SPACE → if True
 # fault: wire/reading.py: not -MAX_NUMBER <= value < MAX_NUMBER → value is None
 @pytest.mark.parametrize("number", ["1" + "0" * 400, "-1" + "0" * 400, "1e999", "-1e999", str(1 << 63)])
 def test_a_number_whose_type_has_no_limit_is_bounded(number: str) -> None:
@@ -151,6 +150,7 @@ def test_a_number_whose_type_has_no_limit_is_bounded(number: str) -> None:
             read(kind, f'{{"number": {number}}}'.encode(), SENDER)
 
 
+# fault: wire/values.py: if c.isprintable() or c in _PLAIN_SPACE → if True
 @given(st.text())
 def test_no_text_can_steer_a_terminal(text: str) -> None:
     found = convert(Inner, {"name": "n", "text": text}, SENDER).text

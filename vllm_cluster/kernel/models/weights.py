@@ -11,6 +11,7 @@ from typing import Literal, get_args
 from vllm_cluster.kernel.docker.container_body import host_config, node_body
 from vllm_cluster.kernel.errors import CommandFailed
 from vllm_cluster.kernel.facts.host_facts import HostFacts
+from vllm_cluster.kernel.facts.values import mapping
 from vllm_cluster.kernel.hosts.connection import HostConnection
 from vllm_cluster.kernel.inventory.model import Inventory
 from vllm_cluster.kernel.models.cache import image_id
@@ -142,11 +143,11 @@ def status(connection: HostConnection, cluster: str) -> PullStatus:
 
 def _row(raw: bytes | None) -> dict[str, object]:
     try:
-        row = document(raw or b"{}", "")
+        row = mapping(document(raw or b"{}", ""))
     except RefusedDocument:
         return {}
     # Python takes true for 1.
-    version = row.get("v", 1) if isinstance(row, dict) else None
+    version = row.get("v", 1)
     return row if type(version) is int and version == 1 else {}
 
 
