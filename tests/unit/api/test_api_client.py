@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import http.server
 import json
+import socket
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import pytest
 
 from tests.support.bounds import within
 from vllm_cluster.kernel.errors import HostError
+from vllm_cluster.serving.api import client
 from vllm_cluster.serving.api.client import Broken, Refused, Silent, get, post
 from vllm_cluster.serving.head import key_file
 
@@ -141,6 +143,64 @@ def test_silence_has_an_end() -> None:
         pytest.raises(Silent, match=r"no token for 0\.2 s|no token for 0 s"),
     ):
         list(post(port, "/", {}, "k", 0.2))
+
+
+BEGUN = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n"
+NO_ENDS = {
+    "a status": (b"", b"H"),
+    "other statuses": (b"", b"HTTP/1.1 100 Continue\r\n\r\n"),
+    "a header": (b"HTTP/1.1 200 OK\r\nX: ", b"x"),
+    "a content": (BEGUN + b"Content-Length: 1000000\r\n\r\n", b"x"),
+    "comments": (BEGUN + b"\r\n", b": x\n"),
+    "a chunk": (BEGUN + b"Transfer-Encoding: chunked\r\n\r\n", b"1\r\nx\r\n"),
+}
+
+
+# fault: serving/api/client.py: if time.monotonic() > self.end: → if False:
+@pytest.mark.timeout(30)
+@pytest.mark.parametrize(("begin", "piece"), NO_ENDS.values(), ids=NO_ENDS)
+def test_a_byte_at_a_time_gains_no_time(begin: bytes, piece: bytes) -> None:
+    """Also from a server that sends its pieces as fast as it can: each byte buys a little, and not for ever."""
+    for pause in (0.05, 0.0):
+        # Of what comes fast a page may be read to its limit.
+        ended = suppress(Broken) if pause == 0.0 else pytest.raises(Broken)
+        with dripping(begin, piece, pause) as port, pytest.MonkeyPatch.context() as changed:
+            changed.setattr(client, "SLOWEST", 2e7)
+            with within(10), ended:
+                get(port, "/", "k", 0.3)
+            with within(10), pytest.raises((Broken, Silent)):
+                list(post(port, "/", {}, "k", 0.3))
+
+
+@contextmanager
+def dripping(begin: bytes, piece: bytes, pause: float) -> Iterator[int]:
+    """A server whose answers do not end."""
+    over = threading.Event()
+
+    def answer(peer: socket.socket) -> None:
+        with peer, suppress(OSError):
+            peer.recv(65536)
+            peer.sendall(begin)
+            while not over.is_set():
+                peer.sendall(piece * (1 if pause else 1000))
+                over.wait(pause)
+
+    def accept() -> None:
+        with suppress(OSError):
+            while True:
+                threads.append(threading.Thread(target=answer, args=(made.accept()[0],)))
+                threads[-1].start()
+
+    with socket.create_server(("127.0.0.1", 0)) as made:
+        threads = [threading.Thread(target=accept)]
+        threads[0].start()
+        try:
+            yield made.getsockname()[1]
+        finally:
+            over.set()
+            made.shutdown(socket.SHUT_RDWR)
+            for thread in threads:
+                thread.join()
 
 
 # fault: serving/api/client.py: if large else document( → if raw else document(

@@ -8,8 +8,11 @@ from __future__ import annotations
 
 import http.client
 import json
+import socket
+import time
 from collections.abc import Iterator, Mapping
 from http import HTTPStatus
+from typing import Any
 
 from vllm_cluster.kernel.errors import VclusterError
 from vllm_cluster.serving.api.answer import error_message
@@ -19,6 +22,8 @@ from vllm_cluster.wire.reading import MAX_BYTES, RefusedDocument, document
 # megabytes in one answer, and take ten times that here.
 MAX_ERROR, MAX_PAGE, MAX_EVENT, MAX_LOGPROBS = 1 << 20, MAX_BYTES, 16 << 20, 256 << 20
 DATA, DONE = b"data:", b"[DONE]"
+# Bytes a second, of what is not silent: a page of 3 MB takes half a minute more.
+SLOWEST = 100_000
 
 
 class Refused(VclusterError):
@@ -43,13 +48,48 @@ class Silent(VclusterError):
     code = "api-silent"
 
 
+class _Socket(socket.socket):
+    """A socket that is read by a deadline, which each byte puts off a little, up to `latest`."""
+
+    end = latest = 0.0
+
+    def recv_into(self, buffer: Any, nbytes: int = 0, flags: int = 0) -> int:
+        if time.monotonic() > self.end:
+            raise TimeoutError
+        got = super().recv_into(buffer, nbytes, flags)
+        self.end = min(self.end + got / SLOWEST, self.latest)
+        return got
+
+
+class _Connection(http.client.HTTPConnection):
+    """A connection to 127.0.0.1:`port` on which an event of at most so many bytes comes within `seconds`, or nothing.
+
+    A time-out alone is for each byte: a server that sends one a second would be waited for without end.
+    """
+
+    def __init__(self, port: int, seconds: float, most: int) -> None:
+        super().__init__("127.0.0.1", port, timeout=seconds)
+        self._seconds, self._most = seconds, most
+
+    def connect(self) -> None:
+        super().connect()
+        self.sock = self._own = _Socket(fileno=self.sock.detach())
+        self.sock.settimeout(self._seconds)
+        self.renew()
+
+    def renew(self) -> None:
+        """Wait anew, for the next event."""
+        self._own.end = time.monotonic() + self._seconds
+        self._own.latest = self._own.end + self._most / SLOWEST
+
+
 def get(port: int, path: str, key: str, seconds: float) -> tuple[int, Mapping[str, object]]:
     """Read the status and the JSON object of a page on 127.0.0.1:`port`; an empty one where it is something else.
 
     Raises:
         Broken: there is no answer.
     """
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=seconds)
+    connection = _Connection(port, seconds, MAX_PAGE)
     try:
         connection.request("GET", path, headers=_with_key(key))
         reply = connection.getresponse()
@@ -75,20 +115,22 @@ def model_names(document: Mapping[str, object]) -> list[str]:
 def post(port: int, path: str, body: Mapping[str, object], key: str, seconds: float) -> Iterator[Mapping[str, object]]:
     """Send a request to 127.0.0.1:`port`; the events of its answer, or the whole of it where it is not streamed.
 
-    `seconds` is how long the server may be silent.
+    `seconds` is how long the server may be without the next one.
 
     Raises:
         Refused, Broken, Silent: see there.
     """
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=seconds)
+    large = any(body.get(name) is not None for name in ("logprobs", "top_logprobs", "prompt_logprobs"))
+    connection = _Connection(port, seconds, MAX_LOGPROBS if large else MAX_EVENT)
     try:
         headers = {**_with_key(key), "Content-Type": "application/json"}
         connection.request("POST", path, json.dumps(body).encode(), headers)
         reply = connection.getresponse()
         if reply.status != HTTPStatus.OK:
             raise Refused(reply.status, _message(reply.read(MAX_ERROR)))
-        large = any(body.get(name) is not None for name in ("logprobs", "top_logprobs", "prompt_logprobs"))
-        yield from _events(reply, large=large)
+        for event in _events(reply, large=large):
+            yield event
+            connection.renew()
     except TimeoutError:
         raise Silent(f"no token for {seconds:.0f} s") from None
     except (OSError, http.client.HTTPException) as error:
