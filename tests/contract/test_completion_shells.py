@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 
@@ -53,6 +54,44 @@ def test_a_plain_name_is_completed(shell: str, tmp_path: Path) -> None:
         at.until("lab-1.yaml", after=before)
         at.press(" gp\t")
         at.until("gpu-1", after=before)
+
+
+# What TAB offers beside files: the line before it, and where the names are that it reads.
+OFFERED = {
+    "a model": "vcluster fit --max-model-len 8 p",
+    "a model to stop": "vcluster stop p",
+    "a host": "vcluster exec -i lab.yaml p",
+    "a host to pull to": "vcluster pull org/x -i lab.yaml --via p",
+    "hosts with commas": "vcluster serve -i lab.yaml --hosts p",
+}
+PLANTED = (
+    "p$(touch RAN)", "p`touch RAN`", "p;touch RAN;", "p|touch RAN", "p&touch RAN&", "p'$(touch RAN)'", "p >RAN",
+    r"p\$(touch RAN)", "\np$(touch RAN)", "p\x1b]0;RAN\x07", "p${IFS}", "p{a,b}", "p=RAN", "p~", "p*", "p!!", "-pRAN",
+)  # fmt: skip
+
+
+# fault: kernel/terminal/completion.py: and _PLAIN.fullmatch(name)] → ]
+@pytest.mark.promise("P49")
+@pytest.mark.parametrize("line", OFFERED.values(), ids=OFFERED)
+@pytest.mark.parametrize("shell", SHELLS)
+def test_of_planted_names_tab_offers_the_plain_one_alone(
+    shell: str, line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / ".cache"))
+    with _ready(shell, tmp_path) as at:
+        keys = "".join(f"  {json.dumps(name)}: {{}}\n" for name in PLANTED)
+        (tmp_path / "lab.yaml").write_text(f"version: 1\nhosts:\n{keys}  plain.name-1: {{}}\n")
+        cache = tmp_path / ".cache" / "vcluster"
+        cache.mkdir(parents=True, mode=0o700)
+        (cache / "models").write_text("\n".join((*PLANTED, "plain.name-1")))
+        before = len(at.shown)
+        at.press(f"{line}\t")
+        at.until("lain.name-1", after=before)
+        assert "RAN" not in at.shown[before:]
+        at.press("\n")
+        at.until("error:", after=before)
+        assert not (tmp_path / "RAN").exists(), at.shown
 
 
 def _ready(shell: str, folder: Path) -> Terminal:

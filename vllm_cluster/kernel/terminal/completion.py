@@ -19,8 +19,8 @@ from vllm_cluster.kernel.laptop import cache_folder, here, make_private, read_ow
 
 MAX_MODELS = 20
 _HOSTS = re.compile(r"^hosts:[ \t]*(?:#.*)?\n((?:[ \t]+.*\n|[ \t]*#.*\n|[ \t]*\n)*)", re.MULTILINE)
-# A shell would run parts of other names, or needs them quoted.
-_PLAIN = re.compile(r"[\w.+@:/,-]*")
+# A shell would run parts of other names, or needs them quoted; what begins with - would be an option of the verb.
+_PLAIN = re.compile(r"(?!-)[\w.+@:/,-]*")
 _KEY = re.compile(r"""^([ \t]+)["']?([\w.-]+)["']?[ \t]*:""", re.MULTILINE)
 _FAILURE = re.compile(r"^\[\w+\.([\w-]+)\]", re.MULTILINE)
 
