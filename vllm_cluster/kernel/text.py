@@ -44,7 +44,7 @@ _PEM = (
 _NAMES = r"""(?:passwd|password|passphrase|secret|(?P<token>token)|credentials?
     |(?:access|account|api|client|encryption|master|private|secret|shared|signing)[_-]?key)"""
 # Not after a name: what is redacted already, and the words of ordinary settings.
-_HARMLESS = r"(?!\[?(?:redacted|hidden)\]|<|(?:none|null|true|false|undefined)\b)"
+_HARMLESS = r"(?!\[|(?:redacted|hidden)\]|<|(?:none|null|true|false|undefined)\b|%(?:25){0,3}(?:2[027]|0[9AD]|3[AD]))"
 # A token may be one of a text: a small number counts it, or is its id.
 _COUNT = r"(?(token)(?!\d{1,7}\b))"
 _VALUE = r"(?=[^\s\"',;\])}&]{6})(?:[^\s\"',;\])}&\\]++|\\(?![\"'nrt]))*"
@@ -54,27 +54,50 @@ _PROSE = (
     r"|must|cannot|should|policy|manager|hash)\w*)"
 )
 
-_NOT = r"(?!\[redacted)"
-# Between a name and its value, also with the quotes of JSON in JSON.
-_QUOTE = r"""\\{0,3}+["']?+"""
+_NOT = r"(?!\[redacted|%(?:25){0,3}(?:20|0[9AD]))"
+# Between a name and its value, also with the quotes of JSON in JSON in JSON, of a URL and of HTML.
+_QUOTE = r"""\\{0,40}+b?(?:["']|%(?:25){0,3}2[27]|u002[27]|&quot;|&\#3[49];)?"""
+_SPACE = r"(?:[ \t]|\r?\n[ \t]{0,40}|\\{1,16}[nrt]|%(?:25){0,3}(?:20|0[9AD])){0,12}"
+_IS = r"(?:[=-]>|=|:|%(?:25){0,3}3[AD])"
+# Those whose value is a secret whatever it is; a token may be one of a text.
+_STRONG = _NAMES.replace("|(?P<token>token)", "")
 _NAME_WORDS = ("passw", "passphrase", "secret", "token", "credential", "key")
+_STRONG_LINE = rf"""{_STRONG.replace(chr(10) + "    ", "")}s?["']?[ \t]?:[ \t]{{0,3}}"""
+_AFTER = r"\s|\\{1,16}n"
+# What the value of a name is, where it is a name with a value itself.
+_NESTED = rf"{_STRONG}\w{{0,40}}\s{{0,3}}[=:]"
 # The words are quick to look for: an expression runs only where one of them occurs. Its first group is kept.
 _NAMED = (
     # NAME: ["value", "value"], as vLLM prints several keys
     (
         _NAME_WORDS,
-        rf"""(?ix)({_NAMES}{_QUOTE}\s{{0,3}}[=:]\s{{0,3}}+\[["'])(?:\[redacted\]|{_VALUE})
-        (?:["'],\s?["'](?:\[redacted\]|{_VALUE})){{1,8}}""",
+        rf"""(?ix)({_NAMES}(?(token)|s?){_QUOTE}\s{{0,3}}[=:]\s{{0,3}}+\[\s{{0,40}}["'])(?:\[redacted\]|{_VALUE})
+        (?:["'],\s{{0,40}}["'](?:\[redacted\]|{_VALUE})){{1,8}}""",
     ),
-    # NAME="value with spaces"
+    # NAME: [ a block of YAML, and a list of it
+    (_NAME_WORDS, rf"(?i)({_STRONG_LINE}[|>][+-]?\d?[ \t]*\n)(?P<in>[ \t]+)\S[^\n]*(?:\n(?P=in)[^\n]*){{0,60}}"),
+    (_NAME_WORDS, rf"(?i)({_STRONG_LINE}\n[ \t]*- )[^\n]+(?:\n[ \t]*- [^\n]+){{0,8}}"),
+    # NAME="value with spaces", also as JSON
     (
-        ("passw", "passphrase"),
-        r"""(?ix)((?:passwd|password|passphrase)\s{0,3}[=:]\s{0,3}+")(?!\[redacted\]")[^"\r\n]{6,400}+(?=")""",
+        _NAME_WORDS,
+        rf"""(?ix)({_STRONG}{_QUOTE}{_SPACE}{_IS}{_SPACE}b?(?P<q>\\{{0,40}}+["'])){_HARMLESS}
+        (?:(?!(?P=q))(?:\\.|[^\\\r\n])){{6,400}}(?=(?P=q))""",
+    ),
+    # "name": "NAME", "value": "value"
+    (
+        _NAME_WORDS,
+        rf"""(?ix)({_NAMES}[\w-]{{0,20}}{_QUOTE},?{_SPACE}{_QUOTE}value{_QUOTE}{_SPACE}[=:]{_SPACE}{_QUOTE}){_HARMLESS}{_COUNT}{_VALUE}""",
     ),
     # Variables of the environment, and pwd= of a database; PWD alone is a folder.
     (
-        ("_key=", "pwd="),
-        rf"""((?:(?<![A-Za-z0-9_])[A-Z][A-Z0-9_]{{0,60}}_(?:KEY|PWD)|(?<![A-Za-z])pwd)={_QUOTE}){_HARMLESS}{_VALUE}""",
+        ("_key=", "pwd=", "_pass=", "_auth="),
+        rf"""((?:(?<![A-Za-z0-9_])[A-Z][A-Z0-9_]{{0,60}}_(?:KEY|PWD|PASS|AUTH)|(?<![A-Za-z])pwd)={_QUOTE})
+        {_HARMLESS}{_VALUE}""".replace("\n        ", ""),
+    ),
+    (("-e", "-env"), rf"(?i)((?<![\w-])(?:-e|--env)[\s=][\"']?\w{{0,60}}?(?:key|pwd|pass|auth)=){_HARMLESS}{_VALUE}"),
+    (
+        ('pass"', "pass'", "pass=", 'pwd"', "pwd'"),
+        rf"""((?<![A-Za-z_])(?:pass|pwd)(?:=|["']\s?:\s?){_QUOTE}){_HARMLESS}{_VALUE}""",
     ),
     (
         ("sshpass", "mysql"),
@@ -98,16 +121,17 @@ _NAMED = (
     # NAME=value, "name": "value", name => value
     (
         _NAME_WORDS,
-        rf"""(?ix)({_NAMES}(?:[_-]?(?:id|key|value))?{_QUOTE}\s{{0,3}}(?:=>|=|:|%3D)\s{{0,3}}+\[?+\s{{0,3}}+{_QUOTE})
-        {_HARMLESS}{_COUNT}{_VALUE}""",
+        rf"""(?ix)({_NAMES}(?(token)|s?)(?:[_-]?(?:id|key|value))?{_QUOTE}{_SPACE}(?:{_IS}|(?(token)(?!)|(?:>|,(?=\s?b?["']))))
+        {_SPACE}(?:[|>][+-]?(?={_AFTER})|&\w{{1,40}}\s|!!?\w{{1,20}}\s|\[|\{{\s{{0,40}}["']value["']:)?{_SPACE}{_QUOTE})
+        (?!\w{{0,40}}{_NESTED}){_HARMLESS}{_COUNT}{_VALUE}""",
     ),
     (("sig",), rf"(?i)((?<![a-z])sig(?:nature)?(?:=|%3D)){_NOT}{_VALUE}"),
     (("auth",), rf"""(?i)((?<=["'])auth{_QUOTE}\s{{0,3}}:\s{{0,3}}+{_QUOTE}){_NOT}{_VALUE}"""),
-    (("bearer", "basic"), rf"(?i)((?<![a-z])(?:bearer|basic)\s{{1,3}}){_NOT}[A-Za-z0-9._~+/=-]{{6,}}+"),
+    (("bearer", "basic"), rf"(?i)((?<![a-z])(?:bearer|basic)(?=[\s%\\+]){_SPACE}\+?){_NOT}[A-Za-z0-9._~+/=-]{{6,}}+"),
     (
         ("authorization",),
-        rf"""(?ix)(authorization{_QUOTE}\s{{0,3}}[:=]\s{{0,3}}+{_QUOTE}(?:[a-z0-9-]{{1,40}}\s)?+)
-        {_NOT}[^\s"',\\]{{6,}}+""",
+        rf"""(?ix)(authorization{_QUOTE}{_SPACE}{_IS}{_SPACE}{_QUOTE}(?:[a-z0-9-]{{1,40}}(?=[\s%\\+]){_SPACE}\+?)?)
+        {_NOT}(?![^\s"',\\]{{0,60}}{_SPACE}\[redacted)[^\s"',\\]{{6,}}+""",
     ),
     (("cookie",), rf"""(?i)((?<![a-z])cookie2?{_QUOTE}\s{{0,3}}:\s{{0,3}}+{_QUOTE}){_NOT}[^\r\n"'\\]{{4,}}+"""),
     (
@@ -128,12 +152,14 @@ _NAMED = (
 # What is a secret after any text.
 _BARE = (
     (("private key",), _PEM, REDACTED),
+    # -----BEGIN in base64
+    (("ls0tls1crudjti",), r"LS0tLS1CRUdJTi[A-Za-z0-9+/=]{16,}+", REDACTED),
     (("_", "-", "akia", "asia", "aiza", "ya29", "hvs.", "eyj"), _TOKENS, REDACTED),
     (("://",), r"(?<=://)[^\s/\"'<>\\]{1,600}@", REDACTED + "@"),
 )
 # An option of a command line and the word after it, also in a list of words.
 _OPTION = re.compile(
-    r"""(?<![\w-])(--?[A-Za-z][\w.-]{0,80}+)(["']?,\s?["']|\s{1,3}["']?|=["']?)(?![-"'])([^\s"']{1,4000}+)"""
+    r"""(?<![\w-])(--?[A-Za-z][\w.-]{0,80}+)(["']?,\s{0,40}["']|["']?\s{1,3}(?:\\\n\s{0,40})?["']?|=["']?)(?![-"'\\])([^\s"']{1,4000}+)"""
 )
 _SECRET_OPTION = re.compile(r"(?:^|[-_])(?:token|password|passwd|passphrase|pass|secret|key|credentials?|pat)$", re.I)
 
