@@ -57,7 +57,7 @@ _PROSE = (
 _NOT = r"(?!\[redacted|%(?:25){0,3}(?:20|0[9AD]))"
 # Between a name and its value, also with the quotes of JSON in JSON in JSON, of a URL and of HTML.
 _QUOTE = r"""\\{0,40}+b?(?:["']|%(?:25){0,3}2[27]|u002[27]|&quot;|&\#3[49];)?"""
-_SPACE = r"(?:[ \t]|\r?\n[ \t]{0,40}|\\{1,16}[nrt]|%(?:25){0,3}(?:20|0[9AD])){0,12}"
+_SPACE = r"(?:[ \t]{1,40}+|\r?\n|\\{1,16}[nrt]|%(?:25){0,3}(?:20|0[9AD])){0,6}"
 _IS = r"(?:[=-]>|=|:|%(?:25){0,3}3[AD])"
 # Those whose value is a secret whatever it is; a token may be one of a text.
 _STRONG = _NAMES.replace("|(?P<token>token)", "")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -24,6 +25,7 @@ class LocalTransport(Carrier):
     def __init__(self, target: Target) -> None:
         super().__init__(target)
         self._streams: set[process.ProcessStream] = set()
+        self._running: set[subprocess.Popen[bytes]] = set()
 
     def _connect(self, deadline: Deadline) -> None:
         """Nothing to do: it is here."""
@@ -32,7 +34,7 @@ class LocalTransport(Carrier):
         words, seconds = command_line.encoded(argv), deadline.left()
         self._count()
         try:
-            result = process.run_process(words, stdin, deadline, _FOLDER, most=most)
+            result = process.run_process(words, stdin, deadline, _FOLDER, most=most, running=self._running)
         except OSError as error:
             return _not_started(argv, error)
         if result is None:
@@ -56,9 +58,11 @@ class LocalTransport(Carrier):
         """This machine is always there."""
 
     def close(self) -> None:
-        """End the streams that are still open."""
+        """End the streams that are still open, and the commands that still run, as the end of a connection does."""
         for stream in list(self._streams):
             stream.close()
+        for one in list(self._running):
+            process.end(one)
 
 
 def _not_started(argv: Sequence[str], error: OSError) -> Result:

@@ -20,11 +20,17 @@ GRACE_SECONDS = 1.0
 
 
 def run_process(
-    argv: Sequence[bytes | str], stdin: bytes, deadline: Deadline, cwd: str | None = None, *, most: int = MAX_OUTPUT
+    argv: Sequence[bytes | str],
+    stdin: bytes,
+    deadline: Deadline,
+    cwd: str | None = None,
+    *,
+    most: int = MAX_OUTPUT,
+    running: set[subprocess.Popen[bytes]] | None = None,
 ) -> Result | None:
     """Run a command to its end; None when the deadline passed first, and then it is gone with what it started.
 
-    Of each output it keeps as much as a login shell may print.
+    Of each output it keeps as much as a login shell may print. While it runs it is in `running`, for who ends it.
     """
     process = subprocess.Popen(
         argv,
@@ -34,6 +40,8 @@ def run_process(
         start_new_session=True,
         cwd=cwd,
     )
+    running = set() if running is None else running
+    running.add(process)
     with process:
         try:
             # Not communicate: it keeps all that comes.
@@ -41,6 +49,8 @@ def run_process(
         except BaseException:
             stop(process)
             raise
+        finally:
+            running.discard(process)
         if not ended:
             stop(process)
             return None
@@ -89,15 +99,20 @@ def _fed(pipe: IO[bytes], rest: memoryview) -> memoryview:
 
 def stop(process: subprocess.Popen[bytes]) -> None:
     """End a process and its group: asked first, then killed."""
+    end(process)
+    for pipe in (process.stdin, process.stdout, process.stderr):
+        if pipe is not None:
+            with contextlib.suppress(OSError):
+                pipe.close()
+
+
+def end(process: subprocess.Popen[bytes]) -> None:
+    """As `stop`, of one whose output another thread reads: to its end, which is then."""
     for number, seconds in ((signal.SIGTERM, GRACE_SECONDS), (signal.SIGKILL, GRACE_SECONDS)):
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(process.pid, number)
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(seconds)
-    for pipe in (process.stdin, process.stdout, process.stderr):
-        if pipe is not None:
-            with contextlib.suppress(OSError):
-                pipe.close()
 
 
 class ProxySocket:
