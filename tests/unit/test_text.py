@@ -228,8 +228,9 @@ HOSTILE = [
     "api_key: ['", "api_key: ['a", "A_", "A" * 60 + "_KEY=", 'password="a', "pwd=", "sshpass -p ",
     "login ", "login -", "mysql ", "mysql -u a ", "-p ", "-p a", "://hook", "://a/hook", "/bot123:", "api key ",
     "-", "password: |\n  a\n", "password: |\n", "api_keys:\n- a\n", 'secret: "', "secret: \\\\\"a",
-    "secret" + "\\" * 40, "secret" + " " * 12, "secret: \n" + " " * 40, "secret%252520", "name: secret, value", "-e ", "-e a", "_pass=",
-    "bearer%20", "LS0tLS1CRUdJTi", "secret: &a ", "secret: [", 'secret: {"value":', "secret,", "--key \\\n ",
+    "secret" + "\\" * 40, "secret" + " " * 12, "secret: \n" + " " * 40, "secret%252520", "name: secret, value",
+    "-e ", "-e a", "_pass=", "bearer%20", "LS0tLS1CRUdJTi", "secret: &a ", "secret: [",
+    'secret: {"value":', "secret,", "--key \\\n ",
 ]  # fmt: skip
 LOG = "(Worker pid=123) INFO 11-22 03:20:58 [runner.py:1784] Starting to load org/model, 3.2 s, token budget 8192\n"
 

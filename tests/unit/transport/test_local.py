@@ -13,7 +13,7 @@ from vllm_cluster.kernel.transport.local import LocalTransport
 
 # fault: kernel/transport/local.py: for one in list(self._running): → for one in ():
 def test_a_command_that_runs_ends_with_its_connection(tmp_path: Path) -> None:
-    """Ctrl-C closes it, and then waits for who reads: a driver that hangs held it for as long as the script may take."""
+    """Ctrl-C closes it, and then waits for who reads: a driver that hangs held it for up to a minute."""
     host, begun = LocalTransport(Target("gpu1", "local")), tmp_path / "begun"
     with ThreadPoolExecutor(1) as pool:
         running = pool.submit(host.run, ["sh", "-c", f"touch {begun}; sleep 20; echo ended"], Deadline.after(60))

@@ -160,7 +160,8 @@ def feed(connection: HostConnection, cluster: str, files: Sequence[ModelFile], f
         row = _next(there, after(START_SECONDS))
         ready = after(READY_SECONDS)
         while row.have is None:
-            row = _next(there, ready)
+            # It reports every half second that it waits: without that, nothing is to be waited for.
+            row = _next(there, ready.sooner(PLACE_SECONDS))
         if not len(files) == len(row.have) == len(row.whole):
             raise HostError(connection.name, f"pull: lists {len(row.have)} files of {len(files)}", again=())
         left = [(at, have) for at, (have, whole) in enumerate(zip(row.have, row.whole, strict=True)) if not whole]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,11 +18,13 @@ from tests.support.spread import folder_plan, partial_of
 from tests.support.waiting import until
 from vllm_cluster.features.pull import local_folder
 from vllm_cluster.features.pull.known_hashes import KnownHashes
-from vllm_cluster.kernel.errors import HostError, UsageError
+from vllm_cluster.kernel.clock import Deadline
+from vllm_cluster.kernel.errors import HostError, TimedOut, UsageError
 from vllm_cluster.kernel.hosts.connection import HostConnection
 from vllm_cluster.kernel.hosts.runtime import SYSTEM
 from vllm_cluster.kernel.spread import origin
 from vllm_cluster.kernel.spread.store import Store
+from vllm_cluster.wire.programs import FedRow
 from vllm_cluster.wire.pull import HERE, ChainHost, HostPlan, ModelFile
 
 FILES = model_files(2 << 20)
@@ -82,6 +84,24 @@ def send(monkeypatch: pytest.MonkeyPatch, part: Part, folder: Path) -> None:
     connection = cast(HostConnection, SimpleNamespace(name="a", runtime=SYSTEM))
     files = cast(Any, part.plan.files)
     local_folder.feed(connection, "lab", files, folder)
+
+
+# fault: features/pull/local_folder.py: ready.sooner(PLACE_SECONDS) → ready
+def test_a_host_that_falls_silent_before_it_takes_files_is_not_waited_for(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waited = list[float]()
+
+    def read(_kind: object, deadline: Deadline) -> FedRow:
+        waited.append(deadline.left())
+        if len(waited) == 3:
+            raise TimedOut("a", "its program did not answer in time")
+        return FedRow()
+
+    monkeypatch.setattr(local_folder, "start", lambda *_: nullcontext(SimpleNamespace(host="a", read=read)))
+    with pytest.raises(TimedOut):
+        local_folder.feed(cast(HostConnection, SimpleNamespace(name="a", runtime=SYSTEM)), "lab", (), folder)
+    assert max(waited) <= local_folder.PLACE_SECONDS
 
 
 def test_a_folder_of_the_host_is_copied_and_spread(folder: Path, tmp_path: Path) -> None:
