@@ -59,7 +59,7 @@ _NOT = r"(?!\[redacted|%(?:25){0,3}(?:20|0[9AD]))"
 _QUOTE = r"""\\{0,40}+b?(?:["']|%(?:25){0,3}2[27]|u002[27]|&quot;|&\#3[49];)?"""
 _SPACE = r"(?:[ \t]{1,40}+|\r?\n|\\{1,16}[nrt]|%(?:25){0,3}(?:20|0[9AD])){0,6}"
 _IS = r"(?:[=-]>|=|:|%(?:25){0,3}3[AD])"
-# Those whose value is a secret whatever it is; a token may be one of a text.
+# Each value of these is a secret; a token may be one of a text.
 _STRONG = _NAMES.replace("|(?P<token>token)", "")
 _NAME_WORDS = ("passw", "passphrase", "secret", "token", "credential", "key")
 _STRONG_LINE = rf"""{_STRONG.replace(chr(10) + "    ", "")}s?["']?[ \t]?:[ \t]{{0,3}}"""

@@ -21,7 +21,7 @@ Convert = Callable[[object, str], object]
 # Python takes four bytes for each of a document's characters where one of them is rare, and that twice, and 56 for an
 # empty list: 4 MiB of `[],` would take 110 MB.
 MAX_BYTES, MAX_VALUES = 3 << 20, 200_000
-# Of a number whose type has no limit: what has more digits is no number of C, and cannot be divided by 1e9.
+# Of a number whose type has no limit: a larger one fits into no integer of C, and cannot be divided by 1e9.
 MAX_NUMBER = 1 << 63
 # In the metadata of a field: its key, where that is not its name, and the key of an earlier version.
 KEY, ALSO = "key", "also"

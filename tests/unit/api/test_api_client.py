@@ -156,11 +156,11 @@ NO_ENDS = {
 }
 
 
-# fault: serving/api/client.py: if time.monotonic() > self.end: → if False:
+# fault: serving/api/client.py: if SYSTEM_CLOCK.monotonic() > self.end: → if False:
 @pytest.mark.timeout(30)
 @pytest.mark.parametrize(("begin", "piece"), NO_ENDS.values(), ids=NO_ENDS)
 def test_a_byte_at_a_time_gains_no_time(begin: bytes, piece: bytes) -> None:
-    """Also from a server that sends its pieces as fast as it can: each byte buys a little, and not for ever."""
+    """Also from a server that sends its pieces as fast as it can: each byte buys a little time, up to a limit."""
     for pause in (0.05, 0.0):
         # Of what comes fast a page may be read to its limit.
         ended = suppress(Broken) if pause == 0.0 else pytest.raises(Broken)

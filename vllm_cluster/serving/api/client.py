@@ -9,14 +9,17 @@ from __future__ import annotations
 import http.client
 import json
 import socket
-import time
 from collections.abc import Iterator, Mapping
 from http import HTTPStatus
-from typing import Any
+from typing import TYPE_CHECKING
 
+from vllm_cluster.kernel.clock import SYSTEM_CLOCK
 from vllm_cluster.kernel.errors import VclusterError
 from vllm_cluster.serving.api.answer import error_message
 from vllm_cluster.wire.reading import MAX_BYTES, RefusedDocument, document
+
+if TYPE_CHECKING:
+    from _typeshed import WriteableBuffer
 
 # Of an error, of a page, of one event, and of one with what was asked for: logprobs of a long prompt are tens of
 # megabytes in one answer, and take ten times that here.
@@ -53,8 +56,8 @@ class _Socket(socket.socket):
 
     end = latest = 0.0
 
-    def recv_into(self, buffer: Any, nbytes: int = 0, flags: int = 0) -> int:
-        if time.monotonic() > self.end:
+    def recv_into(self, buffer: WriteableBuffer, nbytes: int = 0, flags: int = 0) -> int:
+        if SYSTEM_CLOCK.monotonic() > self.end:
             raise TimeoutError
         got = super().recv_into(buffer, nbytes, flags)
         self.end = min(self.end + got / SLOWEST, self.latest)
@@ -78,8 +81,8 @@ class _Connection(http.client.HTTPConnection):
         self.renew()
 
     def renew(self) -> None:
-        """Wait anew, for the next event."""
-        self._own.end = time.monotonic() + self._seconds
+        """Begin to wait for the next event."""
+        self._own.end = SYSTEM_CLOCK.monotonic() + self._seconds
         self._own.latest = self._own.end + self._most / SLOWEST
 
 

@@ -141,5 +141,5 @@ def test_the_key_goes_to_no_address_that_an_answer_names() -> None:
 
 
 def test_no_program_asks_by_what_follows_redirects_with_all_headers() -> None:
-    """urllib.request does, unless it is told not to; where that is, is tested with the model's files."""
+    """urllib.request does. The one place where it may not is tested with the model's files."""
     assert [path.name for path in MODULES if "urlopen(" in path.read_text()] == []
