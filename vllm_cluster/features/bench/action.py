@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, Literal
 
 from vllm_cluster import __version__
 from vllm_cluster.features.bench.measured import (
@@ -38,6 +37,7 @@ from vllm_cluster.serving.endpoint.tunnel import address_of
 from vllm_cluster.serving.head import reach_head, read_key
 from vllm_cluster.serving.others import ready_model
 from vllm_cluster.wire.programs import BenchCounts, BenchReply, BenchStarted
+from vllm_cluster.wire.reading import RefusedDocument, read
 from vllm_cluster.wire.status import ServeStatus
 
 START_SECONDS, IMPORT_SECONDS, END_SECONDS = 30.0, 300.0, 5.0
@@ -233,18 +233,32 @@ def hardware(name: str, address: str, facts: HostFacts) -> HostHardware:
     )
 
 
-def read_result(raw: str, name: str) -> dict[str, Any]:
-    """A document that `bench` wrote.
+@dataclass(frozen=True)
+class _KeptPoint:
+    point: Point
+    runs: tuple[BenchRun, ...]
+
+
+@dataclass(frozen=True)
+class _Kept:
+    """What is compared of a document that `bench` wrote, here or elsewhere."""
+
+    v: Literal[1]
+    points: tuple[_KeptPoint, ...]
+
+
+def read_result(raw: bytes, name: str) -> dict[str, Any]:
+    """Read what is compared of a document that `bench` wrote.
 
     Raises:
         UsageError: it is none, or has no run.
     """
+    hint = "vcluster bench --help"
     try:
-        found = json.loads(raw)
-        points = found["points"]
-        usable = found["v"] == 1 and all(run["figures"] for point in points for run in point["runs"] if point["point"])
-    except (ValueError, KeyError, TypeError, RecursionError):
-        usable, points = False, []
-    if not usable or not points:
-        raise UsageError(f"{name} is not a result of vcluster bench", hint="vcluster bench --help")
-    return dict(found)
+        found = read(_Kept, raw, name)
+    except RefusedDocument as refused:
+        text = f"{name} is not a result of vcluster bench: {refused.field} {refused.why}"
+        raise UsageError(" ".join(text.split()), hint=hint) from None
+    if not found.points or not all(run.figures for point in found.points for run in point.runs):
+        raise UsageError(f"{name} is not a result of vcluster bench: it has no figures", hint=hint)
+    return asdict(found)

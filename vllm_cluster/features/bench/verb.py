@@ -153,6 +153,7 @@ def _compare(session: Session, folders: list[Path]) -> None:
     from vllm_cluster.features.bench.action import read_result
     from vllm_cluster.features.bench.measured import compare
     from vllm_cluster.features.bench.render import compared_lines
+    from vllm_cluster.wire.reading import MAX_BYTES
 
     documents = []
     for one in folders:
@@ -162,8 +163,8 @@ def _compare(session: Session, folders: list[Path]) -> None:
             text = f"{one} has no {RESULTS}" if path.parent.is_dir() and path.name == RESULTS else f"no folder {one}"
             hint = "\n".join(("ls -d */", command_line("vcluster", "bench", "--output", str(one))))
             raise UsageError(f"--compare: {text}", hint=hint)
-        with naming(path):
-            documents.append(read_result(path.read_text(errors="replace"), str(one)))
+        with naming(path), path.open("rb") as file:
+            documents.append(read_result(file.read(MAX_BYTES + 1), str(one)))
     rows = compare(documents[0]["points"], documents[1]["points"])
     if not rows:
         raise UsageError(
