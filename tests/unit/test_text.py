@@ -193,6 +193,8 @@ SHAPES = {
 
 
 # fault: kernel/text.py: (?:AKIA|ASIA) → (?:AKIB)
+# fault: kernel/text.py: \\{0,40}+b? → \\{0,3}+b?
+# fault: kernel/text.py: (?:\n(?P=in)[^\n]*){{0,60}} →
 @pytest.mark.promise("P13")
 @pytest.mark.parametrize("text", SHAPES.values(), ids=SHAPES)
 def test_every_shape_of_a_secret_is_redacted(text: str) -> None:

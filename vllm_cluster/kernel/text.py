@@ -64,8 +64,6 @@ _STRONG = _NAMES.replace("|(?P<token>token)", "")
 _NAME_WORDS = ("passw", "passphrase", "secret", "token", "credential", "key")
 _STRONG_LINE = rf"""{_STRONG.replace(chr(10) + "    ", "")}s?["']?[ \t]?:[ \t]{{0,3}}"""
 _AFTER = r"\s|\\{1,16}n"
-# What the value of a name is, where it is a name with a value itself.
-_NESTED = rf"{_STRONG}\w{{0,40}}\s{{0,3}}[=:]"
 # The words are quick to look for: an expression runs only where one of them occurs. Its first group is kept.
 _NAMED = (
     # NAME: ["value", "value"], as vLLM prints several keys
@@ -91,8 +89,8 @@ _NAMED = (
     # Variables of the environment, and pwd= of a database; PWD alone is a folder.
     (
         ("_key=", "pwd=", "_pass=", "_auth="),
-        rf"""((?:(?<![A-Za-z0-9_])[A-Z][A-Z0-9_]{{0,60}}_(?:KEY|PWD|PASS|AUTH)|(?<![A-Za-z])pwd)={_QUOTE})
-        {_HARMLESS}{_VALUE}""".replace("\n        ", ""),
+        rf"""(?x)((?:(?<![A-Za-z0-9_])[A-Z][A-Z0-9_]{{0,60}}_(?:KEY|PWD|PASS|AUTH)|(?<![A-Za-z])pwd)={_QUOTE})
+        {_HARMLESS}{_VALUE}""",
     ),
     (("-e", "-env"), rf"(?i)((?<![\w-])(?:-e|--env)[\s=][\"']?\w{{0,60}}?(?:key|pwd|pass|auth)=){_HARMLESS}{_VALUE}"),
     (
@@ -123,7 +121,7 @@ _NAMED = (
         _NAME_WORDS,
         rf"""(?ix)({_NAMES}(?(token)|s?)(?:[_-]?(?:id|key|value))?{_QUOTE}{_SPACE}(?:{_IS}|(?(token)(?!)|(?:>|,(?=\s?b?["']))))
         {_SPACE}(?:[|>][+-]?(?={_AFTER})|&\w{{1,40}}\s|!!?\w{{1,20}}\s|\[|\{{\s{{0,40}}["']value["']:)?{_SPACE}{_QUOTE})
-        (?!\w{{0,40}}{_NESTED}){_HARMLESS}{_COUNT}{_VALUE}""",
+        {_HARMLESS}{_COUNT}{_VALUE}""",
     ),
     (("sig",), rf"(?i)((?<![a-z])sig(?:nature)?(?:=|%3D)){_NOT}{_VALUE}"),
     (("auth",), rf"""(?i)((?<=["'])auth{_QUOTE}\s{{0,3}}:\s{{0,3}}+{_QUOTE}){_NOT}{_VALUE}"""),
