@@ -234,17 +234,17 @@ def hardware(name: str, address: str, facts: HostFacts) -> HostHardware:
 
 
 @dataclass(frozen=True)
-class _KeptPoint:
+class _ComparedPoint:
     point: Point
     runs: tuple[BenchRun, ...]
 
 
 @dataclass(frozen=True)
-class _Kept:
+class _ComparedResult:
     """What is compared of a document that `bench` wrote, here or elsewhere."""
 
     v: Literal[1]
-    points: tuple[_KeptPoint, ...]
+    points: tuple[_ComparedPoint, ...]
 
 
 def read_result(raw: bytes, name: str) -> dict[str, Any]:
@@ -255,7 +255,7 @@ def read_result(raw: bytes, name: str) -> dict[str, Any]:
     """
     hint = "vcluster bench --help"
     try:
-        found = read(_Kept, raw, name)
+        found = read(_ComparedResult, raw, name)
     except RefusedDocument as refused:
         text = f"{name} is not a result of vcluster bench: {refused.field} {refused.why}"
         raise UsageError(" ".join(text.split()), hint=hint) from None
