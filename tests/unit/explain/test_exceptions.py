@@ -152,11 +152,15 @@ def test_a_failure_after_an_answer_gets_no_exit_code_0() -> None:
 
 
 # fault: kernel/explain/progress.py: "died", "lost", → "died",
+# fault: kernel/explain/progress.py: (?:failed|invalid|lost|aborted|rejected|killed) → (?:invalid|lost|aborted|rejected|killed)
 def test_any_word_of_failure_gets_no_exit_code_0_and_a_calm_one_does() -> None:
     found = explained("starting\nthe gateway lost its upstream\n")
     assert (found.result, [place.text for place in found.error_lines]) == ("unknown", ["the gateway lost its upstream"])
+    assert explained("starting\nFailed requests:                         10\n").result == "unknown"
     for line in (
         "packets lost: 0",
+        "Failed requests:                         0",
+        "Invalid responses: 0.000",
         "[INFO] a probe failed, retrying",
         "[W1118 10:00:00.5 socket.cpp:1] failed",
         "no errors",
@@ -180,7 +184,7 @@ def test_the_last_line_of_a_traceback_is_an_exception_of_any_class() -> None:
 
 
 # fault: kernel/explain/diagnosis.py: return first.failure.follows and → return False and
-# fault: kernel/explain/diagnosis.py: (one.line for one in seen.raised if not is_echo(one.line.text)) → (one.line for one in seen.raised)
+# fault: kernel/explain/diagnosis.py: (not is_echo(line.text) and by_time( → (by_time(
 def test_what_another_process_raised_before_is_nearer_than_what_its_end_looks_like() -> None:
     died = "(APIServer pid=1) ERROR 11-03 10:05:00 [x.py:1] Worker proc VllmWorker-1 died unexpectedly\n"
     found = explained(FROB + died)
@@ -193,12 +197,51 @@ def test_what_another_process_raised_before_is_nearer_than_what_its_end_looks_li
         assert found.symptom and found.symptom.failure.slug == "rank-killed", log
 
 
+ENDS = "(EngineCore pid=3) INFO 11-03 10:01:00 [x.py:1] [shutdown] Executor: waiting for worker exit count=2\n"
+GONE = "(EngineCore pid=3) ERROR 11-03 10:01:05 [x.py:1] Worker proc VllmWorker-0 died unexpectedly (exit code: -9)\n"
+
+
+# fault: kernel/explain/diagnosis.py: (own and line.process == place.process) or → False or
+# fault: kernel/explain/diagnosis.py: (own and line.process == place.process) or → line.process == place.process or
+# fault: kernel/explain/diagnosis.py: (own and line.process == place.process) or → own or
+# fault: kernel/explain/stream.py: seen.endings.clear() → pass
+def test_what_a_process_ended_itself_did_not_die() -> None:
+    """vLLM's executor ends its workers for what it raised, and that is logged when they are gone."""
+    found = explained(ENDS + GONE + LATER)
+    assert found.raised and (found.result, found.raised.line.text) == ("exception", "BlubError: no blub")
+    # Of any class, a time-out as well.
+    found = explained(ENDS + GONE + LATER.replace("BlubError: no blub", "TimeoutError: no answer"))
+    assert found.raised and found.raised.line.text == "TimeoutError: no answer"
+    other = LATER.replace("EngineCore pid=3", "EngineCore pid=4")
+    start = "(APIServer pid=1) INFO 11-03 10:01:01 [x.py:1] vLLM API server version 0.27.0\n"
+    # A worker that died first is why its executor ends the others; another process and an earlier run show nothing.
+    for log in (GONE + ENDS + LATER, ENDS + GONE + other, ENDS + "\n" * 50 + start + GONE + LATER):
+        found = explained(log)
+        assert found.symptom and found.symptom.failure.slug == "rank-killed", log
+
+
 # fault: kernel/explain/frame.py: vllm/(?:config/ → vllm/(?:confog/
 def test_what_the_checks_of_settings_raise_is_a_refusal_in_any_words() -> None:
     raised = ("    raise ValueError(", "ValueError: frob must be blub")
     found = explained(traceback("APIServer pid=1", 1, frame("vllm/config/parallel.py", 8, "check"), *raised))
     assert found.cause and found.cause.failure.slug == "combination-unsupported"
     assert explained(traceback("APIServer pid=1", 1, frame("vllm/frob.py", 8, "check"), *raised)).result == "exception"
+    # Of a copy of its source code, too, that is installed as it lies there.
+    source = '  File "/home/me/src/vllm/vllm/config/parallel.py", line 8, in check'
+    assert explained(traceback("APIServer pid=1", 1, source, *raised)).cause
+
+
+# fault: kernel/explain/frame.py: _NAMES_A_FLAG.match(words) and _OF_VLLM.search(frame.file)) → False)
+# fault: kernel/explain/frame.py: _NAMES_A_FLAG.match(words) and _OF_VLLM.search(frame.file)) → _NAMES_A_FLAG.match(words))
+def test_what_vllm_raises_with_the_flag_to_change_is_a_refusal_wherever_it_is_raised() -> None:
+    words = "RuntimeError: no place is known for the frob. Pass --frob-place, or leave --with-frob away."
+    for of, slug in (("vllm/utils/frob.py", "combination-unsupported"), ("frobs/place.py", "")):
+        found = explained(traceback("APIServer pid=1", 1, frame(of, 8, "place"), words))
+        assert (found.cause.failure.slug if found.cause else "") == slug
+    unnamed = traceback(
+        "APIServer pid=1", 1, frame("vllm/utils/frob.py", 8, "place"), words.split(" Pass", maxsplit=1)[0]
+    )
+    assert explained(unnamed).result == "exception"
 
 
 @cache

@@ -40,7 +40,7 @@ Traceback (most recent call last):
 
 
 # fault: kernel/explain/stream.py: bool(self.seen.alive and progress.CANCELLED → bool(progress.CANCELLED
-# fault: kernel/explain/stream.py: if seen.asked and progress.CANCELLED.search(parsed.words): → if seen.asked is None:
+# fault: kernel/explain/weighing.py: return (signal.source, signal.line) == (place.source, place.line) or _precedes( → return _precedes(
 def test_a_cancelled_job_was_asked_to_end() -> None:
     """Slurm gives no reason then; a step that ends with others, and what failed before, stay."""
     job = CANCELLED.format("JOB 5")
@@ -51,6 +51,33 @@ def test_a_cancelled_job_was_asked_to_end() -> None:
     assert found.cause and found.cause.failure.slug == "gpu-memory-full"
     limit = explained(READY + job.replace(" ***\n", " DUE TO TIME LIMIT ***\n"))
     assert limit.cause and limit.cause.failure.slug == "job-ended"
+
+
+STEP = CANCELLED.format("STEP 5.0")
+ABORTED = "srun: Job step aborted: Waiting up to 32 seconds for job step to finish.\n"
+KILLED = "srun: error: node7: task 0: Killed\n"
+
+
+# fault: kernel/explain/stream.py: if both and not self._fails(): → if not self._fails():
+# fault: kernel/explain/stream.py: if both and not self._fails(): → if both:
+# fault: kernel/explain/stream.py: any(hit.number > answered and not _cancels(hit) → any(hit.number > answered
+# fault: kernel/explain/weighing.py: return (signal.source, signal.line) == (place.source, place.line) or _precedes( → return _precedes(
+def test_a_step_was_cancelled_by_hand_where_srun_reports_no_task_before() -> None:
+    """In either order, and on several nodes; a step also ends when one of its tasks does."""
+    for ended in (STEP + ABORTED, ABORTED + STEP, STEP + STEP.replace("node7", "node8") + ABORTED):
+        found = explained(READY + ended + KILLED)
+        assert (found.result, found.error_lines) == ("nothing", ()), ended
+    exited = KILLED.replace("Killed", "Exited with exit code 1")
+    for ended in (STEP + KILLED, exited + STEP + ABORTED + KILLED):
+        assert explained(READY + ended).result == "symptom", ended
+    # What is written after the end of a task that failed may be why.
+    found = explained(READY + exited + STEP + ABORTED + "ncclRemoteError: the other end is gone\n")
+    assert found.symptom and found.symptom.failure.slug == "peer-gone"
+    found = explained(READY + FULL + ABORTED + STEP + KILLED)
+    assert found.cause and found.cause.failure.slug == "gpu-memory-full"
+    assert explained(READY + ABORTED).result == "unknown"
+    # Until the server is ready it may not have come up for a reason.
+    assert explained(STEP + ABORTED + KILLED).result == "symptom"
 
 
 # fault: kernel/explain/stream.py: if self._dead: → if False:

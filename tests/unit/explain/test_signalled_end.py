@@ -25,7 +25,7 @@ def test_lines_after_a_signal_to_end_do_not_count() -> None:
     assert [one.failure.slug for one in found.notes] == ["ended-by-signal"]
 
 
-# fault: kernel/explain/weighing.py: any(_precedes(signal, place) and → any(signal.source == place.source and
+# fault: kernel/explain/weighing.py: any(_since(signal, place) and → any(signal.source == place.source and
 def test_other_hosts_lose_their_connection_after_it() -> None:
     found = explained(START + ANSWER + SIGNAL + DIED, LOST.format(11))
     assert (found.result, found.symptom) == ("nothing", None)
@@ -43,7 +43,7 @@ def test_a_signal_after_a_failure_hides_nothing() -> None:
     assert found.raised and found.raised.line.text == "FrobError: no frob"
 
 
-# fault: kernel/explain/stream.py: return bool(seen.strange) or any(hit.number > answered for hit in failing) → return bool(seen.strange) or any(failing)
+# fault: kernel/explain/stream.py: any(hit.number > answered and not _cancels(hit) for hit in failing) → any(failing)
 def test_what_was_survived_before_it_does_not_count() -> None:
     found = explained(START + LOST.format(1) + ANSWER + SIGNAL + DIED)
     assert found.result != "symptom"
@@ -63,6 +63,49 @@ def test_where_a_start_was_when_it_was_interrupted_is_not_an_error() -> None:
     found = explained(START + INTERRUPT)
     assert (found.result, found.error_lines) == ("nothing", ())
     assert [one.failure.slug for one in found.notes] == ["ended-by-signal"]
+    found = explained(START + "(APIServer pid=1) ERROR: no frob\n" + INTERRUPT)
+    assert [place.text for place in found.error_lines] == ["ERROR: no frob"]
     # What failed before it is why.
     found = explained(START + DIED.replace("11:10", "11:09") + INTERRUPT + LOST.format(10))
     assert found.symptom and found.symptom.failure.slug == "peer-gone"
+
+
+DONE = "(EngineCore pid=31) INFO 05-02 09:11:{:02} [core.py:1] Shutdown initiated (timeout=0)\n"
+WENT = "(EngineCore pid=31) ERROR 05-02 09:11:15 [multiproc_executor.py:1] Worker proc VllmWorker-0 died unexpectedly\n"
+RATES = "INFO 05-02 09:11:00 [l.py:1] Avg prompt throughput: 9.0 tokens/s, Avg generation throughput: 9.0 tokens/s\n"
+
+
+# fault: kernel/explain/progress.py: "Shutdown initiated (timeout=" → "Shutdown initiated (timeout of"
+# fault: kernel/explain/progress.py: "srun: interrupt (one more within") → "srun: interrupted")
+def test_a_script_that_is_done_and_a_person_at_srun_end_it_too() -> None:
+    """The engine ends its workers, and its monitor finds that they died."""
+    assert explained(START + RATES + RATES + DONE.format(10) + WENT).result == "nothing"
+    # A worker that is gone before is why.
+    found = explained(START + RATES + RATES + WENT + DONE.format(20))
+    assert found.symptom and found.symptom.failure.slug == "rank-killed"
+    at_srun = "srun: interrupt (one more within 1 sec to abort)\nsrun: StepId=5.0 task 0: running\n"
+    assert explained(START + ANSWER + at_srun + LOST.format(11)).result == "nothing"
+
+
+FROB = """\
+({0}) Traceback (most recent call last):
+({0})   File "/usr/lib/python3/site-packages/vllm/frob.py", line 5, in build
+({0}) FrobError: no frob
+"""
+
+
+# fault: kernel/explain/stream.py: asked = None if self.seen.alive else self.seen.asked → asked = None
+# fault: kernel/explain/stream.py: and leads(parsed.who) and not is_echo( → and not is_echo(
+# fault: kernel/explain/stream.py: leads(parsed.who) and not is_echo(parsed.words): → leads(parsed.who):
+# fault: kernel/explain/stream.py: asked = None if self.seen.alive else self.seen.asked → asked = self.seen.asked
+def test_who_ends_the_engine_for_what_it_raised_writes_that_last() -> None:
+    """Until the server is ready, the signal to the engine is its own; what ranks write in their end shows nothing."""
+    found = explained(START + SIGNAL + FROB.format("APIServer pid=1"))
+    assert found.raised and (found.result, found.raised.line.text) == ("exception", "FrobError: no frob")
+    lost = FROB.format("APIServer pid=1").replace("FrobError: no frob", "asyncio.exceptions.CancelledError")
+    for log in (
+        SIGNAL + FROB.format("Worker_TP0 pid=9"),
+        SIGNAL + lost,
+        ANSWER + SIGNAL + FROB.format("APIServer pid=1"),
+    ):
+        assert explained(START + log).result == "nothing", log

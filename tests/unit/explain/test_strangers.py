@@ -105,7 +105,43 @@ def test_a_warning_is_why_where_nothing_louder_is_and_no_work_went_on() -> None:
     assert [note.failure.slug for note in found.notes] == ["context-above-model"]
 
 
-# fault: kernel/explain/companions.py: yield from ((when, when + NEAR, at) for when in log.failed) → yield from ()
+MEETS = "INFO 11-21 03:17:01 [p.py:1] world_size=2 rank=0 local_rank=0 distributed_init_method=tcp://{}:29501\n"
+
+
+# fault: kernel/explain/companions.py: span in _ends(streams[at], at, NEAR)) → span in _ends(streams[at], at, AT_ONCE))
+# fault: kernel/explain/companions.py: if at in some: → if True:
+# fault: kernel/explain/companions.py: if last and begin <= last[0]: → if False:
+# fault: kernel/explain/companions.py: if begin <= over]: → if False]:
+# fault: kernel/explain/companions.py: span in _ends(one, at, AT_ONCE))) → span in _ends(one, at, NEAR)))
+# fault: kernel/explain/ranks.py: if not _OF_EVERY_HOST.match(one)) → if one)
+@pytest.mark.parametrize(
+    ("head", "worker", "seconds", "same"),
+    [
+        ("10.0.0.1", "10.0.0.1", 200, True),
+        ("gpu1.lan", "gpu1.lan", 200, True),
+        ("10.0.0.1", "10.9.0.1", 5, False),
+        ("127.0.0.1", "127.0.0.1", 200, False),
+        ("10.0.0.1", "", 5, True),
+        ("", "10.0.0.1", 5, True),
+        ("", "", 5, True),
+        ("10.0.0.1", "", 200, False),
+        ("", "", 200, False),
+    ],
+)
+def test_of_one_cluster_are_hosts_that_fail_together_and_name_one_address(
+    head: str, worker: str, seconds: int, same: bool
+) -> None:
+    """What one of two clusters has overcome hides nothing of the other, which failed in the same minutes."""
+    lost = "ERROR 11-21 03:2{}:{:02} [w.py:1] ncclRemoteError: the other end is gone\n"
+    again = "\n" * 50 + "INFO 11-21 04:16:58 [utils.py:1] non-default args: {'model': 'm'}\n" + ANSWER
+    named_head, named_worker = (MEETS.format(one) if one else "" for one in (head, worker))
+    server = "INFO 11-21 03:16:58 [utils.py:1] non-default args: {'model': 'm'}\n" + named_head + lost.format(0, 0)
+    other = named_worker + lost.format(seconds // 60, seconds % 60)
+    found = explained(server + again, other, together=False)
+    assert found.result == ("healed" if same else "symptom")
+
+
+# fault: kernel/explain/companions.py: yield from ((when, when + near, at) for when in log.failed) → yield from ()
 def test_a_server_that_failed_with_a_host_and_answers_again_has_overcome_it() -> None:
     worker = "ERROR 11-21 03:20:0{} [w.py:1] ncclRemoteError: the other end is gone\n"
     head = START + worker.format(1) + "\n" * 50 + START.replace(" 03:", " 04:") + ANSWER

@@ -108,7 +108,14 @@ _LOOKED_FOR = (
     *("rror:", ": error", "Error", "Exception", "Exit", ".errors.", ".exc.", ".exceptions.", "Interrupt", "Expired"),
     *("ERROR", "CRITICAL", "FATAL", "Traceback", "panic:", "Segmentation fault", "core dumped", "Killed", "Aborted"),
     *(" E ", " F ", " C ", "[E", "[F", "NCCL WARN", "above exception", COMMUNICATORS, *RANK_WORDS),
-    *(*progress.START, progress.OWN_START, progress.OWN_STOP, *progress.GROUP_START),
+    *(
+        *progress.START,
+        progress.OWN_START,
+        progress.OWN_STOP,
+        *progress.GROUP_START,
+        *progress.SIGNALLED,
+        "[shutdown] ",
+    ),
     *(*progress.QUIET_WORDS, progress.LEAVES, progress.RATES),
 )
 _BY_NEEDLE: dict[str, list[LogPattern]] = {text: [] for text in _LOOKED_FOR}

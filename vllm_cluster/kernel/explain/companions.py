@@ -7,7 +7,8 @@ from operator import itemgetter
 
 from vllm_cluster.kernel.explain.evidence import LogScan
 
-# What failed within so many seconds on two hosts failed together; what ends is lost to others at once.
+# What failed within so many seconds on two hosts that name one address failed together; what ends is lost to others at
+# once, and that is all there is to go by where a log names no address.
 NEAR = 300.0
 AT_ONCE = 30.0
 
@@ -16,9 +17,9 @@ def by_server(files: Sequence[LogScan], *, together: bool) -> list[list[LogScan]
     """The logs of each host of all files, those of one server side by side.
 
     Of one server are logs of one host, hosts that write in turn in one file, and logs in which something failed at the
-    same time. A log in which nothing ever failed does not prove that what failed in another was overcome. With
-    `together` all are known to be of one. What has no server belongs to the log of a cluster's node program, where
-    that is there.
+    same time: within minutes where they name one address, at once where one of them names none. A log in which nothing
+    ever failed does not prove that what failed in another was overcome. With `together` all are known to be of one.
+    What has no server belongs to the log of a cluster's node program, where that is there.
     """
     streams = [one for file in files for one in (file, *file.streams)]
     if together or len(streams) < 2:
@@ -31,12 +32,24 @@ def by_server(files: Sequence[LogScan], *, together: bool) -> list[list[LogScan]
     own = [at for at, one in enumerate(streams) if one.own]
     if len(own) == 1:
         groups.join_equals(("", at) for at, one in enumerate(streams) if one.own or not one.started)
-    groups.join_overlaps([span for at, one in enumerate(streams) for span in _ends(one, at)])
+    _join_failed(groups, streams)
     return [found for group in groups.members() for found in _apart([streams[at] for at in group])]
 
 
-def _ends(log: LogScan, at: int) -> Iterator[tuple[float, float, int]]:
-    yield from ((when, when + NEAR, at) for when in log.failed)
+def _join_failed(groups: _Groups, streams: Sequence[LogScan]) -> None:
+    """Join what failed together: hosts of two clusters may fail in the same minutes, and then name other addresses."""
+    naming: dict[str, list[int]] = {}
+    for at, one in enumerate(streams):
+        for address in one.addresses:
+            naming.setdefault(address, []).append(at)
+    for members in naming.values():
+        groups.join_overlaps(span for at in members for span in _ends(streams[at], at, NEAR))
+    bare = {at for at, one in enumerate(streams) if not one.addresses}
+    groups.join_with(bare, (span for at, one in enumerate(streams) for span in _ends(one, at, AT_ONCE)))
+
+
+def _ends(log: LogScan, at: int, near: float) -> Iterator[tuple[float, float, int]]:
+    yield from ((when, when + near, at) for when in log.failed)
     asked = log.asked.time if log.asked else None
     if asked is not None:
         yield asked, asked + AT_ONCE, at
@@ -80,6 +93,21 @@ class _Groups:
                 self._join(latest[1], at)
             if latest is None or end >= latest[0]:
                 latest = end, at
+
+    def join_with(self, some: set[int], spans: Iterable[tuple[float, float, int]]) -> None:
+        """Join each of some with what has overlapping spans; the rest not with one another."""
+        latest: dict[int, float] = {}  # of each group, where its last span ends
+        last: tuple[float, int] | None = None  # of some
+        for begin, end, at in sorted(spans, key=itemgetter(0)):
+            if at in some:
+                for one in [one for one, over in latest.items() if begin <= over]:
+                    self._join(one, at)
+                # They are one group now, and the rest is over.
+                latest, last = {self._root(at): end}, (end, at)
+            else:
+                if last and begin <= last[0]:
+                    self._join(last[1], at)
+                latest[self._root(at)] = end
 
     def join_equals(self, names: Iterable[tuple[str, int]]) -> None:
         """Join what has one name."""

@@ -186,8 +186,14 @@ def _foremost(seen: Evidence) -> list[SignMatch]:
 
 def _raised_before(first: MatchedFailure, seen: Evidence) -> bool:
     """Whether a process has raised something unknown before what looks like the failure of another one."""
-    raised = (one.line for one in seen.raised if not is_echo(one.line.text))
-    return first.failure.follows and any(by_time(line) < by_time(first.places[0]) for line in raised)
+    place = first.places[0]
+    # A process that ends its own, for what it raised, writes of them at once, and what it raised when they are gone.
+    ends = [one.line for one in seen.endings if (one.source, one.process) == (place.source, place.process)]
+    own = any(line < place.line for line in ends)
+    return first.failure.follows and any(
+        (own and line.process == place.process) or (not is_echo(line.text) and by_time(line) < by_time(place))
+        for line in (one.line for one in seen.raised)
+    )
 
 
 def _silent(logs: Sequence[LogScan]) -> LogPosition | None:

@@ -80,6 +80,8 @@ class LogScan:
     `failed` are times at which anything failed, in all runs; `past` is what was seen before the last start, `overcome`
     are the first lines of unknown trouble that a later start or answer has overcome. `follows`: it was started as a
     part of a server that answers elsewhere; `own`: by vcluster.
+    `addresses` are those at which its ranks meet, and of others that its failures name. `endings` is where, by process,
+    vLLM began to end its own processes.
     `begin` and `end` are its first and last lines that were looked at. `streams` is what the same file holds of other
     hosts.
     """
@@ -110,5 +112,7 @@ class LogScan:
     started: LogPosition | None = None
     alive: LogPosition | None = None
     streams: list[LogScan] = field(default_factory=list)
+    addresses: set[str] = field(default_factory=set)
+    endings: dict[str, LogPosition] = field(default_factory=dict)
     communicators: Communicators[LogPosition] = field(default_factory=Communicators)
     ranks: Ranks = field(default_factory=Ranks)

@@ -30,14 +30,20 @@ _ECHO = re.compile(
     r"|DistBackend|DistStore|DistNetwork|EngineDead|EngineGenerate)?Error|Exception|KeyboardInterrupt|SystemExit)"
     r"(?:: |:?$)"
 )
+_STARTED = re.compile(r"EngineCore|Worker|\brank\d")
 # What follows replaces what is above: it is how the process ended.
 TRACEBACK = "Traceback (most recent call last)"
 # Where vLLM checks what it was given, before anything runs.
-_CHECKS = re.compile(r"vllm/(?:config/|engine/arg_utils\.py|envs\.py|platforms/|entrypoints/(?:cli/|openai/cli_args))")
+_CHECKS = re.compile(
+    r"(?:^|/)vllm/(?:config/|engine/arg_utils\.py|envs\.py|platforms/|entrypoints/(?:cli/|openai/cli_args))"
+)
 # Who reads the files of a model, and what a file raises that is not whole.
-_READS = re.compile(r"transformers/(?!cli/)|vllm/(?:transformers_utils|tokenizers|renderers)/")
+_READS = re.compile(r"(?:^|/)(?:transformers/(?!cli/)|vllm/(?:transformers_utils|tokenizers|renderers)/)")
 _UNREADABLE = re.compile(r"(?:\w{1,40}\.){0,3}(?:JSONDecodeError|UnicodeDecodeError): ")
 _REFUSES = re.compile(r"(?:ValueError|AssertionError|NotImplementedError|TypeError|argparse\.\w+): \S")
+# The flag to change is in the message: then vLLM refuses its settings, wherever it raises that.
+_OF_VLLM = re.compile(r"(?:^|/)vllm/")
+_NAMES_A_FLAG = re.compile(r"(?:Runtime|Value|Assertion|NotImplemented|Type)Error: .{0,600}(?<![\w-])--[a-z]\w*-[a-z]")
 _CHAINED = ("During handling of the above exception", "The above exception was the direct cause")
 
 
@@ -118,12 +124,15 @@ def is_exception(words: str) -> bool:
 
 def may_refuse(words: str) -> bool:
     """Whether an exception is of a class by which code refuses what it was given, and has a message."""
-    return bool(_REFUSES.match(words))
+    return bool(_REFUSES.match(words) or _NAMES_A_FLAG.match(words))
 
 
-def is_check(frame: Frame | None) -> bool:
-    """Whether a line of source code is of those that check vLLM's settings."""
-    return bool(frame and _CHECKS.match(frame.file))
+def refuses(words: str, frame: Frame | None) -> bool:
+    """Whether such an exception is of those that check vLLM's settings, or vLLM's and names the flag to change."""
+    if frame is None:
+        return False
+    checked = _REFUSES.match(words) and _CHECKS.search(frame.file)
+    return bool(checked or (_NAMES_A_FLAG.match(words) and _OF_VLLM.search(frame.file)))
 
 
 def may_be_half(words: str) -> bool:
@@ -133,12 +142,17 @@ def may_be_half(words: str) -> bool:
 
 def reads_a_model(frame: Frame | None) -> bool:
     """Whether a line of source code is of those that read the files of a model."""
-    return bool(frame and _READS.match(frame.file))
+    return bool(frame and _READS.search(frame.file))
 
 
 def is_echo(words: str) -> bool:
     """Whether an exception is of a class that the end of another process raises."""
     return bool(_ECHO.match(words))
+
+
+def leads(who: str) -> bool:
+    """Whether a process is none of those that vLLM starts for its engine and its ranks."""
+    return not _STARTED.search(who)
 
 
 def is_chained(words: str) -> bool:

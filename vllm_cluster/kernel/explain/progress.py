@@ -38,15 +38,21 @@ HEADLESS = re.compile(r"'headless': True|--headless\b")
 OWN_START = "vcluster starts vLLM"
 # vLLM is stopped by a request: from here on its processes end, and write so.
 OWN_STOP = "vcluster stops vLLM"
-# The same, asked for by docker stop, an orchestrator or a launcher; after a failure it is only its end.
-SIGNALLED = "trigger received signal=SIG"
+# The same, asked for by docker stop, an orchestrator, a launcher or a script that is done; after a failure it is only
+# its end.
+SIGNALLED = ("trigger received signal=SIG", "Shutdown initiated (timeout=", "srun: interrupt (one more within")
 # Slurm writes this of a job that was cancelled by hand; of one that Slurm itself ends it adds why.
 CANCELLED = re.compile(r"\*\*\* JOB \d+ ON \S+ CANCELLED AT [\dT:-]+ \*\*\*")
+# A step ends so by hand, and when one of its tasks fails: of that srun writes before, so both lines are needed.
+STEP_CANCELLED = re.compile(r"\*\*\* STEP [\w.+]+ ON \S+ CANCELLED AT [\dT:-]+ \*\*\*")
+STEP_ABORTED = re.compile(r"srun: Job step aborted: Waiting up to \d+ seconds for job step to finish\.$")
 # What Python raises at Ctrl-C, and vLLM at SIGTERM while it starts.
 INTERRUPTED = "KeyboardInterrupt"
 GROUP_START = ("Ray runtime started",)
+# A process of vLLM ends its own: what it reports of them from here on it has done itself, and why, it may write later.
+ENDS_ITS_OWN = re.compile(r"\[shutdown\] (?:Executor|Process manager|Subprocess manager|MPClient)\b")
 # One of these is in each line by which vLLM or Ray starts, or is asked to end.
-TURNS = (*START, OWN_START, OWN_STOP, SIGNALLED, " CANCELLED AT ", *GROUP_START)
+TURNS = (*START, OWN_START, OWN_STOP, *SIGNALLED, " CANCELLED AT ", "Job step aborted", "[shutdown] ", *GROUP_START)
 
 # Ray's lists of what may be the reason.
 POSSIBLE = ("Possible reasons include", "There are some potential root causes", "Some common causes include")
@@ -94,6 +100,7 @@ _CALM = re.compile(
     r"|\b(?:level|severity)\W{1,3}\"?(?:info|debug|warn)"
     r"|\bNCCL (?:INFO|TRACE)\b|\bwarning\b|\b(?:no|0|without|zero) (?:\w+ )?(?:errors?|failures?|failed)\b"
     r"|\b(?:errors?|fail\w*|exceptions?|killed|lost|oom\w*)\W{1,4}(?:0|none|null|false|\{\}|\[\])"
+    r"|\b(?:failed|invalid|lost|aborted|rejected|killed) (?:\w{1,20} ){0,2}\w{1,20}:\s{1,60}0(?:\.0{1,9})?$"
     r"|\b(?:if|when|unless|retry|retrying|ignor\w+|fallback|falling back|skipp\w+|--\w)\b"
 )
 # A part of vLLM takes another way than it would: what the line names is missing, and nothing fails by it.

@@ -14,6 +14,20 @@ _COLLECTIVE = re.compile(r"\[((?:PG [^\]]{1,80} )?)Rank (\d{1,6})\].{0,120}\bSeq
 _BEGINS = re.compile(r"\bworld_size=(\d{1,6}) rank=(\d{1,6}) .{0,80}distributed_init_method=")
 _CLIENTS = re.compile(r"\b(\d{1,6})/(\d{1,6}) clients joined")
 
+# With a port behind it, or as what it is: four numbers may be a version as well.
+_FOUR = r"\d{1,3}(?:\.\d{1,3}){3}"
+_ADDRESS = re.compile(
+    rf"\btcp://([A-Za-z][\w.-]{{0,200}}):\d|\b({_FOUR})(?:\]?:|<|', )\d{{1,5}}\b"
+    rf"|(?:\bip|addr\w{{0,6}})\W{{1,4}}({_FOUR})\b"
+)
+_OF_EVERY_HOST = re.compile(r"localhost\b|127\.|0\.0\.0\.0|169\.254\.|172\.17\.0\.1$")
+
+
+def addresses_in(words: str) -> Iterator[str]:
+    """The addresses at which ranks meet, or that a failure names; one of the host's own is one of every host."""
+    found = (next(filter(None, one)) for one in _ADDRESS.findall(words))
+    return (one for one in found if not _OF_EVERY_HOST.match(one))
+
 
 class Ranks:
     """The number of the collective in which each rank of a group timed out, and the ranks that began to join."""

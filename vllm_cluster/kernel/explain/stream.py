@@ -13,14 +13,16 @@ from vllm_cluster.kernel.explain.frame import (
     TRACEBACK,
     Nearby,
     is_chained,
-    is_check,
+    is_echo,
     is_exception,
+    leads,
     may_be_half,
     may_refuse,
     reads_a_model,
+    refuses,
 )
 from vllm_cluster.kernel.explain.log_line import DAY, LogLine, parse_line
-from vllm_cluster.kernel.explain.ranks import RANK_WORDS, Ranks
+from vllm_cluster.kernel.explain.ranks import RANK_WORDS, Ranks, addresses_in
 from vllm_cluster.kernel.explain.signs import applicable, classify
 from vllm_cluster.kernel.text import redact
 
@@ -37,6 +39,9 @@ DISORDER = 60.0  # seconds by which processes of one host may write out of order
 IDLE_REPORTS = 3
 IDLE_SECONDS = 60.0
 MAX_ENGINES = 1024
+MAX_ADDRESSES = 64
+MAX_LOOKS = 2000  # lines of one log in which addresses are looked for
+ADDRESSED = 1024  # characters of a line in which addresses are looked for
 # What vLLM's own checks of its settings raise is a refusal, of any text.
 REFUSED = LogPattern("combination-unsupported", "rror", None, SignKind.BROAD)
 # Its words name neither the file nor that it is one of the model's: that is in the traceback.
@@ -53,6 +58,8 @@ class HostStream:
         self._latest: float | None = None
         self._dated = self._foreign = False
         self._leaves = self._dead = False
+        self._looks = 0
+        self._ending_step: LogPosition | None = None
         self._idle: dict[str, list[LogPosition]] = {}  # reports in a row of an engine with requests and no tokens
         self._trouble: deque[ErrorLine] = deque(maxlen=LAST_TROUBLE)
         self._raised: list[tuple[ErrorLine, Nearby]] = []
@@ -69,11 +76,8 @@ class HostStream:
 
     def take(self, number: int, parsed: LogLine, nearby: Nearby) -> None:
         """Look at one line that may matter, and whose time is noted."""
-        seen = self.seen
         if nearby.kind.turns:
             self._turn(number, parsed)
-        if seen.asked and progress.CANCELLED.search(parsed.words):
-            return
         # At DEBUG vLLM reports attempts that it gives up as part of a normal start.
         found, trouble = classify(parsed.words, nearby.kind.signs) if parsed.level != "DEBUG" else ((), False)
         if found:
@@ -84,7 +88,7 @@ class HostStream:
         if self._leaves and parsed.words.startswith("[W"):
             return
         if found:
-            self._note_failure(found)
+            self._note_failure(found, parsed)
         # Of a traceback only its ends count.
         loud = trouble or (parsed.loud and INDENTED not in nearby.text)
         if is_chained(parsed.words) and len(self._chained) < MAX_RAISED:
@@ -106,37 +110,60 @@ class HostStream:
             seen.communicators.take(words, self.place(number, parsed))
         if any(map(words.__contains__, RANK_WORDS)):
             seen.ranks.take(words)
+            self._note_addresses(parsed)
 
-    def _note_failure(self, found: tuple[LogPattern, ...]) -> None:
-        """Keep when something failed."""
+    def _note_failure(self, found: tuple[LogPattern, ...], parsed: LogLine) -> None:
+        """Keep when something failed, and whose address it names."""
         failed, at = self.seen.failed, self._time
         fails = any(known.kind <= SignKind.CONSEQUENCE and not known.mild for known in found)
+        if fails:
+            self._note_addresses(parsed)
         if fails and at is not None and (not failed or abs(at - failed[-1]) >= 1.0):
             failed.append(at)
+
+    def _note_addresses(self, parsed: LogLine) -> None:
+        """Keep the addresses in a line; of a log in which each line is a failure, those in the first ones."""
+        self._looks += 1
+        if self._looks <= MAX_LOOKS and len(self.seen.addresses) < MAX_ADDRESSES:
+            self.seen.addresses.update(addresses_in(f"{parsed.who} {parsed.words[:ADDRESSED]}"))
 
     def _turn(self, number: int, parsed: LogLine) -> None:
         """Take a line by which vLLM or Ray starts, or is asked to end."""
         seen, own = self.seen, progress.OWN_START in parsed.words
         if own or (not self._foreign and any(mark in parsed.words for mark in progress.START)):
             self._begin(self.place(number, parsed))
+            self._note_addresses(parsed)
             seen.own = seen.own or own
             seen.follows = seen.follows or progress.HEADLESS.search(parsed.words) is not None
         elif progress.OWN_STOP in parsed.words:
             seen.stopped = self.place(number, parsed)
         elif self._asks(parsed.words) and not self._fails():
             seen.asked = self.place(number, parsed)
+        elif seen.alive and (progress.STEP_ABORTED.match(parsed.words) or progress.STEP_CANCELLED.search(parsed.words)):
+            self._step(self.place(number, parsed))
+        elif progress.ENDS_ITS_OWN.search(parsed.words):
+            if len(seen.endings) < MAX_ENGINES:
+                seen.endings.setdefault(parsed.who[:WHO], self.place(number, parsed))
         elif not self._foreign and any(mark in parsed.words for mark in progress.GROUP_START):
             self._forget(group=True)
 
+    def _step(self, place: LogPosition) -> None:
+        """Take one of the two lines by which Slurm ends a step: with the other, and no failure, it was asked to."""
+        first = self._ending_step = self._ending_step or place
+        both = bool(progress.STEP_ABORTED.match(first.text)) != bool(progress.STEP_ABORTED.match(place.text))
+        if both and not self._fails():
+            self.seen.asked = self.seen.asked or first
+
     def _asks(self, words: str) -> bool:
         """Whether vLLM is asked to end by this line; a job is cancelled for many reasons until its server answers."""
-        return progress.SIGNALLED in words or bool(self.seen.alive and progress.CANCELLED.search(words))
+        signalled = any(map(words.__contains__, progress.SIGNALLED))
+        return signalled or bool(self.seen.alive and progress.CANCELLED.search(words))
 
     def _fails(self) -> bool:
         """Whether anything has failed since the server last answered."""
         seen, answered = self.seen, self.seen.alive.line if self.seen.alive else 0
         failing = (hit for known, hit in seen.hits.items() if known.kind <= SignKind.CONSEQUENCE)
-        return bool(seen.strange) or any(hit.number > answered for hit in failing)
+        return bool(seen.strange) or any(hit.number > answered and not _cancels(hit) for hit in failing)
 
     def _quiet(self, number: int, parsed: LogLine) -> None:
         """Keep a line in which a program without levels reports a failure."""
@@ -213,12 +240,13 @@ class HostStream:
     def _raise(self, line: ErrorLine, nearby: Nearby) -> None:
         """Keep an exception that no failure explains."""
         raised, parsed, before = self._raised, line.parsed, None
+        self._unask(parsed)
         if parsed.who in self._chained:
             self._chained.discard(parsed.who)
             before = next((at for at in reversed(range(len(raised))) if raised[at][0].parsed.who == parsed.who), None)
         if before is None and parsed.words in [one.parsed.words for one, _ in raised]:
             return
-        if may_refuse(parsed.words) and is_check(nearby.frame(parsed.who, self._names)):
+        if may_refuse(parsed.words) and refuses(parsed.words, nearby.frame(parsed.who, self._names)):
             self._add(REFUSED, line.number, parsed, nearby)
         if may_be_half(parsed.words) and reads_a_model(nearby.frame(parsed.who, self._names)):
             self._add(HALF_FILE, line.number, parsed, nearby)
@@ -228,6 +256,12 @@ class HostStream:
         if len(raised) == MAX_RAISED:
             del raised[MAX_RAISED // 2]
         raised.append((line, nearby))
+
+    def _unask(self, parsed: LogLine) -> None:
+        """Take an exception of the process that started the others: until it is ready, that is why it ended them."""
+        asked = None if self.seen.alive else self.seen.asked
+        if asked and asked.process != parsed.who[:WHO] and leads(parsed.who) and not is_echo(parsed.words):
+            self.seen.asked = None
 
     def settle(self) -> None:
         """Let a piece go that was read: of what is near an exception only as much as may be shown is kept."""
@@ -298,6 +332,8 @@ class HostStream:
         seen.started, seen.alive, seen.stopped, seen.asked = place, None, None, None
         self._leaves = self._dead = False
         self._idle.clear()
+        self._ending_step = None
+        seen.endings.clear()
 
     def _forget(self, *, group: bool) -> None:
         """Put aside what an earlier run was about; a host's own trouble may still be why this one fails."""
@@ -355,3 +391,8 @@ class HostStream:
             if place.line > hit.number:
                 hit.evidence = place
                 del self.waiting[known]
+
+
+def _cancels(hit: SignMatch) -> bool:
+    """Whether a match is that of the line by which Slurm ends a step."""
+    return bool(hit.lines and progress.STEP_CANCELLED.search(hit.lines[-1].parsed.words))

@@ -40,6 +40,7 @@ class Evidence:
     quiet: list[LogPosition]
     murmurs: list[LogPosition]
     raised: list[Raised]
+    endings: list[LogPosition]
     earlier: Counter[str]
 
 
@@ -100,9 +101,9 @@ def evidence_of(
 
     failing = [one for hit in hits if hit.known.kind <= SignKind.CONSEQUENCE and (one := _unplanned(hit, in_order))]
     stuck = [hit for hit in hits if hit.known.kind is SignKind.HARMLESS and hit.known.failure and not hit.evidence]
-    trouble, strange, quiet, murmurs = (now(place for log in logs for place in getattr(log, name)) for name in LINES)
+    lines = {name: now(place for log in logs for place in getattr(log, name)) for name in LINES}
     open_ = [one for hit in failing if (one := _only(hit, lambda place: not survived(place)))]
-    open_, doubtful = _without_warnings(open_, bool(trouble or quiet) or state_of(logs) == "nothing")
+    open_, doubtful = _without_warnings(open_, bool(lines["trouble"] or lines["quiet"]) or state_of(logs) == "nothing")
     return Evidence(
         hits=hits,
         failing=open_,
@@ -111,12 +112,10 @@ def evidence_of(
         stuck=[hit for hit in stuck if not over(hit.last)],
         past=past,
         before=_causes((one for one in before if not over(one.last)), facts),
-        trouble=trouble,
-        strange=strange,
-        quiet=quiet,
-        murmurs=murmurs,
         raised=[one for log in logs for one in log.raised if now([one.line])],
+        endings=[place for log in logs for place in log.endings.values()],
         earlier=earlier,
+        **lines,
     )
 
 
@@ -165,7 +164,7 @@ def _ends_in_order(logs: Sequence[LogScan]) -> Callable[[LogPosition], bool]:
     starts = [start for _, start in spans] + [log.started.time for log in logs if log.started and log.started.time]
 
     def again(stop: float | None) -> float:
-        return SLACK + min((start for start in starts if start >= (stop or 0.0)), default=math.inf)
+        return SLACK + min((start for start in starts if start > (stop or 0.0)), default=math.inf)
 
     spans += [(stop, again(stop) - SLACK) for log in logs if log.stopped and (stop := log.stopped.time)]
     # What failed in the second of a signal may be why it was sent: line by line, where the log is the same.
@@ -173,7 +172,7 @@ def _ends_in_order(logs: Sequence[LogScan]) -> Callable[[LogPosition], bool]:
 
     def within(place: LogPosition) -> bool:
         time = -math.inf if place.time is None else place.time
-        by_signal = any(_precedes(signal, place) and time <= end for signal, end in asked)
+        by_signal = any(_since(signal, place) and time <= end for signal, end in asked)
         return by_signal or any(stop - 1 <= time <= start + SLACK for stop, start in spans)
 
     return within
@@ -188,6 +187,11 @@ def _precedes(place: LogPosition, other: LogPosition) -> bool:
     if (place.source, place.host) == (other.source, other.host):
         return place.line < other.line
     return place.time is not None and other.time is not None and place.time < other.time
+
+
+def _since(signal: LogPosition, place: LogPosition) -> bool:
+    """Whether a line is that of a signal, or one after it."""
+    return (signal.source, signal.line) == (place.source, place.line) or _precedes(signal, place)
 
 
 def _of_last_run(
