@@ -197,6 +197,20 @@ def test_what_another_process_raised_before_is_nearer_than_what_its_end_looks_li
         assert found.symptom and found.symptom.failure.slug == "rank-killed", log
 
 
+# fault: kernel/explain/failures.toml: what\(\)): {1,4}Resource → what\(\)):Resource
+# fault: kernel/explain/failures.toml: unavailable$|ThreadPoolBuildError → unavailable$
+def test_a_thread_that_cannot_begin_is_a_limit() -> None:
+    busy = "Resource temporarily unavailable"
+    for line in (
+        f"RuntimeError: {busy}",
+        f"  what():  {busy}",
+        f'pool.Panic: ThreadPoolBuildError {{ message: "{busy}" }}',
+    ):
+        found = explained(line + "\n")
+        assert found.cause and found.cause.failure.slug == "limit-too-low", line
+    assert explained(f"zmq.error.Again: {busy}\n").cause is None
+
+
 ENDS = "(EngineCore pid=3) INFO 11-03 10:01:00 [x.py:1] [shutdown] Executor: waiting for worker exit count=2\n"
 GONE = "(EngineCore pid=3) ERROR 11-03 10:01:05 [x.py:1] Worker proc VllmWorker-0 died unexpectedly (exit code: -9)\n"
 
