@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import chain
+from itertools import accumulate, chain
 from operator import itemgetter
 
 from vllm_cluster.kernel.explain import progress
@@ -23,17 +23,16 @@ ABOVE = 8192  # characters above a line that are looked through for its time
 LEARNT = 64 << 10  # bytes at the beginning of a file that show its prefixes and its year
 # Of all logs of a call: a host takes 4 kB and more, and 300 files of 1000 each took 1.2 GB.
 MAX_STREAMS = 1000
+# Each line with a time has this.
+_CLOCK = re.compile(rb":\d\d:\d\d")
 # A line break is found faster than the beginning of a line.
 _HEADING = re.compile(rb"\n(?:==|##|---|\*\*\*)[^\n]{1,160}(?=\n|$)")
 _COLOUR = re.compile(rb"\x1b\[[0-9;?]{0,20}[ -/]{0,4}[@-~]")
 # Of lines with only a word of failure those of a calm level do not count.
 _CALM = re.compile(rb"\b(?:DEBUG|INFO|WARNING)\b")
-_FAILED = tuple(
-    needle(form.encode())
-    for word in (*progress.FAILED, *progress.EXIT)
-    for form in (word, word.capitalize(), word.upper())
-)
-_NUMBERS = {one: number for number, one in enumerate(NEEDLES)}
+_FAILED = {form for word in (*progress.FAILED, *progress.EXIT) for form in (word, word.capitalize(), word.upper())}
+# Behind the needles, whose numbers those of the catalogue are.
+_LOOKED_FOR = (*NEEDLES, *(needle(form.encode()) for form in sorted(_FAILED)))
 # With one of these in a line its words can be others than its bytes: a needle may be there that its bytes do not hold.
 _REWRITTEN = (b"\\u", b"\\/", b"\x1b", b"^[[", b"0m", b"[repeated")
 _RATES, _ENGINE = progress.RATES.encode(), re.compile(progress.ENGINE.pattern.encode())
@@ -95,48 +94,43 @@ def _beginning(parts: Iterable[tuple[int, bytes]]) -> tuple[bytes, Iterable[tupl
 def candidate_lines(number: int, part: bytes) -> Iterator[tuple[int, bytes, Nearby]]:
     """The lines that may matter: number, text, and what is near it.
 
-    A search for a few needles through a whole piece is ten times as fast as looking at line after line, and most
-    needles have a word that is not in the piece at all.
+    What a piece can hold is decided by its distinct words, and which lines are looked at by one word of each needle.
     """
     words = DistinctWords(part)
-    needles = list(words.keys(NEEDLES))
-    signs = tuple(known for one in dict.fromkeys(one for one, _ in needles) for known in NEEDLES[one])
-    # In one order: where several keys are in a line, the first one is where it is judged.
-    found = _with_keys(part, {key: _NUMBERS[one] for one, key in sorted(needles, key=itemgetter(1))})
-    failed = _with_keys(part, dict.fromkeys(sorted({key for _, key in words.keys(_FAILED)}), -1))
-    for start, (at, *_) in failed.items():
-        if start not in found and not _CALM.search(part, start, at):
-            found[start] = [at]
+    possible = words.possible(_LOOKED_FOR)
+    needles = list(NEEDLES.values())
+    signs = tuple(known for one in possible if one < len(needles) for known in needles[one])
+    keys = {one: _keys(_LOOKED_FOR[one].text, json=words.json) for one in possible}
     rewritten, every = [mark for mark in _REWRITTEN if mark in part], LineKind(signs)
-    before, line = 0, number
-    for start, (at, *numbers) in sorted(found.items()):
-        line += part.count(b"\n", before, start)
-        before = start
-        end = part.find(b"\n", at)
-        end = len(part) if end < 0 else end
-        raw = part[start:end]
+    lines = part.split(b"\n")
+    starts = list(accumulate(map(len, lines), initial=0))
+    for at, numbers in words.lines_with({one: _LOOKED_FOR[one] for one in possible}):
+        raw = lines[at]
+        found = tuple(one for one in numbers if any(key in raw for key in keys[one]))
+        signed = tuple(one for one in found if one < len(needles))
+        if not (signed or (found and not _CALM.search(raw, 0, _first(raw, keys[found[0]])))):
+            continue
+        start = starts[at] + at
+        end = start + len(raw)
+        any_kind = rewritten and any(mark in raw for mark in rewritten)
         if len(raw) > MAX_LINE:
             # Of an endless line, what is around the first key.
-            begin = max(start, min(at - MAX_LINE // 4, end - MAX_LINE))
-            raw = part[begin : min(end, begin + MAX_LINE)]
-        any_kind = rewritten and any(map(raw.__contains__, rewritten))
-        yield line, raw, Nearby(part, start, end, signs, every if any_kind else kind_of(tuple(numbers)))
+            raw = _around(raw, _first(raw, min(keys[one] for one in signed or found)))
+        yield number + at, raw, Nearby(part, start, end, signs, every if any_kind else kind_of(signed))
 
 
-def _with_keys(text: bytes, keys: Mapping[bytes, int]) -> dict[int, list[int]]:
-    """Where the lines with keys begin; of each where the first key is in it, and the numbers of all its keys."""
-    found: dict[int, list[int]] = {}
-    for key, number in keys.items():
-        at = text.find(key)
-        while at >= 0:
-            start = text.rfind(b"\n", 0, at) + 1
-            if (line := found.get(start)) is None:
-                found[start] = [at, number]
-            else:
-                line.append(number)
-            end = text.find(b"\n", at)
-            at = text.find(key, end) if end >= 0 else -1
-    return found
+def _keys(text: bytes, *, json: bool) -> tuple[bytes, ...]:
+    """What to find in a line for a needle."""
+    return (text, text.replace(b'"', b'\\"')) if json and b'"' in text else (text,)
+
+
+def _first(raw: bytes, keys: Sequence[bytes]) -> int:
+    return next(at for key in keys if (at := raw.find(key)) >= 0)
+
+
+def _around(raw: bytes, at: int) -> bytes:
+    begin = max(0, min(at - MAX_LINE // 4, len(raw) - MAX_LINE))
+    return raw[begin : begin + MAX_LINE]
 
 
 def _sections(number: int, part: bytes) -> Iterator[tuple[int, str]]:
@@ -160,6 +154,14 @@ def _answers(part: bytes) -> list[int]:
                 of_mark += 1
             at = part.rfind(mark, 0, at)
     return sorted(found)[-RECENT:]
+
+
+def _numbered(number: int, part: bytes, places: Iterable[int]) -> Iterator[tuple[int, int]]:
+    """These places in their order, each with the number of its line."""
+    before = 0
+    for at in places:
+        number, before = number + part.count(b"\n", before, at), at
+        yield number, at
 
 
 def _worked(part: bytes) -> list[int]:
@@ -194,19 +196,19 @@ class _LogFile:
         if b"\x1b" in part:
             part = _COLOUR.sub(b"", part)
         self._sections = [*self._sections[-1:], *_sections(number, part)]
-        answers, before = _answers(part), 0
+        answers, before = list(_numbered(number, part, _answers(part))), 0
         for at, raw, nearby in candidate_lines(number, part):
             # The year of what follows, by the last line above that begins with a date.
             if (dated := part.rfind(b"\n20", before, nearby.start)) >= 0:
                 self._note(self._parsed(part, dated + 1), at)
             before = nearby.start
-            if answers and answers[0] < nearby.start:
-                passed = bisect_left(answers, nearby.start)
-                self._answered(number, part, answers[:passed])
+            if answers and answers[0][1] < nearby.start:
+                passed = bisect_left(answers, nearby.start, key=itemgetter(1))
+                self._answered(part, answers[:passed])
                 del answers[:passed]
             parsed = parse_line(raw, self._newest, self._names)
             self._note(parsed, at).take(at, parsed, nearby)
-        self._answered(number, part, answers)
+        self._answered(part, answers)
         self._settle(number, part)
 
     def finish(self) -> None:
@@ -223,12 +225,10 @@ class _LogFile:
         stream.note(at, parsed)
         return stream
 
-    def _answered(self, number: int, part: bytes, places: Sequence[int]) -> None:
+    def _answered(self, part: bytes, places: Sequence[tuple[int, int]]) -> None:
         """Take the last of these answers of each host."""
         newest: dict[int, tuple[HostStream, int, LogLine, float | None]] = {}
-        line, before = number, 0
-        for at in places:
-            line, before = line + part.count(b"\n", before, at), at
+        for line, at in places:
             parsed = self._parsed(part, at)
             stream = self._stream(parsed, line)
             if progress.READY in parsed.words:
@@ -281,5 +281,5 @@ class _LogFile:
         """The nearest line above that has a time."""
         start = part.rfind(b"\n", 0, at) + 1
         above = reversed(part[max(0, start - ABOVE) : start].split(b"\n"))
-        lines = (parse_line(raw, self._newest, self._names) for raw in above)
+        lines = (parse_line(raw, self._newest, self._names) for raw in above if _CLOCK.search(raw))
         return next((line for line in lines if line.time is not None), None)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 _LETTERS = b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ_"
@@ -19,9 +19,14 @@ class Needle:
     whole: tuple[bytes, ...]
     ends: tuple[bytes, ...]
 
+    @property
+    def anchor(self) -> bytes:
+        """The longest of its words: what has the text has this one."""
+        return max(self.whole or self.ends, key=len)
+
 
 def needle(text: bytes) -> Needle:
-    """Take a text apart."""
+    """Take a text apart; it has a letter."""
     words = text.translate(_SEPARATE).split()
     whole: list[bytes] = []
     ends: list[bytes] = []
@@ -37,12 +42,13 @@ class DistinctWords:
 
     def __init__(self, part: bytes) -> None:
         # JSON writes a line break as \n, which begins no word, and a quotation mark with a backslash.
-        self._json = b"\\" in part
-        if self._json:
+        self.json = b"\\" in part
+        if self.json:
             part = _ESCAPED.sub(b"  ", part)
+        self._lines = part.translate(_SEPARATE).split(b"\n")
         # Lines that differ in numbers only are one.
-        lines = dict.fromkeys(part.translate(_SEPARATE).split(b"\n"))
-        self._words = set(b" ".join(lines).split())
+        self._shapes: dict[bytes, tuple[int, ...] | None] = dict.fromkeys(self._lines)
+        self._words = set(b" ".join(self._shapes).split())
         self._text = b" ".join((b"", *self._words, b""))
         # Needles with a capital are many, and words with one are few.
         self._odd = b" ".join((b"", *(word for word in self._words if not word.islower()), b""))
@@ -51,13 +57,34 @@ class DistinctWords:
     def __contains__(self, word: bytes) -> bool:
         return word in self._words
 
-    def keys(self, needles: Iterable[Needle]) -> Iterator[tuple[Needle, bytes]]:
-        """The needles that the piece may hold, and what to find there for each."""
-        for one in needles:
-            if self._words.issuperset(one.whole) and all(map(self._has, one.ends)):
-                yield one, one.text
-                if self._json and b'"' in one.text:
-                    yield one, one.text.replace(b'"', b'\\"')
+    def possible(self, needles: Iterable[Needle]) -> list[int]:
+        """The numbers of the needles that the piece may hold."""
+        has, words = self._has, self._words
+        return [at for at, one in enumerate(needles) if words.issuperset(one.whole) and all(map(has, one.ends))]
+
+    def lines_with(self, needles: Mapping[int, Needle]) -> Iterator[tuple[int, tuple[int, ...]]]:
+        """The lines that have the anchors of needles, and the numbers of these: of each line its words decide."""
+        of_word: dict[bytes, list[int]] = {}
+        for number, one in needles.items():
+            for word in (one.anchor,) if one.whole else self._with(one.anchor):
+                of_word.setdefault(word, []).append(number)
+        anchors, of_words = frozenset(of_word), dict[frozenset[bytes], tuple[int, ...]]()
+        for shape in self._shapes:
+            if not anchors.isdisjoint(words := shape.split()):
+                found = anchors.intersection(words)
+                if found not in of_words:
+                    of_words[found] = tuple(sorted({number for word in found for number in of_word[word]}))
+                self._shapes[shape] = of_words[found]
+        return ((at, numbers) for at, numbers in enumerate(map(self._shapes.get, self._lines)) if numbers)
+
+    def _with(self, end: bytes) -> Iterator[bytes]:
+        """The words that have this in them, or begin or end so."""
+        text = self._text if end.islower() else self._odd
+        at = text.find(end)
+        while at >= 0:
+            after = text.find(b" ", at + len(end) - 1)
+            yield text[text.rfind(b" ", 0, at + 1) + 1 : after]
+            at = text.find(end, after)
 
     def _has(self, end: bytes) -> bool:
         if (known := self._known.get(end)) is None:
