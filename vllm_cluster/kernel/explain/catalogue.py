@@ -125,17 +125,19 @@ NEEDLES = {needle(text.encode()): tuple(known) for text, known in _BY_NEEDLE.ite
 
 
 class LineKind(NamedTuple):
-    """What a line can be by the needles in it: its signs, whether a start or a stop, and whether one of the work."""
+    """What a line can be by the needles in it: its signs; a start or a stop, one of the work, one without a level."""
 
     signs: tuple[LogPattern, ...]
     turns: bool = True
     works: bool = True
+    quiet: bool = True
 
 
 # A line that has one of these marks has a needle that is a part of it, too.
 WORKS = (progress.LEAVES, progress.RATES, COMMUNICATORS, *RANK_WORDS)
+_MARKS = (progress.TURNS, WORKS, progress.QUIET_WORDS)
 _KINDS = tuple(
-    LineKind(known, *(any(one.text.decode() in mark for mark in marks) for marks in (progress.TURNS, WORKS)))
+    LineKind(known, *(any(one.text.decode() in mark for mark in marks) for marks in _MARKS))
     for one, known in NEEDLES.items()
 )
 
@@ -145,4 +147,4 @@ def kind_of(numbers: tuple[int, ...]) -> LineKind:
     """What a line is that holds the needles of these numbers, in the order of NEEDLES."""
     kinds = [_KINDS[number] for number in sorted(set(numbers))]
     signs = tuple(chain.from_iterable(kind.signs for kind in kinds))
-    return LineKind(signs, any(kind.turns for kind in kinds), any(kind.works for kind in kinds))
+    return LineKind(signs, *(any(kind[at] for kind in kinds) for at in range(1, len(LineKind._fields))))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Generic, TypeVar
 
 from vllm_cluster.kernel.explain.catalogue import COMMUNICATORS, LogPattern
@@ -25,8 +25,8 @@ class Communicators(Generic[Place]):
         self.begun: dict[tuple[str, str, str], Place] = {}
         self.joined: set[str] = set()
 
-    def take(self, words: str, place: Place) -> None:
-        """Look at a line of NCCL."""
+    def take(self, words: str, place: Callable[[], Place]) -> None:
+        """Look at a line of NCCL; where it is, is asked for only where that is kept."""
         found = _JOINS.search(words)
         if not found:
             return
@@ -36,7 +36,7 @@ class Communicators(Generic[Place]):
             if len(self.joined) < MAX_RANKS:
                 self.joined.add(name)
         elif len(self.begun) < MAX_RANKS:
-            self.begun[name, rank, pointer] = place
+            self.begun[name, rank, pointer] = place()
 
     def clear(self) -> None:
         """Forget all: the server has answered, or starts again."""

@@ -46,6 +46,11 @@ class ErrorLine(NamedTuple):
     parsed: LogLine
     above: float | None
 
+    @property
+    def time(self) -> float | None:
+        """Its own time; without one it is as old as the line above it that has."""
+        return self.above if self.parsed.time is None else self.parsed.time
+
 
 @dataclass
 class SignMatch:

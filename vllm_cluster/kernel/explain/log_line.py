@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import NamedTuple
 
 from vllm_cluster.kernel.explain.prefix import peel
@@ -22,7 +22,6 @@ _HEAD = 400
 _InYear = tuple[int, int, int, int, int, str | None]
 # Pasted from a terminal, colours are without their escape character, or it is written with two.
 _ANSI = re.compile(r"(?:\x1b|\^\[)\[[0-9;?]*[ -/]*[@-~]|\x1b[^\[]?|\[\d{1,2}(?:;\d{1,3}){0,4}m")
-_COLOURED = ("\x1b", "^[[", "0m")
 _WHO = re.compile(r"^\s*(?:\(([A-Za-z][\w.:-]{0,60}(?: [^()]{0,120})?)\)|\[(rank\d{1,5}|\w{1,20})\]:?) ?")
 _REPEATED = re.compile(r" ?\[repeated (\d{1,9})x across cluster\](?: \(Ray deduplicates logs[^)]{0,400}\))?")
 # Before 0.8 vLLM opened no bracket before the file.
@@ -72,7 +71,7 @@ _OWN_TIME = re.compile(
 # Such a line as a whole, up to its text: most lines are of this form, and one pattern takes them apart.
 _OWN_LINE = re.compile(
     r"((?:\([A-Z]\w{1,60} pid=\d{1,9}\) ){0,3})(DEBUG|INFO|WARNING|ERROR|CRITICAL) "
-    r"(\d\d)-(\d\d) (\d\d):(\d\d):(\d\d)(?:\.(\d{1,9}))? \[[^\[\] ]{1,120}:\d{1,6}\] ?"
+    r"(\d\d-\d\d \d\d:\d\d:\d\d(?:\.\d{1,9})?) \[[^\[\] ]{1,120}:\d{1,6}\] ?"
 )
 
 
@@ -106,17 +105,20 @@ class LogLine(NamedTuple):
         return self.calm and self.level not in ("WARNING", "W")
 
 
+# The constructor of a named tuple takes three times as long.
+_line = partial(tuple.__new__, LogLine)
+
+
 def parse_line(raw: bytes, newest: float = UNDATED, names: frozenset[str] = frozenset()) -> LogLine:
     """Take a line apart; `newest` is when its log was last written, for the many formats without a year.
 
     `names` are those that begin lines of this log, as `prefix.learn` finds them.
     """
     text = raw[:MAX_LINE].decode("utf-8", "replace").rstrip("\r\n").removesuffix("^M")
-    if any(map(text.__contains__, _COLOURED)):
+    if "0m" in text or "\x1b" in text or "^[[" in text:
         text = _ANSI.sub("", text)
     if (own := _OWN_LINE.match(text)) and "[repeated" not in text:
-        month, day, hour, minute, second = map(int, own.groups()[2:7])
-        return _own_line(own, text, _past((month, day, hour, minute, second, own[8]), newest))
+        return _own_line(own, text, _own_time(own[3], newest))
     peeled = peel(text.removeprefix(_TEST), names)
     time, dated = _dated_time(peeled.text if peeled.relayed else text, newest)
     text = peeled.text.removeprefix(_TEST)
@@ -159,7 +161,15 @@ def _own_line(found: re.Match[str], text: str, time: float | None, host: str = "
     who = found[1][1:-2].replace(") (", " ")
     if host:
         who = f"{host} {who}" if who else host
-    return LogLine(time, who, text[found.end() :].strip(), 1, found[2], host, dated)
+    return _line((time, who, text[found.end() :].strip(), 1, found[2], host, dated))
+
+
+@lru_cache(1024)
+def _own_time(stamp: str, newest: float) -> float | None:
+    """The time of a line of vLLM's own form; most lines are of the same second as the one above."""
+    clock, _, fraction = stamp[6:].partition(".")
+    hour, minute, second = map(int, clock.split(":"))
+    return _past((int(stamp[:2]), int(stamp[3:5]), hour, minute, second, fraction or None), newest)
 
 
 def parse_time(text: str, newest: float = UNDATED) -> float | None:

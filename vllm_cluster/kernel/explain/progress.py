@@ -55,6 +55,8 @@ ENDS_ITS_OWN = re.compile(r"\[shutdown\] (?:Executor|Process manager|Subprocess 
 TURNS = (*START, OWN_START, OWN_STOP, *SIGNALLED, " CANCELLED AT ", "Job step aborted", "[shutdown] ", *GROUP_START)
 
 # Ray's lists of what may be the reason.
+# Each has LISTS in it.
+LISTS = "include"
 POSSIBLE = ("Possible reasons include", "There are some potential root causes", "Some common causes include")
 
 # What begins a line that reports a failure of any kind.
@@ -65,11 +67,6 @@ _TROUBLE = re.compile(
 # What shows such a line anywhere in it, and what only does so as a word of its own.
 _ANYWHERE = ("panic:", "Segmentation fault", "core dumped")
 _WORDS = ("ERROR", "CRITICAL", "FATAL", "NCCL WARN", "Error:", "error:", ": error")
-# One of these is in each such line: they are found in a fraction of the time.
-_IN_TROUBLE = (
-    *("rror", "Exception", "Exit", "exc", "ERROR", "CRITICAL", "FATAL", "Traceback", "panic:", "Segmentation fault"),
-    *("core dumped", "Killed", "Aborted", "NCCL WARN"),
-)
 
 # How torch writes where it was: the failure itself is in the line above.
 _STACK = ("frame #", "Exception raised from ")
@@ -93,7 +90,7 @@ FAILED = (
 # The word by which a line with an exit code is found.
 EXIT = ("exit", "exited")
 _FAILED = re.compile(
-    rf"(?i)\b(?:{'|'.join(FAILED)}|exit(?:ed)?(?: with)?(?: (?:code|status))?[ =:]{{1,3}}\(?-?[1-9]\d{{0,2}})\b"
+    rf"\b(?:{'|'.join(FAILED)}|exit(?:ed)?(?: with)?(?: (?:code|status))?[ =:]{{1,3}}\(?-?[1-9]\d{{0,2}})\b"
 )
 _CALM = re.compile(
     r"(?i)^\W{0,4}(?:info|debug|warn(?:ing)?|trace|notice)\b|^\[?[diw]\d{3,4} \d\d:"
@@ -119,9 +116,8 @@ def is_trouble(words: str) -> bool:
     """Whether a line reports a failure of any kind."""
     if words.startswith(_STACK):
         return False
-    likely = words.startswith("[") or any(map(words.__contains__, _IN_TROUBLE))
-    if not likely or _TROUBLE.match(words):
-        return likely
+    if _TROUBLE.match(words):
+        return True
     return any(map(words.__contains__, _ANYWHERE)) or any(_is_word(mark, words) for mark in _WORDS if mark in words)
 
 
@@ -148,4 +144,4 @@ def announces(words: str) -> bool:
 
 def may_fail(words: str) -> bool:
     """Whether a line has a word of failure, and none that takes it back; a frame of code is called anything."""
-    return not words.startswith('File "') and bool(_FAILED.search(words)) and not _CALM.search(words)
+    return not words.startswith('File "') and bool(_FAILED.search(words.lower())) and not _CALM.search(words)

@@ -18,22 +18,17 @@ def classify(words: str, signs: Iterable[LogPattern] = SIGNS) -> tuple[tuple[Log
     if words.startswith("raise "):
         return (), False
     # What Ray counts up as possible has not been seen.
-    if any(map(words.__contains__, progress.POSSIBLE)):
+    if progress.LISTS in words:
         words = min((words.split(mark, 1)[0] for mark in progress.POSSIBLE), key=len)
-    found = (
-        ()
-        if not signs
-        else tuple(
-            known for known in signs if known.needle in words and (known.matches is None or known.matches.search(words))
-        )
-    )
+    found = [one for one in signs if one.needle in words and (one.matches is None or one.matches.search(words))]
     if not found:
-        return found, progress.is_trouble(words)
-    # One pattern is found by several words.
-    found = tuple({(known.failure, known.kind, known.matches or known.needle): known for known in found}.values())
-    # What is harmless in any case may quote the failure that it warns of: a limit of files, and `Too many open files`.
-    calm = tuple(known for known in found if known.kind is SignKind.HARMLESS and not known.failure)
-    return calm or found, progress.is_trouble(words)
+        return (), progress.is_trouble(words)
+    if len(found) > 1:
+        # One pattern is found by several words.
+        found = list({(known.failure, known.kind, known.matches or known.needle): known for known in found}.values())
+        # What is harmless in any case may quote the failure that it warns of: a limit, and `Too many open files`.
+        found = [known for known in found if known.kind is SignKind.HARMLESS and not known.failure] or found
+    return tuple(found), progress.is_trouble(words)
 
 
 @cache

@@ -60,7 +60,7 @@ class HostStream:
         self._leaves = self._dead = False
         self._looks = 0
         self._ending_step: LogPosition | None = None
-        self._idle: dict[str, list[LogPosition]] = {}  # reports in a row of an engine with requests and no tokens
+        self._idle: dict[str, list[ErrorLine]] = {}  # reports in a row of an engine with requests and no tokens
         self._trouble: deque[ErrorLine] = deque(maxlen=LAST_TROUBLE)
         self._raised: list[tuple[ErrorLine, Nearby]] = []
         self._chained: set[str] = set()  # processes whose next exception replaces the one before it
@@ -96,7 +96,7 @@ class HostStream:
         elif found or loud:
             self._keep(number, parsed, nearby, found, trouble)
         elif not parsed.level:
-            self._quiet(number, parsed)
+            self._quiet(number, parsed, nearby)
         if parsed.words.startswith(TRACEBACK) and len(self._raised) < MAX_RAISED:
             self._ended(number, parsed, nearby)
 
@@ -107,7 +107,7 @@ class HostStream:
         if progress.RATES in words:
             self._rates(number, parsed)
         if COMMUNICATORS in words:
-            seen.communicators.take(words, self.place(number, parsed))
+            seen.communicators.take(words, lambda: self.place(number, parsed))
         if any(map(words.__contains__, RANK_WORDS)):
             seen.ranks.take(words)
             self._note_addresses(parsed)
@@ -165,12 +165,12 @@ class HostStream:
         failing = (hit for known, hit in seen.hits.items() if known.kind <= SignKind.CONSEQUENCE)
         return bool(seen.strange) or any(hit.number > answered and not _cancels(hit) for hit in failing)
 
-    def _quiet(self, number: int, parsed: LogLine) -> None:
+    def _quiet(self, number: int, parsed: LogLine, nearby: Nearby) -> None:
         """Keep a line in which a program without levels reports a failure."""
         seen = self.seen
         if len(seen.quiet) == len(seen.murmurs) == FIRST_STRANGE:
             return
-        if any(map(parsed.words.__contains__, progress.QUIET_WORDS)):
+        if nearby.kind.quiet and any(map(parsed.words.__contains__, progress.QUIET_WORDS)):
             if len(seen.quiet) < FIRST_STRANGE:
                 seen.quiet.append(self.place(number, parsed))
         elif len(seen.murmurs) < FIRST_STRANGE and progress.may_fail(parsed.words):
@@ -197,24 +197,25 @@ class HostStream:
             if self._idle.pop(engine, None) and not self._idle:
                 self.seen.hits.pop(STUCK, None)
             return
-        place = self.place(number, parsed)
+        line = ErrorLine(number, parsed, self._time)
         if len(self._idle) < MAX_ENGINES or engine in self._idle:
-            self._idle[engine] = [*self._idle.get(engine, ())[:IDLE_REPORTS], place]
-        first, *more = self._idle.get(engine, [place])
-        if len(more) + 1 >= IDLE_REPORTS or (place.time or 0.0) - (first.time or math.inf) >= IDLE_SECONDS:
-            hit = self.seen.hits.setdefault(STUCK, SignMatch(STUCK, first, place))
-            hit.count, hit.last = hit.count + 1, place
-            hit.recent.append(place)
+            self._idle[engine] = [*self._idle.get(engine, ())[:IDLE_REPORTS], line]
+        first, *more = self._idle.get(engine, [line])
+        if len(more) + 1 >= IDLE_REPORTS or (line.time or 0.0) - (first.time or math.inf) >= IDLE_SECONDS:
+            if STUCK not in self.seen.hits:
+                self.seen.hits[STUCK] = SignMatch(STUCK, self._place(*first), self._place(*line))
+            self.seen.hits[STUCK].count += 1
+            self.seen.hits[STUCK].lines.append(line)
 
     def _keep(self, number: int, parsed: LogLine, nearby: Nearby, found: tuple[LogPattern, ...], trouble: bool) -> None:
         """Keep a line with signs or of an error."""
+        line, harmless = ErrorLine(number, parsed, self._time), False
         for known in found:
-            self._add(known, number, parsed, nearby)
-        harmless = any(known.kind is SignKind.HARMLESS for known in found)
+            self._add(known, line, nearby)
+            harmless = harmless or known.kind is SignKind.HARMLESS
         if harmless and is_exception(parsed.words):
             self._unannounce(parsed.who)
         if (trouble or parsed.loud) and not parsed.calm and not harmless:
-            line = ErrorLine(number, parsed, self._time)
             if not trouble or found or progress.announces(parsed.words):
                 self._trouble.append(line)
                 return
@@ -247,9 +248,9 @@ class HostStream:
         if before is None and parsed.words in [one.parsed.words for one, _ in raised]:
             return
         if may_refuse(parsed.words) and refuses(parsed.words, nearby.frame(parsed.who, self._names)):
-            self._add(REFUSED, line.number, parsed, nearby)
+            self._add(REFUSED, line, nearby)
         if may_be_half(parsed.words) and reads_a_model(nearby.frame(parsed.who, self._names)):
-            self._add(HALF_FILE, line.number, parsed, nearby)
+            self._add(HALF_FILE, line, nearby)
         if before is not None:
             raised[before] = line, nearby
             return
@@ -296,15 +297,15 @@ class HostStream:
         text, time = redact(parsed.words)[:SHOWN], above if parsed.time is None else parsed.time
         return LogPosition(self.seen.name, number, text, parsed.who[:WHO], self.seen.host, time)
 
-    def _add(self, known: LogPattern, number: int, parsed: LogLine, nearby: Nearby) -> None:
-        hit = self.seen.hits.get(known)
+    def _add(self, known: LogPattern, line: ErrorLine, nearby: Nearby) -> None:
+        parsed, hit = line.parsed, self.seen.hits.get(known)
         if hit is None:
-            place = self.place(number, parsed)
+            place = self._place(*line)
             hit = self.seen.hits[known] = SignMatch(known, place, place, more=self._continued(nearby.below, parsed))
         hit.count, hit.evidence = hit.count + parsed.times, None
         if len(parsed.words) > SHOWN:
-            parsed = parsed._replace(words=redact(parsed.words)[:SHOWN])
-        hit.lines.append(ErrorLine(number, parsed, self._time))
+            line = line._replace(parsed=parsed._replace(words=redact(parsed.words)[:SHOWN]))
+        hit.lines.append(line)
         if known.kind is SignKind.HARMLESS or known.kind <= SignKind.BROAD or known.mild:
             self.waiting[known] = hit
 
