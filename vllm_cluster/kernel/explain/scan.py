@@ -16,7 +16,7 @@ from vllm_cluster.kernel.explain.frame import Nearby
 from vllm_cluster.kernel.explain.log_line import DAY, MAX_LINE, UNDATED, LogLine, learn_newest, parse_line
 from vllm_cluster.kernel.explain.prefix import learn, section
 from vllm_cluster.kernel.explain.stream import HostStream
-from vllm_cluster.kernel.explain.words import DistinctWords, needle
+from vllm_cluster.kernel.explain.words import DistinctWords, words_of
 
 NEARLY_A_YEAR = 363 * DAY
 ABOVE = 8192  # characters above a line that are looked through for its time
@@ -32,7 +32,7 @@ _COLOUR = re.compile(rb"\x1b\[[0-9;?]{0,20}[ -/]{0,4}[@-~]")
 _CALM = re.compile(rb"\b(?:DEBUG|INFO|WARNING)\b")
 _FAILED = {form for word in (*progress.FAILED, *progress.EXIT) for form in (word, word.capitalize(), word.upper())}
 # Behind the needles, whose numbers those of the catalogue are.
-_LOOKED_FOR = (*NEEDLES, *(needle(form.encode()) for form in sorted(_FAILED)))
+_LOOKED_FOR = (*NEEDLES, *(words_of(form.encode()) for form in sorted(_FAILED)))
 # With one of these in a line its words can be others than its bytes: a needle may be there that its bytes do not hold.
 _REWRITTEN = (b"\\u", b"\\/", b"\x1b", b"^[[", b"0m", b"[repeated")
 _RATES, _ENGINE = progress.RATES.encode(), re.compile(progress.ENGINE.pattern.encode())
@@ -96,36 +96,39 @@ def candidate_lines(number: int, part: bytes) -> Iterator[tuple[int, bytes, Near
 
     What a piece can hold is decided by its distinct words, and which lines are looked at by one word of each needle.
     """
-    words = DistinctWords(part)
+    words, needles = DistinctWords(part), list(NEEDLES.values())
     possible = words.possible(_LOOKED_FOR)
-    needles = list(NEEDLES.values())
     signs = tuple(known for one in possible if one < len(needles) for known in needles[one])
-    keys = {one: _keys(_LOOKED_FOR[one].text, json=words.json) for one in possible}
     rewritten, every = [mark for mark in _REWRITTEN if mark in part], LineKind(signs)
+    quoted = b'\\"' in part
     lines = part.split(b"\n")
     starts = list(accumulate(map(len, lines), initial=0))
-    for at, numbers in words.lines_with({one: _LOOKED_FOR[one] for one in possible}):
+    for at, (keys, failed) in words.lines_with({one: _LOOKED_FOR[one] for one in possible}, _texts):
         raw = lines[at]
-        found = tuple(one for one in numbers if any(key in raw for key in keys[one]))
-        signed = tuple(one for one in found if one < len(needles))
-        if not (signed or (found and not _CALM.search(raw, 0, _first(raw, keys[found[0]])))):
+        # In JSON a quotation mark has a backslash.
+        text = raw.replace(b'\\"', b'"') if quoted else raw
+        if not (found := tuple([one for key, one in keys if key in text])) and not _fails(text, failed):
             continue
         start = starts[at] + at
         end = start + len(raw)
-        any_kind = rewritten and any(mark in raw for mark in rewritten)
+        any_kind = rewritten and any(map(raw.__contains__, rewritten))
         if len(raw) > MAX_LINE:
             # Of an endless line, what is around the first key.
-            raw = _around(raw, _first(raw, min(keys[one] for one in signed or found)))
-        yield number + at, raw, Nearby(part, start, end, signs, every if any_kind else kind_of(signed))
+            keyed = [_LOOKED_FOR[one].text for one in found] or [key for key in failed if key in text]
+            raw = _around(raw, text.find(min(keyed)))
+        yield number + at, raw, Nearby(part, start, end, signs, every if any_kind else kind_of(found))
 
 
-def _keys(text: bytes, *, json: bool) -> tuple[bytes, ...]:
-    """What to find in a line for a needle."""
-    return (text, text.replace(b'"', b'\\"')) if json and b'"' in text else (text,)
+def _texts(numbers: Sequence[int]) -> tuple[list[tuple[bytes, int]], list[bytes]]:
+    """The texts of needles, each with its number, and the words of failure."""
+    known = [(_LOOKED_FOR[one].text, one) for one in numbers if one < len(NEEDLES)]
+    return known, [_LOOKED_FOR[one].text for one in numbers if one >= len(NEEDLES)]
 
 
-def _first(raw: bytes, keys: Sequence[bytes]) -> int:
-    return next(at for key in keys if (at := raw.find(key)) >= 0)
+def _fails(text: bytes, failed: Iterable[bytes]) -> bool:
+    """Whether a line has one of these words of failure, and no calm level before it."""
+    at = next((at for key in failed if (at := text.find(key)) >= 0), None)
+    return at is not None and not _CALM.search(text, 0, at)
 
 
 def _around(raw: bytes, at: int) -> bytes:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import TypeVar
 
 _LETTERS = b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ_"
 _SEPARATE = bytes(byte if byte in _LETTERS or byte == 10 else 32 for byte in range(256))
-_ESCAPED = re.compile(rb"\\[ntr]")
+# What stands before a word and is none: a line break of JSON, and a colour that was pasted.
+_ESCAPED = re.compile(rb"\\[ntr]|\[\d{1,2}(?:;\d{1,3}){0,4}m")
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -23,6 +26,11 @@ class Needle:
     def anchor(self) -> bytes:
         """The longest of its words: what has the text has this one."""
         return max(self.whole or self.ends, key=len)
+
+
+def words_of(text: bytes) -> Needle:
+    """Take a text apart that counts as whole words."""
+    return Needle(text, tuple(text.translate(_SEPARATE).split()), ())
 
 
 def needle(text: bytes) -> Needle:
@@ -41,13 +49,11 @@ class DistinctWords:
     """The distinct words of a piece of a log, without digits."""
 
     def __init__(self, part: bytes) -> None:
-        # JSON writes a line break as \n, which begins no word, and a quotation mark with a backslash.
-        self.json = b"\\" in part
-        if self.json:
+        if b"\\" in part or b"0m" in part:
             part = _ESCAPED.sub(b"  ", part)
         self._lines = part.translate(_SEPARATE).split(b"\n")
         # Lines that differ in numbers only are one.
-        self._shapes: dict[bytes, tuple[int, ...] | None] = dict.fromkeys(self._lines)
+        self._shapes = dict.fromkeys(self._lines)
         self._words = set(b" ".join(self._shapes).split())
         self._text = b" ".join((b"", *self._words, b""))
         # Needles with a capital are many, and words with one are few.
@@ -62,20 +68,20 @@ class DistinctWords:
         has, words = self._has, self._words
         return [at for at, one in enumerate(needles) if words.issuperset(one.whole) and all(map(has, one.ends))]
 
-    def lines_with(self, needles: Mapping[int, Needle]) -> Iterator[tuple[int, tuple[int, ...]]]:
-        """The lines that have the anchors of needles, and the numbers of these: of each line its words decide."""
+    def lines_with(self, needles: Mapping[int, Needle], of: Callable[[list[int]], T]) -> Iterator[tuple[int, T]]:
+        """The lines that have the anchors of needles, and what is `of` the numbers of these."""
         of_word: dict[bytes, list[int]] = {}
         for number, one in needles.items():
             for word in (one.anchor,) if one.whole else self._with(one.anchor):
                 of_word.setdefault(word, []).append(number)
-        anchors, of_words = frozenset(of_word), dict[frozenset[bytes], tuple[int, ...]]()
+        anchors, of_words, of_shape = frozenset(of_word), dict[frozenset[bytes], T](), dict[bytes, T]()
         for shape in self._shapes:
             if not anchors.isdisjoint(words := shape.split()):
                 found = anchors.intersection(words)
                 if found not in of_words:
-                    of_words[found] = tuple(sorted({number for word in found for number in of_word[word]}))
-                self._shapes[shape] = of_words[found]
-        return ((at, numbers) for at, numbers in enumerate(map(self._shapes.get, self._lines)) if numbers)
+                    of_words[found] = of(sorted({number for word in found for number in of_word[word]}))
+                of_shape[shape] = of_words[found]
+        return ((at, one) for at, one in enumerate(map(of_shape.get, self._lines)) if one is not None)
 
     def _with(self, end: bytes) -> Iterator[bytes]:
         """The words that have this in them, or begin or end so."""
