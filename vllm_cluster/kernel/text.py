@@ -147,12 +147,18 @@ _NAMED = (
         rf"""((?<![\w-])(?:-u|--user|--proxy-user)[\s=]["']?[^\s:"']{{1,100}}+:){_NOT}[^\s"']{{1,400}}+""",
     ),
 )
+# How each of the tokens begins, in lower case.
+_BEGINNINGS = (
+    *("hf_", "api_org_", "sk-", "nvapi-", "glpat-", "xox", "xapp-", "tskey-", "gho_", "ghp_", "ghs_", "ghu_", "ghr_"),
+    *("github_pat_", "dckr_pat_", "sk_", "rk_", "gsk_", "npm_", "r8_", "akia", "asia", "aiza", "ya29", "hvs."),
+    *("pypi-", "age-secret-key-", "eyj"),
+)
 # What is a secret after any text.
 _BARE = (
     (("private key",), _PEM, REDACTED),
     # -----BEGIN in base64
     (("ls0tls1crudjti",), r"LS0tLS1CRUdJTi[A-Za-z0-9+/=]{16,}+", REDACTED),
-    (("_", "-", "akia", "asia", "aiza", "ya29", "hvs.", "eyj"), _TOKENS, REDACTED),
+    (_BEGINNINGS, _TOKENS, REDACTED),
     (("://",), r"(?<=://)[^\s/\"'<>\\]{1,600}@", REDACTED + "@"),
 )
 # An option of a command line and the word after it, also in a list of words.

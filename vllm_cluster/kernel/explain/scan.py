@@ -16,7 +16,7 @@ from vllm_cluster.kernel.explain.frame import Nearby
 from vllm_cluster.kernel.explain.log_line import DAY, MAX_LINE, UNDATED, LogLine, learn_newest, parse_line
 from vllm_cluster.kernel.explain.prefix import learn, section
 from vllm_cluster.kernel.explain.stream import HostStream
-from vllm_cluster.kernel.explain.words import DistinctWords, words_of
+from vllm_cluster.kernel.explain.words import DistinctWords, needle
 
 NEARLY_A_YEAR = 363 * DAY
 ABOVE = 8192  # characters above a line that are looked through for its time
@@ -30,9 +30,11 @@ _HEADING = re.compile(rb"\n(?:==|##|---|\*\*\*)[^\n]{1,160}(?=\n|$)")
 _COLOUR = re.compile(rb"\x1b\[[0-9;?]{0,20}[ -/]{0,4}[@-~]")
 # Of lines with only a word of failure those of a calm level do not count.
 _CALM = re.compile(rb"\b(?:DEBUG|INFO|WARNING)\b")
-_FAILED = {form for word in (*progress.FAILED, *progress.EXIT) for form in (word, word.capitalize(), word.upper())}
-# Behind the needles, whose numbers those of the catalogue are.
-_LOOKED_FOR = (*NEEDLES, *(words_of(form.encode()) for form in sorted(_FAILED)))
+# By one of its words, each form of a word of failure.
+_FAILED: dict[bytes, list[bytes]] = {}
+for _word in (*progress.FAILED, *progress.EXIT):
+    for _form in {_word.encode(), _word.capitalize().encode(), _word.upper().encode()}:
+        _FAILED.setdefault(needle(b" " + _form + b" ").anchor, []).append(_form)
 # With one of these in a line its words can be others than its bytes: a needle may be there that its bytes do not hold.
 _REWRITTEN = (b"\\u", b"\\/", b"\x1b", b"^[[", b"0m", b"[repeated")
 _RATES, _ENGINE = progress.RATES.encode(), re.compile(progress.ENGINE.pattern.encode())
@@ -96,42 +98,34 @@ def candidate_lines(number: int, part: bytes) -> Iterator[tuple[int, bytes, Near
 
     What a piece can hold is decided by its distinct words, and which lines are looked at by one word of each needle.
     """
-    words, needles = DistinctWords(part), list(NEEDLES.values())
-    possible = words.possible(_LOOKED_FOR)
-    signs = tuple(known for one in possible if one < len(needles) for known in needles[one])
-    rewritten, every = [mark for mark in _REWRITTEN if mark in part], LineKind(signs)
-    quoted = b'\\"' in part
+    words = DistinctWords(part)
+    needles = words.possible(NEEDLES)
+    signs = tuple(known for one in needles.values() for known in NEEDLES[one])
+    anchors = words.anchors(needles)
+    rewritten, every, quoted = [mark for mark in _REWRITTEN if mark in part], LineKind(signs), b'\\"' in part
     lines = part.split(b"\n")
     starts = list(accumulate(map(len, lines), initial=0))
-    for at, (keys, failed) in words.lines_with({one: _LOOKED_FOR[one] for one in possible}, _texts):
+    for at, own in words.lines_with((*anchors, *_FAILED)):
         raw = lines[at]
         # In JSON a quotation mark has a backslash.
         text = raw.replace(b'\\"', b'"') if quoted else raw
-        if not (found := tuple([one for key, one in keys if key in text])) and not _fails(text, failed):
+        found = [pair for word in own if word in anchors for pair in anchors[word] if pair[0] in text]
+        failed = [] if found else sorted(key for word in own for key in _FAILED.get(word, ()) if key in text)
+        if not (found or failed) or (failed and _CALM.search(text, 0, text.find(failed[0]))):
             continue
         start = starts[at] + at
         end = start + len(raw)
         any_kind = rewritten and any(map(raw.__contains__, rewritten))
         if len(raw) > MAX_LINE:
             # Of an endless line, what is around the first key.
-            keyed = [_LOOKED_FOR[one].text for one in found] or [key for key in failed if key in text]
-            raw = _around(raw, text.find(min(keyed)))
-        yield number + at, raw, Nearby(part, start, end, signs, every if any_kind else kind_of(found))
+            raw = _around(raw, min(found)[0] if found else failed[0])
+        kind = every if any_kind else kind_of(tuple([number for _, number in found]))
+        yield number + at, raw, Nearby(part, start, end, signs, kind)
 
 
-def _texts(numbers: Sequence[int]) -> tuple[list[tuple[bytes, int]], list[bytes]]:
-    """The texts of needles, each with its number, and the words of failure."""
-    known = [(_LOOKED_FOR[one].text, one) for one in numbers if one < len(NEEDLES)]
-    return known, [_LOOKED_FOR[one].text for one in numbers if one >= len(NEEDLES)]
-
-
-def _fails(text: bytes, failed: Iterable[bytes]) -> bool:
-    """Whether a line has one of these words of failure, and no calm level before it."""
-    at = next((at for key in failed if (at := text.find(key)) >= 0), None)
-    return at is not None and not _CALM.search(text, 0, at)
-
-
-def _around(raw: bytes, at: int) -> bytes:
+def _around(raw: bytes, key: bytes) -> bytes:
+    at = raw.find(key)
+    at = raw.find(key.replace(b'"', b'\\"')) if at < 0 else at
     begin = max(0, min(at - MAX_LINE // 4, len(raw) - MAX_LINE))
     return raw[begin : begin + MAX_LINE]
 
@@ -244,19 +238,23 @@ class _LogFile:
             stream.answered(stream.place(line, parsed, time))
 
     def _stream(self, parsed: LogLine, line: int) -> HostStream:
-        begun = bisect_right(self._sections, line, key=itemgetter(0))
-        name = "" if self._source.host else parsed.host or self._sections[max(begun - 1, 0)][1]
-        if name not in self._streams:
-            seen = self._first
-            if self._streams:
-                if not self._room.left:
-                    return next(iter(self._streams.values()))
-                self._room.left -= 1
-                seen = LogScan(self._source.name)
-                self._first.streams.append(seen)
-            seen.host = self._source.host or name
-            self._streams[name] = HostStream(seen, self._names)
-        return self._streams[name]
+        name = "" if self._source.host else parsed.host or self._section(line)
+        return self._streams.get(name) or self._new_stream(name)
+
+    def _section(self, line: int) -> str:
+        begun = bisect_right(self._sections, line, key=itemgetter(0)) if len(self._sections) > 1 else 1
+        return self._sections[max(begun - 1, 0)][1]
+
+    def _new_stream(self, name: str) -> HostStream:
+        seen = self._first
+        if self._streams:
+            if not self._room.left:
+                return next(iter(self._streams.values()))
+            self._room.left -= 1
+            seen = LogScan(self._source.name)
+            self._first.streams.append(seen)
+        seen.host = self._source.host or name
+        return self._streams.setdefault(name, HostStream(seen, self._names))
 
     def _settle(self, number: int, part: bytes) -> None:
         """After a piece: its last line, and of each host the last signs of progress."""

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import TypeVar
 
 _LETTERS = b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ_"
 _SEPARATE = bytes(byte if byte in _LETTERS or byte == 10 else 32 for byte in range(256))
 # What stands before a word and is none: a line break of JSON, and a colour that was pasted.
 _ESCAPED = re.compile(rb"\\[ntr]|\[\d{1,2}(?:;\d{1,3}){0,4}m")
-T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -26,11 +24,6 @@ class Needle:
     def anchor(self) -> bytes:
         """The longest of its words: what has the text has this one."""
         return max(self.whole or self.ends, key=len)
-
-
-def words_of(text: bytes) -> Needle:
-    """Take a text apart that counts as whole words."""
-    return Needle(text, tuple(text.translate(_SEPARATE).split()), ())
 
 
 def needle(text: bytes) -> Needle:
@@ -63,25 +56,24 @@ class DistinctWords:
     def __contains__(self, word: bytes) -> bool:
         return word in self._words
 
-    def possible(self, needles: Iterable[Needle]) -> list[int]:
-        """The numbers of the needles that the piece may hold."""
+    def possible(self, needles: Iterable[Needle]) -> dict[int, Needle]:
+        """The needles that the piece may hold, by their numbers."""
         has, words = self._has, self._words
-        return [at for at, one in enumerate(needles) if words.issuperset(one.whole) and all(map(has, one.ends))]
+        return {at: one for at, one in enumerate(needles) if words.issuperset(one.whole) and all(map(has, one.ends))}
 
-    def lines_with(self, needles: Mapping[int, Needle], of: Callable[[list[int]], T]) -> Iterator[tuple[int, T]]:
-        """The lines that have the anchors of needles, and what is `of` the numbers of these."""
-        of_word: dict[bytes, list[int]] = {}
+    def anchors(self, needles: Mapping[int, Needle]) -> dict[bytes, list[tuple[bytes, int]]]:
+        """The words of the piece by which needles are found, each with their texts and numbers."""
+        found: dict[bytes, list[tuple[bytes, int]]] = {}
         for number, one in needles.items():
             for word in (one.anchor,) if one.whole else self._with(one.anchor):
-                of_word.setdefault(word, []).append(number)
-        anchors, of_words, of_shape = frozenset(of_word), dict[frozenset[bytes], T](), dict[bytes, T]()
-        for shape in self._shapes:
-            if not anchors.isdisjoint(words := shape.split()):
-                found = anchors.intersection(words)
-                if found not in of_words:
-                    of_words[found] = of(sorted({number for word in found for number in of_word[word]}))
-                of_shape[shape] = of_words[found]
-        return ((at, one) for at, one in enumerate(map(of_shape.get, self._lines)) if one is not None)
+                found.setdefault(word, []).append((one.text, number))
+        return found
+
+    def lines_with(self, words: Iterable[bytes]) -> Iterator[tuple[int, frozenset[bytes]]]:
+        """The lines that have any of these words, and which."""
+        known = frozenset(words)
+        found = {shape: known.intersection(own) for shape in self._shapes if not known.isdisjoint(own := shape.split())}
+        return ((at, own) for at, own in enumerate(map(found.get, self._lines)) if own)
 
     def _with(self, end: bytes) -> Iterator[bytes]:
         """The words that have this in them, or begin or end so."""
