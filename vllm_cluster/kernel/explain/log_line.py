@@ -126,7 +126,8 @@ def parse_line(raw: bytes, newest: float = UNDATED, names: frozenset[str] = froz
         return _own_line(own, text, time, peeled.host, dated=dated)
     who = [peeled.host] if peeled.host else []
     bracketed = ""
-    while len(who) < 5 and (found := _WHO.match(text)):
+    # Each of these has a character without which it is not looked for.
+    while len(who) < 5 and (text[:1] in "([" or text[:1].isspace()) and (found := _WHO.match(text)):
         if level_of := _BRACKETED.get((found[2] or "").upper()):
             bracketed = level_of
         else:
@@ -134,15 +135,16 @@ def parse_line(raw: bytes, newest: float = UNDATED, names: frozenset[str] = froz
         text = text[found.end() :]
         if text[:1] == "[" or text[:1].isdigit():
             text = peel(text, names).text.removeprefix(_TEST)
-    if nccl := _NCCL_HOST.match(text):
+    if "] " in text and (nccl := _NCCL_HOST.match(text)):
         who.append(nccl[1])
     repeated = _REPEATED.search(text) if "[repeated" in text else None
     text = _REPEATED.sub("", text, count=1) if repeated else text
-    level = _LEVEL.match(text) or _GROUP_LEVEL.match(text)
+    level = _LEVEL.match(text) if text.startswith(_LEVELS) else None
+    level = level or (_GROUP_LEVEL.match(text) if text[:1] == "[" or text[:1].isdecimal() else None)
     text = text[level.end() if level and level.re is _LEVEL else 0 :].strip()
     times, grade = int(repeated[1]) if repeated else 1, next(filter(None, level.groups()), "") if level else ""
     grade = grade or bracketed or _level_by_word(text)
-    return LogLine(time, " ".join(who), text, times, grade, peeled.host, dated)
+    return _line((time, " ".join(who), text, times, grade, peeled.host, dated))
 
 
 def _level_by_word(text: str) -> str:
@@ -189,11 +191,23 @@ def _dated_time(text: str, newest: float) -> tuple[float | None, bool]:
         found = found or _TIMES[2].match(head) or _TIMES[3].search(head)
     if found is None:
         return None, False
+    fraction = found["f"] if found.end("f") == found.end() else None
+    if not fraction:
+        return _time_of(found.re, found[0], newest)
+    at, dated = _time_of(found.re, found[0][: -len(fraction) - 1], newest)
+    return None if at is None else at + float(f"0.{fraction}"), dated
+
+
+@lru_cache(1024)
+def _time_of(form: re.Pattern[str], text: str, newest: float) -> tuple[float | None, bool]:
+    """The time in a text of one of the forms, and whether it has a year; lines of one second follow each other."""
+    found = form.match(text)
+    assert found  # noqa: S101 - it was found there
     part = found.groupdict()
     moment = _in_year(part)
     if part.get("y"):
         at = _moment(int(part["y"]), moment)
-        return at, at is not None and found.re is _TIMES[0]
+        return at, at is not None and form is _TIMES[0]
     return _past(moment, newest), False
 
 

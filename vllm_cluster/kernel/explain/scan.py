@@ -115,17 +115,16 @@ def candidate_lines(number: int, part: bytes) -> Iterator[tuple[int, bytes, Near
             continue
         start = starts[at] + at
         end = start + len(raw)
-        any_kind = rewritten and any(map(raw.__contains__, rewritten))
         if len(raw) > MAX_LINE:
             # Of an endless line, what is around the first key.
-            raw = _around(raw, min(found)[0] if found else failed[0])
+            raw = _around(raw, [key for key, _ in found] or failed)
+        any_kind = rewritten and any(map(raw.__contains__, rewritten))
         kind = every if any_kind else kind_of(tuple([number for _, number in found]))
         yield number + at, raw, Nearby(part, start, end, signs, kind)
 
 
-def _around(raw: bytes, key: bytes) -> bytes:
-    at = raw.find(key)
-    at = raw.find(key.replace(b'"', b'\\"')) if at < 0 else at
+def _around(raw: bytes, texts: Iterable[bytes]) -> bytes:
+    at = raw.find(min(text if text in raw else text.replace(b'"', b'\\"') for text in texts))
     begin = max(0, min(at - MAX_LINE // 4, len(raw) - MAX_LINE))
     return raw[begin : begin + MAX_LINE]
 
