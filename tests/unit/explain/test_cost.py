@@ -21,7 +21,7 @@ LINES = 3000
 SHOWN = 300  # calls for what is kept to be shown
 
 
-# fault: kernel/explain/stream.py: hit.lines.append(ErrorLine( → hit.lines.append(self.place(number, parsed) and ErrorLine(
+# fault: kernel/explain/stream.py: hit.lines.append(line) → hit.lines.append(self._place(*line) and line)
 # fault: kernel/explain/stream.py: raised.append((line, nearby)) → raised.append((line, nearby if self._place(*line) else nearby))
 @pytest.mark.parametrize("error", ["RuntimeError: frob {}", "CUDA error: frob {}", "ValueError: {} is not supported"])
 def test_an_error_that_is_not_shown_is_parsed_once_and_not_redacted(error: str, monkeypatch: Any) -> None:
@@ -44,8 +44,8 @@ def test_an_error_that_is_not_shown_is_parsed_once_and_not_redacted(error: str, 
     assert LINES <= calls["parse"] < LINES + SHOWN
 
 
-# fault: kernel/explain/progress.py: *("core dumped", "Killed", "Aborted", "NCCL WARN"), → *("core dumped", "Killed", "NCCL WARN"),
-# fault: kernel/explain/progress.py: likely = words.startswith("[") or any( → likely = any(
+# fault: kernel/explain/progress.py: r"|Killed\b|Aborted\b| → r"|Killed\b|
+# fault: kernel/explain/progress.py: {19,27} [EFC] | → {19,27} [FC] |
 @pytest.mark.parametrize(
     "line",
     [
@@ -64,6 +64,12 @@ def test_every_form_of_an_error_is_recognised(line: str) -> None:
 def test_a_refusal_counts_once_however_many_of_its_words_are_in_the_line() -> None:
     found, _ = classify("ValueError: frob is not supported, incompatible and not allowed")
     assert [known.failure for known in found] == ["combination-unsupported"]
+
+
+# fault: kernel/explain/signs.py: if any(map(words.__contains__, progress.POSSIBLE)): → if "include" in words:
+@pytest.mark.parametrize("mark", progress.POSSIBLE)
+def test_what_is_listed_as_possible_has_not_been_seen(mark: str) -> None:
+    assert classify(f"{mark}: CUDA out of memory")[0] == ()
 
 
 # fault: kernel/explain/log_line.py: if (found := _OWN_TIME.match(head)) is None: → if (found := None) is None:

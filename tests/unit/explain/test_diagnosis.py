@@ -457,7 +457,7 @@ def test_where_torch_was_is_not_given_as_what_may_be_the_cause() -> None:
     assert found.unknown_lines == ()
 
 
-# fault: kernel/explain/scan.py: passed = bisect_left(answers, nearby.start) → before = passed = bisect_left(answers, nearby.start)
+# fault: kernel/explain/scan.py: passed = bisect_left(answers, nearby.start, → before = passed = bisect_left(answers, nearby.start,
 def test_below_an_answer_a_line_without_a_time_is_as_old_as_the_one_above_it() -> None:
     """Not as the last line that begins with a date: that can be of an earlier run."""
     older = "frob\n2025-01-02T00:00:00Z vcluster starts vLLM\n"

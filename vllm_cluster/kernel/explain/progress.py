@@ -55,8 +55,6 @@ ENDS_ITS_OWN = re.compile(r"\[shutdown\] (?:Executor|Process manager|Subprocess 
 TURNS = (*START, OWN_START, OWN_STOP, *SIGNALLED, " CANCELLED AT ", "Job step aborted", "[shutdown] ", *GROUP_START)
 
 # Ray's lists of what may be the reason.
-# Each has LISTS in it.
-LISTS = "include"
 POSSIBLE = ("Possible reasons include", "There are some potential root causes", "Some common causes include")
 
 # What begins a line that reports a failure of any kind.

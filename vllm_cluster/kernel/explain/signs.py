@@ -18,7 +18,7 @@ def classify(words: str, signs: Iterable[LogPattern] = SIGNS) -> tuple[tuple[Log
     if words.startswith("raise "):
         return (), False
     # What Ray counts up as possible has not been seen.
-    if progress.LISTS in words:
+    if any(map(words.__contains__, progress.POSSIBLE)):
         words = min((words.split(mark, 1)[0] for mark in progress.POSSIBLE), key=len)
     found = [one for one in signs if one.needle in words and (one.matches is None or one.matches.search(words))]
     if not found:
