@@ -112,7 +112,7 @@ def test_a_message_is_shown_with_the_lines_that_continue_it() -> None:
     assert found.raised and found.raised.more == ("Frob missing [type=missing]",)
 
 
-# fault: kernel/explain/stream.py: self._raised = [] → pass
+# fault: kernel/explain/stream.py: self._raised, self._raised_words = [], set() → pass
 def test_what_failed_before_an_answer_is_not_what_ended_the_server() -> None:
     answer = 'INFO:     127.0.0.1:4 - "POST /v1/completions HTTP/1.1" 200 OK\n'
     # Requests fail in many ways, before and after.

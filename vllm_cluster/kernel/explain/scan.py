@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, chain
 from operator import itemgetter
@@ -16,7 +16,7 @@ from vllm_cluster.kernel.explain.frame import Nearby
 from vllm_cluster.kernel.explain.log_line import DAY, MAX_LINE, UNDATED, LogLine, learn_newest, parse_line
 from vllm_cluster.kernel.explain.prefix import learn, section
 from vllm_cluster.kernel.explain.stream import HostStream
-from vllm_cluster.kernel.explain.words import DistinctWords, needle
+from vllm_cluster.kernel.explain.words import DistinctWords, Needle, needle
 
 NEARLY_A_YEAR = 363 * DAY
 ABOVE = 8192  # characters above a line that are looked through for its time
@@ -30,11 +30,11 @@ _HEADING = re.compile(rb"\n(?:==|##|---|\*\*\*)[^\n]{1,160}(?=\n|$)")
 _COLOUR = re.compile(rb"\x1b\[[0-9;?]{0,20}[ -/]{0,4}[@-~]")
 # Of lines with only a word of failure those of a calm level do not count.
 _CALM = re.compile(rb"\b(?:DEBUG|INFO|WARNING)\b")
-# By one of its words, each form of a word of failure.
-_FAILED: dict[bytes, list[bytes]] = {}
-for _word in (*progress.FAILED, *progress.EXIT):
-    for _form in {_word.encode(), _word.capitalize().encode(), _word.upper().encode()}:
-        _FAILED.setdefault(needle(b" " + _form + b" ").anchor, []).append(_form)
+_FAILED = tuple(
+    needle(form.encode(), inside=True)
+    for word in (*progress.FAILED, *progress.EXIT)
+    for form in dict.fromkeys((word, word.capitalize(), word.upper()))
+)
 # With one of these in a line its words can be others than its bytes: a needle may be there that its bytes do not hold.
 _REWRITTEN = (b"\\u", b"\\/", b"\x1b", b"^[[", b"0m", b"[repeated")
 _RATES, _ENGINE = progress.RATES.encode(), re.compile(progress.ENGINE.pattern.encode())
@@ -98,19 +98,21 @@ def candidate_lines(number: int, part: bytes) -> Iterator[tuple[int, bytes, Near
 
     What a piece can hold is decided by its distinct words, and which lines are looked at by one word of each needle.
     """
-    words = DistinctWords(part)
+    words, quoted = DistinctWords(part), b'\\"' in part
     needles = words.possible(NEEDLES)
     signs = tuple(known for one in needles.values() for known in NEEDLES[one])
-    anchors = words.anchors(needles)
-    rewritten, every, quoted = [mark for mark in _REWRITTEN if mark in part], LineKind(signs), b'\\"' in part
+    anchors, failing = (
+        words.anchors(there) for there in (_there(part, needles), _there(part, words.possible(_FAILED)))
+    )
+    rewritten, every = [mark for mark in _REWRITTEN if mark in part], LineKind(signs)
     lines = part.split(b"\n")
     starts = list(accumulate(map(len, lines), initial=0))
-    for at, own in words.lines_with((*anchors, *_FAILED)):
+    for at, own in words.lines_with((*anchors, *failing)):
         raw = lines[at]
         # In JSON a quotation mark has a backslash.
         text = raw.replace(b'\\"', b'"') if quoted else raw
         found = [pair for word in own if word in anchors for pair in anchors[word] if pair[0] in text]
-        failed = [] if found else sorted(key for word in own for key in _FAILED.get(word, ()) if key in text)
+        failed = [] if found else sorted(key for word in own for key, _ in failing.get(word, ()) if key in text)
         if not (found or failed) or (failed and _CALM.search(text, 0, text.find(failed[0]))):
             continue
         start = starts[at] + at
@@ -121,6 +123,16 @@ def candidate_lines(number: int, part: bytes) -> Iterator[tuple[int, bytes, Near
         any_kind = rewritten and any(map(raw.__contains__, rewritten))
         kind = every if any_kind else kind_of(tuple([number for _, number in found]))
         yield number + at, raw, Nearby(part, start, end, signs, kind)
+
+
+def _there(part: bytes, needles: Mapping[int, Needle]) -> dict[int, Needle]:
+    """Those of the needles that a piece holds as they are, or as JSON writes them."""
+    escaped = b'\\"' in part
+    return {
+        at: one
+        for at, one in needles.items()
+        if one.text in part or (escaped and one.text.replace(b'"', b'\\"') in part)
+    }
 
 
 def _around(raw: bytes, texts: Iterable[bytes]) -> bytes:

@@ -63,7 +63,7 @@ class HostStream:
         self._idle: dict[str, list[ErrorLine]] = {}  # reports in a row of an engine with requests and no tokens
         self._trouble: deque[ErrorLine] = deque(maxlen=LAST_TROUBLE)
         self._raised: list[tuple[ErrorLine, Nearby]] = []
-        self._said: set[str] = set()  # the words of these
+        self._raised_words: set[str] = set()  # the words of these
         self._chained: set[str] = set()  # processes whose next exception replaces the one before it
         self.waiting: dict[LogPattern, SignMatch] = {}  # what does not count if work continues
 
@@ -246,7 +246,7 @@ class HostStream:
         if parsed.who in self._chained:
             self._chained.discard(parsed.who)
             before = next((at for at in reversed(range(len(raised))) if raised[at][0].parsed.who == parsed.who), None)
-        if before is None and parsed.words in self._said:
+        if before is None and parsed.words in self._raised_words:
             return
         if may_refuse(parsed.words) and refuses(parsed.words, nearby.frame(parsed.who, self._names)):
             self._add(REFUSED, line, nearby)
@@ -254,12 +254,12 @@ class HostStream:
             self._add(HALF_FILE, line, nearby)
         if before is not None:
             raised[before] = line, nearby
-            self._said = {one.parsed.words for one, _ in raised}
+            self._raised_words = {one.parsed.words for one, _ in raised}
             return
         if len(raised) == MAX_RAISED:
-            self._said.discard(raised.pop(MAX_RAISED // 2)[0].parsed.words)
+            self._raised_words.discard(raised.pop(MAX_RAISED // 2)[0].parsed.words)
         raised.append((line, nearby))
-        self._said.add(parsed.words)
+        self._raised_words.add(parsed.words)
 
     def _unask(self, parsed: LogLine) -> None:
         """Take an exception of the process that started the others: until it is ready, that is why it ended them."""
@@ -359,16 +359,13 @@ class HostStream:
         else:
             self._trouble.clear()
             self._overcome()
-            self._forget_raised()
+            self._raised.clear()
+            self._raised_words.clear()
             seen.quiet.clear()
             seen.murmurs.clear()
             self.waiting.clear()
             seen.communicators.clear()
             seen.ranks = Ranks()
-
-    def _forget_raised(self) -> None:
-        self._raised.clear()
-        self._said.clear()
 
     def _overcome(self) -> None:
         """Put aside what no failure explains: it is over, however that came."""
@@ -386,7 +383,7 @@ class HostStream:
             return
         self.seen.alive = place
         self._overcome()
-        self._forget_raised()
+        self._raised, self._raised_words = [], set()
         self.seen.quiet.clear()
         self.seen.murmurs.clear()
         self.seen.communicators.clear()

@@ -26,14 +26,14 @@ class Needle:
         return max(self.whole or self.ends, key=len)
 
 
-def needle(text: bytes) -> Needle:
-    """Take a text apart; it has a letter."""
+def needle(text: bytes, *, inside: bool = False) -> Needle:
+    """Take a text apart; it has a letter. `inside`: it counts only between other words."""
     words = text.translate(_SEPARATE).split()
     whole: list[bytes] = []
     ends: list[bytes] = []
     for at, word in enumerate(words):
-        before = b"" if at == 0 and text[0] in _LETTERS else b" "
-        after = b"" if at == len(words) - 1 and text[-1] in _LETTERS else b" "
+        before = b"" if at == 0 and text[0] in _LETTERS and not inside else b" "
+        after = b"" if at == len(words) - 1 and text[-1] in _LETTERS and not inside else b" "
         (whole if before and after else ends).append(word if before and after else before + word + after)
     return Needle(text, tuple(whole), tuple(ends))
 
