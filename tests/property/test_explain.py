@@ -48,7 +48,7 @@ def test_any_mix_of_lines(logs: list[list[bytes]]) -> None:
 
 
 # fault: kernel/explain/words.py: b" ".join((b"", *self._words, b"")) → b" ".join(self._words)
-# fault: kernel/explain/words.py: words.issuperset(one.whole) → one.text in words
+# fault: kernel/explain/words.py: own.issuperset(one.whole) → one.text in own
 # fault: kernel/explain/words.py: end.strip() in self._words or end in text → end.strip() in self._words
 @settings(max_examples=60)
 @given(st.lists(st.sampled_from([*LINES, *NEEDLES, b"x", b" ", b"_", b"7", b"\n", b'"', b"\\n"]), max_size=60))

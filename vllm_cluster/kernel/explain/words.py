@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 _LETTERS = b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ_"
 _SEPARATE = bytes(byte if byte in _LETTERS or byte == 10 else 32 for byte in range(256))
-# What stands before a word and is none: a line break of JSON, and a colour that was pasted.
+# What can be right before a word and is none: a line break of JSON, and a colour that was pasted.
 _ESCAPED = re.compile(rb"\\[ntr]|\[\d{1,2}(?:;\d{1,3}){0,4}m")
 
 
@@ -58,8 +58,8 @@ class DistinctWords:
 
     def possible(self, needles: Iterable[Needle]) -> dict[int, Needle]:
         """The needles that the piece may hold, by their numbers."""
-        has, words = self._has, self._words
-        return {at: one for at, one in enumerate(needles) if words.issuperset(one.whole) and all(map(has, one.ends))}
+        has, own = self._has, self._words
+        return {at: one for at, one in enumerate(needles) if own.issuperset(one.whole) and all(map(has, one.ends))}
 
     def anchors(self, needles: Mapping[int, Needle]) -> dict[bytes, list[tuple[bytes, int]]]:
         """The words of the piece by which needles are found, each with their texts and numbers."""
