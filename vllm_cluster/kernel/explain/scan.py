@@ -104,6 +104,8 @@ def candidate_lines(number: int, part: bytes) -> Iterator[tuple[int, bytes, Near
     anchors, failing = (
         words.anchors(there) for there in (_there(part, needles), _there(part, words.possible(_FAILED)))
     )
+    if not (anchors or failing):
+        return
     rewritten, every = [mark for mark in _REWRITTEN if mark in part], LineKind(signs)
     lines = part.split(b"\n")
     starts = list(accumulate(map(len, lines), initial=0))
