@@ -26,8 +26,7 @@ from vllm_cluster.kernel.explain.ranks import RANK_WORDS, Ranks, addresses_in
 from vllm_cluster.kernel.explain.signs import applicable, classify
 from vllm_cluster.kernel.text import redact
 
-SHOWN = 400  # characters of a line that are kept
-WHO = 120
+SHOWN, WHO = 400, 120  # characters of a line, and of the name of its process, that are kept
 MORE_LINES = 3
 INDENTED = b"]   "  # where a logger's prefix ends, before an indented line
 BANNER = 40  # lines of one start that all announce it
@@ -36,11 +35,9 @@ MAX_RAISED = 16  # exceptions of one log that no failure explains: the first hal
 MAX_PAST = 16  # failures of earlier runs that are kept
 DISORDER = 60.0  # seconds by which processes of one host may write out of order
 # An engine that has requests is stuck when it reports no token so often, or for so many seconds.
-IDLE_REPORTS = 3
-IDLE_SECONDS = 60.0
+IDLE_REPORTS, IDLE_SECONDS = 3, 60.0
 MAX_ENGINES = 1024
-MAX_ADDRESSES = 64
-MAX_LOOKS = 2000  # lines of one log in which addresses are looked for
+MAX_ADDRESSES, MAX_LOOKS = 64, 2000  # of one log, and its lines in which they are looked for
 ADDRESSED = 1024  # characters of a line in which addresses are looked for
 # What vLLM's own checks of its settings raise is a refusal, of any text.
 REFUSED = LogPattern("combination-unsupported", "rror", None, SignKind.BROAD)
