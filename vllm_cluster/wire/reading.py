@@ -106,9 +106,12 @@ def _converter(kind: object) -> Convert:
         return _of_dataclass(kind)
     origin, arguments = get_origin(kind), get_args(kind)
     if origin is Annotated:
-        # Text with a check of its own is not cleaned first: what a name may not have is refused.
-        base = _plain(str, *_PLAIN[str], cleaned=False) if arguments[0] is str else _converter(arguments[0])
-        return _checked(base, arguments[1:])
+        # A check of its own comes before the limit of all numbers: its words name the limit of this one. Text with one
+        # is not cleaned at all: what a name may not have is refused.
+        base, checks = arguments[0], arguments[1:]
+        if base in _PLAIN:
+            return _checked(_plain(base, *_PLAIN[base]), (*checks, *([] if base is str else [_LIMITS[base]])))
+        return _checked(_converter(base), checks)
     if origin is Literal:
         return _one_of(arguments)
     if origin in (Union, types.UnionType):
@@ -123,7 +126,7 @@ def _converter(kind: object) -> Convert:
         # A document of another program, such as a model's config: who uses a value of it checks that one.
         return lambda value, _field: value
     if isinstance(kind, type) and kind in _PLAIN:
-        return _plain(kind, *_PLAIN[kind])
+        return _checked(_plain(kind, *_PLAIN[kind]), (_LIMITS[kind],))
     raise TypeError(f"no document has a {kind}")
 
 
@@ -136,17 +139,29 @@ _PLAIN: Mapping[type, tuple[tuple[type, ...], str]] = {
 }
 
 
-def _plain(kind: Callable[[object], object], taken: tuple[type, ...], what: str, *, cleaned: bool = True) -> Convert:
+def _number(value: object) -> object:
+    # 1e999 is infinite to Python's JSON.
+    if isinstance(value, int | float) and not -MAX_NUMBER <= value < MAX_NUMBER:
+        raise ValueError(_TOO_LARGE)
+    return value
+
+
+def _text(value: object) -> object:
+    return words(str(value))
+
+
+_TOO_LARGE = "must be a number of at most 64 bits"
+_LIMITS: Mapping[type, Callable[[object], object]] = {str: _text, int: _number, float: _number, bool: _number}
+
+
+def _plain(kind: Callable[[object], object], taken: tuple[type, ...], what: str) -> Convert:
     def take(value: object, field: str) -> object:
         if type(value) not in taken:
             raise _Wrong(field, f"must be {what}")
-        # 1e999 is infinite to Python's JSON.
-        if isinstance(value, int | float) and not -MAX_NUMBER <= value < MAX_NUMBER:
-            raise _Wrong(field, f"must be {what} of at most 64 bits")
         try:
-            return words(value) if cleaned and isinstance(value, str) else kind(value)
-        except (ValueError, OverflowError) as error:
-            raise _Wrong(field, str(error)) from None
+            return kind(value)
+        except OverflowError:
+            raise _Wrong(field, _TOO_LARGE) from None
 
     return take
 

@@ -181,9 +181,10 @@ class Requests:
             return
         back = kept.failed is not None
         away = since(kept.began)
+        # First: a program that ended after the others would leave no way back to it.
+        write_whole(self._state / READY, self._ready_before(kept.served).document, sync=True)
         self._keep(replace(kept, ready=True, ended=True, away_seconds=away if back else None))
         self._result("back" if back else "ready", "", away if back else seconds)
-        write_whole(self._state / READY, self._ready_before(kept.served).document, sync=True)
 
     def _ready_before(self, served: Placement) -> Ready:
         """What was ready, with this as the newest."""
