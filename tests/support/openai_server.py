@@ -138,6 +138,8 @@ class Connection(asyncio.Protocol):
         if self._state.dead:
             self._answer(500, {"error": {"message": "EngineCore encountered an issue."}})
         elif asked.get("hang"):
+            # vLLM sends the head of a stream before its first token.
+            self._write(STREAM if asked.get("stream") else b"")
             self._state.streams[self] = 1 << 60
         elif asked.get("status"):
             self._answer(int(asked["status"]), {})

@@ -151,6 +151,8 @@ class Proxy:
                 async with await self._ask(request, body, replica) as reply:
                     if reply.status == HTTPStatus.INTERNAL_SERVER_ERROR and not await self._lives(replica):
                         raise ConnectionResetError("the engine behind the API has ended")
+                    # vLLM sends the head of a stream before its first token, which may never come.
+                    begun = await reply.content.readany()
                     load.succeed()
                     if reply.status == HTTPStatus.UNAUTHORIZED:
                         # The client's own key was right.
@@ -160,7 +162,7 @@ class Proxy:
                         words = f"the replica answers with the unknown HTTP status {reply.status}"
                         raise FrontRefusal(Refusal(502, "replica_status", words))
                     failed = False
-                    return await self._hand_on(request, reply, exchange, replica)
+                    return await self._hand_on(request, reply, begun, exchange, replica)
             except (aiohttp.ClientError, OSError, asyncio.TimeoutError, asyncio.CancelledError) as error:
                 if isinstance(error, asyncio.CancelledError) and not exchange.lost:
                     failed = False  # its client has gone
@@ -234,7 +236,12 @@ class Proxy:
             return False
 
     async def _hand_on(
-        self, request: web.BaseRequest, reply: aiohttp.ClientResponse, exchange: Exchange, replica: FrontReplica
+        self,
+        request: web.BaseRequest,
+        reply: aiohttp.ClientResponse,
+        begun: bytes,
+        exchange: Exchange,
+        replica: FrontReplica,
     ) -> web.StreamResponse:
         """Hand on an answer as it comes; one that breaks off gets no made-up end."""
         dropped = _HOP | _named(reply.headers)
@@ -242,6 +249,7 @@ class Proxy:
         given = web.StreamResponse(status=reply.status, reason=reply.reason, headers=headers)
         await given.prepare(request)
         try:
+            await given.write(begun)
             async for piece in reply.content.iter_any():
                 await given.write(piece)
         except (aiohttp.ClientError, OSError, asyncio.TimeoutError, asyncio.CancelledError) as error:
