@@ -80,8 +80,7 @@ COURSES = {
     "a rank that is killed": Course(dies, always=False, kills=True),
     "a node that is recreated": Course(recreated, always=False, kills=True),
     "a rollback": Course(lambda c: c.vcluster("rollback", "--yes").ok()),
-    # One alone has no GPUs of its own by number, and starts again.
-    "one replica less": Course(lambda c: asked(c, "--replicas", "1", "--pp", "1"), replicas=1, always=False),
+    "one replica less": Course(lambda c: asked(c, "--replicas", "1", "--tp", "1", "--pp", "1"), replicas=1),
     "one over both hosts": Course(lambda c: asked(c, "--tp", "2", "--pp", "1"), replicas=1, always=False),
     "two again": Course(lambda c: asked(c, "--replicas", "2"), always=False),
 }
