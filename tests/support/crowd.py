@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 import time
 from collections import Counter
@@ -50,7 +51,7 @@ class Crowd:
     def _begin(self) -> None:
         began = time.monotonic()
         with ThreadPoolExecutor(OPEN) as pool:
-            for number in range(1 << 30):
+            for number in itertools.count():
                 if self._over.wait(max(0.0, began + number / self.a_second - time.monotonic())):
                     break
                 pool.submit(self._one, number)

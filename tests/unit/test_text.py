@@ -303,3 +303,12 @@ def test_plurals_are_made_in_one_place() -> None:
 )
 def test_a_duration_that_was_chosen_is_shown_in_full(seconds: float, text: str) -> None:
     assert duration(seconds) == text
+
+
+# fault: kernel/text.py: (?!{_URL_SIGNS}\[?(?:redacted|hidden)\]|< → (?!\[|<
+@pytest.mark.parametrize("sign", ["[", "%20", "%22", "(", "*", "$", "-"])
+@pytest.mark.parametrize("form", ['{}="{}"', "{}={}", '"{}": "{}"', "-e {}={}"])
+@pytest.mark.parametrize("name", ["password", "api_key", "client_secret"])
+def test_a_secret_may_begin_with_a_sign(name: str, form: str, sign: str) -> None:
+    """One that was made by chance begins with any of them."""
+    assert "S3cr3t" not in redact(form.format(name, f"{sign}S3cr3tValue99"))

@@ -43,10 +43,12 @@ _PEM = (
 )
 _NAMES = r"""(?:passwd|password|passphrase|secret|(?P<token>token)|credentials?
     |(?:access|account|api|client|encryption|master|private|secret|shared|signing)[_-]?key)"""
+# Spaces, quotes, colons and equals signs in a URL.
+_URL_SIGNS = r"(?:%(?:25){0,3}(?:2[027]|0[9AD]|3[AD])){0,6}"
 # Not after a name: what is redacted already, and the words of ordinary settings.
-_HARMLESS = r"(?!\[|(?:redacted|hidden)\]|<|(?:none|null|true|false|undefined)\b|%(?:25){0,3}(?:2[027]|0[9AD]|3[AD]))"
+_HARMLESS = rf"(?!{_URL_SIGNS}\[?(?:redacted|hidden)\]|<|(?:none|null|true|false|undefined)\b)"
 # A token may be one of a text: a small number counts it, or is its id.
-_COUNT = r"(?(token)(?!\d{1,7}\b))"
+_COUNT = r"(?(token)(?!\[?\s{0,3}\d{1,7}\b))"
 _VALUE = r"(?=[^\s\"',;\])}&]{6})(?:[^\s\"',;\])}&\\]++|\\(?![\"'nrt]))*"
 # After "password" in prose; anything else that follows it may be the password.
 _PROSE = (
@@ -54,7 +56,7 @@ _PROSE = (
     r"|must|cannot|should|policy|manager|hash)\w*)"
 )
 
-_NOT = r"(?!\[redacted|%(?:25){0,3}(?:20|0[9AD]))"
+_NOT = rf"(?!{_URL_SIGNS}\[redacted)"
 # Between a name and its value, also with the quotes of JSON in JSON in JSON, of a URL and of HTML.
 _QUOTE = r"""\\{0,40}+b?(?:["']|%(?:25){0,3}2[27]|u002[27]|&quot;|&\#3[49];)?"""
 _SPACE = r"(?:[ \t]{1,40}+|\r?\n|\\{1,16}[nrt]|%(?:25){0,3}(?:20|0[9AD])){0,6}"
@@ -92,7 +94,7 @@ _NAMED = (
         rf"""(?x)((?:(?<![A-Za-z0-9_])[A-Z][A-Z0-9_]{{0,60}}_(?:KEY|PWD|PASS|AUTH)|(?<![A-Za-z])pwd)={_QUOTE})
         {_HARMLESS}{_VALUE}""",
     ),
-    (("-e", "-env"), rf"(?i)((?<![\w-])(?:-e|--env)[\s=][\"']?\w{{0,60}}?(?:key|pwd|pass|auth)=){_HARMLESS}{_VALUE}"),
+    (("-e", "-env"), rf"(?i)((?<![\w-])(?:-e|--env)[\s=][\"']?\w{{0,60}}?(?:key|pwd|pass|auth)=){_HARMLESS}(?!\\){_VALUE}"),
     (
         ('pass"', "pass'", "pass=", 'pwd"', "pwd'"),
         rf"""((?<![A-Za-z_])(?:pass|pwd)(?:=|["']\s?:\s?){_QUOTE}){_HARMLESS}{_VALUE}""",
