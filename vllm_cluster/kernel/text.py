@@ -94,7 +94,10 @@ _NAMED = (
         rf"""(?x)((?:(?<![A-Za-z0-9_])[A-Z][A-Z0-9_]{{0,60}}_(?:KEY|PWD|PASS|AUTH)|(?<![A-Za-z])pwd)={_QUOTE})
         {_HARMLESS}{_VALUE}""",
     ),
-    (("-e", "-env"), rf"(?i)((?<![\w-])(?:-e|--env)[\s=][\"']?\w{{0,60}}?(?:key|pwd|pass|auth)=){_HARMLESS}(?!\\){_VALUE}"),
+    (
+        ("-e", "-env"),
+        rf"(?i)((?<![\w-])(?:-e|--env)[\s=][\"']?\w{{0,60}}?(?:key|pwd|pass|auth)=){_HARMLESS}(?!\\){_VALUE}",
+    ),
     (
         ('pass"', "pass'", "pass=", 'pwd"', "pwd'"),
         rf"""((?<![A-Za-z_])(?:pass|pwd)(?:=|["']\s?:\s?){_QUOTE}){_HARMLESS}{_VALUE}""",
