@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.attack import attack
-from tests.support.breaks import root
+from tests.support.breaks import broken, root
 from tests.support.endpoint import MODEL, Asker, tunnel
 from tests.support.hosts import Sandbox
 from tests.support.served import node_status, serve
@@ -20,6 +20,8 @@ pytestmark = [pytest.mark.e2e, pytest.mark.promise, pytest.mark.deep]
 
 # What P51 gives the front to notice.
 NOTICED = 5.0
+# So long a host is away: a node that has not heard its head for 10 s has ended its parts by then.
+AWAY = 30.0
 
 
 @pytest.fixture
@@ -64,6 +66,26 @@ def test_one_of_two_replicas_goes(two: Sandbox, what: str, command: str) -> None
         assert not asker.wrong and not asker.later, asker.wrong
         assert asker.answered
         measured.figure = f"{asker.answered} of {asker.answered} requests answered until it was back after {back:.0f} s"
+
+
+def test_the_host_of_one_of_two_replicas_goes(two: Sandbox) -> None:
+    """Nothing comes from it and nothing gets there, and no side gets an error; it comes back with all that ran."""
+    rules = ("INPUT ! -i lo -j DROP", "OUTPUT ! -o lo -j DROP")
+    cut, mend = (" && ".join(f"iptables -{what} {rule}" for rule in rules) for what in "ID")
+    with attack("P51", "two replicas, one a host, a client asks; the worker cannot be reached for 30 s") as measured:
+        with broken(two, "gpu2", cut, mend):
+            broke = time.time()
+            until(lambda: time.time() - broke > NOTICED, 2 * NOTICED)
+            with client(two) as asker:
+                until(lambda: phases(two)[1:] != ["ready"], 30)
+                until(lambda: time.time() - broke > AWAY, 2 * AWAY)
+        with client(two) as later:
+            until(lambda: phases(two) == ["ready", "ready"], 400)
+        back = time.time() - broke
+        assert not (asker.wrong or asker.later or later.wrong or later.later), (asker.wrong, later.wrong)
+        assert asker.answered and later.answered
+        answered = asker.answered + later.answered
+        measured.figure = f"{answered} of {answered} requests answered until it was back after {back:.0f} s"
 
 
 def test_both_replicas_are_changed(two: Sandbox) -> None:

@@ -55,6 +55,8 @@ class Crowd:
                 if self._over.wait(max(0.0, began + number / self.a_second - time.monotonic())):
                     break
                 pool.submit(self._one, number)
+            # What waits for a free client has not been asked.
+            pool.shutdown(cancel_futures=True)
 
     def _one(self, number: int) -> None:
         outcome = self._ask(f"{number} The cluster is one thing")
