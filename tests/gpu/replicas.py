@@ -148,14 +148,17 @@ class Measured:
         return {"tokens": asked, "found": found, "rate": round(found / asked, 4), "tokens by host": by_host}
 
     def do_steady(self) -> dict[str, Any]:
-        """The front beside the engine's own port, with lengths that differ, so that requests come one by one."""
+        """The front beside the engine's own port, with lengths that differ, so that requests come one by one.
+
+        The first of a round are spread over a second: as many once as are open is a burst that no engine meets.
+        """
         ways = {"front": self.rounds.front(), "engine": self.rounds.engine(self.cluster.head)}
         turns = [(name, load) for load in (16, 256) for _ in range(2) for name in ways]
-        plan = [(f"{name} {load}", self._random(ways[name], load, 0.6)) for name, load in turns]
+        plan = [(f"{name} {load}", self._random(ways[name], load, 0.6, paced=True)) for name, load in turns]
         return self.rounds.measure(plan, warm=0)
 
-    def _random(self, way: Way, load: int, spread: float = 0.0) -> list[dict[str, Any]]:
-        return self.rounds.random(way, load, load * (4 if load < 128 else 2), self.options.tokens, spread)
+    def _random(self, way: Way, load: int, spread: float = 0.0, *, paced: bool = False) -> list[dict[str, Any]]:
+        return self.rounds.random(way, load, load * (4 if load < 128 else 2), self.options.tokens, spread, paced=paced)
 
     def do_kill(self) -> dict[str, Any]:
         """What the last host's replica is made of goes while all streams run: a rank, the container, its host."""

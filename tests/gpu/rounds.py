@@ -99,10 +99,16 @@ class Rounds:
             })  # fmt: skip
         return parts
 
-    def random(self, way: Way, load: int, prompts: int, tokens: int, spread: float = 0.0) -> list[dict[str, Any]]:
-        """One round of random prompts with so many tokens, as many out; lengths differ by the share of `spread`."""
-        lengths = {"random_input_len": tokens, "random_output_len": tokens, "random_range_ratio": spread}
-        return self.spec(way, load, prompts, dataset_name="random", **lengths)
+    def random(
+        self, way: Way, load: int, prompts: int, tokens: int, spread: float = 0.0, *, paced: bool = False
+    ) -> list[dict[str, Any]]:
+        """One round of random prompts with so many tokens, as many out; lengths differ by the share of `spread`.
+
+        All that are open at once begin at once; `paced`, within about a second.
+        """
+        more = {"random_input_len": tokens, "random_output_len": tokens, "random_range_ratio": spread}
+        rate = {"request_rate": load // self.clients} if paced else {}
+        return self.spec(way, load, prompts, dataset_name="random", **more, **rate)
 
     def run(self, specs: Sequence[list[dict[str, Any]]]) -> list[dict[str, Any]]:
         """Run them one after the other; vLLM's figures of each.
