@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -11,6 +12,7 @@ from types import SimpleNamespace
 
 import aiohttp
 from aiohttp import web
+from aiohttp.client_proto import ResponseHandler
 from multidict import CIMultiDict, CIMultiDictProxy
 from yarl import URL
 
@@ -42,6 +44,8 @@ _LIMIT = 64 << 10
 # took 2 MB for each client that reads slowly.
 _AHEAD = 16 << 10
 MAX_STATUS = 600
+# Answers before the answer (100, 103): aiohttp waits for the last one however many come, and 2 GB a minute came.
+MAX_INTERIM = 16
 # None of what a browser or a library would add of itself.
 _BARE = ("User-Agent", "Accept", "Accept-Encoding", "Content-Type")
 
@@ -62,13 +66,35 @@ class Exchange:
             self.task.cancel()
 
 
+class ReplicaConnection(ResponseHandler):
+    """A connection to a replica, which ends where only interim answers come."""
+
+    _interim = 0
+
+    def feed_data(self, data: tuple[aiohttp.http.RawResponseMessage, aiohttp.StreamReader], size: int = 0) -> None:
+        self._interim = self._interim + 1 if data[0].code < HTTPStatus.OK else 0
+        if self._interim <= MAX_INTERIM:
+            super().feed_data(data, size)
+        elif self.transport:
+            self.set_exception(aiohttp.ClientPayloadError("only interim answers come"))
+            self.transport.abort()
+
+
+class _Connector(aiohttp.TCPConnector):
+    """Makes such connections: as many as there are requests."""
+
+    def __init__(self) -> None:
+        super().__init__(limit=0, keepalive_timeout=_KEPT_SECONDS)
+        self._factory = functools.partial(ReplicaConnection, loop=self._loop)  # type: ignore[assignment]
+
+
 def session() -> aiohttp.ClientSession:
     """The connections to replicas: as many as there are requests, none by way of a proxy, without cookies."""
     guard = aiohttp.TraceConfig()
     guard.on_connection_create_start.append(_ensure_own)
     return aiohttp.ClientSession(
         trace_configs=[guard],
-        connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEPT_SECONDS),
+        connector=_Connector(),
         cookie_jar=aiohttp.DummyCookieJar(),
         timeout=aiohttp.ClientTimeout(total=None, connect=None, sock_connect=CONNECT_SECONDS, sock_read=None),
         auto_decompress=False,
@@ -246,8 +272,13 @@ class Proxy:
         """Hand on an answer as it comes; one that breaks off gets no made-up end."""
         dropped = _HOP | _named(reply.headers)
         headers = CIMultiDict((name, value) for name, value in reply.headers.items() if name.lower() not in dropped)
-        given = web.StreamResponse(status=reply.status, reason=reply.reason, headers=headers)
-        await given.prepare(request)
+        try:
+            given = web.StreamResponse(status=reply.status, reason=reply.reason, headers=headers)
+            await given.prepare(request)
+        except ValueError:
+            self._table.load(replica).failed += 1
+            words = "the replica answers with a header that is not HTTP"
+            raise FrontRefusal(Refusal(502, "replica_header", words)) from None
         try:
             await given.write(begun)
             async for piece in reply.content.iter_any():

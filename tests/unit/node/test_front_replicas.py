@@ -1,0 +1,72 @@
+"""A replica that answers with what is no answer: whoever has the port of one that has ended may be it."""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+
+from tests.support.fronted import Fronted, fronted
+from tests.support.waiting import until
+from vllm_cluster.wire.front import FrontDeployment, FrontReplica, FrontRoutes
+
+pytestmark = pytest.mark.promise("P46")
+
+
+@contextmanager
+def behind(folder: Path, answer: Callable[[socket.socket], object]) -> Iterator[Fronted]:
+    """A front whose replica answers each request so."""
+
+    def serve() -> None:
+        with suppress(OSError):
+            while True:
+                connection, _ = listener.accept()
+                with connection, suppress(OSError):
+                    connection.recv(1 << 16)
+                    answer(connection)
+
+    with socket.create_server(("127.0.0.1", 0)) as listener, fronted(folder) as made:
+        threading.Thread(target=serve, daemon=True).start()
+        replica = FrontReplica("a", "127.0.0.1", listener.getsockname()[1], "ready", None, 0)
+        made.put(json.dumps(asdict(FrontRoutes(1, (FrontDeployment("m", (replica,)),)))))
+        until(lambda: made.ask("GET", "/ping", key=None).status == 200, 10)
+        yield made
+
+
+# fault: serving/node/front_proxy.py: MAX_INTERIM = 16 → MAX_INTERIM = 1 << 40
+@pytest.mark.parametrize("interim", ["100 Continue", "103 Early Hints"])
+def test_interim_answers_without_end_are_no_answer(tmp_path: Path, interim: str) -> None:
+    """The front had 210 MB of them after 16 s, and answered nobody else for 5 s."""
+    ends = time.monotonic() + 20
+
+    def flood(connection: socket.socket) -> None:
+        while time.monotonic() < ends:
+            connection.sendall(f"HTTP/1.1 {interim}\r\n\r\n".encode() * 100)
+
+    with behind(tmp_path, flood) as made:
+        answer = made.ask("POST", "/v1/completions", {"model": "m"})
+        assert (answer.status, answer.code) == (503, "replica_lost")
+        assert time.monotonic() < ends - 5
+
+
+def test_a_few_interim_answers_are_skipped(tmp_path: Path) -> None:
+    few = b"HTTP/1.1 103 Early Hints\r\n\r\n" * 3 + b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
+    with behind(tmp_path, lambda connection: connection.sendall(few)) as made:
+        answer = made.ask("POST", "/v1/completions", {"model": "m"})
+        assert (answer.status, answer.body) == (200, b"ok")
+
+
+# fault: serving/node/front_proxy.py: except ValueError: → except KeyError:
+@pytest.mark.parametrize("head", [b"200 \x1b[2J\xff", b"200 OK\r\nX: \x1b]0;x\x07\xff"])
+def test_a_header_with_control_characters_is_no_fault_of_the_front(tmp_path: Path, head: bytes) -> None:
+    raw = b"HTTP/1.1 " + head + b"\r\nContent-Length: 0\r\n\r\n"
+    with behind(tmp_path, lambda connection: connection.sendall(raw)) as made:
+        answer = made.ask("POST", "/v1/completions", {"model": "m"})
+        assert (answer.status, answer.code) == (502, "replica_header")
