@@ -73,3 +73,31 @@ class Deadline:
     def sooner(self, seconds: float) -> Deadline:
         """The earlier of this deadline and `seconds` from now."""
         return Deadline(min(self.at, self.clock.monotonic() + seconds), self.clock)
+
+
+class Due(Protocol):
+    """What a wait asks of its deadline."""
+
+    def left(self) -> float:
+        """Seconds that remain, never negative."""
+        ...
+
+
+class MovingDeadline:
+    """A deadline that progress puts off: so many seconds of `silence` after the last one, and never beyond `whole`.
+
+    Who waits for another machine has one: to be alive is no progress, and an amount that was there before is none.
+    """
+
+    def __init__(self, silence: float, whole: Deadline) -> None:
+        self._silence, self._whole, self._most = silence, whole, 0
+        self._next = whole.sooner(silence)
+
+    def move(self, amount: int) -> None:
+        """Note how far it is."""
+        if amount > self._most:
+            self._most, self._next = amount, self._whole.sooner(self._silence)
+
+    def left(self) -> float:
+        """Seconds that remain, never negative."""
+        return self._next.left()

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from importlib.resources import files
 from typing import TypeVar
 
-from vllm_cluster.kernel.clock import Deadline
+from vllm_cluster.kernel.clock import Deadline, Due
 from vllm_cluster.kernel.docker.temporary import TemporaryContainer, temporary_name
 from vllm_cluster.kernel.errors import CommandFailed, ConnectionLost, HostError, TimedOut
 from vllm_cluster.kernel.hosts.connection import HostConnection
@@ -141,7 +141,7 @@ class RunningProgram:
         except (OSError, EOFError) as error:
             raise self._ended(str(error) or type(error).__name__) from error
 
-    def next(self, deadline: Deadline) -> Message:
+    def next(self, deadline: Due) -> Message:
         """The next object.
 
         Raises:
@@ -151,7 +151,7 @@ class RunningProgram:
             return row
         raise self._ended("it has ended")
 
-    def messages(self, deadline: Deadline) -> Iterator[Message]:
+    def messages(self, deadline: Due) -> Iterator[Message]:
         """Each object, until the program ends; other lines are a login shell's greetings, or of an image's start-up.
 
         Raises:
@@ -166,7 +166,7 @@ class RunningProgram:
             else:
                 yield row
 
-    def read(self, kind: type[T], deadline: Deadline) -> T:
+    def read(self, kind: type[T], deadline: Due) -> T:
         """Read the next object as this dataclass.
 
         Raises:
@@ -174,7 +174,7 @@ class RunningProgram:
         """
         return read_message(kind, self.host, self.program.name, self.next(deadline))
 
-    def lines(self, deadline: Deadline) -> Iterator[bytes]:
+    def lines(self, deadline: Due) -> Iterator[bytes]:
         """Each line, until the program ends.
 
         Raises:
@@ -192,7 +192,7 @@ class RunningProgram:
                 lines, self._rest = [self._rest], b""
             self._lines.extend(lines)
 
-    def _more(self, deadline: Deadline) -> bytes:
+    def _more(self, deadline: Due) -> bytes:
         if len(self._rest) > self.program.max_line or self._received > self.program.max_bytes:
             raise HostError(self.host, "its program printed too much", again=())
         if not (left := deadline.left()):
@@ -220,7 +220,7 @@ class RunningProgram:
         """The last lines that it wrote to standard error."""
         return self._stream.stderr_tail()
 
-    def finish(self, deadline: Deadline) -> Finished:
+    def finish(self, deadline: Due) -> Finished:
         """Read the program to its end.
 
         Raises:

@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 
+from vllm_cluster.kernel.clock import MovingDeadline
 from vllm_cluster.kernel.docker.temporary import TemporaryContainer
 from vllm_cluster.kernel.errors import HostError
 from vllm_cluster.kernel.hosts.connection import HostConnection
@@ -23,6 +24,11 @@ from vllm_cluster.wire.values import Count, Sha256, Size, words
 PUSH_SECONDS = 7200.0
 START_SECONDS = 120.0
 END_SECONDS = 10.0
+# Without a byte more: Docker before 25 writes all of an image to its disk before it gives the first one, 20 GB at
+# 20 MB/s; the program of a receiver ends itself after 120 s.
+SAVE_SECONDS, STILL_SECONDS = 1000.0, 300.0
+# For what Docker makes of an archive before its first word, beside a second for so many bytes: a slow disk's.
+LOAD_SECONDS, LOADED_BYTES = 600.0, 5e6
 # Of a container: a volume without a name, which goes with it.
 FOLDER = "/vcluster"
 # Of a host without a node image. The shell outlives the program, which ends with its input.
@@ -75,6 +81,11 @@ def blobs_in(row: Message, layers: int) -> ImageBlobs:
     if len(found.layers) != layers or found.config not in found.sizes or not known.issuperset(found.sizes):
         raise ValueError("other blobs than those of the image")
     return found
+
+
+def load_seconds(size: int) -> float:
+    """How long Docker may take for an archive of so many bytes."""
+    return min(LOAD_SECONDS + size / LOADED_BYTES, PUSH_SECONDS)
 
 
 class ImageCarrier:
@@ -134,9 +145,11 @@ class ImageCarrier:
         program = RemoteProgram("docker save", ("sh", "-c", SAVE, "sh", image.id, *argv), max_bytes=math.inf)
         row: Message = {}
         with start(self._connection, program, OnHost(), self._runtime.after(START_SECONDS)) as running:
-            for row in running.messages(self._runtime.after(PUSH_SECONDS)):
+            due = MovingDeadline(SAVE_SECONDS, self._runtime.after(PUSH_SECONDS))
+            for row in running.messages(due):
                 if "read" in row:
-                    read(self._row(row).read)
+                    due.move(count := self._row(row).read)
+                    read(count)
             printed = end_of(running.finish(self._runtime.after(END_SECONDS)).text, 300)
         try:
             return blobs_in(row, len(image.layers))
@@ -164,11 +177,12 @@ class ImageCarrier:
         Raises:
             HostError: it does not answer.
         """
-        row = CarrierRow()
-        for message in self._program.messages(self._runtime.after(PUSH_SECONDS)):
+        row, due = CarrierRow(), MovingDeadline(STILL_SECONDS, self._runtime.after(PUSH_SECONDS))
+        for message in self._program.messages(due):
             row = self._row(message)
             if row.whole or row.error:
                 return row
+            due.move(row.bytes)
             if row.bytes:
                 arrived(row.bytes)
         return replace(row, error=f"its program ended: {end_of(self._program.stderr_tail(), 300)}")
@@ -189,7 +203,7 @@ class ImageCarrier:
         )
         program = RemoteProgram("docker load", ("sh", "-c", LOAD, "sh", *argv), changes=True)
         with start(self._connection, program, OnHost(), self._runtime.after(START_SECONDS)) as running:
-            ended = running.finish(self._runtime.after(PUSH_SECONDS))
+            ended = running.finish(self._runtime.after(load_seconds(blobs.size)))
         if ended.code:
             raise HostError(self._connection.name, f"docker load failed: {end_of(ended.text, 300)}", again=())
         return ended.printed

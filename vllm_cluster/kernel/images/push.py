@@ -10,14 +10,23 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
 
+from vllm_cluster.kernel.clock import Deadline
 from vllm_cluster.kernel.errors import ConnectionLost, HostError, PreflightFailed
 from vllm_cluster.kernel.events import Emit, Event
 from vllm_cluster.kernel.hosts.connection import Fleet, HostConnection
-from vllm_cluster.kernel.images.carrier import PUSH_SECONDS, START_SECONDS, CarrierRow, ImageBlobs, ImageCarrier
+from vllm_cluster.kernel.images.carrier import (
+    PUSH_SECONDS,
+    START_SECONDS,
+    CarrierRow,
+    ImageBlobs,
+    ImageCarrier,
+    load_seconds,
+)
 from vllm_cluster.kernel.images.host_images import find_held_image, name_there, shared_with
 from vllm_cluster.kernel.plan.identity import Owner
 from vllm_cluster.kernel.plan.images import NODE_IMAGE_REPOSITORY, Content
 from vllm_cluster.kernel.text import end_of, size
+from vllm_cluster.kernel.transport.base import Stream
 from vllm_cluster.wire.pull import ChainHost, HostPlan, ModelFile
 
 KEY_BYTES = 32
@@ -174,7 +183,7 @@ class ImageSource:
 
     def _pour(self, receiver: HostConnection) -> str:
         """Send the blobs through this machine to a host's `docker load`; what that printed."""
-        runtime, sent, due = receiver.runtime, 0, receiver.runtime.after(1)
+        runtime, sent, shown = receiver.runtime, 0, receiver.runtime.after(1)
         stream = receiver.open_changing(("docker", "load"), runtime.after(START_SECONDS))
         with closing(stream):
             try:
@@ -182,14 +191,13 @@ class ImageSource:
                 for piece in self._archive():
                     stream.sendall(piece)
                     sent += len(piece)
-                    if not due.left():
+                    if not shown.left():
                         self.emit(_received(receiver.name, sent))
-                        due = runtime.after(1)
+                        shown = runtime.after(1)
                 stream.shutdown_write()
                 self.emit(_received(receiver.name, sent, done=True))
-                stream.settimeout(PUSH_SECONDS)
-                printed = b""
-                while piece := stream.recv(PIECE):
+                printed, due = b"", runtime.after(load_seconds(self.size))
+                while piece := _next(stream, due):
                     printed = (printed + piece)[-PIECE:]
             except (OSError, EOFError) as error:
                 why = end_of(stream.stderr_tail(), 300) or str(error) or type(error).__name__
@@ -203,13 +211,12 @@ class ImageSource:
 
         Docker takes nothing of an archive before its end.
         """
-        deadline = self._runtime.after(START_SECONDS)
+        deadline, due = self._runtime.after(START_SECONDS), self._runtime.after(PUSH_SECONDS)
         with closing(self.connection.transport.open_stream(self._source.reading(self._blobs), deadline)) as stream:
-            stream.settimeout(STALL_SECONDS)
             for blob, count in self._blobs.sizes.items():
                 digest, left = hashlib.sha256(), count
                 yield _header(blob, count)
-                while left and (piece := stream.recv(min(left, PIECE))):
+                while left and (piece := self._given(stream, due.sooner(STALL_SECONDS), left)):
                     digest.update(piece)
                     left -= len(piece)
                     yield piece
@@ -219,6 +226,30 @@ class ImageSource:
         content = json.dumps([{"RepoTags": None, **self._blobs.manifest("Config", "Layers")}]).encode()
         yield _header("manifest.json", len(content)) + content + bytes(-len(content) % tarfile.BLOCKSIZE)
         yield bytes(2 * tarfile.BLOCKSIZE)
+
+    def _given(self, stream: Stream, due: Deadline, most: int) -> bytes:
+        """What the source gives next, for a receiver that waits for it.
+
+        Raises:
+            HostError: it gives no more.
+        """
+        try:
+            return _next(stream, due, most)
+        except (OSError, EOFError) as error:
+            text = f"gives no more of the image: {str(error) or type(error).__name__}"
+            raise HostError(self.connection.name, text, again=()) from error
+
+
+def _next(stream: Stream, due: Deadline, most: int = PIECE) -> bytes:
+    """What comes next; empty at the end.
+
+    Raises:
+        TimeoutError: nothing does, or it takes too long in all: each byte alone would put a time-out off for ever.
+    """
+    if not (left := due.left()):
+        raise TimeoutError("it takes too long")
+    stream.settimeout(left)
+    return stream.recv(min(most, PIECE))
 
 
 def _header(name: str, count: int) -> bytes:

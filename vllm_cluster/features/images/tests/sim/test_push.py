@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from tests.support.figures import record
+from tests.support.sim import carrier as streams
 from tests.support.sim import lab, make
 from tests.support.sim.lab import Outcome
 from tests.support.sim.world import Box, Machine, Picture, World
@@ -297,3 +298,50 @@ def test_an_image_of_others_whose_name_moves_is_left_as_it_is(keeps: bool) -> No
     assert moved(sent(world, image=OTHER, hosts=["gpu2"])) == [("gpu2", old)]
     assert there.tags == (["colleague/vllm:mine"] if keeps else [])
     assert old not in {row.id for row in listed(world).value.hosts["gpu2"]}
+
+
+# Each byte alone puts off a time-out: so many a minute were waited for, without end or for two hours.
+DRIPS = [
+    ("_SplitStream", b'{"read": 1}\n', "gpu1: its program did not answer in time", 1100),
+    ("_CarryStream", b'{"folder": "/vcluster", "serving": true, "bytes": 1}\n', "gpu2: image push: its", 600),
+    ("_BlobsStream", b"", "gpu1: image push: gives no more of the image: it takes too long", 8000),
+    ("_LoadStream", b".", "gpu2: image push: the image did not arrive: it takes too long", 1500),
+]
+
+
+# fault: kernel/clock.py: if amount > self._most: → if True:
+# fault: kernel/images/push.py: piece := self._given(stream, due.sooner(STALL_SECONDS), left) → piece := self._given(stream, self._runtime.after(STALL_SECONDS), left)
+# fault: kernel/images/push.py: piece := _next(stream, due): → piece := _next(stream, runtime.after(PUSH_SECONDS)):
+@pytest.mark.promise("P46")
+@pytest.mark.parametrize(("kind", "drip", "words", "seconds"), DRIPS)
+def test_a_host_that_drips_is_not_waited_for_without_end(
+    kind: str, drip: bytes, words: str, seconds: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It sends something each minute, and comes to no end."""
+    world, left = with_other("gpu1"), iter(range(1000))
+    if kind == "_CarryStream":
+        next(iter(world.machines["gpu2"].images.values())).tags.append("vcluster-node:0123456789ab-ray2.56.1")
+
+    def recv(stream: Any, size: int) -> bytes:
+        if kind == "_CarryStream" and stream.transport.host == "gpu1":
+            return good(stream, size)
+        next(left)
+        if stream.seconds < 60:
+            world.clock.sleep(stream.seconds)
+            raise TimeoutError("it takes too long")
+        world.clock.sleep(60)
+        # A byte of the blobs is one of many that were announced.
+        return drip or b"x"
+
+    if kind == "_BlobsStream":
+        made = streams.blobs.row
+        huge = {"sizes": dict.fromkeys(made(world.machines["gpu1"].picture(OTHER))["sizes"], 10**9)}
+        monkeypatch.setattr(streams.blobs, "row", lambda picture: {**made(picture), **huge})
+        world.machines["gpu2"].free = 10**15
+    good = getattr(streams, kind).recv
+    monkeypatch.setattr(getattr(streams, kind), "recv", recv)
+    began = world.clock.now
+    outcome = sent(world, image=OTHER, hosts=["gpu2"])
+    assert words in str(outcome.error), outcome.story()
+    assert world.clock.now - began < seconds
+    assert world.machines["gpu2"].picture(OTHER) is None
