@@ -25,6 +25,8 @@ LOST_SECONDS = 60.0
 SILENT_SECONDS = 5.0
 # Until a container that was made has its plan; where its maker died in between, it never has one.
 START_SECONDS = 60.0
+# A host without a byte more, in the same phase: its own program gives up after 900 s, but for what it hashes first.
+STILL_SECONDS, HASHED_BYTES, MAX_HASHING = 1800.0, 50e6, 50_000.0
 _ARRIVING = ("downloading", "copying", "receiving")
 
 
@@ -73,6 +75,10 @@ class _Seen:
     answered: float = 0.0
     lost: bool = False
     shown: str = ""
+    # When it had more than ever before, or was in a phase for the first time.
+    moved: float = 0.0
+    most: int = 0
+    phases: set[str] = field(default_factory=set)
 
     def rate(self) -> float:
         """Bytes a second; 0 where it is not known."""
@@ -95,7 +101,7 @@ def follow(
     def ask(name: str) -> _StatusCall:
         return _StatusCall(fleet.connections[name], cluster)
 
-    seen = {name: _Seen(ask(name), answered=began) for name in names}
+    seen = {name: _Seen(ask(name), answered=began, moved=began) for name in names}
     emit(Event("phase", f"pulling to {', '.join(names)}"))
     while True:
         check()
@@ -135,12 +141,23 @@ def _take(one: _Seen, now: float, began: float) -> None:
         left = START_SECONDS - (now - began)
         text = f"waiting for its plan: the command that made its container may have ended, {left:.0f} s left"
         found = replace(found, error=text)
-    one.status = found
+    one.status = _moving(one, found, now)
     if found.phase not in _ARRIVING:
         one.samples.clear()  # what was there before came at no rate
     one.samples.append((now, found.bytes))
     while len(one.samples) > 2 and one.samples[0][0] < now - WINDOW_SECONDS:
         one.samples.popleft()
+
+
+def _moving(one: _Seen, found: PullStatus, now: float) -> PullStatus:
+    """The status, or that nothing comes any more: a host may answer for ever that it receives."""
+    if found.bytes > one.most or found.phase not in one.phases:
+        one.moved, one.most = now, max(one.most, found.bytes)
+        one.phases.add(found.phase)
+    still = now - one.moved
+    if found.over or still < STILL_SECONDS + min(found.total / HASHED_BYTES, MAX_HASHING):
+        return found
+    return replace(found, phase="failed", error=f"no byte came for {age(still)}: {found.error or found.phase}")
 
 
 def _over(seen: Mapping[str, _Seen]) -> bool:

@@ -13,19 +13,21 @@ from typing import Any
 import pytest
 
 from tests.support import world
+from tests.support.clock import Clock
 from vllm_cluster.features.pull import action as pull
 from vllm_cluster.features.pull import known as pull_known
 from vllm_cluster.features.pull import plan as pull_plan
 from vllm_cluster.features.pull import verify as pull_verify
 from vllm_cluster.features.pull.hosts import PullHosts
 from vllm_cluster.features.pull.plan import WantedModel
-from vllm_cluster.kernel.errors import HostError
+from vllm_cluster.kernel.clock import Deadline
+from vllm_cluster.kernel.errors import HostError, TimedOut
 from vllm_cluster.kernel.facts.docker_objects import ContainerInfo
 from vllm_cluster.kernel.hosts.runtime import SYSTEM
 from vllm_cluster.kernel.models import cache as model_cache
 from vllm_cluster.kernel.models import weights
 from vllm_cluster.kernel.plan.pull import Held, HubModel, plan_pull
-from vllm_cluster.wire.pull import ModelFile, digest_of
+from vllm_cluster.wire.pull import CacheManifest, ModelFile, digest_of
 from vllm_cluster.wire.values import Url
 
 INVENTORY = world.inventory(2)
@@ -175,3 +177,36 @@ def test_a_phase_that_no_program_has_is_not_believed(phase: object) -> None:
     """`gone` least of all: it is what this machine calls a container that is not there."""
     with status_of({"v": 1, "phase": phase, "bytes": 3}) as found:
         assert found == weights.PullStatus("starting", bytes=3)
+
+
+# fault: kernel/models/cache.py: due.move(seen.bytes + rows) → due = MovingDeadline(STILL_SECONDS, after(MAX_SECONDS))
+@pytest.mark.promise("P46")
+@pytest.mark.parametrize(
+    ("do", "row", "most"),
+    [("list", {"file": vars(FILE)}, 1900), ("verify", {"bytes": 1, "total": 2}, 1000), ("look", {"bytes": 0}, 1900)],
+)
+def test_a_cache_that_drips_is_not_waited_for_without_end(
+    hosts: PullHosts, monkeypatch: pytest.MonkeyPatch, do: str, row: dict[str, Any], most: float
+) -> None:
+    """A line each minute put off the limit of a line for ever."""
+    clock = Clock()
+
+    def after(seconds: float) -> Deadline:
+        return Deadline.after(seconds, clock)
+
+    @contextmanager
+    def running(*_: object) -> Iterator[Any]:
+        def line(due: Any) -> object:
+            assert clock.now < 100_000
+            if due.left() < 60:
+                raise TimedOut("gpu1", "its program did not answer in time")
+            clock.sleep(60)
+            return row
+
+        yield SimpleNamespace(next=line)
+
+    monkeypatch.setattr(model_cache, "running", running)
+    connection: Any = SimpleNamespace(name="gpu1", runtime=SimpleNamespace(after=after))
+    with pytest.raises(TimedOut):
+        model_cache.ask_cache(connection, INVENTORY, hosts.facts["gpu1"], {"do": do}, CacheManifest)
+    assert clock.now < most

@@ -103,3 +103,19 @@ def test_the_total_of_all_hosts_is_the_same_from_the_first_moment_to_the_last(mo
 def test_the_time_of_many_small_files_is_not_taken_from_their_bytes(rate: float, text: str) -> None:
     """A thousand files of 4 bytes had 13 h left, which were 9 s."""
     assert pull_follow._left(3_000_000_000, rate) == text
+
+
+# fault: features/pull/follow.py: if found.bytes > one.most or → if found.bytes != one.status.bytes or
+@pytest.mark.promise("P46")
+def test_a_host_that_answers_for_ever_that_it_receives_has_failed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it has goes up and down, and its phase too."""
+    runtime = Runtime(Clock(), background=at_once)
+
+    def answer(name: str) -> PullStatus:
+        second = int(runtime.clock.monotonic())
+        assert second < 10_000
+        phase: Any = ("receiving", "verifying")[second // 100 % 2]
+        return DONE if name == "gpu1" else PullStatus(phase, bytes=second % 7, total=10)
+
+    ended = followed(monkeypatch, answer, lambda _: None, runtime)
+    assert ended.hosts["gpu2"].error.startswith("no byte came for 30 min")
