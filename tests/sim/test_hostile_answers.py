@@ -44,7 +44,8 @@ LINES = (
     "up --yes", "up --yes --json", "serve org/other --yes", "stop --yes", "rollback --yes", "down --yes",
     "check --facts", "check --facts --json", "models", "models --json", "models rm org/model --yes", "image ls",
     "image prune --yes", "endpoint --key", "batch --list", "batch --list --json", "explain",
-    "dashboard --prometheus metrics", "image push other/image:1",
+    "dashboard --prometheus metrics", "image push other/image:1", "pull org/new", "pull org/new --json",
+    "pull --verify org/model", "pull gpu1:/data/mine", "pull --cancel",
 )  # fmt: skip
 # The others only read: of a host with another answer `up` has something to do.
 CHANGE = ("up", "serve", "stop", "rollback", "down")
@@ -198,7 +199,7 @@ def ways(folder: Path) -> list[Way]:
             Way(
                 line,
                 ran.seconds,
-                line.split()[0] in CHANGE or line.split()[1:2] in (["rm"], ["prune"], ["push"]),
+                line.split()[0] in (*CHANGE, "pull") or line.split()[1:2] in (["rm"], ["prune"], ["push"]),
                 every,
             )
         )

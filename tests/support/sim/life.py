@@ -9,7 +9,8 @@ from dataclasses import asdict, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
-from tests.support.sim import shell
+from tests.support.sim import pulls, shell
+from vllm_cluster.kernel.plan.pull import FOLDER
 from vllm_cluster.serving.node.kept_order import MAX_READY
 from vllm_cluster.wire.order import (
     ACCEPTED,
@@ -51,6 +52,8 @@ def begin(world: World, machine: Machine, box: Box) -> None:
         box.log, box.errors = box.log + out, box.errors + errors
         if code is not None:
             box.state, box.exit_code = "exited", code
+    elif box.argv[-1:] == [f"{FOLDER}/main.py"]:
+        pulls.bring(world, machine, box)
     elif NODE_PROGRAM in box.argv:
         problem = _cannot_run(machine, box, have)
         if problem:

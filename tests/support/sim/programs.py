@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 
-from tests.support.sim import shell
+from tests.support.sim import pulls, shell
 from tests.support.sim.world import Machine, World
 from vllm_cluster.kernel.node.on_host import append_line
 
 # Those that wait for a message before they do anything.
-READERS = ("append_line", "batch_job", "check", "remove_model")
+READERS = ("append_line", "batch_job", "check", "hub_listing", "model_cache", "remove_model")
 
 
 def called(command: Sequence[str]) -> str:
@@ -27,6 +27,12 @@ def carries(command: Sequence[str], machine: Machine) -> bool:
     """Whether it is what moves the blobs of an image."""
     box = machine.box(command[4]) if command[1] == "start" else None
     return box is not None and _name(box.argv) == "carry_image"
+
+
+def talks(command: Sequence[str], machine: Machine) -> bool:
+    """Whether it is asked more than once."""
+    box = machine.box(command[4]) if command[1] == "start" else None
+    return _name(box.argv if box else command[4:]) in ("batch_job", "model_cache")
 
 
 def _name(argv: Sequence[str]) -> str:
@@ -101,6 +107,10 @@ class Program:
                 rows = [{"batches": world.batches}]
             case "remove_model":
                 rows = [self._cache(json.loads(self._input))]
+            case "model_cache":
+                rows = pulls.cache(machine, json.loads(self._input.splitlines()[-1]))
+            case "hub_listing":
+                rows = pulls.hub()
             case "vllm_load":
                 rows = [{"now": world.host_time(machine), "requests": world.requests}]
             case "check" if machine.name in world.answers:
