@@ -50,8 +50,8 @@ def read(kind: type[T], raw: bytes, sender: str, most: int = MAX_BYTES) -> T:
     return convert(kind, document(raw, sender, most), sender)
 
 
-def document(raw: bytes, sender: str, most: int = MAX_BYTES) -> object:
-    """Read JSON of at most so many bytes; NaN and Infinity are not JSON.
+def document(raw: bytes, sender: str, most: int = MAX_BYTES, values: int = MAX_VALUES) -> object:
+    """Read JSON of at most so many bytes and values; NaN and Infinity are not JSON.
 
     Raises:
         RefusedDocument: it is larger, or not JSON.
@@ -59,20 +59,20 @@ def document(raw: bytes, sender: str, most: int = MAX_BYTES) -> object:
     if len(raw) > most:
         raise RefusedDocument(sender, "", f"is larger than {most} bytes")
     try:
-        return json.loads(bounded(raw), parse_constant=_no_constant)
+        return json.loads(bounded(raw, values), parse_constant=_no_constant)
     except (ValueError, RecursionError):
         # Without what was found there, which may be of any length.
         raise RefusedDocument(sender, "", "is not a JSON document") from None
 
 
-def bounded(raw: bytes) -> bytes:
+def bounded(raw: bytes, values: int = MAX_VALUES) -> bytes:
     """Return JSON as it is, where what becomes of it takes little memory.
 
     Raises:
-        ValueError: it has more than `MAX_VALUES` values; the commas of its texts count too.
+        ValueError: it has more than so many values; the commas of its texts count too.
     """
-    if sum(map(raw.count, (b",", b"[", b"{"))) > MAX_VALUES:
-        raise ValueError(f"has more than {MAX_VALUES} values")
+    if sum(map(raw.count, (b",", b"[", b"{"))) > values:
+        raise ValueError(f"has more than {values} values")
     return raw
 
 

@@ -457,7 +457,7 @@ class _ProgramStream(_Stream):
 
 
 class _JobStream(_ProgramStream):
-    """A program that is asked more than once, of batches or of a cache: it answers each message, until its input ends."""
+    """A program that is asked more than once, of batches or of a cache, until its input ends."""
 
     def take(self, data: bytes) -> None:
         super().take(data)

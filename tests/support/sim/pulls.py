@@ -16,7 +16,8 @@ if TYPE_CHECKING:
 COMMIT = "c" * 40
 FILES = (ModelFile("config.json", 800, "a" * 64), ModelFile("model.safetensors", 5 << 20, "b" * 64))
 _ROWS = [{"path": file.path, "size": file.size, "blob": file.blob} for file in FILES]
-_MANIFEST = {"commit": COMMIT, "digest": digest_of(FILES), "bytes": sum(file.size for file in FILES)}
+_BYTES = sum(file.size for file in FILES)
+_MANIFEST = {"commit": COMMIT, "digest": digest_of(FILES), "bytes": _BYTES}
 
 
 def hub() -> list[object]:
@@ -44,7 +45,7 @@ def cache(machine: Machine, asked: Mapping[str, Any]) -> list[object]:
 def _held(machine: Machine, asked: Mapping[str, Any]) -> dict[str, Any]:
     whole = asked["folder"] in machine.models
     found = {"commit": COMMIT, "digest": _MANIFEST["digest"]} if whole else {"commit": "", "digest": ""}
-    size = _MANIFEST["bytes"] if whole else 0
+    size = _BYTES if whole else 0
     return {**found, "whole": len(FILES) * whole, "bytes": size, "free": 10**13, "writable": True, "named": True}
 
 
@@ -52,8 +53,8 @@ def bring(world: World, machine: Machine, box: Box) -> None:
     """The program of a pull: it has brought all, where it has a plan."""
     plan = json.loads(machine.read(box, PLAN) or b"{}")
     if plan:
-        machine.models[plan["folder"]] = _MANIFEST["bytes"]
-        row = {"v": 1, "phase": "done", "bytes": _MANIFEST["bytes"], "total": _MANIFEST["bytes"], "at": time.time()}
+        machine.models[plan["folder"]] = _BYTES
+        row = {"v": 1, "phase": "done", "bytes": _BYTES, "total": _BYTES, "at": time.time()}
         row |= {key: plan[key] for key in ("id", "model", "commit", "reference")}
         row |= {"upstream": "", "error": "", "source": plan["me"] == plan["hosts"][0]["name"], "unfed": False}
         box.files[STATUS.strip("/")] = json.dumps({**row, "digest": _MANIFEST["digest"]}).encode()

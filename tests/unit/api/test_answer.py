@@ -6,6 +6,7 @@ import math
 
 import pytest
 
+from vllm_cluster.serving.api import answer
 from vllm_cluster.serving.api.answer import (
     CHAT,
     COMPLETIONS,
@@ -144,3 +145,29 @@ def test_an_answer_of_another_shape_is_refused(choices: object) -> None:
         ModelReply().add({"choices": choices}, 3, 3, 1.0)
     with pytest.raises(OddAnswer):
         ModelReply().add({"choices": [], "usage": choices}, 3, 3, 1.0)
+
+
+TOKEN = {"token": "a", "logprob": -1.0, "top_logprobs": [{"token": "a", "logprob": -1.0}] * 3}
+
+
+# fault: serving/api/answer.py: if self._size > MAX_REPLY: → if False:
+# fault: serving/api/answer.py: COUNTED * (new + _tokens(piece.logprobs)) → COUNTED * new
+# fault: serving/api/answer.py: COUNTED * (new + _tokens(piece.logprobs)) → COUNTED * _tokens(piece.logprobs)
+@pytest.mark.promise("P46")
+@pytest.mark.parametrize("kind", ["text", "logprobs", "answers"])
+def test_a_reply_without_end_takes_no_memory_without_end(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of one answer the text was bounded, and neither its logprobs nor how many answers there are."""
+    monkeypatch.setattr(answer, "MAX_REPLY", 1 << 20)
+
+    def event(number: int) -> dict[str, object]:
+        parts: dict[str, dict[str, object]] = {
+            "text": {"text": "x" * 1000},
+            "logprobs": {"logprobs": {"content": [TOKEN] * 10}},
+            "answers": {"index": number},
+        }
+        return {"choices": [parts[kind]]}
+
+    reply = ModelReply()
+    with pytest.raises(OddAnswer, match="has no end"):
+        for number in range(10_000):
+            reply.add(event(number), 3, None, 1.0)

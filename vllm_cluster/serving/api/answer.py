@@ -17,8 +17,9 @@ MAX_LOGPROBS = 20
 MIN_RATED = 2
 # What a proxy has kept back comes in a burst: its rate would be that of the network.
 MIN_RATED_SECONDS = 0.02
-# Of one answer, in characters: no context of a model is as long.
-MAX_ANSWER = 64 << 20
+# Of a reply with all its answers, in characters: no context of a model is as long. A token with its logprobs, and an
+# answer, count as so many: what they take in memory.
+MAX_REPLY, COUNTED = 64 << 20, 250
 
 
 class OddAnswer(ValueError):
@@ -65,8 +66,6 @@ class Answer:
 
     def add(self, piece: Piece) -> None:
         """Append what has arrived."""
-        if len(self.text) + len(self.reasoning) > MAX_ANSWER:
-            raise ValueError("has no end")
         self.text += piece.text
         self.reasoning += piece.reasoning
         self.logprobs += piece.logprobs
@@ -84,6 +83,7 @@ class ModelReply:
     seconds_to_first: float | None = None
     tokens_to_first: int = 0
     seconds: float = 0.0
+    _size: int = 0
 
     def add(self, document: Document, wanted: int, prompt_wanted: int | None, seconds: float) -> list[Piece]:
         """Take an event of the stream, or the whole answer; its pieces.
@@ -94,18 +94,28 @@ class ModelReply:
         try:
             event = convert(AnswerEvent, document, "the API")
             found = list(pieces(event, wanted))
-            for piece in found:
-                self.answers.setdefault(piece.index, Answer()).add(piece)
         except ValueError:
             raise OddAnswer("the answer is not as the API has it") from None
+        for piece in found:
+            new = piece.index not in self.answers
+            self._count(len(piece.text) + len(piece.reasoning) + COUNTED * (new + _tokens(piece.logprobs)))
+            self.answers.setdefault(piece.index, Answer()).add(piece)
         self.usage = event.usage or self.usage
         if prompt_wanted is not None:
-            self.prompt_logprobs += prompt_logprobs(event, prompt_wanted)
+            asked = prompt_logprobs(event, prompt_wanted)
+            # A stream has none: they come once, within the limit of an event.
+            self._count(COUNTED * _tokens(asked) if self.prompt_logprobs else 0)
+            self.prompt_logprobs += asked
         self.seconds = seconds
         if self.seconds_to_first is None and any(piece.text or piece.reasoning for piece in found):
             self.seconds_to_first = seconds
             self.tokens_to_first = self.usage.completion_tokens if self.usage else len(self.answers)
         return found
+
+    def _count(self, size: int) -> None:
+        self._size += size
+        if self._size > MAX_REPLY:
+            raise OddAnswer("the answer has no end")
 
     @property
     def first(self) -> Answer:
@@ -169,6 +179,11 @@ def prompt_logprobs(event: AnswerEvent, wanted: int) -> list[TokenLogprob]:
         _prompt_token(row or {}, None if number is None else str(number), wanted)
         for row, number in zip(rows, ids, strict=False)
     ]
+
+
+def _tokens(found: Sequence[TokenLogprob]) -> int:
+    """How many tokens are in it, the most probable ones too."""
+    return sum(1 + len(one.top) for one in found)
 
 
 def error_message(document: object) -> str | None:

@@ -10,13 +10,14 @@ import http.client
 import json
 import socket
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from http import HTTPStatus
 from typing import TYPE_CHECKING
 
 from vllm_cluster.kernel.clock import SYSTEM_CLOCK
 from vllm_cluster.kernel.errors import VclusterError
 from vllm_cluster.serving.api.answer import error_message
-from vllm_cluster.wire.reading import MAX_BYTES, RefusedDocument, document
+from vllm_cluster.wire.reading import MAX_BYTES, MAX_VALUES, RefusedDocument, document
 
 if TYPE_CHECKING:
     from _typeshed import WriteableBuffer
@@ -24,6 +25,11 @@ if TYPE_CHECKING:
 # Of an error, of a page, of one event, and of one with what was asked for: logprobs of a long prompt are tens of
 # megabytes in one answer, and take ten times that here.
 MAX_ERROR, MAX_PAGE, MAX_EVENT, MAX_LOGPROBS = 1 << 20, MAX_BYTES, 16 << 20, 256 << 20
+# What one token has beside the text, in bytes and in values of JSON; the most that a vocabulary has; and the tokens of
+# an answer that is not streamed, where no limit is asked for.
+TOKEN_BYTES, TOKEN_VALUES, MAX_VOCABULARY, MAX_TOKENS = 150, 16, 300_000, 32_768
+# Tokens of a chat's template.
+TEMPLATE_TOKENS = 4096
 DATA, DONE = b"data:", b"[DONE]"
 # Bytes a second, of what is not silent: a page of 3 MB takes half a minute more.
 SLOWEST = 100_000
@@ -123,15 +129,16 @@ def post(port: int, path: str, body: Mapping[str, object], key: str, seconds: fl
     Raises:
         Refused, Broken, Silent: see there.
     """
-    large = any(body.get(name) is not None for name in ("logprobs", "top_logprobs", "prompt_logprobs"))
-    connection = _Connection(port, seconds, MAX_LOGPROBS if large else MAX_EVENT)
+    sent = json.dumps(body).encode()
+    most = _event_limit(body, len(sent))
+    connection = _Connection(port, seconds, most.bytes)
     try:
         headers = {**_with_key(key), "Content-Type": "application/json"}
-        connection.request("POST", path, json.dumps(body).encode(), headers)
+        connection.request("POST", path, sent, headers)
         reply = connection.getresponse()
         if reply.status != HTTPStatus.OK:
             raise Refused(reply.status, _message(reply.read(MAX_ERROR)))
-        for event in _events(reply, large=large):
+        for event in _events(reply, most):
             yield event
             connection.renew()
     except TimeoutError:
@@ -147,28 +154,50 @@ def _with_key(key: str) -> dict[str, str | bytes]:
     return {"Authorization": f"Bearer {key}".encode()}
 
 
-def _events(reply: http.client.HTTPResponse, *, large: bool) -> Iterator[Mapping[str, object]]:
-    most = MAX_LOGPROBS if large else MAX_EVENT
+@dataclass(frozen=True)
+class _Limit:
+    """Of one event."""
+
+    bytes: int
+    values: int
+
+
+def _event_limit(body: Mapping[str, object], sent: int) -> _Limit:
+    """What an event may have, by what was asked for: a head that was taken over sends any number of logprobs."""
+
+    def asked(name: str) -> int:
+        number = body.get(name)
+        # True is a chat's own, whose number has another name; -1 is all of the vocabulary.
+        return MAX_VOCABULARY if number == -1 else number if type(number) is int else 0
+
+    # Of a prompt no token is shorter than a byte of the request.
+    prompt = (sent + TEMPLATE_TOKENS) * (asked("prompt_logprobs") + 2) if body.get("prompt_logprobs") is not None else 0
+    tokens = 64 if body.get("stream") else asked("max_tokens") or MAX_TOKENS
+    named = any(body.get(name) is not None for name in ("logprobs", "top_logprobs"))
+    answer = tokens * (max(asked("logprobs"), asked("top_logprobs")) + 2) if named else 0
+    count = min(prompt + answer, MAX_LOGPROBS // TOKEN_BYTES)
+    return _Limit(MAX_EVENT + count * TOKEN_BYTES, MAX_VALUES + count * TOKEN_VALUES)
+
+
+def _events(reply: http.client.HTTPResponse, most: _Limit) -> Iterator[Mapping[str, object]]:
     if not (reply.getheader("Content-Type") or "").startswith("text/event-stream"):
-        yield _event(reply.read(most + 1), large=large)
+        yield _event(reply.read(most.bytes + 1), most)
         return
-    while line := reply.readline(most):
+    while line := reply.readline(most.bytes):
         data = line.removeprefix(DATA).strip()
         if not line.startswith(DATA):
             continue
         if data == DONE:
             return
-        yield _event(data, large=large)
+        yield _event(data, most)
     raise Broken("the answer has no end")
 
 
-def _event(raw: bytes, *, large: bool) -> Mapping[str, object]:
+def _event(raw: bytes, most: _Limit) -> Mapping[str, object]:
     try:
-        found = json.loads(raw) if large else document(raw, "the answer", MAX_EVENT)
+        found = document(raw, "the answer", most.bytes, most.values)
     except RefusedDocument as refused:
         raise Broken(f"the answer {refused.why}") from None
-    except (ValueError, RecursionError):
-        raise Broken("the answer is not a JSON document") from None
     if not isinstance(found, dict):
         raise Broken("the answer is not an object")
     if message := error_message(found):
