@@ -199,9 +199,9 @@ def test_what_docker_does_not_start_is_an_error_in_its_words(host: Transport, im
         run_program(connection, program, InNode("no-such"), soon())
     bare = TemporaryContainer(Owner(CLUSTER, None), "probe", image)
     with pytest.raises(CommandFailed, match=r"gpu1: contract: .*no-such-command"):
-        run_program(connection, RemoteProgram("contract", ("no-such-command",)), bare, soon())
+        run_program(connection, RemoteProgram("contract", ("no-such-command",), 60.0), bare, soon())
     assert not containers(CLUSTER)
-    ended = run_program(connection, RemoteProgram("contract", ("no-such-command",)), OnHost(), soon())
+    ended = run_program(connection, RemoteProgram("contract", ("no-such-command",), 60.0), OnHost(), soon())
     assert ended.code == 127
     assert "no-such-command" in ended.text
     connection.docker.close()

@@ -20,7 +20,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.promise, pytest.mark.deep]
 
 # What P51 gives the front to notice.
 NOTICED = 5.0
-# So long a host is away: a node that has not heard its head for 10 s has ended its parts by then.
+# So long a host is away: a node without a beat of its head for 10 s has ended its parts by then.
 AWAY = 30.0
 
 

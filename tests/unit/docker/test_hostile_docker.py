@@ -153,7 +153,7 @@ print(next(int(line.split()[1]) for line in open("/proc/self/status") if line.st
 MOST_MB = 100
 
 
-# fault: wire/reading.py: > MAX_VALUES: → > 1 << 40:
+# fault: wire/reading.py: > values: → > 1 << 40:
 @pytest.mark.slow
 @pytest.mark.promise("P46")
 def test_no_answer_takes_much_memory() -> None:

@@ -34,9 +34,19 @@ class Pieces:
         return "docker: Error response from daemon\n"
 
 
-def reading(*pieces: bytes, ends: bool = True) -> RunningProgram:
+def reading(*pieces: bytes, ends: bool = True, seconds: float = 60.0) -> RunningProgram:
     """What is read of these pieces."""
-    return RunningProgram("gpu1", RemoteProgram("test", ()), cast(Stream, Pieces(*pieces, ends=ends)))
+    stream, whole = cast(Stream, Pieces(*pieces, ends=ends)), Deadline.after(seconds)
+    return RunningProgram("gpu1", RemoteProgram("test", (), seconds), stream, whole)
+
+
+# fault: kernel/hosts/program.py: min(deadline.left(), self._whole.left()) → deadline.left()
+def test_a_host_that_gives_a_little_now_and_then_gives_for_as_long_as_the_program_may_take() -> None:
+    """Its reader allows a minute for each line."""
+    drip = reading(*[b'{"a": 1}\n'] * 400_000, seconds=0.05)
+    with pytest.raises(TimedOut, match="did not answer in time"):
+        while True:
+            drip.next(Deadline.after(60))
 
 
 def test_objects_are_read_however_they_are_cut_and_greetings_are_not() -> None:

@@ -128,7 +128,7 @@ class NodeCommand:
         """Send a signal to the command and what it has started; with a terminal the terminal does that."""
         if self._size is not None or not self._known.wait(SIGNAL_SECONDS):
             return
-        program = RemoteProgram("signal", ("sh", "-c", _SIGNAL, "sh", name, str(self._pid)))
+        program = RemoteProgram("signal", ("sh", "-c", _SIGNAL, "sh", name, str(self._pid)), SIGNAL_SECONDS)
         with contextlib.suppress(HostError):
             self._node.run(program, SIGNAL_SECONDS)
 

@@ -24,6 +24,8 @@ from vllm_cluster.wire.pull import ModelFile
 START_SECONDS = 60.0
 # Until the program that feeds has begun: what a host has of the files is hashed first.
 READY_SECONDS = 50_000.0
+# 10 TB at 100 Mbit/s.
+FEED_SECONDS = 1e6
 # Until it has put a file in its place: a flush of a large one to a slow disk.
 PLACE_SECONDS = 600.0
 PIECE = 1 << 20
@@ -154,7 +156,7 @@ def feed(connection: HostConnection, cluster: str, files: Sequence[ModelFile], f
         HostError: the host takes no more, or a file has another content than it should.
         UsageError: a file cannot be read, or has changed since it was hashed.
     """
-    program = RemoteProgram("feed", ("python3", "-u", "-c", _FEED), changes=True)
+    program = RemoteProgram("feed", ("python3", "-u", "-c", _FEED), FEED_SECONDS, changes=True)
     after = connection.runtime.after
     with start(connection, program, InNode(container_name(cluster)), after(START_SECONDS)) as there:
         row = _next(there, after(START_SECONDS))

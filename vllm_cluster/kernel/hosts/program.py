@@ -26,9 +26,13 @@ MAX_BYTES = 4 << 20
 MAX_PRINTED = 64 << 10
 PIECE = 64 << 10
 SEND_SECONDS = 10.0
+# For a busy host to start what then ends itself.
+BEGIN_SECONDS = 60.0
 # A disk of the host that takes nothing for as long.
 STUCK_SECONDS = 120.0
 END_SECONDS = 10.0
+# For a busy host to start what then ends itself.
+BEGIN_SECONDS = 60.0
 # What docker itself prints where it starts nothing; 20.10 names no daemon where there is no such container.
 _REFUSED = re.compile(r"^Error(?: response from daemon)?: (.+)", re.MULTILINE)
 
@@ -40,11 +44,13 @@ T = TypeVar("T")
 class RemoteProgram:
     """What to run, by a name for errors; one that `changes` the host is sent under the lease, and ends with it.
 
-    One that is read line by line for as long as it runs has no `max_bytes`.
+    It has so many `seconds` in all, beside what each wait allows: a host that gives a byte now and then ends no wait. One
+    that is read line by line for as long as it runs has no `max_bytes`.
     """
 
     name: str
     argv: tuple[str, ...]
+    seconds: float
     changes: bool = False
     max_line: int = MAX_LINE
     max_bytes: float = MAX_BYTES
@@ -62,7 +68,8 @@ def python_source(name: str, text: str, *arguments: str, seconds: float, needs: 
     """As `python`, for this source."""
     module = (f"vllm_cluster.{needs}", source(*needs.rsplit(".", 1))) if needs else ("", "")
     bounded = source("kernel.hosts.on_host", "bounded")
-    return RemoteProgram(name, ("python3", "-u", "-c", bounded, f"{seconds:g}", name, text, *module, *arguments))
+    argv = ("python3", "-u", "-c", bounded, f"{seconds:g}", name, text, *module, *arguments)
+    return RemoteProgram(name, argv, seconds + BEGIN_SECONDS)
 
 
 def source(where: str, name: str) -> str:
@@ -108,12 +115,14 @@ class RunningProgram:
         host: str,
         program: RemoteProgram,
         stream: Stream,
+        whole: Due,
+        *,
         remove: Callable[[], None] = lambda: None,
         container: str = "",
     ) -> None:
-        """`remove` takes away what a program that did not end by itself leaves on the host."""
+        """`whole` is for all of it; `remove` takes away what one that did not end by itself leaves on the host."""
         self.host, self.program, self.container = host, program, container
-        self._stream, self._remove = stream, remove
+        self._stream, self._whole, self._remove = stream, whole, remove
         self._lines: deque[bytes] = deque()
         self._rest, self._printed = b"", bytearray()
         self._received = 0
@@ -195,7 +204,7 @@ class RunningProgram:
     def _more(self, deadline: Due) -> bytes:
         if len(self._rest) > self.program.max_line or self._received > self.program.max_bytes:
             raise HostError(self.host, "its program printed too much", again=())
-        if not (left := deadline.left()):
+        if not (left := min(deadline.left(), self._whole.left())):
             raise TimedOut(self.host, "its program did not answer in time", again=())
         self._stream.settimeout(left)
         try:
@@ -268,14 +277,15 @@ def start(connection: HostConnection, program: RemoteProgram, place: Place, dead
     Raises:
         HostError: it cannot be started.
     """
+    whole = connection.runtime.after(program.seconds)
     match place:
         case OnHost():
             opened = connection.open_changing if program.changes else connection.transport.open_stream
-            return RunningProgram(connection.name, program, opened(program.argv, deadline))
+            return RunningProgram(connection.name, program, opened(program.argv, deadline), whole)
         case InNode(container):
             argv = ("docker", "exec", "--interactive", container, *program.argv)
             opened = connection.open_changing if program.changes else connection.transport.open_stream
-            return RunningProgram(connection.name, program, opened(argv, deadline))
+            return RunningProgram(connection.name, program, opened(argv, deadline), whole)
     name = temporary_name(place.owner.cluster, place.kind)
 
     def remove() -> None:
@@ -288,7 +298,7 @@ def start(connection: HostConnection, program: RemoteProgram, place: Place, dead
         with suppress(HostError):
             remove()
         raise
-    return RunningProgram(connection.name, program, stream, remove, name)
+    return RunningProgram(connection.name, program, stream, whole, remove=remove, container=name)
 
 
 def run_program(

@@ -142,7 +142,9 @@ class ImageCarrier:
         unneeded = {*image.layers[:have]} - {*image.layers[have:]}
         digests = sorted(layer.removeprefix("sha256:") for layer in unneeded)
         argv = self._beside(("python3", "-c", source("kernel.images.on_host", "split_image"), str(have), *digests))
-        program = RemoteProgram("docker save", ("sh", "-c", SAVE, "sh", image.id, *argv), max_bytes=math.inf)
+        program = RemoteProgram(
+            "docker save", ("sh", "-c", SAVE, "sh", image.id, *argv), PUSH_SECONDS, max_bytes=math.inf
+        )
         row: Message = {}
         with start(self._connection, program, OnHost(), self._runtime.after(START_SECONDS)) as running:
             due = MovingDeadline(SAVE_SECONDS, self._runtime.after(PUSH_SECONDS))
@@ -201,7 +203,7 @@ class ImageCarrier:
                 json.dumps(blobs.manifest("config", "layers")),
             )
         )
-        program = RemoteProgram("docker load", ("sh", "-c", LOAD, "sh", *argv), changes=True)
+        program = RemoteProgram("docker load", ("sh", "-c", LOAD, "sh", *argv), PUSH_SECONDS, changes=True)
         with start(self._connection, program, OnHost(), self._runtime.after(START_SECONDS)) as running:
             ended = running.finish(self._runtime.after(load_seconds(blobs.size)))
         if ended.code:

@@ -21,7 +21,7 @@ def pull(connection: HostConnection, image: str, deadline: Deadline, progress: C
     Raises:
         CommandFailed: with what would help.
     """
-    program = RemoteProgram("pull", ("docker", "pull", image), changes=True)
+    program = RemoteProgram("pull", ("docker", "pull", image), deadline.left(), changes=True)
     with start(connection, program, OnHost(), deadline) as running:
         try:
             _follow(running.lines(deadline), image, progress)

@@ -53,7 +53,7 @@ def open_here(job: HeadJob) -> RunningProgram:
         python("features.batch.on_host", "batch_job", job.folder, seconds=600), max_line=LINE, max_bytes=1e9
     )
     stream = transport.open_stream(program.argv, Deadline.after(10))
-    job._running = job._stack.enter_context(RunningProgram("gpu1", program, stream))
+    job._running = job._stack.enter_context(RunningProgram("gpu1", program, stream, Deadline.after(600)))
     return job._running
 
 
@@ -390,7 +390,7 @@ def test_a_look_at_the_batches_ends_with_its_answer(monkeypatch: pytest.MonkeyPa
 
     def here(_connection: object, program: RemoteProgram, _place: object, deadline: Deadline) -> RunningProgram:
         stream = LocalTransport(Target("gpu1", "local")).open_stream(program.argv, deadline)
-        return RunningProgram("gpu1", program, stream)
+        return RunningProgram("gpu1", program, stream, Deadline.after(600))
 
     monkeypatch.setattr(head_job, "start", here)
     monkeypatch.setattr(batches_module, "LOOK_SECONDS", 60.0)

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from tests.support.figures import record
+from tests.support.sim import blobs, lab, make
 from tests.support.sim import carrier as streams
-from tests.support.sim import lab, make
 from tests.support.sim.lab import Outcome
 from tests.support.sim.world import Box, Machine, Picture, World
 from vllm_cluster.features.images.action import images
@@ -322,7 +322,7 @@ def test_a_host_that_drips_is_not_waited_for_without_end(
     if kind == "_CarryStream":
         next(iter(world.machines["gpu2"].images.values())).tags.append("vcluster-node:0123456789ab-ray2.56.1")
 
-    def recv(stream: Any, size: int) -> bytes:
+    def recv(stream: Any, size: int) -> Any:
         if kind == "_CarryStream" and stream.transport.host == "gpu1":
             return good(stream, size)
         next(left)
@@ -334,10 +334,10 @@ def test_a_host_that_drips_is_not_waited_for_without_end(
         return drip or b"x"
 
     if kind == "_BlobsStream":
-        made = streams.blobs.row
-        huge = {"sizes": dict.fromkeys(made(world.machines["gpu1"].picture(OTHER))["sizes"], 10**9)}
-        monkeypatch.setattr(streams.blobs, "row", lambda picture: {**made(picture), **huge})
-        world.machines["gpu2"].free = 10**15
+        made = blobs.row
+        monkeypatch.setattr(
+            blobs, "row", lambda picture: {**made(picture), "sizes": dict.fromkeys(blobs.of(picture), 10**9)}
+        )
     good = getattr(streams, kind).recv
     monkeypatch.setattr(getattr(streams, kind), "recv", recv)
     began = world.clock.now
