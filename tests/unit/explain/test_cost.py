@@ -103,7 +103,7 @@ def test_each_mark_of_a_start_or_of_work_is_found_by_a_needle() -> None:
             assert kind_of(tuple(own))[number], mark
 
 
-# fault: kernel/explain/scan.py: any_kind = rewritten and → any_kind = False and
+# fault: kernel/explain/scan.py: if self._rewritten and any( → if False and any(
 @pytest.mark.parametrize(
     "line", ["CUDA e\x1b[0mrror: an illegal frob", "CUDA e[0mrror: frob", '{"log":"CUDA \\u0065rror: frob"}']
 )

@@ -174,7 +174,7 @@ def test_a_part_of_a_server_that_answers_elsewhere_is_not_unfinished() -> None:
     assert explained(START, start % "", together=False).result == "unfinished"
 
 
-# fault: kernel/explain/log_line.py: grade or bracketed or → grade or
+# fault: kernel/explain/log_line.py: level or bracketed or → level or
 @pytest.mark.parametrize(
     ("line", "level"),
     [

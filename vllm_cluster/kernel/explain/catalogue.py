@@ -6,7 +6,7 @@ import re
 import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,6 +18,7 @@ from vllm_cluster.kernel.explain.words import needle
 
 # What NCCL writes as a rank begins to join a communicator, and when it has.
 COMMUNICATORS = " - Init "
+_DIGIT, _REPETITION = re.compile("[0-9]"), re.compile(r"\{[0-9,]{1,9}\}")
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,6 +41,12 @@ class LogPattern:
     distinct: int = 1
     mild: bool = False  # it was seen in a line of a level below error
     who: re.Pattern[str] | None = None
+
+    @cached_property
+    def asks_digits(self) -> bool:
+        """Whether it matters which digits a line has: only without one the sign is in all lines of its form."""
+        patterns = (one.pattern for one in (self.matches, self.who) if one)
+        return bool(_DIGIT.search(" ".join((self.needle, *(_REPETITION.sub("", pattern) for pattern in patterns)))))
 
 
 def _failures(subjects: Mapping[str, Mapping[str, Any]], patterns: Mapping[str, str]) -> Iterator[KnownFailure]:
@@ -131,6 +138,7 @@ class LineKind(NamedTuple):
     turns: bool = True
     works: bool = True
     quiet: bool = True
+    steady: bool = False  # none of its signs asks which digits the line has
 
 
 # A line that has one of these marks has a needle that is a part of it, too.
@@ -147,4 +155,5 @@ def kind_of(numbers: tuple[int, ...]) -> LineKind:
     """What a line is that holds the needles of these numbers, in the order of NEEDLES."""
     kinds = [_KINDS[number] for number in sorted(set(numbers))]
     signs = tuple(chain.from_iterable(kind.signs for kind in kinds))
-    return LineKind(signs, *(any(kind[at] for kind in kinds) for at in range(1, len(LineKind._fields))))
+    turns, works, quiet = (any(kind[at] for kind in kinds) for at in (1, 2, 3))
+    return LineKind(signs, turns, works, quiet, not any(known.asks_digits for known in signs))

@@ -56,6 +56,9 @@ class Frame:
     function: str
 
 
+Judged = tuple[tuple[LogPattern, ...], bool]  # the signs of a line that count, and whether it reports a failure
+
+
 class Nearby(NamedTuple):
     """A line of a piece of a log, with what is above and below it, and the signs that it and the piece may hold."""
 
@@ -64,6 +67,7 @@ class Nearby(NamedTuple):
     end: int
     signs: tuple[LogPattern, ...]
     kind: LineKind = LineKind(())
+    judged: list[Judged] | None = None  # the signs of all lines of this form, once known
 
     @property
     def text(self) -> bytes:

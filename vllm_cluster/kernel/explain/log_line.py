@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from functools import lru_cache, partial
 from typing import NamedTuple
 
-from vllm_cluster.kernel.explain.prefix import peel
+from vllm_cluster.kernel.explain.prefix import find_prefix, unwrapped
+from vllm_cluster.kernel.explain.words import ZEROED
 
 MAX_LINE = 4096
 DAY = 86400.0
@@ -22,14 +23,14 @@ _HEAD = 400
 _InYear = tuple[int, int, int, int, int, str | None]
 # Pasted from a terminal, colours are without their escape character, or it is written with two.
 _ANSI = re.compile(r"(?:\x1b|\^\[)\[[0-9;?]*[ -/]*[@-~]|\x1b[^\[]?|\[\d{1,2}(?:;\d{1,3}){0,4}m")
-_WHO = re.compile(r"^\s*(?:\(([A-Za-z][\w.:-]{0,60}(?: [^()]{0,120})?)\)|\[(rank\d{1,5}|\w{1,20})\]:?) ?")
+_WHO = re.compile(r"\s*(?:\(([A-Za-z][\w.:-]{0,60}(?: [^()]{0,120})?)\)|\[(rank\d{1,5}|\w{1,20})\]:?) ?")
 _REPEATED = re.compile(r" ?\[repeated (\d{1,9})x across cluster\](?: \(Ray deduplicates logs[^)]{0,400}\))?")
 # Before 0.8 vLLM opened no bracket before the file.
 _LEVEL = re.compile(
-    r"^(DEBUG|INFO|WARNING|ERROR|CRITICAL) (?:\d\d-\d\d \d\d:\d\d:\d\d(?:\.\d{1,9})? )?\[?[^\[\] ]{1,120}:\d{1,6}\] ?"
+    r"(DEBUG|INFO|WARNING|ERROR|CRITICAL) (?:\d\d-\d\d \d\d:\d\d:\d\d(?:\.\d{1,9})? )?\[?[^\[\] ]{1,120}:\d{1,6}\] ?"
 )
 # Ray's own lines: Python's with a tab, C++'s with a letter, and dumps of its state, full of words like "failed: 0".
-_GROUP_LEVEL = re.compile(r"^[\d-]{10} [\d:]{8},\d{3}\s([A-Z]+) |^\[[\d-]{10} [\d:,]{12} ([A-Z]) |^\[(state-dump)\]")
+_GROUP_LEVEL = re.compile(r"[\d-]{10} [\d:]{8},\d{3}\s([A-Z]+) |\[[\d-]{10} [\d:,]{12} ([A-Z]) |\[(state-dump)\]")
 # Of programs that have no bracket: `WARNING: …`, `x.py:7: UserWarning: …`, `… - WARNING - …`, `level=warning`.
 _WORD_LEVEL = re.compile(
     r"^\W{0,3}(debug|info|warn|notice)(?:ing)?\]?:(?=\s|\w+:)|^\S{1,300}:\d{1,6}: \w{0,40}(warn)ing: "
@@ -47,7 +48,9 @@ _BRACKETED = {
 _WORD_LEVELS = {"debug": "DEBUG", "info": "INFO", "notice": "INFO", "warn": "WARNING"}
 # What pytest puts before a line.
 _TEST = "E   "
-_NCCL_HOST = re.compile(r"^([\w.-]{1,80}):\d{1,9}:\d{1,9} \[\d{1,3}\] ")
+# What a line in JSON begins with.
+_WRAPPED = ("{", f"{_TEST}{{")
+_NCCL_HOST = re.compile(r"([\w.-]{1,80}):\d{1,9}:\d{1,9} \[\d{1,3}\] ")
 _LEVELS = ("DEBUG ", "INFO ", "WARNING ", "ERROR ", "CRITICAL ")
 _CLOCK = r"(?P<h>\d\d):(?P<m>\d\d):(?P<s>\d\d)(?:[.,](?P<f>\d{1,9}))?"
 _MONTHS = "JanFebMarAprMayJunJulAugSepOctNovDec"
@@ -73,6 +76,7 @@ _OWN_LINE = re.compile(
     r"((?:\([A-Z]\w{1,60} pid=\d{1,9}\) ){0,3})(DEBUG|INFO|WARNING|ERROR|CRITICAL) "
     r"(\d\d-\d\d \d\d:\d\d:\d\d(?:\.\d{1,9})?) \[[^\[\] ]{1,120}:\d{1,6}\] ?"
 )
+_PROCESS = re.compile(r"\(([^()]*)\) ")
 
 
 class LogLine(NamedTuple):
@@ -107,6 +111,30 @@ class LogLine(NamedTuple):
 
 # The constructor of a named tuple takes three times as long.
 _line = partial(tuple.__new__, LogLine)
+# Which digit one is does not matter to what takes a line apart, but for the word md5, which is no host: lines that
+# differ in digits only have their parts in the same places, which are looked for once.
+DIGIT_MATTERS = "md0"
+KEPT_FORMS = 2048
+
+
+class _Clock(NamedTuple):
+    """Where the time of a line is."""
+
+    form: re.Pattern[str]
+    stamp: slice
+    fraction: slice | None = None
+
+
+class _Form(NamedTuple):
+    """Where the parts of a line are. `repeated` is a count, and what is cut out of the line for it."""
+
+    clock: _Clock | None
+    who: Sequence[slice]
+    words: slice
+    level: str
+    host: slice | None = None
+    relayed: bool = False
+    repeated: tuple[slice, slice] | None = None
 
 
 def parse_line(raw: bytes, newest: float = UNDATED, names: frozenset[str] = frozenset()) -> LogLine:
@@ -117,34 +145,98 @@ def parse_line(raw: bytes, newest: float = UNDATED, names: frozenset[str] = froz
     text = raw[:MAX_LINE].decode("utf-8", "replace").rstrip("\r\n").removesuffix("^M")
     if "0m" in text or "\x1b" in text or "^[[" in text:
         text = _ANSI.sub("", text)
-    if (own := _OWN_LINE.match(text)) and "[repeated" not in text:
-        return _own_line(own, text, _own_time(own[3], newest))
-    peeled = peel(text.removeprefix(_TEST), names)
-    time, dated = _dated_time(peeled.text if peeled.relayed else text, newest)
-    text = peeled.text.removeprefix(_TEST)
-    if peeled.host and (own := _OWN_LINE.match(text)) and "[repeated" not in text:
-        return _own_line(own, text, time, peeled.host, dated=dated)
-    who = [peeled.host] if peeled.host else []
-    bracketed = ""
+    if (found := _OWN_LINE.match(text)) and "[repeated" not in text:
+        # These are many, and one pattern is faster than what follows.
+        who = found[1][1:-2].replace(") (", " ")
+        return _line((_own_time(found[3], newest), who, text[found.end() :].strip(), 1, found[2], "", False))
+    own, host = unwrapped(text.removeprefix(_TEST)) if text.startswith(_WRAPPED) else (text, "")
+    form = _form_of(_zeroed(own), names, own is not text, bool(host)) if without_digits(names) else None
+    form = form or _take_apart(own, names, own is not text, bool(host))
+    if own is text or form.relayed:
+        time, dated = _time_at(form.clock, own, newest)
+    else:
+        time, dated = _time_at(_clock_of(_zeroed(text[:_HEAD])), text, newest)
+    who, times = " ".join([own[part] for part in form.who]), 1
+    if form.host:
+        host = own[form.host]
+    elif host:
+        who = f"{host} {who}" if who else host
+    if form.repeated:
+        number, cut = form.repeated
+        times, own = int(own[number]), own[: cut.start] + own[cut.stop :]
+    return _line((time, who, own[form.words], times, form.level, host, dated))
+
+
+def _zeroed(text: str) -> bytes:
+    return text.encode("utf-8", "replace").translate(ZEROED)
+
+
+@lru_cache(16)
+def without_digits(names: frozenset[str]) -> bool:
+    """Whether no name has a digit: then lines that differ in digits only begin with the same ones."""
+    return not any(map(str.isdigit, "".join(names)))
+
+
+@lru_cache(KEPT_FORMS)
+def _form_of(zeroed: bytes, names: frozenset[str], wrapped: bool, named: bool) -> _Form | None:
+    text = zeroed.decode()
+    return None if DIGIT_MATTERS in text else _take_apart(text, names, wrapped, named)
+
+
+@lru_cache(KEPT_FORMS)
+def _clock_of(zeroed: bytes) -> _Clock | None:
+    return _find_clock(zeroed.decode())
+
+
+def _take_apart(text: str, names: frozenset[str], wrapped: bool, named: bool) -> _Form:
+    """Find the parts of a line. `wrapped`: it was in JSON, which has its time, and its host if it is `named`."""
+    prefix = find_prefix(text, names, 0 if wrapped else _past_test(text, 0), named=named)
+    clock = _find_clock(text, prefix.end if prefix.relayed else 0) if prefix.relayed or not wrapped else None
+    at, who, bracketed = _past_test(text, prefix.end), [prefix.host] if prefix.host else [], ""
+    if (who or named) and (own := _OWN_LINE.match(text, at)) and text.find("[repeated", at) < 0:
+        return _own_form(own, clock, prefix.host)._replace(relayed=prefix.relayed)
+    most = 5 if prefix.host or not named else 4
     # Each of these has a character without which it is not looked for.
-    while len(who) < 5 and (text[:1] in "([" or text[:1].isspace()) and (found := _WHO.match(text)):
+    while len(who) < most and ((first := text[at : at + 1]) in "([" or first.isspace()):
+        if not (found := _WHO.match(text, at)):
+            break
         if level_of := _BRACKETED.get((found[2] or "").upper()):
             bracketed = level_of
         else:
-            who.append(found[1] or found[2])
-        text = text[found.end() :]
-        if text[:1] == "[" or text[:1].isdigit():
-            text = peel(text, names).text.removeprefix(_TEST)
-    if "] " in text and (nccl := _NCCL_HOST.match(text)):
-        who.append(nccl[1])
-    repeated = _REPEATED.search(text) if "[repeated" in text else None
-    text = _REPEATED.sub("", text, count=1) if repeated else text
-    level = _LEVEL.match(text) if text.startswith(_LEVELS) else None
-    level = level or (_GROUP_LEVEL.match(text) if text[:1] == "[" or text[:1].isdecimal() else None)
-    text = text[level.end() if level and level.re is _LEVEL else 0 :].strip()
-    times, grade = int(repeated[1]) if repeated else 1, next(filter(None, level.groups()), "") if level else ""
-    grade = grade or bracketed or _level_by_word(text)
-    return _line((time, " ".join(who), text, times, grade, peeled.host, dated))
+            who.append(slice(*found.span(1 if found[1] else 2)))
+        at = found.end()
+        if text[at : at + 1] == "[" or text[at : at + 1].isdigit():
+            at = _past_test(text, find_prefix(text, names, at).end)
+    if text.find("] ", at) >= 0 and (nccl := _NCCL_HOST.match(text, at)):
+        who.append(slice(*nccl.span(1)))
+    repeated = None
+    if text.find("[repeated", at) >= 0 and (found := _REPEATED.search(text, at)):
+        repeated = slice(*found.span(1)), slice(*found.span())
+        text = text[: found.start()] + text[found.end() :]
+    words, level = _words_and_level(text, at)
+    level = level or bracketed or _level_by_word(text[words])
+    return _Form(clock, who, words, level, prefix.host, prefix.relayed, repeated)
+
+
+def _past_test(text: str, at: int) -> int:
+    return at + len(_TEST) if text.startswith(_TEST, at) else at
+
+
+def _words_and_level(text: str, at: int) -> tuple[slice, str]:
+    """Where the text of a line is, and the level that its logger has put before that."""
+    level = _LEVEL.match(text, at) if text.startswith(_LEVELS, at) else None
+    if level:
+        at = level.end()
+    elif text[at : at + 1] == "[" or text[at : at + 1].isdecimal():
+        level = _GROUP_LEVEL.match(text, at)
+    return _stripped(text, at), next(filter(None, level.groups()), "") if level else ""
+
+
+def _stripped(text: str, at: int) -> slice:
+    """What is behind this place, without the spaces around it."""
+    rest = text[at:].lstrip()
+    begin = len(text) - len(rest)
+    return slice(begin, begin + len(rest.rstrip()))
 
 
 def _level_by_word(text: str) -> str:
@@ -158,12 +250,10 @@ def _level_by_word(text: str) -> str:
     return _WORD_LEVELS[next(filter(None, found.groups())).lower()] if found else ""
 
 
-def _own_line(found: re.Match[str], text: str, time: float | None, host: str = "", *, dated: bool = False) -> LogLine:
+def _own_form(found: re.Match[str], clock: _Clock | None, host: slice | None = None) -> _Form:
     """A line of vLLM's own form, behind what a launcher has put before it."""
-    who = found[1][1:-2].replace(") (", " ")
-    if host:
-        who = f"{host} {who}" if who else host
-    return _line((time, who, text[found.end() :].strip(), 1, found[2], host, dated))
+    who = [slice(*one.span(1)) for one in _PROCESS.finditer(found.string, found.start(), found.end(1))]
+    return _Form(clock, [host, *who] if host else who, _stripped(found.string, found.end()), found[2], host)
 
 
 @lru_cache(1024)
@@ -181,21 +271,33 @@ def parse_time(text: str, newest: float = UNDATED) -> float | None:
 
 def _dated_time(text: str, newest: float) -> tuple[float | None, bool]:
     """The same, and whether it has a year."""
-    head = text[:_HEAD]
+    return _time_at(_find_clock(text), text, newest)
+
+
+def _find_clock(text: str, at: int = 0) -> _Clock | None:
+    """Where the first time of a line is, from this place on."""
+    head = text[at : at + _HEAD]
     if _ANY_TIME.search(head) is None:
-        return None, False
+        return None
     if (found := _OWN_TIME.match(head)) is None:
         found = _TIMES[0].search(head) if _ANY_YEAR.search(head) else None
         if found is None and any(map(head.__contains__, _LEVELS)):
             found = _TIMES[1].search(head)
         found = found or _TIMES[2].match(head) or _TIMES[3].search(head)
     if found is None:
+        return None
+    begin, end = found.start() + at, found.end() + at
+    if found["f"] and found.end("f") == found.end():
+        return _Clock(found.re, slice(begin, found.start("f") - 1 + at), slice(found.start("f") + at, end))
+    return _Clock(found.re, slice(begin, end))
+
+
+def _time_at(clock: _Clock | None, text: str, newest: float) -> tuple[float | None, bool]:
+    """The time that is there, and whether it has a year."""
+    if clock is None:
         return None, False
-    fraction = found["f"] if found.end("f") == found.end() else None
-    if not fraction:
-        return _time_of(found.re, found[0], newest)
-    at, dated = _time_of(found.re, found[0][: -len(fraction) - 1], newest)
-    return None if at is None else at + float(f"0.{fraction}"), dated
+    at, dated = _time_of(clock.form, text[clock.stamp], newest)
+    return at if at is None or clock.fraction is None else at + float(f"0.{text[clock.fraction]}"), dated
 
 
 @lru_cache(1024)

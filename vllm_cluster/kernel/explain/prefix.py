@@ -6,7 +6,6 @@ import json
 import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from functools import partial
 from typing import NamedTuple
 
 MAX_LEARNT = 2000  # lines that are looked at for names
@@ -67,8 +66,12 @@ class Peeled(NamedTuple):
     relayed: bool = False
 
 
-# The constructor of a named tuple takes three times as long.
-_peeled = partial(tuple.__new__, Peeled)
+class Prefix(NamedTuple):
+    """Where the prefix of a line ends, and which part of it is the name of the host."""
+
+    end: int
+    host: slice | None
+    relayed: bool
 
 
 def learn(lines: Iterable[str]) -> frozenset[str]:
@@ -109,37 +112,57 @@ def section(text: str) -> str:
     return found[1] if found and not found[1].strip("=#-*_.:").isdigit() else ""
 
 
-def peel(text: str, names: frozenset[str] = frozenset()) -> Peeled:
-    """Take off everything that a launcher or a collector has put before the line."""
-    host, relayed = "", False
+def unwrapped(text: str) -> tuple[str, str]:
+    """The line that a collector has put into JSON, and the host that it names; any other line as it is."""
     if text.startswith("{") and (inner := _JSON.search(text)):
         named = _JSON_HOST.search(text)
-        host, text = named[1] if named else "", _unquoted(inner[1])
+        return _unquoted(inner[1]), named[1] if named else ""
+    return text, ""
+
+
+def peel(text: str, names: frozenset[str] = frozenset()) -> Peeled:
+    """Take off everything that a launcher or a collector has put before the line."""
+    line, host = unwrapped(text)
+    prefix = find_prefix(line, names, named=bool(host))
+    return Peeled(line[prefix.end :], line[prefix.host] if prefix.host else host, prefix.relayed)
+
+
+def find_prefix(text: str, names: frozenset[str], at: int = 0, *, named: bool = False) -> Prefix:
+    """Where that ends, from this place on; `named`: its host is known, and what is only like a name is none."""
+    host, relayed = None, False
     for _ in range(MAX_DEPTH):
-        found = _found(text)
-        relayed = relayed or bool(found and found.re is _SYSLOG and found[2])
-        if found:
-            host = next(filter(None, found.groups()), "") or host or (found[0].strip(" :") if found.re is _HOST else "")
-            text = text[found.end() :]
+        if found := _found(text, at):
+            relayed = relayed or bool(found.re is _SYSLOG and found[2])
+            own = next((number for number, group in enumerate(found.groups(), 1) if group), 0)
+            if own or (found.re is _HOST and not (host or named)):
+                host = _stripped(text, " :", *found.span(own))
+            at = found.end()
             continue
-        name, gap, rest = text.partition(" ") if names else (text, "", "")
-        if not gap or name not in names:
+        end = text.find(" ", at) if names else -1
+        if end < 0 or text[at:end] not in names:
             break
-        host, text = host or name.strip(":"), rest
-    return _peeled((text, host, relayed))
+        host = host or (None if named else _stripped(text, ":", at, end))
+        at = end + 1
+    return Prefix(at, host, relayed)
 
 
-def _found(text: str) -> re.Match[str] | None:
+def _stripped(text: str, off: str, start: int, end: int) -> slice:
+    """This part of a text, without these characters at its ends."""
+    begin = end - len(text[start:end].lstrip(off))
+    return slice(begin, begin + len(text[begin:end].rstrip(off)))
+
+
+def _found(text: str, at: int) -> re.Match[str] | None:
     """The next prefix; the first character shows which ones it can be."""
-    first = text[:1]
+    first = text[at : at + 1]
     found = None
     if "A" <= first <= "Z":
-        found = _SYSLOG.match(text)
+        found = _SYSLOG.match(text, at)
     elif first == "[" or first.isdecimal():
-        found = _ISO.match(text)
-    if not found and "|" in text[:MAX_BAR]:
-        found = _BAR.match(text)
-    return found or (_HOST.match(text) if first in _BEGINS_HOST or first.isdecimal() else None)
+        found = _ISO.match(text, at)
+    if not found and text.find("|", at, at + MAX_BAR) >= 0:
+        found = _BAR.match(text, at)
+    return found or (_HOST.match(text, at) if first in _BEGINS_HOST or first.isdecimal() else None)
 
 
 def _unquoted(text: str) -> str:

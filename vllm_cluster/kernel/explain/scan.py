@@ -6,17 +6,27 @@ import re
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import accumulate, chain
+from itertools import chain
 from operator import itemgetter
+from typing import NamedTuple
 
 from vllm_cluster.kernel.explain import progress
-from vllm_cluster.kernel.explain.catalogue import NEEDLES, LineKind, kind_of
+from vllm_cluster.kernel.explain.catalogue import NEEDLES, LineKind, LogPattern, kind_of
 from vllm_cluster.kernel.explain.evidence import RECENT, LogScan
-from vllm_cluster.kernel.explain.frame import Nearby
-from vllm_cluster.kernel.explain.log_line import DAY, MAX_LINE, UNDATED, LogLine, learn_newest, parse_line
+from vllm_cluster.kernel.explain.frame import Judged, Nearby
+from vllm_cluster.kernel.explain.log_line import (
+    DAY,
+    DIGIT_MATTERS,
+    MAX_LINE,
+    UNDATED,
+    LogLine,
+    learn_newest,
+    parse_line,
+    without_digits,
+)
 from vllm_cluster.kernel.explain.prefix import learn, section
 from vllm_cluster.kernel.explain.stream import HostStream
-from vllm_cluster.kernel.explain.words import DistinctWords, Needle, needle
+from vllm_cluster.kernel.explain.words import ZEROED, DistinctWords, Needle, needle
 
 NEARLY_A_YEAR = 363 * DAY
 ABOVE = 8192  # characters above a line that are looked through for its time
@@ -39,6 +49,10 @@ _FAILED = tuple(
 _REWRITTEN = (b"\\u", b"\\/", b"\x1b", b"^[[", b"0m", b"[repeated")
 _RATES, _ENGINE = progress.RATES.encode(), re.compile(progress.ENGINE.pattern.encode())
 _PROGRESS = tuple(mark.encode() for mark in progress.PROGRESS)
+_MATTERS, _DIGIT = DIGIT_MATTERS.encode(), re.compile(rb"\d")
+_Anchors = Mapping[
+    bytes, Sequence[tuple[bytes, int]]
+]  # by the word by which they are found: keys, and numbers of NEEDLES
 
 
 @dataclass(frozen=True)
@@ -93,47 +107,94 @@ def _beginning(parts: Iterable[tuple[int, bytes]]) -> tuple[bytes, Iterable[tupl
     return b"".join(part for _, part in pieces), chain(pieces, all_parts)
 
 
-def candidate_lines(number: int, part: bytes) -> Iterator[tuple[int, bytes, Nearby]]:
+def candidate_lines(number: int, part: bytes, *, steady: bool = True) -> Iterator[tuple[int, bytes, Nearby]]:
     """The lines that may matter: number, text, and what is near it.
 
-    What a piece can hold is decided by its distinct words, and which lines are looked at by one word of each needle.
+    What a piece can hold is decided by its distinct words, which lines are looked at by one word of each needle, and
+    what a line is once for all of its form: those that differ in digits only. It is not `steady` where a digit
+    shows whose line it is.
     """
-    words, quoted = DistinctWords(part), b'\\"' in part
+    forms = part.translate(ZEROED).split(b"\n")
+    distinct = list(dict.fromkeys(forms))
+    text = b"\n".join(distinct)
+    words = DistinctWords(text)
     needles = words.possible(NEEDLES)
     signs = tuple(known for one in needles.values() for known in NEEDLES[one])
     anchors, failing = (
-        words.anchors(there) for there in (_there(part, needles), _there(part, words.possible(_FAILED)))
+        words.anchors(there) for there in (_there(text, needles), _there(text, words.possible(_FAILED)))
     )
     if not (anchors or failing):
         return
-    rewritten, every = [mark for mark in _REWRITTEN if mark in part], LineKind(signs)
-    lines = part.split(b"\n")
-    starts = list(accumulate(map(len, lines), initial=0))
-    for at, own in words.lines_with((*anchors, *failing)):
-        raw = lines[at]
-        # In JSON a quotation mark has a backslash.
-        text = raw.replace(b'\\"', b'"') if quoted else raw
-        found = [pair for word in own if word in anchors for pair in anchors[word] if pair[0] in text]
-        failed = [] if found else sorted(key for word in own for key, _ in failing.get(word, ()) if key in text)
-        if not (found or failed) or (failed and _CALM.search(text, 0, text.find(failed[0]))):
+    look = _Look(text, anchors, failing, signs)
+    looked = {distinct[at]: look.at_form(distinct[at], own) for at, own in words.lines_with((*anchors, *failing))}
+    end = -1
+    for at, (form, found) in enumerate(zip(forms, map(looked.get, forms), strict=True), number):
+        start, end = end + 1, end + 1 + len(form)
+        if not found:
             continue
-        start = starts[at] + at
-        end = start + len(raw)
+        raw, judged = part[start:end], None
+        if isinstance(found, _Form):
+            kind, judged = found.kind, found.judged if steady else None
+        elif alone := look.at_line(raw, found):
+            raw, kind = alone
+        else:
+            continue
+        yield at, raw, Nearby(part, start, end, signs, kind, judged)
+
+
+class _Form(NamedTuple):
+    """What all lines are that differ in digits only: `judged` is for what they are found to be, if that is the same."""
+
+    kind: LineKind
+    judged: list[Judged] | None
+
+
+class _Look:
+    """What the lines of a piece are looked at for: keys by their words."""
+
+    def __init__(self, text: bytes, anchors: _Anchors, failing: _Anchors, signs: tuple[LogPattern, ...]) -> None:
+        self._anchors, self._failing = anchors, failing
+        # In JSON a quotation mark has a backslash.
+        self._quoted = b'\\"' in text
+        self._rewritten, self._every = [mark for mark in _REWRITTEN if mark in text], LineKind(signs)
+        self._digits = {
+            word: digits
+            for word, pairs in anchors.items()
+            if (digits := [key.translate(ZEROED) for key, _ in pairs if _DIGIT.search(key)])
+        }
+
+    def at_form(self, form: bytes, own: frozenset[bytes]) -> _Form | frozenset[bytes] | None:
+        """What all lines of a form are; its words, where each must be looked at by itself."""
+        digits = self._digits and [key for word in own for key in self._digits.get(word, ())]
+        if len(form) > MAX_LINE or b"0m" in form or (digits and any(map(self._unquoted(form).__contains__, digits))):
+            return own
+        found = self.at_line(form, own)
+        return found and _Form(found[1], [] if found[1].steady and _MATTERS not in form else None)
+
+    def at_line(self, raw: bytes, own: frozenset[bytes]) -> tuple[bytes, LineKind] | None:
+        """What a line is, and its text: of an endless one, what is around the first key."""
+        text, anchors, failing = self._unquoted(raw), self._anchors, self._failing
+        found = [pair for word in own if word in anchors for pair in anchors[word] if pair[0] in text]
+        failed = [] if found else [key for word in own for key, _ in failing.get(word, ()) if key in text]
+        if not (found or failed) or (failed and _CALM.search(text, 0, text.find(min(failed)))):
+            return None
         if len(raw) > MAX_LINE:
-            # Of an endless line, what is around the first key.
             raw = _around(raw, [key for key, _ in found] or failed)
-        any_kind = rewritten and any(map(raw.__contains__, rewritten))
-        kind = every if any_kind else kind_of(tuple([number for _, number in found]))
-        yield number + at, raw, Nearby(part, start, end, signs, kind)
+        if self._rewritten and any(map(raw.__contains__, self._rewritten)):
+            return raw, self._every
+        return raw, kind_of(tuple([number for _, number in found]))
+
+    def _unquoted(self, text: bytes) -> bytes:
+        return text.replace(b'\\"', b'"') if self._quoted else text
 
 
-def _there(part: bytes, needles: Mapping[int, Needle]) -> dict[int, Needle]:
-    """Those of the needles that a piece holds as they are, or as JSON writes them."""
-    escaped = b'\\"' in part
+def _there(text: bytes, needles: Mapping[int, Needle]) -> dict[int, Needle]:
+    """Those of the needles that the forms of a piece can hold as they are, or as JSON writes them."""
+    escaped = b'\\"' in text
     return {
         at: one
         for at, one in needles.items()
-        if one.text in part or (escaped and one.text.replace(b'"', b'\\"') in part)
+        if (key := one.text.translate(ZEROED)) in text or (escaped and key.replace(b'"', b'\\"') in text)
     }
 
 
@@ -197,7 +258,7 @@ class _LogFile:
 
     def __init__(self, source: LogSource, newest: float, names: frozenset[str], seen: LogScan, room: HostRoom) -> None:
         self._source, self._newest, self._names, self._first = source, newest, names, seen
-        self._room = room
+        self._room, self._steady = room, without_digits(names)
         self._sections: list[tuple[int, str]] = [(0, "")]  # where the last ones begin
         self._streams: dict[str, HostStream] = {}
 
@@ -207,7 +268,7 @@ class _LogFile:
             part = _COLOUR.sub(b"", part)
         self._sections = [*self._sections[-1:], *_sections(number, part)]
         answers, before = list(_numbered(number, part, _answers(part))), 0
-        for at, raw, nearby in candidate_lines(number, part):
+        for at, raw, nearby in candidate_lines(number, part, steady=self._steady):
             # The year of what follows, by the last line above that begins with a date.
             if (dated := part.rfind(b"\n20", before, nearby.start)) >= 0:
                 self._note(self._parsed(part, dated + 1), at)

@@ -9,10 +9,11 @@ from functools import cache
 from vllm_cluster.kernel.explain import progress
 from vllm_cluster.kernel.explain.catalogue import SIGNS, LogPattern
 from vllm_cluster.kernel.explain.failure import SignKind
+from vllm_cluster.kernel.explain.frame import Judged, Nearby
 from vllm_cluster.kernel.explain.log_line import LogLine
 
 
-def classify(words: str, signs: Iterable[LogPattern] = SIGNS) -> tuple[tuple[LogPattern, ...], bool]:
+def classify(words: str, signs: Iterable[LogPattern] = SIGNS) -> Judged:
     """The signs that a line holds, of those that it may hold, and whether it reports a failure at all."""
     # A traceback quotes the statement above the message that it raised: `raise NoSpace("no space left")`.
     if words.startswith("raise "):
@@ -39,6 +40,20 @@ def _milder(known: LogPattern, *, mild: bool) -> LogPattern:
     if not mild and known.kind is not SignKind.CAUSE:
         return known
     return replace(known, kind=SignKind.BROAD if known.kind is SignKind.CAUSE else known.kind, mild=mild)
+
+
+def judge(parsed: LogLine, nearby: Nearby) -> Judged:
+    """The signs of a line that count, and whether it reports a failure; once for all lines of a form."""
+    # At DEBUG vLLM reports attempts that it gives up as part of a normal start.
+    if parsed.level == "DEBUG":
+        return (), False
+    if nearby.judged:
+        return nearby.judged[0]
+    found, trouble = classify(parsed.words, nearby.kind.signs)
+    judged = applicable(found, parsed, trouble=trouble) if found else (), trouble
+    if nearby.judged is not None:
+        nearby.judged.append(judged)
+    return judged
 
 
 def applicable(found: Iterable[LogPattern], parsed: LogLine, *, trouble: bool) -> tuple[LogPattern, ...]:

@@ -6,8 +6,10 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
+# What differs in digits only is looked at once.
+ZEROED = bytes(48 if 48 <= byte <= 57 else byte for byte in range(256))
 _LETTERS = b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ_"
-FEW = 16
+FEW = 4
 _SEPARATE = bytes(byte if byte in _LETTERS or byte == 10 else 32 for byte in range(256))
 # What can be right before a word and is none: a line break of JSON, and a colour that was pasted.
 _ESCAPED = re.compile(rb"\\[ntr]|\[\d{1,2}(?:;\d{1,3}){0,4}m")
@@ -76,9 +78,9 @@ class DistinctWords:
         # A few words are found in a line faster than it is split.
         few = known if len(known) <= FEW else (b"",)
         found = {
-            shape: known.intersection(own)
+            shape: own
             for shape in self._shapes
-            if any(map(shape.__contains__, few)) and not known.isdisjoint(own := shape.split())
+            if any(map(shape.__contains__, few)) and (own := known.intersection(shape.split()))
         }
         return ((at, own) for at, own in enumerate(map(found.get, self._lines)) if own)
 
