@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from itertools import chain
@@ -19,6 +19,16 @@ from vllm_cluster.kernel.explain.words import needle
 # What NCCL writes as a rank begins to join a communicator, and when it has.
 COMMUNICATORS = " - Init "
 _DIGIT, _REPETITION = re.compile("[0-9]"), re.compile(r"\{[0-9,]{1,9}\}")
+# What an expression can begin with: one of these words, in any case or as they are.
+_LEADS = re.compile(r"(?:\(\?i\))?(?:\\b)?\(\?:([a-z0-9|]+)\)(?![?*{+])")
+
+
+def _is_divided(pattern: str) -> bool:
+    """Whether an expression has several as a whole: it need not begin as the first of them."""
+    inside = re.sub(r"\\.|\[[^\]]*\]", "", pattern)
+    while (outside := re.sub(r"\([^()]*\)", "", inside)) != inside:
+        inside = outside
+    return "|" in inside
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,6 +51,36 @@ class LogPattern:
     distinct: int = 1
     mild: bool = False  # it was seen in a line of a level below error
     who: re.Pattern[str] | None = None
+
+    @cached_property
+    def fails(self) -> bool:
+        """Whether something failed where it is seen."""
+        return self.kind <= SignKind.CONSEQUENCE and not self.mild
+
+    @cached_property
+    def waits(self) -> bool:
+        """Whether it does not count if work continues."""
+        return self.kind is SignKind.HARMLESS or self.kind <= SignKind.BROAD or self.mild
+
+    @cached_property
+    def search(self) -> Callable[[str], re.Match[str] | None]:
+        """Look for the pattern in a line; where it begins with one of several words, from the first of these on.
+
+        An expression that ignores case or begins with \\b is tried at each place of a line: 20 to 30 µs.
+        """
+        assert self.matches  # noqa: S101 - only such a sign is asked
+        pattern, begins = self.matches, _LEADS.match(self.matches.pattern)
+        if not begins or _is_divided(pattern.pattern):
+            return pattern.search
+        ignores, leads = pattern.flags & re.IGNORECASE, begins[1].split("|")
+
+        def search(words: str) -> re.Match[str] | None:
+            # Beyond ASCII a letter has several other forms, and the lower one may be longer.
+            text = words.lower() if ignores else words
+            places = [place for lead in leads if (place := text.find(lead)) >= 0] if words.isascii() else [0]
+            return pattern.search(words, min(places)) if places else None
+
+        return search
 
     @cached_property
     def asks_digits(self) -> bool:

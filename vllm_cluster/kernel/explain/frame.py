@@ -68,6 +68,7 @@ class Nearby(NamedTuple):
     signs: tuple[LogPattern, ...]
     kind: LineKind = LineKind(())
     judged: list[Judged] | None = None  # the signs of all lines of this form, once known
+    single: bool = False  # no other line of the piece is of its form
 
     @property
     def text(self) -> bytes:

@@ -137,10 +137,13 @@ class _Form(NamedTuple):
     repeated: tuple[slice, slice] | None = None
 
 
-def parse_line(raw: bytes, newest: float = UNDATED, names: frozenset[str] = frozenset()) -> LogLine:
+def parse_line(
+    raw: bytes, newest: float = UNDATED, names: frozenset[str] = frozenset(), *, single: bool = False
+) -> LogLine:
     """Take a line apart; `newest` is when its log was last written, for the many formats without a year.
 
-    `names` are those that begin lines of this log, as `prefix.learn` finds them.
+    `names` are those that begin lines of this log, as `prefix.learn` finds them. `single`: no other line is expected
+    that differs from it in digits only.
     """
     text = raw[:MAX_LINE].decode("utf-8", "replace").rstrip("\r\n").removesuffix("^M")
     if "0m" in text or "\x1b" in text or "^[[" in text:
@@ -150,12 +153,14 @@ def parse_line(raw: bytes, newest: float = UNDATED, names: frozenset[str] = froz
         who = found[1][1:-2].replace(") (", " ")
         return _line((_own_time(found[3], newest), who, text[found.end() :].strip(), 1, found[2], "", False))
     own, host = unwrapped(text.removeprefix(_TEST)) if text.startswith(_WRAPPED) else (text, "")
-    form = _form_of(_zeroed(own), names, own is not text, bool(host)) if without_digits(names) else None
+    form = None
+    if not single and without_digits(names):
+        form = _form_of(_zeroed(own), names, own is not text, bool(host))
     form = form or _take_apart(own, names, own is not text, bool(host))
     if own is text or form.relayed:
         time, dated = _time_at(form.clock, own, newest)
     else:
-        time, dated = _time_at(_clock_of(_zeroed(text[:_HEAD])), text, newest)
+        time, dated = _time_at(_find_clock(text) if single else _clock_of(_zeroed(text[:_HEAD])), text, newest)
     who, times = " ".join([own[part] for part in form.who]), 1
     if form.host:
         host = own[form.host]
@@ -193,7 +198,7 @@ def _take_apart(text: str, names: frozenset[str], wrapped: bool, named: bool) ->
     prefix = find_prefix(text, names, 0 if wrapped else _past_test(text, 0), named=named)
     clock = _find_clock(text, prefix.end if prefix.relayed else 0) if prefix.relayed or not wrapped else None
     at, who, bracketed = _past_test(text, prefix.end), [prefix.host] if prefix.host else [], ""
-    if (who or named) and (own := _OWN_LINE.match(text, at)) and text.find("[repeated", at) < 0:
+    if (own := _OWN_LINE.match(text, at)) and text.find("[repeated", at) < 0:
         return _own_form(own, clock, prefix.host)._replace(relayed=prefix.relayed)
     most = 5 if prefix.host or not named else 4
     # Each of these has a character without which it is not looked for.

@@ -116,7 +116,10 @@ def is_trouble(words: str) -> bool:
         return False
     if _TROUBLE.match(words):
         return True
-    return any(map(words.__contains__, _ANYWHERE)) or any(_is_word(mark, words) for mark in _WORDS if mark in words)
+    if any(map(words.__contains__, _ANYWHERE)):
+        return True
+    marks = [mark for mark in _WORDS if mark in words]
+    return bool(marks) and any(_is_word(mark, words) for mark in marks)
 
 
 def _is_word(mark: str, words: str) -> bool:

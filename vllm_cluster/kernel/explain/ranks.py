@@ -25,6 +25,8 @@ _OF_EVERY_HOST = re.compile(r"localhost\b|127\.|0\.0\.0\.0|169\.254\.|172\.17\.0
 
 def addresses_in(words: str) -> Iterator[str]:
     """The addresses at which ranks meet, or that a failure names; one of the host's own is one of every host."""
+    if words.count(".") < 3 and "tcp://" not in words:
+        return iter(())
     found = (next(filter(None, one)) for one in _ADDRESS.findall(words))
     return (one for one in found if not _OF_EVERY_HOST.match(one))
 

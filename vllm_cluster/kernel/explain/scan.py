@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_left, bisect_right
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
@@ -115,7 +116,8 @@ def candidate_lines(number: int, part: bytes, *, steady: bool = True) -> Iterato
     shows whose line it is.
     """
     forms = part.translate(ZEROED).split(b"\n")
-    distinct = list(dict.fromkeys(forms))
+    often = Counter(forms)
+    distinct = list(often)
     text = b"\n".join(distinct)
     words = DistinctWords(text)
     needles = words.possible(NEEDLES)
@@ -126,20 +128,25 @@ def candidate_lines(number: int, part: bytes, *, steady: bool = True) -> Iterato
     if not (anchors or failing):
         return
     look = _Look(text, anchors, failing, signs)
-    looked = {distinct[at]: look.at_form(distinct[at], own) for at, own in words.lines_with((*anchors, *failing))}
+    # What is kept for a form pays with its second line.
+    looked = {
+        distinct[at]: look.at_form(distinct[at], own) if often[distinct[at]] > 1 else own
+        for at, own in words.lines_with((*anchors, *failing))
+    }
     end = -1
     for at, (form, found) in enumerate(zip(forms, map(looked.get, forms), strict=True), number):
         start, end = end + 1, end + 1 + len(form)
         if not found:
             continue
-        raw, judged = part[start:end], None
+        raw, judged, single = part[start:end], None, False
         if isinstance(found, _Form):
             kind, judged = found.kind, found.judged if steady else None
-        elif alone := look.at_line(raw, found):
-            raw, kind = alone
+        elif at_line := look.at_line(raw, found):
+            raw, kind = at_line
+            single = often[form] == 1
         else:
             continue
-        yield at, raw, Nearby(part, start, end, signs, kind, judged)
+        yield at, raw, Nearby(part, start, end, signs, kind, judged, single)
 
 
 class _Form(NamedTuple):
@@ -277,7 +284,7 @@ class _LogFile:
                 passed = bisect_left(answers, nearby.start, key=itemgetter(1))
                 self._answered(part, answers[:passed])
                 del answers[:passed]
-            parsed = parse_line(raw, self._newest, self._names)
+            parsed = parse_line(raw, self._newest, self._names, single=nearby.single)
             self._note(parsed, at).take(at, parsed, nearby)
         self._answered(part, answers)
         self._settle(number, part)

@@ -21,7 +21,7 @@ def classify(words: str, signs: Iterable[LogPattern] = SIGNS) -> Judged:
     # What Ray counts up as possible has not been seen.
     if any(map(words.__contains__, progress.POSSIBLE)):
         words = min((words.split(mark, 1)[0] for mark in progress.POSSIBLE), key=len)
-    found = [one for one in signs if one.needle in words and (one.matches is None or one.matches.search(words))]
+    found = [one for one in signs if one.needle in words and (one.matches is None or one.search(words))]
     if not found:
         return (), progress.is_trouble(words)
     if len(found) > 1:

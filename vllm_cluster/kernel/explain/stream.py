@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
+from operator import attrgetter
 
 from vllm_cluster.kernel.explain import progress
 from vllm_cluster.kernel.explain.catalogue import COMMUNICATORS, LogPattern
@@ -43,6 +44,7 @@ ADDRESSED = 1024  # characters of a line in which addresses are looked for
 REFUSED = LogPattern("combination-unsupported", "rror", None, SignKind.BROAD)
 # Its words name neither the file nor that it is one of the model's: that is in the traceback.
 HALF_FILE = LogPattern("file-incomplete", "DecodeError", None, SignKind.BROAD)
+_fails = attrgetter("fails")
 STUCK = LogPattern("rank-stuck", progress.RATES, None, SignKind.SYMPTOM)
 
 
@@ -110,11 +112,10 @@ class HostStream:
     def _note_failure(self, found: tuple[LogPattern, ...], parsed: LogLine) -> None:
         """Keep when something failed, and whose address it names."""
         failed, at = self.seen.failed, self._time
-        fails = any(known.kind <= SignKind.CONSEQUENCE and not known.mild for known in found)
-        if fails:
+        if any(map(_fails, found)):
             self._note_addresses(parsed)
-        if fails and at is not None and (not failed or abs(at - failed[-1]) >= 1.0):
-            failed.append(at)
+            if at is not None and (not failed or abs(at - failed[-1]) >= 1.0):
+                failed.append(at)
 
     def _note_addresses(self, parsed: LogLine) -> None:
         """Keep the addresses in a line; of a log in which each line is a failure, those in the first ones."""
@@ -303,7 +304,7 @@ class HostStream:
         if len(parsed.words) > SHOWN:
             line = line._replace(parsed=parsed._replace(words=redact(parsed.words)[:SHOWN]))
         hit.lines.append(line)
-        if known.kind is SignKind.HARMLESS or known.kind <= SignKind.BROAD or known.mild:
+        if known.waits:
             self.waiting[known] = hit
 
     def _continued(self, below: bytes, above: LogLine) -> tuple[str, ...]:
