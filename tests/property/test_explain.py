@@ -26,6 +26,13 @@ NASTY = [
     "a", " ", "(", "[", "1", "'", "=", ":", "/", "token=", "://", "NVRM: Xid ", "io_uring ", "40", "Gloo ",
     "-----BEGIN ",
 ]  # fmt: skip
+# What launchers and collectors put before a line, and what stands for other bytes.
+PREFIXED = [
+    *(b"gpu-3: ", b"vllm-1  | ", b"[1,0]<stderr>: ", b"2026-11-21T09:00:01.123Z ", b"[rank3]: ", b"(Worker pid=7) "),
+    *(b"Nov 03 10:00:00 gpu-3 vllm[812]: ", b'{"log":"', b'\\n","pod":"p-1"}', b"E   ", b"^M", b"\xc3"),
+    *(b"\x1b[31m", b"[0m", b"^[[1m", b"\\u0041", b"E1121 10:00:00.123 ", b"level=warning ", b"[ERROR] "),
+    b"[repeated 3x across cluster]",
+]  # fmt: skip
 
 
 def judged(logs: list[bytes]) -> Diagnosis:
@@ -60,6 +67,25 @@ def test_each_line_with_a_needle_is_found_between_any_others(pieces: list[bytes]
         for known in SIGNS:
             if known.needle.encode() in line[: MAX_LINE // 4]:
                 assert known in found[n], line
+
+
+@settings(max_examples=300)
+@given(
+    st.lists(st.sampled_from([*LINES, *PREFIXED, b"md5: ", b"md3: ", b"a-1 ", b"a-2 "]), min_size=1, max_size=4),
+    st.sampled_from([frozenset(), frozenset({"a-1"})]),
+)
+def test_a_line_is_taken_apart_as_if_no_other_had_its_form(pieces: list[bytes], names: frozenset[str]) -> None:
+    line = b"".join(piece.rstrip(b"\n") for piece in pieces)
+    for other in (line, line.translate(bytes.maketrans(b"0123456789", b"1234567890"))):
+        assert parse_line(other, NEWEST, names) == parse_line(other, NEWEST, names, single=True)
+
+
+# fault: kernel/explain/log_line.py: DIGIT_MATTERS = "md0" → DIGIT_MATTERS = "md00"
+# fault: kernel/explain/log_line.py: not any(map(str.isdigit → not all(map(str.isdigit
+@pytest.mark.parametrize("line", [b"md3: x", b"md5: x", b"a-2 x", b"a-1 x"])
+def test_a_digit_that_matters_is_looked_at(line: bytes) -> None:
+    parsed = parse_line(line, names=frozenset({"a-1"}))
+    assert parsed.host == {b"md3: x": "md3", b"a-1 x": "a-1"}.get(line, "")
 
 
 @given(st.lists(st.sampled_from(LINES), max_size=60), st.integers(1, 400))

@@ -173,7 +173,7 @@ class _Look:
     def at_form(self, form: bytes, own: frozenset[bytes]) -> _Form | frozenset[bytes] | None:
         """What all lines of a form are; its words, where each must be looked at by itself."""
         digits = self._digits and [key for word in own for key in self._digits.get(word, ())]
-        if len(form) > MAX_LINE or b"0m" in form or (digits and any(map(self._unquoted(form).__contains__, digits))):
+        if len(form) > MAX_LINE or (digits and any(map(self._unquoted(form).__contains__, digits))):
             return own
         found = self.at_line(form, own)
         return found and _Form(found[1], [] if found[1].steady and _MATTERS not in form else None)
