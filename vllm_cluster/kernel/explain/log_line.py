@@ -64,7 +64,8 @@ _TIMES = tuple(
         rf"\[?\b[DIWEF](?P<mo>\d\d??)(?P<d>\d\d) {_CLOCK}",
     )
 )
-# A search that begins with a fixed character takes a tenth of the time of the others, which are left out without it.
+# A search that begins with a fixed character takes a tenth of the time of the others, which are left out without it,
+# and begin where it has found something.
 _ANY_TIME, _ANY_YEAR = re.compile(r":\d\d:\d\d"), re.compile(r"-\d\d-\d\d[T ]\d\d:")
 # vLLM's own, where a line begins with it: the others are not looked for in what it logs.
 _OWN_TIME = re.compile(
@@ -282,13 +283,15 @@ def _dated_time(text: str, newest: float) -> tuple[float | None, bool]:
 def _find_clock(text: str, at: int = 0) -> _Clock | None:
     """Where the first time of a line is, from this place on."""
     head = text[at : at + _HEAD]
-    if _ANY_TIME.search(head) is None:
+    clock = _ANY_TIME.search(head)
+    if clock is None:
         return None
     if (found := _OWN_TIME.match(head)) is None:
-        found = _TIMES[0].search(head) if _ANY_YEAR.search(head) else None
-        if found is None and any(map(head.__contains__, _LEVELS)):
-            found = _TIMES[1].search(head)
-        found = found or _TIMES[2].match(head) or _TIMES[3].search(head)
+        year = _ANY_YEAR.search(head)
+        found = _TIMES[0].search(head, max(0, year.start() - len("2026"))) if year else None
+        if found is None and (levels := [place for level in _LEVELS if (place := head.find(level)) >= 0]):
+            found = _TIMES[1].search(head, min(levels))
+        found = found or _TIMES[2].match(head) or _TIMES[3].search(head, max(0, clock.start() - len("[E1121 10")))
     if found is None:
         return None
     begin, end = found.start() + at, found.end() + at

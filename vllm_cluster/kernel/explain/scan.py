@@ -51,9 +51,8 @@ _REWRITTEN = (b"\\u", b"\\/", b"\x1b", b"^[[", b"0m", b"[repeated")
 _RATES, _ENGINE = progress.RATES.encode(), re.compile(progress.ENGINE.pattern.encode())
 _PROGRESS = tuple(mark.encode() for mark in progress.PROGRESS)
 _MATTERS, _DIGIT = DIGIT_MATTERS.encode(), re.compile(rb"\d")
-_Anchors = Mapping[
-    bytes, Sequence[tuple[bytes, int]]
-]  # by the word by which they are found: keys, and numbers of NEEDLES
+# By the word by which they are found: keys, and their numbers in NEEDLES.
+_Anchors = Mapping[bytes, Sequence[tuple[bytes, int]]]
 
 
 @dataclass(frozen=True)
