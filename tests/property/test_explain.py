@@ -26,7 +26,7 @@ NASTY = [
     "a", " ", "(", "[", "1", "'", "=", ":", "/", "token=", "://", "NVRM: Xid ", "io_uring ", "40", "Gloo ",
     "-----BEGIN ",
 ]  # fmt: skip
-# What launchers and collectors put before a line, and what stands for other bytes.
+# What launchers and collectors put before a line, and what is written in place of other bytes.
 PREFIXED = [
     *(b"gpu-3: ", b"vllm-1  | ", b"[1,0]<stderr>: ", b"2026-11-21T09:00:01.123Z ", b"[rank3]: ", b"(Worker pid=7) "),
     *(b"Nov 03 10:00:00 gpu-3 vllm[812]: ", b'{"log":"', b'\\n","pod":"p-1"}', b"E   ", b"^M", b"\xc3"),

@@ -160,7 +160,7 @@ def hits(*lines: str) -> Counter[str]:
     ],
 )
 def test_a_sign_that_asks_which_digits_a_line_has_is_looked_for_in_each(one: str, other: str) -> None:
-    """What the lines of its form beside it are found to be says nothing of it."""
+    """The signs of the lines of its form beside it are not its own."""
     of_one, of_other = hits(one), hits(other)
     assert of_one != of_other
     assert hits(one, other, one, other) == hits(other, one, other, one) == of_one + of_one + of_other + of_other
@@ -189,7 +189,7 @@ def test_an_expression_is_looked_for_wherever_it_can_begin(text: str) -> None:
 
 
 def test_lines_of_one_form_cost_less_than_lines_of_many() -> None:
-    """The processor time of one beside that of the other: measured 0.4, whatever else the machine does."""
+    """The processor time of one beside that of the other: measured 0.4."""
 
     def cost(lines: list[str]) -> float:
         part = "".join(lines).encode()

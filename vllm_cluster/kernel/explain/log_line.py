@@ -112,7 +112,7 @@ class LogLine(NamedTuple):
 
 # The constructor of a named tuple takes three times as long.
 _line = partial(tuple.__new__, LogLine)
-# Which digit one is does not matter to what takes a line apart, but for the word md5, which is no host: lines that
+# Which digit one is does not matter to what takes a line apart, but for md5, which is not a host: lines that
 # differ in digits only have their parts in the same places, which are looked for once.
 DIGIT_MATTERS = "md0"
 KEPT_FORMS = 2048
@@ -126,7 +126,7 @@ class _Clock(NamedTuple):
     fraction: slice | None = None
 
 
-class _Form(NamedTuple):
+class _LineParts(NamedTuple):
     """Where the parts of a line are. `repeated` is a count, and what is cut out of the line for it."""
 
     clock: _Clock | None
@@ -184,7 +184,7 @@ def without_digits(names: frozenset[str]) -> bool:
 
 
 @lru_cache(KEPT_FORMS)
-def _form_of(zeroed: bytes, names: frozenset[str], wrapped: bool, named: bool) -> _Form | None:
+def _form_of(zeroed: bytes, names: frozenset[str], wrapped: bool, named: bool) -> _LineParts | None:
     text = zeroed.decode()
     return None if DIGIT_MATTERS in text else _take_apart(text, names, wrapped, named)
 
@@ -194,7 +194,7 @@ def _clock_of(zeroed: bytes) -> _Clock | None:
     return _find_clock(zeroed.decode())
 
 
-def _take_apart(text: str, names: frozenset[str], wrapped: bool, named: bool) -> _Form:
+def _take_apart(text: str, names: frozenset[str], wrapped: bool, named: bool) -> _LineParts:
     """Find the parts of a line. `wrapped`: it was in JSON, which has its time, and its host if it is `named`."""
     prefix = find_prefix(text, names, 0 if wrapped else _past_test(text, 0), named=named)
     clock = _find_clock(text, prefix.end if prefix.relayed else 0) if prefix.relayed or not wrapped else None
@@ -221,7 +221,7 @@ def _take_apart(text: str, names: frozenset[str], wrapped: bool, named: bool) ->
         text = text[: found.start()] + text[found.end() :]
     words, level = _words_and_level(text, at)
     level = level or bracketed or _level_by_word(text[words])
-    return _Form(clock, who, words, level, prefix.host, prefix.relayed, repeated)
+    return _LineParts(clock, who, words, level, prefix.host, prefix.relayed, repeated)
 
 
 def _past_test(text: str, at: int) -> int:
@@ -256,10 +256,10 @@ def _level_by_word(text: str) -> str:
     return _WORD_LEVELS[next(filter(None, found.groups())).lower()] if found else ""
 
 
-def _own_form(found: re.Match[str], clock: _Clock | None, host: slice | None = None) -> _Form:
+def _own_form(found: re.Match[str], clock: _Clock | None, host: slice | None = None) -> _LineParts:
     """A line of vLLM's own form, behind what a launcher has put before it."""
     who = [slice(*one.span(1)) for one in _PROCESS.finditer(found.string, found.start(), found.end(1))]
-    return _Form(clock, [host, *who] if host else who, _stripped(found.string, found.end()), found[2], host)
+    return _LineParts(clock, [host, *who] if host else who, _stripped(found.string, found.end()), found[2], host)
 
 
 @lru_cache(1024)

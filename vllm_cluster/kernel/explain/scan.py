@@ -126,7 +126,7 @@ def candidate_lines(number: int, part: bytes, *, steady: bool = True) -> Iterato
     )
     if not (anchors or failing):
         return
-    look = _Look(text, anchors, failing, signs)
+    look = _PieceKeys(text, anchors, failing, signs)
     # What is kept for a form pays with its second line.
     looked = {
         distinct[at]: look.at_form(distinct[at], own) if often[distinct[at]] > 1 else own
@@ -138,7 +138,7 @@ def candidate_lines(number: int, part: bytes, *, steady: bool = True) -> Iterato
         if not found:
             continue
         raw, judged, single = part[start:end], None, False
-        if isinstance(found, _Form):
+        if isinstance(found, _JudgedForm):
             kind, judged = found.kind, found.judged if steady else None
         elif at_line := look.at_line(raw, found):
             raw, kind = at_line
@@ -148,14 +148,14 @@ def candidate_lines(number: int, part: bytes, *, steady: bool = True) -> Iterato
         yield at, raw, Nearby(part, start, end, signs, kind, judged, single)
 
 
-class _Form(NamedTuple):
+class _JudgedForm(NamedTuple):
     """What all lines are that differ in digits only: `judged` is for what they are found to be, if that is the same."""
 
     kind: LineKind
     judged: list[Judged] | None
 
 
-class _Look:
+class _PieceKeys:
     """What the lines of a piece are looked at for: keys by their words."""
 
     def __init__(self, text: bytes, anchors: _Anchors, failing: _Anchors, signs: tuple[LogPattern, ...]) -> None:
@@ -169,13 +169,13 @@ class _Look:
             if (digits := [key.translate(ZEROED) for key, _ in pairs if _DIGIT.search(key)])
         }
 
-    def at_form(self, form: bytes, own: frozenset[bytes]) -> _Form | frozenset[bytes] | None:
+    def at_form(self, form: bytes, own: frozenset[bytes]) -> _JudgedForm | frozenset[bytes] | None:
         """What all lines of a form are; its words, where each must be looked at by itself."""
         digits = self._digits and [key for word in own for key in self._digits.get(word, ())]
         if len(form) > MAX_LINE or (digits and any(map(self._unquoted(form).__contains__, digits))):
             return own
         found = self.at_line(form, own)
-        return found and _Form(found[1], [] if found[1].steady and _MATTERS not in form else None)
+        return found and _JudgedForm(found[1], [] if found[1].steady and _MATTERS not in form else None)
 
     def at_line(self, raw: bytes, own: frozenset[bytes]) -> tuple[bytes, LineKind] | None:
         """What a line is, and its text: of an endless one, what is around the first key."""

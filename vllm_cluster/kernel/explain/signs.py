@@ -42,7 +42,7 @@ def _milder(known: LogPattern, *, mild: bool) -> LogPattern:
     return replace(known, kind=SignKind.BROAD if known.kind is SignKind.CAUSE else known.kind, mild=mild)
 
 
-def judge(parsed: LogLine, nearby: Nearby) -> Judged:
+def judge_line(parsed: LogLine, nearby: Nearby) -> Judged:
     """The signs of a line that count, and whether it reports a failure; once for all lines of a form."""
     # At DEBUG vLLM reports attempts that it gives up as part of a normal start.
     if parsed.level == "DEBUG":

@@ -24,7 +24,7 @@ from vllm_cluster.kernel.explain.frame import (
 )
 from vllm_cluster.kernel.explain.log_line import DAY, LogLine, parse_line
 from vllm_cluster.kernel.explain.ranks import RANK_WORDS, Ranks, addresses_in
-from vllm_cluster.kernel.explain.signs import classify, judge
+from vllm_cluster.kernel.explain.signs import classify, judge_line
 from vllm_cluster.kernel.text import redact
 
 SHOWN, WHO = 400, 120  # characters of a line, and of the name of its process, that are kept
@@ -78,7 +78,7 @@ class HostStream:
         """Look at one line that may matter, and whose time is noted."""
         if nearby.kind.turns:
             self._turn(number, parsed)
-        found, trouble = judge(parsed, nearby)
+        found, trouble = judge_line(parsed, nearby)
         self._dead = self._dead or progress.DEAD in parsed.words
         if nearby.kind.works:
             self._follow(number, parsed)
