@@ -48,7 +48,8 @@ def test_the_commonest_mistakes_are_diagnosed_by_one_line(line: str, slug: str) 
 def test_what_was_reported_is_diagnosed(slug: str, source: str, text: str) -> None:
     found = explained(text)
     if slug.startswith("note-"):
-        assert (found.result, found.notes[0].failure.slug) == ("nothing", slug.removeprefix("note-")), source
+        assert found.result in ("nothing", "unfinished"), source
+        assert found.notes[0].failure.slug == slug.removeprefix("note-"), source
     else:
         named = found.named
         assert named, (source, found.error_lines)

@@ -76,7 +76,7 @@ RATES = "INFO 05-02 09:11:00 [l.py:1] Avg prompt throughput: 9.0 tokens/s, Avg g
 
 
 # fault: kernel/explain/progress.py: "Shutdown initiated (timeout=" → "Shutdown initiated (timeout of"
-# fault: kernel/explain/progress.py: "srun: interrupt (one more within") → "srun: interrupted")
+# fault: kernel/explain/progress.py: "srun: interrupt (one more within", → "srun: interrupted",
 def test_a_script_that_is_done_and_a_person_at_srun_end_it_too() -> None:
     """The engine ends its workers, and its monitor finds that they died."""
     assert explained(START + RATES + RATES + DONE.format(10) + WENT).result == "nothing"
@@ -94,18 +94,25 @@ FROB = """\
 """
 
 
-# fault: kernel/explain/stream.py: asked = None if self.seen.alive else self.seen.asked → asked = None
-# fault: kernel/explain/stream.py: and leads(parsed.who) and not is_echo( → and not is_echo(
-# fault: kernel/explain/stream.py: leads(parsed.who) and not is_echo(parsed.words): → leads(parsed.who):
-# fault: kernel/explain/stream.py: asked = None if self.seen.alive else self.seen.asked → asked = self.seen.asked
+TRIGGERED = "(APIServer pid=1) INFO 05-02 09:11:10 [launcher.py:1] [shutdown] API server: shutdown triggered\n"
+
+
+# fault: kernel/explain/stream.py: if other and leads(parsed.who) and → if other and
+# fault: kernel/explain/stream.py: if other and leads(parsed.who) and not is_echo(parsed.words): → if other and leads(parsed.who):
+# fault: kernel/explain/stream.py: and (not alive or progress.TO_AN_ENGINE in asked.text) → and not alive
+# fault: kernel/explain/stream.py: and (not alive or progress.TO_AN_ENGINE in asked.text) → and True
+# fault: kernel/explain/progress.py: *("API server: shutdown triggered", → *("API server: shutdown was triggered",
 def test_who_ends_the_engine_for_what_it_raised_writes_that_last() -> None:
-    """Until the server is ready, the signal to the engine is its own; what ranks write in their end shows nothing."""
-    found = explained(START + SIGNAL + FROB.format("APIServer pid=1"))
-    assert found.raised and (found.result, found.raised.line.text) == ("exception", "FrobError: no frob")
-    lost = FROB.format("APIServer pid=1").replace("FrobError: no frob", "asyncio.exceptions.CancelledError")
+    """The signal to the engine is its own, unless it was asked first; what ranks write in their end shows nothing."""
+    crash = FROB.format("APIServer pid=1")
+    for log in (SIGNAL, ANSWER + SIGNAL):
+        found = explained(START + log + crash)
+        assert found.raised and (found.result, found.raised.line.text) == ("exception", "FrobError: no frob")
     for log in (
         SIGNAL + FROB.format("Worker_TP0 pid=9"),
-        SIGNAL + lost,
-        ANSWER + SIGNAL + FROB.format("APIServer pid=1"),
+        SIGNAL + crash.replace("FrobError: no frob", "asyncio.exceptions.CancelledError"),
+        ANSWER + TRIGGERED + SIGNAL + crash,
+        # Older versions do not say who was asked.
+        ANSWER + DONE.format(10) + crash,
     ):
         assert explained(START + log).result == "nothing", log

@@ -21,6 +21,8 @@ MAX_OTHERS = 5
 MAX_LINES = 5
 # A rank is silent when the others went on for longer than this.
 SILENT = 20.0
+# What was there while work went on for longer than any time-out and any start is not why it failed.
+REASON = 7200.0
 MAX_STRANGE = 3
 Kind = Literal["explained", "symptom", "exception", "unknown", "healed", "healthy", "unfinished", "nothing"]
 
@@ -206,15 +208,38 @@ def _silent(logs: Sequence[LogScan]) -> LogPosition | None:
 
 def _first(seen: Evidence, notes: Iterable[SignMatch]) -> tuple[MatchedFailure | None, list[MatchedFailure]]:
     """The earliest, and the others; a note can be why, and then comes first."""
-    found = _findings(_foremost(seen))
+    foremost = _foremost(seen)
+    found = _findings(foremost)
     if not found:
         return None, []
-    first = found[0]
+    first = _nearest(found, foremost)
+    found = [first, *(one for one in found if one is not first)]
     # A note can be why: Gloo fell back to loopback, and then no rank could connect.
-    reasons = [hit for hit in notes if first.failure.slug in hit.known.explains]
+    reasons = [hit for hit in notes if first.failure.slug in hit.known.explains and _is_near(hit, first)]
     if reasons:
         first, found = _findings(reasons)[0], [first, *found]
     return (None, []) if _raised_before(first, seen) else (first, found[1:])
+
+
+def _is_near(note: SignMatch, first: MatchedFailure) -> bool:
+    """Whether a note was last seen so shortly before a failure that it can be why."""
+    noted, failed = note.last.time, first.places[0].time
+    return noted is None or failed is None or failed - noted <= REASON
+
+
+def _nearest(found: list[MatchedFailure], foremost: Iterable[SignMatch]) -> MatchedFailure:
+    """The first symptom; not the end of a process that only follows, where another one stands above it."""
+    first, *others = found
+    if not first.failure.follows or any(hit.known.kind is SignKind.DECISIVE for hit in foremost):
+        return first
+    own = [one for one in others if one.failure.kind == "symptom" and not one.failure.follows]
+    return next((one for one in own if _is_above(one.places[0], first.places[0])), first)
+
+
+def _is_above(one: LogPosition, other: LogPosition) -> bool:
+    """Whether a line is above another of the same host; the times of one file need not be in order."""
+    same = (one.source, one.host) == (other.source, other.host) and one.line < other.line
+    return same and (one.time is None or other.time is None or one.time <= other.time)
 
 
 def _findings(hits: Iterable[SignMatch]) -> list[MatchedFailure]:

@@ -15,6 +15,9 @@ PROGRESS = (
     "Capturing CUDA graph",
     "Graph capturing finished",
     "Dynamo bytecode transform",
+    "Compiling a graph for",
+    "finish build [",
+    "Autotuning process",
     "is assigned as DP rank",
     "Init COMPLETE",
     "vLLM is using nccl",
@@ -25,8 +28,7 @@ ANSWERED = re.compile(rb'Application startup complete|"POST /[^"\n]{1,300}" 200'
 # These only announce a traceback, whose last line names what happened.
 ANNOUNCED = (
     "Traceback",
-    "Error in chat completion",
-    "Error in completion",
+    "Error in ",
     "Exception in worker",
     "Exception in ASGI application",
 )
@@ -40,7 +42,12 @@ OWN_START = "vcluster starts vLLM"
 OWN_STOP = "vcluster stops vLLM"
 # The same, asked for by docker stop, an orchestrator, a launcher or a script that is done; after a failure it is only
 # its end.
-SIGNALLED = ("trigger received signal=SIG", "Shutdown initiated (timeout=", "srun: interrupt (one more within")
+# An engine reports a signal also where the API server sends it; one that is asked to end says so itself before.
+TO_AN_ENGINE = "EngineCore: trigger received signal=SIG"
+SIGNALLED = (
+    *("API server: shutdown triggered", "trigger received signal=SIG", "Shutdown initiated (timeout="),
+    "srun: interrupt (one more within",
+)
 # Slurm writes this of a job that was cancelled by hand; of one that Slurm itself ends it adds why.
 CANCELLED = re.compile(r"\*\*\* JOB \d+ ON \S+ CANCELLED AT [\dT:-]+ \*\*\*")
 # A step ends so by hand, and when one of its tasks fails: of that srun writes before, so both lines are needed.

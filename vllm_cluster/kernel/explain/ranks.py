@@ -5,9 +5,16 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator
 
+from vllm_cluster.kernel.explain.progress import LEAVES
 from vllm_cluster.kernel.text import count
 
-RANK_WORDS = ("SeqNum=", "distributed_init_method=", "clients joined")
+# How far a start is. The line by which vLLM's processes leave ends it, too.
+STARTING = (
+    *("distributed_init_method=", "is assigned as DP rank", "Starting to load model", "Loading weights took"),
+    *("Dynamo bytecode transform", "Available KV cache memory", "KV cache size:", "Graph capturing finished"),
+    "init engine (profile",
+)
+RANK_WORDS = ("SeqNum=", "clients joined", LEAVES, *STARTING)
 MAX_RANKS = 4096
 MAX_NAMED = 8
 _COLLECTIVE = re.compile(r"\[((?:PG [^\]]{1,80} )?)Rank (\d{1,6})\].{0,120}\bSeqNum=(\d{1,15})\b")
@@ -32,16 +39,21 @@ def addresses_in(words: str) -> Iterator[str]:
 
 
 class Ranks:
-    """The number of the collective in which each rank of a group timed out, and the ranks that began to join."""
+    """The number of the collective in which each rank of a group timed out, and the ranks that began to join.
+
+    `starting`: a part of a server has begun to start, and has not left.
+    """
 
     def __init__(self) -> None:
         self.collectives: dict[tuple[str, int], int] = {}
         self.begun: set[int] = set()
         self.size = 0
         self.joined: tuple[int, int] | None = None
+        self.starting = False
 
     def take(self, words: str) -> None:
         """Look at one line."""
+        self.starting = LEAVES not in words and (self.starting or any(map(words.__contains__, STARTING)))
         if (found := _COLLECTIVE.search(words)) and len(self.collectives) < MAX_RANKS:
             self.collectives.setdefault((found[1], int(found[2])), int(found[3]))
         elif (found := _BEGINS.search(words)) and len(self.begun) < MAX_RANKS:

@@ -55,8 +55,7 @@ class HostStream:
         self.seen, self._names = seen, names
         self._time: float | None = None
         self._latest: float | None = None
-        self._dated = self._foreign = False
-        self._leaves = self._dead = False
+        self._dated = self._foreign = self._leaves = self._dead = False
         self._looks = 0
         self._ending_step: LogPosition | None = None
         self._idle: dict[str, list[ErrorLine]] = {}  # reports in a row of an engine with requests and no tokens
@@ -134,7 +133,7 @@ class HostStream:
         elif progress.OWN_STOP in parsed.words:
             seen.stopped = self.place(number, parsed)
         elif self._asks(parsed.words) and not self._fails():
-            seen.asked = self.place(number, parsed)
+            seen.asked = seen.asked or self.place(number, parsed)
         elif seen.alive and (progress.STEP_ABORTED.match(parsed.words) or progress.STEP_CANCELLED.search(parsed.words)):
             self._step(self.place(number, parsed))
         elif progress.ENDS_ITS_OWN.search(parsed.words):
@@ -257,9 +256,10 @@ class HostStream:
         self._raised_words.add(parsed.words)
 
     def _unask(self, parsed: LogLine) -> None:
-        """Take an exception of the process that started the others: until it is ready, that is why it ended them."""
-        asked = None if self.seen.alive else self.seen.asked
-        if asked and asked.process != parsed.who[:WHO] and leads(parsed.who) and not is_echo(parsed.words):
+        """Take an exception of the process that started the others, and was not asked: that is why it ended them."""
+        asked, alive = self.seen.asked, self.seen.alive
+        other = asked and asked.process != parsed.who[:WHO] and (not alive or progress.TO_AN_ENGINE in asked.text)
+        if other and leads(parsed.who) and not is_echo(parsed.words):
             self.seen.asked = None
 
     def settle(self) -> None:

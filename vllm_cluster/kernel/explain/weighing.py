@@ -51,7 +51,7 @@ def state_of(logs: Sequence[LogScan]) -> State:
         return "nothing"
     if any(log.alive and (log.alive.time is None or log.alive.time >= newest) for log in logs):
         return "healthy"
-    return "unfinished" if any(log.started for log in logs) else "nothing"
+    return "unfinished" if any(log.started or log.ranks.starting for log in logs) else "nothing"
 
 
 def _last_start(logs: Sequence[LogScan]) -> float:

@@ -21,6 +21,8 @@ from vllm_cluster.kernel.shell_line import command_line
 
 PART = 1 << 20
 LOOKED_AT = 64 << 10
+# Where a log was cut while its program wrote on, or its host lost power, it has a run of these.
+_NEVER_WRITTEN = re.compile(rb"\0{16,}")
 MAX_BYTES = 64 << 30
 # What all packed files of a call may unpack to: 0.5 MB held 500 MB, and took 95 s without a line of an error in it.
 MAX_UNPACKED_BYTES = 256 << 20
@@ -97,7 +99,8 @@ def _parts(name: str, start: Callable[[], IO[bytes]], unpacked: _Unpacked) -> It
     number, size, rest = 1, 0, b""
     try:
         with start() as stream:
-            for part in _read(name, stream, unpacked):
+            for read in _read(name, stream, unpacked):
+                part = _NEVER_WRITTEN.sub(b"", read) if b"\0" in read else read
                 if not size and (b"\0" in part[:LOOKED_AT] or part.startswith((b"\xff\xfe", b"\xfe\xff"))):
                     raise UsageError(f"{name} is not text", hint="give a log: lines of text in UTF-8")
                 size += len(part)

@@ -157,6 +157,15 @@ def test_a_file_without_a_log_is_refused(
     assert reason in capsys.readouterr().err
 
 
+# fault: serving/explain/files.py: rb"\0{16,}" → rb"\0{4096,}"
+def test_a_log_with_what_was_never_written_is_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A program wrote on behind where its log was cut, or the host lost power: there are zero bytes."""
+    path = tmp_path / "serve.log"
+    path.write_bytes(bytes(500) + (FOLDER / "context-too-long.context.log").read_bytes() + bytes(445))
+    assert run(path, as_json=True) == 0
+    assert json.loads(capsys.readouterr().out)["cause"]["id"] == "context-too-long"
+
+
 def test_a_folder_of_logs_is_read_whole(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """As Ray keeps them: below session_latest/logs, beside files that are not logs."""
     logs = tmp_path / "session_latest" / "logs"
