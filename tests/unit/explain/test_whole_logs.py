@@ -129,3 +129,24 @@ def test_what_ranks_hosts_and_engines_write_last(line: str, slug: str) -> None:
 def test_hosts_that_join_one_after_another_are_no_failure() -> None:
     found = explained("Ray cluster status: 1/2 nodes alive.\nCluster is NOT ready.\n" + LOADS)
     assert (found.result, [one.count for one in found.harmless]) == ("unfinished", [1])
+
+
+# fault: kernel/explain/progress.py: b"est. speed input: ") → b"est. speed output: ")
+# fault: kernel/explain/progress.py: speed input: (?!0\.00 )\d → speed input: \d
+def test_a_program_without_a_server_answers_by_its_bar() -> None:
+    """What was missing before its cell installed it is not why a later cell fails."""
+    bar = (
+        "Processed prompts:  1%|  | {0}/2005 [00:08<16:02, 2.07it/s, est. speed input: {1} toks/s, output: 6 toks/s]\n"
+    )
+    missing = "Pre-installed vLLM: FAIL (No module named 'vllm')\n"
+    assert named(missing + bar.format(0, "0.00")) == ("explained", "program-missing")
+    found = explained(missing + bar.format(15, "366.12") + "Traceback (most recent call last):\nKeyError: 'answer'\n")
+    assert found.raised and (found.result, found.raised.line.text) == ("exception", "KeyError: 'answer'")
+
+
+# fault: kernel/explain/failures.toml: needle = "] ras/" → needle = "] rasp/"
+def test_ranks_work_without_what_answers_of_their_state() -> None:
+    """Two programs on one host want the same port for it."""
+    taken = "gpu1:5:6 [0] {0}:160 NCCL WARN Call to bind failed: Address already in use\n"
+    assert named(LOADS + taken.format("ras/client_support.cc")) == ("unfinished", "")
+    assert named(LOADS + taken.format("misc/socket.cc")) == ("explained", "port-taken")

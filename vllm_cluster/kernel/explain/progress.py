@@ -23,8 +23,9 @@ PROGRESS = (
     "vLLM is using nccl",
 )
 READY = "Application startup complete"
-STRONG = (READY.encode(), b'"POST /')
-ANSWERED = re.compile(rb'Application startup complete|"POST /[^"\n]{1,300}" 200')
+# A program without a server has its answers so far in the bar of its prompts.
+STRONG = (READY.encode(), b'"POST /', b"est. speed input: ")
+ANSWERED = re.compile(rb'Application startup complete|"POST /[^"\n]{1,300}" 200|est\. speed input: (?!0\.00 )\d')
 # These only announce a traceback, whose last line names what happened.
 ANNOUNCED = (
     "Traceback",
