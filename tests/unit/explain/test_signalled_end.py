@@ -112,7 +112,7 @@ def test_who_ends_the_engine_for_what_it_raised_writes_that_last() -> None:
         SIGNAL + FROB.format("Worker_TP0 pid=9"),
         SIGNAL + crash.replace("FrobError: no frob", "asyncio.exceptions.CancelledError"),
         ANSWER + TRIGGERED + SIGNAL + crash,
-        # Older versions do not say who was asked.
+        # Older versions do not report who was asked.
         ANSWER + DONE.format(10) + crash,
     ):
         assert explained(START + log).result == "nothing", log

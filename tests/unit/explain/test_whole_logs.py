@@ -26,7 +26,7 @@ def named(text: str) -> tuple[str, str]:
 # fault: kernel/explain/progress.py: "Error in ", → "Error in chat completion",
 @pytest.mark.parametrize("step", ["preprocessing prompt inputs", "applying chat template from request"])
 def test_a_refused_request_is_announced_in_many_words(step: str) -> None:
-    """The server ends later in order, and answered nobody in between."""
+    """The server ends later in order, and had no request after it."""
     trace = f"""Error in {step}
 Traceback (most recent call last):
   File "/venv/vllm/entrypoints/openai/serving_engine.py", line 5, in _validate_input
@@ -126,7 +126,7 @@ def test_what_ranks_hosts_and_engines_write_last(line: str, slug: str) -> None:
 
 
 # fault: kernel/explain/failures.toml: needle = "luster is NOT ready" → needle = "luster is NOT yet ready"
-def test_hosts_that_join_one_after_another_are_no_failure() -> None:
+def test_hosts_that_join_one_after_another_are_harmless() -> None:
     found = explained("Ray cluster status: 1/2 nodes alive.\nCluster is NOT ready.\n" + LOADS)
     assert (found.result, [one.count for one in found.harmless]) == ("unfinished", [1])
 

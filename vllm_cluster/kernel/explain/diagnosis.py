@@ -228,7 +228,7 @@ def _is_near(note: SignMatch, first: MatchedFailure) -> bool:
 
 
 def _nearest(found: list[MatchedFailure], foremost: Iterable[SignMatch]) -> MatchedFailure:
-    """The first symptom; not the end of a process that only follows, where another one stands above it."""
+    """The first symptom; not the end of a process that only follows, where another one is above it."""
     first, *others = found
     if not first.failure.follows or any(hit.known.kind is SignKind.DECISIVE for hit in foremost):
         return first

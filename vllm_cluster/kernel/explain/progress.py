@@ -43,7 +43,7 @@ OWN_START = "vcluster starts vLLM"
 OWN_STOP = "vcluster stops vLLM"
 # The same, asked for by docker stop, an orchestrator, a launcher or a script that is done; after a failure it is only
 # its end.
-# An engine reports a signal also where the API server sends it; one that is asked to end says so itself before.
+# An engine reports a signal also where the API server sends it; an API server that is asked to end reports that before.
 TO_AN_ENGINE = "EngineCore: trigger received signal=SIG"
 SIGNALLED = (
     *("API server: shutdown triggered", "trigger received signal=SIG", "Shutdown initiated (timeout="),
