@@ -23,7 +23,8 @@ from tests.support.waiting import until
 pytestmark = [pytest.mark.e2e, pytest.mark.promise, pytest.mark.deep, pytest.mark.timeout(7200)]
 
 MINUTES = float(os.environ.get("VCLUSTER_MINUTES", "10"))
-BACK = 400.0
+# Two starts, one after the other, beside other work; and until all replicas are back.
+PATIENT, BACK = 900.0, 400.0
 
 
 @pytest.fixture
@@ -45,12 +46,13 @@ def ready(cluster: Sandbox, count: int) -> bool:
 
 
 def asked(cluster: Sandbox, *options: str) -> None:
-    cluster.vcluster("serve", "--yes", MODEL, *options).ok()
+    cluster.vcluster("serve", "--yes", MODEL, *options, seconds=PATIENT).ok()
 
 
 def fails(cluster: Sandbox) -> None:
     """What shows only at the load that it cannot be served, under the name of what is served."""
-    failed = cluster.vcluster("serve", "--yes", BROKEN, "--name", MODEL, "--replicas", "2", "--", "--dtype", "float32")
+    argv = ("serve", "--yes", BROKEN, "--name", MODEL, "--replicas", "2", "--", "--dtype", "float32")
+    failed = cluster.vcluster(*argv, seconds=PATIENT)
     assert failed.code == 1, failed.err
 
 
@@ -79,7 +81,7 @@ COURSES = {
     "one that cannot be served": Course(fails),
     "a rank that is killed": Course(dies, always=False, kills=True),
     "a node that is recreated": Course(recreated, always=False, kills=True),
-    "a rollback": Course(lambda c: c.vcluster("rollback", "--yes").ok()),
+    "a rollback": Course(lambda c: c.vcluster("rollback", "--yes", seconds=PATIENT).ok()),
     "one replica less": Course(lambda c: asked(c, "--replicas", "1", "--tp", "1", "--pp", "1"), replicas=1),
     "one over both hosts": Course(lambda c: asked(c, "--tp", "2", "--pp", "1"), replicas=1, always=False),
     "two again": Course(lambda c: asked(c, "--replicas", "2"), always=False),
