@@ -16,6 +16,7 @@ from vllm_cluster.kernel.clock import Deadline
 from vllm_cluster.kernel.errors import Unreachable, UsageError, VclusterError
 from vllm_cluster.kernel.laptop import expanded
 from vllm_cluster.kernel.shell_line import command_line
+from vllm_cluster.serving.fit.hub.timed import timed_get
 from vllm_cluster.wire.values import Url
 
 HUB = "https://huggingface.co"
@@ -108,13 +109,22 @@ class Hub:
     def _followed(self, url: str, headers: Mapping[str, str], timeouts: tuple[float, float]) -> requests.Response:
         """The answer behind redirects; requests itself would read the whole body of each."""
         for _ in range(MAX_REDIRECTS):
-            reply = requests.get(
-                url, headers=headers, auth=self._authorize, stream=True, timeout=timeouts, allow_redirects=False
-            )
-            if not reply.is_redirect:
-                return reply
-            reply.close()
-            url = urljoin(url, reply.headers["Location"])
+            try:
+                reply = timed_get(
+                    url,
+                    self._deadline,
+                    headers=headers,
+                    auth=self._authorize,
+                    stream=True,
+                    timeout=timeouts,
+                    allow_redirects=False,
+                )
+                if not reply.is_redirect:
+                    return reply
+                reply.close()
+                url = urljoin(url, reply.headers["Location"])
+            except ValueError:  # also of the standard library, of a place that is no URL
+                raise requests.exceptions.InvalidURL from None
         raise requests.TooManyRedirects
 
     def _authorize(self, request: requests.PreparedRequest) -> requests.PreparedRequest:
