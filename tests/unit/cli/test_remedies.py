@@ -182,6 +182,13 @@ def test_a_remedy_has_the_inventory_of_the_call(verb: str) -> None:
     assert edge.with_inventory(text, Path("other")) == text
 
 
+# fault: kernel/terminal/edge.py: (?=[,.;:)]*(?: |$)) → \b
+@pytest.mark.parametrize("word", ["pull-made-by", "pull/x", "status.x", "plan@x"])
+def test_an_option_is_added_behind_a_word_and_not_within(word: str) -> None:
+    assert edge.with_inventory(f"vcluster {word} y", Path("a b.yaml")) == f"vcluster {word} y"
+    assert edge.with_inventory("run vcluster up, then", Path("lab.yaml")) == "run vcluster up -i lab.yaml, then"
+
+
 @pytest.mark.parametrize(("path", "option"), [(Path("lab.yaml"), " -i lab.yaml"), (None, "")])
 def test_a_command_in_a_warning_has_the_inventory_too(
     path: Path | None, option: str, capsys: pytest.CaptureFixture[str]

@@ -173,7 +173,7 @@ def with_inventory(text: str, inventory: Path | None) -> str:
     groups |= {name: rf"(?: (?:{'|'.join(verb.verbs)})\b)?" for name, verb in KNOWN.items() if verb.verbs}
     verbs = "|".join(name + groups.get(name, "") for name, verb in KNOWN.items() if verb.inventory)
     option = " " + command_line(*named)
-    command = re.compile(rf"{QUOTED}|(?P<call>\b(?:{'|'.join(NAMES)}) (?:{verbs})\b(?! -i| --help))")
+    command = re.compile(rf"{QUOTED}|(?P<call>\b(?:{'|'.join(NAMES)}) (?:{verbs})(?=[,.;:)]*(?: |$))(?! -i| --help))")
     # A line may name it already: the parser writes some remedies from the words of the call.
     lines = (
         line
