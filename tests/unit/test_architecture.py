@@ -170,6 +170,7 @@ UNTYPED = {
     "kernel/terminal/program.py": "typer: the contexts and parameters of the parser, whose classes are private",
     "kernel/explain/catalogue.py": "tomllib: our own file of failures",
     "serving/node/request_check.py": "vLLM: the parser and the config of the image, imported by name",
+    "serving/fit/hub/timed.py": "requests and urllib3: the arguments of the methods that it overrides",
     "serving/status/on_host/sample.py": "pynvml: the copy in the image's vLLM, loaded from its file",
 }
 

@@ -86,7 +86,7 @@ class Due(Protocol):
 class MovingDeadline:
     """A deadline that progress puts off: so many seconds of `silence` after the last one, and never beyond `whole`.
 
-    Who waits for another machine has one: to be alive is no progress, and an amount that was there before is none.
+    Who waits for another machine has one: only an amount that was not there before is progress.
     """
 
     def __init__(self, silence: float, whole: Deadline) -> None:

@@ -26,7 +26,7 @@ NO_ENDS = {
 
 @contextmanager
 def hub(monkeypatch: pytest.MonkeyPatch, begin: bytes, more: bytes = b"") -> Iterator[None]:
-    """A hub that answers so, and goes on."""
+    """A hub that answers so, and does not end."""
     over = threading.Event()
 
     def answer(peer: socket.socket) -> None:
@@ -58,7 +58,7 @@ def hub(monkeypatch: pytest.MonkeyPatch, begin: bytes, more: bytes = b"") -> Ite
 def test_a_hub_that_comes_to_no_end_is_left_at_the_deadline(
     begin: bytes, more: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What the standard library reads to its end held `fit` and `serve` for ever."""
+    """What the standard library reads to its end held `fit` and `serve` without end."""
     with hub(monkeypatch, begin, more), within(10), pytest.raises(Unreachable, match="did not answer in time"):
         Hub("org/m", None, Deadline.after(1)).read("config.json", 0, 1 << 20)
 

@@ -1,4 +1,4 @@
-"""A replica that answers with what is no answer: whoever has the port of one that has ended may be it."""
+"""A replica that answers with what cannot be one: whoever has the port of one that has ended may be it."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ def behind(folder: Path, answer: Callable[[socket.socket], object]) -> Iterator[
 
 # fault: serving/node/front_proxy.py: MAX_INTERIM = 16 → MAX_INTERIM = 1 << 40
 @pytest.mark.parametrize("interim", ["100 Continue", "103 Early Hints"])
-def test_interim_answers_without_end_are_no_answer(tmp_path: Path, interim: str) -> None:
-    """The front had 210 MB of them after 16 s, and answered nobody else for 5 s."""
+def test_interim_answers_without_end_are_refused(tmp_path: Path, interim: str) -> None:
+    """The front had 210 MB of them after 16 s, and answered no other client for 5 s."""
     ends = time.monotonic() + 20
 
     def flood(connection: socket.socket) -> None:
@@ -65,7 +65,7 @@ def test_a_few_interim_answers_are_skipped(tmp_path: Path) -> None:
 
 # fault: serving/node/front_proxy.py: except ValueError: → except KeyError:
 @pytest.mark.parametrize("head", [b"200 \x1b[2J\xff", b"200 OK\r\nX: \x1b]0;x\x07\xff"])
-def test_a_header_with_control_characters_is_no_fault_of_the_front(tmp_path: Path, head: bytes) -> None:
+def test_a_header_with_control_characters_is_an_error_of_the_replica(tmp_path: Path, head: bytes) -> None:
     raw = b"HTTP/1.1 " + head + b"\r\nContent-Length: 0\r\n\r\n"
     with behind(tmp_path, lambda connection: connection.sendall(raw)) as made:
         answer = made.ask("POST", "/v1/completions", {"model": "m"})

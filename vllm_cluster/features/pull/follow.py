@@ -150,7 +150,7 @@ def _take(one: _Seen, now: float, began: float) -> None:
 
 
 def _moving(one: _Seen, found: PullStatus, now: float) -> PullStatus:
-    """The status, or that nothing comes any more: a host may answer for ever that it receives."""
+    """The status, or that nothing comes any more: a host may answer at each look that it receives."""
     if found.bytes > one.most or found.phase not in one.phases:
         one.moved, one.most = now, max(one.most, found.bytes)
         one.phases.add(found.phase)

@@ -244,7 +244,7 @@ def _next(stream: Stream, due: Deadline, most: int = PIECE) -> bytes:
     """What comes next; empty at the end.
 
     Raises:
-        TimeoutError: nothing does, or it takes too long in all: each byte alone would put a time-out off for ever.
+        TimeoutError: nothing does, or it takes too long in all: each byte alone would put off a time-out.
     """
     if not (left := due.left()):
         raise TimeoutError("it takes too long")

@@ -123,7 +123,7 @@ class Hub:
                     return reply
                 reply.close()
                 url = urljoin(url, reply.headers["Location"])
-            except ValueError:  # also of the standard library, of a place that is no URL
+            except ValueError:  # also of the standard library, of what cannot be a URL
                 raise requests.exceptions.InvalidURL from None
         raise requests.TooManyRedirects
 

@@ -188,7 +188,7 @@ def test_a_phase_that_no_program_has_is_not_believed(phase: object) -> None:
 def test_a_cache_that_drips_is_not_waited_for_without_end(
     hosts: PullHosts, monkeypatch: pytest.MonkeyPatch, do: str, row: dict[str, Any], most: float
 ) -> None:
-    """A line each minute put off the limit of a line for ever."""
+    """A line each minute put off the limit of a line without end."""
     clock = Clock()
 
     def after(seconds: float) -> Deadline:

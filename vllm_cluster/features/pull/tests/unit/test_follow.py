@@ -107,7 +107,7 @@ def test_the_time_of_many_small_files_is_not_taken_from_their_bytes(rate: float,
 
 # fault: features/pull/follow.py: if found.bytes > one.most or → if found.bytes != one.status.bytes or
 @pytest.mark.promise("P46")
-def test_a_host_that_answers_for_ever_that_it_receives_has_failed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_host_that_receives_without_end_has_failed(monkeypatch: pytest.MonkeyPatch) -> None:
     """What it has goes up and down, and its phase too."""
     runtime = Runtime(Clock(), background=at_once)
 
