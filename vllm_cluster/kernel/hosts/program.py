@@ -44,8 +44,8 @@ T = TypeVar("T")
 class RemoteProgram:
     """What to run, by a name for errors; one that `changes` the host is sent under the lease, and ends with it.
 
-    It has so many `seconds` in all, beside what each wait allows: a host that gives a byte now and then ends no wait. One
-    that is read line by line for as long as it runs has no `max_bytes`.
+    It has so many `seconds` in all, beside what each wait allows: a host that gives a byte now and then ends no wait.
+    One that is read line by line for as long as it runs has no `max_bytes`.
     """
 
     name: str
