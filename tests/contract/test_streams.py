@@ -12,7 +12,9 @@ import pytest
 
 from vllm_cluster.kernel.clock import Deadline
 from vllm_cluster.kernel.errors import TimedOut
+from vllm_cluster.kernel.transport import process
 from vllm_cluster.kernel.transport.base import MAX_STREAMS, Stream, Transport
+from vllm_cluster.kernel.transport.fabric import stream as fabric_stream
 
 BLOCK = os.urandom(1 << 20)
 
@@ -100,6 +102,22 @@ def test_input_that_is_never_read_is_a_timeout(host: Transport) -> None:
     stream = host.open_stream(["sleep", "30"], soon())
     stream.settimeout(0.5)
     with pytest.raises(TimeoutError):
+        stream.sendall(bytes(32 << 20))
+    stream.close()
+
+
+READS_SLOWLY = "import sys, time\nwhile sys.stdin.buffer.raw.read(65536): time.sleep(0.05)"
+
+
+# fault: kernel/transport/process.py: if rest and not due.left(): → if False:
+# fault: kernel/transport/fabric/stream.py: if rest and not due.left(): → if False:
+def test_input_that_is_read_too_slowly_is_a_timeout(host: Transport, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A little now and then is no stall."""
+    for module in (process, fabric_stream):
+        monkeypatch.setattr(module, "SLOWEST", 1e9)
+    stream = host.open_stream(["python3", "-c", READS_SLOWLY], soon())
+    stream.settimeout(1.5)
+    with pytest.raises(TimeoutError, match="too slowly"):
         stream.sendall(bytes(32 << 20))
     stream.close()
 

@@ -8,6 +8,7 @@ import os
 import shutil
 import socket
 import threading
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from vllm_cluster.kernel.errors import CommandFailed, LeaseLost, Locked
+from vllm_cluster.kernel.errors import CommandFailed, ConnectionLost, LeaseLost, Locked
 from vllm_cluster.kernel.hosts.connection import HostConnection
 from vllm_cluster.kernel.hosts.runtime import SYSTEM
 from vllm_cluster.kernel.lease import lease
@@ -105,6 +106,25 @@ def test_a_line_of_the_login_shell_is_not_the_answer(parent: Path, monkeypatch: 
     with pytest.raises(Locked, match=r"gpu1 is locked by \S+@\S+ \(vcluster up of lab\)"):
         other.acquire()
     one.release()
+
+
+class Dripping(Greeted):
+    """A stream of a host that prints a letter now and then."""
+
+    def recv(self, _size: int, /) -> bytes:
+        time.sleep(0.05)
+        return b"x"
+
+
+# fault: kernel/lease/lease.py: if not (left := deadline.left()): → if not (left := 30.0):
+def test_a_host_that_never_comes_to_its_answer_is_not_waited_for(parent: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened = LocalTransport.open_stream
+    monkeypatch.setattr(LocalTransport, "open_stream", lambda *words: Dripping(opened(*words)))
+    monkeypatch.setattr(lease, "OPEN_SECONDS", 0.5)
+    began = time.monotonic()
+    with pytest.raises(ConnectionLost, match="no answer in time"):
+        taker(parent).acquire()
+    assert time.monotonic() - began < 20
 
 
 def test_who_has_not_signed_yet_is_asked_again(parent: Path) -> None:

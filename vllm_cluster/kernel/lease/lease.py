@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from importlib.resources import files
 
+from vllm_cluster.kernel.clock import Deadline
 from vllm_cluster.kernel.errors import (
     CommandFailed,
     ConnectionLost,
@@ -148,7 +149,7 @@ class Lease:
         try:
             stream = connection.transport.open_stream(argv, self._runtime.after(OPEN_SECONDS))
             try:
-                reply, rest = _answer(stream)
+                reply, rest = _answer(stream, self._runtime.after(OPEN_SECONDS))
                 if reply == "held":
                     return _Hold(connection, stream, asked)
                 problem = stream.stderr_tail()
@@ -301,11 +302,19 @@ def _breaking(hold: _Hold) -> Iterator[None]:
         hold.broken = hold.broken or str(error) or type(error).__name__
 
 
-def _answer(stream: Stream) -> tuple[str, str]:
-    """What the script answers: `held`, `busy WHO` or `refused WHY`; what a login shell prints is skipped."""
-    stream.settimeout(OPEN_SECONDS)
+def _answer(stream: Stream, deadline: Deadline) -> tuple[str, str]:
+    """What the script answers: `held`, `busy WHO` or `refused WHY`; what a login shell prints is skipped.
+
+    Raises:
+        TimeoutError: it has not answered by then, however much was printed.
+    """
     reply = b""
-    while len(reply) < MAX_ANSWER and (data := stream.recv(MAX_ANSWER)):
+    while len(reply) < MAX_ANSWER:
+        if not (left := deadline.left()):
+            raise TimeoutError("no answer in time")
+        stream.settimeout(left)
+        if not (data := stream.recv(MAX_ANSWER)):
+            break
         reply += data
         for line in reply.decode("utf-8", "replace").splitlines(keepends=True):
             if line.startswith(_PREFIX) and line.endswith("\n"):

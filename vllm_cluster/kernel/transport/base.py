@@ -20,6 +20,8 @@ MAX_OUTPUT = 1 << 20
 MAX_TAIL = 8_192
 # A login shell that prints more than this before a command is not listened to any longer.
 MAX_GREETING = 1 << 20
+# Of what is sent, bytes a second: a host that takes one now and then does not stall.
+SLOWEST = 1000
 
 
 @dataclass(frozen=True)
@@ -64,7 +66,7 @@ class Stream(Protocol):
         """Send it all.
 
         Raises:
-            TimeoutError: nothing could be sent for as long as settimeout allows.
+            TimeoutError: nothing could be sent for as long as settimeout allows, or less than `SLOWEST`.
         """
         ...
 

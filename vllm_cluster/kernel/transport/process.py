@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import selectors
 import signal
@@ -13,7 +14,7 @@ from collections.abc import Callable, Sequence
 from typing import IO, cast
 
 from vllm_cluster.kernel.clock import Deadline
-from vllm_cluster.kernel.transport.base import MAX_GREETING, MAX_OUTPUT, MAX_TAIL, Result
+from vllm_cluster.kernel.transport.base import MAX_GREETING, MAX_OUTPUT, MAX_TAIL, SLOWEST, Result
 
 CHUNK = 65_536
 GRACE_SECONDS = 1.0
@@ -188,11 +189,14 @@ class ProcessStream:
 
     def sendall(self, data: bytes, /) -> None:
         """Send it all."""
-        rest = memoryview(data)
+        rest, stall = memoryview(data), self._sock.gettimeout()
+        due = Deadline.after(math.inf if stall is None else stall + len(rest) / SLOWEST)
         try:
             # Not sendall: its time-out is for the whole, not for a stall.
             while rest:
                 rest = rest[self._sock.send(rest) :]
+                if rest and not due.left():
+                    raise TimeoutError("the command takes its input too slowly")
         except TimeoutError:
             raise
         except OSError as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import threading
 import time
 from collections.abc import Callable
@@ -13,7 +14,7 @@ import paramiko
 
 from vllm_cluster.kernel.clock import Deadline
 from vllm_cluster.kernel.errors import ConnectionLost
-from vllm_cluster.kernel.transport.base import MAX_TAIL, Result
+from vllm_cluster.kernel.transport.base import MAX_TAIL, SLOWEST, Result
 from vllm_cluster.kernel.transport.carrier import lost
 from vllm_cluster.kernel.transport.fabric.keepalive import BROKEN, KeepaliveSocket, KeepaliveTransport
 
@@ -111,6 +112,7 @@ class ChannelStream:
     def sendall(self, data: bytes, /) -> None:
         """Send it all; a command that floods its standard error meanwhile is not let to stall."""
         rest, progress = memoryview(data), time.monotonic()
+        due = Deadline.after(math.inf if self._timeout is None else self._timeout + len(rest) / SLOWEST)
         while rest:
             limit = self._timeout
             self._channel.settimeout(_POLL_SECONDS if limit is None else max(min(limit, _POLL_SECONDS), 0.001))
@@ -126,6 +128,8 @@ class ChannelStream:
             if not sent:
                 raise self._broken()
             rest, progress = rest[sent:], time.monotonic()
+            if rest and not due.left():
+                raise TimeoutError(f"{self._link.host}: {self._doing} takes its input too slowly")
 
     def recv(self, size: int, /) -> bytes:
         """At most `size` bytes; empty when the command has ended its output."""
