@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from tests.support.models import checkpoints, configs
 from vllm_cluster.kernel.backends.seam import Degrees
 from vllm_cluster.kernel.errors import UsageError
+from vllm_cluster.serving.fit.kv_cache import BLOCK
 from vllm_cluster.serving.fit.layouts import (
     UTILISATION,
     FitReport,
@@ -24,7 +25,7 @@ from vllm_cluster.serving.fit.layouts import (
     split_problem,
     stage_bounds,
 )
-from vllm_cluster.serving.fit.model_config import BLOCK, model_config
+from vllm_cluster.serving.fit.model_config import model_config
 from vllm_cluster.serving.fit.weights import spread, weigh
 
 GB = 10**9

@@ -14,14 +14,35 @@ KEYS: Mapping[str, tuple[str, ...]] = {
     "layers": ("num_hidden_layers", "n_layer", "n_layers", "num_layers"),
     "heads": ("num_attention_heads", "n_head", "n_heads", "num_heads"),
     "hidden": ("hidden_size", "n_embd", "d_model"),
-    "head width": ("head_dim", "hidden_size_per_head", "kv_channels"),
+    "head width": ("head_dim", "attention_head_dim", "hidden_size_per_head", "kv_channels"),
     "value width": ("v_head_dim",),
-    "KV heads": ("n_head_kv", "num_kv_heads", "num_key_value_heads", "multi_query_group_num", "num_attention_groups"),
+    "KV heads": (
+        "n_head_kv",
+        "num_kv_heads",
+        "num_key_value_heads",
+        "multi_query_group_num",
+        "num_attention_groups",
+        "attn_config.kv_n_heads",
+    ),
     "vocabulary": ("vocab_size", "padded_vocab_size"),
     "context": ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "max_sequence_length", "n_ctx"),
-    "MLP": ("intermediate_size", "ffn_hidden_size", "n_inner", "ffn_dim"),
-    "experts": ("num_experts", "moe_num_experts", "n_routed_experts", "num_local_experts"),
-    "experts used": ("num_experts_per_tok", "num_experts_per_token", "top_k_experts", "moe_topk", "moe_top_k"),
+    "MLP": ("intermediate_size", "ffn_hidden_size", "n_inner", "ffn_dim", "ffn_config.ffn_hidden_size"),
+    "experts": (
+        "num_experts",
+        "moe_num_experts",
+        "n_routed_experts",
+        "num_local_experts",
+        "ffn_config.moe_num_experts",
+    ),
+    "experts used": (
+        "num_experts_per_tok",
+        "num_experts_per_token",
+        "top_k_experts",
+        "moe_topk",
+        "moe_top_k",
+        "moe_k",
+        "ffn_config.moe_top_k",
+    ),
     "expert": ("moe_intermediate_size",),
     "dense layers first": ("first_k_dense_replace",),
     # MLA, and the index of sparse attention.
@@ -34,6 +55,7 @@ KEYS: Mapping[str, tuple[str, ...]] = {
     # Windows, and what differs in their layers or in those without.
     "window": ("sliding_window", "attention_chunk_size"),
     "sliding window": ("sliding_window",),
+    "chunk": ("attention_chunk_size",),
     "window period": ("sliding_window_pattern",),
     "window KV heads": ("swa_num_key_value_heads",),
     "window heads": (
@@ -48,7 +70,9 @@ KEYS: Mapping[str, tuple[str, ...]] = {
     "full KV heads": ("num_global_key_value_heads",),
     "layers that share": ("num_kv_shared_layers",),
     "full period": ("full_attention_interval",),
-    # Linear attention: gated delta net, Kimi delta attention, Mamba 2.
+    "attention period": ("attn_layer_period",),
+    "attention offset": ("attn_layer_offset",),
+    # Linear attention: gated delta net, Kimi delta attention, short convolution, Mamba 1 and 2.
     "delta values": ("linear_num_value_heads",),
     "delta value width": ("linear_value_head_dim",),
     "delta keys": ("linear_num_key_heads",),
@@ -57,16 +81,20 @@ KEYS: Mapping[str, tuple[str, ...]] = {
     "kimi heads": ("linear_attn_config.num_heads",),
     "kimi width": ("linear_attn_config.head_dim",),
     "kimi convolution": ("linear_attn_config.short_conv_kernel_size",),
-    "mamba heads": ("mamba_num_heads", "mamba_n_heads"),
-    "mamba width": ("mamba_head_dim", "mamba_d_head"),
+    "short convolution": ("conv_L_cache",),
+    "short width": ("conv_dim",),
+    "mamba heads": ("mamba_num_heads", "mamba_n_heads", "n_mamba_heads"),
+    "mamba width": ("mamba_head_dim", "mamba_d_head", "mamba_headdim"),
+    "mamba expansion": ("mamba_expand", "expand"),
     "mamba states": ("ssm_state_size", "mamba_d_state"),
-    "mamba groups": ("n_groups", "mamba_n_groups"),
+    "mamba groups": ("n_groups", "mamba_n_groups", "mamba_ngroups"),
     "mamba convolution": ("conv_kernel", "mamba_d_conv"),
 }
 # One entry a layer.
 LISTS: Mapping[str, tuple[str, ...]] = {
     "kinds": ("layer_types", "layers_block_type"),
     "windows": ("hybrid_layer_pattern",),
+    "rotary": ("no_rope_layers",),
     "ratios": ("compress_ratios",),
     "full layers": ("linear_attn_config.full_attn_layers",),
 }

@@ -12,17 +12,16 @@ from functools import partial
 from vllm_cluster.kernel.backends import BACKENDS, vllm
 from vllm_cluster.kernel.backends.seam import Degrees
 from vllm_cluster.kernel.errors import UsageError
-from vllm_cluster.serving.fit.model_config import BATCHED, BLOCK, STEPS, Layer, ModelConfig
+from vllm_cluster.serving.fit.kv_cache import BATCHED, BLOCK, STEPS, Layer
+from vllm_cluster.serving.fit.model_config import ModelConfig
 from vllm_cluster.serving.fit.weights import Weights
 
 # vLLM's default for --gpu-memory-utilization, of the total memory.
 UTILISATION = 0.92
 # CUDA graphs, NCCL, the driver's share: Llama 3.1 8B on an H200 left 0.2 to 0.5 GiB for them.
 FIXED = 1 << 30
-# Sequences that are sampled at once by default.
-SEQUENCES = 1024
-# The report proposes no more nodes, or more GPUs in one, than this.
-MAX_NODES, MAX_GPUS_PER_NODE = 64, 8
+SEQUENCES = 1024  # sampled at once by default
+MAX_NODES, MAX_GPUS_PER_NODE = 64, 8  # of what the report proposes
 # From this vLLM on, blocks of quantised experts are cut smaller where a GPU's share is not a multiple of them.
 CUTS_BLOCKS, CUT_BLOCK = (0, 32), 32
 RELEASED = (0, 33)
@@ -65,6 +64,10 @@ class Model:
     def context(self, workload: Workload) -> int:
         """Tokens of a request."""
         return workload.context or self.shape.context
+
+    def taken(self, workload: Workload) -> Workload:
+        """The workload with the dtype that vLLM takes for the KV cache of this model."""
+        return replace(workload, kv_dtype=self.shape.kv_dtype) if workload.kv_dtype == "auto" else workload
 
     def request(self, tokens: int, kv_bytes: int) -> int:
         """Bytes of KV cache for one request, over all GPUs at TP=1."""
@@ -135,14 +138,12 @@ class FitReport:
 def split_problem(shape: ModelConfig, degrees: Degrees) -> str:
     """Why vLLM would refuse this split of a model, in one sentence; empty when it would not."""
     tp, pp = degrees.tp, degrees.pp
-    for count in (shape.heads, shape.window_heads):
+    for count, what in shape.divided:
         if count % tp:
-            return f"TP={tp} does not divide its {count} attention heads"
+            return f"TP={tp} does not divide {what}"
     for heads in sorted({layer.heads for layer in shape.layers if layer.heads}):
         if heads % tp and tp % heads:
             return f"TP={tp} and its {heads} KV heads do not divide one another"
-    if shape.groups % tp:
-        return f"TP={tp} does not divide the {shape.groups} groups of its attention's output"
     if pp > len(shape.layers):
         return f"PP={pp} is more than its {len(shape.layers)} layers"
     if degrees.experts and not shape.experts_used:
@@ -162,7 +163,7 @@ def evaluate(
     why: str = "",
 ) -> Layout:
     """What a layout needs and gives; with data parallel (`dp`), of all its engines together."""
-    degrees = Degrees(tp, pp, dp, experts)
+    degrees, workload = Degrees(tp, pp, dp, experts), model.taken(workload)
     problem, notes = _problem(model, gpus, degrees), tuple(_notes(model, gpus, degrees))
     stages = _stages(model, gpus, degrees) if not problem else ()
     fullest = max(stages, key=lambda stage: stage.weights, default=PipelineStage(0, 0, 0, ()))
@@ -304,6 +305,7 @@ def report(model: Model, gpus: GpuPool, workload: Workload, *, dp: int = 1, expe
     Raises:
         UsageError: there are fewer GPUs than engines.
     """
+    workload = model.taken(workload)
     layouts = tuple(_layouts(model, gpus, workload, dp, experts=experts))
     taken = next((layout for layout in layouts if layout.fits), None)
     if taken is None and not workload.context:

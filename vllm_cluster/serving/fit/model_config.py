@@ -2,82 +2,33 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from fractions import Fraction
 from typing import Literal
 
 from vllm_cluster.serving.fit.config_keys import entries, flag, number, optional, unread
+from vllm_cluster.serving.fit.kv_cache import (
+    BLOCK,
+    LATENT_BLOCK,
+    MAMBA_2_STATES,
+    STATES,
+    Layer,
+    Page,
+    Rows,
+    places,
+)
 
-BLOCK = 16
-# What vLLM schedules at once by default on large GPUs; window layers keep each such step in flight beside their window.
-BATCHED = 8192
-# Steps in flight of an engine without stages: the next one is scheduled while one runs. A stage more is a step more.
-STEPS = 2
-# States of linear attention that vLLM keeps of a request while it caches prefixes, its default from 0.32 on.
-STATES = 2
 MAX_LAYERS = 4096
-Kind = Literal["full", "window", "state", "none"]
+Kind = Literal["full", "window", "state", "both", "none"]
 
 # "One in so many layers attends to everything", where the config does not have the number.
 _PATTERNS = {"gemma2": 2, "gemma3": 6, "gemma3_text": 6, "cohere2": 4}
 # Those whose KV cache is known to be read right here; any other is read as ordinary attention, with a note.
 _KNOWN = """ llama mistral mixtral ministral3 qwen2 qwen2_moe qwen3 qwen3_moe qwen3_next qwen3_5 qwen3_5_moe qwen2_vl
  qwen2_5_vl qwen3_vl qwen3_vl_moe gemma gemma2 gemma3 gemma4 phi phi3 phimoe deepseek_v2 deepseek_v3
- deepseek_v32 kimi_k2 kimi_linear glm4 glm4_moe glm_moe_dsa gpt_oss gpt2 gpt_neox opt cohere cohere2 granite
- granitemoe granitemoehybrid starcoder2 olmo olmo2 olmoe nemotron_h minimax_m2 exaone4 llama4 mimo_v2
- mimo_v2_flash deepseek_v4 step3p5 """
-
-
-@dataclass(frozen=True)
-class Rows:
-    """A cache of packed rows: bytes of a block of so many tokens, in any dtype; of a window, the last of them."""
-
-    tokens: int
-    bytes: int
-    window: int | None = None
-
-    def held(self, tokens: int, steps: int) -> int:
-        """Bytes for one request of so many tokens."""
-        return _blocks_of(tokens, self.tokens, self.window, steps) * self.bytes
-
-
-def _blocks_of(tokens: int, block: int, window: int | None, steps: int) -> int:
-    """How many blocks a request holds; a window begins anywhere in one, and grows by the steps in flight."""
-    if window and tokens > window - 1 + steps * BATCHED:
-        tokens = window - 1 + steps * BATCHED + block
-    return -(-tokens // block)
-
-
-@dataclass(frozen=True)
-class Layer:
-    """What one layer keeps of a request: `width` elements a token and KV head, `indexer` bytes a token.
-
-    One head stays whole on every GPU; so does the latent of MLA, which is one head. `state` bytes are one
-    of the states that linear attention keeps instead, `rows` what compressed attention does.
-
-    vLLM deals layers with and without a window to groups of one size: of so many `places` a layer, the last ones are
-    empty where the size does not divide their number.
-    """
-
-    heads: int = 0
-    width: int = 0
-    window: int | None = None
-    indexer: int = 0
-    state: int = 0
-    rows: tuple[Rows, ...] = ()
-    places: Fraction = Fraction(1)
-
-    def held(self, tokens: int, tp: int, kv_bytes: int, steps: int = STEPS) -> int:
-        """Bytes on one GPU for one request of so many tokens, in whole blocks."""
-        blocks = _blocks_of(tokens, BLOCK, self.window, steps)
-        each = max(1, self.heads // tp) * self.width * kv_bytes + self.indexer
-        return (
-            math.ceil(blocks * BLOCK * each * self.places)
-            + STATES * self.state // tp
-            + sum(rows.held(tokens, steps) for rows in self.rows)
-        )
+ deepseek_v32 kimi_k2 kimi_linear glm4 glm4_moe glm4_moe_lite glm_moe_dsa gpt_oss gpt2 gpt_neox opt cohere cohere2
+ granite granitemoe granitemoehybrid starcoder2 olmo olmo2 olmo3 olmoe nemotron_h minimax_m2 exaone4 llama4 mimo_v2
+ mimo_v2_flash deepseek_v4 step3p5 chatglm dbrx ernie4_5 ernie4_5_moe falcon falcon_h1 hy_v3 jamba lfm2 zamba2 """
 
 
 @dataclass(frozen=True)
@@ -92,8 +43,10 @@ class Quantised:
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """A model's sizes; `groups` are those of its attention's output, `window_heads` the heads of layers with a window,
-    where it has such: TP divides them."""
+    """A model's sizes; `divided` are the numbers that TP must divide, with what they count.
+
+    `kv_dtype` is that of the KV cache where the command line names none.
+    """
 
     model_type: str
     architecture: str
@@ -109,8 +62,8 @@ class ModelConfig:
     expert: int
     blocks: tuple[Quantised, ...]
     notes: tuple[str, ...]
-    groups: int = 0
-    window_heads: int = 0
+    divided: tuple[tuple[int, str], ...] = ()
+    kv_dtype: str = "auto"
 
 
 def model_config(document: Mapping[str, object]) -> ModelConfig:
@@ -135,8 +88,12 @@ def model_config(document: Mapping[str, object]) -> ModelConfig:
     expert = (optional(config, "expert") or mlp) if used else 0
     groups = optional(config, "output groups")
     output = groups * optional(config, "output rank") or heads * (optional(config, "value width") or head)
+    kv_dtype, exact = _kv_dtype(config)
+    if not exact:
+        notes = ("its KV cache of 4 bits is counted as one of 8 bits: an estimate", *notes)
     if kind.removesuffix("_text") not in _KNOWN.split():
-        text = f"the model type {kind} is not known: its KV cache is an estimate, that of ordinary attention"
+        usual = "latent" if optional(config, "latent") else "ordinary"
+        text = f"the model type {kind} is not known: its KV cache is an estimate, that of {usual} attention"
         missing = ", ".join(unread(config))
         notes = (text + (f"; not read: {missing}" if missing else ""), *notes)
     names = document.get("architectures") or config.get("architectures")
@@ -150,14 +107,48 @@ def model_config(document: Mapping[str, object]) -> ModelConfig:
         tied=flag(config, "tie_word_embeddings", kind.startswith("gemma")),
         context=optional(config, "context") or 2048,
         mlp=mlp,
-        window_heads=optional(config, "window heads"),
         experts=optional(config, "experts") if used else 0,
         experts_used=used,
         expert=expert,
         blocks=tuple(_blocks(config, mlp, expert, output)),
         notes=notes,
-        groups=groups,
+        divided=tuple(_divided(config, heads, layers)),
+        kv_dtype=kv_dtype,
     )
+
+
+def _divided(config: Mapping[str, object], heads: int, layers: Sequence[Layer]) -> Iterator[tuple[int, str]]:
+    """What vLLM splits over the GPUs of a TP group, and rejects where it cannot."""
+    for count in (heads, optional(config, "window heads")):
+        yield count, f"its {count} attention heads"
+    groups = optional(config, "output groups")
+    yield groups, f"the {groups} groups of its attention's output"
+    if any(layer.state for layer in layers):
+        for meaning in ("delta keys", "delta values", "kimi heads", "mamba heads"):
+            count = optional(config, meaning)
+            yield count, f"the {count} heads of its linear attention"
+        groups = optional(config, "mamba groups")
+        yield groups if groups > 1 else 0, f"the {groups} groups of its Mamba layers"
+
+
+def _kv_dtype(config: Mapping[str, object]) -> tuple[str, bool]:
+    """The dtype in which vLLM keeps the KV cache by itself, as the checkpoint names it; whether it is exact here."""
+    stated = config.get("quantization_config") or config.get("compression_config")
+    if not isinstance(stated, Mapping):
+        return "auto", True
+    if stated.get("quant_method") == "compressed-tensors":
+        return ("fp8" if stated.get("kv_cache_scheme") else "auto"), True
+    if not str(stated.get("quant_method")).startswith("modelopt"):
+        return "auto", True
+    inner = stated.get("quantization")
+    parts = (inner if isinstance(inner, Mapping) else stated, stated)
+    keys = ("kv_cache_scheme", "kv_cache_quant_algo")
+    scheme = next((part[key] for key in keys for part in parts if part.get(key)), "")
+    if isinstance(scheme, Mapping):
+        bits = (scheme.get("type"), scheme.get("num_bits"), scheme.get("dynamic") is False)
+        scheme = "fp8" if bits == ("float", 8, True) else "nvfp4" if bits[:2] == ("float", 4) else ""
+    name = str(scheme).lower()
+    return ("fp8", name == "fp8") if name in ("fp8", "nvfp4") else ("auto", True)
 
 
 def _count(config: Mapping[str, object]) -> int:
@@ -183,27 +174,34 @@ def _layers(
 ) -> tuple[tuple[Layer, ...], tuple[str, ...]]:
     if ratios := entries(config, "ratios"):
         return _compressed(config, ratios, count)
-    full, window, state = _full(config, heads, head), _window(config, heads, head), state_bytes(config)
+    full, window, state = _full(config, heads, head), _window(config, heads, head), _state(config, kind)
     found = kinds(config, kind, count)
-    full, window = _in_groups(full, window, found.count("full"), found.count("window"))
-    made = {"full": full, "window": window, "state": Layer(state=state), "none": Layer()}
+    full, window, state = _in_groups(full, window, state, found, latent=bool(optional(config, "latent")))
+    both = replace(full, state=state.state, states=state.states, state_places=state.state_places)
+    made = {"full": full, "window": window, "state": state, "both": both, "none": Layer()}
     shared = optional(config, "layers that share")
     layers = tuple(made[k] if i < count - shared else Layer() for i, k in enumerate(found))
     notes = []
-    if "state" in found and not state:
+    if "state" in found and not state.state:
         notes.append(f"what its {found.count('state')} layers without attention keep of a request is not counted")
     return layers, tuple(notes)
 
 
-def _in_groups(full: Layer, window: Layer, *numbers: int) -> tuple[Layer, Layer]:
-    """The layers with the places that vLLM's groups of one size have for them."""
+def _in_groups(
+    full: Layer, window: Layer, state: Layer, found: list[Kind], *, latent: bool
+) -> tuple[Layer, Layer, Layer]:
+    """The layers with the places that vLLM's groups of one size have for them, and the blocks of a hybrid."""
+    both = found.count("both")
+    attending, windows, keeping = found.count("full") + both, found.count("window"), found.count("state") + both
+    if state.state and keeping and attending:
+        page = Page(full.heads, full.width, state.state, LATENT_BLOCK if latent else BLOCK)
+        of_full, of_state = places(attending, keeping)
+        return replace(full, places=of_full, page=page), window, replace(state, state_places=of_state, page=page)
     sizes = sorted(layer.heads * layer.width for layer in (full, window))
-    if not (all(numbers) and sizes[0] and sizes[1] % sizes[0] == 0):
-        return full, window
-    # The smaller number is the size of a group, unless the other one is hardly larger.
-    group = max(numbers) if max(numbers) < 1.5 * min(numbers) else min(numbers)
-    places = [Fraction(-(-number // group) * group, number) for number in numbers]
-    return replace(full, places=places[0]), replace(window, places=places[1])
+    if not (attending and windows and sizes[0] and sizes[1] % sizes[0] == 0):
+        return full, window, state
+    of_full, of_window = places(attending, windows)
+    return replace(full, places=of_full), replace(window, places=of_window), state
 
 
 def _full(config: Mapping[str, object], heads: int, head: int) -> Layer:
@@ -213,10 +211,16 @@ def _full(config: Mapping[str, object], heads: int, head: int) -> Layer:
         # The indexer of sparse attention keeps 8-bit keys with a 4-byte scale for every 128.
         index = optional(config, "index width") if optional(config, "index tokens") else 0
         return Layer(1, latent + rope, indexer=index + index // 128 * 4)
-    kv_heads, wide = optional(config, "KV heads") or heads, optional(config, "full head width")
+    kv_heads, wide = _kv_heads(config, heads), optional(config, "full head width")
     if wide:
         return Layer(optional(config, "full KV heads") or kv_heads, 2 * wide)
     return Layer(kv_heads, head + (optional(config, "value width") or head))
+
+
+def _kv_heads(config: Mapping[str, object], heads: int) -> int:
+    if flag(config, "multi_query") and not flag(config, "new_decoder_architecture"):
+        return 1
+    return optional(config, "KV heads") or heads
 
 
 def _window(config: Mapping[str, object], heads: int, head: int) -> Layer:
@@ -226,7 +230,7 @@ def _window(config: Mapping[str, object], heads: int, head: int) -> Layer:
         return replace(_full(config, heads, head), window=window)
     key = optional(config, "window head width") or head
     value = optional(config, "window value width") or optional(config, "value width") or key
-    kv_heads = optional(config, "window KV heads") or optional(config, "KV heads") or heads
+    kv_heads = optional(config, "window KV heads") or _kv_heads(config, heads)
     return Layer(kv_heads, key + value, window)
 
 
@@ -239,20 +243,36 @@ def _compressed(
 ) -> tuple[tuple[Layer, ...], tuple[str, ...]]:
     """The layers of a model that keeps one row for 4 or for 128 tokens, and all rows of a window.
 
+    All its caches take blocks of one size, that of the widest group of them, for different numbers of tokens: every
+    layer is counted with its part of all.
+
     Raises:
         ValueError: it compresses in another way.
     """
     found = [entry for entry in ratios if entry in (0, 1, 4, 128)][:count]
     if len(found) < min(count, len(ratios)) or len(ratios) < count:
         raise ValueError(f"its compress_ratios are not {count} of 0, 1, 4 or 128")
-    window = optional(config, "sliding window") or None
-    near = Rows(64, _aligned(64 * _ROW), window)
-    rows = {
-        4: (near, Rows(256, _aligned(64 * _ROW)), Rows(256, _aligned(64 * _INDEX_ROW))),
-        128: (near, Rows(256, _aligned(2 * _ROW))),
-    }
-    layers = tuple(Layer(1, rows=rows.get(ratio, (near,))) for ratio in found)
-    return layers, ("its KV cache is an estimate: what its compressor keeps of tokens in flight is not counted",)
+    fine, coarse = found.count(4), found.count(128)
+    near, index = _aligned(64 * _ROW), _aligned(64 * _INDEX_ROW)
+    # What the compressors keep of tokens that are not yet a row, in blocks of 4 and of 8 tokens.
+    open_rows, open_index = _aligned(64 * number(config, "head width")), _aligned(64 * optional(config, "index width"))
+    numbers = (count, *filter(None, (fine, coarse)))
+    group = min(range(fine or 1, count + 1), key=lambda size: (sum(-n % size for n in numbers), -size))
+    pieces = -(-count // group)
+    widest = max(
+        fine * (near + index) + coarse * _aligned(2 * _ROW),
+        -(-count // pieces) * near,
+        fine * (open_rows + open_index),
+        coarse * open_rows,
+    )
+    part = -(-widest // count)
+    rows = [Rows(64, pieces * part, optional(config, "sliding window") or None)]
+    rows += [Rows(256, part)] if fine or coarse else []
+    rows += [Rows(4, part, 8)] if fine else []
+    rows += [Rows(8, part, 128)] if coarse else []
+    return (Layer(1, rows=tuple(rows)),) * count, (
+        "its KV cache is an estimate: how compressed attention is laid out differs between versions of vLLM",
+    )
 
 
 def _aligned(size: int) -> int:
@@ -306,12 +326,17 @@ def _listed(config: Mapping[str, object], count: int) -> list[Kind] | None:
     if layers := entries(config, "full layers"):
         full = {entry for entry in layers if isinstance(entry, int)}  # counted from 1
         return ["full" if index + 1 in full else "state" for index in range(count)]
+    if period := optional(config, "attention period"):
+        offset = optional(config, "attention offset")
+        return ["full" if index % period == offset else "state" for index in range(count)]
     return None
 
 
 def _named(name: str) -> Kind:
     if "sliding" in name or "chunked" in name:
         return "window"
+    if name == "hybrid":
+        return "both"
     if "linear" in name or name in ("mamba", "mamba2", "conv", "recurrent"):
         return "state"
     return "none" if name in ("moe", "mlp") else "full"
@@ -322,6 +347,10 @@ def _periodic(config: Mapping[str, object], model_type: str, count: int) -> list
     period = optional(config, "full period")
     if period:
         return ["full" if (index + 1) % period == 0 else "state" for index in range(count)]
+    if optional(config, "mamba heads"):
+        return ["both"] * count
+    if optional(config, "chunk") and "no_rope_layers" in config:  # Llama 4: those without rotary positions see all
+        return ["window" if rotary else "full" for rotary in entries(config, "rotary") or [1, 1, 1, 0] * count]
     if not optional(config, "sliding window") or config.get("use_sliding_window") is False:
         return ["full"] * count
     period = optional(config, "window period") or _PATTERNS.get(model_type, 0)
@@ -331,24 +360,35 @@ def _periodic(config: Mapping[str, object], model_type: str, count: int) -> list
     return ["window" if index >= first else "full" for index in range(count)]
 
 
-def state_bytes(config: Mapping[str, object]) -> int:
-    """What a layer of linear attention keeps of a request: its state in 32 bits, its convolution's input in 16."""
+# Of these the state is kept in 32 bits where the config names no dtype; of all others in that of the model.
+_STATES_IN_32 = ("nemotron_h",)
+
+
+def _state(config: Mapping[str, object], kind: str) -> Layer:
+    """A layer of linear attention: its state, and its convolution's input in 16 bits."""
 
     def of(meaning: str) -> int:
         return optional(config, meaning)
 
+    stated = config.get("mamba_ssm_cache_dtype") or config.get("mamba_ssm_dtype")
+    wide = 4 if stated == "float32" or (not stated and kind in _STATES_IN_32) else 2
     values, keys = of("delta values"), of("delta key width")
     if values:  # gated delta net
         channels = 2 * keys * of("delta keys") + of("delta value width") * values
-        return values * of("delta value width") * keys * 4 + channels * _before(of("delta convolution")) * 2
+        size = values * of("delta value width") * keys * wide + channels * _before(of("delta convolution")) * 2
+        return Layer(state=size)
     if heads := of("kimi heads"):  # Kimi delta attention
-        wide = of("kimi width")
-        return heads * wide * wide * 4 + 3 * heads * wide * _before(of("kimi convolution")) * 2
-    heads, wide, states = of("mamba heads"), of("mamba width"), of("mamba states")
-    if heads and wide and states:  # Mamba 2
-        channels = heads * wide + 2 * states * (of("mamba groups") or 1)
-        return heads * wide * states * 4 + channels * _before(of("mamba convolution")) * 2
-    return 0
+        head = of("kimi width")
+        return Layer(state=heads * head * head * 4 + 3 * heads * head * _before(of("kimi convolution")) * 2)
+    if of("short convolution"):
+        return Layer(state=(of("short width") or of("hidden")) * _before(of("short convolution")) * 2)
+    inner, heads, states = of("mamba expansion") * of("hidden"), of("mamba heads"), of("mamba states")
+    convolution = _before(of("mamba convolution")) * 2
+    if heads and states:  # Mamba 2
+        inner = heads * of("mamba width") or inner
+        channels = inner + 2 * states * (of("mamba groups") or 1)
+        return Layer(state=inner * states * wide + channels * convolution, states=MAMBA_2_STATES)
+    return Layer(state=inner * (states * wide + convolution) if states else 0, states=STATES)
 
 
 def _before(kernel: int) -> int:
