@@ -56,6 +56,7 @@ PROMISES = {
     "P51": "one of several replicas goes, the others serve: no request fails from 5 s on, and it comes back by itself",
     "P52": "every part of an engine is watched: an end is noticed in 6 s, a hang in 30 s, and all start again",
     "P53": "a pasted `vllm serve` line means here what it means to vLLM, or is refused with the one reason",
+    "P54": "what `fit` accepts starts, what it refuses does not: the KV cache is vLLM's own to 3 %, or an estimate",
     "P55": "a diagnosis holds as people paste logs: prefixes, other hosts, older lines, copies, cuts",
     "P56": "a feature can be removed: without its folder the rest's tests are green, and only its verbs are missing",
     "P57": "two image stores, one fleet: `up` converges, and the second one changes nothing",
