@@ -34,7 +34,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Order the tests on real hosts; the first one pays for building the sandbox, which takes minutes."""
     real = [item for item in items if item.get_closest_marker("e2e")]
     for item in real:
-        item.add_marker(pytest.mark.timeout(2400))
+        if not item.get_closest_marker("timeout"):
+            item.add_marker(pytest.mark.timeout(2400))
     items[:] = [item for item in items if item not in real] + ordered(real, need)
 
 
