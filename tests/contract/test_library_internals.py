@@ -31,6 +31,9 @@ from vllm_cluster.kernel.versions import RAY
 
 # Where each is, with the parameters that it takes; None where it is not called.
 PRIVATE = {
+    "paramiko.Channel._feed": "self, m",
+    "paramiko.Channel._feed_extended": "self, m",
+    "paramiko.Transport._channel_handler_table": None,
     "paramiko.Transport._parse_disconnect": "self, m",
     "paramiko.Transport._preferred_keys": None,
     "paramiko.Transport._send_message": "self, data",

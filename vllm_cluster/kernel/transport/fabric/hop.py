@@ -50,7 +50,7 @@ def log_in(resolved: SshEndpoint, sock: Socket, deadline: Deadline, begun: float
             "banner_timeout": step,
             "auth_timeout": step,
             "channel_timeout": STEP_SECONDS,
-            "auth_strategy": Credentials(resolved),
+            "auth_strategy": Credentials(resolved, deadline),
             "transport_factory": functools.partial(KeepaliveTransport, key_types=known.preferred()),
         },
     )

@@ -7,10 +7,12 @@ import errno
 import threading
 import time
 from collections.abc import Callable
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 import paramiko
 from paramiko.common import (
+    MSG_CHANNEL_DATA,
+    MSG_CHANNEL_EXTENDED_DATA,
     cMSG_CHANNEL_CLOSE,
     cMSG_CHANNEL_DATA,
     cMSG_CHANNEL_EOF,
@@ -18,11 +20,14 @@ from paramiko.common import (
     cMSG_GLOBAL_REQUEST,
     cMSG_SERVICE_REQUEST,
 )
+from paramiko.ssh_exception import IncompatiblePeer
 
 from vllm_cluster.kernel.transport.fabric.dial import SILENCE_SECONDS
 
 KEEPALIVE_SECONDS = 5.0
 MAX_REASON = 200
+# paramiko waits for as much as a packet announces, up to 4 GB, before it knows the host. OpenSSH sends 256 KiB at most.
+MAX_PACKET = 1 << 20
 _OF_A_CHANNEL = (cMSG_CHANNEL_DATA, cMSG_CHANNEL_EOF, cMSG_CHANNEL_REQUEST)
 # What paramiko raises when a connection breaks.
 BROKEN = (OSError, EOFError, paramiko.SSHException)
@@ -54,6 +59,10 @@ class KeepaliveSocket:
 
     def recv(self, size: int) -> bytes:
         """Bytes from the peer; called again and again by paramiko's thread, so silence is measured here."""
+        if size > MAX_PACKET:
+            # What paramiko asks for is what is left of a packet.
+            self.failure = f"it announces a packet of {size} bytes, more than SSH allows"
+            raise IncompatiblePeer(self.failure)
         try:
             data = self._sock.recv(size)
         except TimeoutError as error:
@@ -127,8 +136,28 @@ class _ChannelSender:
         return self._closed and kind in _OF_A_CHANNEL
 
 
+def _within_window(feed: Callable[[paramiko.Channel, paramiko.Message], None]) -> Callable[..., None]:
+    """As `feed`, for a host that sends no more than it may: paramiko grants a window and keeps what comes beyond it."""
+
+    def checked(channel: paramiko.Channel, message: paramiko.Message) -> None:
+        unread = len(channel.in_buffer) + len(channel.in_stderr_buffer)
+        if unread > channel.in_window_size:
+            socket: KeepaliveSocket = channel.transport.sock  # type: ignore[union-attr,assignment]
+            socket.failure = f"it sends more than the window of {channel.in_window_size} bytes"
+            raise paramiko.SSHException(socket.failure)
+        feed(channel, message)
+
+    return checked
+
+
 class KeepaliveTransport(paramiko.Transport):
-    """A paramiko connection that never waits without a limit."""
+    """A paramiko connection that never waits without a limit, and keeps no more than it asked for."""
+
+    _channel_handler_table: ClassVar = {
+        **paramiko.Transport._channel_handler_table,  # type: ignore[attr-defined]
+        MSG_CHANNEL_DATA: _within_window(paramiko.Channel._feed),  # type: ignore[attr-defined]
+        MSG_CHANNEL_EXTENDED_DATA: _within_window(paramiko.Channel._feed_extended),  # type: ignore[attr-defined]
+    }
 
     def __init__(self, sock: KeepaliveSocket, *, key_types: tuple[str, ...] = (), **options: object) -> None:
         super().__init__(sock, **options)  # type: ignore[arg-type]

@@ -14,6 +14,7 @@ import paramiko
 from paramiko.agent import AgentKey, AgentSSH
 from paramiko.pkey import UnknownKeyType
 
+from vllm_cluster.kernel.clock import Deadline
 from vllm_cluster.kernel.errors import AuthenticationFailed, HostKeyRejected
 from vllm_cluster.kernel.laptop import expanded
 from vllm_cluster.kernel.transport import connect_errors
@@ -167,8 +168,8 @@ class _Agent(AgentSSH):
 class Credentials:
     """Proves the user to one host; paramiko calls `authenticate` once the host's key is accepted."""
 
-    def __init__(self, resolved: SshEndpoint) -> None:
-        self._resolved = resolved
+    def __init__(self, resolved: SshEndpoint, deadline: Deadline) -> None:
+        self._resolved, self._deadline = resolved, deadline
         self._offered: list[str] = []
         self._skipped: list[str] = []
         self._agent: _Agent | None = None
@@ -198,6 +199,10 @@ class Credentials:
 
     def _try_keys(self, transport: paramiko.Transport) -> None:
         for name, key in self._keys():
+            # paramiko's limit is for each key.
+            transport.auth_timeout = min(transport.auth_timeout, self._deadline.left())
+            if not self._deadline.left():
+                raise self._refused("it did not answer in time")
             self._offered.append(f"{name} {key.fingerprint}")
             try:
                 more = transport.auth_publickey(self._resolved.user, key)

@@ -1,0 +1,77 @@
+"""A server that takes its time or sends more than it may, as paramiko's threads and ours meet it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import paramiko
+import pytest
+from paramiko.common import MSG_CHANNEL_DATA, MSG_CHANNEL_EXTENDED_DATA
+
+from tests.support.clock import Clock
+from vllm_cluster.kernel.clock import Deadline
+from vllm_cluster.kernel.errors import AuthenticationFailed
+from vllm_cluster.kernel.transport.fabric.keepalive import MAX_PACKET, KeepaliveSocket, KeepaliveTransport
+from vllm_cluster.kernel.transport.fabric.login import Credentials
+from vllm_cluster.kernel.transport.ssh_config import SshEndpoint
+
+
+# fault: kernel/transport/fabric/keepalive.py: if size > MAX_PACKET: → if False:
+def test_a_packet_that_announces_gigabytes_is_not_waited_for() -> None:
+    """Before the key of the host is looked at, so that anyone on the way can send it: 267 MB came in 12 s."""
+    wire = KeepaliveSocket(SimpleNamespace(recv=bytes))
+    assert len(wire.recv(MAX_PACKET)) == MAX_PACKET
+    with pytest.raises(paramiko.SSHException, match="announces a packet of 2147483647 bytes"):
+        wire.recv(2**31 - 1)
+    assert wire.failure
+
+
+# fault: kernel/transport/fabric/keepalive.py: if unread > channel.in_window_size: → if False:
+@pytest.mark.parametrize("kind", [MSG_CHANNEL_DATA, MSG_CHANNEL_EXTENDED_DATA])
+def test_a_channel_keeps_no_more_than_its_window(kind: int) -> None:
+    """A stream that is not read for a moment: 562 MB came in 12 s."""
+    channel: Any = paramiko.Channel(1)
+    channel._set_window(100, 50)
+    channel.transport = SimpleNamespace(sock=SimpleNamespace(failure=""))
+
+    def feed() -> None:
+        message = paramiko.Message()
+        if kind == MSG_CHANNEL_EXTENDED_DATA:
+            message.add_int(1)
+        message.add_string(b"x" * 50)
+        message.rewind()
+        KeepaliveTransport._channel_handler_table[kind](channel, message)
+
+    feed()
+    feed()
+    with pytest.raises(paramiko.SSHException, match="more than the window of 100 bytes"):
+        for _ in range(2):
+            feed()
+    assert channel.transport.sock.failure
+    assert len(channel.in_buffer) + len(channel.in_stderr_buffer) <= 150
+
+
+# fault: kernel/transport/fabric/login.py: if not self._deadline.left(): → if False:
+# fault: kernel/transport/fabric/login.py: min(transport.auth_timeout, self._deadline.left()) → transport.auth_timeout
+def test_a_host_that_refuses_each_key_late_gets_the_time_of_one_login(tmp_path: Path) -> None:
+    """Eight keys, refused after 8 s each, took 74 s of a login that has 20."""
+    clock, limits = Clock(), list[float]()
+    files = [tmp_path / f"key{number}" for number in range(8)]
+    for file in files:
+        paramiko.ECDSAKey.generate().write_private_key_file(str(file))
+
+    def refuse(_user: str, key: paramiko.PKey | None = None) -> list[str]:
+        limits.append(transport.auth_timeout)
+        clock.sleep(min(8, transport.auth_timeout))
+        if key is None:
+            raise paramiko.BadAuthenticationType("", ["publickey"])
+        raise paramiko.AuthenticationException
+
+    transport: Any = SimpleNamespace(auth_timeout=10.0, auth_none=refuse, auth_publickey=refuse, is_active=lambda: True)
+    at = SshEndpoint("gpu1", "h", "h", 22, "u", identities=tuple(files), identities_only=True)
+    with pytest.raises(AuthenticationFailed, match="did not answer in time"):
+        Credentials(at, Deadline.after(20, clock)).authenticate(transport)
+    assert clock.now == 20
+    assert limits == [10, 10, 4]
