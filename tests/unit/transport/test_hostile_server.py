@@ -1,4 +1,4 @@
-"""A server that takes its time or sends more than it may, as paramiko's threads and ours meet it."""
+"""A server that takes its time, or sends more than it may."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ import socket
 import subprocess
 import threading
 from collections.abc import Callable, Sequence
-from typing import IO, cast
+from typing import IO, Self, cast
 
 from vllm_cluster.kernel.clock import Deadline
 from vllm_cluster.kernel.transport.base import MAX_GREETING, MAX_OUTPUT, MAX_TAIL, SLOWEST, Result
@@ -146,6 +146,43 @@ def proxy_socket(command: str) -> ProxySocket:
     return ProxySocket(own, process)
 
 
+class ErrorOutput:
+    """Standard error of a process, read as it comes: its `first` bytes are kept, and its last `MAX_TAIL`.
+
+    A host decides how much ssh prints: a file of it grew by 70 MB a second. `sink` is for the process.
+    """
+
+    def __init__(self, first: int = 0) -> None:
+        pipe, self.sink = os.pipe()
+        self._most, self._first, self._tail = first, bytearray(), bytearray()
+        self._reader = threading.Thread(target=self._read, args=(pipe,), daemon=True)
+        self._reader.start()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Leave the sink to what was started meanwhile."""
+        os.close(self.sink)
+
+    def join(self, seconds: float) -> None:
+        """Wait for its end."""
+        self._reader.join(seconds)
+
+    def text(self) -> str:
+        """What was kept."""
+        return (self._first + self._tail).decode("utf-8", "replace").strip()
+
+    def _read(self, end: int) -> None:
+        # The one owner of this end: a process that outlives its parent may hold the other for long.
+        with open(end, "rb", buffering=0) as pipe:
+            while data := pipe.read(CHUNK):
+                room = self._most - len(self._first)
+                self._first += data[:room]
+                self._tail += data[room:]
+                del self._tail[:-MAX_TAIL]
+
+
 class ProcessStream:
     """Both directions of a process, over a socket pair; standard error is read on the side and kept short."""
 
@@ -161,27 +198,20 @@ class ProcessStream:
         self._on_close = on_close
         self._close_lock = threading.Lock()
         self._closed = False
-        self._tail = bytearray()
         self._sock, theirs = socket.socketpair()
-        errors, theirs_errors = os.pipe()
         try:
-            with theirs:
+            with theirs, ErrorOutput() as self._errors:
                 self._process = subprocess.Popen(
                     argv,
                     stdin=theirs.fileno(),
                     stdout=theirs.fileno(),
-                    stderr=theirs_errors,
+                    stderr=self._errors.sink,
                     start_new_session=True,
                     cwd=cwd,
                 )
         except BaseException:
             self._sock.close()
-            os.close(errors)
             raise
-        finally:
-            os.close(theirs_errors)
-        self._reader = threading.Thread(target=self._read_errors, args=(errors,), daemon=True)
-        self._reader.start()
 
     def settimeout(self, seconds: float | None, /) -> None:
         """How long recv and sendall may see no progress."""
@@ -236,7 +266,7 @@ class ProcessStream:
 
     def stderr_tail(self) -> str:
         """The last lines of standard error."""
-        return self._tail.decode("utf-8", "replace").strip()
+        return self._errors.text()
 
     def exit_code(self) -> int | None:
         """How the process ended; of one that a signal ended 128 and the signal's number, as a shell has it."""
@@ -260,12 +290,5 @@ class ProcessStream:
     def _ended(self) -> None:
         # Output may end before the process does (it closed it, or is on its way out).
         with contextlib.suppress(subprocess.TimeoutExpired):
-            self._reader.join(GRACE_SECONDS)
+            self._errors.join(GRACE_SECONDS)
             self._check_end(self._process.wait(GRACE_SECONDS))
-
-    def _read_errors(self, errors: int) -> None:
-        # The one owner of this end: a process that outlives its parent may hold the other for long.
-        with open(errors, "rb", buffering=0) as pipe:
-            while data := pipe.read(4096):
-                self._tail += data
-                del self._tail[:-MAX_TAIL]

@@ -8,6 +8,8 @@ from vllm_cluster.kernel.errors import Unreachable
 from vllm_cluster.kernel.transport import connect_errors
 from vllm_cluster.kernel.transport.ssh_config import SshEndpoint, known_name
 
+# A longer line is the host's, and takes the patterns below the square of its length.
+MAX_LINE = 2000
 _CONNECT = re.compile(r"connect to host (\S+) port (\d+): (.+)")
 _SERVER_KEY = re.compile(r"Server host key: (\S+ SHA256:\S+)")
 _OFFENDING = re.compile(r"Offending \S+ key in (.+:\d+)")
@@ -30,7 +32,7 @@ _LET_IN = re.compile(r"^Authenticated to |debug1: Entering interactive session",
 
 def words(log: str) -> list[str]:
     """The part of ssh's output that is for users."""
-    lines = [line.strip() for line in log.splitlines()]
+    lines = [line[:MAX_LINE].strip() for line in log.splitlines()]
     return [line for line in lines if line and not line.startswith("debug") and not _STATISTICS.match(line)]
 
 

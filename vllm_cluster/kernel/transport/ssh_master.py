@@ -12,7 +12,6 @@ import tempfile
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import IO
 
 from vllm_cluster.kernel.clock import Deadline
 from vllm_cluster.kernel.errors import HostError, UsageError
@@ -24,6 +23,8 @@ from vllm_cluster.kernel.transport.ssh_config import SshEndpoint, ssh_options
 STEP_SECONDS = 10.0
 # ssh listens under a temporary name, 17 characters longer, and no socket's name may pass 104 (macOS).
 MAX_SOCKET_PATH = 85
+# Of its log: a login with 20 keys takes 10 kB.
+MAX_LOG = 64 << 10
 # For the first command to begin, before the host is asked why it has not.
 PATIENCE_SECONDS = 4.0
 _OPTIONS = (
@@ -52,7 +53,7 @@ _LOOK_SECONDS = 0.02
 
 
 class SshMaster:
-    """The ssh process that holds the connection, and the folder of its socket.
+    """The ssh process that holds the connection, its log, and the folder of its socket.
 
     A jump host only forwards: nothing is run there, so that its account needs no shell.
     """
@@ -69,7 +70,6 @@ class SshMaster:
         self.resolved = resolved
         self._folder = _private_folder()
         self.socket = self._folder / "m"
-        self._log = self._folder / "log"
         # -N is a word about the session itself, and cannot be combined.
         session = () if jump else resolved.session
         options = [*ssh_options(replace(target, jump=None)), *_options(resolved, through, session)]
@@ -79,14 +79,14 @@ class SshMaster:
         self._alone: list[bytes | str] = ["ssh", *options]
         ssh = [*self._alone, "-M", "-S", str(self.socket)]
         try:
-            # A file, not a pipe: no one reads it while the connection lives.
-            with self._log.open("wb") as log:
+            with process.ErrorOutput(first=MAX_LOG) as self._log:
                 if jump:
-                    self._process = _started([*ssh, "-N", "--", target.destination], log, piped=False)
+                    self._process = _started([*ssh, "-N", "--", target.destination], self._log.sink, piped=False)
                     end = [*client(self.socket), "-O", "exit", "--", "shared"]
-                    self._leash = _started(["sh", "-c", _LEASH, "leash", *end], log, piped=True)
+                    self._leash = _started(["sh", "-c", _LEASH, "leash", *end], subprocess.DEVNULL, piped=True)
                 else:
-                    self._process = _started([*ssh, "--", target.destination, command_line.LINE], log, piped=True)
+                    line = [*ssh, "--", target.destination, command_line.LINE]
+                    self._process = _started(line, self._log.sink, piped=True)
         except BaseException:
             shutil.rmtree(self._folder, ignore_errors=True)
             raise
@@ -189,14 +189,13 @@ class SshMaster:
         return self._answer
 
     def _read_log(self) -> str:
-        try:
-            return self._log.read_text("utf-8", "replace")
-        except OSError:
-            return ""
+        if not self.alive():
+            self._log.join(process.GRACE_SECONDS)
+        return self._log.text()
 
 
 def _private_folder() -> Path:
-    """Make a folder for ssh's socket and log, with a name that is short enough for a socket.
+    """Make a folder for ssh's socket, with a name that is short enough for a socket.
 
     Raises:
         UsageError: there is none.
@@ -224,10 +223,10 @@ def open_master(
     )
 
 
-def _started(argv: Sequence[bytes | str], log: IO[bytes], *, piped: bool) -> subprocess.Popen[bytes]:
+def _started(argv: Sequence[bytes | str], errors: int, *, piped: bool) -> subprocess.Popen[bytes]:
     pipe = subprocess.PIPE if piped else subprocess.DEVNULL
     environment = {**os.environ, "SSH_ASKPASS_REQUIRE": "never"}
-    return subprocess.Popen(argv, stdin=pipe, stdout=pipe, stderr=log, start_new_session=True, env=environment)
+    return subprocess.Popen(argv, stdin=pipe, stdout=pipe, stderr=errors, start_new_session=True, env=environment)
 
 
 def client(master: Path) -> list[bytes | str]:
