@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 OpenStream = Callable[[], Stream]
 Guard = Callable[[], None]
 
-# How much is sent before the deadline is looked at again.
+# How much is sent before the deadline is looked at again, and read before it is put together.
 SLICE = 32 << 10
 
 
@@ -126,12 +126,14 @@ class Connection(http.client.HTTPConnection):
         Raises:
             EOFError: the stream ended before the response did.
         """
-        response = self._sent()
-        data = response.read(limit)
+        response, data = self._sent(), bytearray()
+        # http.client keeps an object for each chunk until it has all: of chunks of a byte 57 bytes each.
+        while len(data) < limit and (piece := response.read(min(SLICE, limit - len(data)))):
+            data += piece
         # http.client returns a short read as it is, and takes it for the end.
         if len(data) < limit and response.length:
             raise EOFError("the answer ends in the middle")
-        return data
+        return bytes(data)
 
     def read_some(self, limit: int) -> bytes:
         """At most `limit` bytes of the response, as soon as there are some; empty at its end."""
