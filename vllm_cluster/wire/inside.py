@@ -1,4 +1,4 @@
-"""Opens a file of a folder that others may write: where it leads is looked at once it is open.
+"""Opens a file of a folder that others may write: what it is, and where it leads, is looked at once it is open.
 
 Standard library alone: it is sent along with a program.
 """
@@ -15,6 +15,19 @@ from typing import BinaryIO
 def is_inside(path: Path, root: Path, cache: Path) -> bool:
     """Whether a path without links is below the folder, or among the hub's models, beside which a cache has a token."""
     return bool({root.resolve(), (cache / "hub").resolve()} & {*path.parents})
+
+
+def beginning(path: Path, most: int) -> bytes:
+    """Read the first `most` bytes of a file; one that is not a plain file is not waited for.
+
+    Raises:
+        OSError: it cannot be read, or is not a plain file.
+    """
+    number = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    with os.fdopen(number, "rb") as file:
+        if not stat.S_ISREG(os.fstat(number).st_mode):
+            raise OSError(errno.EINVAL, "is not a plain file", str(path))
+        return file.read(most)
 
 
 def open_inside(root: Path, name: str, cache: Path) -> BinaryIO:

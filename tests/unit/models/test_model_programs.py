@@ -20,6 +20,7 @@ from tests.support.pulls import MODEL, ask_program, contents, model_files, plan_
 from vllm_cluster.kernel.hosts.program import source
 from vllm_cluster.kernel.spread.download import Download
 from vllm_cluster.kernel.spread.store import Store
+from vllm_cluster.serving.node.model_files import find_model
 from vllm_cluster.wire.pull import HostPlan, digest_of
 
 FILES = model_files(200_000)
@@ -310,3 +311,25 @@ def test_a_link_to_a_folder_is_reported_and_a_pipe_is_not_read(tmp_path: Path) -
     rows = ask_program("kernel.models.on_host.model_cache", question)
     assert of_kind(rows, "lost") == ["real/again"]
     assert [row["path"] for row in of_kind(rows, "file")] == ["config.json"]
+
+
+# fault: wire/inside.py: os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC) → os.open(path, os.O_RDONLY)
+@pytest.mark.parametrize("where", ["refs/main", ".vcluster/COMMIT.json"])
+def test_a_pipe_in_the_cache_is_not_waited_for(plan: HostPlan, where: str) -> None:
+    """Whoever may write to a shared cache can put one there: no byte and no end comes of it."""
+    place = Path(plan.cache, plan.folder, where.replace("COMMIT", plan.commit))
+    place.parent.mkdir(exist_ok=True)
+    place.unlink(missing_ok=True)
+    os.mkfifo(place)
+    begun = time.monotonic()
+    (row,) = ask(plan, "manifest")[-1:]
+    assert row["end"]
+    assert find(plan)["where"] in ("cache", "hub")
+    assert time.monotonic() - begun < 30
+
+
+def find(plan: HostPlan) -> dict[str, object]:
+    """What the program of a node finds of the model."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("HF_HUB_CACHE", str(Path(plan.cache, plan.folder).parent))
+        return find_model(MODEL, ask_hub=False)

@@ -14,6 +14,7 @@ import urllib.request
 from contextlib import suppress
 from pathlib import Path
 
+from vllm_cluster.wire.inside import beginning
 from vllm_cluster.wire.pull import Manifest
 from vllm_cluster.wire.reading import RefusedDocument, read
 from vllm_cluster.wire.safetensors import MAX_HEADER, MAX_INDEX, Tensor, files_of, tensors
@@ -113,7 +114,7 @@ def _cached(home: Path) -> list[str]:
 def _snapshot(home: Path, model: str, revision: str) -> Path | None:
     folder = home / f"models--{model.replace('/', '--')}"
     try:
-        commit = (folder / "refs" / revision).read_text()[:200].strip()
+        commit = beginning(folder / "refs" / revision, 200).decode().strip()
     except (OSError, ValueError):
         commit = revision
     snapshot = folder / "snapshots" / commit
@@ -123,7 +124,7 @@ def _snapshot(home: Path, model: str, revision: str) -> Path | None:
 def _proved(folder: Path, path: Path) -> dict[str, str]:
     """The digest of the manifest of a pull that the files agree with by name, size and time, else the first other."""
     try:
-        manifest = read(Manifest, _beginning(path, MAX_MANIFEST), "the manifest", MAX_MANIFEST)
+        manifest = read(Manifest, beginning(path, MAX_MANIFEST), "the manifest", MAX_MANIFEST)
     except (OSError, RefusedDocument):
         return {}
     for name, size, _, when in manifest.files:
@@ -153,21 +154,16 @@ def _is_weights(name: str) -> bool:
 
 def _document(path: Path, limit: int) -> dict[str, object] | None:
     try:
-        found = json.loads(_beginning(path, limit))
+        found = json.loads(beginning(path, limit))
     except (OSError, ValueError, RecursionError):
         return None
     return found if isinstance(found, dict) else None
 
 
-def _beginning(path: Path, limit: int) -> bytes:
-    with path.open("rb") as file:
-        return file.read(limit)
-
-
 def _held(folder: Path) -> dict[str, object]:
     named: list[str] = []
     with suppress(OSError, ValueError):
-        named, _ = files_of(_beginning(folder / "model.safetensors.index.json", MAX_INDEX))
+        named, _ = files_of(beginning(folder / "model.safetensors.index.json", MAX_INDEX))
     sizes = _sizes(folder)
     tensors = [name for name in sizes if name.endswith(".safetensors")]
     counted = {name: sizes[name] for name in (named or tensors or sizes) if name in sizes}

@@ -18,11 +18,11 @@ from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO, NamedTuple, TypeVar
 
-from vllm_cluster.wire.inside import is_inside, open_inside
+from vllm_cluster.wire.inside import beginning, is_inside, open_inside
 
 PIECE = 8 << 20
 MANIFESTS = ".vcluster"
-MAX_NAMES = 200
+MAX_NAMES, MAX_MANIFEST = 200, 64 << 20
 # A file system's clock may tick so seldom: what changed just before it was read may change again within one tick.
 TICK_NANOSECONDS = 2_000_000_000
 T = TypeVar("T")
@@ -83,8 +83,8 @@ class ModelFolder:
         self.named = not reference or self._commit(reference) == self.commit
 
     def _commit(self, revision: str) -> str:
-        with suppress(OSError):
-            return (self.root / "refs" / revision).read_text()[:100].strip()
+        with suppress(OSError, ValueError):
+            return beginning(self.root / "refs" / revision, 100).decode().strip()
         return revision
 
     def place(self, path: str) -> Path:
@@ -102,7 +102,7 @@ class ModelFolder:
     def manifest(self) -> Manifest:
         """Return the manifest; empty where there is none that can be read."""
         with suppress(OSError, ValueError, TypeError, LookupError):
-            found = json.loads((self.root / MANIFESTS / f"{self.commit or 'manifest'}.json").read_text())
+            found = json.loads(beginning(self.root / MANIFESTS / f"{self.commit or 'manifest'}.json", MAX_MANIFEST))
             files = [(path, size, blob, int(when)) for path, size, blob, when in found["files"]]
             if found["v"] == 1 and all(is_file(*row[:3]) for row in files):
                 return files, str(found.get("commit", "")), str(found.get("digest", ""))
