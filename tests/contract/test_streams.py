@@ -112,7 +112,7 @@ READS_SLOWLY = "import sys, time\nwhile sys.stdin.buffer.raw.read(65536): time.s
 # fault: kernel/transport/process.py: if rest and not due.left(): → if False:
 # fault: kernel/transport/fabric/stream.py: if rest and not due.left(): → if False:
 def test_input_that_is_read_too_slowly_is_a_timeout(host: Transport, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A little now and then is no stall."""
+    """A little now and then does not count as a stall."""
     for module in (process, fabric_stream):
         monkeypatch.setattr(module, "SLOWEST", 1e9)
     stream = host.open_stream(["python3", "-c", READS_SLOWLY], soon())

@@ -85,7 +85,7 @@ class _Connector(aiohttp.TCPConnector):
 
     def __init__(self) -> None:
         super().__init__(limit=0, keepalive_timeout=_KEPT_SECONDS)
-        self._factory = functools.partial(ReplicaConnection, loop=self._loop)  # type: ignore[assignment]
+        self._factory = functools.partial(ReplicaConnection, loop=asyncio.get_running_loop())  # type: ignore[assignment]
 
 
 def session() -> aiohttp.ClientSession:
