@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from vllm_cluster.kernel.transport import process, ssh_log
+from vllm_cluster.kernel.transport import base, process, ssh_log
 
 
 # fault: kernel/transport/process.py: del self._tail[:-MAX_TAIL] → pass
@@ -22,7 +22,7 @@ def test_of_standard_error_the_beginning_and_the_end_are_kept(first: int) -> Non
     text = errors.text()
     assert text.startswith("begun") == bool(first)
     assert text.endswith("ended")
-    assert len(text) <= first + process.MAX_TAIL
+    assert len(text) <= first + base.MAX_TAIL
 
 
 # fault: kernel/transport/ssh_log.py: line[:MAX_LINE].strip() → line.strip()
