@@ -19,6 +19,7 @@ from tests.support.endpoint import MODEL, tunnel
 from tests.support.hosts import Sandbox
 from tests.support.served import BROKEN, cut_off_weights, node_status, serve
 from tests.support.waiting import until
+from vllm_cluster.kernel.text import count
 
 pytestmark = [pytest.mark.e2e, pytest.mark.promise, pytest.mark.deep, pytest.mark.timeout(7200)]
 
@@ -108,5 +109,5 @@ def test_clients_see_no_dropped_connection(two: Sandbox) -> None:
         ended = sum(total[what] for what in ENDED)
         measured.figure = (
             f"{total['answered']} answers, {total['later']} times 503 with Retry-After, {ended} ended with "
-            f"what was killed, 0 else, in {measured.seconds / 60:.0f} minutes; {len(COURSES)} changes, {rounds} times"
+            f"what was killed, 0 else, in {measured.seconds / 60:.0f} minutes; {len(COURSES)} changes in {count(rounds, 'round')}"
         )
