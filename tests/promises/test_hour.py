@@ -109,5 +109,6 @@ def test_clients_see_no_dropped_connection(two: Sandbox) -> None:
         ended = sum(total[what] for what in ENDED)
         measured.figure = (
             f"{total['answered']} answers, {total['later']} times 503 with Retry-After, {ended} ended with "
-            f"what was killed, 0 else, in {measured.seconds / 60:.0f} minutes; {len(COURSES)} changes in {count(rounds, 'round')}"
+            f"what was killed, 0 else, in {measured.seconds / 60:.0f} minutes; "
+            f"{len(COURSES)} changes in {count(rounds, 'round')}"
         )
