@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections import Counter
 from collections.abc import Callable
 from importlib import import_module
@@ -186,19 +185,3 @@ def test_an_expression_is_looked_for_wherever_it_can_begin(text: str) -> None:
         for word in (known.needle, *words):
             line = text.format(word)
             assert bool(known.search(line)) == bool(known.matches and known.matches.search(line)), line
-
-
-def test_lines_of_one_form_cost_less_than_lines_of_many() -> None:
-    """The processor time of one beside that of the other: 0.5 to 0.75 was seen, the last beside much other work."""
-
-    def cost(lines: list[str]) -> float:
-        part = "".join(lines).encode()
-        began = time.thread_time()
-        scan_all([LogSource("x", [(1, part)])])
-        return time.thread_time() - began
-
-    line = "[2026-11-21 09:11:10,123 E 7 7] a.cc:3: {} Workers (tasks / actors) killed due to memory pressure (OOM)\n"
-    same = [line.format(10_000 + at) for at in range(LINES)]
-    other = [line.format(str(10_000 + at).translate(LETTERS)) for at in range(LINES)]
-    pairs = [(cost(same), cost(other)) for _ in range(5)]
-    assert min(one for one, _ in pairs) < 0.9 * min(other for _, other in pairs)

@@ -15,7 +15,9 @@ import pytest
 
 from tests.support.models import checkpoints, configs
 from tests.support.models.hub import Hub, hub
+from vllm_cluster.kernel.clock import Deadline
 from vllm_cluster.kernel.errors import Unreachable, UsageError, VclusterError
+from vllm_cluster.serving.fit.hub import files as hub_files
 from vllm_cluster.serving.fit.hub import model as reading
 from vllm_cluster.serving.fit.hub.model import read
 from vllm_cluster.wire.safetensors import MAX_HEADER, tensors
@@ -104,6 +106,15 @@ def test_names_of_nothing(here: Hub, name: str, kind: type[VclusterError], monke
     monkeypatch.chdir("/proc")
     with pytest.raises(kind):
         read(name or " ", None)
+
+
+# fault: serving/fit/hub/files.py: if token and not (token.isascii() and token.isprintable()): → if False:
+@pytest.mark.parametrize("token", ["hf_a\nb", "hf_é€", "hf_\x1b"])
+def test_a_token_that_no_header_can_have_is_named_and_not_shown(token: str) -> None:
+    """It was taken for an address that is none, and before that ended in an internal error."""
+    with pytest.raises(UsageError, match="no HTTP header can have") as error:
+        hub_files.Hub("org/m", token, Deadline.after(1))
+    assert token not in f"{error.value}{error.value.hint}"
 
 
 def test_a_hub_that_sends_in_a_circle_is_left(here: Hub) -> None:
