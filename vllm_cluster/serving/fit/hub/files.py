@@ -81,9 +81,7 @@ class Hub:
             UsageError: the token cannot be one; without it.
         """
         if token and not (token.isascii() and token.isprintable()):
-            hint = (
-                "copy it again: hf_token of the inventory, else HF_TOKEN, else the file of HF_TOKEN_PATH"
-            )
+            hint = "copy it again: hf_token of the inventory, else HF_TOKEN, else the file of HF_TOKEN_PATH"
             raise UsageError("the token for the hub has a character that no HTTP header can have", hint=hint)
         self._model, self._token, self._deadline = model, token, deadline
         self._endpoint = (os.environ.get("HF_ENDPOINT") or HUB).rstrip("/")
