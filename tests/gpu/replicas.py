@@ -14,6 +14,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -26,9 +27,9 @@ from tests.gpu.heal import KILLS
 from tests.gpu.report import Report
 from tests.gpu.rounds import Rounds, Way
 
-STEPS = ("speed", "prefix", "steady", "kill", "roll")
+STEPS = ("speed", "apart", "prefix", "steady", "kill", "roll")
 ONLY_ONE = ("steady",)  # of one replica: the front beside the engine's own port
-ONLY_TWO = ("kill", "roll")
+ONLY_TWO = ("apart", "kill", "roll")
 CALM, AFTER_KILL, AFTER_ROLL, AWAY = 15.0, 110.0, 10.0, 20.0
 KILLED = {"rank": r"VLLM::(EngineCore|Worker)", "container": KILLS["container"]}
 # Requests that begin later than this after a kill must not fail.
@@ -75,21 +76,13 @@ asyncio.run(main())
 """
 ENDED = 'kill -TERM "$(cat "$1.pid")"; for i in $(seq 240); do [ -e "$1" ] && cat "$1" && exit; sleep 0.5; done; exit 1'
 
-# Tokens that the engine of this container looked up in its prefix cache, and those that it found there. One of several
-# replicas listens on its host's address alone.
+# Tokens that the engine of this container looked up in its prefix cache, and those that it found there.
 COUNTERS = """
-import sys, urllib.error, urllib.request
+import sys, urllib.request
 port, address, path = sys.argv[1:]
 headers = {"Authorization": "Bearer " + open(path).read().strip()} if path else {}
-for at in ("127.0.0.1", address):
-    try:
-        asked = urllib.request.Request(f"http://{at}:{port}/metrics", headers=headers)
-        rows = urllib.request.urlopen(asked, timeout=20).read().decode().splitlines()
-        break
-    except urllib.error.URLError as error:
-        refused = error
-else:
-    raise refused
+asked = urllib.request.Request(f"http://{address}:{port}/metrics", headers=headers)
+rows = urllib.request.urlopen(asked, timeout=20).read().decode().splitlines()
 for name in ("vllm:prefix_cache_queries_total", "vllm:prefix_cache_hits_total"):
     print(sum(float(row.rsplit(None, 1)[1]) for row in rows if row.startswith(name)))
 """
@@ -132,7 +125,24 @@ class Measured:
         Two replicas with 512 open have as many each as one with 256.
         """
         way, loads = self.rounds.front(), (512, *(16, 256, 512) * 2)
-        return self.rounds.measure([(str(load), self._random(way, load)) for load in loads], warm=1)
+        began = {host: self.rounds.busy(host) for host in self.cluster.inventory.hosts}
+        found = self.rounds.measure([(str(load), self._random(way, load)) for load in loads], warm=1)
+        return {**found, "processor seconds": {host: self._busiest(host, before) for host, before in began.items()}}
+
+    def _busiest(self, host: str, before: dict[str, float]) -> dict[str, float]:
+        """Of a host's processes, those that took most processor time since."""
+        used = {name: round(now - before.get(name, 0), 1) for name, now in self.rounds.busy(host).items()}
+        return dict(sorted(used.items(), key=lambda pair: -pair[1])[:6])
+
+    def do_apart(self) -> dict[str, Any]:
+        """Each replica asked by clients on its own host alone, both at once: what there is without a front."""
+        ways = {host: self.rounds.engine(host) for host in self.cluster.inventory.hosts}
+        loads = (256, 256, 512, 512)
+        plans = [(host, [self._random(way, load // 2) for load in loads]) for host, way in ways.items()]
+        with ThreadPoolExecutor(len(plans)) as pool:
+            done = [*pool.map(lambda plan: self.rounds.run(plan[1], plan[0]), plans)]
+        each = [[round(row["output_throughput"]) for row in rows] for rows in zip(*done, strict=True)]
+        return {"loads": loads, "each": each, "sums": [*map(sum, each)]}
 
     def do_prefix(self) -> dict[str, Any]:
         """Eight tenants with a system prompt of 2,048 tokens each; how much of the prompts the caches had."""
@@ -158,7 +168,7 @@ class Measured:
         return self.rounds.measure(plan, warm=0)
 
     def _random(self, way: Way, load: int, spread: float = 0.0, *, paced: bool = False) -> list[dict[str, Any]]:
-        return self.rounds.random(way, load, load * (4 if load < 128 else 2), self.options.tokens, spread, paced=paced)
+        return self.rounds.random(way, load, load * 4, self.options.tokens, spread, paced=paced)
 
     def do_kill(self) -> dict[str, Any]:
         """What the last host's replica is made of goes while all streams run: a rank, the container, its host."""
@@ -230,7 +240,7 @@ class Measured:
                 ways[host] = self.rounds.engine(host)
         found = {}
         for host, way in ways.items():
-            argv = [COUNTERS, str(way.port), str(self.cluster.inventory.hosts[host].address), way.key_file]
+            argv = [COUNTERS, str(way.port), way.address, way.key_file]
             said = self.cluster.on(host, "docker", "exec", self.cluster.node, "python3", "-c", *argv)
             if said.returncode:
                 raise Failed(f"{host}, port {way.port}: {said.stderr.decode(errors='replace')[-400:]}")

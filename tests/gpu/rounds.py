@@ -35,27 +35,45 @@ for specs in json.loads(sys.argv[1]):
     print("ROUND", json.dumps(row), flush=True)
 """
 
-# Where an engine listens itself, and the key that it wants, from its process.
+# Where an engine listens itself, and the key that it wants, from its process. One of several replicas listens on its
+# host's address alone.
 ENGINE = """
-import pathlib, re
+import pathlib
 for path in pathlib.Path("/proc").glob("[0-9]*/cmdline"):
     words = path.read_bytes().decode(errors="replace").split("\\0")
     if "serve" not in words[:4] or "--headless" in words:
         continue
-    port = next((w.partition("=")[2] for w in words if w.startswith("--port=")), "")
-    port = port or (words[words.index("--port") + 1] if "--port" in words else "")
+    def said(name):
+        given = next((w.partition("=")[2] for w in words if w.startswith(name + "=")), "")
+        return given or (words[words.index(name) + 1] if name in words else "")
     env = dict(pair.split("=", 1) for pair in (path.parent / "environ").read_text().split("\\0") if "=" in pair)
-    if port:
-        print(port, env.get("VCLUSTER_API_KEY_FILE", ""))
+    if said("--port"):
+        print(said("--port"), said("--host") or "127.0.0.1", env.get("VCLUSTER_API_KEY_FILE", ""))
+"""
+
+# Seconds of processor time so far of each process of the container, by what it is called and its pid.
+BUSY = """
+import json, os, pathlib
+found = {}
+for path in pathlib.Path("/proc").glob("[0-9]*"):
+    try:
+        words = (path / "cmdline").read_bytes().replace(b"\\0", b" ").decode(errors="replace").strip()
+        ticks = (path / "stat").read_text().rpartition(")")[2].split()[11:13]
+    except OSError:
+        continue
+    if words:
+        found[f"{words[:70]} [{path.name}]"] = sum(map(int, ticks)) / os.sysconf("SC_CLK_TCK")
+print(json.dumps(found))
 """
 
 
 @dataclass(frozen=True)
 class Way:
-    """Where requests go from the head's container: a port there, and the file with the key, if it wants one."""
+    """Where requests go from a host's container: a port, the file with the key, if it wants one, and the address."""
 
     port: int
     key_file: str
+    address: str = "127.0.0.1"
 
 
 @dataclass
@@ -78,10 +96,11 @@ class Rounds:
             Failed: it has none.
         """
         found = self.cluster.on(host, "docker", "exec", self.cluster.node, "python3", "-c", ENGINE)
-        port, _, key = found.text.strip().partition("\n")[0].partition(" ")
+        port, _, rest = found.text.strip().partition("\n")[0].partition(" ")
         if not port.isdecimal():
             raise Failed(f"no engine found on {host}: {found.text}")
-        return Way(int(port), key or self._own_key(host))
+        address, _, key = rest.partition(" ")
+        return Way(int(port), key or self._own_key(host), "127.0.0.1" if address == "0.0.0.0" else address)
 
     def _own_key(self, host: str) -> str:
         return self.cluster.inside(host, 'printf %s "$VCLUSTER_API_KEY_FILE"').text.strip()
@@ -93,7 +112,7 @@ class Rounds:
         for _ in range(self.clients):
             self.seed += 1
             parts.append({
-                "key_file": way.key_file, "model": self.model, "host": "127.0.0.1", "port": way.port,
+                "key_file": way.key_file, "model": self.model, "host": way.address, "port": way.port,
                 "seed": self.seed, "max-concurrency": load // self.clients, "num-prompts": prompts // self.clients,
                 **more,
             })  # fmt: skip
@@ -110,14 +129,18 @@ class Rounds:
         rate = {"request_rate": load // self.clients} if paced else {}
         return self.spec(way, load, prompts, dataset_name="random", **more, **rate)
 
-    def run(self, specs: Sequence[list[dict[str, Any]]]) -> list[dict[str, Any]]:
-        """Run them one after the other; vLLM's figures of each.
+    def busy(self, host: str) -> dict[str, float]:
+        """Seconds of processor time so far of each process in a host's container."""
+        return dict(json.loads(self.cluster.on(host, "docker", "exec", self.cluster.node, "python3", "-c", BUSY).text))
+
+    def run(self, specs: Sequence[list[dict[str, Any]]], host: str | None = None) -> list[dict[str, Any]]:
+        """Run them one after the other on a host, the head; vLLM's figures of each.
 
         Raises:
             Failed: not all of them ended.
         """
         argv = ["docker", "exec", self.cluster.node, "python3", "-c", ROUNDS, json.dumps(specs)]
-        done = self.cluster.on(self.cluster.head, *argv, seconds=SECONDS)
+        done = self.cluster.on(host or self.cluster.head, *argv, seconds=SECONDS)
         rounds = [json.loads(line[6:]) for line in done.text.splitlines() if line.startswith("ROUND ")]
         if len(rounds) != len(specs):
             raise Failed(f"{len(rounds)} of {len(specs)} rounds: {done.stderr.decode(errors='replace')[-1200:]}")
