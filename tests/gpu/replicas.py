@@ -1,4 +1,4 @@
-"""Serves one replica and then two on GPU hosts, and measures what the second one brings and what its end costs.
+"""Serves a pipeline over GPU hosts, one replica and two, and measures what the second brings and what its end costs.
 
 `python -m tests.gpu.replicas INVENTORY -o REPORT`, after `vcluster up` on two hosts; writes REPORT.json. Every request
 goes to the front, from the head's container.
@@ -22,14 +22,17 @@ from pathlib import Path
 from typing import Any
 
 from tests.gpu.__main__ import show_progress, words
-from tests.gpu.cluster import Cluster, Failed, opened
+from tests.gpu.cluster import Cluster, Failed, Run, opened
 from tests.gpu.heal import KILLS
 from tests.gpu.report import Report
 from tests.gpu.rounds import Rounds, Way
 
 STEPS = ("speed", "apart", "prefix", "steady", "kill", "roll")
+# One model over all hosts is a pipeline; one replica alone and two have one host each.
+PIPELINE, ONE, TWO = FORMS = ("pipeline", "1", "2")
 ONLY_ONE = ("steady",)  # of one replica: the front beside the engine's own port
 ONLY_TWO = ("apart", "kill", "roll")
+NOT_OF = {PIPELINE: {*ONLY_ONE, *ONLY_TWO}, ONE: {*ONLY_TWO}, TWO: {*ONLY_ONE}}
 CALM, AFTER_KILL, AFTER_ROLL, AWAY = 15.0, 110.0, 10.0, 20.0
 KILLED = {"rank": r"VLLM::(EngineCore|Worker)", "container": KILLS["container"]}
 # Requests that begin later than this after a kill must not fail.
@@ -98,26 +101,25 @@ class Measured:
     rounds: Rounds
 
     def run(self) -> bool:
-        """One replica, then another beside it; whether every step could be measured."""
+        """Each form, one after the other; whether every step could be measured."""
         well = True
-        for replicas in (1, 2):
-            found = self.report.steps.get(str(replicas), {})
-            found["ready"] = self._serve(replicas).seconds
-            left = [step for step in self.options.steps if step not in (ONLY_TWO if replicas == 1 else ONLY_ONE)]
-            for step in left:
+        for form in self.options.forms:
+            found = self.report.steps.get(form, {})
+            found["ready"] = self._serve(form).seconds
+            for step in (step for step in self.options.steps if step not in NOT_OF[form]):
                 try:
                     found[step] = getattr(self, f"do_{step}")()
                 except Failed as error:
                     well, found[step] = False, {"failed": str(error)[-1500:]}
-                self.report.keep(str(replicas), found)
-                show_progress(f"{replicas} {step}: {json.dumps(found[step])[:1500]}")
+                self.report.keep(form, found)
+                show_progress(f"{form} {step}: {json.dumps(found[step])[:1500]}")
         return well
 
-    def _serve(self, replicas: int, *more: str) -> Any:
+    def _serve(self, form: str, *more: str) -> Run:
+        one = self.options.alone.split()
+        layout = [] if form == PIPELINE else ["--replicas", form, *(one if form == ONE else [])]
         flags = [*self.options.flags.split(), *more]
-        return self.cluster.vcluster(
-            "serve", self.options.model, "--replicas", str(replicas), "--yes", "--", *flags
-        ).ok()
+        return self.cluster.vcluster("serve", self.options.model, *layout, "--yes", "--", *flags).ok()
 
     def do_speed(self) -> dict[str, Any]:
         """Random prompts, so that no prefix is shared; each load twice after a round to warm up.
@@ -202,7 +204,7 @@ class Measured:
         """Both replicas are changed to another flag while all streams run."""
         with self._streaming() as rows:
             time.sleep(CALM)
-            run = self._serve(2, "--max-num-seqs", "512")
+            run = self._serve(TWO, "--max-num-seqs", "512")
             time.sleep(AFTER_ROLL)
         return {"seconds": run.seconds, "requests": dict(Counter(row[2] for row in rows))}
 
@@ -255,6 +257,8 @@ def main() -> int:
     made.add_argument("inventory", type=Path)
     made.add_argument("-o", "--output", type=Path, default=Path("replicas"))
     made.add_argument("--steps", type=words(STEPS), default=list(STEPS), help=",".join(STEPS))
+    made.add_argument("--forms", type=words(FORMS), default=list(FORMS), help=",".join(FORMS))
+    made.add_argument("--alone", default="--tp 1 --pp 1", help="the layout that one host holds")
     made.add_argument("--model", default="bench/llama8b")
     made.add_argument("--flags", default="--load-format dummy --max-model-len 8192")
     made.add_argument("--tokens", type=int, default=128)
