@@ -7,6 +7,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
@@ -18,6 +19,12 @@ from tests.support.waiting import until
 from vllm_cluster.wire.front import FrontDeployment, FrontReplica, FrontRoutes
 
 pytestmark = pytest.mark.promise("P46")
+
+
+def routed_to(listener: socket.socket) -> str:
+    """Routes to a replica that listens there."""
+    replica = FrontReplica("a", "127.0.0.1", listener.getsockname()[1], "ready", None, 0)
+    return json.dumps(asdict(FrontRoutes(1, (FrontDeployment("m", (replica,)),))))
 
 
 @contextmanager
@@ -34,8 +41,7 @@ def behind(folder: Path, answer: Callable[[socket.socket], object]) -> Iterator[
 
     with socket.create_server(("127.0.0.1", 0)) as listener, fronted(folder) as made:
         threading.Thread(target=serve, daemon=True).start()
-        replica = FrontReplica("a", "127.0.0.1", listener.getsockname()[1], "ready", None, 0)
-        made.put(json.dumps(asdict(FrontRoutes(1, (FrontDeployment("m", (replica,)),)))))
+        made.put(routed_to(listener))
         until(lambda: made.ask("GET", "/ping", key=None).status == 200, 10)
         yield made
 
@@ -70,3 +76,34 @@ def test_a_header_with_control_characters_is_an_error_of_the_replica(tmp_path: P
     with behind(tmp_path, lambda connection: connection.sendall(raw)) as made:
         answer = made.ask("POST", "/v1/completions", {"model": "m"})
         assert (answer.status, answer.code) == (502, "replica_header")
+
+
+# fault: serving/node/front_proxy.py: client = self._fresh if again else self._client → client = self._client
+def test_a_request_is_asked_again_on_a_new_connection(tmp_path: Path) -> None:
+    """Kept ones end together, where all have waited for as long: the second try met the next that had ended."""
+    together = threading.Barrier(3)
+
+    def serve(connection: socket.socket) -> None:
+        with connection, suppress(OSError, threading.BrokenBarrierError):
+            connection.recv(1 << 16)
+            if not together.broken:
+                together.wait(10)
+            connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok")
+            # It has ended for what comes next, as if that had come too late.
+            connection.recv(1 << 16)
+
+    def accept() -> None:
+        with suppress(OSError):
+            while True:
+                threading.Thread(target=serve, args=(listener.accept()[0],), daemon=True).start()
+
+    with socket.create_server(("127.0.0.1", 0)) as listener, fronted(tmp_path) as made:
+        threading.Thread(target=accept, daemon=True).start()
+        made.put(routed_to(listener))
+        until(lambda: made.ask("GET", "/ping", key=None).status == 200, 10)
+        with ThreadPoolExecutor(3) as pool:
+            assert [*pool.map(lambda _: made.ask("POST", "/v1/completions", {"model": "m"}).status, range(3))] == [
+                200
+            ] * 3
+        together.abort()
+        assert made.ask("POST", "/v1/completions", {"model": "m"}).status == 200

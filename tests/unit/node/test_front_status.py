@@ -31,7 +31,7 @@ def test_of_two_writes_the_newer_stays(tmp_path: Path, monkeypatch: pytest.Monke
     async def both() -> None:
         async with session() as client:
             settings = front.FrontSettings(("127.0.0.1", 0), tmp_path / "routes", tmp_path / "status", "")
-            made = front.Front(settings, client)
+            made = front.Front(settings, client, client)
             made._count(200)
             first = asyncio.ensure_future(made.write_status())
             await asyncio.sleep(0)

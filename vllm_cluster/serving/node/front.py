@@ -80,14 +80,14 @@ class FrontSettings:
 class Front(web.Server):
     """What all connections share: the routes, the connections to replicas, the counts and the limits."""
 
-    def __init__(self, settings: FrontSettings, client: ClientSession) -> None:
+    def __init__(self, settings: FrontSettings, client: ClientSession, fresh: ClientSession) -> None:
         super().__init__(self._serve, handler_cancellation=True)
         self.stopping = False
         self._settings = settings
         self._reader = KeyReader(settings.key)
         self._replica_keys: dict[str, KeyReader] = {}
         self._table = Table(FrontRoutes(1))
-        self._proxy = Proxy(self._table, client, self._replica_key)
+        self._proxy = Proxy(self._table, client, fresh, self._replica_key)
         self._metrics = FrontMetrics(self._table, self._proxy)
         self._door = Door(settings.connections, settings.patience, self._count, settings.unproved)
         self._open: set[Exchange] = set()
@@ -355,8 +355,8 @@ def limited(settings: FrontSettings) -> FrontSettings:
 
 async def run_front(settings: FrontSettings) -> int:
     """Be the front until a signal."""
-    async with session() as client:
-        return await Front(settings, client).run()
+    async with session() as client, session(kept=False) as fresh:
+        return await Front(settings, client, fresh).run()
 
 
 def main(argv: Sequence[str]) -> int:

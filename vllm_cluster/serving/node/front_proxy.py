@@ -83,18 +83,22 @@ class ReplicaConnection(ResponseHandler):
 class _Connector(aiohttp.TCPConnector):
     """Makes such connections: as many as there are requests."""
 
-    def __init__(self) -> None:
-        super().__init__(limit=0, keepalive_timeout=_KEPT_SECONDS)
+    def __init__(self, *, kept: bool) -> None:
+        more = {"keepalive_timeout": _KEPT_SECONDS} if kept else {"force_close": True}
+        super().__init__(limit=0, **more)  # type: ignore[arg-type]
         self._factory = functools.partial(ReplicaConnection, loop=asyncio.get_running_loop())  # type: ignore[assignment]
 
 
-def session() -> aiohttp.ClientSession:
-    """The connections to replicas: as many as there are requests, none by way of a proxy, without cookies."""
+def session(*, kept: bool = True) -> aiohttp.ClientSession:
+    """The connections to replicas: as many as there are requests, none by way of a proxy, without cookies.
+
+    They are `kept` for later requests, or each is for one.
+    """
     guard = aiohttp.TraceConfig()
     guard.on_connection_create_start.append(_ensure_own)
     return aiohttp.ClientSession(
         trace_configs=[guard],
-        connector=_Connector(),
+        connector=_Connector(kept=kept),
         cookie_jar=aiohttp.DummyCookieJar(),
         timeout=aiohttp.ClientTimeout(total=None, connect=None, sock_connect=CONNECT_SECONDS, sock_read=None),
         auto_decompress=False,
@@ -127,8 +131,14 @@ async def found_in(body: bytes, content_type: str) -> Found:
 class Proxy:
     """Sends requests on, by the table of routes."""
 
-    def __init__(self, table: Table, client: aiohttp.ClientSession, key: Callable[[FrontReplica], str | None]) -> None:
-        self._table, self._client, self._key = table, client, key
+    def __init__(
+        self,
+        table: Table,
+        client: aiohttp.ClientSession,
+        fresh: aiohttp.ClientSession,
+        key: Callable[[FrontReplica], str | None],
+    ) -> None:
+        self._table, self._client, self._fresh, self._key = table, client, fresh, key
         self.broken = 0
 
     def choose(self, name: str, prefix: bytes, exchange: Exchange) -> FrontReplica:
@@ -174,7 +184,7 @@ class Proxy:
             load.requests += 1
             failed = True
             try:
-                async with await self._ask(request, body, replica) as reply:
+                async with await self._ask(request, body, replica, again=bool(exchange.tried)) as reply:
                     if reply.status == HTTPStatus.INTERNAL_SERVER_ERROR and not await self._lives(replica):
                         raise ConnectionResetError("the engine behind the API has ended")
                     # vLLM sends the head of a stream before its first token, which may never come.
@@ -209,7 +219,11 @@ class Proxy:
         ended = first and isinstance(error, aiohttp.ServerDisconnectedError)
         return request.method in REPEATABLE and (others or ended)
 
-    async def _ask(self, request: web.BaseRequest, body: bytes, replica: FrontReplica) -> aiohttp.ClientResponse:
+    async def _ask(
+        self, request: web.BaseRequest, body: bytes, replica: FrontReplica, *, again: bool
+    ) -> aiohttp.ClientResponse:
+        # Where one kept connection had ended the others may have too: all have waited as long.
+        client = self._fresh if again else self._client
         dropped = _HOP | _REWRITTEN | _named(request.headers)
         headers: CIMultiDict[str] = CIMultiDict(
             (name, value)
@@ -218,7 +232,7 @@ class Proxy:
         )
         url = self._at(replica, request.raw_path, headers)
         data = body if body or request.method in ("POST", "PUT", "PATCH") else None
-        return await self._client.request(
+        return await client.request(
             request.method, url, data=data, headers=headers, allow_redirects=False, trace_request_ctx=replica
         )
 
