@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import socket
+import struct
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -79,7 +80,9 @@ def test_a_header_with_control_characters_is_an_error_of_the_replica(tmp_path: P
 
 
 # fault: serving/node/front_proxy.py: client = self._fresh if again else self._client → client = self._client
-def test_a_request_is_asked_again_on_a_new_connection(tmp_path: Path) -> None:
+# fault: serving/node/front_proxy.py: aiohttp.ServerDisconnectedError | aiohttp.ClientOSError → aiohttp.ServerDisconnectedError
+@pytest.mark.parametrize("reset", [False, True])
+def test_a_request_is_asked_again_on_a_new_connection(tmp_path: Path, reset: bool) -> None:
     """Kept ones end together, where all have waited for as long: the second try met the next that had ended."""
     together = threading.Barrier(3)
 
@@ -91,6 +94,7 @@ def test_a_request_is_asked_again_on_a_new_connection(tmp_path: Path) -> None:
             connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok")
             # It has ended for what comes next, as if that had come too late.
             connection.recv(1 << 16)
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", reset, 0))
 
     def accept() -> None:
         with suppress(OSError):

@@ -85,7 +85,7 @@ class _Connector(aiohttp.TCPConnector):
 
     def __init__(self, *, kept: bool) -> None:
         more = {"keepalive_timeout": _KEPT_SECONDS} if kept else {"force_close": True}
-        super().__init__(limit=0, **more)  # type: ignore[arg-type]
+        super().__init__(limit=0, **more)
         self._factory = functools.partial(ReplicaConnection, loop=asyncio.get_running_loop())  # type: ignore[assignment]
 
 
@@ -216,7 +216,9 @@ class Proxy:
         self._table.load(replica).fail(time.monotonic())
         first, exchange.tried = not exchange.tried, [*exchange.tried, replica.id]
         others = self._table.others(replica, exchange.tried)
-        ended = first and isinstance(error, aiohttp.ServerDisconnectedError)
+        # Its end is read before the request is sent, or after it: then the other side resets the connection.
+        ended = isinstance(error, aiohttp.ServerDisconnectedError | aiohttp.ClientOSError)
+        ended = first and ended and not isinstance(error, aiohttp.ClientConnectorError)
         return request.method in REPEATABLE and (others or ended)
 
     async def _ask(
