@@ -338,6 +338,25 @@ def test_strangers_fill_no_memory_with_their_heads(tmp_path: Path) -> None:
         assert [made.ask("POST", "/v1/completions", body).status for _ in range(3)] == [200] * 3
 
 
+# fault: serving/node/front.py: or request.method == "CONNECT" or → or
+# fault: serving/node/front.py: or "Upgrade" in request.headers: → :
+@pytest.mark.parametrize(
+    ("status", "head"),
+    [
+        (401, "CONNECT x:1 HTTP/1.1\r\nHost: x\r\n\r\n"),
+        (405, f"CONNECT x:1 HTTP/1.1\r\nHost: x\r\n{RIGHT}\r\n"),
+        (200, "GET /ping HTTP/1.1\r\nHost: x\r\nConnection: upgrade\r\nUpgrade: websocket\r\n\r\n"),
+    ],
+)
+def test_nothing_is_kept_of_what_follows_another_protocol(front: Fronted, status: int, head: str) -> None:
+    """aiohttp keeps it in one text that grows: 4 strangers took 449 MB, and others waited 10 s for /ping."""
+    with front.connect() as connection:
+        connection.sendall(head.encode())
+        answer = read_answer(connection)
+        assert (answer.status, answer.headers["connection"]) == (status, "close")
+        assert ended(connection)
+
+
 # fault: serving/node/front_proxy.py: read_bufsize=_AHEAD → read_bufsize=1 << 18
 def test_clients_that_read_slowly_fill_no_memory(tmp_path: Path) -> None:
     """Each had 2 MB of tokens in the front, and 4,096 streams may be open."""

@@ -20,6 +20,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import cast
 
 from aiohttp import ClientError, ClientSession, web
 from aiohttp.web_protocol import RequestHandler
@@ -117,19 +118,21 @@ class Front(web.Server):
     # ---- requests
 
     async def _serve(self, request: web.BaseRequest) -> web.StreamResponse:
-        connection = request.protocol
+        connection = cast("ClientConnection", request.protocol)
         try:
             given = await self._answer(request, connection)
         except FrontRefusal as refused:
             # What follows a body that was not asked for is not read.
-            given = answer(refused.refusal, close=request.body_exists or "Upgrade" in request.headers)
+            given = answer(refused.refusal, close=request.body_exists)
         self._count(given.status)
-        if self.stopping:
+        # After such a request aiohttp keeps what follows without a limit: it takes it for another protocol's.
+        if self.stopping or request.method == "CONNECT" or "Upgrade" in request.headers:
             given.force_close()
         self._door.rest(connection)
+        connection.take()
         return given
 
-    async def _answer(self, request: web.BaseRequest, connection: RequestHandler) -> web.StreamResponse:
+    async def _answer(self, request: web.BaseRequest, connection: ClientConnection) -> web.StreamResponse:
         path = request.raw_path.partition("?")[0]
         if (request.method, path) in OPEN:
             return self._health()
@@ -139,6 +142,7 @@ class Front(web.Server):
             raise FrontRefusal(refusal(keys))
         self._door.prove(connection)
         judge(request)
+        connection.take()
         if (request.method, path) == ("GET", "/metrics") and self._metrics.several:
             return await self._metrics.answer(self.status())
         if len(self._open) >= self._settings.streams:

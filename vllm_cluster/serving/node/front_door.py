@@ -6,6 +6,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable
+from contextlib import suppress
 
 from aiohttp import web
 from aiohttp.web_protocol import RequestHandler
@@ -20,9 +21,11 @@ HEAD_SECONDS, IDLE_SECONDS = 10.0, 75.0
 LINGER_SECONDS = 2.0
 # Of a line or a header, as vLLM's own server takes.
 MAX_HEAD = 64 << 10
-# Of all that has come before the key: 300 strangers with heads of 3.6 MB took 1 GB. A head comes with the beginning of
-# its body, of a few 100 kB, and many clients may begin at once.
-MAX_UNPROVED = 256 << 20
+# Of all heads that are not whole yet: 300 strangers with heads of 3.6 MB took 1 GB. A line takes more than its bytes,
+# and aiohttp 3.13 has no limit for their number: 20 MB of `a:b` took 600 MB.
+MAX_UNPROVED, LINE_BYTES = 64 << 20, 150
+# Parsed at once of a head, and so of requests that follow one another without waiting: 86 MB of them took 485 MB.
+HEAD_PIECE = 512
 # What a client sends must not become a line of the log.
 _SILENT = logging.getLogger("vllm_cluster.front")
 _SILENT.disabled = True
@@ -34,7 +37,7 @@ class Door:
     def __init__(self, most: int, patience: float, count: Callable[[int], None], unproved: int = MAX_UNPROVED) -> None:
         self.patience, self.count = patience, count
         self._most, self._unproved, self._shut = most, unproved, False
-        # How much each has sent without having shown the key, and all of them.
+        # How much the head of each takes that is not whole, and all of them.
         self._sent: dict[RequestHandler, int] = {}
         self._sent_by_all = 0
         # In the order in which they began to wait, with the end of their time.
@@ -61,12 +64,14 @@ class Door:
     def prove(self, connection: RequestHandler) -> None:
         """Let a connection be that has a request with the right key."""
         self._idle.pop(connection, None)
-        self._forget(connection)
+        self.forget(connection)
+
+    def waits(self, connection: RequestHandler) -> bool:
+        """Whether it has no request, or none yet with the right key."""
+        return connection in self._idle
 
     def receive(self, connection: RequestHandler, size: int) -> None:
-        """Count what came from one that has not shown the key; where all of it is too much, who sent most goes."""
-        if connection not in self._idle:
-            return
+        """Count what is parsed of a head; where all of them take too much, who sent most goes."""
         self._sent[connection] = self._sent.get(connection, 0) + size
         self._sent_by_all += size
         while self._sent_by_all > self._unproved:
@@ -74,12 +79,13 @@ class Door:
             self.leave(most)
             most.force_close()
 
-    def _forget(self, connection: RequestHandler) -> None:
+    def forget(self, connection: RequestHandler) -> None:
+        """Count no head of it: it is whole."""
         self._sent_by_all -= self._sent.pop(connection, 0)
 
     def rest(self, connection: RequestHandler) -> None:
         """Have a connection wait for its next request, or end where none can come."""
-        self._forget(connection)
+        self.forget(connection)
         if connection in self._taken:
             self._idle[connection] = time.monotonic() + IDLE_SECONDS * self.patience
 
@@ -87,7 +93,7 @@ class Door:
         """Forget a connection that has ended."""
         self._taken.discard(connection)
         self._idle.pop(connection, None)
-        self._forget(connection)
+        self.forget(connection)
 
     def sweep(self, now: float) -> None:
         """End those that have waited too long."""
@@ -116,6 +122,7 @@ class ClientConnection(RequestHandler):
             auto_decompress=False,
         )
         self._door = door
+        self._ahead, self._held = bytearray(), False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
@@ -123,11 +130,33 @@ class ClientConnection(RequestHandler):
             self.force_close()
 
     def data_received(self, data: bytes) -> None:
-        self._door.receive(self, len(data))
-        super().data_received(data)
+        if not data:
+            # aiohttp's own call, for what its parser has kept.
+            super().data_received(data)
+        self._ahead += data
+        self.take()
+
+    def take(self) -> None:
+        """Parse what has come, up to the next request: what follows it waits for its answer, and its client too."""
+        while self._ahead and not self._messages:
+            head = self._door.waits(self)
+            piece = bytes(self._ahead[: HEAD_PIECE if head else len(self._ahead)])
+            del self._ahead[: len(piece)]
+            if head:
+                self._door.receive(self, len(piece) + LINE_BYTES * piece.count(b"\n"))
+            super().data_received(piece)
+        if self._messages:
+            self._door.forget(self)
+        held, self._held = self._held, bool(self._ahead)
+        with suppress(RuntimeError, AttributeError):  # the connection has ended
+            if self._held:
+                self.transport.pause_reading()  # type: ignore[union-attr]
+            elif held and not self._reading_paused:
+                self.transport.resume_reading()  # type: ignore[union-attr]
 
     def connection_lost(self, error: BaseException | None) -> None:
         self._door.leave(self)
+        self._ahead.clear()
         super().connection_lost(error)
 
     def handle_error(
