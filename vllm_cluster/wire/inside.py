@@ -23,11 +23,21 @@ def beginning(path: Path, most: int) -> bytes:
     Raises:
         OSError: it cannot be read, or is not a plain file.
     """
-    number = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    with os.fdopen(number, "rb") as file:
-        if not stat.S_ISREG(os.fstat(number).st_mode):
-            raise OSError(errno.EINVAL, "is not a plain file", str(path))
+    with open_plain(path) as file:
         return file.read(most)
+
+
+def open_plain(path: Path) -> BinaryIO:
+    """Open a file; a named pipe is not waited for, and no device read.
+
+    Raises:
+        OSError: it cannot be read, or is not a plain file.
+    """
+    number = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    if not stat.S_ISREG(os.fstat(number).st_mode):
+        os.close(number)
+        raise OSError(errno.EINVAL, "is not a plain file", str(path))
+    return os.fdopen(number, "rb")
 
 
 def open_inside(root: Path, name: str, cache: Path) -> BinaryIO:

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -206,6 +207,58 @@ def test_no_removal_takes_more_or_less_than_a_model(tmp_path: Path, folder: str,
     (row,) = ask_program("kernel.models.on_host.remove_model", {"do": "remove", **question})
     assert "no model has this place" in row["error"]
     assert (cache / "hub" / "models--a--b" / "snapshots").is_dir()
+
+
+# fault: kernel/models/on_host/remove_model.py: with folder_of(root, cache) as place, → with nullcontext(root) as place,
+# fault: kernel/models/on_host/remove_model.py: if not os.path.samestat(os.fstat(number), aside(root).lstat()): → if False:
+@pytest.mark.parametrize("before", ["claimed", "_opened"])
+def test_what_another_user_puts_in_the_way_meanwhile_stays(tmp_path: Path, before: str) -> None:
+    """Between the look and the removal: a link in the place of the folder above, another folder in that of the model."""
+    cache, name = tmp_path / "cache", "models--a--b"
+    model, theirs = cache / "hub" / name, tmp_path / "theirs" / name
+    for folder in (model, theirs):
+        folder.mkdir(parents=True)
+        (folder / "weights").write_text(folder.parent.name)
+    program: dict[str, Any] = {"__name__": "program", "nullcontext": nullcontext}
+    exec(source("kernel.models.on_host", "remove_model"), program)
+    held = program[before]
+
+    @contextmanager
+    def swapped(root: Path) -> Iterator[Any]:
+        with held(root) as given:
+            if before == "claimed":
+                (cache / "hub").rename(cache / "moved")
+                (cache / "hub").symlink_to(theirs.parent)
+            else:
+                model.rename(cache / "moved")
+                theirs.rename(model)
+            yield given
+
+    program[before] = swapped
+    with suppress(OSError):
+        program["_answer"]("remove", cache, f"hub/{name}", "hub")
+    assert (model / "weights").read_text() == "theirs"
+
+
+# fault: kernel/models/on_host/model_cache.py: with open_plain(place) as → with place.open("rb") as
+@pytest.mark.timeout(20)
+def test_no_named_pipe_is_waited_for(plan: HostPlan) -> None:
+    """In a cache that others may write too, such as one on NFS: the rest is hashed."""
+    root = Store(plan).root
+    manifest = root / ".vcluster" / f"{plan.commit}.json"
+    content = json.loads(manifest.read_text())
+    content["files"].append(["pipe", 0, hashlib.sha256().hexdigest(), 0])
+    manifest.write_text(json.dumps(content))
+    os.mkfifo(root / "snapshots" / plan.commit / "pipe")
+    assert [row["path"] for row in of_kind(ask(plan, "verify", commit=plan.commit), "damaged")] == ["pipe"]
+
+
+# fault: serving/node/model_files.py: with open_plain(path) as → with path.open("rb") as
+@pytest.mark.timeout(20)
+def test_no_named_pipe_in_the_place_of_weights_is_waited_for(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    os.mkfifo(tmp_path / "model.safetensors")
+    assert find_model(str(tmp_path), ask_hub=False)["tensors"] is None
 
 
 def test_a_folder_without_a_model_stays(tmp_path: Path) -> None:

@@ -73,7 +73,7 @@ def test_two_routes_are_open(front: Fronted, method: str, path: str) -> None:
     assert (answer.status, answer.body) == (200, b"")
 
 
-# fault: serving/node/front.py: close=request.body_exists or → close=
+# fault: serving/node/front.py: close=request.body_exists) → close=False)
 def test_without_the_key_no_body_is_read(front: Fronted) -> None:
     """The answer is there while the body is not, and the connection ends: what follows cannot be a request."""
     raw = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 9999999\r\n\r\n{"

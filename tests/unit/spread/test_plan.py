@@ -158,7 +158,7 @@ def test_a_second_name_of_another_models_file_is_not_written(plan: HostPlan, vic
         store.append(FILE)
 
 
-# fault: kernel/spread/store.py: return _size(path) == file.size and content_hash(path, file) == file.blob → return _size(path) == file.size
+# fault: kernel/spread/store.py: return _size(path) == file.size and self.content_hash(path, file) == file.blob → return _size(path) == file.size
 @pytest.mark.parametrize("rows", ["x", [1], [["../../x", 10, FILE.blob, 1]], [[{}, [], "", 1]], {"a": 1}])
 def test_a_manifest_that_others_wrote_vouches_for_nothing(plan: HostPlan, rows: object) -> None:
     store = Store(plan)

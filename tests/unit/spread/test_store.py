@@ -81,11 +81,11 @@ def test_no_content_is_dropped_while_another_file_of_it_is_read(
     partial_of(store, file).write_bytes(b"x" * file.size)
     store.finish(file)
 
-    def looked_at(path: Path, _: ModelFile) -> str:
+    def looked_at(_self: Store, path: Path, _: ModelFile) -> str:
         read.append(path.exists())
         return "wrong"
 
-    monkeypatch.setattr("vllm_cluster.kernel.spread.store.content_hash", looked_at)
+    monkeypatch.setattr(Store, "content_hash", looked_at)
     monkeypatch.setattr(ThreadPoolExecutor, "map", lambda _, look, *of: map(look, *of))
     store.prove()
     assert read == [True, True]
@@ -96,7 +96,7 @@ def test_what_a_manifest_vouches_for_is_not_read_again(plan: HostPlan, monkeypat
     store = Store(plan)
     bring(store, plan)
     store.conclude()
-    monkeypatch.setattr("vllm_cluster.kernel.spread.store.content_hash", lambda *_: "read")
+    monkeypatch.setattr(Store, "content_hash", lambda *_: "read")
     store.prove()
     assert all(map(store.complete, plan.files))
 

@@ -18,7 +18,7 @@ from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]
 
 from vllm_cluster.kernel.spread.origin import for_each
 from vllm_cluster.kernel.spread.plan import PullError
-from vllm_cluster.kernel.spread.store import Partial, Store, TooLongError, content_hash
+from vllm_cluster.kernel.spread.store import Partial, Store, TooLongError
 from vllm_cluster.wire.pull import HostPlan, ModelFile
 from vllm_cluster.wire.values import Url, without_logins
 
@@ -65,7 +65,7 @@ class Download:
             except TooLongError:
                 self._store.drop_partial(file)
                 continue
-            if content_hash(partial, file) == file.blob:
+            if self._store.content_hash(partial, file) == file.blob:
                 self._store.finish(file)
                 return
             self._store.drop_partial(file)

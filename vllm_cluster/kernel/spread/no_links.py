@@ -13,7 +13,8 @@ from pathlib import Path
 from vllm_cluster.kernel.spread.plan import PullError
 
 FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
-FILE = os.O_NOFOLLOW | os.O_CLOEXEC
+# A named pipe that was put there is not waited for.
+FILE = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
 @contextmanager

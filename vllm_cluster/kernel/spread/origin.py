@@ -11,7 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from vllm_cluster.kernel.spread.plan import PullError
-from vllm_cluster.kernel.spread.store import Store, content_hash
+from vllm_cluster.kernel.spread.store import Store
 from vllm_cluster.wire.inside import open_inside
 from vllm_cluster.wire.pull import HostPlan, ModelFile
 
@@ -53,7 +53,7 @@ class Copy:
                 target.write(data)
         if self._stop.is_set():
             return
-        if partial.stat().st_size != file.size or content_hash(partial, file) != file.blob:
+        if partial.stat().st_size != file.size or self._store.content_hash(partial, file) != file.blob:
             self._store.drop_partial(file)
             raise PullError(f"{file.path} changes while it is copied")
         self._store.finish(file)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import io
 import json
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING, BinaryIO
 
 from vllm_cluster.kernel.spread.no_links import FILE, folder_of, link, remove_name, replace
 from vllm_cluster.kernel.spread.plan import MAX_PLAN, PullError, new_hash
+from vllm_cluster.wire.inside import beginning, open_inside
 from vllm_cluster.wire.pull import HostPlan, Manifest, ManifestRow, ModelFile, digest_of
 from vllm_cluster.wire.reading import RefusedDocument, read
 
@@ -40,8 +42,7 @@ class Partial(io.FileIO):
         Raises:
             PullError: what has its name is another file, too.
         """
-        flags = FILE | os.O_NONBLOCK
-        super().__init__(name, "ab+", opener=lambda path, more: os.open(path, more | flags, 0o644, dir_fd=folder))
+        super().__init__(name, "ab+", opener=lambda path, more: os.open(path, more | FILE, 0o644, dir_fd=folder))
         self._size = size
         seen = os.fstat(self.fileno())
         # A pipe would take all of it; a second name is how a file of another model would be emptied here.
@@ -120,11 +121,31 @@ class Store:
         return max(_size(self._blob(file)), min(_size(self.partial(file)), file.size), 0)
 
     def open(self, file: ModelFile) -> BinaryIO:
-        """Open what is there, whole or partial."""
+        """Open what is there, whole or partial.
+
+        Raises:
+            OSError: nothing is, or what is there leads elsewhere or is no file.
+        """
         for path in (self._place(file), self._blob(file), self.partial(file)):
             with suppress(FileNotFoundError):
-                return path.open("rb")
+                return self._open(path)
         raise FileNotFoundError(file.path)
+
+    def _open(self, path: Path) -> BinaryIO:
+        """Open a file of the folder, or of another model: another user's link may lead to a key, a pipe has no end."""
+        return open_inside(self.root, str(path.relative_to(self.root)), self._cache)
+
+    def content_hash(self, path: Path, file: ModelFile) -> str:
+        """Return the hash of a file of the folder, of the kind that its blob's name has.
+
+        Raises:
+            OSError: it cannot be read, leads elsewhere, or is no file.
+        """
+        found = new_hash(file)
+        with self._open(path) as stream:
+            while data := stream.read(PIECE):
+                found.update(data)
+        return str(found.hexdigest())
 
     def partial(self, file: ModelFile) -> Path:
         """Return where a receiver writes; files of the same content share it. The hub and vLLM read no such name."""
@@ -186,16 +207,16 @@ class Store:
 
     def _is_right(self, path: Path, file: ModelFile) -> bool:
         try:
-            return _size(path) == file.size and content_hash(path, file) == file.blob
-        except OSError:
-            # Where a disk was found to give it no more, it comes again.
-            if file.path not in self._plan.damaged:
+            return _size(path) == file.size and self.content_hash(path, file) == file.blob
+        except OSError as error:
+            # Where a disk was found to give it no more, and where it is no file of the folder, it comes again.
+            if file.path not in self._plan.damaged and error.errno != errno.ELOOP:
                 raise
             return False
 
     def _manifest(self) -> tuple[ManifestRow, ...]:
         with suppress(OSError, RefusedDocument):
-            return read(Manifest, self._manifest_path().read_bytes(), "the manifest", MAX_PLAN).files
+            return read(Manifest, beginning(self._manifest_path(), MAX_PLAN + 1), "the manifest", MAX_PLAN).files
         return ()
 
     def _manifest_path(self) -> Path:
@@ -234,12 +255,3 @@ def _sync(number: int) -> None:
         os.fsync(number)
     finally:
         os.close(number)
-
-
-def content_hash(path: Path, file: ModelFile) -> str:
-    """Return the hash of a file, of the kind that its blob's name has."""
-    found = new_hash(file)
-    with path.open("rb") as stream:
-        while data := stream.read(PIECE):
-            found.update(data)
-    return str(found.hexdigest())

@@ -14,7 +14,7 @@ import urllib.request
 from contextlib import suppress
 from pathlib import Path
 
-from vllm_cluster.wire.inside import beginning
+from vllm_cluster.wire.inside import beginning, open_plain
 from vllm_cluster.wire.pull import Manifest
 from vllm_cluster.wire.reading import RefusedDocument, read
 from vllm_cluster.wire.safetensors import MAX_HEADER, MAX_INDEX, Tensor, files_of, tensors
@@ -181,7 +181,7 @@ def _tensors(files: list[Path]) -> list[Tensor] | None:
     rows: list[Tensor] = []
     try:
         for path in files:
-            with path.open("rb") as file:
+            with open_plain(path) as file:
                 size = struct.unpack("<Q", file.read(8))[0]
                 header = file.read(size) if 2 <= size <= MAX_HEADER else b""
             for row in tensors(header):

@@ -18,7 +18,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO, NamedTuple, TypeVar
 
-from vllm_cluster.wire.inside import beginning, is_inside, open_inside
+from vllm_cluster.wire.inside import beginning, is_inside, open_inside, open_plain
 
 PIECE = 8 << 20
 MANIFESTS = ".vcluster"
@@ -253,7 +253,7 @@ def verify(model: ModelFolder) -> dict[str, object]:
         found = hashlib.sha256() if len(blob) == 64 else hashlib.sha1(b"blob %d\0" % size, usedforsecurity=False)
         if not wrong:
             try:
-                with place.open("rb") as stream:
+                with open_plain(place) as stream:
                     wrong = "" if _content_hash(stream, found, done) == blob else "content differs"
             except OSError as error:
                 wrong = f"cannot be read: {error.strerror}"

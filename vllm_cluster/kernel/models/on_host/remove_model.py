@@ -14,6 +14,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+
 
 def _disk_bytes(root: Path) -> int:
     """The bytes that a folder takes on the disk."""
@@ -42,6 +44,24 @@ def ensure_own(root: Path, cache: Path, kind: str) -> None:
 
 
 @contextmanager
+def folder_of(root: Path, cache: Path) -> Iterator[Path]:
+    """Give the place of a model by the open folder that it is in: a link that is put in the way leads nowhere else.
+
+    Raises:
+        OSError: a step on the way is a link, or is not there.
+    """
+    number = os.open(cache, FOLDER)
+    try:
+        for name in root.relative_to(cache).parts[:-1]:
+            below = os.open(name, FOLDER | os.O_NOFOLLOW, dir_fd=number)
+            os.close(number)
+            number = below
+        yield Path(f"/proc/self/fd/{number}") / root.name
+    finally:
+        os.close(number)
+
+
+@contextmanager
 def claimed(root: Path) -> Iterator[bool]:
     """Hold the lock that a pull holds while it writes, of any cluster; whether it is free."""
     try:
@@ -62,28 +82,46 @@ def claimed(root: Path) -> Iterator[bool]:
         os.close(lock)
 
 
-def _remove(root: Path) -> int:
+def _remove(root: Path, kind: str) -> int:
     """Remove a model, and return the bytes that it took."""
     size = _disk_bytes(root) + _disk_bytes(aside(root))
     with suppress(FileNotFoundError):
         shutil.rmtree(aside(root))
-    if root.is_dir():
+    with suppress(FileNotFoundError), _opened(root) as number:
+        if kind != "hub" and not Path(f"/proc/self/fd/{number}/config.json").is_file():
+            raise OSError("nothing was removed: no model, it has no config.json")
         # First out of the way as one: nothing finds half of a model.
         root.rename(aside(root))
+        if not os.path.samestat(os.fstat(number), aside(root).lstat()):
+            aside(root).rename(root)
+            raise OSError("nothing was removed: another folder was put in its place")
         shutil.rmtree(aside(root))
     return size
+
+
+@contextmanager
+def _opened(root: Path) -> Iterator[int]:
+    number = os.open(root, FOLDER | os.O_NOFOLLOW)
+    try:
+        yield number
+    finally:
+        os.close(number)
 
 
 def _answer(do: str, cache: Path, folder: str, kind: str) -> dict[str, object]:
     """Do what is asked for, and return the row."""
     root = cache / folder
     ensure_own(root, cache, kind)
-    with claimed(root) as free:
-        if not free:
-            return {"there": True, "size": 0, "locked": True}
-        if do == "remove":
-            return {"size": _remove(root)}
-    return {"there": root.is_dir() or aside(root).is_dir(), "size": _disk_bytes(root) + _disk_bytes(aside(root))}
+    try:
+        with folder_of(root, cache) as place, claimed(place) as free:
+            if not free:
+                return {"there": True, "size": 0, "locked": True}
+            if do == "remove":
+                return {"size": _remove(place, kind)}
+            there = place.is_dir() or aside(place).is_dir()
+            return {"there": there, "size": _disk_bytes(place) + _disk_bytes(aside(place))}
+    except FileNotFoundError:
+        return {"there": False, "size": 0}
 
 
 def main() -> None:
