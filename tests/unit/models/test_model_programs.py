@@ -213,7 +213,7 @@ def test_no_removal_takes_more_or_less_than_a_model(tmp_path: Path, folder: str,
 # fault: kernel/models/on_host/remove_model.py: if not os.path.samestat(os.fstat(number), aside(root).lstat()): → if False:
 @pytest.mark.parametrize("before", ["claimed", "_opened"])
 def test_what_another_user_puts_in_the_way_meanwhile_stays(tmp_path: Path, before: str) -> None:
-    """Between the look and the removal: a link in the place of the folder above, another folder in that of the model."""
+    """Between look and removal: a link in the place of the folder above, another folder in that of the model."""
     cache, name = tmp_path / "cache", "models--a--b"
     model, theirs = cache / "hub" / name, tmp_path / "theirs" / name
     for folder in (model, theirs):

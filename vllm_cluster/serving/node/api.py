@@ -7,21 +7,25 @@ import io
 import json
 import math
 import re
+import socket
+import time
 import wave
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from vllm_cluster.wire.keys import valid_keys
 from vllm_cluster.wire.listeners import is_own_listener
 
-MAX_ANSWER = 16 << 20
+# Metrics have 57 kB an engine. What is parsed takes 20 times as much, where it is a list of empty lists.
+MAX_ANSWER, MAX_PARSED = 16 << 20, 2 << 20
 # What a server answers on a path that its model does not serve; older ones have the path and refuse each request.
 _NOT_SERVED = (400, 404, 405, 501)
 # What an engine's scheduler counts. The memory of the cache moves with each step of a prompt, before its first token.
 _COUNTER = re.compile(
     r"^vllm:(prompt_tokens_total|generation_tokens_total|iteration_tokens_total_count|kv_cache_usage_perc"
-    r"|num_requests_running|num_requests_waiting)(?:\{(.*)\})? ([0-9.e+-]+)$",
+    r"|num_requests_running|num_requests_waiting)(?:\{(.*)\})? (\d{1,300}(?:\.\d*)?(?:e[+-]?\d{1,4})?)$",
     re.MULTILINE,
 )
 _ENGINE = re.compile(r'(?:^|,)engine="(\d+)"')
@@ -136,6 +140,35 @@ QUESTIONS = (
 )
 
 
+class _InTime(io.RawIOBase):
+    """What is read of a socket until a moment: its own time-out is for each receive, and a byte now and then is one."""
+
+    def __init__(self, connection: socket.socket, raw: io.RawIOBase, until: float) -> None:
+        self._socket, self._raw, self._until = connection, raw, until
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int | None:
+        if (left := self._until - time.monotonic()) <= 0:
+            raise TimeoutError("timed out")
+        self._socket.settimeout(left)
+        return self._raw.readinto(buffer)  # type: ignore[attr-defined, no-any-return]
+
+    def close(self) -> None:
+        self._raw.close()
+        super().close()
+
+
+class _Answer(http.client.HTTPResponse):
+    """An answer of which every byte comes within the time-out of its connection."""
+
+    def __init__(self, sock: socket.socket, *words: Any, **more: Any) -> None:
+        until = time.monotonic() + (sock.gettimeout() or 0.0)
+        super().__init__(sock, *words, **more)
+        self.fp = io.BufferedReader(_InTime(sock, self.fp.detach(), until))
+
+
 class NotServed(ValueError):
     """The server refuses this kind of request: its model is of another kind."""
 
@@ -180,7 +213,7 @@ class Api:
         if status != http.client.OK:
             error = NotServed if status in _NOT_SERVED else ValueError
             raise error(f"a {question.name} ended with HTTP {status}: {text[:500]}")
-        if not question.good(json.loads(text)):
+        if len(text) > MAX_PARSED or not question.good(_parsed(text)):
             raise ValueError(f"a {question.name} has no token or value: {text[:500]}")
 
     def _ask(
@@ -191,6 +224,7 @@ class Api:
             raise ConnectionRefusedError(f"no program of this user listens at {self._host}:{self._port}")
         # Not urllib: it would ask a proxy named in the environment for our own port.
         connection = http.client.HTTPConnection(self._host, self._port, timeout=timeout)
+        connection.response_class = _Answer
         if self._key_file:
             (first, *_) = valid_keys(Path(self._key_file).read_bytes()) or [b""]
             headers = {**headers, "Authorization": f"Bearer {first.decode()}"}
@@ -200,6 +234,13 @@ class Api:
             return answer.status, answer.read(MAX_ANSWER).decode("utf-8", "replace")
         finally:
             connection.close()
+
+
+def _parsed(text: str) -> object:
+    try:
+        return json.loads(text)
+    except RecursionError:
+        raise ValueError("its answer is nested too deep") from None
 
 
 def in_order(tasks: Sequence[str]) -> list[Question]:

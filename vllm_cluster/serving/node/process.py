@@ -162,4 +162,7 @@ class Child:
         self.tail.append(line)
         if not self._quiet:
             log_line(self.name, line)
-        self._see(line)
+        try:
+            self._see(line)
+        except Exception as fault:  # without its reader a command ends at its next line: nobody would take that
+            log_line(self.name, f"the line above cannot be read: {type(fault).__name__}")

@@ -31,9 +31,10 @@ STEPS: tuple[Phase, ...] = (
     "ready",
 )
 _OPENING, DOWNLOADING, _LOADING = 2, 3, 4
-_SHARDS = re.compile(r"Completed \| (\d+)/(\d+) \[[\d:]*(?:<([\d:]+))?")
-_RANK = re.compile(r"world_size=(\d+) rank=(\d+)|rank (\d+) in world size (\d+)")
-_REPEATED = re.compile(r"world_size=\d+ rank=.*\[repeated (\d+)x across cluster\]")
+# Python takes no number of more than 4,300 digits, and the head no count of more than 16.
+_SHARDS = re.compile(r"Completed \| (\d{1,9})/(\d{1,9}) \[[\d:]*(?:<([\d:]+))?")
+_RANK = re.compile(r"world_size=(\d{1,9}) rank=(\d{1,9})\b|rank (\d{1,9}) in world size (\d{1,9})\b")
+_REPEATED = re.compile(r"world_size=\d+ rank=.*\[repeated (\d{1,9})x across cluster\]")
 _TASKS = re.compile(r"[Ss]upported[_ ]tasks[:=] ?[\[(]([^\])]*)[\])]")
 
 

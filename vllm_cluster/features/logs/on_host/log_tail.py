@@ -28,7 +28,7 @@ POLL_SECONDS = 0.2
 # The last line of a process that was killed may have no end.
 UNENDED_SECONDS = 2.0
 RANK_BYTES = 256 << 10
-_RANK = re.compile(rb"world_size=\d+ rank=(\d+) |\brank (\d+) in world size ")
+_RANK = re.compile(rb"world_size=\d+ rank=(\d{1,9}) |\brank (\d{1,9}) in world size ")
 _OF_GROUP = ("raylet.out", "raylet.err", "gcs_server.out", "gcs_server.err")
 # vLLM's "INFO 11-22 13:40:21", glog's "W1122 13:40:23.553351", Python's and Ray's "2026-11-22 13:40:23,553".
 _TIME = re.compile(
