@@ -17,7 +17,7 @@ from typing import TypeAlias
 
 from vllm_cluster.kernel.spread.spread_arriving import Arriving
 from vllm_cluster.kernel.spread.spread_serve import SpreadServer
-from vllm_cluster.kernel.spread.spread_wire import LOST, SILENT_SECONDS, Busy, Peer
+from vllm_cluster.kernel.spread.spread_wire import LOST, SILENT_SECONDS, BadPeerError, Busy, Peer
 from vllm_cluster.kernel.spread.store import Store
 from vllm_cluster.wire.pull import HostPlan, ModelFile, SpreadOrder
 
@@ -26,6 +26,8 @@ BEAT_SECONDS = 0.5
 ALONE_SECONDS = 15.0
 # Hashing takes a core at about 1.4 GB/s: several files at once fill a faster link.
 STREAMS = 4
+# A host that has more gives so much of it, or is left: one that answered and gave nothing was waited for without end.
+PACE_SECONDS, PACE_BYTES = 10.0, 256 << 10
 # Between two looks for what another thread or host brings.
 PAUSE_SECONDS = 0.1
 
@@ -157,6 +159,8 @@ class Receiver:
         self.upstream = ""
         # Who could not be used, and the last error, until each is reported.
         self.failed, self.error = "", ""
+        # When a byte came last, or who gives them changed.
+        self._moved = time.monotonic()
         self.stop = threading.Event()
         self._fatal: Exception | None = None
         self._lock = threading.Lock()
@@ -197,6 +201,7 @@ class Receiver:
         """Get from another host from now; what arrives from the one before breaks off."""
         with self._lock:
             closing = [peer for peer in self._peers if peer.name != upstream] if upstream != self.upstream else []
+            self._moved = self._moved if upstream == self.upstream else time.monotonic()
             self.upstream = upstream
         for peer in closing:
             peer.interrupt()
@@ -217,15 +222,19 @@ class Receiver:
                 if upstream:
                     self._get_from(upstream)
             except Busy:
-                pass
+                if time.monotonic() - self._moved > PACE_SECONDS:
+                    self._leave(upstream, Busy("serves others"))
             except LOST as exc:
-                if upstream == self.upstream:
-                    self.failed, self.error = upstream, f"{upstream}: {exc or type(exc).__name__}"
+                self._leave(upstream, exc)
             except Exception as exc:
                 # Also what should not be: without this thread the host would wait for its files without end.
                 self._fatal = exc
                 self.stop.set()
             self.stop.wait(PAUSE_SECONDS)
+
+    def _leave(self, upstream: str, why: Exception) -> None:
+        if upstream == self.upstream:
+            self.failed, self.error = upstream, f"{upstream}: {why or type(why).__name__}"
 
     def _get_from(self, upstream: str) -> None:
         def wanted() -> bool:
@@ -279,11 +288,14 @@ class Receiver:
     def _fetch(self, peer: Peer, arriving: Arriving, wanted: Callable[[], bool]) -> None:
         arriving.resume()
         if arriving.bytes < arriving.file.size:
-            body = peer.file(arriving.index, arriving.file, arriving.bytes)
+            before, has = arriving.bytes, min(peer.known[arriving.index] if peer.known else 0, arriving.file.size)
+            if body := peer.file(arriving.index, arriving.file, arriving.bytes):
+                arriving.append(body, peer.name, self._in_time(arriving, has, wanted))
+            if wanted() and arriving.bytes == before < has:
+                raise BadPeerError("gives less than it has")
             if body is None:
                 peer.known = ()
                 return
-            arriving.append(body, peer.name, wanted)
         if arriving.bytes < arriving.file.size:
             # The sender waited in vain or the answer broke off: what is next is asked on a new connection.
             peer.close()
@@ -294,6 +306,27 @@ class Receiver:
         else:
             with self._lock:
                 self._left.remove(arriving)
+
+    def _in_time(self, arriving: Arriving, has: int, wanted: Callable[[], bool]) -> Callable[[], bool]:
+        """As `wanted`, while what a host `has` comes.
+
+        Raises:
+            BadPeerError: it gives so little of it that it is none.
+        """
+        began, before, last = time.monotonic(), arriving.bytes, arriving.bytes
+
+        def check() -> bool:
+            nonlocal began, before, last
+            now = time.monotonic()
+            if arriving.bytes > last:
+                self._moved, last = now, arriving.bytes
+            if now - began > PACE_SECONDS:
+                if arriving.bytes - before < min(PACE_BYTES, has - before):
+                    raise BadPeerError(f"gave {arriving.bytes - before} bytes in {PACE_SECONDS:g} s, and has more")
+                began, before = now, arriving.bytes
+            return wanted()
+
+        return check
 
     def _get_elsewhere(self, arriving: Arriving) -> bool:
         """Fetch a file from a host that has it verified, rather not from where it came wrong.
@@ -311,5 +344,6 @@ class Receiver:
                         return True
             except (Busy, *LOST):
                 silent = True
+                arriving.restart()
         self.stop.wait(PAUSE_SECONDS)
         return silent

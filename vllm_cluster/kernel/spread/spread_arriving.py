@@ -94,6 +94,12 @@ class Arriving:
         except OSError as exc:
             raise PullError(f"{self.file.path}: cannot write: {exc.strerror}") from exc
 
+    def restart(self) -> None:
+        """Drop what came: bytes of two hosts, one of them wrong, show nothing of the other."""
+        # Not truncated: an answer that is being sent from it would continue with other bytes.
+        self._store.drop_partial(self.file)
+        self.senders, self.bytes, self._hash = set(), 0, None
+
     def finish(self) -> str:
         """Put the whole file in its place, or drop it where its hash is wrong; return what was wrong.
 
@@ -109,10 +115,8 @@ class Arriving:
             return ""
         self._fetches += 1
         wrong = f"{self.file.path}: wrong hash (from {', '.join(sorted(self.senders)) or 'an earlier run'})"
-        # Not truncated: an answer that is being sent from it would continue with other bytes.
-        self._store.drop_partial(self.file)
         self.avoid |= self.senders
-        self.senders, self.bytes, self._hash = set(), 0, None
+        self.restart()
         if self._fetches >= MAX_FETCHES:
             raise PullError(f"{wrong}, {self._fetches} times")
         return wrong

@@ -96,8 +96,8 @@ class Chain:
         """
         host = self._hosts[name]
         self._look_for_lost(now)
-        # A host that was away itself could reach none of the others.
-        was_here = host.present and now - host.reported <= AWAY_SECONDS
+        # A host that was away itself could reach none of the others; what others say of it does not make it so.
+        was_here = now - host.reported <= AWAY_SECONDS
         if was_here and failed in self._hosts and failed != self._source.name:
             self._hosts[failed].present = False
             self._broken[failed, name] = now + BROKEN_SECONDS

@@ -169,7 +169,9 @@ class _Handler(BaseRequestHandler):
     def _answered(self, ask: SpreadAsk) -> bool:
         server, files = self.server, self.server.plan.files
         self.request.settimeout(STUCK_SECONDS)
-        names = {host.name for host in server.plan.hosts}
+        # All have the key: one host must not speak for another.
+        there = _plain(self.client_address[0])
+        names = {host.name for host in server.plan.hosts if _plain(host.address) == there}
         allowed = ask.me in names and same(ask.proof, proof_of(server.plan.key, ask)) and server.first_use(ask.nonce)
         if not allowed:
             self.request.sendall(f"{REFUSED} - 0\n".encode())

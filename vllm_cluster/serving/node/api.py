@@ -153,7 +153,7 @@ class _InTime(io.RawIOBase):
         if (left := self._until - time.monotonic()) <= 0:
             raise TimeoutError("timed out")
         self._socket.settimeout(left)
-        return self._raw.readinto(buffer)  # type: ignore[attr-defined, no-any-return]
+        return self._raw.readinto(buffer)
 
     def close(self) -> None:
         self._raw.close()
