@@ -209,7 +209,7 @@ def test_no_removal_takes_more_or_less_than_a_model(tmp_path: Path, folder: str,
     assert (cache / "hub" / "models--a--b" / "snapshots").is_dir()
 
 
-# fault: kernel/models/on_host/remove_model.py: with folder_of(root, cache) as place, → with nullcontext(root) as place,
+# fault: kernel/models/on_host/remove_model.py: with parent_folder(root, cache) as place, → with nullcontext(root) as place,
 # fault: kernel/models/on_host/remove_model.py: if not os.path.samestat(os.fstat(number), aside(root).lstat()): → if False:
 @pytest.mark.parametrize("before", ["claimed", "_opened"])
 def test_what_another_user_puts_in_the_way_meanwhile_stays(tmp_path: Path, before: str) -> None:

@@ -1,4 +1,4 @@
-"""What the front takes of a connection before a request of it is answered, whatever aiohttp's own limits are."""
+"""What the front takes of a connection before a request of it is answered, with any version of aiohttp."""
 
 from __future__ import annotations
 

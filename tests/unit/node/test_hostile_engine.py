@@ -24,7 +24,7 @@ OK = b"HTTP/1.1 200 OK\r\n"
 
 @contextmanager
 def answering(first: bytes, drip: bytes = b"") -> Iterator[Api]:
-    """An API that answers with these bytes, and goes on with others now and then, or ends."""
+    """An API that answers with these bytes, and with more of others now and then, or ends."""
     over = threading.Event()
 
     def answer(server: socket.socket) -> None:
@@ -54,7 +54,7 @@ def answering(first: bytes, drip: bytes = b"") -> Iterator[Api]:
     [(OK, b"x: y\r\n"), (OK + b"Content-Length: 99999\r\n\r\n", b"x"), (b"", b"HTTP/1.1 100 Continue\r\n\r\n")],
 )
 def test_an_answer_that_drips_is_late(first: bytes, drip: bytes) -> None:
-    """Its time-out was for each receive: nobody watched an engine that sent a byte now and then."""
+    """Its time-out was for each receive: an engine that sent a byte now and then was not watched."""
     with answering(first, drip) as api:
         began = time.monotonic()
         assert not api.healthy(0.5)
@@ -76,7 +76,7 @@ def test_an_answer_that_is_none_is_an_error_that_is_known(body: bytes) -> None:
 
 
 # fault: serving/node/api.py: (\d{1,300}(?:\.\d*)?(?:e[+-]?\d{1,4})?)$ → ([0-9.e+-]+)$
-def test_a_counter_that_is_no_number_counts_nothing() -> None:
+def test_a_counter_with_another_value_counts_nothing() -> None:
     text = b'vllm:prompt_tokens_total{engine="0"} 1.2.3\nvllm:generation_tokens_total{engine="0"} 7.0\n'
     with answering(OK + b"Content-Length: %d\r\n\r\n" % len(text) + text) as api:
         counts = api.counts(5.0)

@@ -47,7 +47,7 @@ def drips(answer: Callable[[str, bytes], None], ask: SpreadAsk, connection: sock
 
 @contextmanager
 def liar(plan: HostPlan, lie: Lie) -> Iterator[None]:
-    """The second host of a plan: it is whole by what it says, and lies about each file."""
+    """The second host of a plan: it reports that it is whole, and lies about each file."""
 
     def serve(connection: socket.socket) -> None:
         with connection, suppress(OSError):
@@ -98,7 +98,7 @@ def liar(plan: HostPlan, lie: Lie) -> Iterator[None]:
 def test_a_host_that_gives_less_than_it_has_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lie: Lie) -> None:
     """The one behind it waited 15 min at full load, or, where a byte came now and then, without end."""
     monkeypatch.setattr(spread, "PACE_SECONDS", 1.0)
-    monkeypatch.setattr(spread.random, "shuffle", lambda names: names.reverse())
+    monkeypatch.setattr("random.shuffle", lambda names: names.reverse())
     plan = plan_of(3, random_files(tmp_path / "h0", 2, 300_000), tmp_path)
     source = spread.serve(plan, Store(plan))
     with liar(plan, lie):
@@ -116,7 +116,7 @@ def test_a_host_that_gives_less_than_it_has_is_left(tmp_path: Path, monkeypatch:
 
 # fault: kernel/spread/spread_serve.py: for host in server.plan.hosts if _plain(host.address) == there} → for host in server.plan.hosts}
 def test_no_host_speaks_for_another(tmp_path: Path) -> None:
-    """All have the key; one that says that all are complete has the source end."""
+    """All have the key; one that reports all others as complete has the source end."""
     plan = plan_of(3, random_files(tmp_path / "h0", 1, 1000), tmp_path)
     hosts = tuple(replace(host, address=f"127.0.0.{n}") for n, host in enumerate(plan.hosts, 1))
     plan = replace(plan, hosts=hosts)
@@ -131,7 +131,7 @@ def test_no_host_speaks_for_another(tmp_path: Path) -> None:
 
 # fault: kernel/spread/spread_order.py: was_here = now - host.reported → was_here = host.present and now - host.reported
 def test_who_is_accused_can_accuse(tmp_path: Path) -> None:
-    """One that says of another, more often than that reports, that it is away kept it behind itself."""
+    """One that accused another more often than that one reports kept it behind itself."""
     chain, now = Chain(["h0", "h1", "h2"], 1000), 100.0
     chain.report("h1", 1000, now)
     chain.report("h2", 0, now)

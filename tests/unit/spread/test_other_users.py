@@ -44,7 +44,7 @@ def test_no_other_host_gets_what_a_link_leads_to(store: Store, tmp_path: Path, n
 # fault: kernel/spread/store.py: return open_inside(self.root, str(path.relative_to(self.root)), self._cache) → return path.open("rb")
 # fault: kernel/spread/store.py: and error.errno != errno.ELOOP → and error
 @pytest.mark.parametrize("how", ["pipe", "device"])
-def test_what_is_no_file_comes_again(store: Store, how: str) -> None:
+def test_a_pipe_in_the_place_of_a_file_is_replaced(store: Store, how: str) -> None:
     """A pipe was waited for, a device hashed without end: no time limit is over the phase of that."""
     (store.root / "empty").unlink()
     if how == "pipe":

@@ -96,7 +96,7 @@ class Chain:
         """
         host = self._hosts[name]
         self._look_for_lost(now)
-        # A host that was away itself could reach none of the others; what others say of it does not make it so.
+        # A host that was away itself could reach none of the others; a report of another host does not make it so.
         was_here = now - host.reported <= AWAY_SECONDS
         if was_here and failed in self._hosts and failed != self._source.name:
             self._hosts[failed].present = False

@@ -124,7 +124,7 @@ class Store:
         """Open what is there, whole or partial.
 
         Raises:
-            OSError: nothing is, or what is there leads elsewhere or is no file.
+            OSError: nothing is, or what is there leads elsewhere or is not a file.
         """
         for path in (self._place(file), self._blob(file), self.partial(file)):
             with suppress(FileNotFoundError):
@@ -139,7 +139,7 @@ class Store:
         """Return the hash of a file of the folder, of the kind that its blob's name has.
 
         Raises:
-            OSError: it cannot be read, leads elsewhere, or is no file.
+            OSError: it cannot be read, leads elsewhere, or is not a file.
         """
         found = new_hash(file)
         with self._open(path) as stream:
@@ -209,7 +209,7 @@ class Store:
         try:
             return _size(path) == file.size and self.content_hash(path, file) == file.blob
         except OSError as error:
-            # Where a disk was found to give it no more, and where it is no file of the folder, it comes again.
+            # Where a disk was found to give it no more, and where it is not a file of the folder, it comes again.
             if file.path not in self._plan.damaged and error.errno != errno.ELOOP:
                 raise
             return False

@@ -13,10 +13,13 @@ import wave
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from vllm_cluster.wire.keys import valid_keys
 from vllm_cluster.wire.listeners import is_own_listener
+
+if TYPE_CHECKING:
+    from _typeshed import WriteableBuffer
 
 # Metrics have 57 kB an engine. What is parsed takes 20 times as much, where it is a list of empty lists.
 MAX_ANSWER, MAX_PARSED = 16 << 20, 2 << 20
@@ -149,7 +152,7 @@ class _InTime(io.RawIOBase):
     def readable(self) -> bool:
         return True
 
-    def readinto(self, buffer: Any) -> int | None:
+    def readinto(self, buffer: WriteableBuffer) -> int | None:
         if (left := self._until - time.monotonic()) <= 0:
             raise TimeoutError("timed out")
         self._socket.settimeout(left)
@@ -160,12 +163,12 @@ class _InTime(io.RawIOBase):
         super().close()
 
 
-class _Answer(http.client.HTTPResponse):
+class _TimedAnswer(http.client.HTTPResponse):
     """An answer of which every byte comes within the time-out of its connection."""
 
-    def __init__(self, sock: socket.socket, *words: Any, **more: Any) -> None:
+    def __init__(self, sock: socket.socket, debuglevel: int = 0, method: str | None = None, url: str | None = None):
         until = time.monotonic() + (sock.gettimeout() or 0.0)
-        super().__init__(sock, *words, **more)
+        super().__init__(sock, debuglevel, method, url)
         self.fp = io.BufferedReader(_InTime(sock, self.fp.detach(), until))
 
 
@@ -224,7 +227,7 @@ class Api:
             raise ConnectionRefusedError(f"no program of this user listens at {self._host}:{self._port}")
         # Not urllib: it would ask a proxy named in the environment for our own port.
         connection = http.client.HTTPConnection(self._host, self._port, timeout=timeout)
-        connection.response_class = _Answer
+        connection.response_class = _TimedAnswer
         if self._key_file:
             (first, *_) = valid_keys(Path(self._key_file).read_bytes()) or [b""]
             headers = {**headers, "Authorization": f"Bearer {first.decode()}"}

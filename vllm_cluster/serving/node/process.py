@@ -164,5 +164,5 @@ class Child:
             log_line(self.name, line)
         try:
             self._see(line)
-        except Exception as fault:  # without its reader a command ends at its next line: nobody would take that
+        except Exception as fault:  # without its reader a command ends at its next line
             log_line(self.name, f"the line above cannot be read: {type(fault).__name__}")

@@ -44,7 +44,7 @@ def ensure_own(root: Path, cache: Path, kind: str) -> None:
 
 
 @contextmanager
-def folder_of(root: Path, cache: Path) -> Iterator[Path]:
+def parent_folder(root: Path, cache: Path) -> Iterator[Path]:
     """Give the place of a model by the open folder that it is in: a link that is put in the way leads nowhere else.
 
     Raises:
@@ -113,7 +113,7 @@ def _answer(do: str, cache: Path, folder: str, kind: str) -> dict[str, object]:
     root = cache / folder
     ensure_own(root, cache, kind)
     try:
-        with folder_of(root, cache) as place, claimed(place) as free:
+        with parent_folder(root, cache) as place, claimed(place) as free:
             if not free:
                 return {"there": True, "size": 0, "locked": True}
             if do == "remove":
