@@ -338,7 +338,6 @@ def test_strangers_fill_no_memory_with_their_heads(tmp_path: Path) -> None:
         assert [made.ask("POST", "/v1/completions", body).status for _ in range(3)] == [200] * 3
 
 
-# fault: serving/node/front.py: or request.method == "CONNECT" or → or
 # fault: serving/node/front.py: or "Upgrade" in request.headers: → :
 @pytest.mark.parametrize(
     ("status", "head"),

@@ -126,7 +126,7 @@ class Front(web.Server):
             given = answer(refused.refusal, close=request.body_exists)
         self._count(given.status)
         # After such a request aiohttp keeps what follows without a limit: it takes it for another protocol's.
-        if self.stopping or request.method == "CONNECT" or "Upgrade" in request.headers:
+        if self.stopping or "Upgrade" in request.headers:
             given.force_close()
         self._door.rest(connection)
         connection.take()
