@@ -17,6 +17,7 @@ from tests.support.sim import make
 from vllm_cluster.kernel.errors import ConnectionLost, VclusterError
 from vllm_cluster.kernel.hosts.runtime import SYSTEM
 from vllm_cluster.serving.status import watch as module
+from vllm_cluster.serving.status.counters import RecentLoads
 from vllm_cluster.serving.status.load import NodeSample, parse_sample
 from vllm_cluster.serving.status.status import RUNNING, STOPPED, HostState
 from vllm_cluster.serving.status.watch import View, watch
@@ -206,6 +207,27 @@ def test_metrics_that_do_not_answer_are_reported(lab: Lab) -> None:
         ),
         (lambda view: view.model is None and view.metrics_error == "timed out", nothing),
     )
+
+
+# fault: serving/status/watch.py: if serve and sample.metrics and self.name == self._inventory.head_name: → if serve and sample.metrics:
+# fault: serving/status/watch.py: seen = replace(sample, status="", metrics="") → seen = sample
+def test_a_worker_that_reports_a_model_costs_no_memory(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A hundred hosts that each report megabytes of counters: those of the head alone are shown."""
+    texts: list[str] = []
+    monkeypatch.setattr(RecentLoads, "add", lambda _self, _serves, text, _at: texts.append(text))
+    kept: list[NodeSample | None] = []
+    look = module._Look
+
+    def note(*words: Any) -> Any:
+        kept.append(words[2] if len(words) > 2 else None)
+        return look(*words)
+
+    monkeypatch.setattr(module, "_Look", note)
+    lab.feed("gpu1", sample(1, served("m")), sample(2, served("m")))
+    lab.feed("gpu2", sample(77, served("m")), sample(77, served("m")))
+    lab.until((lambda view: set(view.loads) == {"gpu1", "gpu2"}, nothing))
+    assert texts and not any(" 77" in text for text in texts)
+    assert not any(one.status or one.metrics for one in kept if one)
 
 
 # fault: serving/status/watch.py: if late <= seconds + LATE_SECONDS: → if late >= 0:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import errno
 import hashlib
 import os
+import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, NoReturn
 
 from vllm_cluster.features.pull.known_hashes import KnownHashes, settled, stamp
 from vllm_cluster.kernel.clock import Clock, Deadline
@@ -31,6 +33,10 @@ PLACE_SECONDS = 600.0
 PIECE = 1 << 20
 # Small files that are sent before an answer is awaited: the answers fit into any pipe.
 AHEAD = 256
+# Models have hundreds; each takes 2.5 KB of memory here until it is sent, and 23 bytes of the host's first answer.
+MAX_FILES = 10_000
+# How much it has of each of so many files, on one line.
+MAX_ANSWER = 256 << 10
 # Where the hub's cache and a folder of models have a model.
 _DEEPER = ("*/config.json", "snapshots/*/config.json")
 # A folder on the way to a file: entered, and not read, where the system knows that.
@@ -48,14 +54,15 @@ def listed(folder: Path, name: str) -> tuple[ModelFile, ...]:
         found = next((path.parent for form in _DEEPER for path in sorted(folder.glob(form))), None)
         raise UsageError(f"{folder} has no config.json: not a model", hint=pull_line(found or folder / "FOLDER", name))
     try:
-        files = tuple(
-            ModelFile(str(path.relative_to(folder)), path.stat().st_size, "") for path in _visible(folder, name)
-        )
+        paths = islice(_visible(folder, name), MAX_FILES + 1)
+        files = tuple(ModelFile(str(path.relative_to(folder)), path.stat().st_size, "") for path in paths)
     except OSError as error:
         raise UsageError(
             f"{error.filename or folder}: {error.strerror}",
             hint=command_line("stat", str(error.filename or folder)),
         ) from None
+    if len(files) > MAX_FILES:
+        raise UsageError(f"{folder} has more than {MAX_FILES} files", hint=pull_line(folder / "FOLDER", name))
     if (wrong := unfit_path(files)) is not None:
         raise UsageError(f"{folder}: a file's name cannot be on every host: {wrong[:80]!a}", hint="rename that file")
     return files
@@ -72,10 +79,25 @@ def hashed(
         UsageError: one cannot be read.
     """
     read, others = choose_files(files)
+    stop = threading.Event()
+
+    def found(file: ModelFile) -> str:
+        return "" if stop.is_set() else _hash(folder, file, counted, known, clock)
+
+    def counted(number: int) -> None:
+        count(number)
+        if stop.is_set():
+            raise InterruptedError
+
     try:
         with ThreadPoolExecutor(min(4, os.cpu_count() or 1)) as pool:
-            hashes = pool.map(lambda file: _hash(folder, file.path, count, known, clock), read)
-            return (*(replace(file, blob=blob) for file, blob in zip(read, hashes, strict=True)), *others)
+            try:
+                hashes = list(pool.map(found, read))
+            except BaseException:
+                # The pool waits for its threads: of a file of terabytes until it is read.
+                stop.set()
+                raise
+        return (*(replace(file, blob=blob) for file, blob in zip(read, hashes, strict=True)), *others)
     except OSError as error:
         raise UsageError(
             f"{error.filename or folder}: {error.strerror}",
@@ -93,7 +115,7 @@ def _visible(folder: Path, name: str) -> Iterator[Path]:
     below = _below(folder.resolve())
     copy = f"{folder}-copy"
     copied = "\n".join((command_line("cp", "-rL", str(folder), copy), pull_line(copy, name or folder.name)))
-    for place, names, files in os.walk(folder):
+    for place, names, files in os.walk(folder, onerror=_refuse):
         names[:] = [name for name in names if not name.startswith(".")]
         if linked := next((name for name in names if (Path(place) / name).is_symlink()), None):
             raise UsageError(f"{Path(place) / linked} is a link to a folder, which is not followed", hint=copied)
@@ -106,6 +128,11 @@ def _visible(folder: Path, name: str) -> Iterator[Path]:
                 raise UsageError(text, hint=copied)
             if path.is_file():
                 yield path
+
+
+def _refuse(error: OSError) -> NoReturn:
+    """Of a folder that cannot be listed no part is left out."""
+    raise error
 
 
 def _below(root: Path) -> tuple[Path, ...]:
@@ -136,15 +163,19 @@ def _open(folder: Path, name: str) -> BinaryIO:
         os.close(step)
 
 
-def _hash(folder: Path, name: str, count: Callable[[int], None], known: KnownHashes, clock: Clock) -> str:
-    found = hashlib.sha256()
-    with _open(folder, name) as stream:
+def _hash(folder: Path, file: ModelFile, count: Callable[[int], None], known: KnownHashes, clock: Clock) -> str:
+    found, left = hashlib.sha256(), file.size
+    with _open(folder, file.path) as stream:
         before = os.fstat(stream.fileno())
         if there := known.find(stamp(before)):
             return there
-        while data := stream.read(PIECE):
-            found.update(data)
-            count(len(data))
+        # One that grows while it is read would be read without end.
+        while left and (piece := stream.read(min(left, PIECE))):
+            found.update(piece)
+            left -= len(piece)
+            count(len(piece))
+        if left or stream.read(1):
+            raise OSError(errno.EBUSY, "changes while it is hashed", str(folder / file.path))
         known.keep(settled(before, os.fstat(stream.fileno()), clock.time()), found.hexdigest())
     return found.hexdigest()
 
@@ -156,7 +187,8 @@ def feed(connection: HostConnection, cluster: str, files: Sequence[ModelFile], f
         HostError: the host takes no more, or a file has another content than it should.
         UsageError: a file cannot be read, or has changed since it was hashed.
     """
-    program = RemoteProgram("feed", ("python3", "-u", "-c", _FEED), FEED_SECONDS, changes=True)
+    words = ("python3", "-u", "-c", _FEED)
+    program = RemoteProgram("feed", words, FEED_SECONDS, changes=True, max_line=MAX_ANSWER)
     after = connection.runtime.after
     with start(connection, program, InNode(container_name(cluster)), after(START_SECONDS)) as there:
         row = _next(there, after(START_SECONDS))
@@ -166,12 +198,15 @@ def feed(connection: HostConnection, cluster: str, files: Sequence[ModelFile], f
             row = _next(there, ready.sooner(PLACE_SECONDS))
         if not len(files) == len(row.have) == len(row.whole):
             raise HostError(connection.name, f"pull: lists {len(row.have)} files of {len(files)}", again=())
-        left = [(at, have) for at, (have, whole) in enumerate(zip(row.have, row.whole, strict=True)) if not whole]
+        here = list(zip(files, row.have, row.whole, strict=True))
+        if wrong := next((file for file, have, _ in here if have > file.size), None):
+            raise HostError(connection.name, f"pull: has more of {wrong.path} than its {wrong.size} bytes", again=())
+        left = [(at, have) for at, (_, have, whole) in enumerate(here) if not whole]
         for group in _groups(files, left):
             # What is wrong the host removes: an earlier run may have left it.
             again = [(at, 0) for at in _send_group(connection, there, files, folder, group)]
-            if again and (wrong := _send_group(connection, there, files, folder, again)):
-                text = f"pull: {files[wrong[0]].path} has changed since it was hashed"
+            if again and (still := _send_group(connection, there, files, folder, again)):
+                text = f"pull: {files[still[0]].path} has changed since it was hashed"
                 raise HostError(connection.name, text, again=())
 
 

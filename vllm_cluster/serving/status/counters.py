@@ -14,6 +14,8 @@ from vllm_cluster.wire.status import ServeStatus
 RATE_SECONDS, QUANTILE_SECONDS = 10.0, 60.0
 # A host that sends faster than it was asked to, or more than vLLM has, must not fill our memory.
 MAX_SNAPSHOTS, MAX_REPLICAS, MAX_BOUNDS, MAX_LINE = 600, 128, 200, 4096
+# Of all snapshots of all replicas: 100 bytes each. 128 replicas of vLLM have 58 each, 40 times.
+MAX_NUMBERS = 300_000
 # So that no sum, difference or rate of them is infinite: 1e308 and 1e308 are, and neither JSON nor an integer has that.
 MAX_VALUE, MIN_SECONDS = 1e18, 0.1
 _LINE = re.compile(r'vllm:(\w+)(?:\{((?:[a-zA-Z_]\w*="(?:[^"\\]|\\.)*",?)*)\})? +(\S{1,40})', re.ASCII)
@@ -39,6 +41,11 @@ class Counters:
     at: float
     values: Mapping[str, float]
     buckets: Mapping[str, Mapping[float, float]]
+
+    @property
+    def numbers(self) -> int:
+        """How many it has."""
+        return len(self.values) + sum(map(len, self.buckets.values()))
 
 
 @dataclass(frozen=True)
@@ -110,11 +117,12 @@ class RecentLoads:
         """Take what was counted at a moment of the host's boot clock; of another start nothing before it counts."""
         runs = {one.index: (one.generation, one.attempt) for one in serves}
         texts = split_replicas(text)
+        most = MAX_NUMBERS // (1 + len(texts))
         # A replica that has not answered once, and then does, would look like as many requests at once.
-        self._whole.add([runs.get(index) for index in texts or runs], parse_counters(text, at))
+        self._whole.add([runs.get(index) for index in texts or runs], parse_counters(text, at), most)
         self._each = {index: self._each.get(index, Recent()) for index in texts}
         for index, one in self._each.items():
-            one.add(runs.get(index), parse_counters(texts[index], at))
+            one.add(runs.get(index), parse_counters(texts[index], at), most)
 
     def clear(self) -> None:
         """Forget all: nothing is served."""
@@ -136,14 +144,19 @@ class Recent:
         self._seen: deque[Counters] = deque(maxlen=MAX_SNAPSHOTS)
         self._run: object = None
 
-    def add(self, run: object, now: Counters) -> None:
-        """Take what was counted; of another run, or where a counter has fallen, what came before does not count."""
+    def add(self, run: object, now: Counters, most: int = MAX_NUMBERS) -> None:
+        """Take what was counted; of another run, or where a counter has fallen, what came before does not count.
+
+        Of more than `most` numbers the oldest are forgotten, but for those of two moments.
+        """
         last = self._seen[-1] if self._seen else None
         if run != self._run or (last and _fell(last, now)):
             self._seen.clear()
         self._run = run
         self._seen.append(now)
         while len(self._seen) > 1 and now.at - self._seen[1].at >= QUANTILE_SECONDS:
+            self._seen.popleft()
+        while len(self._seen) > 2 and sum(one.numbers for one in self._seen) > most:
             self._seen.popleft()
 
     def clear(self) -> None:

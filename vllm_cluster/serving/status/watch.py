@@ -146,12 +146,15 @@ class _WatchedHost:
         before, now = self.last.sample if self.last else None, self._connection.runtime.clock.monotonic()
         state = self._with_status(state, sample)
         serve = state.status.serve if state.status else None
-        if serve and sample.metrics:
+        # Those of the head alone are shown; each costs memory.
+        if serve and sample.metrics and self.name == self._inventory.head_name:
             self._recent.add(state.status.serves if state.status else (), sample.metrics, sample.boot)
         elif not (serve and sample.metrics_error):
             self._recent.clear()
         load = host_load(before, sample, gpus=self._inventory.accelerator != "cpu")
-        self.last = _Look(state, load, sample, self._recent.load(), self._recent.loads(), now)
+        # What was read of its texts is in the state and the load.
+        seen = replace(sample, status="", metrics="")
+        self.last = _Look(state, load, seen, self._recent.load(), self._recent.loads(), now)
         if before:
             self.settled.set()
         return state
