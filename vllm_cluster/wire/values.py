@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Annotated, TypeVar
 
 N = TypeVar("N", int, float)
+T = TypeVar("T")
 
 LOOPBACK = "127.0.0.1"
 # The largest file that anybody serves from, in bytes.
@@ -28,6 +29,17 @@ def between(least: N, most: N) -> Callable[[N], N]:
         if not least <= number <= most:
             raise ValueError(f"must be from {least} to {most}")
         return number
+
+    return check
+
+
+def at_most(most: int) -> Callable[[tuple[T, ...]], tuple[T, ...]]:
+    """A check for a list of so many values or fewer."""
+
+    def check(values: tuple[T, ...]) -> tuple[T, ...]:
+        if len(values) > most:
+            raise ValueError(f"has more than {most} entries")
+        return values
 
     return check
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from vllm_cluster.serving.status.load import NodeSample, UnreadableSample, host_load, parse_sample
+from vllm_cluster.serving.status.load import MAX_GPUS, NodeSample, UnreadableSample, host_load, parse_sample
 
 GPU = {
     **{"index": 0, "name": "NVIDIA H100", "error": "", "use_percent": 97, "memory_used_bytes": 1 << 36},
@@ -54,6 +54,14 @@ def test_a_sample_is_read_as_it_is() -> None:
 def test_an_invalid_sample_is_refused_by_its_key(key: str, value: object) -> None:
     with pytest.raises(UnreadableSample, match=f"^{key}"):
         sample(**{key: value})
+
+
+# fault: serving/status/load.py: Annotated[tuple[GpuLoad, ...], at_most(MAX_GPUS)] → tuple[GpuLoad, ...]
+def test_a_host_with_thousands_of_gpus_is_refused() -> None:
+    """Each is in every view: 15,000 were 5 MB of the dashboard's page every two seconds."""
+    assert len(sample(gpus=[GPU] * MAX_GPUS).gpus) == MAX_GPUS
+    with pytest.raises(UnreadableSample, match=r"^gpus has more than 512 entries"):
+        sample(gpus=[GPU] * (MAX_GPUS + 1))
 
 
 # fault: serving/status/load.py: if each >= 0 else None →

@@ -7,8 +7,10 @@ import re
 import socket
 import struct
 import threading
-from collections.abc import Iterator
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, suppress
+from http.server import BaseHTTPRequestHandler
+from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
@@ -131,6 +133,35 @@ def test_a_connection_that_breaks_off_prints_nothing(
         client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     assert ended.wait(60)
     assert capfd.readouterr() == ("", "")
+
+
+# fault: serving/status/local_page.py: self.rfile = _Head(self.rfile) → self.rfile = self.rfile
+# fault: serving/status/local_page.py: self._left -= len(found) → pass
+def test_headers_of_other_users_fill_no_memory(page: LocalPage, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A hundred headers of 64 KiB in each of 64 connections were 784 MB, and more while they were parsed."""
+    seen: list[int] = []
+    monkeypatch.setattr(
+        BaseHTTPRequestHandler, "handle_one_request", _counted(BaseHTTPRequestHandler.handle_one_request, seen)
+    )
+    with socket.create_connection(("127.0.0.1", page.port), 60) as raw, suppress(OSError):
+        raw.sendall(b"GET / HTTP/1.1\r\n" + b"".join(b"h%d: %s\r\n" % (n, b"x" * 60_000) for n in range(90)) + b"\r\n")
+        while raw.recv(65_536):
+            pass
+    until(lambda: bool(seen))
+    assert sum(seen) <= local_page.MAX_HEAD
+    status, _, body = ask(page, f"{secret(page)}data", Cookie="x" * 32_000)
+    assert (status, body) == (200, SECRET_DATA), "as other programs of this machine have set them"
+
+
+def _counted(handle: Callable[[Any], None], seen: list[int]) -> Callable[[Any], None]:
+    """Handle a request, and note how many characters its headers have."""
+
+    def handled(handler: Any) -> None:
+        handle(handler)
+        if (headers := getattr(handler, "headers", None)) is not None:
+            seen.append(sum(len(text) for text in headers.values()))
+
+    return handled
 
 
 # fault: serving/status/local_page.py: if len(self._open) > MAX_OPEN: → if False:

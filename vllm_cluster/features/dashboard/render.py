@@ -13,6 +13,8 @@ from vllm_cluster.serving.status.watch import View
 from vllm_cluster.wire.status import ServeStatus
 
 MAX_POINTS, MAX_EVENTS = 900, 200
+# In characters: a head's text may have a million, and the page is fed with all events every two seconds.
+MAX_MESSAGE = 500
 HTML, JSON = "text/html; charset=utf-8", "application/json"
 
 
@@ -29,7 +31,8 @@ class DashboardFeed:
     def show(self, view: View) -> None:
         """Take a view."""
         self._points.append(_point(view))
-        self._events += [{"time": view.time, "message": message} for message in changes(self._before, view)]
+        now = changes(self._before, view)
+        self._events += [{"time": view.time, "message": message[:MAX_MESSAGE]} for message in now]
         self._before = view
         whole = {"view": view_document(view, self._paste), "points": list(self._points), "events": list(self._events)}
         self._whole = json.dumps(whole, default=str).encode()

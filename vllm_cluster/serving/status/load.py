@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
 from vllm_cluster.serving.status.counters import MIN_SECONDS
 from vllm_cluster.wire.reading import RefusedDocument, convert
-from vllm_cluster.wire.values import Count, Long, Number, Positive
+from vllm_cluster.wire.values import Count, Long, Number, Positive, at_most
+
+# A host has 16, or parts of them; each is in every view, and on the page of the dashboard.
+MAX_GPUS = 512
 
 
 @dataclass(frozen=True)
@@ -42,7 +45,7 @@ class NodeSample:
     memory: tuple[Positive, Positive] | None
     network: tuple[Positive, Positive] | None
     ranks: Count
-    gpus: tuple[GpuLoad, ...]
+    gpus: Annotated[tuple[GpuLoad, ...], at_most(MAX_GPUS)]
     gpu_error: str
     status: Long
     metrics: Long

@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from io import BufferedIOBase
 
 from vllm_cluster.kernel.listeners import LOOPBACK
 
@@ -29,6 +30,8 @@ POLICY = "default-src 'none'; script-src 'nonce-{0}'; style-src 'nonce-{0}'; con
 NONCE = "@NONCE@"
 # A browser that sends no whole request for so long is not waited for.
 REQUEST_SECONDS = 10.0
+# Of the first line and all headers: a hundred headers may have 64 KiB each, in each of the connections below.
+MAX_HEAD = 64 << 10
 # A thread and a file each; any user of this machine may open more, and keep them by a byte each now and then.
 MAX_OPEN = 64
 Content = Callable[[], tuple[str, bytes]]
@@ -71,6 +74,25 @@ class _Server(ThreadingHTTPServer):
         super().shutdown_request(request)
 
 
+class _Head:
+    """The beginning of a connection, line by line; what comes after is its end."""
+
+    def __init__(self, source: BufferedIOBase) -> None:
+        self._source, self._left = source, MAX_HEAD
+        self.close = source.close
+
+    @property
+    def closed(self) -> bool:
+        """Whether no more is read."""
+        return self._source.closed
+
+    def readline(self, size: int) -> bytes:
+        """The next line, or so much of it as may still come."""
+        found = self._source.readline(min(size, self._left))
+        self._left -= len(found)
+        return found
+
+
 class LocalPage:
     """Serves the contents by their names until it is closed; `url` leads to the one without a name.
 
@@ -100,6 +122,10 @@ def _handler(contents: Mapping[str, Content], secret: str) -> type[BaseHTTPReque
     class Handler(BaseHTTPRequestHandler):
         timeout = REQUEST_SECONDS
         server_version, sys_version = "vcluster", ""
+
+        def setup(self) -> None:
+            super().setup()
+            self.rfile = _Head(self.rfile)  # type: ignore[assignment]
 
         def do_GET(self) -> None:
             content = self._judged()
