@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vllm_cluster.kernel.errors import HostKeyRejected
+from vllm_cluster.kernel.transport.fabric import login
 from vllm_cluster.kernel.transport.fabric.login import HostKeys, matches, read_known_hosts
 from vllm_cluster.kernel.transport.ssh_config import SshEndpoint
 
@@ -61,7 +63,7 @@ def test_what_is_noted_is_found(file: Path, port: int, hashed: bool) -> None:
 
 @given(st.text(max_size=300))
 def test_any_file_can_be_read(text: str) -> None:
-    for key in read_known_hosts(text, "f"):
+    for key in read_known_hosts(text.split("\n"), "f"):
         matches(key.names, "host")
 
 
@@ -124,3 +126,28 @@ def test_a_revoked_key_is_refused_though_another_line_knows_it(file: Path, more:
     file.write_text(f"{more}@revoked * {line(ED)}\n")
     assert "is revoked by" in verdict(file, ED)
     assert ("is not the one in" if more else "is not known") in verdict(file, OTHER)
+
+
+# fault: kernel/transport/fabric/login.py: if any(matches(key.names, name) for name in names) → if names
+def test_of_a_large_file_only_the_lines_of_the_host_are_kept(file: Path) -> None:
+    """A fleet's 20,000 lines were 10 MB for each host that was connected to."""
+    text = "".join(f"host{number} {line(OTHER)}\n" for number in range(1000))
+    file.write_text(f"{text}h {line(ED)}\n[h]:2222 {line(NISTP)}\n")
+    keys = HostKeys(SshEndpoint("gpu1", "h", "h", 2222, "u", known_hosts=(file,)))
+    assert [key.where for key in keys._known] == [f"{file}:1001", f"{file}:1002"]
+
+
+# fault: kernel/transport/fabric/login.py: _ensure_plain(number) → os.fstat(number)
+def test_a_file_that_is_none_is_not_waited_for(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A pipe without a writer held the login past its deadline, /dev/zero filled the memory."""
+    os.mkfifo(file)
+    for path in (file, Path("/dev/zero")):
+        with pytest.raises(HostKeyRejected, match="it is not a plain file"):
+            verdict(path, ED, accept_new_keys=True)
+    assert "is not known" in verdict(Path(os.devnull), ED)
+    file.unlink()
+    file.write_text(f"h {line(ED)}\n")
+    assert not verdict(file, ED)
+    monkeypatch.setattr(login, "MAX_KNOWN_HOSTS", 50)
+    with pytest.raises(HostKeyRejected, match="it has more than 0 MiB"):
+        verdict(file, ED)

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import errno
+import os
 import re
 import socket
-from collections.abc import Iterator, Sequence
+import stat
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,6 +24,8 @@ from vllm_cluster.kernel.transport import connect_errors
 from vllm_cluster.kernel.transport.ssh_config import SshEndpoint, known_name
 
 AGENT_SECONDS = 10.0
+# 200,000 hosts with hashed names.
+MAX_KNOWN_HOSTS = 32 << 20
 # Hardware keys (sk-…) are known to the agent, but signing with them breaks paramiko.
 _USABLE = ("ssh-ed25519", "ssh-rsa", "ecdsa-sha2-")
 
@@ -41,7 +46,11 @@ class HostKeys(paramiko.MissingHostKeyPolicy):
 
     def __init__(self, at: SshEndpoint) -> None:
         self._at = at
-        self._known = [key for file in at.known_hosts for key in _read(at, file)]
+        # Of these names alone: a file of 20,000 lines is 10 MB as keys, for each host.
+        names = {known_name(at), at.host}
+        self._known = [
+            key for file in at.known_hosts for key in _read(at, file) if any(matches(key.names, name) for name in names)
+        ]
 
     def preferred(self) -> tuple[str, ...]:
         """The algorithms to ask for: those of the known keys first, as ssh does; another key would count as changed."""
@@ -105,18 +114,16 @@ class HostKeys(paramiko.MissingHostKeyPolicy):
             ) from None
 
 
-def read_known_hosts(text: str, file: str) -> list[KnownKey]:
+def read_known_hosts(lines: Iterable[str], file: str) -> Iterator[KnownKey]:
     """The usable lines of a known_hosts file; like ssh, what cannot be read is passed over."""
-    keys = []
-    for number, line in enumerate(text.split("\n"), 1):
+    for number, line in enumerate(lines, 1):
         fields = line.split()
         marker = fields.pop(0) if fields and fields[0].startswith("@") else ""
         if len(fields) < 3 or fields[0].startswith("#"):
             continue
         with contextlib.suppress(ValueError):
             blob = base64.b64decode(fields[2], validate=True)
-            keys.append(KnownKey(f"{file}:{number}", marker, fields[0], fields[1], blob))
-    return keys
+            yield KnownKey(f"{file}:{number}", marker, fields[0], fields[1], blob)
 
 
 def matches(names: str, host: str) -> bool:
@@ -137,14 +144,31 @@ def _wildcard(pattern: str, text: str) -> bool:
     return re.fullmatch(regex, text, re.DOTALL) is not None
 
 
-def _read(at: SshEndpoint, file: Path) -> Sequence[KnownKey]:
+def _read(at: SshEndpoint, file: Path) -> Iterator[KnownKey]:
     try:
-        return read_known_hosts(file.read_text("utf-8", "replace"), str(file))
+        # A pipe would be waited for, past the deadline of the login.
+        number = os.open(file, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        with os.fdopen(number, encoding="utf-8", errors="replace", newline="\n") as lines:
+            _ensure_plain(number)
+            yield from read_known_hosts(lines, str(file))
     except FileNotFoundError:
-        return ()
+        return
     except OSError as error:
         # A file that cannot be read could hold the line that revokes the key.
         raise HostKeyRejected(at.name, f"cannot read {file}: {error.strerror}", hint=f"make {file} readable") from None
+
+
+def _ensure_plain(number: int) -> None:
+    """Refuse what is not a file, or larger than any that people have; /dev/null is a usual one.
+
+    Raises:
+        OSError: it is.
+    """
+    about = os.fstat(number)
+    if not (stat.S_ISREG(about.st_mode) or (stat.S_ISCHR(about.st_mode) and not os.read(number, 1))):
+        raise OSError(errno.EINVAL, "it is not a plain file")
+    if about.st_size > MAX_KNOWN_HOSTS:
+        raise OSError(errno.EFBIG, f"it has more than {MAX_KNOWN_HOSTS >> 20} MiB")
 
 
 class _Agent(AgentSSH):
@@ -269,5 +293,6 @@ class Credentials:
 def _public_blob(path: Path) -> bytes | None:
     public = path if path.suffix == ".pub" else path.with_name(path.name + ".pub")
     with contextlib.suppress(OSError, ValueError, IndexError):
-        return base64.b64decode(public.read_text("utf-8").split()[1])
+        # A pipe would be waited for.
+        return base64.b64decode(public.read_text("utf-8").split()[1]) if public.is_file() else None
     return None
