@@ -10,13 +10,14 @@ import os
 import stat
 from array import array
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from time import monotonic
 from typing import Any
 
+from vllm_cluster.features.batch.on_head.large import plain_at
 from vllm_cluster.features.batch.on_head.lines import (
     MAX_ROW,
     BatchProblem,
@@ -42,8 +43,8 @@ NOTHING, ANSWERED, FAILED = 0, 1, 2
 class RowFile:
     """A file of rows that this run alone writes."""
 
-    def __init__(self, path: Path) -> None:
-        """Open or create it.
+    def __init__(self, path: Path, *, new: bool = False) -> None:
+        """Open or create it; where it must be `new`, only the latter.
 
         Raises:
             InUse: another run writes it.
@@ -51,11 +52,7 @@ class RowFile:
         """
         self.path = path
         try:
-            # A cloned folder may hold a link to a file that a shell reads, and rows have words of the input in them.
-            if path.is_symlink() and not (path.exists() and path.stat().st_size):
-                text = f"{path} is a link, and no answers are there yet: none are written behind it"
-                raise BatchProblem(text, usage=True, hint="name another output with -o")
-            self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NONBLOCK, 0o666)
+            self._fd = _opened(path, os.O_EXCL if new else 0)
         except OSError as error:
             raise BatchProblem(f"cannot write {path}: {error.strerror}", usage=error.errno in _UNFIT) from None
         try:
@@ -147,7 +144,7 @@ class RowFile:
         fresh = path.with_name(f"{path.name}.sorting")
         fresh.unlink(missing_ok=True)
         try:
-            ordered = RowFile(fresh)
+            ordered = RowFile(fresh, new=True)
             try:
                 os.fchmod(ordered._fd, stat.S_IMODE(os.fstat(self._fd).st_mode))
                 with open(self._fd, "rb", closefd=False) as old, open(ordered._fd, "wb", closefd=False) as new:
@@ -314,6 +311,26 @@ class Work:
         )
 
 
+def _opened(path: Path, more: int) -> int:
+    """Open a file for rows, or create it: behind a link only where there are some.
+
+    A cloned folder may hold a link to a file that a shell reads, and rows have words of the input in them.
+    """
+    flags = os.O_RDWR | os.O_CLOEXEC | os.O_NONBLOCK
+    try:
+        return os.open(path, flags | os.O_CREAT | os.O_NOFOLLOW | more, 0o666)
+    except OSError as error:
+        if error.errno != errno.ELOOP:
+            raise
+    with suppress(FileNotFoundError):
+        found = os.open(path, flags)
+        if os.fstat(found).st_size:
+            return found
+        os.close(found)
+    text = f"{path} is a link, and no answers are there yet: none are written behind it"
+    raise BatchProblem(text, usage=True, hint="name another output with -o")
+
+
 def _open(path: Path, stack: ExitStack) -> RowFile:
     file = RowFile(path)
     stack.callback(file.close)
@@ -322,7 +339,7 @@ def _open(path: Path, stack: ExitStack) -> RowFile:
 
 def _model(row: bytes) -> str:
     try:
-        found = json.loads(row)["response"]["body"]["model"]
-    except (ValueError, KeyError, TypeError, RecursionError):
+        found = plain_at(row, ("response", "body", "model")) if row else ""
+    except ValueError:
         return ""
     return found if isinstance(found, str) else ""

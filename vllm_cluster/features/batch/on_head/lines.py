@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from vllm_cluster.features.batch.on_head.arrays import ArrayReader
+from vllm_cluster.features.batch.on_head.large import SHORT, plain_at
 
 # Each path, and the list that an answer of it has.
 PATHS: Mapping[str, str] = {
@@ -120,7 +121,7 @@ def parse(raw: bytes, place: Place, served: str, fields: Mapping[str, Any]) -> B
 def name_of(raw: bytes) -> str | None:
     """Read the custom_id of a line, where it has a valid one: names are kept in memory."""
     try:
-        name = json.loads(raw)["custom_id"]
+        name = plain_at(raw, ("custom_id",)) if len(raw) > SHORT else json.loads(raw)["custom_id"]
     except (ValueError, RecursionError, KeyError, TypeError):
         return None
     return name if isinstance(name, str) and len(name) <= MAX_NAME else None
@@ -182,8 +183,12 @@ def named_in(row: bytes, place: Place) -> str | None:
     Raises:
         ValueError: it is not JSON, or has its names in another place: of a key that comes twice readers take either.
     """
+    found: Any
     try:
-        found = json.loads(row, parse_constant=no_constant)["custom_id"]
+        if len(row) > SHORT:
+            found = plain_at(row, ("custom_id",))
+        else:
+            found = json.loads(row, parse_constant=no_constant)["custom_id"]
     except (RecursionError, KeyError, TypeError):
         raise ValueError("has no custom_id") from None
     names = _names(place, found)
