@@ -90,6 +90,11 @@ def test_within_a_longer_base64_text_too(secret: str, before: bytes, after: byte
         ("tmux new -s log; docker login ghcr.io", "tmux new -s log; docker login ghcr.io"),
         ("https://github.com/org/hook-tools", "https://github.com/org/hook-tools"),
         ("pad_token_id: 151643", "pad_token_id: 151643"),
+        ("vllm serve --api-key abcdefgh1 org/model-7b", "vllm serve --api-key [redacted] org/model-7b"),
+        ("curl -b 8 -unix", "curl -b 8 -unix"),
+        ("12:34:56:789 core.py:5432:run", "12:34:56:789 core.py:5432:run"),
+        ("http://h/search?key=name&code=12", "http://h/search?key=name&code=12"),
+        ("forward pass = 3.25 ms", "forward pass = 3.25 ms"),
         ("'additional_special_tokens': ['<|im_start|>']", "'additional_special_tokens': ['<|im_start|>']"),
         ("password: |\n  one\nport: 8000\n", "password: |\n[redacted]\nport: 8000\n"),
         ("tokenizer='org/x', skip_tokenizer_init=False", "tokenizer='org/x', skip_tokenizer_init=False"),
@@ -188,11 +193,33 @@ SHAPES = {
     "a value with a quote": json.dumps({"secret": f'ab"{S}'}),
     "an arrow": f"password -> {S}",
     "a numeric password": "password=1029384",
+    "two keys behind one option": f"vllm serve m --api-key abcdefgh1 {S} --port 8000",
+    "PuTTY": f"Private-Lines: 2\nAAAA{S}\n{S}==\nPrivate-MAC: b1Cb1Ca1a1b1Cb1Ca1a1a1",
+    "PuTTY in JSON": json.dumps(f"Private-Lines: 1\nAAAA{S}=="),
+    "pgpass": f"db.example:5432:lab:me:{S}",
+    "pgpass for all": f"*:*:*:postgres:{S}",
+    "a header without a space": f"curl -H Authorization:{S} http://h",
+    "curl's user": f"curl -ume:{S} http://h",
+    "curl's cookie": f"curl -b 'a=b; session={S}' http://h",
+    "curl's cookie without quotes": f"curl --cookie session={S} http://h",
+    "npm": f"_auth={S}==",
+    "ODBC": f"Uid=me;Pwd={S};",
+    "a Wi-Fi's": f"psk={S}",
+    "sshpass in quotes": f"sshpass -p'{S}' ssh h",
+    "rclone": f"pass = {S}",
+    "LDAP": f"ldapsearch -D cn=me -w {S}",
+    "IPMI": f"ipmitool -H h -U ADMIN -P {S} power on",
+    "Redis": f"redis-cli -h h -a {S} ping",
+    "a key in a URL": f"https://h/x?key={S}&y=1",
+    "a digest": 'Authorization: Digest username="me", response="a1a1a1a1a1a1a1a1a1a1a1a1a1a1a1a1"',
     "a numeric key": "export BILLING_API_KEY=1029384",
 }
 
 
 # fault: kernel/text.py: (?:AKIA|ASIA) → (?:AKIB)
+# fault: kernel/text.py: -p\s?["']?|mysql → -p\s?|mysql
+# fault: kernel/text.py: (?:[pP]wd|_auth|psk))= → pwd)=
+# fault: kernel/text.py: (?:aws4-[a-z0-9-]{{1,40}}|[a-z-]{{1,40}})(?= → [a-z0-9-]{{1,40}}(?=
 # fault: kernel/text.py: \\{0,40}+b? → \\{0,3}+b?
 # fault: kernel/text.py: (?:\n(?P=in)[^\n]*){{0,60}} →
 @pytest.mark.promise("P13")
@@ -232,7 +259,9 @@ HOSTILE = [
     "-", "password: |\n  a\n", "password: |\n", "api_keys:\n- a\n", 'secret: "', "secret: \\\\\"a",
     "secret" + "\\" * 40, "secret" + " " * 12, "secret: \n" + " " * 40, "secret%252520", "name: secret, value",
     "-e ", "-e a", "_pass=", "bearer%20", "LS0tLS1CRUdJTi", "secret: &a ", "secret: [",
-    'secret: {"value":', "secret,", "--key \\\n ",
+    'secret: {"value":', "secret,", "--key \\\n ", "curl -b ", "curl -b 'a=", "curl -u", "curl -ua", "ldapsearch ",
+    "ldap a ", "redis-cli ", "redis-cli -", "ipmitool a ", "--api-key ", "--api-key a ", "--api-key aaaaaaa1 ", "private-lines:1 ",
+    "private-lines:1 a ", "private-lines:", "a:5432:", "*:*:", "a:*:", "?key=a1", "pass = ", "digest response=",
 ]  # fmt: skip
 LOG = "(Worker pid=123) INFO 11-22 03:20:58 [runner.py:1784] Starting to load org/model, 3.2 s, token budget 8192\n"
 

@@ -90,8 +90,8 @@ _NAMED = (
     ),
     # Variables of the environment, and pwd= of a database; PWD alone is a folder.
     (
-        ("_key=", "pwd=", "_pass=", "_auth="),
-        rf"""(?x)((?:(?<![A-Za-z0-9_])[A-Z][A-Z0-9_]{{0,60}}_(?:KEY|PWD|PASS|AUTH)|(?<![A-Za-z])pwd)={_QUOTE})
+        ("_key=", "pwd=", "_pass=", "_auth=", "psk="),
+        rf"""(?x)((?:(?<![A-Za-z0-9_])[A-Z][A-Z0-9_]{{0,60}}_(?:KEY|PWD|PASS|AUTH)|(?<![A-Za-z])(?:[pP]wd|_auth|psk))={_QUOTE})
         {_HARMLESS}{_VALUE}""",
     ),
     (
@@ -102,10 +102,45 @@ _NAMED = (
         ('pass"', "pass'", "pass=", 'pwd"', "pwd'"),
         rf"""((?<![A-Za-z_])(?:pass|pwd)(?:=|["']\s?:\s?){_QUOTE}){_HARMLESS}{_VALUE}""",
     ),
+    # As rclone writes it.
+    (("pass = ",), rf"((?<![A-Za-z_])pass = ){_NOT}[\w-]{{16,}}+(?!\S)"),
     (
         ("sshpass", "mysql"),
-        rf"""((?<![\w-])(?:sshpass\s{{1,3}}-p\s?|mysql\w{{0,9}}\s[^\r\n;|&]{{0,200}}?\s-p)){_NOT}[^\s"']{{1,400}}+""",
+        rf"""((?<![\w-])(?:sshpass\s{{1,3}}-p\s?["']?|mysql\w{{0,9}}\s[^\r\n;|&]{{0,200}}?\s-p)){_NOT}[^\s"']{{1,400}}+""",
     ),
+    (
+        ("redis-cli", "ldap", "ipmitool"),
+        rf"""(?x)((?<![\w-])(?:redis-cli(?=\s)[^\r\n;|&]{{0,200}}?\s-a|ldap\w{{1,12}}(?=\s)[^\r\n;|&]{{0,200}}?\s-w
+        |ipmitool(?=\s)[^\r\n;|&]{{0,200}}?\s-P)\s["']?){_NOT}[^\s"']{{1,400}}+""",
+    ),
+    # vLLM takes several keys behind one option.
+    (
+        ("--api-key",),
+        rf"""(?x)((?<![\w-])--api-key\s{{1,3}}){_NOT}[^\s-]\S{{0,400}}+
+        (?:\s{{1,3}}(?!-)(?=\S{{0,60}}\d)(?=\S{{0,60}}[A-Za-z])[^\s"'/:]{{8,400}}+(?![/:])){{1,8}}""",
+    ),
+    # A key of PuTTY.
+    (
+        ("private-lines:",),
+        r"(?i)(private-lines:\s?\d{1,4}(?:\s|\\{1,16}[nr]){1,4})(?:[a-z0-9+/=]{1,80}+(?![:-])(?:\s|\\{1,16}[nr]){0,4}){1,200}",
+    ),
+    (("private-mac:",), r"(?i)(private-mac:\s{0,3})[0-9a-f]{20,}+"),
+    # .pgpass: host, port, database, user, password.
+    (
+        (":5432:", ":*:"),
+        rf"((?:[\w.-]{{1,100}}+|\*):(?:5432|\*):[^\s:]{{1,100}}+:[^\s:]{{1,100}}+:){_NOT}[^\s:]{{4,400}}+",
+    ),
+    (
+        ("key=", "code="),
+        rf"""(?x)([?&](?:key|code)=){_NOT}(?=[^\s&]{{0,60}}\d)(?=[^\s&]{{0,60}}[A-Za-z])[^\s&"'<>\\]{{16,}}+""",
+    ),
+    (
+        ("curl",),
+        rf"""(?x)((?<![\w-])(?:-b|--cookie)[\s=]["']?(?=[\w.-]{{1,60}}=)){_NOT}
+        (?:(?<=["'])[^"'\r\n]{{4,4000}}+|[^\s"']{{4,4000}}+)""",
+    ),
+    (("curl",), rf"""((?<![\w-])-u[^\s:"'=-][^\s:"']{{0,99}}+:){_NOT}[^\s"']{{1,400}}+"""),
+    (("digest ",), r"""((?<![a-z])response=["']?)[0-9a-f]{32,}+"""),
     # docker login -u NAME -p VALUE; wandb login VALUE
     (("login",), rf"""((?<![\w-])login\s(?:[^\r\n;|&]{{0,200}}?\s)??-p[\s=]?["']?){_NOT}[^\s"']{{1,400}}+"""),
     (("login",), rf"((?<![\w-])login\s{{1,3}}(?:--[a-z-]{{1,40}}\s{{1,3}}){{0,4}}){_NOT}[0-9A-Za-z_]{{32,}}+"),
@@ -133,7 +168,7 @@ _NAMED = (
     (("bearer", "basic"), rf"(?i)((?<![a-z])(?:bearer|basic)(?=[\s%\\+]){_SPACE}\+?){_NOT}[A-Za-z0-9._~+/=-]{{6,}}+"),
     (
         ("authorization",),
-        rf"""(?ix)(authorization{_QUOTE}{_SPACE}{_IS}{_SPACE}{_QUOTE}(?:[a-z0-9-]{{1,40}}(?=[\s%\\+]){_SPACE}\+?)?)
+        rf"""(?ix)(authorization{_QUOTE}{_SPACE}{_IS}{_SPACE}{_QUOTE}(?:(?:aws4-[a-z0-9-]{{1,40}}|[a-z-]{{1,40}})(?=[\s%\\+]){_SPACE}\+?)?)
         {_NOT}(?![^\s"',\\]{{0,60}}{_SPACE}\[redacted)[^\s"',\\]{{6,}}+""",
     ),
     (("cookie",), rf"""(?i)((?<![a-z])cookie2?{_QUOTE}\s{{0,3}}:\s{{0,3}}+{_QUOTE}){_NOT}[^\r\n"'\\]{{4,}}+"""),
