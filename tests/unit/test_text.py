@@ -260,8 +260,9 @@ HOSTILE = [
     "secret" + "\\" * 40, "secret" + " " * 12, "secret: \n" + " " * 40, "secret%252520", "name: secret, value",
     "-e ", "-e a", "_pass=", "bearer%20", "LS0tLS1CRUdJTi", "secret: &a ", "secret: [",
     'secret: {"value":', "secret,", "--key \\\n ", "curl -b ", "curl -b 'a=", "curl -u", "curl -ua", "ldapsearch ",
-    "ldap a ", "redis-cli ", "redis-cli -", "ipmitool a ", "--api-key ", "--api-key a ", "--api-key aaaaaaa1 ", "private-lines:1 ",
-    "private-lines:1 a ", "private-lines:", "a:5432:", "*:*:", "a:*:", "?key=a1", "pass = ", "digest response=",
+    "ldap a ", "redis-cli ", "redis-cli -", "ipmitool a ", "--api-key ", "--api-key a ", "--api-key aaaaaaa1 ",
+    "private-lines:1 ", "private-lines:1 a ", "private-lines:", "a:5432:", "*:*:", "a:*:", "?key=a1", "pass = ",
+    "digest response=",
 ]  # fmt: skip
 LOG = "(Worker pid=123) INFO 11-22 03:20:58 [runner.py:1784] Starting to load org/model, 3.2 s, token budget 8192\n"
 

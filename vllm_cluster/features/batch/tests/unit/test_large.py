@@ -78,7 +78,7 @@ def test_it_finds_what_python_finds_and_refuses_what_python_refuses(
         b"",
     ],
 )
-def test_what_is_no_json_is_refused(raw: bytes) -> None:
+def test_what_is_not_json_is_refused(raw: bytes) -> None:
     assert as_python_reads_it(raw) == "refused"
     with pytest.raises(ValueError):
         plain_at(raw, PATH)

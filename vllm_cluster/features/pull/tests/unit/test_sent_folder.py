@@ -85,7 +85,7 @@ def test_of_a_folder_that_cannot_be_read_no_part_is_left_out(folder: Path, monke
 
 # fault: features/pull/local_folder.py: if len(files) > MAX_FILES: → if not files:
 def test_a_folder_of_too_many_files_is_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As a person's own home, where somebody put a config.json."""
+    """As a person's own home, with a config.json in it."""
     monkeypatch.setattr(local_folder, "MAX_FILES", 3)
     for name in "abc":
         (folder / name).touch()
