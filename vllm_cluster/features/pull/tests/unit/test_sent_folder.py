@@ -96,7 +96,7 @@ def test_a_folder_of_too_many_files_is_refused(folder: Path, monkeypatch: pytest
 
 
 class _Host:
-    """A host whose program prints these rows, whatever it is sent."""
+    """A host whose program prints these rows in answer to anything."""
 
     def __init__(self, rows: Sequence[object]) -> None:
         self.output = b"".join(json.dumps(row).encode() + b"\n" for row in rows)
