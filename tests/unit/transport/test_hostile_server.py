@@ -13,8 +13,11 @@ from paramiko.common import MSG_CHANNEL_DATA, MSG_CHANNEL_EXTENDED_DATA
 from tests.support.clock import Clock
 from vllm_cluster.kernel.clock import Deadline
 from vllm_cluster.kernel.errors import AuthenticationFailed
+from vllm_cluster.kernel.transport.base import Target
 from vllm_cluster.kernel.transport.fabric.keepalive import MAX_PACKET, KeepaliveSocket, KeepaliveTransport
 from vllm_cluster.kernel.transport.fabric.login import Credentials
+from vllm_cluster.kernel.transport.jumps import Jumps
+from vllm_cluster.kernel.transport.openssh import OpenSshTransport
 from vllm_cluster.kernel.transport.ssh_config import SshEndpoint
 
 
@@ -75,3 +78,13 @@ def test_a_host_that_refuses_each_key_late_gets_the_time_of_one_login(tmp_path: 
         Credentials(at, Deadline.after(20, clock)).authenticate(transport)
     assert clock.now == 20
     assert limits == [10, 10, 4]
+
+
+# fault: kernel/transport/openssh.py: why = master.last_words() if master.gone() else → why = master.last_words() if master else
+@pytest.mark.parametrize(("gone", "why"), [(True, "Broken pipe"), (False, "it ended without an exit code")])
+def test_a_host_that_gives_no_exit_code_is_named_so(gone: bool, why: str) -> None:
+    """The error had the mark before the output of the connection's own command as its reason."""
+    at = SimpleNamespace(where="u@h:22")
+    master: Any = SimpleNamespace(gone=lambda: gone, last_words=lambda: "Broken pipe", resolved=at)
+    carrier = OpenSshTransport(Target("gpu1", "h"), Jumps())
+    assert str(carrier._lost(master, "`true`")) == f"gpu1: the connection to u@h:22 was lost during `true`: {why}"

@@ -147,8 +147,9 @@ class OpenSshTransport(SshCarrier):
         return master
 
     def _lost(self, master: SshMaster, doing: str) -> ConnectionLost:
-        master.gone()
-        return lost(self.host, master.resolved.where, doing, master.last_words())
+        # While it is open its last words are those of its own first command.
+        why = master.last_words() if master.gone() else "it ended without an exit code"
+        return lost(self.host, master.resolved.where, doing, why)
 
 
 class _MuxForward:
