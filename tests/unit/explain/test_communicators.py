@@ -61,7 +61,8 @@ def test_words_of_launchers_and_libraries(log: str, slug: str) -> None:
 # fault: kernel/explain/failures.toml: cannot find -l(?!cuda\b)\w → cannot find -l\w
 def test_the_library_of_the_driver_is_not_missed_in_an_image() -> None:
     """Its host gives it to the container: another image has it no more than this one."""
-    assert explained("/usr/bin/ld: cannot find -lcuda: No such file or directory\n").named is None
+    found = explained("/usr/bin/ld: cannot find -lcuda: No such file or directory\n")
+    assert found.symptom and found.symptom.failure.slug == "kernel-build-failed"
 
 
 def test_what_libraries_print_without_a_level_is_shown() -> None:

@@ -49,6 +49,8 @@ ValueError: This model's maximum context length is 9 tokens. However, you reques
         "(EngineCore pid=8) (RayWorkerWrapper pid=9, ip=10.0.0.2) INFO 11-03 10:00:00 [p.py:1] rank 1 in world size 2 "
         "is assigned as DP rank 0, PP rank 1, TP rank 0, EP rank 0\n",
         "(EngineCore pid=8) INFO 11-03 10:00:00 [core.py:1] init engine (profile, warmup) took 21.55 seconds\n",
+        "(APIServer pid=1) DEBUG 11-03 10:00:00 [u.py:1] Waiting for 1 local, 0 remote core engine proc(s) to start.\n",
+        "(Worker_TP1 pid=43) DEBUG 11-03 10:00:00 [cuda_graph.py:1] Capturing a cudagraph on (PIECEWISE,…)\n",
     ],
 )
 def test_a_part_of_a_start_is_unfinished(line: str) -> None:

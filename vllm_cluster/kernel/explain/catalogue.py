@@ -36,7 +36,8 @@ class LogPattern:
     """One sign to look for: of a failure, or of a harmless line with the reason why it is harmless.
 
     A harmless line with a failure is harmless only if work continues. A fact has a name in place of a failure, and
-    holds where `distinct` different values of it are seen; it contradicts the signs that have it in `unless`.
+    holds where `distinct` different values of it are seen; it contradicts the signs that have it in `unless`, and those
+    that have it in `only` need it.
     """
 
     failure: str
@@ -47,6 +48,7 @@ class LogPattern:
     host: bool = False
     why: str = ""
     unless: tuple[str, ...] = ()
+    only: tuple[str, ...] = ()
     instead: str = ""
     distinct: int = 1
     mild: bool = False  # it was seen in a line of a level below error
@@ -114,6 +116,7 @@ def _signs(words: str | Mapping[str, Any], kind: str, patterns: Mapping[str, str
             SignKind[kind.upper()],
             tuple(words.get("explains", ())),
             tuple(words.get("unless", ())),
+            tuple(words.get("only", ())),
             words.get("instead", ""),
             words.get("who", ""),
         )
@@ -137,6 +140,7 @@ SIGNS = (
             sign.explains,
             failure.host,
             unless=sign.unless,
+            only=sign.only,
             instead=sign.instead,
             who=re.compile(sign.who) if sign.who else None,
         )

@@ -32,9 +32,14 @@ def _of_all(known: LogPattern) -> bool:
 def uncontradicted(hit: SignMatch, facts: Mapping[str, set[str]]) -> SignMatch:
     """Return the match, or that of the symptom which is left of it where the logs of its host contradict it."""
     known, host = hit.known, hit.first.host
-    hosts = {of for name in known.unless for of in facts.get(name, ())}
-    # Lines may be of the same host where one of them names none.
-    same = host in hosts or not host or "" in hosts
-    if not (hosts and same):
+    contradicted = _holds(known.unless, facts, host)
+    unproved = bool(known.only) and not _holds(known.only, facts, host)
+    if not (contradicted or unproved):
         return hit
     return replace(hit, known=replace(known, failure=known.instead, kind=SignKind.SYMPTOM, host=False))
+
+
+def _holds(names: Iterable[str], facts: Mapping[str, set[str]], host: str) -> bool:
+    """Whether one of these facts is of a host; lines may be of the same one where one of them names none."""
+    hosts = {of for name in names for of in facts.get(name, ())}
+    return bool(hosts) and (host in hosts or not host or "" in hosts)

@@ -34,7 +34,7 @@ class Sign:
     """Words that a line holds: `needle` literally, and `pattern` where the words alone are ambiguous.
 
     A note can be why a failure came about that alone looks like another: `explains` are the slugs of such failures.
-    Where the logs hold one of the facts `unless`, the sign shows the symptom `instead`.
+    Where the logs hold one of the facts `unless`, or none of `only`, the sign shows the symptom `instead`.
     `who` is a pattern of the process that writes it.
     """
 
@@ -43,6 +43,7 @@ class Sign:
     kind: SignKind
     explains: tuple[str, ...] = ()
     unless: tuple[str, ...] = ()
+    only: tuple[str, ...] = ()
     instead: str = ""
     who: str = ""
 

@@ -44,6 +44,9 @@ _REFUSES = re.compile(r"(?:ValueError|AssertionError|NotImplementedError|TypeErr
 # The flag to change is in the message: then vLLM refuses its settings, wherever it raises that.
 _OF_VLLM = re.compile(r"(?:^|/)vllm/")
 _NAMES_A_FLAG = re.compile(r"(?:Runtime|Value|Assertion|NotImplemented|Type)Error: .{0,600}(?<![\w-])--[a-z]\w*-[a-z]")
+# Python ignores what a destructor raises, as a process ends; the traceback of it follows.
+IGNORED = "Exception ignored in"
+MAX_IGNORED = 64  # lines of such a traceback, and processes that write one at a time
 _CHAINED = ("During handling of the above exception", "The above exception was the direct cause")
 
 
@@ -148,6 +151,27 @@ def may_be_half(words: str) -> bool:
 def reads_a_model(frame: Frame | None) -> bool:
     """Whether a line of source code is of those that read the files of a model."""
     return bool(frame and _READS.search(frame.file))
+
+
+class IgnoredExceptions:
+    """The exceptions of one host that Python itself has ignored."""
+
+    def __init__(self) -> None:
+        self._begun: dict[str, int] = {}
+
+    def holds(self, number: int, parsed: LogLine) -> bool:
+        """Whether a line is of one: what announces it, its traceback, or the exception."""
+        if parsed.words.startswith(IGNORED):
+            if len(self._begun) < MAX_IGNORED:
+                self._begun[parsed.who] = number
+            return True
+        begun = self._begun.get(parsed.who)
+        if begun is None:
+            return False
+        if number - begun > MAX_IGNORED or is_exception(parsed.words):
+            del self._begun[parsed.who]
+            return number - begun <= MAX_IGNORED
+        return parsed.words.startswith(TRACEBACK)
 
 
 def is_echo(words: str) -> bool:

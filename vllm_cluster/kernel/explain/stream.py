@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from operator import attrgetter
 
 from vllm_cluster.kernel.explain import progress
 from vllm_cluster.kernel.explain.catalogue import COMMUNICATORS, LogPattern
@@ -12,6 +11,7 @@ from vllm_cluster.kernel.explain.evidence import LAST_TROUBLE, ErrorLine, LogPos
 from vllm_cluster.kernel.explain.failure import SignKind
 from vllm_cluster.kernel.explain.frame import (
     TRACEBACK,
+    IgnoredExceptions,
     Nearby,
     is_chained,
     is_echo,
@@ -44,7 +44,6 @@ ADDRESSED = 1024  # characters of a line in which addresses are looked for
 REFUSED = LogPattern("combination-unsupported", "rror", None, SignKind.BROAD)
 # Its words name neither the file nor that it is one of the model's: that is in the traceback.
 HALF_FILE = LogPattern("file-incomplete", "DecodeError", None, SignKind.BROAD)
-_fails = attrgetter("fails")
 STUCK = LogPattern("rank-stuck", progress.RATES, None, SignKind.SYMPTOM)
 
 
@@ -56,7 +55,7 @@ class HostStream:
         self._time: float | None = None
         self._latest: float | None = None
         self._dated = self._foreign = self._leaves = self._dead = False
-        self._looks = 0
+        self._looks, self._ignored = 0, IgnoredExceptions()
         self._ending_step: LogPosition | None = None
         self._idle: dict[str, list[ErrorLine]] = {}  # reports in a row of an engine with requests and no tokens
         self._trouble: deque[ErrorLine] = deque(maxlen=LAST_TROUBLE)
@@ -85,6 +84,8 @@ class HostStream:
             return
         if found:
             self._note_failure(found, parsed)
+        elif self._ignored.holds(number, parsed):
+            return
         # Of a traceback only its ends count.
         loud = trouble or (parsed.loud and INDENTED not in nearby.text)
         if is_chained(parsed.words) and len(self._chained) < MAX_RAISED:
@@ -111,7 +112,7 @@ class HostStream:
     def _note_failure(self, found: tuple[LogPattern, ...], parsed: LogLine) -> None:
         """Keep when something failed, and whose address it names."""
         failed, at = self.seen.failed, self._time
-        if any(map(_fails, found)):
+        if any(known.fails for known in found):
             self._note_addresses(parsed)
             if at is not None and (not failed or abs(at - failed[-1]) >= 1.0):
                 failed.append(at)
@@ -204,10 +205,10 @@ class HostStream:
 
     def _keep(self, number: int, parsed: LogLine, nearby: Nearby, found: tuple[LogPattern, ...], trouble: bool) -> None:
         """Keep a line with signs or of an error."""
-        line, harmless = ErrorLine(number, parsed, self._time), False
+        line = ErrorLine(number, parsed, self._time)
         for known in found:
             self._add(known, line, nearby)
-            harmless = harmless or known.kind is SignKind.HARMLESS
+        harmless = any(known.kind is SignKind.HARMLESS for known in found)
         if harmless and is_exception(parsed.words):
             self._unannounce(parsed.who)
         if (trouble or parsed.loud) and not parsed.calm and not harmless:

@@ -53,7 +53,7 @@ class DistinctWords:
         self._words = set(b" ".join(self._shapes).split())
         self._text = b" ".join((b"", *self._words, b""))
         # Needles with a capital are many, and words with one are few.
-        self._odd = b" ".join((b"", *(word for word in self._words if not word.islower()), b""))
+        self._odd = b" ".join((b"", *(word for word in self._words if word != word.lower()), b""))
         self._known: dict[bytes, bool] = {}
 
     def __contains__(self, word: bytes) -> bool:
@@ -86,7 +86,7 @@ class DistinctWords:
 
     def _with(self, end: bytes) -> Iterator[bytes]:
         """The words that have this in them, or begin or end so."""
-        text = self._text if end.islower() else self._odd
+        text = self._text if end == end.lower() else self._odd
         at = text.find(end)
         while at >= 0:
             after = text.find(b" ", at + len(end) - 1)
@@ -95,6 +95,6 @@ class DistinctWords:
 
     def _has(self, end: bytes) -> bool:
         if (known := self._known.get(end)) is None:
-            text = self._text if end.islower() else self._odd
+            text = self._text if end == end.lower() else self._odd
             known = self._known[end] = end.strip() in self._words or end in text
         return known

@@ -1,0 +1,91 @@
+"""Words that many failures share name none of them, and what Python ignores does not count."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.support.logs import explained
+
+READY = "(APIServer pid=1) INFO:     Application startup complete.\n"
+ENGINE = "(EngineCore pid=9) ERROR 11-03 10:00:00 [core.py:1] "
+HUB = '  File "/usr/lib/python3.12/site-packages/huggingface_hub/utils/_http.py", line 31, in request\n'
+DESTROYED = """Exception ignored in: <function Socket.__del__ at 0x14b7a0ee8720>
+Traceback (most recent call last):
+  File "/opt/venv/lib/python3.12/site-packages/zmq/sugar/socket.py", line 184, in __del__
+{exception}
+"""
+
+
+@pytest.mark.parametrize(
+    ("line", "slug"),
+    [
+        # Sizes that no model is split by.
+        ("ValueError: block_size (10) must be divisible by 16", "combination-unsupported"),
+        ("ValueError: num_heads (40) must be divisible by 3", "heads-indivisible"),
+        ("AssertionError: hidden size 5120 is not divisible by 3", "heads-indivisible"),
+        # Another server than the hub.
+        ("requests.exceptions.HTTPError: 401 Client Error: Unauthorized for url: http://10.0.0.1:8000/v1/models", ""),
+        ("requests.exceptions.HTTPError: 429 Client Error: Too Many Requests for url: http://10.0.0.1:8000/v1/x", ""),
+        ("HTTPError: 401 Client Error: Unauthorized for url: https://huggingface.co/api/models/a/b", "access-denied"),
+        ("HTTPError: 403 Client Error: Forbidden for url: http://mirror/a/b/resolve/main/config.json", "access-denied"),
+        # A file that is whole, and a port that needs a right.
+        ("safetensors_rust.SafetensorError: File does not contain tensor lm_head.weight", ""),
+        ("safetensors_rust.SafetensorError: Error while deserializing header: HeaderTooLarge", "file-incomplete"),
+        ("PermissionError: [Errno 13] error while attempting to bind on address ('0.0.0.0', 80): denied", ""),
+        ("PermissionError: [Errno 13] Permission denied: '/root/.cache/vllm'", "cache-permission"),
+        # An instruction of a GPU's kernel, and a table of the kernel's.
+        ("torch.AcceleratorError: CUDA error: an illegal instruction was encountered", "gpu-lost-or-kernel"),
+        ("Fatal Python error: Illegal instruction", "wrong-processor"),
+        ("inotify_add_watch: No space left on device", "limit-too-low"),
+        # A shape at run time.
+        ("RuntimeError: The size of tensor a (5120) must match the size of tensor b (640)", ""),
+        # The reason is in other lines.
+        (
+            "Value error, Model architectures ['A'] failed to be inspected. Please check the logs. [type=value_error]",
+            "",
+        ),
+        ("Value error, No model architectures are specified [type=value_error]", "combination-unsupported"),
+        ("ptxas fatal   : Value 'sm_121a' is not defined for option 'gpu-name'", "cuda-compiler-old"),
+        ("ptxas fatal   : Unresolved extern function '_Z6kernelPf'", "kernel-build-failed"),
+        # What an adapter gives up after another error.
+        (
+            "gpu1:1:2 [0] NCCL WARN NET/IB : Got completion from peer 10.0.0.2<1> with status=12 vendor err 129",
+            "rdma-path",
+        ),
+        (
+            "gpu1:1:2 [0] NCCL WARN NET/IB : Got completion from peer 10.0.0.2<1> with status=5 vendor err 249",
+            "nccl-error",
+        ),
+    ],
+)
+def test_words_that_many_failures_share_name_no_cause(line: str, slug: str) -> None:
+    found = explained(ENGINE + line + "\n")
+    assert found.result not in ("nothing", "healthy", "healed")
+    assert (found.named.failure.slug if found.named else "") == slug
+
+
+# fault: kernel/explain/contradictions.py: unproved = bool(known.only) and not → unproved = False and not
+# fault: kernel/explain/contradictions.py: unproved = bool(known.only) and → unproved = True and
+def test_a_server_that_cannot_be_reached_is_the_hub_only_where_the_hub_was_asked() -> None:
+    alone = explained("httpx.ConnectError: All connection attempts failed\n")
+    assert alone.symptom and alone.symptom.failure.slug == "peer-unanswered"
+    asked = explained(HUB + "httpx.ConnectError: All connection attempts failed\n")
+    assert asked.cause and asked.cause.failure.slug == "hub-unreachable"
+    # Each cause that needs no proof stays one.
+    full = explained("torch.OutOfMemoryError: CUDA out of memory.\n")
+    assert full.cause and full.cause.failure.slug == "gpu-memory-full"
+
+
+# fault: kernel/explain/stream.py: elif self._ignored.holds(number, parsed): → elif False:
+# fault: kernel/explain/frame.py: if number - begun > MAX_IGNORED or is_exception(parsed.words): → if number - begun > MAX_IGNORED:
+# fault: kernel/explain/frame.py: self._begun[parsed.who] = number → pass
+@pytest.mark.parametrize(
+    "exception", ["KeyboardInterrupt: MQLLMEngine terminated", "ImportError: sys.meta_path is None"]
+)
+def test_what_python_ignores_does_not_count(exception: str) -> None:
+    ignored = DESTROYED.format(exception=exception)
+    assert explained(READY + ignored).result == "healthy"
+    # The next exception counts, and so does what the catalogue knows.
+    assert explained(READY + ignored + "FrobnicationError: the frob is out\n").result == "exception"
+    lost = DESTROYED.format(exception="torch.AcceleratorError: CUDA error: an illegal memory access was encountered")
+    assert explained(READY + lost).result == "symptom"
