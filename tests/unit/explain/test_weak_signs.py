@@ -37,6 +37,18 @@ Traceback (most recent call last):
         ("torch.AcceleratorError: CUDA error: an illegal instruction was encountered", "gpu-lost-or-kernel"),
         ("Fatal Python error: Illegal instruction", "wrong-processor"),
         ("inotify_add_watch: No space left on device", "limit-too-low"),
+        # What Docker, Ray, Abseil and vLLM write of an end.
+        ('            "ExitCode": 137,', "rank-killed"),
+        ('            "OOMKilled": true,', "host-memory-full"),
+        ("*** SIGABRT received by PID 8562 (TID 8562) on cpu 236 from PID 8562; stack trace: ***", "rank-killed"),
+        (
+            "Memory on the node was 9GB / 10GB, which exceeds the memory usage threshold of 0.9. Ray killed this worker.",
+            "host-memory-full",
+        ),
+        (
+            "CRITICAL 11-03 10:00:00 [core_client.py:9] Got fatal signal from worker processes, shutting down.",
+            "engine-died",
+        ),
         # A shape at run time.
         ("RuntimeError: The size of tensor a (5120) must match the size of tensor b (640)", ""),
         # The reason is in other lines.
@@ -59,9 +71,20 @@ Traceback (most recent call last):
     ],
 )
 def test_words_that_many_failures_share_name_no_cause(line: str, slug: str) -> None:
-    found = explained(ENGINE + line + "\n")
+    bare = line.startswith((" ", "*", "CRITICAL"))
+    found = explained(("" if bare else ENGINE) + line + "\n")
     assert found.result not in ("nothing", "healthy", "healed")
     assert (found.named.failure.slug if found.named else "") == slug
+
+
+# fault: kernel/explain/progress.py: rf"(?<!\w\.)\b(?:{ → rf"\b(?:{
+# fault: kernel/explain/progress.py: r"|\berrors?\"?: \"\"(?!\w)" → r""
+@pytest.mark.parametrize(
+    "line",
+    ["2026-11-03 10:00:00,173 uvicorn.error INFO Uvicorn running on http://0.0.0.0:8000", '        "Error": "",'],
+)
+def test_a_logger_and_an_empty_field_report_no_error(line: str) -> None:
+    assert explained(line + "\n").result == "nothing"
 
 
 # fault: kernel/explain/contradictions.py: unproved = bool(known.only) and not → unproved = False and not

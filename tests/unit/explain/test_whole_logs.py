@@ -50,6 +50,8 @@ ValueError: This model's maximum context length is 9 tokens. However, you reques
         "is assigned as DP rank 0, PP rank 1, TP rank 0, EP rank 0\n",
         "(EngineCore pid=8) INFO 11-03 10:00:00 [core.py:1] init engine (profile, warmup) took 21.55 seconds\n",
         "(APIServer pid=1) DEBUG 11-03 10:00:00 [u.py:1] Waiting for 1 local, 0 remote core engine proc(s) to start.\n",
+        "INFO 11-03 10:00:00 llm_engine.py:247] Initializing an LLM engine (v0.6.3) with config: model='org/model'\n",
+        "(EngineCore pid=8) INFO 11-03 10:00:00 [w.py:1] Loading weights from /root/model-00001.safetensors\n",
         "(Worker_TP1 pid=43) DEBUG 11-03 10:00:00 [cuda_graph.py:1] Capturing a cudagraph on (PIECEWISE,…)\n",
     ],
 )

@@ -96,13 +96,15 @@ FAILED = (
 # The word by which a line with an exit code is found.
 EXIT = ("exit", "exited")
 _FAILED = re.compile(
-    rf"\b(?:{'|'.join(FAILED)}|exit(?:ed)?(?: with)?(?: (?:code|status))?[ =:]{{1,3}}\(?-?[1-9]\d{{0,2}})\b"
+    # A logger may be called so: uvicorn.error.
+    rf"(?<!\w\.)\b(?:{'|'.join(FAILED)}|exit(?:ed)?(?: with)?(?: (?:code|status))?[ =:]{{1,3}}\(?-?[1-9]\d{{0,2}})\b"
 )
 _CALM = re.compile(
     r"(?i)^\W{0,4}(?:info|debug|warn(?:ing)?|trace|notice)\b|^\[?[diw]\d{3,4} \d\d:"
     r"|\b(?:level|severity)\W{1,3}\"?(?:info|debug|warn)"
     r"|\bNCCL (?:INFO|TRACE)\b|\bwarning\b|\b(?:no|0|without|zero) (?:\w+ )?(?:errors?|failures?|failed)\b"
     r"|\b(?:errors?|fail\w*|exceptions?|killed|lost|oom\w*)\W{1,4}(?:0|none|null|false|\{\}|\[\])"
+    r"|\berrors?\"?: \"\"(?!\w)"
     r"|\b(?:failed|invalid|lost|aborted|rejected|killed) (?:\w{1,20} ){0,2}\w{1,20}:\s{1,60}0(?:\.0{1,9})?$"
     r"|\b(?:if|when|unless|retry|retrying|ignor\w+|fallback|falling back|skipp\w+|--\w)\b"
 )
