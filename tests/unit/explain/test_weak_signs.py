@@ -42,7 +42,7 @@ Traceback (most recent call last):
         ('            "OOMKilled": true,', "host-memory-full"),
         ("*** SIGABRT received by PID 8562 (TID 8562) on cpu 236 from PID 8562; stack trace: ***", "rank-killed"),
         (
-            "Memory on the node was 9GB / 10GB, which exceeds the memory usage threshold of 0.9. Ray killed this worker.",
+            "Memory on the node was 9GB / 10GB, which exceeds the memory usage threshold of 0.9. Ray killed it.",
             "host-memory-full",
         ),
         (
