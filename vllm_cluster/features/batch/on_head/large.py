@@ -10,17 +10,19 @@ from collections.abc import Sequence
 # What is shorter Python may read: 30 MB at most.
 SHORT = PIECE = 1 << 20
 MAX_DEPTH = 500
-_SPACE = rb"[ \t\n\r]*+"
-_TEXT = rb'"(?:[^"\\\x00-\x1f]|\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4}))*+"'
-_PLAIN = rb"(?:%s|-?(?:0|[1-9][0-9]*+)(?:\.[0-9]++)?(?:[eE][+-]?[0-9]++)?|true|false|null)" % _TEXT
-_KEY = re.compile(rb"%s(%s)%s:" % (_SPACE, _TEXT, _SPACE))
-_VALUE = re.compile(rb"%s(?:([\[{])(%s[\]}])?|(%s))" % (_SPACE, _SPACE, _PLAIN))
-_NEXT = re.compile(rb"%s([,\]}])" % _SPACE)
-_END = re.compile(rb"%s\Z" % _SPACE)
-# Many plain values at once: a step in Python takes as long as a hundred of them here.
+_SPACE = rb"[ \t\n\r]*"
+_WORD = rb"(?:-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?|true|false|null)"
+_START = re.compile(_SPACE + rb"([\[{\"]|(?:%s))" % _WORD)
+_COLON, _CLOSED = re.compile(_SPACE + rb":"), re.compile(_SPACE + rb"([\]}])")
+_NEXT = re.compile(_SPACE + rb"([,\]}])")
+_END = re.compile(_SPACE + rb"\Z")
+# Many plain values at once: a step in Python takes as long as a hundred of them here. Each costs memory until the match
+# ends, so there are so many at most, and texts are short.
+_SHORT_TEXT = rb'"%s(?:\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4})%s){0,50}"' % ((rb'[^"\\\x00-\x1f]{0,200}',) * 2)
+_SIMPLE = rb"(?:%s|%s|\[\]|\{\})" % (_SHORT_TEXT, _WORD)
 _RUNS = {
-    b"[": re.compile(rb"(?:%s%s%s,)*+" % (_SPACE, _PLAIN, _SPACE)),
-    b"{": re.compile(rb"(?:%s%s%s:%s%s%s,)*+" % (_SPACE, _TEXT, _SPACE, _SPACE, _PLAIN, _SPACE)),
+    b"[": re.compile(rb"(?:%s%s%s,){0,1000}" % (_SPACE, _SIMPLE, _SPACE)),
+    b"{": re.compile(rb"(?:%s%s%s:%s%s%s,){0,1000}" % (_SPACE, _SHORT_TEXT, _SPACE, _SPACE, _SIMPLE, _SPACE)),
 }
 _PAIRS = {b"[": b"]", b"{": b"}"}
 
@@ -39,26 +41,62 @@ def plain_at(raw: bytes, path: Sequence[str]) -> object:
     while True:
         inside, leads = opened[-1]
         if inside and not leads:
-            at = _match(_RUNS[inside], raw, at).end()
+            at = _skip(_RUNS[inside], raw, at)
         if inside == b"{":
-            key = _match(_KEY, raw, at)
-            at, leads = key.end(), leads and json.loads(key[1]) == path[len(opened) - 2]
-        value = _match(_VALUE, raw, at)
-        bracket, closed, plain = value.groups()
-        at, is_last = value.end(), len(opened) > len(path)
+            key, at = _value(raw, at)
+            name = _text(key)
+            leads = leads and name == path[len(opened) - 2]
+            at = _match(_COLON, raw, at).end()
+        value, at = _value(raw, at)
+        is_last = len(opened) > len(path)
         if leads:
-            found = (is_last and plain) or b"null"
-        if bracket and not closed:
-            opened.append((bracket, leads and not is_last and bracket == b"{"))
-            if len(opened) > MAX_DEPTH:
-                raise ValueError("nested too deeply")
-            continue
-        if bracket and closed.strip() != _PAIRS[bracket]:
-            raise ValueError("not JSON")
+            found = value if is_last and value not in _PAIRS else b"null"
+        if value in _PAIRS:
+            closed = _CLOSED.match(raw, at)
+            if closed is None:
+                opened.append((value, leads and not is_last and value == b"{"))
+                if len(opened) > MAX_DEPTH:
+                    raise ValueError("nested too deeply")
+                continue
+            if closed[1] != _PAIRS[value]:
+                raise ValueError("not JSON")
+            at = closed.end()
         at = _close(raw, at, opened)
         if len(opened) == 1:
             _match(_END, raw, at)
             return json.loads(found)
+
+
+def _skip(run: re.Pattern[bytes], raw: bytes, at: int) -> int:
+    """Where the plain values that stand here end."""
+    while (end := _match(run, raw, at).end()) > at:
+        at = end
+    return at
+
+
+def _value(raw: bytes, at: int) -> tuple[bytes, int]:
+    """The plain value or the bracket that stands here, and where it ends."""
+    found = _match(_START, raw, at)
+    if found[1] != b'"':
+        return found[1], found.end()
+    begin = end = found.end() - 1
+    escaped = True
+    while escaped:
+        end = before = raw.find(b'"', end + 1)
+        if end < 0:
+            raise ValueError("a text has no end")
+        while raw[before - 1] == ord("\\"):
+            before -= 1
+        escaped = (end - before) % 2 == 1
+    text = raw[begin : end + 1]
+    _text(text)
+    return text, end + 1
+
+
+def _text(raw: bytes) -> object:
+    if not raw.startswith(b'"'):
+        raise ValueError("a key is no text")
+    return json.loads(raw.decode())
 
 
 def _close(raw: bytes, at: int, opened: list[tuple[bytes, bool]]) -> int:
