@@ -56,6 +56,18 @@ def test_the_end_of_one_part_ends_all_and_starts_all(served: tuple[World, int, i
         pids = [*again]
 
 
+# fault: serving/node/parts.py: hurry = how != "asked" or → hurry = how == "stuck" or
+def test_what_is_left_of_a_failed_engine_frees_its_gpus_soon(world: World) -> None:
+    """On two hosts it held them for 20 s, when the API server or the worker's part was killed."""
+    world.pace |= {**PACE, "serve_stop": 60.0}
+    world.plan({"stubborn": True})
+    world.start_without_ray()
+    world.want("one", backend="mp")
+    leads, follows = ready(world)
+    os.kill(follows, signal.SIGKILL)
+    eventually(lambda: not lives(leads), "the end of the other part", 30.0)
+
+
 def test_an_end_with_code_0_is_a_failure(world: World) -> None:
     world.pace |= PACE
     world.fake2.mkdir()

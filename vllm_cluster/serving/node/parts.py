@@ -91,7 +91,8 @@ class PartRunner:
         return self._logs[index]
 
     def _grace(self, how: EndKind) -> float:
-        hurry = how == "stuck" or self._hurry.is_set()
+        # Of an engine that has failed nothing is under way any more, and its GPUs are wanted.
+        hurry = how != "asked" or self._hurry.is_set()
         return self._pace.serve_stop_hurry if hurry else self._pace.serve_stop
 
 
