@@ -68,14 +68,14 @@ def plain_at(raw: bytes, path: Sequence[str]) -> object:
 
 
 def _skip(run: re.Pattern[bytes], raw: bytes, at: int) -> int:
-    """Where the plain values that stand here end."""
+    """Where the plain values that begin here end."""
     while (end := _match(run, raw, at).end()) > at:
         at = end
     return at
 
 
 def _value(raw: bytes, at: int) -> tuple[bytes, int]:
-    """The plain value or the bracket that stands here, and where it ends."""
+    """The plain value or the bracket here, and where it ends."""
     found = _match(_START, raw, at)
     if found[1] != b'"':
         return found[1], found.end()
@@ -95,7 +95,7 @@ def _value(raw: bytes, at: int) -> tuple[bytes, int]:
 
 def _text(raw: bytes) -> object:
     if not raw.startswith(b'"'):
-        raise ValueError("a key is no text")
+        raise ValueError("a key must be a text")
     return json.loads(raw.decode())
 
 
