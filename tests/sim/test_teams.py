@@ -145,7 +145,7 @@ def committed(world: World) -> Picture:
     return image
 
 
-# fault: kernel/plan/identity.py: return SPEC in inherited and all( → return False and all(
+# fault: kernel/plan/identity.py: return all(inherited.get(key) == → return False and all(inherited.get(key) ==
 @pytest.mark.promise("P32", "P20")
 def test_a_copy_of_a_node_under_the_node_s_own_name() -> None:
     """`docker commit` of a node, its removal, and a container of the same name from that image: not our node."""

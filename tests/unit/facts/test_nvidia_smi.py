@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 
 from tests.support.tree import FACTS, SMI
@@ -69,6 +71,14 @@ def test_a_process_is_led_back_to_its_container(cgroup: str) -> None:
 )
 def test_a_process_with_its_user(line: str, process: GpuProcess) -> None:
     assert parse_processes(line) == {"GPU-a": (process,)}
+
+
+# fault: kernel/facts/nvidia_smi.py: found.setdefault(uuid, []).append(GpuProcess(known, name.strip(), number(used) or 0, _user(user), within)) → found[uuid] = [*found.get(uuid, ()), GpuProcess(known, name.strip(), number(used) or 0, _user(user), within)]
+def test_as_many_processes_as_a_host_can_claim_take_no_time() -> None:
+    """Those of 1 MiB took longer than a look at all hosts may."""
+    began = time.process_time()
+    assert len(parse_processes("|1|||\n" * 170_000)[""]) == 170_000
+    assert time.process_time() - began < 8
 
 
 @pytest.mark.parametrize("text", ["", SMI[:9000], "<a>" * 100_000, SMI.replace("13.0", "&x;"), "<?xml version='9'?>"])

@@ -164,12 +164,14 @@ def test_what_names_a_machine_is_one_bounded_line(name: str, value: str) -> None
 # fault: kernel/facts/bounds.py: len(value) <= MAX_TEXT → len(value) <= 9 * MAX_TEXT
 # fault: kernel/facts/bounds.py: 0 <= value <= MAX_NUMBER → True
 # fault: kernel/facts/bounds.py: len(value) <= MAX_ROWS → True
+# fault: kernel/facts/parse.py: if len(found.gpus) > MAX_GPUS: → if False:
 @pytest.mark.parametrize(
     ("section", "said", "why"),
     [
         ("missing", "/x" * 2049, "missing_paths must have at most 4096 characters"),
         ("routes", "10.0.0.1 " + "x" * 4097, "routes must have at most 4096 characters"),
         ("nics", '[{"ifname":"' + "e" * 4097 + '"}]', "nics.name must have at most 4096 characters"),
+        ("gpus", "0, GPU-a, x, 5\n" * 65, "gpus must have at most 64 entries"),
         ("memory", "9" * 19, "memory_bytes must be from 0 to 9223372036854775808"),
         ("missing", "\n".join(map(str, range(65537))), "missing_paths must have at most 65536 entries"),
         ("gids", "mlx5_0|9999999999999999999|0|::1|RoCE v2|ib0", "gids.port must be from 0 to 9223372036854775808"),
@@ -179,6 +181,12 @@ def test_what_names_a_machine_is_one_bounded_line(name: str, value: str) -> None
 def test_what_is_outside_its_bounds_is_refused_with_its_field(section: str, said: str, why: str) -> None:
     with pytest.raises(ValueError, match=f"^{why}$"):
         facts("gpu1", f"\n@@{section}\n{said}\n@@end\n")
+
+
+# fault: kernel/facts/parse.py: processes.pop(fields[1], ()) → processes.get(fields[1], ())
+def test_rows_that_claim_one_gpu_do_not_multiply_its_processes() -> None:
+    found = facts("gpu1", "\n@@gpus\n0, GPU-a, x, 5\n1, GPU-a, x, 5\n@@gpuprocesses\nGPU-a|7|||5, a\n@@end\n")
+    assert [len(gpu.processes) for gpu in found.gpus] == [1, 0]
 
 
 # fault: kernel/facts/bounds.py: return words(value) → return value

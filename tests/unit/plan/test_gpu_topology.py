@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from vllm_cluster.kernel.facts.host_facts import Gpu
 from vllm_cluster.kernel.facts.nvidia_smi import parse_topology
-from vllm_cluster.kernel.plan.gpus import MAX_SETS, choose_gpus
+from vllm_cluster.kernel.plan.gpus import MAX_COMPARED, MAX_SETS, choose_gpus
 
 LEGEND = """
 Legend:
@@ -132,6 +132,14 @@ def test_one_with_mig_or_with_memory_errors_is_taken_last(
 ) -> None:
     found = tuple(replace(gpu, **unsound.get(gpu.index, {})) for gpu in gpus(BRIDGES))
     assert [gpu.index for gpu in choose_gpus(found, 2)] == expected
+
+
+# fault: kernel/plan/gpus.py: if len(gpus) > MAX_COMPARED: → if len(gpus) > MAX_COMPARED + 1:
+# fault: kernel/plan/gpus.py: key=lambda gpu: _avoided(gpu, busy) → key=lambda gpu: False
+def test_of_more_gpus_than_a_host_has_the_first_sound_ones_are_taken() -> None:
+    """What compares all of them takes gigabytes, and a host may claim any number."""
+    found = tuple(Gpu(n, f"GPU-{n}", "NVIDIA", 80_000 + n * 2048) for n in range(MAX_COMPARED + 1))
+    assert [gpu.index for gpu in choose_gpus(found, 2, frozenset({1}))] == [0, 2]
 
 
 def test_gpus_of_one_model_are_taken_together_and_the_larger_ones_first() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from ipaddress import ip_address
 
 from vllm_cluster.kernel.backends import joining
@@ -122,12 +122,17 @@ def outgoing_interface(inventory: Inventory, host: Host, facts: HostFacts) -> It
 
 def slow(inventory: Inventory, facts: Mapping[str, HostFacts]) -> Iterator[Finding]:
     """Traffic between hosts by Wi-Fi or a slow port, and the faster one beside it that reaches all hosts."""
+    wired = {
+        name: {each.network for port in own.nics if not port.wireless for each in port.interfaces()}
+        for name, own in facts.items()
+    }
     for name, own in facts.items() if len(inventory.hosts) > 1 else ():
         host = inventory.hosts[name]
         nic = _nic(host, own)
         if nic is None or hcas(host, own):
             continue
-        faster = [(other, ip) for other in own.nics if _faster(other, nic) for ip in _meeting(other, name, facts)]
+        others = [found for other, found in wired.items() if other != name]
+        faster = [(other, ip) for other in own.nics if _faster(other, nic) for ip in _meeting(other, others)]
         if not faster and not nic.wireless and not 0 < nic.speed_mbit < SLOW_MBIT:
             continue
         text = f"{nic.name} {_pace(nic)}, and no RDMA adapter is ACTIVE"
@@ -151,15 +156,10 @@ def _faster(other: Nic, nic: Nic) -> bool:
     return nic.wireless or 0 < nic.speed_mbit * FASTER <= other.speed_mbit
 
 
-def _meeting(nic: Nic, name: str, facts: Mapping[str, HostFacts]) -> Iterator[str]:
-    """Addresses of this interface whose subnet holds an address of every other host, by a wire."""
+def _meeting(nic: Nic, others: Sequence[Collection[object]]) -> Iterator[str]:
+    """Addresses of this interface whose subnet is one of every other host's, by a wire."""
     for entry in nic.interfaces():
-        there = [
-            any(each.network == entry.network for port in peer.nics if not port.wireless for each in port.interfaces())
-            for other, peer in facts.items()
-            if other != name
-        ]
-        if there and all(there) and not entry.is_link_local:
+        if others and all(entry.network in networks for networks in others) and not entry.is_link_local:
             yield str(entry.ip)
 
 

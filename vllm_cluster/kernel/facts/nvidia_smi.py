@@ -13,6 +13,7 @@ from vllm_cluster.kernel.facts.host_facts import GpuProcess
 from vllm_cluster.kernel.facts.values import number, split_fields
 
 MAX_XML_BYTES = 2_000_000
+# Twice what a host can have.
 MAX_GPUS = 64
 _CONTAINER = re.compile(r"\b[0-9a-f]{64}\b")
 _SELF, _JOINED = "X", r"NV\d{1,3}|SYS|NODE|PHB|PXB|PIX"
@@ -72,16 +73,15 @@ def _health(gpu: Element) -> GpuHealth:
 
 def parse_processes(text: str) -> dict[str, tuple[GpuProcess, ...]]:
     """The processes of each GPU by its UUID: a row of the compute apps, with the process's user and cgroup."""
-    found: dict[str, tuple[GpuProcess, ...]] = {}
+    found: dict[str, list[GpuProcess]] = {}
     for uuid, pid, user, cgroup, *rest in split_fields(text, 5):
         # A name may hold any character: it is the last of a row.
         used, _, name = "|".join(rest).rstrip("|").partition(",")
         if (known := number(pid)) is not None:
             container = _CONTAINER.search(cgroup)
             within = container[0] if container else "" if cgroup.strip() else None
-            process = GpuProcess(known, name.strip(), number(used) or 0, _user(user), within)
-            found[uuid] = (*found.get(uuid, ()), process)
-    return found
+            found.setdefault(uuid, []).append(GpuProcess(known, name.strip(), number(used) or 0, _user(user), within))
+    return {uuid: tuple(rows) for uuid, rows in found.items()}
 
 
 def _user(text: str) -> str:

@@ -10,7 +10,7 @@ from ipaddress import ip_interface
 from vllm_cluster.kernel.facts.bounds import MAX_TEXT, bounded
 from vllm_cluster.kernel.facts.details import Details, FileSystem
 from vllm_cluster.kernel.facts.host_facts import DockerFacts, Gid, Gpu, Hca, HostFacts, Nic
-from vllm_cluster.kernel.facts.nvidia_smi import parse_nvlinks, parse_processes, parse_smi, parse_topology
+from vllm_cluster.kernel.facts.nvidia_smi import MAX_GPUS, parse_nvlinks, parse_processes, parse_smi, parse_topology
 from vllm_cluster.kernel.facts.values import items, mapping, number, parse_json, split_fields
 
 # What the system, Ray and vLLM's own processes need of memory that GPU and processor share: this, or a tenth.
@@ -49,6 +49,8 @@ def facts(host: str, text: str, *, deep: bool = False) -> HostFacts:
         if len(part[name]) > MAX_NAME or not part[name].isprintable():
             raise ValueError(f"{name} must be one line of at most {MAX_NAME} printable characters")
     found = _facts(host, part)
+    if len(found.gpus) > MAX_GPUS:
+        raise ValueError(f"gpus must have at most {MAX_GPUS} entries")
     return bounded(replace(found, details=_details(part)) if deep else found)
 
 
@@ -138,7 +140,8 @@ def _gpus(part: Mapping[str, str]) -> Iterable[Gpu]:
                 numa=numa,
                 pci_path=path,
                 topology=links.get(index, ()),
-                processes=processes.get(fields[1], ()),
+                # Once: of rows that all claim one UUID each would get the processes of all.
+                processes=processes.pop(fields[1], ()),
             )
 
 

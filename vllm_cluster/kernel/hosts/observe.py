@@ -15,7 +15,7 @@ from vllm_cluster.kernel.facts.host_facts import HostFacts
 from vllm_cluster.kernel.hosts.connection import HostConnection
 from vllm_cluster.kernel.inventory.model import Inventory
 from vllm_cluster.kernel.plan.desired import STATE_FOLDER
-from vllm_cluster.kernel.plan.identity import is_copy, node_of
+from vllm_cluster.kernel.plan.identity import node_of, without_copies
 from vllm_cluster.kernel.plan.spec import CLUSTER, ID, ROLE, node_name, user_numbers
 from vllm_cluster.kernel.text import end_of
 
@@ -44,8 +44,7 @@ def observe(
     docker.owner = user_numbers(inventory.user or "")
     # All of them: one with the name of the wanted container is in its way, with any labels.
     images = docker.images()
-    # Without its labels a copy belongs to others.
-    every = [replace(c, labels={}) if is_copy(c, images) else c for c in docker.containers(None)]
+    every = without_copies(docker.containers(None), images)
     facts = replace(facts, containers=tuple(container for container in every if CLUSTER in container.labels))
     # What a cluster left names whose it was; where a node is, the node names it, if its version knew ids.
     node = node_of(inventory.cluster, facts)

@@ -23,6 +23,8 @@ KINDS = ("SYS", "NODE", "PHB", "PXB", "PIX")
 NVLINK = "NV"
 # So many sets are all compared, in a few milliseconds; of more, those that grow from each GPU.
 MAX_SETS = 2000
+# Of more GPUs, the first ones: 32 take 3 s, and 64 eight times as long.
+MAX_COMPARED = 32
 # GPUs of one model differ by some MiB.
 MIB_PER_GIB = 1024
 Indices = tuple[int, ...]
@@ -34,6 +36,8 @@ def choose_gpus(gpus: tuple[Gpu, ...], number: int, busy: frozenset[int] = froze
 
     `busy` are the indices of those in use.
     """
+    if len(gpus) > MAX_COMPARED:
+        return tuple(sorted(gpus, key=lambda gpu: _avoided(gpu, busy))[:number])
     pairs = _Pairs(gpus, busy)
     every = range(len(gpus))
     sets = combinations(every, number) if comb(len(gpus), number) <= MAX_SETS else _grown(pairs, number)
@@ -55,9 +59,7 @@ class _Pairs:
 
     def __init__(self, gpus: Sequence[Gpu], busy: Collection[int]) -> None:
         self.gpus = gpus
-        self._busy = {n for n, gpu in enumerate(gpus) if gpu.index in busy}
-        # Of a GPU with MIG a process sees a slice; memory with errors ends a start, or gives wrong tokens.
-        self._avoided = self._busy | {n for n, gpu in enumerate(gpus) if gpu.mig or gpu.ecc_errors}
+        self._avoided = {n for n, gpu in enumerate(gpus) if _avoided(gpu, busy)}
         pairs = list(combinations(range(len(gpus)), 2))
         self._kind: Mapping[Indices, str] = {(a, b): _kind(gpus[a], gpus[b]) for a, b in pairs}
         self._sides = {(a, b): gpus[a].numa != gpus[b].numa for a, b in pairs}
@@ -81,6 +83,11 @@ class _Pairs:
             sum(not self._sides[pair] for pair in cut),
             chosen,
         )
+
+
+def _avoided(gpu: Gpu, busy: Collection[int]) -> bool:
+    """Whether others are better: of one with MIG a process sees a slice; memory with errors gives wrong tokens."""
+    return gpu.index in busy or bool(gpu.mig or gpu.ecc_errors)
 
 
 def _kind(one: Gpu, other: Gpu) -> str:

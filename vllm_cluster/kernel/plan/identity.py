@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from vllm_cluster.kernel.facts.docker_objects import Container, Image
@@ -73,15 +73,19 @@ def is_leftover(cluster: str, identity: str | None, container: Container) -> boo
     return labels[ID] == identity if ID in labels else container.state != "running"
 
 
-def is_copy(container: Container, images: Iterable[Image]) -> bool:
-    """Whether a container has a node's name and labels from an image that was made of a node (docker commit).
+def without_copies(containers: Iterable[Container], images: Iterable[Image]) -> tuple[Container, ...]:
+    """These containers; those that have a node's name and labels from an image made of a node (docker commit), bare.
 
     The labels of a node that we make name the image it is made from; no image holds its own id, so they differ.
     """
-    if container.name != node_name(container.labels.get(CLUSTER, "")):
+    of_nodes = {image.id: image.labels for image in images if SPEC in image.labels}
+    return tuple(replace(c, labels={}) if _is_copy(c, of_nodes.get(c.image_id)) else c for c in containers)
+
+
+def _is_copy(container: Container, inherited: Mapping[str, str] | None) -> bool:
+    if inherited is None or container.name != node_name(container.labels.get(CLUSTER, "")):
         return False
-    inherited = next((image.labels for image in images if image.id == container.image_id), {})
-    return SPEC in inherited and all(inherited.get(key) == container.labels.get(key) for key in (SPEC, BASE_IMAGE))
+    return all(inherited.get(key) == container.labels.get(key) for key in (SPEC, BASE_IMAGE))
 
 
 def decide_cluster_id(inventory: Inventory, facts: Mapping[str, HostFacts]) -> str | None:
