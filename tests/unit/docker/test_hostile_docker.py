@@ -20,7 +20,7 @@ from tests.support.depth import FULL
 from tests.support.figures import tallied
 from tests.support.paths import ROOT
 from vllm_cluster.kernel.clock import Deadline
-from vllm_cluster.kernel.docker import calls, client
+from vllm_cluster.kernel.docker import calls, client, parse
 from vllm_cluster.kernel.docker.calls import MAX_ANSWER, MAX_LINE
 from vllm_cluster.kernel.docker.client import DockerApi
 from vllm_cluster.kernel.errors import ConnectionLost, HostError, TimedOut
@@ -286,3 +286,16 @@ def test_chunks_of_a_byte_take_little_more_than_their_bytes() -> None:
     finally:
         tracemalloc.stop()
     assert peak < 4 * MB
+
+
+# fault: kernel/docker/parse.py: if level: → if not level:
+@pytest.mark.parametrize("depth", [parse.MAX_DEPTH, 300])
+def test_what_is_shown_of_docker_is_not_nested_deeply(depth: int) -> None:
+    """With an indentation 400 KB of it became 58 MB, and were searched for secrets for half a minute."""
+    raw = b'{"a":' * (depth - 1) + b"[]" + b"}" * (depth - 1)
+    docker, _ = canned(always(answer(raw)))
+    if depth > parse.MAX_DEPTH:
+        with pytest.raises(HostError, match="nested too deeply"):
+            docker.container_document("some")
+    else:
+        assert docker.container_document("some")

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+from tests.support.clock import Clock
+from vllm_cluster.kernel.clock import Deadline
 from vllm_cluster.kernel.errors import HostError
-from vllm_cluster.serving.explain.logs import MAX_FILES, by_file
+from vllm_cluster.serving.explain.logs import MAX_FILES, STOPPED_LOG, STOPPED_SECONDS, _stopped, by_file
 from vllm_cluster.serving.explain.on_host import log_excerpt
 
 
@@ -89,3 +93,30 @@ def test_a_host_names_no_number_of_logs_that_fills_the_memory() -> None:
     assert len(by_file("gpu1", rows)) == MAX_FILES > len(log_excerpt.paths(Path("/"), Path("/"))) + 2 * 48
     with pytest.raises(HostError, match=f"gpu1: its excerpt has more than {MAX_FILES} files"):
         by_file("gpu1", [*rows, {"file": "one more", "line": 1, "text": ""}])
+
+
+# fault: serving/explain/logs.py: or b"")[-kept:] → or b"")[-STOPPED_LOG:]
+# fault: serving/explain/logs.py: if not until.left(): → if False:
+@pytest.mark.promise("P23")
+@pytest.mark.parametrize("seconds", [0, 50])
+def test_a_stopped_node_names_no_number_of_logs_that_fills_the_memory_or_the_time(seconds: float) -> None:
+    """Its order is the host's word: 4,096 replicas, of each a log that drips."""
+    clock, rows = Clock(), [SimpleNamespace(index=index) for index in range(100)]
+
+    def read(_name: str, _most: int) -> bytes:
+        clock.sleep(seconds)
+        return b"x" * (STOPPED_LOG // 4) + b"END"
+
+    runtime = SimpleNamespace(after=lambda length: Deadline.after(length, clock))
+    node: Any = SimpleNamespace(
+        host="gpu1",
+        connection=SimpleNamespace(runtime=runtime),
+        order=lambda: SimpleNamespace(deployments=rows),
+        read=read,
+    )
+    began = clock.monotonic()
+    found = _stopped(node)
+    assert clock.monotonic() - began < STOPPED_SECONDS + 2 * 50
+    assert len(found) == (3 if seconds else 101)
+    assert all(log.parts[0][1].endswith(b"END") for log in found)
+    assert sum(len(log.parts[0][1]) for log in found) < 2 * STOPPED_LOG

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TypeVar
 
 from vllm_cluster.kernel.facts.docker_objects import (
@@ -17,6 +18,8 @@ from vllm_cluster.wire.reading import RefusedDocument, convert
 
 T = TypeVar("T")
 SENDER = "Docker"
+# Of an inspected container, which has 8: each line of what is shown begins with as many spaces.
+MAX_DEPTH = 32
 
 
 def text(value: object, key: str) -> str:
@@ -76,7 +79,16 @@ def build_row(value: object) -> BuildRow:
 
 def whole(value: object) -> dict[str, object]:
     """All of an object, to be shown as it is."""
+    level = [value]
+    for _ in range(MAX_DEPTH):
+        level = [inner for one in level for inner in _inner(one)]
+    if level:
+        raise RefusedDocument(SENDER, "", "is nested too deeply")
     return _object(value)
+
+
+def _inner(value: object) -> Iterable[object]:
+    return value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
 
 
 def _read(kind: type[T], *parts: object) -> T:

@@ -28,8 +28,9 @@ KERNEL_SECONDS = 10.0
 # As serving/node/parts.py names them; what was before is kept with another number behind.
 _SERVE_LOG = re.compile(r"serve(?:-(\d{1,4}))?\.log(?:\.\d)?")
 TAIL = 2000
-# Of a file, whose end is what matters; the node program lets it grow to twice that (serving/node/parts.py).
-STOPPED_LOG, MAX_STOPPED_LOG = 8 << 20, 17 << 20
+# Of all files, of which the ends are what matters; the node program lets one grow to twice that
+# (serving/node/parts.py). There are as many as an order has replicas, and a host may claim thousands.
+STOPPED_LOG, MAX_STOPPED_LOG, STOPPED_SECONDS = 8 << 20, 17 << 20, 120.0
 # Only what warns: the rest of the kernel's log is of no use here. Where only root may read it, it stays empty. Days and
 # months are in the language of the host, if it is not asked otherwise.
 _KERNEL = "LC_ALL=C TZ=UTC dmesg -T --level=emerg,alert,crit,err,warn 2>/dev/null | tail -n 500"
@@ -138,9 +139,12 @@ def _stopped(node: NodeHandle) -> list[Log]:
     with suppress(CommandFailed, RefusedDocument):
         rows = (node.order() or Order()).deployments
     further = [f"serve-{one.index}.log" for one in rows if one.index]
+    until, kept = node.connection.runtime.after(STOPPED_SECONDS), STOPPED_LOG // (1 + len(further))
     for name in ("serve.log", *further, "status.json"):
+        if not until.left():
+            break
         with suppress(CommandFailed):
-            found[name] = (node.read(name, MAX_STOPPED_LOG) or b"")[-STOPPED_LOG:]
+            found[name] = (node.read(name, MAX_STOPPED_LOG) or b"")[-kept:]
     return [Log(node.host, name, ((1, content),)) for name, content in found.items() if content]
 
 
