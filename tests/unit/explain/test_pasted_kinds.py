@@ -15,7 +15,7 @@ FULL = "torch.OutOfMemoryError: CUDA out of memory.\n"
 
 
 # fault: kernel/explain/progress.py: words.removeprefix("ERROR:").lstrip().startswith(ANNOUNCED) → words.startswith(ANNOUNCED)
-# fault: kernel/explain/progress.py: return not words.startswith('File "') and bool( → return bool(
+# fault: kernel/explain/progress.py: if words.startswith('File "') or not _FAILED → if not _FAILED
 # fault: kernel/explain/stream.py: if harmless and is_exception(parsed.words): → if harmless and not is_exception(parsed.words):
 @pytest.mark.parametrize(
     "refusal",

@@ -28,6 +28,16 @@ Traceback (most recent call last):
         ("requests.exceptions.HTTPError: 429 Client Error: Too Many Requests for url: http://10.0.0.1:8000/v1/x", ""),
         ("HTTPError: 401 Client Error: Unauthorized for url: https://huggingface.co/api/models/a/b", "access-denied"),
         ("HTTPError: 403 Client Error: Forbidden for url: http://mirror/a/b/resolve/main/config.json", "access-denied"),
+        # A proxy on the way to the hub: its status is not the hub's.
+        (
+            "ProxyError: host='huggingface.co' url: /a/resolve/main/x (Tunnel connection failed: 403 Forbidden)",
+            "hub-unreachable",
+        ),
+        # Schedulers of Kubernetes have one reason each for a pod that fits on no node.
+        (
+            "Warning  Unschedulable  2m  other-scheduler  2 node(s) did not have enough resources: GPUs.",
+            "pod-unscheduled",
+        ),
         # A file that is whole, and a port that needs a right.
         ("safetensors_rust.SafetensorError: File does not contain tensor lm_head.weight", ""),
         ("safetensors_rust.SafetensorError: Error while deserializing header: HeaderTooLarge", "file-incomplete"),
@@ -78,7 +88,7 @@ def test_words_that_many_failures_share_name_no_cause(line: str, slug: str) -> N
 
 
 # fault: kernel/explain/progress.py: rf"(?<!\w\.)\b(?:{ → rf"\b(?:{
-# fault: kernel/explain/progress.py: r"|\berrors?\"?: \"\"(?!\w)" → r""
+# fault: kernel/explain/progress.py: r"|\berrors?\"?: \"\"(?!\w)|\bfault → r"|\bfault
 @pytest.mark.parametrize(
     "line",
     ["2026-11-03 10:00:00,173 uvicorn.error INFO Uvicorn running on http://0.0.0.0:8000", '        "Error": "",'],
@@ -112,3 +122,35 @@ def test_what_python_ignores_does_not_count(exception: str) -> None:
     assert explained(READY + ignored + "FrobnicationError: the frob is out\n").result == "exception"
     lost = DESTROYED.format(exception="torch.AcceleratorError: CUDA error: an illegal memory access was encountered")
     assert explained(READY + lost).result == "symptom"
+
+
+def test_semaphores_are_gone_for_more_than_one_reason() -> None:
+    gone = explained(
+        "    self._semlock = _multiprocessing.SemLock._rebuild(*state)\nFileNotFoundError: [Errno 2] No such file\n"
+    )
+    assert gone.cause and "on another host" in gone.cause.failure.cause
+
+
+@pytest.mark.parametrize("word", ["JOB 5", "STEP 5.0"])
+def test_a_job_that_is_cancelled_before_any_server_is_one_of_slurm_s(word: str) -> None:
+    found = explained(f"slurmstepd: error: *** {word} ON node7 CANCELLED AT 2026-11-03T10:00:00 ***\n")
+    assert (found.result, found.symptom and found.symptom.failure.slug) == ("symptom", "job-cancelled")
+
+
+# fault: kernel/explain/stream.py: or (parsed.loud and not (self._trouble or self.seen.hits)) → or False
+def test_errors_inside_a_traceback_whose_ends_are_missing_are_reported() -> None:
+    inside = ENGINE + "        open device 1 failed, runtime result = 7.\n"
+    assert explained(inside * 2).result == "unknown"
+    assert explained(inside + READY).result == "healthy"
+
+
+# fault: kernel/explain/progress.py: and not (words.endswith(":") and _NONE.match(below)) → and True
+def test_a_heading_with_none_below_it_reports_no_failure() -> None:
+    assert explained("Recent failures:\n (no failures)\n").result == "nothing"
+    assert explained("Recent failures:\n gpu2: NodeTerminated\n").result == "unknown"
+
+
+def test_a_fault_that_the_kernel_writes_is_reported() -> None:
+    page = "[Tue Nov  3 02:30:28 2026] amdgpu 0000:c6:00.0: amdgpu:   cookie node_id 5 fault from die AID1.XCD0\n"
+    assert explained(page).result == "unknown"
+    assert explained("Fault tolerance of the router: enabled\n").result == "nothing"

@@ -90,7 +90,7 @@ FAILED = (
     *("couldn't", "could not", "unable", "denied", "refused", "rejects", "rejected", "crash", "crashed", "crashes"),
     *("crashing", "abort", "aborts", "aborted", "panic", "panicked", "killed", "oom", "unhealthy", "invalid"),
     *("timed out", "unsupported", "unreachable", "corrupt", "corrupted", "insufficient", "mismatch", "mismatched"),
-    *("evicted", "segfault", "died", "lost", "no such", "out of memory"),
+    *("evicted", "segfault", "fault", "died", "lost", "no such", "out of memory"),
     *(f"not {word}" for word in ("supported", "found", "allowed", "permitted", "installed", "enough", "valid")),
 )
 # The word by which a line with an exit code is found.
@@ -104,10 +104,12 @@ _CALM = re.compile(
     r"|\b(?:level|severity)\W{1,3}\"?(?:info|debug|warn)"
     r"|\bNCCL (?:INFO|TRACE)\b|\bwarning\b|\b(?:no|0|without|zero) (?:\w+ )?(?:errors?|failures?|failed)\b"
     r"|\b(?:errors?|fail\w*|exceptions?|killed|lost|oom\w*)\W{1,4}(?:0|none|null|false|\{\}|\[\])"
-    r"|\berrors?\"?: \"\"(?!\w)"
+    r"|\berrors?\"?: \"\"(?!\w)|\bfault.tolera"
     r"|\b(?:failed|invalid|lost|aborted|rejected|killed) (?:\w{1,20} ){0,2}\w{1,20}:\s{1,60}0(?:\.0{1,9})?$"
     r"|\b(?:if|when|unless|retry|retrying|ignor\w+|fallback|falling back|skipp\w+|--\w)\b"
 )
+# What is below the heading of a list that is empty.
+_NONE = re.compile(rb"\s{0,20}\W?(?:no|none|nothing|n/a)\b")
 # A part of vLLM takes another way than it would: what the line names is missing, and nothing fails by it.
 GIVES_WAY = re.compile(r"alling back to|^[^A-Za-z]{0,40}(?:Ignor(?:e|ed|ing)|Skipp(?:ed|ing)|Retrying)\b")
 # The server ends by this, though it still writes of its requests.
@@ -153,6 +155,8 @@ def announces(words: str) -> bool:
     return words.removeprefix("ERROR:").lstrip().startswith(ANNOUNCED)
 
 
-def may_fail(words: str) -> bool:
+def may_fail(words: str, below: bytes) -> bool:
     """Whether a line has a word of failure, and none that takes it back; a frame of code is called anything."""
-    return not words.startswith('File "') and bool(_FAILED.search(words.lower())) and not _CALM.search(words)
+    if words.startswith('File "') or not _FAILED.search(words.lower()):
+        return False
+    return not _CALM.search(words) and not (words.endswith(":") and _NONE.match(below))

@@ -92,7 +92,8 @@ class HostStream:
             self._chained.add(parsed.who)
         elif found or loud:
             self._keep(number, parsed, nearby, found, trouble)
-        elif not parsed.level:
+        # Or it is inside a traceback whose ends the log does not have.
+        elif not parsed.level or (parsed.loud and not (self._trouble or self.seen.hits)):
             self._quiet(number, parsed, nearby)
         if parsed.words.startswith(TRACEBACK) and len(self._raised) < MAX_RAISED:
             self._ended(number, parsed, nearby)
@@ -169,7 +170,7 @@ class HostStream:
         if nearby.kind.quiet and any(map(parsed.words.__contains__, progress.QUIET_WORDS)):
             if len(seen.quiet) < FIRST_STRANGE:
                 seen.quiet.append(self.place(number, parsed))
-        elif len(seen.murmurs) < FIRST_STRANGE and progress.may_fail(parsed.words):
+        elif len(seen.murmurs) < FIRST_STRANGE and progress.may_fail(parsed.words, nearby.below):
             seen.murmurs.append(self.place(number, parsed))
 
     def _ended(self, number: int, parsed: LogLine, nearby: Nearby) -> None:
