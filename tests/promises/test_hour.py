@@ -104,8 +104,9 @@ def test_clients_see_no_dropped_connection(two: Sandbox) -> None:
                     until(partial(ready, two, course.replicas), BACK)
                 print(f"{time.monotonic() - began:6.0f} s {what}: {dict(crowd.outcomes)}", flush=True)
                 total += crowd.outcomes
-                assert not crowd.wrong.keys() - (ENDED if course.kills else set()), (what, crowd.wrong)
-                assert not (course.always and crowd.outcomes["later"]), (what, crowd.outcomes)
+                wrong = crowd.wrong.keys() - (ENDED if course.kills else set())
+                late = course.always and crowd.outcomes["later"]
+                assert not wrong and not late, f"{what}: {dict(crowd.outcomes)}; {two.vcluster('explain').out[-3000:]}"
         ended = sum(total[what] for what in ENDED)
         measured.figure = (
             f"{total['answered']} answers, {total['later']} times 503 with Retry-After, {ended} ended with "
