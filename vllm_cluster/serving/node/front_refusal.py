@@ -41,7 +41,8 @@ def judge(request: web.BaseRequest) -> None:
     old = request.version.minor == 0
     if codings and (codings != ["chunked"] or old or "Content-Length" in request.headers):
         raise FrontRefusal(Refusal(400, "bad_request", "the only Transfer-Encoding is chunked"))
-    if "Upgrade" in request.headers:
+    # HTTP/2 is offered, and not asked for: Java's client does so in its first request.
+    if any(one.strip().lower() != "h2c" for one in request.headers.getall("Upgrade", [])):
         words = "send plain HTTP/1.1 without Upgrade: this API has no websocket"
         raise FrontRefusal(Refusal(501, "upgrade_not_supported", words))
     if (request.content_length or 0) > MAX_BODY:
