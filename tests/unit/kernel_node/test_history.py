@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import time
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from vllm_cluster.kernel.node.history import last_change, read_history
+from tests.support.clock import Clock
+from vllm_cluster.kernel.clock import Deadline
+from vllm_cluster.kernel.node.history import READY_SECONDS, known_requests, last_change, read_history
 from vllm_cluster.wire.history import AuditLine
 from vllm_cluster.wire.reading import convert
 
@@ -117,3 +120,32 @@ def test_a_request_of_several_replicas_is_ready_once_the_last_one_is(
     rows = [{"time": 2, "result": end, "replica": index, "replicas": replicas, "seconds": 5} for end, index in lines]
     [entry] = entries_of(*rows)
     assert (entry.result, entry.seconds) == (result, 5 if result else None)
+
+
+# fault: kernel/node/history.py: for _, own in sorted(replicas.items())] → for index in sorted(replicas) if (own := [line for line in lines if line.replica == index])]
+def test_as_many_replicas_as_a_head_can_claim_take_no_time() -> None:
+    ends = [{"request": 1, "result": "ready", "replica": index, "replicas": 10**6} for index in range(15_000)]
+    began = time.process_time()
+    assert len(entries_of(*ends)) == 1
+    assert time.process_time() - began < 4
+
+
+# fault: kernel/node/history.py: if not until.left(): → if False:
+def test_a_head_whose_order_names_thousands_of_replicas_is_not_asked_for_all() -> None:
+    clock, read = Clock(), list[str]()
+
+    def slow(name: str) -> bytes:
+        read.append(name)
+        clock.sleep(20)
+        return b"{}"
+
+    rows = tuple(SimpleNamespace(index=index) for index in range(4096))
+    runtime = SimpleNamespace(after=lambda seconds: Deadline.after(seconds, clock))
+    head: Any = SimpleNamespace(
+        host="gpu1",
+        connection=SimpleNamespace(runtime=runtime),
+        order=lambda: SimpleNamespace(deployments=rows),
+        read=slow,
+    )
+    assert list(known_requests(head)) == list(rows)
+    assert len(read) == READY_SECONDS / 20

@@ -25,7 +25,7 @@ from vllm_cluster.wire.order import READY, RESULTS, Deployment, Order, Placement
 from vllm_cluster.wire.reading import RefusedDocument, read
 from vllm_cluster.wire.status import ServeStatus
 
-APPEND_SECONDS = 10.0
+APPEND_SECONDS, READY_SECONDS = 10.0, 60.0
 T = TypeVar("T")
 
 
@@ -158,7 +158,11 @@ def known_requests(node: NodeHandle) -> Iterator[Placement]:
     with suppress(RefusedDocument):
         rows = (node.order() or Order()).deployments
     yield from rows
+    # An order may name thousands, and a host may take its time for each.
+    until = node.connection.runtime.after(READY_SECONDS)
     for index in dict.fromkeys((0, *(one.index for one in rows))):
+        if not until.left():
+            return
         yield from reversed(ready_requests(node, index))
 
 
@@ -207,11 +211,10 @@ def _with_end(entry: Entry, lines: Sequence[ResultLine]) -> Entry:
     several = any(line.replica for line in lines)
     number = max(line.replicas for line in lines)
     # What ends it is written once: a later line is of another start of the same, on a head that moved.
-    ends = [
-        next((line for line in own if line.result != "failed"), own[-1])
-        for index in sorted({line.replica for line in lines})
-        if (own := [line for line in lines if line.replica == index])
-    ]
+    replicas: dict[int, list[ResultLine]] = {}
+    for line in lines:
+        replicas.setdefault(line.replica, []).append(line)
+    ends = [next((line for line in own if line.result != "failed"), own[-1]) for _, own in sorted(replicas.items())]
     # Of several replicas it is ready when the last one is.
     end = next((line for line in ends if line.result != "ready"), max(ends, key=lambda line: line.seconds or 0.0))
     if end.result == "ready" and len(ends) < number:
