@@ -12,7 +12,7 @@ from vllm_cluster.wire.values import Count, Line, Long, Name, Port, Positive, Sh
 # What an image reports ends in pip's command line and in a file in which a line may be an option.
 WORD = "[A-Za-z0-9][A-Za-z0-9._+!-]*"
 Plain = Annotated[str, shaped(WORD, "a name or a version")]
-Version = Annotated[str, shaped(r"([0-9]+(\.[0-9]+)+)?", "a version of numbers")]
+Version = Annotated[str, shaped(r"([0-9]{1,9}(\.[0-9]{1,9}){1,9})?", "a version of numbers")]
 # More than a host can have.
 Gpus = Annotated[int, between(0, 1024)]
 # Of the fastest interface there is, 800,000, with room.

@@ -282,6 +282,13 @@ def test_what_was_not_checked_is_listed(odd: dict[str, Any], what: str) -> None:
     assert [(one.host, one.what) for one in unseen(world.inventory(), hosts(**odd))] == [("gpu2", what)]
 
 
+# fault: kernel/checks/gpus.py: return number(version.partition(".")[0]) or 0 → return int(version.partition(".")[0])
+def test_a_version_of_thousands_of_digits_is_none() -> None:
+    """Python makes no number of so many, and an image's variables hold any text."""
+    odd = {"image": ImageDetails(world.BASE.id, "amd64", "9" * 5000)}
+    assert check_all(world.inventory(), hosts(**odd)) == ()
+
+
 def test_a_cpu_cluster_is_asked_nothing_about_gpus() -> None:
     facts = {
         name: replace(host, gpus=gpus(mig=True, used_mib=100_000), logical_gpus=2) for name, host in hosts().items()

@@ -83,7 +83,11 @@ def test_the_port_without_a_token_is_named_where_another_network_reaches_it(back
 
 
 # fault: kernel/checks/registry.py: if finding.host not in taken or finding.code not in _FOLLOWS] → if finding.host]
-@pytest.mark.parametrize("labels", [OTHER, NAMESAKE, {"io.vcluster.cluster": "lab", "io.vcluster.format": "4"}])
+# fault: kernel/checks/docker.py: found = number(label) → found = int(label) if label else None
+@pytest.mark.parametrize(
+    "labels",
+    [OTHER, NAMESAKE, *({"io.vcluster.cluster": "lab", "io.vcluster.format": one} for one in ("4", "9" * 5000, "x"))],
+)
 def test_containers_of_others_stop_everything(labels: dict[str, str]) -> None:
     specs, facts = world.converged(world.inventory())
     stranger = replace(world.running(specs[1]), name=f"vcluster-{labels['io.vcluster.cluster']}", labels=labels)

@@ -96,5 +96,13 @@ def test_a_list_without_its_end_is_refused() -> None:
         parse_models("hub|org--name|abc|10|20|\n")
 
 
+# fault: kernel/models/listed.py: 1024 * (number(kib) or 0) → 1024 * int(kib)
+# fault: kernel/models/listed.py: None if (read := number(used)) is None else float(read) → float(used)
+def test_a_number_of_hundreds_of_digits_is_none() -> None:
+    """Neither can it be shown in gigabytes, nor has JSON what it becomes."""
+    [found] = parse_models(f"hub|org--name|abc|{'9' * 400}|{'9' * 400}|\nwhole\n")
+    assert (found.size_bytes, found.last_read) == (0, None)
+
+
 def test_lines_of_a_login_shell_are_passed_over() -> None:
     assert parse_models("Welcome|to|this|fine|host|!\nhub|a\nwhole\n") == ()

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 
 from vllm_cluster.kernel.checks.finding import Finding, each_host, has_node
 from vllm_cluster.kernel.facts.host_facts import HostFacts
+from vllm_cluster.kernel.facts.values import number
 from vllm_cluster.kernel.inventory.model import Host, Inventory
 from vllm_cluster.kernel.plan import identity
 from vllm_cluster.kernel.plan.desired import STATE_FOLDER, found_gpus
@@ -96,7 +97,8 @@ def _histories(facts: Mapping[str, HostFacts]) -> Iterator[tuple[Mapping[str, st
 
 
 def _newer(label: str | None) -> bool:
-    return label is not None and not (label.isdecimal() and int(label) <= FORMAT)
+    found = number(label)
+    return label is not None and (found is None or found > FORMAT)
 
 
 def _remove(host: Host, container: str) -> str:

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from vllm_cluster.kernel.checks.finding import Finding, each_host, outliers
 from vllm_cluster.kernel.facts.details import GpuHealth
 from vllm_cluster.kernel.facts.host_facts import HostFacts
+from vllm_cluster.kernel.facts.values import number
 from vllm_cluster.kernel.inventory.model import Host, Inventory
 from vllm_cluster.kernel.plan import gpus
 from vllm_cluster.kernel.plan.desired import found_gpus
@@ -189,5 +190,4 @@ def driver(inventory: Inventory, host: Host, facts: HostFacts) -> Iterator[Findi
 
 
 def _major(version: str) -> int:
-    first = version.partition(".")[0]
-    return int(first) if first.isascii() and first.isdigit() else 0
+    return number(version.partition(".")[0]) or 0

@@ -79,7 +79,7 @@ def _pins(inside: ImageContents, ray: str) -> str:
 
 def _fits(exporter: str, sdk: str) -> bool:
     """Whether a release of Prometheus' exporter is for this SDK, by their minor numbers."""
-    release, of_sdk = re.match(r"\d+\.(\d+)", exporter), re.match(r"\d+\.(\d+)", sdk)
+    release, of_sdk = (re.match(r"\d{1,9}\.(\d{1,9})", text) for text in (exporter, sdk))
     return release is not None and of_sdk is not None and int(release[1]) == int(of_sdk[1]) + APART
 
 

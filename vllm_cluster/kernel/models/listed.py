@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from vllm_cluster.kernel.facts.values import number
+
 END = "whole"
 _COLUMNS = 6
 
@@ -46,7 +48,7 @@ def _models(lines: list[str]) -> Iterator[CachedModel]:
             # As huggingface_hub writes it: "--" for the one "/" of a repository.
             name=name.replace("--", "/", 1) if kind == "hub" else f"./{name}",
             commit=commit,
-            size_bytes=1024 * int(kib) if kib.isdecimal() else 0,
-            last_read=float(used) if used.isdecimal() else None,
+            size_bytes=1024 * (number(kib) or 0),
+            last_read=None if (read := number(used)) is None else float(read),
             problem=problem,
         )
