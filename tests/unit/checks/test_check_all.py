@@ -285,7 +285,7 @@ def test_what_was_not_checked_is_listed(odd: dict[str, Any], what: str) -> None:
 # fault: kernel/checks/gpus.py: return number(version.partition(".")[0]) or 0 → return int(version.partition(".")[0])
 def test_a_version_of_thousands_of_digits_is_none() -> None:
     """Python makes no number of so many, and an image's variables hold any text."""
-    odd = {"image": ImageDetails(world.BASE.id, "amd64", "9" * 5000)}
+    odd: dict[str, Any] = {"image": ImageDetails(world.BASE.id, "amd64", "9" * 5000)}
     assert check_all(world.inventory(), hosts(**odd)) == ()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vllm_cluster.kernel.errors import UsageError, combine
-from vllm_cluster.kernel.transport import connect_errors, locate
+from vllm_cluster.kernel.transport import connect_errors, locate, ssh_config
 from vllm_cluster.kernel.transport.base import Target
 from vllm_cluster.kernel.transport.ssh_config import (
     SshEndpoint,
@@ -40,6 +41,23 @@ def test_a_missing_file_is_reported(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="no-file") as refused:
         hosts_matching(tmp_path / "no-file", "*")
     assert refused.value.hint == "vcluster init --host NAME=ADDRESS"
+
+
+# fault: kernel/transport/ssh_config.py: seen.add(file) → seen = {*seen, file}
+def test_files_that_include_each_other_are_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By every order of ten there are ten million ways."""
+    for number in range(6):
+        (tmp_path / f"{number}.conf").write_text(f"Include {tmp_path}/*.conf\nHost gpu{number}\n")
+    (tmp_path / "config").write_text(f"Include {tmp_path}/*.conf {tmp_path}/config\n")
+    read, lines = list[Path](), ssh_config.config_lines
+
+    def counted(file: Path) -> Iterator[tuple[str, list[str]]]:
+        read.append(file)
+        return lines(file)
+
+    monkeypatch.setattr(ssh_config, "config_lines", counted)
+    assert sorted(hosts_matching(tmp_path / "config", "gpu*")) == [f"gpu{number}" for number in range(6)]
+    assert len(read) == 7
 
 
 def test_a_relative_include_is_looked_for_in_the_user_s_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -132,7 +132,7 @@ def hosts_matching(config: Path | None, pattern: str) -> list[str]:
     start = config if config is not None else expanded("~/.ssh/config")
     if not start.is_file():
         raise UsageError(f"there is no ssh_config at {start}", hint="vcluster init --host NAME=ADDRESS")
-    names = (name for name in _host_names(start, ()) if not re.search(r"[*?!]", name))
+    names = (name for name in _host_names(start, set()) if not re.search(r"[*?!]", name))
     return list(dict.fromkeys(name for name in names if fnmatch.fnmatchcase(name, pattern)))
 
 
@@ -269,9 +269,11 @@ def _expand(text: str, destination: str, host: str, port: int, user: str) -> str
     return _TOKEN.sub(lambda found: values.get(found[1], found[0]), text)
 
 
-def _host_names(file: Path, seen: tuple[Path, ...]) -> Iterator[str]:
-    if file in seen or len(seen) > 16:
+def _host_names(file: Path, seen: set[Path]) -> Iterator[str]:
+    # Once each: files that include each other have more ways than anybody waits for.
+    if file in seen:
         return
+    seen.add(file)
     try:
         lines = list(config_lines(file))
     except OSError as error:
@@ -283,4 +285,4 @@ def _host_names(file: Path, seen: tuple[Path, ...]) -> Iterator[str]:
             for word in words:
                 # Relative ones lie in ~/.ssh, wherever the including file is.
                 for path in sorted(glob.glob(str(expanded("~/.ssh") / expanded(word)))):  # noqa: PTH207 - no absolute one
-                    yield from _host_names(Path(path), (*seen, file))
+                    yield from _host_names(Path(path), seen)
