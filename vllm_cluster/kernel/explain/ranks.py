@@ -12,7 +12,7 @@ from vllm_cluster.kernel.text import count
 STARTING = (
     *("distributed_init_method=", "is assigned as DP rank", "Starting to load model", "Loading weights took"),
     *("Dynamo bytecode transform", "Available KV cache memory", "KV cache size:", "Graph capturing finished"),
-    *("init engine (profile", "core engine proc(s) to start", "Capturing a cudagraph", "Loading weights on "),
+    *("init engine (profile", "core engine proc", "Capturing a cudagraph", "Loading weights on "),
     *("LLM engine (v", "Loading weights from "),
 )
 RANK_WORDS = ("SeqNum=", "clients joined", LEAVES, *STARTING)

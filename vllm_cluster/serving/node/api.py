@@ -13,13 +13,9 @@ import wave
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from vllm_cluster.wire.keys import valid_keys
 from vllm_cluster.wire.listeners import is_own_listener
-
-if TYPE_CHECKING:
-    from _typeshed import WriteableBuffer
 
 # Metrics have 57 kB an engine. What is parsed takes 20 times as much, where it is a list of empty lists.
 MAX_ANSWER, MAX_PARSED = 16 << 20, 2 << 20
@@ -152,7 +148,7 @@ class _InTime(io.RawIOBase):
     def readable(self) -> bool:
         return True
 
-    def readinto(self, buffer: WriteableBuffer) -> int | None:
+    def readinto(self, buffer: memoryview) -> int | None:  # type: ignore[override]
         if (left := self._until - time.monotonic()) <= 0:
             raise TimeoutError("timed out")
         self._socket.settimeout(left)
