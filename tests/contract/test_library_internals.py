@@ -31,8 +31,6 @@ from vllm_cluster.kernel.versions import RAY
 
 # Where each is, with the parameters that it takes; None where it is not called.
 PRIVATE = {
-    "aiohttp.base_protocol.BaseProtocol._reading_paused": None,
-    "aiohttp.web_protocol.RequestHandler._messages": None,
     "paramiko.Channel._feed": "self, m",
     "paramiko.Channel._feed_extended": "self, m",
     "paramiko.Transport._channel_handler_table": None,

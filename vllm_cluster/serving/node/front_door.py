@@ -151,7 +151,8 @@ class ClientConnection(RequestHandler):
         with suppress(RuntimeError, AttributeError):  # the connection has ended
             if self._held:
                 self.transport.pause_reading()  # type: ignore[union-attr]
-            elif held and not self._reading_paused:
+            # aiohttp continues what it has paused itself.
+            elif held and not getattr(self, "_reading_paused", False):
                 self.transport.resume_reading()  # type: ignore[union-attr]
 
     def connection_lost(self, error: BaseException | None) -> None:
