@@ -38,13 +38,14 @@ CHUNKED = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
 
 
 class CannedStream:
-    """Both directions of `docker system dial-stdio`; `sent` is all that was sent."""
+    """Both directions of `docker system dial-stdio`; `sent` is all that was sent, `longest` the longest wait."""
 
     def __init__(self, answers: Answers) -> None:
         self._answers = answers
         self._pieces: Iterator[bytes] = iter(())
         self._rest = b""
         self.sent = bytearray()
+        self.longest = 0.0
         self.closed = False
 
     def sendall(self, data: bytes, /) -> None:
@@ -60,6 +61,7 @@ class CannedStream:
 
     def settimeout(self, seconds: float | None, /) -> None:
         assert seconds, "a wait without an end"
+        self.longest = max(self.longest, seconds)
 
     def shutdown_write(self) -> None:
         """Nothing waits for it."""

@@ -120,7 +120,6 @@ def test_a_flood_ends_by_its_deadline_in_little_memory(monkeypatch: pytest.Monke
             assert cases[name], f"{name}: {took:.1f} s, {most / MB:.0f} MB"
 
 
-# fault: kernel/docker/connection.py: self.stream.settimeout(left) → self.stream.settimeout(30)
 # As a verb begins; then it reads one answer that Python makes as much of as it can, and prints its peak in MB.
 PEAK = """
 import sys
@@ -168,17 +167,34 @@ def test_no_answer_takes_much_memory() -> None:
         measured.figure = f"{most} MB at most, of which the program itself takes two thirds"
 
 
+# fault: kernel/docker/connection.py: self.stream.settimeout(left) → self.stream.settimeout(30)
 def test_a_byte_at_a_time_gains_no_time() -> None:
     def trickle(_line: str) -> Iterator[bytes]:
         for byte in itertools.chain(CHUNKED, itertools.cycle(chunk(b"\n"))):
             time.sleep(0.02)  # the attack itself: always sooner than any time-out of one read
             yield bytes([byte])
 
-    docker, _ = canned(trickle)
+    docker, host = canned(trickle)
     began = time.monotonic()
     with pytest.raises(TimedOut, match="Docker did not answer within 1 s"):
         build(docker)
     assert time.monotonic() - began < SECONDS + MAX_LATE
+    assert 0 < max(stream.longest for stream in host.streams) <= SECONDS
+
+
+# fault: kernel/docker/connection.py: deadline.sooner(answer_seconds) → deadline
+def test_files_that_were_sent_are_not_waited_for_as_long_as_a_slow_line_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A Docker that was stopped then held `up` for two minutes, where other calls take 30 s."""
+
+    def drip(_line: str) -> Iterator[bytes]:
+        for _ in range(400):
+            time.sleep(0.02)  # the attack itself: always sooner than any time-out of one read
+            yield b"x"
+
+    monkeypatch.setattr(client, "CALL_SECONDS", SECONDS)
+    docker, _ = canned(drip)
+    with pytest.raises(TimedOut, match="Docker did not answer within 1 s"):
+        docker.put_files("some", "/", {"file": (b"x" * MB, 0o600)})
 
 
 # fault: kernel/docker/client.py: del kept[:-MAX_LOG] → del kept[:-(1 << 40)]

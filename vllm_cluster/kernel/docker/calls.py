@@ -5,6 +5,7 @@ from __future__ import annotations
 import http
 import http.client
 import json
+import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -70,6 +71,8 @@ class Call:
     reads: bool = False
     # The answer ends with the stream, and not before: a log that is followed, the output of a command.
     whole: bool = False
+    # From when all of it is sent until the answer begins, where a deadline for a slow line is longer.
+    answer_seconds: float = math.inf
 
     @property
     def content(self) -> bytes:
@@ -94,7 +97,7 @@ class Reply:
 
     def __init__(self, host: str, call: Call, deadline: Deadline) -> None:
         self._host, self._call, self._deadline = host, call, deadline
-        self._seconds = deadline.left()
+        self._seconds = min(deadline.left(), call.answer_seconds)
         self._connection: Connection | None = None
         self.date: float | None = None
         self.status = 0
@@ -109,7 +112,15 @@ class Reply:
         self._connection = connection
         with self.failing():
             content, headers = call.content, {**call.kind, **call.headers}
-            response = connection.send_request(call.method, target, self._deadline, content, headers, whole=call.whole)
+            response = connection.send_request(
+                call.method,
+                target,
+                self._deadline,
+                content,
+                headers,
+                answer_seconds=call.answer_seconds,
+                whole=call.whole,
+            )
             status, self.date = response.status, _seconds(response.headers.get("Date"))
             self.status = status
         if status >= http.HTTPStatus.BAD_REQUEST:

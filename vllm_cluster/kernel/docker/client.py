@@ -213,9 +213,9 @@ class DockerApi:
         """
         there, query = path("containers", container, "archive"), {"path": folder}
         what = f"write files to {container[:12]}"
-        self._calls.do(
-            Call(what, "PUT", there, query, body=packed(files, self.owner, folders)), self._calls.after(FILE_SECONDS)
-        )
+        body = packed(files, self.owner, folders)
+        call = Call(what, "PUT", there, query, body=body, answer_seconds=CALL_SECONDS)
+        self._calls.do(call, self._calls.after(FILE_SECONDS))
 
     def read_file(self, container: str, place: str, limit: int = MAX_FILE) -> bytes | None:
         """A file of a container, running or not; at most `limit` bytes, None where there is no such file.

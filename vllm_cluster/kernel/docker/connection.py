@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import io
+import math
 import threading
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -102,17 +103,20 @@ class Connection(http.client.HTTPConnection):
         body: bytes,
         headers: Mapping[str, str],
         *,
+        answer_seconds: float = math.inf,
         whole: bool = False,
     ) -> http.client.HTTPResponse:
         """Send a request, and read the beginning of its response; the rest is read by the same deadline.
 
-        With `whole` the response is the rest of the stream.
+        Once all is sent the deadline is `answer_seconds` away, where that is sooner. With `whole` the response is the
+        rest of the stream.
         """
         self._socket.deadline = deadline
         if whole:
             # A log comes in a chunk a line, which http.client reads at a quarter of the speed.
             self._http_vsn, self._http_vsn_str = 10, "HTTP/1.0"
         self.request(method, path, body or None, dict(headers))
+        self._socket.deadline = deadline.sooner(answer_seconds)
         self._response = self.getresponse()
         return self._response
 
