@@ -396,4 +396,4 @@ def test_clients_that_read_slowly_fill_no_memory(tmp_path: Path) -> None:
         for one in clients:
             with one:
                 assert read_answer(one).body.count(b"data: {") == 16_000
-        assert (most() - before) / len(clients) < 200  # kB
+        assert (most() - before) / len(clients) < 130  # kB
