@@ -60,6 +60,13 @@ def test_files_that_include_each_other_are_read_once(tmp_path: Path, monkeypatch
     assert len(read) == 7
 
 
+# fault: kernel/transport/ssh_config.py: MAX_INCLUDES = 16 → MAX_INCLUDES = 1 << 20
+def test_files_are_included_as_deeply_as_ssh_does(tmp_path: Path) -> None:
+    for number in range(1100):
+        (tmp_path / f"{number}").write_text(f"Host gpu{number}\nInclude {tmp_path}/{number + 1}\n")
+    assert hosts_matching(tmp_path / "0", "gpu*") == [f"gpu{number}" for number in range(17)]
+
+
 def test_a_relative_include_is_looked_for_in_the_user_s_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     (tmp_path / ".ssh").mkdir()

@@ -24,6 +24,8 @@ Words = Mapping[str, list[str]]
 
 ASK_SECONDS = 10.0
 MAX_HOPS = 8
+# Of files that include files, as ssh has it.
+MAX_INCLUDES = 16
 DEFAULT_PORT = 22
 # These could become options of ssh, or commands where a ProxyCommand or a Match exec quotes them badly.
 _BAD_HOST = re.compile(r"""^-|[\s\0-\x1f\x7f'"`$\\;&<>|(){}]|^$""")
@@ -269,9 +271,9 @@ def _expand(text: str, destination: str, host: str, port: int, user: str) -> str
     return _TOKEN.sub(lambda found: values.get(found[1], found[0]), text)
 
 
-def _host_names(file: Path, seen: set[Path]) -> Iterator[str]:
+def _host_names(file: Path, seen: set[Path], depth: int = 0) -> Iterator[str]:
     # Once each: files that include each other have more ways than anybody waits for.
-    if file in seen:
+    if file in seen or depth > MAX_INCLUDES:
         return
     seen.add(file)
     try:
@@ -285,4 +287,4 @@ def _host_names(file: Path, seen: set[Path]) -> Iterator[str]:
             for word in words:
                 # Relative ones lie in ~/.ssh, wherever the including file is.
                 for path in sorted(glob.glob(str(expanded("~/.ssh") / expanded(word)))):  # noqa: PTH207 - no absolute one
-                    yield from _host_names(Path(path), seen)
+                    yield from _host_names(Path(path), seen, depth + 1)
