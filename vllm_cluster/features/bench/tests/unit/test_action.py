@@ -48,6 +48,10 @@ class Head:
     runtime: Any = None
     context: int | None = None
 
+    @property
+    def connection(self) -> Any:
+        return SimpleNamespace(runtime=self.runtime)
+
     def send(self, row: Mapping[str, Any]) -> None:
         self.sent.append(row)
 
