@@ -137,7 +137,12 @@ class Fronted:
 
     def status(self) -> FrontStatus:
         """The status as it was written last."""
-        return read(FrontStatus, self.status_file.read_bytes(), "the front")
+        return self.status_of(self.status_file)
+
+    @staticmethod
+    def status_of(file: Path) -> FrontStatus:
+        """A status as it was written."""
+        return read(FrontStatus, file.read_bytes(), "the front")
 
     def connect(self) -> socket.socket:
         """A connection to the front, which ends with it at the latest."""

@@ -110,6 +110,23 @@ def open_request(world: World) -> tuple[threading.Thread, list[Any]]:
     return thread, got
 
 
+# fault: serving/node/replicas.py: {*self._front.child.alive()} → {self._front.child.pid or 0}
+def test_the_end_of_ray_leaves_each_process_of_the_front(world: World) -> None:
+    """All that Ray has left is cleared; on a host with many cores the front has several processes."""
+    many = "import os\nos.sched_getaffinity = lambda _: set(range(16))\n"
+    (world.folder / "python" / "sitecustomize.py").write_text(many)
+    world.start()
+    world.want("one")
+    world.phase("ready")
+    before = front_pid(world)
+    parts = Path(f"/proc/{before}/task/{before}/children").read_text().split()
+    assert len(parts) == 2
+    (world.fake / "ray.exit").touch()
+    world.ray("up", restarts=1)
+    assert front_pid(world) == before
+    assert Path(f"/proc/{before}/task/{before}/children").read_text().split() == parts
+
+
 # fault: serving/node/replica_controller.py: how="" → how="asked"
 def test_what_is_open_ends_before_the_model_is_replaced(world: World) -> None:
     world.start_ready()

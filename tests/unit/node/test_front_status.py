@@ -11,6 +11,7 @@ import pytest
 
 from vllm_cluster.serving.node import front
 from vllm_cluster.serving.node.front_proxy import session
+from vllm_cluster.serving.node.front_settings import FrontSettings
 
 
 # fault: serving/node/front.py: async with self._writing: → if True:
@@ -30,7 +31,7 @@ def test_of_two_writes_the_newer_stays(tmp_path: Path, monkeypatch: pytest.Monke
 
     async def both() -> None:
         async with session() as client:
-            settings = front.FrontSettings(("127.0.0.1", 0), tmp_path / "routes", tmp_path / "status", "")
+            settings = FrontSettings(("127.0.0.1", 0), tmp_path / "routes", tmp_path / "status", "")
             made = front.Front(settings, client, client)
             made._count(200)
             first = asyncio.ensure_future(made.write_status())

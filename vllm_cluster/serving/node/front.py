@@ -11,14 +11,14 @@ from __future__ import annotations
 import argparse
 import asyncio
 import os
-import resource
 import signal
+import socket
 import sys
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import cast
 
@@ -26,8 +26,16 @@ from aiohttp import ClientError, ClientSession, web
 from aiohttp.web_protocol import RequestHandler
 
 from vllm_cluster.serving.node.files import write_whole
-from vllm_cluster.serving.node.front_door import MAX_UNPROVED, ClientConnection, Door
+from vllm_cluster.serving.node.front_door import ClientConnection, Door
 from vllm_cluster.serving.node.front_metrics import FrontMetrics
+from vllm_cluster.serving.node.front_processes import (
+    BACKLOG,
+    POLL_SECONDS,
+    FrontProcesses,
+    listeners,
+    listening_line,
+    read_status,
+)
 from vllm_cluster.serving.node.front_proxy import BODY_SECONDS, Exchange, Proxy, found_in, session
 from vllm_cluster.serving.node.front_refusal import (
     MAX_BODY,
@@ -40,8 +48,9 @@ from vllm_cluster.serving.node.front_refusal import (
     unhealthy,
 )
 from vllm_cluster.serving.node.front_routes import Table, merge_model_lists, model_rows
+from vllm_cluster.serving.node.front_settings import MAX_CONNECTIONS, MAX_UNPROVED, FrontSettings, limited
 from vllm_cluster.serving.node.key_check import KEY_FILE, OPEN, KeyReader, Refusal, has_key, refusal
-from vllm_cluster.serving.node.parse_argv import Place, place
+from vllm_cluster.serving.node.parse_argv import place
 from vllm_cluster.serving.node.process import log_line
 from vllm_cluster.wire.front import MAX_ROUTES, FrontCount, FrontDeployment, FrontReplica, FrontRoutes, FrontStatus
 from vllm_cluster.wire.reading import RefusedDocument, read
@@ -51,31 +60,10 @@ try:
 except ImportError:
     from asyncio import new_event_loop  # type: ignore[assignment]
 
-POLL_SECONDS, STATUS_SECONDS, SWEEP_SECONDS = 0.1, 1.0, 0.5
-MAX_CONNECTIONS, MAX_OPEN = 8192, 4096
-# Of all bodies that are being received.
-MAX_HELD = 256 << 20
-# Files beside the connections of clients and replicas.
-OTHER_FILES = 64
+STATUS_SECONDS, SWEEP_SECONDS = 1.0, 0.5
 MAX_MODELS, MODELS_SECONDS = 1 << 20, 10.0
 # An unknown model has the replicas asked for theirs, no more often than this.
 LEARN_SECONDS = 2.0
-
-
-@dataclass(frozen=True)
-class FrontSettings:
-    """Where the front listens, and its files; `grace` is for what is open at its end."""
-
-    listen: Place
-    routes: Path
-    status: Path | None
-    key: str
-    grace: float = 30.0
-    # Tests wait for a part of the seconds that clients have.
-    patience: float = 1.0
-    connections: int = MAX_CONNECTIONS
-    streams: int = MAX_OPEN
-    unproved: int = MAX_UNPROVED
 
 
 class Front(web.Server):
@@ -144,7 +132,8 @@ class Front(web.Server):
         judge(request)
         connection.take()
         if (request.method, path) == ("GET", "/metrics") and self._metrics.several:
-            return await self._metrics.answer(self.status())
+            total = self._settings.total and read_status(self._settings.total)
+            return await self._metrics.answer(total or self.status())
         if len(self._open) >= self._settings.streams:
             raise FrontRefusal(Refusal(503, "too_busy", "too many requests are open: try again", 1))
         exchange = Exchange(asyncio.current_task())
@@ -201,7 +190,7 @@ class Front(web.Server):
             self._held += len(piece)
             if len(body) > MAX_BODY:
                 raise FrontRefusal(too_large())
-            if self._held > MAX_HELD:
+            if self._held > self._settings.held:
                 raise FrontRefusal(Refusal(503, "too_busy", "too many large requests at once: try again", 1))
 
     # ---- models
@@ -294,19 +283,18 @@ class Front(web.Server):
 
     # ---- the run
 
-    async def run(self) -> int:
-        """Serve until a signal; 1 where the port is taken."""
+    async def run(self, listener: socket.socket, lives: int | None) -> int:
+        """Serve until a signal; at once no more where `lives` ends, a pipe from the first process of several."""
         loop, over = asyncio.get_running_loop(), asyncio.Event()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, over.set)
+        if lives is not None:
+            loop.add_reader(lives, os._exit, 1)
         self.read_routes()
-        try:
-            server = await loop.create_server(self, *self._settings.listen, backlog=4096)
-        except OSError as error:
-            log_line("front", f"cannot listen on {self._settings.listen}: {error.strerror or error}")
-            return 1
+        server = await loop.create_server(self, sock=listener, backlog=BACKLOG)
         await self.write_status()
-        log_line("front", f"listening on {self._settings.listen[0]}:{self._settings.listen[1]}")
+        if lives is None:
+            log_line("front", listening_line(self._settings.listen))
         works = ((POLL_SECONDS, self._poll), (STATUS_SECONDS, self.write_status), (SWEEP_SECONDS, self._sweep))
         tasks = [loop.create_task(_each(seconds, work)) for seconds, work in works]
         await over.wait()
@@ -346,21 +334,20 @@ async def _each(seconds: float, work: Callable[[], Awaitable[None]]) -> None:
             log_line("front", f"{work.__name__}: {type(fault).__name__}")
 
 
-def limited(settings: FrontSettings) -> FrontSettings:
-    """Raise the limit of open files; where it is low, fewer connections are taken."""
-    most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-    with suppress(ValueError, OSError):
-        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-    files = resource.getrlimit(resource.RLIMIT_NOFILE)[0] - OTHER_FILES
-    if files >= settings.connections + settings.streams:
-        return settings
-    return replace(settings, connections=max(files * 2 // 3, 16), streams=max(files // 3, 8))
-
-
-async def run_front(settings: FrontSettings) -> int:
+async def run_front(settings: FrontSettings, listener: socket.socket, lives: int | None) -> int:
     """Be the front until a signal."""
     async with session() as client, session(kept=False) as fresh:
-        return await Front(settings, client, fresh).run()
+        return await Front(settings, client, fresh).run(listener, lives)
+
+
+def run_one(settings: FrontSettings, listener: socket.socket, lives: int | None = None) -> int:
+    """Be the front, or one process of it, until a signal."""
+    loop = new_event_loop()
+    asyncio.set_event_loop(loop)
+    try:
+        return loop.run_until_complete(run_front(limited(settings), listener, lives))
+    finally:
+        loop.close()
 
 
 def main(argv: Sequence[str]) -> int:
@@ -373,14 +360,17 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--patience", type=float, default=1.0, help="a factor for the seconds that clients have")
     parser.add_argument("--connections", type=int, default=MAX_CONNECTIONS)
     parser.add_argument("--unproved", type=int, default=MAX_UNPROVED, help="bytes that may come before the key")
+    parser.add_argument("--processes", type=int, default=1)
     given = parser.parse_args(argv)
     settings = FrontSettings(**vars(given), key=os.environ.get(KEY_FILE, ""))
-    loop = new_event_loop()
-    asyncio.set_event_loop(loop)
     try:
-        return loop.run_until_complete(run_front(limited(settings)))
-    finally:
-        loop.close()
+        sockets = listeners(settings.listen, settings.processes)
+    except OSError as error:
+        log_line("front", f"cannot listen on {settings.listen}: {error.strerror or error}")
+        return 1
+    if settings.processes == 1:
+        return run_one(settings, sockets[0])
+    return FrontProcesses(settings, run_one).keep(sockets)
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ from aiohttp import web
 from aiohttp.web_protocol import RequestHandler
 
 from vllm_cluster.serving.node.front_refusal import answer
+from vllm_cluster.serving.node.front_settings import MAX_UNPROVED
 from vllm_cluster.serving.node.key_check import Refusal
 from vllm_cluster.serving.node.process import log_line
 
@@ -21,9 +22,8 @@ HEAD_SECONDS, IDLE_SECONDS = 10.0, 75.0
 LINGER_SECONDS = 2.0
 # Of a line or a header, as vLLM's own server takes.
 MAX_HEAD = 64 << 10
-# Of all heads that are not whole yet: 300 strangers with heads of 3.6 MB took 1 GB. A line takes more than its bytes,
-# and aiohttp 3.13 has no limit for their number: 20 MB of `a:b` took 600 MB.
-MAX_UNPROVED, LINE_BYTES = 64 << 20, 150
+# A line of a head takes more than its bytes, and aiohttp 3.13 has no limit for them: 20 MB of `a:b` took 600 MB.
+LINE_BYTES = 150
 # Parsed at once of a head, and so of requests that follow one another without waiting: 86 MB of them took 485 MB.
 HEAD_PIECE = 512
 # What a client sends must not become a line of the log.

@@ -12,15 +12,13 @@ from pathlib import Path
 
 from vllm_cluster.serving.node.attempt import connect_error
 from vllm_cluster.serving.node.files import write_whole
+from vllm_cluster.serving.node.front_processes import process_count, read_status
 from vllm_cluster.serving.node.parse_argv import Place
 from vllm_cluster.serving.node.process import Child, log_line
 from vllm_cluster.serving.node.timing import Timing
 from vllm_cluster.wire.front import FrontDeployment, FrontRoutes, FrontStatus, ReplicaState
-from vllm_cluster.wire.reading import RefusedDocument, read
 
 ROUTES, STATUS = "front-routes.json", "front-status.json"
-# Its status has a row a replica, and a few counts.
-MAX_STATUS = 1 << 20
 
 
 class FrontKeeper:
@@ -49,11 +47,8 @@ class FrontKeeper:
     @property
     def _status(self) -> FrontStatus | None:
         """What the front that runs has written last."""
-        try:
-            found = read(FrontStatus, (self._state / STATUS).read_bytes(), STATUS, MAX_STATUS)
-        except (OSError, RefusedDocument):
-            return None
-        return found if self.child and found.pid == self.child.pid else None
+        found = read_status(self._state / STATUS)
+        return found if found and self.child and found.pid == self.child.pid else None
 
     def sends_to(self, replica: str) -> bool:
         """Whether requests reach a replica now."""
@@ -81,7 +76,11 @@ class FrontKeeper:
         (self._state / STATUS).unlink(missing_ok=True)
         self.taken, self._at = "", at
         argv = [sys.executable, "-m", "vllm_cluster.serving.node.front", f"--listen={at[0]}:{at[1]}"]
-        argv += [f"--routes={self._state / ROUTES}", f"--status={self._state / STATUS}"]
+        argv += [
+            f"--routes={self._state / ROUTES}",
+            f"--status={self._state / STATUS}",
+            f"--processes={process_count()}",
+        ]
         # Nothing of the folder that the container happens to be in is imported; Python 3.10 does not know it yet.
         environment = {**self._environment, "PYTHONSAFEPATH": "1"}
         self.child = Child("front", argv, environment, lambda line: None)

@@ -133,8 +133,8 @@ class Replicas:
 
     @property
     def front_pids(self) -> set[int]:
-        """The process that owns the API's port."""
-        return {self._front.child.pid} if self._front.child and self._front.child.pid else set()
+        """The processes that own the API's port."""
+        return {*self._front.child.alive()} if self._front.child else set()
 
     @property
     def settled(self) -> bool:
