@@ -207,7 +207,7 @@ def test_a_rank_that_died_before_the_start_explains_nothing_of_what_fails_after_
         assert (found.cause.failure.slug, found.previous_attempts) == ("flag-unknown", (("rank-killed", 1),))
 
 
-# fault: kernel/explain/weighing.py: bool(alive and _precedes(place, alive)) or not →
+# fault: kernel/explain/weighing.py: bool(alive and precedes(place, alive)) or not →
 def test_what_the_server_has_survived_is_not_a_failure() -> None:
     found = explained(at(1, START, PORT) + READY)
     assert (found.result, [one.failure.slug for one in found.recovered]) == ("healed", ["port-taken"])

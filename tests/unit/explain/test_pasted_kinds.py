@@ -40,7 +40,7 @@ Traceback (most recent call last):
 
 
 # fault: kernel/explain/stream.py: bool(self.seen.alive and progress.CANCELLED → bool(progress.CANCELLED
-# fault: kernel/explain/weighing.py: return (signal.source, signal.line) == (place.source, place.line) or _precedes( → return _precedes(
+# fault: kernel/explain/weighing.py: return (signal.source, signal.line) == (place.source, place.line) or precedes( → return precedes(
 def test_a_cancelled_job_was_asked_to_end() -> None:
     """Slurm gives no reason then; a step that ends with others, and what failed before, stay."""
     job = CANCELLED.format("JOB 5")
@@ -61,7 +61,7 @@ KILLED = "srun: error: node7: task 0: Killed\n"
 # fault: kernel/explain/stream.py: if both and not self._fails(): → if not self._fails():
 # fault: kernel/explain/stream.py: if both and not self._fails(): → if both:
 # fault: kernel/explain/stream.py: any(hit.number > answered and not _cancels(hit) → any(hit.number > answered
-# fault: kernel/explain/weighing.py: return (signal.source, signal.line) == (place.source, place.line) or _precedes( → return _precedes(
+# fault: kernel/explain/weighing.py: return (signal.source, signal.line) == (place.source, place.line) or precedes( → return precedes(
 def test_a_step_was_cancelled_by_hand_where_srun_reports_no_task_before() -> None:
     """In either order, and on several nodes; a step also ends when one of its tasks does."""
     for ended in (STEP + ABORTED, ABORTED + STEP, STEP + STEP.replace("node7", "node8") + ABORTED):

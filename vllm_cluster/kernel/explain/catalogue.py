@@ -18,6 +18,8 @@ from vllm_cluster.kernel.explain.words import needle
 
 # What NCCL writes as a rank begins to join a communicator, and when it has.
 COMMUNICATORS = " - Init "
+# The same of a way that was tried several times.
+CONNECTED = ": Connected after "
 _DIGIT, _REPETITION = re.compile("[0-9]"), re.compile(r"\{[0-9,]{1,9}\}")
 # What an expression can begin with: one of these words, in any case or as they are.
 _LEADS = re.compile(r"(?:\(\?i\))?(?:\\b)?\(\?:([a-z0-9|]+)\)(?![?*{+])")
@@ -36,8 +38,8 @@ class LogPattern:
     """One sign to look for: of a failure, or of a harmless line with the reason why it is harmless.
 
     A harmless line with a failure is harmless only if work continues. A fact has a name in place of a failure, and
-    holds where `distinct` different values of it are seen; it contradicts the signs that have it in `unless`, and those
-    that have it in `only` need it.
+    holds where `distinct` different values of it are seen; it contradicts the signs that have it in `unless`, those
+    that have it in `only` need it, and those that have it in `until` are over where it is seen after them.
     """
 
     failure: str
@@ -53,6 +55,8 @@ class LogPattern:
     distinct: int = 1
     mild: bool = False  # it was seen in a line of a level below error
     who: re.Pattern[str] | None = None
+    until: tuple[str, ...] = ()
+    code: bool = False
 
     @cached_property
     def fails(self) -> bool:
@@ -119,6 +123,8 @@ def _signs(words: str | Mapping[str, Any], kind: str, patterns: Mapping[str, str
             tuple(words.get("only", ())),
             words.get("instead", ""),
             words.get("who", ""),
+            tuple(words.get("until", ())),
+            words.get("code", False),
         )
 
 
@@ -143,6 +149,8 @@ SIGNS = (
             only=sign.only,
             instead=sign.instead,
             who=re.compile(sign.who) if sign.who else None,
+            until=sign.until,
+            code=sign.code,
         )
         for failure in FAILURES.values()
         for sign in failure.signs
@@ -158,7 +166,7 @@ SIGNS = (
 _LOOKED_FOR = (
     *("rror:", ": error", "Error", "Exception", "Exit", ".errors.", ".exc.", ".exceptions.", "Interrupt", "Expired"),
     *("ERROR", "CRITICAL", "FATAL", "Traceback", "panic:", "Segmentation fault", "core dumped", "Killed", "Aborted"),
-    *(" E ", " F ", " C ", "[E", "[F", "NCCL WARN", "above exception", COMMUNICATORS, *RANK_WORDS),
+    *(" E ", " F ", " C ", "[E", "[F", "NCCL WARN", "above exception", COMMUNICATORS, CONNECTED, *RANK_WORDS),
     *(
         *progress.START,
         progress.OWN_START,
@@ -186,7 +194,7 @@ class LineKind(NamedTuple):
 
 
 # A line that has one of these marks has a needle that is a part of it, too.
-WORKS = (progress.LEAVES, progress.RATES, COMMUNICATORS, *RANK_WORDS)
+WORKS = (progress.LEAVES, progress.RATES, COMMUNICATORS, CONNECTED, *RANK_WORDS)
 _MARKS = (progress.TURNS, WORKS, progress.QUIET_WORDS)
 _KINDS = tuple(
     LineKind(known, *(any(one.text.decode() in mark for mark in marks) for marks in _MARKS))

@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Iterable
 from typing import Generic, TypeVar
 
-from vllm_cluster.kernel.explain.catalogue import COMMUNICATORS, LogPattern
+from vllm_cluster.kernel.explain.catalogue import COMMUNICATORS, CONNECTED, LogPattern
 from vllm_cluster.kernel.explain.failure import SignKind
 
 Place = TypeVar("Place")
@@ -14,6 +14,9 @@ Place = TypeVar("Place")
 _JOINS = re.compile(
     r"\bcomm (0x[0-9a-f]{1,16}) rank (\d{1,6}) .{0,200}commId (0x[0-9a-f]{1,16}) - Init (START|COMPLETE)"
 )
+# What a process of NCCL warns of, and what shows that it went another way or tried again: it has connected.
+_WARNS = re.compile(r"(\S{1,80}:\d{1,9}):\d{1,9} \[\d{1,3}\] .{0,80}NCCL WARN ")
+_CONNECTED = re.compile(r"(\S{1,80}:\d{1,9}):\d{1,9} \[\d{1,3}\] .{0,80}NCCL INFO .{0,200}(?:Init COMPLETE|\bConnected after \d)")
 MAX_RANKS = 4096
 WAITS = LogPattern("collective-timeout", COMMUNICATORS, None, SignKind.SYMPTOM)
 
@@ -52,3 +55,15 @@ def find_waiting(hosts: Iterable[Communicators[Place]]) -> list[Place]:
     seen = list(hosts)
     joined = {name for one in seen for name in one.joined}
     return [place for one in seen for (name, _, _), place in one.begun.items() if name in joined]
+
+
+def warned(words: str) -> str | None:
+    """The process of NCCL that warns in a line, by host and number."""
+    found = _WARNS.match(words)
+    return found and found[1]
+
+
+def connected(words: str) -> str | None:
+    """The process of NCCL that has connected by a line: what it warned of before that did not keep it from it."""
+    found = _CONNECTED.match(words) if CONNECTED in words or COMMUNICATORS in words else None
+    return found and found[1]

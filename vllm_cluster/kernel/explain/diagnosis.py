@@ -107,7 +107,8 @@ def diagnose(
     kind: Kind = (
         "symptom" if symptom else "explained" if first else "healthy" if worked_at is not None else _quiet(groups)
     )
-    if kind == "healthy" and (survived or overcome):
+    # A server that was stopped after that has answered, too.
+    if (survived or overcome) and (kind == "healthy" or (kind == "nothing" and any(log.alive for log in logs))):
         kind = "healed"
     # Never an exit code 0 with a failure in the logs, of any words.
     soft = kind in ("nothing", "healthy", "healed") and (seen.quiet or seen.murmurs)

@@ -30,6 +30,13 @@ class LogPosition:
     time: float | None = None
 
 
+def precedes(place: LogPosition, other: LogPosition) -> bool:
+    """Whether a line is above another of its log, or older than one of another log."""
+    if (place.source, place.host) == (other.source, other.host):
+        return place.line < other.line
+    return place.time is not None and other.time is not None and place.time < other.time
+
+
 @dataclass(frozen=True)
 class Raised:
     """An exception that no failure explains, the lines below that continue it, and where it was raised."""

@@ -8,11 +8,15 @@ from typing import NamedTuple
 
 from vllm_cluster.kernel.explain.catalogue import LineKind, LogPattern
 from vllm_cluster.kernel.explain.log_line import MAX_LINE, LogLine, parse_line
+from vllm_cluster.kernel.text import redact
 
 MAX_ABOVE = 4096
 MAX_BELOW = 16384
 MAX_FRAMES = 32  # frames of other processes that are passed over, where several write side by side
-SHOWN = 400  # bytes below a line that may continue it
+MAX_QUOTED = 8  # lines from one of source code up to its frame, where it has several or processes write side by side
+SHOWN = 400  # characters of a line that are kept, and bytes below one that may continue it
+MORE_LINES = 3
+INDENTED = b"]   "  # where a logger's prefix ends, before an indented line
 _FRAME = re.compile(r'File "([^"]{1,300})", line (\d{1,7})(?:, in ([\w.<>]{1,120}))?')
 _INSTALLED = re.compile(r"^.*/(?:site|dist)-packages/")
 # Python's own modules raise for whoever has called them.
@@ -78,10 +82,39 @@ class Nearby(NamedTuple):
         """The line itself, as far as it counts."""
         return self.part[self.start : min(self.end, self.start + MAX_LINE)]
 
+    def quotes(self, who: str, words: str) -> bool:
+        """Whether the line is source code that a traceback quotes: indented, below the frame that names its file."""
+        indented = b"    " + words.encode()
+        if not self.text.rstrip().endswith(indented):
+            return False
+        named, end = who.rpartition(" ")[2].encode(), self.start - 1
+        for _ in range(MAX_QUOTED):
+            begin = self.part.rfind(b"\n", 0, max(0, end)) + 1
+            above, end = self.part[begin : max(begin, min(end, begin + MAX_LINE))], begin - 1
+            if b', line ' in above and b'File "' in above and named in above:
+                return True
+            # Another process writes in between; a statement may take several lines.
+            if end < 0 or (named in above and b"    " not in above):
+                return False
+        return False
+
     @property
     def below(self) -> bytes:
         """What may continue the line."""
         return self.part[self.end + 1 : self.end + 1 + SHOWN]
+
+    def continued(self, above: LogLine, names: frozenset[str]) -> tuple[str, ...]:
+        """The lines right below that continue a line: a version mismatch lists the versions there."""
+        lines = []
+        for raw in self.below.split(b"\n")[:MORE_LINES]:
+            parsed = parse_line(raw, names=names)
+            # Loggers repeat their prefix; what continues a message is indented behind it.
+            own = parsed.level == above.level and parsed.who == above.who and INDENTED in raw
+            stamped = not own and (parsed.level or parsed.time)
+            if not parsed.words or stamped or parsed.words.startswith(("File ", "Traceback", "^")):
+                break
+            lines.append(redact(parsed.words)[:SHOWN])
+        return tuple(lines)
 
     def alone(self) -> Nearby:
         """The same without the rest of the piece, which need not be kept for it."""

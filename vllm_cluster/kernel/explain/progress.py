@@ -47,7 +47,7 @@ OWN_STOP = "vcluster stops vLLM"
 TO_AN_ENGINE = "EngineCore: trigger received signal=SIG"
 SIGNALLED = (
     *("API server: shutdown triggered", "trigger received signal=SIG", "Shutdown initiated (timeout="),
-    "srun: interrupt (one more within",
+    *("srun: interrupt (one more within", "ZMQ RPC Server was interrupted"),
 )
 # Slurm writes this of a job that was cancelled by hand; of one that Slurm itself ends it adds why.
 CANCELLED = re.compile(r"\*\*\* JOB \d+ ON \S+ CANCELLED AT [\dT:-]+ \*\*\*")
@@ -62,8 +62,14 @@ ENDS_ITS_OWN = re.compile(r"\[shutdown\] (?:Executor|Process manager|Subprocess 
 # One of these is in each line by which vLLM or Ray starts, or is asked to end.
 TURNS = (*START, OWN_START, OWN_STOP, *SIGNALLED, " CANCELLED AT ", "Job step aborted", "[shutdown] ", *GROUP_START)
 
-# Ray's lists of what may be the reason.
-POSSIBLE = ("Possible reasons include", "There are some potential root causes", "Some common causes include")
+# From here on a line says what may be, and not what is: lists of possible reasons, and guesses of programs.
+POSSIBLE = re.compile(
+    r"Possible reasons include|There are some potential root causes|Some common causes include|(?i:\bit is possible that\b"
+    r"|\b(?:may|might|could|can) (?:also )?(?:have been |be )?(?:caused by|due to|because|the result of)\b"
+    r"|\b(?:probably|possibly|usually|typically|commonly|most likely) (?:caused by|due to|because|happens|means)\b)"
+)
+# A command that a person or a shell repeats: what it is given has not happened.
+COMMAND = re.compile(r"\+{1,4} \w|\$ \S|[\w.-]{1,60}@[\w.-]{1,80}(?::|\s)[^$#]{0,120}[$#] \S")
 
 # What begins a line that reports a failure of any kind.
 _TROUBLE = re.compile(

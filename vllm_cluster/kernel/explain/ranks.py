@@ -13,9 +13,13 @@ STARTING = (
     *("distributed_init_method=", "is assigned as DP rank", "Starting to load model", "Loading weights took"),
     *("Dynamo bytecode transform", "Available KV cache memory", "KV cache size:", "Graph capturing finished"),
     *("init engine (profile", "core engine proc", "Capturing a cudagraph", "Loading weights on "),
-    *("LLM engine (v", "Loading weights from "),
+    *("LLM engine (v", "Loading weights from ", "Automatically detected platform", "platform is available"),
+    *("Found nccl from library", "vLLM is using nccl", "message queue communication handle", "Supported tasks: "),
+    *("Reducing Torch parallelism", "NCCL INFO Bootstrap", "- Init START", "Resolved architecture: "),
 )
-RANK_WORDS = ("SeqNum=", "clients joined", LEAVES, *STARTING)
+# What a test of NCCL writes at its end: it serves nothing.
+DONE = "Avg bus bandwidth"
+RANK_WORDS = ("SeqNum=", "clients joined", LEAVES, DONE, *STARTING)
 MAX_RANKS = 4096
 MAX_NAMED = 8
 _COLLECTIVE = re.compile(r"\[((?:PG [^\]]{1,80} )?)Rank (\d{1,6})\].{0,120}\bSeqNum=(\d{1,15})\b")
@@ -54,7 +58,8 @@ class Ranks:
 
     def take(self, words: str) -> None:
         """Look at one line."""
-        self.starting = LEAVES not in words and (self.starting or any(map(words.__contains__, STARTING)))
+        ends = LEAVES in words or DONE in words
+        self.starting = not ends and (self.starting or any(map(words.__contains__, STARTING)))
         if (found := _COLLECTIVE.search(words)) and len(self.collectives) < MAX_RANKS:
             self.collectives.setdefault((found[1], int(found[2])), int(found[3]))
         elif (found := _BEGINS.search(words)) and len(self.begun) < MAX_RANKS:

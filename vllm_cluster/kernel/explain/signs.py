@@ -18,10 +18,13 @@ def classify(words: str, signs: Iterable[LogPattern] = SIGNS) -> Judged:
     # A traceback quotes the statement above the message that it raised: `raise NoSpace("no space left")`.
     if words.startswith("raise "):
         return (), False
-    # What Ray counts up as possible has not been seen.
-    if any(map(words.__contains__, progress.POSSIBLE)):
-        words = min((words.split(mark, 1)[0] for mark in progress.POSSIBLE), key=len)
-    found = [one for one in signs if one.needle in words and (one.matches is None or one.search(words))]
+    found = _signs_in(words, signs)
+    # What is only possible, or what a command is given, has not been seen.
+    if found and (possible := progress.POSSIBLE.search(words)):
+        words = words[: possible.start()]
+        found = _signs_in(words, found)
+    if found and progress.COMMAND.match(words):
+        return tuple(one for one in found if one.kind is SignKind.FACT), False
     if not found:
         return (), progress.is_trouble(words)
     if len(found) > 1:
@@ -30,6 +33,10 @@ def classify(words: str, signs: Iterable[LogPattern] = SIGNS) -> Judged:
         # What is harmless in any case may quote the failure that it warns of: a limit, and `Too many open files`.
         found = [known for known in found if known.kind is SignKind.HARMLESS and not known.failure] or found
     return tuple(found), progress.is_trouble(words)
+
+
+def _signs_in(words: str, signs: Iterable[LogPattern]) -> list[LogPattern]:
+    return [one for one in signs if one.needle in words and (one.matches is None or one.search(words))]
 
 
 @cache
@@ -50,6 +57,8 @@ def judge_line(parsed: LogLine, nearby: Nearby) -> Judged:
     if nearby.judged:
         return nearby.judged[0]
     found, trouble = classify(parsed.words, nearby.kind.signs)
+    if (found or trouble) and nearby.quotes(parsed.who, parsed.words):
+        found, trouble = tuple(known for known in found if known.code), False
     judged = applicable(found, parsed, trouble=trouble) if found else (), trouble
     if nearby.judged is not None:
         nearby.judged.append(judged)

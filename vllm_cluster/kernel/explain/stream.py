@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import math
 from collections import deque
+from collections.abc import Callable
 
 from vllm_cluster.kernel.explain import progress
 from vllm_cluster.kernel.explain.catalogue import COMMUNICATORS, LogPattern
+from vllm_cluster.kernel.explain.communicators import connected, warned
 from vllm_cluster.kernel.explain.evidence import LAST_TROUBLE, ErrorLine, LogPosition, LogScan, Raised, SignMatch
 from vllm_cluster.kernel.explain.failure import SignKind
 from vllm_cluster.kernel.explain.frame import (
+    INDENTED,
+    SHOWN,
     TRACEBACK,
     IgnoredExceptions,
     Nearby,
@@ -22,14 +26,12 @@ from vllm_cluster.kernel.explain.frame import (
     reads_a_model,
     refuses,
 )
-from vllm_cluster.kernel.explain.log_line import DAY, LogLine, parse_line
+from vllm_cluster.kernel.explain.log_line import DAY, LogLine
 from vllm_cluster.kernel.explain.ranks import RANK_WORDS, Ranks, addresses_in
 from vllm_cluster.kernel.explain.signs import classify, judge_line
 from vllm_cluster.kernel.text import redact
 
-SHOWN, WHO = 400, 120  # characters of a line, and of the name of its process, that are kept
-MORE_LINES = 3
-INDENTED = b"]   "  # where a logger's prefix ends, before an indented line
+WHO = 120  # characters of the name of a process that are kept
 BANNER = 40  # lines of one start that all announce it
 FIRST_STRANGE = 3
 MAX_RAISED = 16  # exceptions of one log that no failure explains: the first half of them, and the last ones
@@ -106,9 +108,20 @@ class HostStream:
             self._rates(number, parsed)
         if COMMUNICATORS in words:
             seen.communicators.take(words, lambda: self.place(number, parsed))
+        if process := connected(words):
+            self._take_back(lambda text: warned(text) == process)
         if any(map(words.__contains__, RANK_WORDS)):
             seen.ranks.take(words)
             self._note_addresses(parsed)
+
+    def _take_back(self, over: Callable[[str], object]) -> None:
+        """Drop lines that what follows has shown to be no failure."""
+        self._trouble = deque((line for line in self._trouble if not over(line.parsed.words)), LAST_TROUBLE)
+        self.seen.strange[:] = [place for place in self.seen.strange if not over(place.text)]
+        for known, hit in list(self.seen.hits.items()):
+            if hit.lines and all(over(line.parsed.words) for line in hit.lines):
+                del self.seen.hits[known]
+                self.waiting.pop(known, None)
 
     def _note_failure(self, found: tuple[LogPattern, ...], parsed: LogLine) -> None:
         """Keep when something failed, and whose address it names."""
@@ -275,7 +288,7 @@ class HostStream:
             hit.last = hit.recent[-1]
         self.seen.trouble.extend(self._place(*one) for one in self._trouble)
         for one, nearby in self._raised:
-            frame, more = nearby.frame(one.parsed.who, self._names), self._continued(nearby.below, one.parsed)
+            frame, more = nearby.frame(one.parsed.who, self._names), nearby.continued(one.parsed, self._names)
             self.seen.raised.append(Raised(self._place(*one), more, frame))
 
     def foreign(self, parsed: LogLine) -> bool:
@@ -301,26 +314,13 @@ class HostStream:
         parsed, hit = line.parsed, self.seen.hits.get(known)
         if hit is None:
             place = self._place(*line)
-            hit = self.seen.hits[known] = SignMatch(known, place, place, more=self._continued(nearby.below, parsed))
+            hit = self.seen.hits[known] = SignMatch(known, place, place, more=nearby.continued(parsed, self._names))
         hit.count, hit.evidence = hit.count + parsed.times, None
         if len(parsed.words) > SHOWN:
             line = line._replace(parsed=parsed._replace(words=redact(parsed.words)[:SHOWN]))
         hit.lines.append(line)
         if known.waits:
             self.waiting[known] = hit
-
-    def _continued(self, below: bytes, above: LogLine) -> tuple[str, ...]:
-        """The lines right below that continue a line: a version mismatch lists the versions there."""
-        lines = []
-        for raw in below.split(b"\n")[:MORE_LINES]:
-            parsed = parse_line(raw, names=self._names)
-            # Loggers repeat their prefix; what continues a message is indented behind it.
-            own = parsed.level == above.level and parsed.who == above.who and INDENTED in raw
-            stamped = not own and (parsed.level or parsed.time)
-            if not parsed.words or stamped or parsed.words.startswith(("File ", "Traceback", "^")):
-                break
-            lines.append(redact(parsed.words)[:SHOWN])
-        return tuple(lines)
 
     def _begin(self, place: LogPosition) -> None:
         """A new run of vLLM: what was found belongs to the one before it."""

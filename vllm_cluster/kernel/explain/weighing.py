@@ -11,8 +11,8 @@ from itertools import chain
 from typing import Literal
 
 from vllm_cluster.kernel.explain.communicators import WAITS
-from vllm_cluster.kernel.explain.contradictions import uncontradicted
-from vllm_cluster.kernel.explain.evidence import RECENT, LogPosition, LogScan, Raised, SignMatch
+from vllm_cluster.kernel.explain.contradictions import Facts, uncontradicted
+from vllm_cluster.kernel.explain.evidence import RECENT, LogPosition, LogScan, Raised, SignMatch, precedes
 from vllm_cluster.kernel.explain.failure import SignKind
 
 State = Literal["healthy", "unfinished", "nothing"]
@@ -71,7 +71,7 @@ def joined(parts: Sequence[Evidence]) -> Evidence:
 
 def evidence_of(
     logs: Sequence[LogScan],
-    facts: Mapping[str, set[str]],
+    facts: Facts,
     waiting: Iterable[LogPosition],
     since: Mapping[str, float] | None,
     worked_at: float | None,
@@ -79,13 +79,13 @@ def evidence_of(
     """Weigh what the logs of one server show."""
     in_order = _ends_in_order(logs)
     found, before, past, earlier = _of_last_run(logs, since, in_order)
-    hits = [uncontradicted(hit, facts) for hit in found]
+    hits = list(uncontradicted(found, facts))
     own = {(log.name, log.host) for log in logs}
     hits += [SignMatch(WAITS, place, place, 1) for place in waiting if (place.source, place.host) in own]
     alive = max((log.alive for log in logs if log.alive), key=by_time, default=None)
 
     def answered(place: LogPosition) -> bool:
-        return bool(alive and _precedes(place, alive)) or not _within(place, since)
+        return bool(alive and precedes(place, alive)) or not _within(place, since)
 
     def over(place: LogPosition) -> bool:
         return worked_at is not None or answered(place)
@@ -119,9 +119,9 @@ def evidence_of(
     )
 
 
-def _causes(hits: Iterable[SignMatch], facts: Mapping[str, set[str]]) -> list[SignMatch]:
+def _causes(hits: Iterable[SignMatch], facts: Facts) -> list[SignMatch]:
     """Those that are causes, as far as the logs do not contradict them."""
-    return [hit for one in hits if (hit := uncontradicted(one, facts)).known.kind is SignKind.CAUSE]
+    return [hit for hit in uncontradicted(hits, facts) if hit.known.kind is SignKind.CAUSE]
 
 
 def _without_warnings(failing: Sequence[SignMatch], ended: bool) -> tuple[list[SignMatch], list[SignMatch]]:
@@ -183,15 +183,9 @@ def by_time(place: LogPosition) -> tuple[bool, float, str, int]:
     return place.time is None, place.time or 0.0, place.source, place.line
 
 
-def _precedes(place: LogPosition, other: LogPosition) -> bool:
-    if (place.source, place.host) == (other.source, other.host):
-        return place.line < other.line
-    return place.time is not None and other.time is not None and place.time < other.time
-
-
 def _since(signal: LogPosition, place: LogPosition) -> bool:
     """Whether a line is that of a signal, or one after it."""
-    return (signal.source, signal.line) == (place.source, place.line) or _precedes(signal, place)
+    return (signal.source, signal.line) == (place.source, place.line) or precedes(signal, place)
 
 
 def _of_last_run(
