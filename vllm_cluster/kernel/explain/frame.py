@@ -47,7 +47,10 @@ _UNREADABLE = re.compile(r"(?:\w{1,40}\.){0,3}(?:JSONDecodeError|UnicodeDecodeEr
 _REFUSES = re.compile(r"(?:ValueError|AssertionError|NotImplementedError|TypeError|argparse\.\w+): \S")
 # The flag to change is in the message: then vLLM refuses its settings, wherever it raises that.
 _OF_VLLM = re.compile(r"(?:^|/)vllm/")
-_NAMES_A_FLAG = re.compile(r"(?:Runtime|Value|Assertion|NotImplemented|Type)Error: .{0,600}(?<![\w-])--[a-z]\w*-[a-z]")
+_NAMES_A_FLAG = re.compile(
+    r"(?:Runtime|Value|Assertion|NotImplemented|Type)Error: .{0,600}"
+    r"(?:(?<![\w-])--[a-z]\w*-[a-z]|\b(?:increas|decreas|reduc|rais|lower|sett?|adjust)(?:e|ing)? (?:the )?`?[a-z]{2,20}_[a-z_]{2,40}\b)"
+)
 # Python ignores what a destructor raises, as a process ends; the traceback of it follows.
 IGNORED = "Exception ignored in"
 MAX_IGNORED = 64  # lines of such a traceback, and processes that write one at a time

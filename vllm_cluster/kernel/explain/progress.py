@@ -117,7 +117,10 @@ _CALM = re.compile(
 # What is below the heading of a list that is empty.
 _NONE = re.compile(rb"\s{0,20}\W?(?:no|none|nothing|n/a)\b")
 # A part of vLLM takes another way than it would: what the line names is missing, and nothing fails by it.
-GIVES_WAY = re.compile(r"alling back to|^[^A-Za-z]{0,40}(?:Ignor(?:e|ed|ing)|Skipp(?:ed|ing)|Retrying)\b")
+GIVES_WAY = re.compile(
+    r"alling back to|^[^A-Za-z]{0,40}(?:Ignor(?:e|ed|ing)|Skipp(?:ed|ing)|Retrying)\b"
+    r"|\b(?:skipping|ignoring|disabling|continuing without)\b|\bwill be (?:skipped|ignored|disabled)\b"
+)
 # The server ends by this, though it still writes of its requests.
 DEAD = "EngineDeadError"
 # A process leaves: from here on, lost connections do not count.

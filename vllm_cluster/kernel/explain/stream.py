@@ -226,7 +226,9 @@ class HostStream:
         if harmless and is_exception(parsed.words):
             self._unannounce(parsed.who)
         if (trouble or parsed.loud) and not parsed.calm and not harmless:
-            if not trouble or found or progress.announces(parsed.words):
+            # A fact beside the failure does not name it.
+            named = any(known.kind is not SignKind.FACT for known in found)
+            if not trouble or named or progress.announces(parsed.words):
                 self._trouble.append(line)
                 return
             self._strange(line)

@@ -203,6 +203,9 @@ def _of_last_run(
             lasting = hit.known.host and hit.known.kind is SignKind.CAUSE
             # What its own log shows below the start is of this run; `docker inspect` begins with an earlier time.
             oldest = started - (LASTING if lasting and log.started else SLACK)
+            # Below a start and older than it is another log, pasted below: of that no start is known.
+            if log.started and hit.last.line > log.started.line and (hit.last.time or 0.0) < (log.started.time or 0.0):
+                oldest = -math.inf
             if hit.last.time is not None and hit.last.time < oldest:
                 if hit.known.kind <= SignKind.CONSEQUENCE and _unplanned(hit, in_order):
                     past.append(hit)
