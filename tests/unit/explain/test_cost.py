@@ -44,12 +44,12 @@ def counted_calls(monkeypatch: Any, *names: str) -> Counter[str]:
 # fault: kernel/explain/stream.py: raised.append((line, nearby)) → raised.append((line, nearby if self._place(*line) else nearby))
 @pytest.mark.parametrize("error", ["RuntimeError: frob {}", "CUDA error: frob {}", "ValueError: {} is not supported"])
 def test_an_error_that_is_not_shown_is_parsed_once_and_not_redacted(error: str, monkeypatch: Any) -> None:
-    calls = counted_calls(monkeypatch, "stream.parse_line", "scan.parse_line", "stream.redact")
+    calls = counted_calls(monkeypatch, "frame.parse_line", "scan.parse_line", "stream.redact")
     text = "".join(f"(Worker pid=7) ERROR 05-02 09:11:10 [a.py:1] {error.format(at)}\n" for at in range(LINES))
     found = explained(text)
     assert found.named or found.raised
     assert calls["stream.redact"] < SHOWN
-    assert LINES <= calls["stream.parse_line"] + calls["scan.parse_line"] < LINES + SHOWN
+    assert LINES <= calls["frame.parse_line"] + calls["scan.parse_line"] < LINES + SHOWN
 
 
 # fault: kernel/explain/progress.py: r"|Killed\b|Aborted\b| → r"|Killed\b|

@@ -56,7 +56,8 @@ def test_a_later_healthy_host_hides_no_failure_of_another() -> None:
     for case in CASES:
         text = (FOLDER / f"{case.log}.log").read_text("utf-8", "replace")
         alone = explained(text, together=False)
-        if alone.result in QUIET:
+        # A part of a start beside a server that answers may be one of it.
+        if alone.result in (*QUIET, "unfinished"):
             continue
         headed = f"===== gpu1 =====\n{text}\n===== gpu2 =====\n{LATER}"
         for logs in ((text, LATER), (LATER, text), (headed,), (prefixed("gpu1", text) + prefixed("gpu2", LATER),)):

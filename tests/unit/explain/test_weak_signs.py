@@ -128,7 +128,7 @@ def test_semaphores_are_gone_for_more_than_one_reason() -> None:
     gone = explained(
         "    self._semlock = _multiprocessing.SemLock._rebuild(*state)\nFileNotFoundError: [Errno 2] No such file\n"
     )
-    assert gone.cause and "on another host" in gone.cause.failure.cause
+    assert gone.symptom and "on another host" in gone.symptom.failure.cause
 
 
 @pytest.mark.parametrize("word", ["JOB 5", "STEP 5.0"])
