@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
+from functools import cache
 from typing import Literal
 
+from tests.support.depth import FULL
 from tests.support.logs import explained
 from tests.support.paths import FIXTURES
+from vllm_cluster.kernel.explain.catalogue import SIGNS
 from vllm_cluster.kernel.explain.diagnosis import Diagnosis
+from vllm_cluster.kernel.explain.failure import SignKind
+from vllm_cluster.kernel.explain.log_line import parse_line
 
 FOLDER = FIXTURES / "corpus"
 Outcome = Literal["right", "wrong", "unknown"]
@@ -49,3 +54,18 @@ def judged(case: Case) -> tuple[Outcome, Diagnosis]:
     # A symptom where the cause was there to be read misleads no reader, and names nothing.
     misleads = found.result in ("explained", "healed") or bool(named and case.kind == "symptom")
     return ("wrong" if misleads else "unknown"), found
+
+
+@cache
+def shown_by_a_line() -> tuple[str, ...]:
+    """Return words of each failing sign, or of every eighth: those of a log that shows it, else its own."""
+    lines = [line for path in FOLDER.glob("*/*.log") for line in path.read_bytes().splitlines()]
+    words = list(dict.fromkeys(parse_line(line).words for line in lines))
+    failing = [known for known in SIGNS if known.kind <= SignKind.CONSEQUENCE]
+    found: dict[str, str] = {}
+    for known in failing if FULL else failing[::8]:
+        own = (text for text in words if known.needle in text and (not known.matches or known.matches.search(text)))
+        text = next(own, "" if known.matches else known.needle)
+        if text:
+            found[known.needle] = text
+    return tuple(found.values())

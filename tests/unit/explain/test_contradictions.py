@@ -14,7 +14,7 @@ DRIVER = "RuntimeError: Error 804: forward compatibility was attempted on non su
 SMI = "| NVIDIA-SMI 580.95.05              Driver Version: 580.95.05      CUDA Version: {}     |\n"
 
 
-# fault: kernel/explain/contradictions.py: contradicted = _holds(known.unless, facts, host) → contradicted = False
+# fault: kernel/explain/contradictions.py: contradicted = any(_places(known.unless, facts, host)) → contradicted = False
 @pytest.mark.parametrize(
     ("line", "fact", "cause", "symptom"),
     [
@@ -75,7 +75,7 @@ def test_the_arguments_of_vllm_serve_are_a_fact_as_its_command_line_is() -> None
     assert found.cause and found.cause.failure.slug == "follower-entry"
 
 
-# fault: kernel/explain/contradictions.py: return bool(hosts) and (host in hosts or not host or "" in hosts) → return bool(hosts)
+# fault: kernel/explain/contradictions.py: if of == host or not host or not of) → if True)
 @pytest.mark.parametrize(
     ("line", "fact", "cause"),
     [(REGISTER, "$ ulimit -l\nunlimited\n", "memlock-low"), (DRIVER, SMI.format("13.0"), "driver-too-old")],

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from functools import cache
-
 import pytest
 
-from tests.support.corpus import CORPUS, FOLDER
+from tests.support.corpus import CORPUS, FOLDER, shown_by_a_line
 from tests.support.depth import FULL
 from tests.support.logs import FOLDER as LOGS
 from tests.support.logs import explained
@@ -34,21 +32,6 @@ def prefixed(name: str, text: str) -> str:
     return "".join(f"{name}: {line}\n" for line in text.splitlines())
 
 
-@cache
-def shown_by_a_line() -> tuple[str, ...]:
-    """Words of each failing sign: those of a log that shows it, else its own."""
-    lines = [line for path in FOLDER.glob("*/*.log") for line in path.read_bytes().splitlines()]
-    words = list(dict.fromkeys(parse_line(line).words for line in lines))
-    failing = [known for known in SIGNS if known.kind <= SignKind.CONSEQUENCE]
-    found: dict[str, str] = {}
-    for known in failing if FULL else failing[::8]:
-        own = (text for text in words if known.needle in text and (not known.matches or known.matches.search(text)))
-        text = next(own, "" if known.matches else known.needle)
-        if text:
-            found[known.needle] = text
-    return tuple(found.values())
-
-
 # fault: kernel/explain/companions.py: if together or len(streams) < 2: → if True:
 @pytest.mark.promise("P41")
 def test_a_later_healthy_host_hides_no_failure_of_another() -> None:
@@ -64,7 +47,7 @@ def test_a_later_healthy_host_hides_no_failure_of_another() -> None:
             assert named(explained(*logs, together=False)) == named(alone), case.log
 
 
-# fault: kernel/explain/diagnosis.py: if kind == "healthy" and (survived or overcome): → if False:
+# fault: kernel/explain/diagnosis.py: if (survived or overcome) and (kind == "healthy" or → if False and (kind == "healthy" or
 def test_a_later_start_in_the_same_log_is_a_recovery_with_what_it_recovered_from() -> None:
     for line, slug in ((FULL_GPU, "gpu-memory-full"), ("FrobnicationError: the frob is out", "")):
         found = explained(f"{line}\n{LATER}", together=False)

@@ -69,7 +69,7 @@ POSSIBLE = re.compile(
     r"|\b(?:probably|possibly|usually|typically|commonly|most likely) (?:caused by|due to|because|happens|means)\b)"
 )
 # A command that a person or a shell repeats: what it is given has not happened.
-COMMAND = re.compile(r"\+{1,4} \w|\$ \S|[\w.-]{1,60}@[\w.-]{1,80}(?::|\s)[^$#]{0,120}[$#] \S")
+COMMAND = re.compile(r"\+{1,4} \w|\$ \S|[\[(]?[\w.-]{1,60}@[\w.-]{1,80}(?::|\s)[^$#]{0,120}[$#] \S")
 
 # What begins a line that reports a failure of any kind.
 _TROUBLE = re.compile(
