@@ -51,7 +51,7 @@ def test_what_is_about_something_else_contradicts_nothing(line: str, other: str,
     assert found.cause and found.cause.failure.slug == cause
 
 
-# fault: kernel/explain/stream.py: (known.host or not group) and known.kind is not SignKind.FACT → known.host or not group
+# fault: kernel/explain/stream.py: (known.host or not group) and not known.is_fact → known.host or not group
 def test_a_fact_holds_though_vllm_was_started_after_it() -> None:
     start = (
         "(APIServer pid=1) INFO 07-13 10:42:50 [utils.py:3] non-default args: {'model_tag': 'm', 'headless': True}\n"

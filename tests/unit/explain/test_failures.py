@@ -134,7 +134,11 @@ XID = "[ 812.4] NVRM: Xid (PCI:0000:1b:00): "
         ),
         # The file that is not there shows what was looked for.
         ("FileNotFoundError: [Errno 2] No such file or directory: '/a/adapter_config.json'", "lora-unfit", "explained"),
-        ("FileNotFoundError: [Errno 2] No such file or directory: '/models/a/config.json'", "model-not-found", "explained"),
+        (
+            "FileNotFoundError: [Errno 2] No such file or directory: '/models/a/config.json'",
+            "model-not-found",
+            "explained",
+        ),
         # A CPU's memory, as the container has it.
         *(
             (

@@ -8,9 +8,8 @@ from tests.support.corpus import CORPUS, FOLDER, shown_by_a_line
 from tests.support.depth import FULL
 from tests.support.logs import FOLDER as LOGS
 from tests.support.logs import explained
-from vllm_cluster.kernel.explain.catalogue import FAILURES, SIGNS
+from vllm_cluster.kernel.explain.catalogue import FAILURES
 from vllm_cluster.kernel.explain.diagnosis import Diagnosis
-from vllm_cluster.kernel.explain.failure import SignKind
 from vllm_cluster.kernel.explain.log_line import parse_line
 
 ANSWER = '(APIServer pid=1249) INFO:     127.0.0.1:34596 - "POST /v1/completions HTTP/1.1" 200 OK\n'

@@ -64,6 +64,11 @@ class LogPattern:
         return self.kind <= SignKind.CONSEQUENCE and not self.mild
 
     @cached_property
+    def is_fact(self) -> bool:
+        """Whether it only proves or contradicts other signs."""
+        return self.kind is SignKind.FACT
+
+    @cached_property
     def waits(self) -> bool:
         """Whether it does not count if work continues."""
         return self.kind is SignKind.HARMLESS or self.kind <= SignKind.BROAD or self.mild

@@ -16,7 +16,9 @@ _JOINS = re.compile(
 )
 # What a process of NCCL warns of, and what shows that it went another way or tried again: it has connected.
 _WARNS = re.compile(r"(\S{1,80}:\d{1,9}):\d{1,9} \[\d{1,3}\] .{0,80}NCCL WARN ")
-_CONNECTED = re.compile(r"(\S{1,80}:\d{1,9}):\d{1,9} \[\d{1,3}\] .{0,80}NCCL INFO .{0,200}(?:Init COMPLETE|\bConnected after \d)")
+_CONNECTED = re.compile(
+    r"(\S{1,80}:\d{1,9}):\d{1,9} \[\d{1,3}\] .{0,80}NCCL INFO .{0,200}(?:Init COMPLETE|\bConnected after \d)"
+)
 MAX_RANKS = 4096
 WAITS = LogPattern("collective-timeout", COMMUNICATORS, None, SignKind.SYMPTOM)
 

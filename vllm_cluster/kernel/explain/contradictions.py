@@ -9,7 +9,6 @@ from vllm_cluster.kernel.explain.catalogue import LogPattern
 from vllm_cluster.kernel.explain.evidence import LogPosition, LogScan, SignMatch, precedes
 from vllm_cluster.kernel.explain.failure import SignKind
 
-
 # By name, and by host, "" for all: the last line that shows the fact.
 Facts = Mapping[str, Mapping[str, LogPosition]]
 

@@ -49,7 +49,10 @@ _REFUSES = re.compile(r"(?:ValueError|AssertionError|NotImplementedError|TypeErr
 _OF_VLLM = re.compile(r"(?:^|/)vllm/")
 _NAMES_A_FLAG = re.compile(
     r"(?:Runtime|Value|Assertion|NotImplemented|Type)Error: .{0,600}"
-    r"(?:(?<![\w-])--[a-z]\w*-[a-z]|\b(?:increas|decreas|reduc|rais|lower|sett?|adjust)(?:e|ing)? (?:the )?`?[a-z]{2,20}_[a-z_]{2,40}\b)"
+    r"(?:(?<![\w-])--[a-z]\w*-[a-z]"
+    # Or the name of its setting in Python.
+    r"|\b(?:(?:increas|decreas|reduc|rais)(?:e|ing)|(?:lower|adjust|set)(?:t?ing)?) (?:the )?`?"
+    r"[a-z]{2,20}_[a-z_]{2,40}\b)"
 )
 # Python ignores what a destructor raises, as a process ends; the traceback of it follows.
 IGNORED = "Exception ignored in"
@@ -94,7 +97,7 @@ class Nearby(NamedTuple):
         for _ in range(MAX_QUOTED):
             begin = self.part.rfind(b"\n", 0, max(0, end)) + 1
             above, end = self.part[begin : max(begin, min(end, begin + MAX_LINE))], begin - 1
-            if b', line ' in above and b'File "' in above and named in above:
+            if b", line " in above and b'File "' in above and named in above:
                 return True
             # Another process writes in between; a statement may take several lines.
             if end < 0 or (named in above and b"    " not in above):

@@ -64,7 +64,8 @@ TURNS = (*START, OWN_START, OWN_STOP, *SIGNALLED, " CANCELLED AT ", "Job step ab
 
 # From here on a line says what may be, and not what is: lists of possible reasons, and guesses of programs.
 POSSIBLE = re.compile(
-    r"Possible reasons include|There are some potential root causes|Some common causes include|(?i:\bit is possible that\b"
+    r"Possible reasons include|There are some potential root causes|Some common causes include"
+    r"|(?i:\bit is possible that\b"
     r"|\b(?:may|might|could|can) (?:also )?(?:have been |be )?(?:caused by|due to|because|the result of)\b"
     r"|\b(?:probably|possibly|usually|typically|commonly|most likely) (?:caused by|due to|because|happens|means)\b)"
 )

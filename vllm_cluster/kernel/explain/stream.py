@@ -227,8 +227,7 @@ class HostStream:
             self._unannounce(parsed.who)
         if (trouble or parsed.loud) and not parsed.calm and not harmless:
             # A fact beside the failure does not name it.
-            named = any(known.kind is not SignKind.FACT for known in found)
-            if not trouble or named or progress.announces(parsed.words):
+            if not trouble or progress.announces(parsed.words) or not all(known.is_fact for known in found):
                 self._trouble.append(line)
                 return
             self._strange(line)
@@ -341,7 +340,7 @@ class HostStream:
     def _forget(self, *, group: bool) -> None:
         """Put aside what an earlier run was about; a host's own trouble may still be why this one fails."""
         seen = self.seen
-        for known in [known for known in seen.hits if (known.host or not group) and known.kind is not SignKind.FACT]:
+        for known in [known for known in seen.hits if (known.host or not group) and not known.is_fact]:
             hit = seen.hits.pop(known)
             # What ends by a request writes symptoms of its end.
             stop = seen.stopped or seen.asked
@@ -358,8 +357,7 @@ class HostStream:
         else:
             self._trouble.clear()
             self._overcome()
-            self._raised.clear()
-            self._raised_words.clear()
+            self._raised, self._raised_words = [], set()
             seen.quiet.clear()
             seen.murmurs.clear()
             self.waiting.clear()
