@@ -107,7 +107,7 @@ def test_a_sign_without_its_proof_names_nothing_and_leaves_the_line() -> None:
     assert found.cause and found.cause.failure.slug == "flag-unknown"
 
 
-# fault: kernel/explain/stream.py: not all(known.is_fact for known in found) → found
+# fault: kernel/explain/stream.py: any(known.is_sure for known in found) → found
 def test_a_fact_in_a_line_does_not_hide_the_error_of_it() -> None:
     found = explained("pydantic_core._pydantic_core.ValidationError: 1 validation error for ModelConfig\n")
     assert found.raised

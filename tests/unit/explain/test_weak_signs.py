@@ -59,6 +59,13 @@ Traceback (most recent call last):
             "CRITICAL 11-03 10:00:00 [core_client.py:9] Got fatal signal from worker processes, shutting down.",
             "engine-died",
         ),
+        # A file of any program, a connection of any server, and a request that was cut.
+        ("FileNotFoundError: [Errno 2] No such file or directory: '/root/.docker/config.json'", ""),
+        ("requests.exceptions.ChunkedEncodingError: Connection broken: IncompleteRead(9 bytes read)", ""),
+        ("RuntimeError: cannot read the request: unexpected end of JSON input", ""),
+        ("RuntimeError: cannot read index.json: unexpected end of JSON input", "file-incomplete"),
+        ("HTTPError: got 12 files of https://huggingface.co/api/models/a/b in 403 ms", ""),
+        ("OSError: [Errno 28] No space left on device: '/sys/fs/cgroup/docker/cpuset.cpus'", ""),
         # A shape at run time.
         ("RuntimeError: The size of tensor a (5120) must match the size of tensor b (640)", ""),
         # The reason is in other lines.
@@ -85,6 +92,77 @@ def test_words_that_many_failures_share_name_no_cause(line: str, slug: str) -> N
     found = explained(("" if bare else ENGINE) + line + "\n")
     assert found.result not in ("nothing", "healthy", "healed")
     assert (found.named.failure.slug if found.named else "") == slug
+
+
+@pytest.mark.parametrize(
+    ("line", "slug"),
+    [
+        ("Fatal Python error: Bus error", "bus-error"),
+        (
+            "RuntimeError: killed by signal: Bus error. It is possible that it is out of shared memory.",
+            "bus-error",
+        ),
+        ("RuntimeError: CUDA error: invalid device ordinal", "devices-set-twice"),
+        ("OSError: [Errno 5] Input/output error", "read-failed"),
+        (
+            "RuntimeError: Gloo connectFullMesh failed with [/a/gloo/transport/tcp/pair.cc:144] no error",
+            "gloo-interface",
+        ),
+        ("ConnectionError: ray client connection timeout", "peer-unanswered"),
+        ("crun: error executing hook `/usr/bin/nvidia-cdi-hook` (exit code: 1): OCI runtime error", "container-hook"),
+        (
+            "DistBackendError: NCCL error in: a.hpp:2, remote process exited or there was a network error",
+            "peer-gone",
+        ),
+        ("MQLLMEngine is already dead, terminating server process", "engine-died"),
+    ],
+)
+def test_what_has_many_causes_is_a_symptom(line: str, slug: str) -> None:
+    found = explained(ENGINE + line + "\n")
+    assert (found.result, found.symptom and found.symptom.failure.slug) == ("symptom", slug)
+
+
+def test_a_bus_error_is_of_small_shared_memory_where_the_log_shows_that() -> None:
+    small = "$ df -h /dev/shm\nshm              64M   64M     0 100% /dev/shm\n"
+    found = explained(small + ENGINE + "Fatal Python error: Bus error\n")
+    assert found.cause and found.cause.failure.slug == "shm-small"
+
+
+# fault: kernel/explain/failures.toml: only = ["model-read"] → only = ["hub-asked"]
+def test_a_file_is_one_of_a_model_where_its_path_or_its_reader_shows_it() -> None:
+    lost = "FileNotFoundError: [Errno 2] No such file or directory: '/data/atlas/config.json'\n"
+    reader = 'Traceback (most recent call last):\n  File "/usr/lib/python3/{}.py", line 5, in load\n    load()\n'
+    assert explained(reader.format("frob/read") + lost).result == "exception"
+    for read in (reader.format("transformers/configuration_utils") + lost, lost.replace("/data/", "/models/")):
+        found = explained(read)
+        assert found.cause and found.cause.failure.slug == "model-not-found"
+
+
+# fault: kernel/explain/frame.py: refuses(words: str, frame: Frame | None) -> bool: → refuses(words: str, frame: None = None) -> bool:
+def test_a_refusal_names_the_setting_to_change_as_a_flag_or_as_python_does() -> None:
+    trace = 'Traceback (most recent call last):\n  File "/usr/lib/python3/site-packages/{}.py", line 5, in load\n'
+    refused = "ValueError: the item has 9 tokens, which is above 8. Please increase max_num_batched_tokens.\n"
+    found = explained(trace.format("vllm/v1/core/encoder") + refused)
+    assert found.cause and found.cause.failure.slug == "combination-unsupported"
+    assert explained(trace.format("frob/core") + refused).result == "exception"
+
+
+# fault: kernel/explain/progress.py: r"|\b(?:skipping|ignoring| → r"|\b(?:skips|ignores|
+@pytest.mark.parametrize(
+    "line", ["CUDA_HOME is not set, skipping the kernels", "No module named 'vllm': it will be ignored"]
+)
+def test_what_a_line_goes_without_is_not_a_failure(line: str) -> None:
+    assert explained(line + "\n" + READY).named is None
+    assert explained(line + "\n").cause is None
+
+
+# fault: kernel/explain/diagnosis.py: or (kind == "nothing" and any(log.alive for log in logs)) → or (False)
+def test_a_server_that_recovered_and_was_stopped_has_recovered() -> None:
+    failed = ENGINE + "torch.OutOfMemoryError: CUDA out of memory.\n"
+    answer = '(APIServer pid=1) INFO:     10.0.0.9:41000 - "POST /v1/chat/completions HTTP/1.1" 200 OK\n'
+    stop = "(EngineCore pid=9) INFO 11-03 10:09:00 [core.py:1] Shutdown initiated (timeout=0)\n"
+    found = explained(READY + failed + answer + stop, together=False)
+    assert (found.result, [one.failure.slug for one in found.recovered]) == ("healed", ["gpu-memory-full"])
 
 
 # fault: kernel/explain/progress.py: rf"(?<!\w\.)\b(?:{ → rf"\b(?:{

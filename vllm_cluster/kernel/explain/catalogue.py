@@ -69,6 +69,11 @@ class LogPattern:
         return self.kind is SignKind.FACT
 
     @cached_property
+    def is_sure(self) -> bool:
+        """Whether its line is of the failure, or of the symptom `instead`, whatever other lines hold."""
+        return not (self.is_fact or self.until or ((self.only or self.unless) and not self.instead))
+
+    @cached_property
     def waits(self) -> bool:
         """Whether it does not count if work continues."""
         return self.kind is SignKind.HARMLESS or self.kind <= SignKind.BROAD or self.mild

@@ -226,8 +226,8 @@ class HostStream:
         if harmless and is_exception(parsed.words):
             self._unannounce(parsed.who)
         if (trouble or parsed.loud) and not parsed.calm and not harmless:
-            # A fact beside the failure does not name it.
-            if not trouble or progress.announces(parsed.words) or not all(known.is_fact for known in found):
+            # Where others must prove that it is one, it may be an error that no failure explains.
+            if not trouble or progress.announces(parsed.words) or any(known.is_sure for known in found):
                 self._trouble.append(line)
                 return
             self._strange(line)
@@ -357,7 +357,7 @@ class HostStream:
         else:
             self._trouble.clear()
             self._overcome()
-            self._raised, self._raised_words = [], set()
+            self._raised_words, self._raised = set(), []
             seen.quiet.clear()
             seen.murmurs.clear()
             self.waiting.clear()
