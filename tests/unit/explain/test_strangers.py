@@ -46,7 +46,7 @@ def test_a_later_healthy_host_hides_no_failure_of_another() -> None:
             assert named(explained(*logs, together=False)) == named(alone), case.log
 
 
-# fault: kernel/explain/diagnosis.py: if (survived or overcome) and (kind == "healthy" or → if False and (kind == "healthy" or
+# fault: kernel/explain/diagnosis.py: if (survived or overcome) and _has_answered(kind, logs): → if False:
 def test_a_later_start_in_the_same_log_is_a_recovery_with_what_it_recovered_from() -> None:
     for line, slug in ((FULL_GPU, "gpu-memory-full"), ("FrobnicationError: the frob is out", "")):
         found = explained(f"{line}\n{LATER}", together=False)

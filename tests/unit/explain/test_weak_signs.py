@@ -138,7 +138,7 @@ def test_a_file_is_one_of_a_model_where_its_path_or_its_reader_shows_it() -> Non
         assert found.cause and found.cause.failure.slug == "model-not-found"
 
 
-# fault: kernel/explain/frame.py: refuses(words: str, frame: Frame | None) -> bool: → refuses(words: str, frame: None = None) -> bool:
+# fault: kernel/explain/frame.py: (?:(?:increas|decreas| → (?:(?:decreas|
 def test_a_refusal_names_the_setting_to_change_as_a_flag_or_as_python_does() -> None:
     trace = 'Traceback (most recent call last):\n  File "/usr/lib/python3/site-packages/{}.py", line 5, in load\n'
     refused = "ValueError: the item has 9 tokens, which is above 8. Please increase max_num_batched_tokens.\n"
@@ -156,7 +156,7 @@ def test_what_a_line_goes_without_is_not_a_failure(line: str) -> None:
     assert explained(line + "\n").cause is None
 
 
-# fault: kernel/explain/diagnosis.py: or (kind == "nothing" and any(log.alive for log in logs)) → or (False)
+# fault: kernel/explain/diagnosis.py: or (kind == "nothing" and any(log.alive for log in logs)) → or False
 def test_a_server_that_recovered_and_was_stopped_has_recovered() -> None:
     failed = ENGINE + "torch.OutOfMemoryError: CUDA out of memory.\n"
     answer = '(APIServer pid=1) INFO:     10.0.0.9:41000 - "POST /v1/chat/completions HTTP/1.1" 200 OK\n'

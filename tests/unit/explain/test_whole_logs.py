@@ -40,7 +40,7 @@ ValueError: This model's maximum context length is 9 tokens. However, you reques
 
 # fault: kernel/explain/weighing.py: if any(log.started or log.ranks.starting for → if any(log.started for
 # fault: kernel/explain/ranks.py: "clients joined", LEAVES, → "clients joined",
-# fault: kernel/explain/ranks.py: (self.starting or any(map(words.__contains__, STARTING))) → any(map(words.__contains__, STARTING))
+# fault: kernel/explain/ranks.py: (self.starting or starts) → starts
 @pytest.mark.parametrize(
     "line",
     [

@@ -70,7 +70,7 @@ class LogPattern:
 
     @cached_property
     def is_sure(self) -> bool:
-        """Whether its line is of the failure, or of the symptom `instead`, whatever other lines hold."""
+        """Whether its line shows a failure without any other line."""
         return not (self.is_fact or self.until or ((self.only or self.unless) and not self.instead))
 
     @cached_property

@@ -107,8 +107,7 @@ def diagnose(
     kind: Kind = (
         "symptom" if symptom else "explained" if first else "healthy" if worked_at is not None else _quiet(groups)
     )
-    # A server that was stopped after that has answered, too.
-    if (survived or overcome) and (kind == "healthy" or (kind == "nothing" and any(log.alive for log in logs))):
+    if (survived or overcome) and _has_answered(kind, logs):
         kind = "healed"
     # Never an exit code 0 with a failure in the logs, of any words.
     soft = kind in ("nothing", "healthy", "healed") and (seen.quiet or seen.murmurs)
@@ -134,6 +133,11 @@ def diagnose(
         lines=sum(log.lines for log in files),
         size=sum(log.size for log in files),
     )
+
+
+def _has_answered(kind: Kind, logs: Iterable[LogScan]) -> bool:
+    """Whether the server works, or did so until it was stopped."""
+    return kind == "healthy" or (kind == "nothing" and any(log.alive for log in logs))
 
 
 def _raised(seen: Evidence) -> Raised | None:

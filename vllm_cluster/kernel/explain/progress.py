@@ -62,7 +62,7 @@ ENDS_ITS_OWN = re.compile(r"\[shutdown\] (?:Executor|Process manager|Subprocess 
 # One of these is in each line by which vLLM or Ray starts, or is asked to end.
 TURNS = (*START, OWN_START, OWN_STOP, *SIGNALLED, " CANCELLED AT ", "Job step aborted", "[shutdown] ", *GROUP_START)
 
-# From here on a line says what may be, and not what is: lists of possible reasons, and guesses of programs.
+# From here on a line names what is possible, and not what was seen: lists of reasons, and guesses of programs.
 POSSIBLE = re.compile(
     r"Possible reasons include|There are some potential root causes|Some common causes include"
     r"|(?i:\bit is possible that\b"

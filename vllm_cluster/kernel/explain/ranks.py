@@ -19,6 +19,7 @@ STARTING = (
 )
 # What a test of NCCL writes at its end: it serves nothing.
 DONE = "Avg bus bandwidth"
+ENDS = (LEAVES, DONE)
 RANK_WORDS = ("SeqNum=", "clients joined", LEAVES, DONE, *STARTING)
 MAX_RANKS = 4096
 MAX_NAMED = 8
@@ -58,8 +59,8 @@ class Ranks:
 
     def take(self, words: str) -> None:
         """Look at one line."""
-        ends = LEAVES in words or DONE in words
-        self.starting = not ends and (self.starting or any(map(words.__contains__, STARTING)))
+        starts, ends = (any(map(words.__contains__, marks)) for marks in (STARTING, ENDS))
+        self.starting = not ends and (self.starting or starts)
         if (found := _COLLECTIVE.search(words)) and len(self.collectives) < MAX_RANKS:
             self.collectives.setdefault((found[1], int(found[2])), int(found[3]))
         elif (found := _BEGINS.search(words)) and len(self.begun) < MAX_RANKS:
