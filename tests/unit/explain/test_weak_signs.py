@@ -115,6 +115,7 @@ def test_words_that_many_failures_share_name_no_cause(line: str, slug: str) -> N
             "peer-gone",
         ),
         ("MQLLMEngine is already dead, terminating server process", "engine-died"),
+        ("Failed to initialize NVML: Unknown Error", "nvml-lost"),
     ],
 )
 def test_what_has_many_causes_is_a_symptom(line: str, slug: str) -> None:

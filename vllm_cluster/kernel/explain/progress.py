@@ -97,7 +97,7 @@ FAILED = (
     *("couldn't", "could not", "unable", "denied", "refused", "rejects", "rejected", "crash", "crashed", "crashes"),
     *("crashing", "abort", "aborts", "aborted", "panic", "panicked", "killed", "oom", "unhealthy", "invalid"),
     *("timed out", "unsupported", "unreachable", "corrupt", "corrupted", "insufficient", "mismatch", "mismatched"),
-    *("evicted", "segfault", "fault", "died", "lost", "no such", "out of memory"),
+    *("evicted", "segfault", "fault", "died", "lost", "no such", "no module named", "out of memory"),
     *(f"not {word}" for word in ("supported", "found", "allowed", "permitted", "installed", "enough", "valid")),
 )
 # The word by which a line with an exit code is found.
