@@ -130,7 +130,9 @@ def test_an_older_log_pasted_below_a_start_keeps_its_failure() -> None:
         "gpu1:31:57 [0] NCCL INFO Bootstrap : Using eth1:10.0.0.1<0>",
     ],
 )
-# fault: kernel/explain/ranks.py: ENDS = (LEAVES, DONE) → ENDS = (LEAVES,)
+# fault: kernel/explain/ranks.py: for marks in (STARTING, (LEAVES, *DONE))) → for marks in (STARTING, (LEAVES,)))
 def test_a_part_of_a_start_is_unfinished_whichever_part_it_is(line: str) -> None:
     assert explained(line + "\n").result == "unfinished"
-    assert explained(line + "\n# Avg bus bandwidth    : 171.4\n").result == "nothing"
+    # A test of NCCL, or a client of a server, that is done.
+    for end in ("# Avg bus bandwidth    : 171.4", "============ Serving Benchmark Result ============"):
+        assert explained(f"{line}\n{end}\n").result == "nothing"

@@ -15,12 +15,11 @@ STARTING = (
     *("init engine (profile", "core engine proc", "Capturing a cudagraph", "Loading weights on "),
     *("LLM engine (v", "Loading weights from ", "Automatically detected platform", "platform is available"),
     *("Found nccl from library", "vLLM is using nccl", "message queue communication handle", "Supported tasks: "),
-    *("Reducing Torch parallelism", "NCCL INFO Bootstrap", "- Init START", "Resolved architecture: "),
+    *("Reducing Torch parallelism", "NCCL INFO Bootstrap", " nRanks ", "- Init START", "Resolved architecture: "),
 )
-# What a test of NCCL writes at its end: it serves nothing.
-DONE = "Avg bus bandwidth"
-ENDS = (LEAVES, DONE)
-RANK_WORDS = ("SeqNum=", "clients joined", LEAVES, DONE, *STARTING)
+# What a test of NCCL or a client that measures writes at its end: it serves nothing.
+DONE = ("Avg bus bandwidth", "Benchmark Result", "Benchmark duration", "Throughput: ")
+RANK_WORDS = ("SeqNum=", "clients joined", LEAVES, *DONE, *STARTING)
 MAX_RANKS = 4096
 MAX_NAMED = 8
 _COLLECTIVE = re.compile(r"\[((?:PG [^\]]{1,80} )?)Rank (\d{1,6})\].{0,120}\bSeqNum=(\d{1,15})\b")
@@ -59,7 +58,7 @@ class Ranks:
 
     def take(self, words: str) -> None:
         """Look at one line."""
-        starts, ends = (any(map(words.__contains__, marks)) for marks in (STARTING, ENDS))
+        starts, ends = (any(map(words.__contains__, marks)) for marks in (STARTING, (LEAVES, *DONE)))
         self.starting = not ends and (self.starting or starts)
         if (found := _COLLECTIVE.search(words)) and len(self.collectives) < MAX_RANKS:
             self.collectives.setdefault((found[1], int(found[2])), int(found[3]))
