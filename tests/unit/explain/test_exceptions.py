@@ -277,7 +277,6 @@ def test_no_log_that_ends_with_an_error_gets_exit_code_0_without_a_cause(part: s
             assert explained(b"".join(lines[:number])).result not in QUIET, (log, number, lines[number - 1])
 
 
-# fault: kernel/explain/scan.py: stream.foreign(dated) → stream.foreign(parsed)
 @pytest.mark.promise("P41")
 @pytest.mark.parametrize("apart", [1, *(pytest.param(apart, marks=pytest.mark.deep) for apart in (7, 57))])
 def test_two_logs_of_failures_in_one_file_get_no_exit_code_0_without_a_cause(apart: int) -> None:

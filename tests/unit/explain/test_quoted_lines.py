@@ -122,6 +122,15 @@ def test_an_older_log_pasted_below_a_start_keeps_its_failure() -> None:
     assert found.cause and found.cause.failure.slug == "gpu-memory-full"
 
 
+# fault: kernel/explain/scan.py: stream.foreign(dated) → stream.foreign(parsed)
+def test_an_older_log_pasted_below_a_failure_answers_for_nobody() -> None:
+    failed = "(EngineCore pid=9) ERROR 06-01 10:21:33 [core.py:1] torch.OutOfMemoryError: CUDA out of memory.\n"
+    older = "(APIServer pid=1) INFO 05-22 13:17:20 [utils.py:233] non-default args: {}\n"
+    answer = '(APIServer pid=1) INFO:     10.0.0.9:41000 - "POST /v1/chat/completions HTTP/1.1" 200 OK\n'
+    found = explained(failed + older + answer)
+    assert found.cause and found.cause.failure.slug == "gpu-memory-full"
+
+
 @pytest.mark.parametrize(
     "line",
     [
