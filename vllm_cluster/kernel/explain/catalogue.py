@@ -39,7 +39,7 @@ class LogPattern:
 
     A harmless line with a failure is harmless only if work continues. A fact has a name in place of a failure, and
     holds where `distinct` different values of it are seen; it contradicts the signs that have it in `unless`, those
-    that have it in `only` need it, and those that have it in `until` are over where it is seen after them.
+    that have it in `only` need it, and those that have it in `until` are over where it is shortly below.
     """
 
     failure: str

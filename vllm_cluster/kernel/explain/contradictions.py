@@ -6,9 +6,10 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 
 from vllm_cluster.kernel.explain.catalogue import LogPattern
-from vllm_cluster.kernel.explain.evidence import LogPosition, LogScan, SignMatch, precedes
+from vllm_cluster.kernel.explain.evidence import LogPosition, LogScan, SignMatch
 from vllm_cluster.kernel.explain.failure import SignKind
 
+MAX_APART = 20  # lines of one list of events
 # By name, and by host, "" for all: the last line that shows the fact.
 Facts = Mapping[str, Mapping[str, LogPosition]]
 
@@ -39,7 +40,7 @@ def uncontradicted(hits: Iterable[SignMatch], facts: Facts) -> Iterator[SignMatc
     """Yield the matches; of one that the logs of its host contradict, the symptom which is left of it, if any."""
     for hit in hits:
         known, host = hit.known, hit.first.host
-        if any(precedes(hit.last, place) for place in _places(known.until, facts, host)):
+        if any(_takes_back(place, hit.last) for place in _places(known.until, facts, host)):
             continue
         contradicted = any(_places(known.unless, facts, host))
         unproved = bool(known.only) and not any(_places(known.only, facts, host))
@@ -47,6 +48,11 @@ def uncontradicted(hits: Iterable[SignMatch], facts: Facts) -> Iterator[SignMatc
             yield hit
         elif known.instead:
             yield replace(hit, known=replace(known, failure=known.instead, kind=SignKind.SYMPTOM, host=False))
+
+
+def _takes_back(place: LogPosition, last: LogPosition) -> bool:
+    """Whether a fact is shortly below a line of the same log: further down it may be of another pod or container."""
+    return place.source == last.source and 0 < place.line - last.line <= MAX_APART
 
 
 def _places(names: Iterable[str], facts: Facts, host: str) -> Iterator[LogPosition]:

@@ -36,7 +36,7 @@ class Sign:
     A note can be why a failure came about that alone looks like another: `explains` are the slugs of such failures.
     Where the logs hold one of the facts `unless`, or none of `only`, the sign shows the symptom `instead`.
     `who` is a pattern of the process that writes it. `code`: it is source code, which a traceback quotes.
-    Without an `instead` such a sign shows nothing. It shows nothing either where a fact of `until` is seen after it.
+    Without an `instead` such a sign shows nothing, nor does one with a fact of `until` shortly below it.
     """
 
     needle: str

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import partial
 from itertools import chain
@@ -102,6 +102,7 @@ def evidence_of(
     failing = [one for hit in hits if hit.known.kind <= SignKind.CONSEQUENCE and (one := _unplanned(hit, in_order))]
     stuck = [hit for hit in hits if hit.known.kind is SignKind.HARMLESS and hit.known.failure and not hit.evidence]
     lines = {name: now(place for log in logs for place in getattr(log, name)) for name in LINES}
+    lines["quiet"] += now(_unproved(found, hits))
     open_ = [one for hit in failing if (one := _only(hit, lambda place: not survived(place)))]
     open_, doubtful = _without_warnings(open_, bool(lines["trouble"] or lines["quiet"]) or state_of(logs) == "nothing")
     return Evidence(
@@ -117,6 +118,12 @@ def evidence_of(
         earlier=earlier,
         **lines,
     )
+
+
+def _unproved(found: Iterable[SignMatch], hits: Sequence[SignMatch]) -> Iterator[LogPosition]:
+    """The lines of signs that show nothing for want of another line: something failed all the same."""
+    needy = (hit for hit in found if hit.known.only and not hit.known.instead)
+    return (hit.last for hit in needy if not any(hit is one for one in hits))
 
 
 def _causes(hits: Iterable[SignMatch], facts: Facts) -> list[SignMatch]:
