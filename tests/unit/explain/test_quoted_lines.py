@@ -107,7 +107,7 @@ def test_a_sign_without_its_proof_names_nothing_and_leaves_the_line() -> None:
     refused = "Input should be a valid integer [type=int_type, input_value='x', input_type=str]\n"
     request = "pydantic_core._pydantic_core.ValidationError: 1 validation error for ChatRequest\nn\n  "
     assert explained(request + refused).raised
-    # Alone it is no failure that is known, and never none.
+    # Alone it is unknown, and exit code 1.
     assert explained(refused).result == "unknown"
     found = explained(request.replace("ChatRequest", "ModelConfig") + refused)
     assert found.cause and found.cause.failure.slug == "flag-unknown"
@@ -129,7 +129,7 @@ def test_an_older_log_pasted_below_a_start_keeps_its_failure() -> None:
 
 
 # fault: kernel/explain/scan.py: stream.foreign(dated) → stream.foreign(parsed)
-def test_an_older_log_pasted_below_a_failure_answers_for_nobody() -> None:
+def test_an_older_log_pasted_below_a_failure_proves_no_recovery() -> None:
     failed = "(EngineCore pid=9) ERROR 06-01 10:21:33 [core.py:1] torch.OutOfMemoryError: CUDA out of memory.\n"
     older = "(APIServer pid=1) INFO 05-22 13:17:20 [utils.py:233] non-default args: {}\n"
     answer = '(APIServer pid=1) INFO:     10.0.0.9:41000 - "POST /v1/chat/completions HTTP/1.1" 200 OK\n'
