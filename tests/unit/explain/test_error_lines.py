@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.support.paths import FIXTURES
-from vllm_cluster.kernel.explain.error_lines import ErrorLines
+from vllm_cluster.kernel.explain.error_lines import MAX_INSIDE, ErrorLines
 
 
 def test_a_traceback_is_kept_to_its_end_beside_lines_of_another_log() -> None:
@@ -29,3 +29,12 @@ def test_a_healthy_log_has_no_errors(name: str) -> None:
     is_error = ErrorLines()
     lines = (FIXTURES / "logs" / f"{name}.log").read_text().splitlines()
     assert [line for line in lines if is_error("log", line)] == []
+
+
+# fault: kernel/explain/error_lines.py: if len(self._inside) >= MAX_INSIDE: → if False:
+def test_logs_in_a_traceback_are_not_remembered_without_end() -> None:
+    is_error = ErrorLines()
+    for rank in range(2 * MAX_INSIDE):
+        assert is_error(rank, "Traceback (most recent call last):")
+    assert len(is_error._inside) == MAX_INSIDE
+    assert is_error(2 * MAX_INSIDE - 1, "  of the last one")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from tests.support.bounds import within
 from tests.unit.inventory.texts import HOSTS, SMALLEST, TOP, read, refusal
 from vllm_cluster.kernel.errors import InventoryError
 
@@ -210,6 +211,15 @@ def test_two_hundred_and_fifty_six_hosts_and_no_more() -> None:
 def test_aliases_cannot_blow_up_the_file() -> None:
     bomb = "a0: &a0 [x]\n" + "".join(f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 10)}]\n" for n in range(1, 9))
     assert any("aliases make this file too large" in line for line in refusal(bomb))
+
+
+# fault: kernel/inventory/document.py: _MAX_DEPTH = 32 → _MAX_DEPTH = 320
+def test_aliases_cannot_blow_up_the_places_of_a_deep_file() -> None:
+    """The place of a value is as long as it is deep."""
+    shared = f"x: &a [{', '.join('1' for _ in range(1_000))}]\n"
+    deep = "{a: " * 60 + f"[{', '.join('*a' for _ in range(90))}]" + "}" * 60
+    with within(60, megabytes=15):
+        assert any("nested too deep to be an inventory" in line for line in refusal(f"{shared}y: {deep}\n"))
 
 
 TOKEN = "hf_" + "aB3dE5gH7jK9mN1pQ"

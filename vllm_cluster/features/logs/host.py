@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import threading
-from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -24,12 +23,14 @@ from vllm_cluster.kernel.inventory.model import Inventory
 from vllm_cluster.kernel.node.handle import NodeHandle, open_node
 from vllm_cluster.kernel.text import age
 from vllm_cluster.wire.reading import convert, document
-from vllm_cluster.wire.values import Count, Long, Name, between
+from vllm_cluster.wire.values import Count, Long, Name, between, shaped
 
 # One line of a file, escaped as JSON.
 MAX_ROW = 1 << 20
 # Each is remembered. Ray writes two for each process that it starts.
 MAX_FILES = 10_000
+# A session, and a file of it with two ids of 56 digits: 170 characters.
+FileName = Annotated[str, shaped("[!-~]{1,255}", "the name of a file of Ray's")]
 
 
 class ContainerFeed:
@@ -38,7 +39,7 @@ class ContainerFeed:
     def __init__(self, node: NodeHandle, asked: LogRequest, merge: LogMerge, covered: Callable[[str], bool]) -> None:
         self._node, self._asked, self._merge, self._covered = node, asked, merge, covered
         self._position, self._stamps = Position(), Stamps()
-        self._names: dict[int | None, RankNames] = defaultdict(RankNames)
+        self._names = RankNames()
         self._grep = asked.grep.encode()
         self._after = 0
 
@@ -74,7 +75,7 @@ class ContainerFeed:
             source, replica, text = split_source(raw)
             if source not in sources or not self._asked.of(replica):
                 continue
-            rank = self._names[replica].rank(text) if source == VLLM else None
+            rank = self._names.rank(text, replica) if source == VLLM else None
             if (grep and grep not in text) or (asked is not None and (rank != asked or stamps(stamp) < self._after)):
                 continue
             if not self._asked.polls and is_poll(source, text):
@@ -149,7 +150,7 @@ class _File:
     """A file whose lines come; `rank` is None where no rank has written it yet."""
 
     file: Count
-    name: Name
+    name: FileName
     rank: Count | None
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from bisect import bisect_right
 from collections.abc import Sequence
@@ -11,12 +12,13 @@ from operator import attrgetter
 from vllm_cluster.features.logs.lines import Line
 from vllm_cluster.kernel.clock import Clock
 
-# Characters that wait in all; whoever reads a log waits while its share is full, and so does its host.
-MAX_WAITING, MIN_WAITING = 32 << 20, 256 << 10
+# Bytes that wait in all; whoever reads a log waits while its share is full, and so does its host. As much again may be
+# on its way to the terminal.
+MAX_WAITING, MIN_WAITING = 16 << 20, 256 << 10
 # A log that is followed and has had no line for so long has none: what others print is shown without it.
 IDLE_SECONDS = 0.3
 # What a line costs beside its text.
-LINE_SIZE = 200
+LINE_SIZE = 150
 # The first line may be at the end of 150 MB that Docker searches for it.
 FIRST_SECONDS = 1.0
 _AT = attrgetter("at")
@@ -130,4 +132,5 @@ class LogMerge:
 
 
 def _size(line: Line) -> int:
-    return len(line.text) + LINE_SIZE
+    # Not its characters: one emoji makes each of them four bytes.
+    return sys.getsizeof(line.text) + LINE_SIZE

@@ -12,6 +12,10 @@ from vllm_cluster.kernel.text import printable
 # Those that can be read on black and on white.
 _COLOURS = (36, 32, 35, 33, 34, 96, 92, 95, 93, 94)
 _SOURCE_WIDTH = 6
+# Characters that are put together at once: each may become four, of four bytes.
+PORTION = 128 << 10
+# A host may make up any number of ranks.
+MAX_ORIGINS = 4096
 # The host of a line, what printed it, its rank and its replica.
 _Origin = tuple[str, str, int | None, int | None]
 
@@ -29,6 +33,17 @@ class LogWriter:
 
     def write(self, lines: Sequence[Line]) -> None:
         """Write lines, at once."""
+        begin = size = 0
+        for end, line in enumerate(lines, 1):
+            size += len(line.text)
+            if size > PORTION or end == len(lines):
+                self._write(lines[begin:end])
+                begin, size = end, 0
+
+    def _write(self, lines: Sequence[Line]) -> None:
+        if max(len(self._ends), len(self._prefixes)) > MAX_ORIGINS:
+            self._ends.clear()
+            self._prefixes.clear()
         if self._as_json:
             documents(map(self._as_row, lines))
         else:

@@ -1,0 +1,91 @@
+"""What a host can make up in its log takes no memory that grows: ranks, replicas, files, times, long lines."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from tests.support.bounds import within
+from vllm_cluster.features.logs.host import FileFeed
+from vllm_cluster.features.logs.lines import Line, LogRequest
+from vllm_cluster.features.logs.merge import LogMerge
+from vllm_cluster.features.logs.rank_names import RankNames
+from vllm_cluster.features.logs.render import LogWriter
+from vllm_cluster.kernel.clock import SYSTEM_CLOCK
+from vllm_cluster.kernel.docker.log_frames import KEPT, Position
+from vllm_cluster.kernel.errors import HostError
+
+JOINS = b"INFO 11-26 10:00:02 [x.py:1] world_size=4 rank=3 local_rank=1 distributed_init_method=tcp://10.0.0.1 x"
+
+
+# fault: features/logs/render.py: if max(len(self._ends), len(self._prefixes)) > MAX_ORIGINS: → if False:
+@pytest.mark.parametrize("as_json", [False, True])
+def test_the_beginnings_of_lines_are_not_kept_for_each_rank_that_a_log_names(as_json: bool) -> None:
+    writer = LogWriter(["gpu1"], as_json=as_json, color="never")
+    with contextlib.redirect_stdout(io.StringIO()) as shown, within(60, megabytes=10):
+        for rank in range(40_000):
+            writer.write([Line(1, "gpu1", "vllm", "x", rank)])
+            shown.seek(0)
+
+
+# fault: features/logs/rank_names.py: self._ranks[replica, kind, pid] = number → self._ranks[kind, pid] = number
+def test_processes_of_all_replicas_are_remembered_together() -> None:
+    names = RankNames()
+    with within(60, megabytes=5):
+        for number in range(30_000):
+            assert names.rank(b"(Worker pid=%d) " % number + JOINS, number % 300) == 3
+    assert names.rank(b"(Worker pid=29999) x", 299) == 3
+    assert names.rank(b"(Worker pid=29999) x", 298) is None
+
+
+# fault: features/logs/host.py: "[!-~]{1,255}" → "[!-~]{1,4000}"
+# fault: features/logs/host.py: "[!-~]{1,255}" → ".{1,255}"
+@pytest.mark.parametrize("name", ["x" * 256, "session_1/\N{GRINNING FACE}", "", "a b"])
+def test_a_name_that_no_file_of_ray_has_is_an_error_of_the_host(name: str) -> None:
+    @contextmanager
+    def run(*_: object, **__: object) -> Iterator[Any]:
+        row = json.dumps({"file": 0, "name": name, "rank": None}).encode() + b"\n"
+        framed = b"\1\0\0\0" + len(row).to_bytes(4, "big") + row
+        yield SimpleNamespace(output=lambda: iter([framed]), code=lambda: 0)
+
+    node = SimpleNamespace(host="gpu1", name="n", connection=SimpleNamespace(docker=SimpleNamespace()))
+    node.connection.docker.streams = SimpleNamespace(exec=run)
+    feed = FileFeed(cast(Any, node), LogRequest(("gpu1",), vllm=True), cast(Any, None), group=False)
+    with pytest.raises(HostError, match="name is not the name of a file of Ray's"):
+        feed.read(0, None, lambda: None)
+
+
+# fault: features/logs/merge.py: return sys.getsizeof(line.text) + LINE_SIZE → return len(line.text) + LINE_SIZE
+def test_what_waits_is_counted_in_bytes() -> None:
+    merge = LogMerge(SYSTEM_CLOCK, follow=False)
+    merge.add(1)
+    text = "\N{GRINNING FACE}" + "x" * (1 << 20)
+    merge.put(1, [Line(0, "gpu1", "node", text)])
+    assert merge._queues[1].size > 4 << 20
+
+
+# fault: features/logs/render.py: if size > PORTION or end == len(lines): → if end == len(lines):
+def test_lines_that_waited_are_not_put_together_as_one_text() -> None:
+    """32 MB of control characters took 850 MB."""
+    writer = LogWriter(["gpu1"], as_json=False, color="never")
+    lines = [Line(1, "gpu1", "vllm", "\N{GRINNING FACE}" + "\1" * 65_000)] * 40
+    sink = SimpleNamespace(write=len, flush=lambda: None)
+    with contextlib.redirect_stdout(cast(Any, sink)), within(60, megabytes=20):
+        writer.write(lines)
+
+
+# fault: kernel/docker/log_frames.py: KEPT = 1 << 18 → KEPT = 1 << 20
+def test_times_that_go_back_are_not_all_remembered() -> None:
+    position = Position()
+    with within(60, megabytes=30):
+        for minute in range(KEPT // 1000 * 2):
+            late = 59 - minute % 59
+            position.fresh([(b"2026-11-22T13:%02d:26.%09dZ" % (late, number), b"") for number in range(1000)])
+    assert position.resume() is not None
