@@ -213,10 +213,33 @@ SHAPES = {
     "a key in a URL": f"https://h/x?key={S}&y=1",
     "a digest": 'Authorization: Digest username="me", response="a1a1a1a1a1a1a1a1a1a1a1a1a1a1a1a1"',
     "a numeric key": "export BILLING_API_KEY=1029384",
+    "htpasswd": f"htpasswd -bc /etc/x me {S}",
+    "htpasswd without a file": f"htpasswd -n -bB -C 12 me '{S}' > /etc/x",
+    "openssl's key": f"openssl enc -aes-256-cbc -k {S} -in x",
+    "openssl's phrase": f"openssl rsa -passin pass:{S} -passout=pass:hunterabc -in k",
+    "Samba": f"smbclient //h/s -U 'LAB\\me%{S}' -L h",
+    "ssh-keygen": f"ssh-keygen -t rsa -N '{S}' -f x",
+    "zip": f"unzip -P {S} a.zip",
+    "LDAP without a space": f"ldapsearch -x -w{S}",
+    "the variable of sshpass": f"SSHPASS={S} sshpass -e ssh h",
+    "curl's proxy": f"curl -U me:{S} http://h",
+    "curl's certificate": f"curl --cert c.pem:{S} http://h",
+    "lftp": f"lftp -u me,{S} h",
+    "a key of Tailscale": f"tailscale up --authkey {S}",
+    "a subscription of Azure": f"Ocp-Apim-Subscription-Key: {S}",
+    "GitLab's runner": "glrt-" + "a1b1C" * 4,
+    "Grafana": "glsa_" + "a1b1C" * 8,
+    "Databricks": "dapi" + "a1" * 16,
+    "Atlassian": "ATATT3x" + "b1Cb1C" * 8,
+    "SendGrid": f"SG.{S}.{S}",
+    "xAI": "xai-" + "b1Cb1C" * 12,
 }
 
 
 # fault: kernel/text.py: (?:AKIA|ASIA) → (?:AKIB)
+# fault: kernel/text.py: (?(n)|[^\s-] → (?:|[^\s-]
+# fault: kernel/text.py: openssl{_WORDS}-k\s → openssl{_WORDS}-K\s
+# fault: kernel/text.py: (?:-U|--user)[\s=]? → (?:-u|--user)[\s=]?
 # fault: kernel/text.py: -p\s?["']?|mysql → -p\s?|mysql
 # fault: kernel/text.py: (?:[pP]wd|_auth|psk))= → pwd)=
 # fault: kernel/text.py: (?:aws4-[a-z0-9-]{{1,40}}|[a-z-]{{1,40}})(?= → [a-z0-9-]{{1,40}}(?=
@@ -262,7 +285,9 @@ HOSTILE = [
     'secret: {"value":', "secret,", "--key \\\n ", "curl -b ", "curl -b 'a=", "curl -u", "curl -ua", "ldapsearch ",
     "ldap a ", "redis-cli ", "redis-cli -", "ipmitool a ", "--api-key ", "--api-key a ", "--api-key aaaaaaa1 ",
     "private-lines:1 ", "private-lines:1 a ", "private-lines:", "a:5432:", "*:*:", "a:*:", "?key=a1", "pass = ",
-    "digest response=",
+    "digest response=", "htpasswd ", "htpasswd -b ", "htpasswd -b a ", "htpasswd -b 1 ", "openssl ", "openssl -k ",
+    "openssl -pass ", "smb -U", "smb -Ua", "zip ", "zip -P ", "ssh-keygen a ", "lftp -u ", "lftp -u a,", "curl -U ",
+    "curl -E a", "dapi", "SG.", "SG." + "a" * 16 + ".", "ATATT3", "xai-",
 ]  # fmt: skip
 LOG = "(Worker pid=123) INFO 11-22 03:20:58 [runner.py:1784] Starting to load org/model, 3.2 s, token budget 8192\n"
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -74,3 +75,12 @@ def _quoted(word: str) -> str:
     # the quote behind it.
     single = word.replace("'", """'"'"'""").replace("\\", """'\\\\'""")
     return f"'{single}'"
+
+
+def last_value(words: Sequence[str], option: str) -> str | None:
+    """The value of an option among the words of a command line, the last of several; None where none gives it."""
+    found = None
+    for word, following in itertools.pairwise([*words, ""]):
+        name, equals, value = word.partition("=")
+        found = (value if equals else following) if name == option else found
+    return found

@@ -7,7 +7,6 @@ with the length of the text alone: runs are possessive and start only where the 
 from __future__ import annotations
 
 import base64
-import itertools
 import json
 import re
 import shlex
@@ -27,11 +26,13 @@ MIN_SECRET = 6
 _START = r"(?:(?<![A-Za-z0-9])|(?<=%[0-9A-Fa-f]{2})|(?<=\\[bfnrt]))"
 _TOKENS = rf"""(?x){_START}(?:
     (?:hf_|api_org_)[A-Za-z0-9]{{12,}}+
-  | (?:sk|nvapi|glpat|xox[abeprs]|xapp|tskey)-[A-Za-z0-9_-]{{12,}}+
+  | (?:sk|nvapi|gl(?:pat|rt|dt|cbt|ptt|ft|soat)|xox[abeprs]|xapp|tskey)-[A-Za-z0-9_-]{{12,}}+
+  | (?:(?:xai|pplx|csk)-|dapi)[A-Za-z0-9]{{20,}}+
+  | (?:glsa_|tgp_v1_|dop_v1_|lin_api_|shpat_|whsec_|ntn_|figd_|jina_|rpa_|ATATT3)[A-Za-z0-9_=-]{{20,}}+
   | (?:gh[opsur]_|github_pat_|dckr_pat_|(?:sk|rk)_(?:live|test)_|gsk_|npm_|r8_)[A-Za-z0-9_]{{10,}}+
   | (?:AKIA|ASIA)[0-9A-Z]{{12,}}+
   | AIza[A-Za-z0-9_-]{{30,}}+
-  | (?:ya29|hvs)\.[A-Za-z0-9_-]{{16,}}+
+  | (?:ya29|hv[bsr]|SG)\.[A-Za-z0-9_.-]{{16,}}+
   | pypi-[A-Za-z0-9_-]{{30,}}+
   | AGE-SECRET-KEY-1[0-9A-Z]{{20,}}+
   | eyJ[A-Za-z0-9_-]{{10,2000}}+\.[A-Za-z0-9_-]{{10,4000}}+\.[A-Za-z0-9_-]{{10,1000}}+
@@ -42,7 +43,7 @@ _PEM = (
     r"(?:-----END [A-Z0-9 ]{0,40}PRIVATE KEY(?: BLOCK)?-----)?+"
 )
 _NAMES = r"""(?:passwd|password|passphrase|secret|(?P<token>token)|credentials?
-    |(?:access|account|api|client|encryption|master|private|secret|shared|signing)[_-]?key)"""
+    |(?:access|account|api|auth|client|encryption|master|private|secret|shared|signing|subscription)[_-]?key)"""
 # Spaces, quotes, colons and equals signs in a URL.
 _URL_SIGNS = r"(?:%(?:25){0,3}(?:2[027]|0[9AD]|3[AD])){0,6}"
 # Not after a name: what is redacted already, and the words of ordinary settings.
@@ -66,6 +67,8 @@ _STRONG = _NAMES.replace("|(?P<token>token)", "")
 _NAME_WORDS = ("passw", "passphrase", "secret", "token", "credential", "key")
 _STRONG_LINE = rf"""{_STRONG.replace(chr(10) + "    ", "")}s?["']?[ \t]?:[ \t]{{0,3}}"""
 _AFTER = r"\s|\\{1,16}n"
+# Of one command, up to an option; and options with a number at most.
+_WORDS, _FLAGS = r"(?=\s)[^\r\n;|&]{0,200}?\s", r"(?:-\w{1,8}\s{1,3}(?:\d{1,2}\s{1,3}|(?!\d)))"
 # The words are quick to look for: an expression runs only where one of them occurs. Its first group is kept.
 _NAMED = (
     # NAME: ["value", "value"], as vLLM prints several keys
@@ -90,8 +93,8 @@ _NAMED = (
     ),
     # Variables of the environment, and pwd= of a database; PWD alone is a folder.
     (
-        ("_key=", "pwd=", "_pass=", "_auth=", "psk="),
-        rf"""(?x)((?:(?<![A-Za-z0-9_])[A-Z][A-Z0-9_]{{0,60}}_(?:KEY|PWD|PASS|AUTH)|(?<![A-Za-z])(?:[pP]wd|_auth|psk))={_QUOTE})
+        ("_key=", "pwd=", "_pass=", "sshpass=", "_auth=", "psk="),
+        rf"""(?x)((?:(?<![A-Za-z0-9_])[A-Z][A-Z0-9_]{{0,60}}_(?:KEY|PWD|PASS|AUTH)|(?<![A-Za-z])(?:[pP]wd|_auth|psk|SSHPASS))={_QUOTE})
         {_HARMLESS}{_VALUE}""",
     ),
     (
@@ -109,10 +112,20 @@ _NAMED = (
         rf"""((?<![\w-])(?:sshpass\s{{1,3}}-p\s?["']?|mysql\w{{0,9}}\s[^\r\n;|&]{{0,200}}?\s-p)){_NOT}[^\s"']{{1,400}}+""",
     ),
     (
-        ("redis-cli", "ldap", "ipmitool"),
-        rf"""(?x)((?<![\w-])(?:redis-cli(?=\s)[^\r\n;|&]{{0,200}}?\s-a|ldap\w{{1,12}}(?=\s)[^\r\n;|&]{{0,200}}?\s-w
-        |ipmitool(?=\s)[^\r\n;|&]{{0,200}}?\s-P)\s["']?){_NOT}[^\s"']{{1,400}}+""",
+        ("redis-cli", "ldap", "ipmitool", "zip ", "ssh-keygen", "openssl", "lftp"),
+        rf"""(?x)((?<![\w-])(?:redis-cli{_WORDS}-a\s|ldap\w{{1,12}}{_WORDS}-w\s?|(?:ipmitool|(?:un)?zip|ssh-keygen){_WORDS}-[NP]\s
+        |openssl{_WORDS}-k\s|-pass(?:in|out)?[\s=]["']?pass:|lftp{_WORDS}-u\s["']?[^\s,"']{{1,100}}+,)["']?)
+        {_NOT}[^\s"']{{1,400}}+""",
     ),
+    # htpasswd -b FILE NAME VALUE; with -n there is no file.
+    (
+        ("htpasswd",),
+        rf"""(?x)((?<![\w-])htpasswd\s{{1,3}}(?={_FLAGS}{{0,5}}-\w{{0,7}}b)
+        (?:(?={_FLAGS}{{0,5}}-\w{{0,7}}n)(?P<n>)|(?!{_FLAGS}{{0,5}}-\w{{0,7}}n))
+        {_FLAGS}{{1,6}}(?(n)|[^\s-]\S{{0,400}}+\s{{1,3}})[^\s-]\S{{0,100}}+\s{{1,3}}["']?){_NOT}[^\s"']{{1,400}}+""",
+    ),
+    # NAME%VALUE of Samba's programs.
+    (("smb", "rpcclient"), rf"""((?<![\w-])(?:-U|--user)[\s=]?["']?[^\s%"']{{1,100}}+%){_NOT}[^\s"']{{1,400}}+"""),
     # vLLM takes several keys behind one option.
     (
         ("--api-key",),
@@ -139,7 +152,10 @@ _NAMED = (
         rf"""(?x)((?<![\w-])(?:-b|--cookie)[\s=]["']?(?=[\w.-]{{1,60}}=)){_NOT}
         (?:(?<=["'])[^"'\r\n]{{4,4000}}+|[^\s"']{{4,4000}}+)""",
     ),
-    (("curl",), rf"""((?<![\w-])-u[^\s:"'=-][^\s:"']{{0,99}}+:){_NOT}[^\s"']{{1,400}}+"""),
+    (
+        ("curl",),
+        rf"""((?<![\w-])(?:-u[^\s:"'=-]|(?:-U|-E|--cert)[\s=]["']?[^\s:"'])[^\s:"']{{0,99}}+:){_NOT}[^\s"']{{1,400}}+""",
+    ),
     (("digest ",), r"""((?<![a-z])response=["']?)[0-9a-f]{32,}+"""),
     # docker login -u NAME -p VALUE; wandb login VALUE
     (("login",), rf"""((?<![\w-])login\s(?:[^\r\n;|&]{{0,200}}?\s)??-p[\s=]?["']?){_NOT}[^\s"']{{1,400}}+"""),
@@ -191,7 +207,9 @@ _NAMED = (
 _BEGINNINGS = (
     *("hf_", "api_org_", "sk-", "nvapi-", "glpat-", "xox", "xapp-", "tskey-", "gho_", "ghp_", "ghs_", "ghu_", "ghr_"),
     *("github_pat_", "dckr_pat_", "sk_", "rk_", "gsk_", "npm_", "r8_", "akia", "asia", "aiza", "ya29", "hvs."),
-    *("pypi-", "age-secret-key-", "eyj"),
+    *("pypi-", "age-secret-key-", "eyj", "glrt-", "gldt-", "glcbt-", "glptt-", "glft-", "glsoat-", "xai-", "pplx-"),
+    *("csk-", "glsa_", "tgp_v1_", "dop_v1_", "lin_api_", "shpat_", "whsec_", "ntn_", "figd_", "jina_", "rpa_"),
+    *("dapi", "atatt3", "sg.", "hvb.", "hvr."),
 )
 # What is a secret after any text.
 _BARE = (
@@ -380,12 +398,3 @@ def _forms(secret: str) -> Iterator[str]:
             middle = whole[-(-before * 8 // 6) : len(whole) - (1 if (before + len(raw)) % 3 else 0)]
             if len(middle) >= MIN_SECRET:
                 yield middle
-
-
-def last_value(words: Sequence[str], option: str) -> str | None:
-    """The value of an option among the words of a command line, the last of several; None where none gives it."""
-    found = None
-    for word, following in itertools.pairwise([*words, ""]):
-        name, equals, value = word.partition("=")
-        found = (value if equals else following) if name == option else found
-    return found

@@ -10,7 +10,7 @@ from vllm_cluster.kernel.hosts.runtime import SYSTEM, Runtime
 from vllm_cluster.kernel.inventory.model import Inventory
 from vllm_cluster.kernel.node.handle import open_node
 from vllm_cluster.kernel.plan.placement import summary
-from vllm_cluster.kernel.text import last_value
+from vllm_cluster.kernel.shell_line import last_value
 from vllm_cluster.serving.head import at_head
 from vllm_cluster.serving.others import order_in_force
 from vllm_cluster.wire.order import Deployment

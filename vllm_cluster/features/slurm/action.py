@@ -10,7 +10,8 @@ from vllm_cluster.kernel.events import Emit, Event
 from vllm_cluster.kernel.explain.diagnosis import Diagnosis, diagnose
 from vllm_cluster.kernel.explain.scan import LogSource, scan_all
 from vllm_cluster.kernel.hosts.runtime import SYSTEM, Runtime
-from vllm_cluster.kernel.text import count, last_value
+from vllm_cluster.kernel.shell_line import last_value
+from vllm_cluster.kernel.text import count
 from vllm_cluster.serving.fit.fit import fit, gpu_memory_bytes
 from vllm_cluster.serving.fit.layouts import GpuPool, Layout, Workload
 from vllm_cluster.wire.order import Deployment

@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, TextIO
 
 from vllm_cluster.kernel.errors import Interrupted, VclusterError
 from vllm_cluster.kernel.laptop import STANDARD_OUTPUT, cache_folder, make_private, meaning
-from vllm_cluster.kernel.shell_line import QUOTED, command_line
+from vllm_cluster.kernel.shell_line import QUOTED, command_line, last_value
 from vllm_cluster.kernel.terminal.called import NAMES
 from vllm_cluster.kernel.terminal.output import err
 from vllm_cluster.kernel.terminal.verb import Verb
-from vllm_cluster.kernel.text import last_value, redact
+from vllm_cluster.kernel.text import redact
 
 if TYPE_CHECKING:
     from sys import UnraisableHookArgs

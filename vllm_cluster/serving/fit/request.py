@@ -10,8 +10,7 @@ from typing import NamedTuple
 
 from vllm_cluster.kernel.backends import switches, vllm
 from vllm_cluster.kernel.backends.seam import Degrees
-from vllm_cluster.kernel.shell_line import command_line
-from vllm_cluster.kernel.text import last_value
+from vllm_cluster.kernel.shell_line import command_line, last_value
 from vllm_cluster.serving.fit.layouts import (
     FIXED,
     RELEASED,
