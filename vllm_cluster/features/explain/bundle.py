@@ -43,7 +43,8 @@ from vllm_cluster.kernel.plan.spec import LABEL, SPEC, stored_spec
 from vllm_cluster.kernel.text import REDACTED, count, looks_random, redact, redactor
 from vllm_cluster.serving.explain.logs import Log, collect, sources
 
-MAX_FILE_BYTES = 8 << 20
+# Of a log, what is looked through for secrets; with one emoji in it each of its copies then has four times that.
+MAX_FILE_BYTES = 3 << 20
 SSH_SECONDS = 5
 # Each is a request to the host, and 64 KiB; an inventory with as many was not seen.
 MAX_SECRETS = 128
@@ -175,7 +176,7 @@ def _files(
         yield f"{name}/facts.json", _json(_facts(host.facts, inventory.image))
         yield f"{name}/inspect.json", _json(host.inspected)
         for log in host.logs:
-            yield f"{name}/{log.name}", _text(log)
+            yield f"{name}/{_safe(log.name) or 'log'}", _text(log)
 
 
 def _calls(inventory: Inventory) -> Iterator[tuple[str, str]]:
@@ -183,7 +184,7 @@ def _calls(inventory: Inventory) -> Iterator[tuple[str, str]]:
     key = inventory_key(inventory.cluster, {name: host.destination for name, host in inventory.hosts.items()})
     with suppress(OSError, VclusterError):
         for number, path in enumerate(kept(cache_folder(), key)[-MAX_CALL_LOGS:], 1):
-            yield f"calls/{number}.log", read_own_file(path, 2 * MAX_BYTES).decode("utf-8", "replace")
+            yield f"calls/{number}.log", _last_lines(read_own_file(path, 2 * MAX_BYTES))
 
 
 def _text(log: Log) -> str:
@@ -191,10 +192,16 @@ def _text(log: Log) -> str:
     lines, due = [], 1
     for number, part in log.parts:
         if number != due:
-            lines.append(f"[… lines {due} to {number - 1} left out …]\n")
-        lines.append(part.decode("utf-8", "replace"))
+            lines.append(f"[… lines {due} to {number - 1} left out …]\n".encode())
+        lines.append(part)
         due = number + part.count(b"\n")
-    return "".join(lines)
+    return _last_lines(b"".join(lines))
+
+
+def _last_lines(content: bytes) -> str:
+    """The end of a log in whole lines: a part of a secret has its shape no more."""
+    end = content[-MAX_FILE_BYTES:].partition(b"\n")[2] if len(content) > MAX_FILE_BYTES else content
+    return end.decode("utf-8", "replace")
 
 
 def _inventory(inventory: Inventory) -> dict[str, Any]:
@@ -244,7 +251,7 @@ def _write(path: Path, files: Mapping[str, bytes]) -> None:
     content = io.BytesIO()
     with tarfile.open(fileobj=content, mode="w:gz") as tar:
         for name, data in files.items():
-            entry = tarfile.TarInfo(f"vcluster-bundle/{_safe(name)}")
+            entry = tarfile.TarInfo(f"vcluster-bundle/{name}")
             entry.size, entry.mode, entry.mtime = len(data), 0o600, int(time.time())
             tar.addfile(entry, io.BytesIO(data))
     try:

@@ -19,8 +19,8 @@ from vllm_cluster.kernel.plan import loading
 from vllm_cluster.kernel.plan.desired import CODE_FOLDER, hcas
 from vllm_cluster.kernel.plan.gpus import held_by_others, of_node
 from vllm_cluster.kernel.plan.pull import REPOSITORY
-from vllm_cluster.kernel.shell_line import command_line
-from vllm_cluster.kernel.text import by_hosts, last_value
+from vllm_cluster.kernel.shell_line import command_line, last_value
+from vllm_cluster.kernel.text import by_hosts
 from vllm_cluster.serving.fit.fit import gpu_memory
 from vllm_cluster.serving.fit.layouts import GpuPool
 from vllm_cluster.serving.fit.request import (

@@ -6,10 +6,15 @@ import json
 import tarfile
 from pathlib import Path
 
+import pytest
+
+from tests.support.bounds import within
 from tests.support.sim import lab, make
 from tests.support.sim.world import Box, Picture, World, identity
 from vllm_cluster.features.explain import bundle
 from vllm_cluster.kernel.plan.spec import SECRET
+from vllm_cluster.kernel.text import redact, redactor
+from vllm_cluster.serving.explain.logs import Log
 
 
 def add_neighbours(world: World) -> None:
@@ -75,3 +80,38 @@ def test_a_host_that_names_secrets_without_end_is_not_asked_for_each(tmp_path: P
     with tarfile.open(path) as tar:
         found = tar.extractfile("vcluster-bundle/unreachable.json")
         assert found and "its node names more than 128 secrets" in json.load(found)["gpu2"]["message"]
+
+
+# fault: features/explain/bundle.py: _safe(log.name) or 'log'} → log.name}
+def test_a_log_s_name_makes_a_file_in_its_host_s_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file in the place of that folder cannot be unpacked beside what is in it."""
+    names = ("", "..", "../gpu1/facts.json", "/etc/x", "a\x1b[31m\u202e")
+    monkeypatch.setattr(bundle, "collect", lambda *_: [Log("gpu2", name, ((1, b"x"),)) for name in names])
+    inventory, world, path = make.inventory(2), make.world((2, 2)), tmp_path / "report.tar.gz"
+    with lab.inside(world):
+        lab.succeed(world, inventory, lab.do_up)
+        packed, _ = lab.succeed(world, inventory, lab.verb(bundle.bundle, path)).value
+    with tarfile.open(path) as tar:
+        assert set(packed) == {name.removeprefix("vcluster-bundle/") for name in tar.getnames()}
+        tar.extractall(tmp_path, filter="data")
+    assert {"gpu2/log", "gpu2/gpu1/facts.json", "gpu2/etc/x", "gpu2/a[31m"} <= set(packed)
+    assert "\x1b" not in (tmp_path / "vcluster-bundle" / "contents.txt").read_text()
+
+
+# fault: features/explain/bundle.py: if len(content) > MAX_FILE_BYTES else content → if False else content
+def test_of_a_long_log_the_last_whole_lines_are_packed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    log = tmp_path / "calls.log"
+    log.write_text("".join(f"{number:09}\n" for number in range(bundle.MAX_FILE_BYTES // 10 + 100)))
+    monkeypatch.setattr(bundle, "kept", lambda *_: [log])
+    ((name, text),) = bundle._calls(make.inventory(2))
+    assert name == "calls/1.log" and text.endswith(f"{bundle.MAX_FILE_BYTES // 10 + 99:09}\n")
+    assert len(text.encode()) <= bundle.MAX_FILE_BYTES and text[9] == "\n"
+    assert bundle._text(Log("gpu1", "serve.log", ((1, log.read_bytes()),))) == text
+
+
+# fault: kernel/text.py: lowered = text.encode("utf-8", "surrogatepass").lower() → lowered = text.lower().encode()
+def test_a_long_log_with_an_emoji_is_looked_through_in_little_memory() -> None:
+    text = "\N{GRINNING FACE}" + "a line\n" * (bundle.MAX_FILE_BYTES // 7) + "password=hunter22"
+    redact("password=hunter22")
+    with within(60, megabytes=40):
+        redactor(["secret-of-nobody"])(text)
