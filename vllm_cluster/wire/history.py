@@ -7,8 +7,8 @@ from typing import Annotated
 
 from vllm_cluster.wire.values import Count, Line, between
 
-# In seconds since 1970; a later one is of no calendar.
-Moment = Annotated[float, between(0.0, 253_402_300_799.0)]
+# In seconds since 1970, to the year 9999: one of its last hours is of no calendar in Tokyo.
+Moment = Annotated[float, between(0.0, 253_370_764_800.0)]
 # How long it took; a clock may have jumped meanwhile.
 Seconds = Annotated[float, between(-1e9, 1e9)]
 

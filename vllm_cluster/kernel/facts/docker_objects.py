@@ -23,8 +23,9 @@ def _line(text: str) -> str:
 
 def _moment(text: str) -> str:
     try:
-        datetime.fromisoformat(text)
-    except ValueError:
+        # Without a zone the years 1 and 9999 are dates, and no times.
+        datetime.fromisoformat(text).timestamp()
+    except (ValueError, OverflowError):
         raise ValueError("is not a date with a time") from None
     return text
 
