@@ -241,7 +241,7 @@ SHAPES = {
 # fault: kernel/text.py: openssl{_WORDS}-k\s → openssl{_WORDS}-K\s
 # fault: kernel/text.py: (?:-U|--user)[\s=]? → (?:-u|--user)[\s=]?
 # fault: kernel/text.py: -p\s?["']?|mysql → -p\s?|mysql
-# fault: kernel/text.py: (?:[pP]wd|_auth|psk))= → pwd)=
+# fault: kernel/text.py: (?:[pP]wd|_auth|psk|SSHPASS))= → pwd)=
 # fault: kernel/text.py: (?:aws4-[a-z0-9-]{{1,40}}|[a-z-]{{1,40}})(?= → [a-z0-9-]{{1,40}}(?=
 # fault: kernel/text.py: \\{0,40}+b? → \\{0,3}+b?
 # fault: kernel/text.py: (?:\n(?P=in)[^\n]*){{0,60}} →

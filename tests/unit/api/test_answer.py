@@ -6,6 +6,7 @@ import math
 
 import pytest
 
+from tests.support.bounds import within
 from vllm_cluster.serving.api import answer
 from vllm_cluster.serving.api.answer import (
     CHAT,
@@ -171,3 +172,14 @@ def test_a_reply_without_end_takes_no_memory_without_end(kind: str, monkeypatch:
     with pytest.raises(OddAnswer, match="has no end"):
         for number in range(10_000):
             reply.add(event(number), 3, None, 1.0)
+
+
+# fault: serving/api/answer.py: MAX_REPLY, CHARACTER, COUNTED = 64 << 20, 12, 250 → MAX_REPLY, CHARACTER, COUNTED = 64 << 20, 1, 250
+@pytest.mark.promise("P46")
+def test_a_reply_with_an_emoji_has_its_limit_in_memory() -> None:
+    """64 million characters took 566 MB, as each of them then has four bytes."""
+    reply, event = ModelReply(), {"choices": [{"text": "\N{GRINNING FACE}" + "x" * 1_000_000}]}
+    with within(60, megabytes=60), pytest.raises(OddAnswer, match="has no end"):
+        for _ in range(70):
+            reply.add(event, 3, None, 1.0)
+    assert len(reply.first.text) > 4_000_000

@@ -208,8 +208,8 @@ def dripping(begin: bytes, piece: bytes, pause: float) -> Iterator[int]:
 @pytest.mark.parametrize("kind", ["application/json", "text/event-stream"])
 @pytest.mark.parametrize("asked", [{}, {"prompt_logprobs": 5}, {"logprobs": True, "top_logprobs": 20, "stream": True}])
 def test_an_answer_takes_little_memory(kind: str, asked: dict[str, object]) -> None:
-    """4 MB of empty lists became 100 MB here; an answer with logprobs could have 256 MB of them, and took 5 GB."""
-    raw = b'{"choices": [' + b"[]," * 2_500_000 + b"0]}"
+    """3 MB of empty lists became 100 MB here; an answer with logprobs could have 256 MB of them, and took 5 GB."""
+    raw = b'{"choices": [' + b"[]," * 1_000_000 + b"0]}"
     line = b"data: " + raw + b"\n\n" if kind == "text/event-stream" else raw
     with server(200, kind, line) as port, within(60, megabytes=60), pytest.raises(Broken, match="JSON document"):
         list(post(port, "/", asked, "k", 60))
@@ -217,7 +217,7 @@ def test_an_answer_takes_little_memory(kind: str, asked: dict[str, object]) -> N
     with server(200, kind, line) as port:
         choices = next(post(port, "/", {"prompt_logprobs": 1, "prompt": "x" * 110_000}, "k", 60))["choices"]
         assert isinstance(choices, list)
-        assert len(choices) == 2_500_001
+        assert len(choices) == 1_000_001
 
 
 def test_a_key_that_a_person_has_thought_up_may_have_any_letter() -> None:

@@ -17,9 +17,10 @@ MAX_LOGPROBS = 20
 MIN_RATED = 2
 # What a proxy has kept back comes in a burst: its rate would be that of the network.
 MIN_RATED_SECONDS = 0.02
-# Of a reply with all its answers, in characters: no context of a model is as long. A token with its logprobs, and an
-# answer, count as so many: what they take in memory.
-MAX_REPLY, COUNTED = 64 << 20, 250
+# Of a reply with all its answers, in bytes of memory. A character has four with one emoji in its answer, and is there
+# twice while a piece is added: 5 million fit, and no model writes as many. COUNTED is a token with its logprobs, and an
+# answer.
+MAX_REPLY, CHARACTER, COUNTED = 64 << 20, 12, 250
 
 
 class OddAnswer(ValueError):
@@ -98,7 +99,8 @@ class ModelReply:
             raise OddAnswer("the answer is not as the API has it") from None
         for piece in found:
             new = piece.index not in self.answers
-            self._count(len(piece.text) + len(piece.reasoning) + COUNTED * (new + _tokens(piece.logprobs)))
+            self._count(CHARACTER * (len(piece.text) + len(piece.reasoning)))
+            self._count(COUNTED * (new + _tokens(piece.logprobs)))
             self.answers.setdefault(piece.index, Answer()).add(piece)
         self.usage = event.usage or self.usage
         if prompt_wanted is not None:

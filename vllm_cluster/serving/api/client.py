@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from _typeshed import WriteableBuffer
 
 # Of an error, of a page, of one event, and of one with what was asked for: logprobs of a long prompt are tens of
-# megabytes in one answer, and take ten times that here.
-MAX_ERROR, MAX_PAGE, MAX_EVENT, MAX_LOGPROBS = 1 << 20, MAX_BYTES, 16 << 20, 256 << 20
+# megabytes in one answer, and take ten times that here, as the text of an answer does where one emoji is in it.
+MAX_ERROR, MAX_PAGE, MAX_EVENT, MAX_LOGPROBS = 1 << 20, MAX_BYTES, 3 << 20, 256 << 20
 # What one token has beside the text, in bytes and in values of JSON; the most that a vocabulary has; and the tokens of
 # an answer that is not streamed, where no limit is asked for.
 TOKEN_BYTES, TOKEN_VALUES, MAX_VOCABULARY, MAX_TOKENS = 150, 16, 300_000, 32_768

@@ -20,7 +20,7 @@ def ranks(*lines: str) -> list[int | None]:
     return [names.rank(line.encode()) for line in lines]
 
 
-# fault: features/logs/rank_names.py: self._ranks[kind, pid] = number → self._ranks[kind, pid] = local
+# fault: features/logs/rank_names.py: self._ranks[replica, kind, pid] = number → self._ranks[replica, kind, pid] = local
 # fault: features/logs/rank_names.py: joins[4].startswith(_IN_HOST) → True
 def test_tp_and_pp_over_hosts_have_the_rank_that_each_process_prints_when_it_joins() -> None:
     before = f"(EngineCore_DP1 pid=5) {CONFIG}data_parallel_size=1, "
@@ -52,7 +52,7 @@ def test_an_engine_of_one_gpu_is_the_rank_of_its_number(engine: int) -> None:
     assert ranks(f"(EngineCore pid=5) {JOINS.format(1, 0, 0, INSIDE)}", "(EngineCore pid=5) INFO loaded") == [0, 0]
 
 
-# fault: features/logs/rank_names.py: (self._first + local // world) * world → local // world * world
+# fault: features/logs/rank_names.py: (self._first[replica] + local // world) * world → local // world * world
 def test_engines_of_a_dense_model_count_alone_and_get_the_number_over_all() -> None:
     config = f"(EngineCore_DP2 pid=5) {CONFIG}data_parallel_size=1, "
     joined = [f"(Worker pid={20 + local}) {JOINS.format(2, local % 2, local, INSIDE)}" for local in range(4)]
