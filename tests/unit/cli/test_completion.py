@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import threading
 from collections.abc import Mapping
 from pathlib import Path
 from string import ascii_lowercase
@@ -74,6 +76,18 @@ def test_a_file_without_an_inventory_offers_nothing(text: str, inventory: Path) 
     inventory.write_text(text)
     assert complete_hosts(Typed(inventory), [], "") == []
     assert complete_hosts(Typed(inventory / "missing"), [], "") == []
+
+
+# fault: kernel/terminal/completion.py: if not path.is_file():  # a → if not path.exists():  # a
+def test_a_named_pipe_is_not_waited_for(inventory: Path, tmp_path: Path) -> None:
+    """Each TAB of the shell was held."""
+    pipe = tmp_path / "pipe.yaml"
+    os.mkfifo(pipe)
+    found: list[list[str]] = []
+    asking = threading.Thread(target=lambda: found.append(complete_hosts(Typed(pipe), [], "")), daemon=True)
+    asking.start()
+    asking.join(20)
+    assert found == [[]]
 
 
 def test_models_are_those_served_last_first(inventory: Path) -> None:

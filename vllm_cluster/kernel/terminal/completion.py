@@ -37,6 +37,8 @@ def complete_hosts(ctx: Words, args: list[str], incomplete: str) -> list[str]:
     if path is None:
         return []
     try:
+        if not path.is_file():  # a named pipe would be waited for
+            return []
         with path.open(encoding="utf-8", errors="replace") as file:
             found = _HOSTS.search(file.read(MAX_BYTES) + "\n")
     except OSError:
