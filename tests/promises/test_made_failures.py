@@ -51,11 +51,15 @@ def kill(signal: str, process: str) -> str:
 
 # What is done to what serves, on which host, and what may be named until it serves again.
 RANK, ENGINE = "^ray::RayWorker", "^VLLM::EngineCore"
+FIRST = "kill -9 $(docker inspect -f '{{.State.Pid}}' vcluster-sandbox)"
+GONE = ("node-lost", "peer-gone", "rank-killed", "ray-process-aborted")
 ENDS = (
     ("SIGSEGV of a rank", "gpu2", kill("SEGV", RANK), ("rank-killed",)),
     ("kill -9 of the API server", "gpu1", kill("KILL", "vllm serve"), ("rank-killed", "peer-gone", "engine-died")),
     ("SIGSTOP of the engine", "gpu1", kill("STOP", ENGINE), ("process-stopped",)),
     ("SIGSTOP of a rank", "gpu2", kill("STOP", RANK), ("engine-hung",)),
+    ("kill -9 of a raylet", "gpu2", kill("KILL", "raylet/raylet"), GONE),
+    ("kill -9 of a node's first process", "gpu2", FIRST, GONE),
 )
 
 
@@ -105,6 +109,21 @@ def test_what_ends_while_it_serves_is_named(
         restarts = cluster.vcluster("explain", "--json").json()["restarts"]
         assert restarts and restarts[-1]["failure"]
         measured.figure = f"{named or result}, exit {code}; afterwards the restart with its reason"
+
+
+def test_memory_that_a_node_may_not_have(sandbox: Sandbox) -> None:
+    """A limit below what it has already: the kernel kills in it until it is raised."""
+    cluster = serve(with_secrets(sandbox))
+    began = time.time()
+    little, enough = (
+        f"docker update --memory {size} --memory-swap {size} vcluster-sandbox" for size in ("300m", "64g")
+    )
+    with attack("P41", "made on real hosts, older failures in the logs: a node's memory is limited") as measured:
+        with broken(cluster, "gpu2", limit.format("300m"), limit.format("64g")):
+            code, result, named = until_named(cluster, began)
+            assert (code, named in ("host-memory-full", *GONE)) in ((0, True), (1, True)), (code, result, named)
+        until_ready_again(cluster, began, LIMIT)
+        measured.figure = f"{named or result}, exit {code}"
 
 
 def test_a_host_that_is_off_and_a_link_that_is_cut(sandbox: Sandbox) -> None:
