@@ -13,6 +13,7 @@ from vllm_cluster.kernel.text import redact
 MAX_ABOVE = 4096
 MAX_BELOW = 16384
 MAX_FRAMES = 32  # frames of other processes that are passed over, where several write side by side
+MAX_BETWEEN = 3  # lines of others between the beginning of a traceback and its first frame
 MAX_QUOTED = 8  # lines from one of source code up to its frame, where it has several or processes write side by side
 SHOWN = 400  # characters of a line that are kept, and bytes below one that may continue it
 MORE_LINES = 3
@@ -67,6 +68,7 @@ class Frame:
     file: str
     line: int
     function: str
+    code: str = ""  # of what has no words of its own: the statement that raised it
 
 
 Judged = tuple[tuple[LogPattern, ...], bool]  # the signs of a line that count, and whether it reports a failure
@@ -155,7 +157,8 @@ class Nearby(NamedTuple):
         start, frames = self.end + 1, 0
         for below, raw in enumerate(self.part[start : start + MAX_BELOW].split(b"\n")[:-1], 1):
             parsed = parse_line(raw, names=names)
-            if parsed.who == who and parsed.words:
+            begun = frames or below > MAX_BETWEEN or b'  File "' in raw
+            if begun and parsed.who == who and parsed.words:
                 if not raw.rstrip().endswith(b"  " + parsed.words.encode()):
                     found = frames and _CLASS.match(parsed.words)
                     return (below, parsed, Nearby(self.part, start, start + len(raw), self.signs)) if found else None

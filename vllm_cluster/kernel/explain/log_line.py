@@ -46,6 +46,9 @@ _BRACKETED = {
     **{"WARN": "WARNING", "NOTICE": "INFO", "TRACE": "DEBUG"},
 }
 _WORD_LEVELS = {"debug": "DEBUG", "info": "INFO", "notice": "INFO", "warn": "WARNING"}
+# A progress bar ends without a line break: what another thread, or a process that shares it, writes follows at once.
+_BAR = re.compile(r"(?:[^|]{0,200}\d%\|[^|]{0,300}\| \d{1,12}/\d{1,12} \[[^\]]{3,60}\])+(?=\S)")
+_BAR_ENDS = ("it/s]", "s/it]")
 # What pytest puts before a line.
 _TEST = "E   "
 # What a line in JSON begins with.
@@ -196,8 +199,9 @@ def _clock_of(zeroed: bytes) -> _Clock | None:
 
 def _take_apart(text: str, names: frozenset[str], wrapped: bool, named: bool) -> _LineParts:
     """Find the parts of a line. `wrapped`: it was in JSON, which has its time, and its host if it is `named`."""
-    prefix = find_prefix(text, names, 0 if wrapped else _past_test(text, 0), named=named)
-    clock = _find_clock(text, prefix.end if prefix.relayed else 0) if prefix.relayed or not wrapped else None
+    begin = 0 if wrapped else _past_bar(text, _past_test(text, 0))
+    prefix = find_prefix(text, names, begin, named=named)
+    clock = _find_clock(text, prefix.end if prefix.relayed else begin) if prefix.relayed or not wrapped else None
     at, who, bracketed = _past_test(text, prefix.end), [prefix.host] if prefix.host else [], ""
     if (own := _OWN_LINE.match(text, at)) and text.find("[repeated", at) < 0:
         return _own_form(own, clock, prefix.host)._replace(relayed=prefix.relayed)
@@ -222,6 +226,11 @@ def _take_apart(text: str, names: frozenset[str], wrapped: bool, named: bool) ->
     words, level = _words_and_level(text, at)
     level = level or bracketed or _level_by_word(text[words])
     return _LineParts(clock, who, words, level, prefix.host, prefix.relayed, repeated)
+
+
+def _past_bar(text: str, at: int) -> int:
+    bar = _BAR.match(text, at) if any(map(text.__contains__, _BAR_ENDS)) else None
+    return bar.end() if bar else at
 
 
 def _past_test(text: str, at: int) -> int:

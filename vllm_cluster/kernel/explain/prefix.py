@@ -109,7 +109,8 @@ def _share(name: str, rests: Sequence[str], total: int) -> float:
 def section(text: str) -> str:
     """The name in a heading between the logs of several hosts, `===== gpu1 =====`; empty where it is none."""
     found = _SECTION.match(text.strip())
-    return found[1] if found and not found[1].strip("=#-*_.:").isdigit() else ""
+    name = found[1].strip("=#-*_.:/@") if found else ""
+    return found[1] if found and name and not name.isdigit() else ""
 
 
 def unwrapped(text: str) -> tuple[str, str]:

@@ -51,6 +51,7 @@ SIGNALLED = (
 )
 # Slurm writes this of a job that was cancelled by hand; of one that Slurm itself ends it adds why.
 CANCELLED = re.compile(r"\*\*\* JOB \d+ ON \S+ CANCELLED AT [\dT:-]+ \*\*\*")
+JOB_ENDED = re.compile(r"\*\*\* JOB \d+ ON \S+ CANCELLED AT ")
 # A step ends so by hand, and when one of its tasks fails: of that srun writes before, so both lines are needed.
 STEP_CANCELLED = re.compile(r"\*\*\* STEP [\w.+]+ ON \S+ CANCELLED AT [\dT:-]+ \*\*\*")
 STEP_ABORTED = re.compile(r"srun: Job step aborted: Waiting up to \d+ seconds for job step to finish\.$")
@@ -120,7 +121,8 @@ _NONE = re.compile(rb"\s{0,20}\W?(?:no|none|nothing|n/a)\b")
 # A part of vLLM takes another way than it would: what the line names is missing, and nothing fails by it.
 GIVES_WAY = re.compile(
     r"alling back to|^[^A-Za-z]{0,40}(?:Ignor(?:e|ed|ing)|Skipp(?:ed|ing)|Retrying)\b"
-    r"|\b(?:skipping|ignoring|disabling|continuing without)\b|\bwill be (?:skipped|ignored|disabled)\b"
+    r"|\b(?:skipping|ignoring|disabling|(?:[Cc]ontinuing|[Pp]roceeding) without)\b"
+    r"|\bwill be (?:skipped|ignored|disabled)\b"
 )
 # The server ends by this, though it still writes of its requests.
 DEAD = "EngineDeadError"

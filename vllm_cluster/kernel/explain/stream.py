@@ -29,6 +29,7 @@ from vllm_cluster.kernel.explain.frame import (
 from vllm_cluster.kernel.explain.log_line import DAY, LogLine
 from vllm_cluster.kernel.explain.ranks import RANK_WORDS, Ranks, addresses_in
 from vllm_cluster.kernel.explain.signs import classify, judge_line
+from vllm_cluster.kernel.explain.slurm_ends import SlurmEnds, cancels
 from vllm_cluster.kernel.text import redact
 
 WHO = 120  # characters of the name of a process that are kept
@@ -58,7 +59,7 @@ class HostStream:
         self._latest: float | None = None
         self._dated = self._foreign = self._leaves = self._dead = False
         self._looks, self._ignored = 0, IgnoredExceptions()
-        self._ending_step: LogPosition | None = None
+        self._slurm = SlurmEnds()
         self._idle: dict[str, list[ErrorLine]] = {}  # reports in a row of an engine with requests and no tokens
         self._trouble: deque[ErrorLine] = deque(maxlen=LAST_TROUBLE)
         self._raised: list[tuple[ErrorLine, Nearby]] = []
@@ -76,8 +77,11 @@ class HostStream:
 
     def take(self, number: int, parsed: LogLine, nearby: Nearby) -> None:
         """Look at one line that may matter, and whose time is noted."""
+        if self._slurm.is_another(self._time):
+            self._begin(None)
         if nearby.kind.turns:
             self._turn(number, parsed)
+            self._slurm.note_job(parsed.words, self._time)
         found, trouble = judge_line(parsed, nearby)
         self._dead = self._dead or progress.DEAD in parsed.words
         if nearby.kind.works:
@@ -150,19 +154,13 @@ class HostStream:
         elif self._asks(parsed.words) and not self._fails():
             seen.asked = seen.asked or self.place(number, parsed)
         elif seen.alive and (progress.STEP_ABORTED.match(parsed.words) or progress.STEP_CANCELLED.search(parsed.words)):
-            self._step(self.place(number, parsed))
+            if (first := self._slurm.step(self.place(number, parsed))) and not self._fails():
+                seen.asked = seen.asked or first
         elif progress.ENDS_ITS_OWN.search(parsed.words):
             if len(seen.endings) < MAX_ENGINES:
                 seen.endings.setdefault(parsed.who[:WHO], self.place(number, parsed))
         elif not self._foreign and any(mark in parsed.words for mark in progress.GROUP_START):
             self._forget(group=True)
-
-    def _step(self, place: LogPosition) -> None:
-        """Take one of the two lines by which Slurm ends a step: with the other, and no failure, it was asked to."""
-        first = self._ending_step = self._ending_step or place
-        both = bool(progress.STEP_ABORTED.match(first.text)) != bool(progress.STEP_ABORTED.match(place.text))
-        if both and not self._fails():
-            self.seen.asked = self.seen.asked or first
 
     def _asks(self, words: str) -> bool:
         """Whether vLLM is asked to end by this line; a job is cancelled for many reasons until its server answers."""
@@ -173,7 +171,7 @@ class HostStream:
         """Whether anything has failed since the server last answered."""
         seen, answered = self.seen, self.seen.alive.line if self.seen.alive else 0
         failing = (hit for known, hit in seen.hits.items() if known.kind <= SignKind.CONSEQUENCE)
-        return bool(seen.strange) or any(hit.number > answered and not _cancels(hit) for hit in failing)
+        return bool(seen.strange) or any(hit.number > answered and not cancels(hit) for hit in failing)
 
     def _quiet(self, number: int, parsed: LogLine, nearby: Nearby) -> None:
         """Keep a line in which a program without levels reports a failure."""
@@ -323,18 +321,18 @@ class HostStream:
         if known.waits:
             self.waiting[known] = hit
 
-    def _begin(self, place: LogPosition) -> None:
-        """A new run of vLLM: what was found belongs to the one before it."""
+    def _begin(self, place: LogPosition | None) -> None:
+        """A new run, of vLLM or, without a place, of a job: what was found belongs to the one before it."""
         seen = self.seen
-        new = seen.started is None or place.line - seen.started.line > BANNER
-        if new or progress.OWN_START in place.text:
+        new = place is None or seen.started is None or place.line - seen.started.line > BANNER
+        if new or (place and progress.OWN_START in place.text):
             self._forget(group=False)
-        if seen.stopped and seen.stopped.time and place.time:
+        if place and seen.stopped and seen.stopped.time and place.time:
             seen.stops.append((seen.stopped.time, place.time))
         seen.started, seen.alive, seen.stopped, seen.asked = place, None, None, None
         self._leaves = self._dead = False
         self._idle.clear()
-        self._ending_step = None
+        self._slurm.clear()
         seen.endings.clear()
 
     def _forget(self, *, group: bool) -> None:
@@ -393,8 +391,3 @@ class HostStream:
             if place.line > hit.number:
                 hit.evidence = place
                 del self.waiting[known]
-
-
-def _cancels(hit: SignMatch) -> bool:
-    """Whether a match is that of the line by which Slurm ends a step."""
-    return bool(hit.lines and progress.STEP_CANCELLED.search(hit.lines[-1].parsed.words))
