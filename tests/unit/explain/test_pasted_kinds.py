@@ -58,9 +58,9 @@ ABORTED = "srun: Job step aborted: Waiting up to 32 seconds for job step to fini
 KILLED = "srun: error: node7: task 0: Killed\n"
 
 
-# fault: kernel/explain/stream.py: if both and not self._fails(): → if not self._fails():
-# fault: kernel/explain/stream.py: if both and not self._fails(): → if both:
-# fault: kernel/explain/stream.py: any(hit.number > answered and not _cancels(hit) → any(hit.number > answered
+# fault: kernel/explain/slurm_ends.py: return first if both else None → return first
+# fault: kernel/explain/stream.py: (number, parsed))) and not self._fails(): → (number, parsed))):
+# fault: kernel/explain/stream.py: any(hit.number > answered and not cancels(hit) → any(hit.number > answered
 # fault: kernel/explain/weighing.py: return (signal.source, signal.line) == (place.source, place.line) or precedes( → return precedes(
 def test_a_step_was_cancelled_by_hand_where_srun_reports_no_task_before() -> None:
     """In either order, and on several nodes; a step also ends when one of its tasks does."""

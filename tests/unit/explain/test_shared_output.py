@@ -1,4 +1,4 @@
-"""What stands beside a failure in one file: progress bars, headings, other jobs, and what works without a part."""
+"""What else is in the file of a failure: progress bars, headings, other jobs, and what works without a part."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def named(text: str) -> tuple[str, str]:
 # fault: kernel/explain/log_line.py: return bar.end() if bar else at → return at
 @pytest.mark.parametrize("bar", ["", BAR, f"{BAR}{BAR}"])
 def test_what_follows_a_progress_bar_is_a_line_of_its_own(bar: str) -> None:
-    """The rank that crashed comes before the parent that lost it, whatever its output is glued to."""
+    """The rank that crashed comes before the parent that lost it, also behind a bar."""
     crash = f"{bar}Fatal Python error: Segmentation fault\n\nThread 0x00007ee0 (most recent call first):\n"
     assert named(f"{crash}{LOST}EOFError\n") == ("symptom", "rank-killed")
     glued = f"{bar}[rank0]:[E1103 10:00:00.1 ProcessGroupNCCL.cpp:1] [Rank 0] Frob is broken\n"

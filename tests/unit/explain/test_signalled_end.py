@@ -43,7 +43,7 @@ def test_a_signal_after_a_failure_hides_nothing() -> None:
     assert found.raised and found.raised.line.text == "FrobError: no frob"
 
 
-# fault: kernel/explain/stream.py: any(hit.number > answered and not _cancels(hit) for hit in failing) → any(failing)
+# fault: kernel/explain/stream.py: any(hit.number > answered and not cancels(hit) for hit in failing) → any(failing)
 def test_what_was_survived_before_it_does_not_count() -> None:
     found = explained(START + LOST.format(1) + ANSWER + SIGNAL + DIED)
     assert found.result != "symptom"

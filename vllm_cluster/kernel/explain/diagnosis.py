@@ -15,7 +15,7 @@ from vllm_cluster.kernel.explain.failure import KnownFailure, SignKind
 from vllm_cluster.kernel.explain.frame import is_echo
 from vllm_cluster.kernel.explain.progress import announces
 from vllm_cluster.kernel.explain.ranks import compare_ranks
-from vllm_cluster.kernel.explain.weighing import Evidence, by_time, evidence_of, joined, once, state_of
+from vllm_cluster.kernel.explain.weighing import SLACK, Evidence, by_time, evidence_of, joined, once, state_of
 
 MAX_OTHERS = 5
 MAX_LINES = 5
@@ -244,7 +244,7 @@ def _nearest(found: list[MatchedFailure], foremost: Iterable[SignMatch]) -> Matc
 def _is_above(one: LogPosition, other: LogPosition) -> bool:
     """Whether a line is above another of the same host; the times of one file need not be in order."""
     same = (one.source, one.host) == (other.source, other.host) and one.line < other.line
-    return same and (one.time is None or other.time is None or one.time <= other.time)
+    return same and (one.time is None or other.time is None or one.time <= other.time + SLACK)
 
 
 def _findings(hits: Iterable[SignMatch]) -> list[MatchedFailure]:

@@ -58,6 +58,9 @@ _NAMES_A_FLAG = re.compile(
 # Python ignores what a destructor raises, as a process ends; the traceback of it follows.
 IGNORED = "Exception ignored in"
 MAX_IGNORED = 64  # lines of such a traceback, and processes that write one at a time
+# What a message of several lines lists: the errors that together are why.
+_LISTED = re.compile(r"[-*•] {1,4}(?=(?:\w{1,40}\.){0,6}\w{1,80}(?:Error|Exception): \S)")
+MAX_LISTED = 40  # lines of such a message
 _CHAINED = ("During handling of the above exception", "The above exception was the direct cause")
 
 
@@ -68,7 +71,6 @@ class Frame:
     file: str
     line: int
     function: str
-    code: str = ""  # of what has no words of its own: the statement that raised it
 
 
 Judged = tuple[tuple[LogPattern, ...], bool]  # the signs of a line that count, and whether it reports a failure
@@ -124,6 +126,24 @@ class Nearby(NamedTuple):
             lines.append(redact(parsed.words)[:SHOWN])
         return tuple(lines)
 
+    def listed(self, above: LogLine, names: frozenset[str]) -> tuple[int, LogLine] | None:
+        """The first error that the message lists which begins below: how far below, and its words."""
+        rest = self.part[self.end + 1 : self.end + 1 + MAX_ABOVE].split(b"\n") if _is_bare(above.words) else []
+        for below, raw in enumerate(rest[:MAX_LISTED], 1):
+            parsed = parse_line(raw, names=names)
+            if parsed.words.startswith(TRACEBACK):
+                break
+            if found := _LISTED.match(parsed.words):
+                return below, parsed._replace(words=parsed.words[found.end() :])
+        return None
+
+    def statement(self, last: LogLine, names: frozenset[str]) -> tuple[str, ...]:
+        """The statement that raised an exception without words, where it holds more than its name: an assertion."""
+        above = self.part[max(0, self.start - MAX_ABOVE) : self.start].splitlines()[-MAX_QUOTED:]
+        lines = (parse_line(raw, names=names) for raw in reversed(above)) if _is_bare(last.words) else ()
+        code = next((line.words for line in lines if line.who == last.who and line.words.strip("^~ ")), "")
+        return () if not code or code.startswith(("raise", 'File "')) else (redact(code)[:SHOWN],)
+
     def alone(self) -> Nearby:
         """The same without the rest of the piece, which need not be kept for it."""
         above = max(0, self.start - MAX_ABOVE - MAX_LINE)
@@ -165,6 +185,11 @@ class Nearby(NamedTuple):
                 frames += bool(_FRAME.match(parsed.words))
             start += len(raw) + 1
         return None
+
+
+def _is_bare(words: str) -> bool:
+    """Whether an exception has no message, or one that begins in the line below."""
+    return ": " not in words
 
 
 def is_exception(words: str) -> bool:

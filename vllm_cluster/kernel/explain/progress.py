@@ -41,12 +41,14 @@ HEADLESS = re.compile(r"'headless': True|--headless\b")
 OWN_START = "vcluster starts vLLM"
 # vLLM is stopped by a request: from here on its processes end, and write so.
 OWN_STOP = "vcluster stops vLLM"
+# An engine that has started ends, of which nothing can follow that one never did.
+IN_ORDER, NOT_STARTED = "Shutdown initiated (timeout=", "Engine core initialization failed"
 # The same, asked for by docker stop, an orchestrator, a launcher or a script that is done; after a failure it is only
 # its end.
 # An engine reports a signal also where the API server sends it; an API server that is asked to end reports that before.
 TO_AN_ENGINE = "EngineCore: trigger received signal=SIG"
 SIGNALLED = (
-    *("API server: shutdown triggered", "trigger received signal=SIG", "Shutdown initiated (timeout="),
+    *("API server: shutdown triggered", "trigger received signal=SIG", IN_ORDER),
     *("srun: interrupt (one more within", "ZMQ RPC Server was interrupted"),
 )
 # Slurm writes this of a job that was cancelled by hand; of one that Slurm itself ends it adds why.

@@ -129,7 +129,10 @@ class HostStream:
 
     def _note_failure(self, found: tuple[LogPattern, ...], parsed: LogLine) -> None:
         """Keep when something failed, and whose address it names."""
-        failed, at = self.seen.failed, self._time
+        failed, at, asked = self.seen.failed, self._time, self.seen.asked
+        # An engine that ends in order had started: what did not start is another one.
+        if asked and progress.IN_ORDER in asked.text and progress.NOT_STARTED in parsed.words:
+            self.seen.asked = None
         if any(known.fails for known in found):
             self._note_addresses(parsed)
             if at is not None and (not failed or abs(at - failed[-1]) >= 1.0):
@@ -256,6 +259,9 @@ class HostStream:
             before = next((at for at in reversed(range(len(raised))) if raised[at][0].parsed.who == parsed.who), None)
         if before is None and parsed.words in self._raised_words:
             return
+        if listed := nearby.listed(parsed, self._names):
+            for known in classify(listed[1].words, nearby.signs)[0]:
+                self._add(known, ErrorLine(line.number + listed[0], listed[1], line.above), nearby)
         if may_refuse(parsed.words) and refuses(parsed.words, nearby.frame(parsed.who, self._names)):
             self._add(REFUSED, line, nearby)
         if may_be_half(parsed.words) and reads_a_model(nearby.frame(parsed.who, self._names)):
@@ -288,6 +294,7 @@ class HostStream:
         self.seen.trouble.extend(self._place(*one) for one in self._trouble)
         for one, nearby in self._raised:
             frame, more = nearby.frame(one.parsed.who, self._names), nearby.continued(one.parsed, self._names)
+            more = (*nearby.statement(one.parsed, self._names), *more)
             self.seen.raised.append(Raised(self._place(*one), more, frame))
 
     def foreign(self, parsed: LogLine) -> bool:
