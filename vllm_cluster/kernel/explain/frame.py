@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from vllm_cluster.kernel.explain.catalogue import LineKind, LogPattern
 from vllm_cluster.kernel.explain.log_line import MAX_LINE, LogLine, parse_line
+from vllm_cluster.kernel.explain.progress import may_fail
 from vllm_cluster.kernel.text import redact
 
 MAX_ABOVE = 4096
@@ -107,6 +108,15 @@ class Nearby(NamedTuple):
             if end < 0 or (named in above and b"    " not in above):
                 return False
         return False
+
+    def may_fail(self, line: LogLine, names: frozenset[str]) -> bool:
+        """Whether the line has a word of failure, and is not what the warning right above it announces with a colon."""
+        if not may_fail(line.words, self.below):
+            return False
+        end = max(0, self.start - 1)
+        begin = max(self.part.rfind(b"\n", 0, end) + 1, end - MAX_LINE)
+        above = parse_line(self.part[begin:end], names=names)
+        return not (above.calm and above.who == line.who and above.words.endswith(":"))
 
     @property
     def below(self) -> bytes:

@@ -23,7 +23,7 @@ _HEAD = 400
 _InYear = tuple[int, int, int, int, int, str | None]
 # Pasted from a terminal, colours are without their escape character, or it is written with two.
 _ANSI = re.compile(r"(?:\x1b|\^\[)\[[0-9;?]*[ -/]*[@-~]|\x1b[^\[]?|\[\d{1,2}(?:;\d{1,3}){0,4}m")
-_WHO = re.compile(r"\s*(?:\(([A-Za-z][\w.:-]{0,60}(?: [^()]{0,120})?)\)|\[(rank\d{1,5}|\w{1,20})\]:?) ?")
+_WHO = re.compile(r"\s*(?:\((pid=\d{1,9}|[A-Za-z][\w.:-]{0,60}(?: [^()]{0,120})?)\)|\[(rank\d{1,5}|\w{1,20})\]:?) ?")
 _REPEATED = re.compile(r" ?\[repeated (\d{1,9})x across cluster\](?: \(Ray deduplicates logs[^)]{0,400}\))?")
 # Before 0.8 vLLM opened no bracket before the file.
 _LEVEL = re.compile(

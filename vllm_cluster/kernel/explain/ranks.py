@@ -16,6 +16,7 @@ STARTING = (
     *("LLM engine (v", "Loading weights from ", "Automatically detected platform", "platform is available"),
     *("Found nccl from library", "vLLM is using nccl", "message queue communication handle", "Supported tasks: "),
     *("Reducing Torch parallelism", "NCCL INFO Bootstrap", " nRanks ", "- Init START", "Resolved architecture: "),
+    "Defaulting to use ",
 )
 # What a test of NCCL or a client that measures writes at its end: it serves nothing.
 DONE = ("Avg bus bandwidth", "Benchmark Result", "Benchmark duration", "Throughput: ")

@@ -184,7 +184,7 @@ class HostStream:
         if nearby.kind.quiet and any(map(parsed.words.__contains__, progress.QUIET_WORDS)):
             if len(seen.quiet) < FIRST_STRANGE:
                 seen.quiet.append(self.place(number, parsed))
-        elif len(seen.murmurs) < FIRST_STRANGE and progress.may_fail(parsed.words, nearby.below):
+        elif len(seen.murmurs) < FIRST_STRANGE and nearby.may_fail(parsed, self._names):
             seen.murmurs.append(self.place(number, parsed))
 
     def _ended(self, number: int, parsed: LogLine, nearby: Nearby) -> None:
@@ -226,7 +226,8 @@ class HostStream:
         harmless = any(known.kind is SignKind.HARMLESS for known in found)
         if harmless and is_exception(parsed.words):
             self._unannounce(parsed.who)
-        if (trouble or parsed.loud) and not parsed.calm and not harmless:
+        noted = bool(found) and all(known.kind is SignKind.NOTE for known in found)
+        if (trouble or parsed.loud) and not parsed.calm and not (harmless or noted):
             # Where others must prove that it is one, it may be an error that no failure explains.
             if not trouble or progress.announces(parsed.words) or any(known.is_sure for known in found):
                 self._trouble.append(line)
@@ -237,10 +238,8 @@ class HostStream:
 
     def _unannounce(self, who: str) -> None:
         """Drop the lines of a process that announced an exception which proves harmless."""
-        while self._trouble and self._trouble[-1].parsed.who == who:
-            if not progress.announces(self._trouble[-1].parsed.words):
-                break
-            del self._trouble[-1]
+        while (kept := self._trouble) and kept[-1].parsed.who == who and progress.announces(kept[-1].parsed.words):
+            del kept[-1]
 
     def _strange(self, line: ErrorLine) -> None:
         """Keep a line of trouble that no failure explains."""
