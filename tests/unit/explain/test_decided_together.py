@@ -30,8 +30,8 @@ def test_the_lines_decide_together(result: str, slug: str, text: str) -> None:
     assert (found.result, found.named.failure.slug if found.named else "-") == (result, slug)
 
 
-# fault: kernel/explain/stream.py: if not progress.IDLE.search(parsed.words): → if False:
-# fault: kernel/explain/stream.py: self._idle.pop(engine, None) and not self._idle: → self._idle.pop(engine, None):
+# fault: kernel/explain/idle.py: if progress.IDLE.search(words): → if True:
+# fault: kernel/explain/idle.py: self._idle.pop(_engine(words), None) and not self._idle else → self._idle.pop(_engine(words), None) else
 def test_an_engine_that_makes_tokens_again_is_not_stuck_and_no_other_one_hides_it() -> None:
     stuck = READY + report(1, 0, IDLE) + report(3, 0, IDLE)
     assert explained(stuck).result == "symptom"
@@ -42,7 +42,7 @@ def test_an_engine_that_makes_tokens_again_is_not_stuck_and_no_other_one_hides_i
     assert explained(READY + report(1, 0, IDLE) + report(1, 0, IDLE)).result == "healthy"
 
 
-# fault: kernel/explain/stream.py: self._leaves = self._leaves or → self._leaves = True or
+# fault: kernel/explain/stream.py: if self._leaves and parsed.words.startswith → if parsed.words.startswith
 def test_connections_that_close_before_a_process_leaves_are_a_symptom() -> None:
     closed = "[rank1]:[W523 21:36:39.2 TCPStore.cpp:1] [c10d] recvValue failed: Connection was likely closed.\n"
     leaves = "[rank0]:[W523 21:36:38.9 ProcessGroupNCCL.cpp:1] WARNING: destroy_process_group() was not called\n"

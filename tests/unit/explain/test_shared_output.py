@@ -73,18 +73,19 @@ FULL = "(raylet) [2026-11-03 10:00:00,730 E 4 5] (raylet) file_system_monitor.cc
 BACKEND = "(WorkerDict pid=4) INFO 11-03 10:00:00 config.py:887] Defaulting to use ray for distributed inference\n"
 
 
-# fault: kernel/explain/stream.py: bool(found) and all(known.kind is SignKind.NOTE → bool(found) and all(known.kind is None
+# fault: kernel/explain/stream.py: if found and all(known.kind is SignKind.NOTE → if found and all(known.kind is None
 # fault: kernel/explain/ranks.py: "Defaulting to use ", → "Frob",
 def test_a_note_at_the_level_of_errors_ends_no_start() -> None:
     found = explained(FULL + BACKEND + FULL)
     assert (found.result, [one.failure.slug for one in found.notes]) == ("unfinished", ["disk-full"])
     assert explained(FULL + BACKEND + FULL.replace("/tmp is over 95% full", "frob")).result == "unknown"
+    assert explained(FULL).result == "unknown"
 
 
 # fault: kernel/explain/frame.py: above.who == line.who and above.words.endswith(":") → False
 # fault: kernel/explain/log_line.py: \((pid=\d{1,9}|[A-Za-z] → \(([A-Za-z]
 @pytest.mark.parametrize("who", ["", "(pid=458471) ", "(main_task pid=4) "])
-def test_what_a_warning_announces_is_no_failure(who: str) -> None:
+def test_a_warning_announces_no_failure(who: str) -> None:
     warns, lacks = f"{who}/a/connections.py:8: RuntimeWarning: Failed to read it:\n", "No module named 'vllm._frob'\n"
     assert named(f"{warns}{who}{lacks}") == ("nothing", "")
     assert named(f"{warns.replace('it:', 'it')}{who}{lacks}") == ("unknown", "")

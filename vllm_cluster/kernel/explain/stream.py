@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections import deque
 from collections.abc import Callable
 
@@ -26,6 +25,7 @@ from vllm_cluster.kernel.explain.frame import (
     reads_a_model,
     refuses,
 )
+from vllm_cluster.kernel.explain.idle import MAX_ENGINES, STUCK, IdleEngines
 from vllm_cluster.kernel.explain.log_line import DAY, LogLine
 from vllm_cluster.kernel.explain.ranks import RANK_WORDS, Ranks, addresses_in
 from vllm_cluster.kernel.explain.signs import classify, judge_line
@@ -38,16 +38,12 @@ FIRST_STRANGE = 3
 MAX_RAISED = 16  # exceptions of one log that no failure explains: the first half of them, and the last ones
 MAX_PAST = 16  # failures of earlier runs that are kept
 DISORDER = 60.0  # seconds by which processes of one host may write out of order
-# An engine that has requests is stuck when it reports no token so often, or for so many seconds.
-IDLE_REPORTS, IDLE_SECONDS = 3, 60.0
-MAX_ENGINES = 1024
 MAX_ADDRESSES, MAX_LOOKS = 64, 2000  # of one log, and its lines in which they are looked for
 ADDRESSED = 1024  # characters of a line in which addresses are looked for
 # What vLLM's own checks of its settings raise is a refusal, of any text.
 REFUSED = LogPattern("combination-unsupported", "rror", None, SignKind.BROAD)
 # Its words name neither the file nor that it is one of the model's: that is in the traceback.
 HALF_FILE = LogPattern("file-incomplete", "DecodeError", None, SignKind.BROAD)
-STUCK = LogPattern("rank-stuck", progress.RATES, None, SignKind.SYMPTOM)
 
 
 class HostStream:
@@ -60,7 +56,7 @@ class HostStream:
         self._dated = self._foreign = self._leaves = self._dead = False
         self._looks, self._ignored = 0, IgnoredExceptions()
         self._slurm = SlurmEnds()
-        self._idle: dict[str, list[ErrorLine]] = {}  # reports in a row of an engine with requests and no tokens
+        self._idle = IdleEngines()
         self._trouble: deque[ErrorLine] = deque(maxlen=LAST_TROUBLE)
         self._raised: list[tuple[ErrorLine, Nearby]] = []
         self._raised_words: set[str] = set()  # the words of these
@@ -185,7 +181,12 @@ class HostStream:
             if len(seen.quiet) < FIRST_STRANGE:
                 seen.quiet.append(self.place(number, parsed))
         elif len(seen.murmurs) < FIRST_STRANGE and nearby.may_fail(parsed, self._names):
-            seen.murmurs.append(self.place(number, parsed))
+            self._murmur(number, parsed)
+
+    def _murmur(self, number: int, parsed: LogLine) -> None:
+        """Keep one of the first lines of which only a word may be that of a failure."""
+        if len(self.seen.murmurs) < FIRST_STRANGE:
+            self.seen.murmurs.append(self.place(number, parsed))
 
     def _ended(self, number: int, parsed: LogLine, nearby: Nearby) -> None:
         """Keep the end of a traceback that is an exception by its place alone: its class is called otherwise."""
@@ -203,16 +204,12 @@ class HostStream:
 
     def _rates(self, number: int, parsed: LogLine) -> None:
         """Count the reports of an engine that has requests and makes no token."""
-        engine = found[0] if (found := progress.ENGINE.search(parsed.words)) else ""
-        if not progress.IDLE.search(parsed.words):
-            if self._idle.pop(engine, None) and not self._idle:
-                self.seen.hits.pop(STUCK, None)
+        if (works := self._idle.work(parsed.words)) is None:
+            self.seen.hits.pop(STUCK, None)
+        if works is not False:
             return
         line = ErrorLine(number, parsed, self._time)
-        if len(self._idle) < MAX_ENGINES or engine in self._idle:
-            self._idle[engine] = [*self._idle.get(engine, ())[:IDLE_REPORTS], line]
-        first, *more = self._idle.get(engine, [line])
-        if len(more) + 1 >= IDLE_REPORTS or (line.time or 0.0) - (first.time or math.inf) >= IDLE_SECONDS:
+        if first := self._idle.stuck_since(line):
             if STUCK not in self.seen.hits:
                 self.seen.hits[STUCK] = SignMatch(STUCK, self._place(*first), self._place(*line))
             self.seen.hits[STUCK].count += 1
@@ -226,8 +223,11 @@ class HostStream:
         harmless = any(known.kind is SignKind.HARMLESS for known in found)
         if harmless and is_exception(parsed.words):
             self._unannounce(parsed.who)
-        noted = bool(found) and all(known.kind is SignKind.NOTE for known in found)
-        if (trouble or parsed.loud) and not parsed.calm and not (harmless or noted):
+        if (trouble or parsed.loud) and not parsed.calm and not harmless:
+            if found and all(known.kind is SignKind.NOTE for known in found):
+                # It works, but not as it should; alone it is all that may be why a log ends.
+                self._murmur(number, parsed)
+                return
             # Where others must prove that it is one, it may be an error that no failure explains.
             if not trouble or progress.announces(parsed.words) or any(known.is_sure for known in found):
                 self._trouble.append(line)
