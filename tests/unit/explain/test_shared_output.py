@@ -90,3 +90,22 @@ def test_a_warning_announces_no_failure(who: str) -> None:
     assert named(f"{warns}{who}{lacks}") == ("nothing", "")
     assert named(f"{warns.replace('it:', 'it')}{who}{lacks}") == ("unknown", "")
     assert named(f"{warns}(other pid=5) {lacks}") == ("unknown", "")
+
+
+TASK, LOOP = "(TaskRunner pid=3) ", "(LoopWorker pid=5) "
+ODD = f"{LOOP}Error: <answer> tag not found.\n{LOOP}ValueError: step {{0}} - extract action failed from: frob {{0}}\n"
+
+
+# fault: kernel/explain/scan.py: [at] if of_mark or mark is not progress.STEP else [] → [at]
+# fault: kernel/explain/stream.py: self.seen.outlive(line.parsed.words for line in self._trouble) → pass
+# fault: kernel/explain/weighing.py: if not open_ and forms.issuperset( → if not forms and forms.issuperset(
+# fault: kernel/explain/weighing.py: if not open_ and forms.issuperset( → if not open_ or forms.issuperset(
+def test_an_error_after_which_a_training_makes_further_steps_is_not_its_end() -> None:
+    """Also where the same comes again; what comes for the first time may be the end, and so may what is known."""
+    steps = [f"{TASK}step:{at} - training/global_step:{at} - timing_s/gen:20.1\n" for at in range(1, 4)]
+    went_on = ODD.format(0) + steps[0] + ODD.format(1) + steps[1] + steps[2] + ODD.format(2)
+    assert named(went_on)[0] == "healed"
+    # What is written of a step that was under way shows nothing.
+    assert named(ODD.format(0) + steps[0])[0] == "exception"
+    assert named(f"{went_on}{LOOP}ValueError: another frob\n")[0] == "exception"
+    assert named(f"{went_on}{LOOP}RuntimeError: {'NCCL error: unhandled system error'}\n")[0] == "symptom"

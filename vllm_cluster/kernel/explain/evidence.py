@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter, deque
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -13,8 +15,10 @@ from vllm_cluster.kernel.explain.log_line import LogLine
 from vllm_cluster.kernel.explain.ranks import Ranks
 
 LAST_TROUBLE = 12
+_NUMBERS = re.compile(r"\d+")
 RECENT = 64  # places of one sign, the last ones
 STOPS = 100  # times at which vLLM was stopped by a request
+FORMS, FORM = 256, 40  # errors that are over, and characters by which one is known again
 FAILED = 256  # times at which something failed, each a second from the one before
 
 
@@ -28,6 +32,11 @@ class LogPosition:
     process: str = ""
     host: str = ""
     time: float | None = None
+
+
+def form_of(words: str) -> str:
+    """The beginning of a line without its numbers: errors of one kind have the same."""
+    return _NUMBERS.sub("0", words)[:FORM]
 
 
 def precedes(place: LogPosition, other: LogPosition) -> bool:
@@ -94,6 +103,7 @@ class LogScan:
     part of a server that answers elsewhere; `own`: by vcluster.
     `addresses` are those at which its ranks meet, and of others that its failures name. `endings` is where, by process,
     vLLM began to end its own processes.
+    `outlived` are the forms of unknown trouble after which the server has answered.
     `begin` and `end` are its first and last lines that were looked at. `streams` is what the same file holds of other
     hosts.
     """
@@ -128,3 +138,9 @@ class LogScan:
     endings: dict[str, LogPosition] = field(default_factory=dict)
     communicators: Communicators[LogPosition] = field(default_factory=Communicators)
     ranks: Ranks = field(default_factory=Ranks)
+    outlived: set[str] = field(default_factory=set)
+
+    def outlive(self, words: Iterable[str]) -> None:
+        """Keep what the server has answered after: when it comes again, it need not be why a log ends."""
+        if len(self.outlived) < FORMS:
+            self.outlived.update(map(form_of, (*words, *(place.text for place in (*self.strange, *self.murmurs)))))

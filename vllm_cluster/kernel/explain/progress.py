@@ -24,8 +24,13 @@ PROGRESS = (
 )
 READY = "Application startup complete"
 # A program without a server has its answers so far in the bar of its prompts.
-STRONG = (READY.encode(), b'"POST /', b"est. speed input: ")
-ANSWERED = re.compile(rb'Application startup complete|"POST /[^"\n]{1,300}" 200|est\. speed input: (?!0\.00 )\d')
+# A training that samples from its engines has their answers with each step, which takes all of its processes. What is
+# written of one may be late: only the step after it shows that work went on.
+STEP = b" step:"
+STRONG = (READY.encode(), b'"POST /', b"est. speed input: ", STEP)
+ANSWERED = re.compile(
+    rb'Application startup complete|"POST /[^"\n]{1,300}" 200|est\. speed input: (?!0\.00 )\d| step:[1-9]\d{0,8} - \w'
+)
 # These only announce a traceback, whose last line names what happened.
 ANNOUNCED = (
     "Traceback",

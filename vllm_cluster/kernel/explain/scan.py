@@ -227,7 +227,7 @@ def _answers(part: bytes) -> list[int]:
         of_mark, at = 0, part.rfind(mark)
         while at >= 0 and of_mark < RECENT:
             if progress.ANSWERED.match(part, at):
-                found.append(at)
+                found += [at] if of_mark or mark is not progress.STEP else []
                 of_mark += 1
             at = part.rfind(mark, 0, at)
     return sorted(found)[-RECENT:]

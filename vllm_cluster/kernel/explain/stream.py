@@ -383,6 +383,7 @@ class HostStream:
         if self._dead:
             return
         self.seen.alive = place
+        self.seen.outlive(line.parsed.words for line in self._trouble)
         self._overcome()
         self._raised, self._raised_words = [], set()
         self.seen.quiet.clear()

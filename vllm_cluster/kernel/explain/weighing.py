@@ -12,7 +12,7 @@ from typing import Literal
 
 from vllm_cluster.kernel.explain.communicators import WAITS
 from vllm_cluster.kernel.explain.contradictions import Facts, uncontradicted
-from vllm_cluster.kernel.explain.evidence import RECENT, LogPosition, LogScan, Raised, SignMatch, precedes
+from vllm_cluster.kernel.explain.evidence import RECENT, LogPosition, LogScan, Raised, SignMatch, form_of, precedes
 from vllm_cluster.kernel.explain.failure import SignKind
 
 State = Literal["healthy", "unfinished", "nothing"]
@@ -105,6 +105,10 @@ def evidence_of(
     lines["quiet"] += now(_unproved(found, hits))
     open_ = [one for hit in failing if (one := _only(hit, lambda place: not survived(place)))]
     open_, doubtful = _without_warnings(open_, bool(lines["trouble"] or lines["quiet"]) or state_of(logs) == "nothing")
+    raised = [one for log in logs for one in log.raised if now([one.line])]
+    forms = {form for log in logs for form in log.outlived}
+    if not open_ and forms.issuperset(form_of(place.text) for places in lines.values() for place in places):
+        lines, raised = {name: [] for name in LINES}, []
     return Evidence(
         hits=hits,
         failing=open_,
@@ -113,7 +117,7 @@ def evidence_of(
         stuck=[hit for hit in stuck if not over(hit.last)],
         past=past,
         before=_causes((one for one in before if not over(one.last)), facts),
-        raised=[one for log in logs for one in log.raised if now([one.line])],
+        raised=raised,
         endings=[place for log in logs for place in log.endings.values()],
         earlier=earlier,
         **lines,
