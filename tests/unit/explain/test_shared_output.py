@@ -98,8 +98,8 @@ ODD = f"{LOOP}Error: <answer> tag not found.\n{LOOP}ValueError: step {{0}} - ext
 
 # fault: kernel/explain/scan.py: [at] if of_mark or mark is not progress.STEP else [] → [at]
 # fault: kernel/explain/stream.py: self.seen.outlive(line.parsed.words for line in self._trouble) → pass
-# fault: kernel/explain/weighing.py: if not open_ and forms.issuperset( → if not forms and forms.issuperset(
-# fault: kernel/explain/weighing.py: if not open_ and forms.issuperset( → if not open_ or forms.issuperset(
+# fault: kernel/explain/weighing.py: if seen.failing or not forms → if True or not forms
+# fault: kernel/explain/weighing.py: if seen.failing or not forms.issuperset(map(form_of, texts)): → if seen.failing or not forms:
 def test_an_error_after_which_a_training_makes_further_steps_is_not_its_end() -> None:
     """Also where the same comes again; what comes for the first time may be the end, and so may what is known."""
     steps = [f"{TASK}step:{at} - training/global_step:{at} - timing_s/gen:20.1\n" for at in range(1, 4)]

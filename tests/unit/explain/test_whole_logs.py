@@ -135,7 +135,7 @@ def test_hosts_that_join_one_after_another_are_harmless() -> None:
     assert (found.result, [one.count for one in found.harmless]) == ("unfinished", [1])
 
 
-# fault: kernel/explain/progress.py: b"est. speed input: ") → b"est. speed output: ")
+# fault: kernel/explain/progress.py: b"est. speed input: ", → b"est. speed output: ",
 # fault: kernel/explain/progress.py: speed input: (?!0\.00 )\d → speed input: \d
 def test_a_program_without_a_server_answers_by_its_bar() -> None:
     """What was missing before its cell installed it is not why a later cell fails."""

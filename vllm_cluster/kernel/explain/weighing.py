@@ -105,11 +105,7 @@ def evidence_of(
     lines["quiet"] += now(_unproved(found, hits))
     open_ = [one for hit in failing if (one := _only(hit, lambda place: not survived(place)))]
     open_, doubtful = _without_warnings(open_, bool(lines["trouble"] or lines["quiet"]) or state_of(logs) == "nothing")
-    raised = [one for log in logs for one in log.raised if now([one.line])]
-    forms = {form for log in logs for form in log.outlived}
-    if not open_ and forms.issuperset(form_of(place.text) for places in lines.values() for place in places):
-        lines, raised = {name: [] for name in LINES}, []
-    return Evidence(
+    seen = Evidence(
         hits=hits,
         failing=open_,
         doubtful=doubtful,
@@ -117,11 +113,21 @@ def evidence_of(
         stuck=[hit for hit in stuck if not over(hit.last)],
         past=past,
         before=_causes((one for one in before if not over(one.last)), facts),
-        raised=raised,
+        raised=[one for log in logs for one in log.raised if now([one.line])],
         endings=[place for log in logs for place in log.endings.values()],
         earlier=earlier,
         **lines,
     )
+    return _without_outlived(seen, logs)
+
+
+def _without_outlived(seen: Evidence, logs: Sequence[LogScan]) -> Evidence:
+    """The evidence without errors that no failure explains, where each is of a kind after which work went on before."""
+    forms = {form for log in logs for form in log.outlived}
+    texts = (place.text for name in LINES for place in getattr(seen, name))
+    if seen.failing or not forms.issuperset(map(form_of, texts)):
+        return seen
+    return replace(seen, trouble=[], strange=[], quiet=[], murmurs=[], raised=[])
 
 
 def _unproved(found: Iterable[SignMatch], hits: Sequence[SignMatch]) -> Iterator[LogPosition]:
