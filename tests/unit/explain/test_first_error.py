@@ -85,3 +85,31 @@ def test_an_error_that_a_message_lists_is_why() -> None:
     # Another exception below has a traceback of its own, and what is only ignored ends nothing.
     assert named(TRACE + f"FrobError\n{TRACE}BlubError: no\n- {why}\n")[0] == "exception"
     assert named(f"Ignore import error when loading frob:\n{listed}")[0] != "explained"
+
+
+CLOSED = """Task exception was never retrieved
+future: <Task finished name='Task-2' coro=<MQLLMEngineClient.run_output_handler_loop() done>
+Traceback (most recent call last):
+  File "/usr/lib/python3.12/site-packages/zmq/_future.py", line 400, in poll
+    raise _zmq.ZMQError(_zmq.ENOTSUP)
+zmq.error.ZMQError: Operation not supported
+"""
+TOLD = "RuntimeError: Engine process failed to start. See stack trace for the root cause.\n"
+FAILED = """Traceback (most recent call last):
+  File "/usr/lib/python3.12/site-packages/vllm/engine/front.py", line 30, in build
+    raise ValueError(
+ValueError: the frob is out
+"""
+
+
+# fault: kernel/explain/frame.py: Operation not supported| →
+@pytest.mark.parametrize("text", [CLOSED + FAILED, FAILED + CLOSED, TOLD + FAILED])
+def test_who_polls_a_socket_of_its_own_that_is_closed_is_not_why(text: str) -> None:
+    """An API server closes it as it gives up, and a task of it that nothing waits for raises this first."""
+    found = explained(text)
+    assert found.raised and found.raised.line.text == "ValueError: the frob is out"
+
+
+# fault: kernel/explain/diagnosis.py: if all(is_echo(line.text) for line in seen.strange) else [] → if not seen.strange else []
+def test_an_engine_of_older_versions_that_did_not_start_is_a_symptom() -> None:
+    assert named(CLOSED + TOLD) == ("symptom", "engine-died", 7)

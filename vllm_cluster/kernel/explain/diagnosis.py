@@ -181,11 +181,12 @@ def _quiet(groups: Sequence[Sequence[LogScan]]) -> Kind:
 def _foremost(seen: Evidence) -> list[SignMatch]:
     """The matches nearest to the cause: causes, else a host's earlier ones, else broad causes, symptoms, stopped work.
 
-    A line that only reports a failure ranks last: an error line that no sign matches is nearer to the cause.
+    A line that only reports a failure ranks last: an error line that no sign matches is nearer to the cause, unless it is
+    of the end of another process too.
     """
     of = {weight: [hit for hit in seen.failing if hit.known.kind is weight] for weight in SignKind}
     symptoms = of[SignKind.DECISIVE] + of[SignKind.SYMPTOM]
-    ends = [] if seen.strange else of[SignKind.CONSEQUENCE]
+    ends = of[SignKind.CONSEQUENCE] if all(is_echo(line.text) for line in seen.strange) else []
     # A start in which nothing has failed yet needs no cause.
     before = seen.before if seen.failing or seen.trouble or seen.quiet or seen.murmurs else []
     return of[SignKind.CAUSE] or before or of[SignKind.BROAD] or symptoms or seen.stuck or ends

@@ -35,6 +35,8 @@ _ECHO = re.compile(
     r"(?:\w{1,40}\.){0,6}(?:(?:Timeout|Cancelled|Connection|ConnectionReset|ConnectionRefused|BrokenPipe|EOF"
     r"|DistBackend|DistStore|DistNetwork|EngineDead|EngineGenerate)?Error|Exception|KeyboardInterrupt|SystemExit)"
     r"(?:: |:?$)"
+    # Who polls a socket that its own process has closed.
+    r"|(?:zmq\.)?(?:error\.)?ZMQError: (?:Operation not supported|Socket operation on non-socket)$"
 )
 _STARTED = re.compile(r"EngineCore|Worker|\brank\d")
 # What follows replaces what is above: it is how the process ended.
