@@ -102,7 +102,7 @@ ValueError: the frob is out
 """
 
 
-# fault: kernel/explain/frame.py: Operation not supported| →
+# fault: kernel/explain/frame.py: Operation not supported| → Operation not permitted|
 @pytest.mark.parametrize("text", [CLOSED + FAILED, FAILED + CLOSED, TOLD + FAILED])
 def test_who_polls_a_socket_of_its_own_that_is_closed_is_not_why(text: str) -> None:
     """An API server closes it as it gives up, and a task of it that nothing waits for raises this first."""

@@ -181,8 +181,8 @@ def _quiet(groups: Sequence[Sequence[LogScan]]) -> Kind:
 def _foremost(seen: Evidence) -> list[SignMatch]:
     """The matches nearest to the cause: causes, else a host's earlier ones, else broad causes, symptoms, stopped work.
 
-    A line that only reports a failure ranks last: an error line that no sign matches is nearer to the cause, unless it is
-    of the end of another process too.
+    A line that only reports a failure ranks last: an error line that no sign matches is nearer to the cause, unless it
+    is of the end of another process too.
     """
     of = {weight: [hit for hit in seen.failing if hit.known.kind is weight] for weight in SignKind}
     symptoms = of[SignKind.DECISIVE] + of[SignKind.SYMPTOM]
