@@ -15,6 +15,7 @@ from tests.support.fronted import KEY, Fronted, fronted, read_answer, request
 from tests.support.waiting import until
 
 RIGHT = f"Authorization: Bearer {KEY}\r\n"
+PING = b"GET /ping HTTP/1.1\r\nHost: x\r\n\r\n"
 HEAD = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\n{RIGHT}Content-Type: application/json\r\n"
 
 
@@ -397,3 +398,60 @@ def test_clients_that_read_slowly_fill_no_memory(tmp_path: Path) -> None:
             with one:
                 assert read_answer(one).body.count(b"data: {") == 16_000
         assert (most() - before) / len(clients) < 130  # kB
+
+
+# fault: serving/node/front_door.py: return STRANGER_PIECE if → return PIECE if
+def test_requests_behind_one_another_fill_no_memory(tmp_path: Path) -> None:
+    """4,000 strangers, each with 256 kB of requests whose answers it does not read, took 432 MB."""
+    with fronted(tmp_path, "a") as made:
+        assert made.process
+        status = Path(f"/proc/{made.process.pid}/status")
+        before = peak(status)
+        strangers = [made.connect() for _ in range(300)]
+        for one in strangers:
+            one.setblocking(False)
+            with suppress(BlockingIOError):
+                one.sendall(PING * 9000)
+        assert made.ask("GET", "/v1/models").status == 200
+        # In kB of each, with its connection.
+        assert (peak(status) - before) / len(strangers) < 40
+
+
+# fault: serving/node/front_door.py: transport.abort() → pass
+def test_a_stranger_who_reads_nothing_goes(tmp_path: Path) -> None:
+    """A close waits until all is read: such connections were counted no more, and stayed without end."""
+    with fronted(tmp_path, "a", options=["--patience=0.02"]) as made:
+        assert made.process
+        files = Path(f"/proc/{made.process.pid}/fd")
+        asked = request("GET", "/v1/models", key=None) * 1000
+        with socket.socket() as stranger:
+            stranger.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            stranger.settimeout(2)
+            stranger.connect(("127.0.0.1", made.port))
+            with pytest.raises(OSError, match=r"timed out|reset|Broken"):
+                for _ in range(200):
+                    stranger.sendall(asked)
+            until(lambda: made.status().connections == 0, 10)
+            assert connected(files) == []
+
+
+# fault: serving/node/front_door.py: or len(self._idle) >= self._most // IDLE_PART: → :
+def test_half_of_all_connections_wait_for_a_request(tmp_path: Path) -> None:
+    """8,192 that wait take 80 MB in four processes, and the front may take 150."""
+    with fronted(tmp_path, "a", options=["--connections=8"]) as made:
+        first, *_ = [made.connect() for _ in range(5)]
+        first.settimeout(5)
+        assert ended(first)
+        until(lambda: made.status().connections == 4, 10)
+
+
+def peak(status: Path) -> int:
+    """The most memory that a process has had, in kB."""
+    return next(int(line.split()[1]) for line in status.read_text().splitlines() if line.startswith("VmHWM"))
+
+
+def connected(files: Path) -> list[str]:
+    """The sockets of a process that are connected."""
+    rows = [line.split() for line in (files.parent / "net/tcp").read_text().splitlines()[1:]]
+    own = {str(one.readlink()) for one in files.iterdir()}
+    return [row[9] for row in rows if row[3] == "01" and f"socket:[{row[9]}]" in own]

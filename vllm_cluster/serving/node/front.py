@@ -23,10 +23,9 @@ from pathlib import Path
 from typing import cast
 
 from aiohttp import ClientError, ClientSession, web
-from aiohttp.web_protocol import RequestHandler
 
 from vllm_cluster.serving.node.files import write_whole
-from vllm_cluster.serving.node.front_door import ClientConnection, Door
+from vllm_cluster.serving.node.front_door import ClientConnection, ClientReader, Door
 from vllm_cluster.serving.node.front_metrics import FrontMetrics
 from vllm_cluster.serving.node.front_processes import (
     BACKLOG,
@@ -87,9 +86,9 @@ class Front(web.Server):
         self._shown: FrontStatus | None = None
         self._writing = asyncio.Lock()
 
-    def __call__(self) -> RequestHandler:
+    def _connect(self) -> ClientReader:
         """A new connection."""
-        return ClientConnection(self, self._door)
+        return ClientReader(ClientConnection(self, self._door))
 
     def _replica_key(self, replica: FrontReplica) -> str | None:
         if replica.key_file is None:
@@ -291,7 +290,7 @@ class Front(web.Server):
         if lives is not None:
             loop.add_reader(lives, os._exit, 1)
         self.read_routes()
-        server = await loop.create_server(self, sock=listener, backlog=BACKLOG)
+        server = await loop.create_server(self._connect, sock=listener, backlog=BACKLOG)
         await self.write_status()
         if lives is None:
             log_line("front", listening_line(self._settings.listen))
