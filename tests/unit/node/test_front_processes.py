@@ -117,6 +117,18 @@ def test_a_signal_lets_streams_end(front: Fronted) -> None:
     assert front.status().open == 0
 
 
+# fault: serving/node/front_processes.py: for number in (how, signal.SIGKILL): → for number in (how,):
+def test_one_that_is_stopped_ends_with_the_others(tmp_path: Path) -> None:
+    """The first waited for its end without end."""
+    with fronted(tmp_path, "a", options=["--processes=2", "--grace=0.1"]) as made:
+        assert made.process
+        stopped, _ = parts(made)
+        os.kill(stopped, signal.SIGSTOP)
+        made.process.terminate()
+        assert made.process.wait(20) == 0
+        assert not Path(f"/proc/{stopped}").exists()
+
+
 def refused(made: Fronted) -> bool:
     """Whether the port is closed."""
     try:

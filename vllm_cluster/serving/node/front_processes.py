@@ -21,6 +21,8 @@ from vllm_cluster.wire.front import FrontCount, FrontStatus
 from vllm_cluster.wire.reading import RefusedDocument, read
 
 POLL_SECONDS, BACKLOG = 0.1, 4096
+# For the end of a process, beyond its grace for open requests.
+END_SECONDS = 5.0
 # A status has a row a replica, and a few counts.
 MAX_STATUS = 1 << 20
 # One process hands on about 33,000 tokens a second (docs/developers/measured.md), as three replicas of a small model
@@ -115,13 +117,20 @@ class FrontProcesses:
         code = 0
         while not stopping.wait(POLL_SECONDS) and not (code := self._ended()):
             self._write()
-        for pid in self._pids:
-            # Its streams end with that: what one would do alone is not what clients of the port see.
-            os.kill(pid, signal.SIGKILL if code else signal.SIGTERM)
-        for pid in self._pids:
-            os.waitpid(pid, 0)
+        # Streams end where one has: what the others would do alone is not what clients of the port see.
+        self._end(signal.SIGKILL if code else signal.SIGTERM)
         self._write()
         return code
+
+    def _end(self, how: signal.Signals) -> None:
+        """End all that are left; one that does not end in its time, as it is stopped, is killed."""
+        until = time.monotonic() + self._settings.grace + END_SECONDS
+        for number in (how, signal.SIGKILL):
+            for pid in self._pids:
+                os.kill(pid, number)
+            while self._pids and (number == signal.SIGKILL or time.monotonic() < until):
+                if not self._ended():
+                    time.sleep(POLL_SECONDS / 10)
 
     def _be(self, share: FrontSettings, own: socket.socket, lives: int) -> NoReturn:
         """Be one of the processes."""
