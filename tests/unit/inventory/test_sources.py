@@ -109,3 +109,17 @@ def test_what_a_job_may_print_is_read_in_a_moment(printed: str, tmp_path: Path) 
     (tmp_path / "scontrol").write_text("#!/bin/sh\ncase $2 in job) cat long ;; *) echo $3 ;; esac\n")
     with within(3), suppress(InventoryError):
         assert list(inventory("slurm:1", tmp_path).hosts) == ["n1"]
+
+
+# fault: kernel/inventory/sources.py: if len(hosts) > MAX_NODES: → if False:
+def test_a_job_of_any_number_of_nodes_is_refused(tmp_path: Path) -> None:
+    """1,500 lists of 9,000 nodes each would take gigabytes."""
+    (tmp_path / "scontrol").write_text("""#!/bin/sh
+case "$*" in
+  *hostnames*) seq -f "$3-%.0f" 3000; echo >>calls ;;
+  *) seq -f "Nodes=n%.0f GRES=gpu:1(IDX:0)" 300 | tr '\\n' ' ' ;;
+esac
+""")
+    with pytest.raises(InventoryError, match="has more than 4096 nodes"):
+        inventory("slurm:1", tmp_path)
+    assert len((tmp_path / "calls").read_text()) == 2

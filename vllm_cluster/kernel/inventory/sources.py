@@ -27,6 +27,8 @@ _RANGE = re.compile(r"([0-9]{1,4})(?:-([0-9]{1,4}))?")
 _JOB = re.compile(r"[0-9]{1,10}")
 # More than any node has.
 MAX_INDEX = 1024
+# Of a job: each list of 64 kB may name 10,000, and a job may have thousands of lists.
+MAX_NODES = 4096
 
 
 def add_hosts(document: Document, base: Path) -> bool:
@@ -74,6 +76,8 @@ def slurm_hosts(job: str, base: Path) -> Source:
         indices = sorted({index for found in _INDICES.findall(gres) for index in _numbers(found)})
         names = _printed(shlex.join(["scontrol", "show", "hostnames", nodes]), base).split()
         hosts |= {name: {"gpus": indices} if indices else {} for name in names}
+        if len(hosts) > MAX_NODES:
+            raise InventoryError(f"job {number} has more than {MAX_NODES} nodes")
     if not hosts:
         raise InventoryError(f"job {number} has no nodes now: it waits, or has ended")
     return hosts, _end(shown)
