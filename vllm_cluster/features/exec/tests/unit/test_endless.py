@@ -8,6 +8,7 @@ from typing import Any, cast
 
 import pytest
 
+from tests.support.bounds import within
 from vllm_cluster.features.exec import verb
 from vllm_cluster.features.exec.node_exec import NodeCommand
 from vllm_cluster.kernel.errors import HostError
@@ -45,3 +46,12 @@ def test_a_line_without_an_end_is_shown_in_pieces(capsys: pytest.CaptureFixture[
     shown = capsys.readouterr().out.splitlines()
     assert [line[:8] for line in shown] == ["gpu1 | a"] * 3 + ["gpu1 | n"]
     assert sum(line.count("a") for line in shown) == 20 * len(PIECE)
+
+
+# fault: features/exec/verb.py: data[begin : begin + MAX_LINE]) → data)
+def test_a_frame_of_empty_lines_is_shown_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    lines, shown = verb._Lines(4), list[int]()
+    monkeypatch.setattr(verb.output, "out", lambda text, **_: shown.append(text.count("gpu1 | ")))
+    with within(60, megabytes=20):
+        lines.write("gpu1", False, b"\n" * (verb.MAX_LINE * 3 + 1))
+    assert shown == [verb.MAX_LINE] * 3 + [1]
