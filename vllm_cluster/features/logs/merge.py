@@ -23,7 +23,8 @@ LINE_SIZE = 150
 FIRST_SECONDS = 1.0
 _AT = attrgetter("at")
 _NEVER = -(1 << 62)
-_ALWAYS = 1 << 62
+# Greater than any time: a clock may show the year 9999, which is 1 << 68 nanoseconds.
+_ALWAYS = float("inf")
 
 
 @dataclass

@@ -103,3 +103,16 @@ def test_nothing_is_taken_any_more_after_the_end() -> None:
     merge.close()
     with pytest.raises(EOFError):
         merge.put(1, [line(1)])
+
+
+# fault: features/logs/merge.py: _ALWAYS = float("inf") → _ALWAYS = 1 << 62
+@pytest.mark.parametrize("at", [1 << 63, 253_402_300_799_999_999_999])
+@pytest.mark.parametrize("follow", [False, True])
+def test_a_line_of_any_year_is_shown(at: int, follow: bool) -> None:
+    """A host's clock may show any: a line after the year 2116 was waited for without end."""
+    merge = LogMerge(SYSTEM_CLOCK, follow=follow)
+    merge.add(1)
+    merge.put(1, [line(5, text="a"), line(at, text="b")])
+    merge.end(1)
+    assert [one.text for one in merge.take(1) or ()] == ["a", "b"]
+    assert merge.take(1) is None
