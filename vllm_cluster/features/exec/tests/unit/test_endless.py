@@ -51,7 +51,9 @@ def test_a_line_without_an_end_is_shown_in_pieces(capsys: pytest.CaptureFixture[
 # fault: features/exec/verb.py: data[begin : begin + MAX_LINE]) → data)
 def test_a_frame_of_empty_lines_is_shown_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     lines, shown = verb._Lines(4), list[int]()
-    monkeypatch.setattr(verb.output, "out", lambda text, **_: shown.append(text.count("gpu1 | ")))
+    monkeypatch.setattr(
+        "vllm_cluster.kernel.terminal.output.out", lambda text, **_: shown.append(text.count("gpu1 | "))
+    )
     with within(60, megabytes=20):
         lines.write("gpu1", False, b"\n" * (verb.MAX_LINE * 3 + 1))
     assert shown == [verb.MAX_LINE] * 3 + [1]
