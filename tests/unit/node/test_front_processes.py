@@ -7,6 +7,7 @@ import re
 import signal
 import socket
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -95,7 +96,12 @@ def test_none_outlives_the_first(front: Fronted) -> None:
     assert front.process
     left = parts(front)
     front.process.kill()
-    until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in left), 5, every=0.02)
+    try:
+        until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in left), 5, every=0.02)
+    finally:
+        for pid in left:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
 
 
 # fault: serving/node/front_processes.py: if other is not own: → if False:
