@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import os
 import subprocess
@@ -20,10 +21,11 @@ from tests.support.in_process import run
 from tests.support.json_schemas import validate
 from vllm_cluster.features.slurm.on_host import step
 from vllm_cluster.features.slurm.sbatch import JobRequest
-from vllm_cluster.features.slurm.script import laid_out, script
+from vllm_cluster.features.slurm.script import CARRIED, OF_FRONT, laid_out, script
 from vllm_cluster.kernel.errors import UsageError
 from vllm_cluster.kernel.facts.host_facts import HostFacts
 from vllm_cluster.kernel.inventory.model import Host
+from vllm_cluster.kernel.node.program import node_program
 from vllm_cluster.kernel.plan import adapters
 from vllm_cluster.wire.order import Deployment
 
@@ -356,3 +358,15 @@ def test_what_the_script_would_leave_out_is_refused(
 def test_a_slip_serves_no_model_of_that_name(words: tuple[str, ...], fix: str, tmp_path: Path) -> None:
     done = run("slurm", *words, cwd=tmp_path)
     assert (done.returncode, f"fix: {fix}\n" in done.stderr) == (2, True), done.stderr
+
+
+# fault: features/slurm/script.py: "_processes", "_proxy" → "_proxy"
+@pytest.mark.parametrize("names", [CARRIED, (*CARRIED, *OF_FRONT)], ids=["one replica", "several"])
+def test_what_a_carried_file_imports_is_carried(names: tuple[str, ...]) -> None:
+    """A front that lacks a module of its own ends as it starts."""
+    carried = node_program()
+    for name in names:
+        for found in ast.walk(ast.parse(carried[name])):
+            if isinstance(found, ast.ImportFrom) and (found.module or "").startswith("vllm_cluster."):
+                path = f"{found.module}".replace(".", "/")
+                assert {f"{path}.py", f"{path}/__init__.py"} & {*names}, f"{name} imports {found.module}"
