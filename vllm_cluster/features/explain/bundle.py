@@ -251,7 +251,7 @@ def _write(path: Path, files: Mapping[str, bytes]) -> None:
     content = io.BytesIO()
     with tarfile.open(fileobj=content, mode="w:gz") as tar:
         for name, data in files.items():
-            entry = tarfile.TarInfo(f"vcluster-bundle/{name}")
+            entry = tarfile.TarInfo(f"vcluster-bundle/{_safe(name)}")
             entry.size, entry.mode, entry.mtime = len(data), 0o600, int(time.time())
             tar.addfile(entry, io.BytesIO(data))
     try:
