@@ -59,10 +59,10 @@ def find_waiting(hosts: Iterable[Communicators[Place]]) -> list[Place]:
     return [place for one in seen for (name, _, _), place in one.begun.items() if name in joined]
 
 
-def warned(words: str) -> str | None:
-    """The process of NCCL that warns in a line, by host and number."""
-    found = _WARNS.match(words)
-    return found and found[1]
+def warned(process: str, words: str) -> bool:
+    """Whether this process of NCCL, by host and number, warns in a line."""
+    # A host may write a line a connection, each of which is compared with all that is kept.
+    return words.startswith(process) and (found := _WARNS.match(words)) is not None and found[1] == process
 
 
 def connected(words: str) -> str | None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
 
 from vllm_cluster.kernel.explain import progress
 from vllm_cluster.kernel.explain.catalogue import COMMUNICATORS, LogPattern
@@ -109,19 +108,20 @@ class HostStream:
         if COMMUNICATORS in words:
             seen.communicators.take(words, lambda: self.place(number, parsed))
         if process := connected(words):
-            self._take_back(lambda text: warned(text) == process)
+            self._take_back(process)
         if any(map(words.__contains__, RANK_WORDS)):
             seen.ranks.take(words)
             self._note_addresses(parsed)
 
-    def _take_back(self, over: Callable[[str], object]) -> None:
-        """Drop lines that what follows has shown to be no failure."""
-        self._trouble = deque((line for line in self._trouble if not over(line.parsed.words)), LAST_TROUBLE)
-        self.seen.strange[:] = [place for place in self.seen.strange if not over(place.text)]
-        for known, hit in list(self.seen.hits.items()):
-            if hit.lines and all(over(line.parsed.words) for line in hit.lines):
-                del self.seen.hits[known]
-                self.waiting.pop(known, None)
+    def _take_back(self, process: str) -> None:
+        """Drop what a process of NCCL warned of: it has connected all the same."""
+        if any(warned(process, line.parsed.words) for line in self._trouble):
+            self._trouble = deque((one for one in self._trouble if not warned(process, one.parsed.words)), LAST_TROUBLE)
+            self.seen.strange[:] = [place for place in self.seen.strange if not warned(process, place.text)]
+            for known, hit in list(self.seen.hits.items()):
+                if hit.lines and all(warned(process, line.parsed.words) for line in hit.lines):
+                    del self.seen.hits[known]
+                    self.waiting.pop(known, None)
 
     def _note_failure(self, found: tuple[LogPattern, ...], parsed: LogLine) -> None:
         """Keep when something failed, and whose address it names."""
