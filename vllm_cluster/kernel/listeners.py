@@ -44,7 +44,7 @@ LISTENERS = (
         "users and programs of the head; with `--expose` also whoever reaches that network",
         "the API key on every route but `/health` and `/ping` (P29); plain HTTP: with `--expose` key, prompts and "
         "answers can be read on that network",
-        ("serving/serve/serve.py", "serving/node/front.py"),
+        ("serving/serve/serve.py", "serving/node/front.py", "serving/node/front_processes.py"),
     ),
     Listener(
         "vLLM's own API, behind the front",
