@@ -61,7 +61,8 @@ def steady(report: Report, silence: float = SILENCE_SECONDS) -> Iterator[Report]
         last, began = "", time.monotonic()
         while True:
             try:
-                line = lines.get(timeout=silence)
+                # Before the first line there is none that could come again.
+                line = lines.get(timeout=silence if last else None)
             except Empty:
                 now = time.monotonic()
                 report(f"  {last.strip()}: {now - began:.0f} s so far{left.words(now)}")

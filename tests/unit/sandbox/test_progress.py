@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import time
+
 from tests.support.waiting import until
 from vcluster_sandbox import progress
 from vcluster_sandbox.progress import TimeLeft, steady
 
 
-# fault: vcluster_sandbox/progress.py: lines.get(timeout=silence) → lines.get()
+# fault: vcluster_sandbox/progress.py: timeout=silence if last else None → timeout=None
+# fault: vcluster_sandbox/progress.py: timeout=silence if last else None → timeout=silence
 def test_the_last_line_comes_again_with_its_time_until_the_next() -> None:
     shown: list[str] = []
     with steady(shown.append, 0.01) as report:
+        time.sleep(0.05)
+        assert shown == []
         report("installing it")
         until(lambda: len(shown) >= 3, 10)
         report("making it")
