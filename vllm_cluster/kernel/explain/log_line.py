@@ -37,6 +37,13 @@ _WORD_LEVEL = re.compile(
     r"|^[^\[{]{0,80} - (debug|info|warn)(?:ing)? - ",
     re.IGNORECASE,
 )
+# Of loggers of people's own: `time - name - ERROR - …`, `[time] [ERROR] [thread] [name] >>> …`, `time | ERROR | …`.
+_OTHERS = re.compile(
+    r"\[?\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d(?:[.,]\d{1,9})?\]?(?: - [\w.]{1,80} - | {0,2}\| {0,2}| \[)"
+    # A launcher that calls all of a program's standard error so shows no level.
+    r"(?:ERROR \| stderr \| ?|(ERROR|CRITICAL|FATAL)(?: - |\] (?:\[[\w.:-]{1,80}\] ){0,3}(?:>{3} ?)?"
+    r"| {0,6}\| (?:[\w.<>]{1,80}:[\w.<>]{1,80}:\d{1,6} - )?))"
+)
 _KEY_LEVEL = re.compile(r"\blevel=\"?(debug|info|warn)", re.IGNORECASE)
 # One of these is in each line that has such a level.
 _LEVEL_WORDS = ("info", "warn", "debug", "notice")
@@ -243,7 +250,9 @@ def _words_and_level(text: str, at: int) -> tuple[slice, str]:
     if level:
         at = level.end()
     elif text[at : at + 1] == "[" or text[at : at + 1].isdecimal():
-        level = _GROUP_LEVEL.match(text, at)
+        if level := _OTHERS.match(text, at):
+            at = level.end()
+        level = level or _GROUP_LEVEL.match(text, at)
     return _stripped(text, at), next(filter(None, level.groups()), "") if level else ""
 
 
