@@ -220,11 +220,20 @@ def _first(seen: Evidence, notes: Iterable[SignMatch]) -> tuple[MatchedFailure |
         return None, []
     first = _nearest(found, foremost)
     found = [first, *(one for one in found if one is not first)]
+    # A warning is not why, where an exception that no failure explains says why.
+    if all(map(_only_warns, foremost)) and any(not is_echo(one.line.text) for one in seen.raised):
+        return None, []
     # A note can be why: Gloo fell back to loopback, and then no rank could connect.
     reasons = [hit for hit in notes if first.failure.slug in hit.known.explains and _is_near(hit, first)]
     if reasons:
         first, found = _findings(reasons)[0], [first, *found]
     return (None, []) if _raised_before(first, seen) else (first, found[1:])
+
+
+def _only_warns(hit: SignMatch) -> bool:
+    """Whether a sign is of a warning: by its level, or a symptom that torch or NCCL only warns of."""
+    text, symptom = hit.last.text, hit.known.kind in (SignKind.SYMPTOM, SignKind.DECISIVE)
+    return hit.known.mild or (symptom and (text.startswith("[W") or "NCCL WARN" in text))
 
 
 def _is_near(note: SignMatch, first: MatchedFailure) -> bool:
@@ -272,8 +281,14 @@ def _ends(seen: Evidence, raised: Raised | None) -> tuple[LogPosition, ...]:
     ends = once(sorted((*first, *seen.trouble[-MAX_LINES * 2 :]), key=by_time)) or tuple(seen.murmurs)
     if raised is None:
         return ends
-    others = (place for place in ends if raised.line.text not in place.text and not announces(place.text))
+    shown = (raised.line.text, raised.root.text if raised.root else raised.line.text)
+    others = (one for one in ends if not any(text in one.text for text in shown) and not _is_part(one.text))
     return tuple({place.text: place for place in others}.values())[:MAX_LINES]
+
+
+def _is_part(words: str) -> bool:
+    """Whether a line only announces a traceback, or is a frame of one that a logger repeats."""
+    return announces(words) or words.startswith('File "') or not words.strip("^~ ")
 
 
 def _harmless(hits: Iterable[SignMatch], stuck: Sequence[SignMatch]) -> list[BenignMatch]:

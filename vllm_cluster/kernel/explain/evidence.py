@@ -18,7 +18,7 @@ LAST_TROUBLE = 12
 _NUMBERS = re.compile(r"\d+")
 RECENT = 64  # places of one sign, the last ones
 STOPS = 100  # times at which vLLM was stopped by a request
-FORMS, FORM = 256, 40  # errors that are over, and characters by which one is known again
+FORMS, FORM = 256, 56  # errors that are over, and characters by which one is known again
 FAILED = 256  # times at which something failed, each a second from the one before
 
 
@@ -48,11 +48,15 @@ def precedes(place: LogPosition, other: LogPosition) -> bool:
 
 @dataclass(frozen=True)
 class Raised:
-    """An exception that no failure explains, the lines below that continue it, and where it was raised."""
+    """An exception that no failure explains, the lines below that continue it, and where it was raised.
+
+    `root` is the first exception of its chain, where it is not that itself.
+    """
 
     line: LogPosition
     more: tuple[str, ...]
     frame: Frame | None
+    root: LogPosition | None = None
 
 
 class ErrorLine(NamedTuple):

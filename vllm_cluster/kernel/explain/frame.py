@@ -37,6 +37,10 @@ _ECHO = re.compile(
     r"(?:: |:?$)"
     # Who polls a socket that its own process has closed.
     r"|(?:zmq\.)?(?:error\.)?ZMQError: (?:Operation not supported|Socket operation on non-socket)$"
+    # Whose loop, pool, queue or interpreter is already closed.
+    r"|RuntimeError: (?:Event loop is closed|cannot schedule new futures|No response returned|Session is closed)"
+    r"|ValueError: Queue .{0,80}is closed|ImportError: sys\.meta_path is None|OSError: \[Errno 9\] Bad file"
+    r"|ChildProcessError: |(?:[\w.]{0,60}\.)?(?:BrokenProcessPool: |(?:Empty|EndOfStream|ClientDisconnect)$)"
 )
 _STARTED = re.compile(r"EngineCore|Worker|\brank\d")
 # What follows replaces what is above: it is how the process ended.
@@ -64,6 +68,8 @@ MAX_IGNORED = 64  # lines of such a traceback, and processes that write one at a
 # What a message of several lines lists: the errors that together are why.
 _LISTED = re.compile(r"[-*•] {1,4}(?=(?:\w{1,40}\.){0,6}\w{1,80}(?:Error|Exception): \S)")
 MAX_LISTED = 40  # lines of such a message
+# What only carries the exception that another process or a compiler has raised: its own words are below.
+_WRAPS = re.compile(r"\b(?:[Ss]ubprocess|raised|exception (?:is|was)|error|caused by)\W{0,2}:$")
 _CHAINED = ("During handling of the above exception", "The above exception was the direct cause")
 
 
@@ -89,6 +95,10 @@ class Nearby(NamedTuple):
     kind: LineKind = LineKind(())
     judged: list[Judged] | None = None  # the signs of all lines of this form, once known
     single: bool = False  # no other line of the piece is of its form
+
+    def indents(self, words: str) -> bool:
+        """Whether the line is inside a traceback: its words are indented behind what its logger repeats."""
+        return self.text.rstrip().endswith(b"   " + words.encode()) or INDENTED in self.text
 
     @property
     def text(self) -> bytes:
@@ -165,6 +175,10 @@ class Nearby(NamedTuple):
     def frame(self, who: str, names: frozenset[str]) -> Frame | None:
         """The nearest frame above that the same process has written; Python's own only where there is no other."""
         at, least, own = self.start, max(0, self.start - MAX_ABOVE), None
+        # What is above the traceback is of another one; of processes side by side its beginning may be another's.
+        head = self.part.rfind(b"Traceback (most", least, at)
+        if head >= 0 and parse_line(self.part[self.part.rfind(b"\n", 0, head) + 1 : head], names=names).who == who:
+            least = head
         # Where several processes write side by side, most frames are not of this one.
         named = who.rpartition(" ")[2].encode()
         for _ in range(MAX_FRAMES):
@@ -261,6 +275,11 @@ def is_echo(words: str) -> bool:
 def leads(who: str) -> bool:
     """Whether a process is none of those that vLLM starts for its engine and its ranks."""
     return not _STARTED.search(who)
+
+
+def wraps(words: str) -> bool:
+    """Whether an exception only carries another one, whose words are below it."""
+    return bool(_WRAPS.search(words[-SHOWN:]))
 
 
 def is_chained(words: str) -> bool:

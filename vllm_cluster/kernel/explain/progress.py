@@ -171,7 +171,7 @@ def _is_in_word(letter: str) -> bool:
 
 def announces(words: str) -> bool:
     """Whether a line only announces a traceback; Uvicorn writes its level before it."""
-    return words.removeprefix("ERROR:").lstrip().startswith(ANNOUNCED)
+    return words.removeprefix("ERROR:").lstrip().startswith(ANNOUNCED) or words.endswith("(most recent call last):")
 
 
 def may_fail(words: str, below: bytes) -> bool:

@@ -9,8 +9,26 @@ from functools import cache
 from vllm_cluster.kernel.explain import progress
 from vllm_cluster.kernel.explain.catalogue import SIGNS, LogPattern
 from vllm_cluster.kernel.explain.failure import SignKind
-from vllm_cluster.kernel.explain.frame import Judged, Nearby
+from vllm_cluster.kernel.explain.frame import Judged, Nearby, may_be_half, may_refuse, reads_a_model, refuses
 from vllm_cluster.kernel.explain.log_line import LogLine
+
+# What vLLM's own checks of its settings raise is a refusal, of any text.
+REFUSED = LogPattern("combination-unsupported", "rror", None, SignKind.BROAD)
+# Its words name neither the file nor that it is one of the model's: that is in the traceback.
+HALF_FILE = LogPattern("file-incomplete", "DecodeError", None, SignKind.BROAD)
+# Transformers' table of models has no such type: its name is all that is said.
+NO_SUCH_MODEL = LogPattern("architecture-unknown", "KeyError", None, SignKind.BROAD)
+
+
+def by_place(parsed: LogLine, nearby: Nearby, names: frozenset[str]) -> list[LogPattern]:
+    """The failures that an exception is of by the code that raised it."""
+    words = parsed.words
+    refused, half, key = may_refuse(words), may_be_half(words), words.startswith("KeyError: ")
+    frame = nearby.frame(parsed.who, names) if refused or half or key else None
+    if key and frame and frame.file.endswith("models/auto/configuration_auto.py"):
+        return [NO_SUCH_MODEL]
+    found = [REFUSED] if refused and refuses(words, frame) else []
+    return [*found, HALF_FILE] if half and reads_a_model(frame) else found
 
 
 def classify(words: str, signs: Iterable[LogPattern] = SIGNS) -> Judged:

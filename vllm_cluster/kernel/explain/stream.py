@@ -10,7 +10,6 @@ from vllm_cluster.kernel.explain.communicators import connected, warned
 from vllm_cluster.kernel.explain.evidence import LAST_TROUBLE, ErrorLine, LogPosition, LogScan, Raised, SignMatch
 from vllm_cluster.kernel.explain.failure import SignKind
 from vllm_cluster.kernel.explain.frame import (
-    INDENTED,
     SHOWN,
     TRACEBACK,
     IgnoredExceptions,
@@ -19,15 +18,12 @@ from vllm_cluster.kernel.explain.frame import (
     is_echo,
     is_exception,
     leads,
-    may_be_half,
-    may_refuse,
-    reads_a_model,
-    refuses,
+    wraps,
 )
 from vllm_cluster.kernel.explain.idle import MAX_ENGINES, STUCK, IdleEngines
 from vllm_cluster.kernel.explain.log_line import DAY, LogLine
 from vllm_cluster.kernel.explain.ranks import RANK_WORDS, Ranks, addresses_in
-from vllm_cluster.kernel.explain.signs import classify, judge_line
+from vllm_cluster.kernel.explain.signs import by_place, classify, judge_line
 from vllm_cluster.kernel.explain.slurm_ends import SlurmEnds, cancels
 from vllm_cluster.kernel.text import redact
 
@@ -39,10 +35,6 @@ MAX_PAST = 16  # failures of earlier runs that are kept
 DISORDER = 60.0  # seconds by which processes of one host may write out of order
 MAX_ADDRESSES, MAX_LOOKS = 64, 2000  # of one log, and its lines in which they are looked for
 ADDRESSED = 1024  # characters of a line in which addresses are looked for
-# What vLLM's own checks of its settings raise is a refusal, of any text.
-REFUSED = LogPattern("combination-unsupported", "rror", None, SignKind.BROAD)
-# Its words name neither the file nor that it is one of the model's: that is in the traceback.
-HALF_FILE = LogPattern("file-incomplete", "DecodeError", None, SignKind.BROAD)
 
 
 class HostStream:
@@ -57,7 +49,7 @@ class HostStream:
         self._slurm = SlurmEnds()
         self._idle = IdleEngines()
         self._trouble: deque[ErrorLine] = deque(maxlen=LAST_TROUBLE)
-        self._raised: list[tuple[ErrorLine, Nearby]] = []
+        self._raised: list[tuple[ErrorLine, Nearby, ErrorLine | None]] = []  # the last, what it came of
         self._raised_words: set[str] = set()  # the words of these
         self._chained: set[str] = set()  # processes whose next exception replaces the one before it
         self.waiting: dict[LogPattern, SignMatch] = {}  # what does not count if work continues
@@ -88,7 +80,7 @@ class HostStream:
         elif self._ignored.holds(number, parsed):
             return
         # Of a traceback only its ends count.
-        loud = trouble or (parsed.loud and INDENTED not in nearby.text)
+        loud = trouble or (parsed.loud and not nearby.indents(parsed.words))
         if is_chained(parsed.words) and len(self._chained) < MAX_RAISED:
             self._chained.add(parsed.who)
         elif found or loud:
@@ -227,6 +219,8 @@ class HostStream:
             if found and all(known.kind is SignKind.NOTE for known in found):
                 # It works, but not as it should; alone it is all that may be why a log ends.
                 self._murmur(number, parsed)
+                if is_exception(parsed.words) and len(self._raised) < MAX_RAISED:
+                    self._raised.append((line, nearby, None))
                 return
             # Where others must prove that it is one, it may be an error that no failure explains.
             if not trouble or progress.announces(parsed.words) or any(known.is_sure for known in found):
@@ -261,17 +255,18 @@ class HostStream:
         if listed := nearby.listed(parsed, self._names):
             for known in classify(listed[1].words, nearby.signs)[0]:
                 self._add(known, ErrorLine(line.number + listed[0], listed[1], line.above), nearby)
-        if may_refuse(parsed.words) and refuses(parsed.words, nearby.frame(parsed.who, self._names)):
-            self._add(REFUSED, line, nearby)
-        if may_be_half(parsed.words) and reads_a_model(nearby.frame(parsed.who, self._names)):
-            self._add(HALF_FILE, line, nearby)
+        for known in by_place(parsed, nearby, self._names):
+            self._add(known, line, nearby)
+        if wraps(parsed.words) and len(self._chained) < MAX_RAISED:
+            self._chained.add(parsed.who)
         if before is not None:
-            raised[before] = line, nearby
-            self._raised_words = {one.parsed.words for one, _ in raised}
+            old, _, root = raised[before]
+            raised[before] = line, nearby, root if wraps(old.parsed.words) else root or old
+            self._raised_words = {one.parsed.words for one, *_ in raised}
             return
         if len(raised) == MAX_RAISED:
             self._raised_words.discard(raised.pop(MAX_RAISED // 2)[0].parsed.words)
-        raised.append((line, nearby))
+        raised.append((line, nearby, None))
         self._raised_words.add(parsed.words)
 
     def _unask(self, parsed: LogLine) -> None:
@@ -283,7 +278,7 @@ class HostStream:
 
     def settle(self) -> None:
         """Let a piece go that was read: of what is near an exception only as much as may be shown is kept."""
-        self._raised = [(line, nearby.alone()) for line, nearby in self._raised]
+        self._raised = [(line, nearby.alone(), root) for line, nearby, root in self._raised]
 
     def finish(self) -> None:
         """Complete what was kept as it was read: the last places of signs and of trouble, and exceptions."""
@@ -291,10 +286,10 @@ class HostStream:
             hit.recent.extend(self._place(*one) for one in hit.lines)
             hit.last = hit.recent[-1]
         self.seen.trouble.extend(self._place(*one) for one in self._trouble)
-        for one, nearby in self._raised:
+        for one, nearby, root in self._raised:
             frame, more = nearby.frame(one.parsed.who, self._names), nearby.continued(one.parsed, self._names)
             more = (*nearby.statement(one.parsed, self._names), *more)
-            self.seen.raised.append(Raised(self._place(*one), more, frame))
+            self.seen.raised.append(Raised(self._place(*one), more, frame, self._place(*root) if root else None))
 
     def foreign(self, parsed: LogLine) -> bool:
         """Whether a line cannot be later than what is above it, though it is below it.

@@ -132,7 +132,7 @@ def _without_outlived(seen: Evidence, logs: Sequence[LogScan]) -> Evidence:
 
 def _unproved(found: Iterable[SignMatch], hits: Sequence[SignMatch]) -> Iterator[LogPosition]:
     """The lines of signs that show nothing for want of another line: something failed all the same."""
-    needy = (hit for hit in found if hit.known.only and not hit.known.instead)
+    needy = (hit for hit in found if hit.known.only and not (hit.known.instead or hit.known.mild))
     return (hit.last for hit in needy if not any(hit is one for one in hits))
 
 

@@ -192,6 +192,9 @@ def _exception(raised: Raised, found: Diagnosis, fixes: tuple[str, str]) -> Iter
     yield from (f"           {_cut(text.strip())}" for text in raised.more)
     if frame := raised.frame:
         yield f"raised:  {frame.file}:{frame.line}{f' in {frame.function}' if frame.function else ''}"
+    if raised.root:
+        yield "while it handled this one:"
+        yield _line(raised.root)
     if found.error_lines:
         yield "other error lines:"
         yield from (_line(place) for place in found.error_lines)
