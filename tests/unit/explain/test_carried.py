@@ -43,7 +43,7 @@ def test_an_exception_whose_message_is_a_traceback_is_not_shown_itself() -> None
     assert found.raised.line.text == "RuntimeError: shape '[3, 4]' is invalid"
 
 
-# fault: vllm_cluster/kernel/explain/log_line.py: at = level.end()\n        level = level or → level = level or
+# fault: vllm_cluster/kernel/explain/log_line.py: if level := _OTHERS.match(text, at): → if level := None:
 @pytest.mark.parametrize(
     "stamp",
     [
@@ -72,7 +72,7 @@ def test_lines_of_loggers_of_other_forms_are_read(stamp: str) -> None:
         "WARNING 05-02 10:00:01 [model_runner.py:1] Failed to pickle inputs: CUDA error: an illegal memory access",
     ],
 )
-def test_a_warning_is_not_why_where_an_exception_says_why(warning: str) -> None:
+def test_an_exception_comes_before_a_warning(warning: str) -> None:
     assert explained(f"{START}{warning}\n{FAILED}", together=False).result == "exception"
 
 

@@ -41,7 +41,7 @@ def counted_calls(monkeypatch: Any, *names: str) -> Counter[str]:
 
 
 # fault: kernel/explain/stream.py: hit.lines.append(line) → hit.lines.append(self._place(*line) and line)
-# fault: kernel/explain/stream.py: raised.append((line, nearby)) → raised.append((line, nearby if self._place(*line) else nearby))
+# fault: kernel/explain/stream.py: raised.append((line, nearby, None)) → raised.append((line, nearby if self._place(*line) else nearby, None))
 @pytest.mark.parametrize("error", ["RuntimeError: frob {}", "CUDA error: frob {}", "ValueError: {} is not supported"])
 def test_an_error_that_is_not_shown_is_parsed_once_and_not_redacted(error: str, monkeypatch: Any) -> None:
     calls = counted_calls(monkeypatch, "frame.parse_line", "scan.parse_line", "stream.redact")

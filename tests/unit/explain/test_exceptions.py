@@ -61,8 +61,8 @@ def test_pythons_own_modules_are_not_the_place() -> None:
     assert found.raised and found.raised.frame == Frame("/usr/lib/python3.12/json/decoder.py", 353, "raw_decode")
 
 
-# fault: kernel/explain/stream.py: if may_be_half(parsed.words) and reads_a_model( → if may_be_half(parsed.words) and not reads_a_model(
-# fault: kernel/explain/stream.py: if may_be_half(parsed.words) and → if
+# fault: kernel/explain/signs.py: if half and reads_a_model( → if half and not reads_a_model(
+# fault: kernel/explain/frame.py: return bool(_UNREADABLE.match(words)) → return bool(words)
 @pytest.mark.parametrize(
     ("file", "words", "slug"),
     [
@@ -78,7 +78,7 @@ def test_a_file_of_a_model_that_ends_too_early(file: str, words: str, slug: str 
     assert (found.cause.failure.slug if found.cause else None) == slug
 
 
-# fault: kernel/explain/stream.py: raised[before] = line, nearby → pass
+# fault: kernel/explain/stream.py: if before is not None: → if False:
 def test_of_chained_exceptions_the_last_is_shown() -> None:
     chain = (
         *("KeyError: 'frob'", "", "During handling of the above exception, another exception occurred:", ""),
@@ -89,7 +89,7 @@ def test_of_chained_exceptions_the_last_is_shown() -> None:
     assert (found.raised.line.text, found.raised.frame) == ("FrobError: no frob", Frame("vllm/outer.py", 5, "run"))
 
 
-# fault: kernel/explain/diagnosis.py: if raised.line.text not in place.text and → if
+# fault: kernel/explain/diagnosis.py: if not any(text in one.text for text in shown) and → if
 def test_it_is_shown_once_whoever_repeats_it(capsys: pytest.CaptureFixture[str]) -> None:
     ranks = "".join(FROB.replace("TP1", f"TP{number}") for number in range(40))
     again = traceback("EngineCore pid=3", 2, "RuntimeError: Worker failed with FrobError: no frob")

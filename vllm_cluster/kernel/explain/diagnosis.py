@@ -220,7 +220,7 @@ def _first(seen: Evidence, notes: Iterable[SignMatch]) -> tuple[MatchedFailure |
         return None, []
     first = _nearest(found, foremost)
     found = [first, *(one for one in found if one is not first)]
-    # A warning is not why, where an exception that no failure explains says why.
+    # A warning is not why, where there is an exception that no failure explains.
     if all(map(_only_warns, foremost)) and any(not is_echo(one.line.text) for one in seen.raised):
         return None, []
     # A note can be why: Gloo fell back to loopback, and then no rank could connect.

@@ -16,7 +16,7 @@ from vllm_cluster.kernel.explain.log_line import LogLine
 REFUSED = LogPattern("combination-unsupported", "rror", None, SignKind.BROAD)
 # Its words name neither the file nor that it is one of the model's: that is in the traceback.
 HALF_FILE = LogPattern("file-incomplete", "DecodeError", None, SignKind.BROAD)
-# Transformers' table of models has no such type: its name is all that is said.
+# Transformers' table of models has no such type: its name is the whole message.
 NO_SUCH_MODEL = LogPattern("architecture-unknown", "KeyError", None, SignKind.BROAD)
 
 

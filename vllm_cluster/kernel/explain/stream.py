@@ -220,7 +220,7 @@ class HostStream:
                 # It works, but not as it should; alone it is all that may be why a log ends.
                 self._murmur(number, parsed)
                 if is_exception(parsed.words) and len(self._raised) < MAX_RAISED:
-                    self._raised.append((line, nearby, None))
+                    self._raised += [(line, nearby, None)]
                 return
             # Where others must prove that it is one, it may be an error that no failure explains.
             if not trouble or progress.announces(parsed.words) or any(known.is_sure for known in found):
