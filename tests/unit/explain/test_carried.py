@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.support.corpus import explained
+from tests.support.logs import explained
 
 START = "INFO 05-02 10:00:00 [api_server.py:1772] vLLM API server version 0.10.2\n"
 FRAME = '  File "/usr/lib/python3/site-packages/vllm/a/b.py", line 7, in run\n    run()\n'
