@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.support.logs import explained
+from vllm_cluster.serving.explain.render import show_explained
 
 START = "INFO 05-02 10:00:00 [api_server.py:1772] vLLM API server version 0.10.2\n"
 FRAME = '  File "/usr/lib/python3/site-packages/vllm/a/b.py", line 7, in run\n    run()\n'
@@ -107,3 +108,56 @@ def test_a_clients_exception_with_a_note_is_shown() -> None:
     found = explained(f"Traceback (most recent call last):\n{frame}{words}\n", together=False)
     assert found.raised
     assert found.raised.line.text == words
+
+
+CUT_OFF = f'{FRAME}  File "/usr/lib/python3/site-packages/vllm/_custom_ops.py", line 242, in scaled_mm\n'
+
+
+# fault: kernel/explain/scan.py: broken_off(part, self._names) → ()
+# fault: kernel/explain/frame.py: if code.words.strip("^~ "): → if True:
+@pytest.mark.parametrize("prefix", ["", "(rank0) ", "(Worker_TP1 pid=7) "])
+@pytest.mark.parametrize("above", ["", START, "Traceback (most recent call last):\n"])
+@pytest.mark.parametrize(
+    "code", ["    assert b.shape[0] % 16 == 0\n", "    assert b.shape[0] % 16 == 0\n    ^^^^^^\n", ""]
+)
+def test_a_traceback_within_which_the_log_ends_is_a_failure_at_its_last_frame(
+    prefix: str, above: str, code: str
+) -> None:
+    """Its exception was not copied: there was no failure in it, exit code 0."""
+    lines = "".join(f"{prefix}{line}" for line in (CUT_OFF + code).splitlines(keepends=True))
+    found = explained(above + lines, together=False)
+    assert found.result == "unknown"
+    shown = [place.text for place in found.error_lines if not place.text.startswith("Traceback")]
+    assert "line 242, in scaled_mm" in shown[0]
+    assert shown[1:] == (["assert b.shape[0] % 16 == 0"] if code else [])
+
+
+# fault: kernel/explain/stream.py: in () if self._fails() else lines: → in lines:
+def test_the_last_frame_is_no_error_where_another_line_says_why() -> None:
+    found = explained(f"{START}{FAILED}Traceback (most recent call last):\n{CUT_OFF}    assert b\n", together=False)
+    assert found.raised
+    assert all("File " not in place.text and "assert" not in place.text for place in found.error_lines)
+
+
+@pytest.mark.parametrize("below", ["INFO:     Application startup complete.\n", "ValueError: b\n", "no indent\n"])
+def test_a_traceback_with_something_below_it_is_not_cut_off(below: str) -> None:
+    found = explained(f"{START}{CUT_OFF}    assert b\n{below}", together=False)
+    assert all("scaled_mm" not in place.text for place in found.error_lines)
+
+
+# fault: kernel/explain/diagnosis.py: overcome if kind in ("healed", "unfinished") else → overcome if kind == "healed" else
+def test_of_starts_that_fail_one_after_the_other_the_last_one_alone_is_unfinished(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """None of them has answered, so none has recovered: what the one before failed of is shown."""
+    weights = "(EngineCore pid=9) ERROR 05-02 10:01:00 [core.py:1] KeyError: 'layers.5.mlp.experts.w13_weight'\n"
+    later = [START.replace("10:00", f"10:{minute}") for minute in (10, 20)]
+    loading = "(EngineCore pid=9) INFO 05-02 10:11:00 [loader.py:1] reading\n" * 40
+    found = explained(START + weights + loading + later[0] + loading + FAILED + later[1], together=False)
+    assert found.result == "unfinished"
+    show_explained(found, color="never")
+    printed = capsys.readouterr().out
+    assert "a start before it failed: the names or shapes of the weights" in printed
+    assert "KeyError: 'layers.5.mlp.experts.w13_weight'" in printed
+    assert "RuntimeError: shape '[3, 4]' is invalid" in printed
+    assert "answer" not in printed

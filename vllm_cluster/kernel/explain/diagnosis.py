@@ -114,6 +114,7 @@ def diagnose(
     if not first and (seen.trouble or seen.failing or soft):
         kind = "exception" if seen.raised else "unknown"
     raised = _raised(seen) if kind == "exception" else None
+    failed = kind in ("exception", "unknown")
     return Diagnosis(
         result=kind,
         cause=None if symptom else first,
@@ -125,7 +126,7 @@ def diagnose(
         harmless=tuple(_harmless(seen.hits, seen.stuck if first and not seen.failing else [])),
         recovered=tuple(survived),
         previous_attempts=tuple(sorted(seen.earlier.items())),
-        error_lines=overcome if kind == "healed" else _ends(seen, raised) if kind in ("exception", "unknown") else (),
+        error_lines=overcome if kind in ("healed", "unfinished") else _ends(seen, raised) if failed else (),
         unknown_lines=(*seen.strange[:MAX_STRANGE], *seen.quiet[:MAX_STRANGE]) if symptom else (),
         last_line=_silent(logs) if symptom else None,
         ranks=tuple(compare_ranks(log.ranks for log in logs)) if symptom else (),

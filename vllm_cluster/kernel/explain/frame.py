@@ -213,6 +213,24 @@ class Nearby(NamedTuple):
         return None
 
 
+def broken_off(part: bytes, names: frozenset[str]) -> tuple[int, ...]:
+    """Where the last frame and its code are of a traceback within which the text ends: its exception was not copied."""
+    at = part.rfind(b'  File "', max(0, len(part) - MAX_ABOVE)) + 2
+    start = part.rfind(b"\n", 0, at) + 1
+    raw, *below = part[start:].split(b"\n") if at > 1 else [b""]
+    frame, places, place = parse_line(raw[:MAX_LINE], names=names), [start], start + len(raw) + 1
+    if len(below) > MAX_QUOTED or not _FRAME.match(frame.words):
+        return ()
+    for raw in below:
+        code = parse_line(raw[:MAX_LINE], names=names)
+        if code.words.strip("^~ "):
+            if code.who != frame.who or not raw.rstrip().endswith(b"    " + code.words.encode()):
+                return ()
+            places.append(place)
+        place += len(raw) + 1
+    return tuple(places)
+
+
 def _is_bare(words: str) -> bool:
     """Whether an exception has no message, or one that begins in the line below."""
     return ": " not in words

@@ -14,7 +14,7 @@ from typing import NamedTuple
 from vllm_cluster.kernel.explain import progress
 from vllm_cluster.kernel.explain.catalogue import NEEDLES, LineKind, LogPattern, kind_of
 from vllm_cluster.kernel.explain.evidence import RECENT, LogScan
-from vllm_cluster.kernel.explain.frame import Judged, Nearby
+from vllm_cluster.kernel.explain.frame import Judged, Nearby, broken_off
 from vllm_cluster.kernel.explain.log_line import (
     DAY,
     DIGIT_MATTERS,
@@ -267,12 +267,14 @@ class _LogFile:
         self._room, self._steady = room, without_digits(names)
         self._sections: list[tuple[int, str]] = [(0, "")]  # where the last ones begin
         self._streams: dict[str, HostStream] = {}
+        self._last = (0, b"")  # the last piece, with the number of its first line
 
     def read(self, number: int, part: bytes) -> None:
         """Look at the lines of one piece that may matter, and at what shows that work continued."""
         if b"\x1b" in part:
             part = _COLOUR.sub(b"", part)
         self._sections = [*self._sections[-1:], *_sections(number, part)]
+        self._last = number, part
         answers, before = list(_numbered(number, part, _answers(part))), 0
         for at, raw, nearby in candidate_lines(number, part, steady=self._steady):
             # The year of what follows, by the last line above that begins with a date.
@@ -290,6 +292,10 @@ class _LogFile:
 
     def finish(self) -> None:
         """Complete what was kept of each host."""
+        number, part = self._last
+        lines = [(line, self._parsed(part, at)) for line, at in _numbered(number, part, broken_off(part, self._names))]
+        if lines:
+            self._stream(lines[0][1], lines[0][0]).break_off(lines)
         for stream in self._streams.values():
             stream.finish()
 

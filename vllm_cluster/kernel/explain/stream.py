@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 
 from vllm_cluster.kernel.explain import progress
 from vllm_cluster.kernel.explain.catalogue import COMMUNICATORS, LogPattern
@@ -33,8 +34,7 @@ FIRST_STRANGE = 3
 MAX_RAISED = 16  # exceptions of one log that no failure explains: the first half of them, and the last ones
 MAX_PAST = 16  # failures of earlier runs that are kept
 DISORDER = 60.0  # seconds by which processes of one host may write out of order
-MAX_ADDRESSES, MAX_LOOKS = 64, 2000  # of one log, and its lines in which they are looked for
-ADDRESSED = 1024  # characters of a line in which addresses are looked for
+MAX_ADDRESSES, MAX_LOOKS, ADDRESSED = 64, 2000, 1024  # of one log, its lines in which to look, characters of each
 
 
 class HostStream:
@@ -275,6 +275,11 @@ class HostStream:
         other = asked and asked.process != parsed.who[:WHO] and (not alive or progress.TO_AN_ENGINE in asked.text)
         if other and leads(parsed.who) and not is_echo(parsed.words):
             self.seen.asked = None
+
+    def break_off(self, lines: Sequence[tuple[int, LogLine]]) -> None:
+        """Take the traceback within which the log ends as an error, where no other line says why."""
+        for number, parsed in () if self._fails() else lines:
+            self._strange(ErrorLine(number, parsed, self._time))
 
     def settle(self) -> None:
         """Let a piece go that was read: of what is near an exception only as much as may be shown is kept."""

@@ -109,8 +109,8 @@ def _lines(found: Diagnosis, fixes: tuple[str, str]) -> Iterable[str]:
     for entry in found.harmless:
         yield f"harmless: {entry.line.source}:{entry.line.line}: {_cut(entry.line.text, 60)}"
         yield f"          {entry.reason}{_evidence(entry)}"
-    if found.result != "healed":
-        yield from (f"recovered: {_named(other.failure)}; the server answered later" for other in found.recovered)
+    if found.result not in ("healed", "unfinished"):
+        yield from (f"earlier: {_named(other.failure)}; a start or an answer came later" for other in found.recovered)
     for slug, times in found.previous_attempts:
         yield f"before the last start{f', {times} times' if times > 1 else ''}: {_named(FAILURES[slug])}"
     yield f"read:    {_read(found)}, {found.size / 1e6:.1f} MB"
@@ -135,6 +135,10 @@ def _answer(found: Diagnosis, fixes: tuple[str, str]) -> Iterable[str]:
         yield from (_line(place) for place in found.error_lines)
     elif found.result == "unfinished":
         yield f"Unfinished: in {_read(found)} the last start of vLLM is neither ready nor ended."
+        for other in found.recovered:
+            yield f"a start before it failed: {_named(other.failure)}"
+            yield _line(other.places[-1])
+        yield from (_line(place) for place in found.error_lines)
     elif found.result == "healthy":
         yield f"Healthy: it works, and no failure is in {_read(found)}."
     elif found.size:
