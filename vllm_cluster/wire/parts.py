@@ -3,12 +3,23 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from typing import Annotated, Literal
 
 from vllm_cluster.wire.order import Part
-from vllm_cluster.wire.status import Phase
-from vllm_cluster.wire.values import Address, Count, Line, Name, Number, Port, shaped
+from vllm_cluster.wire.status import Lines, Phase
+from vllm_cluster.wire.values import (
+    Address,
+    Count,
+    Line,
+    Name,
+    Number,
+    Port,
+    brief,
+    first,
+    one_line,
+    shaped,
+)
 
 # Of one start of a replica, on every node of it.
 RunId = Annotated[str, shaped("[0-9a-f]{16}", "the id of a start")]
@@ -18,6 +29,9 @@ REPLACING, MAX_REPLACING = "replacing.json", 64 << 10
 
 # A start that is stuck has processes that run, whose stacks are worth writing down.
 EndKind = Literal["", "asked", "failed", "stuck"]
+
+# The head keeps what any node reports of any replica, in the one status that every command reads.
+Short = Annotated[str, one_line, brief(1000)]
 
 
 @dataclass(frozen=True)
@@ -50,16 +64,16 @@ class PartReport:
     id: RunId
     code: int | None = None
     over: bool = False
-    left: tuple[Count, ...] = ()
-    cause: Line = ""
-    lines: tuple[str, ...] = field(default=())
+    left: Annotated[tuple[Count, ...], first(64)] = ()
+    cause: Short = ""
+    lines: Lines = ()
     maybe_lost: bool = False
     phase: Phase = "importing"
-    detail: Line = ""
-    verdict: Line = ""
+    detail: Short = ""
+    verdict: Short = ""
     progress: tuple[Count, Count] | None = None
-    phases: tuple[tuple[str, Number], ...] = ()
-    last_line: Line = ""
+    phases: Annotated[tuple[tuple[Short, Number], ...], first(64)] = ()
+    last_line: Short = ""
     token_age: Number | None = None
 
 

@@ -10,10 +10,11 @@ from typing import Annotated, Literal
 
 from vllm_cluster.wire.reading import read
 from vllm_cluster.wire.signature import same, sign
-from vllm_cluster.wire.values import Address, Count, Line, Number, shaped
+from vllm_cluster.wire.values import Address, Count, Line, Number, between, shaped
 
 # A hello with the longest names; and a beat of one that has proved itself, with the parts that run or shall run.
 MAX_HELLO, MAX_LINE = 4 << 10, 256 << 10
+MAX_GPUS = 1024
 Nonce = Annotated[str, shaped("[0-9a-f]{32}", "a nonce of 32 hex digits")]
 # Silent: connected, without beats; gone: its connection has ended, which its host's end or another way may have done.
 Presence = Literal["here", "silent", "gone"]
@@ -38,7 +39,8 @@ class Hello:
 
     host: HostName
     address: Address
-    gpus: Count
+    # As many as the head's status may have of a node, or nobody could read that.
+    gpus: Annotated[int, between(0, MAX_GPUS)]
     nonce: Nonce
     # Of the node program that runs; what an earlier version sends has none.
     instance: Annotated[str, shaped("[0-9a-f]{0,32}", "the id of a program that runs")] = ""

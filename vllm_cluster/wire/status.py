@@ -8,12 +8,12 @@ from typing import Annotated, Literal
 
 from vllm_cluster.wire.backends import BackendName
 from vllm_cluster.wire.reading import ALSO
-from vllm_cluster.wire.roll import Roll
-from vllm_cluster.wire.values import Address, Count, Name, Number, Port, between
+from vllm_cluster.wire.roll import MAX_GPUS, Roll
+from vllm_cluster.wire.values import Address, Count, Name, Number, Port, between, brief, first, words
 
 VERSION = 1
 GroupState = Literal["waiting", "starting", "up", "down", "unknown"]
-Gpus = Annotated[float, between(0, 1024)]
+Gpus = Annotated[float, between(0, MAX_GPUS)]
 # Those of a start are in their order; "unknown" is set here: the node program has written nothing for too long.
 Phase = Literal[
     "waiting",
@@ -33,6 +33,9 @@ Phase = Literal[
     "stopping",
     "unknown",
 ]
+# Of what any program prints: a million characters of one failure would be in each picture of a cluster.
+Said = Annotated[str, words, brief(8000)]
+Lines = Annotated[tuple[Annotated[str, words, brief(1000)], ...], first(64)]
 
 
 @dataclass(frozen=True)
@@ -59,7 +62,7 @@ class GroupStatus:
 
     state: GroupState
     restarts: Count
-    error: str | None
+    error: Said | None
     version: str | None
     nodes: tuple[GroupNode, ...]
     # In a row; an earlier version of the node program does not write it.
@@ -83,8 +86,8 @@ class ServeFailure:
     """How one run of vLLM ended; the first line is the root cause where it is known."""
 
     time: Number
-    summary: str
-    lines: tuple[str, ...]
+    summary: Said
+    lines: Lines
 
 
 @dataclass(frozen=True)
@@ -103,7 +106,7 @@ class ServeMemory:
     generation: str
     once_ready: bool
     failed: bool
-    detail: str = ""
+    detail: Said = ""
     first_failure: ServeFailure | None = None
     failure: ServeFailure | None = None
     starts: tuple[Number, ...] = ()
@@ -125,7 +128,7 @@ class ServeStatus:
     host: Address
     port: Port
     phase: Phase
-    detail: str
+    detail: Said
     progress: tuple[Count, Count] | None
     since: Number
     attempt: Count
@@ -138,8 +141,8 @@ class ServeStatus:
     instead_of: FailedRequest | None = None
     rollback_to: Name | None = None
     away_seconds: Number | None = None
-    phases: tuple[tuple[str, Number], ...] = ()
-    last_line: str = ""
+    phases: Annotated[tuple[tuple[Said, Number], ...], first(64)] = ()
+    last_line: Said = ""
     token_age_seconds: Number | None = None
     ranks: Mapping[Address, Count] = field(default_factory=dict)
     backend: BackendName = "ray"
@@ -165,7 +168,7 @@ class NodeStatus:
     # An earlier version's key is the name of the one backend there was.
     group: GroupStatus = field(metadata={ALSO: "ray"})
     serve: ServeStatus | None
-    error: str | None = None
+    error: Said | None = None
     beat: Number | None = None
     # A node program of an earlier version keeps none.
     roll: Roll | None = None

@@ -113,6 +113,16 @@ def one_line(text: str) -> str:
     return " ".join(words(text).split())
 
 
+def brief(most: int) -> Callable[[str], str]:
+    """A check that cuts text to so many characters, as it goes from host to host and is kept there."""
+    return lambda text: text if len(text) <= most else f"{text[: most - 1]}…"
+
+
+def first(most: int) -> Callable[[tuple[T, ...]], tuple[T, ...]]:
+    """A check that keeps so many values of a list, the first ones."""
+    return lambda values: values[:most]
+
+
 def inside(path: str) -> str:
     """A path that stays below the folder that it is joined to, on one line."""
     parts = path.split("/")

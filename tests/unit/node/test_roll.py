@@ -8,6 +8,7 @@ import struct
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from dataclasses import asdict
 
 import pytest
 
@@ -20,6 +21,7 @@ from vllm_cluster.serving.node.timing import Timing
 from vllm_cluster.serving.node.worker_roll import WorkerRoll
 from vllm_cluster.wire.reading import convert
 from vllm_cluster.wire.roll import MAX_HELLO, Roll, Signed, hello_line, new_nonce
+from vllm_cluster.wire.status import GroupTable
 
 KEY, OTHER = "aa" * 32, "bb" * 32
 PACE = Timing(roll_beat=0.1, roll_silent=0.5, roll_lost=1.0)
@@ -69,8 +71,8 @@ class Wire:
         self.nonce = new_nonce()
         self.signed = Signed(KEY, "worker", "head", (self.offer, self.nonce))
 
-    def hello(self, name: str, address: str, key: str = KEY, offer: str = "") -> None:
-        row = {"host": name, "address": address, "gpus": 8, "nonce": self.nonce}
+    def hello(self, name: str, address: str, key: str = KEY, offer: str = "", gpus: int = 8) -> None:
+        row = {"host": name, "address": address, "gpus": gpus, "nonce": self.nonce}
         self.connection.sendall(hello_line(key, offer or self.offer, row))
 
     def beat(self) -> None:
@@ -134,6 +136,27 @@ def test_a_head_that_was_stopped_holds_no_other_for_silent(nodes: Nodes, monkeyp
         with pytest.raises(AssertionError):
             eventually(lambda: seen.add(nodes.states()["gpu2"]), "nothing", 0.02)
     assert seen == {"here"}
+
+
+# fault: wire/roll.py: gpus: Annotated[int, between(0, MAX_GPUS)] → gpus: Count
+def test_no_node_has_more_gpus_than_the_heads_status_may_have(nodes: Nodes) -> None:
+    """Nobody could read that, for `up` and `stop` as well."""
+    wire = nodes.dial()
+    wire.hello("gpu2", "10.0.0.2", gpus=1025)
+    assert wire.ended()
+    table = {"nodes": [asdict(node) for node in nodes.head.members()]}
+    assert [node.gpus for node in convert(GroupTable, table, "the head").nodes] == [8]
+
+
+# fault: serving/node/head_roll.py: if sum(row.state != "gone" for row in others) >= MAX_ROWS: → if False:
+def test_the_roll_has_an_end(nodes: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MAX_ROWS", 4)
+    for number in (2, 3, 4):
+        nodes.dial().hello(f"gpu{number}", f"10.0.0.{number}")
+    nodes.become(gpu2="here", gpu3="here", gpu4="here")
+    nodes.dial().hello("gpu5", "10.0.0.5")
+    eventually(lambda: "the roll is full (4 nodes)" in nodes.status.error, "the refusal")
+    assert "gpu5" not in nodes.states()
 
 
 @pytest.mark.parametrize(

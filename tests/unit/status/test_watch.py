@@ -69,7 +69,7 @@ class Lab:
             raise found
         return found
 
-    def samples(self, node: Any, _seconds: float) -> Iterator[NodeSample]:
+    def samples(self, node: Any, _seconds: float, **_: object) -> Iterator[NodeSample]:
         while (row := self.feeds[node.connection.name].get(timeout=LONG)) is not None:
             if isinstance(row, VclusterError):
                 raise row

@@ -330,8 +330,11 @@ def read_message(kind: type[T], host: str, program: str, row: Message) -> T:
 
 
 def message_in(line: bytes) -> Message | None:
-    """The message that a line is; None where it is something else that was printed."""
-    if not line.lstrip().startswith(b"{"):
+    """The message that a line is; None where it is something else that was printed.
+
+    Our programs print ASCII. Python takes four bytes for each character of a line in which one is rare.
+    """
+    if not line.isascii() or not line.lstrip().startswith(b"{"):
         return None
     try:
         value = json.loads(bounded(line))

@@ -257,6 +257,9 @@ class HeadRoll:
                 continue
             if theirs.address == hello.address or theirs.host == hello.host:
                 return f"{who}: {theirs.host} at {theirs.address} ({other.peer}) is here"
+        others = (row for key, row in self._rows.items() if hello.host != key[0] and hello.address != key[1])
+        if sum(row.state != "gone" for row in others) >= MAX_ROWS:
+            return f"{who}: the roll is full ({MAX_ROWS} nodes)"
         return ""
 
     def _enter(self, hello: Hello, selector: selectors.BaseSelector) -> Row:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -15,6 +16,9 @@ from vllm_cluster.serving.node.start import Nodes, Parts
 from vllm_cluster.serving.node.timing import Timing
 from vllm_cluster.wire.front import FrontDeployment
 from vllm_cluster.wire.order import Order, Placement
+
+# Of the lines of all failures in the status, which is read whole: at most a sixth of what `status` takes.
+LINES_BYTES, FAILURES = 512 << 10, ("first_failure", "failure", "instead_of")
 
 
 class Replicas:
@@ -155,7 +159,7 @@ class Replicas:
 
     def status(self) -> list[dict[str, object]]:
         """The status of each replica, as it is written."""
-        return [row for one in self._each() if (row := one.status())]
+        return _shared([row for one in self._each() if (row := one.status())])
 
     def beat(self, rows: list[dict[str, object]]) -> list[dict[str, object]]:
         """The same with what changes too often for each change to be written."""
@@ -164,6 +168,24 @@ class Replicas:
 
     def _each(self) -> Iterator[ReplicaController]:
         return (self._all[index] for index in sorted(self._all))
+
+
+def _shared(rows: list[dict[str, object]]) -> list[dict[str, object]]:
+    """The rows with as many lines of each failure as leave the others theirs: the first ones, where the cause is."""
+    most = LINES_BYTES // (len(FAILURES) * max(1, len(rows)))
+    for row in rows:
+        row |= {name: _within(dict(one), most) for name in FAILURES if isinstance(one := row.get(name), dict)}
+    return rows
+
+
+def _within(failure: dict[str, object], most: int) -> dict[str, object]:
+    lines, kept = failure["lines"], list[str]()
+    for line in lines if isinstance(lines, list | tuple) else ():
+        most -= len(json.dumps(line))
+        if most < 0:
+            break
+        kept.append(line)
+    return {**failure, "lines": kept}
 
 
 def _routed(name: str, ones: dict[int, ReplicaController]) -> FrontDeployment:

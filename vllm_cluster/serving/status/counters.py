@@ -19,6 +19,7 @@ MAX_NUMBERS = 300_000
 # So that no sum, difference or rate of them is infinite: 1e308 and 1e308 are, and neither JSON nor an integer has that.
 MAX_VALUE, MIN_SECONDS = 1e18, 0.1
 _LINE = re.compile(r'vllm:(\w+)(?:\{((?:[a-zA-Z_]\w*="(?:[^"\\]|\\.)*",?)*)\})? +(\S{1,40})', re.ASCII)
+_TEXT = re.compile(r"[^\n]+")
 _BOUND = re.compile(r'(?<!\w)le="([^"]{1,40})"')
 # As the front writes it, where there are several.
 _OF_REPLICA = re.compile(r'vllm:\w+\{replica="([0-9]{1,5})"')
@@ -73,7 +74,7 @@ def parse_counters(text: str, at: float) -> Counters:
     """Read lines of Prometheus' text format; those of other programs, and numbers that are none, are passed over."""
     values: dict[str, float] = {}
     buckets: dict[str, dict[float, float]] = {}
-    for line in text.split("\n"):
+    for line in _lines(text):
         found = _LINE.fullmatch(line) if len(line) <= MAX_LINE else None
         if found is None or not 0 <= (value := _number(found[3])) <= MAX_VALUE:
             continue
@@ -94,10 +95,15 @@ def parse_counters(text: str, at: float) -> Counters:
 def split_replicas(text: str) -> dict[int, str]:
     """The lines of each replica by its number; none where there is one alone."""
     found: dict[int, list[str]] = {}
-    for line in text.split("\n"):
+    for line in _lines(text):
         if of := _OF_REPLICA.match(line):
             found.setdefault(int(of[1]), []).append(line)
     return {index: "\n".join(found[index]) for index in sorted(found)[:MAX_REPLICAS]}
+
+
+def _lines(text: str) -> Iterator[str]:
+    """Its lines, one after the other: all of a million short ones take fifty times as much memory."""
+    return (found[0] for found in _TEXT.finditer(text))
 
 
 def _number(text: str) -> float:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
+import threading
 from collections.abc import Iterator
 from dataclasses import replace
 
 from vllm_cluster.kernel.errors import HostError
-from vllm_cluster.kernel.hosts.program import InNode, python, start
+from vllm_cluster.kernel.hosts.program import InNode, message_in, python, start
 from vllm_cluster.kernel.node.handle import NodeHandle
 from vllm_cluster.kernel.plan.desired import STATE_FOLDER
 from vllm_cluster.serving.status.load import NodeSample, UnreadableSample, parse_sample
@@ -17,11 +18,14 @@ START_SECONDS = 30.0
 SILENT_SECONDS = 15.0
 # Then the program is started again: nothing of it stays on a host for longer, whoever forgot it.
 LIFE_SECONDS = 3600.0
-# Of a status with two failures of each replica and their last lines, and of vLLM's counters: texts in a text.
-MAX_SAMPLE = 8 << 20
+# The head's has its status, with what failed of each replica, and vLLM's counters: texts in a text. Others have their
+# GPUs alone, and there are many of them.
+MAX_OF_HEAD, MAX_SAMPLE = 4 << 20, 512 << 10
+# What becomes of a line takes several times its memory for a moment: of one host at a time.
+_reading = threading.Lock()
 
 
-def samples(node: NodeHandle, seconds: float) -> Iterator[NodeSample]:
+def samples(node: NodeHandle, seconds: float, *, head: bool) -> Iterator[NodeSample]:
     """A sample every so many seconds, until the program ends: with the node, or after its time.
 
     Raises:
@@ -30,14 +34,21 @@ def samples(node: NodeHandle, seconds: float) -> Iterator[NodeSample]:
     runtime = node.connection.runtime
     words, needs = (f"{seconds:g}", STATE_FOLDER), "wire.listeners"
     program = python("serving.status.on_host", "sample", *words, seconds=LIFE_SECONDS, needs=needs)
-    program = replace(program, max_line=MAX_SAMPLE, max_bytes=math.inf)
+    program = replace(program, max_line=MAX_OF_HEAD if head else MAX_SAMPLE, max_bytes=math.inf)
     with start(node.connection, program, InNode(node.name), runtime.after(START_SECONDS)) as running:
-        while True:
-            row = next(running.messages(runtime.after(seconds + SILENT_SECONDS)), None)
-            if row is None:
-                running.finish(runtime.after(0))
-                return
-            try:
-                yield parse_sample(row)
-            except UnreadableSample as error:
-                raise HostError(node.host, f"its sample cannot be read: {error}", again=()) from error
+        due = runtime.after(seconds + SILENT_SECONDS)
+        while (line := next(running.lines(due), None)) is not None:
+            if found := _sample(node.host, line):
+                yield found
+                due = runtime.after(seconds + SILENT_SECONDS)
+        running.finish(runtime.after(0))
+
+
+def _sample(host: str, line: bytes) -> NodeSample | None:
+    """The sample that a line is, and None where it is something else that was printed."""
+    with _reading:
+        try:
+            row = message_in(line)
+            return parse_sample(row) if row is not None else None
+        except UnreadableSample as error:
+            raise HostError(host, f"its sample cannot be read: {error}", again=()) from error

@@ -137,7 +137,8 @@ class _WatchedHost:
         if not sampled or self.last is None:
             self.last = _Look(state)
         if sampled:
-            for sample in samples(NodeHandle(self._connection, self._inventory.cluster), self._seconds):
+            node, head = NodeHandle(self._connection, self._inventory.cluster), self.name == self._inventory.head_name
+            for sample in samples(node, self._seconds, head=head):
                 if self._stopped.is_set():
                     return
                 state = self._take(state, sample)
