@@ -20,6 +20,8 @@ from vllm_cluster.wire.values import Address, Count, Name, Number, Port, Word
 HERE = "local"
 CONNECT_SECONDS, SECONDS, HOLD_SECONDS = 20.0, 60.0, 10.0
 MAX_READY, MAX_LOGS, MAX_RANKS, NEVER, NO_FOLDER = 64 << 10, 8 << 20, 256, 3, 4
+# Of each rank a log, and what is printed of a job; a login node may print any number.
+MAX_SECTIONS = MAX_RANKS + 16
 _JOB = re.compile(r"[0-9]{1,10}")
 # Why a job waits without end: Slurm tests it against all limits only once it is in the queue.
 _NEVER = re.compile(r"Partition\w{1,20}Limit|BadConstraints|Invalid(Account|QOS)")
@@ -194,7 +196,7 @@ class LoginNode:
         if not _JOB.fullmatch(job):
             raise UsageError(f"{printable(job)!r} is not the number of a job", hint="squeue --me")
         mark = self._mark()
-        state = job_state(job, sections(self.ask(LOOK, job, mark).text, mark), self.transport.host)
+        state = job_state(job, texts(self.ask(LOOK, job, mark).stdout, mark), self.transport.host)
         if state is None:
             text = f"neither Slurm nor a folder on {self.transport.host} knows of job {job}"
             raise PreflightFailed(text, hint="squeue --me")
@@ -220,11 +222,11 @@ class LoginNode:
         """Return the last lines of the logs of a start, by their names; `rank` is * for all."""
         mark = self._mark()
         done = self.ask(LOGS, job, str(attempt), rank, str(lines), mark, most=MAX_LOGS)
-        found = sections(done.text, mark)
+        found = sections(done.stdout, mark)
         # Those that were asked for: a login node may print any number under any names.
         ranks = [rank] if rank != "*" else range(MAX_RANKS)
         names = [f"attempt-{attempt}/rank-{one}.log" for one in ranks]
-        return {name: found[name].encode() for name in names if found.get(name, "").strip()}
+        return {name: found[name] for name in names if found.get(name, b"").strip()}
 
     def _mark(self) -> str:
         return f"@@{self._runtime.token(8)}"
@@ -252,18 +254,19 @@ def login_node(destination: str, runtime: Runtime = SYSTEM) -> Iterator[LoginNod
         transport.close()
 
 
-def sections(text: str, mark: str) -> dict[str, str]:
-    """The texts below each line that begins with the mark."""
-    found: dict[str, list[str]] = {}
-    name = ""
-    for line in text.splitlines(keepends=True):
-        if line.startswith(mark):
-            name = line[len(mark) :].strip()
-            found[name] = []
-        elif name:
-            found[name].append(line)
-    # Joined once: a text that grows by each of its lines takes minutes for the 8 MiB that a login node may send.
-    return {name: "".join(lines) for name, lines in found.items()}
+def sections(printed: bytes, mark: str) -> dict[str, bytes]:
+    """What is below each line that begins with the mark; of two of one name the later.
+
+    As bytes: 8 MiB of short lines, which a log may have, took 377 MB as texts.
+    """
+    _, *parts = (b"\n" + printed.removesuffix(b"\n")).split(f"\n{mark}".encode(), MAX_SECTIONS)
+    named = ((part + b"\n").partition(b"\n") for part in parts)
+    return {name.decode("utf-8", "replace").strip(): content for name, _, content in named}
+
+
+def texts(printed: bytes, mark: str) -> dict[str, str]:
+    """Return the same as texts; what is not UTF-8 is replaced."""
+    return {name: content.decode("utf-8", "replace") for name, content in sections(printed, mark).items()}
 
 
 def job_state(job: str, seen: Mapping[str, str], host: str) -> SlurmJob | None:

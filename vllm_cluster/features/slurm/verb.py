@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import codecs
+import io
+from collections import deque
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import replace
@@ -100,6 +103,8 @@ Tunnel = Annotated[
 ]
 
 NOT_YET = 75
+# What --tail takes, some of them with what overwrites itself; and how much of a log is written at once.
+MAX_LINES, PIECE = 100_000, 64 << 10
 
 
 def job(
@@ -230,8 +235,21 @@ def logs_of_job(
             which = f"start {number}" if number else f"replica {replica}"
             what = f"log of rank {rank} of {which}" if number or replica else "log: no start of vLLM has begun"
             raise PreflightFailed(f"job {job} has no {what}", hint=node.line("status", job))
-        [text] = (content.decode("utf-8", "replace") for content in found.values())
-        session.show(lambda: {"v": 1, "start": number, "rank": rank, "lines": text.splitlines()}, lambda: data(text))
+        [content] = found.values()
+        session.show(lambda: {"v": 1, "start": number, "rank": rank, "lines": _lines(content)}, lambda: _print(content))
+
+
+def _lines(content: bytes) -> list[str]:
+    """The last lines of a log: one may have millions, of a character each."""
+    with io.TextIOWrapper(io.BytesIO(content), "utf-8", "replace") as lines:
+        return [line.rstrip("\n") for line in deque(lines, MAX_LINES)]
+
+
+def _print(content: bytes) -> None:
+    """Write a log piece by piece: as one text in which a character is rare it takes four bytes for each."""
+    decoder = codecs.getincrementaldecoder("utf-8")("replace")
+    for at in range(0, len(content), PIECE):
+        data(decoder.decode(content[at : at + PIECE], at + PIECE >= len(content)))
 
 
 def endpoint(job: Job, tunnel: Tunnel = None, login: Login = "", as_json: Json = False) -> None:

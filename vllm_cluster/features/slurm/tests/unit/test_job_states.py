@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import tracemalloc
 from pathlib import Path
 
 import pytest
 
 from tests.support.bounds import within
-from vllm_cluster.features.slurm.jobs import job_state, login_node, sections
+from vllm_cluster.features.slurm import verb
+from vllm_cluster.features.slurm.jobs import job_state, login_node, sections, texts
+from vllm_cluster.features.slurm.verb import MAX_LINES, PIECE
 from vllm_cluster.kernel.errors import HostError
 from vllm_cluster.kernel.hosts.runtime import SYSTEM
 from vllm_cluster.kernel.transport.base import Result
@@ -66,14 +69,14 @@ def printed(**parts: str) -> str:
 # fault: features/slurm/jobs.py: ready.ready >= ready.replicas → ready.ready >= 1
 # fault: features/slurm/jobs.py: if state == "RUNNING" else None → if state != "x" else None
 def test_the_state_of_a_job(parts: dict[str, str], phase: str, reason: str) -> None:
-    found = job_state("7", sections(printed(**parts), MARK), "login")
+    found = job_state("7", texts(printed(**parts).encode(), MARK), "login")
     assert found is not None
     assert (found.phase, found.reason) == (phase, reason)
     assert (found.ready is not None) == (phase in ("ready", "degraded"))
 
 
 def test_nothing_is_known_of_it() -> None:
-    assert job_state("7", sections(printed(folder=""), MARK), "login") is None
+    assert job_state("7", texts(printed(folder="").encode(), MARK), "login") is None
 
 
 # A copy of another job's file leads to that job's place, where by now others may listen.
@@ -86,17 +89,35 @@ OTHERS = READY.replace('"job": "7"', '"job": "8"')
 )
 def test_a_file_of_another_shape_is_named(ready: str) -> None:
     with pytest.raises(HostError, match=r"ready\.json on login"):
-        job_state("7", sections(printed(job=JOB.format("RUNNING"), ready=ready), MARK), "login")
+        job_state("7", texts(printed(job=JOB.format("RUNNING"), ready=ready).encode(), MARK), "login")
 
 
-# fault: features/slurm/jobs.py: found[name].append(line) → found[name] = ["".join(found[name]) + line]
-def test_eight_megabytes_of_a_login_node_are_read_in_a_moment() -> None:
-    """Lines that were added to a text one by one took minutes."""
-    with within(20):
-        assert len(sections(f"{MARK} log\n" + "x\n" * 1_000_000, MARK)["log"]) == 2_000_000
+# fault: features/slurm/jobs.py: named = ((part → printed.decode().splitlines(); named = ((part
+# fault: features/slurm/jobs.py: .encode(), MAX_SECTIONS) → .encode())
+def test_megabytes_of_a_login_node_take_little() -> None:
+    """Lines that were added to a text one by one took minutes, and a text each 377 MB."""
+    short, marks = f"{MARK} log\n" + "x\n" * 1_000_000, f"{MARK} log\nx\n" * 100_000
+    tracemalloc.start()
+    try:
+        with within(20):
+            assert len(sections(short.encode(), MARK)["log"]) == 2_000_000
+            assert sections(marks.encode(), MARK)["log"].startswith(b"x\n")
+        assert tracemalloc.get_traced_memory()[1] < 10_000_000
+    finally:
+        tracemalloc.stop()
 
 
-# fault: features/slurm/jobs.py: for name in names if found.get(name, "").strip()} → for name in found}
+# fault: features/slurm/verb.py: in deque(lines, MAX_LINES)] → in lines]
+def test_a_log_of_a_job_is_printed_piece_by_piece(capsys: pytest.CaptureFixture[str]) -> None:
+    text = "é" * PIECE + "\n" + "x\r\n" * (MAX_LINES + 5) + "end"
+    verb._print(text.encode())
+    assert capsys.readouterr().out == text
+    verb._print("é".encode()[:1])
+    assert capsys.readouterr().out == "\ufffd"
+    assert verb._lines(text.encode()) == [*["x"] * (MAX_LINES - 1), "end"]
+
+
+# fault: features/slurm/jobs.py: for name in names if found.get(name, b"").strip()} → for name in found}
 def test_a_login_node_names_no_log_that_was_not_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of 400,000 sections in 7 MB each was judged as a log of its own, for minutes."""
     text = "".join(f"{MARK} {name}\nx\n" for name in ("attempt-1/rank-0.log", "attempt-2/rank-0.log", "a", "b"))
