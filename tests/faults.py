@@ -18,6 +18,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterable
+from contextlib import suppress
 from importlib.util import cache_from_source
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
@@ -68,7 +69,10 @@ def run(copy: Path, tests: Iterable[str], log: Path) -> Red | None:
     there.close()
     # Not the end of the pipe: what a test has left may hold it open.
     wait([here, process.sentinel])
-    red = Red(here.recv()) if here.poll() else None
+    red = None
+    # The end of the pipe can be read too: one that broke off has sent nothing before.
+    with suppress(EOFError):
+        red = Red(here.recv()) if here.poll() else None
     here.close()
     process.join()
     return red
