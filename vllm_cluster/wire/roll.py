@@ -39,7 +39,7 @@ class Hello:
 
     host: HostName
     address: Address
-    # As many as the head's status may have of a node, or nobody could read that.
+    # As many as the head's status may have of a node: with more, no command could read that.
     gpus: Annotated[int, between(0, MAX_GPUS)]
     nonce: Nonce
     # Of the node program that runs; what an earlier version sends has none.

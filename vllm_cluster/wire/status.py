@@ -34,7 +34,7 @@ Phase = Literal[
     "unknown",
 ]
 # Of what any program prints: a million characters of one failure would be in each picture of a cluster.
-Said = Annotated[str, words, brief(8000)]
+Words = Annotated[str, words, brief(8000)]
 Lines = Annotated[tuple[Annotated[str, words, brief(1000)], ...], first(64)]
 
 
@@ -62,7 +62,7 @@ class GroupStatus:
 
     state: GroupState
     restarts: Count
-    error: Said | None
+    error: Words | None
     version: str | None
     nodes: tuple[GroupNode, ...]
     # In a row; an earlier version of the node program does not write it.
@@ -86,7 +86,7 @@ class ServeFailure:
     """How one run of vLLM ended; the first line is the root cause where it is known."""
 
     time: Number
-    summary: Said
+    summary: Words
     lines: Lines
 
 
@@ -106,7 +106,7 @@ class ServeMemory:
     generation: str
     once_ready: bool
     failed: bool
-    detail: Said = ""
+    detail: Words = ""
     first_failure: ServeFailure | None = None
     failure: ServeFailure | None = None
     starts: tuple[Number, ...] = ()
@@ -128,7 +128,7 @@ class ServeStatus:
     host: Address
     port: Port
     phase: Phase
-    detail: Said
+    detail: Words
     progress: tuple[Count, Count] | None
     since: Number
     attempt: Count
@@ -141,8 +141,8 @@ class ServeStatus:
     instead_of: FailedRequest | None = None
     rollback_to: Name | None = None
     away_seconds: Number | None = None
-    phases: Annotated[tuple[tuple[Said, Number], ...], first(64)] = ()
-    last_line: Said = ""
+    phases: Annotated[tuple[tuple[Words, Number], ...], first(64)] = ()
+    last_line: Words = ""
     token_age_seconds: Number | None = None
     ranks: Mapping[Address, Count] = field(default_factory=dict)
     backend: BackendName = "ray"
@@ -168,7 +168,7 @@ class NodeStatus:
     # An earlier version's key is the name of the one backend there was.
     group: GroupStatus = field(metadata={ALSO: "ray"})
     serve: ServeStatus | None
-    error: Said | None = None
+    error: Words | None = None
     beat: Number | None = None
     # A node program of an earlier version keeps none.
     roll: Roll | None = None

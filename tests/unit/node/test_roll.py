@@ -140,7 +140,7 @@ def test_a_head_that_was_stopped_holds_no_other_for_silent(nodes: Nodes, monkeyp
 
 # fault: wire/roll.py: gpus: Annotated[int, between(0, MAX_GPUS)] → gpus: Count
 def test_no_node_has_more_gpus_than_the_heads_status_may_have(nodes: Nodes) -> None:
-    """Nobody could read that, for `up` and `stop` as well."""
+    """No command could read that status, `up` and `stop` among them."""
     wire = nodes.dial()
     wire.hello("gpu2", "10.0.0.2", gpus=1025)
     assert wire.ended()

@@ -1,4 +1,4 @@
-"""A host that lies in its samples takes little of this machine's memory."""
+"""Hostile samples of a host take little of this machine's memory."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_a_sample_is_as_large_as_its_host_needs(monkeypatch: pytest.MonkeyPatch,
 
 
 # fault: kernel/hosts/program.py: if not line.isascii() or not line → if not line
-def test_a_line_in_which_one_character_is_rare_is_no_message() -> None:
+def test_only_lines_of_ascii_are_messages() -> None:
     """Python takes four bytes for each of its characters; our programs write such a one in six of ASCII."""
     assert message_in('{"a": "é"}'.encode()) is None
     assert message_in(json.dumps({"a": "é"}).encode()) == {"a": "é"}
@@ -74,6 +74,6 @@ def test_a_million_lines_of_counters_are_read_one_after_the_other() -> None:
 
 
 # fault: wire/status.py: lines: Lines → lines: tuple[str, ...]
-def test_a_failure_has_as_many_lines_as_one_is_told_by() -> None:
+def test_a_failure_has_few_lines() -> None:
     kept = convert(ServeFailure, {"time": 1.0, "summary": "s" * 60_000, "lines": ["x" * 60_000] * 500}, "a node")
     assert (len(kept.summary), len(kept.lines), len(kept.lines[0])) == (8000, 64, 1000)
