@@ -49,6 +49,13 @@ def kill(signal: str, process: str) -> str:
     return f"{IN} sh -c 'kill -{signal} $(pgrep -o -f \"{process}\")'"
 
 
+UPDATE = "docker update --memory {0} --memory-swap {0} vcluster-sandbox"
+# cgroups of version 2 and 1; Docker refuses a limit below what is in use.
+USED = "cat /sys/fs/cgroup/memory.current || cat /sys/fs/cgroup/memory/memory.usage_in_bytes"
+HOG = "import time; held = bytes([1]) * (400 << 20); time.sleep(120)"
+MORE = UPDATE.format("$((used + (48 << 20)))")
+LIMITED = f"used=$({IN} sh -c '{USED}') && {MORE} && docker exec -d vcluster-sandbox python3 -c '{HOG}'"
+
 # What is done to what serves, on which host, and what may be named until it serves again.
 RANK, ENGINE = "^ray::RayWorker", "^VLLM::EngineCore"
 FIRST = "kill -9 $(docker inspect -f '{{.State.Pid}}' vcluster-sandbox)"
@@ -112,12 +119,11 @@ def test_what_ends_while_it_serves_is_named(
 
 
 def test_memory_that_a_node_may_not_have(sandbox: Sandbox) -> None:
-    """A limit below what it has already: the kernel kills in it until it is raised."""
+    """A limit at what it has already, and a program in it that wants more: the kernel kills the largest."""
     cluster = serve(with_secrets(sandbox))
     began = time.time()
-    limit = "docker update --memory {0} --memory-swap {0} vcluster-sandbox"
     with attack("P41", "made on real hosts, older failures in the logs: a node's memory is limited") as measured:
-        with broken(cluster, "gpu2", limit.format("300m"), limit.format("64g")):
+        with broken(cluster, "gpu2", LIMITED, UPDATE.format("64g")):
             code, result, named = until_named(cluster, began)
             assert (code, named in ("host-memory-full", *GONE)) in ((0, True), (1, True)), (code, result, named)
         until_ready_again(cluster, began, LIMIT)

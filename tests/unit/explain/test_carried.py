@@ -132,8 +132,8 @@ def test_a_traceback_within_which_the_log_ends_is_a_failure_at_its_last_frame(
     assert shown[1:] == (["assert b.shape[0] % 16 == 0"] if code else [])
 
 
-# fault: kernel/explain/stream.py: in () if self._fails() else lines: → in lines:
-def test_the_last_frame_is_no_error_where_another_line_says_why() -> None:
+# fault: kernel/explain/stream.py: in () if self._fails() or self.seen.quiet or self.seen.murmurs else lines: → in lines:
+def test_the_last_frame_counts_only_where_nothing_else_has_failed() -> None:
     found = explained(f"{START}{FAILED}Traceback (most recent call last):\n{CUT_OFF}    assert b\n", together=False)
     assert found.raised
     assert all("File " not in place.text and "assert" not in place.text for place in found.error_lines)
@@ -161,3 +161,49 @@ def test_of_starts_that_fail_one_after_the_other_the_last_one_alone_is_unfinishe
     assert "KeyError: 'layers.5.mlp.experts.w13_weight'" in printed
     assert "RuntimeError: shape '[3, 4]' is invalid" in printed
     assert "answer" not in printed
+
+
+# fault: kernel/explain/frame.py: startswith(TRACEBACK) or nearby.quotes(parsed.who, parsed.words) → startswith(TRACEBACK)
+def test_the_code_in_a_traceback_that_python_ignores_does_not_count() -> None:
+    ignored = "Exception ignored in: <function LLMEngine.__del__ at 0xffff>\nTraceback (most recent call last):\n"
+    code = '  File "/w/llm_engine.py", line 466, in __del__\n    with suppress(Exception):\n         ^^^^^^^^\n'
+    found = explained(f"{ignored}{code}NameError: name 'suppress' is not defined\nAvg latency: 4.9 s\n", together=False)
+    assert found.result == "nothing"
+
+
+# fault: kernel/explain/stream.py: and (self.seen.alive or progress.IN_ORDER in asked.text) → and progress.IN_ORDER in asked.text
+def test_what_does_not_start_after_another_one_has_ended_in_order_is_a_failure() -> None:
+    """It was called recovered, with exit code 0: a script starts an engine twice, without a banner."""
+    worked = (
+        "Processed prompts: 100%|##| 2/2 [00:01<00:00, 1.1s/it, est. speed input: 532.97 toks/s, output: 9.1 toks/s]\n"
+    )
+    ended = (
+        "(EngineCore pid=3) INFO 05-02 10:05:00 [core.py:1] [shutdown] EngineCore: trigger received signal=SIGTERM\n"
+    )
+    again = f"Traceback (most recent call last):\n{FRAME}"
+    again += "RuntimeError: Engine core initialization failed. See root cause above. Failed core proc(s): {}\n"
+    found = explained(START + worked + ended + again, together=False)
+    assert found.symptom
+    assert found.symptom.failure.slug == "engine-died"
+    # Before it has worked, a signal can be why it does not start.
+    assert explained(START + ended + again, together=False).result == "nothing"
+
+
+# fault: kernel/explain/prefix.py: return last if _RAISED.match(last) else → return
+def test_the_exception_that_a_json_logger_puts_beside_its_message_is_read() -> None:
+    beside = r'"exc_info": "Traceback (most recent call last):\n  File \"a.py\", line 1\n    run()\nBlubError: no blub"'
+    line = f'{{"ts": "2026-02-28 11:39:27,951", "level": "ERROR", "message": "evaluation failed", {beside}}}\n'
+    found = explained(line, together=False)
+    assert found.raised
+    assert found.raised.line.text == "BlubError: no blub"
+    assert (
+        explained(line.replace("BlubError: no blub", "run()"), together=False).error_lines[0].text
+        == "evaluation failed"
+    )
+
+
+def test_a_fault_that_torch_prints_itself_is_seen() -> None:
+    lines = '!!!!!!! Segfault encountered !!!!!!!\n  File "<unknown>", line 0, in _ZN5brute8store_kvEiii\n'
+    found = explained(START + lines, together=False)
+    assert found.symptom
+    assert found.symptom.failure.slug == "rank-killed"

@@ -45,7 +45,7 @@ def test_a_failed_call_of_nvml_comes_before_the_error_of_nccl() -> None:
     assert named(NVML + TRACE + SYSTEM) == ("symptom", "nccl-error", 1)
 
 
-# fault: kernel/explain/stream.py: progress.IN_ORDER in asked.text and progress.NOT_STARTED → progress.NOT_STARTED
+# fault: kernel/explain/stream.py: (self.seen.alive or progress.IN_ORDER in asked.text): → True:
 # fault: kernel/explain/stream.py: and progress.NOT_STARTED in parsed.words → and False
 def test_an_engine_that_never_started_is_not_the_one_that_ended_in_order() -> None:
     """A script without a guard runs twice: its child works to the end, and the parent's engine never starts."""

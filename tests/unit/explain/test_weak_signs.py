@@ -188,7 +188,7 @@ def test_a_server_that_cannot_be_reached_is_the_hub_only_where_the_hub_was_asked
     assert full.cause and full.cause.failure.slug == "gpu-memory-full"
 
 
-# fault: kernel/explain/stream.py: elif self._ignored.holds(number, parsed): → elif False:
+# fault: kernel/explain/stream.py: elif self._ignored.holds(number, parsed, nearby): → elif False:
 # fault: kernel/explain/frame.py: if number - begun > MAX_IGNORED or is_exception(parsed.words): → if number - begun > MAX_IGNORED:
 # fault: kernel/explain/frame.py: self._begun[parsed.who] = number → pass
 @pytest.mark.parametrize(

@@ -114,7 +114,6 @@ def diagnose(
     if not first and (seen.trouble or seen.failing or soft):
         kind = "exception" if seen.raised else "unknown"
     raised = _raised(seen) if kind == "exception" else None
-    failed = kind in ("exception", "unknown")
     return Diagnosis(
         result=kind,
         cause=None if symptom else first,
@@ -126,7 +125,7 @@ def diagnose(
         harmless=tuple(_harmless(seen.hits, seen.stuck if first and not seen.failing else [])),
         recovered=tuple(survived),
         previous_attempts=tuple(sorted(seen.earlier.items())),
-        error_lines=overcome if kind in ("healed", "unfinished") else _ends(seen, raised) if failed else (),
+        error_lines=overcome if kind in ("healed", "unfinished") else _ends(seen, raised, kind),
         unknown_lines=(*seen.strange[:MAX_STRANGE], *seen.quiet[:MAX_STRANGE]) if symptom else (),
         last_line=_silent(logs) if symptom else None,
         ranks=tuple(compare_ranks(log.ranks for log in logs)) if symptom else (),
@@ -273,11 +272,13 @@ def _findings(hits: Iterable[SignMatch]) -> list[MatchedFailure]:
     ]
 
 
-def _ends(seen: Evidence, raised: Raised | None) -> tuple[LogPosition, ...]:
-    """The first lines of trouble, and the last: what comes last often shows only that something has failed.
+def _ends(seen: Evidence, raised: Raised | None, kind: Kind) -> tuple[LogPosition, ...]:
+    """The first lines of trouble that has no name, and the last: these often show only that something has failed.
 
     Beside an exception that is shown already, its words do not come again, whoever repeats them.
     """
+    if kind not in ("exception", "unknown"):
+        return ()
     first = (*seen.strange[:MAX_STRANGE], *seen.quiet[:MAX_STRANGE])
     ends = once(sorted((*first, *seen.trouble[-MAX_LINES * 2 :]), key=by_time)) or tuple(seen.murmurs)
     if raised is None:

@@ -270,8 +270,8 @@ class IgnoredExceptions:
     def __init__(self) -> None:
         self._begun: dict[str, int] = {}
 
-    def holds(self, number: int, parsed: LogLine) -> bool:
-        """Whether a line is of one: what announces it, its traceback, or the exception."""
+    def holds(self, number: int, parsed: LogLine, nearby: Nearby) -> bool:
+        """Whether a line is of one: what announces it, its traceback with source code, or the exception."""
         if parsed.words.startswith(IGNORED):
             if len(self._begun) < MAX_IGNORED:
                 self._begun[parsed.who] = number
@@ -282,7 +282,7 @@ class IgnoredExceptions:
         if number - begun > MAX_IGNORED or is_exception(parsed.words):
             del self._begun[parsed.who]
             return number - begun <= MAX_IGNORED
-        return parsed.words.startswith(TRACEBACK)
+        return parsed.words.startswith(TRACEBACK) or nearby.quotes(parsed.who, parsed.words)
 
 
 def is_echo(words: str) -> bool:

@@ -37,6 +37,11 @@ _SYSLOG = re.compile(
     r"((?!kernel|earlyoom|systemd|docker|containerd|sshd|nvidia|slurm|oom)[\w.@/-]{1,60}(?:\[\d{1,9}\])?: )?"
 )
 _JSON = re.compile(r'"(?:log|message|msg|MESSAGE|line|text)" ?: ?"((?:[^"\\]++|\\.)*+)')
+# What Python's loggers put beside a message: the traceback, of which the last line is the exception.
+_JSON_RAISED = re.compile(
+    r'"(?:exc_info|exc_text|exception|stack_trace|stacktrace|traceback)" ?: ?"((?:[^"\\]++|\\.)*+)"'
+)
+_RAISED = re.compile(r"(?:[\w.]{1,80}\.)?\w{0,80}(?:Error|Exception)(?:$|: )")
 _JSON_HOST = re.compile(r'"(?:host|hostname|pod|pod_name|node|_HOSTNAME)" ?: ?"([\w./-]{1,120})"')
 _SECTION = re.compile(
     r"(?:={2,}>?|#{2,}|-{3,}|\*{3,}) ?"
@@ -116,8 +121,9 @@ def section(text: str) -> str:
 def unwrapped(text: str) -> tuple[str, str]:
     """The line that a collector has put into JSON, and the host that it names; any other line as it is."""
     if text.startswith("{") and (inner := _JSON.search(text)):
-        named = _JSON_HOST.search(text)
-        return _unquoted(inner[1]), named[1] if named else ""
+        named, raised = _JSON_HOST.search(text), _JSON_RAISED.search(text)
+        last = _unquoted(raised[1]).rstrip().rpartition("\n")[2] if raised else ""
+        return last if _RAISED.match(last) else _unquoted(inner[1]), named[1] if named else ""
     return text, ""
 
 

@@ -77,7 +77,7 @@ class HostStream:
             return
         if found:
             self._note_failure(found, parsed)
-        elif self._ignored.holds(number, parsed):
+        elif self._ignored.holds(number, parsed, nearby):
             return
         # Of a traceback only its ends count.
         loud = trouble or (parsed.loud and not nearby.indents(parsed.words))
@@ -118,8 +118,8 @@ class HostStream:
     def _note_failure(self, found: tuple[LogPattern, ...], parsed: LogLine) -> None:
         """Keep when something failed, and whose address it names."""
         failed, at, asked = self.seen.failed, self._time, self.seen.asked
-        # An engine that ends in order had started: what did not start is another one.
-        if asked and progress.IN_ORDER in asked.text and progress.NOT_STARTED in parsed.words:
+        # An engine that ends in order, or has made tokens, had started: what did not start is another one.
+        if asked and progress.NOT_STARTED in parsed.words and (self.seen.alive or progress.IN_ORDER in asked.text):
             self.seen.asked = None
         if any(known.fails for known in found):
             self._note_addresses(parsed)
@@ -277,8 +277,8 @@ class HostStream:
             self.seen.asked = None
 
     def break_off(self, lines: Sequence[tuple[int, LogLine]]) -> None:
-        """Take the traceback within which the log ends as an error, where no other line says why."""
-        for number, parsed in () if self._fails() else lines:
+        """Take the traceback within which the log ends as an error, where no other line is one."""
+        for number, parsed in () if self._fails() or self.seen.quiet or self.seen.murmurs else lines:
             self._strange(ErrorLine(number, parsed, self._time))
 
     def settle(self) -> None:
