@@ -207,3 +207,21 @@ def test_a_fault_that_torch_prints_itself_is_seen() -> None:
     found = explained(START + lines, together=False)
     assert found.symptom
     assert found.symptom.failure.slug == "rank-killed"
+
+
+# fault: kernel/explain/prefix.py:  {1,40}| {2,64}) → {1,40}| {999})
+def test_the_exceptions_of_a_group_are_read_behind_the_margin_beside_them() -> None:
+    lines = ("Traceback (most recent call last):", *FRAME.splitlines(), "AssertionError")
+    found = explained("".join(f"    | {line}\n" for line in lines) + "    +-----------\n", together=False)
+    assert found.raised
+    assert found.raised.line.text == "AssertionError"
+    assert found.raised.more == ("run()",)
+    assert found.raised.frame
+    assert found.raised.frame.line == 7
+
+
+def test_what_torch_writes_of_views_is_not_taken_for_a_refusal() -> None:
+    words = "RuntimeError: view size is not compatible with input tensor's size and stride. Use .reshape(...) instead."
+    found = explained(f"{START}Traceback (most recent call last):\n{FRAME}{words}\n", together=False)
+    assert found.raised
+    assert found.raised.line.text == words

@@ -143,7 +143,7 @@ class Nearby(NamedTuple):
             # Loggers repeat their prefix; what continues a message is indented behind it.
             own = parsed.level == above.level and parsed.who == above.who and INDENTED in raw
             stamped = not own and (parsed.level or parsed.time)
-            if not parsed.words or stamped or parsed.words.startswith(("File ", "Traceback", "^")):
+            if not parsed.words or stamped or parsed.words.startswith(("File ", "Traceback", "^", "+-")):
                 break
             lines.append(redact(parsed.words)[:SHOWN])
         return tuple(lines)

@@ -23,7 +23,8 @@ _ISO = re.compile(
     r"|\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3} - [\w.]{1,80} - INFO - "
     r"|\d{4}-\d\d-\d\d \d\d:\d\d:\d\d(?:[.,]\d{1,9})? (?=\(|DEBUG\b|INFO\b|WARNING\b|ERROR\b|Traceback)"
 )
-_BAR = re.compile(r"([\w.-]{1,60}) {1,40}\| ?")
+# A name of docker compose, or the margin that Python draws beside the exceptions of a group.
+_BAR = re.compile(r"(?:([\w.-]{1,60}) {1,40}| {2,64})\| ?")
 _HOST = re.compile(
     r"\[?(?:pod|container)/([\w./-]{1,120})\]? |\[\d{1,5},\d{1,5}\]<(?:stderr|stdout|stdin)>: ?"
     r"|\[((?!rank|state-dump)[A-Za-z](?=[\w./-]*[./-])[\w./-]{1,80})\]:? "
