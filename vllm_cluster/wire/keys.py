@@ -9,9 +9,14 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
+
+from vllm_cluster.wire.inside import beginning
 
 MARK = "#vcluster-keys\n"
 FIELDS = 2
+# A key has 4 kB at most, a rotation keeps the older ones beside it: of any other size the file is not vcluster's.
+MAX_KEYS = 64 << 10
 
 
 @dataclass(frozen=True)
@@ -45,12 +50,23 @@ class KeyFile:
 
 
 def valid_keys(content: bytes, now: float | None = None) -> list[bytes]:
-    """The keys of a file that are valid now, the one to use first; none where it was cut off."""
+    """The keys of a file that are valid now, the one to use first; none where it was cut off, or is too long."""
+    if len(content) > MAX_KEYS:
+        return []
     # A key that is not UTF-8 comes back as it was.
     found = KeyFile.read(content.decode("utf-8", "surrogateescape"))
     now = time.time() if now is None else now
     keys = [found.key.strip(), *(key for key, until in found.older.items() if until > now)]
     return [key.encode("utf-8", "surrogateescape") for key in keys if key]
+
+
+def read_key_file(path: Path) -> bytes:
+    """Read the content, as far as it may have any.
+
+    Raises:
+        OSError: it cannot be read, or is not a plain file, which is not waited for.
+    """
+    return beginning(path, MAX_KEYS + 1)
 
 
 def _moment(text: str) -> float:

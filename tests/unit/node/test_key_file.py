@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import threading
 from collections.abc import MutableMapping
 from pathlib import Path
 from typing import Any
@@ -13,7 +15,7 @@ from hypothesis import strategies as st
 
 from vllm_cluster.serving.node.key_check import KEY_FILE
 from vllm_cluster.serving.node.vcluster_auth import RequireKey
-from vllm_cluster.wire.keys import KeyFile, valid_keys
+from vllm_cluster.wire.keys import MAX_KEYS, KeyFile, valid_keys
 
 KEYS = st.text("0123456789abcdef", min_size=1, max_size=64)
 
@@ -95,3 +97,41 @@ def test_a_rotation_needs_no_restart(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert (server.opens("newer"), server.opens("old")) == (True, False)
     path.write_text("#vcluster-keys\nne")
     assert (server.opens("newer"), server.opens("ne")) == (True, False)
+
+
+# fault: wire/keys.py: return beginning(path, MAX_KEYS + 1) → return path.read_bytes()
+def test_a_named_pipe_in_the_keys_place_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "key"
+    path.write_text("old")
+    monkeypatch.setenv(KEY_FILE, str(path))
+    server = Server()
+    assert server.opens("old")
+    path.unlink()
+    os.mkfifo(path)
+    writer = os.open(path, os.O_RDWR | os.O_NONBLOCK)
+    os.write(writer, b"new")
+    opened: list[tuple[bool, bool]] = []
+    asked = threading.Thread(target=lambda: opened.append((server.opens("old"), server.opens("new"))), daemon=True)
+    asked.start()
+    asked.join(10)
+    # Where it waits, this ends it.
+    os.close(writer)
+    assert opened == [(True, False)]
+    path.unlink()
+    path.write_text("new")
+    assert (server.opens("old"), server.opens("new")) == (False, True)
+
+
+# fault: wire/keys.py: if len(content) > MAX_KEYS: → if len(content) > MAX_KEYS and not content:
+def test_a_file_that_is_too_long_has_no_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And no more than its beginning is read: one of 64 MB took 225 MB."""
+    path = tmp_path / "key"
+    path.write_text("old")
+    monkeypatch.setenv(KEY_FILE, str(path))
+    server = Server()
+    assert server.opens("old")
+    with path.open("wb") as file:
+        file.truncate(20_000_000_000)
+    assert (server.opens("old"), server.opens("\0" * MAX_KEYS)) == (True, False)
+    path.write_text("k" * (MAX_KEYS + 1))
+    assert (server.opens("old"), server.opens("k" * (MAX_KEYS + 1))) == (True, False)

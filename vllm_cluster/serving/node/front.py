@@ -52,6 +52,7 @@ from vllm_cluster.serving.node.key_check import KEY_FILE, OPEN, KeyReader, Refus
 from vllm_cluster.serving.node.parse_argv import place
 from vllm_cluster.serving.node.process import log_line
 from vllm_cluster.wire.front import MAX_ROUTES, FrontCount, FrontDeployment, FrontReplica, FrontRoutes, FrontStatus
+from vllm_cluster.wire.inside import beginning
 from vllm_cluster.wire.reading import RefusedDocument, read
 
 try:
@@ -234,7 +235,8 @@ class Front(web.Server):
             if seen == self._seen:
                 return
             self._seen = seen
-            self._table.replace(read(FrontRoutes, self._settings.routes.read_bytes(), "the routes", MAX_ROUTES))
+            raw = beginning(self._settings.routes, MAX_ROUTES + 1)
+            self._table.replace(read(FrontRoutes, raw, "the routes", MAX_ROUTES))
         except (OSError, RefusedDocument) as error:
             why = getattr(error, "strerror", None) or str(error)
             self._complain(f"{self._settings.routes.name}: {why}")

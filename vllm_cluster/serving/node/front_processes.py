@@ -18,6 +18,7 @@ from vllm_cluster.serving.node.front_settings import FrontSettings
 from vllm_cluster.serving.node.parse_argv import Place
 from vllm_cluster.serving.node.process import log_line
 from vllm_cluster.wire.front import FrontCount, FrontStatus
+from vllm_cluster.wire.inside import beginning
 from vllm_cluster.wire.reading import RefusedDocument, read
 
 POLL_SECONDS, BACKLOG = 0.1, 4096
@@ -58,7 +59,7 @@ def listening_line(at: Place) -> str:
 def read_status(path: Path) -> FrontStatus | None:
     """What the front has written last; None where it cannot be read."""
     try:
-        return read(FrontStatus, path.read_bytes(), path.name, MAX_STATUS)
+        return read(FrontStatus, beginning(path, MAX_STATUS + 1), path.name, MAX_STATUS)
     except (OSError, RefusedDocument):
         return None
 

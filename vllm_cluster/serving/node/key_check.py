@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from vllm_cluster.wire.keys import valid_keys
+from vllm_cluster.wire.keys import read_key_file, valid_keys
 
 # Answers that reveal only that the server lives. Exactly these: a path that only looks like one is not open.
 OPEN = frozenset((method, path) for method in ("GET", "HEAD") for path in ("/health", "/ping"))
@@ -30,7 +30,7 @@ class KeyReader:
             # Not the time of its content: Docker writes that of the archive, 1970 for each key, into the same inode.
             seen = (found.st_ino, found.st_ctime_ns, found.st_size)
             if seen != self._seen:
-                content = self._path.read_bytes()
+                content = read_key_file(self._path)
                 if valid_keys(content):
                     self._content, self._seen = content, seen
         except OSError:

@@ -7,6 +7,7 @@ import time
 from collections.abc import Collection
 from pathlib import Path
 
+from vllm_cluster.wire.inside import beginning
 from vllm_cluster.wire.parts import MAX_REPLACING, REPLACING, Replacing
 from vllm_cluster.wire.reading import RefusedDocument, read
 
@@ -41,7 +42,7 @@ class HeadMembers:
             # Not the time of its content, which is that of an archive.
             if time.time() - path.stat().st_ctime > RUN_SECONDS:
                 return ""
-            found = read(Replacing, path.read_bytes(), REPLACING, MAX_REPLACING)
+            found = read(Replacing, beginning(path, MAX_REPLACING + 1), REPLACING, MAX_REPLACING)
         except (OSError, RefusedDocument):
             return ""
         names = [self.names.get(one, one) for one in found.addresses if one in addresses]

@@ -15,7 +15,7 @@ from typing import Any
 import aiohttp
 
 from vllm_cluster.features.batch.on_head.lines import MAX_ANSWER, PATHS, BatchLine, BatchProblem, no_constant
-from vllm_cluster.wire.keys import valid_keys
+from vllm_cluster.wire.keys import read_key_file, valid_keys
 from vllm_cluster.wire.listeners import is_own_listener
 
 # vLLM closes a connection that is idle for 5 s: one that was is not used again, as the request would meet its end.
@@ -333,7 +333,7 @@ class NodeApi:
 
     def _key(self) -> str:
         try:
-            content = self._key_file.read_bytes()
+            content = read_key_file(self._key_file)
         except OSError:
             return ""
         # While it is replaced it may hold its mark alone.
