@@ -12,6 +12,7 @@ from vllm_cluster.kernel.events import Emit, Event
 from vllm_cluster.kernel.hosts.connection import Fleet, HostConnection
 from vllm_cluster.kernel.models.weights import PullStatus, status
 from vllm_cluster.kernel.text import age, count, size
+from vllm_cluster.kernel.transport.base import SLOWEST
 
 # Bytes a second below which files are so small that their bytes do not show how long the others take.
 SLOW = 500_000
@@ -25,7 +26,8 @@ LOST_SECONDS = 60.0
 SILENT_SECONDS = 5.0
 # Until a container that was made has its plan; where its maker died in between, it never has one.
 START_SECONDS = 60.0
-# A host without a byte more, in the same phase: its own program gives up after 900 s, but for what it hashes first.
+# A host that gets less than `SLOWEST`, in the same phase: its own program gives up after 900 s without a byte, but for
+# what it hashes first.
 STILL_SECONDS, HASHED_BYTES, MAX_HASHING = 1800.0, 50e6, 50_000.0
 _ARRIVING = ("downloading", "copying", "receiving")
 
@@ -75,9 +77,11 @@ class _Seen:
     answered: float = 0.0
     lost: bool = False
     shown: str = ""
-    # When it had more than ever before, or was in a phase for the first time.
+    # When what had come was enough for the whole of `STILL_SECONDS`, and until when it is enough.
     moved: float = 0.0
+    due: float = 0.0
     most: int = 0
+    total: int = 0
     phases: set[str] = field(default_factory=set)
 
     def rate(self) -> float:
@@ -101,7 +105,7 @@ def follow(
     def ask(name: str) -> _StatusCall:
         return _StatusCall(fleet.connections[name], cluster)
 
-    seen = {name: _Seen(ask(name), answered=began, moved=began) for name in names}
+    seen = {name: _Seen(ask(name), answered=began, moved=began, due=began + STILL_SECONDS) for name in names}
     emit(Event("phase", f"pulling to {', '.join(names)}"))
     while True:
         check()
@@ -150,14 +154,18 @@ def _take(one: _Seen, now: float, began: float) -> None:
 
 
 def _moving(one: _Seen, found: PullStatus, now: float) -> PullStatus:
-    """The status, or that nothing comes any more: a host may answer at each look that it receives."""
-    if found.bytes > one.most or found.phase not in one.phases:
-        one.moved, one.most = now, max(one.most, found.bytes)
-        one.phases.add(found.phase)
-    still = now - one.moved
-    if found.over or still < STILL_SECONDS + min(found.total / HASHED_BYTES, MAX_HASHING):
+    """The status, or that too little comes: a host may answer at each look that it has a byte more, without end."""
+    # Each byte gives it time, as far as it is one of those that it had to get.
+    one.total = one.total or found.total
+    most = max(one.most, min(found.bytes, one.total))
+    is_new = found.phase not in one.phases
+    one.due = now + STILL_SECONDS if is_new else min(now + STILL_SECONDS, one.due + (most - one.most) / SLOWEST)
+    one.moved, one.most = now if one.due >= now + STILL_SECONDS else one.moved, most
+    one.phases.add(found.phase)
+    if found.over or now < one.due + min(one.total / HASHED_BYTES, MAX_HASHING):
         return found
-    return replace(found, phase="failed", error=f"no byte came for {age(still)}: {found.error or found.phase}")
+    text = f"less than {size(SLOWEST)}/s came for {age(now - one.moved)}: {found.error or found.phase}"
+    return replace(found, phase="failed", error=text)
 
 
 def _over(seen: Mapping[str, _Seen]) -> bool:

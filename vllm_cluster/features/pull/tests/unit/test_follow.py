@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -105,17 +106,37 @@ def test_the_time_of_many_small_files_is_not_taken_from_their_bytes(rate: float,
     assert pull_follow._left(3_000_000_000, rate) == text
 
 
-# fault: features/pull/follow.py: if found.bytes > one.most or → if found.bytes != one.status.bytes or
+# fault: features/pull/follow.py: most = max(one.most, min( → one.most, most = 0, max(0, min(
+# fault: features/pull/follow.py: min(found.bytes, one.total)) → found.bytes)
+# fault: features/pull/follow.py: (most - one.most) / SLOWEST) → (most > one.most) * STILL_SECONDS)
 @pytest.mark.promise("P46")
-def test_a_host_that_receives_without_end_has_failed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What it has goes up and down, and its phase too."""
+@pytest.mark.parametrize("amount", [lambda second: second % 7, lambda second: second, lambda second: 3_000 * second])
+def test_a_host_that_receives_without_end_has_failed(
+    monkeypatch: pytest.MonkeyPatch, amount: Callable[[int], int]
+) -> None:
+    """What it has goes up and down, and its phase too; or it is a byte more each second, or more than there is."""
     runtime = Runtime(Clock(), background=at_once)
 
     def answer(name: str) -> PullStatus:
         second = int(runtime.clock.monotonic())
         assert second < 10_000
         phase: Any = ("receiving", "verifying")[second // 100 % 2]
-        return DONE if name == "gpu1" else PullStatus(phase, bytes=second % 7, total=10)
+        return DONE if name == "gpu1" else PullStatus(phase, bytes=amount(second), total=1_000_000)
 
     ended = followed(monkeypatch, answer, lambda _: None, runtime)
-    assert ended.hosts["gpu2"].error.startswith("no byte came for 30 min")
+    assert re.match("less than 1.0 kB/s came for 3[0-9] min", ended.hosts["gpu2"].error)
+
+
+# fault: features/pull/follow.py: else min(now + STILL_SECONDS, one.due → else min(now + 9, one.due
+def test_a_slow_host_that_pauses_has_not_failed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where the hub is gone for 25 minutes in each hour."""
+    runtime, total = Runtime(Clock(), background=at_once), 10_000_000
+
+    def answer(name: str) -> PullStatus:
+        hours, seconds = divmod(int(runtime.clock.monotonic()), 3600)
+        there = min(total, 2_000 * (2100 * hours + min(seconds, 2100)))
+        if name == "gpu1" or there == total:
+            return DONE
+        return PullStatus("receiving", bytes=there, total=total)
+
+    assert not followed(monkeypatch, answer, lambda _: None, runtime).failed
