@@ -8,10 +8,13 @@ from typing import Annotated, Literal
 
 from vllm_cluster.serving.status.counters import MIN_SECONDS
 from vllm_cluster.wire.reading import RefusedDocument, convert
-from vllm_cluster.wire.values import Count, Long, Number, Positive, at_most
+from vllm_cluster.wire.values import Count, Long, Number, Positive, at_most, brief, words
 
-# A host has 16, or parts of them; each is in every view, and on the page of the dashboard.
-MAX_GPUS = 512
+# A host has 16, or seven parts of each; each is in every view, and on the page of the dashboard.
+MAX_GPUS = 128
+# Of all hosts together: eight with 60,000 characters in each text had a dashboard take 137 MB.
+GpuName = Annotated[str, words, brief(100)]
+Why = Annotated[str, words, brief(300)]
 
 
 @dataclass(frozen=True)
@@ -19,8 +22,8 @@ class GpuLoad:
     """One GPU now; None is what its driver does not report, `error` why it cannot be asked."""
 
     index: Count
-    name: str
-    error: str
+    name: GpuName
+    error: Why
     use_percent: Positive | None
     memory_used_bytes: Positive | None
     memory_total_bytes: Positive | None
@@ -46,10 +49,10 @@ class NodeSample:
     network: tuple[Positive, Positive] | None
     ranks: Count
     gpus: Annotated[tuple[GpuLoad, ...], at_most(MAX_GPUS)]
-    gpu_error: str
+    gpu_error: Why
     status: Long
     metrics: Long
-    metrics_error: str
+    metrics_error: Why
 
 
 @dataclass(frozen=True)
