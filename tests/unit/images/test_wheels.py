@@ -5,9 +5,12 @@ from __future__ import annotations
 import io
 import os
 import re
+import shutil
 import subprocess
 import tarfile
+import threading
 import zipfile
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -88,6 +91,23 @@ def test_pip_is_asked_once_for_pinned_wheels_alone(tmp_path: Path) -> None:
         assert held.read().decode().splitlines() == [f"click=={pinned('click')}", "colorful==0.1", "vllm==0.33.0"]
         wheel = "wheels/ray-2.56.1-cp312-cp312-manylinux2014_x86_64.whl"
         assert set(tar.getnames()) == {"Dockerfile", "wheels", "wheels/constraints.txt", wheel}
+
+
+# fault: kernel/images/wheels.py: if path.is_dir() and not path.is_symlink(): → if True:
+@pytest.mark.parametrize("put", [os.mkfifo, Path.touch])
+def test_what_is_in_the_place_of_the_wheels_is_replaced(tmp_path: Path, put: Callable[[Path], None]) -> None:
+    pip, image = Pip(), inside(vllm="0.33.0")
+    folder = wheels.wheels(image, "ray==2.56.1", tmp_path, pip)
+    shutil.rmtree(folder)
+    put(folder)
+    made: list[Path] = []
+    asked = threading.Thread(
+        target=lambda: made.append(wheels.wheels(image, "ray==2.56.1", tmp_path, pip)), daemon=True
+    )
+    asked.start()
+    asked.join(20)
+    assert made == [folder]
+    assert list(folder.parent.iterdir()) == [folder]
 
 
 # fault: kernel/images/wheels.py: os.environ.get("PIP_CONFIG_FILE", os.devnull) → os.environ.get("PIP_CONFIG_FILE", "")

@@ -17,7 +17,6 @@ from vllm_cluster.wire.values import Name, Sha256
 
 # A file system's clock may tick so seldom: what changed just before it was read may change again within one tick.
 TICK_NANOSECONDS = 2_000_000_000
-MAX_FILE = 8 << 20
 
 
 @dataclass(frozen=True)
@@ -52,7 +51,7 @@ class KnownHashes:
         self._now: dict[str, str] = {}
         # It is only a saving: without it, or where it cannot be read, the files are hashed.
         with suppress(OSError, RefusedDocument):
-            self._before = read(_Kept, read_own_file(self._file, MAX_FILE), str(self._file), MAX_FILE).hashes
+            self._before = read(_Kept, read_own_file(self._file), str(self._file)).hashes
 
     def find(self, stamped: str) -> str | None:
         """Return the hash of a file that is as it was when it was read; None where it must be read."""

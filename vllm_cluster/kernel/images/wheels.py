@@ -90,7 +90,7 @@ def _wheels(inside: ImageContents, pins: str, cache: Path, run: Run) -> Path:
     if (folder / "complete").exists():
         return folder
     work = folder.with_name(f"{folder.name}.{os.getpid()}")
-    shutil.rmtree(work, ignore_errors=True)
+    _remove(work)
     make_private(work)
     # Docker's build holds the image's versions by it, so that nothing there changes.
     (work / "constraints.txt").write_text(constraints, encoding="utf-8")
@@ -99,9 +99,17 @@ def _wheels(inside: ImageContents, pins: str, cache: Path, run: Run) -> Path:
         text = f"cannot download the wheels of Ray for Python {inside.python} on {inside.machine}: {problem}"
         raise VclusterError(text, hint=_INDEX)
     (work / "complete").touch()
-    shutil.rmtree(folder, ignore_errors=True)
+    _remove(folder)
     work.rename(folder)
     return folder
+
+
+def _remove(path: Path) -> None:
+    """Remove a folder, or what is in its place: rmtree would wait for a named pipe."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)
 
 
 def _download(inside: ImageContents, folder: Path, run: Run) -> str:
