@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from tests.unit.status.test_watch import sample
 from vllm_cluster.kernel.errors import HostError
 from vllm_cluster.kernel.hosts.program import RunningProgram, message_in
 from vllm_cluster.kernel.hosts.runtime import SYSTEM
@@ -72,18 +71,6 @@ def test_a_million_lines_of_counters_are_read_one_after_the_other() -> None:
         assert tracemalloc.get_traced_memory()[1] < 1 << 20
     finally:
         tracemalloc.stop()
-
-
-# fault: serving/status/load.py: GpuName = Annotated[str, words, brief(100)] → GpuName = str
-# fault: serving/status/load.py: Why = Annotated[str, words, brief(300)] → Why = str
-def test_the_texts_of_a_sample_are_short() -> None:
-    """All hosts have theirs in each view, at four bytes a character where one of them is rare."""
-    text = "\N{GRINNING FACE}" + "x" * 60_000
-    sizes = ("use_percent", "memory_used_bytes", "memory_total_bytes", "power_watts", "power_limit_watts")
-    gpu = {"index": 0, "name": text, "error": text, "temperature_celsius": None, **dict.fromkeys(sizes)}
-    kept = sample(gpus=[gpu], gpu_error=text, metrics_error=text)
-    texts = (kept.gpus[0].name, kept.gpus[0].error, kept.gpu_error, kept.metrics_error)
-    assert [len(one) for one in texts] == [100, 300, 300, 300]
 
 
 # fault: wire/status.py: lines: Lines → lines: tuple[str, ...]

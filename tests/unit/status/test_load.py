@@ -56,6 +56,16 @@ def test_an_invalid_sample_is_refused_by_its_key(key: str, value: object) -> Non
         sample(**{key: value})
 
 
+# fault: serving/status/load.py: GpuName = Annotated[str, words, brief(100)] → GpuName = str
+# fault: serving/status/load.py: Why = Annotated[str, words, brief(300)] → Why = str
+def test_the_texts_of_a_sample_are_short() -> None:
+    """All hosts have theirs in each view, at four bytes a character where one of them is rare."""
+    text = "\N{GRINNING FACE}" + "x" * 60_000
+    kept = sample(gpus=[{**GPU, "name": text, "error": text}], gpu_error=text, metrics_error=text)
+    texts = (kept.gpus[0].name, kept.gpus[0].error, kept.gpu_error, kept.metrics_error)
+    assert [len(one) for one in texts] == [100, 300, 300, 300]
+
+
 # fault: serving/status/load.py: Annotated[tuple[GpuLoad, ...], at_most(MAX_GPUS)] → tuple[GpuLoad, ...]
 def test_a_host_with_thousands_of_gpus_is_refused() -> None:
     """Each is in every view: 15,000 were 5 MB of the dashboard's page every two seconds."""
