@@ -27,6 +27,8 @@ from vllm_cluster.wire.values import Count, Long, Name, between, shaped
 
 # One line of a file, escaped as JSON.
 MAX_ROW = 1 << 20
+# At once: those of one frame of Docker's may be 95,000, which took 50 MB.
+MAX_ROWS = 1000
 # Each is remembered. Ray writes two for each process that it starts.
 MAX_FILES = 10_000
 # A session, and a file of it with two ids of 56 digits: 170 characters.
@@ -169,7 +171,8 @@ def _rows(host: str, frames: OutputFrames, output: Iterator[bytes]) -> Iterator[
             *lines, rest = (rest + frames.feed(piece)).split(b"\n")
             if len(rest) > MAX_ROW:
                 raise ValueError("a line without an end")
-            yield [_row(line) for line in lines]
+            for at in range(0, len(lines), MAX_ROWS):
+                yield [_row(line) for line in lines[at : at + MAX_ROWS]]
     except ValueError as error:
         raise _unreadable(host, error) from error
 

@@ -13,13 +13,13 @@ from typing import Any, cast
 import pytest
 
 from tests.support.bounds import within
-from vllm_cluster.features.logs.host import FileFeed
+from vllm_cluster.features.logs.host import FileFeed, _rows
 from vllm_cluster.features.logs.lines import Line, LogRequest
 from vllm_cluster.features.logs.merge import LogMerge
 from vllm_cluster.features.logs.rank_names import RankNames
 from vllm_cluster.features.logs.render import LogWriter
 from vllm_cluster.kernel.clock import SYSTEM_CLOCK
-from vllm_cluster.kernel.docker.log_frames import KEPT, Position
+from vllm_cluster.kernel.docker.log_frames import KEPT, OutputFrames, Position
 from vllm_cluster.kernel.errors import HostError
 
 JOINS = b"INFO 11-26 10:00:02 [x.py:1] world_size=4 rank=3 local_rank=1 distributed_init_method=tcp://10.0.0.1 x"
@@ -43,6 +43,14 @@ def test_processes_of_all_replicas_are_remembered_together() -> None:
             assert names.rank(b"(Worker pid=%d) " % number + JOINS, number % 300) == 3
     assert names.rank(b"(Worker pid=29999) x", 299) == 3
     assert names.rank(b"(Worker pid=29999) x", 298) is None
+
+
+# fault: features/logs/host.py: MAX_ROWS = 1000 → MAX_ROWS = 100_000
+def test_rows_of_one_frame_are_taken_in_portions() -> None:
+    content = b'[0,1,1,""]\n' * 95_000
+    framed = b"\1\0\0\0" + len(content).to_bytes(4, "big") + content
+    sizes = [len(rows) for rows in _rows("gpu1", OutputFrames(), iter([framed]))]
+    assert sum(sizes) == 95_000 and max(sizes) <= 1000
 
 
 # fault: features/logs/host.py: "[!-~]{1,255}" → "[!-~]{1,4000}"
