@@ -23,10 +23,12 @@ from vllm_cluster.kernel.inventory.model import Inventory
 from vllm_cluster.kernel.node.handle import NodeHandle, open_node
 from vllm_cluster.kernel.text import age
 from vllm_cluster.wire.reading import convert, document
-from vllm_cluster.wire.values import Count, Long, Name, between, shaped
+from vllm_cluster.wire.values import Count, Name, between, brief, shaped
 
 # One line of a file, escaped as JSON.
 MAX_ROW = 1 << 20
+# Its text: 64 KiB, and how much of it was cut off. With an emoji in it each character takes four bytes.
+MAX_TEXT = 66_000
 # At once: those of one frame of Docker's may be 95,000, which took 50 MB.
 MAX_ROWS = 1000
 # Each is remembered. Ray writes two for each process that it starts.
@@ -160,7 +162,7 @@ class _File:
 class _Row:
     """A line: the number of its file, when it was written (ns), where it ends there, and its text, every byte of it."""
 
-    line: tuple[Count, Annotated[int, between(0, 1 << 63)], Count, Long]
+    line: tuple[Count, Annotated[int, between(0, 1 << 63)], Count, Annotated[str, brief(MAX_TEXT)]]
 
 
 def _rows(host: str, frames: OutputFrames, output: Iterator[bytes]) -> Iterator[list[_Skipped | _File | _Row]]:
