@@ -137,6 +137,7 @@ def test_a_model_that_has_failed_makes_room_for_another(served: World) -> None:
 
 # fault: serving/serve/serve.py: elif len(goes) > 1: → elif False:
 # fault: serving/serve/serve.py: replicas=asked.replicas - 1 → replicas=asked.replicas
+# fault: serving/serve/serve.py: , tp=own.tp, pp=own.pp) → )
 # fault: serving/consent.py: text = f"{since}this would → text = f"this would
 def test_where_no_gpu_is_free_the_refusal_has_what_stops_less(served: World) -> None:
     """`--yes` stops both."""
@@ -152,7 +153,8 @@ def test_where_no_gpu_is_free_the_refusal_has_what_stops_less(served: World) -> 
     assert refused().hint == "vcluster stop org/model\nvcluster stop org/other"
     lab.succeed(served, INVENTORY, partial(lab.do_stop, name=OTHER))
     lab.succeed(served, INVENTORY, partial(lab.do_serve, replicas=2))
-    assert refused().hint == "vcluster serve org/model"  # one replica
+    # One replica with the layout of the two: without it, it would take all hosts.
+    assert refused().hint == "vcluster serve org/model --tp 2 --pp 1"
 
 
 # fault: kernel/apply/members.py: for name in (of_replica(READY, index) for index in further) → for name in ()

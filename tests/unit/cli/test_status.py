@@ -131,10 +131,13 @@ def test_what_is_unknown_is_called_unknown(capsys: Capture, monkeypatch: pytest.
     assert "No model is being served" not in out
 
 
+# fault: serving/status/render.py: if host.state == RUNNING] → ]
 def test_gpus_that_the_model_leaves_idle_are_listed(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
     hosts = GOOD, replace(GOOD, host="gpu2", address="10.0.0.2")
     some = cluster(*hosts, serve=served("ready", ranks={"10.0.0.2": 1}))
     assert "GPUs idle: 2 of gpu1, 1 of gpu2\n" in shown(some, capsys, None, monkeypatch)
+    away = cluster(hosts[0], replace(hosts[1], state="unreachable"), serve=served("ready", ranks={"10.0.0.2": 1}))
+    assert "GPUs idle: 2 of gpu1\n" in shown(away, capsys, None, monkeypatch)
     for ranks in ({}, {"10.0.0.1": 2, "10.0.0.2": 2}):
         assert "idle" not in shown(cluster(*hosts, serve=served("ready", ranks=ranks)), capsys, None, monkeypatch)
 

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from tests.support.bounds import within
 from vllm_cluster.serving.node import front_body
 from vllm_cluster.serving.node.front_body import Found, read_body
-from vllm_cluster.serving.node.front_refusal import not_found, not_ready
+from vllm_cluster.serving.node.front_refusal import not_found, not_ready, unhealthy
 from vllm_cluster.serving.node.front_routes import MORE, Table, merge_model_lists, model_rows
 from vllm_cluster.wire.front import FrontDeployment, FrontReplica, FrontRoutes
 from vllm_cluster.wire.reading import RefusedDocument, read
@@ -142,6 +142,7 @@ def test_a_list_of_another_shape_is_none(raw: bytes) -> None:
 
 
 # fault: serving/node/front_refusal.py: for name in known[:MAX_NAMES] → for name in known
+# fault: serving/node/front_refusal.py: message, min(seconds, MAX_WAIT)) → message, seconds)
 def test_errors_have_the_shape_that_clients_of_openai_read() -> None:
     refused = not_found("x" * 5000, ["m", "n"])
     error = json.loads(refused.body())["error"]
@@ -155,6 +156,9 @@ def test_errors_have_the_shape_that_clients_of_openai_read() -> None:
     assert (waiting.status, waiting.retry_after) == (503, 40)
     assert "`m` is not ready: loading 3/12; try again in 40 s" in json.loads(waiting.body())["error"]["message"]
     assert not_ready(None).status == 503
+    long = not_ready(FrontDeployment("m", phase="loading 3/12", retry_after=400))
+    assert (long.retry_after, "try again in 400 s" in json.loads(long.body())["error"]["message"]) == (60, True)
+    assert unhealthy(400).retry_after == 60
 
 
 # ---- the body

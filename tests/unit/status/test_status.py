@@ -40,6 +40,13 @@ def test_a_node_that_sends_no_beat_is_named_beside_what_ray_counts() -> None:
     found = assemble(inventory, {"gpu1": head, "gpu2": HostState(RUNNING, gpus=GPUS)})
     assert not found.up
     assert [host.problem for host in found.hosts] == ["", "its node sends no beat; Ray counts 8 GPUs"]
+    # Where there is no Ray, it counts nothing.
+    assert head.status
+    without = replace(head.status, group=replace(head.status.group, by="mp", nodes=head.status.group.nodes[:1]))
+    found = assemble(
+        inventory, {"gpu1": replace(head, status=without), "gpu2": replace(head, role="worker", status=without)}
+    )
+    assert found.hosts[1].problem == "the roll reports 0 of 8 GPUs; its node sends no beat"
 
 
 # fault: serving/status/render.py: if node.state != "here"} → if node.state == "here"}

@@ -10,6 +10,8 @@ from aiohttp import web
 from vllm_cluster.serving.node.key_check import Refusal
 from vllm_cluster.wire.front import FrontDeployment
 
+# OpenAI's Python client passes over what is longer, and gives up after two tries within seconds.
+MAX_WAIT = 60
 MAX_BODY = 64 << 20
 METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 # Of models in an error, and of characters of a name there.
@@ -89,9 +91,9 @@ def not_ready(deployment: FrontDeployment | None) -> Refusal:
     phase = deployment.phase or "no replica is ready"
     seconds = deployment.retry_after
     message = f"the model `{deployment.name}` is not ready: {phase}; try again in {seconds} s"
-    return Refusal(503, "model_not_ready", message, seconds)
+    return Refusal(503, "model_not_ready", message, min(seconds, MAX_WAIT))
 
 
 def unhealthy(seconds: int | None) -> Refusal:
     """Nothing is ready, for those who have not shown the key."""
-    return Refusal(503, "not_ready", "no model is ready", seconds or 5)
+    return Refusal(503, "not_ready", "no model is ready", min(seconds or 5, MAX_WAIT))

@@ -177,9 +177,12 @@ def _spares(order: Order, goes: Collection[str]) -> str:
     """Commands that make room and stop less than all that would go."""
     lines = []
     for name in goes:
-        asked = order.named(name)[0].deployment
+        placed = order.named(name)[0]
+        asked, own = placed.deployment, placed.replica
         if asked.replicas > 1:
-            lines.append(serve_command(replace(asked, replicas=asked.replicas - 1), {}))
+            # One alone takes all hosts where its layout is not named.
+            fewer = replace(asked, replicas=asked.replicas - 1, tp=own.tp, pp=own.pp)
+            lines.append(serve_command(fewer, {}))
         elif len(goes) > 1:
             lines.append(command_line("vcluster", "stop", name))
     return "\n".join(lines)

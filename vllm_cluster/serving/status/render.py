@@ -11,7 +11,7 @@ from vllm_cluster.kernel.terminal.output import BOLD, YELLOW, out, styles
 from vllm_cluster.kernel.terminal.printable import plain
 from vllm_cluster.kernel.terminal.table import columns, cut, table
 from vllm_cluster.kernel.text import age, host_port
-from vllm_cluster.serving.status.status import ClusterStatus, HostStatus
+from vllm_cluster.serving.status.status import RUNNING, ClusterStatus, HostStatus
 from vllm_cluster.wire.status import ServeFailure, ServeStatus
 
 # What is left out first where the terminal is narrow.
@@ -116,7 +116,8 @@ def serving_lines(status: ClusterStatus) -> Iterator[str]:
         yield from _models(by_model(status), status.now, head, names)
         yield from _unconfirmed(status, names)
         taken = Counter({address: sum(one.ranks.get(address, 0) for one in replicas or (serve,)) for address in names})
-        idle = {host.host: (host.gpus or 0) - taken[host.address] for host in status.hosts}
+        there = [host for host in status.hosts if host.state == RUNNING]
+        idle = {host.host: (host.gpus or 0) - taken[host.address] for host in there}
         if serve.ranks and any(count > 0 for count in idle.values()):
             yield f"GPUs idle: {', '.join(f'{count} of {host}' for host, count in idle.items() if count > 0)}"
         if not replicas and serve.backend == "mp" and len(serve.ranks) > 1:

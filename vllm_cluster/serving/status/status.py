@@ -208,8 +208,9 @@ def _away(inventory: Inventory, rows: Mapping[str, HostState]) -> dict[str, str]
     head = rows[inventory.head_name]
     addresses = {host.address: name for name, host in inventory.hosts.items()}
     found = absent(head.status.roll if head.status else None, addresses)
+    ray = head.status is not None and head.status.group.by == "ray"
     return {
-        name: _with_witness(why, rows[name], _counted(head, address))
+        name: _with_witness(why, rows[name], _counted(head, address) if ray else None)
         for address, name in addresses.items()
         if (why := found.get(name))
     }
@@ -238,7 +239,8 @@ def _host(
             fix = fix or _restart_line(inventory, name)
         fix = fix or ("vcluster explain" if group.error else "")
     elif group and counted is not None and counted != gpus:
-        problem, way = _other_number(inventory, name, row, counted, gpus)
+        who = head.status.group.who if head.status else "the roll"
+        problem, way = _other_number(inventory, name, row, f"{who} reports {counted} of {gpus} GPUs", gpus)
         problems.append(problem)
         fix = fix or way
     elif row.state == STARTING:
@@ -261,12 +263,12 @@ def _restart_line(inventory: Inventory, host: str) -> str:
     return f"vcluster check\n{restart}\nthe restart loads a model again that is served there"
 
 
-def _other_number(inventory: Inventory, name: str, row: HostState, counted: int, gpus: int | None) -> tuple[str, str]:
-    """The problem of a host of whose GPUs Ray counts another number, and its fix."""
+def _other_number(inventory: Inventory, name: str, row: HostState, text: str, gpus: int | None) -> tuple[str, str]:
+    """The problem of a host of whose GPUs another number has joined, and its fix; `text` is who reports how many."""
     node = node_of(inventory.cluster, row.facts) if row.facts else None
     spec = stored_spec(node.labels) if node else None
     if spec is None or gpus is None or spec.gpu_count <= gpus or spec.intent != intent(inventory.hosts[name]):
-        return f"Ray reports {counted} of {gpus} GPUs", "vcluster up"
+        return text, "vcluster up"
     # `up` keeps a node where less is found than when it was made: what was lost may come back.
     text = f"{count(gpus, 'GPU')} {'is' if gpus == 1 else 'are'} found, {spec.gpu_count} when its node was made"
     return text, f"repair the host, or set hosts.{name}.gpus: {gpus}\nvcluster up" if gpus else "repair the host"
