@@ -102,7 +102,7 @@ def nothing_listens(at: SshEndpoint) -> Unreachable:
     return Unreachable(
         at.name,
         f"nothing listens on {at.host}:{at.port} (connection refused)",
-        hint=f"start sshd there, or correct the address or port of {at.name}",
+        hint=f"start the host or its sshd, or correct the address or port of {at.name}",
     )
 
 

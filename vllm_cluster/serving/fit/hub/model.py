@@ -83,10 +83,12 @@ def _weights(files: ModelFiles, model: str, found: ModelConfig) -> Weights:
     except VclusterError as error:
         if total:
             return spread(total, found)
-        counted = dense(found)
-        if isinstance(error, _NoFile) and not index and counted:
+        if not isinstance(error, _NoFile) or index:
+            raise
+        if counted := dense(found):
             return spread(counted, found)
-        raise
+        hint = "put its model.safetensors.index.json there: config.json alone is enough only without experts"
+        raise _NoFile(error.message, hint=hint) from None
     return summed(headers.sums, found)
 
 

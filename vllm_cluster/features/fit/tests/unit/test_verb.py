@@ -84,7 +84,7 @@ def test_a_gated_model_wants_the_token(here: Hub, tmp_path: Path) -> None:
     assert fit("org/gated", *TWO_NODES, endpoint=here.url, HF_HOME=str(tmp_path)).returncode == 0
 
 
-# fault: serving/fit/hub/model.py: isinstance(error, _NoFile) and not index and counted → not error
+# fault: serving/fit/hub/model.py: if counted := dense(found): → if counted := 0:
 def test_a_folder(tmp_path: Path) -> None:
     for name, content in checkpoints.files(configs.LLAMA_8B, checkpoints.llama(configs.LLAMA_8B)).items():
         (tmp_path / name).write_bytes(content)
@@ -99,6 +99,9 @@ def test_a_folder(tmp_path: Path) -> None:
         # 8.03 billion parameters in 16 bits, as the files have them.
         assert abs(alone["weights"]["loaded_bytes"] - 16_060_522_496) < 1e7
         assert (alone["fits"], alone["weights"]["estimated"]) == (True, True)
+    (tmp_path / "config.json").write_text(json.dumps(configs.QWEN3_235B_FP8))
+    done = fit(str(tmp_path), "--gpu-memory", "24GB")
+    assert (done.returncode, "put its model.safetensors.index.json there" in done.stderr) == (1, True)
     (tmp_path / "config.json").write_text('{"model_type": "lla')
     assert fit(str(tmp_path), "--gpu-memory", "24GB").returncode == 1
 
