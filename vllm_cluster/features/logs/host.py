@@ -25,10 +25,10 @@ from vllm_cluster.kernel.text import age
 from vllm_cluster.wire.reading import convert, document
 from vllm_cluster.wire.values import Count, Name, between, brief, shaped
 
-# One line of a file, escaped as JSON.
-MAX_ROW = 1 << 20
-# Its text: 64 KiB, and how much of it was cut off. With an emoji in it each character takes four bytes.
+# The text of one line of a file: 64 KiB, and how much was cut off. With an emoji in it each character takes four bytes.
 MAX_TEXT = 66_000
+# With its file, time and place, as JSON has a byte that is not UTF-8: in six characters.
+MAX_ROW = 6 * MAX_TEXT + 200
 # At once: those of one frame of Docker's may be 95,000, which took 50 MB.
 MAX_ROWS = 1000
 # Each is remembered. Ray writes two for each process that it starts.
