@@ -82,12 +82,19 @@ class Server:
         return self._sent == [{"type": "inside"}]
 
 
-def test_a_rotation_needs_no_restart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = tmp_path / "key"
+def with_old_key(folder: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, Server]:
+    """A server, and the file of its key, which is `old`."""
+    path = folder / "key"
     path.write_text("old")
     monkeypatch.setenv(KEY_FILE, str(path))
     server = Server()
-    assert (server.opens("old"), server.opens("new")) == (True, False)
+    assert server.opens("old")
+    return path, server
+
+
+def test_a_rotation_needs_no_restart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, server = with_old_key(tmp_path, monkeypatch)
+    assert not server.opens("new")
     path.write_text(KeyFile("new", "id", {}).text())
     assert (server.opens("old"), server.opens("new")) == (False, True)
     path.write_text(KeyFile("newer", "id", {"new": 4e9, "old": 1e9}).text())
@@ -101,11 +108,7 @@ def test_a_rotation_needs_no_restart(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 # fault: wire/keys.py: return beginning(path, MAX_KEYS + 1) → return path.read_bytes()
 def test_a_named_pipe_in_the_keys_place_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = tmp_path / "key"
-    path.write_text("old")
-    monkeypatch.setenv(KEY_FILE, str(path))
-    server = Server()
-    assert server.opens("old")
+    path, server = with_old_key(tmp_path, monkeypatch)
     path.unlink()
     os.mkfifo(path)
     writer = os.open(path, os.O_RDWR | os.O_NONBLOCK)
@@ -125,11 +128,7 @@ def test_a_named_pipe_in_the_keys_place_is_not_waited_for(tmp_path: Path, monkey
 # fault: wire/keys.py: if len(content) > MAX_KEYS: → if len(content) > MAX_KEYS and not content:
 def test_a_file_that_is_too_long_has_no_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """And no more than its beginning is read: one of 64 MB took 225 MB."""
-    path = tmp_path / "key"
-    path.write_text("old")
-    monkeypatch.setenv(KEY_FILE, str(path))
-    server = Server()
-    assert server.opens("old")
+    path, server = with_old_key(tmp_path, monkeypatch)
     with path.open("wb") as file:
         file.truncate(20_000_000_000)
     assert (server.opens("old"), server.opens("\0" * MAX_KEYS)) == (True, False)
