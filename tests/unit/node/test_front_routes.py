@@ -7,6 +7,7 @@ import threading
 import time
 from collections import Counter
 from dataclasses import asdict
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,6 +19,8 @@ from vllm_cluster.serving.node import front_body
 from vllm_cluster.serving.node.front_body import Found, read_body
 from vllm_cluster.serving.node.front_refusal import not_found, not_ready, unhealthy
 from vllm_cluster.serving.node.front_routes import MORE, Table, merge_model_lists, model_rows
+from vllm_cluster.serving.node.replica_controller import ReplicaController
+from vllm_cluster.serving.node.timing import boot_seconds
 from vllm_cluster.wire.front import FrontDeployment, FrontReplica, FrontRoutes
 from vllm_cluster.wire.reading import RefusedDocument, read
 
@@ -338,3 +341,14 @@ def test_no_deployment_and_no_replica_is_there_twice() -> None:
         FrontRoutes(1, (FrontDeployment("m"), FrontDeployment("m")))
     with pytest.raises(ValueError, match="twice"):
         FrontRoutes(1, (FrontDeployment("m", (replica("a"),)), FrontDeployment("n", (replica("a"),))))
+
+
+# fault: serving/node/replica_controller.py: and self._replica_state(self.start) == "waiting" else → else
+@pytest.mark.parametrize(("state", "age"), [("waiting", 1000), ("ready", 0), ("lost", 0), ("draining", 0)])
+def test_a_replica_that_was_ready_is_away_for_a_whole_start(state: str, age: float) -> None:
+    """Clients read 5 s, and had used up their tries before it began."""
+    start = SimpleNamespace(began=boot_seconds() - 1000)
+    requests = SimpleNamespace(seconds_left=lambda age: age)
+    one = SimpleNamespace(course=None, start=start, requests=requests, _leads=lambda: None)
+    one._replica_state = lambda _: state
+    assert ReplicaController.outlook.fget(one)[1] == pytest.approx(age, abs=5)  # type: ignore[attr-defined]

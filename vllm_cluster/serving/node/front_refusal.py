@@ -10,7 +10,7 @@ from aiohttp import web
 from vllm_cluster.serving.node.key_check import Refusal
 from vllm_cluster.wire.front import FrontDeployment
 
-# OpenAI's Python client passes over what is longer, and gives up after two tries within seconds.
+# OpenAI's Python client does not wait longer, or than 120 s where it is new: it gives up within seconds.
 MAX_WAIT = 60
 MAX_BODY = 64 << 20
 METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})

@@ -81,13 +81,13 @@ class ReplicaController:
 
     @property
     def outlook(self) -> tuple[str, int]:
-        """How far it is, for clients, and the seconds until it may be ready."""
+        """How far it is, for clients, and the seconds until it may be ready: of one that is or was, a whole start."""
         course, leads = self.course, self._leads()
         # Its details may hold paths and addresses: for clients of the API the phase and how far it is are enough.
         done = leads.progress if course and leads and course.phase in ("downloading", "loading", "capturing") else None
         phase = course.phase if course else ""
-        age = boot_seconds() - self.start.began if self.start else 0.0
-        return (f"{phase} {done[0]}/{done[1]}" if done else phase), self.requests.seconds_left(age)
+        began = self.start.began if self.start and self._replica_state(self.start) == "waiting" else boot_seconds()
+        return (f"{phase} {done[0]}/{done[1]}" if done else phase), self.requests.seconds_left(boot_seconds() - began)
 
     def _replica_state(self, start: Start) -> ReplicaState:
         if start.ending:
