@@ -73,7 +73,12 @@ class GroupStatus:
     @property
     def who(self) -> str:
         """What joins the nodes, for people."""
-        return "Ray" if self.by == "ray" else "the roll"
+        return "Ray" if self.witnessed else "the roll"
+
+    @property
+    def witnessed(self) -> bool:
+        """Whether another than the roll counts the nodes' GPUs."""
+        return self.by == "ray"
 
     @property
     def ended(self) -> bool:

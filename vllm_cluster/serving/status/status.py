@@ -208,9 +208,9 @@ def _away(inventory: Inventory, rows: Mapping[str, HostState]) -> dict[str, str]
     head = rows[inventory.head_name]
     addresses = {host.address: name for name, host in inventory.hosts.items()}
     found = absent(head.status.roll if head.status else None, addresses)
-    ray = head.status is not None and head.status.group.by == "ray"
+    witnessed = head.status is not None and head.status.group.witnessed
     return {
-        name: _with_witness(why, rows[name], _counted(head, address) if ray else None)
+        name: _with_witness(why, rows[name], _counted(head, address) if witnessed else None)
         for address, name in addresses.items()
         if (why := found.get(name))
     }
