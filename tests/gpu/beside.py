@@ -19,6 +19,7 @@ from typing import Any
 
 from tests.gpu.__main__ import show_progress, words
 from tests.gpu.cluster import Cluster, Failed, opened
+from tests.gpu.heal import KILLS, heal
 from tests.gpu.report import Report
 from tests.gpu.rounds import Rounds, Way
 
@@ -98,6 +99,7 @@ class Beside:
         sides = [("vcluster", self._with_vcluster), ("by hand", self._by_hand)]
         # What is compiled in a first start lies ready for those after it.
         sides += [("vcluster again", self._ready_again)] if self.options.again else []
+        sides = [("heal", self._healed)] if self.options.kills else sides
         for side, measure in sides:
             try:
                 found[side] = measure(layout)
@@ -118,6 +120,14 @@ class Beside:
     def _ready_again(self, layout: Layout) -> dict[str, Any]:
         with self._served(layout) as start:
             return start
+
+    def _healed(self, layout: Layout) -> dict[str, Any]:
+        kills: list[dict[str, Any]] = []
+        with self._served(layout) as start:
+            for what in self.options.kills:
+                kills.append(heal(self.cluster, what, START_SECONDS))
+                show_progress(json.dumps(kills[-1]))
+            return {**start, "kills": kills}
 
     @contextmanager
     def _served(self, layout: Layout) -> Iterator[dict[str, Any]]:
@@ -192,6 +202,7 @@ def main() -> int:
     made.add_argument("--rounds", type=int, default=2)
     made.add_argument("--waves", type=int, default=4, help="of requests, one after the other, in a round")
     made.add_argument("--again", action="store_true", help="start once more at the end, for the seconds to ready")
+    made.add_argument("--kills", type=words(tuple(KILLS)), default=[], help="instead: kill these, one after the other")
     options = made.parse_args()
     # What is served by hand holds GPUs until it is ended.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))

@@ -34,7 +34,7 @@ ONLY_ONE = ("steady",)  # of one replica: the front beside the engine's own port
 ONLY_TWO = ("apart", "kill", "roll")
 NOT_OF = {PIPELINE: {*ONLY_ONE, *ONLY_TWO}, ONE: {*ONLY_TWO}, TWO: {*ONLY_ONE}}
 CALM, AFTER_KILL, AFTER_ROLL, AWAY = 15.0, 110.0, 10.0, 20.0
-KILLED = {"rank": r"VLLM::(EngineCore|Worker)", "container": KILLS["container"]}
+KILLED = {what: KILLS[what] for what in ("rank", "container")}
 # Requests that begin later than this after a kill must not fail.
 GRACE = 5.0
 OUT = "/tmp/streams.json"
@@ -178,7 +178,7 @@ class Measured:
         return {**found, "host": self._killed(self._cut)} if self.options.cut else found
 
     def _kill(self, what: str) -> None:
-        if not self.cluster.kill(self.cluster.worker, KILLED[what], signal.SIGKILL, 1):
+        if not self.cluster.kill(self.cluster.worker, *KILLED[what], 1):
             raise Failed(f"no {what} found on {self.cluster.worker}")
 
     def _cut(self) -> None:
