@@ -5,15 +5,26 @@ from __future__ import annotations
 import json
 import os
 import signal
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.support.node.world import HEAD, WORKER, World, eventually
+from vllm_cluster.serving.node.kept_order import Requests
 
 pytestmark = pytest.mark.slow
 
 BAD = {"lines": ["OSError: no/such is not a local folder\n"], "exit": 1}
+
+
+# fault: serving/node/kept_order.py: * (1 + MARGIN) - age, age * MARGIN) → - age, 0)
+@pytest.mark.parametrize(("age", "seconds"), [(0, 50), (30, 20), (48, 15), (200, 50)])
+def test_clients_are_told_more_than_the_last_start_took(tmp_path: Path, age: float, seconds: int) -> None:
+    """Those who came back at its end, and 5 s later, had no try left in a start that took a third longer."""
+    (tmp_path / "results.jsonl").write_text(json.dumps({"model": "", "result": "ready", "seconds": 40.0}))
+    assert Requests(tmp_path).seconds_left(age) == seconds
+    assert Requests(tmp_path / "new").seconds_left(0) == 75
 
 
 def ask(world: World, number: int, generation: str | None, **changed: Any) -> None:
