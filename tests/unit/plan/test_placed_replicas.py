@@ -33,8 +33,8 @@ def where(order: Order) -> list[tuple[str, tuple[int, ...], str]]:
 def test_each_answers_at_a_port_of_its_own_and_those_of_a_host_see_their_own_gpus_alone() -> None:
     first, second, third, fourth = placed(TWO, 4).deployments
     assert [one.replica.backend for one in (first, second, third, fourth)] == ["mp"] * 4
-    assert [one.replica.api for one in (first, second, third, fourth)] == [None, None, 8100, 8104]
-    assert second.replica.leader.env["CUDA_VISIBLE_DEVICES"] == "4,5,6,7"
+    assert [one.replica.api for one in (first, second, third, fourth)] == [None, 8100, None, 8104]
+    assert third.replica.leader.env["CUDA_VISIBLE_DEVICES"] == "4,5,6,7"
     (whole, _) = placed(TWO, 2).deployments
     assert "CUDA_VISIBLE_DEVICES" not in whole.replica.leader.env
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -54,7 +55,7 @@ def replica_sizes(
     if replicas > hosts:
         each = -(-replicas // hosts)
         if each > least:
-            raise _too_many(nodes, 1, replicas)
+            raise _too_many(nodes, 1, replicas, hosts * least, one_each=sum(nodes.values()) >= replicas)
         tp = least // each
         return tp, 1, f"{replicas} replicas over {count(hosts, 'host')}: {each} on a host, TP={tp}"
     if replicas == hosts:
@@ -63,12 +64,21 @@ def replica_sizes(
     return least, over, f"{replicas} replicas over {hosts} hosts: {count(over, 'host')} each, TP={least} × PP={over}"
 
 
-def most(nodes: Mapping[str, int], tp: int | None, pp: int | None, dp: int) -> int:
-    """How many replicas fit: one a host, where no layout is given."""
+def most(
+    nodes: Mapping[str, int],
+    tp: int | None,
+    pp: int | None,
+    dp: int,
+    taken: Mapping[str, Collection[int]] = {},
+) -> int:
+    """How many replicas fit: one a host, where no layout is given.
+
+    `nodes` are all GPUs of the hosts, `taken` the numbers of those that others have.
+    """
     if not (tp or pp or dp > 1):
         return len(nodes)
-    free, number = {name: [*range(gpus)] for name, gpus in nodes.items()}, 0
-    while _next(nodes, free, tp or 1, (tp or 1) * (pp or 1) * dp):
+    free, number = _free(nodes, taken), 0
+    while _next(nodes, free, Counter(), tp or 1, (tp or 1) * (pp or 1) * dp):
         number += 1
     return number
 
@@ -89,29 +99,43 @@ def deal(
     Raises:
         UsageError: there are fewer.
     """
-    free = {name: [one for one in range(number) if one not in taken.get(name, ())] for name, number in nodes.items()}
-    there = {name: len(numbers) for name, numbers in free.items()}
+    free = _free(nodes, taken)
     found: dict[int, Share] = {}
     for index, share in kept.items():
         if index in indices and all(_has(free, host, share.numbers(host)) for host in share.gpus):
             found[index] = share
             for host in share.gpus:
                 free[host] = [one for one in free[host] if one not in share.numbers(host)]
+    own = Counter(host for share in found.values() for host in share.gpus)
     for index in indices:
         if index not in found:
-            found_next = _next(nodes, free, tp, size)
+            found_next = _next(nodes, free, own, tp, size)
             if found_next is None:
-                raise _too_many(there, size, len(indices))
+                there = {name: len(numbers) for name, numbers in _free(nodes, taken).items()}
+                fits = most(nodes, tp, size // tp, 1, taken)
+                raise _too_many(there, size, len(indices), fits)
             found[index] = found_next
     return {index: found[index] for index in indices}
 
 
-def _next(nodes: Mapping[str, int], free: dict[str, list[int]], tp: int, size: int) -> Share | None:
-    """The next share, and its GPUs are free no more: of the host that it fills best, or of whole hosts together."""
+def _free(nodes: Mapping[str, int], taken: Mapping[str, Collection[int]]) -> dict[str, list[int]]:
+    """The numbers of the GPUs of each host that others do not have."""
+    return {name: [one for one in range(number) if one not in taken.get(name, ())] for name, number in nodes.items()}
+
+
+def _next(nodes: Mapping[str, int], free: dict[str, list[int]], own: Counter[str], tp: int, size: int) -> Share | None:
+    """The next share, and its GPUs are free no more: of one host, or of whole hosts together.
+
+    `own` are the replicas of each host: where a host goes, the others shall still answer.
+    """
     fitting = [name for name, there in free.items() if len(there) >= size]
     if fitting:
-        # Whole hosts first: there are as many GPUs as it takes, or it is the first on its host.
-        name = min(fitting, key=lambda one: (len(free[one]) != size, len(free[one]) != nodes[one], -len(free[one])))
+        # Then whole hosts: there are as many GPUs as it takes, or it is the first on its host.
+        def order(one: str) -> tuple[int, bool, bool, int]:
+            return own[one], len(free[one]) != size, len(free[one]) != nodes[one], -len(free[one])
+
+        name = min(fitting, key=order)
+        own[name] += 1
         taken, free[name] = tuple(free[name][:size]), free[name][size:]
         whole = size == nodes[name]
         return Share({name: size}, {} if whole else {name: taken})
@@ -130,8 +154,11 @@ def _has(free: Mapping[str, list[int]], host: str, devices: tuple[int, ...]) -> 
     return {*devices} <= {*free.get(host, ())}
 
 
-def _too_many(nodes: Mapping[str, int], size: int, replicas: int) -> UsageError:
+def _too_many(nodes: Mapping[str, int], size: int, replicas: int, fits: int, *, one_each: bool = False) -> UsageError:
+    """The refusal; `nodes` are the free GPUs of the hosts, and `one_each` is whether a GPU for each would do."""
     there = ", ".join(f"{number} on {name}" for name, number in nodes.items())
-    fits = most(nodes, size, None, 1)
+    if one_each:
+        text = f"{replicas} replicas cannot be as many on each host: there are {there}"
+        return UsageError(text, hint=f"give at most --replicas {fits}, or --tp 1 too")
     text = f"{replicas} replicas of {count(size, 'GPU')} each do not fit: there are {there}"
     return UsageError(text, hint=f"give at most --replicas {fits}" if fits else "choose a smaller --tp or --pp")
