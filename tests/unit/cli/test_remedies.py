@@ -171,6 +171,20 @@ def test_a_word_that_was_probably_meant_is_the_call_to_paste(monkeypatch: pytest
     assert edge.remedy(error, lambda hint: hint) is None
 
 
+# fault: kernel/terminal/edge.py: reversed(lines) if "--yes" in error.again else lines → lines
+# fault: kernel/terminal/edge.py: reversed(lines) if "--yes" in error.again else lines → reversed(lines)
+@pytest.mark.parametrize(
+    ("option", "fix"),
+    [
+        ("--yes", "vcluster serve x\nvcluster serve x --hosts gpu1 --yes"),
+        ("--wait", "vcluster serve x --hosts gpu1 --wait\nvcluster serve x"),
+    ],
+)
+def test_what_loses_something_is_the_last_remedy(option: str, fix: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["vcluster", "serve", "x", "--hosts", "gpu1"])
+    assert edge.remedy(VclusterError("no", hint="vcluster serve x", again=(option,)), str) == fix
+
+
 # fault: kernel/terminal/edge.py: (option if found["call"] else "") → ""
 @pytest.mark.parametrize(
     "verb", [f"{name} push" if name == "image" else name for name in VERBS if name not in WITHOUT_INVENTORY]

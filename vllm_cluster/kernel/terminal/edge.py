@@ -185,7 +185,10 @@ def with_inventory(text: str, inventory: Path | None) -> str:
 
 
 def remedy(error: VclusterError, paste: Callable[[str], str]) -> str | None:
-    """What to do, as lines to paste: this call with other words or more options, then the error's own remedy."""
+    """What to do, as lines to paste: this call with other words or more options, then the error's own remedy.
+
+    The same call with consent comes last.
+    """
     hint, words = paste(error.hint or ""), sys.argv[1:]
     end = words.index("--") if "--" in words else len(words)
 
@@ -204,7 +207,9 @@ def remedy(error: VclusterError, paste: Callable[[str], str]) -> str | None:
     if meant != words:
         hint = "\n".join((call(meant), hint))
     if error.again is not None:
-        hint = "\n".join((call([*words[:end], *error.again, *words[end:]]), hint))
+        lines = call([*words[:end], *error.again, *words[end:]]), hint
+        # What --yes loses the others do not: they come first.
+        hint = "\n".join(reversed(lines) if "--yes" in error.again else lines)
     return hint.strip() or None
 
 
