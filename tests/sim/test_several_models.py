@@ -157,6 +157,26 @@ def test_where_no_gpu_is_free_the_refusal_has_what_stops_less(served: World) -> 
     assert refused().hint == "vcluster serve org/model --tp 2 --pp 1"
 
 
+# fault: serving/serve/serve.py: return UsageError(beside.message, hint= → return UsageError(error.message, hint=
+# fault: serving/serve/serve.py: if not last.goes or error.hint is None: → if True:
+def test_too_many_replicas_are_refused_with_how_many_fit_beside_the_others(served: World) -> None:
+    """And how many where the others end: both numbers are of use, the first one costs nothing."""
+
+    def refused() -> UsageError:
+        error = lab.run(served, INVENTORY, partial(lab.do_serve, model="org/third", tp=1, replicas=5)).error
+        assert isinstance(error, UsageError)
+        return error
+
+    none = refused()
+    assert none.message.endswith(" do not fit: there are 2 on gpu1, 2 on gpu2; no GPU is free")
+    assert none.hint == "vcluster stop org/model, vcluster stop org/other, then give at most --replicas 4"
+    lab.succeed(served, INVENTORY, partial(lab.do_stop, name=OTHER))
+    some = refused()
+    assert some.message == "5 replicas of 1 GPU each do not fit: there are 2 on gpu2"
+    assert some.hint == "give at most --replicas 2\nvcluster stop org/model, then give at most --replicas 4"
+    lab.succeed(served, INVENTORY, partial(lab.do_serve, model="org/third", tp=1, replicas=2, confirm=lambda _: None))
+
+
 # fault: kernel/apply/members.py: for name in (of_replica(READY, index) for index in further) → for name in ()
 # fault: kernel/apply/members.py: found[name] = json.dumps → found[TAKEN] = json.dumps
 def test_a_new_head_knows_the_way_back_of_each_model() -> None:

@@ -47,7 +47,7 @@ def test_the_chosen_hosts_get_the_ranks_and_the_others_are_listed(world: World) 
         ("gpu2", "gpu3"),
         {"10.0.0.2": 2, "10.0.0.3": 2},
     )
-    assert "--hosts gpu2,gpu3: GPUs stay idle: 2 of gpu1" in notes(outcome)
+    assert "this layout leaves 2 of the 6 GPUs idle: 2 of gpu1" in notes(outcome)
     again = ask(world, ["gpu2", "gpu3"])
     assert (again.error, again.script.changing) == (None, [])
 
@@ -55,7 +55,7 @@ def test_the_chosen_hosts_get_the_ranks_and_the_others_are_listed(world: World) 
 def test_fewer_ranks_than_gpus_go_to_the_first_hosts(world: World) -> None:
     outcome = ask(world, [], 2, 2)
     assert (wanted(world).replica.ranks, wanted(world).deployment.hosts) == ({"10.0.0.1": 2, "10.0.0.2": 2}, ())
-    assert "2 of the 6 GPUs stay idle: 2 of gpu3" in notes(outcome)
+    assert "this layout leaves 2 of the 6 GPUs idle: 2 of gpu3" in notes(outcome)
 
 
 def test_all_hosts_by_name_are_all_hosts(world: World) -> None:

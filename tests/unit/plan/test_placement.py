@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from tests.support.serve_requests import cluster, placed
 from vllm_cluster.kernel.backends import vllm
-from vllm_cluster.kernel.plan.placement import choose_layout, place_replica, serve_command, summary
+from vllm_cluster.kernel.errors import UsageError
+from vllm_cluster.kernel.plan.placement import (
+    choose_layout,
+    idle_gpus,
+    most_replicas,
+    place_replica,
+    place_replicas,
+    serve_command,
+    summary,
+)
 from vllm_cluster.wire.order import Deployment
 
 TWO = {"gpu1": 8, "gpu2": 8}
@@ -72,3 +82,53 @@ def test_the_line_of_the_history_has_the_layout_that_was_chosen() -> None:
     asked = placed(TWO, 8, 2, hosts=["gpu1", "gpu2"], expose=True, rollback=False)
     words = "org/llama --name llama --hosts gpu1,gpu2 --expose --no-rollback (TP=8 × PP=2)"
     assert summary(asked, {}) == words
+
+
+def idle(nodes: dict[str, int], tp: int, pp: int, taken: dict[str, set[int]] | None = None, **more: Any) -> str:
+    """Which GPUs are idle once this is placed, beside what others have."""
+    there = replace(cluster(nodes), taken={name: frozenset(numbers) for name, numbers in (taken or {}).items()})
+    deployment = Deployment("llama", "org/llama", tp=tp, pp=pp, **more)
+    layout = choose_layout(deployment, there)
+    return idle_gpus(place_replicas(deployment, there, (layout.tp, layout.pp), 8000), there)
+
+
+# fault: kernel/plan/placement.py: for name, number in left.items() if number) → for name, number in left.items())
+@pytest.mark.parametrize(
+    ("nodes", "tp", "pp", "found"),
+    [
+        ([8, 8], 1, 1, "15 of the 16 GPUs idle: 7 of gpu1, 8 of gpu2"),
+        ([8, 8], 8, 1, "8 of the 16 GPUs idle: 8 of gpu2"),
+        ([2, 4], 2, 2, "2 of the 6 GPUs idle: 2 of gpu2"),
+        ([8, 8, 8], 8, 2, "8 of the 24 GPUs idle: 8 of gpu3"),
+        ([4, 8], 8, 1, "4 of the 12 GPUs idle: 4 of gpu1"),
+        ([4, 4, 4], 8, 1, "4 of the 12 GPUs idle: 4 of gpu3"),
+        ([4], 2, 1, "2 of the 4 GPUs idle: 2 of gpu1"),
+    ],
+)
+def test_the_reasons_list_the_gpus_that_are_left_idle(nodes: list[int], tp: int, pp: int, found: str) -> None:
+    by_name = {f"gpu{number}": gpus for number, gpus in enumerate(nodes, 1)}
+    assert idle(by_name, tp, pp) == f"this layout leaves {found}"
+
+
+# fault: kernel/plan/placement.py: left = {name: number - len(cluster.taken.get(name, ())) → left = {name: number
+def test_what_another_model_has_is_not_idle_nor_what_this_one_gets() -> None:
+    two = {"gpu1": 2, "gpu2": 2}
+    # It gets what is left of the second host, and not the first GPU that is free.
+    assert idle(two, 1, 1, {"gpu2": {0}}) == "this layout leaves 2 of the 4 GPUs idle: 2 of gpu1"
+    assert idle(two, 1, 1, {"gpu1": {0, 1}}) == "this layout leaves 1 of the 4 GPUs idle: 1 of gpu2"
+    assert idle(two, 1, 1, {"gpu1": {0, 1}}, replicas=2) == ""
+    assert idle(two, 2, 1, replicas=2) == ""
+
+
+# fault: kernel/plan/placement.py: deployment.dp, cluster.taken) → deployment.dp)
+def test_as_many_as_fit_are_those_on_gpus_that_no_other_model_has() -> None:
+    """More would have `serve` ask to stop the others."""
+    there = replace(cluster({"gpu1": 2, "gpu2": 2}), taken={"gpu1": frozenset({0})})
+    assert most_replicas(Deployment("llama", "org/llama", tp=1), there) == 3
+
+
+# fault: kernel/plan/placement.py: where = f"the rest of {where}" if cluster.taken else where → where = where
+def test_a_layout_that_does_not_fit_beside_others_is_refused_with_what_they_leave() -> None:
+    there = replace(cluster({"gpu1": 2, "gpu2": 2}), taken={"gpu1": frozenset({0, 1})})
+    with pytest.raises(UsageError, match="needs 4 GPUs; the rest of the cluster has 2"):
+        choose_layout(Deployment("llama", "org/llama", tp=2, pp=2), there)

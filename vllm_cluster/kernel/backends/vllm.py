@@ -282,11 +282,11 @@ def reserved_option(flag: str) -> str | None:
 
 
 def choose_parallelism(
-    nodes: Sequence[int], tp: int | None, pp: int | None, names: Sequence[str] = (), *, where: str = "the cluster"
+    nodes: Sequence[int], tp: int | None, pp: int | None, *, where: str = "the cluster"
 ) -> Parallelism:
     """TP = GPUs of a host and PP = hosts, unless given. `nodes` are the GPUs of each host, the head first.
 
-    `names` are those of the hosts, to name those that idle; `where` is what they are together.
+    `where` is what they are together.
 
     Raises:
         UsageError: the GPUs cannot be split so; names a split that works.
@@ -301,8 +301,6 @@ def choose_parallelism(
     if tp * pp > total:
         text = f"TP={tp} x PP={pp} needs {tp * pp} GPUs; {where} has {total}"
         raise UsageError(text, hint=f"choose --tp and --pp whose product is {total}, or give neither")
-    if tp * pp < total:
-        reasons.append(_idle(nodes, tp, pp, names))
     if len(nodes) > 1 and any(count % tp for count in nodes):
         reasons.append(f"TP={tp} spans hosts: each layer runs an all-reduce over the network; needs RDMA")
     return Parallelism(tp, pp, tuple(reasons))
@@ -327,10 +325,8 @@ def choose_engines(
     if tp * pp * dp > total:
         text = f"DP={dp} engines of TP={tp} × PP={pp} need {tp * pp * dp} GPUs; {where} has {total}"
         raise UsageError(text, hint=f"give at most --dp {total // (tp * pp)}" if tp * pp <= total else None)
-    reasons = [f"DP={dp} (from the command line): {count(dp, 'engine')} share the requests, TP={tp} × PP={pp} each"]
-    if tp * pp * dp < total:
-        reasons.append(f"{total - tp * pp * dp} of the {total} GPUs stay idle")
-    return Parallelism(tp, pp, tuple(reasons))
+    why = f"DP={dp} (from the command line): {count(dp, 'engine')} share the requests, TP={tp} × PP={pp} each"
+    return Parallelism(tp, pp, (why,))
 
 
 def place_ranks(nodes: Mapping[str, int], tp: int, pp: int) -> dict[str, int]:
@@ -346,17 +342,6 @@ def place_ranks(nodes: Mapping[str, int], tp: int, pp: int) -> dict[str, int]:
         if taken := min(left, number):
             ranks[host], left = taken, left - taken
     return ranks
-
-
-def _idle(nodes: Sequence[int], tp: int, pp: int, names: Sequence[str]) -> str:
-    """Which GPUs stay idle."""
-    hosts = dict(zip(list(names) or [f"host {number}" for number in range(1, len(nodes) + 1)], nodes, strict=True))
-    text = f"{sum(nodes) - tp * pp} of the {sum(nodes)} GPUs stay idle"
-    if len(nodes) == 1:
-        return text
-    ranks = place_ranks(hosts, tp, pp)
-    left = {host: number - ranks.get(host, 0) for host, number in hosts.items()}
-    return f"{text}: {', '.join(f'{number} of {host}' for host, number in left.items() if number)}"
 
 
 def _sizes(nodes: Sequence[int], tp: int | None, pp: int | None, where: str) -> tuple[int, int, list[str]]:

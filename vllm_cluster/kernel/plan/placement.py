@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from vllm_cluster.kernel.backends import BACKENDS, vllm
 from vllm_cluster.kernel.backends.seam import Chosen, Degrees
 from vllm_cluster.kernel.errors import UsageError
-from vllm_cluster.kernel.plan.shares import Share, deal, replica_sizes
+from vllm_cluster.kernel.plan.shares import Share, deal, most, replica_sizes
 from vllm_cluster.kernel.shell_line import shell_line
 from vllm_cluster.kernel.text import redact
 from vllm_cluster.wire.backends import BackendName
@@ -120,26 +120,39 @@ def choose_layout(deployment: Deployment, cluster: Cluster) -> vllm.Parallelism:
     Raises:
         UsageError: they cannot be split so.
     """
-    there, named = available(deployment, cluster), deployment.hosts
-    where = ", ".join(there) if named else "the cluster"
-    chosen = partial(vllm.choose_parallelism, list(there.values()), names=list(there), where=where)
+    there = available(deployment, cluster)
+    where = ", ".join(there) if deployment.hosts else "the cluster"
+    where = f"the rest of {where}" if cluster.taken else where
     if deployment.replicas > 1:
         tp, pp, why = replica_sizes(there, deployment.tp, deployment.pp, deployment.dp, deployment.replicas)
         layout = vllm.Parallelism(tp, pp, (why,))
     elif deployment.dp > 1:
         layout = vllm.choose_engines(list(there.values()), deployment.tp, deployment.pp, deployment.dp, where=where)
     else:
-        layout = chosen(deployment.tp, deployment.pp)
+        layout = vllm.choose_parallelism(list(there.values()), deployment.tp, deployment.pp, where=where)
     reasons = list(layout.reasons)
     if deployment.expert_parallel:
         reasons.append(f"EP={layout.tp * deployment.dp}: each GPU of a stage holds whole experts (--ep)")
     if choose_backend(deployment, cluster) == "mp":
         reasons.append(f"vLLM's own processes join the GPUs: {_why_mp(deployment, cluster)}")
-    if named:
-        left = {name: count - len(cluster.taken.get(name, ())) for name, count in cluster.gpus.items()}
-        idle = ", ".join(f"{count} of {name}" for name, count in left.items() if count and name not in there)
-        reasons += [f"--hosts {','.join(named)}: GPUs stay idle: {idle}"] if idle else []
     return replace(layout, reasons=tuple(reasons))
+
+
+def most_replicas(deployment: Deployment, cluster: Cluster) -> int:
+    """How many replicas fit on the GPUs that a deployment may take."""
+    nodes = {name: cluster.gpus[name] for name in available(deployment, cluster)}
+    return most(nodes, deployment.tp, deployment.pp, deployment.dp, cluster.taken)
+
+
+def idle_gpus(placed: tuple[Placement, ...], cluster: Cluster) -> str:
+    """The GPUs that no model has once this is placed, for people; empty where there are none."""
+    left = {name: number - len(cluster.taken.get(name, ())) for name, number in cluster.gpus.items()}
+    for one in placed:
+        for name, number in share_of(one.replica).gpus.items():
+            left[name] -= number
+    where = ", ".join(f"{number} of {name}" for name, number in left.items() if number)
+    all_ = sum(cluster.gpus.values())
+    return f"this layout leaves {sum(left.values())} of the {all_} GPUs idle: {where}" if where else ""
 
 
 def place_replica(

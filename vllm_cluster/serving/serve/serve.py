@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import nullcontext, suppress
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 
@@ -19,9 +18,16 @@ from vllm_cluster.kernel.inventory.model import Inventory
 from vllm_cluster.kernel.inventory.words import nearest
 from vllm_cluster.kernel.node.handle import NodeHandle, NodeState
 from vllm_cluster.kernel.plan.cached_model import cache_place
-from vllm_cluster.kernel.plan.placement import Cluster, available, choose_layout, place_replicas, serve_command
+from vllm_cluster.kernel.plan.placement import (
+    Cluster,
+    choose_layout,
+    idle_gpus,
+    most_replicas,
+    place_replicas,
+    serve_command,
+)
 from vllm_cluster.kernel.plan.room import Room, rooms
-from vllm_cluster.kernel.plan.shares import MAX, most
+from vllm_cluster.kernel.plan.shares import MAX
 from vllm_cluster.kernel.shell_line import command_line, listener_line
 from vllm_cluster.kernel.text import count, printable, redact
 from vllm_cluster.serving.ask_head import Endpoint, ask_head, follow, look_up
@@ -130,24 +136,46 @@ def _chosen(deployment: Deployment, cluster: Cluster, order: Order, port: int, f
     Raises:
         UsageError: it fits nowhere.
     """
-    found = [*rooms(deployment, cluster, order, port)]
-    for room in found:
-        last = room is found[-1]
-        with nullcontext() if last else suppress(UsageError):
-            fits = fit(deployment, room.cluster) if fit and last else deployment
-            there, layout = _laid_out(fits, room.cluster, port)
-            before, beside = room.own, room.stays
-            place = partial(place_replicas, there, room.cluster, (layout.tp, layout.pp), port)
-            return Laid(there, room, layout, place(before=before, beside=beside), port)
-    raise AssertionError("the last room has raised")
+    (*others, last), refused = rooms(deployment, cluster, order, port), None
+    for room in others:
+        try:
+            return _in_room(room, deployment, port)
+        except UsageError as error:
+            refused = error
+    fits = fit(deployment, last.cluster) if fit else deployment
+    try:
+        return _in_room(last, fits, port)
+    except UsageError as error:
+        raise _fits_nowhere(error, refused, last) from None
+
+
+def _in_room(room: Room, deployment: Deployment, port: int) -> Laid:
+    """A deployment in a room.
+
+    Raises:
+        UsageError: it does not fit.
+    """
+    there, layout = _laid_out(deployment, room.cluster, port)
+    place = partial(place_replicas, there, room.cluster, (layout.tp, layout.pp), port)
+    return Laid(there, room, layout, place(before=room.own, beside=room.stays), port)
+
+
+def _fits_nowhere(error: UsageError, beside: UsageError | None, last: Room) -> UsageError:
+    """The refusal: what fits `beside` other models, and what would fit where those that are in its way have stopped."""
+    if not last.goes or error.hint is None:
+        return error
+    stops = ", ".join(command_line("vcluster", "stop", name) for name in last.goes)
+    after = f"{stops}, then {error.hint}"
+    if beside is None:
+        return UsageError(f"{error.message}; {last.why}", hint=after)
+    return UsageError(beside.message, hint="\n".join(filter(None, (beside.hint, after))))
 
 
 def _laid_out(deployment: Deployment, cluster: Cluster, port: int) -> tuple[Deployment, vllm.Parallelism]:
     """The layout of a deployment; and it without the flags that have the value which vcluster sets for that anyway."""
     every = deployment.replicas == MAX
     if every:
-        fits = most(available(deployment, cluster), deployment.tp, deployment.pp, deployment.dp)
-        deployment = replace(deployment, replicas=max(fits, 1))
+        deployment = replace(deployment, replicas=max(most_replicas(deployment, cluster), 1))
     layout = choose_layout(deployment, cluster)
     if every:
         layout = replace(layout, reasons=(*layout.reasons, f"as many as fit: {count(deployment.replicas, 'replica')}"))
@@ -167,7 +195,8 @@ def _show_layout(
     for gone in sorted(failed):
         emit(Event("note", f"in place of {gone}, which has failed"))
     beside = dict.fromkeys(one.deployment.name for one in chosen.room.stays)
-    for reason in (*chosen.layout.reasons, *([f"beside {', '.join(beside)}"] if beside else [])):
+    idle = idle_gpus(chosen.wanted, chosen.room.cluster)
+    for reason in filter(None, (*chosen.layout.reasons, idle, f"beside {', '.join(beside)}" if beside else "")):
         emit(Event("note", reason))
     if serving is None:
         _require_port(facts[inventory.head_name], inventory.ports.api)
