@@ -177,6 +177,27 @@ def test_too_many_replicas_are_refused_with_how_many_fit_beside_the_others(serve
     lab.succeed(served, INVENTORY, partial(lab.do_serve, model="org/third", tp=1, replicas=2, confirm=lambda _: None))
 
 
+# fault: serving/serve/serve.py: if not found.room.goes and own in ([], names): → if False:
+# fault: serving/serve/serve.py: own in ([], names): → True:
+def test_hosts_that_need_not_be_named_are_not_a_reason_to_stop_a_model(served: World) -> None:
+    """The same without --hosts stops nothing, and is the first remedy."""
+
+    def refused(model: str, **words: Any) -> UsageError:
+        asked = partial(lab.do_serve, model=model, confirm=lambda _: None, **words)
+        error = lab.run(served, INVENTORY, asked).error
+        assert isinstance(error, UsageError)
+        assert error.again == ("--yes",)
+        return error
+
+    assert refused(ONE, hosts=("gpu2",)).hint is None
+    lab.succeed(served, INVENTORY, partial(lab.do_stop, name=OTHER))
+    assert refused("org/third", hosts=("gpu1",), tp=1, pp=1).hint == "vcluster serve org/third --tp 1 --pp 1"
+    assert refused(ONE, hosts=("gpu2",)).hint is None  # without them it would be laid out otherwise
+    lab.succeed(served, INVENTORY, partial(lab.do_serve, model=ONE))
+    # What is served already is all that may be wanted.
+    assert refused(ONE, hosts=("gpu1",)).hint == "vcluster serve org/model"
+
+
 # fault: kernel/apply/members.py: for name in (of_replica(READY, index) for index in further) → for name in ()
 # fault: kernel/apply/members.py: found[name] = json.dumps → found[TAKEN] = json.dumps
 def test_a_new_head_knows_the_way_back_of_each_model() -> None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 
@@ -76,7 +77,7 @@ def serve_model(
         node = NodeHandle(fleet.connections[inventory.head_name], inventory.cluster)
         cluster = Cluster.of(inventory, gpus := seen.plan.gpus)
         order, failed = order_in_force(node), failed_models(state := node.state()) - {deployment.name}
-        chosen = _chosen(deployment, cluster, order.without(failed), inventory.ports.api, fit)
+        chosen = _chosen(deployment, cluster, left := order.without(failed), inventory.ports.api, fit)
         deployment, wanted, served = chosen.deployment, chosen.wanted, chosen.deployment.name
         endpoint = chosen.endpoint(inventory.head_name)
         number = _asked_already(order, state, wanted)
@@ -86,7 +87,7 @@ def serve_model(
         if number is None:
             gone = in_the_way_of(wanted, order.beside(served), failed)
             _show_layout(inventory, seen.facts, chosen, state.serving, emit, failed=gone)
-            consent = Consent(confirm, inventory.cluster, chosen.room.why, _spares(order, chosen.room.goes))
+            consent = Consent(confirm, inventory.cluster, chosen.room.why, _spares(left, chosen, cluster))
             then = and_serve(node, order, wanted, fleet.addresses)
             ask = partial(_ask, consent, node, chosen, then)
             found = _checked(inventory, fleet, seen, wanted, emit, pull=pull, confirm=confirm, ask=ask)
@@ -202,9 +203,9 @@ def _show_layout(
         _require_port(facts[inventory.head_name], inventory.ports.api)
 
 
-def _spares(order: Order, goes: Collection[str]) -> str:
-    """Commands that make room and stop less than all that would go."""
-    lines = []
+def _spares(order: Order, chosen: Laid, cluster: Cluster) -> str:
+    """Commands that stop nothing, or make room and stop less than all that would go."""
+    lines, goes = [*_elsewhere(order, chosen, cluster)], chosen.room.goes
     for name in goes:
         placed = order.named(name)[0]
         asked, own = placed.deployment, placed.replica
@@ -215,6 +216,18 @@ def _spares(order: Order, goes: Collection[str]) -> str:
         elif len(goes) > 1:
             lines.append(command_line("vcluster", "stop", name))
     return "\n".join(lines)
+
+
+def _elsewhere(order: Order, chosen: Laid, cluster: Cluster) -> Iterator[str]:
+    """The command without the hosts, where that would stop nothing."""
+    if chosen.deployment.hosts:
+        anywhere = replace(chosen.deployment, hosts=())
+        with suppress(UsageError):
+            found = _chosen(anywhere, cluster, order, chosen.port, None)
+            names = [one.generation for one in found.wanted]
+            own = [one.generation for one in order.named(anywhere.name)]
+            if not found.room.goes and own in ([], names):
+                yield serve_command(anywhere, {})
 
 
 def _ask(consent: Consent, node: NodeHandle, chosen: Laid, then: str) -> None:
