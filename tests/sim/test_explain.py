@@ -15,7 +15,7 @@ from urllib.parse import quote
 
 import pytest
 
-from tests.support.sim import lab, make
+from tests.support.sim import lab, life, make
 from tests.support.sim.world import World
 from vllm_cluster.features.explain import bundle
 from vllm_cluster.kernel import assess, debug_log
@@ -287,6 +287,24 @@ def test_a_hang_that_the_node_program_ended_is_a_symptom(
     # While it ends, the failure that is written down is an older one.
     assert (ends.result, ends.symptom.failure.slug) == ("symptom", slug)
     assert (again.result, again.symptom) == ("healthy", None)
+
+
+# fault: serving/explain/explain.py: together=True, names=names) → together=True)
+def test_a_killed_rank_is_named_with_its_host(up: tuple[World, Inventory], capsys: pytest.CaptureFixture[str]) -> None:
+    """By vLLM's log on the head, where Ray names the address alone."""
+    world, inventory = up
+    head = world.machines["gpu1"].box("vcluster-lab")
+    assert head
+    with lab.inside(world):
+        lab.succeed(world, inventory, lab.do_serve)
+        words = "RayWorkerProc rank=[3] died unexpectedly, shutting down executor."
+        lost = "A worker died or was killed while executing a task. Worker IP address: 10.0.0.2 Worker port: 10003"
+        head.log += f"[vllm] (EngineCore pid=7) ERROR 11-21 02:00:00 [x.py:1] {words}\n[vllm] (raylet) {lost}\n"
+        life.fail(world, world.machines["gpu1"], head, 0, f"vLLM ended with exit code 0: {words}")
+        world.clock.sleep(0.1)
+        found = lab.run(world, inventory, EXPLAIN).value
+    show_explained(found.verdict, color="never")
+    assert "ranks:   rank 3 ended on gpu2\n" in capsys.readouterr().out
 
 
 @pytest.mark.promise("P41")

@@ -81,6 +81,18 @@ def test_an_end_with_code_0_is_a_failure(world: World) -> None:
     eventually(lambda: not any(lives(one["pid"]) for one in world.attempts), "the other part has ended")
 
 
+# fault: serving/node/start.py: if part is self.first or len(self.parts) == 1 → if True
+def test_a_cause_that_another_part_has_printed_has_its_host(world: World) -> None:
+    world.pace |= PACE
+    world.fake2.mkdir()
+    world._write(world.fake2 / "plans.json", '[{"exit": 1}]')
+    world.start_without_ray()
+    world.plan({"loading": True, "lines": ["RuntimeError: the other end is gone\n"]})
+    world.want("one", backend="mp")
+    failed = world.phase("failed")
+    assert failed.detail == "vLLM ended with exit code 1 on gpu2; on gpu1: RuntimeError: the other end is gone"
+
+
 def test_a_node_that_is_gone_is_waited_for(served: tuple[World, int, int]) -> None:
     world, leader, follower = served
     assert world.worker

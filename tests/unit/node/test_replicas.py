@@ -91,13 +91,17 @@ def test_where_the_first_cannot_be_served_the_others_stay(two: Two) -> None:
     assert (lives(second), len(world.followers)) == (True, 1)
 
 
+# fault: serving/node/start.py: or self.at(start.placed.replica, part) != self.address → or False
 @pytest.mark.parametrize("which", [0, 1])
 def test_one_that_ends_is_started_again_and_the_other_stays(two: Two, which: int) -> None:
+    """Of one on another host than the head the failure names the host."""
     pids = two.pids
     os.kill(pids[which], signal.SIGKILL)
     eventually(lambda: two.rows[which].attempt == 2 and two.rows[which].phase == "ready", "started again")
     assert [lives(pid) for pid in pids] == [which != 0, which != 1]
     assert two.rows[1 - which].attempt == 1
+    assert two.rows[which].failure
+    assert two.rows[which].failure.summary == f"vLLM ended with exit code 137{(' on gpu2' if which else '')}"
 
 
 def test_one_that_is_not_wanted_any_more_ends_and_the_other_stays(two: Two) -> None:

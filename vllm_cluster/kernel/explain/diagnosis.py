@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -14,7 +14,7 @@ from vllm_cluster.kernel.explain.evidence import LogPosition, LogScan, Raised, S
 from vllm_cluster.kernel.explain.failure import KnownFailure, SignKind
 from vllm_cluster.kernel.explain.frame import is_echo
 from vllm_cluster.kernel.explain.progress import announces
-from vllm_cluster.kernel.explain.ranks import compare_ranks
+from vllm_cluster.kernel.explain.ranks import compare_ranks, ended_ranks
 from vllm_cluster.kernel.explain.weighing import SLACK, Evidence, by_time, evidence_of, joined, once, state_of
 
 MAX_OTHERS = 5
@@ -89,8 +89,9 @@ def diagnose(
     since: Mapping[str, float] | None = None,
     worked_at: float | None = None,
     together: bool = False,
+    names: Mapping[str, str] = {},
 ) -> Diagnosis:
-    """Judge what was seen in all logs.
+    """Judge what was seen in all logs; `names` are those of the hosts by address.
 
     With `since`, only what was written from then on counts, by the clock of each host: what is older, or has no time,
     is evidence of another attempt. The cluster certainly worked at `worked_at`, as far as can be seen it works now: it
@@ -101,8 +102,7 @@ def diagnose(
     facts, waiting = facts_in(logs), find_waiting(log.communicators for log in logs)
     seen = joined([evidence_of(group, facts, waiting, since, worked_at) for group in groups])
     notes = [hit for hit in seen.hits if hit.known.kind is SignKind.NOTE]
-    first, others = _first(seen, notes)
-    survived, overcome = _overcome(seen, logs, together=together)
+    (first, others), (survived, overcome) = _first(seen, notes), _overcome(seen, logs, together=together)
     symptom = first if first and first.failure.kind == "symptom" else None
     kind: Kind = (
         "symptom" if symptom else "explained" if first else "healthy" if worked_at is not None else _quiet(groups)
@@ -128,11 +128,22 @@ def diagnose(
         error_lines=overcome if kind in ("healed", "unfinished") else _ends(seen, raised, kind),
         unknown_lines=(*seen.strange[:MAX_STRANGE], *seen.quiet[:MAX_STRANGE]) if symptom else (),
         last_line=_silent(logs) if symptom else None,
-        ranks=tuple(compare_ranks(log.ranks for log in logs)) if symptom else (),
+        ranks=(*_ended(seen, names), *compare_ranks(log.ranks for log in logs)) if symptom else (),
         logs=len(files),
         lines=sum(log.lines for log in files),
         size=sum(log.size for log in files),
     )
+
+
+def _ended(seen: Evidence, names: Mapping[str, str]) -> Iterator[str]:
+    """Which ranks ended without a word of their own, by what others have written of that."""
+    hits = [hit for hit in seen.failing if hit.known.failure == "rank-killed"]
+    places = once(sorted((place for hit in hits for place in (hit.first, hit.last)), key=by_time))
+    # Of the lines below Ray's own, the first ones name the host.
+    texts = [(place.host, place.text) for place in places] + [
+        (hit.first.host, text) for hit in hits for text in hit.more
+    ]
+    return ended_ranks(texts, names)
 
 
 def _has_answered(kind: Kind, logs: Iterable[LogScan]) -> bool:

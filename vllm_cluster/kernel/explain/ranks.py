@@ -1,9 +1,11 @@
-"""What the lines of torch and vLLM show of each rank: how far its collectives got, and whether it began to join."""
+"""What the lines of torch and vLLM show of each rank: how far it got, whether it began to join, and where it ended."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+import signal
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 
 from vllm_cluster.kernel.explain.progress import LEAVES
 from vllm_cluster.kernel.text import count
@@ -26,6 +28,16 @@ MAX_NAMED = 8
 _COLLECTIVE = re.compile(r"\[((?:PG [^\]]{1,80} )?)Rank (\d{1,6})\].{0,120}\bSeqNum=(\d{1,15})\b")
 _BEGINS = re.compile(r"\bworld_size=(\d{1,6}) rank=(\d{1,6}) .{0,80}distributed_init_method=")
 _CLIENTS = re.compile(r"\b(\d{1,6})/(\d{1,6}) clients joined")
+
+# What sees a rank end: vLLM's executor on the same host, or on the head for the ranks of every host; and Ray.
+_DIED = re.compile(r"\bVllmWorker-(\d{1,6}) died\b|\bRayWorkerProc rank=\[(\d{1,6})\] died\b")
+_CODE = re.compile(r" unexpectedly \(exit code: -(\d{1,2})\)")
+_AT = re.compile(r"\bWorker IP address: ([0-9a-f.:]{2,45})(?= )")
+# As the node program names the host of a part that ended, and of what that printed; 128 and more is a signal.
+_ON = re.compile(r"\bon ([A-Za-z0-9][\w.-]{0,62}): ")
+_PART = re.compile(r"\bvLLM ended with exit code (12[89]|1[3-9]\d) on ([A-Za-z0-9][\w.-]{0,62})")
+_SIGNALLED = 128
+_ONE = "a rank"
 
 # With a port behind it, or as what it is: four numbers may be a version as well.
 _FOUR = r"\d{1,3}(?:\.\d{1,3}){3}"
@@ -91,6 +103,48 @@ def compare_ranks(hosts: Iterable[Ranks]) -> Iterator[str]:
     missing = [rank for rank in range(min(size, MAX_RANKS)) if rank not in begun]
     if missing and begun and (joined or groups):
         yield f"never began, by these logs: {_named(missing)}"
+
+
+def ended_ranks(lines: Iterable[tuple[str, str]], names: Mapping[str, str]) -> Iterator[str]:
+    """Which ranks ended on which host, by which signal, by the hosts and words of lines that report it.
+
+    `names` are those of the hosts by address. What no line names is left out.
+    """
+    found: dict[str, tuple[str, int]] = {}
+    for host, words in lines:
+        for who, at, number in _ends(host, words):
+            place, by = found.get(who, ("", 0))
+            found[who] = place or names.get(at, at), by or number
+    place, by = found.pop(_ONE, ("", 0))
+    unplaced = [who for who, (at, _) in found.items() if not at]
+    if place and len(unplaced) == 1:
+        found[unplaced[0]] = place, found[unplaced[0]][1]
+    elif place and place not in (at for at, _ in found.values()):
+        found[_ONE] = place, by
+    for who, (at, number) in found.items():
+        if at:
+            yield f"{who} ended on {at}{_by(number)}"
+
+
+def _ends(host: str, words: str) -> Iterator[tuple[str, str, int]]:
+    """Which rank ended, on which host, by which signal, as far as a line names them."""
+    if died := _DIED.search(words):
+        named = _ON.findall(words[: died.start()])
+        # The executor that Ray has is on the head, and its ranks are anywhere.
+        at = named[-1] if named else "" if died[2] else host
+        code = _CODE.match(words, died.end())
+        yield f"rank {died[1] or died[2]}", at, int(code[1]) if code else 0
+    if one := _PART.search(words):
+        yield "a part of vLLM", one[2], int(one[1]) - _SIGNALLED
+    if address := _AT.search(words):
+        yield _ONE, address[1], 0
+
+
+def _by(number: int) -> str:
+    name = ""
+    with suppress(ValueError):
+        name = f" ({signal.Signals(number).name})" if number else ""
+    return f" by signal {number}{name}" if number else ""
 
 
 def _named(ranks: list[int]) -> str:

@@ -104,7 +104,8 @@ def of_cluster(inventory: Inventory, emit: Emit, model: str | None = None, *, ru
     ended = [] if works else [*_last_ends(inventory.head_name, rows), *_unread(failures)]
     read_of = sources(logs.values(), of=None if model is None else {one.index for one in rows})
     worked_at = _worked_at(head, rows) if works else None
-    found = diagnose(scan_all((*read_of, *ended)), worked_at=worked_at, together=True)
+    names = {host.address: name for name, host in inventory.hosts.items()}
+    found = diagnose(scan_all((*read_of, *ended)), worked_at=worked_at, together=True, names=names)
     missing = _missing(inventory, head)
     off = {name: failures[name] for name in missing if isinstance(failures.get(name), SILENT)}
     if off and not found.cause:

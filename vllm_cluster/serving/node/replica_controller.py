@@ -287,7 +287,7 @@ class ReplicaController:
         """How parts have ended, or what is wrong with them."""
         late = time.monotonic() - start.ordered > self._pace.part_start
         for part in start.parts:
-            where = f" on {part.host}" if len(start.parts) > 1 else ""
+            where = self._parts.where(start, part)
             one = self._parts.report(start, part)
             if one is None:
                 if part.host in start.seen or late:
@@ -328,19 +328,14 @@ class ReplicaController:
                 self.requests.restarted(planned)
                 self._save(course)
                 return
-            last = self._last(start)
+            last = self._parts.last(start)
             # The likeliest cause first; of two parts, that of the one which ended first.
-            cause = next((one.cause for one in last if one.cause), "")
-            course.fail(f"{what}: {cause}" if cause else what, last[0].lines if last else ())
-            self._decide(course, lost=lost, judge=any(one.maybe_lost for one in last))
+            why = next((start.why(part, one.cause) for part, one in last if one.cause), "")
+            course.fail(f"{what}{why}", last[0][1].lines if last else ())
+            self._decide(course, lost=lost, judge=any(one.maybe_lost for _, one in last))
 
-        stuck = any(one.verdict and one.code is None for one in self._last(start))
+        stuck = any(one.verdict and one.code is None for _, one in self._parts.last(start))
         self._stop(start, planned or what, how="stuck" if stuck and not planned else "failed", then=then)
-
-    def _last(self, start: Start) -> list[PartReport]:
-        """What was reported last of its parts, of that first which ended first."""
-        parts = sorted(start.parts, key=lambda part: part is not start.first)
-        return [one for part in parts if (one := self._parts.report(start, part))]
 
     def _decide(self, course: ServeState, *, lost: bool, judge: bool) -> None:
         """Whether to try again, within the budget: when it once was ready, or when a node was lost."""

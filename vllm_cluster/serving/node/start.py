@@ -57,6 +57,10 @@ class Start:
         hosts = {part.address: part.host for part in self.placed.replica.parts}
         return f"the head has lost {', '.join(f'{hosts.get(place, place)} ({place})' for place in gone)}"
 
+    def why(self, part: Part, cause: str) -> str:
+        """What a part has printed of the end, behind the words for that; with its host where another one ended."""
+        return f": {cause}" if part is self.first or len(self.parts) == 1 else f"; on {part.host}: {cause}"
+
     def order(self, part: Part) -> PartOrder:
         """What the node of a part is asked for."""
         deployment, index = self.placed.deployment, self.placed.index
@@ -99,6 +103,16 @@ class Parts:
         """How a part does; None where its node has not reported it yet."""
         reports = self.reports(self.at(start.placed.replica, part))
         return next((one for one in reports if one.id == start.id), None)
+
+    def last(self, start: Start) -> list[tuple[Part, PartReport]]:
+        """What was reported last of the parts of a start, of that first which ended first."""
+        parts = sorted(start.parts, key=lambda part: part is not start.first)
+        return [(part, one) for part in parts if (one := self.report(start, part))]
+
+    def where(self, start: Start, part: Part) -> str:
+        """The host of a part for people; empty where it is this one, and all of the start is here."""
+        away = len(start.parts) > 1 or self.at(start.placed.replica, part) != self.address
+        return f" on {part.host}" if away else ""
 
     def reports(self, address: str) -> tuple[PartReport, ...]:
         """How all parts of a node do."""
