@@ -11,6 +11,7 @@ import pytest
 
 from tests.support.json_schemas import validate
 from tests.support.sim import lab, life, make
+from tests.support.sim.faults import Call, Fault, Script
 from tests.support.sim.lab import Outcome
 from tests.support.sim.world import Box, World
 from vllm_cluster.features.logs.action import show_logs
@@ -118,6 +119,29 @@ def test_one_that_fails_is_named_until_it_is_back(served: tuple[World, Outcome])
     assert "org/model: ready: 2 of 2 replicas" in "\n".join(serving_lines(found))
     assert found.head
     assert [(one.index, one.attempt) for one in found.head.replicas] == [(0, 1), (1, 2)]
+
+
+# fault: serving/status/status.py: runtime.clock.monotonic() - looked[head] > NOTICED_SECONDS: → False:
+# fault: serving/status/status.py: runtime.clock.monotonic() - looked[head] > NOTICED_SECONDS: → True:
+@pytest.mark.parametrize(("answers", "looks"), [("nothing", 2), ("refused", 1)])
+def test_what_is_shown_beside_a_host_that_was_waited_for_is_of_the_same_moment(
+    served: tuple[World, Outcome], answers: str, looks: int
+) -> None:
+    """The head had its node on the roll when it was looked at, and not any more when SSH had been waited for."""
+    world, gone = served[0], served[0].machines["gpu2"]
+
+    def pause(call: Call) -> Fault | None:
+        if (call.host, call.what) != ("gpu2", "connect"):
+            return None
+        gone.reachable, gone.off_roll = False, True
+        return Fault.REFUSED if answers == "refused" else None
+
+    script = Script(by_words=pause)
+    found = lab.succeed(world, INVENTORY, lab.do_status, script).value
+    assert isinstance(found, ClusterStatus)
+    assert sum(call.host == "gpu1" and call.what == "facts" for call in script.calls) == looks
+    (_, row) = found.hosts
+    assert (row.state, "its node has gone" in row.problem) == ("unreachable", looks == 2)
 
 
 # fault: serving/ask_head.py: back.replicas <= self._asked.deployment.replicas → True

@@ -32,6 +32,9 @@ RUNNING, STARTING, STOPPED, MISSING = "running", "starting", "stopped", "missing
 UNREACHABLE, DOCKER_ERROR, SHELL_ERROR, UNKNOWN = "unreachable", "docker-error", "shell-error", "unknown"
 
 OUTSIDE = "not in the inventory"
+# A node without beats is silent for the head after 5 s. A host that does not answer SSH is waited for longer, and its
+# row must not be beside a roll and a model of before.
+NOTICED_SECONDS = 5.0
 
 
 @dataclass(frozen=True)
@@ -105,10 +108,20 @@ class HostState:
 
 def look_at_cluster(inventory: Inventory, emit: Emit, *, runtime: Runtime = SYSTEM) -> ClusterStatus:
     """Look at every host that answers; changes nothing."""
+    head, looked = inventory.head_name, dict[str, float]()
+
+    def look(connection: HostConnection) -> HostState:
+        state = look_at_host(inventory, connection)
+        looked[connection.name] = runtime.clock.monotonic()
+        return state
+
     with Fleet(inventory, runtime) as fleet:
         show_end(inventory, emit, runtime)
         emit(Event("phase", f"inspecting {count(len(inventory.hosts), 'host')}"))
-        rows, failures = fleet.each(lambda connection: look_at_host(inventory, connection))
+        rows, failures = fleet.each(look)
+        if failures and head in rows and runtime.clock.monotonic() - looked[head] > NOTICED_SECONDS:
+            again, lost = fleet.each(look, [head])
+            rows, failures = rows | again, failures | lost
     return assemble(inventory, rows | {name: unseen(error) for name, error in failures.items()})
 
 
