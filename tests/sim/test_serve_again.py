@@ -135,6 +135,34 @@ def test_exposing_what_is_served_keeps_its_options(chosen: World, tmp_path: Path
     assert error.hint == f"vcluster endpoint --detach\n{SERVED} --expose -- --seed 7"
 
 
+# fault: serving/endpoint/endpoint.py: if serve.host in _LOOPBACK: → if True:
+# fault: serving/endpoint/endpoint.py: if serve.host in _LOOPBACK: → if False:
+@pytest.mark.parametrize(
+    ("exposed", "end", "remedies"),
+    [
+        (False, "is open in the background", (("--detach",), None)),
+        (
+            True,
+            "; machines that reach gpu1 find org/model at http://10.0.0.1:8000/v1",
+            (("--direct",), "vcluster endpoint --detach"),
+        ),
+    ],
+)
+def test_without_a_tunnel_the_other_way_to_what_is_exposed_is_named(
+    world: World, tmp_path: Path, *, exposed: bool, end: str, remedies: tuple[tuple[str, ...], str | None]
+) -> None:
+    """It is not taken unasked: at a private address another machine may answer here."""
+
+    def verb(inventory: Inventory, _emit: Emit, runtime: Runtime) -> Any:
+        return endpoint.find_endpoint(inventory, tmp_path, direct=False, detach=None, runtime=runtime)
+
+    lab.succeed(world, INVENTORY, partial(lab.do_serve, expose=exposed))
+    error = lab.run(world, INVENTORY, verb).error
+    assert isinstance(error, PreflightFailed)
+    assert error.message.endswith(end)
+    assert (error.again, error.hint) == remedies
+
+
 @pytest.mark.parametrize(
     ("name", "command"),
     [

@@ -79,7 +79,7 @@ VERBS = {
         ),
         {
             1: "the tunnel does not lead to the model or broke; or the API does not take a new key",
-            3: "no model is ready, this machine cannot reach it, or the cluster is not up",
+            3: "no model is ready, no tunnel is open and --direct not given, or the cluster is not up",
             75: "with --rotate: another run changes these hosts",
             **READ,
         },

@@ -19,8 +19,10 @@ from vllm_cluster.serving.api.client import Broken, get, model_names
 from vllm_cluster.serving.endpoint.detached import Detached, State
 from vllm_cluster.serving.endpoint.tunnel import is_free, tunnel
 from vllm_cluster.serving.head import at_head, first_ready, read_key, replicas_served
+from vllm_cluster.wire.status import ServeStatus
 
 FOLDER = "tunnels"
+_LOOPBACK = ("127.0.0.1", "::1")
 NOTE_SECONDS = 5.0
 # As long as the process in the background may need to notice that the head has moved, and to reach the other one.
 ANSWER_SECONDS, TRY_SECONDS = 30.0, 1.0
@@ -69,12 +71,12 @@ def find_endpoint(
         rows = replicas_served(inventory, head)
         serve = first_ready(rows)
         models = tuple(dict.fromkeys((serve.name, *(one.name for one in rows))))
-        if direct and serve.host in ("127.0.0.1", "::1"):
+        if direct and serve.host in _LOOPBACK:
             again = command_of(inventory, NodeHandle(head, inventory.cluster), serve, expose=True)
             text = f"{head.name}: the API of {serve.name} listens on its loopback only"
             raise PreflightFailed(text, hint="\n".join(("vcluster endpoint --detach", again)))
     if direct:
-        return ClientEndpoint(f"http://{host_port(serve.host, serve.port)}/v1", key, serve.name, None, models)
+        return ClientEndpoint(_url(serve), key, serve.name, None, models)
     found = state(inventory, cache)
     with found.locked():
         open_one = found.running()
@@ -84,12 +86,26 @@ def find_endpoint(
             port = last.port if last and is_free(last.port) else 0
             open_one = found.start(["-m", "vllm_cluster", "endpoint", "--background", str(port), *detach])
     if open_one is None:
-        why = found.why_ended()
-        ended = f"; the last one has ended: {why}" if why else ""
-        text = f"no tunnel from this machine to {inventory.cluster} is open in the background{ended}"
-        raise PreflightFailed(text, again=("--detach",))
+        raise _none_is_open(inventory, serve, found.why_ended())
     _ensure_answers(open_one.port, key, serve.name, runtime)
     return ClientEndpoint(f"http://127.0.0.1:{open_one.port}/v1", key, serve.name, open_one, models)
+
+
+def _none_is_open(inventory: Inventory, serve: ServeStatus, why: str) -> PreflightFailed:
+    """The refusal where no tunnel is open.
+
+    At the head's private address another machine may answer here, which would get the key: only a person knows.
+    """
+    ended = f"; the last one has ended: {why}" if why else ""
+    text = f"no tunnel from this machine to {inventory.cluster} is open in the background{ended}"
+    if serve.host in _LOOPBACK:
+        return PreflightFailed(text, again=("--detach",))
+    text += f"; machines that reach {inventory.head_name} find {serve.name} at {_url(serve)}"
+    return PreflightFailed(text, hint="vcluster endpoint --detach", again=("--direct",))
+
+
+def _url(serve: ServeStatus) -> str:
+    return f"http://{host_port(serve.host, serve.port)}/v1"
 
 
 def _ensure_answers(port: int, key: str, model: str, runtime: Runtime) -> None:
