@@ -269,9 +269,10 @@ def test_a_hang_that_the_node_program_ended_is_a_symptom(
         if not (state and state.status and state.status.serve):
             return state
         serve = state.status.serve
-        ready = serve.ready_at or 0.0
+        ready = serve.since
         failure = ServeFailure(ready + 1, what, ()) if phase == "backoff" else ServeFailure(ready - 1, older, ())
-        serve = replace(serve, phase=phase, failure=failure, detail=what if phase == "stopping" else "")
+        detail = what if phase == "stopping" else ""
+        serve = replace(serve, phase=phase, failure=failure, detail=detail, ready_at=ready)
         return replace(state, status=replace(state.status, serve=serve))
 
     with lab.inside(world):
@@ -282,11 +283,15 @@ def test_a_hang_that_the_node_program_ended_is_a_symptom(
         ends = lab.run(world, inventory, EXPLAIN).value.verdict
         phase = "ready"
         again = lab.run(world, inventory, EXPLAIN).value.verdict
+        phase = "hung"
+        hangs = lab.run(world, inventory, EXPLAIN).value.verdict
     assert (found.result, found.symptom.failure.slug) == ("symptom", slug)
     assert found.symptom.places[0].source == "gpu1:status of org/model"
     # While it ends, the failure that is written down is an older one.
     assert (ends.result, ends.symptom.failure.slug) == ("symptom", slug)
     assert (again.result, again.symptom) == ("healthy", None)
+    # What it has survived is not why it hangs.
+    assert hangs.symptom is None
 
 
 # fault: serving/explain/explain.py: together=True, names=names) → together=True)
