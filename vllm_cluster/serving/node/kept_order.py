@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections import deque
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import asdict, replace
@@ -83,7 +84,8 @@ class Inbox:
 MAX_READY, MAX_RESULTS_BYTES = 5, 1 << 20
 # Until a model was ready once, clients are asked to come back after so many seconds.
 UNKNOWN_START = 60.0
-# Beside the same load a start took 64 s after one of 47.
+# Of those the longest counts: a start takes 26 to 64 s as the hosts are busy.
+MAX_STARTS = 5
 MARGIN = 0.25
 
 
@@ -123,23 +125,23 @@ class Requests:
         return self._kept.ready and self._kept.failed is None
 
     def seconds_left(self, age: float) -> int:
-        """How long a start of this age takes still, by the last one of the same model; in steps of 5 s.
+        """How long a start of this age takes still, by the last ones of the same model; in steps of 5 s.
 
-        A client of OpenAI's has three tries, so it is told a quarter more than that, and late a quarter of the age.
+        A client of OpenAI's has three tries: this is a quarter more than the longest took, and at least half the age.
         """
         model = self.served.deployment.model if self.served else ""
-        left = max(self._usual.get(model, UNKNOWN_START) * (1 + MARGIN) - age, age * MARGIN)
+        left = max(max(self._usual.get(model, (UNKNOWN_START,))) * (1 + MARGIN) - age, age / 2)
         return min(max(-(-int(left) // 5) * 5, 5), 86400)
 
-    def _last_starts(self) -> dict[str, float]:
-        """How long the last start took of each model that was ever ready."""
-        found: dict[str, float] = {}
+    def _last_starts(self) -> dict[str, deque[float]]:
+        """How long the last starts took of each model that was ever ready."""
+        found: dict[str, deque[float]] = {}
         # A first start has no such file, and a power cut may have broken it: then nothing is known.
         with suppress(OSError, ValueError, KeyError, TypeError):
             for line in (self._history / RESULTS).read_text().splitlines():
                 row = json.loads(line)
-                if row["result"] == "ready" and row["seconds"]:
-                    found[str(row["model"])] = float(row["seconds"])
+                if row["result"] in ("ready", "ready again") and row["seconds"]:
+                    found.setdefault(str(row["model"]), deque(maxlen=MAX_STARTS)).append(float(row["seconds"]))
         return found
 
     def accept(self, order: Order) -> bool:
@@ -177,7 +179,7 @@ class Requests:
     def ready(self, seconds: float | None) -> None:
         """What runs has answered; later starts of the same are not new."""
         if seconds and self.served:
-            self._usual[self.served.deployment.model] = seconds
+            self._usual.setdefault(self.served.deployment.model, deque(maxlen=MAX_STARTS)).append(seconds)
         if self._restarted is not None:
             away, self._restarted = since(self._restarted), None
             self._result("ready again", "", away, of=self.served)
