@@ -98,8 +98,10 @@ def test_what_never_was_ready_is_not_tried_again(world: World) -> None:
     assert world.phase("ready").first_failure is None
 
 
+# fault: serving/node/attempt.py: |WARNING|\braise [A-Za-z]") → |WARNING")
 def test_a_cause_may_take_several_lines(world: World) -> None:
     lines = [
+        '(Worker pid=2) ERROR 11-29 06:01:03 [core.py:9]     raise RuntimeError(f"NCCL error: {error_str}")\n',
         "pydantic_core.ValidationError: 1 validation error for ModelConfig\n",
         "  Value error, too long\n",
         "end\n",

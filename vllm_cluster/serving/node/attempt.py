@@ -20,9 +20,10 @@ from vllm_cluster.serving.node.timing import Timing
 from vllm_cluster.wire.parts import PartOrder, PartReport
 from vllm_cluster.wire.status import Phase
 
-# The first such line is the likeliest root cause; the excepted ones only report that something else has failed.
+# The first such line is the likeliest root cause; the excepted ones only report that something else has failed, or are
+# the code in a traceback.
 _CAUSE = re.compile(r"(?:^|[\s.\]])(?:[A-Z]\w*(?:Error|Exception)|error): \S|died unexpectedly")
-_CONSEQUENCE = re.compile(r"EngineDeadError|See root cause above|See stack trace|WARNING")
+_CONSEQUENCE = re.compile(r"EngineDeadError|See root cause above|See stack trace|WARNING|\braise [A-Za-z]")
 _MORE_OF_IT = re.compile(r"\s+(?!File )\S")
 _CAUSE_LINES = 3
 _WHO = re.compile(r"^(?:\([^)]*\) )*(?:ERROR \S+ \S+ \[\S+\] )?")
