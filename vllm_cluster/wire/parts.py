@@ -27,6 +27,9 @@ RunId = Annotated[str, shaped("[0-9a-f]{16}", "the id of a start")]
 # In the head's state, written by `up`.
 REPLACING, MAX_REPLACING = "replacing.json", 64 << 10
 
+# A node has 16 GPUs, or seven parts of each, and what has not ended yet.
+MAX_PARTS = 256
+
 # A start that is stuck has processes that run, whose stacks are worth writing down.
 EndKind = Literal["", "asked", "failed", "stuck"]
 
@@ -89,7 +92,7 @@ class Beat:
 class NodeBeat:
     """A node's sign of life, with the parts that it has."""
 
-    parts: tuple[PartReport, ...] = ()
+    parts: Annotated[tuple[PartReport, ...], first(MAX_PARTS)] = ()
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import asdict
+from pathlib import Path
 
 import pytest
 
@@ -17,6 +18,7 @@ from tests.support.ports import free_port
 from vllm_cluster.serving.node import head_roll as module
 from vllm_cluster.serving.node.attempt import connect_error
 from vllm_cluster.serving.node.head_roll import HeadRoll, Me
+from vllm_cluster.serving.node.members import HeadMembers
 from vllm_cluster.serving.node.timing import Timing
 from vllm_cluster.serving.node.worker_roll import WorkerRoll
 from vllm_cluster.wire.reading import convert
@@ -26,14 +28,16 @@ from vllm_cluster.wire.status import GroupTable
 KEY, OTHER = "aa" * 32, "bb" * 32
 PACE = Timing(roll_beat=0.1, roll_silent=0.5, roll_lost=1.0)
 HEAD = Me("gpu1", "127.0.0.1", 8)
+# However busy the machine is.
+SOON = 20.0
 
 
 class Nodes:
     """A head and its nodes."""
 
-    def __init__(self, stack: ExitStack) -> None:
-        self._stack, self.place = stack, ("127.0.0.1", free_port())
-        self.head = HeadRoll(self.place, KEY, HEAD, PACE)
+    def __init__(self, stack: ExitStack, state: Path) -> None:
+        self._stack, self.place, self.state = stack, ("127.0.0.1", free_port()), state
+        self.head = HeadRoll(self.place, KEY, HEAD, PACE, HeadMembers(state))
         eventually(lambda: connect_error(*self.place) is None, "its port")
         stack.callback(self.head.close)
 
@@ -43,10 +47,15 @@ class Nodes:
         self._stack.callback(made.close)
         return made
 
-    def dial(self) -> Wire:
+    def dial(self, source: str = "127.0.0.1") -> Wire:
         """A connection that no node program holds."""
-        connection = self._stack.enter_context(socket.create_connection(self.place, 5))
+        connection = self._stack.enter_context(socket.create_connection(self.place, 5, (source, 0)))
         return Wire(connection)
+
+    def plan(self, **addresses: str) -> None:
+        """Write the members, as `up` does before it makes a node."""
+        rows = [{"name": name, "address": at, "gpus": 8, "leaving": False} for name, at in addresses.items()]
+        (self.state / "cluster.json").write_text(json.dumps({"members": rows}))
 
     @property
     def status(self) -> Roll:
@@ -59,7 +68,7 @@ class Nodes:
     def become(self, **states: str) -> None:
         """Wait until these, and the head, are all there is."""
         wanted = {"gpu1": "here", **states}
-        eventually(lambda: self.states() == wanted, f"{wanted}, not {self.states()} {self.status.error}")
+        eventually(lambda: self.states() == wanted, f"{wanted}, not {self.states()} {self.status.error}", 60.0)
 
 
 class Wire:
@@ -79,22 +88,24 @@ class Wire:
         self.connection.sendall(self.signed.line({}))
 
     def ended(self) -> bool:
-        """Whether the head has closed it."""
-        self.connection.settimeout(5)
+        """Whether the head has closed it, or does soon: its beats are passed over."""
+        until = time.monotonic() + 5
         try:
-            while self.connection.recv(4096):
-                pass
+            while (left := until - time.monotonic()) > 0:
+                self.connection.settimeout(left)
+                if not self.connection.recv(4096):
+                    return True
         except TimeoutError:
             return False
         except OSError:
             return True
-        return True
+        return False
 
 
 @pytest.fixture
-def nodes() -> Iterator[Nodes]:
+def nodes(tmp_path: Path) -> Iterator[Nodes]:
     with ExitStack() as stack:
-        yield Nodes(stack)
+        yield Nodes(stack, tmp_path)
 
 
 def test_a_node_is_here_and_gone_as_soon_as_it_ends(nodes: Nodes) -> None:
@@ -148,7 +159,7 @@ def test_no_node_has_more_gpus_than_the_heads_status_may_have(nodes: Nodes) -> N
     assert [node.gpus for node in convert(GroupTable, table, "the head").nodes] == [8]
 
 
-# fault: serving/node/head_roll.py: if sum(row.state != "gone" for row in others) >= MAX_ROWS: → if False:
+# fault: serving/node/head_roll.py: and min(claims) >= claim: → and False:
 def test_the_roll_has_an_end(nodes: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MAX_ROWS", 4)
     for number in (2, 3, 4):
@@ -157,6 +168,66 @@ def test_the_roll_has_an_end(nodes: Nodes, monkeypatch: pytest.MonkeyPatch) -> N
     nodes.dial().hello("gpu5", "10.0.0.5")
     eventually(lambda: "the roll is full (4 nodes)" in nodes.status.error, "the refusal")
     assert "gpu5" not in nodes.states()
+
+
+# fault: serving/node/head_roll.py: and min(claims) >= claim: → and True:
+# fault: serving/node/head_roll.py: min(others, key=lambda → max(others, key=lambda
+# fault: serving/node/head_roll.py: return members.names.get(self.hello.address) == self.hello.host, → return False,
+# fault: serving/node/head_roll.py: self.hello.host, _same(self.peer, self.hello.address) → self.hello.host, False
+@pytest.mark.parametrize("planned", [True, False])
+def test_a_host_that_was_taken_over_fills_no_place_of_another(
+    nodes: Nodes, monkeypatch: pytest.MonkeyPatch, *, planned: bool
+) -> None:
+    """It has the token, and gave more names than there are places: no node of the cluster could join any more."""
+    monkeypatch.setattr(module, "MAX_ROWS", 4)
+    if planned:
+        nodes.plan(gpu1="127.0.0.1", gpu2="127.0.0.2", gpu5="10.0.0.5")
+    nodes.dial("127.0.0.2").hello("gpu2", "127.0.0.2")
+    nodes.become(gpu2="here")
+    for number in (3, 4, 5, 6):
+        nodes.dial("127.0.0.2").hello(f"x{number}", f"10.0.0.{number}")
+    eventually(lambda: "the roll is full (4 nodes)" in nodes.status.error, "the refusal", SOON)
+    honest = nodes.dial("127.0.0.5")
+    honest.hello("gpu5", "10.0.0.5" if planned else "127.0.0.5")
+    eventually(lambda: nodes.states().get("gpu5") == "here", "the node", SOON)
+    assert nodes.states()["gpu2"] == "here"
+
+
+# fault: serving/node/head_roll.py: other.claim(self._members) >= claim → True
+@pytest.mark.parametrize(
+    ("name", "address"), [("gpu3", "127.0.0.3"), ("gpu3", "127.0.0.2"), ("gpu3", "10.0.0.9"), ("x", "127.0.0.3")]
+)
+def test_the_place_of_a_node_is_its_own(nodes: Nodes, name: str, address: str) -> None:
+    """A host that was taken over gives the name or the address of another, whose node was then refused."""
+    nodes.plan(gpu1="127.0.0.1", gpu2="127.0.0.2", gpu3="127.0.0.3")
+    first = nodes.dial("127.0.0.2")
+    first.hello(name, address)
+    nodes.become(**{name: "here"})
+    nodes.dial("127.0.0.3").hello("gpu3", "127.0.0.3")
+    assert first.ended()
+    eventually(lambda: [one.address for one in nodes.status.nodes][1:] == ["127.0.0.3"], "the node", SOON)
+    again = nodes.dial("127.0.0.2")
+    again.hello(name, address)
+    assert again.ended()
+    nodes.become(gpu3="here")
+
+
+# fault: serving/node/head_roll.py: if not hosts or at in hosts else () → if True else ()
+# fault: wire/parts.py: parts: Annotated[tuple[PartReport, ...], first(MAX_PARTS)] → parts: tuple[PartReport, ...]
+def test_what_a_node_reports_takes_little(nodes: Nodes) -> None:
+    """512 names of a host that was taken over reported 9,000 parts each, and the head kept all."""
+    nodes.plan(gpu1="127.0.0.1", gpu2="10.0.0.2")
+    parts = {"parts": [{"id": f"{number:016x}"} for number in range(1000)]}
+    for name, address, kept in [("x", "10.0.0.3", 0), ("gpu2", "10.0.0.2", 256)]:
+        wire = nodes.dial()
+        wire.hello(name, address)
+        eventually(lambda: nodes.states().get(name) == "here", "its row")  # noqa: B023
+        wire.connection.sendall(wire.signed.line(parts))
+        wire.beat()
+        wire.connection.sendall(wire.signed.line(parts))
+        wire.connection.shutdown(socket.SHUT_WR)
+        eventually(lambda: nodes.states()[name] == "gone", "its end")  # noqa: B023
+        assert len(nodes.head.reports(address)) == kept
 
 
 @pytest.mark.parametrize(
@@ -258,7 +329,7 @@ def test_a_roll_with_a_fault_begins_again(nodes: Nodes, monkeypatch: pytest.Monk
     nodes.become(gpu2="here")
 
 
-# fault: serving/node/head_roll.py: if theirs.address == hello.address or theirs.host == hello.host: → if False:
+# fault: serving/node/head_roll.py: if here and (theirs := other.hello): → if False:
 def test_the_second_node_at_an_address_is_refused_with_the_reason(nodes: Nodes) -> None:
     nodes.worker("gpu2", "10.0.0.2")
     nodes.become(gpu2="here")
@@ -295,10 +366,10 @@ def test_a_worker_whose_head_is_silent_dials_again(nodes: Nodes) -> None:
         worker.close()
 
 
-def test_a_head_that_cannot_listen_shows_why_and_listens_later() -> None:
+def test_a_head_that_cannot_listen_shows_why_and_listens_later(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         place = taken.getsockname()[:2]
-        head = HeadRoll(place, KEY, HEAD, PACE)
+        head = HeadRoll(place, KEY, HEAD, PACE, HeadMembers(tmp_path))
         eventually(lambda: f":{place[1]} (ports.nodes): Address already in use" in str(head.status()["error"]), "why")
     eventually(lambda: head.status()["error"] == "", "the port")
     head.close()

@@ -9,6 +9,7 @@ which is lost, or comes twice, changes nothing.
 from __future__ import annotations
 
 import hashlib
+import ipaddress
 import secrets
 import selectors
 import socket
@@ -19,6 +20,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
+from vllm_cluster.serving.node.members import HeadMembers
 from vllm_cluster.serving.node.parse_argv import Place
 from vllm_cluster.serving.node.process import log_line
 from vllm_cluster.serving.node.timing import Timing
@@ -106,12 +108,23 @@ class Link:
     # Of a node that is on the roll; a stranger has none, nor has one that was refused.
     row: Row | None = None
 
+    def claim(self, members: HeadMembers) -> tuple[bool, bool]:
+        """How well it shows that it is the node it names: a host of the cluster, which dials from its own address."""
+        if self.hello is None:
+            return False, False
+        return members.names.get(self.hello.address) == self.hello.host, _same(self.peer, self.hello.address)
+
+    def meets(self, hello: Hello) -> bool:
+        """Whether it is on the roll under a name or an address that another node gives as its own."""
+        mine = self.hello if self.row else None
+        return mine is not None and (mine.host == hello.host or mine.address == hello.address)
+
 
 class HeadRoll:
     """The head's end: listens, and keeps the list."""
 
-    def __init__(self, place: Place, key: str, me: Me, pace: Timing) -> None:
-        self._place, self._key, self._pace = place, key, pace
+    def __init__(self, place: Place, key: str, me: Me, pace: Timing, members: HeadMembers) -> None:
+        self._place, self._key, self._pace, self._members = place, key, pace, members
         self._me, self._own = me, Row(me.gpus, "here", round(time.time(), 3), time.monotonic())
         self._own.instance = secrets.token_hex(8)
         self._rows = {(me.host, me.address): self._own}
@@ -241,34 +254,40 @@ class HeadRoll:
                 link.row = self._enter(hello, selector)
                 self._send(link, link.signed.line({}), selector)
         elif row := link.row:
-            row.reports = read(NodeBeat, link.signed.body(line), f"a node at {link.peer}", MAX_LINE).parts
+            reports = read(NodeBeat, link.signed.body(line), f"a node at {link.peer}", MAX_LINE).parts
+            # 512 names of a host that was taken over would take a megabyte each.
+            hosts, at = self._members.names, link.hello.address if link.hello else ""
+            row.reports = reports if not hosts or at in hosts else ()
             row.beaten, row.streak = time.monotonic(), row.streak + 1
             if row.state == "silent" and row.streak >= BACK:
                 row.be("here")
 
     def _taken(self, link: Link, hello: Hello) -> str:
-        """Why there is no place for this node: another one has its address, or its name; empty where there is one."""
+        """Why there is no place for this node: another has its address, or its name, with as good a claim; or empty."""
         who = f"{hello.host} at {hello.address} ({link.peer}) is refused"
         if hello.host == self._me.host or hello.address == self._me.address:
             return f"{who}: these are the head's own"
-        for other in self._links.values():
-            theirs = other.hello
-            if theirs is None or other.row is None or other.row.state != "here":
-                continue
-            if theirs.address == hello.address or theirs.host == hello.host:
+        # A host that was taken over has the token too, and may give any names and addresses, as many as there are.
+        self._members.look()
+        claim, others = link.claim(self._members), [one for one in self._links.values() if one.row]
+        for other in (one for one in others if one.meets(hello)):
+            here = other.row and other.row.state == "here" and other.claim(self._members) >= claim
+            if here and (theirs := other.hello):
                 return f"{who}: {theirs.host} at {theirs.address} ({other.peer}) is here"
-        others = (row for key, row in self._rows.items() if hello.host != key[0] and hello.address != key[1])
-        if sum(row.state != "gone" for row in others) >= MAX_ROWS:
+        claims = [one.claim(self._members) for one in others if not one.meets(hello)]
+        if len(claims) + 1 >= MAX_ROWS and min(claims) >= claim:
             return f"{who}: the roll is full ({MAX_ROWS} nodes)"
         return ""
 
     def _enter(self, hello: Hello, selector: selectors.BaseSelector) -> Row:
         """The node's row; what it was before, under another name or address too, is forgotten with its connection."""
         for other in list(self._links.values()):
-            theirs = other.hello
-            if other.row and theirs and (theirs.host == hello.host or theirs.address == hello.address):
+            if other.meets(hello):
                 other.row = None
                 self._drop(other, selector)
+        others = [one for one in self._links.values() if one.row]
+        if len(others) + 1 >= MAX_ROWS:
+            self._drop(min(others, key=lambda one: one.claim(self._members)), selector)
         before = [key for key in self._rows if key[0] == hello.host or key[1] == hello.address]
         # Its parts run on where only the connection was lost.
         same = (self._rows[key] for key in before if hello.instance and self._rows[key].instance == hello.instance)
@@ -327,6 +346,11 @@ class HeadRoll:
             for (host, address), row in self._rows.items()
         ]
         self._status = {"nodes": rows, "error": self._error}
+
+
+def _same(one: str, other: str) -> bool:
+    """Whether two texts are one address."""
+    return one == other or (":" in one and ipaddress.ip_address(one) == ipaddress.ip_address(other))
 
 
 def _listen(place: Place) -> socket.socket:

@@ -28,6 +28,7 @@ from vllm_cluster.serving.node.attempt import connect_error
 from vllm_cluster.serving.node.backends import backend
 from vllm_cluster.serving.node.files import keep_compiled, write_whole
 from vllm_cluster.serving.node.head_roll import HeadRoll, Me, roll_key
+from vllm_cluster.serving.node.members import HeadMembers
 from vllm_cluster.serving.node.parse_argv import Place, place
 from vllm_cluster.serving.node.parts import PartRunner
 from vllm_cluster.serving.node.process import (
@@ -349,7 +350,11 @@ def supervise(role: str, command: Sequence[str], head: Place | None, at: Place, 
     keep_compiled(state_folder(), os.environ.get("VCLUSTER_COMPILED", "image"))
     pace = Timing(**json.loads(os.environ.get("VCLUSTER_PACE", "{}")))
     token = next(path for name, path in secret_files().items() if name in (NODE_TOKEN, backend.TOKEN_PATH))
-    roll = (HeadRoll if role == "head" else WorkerRoll)(at, roll_key(token), me, pace)
+    roll: HeadRoll | WorkerRoll
+    if role == "head":
+        roll = HeadRoll(at, roll_key(token), me, pace, HeadMembers(state_folder()))
+    else:
+        roll = WorkerRoll(at, roll_key(token), me, pace)
     node = Supervisor(me, command, head, pace, roll, key=write_replica_key(token))
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: node.stopping.set())
