@@ -85,12 +85,63 @@ def test_pip_is_asked_once_for_pinned_wheels_alone(tmp_path: Path) -> None:
     # What the image has in the same version does not travel; what it has in another one may be too old.
     assert "ray==2.56.1" in names(pins)
     assert {line.partition("==")[0] for line in names(pins)} & {"click", "colorful"} == {"colorful"}
-    with tarfile.open(fileobj=io.BytesIO(wheels.context(folder))) as tar:
+    with tarfile.open(fileobj=io.BytesIO(b"".join(wheels.context(folder)))) as tar:
         held = tar.extractfile("wheels/constraints.txt")
         assert held
         assert held.read().decode().splitlines() == [f"click=={pinned('click')}", "colorful==0.1", "vllm==0.33.0"]
         wheel = "wheels/ray-2.56.1-cp312-cp312-manylinux2014_x86_64.whl"
-        assert set(tar.getnames()) == {"Dockerfile", "wheels", "wheels/constraints.txt", wheel}
+        assert set(tar.getnames()) == {"Dockerfile", "wheels/constraints.txt", wheel}
+
+
+def _as_large_as_a_disk(path: Path) -> None:
+    with path.open("wb") as file:
+        file.truncate(20 << 30)
+
+
+STRANGE: dict[str, Callable[[Path], None]] = {
+    "pipe": os.mkfifo,
+    "device": lambda path: path.symlink_to("/dev/zero"),
+    "itself": lambda path: path.symlink_to(path),
+    "folder": Path.mkdir,
+    "large": _as_large_as_a_disk,
+}
+
+
+# fault: kernel/images/wheels.py: if made.size > MAX_WHEELS: → if False:
+# fault: kernel/docker/tar_stream.py: with open_plain(path) as file: → with path.open("rb") as file:
+@pytest.mark.parametrize("kind", STRANGE)
+def test_strange_files_among_the_wheels_are_refused(tmp_path: Path, kind: str) -> None:
+    """A file of 20 GB was read into memory, twice."""
+    STRANGE[kind](tmp_path / "ray.whl")
+    tried: list[str | None] = []
+
+    def ask() -> None:
+        with pytest.raises(VclusterError, match=r"ray\.whl|at most \d+ are sent") as caught:
+            wheels.context(tmp_path)
+        tried.append(caught.value.hint)
+
+    asked = threading.Thread(target=ask, daemon=True)
+    asked.start()
+    asked.join(20)
+    assert tried == [f"rm -r {tmp_path}"]
+
+
+# fault: kernel/docker/tar_stream.py: file.read(min(PIECE, left)) → file.read(left)
+# fault: kernel/docker/tar_stream.py: return -self.length % tarfile.BLOCKSIZE → return 0
+def test_wheels_are_sent_in_pieces(tmp_path: Path) -> None:
+    (tmp_path / "ray.whl").write_bytes(bytes(9 << 20) + b"end")
+    made = wheels.context(tmp_path)
+    pieces = list(made)
+    assert max(map(len, pieces)) <= 1 << 20
+    assert sum(map(len, pieces)) == made.size
+    with tarfile.open(fileobj=io.BytesIO(b"".join(pieces))) as tar:
+        held = tar.extractfile("wheels/ray.whl")
+        assert held
+        assert held.read() == bytes(9 << 20) + b"end"
+        assert tar.getnames() == ["Dockerfile", "wheels/ray.whl"]
+    (tmp_path / "ray.whl").write_bytes(b"short")
+    with pytest.raises(OSError, match="has become shorter"):
+        list(made)
 
 
 # fault: kernel/images/wheels.py: if path.is_dir() and not path.is_symlink(): → if True:

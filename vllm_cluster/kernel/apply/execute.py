@@ -12,6 +12,7 @@ from vllm_cluster.kernel.apply.barrier import await_gpus, await_head, ensure_sam
 from vllm_cluster.kernel.apply.members import move_head, record_members
 from vllm_cluster.kernel.docker.client import DockerApi
 from vllm_cluster.kernel.docker.container_body import node_body
+from vllm_cluster.kernel.docker.tar_stream import TarStream
 from vllm_cluster.kernel.docker.temporary import TemporaryContainer
 from vllm_cluster.kernel.errors import CommandFailed, HostError, VclusterError, combine
 from vllm_cluster.kernel.events import Emit, Event
@@ -82,7 +83,7 @@ class PlanExecution:
     secrets: Secrets
     cache: Path
     _images: ImageSupply = field(init=False)
-    _contexts: dict[ImageContents, bytes] = field(default_factory=dict)
+    _contexts: dict[ImageContents, TarStream] = field(default_factory=dict)
     # By host: the container through which its node's secrets were written.
     _doors: dict[str, str] = field(default_factory=dict)
     _downloading: threading.Lock = field(default_factory=threading.Lock)
@@ -221,8 +222,8 @@ class PlanExecution:
         self.emit(Event("progress", f"downloading {requirement}", connection.name))
         context = self._context(inside, requirement)
         arguments = wheels.arguments(base, requirement)
-        deadline = connection.runtime.after(BUILD_SECONDS + len(context) / MIN_UPLOAD)
-        size = f"{len(context) / 1e6:.0f} MB"
+        deadline = connection.runtime.after(BUILD_SECONDS + context.size / MIN_UPLOAD)
+        size = f"{context.size / 1e6:.0f} MB"
         self.emit(Event("progress", f"sending {size} of wheels, building {name}", connection.name))
         labels = {BASE_IMAGE: base, BUILT_FOR: self.plan.cluster, VLLM_VERSION: inside.version("vllm") or ""}
         docker.build(context, name, arguments, labels, deadline)
@@ -248,7 +249,7 @@ class PlanExecution:
             raise HostError(connection.name, f"{image} {inside.refusal}", hint="set image to a vLLM image")
         return inside
 
-    def _context(self, inside: ImageContents, requirement: str) -> bytes:
+    def _context(self, inside: ImageContents, requirement: str) -> TarStream:
         # Hosts with one image need one download; the others wait for it here.
         with self._downloading:
             if inside not in self._contexts:

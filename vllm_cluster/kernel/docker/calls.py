@@ -16,6 +16,7 @@ from urllib.parse import quote, urlencode
 from vllm_cluster.kernel.clock import SYSTEM_CLOCK, Clock, Deadline
 from vllm_cluster.kernel.debug_log import logged
 from vllm_cluster.kernel.docker.connection import Connection, Guard, OpenStream, Pool
+from vllm_cluster.kernel.docker.tar_stream import TarStream
 from vllm_cluster.kernel.errors import CommandFailed, ConnectionLost, DockerError, TimedOut, Unreachable
 from vllm_cluster.wire.reading import MAX_BYTES, RefusedDocument, document
 
@@ -65,7 +66,7 @@ class Call:
     path: str
     query: Mapping[str, object] = field(default_factory=dict)
     json: Mapping[str, object] | None = None
-    body: bytes = b""
+    body: bytes | TarStream = b""
     headers: Mapping[str, str] = field(default_factory=dict, repr=False)
     # POST is how Docker starts a command in a container too; what one does is for whoever asks for it to judge.
     reads: bool = False
@@ -75,16 +76,17 @@ class Call:
     answer_seconds: float = math.inf
 
     @property
-    def content(self) -> bytes:
+    def content(self) -> bytes | TarStream:
         """The body as it is sent."""
         return self.body if self.json is None else json.dumps(self.json).encode()
 
     @property
     def kind(self) -> Mapping[str, str]:
-        """The header that names the kind of the body."""
+        """The headers that name the kind of the body, and the size of one that is made while it is sent."""
         if not self.json and not self.body:
             return {}
-        return {"Content-Type": "application/x-tar" if self.json is None else "application/json"}
+        size = {"Content-Length": str(self.body.size)} if isinstance(self.body, TarStream) else {}
+        return size | {"Content-Type": "application/x-tar" if self.json is None else "application/json"}
 
 
 def path(*parts: str) -> str:

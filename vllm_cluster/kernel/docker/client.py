@@ -16,6 +16,7 @@ from vllm_cluster.kernel.docker.calls import CALL_SECONDS, Call, Calls, NotFound
 from vllm_cluster.kernel.docker.connection import Guard, OpenStream
 from vllm_cluster.kernel.docker.log_frames import OutputFrames
 from vllm_cluster.kernel.docker.streams import Streams
+from vllm_cluster.kernel.docker.tar_stream import TarStream
 from vllm_cluster.kernel.docker.volumes import Volumes
 from vllm_cluster.kernel.errors import CommandFailed
 from vllm_cluster.kernel.facts.docker_objects import Container, ContainerInfo, Image, ImageInfo
@@ -124,7 +125,7 @@ class DockerApi:
 
     def build(
         self,
-        context: bytes,
+        context: bytes | TarStream,
         tag: str,
         arguments: Mapping[str, str],
         labels: Mapping[str, str],

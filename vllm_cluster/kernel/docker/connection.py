@@ -11,6 +11,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from vllm_cluster.kernel.clock import Deadline
+from vllm_cluster.kernel.docker.tar_stream import TarStream
 from vllm_cluster.kernel.transport.base import MAX_STREAMS, Stream
 
 if TYPE_CHECKING:
@@ -100,7 +101,7 @@ class Connection(http.client.HTTPConnection):
         method: str,
         path: str,
         deadline: Deadline,
-        body: bytes,
+        body: bytes | TarStream,
         headers: Mapping[str, str],
         *,
         answer_seconds: float = math.inf,

@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 import hashlib
-import io
 import os
 import re
 import shutil
 import subprocess
-import tarfile
 from pathlib import Path
 
+from vllm_cluster.kernel.docker.tar_stream import TarStream
 from vllm_cluster.kernel.errors import VclusterError
 from vllm_cluster.kernel.images.contents import ImageContents
 from vllm_cluster.kernel.images.recipes import recipe
 from vllm_cluster.kernel.laptop import make_private, meaning, naming, own_python
+from vllm_cluster.kernel.shell_line import command_line
 from vllm_cluster.kernel.transport.ssh_config import Run
 
 DOWNLOAD_SECONDS = 1800
 # The newest glibc that a pinned wheel may need; every image with a vLLM of today has a newer one.
 PINNED_GLIBC = 28
+# Of all of them: those of Ray and what it needs are 100 MB.
+MAX_WHEELS = 1 << 30
 # Each release of it needs the SDK of its day (0.66b2 needs 1.45), which images have: the pins have one for each.
 COUPLED, SDK, APART = "opentelemetry-exporter-prometheus", "opentelemetry-sdk", 21
 _INDEX = """export PIP_INDEX_URL=URL, an index that has them: the hashes stay as pinned
@@ -137,11 +139,22 @@ def _version(requirement: str) -> str:
     return requirement.partition("==")[2]
 
 
-def context(folder: Path) -> bytes:
-    """The build context: the recipe and the wheels with the image's versions, as a tar archive."""
-    archive = io.BytesIO()
-    with tarfile.open(fileobj=archive, mode="w") as tar:
-        tar.add(recipe("Dockerfile"), "Dockerfile")
-        names = (".whl", "constraints.txt")
-        tar.add(folder, "wheels", filter=lambda entry: entry if entry.isdir() or entry.name.endswith(names) else None)
-    return archive.getvalue()
+def context(folder: Path) -> TarStream:
+    """The build context: the recipe and the wheels with the image's versions, as a tar archive.
+
+    Raises:
+        VclusterError: what is in the folder is not what pip writes there.
+    """
+    try:
+        paths = sorted(path for path in folder.iterdir() if path.name.endswith((".whl", "constraints.txt")))
+        made = TarStream.of({"Dockerfile": recipe("Dockerfile"), **{f"wheels/{path.name}": path for path in paths}})
+    except OSError as error:
+        raise VclusterError(f"cannot use the wheels in {folder}: {error}", hint=_remove_by_hand(folder)) from None
+    if made.size > MAX_WHEELS:
+        text = f"the wheels in {folder} have {made.size} bytes: at most {MAX_WHEELS} are sent"
+        raise VclusterError(text, hint=_remove_by_hand(folder))
+    return made
+
+
+def _remove_by_hand(folder: Path) -> str:
+    return command_line("rm", "-r", str(folder))
