@@ -10,11 +10,13 @@ from typing import Annotated, Literal
 
 from vllm_cluster.wire.reading import read
 from vllm_cluster.wire.signature import same, sign
-from vllm_cluster.wire.values import Address, Count, Line, Number, between, shaped
+from vllm_cluster.wire.values import Address, Count, Line, Number, between, first, shaped
 
 # A hello with the longest names; and a beat of one that has proved itself, with the parts that run or shall run.
 MAX_HELLO, MAX_LINE = 4 << 10, 256 << 10
 MAX_GPUS = 1024
+# More than a head lets in.
+MAX_NODES = 1024
 Nonce = Annotated[str, shaped("[0-9a-f]{32}", "a nonce of 32 hex digits")]
 # Silent: connected, without beats; gone: its connection has ended, which its host's end or another way may have done.
 Presence = Literal["here", "silent", "gone"]
@@ -61,7 +63,7 @@ class RollNode:
 class Roll:
     """On the head: every node that has been here. `error` is what keeps this node, or others, from being on it."""
 
-    nodes: tuple[RollNode, ...] = ()
+    nodes: Annotated[tuple[RollNode, ...], first(MAX_NODES)] = ()
     error: Line = ""
 
 

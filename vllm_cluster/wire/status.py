@@ -9,9 +9,16 @@ from typing import Annotated, Literal
 from vllm_cluster.wire.backends import BackendName
 from vllm_cluster.wire.reading import ALSO
 from vllm_cluster.wire.roll import MAX_GPUS, Roll
-from vllm_cluster.wire.values import Address, Count, Name, Number, Port, between, brief, first, words
+from vllm_cluster.wire.values import Address, Count, Name, Number, Port, at_most, between, brief, first, words
 
 VERSION = 1
+# In bytes. A page that is fed with it has several, and Python takes four bytes a character where one of a text is rare:
+# with twice as much it took 120 MB. A head of 256 hosts writes 1 MB at most, while 64 of its replicas have failed.
+MAX_STATUS = 3 << 19
+# 256 hosts, and what has died of them, of which Ray keeps a thousand.
+MAX_NODES = 2048
+# Hosts with ranks of a replica, and of all replicas.
+MAX_HOSTS, MAX_OF_ALL = 512, 8192
 GroupState = Literal["waiting", "starting", "up", "down", "unknown"]
 Gpus = Annotated[float, between(0, MAX_GPUS)]
 # Those of a start are in their order; "unknown" is set here: the node program has written nothing for too long.
@@ -64,7 +71,7 @@ class GroupStatus:
     restarts: Count
     error: Words | None
     version: str | None
-    nodes: tuple[GroupNode, ...]
+    nodes: Annotated[tuple[GroupNode, ...], first(MAX_NODES)]
     # In a row; an earlier version of the node program does not write it.
     failures: Count = 0
     # What joins them: without Ray, the roll alone.
@@ -149,7 +156,7 @@ class ServeStatus:
     phases: Annotated[tuple[tuple[Words, Number], ...], first(64)] = ()
     last_line: Words = ""
     token_age_seconds: Number | None = None
-    ranks: Mapping[Address, Count] = field(default_factory=dict)
+    ranks: Annotated[Mapping[Address, Count], at_most(MAX_HOSTS)] = field(default_factory=dict)
     backend: BackendName = "ray"
     index: Count = 0
 
@@ -178,6 +185,15 @@ class NodeStatus:
     # A node program of an earlier version keeps none.
     roll: Roll | None = None
     replicas: tuple[ServeStatus, ...] = ()
+
+    def __post_init__(self) -> None:
+        """Refuse more than a cluster may have.
+
+        Raises:
+            ValueError: its replicas have ranks on more hosts.
+        """
+        if sum(len(one.ranks) for one in self.replicas) > MAX_OF_ALL:
+            raise ValueError(f"has ranks on more than {MAX_OF_ALL} hosts")
 
     @property
     def serves(self) -> tuple[ServeStatus, ...]:

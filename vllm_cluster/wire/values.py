@@ -5,12 +5,13 @@ from __future__ import annotations
 import ipaddress
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sized
 from dataclasses import dataclass, field
 from typing import Annotated, TypeVar
 
 N = TypeVar("N", int, float)
 T = TypeVar("T")
+S = TypeVar("S", bound=Sized)
 
 LOOPBACK = "127.0.0.1"
 # The largest file that anybody serves from, in bytes.
@@ -33,10 +34,10 @@ def between(least: N, most: N) -> Callable[[N], N]:
     return check
 
 
-def at_most(most: int) -> Callable[[tuple[T, ...]], tuple[T, ...]]:
-    """A check for a list of so many values or fewer."""
+def at_most(most: int) -> Callable[[S], S]:
+    """A check for a list or an object of so many values or fewer."""
 
-    def check(values: tuple[T, ...]) -> tuple[T, ...]:
+    def check(values: S) -> S:
         if len(values) > most:
             raise ValueError(f"has more than {most} entries")
         return values

@@ -17,9 +17,11 @@ from vllm_cluster.kernel.plan.node_status import (
     current,
     parse_status,
 )
+from vllm_cluster.serving.node.replicas import LINES_BYTES
+from vllm_cluster.serving.status.on_host import sample
 from vllm_cluster.wire.reading import convert
 from vllm_cluster.wire.roll import Roll
-from vllm_cluster.wire.status import GroupNode
+from vllm_cluster.wire.status import MAX_STATUS, GroupNode
 
 
 def document(**changed: Any) -> bytes:
@@ -151,3 +153,55 @@ def test_who_is_not_here_by_the_roll() -> None:
         "gpu4": "its node is not on the roll",
     }
     assert absent(None, planned) == {}
+
+
+def many(count: int, **changed: Any) -> list[dict[str, Any]]:
+    """So many replicas."""
+    serve = json.loads(document())["serve"]
+    return [{**serve, "index": number, **changed} for number in range(count)]
+
+
+# fault: kernel/plan/node_status.py: found = document(raw, what, MAX_STATUS) → found = document(raw, what)
+def test_a_status_that_takes_much_memory_is_refused() -> None:
+    """Of 3 MB with one emoji a text the dashboard took 120 MB."""
+    long = document(replicas=many(32, last_line="\N{GRINNING FACE}" + "x" * 50_000))
+    with pytest.raises(UnreadableStatus, match=f"is larger than {MAX_STATUS} bytes"):
+        parse_status(long)
+    assert sample.MAX_STATUS == MAX_STATUS
+
+
+def test_a_status_of_many_replicas_that_failed_is_read() -> None:
+    """As the largest cluster may write it: a cause of 1,000 characters is in each of these."""
+    cause = "x" * 1000
+    failure = {"time": 1.0, "summary": f"vLLM ended with exit code 1: {cause}", "lines": []}
+    replicas = many(64, detail=cause, last_line=cause, failure=failure, first_failure=failure)
+    group = json.loads(document())["group"]
+    node = {"id": "0" * 56, "address": "10.100.100.100", "alive": False, "gpus": 8.0}
+    group["nodes"] = [node] * 1256
+    row = {"host": "g" * 63, "address": "10.100.100.100", "gpus": 8, "state": "here", "since": 1.0e9 + 0.123}
+    nodes = [row] * 512
+    raw = document(replicas=replicas, group=group, roll={"nodes": nodes, "error": cause})
+    assert len(raw) + LINES_BYTES < MAX_STATUS
+    found = parse_status(raw)
+    assert (len(found.replicas), len(found.group.nodes), found.roll and len(found.roll.nodes)) == (64, 1256, 512)
+
+
+# fault: wire/status.py: nodes: Annotated[tuple[GroupNode, ...], first(MAX_NODES)] → nodes: tuple[GroupNode, ...]
+# fault: wire/roll.py: nodes: Annotated[tuple[RollNode, ...], first(MAX_NODES)] → nodes: tuple[RollNode, ...]
+# fault: wire/status.py: ranks: Annotated[Mapping[Address, Count], at_most(MAX_HOSTS)] → ranks: Mapping[Address, Count]
+# fault: wire/status.py: if sum(len(one.ranks) for one in self.replicas) > MAX_OF_ALL: → if False:
+def test_a_status_has_no_more_nodes_than_a_cluster() -> None:
+    """A row of 68 bytes takes 1 kB here, and each that is not of the inventory was a host of its own."""
+    group = json.loads(document())["group"]
+    group["nodes"] = [{"id": "a", "address": "10.0.0.1", "alive": True, "gpus": 1}] * 5000
+    rows = [{"host": "a", "address": "10.0.0.1", "gpus": 1, "state": "here", "since": 1}] * 5000
+    found = parse_status(document(group=group, roll={"nodes": rows}))
+    assert found.roll
+    assert (len(found.group.nodes), len(found.roll.nodes)) == (2048, 1024)
+    ranks = {f"10.0.{number // 250}.{number % 250}": 1 for number in range(513)}
+    with pytest.raises(UnreadableStatus, match=r"replicas\.0\.ranks has more than 512 entries"):
+        parse_status(document(replicas=many(1, ranks=ranks)))
+    ranks.popitem()
+    assert parse_status(document(replicas=many(16, ranks=ranks)))
+    with pytest.raises(UnreadableStatus, match="has ranks on more than 8192 hosts"):
+        parse_status(document(replicas=many(17, ranks=ranks)))

@@ -122,7 +122,7 @@ def test_one_replica_that_is_ready_is_enough(
     api.close()
 
 
-# fault: serving/status/on_host/sample.py: MAX_STATUS = 3 << 20 → MAX_STATUS = 256 << 10
+# fault: serving/status/on_host/sample.py: MAX_STATUS = 3 << 19 → MAX_STATUS = 256 << 10
 def test_a_status_of_many_replicas_with_failures_is_whole(tmp_path: Path) -> None:
     text = json.dumps({"serve": None, "replicas": [{"lines": ["x" * 1000] * 40}] * 32})
     assert len(text) > 1 << 20

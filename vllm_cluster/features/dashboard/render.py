@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 from collections import deque
-from collections.abc import Callable, Iterator
-from dataclasses import asdict
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass
 
 from vllm_cluster.kernel.terminal.page import page
 from vllm_cluster.serving.status.render_watch import view_document
@@ -23,7 +23,7 @@ class DashboardFeed:
 
     def __init__(self, paste: Callable[[str], str]) -> None:
         self._paste = paste
-        self._before: View | None = None
+        self._before: Seen | None = None
         self._points: deque[dict[str, object]] = deque(maxlen=MAX_POINTS)
         self._events: deque[dict[str, object]] = deque(maxlen=MAX_EVENTS)
         self._whole = b"{}"
@@ -33,7 +33,7 @@ class DashboardFeed:
         self._points.append(_point(view))
         now = changes(self._before, view)
         self._events += [{"time": view.time, "message": message[:MAX_MESSAGE]} for message in now]
-        self._before = view
+        self._before = Seen.of(view)
         whole = {"view": view_document(view, self._paste), "points": list(self._points), "events": list(self._events)}
         self._whole = json.dumps(whole, default=str).encode()
 
@@ -52,23 +52,40 @@ def _point(view: View) -> dict[str, object]:
     return {"time": round(view.time, 1), "gpu_percent": sum(uses) / len(uses) if uses else None, **model}
 
 
-def changes(before: View | None, now: View) -> Iterator[str]:
+@dataclass(frozen=True)
+class Seen:
+    """What the next view is compared with: a whole one holds all texts of the head's status."""
+
+    name: str | None
+    phases: Mapping[int, tuple[str, int]]
+    states: Mapping[str, str]
+    up: bool
+
+    @classmethod
+    def of(cls, view: View) -> Seen:
+        """Take it of a view."""
+        serve = _served(view)
+        phases = {one.index: (one.phase, one.attempt) for one in _each(view)}
+        return cls(
+            serve.name if serve else None, phases, {host.host: host.state for host in view.status.hosts}, view.status.up
+        )
+
+
+def changes(before: Seen | None, now: View) -> Iterator[str]:
     """What differs from the view before, as sentences."""
     if before is None:
         return
-    was, serve = _served(before), _served(now)
-    if (was and was.name) != (serve and serve.name):
+    serve = _served(now)
+    if before.name != (serve.name if serve else None):
         yield f"{serve.name} is served" if serve else "no model is served"
-    earlier = {one.index: (one.phase, one.attempt) for one in _each(before)}
     for one in _each(now):
-        if earlier.get(one.index) != (one.phase, one.attempt):
+        if before.phases.get(one.index) != (one.phase, one.attempt):
             which = f" replica {one.index}" if len(_each(now)) > 1 else ""
             yield f"{one.name}{which}: {one.words}"
-    states = {host.host: (host.state, host.problem) for host in before.status.hosts}
     for host in now.status.hosts:
-        if host.host in states and states[host.host][0] != host.state:
+        if host.host in before.states and before.states[host.host] != host.state:
             yield f"{host.host}: {host.state}" + (f": {host.problem}" if host.problem else "")
-    if before.status.up != now.status.up:
+    if before.up != now.status.up:
         yield f"{now.status.cluster} is {'up' if now.status.up else 'not up'}"
 
 

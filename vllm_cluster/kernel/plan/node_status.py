@@ -9,7 +9,7 @@ from vllm_cluster.kernel.errors import VclusterError
 from vllm_cluster.kernel.explain.progress import is_trouble
 from vllm_cluster.wire.reading import RefusedDocument, convert, document
 from vllm_cluster.wire.roll import Roll
-from vllm_cluster.wire.status import VERSION, GroupNode, GroupStatus, NodeStatus, ServeStatus
+from vllm_cluster.wire.status import MAX_STATUS, VERSION, GroupNode, GroupStatus, NodeStatus, ServeStatus
 
 # A node program that has missed so many of its beats is stopped, or cannot write.
 MISSED_BEATS = 6
@@ -110,7 +110,7 @@ def parse_status(raw: bytes) -> NodeStatus:
     """
     what = "a node's status.json"
     try:
-        found = document(raw, what)
+        found = document(raw, what, MAX_STATUS)
         version = found.get("v", VERSION) if isinstance(found, dict) else VERSION
         if version == VERSION or type(version) is not int:
             return convert(NodeStatus, found, what)

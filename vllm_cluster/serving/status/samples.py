@@ -20,7 +20,7 @@ SILENT_SECONDS = 15.0
 LIFE_SECONDS = 3600.0
 # The head's has its status, with what failed of each replica, and vLLM's counters: texts in a text. Others have their
 # GPUs alone, and there are many of them: 128 with 300 characters of error each are 80 KB.
-MAX_OF_HEAD, MAX_SAMPLE = 4 << 20, 128 << 10
+MAX_OF_HEAD, MAX_SAMPLE = 3 << 20, 128 << 10
 # What becomes of a line takes several times its memory for a moment: of one host at a time.
 _reading = threading.Lock()
 

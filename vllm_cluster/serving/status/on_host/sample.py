@@ -24,8 +24,8 @@ from vllm_cluster.wire.listeners import connect_to_own_only
 SOON = 0.5
 ANSWER_SECONDS = 5.0
 MAX_METRICS = 8 << 20
-# As `status` reads it: each of several replicas has its failures, with their lines.
-MAX_STATUS = 3 << 20
+# As `wire.status` has it: each of several replicas has its failures, with their lines.
+MAX_STATUS = 3 << 19
 # Processes that run a rank, as the kernel cuts their names; a lone GPU's rank runs within its engine.
 RANKS, ENGINE = ("ray::RayWorker", "VLLM::Worker"), "VLLM::EngineCor"
 NAMES = (
@@ -190,7 +190,7 @@ def sample(state: Path, gpus: Gpus, metrics: Metrics) -> dict[str, object]:
     """Everything now."""
     found = {"status": "", "metrics": "", "metrics_error": ""}
     with contextlib.suppress(OSError):
-        found["status"] = (state / "status.json").read_bytes()[:MAX_STATUS].decode("utf-8", "replace")
+        found["status"] = (state / "status.json").read_bytes()[: MAX_STATUS + 1].decode("utf-8", "replace")
     with contextlib.suppress(ValueError, KeyError, TypeError):
         status = json.loads(found["status"])
         serve = status["serve"]
