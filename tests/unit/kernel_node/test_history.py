@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+import tracemalloc
 from types import SimpleNamespace
 from typing import Any
 
@@ -22,7 +23,43 @@ END = {"time": 2.0, "request": 1, "result": "ready", "seconds": 3.5, "summary": 
 def node(audit: dict[str, Any], result: dict[str, Any] = END) -> Any:
     """A head with a line in each file."""
     files = {"audit.jsonl": json.dumps(audit).encode(), "results.jsonl": json.dumps(result).encode()}
-    return SimpleNamespace(host="gpu1", read=files.get)
+    return head_with(files)
+
+
+def head_with(files: dict[str, bytes]) -> Any:
+    """A head with these files."""
+    return SimpleNamespace(host="gpu1", read=lambda name, limit=1 << 30: (files.get(name) or b"")[:limit])
+
+
+# fault: kernel/node/history.py: node.read(name, MAX_FILE) → node.read(name)
+# fault: kernel/node/history.py: .rsplit(b"\n", MAX_LINES)[-MAX_LINES:] → .split(b"\n")
+# fault: kernel/node/history.py: kept = sum(number <= MAX_VALUES for number in values) → kept = len(rows)
+@pytest.mark.parametrize(
+    ("file", "row"),
+    [
+        ("results.jsonl", b"ab\n"),
+        ("results.jsonl", b'{"request":1,"result":"restarted"}\n'),
+        ("audit.jsonl", b'{"time":1,"user":"u","verb":"v","operations":[' + b'"ab",' * 150 + b'"ab"]}\n'),
+        ("audit.jsonl", b'{"time":1,"user":"u","verb":"v","operations":["' + b"x" * (8 << 20)),
+    ],
+    ids=["no rows", "short rows", "many values", "a long file"],
+)
+def test_what_a_head_makes_of_its_history_takes_little_memory(file: str, row: bytes) -> None:
+    """Its four files took 165 MB, and a million rows of two bytes 23 s."""
+    content = row * max(1, (3 << 20) // len(row))
+    head = head_with({file: content, f"{file}.1": content})
+    tracemalloc.start()
+    try:
+        read_history(head)
+        assert tracemalloc.get_traced_memory()[1] < 24 << 20
+    finally:
+        tracemalloc.stop()
+
+
+def test_the_newest_lines_of_a_history_are_kept() -> None:
+    rows = b"".join(json.dumps({**RUN, "time": float(number)}).encode() + b"\n" for number in range(10_000))
+    found = read_history(head_with({"audit.jsonl": rows, "results.jsonl": b""}))
+    assert (len(found), found[-1].time) == (8192, 9999.0)
 
 
 def test_a_run_has_its_end() -> None:
@@ -77,8 +114,7 @@ def entries_of(*lines: dict[str, Any]) -> list[Any]:
     """The history of a run with these results."""
     text = "\n".join(json.dumps({"request": 1, "name": "m", **line}) for line in lines).encode()
     files = {"audit.jsonl": json.dumps(RUN).encode(), "results.jsonl": text}
-    head: Any = SimpleNamespace(host="gpu1", read=files.get)
-    return read_history(head)
+    return read_history(head_with(files))
 
 
 # fault: kernel/node/history.py: which = (line.request, line.replica) → which = (line.request, 0)
@@ -134,7 +170,7 @@ def test_as_many_replicas_as_a_head_can_claim_take_no_time() -> None:
 def test_a_head_whose_order_names_thousands_of_replicas_is_not_asked_for_all() -> None:
     clock, read = Clock(), list[str]()
 
-    def slow(name: str) -> bytes:
+    def slow(name: str, _limit: int = 0) -> bytes:
         read.append(name)
         clock.sleep(20)
         return b"{}"
