@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import json
+import tracemalloc
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from tests.support.clock import Clock
 from vllm_cluster.kernel.clock import Deadline
 from vllm_cluster.kernel.errors import HostError
-from vllm_cluster.serving.explain.logs import MAX_FILES, STOPPED_LOG, STOPPED_SECONDS, _stopped, by_file
+from vllm_cluster.kernel.hosts.program import RemoteProgram, RunningProgram
+from vllm_cluster.kernel.hosts.runtime import SYSTEM
+from vllm_cluster.kernel.transport.base import Stream
+from vllm_cluster.serving.explain import logs
+from vllm_cluster.serving.explain.logs import MAX_FILES, MAX_PIECES, STOPPED_LOG, STOPPED_SECONDS, _stopped, by_file
 from vllm_cluster.serving.explain.on_host import log_excerpt
 
 
@@ -93,6 +98,58 @@ def test_a_host_names_no_number_of_logs_that_fills_the_memory() -> None:
     assert len(by_file("gpu1", rows)) == MAX_FILES > len(log_excerpt.paths(Path("/"), Path("/"))) + 2 * 48
     with pytest.raises(HostError, match=f"gpu1: its excerpt has more than {MAX_FILES} files"):
         by_file("gpu1", [*rows, {"file": "one more", "line": 1, "text": ""}])
+
+
+# fault: serving/explain/logs.py: if pieces > MAX_PIECES: → if False:
+@pytest.mark.promise("P23")
+def test_a_host_makes_no_number_of_pieces_that_takes_minutes() -> None:
+    """Each is looked through by itself: 113,000 took 80 s and 76 MB."""
+    rows = [{"file": f"{number % 9}", "line": 2 * number, "text": ""} for number in range(MAX_PIECES + 1)]
+    assert len(by_file("gpu1", rows[:-1])) == 9
+    with pytest.raises(HostError, match=f"gpu1: its excerpt has more than {MAX_PIECES} pieces"):
+        by_file("gpu1", rows)
+
+
+# fault: serving/explain/logs.py: by_file(node.host, running.messages(due)) → by_file(node.host, list(running.messages(due)))
+@pytest.mark.promise("P23")
+def test_rows_of_an_excerpt_are_read_one_after_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    printed = b"{}\n" * 300_000 + b'{"file": "serve.log", "line": 1, "text": "x"}\n'
+    whole = Deadline.after(60)
+
+    def start(_connection: object, program: RemoteProgram, *_: object) -> RunningProgram:
+        return RunningProgram("gpu1", program, cast(Stream, Printed(printed)), whole)
+
+    monkeypatch.setattr(logs, "start", start)
+    node: Any = SimpleNamespace(host="gpu1", name="n", connection=SimpleNamespace(runtime=SYSTEM))
+    tracemalloc.start()
+    try:
+        assert [log.name for log in logs._inside(node)] == ["serve.log"]
+        assert tracemalloc.get_traced_memory()[1] < 8 << 20
+    finally:
+        tracemalloc.stop()
+
+
+class Printed:
+    """What a host sends."""
+
+    def __init__(self, content: bytes) -> None:
+        self._content = memoryview(content)
+
+    def settimeout(self, seconds: float) -> None:
+        """It never waits."""
+
+    def recv(self, most: int) -> bytes:
+        data, self._content = self._content[:most], self._content[most:]
+        return bytes(data)
+
+    def exit_code(self) -> int:
+        return 0
+
+    def stderr_tail(self) -> str:
+        return ""
+
+    def close(self) -> None:
+        """Nothing is left."""
 
 
 # fault: serving/explain/logs.py: or b"")[-kept:] → or b"")[-STOPPED_LOG:]

@@ -8,7 +8,7 @@ import pytest
 
 from vllm_cluster.kernel.clock import Deadline
 from vllm_cluster.kernel.errors import HostError, TimedOut
-from vllm_cluster.kernel.hosts.program import MAX_BYTES, MAX_LINE, RemoteProgram, RunningProgram
+from vllm_cluster.kernel.hosts.program import MAX_BYTES, MAX_LINE, MAX_MESSAGES, RemoteProgram, RunningProgram
 from vllm_cluster.kernel.transport.base import Stream
 from vllm_cluster.wire.programs import BenchReply, BenchStarted, EngineLoad, FedRow, LinkPorts, RanksReady
 
@@ -90,6 +90,14 @@ def test_silence_ends_with_the_deadline() -> None:
 def test_output_without_end_is_cut_off(piece: bytes) -> None:
     with pytest.raises(HostError, match="printed too much"):
         reading(*[piece] * (MAX_BYTES // MAX_LINE + 2)).next(Deadline.after(60))
+
+
+# fault: kernel/hosts/program.py: if len(messages) > MAX_MESSAGES: → if False:
+def test_a_million_empty_messages_are_too_much() -> None:
+    """They took 105 MB."""
+    assert len(reading(b"{}\n" * MAX_MESSAGES).finish(Deadline.after(60)).messages) == MAX_MESSAGES
+    with pytest.raises(HostError, match="gpu1: its program printed too much"):
+        reading(b"{}\n" * (MAX_MESSAGES + 1)).finish(Deadline.after(60))
 
 
 def test_nesting_without_end_is_a_line_like_any_other() -> None:

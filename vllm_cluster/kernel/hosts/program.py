@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from importlib.resources import files
+from itertools import islice
 from typing import TypeVar
 
 from vllm_cluster.kernel.clock import Deadline, Due
@@ -22,6 +23,8 @@ from vllm_cluster.wire.reading import RefusedDocument, bounded, convert
 MAX_LINE = 64 << 10
 # What a program may print in all: 256 hosts with every port of every other closed take less than a tenth of it.
 MAX_BYTES = 4 << 20
+# Of a program that is read to its end: a million empty ones took 105 MB.
+MAX_MESSAGES = 64 << 10
 # What is kept of the lines that are not messages.
 MAX_PRINTED = 64 << 10
 PIECE = 64 << 10
@@ -203,7 +206,7 @@ class RunningProgram:
 
     def _more(self, deadline: Due) -> bytes:
         if len(self._rest) > self.program.max_line or self._received > self.program.max_bytes:
-            raise HostError(self.host, "its program printed too much", again=())
+            raise self._too_much()
         if not (left := min(deadline.left(), self._whole.left())):
             raise TimedOut(self.host, "its program did not answer in time", again=())
         self._stream.settimeout(left)
@@ -218,6 +221,9 @@ class RunningProgram:
             self._over, self.code = True, self._stream.exit_code()
         self._received += len(data)
         return data
+
+    def _too_much(self) -> HostError:
+        return HostError(self.host, "its program printed too much", again=())
 
     def _ended(self, why: str) -> HostError:
         stderr = end_of(self._stream.stderr_tail(), 500)
@@ -236,7 +242,9 @@ class RunningProgram:
             CommandFailed: Docker did not start it, in Docker's words.
             HostError: it does not end by the deadline, or how it ended is not known.
         """
-        messages = tuple(self.messages(deadline))
+        messages = tuple(islice(self.messages(deadline), MAX_MESSAGES + 1))
+        if len(messages) > MAX_MESSAGES:
+            raise self._too_much()
         code, stderr = self.code, self._stream.stderr_tail()
         if code is None:
             raise ConnectionLost(self.host, "the connection to its program broke: it was killed", again=())

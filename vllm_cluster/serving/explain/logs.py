@@ -13,7 +13,7 @@ from vllm_cluster.kernel.errors import CommandFailed, HostError
 from vllm_cluster.kernel.explain.log_line import parse_time
 from vllm_cluster.kernel.explain.scan import LogSource
 from vllm_cluster.kernel.hosts.connection import HostConnection
-from vllm_cluster.kernel.hosts.program import python
+from vllm_cluster.kernel.hosts.program import InNode, python, start
 from vllm_cluster.kernel.node.handle import NodeHandle
 from vllm_cluster.wire.order import Order, Placement
 from vllm_cluster.wire.programs import ExcerptRow
@@ -24,6 +24,9 @@ EXCERPT_SECONDS = 30.0
 MAX_PIECE = 2 << 20
 # The excerpt has 105 at most. What is kept of each is some kB: 88,838 names, in 4 MiB, took 421 MB and 75 s.
 MAX_FILES = 128
+# It has 200 lines at most between the beginning and the end of each long file, of which there are 13. Each piece is
+# looked through by itself: 113,000 empty ones took 80 s and 76 MB.
+MAX_PIECES = 8192
 KERNEL_SECONDS = 10.0
 # As serving/node/parts.py names them; what was before is kept with another number behind.
 _SERVE_LOG = re.compile(r"serve(?:-(\d{1,4}))?\.log(?:\.\d)?")
@@ -103,7 +106,12 @@ def collect(connection: HostConnection, cluster: str) -> list[Log]:
 def _inside(node: NodeHandle) -> list[Log]:
     """What the container's own Python picks out of its files."""
     program = replace(python("serving.explain.on_host", "log_excerpt", seconds=EXCERPT_SECONDS - 5), max_line=MAX_PIECE)
-    return by_file(node.host, node.run(program, EXCERPT_SECONDS).messages)
+    due = node.connection.runtime.after(EXCERPT_SECONDS)
+    # Each row as it comes: of a host that lies all together take 25 times as much as their text.
+    with start(node.connection, program, InNode(node.name), due) as running:
+        found = by_file(node.host, running.messages(due))
+        running.finish(due)
+    return found
 
 
 def by_file(host: str, rows: Iterable[Mapping[str, object]]) -> list[Log]:
@@ -112,10 +120,11 @@ def by_file(host: str, rows: Iterable[Mapping[str, object]]) -> list[Log]:
     Of a long file each line is a row: what belongs together is one piece again, for a traceback is read as a whole.
 
     Raises:
-        HostError: more files than any excerpt has.
+        HostError: more files, or pieces, than any excerpt has.
     """
     found: dict[str, list[tuple[int, bytearray]]] = {}
     ends: dict[str, int] = {}
+    pieces = 0
     for row in rows:
         try:
             one = convert(ExcerptRow, row, "its excerpt")
@@ -129,6 +138,9 @@ def by_file(host: str, rows: Iterable[Mapping[str, object]]) -> list[Log]:
             parts[-1][1].extend(part)
         else:
             parts.append((one.line, bytearray(part)))
+            pieces += 1
+            if pieces > MAX_PIECES:
+                raise HostError(host, f"its excerpt has more than {MAX_PIECES} pieces", again=())
         ends[name] = one.line + part.count(b"\n")
     return [Log(host, name, tuple((at, bytes(part)) for at, part in parts)) for name, parts in found.items()]
 
