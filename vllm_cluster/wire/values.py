@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ipaddress
-import math
 import re
 from collections.abc import Callable, Sized
 from dataclasses import dataclass, field
@@ -61,12 +60,6 @@ def _long(text: str) -> str:
     if len(text) > MAX_LONG:
         raise ValueError(f"has more than {MAX_LONG} characters")
     return text
-
-
-def _finite(number: float) -> float:
-    if not math.isfinite(number):
-        raise ValueError("is not a finite number")
-    return number
 
 
 def _name(text: str) -> str:
@@ -160,8 +153,8 @@ Address = Annotated[str, _address]
 Port = Annotated[int, between(1, 65535)]
 Size = Annotated[int, between(0, MAX_SIZE)]
 Count = Annotated[int, between(0, 1 << 53)]
-# NaN and Infinity are numbers to Python's JSON alone.
-Number = Annotated[float, _finite]
+# No number of a document is NaN or Infinity, which are numbers to Python's JSON alone.
+Number = float
 Positive = Annotated[float, between(0.0, 1e18)]
 Sha256 = Annotated[str, shaped("[0-9a-f]{64}", "a sha256 of 64 hex digits")]
 RelativePath = Annotated[str, inside]

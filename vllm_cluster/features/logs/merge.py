@@ -5,8 +5,10 @@ from __future__ import annotations
 import sys
 import threading
 from bisect import bisect_right
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import takewhile
 from operator import attrgetter
 
 from vllm_cluster.features.logs.lines import Line
@@ -17,6 +19,9 @@ from vllm_cluster.kernel.clock import Clock
 MAX_WAITING, MIN_WAITING = 16 << 20, 256 << 10
 # A log that is followed and has had no line for so long has none: what others print is shown without it.
 IDLE_SECONDS = 0.3
+# Of logs that are followed no line waits longer for older ones: a host that prints lines of 1970 without end would hide
+# those of all others.
+MAX_HELD_SECONDS = 30.0
 # What a line costs beside its text.
 LINE_SIZE = 150
 # The first line may be at the end of 150 MB that Docker searches for it.
@@ -30,11 +35,29 @@ _ALWAYS = float("inf")
 @dataclass
 class _Queue:
     lines: list[Line] = field(default_factory=list)
+    # When how many of these came.
+    came: deque[tuple[float, int]] = field(default_factory=deque)
     size: int = 0
     newest: int = _NEVER
     # Until when a line that is older than those of others may still come; None while it is not known.
     until: float | None = None
     over: bool = False
+
+    def held(self, since: float) -> int:
+        """How many lines came before a moment."""
+        return sum(number for _, number in takewhile(lambda one: one[0] < since, self.came))
+
+    def take(self, count: int) -> list[Line]:
+        """Take the first lines out of it."""
+        taken = self.lines[:count]
+        del self.lines[:count]
+        self.size -= sum(map(_size, taken))
+        while count:
+            moment, number = self.came.popleft()
+            if number > count:
+                self.came.appendleft((moment, number - count))
+            count -= min(number, count)
+        return taken
 
 
 class LogMerge:
@@ -74,7 +97,10 @@ class LogMerge:
                 queue.lines.append(line if line.at == newest else Line(newest, *line[1:]))
             queue.newest = newest
             queue.size += sum(map(_size, lines))
-            queue.until = self._clock.monotonic() + IDLE_SECONDS
+            now = self._clock.monotonic()
+            queue.until = now + IDLE_SECONDS
+            if lines:
+                queue.came.append((now, len(lines)))
             self._changed.notify_all()
 
     def begin(self, log: object) -> None:
@@ -123,12 +149,8 @@ class LogMerge:
                 known = min(known, queue.newest)
         due: list[Line] = []
         for queue in self._queues.values():
-            count = bisect_right(queue.lines, known, key=_AT)
-            if count:
-                taken = queue.lines[:count]
-                del queue.lines[:count]
-                queue.size -= sum(map(_size, taken))
-                due += taken
+            held = queue.held(now - MAX_HELD_SECONDS) if self._follow else 0
+            due += queue.take(max(held, bisect_right(queue.lines, known, key=_AT)))
         return due
 
 

@@ -7,6 +7,7 @@ import threading
 
 import pytest
 
+from tests.support.clock import Clock
 from tests.support.waiting import until
 from vllm_cluster.features.logs import merge as log_merge
 from vllm_cluster.features.logs.lines import Line
@@ -95,6 +96,23 @@ def test_one_that_is_followed_and_idle_holds_nothing_back_and_one_that_begins_do
 
     until(shown)
     assert found == [line(1)]
+
+
+# fault: features/logs/merge.py: held = queue.held(now - MAX_HELD_SECONDS) if self._follow else 0 → held = 0
+# fault: features/logs/merge.py: self.came.appendleft((moment, number - count)) → self.came.appendleft((moment, number))
+def test_a_host_that_prints_old_lines_without_end_hides_those_of_no_other() -> None:
+    clock = Clock()
+    merge = LogMerge(clock, follow=True)
+    for log in ("honest", "lies"):
+        merge.add(log)
+    merge.put("honest", [line(5, text="early"), line(10**18, text="now")])
+    shown: dict[str, float] = {}
+    for number in range(400):
+        merge.put("lies", [line(6 + number, "gpu2")])
+        shown.update({one.text: number / 10 for one in merge.take(0) or [] if one.host == "gpu1"})
+        clock.sleep(0.1)
+    assert shown["early"] == 0
+    assert 29 < shown["now"] < 31
 
 
 def test_nothing_is_taken_any_more_after_the_end() -> None:
