@@ -40,7 +40,7 @@ def head_with(files: dict[str, bytes]) -> Any:
         ("results.jsonl", b"ab\n"),
         ("results.jsonl", b'{"request":1,"result":"restarted"}\n'),
         ("audit.jsonl", b'{"time":1,"user":"u","verb":"v","operations":[' + b'"ab",' * 150 + b'"ab"]}\n'),
-        ("audit.jsonl", b'{"time":1,"user":"u","verb":"v","operations":["' + b"x" * (8 << 20)),
+        ("audit.jsonl", b'{"time":1,"user":"u","verb":"v","operations":["' + b"x" * (32 << 20)),
     ],
     ids=["no rows", "short rows", "many values", "a long file"],
 )
@@ -163,7 +163,7 @@ def test_as_many_replicas_as_a_head_can_claim_take_no_time() -> None:
     ends = [{"request": 1, "result": "ready", "replica": index, "replicas": 10**6} for index in range(15_000)]
     began = time.process_time()
     assert len(entries_of(*ends)) == 1
-    assert time.process_time() - began < 4
+    assert time.process_time() - began < 1
 
 
 # fault: kernel/node/history.py: if not until.left(): → if False:
