@@ -40,7 +40,7 @@ def head_with(files: dict[str, bytes]) -> Any:
         ("results.jsonl", b"ab\n"),
         ("results.jsonl", b'{"request":1,"result":"restarted"}\n'),
         ("audit.jsonl", b'{"time":1,"user":"u","verb":"v","operations":[' + b'"ab",' * 150 + b'"ab"]}\n'),
-        ("audit.jsonl", b'{"time":1,"user":"u","verb":"v","operations":["' + b"x" * (32 << 20)),
+        ("audit.jsonl", b'{"time":1,"user":"u","verb":"v","operations":["' + b"x" * (32 << 20) + b"\n"),
     ],
     ids=["no rows", "short rows", "many values", "a long file"],
 )

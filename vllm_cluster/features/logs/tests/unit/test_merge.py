@@ -107,12 +107,15 @@ def test_a_host_that_prints_old_lines_without_end_hides_those_of_no_other() -> N
         merge.add(log)
     merge.put("honest", [line(5, text="early"), line(10**18, text="now")])
     shown: dict[str, float] = {}
-    for number in range(400):
+    for number in range(600):
+        if number == 200:
+            merge.put("honest", [line(10**18, text="later")])
         merge.put("lies", [line(6 + number, "gpu2")])
         shown.update({one.text: number / 10 for one in merge.take(0) or [] if one.host == "gpu1"})
         clock.sleep(0.1)
     assert shown["early"] == 0
     assert 29 < shown["now"] < 31
+    assert 49 < shown["later"] < 51
 
 
 def test_nothing_is_taken_any_more_after_the_end() -> None:
