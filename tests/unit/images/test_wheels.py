@@ -111,7 +111,7 @@ STRANGE: dict[str, Callable[[Path], None]] = {
 # fault: kernel/docker/tar_stream.py: with open_plain(path) as file: → with path.open("rb") as file:
 @pytest.mark.parametrize("kind", STRANGE)
 def test_strange_files_among_the_wheels_are_refused(tmp_path: Path, kind: str) -> None:
-    """A file of 20 GB was read into memory, twice."""
+    """A file of 20 GB was read into memory."""
     STRANGE[kind](tmp_path / "ray.whl")
     tried: list[str | None] = []
 
