@@ -252,7 +252,7 @@ def test_the_debug_log_has_every_call_and_no_secret(tmp_path: Path) -> None:
     [
         ("engine 1 has made no step for 26 s, and a request for one token got no answer in 18 s", "engine-hung"),
         ("no token for 120 s, though /health returns 200", "engine-hung"),
-        ("process 468 of vLLM has been stopped by a signal for 10 s on gpu2", "process-stopped"),
+        ("process 468 (Worker_TP1), 9 of vLLM has been stopped by a signal for 10 s on gpu2", "process-stopped"),
     ],
 )
 def test_a_hang_that_the_node_program_ended_is_a_symptom(

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 
 import pytest
 
 from tests.support.logs import explained
 from tests.support.node.world import WORKER, World, eventually, lives
+from tests.support.waiting import until
+from vllm_cluster.serving.node.proc import StoppedProcesses
 
 pytestmark = pytest.mark.slow
 
@@ -158,6 +161,17 @@ def test_the_stacks_of_what_is_stuck_are_in_the_log_of_each_node(
     for pid, state in zip(pids, (world.state, world.state2), strict=True):
         line = f"stacks of process {pid}: Thread 1 of {pid} (idle)"
         assert (line in (state / "serve.log").read_text()) is written
+
+
+# fault: serving/node/proc.py: return f"{pid} ({rank[1]})" if rank else str(pid) → return str(pid)
+def test_a_rank_that_is_stopped_is_named() -> None:
+    with subprocess.Popen(["VLLM::Worker_TP1", "60"], executable="/bin/sleep") as rank:
+        rank.send_signal(signal.SIGSTOP)
+        stopped = StoppedProcesses(0.1)
+        until(lambda: stopped.look([rank.pid]), 10)
+        text = stopped.look([rank.pid])
+        rank.kill()
+    assert text == f"process {rank.pid} (Worker_TP1) of vLLM has been stopped by a signal for 0.1 s"
 
 
 # fault: serving/node/proc.py: if now - since > self._longest) → if now - since > 1e9)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
 import socket
 import time
 from collections.abc import Iterable
 from pathlib import Path
 
 _THREADS = 17  # of /proc/PID/stat behind the name: proc(5), num_threads
+# As vLLM calls its processes.
+_TITLE = re.compile(r"VLLM::(\w{1,40})")
 _COMPILERS = {"ninja", "nvcc", "cicc", "ptxas", "fatbinary", "nvlink", "cc1plus", "cc1", "clang", "hipcc", "lld", "ld"}
 
 
@@ -41,8 +44,14 @@ class StoppedProcesses:
         """Look once; which of them have been so for too long, or nothing."""
         now = time.monotonic()
         self._since = {pid: self._since.get(pid, now) for pid in pids if _fields(pid)[:1] == ["T"]}
-        long = ", ".join(str(pid) for pid, since in self._since.items() if now - since > self._longest)
+        long = ", ".join(_named(pid) for pid, since in self._since.items() if now - since > self._longest)
         return long and f"process {long} of vLLM has been stopped by a signal for {self._longest:g} s"
+
+
+def _named(pid: int) -> str:
+    """A process with vLLM's name of its rank, where it has one."""
+    rank = _TITLE.match(read_proc(pid, "cmdline"))
+    return f"{pid} ({rank[1]})" if rank else str(pid)
 
 
 def compiler_runs(pids: Iterable[int]) -> bool:
