@@ -135,8 +135,10 @@ def test_a_model_that_has_failed_makes_room_for_another(served: World) -> None:
     assert [(one.name, one.phase) for one in found.head.serves] == [(ONE, "ready"), (OTHER, "ready")]
 
 
-# fault: serving/serve/serve.py: elif len(goes) > 1: → elif False:
-# fault: serving/serve/serve.py: replicas=asked.replicas - 1 → replicas=asked.replicas
+# fault: serving/serve/serve.py: elif len(goes) > 1 and fits(order.without((name,))): → elif False:
+# fault: serving/serve/serve.py: elif len(goes) > 1 and fits(order.without((name,))): → else:
+# fault: serving/serve/serve.py: replace(asked, replicas=number, → replace(asked, replicas=asked.replicas,
+# fault: serving/serve/serve.py: if fits(_shrunk(order, name, number))) → )
 # fault: serving/serve/serve.py: , tp=own.tp, pp=own.pp) → )
 # fault: serving/consent.py: text = f"{since}this would → text = f"this would
 def test_where_no_gpu_is_free_the_refusal_has_what_stops_less(served: World) -> None:
@@ -155,6 +157,12 @@ def test_where_no_gpu_is_free_the_refusal_has_what_stops_less(served: World) -> 
     lab.succeed(served, INVENTORY, partial(lab.do_serve, replicas=2))
     # One replica with the layout of the two: without it, it would take all hosts.
     assert refused().hint == "vcluster serve org/model --tp 2 --pp 1"
+    # As many fewer as make room, or none where that is not enough.
+    lab.succeed(served, INVENTORY, partial(lab.do_serve, replicas=4, tp=1))
+    third = partial(lab.do_serve, model="org/third", replicas=2, tp=1, confirm=lambda _: None)
+    assert refused().hint == "vcluster serve org/model --tp 1 --pp 1 --replicas 2"
+    third = partial(lab.do_serve, model="org/third", replicas=4, tp=1, confirm=lambda _: None)
+    assert not refused().hint
 
 
 # fault: serving/serve/serve.py: return UsageError(beside.message, hint= → return UsageError(error.message, hint=

@@ -206,16 +206,28 @@ def _show_layout(
 def _spares(order: Order, chosen: Laid, cluster: Cluster) -> str:
     """Commands that stop nothing, or make room and stop less than all that would go."""
     lines, goes = [*_elsewhere(order, chosen, cluster)], chosen.room.goes
+
+    def fits(there: Order) -> bool:
+        with suppress(UsageError):
+            return not _chosen(chosen.deployment, cluster, there, chosen.port, None).room.goes
+        return False
+
     for name in goes:
-        placed = order.named(name)[0]
-        asked, own = placed.deployment, placed.replica
-        if asked.replicas > 1:
+        placed = order.named(name)
+        asked, own = placed[0].deployment, placed[0].replica
+        fewer = (number for number in range(len(placed) - 1, 0, -1) if fits(_shrunk(order, name, number)))
+        if number := next(fewer, 0):
             # One alone takes all hosts where its layout is not named.
-            fewer = replace(asked, replicas=asked.replicas - 1, tp=own.tp, pp=own.pp)
-            lines.append(serve_command(fewer, {}))
-        elif len(goes) > 1:
+            lines.append(serve_command(replace(asked, replicas=number, tp=own.tp, pp=own.pp), {}))
+        elif len(goes) > 1 and fits(order.without((name,))):
             lines.append(command_line("vcluster", "stop", name))
     return "\n".join(lines)
+
+
+def _shrunk(order: Order, name: str, number: int) -> Order:
+    """The order with the first replicas of a deployment alone."""
+    left = tuple(one for one in order.deployments if one.deployment.name != name or one.index < number)
+    return replace(order, deployments=left)
 
 
 def _elsewhere(order: Order, chosen: Laid, cluster: Cluster) -> Iterator[str]:
