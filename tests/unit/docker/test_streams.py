@@ -8,7 +8,8 @@ import pytest
 
 from tests.support.canned_docker import CannedStream, answer, canned
 from tests.support.clock import Clock
-from vllm_cluster.kernel.docker.streams import SILENT_SECONDS
+from vllm_cluster.kernel.docker.calls import Allowance, TooLong
+from vllm_cluster.kernel.docker.streams import SILENT_SECONDS, WAITING_SECONDS
 
 
 @pytest.fixture
@@ -47,15 +48,39 @@ def test_a_log_that_has_an_end_is_not_waited_for_without_one(follow: bool, waits
     assert (max(waits) > SILENT_SECONDS) == follow
 
 
-# fault: kernel/docker/streams.py: self._calls.after(silent or ENDLESS) → self._calls.after(ENDLESS)
-# fault: kernel/docker/streams.py: return self._reply.pieces(self._silent) → return self._reply.pieces()
-# fault: kernel/docker/calls.py: if silent: → if False:
-@pytest.mark.parametrize("silent", [SILENT_SECONDS, None])
+# fault: kernel/docker/streams.py: self._calls.after(allowed.silent if allowed else ENDLESS) → self._calls.after(ENDLESS)
+# fault: kernel/docker/streams.py: return self._reply.pieces(self._allowed) → return self._reply.pieces()
+# fault: kernel/docker/calls.py: min(allowed.silent, left) → left
+@pytest.mark.parametrize("allowed", [Allowance(SILENT_SECONDS, 1800, 1000), None])
 def test_a_command_that_prints_nothing_is_waited_for_as_long_as_was_asked(
-    silent: float | None, waits: list[float]
+    allowed: Allowance | None, waits: list[float]
 ) -> None:
     slow = Slow()
     docker, _ = canned(slow, slow.clock)
-    with docker.streams.exec("node", ["true"], silent=silent) as running:
+    with docker.streams.exec("node", ["true"], allowed=allowed) as running:
         assert b"".join(running.output()) == b"onetwo"
-    assert (max(waits) > SILENT_SECONDS) == (silent is None)
+    assert (max(waits) > SILENT_SECONDS) == (allowed is None)
+
+
+# fault: kernel/docker/calls.py: if got > allowed.most or left <= 0: → if got > allowed.most:
+# fault: kernel/docker/calls.py: if got > allowed.most or left <= 0: → if left <= 0:
+# fault: kernel/docker/calls.py: waited += clock.monotonic() - began → waited = 0.0
+@pytest.mark.parametrize(("seconds", "piece"), [(60, b"x"), (0, b"x" * 10_000)])
+def test_a_log_with_an_end_has_one_where_the_host_prints_without(seconds: float, piece: bytes) -> None:
+    """A byte a minute, and as fast as it can: `logs` continued for as long as the host liked."""
+    clock, sent = Clock(), 0
+
+    def endless(_line: str) -> Iterator[bytes]:
+        nonlocal sent
+        yield b"HTTP/1.1 200 OK\r\n\r\n"
+        while sent < 1 << 30:
+            clock.sleep(seconds)
+            sent += len(piece)
+            yield piece
+
+    docker, _ = canned(endless, clock)
+    began = clock.monotonic()
+    with docker.streams.log("node") as pieces, pytest.raises(TooLong, match="gpu1: read the log of node: its output"):
+        for _ in pieces:
+            clock.sleep(1000 if sent < 3 else 0)  # a person reads
+    assert sent <= (256 << 20) + 20_000 and clock.monotonic() - began < WAITING_SECONDS + 4000

@@ -57,6 +57,8 @@ def show_logs(
             if lines:
                 found = True
                 show(lines)
+            # The merge counts them as shown from its next call on.
+            del lines
             _refuse_none(hosts)
         rest = tail.rest() if tail else []
         found = found or bool(rest)

@@ -14,13 +14,15 @@ from vllm_cluster.features.logs.lines import GROUP, SECOND, VLLM, Line, LogReque
 from vllm_cluster.features.logs.merge import LogMerge
 from vllm_cluster.features.logs.orders import OrderFeed
 from vllm_cluster.features.logs.rank_names import RankNames
+from vllm_cluster.kernel.docker.calls import Allowance, TooLong
 from vllm_cluster.kernel.docker.log_frames import LogFrames, OutputFrames, Position, StampedLine, Stamps
-from vllm_cluster.kernel.docker.streams import SILENT_SECONDS
+from vllm_cluster.kernel.docker.streams import SILENT_SECONDS, WAITING_SECONDS
 from vllm_cluster.kernel.errors import CommandFailed, ConnectionLost, HostError, TimedOut, Unreachable, VclusterError
 from vllm_cluster.kernel.events import Emit, Event
 from vllm_cluster.kernel.hosts.connection import HostConnection
 from vllm_cluster.kernel.inventory.model import Inventory
 from vllm_cluster.kernel.node.handle import NodeHandle, open_node
+from vllm_cluster.kernel.shell_line import command_line
 from vllm_cluster.kernel.text import age
 from vllm_cluster.wire.reading import convert, document
 from vllm_cluster.wire.values import Count, Name, between, brief, shaped
@@ -29,10 +31,12 @@ from vllm_cluster.wire.values import Count, Name, between, brief, shaped
 MAX_TEXT = 66_000
 # With its file, time and place, as JSON has a byte that is not UTF-8: in six characters.
 MAX_ROW = 6 * MAX_TEXT + 200
-# At once: those of one frame of Docker's may be 95,000, which took 50 MB.
-MAX_ROWS = 1000
+# Bytes of rows that are read at once, if they are not one row: of rows with an emoji each takes four times as much.
+PORTION = 16 << 10
 # Each is remembered. Ray writes two for each process that it starts.
 MAX_FILES = 10_000
+# Of ranks that print all that NCCL does, for weeks: a host that prints without end would keep `logs` going.
+ALL_FILES = Allowance(SILENT_SECONDS, WAITING_SECONDS, 2 << 30)
 # A session, and a file of it with two ids of 56 digits: 170 characters.
 FileName = Annotated[str, shaped("[!-~]{1,255}", "the name of a file of Ray's")]
 
@@ -107,13 +111,16 @@ class FileFeed:
         asked |= {"offsets": self._offsets, "skip": self._skip}
         script = files("vllm_cluster.features.logs.on_host").joinpath("log_tail.py").read_text()
         argv = ["python3", "-c", script, json.dumps(asked)]
-        silent = None if self._asked.follow else SILENT_SECONDS
-        with self._node.connection.docker.streams.exec(self._node.name, argv, silent=silent) as running:
+        allowed = None if self._asked.follow else ALL_FILES
+        with self._node.connection.docker.streams.exec(self._node.name, argv, allowed=allowed) as running:
             frames, names = OutputFrames(), dict[int, _File]()
-            for rows in _rows(self._node.host, frames, running.output()):
-                if not names:
-                    begun()
-                self._merge.put(self, [line for row in rows if (line := self._line(row, names, offset))])
+            try:
+                for rows in _rows(frames, running.output()):
+                    if not names:
+                        begun()
+                    self._merge.put(self, [line for row in rows if (line := self._line(row, names, offset))])
+            except ValueError as error:
+                raise _unreadable(self._node.host, error) from error
             if not self._asked.follow and (code := running.code()):
                 text = f"logs: the files of its ranks cannot be read: exit code {code}: {frames.errors()}"
                 raise CommandFailed(self._node.host, text, exit_code=code, stderr=frames.errors(), again=())
@@ -165,18 +172,20 @@ class _Row:
     line: tuple[Count, Annotated[int, between(0, 1 << 63)], Count, Annotated[str, brief(MAX_TEXT)]]
 
 
-def _rows(host: str, frames: OutputFrames, output: Iterator[bytes]) -> Iterator[list[_Skipped | _File | _Row]]:
-    """What the program in a container prints, as it comes."""
+def _rows(frames: OutputFrames, output: Iterator[bytes]) -> Iterator[Iterator[_Skipped | _File | _Row]]:
+    """What the program in a container prints, as it comes; a row once it is asked for.
+
+    Raises:
+        ValueError: it is not what that program prints; each row too.
+    """
     rest = b""
-    try:
-        for piece in output:
-            *lines, rest = (rest + frames.feed(piece)).split(b"\n")
-            if len(rest) > MAX_ROW:
-                raise ValueError("a line without an end")
-            for at in range(0, len(lines), MAX_ROWS):
-                yield [_row(line) for line in lines[at : at + MAX_ROWS]]
-    except ValueError as error:
-        raise _unreadable(host, error) from error
+    for piece in output:
+        rest += frames.feed(piece)
+        while end := rest.rfind(b"\n", 0, PORTION) + 1 or rest.find(b"\n") + 1:
+            yield map(_row, rest[: end - 1].split(b"\n"))
+            rest = rest[end:]
+        if len(rest) > MAX_ROW:
+            raise ValueError("a line without an end")
 
 
 def _unreadable(host: str, why: object) -> HostError:
@@ -326,6 +335,8 @@ class HostLogs:
         try:
             feed.read(self._offset, self._until, begin)
         except HostError as error:
+            if isinstance(error, TooLong):
+                error.hint = command_line("vcluster", "logs", self.host, "--since", "10m")
             return begun.is_set(), error
         return begun.is_set(), None
 

@@ -14,9 +14,9 @@ from operator import attrgetter
 from vllm_cluster.features.logs.lines import Line
 from vllm_cluster.kernel.clock import Clock
 
-# Bytes that wait in all; whoever reads a log waits while its share is full, and so does its host. As much again may be
-# on its way to the terminal.
-MAX_WAITING, MIN_WAITING = 16 << 20, 256 << 10
+# Bytes that wait in all, with those on their way to the terminal; who reads a log waits while it is full, and so does
+# its host. Of each log, what came at once may wait, or the merge would wait for it: 64 hosts took 160 MB by shares.
+MAX_WAITING = 8 << 20
 # A log that is followed and has had no line for so long has none: what others print is shown without it.
 IDLE_SECONDS = 0.3
 # Of logs that are followed no line waits longer for older ones: a host that prints lines of 1970 without end would hide
@@ -68,7 +68,8 @@ class LogMerge:
 
     def __init__(self, clock: Clock, *, follow: bool) -> None:
         self._queues: dict[object, _Queue] = {}
-        self._share = MAX_WAITING
+        # Bytes that wait, and those that were taken last: they are on their way until the next ones are.
+        self._waiting = self._taken = 0
         self._clock, self._follow = clock, follow
         self._changed = threading.Condition()
         self._closed = False
@@ -77,31 +78,36 @@ class LogMerge:
         """Wait for the lines of this log, too."""
         with self._changed:
             self._queues[log] = _Queue()
-            self._share = max(MIN_WAITING, MAX_WAITING // len(self._queues))
 
     def put(self, log: object, lines: Sequence[Line]) -> None:
-        """Add lines; waits while too many of this log have not been taken.
+        """Add lines; then waits while too many have not been taken, so that none are held beside those that wait here.
 
         Raises:
             EOFError: nothing is taken any more.
         """
         queue = self._queues[log]
         with self._changed:
-            while queue.size > self._share and not self._closed:
-                self._changed.wait(IDLE_SECONDS)
-            if self._closed:
-                raise EOFError("the reader has gone")
             newest = queue.newest
             for line in lines:
                 newest = max(newest, line.at)
                 queue.lines.append(line if line.at == newest else Line(newest, *line[1:]))
             queue.newest = newest
-            queue.size += sum(map(_size, lines))
+            size = sum(map(_size, lines))
+            queue.size += size
+            self._waiting += size
             now = self._clock.monotonic()
             queue.until = now + IDLE_SECONDS
             if lines:
                 queue.came.append((now, len(lines)))
             self._changed.notify_all()
+            while self._is_full(queue) and not self._closed:
+                self._changed.wait(IDLE_SECONDS)
+            if self._closed:
+                raise EOFError("the reader has gone")
+
+    def _is_full(self, queue: _Queue) -> bool:
+        share = MAX_WAITING // len(self._queues)
+        return queue.size > share or ((self._taken or queue.size) > 0 and self._waiting + self._taken > MAX_WAITING)
 
     def begin(self, log: object) -> None:
         """The log is being read from now on: its first line may take a while."""
@@ -130,6 +136,8 @@ class LogMerge:
     def take(self, seconds: float) -> list[Line] | None:
         """The lines that are due, after at most so many seconds; None once every log has ended."""
         with self._changed:
+            self._taken = 0
+            self._changed.notify_all()
             if not (lines := self._due()):
                 if all(queue.over and not queue.lines for queue in self._queues.values()):
                     return None
@@ -150,7 +158,10 @@ class LogMerge:
         due: list[Line] = []
         for queue in self._queues.values():
             held = queue.held(now - MAX_HELD_SECONDS) if self._follow else 0
+            size = queue.size
             due += queue.take(max(held, bisect_right(queue.lines, known, key=_AT)))
+            self._taken += size - queue.size
+        self._waiting -= self._taken
         return due
 
 

@@ -14,6 +14,8 @@ _COLOURS = (36, 32, 35, 33, 34, 96, 92, 95, 93, 94)
 _SOURCE_WIDTH = 6
 # Characters that are put together at once: each may become four, of four bytes.
 PORTION = 128 << 10
+# Of a line beside its text: a hundred thousand empty ones are not one text either.
+BESIDE = 64
 # A host may make up any number of ranks.
 MAX_ORIGINS = 4096
 # The host of a line, what printed it, its rank and its replica.
@@ -35,7 +37,7 @@ class LogWriter:
         """Write lines, at once."""
         begin = size = 0
         for end, line in enumerate(lines, 1):
-            size += len(line.text)
+            size += len(line.text) + BESIDE
             if size > PORTION or end == len(lines):
                 self._write(lines[begin:end])
                 begin, size = end, 0

@@ -18,6 +18,7 @@ from vllm_cluster.kernel.debug_log import logged
 from vllm_cluster.kernel.docker.connection import Connection, Guard, OpenStream, Pool
 from vllm_cluster.kernel.docker.tar_stream import TarStream
 from vllm_cluster.kernel.errors import CommandFailed, ConnectionLost, DockerError, TimedOut, Unreachable
+from vllm_cluster.kernel.text import age, size
 from vllm_cluster.wire.reading import MAX_BYTES, RefusedDocument, document
 
 CALL_SECONDS = 30.0
@@ -26,7 +27,10 @@ MAX_ANSWER = MAX_BYTES
 MAX_REFUSAL = 64 << 10
 MAX_REASON = 4000
 MAX_LINE = 1 << 20
-PIECE = 64 << 10
+# Of each log that is read one is held, and what becomes of it: 64 hosts have 128.
+PIECE = 16 << 10
+# Bytes a second of what has an end, as of an API's answers: a log of 150 MB may take an hour and more.
+SLOWEST = 100_000
 
 _SAFE = ("GET", "HEAD")
 
@@ -49,6 +53,12 @@ class NoAnswer(DockerError, TimedOut):
     """Docker did not answer within the deadline."""
 
     code = "docker-timed-out"
+
+
+class TooLong(DockerError):
+    """Docker's answer has no end: more of it, or slower, than there can be."""
+
+    code = "answer-too-long"
 
 
 class Unreadable(DockerError):
@@ -87,6 +97,18 @@ class Call:
             return {}
         size = {"Content-Length": str(self.body.size)} if isinstance(self.body, TarStream) else {}
         return size | {"Content-Type": "application/x-tar" if self.json is None else "application/json"}
+
+
+@dataclass(frozen=True)
+class Allowance:
+    """What an answer of any length may take until its end: an honest one needs a fraction of it.
+
+    `silent` seconds without a byte; `waiting` seconds in all, and one more for each `SLOWEST` bytes; `most` bytes.
+    """
+
+    silent: float
+    waiting: float
+    most: int
 
 
 def path(*parts: str) -> str:
@@ -136,13 +158,34 @@ class Reply:
         with self.failing() as connection:
             return connection.read(limit)
 
-    def pieces(self, silent: float | None = None) -> Iterator[bytes]:
-        """What comes, as it comes; where `silent` is given, each piece by that many seconds, and not by the deadline.
+    def pieces(self, allowed: Allowance | None = None) -> Iterator[bytes]:
+        """What comes, as it comes; where something is `allowed`, by that, and not by the deadline.
 
         The time that its reader takes in between does not count.
+
+        Raises:
+            TooLong: it has more bytes than allowed, or they come too slowly.
         """
-        while piece := self._piece(silent):
+        clock, got, waited = self._deadline.clock, 0, 0.0
+        while True:
+            if allowed:
+                self._continue(allowed, got, waited)
+            began = clock.monotonic()
+            if not (piece := self._piece()):
+                return
+            waited += clock.monotonic() - began
+            got += len(piece)
             yield piece
+
+    def _continue(self, allowed: Allowance, got: int, waited: float) -> None:
+        """Read on for as long as is allowed after so many bytes, and so many seconds of waiting for them."""
+        left = allowed.waiting + got / SLOWEST - waited
+        if got > allowed.most or left <= 0:
+            much = f"more than {size(allowed.most)}" if got > allowed.most else f"{size(got)} in {age(waited)}"
+            with self.failing():
+                raise TooLong(self._host, f"{self._call.what}: its output does not end: {much} came", again=())
+        with self.failing() as connection:
+            connection.renew(Deadline.after(min(allowed.silent, left), self._deadline.clock))
 
     def messages(self) -> Iterator[Mapping[str, object]]:
         """The JSON objects of a stream of progress, one a line, none longer than `MAX_LINE`."""
@@ -161,10 +204,8 @@ class Reply:
         """The error for an answer that is not what Docker's API promises."""
         return Unreadable(self._host, f"{self._call.what}: Docker's answer cannot be read: {str(why)[:200]}", again=())
 
-    def _piece(self, silent: float | None) -> bytes:
+    def _piece(self) -> bytes:
         with self.failing() as connection:
-            if silent:
-                connection.renew(Deadline.after(silent, self._deadline.clock))
             return connection.read_some(PIECE)
 
     def _message(self, line: bytes) -> Iterator[Mapping[str, object]]:

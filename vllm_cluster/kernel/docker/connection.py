@@ -68,7 +68,7 @@ class _StreamSocket:
 
     def makefile(self, *_: object) -> io.BufferedReader:
         self._readers += 1
-        return io.BufferedReader(_ResponseReader(self), 64 * 1024)
+        return io.BufferedReader(_ResponseReader(self), SLICE)
 
     def close(self) -> None:
         # http.client closes the socket while the response is still being read, as a real socket allows.

@@ -7,13 +7,15 @@ from contextlib import contextmanager
 from datetime import datetime
 
 from vllm_cluster.kernel.docker import parse
-from vllm_cluster.kernel.docker.calls import Call, Calls, Reply, path
+from vllm_cluster.kernel.docker.calls import Allowance, Call, Calls, Reply, path
 from vllm_cluster.wire.reading import RefusedDocument
 
 # A log is followed, and a command runs, until a person ends it; a broken connection ends both.
 ENDLESS = 10_000_000.0
-# What has an end is not waited for any more where nothing of it came for so long; a log has 150 MB at most.
-SILENT_SECONDS = 120.0
+# What has an end is not waited for any more where nothing of it came for so long.
+SILENT_SECONDS, WAITING_SECONDS = 120.0, 1800.0
+# Docker keeps 150 MB of it (container_body.py): with the times that it sends it is not longer.
+WHOLE_LOG = Allowance(SILENT_SECONDS, WAITING_SECONDS, 256 << 20)
 CLOCK_SAMPLES = 3
 
 
@@ -44,7 +46,7 @@ class Streams:
         )
         most = seconds or (ENDLESS if follow else SILENT_SECONDS)
         with self._calls.stream(call, self._calls.after(most)) as reply:
-            yield reply.pieces(None if follow or seconds else SILENT_SECONDS)
+            yield reply.pieces(None if follow or seconds else WHOLE_LOG)
 
     @contextmanager
     def exec(
@@ -54,11 +56,11 @@ class Streams:
         *,
         terminal: bool = False,
         environment: Mapping[str, str] | None = None,
-        silent: float | None = None,
+        allowed: Allowance | None = None,
     ) -> Iterator[RunningExec]:
         """Start a command in a running container; it looks, or it is a person's own: the guard is not asked.
 
-        `silent` is for how long it may print nothing before its end.
+        `allowed` is for one that ends by itself.
         """
         what = f"exec in {container}"
         body: dict[str, object] = {"Cmd": list(argv), "AttachStdout": True, "AttachStderr": True, "AttachStdin": True}
@@ -69,8 +71,8 @@ class Streams:
         )
         start = {"Detach": False, "Tty": terminal}
         call = Call(what, "POST", path("exec", made, "start"), json=start, reads=True)
-        with self._calls.stream(call, self._calls.after(silent or ENDLESS)) as reply:
-            yield RunningExec(self._calls, reply, made, silent)
+        with self._calls.stream(call, self._calls.after(allowed.silent if allowed else ENDLESS)) as reply:
+            yield RunningExec(self._calls, reply, made, allowed)
 
     def clock_offset(self) -> int:
         """How far this host's clock is ahead of this machine's, in nanoseconds, to half of a round trip."""
@@ -87,12 +89,12 @@ class Streams:
 class RunningExec:
     """A command in a container: its output, its input, its terminal and its exit code."""
 
-    def __init__(self, calls: Calls, reply: Reply, identity: str, silent: float | None = None) -> None:
-        self._calls, self._reply, self._id, self._silent = calls, reply, identity, silent
+    def __init__(self, calls: Calls, reply: Reply, identity: str, allowed: Allowance | None = None) -> None:
+        self._calls, self._reply, self._id, self._allowed = calls, reply, identity, allowed
 
     def output(self) -> Iterator[bytes]:
         """What it prints, as it comes: plain with a terminal, else in frames."""
-        return self._reply.pieces(self._silent)
+        return self._reply.pieces(self._allowed)
 
     def send(self, data: bytes) -> None:
         """Send to its input.

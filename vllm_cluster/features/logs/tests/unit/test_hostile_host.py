@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import json
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import SimpleNamespace
@@ -13,13 +14,14 @@ from typing import Any, cast
 import pytest
 
 from tests.support.bounds import within
+from tests.support.waiting import until
 from vllm_cluster.features.logs.host import FileFeed, _rows
 from vllm_cluster.features.logs.lines import Line, LogRequest
-from vllm_cluster.features.logs.merge import LogMerge
+from vllm_cluster.features.logs.merge import MAX_WAITING, LogMerge
 from vllm_cluster.features.logs.rank_names import RankNames
 from vllm_cluster.features.logs.render import LogWriter
 from vllm_cluster.kernel.clock import SYSTEM_CLOCK
-from vllm_cluster.kernel.docker.log_frames import KEPT, OutputFrames, Position
+from vllm_cluster.kernel.docker.log_frames import KEPT, MAX_FRAME, LogFrames, OutputFrames, Position
 from vllm_cluster.kernel.errors import HostError
 
 JOINS = b"INFO 11-26 10:00:02 [x.py:1] world_size=4 rank=3 local_rank=1 distributed_init_method=tcp://10.0.0.1 x"
@@ -45,20 +47,34 @@ def test_processes_of_all_replicas_are_remembered_together() -> None:
     assert names.rank(b"(Worker pid=29999) x", 298) is None
 
 
-# fault: features/logs/host.py: MAX_ROWS = 1000 → MAX_ROWS = 100_000
+# fault: features/logs/host.py: PORTION = 16 << 10 → PORTION = 1 << 20
 def test_rows_of_one_frame_are_taken_in_portions() -> None:
-    content = b'[0,1,1,""]\n' * 95_000
-    framed = b"\1\0\0\0" + len(content).to_bytes(4, "big") + content
-    sizes = [len(rows) for rows in _rows("gpu1", OutputFrames(), iter([framed]))]
-    assert sum(sizes) == 95_000 and max(sizes) <= 1000
+    row = b'[0,1,1,""]\n'
+    pieces = [framed(row * (MAX_FRAME // len(row)))] * 3
+    sizes = [sum(1 for _ in rows) for rows in _rows(OutputFrames(), iter(pieces))]
+    assert sum(sizes) == 3 * (MAX_FRAME // len(row)) and max(sizes) <= (16 << 10) // len(row)
+
+
+def framed(content: bytes) -> bytes:
+    """It as Docker sends the standard output of a command."""
+    return b"\1\0\0\0" + len(content).to_bytes(4, "big") + content
+
+
+# fault: kernel/docker/log_frames.py: MAX_FRAME = 128 << 10 → MAX_FRAME = 1 << 20
+# fault: kernel/docker/log_frames.py: or data[at] >= OUTPUTS → or False
+@pytest.mark.parametrize("head", [bytes([4, 0, 0, 0, 0, 0, 0, 1]), bytes([1, 0, 0, 0, 0, 3, 0, 0])])
+def test_what_is_no_frame_of_docker_s_is_refused(head: bytes) -> None:
+    """Of 256 outputs an open line each took 17 MB, of each host; a frame is kept until it is whole."""
+    for frames in (OutputFrames().feed, LogFrames().feed):
+        with pytest.raises(ValueError, match="a frame of"):
+            frames(head + b"x")
 
 
 # fault: features/logs/host.py: MAX_TEXT = 66_000 → MAX_TEXT = 1 << 20
 def test_of_a_row_as_much_is_kept_as_a_line_may_have() -> None:
     """Of eight hosts rows of 1 MB with an emoji in each took 166 MB."""
     row = json.dumps([0, 1, 1, "\N{GRINNING FACE}" + "x" * 300_000]).encode() + b"\n"
-    framed = b"\1\0\0\0" + len(row).to_bytes(4, "big") + row
-    [[read]] = _rows("gpu1", OutputFrames(), iter([framed]))
+    [[read]] = _rows(OutputFrames(), (framed(row[at : at + 99_999]) for at in range(0, len(row), 99_999)))
     assert len(cast(Any, read).line[3]) == 66_000
 
 
@@ -69,12 +85,13 @@ def test_a_name_that_no_file_of_ray_has_is_an_error_of_the_host(name: str) -> No
     @contextmanager
     def run(*_: object, **__: object) -> Iterator[Any]:
         row = json.dumps({"file": 0, "name": name, "rank": None}).encode() + b"\n"
-        framed = b"\1\0\0\0" + len(row).to_bytes(4, "big") + row
-        yield SimpleNamespace(output=lambda: iter([framed]), code=lambda: 0)
+        yield SimpleNamespace(output=lambda: iter([framed(row)]), code=lambda: 0)
 
     node = SimpleNamespace(host="gpu1", name="n", connection=SimpleNamespace(docker=SimpleNamespace()))
     node.connection.docker.streams = SimpleNamespace(exec=run)
-    feed = FileFeed(cast(Any, node), LogRequest(("gpu1",), vllm=True), cast(Any, None), group=False)
+    feed = FileFeed(
+        cast(Any, node), LogRequest(("gpu1",), vllm=True), LogMerge(SYSTEM_CLOCK, follow=False), group=False
+    )
     with pytest.raises(HostError, match="name is not the name of a file of Ray's"):
         feed.read(0, None, lambda: None)
 
@@ -86,6 +103,44 @@ def test_what_waits_is_counted_in_bytes() -> None:
     text = "\N{GRINNING FACE}" + "x" * (1 << 20)
     merge.put(1, [Line(0, "gpu1", "node", text)])
     assert merge._queues[1].size > 4 << 20
+
+
+# fault: features/logs/merge.py: (self._taken or queue.size) > 0 and self._waiting → self._taken > 0 and self._waiting
+# fault: features/logs/merge.py: self._taken += size - queue.size → pass
+def test_what_waits_of_all_logs_is_bounded_together() -> None:
+    """Of 64 hosts, each with a share of its own, it took 160 MB; what is being shown counts too."""
+    merge = LogMerge(SYSTEM_CLOCK, follow=False)
+    for log in ("long", "short", "none"):
+        merge.add(log)
+
+    def put(log: str, size: int) -> None:
+        with contextlib.suppress(EOFError):
+            merge.put(log, [Line(0, "gpu1", "node", "x" * size)])
+
+    threads = [threading.Thread(target=put, args=(log, size)) for log, size in (("long", MAX_WAITING), ("short", 1000))]
+    for thread in threads:
+        thread.start()
+    try:
+        until(lambda: merge._queues["long"].size > 0 and merge._queues["short"].size > 0)
+        # A log of which nothing is there is waited for: it may come.
+        assert merge._is_full(merge._queues["short"]) and not merge._is_full(merge._queues["none"])
+        merge.end("none")
+        assert len(merge.take(1) or ()) == 2
+        assert all(map(merge._is_full, merge._queues.values()))
+        merge.take(0)
+        assert not any(map(merge._is_full, merge._queues.values()))
+    finally:
+        merge.close()
+        for thread in threads:
+            thread.join()
+
+
+# fault: features/logs/render.py: size += len(line.text) + BESIDE → size += len(line.text)
+def test_a_hundred_thousand_empty_lines_are_not_one_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    writer, sizes = LogWriter(["gpu1"], as_json=False, color="never"), list[int]()
+    monkeypatch.setattr(writer, "_write", lambda lines: sizes.append(len(lines)))
+    writer.write([Line(1, "gpu1", "vllm", "")] * 100_000)
+    assert sum(sizes) == 100_000 and max(sizes) < 5000
 
 
 # fault: features/logs/render.py: if size > PORTION or end == len(lines): → if end == len(lines):

@@ -33,7 +33,8 @@ def lines(*rows: Any) -> list[Line]:
     @contextmanager
     def run(*_: object, **__: object) -> Iterator[Any]:
         text = b"".join(row if isinstance(row, bytes) else json.dumps(row).encode() + b"\n" for row in rows)
-        yield SimpleNamespace(output=lambda: iter([frame(text)]), code=lambda: 0)
+        frames = [frame(text[at : at + (32 << 10)]) for at in range(0, len(text), 32 << 10)]
+        yield SimpleNamespace(output=lambda: iter(frames), code=lambda: 0)
 
     found: list[Line] = []
     docker = SimpleNamespace(streams=SimpleNamespace(exec=run))
