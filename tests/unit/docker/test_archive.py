@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.support.bounds import within
 from tests.support.canned_docker import answer, canned
 from tests.support.depth import cases
 from vllm_cluster.kernel.docker.calls import Unreadable
@@ -56,6 +57,25 @@ DOCUMENT = b'{"phase": "download", "bytes": 17}'
 SHORTER = one_file(DOCUMENT + bytes(400))[: tarfile.BLOCKSIZE + len(DOCUMENT)]
 # It became longer: Docker sends as many bytes as it announced, and a whole archive.
 LONGER = one_file(DOCUMENT, 20)
+
+
+# fault: kernel/docker/client.py: del end[:-kept] → pass
+# fault: kernel/docker/client.py: left = bytearray(data[entry.offset_data :][: entry.size]), min(entry.size, limit) → left = bytearray(data[entry.offset_data :]), min(entry.size, limit)
+@pytest.mark.parametrize("size", [0, 5, 3000, 9728, 9729, 20_000_000])
+@pytest.mark.parametrize("limit", [40_000, 30_000_000])
+def test_of_the_end_of_a_file_no_more_than_that_is_held(size: int, limit: int) -> None:
+    content = (b"%09d\n" * 7 % tuple(range(7))) * (size // 70 + 1)
+    content = content[:size]
+    sent = answer(one_file(content))
+    docker, _ = canned(lambda _line: (sent[at : at + 16_384] for at in range(0, len(sent), 16_384)))
+    with within(60, megabytes=2):
+        assert docker.read_end("some", "/file", limit, 1000) == content[:limit][-1000:]
+
+
+@pytest.mark.parametrize("status", [200, 404])
+def test_of_what_is_no_file_there_is_no_end(status: int) -> None:
+    docker, _ = canned(lambda _line: iter([answer(folder(), status)]))
+    assert docker.read_end("some", "/file", 1000, 100) is None
 
 
 def reads(place: str, *archives: bytes) -> tuple[Callable[[], bytes | None], list[str]]:

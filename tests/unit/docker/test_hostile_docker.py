@@ -197,13 +197,13 @@ def test_files_that_were_sent_are_not_waited_for_as_long_as_a_slow_line_takes(mo
         docker.put_files("some", "/", {"file": (b"x" * MB, 0o600)})
 
 
-# fault: kernel/docker/client.py: del kept[:-MAX_LOG] → del kept[:-(1 << 40)]
+# fault: kernel/docker/client.py: del kept[:-most] → del kept[:-(1 << 40)]
 def test_of_a_log_and_a_file_no_more_than_the_limit_is_kept() -> None:
     frames = canned(lambda _line: endless(RAW, FRAME))[0]
     assert len(frames.logs("some")) <= client.MAX_LOG
 
 
-# fault: kernel/docker/client.py: del kept[:-MAX_LOG] → del kept[MAX_LOG:]
+# fault: kernel/docker/client.py: del kept[:-most] → del kept[most:]
 def test_of_a_log_the_end_is_kept_where_a_failure_is() -> None:
     """Docker sends the oldest line first, and 2000 lines of requests are more than is kept."""
     lines = [b"INFO: 127.0.0.1:%d POST /v1/completions 200 %s\n" % (number, b"x" * 200) for number in range(2000)]

@@ -37,7 +37,7 @@ class Slow:
 
 
 # fault: kernel/docker/streams.py: (ENDLESS if follow else SILENT_SECONDS) → ENDLESS
-# fault: kernel/docker/streams.py: None if follow or seconds else SILENT_SECONDS → None
+# fault: kernel/docker/streams.py: None if follow or seconds else WHOLE_LOG → None
 @pytest.mark.parametrize("follow", [False, True])
 def test_a_log_that_has_an_end_is_not_waited_for_without_one(follow: bool, waits: list[float]) -> None:
     slow = Slow()

@@ -12,12 +12,23 @@ import pytest
 
 from tests.support.clock import Clock
 from vllm_cluster.kernel.clock import Deadline
+from vllm_cluster.kernel.docker.parse import container
 from vllm_cluster.kernel.errors import HostError
 from vllm_cluster.kernel.hosts.program import RemoteProgram, RunningProgram
 from vllm_cluster.kernel.hosts.runtime import SYSTEM
 from vllm_cluster.kernel.transport.base import Stream
 from vllm_cluster.serving.explain import logs
-from vllm_cluster.serving.explain.logs import MAX_FILES, MAX_PIECES, STOPPED_LOG, STOPPED_SECONDS, _stopped, by_file
+from vllm_cluster.serving.explain.logs import (
+    ALL_HOSTS,
+    MAX_FILES,
+    MAX_PIECE,
+    MAX_PIECES,
+    ONE_HOST,
+    STOPPED_SECONDS,
+    _stopped,
+    by_file,
+    collect,
+)
 from vllm_cluster.serving.explain.on_host import log_excerpt
 
 
@@ -53,7 +64,7 @@ def test_each_replica_s_log_is_read(folders: Path, capsys: pytest.CaptureFixture
     assert printed(folders, capsys)["serve-1.log"] == [(1, b"two\n")]
 
 
-# fault: serving/explain/logs.py: if ends.get(name) == one.line: → if False:
+# fault: serving/explain/logs.py: if ends.get(name) == line: → if False:
 def test_of_a_long_file_the_ends_and_the_trouble(folders: Path, capsys: pytest.CaptureFixture[str]) -> None:
     lines = [f"line {number} is calm\n" for number in range(1, 40_001)]
     lines[19_999] = "CUDA error: out of memory\n"
@@ -72,6 +83,49 @@ def test_all_of_it_has_an_end(folders: Path, capsys: pytest.CaptureFixture[str])
         (folders / "ray" / f"worker-{number}.err").write_text(("failed " * 100 + "\n") * 300)
     log_excerpt.main(str(folders / "state"), str(folders / "ray"))
     assert len(capsys.readouterr().out) <= log_excerpt.MAX_BYTES
+
+
+# fault: serving/explain/on_host/log_excerpt.py: int(TAIL * part) → TAIL
+# fault: serving/explain/on_host/log_excerpt.py: left = most - → left = MAX_BYTES -
+def test_of_many_hosts_each_prints_a_part(folders: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name in ("serve.log.1", "serve.log", "crash.log"):
+        (folders / "state" / name).write_text(("calm " * 40 + "\n") * 5000 + f"the end of {name}\n")
+    log_excerpt.main(str(folders / "state"), str(folders / "ray"), 125_000)
+    printed = capsys.readouterr().out
+    assert len(printed) <= 125_000
+    assert all(f"the end of {name}\\n" in printed for name in ("serve.log.1", "serve.log", "crash.log"))
+
+
+# fault: serving/explain/on_host/log_excerpt.py: text.read(PIECE) → text.read(HEAD + TAIL)
+def test_no_row_is_longer_than_is_read(folders: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A row is held in four times its bytes, of 32 hosts at once."""
+    (folders / "state" / "serve.log").write_text("\N{GRINNING FACE}" * 40_000 + "\nlast")
+    found = printed(folders, capsys)["serve.log"]
+    assert found == [(1, ("\N{GRINNING FACE}" * 40_000 + "\nlast").encode())]
+    log_excerpt.main(str(folders / "state"), str(folders / "ray"))
+    assert max(map(len, capsys.readouterr().out.splitlines())) <= MAX_PIECE
+
+
+# fault: serving/explain/logs.py: min(ONE_HOST, ALL_HOSTS // hosts) → ONE_HOST
+# fault: serving/explain/logs.py: max_bytes=most + BESIDE → max_bytes=4 << 20
+@pytest.mark.promise("P23")
+@pytest.mark.parametrize("hosts", [1, 64])
+def test_the_logs_of_all_hosts_have_one_bound(monkeypatch: pytest.MonkeyPatch, hosts: int) -> None:
+    """Of 64 hosts they took 702 MB. The excerpt is told its share, and what is longer is an error of the host."""
+    share, asked = min(ONE_HOST, ALL_HOSTS // hosts), list[str]()
+    rows = json.dumps({"file": "serve.log", "line": 1, "text": "x" * 90_000}).encode() + b"\n"
+
+    def start(_connection: object, program: RemoteProgram, *_: object) -> RunningProgram:
+        asked.append(program.argv[-1])
+        stream = Printed(rows * (1 + (share + 200_000) // len(rows)))
+        return RunningProgram("gpu1", program, cast(Stream, stream), Deadline.after(60))
+
+    monkeypatch.setattr(logs, "start", start)
+    there = container({"Id": "1", "State": {"Status": "running", "StartedAt": "2026-11-21T02:00:00Z"}})
+    host = SimpleNamespace(name="gpu1", docker=SimpleNamespace(container_info=lambda _: there), runtime=SYSTEM)
+    with pytest.raises(HostError, match="gpu1: its program printed too much"):
+        collect(cast(Any, host), "lab", hosts)
+    assert asked == [str(share)]
 
 
 # fault: serving/explain/on_host/log_excerpt.py: key=_modified, reverse → key=lambda path: path.stat().st_mtime, reverse
@@ -123,7 +177,7 @@ def test_rows_of_an_excerpt_are_read_one_after_the_other(monkeypatch: pytest.Mon
     node: Any = SimpleNamespace(host="gpu1", name="n", connection=SimpleNamespace(runtime=SYSTEM))
     tracemalloc.start()
     try:
-        assert [log.name for log in logs._inside(node)] == ["serve.log"]
+        assert [log.name for log in logs._inside(node, 4 << 20)] == ["serve.log"]
         assert tracemalloc.get_traced_memory()[1] < 3 << 20
     finally:
         tracemalloc.stop()
@@ -140,7 +194,7 @@ class Printed:
 
     def recv(self, most: int) -> bytes:
         data, self._content = self._content[:most], self._content[most:]
-        return bytes(data)
+        return data.tobytes()
 
     def exit_code(self) -> int:
         return 0
@@ -152,7 +206,7 @@ class Printed:
         """Nothing is left."""
 
 
-# fault: serving/explain/logs.py: or b"")[-kept:] → or b"")[-STOPPED_LOG:]
+# fault: serving/explain/logs.py: MAX_STOPPED_LOG, kept) → MAX_STOPPED_LOG, most)
 # fault: serving/explain/logs.py: if not until.left(): → if False:
 @pytest.mark.promise("P23")
 @pytest.mark.parametrize("seconds", [0, 50])
@@ -160,20 +214,20 @@ def test_a_stopped_node_names_no_number_of_logs_that_fills_the_memory_or_the_tim
     """Its order is the host's word: 4,096 replicas, of each a log that drips."""
     clock, rows = Clock(), [SimpleNamespace(index=index) for index in range(100)]
 
-    def read(_name: str, _most: int) -> bytes:
+    def read_end(_name: str, _most: int, kept: int) -> bytes:
         clock.sleep(seconds)
-        return b"x" * (STOPPED_LOG // 4) + b"END"
+        return (b"x" * (ONE_HOST // 4) + b"END")[-kept:]
 
     runtime = SimpleNamespace(after=lambda length: Deadline.after(length, clock))
     node: Any = SimpleNamespace(
         host="gpu1",
         connection=SimpleNamespace(runtime=runtime),
         order=lambda: SimpleNamespace(deployments=rows),
-        read=read,
+        read_end=read_end,
     )
     began = clock.monotonic()
-    found = _stopped(node)
+    found = _stopped(node, ONE_HOST)
     assert clock.monotonic() - began < STOPPED_SECONDS + 2 * 50
     assert len(found) == (3 if seconds else 101)
     assert all(log.parts[0][1].endswith(b"END") for log in found)
-    assert sum(len(log.parts[0][1]) for log in found) < 2 * STOPPED_LOG
+    assert sum(len(log.parts[0][1]) for log in found) < 2 * ONE_HOST

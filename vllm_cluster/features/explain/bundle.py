@@ -104,7 +104,7 @@ def _look(inventory: Inventory, connection: HostConnection) -> _Host:
             secrets += [text, *(text.split() if name == "api-key" else ())]
     return _Host(
         facts,
-        collect(connection, inventory.cluster),
+        collect(connection, inventory.cluster, len(inventory.hosts)),
         _without_values(connection.docker.container_document(node.name)),
         secrets,
     )

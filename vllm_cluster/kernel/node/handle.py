@@ -135,6 +135,10 @@ class NodeHandle:
         docker = self.connection.docker
         return docker.read_file(self.name, path) if limit is None else docker.read_file(self.name, path, limit)
 
+    def read_end(self, file: str, limit: int, kept: int) -> bytes | None:
+        """The end of what the first `limit` bytes of a file of the state volume are; None where it is not there."""
+        return self.connection.docker.read_end(self.name, f"{STATE_FOLDER}/{file}", limit, kept)
+
     def write(self, file: str, content: bytes) -> None:
         """Write a file of the state volume, for its owner alone; only under the lease."""
         self.connection.docker.put_files(self.name, STATE_FOLDER, {file: (content, 0o600)})

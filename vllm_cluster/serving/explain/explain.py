@@ -92,7 +92,7 @@ def of_cluster(inventory: Inventory, emit: Emit, model: str | None = None, *, ru
 
         def read(connection: HostConnection) -> list[Log]:
             connect_and_observe(inventory, connection)
-            return collect(connection, inventory.cluster)
+            return collect(connection, inventory.cluster, len(inventory.hosts))
 
         logs, failures = fleet.each(read)
         head = _head(fleet, inventory) if inventory.head_name in logs else None
@@ -263,7 +263,8 @@ def add_cause(
     if not (otherwise or isinstance(error, NodesNotJoined)):
         return error
     cut_off = {host for host, failure in error.failures.items() if isinstance(failure, SILENT)}
-    logs, _ = fleet.each(lambda connection: collect(connection, inventory.cluster), set(inventory.hosts) - cut_off)
+    answer = set(inventory.hosts) - cut_off
+    logs, _ = fleet.each(lambda connection: collect(connection, inventory.cluster, len(answer)), answer)
     # vLLM's log is older than what `up` does: a model that could not be served explains nothing of it.
     asked = (own, *sources(logs.values(), of_vllm=bool(otherwise)))
     head = _head(fleet, inventory) if inventory.head_name in logs else None

