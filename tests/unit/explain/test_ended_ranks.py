@@ -15,8 +15,8 @@ OF_RAY = "RayWorkerProc rank=[3] died unexpectedly, shutting down executor."
 RAY = "A worker died or was killed while executing a task. Worker IP address: 10.0.0.12 Worker port: 10003"
 
 
-# fault: kernel/explain/ranks.py: at = named[-1] if named else "" if died[2] else host → at = "" if died[2] else host
-# fault: kernel/explain/ranks.py: at = named[-1] if named else "" if died[2] else host → at = named[-1] if named else host
+# fault: kernel/explain/ranks.py: at = named[1] if named else "" if died[2] else host → at = "" if died[2] else host
+# fault: kernel/explain/ranks.py: at = named[1] if named else "" if died[2] else host → at = named[1] if named else host
 # fault: kernel/explain/ranks.py: if place and len(unplaced) == 1: → if False:
 # fault: kernel/explain/ranks.py: if place and len(unplaced) == 1: → if place and unplaced:
 @pytest.mark.parametrize(
@@ -49,6 +49,27 @@ def test_a_rank_and_its_host_are_named_as_far_as_lines_name_them(
     lines: list[tuple[str, str]], found: list[str]
 ) -> None:
     assert [*ended_ranks(lines, NAMES)] == found
+
+
+# fault: kernel/explain/ranks.py: if head and writer not in (head, at): → if False:
+# fault: kernel/explain/ranks.py: writer = names.get(copied[1], copied[1]) if copied else host → writer = host
+# fault: kernel/explain/ranks.py: named = _ON.search(words, 0, died.start()) → named = re.search(r".*\bon (\w+): ", words[: died.start()])
+@pytest.mark.parametrize(
+    ("lines", "found"),
+    [
+        ([("gpu3", f"vLLM ended with exit code 1 on gpu2: {DIED}")], []),
+        ([("gpu3", "vLLM ended with exit code 137 on gpu2")], []),
+        ([("gpu3", RAY)], []),
+        ([("gpu3", f"{DIED} (exit code: -9)")], ["rank 1 ended on gpu3 by signal 9 (SIGKILL)"]),
+        # In the head's words, and in Ray's copy of its output.
+        ([("gpu1", f"vLLM ended with exit code 1 on gpu3: on gpu2: {DIED}")], ["rank 1 ended on gpu3"]),
+        ([("gpu1", f"(RayWorker pid=7, ip=10.0.0.13) {DIED}")], ["rank 1 ended on gpu3"]),
+        ([("gpu1", f"(RayWorker pid=7, ip=10.0.0.13) {RAY}")], []),
+        ([("gpu1", RAY)], ["a rank ended on gpu2"]),
+    ],
+)
+def test_a_worker_that_lies_names_no_other_host(lines: list[tuple[str, str]], found: list[str]) -> None:
+    assert [*ended_ranks(lines, NAMES | {"10.0.0.13": "gpu3"}, "gpu1")] == found
 
 
 # fault: kernel/explain/diagnosis.py: hit.known.failure == "rank-killed" → hit.known.failure == "peer-gone"

@@ -90,6 +90,8 @@ def test_all_of_it_has_an_end(folders: Path, capsys: pytest.CaptureFixture[str])
 def test_of_many_hosts_each_prints_a_part(folders: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for name in ("serve.log.1", "serve.log", "crash.log"):
         (folders / "state" / name).write_text(("calm " * 40 + "\n") * 5000 + f"the end of {name}\n")
+    for number in range(40):
+        (folders / "ray" / f"worker-{number}.err").write_text("calm\n" * 1600)
     log_excerpt.main(str(folders / "state"), str(folders / "ray"), 125_000)
     printed = capsys.readouterr().out
     assert len(printed) <= 125_000

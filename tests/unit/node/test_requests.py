@@ -31,6 +31,28 @@ def test_clients_wait_longer_than_the_longest_of_the_last_starts(tmp_path: Path,
     assert Requests(tmp_path / "new").seconds_left(0) == 75
 
 
+# fault: serving/node/kept_order.py: Annotated[float, between(0.0, 1e6)] | None → float | None
+@pytest.mark.parametrize(
+    "odd",
+    [
+        *(
+            f'{{"model": "", "result": "ready", "seconds": {number}}}'
+            for number in ("NaN", "1e400", "-5", "1e300", '"9"')
+        ),
+        "[" * 100_000,
+        "\0" * 20,
+        "[]",
+        '{"result": "ready"}',
+    ],
+    ids=lambda odd: odd[:48],
+)
+def test_a_row_of_the_history_that_cannot_be_hides_no_other(tmp_path: Path, odd: str) -> None:
+    """An infinite time ended the node's program, and so did a row of brackets."""
+    good = json.dumps({"model": "", "result": "ready", "seconds": 40.0})
+    (tmp_path / "results.jsonl").write_text("\n".join([odd, good, odd]))
+    assert Requests(tmp_path).seconds_left(0) == 50
+
+
 def ask(world: World, number: int, generation: str | None, **changed: Any) -> None:
     """Write a request as a laptop does: each counts one up."""
     world.want(generation, {"epoch": number, "by": "ada@laptop"}, name=generation or "", **changed)

@@ -90,8 +90,9 @@ def diagnose(
     worked_at: float | None = None,
     together: bool = False,
     names: Mapping[str, str] = {},
+    head: str = "",
 ) -> Diagnosis:
-    """Judge what was seen in all logs; `names` are those of the hosts by address.
+    """Judge what was seen in all logs; `names` are those of the hosts by address, of which one is the `head`.
 
     With `since`, only what was written from then on counts, by the clock of each host: what is older, or has no time,
     is evidence of another attempt. The cluster certainly worked at `worked_at`, as far as can be seen it works now: it
@@ -128,14 +129,14 @@ def diagnose(
         error_lines=overcome if kind in ("healed", "unfinished") else _ends(seen, raised, kind),
         unknown_lines=(*seen.strange[:MAX_STRANGE], *seen.quiet[:MAX_STRANGE]) if symptom else (),
         last_line=_silent(logs) if symptom else None,
-        ranks=(*_ended(seen, names), *compare_ranks(log.ranks for log in logs)) if symptom else (),
+        ranks=(*_ended(seen, names, head), *compare_ranks(log.ranks for log in logs)) if symptom else (),
         logs=len(files),
         lines=sum(log.lines for log in files),
         size=sum(log.size for log in files),
     )
 
 
-def _ended(seen: Evidence, names: Mapping[str, str]) -> Iterator[str]:
+def _ended(seen: Evidence, names: Mapping[str, str], head: str) -> Iterator[str]:
     """Which ranks ended without a word of their own, by what others have written of that."""
     hits = [hit for hit in seen.failing if hit.known.failure == "rank-killed"]
     places = once(sorted((place for hit in hits for place in (hit.first, hit.last)), key=by_time))
@@ -143,7 +144,7 @@ def _ended(seen: Evidence, names: Mapping[str, str]) -> Iterator[str]:
     texts = [(place.host, place.text) for place in places] + [
         (hit.first.host, text) for hit in hits for text in hit.more
     ]
-    return ended_ranks(texts, names)
+    return ended_ranks(texts, names, head)
 
 
 def _has_answered(kind: Kind, logs: Iterable[LogScan]) -> bool:

@@ -34,7 +34,9 @@ _DIED = re.compile(r"\bVllmWorker-(\d{1,6}) died\b|\bRayWorkerProc rank=\[(\d{1,
 _CODE = re.compile(r" unexpectedly \(exit code: -(\d{1,2})\)")
 _AT = re.compile(r"\bWorker IP address: ([0-9a-f.:]{2,45})(?= )")
 # As the node program names the host of a part that ended, and of what that printed; 128 and more is a signal.
-_ON = re.compile(r"\bon ([A-Za-z0-9][\w.-]{0,62}): ")
+_ON = re.compile(r"\bvLLM ended with exit code \d{1,3}(?: on [\w.-]{1,63};)? on ([A-Za-z0-9][\w.-]{0,62}): ")
+# Ray's copy of what a rank printed.
+_COPIED = re.compile(r"\bpid=\d{1,9}, ip=([0-9a-f.:]{2,45})\) ")
 _PART = re.compile(r"\bvLLM ended with exit code (12[89]|1[3-9]\d) on ([A-Za-z0-9][\w.-]{0,62})")
 _SIGNALLED = 128
 _ONE = "a rank"
@@ -105,16 +107,22 @@ def compare_ranks(hosts: Iterable[Ranks]) -> Iterator[str]:
         yield f"never began, by these logs: {_named(missing)}"
 
 
-def ended_ranks(lines: Iterable[tuple[str, str]], names: Mapping[str, str]) -> Iterator[str]:
+def ended_ranks(lines: Iterable[tuple[str, str]], names: Mapping[str, str], head: str = "") -> Iterator[str]:
     """Which ranks ended on which host, by which signal, by the hosts and words of lines that report it.
 
-    `names` are those of the hosts by address. What no line names is left out.
+    `names` are those of the hosts by address. What no line names is left out. Where it is known which host is the
+    `head`, another one's lines are of that one alone: what they have of further hosts anybody there can have written.
     """
     found: dict[str, tuple[str, int]] = {}
     for host, words in lines:
-        for who, at, number in _ends(host, words):
+        copied = _COPIED.search(words)
+        writer = names.get(copied[1], copied[1]) if copied else host
+        for who, named, number in _ends(writer, words):
+            at = names.get(named, named)
+            if head and writer not in (head, at):
+                continue
             place, by = found.get(who, ("", 0))
-            found[who] = place or names.get(at, at), by or number
+            found[who] = place or at, by or number
     place, by = found.pop(_ONE, ("", 0))
     unplaced = [who for who, (at, _) in found.items() if not at]
     if place and len(unplaced) == 1:
@@ -129,9 +137,10 @@ def ended_ranks(lines: Iterable[tuple[str, str]], names: Mapping[str, str]) -> I
 def _ends(host: str, words: str) -> Iterator[tuple[str, str, int]]:
     """Which rank ended, on which host, by which signal, as far as a line names them."""
     if died := _DIED.search(words):
-        named = _ON.findall(words[: died.start()])
+        # Only what the node program has put before it: the rest of the line is what a rank printed.
+        named = _ON.search(words, 0, died.start())
         # The executor that Ray has is on the head, and its ranks are anywhere.
-        at = named[-1] if named else "" if died[2] else host
+        at = named[1] if named else "" if died[2] else host
         code = _CODE.match(words, died.end())
         yield f"rank {died[1] or died[2]}", at, int(code[1]) if code else 0
     if one := _PART.search(words):

@@ -105,7 +105,8 @@ def of_cluster(inventory: Inventory, emit: Emit, model: str | None = None, *, ru
     read_of = sources(logs.values(), of=None if model is None else {one.index for one in rows})
     worked_at = _worked_at(head, rows) if works else None
     names = {host.address: name for name, host in inventory.hosts.items()}
-    found = diagnose(scan_all((*read_of, *ended)), worked_at=worked_at, together=True, names=names)
+    seen = scan_all((*read_of, *ended))
+    found = diagnose(seen, worked_at=worked_at, together=True, names=names, head=inventory.head_name)
     missing = _missing(inventory, head)
     off = {name: failures[name] for name in missing if isinstance(failures.get(name), SILENT)}
     if off and not found.cause:

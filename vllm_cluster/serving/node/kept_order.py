@@ -7,12 +7,14 @@ import time
 from collections import deque
 from collections.abc import Iterable
 from contextlib import suppress
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Annotated
 
 from vllm_cluster.serving.node.files import sync_file, write_whole
 from vllm_cluster.serving.node.process import log_line
 from vllm_cluster.serving.node.timing import mark, since
+from vllm_cluster.wire.inside import beginning
 from vllm_cluster.wire.order import (
     ACCEPTED,
     READY,
@@ -27,8 +29,9 @@ from vllm_cluster.wire.order import (
     read_ready,
     read_taken,
 )
-from vllm_cluster.wire.reading import RefusedDocument
+from vllm_cluster.wire.reading import RefusedDocument, read
 from vllm_cluster.wire.status import FailedRequest, ServeFailure
+from vllm_cluster.wire.values import between
 
 
 class Inbox:
@@ -82,11 +85,22 @@ class Inbox:
 
 
 MAX_READY, MAX_RESULTS_BYTES = 5, 1 << 20
+# Of the rows of how starts ended, the newest: one has 300 bytes.
+MAX_RESULTS = 8192
 # Until a model was ready once, clients are asked to come back after so many seconds.
 UNKNOWN_START = 60.0
 # Of those the longest counts: a start takes 26 to 64 s as the hosts are busy.
 MAX_STARTS = 5
 MARGIN = 0.25
+
+
+@dataclass(frozen=True)
+class EndedStart:
+    """How a start of a model ended, and after how many seconds: what is asked of a row of the history."""
+
+    model: str
+    result: str
+    seconds: Annotated[float, between(0.0, 1e6)] | None
 
 
 class Requests:
@@ -136,12 +150,13 @@ class Requests:
     def _last_starts(self) -> dict[str, deque[float]]:
         """How long the last starts took of each model that was ever ready."""
         found: dict[str, deque[float]] = {}
-        # A first start has no such file, and a power cut may have broken it: then nothing is known.
-        with suppress(OSError, ValueError, KeyError, TypeError):
-            for line in (self._history / RESULTS).read_text().splitlines():
-                row = json.loads(line)
-                if row["result"] in ("ready", "ready again") and row["seconds"]:
-                    found.setdefault(str(row["model"]), deque(maxlen=MAX_STARTS)).append(float(row["seconds"]))
+        # A first start has no such file, and a power cut may have broken a row of it.
+        with suppress(OSError):
+            for line in beginning(self._history / RESULTS, 2 * MAX_RESULTS_BYTES).splitlines()[-MAX_RESULTS:]:
+                with suppress(RefusedDocument):
+                    row = read(EndedStart, line, RESULTS)
+                    if row.result in ("ready", "ready again") and row.seconds:
+                        found.setdefault(row.model, deque(maxlen=MAX_STARTS)).append(row.seconds)
         return found
 
     def accept(self, order: Order) -> bool:
