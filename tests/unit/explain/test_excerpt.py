@@ -169,7 +169,9 @@ def test_a_host_makes_no_number_of_pieces_that_takes_minutes() -> None:
 # fault: serving/explain/logs.py: by_file(node.host, running.messages(due)) → by_file(node.host, list(running.messages(due)))
 @pytest.mark.promise("P23")
 def test_rows_of_an_excerpt_are_read_one_after_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    printed = b"{}\n" * 50_000 + b'{"file": "serve.log", "line": 1, "text": "x"}\n'
+    printed = (
+        json.dumps({"text": "x" * 500}).encode() + b"\n"
+    ) * 6000 + b'{"file": "serve.log", "line": 1, "text": "x"}\n'
     whole = Deadline.after(600)
 
     def start(_connection: object, program: RemoteProgram, *_: object) -> RunningProgram:

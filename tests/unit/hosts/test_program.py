@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import cast
 
 import pytest
 
+from tests.support.bounds import within
 from vllm_cluster.kernel.clock import Deadline
 from vllm_cluster.kernel.errors import HostError, TimedOut
-from vllm_cluster.kernel.hosts.program import MAX_BYTES, MAX_LINE, MAX_MESSAGES, RemoteProgram, RunningProgram
+from vllm_cluster.kernel.hosts.program import MAX_BYTES, MAX_LINE, RemoteProgram, RunningProgram
 from vllm_cluster.kernel.transport.base import Stream
 from vllm_cluster.wire.programs import BenchReply, BenchStarted, EngineLoad, FedRow, LinkPorts, RanksReady
 
@@ -92,12 +94,13 @@ def test_output_without_end_is_cut_off(piece: bytes) -> None:
         reading(*[piece] * (MAX_BYTES // MAX_LINE + 2)).next(Deadline.after(60))
 
 
-# fault: kernel/hosts/program.py: if len(messages) > MAX_MESSAGES: → if False:
-def test_a_million_empty_messages_are_too_much() -> None:
-    """They took 105 MB."""
-    assert len(reading(b"{}\n" * MAX_MESSAGES).finish(Deadline.after(60)).messages) == MAX_MESSAGES
-    with pytest.raises(HostError, match="gpu1: its program printed too much"):
-        reading(b"{}\n" * (MAX_MESSAGES + 1)).finish(Deadline.after(60))
+# fault: kernel/hosts/program.py: LEAST_MESSAGE = 40 → LEAST_MESSAGE = 0
+@pytest.mark.parametrize("read", [RunningProgram.finish, lambda running, due: [*running.messages(due)]])
+def test_a_million_empty_messages_are_too_much(read: Callable[[RunningProgram, Deadline], object]) -> None:
+    """They took 105 MB, or 8 s where each is looked at and left."""
+    assert len(reading(*[b"{}\n" * 20_000] * 5).finish(Deadline.after(60)).messages) == 100_000
+    with within(20, megabytes=40), pytest.raises(HostError, match="gpu1: its program printed too much"):
+        read(reading(*[b"{}\n" * 20_000] * 50), Deadline.after(60))
 
 
 def test_nesting_without_end_is_a_line_like_any_other() -> None:
