@@ -294,7 +294,7 @@ def test_a_hang_that_the_node_program_ended_is_a_symptom(
     assert hangs.symptom is None
 
 
-# fault: serving/explain/explain.py: together=True, names=names, → together=True, names={},
+# fault: serving/explain/explain.py: together=True, hosts=hosts) → together=True)
 def test_a_killed_rank_is_named_with_its_host(up: tuple[World, Inventory], capsys: pytest.CaptureFixture[str]) -> None:
     """By vLLM's log on the head, where Ray names the address alone."""
     world, inventory = up

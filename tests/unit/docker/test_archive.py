@@ -73,7 +73,7 @@ def test_of_the_end_of_a_file_no_more_than_that_is_held(size: int, limit: int) -
 
 
 @pytest.mark.parametrize("status", [200, 404])
-def test_of_what_is_no_file_there_is_no_end(status: int) -> None:
+def test_a_folder_or_a_gap_in_the_place_of_a_file_has_no_end(status: int) -> None:
     docker, _ = canned(lambda _line: iter([answer(folder(), status)]))
     assert docker.read_end("some", "/file", 1000, 100) is None
 

@@ -6,7 +6,7 @@ import pytest
 
 from tests.support.logs import explained
 from vllm_cluster.kernel.explain.diagnosis import diagnose
-from vllm_cluster.kernel.explain.ranks import ended_ranks
+from vllm_cluster.kernel.explain.ranks import KnownHosts, ended_ranks
 from vllm_cluster.kernel.explain.scan import LogSource, scan
 
 NAMES = {"10.0.0.12": "gpu2"}
@@ -48,7 +48,7 @@ RAY = "A worker died or was killed while executing a task. Worker IP address: 10
 def test_a_rank_and_its_host_are_named_as_far_as_lines_name_them(
     lines: list[tuple[str, str]], found: list[str]
 ) -> None:
-    assert [*ended_ranks(lines, NAMES)] == found
+    assert [*ended_ranks(lines, KnownHosts(NAMES))] == found
 
 
 # fault: kernel/explain/ranks.py: if head and writer not in (head, at): → if False:
@@ -69,7 +69,7 @@ def test_a_rank_and_its_host_are_named_as_far_as_lines_name_them(
     ],
 )
 def test_a_worker_that_lies_names_no_other_host(lines: list[tuple[str, str]], found: list[str]) -> None:
-    assert [*ended_ranks(lines, NAMES | {"10.0.0.13": "gpu3"}, "gpu1")] == found
+    assert [*ended_ranks(lines, KnownHosts(NAMES | {"10.0.0.13": "gpu3"}, "gpu1"))] == found
 
 
 # fault: kernel/explain/diagnosis.py: hit.known.failure == "rank-killed" → hit.known.failure == "peer-gone"
@@ -83,6 +83,6 @@ def test_the_rank_is_named_where_others_write_first_that_it_is_gone() -> None:
         f"(EngineCore pid=7) ERROR 05-02 09:11:12 [multiproc_executor.py:315] {DIED} (exit code: -9), shutting down.\n"
     )
     sources = [LogSource(host, [(1, text.encode())], host) for host, text in (("gpu1", start + lost), ("gpu2", died))]
-    verdict = diagnose([scan(one) for one in sources], together=True, names=NAMES)
+    verdict = diagnose([scan(one) for one in sources], together=True, hosts=KnownHosts(NAMES))
     assert (verdict.result, verdict.ranks) == ("symptom", ("rank 1 ended on gpu2 by signal 9 (SIGKILL)",))
     assert explained(start + lost).ranks == ()

@@ -113,7 +113,7 @@ def test_no_row_is_longer_than_is_read(folders: Path, capsys: pytest.CaptureFixt
 @pytest.mark.promise("P23")
 @pytest.mark.parametrize("hosts", [1, 64])
 def test_the_logs_of_all_hosts_have_one_bound(monkeypatch: pytest.MonkeyPatch, hosts: int) -> None:
-    """Of 64 hosts they took 702 MB. The excerpt is told its share, and what is longer is an error of the host."""
+    """Of 64 hosts they took 702 MB. The excerpt has its share as an argument; what is longer is an error."""
     share, asked = min(ONE_HOST, ALL_HOSTS // hosts), list[str]()
     rows = json.dumps({"file": "serve.log", "line": 1, "text": "x" * 90_000}).encode() + b"\n"
 

@@ -94,7 +94,7 @@ def test_output_without_end_is_cut_off(piece: bytes) -> None:
         reading(*[piece] * (MAX_BYTES // MAX_LINE + 2)).next(Deadline.after(60))
 
 
-# fault: kernel/hosts/program.py: LEAST_MESSAGE = 40 → LEAST_MESSAGE = 0
+# fault: kernel/hosts/program.py: MIN_MESSAGE = 40 → MIN_MESSAGE = 0
 @pytest.mark.parametrize("read", [RunningProgram.finish, lambda running, due: [*running.messages(due)]])
 def test_a_million_empty_messages_are_too_much(read: Callable[[RunningProgram, Deadline], object]) -> None:
     """They took 105 MB, or 8 s where each is looked at and left."""

@@ -14,7 +14,7 @@ from vllm_cluster.kernel.explain.evidence import LogPosition, LogScan, Raised, S
 from vllm_cluster.kernel.explain.failure import KnownFailure, SignKind
 from vllm_cluster.kernel.explain.frame import is_echo
 from vllm_cluster.kernel.explain.progress import announces
-from vllm_cluster.kernel.explain.ranks import compare_ranks, ended_ranks
+from vllm_cluster.kernel.explain.ranks import UNKNOWN, KnownHosts, compare_ranks, ended_ranks
 from vllm_cluster.kernel.explain.weighing import SLACK, Evidence, by_time, evidence_of, joined, once, state_of
 
 MAX_OTHERS = 5
@@ -89,14 +89,13 @@ def diagnose(
     since: Mapping[str, float] | None = None,
     worked_at: float | None = None,
     together: bool = False,
-    names: Mapping[str, str] = {},
-    head: str = "",
+    hosts: KnownHosts = UNKNOWN,
 ) -> Diagnosis:
-    """Judge what was seen in all logs; `names` are those of the hosts by address, of which one is the `head`.
+    """Judge what was seen in all logs; `hosts` are those of the cluster, where it is known.
 
-    With `since`, only what was written from then on counts, by the clock of each host: what is older, or has no time,
-    is evidence of another attempt. The cluster certainly worked at `worked_at`, as far as can be seen it works now: it
-    has survived what is older; what is newer may not have been noticed yet. `together`: the logs are of one cluster.
+    With `since`, only what was written from then on counts, by the clock of each host, and nothing without a time. The
+    cluster worked at `worked_at`, and as far as can be seen works now: it has survived what is older; what is newer may
+    not have been noticed yet. `together`: the logs are of one cluster.
     """
     groups = by_server(files, together=together)
     logs = [one for group in groups for one in group]
@@ -129,14 +128,14 @@ def diagnose(
         error_lines=overcome if kind in ("healed", "unfinished") else _ends(seen, raised, kind),
         unknown_lines=(*seen.strange[:MAX_STRANGE], *seen.quiet[:MAX_STRANGE]) if symptom else (),
         last_line=_silent(logs) if symptom else None,
-        ranks=(*_ended(seen, names, head), *compare_ranks(log.ranks for log in logs)) if symptom else (),
+        ranks=(*_ended(seen, hosts), *compare_ranks(log.ranks for log in logs)) if symptom else (),
         logs=len(files),
         lines=sum(log.lines for log in files),
         size=sum(log.size for log in files),
     )
 
 
-def _ended(seen: Evidence, names: Mapping[str, str], head: str) -> Iterator[str]:
+def _ended(seen: Evidence, hosts: KnownHosts) -> Iterator[str]:
     """Which ranks ended without a word of their own, by what others have written of that."""
     hits = [hit for hit in seen.failing if hit.known.failure == "rank-killed"]
     places = once(sorted((place for hit in hits for place in (hit.first, hit.last)), key=by_time))
@@ -144,7 +143,7 @@ def _ended(seen: Evidence, names: Mapping[str, str], head: str) -> Iterator[str]
     texts = [(place.host, place.text) for place in places] + [
         (hit.first.host, text) for hit in hits for text in hit.more
     ]
-    return ended_ranks(texts, names, head)
+    return ended_ranks(texts, hosts)
 
 
 def _has_answered(kind: Kind, logs: Iterable[LogScan]) -> bool:

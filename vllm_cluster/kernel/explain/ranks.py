@@ -6,6 +6,8 @@ import re
 import signal
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
+from dataclasses import dataclass
+from types import MappingProxyType
 
 from vllm_cluster.kernel.explain.progress import LEAVES
 from vllm_cluster.kernel.text import count
@@ -107,12 +109,24 @@ def compare_ranks(hosts: Iterable[Ranks]) -> Iterator[str]:
         yield f"never began, by these logs: {_named(missing)}"
 
 
-def ended_ranks(lines: Iterable[tuple[str, str]], names: Mapping[str, str], head: str = "") -> Iterator[str]:
+@dataclass(frozen=True)
+class KnownHosts:
+    """The hosts of a cluster: their names by address, and which one is the head."""
+
+    names: Mapping[str, str]
+    head: str = ""
+
+
+UNKNOWN = KnownHosts(MappingProxyType({}))
+
+
+def ended_ranks(lines: Iterable[tuple[str, str]], hosts: KnownHosts) -> Iterator[str]:
     """Which ranks ended on which host, by which signal, by the hosts and words of lines that report it.
 
-    `names` are those of the hosts by address. What no line names is left out. Where it is known which host is the
-    `head`, another one's lines are of that one alone: what they have of further hosts anybody there can have written.
+    What no line names is left out. Where it is known which host is the head, another one's lines are of that one alone:
+    what they have of further hosts anybody there can have written.
     """
+    names, head = hosts.names, hosts.head
     found: dict[str, tuple[str, int]] = {}
     for host, words in lines:
         copied = _COPIED.search(words)

@@ -23,7 +23,7 @@ MAX_LINE = 64 << 10
 # What a program may print in all: 256 hosts with every port of every other closed take less than a tenth of it.
 MAX_BYTES = 4 << 20
 # What a message counts for at least: of 4 MiB a million empty ones took 105 MB, and 8 s.
-LEAST_MESSAGE = 40
+MIN_MESSAGE = 40
 # What is kept of the lines that are not messages.
 MAX_PRINTED = 64 << 10
 PIECE = 64 << 10
@@ -175,7 +175,7 @@ class RunningProgram:
                 if len(self._printed) > 2 * MAX_PRINTED:  # not at every line: each cut copies what is left
                     del self._printed[:-MAX_PRINTED]
             else:
-                self._received += max(0, LEAST_MESSAGE - len(line))
+                self._received += max(0, MIN_MESSAGE - len(line))
                 yield row
 
     def read(self, kind: type[T], deadline: Due) -> T:

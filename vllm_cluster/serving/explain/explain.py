@@ -21,6 +21,7 @@ from vllm_cluster.kernel.events import Emit, Event
 from vllm_cluster.kernel.explain.catalogue import FAILURES
 from vllm_cluster.kernel.explain.diagnosis import Diagnosis, MatchedFailure, diagnose
 from vllm_cluster.kernel.explain.evidence import LogPosition
+from vllm_cluster.kernel.explain.ranks import KnownHosts
 from vllm_cluster.kernel.explain.scan import LogSource, scan, scan_all
 from vllm_cluster.kernel.facts.host_facts import HostFacts
 from vllm_cluster.kernel.hosts.connection import Fleet, HostConnection
@@ -104,9 +105,8 @@ def of_cluster(inventory: Inventory, emit: Emit, model: str | None = None, *, ru
     ended = [] if works else [*_last_ends(inventory.head_name, rows), *_unread(failures)]
     read_of = sources(logs.values(), of=None if model is None else {one.index for one in rows})
     worked_at = _worked_at(head, rows) if works else None
-    names = {host.address: name for name, host in inventory.hosts.items()}
-    seen = scan_all((*read_of, *ended))
-    found = diagnose(seen, worked_at=worked_at, together=True, names=names, head=inventory.head_name)
+    hosts = KnownHosts({host.address: name for name, host in inventory.hosts.items()}, inventory.head_name)
+    found = diagnose(scan_all((*read_of, *ended)), worked_at=worked_at, together=True, hosts=hosts)
     missing = _missing(inventory, head)
     off = {name: failures[name] for name in missing if isinstance(failures.get(name), SILENT)}
     if off and not found.cause:

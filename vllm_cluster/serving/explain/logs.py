@@ -45,7 +45,7 @@ TAIL = 2000
 MAX_STOPPED_LOG, STOPPED_SECONDS = 17 << 20, 120.0
 # Only what warns: the rest of the kernel's log is of no use here. Where only root may read it, it stays empty. Days and
 # months are in the language of the host, if it is not asked otherwise.
-_KERNEL = "LC_ALL=C TZ=UTC dmesg -T --level=emerg,alert,crit,err,warn 2>/dev/null | tail -n 500"
+_KERNEL = 'LC_ALL=C TZ=UTC dmesg -T --level=emerg,alert,crit,err,warn 2>/dev/null | tail -n 500 | tail -c "$1"'
 
 
 @dataclass(frozen=True)
@@ -104,16 +104,15 @@ def collect(connection: HostConnection, cluster: str, hosts: int = 1) -> list[Lo
     logs += inside
     # Without times a line could be of any attempt.
     printed = connection.docker.logs(node.name, tail=TAIL, times=True, most=min(MAX_LOG, most // 4))
-    kernel = connection.transport.run(
-        ["sh", "-c", f"{_KERNEL} | tail -c {most // 4}"], connection.runtime.after(KERNEL_SECONDS), most=most // 2
-    )
+    kernel = ("sh", "-c", _KERNEL, "sh", str(most // 4))
+    warned = connection.transport.run(kernel, connection.runtime.after(KERNEL_SECONDS), most=most // 2)
     # vLLM's own lines are in serve.log too, or in that of their replica.
     twice = any(log.name.startswith("serve") for log in inside)
     with _ONE_AT_A_TIME:
         lines = [line for line in printed.splitlines(keepends=True) if not (twice and " [vllm" in line[:50])]
         logs.append(Log(connection.name, "docker.log", ((1, "".join(lines).encode()),)))
         del lines
-        logs.append(Log(connection.name, "dmesg", ((1, _since(kernel.text, there.started_at)),)))
+        logs.append(Log(connection.name, "dmesg", ((1, _since(warned.text, there.started_at)),)))
     return logs
 
 

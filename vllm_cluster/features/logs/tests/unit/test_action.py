@@ -64,7 +64,7 @@ def test_the_kernel_s_lines_of_before_are_left() -> None:
     assert parts["dmesg"] == KERNEL.splitlines(keepends=True)[1]
 
 
-# fault: serving/explain/logs.py: "LC_ALL=C TZ=UTC dmesg → "TZ=UTC dmesg
+# fault: serving/explain/logs.py: 'LC_ALL=C TZ=UTC dmesg → 'TZ=UTC dmesg
 def test_the_kernel_s_lines_of_a_host_in_german_are_read(tmp_path: Path) -> None:
     """dmesg prints days and months in the language of the host."""
     tool = tmp_path / "dmesg"

@@ -63,7 +63,7 @@ def framed(content: bytes) -> bytes:
 # fault: kernel/docker/log_frames.py: MAX_FRAME = 128 << 10 → MAX_FRAME = 1 << 20
 # fault: kernel/docker/log_frames.py: or data[at] >= OUTPUTS → or False
 @pytest.mark.parametrize("head", [bytes([4, 0, 0, 0, 0, 0, 0, 1]), bytes([1, 0, 0, 0, 0, 3, 0, 0])])
-def test_what_is_no_frame_of_docker_s_is_refused(head: bytes) -> None:
+def test_frames_that_docker_never_sends_are_refused(head: bytes) -> None:
     """Of 256 outputs an open line each took 17 MB, of each host; a frame is kept until it is whole."""
     for frames in (OutputFrames().feed, LogFrames().feed):
         with pytest.raises(ValueError, match="a frame of"):
