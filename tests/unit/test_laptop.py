@@ -40,8 +40,8 @@ def be_of_another_user(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 # fault: kernel/laptop.py: if _planted(path): → if False:
 # fault: kernel/laptop.py: (folder, *folder.parents, → (folder,
-# fault: kernel/laptop.py: , real, *real.parents): → , real):
-# fault: kernel/laptop.py: , real, *real.parents): → , *real.parents):
+# fault: kernel/laptop.py: , there, *there.parents): → , there):
+# fault: kernel/laptop.py: , there, *there.parents): → , *there.parents):
 # fault: kernel/laptop.py: _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH → _OTHERS_WRITE = stat.S_IWOTH
 # fault: kernel/laptop.py: not in (0, os.geteuid()) and bool( → not in (0, os.geteuid()) or bool(
 @pytest.mark.parametrize("mode", [0o1777, 0o775])
@@ -76,7 +76,7 @@ def test_a_cache_that_another_user_has_made_is_not_used(
     assert cache_folder() == base / "vcluster"
 
 
-# fault: kernel/laptop.py: if _shared(real): → if False:
+# fault: kernel/laptop.py: if _shared(there): → if False:
 @pytest.mark.parametrize("mode", [0o775, 0o777, 0o1777])
 def test_a_cache_in_which_others_may_write_is_not_used(
     mode: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -168,3 +168,17 @@ def test_every_folder_of_the_cache_is_made_in_one_way() -> None:
     makes = ("mkdir(parents=True", "mkdir(mode", "makedirs(")
     found = {room(path) for path in MODULES if any(word in path.read_text() for word in makes)}
     assert {one for one in found if not one.startswith(elsewhere)} == others | {"kernel/laptop.py"}
+
+
+# fault: kernel/laptop.py: return Path(os.path.realpath(path)) → return path.resolve(strict=True)
+@pytest.mark.parametrize("name", [".cache", "vcluster"])
+def test_a_cache_that_is_a_link_to_itself_ends_no_verb(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """Every verb ended with a traceback; what writes there names the folder."""
+    base = tmp_path / ".cache"
+    monkeypatch.setenv("XDG_CACHE_HOME", str(base))
+    link = base if name == ".cache" else base / name
+    link.parent.mkdir(exist_ok=True)
+    link.symlink_to(link.name)
+    assert cache_folder() == base / "vcluster"

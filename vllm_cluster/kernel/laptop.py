@@ -78,6 +78,11 @@ def expanded(path: str | Path) -> Path:
     return Path(os.path.expanduser(path))  # noqa: PTH111 - Path.expanduser raises for a user without a home
 
 
+def real(path: Path) -> Path:
+    """Return where a path leads to; of a link that leads to itself, that link, where `Path.resolve` may raise."""
+    return Path(os.path.realpath(path))
+
+
 def cache_folder() -> Path:
     """Where downloads are kept; removing it is harmless.
 
@@ -88,15 +93,15 @@ def cache_folder() -> Path:
     base = Path(os.environ.get("XDG_CACHE_HOME", ""))
     folder = (base if base.is_absolute() else home() / ".cache") / "vcluster"
     # What is built into images and which local ports get the key comes from it.
-    real = folder.resolve()
-    for path in (folder, *folder.parents, real, *real.parents):
+    there = real(folder)
+    for path in (folder, *folder.parents, there, *there.parents):
         if _planted(path):
             text = f"{path} belongs to another user, in a folder where others may write"
             raise UsageError(text, hint="export XDG_CACHE_HOME=FOLDER, a folder of your own")
-    if _shared(real):
-        remove = shlex.join(("rm", "-r", str(real)))
-        hint = f"{remove}\nor, where only you are of its group: {shlex.join(('chmod', 'go-w', str(real)))}"
-        raise UsageError(f"others may write in {real}, so what is in it may be theirs", hint=hint)
+    if _shared(there):
+        remove = shlex.join(("rm", "-r", str(there)))
+        hint = f"{remove}\nor, where only you are of its group: {shlex.join(('chmod', 'go-w', str(there)))}"
+        raise UsageError(f"others may write in {there}, so what is in it may be theirs", hint=hint)
     return folder
 
 

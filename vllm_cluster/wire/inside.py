@@ -14,7 +14,7 @@ from typing import BinaryIO
 
 def is_inside(path: Path, root: Path, cache: Path) -> bool:
     """Whether a path without links is below the folder, or among the hub's models, beside which a cache has a token."""
-    return bool({root.resolve(), (cache / "hub").resolve()} & {*path.parents})
+    return bool({Path(os.path.realpath(one)) for one in (root, cache / "hub")} & {*path.parents})
 
 
 def beginning(path: Path, most: int) -> bytes:

@@ -311,7 +311,7 @@ def test_a_folder_that_was_trained_again_is_pulled_again(tmp_path: Path) -> None
     assert look() == (1, 3, "")
 
 
-# fault: wire/inside.py: (cache / "hub").resolve() → cache.resolve()
+# fault: wire/inside.py: in (root, cache / "hub") → in (root, cache)
 def test_a_link_to_a_model_of_the_hub_is_followed_and_any_other_is_not(tmp_path: Path) -> None:
     """Elsewhere are files of the program's own container, and what hub clients keep beside the models: a token."""
     folder, cache = tmp_path / "mine", tmp_path / "cache"

@@ -13,7 +13,7 @@ from vllm_cluster.kernel.errors import UsageError
 from vllm_cluster.kernel.events import Emit, Event
 from vllm_cluster.kernel.hosts.runtime import SYSTEM, Runtime
 from vllm_cluster.kernel.inventory.model import Inventory
-from vllm_cluster.kernel.laptop import make_private, meaning, read_own_file, write_whole
+from vllm_cluster.kernel.laptop import make_private, meaning, read_own_file, real, write_whole
 from vllm_cluster.kernel.node.handle import NodeHandle
 from vllm_cluster.kernel.shell_line import command_line
 from vllm_cluster.kernel.text import host_port
@@ -94,8 +94,8 @@ def _ensure_own(folder: Path, cache: Path, contents: dict[str, str]) -> None:
 
 def _behind_a_link(folder: Path) -> UsageError:
     """The refusal: where the link of a cloned repository leads, files of these names may be a person's own."""
-    there = command_line("vcluster", "dashboard", "--prometheus", str(folder.resolve()))
-    text = f"{folder} is a link to {folder.resolve()}: nothing is written behind it"
+    there = command_line("vcluster", "dashboard", "--prometheus", str(real(folder)))
+    text = f"{folder} is a link to {real(folder)}: nothing is written behind it"
     return UsageError(text, hint=f"{command_line('rm', str(folder))}\nor name the folder itself: {there}")
 
 

@@ -15,7 +15,7 @@ from vllm_cluster.features.pull.local_folder import feed, hashed, listed, pull_l
 from vllm_cluster.features.pull.plan import WantedModel, hashing
 from vllm_cluster.kernel.errors import PreflightFailed, UsageError
 from vllm_cluster.kernel.events import Event
-from vllm_cluster.kernel.laptop import cache_folder, expanded
+from vllm_cluster.kernel.laptop import cache_folder, expanded, real
 from vllm_cluster.kernel.plan.cached_model import cache_place, fitting_name
 from vllm_cluster.kernel.plan.pull import HubModel, choose_files, unfit_path
 from vllm_cluster.kernel.shell_line import command_line
@@ -40,7 +40,7 @@ def wanted_folder(source: str, name: str, via: str, *, detach: bool) -> WantedMo
         UsageError: it is not a folder, or the name cannot be.
     """
     there = _ON_HOST.fullmatch(source)
-    folder = Path(there["path"]) if there else expanded(source).resolve()
+    folder = Path(there["path"]) if there else real(expanded(source))
     if not there and not folder.is_dir():
         raise UsageError(f"{source}: no such folder here", hint="vcluster pull ORG/NAME\nvcluster pull HOST:/FOLDER")
     if not there and detach:

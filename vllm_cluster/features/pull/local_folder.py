@@ -18,6 +18,7 @@ from vllm_cluster.kernel.clock import Clock, Deadline
 from vllm_cluster.kernel.errors import HostError, UsageError
 from vllm_cluster.kernel.hosts.connection import HostConnection
 from vllm_cluster.kernel.hosts.program import InNode, RemoteProgram, RunningProgram, start
+from vllm_cluster.kernel.laptop import real
 from vllm_cluster.kernel.plan.pull import FOLDER, choose_files, container_name, unfit_path
 from vllm_cluster.kernel.shell_line import command_line
 from vllm_cluster.wire.programs import FedRow
@@ -112,7 +113,7 @@ def pull_line(source: object, name: str) -> str:
 
 def _visible(folder: Path, name: str) -> Iterator[Path]:
     """The files below a folder, but for hidden ones."""
-    below = _below(folder.resolve())
+    below = _below(real(folder))
     copy = f"{folder}-copy"
     copied = "\n".join((command_line("cp", "-rL", str(folder), copy), pull_line(copy, name or folder.name)))
     for place, names, files in os.walk(folder, onerror=_refuse):
@@ -123,8 +124,8 @@ def _visible(folder: Path, name: str) -> Iterator[Path]:
             if path.is_symlink() and not path.exists():
                 hint = f"{command_line('rm', str(path))}, or put the file there"
                 raise UsageError(f"{path} is a link to {path.readlink()}, which is not there", hint=hint)
-            if path.is_symlink() and not any(path.resolve().is_relative_to(one) for one in below):
-                text = f"{path} is a link to {path.resolve()}, outside of the folder: every host would get that file"
+            if path.is_symlink() and not any(real(path).is_relative_to(one) for one in below):
+                text = f"{path} is a link to {real(path)}, outside of the folder: every host would get that file"
                 raise UsageError(text, hint=copied)
             if path.is_file():
                 yield path

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from vllm_cluster.kernel.errors import UsageError
-from vllm_cluster.kernel.laptop import expanded
+from vllm_cluster.kernel.laptop import expanded, real
 from vllm_cluster.kernel.shell_line import command_line
 from vllm_cluster.kernel.terminal.completion import complete_hosts
 from vllm_cluster.kernel.terminal.options import InventoryPath, Json
@@ -56,7 +56,7 @@ def _wanted(model: str, via: str, name: str, *, detach: bool, of_hosts: str) -> 
         if not of_hosts:
             return wanted_folder(model, name, via, detach=detach)
         if name or not model.startswith("./"):
-            there = f"./{name or Path(model.partition(':')[2] or expanded(model).resolve()).name}"
+            there = f"./{name or Path(model.partition(':')[2] or real(expanded(model))).name}"
             hint = command_line("vcluster", "pull", there, of_hosts)
             raise UsageError(f"{of_hosts}: on the hosts {model} is {there}", hint=hint)
     if name:

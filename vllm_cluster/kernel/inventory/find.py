@@ -9,7 +9,7 @@ from typing import TextIO
 
 from vllm_cluster.kernel.errors import InventoryError, VclusterError
 from vllm_cluster.kernel.inventory.problems import file_name
-from vllm_cluster.kernel.laptop import here
+from vllm_cluster.kernel.laptop import here, real
 from vllm_cluster.kernel.shell_line import command_line
 
 DEFAULT_NAME = "inventory.yaml"
@@ -86,7 +86,7 @@ def inventory_words(inventory: Path | None) -> list[str]:
     try:
         named = os.environ.get("VCLUSTER_INVENTORY")
         found = Path(named) if named else find(here())
-        return [] if found.resolve() == inventory.resolve() else ["-i", str(inventory)]
+        return [] if real(found) == real(inventory) else ["-i", str(inventory)]
     except (VclusterError, OSError):
         return ["-i", str(inventory)]
 
@@ -120,7 +120,7 @@ def _seen(path: Path) -> bool:
 
 def _home() -> Path | None:
     try:
-        return Path.home().resolve()
+        return real(Path.home())
     except RuntimeError:
         return None
 
