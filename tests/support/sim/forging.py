@@ -203,8 +203,8 @@ def forging(forger: Forger) -> Iterator[None]:
     """While this lasts the forger gets what hosts answer: scripts, Docker's API with the files in it, programs."""
     run, answer, end, image = FakeTransport.run, FakeEngine.answer, Program.end, FakeTransport._image_stream
 
-    def forged_run(self: FakeTransport, argv: Any, deadline: Deadline, *, stdin: bytes = b"") -> Result:
-        found = run(self, argv, deadline, stdin=stdin)
+    def forged_run(self: FakeTransport, argv: Any, deadline: Deadline, **more: Any) -> Result:
+        found = run(self, argv, deadline, **more)
         return replace(found, stdout=forger.pass_on(self.host, "script", found.stdout))
 
     def forged_answer(self: FakeEngine, request: Request) -> Answer:
