@@ -12,7 +12,7 @@ import pytest
 
 from vllm_cluster.kernel import debug_log
 from vllm_cluster.kernel.clock import Deadline
-from vllm_cluster.kernel.errors import ConnectionLost
+from vllm_cluster.kernel.errors import ConnectionLost, TimedOut
 from vllm_cluster.kernel.transport.base import Result, Target
 from vllm_cluster.kernel.transport.carrier import MAX_REASON, Carrier
 
@@ -135,3 +135,14 @@ def test_a_place_that_cannot_be_written_changes_nothing(tmp_path: Path, capfd: p
     with debug_log.logged("gpu1", "docker", "GET /version") as call:
         call.result = "200"
     assert "GET /version -> 200" in capfd.readouterr().err
+
+
+# fault: kernel/transport/carrier.py: if result.returncode in ENDED_BY_TIMEOUT and not deadline.left(): → if False:
+# fault: kernel/transport/carrier.py: in ENDED_BY_TIMEOUT and not deadline.left(): → in ENDED_BY_TIMEOUT:
+@pytest.mark.parametrize("code", [124, 137])
+def test_what_the_host_has_ended_at_the_deadline_did_not_end_in_time(code: int) -> None:
+    """The exit code may be here before the wait is over; in time it is the command's own."""
+    ended = Canned(Result(code, b"", b""))
+    assert ended.run(["true"], Deadline.after(60)).returncode == code
+    with pytest.raises(TimedOut, match="`sleep 4` did not end in"):
+        ended.run(["sleep", "4"], Deadline.after(0))

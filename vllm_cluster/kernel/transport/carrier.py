@@ -13,6 +13,7 @@ from vllm_cluster.kernel.debug_log import logged
 from vllm_cluster.kernel.errors import ConnectionLost, TimedOut, Unreachable
 from vllm_cluster.kernel.text import end_of
 from vllm_cluster.kernel.transport.base import MAX_COMMANDS, MAX_OUTPUT, MAX_STREAMS, Forward, Result, Stream, Target
+from vllm_cluster.kernel.transport.command_line import shorten_command
 from vllm_cluster.kernel.transport.connect_errors import AGAIN
 from vllm_cluster.kernel.transport.jumps import Jumps
 from vllm_cluster.kernel.transport.ssh_config import SshEndpoint, ensure_safe_names
@@ -20,6 +21,8 @@ from vllm_cluster.kernel.transport.ssh_config import SshEndpoint, ensure_safe_na
 RETRY_SECONDS = 0.1
 # Of what a command wrote on standard error where it failed.
 MAX_REASON = 300
+# Of `timeout`, and of what it killed.
+ENDED_BY_TIMEOUT = (124, 137)
 
 
 class Carrier(ABC):
@@ -50,7 +53,11 @@ class Carrier(ABC):
     def run(self, argv: Sequence[str], deadline: Deadline, *, stdin: bytes = b"", most: int = MAX_OUTPUT) -> Result:
         """Run one command to its end; of each output so many bytes are kept."""
         with logged(self.host, self.kind, f"run {_words(argv)} ({len(stdin)} bytes in)") as call:
+            seconds = deadline.left()
             result = self._run(argv, deadline, stdin, most)
+            # The host ends it at the same moment, and on a busy machine its exit code is there first.
+            if result.returncode in ENDED_BY_TIMEOUT and not deadline.left():
+                raise self._not_ended(f"`{shorten_command(argv)}`", seconds)
             call.result = f"exit {result.returncode}, {len(result.stdout)} bytes out"
             if result.returncode:
                 call.result += f": {end_of(result.stderr.decode('utf-8', 'replace'), MAX_REASON)}"
