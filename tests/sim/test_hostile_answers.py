@@ -36,7 +36,7 @@ from vllm_cluster.kernel.terminal import program
 
 # All the cases take minutes.
 pytestmark = [pytest.mark.timeout(2400), pytest.mark.promise("P46", "P47")]
-CASES = cases(150, 250, 105_000)
+CASES = cases(150, 400, 105_000)
 MINE, THEIRS = make.inventory_of(1, 2), make.inventory_of(3, 4)
 # As a person types them.
 LINES = (

@@ -31,7 +31,7 @@ from vllm_cluster.kernel.plan.spec import CLUSTER, SECRET
 RUNS: Counter[str] = Counter()
 # A busy machine is not a failure; a failing case prints what reproduces it.
 PATIENT = settings(
-    max_examples=cases(3, 10, 300),
+    max_examples=cases(3, 15, 300),
     stateful_step_count=12,
     deadline=None,
     print_blob=True,

@@ -22,7 +22,7 @@ from vllm_cluster.serving.endpoint import endpoint
 from vllm_cluster.serving.endpoint.rotate import rotate
 
 # Killed at each call the runs take 30 s of processor time; in CI at every third, so that both kinds of kill alternate.
-STEP = cases(5, 5, 1)
+STEP = cases(3, 3, 1)
 
 
 def key(world: World, inventory: Inventory) -> str:
