@@ -153,7 +153,8 @@ class Requests:
             for line in beginning(self._history / RESULTS, 2 * MAX_RESULTS_BYTES).splitlines()[-MAX_RESULTS:]:
                 with suppress(RefusedDocument):
                     row = read(EndedStart, line, RESULTS)
-                    if row.result in ("ready", "ready again") and row.seconds:
+                    # Of what is ready again the seconds count from its end: a host may have been away for hours.
+                    if row.result == "ready" and row.seconds:
                         found.setdefault(row.model, deque(maxlen=MAX_STARTS)).append(row.seconds)
         return found
 
