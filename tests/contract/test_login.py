@@ -21,6 +21,7 @@ from vllm_cluster.kernel.clock import Deadline
 from vllm_cluster.kernel.errors import AuthenticationFailed, Unreachable, UsageError, VclusterError
 from vllm_cluster.kernel.transport import Kind
 from vllm_cluster.kernel.transport.base import Target, Transport
+from vllm_cluster.kernel.transport.fabric import FabricTransport
 
 Connect = Callable[[Target, Kind], Transport]
 
@@ -157,6 +158,22 @@ def test_other_kinds_of_key_work(kind: Kind, client: Client, tmp_path: Path, con
     try:
         client.add("h", server)
         works(connect(client.target("h"), kind))
+    finally:
+        server.stop()
+
+
+# fault: kernel/transport/fabric/keepalive.py: not name.endswith(AUTHENTICATED) → name.endswith(AUTHENTICATED)
+@pytest.mark.parametrize(("known", "taken"), [("", "aes128-gcm@openssh.com"), ("aes256-ctr", "aes256-ctr")])
+def test_a_cipher_that_needs_no_digest_is_taken_where_the_server_has_one(
+    client: Client, tmp_path: Path, connect: Connect, known: str, taken: str
+) -> None:
+    server = Sshd(tmp_path / "sshd", client.key, options=(f"Ciphers {known}",) if known else ()).start()
+    try:
+        client.add("h", server)
+        host = connect(client.target("h"), "fabric")
+        assert isinstance(host, FabricTransport)
+        assert host._link().session.local_cipher == taken
+        works(host)
     finally:
         server.stop()
 

@@ -117,7 +117,7 @@ class Host:
         order = json.loads(await process.stdin.readline())
         ready = {"open": order["ports"], "taken": [], "chosen": [40_000, 40_001], "udp": 40_002}
         process.stdout.write(json.dumps(ready).encode() + b"\n")
-        peers = json.loads(await process.stdin.readline())
+        peers = json.loads(await process.stdin.readline()).keys() - {order["me"]}
         for name in peers:
             row = {"to": name, "bad": {}, "seen": None, "ms": 1.0, "mtu": 1500, "passes": 1500, "block": "ok"}
             process.stdout.write(json.dumps(row).encode() + b"\n")

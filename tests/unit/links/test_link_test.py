@@ -100,6 +100,7 @@ def listener(address: str, port: int, says: bytes | None) -> Iterator[None]:
         thread.join(5)
 
 
+# fault: kernel/links/on_host/link_test.py: for name, peer in everyone.items() if name != probe.me → for name, peer in everyone.items()
 def test_a_port_on_which_something_listens_already_is_connected_to() -> None:
     inventory, facts = cluster(2)
     with listener(inventory.hosts["gpu2"].address, inventory.ports.node_manager, None):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import asdict
 from ipaddress import ip_interface
@@ -22,7 +23,7 @@ from vllm_cluster.kernel.errors import HostError, VclusterError
 from vllm_cluster.kernel.events import Emit, Event
 from vllm_cluster.kernel.facts.host_facts import HostFacts
 from vllm_cluster.kernel.hosts.connection import Fleet, HostConnection
-from vllm_cluster.kernel.hosts.program import Message, OnHost, RunningProgram, python, read_message
+from vllm_cluster.kernel.hosts.program import SEND_SECONDS, OnHost, RunningProgram, python, read_message
 from vllm_cluster.kernel.hosts.program import start as start_program
 from vllm_cluster.kernel.hosts.runtime import Runtime
 from vllm_cluster.kernel.inventory.model import Inventory
@@ -65,9 +66,10 @@ def run_link_test(
     try:
         opened, failures = fleet.each(start, facts)
         peers = {name: {"address": inventory.hosts[name].address, **asdict(ports)} for name, ports in opened.items()}
+        # Written once: a line of its own for each of 256 hosts would be 65,280 rows.
+        line = json.dumps(peers).encode() + b"\n"
         for name in opened:
-            others = {other: peer for other, peer in peers.items() if other != name}
-            _send_peers(probes[name], others, failures)
+            _send_peers(probes[name], line, failures)
         names = {
             name: {**ports_of(inventory, name), **dict.fromkeys(ports.chosen, EPHEMERAL)}
             for name, ports in opened.items()
@@ -125,9 +127,9 @@ def _unclear(host: str, error: ValueError) -> HostError:
     return HostError(host, f"link test: unreadable output: {error}", again=())
 
 
-def _send_peers(probe: RunningProgram, peers: Message, failures: dict[str, VclusterError]) -> None:
+def _send_peers(probe: RunningProgram, line: bytes, failures: dict[str, VclusterError]) -> None:
     try:
-        probe.send(peers)
+        probe.send_bytes(line, SEND_SECONDS)
     except VclusterError as error:
         failures[probe.host] = error
 

@@ -222,7 +222,8 @@ async def main() -> None:
     order = json.loads(await asyncio.wait_for(lines.get(), LIFE_SECONDS))
     probe = LinkTester(order["me"], order["address"], order["run"])
     send(await probe.open(order["ports"], order["more"]))
-    peers = json.loads(await asyncio.wait_for(lines.get(), LIFE_SECONDS))
+    everyone = json.loads(await asyncio.wait_for(lines.get(), LIFE_SECONDS))
+    peers = {name: peer for name, peer in everyone.items() if name != probe.me}
     await asyncio.gather(*(probe.visit(name, **peer) for name, peer in peers.items()))
     send({"done": len(peers)})
     await asyncio.sleep(LIFE_SECONDS)
