@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -296,20 +296,19 @@ def test_only_hosts_of_this_pull_are_answered(pull: Pull) -> None:
         peer.close()
 
 
+# fault: kernel/spread/spread_wire.py: if not same(proof, sign(self._key, "answer", ask.nonce, status, body)): → if not proof:
 def test_an_answer_with_another_key_is_refused(pull: Pull) -> None:
     files = random_files(pull.root / "h0", 1, MB)
     plan = pull.plan(2, files)
     server = pull.host(plan, "h0").server
     assert server
-    peer = Peer(replace(plan, me="h1"), plan.hosts[0])
-    assert peer.have() == (MB + 1,)
-    with pytest.MonkeyPatch.context() as patch:
+    with closing(Peer(replace(plan, me="h1"), plan.hosts[0])) as peer, pytest.MonkeyPatch.context() as patch:
+        assert peer.have() == (MB + 1,)
         patch.setattr(
             spread_serve, "sign", lambda key, what, *parts: sign(key if what == "ask" else "00" * 32, what, *parts)
         )
         with pytest.raises(BadPeerError, match="not signed"):
             peer.have()
-    peer.close()
 
 
 # fault: kernel/spread/spread_wire.py: if not kept or self._interrupted: → if kept or self._interrupted:
