@@ -15,7 +15,7 @@ from tests.support.sim import lab, make, oracle
 from tests.support.sim.lab import Outcome, code
 from tests.support.sim.make import inventory_of as inventory
 from tests.support.sim.world import Machine, World
-from vllm_cluster.kernel.errors import LeftAlone
+from vllm_cluster.kernel.errors import LeftAlone, UsageError
 from vllm_cluster.kernel.plan.members import Named
 from vllm_cluster.kernel.plan.spec import ID, SPEC
 from vllm_cluster.kernel.transport.base import Target, Transport
@@ -137,6 +137,28 @@ def test_another_laptop_removes_a_former_member_that_a_person_names() -> None:
         oracle.clean([world.machines["gpu3"]])
         oracle.untouched(lab.run(world, MINE, lab.do_up))
     record("P33", "sim: another laptop's up, and --former", "named with the line to type; cleaned", True)
+
+
+# fault: kernel/plan/members.py: if self.host == LOCAL: → if not self.host:
+@pytest.mark.promise("P32", "P47")
+@pytest.mark.parametrize("words", [{}, {"user": "root"}, {"port": 22}])
+def test_no_record_leads_to_this_machine_also_where_a_person_pastes_what_is_shown(words: dict[str, Any]) -> None:
+    """`vcluster up --former local` was shown; with it Docker of the laptop itself was asked."""
+    world = make.world((2, 2))
+    with lab.inside(world):
+        lab.succeed(world, MINE, lab.do_up)
+        take_over(world, node_id(world.machines["gpu1"]), member(3, host="local", **words))
+        for verb in (lab.do_plan, lab.do_up):
+            shown = report(lab.run(world, MINE, verb))
+            assert "vcluster up --forget gpu3" in shown and "--former" not in shown
+        (row,) = (one for one in lab.succeed(world, MINE, lab.do_status).value.hosts if one.role == "former")
+        assert row.fix == "vcluster up\nvcluster up --forget gpu3"
+        for way in ("local", "root@local", "local:22", ""):
+            pasted = lab.run(world, MINE, partial(lab.do_up, named=Named(former=(way,))))
+            assert isinstance(pasted.error, UsageError), pasted.story()
+            assert pasted.script_hosts() == {"gpu1", "gpu2"}
+        forgotten = lab.succeed(world, MINE, partial(lab.do_up, named=Named(forget=("gpu3",))))
+        assert forgotten.script_hosts() == {"gpu1", "gpu2"}
 
 
 # fault: kernel/apply/members.py: replace(one, jump=None) → one

@@ -106,7 +106,7 @@ def _followed(head: DockerApi, node: str, change: Cluster) -> Followed | None:
 
 
 def _require_left(inventory: Inventory, left: Mapping[str, Member], named: Named) -> None:
-    ways = {member.destination for member in left.values()}
+    ways = {member.destination for member in left.values()} - {""}
     for way in named.former:
         if way not in ways:
             text = f"--former {way}: no former host is reached there; former hosts: {', '.join(sorted(ways)) or 'none'}"
@@ -170,9 +170,10 @@ def look_at_former(
 
 
 def _not_looked_at(name: str, member: Member) -> LeftAlone:
-    text = f"not looked at: it left the inventory, and no inventory on this machine has named {member.destination}"
-    clean = command_line("vcluster", "up", "--former", member.destination)
-    return LeftAlone(name, text, hint="\n".join((clean, command_line("vcluster", "up", "--forget", name))))
+    where = member.destination or "this machine as its host"
+    text = f"not looked at: it left the inventory, and no inventory on this machine has named {where}"
+    lines = (member.former_line, command_line("vcluster", "up", "--forget", name))
+    return LeftAlone(name, text, hint="\n".join(filter(None, lines)))
 
 
 def unproven(

@@ -16,8 +16,7 @@ def left(inventory: Inventory, facts: Mapping[str, HostFacts]) -> Iterator[Findi
     kept = record_of(inventory, facts)
     for name, member in former(inventory, facts, kept.record if kept else None).items():
         text = f"{name} ({member.address}) left the inventory, and is still a member: its node may hold GPUs"
-        ways = command_line("vcluster", "up", "--former", member.destination)
-        gone = command_line("vcluster", "up", "--forget", name)
-        fix = f"vcluster up, or where no inventory here has named it {ways}, removes its node; "
-        fix += f"{gone} where it is gone for good"
+        line, gone = member.former_line, command_line("vcluster", "up", "--forget", name)
+        fix = f"vcluster up, or where no inventory here has named it {line}," if line else "vcluster up"
+        fix += f" removes its node; {gone} where it is gone for good"
         yield Finding("member-not-in-inventory", inventory.head_name, text, fix, severity="warning")

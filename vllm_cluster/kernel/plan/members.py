@@ -14,6 +14,7 @@ from vllm_cluster.kernel.plan.followed import Followed
 from vllm_cluster.kernel.plan.identity import decide_cluster_id, is_of_cluster, node_of
 from vllm_cluster.kernel.plan.placement import Cluster
 from vllm_cluster.kernel.plan.spec import ID, ROLE, ContainerSpec
+from vllm_cluster.kernel.shell_line import command_line
 from vllm_cluster.kernel.text import host_port, printable
 from vllm_cluster.wire.reading import RefusedDocument, convert
 from vllm_cluster.wire.values import Count, Number, Port, shaped
@@ -21,6 +22,7 @@ from vllm_cluster.wire.values import Count, Number, Port, shaped
 FORMAT = 1
 # Those of an inventory, and as many that left it.
 MAX_MEMBERS = 2 * MAX_HOSTS
+LOCAL = "local"
 # How SSH gets to a host: where it leads, user, port and jump hosts, as far as an inventory names them.
 Way = tuple[str, str | None, int | None, str | None]
 
@@ -51,9 +53,19 @@ class Member:
 
     @property
     def destination(self) -> str:
-        """Where a person lets SSH go who names it; never over the jump hosts of the record."""
+        """Where a person lets SSH go who names it; never over the jump hosts of the record.
+
+        Empty for `local`, which would be the machine that reads the record.
+        """
+        if self.host == LOCAL:
+            return ""
         place = host_port(self.host, self.port) if self.port else self.host
         return f"{self.user}@{place}" if self.user else place
+
+    @property
+    def former_line(self) -> str:
+        """The command by which a person names it; empty for `local`."""
+        return command_line("vcluster", "up", "--former", self.destination) if self.destination else ""
 
     def as_host(self, name: str) -> Host:
         """The host of an inventory that leads there."""

@@ -294,8 +294,8 @@ def _former(
     rows = []
     for name, member in former(inventory, facts, record).items():
         text = f"{OUTSIDE}: up removes its node (--former: where no inventory here named it); --forget: it is gone"
-        ways = (("--former", member.destination), ("--forget", name))
-        fix = "\n".join(("vcluster up", *(command_line("vcluster", "up", *way) for way in ways)))
+        lines = ("vcluster up", member.former_line, command_line("vcluster", "up", "--forget", name))
+        fix = "\n".join(filter(None, lines))
         counted = _counted(head, member.address)
         rows.append(HostStatus(name, member.address, "former", "left", "", None, counted, text, fix))
     return tuple(rows)
