@@ -16,6 +16,7 @@ from vllm_cluster.kernel.plan.plan import MoveHead, Plan, RecordMembers, RemoveC
 from vllm_cluster.kernel.plan.spec import CLUSTER, HEAD_ADDRESS, ROLE, node_name, stored_spec
 from vllm_cluster.kernel.text import age, by_hosts, count, plural
 from vllm_cluster.serving.hooks import KEPT_ON_HEAD
+from vllm_cluster.wire.keys import NEEDED
 from vllm_cluster.wire.order import read_order
 from vllm_cluster.wire.programs import EngineLoad
 from vllm_cluster.wire.status import ServeStatus
@@ -331,7 +332,7 @@ def _load(node: NodeHandle, serve: ServeStatus) -> tuple[float | None, dict[str,
     address = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(serve.host, serve.host)  # noqa: S104 - asked at loopback
     # What does not answer yet is not asked: at port 0 there is none.
     port = serve.port if serve.phase in _ANSWERS else 0
-    words, needs = (address, str(port), str(LOAD_SECONDS / 2)), "wire.listeners"
+    words, needs = (address, str(port), str(LOAD_SECONDS / 2)), (*NEEDED, "wire.listeners")
     program = python("serving.on_host", "vllm_load", *words, seconds=LOAD_SECONDS, needs=needs)
     try:
         rows = node.run(program, LOAD_SECONDS + 5).messages

@@ -15,6 +15,8 @@ from vllm_cluster.wire.inside import beginning
 
 MARK = "#vcluster-keys\n"
 FIELDS = 2
+# What a program on a host needs to read it.
+NEEDED = ("wire.inside", "wire.keys")
 # A key has 4 kB at most, a rotation keeps the older ones beside it: of any other size the file is not vcluster's.
 MAX_KEYS = 64 << 10
 
@@ -67,6 +69,15 @@ def read_key_file(path: Path) -> bytes:
         OSError: it cannot be read, or is not a plain file, which is not waited for.
     """
     return beginning(path, MAX_KEYS + 1)
+
+
+def key_to_use(path: Path) -> str:
+    """The key with which to ask; empty while its file holds none, as while it is replaced.
+
+    Raises:
+        OSError: it cannot be read, or is not a plain file.
+    """
+    return next(iter(valid_keys(read_key_file(path))), b"").decode("utf-8", "surrogateescape")
 
 
 def _moment(text: str) -> float:

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from tests.support.paths import FIXTURES
+from vllm_cluster.serving.on_host import vllm_load
 from vllm_cluster.serving.status.counters import parse_counters
 from vllm_cluster.serving.status.load import NodeSample, parse_sample
 from vllm_cluster.serving.status.on_host import sample as program
@@ -108,6 +109,23 @@ def test_a_server_that_does_not_answer_is_reported_and_asked_again(server: Serve
     assert "refused" in taken(tmp_path).metrics_error
     key.unlink()
     assert taken(tmp_path).metrics_error
+
+
+# fault: wire/keys.py: return next(iter(valid_keys(read_key_file(path))), b"") → return b" ".join(path.read_bytes().split()[1:2])
+@pytest.mark.parametrize("text", ["", "#vcluster-keys\n", "#vcluster-keys\nsk-to"])
+def test_while_the_key_is_replaced_no_part_of_one_is_shown(
+    text: str, server: Server, key: Path, tmp_path: Path
+) -> None:
+    """What read the file by itself ended in an IndexError, or sent the beginning of a key."""
+    key.write_text(text)
+    server.keys = ["sk-to"]
+    write(tmp_path, "ready", server.port)
+    api = program.Metrics()
+    assert taken(tmp_path, api).metrics_error == "/metrics ended with HTTP 401"
+    api.close()
+    assert vllm_load.requests("127.0.0.1", server.port, 5.0) == {}
+    key.write_text("#vcluster-keys\nsk-to id\n")
+    assert vllm_load.requests("127.0.0.1", server.port, 5.0)[""] >= 0
 
 
 # fault: serving/status/on_host/sample.py: for one in status.get("replicas") or [serve]): → for one in [serve]):

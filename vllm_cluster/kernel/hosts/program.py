@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from importlib.resources import files
@@ -58,19 +58,19 @@ class RemoteProgram:
     max_bytes: float = MAX_BYTES
 
 
-def python(where: str, name: str, *arguments: str, seconds: float, needs: str = "") -> RemoteProgram:
+def python(where: str, name: str, *arguments: str, seconds: float, needs: Sequence[str] = ()) -> RemoteProgram:
     """The program of that name in the package `where`, which ends with its input and after so many seconds.
 
-    `needs` is a module of vcluster that it imports, and that is sent along.
+    `needs` are modules of vcluster that it imports, and that are sent along: each after those that it imports itself.
     """
     return python_source(name, source(where, name), *arguments, seconds=seconds, needs=needs)
 
 
-def python_source(name: str, text: str, *arguments: str, seconds: float, needs: str = "") -> RemoteProgram:
+def python_source(name: str, text: str, *arguments: str, seconds: float, needs: Sequence[str] = ()) -> RemoteProgram:
     """As `python`, for this source."""
-    module = (f"vllm_cluster.{needs}", source(*needs.rsplit(".", 1))) if needs else ("", "")
+    modules = json.dumps({f"vllm_cluster.{one}": source(*one.rsplit(".", 1)) for one in needs})
     bounded = source("kernel.hosts.on_host", "bounded")
-    argv = ("python3", "-u", "-c", bounded, f"{seconds:g}", name, text, *module, *arguments)
+    argv = ("python3", "-u", "-c", bounded, f"{seconds:g}", name, text, modules, *arguments)
     return RemoteProgram(name, argv, seconds + BEGIN_SECONDS)
 
 

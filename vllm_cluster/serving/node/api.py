@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from vllm_cluster.wire.keys import read_key_file, valid_keys
+from vllm_cluster.wire.keys import key_to_use
 from vllm_cluster.wire.listeners import is_own_listener
 
 # Metrics have 57 kB an engine. What is parsed takes 20 times as much, where it is a list of empty lists.
@@ -225,8 +225,7 @@ class Api:
         connection = http.client.HTTPConnection(self._host, self._port, timeout=timeout)
         connection.response_class = _TimedAnswer
         if self._key_file:
-            (first, *_) = valid_keys(read_key_file(Path(self._key_file))) or [b""]
-            headers = {**headers, "Authorization": f"Bearer {first.decode()}"}
+            headers = {**headers, "Authorization": f"Bearer {key_to_use(Path(self._key_file))}"}
         try:
             connection.request(method, path, body, headers)
             answer = connection.getresponse()

@@ -15,6 +15,7 @@ import sys
 import time
 from pathlib import Path
 
+from vllm_cluster.wire.keys import key_to_use
 from vllm_cluster.wire.listeners import connect_to_own_only
 
 GAUGES = re.compile(r"^vllm:num_requests_(?:running|waiting)(?:{([^\n]*)})? +(\S+)$", re.MULTILINE)
@@ -26,13 +27,11 @@ def requests(host: str, port: int, seconds: float) -> dict[str, float]:
     """How many requests run or wait by model, and all under no name; empty where vLLM does not answer."""
     found: dict[str, float] = {}
     with contextlib.suppress(OSError, KeyError, ValueError, ArithmeticError, http.client.HTTPException):
-        key = Path(os.environ["VCLUSTER_API_KEY_FILE"]).read_text().strip()
-        # Once it was rotated, others are behind it.
-        key = key.split()[1] if key.startswith("#vcluster-keys") else key
-        server = http.client.HTTPConnection(host, port, timeout=seconds)
-        server.request("GET", "/metrics", headers={"Authorization": f"Bearer {key}"})
-        reply = server.getresponse()
-        gauges = GAUGES.findall(reply.read(MAX_METRICS).decode("utf-8", "replace"))
+        key = key_to_use(Path(os.environ["VCLUSTER_API_KEY_FILE"]))
+        with contextlib.closing(http.client.HTTPConnection(host, port, timeout=seconds)) as server:
+            server.request("GET", "/metrics", headers={"Authorization": f"Bearer {key}"})
+            reply = server.getresponse()
+            gauges = GAUGES.findall(reply.read(MAX_METRICS).decode("utf-8", "replace"))
         for labels, number in gauges if reply.status == http.HTTPStatus.OK else ():
             named = MODEL.search(labels)
             for name in {"", named[1] if named else ""}:

@@ -12,6 +12,7 @@ from vllm_cluster.kernel.hosts.program import InNode, message_in, python, start
 from vllm_cluster.kernel.node.handle import NodeHandle
 from vllm_cluster.kernel.plan.desired import STATE_FOLDER
 from vllm_cluster.serving.status.load import NodeSample, UnreadableSample, parse_sample
+from vllm_cluster.wire.keys import NEEDED
 
 START_SECONDS = 30.0
 # A node on a busy host, and a /metrics that does not answer in its own 5 s.
@@ -32,7 +33,7 @@ def samples(node: NodeHandle, seconds: float, *, head: bool) -> Iterator[NodeSam
         HostError: it does not start, is silent for too long, or the connection broke.
     """
     runtime = node.connection.runtime
-    words, needs = (f"{seconds:g}", STATE_FOLDER), "wire.listeners"
+    words, needs = (f"{seconds:g}", STATE_FOLDER), (*NEEDED, "wire.listeners")
     program = python("serving.status.on_host", "sample", *words, seconds=LIFE_SECONDS, needs=needs)
     program = replace(program, max_line=MAX_OF_HEAD if head else MAX_SAMPLE, max_bytes=math.inf)
     with start(node.connection, program, InNode(node.name), runtime.after(START_SECONDS)) as running:

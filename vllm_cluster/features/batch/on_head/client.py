@@ -15,7 +15,7 @@ from typing import Any
 import aiohttp
 
 from vllm_cluster.features.batch.on_head.lines import MAX_ANSWER, PATHS, BatchLine, BatchProblem, no_constant
-from vllm_cluster.wire.keys import read_key_file, valid_keys
+from vllm_cluster.wire.keys import key_to_use
 from vllm_cluster.wire.listeners import is_own_listener
 
 # vLLM closes a connection that is idle for 5 s: one that was is not used again, as the request would meet its end.
@@ -333,8 +333,6 @@ class NodeApi:
 
     def _key(self) -> str:
         try:
-            content = read_key_file(self._key_file)
+            return key_to_use(self._key_file)
         except OSError:
             return ""
-        # While it is replaced it may hold its mark alone.
-        return next(iter(valid_keys(content)), b"").decode("utf-8", "surrogateescape")

@@ -1,11 +1,12 @@
 """Runs a Python program until it ends, its input ends or its seconds are over, whichever comes first.
 
-Arguments: the seconds, the program's name, its source, the name and the source of a module that it imports (empty
-without one), its own arguments. Needs Python 3.8.
+Arguments: the seconds, the program's name, its source, the source of each module that it imports by name (JSON), its
+own arguments. Needs Python 3.8.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import select
 import sys
@@ -26,9 +27,9 @@ def watch(seconds: float) -> None:
 
 if __name__ == "__main__":
     threading.Thread(target=watch, args=(float(sys.argv[1]),), daemon=True).start()
-    name, source, module, text = sys.argv[2:6]
-    sys.argv[:] = [name, *sys.argv[6:]]
-    if module:
+    name, source, modules = sys.argv[2:5]
+    sys.argv[:] = [name, *sys.argv[5:]]
+    for module, text in json.loads(modules).items():
         sys.modules[module] = made = types.ModuleType(module)
         exec(compile(text, module, "exec", dont_inherit=True), made.__dict__)  # noqa: S102 - as below
     exec(compile(source, name, "exec", dont_inherit=True))  # noqa: S102 - it is vcluster's own

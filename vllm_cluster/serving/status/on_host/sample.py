@@ -18,6 +18,7 @@ from importlib.util import find_spec, module_from_spec, spec_from_file_location
 from pathlib import Path
 from typing import Any
 
+from vllm_cluster.wire.keys import key_to_use
 from vllm_cluster.wire.listeners import connect_to_own_only
 
 # The second sample comes soon, so that rates are known.
@@ -117,7 +118,9 @@ class Metrics:
             self._where = host, port
             self._connection = http.client.HTTPConnection(ANY.get(host, host), port, timeout=ANSWER_SECONDS)
         try:
-            self._connection.request("GET", "/metrics", headers={"Authorization": f"Bearer {_key()}"})
+            # At each question: it may be rotated meanwhile.
+            key = key_to_use(Path(os.environ["VCLUSTER_API_KEY_FILE"]))
+            self._connection.request("GET", "/metrics", headers={"Authorization": f"Bearer {key}"})
             answer = self._connection.getresponse()
             text = answer.read(MAX_METRICS).decode("utf-8", "replace")
         except BaseException:
@@ -132,12 +135,6 @@ class Metrics:
         if self._connection:
             self._connection.close()
         self._connection = None
-
-
-def _key() -> str:
-    """The API key, which may be rotated meanwhile; then others are behind it."""
-    words = Path(os.environ["VCLUSTER_API_KEY_FILE"]).read_text().split()
-    return words[1] if words[0] == "#vcluster-keys" else words[0]
 
 
 def processors() -> tuple[int, int] | None:
@@ -197,7 +194,7 @@ def sample(state: Path, gpus: Gpus, metrics: Metrics) -> dict[str, object]:
         if any(one["phase"] in ("ready", "hung") for one in status.get("replicas") or [serve]):
             try:
                 found["metrics"] = metrics.read(serve["host"], int(serve["port"]))
-            except (OSError, http.client.HTTPException, KeyError, IndexError) as error:
+            except (OSError, http.client.HTTPException, KeyError) as error:
                 found["metrics_error"] = str(error) or type(error).__name__
     return {
         "v": 1,
