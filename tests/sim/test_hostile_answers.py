@@ -43,7 +43,7 @@ LINES = (
     "status", "status -v", "status --json", "status --history", "status --wait 5s", "plan", "plan --json",
     "up --yes", "up --yes --json", "serve org/other --yes", "stop --yes", "rollback --yes", "down --yes",
     "check --facts", "check --facts --json", "models", "models --json", "models rm org/model --yes", "image ls",
-    "image prune --yes", "endpoint --key", "batch --list", "batch --list --json", "explain",
+    "image prune --yes", "endpoint --key", "endpoint --direct --env", "batch --list", "batch --list --json", "explain",
     "dashboard --prometheus metrics", "image push other/image:1", "pull org/new", "pull org/new --json",
     "pull --verify org/model", "pull gpu1:/data/mine", "pull --cancel",
 )  # fmt: skip
@@ -85,7 +85,7 @@ def served() -> bytes:
         for inventory in (THEIRS, MINE):
             lab.succeed(world, inventory, lab.do_up)
             lab.succeed(world, inventory, lab.do_serve)
-        lab.succeed(world, MINE, lambda *words: lab.do_serve(*words, model="org/two"))
+        lab.succeed(world, MINE, lambda *words: lab.do_serve(*words, model="org/two", expose=True))
     return world.snapshot()
 
 
@@ -241,6 +241,36 @@ def test_no_answer_of_a_host_is_run_written_or_shown_as_it_is(tmp_path: Path) ->
         measured.figure = (
             f"{forged} forgeries through {len(LINES)} lines, {len(lines)} printed lines in 4 shells: 0 run"
         )
+
+
+class Lying(Forger):
+    """Reports another value in one field of what the head serves."""
+
+    def __init__(self, field: str, value: object) -> None:
+        super().__init__()
+        self.field, self.value = field, value
+
+    def pass_on(self, host: str, what: str, content: bytes) -> bytes:
+        """As of Forger."""
+        if not what.endswith(" status.json"):
+            return super().pass_on(host, what, content)
+        status = json.loads(content)
+        return json.dumps({**status, "serve": {**status["serve"], self.field: self.value}}).encode()
+
+
+# fault: wire/values.py: Annotated[str, _address] → str
+# fault: wire/values.py: Port = Annotated[int, between(1, 65535)] → Port = object
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("host", "x;touch RAN;#"), ("host", "$(touch RAN)"), ("host", "gpu3"), ("port", "1;touch RAN"), ("port", 10**400)],
+)
+def test_a_line_that_a_shell_evaluates_has_no_address_that_is_none(field: str, value: object, tmp_path: Path) -> None:
+    """As in `eval "$(vcluster endpoint --direct --env)"`."""
+    line, folder = "endpoint --direct --env", prepared(tmp_path / "work")
+    assert run(line, folder, Forger()).out.startswith("export OPENAI_BASE_URL=http://10.0.0.1:8000/v1\n")
+    ran = run(line, folder, Lying(field, value))
+    assert (ran.out, ran.code in documented(line) - {0}) == ("", True), ran.err
+    assert not pasted.run(ran.err.splitlines(), tmp_path / "shells")
 
 
 def shared(folder: Path) -> Iterator[Found]:
