@@ -103,6 +103,13 @@ def test_what_docker_saved_comes_out_as_its_blobs_and_no_name(
     assert files == sent
 
 
+# fault: kernel/images/on_host/pack_image.py: if not all(map(BLOB.fullmatch, names)): → if False:
+@pytest.mark.parametrize("name", ["../state/api-key", "/etc/passwd", digest(CONFIG)[:63], digest(CONFIG) + "\n"])
+def test_no_other_file_than_a_blob_gets_into_an_image(tmp_path: Path, name: str) -> None:
+    with pytest.raises(ValueError, match="other files than blobs"):
+        packed({"config": digest(CONFIG), "layers": [name]}, tmp_path)
+
+
 @pytest.mark.parametrize(
     "members",
     [

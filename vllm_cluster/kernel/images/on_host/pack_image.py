@@ -8,19 +8,28 @@ from __future__ import annotations
 
 import io
 import json
+import re
 import sys
 import tarfile
 from pathlib import Path
 from typing import IO
 
 PIECE = 1 << 20
+BLOB = re.compile("[0-9a-f]{64}")
 
 
 def pack(config: str, layers: list[str], target: IO[bytes]) -> None:
-    """Write it."""
+    """Write it.
+
+    Raises:
+        ValueError: it would have a file that is no blob.
+    """
+    names = dict.fromkeys((config, *layers))
+    if not all(map(BLOB.fullmatch, names)):
+        raise ValueError("an image of other files than blobs")
     with tarfile.open(fileobj=target, mode="w|", bufsize=PIECE, format=tarfile.GNU_FORMAT) as archive:
         archive.copybufsize = PIECE  # type: ignore[attr-defined]
-        for name in dict.fromkeys((config, *layers)):
+        for name in names:
             if Path(name).exists():
                 archive.add(name, recursive=False)
         content = json.dumps([{"Config": config, "RepoTags": None, "Layers": layers}]).encode()
