@@ -179,10 +179,15 @@ def test_an_unreadable_member_is_reported_and_blocks_no_verb(verb: lab.Verb, wor
         (lambda raw: b"{", "it is not a record"),
         (lambda raw: b"[" * 100_000, "it is not a record"),
         (lambda raw: [raw], "it is not a record"),
+        (lambda raw: {**raw, "members": [[]] * 600}, "member 3: must be an object; 512 in all;"),
+        (lambda raw: {**raw, "members": "x" * 600}, "member 1: must be an object;"),
+        (lambda raw: {**raw, "members": 5}, "it is not a record"),
+        (lambda raw: {**raw, "id": [[]]}, "it is of another cluster, with the id [[]]"),
+        (lambda raw: json.dumps(raw).encode().replace(b'"v": 1', b'"v": 1e999'), "it has format inf"),
         (lambda raw: {**raw, "v": 2}, "it has format 2; this vcluster reads 1"),
         (lambda raw: {**raw, "id": "0" * 16}, "it is of another cluster, with the id 0000000000000000"),
     ],
-    ids=["half", "deep", "list", "newer", "foreign"],
+    ids=["half", "deep", "list", "rows", "text", "number", "id", "infinite", "newer", "foreign"],
 )
 def test_a_record_that_cannot_be_read_is_reported_and_written_again(change: Callable[[Any], Any], why: str) -> None:
     world, here = make.world((2, 2)), inventory(1, 2)

@@ -11,7 +11,6 @@ from vllm_cluster.kernel.assess import Assessment, assess
 from vllm_cluster.kernel.errors import HostError, Interrupted, PreflightFailed, Replaced, VclusterError
 from vllm_cluster.kernel.events import Emit, Event, show_waiting_once
 from vllm_cluster.kernel.hosts.connection import Fleet
-from vllm_cluster.kernel.hosts.observe import RECORD_FILE
 from vllm_cluster.kernel.inventory.model import Inventory
 from vllm_cluster.kernel.lease.lease import Lease
 from vllm_cluster.kernel.node.handle import NodeHandle, NodeState
@@ -34,6 +33,7 @@ from vllm_cluster.kernel.text import by_hosts
 from vllm_cluster.serving.consent import Consent
 from vllm_cluster.serving.others import change, stopped_for
 from vllm_cluster.wire.order import Placement
+from vllm_cluster.wire.parts import RECORD_FILE
 from vllm_cluster.wire.reading import RefusedDocument
 from vllm_cluster.wire.status import ServeFailure, ServeStatus
 from vllm_cluster.wire.values import LOOPBACK

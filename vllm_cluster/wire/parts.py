@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Annotated, Literal
 
 from vllm_cluster.wire.order import Part
+from vllm_cluster.wire.roll import MAX_GPUS
 from vllm_cluster.wire.status import Lines, Phase
 from vllm_cluster.wire.values import (
     Address,
@@ -15,6 +16,8 @@ from vllm_cluster.wire.values import (
     Name,
     Number,
     Port,
+    at_most,
+    between,
     brief,
     first,
     one_line,
@@ -26,6 +29,8 @@ RunId = Annotated[str, shaped("[0-9a-f]{16}", "the id of a start")]
 
 # In the head's state, written by `up`.
 REPLACING, MAX_REPLACING = "replacing.json", 64 << 10
+# The hosts of an inventory, and as many that left it.
+RECORD_FILE, MAX_MEMBERS = "cluster.json", 512
 
 # A node has 16 GPUs, or seven parts of each, and what has not ended yet.
 MAX_PARTS = 256
@@ -107,3 +112,20 @@ class Replacing:
     def document(self) -> bytes:
         """Return the content of the file."""
         return json.dumps(asdict(self)).encode()
+
+
+@dataclass(frozen=True)
+class CountedMember:
+    """What the head's program takes of a member of the cluster; of one that is `leaving` no GPU is waited for."""
+
+    name: Name
+    address: Address
+    gpus: Annotated[int, between(0, MAX_GPUS)]
+    leaving: bool = False
+
+
+@dataclass(frozen=True)
+class CountedMembers:
+    """What the head's program takes of the record of members."""
+
+    members: Annotated[tuple[CountedMember, ...], at_most(MAX_MEMBERS)]

@@ -21,6 +21,8 @@ MAX_NODES = 2048
 MAX_HOSTS, MAX_OF_ALL = 512, 8192
 GroupState = Literal["waiting", "starting", "up", "down", "unknown"]
 Gpus = Annotated[float, between(0, MAX_GPUS)]
+# 256 hosts of eight have 2048.
+AllGpus = Annotated[float, between(0, MAX_GPUS * MAX_HOSTS)]
 # Those of a start are in their order; "unknown" is set here: the node program has written nothing for too long.
 Phase = Literal[
     "waiting",
@@ -144,7 +146,7 @@ class ServeStatus:
     progress: tuple[Count, Count] | None
     since: Number
     attempt: Count
-    gpus: tuple[Gpus, Gpus]
+    gpus: tuple[AllGpus, AllGpus]
     first_failure: ServeFailure | None
     failure: ServeFailure | None
     ready_at: Number | None

@@ -63,6 +63,14 @@ def test_reads_what_a_node_writes() -> None:
     assert parse_status(document(serve=None)).serve is None
 
 
+# fault: wire/status.py: gpus: tuple[AllGpus, AllGpus] → gpus: tuple[Gpus, Gpus]
+def test_the_gpus_of_256_hosts_are_a_status() -> None:
+    """The limit of one host was that of all of them: of 1024 GPUs and more every command said that it cannot read."""
+    raw = document().replace(b"[4.0, 4]", b"[2048.0, 4096]")
+    status = parse_status(raw)
+    assert status.serve and status.serve.gpus == (2048, 4096)
+
+
 @pytest.mark.parametrize("raw", [b"", b"{", b"[]", b"null", b"{}", b'{"v": 1}', document(group={}), b"\xff"])
 def test_what_no_node_writes_is_one_clear_error(raw: bytes) -> None:
     with pytest.raises(UnreadableStatus, match="cannot be read"):

@@ -14,7 +14,7 @@ from vllm_cluster.kernel.errors import HostError, LeftAlone, UsageError, Vcluste
 from vllm_cluster.kernel.events import Emit, Event
 from vllm_cluster.kernel.facts.host_facts import HostFacts
 from vllm_cluster.kernel.hosts.connection import Fleet, HostConnection
-from vllm_cluster.kernel.hosts.observe import RECORD_FILE, observe, usable
+from vllm_cluster.kernel.hosts.observe import observe, usable
 from vllm_cluster.kernel.hosts.secrets import KeptSecret
 from vllm_cluster.kernel.inventory.model import Inventory
 from vllm_cluster.kernel.inventory.words import nearest
@@ -40,6 +40,7 @@ from vllm_cluster.kernel.plan.plan import MoveHead, RecordMembers
 from vllm_cluster.kernel.plan.spec import CLUSTER, ID, ContainerSpec, Mount, node_name
 from vllm_cluster.kernel.shell_line import command_line
 from vllm_cluster.wire.order import FRESH, READY, RESULTS, TAKEN, WANTED, of_replica
+from vllm_cluster.wire.parts import RECORD_FILE
 
 # What a head keeps beside its members: what to serve, what was ready, and the history.
 _HISTORY = (RESULTS, AUDIT_FILE)

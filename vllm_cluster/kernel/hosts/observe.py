@@ -18,9 +18,9 @@ from vllm_cluster.kernel.plan.desired import STATE_FOLDER
 from vllm_cluster.kernel.plan.identity import node_of, without_copies
 from vllm_cluster.kernel.plan.spec import CLUSTER, ID, ROLE, node_name, user_numbers
 from vllm_cluster.kernel.text import end_of
+from vllm_cluster.wire.parts import RECORD_FILE
 
 OBSERVE_SECONDS = 60.0
-RECORD_FILE = "cluster.json"
 
 
 def observe(

@@ -9,20 +9,21 @@ from typing import Annotated
 
 from vllm_cluster.kernel.facts.host_facts import HostFacts
 from vllm_cluster.kernel.inventory import grammar
-from vllm_cluster.kernel.inventory.model import MAX_HOSTS, Host, HostSsh, Inventory
+from vllm_cluster.kernel.inventory.model import Host, HostSsh, Inventory
 from vllm_cluster.kernel.plan.followed import Followed
 from vllm_cluster.kernel.plan.identity import decide_cluster_id, is_of_cluster, node_of
 from vllm_cluster.kernel.plan.placement import Cluster
 from vllm_cluster.kernel.plan.spec import ID, ROLE, ContainerSpec
 from vllm_cluster.kernel.shell_line import command_line
 from vllm_cluster.kernel.text import host_port, printable
+from vllm_cluster.wire.parts import MAX_MEMBERS
 from vllm_cluster.wire.reading import RefusedDocument, convert
 from vllm_cluster.wire.values import Count, Number, Port, shaped
 
 FORMAT = 1
-# Those of an inventory, and as many that left it.
-MAX_MEMBERS = 2 * MAX_HOSTS
 LOCAL = "local"
+# Of members that cannot be read so many are named.
+MAX_PROBLEMS = 3
 # How SSH gets to a host: where it leads, user, port and jump hosts, as far as an inventory names them.
 Way = tuple[str, str | None, int | None, str | None]
 
@@ -108,9 +109,10 @@ class Record:
                 return None, f"it has format {data['v']!r:.20}; this vcluster reads {FORMAT}"
             rows = list(data["members"])[:MAX_MEMBERS]
             read = [_member(number, row) for number, row in enumerate(rows, 1)]
-            problems = "; ".join(entry for entry in read if isinstance(entry, str))
+            wrong = [entry for entry in read if isinstance(entry, str)]
+            problems = [*wrong[:MAX_PROBLEMS], *([f"{len(wrong)} in all"] if len(wrong) > MAX_PROBLEMS else [])]
             members = tuple(entry for entry in read if isinstance(entry, Member))
-            return cls(str(data["cluster"]), str(data["id"]), members), problems
+            return cls(str(data["cluster"]), str(data["id"]), members), "; ".join(problems)
         except (ValueError, LookupError, TypeError, RecursionError) as error:
             return None, f"it is not a record of members ({type(error).__name__})"
 

@@ -28,7 +28,7 @@ from vllm_cluster.wire.order import (
     read_ready,
     read_taken,
 )
-from vllm_cluster.wire.reading import RefusedDocument, read
+from vllm_cluster.wire.reading import MAX_BYTES, RefusedDocument, read
 from vllm_cluster.wire.status import FailedRequest, ServeFailure
 
 
@@ -46,7 +46,7 @@ class Inbox:
         try:
             # Docker removes a file before it writes it again: only where no order ever came is none wanted.
             asked = self._wanted.exists() or self._accepted.exists()
-            raw = self._wanted.read_bytes() if asked else Order().document
+            raw = beginning(self._wanted, MAX_BYTES + 1) if asked else Order().document
             if raw == self._read_before:
                 self.error = None
                 return None
@@ -76,7 +76,7 @@ class Inbox:
 
     def _accepted_before(self) -> Order:
         try:
-            return read_order(self._accepted.read_bytes(), ACCEPTED)
+            return read_order(beginning(self._accepted, MAX_BYTES + 1), ACCEPTED)
         except (OSError, RefusedDocument):
             # One that cannot be read is replaced by the next order that comes.
             return Order()
@@ -115,7 +115,7 @@ class Requests:
         self._drain: float | None = None
         self._kept = Taken()
         try:
-            self._kept = read_taken((state / TAKEN).read_bytes())
+            self._kept = read_taken(beginning(state / TAKEN, MAX_BYTES + 1))
         except (OSError, RefusedDocument) as error:
             if not isinstance(error, FileNotFoundError):
                 log_line("node", f"{TAKEN} cannot be read, and counts as none: {error}")
@@ -210,7 +210,7 @@ class Requests:
     def _ready_before(self, served: Placement) -> Ready:
         """What was ready, with this as the newest."""
         try:
-            before = read_ready((self._state / READY).read_bytes()).requests
+            before = read_ready(beginning(self._state / READY, MAX_BYTES + 1)).requests
         except (OSError, RefusedDocument):
             before = ()
         return Ready((*(one for one in before if not one.repeats(served)), served)[-MAX_READY:])

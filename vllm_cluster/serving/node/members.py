@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Collection
 from pathlib import Path
 
 from vllm_cluster.wire.inside import beginning
-from vllm_cluster.wire.parts import MAX_REPLACING, REPLACING, Replacing
-from vllm_cluster.wire.reading import RefusedDocument, read
+from vllm_cluster.wire.parts import MAX_REPLACING, RECORD_FILE, REPLACING, CountedMembers, Replacing
+from vllm_cluster.wire.reading import MAX_BYTES, RefusedDocument, read
 
 # The longest that a run may take to pull an image and begin again with nodes.
 RUN_SECONDS = 7200.0
@@ -26,11 +25,12 @@ class HeadMembers:
     def look(self) -> None:
         """Read them again: hosts join and leave while a model is served."""
         try:
-            rows = json.loads((self._state / "cluster.json").read_text())["members"]
-            gpus = {str(row["address"]): int(row["gpus"]) for row in rows if not row["leaving"]}
-            self.gpus, self.names = gpus, {str(row["address"]): str(row["name"]) for row in rows}
-        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+            raw = beginning(self._state / RECORD_FILE, MAX_BYTES + 1)
+            rows = read(CountedMembers, raw, RECORD_FILE).members
+        except (OSError, RefusedDocument):
             return  # perhaps half written, or about to be: what was read before holds
+        self.gpus = {row.address: row.gpus for row in rows if not row.leaving}
+        self.names = {row.address: row.name for row in rows}
 
     def replaced_by(self, addresses: Collection[str]) -> str:
         """Return who makes nodes at some of these addresses again, and which; empty where no run does.

@@ -251,12 +251,8 @@ def _get(url: str, limit: int) -> tuple[int, bytes]:
 def _token() -> str:
     if value := os.environ.get("HF_TOKEN"):
         return value.strip()
+    path = Path(os.environ.get("HF_TOKEN_PATH") or "~/.cache/huggingface/token")
     try:
-        return (
-            Path(os.environ.get("HF_TOKEN_PATH") or "~/.cache/huggingface/token")
-            .expanduser()
-            .read_text()[:1000]
-            .strip()
-        )
+        return beginning(path.expanduser(), 1000).decode().strip()
     except (OSError, ValueError):
         return ""

@@ -19,9 +19,10 @@ from vllm_cluster.serving.node.serve_state import ServeState, compare_gpus, idle
 from vllm_cluster.serving.node.start import Nodes, Parts, Start, free_place
 from vllm_cluster.serving.node.timing import Timing, boot_seconds
 from vllm_cluster.wire.front import FrontReplica, ReplicaState
+from vllm_cluster.wire.inside import beginning
 from vllm_cluster.wire.order import Order, Placement
 from vllm_cluster.wire.parts import EndKind, PartReport
-from vllm_cluster.wire.reading import RefusedDocument, read
+from vllm_cluster.wire.reading import MAX_BYTES, RefusedDocument, read
 from vllm_cluster.wire.status import ServeMemory
 
 
@@ -213,7 +214,7 @@ class ReplicaController:
         course.set_phase("waiting")
         # A first start has no such file, and a disk may have lost it.
         with contextlib.suppress(OSError, RefusedDocument):
-            course.remember(read(ServeMemory, (self._folder / "serve.json").read_bytes(), "serve.json"))
+            course.remember(read(ServeMemory, beginning(self._folder / "serve.json", MAX_BYTES + 1), "serve.json"))
         return course
 
     def _save(self, course: ServeState) -> None:
