@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import errno
 import os
+import selectors
 import shlex
 import stat
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TypeVar
+from typing import BinaryIO, TypeVar
 
+from vllm_cluster.kernel.clock import Deadline
 from vllm_cluster.kernel.errors import UsageError, VclusterError
 
 T = TypeVar("T")
@@ -32,6 +34,8 @@ _REMEDIES = {
 STANDARD_OUTPUT = "standard output"
 # What is read of a file that vcluster keeps; of any other size it is not its own.
 MAX_KEPT = 3 << 20
+# Until all has come through a pipe: its writer may be a tool that asks for a passphrase.
+PIPE_SECONDS = 30.0
 _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 # These are about the machine also where the error names no file.
 _OF_THE_MACHINE = (errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE, errno.ENOMEM)
@@ -146,6 +150,74 @@ def read_own_file(path: Path, most: int = MAX_KEPT) -> bytes:
     finally:
         os.close(file)
     return found
+
+
+def read_given(path: Path, most: int) -> bytes:
+    """The first `most` bytes of a file that a person named; of a pipe, as a shell has for <(...), what comes in time.
+
+    Raises:
+        OSError: it cannot be read, or no end came through the pipe, as where no program writes into it.
+    """
+    with naming(path), open_given(path) as stream:
+        if not _is_pipe(stream.fileno()):
+            return stream.read(most)
+        try:
+            return first_bytes(stream.fileno(), most, Deadline.after(PIPE_SECONDS))
+        except TimeoutError:
+            raise _silent(path, "no end") from None
+
+
+def open_given(path: Path) -> BinaryIO:
+    """Open a file that a person named, to read it in pieces; a pipe, once something comes through it.
+
+    Raises:
+        OSError: it cannot be read, or nothing came in time.
+    """
+    with naming(path):
+        # Without O_NONBLOCK a named pipe without a writer is waited for without end.
+        number = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        try:
+            if stat.S_ISDIR(os.fstat(number).st_mode):
+                raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+            if _is_pipe(number) and not _comes(number, Deadline.after(PIPE_SECONDS)):
+                raise _silent(path, "nothing")
+            os.set_blocking(number, True)
+            return os.fdopen(number, "rb")
+        except BaseException:
+            os.close(number)
+            raise
+
+
+def first_bytes(number: int, most: int, deadline: Deadline) -> bytes:
+    """What comes through a pipe until its end, at most so many bytes: output without end must not fill the memory.
+
+    Raises:
+        TimeoutError: neither has come by the deadline.
+    """
+    found = bytearray()
+    while len(found) < most:
+        # A program that the writer started may hold the pipe for longer than the writer lives.
+        if not _comes(number, deadline):
+            raise TimeoutError
+        if not (data := os.read(number, most - len(found))):
+            break
+        found += data
+    return bytes(found)
+
+
+def _is_pipe(number: int) -> bool:
+    return stat.S_ISFIFO(os.fstat(number).st_mode)
+
+
+def _comes(number: int, deadline: Deadline) -> bool:
+    """Whether bytes or the end come; the end of a pipe that no program has opened yet is none."""
+    with selectors.DefaultSelector() as ready:
+        ready.register(number, selectors.EVENT_READ)
+        return bool(ready.select(deadline.left()))
+
+
+def _silent(path: Path, what: str) -> OSError:
+    return OSError(errno.ETIMEDOUT, f"{what} came through this pipe in {PIPE_SECONDS:.0f} s", str(path))
 
 
 def user() -> str:

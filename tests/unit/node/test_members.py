@@ -40,6 +40,12 @@ def _row(**words: object) -> dict[str, object]:
     return {"name": "gpu1", "address": "10.0.0.1", "gpus": 2, "leaving": False, **words}
 
 
+WRONG: dict[str, tuple[object, ...]] = {
+    "gpus": (-1, "2", 2.5, True, None, [], 1025),
+    "address": (5, None, "10.0.0.1/8", "gpu1", "x" * 1_000_000),
+    "name": (5, "", "a\nb", "\x1b[2J", "\u202e", "x" * 5000),
+    "leaving": ("no", 0, None),
+}
 HOSTILE = {
     "infinite": b'{"members": [{"name": "a", "address": "10.0.0.1", "gpus": 1e999, "leaving": false}]}',
     "not-a-number": b'{"members": [{"name": "a", "address": "10.0.0.1", "gpus": NaN, "leaving": false}]}',
@@ -56,12 +62,7 @@ HOSTILE = {
     "many": json.dumps({"members": [_row(address=f"10.0.{n >> 8}.{n & 255}") for n in range(513)]}).encode(),
     **{
         f"{key}-{n}": json.dumps({"members": [_row(**{key: value})]}).encode()
-        for key, values in {
-            "gpus": (-1, "2", 2.5, True, None, [], 1025),
-            "address": (5, None, "10.0.0.1/8", "gpu1", "x" * 1_000_000),
-            "name": (5, "", "a\nb", "\x1b[2J", "\u202e", "x" * 5000),
-            "leaving": ("no", 0, None),
-        }.items()
+        for key, values in WRONG.items()
         for n, value in enumerate(values)
     },
 }

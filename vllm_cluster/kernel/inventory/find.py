@@ -9,7 +9,7 @@ from typing import TextIO
 
 from vllm_cluster.kernel.errors import InventoryError, VclusterError
 from vllm_cluster.kernel.inventory.problems import file_name
-from vllm_cluster.kernel.laptop import here, real
+from vllm_cluster.kernel.laptop import here, read_given, real
 from vllm_cluster.kernel.shell_line import command_line
 
 DEFAULT_NAME = "inventory.yaml"
@@ -127,8 +127,7 @@ def _home() -> Path | None:
 
 def _from_file(path: Path, file: str, cwd: Path | None) -> bytes:
     try:
-        with path.open("rb") as stream:
-            return stream.read(MAX_BYTES + 1)
+        return read_given(path, MAX_BYTES + 1)
     except FileNotFoundError:
         raise _missing(file, cwd) from None
     except (OSError, ValueError) as error:

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import os
-import selectors
 import shlex
 import subprocess
 from collections.abc import Mapping
 from pathlib import Path
-from typing import IO, TYPE_CHECKING
+from typing import TYPE_CHECKING
 
 from vllm_cluster.kernel.clock import Deadline
 from vllm_cluster.kernel.errors import InventoryError
+from vllm_cluster.kernel.laptop import first_bytes
 from vllm_cluster.kernel.text import redact_value
 
 if TYPE_CHECKING:
@@ -90,7 +89,7 @@ def command_output(ref: SecretRef, base: Path, environ: Mapping[str, str]) -> by
     with process:
         try:
             assert process.stdout is not None  # noqa: S101 - it was asked for as a pipe
-            found = _first_bytes(process.stdout, deadline)
+            found = first_bytes(process.stdout.fileno(), MAX_BYTES + 1, deadline)
             if len(found) <= MAX_BYTES:
                 process.wait(deadline.left())
         except (TimeoutError, subprocess.TimeoutExpired):
@@ -101,22 +100,3 @@ def command_output(ref: SecretRef, base: Path, environ: Mapping[str, str]) -> by
     if len(found) <= MAX_BYTES and process.returncode != 0:
         raise _refused(ref, f"the command failed with exit code {process.returncode}", "run it by hand to see why")
     return found
-
-
-def _first_bytes(pipe: IO[bytes], deadline: Deadline) -> bytes:
-    """What comes until the end, or a little more than MAX_BYTES: output without end must not fill the memory.
-
-    Raises:
-        TimeoutError: neither has come by the deadline.
-    """
-    found = bytearray()
-    with selectors.DefaultSelector() as ready:
-        ready.register(pipe, selectors.EVENT_READ)
-        while len(found) <= MAX_BYTES:
-            # A program that the command started may hold the pipe for longer than the command lives.
-            if not ready.select(deadline.left()):
-                raise TimeoutError
-            if not (data := os.read(pipe.fileno(), MAX_BYTES)):
-                break
-            found += data
-    return bytes(found)

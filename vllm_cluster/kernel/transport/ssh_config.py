@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fnmatch
 import glob
 import hashlib
@@ -15,7 +16,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from vllm_cluster.kernel.errors import UsageError
-from vllm_cluster.kernel.laptop import expanded
+from vllm_cluster.kernel.laptop import expanded, read_given
 from vllm_cluster.kernel.shell_line import command_line
 from vllm_cluster.kernel.transport.base import Target
 
@@ -24,6 +25,8 @@ Words = Mapping[str, list[str]]
 
 ASK_SECONDS = 10.0
 MAX_HOPS = 8
+# Of 10,000 hosts with ten lines each.
+MAX_CONFIG = 4 << 20
 # Of files that include files, as ssh has it.
 MAX_INCLUDES = 16
 DEFAULT_PORT = 22
@@ -233,8 +236,15 @@ def _files(line: str) -> list[str]:
 
 
 def config_lines(file: Path) -> Iterator[tuple[str, list[str]]]:
-    """The lines of an ssh_config, each as its key in small letters and the words behind it."""
-    for line in file.read_text("utf-8", "replace").splitlines():
+    """The lines of an ssh_config, each as its key in small letters and the words behind it.
+
+    Raises:
+        OSError: it cannot be read, or is none by its size.
+    """
+    raw = read_given(file, MAX_CONFIG + 1)
+    if len(raw) > MAX_CONFIG:
+        raise OSError(errno.EFBIG, os.strerror(errno.EFBIG), str(file))
+    for line in raw.decode("utf-8", "replace").splitlines():
         key, *rest = re.split(r"\s*=\s*|\s+", line.strip(), maxsplit=1)
         if key and not key.startswith("#"):
             yield key.lower(), _split("".join(rest))

@@ -16,7 +16,7 @@ from typing import Annotated
 import typer
 
 from vllm_cluster.kernel.errors import UsageError
-from vllm_cluster.kernel.laptop import expanded
+from vllm_cluster.kernel.laptop import expanded, read_given
 from vllm_cluster.kernel.shell_line import command_line
 from vllm_cluster.kernel.terminal.settings import SETTINGS
 
@@ -207,12 +207,10 @@ def _schema_format(path: Path) -> dict[str, object]:
 
 def _read(path: Path) -> bytes:
     try:
-        with expanded(path).open("rb") as file:
-            raw = file.read(MAX_INPUT + 1)
+        return read_given(expanded(path), MAX_INPUT + 1)
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else str(error)
         raise UsageError(f"{path}: cannot be read: {reason}", hint=command_line("stat", str(path))) from None
-    return raw
 
 
 def _text(raw: bytes, name: str) -> str:

@@ -43,13 +43,15 @@ def hold(session: Session, inventory: Inventory, port: int | None) -> None:
 
 def _latest(inventory: Inventory) -> Callable[[], Inventory]:
     """The inventory as it is now; as it was, while it is being written."""
+    from vllm_cluster.kernel.inventory.find import MAX_BYTES
     from vllm_cluster.kernel.inventory.load import load_text
+    from vllm_cluster.wire.inside import beginning
 
     path = inventory.path
 
     def latest() -> Inventory:
         with suppress(VclusterError, OSError):
-            return load_text(path.read_bytes(), path=path, cwd=None) if path else inventory
+            return load_text(beginning(path, MAX_BYTES + 1), path=path, cwd=None) if path else inventory
         return inventory
 
     return latest

@@ -17,6 +17,7 @@ from typing import IO, cast
 
 from vllm_cluster.kernel.errors import UsageError
 from vllm_cluster.kernel.explain.scan import LogSource
+from vllm_cluster.kernel.laptop import open_given
 from vllm_cluster.kernel.shell_line import command_line
 
 PART = 1 << 20
@@ -86,7 +87,7 @@ def _open(path: Path, unpacked: _Unpacked) -> LogSource:
         raise UsageError(f"{path} is not a file", hint="vcluster explain FILE…")
     if not os.access(path, os.R_OK):
         raise UsageError(f"{path} cannot be read: permission denied", hint=command_line("stat", str(path)))
-    parts = _parts(str(path), lambda: path.open("rb"), unpacked)
+    parts = _parts(str(path), lambda: open_given(path), unpacked)
     return LogSource(str(path), parts, newest=about.st_mtime)
 
 

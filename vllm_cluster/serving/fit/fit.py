@@ -22,6 +22,7 @@ from vllm_cluster.kernel.text import count
 from vllm_cluster.serving.fit.hub.model import read
 from vllm_cluster.serving.fit.layouts import FitReport, GpuPool, Model, Workload, report
 from vllm_cluster.serving.fit.lookup import supports_pp
+from vllm_cluster.wire.inside import beginning
 
 TOKEN_BYTES = 1000
 MIN_GPU_MEMORY = 10**9
@@ -88,7 +89,7 @@ def laptop_token(inventory: Inventory | None) -> str | None:
     home = Path(os.environ.get("HF_HOME") or expanded("~/.cache/huggingface"))
     path = Path(os.environ.get("HF_TOKEN_PATH") or home / "token")
     try:
-        return path.read_text()[:TOKEN_BYTES].strip() if path.is_file() else None
+        return beginning(path, TOKEN_BYTES).decode().strip()
     except (OSError, ValueError):
         return None
 

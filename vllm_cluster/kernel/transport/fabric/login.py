@@ -22,10 +22,13 @@ from vllm_cluster.kernel.errors import AuthenticationFailed, HostKeyRejected
 from vllm_cluster.kernel.laptop import expanded
 from vllm_cluster.kernel.transport import connect_errors
 from vllm_cluster.kernel.transport.ssh_config import SshEndpoint, known_name
+from vllm_cluster.wire.inside import beginning
 
 AGENT_SECONDS = 10.0
 # 200,000 hosts with hashed names.
 MAX_KNOWN_HOSTS = 32 << 20
+# As ssh has it for a private key.
+MAX_KEY = 1 << 20
 # Hardware keys (sk-…) are known to the agent, but signing with them breaks paramiko.
 _USABLE = ("ssh-ed25519", "ssh-rsa", "ecdsa-sha2-")
 
@@ -281,6 +284,8 @@ class Credentials:
         if not path.is_file():
             return None
         try:
+            if path.stat().st_size > MAX_KEY:
+                raise ValueError("larger than any key")
             return paramiko.PKey.from_path(path)
         except (paramiko.PasswordRequiredException, TypeError):
             # cryptography raises TypeError when a key is encrypted and no passphrase was given.
@@ -296,6 +301,5 @@ class Credentials:
 def _public_blob(path: Path) -> bytes | None:
     public = path if path.suffix == ".pub" else path.with_name(path.name + ".pub")
     with contextlib.suppress(OSError, ValueError, IndexError):
-        # A pipe would be waited for.
-        return base64.b64decode(public.read_text("utf-8").split()[1]) if public.is_file() else None
+        return base64.b64decode(beginning(public, MAX_KEY).split()[1])
     return None
