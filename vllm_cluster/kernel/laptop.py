@@ -188,6 +188,18 @@ def open_given(path: Path) -> BinaryIO:
             raise
 
 
+def write_given(path: Path, text: str) -> None:
+    """Write a file that a person named; a pipe that no program reads is not waited for.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NONBLOCK | os.O_CLOEXEC
+    with naming(path), os.fdopen(os.open(path, flags, 0o666), "w", encoding="utf-8") as file:
+        os.set_blocking(file.fileno(), True)
+        file.write(text)
+
+
 def first_bytes(number: int, most: int, deadline: Deadline) -> bytes:
     """What comes through a pipe until its end, at most so many bytes: output without end must not fill the memory.
 

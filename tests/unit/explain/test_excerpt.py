@@ -77,6 +77,22 @@ def test_of_a_long_file_the_ends_and_the_trouble(folders: Path, capsys: pytest.C
     assert end.endswith(b"line 39999 is calm\nline 40000 is calm\n")
 
 
+# fault: serving/explain/on_host/log_excerpt.py: if size and size + min(len(line), LINE) > PIECE: → if size:
+def test_short_lines_of_one_file_leave_room_for_the_others(folders: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """In rows of one character the ends of one file were all that was read of a host."""
+    (folders / "state" / "serve.log.1").write_bytes(b"x\n" * 200_000 + b"CUDA error\n" + b"x\n" * 200_000)
+    (folders / "state" / "serve.log").write_text("the cause\n")
+    (folders / "ray" / "worker-1.out").write_bytes(b"\n" * 1_000_000 + b"y" * 3_000_000)
+    (folders / "ray" / "worker-2.err").write_text("three\n")
+    found = printed(folders, capsys)
+    (_, beginning), (at, trouble), (last, end) = found["serve.log.1"]
+    assert (at, trouble) == (200_001, b"CUDA error\n")
+    assert (len(beginning), last + end.count(b"\n")) == (log_excerpt.HEAD, 400_002)
+    assert found["serve.log"] == [(1, b"the cause\n")]
+    assert found["ray/worker-2.err"] == [(1, b"three\n")]
+    assert found["ray/worker-1.out"][-1][1].startswith(b"yyy")
+
+
 # fault: serving/explain/on_host/log_excerpt.py: if left < 0: → if not left:
 def test_all_of_it_has_an_end(folders: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for number in range(100):

@@ -14,7 +14,7 @@ from vllm_cluster.kernel.inventory.find import INIT
 from vllm_cluster.kernel.inventory.load import load_text
 from vllm_cluster.kernel.inventory.template import HostSeed, render
 from vllm_cluster.kernel.inventory.words import quote_value
-from vllm_cluster.kernel.laptop import meaning, naming
+from vllm_cluster.kernel.laptop import meaning, write_given
 from vllm_cluster.kernel.shell_line import command_line
 from vllm_cluster.kernel.transport.ssh_config import hosts_matching
 from vllm_cluster.kernel.versions import VLLM_IMAGE
@@ -69,8 +69,7 @@ def write(
     _ensure_loadable(text)
     if output:
         try:
-            with naming(output):
-                output.write_text(text, encoding="utf-8")
+            write_given(output, text)
         except OSError as error:
             found = meaning(error)
             raise UsageError(found.message, hint=found.hint) if found else error from None

@@ -14,6 +14,7 @@ from vllm_cluster.features.logs.lines import GROUP, SECOND, VLLM, Line, LogReque
 from vllm_cluster.features.logs.merge import LogMerge
 from vllm_cluster.features.logs.orders import OrderFeed
 from vllm_cluster.features.logs.rank_names import RankNames
+from vllm_cluster.features.logs.row_limit import RowLimit
 from vllm_cluster.kernel.docker.calls import Allowance, TooLong
 from vllm_cluster.kernel.docker.log_frames import LogFrames, OutputFrames, Position, StampedLine, Stamps
 from vllm_cluster.kernel.docker.streams import SILENT_SECONDS, WAITING_SECONDS
@@ -66,11 +67,12 @@ class ContainerFeed:
             self._after, since = self._after or since or 0, None
         since = self._position.resume() or since
         frames, streams = LogFrames(), self._node.connection.docker.streams
+        limit = RowLimit(self._node.host, "the log of its node", follow=self._asked.follow)
         with streams.log(self._node.name, since=since, until=until, follow=self._asked.follow) as pieces:
             begun()
             for piece in pieces:
                 try:
-                    lines = self._chosen(self._position.fresh(frames.feed(piece)), offset)
+                    lines = self._chosen(limit.counted(self._position.fresh(frames.feed(piece))), offset)
                 except ValueError as error:
                     raise HostError(self._node.host, f"logs: Docker's log cannot be read: {error}", again=()) from error
                 self._merge.put(self, lines)
@@ -112,13 +114,15 @@ class FileFeed:
         script = files("vllm_cluster.features.logs.on_host").joinpath("log_tail.py").read_text()
         argv = ["python3", "-c", script, json.dumps(asked)]
         allowed = None if self._asked.follow else ALL_FILES
+        what = "the files of Ray" if self._group else "the files of its ranks"
+        limit = RowLimit(self._node.host, what, follow=self._asked.follow)
         with self._node.connection.docker.streams.exec(self._node.name, argv, allowed=allowed) as running:
             frames, names = OutputFrames(), dict[int, _File]()
             try:
-                for rows in _rows(frames, running.output()):
+                for rows in map(limit.counted, _rows(frames, running.output())):
                     if not names:
                         begun()
-                    self._merge.put(self, [line for row in rows if (line := self._line(row, names, offset))])
+                    self._merge.put(self, [line for row in rows if (line := self._line(_row(row), names, offset))])
             except ValueError as error:
                 raise _unreadable(self._node.host, error) from error
             if not self._asked.follow and (code := running.code()):
@@ -172,17 +176,17 @@ class _Row:
     line: tuple[Count, Annotated[int, between(0, 1 << 63)], Count, Annotated[str, brief(MAX_TEXT)]]
 
 
-def _rows(frames: OutputFrames, output: Iterator[bytes]) -> Iterator[Iterator[_Skipped | _File | _Row]]:
-    """What the program in a container prints, as it comes; a row once it is asked for.
+def _rows(frames: OutputFrames, output: Iterator[bytes]) -> Iterator[Sequence[bytes]]:
+    """The rows that the program in a container prints, as they come.
 
     Raises:
-        ValueError: it is not what that program prints; each row too.
+        ValueError: it is not what that program prints.
     """
     rest = b""
     for piece in output:
         rest += frames.feed(piece)
         while end := rest.rfind(b"\n", 0, PORTION) + 1 or rest.find(b"\n") + 1:
-            yield map(_row, rest[: end - 1].split(b"\n"))
+            yield rest[: end - 1].split(b"\n")
             rest = rest[end:]
         if len(rest) > MAX_ROW:
             raise ValueError("a line without an end")

