@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import hashlib
 import os
+import stat
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -23,6 +24,7 @@ from vllm_cluster.kernel.plan.pull import FOLDER, choose_files, container_name, 
 from vllm_cluster.kernel.shell_line import command_line
 from vllm_cluster.wire.programs import FedRow
 from vllm_cluster.wire.pull import ModelFile
+from vllm_cluster.wire.values import MAX_SIZE
 
 START_SECONDS = 60.0
 # Until the program that feeds has begun: what a host has of the files is hashed first.
@@ -62,6 +64,9 @@ def listed(folder: Path, name: str) -> tuple[ModelFile, ...]:
             f"{error.filename or folder}: {error.strerror}",
             hint=command_line("stat", str(error.filename or folder)),
         ) from None
+    if large := next((file for file in files if file.size > MAX_SIZE), None):
+        text = f"{folder / large.path} has {large.size} bytes: at most {MAX_SIZE} are sent"
+        raise UsageError(text, hint=command_line("ls", "-ls", str(folder / large.path)))
     if len(files) > MAX_FILES:
         raise UsageError(f"{folder} has more than {MAX_FILES} files", hint=pull_line(folder / "FOLDER", name))
     if (wrong := unfit_path(files)) is not None:
@@ -129,6 +134,9 @@ def _visible(folder: Path, name: str) -> Iterator[Path]:
                 raise UsageError(text, hint=copied)
             if path.is_file():
                 yield path
+            elif path.exists():
+                # Left out it would be missed on every host, at the earliest when the model is loaded.
+                raise UsageError(f"{path} is not a plain file", hint=command_line("rm", str(path)))
 
 
 def _refuse(error: OSError) -> NoReturn:
@@ -159,7 +167,11 @@ def _open(folder: Path, name: str) -> BinaryIO:
             before, step = step, os.open(part, _STEP | os.O_NOFOLLOW, dir_fd=step)
             os.close(before)
         flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-        return os.fdopen(os.open(real.name, flags, dir_fd=step), "rb")
+        number = os.open(real.name, flags, dir_fd=step)
+        if not stat.S_ISREG(os.fstat(number).st_mode):
+            os.close(number)
+            raise OSError(errno.EINVAL, "is not a plain file any more", str(path))
+        return os.fdopen(number, "rb")
     finally:
         os.close(step)
 

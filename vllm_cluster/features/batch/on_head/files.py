@@ -212,7 +212,8 @@ class Work:
         self._files, self._began = files, monotonic()
         self._source = Source(files.source)
         self.output, self._errors = _open(files.output, stack), _open(files.errors, stack)
-        self._sums, self._names, self.key = self._read_source(options_checksum(fields))
+        self._shape, self._lines = options_checksum(fields), 0
+        self._sums, self._names, self.key = self._read_source(self._shape)
         self._rows = bytearray(len(self._sums))
         self.total = len(self._sums) - self._sums.count(0)
         self.answered = self.failed = self._last = 0
@@ -231,6 +232,7 @@ class Work:
             if (name := name_of(raw)) and names.setdefault(name, number) != number:
                 text = f"{self._files.source}:{number}: custom_id {json.dumps(name)} is also that of line {names[name]}"
                 raise BatchProblem(text, usage=True, hint="give each request a custom_id of its own")
+            self._lines += 1
             sums.frombytes(bytes(4 * (number - len(sums))))
             sums.append(checksum(raw, shape))
             digest.update(b"%d %s\n" % (number, raw))
@@ -268,10 +270,24 @@ class Work:
         return self.total - self.answered - self.failed
 
     def lines(self) -> Iterator[bytes]:
-        """Read what is left, each line behind its number."""
+        """Read what is left, each line behind its number.
+
+        Raises:
+            BatchProblem: the input is another one than was compared with the output.
+        """
+        seen = 0
         for number, raw in self._source.lines():
+            seen += 1
+            if not self._asks(Place(number, checksum(raw, self._shape))):
+                raise self._changed()
             if not self._rows[number]:
                 yield b"%d %s\n" % (number, raw)
+        if seen != self._lines:
+            raise self._changed()
+
+    def _changed(self) -> BatchProblem:
+        text = f"{self._files.source} has changed while it was read; none of its requests was started"
+        return BatchProblem(text, usage=True, hint="run the same command again")
 
     def begin(self) -> None:
         """Cut off what a kill has torn, and forget the reasons of the run before."""

@@ -140,6 +140,19 @@ def test_a_line_without_end_takes_no_memory(tmp_path: Path, monkeypatch: pytest.
     assert [(number, len(raw)) for number, raw in Source(path).lines()] == [(1, 80), (2, 88)]
 
 
+# fault: features/batch/on_head/files.py: if not self._asks(Place(number, checksum(raw, self._shape))): → if False:
+# fault: features/batch/on_head/files.py: if seen != self._lines: → if False:
+@pytest.mark.parametrize("count", [2, 3, 5])
+def test_an_input_that_changes_before_it_is_sent_is_refused(count: int, tmp_path: Path) -> None:
+    """One to which a program still wrote was an IndexError; of a shorter one the batch was called done."""
+    source = write(tmp_path / "in.jsonl", 4)
+    with opened(source, tmp_path / "out.jsonl") as work:
+        whole = [*work.lines()]
+        write(source, count, **({"seed": 1} if count == 3 else {}))
+        with pytest.raises(BatchProblem, match=r"in\.jsonl has changed while it was read"):
+            assert [*work.lines()] != whole
+
+
 @settings(deadline=None)
 @given(cut=st.integers(0, 2000), order=st.permutations(range(6)), junk=st.sampled_from([b"", b"\0\0", b'{"id": "ba']))
 def test_an_output_cut_anywhere_is_continued_in_order_without_loss_or_repeat(

@@ -5,8 +5,9 @@ from __future__ import annotations
 import hashlib
 import os
 import shlex
+import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import SimpleNamespace
@@ -169,7 +170,6 @@ def test_of_a_folder_here_only_files_that_vllm_reads_are_hashed(tmp_path: Path) 
     for name in ("model.safetensors", "pytorch_model.bin"):
         (folder / name).write_text("{}")
     (folder / "config.json").symlink_to(blob)
-    os.mkfifo(folder / "pipe")
     files = hashed(folder, listed(folder, ""), lambda _: None, KnownHashes(tmp_path / "cache", folder), SYSTEM.clock)
     assert [(file.path, bool(file.blob)) for file in files] == [
         ("config.json", True),
@@ -180,6 +180,69 @@ def test_of_a_folder_here_only_files_that_vllm_reads_are_hashed(tmp_path: Path) 
     with pytest.raises(UsageError, match="more is a link to a folder, which is not followed") as refused:
         listed(folder, "")
     assert refused.value.hint == f"cp -rL {folder} {folder}-copy\nvcluster pull {folder}-copy --as abc"
+
+
+def be_a_pipe(path: Path) -> None:
+    path.unlink(missing_ok=True)
+    os.mkfifo(path)
+
+
+def be_a_socket(path: Path) -> None:
+    path.unlink(missing_ok=True)
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(path))
+
+
+def be_a_folder(path: Path) -> None:
+    path.unlink()
+    path.mkdir()
+
+
+def be_sparse(path: Path) -> None:
+    path.touch()
+    os.truncate(path, 11 * 10**12)
+
+
+# fault: features/pull/local_folder.py: elif path.exists(): → elif False:
+# fault: features/pull/local_folder.py: if file.size > MAX_SIZE), None): → if False), None):
+@pytest.mark.parametrize(
+    ("put", "text"),
+    [
+        (be_a_pipe, "is not a plain file"),
+        (be_a_socket, "is not a plain file"),
+        (be_sparse, "has 11000000000000 bytes: at most 10000000000000 are sent"),
+        (lambda path: path.symlink_to("/dev/zero"), "outside of the folder"),
+        (lambda path: path.symlink_to(path), "which is not there"),
+    ],
+    ids=["pipe", "socket", "sparse", "device", "loop"],
+)
+def test_a_file_that_cannot_be_sent_is_named(tmp_path: Path, put: Callable[[Path], None], text: str) -> None:
+    """A pipe in the place of a shard was left out, and the pull was done without it."""
+    folder = model_in(tmp_path / "mine")
+    put(folder / "model-00002-of-00002.safetensors")
+    with pytest.raises(UsageError, match=text) as refused:
+        wanted_folder(str(folder), "", "", detach=False)
+    assert "model-00002-of-00002.safetensors" in str(refused.value)
+
+
+# fault: features/pull/local_folder.py: if not stat.S_ISREG(os.fstat(number).st_mode): → if False:
+@pytest.mark.parametrize(
+    "change",
+    [be_a_pipe, be_a_socket, be_a_folder, Path.unlink, be_sparse, lambda path: path.write_text("{")],
+    ids=["pipe", "socket", "folder", "gone", "grown", "shorter"],
+)
+def test_a_file_that_becomes_another_while_it_is_read_is_named(tmp_path: Path, change: Callable[[Path], None]) -> None:
+    folder = model_in(tmp_path / "mine")
+    (folder / "model.safetensors").write_text("{}")
+    files, known = listed(folder, ""), KnownHashes(tmp_path / "cache", folder)
+    change(folder / "model.safetensors")
+    with pytest.raises(UsageError, match=r"model\.safetensors") as refused:
+        hashed(folder, files, lambda _: None, known, SYSTEM.clock)
+    assert "None" not in str(refused.value)
+    sent = bytearray()
+    with suppress(UsageError):
+        local_folder._send(folder, "model.safetensors", 0, 2, sent.extend)
+    assert len(sent) <= 2
 
 
 def fake_hosts(events: list[Event], returncode: int) -> PullHosts:
