@@ -83,7 +83,7 @@ def test_a_writer_that_does_not_end_is_refused(pipe: Path) -> None:
 
 @pytest.mark.parametrize("reader", READERS.values(), ids=list(READERS))
 @pytest.mark.parametrize("kind", ["folder", "socket", "missing", "link to itself"])
-def test_what_is_no_file_is_refused(tmp_path: Path, kind: str, reader: Callable[[Path], object]) -> None:
+def test_what_has_no_content_is_refused(tmp_path: Path, kind: str, reader: Callable[[Path], object]) -> None:
     path = tmp_path / "named"
     match kind:
         case "folder":

@@ -11,10 +11,12 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import BinaryIO, TypeVar
+from typing import TYPE_CHECKING, BinaryIO, TypeVar
 
-from vllm_cluster.kernel.clock import Deadline
 from vllm_cluster.kernel.errors import UsageError, VclusterError
+
+if TYPE_CHECKING:
+    from vllm_cluster.kernel.clock import Deadline
 
 T = TypeVar("T")
 # What a person can do about an error; FOLDER is the folder of the path that could not be used.
@@ -162,7 +164,7 @@ def read_given(path: Path, most: int) -> bytes:
         if not _is_pipe(stream.fileno()):
             return stream.read(most)
         try:
-            return first_bytes(stream.fileno(), most, Deadline.after(PIPE_SECONDS))
+            return first_bytes(stream.fileno(), most, _pipe_deadline())
         except TimeoutError:
             raise _silent(path, "no end") from None
 
@@ -179,7 +181,7 @@ def open_given(path: Path) -> BinaryIO:
         try:
             if stat.S_ISDIR(os.fstat(number).st_mode):
                 raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
-            if _is_pipe(number) and not _comes(number, Deadline.after(PIPE_SECONDS)):
+            if _is_pipe(number) and not _comes(number, _pipe_deadline()):
                 raise _silent(path, "nothing")
             os.set_blocking(number, True)
             return os.fdopen(number, "rb")
@@ -215,6 +217,12 @@ def first_bytes(number: int, most: int, deadline: Deadline) -> bytes:
             break
         found += data
     return bytes(found)
+
+
+def _pipe_deadline() -> Deadline:
+    from vllm_cluster.kernel.clock import Deadline  # noqa: PLC0415 - help and completion do not wait for it
+
+    return Deadline.after(PIPE_SECONDS)
 
 
 def _is_pipe(number: int) -> bool:

@@ -26,7 +26,8 @@ from vllm_cluster.wire.order import (
 )
 from vllm_cluster.wire.order import read_order as _read_order
 from vllm_cluster.wire.order import read_taken as _read_taken
-from vllm_cluster.wire.reading import RefusedDocument, convert
+from vllm_cluster.wire.parts import RECORD_FILE, CountedMember, CountedMembers
+from vllm_cluster.wire.reading import RefusedDocument, convert, read
 from vllm_cluster.wire.status import FailedRequest
 
 if TYPE_CHECKING:
@@ -337,9 +338,10 @@ def _remember(world: World, machine: Machine, box: Box, workload: Placement, ind
 
 def planned(machine: Machine, box: Box, workload: Placement) -> dict[str, int]:
     """The GPUs that must be there: those of the members that the head remembers, else those of the order."""
-    raw = machine.read(box, f"{STATE}/cluster.json")
-    rows = json.loads(raw)["members"] if raw else []
-    return {row["address"]: row["gpus"] for row in rows if not row["leaving"]} or workload.replica.ranks
+    rows: tuple[CountedMember, ...] = ()
+    with suppress(RefusedDocument):
+        rows = read(CountedMembers, machine.read(box, f"{STATE}/{RECORD_FILE}") or b"", RECORD_FILE).members
+    return {row.address: row.gpus for row in rows if not row.leaving} or dict(workload.replica.ranks)
 
 
 _FAILURE = {"time": 1.0, "summary": "no such model", "lines": ["OSError: no such model"]}

@@ -11,7 +11,7 @@ from vllm_cluster.serving.node.kept_order import Inbox
 from vllm_cluster.wire.order import Order
 
 
-# fault: serving/node/kept_order.py: return read_order(self._accepted.read_bytes(), ACCEPTED) → return Order(9)
+# fault: serving/node/kept_order.py: return read_order(beginning(self._accepted, MAX_BYTES + 1), ACCEPTED) → return Order(9)
 @pytest.mark.parametrize("content", ["[]", "7", '{"epoch": "x"}', '{"epoch": []}', "[" * 100_000], ids=range(5))
 def test_a_damaged_record_of_what_was_accepted_blocks_no_request(tmp_path: Path, content: str) -> None:
     inbox = Inbox(tmp_path)

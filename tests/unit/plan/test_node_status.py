@@ -65,7 +65,7 @@ def test_reads_what_a_node_writes() -> None:
 
 # fault: wire/status.py: gpus: tuple[AllGpus, AllGpus] → gpus: tuple[Gpus, Gpus]
 def test_the_gpus_of_256_hosts_are_a_status() -> None:
-    """The limit of one host was that of all of them: of 1024 GPUs and more every command said that it cannot read."""
+    """The limit of one host was that of all of them: with more than 1024 GPUs no command could read the status."""
     raw = document().replace(b"[4.0, 4]", b"[2048.0, 4096]")
     status = parse_status(raw)
     assert status.serve and status.serve.gpus == (2048, 4096)
