@@ -15,9 +15,12 @@ from urllib.parse import quote, urlencode
 
 from vllm_cluster.kernel.clock import SYSTEM_CLOCK, Clock, Deadline
 from vllm_cluster.kernel.debug_log import logged
-from vllm_cluster.kernel.docker.connection import Connection, Guard, OpenStream, Pool
+from vllm_cluster.kernel.docker.connection import SLICE, Connection, Guard, OpenStream, Pool
+from vllm_cluster.kernel.docker.rows import RowReader
 from vllm_cluster.kernel.docker.tar_stream import TarStream
 from vllm_cluster.kernel.errors import CommandFailed, ConnectionLost, DockerError, TimedOut, Unreachable
+from vllm_cluster.kernel.held import ONE_AT_A_TIME, ONE_HOST, Room, TooMuch
+from vllm_cluster.kernel.shell_line import command_line
 from vllm_cluster.kernel.text import age, size
 from vllm_cluster.wire.reading import MAX_BYTES, RefusedDocument, document
 
@@ -56,7 +59,7 @@ class NoAnswer(DockerError, TimedOut):
 
 
 class TooLong(DockerError):
-    """Docker's answer has no end: more of it, or slower, than there can be."""
+    """Docker's answer is too long: more of it, or slower, than there can be, or more than there is room for."""
 
     code = "answer-too-long"
 
@@ -204,6 +207,19 @@ class Reply:
         """The error for an answer that is not what Docker's API promises."""
         return Unreadable(self._host, f"{self._call.what}: Docker's answer cannot be read: {str(why)[:200]}", again=())
 
+    @contextmanager
+    def reading(self) -> Iterator[None]:
+        """Turn what cannot be made of the answer into an error of the host."""
+        try:
+            yield
+        except TooMuch as error:
+            fix = command_line("docker", "system", "df", on=self._host)
+            raise TooLong(self._host, f"{self._call.what}: Docker's answer {error}", hint=fix) from error
+        except RefusedDocument as error:
+            raise self.unreadable(f"{error.field} {error.why}".strip()) from error
+        except ValueError as error:
+            raise self.unreadable(error) from error
+
     def _piece(self) -> bytes:
         with self.failing() as connection:
             return connection.read_some(PIECE)
@@ -272,6 +288,8 @@ class Calls:
     ) -> None:
         self.host, self.guard, self.count = host, guard, 0
         self.now: float | None = None
+        # Of what becomes of one answer, and half of its bytes.
+        self.most = ONE_HOST
         self.pool = Pool(open_stream)
         self._version, self.clock = version, clock
 
@@ -306,14 +324,33 @@ class Calls:
         Raises:
             Unreadable: it is not JSON, or of another shape than that of Docker's API.
         """
+        most = min(MAX_ANSWER, 2 * self.most)
         with self.stream(call, deadline) as reply:
-            content = reply.read(MAX_ANSWER + 1)
-            if len(content) > MAX_ANSWER:
-                raise reply.unreadable(f"it is longer than {MAX_ANSWER >> 20} MB")
-        try:
-            return read(document(content, "", MAX_ANSWER) if content else None)
-        except RefusedDocument as error:
-            raise reply.unreadable(f"{error.field} {error.why}".strip()) from error
+            content = reply.read(most + 1)
+            if len(content) > most:
+                raise reply.unreadable(f"it is longer than {size(most)}")
+        with reply.reading(), ONE_AT_A_TIME:
+            return Room(self.most).keep(read(document(content, "", most) if content else None))
+
+    def rows(self, call: Call, read: Callable[[object], T]) -> tuple[T, ...]:
+        """What `read` makes of each row of the list that is the answer.
+
+        Raises:
+            Unreadable: as `ask`.
+            TooLong: the rows take more memory than there is for one host.
+        """
+        kept, room, got = list[T](), Room(self.most), 0
+        reader = RowReader(lambda row: kept.append(room.keep(read(row))))
+        with self.stream(call) as reply:
+            while piece := reply.read(SLICE):
+                got += len(piece)
+                if got > MAX_ANSWER:
+                    raise reply.unreadable(f"it is longer than {size(MAX_ANSWER)}")
+                with reply.reading():
+                    reader.feed(piece)
+            with reply.reading():
+                reader.feed(b"")
+        return tuple(kept)
 
     def do(self, call: Call, deadline: Deadline | None = None) -> None:
         """Make a call whose answer holds nothing of interest."""

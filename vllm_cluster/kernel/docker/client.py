@@ -86,6 +86,15 @@ class DockerApi:
         """The host's own clock when Docker answered last, as seconds of Unix time; None where it sent none."""
         return self._calls.now
 
+    @property
+    def most(self) -> int:
+        """How many bytes what is made of one answer may take."""
+        return self._calls.most
+
+    @most.setter
+    def most(self, most: int) -> None:
+        self._calls.most = most
+
     def fence(self, open_stream: OpenStream) -> None:
         """Send what follows over streams that `open_stream` opens; idle ones of before are closed."""
         self._calls.pool.fence(open_stream)
@@ -97,7 +106,7 @@ class DockerApi:
     def containers(self, label: str | None) -> tuple[Container, ...]:
         """Every container, running or not, that has the label (`key` or `key=value`); None: any."""
         query = {"all": 1, "filters": json.dumps({"label": [label]}) if label else None}
-        return self._calls.ask(Call("list containers", "GET", "/containers/json", query), parse.containers)
+        return self._calls.rows(Call("list containers", "GET", "/containers/json", query), parse.listed_container)
 
     def container_info(self, name: str) -> ContainerInfo | None:
         """The output of `docker inspect` for a container, None where there is none of that name or id."""
@@ -109,7 +118,7 @@ class DockerApi:
 
     def images(self) -> tuple[Image, ...]:
         """Every image that has a name."""
-        return self._calls.ask(Call("list images", "GET", "/images/json"), parse.images)
+        return self._calls.rows(Call("list images", "GET", "/images/json"), parse.listed_image)
 
     def image_info(self, reference: str) -> ImageInfo | None:
         """The output of `docker image inspect`, None where the image is not there."""

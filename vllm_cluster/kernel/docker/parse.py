@@ -34,14 +34,14 @@ def text(value: object, key: str) -> str:
     return found
 
 
-def containers(value: object) -> tuple[Container, ...]:
-    """A list of containers."""
-    return tuple(_read(Container, row, {"Name": _name(row)}) for row in _list(value))
+def listed_container(row: object) -> Container:
+    """A container of a list."""
+    return _read(Container, row, {"Name": _name(row)})
 
 
-def images(value: object) -> tuple[Image, ...]:
-    """A list of images."""
-    return tuple(_read(Image, row) for row in _list(value))
+def listed_image(row: object) -> Image:
+    """An image of a list."""
+    return _read(Image, row)
 
 
 def volumes(value: object) -> tuple[DockerVolume, ...]:

@@ -11,8 +11,21 @@ from vllm_cluster.wire.values import words
 
 T = TypeVar("T")
 
-# The longest path that the kernel takes; a host may listen on each of its ports; the largest of file systems.
-MAX_TEXT, MAX_ROWS, MAX_NUMBER = 4096, 65536, 1 << 63
+# The longest path that the kernel takes; the largest of file systems.
+MAX_TEXT, MAX_NUMBER = 4096, 1 << 63
+# Rows of one kind: a host with 250 pods has as many interfaces, and listens on some hundred ports.
+MAX_ROWS = 8192
+# All that Python divides lines and words at.
+_ENDS = "\n \t\r\v\f\x1c\x1d\x1e\x85\N{NO-BREAK SPACE}\N{LINE SEPARATOR}\N{PARAGRAPH SEPARATOR}\N{IDEOGRAPHIC SPACE}"
+
+
+def ensure_few_rows(name: str, section: str) -> None:
+    """Refuse a section of more lines or words than there may be rows of one kind.
+
+    Raises:
+        ValueError: it has more.
+    """
+    _ensure(sum(map(section.count, _ENDS)) <= MAX_ROWS, name, f"have at most {MAX_ROWS} lines and words")
 
 
 def bounded(facts: T) -> T:

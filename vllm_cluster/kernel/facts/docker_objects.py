@@ -15,10 +15,21 @@ from vllm_cluster.wire.reading import KEY
 from vllm_cluster.wire.values import MAX_LONG, Count, Shown, Size, between
 
 
+# What the names of vcluster's labels begin with.
+LABEL = "io.vcluster."
+# One for all: a host has hundreds of images without.
+NO_LABELS: Mapping[str, str] = {}
+
+
 def _line(text: str) -> str:
     if len(text) > MAX_LONG:
         raise ValueError(f"has more than {MAX_LONG} characters")
     return printable(text)
+
+
+def _own(labels: Mapping[str, str]) -> Mapping[str, str]:
+    """The labels that vcluster writes: no other of a listed object is read, and a bill of materials may be in one."""
+    return {key: value for key, value in labels.items() if key.startswith(LABEL)} or NO_LABELS
 
 
 def _moment(text: str) -> str:
@@ -33,12 +44,13 @@ def _moment(text: str) -> str:
 Line = Annotated[str, _line]
 Moment = Annotated[str, _moment]
 Labels = Mapping[Line, Line]
+OwnLabels = Annotated[Labels, _own]
 # -1 is what Docker has not counted; an image without a date is of the year 1.
 Counted = Annotated[int, between(-1, 1 << 62)]
 UnixTime = Annotated[int, between(-(1 << 53), 1 << 53)]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Container:
     """A container as Docker lists it; `status` is its state in Docker's words: Restarting (78) 5 seconds ago."""
 
@@ -46,12 +58,12 @@ class Container:
     name: Line = field(metadata={KEY: "Name"})
     state: Line = field(metadata={KEY: "State"})
     image_id: Line = field(metadata={KEY: "ImageID"})
-    labels: Labels = field(default_factory=dict, metadata={KEY: "Labels"})
+    labels: OwnLabels = field(default_factory=lambda: NO_LABELS, metadata={KEY: "Labels"})
     image: Line = field(default="", metadata={KEY: "Image"})
     status: Line = field(default="", metadata={KEY: "Status"})
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Image:
     """An image of a host with the names and digests it answers to; its size, and when it was made (Unix).
 
@@ -62,7 +74,7 @@ class Image:
     id: Line = field(metadata={KEY: "Id"})
     tags: tuple[Line, ...] = field(default=(), metadata={KEY: "RepoTags"})
     digests: tuple[Line, ...] = field(default=(), metadata={KEY: "RepoDigests"})
-    labels: Labels = field(default_factory=dict, metadata={KEY: "Labels"})
+    labels: OwnLabels = field(default_factory=lambda: NO_LABELS, metadata={KEY: "Labels"})
     size_bytes: Size = field(default=0, metadata={KEY: "Size"})
     created: UnixTime = field(default=0, metadata={KEY: "Created"})
     content: str = ""

@@ -13,6 +13,8 @@ from vllm_cluster.kernel.facts.host_facts import GpuProcess
 from vllm_cluster.kernel.facts.values import number, split_fields
 
 MAX_XML_BYTES = 2_000_000
+# A GPU has 540 without its list of clocks.
+MAX_TAGS = 40_000
 # Twice what a host can have.
 MAX_GPUS = 64
 _CONTAINER = re.compile(r"\b[0-9a-f]{64}\b")
@@ -38,7 +40,7 @@ class NvidiaSmiReport:
 
 def parse_smi(text: str) -> NvidiaSmiReport:
     """Parse `nvidia-smi -q -x`; empty if the XML is incomplete."""
-    if len(text) > MAX_XML_BYTES or "<!ENTITY" in text:
+    if len(text) > MAX_XML_BYTES or "<!ENTITY" in text or text.count("<") > MAX_TAGS:
         return NvidiaSmiReport()
     parser = XMLParser()  # noqa: S314
     try:
@@ -117,7 +119,7 @@ def parse_topology(text: str) -> dict[int, tuple[str, ...]]:
         kinds = tuple(fields[: len(columns)])
         if (found := re.fullmatch(r"GPU(\d{1,3})", name)) and len(kinds) == len(columns):
             rows[int(found[1])] = kinds
-    if not sorted(rows) == columns == list(range(len(columns))):
+    if not sorted(rows) == columns == list(range(len(columns))) or len(columns) > MAX_GPUS:
         return {}
     # A row that lacks a cell is shifted: only the diagonal and the other half of the table show it.
     cells = [(rows[a][b], rows[b][a], a == b) for a in rows for b in rows]

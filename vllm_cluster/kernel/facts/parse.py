@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from ipaddress import ip_interface
 
-from vllm_cluster.kernel.facts.bounds import MAX_TEXT, bounded
+from vllm_cluster.kernel.facts.bounds import MAX_TEXT, bounded, ensure_few_rows
 from vllm_cluster.kernel.facts.details import Details, FileSystem
 from vllm_cluster.kernel.facts.host_facts import DockerFacts, Gid, Gpu, Hca, HostFacts, Nic
 from vllm_cluster.kernel.facts.nvidia_smi import MAX_GPUS, parse_nvlinks, parse_processes, parse_smi, parse_topology
@@ -17,6 +17,7 @@ from vllm_cluster.kernel.facts.values import items, mapping, number, parse_json,
 MIN_RESERVE = 8 << 30
 # What is written into records of the cluster and compared; the kernel's own limit of a host's name is 64.
 _NAMES, MAX_NAME = ("machine", "boot", "hostname", "architecture"), 256
+_DOCUMENTS = ("smi", "nics")
 # How nvidia-smi reports that a GPU has no memory of its own.
 _NO_MEMORY = ("N/A", "Not Supported")
 _ROW = re.compile(r"[0-9]+,")
@@ -45,6 +46,10 @@ def facts(host: str, text: str, *, deep: bool = False) -> HostFacts:
     part = _Sections((name, body.strip()) for name, body in zip(pieces[1::2], pieces[2::2], strict=True))
     if "end" not in part or (deep and "whole" not in part):
         raise ValueError("the answer of the fact script breaks off")
+    for name, section in part.items():
+        # Documents are bounded where they are read.
+        if name not in _DOCUMENTS:
+            ensure_few_rows(name, section)
     for name in _NAMES:
         if len(part[name]) > MAX_NAME or not part[name].isprintable():
             raise ValueError(f"{name} must be one line of at most {MAX_NAME} printable characters")

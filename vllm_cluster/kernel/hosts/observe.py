@@ -6,21 +6,29 @@ from dataclasses import replace
 from importlib.resources import files
 
 from vllm_cluster.kernel.checks.registry import engine_problem
+from vllm_cluster.kernel.docker.calls import TooLong
 from vllm_cluster.kernel.docker.client import DockerApi
 from vllm_cluster.kernel.errors import CommandFailed, DockerError
 from vllm_cluster.kernel.facts import parse
 from vllm_cluster.kernel.facts.details import ImageDetails
 from vllm_cluster.kernel.facts.docker_objects import Container, ImageInfo
 from vllm_cluster.kernel.facts.host_facts import HostFacts
-from vllm_cluster.kernel.hosts.connection import HostConnection
+from vllm_cluster.kernel.held import ONE_AT_A_TIME, Room, TooMuch, share, share_of_facts
+from vllm_cluster.kernel.hosts.connection import WORKERS, HostConnection
 from vllm_cluster.kernel.inventory.model import Inventory
 from vllm_cluster.kernel.plan.desired import STATE_FOLDER
 from vllm_cluster.kernel.plan.identity import node_of, without_copies
 from vllm_cluster.kernel.plan.spec import CLUSTER, ID, ROLE, node_name, user_numbers
-from vllm_cluster.kernel.text import end_of
+from vllm_cluster.kernel.shell_line import command_line
+from vllm_cluster.kernel.text import end_of, size
+from vllm_cluster.kernel.transport.base import MAX_OUTPUT
 from vllm_cluster.wire.parts import RECORD_FILE
 
 OBSERVE_SECONDS = 60.0
+# A member has 300 bytes.
+MAX_RECORD = 256 << 10
+# What the scripts of those hosts print that are asked at once. Of a host with 16 GPUs and 300 interfaces 0.4 MB.
+ALL_SCRIPTS = 16 << 20
 
 
 def observe(
@@ -32,9 +40,11 @@ def observe(
     A deep look takes a second longer, still with one script: it adds the details, and whose containers else there are.
 
     Raises:
-        HostError: the host did not answer, or not to the end.
+        HostError: the host did not answer, or not to the end, or with more than there is room for.
     """
-    facts = run_fact_script(inventory, connection, deep=deep)
+    most = share_of_facts(len(inventory.hosts))
+    room = Room(most)
+    facts = run_fact_script(inventory, connection, deep=deep, room=room)
     try:
         usable(facts)
     except DockerError as error:
@@ -42,6 +52,18 @@ def observe(
         return facts
     docker = connection.open_docker(facts.docker.api_version, facts.docker.id)
     docker.owner = user_numbers(inventory.user or "")
+    docker.most = most
+    try:
+        return room.keep(_with_docker(inventory, facts, docker, deep=deep, volumes=volumes))
+    except TooMuch as error:
+        fix = command_line("docker", "system", "df", on=connection.name)
+        raise TooLong(connection.name, f"its Docker lists too much: {error}", hint=fix) from error
+
+
+def _with_docker(
+    inventory: Inventory, facts: HostFacts, docker: DockerApi, *, deep: bool, volumes: bool
+) -> HostFacts:
+    """These facts with what the host's Docker lists."""
     # All of them: one with the name of the wanted container is in its way, with any labels.
     images = docker.images()
     every = without_copies(docker.containers(None), images)
@@ -74,7 +96,9 @@ def usable(facts: HostFacts) -> HostFacts:
     return facts
 
 
-def run_fact_script(inventory: Inventory, connection: HostConnection, *, deep: bool = False) -> HostFacts:
+def run_fact_script(
+    inventory: Inventory, connection: HostConnection, *, deep: bool = False, room: Room | None = None
+) -> HostFacts:
     """What the host's own script finds; nothing is asked of Docker's API.
 
     Raises:
@@ -84,12 +108,17 @@ def run_fact_script(inventory: Inventory, connection: HostConnection, *, deep: b
     script = b"".join(folder.joinpath(name).read_bytes() for name in ("facts.sh", "details.sh")[: 1 + deep])
     peers = ",".join(host.address for host in inventory.hosts.values())
     paths = [inventory.model_cache, *(volume.source for volume in inventory.volumes)]
-    asked = connection.runtime.clock.monotonic()
+    asked, hosts = connection.runtime.clock.monotonic(), len(inventory.hosts)
+    most = share(min(hosts, WORKERS), ALL_SCRIPTS, MAX_OUTPUT)
     result = connection.transport.run(
-        ["sh", "-s", "--", peers, *paths], connection.runtime.after(OBSERVE_SECONDS), stdin=script
+        ["sh", "-s", "--", peers, *paths], connection.runtime.after(OBSERVE_SECONDS), stdin=script, most=most
     )
+    room = room or Room(share_of_facts(hosts))
     try:
-        return replace(parse.facts(connection.name, result.text, deep=deep), observed_at=asked)
+        if len(result.stdout) == most:
+            raise ValueError(f"the answer of the fact script is longer than {size(most)}")
+        with ONE_AT_A_TIME:
+            return room.keep(replace(parse.facts(connection.name, result.text, deep=deep), observed_at=asked))
     except ValueError as error:
         stderr = result.stderr.decode("utf-8", "replace").strip()
         text = f"cannot read its facts: {error}: {end_of(stderr, 300)}"
@@ -100,7 +129,7 @@ def _record(docker: DockerApi, node: Container | None) -> str:
     """What a head remembers of its members; a worker has nothing to remember."""
     if node is None or node.labels.get(ROLE) != "head":
         return ""
-    return (docker.read_file(node.id, f"{STATE_FOLDER}/{RECORD_FILE}") or b"").decode("utf-8", "replace")
+    return (docker.read_file(node.id, f"{STATE_FOLDER}/{RECORD_FILE}", MAX_RECORD) or b"").decode("utf-8", "replace")
 
 
 def _image(found: ImageInfo | None) -> ImageDetails | None:

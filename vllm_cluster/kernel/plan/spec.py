@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass, fields
 from typing import Literal
 
 from vllm_cluster import __version__
+from vllm_cluster.kernel.facts import docker_objects
 from vllm_cluster.kernel.text import redact
 from vllm_cluster.wire.reading import RefusedDocument, read
 from vllm_cluster.wire.values import Count, Long
@@ -22,7 +23,7 @@ Way = Literal["cdi", "request", "runtime"]
 # Format 1 kept a hash and not the spec; format 2 had one order, which held a command line.
 FORMAT = 3
 
-LABEL = "io.vcluster."
+LABEL = docker_objects.LABEL
 CLUSTER = LABEL + "cluster"
 ID = LABEL + "id"
 NODE = LABEL + "node"
