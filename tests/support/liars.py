@@ -22,6 +22,7 @@ from tests.support import in_process
 from tests.support.canned_docker import CannedStream, answer, archive_of
 from tests.support.paths import ROOT
 from vllm_cluster.kernel.clock import Deadline
+from vllm_cluster.kernel.docker.client import DIAL
 from vllm_cluster.kernel.hosts.runtime import SYSTEM
 from vllm_cluster.kernel.transport import fabric
 from vllm_cluster.kernel.transport.base import MAX_OUTPUT, Result, Stream, Target
@@ -34,6 +35,9 @@ DETAILS = "\n@@smi" + (ROOT / "tests/fixtures/facts/sandbox-host.txt").read_text
 # More than the values that a document may have would be refused before any is kept.
 VALUES = 199_000
 WIDE = "\N{GRINNING FACE}"
+
+
+Large = dict[str, str | bytes]
 
 
 def rows(row: str, most: int, number: int = 65_536) -> str:
@@ -57,10 +61,41 @@ def numbered(row: Callable[[int], str], most: int) -> str:
     return "".join(found)
 
 
-# Each section of the facts at its worst: rows of nothing take the most for each byte that is sent.
 ROOM = MAX_OUTPUT - 20_000
-FACTS: dict[str, Callable[[], dict[str, str]]] = {
+LABELS = {"io.vcluster.cluster": "lab"}
+CONTAINER = {"Id": "", "State": "", "ImageID": ""}
+NODE = "/containers/vcluster-lab/json"
+STATE = {"Status": "running", "StartedAt": "2026-11-21T02:00:00Z"}
+
+
+def usual() -> Large:
+    """A host of many: 8 GPUs, 20 adapters, an interface for each of 250 pods, 300 images, 200 containers."""
+    veth = {"ifindex": 9, "link_index": 2, "ifname": "veth0123abcd", "flags": ["BROADCAST", "UP"], "mtu": 1500,
+            "qdisc": "noqueue", "operstate": "UP", "group": "default", "link_type": "ether", "address": "f" * 17,
+            "linkinfo": {"info_kind": "veth"}, "addr_info": [{"local": "fe80::1", "prefixlen": 64}],
+            **{f"attribute_{n}": 65536 for n in range(20)}}  # fmt: skip
+    image = {"Id": IMAGE_ID, "RepoTags": ["registry.lab:5000/team/service:2026-11-28"], "Size": 10**9, "Created": 1,
+             "RepoDigests": [f"registry.lab:5000/team/service@{IMAGE_ID}"], "Labels": {"vendor": "x" * 300}}  # fmt: skip
+    container = {**CONTAINER, "Id": "c" * 64, "Names": ["/k8s_service_of_a_pod"], "ImageID": IMAGE_ID, "Image": IMAGE,
+                 "State": "running", "Status": "Up 3 days", "Labels": {f"annotation.{n}": "x" * 99 for n in range(20)}}  # fmt: skip
+    return {
+        "nics": json.dumps([veth] * 250, separators=(",", ":")),
+        "hcas": "".join(f"mlx5_{n}|1|4: ACTIVE|InfiniBand|400 Gb/sec|/dev/infiniband/uverbs{n},|ib{n},|{n}|0|pci{n}\n" for n in range(20)),
+        "gids": "".join(f"mlx5_{n}|1|{m}|{'fe80:' * 8}|RoCE v2|eth{n}\n" for n in range(20) for m in range(4)),
+        "rdma": "".join(f"/dev/infiniband/uverbs{n}\n" for n in range(40)),
+        "listening": "".join(f"{port:04X}\n" for port in range(30_000, 30_300)),
+        "/images/json": json.dumps([{"Id": IMAGE_ID, "RepoTags": [IMAGE]}, *[image] * 300]).encode(),
+        "/containers/json": json.dumps([container] * 200).encode(),
+    }  # fmt: skip
+
+
+# What is large: a section of the facts, or the answer to a path of Docker's. Rows of nothing take the most memory for
+# each byte that is sent.
+KINDS: dict[str, Callable[[], Large]] = {
+    "none": dict,
+    "usual": usual,
     "ports": lambda: {"listening": "\n".join(f"{port:04X}" for port in range(65_536))},
+    "fewer ports": lambda: {"listening": "\n".join(f"{port:04X}" for port in range(3_000))},
     "gids": lambda: {"gids": rows("||||\n", ROOM)},
     "hcas": lambda: {"hcas": rows("|||||\n", ROOM)},
     "adapters": lambda: {"hcas": numbered(lambda n: f"m{n}|1|4: ACTIVE|Ethernet|{n}|a,b,c,d|e,f|{n}|0|{n}\n", ROOM)},
@@ -69,37 +104,45 @@ FACTS: dict[str, Callable[[], dict[str, str]]] = {
     "disks": lambda: {"disks": numbered(lambda n: f"{n:x}|{n}\n", ROOM)},
     "routes": lambda: {"routes": numbered(lambda n: f"{n:x} {n}\n", ROOM)},
     "nics": lambda: {"nics": listed({"ifname": ""}, ROOM).decode()},
-    "addresses": lambda: {"nics": listed({"ifname": "a", "addr_info": [{"local": "10.9.9.9", "prefixlen": 8}] * 9}, ROOM).decode()},
+    "fewer nics": lambda: {"nics": listed({"ifname": ""}, 400_000).decode()},
+    "addresses": lambda: {"nics": listed({"ifname": "a", "addr_info": [{"local": "10.9.9.9"}] * 9}, ROOM).decode()},
     "nested": lambda: {"nics": "[" + rows("[],", ROOM, 10**6) + "0]"},
     "cdi": lambda: {"dockercdi": "[]\n" + listed({"ID": "x"}, ROOM).decode()},
     "processes": lambda: {"gpuprocesses": numbered(lambda n: f"GPU-{n}|{n}|||,\n", ROOM)},
     "wide": lambda: {"missing": rows(WIDE * 1000 + "\n", ROOM)},
     "smi": lambda: {"smi": "<a>" + rows("<b/>", ROOM, 10**6) + "</a>"},
-}  # fmt: skip
-MODELS = rows("hub|||||\n", ROOM, 10**6)
-LABELS = {"io.vcluster.cluster": "lab"}
-CONTAINER = {"Id": "", "State": "", "ImageID": ""}
-LISTS: dict[str, Callable[[], dict[str, bytes]]] = {
+    "fewer smi": lambda: {"smi": "<a>" + rows("<b/>", 150_000, 10**6) + "</a>"},
     "containers": lambda: {"/containers/json": listed(CONTAINER)},
     "own containers": lambda: {"/containers/json": listed({**CONTAINER, "Labels": LABELS})},
+    "fewer containers": lambda: {"/containers/json": listed({**CONTAINER, "Labels": LABELS}, 15_000)},
     "images": lambda: {"/images/json": listed({"Id": ""})},
+    "fewer images": lambda: {"/images/json": listed({"Id": ""}, 5_000)},
     "names": lambda: {"/images/json": listed({"Id": "", "RepoTags": [""] * 500})},
-    "wide names": lambda: {"/images/json": json.dumps([{"Id": WIDE * (MAX_BYTES // 4 - 20)}], ensure_ascii=False).encode()},
-    "image labels": lambda: {"/images/json": json.dumps([{"Id": f"{n}", "Labels": {f"{n}.{m}": "" for m in range(90)}} for n in range(2000)]).encode()},
-    "volumes": lambda: {"/volumes?": json.dumps({"Volumes": [{"Name": f"{n}", "Labels": {}} for n in range(48_000)]}).encode()},
-    "image": lambda: {"/images/": json.dumps({"Id": IMAGE_ID, "RootFS": {"Layers": [""] * 198_000}}).encode()},
-    "variables": lambda: {"/images/": json.dumps({"Id": IMAGE_ID, "Config": {"Env": [""] * 198_000}}).encode()},
-    "record": lambda: {"/archive": archive_of(json.dumps({"hosts": WIDE * 700_000}, ensure_ascii=False).encode())},
-    "inspect": lambda: {"/containers/vcluster-lab/json": json.dumps({"State": {"Status": "running", "StartedAt": "2026-11-21T02:00:00Z"}, "Id": "n", "Name": [[]] * 190_000}).encode()},
+    "wide names": lambda: {"/images/json": _json([{"Id": WIDE * (MAX_BYTES // 4 - 20)}])},
+    "fewer wide names": lambda: {"/images/json": _json([{"Id": WIDE * 4_000}] * 17)},
+    "image labels": lambda: {"/images/json": _json([{"Id": f"{n}", "Labels": {f"{n}.{m}": "" for m in range(90)}} for n in range(2000)])},
+    "volumes": lambda: {"/volumes?": _json({"Volumes": [{"Name": f"{n}", "Labels": {}} for n in range(48_000)]})},
+    "fewer volumes": lambda: {"/volumes?": _json({"Volumes": [{"Name": f"{n}"} for n in range(600)]})},
+    "image": lambda: {"/images/": _json({"Id": IMAGE_ID, "RootFS": {"Layers": [""] * 198_000}})},
+    "fewer layers": lambda: {"/images/": _json({"Id": IMAGE_ID, "RootFS": {"Layers": ["ab"] * 3_000}})},
+    "variables": lambda: {"/images/": _json({"Id": IMAGE_ID, "Config": {"Env": [""] * 198_000}})},
+    "record": lambda: {"/archive": archive_of(_json({"hosts": WIDE * 700_000})), "node": ""},
+    "shorter record": lambda: {"/archive": archive_of(_json({"hosts": "x" * 150_000})), "node": ""},
+    "inspect": lambda: {NODE: _json({"State": STATE, "Id": "n", "Name": [[]] * 190_000}), "node": ""},
+    "fewer inspect": lambda: {NODE: _json({"State": STATE, "Id": "n", "Name": [[]] * 3_000}), "node": ""},
+    "models": lambda: {"models": rows("hub|||||\n", ROOM, 10**6)},
+    "fewer models": lambda: {"models": rows("hub|||||\n", 5_000, 10**6)},
 }  # fmt: skip
-KINDS = ("none", *FACTS, *LISTS, "models")
 
 
-def facts(number: int, given: dict[str, str], peers: str) -> bytes:
-    """What the fact script prints on a host, with these sections."""
+def _json(value: object) -> bytes:
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode()
+
+
+def facts(number: int, kind: str, peers: str) -> bytes:
+    """What the fact script prints on a host, the large sections last."""
     at = f"10.0.{number // 200}.{number % 200 + 1}"
     nic = {"ifname": "eth0", "mtu": 9000, "operstate": "UP", "addr_info": [{"local": at, "prefixlen": 16}]}
-    nics = given.get("nics", "[]").removeprefix("[")
     server = {"Version": "29.0.0", "ApiVersion": "1.47", "Arch": "amd64"}
     info = {"Root": "/var/lib/docker", "ID": f"d{number}", "Runtimes": {"nvidia": {}, "runc": {}}}
     parts = {
@@ -112,18 +155,27 @@ def facts(number: int, given: dict[str, str], peers: str) -> bytes:
         "docker": json.dumps(server),
         "dockerinfo": json.dumps(info),
         "disks": f"/var/lib/docker|{1 << 40}\n/models|{1 << 40}\n",
-        **given,
-        "nics": f"[{json.dumps(nic)}{',' if nics != ']' else ''}{nics}",
-        "end": "",
     }
-    text = "".join(f"\n@@{name}\n{body}\n" for name, body in parts.items())
-    return (DETAILS + text).encode()[:MAX_OUTPUT]
+    text = DETAILS + _sections(parts) + f"\n@@nics\n[{json.dumps(nic)}"
+    return b"".join((text.encode(), shared_sections(kind)))
+
+
+def _sections(parts: Large) -> str:
+    return "".join(f"\n@@{name}\n{body!s}\n" for name, body in parts.items())
 
 
 @functools.cache
-def large(kind: str) -> Any:
+def shared_sections(kind: str) -> bytes:
+    """The large sections, once for all hosts."""
+    given = {name: text for name, text in large(kind).items() if isinstance(text, str)}
+    nics = str(given.pop("nics", "[]")).removeprefix("[")
+    return f"{',' if nics != ']' else ''}{nics}\n{_sections({**given, 'end': ''})}".encode()
+
+
+@functools.cache
+def large(kind: str) -> Large:
     """What is large, once for all hosts: what they hold is not to be measured."""
-    return {**FACTS, **LISTS}.get(kind, dict)()
+    return KINDS[kind]()
 
 
 @functools.cache
@@ -136,31 +188,35 @@ class Liar:
     """A host: its facts, and its Docker's answers."""
 
     def __init__(self, target: Target, kind: str) -> None:
+        self.host, self.round_trips, self._large = target.name, 0, large(kind)
         self._kind = kind
-        self.host, self.round_trips = target.name, 0
-        number = int(target.name.removeprefix("gpu"))
-        self._number = number
+        self._number = int(target.name.removeprefix("gpu"))
         labels = {**LABELS, "io.vcluster.id": "0123456789abcdef", "io.vcluster.role": "head"}
         node = {**CONTAINER, "Id": "n", "Names": ["/vcluster-lab"], "State": "running", "Labels": labels}
-        self._usual = {
-            "/images/json": listed({"Id": IMAGE_ID, "RepoTags": [IMAGE]}, 200),
+        self._docker = {
+            "/images/json": _json([{"Id": IMAGE_ID, "RepoTags": [IMAGE]}]),
             "/volumes?": b'{"Volumes": []}',
-            "/containers/json": json.dumps([node] if kind in ("record", "inspect") else []).encode(),
+            "/containers/json": _json([node] if "node" in self._large else []),
+            **{path: body for path, body in self._large.items() if isinstance(body, bytes)},
         }
 
     def run(self, argv: Sequence[str], _deadline: Deadline, *, stdin: bytes = b"", most: int = MAX_OUTPUT) -> Result:
-        if b"models--" in stdin and b"section nics" not in stdin:
-            return Result(0, ((MODELS if self._kind == "models" else "") + "whole\n").encode()[:most], b"")
-        if b"section nics" not in stdin:
-            return Result(0, b"", b"")
-        return Result(0, facts(self._number, large(self._kind) if self._kind in FACTS else {}, argv[3])[:most], b"")
+        if b"section nics" in stdin:
+            return Result(0, facts(self._number, self._kind, argv[3])[:most], b"")
+        return Result(
+            0, f"{self._large.get('models', '')}whole\n".encode()[:most] if b"models--" in stdin else b"", b""
+        )
 
-    def open_stream(self, _argv: Sequence[str], _deadline: Deadline) -> Stream:
-        return CannedStream(self._answers)
+    def open_stream(self, argv: Sequence[str], _deadline: Deadline) -> Stream:
+        if tuple(argv[-3:]) == DIAL:
+            return CannedStream(self._answers)
+        held = CannedStream(lambda _: iter(()))
+        # The lease is given, so that the verb goes on; no program runs.
+        held._pieces = iter([b"vcluster-lease held\n"])
+        return held
 
     def _answers(self, line: str) -> Iterator[bytes]:
-        given = {**self._usual, **(large(self._kind) if self._kind in LISTS else {})}
-        found = next((body for part, body in given.items() if part in line), None)
+        found = next((body for path, body in self._docker.items() if path in line), None)
         whole = memoryview(answer(b'{"message":"none"}', 404) if found is None else whole_answer(found))
         yield from (whole[at : at + PIECE].tobytes() for at in range(0, len(whole), PIECE))
 

@@ -124,7 +124,7 @@ def test_no_row_is_longer_than_is_read(folders: Path, capsys: pytest.CaptureFixt
     assert max(map(len, capsys.readouterr().out.splitlines())) <= MAX_PIECE
 
 
-# fault: serving/explain/logs.py: min(ONE_HOST, ALL_HOSTS // hosts) → ONE_HOST
+# fault: serving/explain/logs.py: share(hosts, ALL_HOSTS, ONE_HOST) → ONE_HOST
 # fault: serving/explain/logs.py: max_bytes=most + BESIDE → max_bytes=4 << 20
 @pytest.mark.promise("P23")
 @pytest.mark.parametrize("hosts", [1, 64])

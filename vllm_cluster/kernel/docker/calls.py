@@ -19,7 +19,7 @@ from vllm_cluster.kernel.docker.connection import SLICE, Connection, Guard, Open
 from vllm_cluster.kernel.docker.rows import RowReader
 from vllm_cluster.kernel.docker.tar_stream import TarStream
 from vllm_cluster.kernel.errors import CommandFailed, ConnectionLost, DockerError, TimedOut, Unreachable
-from vllm_cluster.kernel.held import ONE_AT_A_TIME, ONE_HOST, Room, TooMuch
+from vllm_cluster.kernel.held import ONE_HOST, Room, TooMuch, one_at_a_time
 from vllm_cluster.kernel.shell_line import command_line
 from vllm_cluster.kernel.text import age, size
 from vllm_cluster.wire.reading import MAX_BYTES, RefusedDocument, document
@@ -329,7 +329,7 @@ class Calls:
             content = reply.read(most + 1)
             if len(content) > most:
                 raise reply.unreadable(f"it is longer than {size(most)}")
-        with reply.reading(), ONE_AT_A_TIME:
+        with reply.reading(), one_at_a_time():
             return Room(self.most).keep(read(document(content, "", most) if content else None))
 
     def rows(self, call: Call, read: Callable[[object], T]) -> tuple[T, ...]:

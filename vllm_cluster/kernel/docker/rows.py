@@ -7,10 +7,10 @@ import re
 from codecs import utf_8_decode
 from collections.abc import Callable
 
-from vllm_cluster.kernel.held import ONE_AT_A_TIME
+from vllm_cluster.kernel.held import one_at_a_time
 
-# A container of Kubernetes has 4 kB, an image with its bill of materials in a label 100.
-MAX_ROW = 256 << 10
+# A container of Kubernetes has 4 kB, an image that is described in its labels 50.
+MAX_ROW = 128 << 10
 _MARK = re.compile(r"\s*([\[,\]])\s*")
 _DECODER = json.JSONDecoder()
 
@@ -20,7 +20,7 @@ class RowReader:
 
     def __init__(self, take: Callable[[object], None]) -> None:
         self._take = take
-        self._rest = b""
+        self._rest = bytearray()
         self._wanted = 0
         self._begun = self._ended = False
 
@@ -34,10 +34,10 @@ class RowReader:
         # Of a long row half would be read again and again.
         if piece and len(self._rest) < self._wanted:
             return
-        with ONE_AT_A_TIME:
-            text, used = utf_8_decode(self._rest, "strict", not piece)
+        with one_at_a_time():
+            text, _ = utf_8_decode(self._rest, "strict", not piece)
             at = self._read(text)
-            self._rest = text[at:].encode() + self._rest[used:]
+            del self._rest[: len(text[:at].encode())]
         if len(self._rest) > MAX_ROW:
             raise ValueError(f"a row is longer than {MAX_ROW >> 10} KiB")
         self._wanted = min(2 * len(self._rest), MAX_ROW)

@@ -19,6 +19,15 @@ MAX_ROWS = 8192
 _ENDS = "\n \t\r\v\f\x1c\x1d\x1e\x85\N{NO-BREAK SPACE}\N{LINE SEPARATOR}\N{PARAGRAPH SEPARATOR}\N{IDEOGRAPHIC SPACE}"
 
 
+def ensure_few(field: str, number: int) -> None:
+    """Refuse more rows of one kind than there may be.
+
+    Raises:
+        ValueError: there are more.
+    """
+    _ensure(number <= MAX_ROWS, field, f"have at most {MAX_ROWS} entries")
+
+
 def ensure_few_rows(name: str, section: str) -> None:
     """Refuse a section of more lines or words than there may be rows of one kind.
 
@@ -51,7 +60,7 @@ def _bounded(value: object, field: str) -> object:
         own = ((one.name, f"{field}.{one.name}".lstrip(".")) for one in fields(value))
         return replace(value, **{name: _bounded(getattr(value, name), place) for name, place in own})
     if isinstance(value, Mapping | tuple | frozenset):
-        _ensure(len(value) <= MAX_ROWS, field, f"have at most {MAX_ROWS} entries")
+        ensure_few(field, len(value))
         if isinstance(value, Mapping):
             return {_bounded(key, field): _bounded(entry, field) for key, entry in value.items()}
         return type(value)(_bounded(entry, field) for entry in value)

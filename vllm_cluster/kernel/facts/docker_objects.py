@@ -12,7 +12,13 @@ from typing import Annotated
 
 from vllm_cluster.kernel.text import printable
 from vllm_cluster.wire.reading import KEY
-from vllm_cluster.wire.values import MAX_LONG, Count, Shown, Size, between
+from vllm_cluster.wire.values import MAX_LONG, MAX_NAME, Count, Shown, Size, between
+
+
+def _short(text: str) -> str:
+    if len(text) > MAX_NAME:
+        raise ValueError(f"has more than {MAX_NAME} characters")
+    return text
 
 
 # What the names of vcluster's labels begin with.
@@ -42,6 +48,7 @@ def _moment(text: str) -> str:
 
 
 Line = Annotated[str, _line]
+Listed = Annotated[str, _short, _line]
 Moment = Annotated[str, _moment]
 Labels = Mapping[Line, Line]
 OwnLabels = Annotated[Labels, _own]
@@ -54,13 +61,13 @@ UnixTime = Annotated[int, between(-(1 << 53), 1 << 53)]
 class Container:
     """A container as Docker lists it; `status` is its state in Docker's words: Restarting (78) 5 seconds ago."""
 
-    id: Line = field(metadata={KEY: "Id"})
-    name: Line = field(metadata={KEY: "Name"})
-    state: Line = field(metadata={KEY: "State"})
-    image_id: Line = field(metadata={KEY: "ImageID"})
+    id: Listed = field(metadata={KEY: "Id"})
+    name: Listed = field(metadata={KEY: "Name"})
+    state: Listed = field(metadata={KEY: "State"})
+    image_id: Listed = field(metadata={KEY: "ImageID"})
     labels: OwnLabels = field(default_factory=lambda: NO_LABELS, metadata={KEY: "Labels"})
-    image: Line = field(default="", metadata={KEY: "Image"})
-    status: Line = field(default="", metadata={KEY: "Status"})
+    image: Listed = field(default="", metadata={KEY: "Image"})
+    status: Listed = field(default="", metadata={KEY: "Status"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,9 +78,9 @@ class Image:
     where hosts know the images in question by several ids.
     """
 
-    id: Line = field(metadata={KEY: "Id"})
-    tags: tuple[Line, ...] = field(default=(), metadata={KEY: "RepoTags"})
-    digests: tuple[Line, ...] = field(default=(), metadata={KEY: "RepoDigests"})
+    id: Listed = field(metadata={KEY: "Id"})
+    tags: tuple[Listed, ...] = field(default=(), metadata={KEY: "RepoTags"})
+    digests: tuple[Listed, ...] = field(default=(), metadata={KEY: "RepoDigests"})
     labels: OwnLabels = field(default_factory=lambda: NO_LABELS, metadata={KEY: "Labels"})
     size_bytes: Size = field(default=0, metadata={KEY: "Size"})
     created: UnixTime = field(default=0, metadata={KEY: "Created"})

@@ -14,9 +14,9 @@ TUNNELS = re.compile(r"(tun|wg|tailscale|zt|docker|virbr|cni|flannel)[0-9a-z]*|b
 TUNNEL_KINDS = ("tun", "wireguard", "ipip", "gre", "sit", "vxlan")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Nic:
-    """A network interface; addresses are written as ``10.0.0.1/24``, `kind` is what `ip -d` calls it: tun, bond, …
+    """A network interface other than a container's; addresses are written as ``10.0.0.1/24``, `kind` is what `ip -d` calls it: tun, bond, …
 
     `speed_mbit` is 0 where unknown; `dynamic` is true where an address came with a lifetime.
     """
@@ -48,7 +48,7 @@ class Nic:
         return self.name == "lo" or self.kind in TUNNEL_KINDS or bool(TUNNELS.fullmatch(self.name))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Hca:
     """A port of an InfiniBand or RoCE adapter, with the device files that a container needs for it.
 
@@ -72,7 +72,7 @@ class Hca:
         return self.state.endswith("ACTIVE")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class GpuProcess:
     """A process that computes on a GPU; `user` is empty where unknown.
 
@@ -86,7 +86,7 @@ class GpuProcess:
     container: str | None = None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Gpu:
     """A GPU as its driver names it; memory in MiB. `mig` and `ecc_errors` are None where unknown.
 
@@ -111,7 +111,7 @@ class Gpu:
     processes: tuple[GpuProcess, ...] = ()
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Gid:
     """An address of an adapter's port, with its number and kind (``RoCE v2``, ``IB/RoCE v1``)."""
 

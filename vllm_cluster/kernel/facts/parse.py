@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from ipaddress import ip_interface
 
-from vllm_cluster.kernel.facts.bounds import MAX_TEXT, bounded, ensure_few_rows
+from vllm_cluster.kernel.facts.bounds import MAX_TEXT, bounded, ensure_few, ensure_few_rows
 from vllm_cluster.kernel.facts.details import Details, FileSystem
 from vllm_cluster.kernel.facts.host_facts import DockerFacts, Gid, Gpu, Hca, HostFacts, Nic
 from vllm_cluster.kernel.facts.nvidia_smi import MAX_GPUS, parse_nvlinks, parse_processes, parse_smi, parse_topology
@@ -87,7 +87,10 @@ def _facts(host: str, part: Mapping[str, str]) -> HostFacts:
 
 def _nics(text: str, speeds: Mapping[str, int]) -> tuple[Nic, ...]:
     # Not JSON is an `ip` without -j (busybox): preflight then reports that no interface is known.
-    return tuple(
+    rows = items(parse_json(text or "[]"))
+    # Before something is made of them, which takes many times as much.
+    ensure_few("nics", len(rows))
+    found = (
         Nic(
             name=row["ifname"],
             addresses=tuple(_addresses(row)),
@@ -97,9 +100,18 @@ def _nics(text: str, speeds: Mapping[str, int]) -> tuple[Nic, ...]:
             speed_mbit=speeds.get(row["ifname"], 0),
             dynamic=any(mapping(entry).get("dynamic") is True for entry in items(row.get("addr_info"))),
         )
-        for row in items(parse_json(text or "[]"))
+        for row in rows
         if isinstance(row, dict) and isinstance(row.get("ifname"), str)
     )
+    return tuple(nic for nic in found if not _is_of_container(nic))
+
+
+def _is_of_container(nic: Nic) -> bool:
+    """Whether it is an end of a pair of which a container has the other: a host has hundreds, and none leads to hosts.
+
+    The host's own may be one too, with an address.
+    """
+    return nic.kind == "veth" and all(entry.is_link_local for entry in nic.interfaces())
 
 
 def _addresses(row: Mapping[str, object]) -> Iterable[str]:
@@ -178,6 +190,7 @@ def _engine(part: Mapping[str, str]) -> DockerFacts:
     kinds = (re.sub(r'.*[:\s"]', "", line) for line in part["cdi"].splitlines())
     toolkit = _VERSION.search(part["toolkit"])
     folders, devices = _json_lists(part["dockercdi"])
+    ensure_few("docker.cdi_devices", len(devices or ()))
     return DockerFacts(
         id=str(info_json.get("ID") or ""),
         version=_word(server.get("Version")),

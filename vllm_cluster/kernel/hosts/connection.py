@@ -6,7 +6,6 @@ import queue
 import resource
 import shlex
 import threading
-import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
@@ -15,6 +14,7 @@ from typing import Literal, TypeVar
 from vllm_cluster.kernel.clock import Deadline
 from vllm_cluster.kernel.docker.client import DIAL, DockerApi
 from vllm_cluster.kernel.errors import HostError, VclusterError, combine
+from vllm_cluster.kernel.held import let_go
 from vllm_cluster.kernel.hosts.runtime import SYSTEM, Runtime
 from vllm_cluster.kernel.inventory.load import duplicates_by_resolution
 from vllm_cluster.kernel.inventory.model import Host, Inventory
@@ -222,7 +222,7 @@ class Fleet:
         try:
             return work(self.connections[name])
         except VclusterError as error:
-            _let_go(error)
+            let_go(error)
             raise
 
     @property
@@ -258,13 +258,6 @@ class Fleet:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-
-def _let_go(error: BaseException | None) -> None:
-    """Let a failure hold nothing of what was at hand: the answers of 64 hosts, whose failures are kept together."""
-    while error:
-        traceback.clear_frames(error.__traceback__)
-        error = error.__cause__ or error.__context__
 
 
 def _allow_open_files() -> None:

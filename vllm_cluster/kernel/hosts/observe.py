@@ -13,7 +13,7 @@ from vllm_cluster.kernel.facts import parse
 from vllm_cluster.kernel.facts.details import ImageDetails
 from vllm_cluster.kernel.facts.docker_objects import Container, ImageInfo
 from vllm_cluster.kernel.facts.host_facts import HostFacts
-from vllm_cluster.kernel.held import ONE_AT_A_TIME, Room, TooMuch, share, share_of_facts
+from vllm_cluster.kernel.held import Room, TooMuch, one_at_a_time, share, share_of_facts
 from vllm_cluster.kernel.hosts.connection import WORKERS, HostConnection
 from vllm_cluster.kernel.inventory.model import Inventory
 from vllm_cluster.kernel.plan.desired import STATE_FOLDER
@@ -42,9 +42,7 @@ def observe(
     Raises:
         HostError: the host did not answer, or not to the end, or with more than there is room for.
     """
-    most = share_of_facts(len(inventory.hosts))
-    room = Room(most)
-    facts = run_fact_script(inventory, connection, deep=deep, room=room)
+    facts = run_fact_script(inventory, connection, deep=deep)
     try:
         usable(facts)
     except DockerError as error:
@@ -52,9 +50,9 @@ def observe(
         return facts
     docker = connection.open_docker(facts.docker.api_version, facts.docker.id)
     docker.owner = user_numbers(inventory.user or "")
-    docker.most = most
+    docker.most = share_of_facts(len(inventory.hosts))
     try:
-        return room.keep(_with_docker(inventory, facts, docker, deep=deep, volumes=volumes))
+        return Room(docker.most).keep(_with_docker(inventory, facts, docker, deep=deep, volumes=volumes))
     except TooMuch as error:
         fix = command_line("docker", "system", "df", on=connection.name)
         raise TooLong(connection.name, f"its Docker lists too much: {error}", hint=fix) from error
@@ -96,9 +94,7 @@ def usable(facts: HostFacts) -> HostFacts:
     return facts
 
 
-def run_fact_script(
-    inventory: Inventory, connection: HostConnection, *, deep: bool = False, room: Room | None = None
-) -> HostFacts:
+def run_fact_script(inventory: Inventory, connection: HostConnection, *, deep: bool = False) -> HostFacts:
     """What the host's own script finds; nothing is asked of Docker's API.
 
     Raises:
@@ -113,12 +109,12 @@ def run_fact_script(
     result = connection.transport.run(
         ["sh", "-s", "--", peers, *paths], connection.runtime.after(OBSERVE_SECONDS), stdin=script, most=most
     )
-    room = room or Room(share_of_facts(hosts))
     try:
         if len(result.stdout) == most:
             raise ValueError(f"the answer of the fact script is longer than {size(most)}")
-        with ONE_AT_A_TIME:
-            return room.keep(replace(parse.facts(connection.name, result.text, deep=deep), observed_at=asked))
+        with one_at_a_time():
+            found = parse.facts(connection.name, result.text, deep=deep)
+            return Room(share_of_facts(hosts)).keep(replace(found, observed_at=asked))
     except ValueError as error:
         stderr = result.stderr.decode("utf-8", "replace").strip()
         text = f"cannot read its facts: {error}: {end_of(stderr, 300)}"

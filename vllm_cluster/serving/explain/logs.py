@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import threading
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -14,6 +13,7 @@ from vllm_cluster.kernel.docker.client import MAX_LOG
 from vllm_cluster.kernel.errors import CommandFailed, HostError
 from vllm_cluster.kernel.explain.log_line import parse_time
 from vllm_cluster.kernel.explain.scan import LogSource
+from vllm_cluster.kernel.held import one_at_a_time, share
 from vllm_cluster.kernel.hosts.connection import HostConnection
 from vllm_cluster.kernel.hosts.program import InNode, python, start
 from vllm_cluster.kernel.node.handle import NodeHandle
@@ -35,8 +35,6 @@ MAX_FILES = 128
 # looked through by itself: 113,000 empty ones took 80 s and 76 MB.
 MAX_PIECES = 8192
 KERNEL_SECONDS = 10.0
-# Short lines take many times their text while they are looked at: 32 hosts at once took 200 MB.
-_ONE_AT_A_TIME = threading.Lock()
 # As serving/node/parts.py names them; what was before is kept with another number behind.
 _SERVE_LOG = re.compile(r"serve(?:-(\d{1,4}))?\.log(?:\.\d)?")
 TAIL = 2000
@@ -99,7 +97,7 @@ def collect(connection: HostConnection, cluster: str, hosts: int = 1) -> list[Lo
     shown = {"Status": there.status, **ended, **dict(times if running else reversed(times))}
     # Docker's own spelling, for the catalogue knows it so from `docker inspect`.
     logs = [Log(connection.name, "state.json", ((1, json.dumps(shown, separators=(",", ":")).encode() + b"\n"),))]
-    most = min(ONE_HOST, ALL_HOSTS // hosts)
+    most = share(hosts, ALL_HOSTS, ONE_HOST)
     inside = _inside(node, most) if running else _stopped(node, most)
     logs += inside
     # Without times a line could be of any attempt.
@@ -108,7 +106,8 @@ def collect(connection: HostConnection, cluster: str, hosts: int = 1) -> list[Lo
     warned = connection.transport.run(kernel, connection.runtime.after(KERNEL_SECONDS), most=most // 2)
     # vLLM's own lines are in serve.log too, or in that of their replica.
     twice = any(log.name.startswith("serve") for log in inside)
-    with _ONE_AT_A_TIME:
+    # Short lines take many times their text while they are looked at: 32 hosts at once took 200 MB.
+    with one_at_a_time():
         lines = [line for line in printed.splitlines(keepends=True) if not (twice and " [vllm" in line[:50])]
         logs.append(Log(connection.name, "docker.log", ((1, "".join(lines).encode()),)))
         del lines
