@@ -25,6 +25,7 @@ from vllm_cluster.kernel.explain.scan import LogSource
 from vllm_cluster.kernel.hosts.runtime import Runtime
 from vllm_cluster.kernel.inventory.model import Inventory
 from vllm_cluster.kernel.node.handle import NodeHandle, NodeState
+from vllm_cluster.serving.cluster.up import began
 from vllm_cluster.serving.explain import explain
 from vllm_cluster.serving.explain.render import show_explained
 from vllm_cluster.wire.status import Phase, ServeFailure
@@ -108,7 +109,7 @@ def test_up_reports_the_cause_when_a_node_ends(up: tuple[World, Inventory]) -> N
         )
         box.started = world.host_time(world.machines["gpu2"])
         with assess.connect_all(current, emit, runtime=runtime) as fleet:
-            since = explain.began(assess.assess(current, fleet, emit).facts)
+            since = began(assess.assess(current, fleet, emit).facts)
             box.started += 1
             raise explain.add_cause(NodesNotJoined("gpu2", "Ray does not count its GPUs"), fleet, current, since=since)
 
@@ -137,7 +138,7 @@ def test_lines_from_before_the_attempt_are_not_evidence(up: tuple[World, Invento
         box.log = log
         with assess.connect_all(current, emit, runtime=runtime) as fleet:
             runtime.clock.sleep(420)
-            since = explain.began(assess.assess(current, fleet, emit).facts)
+            since = began(assess.assess(current, fleet, emit).facts)
             raise explain.add_cause(NodesNotJoined("gpu1", "Ray does not count its GPUs"), fleet, current, since=since)
 
     with lab.inside(world):
@@ -156,7 +157,7 @@ def test_a_cause_in_the_error_itself_gets_no_second_one(up: tuple[World, Invento
         def run(current: Inventory, emit: Emit, runtime: Runtime) -> Any:
             box.log = SHM
             with assess.connect_all(current, emit, runtime=runtime) as fleet:
-                since = explain.began(assess.assess(current, fleet, emit).facts)
+                since = began(assess.assess(current, fleet, emit).facts)
                 box.started = since["gpu2"] + 1
                 raise explain.add_cause(error, fleet, current, since=since)
 

@@ -13,7 +13,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -45,7 +45,7 @@ def rows(row: str, most: int, number: int = 65_536) -> str:
     return row * min(number, most // len(row.encode()))
 
 
-def listed(row: dict[str, object] | str, most: int = MAX_BYTES) -> bytes:
+def listed(row: Mapping[str, object], most: int = MAX_BYTES) -> bytes:
     """A JSON list of one row again and again, as long as Docker's may be."""
     text = json.dumps(row, separators=(",", ":"))
     values = 1 + sum(map(text.count, "[{,"))
@@ -89,11 +89,24 @@ def usual() -> Large:
     }  # fmt: skip
 
 
+def full() -> Large:
+    """As much as is taken: what is left of it is just within its limits."""
+    veth = {"ifname": "veth", "linkinfo": {"info_kind": "veth"}, "x": "y" * 400}
+    return {
+        "nics": listed(veth, 230_000).decode(),
+        "smi": "<a>" + rows("<b/>", 110_000, 27_000) + "</a>",
+        "/images/json": _json([{"Id": IMAGE_ID, "RepoTags": [IMAGE]}, *[{"Id": WIDE * 4_000}] * 13]),
+        "/containers/json": listed(CONTAINER, 14_000),
+        "/images/": _json({"Id": IMAGE_ID, "RootFS": {"Layers": ["ab"] * 3_000}}),
+    }
+
+
 # What is large: a section of the facts, or the answer to a path of Docker's. Rows of nothing take the most memory for
 # each byte that is sent.
 KINDS: dict[str, Callable[[], Large]] = {
     "none": dict,
     "usual": usual,
+    "full": full,
     "ports": lambda: {"listening": "\n".join(f"{port:04X}" for port in range(65_536))},
     "fewer ports": lambda: {"listening": "\n".join(f"{port:04X}" for port in range(3_000))},
     "gids": lambda: {"gids": rows("||||\n", ROOM)},
@@ -160,8 +173,8 @@ def facts(number: int, kind: str, peers: str) -> bytes:
     return b"".join((text.encode(), shared_sections(kind)))
 
 
-def _sections(parts: Large) -> str:
-    return "".join(f"\n@@{name}\n{body!s}\n" for name, body in parts.items())
+def _sections(parts: Mapping[str, str]) -> str:
+    return "".join(f"\n@@{name}\n{body}\n" for name, body in parts.items())
 
 
 @functools.cache
@@ -203,9 +216,8 @@ class Liar:
     def run(self, argv: Sequence[str], _deadline: Deadline, *, stdin: bytes = b"", most: int = MAX_OUTPUT) -> Result:
         if b"section nics" in stdin:
             return Result(0, facts(self._number, self._kind, argv[3])[:most], b"")
-        return Result(
-            0, f"{self._large.get('models', '')}whole\n".encode()[:most] if b"models--" in stdin else b"", b""
-        )
+        listed = f"{self._large.get('models', '')!s}whole\n" if b"models--" in stdin else ""
+        return Result(0, listed.encode()[:most], b"")
 
     def open_stream(self, argv: Sequence[str], _deadline: Deadline) -> Stream:
         if tuple(argv[-3:]) == DIAL:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import ctypes
 import sys
 import threading
 import traceback
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import fields, is_dataclass
 from typing import TypeVar
 
@@ -14,8 +15,10 @@ T = TypeVar("T")
 
 # Of the facts of all hosts, in bytes as Python has them; `up` looks twice, and holds both. A host with 8 GPUs, 20
 # adapters and 300 images takes 0.3 MB, and one of any number of hosts may.
-ALL_HOSTS, ONE_HOST, SMALLEST = 20 << 20, 4 << 20, 320 << 10
+ALL_HOSTS, ONE_HOST, SMALLEST = 16 << 20, 4 << 20, 256 << 10
 _READING = threading.Lock()
+# Of glibc's malloc.h.
+_M_ARENA_MAX = -8
 
 
 @contextmanager
@@ -34,6 +37,15 @@ def let_go(error: BaseException | None) -> None:
     while error:
         traceback.clear_frames(error.__traceback__)
         error = error.__cause__ or error.__context__
+
+
+def share_heap() -> None:
+    """Let all threads that are started from now on allocate from one heap, where the C library is glibc.
+
+    Each of 32 had its own, where what one has freed is of no use to the others: 13 MB of 16 that were held.
+    """
+    with suppress(OSError, AttributeError):
+        ctypes.CDLL(None).mallopt(_M_ARENA_MAX, 1)
 
 
 class TooMuch(ValueError):

@@ -10,6 +10,7 @@ from vllm_cluster.features.pull.hosts import PullHosts
 from vllm_cluster.kernel.assess import each_usable, reached
 from vllm_cluster.kernel.errors import CommandFailed, VclusterError
 from vllm_cluster.kernel.events import Emit, Event
+from vllm_cluster.kernel.held import Room, one_at_a_time, share_of_facts
 from vllm_cluster.kernel.hosts.connection import Fleet, HostConnection
 from vllm_cluster.kernel.hosts.runtime import SYSTEM, Runtime
 from vllm_cluster.kernel.inventory.model import Inventory
@@ -21,6 +22,8 @@ from vllm_cluster.kernel.text import count, end_of
 
 # Some seconds for each model: the size of one on a network file system is asked file by file.
 LIST_SECONDS = 300.0
+# The script ends its list at 500 models and 200,000 bytes.
+MAX_LIST = 256 << 10
 
 
 @dataclass(frozen=True)
@@ -88,10 +91,11 @@ def cached(inventory: Inventory, connection: HostConnection) -> tuple[CachedMode
     """
     script = files("vllm_cluster.kernel.models").joinpath("models.sh").read_bytes()
     result = connection.transport.run(
-        ["sh", "-s", "--", inventory.model_cache], connection.runtime.after(LIST_SECONDS), stdin=script
+        ["sh", "-s", "--", inventory.model_cache], connection.runtime.after(LIST_SECONDS), stdin=script, most=MAX_LIST
     )
     try:
-        return parse_models(result.text)
+        with one_at_a_time():
+            return Room(share_of_facts(len(inventory.hosts))).keep(parse_models(result.text))
     except ValueError as error:
         stderr = result.stderr.decode("utf-8", "replace").strip()
         text = f"models: {error}: {end_of(stderr, 300)}"

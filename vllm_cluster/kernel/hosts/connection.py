@@ -14,7 +14,7 @@ from typing import Literal, TypeVar
 from vllm_cluster.kernel.clock import Deadline
 from vllm_cluster.kernel.docker.client import DIAL, DockerApi
 from vllm_cluster.kernel.errors import HostError, VclusterError, combine
-from vllm_cluster.kernel.held import let_go
+from vllm_cluster.kernel.held import let_go, share_heap
 from vllm_cluster.kernel.hosts.runtime import SYSTEM, Runtime
 from vllm_cluster.kernel.inventory.load import duplicates_by_resolution
 from vllm_cluster.kernel.inventory.model import Host, Inventory
@@ -143,6 +143,7 @@ class Fleet:
         self.addresses = {host.address: name for name, host in inventory.hosts.items()}
         self.pull_port = inventory.ports.pull
         _allow_open_files()
+        share_heap()
         self._jumps = Jumps()
         # Those that are not reached are not asked for.
         found = endpoints(inventory, runtime, at.values())

@@ -28,7 +28,7 @@ OBSERVE_SECONDS = 60.0
 # A member has 300 bytes.
 MAX_RECORD = 256 << 10
 # What the scripts of those hosts print that are asked at once. Of a host with 16 GPUs and 300 interfaces 0.4 MB.
-ALL_SCRIPTS = 16 << 20
+ALL_SCRIPTS = 12 << 20
 
 
 def observe(
@@ -58,9 +58,7 @@ def observe(
         raise TooLong(connection.name, f"its Docker lists too much: {error}", hint=fix) from error
 
 
-def _with_docker(
-    inventory: Inventory, facts: HostFacts, docker: DockerApi, *, deep: bool, volumes: bool
-) -> HostFacts:
+def _with_docker(inventory: Inventory, facts: HostFacts, docker: DockerApi, *, deep: bool, volumes: bool) -> HostFacts:
     """These facts with what the host's Docker lists."""
     # All of them: one with the name of the wanted container is in its way, with any labels.
     images = docker.images()

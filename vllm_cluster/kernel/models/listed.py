@@ -11,7 +11,7 @@ END = "whole"
 _COLUMNS = 6
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class CachedModel:
     """A model in a cache: a repository of the hub at its commit, or a folder, whose name begins with `./`.
 

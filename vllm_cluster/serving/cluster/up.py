@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import ExitStack, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -95,17 +96,21 @@ def bring_up(
     with connect_all(inventory, emit, runtime=runtime) as fleet, ExitStack() as undo:
         runtime.visited.add(inventory.cluster, ways_of(inventory))
         facts = _facts(inventory, fleet, emit, undo if renew_image else None)
-        first = seen = compare_hosts(inventory, fleet, facts, emit, named=named)
+        seen = compare_hosts(inventory, fleet, facts, emit, named=named)
+        # The first look: the reason for a failure may be older than what was done.
+        planned, since = seen.plan, began(facts)
+        del facts
         try:
-            if not first.plan.empty:
+            if not planned.empty:
                 if inventory.backend == "mp" and len(inventory.hosts) == 1:
                     emit(Event("note", ALONE))
-                emit(Event("note", _summary(first.plan, _stops(first, fleet))))
+                emit(Event("note", _summary(planned, _stops(seen, fleet))))
             while not seen.plan.empty:
                 consent.ask(_stops(seen, fleet))
                 with Lease(in_order(fleet, seen.facts), inventory.cluster, "up") as lease:
                     lease.acquire(wait, show_waiting_once(emit))
-                    # Others may have changed the cluster since the question.
+                    # Others may have changed the cluster since the question. Both looks have no room together.
+                    seen = replace(seen, facts={})
                     seen = assess(inventory, fleet, emit, locked=True, named=named)
                     if consent.covers(_stops(seen, fleet)):
                         undo.pop_all()
@@ -114,9 +119,8 @@ def bring_up(
             undo.pop_all()
             _verify(seen.plan, fleet, emit)
         except VclusterError as error:
-            # The first look: the reason for a failure may be older than what was done.
-            raise _with_measured_cause(inventory, fleet, first, error, emit) from None
-        _report(inventory, fleet, seen.plan, emit, changed=not first.plan.empty)
+            raise _with_measured_cause(inventory, fleet, seen, error, emit, since=since) from None
+        _report(inventory, fleet, seen.plan, emit, changed=not planned.empty)
     return seen.plan
 
 
@@ -162,8 +166,22 @@ def _verify(plan: Plan, fleet: Fleet, emit: Emit) -> None:
         await_gpus(fleet, plan, emit)
 
 
+def began(facts: Mapping[str, HostFacts]) -> dict[str, float]:
+    """When these facts were asked for, in seconds since 1970 by each host's clock: what was written before is older.
+
+    Whole seconds, as logs have them.
+    """
+    return {name: float(int(entry.clock)) for name, entry in facts.items()}
+
+
 def _with_measured_cause(
-    inventory: Inventory, fleet: Fleet, seen: Assessment, error: VclusterError, emit: Emit
+    inventory: Inventory,
+    fleet: Fleet,
+    seen: Assessment,
+    error: VclusterError,
+    emit: Emit,
+    *,
+    since: Mapping[str, float],
 ) -> VclusterError:
     """The error with its cause: where a host has not joined a Ray that runs, what is measured between the hosts."""
     if isinstance(error, NodesNotJoined) and error.cut_off:
@@ -175,9 +193,9 @@ def _with_measured_cause(
             error.hint = "\n".join(dict.fromkeys(one.fix for one in found))
             return error
     # All known failures are read with it.
-    from vllm_cluster.serving.explain.explain import add_cause, began  # noqa: PLC0415
+    from vllm_cluster.serving.explain.explain import add_cause  # noqa: PLC0415
 
-    return add_cause(error, fleet, inventory, since=began(seen.facts))
+    return add_cause(error, fleet, inventory, since=since)
 
 
 def _summary(planned: Plan, stops: Stops) -> str:

@@ -23,7 +23,6 @@ from vllm_cluster.kernel.explain.diagnosis import Diagnosis, MatchedFailure, dia
 from vllm_cluster.kernel.explain.evidence import LogPosition
 from vllm_cluster.kernel.explain.ranks import KnownHosts
 from vllm_cluster.kernel.explain.scan import LogSource, scan, scan_all
-from vllm_cluster.kernel.facts.host_facts import HostFacts
 from vllm_cluster.kernel.hosts.connection import Fleet, HostConnection
 from vllm_cluster.kernel.hosts.runtime import SYSTEM, Runtime
 from vllm_cluster.kernel.inventory.model import Inventory
@@ -298,14 +297,6 @@ def _named(error: VclusterError, found: MatchedFailure, model: str, *, last: boo
         error.message += f"\nwhere to look for the cause: {failure.fix}"
         error.hint = _lines("vcluster explain", error.hint) if last else _lines(error.hint, "vcluster explain")
     return error
-
-
-def began(facts: Mapping[str, HostFacts]) -> dict[str, float]:
-    """When these facts were asked for, in seconds since 1970 by each host's clock: what was written before is older.
-
-    Whole seconds, as logs have them.
-    """
-    return {name: float(int(entry.clock)) for name, entry in facts.items()}
 
 
 def _lines(*parts: str | None) -> str:
