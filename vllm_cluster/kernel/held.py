@@ -15,7 +15,7 @@ T = TypeVar("T")
 
 # Of the facts of all hosts, in bytes as Python has them; `up` looks twice, and holds both. A host with 8 GPUs, 20
 # adapters and 300 images takes 0.3 MB, and one of any number of hosts may.
-ALL_HOSTS, ONE_HOST, SMALLEST = 16 << 20, 4 << 20, 256 << 10
+ALL_HOSTS, ONE_HOST, SMALLEST = 20 << 20, 4 << 20, 320 << 10
 _READING = threading.Lock()
 # Of glibc's malloc.h.
 _M_ARENA_MAX = -8

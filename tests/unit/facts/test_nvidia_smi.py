@@ -86,11 +86,18 @@ def test_an_incomplete_report_gives_nothing(text: str) -> None:
     assert parse_smi(text) == NvidiaSmiReport()
 
 
-# fault: kernel/facts/nvidia_smi.py: if len(text) > MAX_XML_BYTES or "<!ENTITY" in text: → if len(text) > MAX_XML_BYTES:
+# fault: kernel/facts/nvidia_smi.py: or "<!ENTITY" in text or → or
 def test_entities_are_refused_and_the_recorded_doctype_is_not() -> None:
     assert "<!DOCTYPE" in SMI
     bomb = SMI.replace('SYSTEM "nvsmi_device_v13.dtd"', '[<!ENTITY a "13.0">]').replace("13.0<", "&a;<")
     assert parse_smi(bomb) == NvidiaSmiReport()
+
+
+# fault: kernel/facts/nvidia_smi.py: or text.count("<") > MAX_TAGS: → :
+def test_a_report_of_more_elements_than_64_gpus_have_is_not_read() -> None:
+    """Each takes 100 bytes while it is read."""
+    more = "<!-- -->" * 40_001
+    assert parse_smi(SMI.replace("<gpu ", more + "<gpu ", 1)) == NvidiaSmiReport()
 
 
 # fault: kernel/facts/nvidia_smi.py: "inactive → "active" in line.lower() or "inactive

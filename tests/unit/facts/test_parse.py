@@ -110,11 +110,11 @@ def test_docker_that_refuses_gives_the_reason() -> None:
 @pytest.mark.parametrize(
     ("section", "said"),
     [
-        ("nics", "[" * 100_000),
+        ("nics", "[" * 50_000),
         ("nics", '{"ifname": "eth0"}'),
         ("nics", '[1, null, {"ifname": 1}, {"ifname": "e", "addr_info": 7, "mtu": [], "linkinfo": 3}]'),
         ("nics", '[{"ifname": "e", "addr_info": [1, {"local": "10.0.0.999", "prefixlen": 24}, {"local": "x"}]}]'),
-        ("docker", "[" * 100_000),
+        ("docker", "[" * 50_000),
         ("docker", '{"ApiVersion": "one.two"}'),
         ("docker", '{"ApiVersion": 1.45, "Version": [], "Arch": {}}'),
         ("dockerinfo", '{"Root": 5, "Runtimes": 5, "SecurityOptions": {"a": 1}}'),
@@ -163,7 +163,9 @@ def test_what_names_a_machine_is_one_bounded_line(name: str, value: str) -> None
 
 # fault: kernel/facts/bounds.py: len(value) <= MAX_TEXT → len(value) <= 9 * MAX_TEXT
 # fault: kernel/facts/bounds.py: 0 <= value <= MAX_NUMBER → True
-# fault: kernel/facts/bounds.py: len(value) <= MAX_ROWS → True
+# fault: kernel/facts/bounds.py: _ensure(number <= MAX_ROWS, → _ensure(True,
+# fault: kernel/facts/bounds.py: _ensure(sum(map(section.count, _ENDS)) <= MAX_ROWS, → _ensure(section.count("\n") <= MAX_ROWS,
+# fault: kernel/facts/values.py: if sum(map(text.count, ",[{")) > MAX_VALUES: → if False:
 # fault: kernel/facts/parse.py: if len(found.gpus) > MAX_GPUS: → if False:
 @pytest.mark.parametrize(
     ("section", "said", "why"),
@@ -173,7 +175,10 @@ def test_what_names_a_machine_is_one_bounded_line(name: str, value: str) -> None
         ("nics", '[{"ifname":"' + "e" * 4097 + '"}]', "nics.name must have at most 4096 characters"),
         ("gpus", "0, GPU-a, x, 5\n" * 65, "gpus must have at most 64 entries"),
         ("memory", "9" * 19, "memory_bytes must be from 0 to 9223372036854775808"),
-        ("missing", "\n".join(map(str, range(65537))), "missing_paths must have at most 65536 entries"),
+        ("missing", "\n".join(map(str, range(8194))), "missing must have at most 8192 lines and words"),
+        ("rdma", "\u2028x" * 8194, "rdma must have at most 8192 lines and words"),
+        ("nics", str([{"ifname": ""}] * 8193).replace("'", '"'), "nics must have at most 8192 entries"),
+        ("nics", "[" * 60_001, "a JSON document has more than 60000 values"),
         ("gids", "mlx5_0|9999999999999999999|0|::1|RoCE v2|ib0", "gids.port must be from 0 to 9223372036854775808"),
     ],
     ids=lambda value: str(value)[:12],
