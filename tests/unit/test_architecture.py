@@ -25,7 +25,7 @@ LAYERS = ("wire", "kernel", "serving", "features", "cli")
 # Within two of them: a row imports the rows before it, and nothing of its own row.
 ROWS: dict[str, tuple[str, ...]] = {
     "kernel": (
-        "clock events listeners spread text versions",
+        "clock events held listeners spread text versions",
         "errors explain facts shell_line",
         "laptop",
         "debug_log",

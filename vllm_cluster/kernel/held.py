@@ -15,7 +15,7 @@ T = TypeVar("T")
 
 # Of the facts of all hosts, in bytes as Python has them; `up` looks twice, and holds both. A host with 8 GPUs, 20
 # adapters and 300 images takes 0.3 MB, and one of any number of hosts may.
-ALL_HOSTS, ONE_HOST, SMALLEST = 20 << 20, 4 << 20, 320 << 10
+ALL_HOSTS, ONE_HOST, MIN_HOST = 20 << 20, 4 << 20, 320 << 10
 _READING = threading.Lock()
 # Of glibc's malloc.h.
 _M_ARENA_MAX = -8
@@ -59,10 +59,10 @@ def share(hosts: int, of_all: int, of_one: int, least: int = 0) -> int:
 
 def share_of_facts(hosts: int) -> int:
     """One host's part of the memory for the facts of so many hosts, in bytes."""
-    return share(hosts, ALL_HOSTS, ONE_HOST, SMALLEST)
+    return share(hosts, ALL_HOSTS, ONE_HOST, MIN_HOST)
 
 
-class Room:
+class Memory:
     """Memory for what is kept of one host: so many bytes, as Python has them."""
 
     def __init__(self, most: int) -> None:

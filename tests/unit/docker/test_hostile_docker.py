@@ -247,7 +247,7 @@ def test_an_answer_without_http_is_an_error_that_names_the_host(name: str, said:
 
 def test_an_answer_beyond_the_limit_is_refused() -> None:
     long = json.dumps(["x" * MAX_ANSWER]).encode()
-    with pytest.raises(HostError, match="gpu1: inspect some: Docker's answer cannot be read: it is longer than 3.1 MB"):
+    with pytest.raises(HostError, match=r"^gpu1: inspect some: .* it is longer than 3\.1 MB"):
         canned(always(answer(long)))[0].container_info("some")
     with pytest.raises(HostError, match="a line is longer than 1 MB"):
         build(canned(always(answer(b"x" * (MAX_LINE + 100))))[0])

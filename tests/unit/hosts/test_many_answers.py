@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -22,7 +23,7 @@ from vllm_cluster.kernel.docker.calls import MAX_ANSWER, TooLong
 from vllm_cluster.kernel.docker.rows import MAX_ROW, RowReader
 from vllm_cluster.kernel.errors import HostError, VclusterError
 from vllm_cluster.kernel.facts import parse
-from vllm_cluster.kernel.held import Room, TooMuch, share_of_facts
+from vllm_cluster.kernel.held import Memory, TooMuch, share_of_facts
 from vllm_cluster.kernel.hosts.connection import Fleet, HostConnection
 from vllm_cluster.kernel.hosts.observe import run_fact_script
 from vllm_cluster.kernel.hosts.runtime import SYSTEM
@@ -72,11 +73,11 @@ def test_each_host_has_a_part_of_the_memory(hosts: int, kib: int) -> None:
 # fault: kernel/facts/parse.py: nic.kind == "veth" and → False and
 def test_a_host_with_much_fits_into_its_part_of_64() -> None:
     """8 GPUs, 20 adapters, 250 pods and 300 images, in a cluster of 64 hosts."""
-    room, peers = Room(share_of_facts(64)), ",".join(f"10.0.0.{n}" for n in range(64))
-    found = room.keep(parse.facts("gpu1", facts(1, "usual", peers).decode(), deep=True))
+    memory, peers = Memory(share_of_facts(64)), ",".join(f"10.0.0.{n}" for n in range(64))
+    found = memory.keep(parse.facts("gpu1", facts(1, "usual", peers).decode(), deep=True))
     assert (len(found.nics), len(found.hcas), len(found.gids)) == (1, 20, 80)
     docker, _ = canned(always(answer(cast(bytes, usual()["/images/json"]))))
-    assert len(room.keep(docker.images())) == 301
+    assert len(memory.keep(docker.images())) == 301
 
 
 # fault: kernel/held.py: self._count(getattr(value, one.name)) → pass
@@ -84,25 +85,25 @@ def test_a_host_with_much_fits_into_its_part_of_64() -> None:
 @pytest.mark.parametrize("value", [Result(0, b"", b"x" * 999), {"x" * 999: ""}, {"": ["x" * 999]}, ("x" * 999,)])
 def test_what_is_kept_is_counted_whole(value: object) -> None:
     with pytest.raises(TooMuch):
-        Room(1000).keep(value)
-    assert Room(2000).keep(value) is value
+        Memory(1000).keep(value)
+    assert Memory(2000).keep(value) is value
 
 
-# fault: kernel/docker/calls.py: kept.append(room.keep(read(row))) → kept.append(read(row))
-# fault: kernel/docker/calls.py: Room(self.most).keep(read(document(content, "", most) if content else None)) → read(document(content, "", most) if content else None)
+# fault: kernel/docker/calls.py: kept.append(memory.keep(read(row))) → kept.append(read(row))
+# fault: kernel/docker/calls.py: Memory(self.most).keep(read(document(content, "", most) if content else None)) → read(document(content, "", most) if content else None)
 @pytest.mark.parametrize("use", ["images", "containers", "inspect"])
 def test_a_docker_that_lists_too_much_is_named(use: str) -> None:
     row = {"Id": "1", "State": "", "ImageID": ""}
     body: object = {"Id": "1", "RepoDigests": ["x" * 20] * 700} if use == "inspect" else [row] * 700
     docker, _ = canned(always(answer(json.dumps(body).encode())))
-    uses = {
+    uses: dict[str, Callable[[], object]] = {
         "images": docker.images,
         "containers": lambda: docker.containers(None),
         "inspect": lambda: docker.image_info("a"),
     }
     assert uses[use]()
     docker.most = 32 << 10
-    with pytest.raises(TooLong, match="gpu1: .*: Docker's answer has more than the 32 KiB of memory") as caught:
+    with pytest.raises(TooLong, match=r"^gpu1: .*: Docker's answer has more than the 32 KiB of memory") as caught:
         uses[use]()
     assert caught.value.hint == "on gpu1: docker system df"
 
@@ -110,7 +111,7 @@ def test_a_docker_that_lists_too_much_is_named(use: str) -> None:
 # fault: kernel/docker/calls.py: if got > MAX_ANSWER: → if False:
 def test_a_list_has_an_end() -> None:
     rows = [{"Id": "1", "Other": "x" * 100_000}] * (1 + MAX_ANSWER // 100_000)
-    with pytest.raises(HostError, match="gpu1: list images: Docker's answer cannot be read: it is longer than 3.1 MB"):
+    with pytest.raises(HostError, match=r"^gpu1: list images: .* it is longer than 3\.1 MB"):
         canned(always(answer(json.dumps(rows).encode())))[0].images()
 
 
@@ -163,18 +164,16 @@ def printing(content: bytes) -> HostConnection:
 
 # fault: kernel/hosts/observe.py: if len(result.stdout) == most: → if False:
 def test_a_host_whose_script_prints_too_much_is_named() -> None:
-    with pytest.raises(
-        HostError, match="gpu1: cannot read its facts: the answer of the fact script is longer than 1.0 MB"
-    ):
+    with pytest.raises(HostError, match=r"^gpu1: cannot read its facts: .* is longer than 1\.0 MB"):
         run_fact_script(world.inventory(1), printing(b"x" * (2 << 20)))
 
 
-# fault: features/pull/models.py: Room(share_of_facts(len(inventory.hosts))).keep(parse_models(result.text)) → parse_models(result.text)
+# fault: features/pull/models.py: Memory(share_of_facts(len(inventory.hosts))).keep(parse_models(result.text)) → parse_models(result.text)
 def test_a_host_that_lists_too_many_models_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     rows = printing(b"hub|org--m|a|1|1|\n" * 500 + b"whole\n")
     assert len(cached(world.inventory(1), rows)) == 500
     monkeypatch.setattr(held, "ONE_HOST", 1000)
-    monkeypatch.setattr(held, "SMALLEST", 1000)
+    monkeypatch.setattr(held, "MIN_HOST", 1000)
     with pytest.raises(HostError, match="gpu1: models: has more than the 0 KiB of memory"):
         cached(world.inventory(1), rows)
 

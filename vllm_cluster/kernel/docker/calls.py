@@ -19,7 +19,7 @@ from vllm_cluster.kernel.docker.connection import SLICE, Connection, Guard, Open
 from vllm_cluster.kernel.docker.rows import RowReader
 from vllm_cluster.kernel.docker.tar_stream import TarStream
 from vllm_cluster.kernel.errors import CommandFailed, ConnectionLost, DockerError, TimedOut, Unreachable
-from vllm_cluster.kernel.held import ONE_HOST, Room, TooMuch, one_at_a_time
+from vllm_cluster.kernel.held import ONE_HOST, Memory, TooMuch, one_at_a_time
 from vllm_cluster.kernel.shell_line import command_line
 from vllm_cluster.kernel.text import age, size
 from vllm_cluster.wire.reading import MAX_BYTES, RefusedDocument, document
@@ -330,7 +330,7 @@ class Calls:
             if len(content) > most:
                 raise reply.unreadable(f"it is longer than {size(most)}")
         with reply.reading(), one_at_a_time():
-            return Room(self.most).keep(read(document(content, "", most) if content else None))
+            return Memory(self.most).keep(read(document(content, "", most) if content else None))
 
     def rows(self, call: Call, read: Callable[[object], T]) -> tuple[T, ...]:
         """What `read` makes of each row of the list that is the answer.
@@ -339,8 +339,8 @@ class Calls:
             Unreadable: as `ask`.
             TooLong: the rows take more memory than there is for one host.
         """
-        kept, room, got = list[T](), Room(self.most), 0
-        reader = RowReader(lambda row: kept.append(room.keep(read(row))))
+        kept, memory, got = list[T](), Memory(self.most), 0
+        reader = RowReader(lambda row: kept.append(memory.keep(read(row))))
         with self.stream(call) as reply:
             while piece := reply.read(SLICE):
                 got += len(piece)

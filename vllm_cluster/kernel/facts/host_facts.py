@@ -16,7 +16,7 @@ TUNNEL_KINDS = ("tun", "wireguard", "ipip", "gre", "sit", "vxlan")
 
 @dataclass(frozen=True, slots=True)
 class Nic:
-    """A network interface, no container's; addresses are written as ``10.0.0.1/24``, `kind` as `ip -d` does: tun, bond, …
+    """A network interface, no container's; addresses are written as ``10.0.0.1/24``, `kind` as `ip -d` does: tun, bond
 
     `speed_mbit` is 0 where unknown; `dynamic` is true where an address came with a lifetime.
     """

@@ -13,7 +13,7 @@ from vllm_cluster.kernel.facts import parse
 from vllm_cluster.kernel.facts.details import ImageDetails
 from vllm_cluster.kernel.facts.docker_objects import Container, ImageInfo
 from vllm_cluster.kernel.facts.host_facts import HostFacts
-from vllm_cluster.kernel.held import Room, TooMuch, one_at_a_time, share, share_of_facts
+from vllm_cluster.kernel.held import Memory, TooMuch, one_at_a_time, share, share_of_facts
 from vllm_cluster.kernel.hosts.connection import WORKERS, HostConnection
 from vllm_cluster.kernel.inventory.model import Inventory
 from vllm_cluster.kernel.plan.desired import STATE_FOLDER
@@ -52,7 +52,7 @@ def observe(
     docker.owner = user_numbers(inventory.user or "")
     docker.most = share_of_facts(len(inventory.hosts))
     try:
-        return Room(docker.most).keep(_with_docker(inventory, facts, docker, deep=deep, volumes=volumes))
+        return Memory(docker.most).keep(_with_docker(inventory, facts, docker, deep=deep, volumes=volumes))
     except TooMuch as error:
         fix = command_line("docker", "system", "df", on=connection.name)
         raise TooLong(connection.name, f"its Docker lists too much: {error}", hint=fix) from error
@@ -112,7 +112,7 @@ def run_fact_script(inventory: Inventory, connection: HostConnection, *, deep: b
             raise ValueError(f"the answer of the fact script is longer than {size(most)}")
         with one_at_a_time():
             found = parse.facts(connection.name, result.text, deep=deep)
-            return Room(share_of_facts(hosts)).keep(replace(found, observed_at=asked))
+            return Memory(share_of_facts(hosts)).keep(replace(found, observed_at=asked))
     except ValueError as error:
         stderr = result.stderr.decode("utf-8", "replace").strip()
         text = f"cannot read its facts: {error}: {end_of(stderr, 300)}"

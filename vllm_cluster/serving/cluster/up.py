@@ -102,9 +102,7 @@ def bring_up(
         del facts
         try:
             if not planned.empty:
-                if inventory.backend == "mp" and len(inventory.hosts) == 1:
-                    emit(Event("note", ALONE))
-                emit(Event("note", _summary(planned, _stops(seen, fleet))))
+                _note_plan(inventory, planned, _stops(seen, fleet), emit)
             while not seen.plan.empty:
                 consent.ask(_stops(seen, fleet))
                 with Lease(in_order(fleet, seen.facts), inventory.cluster, "up") as lease:
@@ -134,6 +132,12 @@ def _facts(inventory: Inventory, fleet: Fleet, emit: Emit, undo: ExitStack | Non
         facts = with_contents(inventory, fleet, {**facts, head.name: observe(inventory, head)})
     judge(inventory, facts, emit)
     return facts
+
+
+def _note_plan(inventory: Inventory, planned: Plan, stops: Stops, emit: Emit) -> None:
+    if inventory.backend == "mp" and len(inventory.hosts) == 1:
+        emit(Event("note", ALONE))
+    emit(Event("note", _summary(planned, stops)))
 
 
 def _stops(seen: Assessment, fleet: Fleet) -> Stops:
