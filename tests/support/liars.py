@@ -95,7 +95,7 @@ def full() -> Large:
     return {
         "nics": listed(veth, 230_000).decode(),
         "smi": "<a>" + rows("<b/>", 110_000, 27_000) + "</a>",
-        "/images/json": _json([{"Id": IMAGE_ID, "RepoTags": [IMAGE]}, *[{"Id": WIDE * 4_000}] * 17]),
+        "/images/json": _json([{"Id": IMAGE_ID, "RepoTags": [IMAGE]}, *[{"Id": WIDE * 4_000}] * 22]),
         "/containers/json": listed(CONTAINER, 18_000),
         "/images/": _json({"Id": IMAGE_ID, "RootFS": {"Layers": ["ab"] * 3_000}}),
     }

@@ -13,9 +13,13 @@ from typing import TypeVar
 
 T = TypeVar("T")
 
-# Of the facts of all hosts, in bytes as Python has them; `up` looks twice, and holds both. A host with 8 GPUs, 20
-# adapters and 300 images takes 0.3 MB, and one of any number of hosts may.
-ALL_HOSTS, ONE_HOST, MIN_HOST = 20 << 20, 4 << 20, 320 << 10
+# Of the facts of all hosts, in bytes as Python has them. A host with 8 GPUs, 20 adapters, 300 images and 200 containers
+# takes 0.4 MB while it is looked at: all hosts of any number may. One may take more of what the others leave.
+ALL_HOSTS, EACH_HOST, ONE_HOST = 20 << 20, 448 << 10, 4 << 20
+# What each has for itself, whatever the others take.
+OWN = 128 << 10
+# What a host takes of the spare memory at once.
+_STEP = 16 << 10
 _READING = threading.Lock()
 # Of glibc's malloc.h.
 _M_ARENA_MAX = -8
@@ -52,21 +56,44 @@ class TooMuch(ValueError):
     """What is to be kept takes more memory than there is for one host."""
 
 
-def share(hosts: int, of_all: int, of_one: int, least: int = 0) -> int:
+def share(hosts: int, of_all: int, of_one: int) -> int:
     """One host's part of what is held of so many hosts, in bytes."""
-    return max(least, min(of_one, of_all // max(1, hosts)))
+    return min(of_one, of_all // max(1, hosts))
 
 
-def share_of_facts(hosts: int) -> int:
-    """One host's part of the memory for the facts of so many hosts, in bytes."""
-    return share(hosts, ALL_HOSTS, ONE_HOST, MIN_HOST)
+class Room:
+    """The memory for the facts of all hosts: what each has for itself, and the rest for those that take more."""
+
+    def __init__(self, hosts: int) -> None:
+        self._lock = threading.Lock()
+        self._spare = max(ALL_HOSTS, hosts * EACH_HOST) - hosts * OWN
+
+    def lend(self, size: int) -> bool:
+        """Whether so many bytes are spare; they are not any more."""
+        with self._lock:
+            lent = size <= self._spare
+            self._spare -= size if lent else 0
+        return lent
+
+    def take_back(self, size: int) -> None:
+        """Have so many bytes to spare again."""
+        with self._lock:
+            self._spare += size
 
 
 class Memory:
-    """Memory for what is kept of one host: so many bytes, as Python has them."""
+    """Memory for what is kept of one host, counted in bytes as Python has them; without a room, so many."""
 
-    def __init__(self, most: int) -> None:
-        self._most = self._left = most
+    def __init__(self, own: int, room: Room | None = None, most: int = 0) -> None:
+        self._own, self._room, self._most = own, room, most or own
+        self._kept, self._left, self._lent = 0, own, 0
+
+    def renew(self) -> Memory:
+        """Forget what was kept: it is looked at again, and what was there before goes."""
+        if self._room:
+            self._room.take_back(self._lent)
+        self._kept, self._left, self._lent = 0, self._own, 0
+        return self
 
     def keep(self, value: T) -> T:
         """Return a value that there is room for.
@@ -77,10 +104,19 @@ class Memory:
         self._count(value)
         return value
 
-    def _count(self, value: object) -> None:
-        self._left -= sys.getsizeof(value)
+    def _take(self, size: int) -> None:
+        self._kept += size
+        self._left -= size
+        if self._left < 0 and self._room:
+            step = max(_STEP, -self._left)
+            if self._own + self._lent + step <= self._most and self._room.lend(step):
+                self._lent += step
+                self._left += step
         if self._left < 0:
-            raise TooMuch(f"has more than the {self._most >> 10} KiB of memory that there are for one host")
+            raise TooMuch(f"takes more than {(self._kept - size) >> 10} KiB of memory, and there is no more for it")
+
+    def _count(self, value: object) -> None:
+        self._take(sys.getsizeof(value))
         if isinstance(value, Mapping):
             for key, entry in value.items():
                 self._count(key)

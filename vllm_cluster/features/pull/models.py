@@ -10,7 +10,7 @@ from vllm_cluster.features.pull.hosts import PullHosts
 from vllm_cluster.kernel.assess import each_usable, reached
 from vllm_cluster.kernel.errors import CommandFailed, VclusterError
 from vllm_cluster.kernel.events import Emit, Event
-from vllm_cluster.kernel.held import Memory, one_at_a_time, share_of_facts
+from vllm_cluster.kernel.held import one_at_a_time
 from vllm_cluster.kernel.hosts.connection import Fleet, HostConnection
 from vllm_cluster.kernel.hosts.runtime import SYSTEM, Runtime
 from vllm_cluster.kernel.inventory.model import Inventory
@@ -95,7 +95,7 @@ def cached(inventory: Inventory, connection: HostConnection) -> tuple[CachedMode
     )
     try:
         with one_at_a_time():
-            return Memory(share_of_facts(len(inventory.hosts))).keep(parse_models(result.text))
+            return connection.memory.keep(parse_models(result.text))
     except ValueError as error:
         stderr = result.stderr.decode("utf-8", "replace").strip()
         text = f"models: {error}: {end_of(stderr, 300)}"

@@ -288,8 +288,9 @@ class Calls:
     ) -> None:
         self.host, self.guard, self.count = host, guard, 0
         self.now: float | None = None
-        # Of what becomes of one answer, and half of its bytes.
-        self.most = ONE_HOST
+        # Of the bytes of one answer that is read at once, and where what is made of it counts.
+        self.most = MAX_ANSWER
+        self.memory: Memory | None = None
         self.pool = Pool(open_stream)
         self._version, self.clock = version, clock
 
@@ -324,13 +325,13 @@ class Calls:
         Raises:
             Unreadable: it is not JSON, or of another shape than that of Docker's API.
         """
-        most = min(MAX_ANSWER, 2 * self.most)
+        most, memory = self.most, self.memory or Memory(ONE_HOST)
         with self.stream(call, deadline) as reply:
             content = reply.read(most + 1)
             if len(content) > most:
                 raise reply.unreadable(f"it is longer than {size(most)}")
         with reply.reading(), one_at_a_time():
-            return Memory(self.most).keep(read(document(content, "", most) if content else None))
+            return memory.keep(read(document(content, "", most) if content else None))
 
     def rows(self, call: Call, read: Callable[[object], T]) -> tuple[T, ...]:
         """What `read` makes of each row of the list that is the answer.
@@ -339,7 +340,7 @@ class Calls:
             Unreadable: as `ask`.
             TooLong: the rows take more memory than there is for one host.
         """
-        kept, memory, got = list[T](), Memory(self.most), 0
+        kept, memory, got = list[T](), self.memory or Memory(ONE_HOST), 0
         reader = RowReader(lambda row: kept.append(memory.keep(read(row))))
         with self.stream(call) as reply:
             while piece := reply.read(SLICE):

@@ -20,6 +20,7 @@ from vllm_cluster.kernel.docker.tar_stream import TarStream
 from vllm_cluster.kernel.docker.volumes import Volumes
 from vllm_cluster.kernel.errors import CommandFailed
 from vllm_cluster.kernel.facts.docker_objects import Container, ContainerInfo, Image, ImageInfo
+from vllm_cluster.kernel.held import Memory
 from vllm_cluster.kernel.transport.base import Stream, Transport
 from vllm_cluster.wire.reading import MAX_BYTES, RefusedDocument, bounded
 
@@ -86,14 +87,14 @@ class DockerApi:
         """The host's own clock when Docker answered last, as seconds of Unix time; None where it sent none."""
         return self._calls.now
 
-    @property
-    def most(self) -> int:
-        """How many bytes what is made of one answer may take."""
-        return self._calls.most
-
-    @most.setter
-    def most(self, most: int) -> None:
-        self._calls.most = most
+    @contextmanager
+    def counted(self, memory: Memory, most: int) -> Iterator[None]:
+        """Count meanwhile what is made of answers as kept there; from now on one read at once has so many bytes."""
+        self._calls.memory, self._calls.most = memory, most
+        try:
+            yield
+        finally:
+            self._calls.memory = None
 
     def fence(self, open_stream: OpenStream) -> None:
         """Send what follows over streams that `open_stream` opens; idle ones of before are closed."""

@@ -14,7 +14,7 @@ from typing import Literal, TypeVar
 from vllm_cluster.kernel.clock import Deadline
 from vllm_cluster.kernel.docker.client import DIAL, DockerApi
 from vllm_cluster.kernel.errors import HostError, VclusterError, combine
-from vllm_cluster.kernel.held import let_go, share_heap
+from vllm_cluster.kernel.held import ONE_HOST, OWN, Memory, Room, let_go, share_heap
 from vllm_cluster.kernel.hosts.runtime import SYSTEM, Runtime
 from vllm_cluster.kernel.inventory.load import duplicates_by_resolution
 from vllm_cluster.kernel.inventory.model import Host, Inventory
@@ -37,7 +37,9 @@ T = TypeVar("T")
 class HostConnection:
     """One host: its connection, and its Docker engine once the API version is known."""
 
-    def __init__(self, name: str, transport: Transport, runtime: Runtime = SYSTEM, ssh: str = "") -> None:
+    def __init__(
+        self, name: str, transport: Transport, runtime: Runtime = SYSTEM, ssh: str = "", memory: Memory | None = None
+    ) -> None:
         """`ssh` is the command that leads there, for people to paste; empty where the host is this machine."""
         self.name = name
         self.ssh = ssh
@@ -50,6 +52,8 @@ class HostConnection:
         self._docker_id = ""
         # Why an observation has found no engine, for who asks it nevertheless.
         self.no_docker: HostError | None = None
+        # Of its facts; a fleet's hosts share what there is.
+        self.memory = memory or Memory(ONE_HOST)
 
     def fence(self, guard: Callable[[], None], through: Sequence[str]) -> None:
         """From now on ask `guard` before each call that changes the host, and reach Docker through this command."""
@@ -144,6 +148,7 @@ class Fleet:
         self.pull_port = inventory.ports.pull
         _allow_open_files()
         share_heap()
+        self._room = Room(len(inventory.hosts))
         self._jumps = Jumps()
         # Those that are not reached are not asked for.
         found = endpoints(inventory, runtime, at.values())
@@ -169,7 +174,7 @@ class Fleet:
         at, kind = ssh_target(inventory, host), _kind(inventory, host)
         ssh = "" if kind == "local" else shlex.join(["ssh", *ssh_options(at), at.destination])
         carrier = self.runtime.connect(at, kind, endpoint, self._jumps)
-        return HostConnection(host.name, carrier, self.runtime, ssh)
+        return HostConnection(host.name, carrier, self.runtime, ssh, Memory(OWN, self._room, ONE_HOST))
 
     def each(
         self, work: Callable[[HostConnection], T], hosts: Iterable[str] | None = None

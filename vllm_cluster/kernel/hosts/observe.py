@@ -6,14 +6,14 @@ from dataclasses import replace
 from importlib.resources import files
 
 from vllm_cluster.kernel.checks.registry import engine_problem
-from vllm_cluster.kernel.docker.calls import TooLong
+from vllm_cluster.kernel.docker.calls import MAX_ANSWER, TooLong
 from vllm_cluster.kernel.docker.client import DockerApi
 from vllm_cluster.kernel.errors import CommandFailed, DockerError
 from vllm_cluster.kernel.facts import parse
 from vllm_cluster.kernel.facts.details import ImageDetails
 from vllm_cluster.kernel.facts.docker_objects import Container, ImageInfo
 from vllm_cluster.kernel.facts.host_facts import HostFacts
-from vllm_cluster.kernel.held import Memory, TooMuch, one_at_a_time, share, share_of_facts
+from vllm_cluster.kernel.held import ALL_HOSTS, TooMuch, one_at_a_time, share
 from vllm_cluster.kernel.hosts.connection import WORKERS, HostConnection
 from vllm_cluster.kernel.inventory.model import Inventory
 from vllm_cluster.kernel.plan.desired import STATE_FOLDER
@@ -28,7 +28,7 @@ OBSERVE_SECONDS = 60.0
 # A member has 300 bytes.
 MAX_RECORD = 256 << 10
 # What the scripts of those hosts print that are asked at once. Of a host with 16 GPUs and 300 interfaces 0.4 MB.
-ALL_SCRIPTS = 12 << 20
+ALL_SCRIPTS = 20 << 20
 
 
 def observe(
@@ -50,9 +50,12 @@ def observe(
         return facts
     docker = connection.open_docker(facts.docker.api_version, facts.docker.id)
     docker.owner = user_numbers(inventory.user or "")
-    docker.most = share_of_facts(len(inventory.hosts))
+    at_once = min(len(inventory.hosts), WORKERS)
     try:
-        return Memory(docker.most).keep(_with_docker(inventory, facts, docker, deep=deep, volumes=volumes))
+        with docker.counted(connection.memory, share(at_once, ALL_HOSTS, MAX_ANSWER)):
+            found = _with_docker(inventory, facts, docker, deep=deep, volumes=volumes)
+        # Of what was listed much is not kept.
+        return connection.memory.renew().keep(found)
     except TooMuch as error:
         fix = command_line("docker", "system", "df", on=connection.name)
         raise TooLong(connection.name, f"its Docker lists too much: {error}", hint=fix) from error
@@ -102,8 +105,8 @@ def run_fact_script(inventory: Inventory, connection: HostConnection, *, deep: b
     script = b"".join(folder.joinpath(name).read_bytes() for name in ("facts.sh", "details.sh")[: 1 + deep])
     peers = ",".join(host.address for host in inventory.hosts.values())
     paths = [inventory.model_cache, *(volume.source for volume in inventory.volumes)]
-    asked, hosts = connection.runtime.clock.monotonic(), len(inventory.hosts)
-    most = share(min(hosts, WORKERS), ALL_SCRIPTS, MAX_OUTPUT)
+    asked, memory = connection.runtime.clock.monotonic(), connection.memory.renew()
+    most = share(min(len(inventory.hosts), WORKERS), ALL_SCRIPTS, MAX_OUTPUT)
     result = connection.transport.run(
         ["sh", "-s", "--", peers, *paths], connection.runtime.after(OBSERVE_SECONDS), stdin=script, most=most
     )
@@ -112,7 +115,7 @@ def run_fact_script(inventory: Inventory, connection: HostConnection, *, deep: b
             raise ValueError(f"the answer of the fact script is longer than {size(most)}")
         with one_at_a_time():
             found = parse.facts(connection.name, result.text, deep=deep)
-            return Memory(share_of_facts(hosts)).keep(replace(found, observed_at=asked))
+            return memory.keep(replace(found, observed_at=asked))
     except ValueError as error:
         stderr = result.stderr.decode("utf-8", "replace").strip()
         text = f"cannot read its facts: {error}: {end_of(stderr, 300)}"
