@@ -16,7 +16,7 @@ T = TypeVar("T")
 # Of the facts of all hosts, in bytes as Python has them. A host with 8 GPUs, 20 adapters, 300 images and 200 containers
 # takes 0.4 MB while it is looked at: all hosts of any number may. One may take more of what the others leave.
 ALL_HOSTS, EACH_HOST, ONE_HOST = 20 << 20, 448 << 10, 4 << 20
-# What each has for itself, whatever the others take.
+# What each has for itself, also where the others take all else.
 OWN = 128 << 10
 # What a host takes of the spare memory at once.
 _STEP = 16 << 10
@@ -61,7 +61,7 @@ def share(hosts: int, of_all: int, of_one: int) -> int:
     return min(of_one, of_all // max(1, hosts))
 
 
-class Room:
+class SharedMemory:
     """The memory for the facts of all hosts: what each has for itself, and the rest for those that take more."""
 
     def __init__(self, hosts: int) -> None:
@@ -82,16 +82,16 @@ class Room:
 
 
 class Memory:
-    """Memory for what is kept of one host, counted in bytes as Python has them; without a room, so many."""
+    """Memory for what is kept of one host, counted in bytes as Python has them; by itself, so many."""
 
-    def __init__(self, own: int, room: Room | None = None, most: int = 0) -> None:
-        self._own, self._room, self._most = own, room, most or own
+    def __init__(self, own: int, shared: SharedMemory | None = None, most: int = 0) -> None:
+        self._own, self._shared, self._most = own, shared, most or own
         self._kept, self._left, self._lent = 0, own, 0
 
     def renew(self) -> Memory:
         """Forget what was kept: it is looked at again, and what was there before goes."""
-        if self._room:
-            self._room.take_back(self._lent)
+        if self._shared:
+            self._shared.take_back(self._lent)
         self._kept, self._left, self._lent = 0, self._own, 0
         return self
 
@@ -107,9 +107,9 @@ class Memory:
     def _take(self, size: int) -> None:
         self._kept += size
         self._left -= size
-        if self._left < 0 and self._room:
+        if self._left < 0 and self._shared:
             step = max(_STEP, -self._left)
-            if self._own + self._lent + step <= self._most and self._room.lend(step):
+            if self._own + self._lent + step <= self._most and self._shared.lend(step):
                 self._lent += step
                 self._left += step
         if self._left < 0:

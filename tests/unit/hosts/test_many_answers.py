@@ -22,7 +22,7 @@ from vllm_cluster.kernel.docker.calls import MAX_ANSWER, TooLong
 from vllm_cluster.kernel.docker.rows import MAX_ROW, RowReader
 from vllm_cluster.kernel.errors import HostError, VclusterError
 from vllm_cluster.kernel.facts import parse
-from vllm_cluster.kernel.held import ALL_HOSTS, EACH_HOST, ONE_HOST, OWN, Memory, Room, TooMuch, share
+from vllm_cluster.kernel.held import ALL_HOSTS, EACH_HOST, ONE_HOST, OWN, Memory, SharedMemory, TooMuch, share
 from vllm_cluster.kernel.hosts.connection import Fleet, HostConnection
 from vllm_cluster.kernel.hosts.observe import run_fact_script
 from vllm_cluster.kernel.hosts.runtime import SYSTEM
@@ -71,26 +71,26 @@ def test_what_is_read_at_once_is_shared(hosts: int, kib: int) -> None:
 
 
 def fill(memory: Memory, value: object) -> int:
-    """Keep the value as often as there is room for it."""
+    """Keep the value as often as there is shared for it."""
     for number in range(1 << 20):
         try:
             memory.keep(value)
         except TooMuch:
             return number
-    raise AssertionError("there is always room")
+    raise AssertionError("there is always shared")
 
 
 # fault: kernel/held.py: hosts * EACH_HOST) - hosts * OWN → hosts * EACH_HOST)
-# fault: kernel/held.py: if self._own + self._lent + step <= self._most and self._room.lend(step): → if self._room.lend(step):
-# fault: kernel/held.py: self._room.take_back(self._lent) → pass
+# fault: kernel/held.py: if self._own + self._lent + step <= self._most and self._shared.lend(step): → if self._shared.lend(step):
+# fault: kernel/held.py: self._shared.take_back(self._lent) → pass
 @pytest.mark.parametrize("hosts", [2, 64, 256])
 def test_one_host_may_have_much_and_leaves_each_other_its_own(hosts: int) -> None:
-    room, block = Room(hosts), "x" * (4096 - 49)
-    liars = [Memory(OWN, room, ONE_HOST) for _ in range(hosts - 1)]
+    shared, block = SharedMemory(hosts), "x" * (4096 - 49)
+    liars = [Memory(OWN, shared, ONE_HOST) for _ in range(hosts - 1)]
     first, *others = (fill(memory, block) for memory in liars)
     assert first * 4096 == ONE_HOST
     assert sum((first, *others)) * 4096 <= max(ALL_HOSTS, hosts * EACH_HOST)
-    last = Memory(OWN, room, ONE_HOST)
+    last = Memory(OWN, shared, ONE_HOST)
     assert fill(last, block) * 4096 >= OWN
     # It was looked at again, and has little now: the last one may have what it had.
     liars[0].renew()
@@ -101,14 +101,14 @@ def test_one_host_may_have_much_and_leaves_each_other_its_own(hosts: int) -> Non
 # fault: kernel/facts/parse.py: nic.kind == "veth" and → False and
 def test_64_hosts_with_much_fit_in() -> None:
     """8 GPUs, 20 adapters, 250 pods and 300 images each."""
-    room, peers = Room(64), ",".join(f"10.0.0.{n}" for n in range(64))
+    shared, peers = SharedMemory(64), ",".join(f"10.0.0.{n}" for n in range(64))
     found = parse.facts("gpu1", facts(1, "usual", peers).decode(), deep=True)
     assert (len(found.nics), len(found.hcas), len(found.gids)) == (1, 20, 80)
     docker, _ = canned(always(answer(cast(bytes, usual()["/images/json"]))))
     images = docker.images()
     assert len(images) == 301
     for _ in range(64):
-        Memory(OWN, room, ONE_HOST).keep((found, images))
+        Memory(OWN, shared, ONE_HOST).keep((found, images))
 
 
 # fault: kernel/held.py: self._count(getattr(value, one.name)) → pass

@@ -14,7 +14,7 @@ from typing import Literal, TypeVar
 from vllm_cluster.kernel.clock import Deadline
 from vllm_cluster.kernel.docker.client import DIAL, DockerApi
 from vllm_cluster.kernel.errors import HostError, VclusterError, combine
-from vllm_cluster.kernel.held import ONE_HOST, OWN, Memory, Room, let_go, share_heap
+from vllm_cluster.kernel.held import ONE_HOST, OWN, Memory, SharedMemory, let_go, share_heap
 from vllm_cluster.kernel.hosts.runtime import SYSTEM, Runtime
 from vllm_cluster.kernel.inventory.load import duplicates_by_resolution
 from vllm_cluster.kernel.inventory.model import Host, Inventory
@@ -148,7 +148,7 @@ class Fleet:
         self.pull_port = inventory.ports.pull
         _allow_open_files()
         share_heap()
-        self._room = Room(len(inventory.hosts))
+        self._facts_memory = SharedMemory(len(inventory.hosts))
         self._jumps = Jumps()
         # Those that are not reached are not asked for.
         found = endpoints(inventory, runtime, at.values())
@@ -174,7 +174,7 @@ class Fleet:
         at, kind = ssh_target(inventory, host), _kind(inventory, host)
         ssh = "" if kind == "local" else shlex.join(["ssh", *ssh_options(at), at.destination])
         carrier = self.runtime.connect(at, kind, endpoint, self._jumps)
-        return HostConnection(host.name, carrier, self.runtime, ssh, Memory(OWN, self._room, ONE_HOST))
+        return HostConnection(host.name, carrier, self.runtime, ssh, Memory(OWN, self._facts_memory, ONE_HOST))
 
     def each(
         self, work: Callable[[HostConnection], T], hosts: Iterable[str] | None = None

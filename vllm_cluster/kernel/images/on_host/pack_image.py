@@ -22,7 +22,7 @@ def pack(config: str, layers: list[str], target: IO[bytes]) -> None:
     """Write it.
 
     Raises:
-        ValueError: it would have a file that is no blob.
+        ValueError: it would hold another file than a blob.
     """
     names = dict.fromkeys((config, *layers))
     if not all(map(BLOB.fullmatch, names)):
