@@ -70,6 +70,15 @@ def test_a_pipe_with_a_writer_is_read(pipe: Path, reader: Callable[[Path], objec
     assert "hosts" in found and "{}" in found
 
 
+# fault: kernel/inventory/find.py: in_no_folder = found.is_fifo() or → in_no_folder =
+# fault: kernel/inventory/find.py: any(map(found.is_relative_to, ("/dev", "/proc"))) → False
+def test_what_an_inventory_by_a_pipe_names_is_found_from_the_current_folder(pipe: Path) -> None:
+    """It was looked for beside the pipe: /dev/fd/ssh_config."""
+    with written(pipe, TEXT):
+        assert find.read(pipe) == (None, TEXT)
+    assert find.read(Path("/dev/null")) == (None, b"")
+
+
 # fault: kernel/laptop.py: raise _silent(path, "no end") from None → return b""
 def test_a_writer_that_does_not_end_is_refused(pipe: Path) -> None:
     hold = os.open(pipe, os.O_RDWR)

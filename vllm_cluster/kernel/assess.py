@@ -217,4 +217,7 @@ def require_name(inventory: Inventory, names: list[str]) -> None:
     if unknown:
         there = tuple(inventory.hosts)
         text = f"no host {', '.join(unknown)}: there are {', '.join(there)}"
-        raise InventoryError(text, instead={name: nearest(name, there) or there[0] for name in unknown})
+        near = {name: found for name in unknown if (found := nearest(name, there))}
+        if len(near) < len(unknown):
+            raise InventoryError(text, hint="vcluster status")
+        raise InventoryError(text, instead=near)

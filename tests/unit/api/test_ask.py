@@ -161,12 +161,16 @@ TOTAL = (
     "This model's maximum context length is 2048 tokens. However, you requested 9000 output tokens and your prompt "
     "contains at least 1 input tokens, for a total of at least 9001 tokens."
 )
+# vLLM 0.32, before it looks at the prompt.
+LIMIT = "max_tokens=9000 cannot be greater than max_model_len=2048. Please request fewer output tokens."
 FULL = "This model's maximum context length is 2048 tokens. However, your request has 3000 input tokens."
 
 
 # fault: serving/endpoint/api.py: fits = self._room(body) if fits is None else fits → pass
 # fault: wire/refusals.py: int(length[1]) - int(prompt[1]) → int(length[1])
-@pytest.mark.parametrize(("message", "counted", "fits"), [(LARGE, False, 2008), (TOTAL, True, 2000), (FULL, True, 0)])
+@pytest.mark.parametrize(
+    ("message", "counted", "fits"), [(LARGE, False, 2008), (TOTAL, True, 2000), (LIMIT, True, 2000), (FULL, True, 0)]
+)
 def test_a_max_tokens_that_is_too_large_is_refused_with_the_number_that_fits(
     message: str, counted: bool, fits: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -193,6 +197,16 @@ def test_a_model_that_is_not_served_names_the_one_that_is(monkeypatch: pytest.Mo
     error, _ = failure(monkeypatch, Head([READY]), Refused(404, "not found"), model="other")
     assert (type(error), error.message) == (PreflightFailed, "other is not served on lab; it serves llama")
     assert error.instead["model=other"] == "model=llama"
+
+
+# fault: serving/endpoint/api.py: and model != self.model and → and False and
+def test_another_model_that_is_still_starting_is_named_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The one that is ready was waited for, and named."""
+    head = Head([replace(READY, name="other", phase="importing")])
+    error, _ = failure(monkeypatch, head, Refused(503, "the model 'other' is not ready"), model="other")
+    assert (type(error), error.message) == (PreflightFailed, "other is not ready: importing")
+    assert (error.hint or "").splitlines()[0] == "vcluster status --wait"
+    assert head.clock.monotonic() == Head([]).clock.monotonic()
 
 
 # fault: features/ask/verb.py: given.pop("model", None), given.pop("prompt_logprobs", None) → None, None

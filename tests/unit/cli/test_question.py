@@ -249,7 +249,9 @@ def test_what_a_server_refuses_steers_no_terminal(
     assert capsys.readouterr().err == "error: refused: too long\n"
 
 
-@pytest.mark.parametrize(("name", "message"), [("none.jsonl", "none.jsonl is not a file"), ("-", "- is not a file")])
+@pytest.mark.parametrize(
+    ("name", "message"), [("none.jsonl", "none.jsonl is not there"), ("-", "- is not a file; a batch")]
+)
 def test_a_batch_without_its_input_is_a_wrong_command_line(
     name: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -95,6 +95,23 @@ def test_an_option_of_another_launcher_is_not_passed_to_vllm(option: str) -> Non
     assert call("serve", "M", "--hosts", "a,b", "--tp", "1", "--pp", "2", "--help") == 0
 
 
+# fault: features/batch/verb.py: if example.exists(): → if False:
+# fault: features/batch/verb.py: if str(source) == "-" or expanded(source).exists(): → if False:
+@pytest.mark.parametrize(
+    ("source", "message", "fix"),
+    [
+        ("in.json", "in.json is not there", "ls ."),
+        ("/dev/stdin", "/dev/stdin is not a file; a batch reads its input again when it continues", "save the"),
+    ],
+)
+def test_no_remedy_of_a_batch_writes_over_a_file(source: str, message: str, fix: str, tmp_path: Path) -> None:
+    (tmp_path / "prompts.json").write_text('["mine"]')
+    done = run("batch", source, "-o", "out", cwd=tmp_path)
+    assert (done.returncode, done.stderr.splitlines()[0]) == (2, f"error: {message}")
+    assert f"fix: {fix}" in done.stderr
+    assert "> prompts.json" not in done.stderr
+
+
 @pytest.mark.parametrize(
     ("typed", "message", "fix"),
     [
@@ -124,7 +141,7 @@ def test_what_no_flag_of_vllm_is_names_what_to_use(typed: str, message: str, fix
         ("in.json", ".", "cannot write .: Is a directory", "vcluster batch in.json -o answers.jsonl"),
         ("in.json", "", "cannot write .: Is a directory", "vcluster batch in.json -o answers.jsonl"),
         ("in.json", "/", "cannot write /: Is a directory", "vcluster batch in.json -o answers.jsonl"),
-        ("~nouser/in.json", "out", "~nouser/in.json is not a file", "vcluster batch prompts.json -o out"),
+        ("~nouser/in.json", "out", "~nouser/in.json is not there", "vcluster batch prompts.json -o out"),
     ],
 )
 def test_files_that_cannot_be_are_a_wrong_call(

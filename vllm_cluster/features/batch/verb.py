@@ -99,15 +99,27 @@ def _files(source: Path | None, output: Path | None) -> BatchFiles:
     if output is None:
         raise UsageError("missing -o OUT", again=("-o", "answers.jsonl"))
     if not expanded(source).is_file():
-        hint = 'echo \'["The capital of France is", "A river"]\' > prompts.json'
-        hint += "\n" + command_line("vcluster", "batch", "prompts.json", "-o", str(output))
-        raise UsageError(f"{source} is not a file", hint=hint)
+        raise _no_input(source, output)
     out = expanded(output)
     # It has a name with .errors beside it.
     if not out.name:
         hint = command_line("vcluster", "batch", str(source), "-o", "answers.jsonl")
         raise UsageError(f"cannot write {out}: Is a directory", hint=hint)
     return BatchFiles(expanded(source), out)
+
+
+def _no_input(source: Path, output: Path) -> UsageError:
+    from vllm_cluster.kernel.laptop import expanded
+
+    if str(source) == "-" or expanded(source).exists():
+        text = f"{source} is not a file; a batch reads its input again when it continues"
+        return UsageError(text, hint="save the requests in a file, and name that")
+    example = Path("prompts.json")
+    if example.exists():
+        return UsageError(f"{source} is not there", hint=command_line("ls", str(source.parent)))
+    hint = f'echo \'["The capital of France is", "A river"]\' > {example}'
+    hint += "\n" + command_line("vcluster", "batch", str(example), "-o", str(output))
+    return UsageError(f"{source} is not there", hint=hint)
 
 
 def _list(session: Session, *, given: bool) -> None:

@@ -20,7 +20,7 @@ MAX_BYTES = 256_000
 
 
 def read(path: Path | None, *, stdin: TextIO | None = None, cwd: Path | None = None) -> tuple[Path | None, bytes]:
-    """The file at `path`, else the nearest inventory.yaml from `cwd` on; no path where `-` names standard input.
+    """The file at `path`, else the nearest inventory.yaml from `cwd` on; no path for a pipe, as `-` is one.
 
     Raises:
         InventoryError: there is none, or it cannot be read.
@@ -31,7 +31,10 @@ def read(path: Path | None, *, stdin: TextIO | None = None, cwd: Path | None = N
         found = path
     else:
         found = find(cwd or here()) if path is None else (cwd or here()) / path
-    return found, _from_file(found, file_name(found, cwd), cwd)
+    raw = _from_file(found, file_name(found, cwd), cwd)
+    # A pipe of a shell is in no folder of the inventory's: what it names is found as with `-`.
+    in_no_folder = found.is_fifo() or any(map(found.is_relative_to, ("/dev", "/proc")))
+    return (None if in_no_folder else found), raw
 
 
 def find(cwd: Path) -> Path:

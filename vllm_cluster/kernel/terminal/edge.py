@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 # Soon, and after the callback that dropped it has ended.
 AGAIN_SECONDS = 0.01
+CONSENT = ("--yes", "-y")
 # The verbs of the program, which the layers above name.
 KNOWN: dict[str, Verb] = {}
 
@@ -205,7 +206,9 @@ def remedy(error: VclusterError, paste: Callable[[str], str]) -> str | None:
 
     meant = [*(error.instead.get(word, word) for word in words[:end]), *(flag(word) for word in words[end:])]
     if meant != words:
-        hint = "\n".join((call(meant), hint))
+        # Consent was to what was typed, and this is a guess.
+        asking = [word for word in meant[:end] if word not in CONSENT] + meant[end:]
+        hint = "\n".join((call(asking), hint))
     if error.again is not None:
         lines = call([*words[:end], *error.again, *words[end:]]), hint
         # What --yes loses the others do not: they come first.

@@ -195,6 +195,11 @@ class ModelApi:
                 text = f"{model} is not served on {self._inventory.cluster}; it serves {', '.join(self._names(served))}"
                 forms = ("model=", "--set=model=")
                 return PreflightFailed(text, instead={f"{form}{model}": f"{form}{served}" for form in forms})
+        if error.status == HTTPStatus.SERVICE_UNAVAILABLE and model != self.model and (other := self._rows(model)):
+            try:
+                first_ready(other)
+            except PreflightFailed as refused:
+                return refused
         if HTTPStatus.BAD_REQUEST <= error.status < HTTPStatus.INTERNAL_SERVER_ERROR:
             return UsageError(f"{model}: {error.message}", hint="vcluster complete --help")
         return self._cause(Broken(f"HTTP {error.status}: {error.message}", hint="vcluster status"))
@@ -229,10 +234,13 @@ class ModelApi:
         except Broken:
             return [served]
 
-    def _now(self) -> ServeStatus | None:
+    def _rows(self, name: str = "") -> list[ServeStatus]:
         rows = NodeHandle(self._head, self._inventory.cluster).state().replicas
+        return [one for one in rows if name in ("", one.name)]
+
+    def _now(self) -> ServeStatus | None:
         # Of several replicas it is not known which one answered.
-        own = [one for one in rows if one.name == self.model] or [*rows]
+        own = self._rows(self.model) or self._rows()
         return max(own, key=lambda one: one.generation == self._serve.generation, default=None)
 
     def _cause(self, error: Broken) -> VclusterError:
