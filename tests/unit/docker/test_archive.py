@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import bz2
 import io
 import tarfile
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from types import SimpleNamespace
 from typing import Any
+from urllib.parse import unquote
 
 import pytest
 from hypothesis import given, settings
@@ -17,7 +18,7 @@ from tests.support.bounds import within
 from tests.support.canned_docker import answer, canned
 from tests.support.depth import cases
 from vllm_cluster.kernel.docker.calls import Unreadable
-from vllm_cluster.kernel.docker.client import MAX_READS, _first, has_content
+from vllm_cluster.kernel.docker.client import MAX_READS
 
 
 def folder(*files: str) -> bytes:
@@ -36,10 +37,9 @@ def folder(*files: str) -> bytes:
 
 @pytest.mark.parametrize("files", [(), ("a1/input.jsonl",), ("a1/input.jsonl", "a2/output.jsonl")])
 def test_a_folder_has_content_by_the_beginning_of_its_archive(files: tuple[str, ...]) -> None:
-    data = io.BytesIO(folder(*files))
-    reply: Any = SimpleNamespace(read=data.read)
-    assert has_content(reply) is bool(files)
-    assert data.tell() <= tarfile.RECORDSIZE
+    sent = answer(folder(*files))
+    docker, _ = canned(lambda _line: (sent[at : at + 4096] for at in range(0, len(sent), 4096)))
+    assert docker.has_files("some", "/batch", 5) is bool(files)
 
 
 def one_file(content: bytes, size: int | None = None) -> bytes:
@@ -60,7 +60,7 @@ LONGER = one_file(DOCUMENT, 20)
 
 
 # fault: kernel/docker/client.py: del end[:-kept] → pass
-# fault: kernel/docker/client.py: left = bytearray(data[entry.offset_data :][: entry.size]), min(entry.size, limit) → left = bytearray(data[entry.offset_data :]), min(entry.size, limit)
+# fault: kernel/docker/client.py: left = bytearray(data[entry.begin :][: entry.size]), min(entry.size, limit) → left = bytearray(data[entry.begin :]), min(entry.size, limit)
 @pytest.mark.parametrize("size", [0, 5, 3000, 9728, 9729, 20_000_000])
 @pytest.mark.parametrize("limit", [40_000, 30_000_000])
 def test_of_the_end_of_a_file_no_more_than_that_is_held(size: int, limit: int) -> None:
@@ -137,18 +137,83 @@ ODD = (
 )
 
 
-# fault: kernel/docker/client.py: LookupError, ArithmeticError) as error: → LookupError) as error:
 @settings(max_examples=cases(100, 400, 20_000))
 @given(st.sampled_from(ODD), st.lists(st.tuples(st.integers(0, 2047), st.integers(0, 255)), max_size=9))
 def test_an_archive_of_any_content_is_read_or_refused(archive: bytes, changes: list[tuple[int, int]]) -> None:
     data = bytearray(archive)
     for at, byte in changes:
         data[at % len(data)] = byte
-    refused: Any = lambda why: Unreadable("gpu1", why)  # noqa: E731
-    for look in (has_content, lambda reply: len(_first(reply, 1 << 16) or "") <= 1 << 16):
-        reply: Any = SimpleNamespace(read=io.BytesIO(bytes(data)).read, unreadable=refused)
+    docker, _ = canned(lambda _line: iter([answer(bytes(data))]))
+    looks: tuple[Callable[[], object], ...] = (
+        lambda: docker.has_files("some", "/file", 5),
+        lambda: len(docker.read_file("some", "/file", 1 << 16) or b"") <= 1 << 16,
+        lambda: len(docker.read_end("some", "/file", 1 << 16, 9) or b"") <= 9,
+    )
+    for look in looks:
         with suppress(Unreadable):
-            assert look(reply) in (True, False)
+            assert look() in (True, False)
+
+
+def header(kind: bytes, size: int) -> bytes:
+    """The header of an entry."""
+    made = tarfile.TarInfo("file")
+    made.type, made.size = kind, size
+    return made.tobuf(tarfile.GNU_FORMAT)
+
+
+def packed(size: int) -> bytes:
+    """A header that announces so many bytes, and these: all of it compressed, to 400 bytes."""
+    made = bz2.BZ2Compressor()
+    pieces = [made.compress(header(tarfile.XHDTYPE, size)), *(made.compress(bytes(1 << 20)) for _ in range(size >> 20))]
+    return b"".join(pieces) + made.flush()
+
+
+HOSTILE = {
+    "compressed": lambda: packed(50 << 20),
+    # Of Python 3.11.7 the search for a key in it goes over all digits, from each of them on.
+    "digits": lambda: header(tarfile.XHDTYPE, 2 << 20) + b"1" * (2 << 20) + bytes(tarfile.RECORDSIZE),
+    "headers": lambda: header(tarfile.GNUTYPE_LONGNAME, 0) * 3000,
+    "records": lambda: header(tarfile.XHDTYPE, 2 << 20) + b"".join(b"12 %07x=\n" % n for n in range(180_000)),
+}
+
+
+# fault: kernel/docker/archive.py: if head.size > MAX_EXTENDED: → if head.size > 1 << 40:
+@pytest.mark.parametrize("kind", HOSTILE)
+@pytest.mark.promise("P23", "P46")
+def test_an_archive_takes_no_more_than_was_sent(kind: str) -> None:
+    body = HOSTILE[kind]()
+    docker, _ = canned(lambda _line: iter([answer(body)]))
+    looks: tuple[Callable[[], object], ...] = (
+        lambda: docker.has_files("some", "/file", 5),
+        lambda: docker.read_file("some", "/file"),
+        lambda: docker.read_end("some", "/file", 3 << 20, 1000),
+    )
+    with within(5, megabytes=20):
+        for look in looks:
+            with suppress(Unreadable):
+                assert not look()
+
+
+LONG = "/" + "x" * 300
+
+
+# fault: kernel/docker/archive.py: link = records.get(b"linkpath", link) → link = link
+# fault: kernel/docker/archive.py: link = more.rstrip(b"\0") → pass
+@pytest.mark.parametrize("form", [tarfile.PAX_FORMAT, tarfile.GNU_FORMAT])
+def test_a_link_with_a_long_target_is_followed(form: int) -> None:
+    read, asked = reads("/link", entry(tarfile.SYMTYPE, form, linkname=LONG), one_file(DOCUMENT))
+    assert read() == DOCUMENT
+    assert LONG in unquote(asked[1])
+
+
+# fault: kernel/docker/archive.py: size = _number(records[b"size"]) if b"size" in records else size → pass
+def test_a_file_has_the_size_and_attributes_of_its_header() -> None:
+    attributes = {"SCHILY.xattr.security.capability": "\n9 a=b\n" * 3, "size": str(len(DOCUMENT))}
+    sent = bytearray(entry(pax_headers=attributes, name="\u00e9" * 200))
+    at = sent.rindex(b"ustar") - 257
+    sent[at + 512 : at + 512 + len(DOCUMENT)] = DOCUMENT
+    read, _ = reads("/file", bytes(sent))
+    assert read() == DOCUMENT
 
 
 @pytest.mark.parametrize("link", ["/etc/\udcff", "/loop"])

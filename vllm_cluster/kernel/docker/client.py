@@ -12,7 +12,8 @@ from typing import TypeVar
 
 from vllm_cluster.kernel.clock import SYSTEM_CLOCK, Clock, Deadline
 from vllm_cluster.kernel.docker import parse
-from vllm_cluster.kernel.docker.calls import CALL_SECONDS, PIECE, Call, Calls, NotFound, Reply, Unreadable, path
+from vllm_cluster.kernel.docker.archive import BEGINNING, first_entry, has_entries
+from vllm_cluster.kernel.docker.calls import CALL_SECONDS, PIECE, Call, Calls, NotFound, Unreadable, path
 from vllm_cluster.kernel.docker.connection import Guard, OpenStream
 from vllm_cluster.kernel.docker.log_frames import OutputFrames
 from vllm_cluster.kernel.docker.streams import Streams
@@ -248,13 +249,13 @@ class DockerApi:
             call = Call(f"read {place}", "GET", path("containers", container, "archive"), {"path": place})
             try:
                 with self._calls.stream(call, self._calls.after(FILE_SECONDS)) as reply:
-                    found = _first(reply, limit)
-                    if isinstance(found, bytes) and place.endswith(".json"):
-                        bounded(found)
+                    data = reply.read(limit + BEGINNING)
+                    with reply.reading():
+                        found = _first(data, limit)
+                        if isinstance(found, bytes) and place.endswith(".json"):
+                            bounded(found)
             except NotFound:
                 return None
-            except ValueError as error:
-                raise reply.unreadable(error) from None
             if not isinstance(found, str):
                 return found
             # Docker sends a link as itself, not what it points to.
@@ -271,12 +272,12 @@ class DockerApi:
         """
         call = Call(f"read {place}", "GET", path("containers", container, "archive"), {"path": place})
         with suppress(NotFound), self._calls.stream(call, self._calls.after(FILE_SECONDS)) as reply:
-            data = reply.read(tarfile.RECORDSIZE)
-            with _opened(reply, data) as tar:
-                entry = tar.next()
-            if entry is None or not entry.isreg():
+            data = reply.read(BEGINNING)
+            with reply.reading():
+                entry = first_entry(data)
+            if entry is None or not entry.is_file:
                 return None
-            end, left = bytearray(data[entry.offset_data :][: entry.size]), min(entry.size, limit)
+            end, left = bytearray(data[entry.begin :][: entry.size]), min(entry.size, limit)
             left -= len(end)
             while left > 0 and (piece := reply.read(min(PIECE, left))):
                 end += piece
@@ -290,7 +291,10 @@ class DockerApi:
         call = Call(f"look into {folder}", "GET", path("containers", container, "archive"), {"path": folder})
         try:
             with self._calls.stream(call, self._calls.after(seconds)) as reply:
-                return has_content(reply)
+                # The beginning is enough: what follows may be gigabytes.
+                data = reply.read(BEGINNING)
+                with reply.reading():
+                    return has_entries(data)
         except NotFound:
             return False
 
@@ -324,46 +328,17 @@ def packed(
     return archive.getvalue()
 
 
-def _first(reply: Reply, limit: int) -> bytes | str | None:
+def _first(data: bytes, limit: int) -> bytes | str | None:
     """The first entry: at most `limit` bytes of a file, where a link points to, or None for anything else.
 
     Raises:
-        Unreadable: it is not an archive, or ends in the middle.
+        ValueError: it is not an archive, or ends in the middle.
     """
-    with _archive(reply, limit + tarfile.RECORDSIZE) as tar:
-        entry = tar.next()
-        if entry is not None and entry.issym():
-            # It becomes a part of the next request.
-            return entry.linkname.encode().decode()
-        content = tar.extractfile(entry) if entry else None
-        return content.read(limit) if content else None
-
-
-def has_content(reply: Reply) -> bool:
-    """Whether a folder has anything in it: its archive begins with the folder itself.
-
-    Raises:
-        HostError: it is not an archive.
-    """
-    # Two headers are enough; what follows may be gigabytes.
-    with _archive(reply, tarfile.RECORDSIZE) as tar:
-        return tar.next() is not None and tar.next() is not None
-
-
-@contextmanager
-def _archive(reply: Reply, most: int) -> Iterator[tarfile.TarFile]:
-    """The beginning of an archive: a container may have anything in it, and its sizes need not be those of files."""
-    with _opened(reply, reply.read(most)) as tar:
-        yield tar
-
-
-@contextmanager
-def _opened(reply: Reply, data: bytes) -> Iterator[tarfile.TarFile]:
-    try:
-        with tarfile.open(fileobj=io.BytesIO(data)) as tar:
-            yield tar
-    except (tarfile.TarError, ValueError, OSError, LookupError, ArithmeticError) as error:
-        raise reply.unreadable(repr(error)) from error
+    entry = first_entry(data)
+    if entry and entry.is_file:
+        return entry.content(data, limit)
+    # It becomes a part of the next request.
+    return (entry and entry.link) or None
 
 
 def _is_cut(place: str, content: bytes) -> bool:
