@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import paramiko
 import pytest
-from paramiko.common import MSG_CHANNEL_DATA, MSG_CHANNEL_EXTENDED_DATA
+from paramiko.common import MSG_CHANNEL_DATA, MSG_CHANNEL_EXTENDED_DATA, MSG_CHANNEL_FAILURE, cMSG_CHANNEL_REQUEST
 
 from tests.support.clock import Clock
 from vllm_cluster.kernel.clock import Deadline
 from vllm_cluster.kernel.errors import AuthenticationFailed
 from vllm_cluster.kernel.transport.base import Target
-from vllm_cluster.kernel.transport.fabric.keepalive import MAX_PACKET, KeepaliveSocket, KeepaliveTransport
+from vllm_cluster.kernel.transport.fabric.keepalive import MAX_ANSWERS, MAX_PACKET, KeepaliveSocket, KeepaliveTransport
 from vllm_cluster.kernel.transport.fabric.login import Credentials
 from vllm_cluster.kernel.transport.jumps import Jumps
 from vllm_cluster.kernel.transport.openssh import OpenSshTransport
@@ -54,6 +59,93 @@ def test_a_channel_keeps_no_more_than_its_window(kind: int) -> None:
             feed()
     assert channel.transport.sock.failure
     assert len(channel.in_buffer) + len(channel.in_stderr_buffer) <= 150
+
+
+class Host(paramiko.Transport):
+    """A host that asks for answers as soon as it is asked for new keys, and agrees on them after that, if it does."""
+
+    asks, agrees, begun = 0, True, False
+
+    def _negotiate_keys(self, message: paramiko.Message) -> None:
+        if self.begun:
+            asked = paramiko.Message()
+            asked.add_byte(cMSG_CHANNEL_REQUEST)
+            asked.add_int(0)
+            asked.add_string("keepalive@openssh.com")
+            asked.add_boolean(True)
+            for _ in range(self.asks):
+                self.packetizer.send_message(asked)
+        if self.agrees or not self.begun:
+            super()._negotiate_keys(message)  # type: ignore[misc]
+
+
+class Everybody(paramiko.ServerInterface):
+    """Lets everybody in, to do anything."""
+
+    check_auth_none = check_channel_request = lambda *_: 0  # type: ignore[assignment]
+
+
+@pytest.fixture
+def connected() -> Iterator[tuple[KeepaliveTransport, Host, paramiko.Channel]]:
+    """A connection with a channel, and its host."""
+    ours, theirs = socket.socketpair()
+    client, host = KeepaliveTransport(KeepaliveSocket(ours)), Host(theirs)
+    host.add_server_key(paramiko.ECDSAKey.generate())
+    with closing(client), closing(host):
+        host.start_server(threading.Event(), Everybody())
+        client.start_client(timeout=20)
+        client.auth_none("u")
+        channel = client.open_session(timeout=20)
+        host.begun = True
+        yield client, host, channel
+
+
+def wait_for(what: Callable[[], object]) -> None:
+    """Wait for it."""
+    due = Deadline.after(20)
+    while not what():
+        assert due.left()
+        time.sleep(0.01)
+
+
+def ask_for_new_keys(client: KeepaliveTransport) -> None:
+    """Have the client ask, as after 512 MB."""
+    client.packetizer.REKEY_BYTES = 1
+    client.send_ignore(10)
+    wait_for(lambda: client.in_kex)
+    del client.packetizer.REKEY_BYTES
+
+
+# fault: kernel/transport/fabric/keepalive.py: if len(self._answers) >= MAX_ANSWERS: → if False:
+def test_a_host_that_asks_on_before_there_are_new_keys_gets_no_thread_for_each(
+    connected: tuple[KeepaliveTransport, Host, paramiko.Channel],
+) -> None:
+    """After 512 MB, which are on the way within seconds: 5,000 requests took 5,000 threads."""
+    client, host, _ = connected
+    host.asks, host.agrees = MAX_ANSWERS + 500, False
+    threads = threading.active_count()
+    ask_for_new_keys(client)
+    wait_for(lambda: not client.is_active())
+    assert threading.active_count() <= threads
+    assert cast(KeepaliveSocket, client.sock).failure == "it sends more than 1024 requests before it agrees on new keys"
+
+
+# fault: kernel/transport/fabric/keepalive.py: for one in answers: → for one in []:
+def test_what_a_host_asks_before_there_are_new_keys_is_answered_after(
+    connected: tuple[KeepaliveTransport, Host, paramiko.Channel],
+) -> None:
+    client, host, channel = connected
+    answered: list[object] = []
+    handlers: Any = host
+    handlers._channel_handler_table = {
+        **handlers._channel_handler_table,
+        MSG_CHANNEL_FAILURE: lambda _, m: answered.append(m),
+    }
+    host.asks = 20
+    ask_for_new_keys(client)
+    wait_for(lambda: len(answered) == 20)
+    assert client.is_active()
+    assert not channel.closed
 
 
 # fault: kernel/transport/fabric/login.py: if not self._deadline.left(): → if False:

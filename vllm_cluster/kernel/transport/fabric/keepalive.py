@@ -28,6 +28,8 @@ KEEPALIVE_SECONDS = 5.0
 MAX_REASON = 200
 # paramiko waits for as much as a packet announces, up to 4 GB, before it knows the host. OpenSSH sends 256 KiB at most.
 MAX_PACKET = 1 << 20
+# While new keys are agreed on, a close of each stream and a request for a sign of life come.
+MAX_ANSWERS = 1024
 AUTHENTICATED = "-gcm@openssh.com"
 _OF_A_CHANNEL = (cMSG_CHANNEL_DATA, cMSG_CHANNEL_EOF, cMSG_CHANNEL_REQUEST)
 # What paramiko raises when a connection breaks.
@@ -170,6 +172,8 @@ class KeepaliveTransport(paramiko.Transport):
         self._socket = sock
         sock.ask = self.send_keepalive
         self._login_begun = False
+        # What is sent once there are new keys.
+        self._answers: list[paramiko.Message] = []
 
     def open_channel(self, *args: object, **options: object) -> paramiko.Channel:
         """As paramiko's; what is sent through it is known to be of this channel."""
@@ -195,14 +199,21 @@ class KeepaliveTransport(paramiko.Transport):
         super()._send_message(data)  # type: ignore[misc]
 
     def _send_user_message(self, data: paramiko.Message) -> None:
-        if threading.current_thread() is self and not self.clear_to_send.is_set():
-            # Only this thread can finish the key exchange that paramiko would wait for here, as it answers a close.
-            threading.Thread(target=self._send_when_clear, args=(data,), daemon=True).start()
-        else:
-            self._send_when_clear(data)
+        if threading.current_thread() is not self or self.clear_to_send.is_set():
+            super()._send_user_message(data)  # type: ignore[misc]
+            return
+        # Only this thread can finish the key exchange that paramiko would wait for here, as it answers a close.
+        if len(self._answers) >= MAX_ANSWERS:
+            # A host that does not answer for new keys may ask on: with a thread for each, 5,000 took 110 MB.
+            self._socket.failure = f"it sends more than {MAX_ANSWERS} requests before it agrees on new keys"
+            raise paramiko.SSHException(self._socket.failure)
+        self._answers.append(data)
 
-    def _send_when_clear(self, data: paramiko.Message) -> None:
-        super()._send_user_message(data)  # type: ignore[misc]
+    def _parse_newkeys(self, message: paramiko.Message) -> None:
+        super()._parse_newkeys(message)  # type: ignore[misc]
+        answers, self._answers = self._answers, []
+        for one in answers:
+            self._send_user_message(one)
 
     def _parse_disconnect(self, message: paramiko.Message) -> None:
         # paramiko reads the reason and keeps it to itself.
