@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 import time
 
 import pytest
@@ -86,11 +87,27 @@ def test_an_incomplete_report_gives_nothing(text: str) -> None:
     assert parse_smi(text) == NvidiaSmiReport()
 
 
-# fault: kernel/facts/nvidia_smi.py: or "<!ENTITY" in text or → or
+# fault: kernel/facts/nvidia_smi.py: or _MAKES_MUCH.search(text) or → or
 def test_entities_are_refused_and_the_recorded_doctype_is_not() -> None:
     assert "<!DOCTYPE" in SMI
     bomb = SMI.replace('SYSTEM "nvsmi_device_v13.dtd"', '[<!ENTITY a "13.0">]').replace("13.0<", "&a;<")
     assert parse_smi(bomb) == NvidiaSmiReport()
+
+
+MUCH = {
+    "attributes": f'<!DOCTYPE r [<!ATTLIST a x CDATA "{"y" * 500_000}">]><r>{"<a/>" * 300}</r>',
+    "namespaces": f'<r xmlns:a="{"u" * 500_000}">{"".join(f"<a:b{n}/>" for n in range(300))}</r>',
+}
+
+
+# fault: kernel/facts/nvidia_smi.py: |xmlns") → ")
+# fault: kernel/facts/nvidia_smi.py: <!(?!DOCTYPE → <!(?!ATTLIST|DOCTYPE
+@pytest.mark.parametrize("kind", MUCH)
+@pytest.mark.promise("P46")
+def test_a_report_takes_about_as_much_as_its_text(kind: str) -> None:
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    assert parse_smi(MUCH[kind]) == NvidiaSmiReport()
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 50_000
 
 
 # fault: kernel/facts/nvidia_smi.py: or text.count("<") > MAX_TAGS: → :
