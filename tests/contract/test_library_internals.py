@@ -35,6 +35,7 @@ PRIVATE = {
     "paramiko.Channel._feed_extended": "self, m",
     "paramiko.Transport._channel_handler_table": None,
     "paramiko.Transport._parse_disconnect": "self, m",
+    "paramiko.Transport._parse_ext_info": "self, msg",
     "paramiko.Transport._parse_newkeys": "self, m",
     "paramiko.Transport._preferred_keys": None,
     "paramiko.Transport._send_message": "self, data",

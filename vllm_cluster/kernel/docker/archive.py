@@ -21,7 +21,7 @@ _EXTENDED = (tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.GNUTYPE_LONGNAME, tarfile
 
 
 @dataclass(frozen=True)
-class Entry:
+class ArchiveEntry:
     """One entry: its size as it was announced, where a symlink points to, and where its content begins."""
 
     is_file: bool
@@ -38,7 +38,7 @@ class Entry:
         return _part(archive, self.begin, min(self.size, most))
 
 
-def first_entry(archive: bytes) -> Entry | None:
+def first_entry(archive: bytes) -> ArchiveEntry | None:
     """The first entry; None where the archive is empty.
 
     Raises:
@@ -57,7 +57,7 @@ def first_entry(archive: bytes) -> Entry | None:
         at += BLOCK
         if head.type not in _EXTENDED:
             points = (head.linkname.encode() if link is None else link).decode() if head.issym() else ""
-            return Entry(head.type in _FILES, points, head.size if size is None else size, at)
+            return ArchiveEntry(head.type in _FILES, points, head.size if size is None else size, at)
         if head.size > MAX_EXTENDED:
             raise ValueError(f"a header of {head.size} bytes")
         more = _part(archive, at, head.size)

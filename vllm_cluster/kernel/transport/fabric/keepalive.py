@@ -30,6 +30,8 @@ MAX_REASON = 200
 MAX_PACKET = 1 << 20
 # While new keys are agreed on, a close of each stream and a request for a sign of life come.
 MAX_ANSWERS = 1024
+# Bytes of one that has no name and no value.
+MIN_EXTENSION = 8
 AUTHENTICATED = "-gcm@openssh.com"
 _OF_A_CHANNEL = (cMSG_CHANNEL_DATA, cMSG_CHANNEL_EOF, cMSG_CHANNEL_REQUEST)
 # What paramiko raises when a connection breaks.
@@ -214,6 +216,13 @@ class KeepaliveTransport(paramiko.Transport):
         answers, self._answers = self._answers, []
         for one in answers:
             self._send_user_message(one)
+
+    def _parse_ext_info(self, message: paramiko.Message) -> None:
+        # paramiko reads as many as are announced, also behind the end: 9 bytes kept a core busy for an hour and more.
+        if message.get_int() * MIN_EXTENSION > len(message.asbytes()):
+            raise paramiko.SSHException("it announces more extensions than it sends")
+        message.rewind()
+        super()._parse_ext_info(message)  # type: ignore[misc]
 
     def _parse_disconnect(self, message: paramiko.Message) -> None:
         # paramiko reads the reason and keeps it to itself.
