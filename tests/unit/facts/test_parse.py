@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 import re
+import time
+from contextlib import suppress
 
 import pytest
 
 from tests.support import world
+from tests.support.tree import FACTS
 from vllm_cluster.kernel.checks.registry import check_all, engine_problem
 from vllm_cluster.kernel.facts.parse import facts
 from vllm_cluster.kernel.facts.values import number
@@ -214,3 +217,20 @@ def test_words_that_are_not_a_version_are_left_out(version: object) -> None:
 
     assert engine(version) == ""
     assert engine("26.1.5+dfsg1") == "26.1.5+dfsg1"
+
+
+WHOLE = (FACTS / "h200-x2-host.txt").read_text()
+SECTIONS = sorted({*re.findall("^@@([a-z]+)$", WHOLE, re.MULTILINE)} - {"end", "whole"})
+
+
+# fault: kernel/facts/parse.py: (_BEFORE_KIND.split(line)[-1] → (re.sub(r'.*[:\s"]', "", line)
+@pytest.mark.parametrize("text", ["x", "0", "a=", "|", "[", '"', ",", "x:"])
+@pytest.mark.parametrize("section", SECTIONS)
+@pytest.mark.promise("P23", "P46")
+def test_a_line_of_any_section_is_read_in_the_time_of_its_bytes(section: str, text: str) -> None:
+    """In a section of the CDI folders 60 kB took 36 s, and 1 MB hours, in which no other thread ran."""
+    line = text * (100_000 // len(text))
+    began = time.process_time()
+    with suppress(ValueError):
+        facts("gpu1", WHOLE.replace(f"@@{section}\n", f"@@{section}\n{line}\n", 1), deep=True)
+    assert time.process_time() - began < 3

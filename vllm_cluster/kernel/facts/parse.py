@@ -21,6 +21,8 @@ _DOCUMENTS = ("smi", "nics")
 # How nvidia-smi reports that a GPU has no memory of its own.
 _NO_MEMORY = ("N/A", "Not Supported")
 _ROW = re.compile(r"[0-9]+,")
+# What is before the kind of a CDI device in a line: the last of these ends it.
+_BEFORE_KIND = re.compile(r'[:\s"]')
 # These end in commands that a person may paste.
 _MODEL = re.compile(r"\w[\w.-]*")
 _DISTRIBUTION, MAX_DISTRIBUTIONS = re.compile(r"[a-z][a-z0-9._-]{0,30}"), 8
@@ -187,7 +189,7 @@ def _engine(part: Mapping[str, str]) -> DockerFacts:
     if not _VERSION.fullmatch(api):
         problem = "\n".join(line for line in info.splitlines() if not line.startswith("{")).strip()
         return DockerFacts(problem=problem[:MAX_TEXT] or "no answer")
-    kinds = (re.sub(r'.*[:\s"]', "", line) for line in part["cdi"].splitlines())
+    kinds = (_BEFORE_KIND.split(line)[-1] for line in part["cdi"].splitlines())
     toolkit = _VERSION.search(part["toolkit"])
     folders, devices = _json_lists(part["dockercdi"])
     return DockerFacts(
