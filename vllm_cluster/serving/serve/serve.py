@@ -163,12 +163,11 @@ def _in_room(room: Room, deployment: Deployment, port: int) -> Laid:
 
 def _fits_nowhere(error: UsageError, beside: UsageError | None, last: Room) -> UsageError:
     """The refusal: what fits `beside` other models, and what would fit where those that are in its way have stopped."""
-    if not last.goes or error.hint is None:
+    # Where it fits beside nothing, what is in its way is asked about once it fits at all.
+    if not last.goes or error.hint is None or beside is None:
         return error
     stops = ", ".join(command_line("vcluster", "stop", name) for name in last.goes)
     after = f"{stops}, then {error.hint}"
-    if beside is None:
-        return UsageError(f"{error.message}; {last.why}", hint=after)
     return UsageError(beside.message, hint="\n".join(filter(None, (beside.hint, after))))
 
 
