@@ -17,7 +17,7 @@ import pytest
 
 from tests.support.sim import lab, life, make
 from tests.support.sim.world import World
-from vllm_cluster.features.explain import bundle
+from vllm_cluster.features.explain import bundle, verb
 from vllm_cluster.kernel import assess, debug_log
 from vllm_cluster.kernel.errors import CommandFailed, NodesNotJoined, Unreachable, UsageError, VclusterError
 from vllm_cluster.kernel.events import Emit
@@ -25,6 +25,7 @@ from vllm_cluster.kernel.explain.scan import LogSource
 from vllm_cluster.kernel.hosts.runtime import Runtime
 from vllm_cluster.kernel.inventory.model import Inventory
 from vllm_cluster.kernel.node.handle import NodeHandle, NodeState
+from vllm_cluster.kernel.terminal.session import Session
 from vllm_cluster.serving.cluster.up import began
 from vllm_cluster.serving.explain import explain
 from vllm_cluster.serving.explain.render import show_explained
@@ -261,13 +262,13 @@ def test_a_hang_that_the_node_program_ended_is_a_symptom(
 ) -> None:
     """It is in no log of vLLM; where the model answers again, it is in the restarts."""
     world, inventory = up
-    read = NodeHandle.state_if_running
+    read = NodeHandle.state
     phase: Phase = "backoff"
     older = "vLLM ended with exit code 1 on gpu2: A worker died or was killed while executing a task"
 
-    def hung(node: NodeHandle) -> NodeState | None:
+    def hung(node: NodeHandle) -> NodeState:
         state = read(node)
-        if not (state and state.status and state.status.serve):
+        if not (state.status and state.status.serve):
             return state
         serve = state.status.serve
         ready = serve.since
@@ -278,7 +279,7 @@ def test_a_hang_that_the_node_program_ended_is_a_symptom(
 
     with lab.inside(world):
         assert lab.run(world, inventory, lab.do_serve).error is None
-        monkeypatch.setattr(NodeHandle, "state_if_running", hung)
+        monkeypatch.setattr(NodeHandle, "state", hung)
         found = lab.run(world, inventory, EXPLAIN).value.verdict
         phase = "stopping"
         ends = lab.run(world, inventory, EXPLAIN).value.verdict
@@ -331,23 +332,76 @@ def test_a_request_that_was_rolled_back_is_explained_first(
     assert any(line.startswith("fix:") for line in more)
 
 
-# fault: serving/explain/explain.py: if missing and found.result in QUIET: → if not missing:
-def test_a_node_that_is_missing_is_not_well(up: tuple[World, Inventory]) -> None:
+# fault: serving/explain/explain.py: if not status.up and ( → if False and (
+# fault: serving/explain/explain.py: if read.result in QUIET else None → if False else None
+# fault: features/explain/verb.py: ("nothing", "unfinished", "cluster-not-up") → ("nothing", "unfinished")
+@pytest.mark.parametrize("what", ["not joined", "no answer", "fewer GPUs"])
+def test_a_cluster_that_is_not_whole_is_not_healthy(
+    up: tuple[World, Inventory], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], what: str
+) -> None:
+    """What `status` shows is the answer, with its remedy and its exit code."""
     world, inventory = up
+    box = world.machines["gpu1"].box("vcluster-lab")
+    assert box
     with lab.inside(world):
         lab.succeed(world, inventory, lab.do_serve)
-        box = world.machines["gpu1"].box("vcluster-lab")
-        assert box
-        box.life["nodes"].popitem()
+        row = next(row for row in box.life["nodes"].values() if row["address"] == "10.0.0.2")
+        if what == "not joined":
+            row["alive"] = False
+        elif what == "no answer":
+            world.machines["gpu2"].reachable = False
+        else:
+            row["gpus"] = 1
         world.clock.sleep(1)
-        found = lab.run(world, inventory, EXPLAIN).value.verdict
-    assert found.result == "unknown"
-    (place,) = found.error_lines
-    assert place.text == "gpu2: its node has not joined (vcluster up starts it again)"
+        status = lab.run(world, inventory, lab.do_status).value
+        found = lab.run(world, inventory, EXPLAIN).value
+    assert not status.up
+    (row_of,) = [host for host in status.hosts if host.problem]
+    assert (found.verdict.result, found.verdict.symptom.failure.slug) == ("symptom", "cluster-not-up")
+    assert found.verdict.symptom.failure.fix == (row_of.fix or "vcluster status\nvcluster check")
+    first, second = (place.text for place in found.verdict.symptom.places)
+    assert (first, second) == (status.summary, f"gpu2: {row_of.problem}")
+    monkeypatch.setattr(explain, "of_cluster", lambda *_, **__: found)
+    monkeypatch.setattr(Session, "load", lambda _: inventory)
+    with pytest.raises(SystemExit) as end:
+        verb.explain()
+    assert end.value.code == (4 if what == "no answer" else 1)
+    assert "Healthy" not in capsys.readouterr().out
 
 
-# fault: serving/explain/explain.py: if off and not found.cause: → if not off:
-# fault: serving/explain/explain.py: for name in missing if isinstance(failures.get(name), SILENT) → for name in missing if name in ()
+# fault: serving/explain/explain.py: if stopped := [host for host in status.hosts if host.state in ( → if stopped := [host for host in status.hosts if host.state not in (
+@pytest.mark.parametrize("raised", ["", "ERROR 11-21 02:00:00 [core.py:1] FrobError: no frob\n"])
+def test_a_node_that_does_not_run_is_named_before_what_others_write_of_it(
+    up: tuple[World, Inventory], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], raised: str
+) -> None:
+    """Its container's own end is known, and who ended it is not."""
+    world, inventory = up
+    lost = "[2026-11-21 02:00:00,000 C 31 31] node gpu2 marked dead because the detector has missed too many heartbeats"
+    lines = [(1, f"{raised or lost}\n".encode())]
+    read = explain.sources
+    monkeypatch.setattr(
+        explain, "sources", lambda *of, **words: [*read(*of, **words), LogSource("gpu1:ray.log", lines, "gpu1")]
+    )
+    with lab.inside(world):
+        lab.succeed(world, inventory, lab.do_serve)
+        box, head = world.machines["gpu2"].box("vcluster-lab"), world.machines["gpu1"].box("vcluster-lab")
+        assert box and head
+        box.state, box.exit_code = "exited", 137
+        world.clock.sleep(60)
+        found = lab.run(world, inventory, EXPLAIN).value
+    show_explained(found.verdict, color="never")
+    first, second, *more = capsys.readouterr().out.splitlines()
+    assert first.endswith("a node does not run, and no log has the reason (vcluster explain node-stopped)")
+    assert second.split()[:6] == ["status:1:", "gpu2:", "the", "node", "is", "stopped:"]
+    assert "look:    vcluster up" in more
+    assert not any("docker inspect" in line for line in more)
+    if raised:
+        assert any("FrobError: no frob" in line for line in more)
+    else:
+        assert any(line.startswith("also:") and "Ray has lost a host" in line for line in more)
+
+
+# fault: serving/explain/explain.py: for name in lost if isinstance(failures.get(name), SILENT) → for name in lost if name in ()
 def test_a_host_that_is_off_is_the_cause_of_what_the_others_write(
     up: tuple[World, Inventory], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -368,3 +422,26 @@ def test_a_host_that_is_off_is_the_cause_of_what_the_others_write(
     first, second, *_ = capsys.readouterr().out.splitlines()
     assert first.startswith("The host is off, or its network is")
     assert second.split() == ["ssh:1:", "gpu2:", "no", "answer"]
+
+
+# fault: serving/explain/explain.py: if inventory.head_name in states else _without_head(inventory, states) → if True else ()
+# fault: serving/explain/explain.py: return () if calm else (inventory.head_name,) → return (inventory.head_name,)
+@pytest.mark.parametrize("gone", [True, False])
+def test_a_head_whose_host_is_off_is_the_cause_too(up: tuple[World, Inventory], gone: bool) -> None:
+    """Where the other nodes still have their head, only the way from here to it is broken."""
+    world, inventory = up
+    world.machines["gpu1"].reachable = False
+    box, worker = world.machines["gpu1"].box("vcluster-lab"), world.machines["gpu2"].box("vcluster-lab")
+    assert box and worker
+    worker.log = "get_mempolicy: Operation not permitted\nerror: frob\n"
+    if gone:
+        box.state = "exited"
+    with lab.inside(world):
+        world.clock.sleep(60)
+        found = lab.run(world, inventory, EXPLAIN).value
+    if not gone:
+        assert found.verdict.cause is None
+        return
+    assert (found.verdict.result, found.verdict.cause.failure.slug) == ("explained", "host-unreachable")
+    (place,) = found.verdict.cause.places
+    assert (place.source, place.host, place.text) == ("ssh", "gpu1", found.failures["gpu1"].message)

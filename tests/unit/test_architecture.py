@@ -43,8 +43,8 @@ ROWS: dict[str, tuple[str, ...]] = {
         "hooks",
     ),
     "serving": (
-        "api explain fit head hooks node status verbs",
-        "consent translate",
+        "api fit head hooks node status verbs",
+        "consent explain translate",
         "others",
         "ask_head cluster",
         "endpoint",

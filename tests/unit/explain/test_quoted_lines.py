@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from tests.support.corpus import shown_by_a_line
@@ -51,6 +53,16 @@ def test_only_what_is_below_its_frame_is_quoted() -> None:
     # And a sign of source code is one there.
     found = explained(traceback("self._semlock = _multiprocessing.SemLock._rebuild(*state)"))
     assert found.symptom and found.symptom.failure.slug == "shared-memory-removed"
+
+
+# fault: kernel/explain/failures.toml: not None", code = true } → not None" }
+def test_a_sign_that_is_a_statement_is_looked_for_where_a_traceback_quotes_it() -> None:
+    statement = re.compile(r"(?:assert|raise|return|del|await) |self\.")
+    assert [known.needle for known in SIGNS if statement.match(known.needle) and not known.code] == []
+    found = explained(
+        traceback("assert local_message_queue is not None", PREFIX).replace("FrobError: no frob", "AssertionError")
+    )
+    assert found.cause and found.cause.failure.slug == "cpu-ranks-over-hosts"
 
 
 # fault: kernel/explain/signs.py: if found and progress.COMMAND.match(words): → if False:

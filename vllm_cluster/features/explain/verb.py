@@ -54,10 +54,21 @@ def explain(
     with Session(inventory, as_json=as_json) as session:
         if bundle:
             _pack(session, bundle)
-        elif files and len(files) == 1 and not _PATH.search(str(files[0])) and not files[0].exists():
+        elif files and len(files) == 1 and _may_be_name(session, files[0]):
             _named(session, str(files[0]))
         else:
             _explain(session, files or ())
+
+
+def _may_be_name(session: Session, file: Path) -> bool:
+    """Whether a word names no logs: a model that was pulled from here has a folder of its name."""
+    if _PATH.search(str(file)):
+        return False
+    if not file.is_dir():
+        return not file.exists()
+    from vllm_cluster.serving.explain.files import holds_logs
+
+    return session.has_inventory and not holds_logs(file)
 
 
 def _named(session: Session, name: str) -> None:
@@ -98,7 +109,8 @@ def _explain(session: Session, files: Sequence[Path], model: str | None = None) 
         lambda: show_explained(found.verdict, color=SETTINGS.color, request=found.request, restarts=found.restarts),
     )
     code = EXIT_CODES.get(found.verdict.result, 0)
-    if found.failures and found.verdict.result in ("nothing", "unfinished"):
+    seen = found.verdict.symptom.failure.slug if found.verdict.symptom else found.verdict.result
+    if found.failures and seen in ("nothing", "unfinished", "cluster-not-up"):
         code = EXIT_UNREACHABLE
     if code:
         raise SystemExit(code)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -19,10 +19,12 @@ from vllm_cluster.kernel.errors import (
 )
 from vllm_cluster.kernel.events import Emit, Event
 from vllm_cluster.kernel.explain.catalogue import FAILURES
-from vllm_cluster.kernel.explain.diagnosis import Diagnosis, MatchedFailure, diagnose
+from vllm_cluster.kernel.explain.diagnosis import MAX_LINES, MAX_OTHERS, Diagnosis, MatchedFailure, diagnose
 from vllm_cluster.kernel.explain.evidence import LogPosition
 from vllm_cluster.kernel.explain.ranks import KnownHosts
 from vllm_cluster.kernel.explain.scan import LogSource, scan, scan_all
+from vllm_cluster.kernel.explain.weighing import once
+from vllm_cluster.kernel.facts.host_facts import HostFacts
 from vllm_cluster.kernel.hosts.connection import Fleet, HostConnection
 from vllm_cluster.kernel.hosts.runtime import SYSTEM, Runtime
 from vllm_cluster.kernel.inventory.model import Inventory
@@ -33,6 +35,17 @@ from vllm_cluster.kernel.plan.node_status import absent
 from vllm_cluster.kernel.text import count, redact
 from vllm_cluster.serving.explain.files import sources_of
 from vllm_cluster.serving.explain.logs import Log, collect, sources
+from vllm_cluster.serving.status.status import (
+    MISSING,
+    PAUSED,
+    STOPPED,
+    ClusterStatus,
+    HostState,
+    HostStatus,
+    assemble,
+    host_state,
+    unseen,
+)
 from vllm_cluster.wire.status import FailedRequest, NodeStatus, ServeStatus
 
 PROGRESS_SECONDS = 1.0
@@ -89,14 +102,9 @@ def of_cluster(inventory: Inventory, emit: Emit, model: str | None = None, *, ru
     """
     with Fleet(inventory, runtime) as fleet:
         emit(Event("phase", f"collecting the logs of {count(len(inventory.hosts), 'host')}"))
-
-        def read(connection: HostConnection) -> list[Log]:
-            connect_and_observe(inventory, connection)
-            return collect(connection, inventory.cluster, len(inventory.hosts))
-
-        logs, failures = fleet.each(read)
-        head = _head(fleet, inventory) if inventory.head_name in logs else None
-        rows = _rows(inventory.head_name, head, model)
+        logs, states, failures = _look(fleet, inventory)
+        status = assemble(inventory, states | {name: unseen(error) for name, error in failures.items()})
+        head, rows = status.head, _rows(inventory.head_name, status.head, model)
         restarted = _restarts(fleet, inventory, rows)
     if head and head.group.ended:
         return Explanation(_of_group(inventory.head_name, head), failures, restarts=restarted)
@@ -106,16 +114,30 @@ def of_cluster(inventory: Inventory, emit: Emit, model: str | None = None, *, ru
     worked_at = _worked_at(head, rows) if works else None
     hosts = KnownHosts({host.address: name for name, host in inventory.hosts.items()}, inventory.head_name)
     found = diagnose(scan_all((*read_of, *ended)), worked_at=worked_at, together=True, hosts=hosts)
-    missing = _missing(inventory, head)
-    off = {name: failures[name] for name in missing if isinstance(failures.get(name), SILENT)}
-    if off and not found.cause:
-        return Explanation(_of_unreachable(off, found), failures, restarts=restarted)
-    if missing and found.result in QUIET:
-        return Explanation(_of_missing(inventory.head_name, missing, found), failures, restarts=restarted)
+    lost = _missing(inventory, head) if inventory.head_name in states else _without_head(inventory, states)
+    off = {name: failures[name] for name in lost if isinstance(failures.get(name), SILENT)}
+    if not status.up and (now := _of_now(status, off, found)):
+        return Explanation(now, failures, restarts=restarted)
     request = next((one.instead_of for one in rows if one.instead_of), None)
     if request and found.result in QUIET:
         return Explanation(_of_request(inventory.head_name, request, found), failures, request, restarted)
     return Explanation(found, failures, restarts=restarted)
+
+
+def _look(
+    fleet: Fleet, inventory: Inventory
+) -> tuple[dict[str, list[Log]], dict[str, HostState], Mapping[str, VclusterError]]:
+    """The logs of each host that answers, what is on it once all of them are here, and why others did not answer."""
+
+    def read(connection: HostConnection) -> tuple[HostFacts, list[Log]]:
+        facts = connect_and_observe(inventory, connection)
+        return facts, collect(connection, inventory.cluster, len(inventory.hosts))
+
+    found, failures = fleet.each(read)
+    states, ended = fleet.each(
+        lambda connection: host_state(inventory, connection, found[connection.name][0]), set(found)
+    )
+    return {name: logs for name, (_, logs) in found.items()}, states, failures | ended
 
 
 def _rows(host: str, head: NodeStatus | None, model: str | None) -> Sequence[ServeStatus]:
@@ -132,25 +154,62 @@ def _rows(host: str, head: NodeStatus | None, model: str | None) -> Sequence[Ser
     return found
 
 
-def _missing(inventory: Inventory, head: NodeStatus | None) -> dict[str, str]:
-    """What is wrong with nodes that the head does not have, by host, where it runs."""
+def _missing(inventory: Inventory, head: NodeStatus | None) -> Collection[str]:
+    """The hosts whose nodes the head does not have, where it runs."""
     if head is None or head.group.state != "up":
-        return {}
+        return ()
     planned = {host.address: name for name, host in inventory.hosts.items()}
     alive = {node.address for node in head.group.nodes if node.alive}
-    gone = {name: "its node has not joined" for address, name in planned.items() if address not in alive}
-    return gone | absent(head.roll, planned)
+    return {name for address, name in planned.items() if address not in alive} | absent(head.roll, planned).keys()
 
 
-def _of_missing(host: str, missing: Mapping[str, str], read: Diagnosis) -> Diagnosis:
-    """The verdict where logs hold no failure of now, and nodes are missing; `read` is that on all logs."""
-    lines = [f"{name}: {what} (vcluster up starts it again)" for name, what in sorted(missing.items())]
-    places = tuple(LogPosition(f"{host}:status", number, line, host=host) for number, line in enumerate(lines, 1))
-    return replace(read, result="unknown", error_lines=places)
+def _without_head(inventory: Inventory, states: Mapping[str, HostState]) -> Collection[str]:
+    """The head's host, where no node that answers has its head any more."""
+    nodes = [one.status for one in states.values() if one.status]
+    joined = [
+        one for one in nodes if one.group.state == "up" and not (one.group.error or (one.roll and one.roll.error))
+    ]
+    return () if joined else (inventory.head_name,)
+
+
+def _of_now(status: ClusterStatus, off: Mapping[str, VclusterError], read: Diagnosis) -> Diagnosis | None:
+    """The verdict on a cluster that is not up; None where its logs, of which `read` is the verdict, show more.
+
+    A host that is off, or a node that does not run, is nearer to the cause than what others write of its end.
+    """
+    if read.cause or not read.logs:
+        return None
+    if off:
+        return _of_unreachable(off, read)
+    if stopped := [host for host in status.hosts if host.state in (STOPPED, PAUSED, MISSING)]:
+        return _of_hosts("node-stopped", [], stopped, read)
+    wrong = [host for host in status.hosts if host.problem]
+    return _of_hosts("cluster-not-up", [status.summary], wrong, read) if read.result in QUIET else None
+
+
+def _of_hosts(slug: str, above: Sequence[str], hosts: Sequence[HostStatus], read: Diagnosis) -> Diagnosis:
+    """The verdict by what `status` shows of hosts, with its remedies; what the logs have comes below it."""
+    texts = [*above, *(redact(" ".join(f"{host.host}: {host.problem}".split())) for host in hosts)]
+    places = tuple(LogPosition("status", number, text) for number, text in enumerate(texts, 1))
+    fixes = dict.fromkeys(line for host in hosts for line in host.fix.splitlines() if line != "vcluster explain")
+    known = FAILURES[slug]
+    symptom = MatchedFailure(replace(known, fix="\n".join(fixes) or known.fix), places, (), len(places))
+    others = (*((read.symptom,) if read.symptom else ()), *read.other_causes)
+    raised = (read.raised.line,) if read.raised else ()
+    errors = () if read.result in QUIET else (*raised, *read.error_lines, *read.unknown_lines)
+    return replace(
+        read,
+        result="symptom",
+        symptom=symptom,
+        raised=None,
+        other_causes=others[:MAX_OTHERS],
+        error_lines=(),
+        unknown_lines=once(errors)[:MAX_LINES],
+    )
 
 
 def _of_unreachable(off: Mapping[str, VclusterError], read: Diagnosis) -> Diagnosis:
-    """The verdict where hosts that the head has lost do not answer SSH either: what others write only follows."""
+    """The verdict where hosts that the others have lost do not answer SSH either: what others write only follows."""
     places = tuple(
         LogPosition("ssh", number, error.message, host=name) for number, (name, error) in enumerate(off.items(), 1)
     )

@@ -59,15 +59,26 @@ def sources_of(paths: Sequence[Path]) -> tuple[list[LogSource], int]:
     return opened, sum(path.stat().st_size for path in paths if path.is_file())
 
 
+def holds_logs(path: Path) -> bool:
+    """Whether it is a file, or a folder of logs; that of a model has texts, as merges.txt, beside its config.json."""
+    of_model = (path / "config.json").is_file()
+    return path.exists() and any(not (of_model and ".txt" in one.name) for one in _logs(path))
+
+
+def _logs(path: Path) -> Sequence[Path]:
+    """The logs of a folder and of those below it; a file as it is."""
+    if not path.is_dir():
+        return [path]
+    return sorted(one for one in path.rglob("*") if one.is_file() and _LOG.search(one.name))
+
+
 def _files(path: Path) -> Sequence[Path]:
-    """The logs of a folder and of those below it; a file as it is.
+    """The same.
 
     Raises:
         UsageError: the folder holds none.
     """
-    if not path.is_dir():
-        return [path]
-    found = sorted(one for one in path.rglob("*") if one.is_file() and _LOG.search(one.name))
+    found = _logs(path)
     if not found:
         raise UsageError(f"{path} holds no logs", hint="name the files: their names need not end in .log, .out or .err")
     return found

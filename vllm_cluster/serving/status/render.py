@@ -11,7 +11,7 @@ from vllm_cluster.kernel.terminal.output import BOLD, YELLOW, out, styles
 from vllm_cluster.kernel.terminal.printable import plain
 from vllm_cluster.kernel.terminal.table import columns, cut, table
 from vllm_cluster.kernel.text import age, host_port
-from vllm_cluster.serving.status.status import RUNNING, ClusterStatus, HostStatus
+from vllm_cluster.serving.status.status import RUNNING, ClusterStatus, HostStatus, number_text
 from vllm_cluster.wire.status import ServeFailure, ServeStatus
 
 # What is left out first where the terminal is narrow.
@@ -52,7 +52,7 @@ def show_status(
         good = host.state == "running" and host.joined_gpus == host.gpus
         out(*((line,) if good else (yellow, line, end)))
     known = f" (id {status.id})" if status.id else ""
-    whole = f"{status.cluster} is {'up' if status.up else 'not up'}: {gpus_text(status)}{known}"
+    whole = f"{status.summary}{known}"
     shown = [plain(line) if verbosity > 0 else fitted(plain(line), width) for line in (whole, *serving_lines(status))]
     for line in shown:
         out(line)
@@ -88,23 +88,11 @@ def _row(host: HostStatus) -> dict[str, str]:
         "address": host.address,
         "role": host.role,
         "state": host.state,
-        "GPUs": f"{_number(host.joined_gpus)}/{_number(host.gpus)}",
+        "GPUs": f"{number_text(host.joined_gpus)}/{number_text(host.gpus)}",
         "age": "" if host.age_seconds is None else age(host.age_seconds),
         "container": host.container,
     }
     return {title: plain(cell).replace("\n", " ") for title, cell in cells.items()}
-
-
-def gpus_text(status: ClusterStatus) -> str:
-    """Of all hosts of the inventory, also of those that could not be asked."""
-    own = [host for host in status.hosts if host.role in ("head", "worker")]
-    counted = None if any(host.joined_gpus is None for host in own) else sum(host.joined_gpus or 0 for host in own)
-    total = None if any(host.gpus is None for host in own) else sum(host.gpus or 0 for host in own)
-    return f"{_number(counted)}/{_number(total)} GPUs joined"
-
-
-def _number(value: int | None) -> str:
-    return "?" if value is None else str(value)
 
 
 def serving_lines(status: ClusterStatus) -> Iterator[str]:

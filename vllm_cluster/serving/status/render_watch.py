@@ -20,7 +20,6 @@ from vllm_cluster.serving.status.load import GpuLoad, HostLoad
 from vllm_cluster.serving.status.render import (
     by_model,
     fitted,
-    gpus_text,
     group_problems,
     served_words,
     serving_lines,
@@ -107,7 +106,7 @@ def line(view: View) -> str:
     status = view.status
     parts = [
         time.strftime("%H:%M:%S", time.localtime(view.time)),
-        f"{status.cluster} is {'up' if status.up else 'not up'}: {gpus_text(status)}",
+        status.summary,
     ]
     if models := by_model(status):
         parts += [*map(served_words, models), *(_model(view.model) if view.model else ())]
@@ -118,7 +117,7 @@ def line(view: View) -> str:
 def picture(view: View, width: int, height: int, paste: Paste = lambda fix: fix) -> list[Styled]:
     """The lines of a picture that fits, each with its style; problems go before single GPUs."""
     status = view.status
-    whole = f"{status.cluster} is {'up' if status.up else 'not up'}: {gpus_text(status)}"
+    whole = status.summary
     clock = time.strftime("%H:%M:%S", time.localtime(view.time))
     gap = width - len(whole) - len(clock)
     top: list[Styled] = [(f"{whole}{' ' * gap}{clock}" if gap > 1 else whole, "" if status.up else "yellow")]

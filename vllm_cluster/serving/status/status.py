@@ -6,7 +6,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from vllm_cluster.kernel.checks.registry import engine_problem
-from vllm_cluster.kernel.errors import ConnectionLost, DockerError, HostError, ShellUnusable, Unreachable, VclusterError
+from vllm_cluster.kernel.errors import (
+    ConnectionLost,
+    DockerError,
+    HostError,
+    ShellUnusable,
+    TimedOut,
+    Unreachable,
+    VclusterError,
+)
 from vllm_cluster.kernel.events import Emit, Event
 from vllm_cluster.kernel.facts.host_facts import HostFacts
 from vllm_cluster.kernel.hosts.connection import Fleet, HostConnection
@@ -28,7 +36,7 @@ from vllm_cluster.kernel.text import count
 from vllm_cluster.wire.status import GroupNode, NodeStatus
 
 # States of a host. The first five are its container's; what is unknown could not be looked at.
-RUNNING, STARTING, STOPPED, MISSING = "running", "starting", "stopped", "missing"
+RUNNING, STARTING, STOPPED, PAUSED, MISSING = "running", "starting", "stopped", "paused", "missing"
 UNREACHABLE, DOCKER_ERROR, SHELL_ERROR, UNKNOWN = "unreachable", "docker-error", "shell-error", "unknown"
 
 OUTSIDE = "not in the inventory"
@@ -74,6 +82,15 @@ class ClusterStatus:
     changed: AuditEntry | None = None
 
     @property
+    def summary(self) -> str:
+        """Whether it is up, and the GPUs of the inventory's hosts, also of those that could not be asked."""
+        own = [host for host in self.hosts if host.role in ("head", "worker")]
+        counted = None if any(host.joined_gpus is None for host in own) else sum(host.joined_gpus or 0 for host in own)
+        total = None if any(host.gpus is None for host in own) else sum(host.gpus or 0 for host in own)
+        joined = f"{number_text(counted)}/{number_text(total)} GPUs joined"
+        return f"{self.cluster} is {'up' if self.up else 'not up'}: {joined}"
+
+    @property
     def served(self) -> bool | None:
         """Whether something is to be served; None where the head could not be asked, or writes nothing any more."""
         if self.head is not None:
@@ -104,6 +121,11 @@ class HostState:
     age: float | None = None
     changed: AuditEntry | None = None
     started: float = 0.0
+
+
+def number_text(value: int | None) -> str:
+    """Return a number for people, `?` where it is unknown."""
+    return "?" if value is None else str(value)
 
 
 def look_at_cluster(inventory: Inventory, emit: Emit, *, runtime: Runtime = SYSTEM) -> ClusterStatus:
@@ -173,6 +195,15 @@ def look_at_host(inventory: Inventory, connection: HostConnection) -> HostState:
         facts = observe(inventory, connection)
     except ShellUnusable as error:
         return HostState(SHELL_ERROR, problem=error.detail, fix=error.hint or "")
+    return host_state(inventory, connection, facts)
+
+
+def host_state(inventory: Inventory, connection: HostConnection, facts: HostFacts) -> HostState:
+    """What is on one host, by its facts and what its node writes now.
+
+    Raises:
+        HostError: it does not answer any more.
+    """
     gpus = inventory.hosts[connection.name].gpu_number or found_gpus(facts, inventory.accelerator)
     problem = engine_problem(facts)
     if problem:
@@ -183,11 +214,9 @@ def look_at_host(inventory: Inventory, connection: HostConnection) -> HostState:
     short, role = container.id[:12], container.labels.get(ROLE, "")
     row = HostState(container.state, short, role, gpus, facts=facts)
     if container.state != RUNNING:
-        state = container.state if container.state in ("paused", "restarting") else STOPPED
+        state = container.state if container.state in (PAUSED, "restarting") else STOPPED
         fix = (
-            command_line("docker", "unpause", container.name, on=connection.name)
-            if state == "paused"
-            else "vcluster up"
+            command_line("docker", "unpause", container.name, on=connection.name) if state == PAUSED else "vcluster up"
         )
         text = f"the node is {state}" + (f": {container.status}" if container.status else "")
         return replace(row, state=state, problem=text, fix=fix)
@@ -196,7 +225,7 @@ def look_at_host(inventory: Inventory, connection: HostConnection) -> HostState:
         node = handle.state()
     except DockerError as error:
         return replace(row, state=DOCKER_ERROR, problem=error.detail, fix=error.hint or "")
-    except (Unreachable, ConnectionLost):
+    except (Unreachable, ConnectionLost, TimedOut):
         raise
     except HostError as error:  # it has ended since it was listed
         return replace(row, state=STOPPED, problem=error.detail, fix=error.hint or "vcluster up")

@@ -24,6 +24,8 @@ from vllm_cluster.kernel.explain.diagnosis import diagnose
 from vllm_cluster.serving.explain import explain as action
 from vllm_cluster.serving.explain import files as given_files
 
+INVENTORY = "version: 1\ncluster: lab\nimage: i\nmodel_cache: /m\nhosts:\n  gpu1: {address: 10.0.0.1}\n"
+
 
 def run(*paths: Path, as_json: bool = False) -> int:
     """The exit code."""
@@ -273,9 +275,7 @@ def test_a_word_that_names_nothing_else_is_a_model_of_the_cluster(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    Path("inventory.yaml").write_text(
-        "version: 1\ncluster: lab\nimage: i\nmodel_cache: /m\nhosts:\n  gpu1: {address: 10.0.0.1}\n"
-    )
+    Path("inventory.yaml").write_text(INVENTORY)
     asked: list[str | None] = []
 
     def of_cluster(_inventory: object, _emit: object, model: str | None = None) -> action.Explanation:
@@ -292,3 +292,34 @@ def test_a_word_that_names_nothing_else_is_a_model_of_the_cluster(
     assert run(Path("vllm.log")) == 2
     assert "vllm.log cannot be read" in capsys.readouterr().err
     assert asked == ["org/model"]
+
+
+# fault: features/explain/verb.py: return session.has_inventory and not holds_logs(file) → return False
+# fault: serving/explain/files.py: not (of_model and ".txt" in one.name) → True
+def test_a_folder_without_logs_may_have_the_name_of_a_model_that_is_served(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """That of a model which was pulled from here has texts of its own."""
+    monkeypatch.chdir(tmp_path)
+    folder = Path("tiny2")
+    folder.mkdir()
+    assert run(folder) == 2
+    assert "tiny2 holds no logs\n" in capsys.readouterr().err
+    Path("inventory.yaml").write_text(INVENTORY)
+    asked: list[str | None] = []
+
+    def of_cluster(_inventory: object, _emit: object, model: str | None = None) -> action.Explanation:
+        asked.append(model)
+        return action.Explanation(diagnose([]), {})
+
+    monkeypatch.setattr(action, "of_cluster", of_cluster)
+    run(folder)
+    for name in ("config.json", "merges.txt"):
+        (folder / name).write_text("{}\n")
+    run(folder)
+    assert asked == ["tiny2", "tiny2"]
+    # By its path it is a folder, and so is one that has logs.
+    assert run(Path.cwd() / "tiny2") == 0
+    (folder / "serve.log").write_text("[Errno 28] No space left on device\n")
+    run(folder)
+    assert asked == ["tiny2", "tiny2"]
