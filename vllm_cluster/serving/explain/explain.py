@@ -166,10 +166,8 @@ def _missing(inventory: Inventory, head: NodeStatus | None) -> Collection[str]:
 def _without_head(inventory: Inventory, states: Mapping[str, HostState]) -> Collection[str]:
     """The head's host, where no node that answers has its head any more."""
     nodes = [one.status for one in states.values() if one.status]
-    joined = [
-        one for one in nodes if one.group.state == "up" and not (one.group.error or (one.roll and one.roll.error))
-    ]
-    return () if joined else (inventory.head_name,)
+    calm = [one for one in nodes if one.group.state == "up" and not (one.group.error or (one.roll and one.roll.error))]
+    return () if calm else (inventory.head_name,)
 
 
 def _of_now(status: ClusterStatus, off: Mapping[str, VclusterError], read: Diagnosis) -> Diagnosis | None:

@@ -250,7 +250,7 @@ def test_the_code_of_a_finding_shows_the_failures_that_it_is_found_for(capsys: p
     assert all("driver-differs" in failure["checks"] for failure in shown)
 
 
-# fault: features/explain/verb.py: and not files[0].exists() → and True
+# fault: features/explain/verb.py: return not file.exists() → return True
 def test_a_file_that_is_named_as_a_failure_is_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
