@@ -391,7 +391,7 @@ def test_a_node_that_does_not_run_is_named_before_what_others_write_of_it(
         found = lab.run(world, inventory, EXPLAIN).value
     show_explained(found.verdict, color="never")
     first, second, *more = capsys.readouterr().out.splitlines()
-    assert first.endswith("a node does not run, and no log has the reason (vcluster explain node-stopped)")
+    assert first.endswith("the container of a node does not run (vcluster explain node-stopped)")
     assert second.split()[:6] == ["status:1:", "gpu2:", "the", "node", "is", "stopped:"]
     assert "look:    vcluster up" in more
     assert not any("docker inspect" in line for line in more)
