@@ -37,6 +37,7 @@ def test_at_least_98_percent_of_the_answers_stay_the_same(change: str) -> None:
     assert same >= MIN_SAME, logs
 
 
+# fault: kernel/explain/prefix.py: (?:node|ray|vllm|rank \d{1,5}) → (?:node|ray)
 @pytest.mark.parametrize(
     ("line", "host", "text"),
     [
@@ -45,6 +46,8 @@ def test_at_least_98_percent_of_the_answers_stay_the_same(change: str) -> None:
         ("[1,0]<stderr>: boom", "[1,0]<stderr>", "boom"),
         ("pod/vllm-0 boom", "vllm-0", "boom"),
         ("vllm-1  | boom", "vllm-1", "boom"),
+        ("gpu1 vllm   | boom", "gpu1", "boom"),
+        ("gpu12 replica 1 rank 3 |     boom", "gpu12", "    boom"),
         ("Nov 03 10:00:00 gpu-3 vllm[812]: boom", "gpu-3", "boom"),
         ("Nov 03 10:00:00 gpu-3 kernel: boom", "gpu-3", "kernel: boom"),
         ("2026-11-21T09:00:01.1234567Z boom", "", "boom"),

@@ -23,8 +23,11 @@ _ISO = re.compile(
     r"|\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3} - [\w.]{1,80} - INFO - "
     r"|\d{4}-\d\d-\d\d \d\d:\d\d:\d\d(?:[.,]\d{1,9})? (?=\(|DEBUG\b|INFO\b|WARNING\b|ERROR\b|Traceback)"
 )
-# A name of docker compose, or the margin that Python draws beside the exceptions of a group.
-_BAR = re.compile(r"(?:([\w.-]{1,60}) {1,40}| {2,64})\| ?")
+# A name of docker compose, host and source of `vcluster logs`, or the margin that Python draws beside the exceptions of
+# a group.
+_BAR = re.compile(
+    r"(?:([\w.-]{1,60}) {1,40}(?:(?:replica \d{1,4} )?(?:node|ray|vllm|rank \d{1,5}) {1,40})?| {2,64})\| ?"
+)
 _HOST = re.compile(
     r"\[?(?:pod|container)/([\w./-]{1,120})\]? |\[\d{1,5},\d{1,5}\]<(?:stderr|stdout|stdin)>: ?"
     r"|\[((?!rank|state-dump)[A-Za-z](?=[\w./-]*[./-])[\w./-]{1,80})\]:? "
