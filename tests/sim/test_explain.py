@@ -28,6 +28,7 @@ from vllm_cluster.kernel.node.handle import NodeHandle, NodeState
 from vllm_cluster.kernel.terminal.session import Session
 from vllm_cluster.serving.cluster.up import began
 from vllm_cluster.serving.explain import explain
+from vllm_cluster.serving.explain.logs import sources
 from vllm_cluster.serving.explain.render import show_explained
 from vllm_cluster.wire.status import Phase, ServeFailure
 
@@ -378,7 +379,7 @@ def test_a_node_that_does_not_run_is_named_before_what_others_write_of_it(
     world, inventory = up
     lost = "[2026-11-21 02:00:00,000 C 31 31] node gpu2 marked dead because the detector has missed too many heartbeats"
     lines = [(1, f"{raised or lost}\n".encode())]
-    read = explain.sources
+    read = sources
     monkeypatch.setattr(
         explain, "sources", lambda *of, **words: [*read(*of, **words), LogSource("gpu1:ray.log", lines, "gpu1")]
     )

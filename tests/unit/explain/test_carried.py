@@ -209,7 +209,7 @@ def test_a_fault_that_torch_prints_itself_is_seen() -> None:
     assert found.symptom.failure.slug == "rank-killed"
 
 
-# fault: kernel/explain/prefix.py:  {1,40}| {2,64}) → {1,40}| {999})
+# fault: kernel/explain/prefix.py: )?| {2,64})\| → )?| {999})\|
 def test_the_exceptions_of_a_group_are_read_behind_the_margin_beside_them() -> None:
     lines = ("Traceback (most recent call last):", *FRAME.splitlines(), "AssertionError")
     found = explained("".join(f"    | {line}\n" for line in lines) + "    +-----------\n", together=False)
