@@ -24,7 +24,7 @@ from vllm_cluster.features.slurm import jobs
 from vllm_cluster.kernel.clock import Deadline
 from vllm_cluster.kernel.hosts.runtime import SYSTEM
 from vllm_cluster.kernel.listeners import LOOPBACK
-from vllm_cluster.kernel.transport.base import Result
+from vllm_cluster.kernel.transport.base import MAX_OUTPUT, Result
 from vllm_cluster.kernel.transport.forward import LoopbackForward, SocketPipe
 
 pytestmark = pytest.mark.promise("P31")
@@ -38,9 +38,11 @@ def wire(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
     seen: list[bytes] = []
     run, opened, send = carrier.FakeTransport.run, carrier.FakeTransport.open_stream, carrier._Stream.sendall
 
-    def recorded_run(self: carrier.FakeTransport, argv: list[str], deadline: Deadline, *, stdin: bytes = b"") -> Result:
+    def recorded_run(
+        self: carrier.FakeTransport, argv: list[str], deadline: Deadline, *, stdin: bytes = b"", most: int = MAX_OUTPUT
+    ) -> Result:
         seen.extend([*(word.encode() for word in argv), stdin])
-        return run(self, argv, deadline, stdin=stdin)
+        return run(self, argv, deadline, stdin=stdin, most=most)
 
     def recorded_open(self: carrier.FakeTransport, argv: list[str], deadline: Deadline) -> object:
         seen.extend(word.encode() for word in argv)

@@ -100,7 +100,7 @@ def test_an_option_of_another_launcher_is_not_passed_to_vllm(option: str) -> Non
 @pytest.mark.parametrize(
     ("source", "message", "fix"),
     [
-        ("in.json", "in.json is not there", "ls ."),
+        ("in.json", "in.json is not there", "stat ."),
         ("/dev/stdin", "/dev/stdin is not a file; a batch reads its input again when it continues", "save the"),
     ],
 )

@@ -66,7 +66,7 @@ def listed(folder: Path, name: str) -> tuple[ModelFile, ...]:
         ) from None
     if large := next((file for file in files if file.size > MAX_SIZE), None):
         text = f"{folder / large.path} has {large.size} bytes: at most {MAX_SIZE} are sent"
-        raise UsageError(text, hint=command_line("ls", "-ls", str(folder / large.path)))
+        raise UsageError(text, hint=command_line("stat", str(folder / large.path)))
     if len(files) > MAX_FILES:
         raise UsageError(f"{folder} has more than {MAX_FILES} files", hint=pull_line(folder / "FOLDER", name))
     if (wrong := unfit_path(files)) is not None:
