@@ -40,6 +40,7 @@ PRIVATE = {
     "paramiko.Transport._preferred_keys": None,
     "paramiko.Transport._send_message": "self, data",
     "paramiko.Transport._send_user_message": "self, data",
+    "paramiko.Transport._verify_key": "self, host_key, sig",
     "paramiko.agent.AgentSSH._close": "self",
     "paramiko.agent.AgentSSH._connect": "self, conn",
     "paramiko.auth_handler.AuthHandler._parse_service_accept": "self, m",

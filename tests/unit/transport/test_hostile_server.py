@@ -19,7 +19,13 @@ from tests.support.clock import Clock
 from vllm_cluster.kernel.clock import Deadline
 from vllm_cluster.kernel.errors import AuthenticationFailed
 from vllm_cluster.kernel.transport.base import Target
-from vllm_cluster.kernel.transport.fabric.keepalive import MAX_ANSWERS, MAX_PACKET, KeepaliveSocket, KeepaliveTransport
+from vllm_cluster.kernel.transport.fabric.keepalive import (
+    MAX_ANSWERS,
+    MAX_HOST_KEY,
+    MAX_PACKET,
+    KeepaliveSocket,
+    KeepaliveTransport,
+)
 from vllm_cluster.kernel.transport.fabric.login import Credentials
 from vllm_cluster.kernel.transport.jumps import Jumps
 from vllm_cluster.kernel.transport.openssh import OpenSshTransport
@@ -161,6 +167,30 @@ def test_the_extensions_of_a_server_are_those_that_it_sends() -> None:
     assert client.server_extensions == {"server-sig-algs": b"ssh-ed25519"}
     with pytest.raises(paramiko.SSHException, match="more extensions than it sends"):
         client._parse_ext_info(paramiko.Message(b"\xff\xff\xff\xff"))
+
+
+# fault: kernel/transport/fabric/keepalive.py: if not name.startswith("diffie-hellman") → if name
+def test_no_host_chooses_the_numbers_of_a_key_exchange() -> None:
+    """Before its key is looked at, a prime below zero kept a core busy, also after the connection was closed."""
+    wire: Any = SimpleNamespace(settimeout=lambda _: None)
+    offered = KeepaliveTransport(KeepaliveSocket(wire)).get_security_options().kex
+    assert "curve25519-sha256@libssh.org" in offered
+    assert "ecdh-sha2-nistp256" in offered
+    assert not [name for name in offered if "diffie-hellman" in name]
+
+
+# fault: kernel/transport/fabric/keepalive.py: if max(len(host_key), len(sig)) > MAX_HOST_KEY: → if False:
+@pytest.mark.parametrize("long", [0, 1])
+def test_a_host_key_that_no_host_has_is_not_read(long: int) -> None:
+    """One of 1 MB, which anyone on the way can send, took 107 s of a core."""
+    wire: Any = SimpleNamespace(settimeout=lambda _: None)
+    client: Any = KeepaliveTransport(KeepaliveSocket(wire))
+    client.host_key_type = "ecdsa-sha2-nistp256"
+    given = [paramiko.ECDSAKey.generate().asbytes(), b"signature"]
+    given[long] += b"1" * MAX_HOST_KEY
+    with pytest.raises(paramiko.SSHException, match="more than 16384 bytes"):
+        client._verify_key(*given)
+    assert client.sock.failure
 
 
 # fault: kernel/transport/fabric/login.py: if not self._deadline.left(): → if False:

@@ -30,6 +30,8 @@ MAX_REASON = 200
 MAX_PACKET = 1 << 20
 # While new keys are agreed on, a close of each stream and a request for a sign of life come.
 MAX_ANSWERS = 1024
+# Of a host's key, and of what it signs with it: RSA of 16,384 bits, the most that OpenSSL takes, has 2 KB.
+MAX_HOST_KEY = 16 << 10
 # Bytes of one that has no name and no value.
 MIN_EXTENSION = 8
 AUTHENTICATED = "-gcm@openssh.com"
@@ -169,6 +171,9 @@ class KeepaliveTransport(paramiko.Transport):
         offered = self.get_security_options()
         # paramiko offers AES-GCM last, and with any other cipher makes and compares a digest of each packet in Python.
         offered.ciphers = tuple(sorted(offered.ciphers, key=lambda name: not name.endswith(AUTHENTICATED)))
+        # Not those with a prime, of which the host sends the numbers: one below zero kept a core busy without end, and
+        # keys anew and anew take half a second each of 2 KB. Each server of the last ten years has one with a curve.
+        offered.kex = tuple(name for name in offered.kex if not name.startswith("diffie-hellman"))
         if key_types:
             offered.key_types = key_types
         self._socket = sock
@@ -216,6 +221,13 @@ class KeepaliveTransport(paramiko.Transport):
         answers, self._answers = self._answers, []
         for one in answers:
             self._send_user_message(one)
+
+    def _verify_key(self, host_key: bytes, sig: bytes) -> None:
+        # paramiko makes numbers of them in quadratic time, for anyone on the way: one of 256 kB took 7 s, of 1 MB 107.
+        if max(len(host_key), len(sig)) > MAX_HOST_KEY:
+            self._socket.failure = f"its host key or signature has more than {MAX_HOST_KEY} bytes"
+            raise paramiko.SSHException(self._socket.failure)
+        super()._verify_key(host_key, sig)  # type: ignore[misc]
 
     def _parse_ext_info(self, message: paramiko.Message) -> None:
         # paramiko reads as many as are announced, also behind the end: 9 bytes kept a core busy for an hour and more.
