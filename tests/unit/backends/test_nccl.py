@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import pytest
@@ -64,3 +65,13 @@ def test_what_two_h200_logged(recorded: str, kinds: tuple[str, ...], interfaces:
     assert (found.kinds, found.interfaces, found.hcas) == (kinds, interfaces, ())
     assert found.indirect == (), "an Ethernet interface is no adapter"
     assert found.version
+
+
+# fault: kernel/backends/nccl.py: \S{1,80}:\d{1,4} → \S+:\d+
+# fault: kernel/backends/nccl.py: Using.{0,80}? → Using.*?
+@pytest.mark.parametrize("text", ["[1]a:1", "NET/Socket : Using[3]", " via NET/a", "NCCL version ", "HCA 1 '"])
+def test_a_line_of_a_rank_is_read_in_the_time_of_its_bytes(text: str) -> None:
+    """Of `check --deep`: each 64 kB took 4 s in one call, in which no other thread ran, and 1 MB a minute."""
+    began = time.process_time()
+    transport(["NET/IB : Using " + text * (64_000 // len(text))])
+    assert time.process_time() - began < 1

@@ -11,13 +11,13 @@ from typing import Annotated
 from vllm_cluster.kernel.backends.nccl import NcclTransport
 from vllm_cluster.kernel.checks.registry import Finding
 from vllm_cluster.kernel.text import plural
-from vllm_cluster.wire.values import Count, Port, between
+from vllm_cluster.wire.values import Count, Port, between, brief
 
 _FIRST = ("started", "store", "joined")
 _DONE = 1 << 10
 # NCCL over a link reaches 80 to 95 % of it where all is well.
 MIN_BANDWIDTH_SHARE = 0.5
-_MAX_LOG = 400
+_MAX_LOG, _MAX_LOG_LINE = 400, 4096
 _TRY = 'environment: {NCCL_P2P_DISABLE: "1"}, then {NCCL_NVLS_ENABLE: "0"}, then {NCCL_IB_DISABLE: "1"}'
 
 
@@ -40,7 +40,7 @@ class RankMessage:
     bytes: Count = 0
     seconds: Annotated[float, between(0.0, 1e9)] | None = None
     right: bool = False
-    log: str | None = None
+    log: Annotated[str, brief(_MAX_LOG_LINE)] | None = None
     code: Annotated[int, between(-(1 << 31), 1 << 31)] = 0
     error: str = ""
     port: Port | None = None
