@@ -46,12 +46,15 @@ class _Scan:
     def value(self, most: int) -> object:
         """The next value."""
         self._skip()
-        try:
-            found, used = self._decode(self._text[self._at : self._at + most])
-        except (ValueError, RecursionError):
-            raise ValueError("its header is not JSON") from None
-        self._at += used
-        return found
+        # Most are short: of 1 MB of `"":1,` a copy of so much for each would take half a minute.
+        for size in sorted({min(_MAX_ROW, most), most}):
+            try:
+                found, used = self._decode(self._text[self._at : self._at + size])
+            except (ValueError, RecursionError):
+                continue
+            self._at += used
+            return found
+        raise ValueError("its header is not JSON")
 
     def _skip(self) -> None:
         self._at = _GAP.match(self._text, self._at).end()  # type: ignore[union-attr]  # it matches nothing, too
