@@ -197,7 +197,7 @@ def test_an_expression_is_looked_for_wherever_it_can_begin(text: str) -> None:
 
 
 # fault: kernel/explain/prefix.py: -{3,}(?!-)| → -{3,}|
-def test_lines_of_dashes_are_no_dear_headings() -> None:
+def test_lines_of_dashes_are_read_in_the_time_of_their_length() -> None:
     """Each of 160 took 11 ms, and 1 MB of them in the log of a host a minute."""
     dashes = "-" * 158 + "!\n"
     began = time.process_time()

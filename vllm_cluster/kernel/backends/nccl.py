@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 _VIA = re.compile(r" via (P2P|SHM|NET|COLLNET|NVLS)(\S*)")
-# A name is short: each of these would be looked for anew to the end of the line, 4 s for one of 64 kB.
+# A name is short: each of these would be looked for up to the end of the line, 4 s for one of 64 kB.
 _ADAPTER = re.compile(r"\[\d{1,4}\](\S{1,80}:\d{1,4})/(?:IB|RoCE)")
 _SOCKET = re.compile(r"NET/Socket : Using.{0,80}?\[\d{1,4}\]([^\s:<]{1,80}):")
 _DISABLED = re.compile(r"GPU Direct RDMA Disabled for HCA \d+ '([^']*)'")

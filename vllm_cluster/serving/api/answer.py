@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from io import StringIO
 
 from vllm_cluster.wire.answers import Alternative, AnswerEvent, Choice, Logprobs, Message, PromptLogprob, Usage
 from vllm_cluster.wire.reading import convert
@@ -59,16 +60,27 @@ class Piece:
 class Answer:
     """One answer, put together from its pieces."""
 
-    text: str = ""
-    reasoning: str = ""
     logprobs: list[TokenLogprob] = field(default_factory=list)
     finish_reason: str | None = None
     stop_reason: int | str | None = None
+    # Of two texts that are added, Python copies both: after a million characters so many for each token.
+    _text: StringIO = field(default_factory=StringIO)
+    _reasoning: StringIO = field(default_factory=StringIO)
+
+    @property
+    def text(self) -> str:
+        """What the model has answered so far."""
+        return self._text.getvalue()
+
+    @property
+    def reasoning(self) -> str:
+        """What it has thought so far."""
+        return self._reasoning.getvalue()
 
     def add(self, piece: Piece) -> None:
         """Append what has arrived."""
-        self.text += piece.text
-        self.reasoning += piece.reasoning
+        self._text.write(piece.text)
+        self._reasoning.write(piece.reasoning)
         self.logprobs += piece.logprobs
         self.finish_reason = piece.finish_reason or self.finish_reason
         self.stop_reason = self.stop_reason if piece.stop_reason is None else piece.stop_reason

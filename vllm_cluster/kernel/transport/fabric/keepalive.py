@@ -171,8 +171,8 @@ class KeepaliveTransport(paramiko.Transport):
         offered = self.get_security_options()
         # paramiko offers AES-GCM last, and with any other cipher makes and compares a digest of each packet in Python.
         offered.ciphers = tuple(sorted(offered.ciphers, key=lambda name: not name.endswith(AUTHENTICATED)))
-        # Not those with a prime, of which the host sends the numbers: one below zero kept a core busy without end, and
-        # keys anew and anew take half a second each of 2 KB. Each server of the last ten years has one with a curve.
+        # Not those with a prime, whose numbers the host sends: one below zero kept a core busy without end, and new
+        # keys take half a second for 2 kB, as often as a host asks. Every sshd since 2011 has curves.
         offered.kex = tuple(name for name in offered.kex if not name.startswith("diffie-hellman"))
         if key_types:
             offered.key_types = key_types
