@@ -186,7 +186,7 @@ def test_a_reply_with_an_emoji_has_its_limit_in_memory() -> None:
     assert len(reply.first.text) > 4_000_000
 
 
-# fault: serving/api/answer.py: self._text.write(piece.text) → self._text = StringIO(self.text + piece.text); self._text.seek(0, 2)
+# fault: serving/api/answer.py: self._text.write(piece.text) → self._text = StringIO(self._text.getvalue() + piece.text); self._text.seek(0, 2)
 @pytest.mark.promise("P46")
 def test_a_piece_takes_the_time_of_what_it_adds() -> None:
     """Each token after half a million characters copied all: 1 MB of an answer took 9 s, one near its limit hours."""

@@ -11,7 +11,7 @@ from vllm_cluster.kernel.terminal.output import data, err, out
 from vllm_cluster.kernel.terminal.printable import plain
 from vllm_cluster.kernel.terminal.table import columns, table
 from vllm_cluster.kernel.text import count
-from vllm_cluster.serving.api.answer import Answer, ModelReply, Piece, TokenLogprob, probability
+from vllm_cluster.serving.api.answer import ModelReply, Piece, TokenLogprob, probability
 
 
 class Printer:
@@ -72,23 +72,13 @@ def answer_document(model: str, reply: ModelReply) -> dict[str, Any]:
     return {
         "v": 1,
         "model": model,
-        "answers": [_answer_document(reply.answers[index]) for index in sorted(reply.answers)],
+        "answers": [asdict(reply.answers[index]) for index in sorted(reply.answers)],
         "prompt_logprobs": [asdict(row) for row in reply.prompt_logprobs],
         "prompt_tokens": usage.prompt_tokens if usage else None,
         "completion_tokens": usage.completion_tokens if usage else None,
         "seconds": round(reply.seconds, 3),
         "seconds_to_first": None if reply.seconds_to_first is None else round(reply.seconds_to_first, 3),
         "tokens_per_second": None if reply.tokens_per_second is None else round(reply.tokens_per_second, 1),
-    }
-
-
-def _answer_document(one: Answer) -> dict[str, Any]:
-    return {
-        "text": one.text,
-        "reasoning": one.reasoning,
-        "logprobs": [asdict(row) for row in one.logprobs],
-        "finish_reason": one.finish_reason,
-        "stop_reason": one.stop_reason,
     }
 
 

@@ -56,9 +56,20 @@ class Piece:
     stop_reason: int | str | None = None
 
 
-@dataclass
+@dataclass(frozen=True)
 class Answer:
-    """One answer, put together from its pieces."""
+    """One answer, as far as it has come."""
+
+    text: str = ""
+    reasoning: str = ""
+    logprobs: list[TokenLogprob] = field(default_factory=list)
+    finish_reason: str | None = None
+    stop_reason: int | str | None = None
+
+
+@dataclass
+class _Growing:
+    """An answer that is put together from its pieces."""
 
     logprobs: list[TokenLogprob] = field(default_factory=list)
     finish_reason: str | None = None
@@ -68,14 +79,10 @@ class Answer:
     _reasoning: StringIO = field(default_factory=StringIO)
 
     @property
-    def text(self) -> str:
-        """What the model has answered so far."""
-        return self._text.getvalue()
-
-    @property
-    def reasoning(self) -> str:
-        """What it has thought so far."""
-        return self._reasoning.getvalue()
+    def answer(self) -> Answer:
+        """What it is now."""
+        text, reasoning = self._text.getvalue(), self._reasoning.getvalue()
+        return Answer(text, reasoning, self.logprobs, self.finish_reason, self.stop_reason)
 
     def add(self, piece: Piece) -> None:
         """Append what has arrived."""
@@ -90,13 +97,13 @@ class Answer:
 class ModelReply:
     """What came back for one request so far; seconds from when it was sent."""
 
-    answers: dict[int, Answer] = field(default_factory=dict)
     prompt_logprobs: list[TokenLogprob] = field(default_factory=list)
     usage: Usage | None = None
     seconds_to_first: float | None = None
     tokens_to_first: int = 0
     seconds: float = 0.0
     _size: int = 0
+    _growing: dict[int, _Growing] = field(default_factory=dict)
 
     def add(self, document: Document, wanted: int, prompt_wanted: int | None, seconds: float) -> list[Piece]:
         """Take an event of the stream, or the whole answer; its pieces.
@@ -110,10 +117,10 @@ class ModelReply:
         except ValueError:
             raise OddAnswer("the answer is not as the API has it") from None
         for piece in found:
-            new = piece.index not in self.answers
+            new = piece.index not in self._growing
             self._count(CHARACTER * (len(piece.text) + len(piece.reasoning)))
             self._count(COUNTED * (new + _tokens(piece.logprobs)))
-            self.answers.setdefault(piece.index, Answer()).add(piece)
+            self._growing.setdefault(piece.index, _Growing()).add(piece)
         self.usage = event.usage or self.usage
         if prompt_wanted is not None:
             asked = prompt_logprobs(event, prompt_wanted)
@@ -123,7 +130,7 @@ class ModelReply:
         self.seconds = seconds
         if self.seconds_to_first is None and any(piece.text or piece.reasoning for piece in found):
             self.seconds_to_first = seconds
-            self.tokens_to_first = self.usage.completion_tokens if self.usage else len(self.answers)
+            self.tokens_to_first = self.usage.completion_tokens if self.usage else len(self._growing)
         return found
 
     def _count(self, size: int) -> None:
@@ -134,7 +141,12 @@ class ModelReply:
     @property
     def first(self) -> Answer:
         """The first answer, empty before it begins."""
-        return self.answers.get(0) or Answer()
+        return self._growing[0].answer if 0 in self._growing else Answer()
+
+    @property
+    def answers(self) -> dict[int, Answer]:
+        """Each answer by its index."""
+        return {index: one.answer for index, one in self._growing.items()}
 
     @property
     def tokens_per_second(self) -> float | None:
