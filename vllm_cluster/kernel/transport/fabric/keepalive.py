@@ -223,7 +223,7 @@ class KeepaliveTransport(paramiko.Transport):
             self._send_user_message(one)
 
     def _verify_key(self, host_key: bytes, sig: bytes) -> None:
-        # paramiko makes numbers of them in quadratic time, for anyone on the way: one of 256 kB took 7 s, of 1 MB 107.
+        # paramiko makes numbers of them in quadratic time, for anyone on the way: one of 256 kB took 7 s.
         if max(len(host_key), len(sig)) > MAX_HOST_KEY:
             self._socket.failure = f"its host key or signature has more than {MAX_HOST_KEY} bytes"
             raise paramiko.SSHException(self._socket.failure)
