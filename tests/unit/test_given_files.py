@@ -6,6 +6,7 @@ import os
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -70,13 +71,18 @@ def test_a_pipe_with_a_writer_is_read(pipe: Path, reader: Callable[[Path], objec
     assert "hosts" in found and "{}" in found
 
 
-# fault: kernel/inventory/find.py: in_no_folder = found.is_fifo() or → in_no_folder =
-# fault: kernel/inventory/find.py: any(map(found.is_relative_to, ("/dev", "/proc"))) → False
+# fault: kernel/inventory/find.py: in_no_folder = not found.is_file() or → in_no_folder =
+# fault: kernel/inventory/find.py: ("/dev/fd", "/dev/stdin", "/proc") → ()
+# fault: kernel/inventory/find.py: ("/dev/fd", "/dev/stdin", "/proc") → ("/dev", "/proc")
 def test_what_an_inventory_by_a_pipe_names_is_found_from_the_current_folder(pipe: Path) -> None:
     """It was looked for beside the pipe: /dev/fd/ssh_config."""
     with written(pipe, TEXT):
         assert find.read(pipe) == (None, TEXT)
     assert find.read(Path("/dev/null")) == (None, b"")
+    with tempfile.NamedTemporaryFile(dir="/dev/shm") as file:
+        assert find.read(Path(file.name)) == (Path(file.name), b"")
+        opened = Path(f"/proc/self/fd/{file.fileno()}")
+        assert find.read(opened) == (None, b"")
 
 
 # fault: kernel/laptop.py: raise _silent(path, "no end") from None → return b""

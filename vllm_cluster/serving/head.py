@@ -107,6 +107,11 @@ def first_ready(own: Sequence[ServeStatus]) -> ServeStatus:
     """
     serve = next((one for one in own if one.phase == "ready"), own[0])
     if serve.phase != "ready":
-        first = "vcluster explain" if serve.phase == "failed" else "vcluster status --wait"
-        raise PreflightFailed(f"{serve.name} is not ready: {serve.words}", hint=f"{first}\nvcluster status")
+        raise refuse_unready(serve)
     return serve
+
+
+def refuse_unready(serve: ServeStatus) -> PreflightFailed:
+    """The refusal of what a model that is not ready is asked for."""
+    first = "vcluster explain" if serve.phase == "failed" else "vcluster status --wait"
+    return PreflightFailed(f"{serve.name} is not ready: {serve.words}", hint=f"{first}\nvcluster status")

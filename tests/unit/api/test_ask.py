@@ -199,7 +199,7 @@ def test_a_model_that_is_not_served_names_the_one_that_is(monkeypatch: pytest.Mo
     assert error.instead["model=other"] == "model=llama"
 
 
-# fault: serving/endpoint/api.py: and model != self.model and → and False and
+# fault: serving/endpoint/api.py: if error.status == HTTPStatus.SERVICE_UNAVAILABLE and model != self.model: → if False:
 def test_another_model_that_is_still_starting_is_named_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """The one that is ready was waited for, and named."""
     head = Head([replace(READY, name="other", phase="importing")])

@@ -33,7 +33,7 @@ def read(path: Path | None, *, stdin: TextIO | None = None, cwd: Path | None = N
         found = find(cwd or here()) if path is None else (cwd or here()) / path
     raw = _from_file(found, file_name(found, cwd), cwd)
     # A pipe of a shell is in no folder of the inventory's: what it names is found as with `-`.
-    in_no_folder = found.is_fifo() or any(map(found.is_relative_to, ("/dev", "/proc")))
+    in_no_folder = not found.is_file() or any(map(found.is_relative_to, ("/dev/fd", "/dev/stdin", "/proc")))
     return (None if in_no_folder else found), raw
 
 

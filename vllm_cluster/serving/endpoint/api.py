@@ -26,7 +26,7 @@ from vllm_cluster.kernel.node.history import command_named
 from vllm_cluster.serving.api.answer import ModelReply, OddAnswer, Piece, body, fields_of
 from vllm_cluster.serving.api.client import Broken, Refused, Silent, get, model_names, post
 from vllm_cluster.serving.endpoint.tunnel import address_of, answers, has_front, no_passage
-from vllm_cluster.serving.head import at_head, first_ready, read_key, ready, replicas_served
+from vllm_cluster.serving.head import at_head, first_ready, read_key, ready, refuse_unready, replicas_served
 from vllm_cluster.wire.refusals import fitting_tokens, is_too_long
 from vllm_cluster.wire.status import ServeStatus
 
@@ -195,11 +195,10 @@ class ModelApi:
                 text = f"{model} is not served on {self._inventory.cluster}; it serves {', '.join(self._names(served))}"
                 forms = ("model=", "--set=model=")
                 return PreflightFailed(text, instead={f"{form}{model}": f"{form}{served}" for form in forms})
-        if error.status == HTTPStatus.SERVICE_UNAVAILABLE and model != self.model and (other := self._rows(model)):
-            try:
-                first_ready(other)
-            except PreflightFailed as refused:
-                return refused
+        if error.status == HTTPStatus.SERVICE_UNAVAILABLE and model != self.model:
+            other = [one for one in self._rows() if one.name == model]
+            if other and all(one.phase != "ready" for one in other):
+                return refuse_unready(other[0])
         if HTTPStatus.BAD_REQUEST <= error.status < HTTPStatus.INTERNAL_SERVER_ERROR:
             return UsageError(f"{model}: {error.message}", hint="vcluster complete --help")
         return self._cause(Broken(f"HTTP {error.status}: {error.message}", hint="vcluster status"))
@@ -234,13 +233,13 @@ class ModelApi:
         except Broken:
             return [served]
 
-    def _rows(self, name: str = "") -> list[ServeStatus]:
-        rows = NodeHandle(self._head, self._inventory.cluster).state().replicas
-        return [one for one in rows if name in ("", one.name)]
+    def _rows(self) -> tuple[ServeStatus, ...]:
+        return NodeHandle(self._head, self._inventory.cluster).state().replicas
 
     def _now(self) -> ServeStatus | None:
+        rows = self._rows()
         # Of several replicas it is not known which one answered.
-        own = self._rows(self.model) or self._rows()
+        own = [one for one in rows if one.name == self.model] or rows
         return max(own, key=lambda one: one.generation == self._serve.generation, default=None)
 
     def _cause(self, error: Broken) -> VclusterError:

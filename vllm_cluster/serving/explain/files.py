@@ -73,7 +73,7 @@ def _logs(path: Path) -> Sequence[Path]:
 
 
 def _files(path: Path) -> Sequence[Path]:
-    """The same.
+    """As `_logs`, for a folder that has some.
 
     Raises:
         UsageError: the folder holds none.

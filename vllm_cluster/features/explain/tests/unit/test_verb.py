@@ -27,6 +27,18 @@ from vllm_cluster.serving.explain import files as given_files
 INVENTORY = "version: 1\ncluster: lab\nimage: i\nmodel_cache: /m\nhosts:\n  gpu1: {address: 10.0.0.1}\n"
 
 
+def asked_models(monkeypatch: pytest.MonkeyPatch) -> list[str | None]:
+    """The models of a cluster that are explained from now on; nothing is wrong with them."""
+    asked: list[str | None] = []
+
+    def of_cluster(_inventory: object, _emit: object, model: str | None = None) -> action.Explanation:
+        asked.append(model)
+        return action.Explanation(diagnose([]), {})
+
+    monkeypatch.setattr(action, "of_cluster", of_cluster)
+    return asked
+
+
 def run(*paths: Path, as_json: bool = False) -> int:
     """The exit code."""
     try:
@@ -276,13 +288,7 @@ def test_a_word_that_names_nothing_else_is_a_model_of_the_cluster(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("inventory.yaml").write_text(INVENTORY)
-    asked: list[str | None] = []
-
-    def of_cluster(_inventory: object, _emit: object, model: str | None = None) -> action.Explanation:
-        asked.append(model)
-        return action.Explanation(diagnose([]), {})
-
-    monkeypatch.setattr(action, "of_cluster", of_cluster)
+    asked = asked_models(monkeypatch)
     run(Path("org/model"))
     assert asked == ["org/model"]
     # One that is wrong is not passed over: its own error shows what to change.
@@ -306,13 +312,7 @@ def test_a_folder_without_logs_may_have_the_name_of_a_model_that_is_served(
     assert run(folder) == 2
     assert "tiny2 holds no logs\n" in capsys.readouterr().err
     Path("inventory.yaml").write_text(INVENTORY)
-    asked: list[str | None] = []
-
-    def of_cluster(_inventory: object, _emit: object, model: str | None = None) -> action.Explanation:
-        asked.append(model)
-        return action.Explanation(diagnose([]), {})
-
-    monkeypatch.setattr(action, "of_cluster", of_cluster)
+    asked = asked_models(monkeypatch)
     run(folder)
     for name in ("config.json", "merges.txt"):
         (folder / name).write_text("{}\n")
