@@ -9,10 +9,10 @@ import pytest
 from tests.support.sim import lab, make
 from tests.support.sim.faults import Call, Fault, Script
 from tests.support.sim.world import Box, World
-from vllm_cluster.kernel.assess import reached
 from vllm_cluster.kernel.events import Emit
 from vllm_cluster.kernel.facts.docker_objects import Container
 from vllm_cluster.kernel.hosts.observe import observe
+from vllm_cluster.kernel.hosts.reach import reached
 from vllm_cluster.kernel.hosts.runtime import Runtime
 from vllm_cluster.kernel.images.inspect import look_inside
 from vllm_cluster.kernel.inventory.model import Inventory

@@ -22,6 +22,7 @@ from vllm_cluster.kernel import assess, debug_log
 from vllm_cluster.kernel.errors import CommandFailed, NodesNotJoined, Unreachable, UsageError, VclusterError
 from vllm_cluster.kernel.events import Emit
 from vllm_cluster.kernel.explain.scan import LogSource
+from vllm_cluster.kernel.hosts import reach
 from vllm_cluster.kernel.hosts.runtime import Runtime
 from vllm_cluster.kernel.inventory.model import Inventory
 from vllm_cluster.kernel.node.handle import NodeHandle, NodeState
@@ -110,7 +111,7 @@ def test_up_reports_the_cause_when_a_node_ends(up: tuple[World, Inventory]) -> N
             f"INFO 01-01 00:00:00 [x] {SHM}".encode()
         )
         box.started = world.host_time(world.machines["gpu2"])
-        with assess.connect_all(current, emit, runtime=runtime) as fleet:
+        with reach.connect_all(current, emit, runtime=runtime) as fleet:
             since = began(assess.assess(current, fleet, emit).facts)
             box.started += 1
             raise explain.add_cause(NodesNotJoined("gpu2", "Ray does not count its GPUs"), fleet, current, since=since)
@@ -138,7 +139,7 @@ def test_lines_from_before_the_attempt_are_not_evidence(up: tuple[World, Invento
 
     def fails(current: Inventory, emit: Emit, runtime: Runtime) -> Any:
         box.log = log
-        with assess.connect_all(current, emit, runtime=runtime) as fleet:
+        with reach.connect_all(current, emit, runtime=runtime) as fleet:
             runtime.clock.sleep(420)
             since = began(assess.assess(current, fleet, emit).facts)
             raise explain.add_cause(NodesNotJoined("gpu1", "Ray does not count its GPUs"), fleet, current, since=since)
@@ -158,7 +159,7 @@ def test_a_cause_in_the_error_itself_gets_no_second_one(up: tuple[World, Invento
     def fails(error: VclusterError) -> Any:
         def run(current: Inventory, emit: Emit, runtime: Runtime) -> Any:
             box.log = SHM
-            with assess.connect_all(current, emit, runtime=runtime) as fleet:
+            with reach.connect_all(current, emit, runtime=runtime) as fleet:
                 since = began(assess.assess(current, fleet, emit).facts)
                 box.started = since["gpu2"] + 1
                 raise explain.add_cause(error, fleet, current, since=since)

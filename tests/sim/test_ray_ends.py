@@ -24,7 +24,7 @@ def broken(words: str) -> tuple[World, Inventory]:
     return world, inventory
 
 
-# fault: kernel/apply/barrier.py: and max(ends, ray.failures) >= RAY_ATTEMPTS → >= 1000
+# fault: kernel/node/handle.py: and max(ends, group.failures) >= ATTEMPTS → >= 1000
 @pytest.mark.promise("P37")
 def test_up_ends_within_seconds_with_rays_words_and_waits_for_no_worker() -> None:
     world, inventory = broken(STRANGE)

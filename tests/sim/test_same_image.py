@@ -12,9 +12,10 @@ from tests.support.sim.lab import Outcome
 from tests.support.sim.world import Picture, World
 from vllm_cluster.features.images.push import push_image
 from vllm_cluster.kernel.apply.barrier import ensure_same_image
-from vllm_cluster.kernel.assess import facts_of, reached
+from vllm_cluster.kernel.assess import facts_of
 from vllm_cluster.kernel.errors import FleetError, HostError
 from vllm_cluster.kernel.events import Emit
+from vllm_cluster.kernel.hosts.reach import reached
 from vllm_cluster.kernel.hosts.runtime import Runtime
 from vllm_cluster.kernel.inventory.model import Inventory
 from vllm_cluster.kernel.plan.plan import Plan, SameImage

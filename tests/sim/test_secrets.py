@@ -254,7 +254,7 @@ def test_what_is_not_used_any_more_is_removed_and_what_others_use_stays(monkeypa
         assert head.volumes["data"].files == {"file": b"theirs"}
 
 
-# fault: serving/ask_head.py: , read=False →
+# fault: serving/look_up.py: , read=False →
 @pytest.mark.parametrize("verb", [lab.do_serve, lab.do_stop, lab.do_down])
 def test_only_up_needs_the_secrets_of_this_laptop(verb: lab.Verb, monkeypatch: pytest.MonkeyPatch) -> None:
     """A colleague who may serve need not have the token with which the nodes were made."""

@@ -70,7 +70,7 @@ def test_a_field_of_one_version_alone_changes_nothing(version: str) -> None:
     record("P43", f"sim: a serving cluster of an {version} version with another field", "0 changing calls", True)
 
 
-# fault: serving/ask_head.py: runs = all(what.startswith(_RENEWED) for what in lacking.values()) → runs = False
+# fault: serving/look_up.py: runs = all(what.startswith(_RENEWED) for what in lacking.values()) → runs = False
 @pytest.mark.promise("P43")
 def test_a_changed_default_is_shown_from_and_to_and_asked() -> None:
     world, inventory = make.world(), make.inventory(2)

@@ -11,9 +11,10 @@ from tests.support.sim import lab, life, make, oracle
 from tests.support.sim.faults import Call, Script
 from tests.support.sim.world import World
 from vllm_cluster.kernel.apply.barrier import await_gpus
-from vllm_cluster.kernel.assess import assess, connect_all
+from vllm_cluster.kernel.assess import assess
 from vllm_cluster.kernel.errors import HostError, NodesNotJoined
 from vllm_cluster.kernel.events import Emit
+from vllm_cluster.kernel.hosts.reach import connect_all
 from vllm_cluster.kernel.hosts.runtime import Runtime
 from vllm_cluster.kernel.inventory.model import Inventory
 from vllm_cluster.serving.status.render import show_status, status_document

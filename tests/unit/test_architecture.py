@@ -43,7 +43,7 @@ ROWS: dict[str, tuple[str, ...]] = {
         "hooks",
     ),
     "serving": (
-        "api fit head hooks node status verbs",
+        "api fit head hooks look_up node status verbs",
         "consent explain translate",
         "others",
         "ask_head cluster",

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from ipaddress import ip_network
 
-from vllm_cluster.kernel.assess import connect_all
 from vllm_cluster.kernel.errors import HostError
 from vllm_cluster.kernel.events import Emit, Event
 from vllm_cluster.kernel.facts.host_facts import HostFacts
 from vllm_cluster.kernel.hosts.observe import run_fact_script
+from vllm_cluster.kernel.hosts.reach import connect_all
 from vllm_cluster.kernel.hosts.runtime import SYSTEM, Runtime
 from vllm_cluster.kernel.inventory.model import Host, Inventory
 from vllm_cluster.kernel.inventory.problems import Problem, as_error, file_name

@@ -1,20 +1,19 @@
-"""The beginning of every verb: connect, observe, judge, compare."""
+"""The beginning of a verb, once its hosts are connected: observe, judge, compare."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from vllm_cluster.kernel.apply.members import look_at_members
-from vllm_cluster.kernel.checks.finding import Finding, merged
-from vllm_cluster.kernel.checks.registry import engine_problem, preflight
-from vllm_cluster.kernel.errors import InventoryError, PreflightFailed, UsageError, VclusterError, combine
+from vllm_cluster.kernel.checks.docker import engine_problem
+from vllm_cluster.kernel.checks.finding import ensure_no_errors, merged
+from vllm_cluster.kernel.checks.registry import preflight
+from vllm_cluster.kernel.errors import InventoryError, UsageError, VclusterError
 from vllm_cluster.kernel.events import Emit, Event
 from vllm_cluster.kernel.facts.host_facts import HostFacts
 from vllm_cluster.kernel.hosts.connection import Fleet
 from vllm_cluster.kernel.hosts.observe import observe, usable
-from vllm_cluster.kernel.hosts.runtime import SYSTEM, Runtime
 from vllm_cluster.kernel.hosts.secrets import Secrets, collect_secrets, collect_with_values
 from vllm_cluster.kernel.images.host_images import with_contents
 from vllm_cluster.kernel.inventory.model import Inventory
@@ -29,7 +28,7 @@ from vllm_cluster.kernel.plan.kept import kept_secrets
 from vllm_cluster.kernel.plan.members import NONE_NAMED, Named
 from vllm_cluster.kernel.plan.plan import Plan
 from vllm_cluster.kernel.plan.spec import ContainerSpec
-from vllm_cluster.kernel.text import by_hosts, count
+from vllm_cluster.kernel.text import count
 
 # This machine, where a host is named.
 LOCAL = "local"
@@ -44,42 +43,6 @@ class Assessment:
     facts: Mapping[str, HostFacts]
     plan: Plan
     secrets: Secrets
-
-
-@contextmanager
-def connect_all(
-    inventory: Inventory, emit: Emit, hosts: Sequence[str] | None = None, *, runtime: Runtime = SYSTEM
-) -> Iterator[Fleet]:
-    """Every host of the inventory, or these alone, connected.
-
-    Raises:
-        Unreachable, FleetError: a host could not be reached; no host was touched.
-    """
-    with reached(inventory, emit, hosts, runtime=runtime) as (fleet, failures):
-        if failures:
-            raise combine(failures)
-        yield fleet
-
-
-@contextmanager
-def reached(
-    inventory: Inventory, emit: Emit, hosts: Sequence[str] | None = None, *, runtime: Runtime = SYSTEM
-) -> Iterator[tuple[Fleet, dict[str, VclusterError]]]:
-    """The hosts of the inventory, or these alone, that can be reached, connected; and why the others cannot.
-
-    Raises:
-        Unreachable, FleetError: none can.
-    """
-    with Fleet(inventory, runtime, hosts) as fleet:
-        emit(Event("phase", f"connecting to {count(len(hosts or inventory.hosts), 'host')}"))
-        there, failures = fleet.connect(hosts)
-        try:
-            if not there:
-                raise combine(failures)
-            yield fleet, failures
-        except VclusterError as error:
-            error.with_hosts(hosts or inventory.hosts)
-            raise
 
 
 def each_usable(
@@ -182,16 +145,6 @@ def note_gpus(inventory: Inventory, facts: Mapping[str, HostFacts], emit: Emit) 
         if given and (node is None or node.state != "running"):
             names = ", ".join(str(gpu.index) for gpu in gpus)
             emit(Event("note", f"GPU {names} of {len(seen.gpus)} are chosen", name))
-
-
-def ensure_no_errors(findings: list[Finding]) -> None:
-    """Stop before anything is touched, naming every finding with its host and remedy."""
-    if findings:
-        grouped = by_hosts((finding.message, finding.host) for finding in findings)
-        lines = [f"{hosts}: {text}" for text, hosts in grouped.items()]
-        # A command to paste stays one: what it names its host in is not prefixed with it.
-        fixes = dict.fromkeys(one.fix if one.host in one.fix else f"{one.host}: {one.fix}" for one in merged(findings))
-        raise PreflightFailed("\n".join(lines), hint="\n".join(fixes))
 
 
 def is_other_local(inventory: Inventory) -> bool:

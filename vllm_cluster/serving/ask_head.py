@@ -2,34 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
-from vllm_cluster.kernel.apply.barrier import refuse_failing
-from vllm_cluster.kernel.assess import Assessment, assess
 from vllm_cluster.kernel.errors import HostError, Interrupted, PreflightFailed, Replaced, VclusterError
 from vllm_cluster.kernel.events import Emit, Event, show_waiting_once
 from vllm_cluster.kernel.hosts.connection import Fleet
 from vllm_cluster.kernel.inventory.model import Inventory
 from vllm_cluster.kernel.lease.lease import Lease
-from vllm_cluster.kernel.node.handle import NodeHandle, NodeState
+from vllm_cluster.kernel.node.handle import NodeHandle, NodeState, refuse_failing
 from vllm_cluster.kernel.node.history import command_of, known_requests, last_other, record
 from vllm_cluster.kernel.plan.cached_model import as_asked
 from vllm_cluster.kernel.plan.members import Record
 from vllm_cluster.kernel.plan.placement import serve_command, summary
-from vllm_cluster.kernel.plan.plan import (
-    CreateNode,
-    Operation,
-    Plan,
-    RecordMembers,
-    RemoveContainer,
-    RestartNode,
-    StartNode,
-)
 from vllm_cluster.kernel.plan.spec import node_name
 from vllm_cluster.kernel.shell_line import command_line
-from vllm_cluster.kernel.text import by_hosts
 from vllm_cluster.serving.consent import Consent
 from vllm_cluster.serving.others import change, stopped_for
 from vllm_cluster.wire.order import Placement
@@ -53,17 +41,6 @@ class Endpoint:
     def exposed(self) -> bool:
         """Whether other machines can reach it without a tunnel."""
         return self.host != LOOPBACK
-
-
-def look_up(inventory: Inventory, fleet: Fleet, emit: Emit) -> Assessment:
-    """Look at every host.
-
-    Raises:
-        PreflightFailed: the cluster is not up.
-    """
-    seen = assess(inventory, fleet, emit, read=False)
-    _require_up(seen.plan)
-    return seen
 
 
 def ask_head(
@@ -135,38 +112,6 @@ def follow(
     emit(Event("phase", title))
     with continues_on_interrupt(inventory.cluster, wanted[0].deployment.name, again=again):
         Follower(fleet, inventory, number, emit, wanted, drain=drain or 0.0).follow()
-
-
-def _require_up(plan: Plan) -> None:
-    """Refuse what `up` must do first, by host; what is only recorded about the members changes nothing that serves."""
-    todo: dict[str, list[Operation]] = {}
-    for operation in plan.operations():
-        if not isinstance(operation, RecordMembers):
-            todo.setdefault(operation.host, []).append(operation)
-    if todo:
-        lacking = {host: _lacking(plan.cluster, operations) for host, operations in todo.items()}
-        hosts = by_hosts((what, host) for host, what in lacking.items())
-        # It may run and serve: a newer vcluster, or a changed inventory, has other nodes.
-        runs = all(what.startswith(_RENEWED) for what in lacking.values())
-        state = "the cluster runs, but vcluster up must renew it first" if runs else "the cluster is not up"
-        lines = [f"{state}: {names}: {what}" for what, names in hosts.items()]
-        raise PreflightFailed("\n".join(lines), hint="vcluster plan\nvcluster up" if runs else "vcluster up")
-
-
-_RENEWED = "the node must be recreated"
-
-
-def _lacking(cluster: str, operations: Sequence[Operation]) -> str:
-    """What a host lacks that `up` would do these operations on."""
-    made = next((one for one in operations if isinstance(one, CreateNode)), None)
-    if made and any(isinstance(one, RemoveContainer) and one.name == node_name(cluster) for one in operations):
-        return f"{_RENEWED} ({made.reason})"
-    for one in operations:
-        if isinstance(one, RemoveContainer | StartNode | RestartNode) and one.name == node_name(cluster):
-            return f"the node must be {one.past} ({one.reason})"
-    if any(isinstance(one, CreateNode) for one in operations):
-        return "the node is missing"
-    return operations[0].text
 
 
 POLL = 0.3

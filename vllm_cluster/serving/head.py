@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
-from vllm_cluster.kernel.assess import ensure_no_errors
 from vllm_cluster.kernel.checks.docker import warn_of_foreign
+from vllm_cluster.kernel.checks.finding import ensure_no_errors
 from vllm_cluster.kernel.errors import HostError, NodeMissing, PreflightFailed
 from vllm_cluster.kernel.hosts.connection import Fleet, HostConnection
 from vllm_cluster.kernel.hosts.observe import observe, usable

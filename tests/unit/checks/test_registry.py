@@ -9,8 +9,9 @@ import pytest
 
 from tests.support import world
 from vllm_cluster.kernel.backends import mp
+from vllm_cluster.kernel.checks.docker import engine_problem
 from vllm_cluster.kernel.checks.network import endpoint
-from vllm_cluster.kernel.checks.registry import check_all, engine_problem, preflight
+from vllm_cluster.kernel.checks.registry import check_all, preflight
 from vllm_cluster.kernel.facts.host_facts import DockerFacts, Hca, HostFacts, Nic
 from vllm_cluster.kernel.inventory.model import Ports
 

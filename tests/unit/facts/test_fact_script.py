@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from tests.support import tree, world
-from vllm_cluster.kernel.checks.registry import check_all, engine_problem, unseen
+from vllm_cluster.kernel.checks.docker import engine_problem
+from vllm_cluster.kernel.checks.registry import check_all, unseen
 from vllm_cluster.kernel.facts import parse
 from vllm_cluster.kernel.facts.details import NvLinks
 from vllm_cluster.kernel.facts.host_facts import Gid, GpuProcess

@@ -11,7 +11,8 @@ import pytest
 
 from tests.support import world
 from tests.support.tree import FACTS
-from vllm_cluster.kernel.checks.registry import check_all, engine_problem
+from vllm_cluster.kernel.checks.docker import engine_problem
+from vllm_cluster.kernel.checks.registry import check_all
 from vllm_cluster.kernel.facts.parse import facts
 from vllm_cluster.kernel.facts.values import number
 

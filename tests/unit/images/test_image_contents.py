@@ -10,7 +10,7 @@ from typing import Any, cast
 import pytest
 
 from tests.support import world
-from vllm_cluster.kernel.checks.registry import Finding
+from vllm_cluster.kernel.checks.finding import Finding
 from vllm_cluster.kernel.docker.client import DockerApi
 from vllm_cluster.kernel.errors import CommandFailed
 from vllm_cluster.kernel.facts.host_facts import HostFacts

@@ -21,11 +21,13 @@ from vllm_cluster.cli.app import app
 try: app(sys.argv[1:], prog_name="vcluster")
 except SystemExit as end: print(end.code)
 late = {"fabric", "paramiko", "vllm_cluster.kernel.explain.catalogue", "vllm_cluster.kernel.transport.fabric.dial"}
+late |= {"vllm_cluster.kernel.assess", "vllm_cluster.kernel.checks.registry"}
 print(*sorted(late & sys.modules.keys()))
 """
 
 
 # fault: kernel/transport/fabric/dial.py: import queue → import paramiko, queue
+# fault: kernel/hosts/observe.py: checks.docker import → checks.registry import
 # fault: serving/ask_head.py: from dataclasses → import vllm_cluster.kernel.explain.catalogue; from dataclasses
 @pytest.mark.parametrize("verb", ["endpoint --key", "endpoint --tunnel", "stop --yes"])
 def test_a_port_that_refuses_needs_no_fabric(verb: str, tmp_path: Path) -> None:

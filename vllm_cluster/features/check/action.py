@@ -7,7 +7,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from vllm_cluster.features.check.measure import AllReduceReport, run_allreduce
-from vllm_cluster.kernel.assess import note_gpus, reached
+from vllm_cluster.kernel.assess import note_gpus
 from vllm_cluster.kernel.checks.finding import Finding
 from vllm_cluster.kernel.checks.network import endpoint
 from vllm_cluster.kernel.checks.registry import NotChecked, check_all, unseen
@@ -18,6 +18,7 @@ from vllm_cluster.kernel.explain.scan import LogSource, scan
 from vllm_cluster.kernel.facts.host_facts import HostFacts
 from vllm_cluster.kernel.hosts.connection import Fleet
 from vllm_cluster.kernel.hosts.observe import observe
+from vllm_cluster.kernel.hosts.reach import reached
 from vllm_cluster.kernel.hosts.runtime import SYSTEM, Runtime
 from vllm_cluster.kernel.images.host_images import with_contents
 from vllm_cluster.kernel.images.inspect import look_inside

@@ -9,7 +9,7 @@ from statistics import median
 from typing import Annotated
 
 from vllm_cluster.kernel.backends.nccl import NcclTransport
-from vllm_cluster.kernel.checks.registry import Finding
+from vllm_cluster.kernel.checks.finding import Finding
 from vllm_cluster.kernel.text import plural
 from vllm_cluster.wire.values import Count, Port, between, brief
 

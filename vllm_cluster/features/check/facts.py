@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from vllm_cluster.kernel.assess import connect_all, require_name
+from vllm_cluster.kernel.assess import require_name
 from vllm_cluster.kernel.events import Emit, Event
 from vllm_cluster.kernel.facts.host_facts import HostFacts
 from vllm_cluster.kernel.hosts.observe import observe
+from vllm_cluster.kernel.hosts.reach import connect_all
 from vllm_cluster.kernel.inventory.model import Inventory
 from vllm_cluster.kernel.text import count
 

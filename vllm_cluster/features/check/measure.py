@@ -10,7 +10,7 @@ from vllm_cluster.features.check.allreduce import AllReduceTime, Pair, Trial
 from vllm_cluster.features.check.rank_driver import RankDriver, TrialLimits
 from vllm_cluster.kernel.backends import TOKEN
 from vllm_cluster.kernel.backends.nccl import NcclTransport, transport
-from vllm_cluster.kernel.checks.registry import Finding
+from vllm_cluster.kernel.checks.finding import Finding
 from vllm_cluster.kernel.clock import Clock, Deadline
 from vllm_cluster.kernel.docker.temporary import TemporaryContainer
 from vllm_cluster.kernel.errors import HostError, VclusterError

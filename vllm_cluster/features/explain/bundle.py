@@ -18,7 +18,8 @@ from typing import Any
 
 from vllm_cluster import __version__
 from vllm_cluster.kernel.backends import TOKEN
-from vllm_cluster.kernel.checks.registry import engine_problem, preflight
+from vllm_cluster.kernel.checks.docker import engine_problem
+from vllm_cluster.kernel.checks.registry import preflight
 from vllm_cluster.kernel.debug_log import MAX_BYTES, inventory_key, kept
 from vllm_cluster.kernel.errors import HostError, UsageError, VclusterError
 from vllm_cluster.kernel.events import Emit, Event

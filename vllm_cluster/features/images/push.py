@@ -5,18 +5,12 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from vllm_cluster.kernel.assess import (
-    LOCAL,
-    each_usable,
-    is_other_local,
-    reached,
-    require_name,
-    require_one_local,
-)
+from vllm_cluster.kernel.assess import LOCAL, each_usable, is_other_local, require_name, require_one_local
 from vllm_cluster.kernel.errors import HostError, PreflightFailed, UsageError, VclusterError, combine
 from vllm_cluster.kernel.events import Emit, Event
 from vllm_cluster.kernel.facts.host_facts import HostFacts
 from vllm_cluster.kernel.hosts.connection import Fleet, HostConnection
+from vllm_cluster.kernel.hosts.reach import reached
 from vllm_cluster.kernel.hosts.runtime import SYSTEM, Runtime
 from vllm_cluster.kernel.images.host_images import OneImage, find_held_image, name_there
 from vllm_cluster.kernel.images.push import LOOPBACK, ImageSource, Stored

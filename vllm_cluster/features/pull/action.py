@@ -30,17 +30,9 @@ from vllm_cluster.kernel.hosts.runtime import SYSTEM, Runtime
 from vllm_cluster.kernel.inventory.model import Inventory
 from vllm_cluster.kernel.laptop import expanded
 from vllm_cluster.kernel.models import weights
+from vllm_cluster.kernel.plan.cached_model import REPOSITORY
 from vllm_cluster.kernel.plan.identity import Owner, decide_cluster_id
-from vllm_cluster.kernel.plan.pull import (
-    MAKER,
-    PULLED,
-    REPOSITORY,
-    HubModel,
-    PullPlan,
-    choose_files,
-    has_weights,
-    outside,
-)
+from vllm_cluster.kernel.plan.pull import MAKER, PULLED, HubModel, PullPlan, choose_files, has_weights, outside
 from vllm_cluster.kernel.shell_line import command_line
 from vllm_cluster.kernel.text import size
 from vllm_cluster.serving.fit.fit import host_token

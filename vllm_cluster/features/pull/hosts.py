@@ -7,11 +7,12 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import TypeVar
 
-from vllm_cluster.kernel.assess import connect_all, facts_of
+from vllm_cluster.kernel.assess import facts_of
 from vllm_cluster.kernel.errors import Locked, PreflightFailed
 from vllm_cluster.kernel.events import Emit, Event
 from vllm_cluster.kernel.facts.host_facts import HostFacts
 from vllm_cluster.kernel.hosts.connection import Fleet, HostConnection
+from vllm_cluster.kernel.hosts.reach import connect_all
 from vllm_cluster.kernel.hosts.runtime import Runtime
 from vllm_cluster.kernel.images.supply import may_change
 from vllm_cluster.kernel.inventory.model import Inventory

@@ -8,7 +8,8 @@ from typing import Any
 from vllm_cluster.kernel.errors import CommandFailed, PreflightFailed, Unreachable, VclusterError
 from vllm_cluster.kernel.hosts.connection import HostConnection
 from vllm_cluster.kernel.hosts.program import Place, python, run_program
-from vllm_cluster.kernel.plan.pull import REPOSITORY, HubModel, through_folder, unfit_path
+from vllm_cluster.kernel.plan.cached_model import REPOSITORY
+from vllm_cluster.kernel.plan.pull import HubModel, through_folder, unfit_path
 from vllm_cluster.kernel.text import end_of
 from vllm_cluster.wire.pull import HubAnswer, ModelFile
 from vllm_cluster.wire.reading import RefusedDocument, convert

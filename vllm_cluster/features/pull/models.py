@@ -7,11 +7,12 @@ from dataclasses import dataclass, field
 from importlib.resources import files
 
 from vllm_cluster.features.pull.hosts import PullHosts
-from vllm_cluster.kernel.assess import each_usable, reached
+from vllm_cluster.kernel.assess import each_usable
 from vllm_cluster.kernel.errors import CommandFailed, VclusterError
 from vllm_cluster.kernel.events import Emit, Event
 from vllm_cluster.kernel.held import one_at_a_time
 from vllm_cluster.kernel.hosts.connection import Fleet, HostConnection
+from vllm_cluster.kernel.hosts.reach import reached
 from vllm_cluster.kernel.hosts.runtime import SYSTEM, Runtime
 from vllm_cluster.kernel.inventory.model import Inventory
 from vllm_cluster.kernel.inventory.words import nearest

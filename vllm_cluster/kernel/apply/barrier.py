@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 
 from vllm_cluster.kernel.apply.members import node_by_hand
-from vllm_cluster.kernel.errors import CommandFailed, HostError, LeftAlone, NodesNotJoined, Unreachable, combine
+from vllm_cluster.kernel.errors import HostError, LeftAlone, NodesNotJoined, Unreachable, combine
 from vllm_cluster.kernel.events import Emit, Event
 from vllm_cluster.kernel.hosts.connection import Fleet, HostConnection
 from vllm_cluster.kernel.images.host_images import OneImage, find_held_image
-from vllm_cluster.kernel.node.handle import NodeHandle, NodeState
+from vllm_cluster.kernel.node.handle import NodeHandle, NodeState, refuse_failing
 from vllm_cluster.kernel.plan.images import node_image_name
 from vllm_cluster.kernel.plan.node_status import GroupMembership, absent, compare_members, last_words
 from vllm_cluster.kernel.plan.plan import CreateNode, Plan
@@ -22,8 +22,6 @@ JOIN_SECONDS = 180.0
 CONNECT_SECONDS = 30.0
 # Ray counts a node that has gone until it notices, after 3 x 11 s at most.
 GONE_SECONDS = 40.0
-# Ray ending this often at once is not bad luck.
-RAY_ATTEMPTS = 3
 
 
 def ensure_same_image(image: str, wanted: str, plan: Plan, fleet: Fleet) -> None:
@@ -182,25 +180,6 @@ def _is_up(node: NodeState) -> bool:
 def _waiting_for_head(node: NodeState) -> str:
     ray = node.status.group if node.status else None
     return f"{ray.who} is {ray.state} on the head: {last_words(ray)}" if ray and ray.error else "waiting for the head"
-
-
-def refuse_failing(host: str, node: NodeState, before: dict[str, int]) -> None:
-    """Refuse a Ray that keeps ending; `before` remembers how often it had ended when it was first looked at.
-
-    One that had failed often before is given one more start: what was wrong may have been corrected meanwhile.
-
-    Raises:
-        CommandFailed: with Ray's own last words.
-    """
-    ray = node.status.group if node.status else None
-    if ray is None:
-        return
-    ends = ray.restarts - before.setdefault(host, ray.restarts)
-    if ray.ended and ends and max(ends, ray.failures) >= RAY_ATTEMPTS:
-        text = f"Ray failed to start {max(ends, ray.failures)} times; last output:\n{ray.error}"
-        raise CommandFailed(
-            host, text, exit_code=1, stderr=str(ray.error), hint="vcluster logs --only ray\nvcluster explain"
-        )
 
 
 def _ensure_connected(host: str, node: NodeState, seconds: float) -> None:

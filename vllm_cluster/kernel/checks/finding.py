@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from vllm_cluster.kernel.errors import PreflightFailed
 from vllm_cluster.kernel.facts.host_facts import HostFacts
 from vllm_cluster.kernel.inventory.model import Host, Inventory
 from vllm_cluster.kernel.plan.spec import node_name
@@ -72,3 +73,17 @@ def merged(findings: Iterable[Finding]) -> list[Finding]:
 
     same = by_hosts((replace(one, host="", fix=fix(one)), one.host) for one in every)
     return [replace(one, host=hosts, fix=one.fix.replace(anywhere, f"on {hosts}: ")) for one, hosts in same.items()]
+
+
+def ensure_no_errors(findings: list[Finding]) -> None:
+    """Stop before anything is touched, naming every finding with its host and remedy.
+
+    Raises:
+        PreflightFailed: there is one.
+    """
+    if findings:
+        grouped = by_hosts((finding.message, finding.host) for finding in findings)
+        lines = [f"{hosts}: {text}" for text, hosts in grouped.items()]
+        # A command to paste stays one: what it names its host in is not prefixed with it.
+        fixes = dict.fromkeys(one.fix if one.host in one.fix else f"{one.host}: {one.fix}" for one in merged(findings))
+        raise PreflightFailed("\n".join(lines), hint="\n".join(fixes))

@@ -9,7 +9,7 @@ from ipaddress import ip_address
 from typing import Annotated, Literal
 
 from vllm_cluster.kernel.backends import joining
-from vllm_cluster.kernel.checks.registry import Finding
+from vllm_cluster.kernel.checks.finding import Finding
 from vllm_cluster.kernel.inventory.model import Inventory
 from vllm_cluster.kernel.shell_line import command_line
 from vllm_cluster.kernel.text import plural

@@ -12,8 +12,6 @@ from vllm_cluster.kernel.facts.host_facts import HostFacts
 from vllm_cluster.kernel.inventory.model import Inventory
 from vllm_cluster.kernel.plan.desired import hcas
 
-__all__ = ["Finding", "check_all", "engine_problem", "preflight", "unseen"]
-
 # Cheap, and worth interrupting `up` for.
 _ALWAYS: Sequence[Check] = (
     gpus.enough_gpus,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from importlib.resources import files
 
-from vllm_cluster.kernel.checks.registry import engine_problem
+from vllm_cluster.kernel.checks.docker import engine_problem
 from vllm_cluster.kernel.docker.calls import MAX_ANSWER, TooLong
 from vllm_cluster.kernel.docker.client import DockerApi
 from vllm_cluster.kernel.errors import CommandFailed, DockerError

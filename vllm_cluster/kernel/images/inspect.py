@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import replace
 
 from vllm_cluster.kernel.backends import TOKEN
-from vllm_cluster.kernel.checks.registry import Finding
+from vllm_cluster.kernel.checks.finding import Finding
 from vllm_cluster.kernel.docker.temporary import TemporaryContainer
 from vllm_cluster.kernel.errors import HostError
 from vllm_cluster.kernel.events import Emit, Event

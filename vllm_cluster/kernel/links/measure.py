@@ -8,6 +8,7 @@ from dataclasses import asdict
 from ipaddress import ip_interface
 from secrets import token_hex
 
+from vllm_cluster.kernel.checks.finding import Finding
 from vllm_cluster.kernel.checks.links import (
     EPHEMERAL,
     HostAddress,
@@ -16,7 +17,7 @@ from vllm_cluster.kernel.checks.links import (
     parse_link_result,
     ports_of,
 )
-from vllm_cluster.kernel.checks.registry import Finding, NotChecked
+from vllm_cluster.kernel.checks.registry import NotChecked
 from vllm_cluster.kernel.clock import Deadline
 from vllm_cluster.kernel.docker.temporary import TemporaryContainer
 from vllm_cluster.kernel.errors import HostError, VclusterError

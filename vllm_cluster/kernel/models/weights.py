@@ -16,13 +16,13 @@ from vllm_cluster.kernel.hosts.connection import HostConnection
 from vllm_cluster.kernel.inventory.model import Inventory
 from vllm_cluster.kernel.models.cache import image_id
 from vllm_cluster.kernel.node.program import importable
+from vllm_cluster.kernel.plan.cached_model import REPOSITORY
 from vllm_cluster.kernel.plan.pull import (
     COMMIT,
     FOLDER,
     MAKER,
     PLAN,
     PULLED,
-    REPOSITORY,
     STATUS,
     TOKEN,
     container_name,

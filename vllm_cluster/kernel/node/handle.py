@@ -26,6 +26,8 @@ from vllm_cluster.wire.status import NodeStatus, ServeStatus
 _ENDED = ("exited", "dead", "restarting")
 LAST_LINES = 20
 MAX_SECRET = 64 << 10
+# What joins the nodes, ending this often at once, is not bad luck.
+ATTEMPTS = 3
 
 
 @dataclass(frozen=True)
@@ -209,3 +211,22 @@ def open_node(inventory: Inventory, connection: HostConnection) -> NodeHandle:
     if node_of(inventory.cluster, facts) is None:
         raise NodeMissing(f"{connection.name}: the node is missing", hint="vcluster up")
     return NodeHandle(connection, inventory.cluster)
+
+
+def refuse_failing(host: str, node: NodeState, before: dict[str, int]) -> None:
+    """Refuse a Ray that keeps ending; `before` remembers how often it had ended when it was first looked at.
+
+    One that had failed often before is given one more start: what was wrong may have been corrected meanwhile.
+
+    Raises:
+        CommandFailed: with Ray's own last words.
+    """
+    group = node.status.group if node.status else None
+    if group is None:
+        return
+    ends = group.restarts - before.setdefault(host, group.restarts)
+    if group.ended and ends and max(ends, group.failures) >= ATTEMPTS:
+        text = f"Ray failed to start {max(ends, group.failures)} times; last output:\n{group.error}"
+        raise CommandFailed(
+            host, text, exit_code=1, stderr=str(group.error), hint="vcluster logs --only ray\nvcluster explain"
+        )

@@ -7,8 +7,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from vllm_cluster.kernel.errors import UsageError
-from vllm_cluster.kernel.plan.pull import REPOSITORY, repository_folder
 
+REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]{0,95}(/[\w.-]{1,96})?")
 # What huggingface_hub keeps in the cache beside the folders of models.
 _HUB_FOLDERS = ("hub", "xet", "assets", "modules", "datasets", "token", "stored_tokens")
 # No space, no control character, no `..`: a folder is never outside the cache, and its name steers no terminal.
@@ -28,6 +28,11 @@ class CachePlace:
         whole = [self.folder.rpartition("/")[2] if self.kind == "hub" else f"{cache}/{self.folder}", self.model]
         named = re.compile("|".join(rf"(?<![\w.-]){re.escape(name)}(?![\w.-])" for name in whole))
         return any(named.search(word) for word in words)
+
+
+def repository_folder(model: str) -> str:
+    """Where a repository of the hub is below a cache."""
+    return f"hub/models--{model.replace('/', '--')}"
 
 
 def fitting_name(name: str) -> str:

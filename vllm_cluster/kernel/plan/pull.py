@@ -10,6 +10,7 @@ from itertools import pairwise
 from typing import Literal, TypedDict
 
 from vllm_cluster.kernel.inventory.model import Host, Inventory
+from vllm_cluster.kernel.plan.cached_model import repository_folder
 from vllm_cluster.kernel.plan.spec import LABEL, ContainerSpec, Mount, node_name
 from vllm_cluster.kernel.shell_line import command_line
 from vllm_cluster.wire.pull import CacheModel, ChainHost, HostPlan, ModelFile
@@ -23,7 +24,6 @@ PULLED, MAKER = LABEL + "pull", LABEL + "pull-made-by"
 # Left free on a disk: logs and the cache's own small files.
 SPARE = 1 << 30
 COMMIT = re.compile("[0-9a-f]{40}")
-REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]{0,95}(/[\w.-]{1,96})?")
 # Copies of the weights for other programs, and what no program reads.
 _OTHER_FOLDERS = ("original", "onnx", "openvino", "coreml", "metal", "tflite", "runs", "assets")
 _OTHER_FILES = (
@@ -106,11 +106,6 @@ class PullPlan:
             files=self.model.files,
             damaged=self.held[me].damaged,
         )
-
-
-def repository_folder(model: str) -> str:
-    """Where a repository of the hub is below a cache."""
-    return f"hub/models--{model.replace('/', '--')}"
 
 
 class ModelPlace(TypedDict):

@@ -8,9 +8,9 @@ from dataclasses import replace
 from functools import partial
 
 from vllm_cluster.kernel.apply.members import by_hand, look_at_former, unproven, unreadable
-from vllm_cluster.kernel.assess import ensure_no_errors
 from vllm_cluster.kernel.checks.docker import name_taken
 from vllm_cluster.kernel.checks.docker import warn_of_foreign as foreign_findings
+from vllm_cluster.kernel.checks.finding import ensure_no_errors
 from vllm_cluster.kernel.errors import FleetError, HostError, LeftAlone, VclusterError, combine
 from vllm_cluster.kernel.events import Emit, Event, show_waiting_once
 from vllm_cluster.kernel.facts.docker_objects import Container

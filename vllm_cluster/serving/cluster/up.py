@@ -10,14 +10,7 @@ from typing import NamedTuple
 
 from vllm_cluster.kernel.apply.barrier import await_gpus
 from vllm_cluster.kernel.apply.execute import PlanExecution
-from vllm_cluster.kernel.assess import (
-    Assessment,
-    assess,
-    compare_hosts,
-    connect_all,
-    facts_of,
-    judge,
-)
+from vllm_cluster.kernel.assess import Assessment, assess, compare_hosts, facts_of, judge
 from vllm_cluster.kernel.checks.finding import Finding
 from vllm_cluster.kernel.errors import NodesNotJoined, VclusterError
 from vllm_cluster.kernel.events import Emit, Event, Kind, show_waiting_once, warn_once
@@ -25,6 +18,7 @@ from vllm_cluster.kernel.facts.host_facts import HostFacts
 from vllm_cluster.kernel.hosts.connection import Fleet
 from vllm_cluster.kernel.hosts.lent import show_end
 from vllm_cluster.kernel.hosts.observe import observe
+from vllm_cluster.kernel.hosts.reach import connect_all
 from vllm_cluster.kernel.hosts.runtime import SYSTEM, Runtime
 from vllm_cluster.kernel.images.host_images import with_contents
 from vllm_cluster.kernel.images.supply import renew

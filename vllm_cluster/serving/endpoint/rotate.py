@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from http import HTTPStatus
 
-from vllm_cluster.kernel.assess import connect_all, ensure_no_errors
 from vllm_cluster.kernel.checks.docker import warn_of_foreign
+from vllm_cluster.kernel.checks.finding import ensure_no_errors
 from vllm_cluster.kernel.docker.container_body import volume_writer_body
 from vllm_cluster.kernel.docker.temporary import temporary_container
 from vllm_cluster.kernel.errors import HostError, PreflightFailed, UsageError
@@ -13,6 +13,7 @@ from vllm_cluster.kernel.events import Emit, Event
 from vllm_cluster.kernel.facts.host_facts import HostFacts
 from vllm_cluster.kernel.hosts.connection import HostConnection
 from vllm_cluster.kernel.hosts.observe import observe
+from vllm_cluster.kernel.hosts.reach import connect_all
 from vllm_cluster.kernel.hosts.runtime import SYSTEM, Runtime
 from vllm_cluster.kernel.hosts.secrets import KEY_BYTES
 from vllm_cluster.kernel.inventory.model import Inventory

@@ -135,15 +135,16 @@ def _close(session: Session) -> None:
 def _show_key(session: Session, grace: float | None) -> None:
     """Print the key: a new one where the old one has a time for which it is accepted."""
     loaded = session.load()
-    from vllm_cluster.kernel.laptop import cache_folder
-    from vllm_cluster.serving.endpoint import endpoint as action_of
-    from vllm_cluster.serving.endpoint import rotate as rotation
-    from vllm_cluster.serving.hooks import KEY_CHANGED
-
     if grace is not None:
+        from vllm_cluster.kernel.laptop import cache_folder
+        from vllm_cluster.serving.endpoint import rotate as rotation
+        from vllm_cluster.serving.hooks import KEY_CHANGED
+
         found = rotation.rotate(loaded, session.progress, grace=grace)
         for renew in KEY_CHANGED.given():
             renew(loaded, cache_folder(), found, session.progress)
     else:
+        from vllm_cluster.serving.endpoint import endpoint as action_of
+
         found = action_of.key(loaded)
     session.show(lambda: {"v": 1, "key": found}, lambda: out(found))

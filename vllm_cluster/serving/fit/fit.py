@@ -8,11 +8,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from vllm_cluster.kernel.assess import connect_all
 from vllm_cluster.kernel.errors import PreflightFailed, Unreachable, UsageError
 from vllm_cluster.kernel.events import Emit, Event
 from vllm_cluster.kernel.facts.host_facts import HostFacts
 from vllm_cluster.kernel.hosts.observe import observe
+from vllm_cluster.kernel.hosts.reach import connect_all
 from vllm_cluster.kernel.hosts.secrets import read_references
 from vllm_cluster.kernel.inventory.model import Host, Inventory
 from vllm_cluster.kernel.laptop import expanded

@@ -16,9 +16,9 @@ from vllm_cluster.kernel.hosts.program import Message, python_source
 from vllm_cluster.kernel.inventory.model import Inventory
 from vllm_cluster.kernel.node.handle import NodeHandle
 from vllm_cluster.kernel.plan import loading
+from vllm_cluster.kernel.plan.cached_model import REPOSITORY
 from vllm_cluster.kernel.plan.desired import CODE_FOLDER, hcas
 from vllm_cluster.kernel.plan.gpus import held_by_others, of_node
-from vllm_cluster.kernel.plan.pull import REPOSITORY
 from vllm_cluster.kernel.shell_line import command_line, last_value
 from vllm_cluster.kernel.text import by_hosts
 from vllm_cluster.serving.fit.fit import gpu_memory

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import partial
 
-from vllm_cluster.kernel.assess import connect_all
 from vllm_cluster.kernel.errors import PreflightFailed, UsageError
 from vllm_cluster.kernel.events import Emit
+from vllm_cluster.kernel.hosts.reach import connect_all
 from vllm_cluster.kernel.hosts.runtime import SYSTEM, Runtime
 from vllm_cluster.kernel.inventory.model import Inventory
 from vllm_cluster.kernel.node.handle import NodeHandle
@@ -16,8 +16,9 @@ from vllm_cluster.kernel.plan.followed import fitted
 from vllm_cluster.kernel.plan.placement import Cluster, place_replicas
 from vllm_cluster.kernel.plan.room import beside, ensure_one_address
 from vllm_cluster.kernel.shell_line import command_line
-from vllm_cluster.serving.ask_head import Endpoint, ask_head, follow, look_up
+from vllm_cluster.serving.ask_head import Endpoint, ask_head, follow
 from vllm_cluster.serving.consent import Confirm, Consent
+from vllm_cluster.serving.look_up import look_up
 from vllm_cluster.serving.others import and_serve, order_in_force, the_model
 from vllm_cluster.wire.order import Order, Placement
 

@@ -8,12 +8,13 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 
-from vllm_cluster.kernel.assess import Assessment, connect_all
+from vllm_cluster.kernel.assess import Assessment
 from vllm_cluster.kernel.backends import vllm
 from vllm_cluster.kernel.errors import PreflightFailed, UsageError
 from vllm_cluster.kernel.events import Emit, Event, warn_once
 from vllm_cluster.kernel.facts.host_facts import HostFacts
 from vllm_cluster.kernel.hosts.connection import Fleet
+from vllm_cluster.kernel.hosts.reach import connect_all
 from vllm_cluster.kernel.hosts.runtime import SYSTEM, Runtime
 from vllm_cluster.kernel.inventory.model import Inventory
 from vllm_cluster.kernel.inventory.words import nearest
@@ -31,9 +32,10 @@ from vllm_cluster.kernel.plan.room import Room, rooms
 from vllm_cluster.kernel.plan.shares import MAX
 from vllm_cluster.kernel.shell_line import command_line, listener_line
 from vllm_cluster.kernel.text import count, printable, redact
-from vllm_cluster.serving.ask_head import Endpoint, ask_head, follow, look_up
+from vllm_cluster.serving.ask_head import Endpoint, ask_head, follow
 from vllm_cluster.serving.consent import Confirm, Consent, served_on
 from vllm_cluster.serving.hooks import PULL_FIRST
+from vllm_cluster.serving.look_up import look_up
 from vllm_cluster.serving.others import and_serve, change, failed_models, in_the_way_of, order_in_force, stopped_for
 from vllm_cluster.serving.serve.base import Fit
 from vllm_cluster.serving.serve.check import CheckedRequest, check_request, note_downloads, revision

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from vllm_cluster.kernel.checks.registry import engine_problem
+from vllm_cluster.kernel.checks.docker import engine_problem
 from vllm_cluster.kernel.errors import (
     ConnectionLost,
     DockerError,

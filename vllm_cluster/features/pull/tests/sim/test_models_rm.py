@@ -13,9 +13,9 @@ from tests.support.sim.lab import Outcome
 from tests.support.sim.world import Box, World
 from vllm_cluster.features.pull.models import RunningPull, running_pulls
 from vllm_cluster.features.pull.models_remove import remove_model
-from vllm_cluster.kernel.assess import reached
 from vllm_cluster.kernel.errors import Aborted, InventoryError, Locked, PreflightFailed, UsageError
 from vllm_cluster.kernel.events import Emit
+from vllm_cluster.kernel.hosts.reach import reached
 from vllm_cluster.kernel.hosts.runtime import Runtime
 from vllm_cluster.kernel.inventory.model import Inventory
 from vllm_cluster.kernel.plan.pull import STATUS
