@@ -120,3 +120,14 @@ def test_a_host_without_ranks_leaves_and_no_model_is_listed_to_stop(world: World
     outcome = lab.run(world, make.inventory(2), partial(lab.do_up, confirm=person))
     assert person.asked == ["Stop the running node on gpu3 of lab (org/model has no rank there)?"]
     assert not [text for text in notes(outcome) if "org/model" in text]
+
+
+# fault: kernel/hosts/reach.py: if inventory.head_name not in failures and → if
+@pytest.mark.parametrize(("off", "named"), [("gpu2", True), ("gpu1", False)])
+def test_a_host_that_is_off_is_refused_with_the_way_to_go_on_without_it(world: World, off: str, named: bool) -> None:
+    world.machines[off].reachable = False
+    outcome = ask(world, ["gpu3"])
+    assert outcome.error is not None
+    way = f"to go on without: take {off} out of the inventory, then vcluster up"
+    assert ((outcome.error.hint or "").splitlines()[-1:] == [way]) is named
+    assert outcome.error.exit_code == 4

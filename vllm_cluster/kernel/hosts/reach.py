@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
-from vllm_cluster.kernel.errors import VclusterError, combine
+from vllm_cluster.kernel.errors import Unreachable, VclusterError, combine
 from vllm_cluster.kernel.events import Emit, Event
 from vllm_cluster.kernel.hosts.connection import Fleet
 from vllm_cluster.kernel.hosts.runtime import SYSTEM, Runtime
@@ -24,8 +24,16 @@ def connect_all(
     """
     with reached(inventory, emit, hosts, runtime=runtime) as (fleet, failures):
         if failures:
-            raise combine(failures)
+            raise _with_way_on(combine(failures), inventory, failures)
         yield fleet
+
+
+def _with_way_on(error: VclusterError, inventory: Inventory, failures: Mapping[str, VclusterError]) -> VclusterError:
+    """The error with what the other hosts can do without those that are off; they do nothing without their head."""
+    if inventory.head_name not in failures and {one.code for one in failures.values()} == {Unreachable.code}:
+        way = f"to go on without: take {' and '.join(failures)} out of the inventory, then vcluster up"
+        error.hint = "\n".join(line for line in (error.hint, way) if line)
+    return error
 
 
 @contextmanager
