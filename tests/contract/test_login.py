@@ -354,7 +354,7 @@ def test_a_server_without_sessions_is_reported_as_one(kind: Kind, client: Client
         client.add("h", server)
         with pytest.raises(Unreachable, match="opens no more sessions") as caught:
             transport.connect(Deadline.after(20))
-            transport.run(["true"], Deadline.after(5))
+            transport.run(["true"], Deadline.after(20))
     finally:
         transport.close()
         server.stop()
