@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import re
 
-_LENGTH = re.compile(r"(?:maximum context length is|cannot be greater than max_model_len=)[ a-z_=]*([0-9]{1,9})\b")
+_LENGTH = re.compile(
+    r"(?:maximum context length is|cannot be greater than max_model_len=)[ a-z_=]{0,100}([0-9]{1,9})\b"
+)
 # Where vLLM did not count to the end it writes "at least".
 _PROMPT = re.compile(r"(?:has|contains) ([0-9]{1,9}) input tokens")
 

@@ -14,7 +14,7 @@ from vllm_cluster.kernel.text import count, printable, redact
 from vllm_cluster.serving.translate.options import TranslatedWord
 
 Container = Literal["none", "pyxis", "apptainer"]
-_LINE = re.compile(r"#SBATCH[ \t]+(.*)")
+_LINE = re.compile(r"#SBATCH[ \t]+((?![ \t]).*)")
 _NAME = re.compile("[a-z][a-z-]*")
 _GPUS = ("gpus", "gpus-per-node", "gpus-per-task", "gres")
 _SIZE = re.compile(r"(?:([A-Za-z0-9_.-]+):)?(\d{1,2})")
@@ -74,7 +74,7 @@ _OF_JOB = {
 }
 # What a script does before vLLM: load its module or venv, or start a container.
 _LOADS = re.compile(
-    r"^[ \t]*((?:(?:module|ml|source|\.|conda|mamba|micromamba|spack)[ \t]|eval[ \t].*(?:conda|mamba)).*)$",
+    r"^[ \t]*((?:(?:module|ml|source|\.|conda|mamba|micromamba|spack)[ \t]|eval[ \t].{0,400}?(?:conda|mamba)).*)$",
     re.MULTILINE,
 )
 _CONTAINS = re.compile(r"(\b(?:apptainer|singularity)[ \t]+(?:exec|run)\b|--container-image[= \t]\S+)")

@@ -20,7 +20,7 @@ from vllm_cluster.kernel.text import plural
 FABRIC_WELL = ("", "Completed", "Not Supported")
 MAX_NAMED = 4
 # Xids of a program that computes wrongly, or is killed: its card is well (NVIDIA's list of Xid errors).
-_OF_PROGRAMS = re.compile(r"Xid \([^)]*\): (?:13|31|43|45),")
+_OF_PROGRAMS = re.compile(r"Xid \([^)]{0,80}\): (?:13|31|43|45),")
 
 
 @each_host

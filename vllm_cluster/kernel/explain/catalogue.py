@@ -27,7 +27,7 @@ _LEADS = re.compile(r"(?:\(\?i\))?(?:\\b)?\(\?:([a-z0-9|]+)\)(?![?*{+])")
 
 def _is_divided(pattern: str) -> bool:
     """Whether an expression has several as a whole: it need not begin as the first of them."""
-    inside = re.sub(r"\\.|\[[^\]]*\]", "", pattern)
+    inside = re.sub(r"\\.|\[[^\]]{0,200}\]", "", pattern)
     while (outside := re.sub(r"\([^()]*\)", "", inside)) != inside:
         inside = outside
     return "|" in inside

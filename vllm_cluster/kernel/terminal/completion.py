@@ -18,7 +18,7 @@ from vllm_cluster.kernel.inventory.find import MAX_BYTES, find
 from vllm_cluster.kernel.laptop import cache_folder, here, make_private, read_own_file, write_whole
 
 MAX_MODELS = 20
-_HOSTS = re.compile(r"^hosts:[ \t]*(?:#.*)?\n((?:[ \t]+.*\n|[ \t]*#.*\n|[ \t]*\n)*)", re.MULTILINE)
+_HOSTS = re.compile(r"^hosts:[ \t]*(?:#.*)?\n((?:[ \t].*\n|#.*\n|\n)*)", re.MULTILINE)
 # A shell would run parts of other names, or needs them quoted; what begins with - would be an option of the verb.
 _PLAIN = re.compile(r"(?!-)[\w.+@:/,-]*")
 _KEY = re.compile(r"""^([ \t]+)["']?([\w.-]+)["']?[ \t]*:""", re.MULTILINE)

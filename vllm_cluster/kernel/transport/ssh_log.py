@@ -8,17 +8,17 @@ from vllm_cluster.kernel.errors import Unreachable
 from vllm_cluster.kernel.transport import connect_errors
 from vllm_cluster.kernel.transport.ssh_config import SshEndpoint, known_name
 
-# A longer line is the host's, and takes the patterns below the square of its length.
+# A longer line is the host's.
 MAX_LINE = 2000
 _CONNECT = re.compile(r"connect to host (\S+) port (\d+): (.+)")
 _SERVER_KEY = re.compile(r"Server host key: (\S+ SHA256:\S+)")
-_OFFENDING = re.compile(r"Offending \S+ key in (.+:\d+)")
+_OFFENDING = re.compile(r"Offending \S{1,80} key in (.{1,400}:\d{1,9})")
 _REVOKED = re.compile(r"host key for (\S+) was revoked by (.+)|key for (\S+) is marked as revoked")
 _UNKNOWN = re.compile(r"host key is known for (\S+) and you have requested")
 _CHANGED = re.compile(r"Host key for (\S+) has changed")
-_DENIED = re.compile(r"(\S+): Permission denied \((.*)\)")
-_OFFERED = re.compile(r"Offering public key: (.+?)(?: explicit| agent)*$", re.M)
-_PASSPHRASE = re.compile(r"incorrect passphrase supplied to decrypt private key|Load key \"(.+)\": (.+)")
+_DENIED = re.compile(r"(\S{1,300}): Permission denied \((.{0,300})\)")
+_OFFERED = re.compile(r"Offering public key: (.{1,400}?)(?: explicit| agent)*$", re.M)
+_PASSPHRASE = re.compile(r"incorrect passphrase supplied to decrypt private key|Load key \"(.{1,400})\": (.{1,400})")
 _NO_NAME = re.compile(r"Could not resolve hostname (\S+): (.+)")
 _NO_COMMON = re.compile(r"(no matching .+)|(Bad remote protocol version.*)|(banner line contains invalid characters)")
 _PROXY = re.compile(r"(stdio forwarding failed|open failed: .+|administratively prohibited.*)")

@@ -207,7 +207,9 @@ def _flags(asked: Asked, head: str, judged: Judged, *, named: bool) -> Iterator[
     if judged.flags == "refused":
         text = f"vLLM refuses these flags: {judged.problem}"
         # The whole help has thousands of lines; with a word vLLM shows the flags that hold it.
-        near = re.search(r"unrecognized arguments: (--[\w-]+).*did you mean (--[\w-]+)", judged.problem)
+        near = re.search(
+            r"unrecognized arguments: (--[\w-]{1,100}).{0,400}did you mean (--[\w-]{1,100})", judged.problem
+        )
         topic = f"--help={near[2].removeprefix('--') if near else 'all'}"
         known = command_line("vcluster", "exec", "--head", "--", "vllm", "serve", topic)
         lacking = "No such file" in judged.problem and "config" in vllm.options(asked.extra)
@@ -226,7 +228,7 @@ def _flags(asked: Asked, head: str, judged: Judged, *, named: bool) -> Iterator[
         yield RequestProblem(head, text, fix)
     if judged.model == "refused" and not named:
         # Behind the first sentence vLLM has how to serve it all the same.
-        longer = re.search(r"max_model_len \((\d+)\) is greater than .*?=(\d+)", judged.problem)
+        longer = re.search(r"max_model_len \((\d{1,12})\) is greater than .{0,400}?=(\d{1,12})", judged.problem)
         why = judged.problem.partition(". ")[0] if longer else judged.problem
         fix = "" if longer else "change the flag or the model that it names"
         yield RequestProblem(head, f"vLLM refuses {asked.model}: {why}", fix, longer.groups() if longer else ())

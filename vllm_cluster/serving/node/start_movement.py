@@ -34,8 +34,8 @@ _OPENING, DOWNLOADING, _LOADING = 2, 3, 4
 # Python takes no number of more than 4,300 digits, and the head no count of more than 16.
 _SHARDS = re.compile(r"Completed \| (\d{1,9})/(\d{1,9}) \[[\d:]*(?:<([\d:]+))?")
 _RANK = re.compile(r"world_size=(\d{1,9}) rank=(\d{1,9})\b|rank (\d{1,9}) in world size (\d{1,9})\b")
-_REPEATED = re.compile(r"world_size=\d+ rank=.*\[repeated (\d{1,9})x across cluster\]")
-_TASKS = re.compile(r"[Ss]upported[_ ]tasks[:=] ?[\[(]([^\])]*)[\])]")
+_REPEATED = re.compile(r"world_size=\d{1,9} rank=.{0,400}\[repeated (\d{1,9})x across cluster\]")
+_TASKS = re.compile(r"[Ss]upported[_ ]tasks[:=] ?[\[(]([^\])]{0,1000})[\])]")
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ def _marker(step: int, pattern: str, detail: str) -> _Marker:
 
 # As vLLM 0.20 to 0.33 writes them; a line that is not known changes nothing.
 _MARKERS = (
-    _marker(0, r"\bversion (\d+\.\d+\S*)$", "vLLM {}"),
+    _marker(0, r"\bversion (\d{1,9}\.\d{1,9}\S{0,80})$", "vLLM {}"),
     _marker(0, r"Resolved architecture: (\w+)", "{}"),
     _marker(1, r"Initializing a V1 LLM engine", "starting the ranks"),
     _marker(1, r"Creating a new placement group", "Ray starts the ranks"),
@@ -66,7 +66,7 @@ _MARKERS = (
     _marker(5, r"torch\.compile takes|torch\.compile took", "compiled"),
     _marker(6, r"Initial profiling/warmup|Available KV cache memory", "KV cache"),
     _marker(6, r"KV cache size: ([\d,]+ tokens)", "KV cache of {}"),
-    _marker(7, r"Capturing CUDA graphs?.*?\| (\d+/\d+) ", "CUDA graphs {}"),
+    _marker(7, r"Capturing CUDA graphs?.{0,200}?\| (\d{1,9}/\d{1,9}) ", "CUDA graphs {}"),
     _marker(7, r"Graph capturing finished", "CUDA graphs"),
     _marker(8, r"init engine \(profile, create kv cache, warmup model\) took", "starting the API"),
     _marker(8, r"Starting vLLM server on", "starting the API"),

@@ -12,7 +12,7 @@ from vllm_cluster.serving.translate.words import ShellWord
 _SERVES = re.compile(r"\bvllm\s+serve\b|\bvllm\.entrypoints\.openai\.api_server\b")
 _MODULE = "vllm.entrypoints.openai.api_server"
 # Images whose entrypoint serves: what follows them are vLLM's words.
-_IMAGE = re.compile(r"(?:.*/)?vllm-openai[\w.-]*(?:[:@].*)?")
+_IMAGE = re.compile(r"(?:.{0,500}/)?vllm-openai[\w.-]{0,100}(?:[:@].{0,300})?")
 _RUNS = frozenset({"docker", "podman", "nerdctl"})
 _VARIABLE = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)=(.*)", re.DOTALL)
 # A text in a text in a text serves nothing that a person could follow.
