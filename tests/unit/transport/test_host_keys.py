@@ -151,3 +151,11 @@ def test_a_file_that_is_none_is_not_waited_for(file: Path, monkeypatch: pytest.M
     monkeypatch.setattr(login, "MAX_KNOWN_HOSTS", 50)
     with pytest.raises(HostKeyRejected, match="it has more than 0 MiB"):
         verdict(file, ED)
+
+
+# fault: kernel/transport/fabric/login.py: if len(line) > MAX_LINE: → if False:
+def test_a_line_that_no_person_has_is_not_read(file: Path) -> None:
+    """Names of 13 MB in one line took 150 MB; without that line, a revoked key could be taken."""
+    file.write_text(f"{'h,' * login.MAX_LINE} {line(ED)}\n{line(ED)}\n")
+    with pytest.raises(HostKeyRejected, match="a line has more than 1 MiB"):
+        verdict(file, ED)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import threading
 import time
@@ -19,6 +20,7 @@ from tests.support.clock import Clock
 from vllm_cluster.kernel.clock import Deadline
 from vllm_cluster.kernel.errors import AuthenticationFailed
 from vllm_cluster.kernel.transport.base import Target
+from vllm_cluster.kernel.transport.fabric import keepalive
 from vllm_cluster.kernel.transport.fabric.keepalive import (
     MAX_ANSWERS,
     MAX_HOST_KEY,
@@ -155,6 +157,52 @@ def test_what_a_host_asks_before_there_are_new_keys_is_answered_after(
     assert not channel.closed
 
 
+# fault: kernel/transport/fabric/keepalive.py: if judged is not None and judged != self.host_key: → if False:
+def test_a_host_keeps_its_key_for_the_whole_connection(
+    connected: tuple[KeepaliveTransport, Host, paramiko.Channel],
+) -> None:
+    """Only the first was compared with known_hosts."""
+    client, host, _ = connected
+    host.add_server_key(paramiko.ECDSAKey.generate())
+    ask_for_new_keys(client, host)
+    wait_for(lambda: not client.is_active())
+    assert cast(KeepaliveSocket, client.sock).failure == "its host key changed within the connection"
+
+
+# fault: kernel/transport/fabric/keepalive.py: > PACKET_SECONDS: → > 10**9:
+@pytest.mark.parametrize("late", [True, False])
+def test_a_peer_that_takes_a_packet_byte_by_byte_is_not_waited_for(monkeypatch: pytest.MonkeyPatch, late: bool) -> None:
+    """A jump host that grants a byte now and then, and sends on itself: a login waited for it without end."""
+    clock, taken = Clock(), list[bytes]()
+
+    def take(data: bytes) -> int:
+        clock.sleep(5)
+        if late:
+            raise TimeoutError
+        taken.append(data[:1])
+        return 1
+
+    wire = KeepaliveSocket(SimpleNamespace(send=take, recv=bytes))
+    monkeypatch.setattr(keepalive, "time", SimpleNamespace(monotonic=lambda: clock.now))
+    wire.recv(1)
+    with pytest.raises(ConnectionAbortedError, match="did not take a packet within 60 s"):
+        for _ in range(100):
+            with contextlib.suppress(TimeoutError):
+                wire.send(b"xy")
+            wire.recv(1)
+    assert wire.failure
+    assert clock.now <= keepalive.PACKET_SECONDS + 10
+
+
+def test_a_packet_that_is_taken_begins_the_time_of_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [1.0]
+    monkeypatch.setattr(keepalive, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    wire = KeepaliveSocket(SimpleNamespace(send=len, recv=bytes))
+    for _ in range(5):
+        now[0] += keepalive.PACKET_SECONDS - 1
+        assert wire.send(b"xy") == 2
+
+
 # fault: kernel/transport/fabric/keepalive.py: message.rewind() → pass
 def test_the_extensions_of_a_server_are_those_that_it_sends() -> None:
     wire: Any = SimpleNamespace(settimeout=lambda _: None)
@@ -209,12 +257,37 @@ def test_a_host_that_refuses_each_key_late_gets_the_time_of_one_login(tmp_path: 
             raise paramiko.BadAuthenticationType("", ["publickey"])
         raise paramiko.AuthenticationException
 
-    transport: Any = SimpleNamespace(auth_timeout=10.0, auth_none=refuse, auth_publickey=refuse, is_active=lambda: True)
+    transport: Any = SimpleNamespace(
+        auth_timeout=10.0,
+        auth_none=refuse,
+        auth_publickey=refuse,
+        is_active=lambda: True,
+        is_authenticated=lambda: False,
+    )
     at = SshEndpoint("gpu1", "h", "h", 22, "u", identities=tuple(files), identities_only=True)
     with pytest.raises(AuthenticationFailed, match="did not answer in time"):
         Credentials(at, Deadline.after(20, clock)).authenticate(transport)
     assert clock.now == 20
     assert limits == [10, 10, 4]
+
+
+# fault: kernel/transport/fabric/login.py: return transport.is_authenticated() → return not methods or transport.is_active()
+# fault: kernel/transport/fabric/login.py: if transport.is_authenticated(): → if not more:
+@pytest.mark.parametrize("more", [["publickey", "keyboard-interactive"], []])
+def test_a_host_that_wants_more_than_one_method_has_let_nobody_in(tmp_path: Path, more: list[str]) -> None:
+    """Where "none" or a key was one of several, the login counted as over, and the error was about MaxSessions."""
+    file = tmp_path / "key"
+    paramiko.ECDSAKey.generate().write_private_key_file(str(file))
+    transport: Any = SimpleNamespace(
+        auth_timeout=10.0,
+        auth_none=lambda _: ["publickey"],
+        auth_publickey=lambda *_: more,
+        is_active=lambda: True,
+        is_authenticated=lambda: False,
+    )
+    at = SshEndpoint("gpu1", "h", "h", 22, "u", identities=(file,), identities_only=True)
+    with pytest.raises(AuthenticationFailed, match=r"a key was accepted, but .* is also required"):
+        Credentials(at, Deadline.after(20)).authenticate(transport)
 
 
 # fault: kernel/transport/openssh.py: why = master.last_words() if master.gone() else → why = master.last_words() if master else

@@ -9,11 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.support.bounds import within
 from vllm_cluster.kernel.errors import UsageError, combine
 from vllm_cluster.kernel.transport import connect_errors, locate, ssh_config
 from vllm_cluster.kernel.transport.base import Target
 from vllm_cluster.kernel.transport.ssh_config import (
     SshEndpoint,
+    config_lines,
     ensure_safe_names,
     expand,
     hosts_matching,
@@ -58,6 +60,18 @@ def test_files_that_include_each_other_are_read_once(tmp_path: Path, monkeypatch
     monkeypatch.setattr(ssh_config, "config_lines", counted)
     assert sorted(hosts_matching(tmp_path / "config", "gpu*")) == [f"gpu{number}" for number in range(6)]
     assert len(read) == 7
+
+
+# fault: kernel/transport/ssh_config.py: if len(line) > MAX_QUOTED or not _QUOTED.search(line): → if False:
+@pytest.mark.parametrize("quote", ["", "'"])
+def test_a_long_line_takes_no_time(tmp_path: Path, quote: str) -> None:
+    """One word of 900 kB took 13 s."""
+    file = tmp_path / "config"
+    file.write_text(f"Host {quote}{'x' * 900_000}{quote} b\nHost 'a b' \"c\"\n")
+    with within(2):
+        lines = list(config_lines(file))
+    assert [words[-1] for _, words in lines] == ["b", "c"]
+    assert lines[1][1] == ["a b", "c"]
 
 
 # fault: kernel/transport/ssh_config.py: MAX_INCLUDES = 16 → MAX_INCLUDES = 1 << 20

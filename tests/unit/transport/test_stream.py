@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 
+from tests.support.clock import Clock
+from vllm_cluster.kernel.clock import Deadline
 from vllm_cluster.kernel.transport.fabric import stream
 from vllm_cluster.kernel.transport.fabric.stream import ChannelStream
 
@@ -44,3 +46,32 @@ def test_who_wakes_up_late_waits_for_what_came_meanwhile(monkeypatch: pytest.Mon
         with pytest.raises(TimeoutError, match="no bytes from the lease within 3 s"):
             reading.recv(100)
     assert waits == ([3, stream.AWAKE_SECONDS] if asleep else [3])
+
+
+# fault: kernel/transport/fabric/stream.py: while rest and (left := deadline.left()): → while (left := 9.0) and rest:
+@pytest.mark.parametrize("seconds", [5, 500])
+def test_a_host_that_takes_a_byte_at_a_time_has_the_time_of_the_command(seconds: int) -> None:
+    """With a byte each second `status` took an hour: paramiko's limit is for each piece that a host takes."""
+    clock, taken, ended = Clock(), list[bytes](), list[bool]()
+
+    def send(data: bytes) -> int:
+        clock.sleep(1)
+        taken.append(data[:1])
+        return 1
+
+    def sendall(data: bytes) -> None:
+        for byte in data:
+            send(bytes([byte]))
+
+    channel: Any = SimpleNamespace(
+        settimeout=lambda _: None, send=send, sendall=sendall, shutdown_write=lambda: ended.append(True)
+    )
+    stream._send(channel, b"x" * 100, Deadline.after(seconds, clock))
+    assert len(taken) == min(seconds, 100)
+    assert ended == ([True] if seconds > 100 else [])
+
+
+def test_a_command_that_ended_gets_no_more_input() -> None:
+    """The channel takes nothing then, as often as it is asked."""
+    channel: Any = SimpleNamespace(settimeout=lambda _: None, send=lambda _: 0)
+    stream._send(channel, b"x" * 100, Deadline.after(20))

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from vllm_cluster.kernel.transport.base import Target
 from vllm_cluster.kernel.transport.ssh_config import Run, Words, ask_ssh, config_lines, hops, ssh_options
+from vllm_cluster.kernel.transport.wildcard import wildcard
 
 # ssh shows no more of a path.
 CUT_PATH = 200
@@ -37,7 +38,7 @@ class _Answer:
         """What hosts with the same answer have in common; the name itself where the answer may be its own."""
         if self.patterns is None or not _ALIKE.fullmatch(name):
             return name
-        found = tuple((at, own) for at, (pattern, own) in enumerate(self.patterns) if _matches(pattern, name))
+        found = tuple((at, own) for at, (pattern, own) in enumerate(self.patterns) if wildcard(pattern, name))
         return name if any(own for _, own in found) else found
 
     def of(self, name: str) -> Words:
@@ -124,7 +125,3 @@ def _patterns(files: Iterable[Path], target: Target) -> tuple[tuple[str, bool], 
 def _hop_name(hop: str) -> str:
     """The host in `[user@]host[:port]`, an URL too."""
     return re.sub(r"^ssh://|:\d+$", "", hop).rpartition("@")[2].strip("[]")
-
-
-def _matches(pattern: str, name: str) -> bool:
-    return re.fullmatch(re.escape(pattern).replace(r"\*", ".*").replace(r"\?", "."), name) is not None

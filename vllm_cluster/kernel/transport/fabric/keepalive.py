@@ -26,6 +26,8 @@ from vllm_cluster.kernel.transport.fabric.dial import SILENCE_SECONDS
 
 KEEPALIVE_SECONDS = 5.0
 MAX_REASON = 200
+# For one packet of paramiko's, which has 35 kB at most, to leave.
+PACKET_SECONDS = 60.0
 # paramiko waits for as much as a packet announces, up to 4 GB, before it knows the host. OpenSSH sends 256 KiB at most.
 MAX_PACKET = 1 << 20
 # While new keys are agreed on, a close of each stream and a request for a sign of life come.
@@ -60,6 +62,8 @@ class KeepaliveSocket:
         self._received_at = time.monotonic()
         self._doubt: float | None = None
         self._closed = False  # paramiko reads this name
+        # Since when what paramiko gave last has not been taken whole.
+        self._sending: float | None = None
         self.received = 0
         self.failure = ""
         self.ask: Callable[[], bool] = lambda: False
@@ -87,14 +91,27 @@ class KeepaliveSocket:
         return data
 
     def send(self, data: bytes) -> int:
-        """Send some of the bytes; a peer that takes none counts as silent."""
+        """Send some of the bytes; a peer that takes none, or a packet a little at a time, counts as silent."""
+        self._sending = time.monotonic() if self._sending is None else self._sending
         try:
-            return self._sock.send(data)
+            sent = self._sock.send(data)
         except TimeoutError as error:
             self._judge(error)
             if self._doubt is None:
                 self._doubt = time.monotonic()
+            self._require_pace()
             raise
+        if sent == len(data):
+            self._sending = None
+        else:
+            self._require_pace()
+        return sent
+
+    def _require_pace(self) -> None:
+        # A jump host may grant a byte now and then, and send on itself: whoever sends would wait for it without end.
+        if self._sending is not None and time.monotonic() - self._sending > PACKET_SECONDS:
+            self.failure = f"it did not take a packet within {PACKET_SECONDS:.0f} s"
+            raise ConnectionAbortedError(errno.ECONNABORTED, self.failure)
 
     def settimeout(self, seconds: float | None) -> None:
         """As a socket's."""
@@ -227,7 +244,12 @@ class KeepaliveTransport(paramiko.Transport):
         if max(len(host_key), len(sig)) > MAX_HOST_KEY:
             self._socket.failure = f"its host key or signature has more than {MAX_HOST_KEY} bytes"
             raise paramiko.SSHException(self._socket.failure)
+        judged = self.host_key
         super()._verify_key(host_key, sig)  # type: ignore[misc]
+        # known_hosts is asked once, at the login; new keys may be agreed on at any time.
+        if judged is not None and judged != self.host_key:
+            self._socket.failure = "its host key changed within the connection"
+            raise paramiko.SSHException(self._socket.failure)
 
     def _parse_ext_info(self, message: paramiko.Message) -> None:
         # paramiko reads as many as are announced, also behind the end: 9 bytes kept a core busy for an hour and more.

@@ -6,12 +6,12 @@ import base64
 import contextlib
 import errno
 import os
-import re
 import socket
 import stat
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TextIO
 
 import paramiko
 from paramiko.agent import AgentKey, AgentSSH
@@ -22,11 +22,14 @@ from vllm_cluster.kernel.errors import AuthenticationFailed, HostKeyRejected
 from vllm_cluster.kernel.laptop import expanded
 from vllm_cluster.kernel.transport import connect_errors
 from vllm_cluster.kernel.transport.ssh_config import SshEndpoint, known_name
+from vllm_cluster.kernel.transport.wildcard import wildcard
 from vllm_cluster.wire.inside import beginning
 
 AGENT_SECONDS = 10.0
 # 200,000 hosts with hashed names.
 MAX_KNOWN_HOSTS = 32 << 20
+# Of one line: names of 20,000 hosts that share a key. As patterns, one of 13 MB took 150 MB.
+MAX_LINE = 1 << 20
 # As ssh has it for a private key.
 MAX_KEY = 1 << 20
 # Hardware keys (sk-…) are known to the agent, but signing with them breaks paramiko.
@@ -137,17 +140,8 @@ def matches(names: str, host: str) -> bool:
             return paramiko.HostKeys.hash_host(host, names) == names
         return False
     patterns = names.lower().split(",")
-    refused = any(_wildcard(pattern[1:], host) for pattern in patterns if pattern.startswith("!"))
-    return not refused and any(_wildcard(pattern, host) for pattern in patterns if not pattern.startswith("!"))
-
-
-def _wildcard(pattern: str, text: str) -> bool:
-    # Of 256 hosts each compares its name with 256 lines: as regexes that was a tenth of what `check` took.
-    if "*" not in pattern and "?" not in pattern:
-        return pattern == text
-    # Not fnmatch: brackets are part of a name here ("[host]:port"), not a set of characters.
-    regex = "".join({"*": ".*", "?": "."}.get(char, re.escape(char)) for char in pattern)
-    return re.fullmatch(regex, text, re.DOTALL) is not None
+    refused = any(wildcard(pattern[1:], host) for pattern in patterns if pattern.startswith("!"))
+    return not refused and any(wildcard(pattern, host) for pattern in patterns if not pattern.startswith("!"))
 
 
 def _read(at: SshEndpoint, file: Path) -> Iterator[KnownKey]:
@@ -156,12 +150,24 @@ def _read(at: SshEndpoint, file: Path) -> Iterator[KnownKey]:
         number = os.open(file, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         with os.fdopen(number, encoding="utf-8", errors="replace", newline="\n") as lines:
             _ensure_plain(number)
-            yield from read_known_hosts(lines, str(file))
+            yield from read_known_hosts(_bounded(lines), str(file))
     except FileNotFoundError:
         return
     except OSError as error:
         # A file that cannot be read could hold the line that revokes the key.
         raise HostKeyRejected(at.name, f"cannot read {file}: {error.strerror}", hint=f"make {file} readable") from None
+
+
+def _bounded(lines: TextIO) -> Iterator[str]:
+    """The lines of a file, none longer than one may be; what is left out could revoke the key.
+
+    Raises:
+        OSError: one is.
+    """
+    while line := lines.readline(MAX_LINE + 1):
+        if len(line) > MAX_LINE:
+            raise OSError(errno.EFBIG, f"a line has more than {MAX_LINE >> 20} MiB")
+        yield line
 
 
 def _ensure_plain(number: int) -> None:
@@ -220,12 +226,13 @@ class Credentials:
     def _try_none(self, transport: paramiko.Transport) -> bool:
         # ssh asks so too: some servers (Tailscale's) have let the user in already, the others name what they take.
         try:
-            transport.auth_none(self._resolved.user)
+            methods = transport.auth_none(self._resolved.user)
         except paramiko.BadAuthenticationType as refusal:
-            if "publickey" not in refusal.allowed_types:
-                raise connect_errors.no_keys(self._resolved, ", ".join(refusal.allowed_types)) from None
-            return False
-        return True
+            methods = refusal.allowed_types
+        # "None" may also be one of several methods that the server wants.
+        if not transport.is_authenticated() and "publickey" not in methods:
+            raise connect_errors.no_keys(self._resolved, ", ".join(methods))
+        return transport.is_authenticated()
 
     def _try_keys(self, transport: paramiko.Transport) -> None:
         for name, key in self._keys():
@@ -247,9 +254,10 @@ class Credentials:
                     raise
                 self._skipped.append(f"{name} ({error})")
                 continue
-            if more:
-                raise connect_errors.second_factor(self._resolved, ", ".join(more), self._offered, self._skipped)
-            return
+            if transport.is_authenticated():
+                return
+            methods = ", ".join(more) or "another method"
+            raise connect_errors.second_factor(self._resolved, methods, self._offered, self._skipped)
         raise self._refused("no offered key was accepted")
 
     def _keys(self) -> Iterator[tuple[str, paramiko.PKey]]:

@@ -231,9 +231,14 @@ def _feed(channel: paramiko.Channel, stdin: bytes, deadline: Deadline) -> None:
 
 
 def _send(channel: paramiko.Channel, stdin: bytes, deadline: Deadline) -> None:
+    rest = memoryview(stdin)
     # A command may end without reading its input, so nothing that breaks here is an error by itself.
     with contextlib.suppress(*BROKEN):
-        for start in range(0, len(stdin), PACKET):
-            channel.settimeout(max(deadline.left(), 0.001))
-            channel.sendall(stdin[start : start + PACKET])
-        channel.shutdown_write()
+        # Not sendall: its limit is for each piece that the host takes, and a host may take a byte at a time.
+        while rest and (left := deadline.left()):
+            channel.settimeout(left)
+            if not (sent := channel.send(bytes(rest[:PACKET]))):
+                return
+            rest = rest[sent:]
+        if not rest:
+            channel.shutdown_write()
