@@ -169,7 +169,57 @@ def test_a_host_keeps_its_key_for_the_whole_connection(
     assert cast(KeepaliveSocket, client.sock).failure == "its host key changed within the connection"
 
 
-# fault: kernel/transport/fabric/keepalive.py: > PACKET_SECONDS: → > 10**9:
+# What there is of these has no end, and nobody asked for it.
+FLOODS: dict[str, tuple[bytes, ...]] = {
+    "ignored": (b"\x02", b"\0\0\0\0"),
+    "debugging": (b"\x04\1", b"\0\0\0\1x", b"\0\0\0\0"),
+    "with an answer": (b"\x50", b"\0\0\0\1x", b"\1"),
+    "window": (b"\x5d", b"\0\0\0\0", b"\0\0\0\1"),
+    "empty": (b"\x5e", b"\0\0\0\0", b"\0\0\0\0"),
+    "after the end": (b"\x5e", b"\0\0\0\0", b"\0\0\0\1x"),
+    "of no kind": (b"\x5f", b"\0\0\0\0", b"\0\0\0\7", b"\0\0\0\1x"),
+}
+
+
+# fault: kernel/transport/fabric/keepalive.py: return self._left >= 0 → return True
+# fault: kernel/transport/fabric/keepalive.py: if threading.current_thread() is not self: → if True:
+# fault: kernel/transport/fabric/keepalive.py: return len(rest) > begin and not error → return not error
+# fault: kernel/transport/fabric/keepalive.py: begin and not error and → begin and
+# fault: kernel/transport/fabric/keepalive.py: self._channels.get(int.from_bytes(rest[:4])) is not None → True
+@pytest.mark.parametrize("kind", FLOODS)
+def test_a_flood_that_brings_nothing_ends_the_connection(
+    connected: tuple[KeepaliveTransport, Host, paramiko.Channel], monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    """For the 60 s that a command may take, each took 20 to 30 s of a core."""
+    client, host, _ = connected
+    monkeypatch.setattr(keepalive, "UNASKED_AT_ONCE", 1000)
+    monkeypatch.setattr(keepalive, "UNASKED_A_SECOND", 0)
+    if kind == "after the end":
+        cast(Any, client)._channels.delete(0)
+    with contextlib.suppress(OSError, EOFError):
+        for _ in range(1500):
+            host.packetizer.send_message(paramiko.Message(b"".join(FLOODS[kind])))
+    wait_for(lambda: not client.is_active())
+    assert cast(KeepaliveSocket, client.sock).failure == "it sends messages without end that bring nothing"
+
+
+# fault: kernel/transport/fabric/keepalive.py: self._unasked.add(-FOR_EACH_SENT) → pass
+# fault: kernel/transport/fabric/keepalive.py: if kind not in (MSG_CHANNEL_DATA, MSG_CHANNEL_EXTENDED_DATA): → if True:
+def test_what_was_asked_for_and_output_may_come_as_often_as_it_does(
+    connected: tuple[KeepaliveTransport, Host, paramiko.Channel], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A tunnel carries the words of many answers for weeks, and a session or two for each."""
+    client, host, channel = connected
+    monkeypatch.setattr(keepalive, "UNASKED_AT_ONCE", 100)
+    monkeypatch.setattr(keepalive, "UNASKED_A_SECOND", 0)
+    for _ in range(200):
+        client.global_request("keepalive@openssh.com")
+        host.packetizer.send_message(paramiko.Message(b"\x5e\0\0\0\0\0\0\0\1x"))
+        assert channel.recv(1) == b"x"
+    assert client.is_active()
+
+
+# fault: kernel/transport/fabric/keepalive.py: time.monotonic() - self._sending > PACKET_SECONDS: → False:
 @pytest.mark.parametrize("late", [True, False])
 def test_a_peer_that_takes_a_packet_byte_by_byte_is_not_waited_for(monkeypatch: pytest.MonkeyPatch, late: bool) -> None:
     """A jump host that grants a byte now and then, and sends on itself: a login waited for it without end."""

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 from types import SimpleNamespace
 from typing import Any
 
+import paramiko
 import pytest
 
 from tests.support.clock import Clock
@@ -75,3 +77,38 @@ def test_a_command_that_ended_gets_no_more_input() -> None:
     """The channel takes nothing then, as often as it is asked."""
     channel: Any = SimpleNamespace(settimeout=lambda _: None, send=lambda _: 0)
     stream._send(channel, b"x" * 100, Deadline.after(20))
+
+
+# fault: kernel/transport/fabric/stream.py: if unkept > MAX_UNKEPT: → if False:
+# fault: kernel/transport/fabric/stream.py: return len(data) - len(part) → return len(part)
+@pytest.mark.parametrize("on_error", [True, False])
+def test_output_without_end_ends_the_connection(monkeypatch: pytest.MonkeyPatch, on_error: bool) -> None:
+    """What is not kept was read until the command had to end: 60 s, of which 45 s of a core."""
+    monkeypatch.setattr(stream, "MAX_UNKEPT", 5 << 20)
+    monkeypatch.setattr(stream, "_Arrival", lambda _: SimpleNamespace(expect=lambda: None, wait=lambda _: True))
+    read, closed, out = list[int](), list[bool](), bytearray()
+
+    def recv(size: int) -> bytes:
+        read.append(size)
+        assert sum(read) < 20 << 20
+        return b"z" * size
+
+    ready = itertools.cycle([True, False]).__next__
+    channel: Any = SimpleNamespace(
+        eof_received=False,
+        closed=False,
+        settimeout=lambda _: None,
+        shutdown_write=lambda: None,
+        recv=recv,
+        recv_stderr=recv,
+        recv_ready=(lambda: False) if on_error else ready,
+        recv_stderr_ready=ready if on_error else (lambda: False),
+    )
+    wire: Any = SimpleNamespace(failure="")
+    session: Any = SimpleNamespace(transport=None, client=SimpleNamespace(close=lambda: closed.append(True)))
+    link = stream.FabricConnection("gpu1", "u@h:22", session, wire)
+    with pytest.raises(paramiko.SSHException):
+        link.collect(channel, b"", Deadline.after(20), out, most=1 << 20)
+    assert wire.failure == "it printed more than 5 MiB"
+    assert closed == [True]
+    assert len(out) == (0 if on_error else 1 << 20)

@@ -36,7 +36,11 @@ MAX_ANSWERS = 1024
 MAX_HOST_KEY = 16 << 10
 # Bytes of one that has no name and no value.
 MIN_EXTENSION = 8
+# Messages without output that a host may send at once, in each second, and for each that it got.
+UNASKED_AT_ONCE, UNASKED_A_SECOND, FOR_EACH_SENT = 20_000, 1_000, 4
 AUTHENTICATED = "-gcm@openssh.com"
+# Of a message with output: the channel, for standard error its number, and the length of what follows.
+_DATA, _ERROR_DATA, _STANDARD_ERROR = 8, 12, b"\0\0\0\1"
 _OF_A_CHANNEL = (cMSG_CHANNEL_DATA, cMSG_CHANNEL_EOF, cMSG_CHANNEL_REQUEST)
 # What paramiko raises when a connection breaks.
 BROKEN = (OSError, EOFError, paramiko.SSHException)
@@ -160,6 +164,20 @@ class _ChannelSender:
         return self._closed and kind in _OF_A_CHANNEL
 
 
+class _Unasked:
+    """How many messages without output may still come: a flood of them took a core for as long as any command may."""
+
+    def __init__(self) -> None:
+        self._left, self._at = float(UNASKED_AT_ONCE), time.monotonic()
+
+    def add(self, messages: float) -> bool:
+        """Whether these may come too; below zero, what allows more."""
+        now = time.monotonic()
+        since, self._at = now - self._at, now
+        self._left = min(self._left + since * UNASKED_A_SECOND - messages, UNASKED_AT_ONCE)
+        return self._left >= 0
+
+
 def _within_window(feed: Callable[[paramiko.Channel, paramiko.Message], None]) -> Callable[..., None]:
     """As `feed`, for a host that sends no more than it may: paramiko grants a window and keeps what comes beyond it."""
 
@@ -196,6 +214,9 @@ class KeepaliveTransport(paramiko.Transport):
         self._socket = sock
         sock.ask = self.send_keepalive
         self._login_begun = False
+        self._unasked = _Unasked()
+        read = self.packetizer.read_message
+        self.packetizer.read_message = lambda: self._judged(*read())  # type: ignore[method-assign]
         # What is sent once there are new keys.
         self._answers: list[paramiko.Message] = []
 
@@ -205,6 +226,21 @@ class KeepaliveTransport(paramiko.Transport):
         with channel.lock:
             channel.transport = _ChannelSender(self, closed=channel.closed)  # type: ignore[assignment]
         return channel
+
+    def _judged(self, kind: int, message: paramiko.Message) -> tuple[int, paramiko.Message]:
+        """A message that came, as it is."""
+        if not (self._brings_output(kind, message.asbytes()) or self._unasked.add(1)):
+            self._socket.failure = "it sends messages without end that bring nothing"
+            raise paramiko.SSHException(self._socket.failure)
+        return kind, message
+
+    def _brings_output(self, kind: int, rest: bytes) -> bool:
+        """Whether a message has bytes for a channel that is open; of those, its window is the limit."""
+        if kind not in (MSG_CHANNEL_DATA, MSG_CHANNEL_EXTENDED_DATA):
+            return False
+        begin = _DATA if kind == MSG_CHANNEL_DATA else _ERROR_DATA
+        error = kind == MSG_CHANNEL_EXTENDED_DATA and rest[4:8] != _STANDARD_ERROR
+        return len(rest) > begin and not error and self._channels.get(int.from_bytes(rest[:4])) is not None  # type: ignore[attr-defined]
 
     def _send_message(self, data: paramiko.Message) -> None:
         # Called under paramiko's lock, so this sees the order in which messages leave.
@@ -220,6 +256,9 @@ class KeepaliveTransport(paramiko.Transport):
                 self.auth_handler._parse_service_accept(accepted)  # type: ignore[union-attr]
                 return
             self._login_begun = True
+        # What this thread sends are answers.
+        if threading.current_thread() is not self:
+            self._unasked.add(-FOR_EACH_SENT)
         super()._send_message(data)  # type: ignore[misc]
 
     def _send_user_message(self, data: paramiko.Message) -> None:

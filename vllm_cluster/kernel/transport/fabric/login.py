@@ -155,7 +155,9 @@ def _read(at: SshEndpoint, file: Path) -> Iterator[KnownKey]:
         return
     except OSError as error:
         # A file that cannot be read could hold the line that revokes the key.
-        raise HostKeyRejected(at.name, f"cannot read {file}: {error.strerror}", hint=f"make {file} readable") from None
+        closed = error.errno in (errno.EACCES, errno.EPERM)
+        hint = f"make {file} readable" if closed else "name another file in ssh_config: UserKnownHostsFile FILE"
+        raise HostKeyRejected(at.name, f"cannot read {file}: {error.strerror}", hint=hint) from None
 
 
 def _bounded(lines: TextIO) -> Iterator[str]:

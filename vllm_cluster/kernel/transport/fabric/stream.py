@@ -25,6 +25,12 @@ _POLL_SECONDS = 0.25
 LATE_SECONDS, AWAKE_SECONDS = 1.0, 2.0
 # The exit code comes right after the end of the output.
 EXIT_SECONDS = 5.0
+# Of a command's output, what is read without being kept: until the command had to end it took 45 s of a core.
+MAX_UNKEPT = 64 << 20
+
+
+class _Endless(paramiko.SSHException):
+    """A command printed more than any does."""
 
 
 class FabricConnection:
@@ -55,8 +61,13 @@ class FabricConnection:
     def collect(
         self, channel: paramiko.Channel, stdin: bytes, deadline: Deadline, out: bytearray, *, most: int
     ) -> Result | None:
-        """As `collect` of this module."""
-        return collect(channel, stdin, deadline, out, most=most)
+        """As `collect` of this module; a connection without end to its output is closed."""
+        try:
+            return collect(channel, stdin, deadline, out, most=most)
+        except _Endless:
+            self.wire.failure = f"it printed more than {MAX_UNKEPT >> 20} MiB"
+            self.close()
+            raise
 
     def lost(self, doing: str) -> ConnectionLost:
         """The error for a connection that broke while `doing` was under way."""
@@ -200,15 +211,17 @@ def collect(channel: paramiko.Channel, stdin: bytes, deadline: Deadline, out: by
     `out` takes its output as it comes; of each of both so many bytes are kept.
     """
     _feed(channel, stdin, deadline)
-    err = bytearray()
+    err, unkept = bytearray(), 0
     arrival = _Arrival(channel)
     while True:
         arrival.expect()
         ended = bool(channel.eof_received) or channel.closed
         while channel.recv_ready():
-            _keep(out, channel.recv(PACKET), most)
+            unkept += _keep(out, channel.recv(PACKET), most)
         while channel.recv_stderr_ready():
-            _keep(err, channel.recv_stderr(PACKET), most)
+            unkept += _keep(err, channel.recv_stderr(PACKET), most)
+        if unkept > MAX_UNKEPT:
+            raise _Endless
         if ended:
             break
         if not arrival.wait(deadline.left()) and not deadline.left():
@@ -218,8 +231,11 @@ def collect(channel: paramiko.Channel, stdin: bytes, deadline: Deadline, out: by
     return Result(channel.exit_status, bytes(out), bytes(err))
 
 
-def _keep(kept: bytearray, data: bytes, most: int) -> None:
-    kept += data[: most - len(kept)]
+def _keep(kept: bytearray, data: bytes, most: int) -> int:
+    """Keep the first of it; how many bytes are not kept."""
+    part = data[: most - len(kept)]
+    kept += part
+    return len(data) - len(part)
 
 
 def _feed(channel: paramiko.Channel, stdin: bytes, deadline: Deadline) -> None:
