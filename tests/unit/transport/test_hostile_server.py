@@ -50,7 +50,7 @@ def test_a_channel_keeps_no_more_than_its_window(kind: int) -> None:
     """A stream that is not read for a moment: 562 MB came in 12 s."""
     channel: Any = paramiko.Channel(1)
     channel._set_window(100, 50)
-    channel.transport = SimpleNamespace(sock=SimpleNamespace(failure=""))
+    channel.transport = SimpleNamespace(sock=SimpleNamespace(failure=""), unasked=keepalive.Unasked())
 
     def feed() -> None:
         message = paramiko.Message()
@@ -173,6 +173,7 @@ def test_a_host_keeps_its_key_for_the_whole_connection(
 FLOODS: dict[str, tuple[bytes, ...]] = {
     "ignored": (b"\x02", b"\0\0\0\0"),
     "debugging": (b"\x04\1", b"\0\0\0\1x", b"\0\0\0\0"),
+    "long": (b"\x04\1", b"\0\0\x75\x30", b"x" * 30_000, b"\0\0\0\0"),
     "with an answer": (b"\x50", b"\0\0\0\1x", b"\1"),
     "window": (b"\x5d", b"\0\0\0\0", b"\0\0\0\1"),
     "empty": (b"\x5e", b"\0\0\0\0", b"\0\0\0\0"),
@@ -182,10 +183,10 @@ FLOODS: dict[str, tuple[bytes, ...]] = {
 
 
 # fault: kernel/transport/fabric/keepalive.py: return self._left >= 0 → return True
+# fault: kernel/transport/fabric/keepalive.py: return 1 + len(message.asbytes()) // LARGE_MESSAGE → return 1
 # fault: kernel/transport/fabric/keepalive.py: if threading.current_thread() is not self: → if True:
-# fault: kernel/transport/fabric/keepalive.py: return len(rest) > begin and not error → return not error
-# fault: kernel/transport/fabric/keepalive.py: begin and not error and → begin and
-# fault: kernel/transport/fabric/keepalive.py: self._channels.get(int.from_bytes(rest[:4])) is not None → True
+# fault: kernel/transport/fabric/keepalive.py: if len(given) > head and given[: head - 4].endswith(kind): → if len(given) > head:
+# fault: kernel/transport/fabric/keepalive.py: if len(given) > head and given[: head - 4].endswith(kind): → if given[: head - 4].endswith(kind):
 @pytest.mark.parametrize("kind", FLOODS)
 def test_a_flood_that_brings_nothing_ends_the_connection(
     connected: tuple[KeepaliveTransport, Host, paramiko.Channel], monkeypatch: pytest.MonkeyPatch, kind: str
@@ -197,16 +198,17 @@ def test_a_flood_that_brings_nothing_ends_the_connection(
     if kind == "after the end":
         cast(Any, client)._channels.delete(0)
     with contextlib.suppress(OSError, EOFError):
-        for _ in range(1500):
+        for _ in range(50 if kind == "long" else 1500):
             host.packetizer.send_message(paramiko.Message(b"".join(FLOODS[kind])))
     wait_for(lambda: not client.is_active())
     assert cast(KeepaliveSocket, client.sock).failure == "it sends messages without end that bring nothing"
 
 
-# fault: kernel/transport/fabric/keepalive.py: self._unasked.add(-FOR_EACH_SENT) → pass
-# fault: kernel/transport/fabric/keepalive.py: if kind not in (MSG_CHANNEL_DATA, MSG_CHANNEL_EXTENDED_DATA): → if True:
+# fault: kernel/transport/fabric/keepalive.py: self.unasked.add(-FOR_EACH_SENT) → pass
+# fault: kernel/transport/fabric/keepalive.py: channel.transport.unasked.add(-_weight(message)) → pass
+@pytest.mark.parametrize("output", [b"\x5e\0\0\0\0\0\0\0\1x", b"\x5f\0\0\0\0\0\0\0\1\0\0\0\1x"])
 def test_what_was_asked_for_and_output_may_come_as_often_as_it_does(
-    connected: tuple[KeepaliveTransport, Host, paramiko.Channel], monkeypatch: pytest.MonkeyPatch
+    connected: tuple[KeepaliveTransport, Host, paramiko.Channel], monkeypatch: pytest.MonkeyPatch, output: bytes
 ) -> None:
     """A tunnel carries the words of many answers for weeks, and a session or two for each."""
     client, host, channel = connected
@@ -214,8 +216,8 @@ def test_what_was_asked_for_and_output_may_come_as_often_as_it_does(
     monkeypatch.setattr(keepalive, "UNASKED_A_SECOND", 0)
     for _ in range(200):
         client.global_request("keepalive@openssh.com")
-        host.packetizer.send_message(paramiko.Message(b"\x5e\0\0\0\0\0\0\0\1x"))
-        assert channel.recv(1) == b"x"
+        host.packetizer.send_message(paramiko.Message(output))
+        assert (channel.recv(1) if output[:1] == b"\x5e" else channel.recv_stderr(1)) == b"x"
     assert client.is_active()
 
 

@@ -38,9 +38,9 @@ MAX_HOST_KEY = 16 << 10
 MIN_EXTENSION = 8
 # Messages without output that a host may send at once, in each second, and for each that it got.
 UNASKED_AT_ONCE, UNASKED_A_SECOND, FOR_EACH_SENT = 20_000, 1_000, 4
+# One counts once more for each so many bytes.
+LARGE_MESSAGE = 1000
 AUTHENTICATED = "-gcm@openssh.com"
-# Of a message with output: the channel, for standard error its number, and the length of what follows.
-_DATA, _ERROR_DATA, _STANDARD_ERROR = 8, 12, b"\0\0\0\1"
 _OF_A_CHANNEL = (cMSG_CHANNEL_DATA, cMSG_CHANNEL_EOF, cMSG_CHANNEL_REQUEST)
 # What paramiko raises when a connection breaks.
 BROKEN = (OSError, EOFError, paramiko.SSHException)
@@ -164,7 +164,7 @@ class _ChannelSender:
         return self._closed and kind in _OF_A_CHANNEL
 
 
-class _Unasked:
+class Unasked:
     """How many messages without output may still come: a flood of them took a core for as long as any command may."""
 
     def __init__(self) -> None:
@@ -178,8 +178,17 @@ class _Unasked:
         return self._left >= 0
 
 
-def _within_window(feed: Callable[[paramiko.Channel, paramiko.Message], None]) -> Callable[..., None]:
-    """As `feed`, for a host that sends no more than it may: paramiko grants a window and keeps what comes beyond it."""
+def _weight(message: paramiko.Message) -> int:
+    return 1 + len(message.asbytes()) // LARGE_MESSAGE
+
+
+def _within_window(
+    feed: Callable[[paramiko.Channel, paramiko.Message], None], head: int, kind: bytes
+) -> Callable[..., None]:
+    """As `feed`, for a host that sends no more than it may: paramiko grants a window and keeps what comes beyond it.
+
+    `head` bytes are before the output, and end with `kind` and a length.
+    """
 
     def checked(channel: paramiko.Channel, message: paramiko.Message) -> None:
         unread = len(channel.in_buffer) + len(channel.in_stderr_buffer)
@@ -187,6 +196,9 @@ def _within_window(feed: Callable[[paramiko.Channel, paramiko.Message], None]) -
             socket: KeepaliveSocket = channel.transport.sock  # type: ignore[union-attr,assignment]
             socket.failure = f"it sends more than the window of {channel.in_window_size} bytes"
             raise paramiko.SSHException(socket.failure)
+        given = message.asbytes()
+        if len(given) > head and given[: head - 4].endswith(kind):
+            channel.transport.unasked.add(-_weight(message))  # type: ignore[union-attr]
         feed(channel, message)
 
     return checked
@@ -197,8 +209,8 @@ class KeepaliveTransport(paramiko.Transport):
 
     _channel_handler_table: ClassVar = {
         **paramiko.Transport._channel_handler_table,  # type: ignore[attr-defined]
-        MSG_CHANNEL_DATA: _within_window(paramiko.Channel._feed),  # type: ignore[attr-defined]
-        MSG_CHANNEL_EXTENDED_DATA: _within_window(paramiko.Channel._feed_extended),  # type: ignore[attr-defined]
+        MSG_CHANNEL_DATA: _within_window(paramiko.Channel._feed, 8, b""),  # type: ignore[attr-defined]
+        MSG_CHANNEL_EXTENDED_DATA: _within_window(paramiko.Channel._feed_extended, 12, b"\0\0\0\1"),  # type: ignore[attr-defined]
     }
 
     def __init__(self, sock: KeepaliveSocket, *, key_types: tuple[str, ...] = (), **options: object) -> None:
@@ -214,7 +226,7 @@ class KeepaliveTransport(paramiko.Transport):
         self._socket = sock
         sock.ask = self.send_keepalive
         self._login_begun = False
-        self._unasked = _Unasked()
+        self.unasked = Unasked()
         read = self.packetizer.read_message
         self.packetizer.read_message = lambda: self._judged(*read())  # type: ignore[method-assign]
         # What is sent once there are new keys.
@@ -229,18 +241,10 @@ class KeepaliveTransport(paramiko.Transport):
 
     def _judged(self, kind: int, message: paramiko.Message) -> tuple[int, paramiko.Message]:
         """A message that came, as it is."""
-        if not (self._brings_output(kind, message.asbytes()) or self._unasked.add(1)):
+        if not self.unasked.add(_weight(message)):
             self._socket.failure = "it sends messages without end that bring nothing"
             raise paramiko.SSHException(self._socket.failure)
         return kind, message
-
-    def _brings_output(self, kind: int, rest: bytes) -> bool:
-        """Whether a message has bytes for a channel that is open; of those, its window is the limit."""
-        if kind not in (MSG_CHANNEL_DATA, MSG_CHANNEL_EXTENDED_DATA):
-            return False
-        begin = _DATA if kind == MSG_CHANNEL_DATA else _ERROR_DATA
-        error = kind == MSG_CHANNEL_EXTENDED_DATA and rest[4:8] != _STANDARD_ERROR
-        return len(rest) > begin and not error and self._channels.get(int.from_bytes(rest[:4])) is not None  # type: ignore[attr-defined]
 
     def _send_message(self, data: paramiko.Message) -> None:
         # Called under paramiko's lock, so this sees the order in which messages leave.
@@ -258,7 +262,7 @@ class KeepaliveTransport(paramiko.Transport):
             self._login_begun = True
         # What this thread sends are answers.
         if threading.current_thread() is not self:
-            self._unasked.add(-FOR_EACH_SENT)
+            self.unasked.add(-FOR_EACH_SENT)
         super()._send_message(data)  # type: ignore[misc]
 
     def _send_user_message(self, data: paramiko.Message) -> None:
