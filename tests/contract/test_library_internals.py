@@ -34,6 +34,7 @@ PRIVATE = {
     "paramiko.Channel._feed": "self, m",
     "paramiko.Channel._feed_extended": "self, m",
     "paramiko.Transport._channel_handler_table": None,
+    "paramiko.Transport._parse_debug": "self, m",
     "paramiko.Transport._parse_disconnect": "self, m",
     "paramiko.Transport._parse_ext_info": "self, msg",
     "paramiko.Transport._parse_newkeys": "self, m",

@@ -16,6 +16,7 @@ import paramiko
 import pytest
 from paramiko.common import MSG_CHANNEL_DATA, MSG_CHANNEL_EXTENDED_DATA, MSG_CHANNEL_FAILURE, cMSG_CHANNEL_REQUEST
 
+from tests.support.bounds import within
 from tests.support.clock import Clock
 from vllm_cluster.kernel.clock import Deadline
 from vllm_cluster.kernel.errors import AuthenticationFailed
@@ -202,6 +203,15 @@ def test_a_flood_that_brings_nothing_ends_the_connection(
             host.packetizer.send_message(paramiko.Message(b"".join(FLOODS[kind])))
     wait_for(lambda: not client.is_active())
     assert cast(KeepaliveSocket, client.sock).failure == "it sends messages without end that bring nothing"
+
+
+# fault: kernel/transport/fabric/keepalive.py: def _parse_debug(self → def _parse_no_debug(self
+def test_what_a_host_says_for_debugging_is_not_read() -> None:
+    wire: Any = SimpleNamespace(settimeout=lambda _: None)
+    client: Any = KeepaliveTransport(KeepaliveSocket(wire))
+    with within(1):
+        for _ in range(20):
+            client._parse_debug(paramiko.Message(b"\1\0\1\0\0" + b"\x1b" * 65_536 + b"\0\0\0\0"))
 
 
 # fault: kernel/transport/fabric/keepalive.py: self.unasked.add(-FOR_EACH_SENT) → pass
