@@ -27,7 +27,7 @@ from vllm_cluster.kernel.transport.fabric.dial import SILENCE_SECONDS
 KEEPALIVE_SECONDS = 5.0
 MAX_REASON = 200
 # For one packet of paramiko's, which has 35 kB at most, to leave.
-PACKET_SECONDS = 60.0
+PACKET_SECONDS = 30.0
 # paramiko waits for as much as a packet announces, up to 4 GB, before it knows the host. OpenSSH sends 256 KiB at most.
 MAX_PACKET = 1 << 20
 # While new keys are agreed on, a close of each stream and a request for a sign of life come.
