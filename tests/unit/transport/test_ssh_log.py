@@ -55,3 +55,19 @@ def test_a_host_that_does_not_answer_is_in_the_remedy() -> None:
     error = ssh_log.explain("ssh: connect to host 10.0.0.7 port 22: Connection timed out\n", AT, 5)
     assert error.message == "gpu1: no answer from 10.0.0.7:22 within 5 s"
     assert str(error.hint).endswith("no firewall blocks port 22: nc -vz 10.0.0.7 22")
+
+
+# fault: kernel/transport/ssh_log.py: return lines[-1] if lines and _ENDED.match(lines[-1]) else "" → return ""
+# fault: kernel/transport/ssh_log.py: _ENDED.match(lines[-1]) → lines[-1]
+@pytest.mark.parametrize(
+    ("last", "ended"),
+    [
+        ("Timeout, server 10.0.0.7 not responding.", True),
+        ("Connection to 10.0.0.7 closed by remote host.", True),
+        ("client_loop: send disconnect: Broken pipe", True),
+        ("This account is currently not available.", False),
+    ],
+)
+def test_a_connection_that_ended_is_no_login_shell(last: str, ended: bool) -> None:
+    """The words of ssh counted as what the login shell printed, and the remedy was about ForceCommand."""
+    assert ssh_log.ended(f"{STATISTICS}{last}\n") == (last if ended else "")

@@ -185,6 +185,11 @@ def proxy_failed(at: SshEndpoint, proxy: str, why: str) -> Unreachable:
     )
 
 
+def lost_at_once(at: SshEndpoint, why: str) -> Unreachable:
+    """The connection ended after the login, before any command began."""
+    return Unreachable(at.name, f"the connection to {at.where} was lost: {why}", hint=AGAIN)
+
+
 def no_session(name: str, where: str) -> NoSession:
     """The server opens no further session on the connection."""
     return NoSession(

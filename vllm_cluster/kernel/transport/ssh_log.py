@@ -27,6 +27,11 @@ _PROXY = re.compile(r"(stdio forwarding failed|open failed: .+|administratively 
 # What ssh prints of connections that are well, and what it counts at their end: it explains nothing.
 _STATISTICS = re.compile(r"Authenticated to |Transferred: |Bytes per second: |Connection to \S+ closed\.$")
 _NO_SESSION = re.compile(r"^channel \d+: open failed: ", re.M)
+# ssh's own words where the connection ended after the login; a program on the host is not what they are about.
+_ENDED = re.compile(
+    r"Timeout, server \S+ not responding|(Connection (closed|reset) by|Connection to) \S+.*|"
+    r"(client_loop|ssh_dispatch_run_fatal): .+|Host key verification failed"
+)
 _LET_IN = re.compile(r"^Authenticated to |debug1: Entering interactive session", re.M)
 
 
@@ -39,6 +44,12 @@ def words(log: str) -> list[str]:
 def let_in(log: str) -> bool:
     """Whether the login was over when ssh ended."""
     return bool(_LET_IN.search(log))
+
+
+def ended(log: str) -> str:
+    """The words with which ssh ended a connection that was open; empty where it did not."""
+    lines = words(log)
+    return lines[-1] if lines and _ENDED.match(lines[-1]) else ""
 
 
 def opened_no_session(log: str) -> bool:

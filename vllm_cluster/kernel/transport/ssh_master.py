@@ -170,6 +170,8 @@ class SshMaster:
         log = self._read_log()
         if ssh_log.let_in(log) and ssh_log.opened_no_session(log):
             return connect_errors.no_session(self.resolved.name, self.resolved.where)
+        if ssh_log.let_in(log) and (why := ssh_log.ended(log)):
+            return connect_errors.lost_at_once(self.resolved, why)
         if ssh_log.let_in(log):
             words = "\n".join(ssh_log.words(log)).encode("utf-8", "replace")
             return command_line.refusal(self._target, self.resolved.where, greeting, words, self._ask)
