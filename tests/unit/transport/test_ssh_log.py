@@ -68,6 +68,6 @@ def test_a_host_that_does_not_answer_is_in_the_remedy() -> None:
         ("This account is currently not available.", False),
     ],
 )
-def test_a_connection_that_ended_is_no_login_shell(last: str, ended: bool) -> None:
+def test_a_connection_that_ended_is_not_a_login_shell(last: str, ended: bool) -> None:
     """The words of ssh counted as what the login shell printed, and the remedy was about ForceCommand."""
     assert ssh_log.ended(f"{STATISTICS}{last}\n") == (last if ended else "")
