@@ -182,3 +182,20 @@ def test_a_source_that_was_away_drops_none() -> None:
 def test_a_stranger_is_refused() -> None:
     with pytest.raises(KeyError):
         Links().chain.report("other", 0, 1.0)
+
+
+# fault: kernel/spread/spread_order.py: failed == host.upstream != self._source.name: → failed != self._source.name:
+# fault: kernel/spread/spread_order.py: and accused >= MAX_ACCUSED → and False
+def test_one_that_accuses_all_puts_few_out() -> None:
+    """Of 9 hosts one named another at each report: after 900 s, rather than 100, none of the others was complete."""
+    links = Links()
+    half(links, "h3")
+    for name in ("h1", "h4", "h5") * 2:
+        assert links.chain.report("h3", int(links.have["h3"]), links.now, failed=name) == "h2"
+    assert len(links.chain.order) == 6
+    late = Links(8)
+    half(late, "h7")
+    upstream = late.upstream["h8"]
+    for _ in range(7):
+        upstream = late.chain.report("h8", int(late.have["h8"]), late.now, failed=upstream)
+    assert len(late.chain.order) >= 7

@@ -23,6 +23,8 @@ RECOVERED = 0.8
 # How much more its sender must have: a host that has nearly all that its sender has waits for the sender.
 BEHIND_SECONDS = 1.0
 BROKEN_SECONDS = 10.0
+# One that cannot get from more than so many within that time is what is wrong: no other is put out for it.
+MAX_ACCUSED = 2
 MIN_SLACK = 4 << 20
 
 
@@ -98,8 +100,10 @@ class Chain:
         self._look_for_lost(now)
         # A host that was away itself could reach none of the others; a report of another host does not make it so.
         was_here = now - host.reported <= AWAY_SECONDS
-        if was_here and failed in self._hosts and failed != self._source.name:
-            self._hosts[failed].present = False
+        # Nor does it know of hosts that it was not sent to: one that names any keeps all of them from each other.
+        if was_here and failed in self._hosts and failed == host.upstream != self._source.name:
+            accused = sum(by == name for _, by in self._broken)
+            self._hosts[failed].present = self._hosts[failed].present and accused >= MAX_ACCUSED
             self._broken[failed, name] = now + BROKEN_SECONDS
         host.sample(count, now)
         if not host.present:
