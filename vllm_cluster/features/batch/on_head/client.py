@@ -327,6 +327,8 @@ class NodeApi:
             if status != OK:
                 return f"HTTP {status}"
             self.names = frozenset(row["id"] for row in json.loads(raw)["data"])
+        except RecursionError:
+            return "its list of models is nested too deep"
         except (OSError, asyncio.TimeoutError, aiohttp.ClientError, ValueError, LookupError, TypeError) as error:
             return str(error) or type(error).__name__
         return ""

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.batch_api import Api, answer, serving
+from vllm_cluster.features.batch.on_head.client import ApiClient
 from vllm_cluster.features.batch.on_head.lines import BatchProblem
 from vllm_cluster.features.batch.tests.runs import run
 
@@ -46,3 +47,13 @@ def test_a_number_of_tokens_that_no_answer_has_is_not_counted(number: object, tm
     with serving(Api(lambda *_: (200, reply))) as api:
         found = run(tmp_path, api, ["p0", "p1"])
     assert (found.meter.answered, found.meter.prompt_tokens, found.meter.tokens) == (2, 0, 6)
+
+
+# fault: features/batch/on_head/client.py: except RecursionError: → except MemoryError:
+def test_a_list_of_models_that_is_nested_ends_no_batch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def nested(*_: object) -> tuple[int, bytes]:
+        return 200, b"[" * 100_000
+
+    monkeypatch.setattr(ApiClient, "get", nested)
+    with serving(Api(answer)) as api, pytest.raises(BatchProblem, match="nested too deep"):
+        run(tmp_path, api, ["p0"], wait=0.0)
