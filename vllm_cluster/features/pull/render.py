@@ -33,7 +33,8 @@ def show_models(found: CachedModels, cache: str, *, color: str) -> None:
         for model, state in _states(models, found.pulls.get(host)):
             groups.setdefault((model.name, model.commit, state), {})[host] = model
     if not groups:
-        out(f"No models in {cache} of {', '.join(found.hosts)}.")
+        if found.hosts:
+            out(f"No models in {cache} of {', '.join(found.hosts)}.")
         return
     rows = [_row(found, state, held) for (_, _, state), held in sorted(groups.items())]
     width = columns()
