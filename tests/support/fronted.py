@@ -7,9 +7,10 @@ import os
 import socket
 import subprocess
 import sys
+import threading
 import urllib.error
 import urllib.request
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -17,6 +18,7 @@ from typing import Any, Literal
 
 from tests.support.paths import ROOT
 from tests.support.ports import free_port
+from tests.support.waiting import until
 from vllm_cluster.wire.front import FrontDeployment, FrontReplica, FrontRoutes, FrontStatus, ReplicaState
 from vllm_cluster.wire.reading import read
 
@@ -240,3 +242,28 @@ def fronted(folder: Path, *replicas: str, options: Sequence[str] = ()) -> Iterat
         yield made
     finally:
         made.close()
+
+
+def routed_to(listener: socket.socket) -> str:
+    """Routes to a replica that listens there."""
+    replica = FrontReplica("a", "127.0.0.1", listener.getsockname()[1], "ready", None, 0)
+    return json.dumps(asdict(FrontRoutes(1, (FrontDeployment("m", (replica,)),))))
+
+
+@contextmanager
+def behind(folder: Path, answer: Callable[[socket.socket], object]) -> Iterator[Fronted]:
+    """A front whose replica answers each request so."""
+
+    def serve() -> None:
+        with suppress(OSError):
+            while True:
+                connection, _ = listener.accept()
+                with connection, suppress(OSError):
+                    connection.recv(1 << 16)
+                    answer(connection)
+
+    with socket.create_server(("127.0.0.1", 0)) as listener, fronted(folder) as made:
+        threading.Thread(target=serve, daemon=True).start()
+        made.put(routed_to(listener))
+        until(lambda: made.ask("GET", "/ping", key=None).status == 200, 10)
+        yield made

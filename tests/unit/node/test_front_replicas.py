@@ -2,49 +2,20 @@
 
 from __future__ import annotations
 
-import json
 import socket
 import struct
 import threading
 import time
-from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
-from dataclasses import asdict
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
-from tests.support.fronted import Fronted, fronted
+from tests.support.fronted import behind, fronted, routed_to
 from tests.support.waiting import until
-from vllm_cluster.wire.front import FrontDeployment, FrontReplica, FrontRoutes
 
 pytestmark = pytest.mark.promise("P46")
-
-
-def routed_to(listener: socket.socket) -> str:
-    """Routes to a replica that listens there."""
-    replica = FrontReplica("a", "127.0.0.1", listener.getsockname()[1], "ready", None, 0)
-    return json.dumps(asdict(FrontRoutes(1, (FrontDeployment("m", (replica,)),))))
-
-
-@contextmanager
-def behind(folder: Path, answer: Callable[[socket.socket], object]) -> Iterator[Fronted]:
-    """A front whose replica answers each request so."""
-
-    def serve() -> None:
-        with suppress(OSError):
-            while True:
-                connection, _ = listener.accept()
-                with connection, suppress(OSError):
-                    connection.recv(1 << 16)
-                    answer(connection)
-
-    with socket.create_server(("127.0.0.1", 0)) as listener, fronted(folder) as made:
-        threading.Thread(target=serve, daemon=True).start()
-        made.put(routed_to(listener))
-        until(lambda: made.ask("GET", "/ping", key=None).status == 200, 10)
-        yield made
 
 
 # fault: serving/node/front_proxy.py: MAX_INTERIM = 16 → MAX_INTERIM = 1 << 40

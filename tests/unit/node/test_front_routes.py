@@ -256,7 +256,7 @@ LARGE = 60 << 20
 
 # fault: serving/node/front_body.py: if one.start() < begin + PIECE → if one.end() < begin
 # fault: serving/node/front_body.py: + PIECE + _HEADER_BYTES → + PIECE
-# fault: serving/node/front_body.py: (match is None and end + → (match is None or end +
+# fault: serving/node/front_body.py: if match is None and end + → if match is None or end +
 @pytest.mark.parametrize("piece", range(2, 90, 4))
 def test_what_is_read_in_pieces_is_what_is_read_at_once(piece: int, monkeypatch: pytest.MonkeyPatch) -> None:
     document = {"x": [1.5, 'a\\"b\u00e9', {"model": "no"}], "messages": [{"role": "user", "content": "q\n" * 9}]}

@@ -17,7 +17,6 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
-from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import cast
@@ -26,7 +25,9 @@ from aiohttp import ClientError, ClientSession, web
 
 from vllm_cluster.serving.node.files import write_whole
 from vllm_cluster.serving.node.front_door import ClientConnection, ClientReader, Door
+from vllm_cluster.serving.node.front_held import Exchange, HeldBodies
 from vllm_cluster.serving.node.front_metrics import FrontMetrics
+from vllm_cluster.serving.node.front_models import FrontModels
 from vllm_cluster.serving.node.front_processes import (
     BACKLOG,
     POLL_SECONDS,
@@ -35,9 +36,8 @@ from vllm_cluster.serving.node.front_processes import (
     listening_line,
     read_status,
 )
-from vllm_cluster.serving.node.front_proxy import BODY_SECONDS, Exchange, Proxy, found_in, session
+from vllm_cluster.serving.node.front_proxy import BODY_SECONDS, Proxy, found_in, session
 from vllm_cluster.serving.node.front_refusal import (
-    MAX_BODY,
     FrontRefusal,
     answer,
     bare,
@@ -46,12 +46,12 @@ from vllm_cluster.serving.node.front_refusal import (
     too_large,
     unhealthy,
 )
-from vllm_cluster.serving.node.front_routes import Table, merge_model_lists, model_rows
-from vllm_cluster.serving.node.front_settings import MAX_CONNECTIONS, MAX_UNPROVED, FrontSettings, limited
+from vllm_cluster.serving.node.front_routes import Table
+from vllm_cluster.serving.node.front_settings import MAX_BODY, MAX_CONNECTIONS, MAX_UNPROVED, FrontSettings, limited
 from vllm_cluster.serving.node.key_check import KEY_FILE, OPEN, KeyReader, Refusal, has_key, refusal
 from vllm_cluster.serving.node.parse_argv import place
 from vllm_cluster.serving.node.process import log_line
-from vllm_cluster.wire.front import MAX_ROUTES, FrontCount, FrontDeployment, FrontReplica, FrontRoutes, FrontStatus
+from vllm_cluster.wire.front import MAX_ROUTES, FrontCount, FrontReplica, FrontRoutes, FrontStatus
 from vllm_cluster.wire.inside import beginning
 from vllm_cluster.wire.reading import RefusedDocument, read
 
@@ -61,7 +61,6 @@ except ImportError:
     from asyncio import new_event_loop  # type: ignore[assignment]
 
 STATUS_SECONDS, SWEEP_SECONDS = 1.0, 0.5
-MAX_MODELS, MODELS_SECONDS = 1 << 20, 10.0
 # An unknown model has the replicas asked for theirs, no more often than this.
 LEARN_SECONDS = 2.0
 
@@ -76,11 +75,12 @@ class Front(web.Server):
         self._reader = KeyReader(settings.key)
         self._replica_keys: dict[str, KeyReader] = {}
         self._table = Table(FrontRoutes(1))
-        self._proxy = Proxy(self._table, client, fresh, self._replica_key)
-        self._metrics = FrontMetrics(self._table, self._proxy)
+        self._bodies = HeldBodies(settings.held)
+        self._proxy = Proxy(self._table, client, fresh, self._replica_key, self._bodies)
+        self._metrics, self._models = FrontMetrics(self._table, self._proxy), FrontModels(self._table, self._proxy)
         self._door = Door(settings.connections, settings.patience, self._count, settings.unproved)
         self._open: set[Exchange] = set()
-        self._held, self._requests, self._learnt = 0, 0, 0.0
+        self._requests, self._learnt = 0, 0.0
         self._statuses: Counter[str] = Counter()
         self._seen: object = None
         self._error = ""
@@ -130,6 +130,7 @@ class Front(web.Server):
             raise FrontRefusal(refusal(keys))
         self._door.prove(connection)
         judge(request)
+        connection.expect(request.content)
         connection.take()
         if (request.method, path) == ("GET", "/metrics") and self._metrics.several:
             total = self._settings.total and read_status(self._settings.total)
@@ -140,10 +141,15 @@ class Front(web.Server):
         self._open.add(exchange)
         try:
             if (request.method, path) == ("GET", "/v1/models"):
-                return await self._models()
+                return await self._list_models()
             return await self._send(request, exchange)
+        except asyncio.CancelledError:
+            if exchange.refused:
+                raise FrontRefusal(exchange.refused) from None
+            raise
         finally:
             self._open.discard(exchange)
+            self._bodies.release(exchange)
 
     def _health(self) -> web.StreamResponse:
         """Show strangers that something lives here, and not what."""
@@ -152,28 +158,30 @@ class Front(web.Server):
             raise FrontRefusal(unhealthy(found[0].retry_after if found else None))
         return bare(web.Response())
 
-    async def _send(self, request: web.BaseRequest, exchange: Exchange) -> web.StreamResponse:
-        body = bytearray()
-        try:
-            await self._read(request, body)
-            found = await found_in(bytes(body), request.headers.get("Content-Type", ""))
-            deployment = self._proxy.wanted(found.model)
-            if deployment is None and time.monotonic() - self._learnt >= LEARN_SECONDS:
-                self._learnt = time.monotonic()
-                await self._lists()  # an adapter may be new
-                deployment = self._proxy.wanted(found.model)
-            if deployment is None:
-                raise self._proxy.unknown(found.model or "")
-            # What has no prompt and only reads gets the same one each time.
-            prefix = found.prefix or (request.raw_path.encode() if request.method == "GET" else b"")
-            return await self._proxy.send(request, bytes(body), deployment, prefix, exchange)
-        finally:
-            self._held -= len(body)
+    async def _list_models(self) -> web.StreamResponse:
+        if (listed := await self._models.listed()) is None:
+            raise FrontRefusal(not_ready(next(iter(self._table.routes.deployments), None)))
+        return bare(web.Response(body=listed, content_type="application/json"))
 
-    async def _read(self, request: web.BaseRequest, body: bytearray) -> None:
+    async def _send(self, request: web.BaseRequest, exchange: Exchange) -> web.StreamResponse:
+        exchange.body = await self._read(request, exchange)
+        found = await found_in(exchange.body, request.headers.get("Content-Type", ""))
+        deployment = self._proxy.wanted(found.model)
+        if deployment is None and time.monotonic() - self._learnt >= LEARN_SECONDS:
+            self._learnt = time.monotonic()
+            await self._models.listed()  # an adapter may be new
+            deployment = self._proxy.wanted(found.model)
+        if deployment is None:
+            raise self._proxy.unknown(found.model or "")
+        # What has no prompt and only reads gets the same one each time.
+        prefix = found.prefix or (request.raw_path.encode() if request.method == "GET" else b"")
+        return await self._proxy.send(request, deployment, prefix, exchange)
+
+    async def _read(self, request: web.BaseRequest, exchange: Exchange) -> bytes:
         """Read a body, within the limits of one and of all together."""
+        body = bytearray()
         if not request.can_read_body:
-            return
+            return b""
         if "Expect" in request.headers:
             await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
             request.writer.output_size = 0
@@ -185,45 +193,11 @@ class Front(web.Server):
             except (ClientError, web.PayloadAccessError, web.RequestPayloadError, OSError, ValueError):
                 raise FrontRefusal(Refusal(400, "bad_request", "the body is not what its head has announced")) from None
             if not piece:
-                return
+                return bytes(body)
             body += piece
-            self._held += len(piece)
             if len(body) > MAX_BODY:
                 raise FrontRefusal(too_large())
-            if self._held > self._settings.held:
-                raise FrontRefusal(Refusal(503, "too_busy", "too many large requests at once: try again", 1))
-
-    # ---- models
-
-    async def _models(self) -> web.StreamResponse:
-        found = await self._lists()
-        if not any(found.values()):
-            raise FrontRefusal(not_ready(next(iter(self._table.routes.deployments), None)))
-        return bare(
-            web.Response(body=merge_model_lists(self._table.routes, found.get), content_type="application/json")
-        )
-
-    async def _lists(self) -> dict[str, list[dict[str, object]] | None]:
-        deployments = self._table.routes.deployments
-        lists = await asyncio.gather(*map(self._list, deployments))
-        found = {one.name: rows for one, rows in zip(deployments, lists, strict=True)}
-        for name, rows in found.items():
-            if rows is not None:
-                self._table.listed[name] = frozenset(str(row["id"]) for row in rows)
-        return found
-
-    async def _list(self, deployment: FrontDeployment) -> list[dict[str, object]] | None:
-        avoid: list[str] = []
-        while len(avoid) < 2:
-            replica = self._table.choose(deployment, b"", time.monotonic(), avoid)
-            if replica is None:
-                return None
-            avoid.append(replica.id)
-            with suppress(ClientError, OSError, asyncio.TimeoutError):
-                asked = self._proxy.fetch("/v1/models", replica, MAX_MODELS)
-                if (rows := model_rows(await asyncio.wait_for(asked, MODELS_SECONDS))) is not None:
-                    return rows
-        return None
+            self._bodies.take(exchange, len(piece))
 
     # ---- files
 

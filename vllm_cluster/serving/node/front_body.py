@@ -15,6 +15,9 @@ PIECE = 256 << 10
 _BEGIN = re.compile(rb"\s{0,4096}\{")
 # What shapes JSON: texts and brackets; of a text that is long or has an escape its first quote alone.
 _TOKEN = re.compile(rb'"[^"\\]{0,4096}"|["\[\]{}]')
+# Texts that follow one another within a value, where only brackets and the role of a message matter: one by one 89,000
+# took 70 ms, and 400 such bodies kept all other clients waiting for 29 s.
+_TEXTS = re.compile(rb'(?:[^"\[\]{}]{0,4096}"(?!user")[^"\\]{0,4096}(?:\\.[^"\\]{0,4096}){0,64}"){1,4096}', re.DOTALL)
 # The rest of it, in parts: an expression over all of 8 MB of escapes took 500 MB.
 _INSIDE = re.compile(rb'(?:[^"\\]{1,4096}|\\.){0,4096}', re.DOTALL)
 _COLON = re.compile(rb"\s{0,4096}:\s{0,4096}")
@@ -23,8 +26,8 @@ _HEADER = re.compile(rb"^content-disposition:[^\r\n]{0,4096}", re.IGNORECASE | r
 _HEADER_BYTES = 4096 + len("content-disposition:")
 _OF_MODEL = re.compile(rb";\s*name=(?:\"model\"|model)\s*\Z", re.IGNORECASE)
 MAX_HEADERS = 16 << 10
-# So many texts in a list take a second, in a thread.
-MAX_TOKENS, MAX_DEPTH = 500_000, 1000
+# So many brackets take 20 ms, and so do keys, each of which counts as several. What follows them is not looked at.
+MAX_TOKENS, KEY_TOKENS, MAX_DEPTH = 25_000, 8, 1000
 # Of a prompt; in a conversation the beginning ends with the first message of the user, as that stays when it grows.
 PREFIX_BYTES, MESSAGES_BYTES = 1024, 64 << 10
 MAX_MODEL = 4096
@@ -90,11 +93,14 @@ class _BodyScan:
         self._from, self._user = -1, False
 
     def run(self) -> None:
-        end = 0
-        for _ in range(MAX_TOKENS):
+        end, left = 0, MAX_TOKENS
+        while left > 0 and self._depth <= MAX_DEPTH:
+            left -= KEY_TOKENS if self._depth == 1 else 1
+            if self._depth > 1 and (texts := _TEXTS.match(self._body, end, end + PIECE)):
+                end = texts.end()
             match = _TOKEN.search(self._body, end, end + PIECE)
-            if self._depth > MAX_DEPTH or (match is None and end + PIECE >= len(self._body)):
-                break
+            if match is None and end + PIECE >= len(self._body):
+                raise _Odd
             if match is None:
                 end += PIECE
                 continue
@@ -112,7 +118,6 @@ class _BodyScan:
                 self._close(start, end)
                 if self._depth == 0:
                     return
-        raise _Odd
 
     def _end(self, start: int) -> int:
         """Where a text ends that is long or has an escape."""

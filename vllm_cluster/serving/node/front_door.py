@@ -9,7 +9,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import cast
 
-from aiohttp import web
+from aiohttp import StreamReader, web
 from aiohttp.web_protocol import RequestHandler
 
 from vllm_cluster.serving.node.front_refusal import answer
@@ -32,6 +32,9 @@ HEAD_PIECE = 512
 # Read at once: of a stranger little, since it is held until the request before it is answered: 4,000 strangers with
 # 256 kB of requests each took 432 MB. Of a body much.
 STRANGER_PIECE, PIECE = 2 << 10, 64 << 10
+# What comes of a body beside its own bytes, before it may be no more than those: chunks of a byte each are parsed in
+# quadratic time by aiohttp 3.13, and lines behind the last chunk are kept without a limit: 97 MB took 2.6 GB.
+MAX_FRAMING = 64 << 10
 # Written to a client that does not read, beside what the kernel takes.
 MAX_UNSENT = 2 << 10
 # What a client sends must not become a line of the log.
@@ -131,6 +134,8 @@ class ClientConnection(RequestHandler):
         )
         self._door = door
         self._ahead, self._held = bytearray(), False
+        self._body: StreamReader | None = None
+        self._came = 0
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
@@ -157,6 +162,19 @@ class ClientConnection(RequestHandler):
         self._ahead += data
         self.take()
 
+    def expect(self, body: StreamReader) -> None:
+        """Read a body from now on."""
+        self._body, self._came = body, 0
+
+    def _weigh(self, size: int) -> None:
+        """End a body of which more comes than it has, or that cannot be read."""
+        self._came += size
+        body = None if self._body is None or self._body.is_eof() else self._body
+        # Before its end no other message comes than an error: aiohttp 3.14 gives it no other way.
+        if body and (self._messages or self._came > MAX_FRAMING + 2 * body.total_bytes):
+            self._body = None
+            body.set_exception(ValueError("too little of what comes is the body"))
+
     def take(self) -> None:
         """Parse what has come, up to the next request: what follows it waits for its answer, and its client too."""
         while self._ahead and not self._messages:
@@ -166,6 +184,8 @@ class ClientConnection(RequestHandler):
             if head:
                 self._door.receive(self, len(piece) + LINE_BYTES * piece.count(b"\n"))
             super().data_received(piece)
+            if not head:
+                self._weigh(len(piece))
         if self._messages:
             self._door.forget(self)
         held, self._held = self._held, bool(self._ahead)

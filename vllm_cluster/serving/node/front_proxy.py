@@ -6,7 +6,7 @@ import asyncio
 import functools
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from concurrent.futures import ThreadPoolExecutor
 from http import HTTPStatus
 from types import SimpleNamespace
 
@@ -17,6 +17,7 @@ from multidict import CIMultiDict, CIMultiDictProxy
 from yarl import URL
 
 from vllm_cluster.serving.node.front_body import Found, read_body
+from vllm_cluster.serving.node.front_held import Exchange, HeldBodies
 from vllm_cluster.serving.node.front_refusal import FrontRefusal, not_found, not_ready
 from vllm_cluster.serving.node.front_routes import Table
 from vllm_cluster.serving.node.key_check import Refusal
@@ -28,8 +29,10 @@ from vllm_cluster.wire.listeners import is_own_listener
 BODY_SECONDS, CONNECT_SECONDS = 30.0, 3.0
 # For whether an engine lives that has failed a request.
 HEALTH_SECONDS = 3.0
-# A scan of a body of this size takes 2 ms; one of a larger body is left to a thread.
-QUICK_BYTES = 256 << 10
+# A scan of a body of this size takes 3 ms at most; one of a larger body is left to a thread. One alone: each has the
+# loop wait for 5 ms at each call of the system.
+QUICK_BYTES = 4 << 10
+_SCANS = ThreadPoolExecutor(1, "scan")
 # A request is sent once more to another replica, and before that once more where a kept connection had ended.
 MAX_TRIES = 3
 REPEATABLE = frozenset({"GET", "HEAD", "POST", "OPTIONS"})
@@ -48,22 +51,6 @@ MAX_STATUS = 600
 MAX_INTERIM = 16
 # None of what a browser or a library would add of itself.
 _BARE = ("User-Agent", "Accept", "Accept-Encoding", "Content-Type")
-
-
-@dataclass(eq=False)
-class Exchange:
-    """A request that is open: where it is, and the task that serves it."""
-
-    task: asyncio.Task[object] | None
-    replica: FrontReplica | None = None
-    lost: bool = False
-    tried: list[str] = field(default_factory=list)
-
-    def lose(self) -> None:
-        """Have it leave its replica, which is lost."""
-        self.lost = True
-        if self.task:
-            self.task.cancel()
 
 
 class ReplicaConnection(ResponseHandler):
@@ -125,7 +112,7 @@ async def found_in(body: bytes, content_type: str) -> Found:
     kind = content_type.encode("utf-8", "surrogateescape")
     if len(body) <= QUICK_BYTES:
         return read_body(body, kind)
-    return await asyncio.get_running_loop().run_in_executor(None, read_body, body, kind)
+    return await asyncio.get_running_loop().run_in_executor(_SCANS, read_body, body, kind)
 
 
 class Proxy:
@@ -137,8 +124,9 @@ class Proxy:
         client: aiohttp.ClientSession,
         fresh: aiohttp.ClientSession,
         key: Callable[[FrontReplica], str | None],
+        bodies: HeldBodies,
     ) -> None:
-        self._table, self._client, self._fresh, self._key = table, client, fresh, key
+        self._table, self._client, self._fresh, self._key, self._bodies = table, client, fresh, key, bodies
         self.broken = 0
 
     def choose(self, name: str, prefix: bytes, exchange: Exchange) -> FrontReplica:
@@ -169,7 +157,7 @@ class Proxy:
         return FrontRefusal(not_found(model, self._table.names()))
 
     async def send(
-        self, request: web.BaseRequest, body: bytes, deployment: FrontDeployment, prefix: bytes, exchange: Exchange
+        self, request: web.BaseRequest, deployment: FrontDeployment, prefix: bytes, exchange: Exchange
     ) -> web.StreamResponse:
         """Have a replica answer; another one, where the first ends before a byte of its answer.
 
@@ -184,7 +172,7 @@ class Proxy:
             load.requests += 1
             failed = True
             try:
-                async with await self._ask(request, body, replica, again=bool(exchange.tried)) as reply:
+                async with await self._ask(request, exchange.body, replica, again=bool(exchange.tried)) as reply:
                     if reply.status == HTTPStatus.INTERNAL_SERVER_ERROR and not await self._lives(replica):
                         raise ConnectionResetError("the engine behind the API has ended")
                     # vLLM sends the head of a stream before its first token, which may never come.
@@ -198,6 +186,7 @@ class Proxy:
                         words = f"the replica answers with the unknown HTTP status {reply.status}"
                         raise FrontRefusal(Refusal(502, "replica_status", words))
                     failed = False
+                    self._bodies.release(exchange)
                     return await self._hand_on(request, reply, begun, exchange, replica)
             except (aiohttp.ClientError, OSError, asyncio.TimeoutError, asyncio.CancelledError) as error:
                 if isinstance(error, asyncio.CancelledError) and not exchange.lost:

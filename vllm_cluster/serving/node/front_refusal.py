@@ -7,12 +7,12 @@ from http import HTTPStatus
 
 from aiohttp import web
 
+from vllm_cluster.serving.node.front_settings import MAX_BODY
 from vllm_cluster.serving.node.key_check import Refusal
 from vllm_cluster.wire.front import FrontDeployment
 
 # OpenAI's Python client does not wait longer, or than 120 s where it is new: it gives up within seconds.
 MAX_WAIT = 60
-MAX_BODY = 64 << 20
 METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 # Of models in an error, and of characters of a name there.
 MAX_NAMES, MAX_SHOWN = 20, 200

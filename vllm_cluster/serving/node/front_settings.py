@@ -12,7 +12,8 @@ from vllm_cluster.serving.node.parse_argv import Place
 MAX_CONNECTIONS, MAX_OPEN = 8192, 4096
 # Of all heads that are not whole yet: 300 strangers with heads of 3.6 MB took 1 GB. Four processes take 67 MB alone.
 MAX_UNPROVED = 24 << 20
-# Of all bodies that are being received.
+# Of one body, and of all whose answers have not begun.
+MAX_BODY = 64 << 20
 MAX_HELD = 256 << 20
 # Files beside the connections of clients and replicas.
 OTHER_FILES = 64
@@ -48,7 +49,8 @@ class FrontSettings:
             # Connections are not dealt out evenly: of 4,096 one of four processes got 1,051.
             streams=self.streams * 5 // 4 // of,
             unproved=self.unproved // of,
-            held=self.held // of,
+            # A body of the largest size must not be all that one of them may hold.
+            held=max(self.held // of, min(self.held, 2 * MAX_BODY)),
         )
 
 
