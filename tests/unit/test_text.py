@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from tests.support.logs import explained
 from tests.support.modules import MODULES
+from vllm_cluster.kernel import text
 from vllm_cluster.kernel.text import REDACTED, count, duration, printable, redact, redact_value, redactor
 
 CANARY = "cänary/+key with=0123456789"
@@ -367,3 +368,15 @@ def test_a_duration_that_was_chosen_is_shown_in_full(seconds: float, text: str) 
 def test_a_secret_may_begin_with_a_sign(name: str, form: str, sign: str) -> None:
     """One that was made by chance begins with any of them."""
     assert "S3cr3t" not in redact(form.format(name, f"{sign}S3cr3tValue99"))
+
+
+# fault: kernel/text.py: if left < 0: → if left < -(10**30):
+def test_a_text_like_secrets_is_cut_rather_than_looked_through(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A host chooses both: 60,000 characters took 79 s, and each of its logs has 3 MB."""
+    secrets = ["a" * (1000 - number) + "b" for number in range(100)]
+    near = "a" * 5000 + secrets[5]
+    assert secrets[5] not in redactor(secrets)(f"before {near} after")
+    monkeypatch.setattr(text, "MAX_COMPARED", 100 * 3000 * 1000)
+    shown = redactor(secrets)(f"before {near} after")
+    assert shown.startswith("before aaa") and "too much like secrets" in shown
+    assert secrets[5] not in shown and len(shown) < 2000

@@ -28,6 +28,7 @@ from vllm_cluster.kernel.explain.scan import scan_all
 from vllm_cluster.kernel.facts.docker_objects import Image
 from vllm_cluster.kernel.facts.host_facts import HostFacts
 from vllm_cluster.kernel.facts.values import items, mapping
+from vllm_cluster.kernel.held import share
 from vllm_cluster.kernel.hosts.connection import Fleet, HostConnection
 from vllm_cluster.kernel.hosts.observe import observe
 from vllm_cluster.kernel.hosts.runtime import SYSTEM, Runtime
@@ -49,6 +50,8 @@ MAX_FILE_BYTES = 3 << 20
 SSH_SECONDS = 5
 # Each is a request to the host, and 64 KiB; an inventory with as many was not seen.
 MAX_SECRETS = 128
+# The bytes of all, and of one host's: each is kept in several forms.
+ALL_SECRETS, HOST_SECRETS = 2 << 20, 256 << 10
 # Of this machine's own runs; the last one is this run.
 MAX_CALL_LOGS = 5
 
@@ -98,11 +101,16 @@ def _look(inventory: Inventory, connection: HostConnection) -> _Host:
     named = secret_ids(there.labels) if there else {}
     if len(named) > MAX_SECRETS:
         raise HostError(connection.name, f"its node names more than {MAX_SECRETS} secrets", again=())
+    room = share(len(inventory.hosts), ALL_SECRETS, HOST_SECRETS)
     for name, identity in named.items():
         with suppress(VclusterError):
             content = node.secret(name, identity)
+            if (room := room - len(content or b"")) < 0:
+                break
             text = (content or b"").decode("utf-8", "replace").strip()
             secrets += [text, *(text.split() if name == "api-key" else ())]
+    if room < 0:
+        raise HostError(connection.name, "the secrets of its node are too long to be looked for in all files", again=())
     return _Host(
         facts,
         collect(connection, inventory.cluster, len(inventory.hosts)),

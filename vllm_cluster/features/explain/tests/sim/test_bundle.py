@@ -82,6 +82,19 @@ def test_a_host_that_names_secrets_without_end_is_not_asked_for_each(tmp_path: P
         assert found and "its node names more than 128 secrets" in json.load(found)["gpu2"]["message"]
 
 
+# fault: features/explain/bundle.py: if (room := room - len(content or b"")) < 0: → if False:
+def test_a_host_with_long_secrets_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each is kept in several forms: those of 64 hosts, with 8 MB each, would take gigabytes."""
+    inventory, world, path = make.inventory(2), make.world((2, 2)), tmp_path / "report.tar.gz"
+    monkeypatch.setattr(bundle, "HOST_SECRETS", 10)
+    with lab.inside(world):
+        lab.succeed(world, inventory, lab.do_up)
+        lab.succeed(world, inventory, lab.verb(bundle.bundle, path))
+    with tarfile.open(path) as tar:
+        found = tar.extractfile("vcluster-bundle/unreachable.json")
+        assert found and "too long to be looked for" in json.load(found)["gpu1"]["message"]
+
+
 # fault: features/explain/bundle.py: _safe(log.name) or 'log'} → log.name}
 def test_a_log_s_name_makes_a_file_in_its_host_s_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A file in the place of that folder cannot be unpacked beside what is in it."""
