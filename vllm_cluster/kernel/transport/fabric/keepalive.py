@@ -169,13 +169,15 @@ class Unasked:
 
     def __init__(self) -> None:
         self._left, self._at = float(UNASKED_AT_ONCE), time.monotonic()
+        self._lock = threading.Lock()
 
     def add(self, messages: float) -> bool:
         """Whether these may come too; below zero, what allows more."""
         now = time.monotonic()
-        since, self._at = now - self._at, now
-        self._left = min(self._left + since * UNASKED_A_SECOND - messages, UNASKED_AT_ONCE)
-        return self._left >= 0
+        with self._lock:  # whoever sends allows more, while paramiko's thread takes what comes
+            since, self._at = now - self._at, now
+            self._left = min(self._left + since * UNASKED_A_SECOND - messages, UNASKED_AT_ONCE)
+            return self._left >= 0
 
 
 def _weight(message: paramiko.Message) -> int:
