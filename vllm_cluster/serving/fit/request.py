@@ -207,9 +207,7 @@ def _flags(asked: Asked, head: str, judged: Judged, *, named: bool) -> Iterator[
     if judged.flags == "refused":
         text = f"vLLM refuses these flags: {judged.problem}"
         # The whole help has thousands of lines; with a word vLLM shows the flags that hold it.
-        near = re.search(
-            r"unrecognized arguments: (--[\w-]{1,100}).{0,400}did you mean (--[\w-]{1,100})", judged.problem
-        )
+        near = re.search(r"unrecognized arguments: (--[\w-]{1,80}).{0,400}did you mean (--[\w-]{1,80})", judged.problem)
         topic = f"--help={near[2].removeprefix('--') if near else 'all'}"
         known = command_line("vcluster", "exec", "--head", "--", "vllm", "serve", topic)
         lacking = "No such file" in judged.problem and "config" in vllm.options(asked.extra)
