@@ -62,6 +62,7 @@ def plan_cluster(inventory: Inventory, emit: Emit, *, runtime: Runtime = SYSTEM)
     """
     with connect_all(inventory, emit, runtime=runtime) as fleet:
         seen = assess(inventory, fleet, emit)
+        _note_backend(inventory, seen.plan, emit)
         return Planned(seen.plan, _stops(seen, fleet))
 
 
@@ -128,9 +129,14 @@ def _facts(inventory: Inventory, fleet: Fleet, emit: Emit, undo: ExitStack | Non
     return facts
 
 
-def _note_plan(inventory: Inventory, planned: Plan, stops: Stops, emit: Emit) -> None:
-    if inventory.backend == "mp" and len(inventory.hosts) == 1:
+def _note_backend(inventory: Inventory, planned: Plan, emit: Emit) -> None:
+    """Why the only host gets no Ray: without it, a plan that takes Ray away is 30 settings and no reason."""
+    if not planned.empty and inventory.backend == "mp" and len(inventory.hosts) == 1:
         emit(Event("note", ALONE))
+
+
+def _note_plan(inventory: Inventory, planned: Plan, stops: Stops, emit: Emit) -> None:
+    _note_backend(inventory, planned, emit)
     emit(Event("note", _summary(planned, stops)))
 
 
