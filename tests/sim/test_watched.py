@@ -132,6 +132,7 @@ def test_serve_always_returns(how: str, phase: str, why: str) -> None:
         if phase:
             assert f"org/model does not start for 300 s: {phase}: " in ended.error.message
             assert "the request is kept" in ended.error.message
+            assert ended.error.hint == "vcluster status\nvcluster stop org/model"
         assert ended.seconds < 400
     record("P37", f"sim: serve, {how}", f"returns after {ended.seconds:.0f} s: {ended.error.message[:90]}", True)
 

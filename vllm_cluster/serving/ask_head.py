@@ -133,10 +133,12 @@ def continues_on_interrupt(cluster: str, served: str, *, again: bool = True) -> 
         yield
     except KeyboardInterrupt:
         text = f"Interrupted. {cluster} continues to start {served}"
+        # By its name: beside other models `stop` alone is refused.
+        stop = command_line("vcluster", "stop", served)
         if again:
             text += "; run the same command to follow it."
-            raise Interrupted(text, hint="vcluster status\nvcluster stop", again=()) from None
-        raise Interrupted(f"{text}.", hint="vcluster status --wait\nvcluster stop") from None
+            raise Interrupted(text, hint=f"vcluster status\n{stop}", again=()) from None
+        raise Interrupted(f"{text}.", hint=f"vcluster status --wait\n{stop}") from None
 
 
 class Follower:
@@ -264,7 +266,7 @@ class _Course:
             self._idle = self._after(self._idle_seconds)
         elif self._idle.left() <= 0:
             text = f"serve: {serving.name} does not start for {self._idle_seconds:.0f} s: {serving.words}"
-            hint = "vcluster status\nvcluster stop"
+            hint = f"vcluster status\n{command_line('vcluster', 'stop', serving.name)}"
             raise HostError(self._head, f"{text}; the request is kept and is served once this ends", hint=hint)
 
 

@@ -141,6 +141,7 @@ def test_progress_continues_after_a_yes(verb: str, tmp_path: Path) -> None:
 
 
 # fault: serving/ask_head.py: except KeyboardInterrupt: → except ZeroDivisionError:
+# fault: serving/ask_head.py: command_line("vcluster", "stop", served) → "vcluster stop"
 @pytest.mark.promise("P17")
 def test_ctrl_c_in_serve_reports_that_the_start_continues(tmp_path: Path) -> None:
     with cluster(tmp_path, "serve", "org/other", "--yes", mode="slow") as terminal:
@@ -153,7 +154,7 @@ def test_ctrl_c_in_serve_reports_that_the_start_continues(tmp_path: Path) -> Non
     assert [line.strip() for line in map(_bare, (again, status, stop))] == [
         "follow: vcluster serve org/other --yes",
         "status: vcluster status",
-        "stop: vcluster stop",
+        "stop: vcluster stop org/other",
     ]
     assert (tmp_path / "end").read_text() == BOTH
 

@@ -80,14 +80,15 @@ def _refuse_used(hosts: PullHosts, place: CachePlace) -> None:
         node = node_of(inventory.cluster, seen)
         if node is None or node.labels.get(ROLE) != "head" or node.state not in ("running", "paused", "restarting"):
             continue
-        if place.is_named_in(
-            _words(NodeHandle(hosts.fleet.connections[name], inventory.cluster)), inventory.model_cache
-        ):
-            raise PreflightFailed(f"{name}: {place.model} is being served", hint="vcluster stop")
+        for served_name, words in _words(NodeHandle(hosts.fleet.connections[name], inventory.cluster)).items():
+            if place.is_named_in(words, inventory.model_cache):
+                # By its name: beside other models `stop` alone is refused.
+                stop = command_line("vcluster", "stop", served_name)
+                raise PreflightFailed(f"{name}: {place.model} is being served", hint=stop)
 
 
-def _words(head: NodeHandle) -> list[str]:
-    """The words of what a head is asked to serve, and the models that it still serves after that was withdrawn.
+def _words(head: NodeHandle) -> dict[str, list[str]]:
+    """By name the words of what a head is asked to serve, and the model that it still serves after that was withdrawn.
 
     Raises:
         PreflightFailed: they cannot be read.
@@ -99,8 +100,12 @@ def _words(head: NodeHandle) -> list[str]:
     except RefusedDocument as refused:
         text = f"{head.host}: what is to be served cannot be read: {refused.why}"
         raise PreflightFailed(text, hint="vcluster stop") from refused
-    wanted = order.deployments if order else ()
-    return [*(word for one in wanted for word in one.replica.leader.argv), *(one.model for one in rows)]
+    words: dict[str, list[str]] = {}
+    for one in order.deployments if order else ():
+        words.setdefault(one.deployment.name, []).extend(one.replica.leader.argv)
+    for row in rows:
+        words.setdefault(row.name, []).append(row.model)
+    return words
 
 
 def _of_cache(hosts: PullHosts, host: str, place: CachePlace, do: str) -> CacheSize:

@@ -138,11 +138,14 @@ def test_without_a_yes_nothing_is_removed(world: World, answer: bool | None, err
     assert isinstance(outcome.error, error) and left(world) == before
 
 
+# fault: features/pull/models_remove.py: command_line("vcluster", "stop", served_name) → "vcluster stop"
 def test_what_is_served_stays(world: World) -> None:
     before = left(world)
     outcome, asked = rm(world, SERVED)
     assert isinstance(outcome.error, PreflightFailed) and lab.code(outcome) == 3, outcome.story()
     assert (outcome.error.message, asked, left(world)) == ("gpu1: org/model is being served", [], before)
+    # Beside other models `stop` without a name is refused.
+    assert outcome.error.hint == "vcluster stop org/model"
     assert lab.run(world, make.inventory(2), lab.do_stop).error is None
     assert rm(world, SERVED)[0].error is None
 
