@@ -128,6 +128,6 @@ def test_where_a_host_is_off_the_way_without_it_is_named(world: World, off: str,
     world.machines[off].reachable = False
     outcome = ask(world, ["gpu3"])
     assert isinstance(outcome.error, VclusterError)
-    way = f"without it: take {off} out of the inventory, then vcluster up"
+    way = f"without it: take {off} out of the inventory; vcluster plan shows what stops then; vcluster up"
     assert ((outcome.error.hint or "").splitlines()[-1:] == [way]) is named
     assert outcome.error.exit_code == 4

@@ -31,7 +31,8 @@ def connect_all(
 def _with_way_on(error: VclusterError, inventory: Inventory, failures: Mapping[str, VclusterError]) -> VclusterError:
     """The error with what the other hosts can do without those that are off; they do nothing without their head."""
     if inventory.head_name not in failures and {one.code for one in failures.values()} == {Unreachable.code}:
-        way = f"without it: take {' and '.join(failures)} out of the inventory, then vcluster up"
+        out = " and ".join(failures)
+        way = f"without it: take {out} out of the inventory; vcluster plan shows what stops then; vcluster up"
         error.hint = "\n".join(line for line in (error.hint, way) if line)
     return error
 
