@@ -211,7 +211,7 @@ def test_two_hundred_and_fifty_six_hosts_and_no_more() -> None:
 # fault: kernel/inventory/document.py: if self.count > _MAX_WRITTEN: → if False:
 def test_a_file_of_nothing_but_values_is_not_taken_into_memory() -> None:
     """Of 256 kB of these 270 MB and 18 s; of as many unknown keys 13 s, for the words that they are near to."""
-    with within(6):
+    with within(15):
         assert refusal(TOP + f"a: [{'?,' * 60_000}]\n") == [
             "1: more than 20000 keys and values, the limit of an inventory"
         ]
