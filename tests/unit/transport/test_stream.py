@@ -13,6 +13,7 @@ from tests.support.clock import Clock
 from vllm_cluster.kernel.clock import Deadline
 from vllm_cluster.kernel.transport.fabric import stream
 from vllm_cluster.kernel.transport.fabric.stream import ChannelStream
+from vllm_cluster.kernel.transport.kept import Kept
 
 
 # fault: kernel/transport/fabric/stream.py: if left > -LATE_SECONDS: → if left <= 0:
@@ -80,13 +81,13 @@ def test_a_command_that_ended_gets_no_more_input() -> None:
 
 
 # fault: kernel/transport/fabric/stream.py: if unkept > MAX_UNKEPT: → if False:
-# fault: kernel/transport/fabric/stream.py: return len(data) - len(part) → return len(part)
+# fault: kernel/transport/fabric/stream.py: unkept += out.add(channel.recv(PACKET)) → out.add(channel.recv(PACKET))
 @pytest.mark.parametrize("on_error", [True, False])
 def test_output_without_end_ends_the_connection(monkeypatch: pytest.MonkeyPatch, on_error: bool) -> None:
     """What is not kept was read until the command had to end: 60 s, of which 45 s of a core."""
     monkeypatch.setattr(stream, "MAX_UNKEPT", 5 << 20)
     monkeypatch.setattr(stream, "_Arrival", lambda _: SimpleNamespace(expect=lambda: None, wait=lambda _: True))
-    read, closed, out = list[int](), list[bool](), bytearray()
+    read, closed, out = list[int](), list[bool](), Kept()
 
     def recv(size: int) -> bytes:
         read.append(size)
@@ -108,7 +109,7 @@ def test_output_without_end_ends_the_connection(monkeypatch: pytest.MonkeyPatch,
     session: Any = SimpleNamespace(transport=None, client=SimpleNamespace(close=lambda: closed.append(True)))
     link = stream.FabricConnection("gpu1", "u@h:22", session, wire)
     with pytest.raises(paramiko.SSHException):
-        link.collect(channel, b"", Deadline.after(20), out, most=1 << 20)
+        link.collect(channel, b"", Deadline.after(20), out, Kept())
     assert wire.failure == "it printed more than 5 MiB"
     assert closed == [True]
-    assert len(out) == (0 if on_error else 1 << 20)
+    assert len(out.own) == (0 if on_error else 1 << 20)

@@ -13,7 +13,8 @@ from vllm_cluster.kernel.clock import Deadline
 from vllm_cluster.kernel.errors import HostError, ShellUnusable, UsageError
 from vllm_cluster.kernel.shell_line import command_line
 from vllm_cluster.kernel.text import redact
-from vllm_cluster.kernel.transport.base import MAX_GREETING, MAX_OUTPUT, MAX_TAIL, Result, Stream, Target
+from vllm_cluster.kernel.transport.base import MAX_OUTPUT, MAX_TAIL, Result, Stream, Target
+from vllm_cluster.kernel.transport.kept import Kept
 from vllm_cluster.kernel.transport.ssh_config import ssh_options
 
 # All that a login shell ever parses. Each shell quotes in its own way, so this holds nothing that one of them reads
@@ -62,9 +63,13 @@ class Command:
     first: bytes
     mark: bytes
 
-    def hopeless(self, greeting: bytes) -> bool:
+    def kept(self, most: int = MAX_OUTPUT) -> Kept:
+        """One of its outputs, to gather: so many bytes, and the beginning of what comes before them."""
+        return Kept(self.mark, most)
+
+    def hopeless(self, output: Kept) -> bool:
         """Whether the command will never begin: too much came before it, or only its own text comes back."""
-        return len(greeting) > MAX_GREETING or self.first in greeting
+        return output.hopeless or (not output.begun and self.first in output.whole())
 
     def started(self, result: Result) -> bool:
         """Whether the command itself began, and not only the login shell."""
@@ -172,15 +177,15 @@ class MarkedStream:
         self._stream.close()
 
     def _after_greeting(self) -> bytes:
-        greeting, limit = bytearray(), Deadline.after(GREETING_SECONDS)
-        while self._command.mark not in greeting:
+        output, limit = self._command.kept(CHUNK), Deadline.after(GREETING_SECONDS)
+        while not output.begun:
             data = self._stream.recv(CHUNK)
-            greeting += data
+            output.add(data)
             if self._closed:
                 return b""
-            if not data or self._command.hopeless(bytes(greeting)) or not limit.left():
-                raise self._refused(bytes(greeting), self._stream.stderr_tail().encode("utf-8", "replace"))
-        return bytes(greeting.partition(self._command.mark)[2])
+            if not data or self._command.hopeless(output) or not limit.left():
+                raise self._refused(output.whole(), self._stream.stderr_tail().encode("utf-8", "replace"))
+        return output.own
 
 
 def refusal(target: Target, where: str, out: bytes, err: bytes, ask: Callable[[], Result | None]) -> ShellUnusable:

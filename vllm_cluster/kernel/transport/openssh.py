@@ -113,9 +113,8 @@ class OpenSshTransport(SshCarrier):
         while True:
             self._count()
             command = command_line.with_timeout(argv, deadline.left())
-            result = process.run_process(
-                shared_command(master.socket, command_line.LINE), command.first + stdin, deadline, most=most
-            )
+            line, given = shared_command(master.socket, command_line.LINE), command.first + stdin
+            result = process.run_process(line, given, deadline, most=most, mark=command.mark)
             if result is None:
                 raise self._not_ended(doing, started)
             if result.returncode != 255 or command.own_255(result):

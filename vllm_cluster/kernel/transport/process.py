@@ -14,7 +14,8 @@ from collections.abc import Callable, Sequence
 from typing import IO, Self, cast
 
 from vllm_cluster.kernel.clock import Deadline
-from vllm_cluster.kernel.transport.base import MAX_GREETING, MAX_OUTPUT, MAX_TAIL, SLOWEST, Result
+from vllm_cluster.kernel.transport.base import MAX_OUTPUT, MAX_TAIL, SLOWEST, Result
+from vllm_cluster.kernel.transport.kept import Kept
 
 CHUNK = 65_536
 GRACE_SECONDS = 1.0
@@ -27,11 +28,12 @@ def run_process(
     cwd: str | None = None,
     *,
     most: int = MAX_OUTPUT,
+    mark: bytes = b"",
     running: set[subprocess.Popen[bytes]] | None = None,
 ) -> Result | None:
     """Run a command to its end; None when the deadline passed first, and then it is gone with what it started.
 
-    Of each output it keeps as much as a login shell may print. While it runs it is in `running`, for who ends it.
+    Of each output it keeps so many bytes behind the mark. While it runs it is in `running`, for who ends it.
     """
     process = subprocess.Popen(
         argv,
@@ -46,7 +48,7 @@ def run_process(
     with process:
         try:
             # Not communicate: it keeps all that comes.
-            ended, out, err = _talk(process, stdin, deadline, most + MAX_GREETING)
+            ended = _talk(process, stdin, deadline, out := Kept(mark, most), err := Kept(mark, most))
         except BaseException:
             stop(process)
             raise
@@ -56,13 +58,13 @@ def run_process(
             stop(process)
             return None
     code = process.returncode
-    return Result(code if code >= 0 else 128 - code, out, err)
+    return Result(code if code >= 0 else 128 - code, out.whole(), err.whole())
 
 
-def _talk(process: subprocess.Popen[bytes], stdin: bytes, deadline: Deadline, most: int) -> tuple[bool, bytes, bytes]:
-    """Feed a process and gather what it prints; whether it ended by the deadline, and the first of both outputs."""
+def _talk(process: subprocess.Popen[bytes], stdin: bytes, deadline: Deadline, out: Kept, err: Kept) -> bool:
+    """Feed a process and gather what it prints; return whether it ended by the deadline."""
     assert process.stdin and process.stdout and process.stderr  # noqa: S101 - each was asked for as a pipe
-    kept = {process.stdout: bytearray(), process.stderr: bytearray()}
+    kept = {process.stdout: out, process.stderr: err}
     rest = memoryview(stdin)
     with selectors.DefaultSelector() as ready:
         for pipe in (process.stdin, *kept):
@@ -70,7 +72,7 @@ def _talk(process: subprocess.Popen[bytes], stdin: bytes, deadline: Deadline, mo
             ready.register(pipe, selectors.EVENT_WRITE if pipe is process.stdin else selectors.EVENT_READ)
         while ready.get_map():
             if not deadline.left():
-                return False, b"", b""
+                return False
             for key, _ in ready.select(deadline.left()):
                 pipe = cast(IO[bytes], key.fileobj)
                 if pipe is process.stdin:
@@ -78,15 +80,14 @@ def _talk(process: subprocess.Popen[bytes], stdin: bytes, deadline: Deadline, mo
                     more = bool(rest)
                 else:
                     data = os.read(pipe.fileno(), CHUNK)
-                    kept[pipe] += data[: most - len(kept[pipe])]
+                    kept[pipe].add(data)
                     more = bool(data)
                 if not more:
                     ready.unregister(pipe)
                     pipe.close()
     with contextlib.suppress(subprocess.TimeoutExpired):
         process.wait(max(deadline.left(), 0.001))
-    out, err = kept.values()
-    return process.returncode is not None, bytes(out), bytes(err)
+    return process.returncode is not None
 
 
 def _fed(pipe: IO[bytes], rest: memoryview) -> memoryview:

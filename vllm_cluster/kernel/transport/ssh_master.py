@@ -137,23 +137,23 @@ class SshMaster:
         command = command_line.without_timeout(_STAY)
         with contextlib.suppress(BrokenPipeError):
             os.write(stdin.fileno(), command.first)
-        limit, greeting = deadline.sooner(2 * STEP_SECONDS), b""
+        limit, greeting = deadline.sooner(2 * STEP_SECONDS), command.kept()
         patience = limit.sooner(PATIENCE_SECONDS)
         poll = select.poll()
         poll.register(stdout, select.POLLIN)
         started = limit.left()
-        while command.mark not in greeting:
+        while not greeting.begun:
             if not poll.poll(patience.left() * 1000):
                 if not limit.left():
-                    raise self._late(greeting, started)
+                    raise self._late(greeting.whole(), started)
                 if self._another_ends() and not poll.poll(0):
-                    raise self._failure(greeting, started)
+                    raise self._failure(greeting.whole(), started)
                 patience = limit
                 continue
             data = os.read(stdout.fileno(), 1 << 16)
-            greeting += data
+            greeting.add(data)
             if not data or command.hopeless(greeting):
-                raise self._failure(greeting, STEP_SECONDS)
+                raise self._failure(greeting.whole(), STEP_SECONDS)
 
     def _late(self, greeting: bytes, seconds: float) -> HostError:
         """Why nothing has begun in time."""

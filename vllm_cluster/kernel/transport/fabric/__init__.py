@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING
 from vllm_cluster.kernel.clock import Deadline
 from vllm_cluster.kernel.errors import ConnectionLost, ShellUnusable, TimedOut, Unreachable
 from vllm_cluster.kernel.transport import command_line, connect_errors, locate
-from vllm_cluster.kernel.transport.base import MAX_GREETING, Forward, Result, Stream, Target
+from vllm_cluster.kernel.transport.base import Forward, Result, Stream, Target
 from vllm_cluster.kernel.transport.carrier import RETRY_SECONDS, SshCarrier
 from vllm_cluster.kernel.transport.fabric.dial import STEP_SECONDS, open_connection
 from vllm_cluster.kernel.transport.forward import LoopbackForward
 from vllm_cluster.kernel.transport.jumps import Jumps
+from vllm_cluster.kernel.transport.kept import Kept
 from vllm_cluster.kernel.transport.ssh_config import SshEndpoint
 
 if TYPE_CHECKING:
@@ -47,8 +48,8 @@ class FabricTransport(SshCarrier):
         command_line.encoded(argv)
         with self._command(deadline, doing):
             command = command_line.with_timeout(argv, deadline.left())
-            given, kept = command.first + stdin, most + MAX_GREETING
-            result = self._talk(link, command_line.LINE, given, deadline, doing, mark=command.mark, most=kept)
+            given, out, err = command.first + stdin, command.kept(most), command.kept(most)
+            result = self._talk(link, command_line.LINE, given, deadline, doing, out=out, err=err)
         if not command.started(result):
             raise self._refused(link, result.stdout, result.stderr)
         return command.own(result, most)
@@ -139,21 +140,21 @@ class FabricTransport(SshCarrier):
         deadline: Deadline,
         doing: str,
         *,
-        mark: bytes = b"",
-        most: int = MAX_GREETING,
+        out: Kept,
+        err: Kept,
     ) -> Result:
         channel = self._session(link, deadline, doing)
-        started, out = deadline.left(), bytearray()
+        started = deadline.left()
         try:
             link.session.begin(channel, line)
-            result = link.collect(channel, stdin, deadline, out, most=most)
+            result = link.collect(channel, stdin, deadline, out, err)
         except link.BROKEN as error:
             raise link.lost(doing) from error
         if result is None:
             # Closing sends a packet, and on a stuck connection that waits; no caller has to wait for it here.
             threading.Thread(target=_close_quietly, args=(link, channel), daemon=True).start()
             # Where sshd has answered, the login shell was started.
-            if started >= command_line.LATE_SECONDS and channel.event_ready and mark not in out:
+            if started >= command_line.LATE_SECONDS and channel.event_ready and not out.begun:
                 raise command_line.late(self._target, started)
             raise self._not_ended(doing, started)
         _close_quietly(link, channel)
@@ -164,7 +165,7 @@ class FabricTransport(SshCarrier):
     def _refused(self, link: FabricConnection, out: bytes, err: bytes) -> ShellUnusable:
         def ask() -> Result:
             deadline, doing = Deadline.after(command_line.ASK_SECONDS), "asking for the login shell"
-            return self._talk(link, command_line.ASK, b"", deadline, doing)
+            return self._talk(link, command_line.ASK, b"", deadline, doing, out=Kept(), err=Kept())
 
         return command_line.refusal(self._target, link.where, out, err, ask)
 

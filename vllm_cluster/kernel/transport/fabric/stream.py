@@ -17,6 +17,7 @@ from vllm_cluster.kernel.errors import ConnectionLost
 from vllm_cluster.kernel.transport.base import MAX_TAIL, SLOWEST, Result
 from vllm_cluster.kernel.transport.carrier import lost
 from vllm_cluster.kernel.transport.fabric.keepalive import BROKEN, KeepaliveSocket, KeepaliveTransport
+from vllm_cluster.kernel.transport.kept import Kept
 
 # What a packet holds: paramiko copies the rest of the data once for each packet, so it never gets more.
 PACKET = 32_000
@@ -59,11 +60,11 @@ class FabricConnection:
         return ChannelStream(self, channel, doing, on_close)
 
     def collect(
-        self, channel: paramiko.Channel, stdin: bytes, deadline: Deadline, out: bytearray, *, most: int
+        self, channel: paramiko.Channel, stdin: bytes, deadline: Deadline, out: Kept, err: Kept
     ) -> Result | None:
         """As `collect` of this module; a connection without end to its output is closed."""
         try:
-            return collect(channel, stdin, deadline, out, most=most)
+            return collect(channel, stdin, deadline, out, err)
         except _Endless:
             self.wire.failure = f"it printed more than {MAX_UNKEPT >> 20} MiB"
             self.close()
@@ -205,21 +206,21 @@ class ChannelStream:
         return BrokenPipeError(f"{self._link.host}: {self._doing} takes no more input: {self.stderr_tail()}")
 
 
-def collect(channel: paramiko.Channel, stdin: bytes, deadline: Deadline, out: bytearray, *, most: int) -> Result | None:
+def collect(channel: paramiko.Channel, stdin: bytes, deadline: Deadline, out: Kept, err: Kept) -> Result | None:
     """Feed a started command, gather what it prints, and wait for its end; None when the deadline passed first.
 
-    `out` takes its output as it comes; of each of both so many bytes are kept.
+    `out` and `err` take its output as it comes.
     """
     _feed(channel, stdin, deadline)
-    err, unkept = bytearray(), 0
+    unkept = 0
     arrival = _Arrival(channel)
     while True:
         arrival.expect()
         ended = bool(channel.eof_received) or channel.closed
         while channel.recv_ready():
-            unkept += _keep(out, channel.recv(PACKET), most)
+            unkept += out.add(channel.recv(PACKET))
         while channel.recv_stderr_ready():
-            unkept += _keep(err, channel.recv_stderr(PACKET), most)
+            unkept += err.add(channel.recv_stderr(PACKET))
         if unkept > MAX_UNKEPT:
             raise _Endless
         if ended:
@@ -228,14 +229,7 @@ def collect(channel: paramiko.Channel, stdin: bytes, deadline: Deadline, out: by
             return None
     if not channel.status_event.wait(deadline.left()):
         return None
-    return Result(channel.exit_status, bytes(out), bytes(err))
-
-
-def _keep(kept: bytearray, data: bytes, most: int) -> int:
-    """Keep the first of it; how many bytes are not kept."""
-    part = data[: most - len(kept)]
-    kept += part
-    return len(data) - len(part)
+    return Result(channel.exit_status, out.whole(), err.whole())
 
 
 def _feed(channel: paramiko.Channel, stdin: bytes, deadline: Deadline) -> None:
