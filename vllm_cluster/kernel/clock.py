@@ -75,6 +75,18 @@ class Deadline:
         return Deadline(min(self.at, self.clock.monotonic() + seconds), self.clock)
 
 
+# A wait that ends so much too late was of a process that was stopped meanwhile, or of a machine that slept.
+LATE_SECONDS = 1.0
+
+
+def was_stopped(since: float, wait: float | None) -> bool:
+    """Whether a wait of so many seconds, since that moment of the system clock, took much longer.
+
+    What the other side did meanwhile is not known yet, so that its time begins again.
+    """
+    return wait is not None and SYSTEM_CLOCK.monotonic() - since > wait + LATE_SECONDS
+
+
 class Due(Protocol):
     """What a wait asks of its deadline."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +23,11 @@ MAX_TAIL = 8_192
 MAX_GREETING = 1 << 20
 # Of what is sent, bytes a second: a host that takes one now and then does not stall.
 SLOWEST = 1000
+
+
+def time_to_send(stall: float | None, size: int) -> Deadline:
+    """By when a host has taken so many bytes that may stall for so many seconds; without end where nothing may."""
+    return Deadline.after(math.inf if stall is None else stall + size / SLOWEST)
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import math
 import os
 import selectors
 import signal
@@ -13,8 +12,8 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import IO, Self, cast
 
-from vllm_cluster.kernel.clock import Deadline
-from vllm_cluster.kernel.transport.base import MAX_OUTPUT, MAX_TAIL, SLOWEST, Result
+from vllm_cluster.kernel.clock import SYSTEM_CLOCK, Deadline, was_stopped
+from vllm_cluster.kernel.transport.base import MAX_OUTPUT, MAX_TAIL, Result, time_to_send
 from vllm_cluster.kernel.transport.kept import Kept
 
 CHUNK = 65_536
@@ -221,11 +220,13 @@ class ProcessStream:
     def sendall(self, data: bytes, /) -> None:
         """Send it all."""
         rest, stall = memoryview(data), self._sock.gettimeout()
-        due = Deadline.after(math.inf if stall is None else stall + len(rest) / SLOWEST)
+        due = time_to_send(stall, len(rest))
         try:
-            # Not sendall: its time-out is for the whole, not for a stall.
             while rest:
-                rest = rest[self._sock.send(rest) :]
+                began = SYSTEM_CLOCK.monotonic()
+                rest = self._send(rest, began, stall)
+                if was_stopped(began, stall):
+                    due = time_to_send(stall, len(rest))
                 if rest and not due.left():
                     raise TimeoutError("the command takes its input too slowly")
         except TimeoutError:
@@ -233,6 +234,15 @@ class ProcessStream:
         except OSError as error:
             self._ended()
             raise BrokenPipeError(f"the command takes no more input: {self.stderr_tail()}") from error
+
+    def _send(self, rest: memoryview, began: float, stall: float | None) -> memoryview:
+        # Not sendall: its time-out is for the whole, not for a stall.
+        try:
+            return rest[self._sock.send(rest) :]
+        except TimeoutError:
+            if not was_stopped(began, stall):
+                raise
+            return rest
 
     def recv(self, size: int, /) -> bytes:
         """At most `size` bytes; empty when the command has ended its output."""

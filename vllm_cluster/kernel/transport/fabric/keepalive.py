@@ -22,10 +22,13 @@ from paramiko.common import (
 )
 from paramiko.ssh_exception import IncompatiblePeer
 
+from vllm_cluster.kernel.clock import SYSTEM_CLOCK, was_stopped
 from vllm_cluster.kernel.transport.fabric.dial import SILENCE_SECONDS
 
 KEEPALIVE_SECONDS = 5.0
 MAX_REASON = 200
+# How long paramiko lets a socket wait, at most.
+STEP_SECONDS = 0.5
 # For one packet of paramiko's, which has 35 kB at most, to leave.
 PACKET_SECONDS = 30.0
 # paramiko waits for as much as a packet announces, up to 4 GB, before it knows the host. OpenSSH sends 256 KiB at most.
@@ -78,9 +81,11 @@ class KeepaliveSocket:
             # What paramiko asks for is what is left of a packet.
             self.failure = f"it announces a packet of {size} bytes, more than SSH allows"
             raise IncompatiblePeer(self.failure)
+        began = SYSTEM_CLOCK.monotonic()
         try:
             data = self._sock.recv(size)
         except TimeoutError as error:
+            self._forgive(began)
             self._judge(error)
             if self._doubt is None and time.monotonic() - self._received_at > KEEPALIVE_SECONDS and self.ask():
                 self._doubt = time.monotonic()
@@ -96,15 +101,18 @@ class KeepaliveSocket:
 
     def send(self, data: bytes) -> int:
         """Send some of the bytes; a peer that takes none, or a packet a little at a time, counts as silent."""
+        began = SYSTEM_CLOCK.monotonic()
         self._sending = time.monotonic() if self._sending is None else self._sending
         try:
             sent = self._sock.send(data)
         except TimeoutError as error:
+            self._forgive(began)
             self._judge(error)
             if self._doubt is None:
                 self._doubt = time.monotonic()
             self._require_pace()
             raise
+        self._forgive(began)
         if sent == len(data):
             self._sending = None
         else:
@@ -126,6 +134,12 @@ class KeepaliveSocket:
         self._closed = True
         with contextlib.suppress(*BROKEN):
             self._sock.close()
+
+    def _forgive(self, began: float) -> None:
+        # A peer is not silent while this process is stopped, as by Ctrl-Z: its answer is there, and not read yet.
+        if was_stopped(began, STEP_SECONDS):
+            now = time.monotonic()
+            self._doubt, self._sending = self._doubt and now, self._sending and now
 
     def _judge(self, error: TimeoutError) -> None:
         if error.errno == errno.ETIMEDOUT:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import math
 import threading
 import time
 from collections.abc import Callable
@@ -12,9 +11,9 @@ from typing import ClassVar, cast
 import fabric
 import paramiko
 
-from vllm_cluster.kernel.clock import Deadline
+from vllm_cluster.kernel.clock import LATE_SECONDS, SYSTEM_CLOCK, Deadline, was_stopped
 from vllm_cluster.kernel.errors import ConnectionLost
-from vllm_cluster.kernel.transport.base import MAX_TAIL, SLOWEST, Result
+from vllm_cluster.kernel.transport.base import MAX_TAIL, Result, time_to_send
 from vllm_cluster.kernel.transport.carrier import lost
 from vllm_cluster.kernel.transport.fabric.keepalive import BROKEN, KeepaliveSocket, KeepaliveTransport
 from vllm_cluster.kernel.transport.kept import Kept
@@ -22,8 +21,8 @@ from vllm_cluster.kernel.transport.kept import Kept
 # What a packet holds: paramiko copies the rest of the data once for each packet, so it never gets more.
 PACKET = 32_000
 _POLL_SECONDS = 0.25
-# A wait that ends so much too late was of a process that was stopped; what came meanwhile is read within the second.
-LATE_SECONDS, AWAKE_SECONDS = 1.0, 2.0
+# What came while this process was stopped is read within so long.
+AWAKE_SECONDS = 2.0
 # The exit code comes right after the end of the output.
 EXIT_SECONDS = 5.0
 # Of a command's output, what is read without being kept: until the command had to end it took 45 s of a core.
@@ -124,14 +123,18 @@ class ChannelStream:
     def sendall(self, data: bytes, /) -> None:
         """Send it all; a command that floods its standard error meanwhile is not let to stall."""
         rest, progress = memoryview(data), time.monotonic()
-        due = Deadline.after(math.inf if self._timeout is None else self._timeout + len(rest) / SLOWEST)
+        due = time_to_send(self._timeout, len(rest))
         while rest:
             limit = self._timeout
-            self._channel.settimeout(_POLL_SECONDS if limit is None else max(min(limit, _POLL_SECONDS), 0.001))
+            wait = _POLL_SECONDS if limit is None else max(min(limit, _POLL_SECONDS), 0.001)
+            self._channel.settimeout(wait)
+            began = SYSTEM_CLOCK.monotonic()
             try:
                 sent = self._channel.send(bytes(rest[:PACKET]))
             except TimeoutError:
                 self._drain()
+                if was_stopped(began, wait):
+                    progress, due = time.monotonic(), time_to_send(limit, len(rest))
                 if limit is not None and time.monotonic() - progress >= limit:
                     raise
                 continue
@@ -140,6 +143,8 @@ class ChannelStream:
             if not sent:
                 raise self._broken()
             rest, progress = rest[sent:], time.monotonic()
+            if was_stopped(began, wait):
+                due = time_to_send(limit, len(rest))
             if rest and not due.left():
                 raise TimeoutError(f"{self._link.host}: {self._doing} takes its input too slowly")
 
