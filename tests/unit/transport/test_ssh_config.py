@@ -90,6 +90,22 @@ def test_a_relative_include_is_looked_for_in_the_user_s_folder(tmp_path: Path, m
     assert hosts_matching(None, "*") == ["gpu1"]
 
 
+# fault: kernel/transport/ssh_config.py: if path.exists() and not path.is_dir()] → if path.exists()]
+# fault: kernel/transport/ssh_config.py: if path.exists() and not path.is_dir()] → if not path.is_dir()]
+# fault: kernel/transport/ssh_config.py: if len(found) > MAX_INCLUDED: → if False:
+def test_a_pattern_finds_files_alone_and_not_without_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`init --from-ssh-config` was refused for a folder beside the files, which ssh passes over."""
+    more = tmp_path / "conf.d"
+    (more / "old").mkdir(parents=True)
+    (more / "gone").symlink_to(tmp_path / "nowhere")
+    (more / "a").write_text("Host gpu1\n")
+    (tmp_path / "config").write_text(f"Include {more}/*\n")
+    assert hosts_matching(tmp_path / "config", "*") == ["gpu1"]
+    monkeypatch.setattr(ssh_config, "MAX_INCLUDED", 2)
+    with pytest.raises(UsageError, match="finds more than 2 files"):
+        hosts_matching(tmp_path / "config", "*")
+
+
 def test_the_answer_of_ssh_becomes_a_resolved_host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.delenv("SSH_AUTH_SOCK", raising=False)

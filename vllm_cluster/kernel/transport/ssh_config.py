@@ -13,6 +13,7 @@ import socket
 import subprocess
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
 
 from vllm_cluster.kernel.errors import UsageError
@@ -29,6 +30,8 @@ MAX_HOPS = 8
 MAX_CONFIG = 4 << 20
 # Of files that include files, as ssh has it.
 MAX_INCLUDES = 16
+# Of files that one pattern finds: a list of all files of a machine took 190 MB.
+MAX_INCLUDED = 10_000
 # Of a line with quotes.
 MAX_QUOTED = 64 << 10
 _QUOTED = re.compile(r"""['"\\]""")
@@ -301,6 +304,16 @@ def _host_names(file: Path, seen: set[Path], depth: int = 0) -> Iterator[str]:
             yield from words
         elif key == "include":
             for word in words:
-                # Relative ones lie in ~/.ssh, wherever the including file is.
-                for path in sorted(glob.glob(str(expanded("~/.ssh") / expanded(word)))):  # noqa: PTH207 - no absolute one
-                    yield from _host_names(Path(path), seen, depth + 1)
+                for path in _included(expanded("~/.ssh") / expanded(word)):
+                    yield from _host_names(path, seen, depth + 1)
+
+
+def _included(pattern: Path) -> list[Path]:
+    """The files that an Include finds; a relative one lies in ~/.ssh, wherever the including file is."""
+    found = list(islice(glob.iglob(str(pattern)), MAX_INCLUDED + 1))  # noqa: PTH207 - Path.glob takes no absolute one
+    if len(found) > MAX_INCLUDED:
+        raise UsageError(
+            f"Include {pattern} finds more than {MAX_INCLUDED} files", hint="name them more narrowly in ssh_config"
+        )
+    # A pattern also finds folders, and links that lead nowhere: ssh passes them over.
+    return [path for path in map(Path, sorted(found)) if path.exists() and not path.is_dir()]
