@@ -11,8 +11,10 @@ import pytest
 
 from tests.support.clock import Clock
 from vllm_cluster.kernel.clock import Deadline
-from vllm_cluster.kernel.transport.fabric import stream
-from vllm_cluster.kernel.transport.fabric.stream import ChannelStream
+from vllm_cluster.kernel.transport.base import Target
+from vllm_cluster.kernel.transport.fabric import FabricTransport, stream
+from vllm_cluster.kernel.transport.fabric.stream import ChannelStream, FabricConnection
+from vllm_cluster.kernel.transport.jumps import Jumps
 from vllm_cluster.kernel.transport.kept import Kept
 
 
@@ -113,3 +115,14 @@ def test_output_without_end_ends_the_connection(monkeypatch: pytest.MonkeyPatch,
     assert wire.failure == "it printed more than 5 MiB"
     assert closed == [True]
     assert len(out.own) == (0 if on_error else 1 << 20)
+
+
+# fault: kernel/transport/fabric/__init__.py: open_session(WINDOW, timeout → open_session(timeout
+# fault: kernel/transport/fabric/__init__.py: WINDOW = 512 << 10 → WINDOW = 2 << 20
+def test_little_may_come_before_it_is_read() -> None:
+    """64 hosts that each sent 2 MiB at once took 143 MB in `logs`."""
+    windows = list[int]()
+    session = SimpleNamespace(open_session=lambda window=2 << 20, timeout=None: windows.append(window))
+    link: Any = SimpleNamespace(session=session, REFUSED=FabricConnection.REFUSED, BROKEN=FabricConnection.BROKEN)
+    FabricTransport(Target("gpu1", "gpu1"), Jumps())._session(link, Deadline.after(5), "the lease")
+    assert 64 * sum(windows) <= 32 << 20
