@@ -1,4 +1,4 @@
-"""Output of a command as it is gathered, behind whatever a login shell prints before it."""
+"""Output of a command as it is gathered, without what a login shell prints before it."""
 
 from __future__ import annotations
 

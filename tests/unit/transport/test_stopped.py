@@ -1,4 +1,4 @@
-"""A process that is stopped while it sends, as by Ctrl-Z: nobody was silent meanwhile."""
+"""A process that is stopped while it sends, as by Ctrl-Z: the other side was not silent meanwhile."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def to_process(send: Callable[[bytes], int]) -> Callable[[bytes], None]:
 @pytest.mark.parametrize("carrier", [to_channel, to_process])
 @pytest.mark.parametrize("takes", [0, 1])
 @pytest.mark.parametrize("stopped", [True, False])
-def test_who_sends_goes_on_after_a_stop(
+def test_sending_continues_after_a_stop(
     carrier: Callable[[Callable[[bytes], int]], Callable[[bytes], None]], now: list[float], takes: int, stopped: bool
 ) -> None:
     """An `image push` of a minute's Ctrl-Z ended with a time-out at the moment of `fg`."""
