@@ -31,7 +31,7 @@ _OF_KIND = {
     names.CATEGORY_WORD: "a1_",
     names.CATEGORY_NOT_WORD: "- .:",
 }
-_REPEATS = (names.MAX_REPEAT, names.MIN_REPEAT)
+_REPEATS = (names.MAX_REPEAT, names.MIN_REPEAT, names.POSSESSIVE_REPEAT)
 Node = tuple[Any, Any]
 
 
