@@ -124,6 +124,7 @@ NEW = json.loads(Order(3, "", (placed(TWO, 8, 2),)).document)
         ({**NEW, "v": 6}, "another version"),
         ({**NEW, "v": True}, "another version"),
         ({**NEW, "deployments": NEW["deployments"] * 2}, "has a replica twice"),
+        (json.loads(json.dumps(NEW).replace('"gpus": 8', '"gpus": 1025')), "from 0 to 1024"),
         ({**NEW, "deployments": [*NEW["deployments"], {**NEW["deployments"][0], "index": 1}]}, "gives a GPU to two"),
         ({"v": 1, "serve": []}, "format 1"),
         ({"v": 1, "serve": {**first(), "nodes": {}}}, "format 1"),

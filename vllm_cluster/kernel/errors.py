@@ -76,8 +76,12 @@ class VclusterError(Exception):
 
     def words(self) -> dict[str, object]:
         """The fields of this error alone."""
-        fix = (self.hint or "").splitlines()
-        return {"code": self.code, "message": self.message, "fix": fix, "exit_code": self.exit_code}
+        return {"code": self.code, "message": self.message, "fix": self.fixes, "exit_code": self.exit_code}
+
+    @property
+    def fixes(self) -> list[str]:
+        """Each remedy of the hint. Not by splitlines, which also cuts where text from elsewhere may have it."""
+        return self.hint.split("\n") if self.hint else []
 
 
 class UsageError(VclusterError):

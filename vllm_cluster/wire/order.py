@@ -11,6 +11,7 @@ from typing import Annotated, Literal
 
 from vllm_cluster.wire.backends import BackendName
 from vllm_cluster.wire.reading import RefusedDocument, convert, document
+from vllm_cluster.wire.roll import MAX_GPUS
 from vllm_cluster.wire.status import FailedRequest
 from vllm_cluster.wire.values import LOOPBACK, Address, Count, Name, Number, Port, Word, between
 
@@ -70,7 +71,7 @@ class Part:
 
     host: Name
     address: Address
-    gpus: Count
+    gpus: Annotated[int, between(0, MAX_GPUS)]
     argv: tuple[Word, ...] = ()
     env: Mapping[Name, Word] = field(default_factory=dict)
     devices: tuple[Count, ...] = ()

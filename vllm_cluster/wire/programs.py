@@ -10,9 +10,12 @@ from vllm_cluster.wire.reading import KEY
 from vllm_cluster.wire.values import Count, Line, Long, Name, Port, Positive, Shown, Size, Word, between, shaped
 
 # What an image reports ends in pip's command line and in a file in which a line may be an option.
-WORD = "[A-Za-z0-9][A-Za-z0-9._+!-]*"
+WORD = "[A-Za-z0-9][A-Za-z0-9._+!-]{0,127}"
 Plain = Annotated[str, shaped(WORD, "a name or a version")]
 Version = Annotated[str, shaped(r"([0-9]{1,9}(\.[0-9]{1,9}){1,9})?", "a version of numbers")]
+# pip gets a word for each minor number up to it.
+Glibc = Annotated[str, shaped(r"([0-9]{1,2}(\.[0-9]{1,3}){1,2})?", "a version of glibc")]
+PythonVersion = Annotated[str, shaped(r"[0-9]{1,2}(\.[0-9]{1,3}){1,2}([a-z+][a-z0-9.+]{0,20})?", "a version of Python")]
 # More than a host can have.
 Gpus = Annotated[int, between(0, 1024)]
 # Of the fastest interface there is, 800,000, with room.
@@ -23,9 +26,9 @@ Megabits = Annotated[int, between(1, 100_000_000)]
 class ImageReport:
     """What is in an image, and what a container of it can reach; a distribution may have no version."""
 
-    python: Plain
+    python: PythonVersion
     machine: Plain
-    glibc: Version
+    glibc: Glibc
     have: Mapping[Line, Line | None]
     lacking: tuple[Plain, ...] = ()
     unknown: tuple[Plain, ...] = ()

@@ -11,6 +11,7 @@ from vllm_cluster.wire.values import (
     MAX_NAME,
     Address,
     Count,
+    HubUrl,
     Name,
     RelativePath,
     Sha256,
@@ -33,7 +34,16 @@ Blob = Annotated[str, shaped("([0-9a-f]{40}([0-9a-f]{24})?)?", "the hash of a fi
 Commit = Annotated[str, shaped("([0-9a-f]{40})?", "a commit")]
 Stamp = Annotated[str, shaped(r"(-?[0-9]{1,20}(:-?[0-9]{1,20}){4})?", "what a file is known again by")]
 Digest = Annotated[str, shaped("([0-9a-f]{64})?", "a sha256")]
-Text = Annotated[str, shaped(f"[^\\x00-\\x1f\\x7f]{{0,{MAX_NAME}}}", "a line of text")]
+
+
+def _printable(text: str) -> str:
+    # Behind any end of a line, of which Unicode has more than \n, it would look like a remedy of its own.
+    if len(text) > MAX_NAME or not text.isprintable():
+        raise ValueError("is not a line of text")
+    return text
+
+
+Text = Annotated[str, _printable]
 
 
 @dataclass(frozen=True)
@@ -74,7 +84,7 @@ class Manifest:
 class HubAnswer:
     """The last line of what a host asks the hub: the commit of the files before it, or the `problem`."""
 
-    endpoint: Text
+    endpoint: HubUrl
     commit: Commit = ""
     name: str = ""
     problem: Literal["", "gated", "missing", "revision", "name", "answer", "unreachable"] = ""

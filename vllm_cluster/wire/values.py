@@ -156,5 +156,12 @@ Count = Annotated[int, between(0, 1 << 53)]
 # No number of a document is NaN or Infinity, which are numbers to Python's JSON alone.
 Number = float
 Positive = Annotated[float, between(0.0, 1e18)]
+# Of a hub, as a person may paste it; a login in it is not shown.
+HubUrl = Annotated[
+    str,
+    shaped(
+        r"https?://(?:[^/\s]{1,400}@)?[A-Za-z0-9._:\[\]-]{1,300}(?:/[A-Za-z0-9._~%/-]{0,400})?", "the address of a hub"
+    ),
+]
 Sha256 = Annotated[str, shaped("[0-9a-f]{64}", "a sha256 of 64 hex digits")]
 RelativePath = Annotated[str, inside]

@@ -59,9 +59,11 @@ REPORT = {"python": "3.12.3", "machine": "x86_64", "glibc": "2.39", "have": {"vl
 @pytest.mark.parametrize(
     ("field", "value", "why"),
     [
-        ("python", "3.12; rm", "is not a name or a version"),
+        *(("python", one, "is not a version of Python") for one in ("3.12; rm", "3x12", "3.9999", f"3.{'9' * 5000}")),
+        ("glibc", "2.9999", "is not a version of glibc"),
+        ("machine", "x" * 129, "is not a name or a version"),
         ("machine", ["x86_64"], "must be text"),
-        ("glibc", "2.x", "is not a version of numbers"),
+        ("glibc", "2.x", "is not a version of glibc"),
         ("have", "all", "must be an object"),
         ("lacking", ["ok", "a b"], "is not a name or a version"),
         ("cuda", "$(rm)", "is not a version of numbers"),

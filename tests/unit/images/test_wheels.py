@@ -246,7 +246,7 @@ def pinned(name: str) -> str:
     return max(one.split("==")[1] for one in names(lines) if one.startswith(f"{name}=="))
 
 
-# fault: wire/programs.py: WORD = "[A-Za-z0-9][A-Za-z0-9._+!-]*" → WORD = "[^/]*"
+# fault: wire/programs.py: WORD = "[A-Za-z0-9][A-Za-z0-9._+!-]{0,127}" → WORD = "[^/]*"
 def test_output_of_an_image_gives_pip_no_option() -> None:
     have = {"--index-url": "http://x", "a\n--index-url http://x": "1", "-r": "1", "good": "1.0+cpu", "odd": "1 --pre"}
     said = {"python": "3.12.1", "machine": "x86_64", "glibc": "2.35", "have": have}

@@ -39,10 +39,9 @@ def ask_hub(connection: HostConnection, place: Place, question: Mapping[str, Any
         answer = convert(HubAnswer, last, model)
         files = tuple(convert(ModelFile, row, model) for row in rows if "path" in row)
     except RefusedDocument as refused:
-        raise PreflightFailed(
-            f"{host}: pull: {model} lists what cannot be: {refused.field} {refused.why}",
-            hint="vcluster pull ORG/NAME@REVISION",
-        ) from None
+        fix = "set HF_ENDPOINT to https://HOST" if refused.field == "endpoint" else "vcluster pull ORG/NAME@REVISION"
+        text = f"{host}: pull: {model} lists what cannot be: {refused.field} {refused.why}"
+        raise PreflightFailed(text, hint=fix) from None
     if answer.problem:
         raise _refusal(host, question, answer)
     if not files:

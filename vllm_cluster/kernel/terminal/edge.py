@@ -106,7 +106,7 @@ def _report(error: VclusterError) -> int:
 
         errors.write_error(error, as_json=True, color="never")
     elif error.message:
-        err("\n".join((f"error: {error.message}", *(f"fix: {line}" for line in (error.hint or "").splitlines()))))
+        err("\n".join((f"error: {error.message}", *(f"fix: {line}" for line in error.fixes))))
     return error.exit_code
 
 

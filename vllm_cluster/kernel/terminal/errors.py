@@ -31,7 +31,7 @@ def write_error(error: VclusterError, *, as_json: bool, color: str, log: Path | 
     # A person's decision is not an error.
     mark = () if isinstance(error, Aborted | Interrupted) else (red, "error:", end, " ")
     err(*mark, plain(error.message))
-    for line in (error.hint or "").splitlines():
+    for line in error.fixes:
         err(bold, f"{_label(error, line)}:", end, f" {plain(line)}")
     if log:
         err(bold, "log:", end, f" {plain(str(log))}")

@@ -67,8 +67,15 @@ def test_no_login_of_the_hubs_address_is_shown(monkeypatch: pytest.MonkeyPatch, 
     assert "heim" not in repr(model)
 
 
+# fault: wire/pull.py: endpoint: HubUrl → endpoint: Text
 @pytest.mark.parametrize(
-    "row", [{"problem": "other"}, {"problem": {}}, {"problem": "gated", "code": "x"}, {"commit": 1}]
+    "row",
+    [
+        *({"problem": "other"}, {"problem": {}}, {"problem": "gated", "code": "x"}, {"commit": 1}),
+        # What follows is shown behind "fix: open".
+        *({"problem": "gated", "endpoint": f"{one}touch FILE #"} for one in ("x; ", "http://a\u2028", "http://a/ ")),
+        *({"problem": "gated", "endpoint": one} for one in ("file:///etc", "http://a/?a=$(x)", "http://a\u202e")),
+    ],
 )
 def test_what_no_program_prints_is_refused(monkeypatch: pytest.MonkeyPatch, row: dict[str, Any]) -> None:
     with pytest.raises(PreflightFailed, match="lists what cannot be"):

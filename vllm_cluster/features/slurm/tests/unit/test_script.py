@@ -360,7 +360,7 @@ def test_a_slip_serves_no_model_of_that_name(words: tuple[str, ...], fix: str, t
     assert (done.returncode, f"fix: {fix}\n" in done.stderr) == (2, True), done.stderr
 
 
-# fault: features/slurm/script.py: "_processes", "_proxy" → "_proxy"
+# fault: features/slurm/script.py: "processes", "proxy" → "proxy"
 @pytest.mark.parametrize("names", [CARRIED, (*CARRIED, *OF_FRONT)], ids=["one replica", "several"])
 def test_what_a_carried_file_imports_is_carried(names: tuple[str, ...]) -> None:
     """A front that lacks a module of its own ends as it starts."""
