@@ -10,6 +10,7 @@ import socket
 import subprocess
 import threading
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import IO, Self, cast
 
 from vllm_cluster.kernel.clock import SYSTEM_CLOCK, Deadline, was_stopped
@@ -149,11 +150,12 @@ def proxy_socket(command: str) -> ProxySocket:
 class ErrorOutput:
     """Standard error of a process, read as it comes: its `first` bytes are kept, and its last `MAX_TAIL`.
 
-    A host decides how much ssh prints: a file of it grew by 70 MB a second. `sink` is for the process.
+    A host decides how much ssh prints: a file of it grew by 70 MB a second. `sink` is for the process. With a `path` a
+    process that opens that as a file is read; then the end comes once the sink is closed, too.
     """
 
-    def __init__(self, first: int = 0) -> None:
-        pipe, self.sink = os.pipe()
+    def __init__(self, first: int = 0, path: Path | None = None) -> None:
+        pipe, self.sink = os.pipe() if path is None else _named_pipe(path)
         self._most, self._first, self._tail = first, bytearray(), bytearray()
         self._reader = threading.Thread(target=self._read, args=(pipe,), daemon=True)
         self._reader.start()
@@ -163,7 +165,13 @@ class ErrorOutput:
 
     def __exit__(self, *_: object) -> None:
         """Leave the sink to what was started meanwhile."""
-        os.close(self.sink)
+        self.close()
+
+    def close(self) -> None:
+        """Close the sink; may be called twice."""
+        sink, self.sink = self.sink, -1
+        if sink >= 0:
+            os.close(sink)
 
     def join(self, seconds: float) -> None:
         """Wait for its end."""
@@ -181,6 +189,16 @@ class ErrorOutput:
                 self._first += data[:room]
                 self._tail += data[room:]
                 del self._tail[:-MAX_TAIL]
+
+
+def _named_pipe(path: Path) -> tuple[int, int]:
+    """Make a pipe with a name; its two ends."""
+    os.mkfifo(path, 0o600)
+    # Without waiting for who writes; what is read later waits for what is written.
+    end = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    sink = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+    os.set_blocking(end, True)
+    return end, sink
 
 
 class ProcessStream:

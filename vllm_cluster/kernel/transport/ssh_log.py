@@ -41,6 +41,11 @@ def words(log: str) -> list[str]:
     return [line for line in lines if line and not line.startswith("debug") and not _STATISTICS.match(line)]
 
 
+def answered(log: str) -> bool:
+    """Whether the server has named its version, and may have shown a banner."""
+    return "Remote protocol version" in log
+
+
 def let_in(log: str) -> bool:
     """Whether the login was over when ssh ended."""
     return bool(_LET_IN.search(log))

@@ -77,17 +77,21 @@ class SshMaster:
         self._answer: Result | None = None
         self._leash: subprocess.Popen[bytes] | None = None
         self._alone: list[bytes | str] = ["ssh", *options]
-        ssh = [*self._alone, "-M", "-S", str(self.socket)]
+        # What ssh itself says goes there; the host's banner, and the words of a login shell and of a proxy, do not.
+        said = self._folder / "log"
+        self._said = process.ErrorOutput(first=MAX_LOG, path=said)
+        ssh = [*self._alone, "-E", str(said), "-M", "-S", str(self.socket)]
         try:
-            with process.ErrorOutput(first=MAX_LOG) as self._log:
+            with process.ErrorOutput(first=MAX_LOG) as self._errors:
                 if jump:
-                    self._process = _started([*ssh, "-N", "--", target.destination], self._log.sink, piped=False)
+                    self._process = _started([*ssh, "-N", "--", target.destination], self._errors.sink, piped=False)
                     end = [*client(self.socket), "-O", "exit", "--", "shared"]
                     self._leash = _started(["sh", "-c", _LEASH, "leash", *end], subprocess.DEVNULL, piped=True)
                 else:
                     line = [*ssh, "--", target.destination, command_line.LINE]
-                    self._process = _started(line, self._log.sink, piped=True)
+                    self._process = _started(line, self._errors.sink, piped=True)
         except BaseException:
+            self._said.close()
             shutil.rmtree(self._folder, ignore_errors=True)
             raise
         try:
@@ -119,6 +123,7 @@ class SshMaster:
         process.stop(self._process)
         if self._leash:
             process.stop(self._leash)
+        self._said.close()
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def _wait_for_socket(self, deadline: Deadline) -> None:
@@ -129,7 +134,7 @@ class SshMaster:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._process.wait(min(_LOOK_SECONDS, limit.left()))
             if not self.alive() or not limit.left():
-                raise ssh_log.explain(self._read_log(), self.resolved, started)
+                raise self._explained(started)
 
     def _wait(self, deadline: Deadline) -> None:
         stdin, stdout = self._process.stdin, self._process.stdout
@@ -173,8 +178,15 @@ class SshMaster:
         if ssh_log.let_in(log) and (why := ssh_log.ended(log)):
             return connect_errors.lost_at_once(self.resolved, why)
         if ssh_log.let_in(log):
-            words = "\n".join(ssh_log.words(log)).encode("utf-8", "replace")
+            words = "\n".join(ssh_log.words(self._errors.text())).encode("utf-8", "replace")
             return command_line.refusal(self._target, self.resolved.where, greeting, words, self._ask)
+        return self._explained(seconds)
+
+    def _explained(self, seconds: float) -> HostError:
+        log = self._read_log()
+        # Until the host has answered, only a proxy can have written there.
+        if not ssh_log.answered(log):
+            log = f"{log}\n{self._errors.text()}"
         return ssh_log.explain(log, self.resolved, seconds)
 
     def _another_ends(self) -> bool:
@@ -192,8 +204,10 @@ class SshMaster:
 
     def _read_log(self) -> str:
         if not self.alive():
-            self._log.join(process.GRACE_SECONDS)
-        return self._log.text()
+            self._said.close()
+            for output in (self._said, self._errors):
+                output.join(process.GRACE_SECONDS)
+        return self._said.text()
 
 
 def _private_folder() -> Path:
