@@ -346,7 +346,7 @@ BANNERS = (
 
 
 # fault: kernel/transport/ssh_master.py: if not ssh_log.answered(log): → if True:
-# fault: kernel/transport/ssh_master.py: ssh = [*self._alone, "-E", str(said), → ssh = [*self._alone,
+# fault: kernel/transport/ssh_master.py: ssh = [*self._alone, "-E", str(log_pipe), → ssh = [*self._alone,
 @pytest.mark.parametrize("banner", BANNERS)
 def test_a_banner_of_the_host_is_not_taken_for_words_of_ssh(
     kind: Kind, client: Client, tmp_path: Path, banner: str

@@ -77,10 +77,10 @@ class SshMaster:
         self._answer: Result | None = None
         self._leash: subprocess.Popen[bytes] | None = None
         self._alone: list[bytes | str] = ["ssh", *options]
-        # What ssh itself says goes there; the host's banner, and the words of a login shell and of a proxy, do not.
-        said = self._folder / "log"
-        self._said = process.ErrorOutput(first=MAX_LOG, path=said)
-        ssh = [*self._alone, "-E", str(said), "-M", "-S", str(self.socket)]
+        # What ssh itself writes goes there; the host's banner, and the words of a login shell and of a proxy, do not.
+        log_pipe = self._folder / "log"
+        self._log = process.ErrorOutput(first=MAX_LOG, path=log_pipe)
+        ssh = [*self._alone, "-E", str(log_pipe), "-M", "-S", str(self.socket)]
         try:
             with process.ErrorOutput(first=MAX_LOG) as self._errors:
                 if jump:
@@ -91,7 +91,7 @@ class SshMaster:
                     line = [*ssh, "--", target.destination, command_line.LINE]
                     self._process = _started(line, self._errors.sink, piped=True)
         except BaseException:
-            self._said.close()
+            self._log.close()
             shutil.rmtree(self._folder, ignore_errors=True)
             raise
         try:
@@ -123,7 +123,7 @@ class SshMaster:
         process.stop(self._process)
         if self._leash:
             process.stop(self._leash)
-        self._said.close()
+        self._log.close()
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def _wait_for_socket(self, deadline: Deadline) -> None:
@@ -204,10 +204,10 @@ class SshMaster:
 
     def _read_log(self) -> str:
         if not self.alive():
-            self._said.close()
-            for output in (self._said, self._errors):
+            self._log.close()
+            for output in (self._log, self._errors):
                 output.join(process.GRACE_SECONDS)
-        return self._said.text()
+        return self._log.text()
 
 
 def _private_folder() -> Path:
