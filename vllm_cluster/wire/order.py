@@ -381,8 +381,7 @@ def _rows(serve: object, sender: str) -> list[dict[str, object]]:
         tp, pp = (int(_last(argv, option)) for option in (_TP, _PP))
         sizes = {} if serve.get("by_default") else {"tp": tp, "pp": pp}
         # The first release left to Ray which GPUs stay idle, and waited for those of all hosts.
-        hosts, ranks = serve.get("hosts") or [], serve.get("ranks") or serve["nodes"]
-        head, *_ = serve["nodes"]
+        hosts, ranks, (head, *_) = serve.get("hosts") or [], serve.get("ranks") or serve["nodes"], serve["nodes"]
         loading, env = serve.get("loading", []), serve["env"]
         deployment = {key: serve[key] for key in ("name", "model")} | {"flags": argv[3:own], "hosts": hosts, **sizes}
         deployment |= {"expose": serve["host"] != LOOPBACK, "rollback": serve.get("rollback", True)}
