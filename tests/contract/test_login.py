@@ -37,6 +37,15 @@ def failure(target: Target, kind: Kind, seconds: float = 20) -> VclusterError:
     return caught.value
 
 
+def refused_by(server: Sshd, client: Client, kind: Kind) -> VclusterError:
+    """Why a login fails there; the server is stopped."""
+    try:
+        client.add("h", server)
+        return failure(client.target("h"), kind)
+    finally:
+        server.stop()
+
+
 def works(transport: Transport) -> None:
     assert transport.run(["echo", "x"], Deadline.after(10)).stdout == b"x\n"
 
@@ -354,11 +363,7 @@ def test_a_banner_of_the_host_is_not_taken_for_words_of_ssh(
     """It comes before the login, and a host may accuse its jump host in it."""
     (tmp_path / "banner").write_text(f"{banner}\n")
     server = Sshd(tmp_path / "sshd", keygen(tmp_path / "other"), options=(f"Banner {tmp_path / 'banner'}",)).start()
-    try:
-        client.add("h", server)
-        error = failure(client.target("h"), kind)
-    finally:
-        server.stop()
+    error = refused_by(server, client, kind)
     assert isinstance(error, AuthenticationFailed)
     assert "no offered key was accepted" in error.message
     assert not any(word in f"{error.message} {error.hint}" for word in ("ssh-keygen", "EVIL", "revoked", "ssh-add"))
@@ -368,11 +373,7 @@ def test_a_banner_of_the_host_is_not_taken_for_words_of_ssh(
 def test_a_second_factor_is_reported_as_one(kind: Kind, client: Client, tmp_path: Path) -> None:
     options = ("PasswordAuthentication yes", "AuthenticationMethods publickey,password")
     server = Sshd(tmp_path / "sshd", client.key, options=options).start()
-    try:
-        client.add("h", server)
-        error = failure(client.target("h"), kind)
-    finally:
-        server.stop()
+    error = refused_by(server, client, kind)
     assert isinstance(error, AuthenticationFailed)
     assert "a key was accepted, but password is also required" in error.message
     assert error.hint and f"Match User {USER}, AuthenticationMethods publickey" in error.hint

@@ -24,6 +24,7 @@ from tests.support.paths import ROOT, VCLUSTER
 from tests.support.pulled import tiny_model, write_files
 from tests.support.pulls import hub_for, model_files, repository
 from tests.support.terminal import Terminal
+from tests.support.waiting import until
 from vllm_cluster.kernel.inventory.load import load_text
 
 pytestmark = pytest.mark.e2e
@@ -233,8 +234,10 @@ def test_the_logs_page(sandbox: Sandbox, tmp_path: Path) -> None:
     """On a cluster that serves."""
     said = {command: shell(command, tmp_path, {**sandbox.environment}) for command in commands("logs.md")}
     assert "gpu2 rank 3 | " in said["vcluster logs --only rank=3"]
-    # How many of them are in use Ray counts late, where the machine is busy.
-    assert "/4.0 GPU" in said["vcluster exec --head -- ray status"]
+    # Ray counts late which of them are in use, where the machine is busy.
+    asked = "vcluster exec --head -- ray status"
+    assert "/4.0 GPU" in said[asked]
+    until(lambda: "4.0/4.0 GPU" in shell(asked, tmp_path, {**sandbox.environment}), 60)
     assert said["vcluster status --wait 30m && echo ready"] == "ready\n"
 
 

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from tests.support.logs import explained
 from tests.support.modules import MODULES
 from vllm_cluster.kernel import text
-from vllm_cluster.kernel.text import REDACTED, count, duration, printable, redact, redact_value, redactor
+from vllm_cluster.kernel.text import REDACTED, and_more, count, duration, printable, redact, redact_value, redactor
 
 CANARY = "cänary/+key with=0123456789"
 TEXT = st.text(st.characters(min_codepoint=33, max_codepoint=126), min_size=9, max_size=40)
@@ -380,3 +380,7 @@ def test_a_text_like_secrets_is_cut_rather_than_looked_through(monkeypatch: pyte
     shown = redactor(secrets)(f"before {near} after")
     assert shown.startswith("before aaa") and "too much like secrets" in shown
     assert secrets[5] not in shown and len(shown) < 2000
+
+
+def test_of_several_names_the_first_is_shown_and_the_others_counted() -> None:
+    assert (and_more(["a", "b", "c"]), and_more(["a"])) == ("a and 2 more", "a")

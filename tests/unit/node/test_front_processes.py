@@ -112,7 +112,7 @@ def test_a_signal_lets_streams_end(front: Fronted) -> None:
         one.sendall(request("POST", COMPLETIONS, {"model": "m", "stream": True, "max_tokens": 300}))
     until(lambda: front.status().open == 8, 10, every=0.02)
     front.process.terminate()
-    until(lambda: refused(front), 5, every=0.02)
+    until(lambda: refused(front), 2, every=0.02)
     for one in connections:
         data = b""
         while piece := one.recv(1 << 16):
