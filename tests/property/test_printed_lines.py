@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import subprocess
+import sys
 import unicodedata
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from typing import Any
 import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
+from hypothesis.errors import FlakyFailure
 
 from tests.support.depth import cases
 from tests.support.hostile import attack, batches, hostile, many, shown_by
@@ -96,7 +98,9 @@ def lines_and_calls(serve: ServeStatus, folder: str, key: str) -> tuple[str, lis
 # fault: kernel/shell_line.py: if _PLAIN.fullmatch(word): → if "'" not in word:
 @pytest.mark.slow
 @pytest.mark.parametrize("shell", SHELLS)
-def test_a_shell_starts_what_is_shown_and_nothing_else(shell: str, tmp_path: Path) -> None:
+def test_a_shell_starts_what_is_shown_and_nothing_else(
+    shell: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     bin_folder, traps, notes = tmp_path / "bin", tmp_path / "traps", tmp_path / "notes"
     bin_folder.mkdir()
     traps.mkdir()
@@ -117,12 +121,21 @@ def test_a_shell_starts_what_is_shown_and_nothing_else(shell: str, tmp_path: Pat
                 printed, calls = lines_and_calls(serve, folder, key)
                 script, wanted = script + printed, wanted + calls
         done = subprocess.run(
-            [shell, "-c", script], env=environment, capture_output=True, cwd=traps, check=True, text=True
+            [shell, "-c", script], env=environment, capture_output=True, cwd=traps, check=False, text=True
         )
-        assert (done.stderr, set(done.stdout.split()), list(traps.iterdir())) == ("", {"sk-key"}, [])
+        ended = (done.returncode, done.stderr[:1000], set(done.stdout.split()), list(traps.iterdir()))
+        assert ended == (0, "", {"sk-key"}, [])
         assert noted(notes) == wanted
 
-    check()
+    try:
+        check()
+    except FlakyFailure as once:
+        # The same lines were right when they ran again, so it was not the lines: a machine under load has failed to
+        # start one of ten thousand programs. What it was is in the lane's log, without the lines; twice is a failure.
+        with capfd.disabled():
+            print(f"\n{shell}, once and not again: {str(once.exceptions[0])[:1500]}", file=sys.stderr, flush=True)
+        notes.unlink(missing_ok=True)
+        check()
 
 
 # fault: wire/values.py: Annotated[str, _address] → str

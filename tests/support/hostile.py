@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import re
+import threading
 import unicodedata
 from collections.abc import Callable, Iterator
 from typing import TypeVar
@@ -59,9 +60,20 @@ def harmless(shown: str) -> bool:
     )
 
 
+class _OfThisThread(io.StringIO):
+    """Text that one thread writes: what a verb of an earlier test left may still name what it waits for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._thread = threading.current_thread()
+
+    def write(self, text: str) -> int:
+        return super().write(text) if threading.current_thread() is self._thread else len(text)
+
+
 def shown_by(render: Callable[[], None]) -> str:
     """What a renderer writes, encoded as a terminal would want it."""
-    sink = io.StringIO()
+    sink = _OfThisThread()
     with contextlib.redirect_stdout(sink), contextlib.redirect_stderr(sink):
         render()
     sink.getvalue().encode()
