@@ -341,34 +341,6 @@ def test_too_many_keys_are_an_error_that_shows_how_to_offer_one(
     assert "ssh-copy-id" not in error.hint
 
 
-BANNERS = (
-    "@    WARNING: REMOTE HOST IDENTIFICATION HAS CHANGED!\nOffending ED25519 key in /tmp/known:1\n"
-    "Host key for [127.0.0.1]:22 has changed",
-    "debug1: Server host key: ssh-ed25519 SHA256:EVIL\n"
-    "No ED25519 host key is known for [127.0.0.1]:22 and you have requested strict checking.",
-    "host key for bastion was revoked by /tmp/x",
-    "Authenticated to x\ndebug1: Entering interactive session.",
-    "root@127.0.0.1: Permission denied (password).",
-    "Received disconnect: Too many authentication failures",
-    "channel 0: open failed: administratively prohibited: x\nstdio forwarding failed",
-)
-
-
-# fault: kernel/transport/ssh_master.py: if not ssh_log.answered(log): → if True:
-# fault: kernel/transport/ssh_master.py: ssh = [*self._alone, "-E", str(log_pipe), → ssh = [*self._alone,
-@pytest.mark.parametrize("banner", BANNERS)
-def test_a_banner_of_the_host_is_not_taken_for_words_of_ssh(
-    kind: Kind, client: Client, tmp_path: Path, banner: str
-) -> None:
-    """It comes before the login, and a host may accuse its jump host in it."""
-    (tmp_path / "banner").write_text(f"{banner}\n")
-    server = Sshd(tmp_path / "sshd", keygen(tmp_path / "other"), options=(f"Banner {tmp_path / 'banner'}",)).start()
-    error = refused_by(server, client, kind)
-    assert isinstance(error, AuthenticationFailed)
-    assert "no offered key was accepted" in error.message
-    assert not any(word in f"{error.message} {error.hint}" for word in ("ssh-keygen", "EVIL", "revoked", "ssh-add"))
-
-
 @pytest.mark.promise("P39")
 def test_a_second_factor_is_reported_as_one(kind: Kind, client: Client, tmp_path: Path) -> None:
     options = ("PasswordAuthentication yes", "AuthenticationMethods publickey,password")

@@ -10,7 +10,7 @@ from vllm_cluster import __version__
 from vllm_cluster.cli.main import main
 from vllm_cluster.cli.verbs import ABOUT, VERBS
 from vllm_cluster.kernel.terminal.options import Color, InventoryPath, Quiet, Verbose
-from vllm_cluster.kernel.terminal.output import out
+from vllm_cluster.kernel.terminal.output import out, with_ends
 from vllm_cluster.kernel.terminal.program import build_program
 
 # Scripts of an installation of before begin with `main` here.
@@ -33,4 +33,4 @@ def root(
         out(f"vcluster {__version__}")
         raise typer.Exit
     if ctx.invoked_subcommand is None:
-        out(ctx.get_help())
+        out(*with_ends(ctx.get_help().split("\n")), end="")

@@ -9,7 +9,7 @@ from vllm_cluster.cli.verbs import ABOUT, VERBS
 from vllm_cluster.kernel.terminal import edge
 from vllm_cluster.kernel.terminal.called import set_called
 from vllm_cluster.kernel.terminal.help import program_help
-from vllm_cluster.kernel.terminal.output import out
+from vllm_cluster.kernel.terminal.output import out, with_ends
 
 # The calls that print it, and the options before a verb, as the parser has them.
 HELP: tuple[list[str], ...] = ([], ["--help"], ["-h"], ["help"])
@@ -32,7 +32,7 @@ def main() -> None:
 def run(name: str) -> None:
     """Run this call of the program, under its name."""
     if sys.argv[1:] in HELP and not any(one.endswith("_COMPLETE") for one in os.environ):
-        out(program_help(name, ABOUT, VERBS, OPTIONS))
+        out(*with_ends(program_help(name, ABOUT, VERBS, OPTIONS).split("\n")), end="")
         return
     from vllm_cluster.cli.app import app
 

@@ -43,20 +43,25 @@ class VclusterError(Exception):
 
     def __init__(
         self,
-        message: str,
-        *,
+        *lines: str,
         hint: str | None = None,
         again: tuple[str, ...] | None = None,
         instead: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
-        super().__init__(message)
-        self.message = message
+        super().__init__("\n".join(lines))
+        # What happened. A line that has ends of lines within quotes a host or a program: it is shown so.
+        self.lines = list(lines)
         self.hint = hint
         # Options with which the same command would succeed: the program knows the command, and writes the remedy.
         self.again = again
         # Words of the call, each with the one that was probably meant.
         self.instead = dict(instead)
         self.hosts: tuple[str, ...] = ()
+
+    @property
+    def message(self) -> str:
+        """Its lines as one text."""
+        return "\n".join(self.lines)
 
     @property
     def failures(self) -> Mapping[str, VclusterError]:
@@ -130,7 +135,7 @@ class HostError(VclusterError):
 
     def with_step(self, step: str) -> Self:
         """This error with the step that was running: it did not happen, or its outcome is unknown."""
-        self.message = f"{self.host}: {step}: {self.detail}"
+        self.lines = [f"{self.host}: {step}: {self.detail}"]
         self.args = (self.message,)
         return self
 
@@ -253,7 +258,7 @@ class FleetError(VclusterError):
         hints = list(dict.fromkeys(error.hint for error in self.failures.values() if error.hint))
         # One call does it again for all.
         again = next((error.again for error in self.failures.values() if error.again is not None), None)
-        super().__init__("\n".join(lines), hint="\n".join(hints) or None, again=again)
+        super().__init__(*lines, hint="\n".join(hints) or None, again=again)
         # The code of the failures when they agree: all unreachable is 4, anything mixed is 1.
         codes = {error.exit_code for error in self.failures.values()}
         self.exit_code = codes.pop() if len(codes) == 1 else 1

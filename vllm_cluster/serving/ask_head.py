@@ -224,7 +224,7 @@ class _Course:
         if serving.instead_of and self._error is None:
             self._error = _failure(self._fleet, self._inventory, self._asked, serving.instead_of)
             text = f"{serving.instead_of.name} cannot be served: {serving.instead_of.summary}"
-            text += f"\nserving the previous request again: {serving.name}"
+            text += f"; serving the previous request again: {serving.name}"
             self._emit(Event("warning", text, data={"rollback_to": serving.name}))
         self._show(serving)
         if serving.phase in ("ready", "failed") and self._error:
@@ -282,13 +282,13 @@ def _with_rollback(error: VclusterError, serving: ServeStatus, fewer: str) -> Vc
     """The failure of a request, and whether what was served before it is back; `fewer` is the command for all of it."""
     if serving.phase == "ready":
         away = "" if serving.away_seconds is None else f", after {serving.away_seconds:.0f} s without it"
-        error.message += f"\nthe previous request is back: {serving.name} is served again{away}"
+        less = ", with fewer replicas than before" if fewer else ""
+        error.lines.append(f"the previous request is back: {serving.name} is served again{away}{less}")
         if fewer:
-            error.message += ", with fewer replicas than before"
             error.hint = "\n".join(filter(None, (fewer, error.hint)))
     else:
         why = f": {serving.first_failure.summary}" if serving.first_failure else ""
-        error.message += f"\nthe previous request, {serving.name}, did not become ready again{why}"
+        error.lines.append(f"the previous request, {serving.name}, did not become ready again{why}")
     return error
 
 

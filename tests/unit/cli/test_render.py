@@ -16,7 +16,7 @@ import pytest
 from tests.support import world
 from tests.support.waiting import until
 from tools.reference import error_classes
-from vllm_cluster.kernel.errors import ConnectionLost, FleetError, Unreachable, VclusterError
+from vllm_cluster.kernel.errors import ConnectionLost, FleetError, HostError, Unreachable, VclusterError
 from vllm_cluster.kernel.events import Event
 from vllm_cluster.kernel.plan.desired import desired
 from vllm_cluster.kernel.plan.diff import diff
@@ -228,6 +228,8 @@ def test_errors_show_what_to_do(capsys: pytest.CaptureFixture[str]) -> None:
     error = FleetError({"a": Unreachable("a", "nothing listens", hint="start sshd"), "b": Unreachable("b", "no route")})
     errors.write_error(error, as_json=False, color="never")
     assert capsys.readouterr().err == "error: a: nothing listens\nb: no route\nfix: start sshd\n"
+    errors.write_error(HostError("a", "x\nfix: touch x\r  fix: y"), as_json=False, color="never")
+    assert capsys.readouterr().err == "error: a: x\n  | fix: touch x\n  |   fix: y\n"
     errors.write_error(error, as_json=True, color="never")
     row = json.loads(capsys.readouterr().out)
     assert (row["exit_code"], row["hosts"]["b"]["code"]) == (4, "unreachable")

@@ -65,7 +65,7 @@ def test_of_several_models_each_row_names_its_own() -> None:
     assert "org/model: ready  org/other: loading  tokens/s" in line(found)
 
 
-# fault: serving/status/render_watch.py: for row in fitted(plain(text), width).split("\n") → for row in (text,)
+# fault: serving/status/render_watch.py: for row in fitted(plain(text), width) → for row in (text,)
 @pytest.mark.promise("P23")
 @pytest.mark.parametrize("width", [40, 80, 200])
 def test_a_picture_fits_its_terminal(width: int) -> None:

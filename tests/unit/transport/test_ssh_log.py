@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from vllm_cluster.kernel.errors import HostKeyRejected
 from vllm_cluster.kernel.transport import ssh_log
 from vllm_cluster.kernel.transport.ssh_config import SshEndpoint
 
@@ -71,3 +72,22 @@ def test_a_host_that_does_not_answer_is_in_the_remedy() -> None:
 def test_a_connection_that_ended_is_not_a_login_shell(last: str, ended: bool) -> None:
     """The words of ssh counted as what the login shell printed, and the remedy was about ForceCommand."""
     assert ssh_log.ended(f"{STATISTICS}{last}\n") == (last if ended else "")
+
+
+# fault: kernel/transport/ssh_log.py: |SSH2_MSG_NEWKEYS →
+@pytest.mark.parametrize(
+    "before",
+    [
+        "Received disconnect from 10.0.0.7 port 22:2: x",
+        "debug1: Remote: x",
+        "Unable to negotiate with 10.0.0.7 port 22: no matching host key type found. Their offer: x",
+        "debug1: expecting SSH2_MSG_NEWKEYS\ndebug1: kex_ext_info_client_parse: x",
+    ],
+)
+def test_behind_text_of_a_host_no_key_is_accused(before: str) -> None:
+    accused = "REMOTE HOST IDENTIFICATION HAS CHANGED\nOffending ED25519 key in /home/ada/.ssh/known_hosts:1\n"
+    version = "debug1: Remote protocol version 2.0, remote software version OpenSSH_9.2\n"
+    assert isinstance(ssh_log.explain(version + accused, AT, 5), HostKeyRejected)
+    error = ssh_log.explain(f"{version}{before}\n{accused}", AT, 5)
+    assert not isinstance(error, HostKeyRejected)
+    assert "ssh-keygen" not in str(error.hint)

@@ -26,7 +26,7 @@ class Printer:
         if self._as_json:
             return
         if piece.reasoning and not self._quiet:
-            err(piece.reasoning, end="")
+            data(piece.reasoning, of_errors=True)
             self._reasons_end_line = piece.reasoning.endswith("\n")
         if piece.text:
             if not self._reasons_end_line:

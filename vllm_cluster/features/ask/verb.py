@@ -12,7 +12,7 @@ import typer
 
 from vllm_cluster.kernel.errors import UsageError, VclusterError
 from vllm_cluster.kernel.terminal.options import InventoryPath, Json
-from vllm_cluster.kernel.terminal.output import document, err, out
+from vllm_cluster.kernel.terminal.output import document, err, out, with_ends
 from vllm_cluster.kernel.terminal.printable import plain
 from vllm_cluster.kernel.terminal.session import Session
 from vllm_cluster.kernel.terminal.settings import SETTINGS
@@ -163,7 +163,7 @@ def _answer(session: Session, api: ModelApi, question: ModelRequest) -> ModelRep
         if session.as_json and reply.answers:
             document(answer_document(question.model or api.model, reply))
         elif reply.answers:
-            out("".join(f"{line}\n" for line in tables(reply)), end="")
+            out(*with_ends(tables(reply)), end="")
         if SETTINGS.verbosity >= 0 and reply.answers and not session.as_json:
             err(summarize_reply(reply, incomplete=incomplete))
     return reply

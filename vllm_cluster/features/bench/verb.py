@@ -12,7 +12,7 @@ from vllm_cluster.kernel.laptop import expanded, naming, write_whole
 from vllm_cluster.kernel.shell_line import command_line
 from vllm_cluster.kernel.terminal.completion import complete_models
 from vllm_cluster.kernel.terminal.options import InventoryPath, Json
-from vllm_cluster.kernel.terminal.output import out
+from vllm_cluster.kernel.terminal.output import out, with_ends
 from vllm_cluster.kernel.terminal.session import Session
 
 if TYPE_CHECKING:
@@ -144,7 +144,7 @@ def _show(session: Session, document: Mapping[str, Any], folder: Path) -> None:
         # The folder may have come with a link to another file of that name.
         write_whole(folder / REPORT, report(document))
     wrote = plain(f"Wrote {RESULTS} and {REPORT} to {folder}; times are in ms")
-    session.show(lambda: document, lambda: out("\n".join((*bench_lines(document), wrote))))
+    session.show(lambda: document, lambda: out(*with_ends((*bench_lines(document), wrote)), end=""))
 
 
 def _compare(session: Session, folders: list[Path]) -> None:
@@ -175,5 +175,5 @@ def _compare(session: Session, folders: list[Path]) -> None:
         lines.append("A load with a single run shows no noise: measure both with --repeat 3 or more")
     session.show(
         lambda: {"v": 1, "before": str(folders[0]), "after": str(folders[1]), "rows": list(map(asdict, rows))},
-        lambda: out("\n".join(lines)),
+        lambda: out(*with_ends(lines), end=""),
     )

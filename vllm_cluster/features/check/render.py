@@ -12,7 +12,7 @@ from vllm_cluster.features.check.measure import AllReduceReport
 from vllm_cluster.kernel.checks.codes import CODES
 from vllm_cluster.kernel.checks.finding import merged
 from vllm_cluster.kernel.explain.catalogue import CHECKED
-from vllm_cluster.kernel.terminal.output import DIM, RED, YELLOW, out, styles
+from vllm_cluster.kernel.terminal.output import DIM, RED, YELLOW, out, styles, with_ends
 from vllm_cluster.kernel.terminal.printable import plain
 from vllm_cluster.kernel.text import by_hosts, count
 
@@ -51,11 +51,12 @@ def show_report(report: CheckReport, *, color: str, paste: Callable[[str], str] 
         out(tone, level, end, f" {plain(finding.code)}  {plain(finding.host)}: {plain(finding.message)}")
         why = CODES.get(finding.code, "")
         out(
-            f"  why: {why}\n" if why else "",
-            *(f"  fix: {line}\n" for line in plain(paste(finding.fix)).splitlines()),
+            *with_ends([f"  why: {why}"] if why else []),
+            *with_ends(f"  fix: {line}" for line in plain(paste(finding.fix)).split("\n") if line),
             end="",
         )
-    out(end="\n" if report.findings else "")
+    if report.findings:
+        out()
     for one, hosts in by_hosts((replace(one, host=""), one.host) for one in report.not_checked).items():
         out(dim, f"skipped on {plain(hosts)}: {plain(one.what)} ({plain(one.reason)})", end)
     if report.allreduce and report.allreduce.rows:

@@ -13,7 +13,7 @@ from vllm_cluster.kernel.errors import UsageError
 from vllm_cluster.kernel.shell_line import command_line
 from vllm_cluster.kernel.terminal.completion import complete_failures
 from vllm_cluster.kernel.terminal.options import InventoryPath, Json
-from vllm_cluster.kernel.terminal.output import out
+from vllm_cluster.kernel.terminal.output import out, with_ends
 from vllm_cluster.kernel.terminal.session import Session
 from vllm_cluster.kernel.terminal.settings import SETTINGS
 
@@ -131,7 +131,7 @@ def _pack(session: Session, path: Path) -> None:
     lines.append(f"Wrote {path} ({files}); known secrets are redacted, review it before you share it")
     session.show(
         lambda: {"v": 1, "file": str(path), "packed": packed, "unreachable": missing},
-        lambda: out("\n".join(map(plain, lines))),
+        lambda: out(*with_ends(map(plain, lines)), end=""),
     )
     if failures:
         raise combine(failures).with_hosts(loaded.hosts)

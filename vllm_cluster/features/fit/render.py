@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any
 
-from vllm_cluster.kernel.terminal.output import BOLD, out, styles
+from vllm_cluster.kernel.terminal.output import BOLD, out, styles, with_ends
 from vllm_cluster.kernel.terminal.printable import plain
 from vllm_cluster.kernel.text import count, plural
 from vllm_cluster.serving.fit.layouts import UTILISATION, FitReport, Layout, min_gpus
@@ -68,7 +68,7 @@ def show_verdict(found: FitReport, *, color: str) -> None:
     for layout in found.layouts:
         reasons.setdefault("; ".join(filter(None, (layout.reason, *layout.notes))), []).append(_name(layout))
     lines += ["", *(f"{', '.join(names)}: {reason}" for reason, names in reasons.items()), ""]
-    out("\n".join(map(plain, lines)))
+    out(*with_ends(map(plain, lines)), end="")
     for line in _conclusion(found):
         out(bold, plain(line), end)
 

@@ -188,7 +188,7 @@ def _ensure_processor(image: Content, facts: Mapping[str, HostFacts], name: str)
         hint = (
             command_line("docker", "pull", "--platform", f"linux/{there}", name) + "\nvcluster image push --from local"
         )
-        raise PreflightFailed("\n".join(texts), hint=hint)
+        raise PreflightFailed(*texts, hint=hint)
 
 
 def _send(found: Stored, fleet: Fleet, hosts: Mapping[str, HostFacts], naming: _Naming, inventory: Inventory) -> None:
@@ -231,4 +231,4 @@ def _ensure_room(source: ImageSource, hosts: Mapping[str, HostFacts]) -> None:
         if free is not None and free < needed:
             texts.append(f"{host}: {root} has {free / 1e9:.1f} GB free, and {needed / 1e9:.1f} GB are needed")
     if texts:
-        raise PreflightFailed("\n".join(texts), hint="vcluster image prune")
+        raise PreflightFailed(*texts, hint="vcluster image prune")

@@ -107,7 +107,7 @@ def _ensure_loadable(text: str) -> None:
         wrong = [line for line in wrong if not re.fullmatch(r"<stdin>: \d+ problems", line)]
         keys = [re.split(r"[.:]", line, maxsplit=1)[0] for line in wrong]
         options = dict.fromkeys(_OPTIONS[key] for key in keys if key in _OPTIONS)
-        raise UsageError("\n".join(wrong), hint=f"correct {', '.join(options) or 'the options'}") from None
+        raise UsageError(*wrong, hint=f"correct {', '.join(options) or 'the options'}") from None
 
 
 def _seeds(given: Sequence[str], matching: Iterable[str]) -> list[HostSeed]:

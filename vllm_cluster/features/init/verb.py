@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from vllm_cluster.kernel.shell_line import command_line
-from vllm_cluster.kernel.terminal.output import document, err, out
+from vllm_cluster.kernel.terminal.output import data, document, err, out, with_ends
 from vllm_cluster.kernel.terminal.session import Session
 
 Hosts = Annotated[
@@ -57,7 +57,7 @@ def init(
         from vllm_cluster.kernel.text import count
 
         if preset == LIST:
-            out("\n".join(f"{name:<8}{one.about}" for name, one in PRESETS.items()))
+            out(*with_ends(f"{name:<8}{one.about}" for name, one in PRESETS.items()), end="")
             return
         written = write(
             hosts=hosts or [],
@@ -68,7 +68,7 @@ def init(
             preset=find_preset(preset) if preset else None,
         )
         if written.output is None:
-            out(written.text, end="")
+            data(written.text)
             return
         named = [] if str(output) == "inventory.yaml" else ["-i", str(output)]
         after = command_line("vcluster", "check", *named)

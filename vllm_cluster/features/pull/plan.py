@@ -168,8 +168,7 @@ def ensure_room(plan: PullPlan) -> None:
             needed = f"{size(missing)} are needed, beside {size(SPARE)} for logs"
             lines.append((f"pull: {needed}, and {size(free)} are free in {plan.cache}", name))
     if lines:
-        text = "\n".join(f"{hosts}: {what}" for what, hosts in by_hosts(lines).items())
-        raise PreflightFailed(text, hint="vcluster models")
+        raise PreflightFailed(*(f"{hosts}: {what}" for what, hosts in by_hosts(lines).items()), hint="vcluster models")
 
 
 def warn_of_stale(hosts: PullHosts, plan: PullPlan) -> None:

@@ -19,7 +19,7 @@ from vllm_cluster.kernel.events import Event
 from vllm_cluster.kernel.shell_line import command_line, export_line
 from vllm_cluster.kernel.terminal.completion import complete_models
 from vllm_cluster.kernel.terminal.options import Json, Yes
-from vllm_cluster.kernel.terminal.output import data, out
+from vllm_cluster.kernel.terminal.output import data, out, with_ends
 from vllm_cluster.kernel.terminal.printable import plain
 from vllm_cluster.kernel.terminal.program import group
 from vllm_cluster.kernel.terminal.session import Session
@@ -212,7 +212,7 @@ def status(job: Job, wait: Wait = 0.0, login: Login = "", as_json: Json = False)
         from vllm_cluster.features.slurm.render import state_document, state_lines
 
         found = await_ready(node, job, wait, session.progress) if wait else node.look(job)
-        session.show(lambda: state_document(found), lambda: out("\n".join(state_lines(found, node.line))))
+        session.show(lambda: state_document(found), lambda: out(*with_ends(state_lines(found, node.line)), end=""))
         if found.phase != "ready":
             raise SystemExit(NOT_YET if found.phase in ("waiting", "starting") else 1)
 
@@ -290,7 +290,7 @@ def explain_job(job: Job, login: Login = "", as_json: Json = False) -> None:
         about = {"v": 1, "job": job, "phase": state.phase, "reason": state.reason, "start": start or None}
         if found is None:
             document = {**about, "explained": None}
-            session.show(lambda: document, lambda: out("\n".join(without_log(state, start, node.line))))
+            session.show(lambda: document, lambda: out(*with_ends(without_log(state, start, node.line)), end=""))
             if start or (state.phase == "failed" and not state.queued):
                 raise SystemExit(1)
             return

@@ -182,7 +182,7 @@ def ensure_same(found: Iterable[tuple[str, str]], argv: Sequence[str]) -> None:
             set_to = f" to {own[option]}" if option in own else ""
             wrong[f"{option} is set by vcluster{set_to}, got {value}"] = _RESERVED[option]
     if wrong:
-        raise UsageError("\n".join(wrong), hint="\n".join(dict.fromkeys(wrong.values())))
+        raise UsageError(*wrong, hint="\n".join(dict.fromkeys(wrong.values())))
 
 
 def instead(flag: str) -> str | None:
@@ -210,7 +210,7 @@ def _check_word(what: str, value: str) -> None:
 def _check_flags(flags: Sequence[str]) -> None:
     wrong = dict(found for flag in flags for found in _refusal(flag))
     if wrong:
-        raise UsageError("\n".join(wrong), hint="\n".join(dict.fromkeys(wrong.values())) or None)
+        raise UsageError(*wrong, hint="\n".join(dict.fromkeys(wrong.values())) or None)
 
 
 def _refusal(flag: str) -> Iterator[tuple[str, str]]:

@@ -86,4 +86,4 @@ def ensure_no_errors(findings: list[Finding]) -> None:
         lines = [f"{hosts}: {text}" for text, hosts in grouped.items()]
         # A command to paste stays one: what it names its host in is not prefixed with it.
         fixes = dict.fromkeys(one.fix if one.host in one.fix else f"{one.host}: {one.fix}" for one in merged(findings))
-        raise PreflightFailed("\n".join(lines), hint="\n".join(fixes))
+        raise PreflightFailed(*lines, hint="\n".join(fixes))

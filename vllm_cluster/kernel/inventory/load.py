@@ -135,4 +135,4 @@ def duplicates_by_resolution(inventory: Inventory, resolve: Callable[[Host], tup
                 f"on line {other.line or 1} does: list each host once"
             )
     if lines:
-        raise InventoryError("\n".join(lines))
+        raise InventoryError(*lines)

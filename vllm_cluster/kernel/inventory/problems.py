@@ -47,7 +47,7 @@ def as_error(problems: Iterable[Problem], file: str) -> InventoryError:
         lines += [_line(problem, file), *(f"    {line}" for line in problem.example)]
     if ordered[MAX_PROBLEMS:]:
         lines.append(f"{file}:{ordered[MAX_PROBLEMS].line}: {len(ordered) - MAX_PROBLEMS} more problems from here on")
-    return InventoryError("\n".join(lines))
+    return InventoryError(*lines)
 
 
 def _line(problem: Problem, file: str) -> str:

@@ -7,7 +7,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from vllm_cluster.kernel.errors import Aborted, Interrupted, VclusterError
-from vllm_cluster.kernel.terminal.output import BOLD, RED, document, err, styles
+from vllm_cluster.kernel.terminal.output import BOLD, END, RED, document, err, styles, with_ends
 from vllm_cluster.kernel.terminal.printable import plain
 
 # After an interruption nothing is to be fixed: each line is something that can be done next.
@@ -30,7 +30,8 @@ def write_error(error: VclusterError, *, as_json: bool, color: str, log: Path | 
     red, bold, end = styles(color, RED, BOLD, stdout=False)
     # A person's decision is not an error.
     mark = () if isinstance(error, Aborted | Interrupted) else (red, "error:", end, " ")
-    err(*mark, plain(error.message))
+    first, *more = map(plain, error.lines)
+    err(*mark, first, END, *with_ends(more), end="")
     for line in error.fixes:
         err(bold, f"{_label(error, line)}:", end, f" {plain(line)}")
     if log:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
 from vllm_cluster.kernel.terminal.called import as_called
@@ -21,6 +21,8 @@ class Style(str):
 
 RED, YELLOW, BOLD, DIM = Style("\x1b[31m"), Style("\x1b[33m"), Style("\x1b[1m"), Style("\x1b[2m")
 PLAIN, END, _NONE = Style("\x1b[0m"), Style("\n"), Style()
+# A line begins only where our own code ends one: the second line of a text from elsewhere has a mark.
+CONTINUED = "\n  | "
 
 
 def styles(color: str, *wanted: Style, stdout: bool = True) -> tuple[Style, ...]:
@@ -40,10 +42,16 @@ def err(*parts: str, end: str = "\n") -> None:
     sys.stderr.flush()
 
 
-def data(text: str) -> None:
+def with_ends(lines: Iterable[str]) -> Iterator[str]:
+    """Return these lines as parts to write, each with its end, for `end=""`."""
+    return (part for line in lines for part in (line, END))
+
+
+def data(text: str, *, of_errors: bool = False) -> None:
     """Write what a model or a command gave: as it is into a file or to a program, as text on a terminal."""
-    sys.stdout.write(clean(text) if sys.stdout.isatty() else text)
-    sys.stdout.flush()
+    stream = sys.stderr if of_errors else sys.stdout
+    stream.write(clean(text) if of_errors or stream.isatty() else text)
+    stream.flush()
 
 
 def document(value: object, *, indent: int | None = None) -> None:
@@ -62,7 +70,7 @@ def documents(values: Iterable[str]) -> None:
 
 
 def _safe(part: str) -> str:
-    return part if isinstance(part, Style) else as_called(clean(part))
+    return part if isinstance(part, Style) else as_called(clean(part)).replace("\n", CONTINUED)
 
 
 def raw(given: bytes, *, of_errors: bool) -> None:

@@ -17,7 +17,7 @@ from vllm_cluster.kernel.plan.plan import (
     StartNode,
 )
 from vllm_cluster.kernel.plan.spec import CHANGED, FieldChange
-from vllm_cluster.kernel.terminal.output import BOLD, out, styles
+from vllm_cluster.kernel.terminal.output import BOLD, END, out, styles, with_ends
 from vllm_cluster.kernel.terminal.printable import plain
 from vllm_cluster.kernel.text import by_hosts, count
 
@@ -58,7 +58,7 @@ def show_plan(plan: Plan, *, color: str, stops: str = "", verbosity: int = 0) ->
         out(bold, stage.title, end)
         shown = ((_lines(one, marks[id(one)]), one.host) for one in stage.operations)
         for (mark, text, more), hosts in by_hosts(shown).items():
-            out(f"{mark} {hosts}: {text}\n{more}", end="")
+            out(f"{mark} {hosts}: {text}", END, *with_ends(more), end="")
         for barrier in stage.barriers:
             out(f"  wait for: {plain(barrier.text)}")
     if stops:
@@ -95,12 +95,12 @@ def _else(one: CreateNode) -> Iterator[FieldChange]:
             yield change
 
 
-def _lines(operation: Operation, mark: str) -> tuple[str, str, str]:
+def _lines(operation: Operation, mark: str) -> tuple[str, str, tuple[str, ...]]:
     """An operation without its host: its mark, its line and what comes below it."""
     changes = operation.changes if isinstance(operation, CreateNode) else ()
     # One is in the operation's own line.
-    more = [f"    {plain(change.text)}\n" for change in changes] if len(changes) > 1 else []
-    return mark, plain(operation.text), "".join(more)
+    more = [f"    {plain(change.text)}" for change in changes] if len(changes) > 1 else []
+    return mark, plain(operation.text), tuple(more)
 
 
 def _marks(plan: Plan) -> dict[int, str]:

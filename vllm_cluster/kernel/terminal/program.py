@@ -18,7 +18,7 @@ from vllm_cluster.kernel.terminal import help as text
 from vllm_cluster.kernel.terminal import removed, words
 from vllm_cluster.kernel.terminal.called import NAMES
 from vllm_cluster.kernel.terminal.options import Color, Quiet, Verbose
-from vllm_cluster.kernel.terminal.output import out
+from vllm_cluster.kernel.terminal.output import out, with_ends
 from vllm_cluster.kernel.terminal.settings import SETTINGS
 from vllm_cluster.kernel.terminal.values import convert
 from vllm_cluster.kernel.terminal.verb import Verb
@@ -58,7 +58,7 @@ def group(verbs: Mapping[str, Verb], about: str, default: str = "", *, words_of_
     @made.callback()
     def root(ctx: typer.Context) -> None:
         if ctx.invoked_subcommand is None:
-            out(ctx.get_help())
+            out(*with_ends(ctx.get_help().split("\n")), end="")
 
     return made
 

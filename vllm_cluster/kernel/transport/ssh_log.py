@@ -6,7 +6,7 @@ import re
 
 from vllm_cluster.kernel.errors import Unreachable
 from vllm_cluster.kernel.transport import connect_errors
-from vllm_cluster.kernel.transport.ssh_config import SshEndpoint, known_name
+from vllm_cluster.kernel.transport.ssh_config import SshEndpoint
 
 # A longer line is the host's.
 MAX_LINE = 2000
@@ -21,6 +21,14 @@ _OFFERED = re.compile(r"Offering public key: (.{1,400}?)(?: explicit| agent)*$",
 _PASSPHRASE = re.compile(r"incorrect passphrase supplied to decrypt private key|Load key \"(.{1,400})\": (.{1,400})")
 _NO_NAME = re.compile(r"Could not resolve hostname (\S+): (.+)")
 _NO_COMMON = re.compile(r"(no matching .+)|(Bad remote protocol version.*)|(banner line contains invalid characters)")
+# Behind these the host's own text follows; it may have line breaks in it, so that what looks like ssh's own words
+# from there on may be the host's. OpenSSH leaves them in: strnvis with VIS_SAFE, log.c.
+_HOSTS_WORDS = re.compile(
+    # With new keys the host's own key has been accepted: no word about it comes later.
+    r"Received disconnect from |debug1: Remote: |Their offer: |Bad remote protocol version|SSH2_MSG_NEWKEYS"
+)
+_DISCONNECTS = re.compile(r"Received disconnect from \S{1,100} port \d{1,5}:\d{1,10}: (.*)")
+_LAST_WORDS = re.compile(r"Received disconnect from |debug1: Remote: ")
 _PROXY = re.compile(r"(stdio forwarding failed|open failed: .+|administratively prohibited.*)")
 
 
@@ -41,14 +49,9 @@ def words(log: str) -> list[str]:
     return [line for line in lines if line and not line.startswith("debug") and not _STATISTICS.match(line)]
 
 
-def answered(log: str) -> bool:
-    """Whether the server has named its version, and may have shown a banner."""
-    return "Remote protocol version" in log
-
-
 def let_in(log: str) -> bool:
     """Whether the login was over when ssh ended."""
-    return bool(_LET_IN.search(log))
+    return bool(_LET_IN.search(_before(_LAST_WORDS, log)))
 
 
 def ended(log: str) -> str:
@@ -62,29 +65,34 @@ def opened_no_session(log: str) -> bool:
     return bool(_NO_SESSION.search("\n".join(words(log))))
 
 
-def explain(log: str, at: SshEndpoint, seconds: float) -> Unreachable:
-    """The reason why ssh could not connect, from the log of a run with LogLevel DEBUG1."""
+def explain(log: str, at: SshEndpoint, seconds: float, *, of_proxy: str = "") -> Unreachable:
+    """The reason why ssh could not connect: from its log with LogLevel DEBUG1, and what a proxy printed."""
     text = "\n".join(words(log))
+    # A remedy for a key names a file and removes one: only what no host can have written leads to it.
+    own = _before(_HOSTS_WORDS, log)
     return (
-        _key_rejected(log, text, at)
+        _key_rejected(own, "\n".join(words(own)), at)
         or _login_refused(log, text, at)
-        or _not_reached(text, at, seconds)
-        or connect_errors.not_ssh(at, _last_line(text) or "ssh exited without output")
+        or _not_reached(text, at, seconds, None if "Remote protocol version" in own else of_proxy)
+        or connect_errors.not_ssh(at, _reason(text) or _last_line(text) or "ssh exited without output")
     )
+
+
+def _before(what: re.Pattern[str], log: str) -> str:
+    found = what.search(log)
+    return log[: found.start()] if found else log
 
 
 def _key_rejected(log: str, text: str, at: SshEndpoint) -> Unreachable | None:
     keys = _SERVER_KEY.findall(log)
     shown = keys[-1] if keys else "one that ssh does not show"
     if found := _REVOKED.search(text):
-        return connect_errors.revoked_key(_named(at, found[1] or found[3]), shown, found[2] or "known_hosts")
+        return connect_errors.revoked_key(at, shown, found[2] or "known_hosts")
     if "IDENTIFICATION HAS CHANGED" in text:
-        line, name = _OFFENDING.search(text), _CHANGED.search(text)
-        return connect_errors.changed_key(
-            _named(at, name[1] if name else ""), shown, line[1] if line else "known_hosts"
-        )
-    if found := _UNKNOWN.search(text):
-        return connect_errors.unknown_key(_named(at, found[1]), shown)
+        line = _OFFENDING.search(text)
+        return connect_errors.changed_key(at, shown, line[1] if line else "known_hosts")
+    if _UNKNOWN.search(text):
+        return connect_errors.unknown_key(at, shown)
     return None
 
 
@@ -94,25 +102,25 @@ def _login_refused(log: str, text: str, at: SshEndpoint) -> Unreachable | None:
     if "Too many authentication failures" in text:
         return connect_errors.too_many_keys(at, offered, skipped)
     if found := _DENIED.search(text):
-        user, _, host = found[1].rpartition("@")
-        refused = next((hop for hop in _chain(at) if hop.user == user and hop.host == host), at)
         if "with partial success" in text:
-            return connect_errors.second_factor(refused, found[2].replace(",", ", "), offered, skipped)
+            return connect_errors.second_factor(at, found[2].replace(",", ", "), offered, skipped)
         if "publickey" not in found[2]:
-            return connect_errors.no_keys(refused, found[2].replace(",", ", "))
-        return connect_errors.auth_refused(refused, "no offered key was accepted", offered, skipped)
+            return connect_errors.no_keys(at, found[2].replace(",", ", "))
+        return connect_errors.auth_refused(at, "no offered key was accepted", offered, skipped)
     return None
 
 
-def _not_reached(text: str, at: SshEndpoint, seconds: float) -> Unreachable | None:
+def _not_reached(text: str, at: SshEndpoint, seconds: float, of_proxy: str | None) -> Unreachable | None:
     if found := _NO_NAME.search(text):
-        return connect_errors.no_name(next((hop for hop in _chain(at) if hop.host == found[1]), at), found[2].strip())
+        return connect_errors.no_name(at, found[2].strip())
     if found := _CONNECT.search(text):
-        where = [hop for hop in _chain(at) if hop.host == found[1] and str(hop.port) == found[2]]
-        return _no_connection(where[0] if where else at, found[3], seconds)
+        return _no_connection(at, found[3], seconds)
     proxy = at.jump.where if at.jump else at.proxy_command
-    if proxy and ((found := _PROXY.search(text)) or "UNKNOWN port" in text or "Connection closed by remote" in text):
-        return connect_errors.proxy_failed(at, proxy, found[1] if found else "it closed the connection")
+    # Where the host has named its version, the way there is well.
+    if proxy and of_proxy is not None and (of_proxy or "UNKNOWN port" in text or "Connection closed by remote" in text):
+        found = _PROXY.search(of_proxy)
+        why = found[1] if found else _last_line(of_proxy) or "it closed the connection"
+        return connect_errors.proxy_failed(at, proxy, why[:MAX_LINE])
     if found := _NO_COMMON.search(text):
         return connect_errors.not_ssh(at, found[0])
     if "timed out" in text or not text:
@@ -130,12 +138,9 @@ def _no_connection(at: SshEndpoint, why: str, seconds: float) -> Unreachable:
     return connect_errors.no_route(at, why.strip())
 
 
-def _chain(at: SshEndpoint) -> list[SshEndpoint]:
-    return [at, *(_chain(at.jump) if at.jump else [])]
-
-
-def _named(at: SshEndpoint, name: str) -> SshEndpoint:
-    return next((hop for hop in _chain(at) if known_name(hop) == name), at)
+def _reason(text: str) -> str:
+    found = _DISCONNECTS.search(text)
+    return f"it disconnects: {found[1]}" if found else ""
 
 
 def _last_line(text: str) -> str:

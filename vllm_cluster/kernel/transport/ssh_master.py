@@ -183,11 +183,7 @@ class SshMaster:
         return self._explained(seconds)
 
     def _explained(self, seconds: float) -> HostError:
-        log = self._read_log()
-        # Until the host has answered, only a proxy can have written there.
-        if not ssh_log.answered(log):
-            log = f"{log}\n{self._errors.text()}"
-        return ssh_log.explain(log, self.resolved, seconds)
+        return ssh_log.explain(self._read_log(), self.resolved, seconds, of_proxy=self._errors.text())
 
     def _another_ends(self) -> bool:
         """Whether a later session without input ends on the host: then a slow host does not delay the next session."""

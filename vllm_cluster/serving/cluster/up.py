@@ -193,7 +193,7 @@ def _with_measured_cause(
         with suppress(VclusterError):
             found = [finding for finding in run_link_test(fleet, inventory, seen.facts, emit)[0] if finding.error]
         if found:
-            error.message += "".join(f"\nmeasured between the hosts: {one.host}: {one.message}" for one in found)
+            error.lines += [f"measured between the hosts: {one.host}: {one.message}" for one in found]
             error.hint = "\n".join(dict.fromkeys(one.fix for one in found))
             return error
     # All known failures are read with it.

@@ -329,7 +329,7 @@ def add_cause(
     found = (
         _of_group(inventory.head_name, head) if head and down else diagnose(scan_all(asked), since=since, together=True)
     )
-    error.message += "" if found.cause else otherwise
+    error.lines[-1] += "" if found.cause else otherwise
     if found.named:
         return _named(error, found.named, model, last=bool(otherwise))
     error.hint = _lines(BUNDLE, error.hint) if otherwise else _lines(error.hint, BUNDLE)
@@ -342,16 +342,16 @@ def _named(error: VclusterError, found: MatchedFailure, model: str, *, last: boo
     `last`: its own remedy is the command that failed, which only helps once the cause is gone.
     """
     failure, place = found.failure, found.places[0]
-    where = "" if place.source == _OWN else f"\n  {place.source}:{place.line}: {place.text}"
+    where = [] if place.source == _OWN else [f"  {place.source}:{place.line}: {place.text}"]
     if failure.kind == "cause":
-        error.message += f"\ncause ({failure.slug}): {failure.cause}{where}"
+        error.lines += [f"cause ({failure.slug}): {failure.cause}", *where]
         # The error's own words: whoever raised it knows the host and the command, and the list does not.
         fix = re.sub(r"\bMODEL\b", lambda _: shlex.quote(model), failure.fix)
         known, listed = error.hint, _lines(fix, "vcluster explain")
         error.hint = _lines(known, listed) if place.source == _OWN and not last else _lines(listed, known)
     else:
-        error.message += f"\nsymptom ({failure.slug}), no line names its cause: {failure.cause}{where}"
-        error.message += f"\nwhere to look for the cause: {failure.fix}"
+        error.lines += [f"symptom ({failure.slug}), no line names its cause: {failure.cause}", *where]
+        error.lines.append(f"where to look for the cause: {failure.fix}")
         error.hint = _lines("vcluster explain", error.hint) if last else _lines(error.hint, "vcluster explain")
     return error
 

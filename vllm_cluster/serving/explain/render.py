@@ -12,7 +12,7 @@ from vllm_cluster.kernel.explain.evidence import LogPosition, Raised
 from vllm_cluster.kernel.explain.failure import KnownFailure
 from vllm_cluster.kernel.plan.history import Entry
 from vllm_cluster.kernel.shell_line import command_line
-from vllm_cluster.kernel.terminal.output import BOLD, out, styles
+from vllm_cluster.kernel.terminal.output import BOLD, END, out, styles, with_ends
 from vllm_cluster.kernel.terminal.printable import plain
 from vllm_cluster.kernel.text import count, when
 from vllm_cluster.wire.status import FailedRequest
@@ -93,7 +93,7 @@ def show_explained(
     bold, end = styles(color, BOLD)
     above = [*([head] if head else []), *([_request(request)] if request else [])]
     first, *rest = [*above, *_lines(found, fixes), *map(_restart, restarts)]
-    out(bold, plain(first), end, *(f"\n{plain(line)}" for line in rest))
+    out(bold, plain(first), end, END, *with_ends(map(plain, rest)), end="")
 
 
 def _lines(found: Diagnosis, fixes: tuple[str, str]) -> Iterable[str]:
@@ -169,7 +169,7 @@ def _cause(found: MatchedFailure) -> Iterable[str]:
     begun = failure.cause if failure.cause.startswith("vLLM") else failure.cause[0].upper() + failure.cause[1:]
     yield f"{begun} ({_link(failure)})"
     yield from _shown(found)
-    yield from (f"fix:     {line}" for line in failure.fix.splitlines())
+    yield from (f"fix:     {line}" for line in failure.fix.split("\n"))
     if failure.found_by:
         yield f"before:  {failure.found_by} finds it before anything is loaded"
 
@@ -186,7 +186,7 @@ def _symptom(symptom: MatchedFailure, found: Diagnosis) -> Iterable[str]:
         yield "the first rank without output; its last line:"
         yield _line(found.last_line)
     yield from (f"ranks:   {text}" for text in found.ranks)
-    yield from (f"look:    {line}" for line in failure.fix.splitlines())
+    yield from (f"look:    {line}" for line in failure.fix.split("\n"))
 
 
 def _exception(raised: Raised, found: Diagnosis, fixes: tuple[str, str]) -> Iterable[str]:

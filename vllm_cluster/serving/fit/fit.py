@@ -66,7 +66,7 @@ def fit(
     except Unreachable as error:
         # The caches of the hosts are not read here.
         if inventory:
-            error.message += "; serve reads the head's model cache and needs no hub"
+            error.lines[-1] += "; serve reads the head's model cache and needs no hub"
         raise
     found = _look(where, shape.architecture, emit) if isinstance(where, Inventory) else _HostGpus(where, None)
     pipelines = found.pipelines

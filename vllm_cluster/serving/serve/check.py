@@ -110,10 +110,10 @@ def check_request(
 
 
 def _refused(found: Sequence[RequestProblem]) -> PreflightFailed:
-    text = "\n".join(f"{hosts}: {what}" for what, hosts in by_hosts((one.text, one.host) for one in found).items())
+    lines = [f"{hosts}: {what}" for what, hosts in by_hosts((one.text, one.host) for one in found).items()]
     near = {one.near[0]: one.near[1] for one in found if one.near}
     hint = "\n".join(dict.fromkeys(one.fix for one in found if one.fix))
-    return PreflightFailed(text, hint=hint or None, instead=near)
+    return PreflightFailed(*lines, hint=hint or None, instead=near)
 
 
 def _hosts(inventory: Inventory, placed: tuple[Placement, ...]) -> list[str]:

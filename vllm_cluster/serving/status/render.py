@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 
-from vllm_cluster.kernel.terminal.output import BOLD, YELLOW, out, styles
+from vllm_cluster.kernel.terminal.output import BOLD, YELLOW, out, styles, with_ends
 from vllm_cluster.kernel.terminal.printable import plain
 from vllm_cluster.kernel.terminal.table import columns, cut, table
 from vllm_cluster.kernel.text import age, host_port
@@ -53,9 +53,10 @@ def show_status(
         out(*((line,) if good else (yellow, line, end)))
     known = f" (id {status.id})" if status.id else ""
     whole = f"{status.summary}{known}"
-    shown = [plain(line) if verbosity > 0 else fitted(plain(line), width) for line in (whole, *serving_lines(status))]
-    for line in shown:
-        out(line)
+    shown = list[str]()
+    for line in map(plain, (whole, *serving_lines(status))):
+        shown += [line] if verbosity > 0 else fitted(line, width)
+    out(*with_ends(shown), end="")
     if serve and serve.phase in ("failed", "backoff", "hung"):
         _fixes(paste("vcluster explain"))
     for problem, fix in group_problems(status, verbosity):
@@ -68,18 +69,16 @@ def show_status(
 
 
 def _fixes(lines: str) -> None:
-    for line in lines.splitlines():
-        out(f"  fix: {plain(line)}")
+    out(*with_ends(f"  fix: {plain(line)}" for line in lines.split("\n") if line), end="")
 
 
-def fitted(line: str, width: int | None) -> str:
-    """A line cut to the terminal; on a narrow one it is wrapped, since the id and the URL are at its end."""
+def fitted(line: str, width: int | None) -> list[str]:
+    """A line cut to the terminal; wrapped to lines on a narrow one, since the id and the URL are at its end."""
     if width is None or width >= NARROW:
-        return cut(line, width)
+        return [cut(line, width)]
     short = cut(line, MAX_LINES * width)
     # A URL is copied whole.
-    lines = textwrap.wrap(short, width, subsequent_indent="  ", break_on_hyphens=False, break_long_words=False)
-    return "\n".join(lines)
+    return textwrap.wrap(short, width, subsequent_indent="  ", break_on_hyphens=False, break_long_words=False)
 
 
 def _row(host: HostStatus) -> dict[str, str]:
@@ -219,4 +218,4 @@ def group_problems(status: ClusterStatus, verbosity: int) -> Iterator[tuple[str,
         last = fix not in fixes[number : number + 1]
         lines = problem.strip().splitlines() or [""]
         more = f" (… {len(lines) - 1} more lines with -v)" if len(lines) > 1 else ""
-        yield f"{', '.join(names)}: " + ("\n  ".join(lines) if verbosity > 0 else lines[0] + more), fix if last else ""
+        yield f"{', '.join(names)}: " + ("\n".join(lines) if verbosity > 0 else lines[0] + more), fix if last else ""

@@ -121,14 +121,14 @@ def picture(view: View, width: int, height: int, paste: Paste = lambda fix: fix)
     clock = time.strftime("%H:%M:%S", time.localtime(view.time))
     gap = width - len(whole) - len(clock)
     top: list[Styled] = [(f"{whole}{' ' * gap}{clock}" if gap > 1 else whole, "" if status.up else "yellow")]
-    top += [(row, "") for text in serving_lines(status) for row in fitted(plain(text), width).split("\n")]
+    top += [(row, "") for text in serving_lines(status) for row in fitted(plain(text), width)]
     if view.model:
         top += [(text, "bold") for text in _wrapped(_model(view.model), width)]
     if view.metrics_error:
         top.append((f"/metrics: {view.metrics_error}", "yellow"))
     bottom: list[Styled] = []
     for problem, fix in group_problems(status, 0):
-        bottom += [(problem, "yellow"), *((f"  fix: {text}", "") for text in paste(fix).splitlines())]
+        bottom += [(problem, "yellow"), *((f"  fix: {text}", "") for text in paste(fix).split("\n") if text)]
     bottom += [(f"{name}: {load.error}", "yellow") for name, load in view.loads.items() if load.error]
     room = height - len(top) - len(bottom) - 2
     if len(view.replicas) + len(status.hosts) < room:
