@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.carriers import Client, make
+from tests.support.carriers import Client, failure, make, refused_by
 from tests.support.figures import tallied
 from tests.support.ports import free_port
 from tests.support.sshd import USER, Sshd, keygen
@@ -24,26 +24,6 @@ from vllm_cluster.kernel.transport.base import Target, Transport
 from vllm_cluster.kernel.transport.fabric import FabricTransport
 
 Connect = Callable[[Target, Kind], Transport]
-
-
-def failure(target: Target, kind: Kind, seconds: float = 20) -> VclusterError:
-    transport = make(target, kind)
-    try:
-        with pytest.raises(VclusterError) as caught:
-            transport.connect(Deadline.after(seconds))
-    finally:
-        transport.close()
-    assert caught.value.hint
-    return caught.value
-
-
-def refused_by(server: Sshd, client: Client, kind: Kind) -> VclusterError:
-    """Why a login fails there; the server is stopped."""
-    try:
-        client.add("h", server)
-        return failure(client.target("h"), kind)
-    finally:
-        server.stop()
 
 
 def works(transport: Transport) -> None:

@@ -11,8 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.contract.test_login import failure, refused_by
-from tests.support.carriers import Client
+from tests.support.carriers import Client, failure, refused_by
 from tests.support.sshd import USER, Sshd, keygen
 from vllm_cluster.kernel.errors import AuthenticationFailed, HostKeyRejected, Unreachable
 from vllm_cluster.kernel.transport import Kind
@@ -58,7 +57,7 @@ def text_of(text: str) -> bytes:
 
 
 @contextmanager
-def hanging_up(words: str) -> Iterator[int]:
+def hanging_up(words: str, version: bytes = b"SSH-2.0-OpenSSH_9.2\r\n") -> Iterator[int]:
     """The port of a host that ends each connection with these words, in a debug message and as its reason."""
     ends = packet(4, b"\1", text_of(words), text_of("")) + packet(1, struct.pack(">I", 2), text_of(words), text_of(""))
 
@@ -67,7 +66,7 @@ def hanging_up(words: str) -> Iterator[int]:
             while True:
                 sock, _ = server.accept()
                 with sock, suppress(OSError):
-                    sock.sendall(b"SSH-2.0-OpenSSH_9.2\r\n")
+                    sock.sendall(version)
                     sock.recv(200)
                     sock.sendall(ends)
                     sock.settimeout(2)
@@ -127,3 +126,17 @@ def test_the_banner_of_a_proxy_accuses_no_host(client: Client, tmp_path: Path) -
     assert "through ssh -F" in error.message
     assert "administratively prohibited" in error.message
     assert "ssh-keygen" not in str(error.hint)
+
+
+# fault: kernel/transport/fabric/hop.py: if "banner" in text and wire.received: → if False:
+@pytest.mark.parametrize("version", [b"SSH-2.0\rfix: touch x\r\n", b"x\rfix: touch x\r\nx\r\n", b"220 mail\r\n"])
+def test_what_does_not_speak_ssh_is_named_so(kind: Kind, client: Client, version: bytes) -> None:
+    """It was a host that does not answer, with a remedy about a firewall."""
+    client.write()
+    with hanging_up("x", version) as port:
+        client.hosts = ["Host h", "HostName 127.0.0.1", f"Port {port}"]
+        client.write()
+        error = failure(client.target("h"), kind)
+    assert isinstance(error, Unreachable)
+    assert any(word in error.message for word in ("SSH handshake with", "closed the connection"))
+    assert "no answer" not in error.message

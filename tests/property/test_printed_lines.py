@@ -65,7 +65,7 @@ def document(**changed: Any) -> bytes:
 def reported(fields: dict[str, Any]) -> ServeStatus | None:
     """What is made of a head's status; None where it is refused."""
     try:
-        return parse_status(document(**fields)).serve
+        return parse_status(document(**fields), "gpu1").serve
     except UnreadableStatus:
         return None
 
@@ -157,7 +157,7 @@ def test_a_name_that_cannot_be_shown_is_refused(key: str, wrong: str) -> None:
 
 def test_what_a_refused_status_holds_is_not_repeated() -> None:
     with pytest.raises(UnreadableStatus) as caught:
-        parse_status(document(host="x" * 100_000, port=-1, name="\x1b[2J"))
+        parse_status(document(host="x" * 100_000, port=-1, name="\x1b[2J"), "gpu1")
     assert len(str(caught.value)) < 400
     assert str(caught.value).isprintable()
     assert "serve." in caught.value.message

@@ -4,6 +4,7 @@ path would take for its own, and by other types, through the verbs as they are t
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import re
@@ -26,6 +27,7 @@ from tests.support import in_process, pasted
 from tests.support.attack import attack
 from tests.support.depth import FULL, cases
 from tests.support.sim import lab, make
+from tests.support.sim.engine import Answer, FakeEngine, Request
 from tests.support.sim.forging import Forger, Forgery, forgeries_in, forging
 from tests.support.sim.world import World
 from vllm_cluster.cli.verbs import VERBS
@@ -282,3 +284,30 @@ def shared(folder: Path) -> Iterator[Found]:
     with ProcessPoolExecutor(number, get_context("fork")) as pool:
         futures = [pool.submit(work, n, number, CASES, folder / str(n)) for n in range(number)]
         yield from (future.result() for future in futures)
+
+
+# fault: kernel/terminal/output.py: CONTINUED = "\n  | " → CONTINUED = "\n"
+@pytest.mark.slow
+@pytest.mark.parametrize("end", ["\n", "\r"], ids=["LF", "CR"])
+def test_no_reason_of_a_host_is_shown_as_a_remedy(tmp_path: Path, end: str) -> None:
+    """Of Docker's reasons for a call with a line break 309 of 426 were shown as `fix: ...` above the real remedies."""
+    reason = json.dumps({"message": f"x{end}fix: touch RAN #{end}  fix: touch RAN #"}).encode()
+    random, folder, honest, refused = Random(end), prepared(tmp_path), FakeEngine.answer, 0
+    served()
+    with known():
+        # A run with a refusal has fewer calls than a good one: mostly it is one of the first.
+        for line, number in ((line, random.randrange(12)) for line in LINES for _ in range(cases(1, 2, 40))):
+            calls = itertools.count()
+
+            def answer(engine: FakeEngine, request: Request) -> Answer:
+                nonlocal refused
+                if next(calls) != number:  # noqa: B023 - called in this turn
+                    return honest(engine, request)
+                refused += 1
+                return Answer(500, reason)
+
+            with patch.object(FakeEngine, "answer", answer):
+                ran = run(line, folder, Forger())
+            shown = [text.strip() for text in f"{ran.out}\n{ran.err}".split("\n")]
+            assert not [text for text in shown if text.startswith("fix: touch")], f"{line}: call {number}"
+    assert refused > len(LINES) / 2

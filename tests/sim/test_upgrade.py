@@ -178,7 +178,7 @@ def codes(world: World, inventory: Inventory) -> dict[str, str]:
 
 
 def test_what_its_node_program_wrote_can_be_read() -> None:
-    read = {name: parse_status(raw) for name, raw in landed.statuses().items()}
+    read = {name: parse_status(raw, name) for name, raw in landed.statuses().items()}
     assert {name: status.role for name, status in read.items()} == {
         "head-ended": "head",
         "head-idle": "head",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 import time
 import tracemalloc
 from collections.abc import Iterator
@@ -20,3 +21,14 @@ def within(seconds: float, megabytes: float = 100) -> Iterator[None]:
         tracemalloc.stop()
     assert took <= seconds, f"took {took:.1f} s, not {seconds}"
     assert peak <= megabytes, f"took {peak:.0f} MB, not {megabytes}"
+
+
+@contextmanager
+def full_disk(most: int) -> Iterator[None]:
+    """No file of this process may grow beyond so many bytes, as on a disk that is full."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (most, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))

@@ -5,8 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import pytest
+
 from tests.support.sshd import Sshd
 from vllm_cluster.kernel import transport as carriers
+from vllm_cluster.kernel.clock import Deadline
+from vllm_cluster.kernel.errors import VclusterError
 from vllm_cluster.kernel.transport import Kind
 from vllm_cluster.kernel.transport.base import Target, Transport
 from vllm_cluster.kernel.transport.jumps import Jumps
@@ -60,3 +64,24 @@ class Client:
     def target(self, alias: str, **words: object) -> Target:
         """A host of the inventory."""
         return Target(**{"name": "gpu1", "destination": alias, "config": self.config, **words})  # type: ignore[arg-type]
+
+
+def failure(target: Target, kind: Kind, seconds: float = 20) -> VclusterError:
+    """Why there is no connection to it."""
+    transport = make(target, kind)
+    try:
+        with pytest.raises(VclusterError) as caught:
+            transport.connect(Deadline.after(seconds))
+    finally:
+        transport.close()
+    assert caught.value.hint
+    return caught.value
+
+
+def refused_by(server: Sshd, client: Client, kind: Kind) -> VclusterError:
+    """Why a login fails there; the server is stopped."""
+    try:
+        client.add("h", server)
+        return failure(client.target("h"), kind)
+    finally:
+        server.stop()

@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.bounds import full_disk
 from tests.support.modules import MODULES, room
 from vllm_cluster.kernel.errors import UsageError
-from vllm_cluster.kernel.laptop import cache_folder, make_private, read_own_file, write_whole
+from vllm_cluster.kernel.laptop import cache_folder, make_private, read_own_file, write_given, write_whole
 
 
 def test_a_write_that_fails_leaves_the_old_file_and_nothing_beside_it(tmp_path: Path) -> None:
@@ -182,3 +183,16 @@ def test_a_cache_that_is_a_link_to_itself_ends_no_verb(
     link.parent.mkdir(exist_ok=True)
     link.symlink_to(link.name)
     assert cache_folder() == base / "vcluster"
+
+
+# fault: kernel/laptop.py: if path.is_file() and os.access(path.parent, os.W_OK): → if False:
+def test_a_full_disk_leaves_the_file_that_was_there(tmp_path: Path) -> None:
+    """Neither the old inventory nor the new one was left."""
+    path = tmp_path / "inventory.yaml"
+    path.write_text("old")
+    path.chmod(0o640)
+    with full_disk(1 << 20), pytest.raises(OSError, match=r"."):
+        write_given(path, "x" * (2 << 20))
+    assert (path.read_text(), list(tmp_path.iterdir())) == ("old", [path])
+    write_given(path, "new")
+    assert (path.read_text(), path.stat().st_mode & 0o777) == ("new", 0o640)

@@ -88,7 +88,9 @@ def close() -> None:
     _CALLS.setLevel(logging.CRITICAL)
     for handler in tuple(_CALLS.handlers):
         _CALLS.removeHandler(handler)
-        handler.close()
+        # What did not fit on a full disk is gone; the call itself may have been well.
+        with suppress(OSError):
+            handler.close()
 
 
 class _OneLine(logging.Formatter):

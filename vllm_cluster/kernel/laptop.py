@@ -196,10 +196,15 @@ def write_given(path: Path, text: str) -> None:
     Raises:
         OSError: it cannot be written.
     """
-    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NONBLOCK | os.O_CLOEXEC
-    with naming(path), os.fdopen(os.open(path, flags, 0o666), "w", encoding="utf-8") as file:
-        os.set_blocking(file.fileno(), True)
-        file.write(text)
+    with naming(path):
+        if path.is_file() and os.access(path.parent, os.W_OK):
+            # What is there stays until the new text is whole: a disk may be full.
+            write_whole(real(path), text, stat.S_IMODE(path.stat().st_mode))
+            return
+        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NONBLOCK | os.O_CLOEXEC
+        with os.fdopen(os.open(path, flags, 0o666), "w", encoding="utf-8") as file:
+            os.set_blocking(file.fileno(), True)
+            file.write(text)
 
 
 def first_bytes(number: int, most: int, deadline: Deadline) -> bytes:

@@ -261,7 +261,7 @@ class World:
     def status(self) -> NodeStatus | None:
         """status.json as vcluster reads it; that it can be read at any moment is part of the promise."""
         path = self.state / "status.json"
-        return parse_status(path.read_bytes()) if path.exists() else None
+        return parse_status(path.read_bytes(), "gpu1") if path.exists() else None
 
     def ray(self, state: str, restarts: int = 0) -> Any:
         """Wait until Ray is in a state, after so many restarts or more."""

@@ -54,27 +54,27 @@ def document(**changed: Any) -> bytes:
 
 
 def test_reads_what_a_node_writes() -> None:
-    status = parse_status(document(later="a key that a newer node has"))
+    status = parse_status(document(later="a key that a newer node has"), "gpu1")
     assert status.group.nodes == (GroupNode("a", "10.0.0.1", True, 2.0),)
     assert status.serve is not None
     assert (status.serve.phase, status.serve.progress) == ("loading", (1, 2))
     assert status.serve.first_failure is not None
     assert status.serve.first_failure.lines == ("ValueError: why", "more")
-    assert parse_status(document(serve=None)).serve is None
+    assert parse_status(document(serve=None), "gpu1").serve is None
 
 
 # fault: wire/status.py: gpus: tuple[AllGpus, AllGpus] → gpus: tuple[Gpus, Gpus]
 def test_the_gpus_of_256_hosts_are_a_status() -> None:
     """The limit of one host was that of all of them: with more than 1024 GPUs no command could read the status."""
     raw = document().replace(b"[4.0, 4]", b"[2048.0, 4096]")
-    status = parse_status(raw)
+    status = parse_status(raw, "gpu1")
     assert status.serve and status.serve.gpus == (2048, 4096)
 
 
 @pytest.mark.parametrize("raw", [b"", b"{", b"[]", b"null", b"{}", b'{"v": 1}', document(group={}), b"\xff"])
 def test_what_no_node_writes_is_one_clear_error(raw: bytes) -> None:
     with pytest.raises(UnreadableStatus, match="cannot be read"):
-        parse_status(raw)
+        parse_status(raw, "gpu1")
 
 
 # fault: wire/reading.py: if isinstance(value, int | float) and not -MAX_NUMBER <= value < MAX_NUMBER: → if False:
@@ -86,18 +86,18 @@ def test_a_number_that_json_does_not_have_is_refused(number: str, place: str) ->
     assert place in raw
     key, bracket = place.split(": ", maxsplit=1)[0], "[" * ("[" in place)
     with pytest.raises(UnreadableStatus, match="cannot be read"):
-        parse_status(raw.replace(place, f"{key}: {bracket}{number}").encode())
+        parse_status(raw.replace(place, f"{key}: {bracket}{number}").encode(), "gpu1")
 
 
 def test_another_version_is_refused_politely() -> None:
     with pytest.raises(UnreadableStatus, match="version 2; this vcluster reads version 1"):
-        parse_status(document(v=2))
+        parse_status(document(v=2), "gpu1")
 
 
 @given(st.binary(max_size=200))
 def test_no_bytes_are_a_traceback(raw: bytes) -> None:
     with pytest.raises(UnreadableStatus):
-        parse_status(raw)
+        parse_status(raw, "gpu1")
 
 
 def node(address: str, gpus: float = 2, *, alive: bool = True) -> GroupNode:
@@ -138,7 +138,7 @@ def test_membership(nodes: list[GroupNode], expected: GroupMembership) -> None:
     ],
 )
 def test_a_status_counts_while_it_is_recent(updated: float, started: float, now: float, found: str | None) -> None:
-    worth = current(parse_status(document(updated=updated, beat=5.0)), started, now)
+    worth = current(parse_status(document(updated=updated, beat=5.0), "gpu1"), started, now)
     assert (worth.serve.phase if worth and worth.serve else None) == found
     if found == "unknown":
         assert worth is not None
@@ -147,7 +147,7 @@ def test_a_status_counts_while_it_is_recent(updated: float, started: float, now:
 
 @pytest.mark.parametrize(("started", "found"), [(90.0, True), (101.0, False)])
 def test_a_node_of_an_earlier_version_counts_at_any_age(started: float, found: bool) -> None:
-    assert (current(parse_status(document(updated=100.0)), started, 10_000.0) is not None) is found
+    assert (current(parse_status(document(updated=100.0), "gpu1"), started, 10_000.0) is not None) is found
 
 
 # fault: kernel/plan/node_status.py: if state != "here"} → if not state}
@@ -174,7 +174,7 @@ def test_a_status_that_takes_much_memory_is_refused() -> None:
     """Of 3 MB with one emoji a text the dashboard took 120 MB."""
     long = document(replicas=many(32, last_line="\N{GRINNING FACE}" + "x" * 50_000))
     with pytest.raises(UnreadableStatus, match=f"is larger than {MAX_STATUS} bytes"):
-        parse_status(long)
+        parse_status(long, "gpu1")
     assert sample.MAX_STATUS == MAX_STATUS
 
 
@@ -190,7 +190,7 @@ def test_a_status_of_many_replicas_that_failed_is_read() -> None:
     nodes = [row] * 512
     raw = document(replicas=replicas, group=group, roll={"nodes": nodes, "error": cause})
     assert len(raw) + LINES_BYTES < MAX_STATUS
-    found = parse_status(raw)
+    found = parse_status(raw, "gpu1")
     assert (len(found.replicas), len(found.group.nodes), found.roll and len(found.roll.nodes)) == (64, 1256, 512)
 
 
@@ -203,13 +203,13 @@ def test_a_status_has_no_more_nodes_than_a_cluster() -> None:
     group = json.loads(document())["group"]
     group["nodes"] = [{"id": "a", "address": "10.0.0.1", "alive": True, "gpus": 1}] * 5000
     rows = [{"host": "a", "address": "10.0.0.1", "gpus": 1, "state": "here", "since": 1}] * 5000
-    found = parse_status(document(group=group, roll={"nodes": rows}))
+    found = parse_status(document(group=group, roll={"nodes": rows}), "gpu1")
     assert found.roll
     assert (len(found.group.nodes), len(found.roll.nodes)) == (2048, 1024)
     ranks = {f"10.0.{number // 250}.{number % 250}": 1 for number in range(513)}
     with pytest.raises(UnreadableStatus, match=r"replicas\.0\.ranks has more than 512 entries"):
-        parse_status(document(replicas=many(1, ranks=ranks)))
+        parse_status(document(replicas=many(1, ranks=ranks)), "gpu1")
     ranks.popitem()
-    assert parse_status(document(replicas=many(16, ranks=ranks)))
+    assert parse_status(document(replicas=many(16, ranks=ranks)), "gpu1")
     with pytest.raises(UnreadableStatus, match="has ranks on more than 8192 hosts"):
-        parse_status(document(replicas=many(17, ranks=ranks)))
+        parse_status(document(replicas=many(17, ranks=ranks)), "gpu1")

@@ -266,7 +266,12 @@ def _write(path: Path, files: Mapping[str, bytes]) -> None:
     try:
         # A new file for its owner alone, also where another process made one a moment ago.
         with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as stream:
-            stream.write(content.getvalue())
+            try:
+                stream.write(content.getvalue())
+                stream.flush()
+            except OSError:
+                path.unlink(missing_ok=True)
+                raise
     except OSError as error:
         raise UsageError(f"{path} cannot be written: {error.strerror}", hint="vcluster explain --bundle FILE") from None
 

@@ -19,6 +19,12 @@ from vllm_cluster.wire.values import Url
 ASK_SECONDS = 150.0
 
 
+class NoSuchModel(PreflightFailed):
+    """The hub has no model of that name."""
+
+    code = "no-such-model"
+
+
 def ask_hub(connection: HostConnection, place: Place, question: Mapping[str, Any]) -> HubModel:
     """The repository at the commit behind the revision; the question has model, revision, token and endpoint.
 
@@ -81,4 +87,6 @@ def _refusal(host: str, question: Mapping[str, Any], answer: HubAnswer) -> Vclus
     text, hint = texts[answer.problem]
     if answer.problem == "unreachable":
         return Unreachable(host, f"pull: {text}", hint=hint)
-    return PreflightFailed(f"{host}: pull: {text}", hint=hint)
+    # A name that is none may be misspelt; of any other the hub has this model.
+    kind = NoSuchModel if answer.problem in ("missing", "name") else PreflightFailed
+    return kind(f"{host}: pull: {text}", hint=hint)

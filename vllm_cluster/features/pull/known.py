@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from vllm_cluster.features.pull.folder import find_folder
 from vllm_cluster.features.pull.hosts import PullHosts
+from vllm_cluster.features.pull.hub_listing import NoSuchModel
 from vllm_cluster.features.pull.models import near_cached
 from vllm_cluster.features.pull.plan import WantedModel, ask_about
 from vllm_cluster.kernel.errors import PreflightFailed, Unreachable, VclusterError
@@ -52,7 +53,7 @@ def find_model(hosts: PullHosts, wanted: WantedModel, via: str) -> HubModel:
             return ask_about(hosts, wanted, via)
         except Unreachable as error:
             why, reason = error, error.message
-        except PreflightFailed as error:
+        except NoSuchModel as error:
             raise _with_meant(hosts, wanted, error) from None
     found = {name: one for name, one in _listed(hosts, wanted).items() if one.digest}
     if not found:

@@ -108,7 +108,7 @@ class NodeHandle:
 
     def _described(self, found: ContainerInfo) -> NodeState:
         raw = self.read("status.json")
-        status = parse_status(raw) if raw else None
+        status = parse_status(raw, self.host) if raw else None
         # The file outlives the container, and the node program may have stopped.
         now = self.connection.docker.now
         return NodeState(found, current(status, found.started, now) if status else None)

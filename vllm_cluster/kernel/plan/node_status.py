@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from vllm_cluster.kernel.errors import VclusterError
+from vllm_cluster.kernel.errors import HostError
 from vllm_cluster.kernel.explain.progress import is_trouble
 from vllm_cluster.wire.reading import RefusedDocument, convert, document
 from vllm_cluster.wire.roll import Roll
@@ -59,8 +59,8 @@ def _unknown(serve: ServeStatus, why: str) -> ServeStatus:
     return replace(serve, phase="unknown", detail=why, token_age_seconds=None)
 
 
-class UnreadableStatus(VclusterError):
-    """A status file that this vcluster cannot read."""
+class UnreadableStatus(HostError):
+    """A status file of a host that this vcluster cannot read."""
 
     code = "unreadable-status"
 
@@ -102,13 +102,13 @@ def last_words(group: GroupStatus) -> str:
     return next((line for line in reversed(lines) if is_trouble(line)), lines[-1] if lines else "")
 
 
-def parse_status(raw: bytes) -> NodeStatus:
-    """Read a status.json; keys that a newer node may have added are passed over.
+def parse_status(raw: bytes, host: str) -> NodeStatus:
+    """Read the status.json of a host; keys that a newer node may have added are passed over.
 
     Raises:
         UnreadableStatus: it is of another version, or not what a node writes.
     """
-    what = "a node's status.json"
+    what = "its status.json"
     try:
         found = document(raw, what, MAX_STATUS)
         version = found.get("v", VERSION) if isinstance(found, dict) else VERSION
@@ -116,8 +116,9 @@ def parse_status(raw: bytes) -> NodeStatus:
             return convert(NodeStatus, found, what)
     except RefusedDocument as refused:
         why = f"{refused.field} {refused.why}".strip()
-        raise UnreadableStatus(f"{what} cannot be read: {why}", hint="vcluster up") from None
+        raise UnreadableStatus(host, f"{what} cannot be read: {why}", hint="vcluster up") from None
     raise UnreadableStatus(
+        host,
         f"{what} has version {version}; this vcluster reads version {VERSION}",
         hint="use the vcluster that started the cluster, or with this one:\nvcluster up",
     )

@@ -89,7 +89,7 @@ def remember_model(model: str) -> None:
 
 def _models() -> list[str]:
     try:
-        return read_own_file(_file()).decode().splitlines()
+        return list(filter(None, read_own_file(_file()).decode().split("\n")))
     except (OSError, ValueError, VclusterError):
         return []
 

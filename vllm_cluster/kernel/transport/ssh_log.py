@@ -17,7 +17,7 @@ _REVOKED = re.compile(r"host key for (\S+) was revoked by (.+)|key for (\S+) is 
 _UNKNOWN = re.compile(r"host key is known for (\S+) and you have requested")
 _CHANGED = re.compile(r"Host key for (\S+) has changed")
 _DENIED = re.compile(r"(\S{1,300}): Permission denied \((.{0,300})\)")
-_OFFERED = re.compile(r"Offering public key: (.{1,400}?)(?: explicit| agent)*$", re.M)
+_OFFERED = re.compile(r"Offering public key: ([^\r\n]{1,400}?)(?: explicit| agent)*\r?$", re.M)
 _PASSPHRASE = re.compile(r"incorrect passphrase supplied to decrypt private key|Load key \"(.{1,400})\": (.{1,400})")
 _NO_NAME = re.compile(r"Could not resolve hostname (\S+): (.+)")
 _NO_COMMON = re.compile(r"(no matching .+)|(Bad remote protocol version.*)|(banner line contains invalid characters)")
@@ -120,7 +120,7 @@ def _not_reached(text: str, at: SshEndpoint, seconds: float, of_proxy: str | Non
     if proxy and of_proxy is not None and (of_proxy or "UNKNOWN port" in text or "Connection closed by remote" in text):
         found = _PROXY.search(of_proxy)
         why = found[1] if found else _last_line(of_proxy) or "it closed the connection"
-        return connect_errors.proxy_failed(at, proxy, why[:MAX_LINE])
+        return connect_errors.proxy_failed(at, proxy, why[:MAX_LINE].strip())
     if found := _NO_COMMON.search(text):
         return connect_errors.not_ssh(at, found[0])
     if "timed out" in text or not text:

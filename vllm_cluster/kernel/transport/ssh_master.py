@@ -212,7 +212,9 @@ def _private_folder() -> Path:
     Raises:
         UsageError: there is none.
     """
-    for parent in dict.fromkeys((tempfile.gettempdir(), "/tmp")):  # noqa: S108 - what is made in it is private
+    # ssh reads % and ${ in the name of its socket as words of its own, and not in that of its log.
+    parents = (one for one in (tempfile.gettempdir(), "/tmp") if not {"%", "$"} & set(one))  # noqa: S108 - private below
+    for parent in dict.fromkeys(parents):
         with contextlib.suppress(OSError):
             folder = Path(tempfile.mkdtemp(prefix="vc-", dir=parent))
             if len(os.fsencode(folder)) + 2 <= MAX_SOCKET_PATH:

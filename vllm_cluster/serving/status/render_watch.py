@@ -12,7 +12,7 @@ from dataclasses import asdict
 from types import TracebackType
 from typing import Self
 
-from vllm_cluster.kernel.terminal.output import console, out, styled
+from vllm_cluster.kernel.terminal.output import END, console, out, styled
 from vllm_cluster.kernel.terminal.printable import plain, wants_color
 from vllm_cluster.kernel.terminal.table import cut, table
 from vllm_cluster.serving.status.counters import ModelLoad
@@ -89,7 +89,7 @@ class Picture:
         """Draw it."""
         width, height = shutil.get_terminal_size()
         rows = picture(view, width, height, self._paste)
-        parts = [part for text, style in rows for part in (("\n", ""), (text, style))]
+        parts = [part for text, style in rows for part in ((END, ""), (text, style))]
         drawn = styled(*parts[1:], no_wrap=True, overflow="crop")
         self._live.update(drawn, refresh=True)
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
 from vllm_cluster.kernel.checks.docker import warn_of_foreign
-from vllm_cluster.kernel.errors import HostError, UsageError, VclusterError
+from vllm_cluster.kernel.errors import UsageError, VclusterError
 from vllm_cluster.kernel.hosts.connection import Fleet, HostConnection
 from vllm_cluster.kernel.hosts.runtime import SYSTEM, Runtime
 from vllm_cluster.kernel.inventory.model import Inventory
@@ -162,10 +162,7 @@ class _WatchedHost:
 
     def _with_status(self, state: HostState, sample: NodeSample) -> HostState:
         """What the node program has written by now, and who changed the cluster last where its request is new."""
-        try:
-            written = parse_status(sample.status.encode()) if sample.status else None
-        except VclusterError as error:
-            raise HostError(self.name, error.message, hint=error.hint) from error
+        written = parse_status(sample.status.encode(), self.name) if sample.status else None
         status = current(written, state.started, sample.time) if written else None
         changed = state.changed
         if state.role == "head" and _request(status) != _request(state.status):

@@ -85,6 +85,8 @@ def _explain(resolved: SshEndpoint, error: BaseException, wire: KeepaliveSocket,
         raise connect_errors.proxy_failed(resolved, proxy, wire.failure or "it stays silent") from error
     if wire.failure:
         raise connect_errors.closed_early(resolved) from error
+    if "banner" in text and wire.received:
+        raise connect_errors.not_ssh(resolved, "its first line is none of SSH") from error
     if "timed out" in text or "banner" in text or "existing session" in text:
         raise connect_errors.no_answer(resolved, seconds) from error
     raise connect_errors.not_ssh(resolved, text) from error

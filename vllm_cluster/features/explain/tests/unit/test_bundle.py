@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 import tarfile
 from pathlib import Path
 
 import pytest
 
+from tests.support.bounds import full_disk
 from tests.support.json_schemas import validate
 from tests.support.sim import lab, make
 from vllm_cluster.features.explain import bundle, verb
@@ -37,6 +39,15 @@ def test_a_name_stays_in_its_folder(tmp_path: Path, name: str, packed: str) -> N
 def test_a_path_that_cannot_be_written_is_reported(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="cannot be written"):
         bundle._write(tmp_path / "none" / "x.tar.gz", {})
+
+
+# fault: features/explain/bundle.py: path.unlink(missing_ok=True) → pass
+def test_a_full_disk_leaves_no_part_of_it(tmp_path: Path) -> None:
+    """The same command was refused then, because of the file."""
+    path = tmp_path / "x.tar.gz"
+    with full_disk(1 << 20), pytest.raises(UsageError, match="cannot be written: File too large"):
+        bundle._write(path, {"noise": os.urandom(2 << 20)})
+    assert not path.exists()
 
 
 # fault: features/explain/verb.py: if failures: → if not packed:

@@ -13,6 +13,7 @@ from tests.support import world
 from vllm_cluster.features.pull import hosts as pull_hosts
 from vllm_cluster.features.pull import known as pull_known
 from vllm_cluster.features.pull.hosts import PullHosts
+from vllm_cluster.features.pull.hub_listing import NoSuchModel
 from vllm_cluster.features.pull.known import find_model
 from vllm_cluster.features.pull.plan import WantedModel
 from vllm_cluster.kernel.errors import PreflightFailed, Unreachable, VclusterError
@@ -77,13 +78,21 @@ def test_whoever_sets_the_hubs_own_variable_asks_no_hub(found: Any, monkeypatch:
 
 # fault: features/pull/known.py: raise _with_meant(hosts, wanted, error) from None → raise
 # fault: features/pull/known.py: raise _with_meant(hosts, wanted, why) → raise why
-@pytest.mark.parametrize("kind", [Unreachable, PreflightFailed])
+@pytest.mark.parametrize("kind", [Unreachable, NoSuchModel])
 def test_a_misspelt_name_is_answered_with_the_model_of_the_hosts(found: Any, kind: Any) -> None:
     """The other fixes would fetch the slip."""
     error = kind(*("gpu1",) * (kind is Unreachable), "pull: the hub has none", hint="hf download lab/modle")
     with pytest.raises(kind) as refused:
         found(error, {}, replace(WANTED, model="lab/modle", revision="v2"))
     assert (refused.value.instead, refused.value.hint) == ({"lab/modle@v2": "lab/model@v2"}, None)
+
+
+# fault: features/pull/known.py: except NoSuchModel as error: → except PreflightFailed as error:
+def test_the_remedy_for_a_gated_model_is_not_another_model(found: Any) -> None:
+    """A host's cache would choose the model that is pulled next."""
+    with pytest.raises(PreflightFailed) as refused:
+        found(PreflightFailed("gated", hint="open PAGE"), {}, replace(WANTED, model="lab/modle"))
+    assert (refused.value.instead, refused.value.hint) == ({}, "open PAGE")
 
 
 def test_hosts_with_different_revisions_are_reported_with_their_commits(found: Any) -> None:
