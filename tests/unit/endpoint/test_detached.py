@@ -91,8 +91,9 @@ def test_what_cannot_be_read_is_nothing(state: State, noted: str) -> None:
 
 
 def test_one_that_cannot_begin_leaves_its_words(state: State) -> None:
-    with pytest.raises(VclusterError, match=r"^no way to gpu1\nfix: ssh gpu1$"):
-        start(state, "import sys; sys.exit('   0.1s  connecting\\nerror: no way to gpu1\\nfix: ssh gpu1')")
+    with pytest.raises(VclusterError, match=r"^no way to gpu1$") as caught:
+        start(state, "import sys; sys.exit('   0.1s  connecting\\nerror: no way to gpu1\\n  | fix: x\\nfix: ssh gpu1')")
+    assert caught.value.fixes == ["ssh gpu1"]
     assert state.running() is None
 
 

@@ -129,7 +129,7 @@ def _warn(cluster: str, identity: str, host: str, error: VclusterError, emit: Em
     """Warn about a member that left and whose node is not removed, with what to do."""
     if isinstance(error, LeftAlone):
         # No command to paste there: it would remove a node of which it is not known whose it is.
-        lines = (error.hint or "").splitlines()
+        lines = error.fixes
         todo = f"to {'remove its node, or to ' if len(lines) > 1 else ''}forget it: {', or: '.join(lines)}"
         emit(Event("warning", f"{error.detail}; {'it is forgotten' if forgotten else todo}", host))
         return

@@ -112,8 +112,9 @@ class State:
             _end(child.pid, start_time(child.pid))
             raise
         _end(child.pid, start_time(child.pid))
-        words = "\n".join(line.removeprefix("error: ") for line in self._last_words())
-        raise VclusterError(words or f"the tunnel did not open within {START_SECONDS:.0f} s", again=())
+        errors, fixes = self._last_words("error: "), self._last_words("fix: ")
+        late = f"the tunnel did not open within {START_SECONDS:.0f} s"
+        raise VclusterError(*(errors or [late]), hint="\n".join(fixes) or None, again=())
 
     def end(self) -> bool:
         """End it and remove what was noted; whether it ran."""
@@ -132,12 +133,12 @@ class State:
 
     def why_ended(self) -> str:
         """The error with which the last one ended by itself; empty where it was ended, or is not known."""
-        return "; ".join(line.removeprefix("error: ") for line in self._last_words() if line.startswith("error: "))
+        return "; ".join(self._last_words("error: "))
 
-    def _last_words(self) -> list[str]:
+    def _last_words(self, label: str) -> list[str]:
         with suppress(OSError):
-            lines = read_own_file(self.log).decode("utf-8", "replace").strip().splitlines()
-            return [line for line in lines if line.startswith(("error: ", "fix: "))]
+            lines = read_own_file(self.log).decode("utf-8", "replace").split("\n")
+            return [line.removeprefix(label).strip() for line in lines if line.startswith(label)]
         return []
 
 

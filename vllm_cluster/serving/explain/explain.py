@@ -189,7 +189,9 @@ def _of_hosts(slug: str, above: Sequence[str], hosts: Sequence[HostStatus], read
     """The verdict by what `status` shows of hosts, with its remedies; what the logs have comes below it."""
     texts = [*above, *(redact(" ".join(f"{host.host}: {host.problem}".split())) for host in hosts)]
     places = tuple(LogPosition("status", number, text) for number, text in enumerate(texts, 1))
-    fixes = dict.fromkeys(line for host in hosts for line in host.fix.splitlines() if line != "vcluster explain")
+    fixes = dict.fromkeys(
+        line for host in hosts for line in host.fix.split("\n") if line not in ("", "vcluster explain")
+    )
     known = FAILURES[slug]
     symptom = MatchedFailure(replace(known, fix="\n".join(fixes) or known.fix), places, (), len(places))
     others = (*((read.symptom,) if read.symptom else ()), *read.other_causes)

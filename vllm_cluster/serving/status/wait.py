@@ -48,7 +48,8 @@ def wait(inventory: Inventory, emit: Emit, seconds: float, *, runtime: Runtime =
                 raise
             except (Unreachable, ConnectionLost, TimedOut) as error:
                 node, away = None, error
-                text = f"{head} does not answer: {error.detail.splitlines()[0]}"
+                first, _, _ = error.detail.partition("\n")
+                text = f"{head} does not answer: {first}"
             except VclusterError:
                 if not missing.left():
                     raise
