@@ -286,7 +286,7 @@ def shared(folder: Path) -> Iterator[Found]:
         yield from (future.result() for future in futures)
 
 
-# fault: kernel/terminal/output.py: CONTINUED = "\n  | " → CONTINUED = "\n"
+# fault: kernel/terminal/output.py: MARK = "  | " → MARK = ""
 @pytest.mark.slow
 @pytest.mark.parametrize("end", ["\n", "\r"], ids=["LF", "CR"])
 def test_no_reason_of_a_host_is_shown_as_a_remedy(tmp_path: Path, end: str) -> None:

@@ -125,6 +125,10 @@ SHAPES = {
     "an AWS key": "AKIAABCDEFGHIJKLMNOP",
     "an OpenSSH key": "-----BEGIN OPENSSH PRIVATE KEY-----\nb3BlbnNzaC1rZXk\n-----END OPENSSH PRIVATE KEY-----",
     "the beginning of an RSA key": "-----BEGIN RSA PRIVATE KEY-----\nProc-Type: 4,ENCRYPTED\nMIIEvQ",
+    "a key behind times": "".join(
+        f"2026-11-29T16:44:11.1Z {line}\n"
+        for line in ("-----BEGIN RSA PRIVATE KEY-----", *(["MIIEvQ" * 10] * 50), "-----END RSA PRIVATE KEY-----")
+    ),
     "a PGP key": "-----BEGIN PGP PRIVATE KEY BLOCK-----\nlQdGBF\n-----END PGP PRIVATE KEY BLOCK-----",
     "a Hugging Face token": "hf_" + "aBcDeFgH" * 4,
     "the same in JSON": "\\nhf_" + "aBcDeFgH" * 4,

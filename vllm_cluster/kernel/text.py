@@ -41,7 +41,7 @@ _TOKENS = rf"""(?x){_START}(?:
 )"""
 _PEM = (
     # Greedy where possessive would do, here and below: Python 3.11.0 to 3.11.4 match a possessive group wrongly.
-    r"-----BEGIN [A-Z0-9 ]{0,40}PRIVATE KEY(?: BLOCK)?-----(?:[^-]{0,20000}+(?:-(?!----)[^-]{0,20000}+){0,40})"
+    r"-----BEGIN [A-Z0-9 ]{0,40}PRIVATE KEY(?: BLOCK)?-----(?:[^-]{0,20000}+(?:-(?!----)[^-]{0,20000}+){0,4000})"
     r"(?:-----END [A-Z0-9 ]{0,40}PRIVATE KEY(?: BLOCK)?-----)?+"
 )
 _NAMES = r"""(?:passwd|password|passphrase|secret|(?P<token>token)|credentials?

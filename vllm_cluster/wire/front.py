@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
-from vllm_cluster.wire.values import Address, Count, Line, Name, Number, Port, between, inside
+from vllm_cluster.wire.values import Address, Count, Line, Name, Number, Port, ServedName, between, inside
 
 FORMAT = 1
 # 64 deployments of 64 replicas, with the longest names that are in use.
@@ -39,7 +39,7 @@ class FrontDeployment:
     `absent` are the numbers of those that have no API now, since none of their starts runs.
     """
 
-    name: Name
+    name: ServedName
     replicas: tuple[FrontReplica, ...] = ()
     phase: Line = ""
     retry_after: Annotated[int, between(1, 86400)] = 5

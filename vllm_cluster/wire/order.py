@@ -13,7 +13,7 @@ from vllm_cluster.wire.backends import BackendName
 from vllm_cluster.wire.reading import RefusedDocument, convert, document
 from vllm_cluster.wire.roll import MAX_GPUS
 from vllm_cluster.wire.status import FailedRequest
-from vllm_cluster.wire.values import LOOPBACK, Address, Count, Name, Number, Port, Word, between
+from vllm_cluster.wire.values import LOOPBACK, Address, Count, Name, Number, Port, ServedName, Word, between
 
 # 1 had a command line in place of the intent; it is read as one deployment with one replica. Where not Ray joins the
 # parts it is 3, which a node program of before refuses: it would start the leader's alone. Several replicas are 4, and
@@ -48,8 +48,8 @@ class Deployment:
     with `rollback` what was ready before is served again where this cannot be. `replicas` share its requests.
     """
 
-    name: Name
-    model: Name
+    name: ServedName
+    model: ServedName
     flags: tuple[Word, ...] = ()
     tp: Degree | None = None
     pp: Degree | None = None

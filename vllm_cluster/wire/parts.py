@@ -16,6 +16,7 @@ from vllm_cluster.wire.values import (
     Name,
     Number,
     Port,
+    ServedName,
     at_most,
     between,
     brief,
@@ -52,8 +53,8 @@ class PartOrder:
     """
 
     id: RunId
-    name: Name
-    model: Name
+    name: ServedName
+    model: ServedName
     part: Part
     api: tuple[Address, Port] | None = None
     ending: EndKind = ""

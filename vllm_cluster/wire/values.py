@@ -71,6 +71,13 @@ def _name(text: str) -> str:
     return text
 
 
+def _served(text: str) -> str:
+    # It begins lines that people read: with a blank it could be a whole remedy.
+    if " " in _name(text):
+        raise ValueError("has a blank")
+    return text
+
+
 def _word(text: str) -> str:
     # The kernel takes no longer word of a command, and none with a NUL; a lone surrogate is a byte that is not UTF-8.
     if _NO_WORD.search(text) or len(text.encode()) >= MAX_WORD:
@@ -142,6 +149,8 @@ class Url:
 
 # These become a URL, words of commands and rows of tables on a person's machine; a host may write anything.
 Name = Annotated[str, _name]
+# What clients ask for as `model`, and the model itself.
+ServedName = Annotated[str, _served]
 Word = Annotated[str, _word]
 # A document in a document: it is read by itself.
 Long = Annotated[str, _long]

@@ -81,6 +81,7 @@ def test_a_connection_that_ended_is_not_a_login_shell(last: str, ended: bool) ->
         "Received disconnect from 10.0.0.7 port 22:2: x",
         "debug1: Remote: x",
         "Unable to negotiate with 10.0.0.7 port 22: no matching host key type found. Their offer: x",
+        'debug1: Server host certificate: ssh-ed25519-cert-v01@openssh.com SHA256:x, serial 0 ID "x',
         "debug1: expecting SSH2_MSG_NEWKEYS\ndebug1: kex_ext_info_client_parse: x",
     ],
 )
@@ -91,3 +92,11 @@ def test_behind_text_of_a_host_no_key_is_accused(before: str) -> None:
     error = ssh_log.explain(f"{version}{before}\n{accused}", AT, 5)
     assert not isinstance(error, HostKeyRejected)
     assert "ssh-keygen" not in str(error.hint)
+
+
+# fault: kernel/transport/ssh_log.py: if "Server host certificate: " in log and → if False and
+def test_a_certificate_that_is_not_accepted_is_named() -> None:
+    shown = 'debug1: Server host certificate: ssh-ed25519-cert-v01@openssh.com SHA256:x, serial 0 ID "x" CA y\n'
+    error = ssh_log.explain(f"{shown}Host key verification failed.\n", AT, 5)
+    assert isinstance(error, HostKeyRejected)
+    assert error.message == "gpu1: ssh does not accept the host certificate of ada@10.0.0.7:22"

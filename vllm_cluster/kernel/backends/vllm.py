@@ -203,7 +203,7 @@ def vllm_environment() -> dict[str, str]:
 
 
 def _check_word(what: str, value: str) -> None:
-    if not value or value.startswith("-") or not value.isprintable():
+    if not value or value.startswith("-") or not value.isprintable() or " " in value:
         raise UsageError(f"{value!r} cannot be {what}", hint="flags for vLLM go behind --")
 
 

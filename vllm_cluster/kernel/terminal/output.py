@@ -21,8 +21,8 @@ class Style(str):
 
 RED, YELLOW, BOLD, DIM = Style("\x1b[31m"), Style("\x1b[33m"), Style("\x1b[1m"), Style("\x1b[2m")
 PLAIN, END, _NONE = Style("\x1b[0m"), Style("\n"), Style()
-# A line begins only where our own code ends one: the second line of a text from elsewhere has a mark.
-CONTINUED = "\n  | "
+# A line begins only where our own code ends one: what a text from elsewhere has on its second line is behind a mark.
+MARK = "  | "
 
 
 def styles(color: str, *wanted: Style, stdout: bool = True) -> tuple[Style, ...]:
@@ -70,7 +70,7 @@ def documents(values: Iterable[str]) -> None:
 
 
 def _safe(part: str) -> str:
-    return part if isinstance(part, Style) else as_called(clean(part)).replace("\n", CONTINUED)
+    return part if isinstance(part, Style) else as_called(clean(part)).replace("\n", f"\n{MARK}")
 
 
 def raw(given: bytes, *, of_errors: bool) -> None:

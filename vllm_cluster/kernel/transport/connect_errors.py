@@ -38,6 +38,13 @@ def unknown_key(at: SshEndpoint, shown: str, *, authority: bool = False) -> Host
     )
 
 
+def refused_certificate(at: SshEndpoint) -> HostKeyRejected:
+    """The host shows a certificate that ssh does not accept."""
+    return HostKeyRejected(
+        at.name, f"ssh does not accept the host certificate of {at.where}", hint=f"see why: {_by_hand(at)}"
+    )
+
+
 def changed_key(at: SshEndpoint, shown: str, line: str) -> HostKeyRejected:
     """The host shows another key than the one in `line` (file:number) of known_hosts."""
     file = line.rpartition(":")[0]

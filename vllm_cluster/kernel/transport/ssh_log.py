@@ -25,7 +25,8 @@ _NO_COMMON = re.compile(r"(no matching .+)|(Bad remote protocol version.*)|(bann
 # from there on may be the host's. OpenSSH leaves them in: strnvis with VIS_SAFE, log.c.
 _HOSTS_WORDS = re.compile(
     # With new keys the host's own key has been accepted: no word about it comes later.
-    r"Received disconnect from |debug1: Remote: |Their offer: |Bad remote protocol version|SSH2_MSG_NEWKEYS"
+    r"Received disconnect from |debug1: Remote: |Their offer: |Bad remote protocol version|Server host certificate: |"
+    r"SSH2_MSG_NEWKEYS"
 )
 _DISCONNECTS = re.compile(r"Received disconnect from \S{1,100} port \d{1,5}:\d{1,10}: (.*)")
 _LAST_WORDS = re.compile(r"Received disconnect from |debug1: Remote: ")
@@ -72,6 +73,7 @@ def explain(log: str, at: SshEndpoint, seconds: float, *, of_proxy: str = "") ->
     own = _before(_HOSTS_WORDS, log)
     return (
         _key_rejected(own, "\n".join(words(own)), at)
+        or _certificate_rejected(log, text, at)
         or _login_refused(log, text, at)
         or _not_reached(text, at, seconds, None if "Remote protocol version" in own else of_proxy)
         or connect_errors.not_ssh(at, _reason(text) or _last_line(text) or "ssh exited without output")
@@ -93,6 +95,13 @@ def _key_rejected(log: str, text: str, at: SshEndpoint) -> Unreachable | None:
         return connect_errors.changed_key(at, shown, line[1] if line else "known_hosts")
     if _UNKNOWN.search(text):
         return connect_errors.unknown_key(at, shown)
+    return None
+
+
+def _certificate_rejected(log: str, text: str, at: SshEndpoint) -> Unreachable | None:
+    # Its name is text of whoever made it, so that no more than this is known of why.
+    if "Server host certificate: " in log and "Host key verification failed" in text:
+        return connect_errors.refused_certificate(at)
     return None
 
 

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 
-from vllm_cluster.kernel.terminal.output import BOLD, YELLOW, out, styles, with_ends
+from vllm_cluster.kernel.terminal.output import BOLD, MARK, YELLOW, out, styles, with_ends
 from vllm_cluster.kernel.terminal.printable import plain
 from vllm_cluster.kernel.terminal.table import columns, cut, table
 from vllm_cluster.kernel.text import age, host_port
@@ -78,7 +78,7 @@ def fitted(line: str, width: int | None) -> list[str]:
         return [cut(line, width)]
     short = cut(line, MAX_LINES * width)
     # A URL is copied whole.
-    return textwrap.wrap(short, width, subsequent_indent="  ", break_on_hyphens=False, break_long_words=False)
+    return textwrap.wrap(short, width, subsequent_indent=MARK, break_on_hyphens=False, break_long_words=False)
 
 
 def _row(host: HostStatus) -> dict[str, str]:

@@ -7,6 +7,7 @@ import fcntl
 import hashlib
 import json
 import os
+import secrets
 import stat
 from array import array
 from collections.abc import Iterator, Mapping
@@ -141,22 +142,19 @@ class RowFile:
                 starts[place.line] = at
             at += len(row)
         path = Path(os.path.realpath(self.path))
-        fresh = path.with_name(f"{path.name}.sorting")
-        fresh.unlink(missing_ok=True)
+        # A name that nobody has: a file of the person's, as another batch's input, may have any that can be guessed.
+        fresh = path.with_name(f".{path.name}.{secrets.token_hex(8)}.sorting")
+        ordered = RowFile(fresh, new=True)
         try:
-            ordered = RowFile(fresh, new=True)
-            try:
-                os.fchmod(ordered._fd, stat.S_IMODE(os.fstat(self._fd).st_mode))
-                with open(self._fd, "rb", closefd=False) as old, open(ordered._fd, "wb", closefd=False) as new:
-                    for start in filter(None, starts):
-                        old.seek(start - 1)
-                        new.write(old.readline())
-                os.fsync(ordered._fd)
-                fresh.replace(path)
-            except BaseException:
-                os.close(ordered._fd)
-                raise
+            os.fchmod(ordered._fd, stat.S_IMODE(os.fstat(self._fd).st_mode))
+            with open(self._fd, "rb", closefd=False) as old, open(ordered._fd, "wb", closefd=False) as new:
+                for start in filter(None, starts):
+                    old.seek(start - 1)
+                    new.write(old.readline())
+            os.fsync(ordered._fd)
+            fresh.replace(path)
         except BaseException:
+            os.close(ordered._fd)
             fresh.unlink(missing_ok=True)
             raise
         os.close(self._fd)

@@ -145,22 +145,27 @@ def test_a_row_of_a_head_and_a_line_of_a_colleague_take_little_memory(
 
 # fault: features/batch/on_head/files.py: RowFile(fresh, new=True) → RowFile(fresh)
 def test_nothing_is_sorted_into_a_link(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever else may write in the folder has a moment between the removal of an old one and the new one."""
-    output, aim = tmp_path / "out.jsonl", tmp_path / "bashrc"
+    """Whoever else may write in the folder could guess the name of the new file."""
+    output, aim, name = tmp_path / "out.jsonl", tmp_path / "bashrc", "0" * 16
     aim.write_text("# mine\n")
     output.touch()
-    unlink = Path.unlink
-
-    def plant(path: Path, *, missing_ok: bool = False) -> None:
-        unlink(path, missing_ok=missing_ok)
-        if path.name.endswith(".sorting") and not made:
-            made.append(path)
-            path.symlink_to(aim)
-
-    made: list[Path] = []
-    monkeypatch.setattr(Path, "unlink", plant)
+    link = tmp_path / f".out.jsonl.{name}.sorting"
+    link.symlink_to(aim)
+    monkeypatch.setattr("secrets.token_hex", lambda _: name)
     file = RowFile(output)
     with pytest.raises(lines.BatchProblem, match="File exists"):
         file.sort()
     os.close(file._fd)
-    assert made and aim.read_text() == "# mine\n"
+    assert link.is_symlink() and aim.read_text() == "# mine\n"
+
+
+# fault: features/batch/on_head/files.py: f".{path.name}.{secrets.token_hex(8)}.sorting" → f"{path.name}.sorting"
+def test_a_file_of_the_person_is_not_sorted_away(tmp_path: Path) -> None:
+    """The input of a batch of that name was removed once all of it was answered."""
+    output, own = tmp_path / "out.jsonl", tmp_path / "out.jsonl.sorting"
+    own.write_text("mine")
+    file = RowFile(output)
+    file.sort()
+    os.close(file._fd)
+    assert own.read_text() == "mine"
+    assert {path.name for path in tmp_path.iterdir()} == {"out.jsonl", "out.jsonl.sorting"}
