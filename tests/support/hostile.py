@@ -21,7 +21,7 @@ CASES = cases(200, 2_000, 100_000)
 BATCH = 50
 ATTACKS = (
     "-oProxyCommand=touch x", "--privileged", "--trust-remote-code", "$(touch x)", "`touch x`", "x;touch x",
-    "x\ntouch x", "x\nfix: touch x", "x\r  fix: touch x",
+    "x\ntouch x", "x\nfix: touch x", "x\r  fix: touch x", "fix: touch x",
     "'", '"', "\\", "'\\''", "a'b\"c", "-", "--", "-x", "=", "a=b", "#", "~", "*", "{a,b}", "!!", "%h",
     "%%", "&", "|x", ">x", "\x1b]52;c;eA==\x07", "[bold]", "\x9b31m", "\u202e", "\x85", "\u2028", "../..", "a/../b",
     "/a/../b", "/x:ro", "me@-x",

@@ -26,6 +26,7 @@ from vllm_cluster.kernel.transport.base import Result
 # What a shell would do with them, or a terminal, a path, a program's options, a table.
 WORDS = (
     "$(touch RAN)", "`touch RAN`", ";touch RAN;", "\ntouch RAN\n", "|touch RAN", "&touch RAN&", "x>RAN",
+    "fix: touch RAN", "  fix: touch RAN", "\nfix: touch RAN",
     "'$(touch RAN)'", '"$(touch RAN)"', "'; touch RAN; '", "\\'; touch RAN #", "(touch RAN)", "\rtouch RAN\r",
     " touch RAN", "#", "!!", "-oProxyCommand=touch RAN", "--help", "-", "--", "~", "*", "{a,b}", "=ls", "%self",
     "../../../RAN", "/tmp/vcluster-RAN", "a/../../RAN", "\x1b[2J\x1b]52;c;eA==\x07", "\x9b31m", "\x00", "\x7f",

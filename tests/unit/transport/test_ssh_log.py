@@ -74,7 +74,7 @@ def test_a_connection_that_ended_is_not_a_login_shell(last: str, ended: bool) ->
     assert ssh_log.ended(f"{STATISTICS}{last}\n") == (last if ended else "")
 
 
-# fault: kernel/transport/ssh_log.py: |SSH2_MSG_NEWKEYS →
+# fault: kernel/transport/ssh_log.py: |debug1: (?:expecting )?SSH2_MSG_NEWKEYS →
 @pytest.mark.parametrize(
     "before",
     [
@@ -100,3 +100,16 @@ def test_a_certificate_that_is_not_accepted_is_named() -> None:
     error = ssh_log.explain(f"{shown}Host key verification failed.\n", AT, 5)
     assert isinstance(error, HostKeyRejected)
     assert error.message == "gpu1: ssh does not accept the host certificate of ada@10.0.0.7:22"
+
+
+# fault: kernel/transport/ssh_log.py: r"^(?:Received disconnect from |debug1: Remote: |Unable → r"(?:Received disconnect from |debug1: Remote: |Unable
+@pytest.mark.parametrize(
+    "words", ["Received disconnect from ", "debug1: Remote: ", "Their offer: ", "SSH2_MSG_NEWKEYS"]
+)
+def test_a_version_of_a_host_hides_no_changed_key(words: str) -> None:
+    """It comes first: with such words in it the warning of a changed key was gone."""
+    version = f"debug1: Remote protocol version 2.0, remote software version OpenSSH_9.2 {words}\n"
+    changed = "REMOTE HOST IDENTIFICATION HAS CHANGED\nOffending ED25519 key in /home/ada/.ssh/known_hosts:1\n"
+    log = f"{version}{changed}Host key verification failed.\n"
+    assert "is not the one in /home/ada/.ssh/known_hosts:1" in ssh_log.explain(log, AT, 5).message
+    assert not ssh_log.let_in(f"{version}x\nAuthenticated to x\nHost key verification failed.\n")

@@ -9,6 +9,7 @@ from typing import Any
 
 from vllm_cluster.features.pull.models import CachedModels, RunningPull
 from vllm_cluster.kernel.models.listed import CachedModel
+from vllm_cluster.kernel.shell_line import shell_line
 from vllm_cluster.kernel.terminal.output import YELLOW, out, styles
 from vllm_cluster.kernel.terminal.printable import plain
 from vllm_cluster.kernel.terminal.table import columns, cut, table
@@ -78,6 +79,6 @@ def _lacking(found: CachedModels) -> Iterator[str]:
     for name in sorted(set().union(*complete.values())):
         lacking = [host for host, names in complete.items() if name not in names and arriving.get(host) != name]
         if none := [host for host in lacking if name not in there[host]]:
-            yield plain(f"{name} is not on {', '.join(none)}")
+            yield plain(f"{shell_line([name])} is not on {', '.join(none)}")
         if part := [host for host in lacking if name in there[host]]:
-            yield plain(f"{name} is not complete on {', '.join(part)}")
+            yield plain(f"{shell_line([name])} is not complete on {', '.join(part)}")

@@ -75,7 +75,7 @@ def warn_of_foreign(inventory: Inventory, facts: Mapping[str, HostFacts]) -> Ite
     for other in identity.find_foreign(inventory, facts):
         same = other.cluster == inventory.cluster
         fix = "use that cluster's inventory, or take the host out of this one"
-        mine = f"; or, if that cluster is yours, set id: {other.id}" if other.id else ""
+        mine = f"; or, if that cluster is yours, set id: {other.id}" if re.fullmatch("[0-9a-f]{16}", other.id) else ""
         fix = f"{fix}, or give this cluster another name (cluster:){mine}" if same else fix
         if other.id in who:
             fix = f"{fix}; who changed it last:\n{who[other.id]}"

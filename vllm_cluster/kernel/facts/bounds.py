@@ -15,6 +15,20 @@ T = TypeVar("T")
 MAX_TEXT, MAX_NUMBER = 4096, 1 << 63
 # Rows of one kind: a host with 250 pods has as many interfaces, and listens on some hundred ports.
 MAX_ROWS = 8192
+# What a driver, an adapter or a daemon calls itself may become a part of a remedy: no shell gives its characters a
+# meaning, and none is a whole remedy. Paths and names of people's own are quoted where they are words of a command.
+_PLAIN = ("nics.", "hcas.", "gids.", "gpus.", "docker.", "details.", "machine_id", "architecture", "boot_id")
+_FREE = frozenset({"docker.data_root", "docker.problem", "docker.missing_cdi_paths", "gpus.processes.name"})
+_FREE_DETAILS = (
+    "incomplete_files",
+    "broken_symlinks",
+    "without_tokenizer",
+    "filesystems",
+    "revisions",
+    "xids",
+    "image.entrypoint",
+)
+_OF_SHELLS = str.maketrans({"(": "[", ")": "]", **dict.fromkeys(";|&$`<>'\"\\\n", "\N{REPLACEMENT CHARACTER}")})
 # All that Python divides lines and words at.
 _ENDS = "\n \t\r\v\f\x1c\x1d\x1e\x85\N{NO-BREAK SPACE}\N{LINE SEPARATOR}\N{PARAGRAPH SEPARATOR}\N{IDEOGRAPHIC SPACE}"
 
@@ -51,7 +65,7 @@ def bounded(facts: T) -> T:
 def _bounded(value: object, field: str) -> object:
     if isinstance(value, str):
         _ensure(len(value) <= MAX_TEXT, field, f"have at most {MAX_TEXT} characters")
-        return words(value)
+        return words(value).translate(_OF_SHELLS) if _is_plain(field) else words(value)
     if isinstance(value, int | float):
         # False of NaN as well.
         _ensure(math.isfinite(value) and 0 <= value <= MAX_NUMBER, field, f"be from 0 to {MAX_NUMBER}")
@@ -65,6 +79,11 @@ def _bounded(value: object, field: str) -> object:
             return {_bounded(key, field): _bounded(entry, field) for key, entry in value.items()}
         return type(value)(_bounded(entry, field) for entry in value)
     return value
+
+
+def _is_plain(field: str) -> bool:
+    free = field in _FREE or field.removeprefix("details.").startswith(_FREE_DETAILS)
+    return field.startswith(_PLAIN) and not free
 
 
 def _ensure(holds: bool, field: str, limit: str) -> None:

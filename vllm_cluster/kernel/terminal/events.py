@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from vllm_cluster.kernel.events import Event
 from vllm_cluster.kernel.plan.plan import Plan
-from vllm_cluster.kernel.terminal.output import console, document, err, styled
+from vllm_cluster.kernel.terminal.output import console, document, err, folded, styled
 from vllm_cluster.kernel.terminal.plan import plan_document
 from vllm_cluster.kernel.terminal.printable import plain, wants_color
 from vllm_cluster.kernel.text import by_hosts
@@ -213,7 +213,7 @@ class LiveRenderer:
         if event.kind in ("note", "warning", "result", "failed") and text:
             style = {"warning": "yellow", "failed": "red", "result": "bold green"}.get(event.kind, "")
             host = f"{event.host}: " if event.host else ""
-            self._console.print(styled((f"{host}{text}", style)), soft_wrap=True)
+            self._console.print(styled((folded(f"{host}{text}", stdout=False), style)), soft_wrap=True)
 
     def _phase_is_over(self) -> None:
         """Lines that stay for the phase before and what it did; its rows go, but for those of hosts that failed."""

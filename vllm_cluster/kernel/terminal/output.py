@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import re
+import shutil
 import sys
+import unicodedata
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
 from vllm_cluster.kernel.terminal.called import as_called
-from vllm_cluster.kernel.terminal.printable import clean, wants_color
+from vllm_cluster.kernel.terminal.printable import ESCAPES, MAX_LINE, clean, wants_color
 
 if TYPE_CHECKING:
     from rich.console import Console, OverflowMethod
@@ -23,6 +26,9 @@ RED, YELLOW, BOLD, DIM = Style("\x1b[31m"), Style("\x1b[33m"), Style("\x1b[1m"),
 PLAIN, END, _NONE = Style("\x1b[0m"), Style("\n"), Style()
 # A line begins only where our own code ends one: what a text from elsewhere has on its second line is behind a mark.
 MARK = "  | "
+# Below it nothing is folded, in columns; how many some characters take; the labels of lines to paste.
+MIN_WIDTH, _CELLS = 20, {"W": 2, "F": 2}
+_REMEDY = re.compile(r"\s*(?:fix|or|status|stop|follow|continue|next|ask|clients|log|look|the same|for vLLM): |Wrote ")
 
 
 def styles(color: str, *wanted: Style, stdout: bool = True) -> tuple[Style, ...]:
@@ -37,14 +43,52 @@ def out(*parts: str, end: str = "\n") -> None:
 
 
 def err(*parts: str, end: str = "\n") -> None:
-    """Write on standard error, at once."""
-    sys.stderr.write("".join(map(_safe, parts)) + end)
+    """Write on standard error, at once; what is longer than the terminal continues behind a mark."""
+    before, shown = 0, list[str]()
+    for part in parts:
+        shown.append(part if isinstance(part, Style) else folded(part, stdout=False, before=before))
+        before = 0 if part == END else before + len(ESCAPES.sub("", part))
+    sys.stderr.write("".join(map(_safe, shown)) + end)
     sys.stderr.flush()
 
 
 def with_ends(lines: Iterable[str]) -> Iterator[str]:
     """Return these lines as parts to write, each with its end, for `end=""`."""
     return (part for line in lines for part in (line, END))
+
+
+def folded(text: str, *, stdout: bool, before: int = 0) -> str:
+    """The text in lines that fit the terminal, for `out`: what a terminal breaks itself begins its line with anything.
+
+    `before` is what its first line has before it. A remedy is copied whole, and stays one line.
+    """
+    if not (sys.stdout if stdout else sys.stderr).isatty():
+        return text
+    width = shutil.get_terminal_size().columns
+    pieces = (_pieces(line, width, len(MARK) if at else before) for at, line in enumerate(clean(text).split("\n")))
+    return "\n".join(piece for of_line in pieces for piece in of_line)
+
+
+def _pieces(line: str, width: int, before: int) -> Iterator[str]:
+    begin = blank = cells = 0
+    room = width - before if width >= MIN_WIDTH and not _REMEDY.match(line) else 2 * MAX_LINE
+    for at, char in enumerate(line):
+        cells += _cells(char)
+        if cells > room:
+            end = blank if blank > begin else at
+            yield line[begin:end]
+            begin, room, cells = end, width - len(MARK), sum(map(_cells, line[end : at + 1]))
+        blank = at + 1 if char == " " else blank
+    yield line[begin:]
+
+
+def _cells(char: str) -> int:
+    return _CELLS.get(unicodedata.east_asian_width(char), 1)
+
+
+def whole(text: str) -> Style:
+    """Return a text that stays one line, as a command to paste does."""
+    return Style(_safe(text))
 
 
 def data(text: str, *, of_errors: bool = False) -> None:

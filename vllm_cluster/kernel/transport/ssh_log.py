@@ -24,12 +24,14 @@ _NO_COMMON = re.compile(r"(no matching .+)|(Bad remote protocol version.*)|(bann
 # Behind these the host's own text follows; it may have line breaks in it, so that what looks like ssh's own words
 # from there on may be the host's. OpenSSH leaves them in: strnvis with VIS_SAFE, log.c.
 _HOSTS_WORDS = re.compile(
+    # Each begins a line: what comes before them, as a host's version, is text of the host too, but of one line.
     # With new keys the host's own key has been accepted: no word about it comes later.
-    r"Received disconnect from |debug1: Remote: |Their offer: |Bad remote protocol version|Server host certificate: |"
-    r"SSH2_MSG_NEWKEYS"
+    r"^(?:Received disconnect from |debug1: Remote: |Unable to negotiate with |Bad remote protocol version|"
+    r"debug1: Server host certificate: |debug1: (?:expecting )?SSH2_MSG_NEWKEYS)",
+    re.M,
 )
 _DISCONNECTS = re.compile(r"Received disconnect from \S{1,100} port \d{1,5}:\d{1,10}: (.*)")
-_LAST_WORDS = re.compile(r"Received disconnect from |debug1: Remote: ")
+_LAST_WORDS = re.compile(r"^(?:Received disconnect from |debug1: Remote: )", re.M)
 _PROXY = re.compile(r"(stdio forwarding failed|open failed: .+|administratively prohibited.*)")
 
 
@@ -52,7 +54,8 @@ def words(log: str) -> list[str]:
 
 def let_in(log: str) -> bool:
     """Whether the login was over when ssh ended."""
-    return bool(_LET_IN.search(_before(_LAST_WORDS, log)))
+    refused = words(log)[-1:] == ["Host key verification failed."]
+    return not refused and bool(_LET_IN.search(_before(_LAST_WORDS, log)))
 
 
 def ended(log: str) -> str:
@@ -75,7 +78,7 @@ def explain(log: str, at: SshEndpoint, seconds: float, *, of_proxy: str = "") ->
         _key_rejected(own, "\n".join(words(own)), at)
         or _certificate_rejected(log, text, at)
         or _login_refused(log, text, at)
-        or _not_reached(text, at, seconds, None if "Remote protocol version" in own else of_proxy)
+        or _not_reached(text, at, seconds, None if "debug1: Remote protocol version" in own else of_proxy)
         or connect_errors.not_ssh(at, _reason(text) or _last_line(text) or "ssh exited without output")
     )
 
