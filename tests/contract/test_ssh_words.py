@@ -29,7 +29,6 @@ BANNERS = (
 )
 
 
-# fault: kernel/transport/ssh_log.py: None if "debug1: Remote protocol version" in own else of_proxy → of_proxy
 # fault: kernel/transport/ssh_master.py: ssh = [*self._alone, "-E", str(log_pipe), → ssh = [*self._alone,
 @pytest.mark.parametrize("banner", BANNERS)
 def test_a_banner_of_the_host_is_not_taken_for_words_of_ssh(
@@ -90,6 +89,7 @@ ENDS = (
 )
 
 
+# fault: kernel/transport/ssh_log.py: None if "debug1: Remote protocol version" in own else of_proxy → of_proxy
 # fault: kernel/transport/ssh_log.py: own = _before(_HOSTS_WORDS, log) → own = log
 @pytest.mark.parametrize("words", ENDS, ids=range(len(ENDS)))
 def test_the_reason_of_a_host_accuses_no_other(kind: Kind, client: Client, tmp_path: Path, words: str) -> None:
