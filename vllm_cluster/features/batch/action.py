@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from vllm_cluster.features.batch.head_job import HeadJob
 from vllm_cluster.features.batch.on_head.files import BatchFiles, BatchResult, Work
-from vllm_cluster.features.batch.on_head.lines import MAX_ROW, PATHS, BatchProblem, InUse
+from vllm_cluster.features.batch.on_head.lines import MAX_ROW, PATHS, BatchProblem, Displaced, InUse
 from vllm_cluster.features.batch.on_head.progress import Progress
 from vllm_cluster.features.batch.replies import JobState, read_look
 from vllm_cluster.kernel.errors import HostError, Interrupted, Locked, UsageError, VclusterError
@@ -47,6 +47,7 @@ def answer_batch(
         UsageError: the files do not fit together.
         PreflightFailed: no model is ready, or another one than that of the answers so far.
         HostError: the model was replaced, failed, or did not come back in time.
+        VclusterError: another program has taken the answers away; the head keeps those that it has.
         Interrupted: a person ended this call; the batch runs on.
     """
     with _opened(wanted, emit, runtime) as run:
@@ -85,6 +86,8 @@ def _opened(wanted: Batch, emit: Emit, runtime: Runtime) -> Iterator[_Run]:
             yield _Run(wanted, work, job=job, stack=stack, emit=emit, runtime=runtime)
     except InUse as error:
         raise Locked(error.message, again=()) from None
+    except Displaced as error:
+        raise VclusterError(f"{error.message}; the same command fetches them again", again=()) from None
     except BatchProblem as error:
         kind: Callable[..., VclusterError] = UsageError if error.usage else VclusterError
         raise kind(error.message, hint=error.hint or None) from None
@@ -251,7 +254,8 @@ class _Run:
         self._at, self._rows, self.running = 0, 0, False
 
     def summary(self) -> BatchResult:
-        """Report what was done."""
+        """Report what was done, and is there."""
+        self._work.ensure_in_place()
         tokens = (self._progress.prompt_tokens, self._progress.completion_tokens) if self._progress else (0, 0)
         return self._work.summary(*tokens)
 

@@ -22,6 +22,7 @@ from vllm_cluster.features.batch.on_head.large import plain_at
 from vllm_cluster.features.batch.on_head.lines import (
     MAX_ROW,
     BatchProblem,
+    Displaced,
     InUse,
     Place,
     Source,
@@ -109,8 +110,11 @@ class RowFile:
         """Add a row, whole or not at all.
 
         Raises:
+            Displaced: the file has another length than this run gave it: a row behind that would be behind a hole.
             OSError: it cannot be written.
         """
+        if os.fstat(self._fd).st_size != self._size:
+            raise self._displaced()
         try:
             written = 0
             while written < len(row):
@@ -122,6 +126,26 @@ class RowFile:
         self._size += len(row)
         self._dirty = True
 
+    def ensure_in_place(self) -> None:
+        """Check that the rows are still where this file's name leads.
+
+        Raises:
+            Displaced: another program has removed, replaced or changed the file.
+        """
+        if self._size and not self._in_place():
+            raise self._displaced()
+
+    def _in_place(self) -> bool:
+        """A file that was removed or replaced takes rows as before, and they go with it."""
+        own = os.fstat(self._fd)
+        try:
+            return own.st_size == self._size and os.path.samestat(own, self.path.stat())
+        except OSError:
+            return False
+
+    def _displaced(self) -> Displaced:
+        return Displaced(f"{self.path} was removed, replaced or changed by another program while answers came")
+
     def sync(self, now: float) -> None:
         """Have the disk keep what was added, at most once in `SYNC_SECONDS`."""
         if self._dirty and now - self._synced >= SYNC_SECONDS:
@@ -132,6 +156,7 @@ class RowFile:
         """Put the rows in the order of their lines: the file is the old one or the new one, also after a kill.
 
         Raises:
+            Displaced: what is there now is another file, which stays.
             OSError: it cannot be written.
         """
         starts, at = array("Q"), 1  # 0 is a line without a row
@@ -152,6 +177,7 @@ class RowFile:
                     old.seek(start - 1)
                     new.write(old.readline())
             os.fsync(ordered._fd)
+            self.ensure_in_place()  # what came there meanwhile stays
             fresh.replace(path)
         except BaseException:
             os.close(ordered._fd)
@@ -165,7 +191,7 @@ class RowFile:
         try:
             if self._dirty:
                 os.fsync(self._fd)
-            if os.fstat(self._fd).st_size == 0:
+            if not self._size and self._in_place():
                 self.path.unlink(missing_ok=True)
         finally:
             os.close(self._fd)
@@ -311,8 +337,22 @@ class Work:
         self._count(place, FAILED if failed else ANSWERED)
         self.output.sync(monotonic())
 
+    def ensure_in_place(self) -> None:
+        """Check that what was taken can be found.
+
+        Raises:
+            Displaced: another program has removed, replaced or changed a file.
+        """
+        for file in (self.output, self._errors):
+            file.ensure_in_place()
+
     def finish(self) -> None:
-        """Put the output in the order of the input."""
+        """Put the output in the order of the input; after it nothing else needs to have the rows.
+
+        Raises:
+            Displaced: another program has removed, replaced or changed a file.
+        """
+        self.ensure_in_place()
         if not self._in_order:
             self.output.sort()
             self._in_order = True

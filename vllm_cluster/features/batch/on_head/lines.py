@@ -43,6 +43,10 @@ class InUse(BatchProblem):
     """Another run writes the same file."""
 
 
+class Displaced(BatchProblem):
+    """Another program has taken rows away from where they were written: the same run brings them again."""
+
+
 class BadLine(Exception):
     """A line without a request; `custom_id` where it could be read."""
 

@@ -28,12 +28,12 @@ from vllm_cluster.features.batch import jobs as batches_module
 from vllm_cluster.features.batch.action import Batch
 from vllm_cluster.features.batch.head_job import HeadJob
 from vllm_cluster.features.batch.jobs import BatchOnHead, batches
-from vllm_cluster.features.batch.on_head.files import BatchFiles
+from vllm_cluster.features.batch.on_head.files import BatchFiles, Work
 from vllm_cluster.features.batch.on_host.batch_job import PIECE, Folder
 from vllm_cluster.features.batch.render import batches_document, show_batches
 from vllm_cluster.features.batch.replies import LINE
 from vllm_cluster.kernel.clock import Deadline
-from vllm_cluster.kernel.errors import ConnectionLost, HostError, Interrupted, NodeMissing
+from vllm_cluster.kernel.errors import ConnectionLost, HostError, Interrupted, NodeMissing, UsageError, VclusterError
 from vllm_cluster.kernel.events import Event
 from vllm_cluster.kernel.hosts.program import RemoteProgram, RunningProgram, python
 from vllm_cluster.kernel.hosts.runtime import SYSTEM
@@ -317,6 +317,98 @@ def test_the_output_has_the_order_of_the_input(head: Head) -> None:
         action.answer_batch(wanted, head.events.append)
     rows = [json.loads(line)["custom_id"] for line in wanted.files.output.read_text().splitlines()]
     assert rows == [*ALL]
+
+
+def replace_file(path: Path, content: bytes) -> None:
+    new = path.with_name("new")
+    new.write_bytes(content)
+    new.replace(path)
+
+
+# fault: features/batch/on_head/files.py: if self._size and not self._in_place(): → if False:
+# fault: features/batch/on_head/files.py: own.st_size == self._size and os.path.samestat → os.path.samestat
+# fault: features/batch/on_head/files.py: and os.path.samestat(own, self.path.stat()) → and bool(self.path.stat())
+# fault: features/batch/action.py: except Displaced as error: → except ZeroDivisionError as error:
+@pytest.mark.parametrize("late", [False, True])
+@pytest.mark.parametrize(
+    "change",
+    [
+        Path.unlink,
+        lambda path: path.rename(path.with_name("moved")),
+        lambda path: replace_file(path, path.read_bytes()[:-1]),
+        lambda path: replace_file(path, b""),
+        lambda path: os.truncate(path, 0),
+        lambda path: path.write_bytes(path.read_bytes().partition(b"\n")[0] + b"\n"),
+    ],
+    ids=["removed", "moved", "torn", "emptied", "truncated", "cut"],
+)
+def test_answers_whose_file_is_taken_away_stay_on_the_head_for_the_same_command(
+    change: Callable[[Path], None], late: bool, head: Head
+) -> None:
+    """They went with the old file, the head's were removed, and all were reported as answered."""
+
+    def reply(prompt: str, _times: int) -> Reply:
+        # Of the late one the rows are sorted.
+        assert prompt != "p0" or not late or until(lambda: head.answered() >= 29, 60) is None
+        return answer(prompt)
+
+    def take_away(event: Event) -> None:
+        if event.text == "answering on gpu1":
+            change(wanted.files.output)
+
+    with head.serving(reply) as (api, wanted):
+        action.answer_batch(wanted, head.events.append, detach=True)
+        until(lambda: head.answered() == 30, 60)
+        with pytest.raises(VclusterError, match=r"out\.jsonl was removed, .*; the same command fetches") as caught:
+            action.answer_batch(wanted, take_away)
+        assert (caught.value.again, head.answered()) == ((), 30)
+        action.answer_batch(wanted, head.events.append)
+    assert (texts(wanted), set(api.asked.values())) == (ALL, {1})
+
+
+def test_a_file_that_took_the_place_of_answers_stays_and_another_output_gets_them(head: Head) -> None:
+    def take_away(event: Event) -> None:
+        if event.text == "answering on gpu1":
+            replace_file(wanted.files.output, b"mine\n")
+
+    with head.serving(answer) as (api, wanted):
+        action.answer_batch(wanted, head.events.append, detach=True)
+        until(lambda: head.answered() == 30, 60)
+        with pytest.raises(VclusterError, match="the same command fetches"):
+            action.answer_batch(wanted, take_away)
+        with pytest.raises(UsageError, match=r"out\.jsonl:1: not a row") as caught:
+            action.answer_batch(wanted, head.events.append)
+        assert (caught.value.hint, wanted.files.output.read_bytes()) == ("name another output with -o", b"mine\n")
+        other = replace(wanted, files=BatchFiles(wanted.files.source, head.folder / "other.jsonl"))
+        action.answer_batch(other, head.events.append)
+    assert (texts(other), set(api.asked.values())) == (ALL, {1})
+
+
+# fault: features/batch/action.py: self._work.ensure_in_place() → self._work.total
+def test_one_that_is_left_to_the_head_counts_no_answers_that_are_not_here(head: Head) -> None:
+    hold = threading.Event()
+
+    def reply(prompt: str, _times: int) -> Reply:
+        assert prompt != "p12" or hold.wait(60)
+        return answer(prompt)
+
+    with head.serving(reply) as (_, wanted):
+        action.answer_batch(wanted, head.events.append, detach=True)
+        until(lambda: head.answered() >= 12, 60)
+        take, taken = Work.take, []
+
+        def take_and_remove(work: Work, row: bytes) -> None:
+            take(work, row)
+            taken.append(row)
+            if len(taken) == 12:
+                wanted.files.output.unlink()
+
+        with head.monkeypatch.context() as patch, pytest.raises(VclusterError, match=r"out\.jsonl was removed"):
+            patch.setattr(Work, "take", take_and_remove)
+            action.answer_batch(wanted, head.events.append, detach=True)
+        hold.set()
+        action.answer_batch(wanted, head.events.append)
+    assert texts(wanted) == ALL
 
 
 @pytest.mark.parametrize(

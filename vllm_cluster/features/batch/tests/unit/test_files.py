@@ -23,6 +23,7 @@ from vllm_cluster.features.batch.on_head.lines import (
     BadLine,
     BatchLine,
     BatchProblem,
+    Displaced,
     InUse,
     Place,
     Source,
@@ -327,6 +328,69 @@ def test_a_row_that_a_full_disk_cuts_is_taken_back(tmp_path: Path, monkeypatch: 
     monkeypatch.undo()
     file.close()
     assert (tmp_path / "out.jsonl").read_bytes() == b"whole\n"
+
+
+# fault: features/batch/on_head/files.py: if os.fstat(self._fd).st_size != self._size: → if False:
+def test_no_row_is_put_behind_a_hole(tmp_path: Path) -> None:
+    """Where another program emptied the file, zeros came before the next row, and no run could continue it."""
+    source, output = write(tmp_path / "in.jsonl", 2), tmp_path / "out.jsonl"
+    first, second = rows(source)
+    with opened(source, output) as work:
+        work.take(first)
+        os.truncate(output, 0)
+        with pytest.raises(Displaced, match=r"out\.jsonl was removed, replaced or changed"):
+            work.take(second)
+    with opened(source, output) as work:
+        work.take(first)
+        work.take(second)
+        work.finish()
+    assert output.read_bytes() == first + second
+
+
+# fault: features/batch/on_head/files.py: if not self._size and self._in_place(): → if not self._size:
+def test_only_an_empty_file_of_its_own_is_removed(tmp_path: Path) -> None:
+    """A person may write a file of that name while no row has come."""
+    source, output = write(tmp_path / "in.jsonl", 1), tmp_path / "out.jsonl"
+    errors = BatchFiles(source, output).errors
+    with opened(source, output):
+        (tmp_path / "mine").write_text("mine")
+        (tmp_path / "mine").replace(errors)
+    assert (errors.read_text(), output.exists()) == ("mine", False)
+
+
+# fault: features/batch/on_head/files.py: for file in (self.output, self._errors): → for file in (self.output,):
+def test_reasons_that_were_taken_away_are_missed(tmp_path: Path) -> None:
+    source, output = write(tmp_path / "in.jsonl", 1), tmp_path / "out.jsonl"
+    place = place_of(rows(source)[0])
+    assert place
+    with opened(source, output) as work:
+        BatchFiles(source, output).errors.unlink()
+        work.finish()  # none was there yet
+    with opened(source, output) as work:
+        work.take(error_row(place, "r0", 400, "refused", "no"))
+        BatchFiles(source, output).errors.unlink()
+        with pytest.raises(Displaced, match=r"out\.errors\.jsonl was removed"):
+            work.finish()
+
+
+# fault: features/batch/on_head/files.py: self.ensure_in_place()  # what came → pass  # what came
+def test_a_file_that_comes_while_rows_are_sorted_is_not_replaced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, output = write(tmp_path / "in.jsonl", 2), tmp_path / "out.jsonl"
+    output.write_bytes(b"".join(reversed(rows(source))))
+
+    def replace_it(_fd: int) -> None:
+        monkeypatch.undo()
+        (tmp_path / "mine").write_text("mine")
+        (tmp_path / "mine").replace(output)
+
+    with opened(source, output) as work:
+        monkeypatch.setattr("os.fsync", replace_it)
+        with pytest.raises(Displaced):
+            work.finish()
+    assert {path.name for path in tmp_path.iterdir()} == {"in.jsonl", "out.jsonl"}
+    assert output.read_text() == "mine"
 
 
 @settings(deadline=None)
