@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -25,6 +24,7 @@ LIST = "list"
 MAX_NAME = 32
 # What a new file has; a person sets another folder there.
 MODEL_CACHE = "/data/huggingface"
+OTHER = "or write another file: -o FILE"
 # The option that gives each key of the file.
 _OPTIONS = {"hosts": "--host NAME=ADDRESS", "cluster": "--cluster"}
 
@@ -58,12 +58,11 @@ def write(
     if not seeds:
         where = f"no Host of your ssh_config matches {pattern}" if pattern else "no host was given"
         raise UsageError(where, hint=INIT)
-    # A link that leads nowhere yet, as of a cloned repository, would have the file made there.
-    if output and os.path.lexists(output) and not force:
-        raise UsageError(f"{output} already exists", hint="or write another file: -o FILE", again=("--force",))
     if output and output.is_symlink() and (output.is_file() or not output.exists()):
-        # Whose file that is, a link of a cloned repository does not show.
-        raise UsageError(f"{output} is a link: nothing is written behind it", hint=command_line("rm", str(output)))
+        # Whose file that is, a link of a cloned repository does not show; and other programs need /dev/stdout as it is.
+        raise UsageError(f"{output} is a link: nothing is written behind it", again=("-o", "-"), hint=OTHER)
+    if output and output.exists() and not force:
+        raise UsageError(f"{output} already exists", hint=OTHER, again=("--force",))
     values, notes = (preset.values, preset.notes) if preset else ({}, ())
     text = render(cluster, seeds, VLLM_IMAGE, MODEL_CACHE, values=values, notes=notes)
     _ensure_loadable(text)

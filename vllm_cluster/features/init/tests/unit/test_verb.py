@@ -55,30 +55,39 @@ def test_hosts_of_ssh_config(tmp_path: Path) -> None:
     assert sorted(load_text(done.stdout.encode(), path=None, cwd=None).hosts) == ["gpu1", "gpu2"]
 
 
-# fault: features/init/action.py: if output and os.path.lexists(output) and not force: → if output and output.exists() and not force:
-def test_no_file_is_made_behind_a_link(tmp_path: Path) -> None:
-    """As of a cloned repository, into a place of its choice."""
-    (tmp_path / "cloned").mkdir()
-    (tmp_path / "cloned/inventory.yaml").symlink_to(tmp_path / "place")
-    refused = init(tmp_path / "cloned", "--host", "gpu1=10.0.0.11")
-    assert refused.returncode == 2 and "already exists" in refused.stderr
-    assert not (tmp_path / "place").exists()
-
-
 # fault: features/init/action.py: if output and output.is_symlink() and ( → if False and (
+# fault: features/init/action.py: or not output.exists()): → ):
 @pytest.mark.parametrize("there", [True, False])
-def test_force_replaces_no_file_behind_a_link(tmp_path: Path, there: bool) -> None:
-    """The refusal names --force, and the link of a cloned repository may lead to a file of a person's own."""
+@pytest.mark.parametrize("force", [[], ["--force"]])
+def test_nothing_is_written_behind_a_link(tmp_path: Path, force: list[str], there: bool) -> None:
+    """That of a cloned repository may lead to a file of a person's own, or make one in a place of its choice."""
     place = tmp_path / "bashrc"
     (tmp_path / "inventory.yaml").symlink_to(place)
     if there:
         place.write_text("mine")
-    refused = init(tmp_path, "--host", "gpu1=10.0.0.11", "--force")
+    refused = init(tmp_path, "--host", "gpu1=10.0.0.11", *force)
     assert (refused.returncode, "is a link" in refused.stderr) == (2, True)
     assert (place.read_text() if there else place.exists()) == ("mine" if there else False)
 
 
-# fault: features/init/action.py: if output and os.path.lexists(output) and not force: → if output and output.is_dir() and not force:
+# fault: features/init/action.py: again=("-o", "-"), hint=OTHER) → hint=f"rm {output}")
+@pytest.mark.parametrize("number", [1, 3])
+def test_a_link_that_other_programs_need_is_not_to_be_removed(tmp_path: Path, number: int) -> None:
+    """A shell's `> FILE` makes /dev/stdout one that leads to a file: the remedy removed it for all programs."""
+    with (tmp_path / "FILE").open("w") as file:
+        path = f"/dev/fd/{file.fileno()}"
+        if number == 1:
+            path = str(tmp_path / "stdout")
+            Path(path).symlink_to(tmp_path / "FILE")
+        refused = init(tmp_path, "--host", "gpu1=10.0.0.11", "-o", path)
+        assert (refused.returncode, "rm " in refused.stderr, "--force" in refused.stderr) == (2, False, False)
+        assert f"fix: vcluster init --host 'gpu1=10.0.0.11' -o {path} -o -" in refused.stderr
+        done = init(tmp_path, "--host", "gpu1=10.0.0.11", "-o", path, "-o", "-")
+    assert [*load_text(done.stdout.encode(), path=None, cwd=None).hosts] == ["gpu1"]
+    assert Path(path).is_symlink() == (number == 1)
+
+
+# fault: features/init/action.py: if output and output.exists() and not force: → if output and output.is_dir() and not force:
 def test_a_file_is_not_lost(tmp_path: Path) -> None:
     (tmp_path / "inventory.yaml").write_text("mine")
     refused = init(tmp_path, "--host", "gpu1=10.0.0.11")
