@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import resource
+from io import FileIO
 from pathlib import Path
 from typing import Any
 
@@ -108,6 +111,59 @@ def test_a_key_of_port_22_is_taken_where_none_is_known_for_the_port(file: Path) 
 def test_the_line_that_decided_is_reported(file: Path) -> None:
     file.write_text(f"# x\nh {line(NISTP)}\nh {line(OTHER)}\n")
     assert f"is not the one in {file}:3" in verdict(file, ED)
+
+
+# fault: kernel/transport/fabric/login.py: if _is_whole(blob, fields[1]): → if blob:
+# fault: kernel/transport/fabric/login.py: and len(parts) == _PARTS.get(key_type) and → and
+# fault: kernel/transport/fabric/login.py: return at == len(blob) and → return
+@pytest.mark.parametrize("key", [ED, NISTP, paramiko.RSAKey.generate(2048)], ids=["ed25519", "nistp256", "rsa"])
+def test_a_torn_line_is_no_other_key_of_the_host(file: Path, key: paramiko.PKey) -> None:
+    """A full disk cuts where it likes, and a quarter of the cuts are base64: the right host was called an attacker."""
+    whole = f"h {line(key)}"
+    for end in range(len(whole)):
+        assert not [*read_known_hosts([whole[:end]], "f")]
+    file.write_text(f"{whole[:-4]}\n")
+    assert not verdict(file, key, accept_new_keys=True)
+    assert not verdict(file, key)
+
+
+# fault: kernel/transport/fabric/login.py: and parts[0] == key_type.encode() → and parts
+def test_a_key_of_another_type_than_its_line_names_is_passed_over(file: Path) -> None:
+    file.write_text(f"h ssh-rsa {NISTP.get_base64()}\n")
+    assert "is not known" in verdict(file, NISTP)
+
+
+# fault: kernel/transport/fabric/login.py: known.truncate(known.tell() - written) → known.tell()
+@pytest.mark.parametrize("before", ["", "x", f"x {line(OTHER)}\n"])
+def test_what_cannot_be_noted_whole_leaves_the_file_as_it_was(file: Path, before: str) -> None:
+    file.write_text(before)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (len(before) + 40, limits[1]))
+    try:
+        assert "File too large" in verdict(file, ED, accept_new_keys=True)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert file.read_text() == before
+
+
+# fault: kernel/transport/fabric/login.py: if known.tell() == known.seek(0, os.SEEK_END): → if known.tell():
+def test_a_line_that_another_program_adds_behind_a_torn_one_stays(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    other = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+
+    class Full(FileIO):
+        def write(self, data: Any) -> int:
+            if data.startswith(b"h "):
+                return super().write(data[:20])
+            os.write(other, f"\nx {line(OTHER)}\n".encode())
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    keys = HostKeys(SshEndpoint("gpu1", "h", "h", 22, "u", known_hosts=(file,), accept_new_keys=True))
+    with monkeypatch.context() as patch, pytest.raises(HostKeyRejected) as caught:
+        patch.setattr(Path, "open", lambda *_, **__: Full(file, "a+"))
+        keys.missing_host_key(CLIENT, "h", ED)
+    os.close(other)
+    assert caught.value.hint == f"df -h {file.parent}"
+    assert not verdict(file, OTHER, "x")
 
 
 def test_an_authority_is_not_a_known_key_but_is_reported(file: Path) -> None:

@@ -10,6 +10,7 @@ import socket
 import stat
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from io import FileIO
 from pathlib import Path
 from typing import TextIO
 
@@ -20,6 +21,7 @@ from paramiko.pkey import UnknownKeyType
 from vllm_cluster.kernel.clock import Deadline
 from vllm_cluster.kernel.errors import AuthenticationFailed, HostKeyRejected
 from vllm_cluster.kernel.laptop import expanded
+from vllm_cluster.kernel.shell_line import command_line
 from vllm_cluster.kernel.transport import connect_errors
 from vllm_cluster.kernel.transport.ssh_config import SshEndpoint, known_name
 from vllm_cluster.kernel.transport.wildcard import wildcard
@@ -34,6 +36,15 @@ MAX_LINE = 1 << 20
 MAX_KEY = 1 << 20
 # Hardware keys (sk-…) are known to the agent, but signing with them breaks paramiko.
 _USABLE = ("ssh-ed25519", "ssh-rsa", "ecdsa-sha2-")
+# How many parts a key of each type has, its name included: ssh passes over others.
+_PARTS = {
+    "ssh-ed25519": 2,
+    "ssh-rsa": 3,
+    "ssh-dss": 5,
+    **{f"ecdsa-sha2-nistp{size}": 3 for size in (256, 384, 521)},
+    "sk-ssh-ed25519@openssh.com": 3,
+    "sk-ecdsa-sha2-nistp256@openssh.com": 4,
+}
 
 
 @dataclass(frozen=True)
@@ -106,17 +117,18 @@ class HostKeys(paramiko.MissingHostKeyPolicy):
         file = self._at.known_hosts[0] if self._at.known_hosts else expanded("~/.ssh/known_hosts")
         try:
             file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            with file.open("ab+") as known:
+            with file.open("ab+", buffering=0) as known:
                 # The last line of a file that a person edited may lack its end.
                 if known.seekable() and known.tell():
                     known.seek(-1, 2)
                     line = line if known.read(1) == b"\n" else b"\n" + line
-                known.write(line)
+                _append(known, line)
         except OSError as error:
+            full = error.errno in (errno.ENOSPC, errno.EDQUOT)
             raise HostKeyRejected(
                 self._at.name,
                 f"cannot note the new key of {self._at.where} in {file}: {error.strerror}",
-                hint=f"make {file} writable",
+                hint=command_line("df", "-h", str(file.parent)) if full else f"make {file} writable",
             ) from None
 
 
@@ -129,7 +141,35 @@ def read_known_hosts(lines: Iterable[str], file: str) -> Iterator[KnownKey]:
             continue
         with contextlib.suppress(ValueError):
             blob = base64.b64decode(fields[2], validate=True)
-            yield KnownKey(f"{file}:{number}", marker, fields[0], fields[1], blob)
+            if _is_whole(blob, fields[1]):
+                yield KnownKey(f"{file}:{number}", marker, fields[0], fields[1], blob)
+
+
+def _is_whole(blob: bytes, key_type: str) -> bool:
+    """Whether these are all parts of a key of that type: of what a full disk has cut, any length may be base64."""
+    parts, at = [], 0
+    while at < len(blob):
+        begin = at + 4
+        at = begin + int.from_bytes(blob[at:begin])
+        parts.append(blob[begin:at])
+    return at == len(blob) and len(parts) == _PARTS.get(key_type) and parts[0] == key_type.encode()
+
+
+def _append(known: FileIO, line: bytes) -> None:
+    """Add a line, whole or not at all.
+
+    Raises:
+        OSError: it cannot be written, as on a full disk.
+    """
+    written = 0
+    try:
+        while written < len(line):
+            written += known.write(line[written:])
+    except OSError:
+        with contextlib.suppress(OSError):  # a device has no length
+            if known.tell() == known.seek(0, os.SEEK_END):  # else another program has added its line
+                known.truncate(known.tell() - written)
+        raise
 
 
 def matches(names: str, host: str) -> bool:
