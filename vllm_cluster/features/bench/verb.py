@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -117,8 +118,10 @@ def _made(folder: Path | None, cluster: str) -> Path:
     import time
 
     made = expanded(folder) if folder else Path(f"bench-{cluster}-{time.strftime('%Y%m%d-%H%M%S')}")
-    if (made / RESULTS).exists():
-        raise UsageError(f"{made} already holds a result", hint="give another folder with --output")
+    # Beside no results a report is a person's own.
+    if there := [name for name in (RESULTS, REPORT) if os.path.lexists(made / name)]:
+        text = f"{made} already has {' and '.join(there)}, which would be replaced"
+        raise UsageError(text, hint="give another folder with --output")
     if not made.is_dir():
         # Tried before an hour is measured, and made for good with the first result.
         with naming(made):

@@ -80,21 +80,44 @@ DOCUMENT = {
 }
 
 
+def described(folder: Path) -> Path:
+    path = folder / "inventory.yaml"
+    path.write_text("version: 1\ncluster: lab\nimage: vllm:1\nmodel_cache: /m\nhosts:\n  gpu1: {address: 10.0.0.1}\n")
+    return path
+
+
 # fault: features/bench/verb.py: write_whole(folder / REPORT, report(document)) → (folder / REPORT).write_text(report(document))
 def test_a_report_is_written_and_json_stays_one_document(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def measured(*_: object) -> Any:
+        # As another program may put it there meanwhile.
+        (folder / "report.html").symlink_to(inventory)
         return DOCUMENT
 
     monkeypatch.setattr(bench, "measure_model", measured)
-    inventory, folder = tmp_path / "inventory.yaml", tmp_path / "out"
-    inventory.write_text(
-        "version: 1\ncluster: lab\nimage: vllm:1\nmodel_cache: /m\nhosts:\n  gpu1: {address: 10.0.0.1}\n"
-    )
+    inventory, folder = described(tmp_path), tmp_path / "out"
     folder.mkdir()
-    # As a cloned folder may have it.
-    (folder / "report.html").symlink_to(inventory)
     before = inventory.read_text()
     call = ["bench", "-i", str(inventory), "--output", str(folder)]
     assert json.loads(CliRunner().invoke(app, [*call, "--json"]).stdout) == DOCUMENT
     assert ([path.name for path in folder.iterdir()], inventory.read_text()) == (["report.html"], before)
+    (folder / "report.html").unlink()
     assert f"Wrote results.json and report.html to {folder}" in CliRunner().invoke(app, call).stdout.replace("\n", "")
+
+
+# fault: features/bench/verb.py: for name in (RESULTS, REPORT) if → for name in (RESULTS,) if
+# fault: features/bench/verb.py: if os.path.lexists(made / name)] → if (made / name).exists()]
+@pytest.mark.parametrize("name", ["results.json", "report.html", "a link"])
+def test_no_file_of_a_persons_own_is_replaced(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A page of that name was: only results were looked for."""
+    monkeypatch.setattr(bench, "measure_model", lambda *given: given[-1](DOCUMENT) or DOCUMENT)
+    folder = tmp_path / "out"
+    folder.mkdir()
+    if name == "a link":
+        (folder / (name := "report.html")).symlink_to(tmp_path / "mine")
+    else:
+        (folder / name).write_text("mine")
+    call = ("-i", str(described(tmp_path)), "--output")
+    assert f"out already has {name}, which would be replaced" in refused(*call, str(folder)).replace("\n", "")
+    assert [path.name for path in folder.iterdir()] == [name]
+    assert (folder / name).is_symlink() or (folder / name).read_text() == "mine"
+    assert "Wrote results.json" in refused(*call, str(tmp_path / "other"))
