@@ -6,17 +6,20 @@ import json
 import socket
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from tests.support.spread import KEY, of_host, plan_of, random_files
+from tests.support.spread import KEY, GrowingStore, of_host, partial_of, plan_of, planned, random_files
+from tests.support.waiting import until
 from vllm_cluster.kernel.spread import spread
+from vllm_cluster.kernel.spread.spread_arriving import Arriving
 from vllm_cluster.kernel.spread.spread_order import Chain
-from vllm_cluster.kernel.spread.spread_wire import BadPeerError, Peer, Reader
+from vllm_cluster.kernel.spread.spread_wire import BadPeerError, FileBody, Peer, Reader
 from vllm_cluster.kernel.spread.store import Store
 from vllm_cluster.wire.pull import HostPlan, SpreadAsk
 from vllm_cluster.wire.reading import read
@@ -93,7 +96,6 @@ def liar(plan: HostPlan, lie: Lie) -> Iterator[None]:
 # fault: kernel/spread/spread.py: if wanted() and arriving.bytes == before < has: → if False:
 # fault: kernel/spread/spread.py: if arriving.bytes - before < min(PACE_BYTES, has - before): → if False:
 # fault: kernel/spread/spread.py: if time.monotonic() - self._moved > PACE_SECONDS: → if False:
-# fault: kernel/spread/spread.py:                 arriving.restart() →                 pass
 @pytest.mark.parametrize("lie", [has_none, is_busy, breaks_off, drips])
 def test_a_host_that_gives_less_than_it_has_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lie: Lie) -> None:
     """The one behind it waited 15 min at full load, or, where a byte came now and then, without end."""
@@ -112,6 +114,75 @@ def test_a_host_that_gives_less_than_it_has_is_left(tmp_path: Path, monkeypatch:
         server.close()
     assert all(map(server.store.complete, plan.files))
     source.close()
+
+
+# fault: kernel/spread/spread.py: if name in self._avoid: → if False:
+# fault: kernel/spread/spread.py: self._avoid.add(culprit) → raise PullError(arriving.wrong)
+# fault: kernel/spread/spread.py: self.failed = upstream → pass
+def test_a_host_that_sends_other_bytes_is_left_while_the_source_downloads(tmp_path: Path) -> None:
+    """The source has none of the files whole yet: the others asked the same host three times, and ended."""
+    asked: Counter[tuple[str, int]] = Counter()
+
+    def other_bytes(answer: Callable[[str, bytes], None], ask: SpreadAsk, connection: socket.socket) -> None:
+        asked[ask.me, ask.file] += 1
+        answer("ok", b"%d-%d" % (ask.start, 300_000))
+        connection.sendall(bytes(300_000 - ask.start))
+
+    plan = plan_of(4, random_files(tmp_path / "h0", 6, 300_000), tmp_path)
+    store = GrowingStore(plan)
+    store.arrived = 100_000
+    errors: set[str] = set()
+    with ExitStack() as stack:
+        stack.enter_context(closing(spread.serve(plan, store)))
+        stack.enter_context(liar(plan, other_bytes))
+        stores = []
+        for own in (of_host(plan, "h2"), of_host(plan, "h3")):
+            stores.append(Store(own))
+            stack.enter_context(closing(spread.serve(own, stores[-1])))
+            receiver = spread.Receiver(own, stores[-1])
+            steering = stack.enter_context(
+                closing(spread.Steering(own, receiver, lambda progress: errors.add(progress.error)))
+            )
+            threading.Thread(target=steering.run, daemon=True).start()
+        until(lambda: asked, seconds=20)
+        # Several looks for another host that has a file.
+        time.sleep(4 * spread.LOOK_SECONDS)
+        store.arrived = 300_000
+        until(lambda: all(there.complete(file) for there in stores for file in plan.files), seconds=20)
+    # Two threads may ask before the first file is found wrong.
+    assert max(asked.values()) <= 2
+    assert any(error.endswith("wrong hash (from h1)") for error in errors)
+    assert not any("(from h2)" in error or "(from h3)" in error for error in errors)
+
+
+# fault: kernel/spread/spread_arriving.py: self._verified &= verified → pass
+# fault: kernel/spread/spread_arriving.py: self._verified and len(self.senders) == 1 → self.senders
+@pytest.mark.parametrize(
+    ("senders", "culprit", "words"),
+    [
+        ([("h1", True)], "h1", "from h1"),
+        ([("h1", False)], "", "by way of h1"),
+        ([("h1", False), ("h1", True)], "", "by way of h1"),
+        ([("h1", True), ("h2", True)], "", "by way of h1, h2"),
+    ],
+)
+def test_only_who_had_it_verified_is_accused(
+    tmp_path: Path, senders: list[tuple[str, bool]], culprit: str, words: str
+) -> None:
+    """Who forwards a file while it arrives cannot know: the wrong bytes may be of any host before it."""
+    plan = plan_of(3, [planned("a", b"right!")], tmp_path)
+    store = Store(plan)
+    arriving = Arriving(store, partial_of(store, plan.files[0]), [(0, plan.files[0])])
+    arriving.resume()
+    for name, verified in senders:
+        here, there = socket.socketpair()
+        with here, there:
+            there.sendall(bytes(6 // len(senders)))
+            body = FileBody(Reader(here), 6 // len(senders))
+            arriving.append(body, name, lambda: True, verified=verified)
+    assert arriving.culprit() == culprit
+    assert not arriving.finish()
+    assert arriving.wrong == f"a: wrong hash ({words})"
 
 
 # fault: kernel/spread/spread_serve.py: for host in server.plan.hosts if _plain(host.address) == there} → for host in server.plan.hosts}

@@ -10,11 +10,13 @@ import random
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import TypeAlias
 
+from vllm_cluster.kernel.spread.plan import PullError
 from vllm_cluster.kernel.spread.spread_arriving import Arriving
 from vllm_cluster.kernel.spread.spread_serve import SpreadServer
 from vllm_cluster.kernel.spread.spread_wire import LOST, SILENT_SECONDS, BadPeerError, Busy, Peer
@@ -30,6 +32,10 @@ STREAMS = 4
 PACE_SECONDS, PACE_BYTES = 10.0, 256 << 10
 # Between two looks for what another thread or host brings.
 PAUSE_SECONDS = 0.1
+# The same for who has a whole file verified: each look asks all hosts, and the source may download it for hours.
+LOOK_SECONDS = 1.0
+# A file that the source gives wrong as often is wrong there, or on this host.
+MAX_WRONG = 3
 
 
 @dataclass(frozen=True)
@@ -157,6 +163,9 @@ class Receiver:
     def __init__(self, plan: HostPlan, store: Store) -> None:
         self._plan, self._store = plan, store
         self.upstream = ""
+        self._source = plan.hosts[0].name
+        # Who gave a file that was wrong, and had it verified: nothing more is fetched from there.
+        self._avoid: set[str] = set()
         # Who could not be used, and the last error, until each is reported.
         self.failed, self.error = "", ""
         # When a byte came last, or who gives them changed.
@@ -219,7 +228,9 @@ class Receiver:
         while self._left and not self.stop.is_set():
             upstream = self.upstream
             try:
-                if upstream:
+                if upstream in self._avoid:
+                    self.failed = upstream
+                elif upstream:
                     self._get_from(upstream)
             except Busy:
                 if time.monotonic() - self._moved > PACE_SECONDS:
@@ -238,14 +249,14 @@ class Receiver:
 
     def _get_from(self, upstream: str) -> None:
         def wanted() -> bool:
-            return self.upstream == upstream and not self.stop.is_set()
+            return self.upstream == upstream and upstream not in self._avoid and not self.stop.is_set()
 
         with self._connected(upstream) as peer:
             while wanted() and self._left:
                 with self._taken(peer) as arriving:
                     if arriving is None:
                         self.stop.wait(PAUSE_SECONDS)
-                    elif arriving.avoid:
+                    elif arriving.wrong:
                         self._get_elsewhere(arriving)
                     else:
                         self._fetch(peer, arriving, wanted)
@@ -276,36 +287,56 @@ class Receiver:
                 arriving.taken = False
 
     def _more_of(self, have: Sequence[int], *, waits: bool = False) -> Arriving | None:
-        """Take a free file of which a host has more by what it answered, else, where it `waits`, any."""
+        """Take a free file of which a host answered that it has more; where it `waits`, else any, a wrong one first."""
         with self._lock:
             free = [arriving for arriving in self._left if have and not arriving.taken]
-            more = (arriving for arriving in free if arriving.avoid or have[arriving.index] > arriving.bytes)
-            arriving = next(more, next(iter(free), None) if waits else None)
+            more = (arriving for arriving in free if not arriving.wrong and have[arriving.index] > arriving.bytes)
+            others = sorted(free, key=lambda arriving: not arriving.wrong) if waits else []
+            arriving = next(chain(more, others), None)
             if arriving:
                 arriving.taken = True
         return arriving
 
     def _fetch(self, peer: Peer, arriving: Arriving, wanted: Callable[[], bool]) -> None:
+        if arriving.senders & self._avoid:
+            arriving.restart()
         arriving.resume()
-        if arriving.bytes < arriving.file.size:
-            before, has = arriving.bytes, min(peer.known[arriving.index] if peer.known else 0, arriving.file.size)
+        size = arriving.file.size
+        if arriving.bytes < size:
+            known = peer.known[arriving.index] if peer.known else 0
+            before, has = arriving.bytes, min(known, size)
             if body := peer.file(arriving.index, arriving.file, arriving.bytes):
-                arriving.append(body, peer.name, self._in_time(arriving, has, wanted))
+                in_time = self._in_time(arriving, has, wanted)
+                arriving.append(body, peer.name, in_time, verified=known > size)
             if wanted() and arriving.bytes == before < has:
                 raise BadPeerError("gives less than it has")
             if body is None:
                 peer.known = ()
                 return
-        if arriving.bytes < arriving.file.size:
+        if arriving.bytes < size:
             # The sender waited in vain or the answer broke off: what is next is asked on a new connection.
             peer.close()
             return
-        wrong = arriving.finish()
-        if wrong:
-            self.error = wrong
-        else:
+        culprit = arriving.culprit()
+        if arriving.finish():
             with self._lock:
                 self._left.remove(arriving)
+        else:
+            self._avoid_wrong(arriving, culprit)
+
+    def _avoid_wrong(self, arriving: Arriving, culprit: str) -> None:
+        """Report a file that came wrong, and get nothing more from who gave it; all comes from the source first.
+
+        Raises:
+            PullError: the source gives it wrong again and again.
+        """
+        self.error = arriving.wrong
+        if culprit == self._source:
+            arriving.wrong_from_source += 1
+            if arriving.wrong_from_source >= MAX_WRONG:
+                raise PullError(f"{arriving.wrong}, {MAX_WRONG} times")
+        elif culprit:
+            self._avoid.add(culprit)
 
     def _in_time(self, arriving: Arriving, has: int, wanted: Callable[[], bool]) -> Callable[[], bool]:
         """As `wanted`, while what a host `has` comes.
@@ -328,22 +359,20 @@ class Receiver:
 
         return check
 
-    def _get_elsewhere(self, arriving: Arriving) -> bool:
-        """Fetch a file from a host that has it verified, rather not from where it came wrong.
-
-        Whether it makes sense to try again: it was fetched, or a host did not answer.
-        """
-        names = [host.name for host in self._plan.hosts if host.name != self._plan.me]
-        random.shuffle(names)
-        silent = False
-        for name in sorted(names, key=arriving.avoid.__contains__):
-            try:
-                with self._connected(name) as peer:
-                    if peer.have()[arriving.index] > arriving.file.size:
-                        self._fetch(peer, arriving, lambda: not self.stop.is_set())
-                        return True
-            except (Busy, *LOST):
-                silent = True
-                arriving.restart()
-        self.stop.wait(PAUSE_SECONDS)
-        return silent
+    def _get_elsewhere(self, arriving: Arriving) -> None:
+        """Fetch all of a file from one host that has it verified, the source last; it may not be there yet."""
+        others = [host.name for host in self._plan.hosts[1:] if host.name != self._plan.me]
+        random.shuffle(others)
+        for name in (*others, self._source):
+            if self.stop.is_set() or arriving not in self._left:
+                return
+            if name in self._avoid:
+                continue
+            with suppress(Busy, *LOST), self._connected(name) as peer:
+                if peer.have()[arriving.index] > arriving.file.size:
+                    if arriving.senders - {name}:
+                        # Bytes of two hosts, one of them wrong, show nothing of the other.
+                        arriving.restart()
+                    self._fetch(peer, arriving, lambda: not self.stop.is_set())
+        if arriving in self._left:
+            self.stop.wait(LOOK_SECONDS)

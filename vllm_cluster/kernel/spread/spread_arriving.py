@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from hashlib import _Hash
 
 BLOCK = 1 << 20
-# A file that is wrong after as many fetches is wrong where it comes from, or on this disk.
-MAX_FETCHES = 3
 
 
 class Arriving:
@@ -27,10 +25,13 @@ class Arriving:
         self.index, self.file = files[0]
         self.bytes = min(path.stat().st_size, self.file.size) if path.exists() else 0
         self.taken = False
-        # From whom its bytes came, and who once gave bytes that were wrong.
+        # From whom its bytes came, and whether each of them had all of it verified before.
         self.senders: set[str] = set()
-        self.avoid: set[str] = set()
-        self._fetches = 0
+        self._verified = not self.bytes
+        # What was wrong with it, once it was: from then on it comes whole from one host that has it verified.
+        self.wrong = ""
+        # How often the source gave it wrong: no other host may have it, and a bit can turn on the way.
+        self.wrong_from_source = 0
         self._hash: _Hash | None = None
 
     def missing(self) -> int:
@@ -66,8 +67,14 @@ class Arriving:
             while count := there.readinto(buffer):
                 digest.update(buffer[:count])
 
-    def append(self, body: FileBody, sender: str, wanted: Callable[[], bool]) -> None:
+    def culprit(self) -> str:
+        """Return who is wrong where the content is: the only sender, if it had verified it; empty where open."""
+        return next(iter(self.senders)) if self._verified and len(self.senders) == 1 else ""
+
+    def append(self, body: FileBody, sender: str, wanted: Callable[[], bool], *, verified: bool) -> None:
         """Write what arrives until the answer ends or is no longer wanted.
+
+        Whoever has not `verified` the file forwards what it gets itself, and cannot know that it is wrong.
 
         Raises:
             PullError: this host cannot write it.
@@ -78,6 +85,7 @@ class Arriving:
         with self._open() as target:
             while wanted() and (count := body.read(buffer)):
                 self.senders.add(sender)
+                self._verified &= verified
                 self._write(target, buffer[:count])
                 self._hash.update(buffer[:count])
                 self.bytes += count
@@ -95,16 +103,16 @@ class Arriving:
             raise PullError(f"{self.file.path}: cannot write: {exc.strerror}") from exc
 
     def restart(self) -> None:
-        """Drop what came: bytes of two hosts, one of them wrong, show nothing of the other."""
+        """Drop what came."""
         # Not truncated: an answer that is being sent from it would continue with other bytes.
         self._store.drop_partial(self.file)
-        self.senders, self.bytes, self._hash = set(), 0, None
+        self.senders, self.bytes, self._hash, self._verified = set(), 0, None, True
 
-    def finish(self) -> str:
-        """Put the whole file in its place, or drop it where its hash is wrong; return what was wrong.
+    def finish(self) -> bool:
+        """Put the whole file in its place, or drop it where its hash is wrong; return whether it is right.
 
         Raises:
-            PullError: it is wrong again and again, or cannot be put in its place.
+            PullError: it cannot be put in its place.
         """
         if self._hash is None or self._hash.hexdigest() == self.file.blob:
             try:
@@ -112,11 +120,8 @@ class Arriving:
                     self._store.finish(file)
             except OSError as exc:
                 raise PullError(f"{self.file.path}: cannot put it in its place: {exc.strerror}") from exc
-            return ""
-        self._fetches += 1
-        wrong = f"{self.file.path}: wrong hash (from {', '.join(sorted(self.senders)) or 'an earlier run'})"
-        self.avoid |= self.senders
+            return True
+        senders = ", ".join(sorted(self.senders)) or "an earlier run"
+        self.wrong = f"{self.file.path}: wrong hash ({'from' if self.culprit() else 'by way of'} {senders})"
         self.restart()
-        if self._fetches >= MAX_FETCHES:
-            raise PullError(f"{wrong}, {self._fetches} times")
-        return wrong
+        return False
