@@ -48,7 +48,7 @@ def test_what_a_terminal_would_break_continues_behind_a_mark(
     monkeypatch.setenv("COLUMNS", str(width))
     monkeypatch.setattr(sys, "stderr", written := Terminal())
     output.err(output.BOLD, "error:", output.PLAIN, f" {text}")
-    output.err(output.BOLD, "fix:", output.PLAIN, output.whole(" vcluster up" * 30))
+    output.err(output.BOLD, "fix:", output.PLAIN, output.one_piece(" vcluster up" * 30))
     first, *more, remedy = (
         written.getvalue().replace(output.BOLD, "").replace(output.PLAIN, "").rstrip("\n").split("\n")
     )

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import gzip
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from tests.support.models.repositories import PullHub, pull_hub
+from tests.support.models.repositories import PullHub, _Handler, pull_hub
 from tests.support.pulls import MODEL, contents, model_files, plan_of, repository, snapshot
 from tests.support.spread import partial_of
 from vllm_cluster.kernel.spread import download
@@ -21,6 +24,7 @@ from vllm_cluster.wire.pull import HostPlan
 pytestmark = pytest.mark.slow
 
 FILES = model_files()
+SHARDS = [path for path in FILES if path.endswith("of-00002.safetensors")]
 
 
 @pytest.fixture
@@ -104,7 +108,7 @@ def test_a_hub_that_is_gone_ends_it_after_its_patience(
     monkeypatch.setattr(download, "PATIENCE_SECONDS", 0.0)
     monkeypatch.setattr("time.sleep", lambda _seconds: None)
     plan = HostPlan(**{**vars(plan_of(hub, tmp_path)), "endpoint": "http://127.0.0.1:1"})
-    with pytest.raises(PullError, match="no byte for 0 s"):
+    with pytest.raises(PullError, match=r"nothing came from http://127.0.0.1:1 for 0 s"):
         fetch(plan)
 
 
@@ -120,3 +124,128 @@ def test_a_hub_that_sends_another_size_than_it_lists_is_reported_at_once(
     with pytest.raises(PullError, match=r"safetensors: .* sends another (size|content) than it lists"):
         fetch(replace(plan, files=files))
     assert not any(name.endswith(".safetensors") for name in contents(plan))
+
+
+Lie = Callable[[_Handler, bytes], None]
+
+
+def lies(monkeypatch: pytest.MonkeyPatch, lie: Lie, path: str = SHARDS[0]) -> list[str]:
+    """Have a hub answer for one file with a lie until it has none left; return the requests for it as they come."""
+    asked: list[str] = []
+    give = _Handler._give
+
+    def lying(self: _Handler, content: bytes, name: str, headers: Mapping[str, str] | None = None) -> None:
+        if name != path:
+            return give(self, content, name, headers)
+        asked.append(self.headers.get("Range", ""))
+        self.close_connection = True
+        with suppress(OSError):
+            lie(self, content)
+        return None
+
+    monkeypatch.setattr(_Handler, "_give", lying)
+    return asked
+
+
+def answer(handler: _Handler, code: int, body: bytes = b"", **headers: str) -> None:
+    """Answer with what is given, and the length of the body."""
+    handler.send_response(code)
+    for name, value in {**headers, "Content-Length": str(len(body))}.items():
+        handler.send_header(name.replace("_", "-"), value)
+    handler.end_headers()
+    handler.wfile.write(body)
+
+
+def drips_headers(handler: _Handler, content: bytes) -> None:
+    handler.wfile.write(b"HTTP/1.1 200 OK\r\n")
+    for number in range(60):
+        handler.wfile.write(b"X-%d: y\r\n" % number)
+        time.sleep(0.1)
+    handler.wfile.write(b"Content-Length: %d\r\n\r\n" % len(content) + content)
+
+
+def unpacks_to_nothing(handler: _Handler, content: bytes) -> None:
+    handler.wfile.write(b"HTTP/1.1 200 OK\r\nContent-Encoding: gzip\r\nTransfer-Encoding: chunked\r\n\r\n")
+    for piece in [gzip.compress(b"")] * 60 + [gzip.compress(content), b""]:
+        handler.wfile.write(b"%x\r\n%s\r\n" % (len(piece), piece))
+        time.sleep(0.1)
+
+
+# fault: kernel/spread/download.py: if now - self._moved > PATIENCE_SECONDS: → if False:
+# fault: kernel/spread/download.py: {Url(self._plan.endpoint)} for {PATIENCE → the hub for {PATIENCE
+@pytest.mark.parametrize("lie", [drips_headers, unpacks_to_nothing])
+def test_an_answer_that_brings_no_byte_of_the_file_ends_it(
+    hub: PullHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lie: Lie
+) -> None:
+    """Each part of it came in time: it was waited for without end, and without a word."""
+    monkeypatch.setattr(download, "PATIENCE_SECONDS", 1.0)
+    lies(monkeypatch, lie)
+    with pytest.raises(PullError, match=f"nothing came from {hub.url} for 1 s: {SHARDS[0]}"):
+        fetch(plan_of(hub, tmp_path))
+
+
+# fault: kernel/spread/download.py: if self._stop.is_set(): → if False:
+def test_a_file_that_fails_does_not_wait_for_the_answers_of_others(
+    hub: PullHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lies(monkeypatch, drips_headers)
+    plan = plan_of(hub, tmp_path)
+    hub.repositories[MODEL].files[plan.commit] = {SHARDS[0]: FILES[SHARDS[0]]}
+    began = time.monotonic()
+    with pytest.raises(PullError, match="the hub answers 404"):
+        fetch(plan)
+    assert time.monotonic() - began < 5
+
+
+# fault: kernel/spread/download.py: self._moved, self._marks[file.blob] = now, length → pass
+def test_a_file_that_comes_slowly_gives_the_others_time(
+    hub: PullHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The clock was that of whole answers: with one of hours, the first refusal of another file ended all."""
+    monkeypatch.setattr(download, "PATIENCE_SECONDS", 2.0)
+    monkeypatch.setattr(download, "PATIENCE_BYTES", 1 << 19)
+    monkeypatch.setattr(download, "CHUNK", 1 << 18)
+    hub.rate = 1 << 20
+    until = time.monotonic() + 2.7
+
+    def refused(handler: _Handler, content: bytes) -> None:
+        if time.monotonic() < until:
+            answer(handler, 503)
+        else:
+            answer(handler, 200, content)
+
+    lies(monkeypatch, refused, "config.json")
+    plan = plan_of(hub, tmp_path)
+    fetch(plan)
+    assert contents(plan) == FILES
+
+
+# fault: kernel/spread/download.py: _FINAL = (400, 401, → _FINAL = (401,
+# fault: kernel/spread/download.py: type(error).__name__ in _BAD_ADDRESS → not words
+# fault: kernel/spread/download.py: or _BAD_REDIRECT in words → or False
+# fault: kernel/spread/download.py: if wrong >= ATTEMPTS: → if False:
+# fault: kernel/spread/download.py: or _INCONSISTENT in str(error) → or False
+@pytest.mark.parametrize(
+    "lie",
+    [
+        lambda handler, content: answer(handler, 400),
+        lambda handler, content: answer(handler, 302, Location="ftp://127.0.0.1/x"),
+        lambda handler, content: answer(handler, 302, Location="file:///etc/hostname"),
+        lambda handler, content: answer(handler, 302, Location="http://[::1"),
+        lambda handler, content: answer(handler, 200, content[:-5]),
+        lambda handler, content: answer(handler, 200, b"version https://git-lfs.github.com/spec/v1"),
+        lambda handler, content: answer(handler, 206, content[:10], Content_Range="bytes 5-14/15"),
+    ],
+    ids=["400", "ftp", "file", "address", "short", "pointer", "part"],
+)
+def test_what_no_further_try_can_help_ends_it_at_once(
+    hub: PullHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lie: Lie
+) -> None:
+    """It was asked again for ten minutes; what is short came whole each time."""
+    monkeypatch.setattr(download, "FIRST_PAUSE", 0.01)
+    monkeypatch.setattr(download, "PATIENCE_SECONDS", 8.0)
+    monkeypatch.setattr("huggingface_hub.file_download.time.sleep", lambda _seconds: None)
+    asked = lies(monkeypatch, lie)
+    with pytest.raises(PullError, match=r"answers 400|unsupported protocol|location header|another (size|content)"):
+        fetch(plan_of(hub, tmp_path))
+    assert len(asked) <= 6

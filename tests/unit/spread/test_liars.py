@@ -96,11 +96,11 @@ def liar(plan: HostPlan, lie: Lie) -> Iterator[None]:
 # fault: kernel/spread/spread.py: if wanted() and arriving.bytes == before < has: → if False:
 # fault: kernel/spread/spread.py: if arriving.bytes - before < min(PACE_BYTES, has - before): → if False:
 # fault: kernel/spread/spread.py: if time.monotonic() - self._moved > PACE_SECONDS: → if False:
+# fault: kernel/spread/spread.py: if arriving.senders - {name}: → if False:
 @pytest.mark.parametrize("lie", [has_none, is_busy, breaks_off, drips])
 def test_a_host_that_gives_less_than_it_has_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lie: Lie) -> None:
     """The one behind it waited 15 min at full load, or, where a byte came now and then, without end."""
     monkeypatch.setattr(spread, "PACE_SECONDS", 1.0)
-    monkeypatch.setattr("random.shuffle", lambda names: names.reverse())
     plan = plan_of(3, random_files(tmp_path / "h0", 2, 300_000), tmp_path)
     source = spread.serve(plan, Store(plan))
     with liar(plan, lie):
@@ -153,6 +153,23 @@ def test_a_host_that_sends_other_bytes_is_left_while_the_source_downloads(tmp_pa
     assert max(asked.values()) <= 2
     assert any(error.endswith("wrong hash (from h1)") for error in errors)
     assert not any("(from h2)" in error or "(from h3)" in error for error in errors)
+
+
+# fault: kernel/spread/spread.py: if arriving.senders & self._avoid: → if False:
+def test_what_a_host_sent_before_it_was_found_wrong_is_dropped(tmp_path: Path) -> None:
+    """Else the rest of the file would come for nothing."""
+    plan = plan_of(3, random_files(tmp_path / "h0", 1, 300_000), tmp_path)
+    own = of_host(plan, "h2")
+    store = Store(own)
+    partial_of(store, plan.files[0]).write_bytes(bytes(1000))
+    receiver = spread.Receiver(own, store)
+    receiver._left[0].senders.add("h1")
+    receiver._avoid.add("h1")
+    with closing(spread.serve(plan, Store(plan))), closing(receiver):
+        receiver.use("h0")
+        receiver.start()
+        until(lambda: receiver.whole, seconds=20)
+    assert receiver.error == ""
 
 
 # fault: kernel/spread/spread_arriving.py: self._verified &= verified → pass

@@ -117,7 +117,7 @@ def test_the_line_that_decided_is_reported(file: Path) -> None:
 # fault: kernel/transport/fabric/login.py: and len(parts) == _PARTS.get(key_type) and → and
 # fault: kernel/transport/fabric/login.py: return at == len(blob) and → return
 @pytest.mark.parametrize("key", [ED, NISTP, paramiko.RSAKey.generate(2048)], ids=["ed25519", "nistp256", "rsa"])
-def test_a_torn_line_is_no_other_key_of_the_host(file: Path, key: paramiko.PKey) -> None:
+def test_a_torn_line_is_not_another_key_of_the_host(file: Path, key: paramiko.PKey) -> None:
     """A full disk cuts where it likes, and a quarter of the cuts are base64: the right host was called an attacker."""
     whole = f"h {line(key)}"
     for end in range(len(whole)):

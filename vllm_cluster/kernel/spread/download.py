@@ -24,12 +24,18 @@ from vllm_cluster.wire.values import Url, without_logins
 
 # What a broken answer loses at most, and by what the others wait behind; huggingface_hub's own is ten times as much.
 CHUNK = 1 << 20
-# Without any byte for this long the hub is taken for gone; a 429 or a restart of a proxy is over before.
-PATIENCE_SECONDS = 600.0
+# Without so much of any file for as long the hub is taken for gone; a 429 or a restart of a proxy is over before.
+PATIENCE_SECONDS, PATIENCE_BYTES = 600.0, CHUNK
+LOOK_SECONDS = 0.2
 FIRST_PAUSE, MAX_PAUSE = 1.0, 30.0
 # A file that comes wrong so often is wrong where it comes from.
 ATTEMPTS = 2
-_FINAL = (401, 403, 404)
+_FINAL = (400, 401, 403, 404, 405, 410, 451)
+# By name, of httpx and requests: which of them huggingface_hub uses differs by its version.
+_BAD_ADDRESS = ("UnsupportedProtocol", "InvalidURL", "InvalidSchema", "MissingSchema")
+_BAD_REDIRECT = "Invalid URL in location header"
+# An answer that has come to its own end with another size than it announced, as a part of another file has.
+_INCONSISTENT = "Consistency check failed"
 # It has no byte where the list has more: the file is shorter than listed.
 _BEYOND = 416
 _NO_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES)
@@ -43,6 +49,8 @@ class Download:
         self.trouble = ""
         self._stop = threading.Event()
         self._moved = time.monotonic()
+        # Up to where each file had come by then.
+        self._marks: dict[str, int] = {}
 
     def run(self) -> None:
         """Download every file that is not there, in the order of the plan, and verify each.
@@ -73,30 +81,56 @@ class Download:
 
     def _fetch(self, file: ModelFile) -> None:
         """Get the rest of a file, over as many answers as it takes."""
-        pause = FIRST_PAUSE
+        pause, wrong = FIRST_PAUSE, 0
         with self._store.append(file) as partial:
+            self._moved, self._marks[file.blob] = time.monotonic(), partial.length
             while (before := partial.length) < file.size:
-                try:
-                    self._get(file, partial)
-                except PullError:
-                    raise
-                except Exception as error:  # the tree of huggingface_hub's errors differs by its version
+                error = self._ask(file, partial)
+                if error:
                     self._ensure_passing(file, error)
-                moved = partial.length > before
-                if moved:
-                    self._moved, pause = time.monotonic(), FIRST_PAUSE
+                grown = partial.length - before
+                ended = error is None or _INCONSISTENT in str(error)
+                wrong = wrong + 1 if ended and grown < PATIENCE_BYTES else 0
                 if partial.length < file.size:
-                    self._wait(file, pause)
+                    if wrong >= ATTEMPTS:
+                        raise PullError(self._other_size(file))
+                    pause = FIRST_PAUSE if grown > 0 else pause
+                    self._stop.wait(pause * (0.5 + random.random()))  # noqa: S311 - to spread the tries
+                    self._ensure_moving(file, partial)
                     pause = min(2 * pause, MAX_PAUSE)
         self._moved, self.trouble = time.monotonic(), ""
 
-    def _get(self, file: ModelFile, partial: Partial) -> None:
+    def _ask(self, file: ModelFile, partial: Partial) -> Exception | None:
+        """Get one answer of the hub; return what broke it off.
+
+        Raises:
+            PullError: it brings nothing for long, or another file has failed.
+        """
+        broken: list[Exception] = []
+
+        def get() -> None:
+            try:
+                self._get(file)
+            except Exception as error:  # the tree of huggingface_hub's errors differs by its version
+                broken.append(error)
+
+        # Headers that drip, and a body that unpacks to nothing, hold up who reads them without end.
+        asking = threading.Thread(target=get, daemon=True)
+        asking.start()
+        while asking.is_alive():
+            asking.join(LOOK_SECONDS)
+            self._ensure_moving(file, partial)
+        return broken[0] if broken else None
+
+    def _get(self, file: ModelFile) -> None:
         constants.DOWNLOAD_CHUNK_SIZE = CHUNK
         url = hf_hub_url(self._plan.model, file.path, revision=self._plan.commit, endpoint=self._plan.endpoint)
         # Its expected size is for its own messages, and makes it refuse files above 50 GB; the real one is in the plan.
         send: Callable[..., None] = http_get
-        send(url, partial, resume_size=partial.length, headers=build_hf_headers(token=self._token or False))
-        self.trouble = f"{file.path}: the download ended at {partial.length} of {file.size} bytes"
+        # Opened here: whoever waits for this may have left.
+        with self._store.append(file) as partial:
+            send(url, partial, resume_size=partial.length, headers=build_hf_headers(token=self._token or False))
+            self.trouble = f"{file.path}: the download ended at {partial.length} of {file.size} bytes"
 
     def _ensure_passing(self, file: ModelFile, error: Exception) -> None:
         """Note what went wrong.
@@ -104,7 +138,7 @@ class Download:
         Raises:
             PullError, OSError: no other try would help.
         """
-        if isinstance(error, OSError) and error.errno in _NO_DISK:
+        if isinstance(error, PullError) or (isinstance(error, OSError) and error.errno in _NO_DISK):
             raise error
         code = getattr(getattr(error, "response", None), "status_code", None)
         # Behind the first line are addresses of objects, signed URLs and the request's id.
@@ -112,17 +146,24 @@ class Download:
         self.trouble = f"{file.path}: {f'the hub answers {code}' if code else words or type(error).__name__}"
         if code == _BEYOND:
             self._store.drop_partial(file)
-            raise PullError(f"{file.path}: {Url(self._plan.endpoint)} sends another size than it lists") from error
-        if code in _FINAL:
+            raise PullError(self._other_size(file)) from error
+        if code in _FINAL or type(error).__name__ in _BAD_ADDRESS or _BAD_REDIRECT in words:
             raise PullError(self.trouble) from error
 
-    def _wait(self, file: ModelFile, pause: float) -> None:
-        """Wait before the next try.
+    def _other_size(self, file: ModelFile) -> str:
+        return f"{file.path}: {Url(self._plan.endpoint)} sends another size than it lists"
+
+    def _ensure_moving(self, file: ModelFile, partial: Partial) -> None:
+        """Compare what comes with the clock.
 
         Raises:
-            PullError: no byte has come for long, or another file has failed.
+            PullError: too little has come for long, or another file has failed.
         """
-        if time.monotonic() - self._moved > PATIENCE_SECONDS:
-            raise PullError(f"no byte for {PATIENCE_SECONDS:.0f} s: {self.trouble}")
-        if self._stop.wait(pause * (0.5 + random.random())):  # noqa: S311 - to spread the tries
+        if self._stop.is_set():
             raise PullError(f"{file.path}: another file failed")
+        now, length = time.monotonic(), partial.length
+        if length >= min(self._marks[file.blob] + PATIENCE_BYTES, file.size):
+            self._moved, self._marks[file.blob] = now, length
+        if now - self._moved > PATIENCE_SECONDS:
+            trouble = self.trouble or f"{file.path}: the answer has not ended"
+            raise PullError(f"nothing came from {Url(self._plan.endpoint)} for {PATIENCE_SECONDS:.0f} s: {trouble}")

@@ -7,7 +7,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from vllm_cluster.kernel.errors import Aborted, Interrupted, VclusterError
-from vllm_cluster.kernel.terminal.output import BOLD, END, RED, document, err, styles, whole, with_ends
+from vllm_cluster.kernel.terminal.output import BOLD, END, RED, document, err, one_piece, styles, with_ends
 from vllm_cluster.kernel.terminal.printable import plain
 
 # After an interruption nothing is to be fixed: each line is something that can be done next.
@@ -33,6 +33,6 @@ def write_error(error: VclusterError, *, as_json: bool, color: str, log: Path | 
     first, *more = map(plain, error.lines)
     err(*mark, first, END, *with_ends(more), end="")
     for line in error.fixes:
-        err(bold, f"{_label(error, line)}:", end, whole(f" {plain(line)}"))
+        err(bold, f"{_label(error, line)}:", end, one_piece(f" {plain(line)}"))
     if log:
-        err(bold, "log:", end, whole(f" {plain(str(log))}"))
+        err(bold, "log:", end, one_piece(f" {plain(str(log))}"))

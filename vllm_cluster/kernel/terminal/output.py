@@ -86,7 +86,7 @@ def _cells(char: str) -> int:
     return _CELLS.get(unicodedata.east_asian_width(char), 1)
 
 
-def whole(text: str) -> Style:
+def one_piece(text: str) -> Style:
     """Return a text that stays one line, as a command to paste does."""
     return Style(_safe(text))
 

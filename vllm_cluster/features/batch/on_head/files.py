@@ -167,7 +167,7 @@ class RowFile:
                 starts[place.line] = at
             at += len(row)
         path = Path(os.path.realpath(self.path))
-        # A name that nobody has: a file of the person's, as another batch's input, may have any that can be guessed.
+        # A new name: a file of the person's, as another batch's input, may have any that can be guessed.
         fresh = path.with_name(f".{path.name}.{secrets.token_hex(8)}.sorting")
         ordered = RowFile(fresh, new=True)
         try:
