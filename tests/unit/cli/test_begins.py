@@ -1,4 +1,4 @@
-"""What begins a line on a terminal is ours: no text from elsewhere is a label and a remedy behind it."""
+"""What begins a line on a terminal: no text from elsewhere is a label and a remedy behind it."""
 
 from __future__ import annotations
 
