@@ -222,7 +222,7 @@ def test_a_file_that_comes_slowly_gives_the_others_time(
 
 # fault: kernel/spread/download.py: _FINAL = (400, 401, → _FINAL = (401,
 # fault: kernel/spread/download.py: type(error).__name__ in _BAD_ADDRESS → not words
-# fault: kernel/spread/download.py: or _BAD_REDIRECT in words → or False
+# fault: kernel/spread/download.py: or _BAD_REDIRECT in str(error) → or False
 # fault: kernel/spread/download.py: if wrong >= ATTEMPTS: → if False:
 # fault: kernel/spread/download.py: or _INCONSISTENT in str(error) → or False
 @pytest.mark.parametrize(

@@ -147,7 +147,7 @@ class Download:
         if code == _BEYOND:
             self._store.drop_partial(file)
             raise PullError(self._other_size(file)) from error
-        if code in _FINAL or type(error).__name__ in _BAD_ADDRESS or _BAD_REDIRECT in words:
+        if code in _FINAL or type(error).__name__ in _BAD_ADDRESS or _BAD_REDIRECT in str(error):
             raise PullError(self.trouble) from error
 
     def _other_size(self, file: ModelFile) -> str:
