@@ -28,7 +28,7 @@ ROWS: dict[str, tuple[str, ...]] = {
         "clock events held listeners spread text versions",
         "errors explain facts shell_line",
         "laptop",
-        "debug_log",
+        "debug_log known_secrets",
         "inventory transport",
         "backends",
         "plan",

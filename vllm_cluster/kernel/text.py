@@ -1,4 +1,4 @@
-"""Takes secrets out of text: those that are known, in the forms they travel in, and what looks like one.
+"""Takes out of text what looks like a secret, and puts numbers and names into words.
 
 The one list of secret shapes; logs, bundles, plans and error messages all use it. Each expression takes time that grows
 with the length of the text alone: runs are possessive and start only where the run before them has ended.
@@ -6,23 +6,15 @@ with the length of the text alone: runs are possessive and start only where the 
 
 from __future__ import annotations
 
-import base64
-import json
 import re
-import shlex
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from datetime import datetime
 from functools import cache
 from typing import TypeVar
-from urllib.parse import quote, quote_plus
 
 T = TypeVar("T")
 
 REDACTED = "[redacted]"
-# A shorter value occurs in too much that is not secret.
-MIN_SECRET = 6
-# Characters compared in one text, and what each comparison counts for: 30,000 near 128 long secrets took 22 s.
-MAX_COMPARED, COMPARED_ONCE = 20_000_000_000, 2_000
 
 # A token begins after anything but a letter or digit, and also right after %3D of a URL or \n of JSON.
 _START = r"(?:(?<![A-Za-z0-9])|(?<=%[0-9A-Fa-f]{2})|(?<=\\[bfnrt]))"
@@ -227,6 +219,15 @@ _OPTION = re.compile(
 _SECRET_OPTION = re.compile(r"(?:^|[-_])(?:token|password|passwd|passphrase|pass|secret|key|credentials?|pat)$", re.I)
 
 _GUESSES = re.compile(r"\b[0-9a-fA-F]{32,}\b|(?<=:)[^\s/@:]+(?=@)")
+# Lines of base64 as a key has them, behind anything, or in JSON: its BEGIN may be in a part of a log that was not read.
+_BASE64 = "[A-Za-z0-9+/=]"
+_FULL = rf"[^\r\n]*+(?:(?<={_BASE64}{{40}})|(?<={_BASE64}{{40}}[\"',])|(?<={_BASE64}{{40}}[\"'],))"
+_KEY_LINES = re.compile(
+    rf"(?m)^(?:{_FULL}\r?\n){{2,}}{_FULL}"
+    rf"(?:\r?\n[^\r\n]*+(?:(?<={_BASE64}{{3}}=)|(?<={_BASE64}{{4}})(?=\r?\n[^\r\n]{{0,400}}-----END )))?"
+    rf"|(?:(?<!{_BASE64})|(?<=\\n))(?:{_BASE64}{{40,}}+(?:\\{{1,16}}[nr]){{1,3}}){{3,}}{_BASE64}{{0,76}}+"
+)
+_KEY_WORD = re.compile(rf"(?m)(?<!{_BASE64}){_BASE64}{{4,}}+(?=[\"']?,?\r?$)|(?:{_BASE64}{{40,}}+\\[^\r\n]*+)")
 # A private key with what is before it, and the word in which a text is cut.
 _SHAPE, _CUT = 16 << 10, re.compile(r"\A\S*\s+")
 _WORD = re.compile(r"[\w+/=\-]{20,}")
@@ -246,6 +247,7 @@ def redact(text: str) -> str:
     for words, shape, instead in _rules():
         if any(map(lowered.__contains__, words)):
             text = shape.sub(instead, text)
+    text = _KEY_LINES.sub(_redact_key, text)
     return _OPTION.sub(_redact_option, text) if "-" in text else text
 
 
@@ -274,33 +276,6 @@ def redact_value(text: str) -> str:
 def looks_random(word: str) -> bool:
     """Whether upper case, lower case and digits mix in a word, as they do in keys."""
     return any(c.isupper() for c in word) and any(c.islower() for c in word) and any(c.isdigit() for c in word)
-
-
-def redactor(secrets: Iterable[str]) -> Callable[[str], str]:
-    """Takes these secrets out of a text, and all that looks like one."""
-    # By how they begin and by their length: of an alternation of thousands of forms 1 MB of text took a minute.
-    known: dict[str, dict[int, set[str]]] = {}
-    for form in {form for secret in secrets if len(secret) >= MIN_SECRET for form in _forms(secret)}:
-        known.setdefault(form[:MIN_SECRET], {}).setdefault(len(form), set()).add(form)
-    # The longest first: a part of a form that is left would give away the rest.
-    forms = {begin: sorted(of.items(), reverse=True) for begin, of in known.items()}
-    return lambda text: redact(_without(forms, text))
-
-
-def _without(forms: Mapping[str, Sequence[tuple[int, set[str]]]], text: str) -> str:
-    """Take these forms out of a text; they are by how they begin, and then by their length."""
-    kept, done, left = list[str](), 0, MAX_COMPARED
-    for at in (at for at in range(len(text) - MIN_SECRET + 1) if text[at : at + MIN_SECRET] in forms):
-        if at < done:
-            continue
-        those = forms[text[at : at + MIN_SECRET]]
-        left -= sum(length + COMPARED_ONCE for length, _ in those)
-        if left < 0:
-            return "".join((*kept, text[done:at], REDACTED, " (too much like secrets to look through the rest)"))
-        if length := next((length for length, of in those if text[at : at + length] in of), 0):
-            kept += text[done:at], REDACTED
-            done = at + length
-    return "".join((*kept, text[done:])) if done else text
 
 
 def count(number: int, noun: str) -> str:
@@ -379,22 +354,14 @@ def _redact_if_random(found: re.Match[str]) -> str:
     return REDACTED if looks_random(found[0]) else found[0]
 
 
+def _redact_key(found: re.Match[str]) -> str:
+    # Digests and folders stay: of a key hardly a line is without capitals and digits.
+    words = _KEY_WORD.findall(found[0])
+    return _KEY_WORD.sub(REDACTED, found[0]) if sum(map(looks_random, words)) * 2 > len(words) else found[0]
+
+
 def _redact_option(found: re.Match[str]) -> str:
     option, between, value = found.groups()
     if not _SECRET_OPTION.search(option) or value.startswith(REDACTED):
         return found[0]
     return f"{option}{between}{REDACTED}"
-
-
-def _forms(secret: str) -> Iterator[str]:
-    raw = secret.encode()
-    yield from (secret, quote(secret, safe=""), quote(secret), quote_plus(secret), shlex.quote(secret))
-    yield from (json.dumps(secret)[1:-1], repr(secret)[1:-1], raw.hex(), raw.hex().upper())
-    yield secret.encode("unicode_escape").decode()
-    for encode in (base64.b64encode, base64.urlsafe_b64encode):
-        # Within a longer text a value begins at any of three places of a group; its ends mix with its neighbours.
-        for before in range(3):
-            whole = encode(b"\0" * before + raw).decode().rstrip("=")
-            middle = whole[-(-before * 8 // 6) : len(whole) - (1 if (before + len(raw)) % 3 else 0)]
-            if len(middle) >= MIN_SECRET:
-                yield middle

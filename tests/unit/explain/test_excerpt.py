@@ -82,7 +82,7 @@ def test_short_lines_of_one_file_leave_room_for_the_others(folders: Path, capsys
     """In rows of one character the ends of one file were all that was read of a host."""
     (folders / "state" / "serve.log.1").write_bytes(b"x\n" * 200_000 + b"CUDA error\n" + b"x\n" * 200_000)
     (folders / "state" / "serve.log").write_text("the cause\n")
-    (folders / "ray" / "worker-1.out").write_bytes(b"\n" * 1_000_000 + b"y" * 3_000_000)
+    (folders / "ray" / "worker-1.out").write_bytes(b"\n" * 1_000_000 + b"yes " * 800_000)
     (folders / "ray" / "worker-2.err").write_text("three\n")
     found = printed(folders, capsys)
     (_, beginning), (at, trouble), (last, end) = found["serve.log.1"]
@@ -90,7 +90,40 @@ def test_short_lines_of_one_file_leave_room_for_the_others(folders: Path, capsys
     assert (len(beginning), last + end.count(b"\n")) == (log_excerpt.HEAD, 400_002)
     assert found["serve.log"] == [(1, b"the cause\n")]
     assert found["ray/worker-2.err"] == [(1, b"three\n")]
-    assert found["ray/worker-1.out"][-1][1].startswith(b"yyy")
+    assert found["ray/worker-1.out"][-1][1].startswith(b"yes yes")
+
+
+SECRET = "q7Zr-Kx0vT_dB3mYw9LhC2nJ5sUeXo8AfGiPk4tRyWc"
+
+
+# fault: serving/explain/on_host/log_excerpt.py: yield begin, f"{_cut(block[begin:at]) → yield begin, f"{block[begin:at][:LINE]
+# fault: serving/explain/on_host/log_excerpt.py: else _LAST_WORD.sub(b" [...]\n", line[:LINE], count=1) → else line[:LINE] + b"\n"
+# fault: serving/explain/on_host/log_excerpt.py: |[\s"',;][^\s"',;]*|\A → |\A
+@pytest.mark.promise("P13")
+@pytest.mark.parametrize("sign", [" ", '","'])
+@pytest.mark.parametrize("trouble", ["", "ERROR"])
+@pytest.mark.parametrize("there", [1, 6, 20, len(SECRET)])
+def test_no_part_of_a_secret_is_left_where_a_line_is_cut(
+    folders: Path, capsys: pytest.CaptureFixture[str], sign: str, trouble: str, there: int
+) -> None:
+    """On the laptop only the whole secret is known."""
+    fill = log_excerpt.LINE - there - len(sign) - len("asked ERROR ")
+    line = f"asked {trouble or 'calm.'} {'x' * (fill - 1000)}{sign}{'x' * (1000 - len(sign))}{sign}{SECRET}{sign}more\n"
+    calm = "INFO a line\n" * 20_000
+    (folders / "state" / "serve.log").write_text(calm + line + calm if trouble else line + calm)
+    shown = b"".join(part for _, part in printed(folders, capsys)["serve.log"]).decode()
+    assert "asked" in shown and " [...]\n" in shown and SECRET[:1] not in shown
+
+
+# fault: serving/explain/on_host/log_excerpt.py: end = text.rfind("\n") + 1 or len(text) → end = len(text)
+def test_no_part_of_a_line_is_left_where_the_room_ends(folders: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for number in range(40):
+        (folders / "ray" / f"worker-{number}.err").write_text(f"{SECRET}\n" * 1000)
+    for most in (700_000, 703_000, 706_000, 709_000):
+        log_excerpt.main(str(folders / "state"), str(folders / "ray"), most)
+        (_, *rows) = map(json.loads, capsys.readouterr().out.splitlines())
+        assert sum(len(row["text"]) for row in rows) > 600_000
+        assert "".join(row["text"] for row in rows).replace(f"{SECRET}\n", "") == ""
 
 
 # fault: serving/explain/on_host/log_excerpt.py: if left < 0: → if not left:
@@ -114,7 +147,7 @@ def test_of_many_hosts_each_prints_a_part(folders: Path, capsys: pytest.CaptureF
     assert all(f"the end of {name}\\n" in printed for name in ("serve.log.1", "serve.log", "crash.log"))
 
 
-# fault: serving/explain/on_host/log_excerpt.py: text.read(PIECE) → text.read(HEAD + TAIL)
+# fault: serving/explain/on_host/log_excerpt.py: text.read(PIECE - len(kept)) → text.read(HEAD + TAIL)
 def test_no_row_is_longer_than_is_read(folders: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A row is held in four times its bytes, of 32 hosts at once."""
     (folders / "state" / "serve.log").write_text("\N{GRINNING FACE}" * 40_000 + "\nlast")

@@ -34,6 +34,7 @@ from vllm_cluster.kernel.hosts.observe import observe
 from vllm_cluster.kernel.hosts.runtime import SYSTEM, Runtime
 from vllm_cluster.kernel.hosts.secrets import read_references, references
 from vllm_cluster.kernel.inventory.model import Inventory
+from vllm_cluster.kernel.known_secrets import redactor
 from vllm_cluster.kernel.laptop import cache_folder, read_own_file
 from vllm_cluster.kernel.node.handle import NodeHandle
 from vllm_cluster.kernel.node.program import program_digest
@@ -42,7 +43,7 @@ from vllm_cluster.kernel.plan.diff import diff
 from vllm_cluster.kernel.plan.identity import decide_cluster_id, node_of
 from vllm_cluster.kernel.plan.kept import kept_secrets, secret_ids
 from vllm_cluster.kernel.plan.spec import LABEL, SPEC, stored_spec
-from vllm_cluster.kernel.text import REDACTED, count, looks_random, redact, redactor
+from vllm_cluster.kernel.text import REDACTED, count, looks_random, redact
 from vllm_cluster.serving.explain.logs import Log, collect, sources
 
 # Of a log, what is looked through for secrets; with one emoji in it each of its copies then has four times that.

@@ -47,6 +47,8 @@ _WORDS = (
     b"non-default args",
 )
 _TROUBLE = re.compile(b"|".join(map(re.escape, _WORDS)))
+# A word without end, as of JSON without spaces, ends at a sign too.
+_LAST_WORD = re.compile(rb"""(?:\s\S{0,1024}|[\s"',;][^\s"',;]*|\A[^\s"',;]*)\Z""")
 
 
 def paths(state: Path, logs: Path) -> list[tuple[str, Path]]:
@@ -73,8 +75,10 @@ def _pieces(path: Path, part: float) -> Iterator[tuple[int, str]]:
     size, head, tail = path.stat().st_size, int(HEAD * part), int(TAIL * part)
     if size <= head + tail:
         with path.open(encoding="utf-8", errors="replace", newline="\n") as text:
-            number = 1
-            while piece := text.read(PIECE):
+            number, kept = 1, ""
+            # In whole lines: the rest of one may not have room any more.
+            while piece := kept + text.read(PIECE - len(kept)):
+                piece, kept = _whole(piece)
                 yield number, piece
                 number += piece.count("\n")
         return
@@ -93,6 +97,12 @@ def _pieces(path: Path, part: float) -> Iterator[tuple[int, str]]:
                 number += block.count(b"\n")
 
 
+def _whole(text: str) -> tuple[str, str]:
+    """Its whole lines, and the rest; all of it where there is only a part of a line."""
+    end = text.rfind("\n") + 1 or len(text)
+    return text[:end], text[end:]
+
+
 def _trouble(block: bytes, most: int) -> Iterator[tuple[int, str]]:
     """The first lines of trouble, each with its place in the block."""
     at = 0
@@ -101,7 +111,7 @@ def _trouble(block: bytes, most: int) -> Iterator[tuple[int, str]]:
     while most and (found := _TROUBLE.search(block, at)):
         begin, end = block.rfind(b"\n", 0, found.start()) + 1, block.find(b"\n", found.end())
         at = end + 1 if end >= 0 else len(block)
-        yield begin, f"{block[begin:at][:LINE].decode('utf-8', 'replace').rstrip()}\n"
+        yield begin, f"{_cut(block[begin:at]).decode('utf-8', 'replace').rstrip()}\n"
         most -= 1
 
 
@@ -114,11 +124,16 @@ def _lines(block: bytes) -> Iterator[tuple[int, str]]:
             yield begin, b"".join(kept).decode("utf-8", "replace")
             begin, size = at, 0
             kept.clear()
-        kept.append(line if len(line) <= LINE else line[:LINE] + b"\n")
+        kept.append(_cut(line))
         size += len(kept[-1])
         at += len(line)
     if kept:
         yield begin, b"".join(kept).decode("utf-8", "replace")
+
+
+def _cut(line: bytes) -> bytes:
+    """A line; of a long one its beginning, without the word that is cut: no part of a secret has its shape any more."""
+    return line if len(line) <= LINE else _LAST_WORD.sub(b" [...]\n", line[:LINE], count=1)
 
 
 def main(state: str = STATE, logs: str = GROUP_LOGS, most: int = MAX_BYTES) -> None:

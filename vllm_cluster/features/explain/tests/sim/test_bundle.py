@@ -12,8 +12,9 @@ from tests.support.bounds import within
 from tests.support.sim import lab, make
 from tests.support.sim.world import Box, Picture, World, identity
 from vllm_cluster.features.explain import bundle
+from vllm_cluster.kernel.known_secrets import redactor
 from vllm_cluster.kernel.plan.spec import SECRET
-from vllm_cluster.kernel.text import redact, redactor
+from vllm_cluster.kernel.text import redact
 from vllm_cluster.serving.explain.logs import Log
 
 
