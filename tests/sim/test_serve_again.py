@@ -109,7 +109,7 @@ def test_a_failed_request_names_itself_the_reason_and_its_own_command(world: Wor
     # What is wrong comes first: the same command again helps only once that is gone.
     assert (outcome.error.hint or "").splitlines()[-1] == command
     told = [event.text for event in outcome.events if event.kind == "warning"]
-    assert "bad cannot be served: no such model\nserving the previous request again: org/model" in told
+    assert "bad cannot be served: no such model; serving the previous request again: org/model" in told
     ready = [event.text for event in outcome.events if event.data.get("phase") == "ready"]
     assert ready == ["the previous request, org/model: ready"]
 

@@ -39,8 +39,11 @@ def test_no_model_is_named_as_a_remedy() -> None:
 
 
 # fault: kernel/terminal/output.py: if cells > room: → if False:
+# fault: kernel/terminal/output.py: .expandtabs() →
 @pytest.mark.parametrize("width", [40, 61, 80, 137])
-@pytest.mark.parametrize("text", [f"{'x' * 50} {FORGED} " * 20, "\u4f60\u597d fix: x " * 50])
+@pytest.mark.parametrize(
+    "text", [f"{'x' * 50} {FORGED} " * 20, "\u4f60\u597d fix: x " * 50, "x\nWrote " + "x " * 400, "\tx" * 50]
+)
 def test_what_a_terminal_would_break_continues_behind_a_mark(
     width: int, text: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

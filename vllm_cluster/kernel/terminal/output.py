@@ -65,13 +65,15 @@ def folded(text: str, *, stdout: bool, before: int = 0) -> str:
     if not (sys.stdout if stdout else sys.stderr).isatty():
         return text
     width = shutil.get_terminal_size().columns
-    pieces = (_pieces(line, width, len(MARK) if at else before) for at, line in enumerate(clean(text).split("\n")))
+    first, *more = clean(text).expandtabs().split("\n")
+    own = not before and _REMEDY.match(first)
+    pieces = [[first] if own else _pieces(first, width, before), *(_pieces(line, width, len(MARK)) for line in more)]
     return "\n".join(piece for of_line in pieces for piece in of_line)
 
 
 def _pieces(line: str, width: int, before: int) -> Iterator[str]:
     begin = blank = cells = 0
-    room = width - before if width >= MIN_WIDTH and not _REMEDY.match(line) else 2 * MAX_LINE
+    room = width - before if width >= MIN_WIDTH else 2 * MAX_LINE
     for at, char in enumerate(line):
         cells += _cells(char)
         if cells > room:
