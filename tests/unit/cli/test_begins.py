@@ -22,13 +22,13 @@ class Terminal(io.StringIO):
         return True
 
 
-# fault: kernel/terminal/table.py: return shell_line([cell]) if → return cell if
-@pytest.mark.parametrize("cell", [FORGED, "  fix: x", "f\u0456x: x", "fix\uff1a x"])
+# fault: kernel/terminal/table.py: else shell_line([cell]) → else cell
+@pytest.mark.parametrize("cell", [FORGED, "  fix: x", "f\u0456x: x", "fix\uff1a x", "fix:\u2800x", "the same: x"])
 def test_no_cell_begins_a_row_as_a_remedy(cell: str) -> None:
     """The name of a folder in a model cache that users share was one, in `models`."""
     lines = table({"model": 0, "state": 1}, [{"model": cell, "state": "complete"}], None)
     assert lines[1].startswith("'")
-    assert table({"model": 0}, [{"model": "org/model:x y"}], None)[1] == "org/model:x y"
+    assert table({"model": 0}, [{"model": "org/model:x"}], None)[1] == "org/model:x"
 
 
 # fault: wire/values.py: if " " in _name(text): → if not _name(text):
@@ -57,10 +57,10 @@ def test_what_a_terminal_would_break_continues_behind_a_mark(
     )
     assert first.startswith("error: ")
     assert all(line.startswith(output.MARK) for line in more)
-    assert max(map(cells, (first, *more))) <= width
+    assert max(map(columns_of, (first, *more))) <= width
     assert remedy == "fix:" + " vcluster up" * 30
 
 
-def cells(line: str) -> int:
+def columns_of(line: str) -> int:
     """The columns that a line takes."""
     return sum(2 if char > "\u2e80" else 1 for char in line)

@@ -12,7 +12,7 @@ from vllm_cluster.features.check.measure import AllReduceReport
 from vllm_cluster.kernel.checks.codes import CODES
 from vllm_cluster.kernel.checks.finding import merged
 from vllm_cluster.kernel.explain.catalogue import CHECKED
-from vllm_cluster.kernel.terminal.output import DIM, RED, YELLOW, folded, out, styles, with_ends
+from vllm_cluster.kernel.terminal.output import DIM, RED, YELLOW, out, styles, with_ends
 from vllm_cluster.kernel.terminal.printable import plain
 from vllm_cluster.kernel.text import by_hosts, count
 
@@ -49,7 +49,7 @@ def show_report(report: CheckReport, *, color: str, paste: Callable[[str], str] 
     for finding in same:
         level, tone = ("error", red) if finding.error else ("warning", yellow)
         text = f" {plain(finding.code)}  {plain(finding.host)}: {plain(finding.message)}"
-        out(tone, level, end, folded(text, stdout=True))
+        out(tone, level, end, text)
         why = CODES.get(finding.code, "")
         out(
             *with_ends([f"  why: {why}"] if why else []),

@@ -213,7 +213,7 @@ class LiveRenderer:
         if event.kind in ("note", "warning", "result", "failed") and text:
             style = {"warning": "yellow", "failed": "red", "result": "bold green"}.get(event.kind, "")
             host = f"{event.host}: " if event.host else ""
-            self._console.print(styled((folded(f"{host}{text}", stdout=False), style)), soft_wrap=True)
+            self._console.print(styled((folded(f"{host}{text}"), style)), soft_wrap=True)
 
     def _phase_is_over(self) -> None:
         """Lines that stay for the phase before and what it did; its rows go, but for those of hosts that failed."""

@@ -6,12 +6,11 @@ import json
 import re
 import shutil
 import sys
-import unicodedata
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TextIO
 
 from vllm_cluster.kernel.terminal.called import as_called
-from vllm_cluster.kernel.terminal.printable import ESCAPES, MAX_LINE, clean, wants_color
+from vllm_cluster.kernel.terminal.printable import ESCAPES, MAX_LINE, cells, clean, wants_color
 
 if TYPE_CHECKING:
     from rich.console import Console, OverflowMethod
@@ -26,8 +25,8 @@ RED, YELLOW, BOLD, DIM = Style("\x1b[31m"), Style("\x1b[33m"), Style("\x1b[1m"),
 PLAIN, END, _NONE = Style("\x1b[0m"), Style("\n"), Style()
 # A line begins only where our own code ends one: what a text from elsewhere has on its second line is behind a mark.
 MARK = "  | "
-# Below it nothing is folded, in columns; how many some characters take; the labels of lines to paste.
-MIN_WIDTH, _CELLS = 20, {"W": 2, "F": 2}
+# Below it nothing is folded, in columns; the labels of lines to paste.
+MIN_WIDTH = 20
 _REMEDY = re.compile(r"\s*(?:fix|or|status|stop|follow|continue|next|ask|clients|log|look|the same|for vLLM): |Wrote ")
 
 
@@ -37,19 +36,24 @@ def styles(color: str, *wanted: Style, stdout: bool = True) -> tuple[Style, ...]
 
 
 def out(*parts: str, end: str = "\n") -> None:
-    """Write on standard output, at once."""
-    sys.stdout.write("".join(map(_safe, parts)) + end)
-    sys.stdout.flush()
+    """Write on standard output, at once; what is longer than the terminal continues behind a mark."""
+    _write(sys.stdout, parts, end)
 
 
 def err(*parts: str, end: str = "\n") -> None:
     """Write on standard error, at once; what is longer than the terminal continues behind a mark."""
-    before, shown = 0, list[str]()
-    for part in parts:
-        shown.append(part if isinstance(part, Style) else folded(part, stdout=False, before=before))
-        before = 0 if part == END else before + len(ESCAPES.sub("", part))
-    sys.stderr.write("".join(map(_safe, shown)) + end)
-    sys.stderr.flush()
+    _write(sys.stderr, parts, end)
+
+
+def _write(stream: TextIO, parts: Iterable[str], end: str) -> None:
+    if stream.isatty():
+        before, shown = 0, list[str]()
+        for part in parts:
+            shown.append(part if isinstance(part, Style) else folded(part, before))
+            before = 0 if part == END else before + cells(ESCAPES.sub("", part))
+        parts = shown
+    stream.write("".join(map(_safe, parts)) + end)
+    stream.flush()
 
 
 def with_ends(lines: Iterable[str]) -> Iterator[str]:
@@ -57,13 +61,11 @@ def with_ends(lines: Iterable[str]) -> Iterator[str]:
     return (part for line in lines for part in (line, END))
 
 
-def folded(text: str, *, stdout: bool, before: int = 0) -> str:
-    """The text in lines that fit the terminal, for `out`: what a terminal breaks itself begins its line with anything.
+def folded(text: str, before: int = 0) -> str:
+    """The text in lines that fit the terminal: what a terminal breaks itself begins its line with anything.
 
     `before` is what its first line has before it. A remedy is copied whole, and stays one line.
     """
-    if not (sys.stdout if stdout else sys.stderr).isatty():
-        return text
     width = shutil.get_terminal_size().columns
     first, *more = clean(text).expandtabs().split("\n")
     own = not before and _REMEDY.match(first)
@@ -72,20 +74,16 @@ def folded(text: str, *, stdout: bool, before: int = 0) -> str:
 
 
 def _pieces(line: str, width: int, before: int) -> Iterator[str]:
-    begin = blank = cells = 0
+    begin = blank = taken = 0
     room = width - before if width >= MIN_WIDTH else 2 * MAX_LINE
     for at, char in enumerate(line):
-        cells += _cells(char)
-        if cells > room:
+        taken += cells(char)
+        if taken > room:
             end = blank if blank > begin else at
             yield line[begin:end]
-            begin, room, cells = end, width - len(MARK), sum(map(_cells, line[end : at + 1]))
+            begin, room, taken = end, width - len(MARK), cells(line[end : at + 1])
         blank = at + 1 if char == " " else blank
     yield line[begin:]
-
-
-def _cells(char: str) -> int:
-    return _CELLS.get(unicodedata.east_asian_width(char), 1)
 
 
 def one_piece(text: str) -> Style:
@@ -102,7 +100,8 @@ def data(text: str, *, of_errors: bool = False) -> None:
 
 def document(value: object, *, indent: int | None = None) -> None:
     """Write a JSON document on a line; its escapes keep every character that is not ASCII."""
-    out(json.dumps(value, indent=indent, default=str))
+    sys.stdout.write(json.dumps(value, indent=indent, default=str) + "\n")
+    sys.stdout.flush()
 
 
 # A value as JSON on one line, by one encoder.

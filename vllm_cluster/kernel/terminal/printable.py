@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import sys
+import unicodedata
 
 # Escape sequences, then every control character but newline and tab: remote text never steers the terminal. What has
 # no width, marks a direction, ends a line for some programs or is a tag shows another text than the one that is there.
@@ -16,6 +17,7 @@ _CONTROL = re.compile(
 )
 MAX_LINE = 4000
 MAX_TEXT = 1 << 20
+_CELLS = {"W": 2, "F": 2}
 
 
 def plain(text: str, max_line: int = MAX_LINE) -> str:
@@ -29,6 +31,11 @@ def clean(text: str) -> str:
     if text.isprintable() and (text.isascii() or not _CONTROL.search(text)):
         return text
     return _CONTROL.sub("", ESCAPES.sub("", text.replace("\r\n", "\n").replace("\r", "\n")))
+
+
+def cells(text: str) -> int:
+    """The columns of a terminal that a text of one line takes."""
+    return len(text) if text.isascii() else sum(_CELLS.get(unicodedata.east_asian_width(char), 1) for char in text)
 
 
 def wants_color(setting: str, *, stdout: bool) -> bool:

@@ -8,9 +8,10 @@ import sys
 from collections.abc import Mapping, Sequence
 
 from vllm_cluster.kernel.shell_line import shell_line
+from vllm_cluster.kernel.terminal.printable import cells
 
 GAP = 2
-_LABELLED = re.compile(r"\s*\w+\s*[:\uff1a]\s")
+_SIMPLE = re.compile(r"[!-~]*|[0-9][0-9 :A-Z+-]*")
 
 
 def columns() -> int | None:
@@ -35,11 +36,17 @@ def table(titles: Mapping[str, int], rows: Sequence[Mapping[str, str]], width: i
 
 
 def _quoted(cell: str) -> str:
-    """A cell that begins a line, in quotes where it could be read as a label and a remedy behind it."""
-    return shell_line([cell]) if _LABELLED.match(cell) else cell
+    """A cell that begins a line, in quotes where it could be read as a label and a remedy behind it; no time could."""
+    return cell if _SIMPLE.fullmatch(cell) else shell_line([cell])
 
 
 def cut(line: str, width: int | None) -> str:
     """One line of at most this width."""
-    line = line.split("\n", 1)[0]
-    return line if width is None or len(line) <= width else line[: max(1, width - 1)] + "…"
+    line = line.split("\n", 1)[0].expandtabs()
+    if width is None or cells(line) <= width:
+        return line
+    # A character takes a column at least.
+    line = line[: max(1, width - 1)]
+    while len(line) > 1 and cells(line) > width - 1:
+        line = line[:-1]
+    return f"{line}…"

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 
-from vllm_cluster.kernel.terminal.output import BOLD, MARK, YELLOW, folded, out, styles, with_ends
+from vllm_cluster.kernel.terminal.output import BOLD, MARK, YELLOW, out, styles, with_ends
 from vllm_cluster.kernel.terminal.printable import plain
 from vllm_cluster.kernel.terminal.table import columns, cut, table
 from vllm_cluster.kernel.text import age, host_port
@@ -60,7 +60,7 @@ def show_status(
     if serve and serve.phase in ("failed", "backoff", "hung"):
         _fixes(paste("vcluster explain"))
     for problem, fix in group_problems(status, verbosity):
-        shown.append(folded(problem, stdout=True) if verbosity > 0 else cut(problem, width))
+        shown.append(problem if verbosity > 0 else cut(problem, width))
         out(yellow, shown[-1], end)
         # A command is pasted whole.
         _fixes(paste(fix))
