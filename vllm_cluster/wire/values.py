@@ -71,10 +71,14 @@ def _name(text: str) -> str:
     return text
 
 
-def _served(text: str) -> str:
-    # It begins lines that people read: with a blank it could be a whole remedy.
-    if " " in _name(text):
-        raise ValueError("has a blank")
+def served_name(text: str) -> str:
+    """Check the name of a model: it begins lines that people read, and must not be a remedy or a command in them.
+
+    Raises:
+        ValueError: it has a blank, or a sign that shells know.
+    """
+    if not all(char.isalnum() or char in "._-/:@+=,~%" for char in _name(text)):
+        raise ValueError("has a blank, or a sign that no model's name has")
     return text
 
 
@@ -150,7 +154,7 @@ class Url:
 # These become a URL, words of commands and rows of tables on a person's machine; a host may write anything.
 Name = Annotated[str, _name]
 # What clients ask for as `model`, and the model itself.
-ServedName = Annotated[str, _served]
+ServedName = Annotated[str, served_name]
 Word = Annotated[str, _word]
 # A document in a document: it is read by itself.
 Long = Annotated[str, _long]

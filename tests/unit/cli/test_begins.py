@@ -27,13 +27,14 @@ class Terminal(io.StringIO):
 def test_no_cell_begins_a_row_as_a_remedy(cell: str) -> None:
     """The name of a folder in a model cache that users share was one, in `models`."""
     lines = table({"model": 0, "state": 1}, [{"model": cell, "state": "complete"}], None)
-    assert lines[1].startswith("'")
+    assert lines[1].startswith(("'", " '"))
     assert table({"model": 0}, [{"model": "org/model:x"}], None)[1] == "org/model:x"
 
 
-# fault: wire/values.py: if " " in _name(text): → if not _name(text):
-def test_no_model_is_named_as_a_remedy() -> None:
-    row = {"generation": "g", "name": FORGED, "model": "m", "summary": "s", "time": 1.0, "lines": []}
+# fault: wire/values.py: char.isalnum() or char in → char or char in
+@pytest.mark.parametrize("name", [FORGED, "fix:\u2800{touch,X}|sh;#", "fix:$(x)"])
+def test_no_model_is_named_as_a_remedy(name: str) -> None:
+    row = {"generation": "g", "name": name, "model": "m", "summary": "s", "time": 1.0, "lines": []}
     with pytest.raises(RefusedDocument, match="has a blank"):
         convert(FailedRequest, row, "a status")
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from vllm_cluster.kernel.backends.seam import Degrees
 from vllm_cluster.kernel.errors import UsageError
 from vllm_cluster.kernel.text import count, holds_token, redact
+from vllm_cluster.wire.values import served_name
 
 MIDDLEWARE = "vcluster_auth.RequireKey"
 # Eight parts of a host with as many are sent to it in one line of the roll (`wire/roll.py`): a longer line ends the
@@ -203,7 +204,11 @@ def vllm_environment() -> dict[str, str]:
 
 
 def _check_word(what: str, value: str) -> None:
-    if not value or value.startswith("-") or not value.isprintable() or " " in value:
+    try:
+        fits = not served_name(value[:1000]).startswith("-")
+    except ValueError:
+        fits = False
+    if not fits:
         raise UsageError(f"{value!r} cannot be {what}", hint="flags for vLLM go behind --")
 
 

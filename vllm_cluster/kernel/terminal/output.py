@@ -100,7 +100,7 @@ def data(text: str, *, of_errors: bool = False) -> None:
 
 def document(value: object, *, indent: int | None = None) -> None:
     """Write a JSON document on a line; its escapes keep every character that is not ASCII."""
-    sys.stdout.write(json.dumps(value, indent=indent, default=str) + "\n")
+    sys.stdout.write(as_called(json.dumps(value, indent=indent, default=str)) + "\n")
     sys.stdout.flush()
 
 

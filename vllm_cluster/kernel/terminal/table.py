@@ -11,7 +11,8 @@ from vllm_cluster.kernel.shell_line import shell_line
 from vllm_cluster.kernel.terminal.printable import cells
 
 GAP = 2
-_SIMPLE = re.compile(r"[!-~]*|[0-9][0-9 :A-Z+-]*")
+# No letter and not of ASCII: some look like a colon or a blank.
+_SIGN = re.compile(r"[^\x00-\x7f\w]")
 
 
 def columns() -> int | None:
@@ -36,8 +37,9 @@ def table(titles: Mapping[str, int], rows: Sequence[Mapping[str, str]], width: i
 
 
 def _quoted(cell: str) -> str:
-    """A cell that begins a line, in quotes where it could be read as a label and a remedy behind it; no time could."""
-    return cell if _SIMPLE.fullmatch(cell) else shell_line([cell])
+    """A cell that begins a line, in quotes where it could be read as a label and a remedy behind it; a time cannot."""
+    labelled = ":" in cell and not cell[0].isdigit() and (" " in cell or not cell.isascii())
+    return shell_line([cell]) if labelled or _SIGN.search(cell) else cell
 
 
 def cut(line: str, width: int | None) -> str:

@@ -148,7 +148,7 @@ def test_lines_that_waited_are_not_put_together_as_one_text() -> None:
     """32 MB of control characters took 850 MB."""
     writer = LogWriter(["gpu1"], as_json=False, color="never")
     lines = [Line(1, "gpu1", "vllm", "\N{GRINNING FACE}" + "\1" * 65_000)] * 40
-    sink = SimpleNamespace(write=len, flush=lambda: None)
+    sink = SimpleNamespace(write=len, flush=lambda: None, isatty=lambda: False)
     with contextlib.redirect_stdout(cast(Any, sink)), within(60, megabytes=20):
         writer.write(lines)
 
