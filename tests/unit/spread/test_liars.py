@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -19,7 +21,7 @@ from tests.support.waiting import until
 from vllm_cluster.kernel.spread import spread
 from vllm_cluster.kernel.spread.spread_arriving import Arriving
 from vllm_cluster.kernel.spread.spread_order import Chain
-from vllm_cluster.kernel.spread.spread_wire import BadPeerError, FileBody, Peer, Reader
+from vllm_cluster.kernel.spread.spread_wire import BadPeerError, Busy, FileBody, Peer, Reader
 from vllm_cluster.kernel.spread.store import Store
 from vllm_cluster.wire.pull import HostPlan, SpreadAsk
 from vllm_cluster.wire.reading import read
@@ -170,6 +172,32 @@ def test_what_a_host_sent_before_it_was_found_wrong_is_dropped(tmp_path: Path) -
         receiver.start()
         until(lambda: receiver.whole, seconds=20)
     assert receiver.error == ""
+
+
+# fault: kernel/spread/spread.py: self.failed = self.upstream → pass
+# fault: kernel/spread/spread.py: for name in (self._source, *others): → for name in (*others, self._source):
+def test_who_forwarded_a_wrong_file_is_left_without_being_accused(tmp_path: Path) -> None:
+    """It may be the one who made it up: it then called the file verified, and sent it so slowly that it had no end."""
+    plan = plan_of(4, [planned("a", b"right!")], tmp_path)
+    own = of_host(plan, "h2")
+    receiver = spread.Receiver(own, Store(own))
+    receiver.use("h1")
+    arriving, asked = receiver._left[0], list[str]()
+    here, there = socket.socketpair()
+    with here, there:
+        there.sendall(b"wrong!")
+        peer: Any = SimpleNamespace(name="h1", known=(6,), file=lambda *_: FileBody(Reader(here), 6))
+        receiver._fetch(peer, arriving, lambda: True)
+    assert (receiver.failed, receiver.error, receiver._avoid) == ("h1", "a: wrong hash (by way of h1)", set())
+
+    def connected(name: str) -> None:
+        asked.append(name)
+        raise Busy
+
+    receiver._connected = connected  # type: ignore[method-assign,assignment]
+    receiver._get_elsewhere(arriving)
+    assert asked[0] == "h0"
+    assert {*asked} == {"h0", "h1", "h3"}
 
 
 # fault: kernel/spread/spread_arriving.py: self._verified &= verified → pass

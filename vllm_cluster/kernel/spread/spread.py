@@ -317,12 +317,15 @@ class Receiver:
             # The sender waited in vain or the answer broke off: what is next is asked on a new connection.
             peer.close()
             return
-        culprit = arriving.culprit()
+        culprit, senders = arriving.culprit(), {*arriving.senders}
         if arriving.finish():
             with self._lock:
                 self._left.remove(arriving)
         else:
             self._avoid_wrong(arriving, culprit)
+            if senders == {self.upstream} != {self._source}:
+                # It may only have forwarded it: not accused, but another host comes before it in the chain.
+                self.failed = self.upstream
 
     def _avoid_wrong(self, arriving: Arriving, culprit: str) -> None:
         """Report a file that came wrong, and get nothing more from who gave it; all comes from the source first.
@@ -360,10 +363,11 @@ class Receiver:
         return check
 
     def _get_elsewhere(self, arriving: Arriving) -> None:
-        """Fetch all of a file from one host that has it verified, the source last; it may not be there yet."""
+        """Fetch all of a file from one host that has it verified, the source first; it may not be there yet."""
         others = [host.name for host in self._plan.hosts[1:] if host.name != self._plan.me]
         random.shuffle(others)
-        for name in (*others, self._source):
+        # It came wrong once: any other may be who sent it so, and take its time now.
+        for name in (self._source, *others):
             if self.stop.is_set() or arriving not in self._left:
                 return
             if name in self._avoid:
