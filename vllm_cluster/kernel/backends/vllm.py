@@ -209,7 +209,9 @@ def _check_word(what: str, value: str) -> None:
     except ValueError:
         fits = False
     if not fits:
-        raise UsageError(f"{value!r} cannot be {what}", hint="flags for vLLM go behind --")
+        signs = "use letters, digits and . _ - / : @ + = , ~ %"
+        hint = "flags for vLLM go behind --" if value.startswith("-") or not value else signs
+        raise UsageError(f"{value!r} cannot be {what}", hint=hint)
 
 
 def _check_flags(flags: Sequence[str]) -> None:
