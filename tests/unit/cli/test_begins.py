@@ -22,7 +22,7 @@ class Terminal(io.StringIO):
         return True
 
 
-# fault: kernel/terminal/table.py: else shell_line([cell]) → else cell
+# fault: kernel/terminal/table.py: if labelled or _SIGN.search(cell) else cell → if False else cell
 @pytest.mark.parametrize("cell", [FORGED, "  fix: x", "f\u0456x: x", "fix\uff1a x", "fix:\u2800x", "the same: x"])
 def test_no_cell_begins_a_row_as_a_remedy(cell: str) -> None:
     """The name of a folder in a model cache that users share was one, in `models`."""
@@ -39,7 +39,7 @@ def test_no_model_is_named_as_a_remedy(name: str) -> None:
         convert(FailedRequest, row, "a status")
 
 
-# fault: kernel/terminal/output.py: if cells > room: → if False:
+# fault: kernel/terminal/output.py: if taken > room: → if False:
 # fault: kernel/terminal/output.py: .expandtabs() →
 @pytest.mark.parametrize("width", [40, 61, 80, 137])
 @pytest.mark.parametrize(
@@ -64,4 +64,4 @@ def test_what_a_terminal_would_break_continues_behind_a_mark(
 
 def columns_of(line: str) -> int:
     """The columns that a line takes."""
-    return sum(2 if char > "\u2e80" else 1 for char in line)
+    return sum(2 if char > "\u2e80" else 1 for char in line.expandtabs())

@@ -203,8 +203,8 @@ def test_a_file_that_comes_slowly_gives_the_others_time(
 ) -> None:
     """The clock was that of whole answers: with one of hours, the first refusal of another file ended all."""
     monkeypatch.setattr(download, "PATIENCE_SECONDS", 2.0)
-    monkeypatch.setattr(download, "PATIENCE_BYTES", 1 << 19)
-    monkeypatch.setattr(download, "CHUNK", 1 << 18)
+    monkeypatch.setattr(download, "PATIENCE_BYTES", 1 << 16)
+    monkeypatch.setattr(download, "CHUNK", 1 << 16)
     hub.rate = 1 << 20
     until = time.monotonic() + 2.7
 
