@@ -148,3 +148,15 @@ def test_time_grows_with_the_length_of_a_text_of_escapes(piece: str) -> None:
     shown = redactor([SIGNS])(piece * (300_000 // len(piece)) + f" {ESCAPED['a URL, twice']} after")
     assert shown.endswith(f" {REDACTED} after")
     assert time.process_time() - began < 3
+
+
+# fault: kernel/known_secrets.py: end = text.find("\n", begin + PIECE) → end = begin + PIECE
+def test_where_a_text_is_divided_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An escape begins with an end of a line or has none; what programs write before a line is behind it."""
+    text = "".join(f"a%41\n\r\n2026-11-29T16:44:11.1234567Z (w pid=7)  b&#6{n};\n\n\n" for n in range(9))
+    whole = known_secrets._without_escapes(text)
+    assert "\n" not in whole and "pid" not in whole
+    for size in range(1, 60):
+        monkeypatch.setattr(known_secrets, "PIECE", size)
+        assert known_secrets._without_escapes(text) == whole
+        assert "".join(known_secrets._between_lines(text)) == text
