@@ -22,16 +22,10 @@ def slow(one: Expression) -> tuple[str, str] | None:
     """What it takes the square of, or more."""
     for begin, piece in sorted(one.near()):
         for end in ("", "\n!"):
-            # A repeat that is bounded, by 2,000 in one, looks like the square only below its bound.
-            if all(squares(one, begin, piece, end, size) for size in (SIZE, SIZE, SIZE, SIZE * TIMES)):
+            short, long = (begin + piece * (SIZE * times // len(piece)) + end for times in (1, TIMES))
+            if all(one.seconds(long) > max(QUICK_SECONDS, MOST * one.seconds(short)) for _ in range(3)):
                 return begin, piece
     return None
-
-
-def squares(one: Expression, begin: str, piece: str, end: str, size: int) -> bool:
-    """Whether more of the same takes more than in proportion."""
-    short, long = (begin + piece * (size * times // len(piece)) + end for times in (1, TIMES))
-    return one.seconds(long) > max(QUICK_SECONDS, MOST * one.seconds(short))
 
 
 # fault: kernel/explain/failures.toml: ucp_\w{1,60} → ucp_\w+

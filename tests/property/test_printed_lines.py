@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 import unicodedata
 from pathlib import Path
 from typing import Any
@@ -98,9 +97,7 @@ def lines_and_calls(serve: ServeStatus, folder: str, key: str) -> tuple[str, lis
 # fault: kernel/shell_line.py: if _PLAIN.fullmatch(word): → if "'" not in word:
 @pytest.mark.slow
 @pytest.mark.parametrize("shell", SHELLS)
-def test_a_shell_starts_what_is_shown_and_nothing_else(
-    shell: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_shell_starts_what_is_shown_and_nothing_else(shell: str, tmp_path: Path) -> None:
     bin_folder, traps, notes = tmp_path / "bin", tmp_path / "traps", tmp_path / "notes"
     bin_folder.mkdir()
     traps.mkdir()
@@ -130,12 +127,8 @@ def test_a_shell_starts_what_is_shown_and_nothing_else(
     try:
         check()
     except FlakyFailure as once:
-        # The same lines were right when they ran again, so it was not the lines: a machine under load has failed to
-        # start one of ten thousand programs. What it was is in the lane's log, without the lines; twice is a failure.
-        with capfd.disabled():
-            print(f"\n{shell}, once and not again: {str(once.exceptions[0])[:1500]}", file=sys.stderr, flush=True)
-        notes.unlink(missing_ok=True)
-        check()
+        # Its own words are pages of made-up text, and the error behind them.
+        pytest.fail(f"once, and not when it ran again: {str(once.exceptions[0])[:1500]}", pytrace=False)
 
 
 # fault: wire/values.py: Annotated[str, _address] → str
