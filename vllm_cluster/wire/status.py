@@ -9,18 +9,7 @@ from typing import Annotated, Literal
 from vllm_cluster.wire.backends import BackendName
 from vllm_cluster.wire.reading import ALSO
 from vllm_cluster.wire.roll import MAX_GPUS, Roll
-from vllm_cluster.wire.values import (
-    Address,
-    Count,
-    Number,
-    Port,
-    ServedName,
-    at_most,
-    between,
-    brief,
-    first,
-    words,
-)
+from vllm_cluster.wire.values import Address, Count, Number, Port, ServedName, at_most, between, brief, first, words
 
 VERSION = 1
 # In bytes. A page that is fed with it has several, and Python takes four bytes a character where one of a text is rare:

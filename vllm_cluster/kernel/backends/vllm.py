@@ -205,6 +205,7 @@ def vllm_environment() -> dict[str, str]:
 
 def _check_word(what: str, value: str) -> None:
     try:
+        # Its length has an error of its own.
         fits = not served_name(value[:1000]).startswith("-")
     except ValueError:
         fits = False

@@ -76,6 +76,9 @@ def folded(text: str, before: int = 0) -> str:
 def _pieces(line: str, width: int, before: int) -> Iterator[str]:
     begin = blank = taken = 0
     room = width - before if width >= MIN_WIDTH else 2 * MAX_LINE
+    if line.isascii() and len(line) <= room:
+        yield line
+        return
     for at, char in enumerate(line):
         taken += cells(char)
         if taken > room:
