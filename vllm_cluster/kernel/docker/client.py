@@ -200,21 +200,22 @@ class DockerApi:
                 self._calls.do(gone, deadline)
 
     def logs(self, container: str, tail: int = 200, *, times: bool = False, most: int = MAX_LOG) -> str:
-        """The last lines that a container printed, both streams, with the time of each; the last `most` bytes."""
+        """The last lines that a container printed, both streams, with the time of each: whole ones of `most` bytes."""
         query = {"stdout": 1, "stderr": 1, "tail": tail, "timestamps": int(times)}
         call = Call(f"read the log of {container[:12]}", "GET", path("containers", container, "logs"), query)
-        kept, size, frames = bytearray(), 0, OutputFrames()
+        kept, size, cut, frames = bytearray(), 0, False, OutputFrames()
         with self._calls.stream(call) as reply:
             for piece in reply.pieces():
                 try:
                     kept += b"".join(content for _, content in frames.parts(piece))
                 except ValueError as error:
                     raise reply.unreadable(error) from None
+                cut = cut or len(kept) > most
                 del kept[:-most]
                 size += len(piece)
                 if size > MAX_LOG_READ:
                     break
-        return kept.decode("utf-8", "replace")
+        return _whole_lines(kept, cut).decode("utf-8", "replace")
 
     def put_files(
         self, container: str, folder: str, files: Mapping[str, tuple[bytes, int]], folders: Iterable[str] = ()
@@ -263,7 +264,7 @@ class DockerApi:
         return None
 
     def read_end(self, container: str, place: str, limit: int, kept: int) -> bytes | None:
-        """The last `kept` bytes of the first `limit` of a file of a container; None where there is no such file.
+        """The whole lines of the last `kept` bytes of the first `limit` of a file of a container; None without a file.
 
         The rest is not held: 17 MB of each of 32 hosts at once took 2 GB.
 
@@ -277,13 +278,14 @@ class DockerApi:
                 entry = first_entry(data)
             if entry is None or not entry.is_file:
                 return None
-            end, left = bytearray(data[entry.begin :][: entry.size]), min(entry.size, limit)
-            left -= len(end)
+            size = min(entry.size, limit)
+            end = bytearray(data[entry.begin :][: entry.size])
+            left = size - len(end)
             while left > 0 and (piece := reply.read(min(PIECE, left))):
                 end += piece
                 del end[:-kept]
                 left -= len(piece)
-            return bytes(end[-kept:])
+            return bytes(_whole_lines(end[-kept:], size > kept))
         return None
 
     def has_files(self, container: str, folder: str, seconds: float) -> bool:
@@ -326,6 +328,11 @@ def packed(
             entry.uid, entry.gid = owner
             tar.addfile(entry, io.BytesIO(content))
     return archive.getvalue()
+
+
+def _whole_lines(end: bytearray, cut: bool) -> bytearray:
+    # A part of a secret in the first line would have its shape no more.
+    return end[end.find(b"\n") + 1 :] if cut else end
 
 
 def _first(data: bytes, limit: int) -> bytes | str | None:
