@@ -22,7 +22,6 @@ from typing import Any
 import aiohttp
 
 from vllm_cluster.features.batch.on_head.client import MAX_METRICS, OK, UNAUTHORIZED, ApiClient, NodeApi, Outcome
-from vllm_cluster.features.batch.on_head.files import RowFile
 from vllm_cluster.features.batch.on_head.lines import (
     BadLine,
     BatchLine,
@@ -37,6 +36,7 @@ from vllm_cluster.features.batch.on_head.lines import (
     place_of,
 )
 from vllm_cluster.features.batch.on_head.progress import Concurrency, Meter, Progress, read_load
+from vllm_cluster.features.batch.on_head.row_file import RowFile
 from vllm_cluster.wire.refusals import fitting_tokens
 
 # 1, 2, 4, … 30 s, about two minutes in all: a server that ends is noticed sooner.

@@ -13,9 +13,9 @@ from typing import Any
 
 from tests.support.batch_api import KEY, Api
 from vllm_cluster.features.batch.on_head.client import ApiClient, NodeApi
-from vllm_cluster.features.batch.on_head.files import RowFile
 from vllm_cluster.features.batch.on_head.lines import Place, checksum, is_error, place_of
 from vllm_cluster.features.batch.on_head.progress import Meter, Progress
+from vllm_cluster.features.batch.on_head.row_file import RowFile
 from vllm_cluster.features.batch.on_head.runner import Options, Runner
 from vllm_cluster.kernel.laptop import write_whole
 

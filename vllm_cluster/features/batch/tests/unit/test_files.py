@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.support.attack import attack
-from vllm_cluster.features.batch.on_head.files import BatchFiles, RowFile, Work
+from vllm_cluster.features.batch.on_head.files import BatchFiles, Work
 from vllm_cluster.features.batch.on_head.lines import (
     MAX_NAME,
     MAX_ROW,
@@ -34,6 +34,7 @@ from vllm_cluster.features.batch.on_head.lines import (
     parse,
     place_of,
 )
+from vllm_cluster.features.batch.on_head.row_file import RowFile
 
 PLACE = Place(3, 7)
 
@@ -330,7 +331,7 @@ def test_a_row_that_a_full_disk_cuts_is_taken_back(tmp_path: Path, monkeypatch: 
     assert (tmp_path / "out.jsonl").read_bytes() == b"whole\n"
 
 
-# fault: features/batch/on_head/files.py: if os.fstat(self._fd).st_size != self._size: → if False:
+# fault: features/batch/on_head/row_file.py: if os.fstat(self._fd).st_size != self._size: → if False:
 def test_no_row_is_put_behind_a_hole(tmp_path: Path) -> None:
     """Where another program emptied the file, zeros came before the next row, and no run could continue it."""
     source, output = write(tmp_path / "in.jsonl", 2), tmp_path / "out.jsonl"
@@ -347,7 +348,7 @@ def test_no_row_is_put_behind_a_hole(tmp_path: Path) -> None:
     assert output.read_bytes() == first + second
 
 
-# fault: features/batch/on_head/files.py: if not self._size and self._in_place(): → if not self._size:
+# fault: features/batch/on_head/row_file.py: if not self._size and self._in_place(): → if not self._size:
 def test_only_an_empty_file_of_its_own_is_removed(tmp_path: Path) -> None:
     """A person may write a file of that name while no row has come."""
     source, output = write(tmp_path / "in.jsonl", 1), tmp_path / "out.jsonl"
@@ -373,7 +374,7 @@ def test_reasons_that_were_taken_away_are_missed(tmp_path: Path) -> None:
             work.finish()
 
 
-# fault: features/batch/on_head/files.py: self.ensure_in_place()  # what came → pass  # what came
+# fault: features/batch/on_head/row_file.py: self.ensure_in_place()  # what came → pass  # what came
 def test_a_file_that_comes_while_rows_are_sorted_is_not_replaced(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -400,8 +401,8 @@ def test_a_place_is_read_as_it_was_written(line: int, raw: bytes) -> None:
     assert place_of(error_row(place, "x", None, "c", "m")) == place
 
 
-# fault: features/batch/on_head/files.py: os.O_CREAT | os.O_NOFOLLOW | more → os.O_CREAT | more
-# fault: features/batch/on_head/files.py: if os.fstat(found).st_size: → if found:
+# fault: features/batch/on_head/row_file.py: os.O_CREAT | os.O_NOFOLLOW | more → os.O_CREAT | more
+# fault: features/batch/on_head/row_file.py: if os.fstat(found).st_size: → if found:
 @pytest.mark.parametrize("name", ["out.jsonl", "out.errors.jsonl"])
 @pytest.mark.parametrize("there", [False, True])
 def test_no_row_is_written_behind_a_link_of_a_cloned_folder(tmp_path: Path, name: str, there: bool) -> None:
@@ -433,8 +434,8 @@ def test_a_file_of_answers_is_not_cleared_as_one_of_errors(tmp_path: Path) -> No
     assert (tmp_path / "out.errors.jsonl").read_bytes() == rows(source)[0]
 
 
-# fault: features/batch/on_head/files.py: if len(row) > MAX_ROW: → if False:
-# fault: features/batch/on_head/files.py: partial(file.readline, MAX_ROW + 1) → file.readline
+# fault: features/batch/on_head/row_file.py: if len(row) > MAX_ROW: → if False:
+# fault: features/batch/on_head/row_file.py: partial(file.readline, MAX_ROW + 1) → file.readline
 def test_an_output_with_a_row_of_any_length_is_refused_at_its_beginning(tmp_path: Path) -> None:
     """One with a hole of 5 GB took 10.7 GB of memory."""
     output = tmp_path / "out.jsonl"

@@ -13,9 +13,10 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from vllm_cluster.features.batch.on_head import lines
-from vllm_cluster.features.batch.on_head.files import BatchFiles, RowFile, Work
+from vllm_cluster.features.batch.on_head.files import BatchFiles, Work
 from vllm_cluster.features.batch.on_head.large import MAX_DEPTH, SHORT, plain_at
 from vllm_cluster.features.batch.on_head.lines import Place, answer_row, checksum, parse
+from vllm_cluster.features.batch.on_head.row_file import RowFile
 
 PATH = ("a", "b")
 KEYS = st.sampled_from(["a", "b", '\u00e9\\"', "]}"])
@@ -143,7 +144,7 @@ def test_a_row_of_a_head_and_a_line_of_a_colleague_take_little_memory(
         assert Work(files, {}, stack).models == {"m"}
 
 
-# fault: features/batch/on_head/files.py: RowFile(fresh, new=True) → RowFile(fresh)
+# fault: features/batch/on_head/row_file.py: RowFile(fresh, new=True) → RowFile(fresh)
 def test_nothing_is_sorted_into_a_link(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever else may write in the folder could guess the name of the new file."""
     output, aim, name = tmp_path / "out.jsonl", tmp_path / "bashrc", "0" * 16
@@ -159,7 +160,7 @@ def test_nothing_is_sorted_into_a_link(tmp_path: Path, monkeypatch: pytest.Monke
     assert link.is_symlink() and aim.read_text() == "# mine\n"
 
 
-# fault: features/batch/on_head/files.py: f".{path.name}.{secrets.token_hex(8)}.sorting" → f"{path.name}.sorting"
+# fault: features/batch/on_head/row_file.py: f".{path.name}.{secrets.token_hex(8)}.sorting" → f"{path.name}.sorting"
 def test_a_file_of_the_person_is_not_sorted_away(tmp_path: Path) -> None:
     """The input of a batch of that name was removed once all of it was answered."""
     output, own = tmp_path / "out.jsonl", tmp_path / "out.jsonl.sorting"

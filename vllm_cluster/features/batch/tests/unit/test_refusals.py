@@ -9,8 +9,9 @@ import pytest
 
 from tests.support.sim import make
 from vllm_cluster.features.batch import action
-from vllm_cluster.features.batch.on_head.files import BatchFiles, RowFile
+from vllm_cluster.features.batch.on_head.files import BatchFiles
 from vllm_cluster.features.batch.on_head.progress import Progress
+from vllm_cluster.features.batch.on_head.row_file import RowFile
 from vllm_cluster.kernel.errors import Locked, UsageError
 
 

@@ -20,9 +20,9 @@ from tests.support.paths import FIXTURES
 from vllm_cluster.features.batch.on_head import client as client_module
 from vllm_cluster.features.batch.on_head import runner
 from vllm_cluster.features.batch.on_head.client import ApiClient, NodeApi, judge, refusal
-from vllm_cluster.features.batch.on_head.files import RowFile
 from vllm_cluster.features.batch.on_head.lines import BatchProblem
 from vllm_cluster.features.batch.on_head.progress import CEILING, START, Concurrency, Load, Meter, Progress, read_load
+from vllm_cluster.features.batch.on_head.row_file import RowFile
 from vllm_cluster.features.batch.tests.runs import load, run, state_of
 from vllm_cluster.wire.reading import convert
 
