@@ -25,7 +25,8 @@ LAYERS = ("wire", "kernel", "serving", "features", "cli")
 # Within two of them: a row imports the rows before it, and nothing of its own row.
 ROWS: dict[str, tuple[str, ...]] = {
     "kernel": (
-        "clock events held listeners spread text versions",
+        "clock events held listeners private_keys versions",
+        "spread text",
         "errors explain facts shell_line",
         "laptop",
         "debug_log known_secrets",
@@ -312,7 +313,7 @@ def of_feature(module: str) -> str:
 # needs.
 ALWAYS = {
     *("cli", "cli.main", "cli.verbs", "features", "kernel", "kernel.hooks", "serving", "serving.verbs"),
-    *(f"kernel.{name}" for name in ("errors", "laptop", "shell_line", "terminal", "text")),
+    *(f"kernel.{name}" for name in ("errors", "laptop", "private_keys", "shell_line", "terminal", "text")),
     *(f"kernel.terminal.{name}" for name in ("called", "edge", "exits", "help", "output", "printable", "verb")),
 }
 # And, with typer, what a verb, its help and completion wait for.

@@ -91,8 +91,8 @@ LAYOUTS: dict[str, Callable[[list[str]], str]] = {
 }
 
 
-# fault: kernel/text.py: text = _without_keys(text) → pass
-# fault: kernel/text.py: (*runs, *_last(text, runs)) → runs
+# fault: kernel/text.py: _cut_out(text, key_lines(text)) → text
+# fault: kernel/private_keys.py: yield from _last(text, runs) → pass
 @pytest.mark.promise("P13")
 @pytest.mark.parametrize("before", ["", TIMES, "(Worker pid=7) ERROR 11-29 16:44:11 [core.py:70] ", "  ", "> '"])
 @pytest.mark.parametrize("end", ["\n", "\r\n"])
@@ -106,8 +106,8 @@ def test_a_key_without_its_first_line_is_redacted(before: str, end: str) -> None
         assert redact(shown) == shown
 
 
-# fault: kernel/text.py: %]{30,}+ → ]{30,}+
-# fault: kernel/text.py: _NEAR, _RUNS, _LONG = 400, 3, 200 → _NEAR, _RUNS, _LONG = 20, 3, 200
+# fault: kernel/private_keys.py: %]{30,}+ → ]{30,}+
+# fault: kernel/private_keys.py: _NEAR, _RUNS, _LONG = 400, 3, 200 → _NEAR, _RUNS, _LONG = 20, 3, 200
 @pytest.mark.promise("P13")
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_so_is_one_in_any_layout(layout: str) -> None:
@@ -115,8 +115,8 @@ def test_so_is_one_in_any_layout(layout: str) -> None:
     assert [line for line in KEY[:6] if line[:20] in shown or line[32:52] in shown] == []
 
 
-# fault: kernel/text.py: , 0.5 → , 0.2
-# fault: kernel/text.py: (?<!SHA256:) →
+# fault: kernel/private_keys.py: , 0.5 → , 0.2
+# fault: kernel/private_keys.py: (?<!SHA256:) →
 @pytest.mark.parametrize(
     "line",
     [

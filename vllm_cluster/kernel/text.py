@@ -7,10 +7,12 @@ with the length of the text alone: runs are possessive and start only where the 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from datetime import datetime
 from functools import cache
 from typing import TypeVar
+
+from vllm_cluster.kernel.private_keys import key_lines, looks_random
 
 T = TypeVar("T")
 
@@ -219,16 +221,6 @@ _OPTION = re.compile(
 _SECRET_OPTION = re.compile(r"(?:^|[-_])(?:token|password|passwd|passphrase|pass|secret|key|credentials?|pat)$", re.I)
 
 _GUESSES = re.compile(r"\b[0-9a-fA-F]{32,}\b|(?<=:)[^\s/@:]+(?=@)")
-# A line of base64, as a key has them, also in a URL: its BEGIN may be in a part of a log that was not read.
-_RUN = re.compile(r"(?<![A-Za-z0-9+/=%])(?<!SHA256:)[A-Za-z0-9+/=%]{30,}+")
-# A run within so many characters of the last is of the same key; and of a key are so many runs, or characters.
-_NEAR, _RUNS, _LONG = 400, 3, 200
-# Of two neighbours in base64 0.64 are not both capitals, small letters or others, in one run at times 0.4; in names of
-# C++ and of kernels 0.26 to 0.44.
-_TURN = re.compile(r"(?:[A-Z](?![A-Z])|[a-z](?![a-z])|[^A-Za-z](?=[A-Za-z]))(?!$)")
-_TURNS_OF_ONE, _TURNS_OF_ALL = 0.36, 0.5
-_DIGIT = re.compile(r"\d")
-_TAIL = re.compile(r"[A-Za-z0-9+/]{4,}+={0,2}(?![A-Za-z0-9+/=])")
 # A private key with what is before it, and the word in which a text is cut.
 _SHAPE, _CUT = 16 << 10, re.compile(r"\A\S*\s+")
 _WORD = re.compile(r"[\w+/=\-]{20,}")
@@ -248,7 +240,7 @@ def redact(text: str) -> str:
     for words, shape, instead in _rules():
         if any(map(lowered.__contains__, words)):
             text = shape.sub(instead, text)
-    text = _without_keys(text)
+    text = _cut_out(text, key_lines(text))
     return _OPTION.sub(_redact_option, text) if "-" in text else text
 
 
@@ -272,11 +264,6 @@ def holds_token(text: str) -> bool:
 def redact_value(text: str) -> str:
     """The same for a single value, where a secret may have been put by mistake: what looks random goes too."""
     return _WORD.sub(_redact_if_random, _GUESSES.sub(REDACTED, redact(text)))
-
-
-def looks_random(word: str) -> bool:
-    """Whether upper case, lower case and digits mix in a word, as they do in keys."""
-    return any(c.isupper() for c in word) and any(c.islower() for c in word) and any(c.isdigit() for c in word)
 
 
 def count(number: int, noun: str) -> str:
@@ -355,46 +342,12 @@ def _redact_if_random(found: re.Match[str]) -> str:
     return REDACTED if looks_random(found[0]) else found[0]
 
 
-def _without_keys(text: str) -> str:
-    """The text without private keys that have no BEGIN."""
+def _cut_out(text: str, places: Iterable[tuple[int, int]]) -> str:
     kept, done = list[str](), 0
-    found = (run for run in _RUN.finditer(text) if looks_random(run[0]) and _turns(run[0]) >= _TURNS_OF_ONE)
-    for runs in _near(run.span() for run in found):
-        all_of_them = "".join(text[begin:end] for begin, end in runs)
-        if (len(runs) >= _RUNS or len(all_of_them) >= _LONG) and _turns(all_of_them) >= _TURNS_OF_ALL:
-            for begin, end in (*runs, *_last(text, runs)):
-                kept += text[done:begin], REDACTED
-                done = end
+    for begin, end in places:
+        kept += text[done:begin], REDACTED
+        done = end
     return "".join((*kept, text[done:])) if done else text
-
-
-def _near(runs: Iterable[tuple[int, int]]) -> Iterator[list[tuple[int, int]]]:
-    near = list[tuple[int, int]]()
-    for run in runs:
-        if near and run[0] - near[-1][1] > _NEAR:
-            yield near
-            near = []
-        near.append(run)
-    yield from [near] if near else []
-
-
-def _turns(word: str) -> float:
-    """How often its kind of letter changes, a character."""
-    return sum(1 for _ in _TURN.finditer(word, 0, 4 * _NEAR)) / min(len(word), 4 * _NEAR)
-
-
-def _last(text: str, runs: Sequence[tuple[int, int]]) -> Iterator[tuple[int, int]]:
-    """The short last line of a key, behind what divides the lines before it; times differ there."""
-    if len(runs) > 1:
-        (_, before), (after, end) = runs[-2:]
-        between = _DIGIT.sub("0", text[before:after])
-        word = _TAIL.match(text, end + len(between))
-        if (
-            word
-            and _DIGIT.sub("0", text[end : word.start()]) == between
-            and (word[0][-1] == "=" or looks_random(word[0]))
-        ):
-            yield word.span()
 
 
 def _redact_option(found: re.Match[str]) -> str:

@@ -43,7 +43,8 @@ from vllm_cluster.kernel.plan.diff import diff
 from vllm_cluster.kernel.plan.identity import decide_cluster_id, node_of
 from vllm_cluster.kernel.plan.kept import kept_secrets, secret_ids
 from vllm_cluster.kernel.plan.spec import LABEL, SPEC, stored_spec
-from vllm_cluster.kernel.text import REDACTED, count, looks_random, redact
+from vllm_cluster.kernel.private_keys import looks_random
+from vllm_cluster.kernel.text import REDACTED, count, redact
 from vllm_cluster.serving.explain.logs import Log, collect, sources
 
 # Of a log, what is looked through for secrets; with one emoji in it each of its copies then has four times that.
