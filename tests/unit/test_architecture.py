@@ -236,7 +236,9 @@ def test_what_runs_elsewhere_needs_the_standard_library_alone() -> None:
 
 JOB = ["features/slurm/on_host/job_front.py", "features/slurm/on_host/step.py"]
 WIRE = "vllm_cluster.wire"
-FRONT = tuple(f"serving/node/front{name}.py" for name in ("", "_door", "_metrics", "_models", "_proxy", "_refusal"))
+FRONT = tuple(
+    f"serving/node/front{name}.py" for name in ("", "_door", "_metrics", "_models", "_proxy", "_refusal", "_replica")
+)
 OF_FRONT = ("aiohttp", "multidict", "yarl", "uvloop")
 
 

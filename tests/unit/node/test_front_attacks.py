@@ -373,7 +373,7 @@ def test_nothing_is_kept_of_what_follows_another_protocol(front: Fronted, status
         assert ended(connection)
 
 
-# fault: serving/node/front_proxy.py: read_bufsize=_AHEAD → read_bufsize=1 << 18
+# fault: serving/node/front_replica.py: read_bufsize=_AHEAD → read_bufsize=1 << 18
 def test_clients_that_read_slowly_fill_no_memory(tmp_path: Path) -> None:
     """Each had 2 MB of tokens in the front, and 4,096 streams may be open."""
     with fronted(tmp_path, "a") as made:

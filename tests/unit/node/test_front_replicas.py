@@ -6,19 +6,20 @@ import socket
 import struct
 import threading
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
 
-from tests.support.fronted import behind, fronted, routed_to
+from tests.support.fronted import Fronted, behind, fronted, request, routed_to
 from tests.support.waiting import until
 
 pytestmark = pytest.mark.promise("P46")
 
 
-# fault: serving/node/front_proxy.py: MAX_INTERIM = 16 → MAX_INTERIM = 1 << 40
+# fault: serving/node/front_replica.py: if self._asked and self._came > _LIMIT: → if False:
 @pytest.mark.parametrize("interim", ["100 Continue", "103 Early Hints"])
 def test_interim_answers_without_end_are_refused(tmp_path: Path, interim: str) -> None:
     """The front had 210 MB of them after 16 s, and answered no other client for 5 s."""
@@ -39,6 +40,66 @@ def test_a_few_interim_answers_are_skipped(tmp_path: Path) -> None:
     with behind(tmp_path, lambda connection: connection.sendall(few)) as made:
         answer = made.ask("POST", "/v1/completions", {"model": "m"})
         assert (answer.status, answer.body) == (200, b"ok")
+
+
+WHOLE = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
+CHUNKED = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
+
+
+@contextmanager
+def endless(folder: Path, first: bytes, more: bytes) -> Iterator[tuple[Fronted, list[bool]]]:
+    """A front whose replica answers so, and then sends more for 10 s; and whether each of its connections was ended."""
+    ended: list[bool] = []
+    until_then = time.monotonic() + 10
+
+    def answer(connection: socket.socket) -> None:
+        connection.sendall(first)
+        try:
+            while time.monotonic() < until_then:
+                connection.sendall(more)
+        except OSError:
+            ended.append(True)
+            raise
+        ended.append(False)
+
+    with behind(folder, answer) as made:
+        yield made, ended
+
+
+# fault: serving/node/front_replica.py: if not self._asked and (self._payload is None or self._payload.is_eof()): → if False:
+@pytest.mark.parametrize("more", [WHOLE * 6000, b"\r\n" * 50_000])
+def test_what_no_request_has_asked_for_ends_the_connection(tmp_path: Path, more: bytes) -> None:
+    """Sixteen idle connections took 2.4 GB of answers behind the answer, and no client was answered for 20 s."""
+    with endless(tmp_path, WHOLE, more) as (made, ended):
+        assert made.process
+        before = memory(made.process.pid)
+        answer = made.ask("POST", "/v1/completions", {"model": "m"})
+        assert (answer.status, answer.body) == (200, b"ok")
+        until(lambda: ended == [True], 5)
+        assert memory(made.process.pid) - before < 20_000, "kB"
+        assert made.ask("GET", "/ping", key=None).status == 200
+
+
+# fault: serving/node/front_replica.py: self._came > MAX_FRAMING + 2 * body.total_bytes → False
+@pytest.mark.parametrize("more", [b"1\r\na\r\n" * 40_000, b"0" * 200_000, b"2;" + b"x" * 200_000])
+def test_an_answer_that_is_mostly_framing_ends(tmp_path: Path, more: bytes) -> None:
+    """With 64 of them the front answered no other client for 30 s."""
+    with endless(tmp_path, CHUNKED, more) as (made, ended):
+        with made.connect() as client:
+            client.sendall(request("POST", "/v1/completions", {"model": "m"}))
+            client.settimeout(8)
+            while client.recv(1 << 16):
+                pass
+        until(lambda: ended == [True], 5)
+
+
+# fault: serving/node/front_replica.py: if self._asked and self._came > _LIMIT: → if False:
+@pytest.mark.parametrize("head", [b"A: b\r\n" * 40_000, b"\r\n" * 100_000])
+def test_an_endless_head_is_refused(tmp_path: Path, head: bytes) -> None:
+    with endless(tmp_path, b"HTTP/1.1 200 OK\r\n" if head[0] == 65 else b"", head) as (made, ended):
+        answer = made.ask("POST", "/v1/completions", {"model": "m"})
+        assert (answer.status, answer.code) == (503, "replica_lost")
+        until(lambda: True in ended, 5)
 
 
 # fault: serving/node/front_proxy.py: except ValueError: → except KeyError:
@@ -82,3 +143,9 @@ def test_a_request_is_asked_again_on_a_new_connection(tmp_path: Path, reset: boo
             ] * 3
         together.abort()
         assert made.ask("POST", "/v1/completions", {"model": "m"}).status == 200
+
+
+def memory(pid: int) -> int:
+    """The most that a process has held, in kB."""
+    status = Path(f"/proc/{pid}/status").read_text()
+    return next(int(line.split()[1]) for line in status.splitlines() if line.startswith("VmHWM"))

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from vllm_cluster.serving.node import front
-from vllm_cluster.serving.node.front_proxy import session
+from vllm_cluster.serving.node.front_replica import session
 from vllm_cluster.serving.node.front_settings import FrontSettings
 
 

@@ -85,8 +85,8 @@ def test_the_key_is_shown_to_no_program_of_another_user(
 OTHER = "import os\nme = os.getuid()\nos.getuid = lambda: me + os.path.exists({!r})\n"
 
 
-# fault: serving/node/front_proxy.py: if replica.key_file and is_here(replica.host) and not is_own_listener( → if not str(
-# fault: serving/node/front_proxy.py: guard.on_connection_create_start.append(_ensure_own) → pass
+# fault: serving/node/front_replica.py: if replica.key_file and is_here(replica.host) and not is_own_listener( → if not str(
+# fault: serving/node/front_replica.py: guard.on_connection_create_start.append(_ensure_own) → pass
 def test_the_front_connects_to_no_program_of_another_user_where_a_replica_has_ended(tmp_path: Path) -> None:
     """It would get the key of all replicas and the prompts until the node's program has seen the end."""
     there = tmp_path / "other"

@@ -37,7 +37,8 @@ CARRIED = (
 # And in front of several replicas.
 OF_FRONT = (
     *(f"vllm_cluster/serving/node/front{name}.py" for name in ("", "_body", "_door", "_held", "_metrics", "_models")),
-    *(f"vllm_cluster/serving/node/front_{name}.py" for name in ("processes", "proxy", "refusal", "routes", "settings")),
+    *(f"vllm_cluster/serving/node/front_{name}.py" for name in ("processes", "proxy", "refusal", "replica", "routes")),
+    "vllm_cluster/serving/node/front_settings.py",
     *(f"vllm_cluster/serving/node/{name}.py" for name in ("files", "process", "backends/__init__", "backends/ray")),
     *(f"vllm_cluster/wire/{name}.py" for name in ("front", "reading", "values")),
 )

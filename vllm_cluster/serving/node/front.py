@@ -36,7 +36,7 @@ from vllm_cluster.serving.node.front_processes import (
     listening_line,
     read_status,
 )
-from vllm_cluster.serving.node.front_proxy import BODY_SECONDS, Proxy, found_in, session
+from vllm_cluster.serving.node.front_proxy import BODY_SECONDS, Proxy, found_in
 from vllm_cluster.serving.node.front_refusal import (
     FrontRefusal,
     answer,
@@ -46,6 +46,7 @@ from vllm_cluster.serving.node.front_refusal import (
     too_large,
     unhealthy,
 )
+from vllm_cluster.serving.node.front_replica import session
 from vllm_cluster.serving.node.front_routes import Table
 from vllm_cluster.serving.node.front_settings import MAX_BODY, MAX_CONNECTIONS, MAX_UNPROVED, FrontSettings, limited
 from vllm_cluster.serving.node.key_check import KEY_FILE, OPEN, KeyReader, Refusal, has_key, refusal

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import functools
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from http import HTTPStatus
-from types import SimpleNamespace
 
 import aiohttp
 from aiohttp import web
-from aiohttp.client_proto import ResponseHandler
 from multidict import CIMultiDict, CIMultiDictProxy
 from yarl import URL
 
@@ -21,12 +18,10 @@ from vllm_cluster.serving.node.front_held import Exchange, HeldBodies
 from vllm_cluster.serving.node.front_refusal import FrontRefusal, not_found, not_ready
 from vllm_cluster.serving.node.front_routes import Table
 from vllm_cluster.serving.node.key_check import Refusal
-from vllm_cluster.serving.node.proc import is_here
 from vllm_cluster.wire.front import FrontDeployment, FrontReplica
-from vllm_cluster.wire.listeners import is_own_listener
 
-# A silence within a body; a connection to a replica, which is on this network.
-BODY_SECONDS, CONNECT_SECONDS = 30.0, 3.0
+# A silence within a body.
+BODY_SECONDS = 30.0
 # For whether an engine lives that has failed a request.
 HEALTH_SECONDS = 3.0
 # A scan of a body of this size takes 3 ms at most; one of a larger body is left to a thread. One alone: each has the
@@ -40,71 +35,7 @@ REPEATABLE = frozenset({"GET", "HEAD", "POST", "OPTIONS"})
 _HOP = frozenset({"connection", "keep-alive", "proxy-connection", "te", "trailer", "transfer-encoding", "upgrade"})
 # Written again: the replica's own key and address, and one length. The rest would let a client choose who it is.
 _REWRITTEN = frozenset({"authorization", "host", "content-length", "expect", "forwarded", "proxy-authorization"})
-# vLLM's own server ends a connection that was idle for 5 s.
-_KEPT_SECONDS = 4.0
-_LIMIT = 64 << 10
-# Of an answer, before its client has taken what came: aiohttp's own 256 KiB of tokens, and the objects around each,
-# took 2 MB for each client that reads slowly.
-_AHEAD = 16 << 10
 MAX_STATUS = 600
-# Answers before the answer (100, 103): aiohttp waits for the last one however many come, and 2 GB a minute came.
-MAX_INTERIM = 16
-# None of what a browser or a library would add of itself.
-_BARE = ("User-Agent", "Accept", "Accept-Encoding", "Content-Type")
-
-
-class ReplicaConnection(ResponseHandler):
-    """A connection to a replica, which ends where only interim answers come."""
-
-    _interim = 0
-
-    def feed_data(self, data: tuple[aiohttp.http.RawResponseMessage, aiohttp.StreamReader], size: int = 0) -> None:
-        self._interim = self._interim + 1 if data[0].code < HTTPStatus.OK else 0
-        if self._interim <= MAX_INTERIM:
-            super().feed_data(data, size)
-        elif self.transport:
-            self.set_exception(aiohttp.ClientPayloadError("only interim answers come"))
-            self.transport.abort()
-
-
-class _Connector(aiohttp.TCPConnector):
-    """Makes such connections: as many as there are requests."""
-
-    def __init__(self, *, kept: bool) -> None:
-        more = {"keepalive_timeout": _KEPT_SECONDS} if kept else {"force_close": True}
-        super().__init__(limit=0, **more)
-        self._factory = functools.partial(ReplicaConnection, loop=asyncio.get_running_loop())  # type: ignore[assignment]
-
-
-def session(*, kept: bool = True) -> aiohttp.ClientSession:
-    """The connections to replicas: as many as there are requests, none by way of a proxy, without cookies.
-
-    They are `kept` for later requests, or each is for one.
-    """
-    guard = aiohttp.TraceConfig()
-    guard.on_connection_create_start.append(_ensure_own)
-    return aiohttp.ClientSession(
-        trace_configs=[guard],
-        connector=_Connector(kept=kept),
-        cookie_jar=aiohttp.DummyCookieJar(),
-        timeout=aiohttp.ClientTimeout(total=None, connect=None, sock_connect=CONNECT_SECONDS, sock_read=None),
-        auto_decompress=False,
-        skip_auto_headers=_BARE,
-        read_bufsize=_AHEAD,
-        max_line_size=_LIMIT,
-        max_field_size=_LIMIT,
-    )
-
-
-async def _ensure_own(_session: aiohttp.ClientSession, asked: SimpleNamespace, _begin: object) -> None:
-    """Make no connection, which shows the key, to another user of this host who listens where a replica has ended.
-
-    Raises:
-        ConnectionRefusedError: no program of this user listens there.
-    """
-    replica: FrontReplica = asked.trace_request_ctx
-    if replica.key_file and is_here(replica.host) and not is_own_listener(replica.host, replica.port):
-        raise ConnectionRefusedError(f"no program of this user listens at {replica.host}:{replica.port}")
 
 
 async def found_in(body: bytes, content_type: str) -> Found:

@@ -1,0 +1,154 @@
+"""The connections to replicas: each takes one answer for each request, and little beside the bytes of its body."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+from http import HTTPStatus
+from types import SimpleNamespace
+
+import aiohttp
+from aiohttp.client_proto import ResponseHandler
+
+from vllm_cluster.serving.node.proc import is_here
+from vllm_cluster.wire.front import FrontReplica
+from vllm_cluster.wire.listeners import is_own_listener
+
+# A connection to a replica, which is on this network.
+CONNECT_SECONDS = 3.0
+# vLLM's own server ends a connection that was idle for 5 s.
+_KEPT_SECONDS = 4.0
+# Of a line or a header, and of all that comes before an answer's body, also of answers before the answer (100, 103):
+# aiohttp waits for the last one however many come, and 2 GB a minute came.
+_LIMIT = 64 << 10
+# Of an answer, before its client has taken what came: aiohttp's own 256 KiB of tokens, and the objects around each,
+# took 2 MB for each client that reads slowly.
+_AHEAD = 16 << 10
+# Parsed at once, of a head and of a body: a read has up to 256 KiB, in which thousands of answers that no request had
+# asked for were a queue of 6 MB.
+_HEAD_PIECE, _PIECE = 2 << 10, 16 << 10
+# What comes of a body beside its own bytes, before it may be no more than those: with chunks of a byte from 64 streams
+# the front answered no other client for 30 s.
+MAX_FRAMING = 8 << 10
+# None of what a browser or a library would add of itself.
+_BARE = ("User-Agent", "Accept", "Accept-Encoding", "Content-Type")
+
+
+class ReplicaConnection(ResponseHandler):
+    """A connection to a replica, which ends where more comes than the answer to what was asked."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        super().__init__(loop)
+        self._ahead, self._parsing = bytearray(), False
+        # Whether a request has no answer yet, and how much of its head or its body has come.
+        self._asked, self._came = False, 0
+
+    def set_response_params(self, **given: object) -> None:
+        """Expect an answer: a request is about to be sent."""
+        self._asked, self._came = True, 0
+        super().set_response_params(**given)  # type: ignore[arg-type]
+
+    def feed_data(self, data: tuple[aiohttp.http.RawResponseMessage, aiohttp.StreamReader], size: int = 0) -> None:
+        """Take the head of an answer."""
+        if not self._asked:
+            return
+        if data[0].code >= HTTPStatus.OK:
+            self._asked, self._came = False, 0
+        super().feed_data(data, size)
+
+    def data_received(self, data: bytes) -> None:
+        """Take what comes as far as it is an answer, by small pieces: aiohttp parses at once all that it is given."""
+        self._ahead += data
+        if not data:
+            # aiohttp's own call, for what its parser has kept.
+            super().data_received(data)
+        self._take()
+
+    def resume_reading(self, **given: bool) -> None:  # type: ignore[override]
+        """Continue where the client has taken what came."""
+        super().resume_reading(**given)
+        # The parser itself calls it too, at the end of a body: then a piece is being parsed.
+        if not self._parsing:
+            self._take()
+
+    def _take(self) -> None:
+        while self._ahead and self.is_connected() and not self._reading_paused:
+            # Behind an answer, or while nothing is asked.
+            if not self._asked and (self._payload is None or self._payload.is_eof()):
+                self._end("more comes than its answer")
+                break
+            piece = bytes(self._ahead[: _HEAD_PIECE if self._asked else _PIECE])
+            del self._ahead[: len(piece)]
+            self._parsing = True
+            super().data_received(piece)
+            self._parsing = False
+            self._weigh(len(piece))
+
+    def _weigh(self, size: int) -> None:
+        self._came += size
+        if self._asked and self._came > _LIMIT:
+            self._end("it begins no answer")
+        body = self._payload
+        if not self._asked and body and not body.is_eof() and self._came > MAX_FRAMING + 2 * body.total_bytes:
+            self._end("too little of what comes is the answer")
+
+    def _end(self, why: str) -> None:
+        error = aiohttp.ClientPayloadError(why)
+        if self._asked:
+            self.set_exception(error)
+        elif self._payload and not self._payload.is_eof():
+            self._payload.set_exception(error)
+        self._ahead.clear()
+        self.force_close()
+        if self.transport:
+            self.transport.abort()
+
+    def connection_lost(self, exc: BaseException | None) -> None:
+        """Forget what has come."""
+        self._ahead.clear()
+        super().connection_lost(exc)
+
+    @property
+    def should_close(self) -> bool:
+        """Whether it cannot have another request."""
+        return bool(self._ahead) or super().should_close
+
+
+class _Connector(aiohttp.TCPConnector):
+    """Makes such connections: as many as there are requests."""
+
+    def __init__(self, *, kept: bool) -> None:
+        more = {"keepalive_timeout": _KEPT_SECONDS} if kept else {"force_close": True}
+        super().__init__(limit=0, **more)
+        self._factory = functools.partial(ReplicaConnection, loop=asyncio.get_running_loop())  # type: ignore[assignment]
+
+
+def session(*, kept: bool = True) -> aiohttp.ClientSession:
+    """The connections to replicas: as many as there are requests, none by way of a proxy, without cookies.
+
+    They are `kept` for later requests, or each is for one.
+    """
+    guard = aiohttp.TraceConfig()
+    guard.on_connection_create_start.append(_ensure_own)
+    return aiohttp.ClientSession(
+        trace_configs=[guard],
+        connector=_Connector(kept=kept),
+        cookie_jar=aiohttp.DummyCookieJar(),
+        timeout=aiohttp.ClientTimeout(total=None, connect=None, sock_connect=CONNECT_SECONDS, sock_read=None),
+        auto_decompress=False,
+        skip_auto_headers=_BARE,
+        read_bufsize=_AHEAD,
+        max_line_size=_LIMIT,
+        max_field_size=_LIMIT,
+    )
+
+
+async def _ensure_own(_session: aiohttp.ClientSession, asked: SimpleNamespace, _begin: object) -> None:
+    """Make no connection, which shows the key, to another user of this host who listens where a replica has ended.
+
+    Raises:
+        ConnectionRefusedError: no program of this user listens there.
+    """
+    replica: FrontReplica = asked.trace_request_ctx
+    if replica.key_file and is_here(replica.host) and not is_own_listener(replica.host, replica.port):
+        raise ConnectionRefusedError(f"no program of this user listens at {replica.host}:{replica.port}")
