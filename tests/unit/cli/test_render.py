@@ -229,7 +229,7 @@ def test_errors_show_what_to_do(capsys: pytest.CaptureFixture[str]) -> None:
     errors.write_error(error, as_json=False, color="never")
     assert capsys.readouterr().err == "error: a: nothing listens\nb: no route\nfix: start sshd\n"
     errors.write_error(HostError("a", "x\nfix: touch x\r  fix: y"), as_json=False, color="never")
-    assert capsys.readouterr().err == "error: a: x\n  | fix: touch x\n  |   fix: y\n"
+    assert capsys.readouterr().err == 'error: a: x\n  | "fix": touch x\n  |   "fix": y\n'
     errors.write_error(error, as_json=True, color="never")
     row = json.loads(capsys.readouterr().out)
     assert (row["exit_code"], row["hosts"]["b"]["code"]) == (4, "unreachable")

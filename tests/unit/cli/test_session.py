@@ -104,7 +104,7 @@ def test_what_a_person_decided_needs_no_fix_and_no_log(
     assert ended(refuse(left), capsys).splitlines() == [
         "Interrupted.",
         "follow: vcluster serve org/model",
-        "status: vcluster status",
+        "look: vcluster status",
         "stop: vcluster stop",
     ]
 

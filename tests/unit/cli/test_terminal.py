@@ -157,7 +157,7 @@ def test_ctrl_c_in_serve_reports_that_the_start_continues(tmp_path: Path) -> Non
     )
     assert [line.strip() for line in map(_bare, (again, status, stop))] == [
         "follow: vcluster serve org/other --yes",
-        "status: vcluster status",
+        "look: vcluster status",
         "stop: vcluster stop org/other",
     ]
     assert (tmp_path / "end").read_text() == BOTH

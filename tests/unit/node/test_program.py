@@ -23,8 +23,7 @@ def works(python: str) -> bool:
 
 # The front runs on the HTTP library that vLLM itself needs, in a process of its own.
 OF_VLLM = {"aiohttp", "multidict", "yarl", "uvloop"}
-FRONT = ("/front.py", "/front_door.py", "/front_metrics.py", "/front_models.py", "/front_proxy.py", "/front_refusal.py")
-FRONT += ("/front_replica.py",)
+FRONT = tuple(f"/front{name}.py" for name in ("", "_door", "_metrics", "_models", "_proxy", "_refusal", "_replica"))
 
 
 @pytest.mark.parametrize("path", sorted(PROGRAM))

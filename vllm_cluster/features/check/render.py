@@ -12,7 +12,7 @@ from vllm_cluster.features.check.measure import AllReduceReport
 from vllm_cluster.kernel.checks.codes import CODES
 from vllm_cluster.kernel.checks.finding import merged
 from vllm_cluster.kernel.explain.catalogue import CHECKED
-from vllm_cluster.kernel.terminal.output import DIM, RED, YELLOW, out, styles, with_ends
+from vllm_cluster.kernel.terminal.output import DIM, RED, YELLOW, out, styles, to_paste, with_ends
 from vllm_cluster.kernel.terminal.printable import plain
 from vllm_cluster.kernel.text import by_hosts, count
 
@@ -53,7 +53,7 @@ def show_report(report: CheckReport, *, color: str, paste: Callable[[str], str] 
         why = CODES.get(finding.code, "")
         out(
             *with_ends([f"  why: {why}"] if why else []),
-            *with_ends(f"  fix: {line}" for line in plain(paste(finding.fix)).split("\n") if line),
+            *with_ends(to_paste("  fix: ", line) for line in plain(paste(finding.fix)).split("\n") if line),
             end="",
         )
     if report.findings:

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from vllm_cluster.kernel.shell_line import command_line
-from vllm_cluster.kernel.terminal.output import data, document, err, out, with_ends
+from vllm_cluster.kernel.terminal.output import data, document, err, out, to_paste, with_ends
 from vllm_cluster.kernel.terminal.session import Session
 
 Hosts = Annotated[
@@ -72,7 +72,7 @@ def init(
             return
         named = [] if str(output) == "inventory.yaml" else ["-i", str(output)]
         after = command_line("vcluster", "check", *named)
-        err(f"Wrote {output} ({count(written.hosts, 'host')}). Next: {after}")
+        err(f"Wrote {output} ({count(written.hosts, 'host')}).", to_paste(" Now: ", after))
 
 
 def _name(output: Path) -> str:

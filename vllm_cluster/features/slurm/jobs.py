@@ -239,7 +239,7 @@ class LoginNode:
         """
         done = self.transport.run(["scancel", "--", job], self._runtime.after(SECONDS))
         if done.returncode:
-            raise HostError(self.transport.host, f"stop: {_last(done)}", hint="squeue --me")
+            raise HostError(self.transport.host, f"it was not stopped: {_last(done)}", hint="squeue --me")
 
 
 @contextmanager

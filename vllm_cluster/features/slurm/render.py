@@ -11,6 +11,7 @@ from vllm_cluster.features.slurm.jobs import SlurmJob
 from vllm_cluster.kernel.explain.diagnosis import Diagnosis
 from vllm_cluster.kernel.explain.failure import KnownFailure
 from vllm_cluster.kernel.shell_line import command_line
+from vllm_cluster.kernel.terminal.output import to_paste
 from vllm_cluster.kernel.terminal.printable import plain
 from vllm_cluster.kernel.text import host_port
 
@@ -47,7 +48,7 @@ def state_lines(state: SlurmJob, line: Callable[[str, str], str]) -> Iterator[st
             yield f"replicas: {at.ready} of {at.replicas} ready"
         yield plain(f"model:   {at.model} at http://{host_port(at.address, at.port)}/v1 on {at.node}")
         yield plain(f"start:   {at.attempt}, ready after {at.start_seconds:.0f} s")
-        yield f"clients: {line('endpoint', state.job)}"
+        yield to_paste("clients: ", line("endpoint", state.job))
     if first := state.first_failure:
         yield plain(f"first failure: start {first.attempt}, {first.how}")
     if first or state.phase == "failed":
@@ -61,10 +62,10 @@ def without_log(state: SlurmJob, start: int, line: Callable[[str, str, str], str
     yield plain(state.head)
     yield f"Its start {start} has no log." if start else "No start of it has failed."
     if state.phase == "failed" and state.queued:
-        yield "fix:     sinfo -o '%P %l %D %G'"
-        yield f"fix:     {line('stop', state.job, '--yes')}"
+        yield to_paste("fix:     ", "sinfo -o '%P %l %D %G'")
+        yield to_paste("fix:     ", line("stop", state.job, "--yes"))
     elif (start or state.phase == "failed") and state.output:
-        yield plain(f"fix:     {command_line('tail', state.output)}")
+        yield to_paste("fix:     ", command_line("tail", state.output))
 
 
 def in_job(found: Diagnosis, job: str, logs: str) -> Diagnosis:

@@ -19,8 +19,7 @@ from vllm_cluster.kernel.events import Event
 from vllm_cluster.kernel.shell_line import command_line, export_line
 from vllm_cluster.kernel.terminal.completion import complete_models
 from vllm_cluster.kernel.terminal.options import Json, Yes
-from vllm_cluster.kernel.terminal.output import data, out, with_ends
-from vllm_cluster.kernel.terminal.printable import plain
+from vllm_cluster.kernel.terminal.output import data, out, to_paste, with_ends
 from vllm_cluster.kernel.terminal.program import group
 from vllm_cluster.kernel.terminal.session import Session
 from vllm_cluster.kernel.terminal.settings import SETTINGS
@@ -192,7 +191,7 @@ def _submit(session: Session, text: str, login: str) -> None:
     with login_node(login) as node:
         number = node.submit(text, "" if login else str(Path.cwd()))
         follow = node.line("status", number, "--wait", "1h")
-    session.show(lambda: {"v": 1, "job": number}, lambda: out(plain(f"Submitted job {number}. Next: {follow}")))
+    session.show(lambda: {"v": 1, "job": number}, lambda: out(f"Submitted job {number}.", to_paste(" Now: ", follow)))
 
 
 @contextmanager

@@ -17,7 +17,7 @@ from vllm_cluster.kernel.errors import Interrupted, VclusterError
 from vllm_cluster.kernel.laptop import STANDARD_OUTPUT, cache_folder, make_private, meaning
 from vllm_cluster.kernel.shell_line import QUOTED, command_line, last_value
 from vllm_cluster.kernel.terminal.called import NAMES
-from vllm_cluster.kernel.terminal.output import err, with_ends
+from vllm_cluster.kernel.terminal.output import err, to_paste, with_ends
 from vllm_cluster.kernel.terminal.verb import Verb
 from vllm_cluster.kernel.text import redact
 
@@ -106,7 +106,7 @@ def _report(error: VclusterError) -> int:
 
         errors.write_error(error, as_json=True, color="never")
     elif error.message:
-        fixes = (f"fix: {line}" for line in error.fixes)
+        fixes = (to_paste("fix: ", line) for line in error.fixes)
         err("error: ", *with_ends((*error.lines, *fixes)), end="")
     return error.exit_code
 

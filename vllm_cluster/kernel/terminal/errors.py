@@ -7,11 +7,11 @@ from contextlib import suppress
 from pathlib import Path
 
 from vllm_cluster.kernel.errors import Aborted, Interrupted, VclusterError
-from vllm_cluster.kernel.terminal.output import BOLD, END, RED, document, err, one_piece, styles, with_ends
+from vllm_cluster.kernel.terminal.output import BOLD, END, RED, document, err, styles, to_paste, with_ends
 from vllm_cluster.kernel.terminal.printable import plain
 
 # After an interruption nothing is to be fixed: each line is something that can be done next.
-_NEXT = {"status": "status", "stop": "stop", "serve": "follow", "rollback": "follow"}
+_NEXT = {"status": "look", "stop": "stop", "serve": "follow", "rollback": "follow"}
 
 
 def _label(error: VclusterError, line: str) -> str:
@@ -33,6 +33,6 @@ def write_error(error: VclusterError, *, as_json: bool, color: str, log: Path | 
     first, *more = map(plain, error.lines)
     err(*mark, first, END, *with_ends(more), end="")
     for line in error.fixes:
-        err(bold, f"{_label(error, line)}:", end, one_piece(f" {plain(line)}"))
+        err(bold, to_paste(f"{_label(error, line)}:", ""), end, to_paste(" ", plain(line)))
     if log:
-        err(bold, "log:", end, one_piece(f" {plain(str(log))}"))
+        err(bold, "log:", end, to_paste(" ", plain(str(log))))

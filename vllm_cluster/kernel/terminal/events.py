@@ -213,7 +213,12 @@ class LiveRenderer:
         if event.kind in ("note", "warning", "result", "failed") and text:
             style = {"warning": "yellow", "failed": "red", "result": "bold green"}.get(event.kind, "")
             host = f"{event.host}: " if event.host else ""
-            self._console.print(styled((folded(f"{host}{text}"), style)), soft_wrap=True)
+            self._keep("", f"{host}{text}", style)
+
+    def _keep(self, mark: str, text: str, style: str = "") -> None:
+        """A line that stays above the picture."""
+        shown = folded(text, self._console.width, len(mark))
+        self._console.print(styled((mark, "green"), (shown, style)), soft_wrap=True)
 
     def _phase_is_over(self) -> None:
         """Lines that stay for the phase before and what it did; its rows go, but for those of hosts that failed."""
@@ -224,18 +229,18 @@ class LiveRenderer:
             done = [(host, text) for host, (kind, text) in self._rows.items() if kind == "done"]
             self._rows = {host: row for host, row in self._rows.items() if row[0] == "failed"}
         for host, text in done if len(done) <= ROWS else []:
-            self._console.print(styled(("  ✓", "green"), f" {host}  {text}"), soft_wrap=True)
+            self._keep("  ✓", f" {host}  {text}")
         if over:
-            self._console.print(styled(("✓", "green"), f" {over}  {now - since:.1f} s"), soft_wrap=True)
+            self._keep("✓", f" {over}  {now - since:.1f} s")
 
     def _show_start(self, event: Event) -> None:
         """A line that stays for each phase that is over, and below the picture the last line of vLLM's log."""
         over, changed = self._passed.news(event)
         for phase, seconds in over:
-            self._console.print(styled(("  ✓", "green"), f" {plain(phase):<12}{seconds:7.1f} s"), soft_wrap=True)
+            self._keep("  ✓", f" {plain(phase):<12}{seconds:7.1f} s")
         self._line = plain(str(event.data["last_line"]))
         if changed and event.data["phase"] == "ready":
-            self._console.print(styled(("  ✓", "green"), f" {plain(event.text)}"), soft_wrap=True)
+            self._keep("  ✓", f" {plain(event.text)}")
 
     def _picture(self) -> Group:
         from rich.console import Group

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 import sys
+import unicodedata
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, TextIO
 
@@ -18,16 +20,20 @@ if TYPE_CHECKING:
 
 
 class Style(str):
-    """A colour, or an end of a line, of our own: the only control characters that are written."""
+    """A colour, an end of a line, or a line to paste, of our own: written as it is."""
 
 
 RED, YELLOW, BOLD, DIM = Style("\x1b[31m"), Style("\x1b[33m"), Style("\x1b[1m"), Style("\x1b[2m")
 PLAIN, END, _NONE = Style("\x1b[0m"), Style("\n"), Style()
 # A line begins only where our own code ends one: what a text from elsewhere has on its second line is behind a mark.
 MARK = "  | "
-# Below it nothing is folded, in columns; the labels of lines to paste.
+# Below it nothing is folded, in columns.
 MIN_WIDTH = 20
-_REMEDY = re.compile(r"\s*(?:fix|or|status|stop|follow|continue|next|ask|clients|log|look|the same|for vLLM): |Wrote ")
+# What people paste is behind these, and no other text is: wherever a line breaks, none begins as one of our own.
+_LABELS = ("fix", "next", "ask", "clients", "look", "follow", "continue", "stop", "same")
+_LABEL = re.compile(rf"(?i)\b({'|'.join(_LABELS)})(?=\s{{0,40}}:)")
+# The same by letters and colons that look like those.
+_LIKE = re.compile(r"([^\s:\"']{2,40})(?=\s{0,40}[:\u02d0\u02f8\u0589\u05c3\u2236\ua789\ufe13\ufe30\ufe55\uff1a])")
 
 
 def styles(color: str, *wanted: Style, stdout: bool = True) -> tuple[Style, ...]:
@@ -47,9 +53,9 @@ def err(*parts: str, end: str = "\n") -> None:
 
 def _write(stream: TextIO, parts: Iterable[str], end: str) -> None:
     if stream.isatty():
-        before, shown = 0, list[str]()
+        before, width, shown = 0, _width(stream), list[str]()
         for part in parts:
-            shown.append(part if isinstance(part, Style) else folded(part, before))
+            shown.append(part if isinstance(part, Style) else folded(part, width, before))
             before = 0 if part == END else before + cells(ESCAPES.sub("", part))
         parts = shown
     stream.write("".join(map(_safe, parts)) + end)
@@ -61,16 +67,22 @@ def with_ends(lines: Iterable[str]) -> Iterator[str]:
     return (part for line in lines for part in (line, END))
 
 
-def folded(text: str, before: int = 0) -> str:
+def folded(text: str, width: int, before: int = 0) -> str:
     """The text in lines that fit the terminal: what a terminal breaks itself begins its line with anything.
 
-    `before` is what its first line has before it. A remedy is copied whole, and stays one line.
+    `before` is what its first line has before it.
     """
-    width = shutil.get_terminal_size().columns
-    first, *more = clean(text).expandtabs().split("\n")
-    own = not before and _REMEDY.match(first)
-    pieces = [[first] if own else _pieces(first, width, before), *(_pieces(line, width, len(MARK)) for line in more)]
+    first, *more = _unlabelled(clean(text)).expandtabs().split("\n")
+    pieces = [_pieces(first, width, before), *(_pieces(line, width, len(MARK)) for line in more)]
     return "\n".join(piece for of_line in pieces for piece in of_line)
+
+
+def _width(stream: TextIO) -> int:
+    # The other stream may be a pipe, for which any width is given.
+    try:
+        return os.get_terminal_size(stream.fileno()).columns or shutil.get_terminal_size().columns
+    except (OSError, ValueError):
+        return shutil.get_terminal_size().columns
 
 
 def _pieces(line: str, width: int, before: int) -> Iterator[str]:
@@ -81,7 +93,7 @@ def _pieces(line: str, width: int, before: int) -> Iterator[str]:
         return
     for at, char in enumerate(line):
         taken += cells(char)
-        if taken > room:
+        while taken > room and at > begin:
             end = blank if blank > begin else at
             yield line[begin:end]
             begin, room, taken = end, width - len(MARK), cells(line[end : at + 1])
@@ -89,9 +101,9 @@ def _pieces(line: str, width: int, before: int) -> Iterator[str]:
     yield line[begin:]
 
 
-def one_piece(text: str) -> Style:
-    """Return a text that stays one line, as a command to paste does."""
-    return Style(_safe(text))
+def to_paste(label: str, text: str) -> Style:
+    """Return a line of our own behind its label, as `fix: `: it stays one line, to be pasted."""
+    return Style(label + as_called(clean(text)).replace("\n", f"\n{MARK}"))
 
 
 def data(text: str, *, of_errors: bool = False) -> None:
@@ -118,7 +130,22 @@ def documents(values: Iterable[str]) -> None:
 
 
 def _safe(part: str) -> str:
-    return part if isinstance(part, Style) else as_called(clean(part)).replace("\n", f"\n{MARK}")
+    return part if isinstance(part, Style) else as_called(_unlabelled(clean(part))).replace("\n", f"\n{MARK}")
+
+
+def _unlabelled(text: str) -> str:
+    """The text with each word in quotes that is one of our labels, or looks like one."""
+    if not text.isascii():
+        text = _LIKE.sub(_quoted_label, text)
+    return _LABEL.sub(r'"\1"', text) if ":" in text else text
+
+
+def _quoted_label(found: re.Match[str]) -> str:
+    word = found[1]
+    meant = "".join(c for c in unicodedata.normalize("NFKD", word) if not unicodedata.combining(c)).lower()
+    # Letters of two scripts are mixed in order to look like one.
+    mixed = any(c.isascii() for c in word) and len(word) <= 2 * max(map(len, _LABELS)) and not word.isascii()
+    return f'"{word}"' if mixed or re.search(rf"\b(?:{'|'.join(_LABELS)})$", meant) else word
 
 
 def raw(given: bytes, *, of_errors: bool) -> None:

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import re
 import shutil
 import sys
 from collections.abc import Mapping, Sequence
 
-from vllm_cluster.kernel.shell_line import shell_line
 from vllm_cluster.kernel.terminal.printable import cells
 
 GAP = 2
-# No letter and not of ASCII: some look like a colon or a blank.
-_SIGN = re.compile(r"[^\x00-\x7f\w]")
 
 
 def columns() -> int | None:
@@ -29,17 +25,10 @@ def table(titles: Mapping[str, int], rows: Sequence[Mapping[str, str]], width: i
 
     while width and sum(widths().values()) + GAP * (len(kept) - 1) > width and any(titles[title] for title in kept):
         kept.remove(max(kept, key=lambda title: titles[title]))
-    rows = [{**row, kept[0]: _quoted(row[kept[0]])} for row in rows] if kept else rows
     wide = widths()
     lines = [{title: title.upper() for title in kept}, *rows]
     joined = ((" " * GAP).join(line[title].ljust(wide[title]) for title in kept).rstrip() for line in lines)
     return [cut(line, width) for line in joined]
-
-
-def _quoted(cell: str) -> str:
-    """A cell that begins a line, in quotes where it could be read as a label and a remedy behind it; a time cannot."""
-    labelled = ":" in cell and not cell[0].isdigit() and (" " in cell or not cell.isascii())
-    return shell_line([cell]) if labelled or _SIGN.search(cell) else cell
 
 
 def cut(line: str, width: int | None) -> str:

@@ -9,7 +9,7 @@ from pathlib import Path
 from vllm_cluster.kernel.inventory.find import inventory_words
 from vllm_cluster.kernel.shell_line import Filled, export_line, shell_line
 from vllm_cluster.kernel.terminal.called import as_called
-from vllm_cluster.kernel.terminal.output import data, document, out
+from vllm_cluster.kernel.terminal.output import data, document, out, to_paste
 from vllm_cluster.kernel.text import host_port
 from vllm_cluster.serving.ask_head import Endpoint
 from vllm_cluster.serving.endpoint.endpoint import ClientEndpoint
@@ -46,9 +46,9 @@ def show_endpoint(endpoint: Endpoint, inventory: Path | None, *, as_json: bool) 
         return
     # First what works here: both open the way to the API by themselves, and keep the key off the command line.
     model = ["--set", f"model={endpoint.model}"] if endpoint.several else []
-    out(f"ask:     {shell_line(['vcluster', 'complete', 'Hello', *model, *option])}")
+    out(to_paste("ask:     ", shell_line(["vcluster", "complete", "Hello", *model, *option])))
     way = "--direct" if endpoint.exposed else "--detach"
-    out(f"clients: {shell_line(['vcluster', 'endpoint', way, *option])}")
+    out(to_paste("clients: ", shell_line(["vcluster", "endpoint", way, *option])))
     # Loopback is the head's, and not of whoever reads this.
     there = "" if endpoint.exposed else f" on {endpoint.head} itself; from elsewhere as above"
     out(f"{endpoint.model} answers at {where}{there}")

@@ -12,8 +12,7 @@ from vllm_cluster.kernel.explain.evidence import LogPosition, Raised
 from vllm_cluster.kernel.explain.failure import KnownFailure
 from vllm_cluster.kernel.plan.history import Entry
 from vllm_cluster.kernel.shell_line import command_line
-from vllm_cluster.kernel.terminal.output import BOLD, END, out, styles, with_ends
-from vllm_cluster.kernel.terminal.printable import plain
+from vllm_cluster.kernel.terminal.output import BOLD, END, MARK, out, styles, to_paste, with_ends
 from vllm_cluster.kernel.text import count, when
 from vllm_cluster.wire.status import FailedRequest
 
@@ -93,7 +92,7 @@ def show_explained(
     bold, end = styles(color, BOLD)
     above = [*([head] if head else []), *([_request(request)] if request else [])]
     first, *rest = [*above, *_lines(found, fixes), *map(_restart, restarts)]
-    out(bold, plain(first), end, END, *with_ends(map(plain, rest)), end="")
+    out(bold, first, end, END, *with_ends(rest), end="")
 
 
 def _lines(found: Diagnosis, fixes: tuple[str, str]) -> Iterable[str]:
@@ -126,7 +125,7 @@ def _answer(found: Diagnosis, fixes: tuple[str, str]) -> Iterable[str]:
     elif found.result == "unknown":
         yield "Unrecognised failure. First and last error lines:"
         yield from (_line(place) for place in found.error_lines or found.consequences)
-        yield f"fix:     {fixes[1]}"
+        yield to_paste("fix:     ", fixes[1])
     elif found.result == "healed":
         yield f"Recovered: it works now, after {count(len(found.recovered) + len(found.error_lines), 'failure')}."
         for other in found.recovered:
@@ -169,7 +168,7 @@ def _cause(found: MatchedFailure) -> Iterable[str]:
     begun = failure.cause if failure.cause.startswith("vLLM") else failure.cause[0].upper() + failure.cause[1:]
     yield f"{begun} ({_link(failure)})"
     yield from _shown(found)
-    yield from (f"fix:     {line}" for line in failure.fix.split("\n"))
+    yield from (to_paste("fix:     ", line) for line in failure.fix.split("\n"))
     if failure.found_by:
         yield f"before:  {failure.found_by} finds it before anything is loaded"
 
@@ -186,14 +185,14 @@ def _symptom(symptom: MatchedFailure, found: Diagnosis) -> Iterable[str]:
         yield "the first rank without output; its last line:"
         yield _line(found.last_line)
     yield from (f"ranks:   {text}" for text in found.ranks)
-    yield from (f"look:    {line}" for line in failure.fix.split("\n"))
+    yield from (to_paste("look:    ", line) for line in failure.fix.split("\n"))
 
 
 def _exception(raised: Raised, found: Diagnosis, fixes: tuple[str, str]) -> Iterable[str]:
     """What the process that failed first has raised, where no failure of the catalogue matches."""
     yield "Unrecognised failure. The process that failed first ended with this exception:"
     yield _line(raised.line)
-    yield from (f"           {_cut(text.strip())}" for text in raised.more)
+    yield from (f"{MARK}       {_cut(text.strip())}" for text in raised.more)
     if frame := raised.frame:
         yield f"raised:  {frame.file}:{frame.line}{f' in {frame.function}' if frame.function else ''}"
     if raised.root:
@@ -202,12 +201,12 @@ def _exception(raised: Raised, found: Diagnosis, fixes: tuple[str, str]) -> Iter
     if found.error_lines:
         yield "other error lines:"
         yield from (_line(place) for place in found.error_lines)
-    yield from (f"fix:     {one}" for one in fixes)
+    yield from (to_paste("fix:     ", one) for one in fixes)
 
 
 def _shown(found: MatchedFailure) -> Iterable[str]:
     yield from (_line(place) for place in found.places)
-    yield from (f"           {_cut(text.strip())}" for text in found.more)
+    yield from (f"{MARK}       {_cut(text.strip())}" for text in found.more)
 
 
 def _evidence(entry: BenignMatch) -> str:

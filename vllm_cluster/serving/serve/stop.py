@@ -73,7 +73,7 @@ def _await_exit(node: NodeHandle, model: str | None, seconds: float) -> None:
     deadline = runtime.after(seconds)
     while any(model in (None, one.name) for one in node.state().replicas):
         if not deadline.left():
-            text = f"stop: vLLM did not exit within {seconds:.0f} s"
+            text = f"vLLM did not exit within {seconds:.0f} s"
             raise HostError(node.host, text, hint="vcluster status")
         runtime.clock.sleep(POLL)
 

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 
-from vllm_cluster.kernel.terminal.output import BOLD, MARK, YELLOW, out, styles, with_ends
+from vllm_cluster.kernel.terminal.output import BOLD, MARK, YELLOW, out, styles, to_paste, with_ends
 from vllm_cluster.kernel.terminal.printable import plain
 from vllm_cluster.kernel.terminal.table import columns, cut, table
 from vllm_cluster.kernel.text import age, host_port
@@ -69,7 +69,7 @@ def show_status(
 
 
 def _fixes(lines: str) -> None:
-    out(*with_ends(f"  fix: {plain(line)}" for line in lines.split("\n") if line), end="")
+    out(*with_ends(to_paste("  fix: ", plain(line)) for line in lines.split("\n") if line), end="")
 
 
 def fitted(line: str, width: int | None) -> list[str]:

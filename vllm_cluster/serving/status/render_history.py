@@ -7,7 +7,7 @@ from dataclasses import asdict
 from textwrap import shorten, wrap
 
 from vllm_cluster.kernel.plan.history import Entry
-from vllm_cluster.kernel.terminal.output import BOLD, YELLOW, out, styles
+from vllm_cluster.kernel.terminal.output import BOLD, MARK, YELLOW, out, styles
 from vllm_cluster.kernel.terminal.printable import plain
 from vllm_cluster.kernel.terminal.table import GAP, columns, table
 from vllm_cluster.kernel.text import when
@@ -62,9 +62,9 @@ def _wrapped(line: str, indent: int, width: int | None) -> list[str]:
     if width is None or len(line) <= width:
         return [line]
     if width - indent < MIN_WIDTH:
-        return wrap(line, width, subsequent_indent="    ", break_on_hyphens=False)
+        return wrap(line, width, subsequent_indent=MARK, break_on_hyphens=False)
     first, *more = wrap(line[indent:], width - indent, break_on_hyphens=False)
-    return [line[:indent] + first, *(" " * indent + part for part in more)]
+    return [line[:indent] + first, *(MARK.ljust(indent) + part for part in more)]
 
 
 def _what(entry: Entry) -> str:

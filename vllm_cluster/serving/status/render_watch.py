@@ -12,7 +12,7 @@ from dataclasses import asdict
 from types import TracebackType
 from typing import Self
 
-from vllm_cluster.kernel.terminal.output import END, console, out, styled
+from vllm_cluster.kernel.terminal.output import END, Style, console, out, styled, to_paste
 from vllm_cluster.kernel.terminal.printable import plain, wants_color
 from vllm_cluster.kernel.terminal.table import cut, table
 from vllm_cluster.serving.status.counters import ModelLoad
@@ -128,7 +128,7 @@ def picture(view: View, width: int, height: int, paste: Paste = lambda fix: fix)
         top.append((f"/metrics: {view.metrics_error}", "yellow"))
     bottom: list[Styled] = []
     for problem, fix in group_problems(status, 0):
-        bottom += [(problem, "yellow"), *((f"  fix: {text}", "") for text in paste(fix).split("\n") if text)]
+        bottom += [(problem, "yellow"), *((to_paste("  fix: ", text), "") for text in paste(fix).split("\n") if text)]
     bottom += [(f"{name}: {load.error}", "yellow") for name, load in view.loads.items() if load.error]
     room = height - len(top) - len(bottom) - 2
     if len(view.replicas) + len(status.hosts) < room:
@@ -140,7 +140,11 @@ def picture(view: View, width: int, height: int, paste: Paste = lambda fix: fix)
         ]
         room -= len(view.replicas)
     rows = [*top, ("", ""), *_hosts(view, width, room), *bottom]
-    return [(cut(plain(text), width), style) for text, style in rows[:height]]
+    return [(_cut(text, width), style) for text, style in rows[:height]]
+
+
+def _cut(text: str, width: int) -> str:
+    return Style(cut(text, width)) if isinstance(text, Style) else cut(plain(text), width)
 
 
 def _hosts(view: View, width: int, room: int) -> Iterator[Styled]:

@@ -6,7 +6,7 @@ from dataclasses import asdict
 
 from vllm_cluster.kernel.events import Event
 from vllm_cluster.kernel.shell_line import shell_line
-from vllm_cluster.kernel.terminal.output import err, out
+from vllm_cluster.kernel.terminal.output import err, out, to_paste
 from vllm_cluster.kernel.terminal.table import columns, cut, table
 from vllm_cluster.kernel.text import printable
 from vllm_cluster.serving.translate.options import TranslatedWord, Translation
@@ -24,8 +24,8 @@ def show_translation(found: Translation, line: str, *, stdout: bool) -> None:
     for text in table(TITLES, rows, columns()):
         write(text)
     if found.flags:
-        write(f"for vLLM: {printable(shell_line(found.flags))}")
-    write(f"the same: {printable(line)}")
+        write(to_paste("for vLLM: ", printable(shell_line(found.flags))))
+    write(to_paste("the same: ", printable(line)))
 
 
 def translation_event(found: Translation, line: str) -> Event:
