@@ -37,10 +37,6 @@ class Killed(BaseException):
     """The controller is gone: no code of the product may see it and continue."""
 
 
-class StillWaiting(BaseException):
-    """A heartbeat's thread hangs in its read: it has neither failed nor gone on."""
-
-
 @dataclass(frozen=True)
 class Call:
     """One request to a host."""

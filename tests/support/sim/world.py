@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from tests.support.sim.clock import EPOCH, Clock
-from tests.support.sim.faults import Script, StillWaiting
+from tests.support.sim.faults import Script
 from vllm_cluster.kernel.hosts.runtime import Runtime
 from vllm_cluster.kernel.plan.members import Way
 from vllm_cluster.kernel.plan.spec import CLUSTER
@@ -338,8 +338,6 @@ class World:
                 try:
                     if not beat.work():
                         self.beats = [entry for entry in self.beats if entry is not beat]
-                except StillWaiting:
-                    beat.due = self.clock.now
                 finally:
                     self.beating = False
         for machine in self.machines.values():

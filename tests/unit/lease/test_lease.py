@@ -343,7 +343,7 @@ def short(monkeypatch: pytest.MonkeyPatch) -> None:
     Long enough for a busy machine to open a stream under it meanwhile.
     """
     monkeypatch.setattr(lease, "TIME_TO_LIVE", 4)
-    monkeypatch.setattr(lease, "HEARTBEAT", 60.0)
+    monkeypatch.setattr(lease, "LOOK", 60.0)
 
 
 def way(link: HostConnection, held: Lease) -> Stream:
@@ -372,7 +372,7 @@ def test_what_was_opened_under_a_lost_lease_is_ended_before_the_next_one_has_it(
     with pytest.raises(LeaseLost, match="lost the lease"):
         one.check()
     assert not one.send_heartbeat()
-    with pytest.raises(LeaseLost, match=r"lost the lease \(the host released it\)"):
+    with pytest.raises(LeaseLost, match=r"lost the lease \(this process was suspended"):
         one.check()
     one.release()
     other.check()
@@ -436,22 +436,9 @@ def test_a_suspended_laptop_knows_that_it_has_lost_the_lease(parent: Path) -> No
 def test_a_long_suspension_loses_the_lease(parent: Path) -> None:
     one = taker(parent)
     one.acquire()
-    (hold,) = one._holds
     clock = Stepped()
     one._runtime = replace(one._runtime, clock=clock)
-
-    class Silent:
-        def __init__(self, stream: Stream) -> None:
-            self.stream = stream
-
-        def __getattr__(self, name: str) -> object:
-            return getattr(self.stream, name)
-
-        def recv(self, size: int) -> bytes:
-            clock.seconds += lease.TIME_TO_LIVE + 1
-            raise TimeoutError("timed out")
-
-    hold.stream = Silent(hold.stream)  # type: ignore[assignment]
+    clock.seconds += lease.TIME_TO_LIVE + 1
     assert not one.send_heartbeat()
     with pytest.raises(LeaseLost, match="was suspended"):
         one.refuse_given_up()

@@ -30,6 +30,8 @@ from vllm_cluster.kernel.transport.base import Stream
 # Without a heartbeat for this long a host gives the lease up.
 TIME_TO_LIVE = 15
 HEARTBEAT = 4.0
+# Between two looks at what has been answered, and for what a host may hold up such a look.
+LOOK, MOMENT = 0.5, 0.001
 ANSWER_SECONDS = TIME_TO_LIVE - HEARTBEAT
 OPEN_SECONDS = 30.0
 RELEASE_SECONDS = 5.0
@@ -54,17 +56,44 @@ def in_order(fleet: Fleet, facts: Mapping[str, HostFacts]) -> list[HostConnectio
 
 @dataclass
 class _Hold:
-    """One host's lock in hand. `answered` is when the last beat was sent that the host has answered."""
+    """One host's lock in hand.
+
+    `sent` is when the last beat was sent, `waiting` whether it has not been answered, and `answered` when the last one
+    was sent that has been.
+    """
 
     connection: HostConnection
     stream: Stream
     answered: float
+    sent: float
+    waiting: bool = False
     broken: str = ""
 
     def lost(self, now: float) -> str:
         """Why this lock may be lost; empty while it is surely held."""
         silent = now - self.answered
         return self.broken or (f"no heartbeat reply for {silent:.0f} s" if silent >= TIME_TO_LIVE else "")
+
+    def listen(self, now: Callable[[], float]) -> None:
+        """Read whether the beat has been answered, and wait neither for that nor for another host."""
+        with _breaking(self), suppress(TimeoutError):
+            self.stream.settimeout(MOMENT)
+            if self.waiting:
+                if not self.stream.recv(MAX_ANSWER):
+                    raise BrokenPipeError
+                self.answered, self.waiting = self.sent, False
+        if now() - self.sent > TIME_TO_LIVE:
+            # No look comes that late: this process was suspended, and what broke meanwhile proves nothing else.
+            self.broken = SUSPENDED
+        elif self.waiting and now() - self.sent >= ANSWER_SECONDS:
+            self.broken = self.broken or f"no heartbeat reply for {now() - self.answered:.0f} s"
+
+    def beat(self, now: float) -> None:
+        """Send the next beat when it is due. One at a time: a host that is slow at each would fall ever more behind."""
+        if not self.waiting and now - self.sent >= HEARTBEAT:
+            self.sent, self.waiting = now, True
+            with _breaking(self), suppress(TimeoutError):
+                self.stream.sendall(b"\n")
 
 
 class Lease:
@@ -132,7 +161,7 @@ class Lease:
             self._holds += got[:prefix]
             self._let_go(got[prefix:])
             if self._holds and self._beats is None:
-                self._beats = self._runtime.repeat(self.send_heartbeat, HEARTBEAT, "lease")
+                self._beats = self._runtime.repeat(self.send_heartbeat, LOOK, "lease")
             answers = {connection.name: outcome for connection, outcome in zip(asked, outcomes, strict=True)}
             if failed := {name: reply for name, reply in answers.items() if isinstance(reply, VclusterError)}:
                 raise combine(failed)
@@ -151,7 +180,7 @@ class Lease:
             try:
                 reply, rest = _answer(stream, self._runtime.after(OPEN_SECONDS))
                 if reply == "held":
-                    return _Hold(connection, stream, asked)
+                    return _Hold(connection, stream, asked, self._runtime.clock.monotonic())
                 problem = stream.stderr_tail()
                 stream.close()
             except BaseException:
@@ -205,24 +234,16 @@ class Lease:
         return ["sh", "-c", script, "stream", self._folder(hold.connection), self._token]
 
     def send_heartbeat(self) -> bool:
-        """Send every host a heartbeat, and read that it still keeps the lock; False once one does not."""
-        sent = self._runtime.clock.monotonic()
-        holds = list(self._holds)
+        """Read what the hosts have answered, and send the beats that are due; False once one host is lost.
+
+        No host is waited for: each gets its beats, also while others are silent.
+        """
+        now, holds = self._runtime.clock.monotonic, list(self._holds)
         for hold in holds:
-            with _breaking(hold):
-                hold.stream.sendall(b"\n")
+            hold.listen(now)
         for hold in holds:
-            if hold.broken:
-                return False
-            with _breaking(hold):
-                hold.stream.settimeout(ANSWER_SECONDS)
-                if hold.stream.recv(MAX_ANSWER):
-                    hold.answered = sent
-                else:
-                    hold.broken = GIVEN_UP
-            if hold.broken and self._runtime.clock.monotonic() - sent > TIME_TO_LIVE:
-                # No wait above is that long: this process was suspended, and what broke meanwhile proves nothing else.
-                hold.broken = SUSPENDED
+            if not any(one.broken for one in holds):
+                hold.beat(now())
         return not any(hold.broken for hold in holds)
 
     def check(self) -> None:
@@ -232,7 +253,8 @@ class Lease:
             LeaseLost: a channel that holds it is gone, or silent for as long as its host waits.
         """
         now = self._runtime.clock.monotonic()
-        for hold in self._holds:
+        # Once one is broken the others get no beats, and fall silent for that alone.
+        for hold in sorted(self._holds, key=lambda hold: (not hold.broken, hold.answered)):
             if why := hold.lost(now):
                 raise LeaseLost(hold.connection.name, f"lost the lease ({why}); completed steps are kept", again=())
         if len(self._holds) < len(self._links):
