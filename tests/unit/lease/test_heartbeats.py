@@ -41,7 +41,7 @@ class Host:
         self.beats = [0.0]
         self.ready = [0.0]
         self.read = 0
-        self.gone = ""
+        self.gone, self.stuck = "", 0.0
 
     def answers(self) -> bytes | None:
         """What has come by now: the first is that it is held; None while nothing has."""
@@ -72,7 +72,8 @@ class Host:
             raise ConnectionLost("gpu", self.gone)
         if self.given_up:
             raise BrokenPipeError
-        if data == b"\n":
+        self.clock.now += self.stuck
+        if data == b"\n" and not self.stuck:
             self.beats.append(self.clock.now)
             self.ready.append(max(self.clock.now, self.ready[-1]) + self.late)
 
@@ -97,10 +98,7 @@ class Transport(LocalTransport):
 
 
 class Idle:
-    """Work that the test does itself."""
-
-    def __init__(self, work: Callable[[], bool], seconds: float, _name: str) -> None:
-        RHYTHM[:] = [(work, seconds)]
+    """Work that the test does itself, or has done."""
 
     def stop(self) -> None:
         pass
@@ -113,6 +111,11 @@ class Idle:
 
 
 RHYTHM: list[tuple[Callable[[], bool], float]] = []
+
+
+def begin(work: Callable[[], bool], seconds: float, _name: str) -> Idle:
+    RHYTHM[:] = [(work, seconds)]
+    return Idle()
 
 
 def passes(clock: Stepped, seconds: float) -> bool:
@@ -131,7 +134,14 @@ def held(*late: float) -> Iterator[tuple[Stepped, list[Host], Lease]]:
     """The lease of hosts that take so many seconds for each beat."""
     clock = Stepped()
     hosts = [Host(clock, seconds) for seconds in late]
-    runtime = replace(SYSTEM, clock=clock, repeat=Idle)
+
+    def beside(work: Callable[[], None], _name: str) -> Idle:
+        began = clock.now
+        work()
+        clock.now = began
+        return Idle()
+
+    runtime = replace(SYSTEM, clock=clock, repeat=begin, background=beside)
     links = [HostConnection(f"gpu{n}", Transport(f"gpu{n}", host), runtime) for n, host in enumerate(hosts)]
     for link in links:
         link.open_docker("1.41", link.name)
@@ -156,6 +166,18 @@ def test_hosts_that_answer_late_cost_no_other_its_lease() -> None:
         assert [host.longest() < 5 for host in (hosts[0], hosts[3])] == [True, True]
         assert not any(host.given_up for host in hosts)
         assert loser(lease) == "gpu2: lost the lease (no heartbeat reply for 15 s)"
+
+
+# fault: kernel/lease/lease.py: runtime.background(self._send, "beat") → self._send()
+@pytest.mark.promise("P34")
+def test_a_host_that_takes_no_packets_costs_no_other_its_lease() -> None:
+    with held(0.1, 0.1, 0.1) as (clock, hosts, lease):
+        assert passes(clock, 10)
+        hosts[1].stuck = 14.0
+        assert not passes(clock, 60)
+        assert [host.longest() < 5 for host in (hosts[0], hosts[2])] == [True, True]
+        assert loser(lease) == "gpu1: lost the lease (no heartbeat reply for 15 s)"
+        hosts[1].stuck = 0.0
 
 
 # fault: kernel/lease/lease.py: if not self.waiting and now - self.sent >= HEARTBEAT: → if now - self.sent >= HEARTBEAT:

@@ -88,12 +88,17 @@ class _Hold:
         elif self.waiting and now() - self.sent >= ANSWER_SECONDS:
             self.broken = self.broken or f"no heartbeat reply for {now() - self.answered:.0f} s"
 
-    def beat(self, now: float) -> None:
+    def beat(self, runtime: Runtime) -> None:
         """Send the next beat when it is due. One at a time: a host that is slow at each would fall ever more behind."""
+        now = runtime.clock.monotonic()
         if not self.waiting and now - self.sent >= HEARTBEAT:
             self.sent, self.waiting = now, True
-            with _breaking(self), suppress(TimeoutError):
-                self.stream.sendall(b"\n")
+            # Beside the others: one that agrees on new keys, or takes no packets, holds up whoever sends to it.
+            runtime.background(self._send, "beat")
+
+    def _send(self) -> None:
+        with _breaking(self), suppress(TimeoutError):
+            self.stream.sendall(b"\n")
 
 
 class Lease:
@@ -238,12 +243,12 @@ class Lease:
 
         No host is waited for: each gets its beats, also while others are silent.
         """
-        now, holds = self._runtime.clock.monotonic, list(self._holds)
+        holds = list(self._holds)
         for hold in holds:
-            hold.listen(now)
+            hold.listen(self._runtime.clock.monotonic)
         for hold in holds:
             if not any(one.broken for one in holds):
-                hold.beat(now())
+                hold.beat(self._runtime)
         return not any(hold.broken for hold in holds)
 
     def check(self) -> None:
