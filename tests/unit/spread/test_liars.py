@@ -200,6 +200,33 @@ def test_who_forwarded_a_wrong_file_is_left_without_being_accused(tmp_path: Path
     assert {*asked} == {"h0", "h1", "h3"}
 
 
+# fault: kernel/spread/spread.py: self._for(arriving.term if name != self._source else math.inf) → self._for(math.inf)
+# fault: kernel/spread/spread.py: arriving.term *= 2 → pass
+def test_a_wrong_file_is_not_waited_for_from_one_that_gives_it_slowly(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The source had it by then, and was not asked before the other was through."""
+    monkeypatch.setattr(spread, "LOOK_SECONDS", 0.01)
+    plan = plan_of(3, random_files(tmp_path / "h0", 1, 300_000), tmp_path)
+    own, store = of_host(plan, "h2"), GrowingStore(plan)
+
+    def slow(answer: Callable[[str, bytes], None], ask: SpreadAsk, connection: socket.socket) -> None:
+        answer("ok", b"%d-%d" % (ask.start, 300_000))
+        while True:
+            connection.sendall(bytes(1000))
+            time.sleep(0.02)
+
+    with closing(spread.serve(plan, store)), liar(plan, slow):
+        receiver = spread.Receiver(own, Store(own))
+        arriving = receiver._left[0]
+        arriving.wrong, arriving.term = "before", 0.5
+        receiver._get_elsewhere(arriving)
+        assert (receiver.whole, arriving.wrong, arriving.term) == (False, "before", 1.0)
+        store.arrived = 300_000
+        receiver._get_elsewhere(arriving)
+        assert receiver.whole
+
+
 # fault: kernel/spread/spread_arriving.py: self._verified &= verified → pass
 # fault: kernel/spread/spread_arriving.py: self._verified and len(self.senders) == 1 → self.senders
 @pytest.mark.parametrize(

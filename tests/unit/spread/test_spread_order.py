@@ -199,3 +199,45 @@ def test_one_that_accuses_all_puts_few_out() -> None:
     for _ in range(7):
         upstream = late.chain.report("h8", int(late.have["h8"]), late.now, failed=upstream)
     assert len(late.chain.order) >= 7
+
+
+# fault: kernel/spread/spread_order.py: if self._trial or now < self._trial_due: → if True:
+@pytest.mark.parametrize("receivers", [2, 3, 8])
+@pytest.mark.parametrize("has", [0, TOTAL])
+def test_a_first_host_that_was_slow_from_the_beginning_is_left(receivers: int, has: int) -> None:
+    """Nothing faster was ever seen: it kept all others for days, while the source had everything."""
+    links = Links(receivers)
+    links.takes["h1"] = links.gives["h1"] = 0.1 * MB
+    links.have["h1"] = has
+    assert links.finish("h1") < 1.6 * ONE
+    assert links.chain.order[-1] == "h1"
+
+
+# fault: kernel/spread/spread_order.py: if weighed and trial.before < FASTER * host.rate(): → if False:
+def test_a_slow_host_before_the_last_one_is_left() -> None:
+    """Only one other is behind it, and could itself be the slow one."""
+    links = Links(3)
+    links.gives["h2"] = 0.1 * MB
+    assert links.finish() < 2 * ONE
+    assert links.chain.order == ("h0", "h1", "h3", "h2")
+
+
+# fault: kernel/spread/spread_order.py: self._trial_wait = min(4 * self._trial_wait, MAX_TRIAL_SECONDS) → pass
+# fault: kernel/spread/spread_order.py: for other in self._order: → for other in ():
+@pytest.mark.parametrize("takes", [1.0, 0.1])
+def test_comparisons_cost_a_long_transfer_little(takes: float) -> None:
+    """Each halves what the first host gets, also where the last one is slow by its own link."""
+    links = Links(4, rate=MB)
+    links.takes["h4"] = takes * MB
+    shared = 0.0
+
+    def done() -> bool:
+        nonlocal shared
+        served = sum(upstream == "h0" for upstream in links.upstream.values())
+        assert served <= 2
+        shared += STEP * (served > 1)
+        return set(links.done) >= {"h1", "h2", "h3"}
+
+    assert links.until(done) < 1.02 * TOTAL / MB
+    assert 0 < shared < 30
+    assert links.chain.order == tuple(links.names)

@@ -6,6 +6,7 @@ are closed: a receiver when its `waiting_for` is empty, the source some seconds 
 
 from __future__ import annotations
 
+import math
 import random
 import threading
 import time
@@ -377,6 +378,11 @@ class Receiver:
                     if arriving.senders - {name}:
                         # Bytes of two hosts, one of them wrong, show nothing of the other.
                         arriving.restart()
-                    self._fetch(peer, arriving, lambda: not self.stop.is_set())
+                    self._fetch(peer, arriving, self._for(arriving.term if name != self._source else math.inf))
         if arriving in self._left:
+            arriving.term *= 2
             self.stop.wait(LOOK_SECONDS)
+
+    def _for(self, seconds: float) -> Callable[[], bool]:
+        until = time.monotonic() + seconds
+        return lambda: time.monotonic() < until and not self.stop.is_set()

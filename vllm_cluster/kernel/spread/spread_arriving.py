@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from hashlib import _Hash
 
 BLOCK = 1 << 20
+TERM_SECONDS = 30.0
 
 
 class Arriving:
@@ -32,6 +33,9 @@ class Arriving:
         self.wrong = ""
         # How often the source gave it wrong: no other host may have it, and a bit can turn on the way.
         self.wrong_from_source = 0
+        # How long another than the source may take to give it whole then, doubled after each round of all: no pace is
+        # too slow for every link, and whoever made it up may be asked first.
+        self.term = TERM_SECONDS
         self._hash: _Hash | None = None
 
     def missing(self) -> int:

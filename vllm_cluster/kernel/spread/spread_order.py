@@ -26,6 +26,12 @@ BROKEN_SECONDS = 10.0
 # One that cannot get from more than so many within that time is what is wrong: no other is put out for it.
 MAX_ACCUSED = 2
 MIN_SLACK = 4 << 20
+# No rate alone shows that a sender is slow where nothing faster was seen: one host at a time gets from the source for a
+# window, after waits that grow, and only where it has so long to go that it may gain by it.
+TRIAL_SECONDS, MAX_TRIAL_SECONDS = 15.0, 240.0
+TRIAL_WORTH_SECONDS = 120.0
+# A sender that gives less than this share of what the source gave is left.
+FASTER = 0.5
 
 
 @dataclass
@@ -42,6 +48,8 @@ class _ChainHost:
     slow: float | None = None
     # The hosts that were slow with this one as their sender.
     victims: set[str] = field(default_factory=set)
+    # How often it got from the source to compare.
+    trials: int = 0
 
     def sample(self, count: int, now: float) -> None:
         """Note how far it is."""
@@ -63,6 +71,16 @@ class _ChainHost:
         return (after - before) / (last - first)
 
 
+@dataclass(frozen=True)
+class _Trial:
+    """A host that gets from the source for a window, and what its sender gave before."""
+
+    host: _ChainHost
+    sender: _ChainHost
+    before: float
+    began: float
+
+
 class Chain:
     """The order of the hosts, the source first; each gets from the last before it that is present."""
 
@@ -76,6 +94,8 @@ class Chain:
         # The highest rate that any receiver had: what a link here can do.
         self._best = 0.0
         self._last = 0.0
+        self._trial: _Trial | None = None
+        self._trial_due, self._trial_wait = float("inf"), TRIAL_SECONDS
 
     @property
     def order(self) -> tuple[str, ...]:
@@ -110,8 +130,12 @@ class Chain:
             host.present = True
             host.forget(now)
             self._put_back(host)
-        self._judge(host, now)
-        upstream = self._upstream(host)
+        if self._trial:
+            self._weigh(self._trial, now)
+        if self._trial is None or self._trial.host is not host:
+            self._judge(host, now)
+            self._try(host, now)
+        upstream = self._source.name if self._trial and self._trial.host is host else self._upstream(host)
         if upstream != host.upstream:
             host.upstream = upstream
             host.forget(now)
@@ -178,6 +202,46 @@ class Chain:
         """Return whether its sender serves another too, and so gives it half."""
         others = (other for other in self._order if other is not host and other.upstream == host.upstream)
         return any(other.present and other.bytes < self._total for other in others)
+
+    def _try(self, host: _ChainHost, now: float) -> None:
+        """Let a host get from the source for a while, where one could be faster so and it is this one's turn."""
+        self._trial_due = min(self._trial_due, now + self._trial_wait)
+        if self._trial or now < self._trial_due:
+            return
+        could = [other for other in self._order[1:] if self._is_worth_a_trial(other, now)]
+        # One behind a slow sender first, and of those the nearest to the source: its sender is the slow one.
+        if host is min(could, key=lambda other: (other.trials, other.rate() >= SLOW * self._best), default=None):
+            self._trial = _Trial(host, self._hosts[host.upstream], host.rate(), now)
+            host.trials += 1
+            self._trial_wait = min(4 * self._trial_wait, MAX_TRIAL_SECONDS)
+            self._trial_due = now + self._trial_wait
+
+    def _is_worth_a_trial(self, host: _ChainHost, now: float) -> bool:
+        more = self._source.bytes - host.bytes
+        return (
+            host.present
+            and host.upstream not in ("", self._source.name)
+            and now - host.since >= WINDOW_SECONDS
+            and more > self._slack()
+            and self._total - host.bytes > host.rate() * TRIAL_WORTH_SECONDS
+            # Once each, so that two that are slow together are found, and again where it could be faster.
+            and (not host.trials or host.rate() < SLOW * self._best)
+        )
+
+    def _weigh(self, trial: _Trial, now: float) -> None:
+        """End a trial once there is a rate, or none will come; put a sender that gave much less behind all others."""
+        host, sender = trial.host, trial.sender
+        weighed = host.upstream == self._source.name and now - host.since >= WINDOW_SECONDS
+        if not weighed and host.present and now - trial.began <= 3 * WINDOW_SECONDS:
+            return
+        self._trial = None
+        self._best = max(self._best, host.rate() if weighed else 0.0)
+        if weighed and trial.before < FASTER * host.rate():
+            host.slow, sender.slow = None, trial.before
+            self._move(sender, len(self._order))
+        # Who else gets from the source had half of it meanwhile.
+        for other in self._order:
+            other.forget(now)
 
     def _blame(self, host: _ChainHost, sender: _ChainHost, rate: float) -> None:
         sender.victims.add(host.name)
