@@ -81,7 +81,7 @@ class FakeTransport:
         docker = tuple(argv[-3:]) == DIAL
         pull = list(argv[-3:-1]) == ["docker", "pull"]
         command = list(argv[argv.index("docker") :]) if "docker" in argv else []
-        split, load = image_carrier.SAVE in argv, image_carrier.LOAD in argv or command == ["docker", "load"]
+        split, load = image_carrier.SAVE in argv, bool({*argv} & {image_carrier.LOAD, image_carrier.LOAD_WITH_ROOM})
         cat = command[1:2] == ["exec"] and "cat" in command
         program = not (split or load or cat) and command[1:2] in (["exec"], ["start"])
         moved = "docker save" if split else "docker pull" if pull else "docker load"
@@ -133,8 +133,8 @@ class FakeTransport:
             return _NoPythonStream(self, world)
         if image_carrier.SAVE in argv:
             return _SplitStream(self, world, argv[list(argv).index(image_carrier.SAVE) + 2], fault)
-        if image_carrier.LOAD in argv or command == ["docker", "load"]:
-            return _LoadStream(self, world, fault, packed=command != ["docker", "load"])
+        if {*argv} & {image_carrier.LOAD, image_carrier.LOAD_WITH_ROOM}:
+            return _LoadStream(self, world, fault, packed=image_carrier.LOAD in argv)
         if "cat" in command:
             return _BlobsStream(self, world)
         if not command:

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from tests.support.ports import free_port
 from vllm_cluster.kernel.hosts.program import python
-from vllm_cluster.kernel.images.carrier import blobs_in
+from vllm_cluster.kernel.images.carrier import blobs_in, load_with_room
 from vllm_cluster.kernel.images.on_host import pack_image, split_image
 from vllm_cluster.kernel.node.program import importable
 
@@ -246,3 +246,29 @@ def test_a_host_that_cannot_serve_its_blobs_keeps_them_until_its_input_ends(tmp_
     there = source.process.returncode is None
     source.end()
     assert ("Cannot assign requested address" in error, there) == (True, True)
+
+
+# fault: kernel/images/carrier.py: -ge "$1" ] && exec → -ge "$1" ] || exec
+# fault: kernel/images/carrier.py: "${free:-$1}" → "${free:-0}"
+@pytest.mark.parametrize(
+    ("free", "printed", "error"),
+    [
+        ("2000", "loaded", ""),
+        ("1999", "", "Docker has 1999 KB free, and 2000 KB are needed\n"),
+        ("", "loaded", ""),
+    ],
+)
+def test_an_archive_is_loaded_where_there_is_room_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, free: str, printed: str, error: str
+) -> None:
+    """A source that told of a small disk's worth filled it: only `image push` looked before."""
+    disk = f"echo header; echo x x x {free}" if free else "exit 1"
+    for name, script in (
+        ("docker", '[ "$1" = info ] && echo /there && exit; cat'),
+        ("df", f'[ "$2" = /there ]; {disk}'),
+    ):
+        (tmp_path / name).write_text(f"#!/bin/sh\n{script}\n")
+        (tmp_path / name).chmod(0o700)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    ran = subprocess.run(load_with_room(1000 << 10), input="loaded", capture_output=True, text=True, check=False)
+    assert (ran.stdout, ran.stderr, ran.returncode) == (printed, error, 0 if printed else 1)

@@ -12,6 +12,7 @@ from vllm_cluster.kernel.facts.host_facts import HostFacts
 from vllm_cluster.kernel.hosts.connection import Fleet, HostConnection
 from vllm_cluster.kernel.hosts.reach import reached
 from vllm_cluster.kernel.hosts.runtime import SYSTEM, Runtime
+from vllm_cluster.kernel.images.carrier import COPIES
 from vllm_cluster.kernel.images.host_images import OneImage, find_held_image, name_there
 from vllm_cluster.kernel.images.push import LOOPBACK, ImageSource, Stored
 from vllm_cluster.kernel.inventory import grammar
@@ -22,8 +23,6 @@ from vllm_cluster.kernel.shell_line import command_line
 from vllm_cluster.kernel.text import count
 
 LOOK_SECONDS = 30.0
-# Docker unpacks an archive before it makes layers of it.
-COPIES = 2
 
 
 def push_image(

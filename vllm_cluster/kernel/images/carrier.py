@@ -38,6 +38,14 @@ trap : HUP TERM
 "$@\""""
 SAVE = 'image=$1; shift; docker save "$image" | "$@"'
 LOAD = '"$@" | docker load'
+# Of an archive on its standard input: a source tells how much it will give, and may give as much. Where Docker's folder
+# cannot be seen, Docker itself finds out.
+LOAD_WITH_ROOM = """free=$(df -Pk "$(docker info --format '{{.DockerRootDir}}')" 2>/dev/null | awk 'NR == 2 { print $4 }')
+[ "${free:-$1}" -ge "$1" ] && exec docker load
+echo "Docker has $free KB free, and $1 KB are needed" >&2
+exit 1"""
+# Docker unpacks an archive before it makes layers of it.
+COPIES = 2
 
 
 @dataclass(frozen=True)
@@ -81,6 +89,11 @@ def blobs_in(row: Message, layers: int) -> ImageBlobs:
     if len(found.layers) != layers or found.config not in found.sizes or not known.issuperset(found.sizes):
         raise ValueError("other blobs than those of the image")
     return found
+
+
+def load_with_room(size: int) -> tuple[str, ...]:
+    """The command that loads an archive of so many bytes where Docker has room for it."""
+    return ("sh", "-c", LOAD_WITH_ROOM, "sh", str(COPIES * size >> 10))
 
 
 def load_seconds(size: int) -> float:

@@ -21,6 +21,7 @@ from vllm_cluster.kernel.images.carrier import (
     ImageBlobs,
     ImageCarrier,
     load_seconds,
+    load_with_room,
 )
 from vllm_cluster.kernel.images.host_images import find_held_image, name_there, shared_with
 from vllm_cluster.kernel.plan.identity import Owner
@@ -184,7 +185,7 @@ class ImageSource:
     def _pour(self, receiver: HostConnection) -> str:
         """Send the blobs through this machine to a host's `docker load`; what that printed."""
         runtime, sent, shown = receiver.runtime, 0, receiver.runtime.after(1)
-        stream = receiver.open_changing(("docker", "load"), runtime.after(START_SECONDS))
+        stream = receiver.open_changing(load_with_room(self.size), runtime.after(START_SECONDS))
         with closing(stream):
             try:
                 stream.settimeout(STALL_SECONDS)
