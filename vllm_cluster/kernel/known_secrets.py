@@ -10,7 +10,7 @@ import base64
 import html
 import re
 import shlex
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from urllib.parse import quote_plus
 
 from vllm_cluster.kernel.text import REDACTED, redact
@@ -42,23 +42,41 @@ _ESCAPE = re.compile(
     r"|&(?:amp;){0,3}(?P<html>#\d{2,7}|#[xX][0-9A-Fa-f]{2,6}|[A-Za-z]{2,8});"
 )
 _HIDDEN = re.compile(rf"[\r\n{_NOTHING}]")
+# How escapes begin. What is behind one that is not finished may be taken for the rest of it.
+_BEGUN = ("\x1b[", "\\", "%", "&")
 
 
 def redactor(secrets: Iterable[str]) -> Callable[[str], str]:
     """Takes these secrets out of a text, and all that looks like one."""
     every = {form for secret in secrets if len(secret) >= MIN_SECRET for form in _forms(secret)}
     # By how they begin and by their length: of an alternation of thousands of forms 1 MB of text took a minute.
-    known: dict[str, dict[int, set[str]]] = {}
-    for form in every | set(map(_without_escapes, every)):
-        known.setdefault(form[:MIN_SECRET], {}).setdefault(len(form), set()).add(form)
-    # The longest first: a part of a form that is left would give away the rest.
-    forms = {begin: sorted(of.items(), reverse=True) for begin, of in known.items()}
+    whole = every | set(map(_without_escapes, every))
+    rests = {rest for form in whole for rest in _rests(form) if len(rest) >= MIN_SECRET} - whole
+    forms, behind = _by_begin(whole), _by_begin(whole | rests)
 
     def without(text: str) -> str:
         text = _cut(text, _places(forms, text))
-        return redact(_cut(text, _before_escapes(text, _places(forms, _without_escapes(text)))))
+        plain = _without_escapes(text)
+        places = _places(behind, plain)
+        without_begin = {begin for begin, end in places if plain[begin:end] in rests}
+        return redact(_cut(text, _before_escapes(text, places, without_begin)))
 
     return without
+
+
+def _by_begin(every: Iterable[str]) -> Forms:
+    known: dict[str, dict[int, set[str]]] = {}
+    for form in every:
+        known.setdefault(form[:MIN_SECRET], {}).setdefault(len(form), set()).add(form)
+    # The longest first: a part of a form that is left would give away the rest.
+    return {begin: sorted(of.items(), reverse=True) for begin, of in known.items()}
+
+
+def _rests(form: str) -> Iterator[str]:
+    """What is left of a form where its begin is taken for that of an escape."""
+    for begun in _BEGUN:
+        if (escape := _ESCAPE.match(begun + form)) and escape.end() > len(begun):
+            yield form[escape.end() - len(begun) :]
 
 
 def _forms(secret: str) -> Iterator[str]:
@@ -127,18 +145,23 @@ def _meant(escape: re.Match[str]) -> str:
     return _HIDDEN.sub("", meant)
 
 
-def _before_escapes(text: str, places: Iterable[Place]) -> Iterator[Place]:
-    """The places in a text of these places in it without escapes."""
-    pieces, at, length, begin, end = _pieces(text), 0, 0, 0, 0
+def _before_escapes(text: str, places: Iterable[Place], without_begin: Container[int]) -> Iterator[Place]:
+    """The places in a text of these places in it without escapes; some have their begin in the escape before them."""
+    pieces, at, length, begin, end, run = _pieces(text), 0, 0, 0, 0, 0
     for first, behind in places:
         while first >= at + length:
+            # Where the escapes begin that are directly before what is next.
+            run = end if length == end - begin > 0 else run
             at, (length, begin, end) = at + length, next(pieces)
         start = begin + (first - at if length == end - begin else 0)
+        if first in without_begin and start == begin:
+            start = run
         if behind is None:
             yield start, None
             return
         while behind > at + length:
             at, (length, begin, end) = at + length, next(pieces)
+        run = end
         yield start, begin + behind - at if length == end - begin else end
 
 
