@@ -103,7 +103,7 @@ ESCAPED = {
 }
 
 
-# fault: kernel/known_secrets.py: _places(forms, _without_escapes(text)) → _places({}, text)
+# fault: kernel/known_secrets.py: _places(behind, plain) → _places({}, plain)
 # fault: kernel/known_secrets.py: _SIGN = r"%(?:25){0,3}" → _SIGN = r"%"
 # fault: kernel/known_secrets.py: |[\r\n]{{1,8}}{_BEFORE}| → |[\r\n]{{1,8}}|
 # fault: kernel/known_secrets.py: &(?:amp;){0,3} → &
