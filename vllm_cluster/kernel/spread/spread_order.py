@@ -217,15 +217,15 @@ class Chain:
             self._trial_due = now + self._trial_wait
 
     def _is_worth_a_trial(self, host: _ChainHost, now: float) -> bool:
-        more = self._source.bytes - host.bytes
+        more, rate = self._source.bytes - host.bytes, host.rate()
         return (
             host.present
             and host.upstream not in ("", self._source.name)
             and now - host.since >= WINDOW_SECONDS
-            and more > self._slack()
-            and self._total - host.bytes > host.rate() * TRIAL_WORTH_SECONDS
+            and more > max(rate * BEHIND_SECONDS, MIN_SLACK)
+            and self._total - host.bytes > rate * TRIAL_WORTH_SECONDS
             # Once each, so that two that are slow together are found, and again where it could be faster.
-            and (not host.trials or host.rate() < SLOW * self._best)
+            and (not host.trials or rate < SLOW * self._best)
         )
 
     def _weigh(self, trial: _Trial, now: float) -> None:
