@@ -38,8 +38,8 @@ trap : HUP TERM
 "$@\""""
 SAVE = 'image=$1; shift; docker save "$image" | "$@"'
 LOAD = '"$@" | docker load'
-# Of an archive on its standard input: a source tells how much it will give, and may give as much. Where Docker's folder
-# cannot be seen, Docker itself finds out.
+# Of an archive on its standard input, which has what the source announced. Where Docker's folder cannot be seen, Docker
+# itself finds out.
 LOAD_WITH_ROOM = """root=$(docker info --format '{{.DockerRootDir}}')
 free=$(df -Pk "$root" 2>/dev/null | awk 'NR == 2 { print $4 }')
 [ "${free:-$1}" -ge "$1" ] && exec docker load
