@@ -116,7 +116,7 @@ def parse_status(raw: bytes, host: str) -> NodeStatus:
             return convert(NodeStatus, found, what)
     except RefusedDocument as refused:
         why = f"{refused.field} {refused.why}".strip()
-        raise UnreadableStatus(host, f"{what} cannot be read: {why}", hint="vcluster up") from None
+        raise UnreadableStatus(host, f"{what} cannot be read: {why}", hint="vcluster down\nvcluster up") from None
     raise UnreadableStatus(
         host,
         f"{what} has version {version}; this vcluster reads version {VERSION}",
