@@ -261,7 +261,7 @@ def test_a_host_that_cannot_serve_its_blobs_keeps_them_until_its_input_ends(tmp_
 def test_an_archive_is_loaded_where_there_is_room_for_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, free: str, printed: str, error: str
 ) -> None:
-    """A source that announced a large image filled the disk: of the ways through the laptop `image push` alone looked."""
+    """A source that announced a large image filled the disk: of all that load one so, `image push` alone looked."""
     disk = f"echo header; echo x x x {free}" if free else "exit 1"
     for name, script in (
         ("docker", '[ "$1" = info ] && echo /there && exit; cat'),
