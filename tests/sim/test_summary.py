@@ -72,7 +72,7 @@ def test_a_model_that_cannot_follow_is_not_called_started_again(world: World) ->
     assert lab.run(world, make.inventory(3), partial(lab.do_serve, tp=6, pp=1)).error is None
     world.clock.sleep(60)
     assert plan(make.inventory(2), world).stops.consequence.endswith(" stops, and is not served again")
-    assert "now: vcluster serve MODEL" in notes(lab.run(world, make.inventory(2), lab.do_up))
+    assert "now run vcluster serve MODEL" in notes(lab.run(world, make.inventory(2), lab.do_up))
 
 
 def test_a_plan_that_stops_nothing_names_no_model(world: World) -> None:
@@ -82,7 +82,7 @@ def test_a_plan_that_stops_nothing_names_no_model(world: World) -> None:
 def test_without_a_model_up_names_the_next_verb() -> None:
     made = make.world((2, 2))
     with lab.inside(made):
-        assert "now: vcluster serve MODEL" in notes(lab.run(made, make.inventory(2), lab.do_up))
+        assert "now run vcluster serve MODEL" in notes(lab.run(made, make.inventory(2), lab.do_up))
 
 
 # fault: kernel/terminal/plan.py: if one.host == moved.host: → if one.host != moved.host:

@@ -251,16 +251,22 @@ def routed_to(listener: socket.socket) -> str:
 
 
 @contextmanager
-def behind(folder: Path, answer: Callable[[socket.socket], object]) -> Iterator[Fronted]:
-    """A front whose replica answers each request so."""
+def behind(folder: Path, answer: Callable[[socket.socket], object], *, at_once: bool = False) -> Iterator[Fronted]:
+    """A front whose replica answers each request so: one after the other, or all of them at once."""
+
+    def one(connection: socket.socket) -> None:
+        with connection, suppress(OSError):
+            connection.recv(1 << 16)
+            answer(connection)
 
     def serve() -> None:
         with suppress(OSError):
             while True:
                 connection, _ = listener.accept()
-                with connection, suppress(OSError):
-                    connection.recv(1 << 16)
-                    answer(connection)
+                if at_once:
+                    threading.Thread(target=one, args=(connection,), daemon=True).start()
+                else:
+                    one(connection)
 
     with socket.create_server(("127.0.0.1", 0)) as listener, fronted(folder) as made:
         threading.Thread(target=serve, daemon=True).start()

@@ -316,7 +316,7 @@ def of_feature(module: str) -> str:
 ALWAYS = {
     *("cli", "cli.main", "cli.verbs", "features", "kernel", "kernel.hooks", "serving", "serving.verbs"),
     *(f"kernel.{name}" for name in ("errors", "laptop", "private_keys", "shell_line", "terminal", "text")),
-    *(f"kernel.terminal.{name}" for name in ("called", "edge", "exits", "help", "output", "printable", "verb")),
+    *(f"kernel.terminal.{name}" for name in ("called", "edge", "exits", "help", "labels", "output", "printable", "verb")),
 }
 # And, with typer, what a verb, its help and completion wait for.
 PARSER = {"cli.app", *(f"kernel.terminal.{name}" for name in ("options", "program", "removed", "settings", "values"))}
@@ -499,7 +499,7 @@ def test_a_composed_command_is_found(source: str) -> None:
         """f"{command_line('vcluster', 'pull', model)} downloads them once\"""",
         'f"docker load failed: {why}"',
         'f"{name}: ssh refuses its configuration: {text}"',
-        'f"Wrote {path}. Now: vcluster check"',
+        'f"Wrote {path}. Then run vcluster check"',
         'f"on {host}: nvidia-smi, then {run}"',
         'f"{name} has version {version}; this vcluster reads {other}"',
     ],

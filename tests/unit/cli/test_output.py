@@ -15,7 +15,7 @@ HOSTILE = "a\x1b]52;c;eA==\x07b\x1b[31mc\u202ed\u200be\u2028f\U000e0041g\x9bh\x0
 SHOWN = "abcdefgh"
 
 
-# fault: kernel/terminal/output.py: else as_called(_unlabelled(clean(part))) → else as_called(_unlabelled(part))
+# fault: kernel/terminal/output.py: else as_called(unlabelled(clean(part))) → else as_called(unlabelled(part))
 @pytest.mark.promise("P23")
 @pytest.mark.parametrize("stream", ["out", "err"])
 def test_text_is_only_text(stream: str, capsys: pytest.CaptureFixture[str]) -> None:

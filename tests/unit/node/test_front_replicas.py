@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.fronted import Fronted, behind, fronted, request, routed_to
+from tests.support.fronted import Fronted, behind, fronted, read_answer, request, routed_to
 from tests.support.waiting import until
 
 pytestmark = pytest.mark.promise("P46")
@@ -75,7 +75,8 @@ def test_what_no_request_has_asked_for_ends_the_connection(tmp_path: Path, more:
         before = memory(made.process.pid)
         answer = made.ask("POST", "/v1/completions", {"model": "m"})
         assert (answer.status, answer.body) == (200, b"ok")
-        until(lambda: ended == [True], 5)
+        # Sooner than a kept connection ends.
+        until(lambda: ended == [True], 3)
         assert memory(made.process.pid) - before < 20_000, "kB"
         assert made.ask("GET", "/ping", key=None).status == 200
 
@@ -91,6 +92,43 @@ def test_an_answer_that_is_mostly_framing_ends(tmp_path: Path, more: bytes) -> N
             while client.recv(1 << 16):
                 pass
         until(lambda: ended == [True], 5)
+
+
+# fault: serving/node/front_replica.py: self.transport.pause_reading() → pass
+@pytest.mark.parametrize(("size", "number"), [(1, 4_000), (8, 100_000), (200, 20_000)])
+def test_an_answer_in_small_chunks_is_whole(tmp_path: Path, size: int, number: int) -> None:
+    """Also where its client reads slowly: what is parsed then is less than what has come."""
+    raw = CHUNKED + (b"%x\r\n" % size + b"a" * size + b"\r\n") * number + b"0\r\n\r\n"
+    with behind(tmp_path, lambda connection: connection.sendall(raw)) as made, socket.socket() as client:
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        client.settimeout(30)
+        client.connect(("127.0.0.1", made.port))
+        client.sendall(request("POST", "/v1/completions", {"model": "m"}))
+        assert read_answer(client).body == b"a" * size * number
+
+
+# fault: serving/node/front_replica.py: self._loop.call_soon(self._take) → self._take()
+def test_floods_of_chunks_keep_no_other_client_out(tmp_path: Path) -> None:
+    """From 200 streams they did so for more than a minute."""
+    ends = time.monotonic() + 8
+
+    def flood(connection: socket.socket) -> None:
+        connection.sendall(CHUNKED)
+        while time.monotonic() < ends:
+            connection.sendall(b"14\r\naaaaaaaaaaaaaaaaaaaa\r\n" * 10_000)
+
+    with behind(tmp_path, flood, at_once=True) as made:
+        clients = [made.connect() for _ in range(64)]
+        for client in clients:
+            client.sendall(request("POST", "/v1/completions", {"model": "m"}))
+        waits = []
+        while time.monotonic() < ends:
+            began = time.monotonic()
+            assert made.ask("GET", "/ping", key=None).status == 200
+            waits.append(time.monotonic() - began)
+        for client in clients:
+            client.close()
+    assert sorted(waits)[len(waits) // 2] < 1.5
 
 
 # fault: serving/node/front_replica.py: if self._asked and self._came > _LIMIT: → if False:

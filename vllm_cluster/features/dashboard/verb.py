@@ -94,5 +94,5 @@ def _write(session: Session, output: Path, target: str | None) -> None:
         ("vcluster endpoint --detach", command_line("vcluster", "dashboard", "--prometheus", str(output)))
     )
     config = command_line("prometheus", f"--config.file={output / CONFIGURATION}")
-    text = f"Wrote {', '.join(done.written)} to {output}. Now: {config if done.reached else again}"
+    text = f"Wrote {', '.join(done.written)} to {output}. Then run {config if done.reached else again}"
     session.emit(Event("result", text, data={"folder": str(output), "target": done.target}))

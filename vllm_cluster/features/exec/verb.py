@@ -223,5 +223,6 @@ class _Lines:
         write = output.err if of_errors else output.out
         texts = (line.decode("utf-8", "replace").rstrip("\r").replace("\t", "    ") for line in lines)
         with self._lock:
-            # A frame may have 100,000 lines: they are one part. Each is printable, so that none steers the terminal.
-            write(output.Style("".join(f"{host:<{self._width}} | {printable(text)}\n" for text in texts)), end="")
+            # A frame may have 100,000 lines: they are written at once.
+            before = output.Style(f"{host:<{self._width}} | ")
+            write(*(part for text in texts for part in (before, printable(text), output.END)), end="")

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from vllm_cluster.kernel.explain.failure import KnownFailure
-from vllm_cluster.kernel.terminal.output import BOLD, END, out, styles, with_ends
+from vllm_cluster.kernel.terminal.output import BOLD, END, out, styles, to_paste, with_ends
 from vllm_cluster.serving.explain.render import about
 
 
@@ -41,7 +41,7 @@ def _lines(failure: KnownFailure) -> Iterable[str]:
     symptom = failure.kind == "symptom"
     yield f"seen:    {failure.symptom}"
     yield f"means:   {failure.cause}; a symptom, with more than one cause" if symptom else f"cause:   {failure.cause}"
-    yield from (f"{'look:    ' if symptom else 'fix:     '}{line}" for line in failure.fix.split("\n"))
+    yield from (to_paste("look:    " if symptom else "fix:     ", line) for line in failure.fix.split("\n"))
     if failure.checks:
         yield f"before:  {failure.found_by or 'vcluster check'} finds it, as {', '.join(failure.checks)}"
     elif failure.found_by:

@@ -72,7 +72,7 @@ def init(
             return
         named = [] if str(output) == "inventory.yaml" else ["-i", str(output)]
         after = command_line("vcluster", "check", *named)
-        err(f"Wrote {output} ({count(written.hosts, 'host')}).", to_paste(" Now: ", after))
+        err(f"Wrote {output} ({count(written.hosts, 'host')}).", to_paste(" Then run ", after))
 
 
 def _name(output: Path) -> str:

@@ -52,7 +52,7 @@ def up(
             hosts=hosts, gpus=gpus, folder=folder, report=lambda text: session.emit(Event("progress", text))
         )
         after = command_line("vcluster", "up", "-i", str(inventory))
-        text = f"The sandbox has {count(hosts, 'host')}. Now: {after}"
+        text = f"The sandbox has {count(hosts, 'host')}. Then run {after}"
         session.emit(Event("result", text, data={"inventory": str(inventory)}))
 
 

@@ -191,7 +191,9 @@ def _submit(session: Session, text: str, login: str) -> None:
     with login_node(login) as node:
         number = node.submit(text, "" if login else str(Path.cwd()))
         follow = node.line("status", number, "--wait", "1h")
-    session.show(lambda: {"v": 1, "job": number}, lambda: out(f"Submitted job {number}.", to_paste(" Now: ", follow)))
+    session.show(
+        lambda: {"v": 1, "job": number}, lambda: out(f"Submitted job {number}.", to_paste(" Then run ", follow))
+    )
 
 
 @contextmanager

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import shutil
 import sys
-import unicodedata
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, TextIO
 
 from vllm_cluster.kernel.terminal.called import as_called
+from vllm_cluster.kernel.terminal.labels import unlabelled
 from vllm_cluster.kernel.terminal.printable import ESCAPES, MAX_LINE, cells, clean, wants_color
 
 if TYPE_CHECKING:
@@ -29,11 +28,6 @@ PLAIN, END, _NONE = Style("\x1b[0m"), Style("\n"), Style()
 MARK = "  | "
 # Below it nothing is folded, in columns.
 MIN_WIDTH = 20
-# What people paste is behind these, and no other text is: wherever a line breaks, none begins as one of our own.
-_LABELS = ("fix", "next", "ask", "clients", "look", "follow", "continue", "stop", "same")
-_LABEL = re.compile(rf"(?i)\b({'|'.join(_LABELS)})(?=\s{{0,40}}:)")
-# The same by letters and colons that look like those.
-_LIKE = re.compile(r"([^\s:\"']{2,40})(?=\s{0,40}[:\u02d0\u02f8\u0589\u05c3\u2236\ua789\ufe13\ufe30\ufe55\uff1a])")
 
 
 def styles(color: str, *wanted: Style, stdout: bool = True) -> tuple[Style, ...]:
@@ -72,7 +66,7 @@ def folded(text: str, width: int, before: int = 0) -> str:
 
     `before` is what its first line has before it.
     """
-    first, *more = _unlabelled(clean(text)).expandtabs().split("\n")
+    first, *more = unlabelled(clean(text)).expandtabs().split("\n")
     pieces = [_pieces(first, width, before), *(_pieces(line, width, len(MARK)) for line in more)]
     return "\n".join(piece for of_line in pieces for piece in of_line)
 
@@ -109,7 +103,7 @@ def to_paste(label: str, text: str) -> Style:
 def data(text: str, *, of_errors: bool = False) -> None:
     """Write what a model or a command gave: as it is into a file or to a program, as text on a terminal."""
     stream = sys.stderr if of_errors else sys.stdout
-    stream.write(clean(text) if of_errors or stream.isatty() else text)
+    stream.write(unlabelled(clean(text)) if of_errors or stream.isatty() else text)
     stream.flush()
 
 
@@ -130,22 +124,7 @@ def documents(values: Iterable[str]) -> None:
 
 
 def _safe(part: str) -> str:
-    return part if isinstance(part, Style) else as_called(_unlabelled(clean(part))).replace("\n", f"\n{MARK}")
-
-
-def _unlabelled(text: str) -> str:
-    """The text with each word in quotes that is one of our labels, or looks like one."""
-    if not text.isascii():
-        text = _LIKE.sub(_quoted_label, text)
-    return _LABEL.sub(r'"\1"', text) if ":" in text else text
-
-
-def _quoted_label(found: re.Match[str]) -> str:
-    word = found[1]
-    meant = "".join(c for c in unicodedata.normalize("NFKD", word) if not unicodedata.combining(c)).lower()
-    # Letters of two scripts are mixed in order to look like one.
-    mixed = any(c.isascii() for c in word) and len(word) <= 2 * max(map(len, _LABELS)) and not word.isascii()
-    return f'"{word}"' if mixed or re.search(rf"\b(?:{'|'.join(_LABELS)})$", meant) else word
+    return part if isinstance(part, Style) else as_called(unlabelled(clean(part))).replace("\n", f"\n{MARK}")
 
 
 def raw(given: bytes, *, of_errors: bool) -> None:

@@ -244,4 +244,4 @@ def _next(head: NodeHandle) -> str:
         state = {"ready": "is served", "failed": "has failed"}.get(serving.phase, "is starting")
         return f"{serving.name} {state}: vcluster status"
     asked = head.asked()
-    return f"{asked.deployment.name} is starting: vcluster status" if asked else "now: vcluster serve MODEL"
+    return f"{asked.deployment.name} is starting: vcluster status" if asked else "now run vcluster serve MODEL"

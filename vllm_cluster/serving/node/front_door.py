@@ -13,7 +13,7 @@ from aiohttp import StreamReader, web
 from aiohttp.web_protocol import RequestHandler
 
 from vllm_cluster.serving.node.front_refusal import answer
-from vllm_cluster.serving.node.front_settings import MAX_UNPROVED
+from vllm_cluster.serving.node.front_settings import MAX_FRAMING, MAX_UNPROVED
 from vllm_cluster.serving.node.key_check import Refusal
 from vllm_cluster.serving.node.process import log_line
 
@@ -32,9 +32,6 @@ HEAD_PIECE = 512
 # Read at once: of a stranger little, since it is held until the request before it is answered: 4,000 strangers with
 # 256 kB of requests each took 432 MB. Of a body much.
 STRANGER_PIECE, PIECE = 2 << 10, 64 << 10
-# What comes of a body beside its own bytes, before it may be no more than those: chunks of a byte each are parsed in
-# quadratic time by aiohttp 3.13, and lines behind the last chunk are kept without a limit: 97 MB took 2.6 GB.
-MAX_FRAMING = 64 << 10
 # Written to a client that does not read, beside what the kernel takes.
 MAX_UNSENT = 2 << 10
 # What a client sends must not become a line of the log.

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import functools
+from contextlib import suppress
 from http import HTTPStatus
 from types import SimpleNamespace
 
 import aiohttp
 from aiohttp.client_proto import ResponseHandler
 
+from vllm_cluster.serving.node.front_settings import MAX_FRAMING
 from vllm_cluster.serving.node.proc import is_here
 from vllm_cluster.wire.front import FrontReplica
 from vllm_cluster.wire.listeners import is_own_listener
@@ -24,12 +26,9 @@ _LIMIT = 64 << 10
 # Of an answer, before its client has taken what came: aiohttp's own 256 KiB of tokens, and the objects around each,
 # took 2 MB for each client that reads slowly.
 _AHEAD = 16 << 10
-# Parsed at once, of a head and of a body: a read has up to 256 KiB, in which thousands of answers that no request had
-# asked for were a queue of 6 MB.
-_HEAD_PIECE, _PIECE = 2 << 10, 16 << 10
-# What comes of a body beside its own bytes, before it may be no more than those: with chunks of a byte from 64 streams
-# the front answered no other client for 30 s.
-MAX_FRAMING = 8 << 10
+# Parsed at once: a read has up to 256 KiB, in which thousands of answers that no request had asked for were a queue of
+# 6 MB, and chunks of 20 bytes from 200 streams kept all other clients out for more than a minute.
+_PIECE = 4 << 10
 # None of what a browser or a library would add of itself.
 _BARE = ("User-Agent", "Accept", "Accept-Encoding", "Content-Type")
 
@@ -39,7 +38,8 @@ class ReplicaConnection(ResponseHandler):
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         super().__init__(loop)
-        self._ahead, self._parsing = bytearray(), False
+        # What is not parsed yet; whether reading waits for that, and whether the next piece is due.
+        self._ahead, self._held, self._due = bytearray(), False, False
         # Whether a request has no answer yet, and how much of its head or its body has come.
         self._asked, self._came = False, 0
 
@@ -57,38 +57,51 @@ class ReplicaConnection(ResponseHandler):
         super().feed_data(data, size)
 
     def data_received(self, data: bytes) -> None:
-        """Take what comes as far as it is an answer, by small pieces: aiohttp parses at once all that it is given."""
-        self._ahead += data
+        """Take what comes as far as it is an answer, a piece each turn of the loop: aiohttp parses all that it gets."""
         if not data:
             # aiohttp's own call, for what its parser has kept.
             super().data_received(data)
+            return
+        self._ahead += data
         self._take()
 
     def resume_reading(self, **given: bool) -> None:  # type: ignore[override]
         """Continue where the client has taken what came."""
         super().resume_reading(**given)
-        # The parser itself calls it too, at the end of a body: then a piece is being parsed.
-        if not self._parsing:
-            self._take()
+        self._continue()
 
     def _take(self) -> None:
-        while self._ahead and self.is_connected() and not self._reading_paused:
+        self._due = False
+        if self._ahead and self.is_connected() and not self._reading_paused:
             # Behind an answer, or while nothing is asked.
             if not self._asked and (self._payload is None or self._payload.is_eof()):
                 self._end("more comes than its answer")
-                break
-            piece = bytes(self._ahead[: _HEAD_PIECE if self._asked else _PIECE])
-            del self._ahead[: len(piece)]
-            self._parsing = True
+                return
+            piece = bytes(self._ahead[:_PIECE])
+            del self._ahead[:_PIECE]
             super().data_received(piece)
-            self._parsing = False
             self._weigh(len(piece))
+        self._continue()
+
+    def _continue(self) -> None:
+        """Read more once all is parsed that is there; its end is behind that."""
+        held, self._held = self._held, bool(self._ahead)
+        with suppress(RuntimeError, AttributeError):  # the connection has ended
+            if self._held:
+                # Each time: aiohttp continues what it has paused itself.
+                self.transport.pause_reading()  # type: ignore[union-attr]
+            elif held and not self._reading_paused:
+                self.transport.resume_reading()  # type: ignore[union-attr]
+        if self._held and not self._due and not self._reading_paused and self.is_connected():
+            self._due = True
+            self._loop.call_soon(self._take)
 
     def _weigh(self, size: int) -> None:
         self._came += size
         if self._asked and self._came > _LIMIT:
             self._end("it begins no answer")
         body = self._payload
+        # Of a piece the parser may have kept a part: it is much smaller than this limit.
         if not self._asked and body and not body.is_eof() and self._came > MAX_FRAMING + 2 * body.total_bytes:
             self._end("too little of what comes is the answer")
 

@@ -10,6 +10,9 @@ from pathlib import Path
 from vllm_cluster.serving.node.parse_argv import Place
 
 MAX_CONNECTIONS, MAX_OPEN = 8192, 4096
+# What comes of a body beside its own bytes, before it may be no more than those: chunks of a byte each are parsed in
+# quadratic time by aiohttp 3.13, and lines behind the last chunk are kept without a limit: 97 MB took 2.6 GB.
+MAX_FRAMING = 64 << 10
 # Of all heads that are not whole yet: 300 strangers with heads of 3.6 MB took 1 GB. Four processes take 67 MB alone.
 MAX_UNPROVED = 24 << 20
 # Of one body, and of all whose answers have not begun.

@@ -16,12 +16,12 @@ from vllm_cluster.kernel.terminal.session import Session
 @pytest.mark.parametrize(
     ("reached", "next_steps"),
     [
-        (True, ["Wrote api-key to m. Now: prometheus --config.file=m/prometheus.yml"]),
+        (True, ["Wrote api-key to m. Then run prometheus --config.file=m/prometheus.yml"]),
         (
             False,
             [
                 "nothing forwards 127.0.0.1:8000 to the API from this machine yet",
-                "Wrote api-key to m. Now: vcluster endpoint --detach && vcluster dashboard --prometheus m",
+                "Wrote api-key to m. Then run vcluster endpoint --detach && vcluster dashboard --prometheus m",
             ],
         ),
     ],

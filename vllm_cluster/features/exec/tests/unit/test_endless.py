@@ -52,7 +52,7 @@ def test_a_line_without_an_end_is_shown_in_pieces(capsys: pytest.CaptureFixture[
 def test_a_frame_of_empty_lines_is_shown_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     lines, shown = verb._Lines(4), list[int]()
     monkeypatch.setattr(
-        "vllm_cluster.kernel.terminal.output.out", lambda text, **_: shown.append(text.count("gpu1 | "))
+        "vllm_cluster.kernel.terminal.output.out", lambda *parts, **_: shown.append(parts.count("gpu1 | "))
     )
     with within(60, megabytes=20):
         lines.write("gpu1", False, b"\n" * (verb.MAX_LINE * 3 + 1))

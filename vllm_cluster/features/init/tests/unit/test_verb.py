@@ -19,7 +19,7 @@ def init(folder: Path, *argv: str) -> Finished:
 
 def test_hosts_by_flags(tmp_path: Path) -> None:
     done = init(tmp_path, "--host", "gpu1=10.0.0.11", "--host", "gpu2=10.0.0.12", "--cluster", "lab")
-    said = "Wrote inventory.yaml (2 hosts). Now: vcluster check\n"
+    said = "Wrote inventory.yaml (2 hosts). Then run vcluster check\n"
     assert (done.returncode, done.stderr) == (0, said)
     words = load(tmp_path / "inventory.yaml", cwd=tmp_path)
     assert (words.cluster, words.head_name) == ("lab", "gpu1")
@@ -113,7 +113,7 @@ def test_nothing_is_written_that_would_not_load(tmp_path: Path, argv: list[str])
 # fault: features/init/verb.py: if str(output) == "inventory.yaml" else ["-i", str(output)] → if output else []
 def test_the_next_command_names_the_file(tmp_path: Path) -> None:
     done = init(tmp_path, "--host", "a", "--host", "b=10.0.0.2", "--host", "c", "-o", "my cluster.yaml")
-    text = "Wrote my cluster.yaml (3 hosts). Now: vcluster check -i 'my cluster.yaml'\n"
+    text = "Wrote my cluster.yaml (3 hosts). Then run vcluster check -i 'my cluster.yaml'\n"
     assert (done.returncode, done.stderr) == (0, text)
 
 
