@@ -17,11 +17,15 @@ END_OF_RANK
 
 main() {
   umask 077
-  job=${VCLUSTER_JOBS:-$HOME/vcluster-jobs}/$SLURM_JOB_ID
+  place=${VCLUSTER_JOBS:-$HOME/vcluster-jobs}
+  # From here on by its path without links: another user may replace a link after it was followed.
+  jobs=$(mkdir -p "$place" && cd -P "$place" && pwd -P) || fail "cannot write to $place/$SLURM_JOB_ID"
+  open=$(closed "$jobs") || fail "$open"
+  job=${jobs%/}/$SLURM_JOB_ID
   # Others may know the number before the job begins, and make the folder where all may write.
+  mkdir -p "$job" || fail "cannot write to $job"
+  private "$job" || fail "$job is not a folder of $(id -un) alone"
   mkdir -p "$job/program" || fail "cannot write to $job"
-  { [ -O "$job" ] && [ ! -L "$job" ]; } || fail "$job is not a folder of $(id -un)"
-  closed "$(cd -P "${job%/*}" && pwd)" || exit 1
   { (cd "$job/program" && files) && rank >"$job/rank.sh" && key key && key @KEY@; } || fail "cannot write to $job"
   echo "vcluster: everything of this job is in $job"
   export VCLUSTER_JOB=$job VCLUSTER_API_KEY_FILE=$job/@KEY@ PYTHONPATH=$job/program${PYTHONPATH:+:$PYTHONPATH}
@@ -113,20 +117,7 @@ record() { echo "$(date +%s) attempt=$VCLUSTER_ATTEMPT $1" >>"$job/ends"; }
 
 fail() { echo "vcluster: $1" >&2; exit 1; }
 
-# Whoever may write in a folder above, without its sticky bit, could put other programs in the job's place; so could the
-# person who owns it, with that bit too. Many systems give each user a group of the same name, with no other member.
-# Above the home folder it is not looked at: whoever may rename that has all of this user's files.
-closed() {
-  local above=$1 own=4294967294
-  [ "$(id -gn)" != "$(id -un)" ] || own=$(id -g)
-  while [ "$above" ]; do
-    [ ! "$(find "$above" -maxdepth 0 \( ! -perm -1000 \( -perm -2 -o -perm -20 ! -gid "$own" \) -o \
-      -uid +999 ! -uid "$(id -u)" ! -uid 65534 \))" ] ||
-      fail "others may rename $job: export VCLUSTER_JOBS=FOLDER; or, where it is yours, chmod +t $above"
-    [ "$above" != "$HOME" ] || break
-    above=${above%/*}
-  done
-}
+@JUDGES@
 
 # Nothing but its file has a key: not a command line, an environment or the record of the job.
 key() { [ -s "$job/$1" ] || head -c 32 /dev/urandom | base64 | tr -d '+/=\n' >"$job/$1"; }

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Literal
 
+from vllm_cluster.features.slurm.folders import JUDGES
 from vllm_cluster.kernel.errors import HostError, PreflightFailed, UsageError
 from vllm_cluster.kernel.hosts.runtime import SYSTEM, Runtime
 from vllm_cluster.kernel.shell_line import command_line
@@ -67,16 +68,19 @@ echo "$2 replicas"; find . -maxdepth 1 -type l -name 'replica-*' -printf '%f %l\
 echo "$2 ends"; tail -n 20 ends 2>/dev/null
 """
 # Slurm follows a link that another user has made for the output of the next job, and adds it to a file of this one.
-SUBMIT = """
-d=${VCLUSTER_JOBS:-$HOME/vcluster-jobs}; (umask 077 && mkdir -p "$d") || exit 4
-[ -w "$d" ] || { echo "cannot write to $d" >&2; exit 4; }
-private() { [ -O "$1" ] && [ ! "$(find "$1/" -maxdepth 0 \\( -perm -20 -o -perm -2 \\))" ]; }
+SUBMIT = f"""
+{JUDGES}
+no() {{ echo "$1" >&2; exit 4; }}
+d=${{VCLUSTER_JOBS:-$HOME/vcluster-jobs}}; (umask 077 && mkdir -p "$d") && d=$(cd -P "$d" && pwd -P) || exit 4
+[ -w "$d" ] || no "cannot write to $d"
+# The job refuses to begin there, and it may wait for days until it does.
+open=$(closed "$d") || no "$open"
 out=$d
 if ! private "$d"; then
-  out=$d/output-$(id -un); (umask 077 && mkdir -p "$out" 2>/dev/null)
-  { [ ! -L "$out" ] && private "$out"; } || { echo "$out is not a folder of $(id -un) alone" >&2; exit 4; }
+  out=${{d%/}}/output-$(id -un); (umask 077 && mkdir -p "$out" 2>/dev/null)
+  private "$out" || no "$out is not a folder of $(id -un) alone"
 fi
-cd "${1:-$HOME}" && script=$(cat) || exit
+cd "${{1:-$HOME}}" && script=$(cat) || exit
 printf '%s\\n' "$script" | sbatch --test-only || exit 3
 case $script in *"#SBATCH --output="*) set -- ;; *) set -- --output="$out/slurm-%j.out" ;; esac
 printf '%s\\n' "$script" | exec sbatch --parsable "$@"

@@ -8,6 +8,7 @@ from importlib import resources
 from typing import get_args
 
 from vllm_cluster import __version__
+from vllm_cluster.features.slurm.folders import JUDGES
 from vllm_cluster.features.slurm.sbatch import Container, JobRequest
 from vllm_cluster.kernel.errors import UsageError
 from vllm_cluster.kernel.node.program import node_program
@@ -63,6 +64,7 @@ def script(asked: Deployment, job: JobRequest) -> str:
         "INSIDE": _inside(job),
         "STEP": _step(job),
         **_replicas(job),
+        "JUDGES": JUDGES,
         "FILES": "\n".join(_files(job)),
     }
     text = resources.files("vllm_cluster.features.slurm").joinpath("job.sh").read_text(encoding="utf-8")

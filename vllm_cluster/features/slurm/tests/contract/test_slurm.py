@@ -368,7 +368,7 @@ def test_what_slurm_would_never_start_is_not_submitted(cluster: Slurm, words: tu
 
 
 # fault: features/slurm/jobs.py: *"#SBATCH --output="*) → *"#SBATCH --none="*)
-# fault: features/slurm/jobs.py: cd "${1:-$HOME}" → cd "$d"
+# fault: features/slurm/jobs.py: cd "${{1:-$HOME}}" → cd "$d"
 @pytest.mark.parametrize(("words", "output"), [((), "jobs"), (("--sbatch", "output=own.out"), "here")])
 def test_a_job_is_submitted_from_the_current_folder(cluster: Slurm, words: Sequence[str], output: str) -> None:
     """A file that the call names, as an image, is found; what the job prints is beside the other jobs'."""
@@ -396,7 +396,7 @@ def test_a_job_that_waits_without_end_has_failed(cluster: Slurm) -> None:
     found.end()
 
 
-# fault: features/slurm/jobs.py: mkdir -p "$d") || exit 4 → mkdir -p "$d") || exit 5
+# fault: features/slurm/jobs.py: pwd -P) || exit 4 → pwd -P) || exit 5
 # fault: features/slurm/render.py: elif (start or state.phase == "failed") and state.output: → elif False:
 def test_a_folder_that_cannot_be_written_is_named(cluster: Slurm, tmp_path: Path) -> None:
     """As in a home that is full."""

@@ -164,7 +164,7 @@ def submits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 # fault: features/slurm/jobs.py: --output="$out/slurm-%j.out" → --output="$d/slurm-%j.out"
-# fault: features/slurm/jobs.py: { [ ! -L "$out" ] && private "$out"; } → private "$out"
+# fault: features/slurm/folders.py: [ ! -L "$1" ] && [ → [
 @pytest.mark.parametrize("mode", [0o700, 0o1777, 0o3775])
 def test_the_output_of_a_job_is_where_no_other_can_have_made_a_link(mode: int, submits: Path) -> None:
     """Its name can be guessed, and Slurm follows a link there into any file of this user."""
@@ -182,11 +182,11 @@ def test_the_output_of_a_job_is_where_no_other_can_have_made_a_link(mode: int, s
                 node.submit("#!/bin/sh\n")
 
 
-# fault: features/slurm/job.sh: ! -perm -1000 \( → \(
-# fault: features/slurm/job.sh: -o -perm -20 ! -gid "$own" →
-# fault: features/slurm/job.sh: above=${above%/*} → above=
-# fault: features/slurm/job.sh: -uid +999 ! -uid "$(id -u)" → -uid +99999
-# fault: features/slurm/job.sh: [ "$above" != "$HOME" ] || break → true
+# fault: features/slurm/folders.py: ! -perm -1000 \( → \(
+# fault: features/slurm/folders.py: -o -perm -20 ! -gid "$own" →
+# fault: features/slurm/folders.py: above=${above%/*} → above=
+# fault: features/slurm/folders.py: -uid +999 ! -uid "$(id -u)" → -uid +99999
+# fault: features/slurm/folders.py: [ "$above" != "$home" ] || break → true
 @pytest.mark.parametrize(
     ("mode", "owners", "runs"),
     [
@@ -205,12 +205,82 @@ def test_a_job_keeps_no_programs_where_others_may_rename_them(
     below, home = where
     # Whoever may rename the home folder needs no job for that.
     runs = runs or bool(home)
-    asked = Deployment("org/m", "org/m", expose=True, backend="mp")
     (jobs := tmp_path / "jobs" / below).mkdir(parents=True)
     os.chown(tmp_path / "jobs", *owners)
     (tmp_path / "jobs").chmod(mode)
-    there = {"PATH": "/usr/bin:/bin", "HOME": str(tmp_path / home), "SLURM_JOB_ID": "7", "VCLUSTER_JOBS": str(jobs)}
-    text = script(asked, JobRequest(1, "1", "1:00:00")).removesuffix("\nmain\n") + "\nreplica() { exit 0; }\nmain\n"
-    done = subprocess.run(["bash"], input=text, env=there, capture_output=True, text=True, check=False, timeout=30)
+    done = begun("exit 0", str(tmp_path / home), jobs)
     assert (done.returncode == 0, (jobs / "7/key").exists()) == (runs, runs), done.stderr
-    assert runs or f"vcluster: others may rename {jobs}/7: export VCLUSTER_JOBS=FOLDER; or, where" in done.stderr
+    assert (
+        runs
+        or f"vcluster: others may rename what is in {tmp_path}/jobs: export VCLUSTER_JOBS=FOLDER; or, where"
+        in (done.stderr)
+    )
+
+
+def begun(replica: str, home: str, jobs: Path, path: str = "/usr/bin:/bin") -> subprocess.CompletedProcess[str]:
+    """A job that has begun, with these words in place of a replica."""
+    asked = Deployment("org/m", "org/m", expose=True, backend="mp")
+    there = {"PATH": path, "HOME": home, "SLURM_JOB_ID": "7", "VCLUSTER_JOBS": str(jobs)}
+    text = (
+        script(asked, JobRequest(1, "1", "1:00:00")).removesuffix("\nmain\n") + f"\nreplica() {{ {replica}; }}\nmain\n"
+    )
+    return subprocess.run(["bash"], input=text, env=there, capture_output=True, text=True, check=False, timeout=30)
+
+
+@pytest.fixture
+def linked(tmp_path: Path) -> Path:
+    """A folder where others may write, through which a link leads to one of this user's home, whose name is a link."""
+    (home := tmp_path / "open/home").mkdir(parents=True)
+    (tmp_path / "me").symlink_to(home)
+    (home / "jobs").mkdir(mode=0o700)
+    (tmp_path / "open").chmod(0o777)
+    (tmp_path / "open/jobs").symlink_to(home / "jobs")
+    return tmp_path / "open"
+
+
+# fault: features/slurm/job.sh: job=${jobs%/}/ → job=$place/
+# fault: features/slurm/folders.py: home=$(cd -P "${HOME:-/}" 2>/dev/null && pwd -P) → home=$HOME
+def test_a_job_uses_no_link_that_another_user_may_replace(linked: Path) -> None:
+    """What is above the place it led to was judged: whoever replaces it later had his programs run by all nodes."""
+    names = ("job", "VCLUSTER_JOB", "VCLUSTER_API_KEY_FILE", "PYTHONPATH", "VCLUSTER_MOUNTS")
+    show = f"printf '%s\\n' {' '.join(f'${name}' for name in names)}"
+    done = begun(f"{show}; exit 0", str(linked.parent / "me"), linked / "jobs")
+    _, *used = done.stdout.splitlines()
+    assert (done.returncode, len(used)) == (0, len(names)), done.stderr
+    assert {one.partition("/7")[0] for one in used} == {f"{linked}/home/jobs"}
+
+
+# fault: features/slurm/folders.py: [ "$(find "$above" -maxdepth 0 ! \( → [ ! "$(find "$above" -maxdepth 0 \(
+def test_a_folder_that_cannot_be_seen_may_be_of_another_user(tmp_path: Path) -> None:
+    """Where one above is moved away for a moment, `find` prints nothing of what is below it."""
+    (tmp_path / "find").write_text("#!/bin/sh\nexit 1\n")
+    (tmp_path / "find").chmod(0o755)
+    done = begun("exit 0", "/", tmp_path / "jobs", f"{tmp_path}:/usr/bin:/bin")
+    assert (done.returncode, "vcluster: others may rename what is in " in done.stderr) == (1, True)
+
+
+# fault: features/slurm/jobs.py: open=$(closed "$d") || no "$open" → open=
+@pytest.mark.parametrize("below", ["", "mine"])
+def test_no_job_is_submitted_whose_output_another_user_may_move(
+    below: str, submits: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may wait for days, and Slurm then adds its output to what a link in that place leads to."""
+    (submits / "jobs" / below).mkdir(mode=0o700, exist_ok=True)
+    (submits / "jobs").chmod(0o777)
+    monkeypatch.setenv("VCLUSTER_JOBS", str(submits / "jobs" / below))
+    with login_node("", SYSTEM) as node, pytest.raises(HostError) as refused:
+        node.submit("#!/bin/sh\n")
+    assert f"the folder of all jobs: others may rename what is in {submits}/jobs: export " in refused.value.message
+    assert refused.value.hint == 'export VCLUSTER_JOBS="$HOME/vcluster-jobs"'
+    assert not (submits / "home/outputs").exists()
+
+
+# fault: features/slurm/jobs.py: && d=$(cd -P "$d" && pwd -P) || exit 4 → || exit 4
+def test_slurm_gets_no_link_that_another_user_may_replace(
+    submits: Path, linked: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("VCLUSTER_JOBS", str(linked / "jobs"))
+    monkeypatch.setenv("HOME", str(linked / "home"))
+    with login_node("", SYSTEM) as node:
+        assert node.submit("#!/bin/sh\n") == "7"
+    assert (linked / "home/outputs").read_text().splitlines() == [f"--output={linked}/home/jobs/slurm-%j.out"]

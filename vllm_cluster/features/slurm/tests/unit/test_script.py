@@ -269,7 +269,7 @@ def test_the_files_of_the_job_import_alone(tmp_path: Path, replicas: int) -> Non
     assert (done.returncode, f"{tmp_path}/vcluster_auth.py" in done.stdout) == (0, True), done.stderr
 
 
-# fault: features/slurm/job.sh: { [ -O "$job" ] && [ ! -L "$job" ]; } → true
+# fault: features/slurm/job.sh: private "$job" || fail → true || fail
 def test_a_folder_that_another_has_made_gets_no_key(tmp_path: Path) -> None:
     """Where all may write, as on scratch, another user can make the folder of a job's number before it begins."""
     theirs, jobs = tmp_path / "theirs", tmp_path / "jobs"
