@@ -53,7 +53,7 @@ def await_ready(node: LoginNode, job: str, seconds: float, emit: Emit, runtime: 
     """
     deadline, shown = runtime.after(seconds), ""
     while True:
-        state = node.look(job)
+        state = node.look_where(job)
         if state.phase not in ("waiting", "starting", "degraded"):
             return state
         if (text := state.head) != shown:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from vllm_cluster.features.slurm.folders import JUDGES
-from vllm_cluster.kernel.errors import HostError, PreflightFailed, UsageError
+from vllm_cluster.kernel.errors import HostError, PreflightFailed, TimedOut, UsageError
 from vllm_cluster.kernel.hosts.runtime import SYSTEM, Runtime
 from vllm_cluster.kernel.shell_line import command_line
 from vllm_cluster.kernel.text import printable
@@ -51,6 +51,8 @@ mine() {
   [ -O . ] && [ "$folder" = "${above%/}/$1" ] && [ ! "$(find . -maxdepth 0 \\( -perm -20 -o -perm -2 \\))" ]
 }
 mine "$1" 2>/dev/null || folder=
+# What is no file may have no end, or be waited for without one.
+is_file() { [ ! -e "$1" ] || [ -f "$1" ] || { echo "$1 is not a file" >&2; false; }; }
 """
 _ENTER = f"""{_FOLDER}
 [ "$folder" ] || {{ echo "$(id -un) has no folder of job $1" >&2; exit 1; }}
@@ -62,10 +64,10 @@ echo "$2 job"; scontrol show job -o "$1" 2>/dev/null | head -n 1
 echo "$2 past"; sacct -nPXj "$1" -o State,End 2>/dev/null | tail -n 1
 [ "$folder" ] || exit 0
 echo "$2 folder"; echo "$folder"
-echo "$2 ready"; cat ready.json 2>/dev/null
+echo "$2 ready"; if is_file ready.json; then head -c {MAX_READY + 1} ready.json 2>/dev/null; else echo "none"; fi
 echo; echo "$2 attempts"; find . -maxdepth 1 -name 'attempt-*' 2>/dev/null | wc -l
 echo "$2 replicas"; find . -maxdepth 1 -type l -name 'replica-*' -printf '%f %l\\n' 2>/dev/null
-echo "$2 ends"; tail -n 20 ends 2>/dev/null
+echo "$2 ends"; is_file ends && tail -n 20 ends 2>/dev/null
 """
 # Slurm follows a link that another user has made for the output of the next job, and adds it to a file of this one.
 SUBMIT = f"""
@@ -85,10 +87,10 @@ printf '%s\\n' "$script" | sbatch --test-only || exit 3
 case $script in *"#SBATCH --output="*) set -- ;; *) set -- --output="$out/slurm-%j.out" ;; esac
 printf '%s\\n' "$script" | exec sbatch --parsable "$@"
 """
-KEY = f"{_ENTER}exec cat key"
+KEY = f"{_ENTER}is_file key && exec cat key"
 # The last start of which there are logs, or the one that is asked for; a mark before each file.
 LOGS = f"""{_ENTER}
-for log in attempt-"$2"/rank-$3.log; do echo "$5 $log"; tail -n "$4" "$log"; echo; done
+for log in attempt-"$2"/rank-$3.log; do is_file "$log" && echo "$5 $log" && tail -n "$4" "$log"; echo; done
 """
 
 
@@ -131,6 +133,8 @@ class SlurmJob:
     reason: str
     folder: str = ""
     ready: JobReady | None = None
+    # Why its ready.json cannot be read.
+    refused: str = ""
     ends: tuple[JobEnd, ...] = ()
     attempts: int = 0
     # The last start of each replica, by its number.
@@ -166,10 +170,13 @@ class LoginNode:
         """A command on a job, for a person to paste."""
         return command_line("vcluster", "slurm", *words, *self._login)
 
-    def ask(self, script: str, *words: str, stdin: bytes = b"", most: int = MAX_OUTPUT) -> Result:
+    def ask(self, step: str, script: str, *words: str, stdin: bytes = b"", most: int = MAX_OUTPUT) -> Result:
         """Run a script there, to its end."""
         argv = ["sh", "-c", script, "sh", *words]
-        return self.transport.run(argv, self._runtime.after(SECONDS), stdin=stdin, most=most)
+        try:
+            return self.transport.run(argv, self._runtime.after(SECONDS), stdin=stdin, most=most)
+        except TimedOut as error:
+            raise error.with_step(step) from None
 
     def submit(self, script: str, folder: str = "") -> str:
         """Submit a job from a folder there, or from home; return its number.
@@ -178,7 +185,7 @@ class LoginNode:
             PreflightFailed: Slurm would never start it.
             HostError: Slurm refused it, or there is no folder for it; with its words.
         """
-        done = self.ask(SUBMIT, folder, stdin=script.encode())
+        done = self.ask("submit", SUBMIT, folder, stdin=script.encode())
         if done.returncode == NEVER:
             hint = "sbatch --help" if "unrecognized option" in _last(done) else "sinfo -o '%P %l %D %G'"
             raise PreflightFailed(f"Slurm would never start this job: {_last(done)}", hint=hint)
@@ -200,23 +207,37 @@ class LoginNode:
         if not _JOB.fullmatch(job):
             raise UsageError(f"{printable(job)!r} is not the number of a job", hint="squeue --me")
         mark = self._mark()
-        state = job_state(job, texts(self.ask(LOOK, job, mark).stdout, mark), self.transport.host)
+        state = job_state(job, texts(self.ask(f"look at job {job}", LOOK, job, mark).stdout, mark), self.transport.host)
         if state is None:
             text = f"neither Slurm nor a folder on {self.transport.host} knows of job {job}"
             raise PreflightFailed(text, hint="squeue --me")
         return state
 
+    def look_where(self, job: str) -> SlurmJob:
+        """Return what is known of a job, for those who need its address.
+
+        Raises:
+            HostError: what it has written of its address cannot be read; and as `look`.
+        """
+        found = self.look(job)
+        if found.refused:
+            hint = self.line("stop", job, "--yes")
+            raise HostError(
+                self.transport.host, f"{found.refused}; its model may answer, but where is not known", hint=hint
+            )
+        return found
+
     def hold(self, job: str, at: JobReady) -> SlurmJob:
         """Return once the model does not answer there any more, or the connection breaks."""
         # On other nodes a job has the same ports, and its place before is free for everybody.
-        while (now := self.look(job)).ready and (now.ready.address, now.ready.port) == (at.address, at.port):
+        while (now := self.look_where(job)).ready and (now.ready.address, now.ready.port) == (at.address, at.port):
             self._runtime.clock.sleep(HOLD_SECONDS)
             self.transport.require_alive()
         return now
 
     def key(self, job: str) -> str:
         """Return the key of a job's API."""
-        done = self.ask(KEY, job)
+        done = self.ask(f"key of job {job}", KEY, job)
         if not _KEY.fullmatch(key := done.text.strip()):
             why = "its file holds no key" if key else _last(done)
             raise HostError(self.transport.host, f"key of job {job}: {why}", hint=self.line("status", job))
@@ -225,7 +246,7 @@ class LoginNode:
     def logs(self, job: str, attempt: int, rank: str, lines: int) -> dict[str, bytes]:
         """Return the last lines of the logs of a start, by their names; `rank` is * for all."""
         mark = self._mark()
-        done = self.ask(LOGS, job, str(attempt), rank, str(lines), mark, most=MAX_LOGS)
+        done = self.ask(f"logs of job {job}", LOGS, job, str(attempt), rank, str(lines), mark, most=MAX_LOGS)
         found = sections(done.stdout, mark)
         # Those that were asked for: a login node may print any number under any names.
         ranks = [rank] if rank != "*" else range(MAX_RANKS)
@@ -276,19 +297,20 @@ def texts(printed: bytes, mark: str) -> dict[str, str]:
 def job_state(job: str, seen: Mapping[str, str], host: str) -> SlurmJob | None:
     """The state of a job from what its login node printed; None where nothing knows of it."""
     facts = dict(word.split("=", 1) for word in seen.get("job", "").split() if "=" in word)
-    past, folder = seen.get("past", "").strip().split("|")[0], seen.get("folder", "").strip()
+    past, folder = seen.get("past", "").strip().split("|")[0], printable(seen.get("folder", "").strip())
     ends = tuple(_ends(seen.get("ends", "").splitlines()))
     # Of one that was cancelled: CANCELLED by 1000.
     state = facts.get("JobState") or (past.split() or [""])[0]
     if not state and not folder:
         return None
-    ready = _ready(job, seen.get("ready", "").strip(), host) if state == "RUNNING" else None
+    ready, refused = _ready(job, seen.get("ready", "").strip(), host) if state == "RUNNING" else (None, "")
     phase, reason = _judged(state, facts, ready, ends)
+    reason = refused if refused and phase == "starting" else reason
     attempts = next((int(one) for one in re.findall(r"\A\s*([0-9]{1,6})\s*\Z", seen.get("attempts", ""))), 0)
     starts = re.findall(r"^replica-([0-9]{1,3}) attempt-([0-9]{1,6})$", seen.get("replicas", ""), re.MULTILINE)
     replicas = {int(one): int(start) for one, start in starts}
     queued, output = state in (*WAITING, "RUNNING"), printable(facts.get("StdOut", ""))
-    return SlurmJob(job, phase, printable(reason), printable(folder), ready, ends, attempts, replicas, queued, output)
+    return SlurmJob(job, phase, printable(reason), folder, ready, refused, ends, attempts, replicas, queued, output)
 
 
 def _judged(state: str, facts: Mapping[str, str], ready: JobReady | None, ends: Sequence[JobEnd]) -> tuple[Phase, str]:
@@ -328,18 +350,21 @@ def _ends(lines: Sequence[str]) -> Iterator[JobEnd]:
             yield JobEnd(int(found[1]), int(found[2]), printable(found[3]))
 
 
-def _ready(job: str, text: str, host: str) -> JobReady | None:
-    """Where a job answers; its file names it, so that one of another job leads no key to that one's place."""
+def _ready(job: str, text: str, host: str) -> tuple[JobReady | None, str]:
+    """Where a job answers, or why that cannot be read: what needs no address goes on without it.
+
+    Its file names the job, so that one of another job leads no key to that one's place.
+    """
     if not text:
-        return None
+        return None, ""
     sender = f"ready.json on {host}"
     try:
         found = read(JobReady, text.encode(), sender, MAX_READY)
         if found.job != job:
             raise RefusedDocument(sender, "job", f"is not {job}")
     except RefusedDocument as refused:
-        raise HostError(host, str(refused), again=()) from None
-    return found
+        return None, str(refused)
+    return found, ""
 
 
 def _last(done: Result) -> str:

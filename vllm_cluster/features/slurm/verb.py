@@ -212,7 +212,7 @@ def status(job: Job, wait: Wait = 0.0, login: Login = "", as_json: Json = False)
         from vllm_cluster.features.slurm.action import await_ready
         from vllm_cluster.features.slurm.render import state_document, state_lines
 
-        found = await_ready(node, job, wait, session.progress) if wait else node.look(job)
+        found = await_ready(node, job, wait, session.progress) if wait else node.look_where(job)
         session.show(lambda: state_document(found), lambda: out(*with_ends(state_lines(found, node.line)), end=""))
         if found.phase != "ready":
             raise SystemExit(NOT_YET if found.phase in ("waiting", "starting") else 1)
@@ -256,7 +256,7 @@ def _print(content: bytes) -> None:
 def endpoint(job: Job, tunnel: Tunnel = None, login: Login = "", as_json: Json = False) -> None:
     """Print what OpenAI clients need: URL and key."""
     with _opened(login, as_json) as (session, node):
-        found = node.look(job)
+        found = node.look_where(job)
         if (at := found.ready) is None:
             ended = found.phase in ("ended", "failed")
             again = node.line("explain", job) if ended else node.line("status", job, "--wait", "1h")

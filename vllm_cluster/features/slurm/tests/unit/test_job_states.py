@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
 
 from tests.support.bounds import within
-from vllm_cluster.features.slurm import verb
+from tests.support.in_process import run
+from vllm_cluster.features.slurm import jobs, verb
 from vllm_cluster.features.slurm.jobs import job_state, login_node, sections, texts
 from vllm_cluster.features.slurm.verb import MAX_LINES, PIECE
 from vllm_cluster.kernel.errors import HostError
@@ -87,8 +89,10 @@ OTHERS = READY.replace('"job": "7"', '"job": "8"')
     "ready", ["{", "[]", READY.replace("20021", "99999"), READY.replace("10.0.0.1", "a;b"), OTHERS]
 )
 def test_a_file_of_another_shape_is_named(ready: str) -> None:
-    with pytest.raises(HostError, match=r"ready\.json on login"):
-        job_state("7", texts(printed(job=JOB.format("RUNNING"), ready=ready).encode(), MARK), "login")
+    found = job_state("7", texts(printed(job=JOB.format("RUNNING"), ready=ready).encode(), MARK), "login")
+    assert found is not None
+    assert (found.phase, found.ready, found.reason) == ("starting", None, found.refused)
+    assert found.refused.startswith("ready.json on login")
 
 
 # fault: features/slurm/jobs.py: named = ((part → printed.decode().splitlines(True); named = ((part
@@ -147,3 +151,61 @@ def test_a_key_with_other_characters_is_not_printed(job: Path, content: str) -> 
     (job / "key").write_text("abc\n")
     with login_node("", SYSTEM) as node:
         assert node.key("7") == "abc"
+
+
+@pytest.fixture
+def running(job: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder of job 7, which runs: Slurm is made up."""
+    job.chmod(0o700)
+    (programs := tmp_path_factory.mktemp("bin")).joinpath("scancel").write_text("#!/bin/sh\n")
+    (programs / "scontrol").write_text("#!/bin/sh\necho JobState=RUNNING NodeList=n1\n")
+    for one in programs.iterdir():
+        one.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{programs}:/usr/bin:/bin")
+    monkeypatch.setattr(jobs, "SECONDS", 3.0)
+    (job / "attempt-1/rank-0.log").write_text("started\n")
+    (job / "ends").write_text("100 attempt=1 failed ExitCode=1\n")
+    return job
+
+
+# fault: features/slurm/jobs.py: return None, str(refused) → raise HostError(host, str(refused), again=()) from None
+# fault: features/slurm/jobs.py: if found.refused: → if False:
+@pytest.mark.parametrize(
+    ("words", "code"),
+    [
+        *((("stop", "7", "--yes"), 0), (("logs", "7"), 0), (("explain", "7"), 1)),
+        *((("status", "7"), 1), (("status", "7", "--wait", "5"), 1), (("endpoint", "7"), 1)),
+    ],
+)
+def test_only_who_needs_the_address_of_a_job_needs_its_file(words: tuple[str, ...], code: int, running: Path) -> None:
+    """Who was to stop it had a failure, whose remedy was the same line again."""
+    (running / "ready.json").write_text("{")
+    done = run("slurm", *words, cwd=running)
+    assert done.returncode == code, done.stderr
+    named = "ready.json on this machine: is not a JSON document; its model may answer"
+    needs = words[0] in ("status", "endpoint")
+    assert (named in done.stderr, "fix: vcluster slurm stop 7 --yes" in done.stderr) == (needs, needs), done.stderr
+
+
+# fault: features/slurm/jobs.py: [ ! -e "$1" ] || [ -f "$1" ] || { → true || {
+@pytest.mark.parametrize("kind", ["fifo", "zero"])
+def test_what_is_no_file_is_not_waited_for(kind: str, running: Path) -> None:
+    """A minute went by, and then no file was named."""
+    for name in ("ready.json", "ends", "key", "attempt-1/rank-0.log"):
+        (running / name).unlink(missing_ok=True)
+        os.mkfifo(running / name) if kind == "fifo" else (running / name).symlink_to("/dev/zero")
+    with login_node("", SYSTEM) as node:
+        found = node.look("7")
+        assert (found.refused, found.ends) == ("ready.json on this machine: is not a JSON document", ())
+        assert node.logs("7", 1, "*", 9) == {}
+        with pytest.raises(HostError, match="key of job 7: key is not a file"):
+            node.key("7")
+
+
+# fault: features/slurm/jobs.py: raise error.with_step(step) from None → raise
+def test_what_takes_too_long_is_named(running: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(jobs, "SECONDS", 0.2)
+    with login_node("", SYSTEM) as node:
+        monkeypatch.setattr(jobs, "LOOK", "sleep 9")
+        with pytest.raises(HostError, match=r"this machine: look at job 7: .* did not end"):
+            node.look("7")
