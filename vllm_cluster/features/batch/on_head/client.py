@@ -26,6 +26,8 @@ FREE, MEMORY = 64 << 10, 64 << 20
 MAX_MODELS, MAX_METRICS = 1 << 20, 4 << 20
 # As many may be open at once as answers, beside that memory.
 MAX_REFUSAL = 16 << 10
+# Of lists and objects in an answer, each of which takes a hundred bytes: 16 MiB of logprobs have half of that.
+MAX_PARTS = 1 << 20
 POLL_SECONDS, PROBE_SECONDS = 2.0, 30.0
 # A node program that has just started writes its request a moment after its first status.
 STOPPED_SECONDS = 10.0
@@ -67,6 +69,12 @@ class Outcome:
     def answered(self) -> bool:
         """Whether it is a whole answer."""
         return self.status == OK and not self.message
+
+    @property
+    def name(self) -> str:
+        """What the server calls the answer, where it does."""
+        found = self.body.get("id")
+        return found if isinstance(found, str) else ""
 
     @property
     def refused(self) -> bool:
@@ -154,9 +162,7 @@ class ApiClient:
     async def _post(self, line: BatchLine, names: frozenset[str], held: AsyncExitStack) -> Outcome:
         try:
             async with self._ask("POST", line.path, self._seconds, line.body) as reply:
-                if reply.status != OK:
-                    return refusal(reply.status, await _beginning(reply, MAX_REFUSAL))
-                raw = await self._whole(reply, held)
+                status, raw = reply.status, await self._content(reply, held)
         except (asyncio.TimeoutError, TimeoutError):
             return Outcome(NO_STATUS, f"no whole answer within {self._seconds:g} s")
         except aiohttp.ClientPayloadError:
@@ -165,7 +171,13 @@ class ApiClient:
             return Outcome(NO_STATUS, str(error) or type(error).__name__)
         if raw is None:
             return Outcome(OK, f"the answer is longer than {MAX_ANSWER >> 20} MiB", final=True)
-        return judge(raw, PATHS[line.path], names)
+        try:
+            return judge(raw, PATHS[line.path], names) if status == OK else refusal(status, raw)
+        except Exception as error:  # what one answer holds ends no other one
+            return Outcome(NO_STATUS, f"not an answer: {type(error).__name__}")
+
+    async def _content(self, reply: aiohttp.ClientResponse, held: AsyncExitStack) -> bytes | None:
+        return await (self._whole(reply, held) if reply.status == OK else _beginning(reply, MAX_REFUSAL))
 
     async def _whole(self, reply: aiohttp.ClientResponse, held: AsyncExitStack) -> bytes | None:
         """All of an answer; None where it is too long."""
@@ -234,6 +246,8 @@ def refusal(status: int, raw: bytes) -> Outcome:
 
 def judge(raw: bytes, content: str, names: frozenset[str]) -> Outcome:
     """Return whether a reply with status 200 is an answer: it has this list, and is of one of these models."""
+    if raw.count(b"[") + raw.count(b"{") > MAX_PARTS:
+        return Outcome(OK, f"the answer has more than {MAX_PARTS} lists and objects", final=True)
     body = _read_document(raw)
     if body is None:
         return Outcome(NO_STATUS, "the answer is not a JSON object")
@@ -242,6 +256,8 @@ def judge(raw: bytes, content: str, names: frozenset[str]) -> Outcome:
         return Outcome(INTERNAL, _message(body) or "the answer is an error", body)
     if not isinstance(rows, list) or not rows or not all(isinstance(row, dict) for row in rows):
         return Outcome(NO_STATUS, f"the answer has no {content}")
+    if not isinstance(model, str):
+        return Outcome(NO_STATUS, "the answer does not name its model")
     if model not in names:
         return Outcome(NO_STATUS, f"the answer is of the model {json.dumps(model)[:80]}, not of {' or '.join(names)}")
     if any(row.get("finish_reason") == "abort" for row in rows):

@@ -13,6 +13,7 @@ import random
 import shutil
 import sys
 import time
+import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, closing
 from dataclasses import asdict, dataclass, field
@@ -170,7 +171,7 @@ class Runner:
         async with self._client.post(line, self._server.names) as outcome:
             if not outcome.answered:
                 return outcome
-            self._rows.append(answer_row(line, str(outcome.body.get("id") or line.place.id), outcome.raw))
+            self._rows.append(answer_row(line, outcome.name or line.place.id, outcome.raw))
             usage = outcome.body.get("usage")
             self.meter.add_answer(usage if isinstance(usage, dict) else {})
             return None
@@ -259,15 +260,23 @@ class Job:
 
     def run(self) -> int:
         """Answer what is left; the exit code."""
-        self.write("running", note="")
         try:
+            self.write("running", note="")
             with closing(RowFile(self.folder / "output.jsonl")) as rows:
                 asyncio.run(self._answer(rows))
-        except (BatchProblem, OSError) as error:
-            self.write("failed", error=error.message if isinstance(error, BatchProblem) else str(error))
-            return FAILED
+        except BatchProblem as error:
+            return self._fail(error.message)
+        except OSError as error:
+            return self._fail(str(error))
+        except Exception as error:  # without a status it would be taken for one that was killed, and started again
+            traceback.print_exc()
+            return self._fail(f"{type(error).__name__}: {error}")
         self.write("done")
         return 0
+
+    def _fail(self, why: str) -> int:
+        self.write("failed", error=why)
+        return FAILED
 
     async def _answer(self, rows: RowFile) -> None:
         wanted, failed, count = self._wanted, 0, 0

@@ -16,6 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.support.batch_api import KEY, Api, Reply, answer, serving
+from tests.support.bounds import within
 from tests.support.paths import FIXTURES
 from vllm_cluster.features.batch.on_head import client as client_module
 from vllm_cluster.features.batch.on_head import runner
@@ -344,6 +345,68 @@ def test_another_text_than_json_is_not_an_answer() -> None:
         assert not judge(raw, "choices", frozenset({"m"})).answered
     assert refusal(502, b"<html>").message == "<html>"
     assert refusal(400, b"[1]").refused
+
+
+# fault: features/batch/on_head/client.py: if not isinstance(model, str): → if False:
+@pytest.mark.parametrize("model", [["m"], {"m": 1}, 7, None])
+def test_an_answer_whose_model_is_no_text_fails_alone(model: object, tmp_path: Path) -> None:
+    bad = 200, {"model": model, "choices": [{"text": "x"}]}
+    with serving(Api(lambda prompt, times: bad if prompt == "p3" else answer(prompt))) as api:
+        found = run(tmp_path, api, PROMPTS[:6])
+    assert (len(found.texts), [row["custom_id"] for row in found.errors]) == (5, ["r3"])
+    assert found.errors[0]["error"]["message"] == "the answer does not name its model (8 attempts)"
+
+
+# fault: features/batch/on_head/client.py: except Exception as error:  # what one → except BatchProblem as error:  # what one
+@pytest.mark.parametrize("status", [200, 400])
+def test_an_answer_that_cannot_be_judged_fails_alone(
+    status: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def read(raw: bytes) -> Any:
+        if b"P3" in raw:
+            raise LookupError
+        return json.loads(raw)
+
+    monkeypatch.setattr(client_module, "_read_document", read)
+    with serving(Api(lambda prompt, _: (status if prompt == "p3" else 200, reply_of(prompt)))) as api:
+        found = run(tmp_path, api, PROMPTS[:6])
+    assert (len(found.texts), found.errors[0]["custom_id"]) == (5, "r3")
+    assert found.errors[0]["error"]["message"] == "not an answer: LookupError (8 attempts)"
+
+
+def reply_of(prompt: str) -> dict[str, Any]:
+    return {"model": "m", "choices": [{"text": prompt.upper()}]}
+
+
+# fault: features/batch/on_head/client.py: found = self.body.get("id") → return str(self.body.get("id"))
+def test_a_name_of_an_answer_that_is_no_text_is_not_taken(tmp_path: Path) -> None:
+    """Of lists in each other none may become a text: there are some that Python reads and does not write."""
+    name = [["a"]]
+    with serving(Api(lambda prompt, _: (200, {**reply_of(prompt), "id": name if prompt == "p3" else "a"}))) as api:
+        found = run(tmp_path, api, PROMPTS[:6])
+    assert len(found.texts) == 6
+    names = {row["custom_id"]: row["response"]["request_id"] for row in found.answers}
+    assert (names["r2"], names["r3"].startswith("batch_req_4_")) == ("a", True)
+
+
+# fault: features/batch/on_head/client.py: > MAX_PARTS: → > MAX_ANSWER:
+def test_an_answer_of_millions_of_lists_takes_little() -> None:
+    """One took 652 MB and 6.5 s, in which nothing else of the batch went on."""
+    raw = b'{"choices": [' + b"[[[]]]," * (1 << 20) + b'{}], "model": "m"}'
+    with within(2, 24):
+        found = judge(raw, "choices", frozenset({"m"}))
+    assert (found.refused, found.message) == (True, "the answer has more than 1048576 lists and objects")
+
+
+# fault: features/batch/on_head/runner.py: except Exception as error:  # without → except BatchProblem as error:  # without
+def test_what_no_one_has_thought_of_is_a_failure_and_no_kill(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def fail(*_: object) -> None:
+        raise LookupError("x")
+
+    monkeypatch.setattr(runner.Job, "_answer", fail)
+    assert runner.Job(tmp_path, {}).run() == runner.FAILED
+    state = json.loads((tmp_path / "status.json").read_text())
+    assert (state["phase"], state["error"]) == ("failed", "LookupError: x")
 
 
 def test_progress_has_rates_of_the_last_minute() -> None:
