@@ -1,7 +1,8 @@
 """Which folders no other user can put files into: words of a shell, for the job and for what submits it."""
 
 JUDGES = r"""
-private() { [ -O "$1" ] && [ ! -L "$1" ] && [ "$(find "$1" -maxdepth 0 ! -perm -20 ! -perm -2)" ]; }
+# A link counts as what all may write.
+private() { [ -O "$1" ] && [ "$(find "$1" -maxdepth 0 ! -perm -20 ! -perm -2)" ]; }
 
 # Whoever may write in a folder above, without its sticky bit, could put other programs in the job's place; so could the
 # person who owns it, with that bit too. Many systems give each user a group of the same name, with no other member.

@@ -68,7 +68,7 @@ def printed(**parts: str) -> str:
 )
 # fault: features/slurm/jobs.py: if last is None and state == "FAILED": → if False:
 # fault: features/slurm/jobs.py: ready.ready >= ready.replicas → ready.ready >= 1
-# fault: features/slurm/jobs.py: if state == "RUNNING" else None → if state != "x" else None
+# fault: features/slurm/jobs.py: if state == "RUNNING" else (None, "") → if state != "x" else (None, "")
 def test_the_state_of_a_job(parts: dict[str, str], phase: str, reason: str) -> None:
     found = job_state("7", texts(printed(**parts).encode(), MARK), "login")
     assert found is not None
