@@ -51,7 +51,7 @@ mine() {
   [ -O . ] && [ "$folder" = "${above%/}/$1" ] && [ ! "$(find . -maxdepth 0 \\( -perm -20 -o -perm -2 \\))" ]
 }
 mine "$1" 2>/dev/null || folder=
-# What is no file may have no end, or be waited for without one.
+# Anything else may be without an end, or be waited for without one.
 is_file() { [ ! -e "$1" ] || [ -f "$1" ] || { echo "$1 is not a file" >&2; false; }; }
 """
 _ENTER = f"""{_FOLDER}

@@ -349,7 +349,7 @@ def test_another_text_than_json_is_not_an_answer() -> None:
 
 # fault: features/batch/on_head/client.py: if not isinstance(model, str): → if False:
 @pytest.mark.parametrize("model", [["m"], {"m": 1}, 7, None])
-def test_an_answer_whose_model_is_no_text_fails_alone(model: object, tmp_path: Path) -> None:
+def test_an_answer_without_the_text_of_a_model_fails_alone(model: object, tmp_path: Path) -> None:
     bad = 200, {"model": model, "choices": [{"text": "x"}]}
     with serving(Api(lambda prompt, times: bad if prompt == "p3" else answer(prompt))) as api:
         found = run(tmp_path, api, PROMPTS[:6])
@@ -379,7 +379,7 @@ def reply_of(prompt: str) -> dict[str, Any]:
 
 
 # fault: features/batch/on_head/client.py: found = self.body.get("id") → return str(self.body.get("id"))
-def test_a_name_of_an_answer_that_is_no_text_is_not_taken(tmp_path: Path) -> None:
+def test_a_name_of_an_answer_has_to_be_a_text(tmp_path: Path) -> None:
     """Of lists in each other none may become a text: there are some that Python reads and does not write."""
     name = [["a"]]
     with serving(Api(lambda prompt, _: (200, {**reply_of(prompt), "id": name if prompt == "p3" else "a"}))) as api:

@@ -189,7 +189,7 @@ def test_only_who_needs_the_address_of_a_job_needs_its_file(words: tuple[str, ..
 
 # fault: features/slurm/jobs.py: [ ! -e "$1" ] || [ -f "$1" ] || { → true || {
 @pytest.mark.parametrize("kind", ["fifo", "zero"])
-def test_what_is_no_file_is_not_waited_for(kind: str, running: Path) -> None:
+def test_only_files_are_waited_for(kind: str, running: Path) -> None:
     """A minute went by, and then no file was named."""
     for name in ("ready.json", "ends", "key", "attempt-1/rank-0.log"):
         (running / name).unlink(missing_ok=True)
