@@ -351,7 +351,7 @@ def _ends(lines: Sequence[str]) -> Iterator[JobEnd]:
 
 
 def _ready(job: str, text: str, host: str) -> tuple[JobReady | None, str]:
-    """Where a job answers, or why that cannot be read: what needs no address goes on without it.
+    """Where a job answers, or why that cannot be read: not all need the address.
 
     Its file names the job, so that one of another job leads no key to that one's place.
     """
