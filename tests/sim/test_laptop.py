@@ -181,7 +181,7 @@ def command_lines(world: World, wire: list[bytes], api: Api) -> Iterator[None]:
                 object.__setattr__(SYSTEM, name, value)
 
 
-# fault: features/slurm/jobs.py: self.ask(SUBMIT, folder, stdin=script.encode()) → self.ask(SUBMIT, folder, stdin=script.encode() + str(__import__("os").environ).encode())
+# fault: features/slurm/jobs.py: self.ask("submit", SUBMIT, folder, stdin=script.encode()) → self.ask("submit", SUBMIT, folder, stdin=script.encode() + str(__import__("os").environ).encode())
 # fault: features/pull/plan.py: host_token(inventory) → __import__("os").environ["HF_TOKEN"]
 @pytest.mark.promise("P48")
 @pytest.mark.parametrize("token", ["", "hf_token: env:GIVEN\n"], ids=["without a token", "with a token"])

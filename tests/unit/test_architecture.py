@@ -316,7 +316,10 @@ def of_feature(module: str) -> str:
 ALWAYS = {
     *("cli", "cli.main", "cli.verbs", "features", "kernel", "kernel.hooks", "serving", "serving.verbs"),
     *(f"kernel.{name}" for name in ("errors", "laptop", "private_keys", "shell_line", "terminal", "text")),
-    *(f"kernel.terminal.{name}" for name in ("called", "edge", "exits", "help", "labels", "output", "printable", "verb")),
+    *(
+        f"kernel.terminal.{name}"
+        for name in ("called", "edge", "exits", "help", "labels", "output", "printable", "verb")
+    ),
 }
 # And, with typer, what a verb, its help and completion wait for.
 PARSER = {"cli.app", *(f"kernel.terminal.{name}" for name in ("options", "program", "removed", "settings", "values"))}
