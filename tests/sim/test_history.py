@@ -16,6 +16,7 @@ from tests.support.sim.lab import Outcome
 from tests.support.sim.world import World
 from vllm_cluster.kernel.errors import PreflightFailed, UsageError
 from vllm_cluster.kernel.plan.history import Entry
+from vllm_cluster.kernel.terminal.output import MARK
 from vllm_cluster.serving.explain import explain
 from vllm_cluster.serving.explain.render import explain_document, show_explained
 from vllm_cluster.serving.status import history
@@ -262,8 +263,9 @@ def test_on_a_terminal_no_word_of_an_entry_is_broken(
     _, first, *more = capsys.readouterr().out.splitlines()
     assert first.startswith("1  ") and more
     assert all(len(line) <= width for line in (first, *more))
-    assert all(line.startswith("    ") for line in more)
-    assert " ".join((first, *more)).split()[-len(what[0].split()) :] == what[0].split()
+    assert all(line.startswith(MARK) for line in more)
+    shown = " ".join((first, *(line.removeprefix(MARK) for line in more)))
+    assert shown.split()[-len(what[0].split()) :] == what[0].split()
 
 
 def test_a_long_failure_is_cut_between_words(capsys: pytest.CaptureFixture[str]) -> None:

@@ -59,6 +59,7 @@ def redactor(secrets: Iterable[str]) -> Callable[[str], str]:
         plain = _without_escapes(text)
         places = _places(behind, plain)
         without_begin = {begin for begin, end in places if plain[begin:end] in rests}
+        del plain
         return redact(_cut(text, _before_escapes(text, places, without_begin)))
 
     return without

@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 from vllm_cluster.wire.backends import BackendName
 from vllm_cluster.wire.reading import ALSO
 from vllm_cluster.wire.roll import MAX_GPUS, Roll
-from vllm_cluster.wire.values import Address, Count, KeptName, Number, Port, at_most, between, brief, first, words
+from vllm_cluster.wire.values import Address, Count, Number, Port, ServedName, at_most, between, brief, first, words
 
 VERSION = 1
 # In bytes. A page that is fed with it has several, and Python takes four bytes a character where one of a text is rare:
@@ -109,8 +109,8 @@ class FailedRequest(ServeFailure):
     """A request that could not be served, and in whose place the one before it is."""
 
     generation: str
-    model: KeptName
-    name: KeptName
+    model: ServedName
+    name: ServedName
 
 
 @dataclass(frozen=True)
@@ -137,8 +137,8 @@ class ServeStatus:
     """
 
     generation: str
-    model: KeptName
-    name: KeptName
+    model: ServedName
+    name: ServedName
     host: Address
     port: Port
     phase: Phase
@@ -153,7 +153,7 @@ class ServeStatus:
     seconds_to_ready: Number | None
     request: Count = 0
     instead_of: FailedRequest | None = None
-    rollback_to: KeptName | None = None
+    rollback_to: ServedName | None = None
     away_seconds: Number | None = None
     phases: Annotated[tuple[tuple[Words, Number], ...], first(64)] = ()
     last_line: Words = ""

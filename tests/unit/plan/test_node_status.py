@@ -89,26 +89,6 @@ def test_a_number_that_json_does_not_have_is_refused(number: str, place: str) ->
         parse_status(raw.replace(place, f"{key}: {bracket}{number}").encode(), "gpu1")
 
 
-# fault: wire/status.py: rollback_to: KeptName | None → rollback_to: Address | None
-# fault: wire/values.py: char if _is_in_names(char) else "_" → char
-@pytest.mark.parametrize("sign", list(" (?&#[;$`'"))
-def test_a_name_that_an_earlier_version_took_does_not_hide_the_status(sign: str) -> None:
-    """After an upgrade `status`, `stop`, `serve` and `up` all ended with a remedy that ended so too."""
-    names = {"name": f"my{sign}model", "model": f"org/my{sign}model"}
-    serve = json.loads(document())["serve"] | names
-    status = parse_status(document(serve={**serve, "rollback_to": f"a{sign}b"}), "gpu1")
-    assert status.serve
-    assert (status.serve.name, status.serve.model) == ("my_model", "org/my_model")
-    assert status.serve.rollback_to == "a_b"
-
-
-# fault: kernel/plan/node_status.py: hint="vcluster down\nvcluster up") from → hint="vcluster up") from
-def test_what_cannot_be_read_has_a_remedy_that_reads_nothing() -> None:
-    with pytest.raises(UnreadableStatus) as refused:
-        parse_status(b"{", "gpu1")
-    assert refused.value.fixes == ["vcluster down", "vcluster up"]
-
-
 def test_another_version_is_refused_politely() -> None:
     with pytest.raises(UnreadableStatus, match="version 2; this vcluster reads version 1"):
         parse_status(document(v=2), "gpu1")

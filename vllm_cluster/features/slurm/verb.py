@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import codecs
 import io
 from collections import deque
 from collections.abc import Iterator
@@ -247,10 +246,13 @@ def _lines(content: bytes) -> list[str]:
 
 
 def _print(content: bytes) -> None:
-    """Write a log piece by piece: as one text in which a character is rare it takes four bytes for each."""
-    decoder = codecs.getincrementaldecoder("utf-8")("replace")
-    for at in range(0, len(content), PIECE):
-        data(decoder.decode(content[at : at + PIECE], at + PIECE >= len(content)))
+    """Write a log line by line: as one text in which a character is rare it takes four bytes for each."""
+    whole = True
+    with io.TextIOWrapper(io.BytesIO(content), "utf-8", "replace") as lines:
+        while line := lines.readline(PIECE):
+            if whole or line != "\n":
+                out(line.removesuffix("\n"))
+            whole = line.endswith("\n")
 
 
 def endpoint(job: Job, tunnel: Tunnel = None, login: Login = "", as_json: Json = False) -> None:

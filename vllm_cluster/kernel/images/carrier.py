@@ -40,8 +40,8 @@ SAVE = 'image=$1; shift; docker save "$image" | "$@"'
 LOAD = '"$@" | docker load'
 # Of an archive on its standard input, which has what the source announced. Where Docker's folder cannot be seen, Docker
 # itself finds out.
-LOAD_WITH_ROOM = """root=$(docker info --format '{{.DockerRootDir}}')
-free=$(df -Pk "$root" 2>/dev/null | awk 'NR == 2 { print $4 }')
+LOAD_WITH_ROOM = r"""root=$(docker info --format '{{.DockerRootDir}}')
+free=$(df -Pk "$root" 2>/dev/null | sed -n '2s/.* \([0-9][0-9]*\)  *[0-9][0-9]*% .*/\1/p')
 [ "${free:-$1}" -ge "$1" ] && exec docker load
 echo "Docker has $free KB free, and $1 KB are needed" >&2
 exit 1"""

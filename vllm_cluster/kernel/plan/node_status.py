@@ -59,6 +59,12 @@ def _unknown(serve: ServeStatus, why: str) -> ServeStatus:
     return replace(serve, phase="unknown", detail=why, token_age_seconds=None)
 
 
+# A node writes it again at each beat.
+_UNREADABLE = (
+    "the same command again; where it stays so, leave the host out of the inventory, or end all models:\nvcluster down"
+)
+
+
 class UnreadableStatus(HostError):
     """A status file of a host that this vcluster cannot read."""
 
@@ -116,7 +122,7 @@ def parse_status(raw: bytes, host: str) -> NodeStatus:
             return convert(NodeStatus, found, what)
     except RefusedDocument as refused:
         why = f"{refused.field} {refused.why}".strip()
-        raise UnreadableStatus(host, f"{what} cannot be read: {why}", hint="vcluster down\nvcluster up") from None
+        raise UnreadableStatus(host, f"{what} cannot be read: {why}", hint=_UNREADABLE) from None
     raise UnreadableStatus(
         host,
         f"{what} has version {version}; this vcluster reads version {VERSION}",

@@ -103,7 +103,7 @@ def to_paste(label: str, text: str) -> Style:
 def data(text: str, *, of_errors: bool = False) -> None:
     """Write what a model or a command gave: as it is into a file or to a program, as text on a terminal."""
     stream = sys.stderr if of_errors else sys.stdout
-    stream.write(unlabelled(clean(text)) if of_errors or stream.isatty() else text)
+    stream.write(clean(text) if of_errors or stream.isatty() else text)
     stream.flush()
 
 

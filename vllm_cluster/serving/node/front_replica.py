@@ -42,6 +42,9 @@ class ReplicaConnection(ResponseHandler):
         self._ahead, self._held, self._due = bytearray(), False, False
         # Whether a request has no answer yet, and how much of its head or its body has come.
         self._asked, self._came = False, 0
+        self._body: aiohttp.StreamReader | None = None
+        # Whether its client takes less than comes.
+        self._waits = False
 
     def set_response_params(self, **given: object) -> None:
         """Expect an answer: a request is about to be sent."""
@@ -53,7 +56,7 @@ class ReplicaConnection(ResponseHandler):
         if not self._asked:
             return
         if data[0].code >= HTTPStatus.OK:
-            self._asked, self._came = False, 0
+            self._asked, self._came, self._body = False, 0, data[1]
         super().feed_data(data, size)
 
     def data_received(self, data: bytes) -> None:
@@ -65,16 +68,22 @@ class ReplicaConnection(ResponseHandler):
         self._ahead += data
         self._take()
 
+    def pause_reading(self) -> None:
+        """Wait until the client has taken what came."""
+        self._waits = True
+        super().pause_reading()
+
     def resume_reading(self, **given: bool) -> None:  # type: ignore[override]
-        """Continue where the client has taken what came."""
+        """Continue where it has."""
+        self._waits = False
         super().resume_reading(**given)
         self._continue()
 
     def _take(self) -> None:
         self._due = False
-        if self._ahead and self.is_connected() and not self._reading_paused:
+        if self._ahead and self.is_connected() and not self._waits:
             # Behind an answer, or while nothing is asked.
-            if not self._asked and (self._payload is None or self._payload.is_eof()):
+            if not self._asked and (self._body is None or self._body.is_eof()):
                 self._end("more comes than its answer")
                 return
             piece = bytes(self._ahead[:_PIECE])
@@ -90,17 +99,17 @@ class ReplicaConnection(ResponseHandler):
             if self._held:
                 # Each time: aiohttp continues what it has paused itself.
                 self.transport.pause_reading()  # type: ignore[union-attr]
-            elif held and not self._reading_paused:
+            elif held and not self._waits:
                 self.transport.resume_reading()  # type: ignore[union-attr]
-        if self._held and not self._due and not self._reading_paused and self.is_connected():
+        if self._held and not self._due and not self._waits and self.is_connected():
             self._due = True
-            self._loop.call_soon(self._take)
+            asyncio.get_running_loop().call_soon(self._take)
 
     def _weigh(self, size: int) -> None:
         self._came += size
         if self._asked and self._came > _LIMIT:
             self._end("it begins no answer")
-        body = self._payload
+        body = self._body
         # Of a piece the parser may have kept a part: it is much smaller than this limit.
         if not self._asked and body and not body.is_eof() and self._came > MAX_FRAMING + 2 * body.total_bytes:
             self._end("too little of what comes is the answer")
@@ -109,8 +118,8 @@ class ReplicaConnection(ResponseHandler):
         error = aiohttp.ClientPayloadError(why)
         if self._asked:
             self.set_exception(error)
-        elif self._payload and not self._payload.is_eof():
-            self._payload.set_exception(error)
+        elif self._body and not self._body.is_eof():
+            self._body.set_exception(error)
         self._ahead.clear()
         self.force_close()
         if self.transport:

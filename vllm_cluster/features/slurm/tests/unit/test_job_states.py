@@ -107,12 +107,20 @@ def test_megabytes_of_a_login_node_take_little() -> None:
 
 
 # fault: features/slurm/verb.py: in deque(lines, MAX_LINES)] → in lines]
-def test_a_log_of_a_job_is_printed_piece_by_piece(capsys: pytest.CaptureFixture[str]) -> None:
+# fault: features/slurm/verb.py: if whole or line != "\n": → if True:
+# fault: features/slurm/verb.py: out(line.removesuffix("\n")) → data(line)
+def test_a_log_of_a_job_is_printed_line_by_line(capsys: pytest.CaptureFixture[str]) -> None:
     text = "é" * PIECE + "\n" + "x\r\n" * (MAX_LINES + 5) + "end"
     verb._print(text.encode())
-    assert capsys.readouterr().out == text
+    assert capsys.readouterr().out == text.replace("\r", "") + "\n"
     verb._print("é".encode()[:1])
-    assert capsys.readouterr().out == "\ufffd"
+    assert capsys.readouterr().out == "\ufffd\n"
+    # Wherever a piece ends, no line begins with the label of a remedy.
+    for before in range(PIECE - 8, PIECE + 1):
+        verb._print(("a" * before + "\nfix: x\n").encode())
+        verb._print(("a" * before + "fix: x\n").encode())
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) > 18 and not [line for line in lines if line.startswith("fix:")]
     assert verb._lines(text.encode()) == [*["x"] * (MAX_LINES - 1), "end"]
 
 
