@@ -74,7 +74,7 @@ class _Hold:
         silent = now - self.answered
         return self.broken or (f"no heartbeat reply for {silent:.0f} s" if silent >= TIME_TO_LIVE else "")
 
-    def hear(self, now: Callable[[], float]) -> None:
+    def take_answer(self, now: Callable[[], float]) -> None:
         """Read whether the beat has been answered, and wait neither for that nor for another host."""
         with _breaking(self), suppress(TimeoutError):
             self.stream.settimeout(MOMENT)
@@ -245,7 +245,7 @@ class Lease:
         """
         holds = list(self._holds)
         for hold in holds:
-            hold.hear(self._runtime.clock.monotonic)
+            hold.take_answer(self._runtime.clock.monotonic)
         for hold in holds:
             if not any(one.broken for one in holds):
                 hold.beat(self._runtime)

@@ -10,7 +10,7 @@ _MARK = "\u0300"
 # A letter or sign that may look like any letter.
 _ANY = "\uffff"
 _LABEL = re.compile(
-    rf"(?i)(?:{'|'.join(''.join(f'[{char}{_ANY}]{_MARK}*' for char in label) for label in LABELS)})(?=[\s{_MARK}]*:)"
+    rf"(?i)(?:{'|'.join(f'{_MARK}*'.join(f'[{char}{_ANY}]' for char in label) for label in LABELS)})(?=[\s{_MARK}]*:)"
 )
 # What divides words; a longer one is quoted from within.
 _DIVIDES, _MAX_WORD = frozenset(" \t\n\"':"), 60
