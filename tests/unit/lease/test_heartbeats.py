@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.clock import Clock
 from vllm_cluster.kernel.clock import Deadline
 from vllm_cluster.kernel.errors import ConnectionLost, LeaseLost
 from vllm_cluster.kernel.hosts.connection import HostConnection
@@ -18,25 +19,10 @@ from vllm_cluster.kernel.transport.base import Target
 from vllm_cluster.kernel.transport.local import LocalTransport
 
 
-class Stepped:
-    """A clock on which time passes where something waits."""
-
-    now = 0.0
-
-    def monotonic(self) -> float:
-        return self.now
-
-    def time(self) -> float:
-        return self.now
-
-    def sleep(self, seconds: float, /) -> None:
-        self.now += seconds
-
-
 class Host:
     """A host, and its side of the lease: it takes `late` seconds for each beat, and gives up without one."""
 
-    def __init__(self, clock: Stepped, late: float) -> None:
+    def __init__(self, clock: Clock, late: float) -> None:
         self.clock, self.late, self.seconds = clock, late, 0.0
         self.beats = [0.0]
         self.ready = [0.0]
@@ -118,7 +104,7 @@ def begin(work: Callable[[], bool], seconds: float, _name: str) -> Idle:
     return Idle()
 
 
-def passes(clock: Stepped, seconds: float) -> bool:
+def passes(clock: Clock, seconds: float) -> bool:
     """Beat for so long; False where the beats ended."""
     ((work, every),) = RHYTHM
     until = clock.now + seconds
@@ -130,9 +116,9 @@ def passes(clock: Stepped, seconds: float) -> bool:
 
 
 @contextmanager
-def held(*late: float) -> Iterator[tuple[Stepped, list[Host], Lease]]:
+def held(*late: float) -> Iterator[tuple[Clock, list[Host], Lease]]:
     """The lease of hosts that take so many seconds for each beat."""
-    clock = Stepped()
+    clock = Clock()
     hosts = [Host(clock, seconds) for seconds in late]
 
     def beside(work: Callable[[], None], _name: str) -> Idle:
