@@ -214,7 +214,7 @@ def test_a_wrong_file_is_not_waited_for_from_one_that_gives_it_slowly(
         answer("ok", b"%d-%d" % (ask.start, 300_000))
         while True:
             connection.sendall(bytes(1000))
-            time.sleep(0.02)
+            time.sleep(0.02)  # the attack itself
 
     with closing(spread.serve(plan, store)), liar(plan, slow):
         receiver = spread.Receiver(own, Store(own))
