@@ -8,17 +8,22 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.support.clock import Clock
 from tests.support.models.repositories import PullHub, _Handler, pull_hub
 from tests.support.pulls import MODEL, contents, model_files, plan_of, repository, snapshot
 from tests.support.spread import partial_of
 from vllm_cluster.kernel.spread import download
 from vllm_cluster.kernel.spread.download import Download
 from vllm_cluster.kernel.spread.plan import PullError
-from vllm_cluster.kernel.spread.store import Store
+from vllm_cluster.kernel.spread.store import Partial, Store
 from vllm_cluster.wire.pull import HostPlan
+
+if TYPE_CHECKING:
+    from _typeshed import ReadableBuffer
 
 # Real connections, kills and pauses: seconds each.
 pytestmark = pytest.mark.slow
@@ -202,14 +207,23 @@ def test_a_file_that_comes_slowly_gives_the_others_time(
     hub: PullHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The clock was that of whole answers: with one of hours, the first refusal of another file ended all."""
+    clock = Clock()
+    write = Partial.write
+
+    def written(partial: Partial, data: ReadableBuffer) -> int:
+        # A second for each MiB that has come, so that a busy machine is no slow hub.
+        clock.sleep(len(memoryview(data)) / (1 << 20))
+        return write(partial, data)
+
+    monkeypatch.setattr(Partial, "write", written)
+    monkeypatch.setattr(download, "time", clock)
     monkeypatch.setattr(download, "PATIENCE_SECONDS", 2.0)
     monkeypatch.setattr(download, "PATIENCE_BYTES", 1 << 16)
     monkeypatch.setattr(download, "CHUNK", 1 << 16)
-    hub.rate = 1 << 20
-    until = time.monotonic() + 2.7
+    hub.rate = 2 << 20
 
     def refused(handler: _Handler, content: bytes) -> None:
-        if time.monotonic() < until:
+        if clock.now < 2.7:
             answer(handler, 503)
         else:
             answer(handler, 200, content)
