@@ -325,6 +325,7 @@ HOSTILE = [
     "aB3" * 20 + "\n", ("aB3" * 20 + "\n") * 2 + "\n", "aB3", "aB3" * 20 + "\\n", ("aB3" * 20 + "\\n") * 2 + " ",
 ]  # fmt: skip
 LOG = "(Worker pid=123) INFO 11-22 03:20:58 [runner.py:1784] Starting to load org/model, 3.2 s, token budget 8192\n"
+SHORT = 30_000
 
 
 def cpu_seconds(piece: str, size: int, enough: float = 0.0) -> float:
@@ -343,8 +344,8 @@ def cpu_seconds(piece: str, size: int, enough: float = 0.0) -> float:
 
 @cache
 def plain_seconds() -> float:
-    """What a plain log of a tenth of a megabyte costs."""
-    return cpu_seconds(LOG, 100_000)
+    """What a plain log of the same length costs."""
+    return cpu_seconds(LOG, SHORT)
 
 
 # fault: kernel/text.py: (?:-----END [A-Z0-9 ]{0,40}PRIVATE KEY(?: BLOCK)?-----)?+" → [\s\S]{0,8000}?-----END"
@@ -353,11 +354,11 @@ def plain_seconds() -> float:
 @pytest.mark.parametrize("piece", HOSTILE)
 def test_time_grows_with_the_length_alone(piece: str) -> None:
     """No hostile text costs more than a few times what a plain log does, and four times the text four times as much."""
-    short = cpu_seconds(piece, 100_000)
+    short = cpu_seconds(piece, SHORT)
     assert short < 6 * plain_seconds()
     # A clock that ticks in hundredths of a second does not measure what takes less.
     limit = 8 * short + 0.05
-    assert cpu_seconds(piece, 400_000, enough=limit) < limit
+    assert cpu_seconds(piece, 4 * SHORT, enough=limit) < limit
 
 
 def test_nothing_unprintable_is_left() -> None:

@@ -211,7 +211,7 @@ def test_a_file_that_comes_slowly_gives_the_others_time(
     write = Partial.write
 
     def written(partial: Partial, data: ReadableBuffer) -> int:
-        # A second for each MiB that has come, so that a busy machine is no slow hub.
+        # A second for each MiB that has come, so that a busy machine does not look like a slow hub.
         clock.sleep(len(memoryview(data)) / (1 << 20))
         return write(partial, data)
 
