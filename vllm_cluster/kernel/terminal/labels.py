@@ -5,55 +5,81 @@ from __future__ import annotations
 import re
 import unicodedata
 
+from rich.cells import get_character_cell_size
+
 LABELS = ("fix", "next", "ask", "clients", "look", "follow", "continue", "stop", "same")
-_MARK = "\u0300"
-# A letter or sign that may look like any letter.
-_ANY = "\uffff"
-_LABEL = re.compile(
-    rf"(?i)(?:{'|'.join(f'{_MARK}*'.join(f'[{char}{_ANY}]' for char in label) for label in LABELS)})(?=[\s{_MARK}]*:)"
-)
+# What takes no place of its own; a letter of no alphabet that is known here, which may look like one or two of any.
+_MARK, _ANY = "\u0300", "\uffff"
 # What divides words; a longer one is quoted from within.
 _DIVIDES, _MAX_WORD = frozenset(" \t\n\"':"), 60
-_COLONS = ":\u02d0\u02f8\u0589\u05c3\u0831\u0964\u2236\ua789\ufe13\ufe30\ufe55\uff1a\ua4fd\u205a"
-_NO_LETTERS = ("Mn", "Me", "Mc", "Cf")
-_LIGATURES = {code: unicodedata.normalize("NFKD", chr(code)) for code in range(0xFB00, 0xFB07)}
+# All that confusables.txt of Unicode 16 (UTS 39) has for a colon, and signs of other scripts that end a sentence so.
+_COLONS = (
+    ":\u02d0\u02f8\u0589\u05c3\u0703\u0704\u0831\u0903\u0964\u0a83\u1361\u1365\u16ec\u1803\u1804\u1809\u205a\u2236"
+    "\ua4fd\ua789\ufe13\ufe30\ufe55\uff1a"
+)
+# Alike in many fonts of terminals.
+_ALIKE = str.maketrans("i1|!0", "llllo")
+
+
+class _Expanded(dict[int, str]):
+    """A character that is written with several letters, as those; any other as it is."""
+
+    def __missing__(self, code: int) -> str:
+        letters = unicodedata.normalize("NFKD", chr(code))
+        self[code] = letters if len(letters) > 1 and letters.isascii() and letters.isalpha() else chr(code)
+        return self[code]
 
 
 class _Skeleton(dict[int, str]):
-    """What a character looks like: a letter of ASCII, a colon, a blank, a mark on a letter, or any letter."""
+    """What a character looks like: a small letter of ASCII, a colon, a blank, what takes no place, or any letter."""
 
     def __missing__(self, code: int) -> str:
         char = chr(code)
         base = unicodedata.normalize("NFKD", char)[0]
-        if unicodedata.category(char) in _NO_LETTERS:
-            base = _MARK
-        elif char in _COLONS:
+        if char in _COLONS:
             base = ":"
-        self[code] = base if base.isascii() or base == _MARK else _ANY
+        elif (unicodedata.category(char) == "Zs" and not char.isascii()) or get_character_cell_size(char) == 0:
+            base = char if char in "\t\n" else _MARK
+        self[code] = base.lower().translate(_ALIKE) if base.isascii() else base if base == _MARK else _ANY
         return self[code]
 
 
 # A blank of Braille; a long s, which looks like an f.
-_SKELETON = _Skeleton({0x2800: " ", 0x17F: _ANY})
+_EXPANDED, _SKELETON = _Expanded(), _Skeleton({0x2800: " ", 0x17F: _ANY})
+
+
+def _spelled(label: str) -> str:
+    """The expression for a label in skeletons: each letter, or a sign for any one or two."""
+    if not label:
+        return ""
+    return f"(?:[{label[0]}{_ANY}]{_spelled(label[1:])}|{_ANY}{_spelled(label[2:])})"
+
+
+_BARE = [label.translate(_ALIKE) for label in LABELS]
+_LABEL = re.compile(rf"(?:{'|'.join(map(_spelled, _BARE))})\Z")
+_LONGEST = max(map(len, LABELS))
 
 
 def unlabelled(text: str) -> str:
     """Put each word in quotes that ends in a label, or looks as if it did, before a colon."""
-    if text.isascii():
-        # Logs have many lines: to look for words is quicker than for an expression.
-        lowered = text.lower()
-        if not any(map(lowered.__contains__, LABELS)):
-            return text
-    else:
-        text = text.translate(_LIGATURES)
-    seen = text if text.isascii() else text.translate(_SKELETON)
-    parts, done = list[str](), 0
-    for label in _LABEL.finditer(seen):
-        if not any(map(str.isascii, label[0])):
-            continue  # a word of another script
-        begin = label.start()
-        while begin > max(done, label.start() - _MAX_WORD) and seen[begin - 1] not in _DIVIDES:
-            begin -= 1
-        parts += text[done:begin], '"', text[begin : label.end()], '"'
-        done = label.end()
-    return "".join((*parts, text[done:])) if done else text
+    shown = text if text.isascii() else text.translate(_EXPANDED)
+    seen = shown.translate(_SKELETON)
+    # Logs have many lines: to look for words is quicker than for an expression.
+    if text.isascii() and not any(map(seen.__contains__, _BARE)):
+        return text
+    places = [at for at, char in enumerate(seen) if char != _MARK] if _MARK in seen else range(len(seen))
+    bare = seen.replace(_MARK, "")
+    parts, done, colon = list[str](), 0, -1
+    while (at := bare.find(":", last := colon + 1)) >= 0:
+        colon = end = at
+        while end > last and bare[end - 1].isspace():
+            end -= 1
+        label = _LABEL.search(bare, max(last, end - _LONGEST), end)
+        # A word of another script's letters alone is left.
+        if label and any(map(str.isascii, label[0])):
+            begin = place = places[label.start()]
+            while begin > max(done, place - _MAX_WORD) and seen[begin - 1] not in _DIVIDES:
+                begin -= 1
+            parts += shown[done:begin], '"', shown[begin : places[end]], '"'
+            done = places[end]
+    return "".join((*parts, shown[done:])) if done else text
