@@ -25,6 +25,10 @@ POLL_SECONDS = 1.0
 RESTARTS = 5
 
 
+class RefusedRow(HostError):
+    """The head gives out what is not a row of this batch."""
+
+
 @dataclass(frozen=True)
 class Batch:
     """What is to be answered, and how; the model or the head may be away for `wait` seconds at a time."""
@@ -62,7 +66,7 @@ def answer_batch(
 
 
 def cancel_batch(wanted: Batch, emit: Emit, *, runtime: Runtime = SYSTEM) -> BatchResult:
-    """Stop the batch on the head, fetch what is answered, and remove it there.
+    """Stop the batch on the head, fetch what is answered and can be taken, and remove it there.
 
     Raises:
         UsageError: the files do not fit together.
@@ -158,7 +162,7 @@ class _Run:
                 self._work.take(bytes(row) + b"\n")
         except ValueError as error:
             text = f"batch: a row of its answers is refused: {error}; the answers so far are kept"
-            raise HostError(self._job.host, text, hint="vcluster batch --list") from None
+            raise RefusedRow(self._job.host, text, again=("--cancel",)) from None
 
     def _send(self) -> None:
         wanted, due = self._wanted, self._runtime.after(POLL_SECONDS)
@@ -242,10 +246,13 @@ class _Run:
             self._emit(progress_event(replace(now, total=work.total, answered=work.answered, failed=work.failed)))
 
     def cancel(self) -> None:
-        """Stop it, and fetch what is answered."""
+        """Stop it, and fetch what is answered and can be taken."""
         self._stack.enter_context(self._job)
         self._job.act("stop")
-        self.fetch()
+        try:
+            self.fetch()
+        except RefusedRow as error:  # nothing could take it, and it would be there for good
+            self._emit(Event("note", f"{error.message}; the rest is removed"))
         self._remove()
 
     def _remove(self) -> None:

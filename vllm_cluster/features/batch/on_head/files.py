@@ -8,6 +8,7 @@ from array import array
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from time import monotonic
 from typing import Any
@@ -18,6 +19,7 @@ from vllm_cluster.features.batch.on_head.lines import (
     Place,
     Source,
     checksum,
+    error_row,
     is_error,
     name_of,
     named_in,
@@ -151,23 +153,32 @@ class Work:
         self._errors.clear()
 
     def take(self, row: bytes) -> None:
-        """Add a row that came from elsewhere; one that is there is not added again.
+        """Add a row that came from elsewhere: of a line that has one it is not added, and a bad one is a reason.
 
         Raises:
-            ValueError: it is of no line of the input as that is here, or has the name of another line.
+            ValueError: it is of no line of the input as that is here.
             OSError: it cannot be written.
         """
         place, failed = place_of(row), is_error(row)
         if place is None or not self._asks(place):
             raise ValueError(f"{row[:60]!r} is of no line of {self._files.source}")
-        name = named_in(row, place)
-        if not (failed if name is None else self._names.get(name) == place.line):
-            raise ValueError(f"{row[:60]!r} does not have the custom_id of line {place.line} of {self._files.source}")
         if self._rows[place.line]:
             return
+        try:
+            name = named_in(row, place)
+            if not (failed if name is None else self._names.get(name) == place.line):
+                raise ValueError("does not have the custom_id of its line")
+        except ValueError as error:
+            text = f"the row that came for it cannot be taken: {error}"
+            failed, row = True, error_row(place, self._name_of.get(place.line), None, "invalid_row", text)
         (self._errors if failed else self.output).append(row)
         self._count(place, FAILED if failed else ANSWERED)
         self.output.sync(monotonic())
+
+    @cached_property
+    def _name_of(self) -> dict[int, str]:
+        """The name of each line, where a bad row came."""
+        return {line: name for name, line in self._names.items()}
 
     def ensure_in_place(self) -> None:
         """Check that what was taken can be found.

@@ -1,15 +1,16 @@
-"""One value of a long JSON text: what Python makes of the whole of it may take thirty times its length."""
+"""One value of a JSON text of any length and depth, read in the same way by each Python."""
 
 from __future__ import annotations
 
 import codecs
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
-# What is shorter Python may read: 30 MB at most.
+# What is shorter Python may read: what it makes of a text takes thirty times its length.
 SHORT = PIECE = 1 << 20
-MAX_DEPTH = 500
+# How deep Python itself can read is another number in each version, and in each place of a program.
+MAX_DEPTH = 200
 _SPACE = rb"[ \t\n\r]*"
 _WORD = rb"(?:-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?|true|false|null)"
 _START = re.compile(_SPACE + rb"([\[{\"]|(?:%s))" % _WORD)
@@ -25,6 +26,33 @@ _RUNS = {
     b"{": re.compile(rb"(?:%s%s%s:%s%s%s,){0,1000}" % (_SPACE, _SHORT_TEXT, _SPACE, _SPACE, _SIMPLE, _SPACE)),
 }
 _PAIRS = {b"[": b"]", b"{": b"}"}
+_CONTROL, _BAD_ESCAPE = re.compile(rb"[\x00-\x1f]"), re.compile(rb'\\(?!["/bfnrt]|u[0-9a-fA-F]{4})')
+_NO_BRACKETS = bytes({*range(256)} - {*b"[]{}"})
+
+
+def member(raw: bytes, name: str, constant: Callable[[str], object] | None) -> object:
+    """Return the value of a key of an object; `constant` gets NaN and such, which a long text may not have.
+
+    Raises:
+        ValueError: it is not JSON, or nested deeper than `MAX_DEPTH`.
+    """
+    if len(raw) > SHORT:
+        return plain_at(raw, (name,))
+    found = None if is_deep(raw) else json.loads(raw.decode(), parse_constant=constant)
+    if not isinstance(found, dict):
+        raise ValueError("not an object, or nested too deeply")
+    return found.get(name)
+
+
+def is_deep(raw: bytes) -> bool:
+    """Whether JSON is nested deeper than `MAX_DEPTH`; true also of some that is not JSON."""
+    if raw.count(b"[") + raw.count(b"{") <= MAX_DEPTH:
+        return False
+    texts_end = raw.replace(b"\\\\", b"").replace(b'\\"', b"")
+    left = re.sub(rb'"[^"]*"', b"", texts_end).translate(None, _NO_BRACKETS)
+    for _ in range(MAX_DEPTH):
+        left = left.replace(b"[]", b"").replace(b"{}", b"")
+    return bool(left)
 
 
 def plain_at(raw: bytes, path: Sequence[str]) -> object:
@@ -88,8 +116,11 @@ def _value(raw: bytes, at: int) -> tuple[bytes, int]:
         while raw[before - 1] == ord("\\"):
             before -= 1
         escaped = (end - before) % 2 == 1
+    # As Python reads it, without the text that it makes: pictures are megabytes.
+    wrong = _CONTROL.search(raw, begin, end)
     text = raw[begin : end + 1]
-    _text(text)
+    if wrong or _BAD_ESCAPE.search(text.replace(b"\\\\", b"")):
+        raise ValueError("not JSON: a text has a control character, or a backslash before a wrong one")
     return text, end + 1
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from vllm_cluster.features.batch.on_head.arrays import ArrayReader
-from vllm_cluster.features.batch.on_head.large import SHORT, plain_at
+from vllm_cluster.features.batch.on_head.large import is_deep, member
 
 # Each path, and the list that an answer of it has.
 PATHS: Mapping[str, str] = {
@@ -25,7 +25,7 @@ PATHS: Mapping[str, str] = {
     "/rerank": "results",
 }
 # Of a line and of an answer; a row also has a name and a message, which JSON may write six times as long.
-MAX_LINE, MAX_ANSWER, MAX_NAME, MAX_MESSAGE = 16 << 20, 16 << 20, 1024, 2000
+MAX_LINE, MAX_ANSWER, MAX_NAME, MAX_MESSAGE, MAX_ID = 16 << 20, 16 << 20, 1024, 2000, 256
 MAX_ROW = MAX_ANSWER + (64 << 10)
 HEAD = b'{"id": "batch_req_'
 _ID = re.compile(rb'\{"id": "batch_req_([1-9][0-9]{0,17})_([0-9a-f]{8})", ("line": )?')
@@ -101,12 +101,16 @@ def parse(raw: bytes, place: Place, served: str, fields: Mapping[str, Any]) -> B
         raise BadLine("not UTF-8 text") from None
     except (ValueError, RecursionError) as error:
         raise BadLine(f"not JSON: {json_fault(error)}") from None
+    if is_deep(raw):
+        raise BadLine("not JSON: nested too deeply")
     if not isinstance(row, dict):
         raise BadLine(f"must be an object, got {_kind(row)}")
     name = row.get("custom_id")
     if not isinstance(name, str) or not 0 < len(name) <= MAX_NAME:
         got = json.dumps(name)[:40] if name is not None else "none"
         raise BadLine(f"custom_id must be a string of 1 to {MAX_NAME} characters, got {got}")
+    if name_of(raw) != name:  # where its answer goes, it would have no name
+        raise BadLine("not JSON: NaN and Infinity are words of Python alone")
     if row.get("method", "POST") != "POST":
         raise BadLine(f"method must be POST, got {json.dumps(row['method'])[:40]}", name)
     path, body = row.get("url"), row.get("body")
@@ -125,8 +129,8 @@ def parse(raw: bytes, place: Place, served: str, fields: Mapping[str, Any]) -> B
 def name_of(raw: bytes) -> str | None:
     """Read the custom_id of a line, where it has a valid one: names are kept in memory."""
     try:
-        name = plain_at(raw, ("custom_id",)) if len(raw) > SHORT else json.loads(raw)["custom_id"]
-    except (ValueError, RecursionError, KeyError, TypeError):
+        name = member(raw, "custom_id", None)
+    except ValueError:
         return None
     return name if isinstance(name, str) and len(name) <= MAX_NAME else None
 
@@ -161,11 +165,18 @@ def from_prompt(prompt: object, number: int) -> bytes:
 
 
 def answer_row(line: BatchLine, request_id: str, body: bytes) -> bytes:
-    """Write the row of an answer; its JSON is kept as it came, on one line."""
-    response = {"status_code": 200, "request_id": request_id}
+    """Write the row of an answer; its JSON is kept as it came, on one line.
+
+    Raises:
+        ValueError: where it goes it could not be taken.
+    """
+    known = 0 < len(request_id) <= MAX_ID and request_id.isprintable()
+    response = {"status_code": 200, "request_id": request_id if known else line.place.id}
     begin = b'%s, "response": %s, "body": ' % (_names(line.place, line.custom_id), json.dumps(response)[:-1].encode())
     # Within a string of JSON there is no line end.
-    return b"".join((begin, body.strip().replace(b"\r", b" ").replace(b"\n", b" "), b'}, "error": null}\n'))
+    row = b"".join((begin, body.strip().replace(b"\r", b" ").replace(b"\n", b" "), b'}, "error": null}\n'))
+    named_in(row, line.place)
+    return row
 
 
 def error_row(place: Place, custom_id: str | None, status: int | None, code: str, message: str) -> bytes:
@@ -185,20 +196,18 @@ def named_in(row: bytes, place: Place) -> str | None:
     """Read the custom_id of a row of that line; None where the line has no valid one.
 
     Raises:
-        ValueError: it is not JSON, or has its names in another place: of a key that comes twice readers take either.
+        ValueError: it is too long, not JSON, nested too deeply, or has its names in another place: of a key that comes
+            twice readers take either.
     """
-    found: Any
-    try:
-        if len(row) > SHORT:
-            found = plain_at(row, ("custom_id",))
-        else:
-            found = json.loads(row, parse_constant=no_constant)["custom_id"]
-    except (RecursionError, KeyError, TypeError):
-        raise ValueError("has no custom_id") from None
+    if len(row) > MAX_ROW:
+        raise ValueError(f"is longer than {MAX_ROW} bytes")
+    found = member(row, "custom_id", no_constant)
+    if not isinstance(found, str | None):
+        raise ValueError("has no custom_id")
     names = _names(place, found)
     if is_error(row):
         names = names.replace(b", ", b', "line": %d, ' % place.line, 1)
-    if not row.startswith(names + b", ") or not isinstance(found, str | None):
+    if not row.startswith(names + b", "):
         raise ValueError("has another custom_id too")
     return found
 

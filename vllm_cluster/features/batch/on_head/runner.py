@@ -15,8 +15,9 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -81,6 +82,8 @@ class Runner:
         self._open: set[asyncio.Task[None]] = set()
         self._bytes = self._recoveries = 0
         self._recovering = asyncio.Lock()
+        # Each row takes several times its size while it is made: one at a time.
+        self._writer = ThreadPoolExecutor(1)
         self._ended = asyncio.Event()
         self._error: BaseException | None = None
 
@@ -105,6 +108,7 @@ class Runner:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
+            self._writer.shutdown()
         self._report(self._progress())
 
     @property
@@ -171,7 +175,13 @@ class Runner:
         async with self._client.post(line, self._server.names) as outcome:
             if not outcome.answered:
                 return outcome
-            self._rows.append(answer_row(line, outcome.name or line.place.id, outcome.raw))
+            try:
+                # Of megabytes it takes seconds, in which other answers come.
+                made = self._writer.submit(answer_row, line, outcome.name, outcome.raw)
+                row = await asyncio.wrap_future(made)
+            except ValueError as error:
+                return replace(outcome, message=f"the answer cannot be kept: {error}", final=True)
+            self._rows.append(row)
             usage = outcome.body.get("usage")
             self.meter.add_answer(usage if isinstance(usage, dict) else {})
             return None

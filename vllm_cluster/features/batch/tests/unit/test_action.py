@@ -440,6 +440,69 @@ def test_a_row_of_no_line_here_is_refused_and_the_output_stays_usable(
     assert texts(wanted) == ALL
 
 
+def with_more(prompt: str, more: bytes) -> Reply:
+    """The answer to one of the prompts has more than others."""
+    status, body = answer(prompt)
+    assert isinstance(body, dict)
+    return status, b"{%b, " % more + json.dumps(body).encode()[1:] if prompt == "p3" else body
+
+
+# fault: features/batch/on_head/lines.py: known = 0 < len(request_id) <= MAX_ID and → known = request_id and
+# fault: features/batch/on_head/lines.py: <= MAX_ID and request_id.isprintable() → <= MAX_ID
+@pytest.mark.parametrize("name", ["x" * (9 << 20), "x" * 257, "a\x1b[2J", "\ud800"], ids=len)
+def test_an_answer_of_which_the_name_is_odd_has_that_of_its_line(name: str, head: Head) -> None:
+    """One of nine megabytes was written twice, and no row behind it could be fetched any more."""
+
+    def reply(prompt: str, _times: int) -> Reply:
+        status, body = answer(prompt)
+        return status, {**body, "id": name} if prompt == "p3" and isinstance(body, dict) else body
+
+    with head.serving(reply) as (_, wanted):
+        action.answer_batch(wanted, head.events.append)
+    assert texts(wanted) == ALL
+    rows = [json.loads(row) for row in wanted.files.output.read_text().splitlines()]
+    assert {row["response"]["request_id"][:12] for row in rows} == {"cmpl", "batch_req_4_"}
+
+
+# fault: features/batch/on_head/lines.py: named_in(row, line.place)\n → pass\n
+# fault: features/batch/on_head/runner.py: {error}", final=True) → {error}")
+@pytest.mark.parametrize(("depth", "length"), [(250, 2 << 20), (900, 2 << 20), (250, 0), (960, 0), (970, 0)])
+def test_an_answer_that_could_not_be_taken_is_a_failure_of_its_line_alone(depth: int, length: int, head: Head) -> None:
+    """The head wrote it, and no row behind it could be fetched any more."""
+    more = b'"x": %b, "y": "%b"' % (b"[" * depth + b"]" * depth, b"y" * length)
+    with head.serving(lambda prompt, _: with_more(prompt, more)) as (api, wanted):
+        found, _ = action.answer_batch(wanted, head.events.append)
+    assert (found.answered, found.failed, api.asked["p3"]) == (29, 1, 1)
+    (bad,) = map(json.loads, wanted.files.errors.read_text().splitlines())
+    assert (bad["line"], bad["custom_id"], bad["error"]["code"]) == (4, "r3", "refused")
+    assert bad["error"]["message"].startswith("the answer cannot be kept: n")
+
+
+# fault: features/batch/action.py: except RefusedRow as error: → except ZeroDivisionError as error:
+# fault: features/batch/on_head/files.py: except ValueError as error:\n            text → except ZeroDivisionError as error:\n            text
+@pytest.mark.parametrize("row", [b"hello\n", b"x" * (2 << 20) + b"\n"], ids=["no row", "a long one"])
+def test_one_with_rows_that_cannot_be_taken_can_be_stopped(
+    row: bytes, head: Head, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was on the head for good: also its end needed all of its rows."""
+    monkeypatch.setattr(action, "MAX_ROW", 1 << 20)
+    with head.serving(answer) as (_, wanted):
+        action.answer_batch(wanted, head.events.append, detach=True)
+        until(lambda: head.answered() == 30, 60)
+        (file,) = head.state.glob("batch/*/output.jsonl")
+        first, second, *more = file.read_bytes().splitlines(keepends=True)
+        file.write_bytes(b"".join((first, second.replace(b'"custom_id"', b'"custom"'), row, *more)))
+        with pytest.raises(HostError, match="gpu1: batch: a row of its answers is refused: ") as caught:
+            action.answer_batch(wanted, head.events.append)
+        assert caught.value.again == ("--cancel",)
+        found = action.cancel_batch(wanted, head.events.append)
+        assert (found.answered, found.failed, len(texts(wanted))) == (1, 1, 1)
+        assert "the rest is removed" in head.events[-1].text
+        assert not (head.state / "batch").exists()
+        action.answer_batch(wanted, head.events.append)
+    assert texts(wanted) == ALL
+
+
 def test_a_node_that_is_missing_for_a_moment_is_waited_for(head: Head) -> None:
     def reopen(job: HeadJob) -> RunningProgram:
         if missing:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from vllm_cluster.features.batch.on_head import lines
 from vllm_cluster.features.batch.on_head.files import BatchFiles, Work
-from vllm_cluster.features.batch.on_head.large import MAX_DEPTH, SHORT, plain_at
+from vllm_cluster.features.batch.on_head.large import MAX_DEPTH, SHORT, is_deep, member, plain_at
 from vllm_cluster.features.batch.on_head.lines import Place, answer_row, checksum, parse
 from vllm_cluster.features.batch.on_head.row_file import RowFile
 
@@ -103,17 +103,39 @@ def test_texts_of_any_length_are_read(text: str) -> None:
     assert plain_at(raw, PATH) == as_python_reads_it(raw) == text
 
 
+# fault: features/batch/on_head/large.py: for _ in range(MAX_DEPTH): → for _ in range(MAX_DEPTH - 1):
+# fault: features/batch/on_head/large.py: for _ in range(MAX_DEPTH): → for _ in range(MAX_DEPTH + 1):
 def test_depth_is_bounded() -> None:
     assert plain_at(b"[" * (MAX_DEPTH - 1) + b"]" * (MAX_DEPTH - 1), PATH) is None
+    assert not is_deep(b"[" * MAX_DEPTH + b"]" * MAX_DEPTH)
+    assert is_deep(b"[" * (MAX_DEPTH + 1) + b"]" * (MAX_DEPTH + 1))
     with pytest.raises(ValueError, match="nested too deeply"):
         plain_at(b"[" * 10_000_000, PATH)
+
+
+# fault: features/batch/on_head/large.py: if raw.count(b"[") + raw.count(b"{") <= MAX_DEPTH: → if len(raw) < 1000:
+# fault: features/batch/on_head/large.py: raw.replace(b"\\\\", b"").replace → raw.replace
+# fault: features/batch/on_head/large.py: return plain_at(raw, (name,)) → return json.loads(raw)[name]
+@pytest.mark.parametrize("text", ["", "[" * 500, '"]' * 500, "\\" * 501, '\\"{' * 501, "x" * SHORT])
+@pytest.mark.parametrize("kind", [b"[]", b"{}"])
+def test_a_text_of_any_length_may_be_as_deep_as_any_other(kind: bytes, text: str) -> None:
+    """A row that a head wrote could not be taken here: long ones were judged by one rule, and others by Python's."""
+    begin, end = (b"[", b"]") if kind == b"[]" else (b'{"\\"": ', b"}")
+    for depth in (1, MAX_DEPTH - 50, MAX_DEPTH + 1, 900):
+        inner = begin * depth + kind + end * depth
+        raw = b'{"t": %b, "s": [[], {}, %b], "custom_id": "a"}' % (json.dumps(text).encode(), inner)
+        assert is_deep(raw) == (depth > MAX_DEPTH)
+        if depth < MAX_DEPTH:
+            assert member(raw, "custom_id", None) == "a"
+            continue
+        with pytest.raises(ValueError, match="nested too deeply"):
+            member(raw, "custom_id", None)
 
 
 REQUEST = {"custom_id": "a", "url": "/v1/completions", "body": {"prompt": "p"}}
 
 
-# fault: features/batch/on_head/lines.py: if len(row) > SHORT: → if False:
-# fault: features/batch/on_head/lines.py: plain_at(raw, ("custom_id",)) if len(raw) > SHORT else → plain_at(raw, ("custom_id",)) if not raw else
+# fault: features/batch/on_head/large.py: if len(raw) > SHORT: → if False:
 # fault: features/batch/on_head/files.py: found = plain_at(row, ("response", "body", "model")) if row else "" → found = json.loads(row)["response"]["body"]["model"] if row else ""
 @pytest.mark.parametrize("many", [b'{"":0},', b"[],"])
 def test_a_row_of_a_head_and_a_line_of_a_colleague_take_little_memory(
