@@ -4,6 +4,13 @@ JUDGES = r"""
 # A link counts as what all may write.
 private() { [ -O "$1" ] && [ "$(find "$1" -maxdepth 0 ! -perm -20 ! -perm -2)" ]; }
 
+# Make a folder that nobody else may enter. Where the one above it has a default ACL, that takes the place of the umask,
+# and gives others rights that a mode of 700 shuts out again.
+own_folder() {
+  { mkdir -m 700 "$1" 2>/dev/null || [ -d "$1" ]; } && { [ -L "$1" ] || [ ! -O "$1" ] || chmod 700 "$1"; }
+}
+closed_to_others() { [ -O "$1" ] && [ "$(find "$1" -maxdepth 0 -type d ! -perm /077)" ]; }
+
 # Whoever may write in a folder above, without its sticky bit, could put other programs in the job's place; so could the
 # person who owns it, with that bit too. Many systems give each user a group of the same name, with no other member.
 # Above the home folder it is not looked at: whoever may rename that has all of this user's files. What cannot be seen

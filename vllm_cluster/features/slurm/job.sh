@@ -23,8 +23,8 @@ main() {
   open=$(closed "$jobs") || fail "$open"
   job=${jobs%/}/$SLURM_JOB_ID
   # Others may know the number before the job begins, and make the folder where all may write.
-  mkdir -p "$job" || fail "cannot write to $job"
-  private "$job" || fail "$job is not a folder of $(id -un) alone"
+  own_folder "$job" || fail "cannot write to $job"
+  closed_to_others "$job" || fail "$job is not a folder of $(id -un) alone"
   mkdir -p "$job/program" || fail "cannot write to $job"
   { (cd "$job/program" && files) && rank >"$job/rank.sh" && key key && key @KEY@; } || fail "cannot write to $job"
   echo "vcluster: everything of this job is in $job"
@@ -60,7 +60,8 @@ main() {
 replica() {
   stopped='' missed=0 first=$(((REPLICA - 1) * @SPAN@ / @SHARE@))
   VCLUSTER_READY=$job/@READY@
-  MASTER=$(address "$first")
+  on "$first"
+  MASTER=$(address)
   trap 'stopped=yes; kill -TERM "$step" 2>/dev/null' TERM
   until [ "$missed" = 2 ]; do
     attempt
@@ -82,9 +83,8 @@ attempt() {
   ln -sfn "attempt-$VCLUSTER_ATTEMPT" "$job/replica-$REPLICA"
   rm -f "$VCLUSTER_READY"
   # Jobs that share a node differ in their number, and so in their ports.
-  API_PORT=$(free $((20000 + (SLURM_JOB_ID * @PARTS@ + REPLICA - 1) * 3 % 12000)))
-  MASTER_PORT=$(free $((API_PORT + 1)))
-  ENGINES_PORT=$(free $((MASTER_PORT + 1)))
+  ports=$(free $((20000 + (SLURM_JOB_ID * @PARTS@ + REPLICA - 1) * 3 % 12000)) 3) || fail "no ports of $MASTER are known"
+  read -r API_PORT MASTER_PORT ENGINES_PORT <<<"$ports"
   srun --kill-on-bad-exit=1 --wait=30 --cpu-bind=none --output="$logs/rank-%t.log" @WHERE@ @STEP@ \
     bash "$job/rank.sh" &
   step=$! code=0
@@ -102,14 +102,15 @@ attempt() {
 
 # What answers at the address of the job, and sends each request to a replica that is ready; a dead one is replaced.
 front() {
-  REPLICA=front MASTER=$(address 0) VCLUSTER_API_KEY_FILE=$job/key
+  on 0
+  REPLICA=front MASTER=$(address) VCLUSTER_API_KEY_FILE=$job/key
   begin=$((20000 + (SLURM_JOB_ID * @PARTS@ + @REPLICAS@) * 3 % 12000))
-  API_PORT=$(free "$begin")
+  API_PORT=$(free "$begin" 1)
   until srun --overlap --nodes=1 --ntasks=1 --relative=0 --output="$job/front.log" --open-mode=append @STEP@ \
     bash "$job/rank.sh"; do
     sleep 1
     # Another user of the node may have taken the port of a front that ended.
-    API_PORT=$(free "$begin")
+    API_PORT=$(free "$begin" 1)
   done
 }
 
@@ -120,23 +121,44 @@ fail() { echo "vcluster: $1" >&2; exit 1; }
 @JUDGES@
 
 # Nothing but its file has a key: not a command line, an environment or the record of the job.
-key() { [ -s "$job/$1" ] || head -c 32 /dev/urandom | base64 | tr -d '+/=\n' >"$job/$1"; }
+key() {
+  [ ! -s "$job/$1" ] || return 0
+  : >"$job/$1" && chmod 600 "$job/$1" && head -c 32 /dev/urandom | base64 | tr -d '+/=\n' >"$job/$1"
+}
 
-# The address of a node of the job, by its number from 0, as others reach it.
-address() {
+# What is before a command for a node of the job, by its number from 0: nothing where that is this one.
+on() {
   node=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | sed -n "$(($1 + 1))p")
-  found=$(getent ahostsv4 "$node" | awk '$1 !~ /^127[.]/ { print $1; exit }')
   there=(srun --overlap --nodes=1 --ntasks=1 --nodelist="$node")
-  [ "$1" != 0 ] || there=()  # this is the first one
+  [ "$1" != 0 ] || there=()
+}
+
+# The address of that node, as others reach it.
+address() {
+  found=$(getent ahostsv4 "$node" | awk '$1 !~ /^127[.]/ { print $1; exit }')
   [ "$found" ] || found=$("${there[@]}" hostname -I | awk '{ print $1 }')
   echo "$found"
 }
 
-# The first port from $1 on at which nothing answers.
+# The first $2 ports from $1 on that a program of the node in `there` can have: what holds one need not answer there.
 free() {
-  port=$1
-  while (: <>"/dev/tcp/127.0.0.1/$port" || : <>"/dev/tcp/$MASTER/$port") 2>/dev/null; do port=$((port + 1)); done
-  echo "$port"
+  "${there[@]}" python3 -Ic '
+import socket, sys
+found = []
+for port in range(int(sys.argv[1]), 65536):
+    with socket.socket() as one:
+        # As vLLM asks for its own: connections that have ended hold none.
+        one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            one.bind(("", port))
+            one.listen(1)
+        except OSError:
+            continue
+    found.append(port)
+    if len(found) == int(sys.argv[2]):
+        print(*found)
+        break
+' "$1" "$2"
 }
 
 put() { cat >"$1" || exit; }

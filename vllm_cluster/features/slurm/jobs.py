@@ -164,11 +164,16 @@ class LoginNode:
 
     def __init__(self, transport: Transport, runtime: Runtime, login: str) -> None:
         self.transport, self._runtime = transport, runtime
-        self._login = ("--login", login) if login else ()
+        self._destination, self._login = login, ("--login", login) if login else ()
 
     def line(self, *words: str) -> str:
         """A command on a job, for a person to paste."""
         return command_line("vcluster", "slurm", *words, *self._login)
+
+    def line_there(self, *words: str) -> str:
+        """A command of the login node, for a person to paste here."""
+        there = command_line(*words)
+        return command_line("ssh", "--", self._destination, there) if self._destination else there
 
     def ask(self, step: str, script: str, *words: str, stdin: bytes = b"", most: int = MAX_OUTPUT) -> Result:
         """Run a script there, to its end."""

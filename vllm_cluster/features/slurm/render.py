@@ -10,7 +10,6 @@ from typing import Any
 from vllm_cluster.features.slurm.jobs import SlurmJob
 from vllm_cluster.kernel.explain.diagnosis import Diagnosis
 from vllm_cluster.kernel.explain.failure import KnownFailure
-from vllm_cluster.kernel.shell_line import command_line
 from vllm_cluster.kernel.terminal.output import to_paste
 from vllm_cluster.kernel.terminal.printable import plain
 from vllm_cluster.kernel.text import host_port
@@ -57,15 +56,20 @@ def state_lines(state: SlurmJob, line: Callable[[str, str], str]) -> Iterator[st
         yield plain(f"folder:  {state.folder}")
 
 
-def without_log(state: SlurmJob, start: int, line: Callable[[str, str, str], str]) -> Iterator[str]:
-    """A job of which no start has failed, or one without a log; and what can be done where the job itself has."""
+def without_log(
+    state: SlurmJob, start: int, line: Callable[[str, str, str], str], there: Callable[..., str]
+) -> Iterator[str]:
+    """A job of which no start has failed, or one without a log; and what can be done where the job itself has.
+
+    `there` is the line of a command where Slurm's own are.
+    """
     yield plain(state.head)
     yield f"Its start {start} has no log." if start else "No start of it has failed."
     if state.phase == "failed" and state.queued:
-        yield to_paste("fix:     ", "sinfo -o '%P %l %D %G'")
+        yield to_paste("fix:     ", there("sinfo", "-o", "%P %l %D %G"))
         yield to_paste("fix:     ", line("stop", state.job, "--yes"))
-    elif (start or state.phase == "failed") and state.output:
-        yield to_paste("fix:     ", command_line("tail", state.output))
+    elif (start or state.phase == "failed") and state.output.startswith("/"):  # as Slurm shows each
+        yield to_paste("fix:     ", there("tail", "--", state.output))
 
 
 def in_job(found: Diagnosis, job: str, logs: str) -> Diagnosis:

@@ -293,7 +293,8 @@ def explain_job(job: Job, login: Login = "", as_json: Json = False) -> None:
         about = {"v": 1, "job": job, "phase": state.phase, "reason": state.reason, "start": start or None}
         if found is None:
             document = {**about, "explained": None}
-            session.show(lambda: document, lambda: out(*with_ends(without_log(state, start, node.line)), end=""))
+            lines = with_ends(without_log(state, start, node.line, node.line_there))
+            session.show(lambda: document, lambda: out(*lines, end=""))
             if start or (state.phase == "failed" and not state.queued):
                 raise SystemExit(1)
             return

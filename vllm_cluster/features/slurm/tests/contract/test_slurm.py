@@ -397,7 +397,7 @@ def test_a_job_that_waits_without_end_has_failed(cluster: Slurm) -> None:
 
 
 # fault: features/slurm/jobs.py: pwd -P) || exit 4 → pwd -P) || exit 5
-# fault: features/slurm/render.py: elif (start or state.phase == "failed") and state.output: → elif False:
+# fault: features/slurm/render.py: and state.output.startswith("/"):  # as → and False:  # as
 def test_a_folder_that_cannot_be_written_is_named(cluster: Slurm, tmp_path: Path) -> None:
     """As in a home that is full."""
     (tmp_path / "jobs").write_text("")
@@ -414,7 +414,7 @@ def test_a_folder_that_cannot_be_written_is_named(cluster: Slurm, tmp_path: Path
         [
             f"job {number} is failed: its batch script, before a start of vLLM",
             "No start of it has failed.",
-            f"fix:     tail {out}",
+            f"fix:     tail -- {out}",
         ],
     )
     # Before it is submitted, where vcluster does that.
@@ -427,7 +427,7 @@ def test_a_folder_that_cannot_be_written_is_named(cluster: Slurm, tmp_path: Path
 @pytest.mark.parametrize(
     ("container", "shown"),
     [
-        (("pyxis", "org/image"), "Its start 1 has no log.\nfix:     tail {}/slurm-{}.out\n"),
+        (("pyxis", "org/image"), "Its start 1 has no log.\nfix:     tail -- {}/slurm-{}.out\n"),
         (("apptainer", "vllm.sif"), "(vcluster explain program-missing)"),
     ],
 )

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 from pathlib import Path
+from typing import cast
 
 import pytest
 
 from tests.support.bounds import within
 from tests.support.in_process import run
 from vllm_cluster.features.slurm import jobs, verb
-from vllm_cluster.features.slurm.jobs import job_state, login_node, sections, texts
+from vllm_cluster.features.slurm.jobs import LoginNode, SlurmJob, job_state, login_node, sections, texts
+from vllm_cluster.features.slurm.render import without_log
 from vllm_cluster.features.slurm.verb import MAX_LINES, PIECE
 from vllm_cluster.kernel.errors import HostError
 from vllm_cluster.kernel.hosts.runtime import SYSTEM
-from vllm_cluster.kernel.transport.base import Result
+from vllm_cluster.kernel.transport.base import Result, Transport
 
 MARK = "@@0123"
 READY = json.dumps(
@@ -217,3 +220,27 @@ def test_what_takes_too_long_is_named(running: Path, monkeypatch: pytest.MonkeyP
         monkeypatch.setattr(jobs, "LOOK", "sleep 9")
         with pytest.raises(HostError, match=r"this machine: look at job 7: .* did not end"):
             node.look("7")
+
+
+# fault: features/slurm/render.py: there("tail", "--", state.output) → there("tail", state.output)
+# fault: features/slurm/render.py: and state.output.startswith("/"):  # as → and state.output:  # as
+# fault: features/slurm/jobs.py: if self._destination else there → if not self._destination else there
+@pytest.mark.parametrize(
+    ("output", "login", "shown"),
+    [
+        ("/jobs/slurm-7.out", "", "tail -- /jobs/slurm-7.out"),
+        ("/jobs/it's $(id).out", "", """tail -- '/jobs/it'"'"'s $(id).out'"""),
+        ("/jobs/a b.out", "ann@login", """ssh -- ann@login 'tail -- '"'"'/jobs/a b.out'"'"''"""),
+        ("--follow", "", ""),
+        ("jobs/slurm-7.out", "", ""),
+    ],
+)
+def test_the_output_of_a_job_is_a_file_alone(output: str, login: str, shown: str) -> None:
+    """Its name is a text of the login node, and its option became one of a command that a person pastes."""
+    state = SlurmJob("7", "failed", "FAILED", "/jobs/7", None, "", (), 0, {}, False, output)
+    node = LoginNode(cast(Transport, None), SYSTEM, login)
+    lines = [*without_log(state, 0, node.line, node.line_there)]
+    assert lines[2:] == ([f"fix:     {shown}"] if shown else [])
+    if shown:
+        words = shlex.split(shown)
+        assert shlex.split(words[-1])[-1] == output if login else words[-1] == output

@@ -5,9 +5,11 @@ from __future__ import annotations
 import ast
 import json
 import os
+import socket
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,6 +21,7 @@ from tests.support import tree
 from tests.support.depth import cases
 from tests.support.in_process import run
 from tests.support.json_schemas import validate
+from tests.support.ports import free_port
 from vllm_cluster.features.slurm.on_host import step
 from vllm_cluster.features.slurm.sbatch import JobRequest
 from vllm_cluster.features.slurm.script import CARRIED, OF_FRONT, laid_out, script
@@ -269,7 +272,7 @@ def test_the_files_of_the_job_import_alone(tmp_path: Path, replicas: int) -> Non
     assert (done.returncode, f"{tmp_path}/vcluster_auth.py" in done.stdout) == (0, True), done.stderr
 
 
-# fault: features/slurm/job.sh: private "$job" || fail → true || fail
+# fault: features/slurm/job.sh: closed_to_others "$job" || fail → true || fail
 def test_a_folder_that_another_has_made_gets_no_key(tmp_path: Path) -> None:
     """Where all may write, as on scratch, another user can make the folder of a job's number before it begins."""
     theirs, jobs = tmp_path / "theirs", tmp_path / "jobs"
@@ -283,6 +286,74 @@ def test_a_folder_that_another_has_made_gets_no_key(tmp_path: Path) -> None:
     assert done.returncode == 1
     assert f"vcluster: {jobs}/7 is not a folder of " in done.stderr
     assert not [one for one in theirs.rglob("*") if one.is_file()]
+
+
+def functions(*names: str) -> str:
+    """The functions of the job's script of these names."""
+    whole = script(ASKED, JOB)
+    bodies = {name: whole.partition(f"\n{name}() {{\n")[2].partition("\n}\n")[0] for name in names}
+    return "\n".join(f"{name}() {{\n{body}\n}}" for name, body in bodies.items())
+
+
+# fault: features/slurm/folders.py: || chmod 700 "$1"; → || true;
+# fault: features/slurm/job.sh: && chmod 600 "$job/$1" && → &&
+# fault: features/slurm/folders.py: ! -perm /077)" → ! -perm -22)"
+@pytest.mark.parametrize("there", [False, True])
+def test_what_the_folder_above_gives_others_does_not_reach_the_key(there: bool, tmp_path: Path) -> None:
+    """With a default ACL there the kernel leaves the umask out, as this shell does."""
+    job = tmp_path / "7"
+    if there:
+        job.mkdir()
+        job.chmod(0o755)
+    text = functions("own_folder", "key") + '\numask 0\njob=$1\nown_folder "$job" && key key'
+    subprocess.run(["bash", "-c", text, "bash", str(job)], check=True)
+    assert [one.stat().st_mode & 0o777 for one in (job, job / "key")] == [0o700, 0o600]
+    assert len((job / "key").read_text()) > 30
+    judge = next(line for line in script(ASKED, JOB).splitlines() if line.startswith("closed_to_others() "))
+    for mode, closed in ((0o700, True), (0o750, False), (0o701, False)):
+        job.chmod(mode)
+        found = subprocess.run(["bash", "-c", f'{judge}\nclosed_to_others "$1"', "bash", str(job)], check=False)
+        assert (found.returncode == 0) is closed
+
+
+# fault: features/slurm/job.sh: one.listen(1) → pass
+# fault: features/slurm/job.sh: one.bind(("", port)) → pass
+def test_a_port_that_another_program_holds_is_not_taken(tmp_path: Path) -> None:
+    """One that answered nothing was taken; at one with a full queue it was 270 s until it was."""
+    with ExitStack() as stack:
+        bound, asleep, shared = (stack.enter_context(socket.socket()) for _ in range(3))
+        begin = free_port()
+        held = []
+        for one, at in ((bound, "127.0.0.1"), (asleep, "127.0.0.1"), (shared, "0.0.0.0")):
+            one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, one is shared)
+            one.bind((at, 0))
+            held.append(one.getsockname()[1])
+        asleep.listen(0)
+        shared.listen(0)
+        for _ in range(4):
+            waiting = stack.enter_context(socket.socket())
+            waiting.setblocking(False)
+            waiting.connect_ex(("127.0.0.1", held[1]))
+        for port in (begin, *held):
+            done = subprocess.run(
+                ["bash", "-c", functions("free") + '\nthere=()\nfree "$1" 3', "bash", str(port)],
+                capture_output=True,
+                text=True,
+                check=True,
+                cwd=tmp_path,
+                timeout=30,
+            )
+            found = [int(one) for one in done.stdout.split()]
+            assert len({*found}) == 3 and not {*found} & {*held} and min(found) >= port
+
+
+# fault: features/slurm/job.sh: python3 -Ic → python3 -c
+def test_the_ports_are_found_without_what_is_in_the_folder_of_the_job(tmp_path: Path) -> None:
+    """It may be anybody's."""
+    (tmp_path / "socket.py").write_text("print('theirs')\n")
+    text = functions("free") + "\nthere=()\nfree 30000 1"
+    done = subprocess.run(["bash", "-c", text], capture_output=True, text=True, check=True, cwd=tmp_path)
+    assert done.stdout.strip().isdigit()
 
 
 def used(facts: HostFacts) -> list[str]:
