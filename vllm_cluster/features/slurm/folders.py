@@ -4,8 +4,8 @@ JUDGES = r"""
 # A link counts as what all may write.
 private() { [ -O "$1" ] && [ "$(find "$1" -maxdepth 0 ! -perm -20 ! -perm -2)" ]; }
 
-# Make a folder that nobody else may enter. Where the one above it has a default ACL, that takes the place of the umask,
-# and gives others rights that a mode of 700 shuts out again.
+# Make a folder that no other user may enter. Where the one above it has a default ACL, that takes the place of the
+# umask, and gives others rights that a mode of 700 shuts out again.
 own_folder() {
   { mkdir -m 700 "$1" 2>/dev/null || [ -d "$1" ]; } && { [ -L "$1" ] || [ ! -O "$1" ] || chmod 700 "$1"; }
 }
