@@ -7,7 +7,7 @@ import json
 from collections.abc import Sequence
 from email.utils import formatdate
 from importlib.resources import files
-from urllib.parse import parse_qsl, urlsplit
+from urllib.parse import parse_qsl, unquote, urlsplit
 
 from tests.support.sim import blobs, programs
 from tests.support.sim.engine import Answer, FakeEngine, Refused, Request, fetch, reply
@@ -516,7 +516,7 @@ class EngineStream(_Stream):
         del self._input[: len(head) + 4 + length]
         method, url, _ = first.split(" ")
         parts = urlsplit(url)
-        path = "/" + parts.path.split("/", 2)[2]  # without the version
+        path = "/" + unquote(parts.path).split("/", 2)[2]  # without the version
         answer = self.ask(Request(method, path, dict(parse_qsl(parts.query)), rest[:length]))
         if answer:
             self._send(answer)

@@ -300,7 +300,12 @@ def _info(engine: FakeEngine, _: Request, __: str) -> Answer:
 def _images(engine: FakeEngine, _: Request, __: str) -> Answer:
     return reply(
         [
-            {"Id": p.id, "RepoTags": p.tags, "RepoDigests": [], "Labels": p.labels}
+            {
+                "Id": p.id,
+                "RepoTags": [name for name in p.tags if "@" not in name],
+                "RepoDigests": [name for name in p.tags if "@" in name],
+                "Labels": p.labels,
+            }
             for p in engine.machine.images.values()
         ]
     )

@@ -10,6 +10,7 @@ from vllm_cluster.kernel.plan.images import (
     ResolvedImage,
     canonical,
     content,
+    digest_of,
     find_image,
     node_image_name,
     shared_layers,
@@ -38,6 +39,15 @@ def test_an_image_is_found_by_tag_digest_or_id() -> None:
     for reference in ("docker.io/vllm/vllm-openai:v1", f"vllm/vllm-openai:v1@{DIGEST}", "sha256:ab"):
         assert find_image(reference, [image]) is image
     assert find_image("vllm/vllm-openai:v2", [image]) is None
+
+
+# fault: kernel/plan/images.py: if is_pinned(name): → if not name:
+def test_a_digest_that_was_written_is_what_is_pulled() -> None:
+    """Whatever else of that repository the host lists, and in whatever order."""
+    others = ["vllm/vllm-openai@sha256:" + "66" * 32, f"vllm/vllm-openai@{DIGEST}"]
+    assert digest_of(f"docker.io/vllm/vllm-openai:v1@{DIGEST}", others) == others[1]
+    assert digest_of("vllm/vllm-openai:v1", ["lab/vllm@sha256:" + "77" * 32, *others]) == others[0]
+    assert digest_of("vllm/vllm-openai:v1", []) == ""
 
 
 def test_the_node_image_is_named_by_base_and_ray() -> None:

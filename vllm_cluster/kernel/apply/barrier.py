@@ -8,7 +8,7 @@ from vllm_cluster.kernel.apply.members import node_by_hand
 from vllm_cluster.kernel.errors import HostError, LeftAlone, NodesNotJoined, Unreachable, combine
 from vllm_cluster.kernel.events import Emit, Event
 from vllm_cluster.kernel.hosts.connection import Fleet, HostConnection
-from vllm_cluster.kernel.images.host_images import OneImage, find_held_image
+from vllm_cluster.kernel.images.host_images import decided_by, find_held_image
 from vllm_cluster.kernel.node.handle import NodeHandle, NodeState, refuse_failing
 from vllm_cluster.kernel.plan.images import node_image_name
 from vllm_cluster.kernel.plan.node_status import GroupMembership, absent, compare_members, last_words
@@ -31,7 +31,7 @@ def ensure_same_image(image: str, wanted: str, plan: Plan, fleet: Fleet) -> None
         HostError, FleetError: on some hosts it is another one.
     """
     new = {one.host: one.spec.requirements for one in plan.operations() if isinstance(one, CreateNode)}
-    one_image = OneImage(wanted, fleet.connections.values())
+    one_image = decided_by(plan.head, wanted, fleet)
 
     def other(connection: HostConnection) -> str | None:
         """The id of another image; None where it is the same."""

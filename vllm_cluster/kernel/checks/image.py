@@ -14,13 +14,14 @@ from vllm_cluster.kernel.shell_line import command_line
 
 def one(inventory: Inventory, facts: Mapping[str, HostFacts]) -> Iterator[Finding]:
     """A name that means one image on all hosts that have it; the cluster takes the head's."""
-    hosts = sorted(facts, key=lambda name: name != inventory.head_name)
-    image = resolve_image(inventory.image, hosts, inventory.cluster, facts)
+    if not (hosts := sorted(facts, key=lambda name: name != inventory.head_name)):
+        return
+    image, first = resolve_image(inventory.image, hosts, inventory.cluster, facts), hosts[0]
     for name, host in facts.items():
         there = find_image(inventory.image, host.images)
-        if there and not image.means(there.id, host.images):
-            text = f"{inventory.image} is {there.id[:19]} here and {image.id[:19]} on {image.source}"
-            fix = f"vcluster image push\nor, to take that of {image.source} and leave the name here: vcluster up"
+        if image.id and there and not image.means(there.id, host.images):
+            text = f"{inventory.image} is {there.id[:19]} here and {image.id[:19]} on {first}"
+            fix = f"vcluster image push\nor, to take that of {first} and leave the name here: vcluster up"
             yield Finding("image-differs", name, text, fix, severity="warning")
 
 

@@ -57,6 +57,11 @@ class OneImage:
         return next((one.id for one in every if self.is_it(connection, one.id)), "")
 
 
+def decided_by(head: str, image_id: str, fleet: Fleet) -> OneImage:
+    """An image that the head decides: what another host has under that id counts where the head has it no more."""
+    return OneImage(image_id, sorted(fleet.connections.values(), key=lambda one: one.name != head))
+
+
 def with_contents(inventory: Inventory, fleet: Fleet, facts: Mapping[str, HostFacts]) -> dict[str, HostFacts]:
     """The facts; where hosts know the images in question by several ids, with what these are."""
     ids = {name: in_question(inventory.image, inventory.cluster, host) for name, host in facts.items()}

@@ -143,8 +143,8 @@ class ImageSource:
         """The bytes that each host gets."""
         return self._blobs.size
 
-    def send(self, receiver: HostConnection, name: str) -> None:
-        """Bring the image to one of the hosts, and give it a name there.
+    def send(self, receiver: HostConnection, name: str, wanted: str = "") -> None:
+        """Bring the image to one of the hosts, and give it a name there; `wanted` is the id that it must have there.
 
         Raises:
             HostError: it is not there afterwards, as it is here.
@@ -155,11 +155,17 @@ class ImageSource:
             printed = self._pour(receiver)
         loaded = _LOADED.search(printed)
         there = find_held_image(receiver, loaded[1] if loaded else self.image.id)
+        why = ""
         if there is None or there.fingerprint != self.image.fingerprint:
+            why = f"the image is not whole there: {end_of(printed, 300)}"
+        elif wanted not in ("", there.id):
+            # An id is the digest of what it means: the receiver's own Docker tells, and not the source.
+            why = f"what {self.connection.name} sent as {wanted[:19]} is {there.id[:19]} there, and is not used"
+        if there is None or why:
             # What was there is not of this push: a source could name any image by giving that in place of its own.
             if there and there.id not in before:
                 receiver.docker.remove_image(there.id)
-            raise HostError(receiver.name, f"the image is not whole there: {end_of(printed, 300)}", again=())
+            raise HostError(receiver.name, why, again=())
         name_there(receiver, there.id, name)
 
     def _spread(self, receiver: HostConnection) -> str | None:

@@ -10,12 +10,13 @@ from dataclasses import dataclass, field, replace
 from vllm_cluster.kernel.errors import CommandFailed, HostError, VclusterError
 from vllm_cluster.kernel.events import Emit, Event
 from vllm_cluster.kernel.hosts.connection import Fleet, HostConnection
-from vllm_cluster.kernel.images.host_images import OneImage, find_held_image, name_there
+from vllm_cluster.kernel.images.host_images import OneImage, decided_by, find_held_image, name_there
 from vllm_cluster.kernel.images.pull import pull
 from vllm_cluster.kernel.images.push import ImageSource, Stored
 from vllm_cluster.kernel.plan.identity import Owner
-from vllm_cluster.kernel.plan.images import Content, digest_of
+from vllm_cluster.kernel.plan.images import Content, digest_of, is_pinned
 from vllm_cluster.kernel.plan.plan import Plan, PrepareImage, SameImage
+from vllm_cluster.kernel.shell_line import command_line
 from vllm_cluster.kernel.text import end_of
 
 # 20 GB at 25 Mbit/s.
@@ -99,7 +100,7 @@ class ImageSupply:
                 if there is None:
                     raise CommandFailed(self.plan.head, f"{image} is gone", exit_code=1, stderr="", hint="vcluster up")
                 known = there.id
-            self._image = OneImage(known, self.fleet.connections.values())
+            self._image = decided_by(self.plan.head, known, self.fleet)
         return self._image
 
     def id_on(self, connection: HostConnection, image: str) -> str:
@@ -126,18 +127,23 @@ class ImageSupply:
 
     def _there(self, connection: HostConnection, operation: PrepareImage) -> str:
         if operation.base:
-            return OneImage(operation.base, self.fleet.connections.values()).on(connection)
+            return decided_by(self.plan.head, operation.base, self.fleet).on(connection)
         found = find_held_image(connection, operation.image)
         return found.id if found else ""
 
     def _fetch(self, connection: HostConnection, operation: PrepareImage) -> None:
-        if operation.source and not operation.digest:
+        if operation.base and operation.source and not operation.digest:
             return self._send(connection, operation)
         wanted = operation.digest or operation.image
         deadline = connection.runtime.after(PULL_SECONDS)
         try:
             pull(connection, wanted, deadline, lambda text: self.emit(Event("progress", text, connection.name)))
         except CommandFailed as error:
+            if is_pinned(operation.image):
+                head, way = self.plan.head, "name the image by a tag"
+                if operation.base:
+                    way = f"take that of {head}: {command_line('vcluster', 'image', 'push', '--from', head)}"
+                error.hint = f"{error.hint}\nA registry alone proves a digest. Where none is in reach, {way}"
             if not operation.source:
                 raise
             reason = end_of(error.stderr.strip().rpartition("\n")[2], 200)
@@ -151,7 +157,7 @@ class ImageSupply:
     def _send(self, connection: HostConnection, operation: PrepareImage) -> None:
         # A name that means another image there may be in use by others.
         name = operation.image if find_held_image(connection, operation.image) is None else ""
-        self._source(operation).send(connection, name)
+        self._source(operation).send(connection, name, operation.offered)
 
     @staticmethod
     def _name(connection: HostConnection, image_id: str, image: str) -> None:
@@ -161,10 +167,11 @@ class ImageSupply:
     def _source(self, operation: PrepareImage) -> ImageSource:
         """What sends the image; the first host that needs it opens it."""
         with self._lock:
-            key = (operation.source, operation.base)
+            wanted = operation.base or operation.offered
+            key = (operation.source, wanted)
             if key not in self._sources:
                 connection = self.fleet.connections[operation.source]
-                image = find_held_image(connection, operation.base)
+                image = find_held_image(connection, wanted)
                 if image is None:
                     raise HostError(operation.source, f"{operation.image} is gone", hint="vcluster up")
                 address = next(at for at, name in self.fleet.addresses.items() if name == operation.source)
@@ -185,8 +192,9 @@ class ImageSupply:
         found = self.fleet.all(lambda connection: find_held_image(connection, image), {one.host for one in operations})
         others = [host for host, had in found.items() if had and not wanted.is_it(connections[host], had.id)]
         self._receivers |= set(others)
+        source = "" if is_pinned(image) else self.plan.head
         return [
-            replace(one, base=wanted.id, digest=digest, source=self.plan.head)
+            replace(one, pull=True, base=wanted.id, digest=digest, source=source, offered="")
             for one in operations
             if one.host in others
         ]

@@ -1,7 +1,8 @@
 """Which image of a host a reference means, which one a cluster is made from, and what its node image is called.
 
-A tag is resolved once, and not by each host. Where Docker keeps images in another way, one image has another id: its
-content decides then.
+A tag is resolved once, and not by each host: by the head, or by the registry where the head lacks it. A worker's word
+decides about that worker alone, and a digest that was written decides for all. Where Docker keeps images in another
+way, one image has another id: its content decides then.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from itertools import takewhile
 from vllm_cluster.kernel.facts.docker_objects import Image, ImageInfo
 from vllm_cluster.kernel.facts.host_facts import HostFacts
 from vllm_cluster.kernel.plan.identity import node_of
-from vllm_cluster.kernel.plan.spec import BASE_IMAGE
+from vllm_cluster.kernel.plan.spec import BASE_IMAGE, stored_spec
 
 NODE_IMAGE_REPOSITORY = "vcluster-node"
 
@@ -128,14 +129,23 @@ def node_image_name(base_id: str, requirements: tuple[str, ...]) -> str:
     return base_id if not requirements else f"{NODE_IMAGE_REPOSITORY}:{node_image_tag(base_id, requirements)}"
 
 
+def is_pinned(reference: str) -> bool:
+    """Whether a reference has a digest, which a registry alone proves: no host's word for it is taken by another."""
+    return "@" in reference
+
+
 @dataclass(frozen=True)
 class ResolvedImage:
-    """The id that a name means, its digest in a registry, and the host that has it; empty where none is known."""
+    """The id that a name means, its digest in a registry, and the host that may send it; empty where none is known.
+
+    Where the head lacks it, the registry decides: `offered` is then the id of what the source has by that name.
+    """
 
     id: str = ""
     digest: str = ""
     source: str = ""
     content: str = ""
+    offered: str = ""
 
     def on(self, images: Iterable[Image]) -> Image | None:
         """The image on a host, among all that it has."""
@@ -150,23 +160,39 @@ class ResolvedImage:
 
 
 def resolve_image(reference: str, hosts: Sequence[str], cluster: str, facts: Mapping[str, HostFacts]) -> ResolvedImage:
-    """What the first of the hosts that knows it understands by a name; the head is to be the first.
+    """What the head understands by a name, which is to be the first; else what the first other host offers.
 
-    A host whose name for it was removed knows it by the node that runs there.
+    A host whose name for it was removed knows it by the node that runs there, if that was made for this name.
     """
-    for host in hosts:
-        if image := find_image(reference, facts[host].images):
-            return ResolvedImage(image.id, digest_of(reference, image.digests), host, image.content)
-        node = node_of(cluster, facts[host])
-        contents = {image.id: image.content for image in facts[host].images}
-        if node and (made_from := node.labels.get(BASE_IMAGE)) and node.image_id in contents:
-            return ResolvedImage(made_from, "", host, contents.get(made_from, ""))
-    return ResolvedImage()
+    head, *others = hosts
+    if image := _known(reference, head, cluster, facts[head]):
+        return image
+    found = (_known(reference, host, cluster, facts[host]) for host in others)
+    offer = next((one for one in found if one and one.source), None)
+    return ResolvedImage(source=offer.source, offered=offer.id) if offer else ResolvedImage()
+
+
+def _known(reference: str, host: str, cluster: str, facts: HostFacts) -> ResolvedImage | None:
+    """What a host understands by a name, with itself as the source where it may send it to others."""
+    source = "" if is_pinned(reference) else host
+    if image := find_image(reference, facts.images):
+        return ResolvedImage(image.id, digest_of(reference, image.digests), source, image.content)
+    node = node_of(cluster, facts)
+    spec, contents = stored_spec(node.labels) if node else None, {image.id: image.content for image in facts.images}
+    if not node or not spec or canonical(spec.image) != canonical(reference) or node.image_id not in contents:
+        return None
+    made_from = node.labels.get(BASE_IMAGE, "")
+    return (
+        ResolvedImage(made_from, digest_of(reference, ()), source, contents.get(made_from, "")) if made_from else None
+    )
 
 
 def digest_of(reference: str, digests: Sequence[str]) -> str:
-    """Of an image's digests, the one by which the registry of a name knows it."""
-    repository = repository_and_tag(canonical(reference))[0]
+    """By what the registry knows an image: the digest that was written, else the image's own of that repository."""
+    name = canonical(reference)
+    if is_pinned(name):
+        return name
+    repository = repository_and_tag(name)[0]
     return next((digest for digest in digests if repository_and_tag(digest)[0] == repository), "")
 
 

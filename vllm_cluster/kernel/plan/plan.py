@@ -16,7 +16,8 @@ from vllm_cluster.kernel.text import count
 class PrepareImage:
     """Have the image on a host, and a node image from it that meets the requirements.
 
-    `base` is its id, empty where no host has it yet; `digest` is how a registry knows it, `source` a host that has it.
+    `base` is its id, empty where the head lacks it; `digest` is how a registry knows it, `source` a host that has it.
+    Where the head lacks it, `offered` is the id of what the source has.
     """
 
     verb: ClassVar[str] = "prepare image"
@@ -28,6 +29,7 @@ class PrepareImage:
     base: str = ""
     digest: str = ""
     source: str = ""
+    offered: str = ""
 
     @property
     def text(self) -> str:
@@ -39,6 +41,8 @@ class PrepareImage:
     def _fetch(self) -> str:
         if not self.source:
             return f"pull {self.image}"
+        if self.offered:
+            return f"pull {self.image} (or send {self.offered[:19]} from {self.source})"
         if not self.digest:
             return f"send {self.image} ({self.base[:19]}) from {self.source}"
         return f"pull {self.digest} (or send it from {self.source})"
