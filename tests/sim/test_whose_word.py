@@ -133,7 +133,7 @@ def test_what_the_image_of_the_head_holds_is_by_its_own_word() -> None:
 
 # fault: kernel/plan/images.py: canonical(spec.image) != canonical(reference) → not canonical(spec.image)
 def test_another_image_in_the_inventory_is_the_one_that_nodes_are_made_from() -> None:
-    """The node that runs tells what its own name meant, and nothing of a new one."""
+    """The node that runs shows what its own name meant, and nothing of a new one."""
     world, new = make.world((2, 2)), "lab/new:2"
     with lab.inside(world):
         lab.succeed(world, make.inventory(2), lab.do_up)

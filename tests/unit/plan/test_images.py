@@ -43,7 +43,7 @@ def test_an_image_is_found_by_tag_digest_or_id() -> None:
 
 # fault: kernel/plan/images.py: if is_pinned(name): → if not name:
 def test_a_digest_that_was_written_is_what_is_pulled() -> None:
-    """Whatever else of that repository the host lists, and in whatever order."""
+    """Also where the host lists others of that repository before it."""
     others = ["vllm/vllm-openai@sha256:" + "66" * 32, f"vllm/vllm-openai@{DIGEST}"]
     assert digest_of(f"docker.io/vllm/vllm-openai:v1@{DIGEST}", others) == others[1]
     assert digest_of("vllm/vllm-openai:v1", ["lab/vllm@sha256:" + "77" * 32, *others]) == others[0]

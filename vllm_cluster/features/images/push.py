@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -18,11 +19,13 @@ from vllm_cluster.kernel.images.push import LOOPBACK, ImageSource, Stored
 from vllm_cluster.kernel.inventory import grammar
 from vllm_cluster.kernel.inventory.model import Host, HostSsh, Inventory
 from vllm_cluster.kernel.plan.identity import without_lease
-from vllm_cluster.kernel.plan.images import Content
+from vllm_cluster.kernel.plan.images import Content, is_pinned
 from vllm_cluster.kernel.shell_line import command_line
 from vllm_cluster.kernel.text import count
 
 LOOK_SECONDS = 30.0
+# What a person means as an id: a repository of such a name is written with its tag.
+_ID = re.compile(r"(sha256:)?[0-9a-f]{12,64}")
 
 
 def push_image(
@@ -55,15 +58,16 @@ def push_image(
         found = _find(inventory, fleet, name, source, facts)
         # What is in the inventory under no name may be the same machine: it has the image then.
         wanted = [host for host in targets if host != found.connection.name]
-        # An id cannot be a name.
-        naming = _Naming("" if found.image.id.removeprefix("sha256:").startswith(name) else name, emit)
+        naming = _naming(found, name, emit)
         lacking = _lacking(fleet, found, wanted, naming)
         there = {host: facts[host] for host in lacking}
         _ensure_processor(found.image, there, name)
         if lacking:
             _send(found, fleet, there, naming, inventory)
         having = [*wanted, *({found.connection.name} & set(inventory.hosts))]
-        text = f"{name} is {found.image.id[:19]} on {count(len(having), 'host')}"
+        # A digest is proved by a registry, and none was asked.
+        word = f", as {found.connection.name} names it," if is_pinned(name) else ""
+        text = f"{name}{word} is {found.image.id[:19]} on {count(len(having), 'host')}"
         named = [host for host in wanted if host in naming.given]
         done = [f"; {what} {', '.join(there)}" for what, there in (("sent to", lacking), ("named on", named)) if there]
         data = {"image": name, "id": found.image.id, "source": found.connection.name, "sent": list(lacking)}
@@ -102,9 +106,10 @@ def _facts(
 
 @dataclass(frozen=True)
 class _Naming:
-    """The name that the image gets on each host, empty where it was asked for by its id."""
+    """The name that the image gets on each host, or the id that it must have there: an id cannot be a name."""
 
     name: str
+    id: str
     emit: Emit
     # The hosts that had the image and got the name alone.
     given: set[str] = field(default_factory=set)
@@ -116,6 +121,19 @@ class _Naming:
             return
         text = f"{self.name} is taken from the image {before.id.removeprefix('sha256:')[:12]}"
         self.emit(Event("warning", text, connection.name, {"code": "tag-moved", "id": before.id}))
+
+
+def _naming(found: Stored, name: str, emit: Emit) -> _Naming:
+    """Whether the image was asked for by its id.
+
+    Raises:
+        HostError: by that id the source gives an image of another.
+    """
+    if found.image.id.startswith((name, f"sha256:{name}")):
+        return _Naming("", found.image.id, emit)
+    if _ID.fullmatch(name):
+        raise HostError(found.connection.name, f"gives {found.image.id[:19]} for the id {name[:19]}", again=())
+    return _Naming(name, "", emit)
 
 
 def _find(inventory: Inventory, fleet: Fleet, name: str, source: str, facts: Mapping[str, HostFacts]) -> Stored:
@@ -158,16 +176,18 @@ def _lacking(fleet: Fleet, found: Stored, wanted: Sequence[str], naming: _Naming
     image = OneImage(found.image.id, [found.connection])
 
     def has(connection: HostConnection) -> bool:
-        there = find_held_image(connection, naming.name) if naming.name else None
+        if naming.id:
+            own = find_held_image(connection, naming.id)
+            return own is not None and own.id == naming.id
+        there = find_held_image(connection, naming.name)
         if there and there.fingerprint == found.image.fingerprint:
             return True
         if not (known := image.on(connection)):
             return False
-        if naming.name:
-            naming.announce(connection, found.image)
-            name_there(connection, known, naming.name)
-            naming.given.add(connection.name)
-            naming.emit(Event("done", f"has the image; {naming.name} now means it", connection.name))
+        naming.announce(connection, found.image)
+        name_there(connection, known, naming.name)
+        naming.given.add(connection.name)
+        naming.emit(Event("done", f"has the image; {naming.name} now means it", connection.name))
         return True
 
     answers = fleet.all(has, wanted)
@@ -197,8 +217,9 @@ def _send(found: Stored, fleet: Fleet, hosts: Mapping[str, HostFacts], naming: _
         _send(found, fleet, {first: hosts[first]}, naming, inventory)
         connection = fleet.connections[first]
         image = find_held_image(connection, OneImage(found.image.id, [found.connection]).on(connection))
-        if image is None:
-            raise HostError(first, f"{found.name} is gone", hint="vcluster image push")
+        # The first of them sends on what came from here, and nothing else under its id.
+        if image is None or image.fingerprint != found.image.fingerprint:
+            raise HostError(first, f"{found.name} is not there as it was sent", hint="vcluster image push")
         there = Stored(connection, image, inventory.hosts[first].address, found.name)
         _send(there, fleet, {host: hosts[host] for host in others}, naming, inventory)
         return
@@ -213,7 +234,7 @@ def _send(found: Stored, fleet: Fleet, hosts: Mapping[str, HostFacts], naming: _
         def send(connection: HostConnection) -> None:
             try:
                 naming.announce(connection, source.image)
-                source.send(connection, naming.name)
+                source.send(connection, naming.name, naming.id)
             except HostError as error:
                 raise error.with_step("image push") from error.__cause__
             emit(Event("done", "the image is there, and the same", connection.name))

@@ -159,7 +159,7 @@ class ImageSource:
         if there is None or there.fingerprint != self.image.fingerprint:
             why = f"the image is not whole there: {end_of(printed, 300)}"
         elif wanted not in ("", there.id):
-            # An id is the digest of what it means: the receiver's own Docker tells, and not the source.
+            # An id is the digest of what it means: the receiver's own Docker shows it, and not the source.
             why = f"what {self.connection.name} sent as {wanted[:19]} is {there.id[:19]} there, and is not used"
         if there is None or why:
             # What was there is not of this push: a source could name any image by giving that in place of its own.

@@ -265,6 +265,42 @@ def test_an_image_sent_by_its_id_gets_no_name_of_it() -> None:
     assert world.machines["gpu2"].images[whole].tags == []
 
 
+# fault: kernel/images/push.py: elif wanted not in ("", there.id): → elif wanted and not there.id:
+@pytest.mark.promise("P47")
+@pytest.mark.parametrize("written", [slice(None), slice(7, None), slice(7, 19)], ids=["whole", "bare", "short"])
+def test_an_id_means_what_the_receivers_own_docker_knows_by_it(written: slice) -> None:
+    world, wanted, other = make.world((2, 2)), make.base_image(7).id, make.base_image(8)
+    world.machines["gpu1"].images[wanted] = Picture(wanted, [], dict(other.have), {}, other.id)
+    before = {*world.machines["gpu2"].images}
+    outcome = sent(world, image=wanted[written])
+    text = f"gpu2: image push: what gpu1 sent as {wanted[:19]} is {other.id[:19]} there, and is not used"
+    assert text in str(outcome.error), outcome.story()
+    assert {*world.machines["gpu2"].images} == before
+
+
+# fault: features/images/push.py: if naming.id: → if not naming.name and not naming.id:
+@pytest.mark.promise("P47")
+def test_a_host_that_has_what_an_id_is_claimed_to_be_does_not_have_the_id() -> None:
+    world, wanted, other = make.world((2, 2)), make.base_image(7).id, make.base_image(8)
+    world.machines["gpu1"].images[wanted] = Picture(wanted, [], dict(other.have), {}, other.id)
+    world.machines["gpu2"].take_image(other)
+    outcome = sent(world, image=wanted)
+    assert "and is not used" in str(outcome.error), outcome.story()
+    assert other.id in world.machines["gpu2"].images
+
+
+# fault: features/images/push.py: if _ID.fullmatch(name): → if not name:
+@pytest.mark.promise("P47")
+@pytest.mark.parametrize("written", [slice(None), slice(7, 19)], ids=["whole", "short"])
+def test_a_source_that_gives_another_id_is_refused_before_anything_is_sent(written: slice) -> None:
+    wanted = make.base_image(7).id[written]
+    world = with_other()
+    given = give(world, "gpu1", 8, wanted if ":" in wanted else f"{wanted}:latest")
+    outcome = sent(world, image=wanted, hosts=["gpu2"])
+    assert f"gpu1: gives {given[:19]} for the id {wanted[:19]}" in str(outcome.error), outcome.story()
+    assert given not in world.machines["gpu2"].images
+
+
 def moved(outcome: Outcome) -> list[tuple[str | None, str]]:
     """The hosts that a name was taken on, with the image that had it."""
     return [(event.host, str(event.data["id"])) for event in outcome.events if event.data.get("code") == "tag-moved"]
