@@ -12,6 +12,7 @@ from contextlib import contextmanager, suppress
 import pytest
 
 from tests.support.bounds import within
+from vllm_cluster.kernel.clock import SYSTEM_CLOCK
 from vllm_cluster.kernel.errors import HostError
 from vllm_cluster.serving.api import client
 from vllm_cluster.serving.api.client import Broken, Refused, Silent, get, post
@@ -156,7 +157,7 @@ NO_ENDS = {
 }
 
 
-# fault: serving/api/client.py: if SYSTEM_CLOCK.monotonic() > self.end: → if False:
+# fault: serving/api/client.py: if left <= 0: → if False:
 @pytest.mark.timeout(30)
 @pytest.mark.parametrize(("begin", "piece"), NO_ENDS.values(), ids=NO_ENDS)
 def test_a_byte_at_a_time_gains_no_time(begin: bytes, piece: bytes) -> None:
@@ -170,6 +171,26 @@ def test_a_byte_at_a_time_gains_no_time(begin: bytes, piece: bytes) -> None:
                 get(port, "/", "k", 0.3)
             with within(10), pytest.raises((Broken, Silent)):
                 list(post(port, "/", {}, "k", 0.3))
+
+
+# fault: serving/api/client.py: _Connection(port, seconds, 0) → _Connection(port, seconds, MAX_PAGE)
+@pytest.mark.timeout(30)
+def test_a_page_comes_within_its_seconds_or_not_at_all() -> None:
+    """Of one that came at its slowest `vcluster endpoint` waited 115 s."""
+    begin = b"HTTP/1.1 200 OK\r\nContent-Length: 3000000\r\n\r\n"
+    with dripping(begin, b" " * 5050, 0.05) as port, within(10), pytest.raises(Broken, match="timed out|TimeoutError"):
+        get(port, "/", "k", 0.3)
+
+
+# fault: serving/api/client.py: self.settimeout(left) → pass
+@pytest.mark.timeout(30)
+def test_no_wait_for_a_byte_outlives_the_limit() -> None:
+    near, far = socket.socketpair()
+    waiting = client._Socket(fileno=near.detach())
+    waiting.settimeout(20)
+    waiting.end = SYSTEM_CLOCK.monotonic() + 0.1
+    with far, waiting, within(10), pytest.raises(TimeoutError):
+        waiting.recv_into(bytearray(1))
 
 
 @contextmanager

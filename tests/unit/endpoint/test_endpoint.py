@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from http.client import HTTPConnection
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 
@@ -32,6 +32,7 @@ from vllm_cluster.kernel.events import Event
 from vllm_cluster.kernel.hosts.runtime import Runtime
 from vllm_cluster.kernel.inventory.model import Inventory
 from vllm_cluster.kernel.transport.forward import listener
+from vllm_cluster.serving.api.client import Broken
 from vllm_cluster.serving.endpoint import endpoint, tunnel
 from vllm_cluster.serving.endpoint.endpoint import be_tunnel, state
 from vllm_cluster.serving.endpoint.tunnel import RETRY_SECONDS
@@ -243,3 +244,19 @@ def test_a_tunnel_is_good_once_the_model_answers_through_it(model: str, key: str
             endpoint._ensure_answers(api.port, key, model, Runtime(clock))
     assert caught.value.hint == "vcluster endpoint --close\nvcluster endpoint --detach"
     assert endpoint.ANSWER_SECONDS <= clock.now < endpoint.ANSWER_SECONDS + 5
+
+
+# fault: serving/endpoint/endpoint.py: get(port, "/v1/models", key, left) → get(port, "/v1/models", key, ANSWER_SECONDS)
+@pytest.mark.parametrize("first", [0.0, 15.0, 28.0, 29.5])
+def test_no_try_of_a_tunnel_outlives_the_limit_of_all(first: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that began just before the limit had all of the time again."""
+    clock, took = Clock(), [first]
+
+    def silent(_port: int, _path: str, _key: str, seconds: float) -> NoReturn:
+        clock.now += took.pop() if took else seconds
+        raise Broken("timed out")
+
+    monkeypatch.setattr(endpoint, "get", silent)
+    with pytest.raises(VclusterError, match="does not lead to m: timed out"):
+        endpoint._ensure_answers(1, "k", "m", Runtime(clock))
+    assert clock.now == pytest.approx(endpoint.ANSWER_SECONDS)

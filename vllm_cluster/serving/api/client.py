@@ -31,7 +31,7 @@ TOKEN_BYTES, TOKEN_VALUES, MAX_VOCABULARY, MAX_TOKENS = 150, 16, 300_000, 32_768
 # Tokens of a chat's template.
 TEMPLATE_TOKENS = 4096
 DATA, DONE = b"data:", b"[DONE]"
-# Bytes a second, of what is not silent: a page of 3 MB takes half a minute more.
+# Bytes a second, of what is not silent: an event of 3 MB takes half a minute more.
 SLOWEST = 100_000
 
 
@@ -63,8 +63,10 @@ class _Socket(socket.socket):
     end = latest = 0.0
 
     def recv_into(self, buffer: WriteableBuffer, nbytes: int = 0, flags: int = 0) -> int:
-        if SYSTEM_CLOCK.monotonic() > self.end:
+        left = self.end - SYSTEM_CLOCK.monotonic()
+        if left <= 0:
             raise TimeoutError
+        self.settimeout(left)
         got = super().recv_into(buffer, nbytes, flags)
         self.end = min(self.end + got / SLOWEST, self.latest)
         return got
@@ -81,24 +83,30 @@ class _Connection(http.client.HTTPConnection):
         self._seconds, self._most = seconds, most
 
     def connect(self) -> None:
+        begun = SYSTEM_CLOCK.monotonic()
         super().connect()
         self.sock = self._own = _Socket(fileno=self.sock.detach())
         self.sock.settimeout(self._seconds)
-        self.renew()
+        self._wait_since(begun)
 
     def renew(self) -> None:
         """Begin to wait for the next event."""
-        self._own.end = SYSTEM_CLOCK.monotonic() + self._seconds
+        self._wait_since(SYSTEM_CLOCK.monotonic())
+
+    def _wait_since(self, begun: float) -> None:
+        self._own.end = begun + self._seconds
         self._own.latest = self._own.end + self._most / SLOWEST
 
 
 def get(port: int, path: str, key: str, seconds: float) -> tuple[int, Mapping[str, object]]:
     """Read the status and the JSON object of a page on 127.0.0.1:`port`; an empty one where it is something else.
 
+    `seconds` are for all of it: none of its bytes gains time.
+
     Raises:
-        Broken: there is no answer.
+        Broken: there is no whole answer.
     """
-    connection = _Connection(port, seconds, MAX_PAGE)
+    connection = _Connection(port, seconds, 0)
     try:
         connection.request("GET", path, headers=_with_key(key))
         reply = connection.getresponse()

@@ -109,25 +109,25 @@ def _url(serve: ServeStatus) -> str:
 
 
 def _ensure_answers(port: int, key: str, model: str, runtime: Runtime) -> None:
-    """Ask through the tunnel once: that its process runs does not show that it leads anywhere.
+    """Ask through the tunnel: that its process runs does not show that it leads anywhere.
 
     Raises:
         VclusterError: the model does not answer there.
     """
-    deadline = runtime.after(ANSWER_SECONDS)
-    while True:
+    deadline, why = runtime.after(ANSWER_SECONDS), ""
+    # What is left after the last try is too short for an answer.
+    while (left := deadline.left()) >= TRY_SECONDS:
         try:
-            status, page = get(port, "/v1/models", key, ANSWER_SECONDS)
+            status, page = get(port, "/v1/models", key, left)
             names = model_names(page)
             if status == HTTPStatus.OK and model in names:
                 return
             why = f"HTTP {status}, models {', '.join(names)}" if names else f"HTTP {status}"
         except Broken as error:
             why = error.message
-        if not deadline.left():
-            text = f"the tunnel at 127.0.0.1:{port} does not lead to {model}: {why}"
-            raise VclusterError(text, hint="vcluster endpoint --close\nvcluster endpoint --detach")
-        runtime.clock.sleep(TRY_SECONDS)
+        runtime.clock.sleep(min(TRY_SECONDS, deadline.left()))
+    text = f"the tunnel at 127.0.0.1:{port} does not lead to {model}: {why}"
+    raise VclusterError(text, hint="vcluster endpoint --close\nvcluster endpoint --detach")
 
 
 def close(inventory: Inventory, cache: Path) -> bool:
