@@ -178,7 +178,7 @@ def test_a_byte_at_a_time_gains_no_time(begin: bytes, piece: bytes) -> None:
 def test_a_page_comes_within_its_seconds_or_not_at_all() -> None:
     """Of one that came at its slowest `vcluster endpoint` waited 115 s."""
     begin = b"HTTP/1.1 200 OK\r\nContent-Length: 3000000\r\n\r\n"
-    with dripping(begin, b" " * 5050, 0.05) as port, within(10), pytest.raises(Broken, match="timed out|TimeoutError"):
+    with dripping(begin, b" " * 5050, 0.05) as port, within(10), pytest.raises(Broken):
         get(port, "/", "k", 0.3)
 
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from vllm_cluster import __version__
 from vllm_cluster.features.bench.measured import (
@@ -39,8 +40,11 @@ from vllm_cluster.serving.others import ready_model
 from vllm_cluster.wire.programs import BenchCounts, BenchReply, BenchStarted
 from vllm_cluster.wire.reading import RefusedDocument, read
 from vllm_cluster.wire.status import ServeStatus
+from vllm_cluster.wire.values import at_most
 
 START_SECONDS, IMPORT_SECONDS, END_SECONDS = 30.0, 300.0, 5.0
+# Far more loads than anybody measures: each that is compared takes a millisecond.
+MAX_POINTS = 1000
 
 
 @dataclass(frozen=True)
@@ -244,7 +248,12 @@ class _ComparedResult:
     """What is compared of a document that `bench` wrote, here or elsewhere."""
 
     v: Literal[1]
-    points: tuple[_ComparedPoint, ...]
+    points: Annotated[tuple[_ComparedPoint, ...], at_most(MAX_POINTS)]
+
+    def __post_init__(self) -> None:
+        loads = Counter(one.point for one in self.points)
+        if twice := next((load for load, number in loads.items() if number > 1), None):
+            raise ValueError(f"has a load twice: {_load(twice)}")
 
 
 def read_result(raw: bytes, name: str) -> dict[str, Any]:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from statistics import mean, variance
-from typing import Any
+from typing import Annotated, Any
 
 from vllm_cluster.wire.status import ServeStatus
 
@@ -21,8 +22,8 @@ ALPHA = 0.05
 # What is compared, and whether more of it is better. Few: each more row asks more of all others.
 COMPARED = {"output_throughput": True, "p50_ttft_ms": False, "p50_tpot_ms": False, "p99_e2el_ms": False}
 STEPS = 400
-# vLLM's are times in ms and tokens a second.
-MAX_FIGURE = 1e18
+# vLLM's are times in ms and tokens a second. The squares of smaller ones, or of larger ones, are no numbers any more.
+MIN_FIGURE, MAX_FIGURE = 1e-9, 1e18
 
 
 @dataclass(frozen=True)
@@ -70,12 +71,21 @@ class HostHardware:
     architecture: str
 
 
+def _figure(number: float) -> float:
+    if number and not MIN_FIGURE <= number <= MAX_FIGURE:
+        raise ValueError(f"must be 0, or from {MIN_FIGURE:g} to {MAX_FIGURE:g}")
+    return number
+
+
+Figure = Annotated[float, _figure]
+
+
 @dataclass(frozen=True)
 class BenchRun:
     """One run of a point: vLLM's own figures by name; times in ms, rates per second."""
 
     repetition: int
-    figures: Mapping[str, float]
+    figures: Mapping[str, Figure]
 
 
 @dataclass
@@ -129,15 +139,17 @@ def figure_name(figure: str) -> str:
 
 
 def figures(result: Mapping[str, object]) -> dict[str, float]:
-    """vLLM's figures that are kept: those that are numbers, NaN and what JSON has no bounds for left out."""
+    """vLLM's figures that are kept: those that a file of results may have."""
     names = ("duration", "completed", "failed", "request_throughput", "output_throughput", "total_token_throughput")
     times = (f"{kind}_{metric}_ms" for metric in METRICS for kind in ("mean", *PERCENTILES))
-    found = {name: result.get(name) for name in (*names, *times)}
-    return {
-        name: float(value)
-        for name, value in found.items()
-        if isinstance(value, int | float) and 0 <= value < MAX_FIGURE
-    }
+    found = dict[str, float]()
+    for name in (*names, *times):
+        value = result.get(name)
+        if isinstance(value, int | float):
+            # NaN too is beyond what a figure can be, and an int may be no float.
+            with suppress(ValueError, OverflowError):
+                found[name] = _figure(float(value))
+    return found
 
 
 def order(count: int, repetitions: int) -> Iterator[tuple[int, int]]:
@@ -171,9 +183,10 @@ class ComparedFigure:
 
 def compare(before: Sequence[Mapping[str, Any]], after: Sequence[Mapping[str, Any]]) -> list[ComparedFigure]:
     """The figures of the points that both documents have, by Welch's test, corrected for their number (Holm)."""
-    rows = [row for one in before for other in after if _same(one, other) for row in _figures(one, other)]
+    there = {_load(other): other for other in after}
+    rows = [row for one in before if (other := there.get(_load(one))) for row in _figures(one, other)]
     ranked = sorted((row for row in rows if row[3] is not None), key=lambda row: row[3] or 0.0)
-    different = set()
+    different = set[tuple[Point, str]]()
     for place, row in enumerate(ranked):
         if (row[3] or 0.0) > ALPHA / (len(ranked) - place):
             break
@@ -181,11 +194,11 @@ def compare(before: Sequence[Mapping[str, Any]], after: Sequence[Mapping[str, An
     return [_compared(row, row[:2] in different) for row in rows]
 
 
-_Row = tuple[int, str, tuple[float, float], float | None]
+_Row = tuple[Point, str, tuple[float, float], float | None]
 
 
-def _same(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
-    return bool(one["point"] == other["point"])
+def _load(point: Mapping[str, Any]) -> Point:
+    return Point(**point["point"])
 
 
 def _figures(one: Mapping[str, Any], other: Mapping[str, Any]) -> list[_Row]:
@@ -193,14 +206,16 @@ def _figures(one: Mapping[str, Any], other: Mapping[str, Any]) -> list[_Row]:
     for name in COMPARED:
         first, second = figure_values(one, name), figure_values(other, name)
         if first and second:
-            rows.append((one["point"]["concurrency"], name, (mean(first), mean(second)), welch(first, second)))
+            rows.append((_load(one), name, (mean(first), mean(second)), welch(first, second)))
     return rows
 
 
 def _compared(row: _Row, different: bool) -> ComparedFigure:
-    level, name, (before, after), p = row
+    load, name, (before, after), p = row
     change = (after / before - 1) * 100 if before else 0.0
-    return ComparedFigure(level, name, before, after, change, p, different, (after > before) == COMPARED[name])
+    return ComparedFigure(
+        load.concurrency, name, before, after, change, p, different, (after > before) == COMPARED[name]
+    )
 
 
 def welch(first: Sequence[float], second: Sequence[float]) -> float | None:

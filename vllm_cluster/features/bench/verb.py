@@ -167,7 +167,7 @@ def _compare(session: Session, folders: list[Path]) -> None:
             hint = "\n".join(("ls -d */", command_line("vcluster", "bench", "--output", str(one))))
             raise UsageError(f"--compare: {text}", hint=hint)
         with naming(path), path.open("rb") as file:
-            documents.append(read_result(file.read(MAX_BYTES + 1), str(one)))
+            documents.append(read_result(file.read(MAX_BYTES + 1), str(path)))
     rows = compare(documents[0]["points"], documents[1]["points"])
     if not rows:
         raise UsageError(

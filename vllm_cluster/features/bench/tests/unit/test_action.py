@@ -263,6 +263,8 @@ INVALID = {
     "a figure that is text": kept(figures={"output_throughput": "x"}),
     "a figure of 400 digits": kept(figures={"output_throughput": 10**400}),
     "a figure whose square is infinite": kept(figures={"output_throughput": 1e308}),
+    "a figure whose square is 0": kept(figures={"output_throughput": 1e-120}),
+    "a figure below 0": kept(figures={"output_throughput": -1.0}),
     "figures that are a list": kept(figures=[1]),
     "a run without figures": kept().replace("output_throughput", "x").replace('{"x": 1.0}', "{}"),
 }
@@ -275,6 +277,24 @@ def test_an_invalid_result_is_reported(raw: str) -> None:
     assert read_result(kept().encode(), "x")["points"]
     with pytest.raises(UsageError, match="x is not a result of vcluster bench"):
         read_result(raw.encode(), "x")
+
+
+def loads(*levels: int) -> bytes:
+    """A document with these loads."""
+    points = [json.loads(kept({**POINT, "concurrency": level}))["points"][0] for level in levels]
+    return json.dumps({"v": 1, "points": points}).encode()
+
+
+# fault: features/bench/action.py: if number > 1 → if number > 9
+# fault: features/bench/action.py: Annotated[tuple[_ComparedPoint, ...], at_most(MAX_POINTS)] → tuple[_ComparedPoint, ...]
+def test_a_result_with_more_loads_than_anybody_measures_or_one_twice_is_refused() -> None:
+    """Two documents that repeated one load 1,200 times took 100 s and 1.1 GB to compare."""
+    assert len(read_result(loads(*range(1, action.MAX_POINTS + 1)), "x")["points"]) == action.MAX_POINTS
+    with pytest.raises(UsageError, match=r"^x is not a result of vcluster bench: points has more than 1000 entries"):
+        read_result(loads(*range(1, action.MAX_POINTS + 2)), "x")
+    twice = r"^x is not a result of vcluster bench: has a load twice: 4 at once, 1 in, 1 out, 8 requests$"
+    with pytest.raises(UsageError, match=twice):
+        read_result(loads(1, 4, 16, 4), "x")
 
 
 def test_failed_requests_have_their_most_frequent_reasons(monkeypatch: pytest.MonkeyPatch) -> None:

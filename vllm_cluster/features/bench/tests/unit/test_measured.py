@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+import math
 import random
 import re
 from dataclasses import replace
 from html.parser import HTMLParser
-from itertools import pairwise
+from itertools import pairwise, product
 from typing import Any
 
 import pytest
@@ -16,6 +17,8 @@ from tests.support.depth import cases
 from tests.support.views import serving
 from vllm_cluster.features.bench.measured import (
     COMPARED,
+    MAX_FIGURE,
+    MIN_FIGURE,
     PRESETS,
     Point,
     argv,
@@ -112,6 +115,31 @@ def test_the_words_for_vllm() -> None:
 def test_the_figures_that_are_kept() -> None:
     found = figures({"output_throughput": 5, "p99_itl_ms": 1.5, "request_rate": "inf", "p50_ttft_ms": None, "x": 1})
     assert found == {"output_throughput": 5.0, "p99_itl_ms": 1.5}
+
+
+# fault: features/bench/measured.py: if number and not MIN_FIGURE <= number <= MAX_FIGURE: → if not number <= MAX_FIGURE:
+@pytest.mark.parametrize("odd", [1e-120, 5e-324, -1.0, 1e19, 1e308, 10**400, float("nan"), float("inf")])
+def test_no_figure_is_kept_with_which_nothing_can_be_counted(odd: float) -> None:
+    """A head may report any number: with those of 1e-120 the comparison ended in a division by zero."""
+    assert figures({"output_throughput": odd, "p50_ttft_ms": 0}) == {"p50_ttft_ms": 0.0}
+
+
+def test_the_smallest_and_the_largest_figures_are_compared() -> None:
+    least, most = [MIN_FIGURE, math.nextafter(MIN_FIGURE, 1)], [MAX_FIGURE, math.nextafter(MAX_FIGURE, 0)]
+    for values, other in product([least, most, [0.0, MIN_FIGURE], [0.0, MAX_FIGURE]], repeat=2):
+        assert all(value == 0 or figures({"duration": value}) for value in values)
+        assert 0 <= (welch(values, other) or 0.0) <= 1
+
+
+# fault: features/bench/measured.py: different.add(row[:2]) → different.update(one[:2] for one in rows if one[1] == row[1])
+def test_loads_that_share_a_concurrency_are_different_each_for_itself() -> None:
+    chance = random.Random(7)
+
+    def two(factor: float) -> Any:
+        short, long = (measured(chance, 5, levels=(1,), factor=one)[0] for one in (factor, 1.0))
+        return [short, {**long, "point": {**long["point"], "input": 1024}}]
+
+    assert [row.different for row in compare(two(1.0), two(1.5))] == [True] * 4 + [False] * 4
 
 
 DOCUMENT = {
