@@ -50,6 +50,7 @@ def test_no_format_comes_twice(there: set[str], read: set[str] | None) -> None:
     assert names(*there) == (there if read is None else read)
 
 
+# fault: kernel/plan/pull.py: f"{path}/".startswith(f"{before}/") → path.startswith(f"{before}/")
 @pytest.mark.parametrize(
     ("paths", "unfit"),
     [
@@ -62,6 +63,7 @@ def test_no_format_comes_twice(there: set[str], read: set[str] | None) -> None:
         (["a\0"], "a\0"),
         (["\udcff.json"], "\udcff.json"),
         (["a", "a-b", "a/b/c", "a.json"], "a/b/c"),
+        (["a", "b/c", "a.json", "b/c"], "b/c"),
     ],
 )
 def test_a_path_that_no_host_may_have_is_found(paths: list[str], unfit: str | None) -> None:

@@ -166,12 +166,12 @@ def choose_files(files: Sequence[ModelFile]) -> tuple[tuple[ModelFile, ...], tup
 
 
 def unfit_path(files: Iterable[ModelFile]) -> str | None:
-    """The first path that no host may have: outside of the model, not in UTF-8, on two lines, or a folder too."""
+    """The first path that no host may have: outside of the model, not in UTF-8, on two lines, twice or a folder too."""
     # In this order what is below a path follows it. All paths above each were 36 ms for one of 2,000 parts.
-    ordered = sorted({file.path for file in files}, key=lambda path: path.replace("/", "\0"))
+    ordered = sorted((file.path for file in files), key=lambda path: path.replace("/", "\0"))
     for before, path in pairwise(("", *ordered)):
         # What is not UTF-8 comes as lone surrogates, which are not printable.
-        if {"", ".", ".."} & {*path.split("/")} or not path.isprintable() or path.startswith(f"{before}/"):
+        if {"", ".", ".."} & {*path.split("/")} or not path.isprintable() or f"{path}/".startswith(f"{before}/"):
             return path
     return None
 
