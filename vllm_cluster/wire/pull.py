@@ -87,7 +87,7 @@ class HubAnswer:
     endpoint: HubUrl
     commit: Commit = ""
     name: str = ""
-    problem: Literal["", "gated", "missing", "revision", "name", "answer", "unreachable"] = ""
+    problem: Literal["", "gated", "missing", "revision", "name", "answer", "wrong", "many", "slow", "unreachable"] = ""
     code: int | None = None
     words: Shown = ""
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from vllm_cluster.features.pull.folder import find_folder
 from vllm_cluster.features.pull.hosts import PullHosts
-from vllm_cluster.features.pull.hub_listing import NoSuchModel
+from vllm_cluster.features.pull.hub_listing import NoSuchModel, ensure_asked
 from vllm_cluster.features.pull.models import near_cached
 from vllm_cluster.features.pull.plan import WantedModel, ask_about
 from vllm_cluster.kernel.errors import PreflightFailed, Unreachable, VclusterError
@@ -68,6 +68,7 @@ def find_model(hosts: PullHosts, wanted: WantedModel, via: str) -> HubModel:
         hint = "\n".join(command_line("vcluster", "pull", f"{wanted.model}@{commit}") for commit in commits)
         raise PreflightFailed(f"{reason}; the hosts have different revisions of {wanted.name}: {text}", hint=hint)
     first, one = next(iter(found.items()))
+    ensure_asked(wanted.revision, one.commit, f"{first}: pull: the manifest of {wanted.model}")
     hosts.emit(Event("note", f"{reason}; the files are those of the manifest on {first}"))
     return HubModel(wanted.model, one.commit, Url(""), tuple(one.files))
 

@@ -1,6 +1,7 @@
 """Asks the hub what a model's repository holds, from where it would be downloaded: a JSON line a file, then the end.
 
-The first message has the model, the revision, the token and the endpoint. Uses the image's own huggingface_hub.
+The first message has the model, the revision, the token, the endpoint, the seconds for all of it, and the bytes that
+may be printed. Uses the image's own huggingface_hub.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ import json
 import os
 import resource
 import sys
+import threading
 import time
 from typing import Any
 
@@ -22,10 +24,23 @@ from huggingface_hub import HfApi, get_hf_file_metadata, hf_hub_url
 MEMORY_BYTES = 4 << 30
 TRIES, PAUSE_SECONDS = 4, 2.0
 LOOK_SECONDS = 20
+# Errors of a connection: those of requests, and those of httpx in its place.
+LOST = {"ConnectionError", "Timeout", "ChunkedEncodingError", "TransportError"}
+
+
+class TooManyError(Exception):
+    """The list is longer than a person's machine takes."""
+
+
+class OddAnswerError(Exception):
+    """The hub sent something, and it cannot be the list of a model."""
 
 
 def problem(error: Exception, endpoint: str) -> dict[str, Any]:
-    """What a person can act on; the names of classes are the same since huggingface_hub 0.20."""
+    """What a person can act on; the names of classes are the same since huggingface_hub 0.20.
+
+    The hub may send anything, in which the library fails in any way: where it was reached, its answer is wrong.
+    """
     code = getattr(getattr(error, "response", None), "status_code", None)
     names = {kind.__name__ for kind in type(error).__mro__}
     kinds = {
@@ -33,10 +48,20 @@ def problem(error: Exception, endpoint: str) -> dict[str, Any]:
         "RepositoryNotFoundError": "missing",
         "RevisionNotFoundError": "revision",
         "HFValidationError": "name",
+        "TooManyError": "many",
     }
-    kind = next((kind for name, kind in kinds.items() if name in names), "answer" if code else "unreachable")
+    # Of requests an answer that is not JSON is an OSError too.
+    lost = names & LOST or ("OSError" in names and "RequestException" not in names)
+    other = "answer" if code else "unreachable" if lost else "wrong"
+    kind = next((kind for name, kind in kinds.items() if name in names), other)
     words = str(error).strip().split("\n")[0][:300] or type(error).__name__
-    return {"problem": kind, "code": code, "words": words, "endpoint": endpoint}
+    return {"problem": kind, "code": code, "words": "" if kind == "wrong" else words, "endpoint": endpoint}
+
+
+def give_up(endpoint: str) -> None:
+    """End this process: the hub gives a byte now and then, which ends no wait for the next one."""
+    print(json.dumps({"problem": "slow", "endpoint": endpoint}), flush=True)
+    os._exit(0)
 
 
 def waits(error: Exception) -> bool:
@@ -45,39 +70,55 @@ def waits(error: Exception) -> bool:
     return code == 429 or (code or 0) >= 500
 
 
-def look(asked: dict[str, Any], endpoint: str) -> None:
-    """Print the commit behind the revision and the files."""
+def look(asked: dict[str, Any], endpoint: str) -> str:
+    """The lines of the files, and of the commit behind the revision."""
     token = asked["token"] or False
     info = HfApi(endpoint=endpoint, token=token).model_info(
         asked["model"], revision=asked["revision"] or None, files_metadata=True, timeout=LOOK_SECONDS
     )
     if not info.sha:
-        raise ValueError("no commit")
+        raise OddAnswerError("no commit")
     files = [(row.rfilename, row.size, row.lfs["sha256"] if row.lfs else row.blob_id) for row in info.siblings or ()]
+    rows = [{"path": path, "size": size, "blob": blob} for path, size, blob in files]
+    end = {"commit": info.sha, "name": info.id or asked["model"], "endpoint": endpoint}
+    listed = "".join(f"{json.dumps(row)}\n" for row in (*rows, end))
+    if len(listed) > asked["most"]:
+        raise TooManyError(f"{len(files)} files")
     if files:
         # A gated repository lists its files to everyone, and gives none.
         last = max(files, key=lambda row: row[1] or 0)[0]
-        url = hf_hub_url(info.id or asked["model"], last, revision=info.sha, endpoint=endpoint)
+        try:
+            url = hf_hub_url(end["name"], last, revision=info.sha, endpoint=endpoint)
+        except (TypeError, ValueError):
+            # Not a slip of the person, whose name the library took: the hub's own name, or that of a file.
+            raise OddAnswerError("a file that cannot be") from None
         get_hf_file_metadata(url, token=token)
-    for path, size, blob in files:
-        print(json.dumps({"path": path, "size": size, "blob": blob}))
-    print(json.dumps({"commit": info.sha, "name": info.id or asked["model"], "endpoint": endpoint}))
+    return listed
+
+
+def answer(asked: dict[str, Any], endpoint: str) -> str:
+    """Ask as often as it may help: what is to be printed."""
+    for left in reversed(range(TRIES)):
+        try:
+            return look(asked, endpoint)
+        except Exception as error:
+            if not (left and waits(error)):
+                return json.dumps(problem(error, endpoint)) + "\n"
+        time.sleep(PAUSE_SECONDS)
+    raise AssertionError
 
 
 def main() -> None:
-    """Ask as often as it may help."""
+    """Print what the hub has, or why that is not known, before the seconds are over."""
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
     asked = json.loads(sys.stdin.readline())
     endpoint = (asked["endpoint"] or os.environ.get("HF_ENDPOINT") or "https://huggingface.co").rstrip("/")
-    for left in reversed(range(TRIES)):
-        try:
-            look(asked, endpoint)
-            return
-        except Exception as error:
-            if not (left and waits(error)):
-                print(json.dumps(problem(error, endpoint)))
-                return
-        time.sleep(PAUSE_SECONDS)
+    watch = threading.Timer(asked["seconds"], give_up, [endpoint])
+    watch.daemon = True
+    watch.start()
+    found = answer(asked, endpoint)
+    watch.cancel()
+    print(found, end="")
 
 
 if __name__ == "__main__":

@@ -66,6 +66,13 @@ def test_the_manifest_of_a_host_is_taken_and_reported(found: Any) -> None:
     assert events[-1].text == f"{GONE.message}; the files are those of the manifest on gpu2"
 
 
+# fault: features/pull/known.py: ensure_asked(wanted.revision, one.commit → ensure_asked("", one.commit
+def test_a_manifest_of_another_commit_than_the_one_that_was_named_is_refused(found: Any) -> None:
+    assert found(GONE, {"gpu2": ONE}, replace(WANTED, revision=ONE))[0].commit == ONE
+    with pytest.raises(PreflightFailed, match=f"^gpu2: pull: the manifest of lab/model answers with commit {ONE} "):
+        found(GONE, {"gpu2": ONE}, replace(WANTED, revision=OTHER))
+
+
 def test_whoever_sets_the_hubs_own_variable_asks_no_hub(found: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     asked = AssertionError("the hub was asked")
