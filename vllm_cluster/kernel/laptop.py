@@ -272,12 +272,21 @@ def naming(path: str | Path) -> Iterator[None]:
         raise
 
 
+def fresh_file(path: Path, mode: int) -> int:
+    """Open a new file to write; what was in its place is removed, neither followed as a link nor waited for as a pipe.
+
+    Raises:
+        OSError: a folder is there, or it cannot be made.
+    """
+    path.unlink(missing_ok=True)
+    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
+
+
 def write_whole(path: Path, text: str, mode: int = 0o644) -> None:
     """Replace a file so that a reader, or a second writer, sees the old one or the new one."""
     new = path.with_name(f".{path.name}.{os.getpid()}.new")
-    new.unlink(missing_ok=True)
     try:
-        with os.fdopen(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "w", encoding="utf-8") as file:
+        with os.fdopen(fresh_file(new, mode), "w", encoding="utf-8") as file:
             file.write(text)
         new.replace(path)
     except BaseException:

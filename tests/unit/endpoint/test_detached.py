@@ -47,6 +47,35 @@ def test_it_is_found_again_and_nothing_is_left_of_it(state: State) -> None:
     assert list(state.path.parent.iterdir()) == []
 
 
+# fault: serving/endpoint/detached.py: fresh_file(self.log, 0o600) → os.open(self.log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize("kind", ["a link", "a pipe", "a log"])
+def test_what_is_in_the_place_of_the_log_is_neither_followed_nor_waited_for(kind: str, state: State) -> None:
+    with state.locked():
+        pass
+    other = state.path.parent.parent / "other"
+    other.write_text("mine")
+    match kind:
+        case "a link":
+            state.log.symlink_to(other)
+        case "a pipe":
+            os.mkfifo(state.log)
+        case _:
+            state.log.write_text("error: of the last one")
+    start(state)
+    assert (other.read_text(), state.log.is_symlink(), state.log.read_text()) == ("mine", False, "")
+
+
+# fault: serving/endpoint/detached.py: if path.is_dir() and not path.is_symlink(): → if False:
+@pytest.mark.parametrize("name", ["k.json", "k.log"])
+def test_a_folder_in_the_place_of_a_file_is_named(name: str, tmp_path: Path) -> None:
+    state = State(tmp_path / "tunnels", "k")
+    (state.path.parent / name).mkdir(parents=True)
+    with pytest.raises(VclusterError, match=f"{name} is a folder where a file of a tunnel would be$") as refused:
+        start(state)
+    assert refused.value.hint == f"rm -r {state.path.parent / name}"
+
+
 def test_one_that_ended_is_not_taken_for_running(state: State) -> None:
     started = start(state)
     os.kill(started.pid, signal.SIGKILL)

@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Annotated
 
 from vllm_cluster.kernel.errors import VclusterError
-from vllm_cluster.kernel.laptop import make_private, own_python, read_own_file, write_whole
+from vllm_cluster.kernel.laptop import fresh_file, make_private, own_python, read_own_file, write_whole
+from vllm_cluster.kernel.shell_line import command_line
 from vllm_cluster.wire.reading import RefusedDocument, read
 from vllm_cluster.wire.values import Port, between
 
@@ -63,8 +64,16 @@ class State:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Alone among the programs that find, start or end it."""
+        """Alone among the programs that find, start or end it.
+
+        Raises:
+            VclusterError: a folder is where a file of it would be.
+        """
         make_private(self.path.parent)
+        for path in (self.path, self.log):
+            if path.is_dir() and not path.is_symlink():
+                text = f"{path} is a folder where a file of a tunnel would be"
+                raise VclusterError(text, hint=command_line("rm", "-r", str(path)))
         # The folder itself: a file for the lock would be left, or removed under another one's hands.
         folder = os.open(self.path.parent, os.O_RDONLY | os.O_CLOEXEC)
         try:
@@ -96,7 +105,7 @@ class State:
         Raises:
             VclusterError: it ended before, with what it printed.
         """
-        with os.fdopen(os.open(self.log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as log:
+        with os.fdopen(fresh_file(self.log, 0o600), "wb") as log:
             child = own_python(
                 subprocess.Popen, words, start_new_session=True, stdin=subprocess.DEVNULL, stdout=log, stderr=log
             )
