@@ -270,7 +270,7 @@ INVALID = {
 }
 
 
-# fault: features/bench/measured.py: figures: Mapping[str, float] → figures: object
+# fault: features/bench/measured.py: figures: Mapping[str, Figure] → figures: object
 @pytest.mark.parametrize("raw", INVALID.values(), ids=INVALID)
 def test_an_invalid_result_is_reported(raw: str) -> None:
     """It may be a colleague's: what is compared of it was an internal error, or its escapes were shown."""
