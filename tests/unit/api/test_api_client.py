@@ -175,10 +175,11 @@ def test_a_byte_at_a_time_gains_no_time(begin: bytes, piece: bytes) -> None:
 
 # fault: serving/api/client.py: _Connection(port, seconds, 0) → _Connection(port, seconds, MAX_PAGE)
 @pytest.mark.timeout(15)
-def test_a_page_comes_within_its_seconds_or_not_at_all() -> None:
+def test_a_page_comes_within_its_seconds_or_not_at_all(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of one that came at its slowest `vcluster endpoint` waited 115 s."""
     begin = b"HTTP/1.1 200 OK\r\nContent-Length: 3000000\r\n\r\n"
-    with dripping(begin, b" " * 5050, 0.05) as port, pytest.raises(Broken):
+    monkeypatch.setattr(client, "SLOWEST", 100)
+    with dripping(begin, b" " * 100, 0.05) as port, pytest.raises(Broken):
         get(port, "/", "k", 0.3)
 
 

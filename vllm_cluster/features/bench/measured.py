@@ -22,7 +22,7 @@ ALPHA = 0.05
 # What is compared, and whether more of it is better. Few: each more row asks more of all others.
 COMPARED = {"output_throughput": True, "p50_ttft_ms": False, "p50_tpot_ms": False, "p99_e2el_ms": False}
 STEPS = 400
-# vLLM's are times in ms and tokens a second. The squares of smaller ones, or of larger ones, are no numbers any more.
+# vLLM's are times in ms and tokens a second. No float holds the squares of others.
 MIN_FIGURE, MAX_FIGURE = 1e-9, 1e18
 
 

@@ -17,8 +17,8 @@ from vllm_cluster.wire.values import Url
 
 # Four tries of two requests, and a start of Python with the hub's library.
 ASK_SECONDS = 150.0
-# What the hub has of that, and of what a program may print: the program itself tells that it is too slow, or sends too
-# much, before it is ended.
+# What the hub has of that, and of what a program may print: the program itself reports a hub that is too slow, or sends
+# too much, before it is ended.
 HUB_SECONDS, HUB_BYTES = 120.0, MAX_BYTES - MAX_LINE
 
 

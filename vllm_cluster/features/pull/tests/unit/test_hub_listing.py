@@ -26,7 +26,7 @@ def asked(monkeypatch: pytest.MonkeyPatch, *rows: dict[str, Any], revision: str 
     ended = SimpleNamespace(messages=rows, text="no module", code=1)
 
     def run(_: object, program: RemoteProgram, _place: object, _deadline: object, first: dict[str, Any]) -> Any:
-        # It tells what is wrong with the hub before it is ended.
+        # It reports what is wrong with the hub before it is ended.
         assert first["most"] < program.max_bytes and first["seconds"] + 20 < program.seconds - BEGIN_SECONDS
         return ended
 
