@@ -5,8 +5,6 @@ from __future__ import annotations
 import re
 import unicodedata
 
-from rich.cells import get_character_cell_size
-
 LABELS = ("fix", "next", "ask", "clients", "look", "follow", "continue", "stop", "same")
 # What takes no place of its own; a letter of no alphabet that is known here, which may look like one or two of any.
 _MARK, _ANY = "\u0300", "\uffff"
@@ -34,18 +32,24 @@ class _Skeleton(dict[int, str]):
     """What a character looks like: a small letter of ASCII, a colon, a blank, what takes no place, or any letter."""
 
     def __missing__(self, code: int) -> str:
+        # Help is shown without it.
+        from rich.cells import get_character_cell_size
+
         char = chr(code)
         base = unicodedata.normalize("NFKD", char)[0]
         if char in _COLONS:
-            base = ":"
-        elif (unicodedata.category(char) == "Zs" and not char.isascii()) or get_character_cell_size(char) == 0:
-            base = char if char in "\t\n" else _MARK
-        self[code] = base.lower().translate(_ALIKE) if base.isascii() else base if base == _MARK else _ANY
+            self[code] = ":"
+        elif unicodedata.category(char) == "Zs" or get_character_cell_size(char) == 0:
+            self[code] = _MARK
+        else:
+            self[code] = base.lower().translate(_ALIKE) if base.isascii() else _ANY
         return self[code]
 
 
+_EXPANDED = _Expanded()
+_SKELETON = _Skeleton({code: chr(code).lower().translate(_ALIKE) for code in range(128)})
 # A blank of Braille; a long s, which looks like an f.
-_EXPANDED, _SKELETON = _Expanded(), _Skeleton({0x2800: " ", 0x17F: _ANY})
+_SKELETON |= {0x2800: " ", 0x17F: _ANY}
 
 
 def _spelled(label: str) -> str:
@@ -57,7 +61,7 @@ def _spelled(label: str) -> str:
 
 _BARE = [label.translate(_ALIKE) for label in LABELS]
 _LABEL = re.compile(rf"(?:{'|'.join(map(_spelled, _BARE))})\Z")
-_LONGEST = max(map(len, LABELS))
+_LETTERS = max(map(len, LABELS))
 
 
 def unlabelled(text: str) -> str:
@@ -74,7 +78,7 @@ def unlabelled(text: str) -> str:
         colon = end = at
         while end > last and bare[end - 1].isspace():
             end -= 1
-        label = _LABEL.search(bare, max(last, end - _LONGEST), end)
+        label = _LABEL.search(bare, max(last, end - _LETTERS), end)
         # A word of another script's letters alone is left.
         if label and any(map(str.isascii, label[0])):
             begin = place = places[label.start()]

@@ -464,7 +464,7 @@ def test_an_answer_of_which_the_name_is_odd_has_that_of_its_line(name: str, head
     assert {row["response"]["request_id"][:12] for row in rows} == {"cmpl", "batch_req_4_"}
 
 
-# fault: features/batch/on_head/lines.py: named_in(row, line.place)\n → pass\n
+# fault: features/batch/on_head/lines.py: named_in(row, line.place) → pass
 # fault: features/batch/on_head/runner.py: {error}", final=True) → {error}")
 @pytest.mark.parametrize(("depth", "length"), [(250, 2 << 20), (900, 2 << 20), (250, 0), (960, 0), (970, 0)])
 def test_an_answer_that_could_not_be_taken_is_a_failure_of_its_line_alone(depth: int, length: int, head: Head) -> None:
@@ -479,7 +479,7 @@ def test_an_answer_that_could_not_be_taken_is_a_failure_of_its_line_alone(depth:
 
 
 # fault: features/batch/action.py: except RefusedRow as error: → except ZeroDivisionError as error:
-# fault: features/batch/on_head/files.py: except ValueError as error:\n            text → except ZeroDivisionError as error:\n            text
+# fault: features/batch/on_head/files.py: raise ValueError("does not have → raise ZeroDivisionError("does not have
 @pytest.mark.parametrize("row", [b"hello\n", b"x" * (2 << 20) + b"\n"], ids=["no row", "a long one"])
 def test_one_with_rows_that_cannot_be_taken_can_be_stopped(
     row: bytes, head: Head, monkeypatch: pytest.MonkeyPatch

@@ -164,7 +164,7 @@ def submits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 # fault: features/slurm/jobs.py: --output="$out/slurm-%j.out" → --output="$d/slurm-%j.out"
-# fault: features/slurm/folders.py: find "$1" -maxdepth 0 → find "$1/" -maxdepth 0
+# fault: features/slurm/folders.py: find "$1" -maxdepth 0 ! -perm -20 → find "$1/" -maxdepth 0 ! -perm -20
 @pytest.mark.parametrize("mode", [0o700, 0o1777, 0o3775])
 def test_the_output_of_a_job_is_where_no_other_can_have_made_a_link(mode: int, submits: Path) -> None:
     """Its name can be guessed, and Slurm follows a link there into any file of this user."""
