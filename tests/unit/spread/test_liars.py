@@ -98,7 +98,6 @@ def liar(plan: HostPlan, lie: Lie) -> Iterator[None]:
 # fault: kernel/spread/spread.py: if wanted() and arriving.bytes == before < has: → if False:
 # fault: kernel/spread/spread.py: if arriving.bytes - before < min(PACE_BYTES, has - before): → if False:
 # fault: kernel/spread/spread.py: if time.monotonic() - self._moved > PACE_SECONDS: → if False:
-# fault: kernel/spread/spread.py: if arriving.senders - {name}: → if False:
 @pytest.mark.parametrize("lie", [has_none, is_busy, breaks_off, drips])
 def test_a_host_that_gives_less_than_it_has_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lie: Lie) -> None:
     """The one behind it waited 15 min at full load, or, where a byte came now and then, without end."""
@@ -120,7 +119,6 @@ def test_a_host_that_gives_less_than_it_has_is_left(tmp_path: Path, monkeypatch:
 
 # fault: kernel/spread/spread.py: if name in self._avoid: → if False:
 # fault: kernel/spread/spread.py: self._avoid.add(culprit) → raise PullError(arriving.wrong)
-# fault: kernel/spread/spread.py: self.failed = upstream → pass
 def test_a_host_that_sends_other_bytes_is_left_while_the_source_downloads(tmp_path: Path) -> None:
     """The source has none of the files whole yet: the others asked the same host three times, and ended."""
     asked: Counter[tuple[str, int]] = Counter()
@@ -155,6 +153,17 @@ def test_a_host_that_sends_other_bytes_is_left_while_the_source_downloads(tmp_pa
     assert max(asked.values()) <= 2
     assert any(error.endswith("wrong hash (from h1)") for error in errors)
     assert not any("(from h2)" in error or "(from h3)" in error for error in errors)
+
+
+# fault: kernel/spread/spread.py: self.failed = upstream → pass
+def test_who_was_found_wrong_is_refused_where_it_is_named_again(tmp_path: Path) -> None:
+    """The source forgets who could not be used after a while."""
+    own = of_host(plan_of(3, random_files(tmp_path / "h0", 1, 1000), tmp_path), "h2")
+    with closing(spread.Receiver(own, Store(own))) as receiver:
+        receiver._avoid.add("h1")
+        receiver.use("h1")
+        receiver.start()
+        until(lambda: receiver.failed == "h1", seconds=20)
 
 
 # fault: kernel/spread/spread.py: if arriving.senders & self._avoid: → if False:
@@ -202,6 +211,7 @@ def test_who_forwarded_a_wrong_file_is_left_without_being_accused(tmp_path: Path
 
 # fault: kernel/spread/spread.py: self._for(arriving.term if name != self._source else math.inf) → self._for(math.inf)
 # fault: kernel/spread/spread.py: arriving.term *= 2 → pass
+# fault: kernel/spread/spread.py: if arriving.senders - {name}: → if False:
 def test_a_wrong_file_is_not_waited_for_from_one_that_gives_it_slowly(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -274,12 +284,13 @@ def test_no_host_speaks_for_another(tmp_path: Path) -> None:
 
 # fault: kernel/spread/spread_order.py: was_here = now - host.reported → was_here = host.present and now - host.reported
 def test_who_is_accused_can_accuse(tmp_path: Path) -> None:
-    """One that accused another more often than that one reports kept it behind itself."""
-    chain, now = Chain(["h0", "h1", "h2"], 1000), 100.0
-    chain.report("h1", 1000, now)
-    chain.report("h2", 0, now)
-    for step in range(1, 10):
-        now += 0.25
-        chain.report("h1", 1000, now, failed="h2")
-        upstream = chain.report("h2", 0, now + 0.1, failed="h1" if step == 1 else "")
+    """What it could not get from was named to it again, while a third host could not get from it."""
+    chain, now = Chain(["h0", "h1", "h2", "h3"], 1000), 100.0
+    assert [chain.report(name, 1000 if name == "h1" else 0, now) for name in ("h1", "h2", "h3")] == ["h0", "h1", "h2"]
+    chain.report("h3", 0, now, failed="h2")
+    assert chain.report("h2", 0, now, failed="h1") == "h3"
+    while now < 103.0:  # the third is gone
+        now += 0.5
+        chain.report("h1", 1000, now)
+        upstream = chain.report("h2", 0, now)
     assert upstream == "h0"
