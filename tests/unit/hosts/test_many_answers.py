@@ -32,7 +32,7 @@ from vllm_cluster.kernel.transport.base import Result
 MOST_MB = 110
 # What each verb is tried with per change: the largest that is taken, and the worst of what is refused.
 LINES = {
-    "plan": ("full", "images", "fewer nics"),
+    "plan": ("full", "images"),
     "up --yes": ("full",),
     "serve org/m --yes": ("full",),
     "check": ("own containers",),

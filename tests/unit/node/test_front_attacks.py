@@ -387,7 +387,7 @@ def test_clients_that_read_slowly_fill_no_memory(tmp_path: Path) -> None:
         # What only the first answer takes is left out.
         assert made.ask("POST", "/v1/completions", body).status == 200
         before = most()
-        clients = [socket.socket() for _ in range(48)]
+        clients = [socket.socket() for _ in range(20)]
         for one in clients:
             one.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
             one.settimeout(60)
