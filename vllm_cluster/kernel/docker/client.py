@@ -7,7 +7,7 @@ import json
 import posixpath
 import tarfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import TypeVar
 
 from vllm_cluster.kernel.clock import SYSTEM_CLOCK, Clock, Deadline
@@ -100,6 +100,10 @@ class DockerApi:
     def fence(self, open_stream: OpenStream) -> None:
         """Send what follows over streams that `open_stream` opens; idle ones of before are closed."""
         self._calls.pool.fence(open_stream)
+
+    def without_idle(self) -> AbstractContextManager[None]:
+        """Keep no stream that is not used meanwhile."""
+        return self._calls.pool.without_idle()
 
     def close(self) -> None:
         """Close the streams."""

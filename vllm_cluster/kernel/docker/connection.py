@@ -6,8 +6,8 @@ import http.client
 import io
 import math
 import threading
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
 from vllm_cluster.kernel.clock import Deadline
@@ -173,13 +173,14 @@ class Connection(http.client.HTTPConnection):
 
 
 class Pool:
-    """At most `MAX_STREAMS` connections at once, kept open for the next request."""
+    """At most `MAX_STREAMS` connections at once, kept open for the next request while no other stream needs a place."""
 
     def __init__(self, open_stream: OpenStream) -> None:
         self._open_stream = open_stream
         self._slots = threading.BoundedSemaphore(MAX_STREAMS)
         self._lock = threading.Lock()
         self._idle: list[Connection] = []
+        self._openings = 0
         self._closed = False
 
     def take(self, deadline: Deadline) -> Connection:
@@ -203,7 +204,8 @@ class Pool:
     def give_back(self, connection: Connection) -> None:
         """Keep a connection for the next request, or close it where it cannot serve one."""
         with self._lock:
-            keep = connection.reusable and not self._closed and connection.open_stream is self._open_stream
+            now = not self._closed and not self._openings and connection.open_stream is self._open_stream
+            keep = now and connection.reusable
             if keep:
                 self._idle.append(connection)
         try:
@@ -216,18 +218,29 @@ class Pool:
         """Open what is opened from now on by `open_stream`; idle connections of before are closed."""
         with self._lock:
             self._open_stream = open_stream
-            idle, self._idle = self._idle, []
-        _close(idle)
+        self._close_idle()
+
+    @contextmanager
+    def without_idle(self) -> Iterator[None]:
+        """Keep no connection idle meanwhile: each has the place of a stream that may be waited for."""
+        with self._lock:
+            self._openings += 1
+        try:
+            self._close_idle()
+            yield
+        finally:
+            with self._lock:
+                self._openings -= 1
 
     def close(self) -> None:
         """Close every idle connection now, and every other one when it is given back."""
         with self._lock:
             self._closed = True
+        self._close_idle()
+
+    def _close_idle(self) -> None:
+        with self._lock:
             idle, self._idle = self._idle, []
-        _close(idle)
-
-
-def _close(connections: list[Connection]) -> None:
-    for connection in connections:
-        with suppress(OSError):
-            connection.discard()
+        for connection in idle:
+            with suppress(OSError):
+                connection.discard()

@@ -8,7 +8,7 @@ import shlex
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from typing import Literal, TypeVar
 
 from vllm_cluster.kernel.clock import Deadline
@@ -76,7 +76,12 @@ class HostConnection:
     def open_changing(self, argv: Sequence[str], deadline: Deadline) -> Stream:
         """Start a command that changes the host: like a call to Docker, only under the lease, and ended with it."""
         self.ask()
-        return self.transport.open_stream([*self._through, *argv], deadline)
+        return self.open_stream([*self._through, *argv], deadline)
+
+    def open_stream(self, argv: Sequence[str], deadline: Deadline) -> Stream:
+        """Start a command and talk to it; what is idle of Docker's streams makes place for it."""
+        with self._docker_api.without_idle() if self._docker_api else nullcontext():
+            return self.transport.open_stream(argv, deadline)
 
     def _dial(self) -> Stream:
         return self.transport.open_stream([*self._through, *DIAL], self.runtime.after(DIAL_SECONDS))

@@ -283,11 +283,11 @@ def start(connection: HostConnection, program: RemoteProgram, place: Place, dead
     whole = connection.runtime.after(program.seconds)
     match place:
         case OnHost():
-            opened = connection.open_changing if program.changes else connection.transport.open_stream
+            opened = connection.open_changing if program.changes else connection.open_stream
             return RunningProgram(connection.name, program, opened(program.argv, deadline), whole)
         case InNode(container):
             argv = ("docker", "exec", "--interactive", container, *program.argv)
-            opened = connection.open_changing if program.changes else connection.transport.open_stream
+            opened = connection.open_changing if program.changes else connection.open_stream
             return RunningProgram(connection.name, program, opened(argv, deadline), whole)
     name = temporary_name(place.owner.cluster, place.kind)
 

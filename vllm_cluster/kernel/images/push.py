@@ -219,7 +219,7 @@ class ImageSource:
         Docker takes nothing of an archive before its end.
         """
         deadline, due = self._runtime.after(START_SECONDS), self._runtime.after(PUSH_SECONDS)
-        with closing(self.connection.transport.open_stream(self._source.reading(self._blobs), deadline)) as stream:
+        with closing(self.connection.open_stream(self._source.reading(self._blobs), deadline)) as stream:
             for blob, count in self._blobs.sizes.items():
                 digest, left = hashlib.sha256(), count
                 yield _header(blob, count)

@@ -181,7 +181,7 @@ class Lease:
         script = files("vllm_cluster.kernel.lease").joinpath("lease.sh").read_text()
         argv = ["sh", "-c", script, "lease", self._folder(connection), self._token, self._who, str(TIME_TO_LIVE)]
         try:
-            stream = connection.transport.open_stream(argv, self._runtime.after(OPEN_SECONDS))
+            stream = connection.open_stream(argv, self._runtime.after(OPEN_SECONDS))
             try:
                 reply, rest = _answer(stream, self._runtime.after(OPEN_SECONDS))
                 if reply == "held":
