@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import unicodedata
+from collections.abc import Sequence
 
 LABELS = ("fix", "next", "ask", "clients", "look", "follow", "continue", "stop", "same")
 # What takes no place of its own; a letter of no alphabet that is known here, which may look like one or two of any.
@@ -66,11 +67,14 @@ _LETTERS = max(map(len, LABELS))
 
 def unlabelled(text: str) -> str:
     """Put each word in quotes that ends in a label, or looks as if it did, before a colon."""
-    shown = text if text.isascii() else text.translate(_EXPANDED)
-    seen = shown.translate(_SKELETON)
+    # Of most texts one character is one there.
+    seen = text.translate(_SKELETON) if text.isascii() else text.translate(_EXPANDED).translate(_SKELETON)
     # Logs have many lines: to look for words is quicker than for an expression.
     if text.isascii() and not any(map(seen.__contains__, _BARE)):
         return text
+    where: Sequence[int] = range(len(text))
+    if len(seen) > len(text):
+        where = [at for at, char in enumerate(text) for _ in _EXPANDED[ord(char)]]
     places = [at for at, char in enumerate(seen) if char != _MARK] if _MARK in seen else range(len(seen))
     bare = seen.replace(_MARK, "")
     parts, done, colon = list[str](), 0, -1
@@ -81,9 +85,10 @@ def unlabelled(text: str) -> str:
         label = _LABEL.search(bare, max(last, end - _LETTERS), end)
         # A word of another script's letters alone is left.
         if label and any(map(str.isascii, label[0])):
-            begin = place = places[label.start()]
-            while begin > max(done, place - _MAX_WORD) and seen[begin - 1] not in _DIVIDES:
+            place = begin = places[label.start()]
+            while begin > max(0, place - _MAX_WORD) and seen[begin - 1] not in _DIVIDES:
                 begin -= 1
-            parts += shown[done:begin], '"', shown[begin : places[end]], '"'
-            done = places[end]
-    return "".join((*parts, shown[done:])) if done else text
+            first, behind = max(done, where[begin]), where[places[end]]
+            parts += text[done:first], '"', text[first:behind], '"'
+            done = behind
+    return "".join((*parts, text[done:])) if done else text
