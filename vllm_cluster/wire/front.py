@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Annotated, Literal
 
 from vllm_cluster.wire.values import Address, Count, Line, Name, Number, Port, ServedName, between, inside
 
 FORMAT = 1
-# 64 deployments of 64 replicas, with the longest names that are in use.
-MAX_ROUTES = 1 << 20
+# 64 deployments of 64 replicas, with the longest names that are in use, and with adapters.
+MAX_ROUTES = 2 << 20
 # `ready` gets requests. `draining` gets no new one, and its open ones end by themselves. `waiting` is not ready yet, or
 # not now. `lost` has gone: what is open there is ended at once, as no end of its own may ever come.
 ReplicaState = Literal["ready", "draining", "waiting", "lost"]
@@ -36,7 +37,8 @@ class FrontReplica:
 class FrontDeployment:
     """What clients ask for as `model`: its name, its replicas, and what it does while none of them is ready.
 
-    `absent` are the numbers of those that have no API now, since none of their starts runs.
+    `absent` are the numbers of those that have no API now, since none of their starts runs; `adapters` are the names
+    beside its own that its flags give it.
     """
 
     name: ServedName
@@ -44,6 +46,7 @@ class FrontDeployment:
     phase: Line = ""
     retry_after: Annotated[int, between(1, 86400)] = 5
     absent: tuple[Count, ...] = ()
+    adapters: tuple[ServedName, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -59,6 +62,12 @@ class FrontRoutes:
         ids = [replica.id for one in self.deployments for replica in one.replicas]
         if len({*names}) < len(names) or len({*ids}) < len(ids):
             raise ValueError("names a deployment or a replica twice")
+
+    @cached_property
+    def owners(self) -> Mapping[str, FrontDeployment]:
+        """Whose each name is by the orders, whatever replicas list."""
+        adapters = {name: one for one in reversed(self.deployments) for name in one.adapters}
+        return adapters | {one.name: one for one in self.deployments}
 
 
 @dataclass(frozen=True)

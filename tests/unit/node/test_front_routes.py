@@ -6,6 +6,7 @@ import json
 import threading
 import time
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import asdict
 from types import SimpleNamespace
 from typing import Any
@@ -20,6 +21,7 @@ from vllm_cluster.serving.node.front_body import Found, read_body
 from vllm_cluster.serving.node.front_refusal import not_found, not_ready, unhealthy
 from vllm_cluster.serving.node.front_routes import MORE, Table, merge_model_lists, model_rows
 from vllm_cluster.serving.node.replica_controller import ReplicaController
+from vllm_cluster.serving.node.replicas import adapter_names
 from vllm_cluster.serving.node.timing import boot_seconds
 from vllm_cluster.wire.front import FrontDeployment, FrontReplica, FrontRoutes
 from vllm_cluster.wire.reading import RefusedDocument, read
@@ -118,6 +120,38 @@ def test_a_model_is_found_by_its_name_or_by_what_a_replica_lists() -> None:
     assert made.deployment("M") is made.deployment("") is None
     assert made.names() == ["m", "org/n", "adapter"]
     assert Table(FrontRoutes(1)).deployment(None) is None
+
+
+# fault: wire/front.py: return adapters | → return
+# fault: serving/node/front_routes.py: if routes.owners.get(str(row["id"]), one) is one: → if True:
+def test_a_name_of_an_order_is_not_anothers_because_a_host_lists_it() -> None:
+    """A host of one model got what clients asked of an adapter of another."""
+    routes = FrontRoutes(1, (FrontDeployment("m"), FrontDeployment("n", adapters=("law",))))
+    made = Table(routes, listed={"m": frozenset({"n", "law", "new"}), "n": frozenset({"law"})})
+    assert made.deployment("law") is made.deployment("n") is routes.deployments[1]
+    assert made.deployment("new") is routes.deployments[0]
+    lists = {"m": [{"id": "law", "root": "x"}, {"id": "new"}], "n": [{"id": "law", "root": "y"}]}
+    rows = json.loads(merge_model_lists(routes, lists.get))["data"]
+    assert rows == [{"id": "new"}, {"id": "law", "root": "y"}]
+
+
+# fault: serving/node/replicas.py: left -= len(served_name(name)) → left -= 0
+# fault: serving/node/replicas.py: option.replace("_", "-") == → option ==
+@pytest.mark.parametrize(
+    ("flags", "names"),
+    [
+        (("--enable-lora", "--lora-modules", "a=/x", "b=/y=z", "--max-loras", "2"), ("a", "b")),
+        (("--lora_modules=a=/x", "--lora-modules", '{"name": "b", "path": "/y"}', "c=/z"), ("a", "b", "c")),
+        (("--lora-modules", '{"name": ["b"]}', "{", "a b=/x", "", "[" * 9999, "c=/z", "--dtype", "d=e"), ("c",)),
+        (("--lora-modules", "a" * 9000 + "=/x"), ()),
+        (
+            ("--lora-modules", *(f"{'n' * 100}{at}=/x" for at in range(999))),
+            tuple(f"{'n' * 100}{at}" for at in range(80)),
+        ),
+    ],
+)
+def test_adapters_are_those_of_the_flags(flags: Sequence[str], names: Sequence[str]) -> None:
+    assert adapter_names(flags) == names
 
 
 def test_counts_stay_with_the_replicas_that_stay() -> None:

@@ -63,9 +63,8 @@ class Table:
         found = self.routes.deployments
         if model is None:
             return found[0] if found else None
-        by_name = (one for one in found if one.name == model)
         listing = (one for one in found if model in self.listed.get(one.name, ()))
-        return next(by_name, None) or next(listing, None)
+        return self.routes.owners.get(model) or next(listing, None)
 
     def names(self) -> Sequence[str]:
         """Every model that is known."""
@@ -117,11 +116,12 @@ def _weight(replica: str, prefix: bytes) -> bytes:
 
 
 def merge_model_lists(routes: FrontRoutes, lists: Callable[[str], Sequence[Mapping[str, object]] | None]) -> bytes:
-    """/v1/models of all deployments: what a replica of each lists, the deployments in their order."""
+    """/v1/models of all deployments: what a replica of each lists of its own, the deployments in their order."""
     rows: dict[object, Mapping[str, object]] = {}
     for one in routes.deployments:
         for row in lists(one.name) or ():
-            rows.setdefault(row["id"], row)
+            if routes.owners.get(str(row["id"]), one) is one:
+                rows.setdefault(row["id"], row)
     return json.dumps({"object": "list", "data": [*rows.values()]}).encode()
 
 

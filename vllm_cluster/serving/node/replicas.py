@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,9 +17,12 @@ from vllm_cluster.serving.node.start import Nodes, Parts
 from vllm_cluster.serving.node.timing import Timing
 from vllm_cluster.wire.front import FrontDeployment
 from vllm_cluster.wire.order import Order, Placement
+from vllm_cluster.wire.values import served_name
 
 # Of the lines of all failures in the status, which is read whole: at most a sixth of what `status` takes.
 LINES_BYTES, FAILURES = 512 << 10, ("first_failure", "failure", "instead_of")
+# Of the names of a model's adapters: the front reads the routes of all models at once.
+ADAPTERS_BYTES = 8 << 10
 
 
 class Replicas:
@@ -193,4 +197,22 @@ def _routed(name: str, ones: dict[int, ReplicaController]) -> FrontDeployment:
     outlooks = sorted((one.outlook for one in ones.values()), key=lambda outlook: outlook[1])
     routes = {index: one.route for index, one in ones.items()}
     there = tuple(replace(route, index=index) for index, route in routes.items() if route)
-    return FrontDeployment(name, there, *outlooks[0], tuple(index for index, route in routes.items() if not route))
+    absent = tuple(index for index, route in routes.items() if not route)
+    flags = next((one.course.wanted.deployment.flags for one in ones.values() if one.course), ())
+    return FrontDeployment(name, there, *outlooks[0], absent, adapter_names(flags))
+
+
+def adapter_names(flags: Iterable[str]) -> tuple[str, ...]:
+    """The names that vLLM's `--lora-modules` gives to adapters: `NAME=PATH` or JSON; those that can be served."""
+    found, given, left = list[str](), False, ADAPTERS_BYTES
+    for word in flags:
+        text = word
+        if word.startswith("--"):
+            option, _, text = word.partition("=")
+            given = option.replace("_", "-") == "--lora-modules"
+        if given and text:
+            with suppress(ValueError, LookupError, TypeError, RecursionError):
+                name = str(json.loads(text)["name"]) if text.startswith("{") else text.partition("=")[0]
+                left -= len(served_name(name))
+                found += [name] if left >= 0 else []
+    return tuple(found)
