@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from tests.support.sim import lab, make, oracle
@@ -9,6 +11,8 @@ from tests.support.sim.lab import Outcome
 from tests.support.sim.world import Picture, World
 from vllm_cluster.features.images.push import push_image
 from vllm_cluster.kernel.errors import VclusterError
+from vllm_cluster.kernel.images import pull as image_pull
+from vllm_cluster.kernel.images import supply
 from vllm_cluster.kernel.inventory.model import Inventory
 
 pytestmark = pytest.mark.promise("P26", "P47")
@@ -102,7 +106,63 @@ def test_without_a_registry_a_worker_sends_the_image_that_the_plan_showed() -> N
     oracle.converged(world, inventory)
 
 
-# fault: kernel/images/push.py: elif wanted not in ("", there.id): → elif wanted and not there.id:
+STORES = [("gpu3",), ("gpu1", "gpu2"), ("gpu1", "gpu2", "gpu3")]
+
+
+# fault: kernel/plan/images.py: if self.classic and named.classic: → if named.id:
+# fault: kernel/images/host_images.py: and ids.get(inventory.head_name) → and not ids.get("")
+@pytest.mark.promise("P57")
+@pytest.mark.parametrize("containerd", STORES)
+def test_without_a_registry_a_worker_sends_its_image_to_hosts_that_keep_it_in_another_way(
+    containerd: tuple[str, ...],
+) -> None:
+    """Its id is another there; its content is the one that the plan found beside the id that it shows."""
+    world, inventory = world_of(make.IMAGE, registry=False)
+    for host in containerd:
+        world.machines[host].containerd = True
+    source = world.machines["gpu3"]
+    source.images.clear()
+    known = source.take_image(GOOD)
+    known.tags.append(make.IMAGE)
+    planned, done = ups(world, inventory)
+    assert planned["gpu1"].startswith(f"pull {make.IMAGE} (or send {known.id[:19]} from gpu3)")
+    assert done.error is None, done.story()
+    made_from = bases(world)
+    for host, base in made_from.items():
+        assert world.machines[host].images[base].content == GOOD.id
+    assert list(made_from) == ["gpu1", "gpu2", "gpu3"]
+    notes = {event.host: event.text for event in done.events if event.text.startswith("what gpu3 names")}
+    names = {host: f"what gpu3 names {known.id[:19]} is {made_from[host][:19]} here" for host in ("gpu1", "gpu2")}
+    assert notes == names
+    with lab.inside(world):
+        assert lab.succeed(world, inventory, lab.do_plan).value.empty
+
+
+# fault: kernel/images/supply.py: if operation.offered and image.fingerprint != operation.content: → if not image.id:
+def test_a_worker_whose_image_changes_under_the_id_that_the_plan_showed_sends_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What an id of containerd means is known by its own host alone: what it held as the plan was made counts."""
+    world, inventory = world_of(make.IMAGE, registry=False)
+    source = world.machines["gpu3"]
+    source.containerd = True
+    source.images.clear()
+    known = source.take_image(GOOD)
+    known.tags.append(make.IMAGE)
+
+    def pull(*arguments: Any) -> None:
+        known.content = OTHER.id
+        good(*arguments)
+
+    good = image_pull.pull
+    monkeypatch.setattr(supply, "pull", pull)
+    _, done = ups(world, inventory)
+    assert f"gpu3: prepare image: {known.id[:19]} is another image now than the plan showed" in str(done.error)
+    assert not world.machines["gpu1"].images
+    assert not bases(world)
+
+
+# fault: kernel/images/push.py: elif wanted and not there.is_what_is_named(wanted): → elif wanted and not there.id:
 def test_a_worker_that_sends_another_image_than_the_plan_showed_is_named() -> None:
     world, inventory = world_of(make.IMAGE, registry=False)
     world.machines["gpu3"].images.clear()
@@ -112,6 +172,7 @@ def test_a_worker_that_sends_another_image_than_the_plan_showed_is_named() -> No
     assert isinstance(done.error, VclusterError)
     text = f"what gpu3 sent as {GOOD.id[:19]} is {OTHER.id[:19]} there, and is not used"
     assert f"gpu1, gpu2: prepare image: {text}" in str(done.error), done.story()
+    assert done.error.hint == "vcluster image push --from gpu3"
     assert not world.machines["gpu1"].images
     assert not world.machines["gpu2"].images
     assert not bases(world)

@@ -315,7 +315,16 @@ def _images(engine: FakeEngine, _: Request, __: str) -> Answer:
 def _image(engine: FakeEngine, _: Request, reference: str) -> Answer:
     picture = engine.picture(reference)
     layers = {"Type": "layers", "Layers": [picture.content or picture.id]}
-    return reply({"Id": picture.id, "RepoTags": picture.tags, "RootFS": layers, "Config": {"Labels": picture.labels}})
+    driver = {"Name": "overlayfs" if engine.machine.containerd else "overlay2"}
+    return reply(
+        {
+            "Id": picture.id,
+            "RepoTags": picture.tags,
+            "RootFS": layers,
+            "Config": {"Labels": picture.labels},
+            "GraphDriver": driver,
+        }
+    )
 
 
 def fetch(world: World, machine: Machine, name: str, *, logged_in: bool) -> None:

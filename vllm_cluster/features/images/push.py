@@ -65,8 +65,8 @@ def push_image(
         if lacking:
             _send(found, fleet, there, naming, inventory)
         having = [*wanted, *({found.connection.name} & set(inventory.hosts))]
-        # A digest is proved by a registry, and none was asked.
-        word = f", as {found.connection.name} names it," if is_pinned(name) else ""
+        # A digest is proved by a registry, and none was asked; an id by a Docker that has it, too.
+        word = f", as {found.connection.name} names it," if is_pinned(name) or naming.unproved else ""
         text = f"{name}{word} is {found.image.id[:19]} on {count(len(having), 'host')}"
         named = [host for host in wanted if host in naming.given]
         done = [f"; {what} {', '.join(there)}" for what, there in (("sent to", lacking), ("named on", named)) if there]
@@ -106,13 +106,20 @@ def _facts(
 
 @dataclass(frozen=True)
 class _Naming:
-    """The name that the image gets on each host, or the id that it must have there: an id cannot be a name."""
+    """The name that the image gets on each host, or what was named by its id, which cannot be a name."""
 
     name: str
-    id: str
+    image: Content | None
     emit: Emit
     # The hosts that had the image and got the name alone.
     given: set[str] = field(default_factory=set)
+    # The hosts that have the content of what was named by its id, by another id of their own.
+    unproved: set[str] = field(default_factory=set)
+
+    def known_as(self, host: str, image_id: str) -> None:
+        """Note the id that a host has for what was named by its id."""
+        if self.image and image_id != self.image.id:
+            self.unproved.add(host)
 
     def announce(self, connection: HostConnection, image: Content) -> None:
         """Warn where the name means another image, which loses it."""
@@ -129,11 +136,11 @@ def _naming(found: Stored, name: str, emit: Emit) -> _Naming:
     Raises:
         HostError: by that id the source gives an image of another.
     """
+    if not _ID.fullmatch(name):
+        return _Naming(name, None, emit)
     if found.image.id.startswith((name, f"sha256:{name}")):
-        return _Naming("", found.image.id, emit)
-    if _ID.fullmatch(name):
-        raise HostError(found.connection.name, f"gives {found.image.id[:19]} for the id {name[:19]}", again=())
-    return _Naming(name, "", emit)
+        return _Naming("", found.image, emit)
+    raise HostError(found.connection.name, f"gives {found.image.id[:19]} for the id {name[:19]}", again=())
 
 
 def _find(inventory: Inventory, fleet: Fleet, name: str, source: str, facts: Mapping[str, HostFacts]) -> Stored:
@@ -176,9 +183,12 @@ def _lacking(fleet: Fleet, found: Stored, wanted: Sequence[str], naming: _Naming
     image = OneImage(found.image.id, [found.connection])
 
     def has(connection: HostConnection) -> bool:
-        if naming.id:
-            own = find_held_image(connection, naming.id)
-            return own is not None and own.id == naming.id
+        if naming.image:
+            own = find_held_image(connection, image.on(connection) or naming.image.id)
+            if own is None or not own.is_what_is_named(naming.image):
+                return False
+            naming.known_as(connection.name, own.id)
+            return True
         there = find_held_image(connection, naming.name)
         if there and there.fingerprint == found.image.fingerprint:
             return True
@@ -234,7 +244,7 @@ def _send(found: Stored, fleet: Fleet, hosts: Mapping[str, HostFacts], naming: _
         def send(connection: HostConnection) -> None:
             try:
                 naming.announce(connection, source.image)
-                source.send(connection, naming.name, naming.id)
+                naming.known_as(connection.name, source.send(connection, naming.name, naming.image))
             except HostError as error:
                 raise error.with_step("image push") from error.__cause__
             emit(Event("done", "the image is there, and the same", connection.name))

@@ -31,6 +31,20 @@ def name_there(connection: HostConnection, image_id: str, name: str) -> None:
         connection.docker.tag(image_id, *repository_and_tag(name))
 
 
+def discard(connection: HostConnection, image_id: str) -> bool:
+    """Remove an image that has no name now, and of which no container is made; whether it is gone.
+
+    Docker removes one that has a single name by its id, too.
+    """
+    # Up to version 24 Docker lists <none> for one without.
+    rows = ((one.id, (*one.tags, *one.digests)) for one in connection.docker.images())
+    named = {known for known, names in rows if not all(name.startswith("<none>") for name in names)}
+    if image_id in named | {one.image_id for one in connection.docker.containers(None)}:
+        return False
+    connection.docker.remove_image(image_id)
+    return True
+
+
 class OneImage:
     """An image by the id that it has on one of the hosts; another host may know it by another."""
 
@@ -63,9 +77,9 @@ def decided_by(head: str, image_id: str, fleet: Fleet) -> OneImage:
 
 
 def with_contents(inventory: Inventory, fleet: Fleet, facts: Mapping[str, HostFacts]) -> dict[str, HostFacts]:
-    """The facts; where hosts know the images in question by several ids, with what these are."""
+    """The facts, with what the images in question are where hosts know them by several ids, or the head has none."""
     ids = {name: in_question(inventory.image, inventory.cluster, host) for name, host in facts.items()}
-    if len(set().union(*ids.values())) < 2:
+    if len(set().union(*ids.values())) < 2 and ids.get(inventory.head_name):
         return dict(facts)
 
     def look(connection: HostConnection) -> dict[str, str]:

@@ -23,9 +23,10 @@ from vllm_cluster.kernel.images.carrier import (
     load_seconds,
     load_with_room,
 )
-from vllm_cluster.kernel.images.host_images import find_held_image, name_there, shared_with
+from vllm_cluster.kernel.images.host_images import discard, find_held_image, name_there, shared_with
 from vllm_cluster.kernel.plan.identity import Owner
 from vllm_cluster.kernel.plan.images import NODE_IMAGE_REPOSITORY, Content
+from vllm_cluster.kernel.shell_line import command_line
 from vllm_cluster.kernel.text import end_of, size
 from vllm_cluster.kernel.transport.base import Stream
 from vllm_cluster.wire.pull import ChainHost, HostPlan, ModelFile
@@ -143,8 +144,10 @@ class ImageSource:
         """The bytes that each host gets."""
         return self._blobs.size
 
-    def send(self, receiver: HostConnection, name: str, wanted: str = "") -> None:
-        """Bring the image to one of the hosts, and give it a name there; `wanted` is the id that it must have there.
+    def send(self, receiver: HostConnection, name: str, wanted: Content | None = None) -> str:
+        """Bring the image to one of the hosts, give it a name there, and return its id there.
+
+        `wanted` is what was named by its id, on the host that names it so.
 
         Raises:
             HostError: it is not there afterwards, as it is here.
@@ -155,18 +158,20 @@ class ImageSource:
             printed = self._pour(receiver)
         loaded = _LOADED.search(printed)
         there = find_held_image(receiver, loaded[1] if loaded else self.image.id)
-        why = ""
+        source, hint = self.connection.name, ""
         if there is None or there.fingerprint != self.image.fingerprint:
             why = f"the image is not whole there: {end_of(printed, 300)}"
-        elif wanted not in ("", there.id):
-            # An id is the digest of what it means: the receiver's own Docker shows it, and not the source.
-            why = f"what {self.connection.name} sent as {wanted[:19]} is {there.id[:19]} there, and is not used"
-        if there is None or why:
-            # What was there is not of this push: a source could name any image by giving that in place of its own.
-            if there and there.id not in before:
-                receiver.docker.remove_image(there.id)
-            raise HostError(receiver.name, why, again=())
-        name_there(receiver, there.id, name)
+        elif wanted and not there.is_what_is_named(wanted):
+            # Docker's own store makes an id of what it means: the receiver's shows it, and not the source.
+            why = f"what {source} sent as {wanted.id[:19]} is {there.id[:19]} there, and is not used"
+            hint = command_line("vcluster", "image", "push", "--from", source)
+        else:
+            name_there(receiver, there.id, name)
+            return there.id
+        # What was there is not of this push: a source could name any image by giving that in place of its own.
+        if there and there.id not in before and not discard(receiver, there.id):
+            why += f"; {there.id[:19]} is left there, since it has a name or a container by now"
+        raise HostError(receiver.name, why, hint=hint, again=())
 
     def _spread(self, receiver: HostConnection) -> str | None:
         """Let the host get it from the others; what docker printed, or None where it cannot."""

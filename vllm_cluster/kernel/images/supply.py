@@ -157,7 +157,11 @@ class ImageSupply:
     def _send(self, connection: HostConnection, operation: PrepareImage) -> None:
         # A name that means another image there may be in use by others.
         name = operation.image if find_held_image(connection, operation.image) is None else ""
-        self._source(operation).send(connection, name, operation.offered)
+        source = self._source(operation)
+        known = source.send(connection, name, source.image if operation.offered else None)
+        if operation.offered not in ("", known):
+            text = f"what {operation.source} names {operation.offered[:19]} is {known[:19]} here"
+            self.emit(Event("note", text, connection.name))
 
     @staticmethod
     def _name(connection: HostConnection, image_id: str, image: str) -> None:
@@ -174,6 +178,9 @@ class ImageSupply:
                 image = find_held_image(connection, wanted)
                 if image is None:
                     raise HostError(operation.source, f"{operation.image} is gone", hint="vcluster up")
+                if operation.offered and image.fingerprint != operation.content:
+                    text = f"{wanted[:19]} is another image now than the plan showed"
+                    raise HostError(operation.source, text, hint="vcluster up")
                 address = next(at for at, name in self.fleet.addresses.items() if name == operation.source)
                 owner = Owner(self.plan.cluster, self.plan.id, self.plan.head_address)
                 stored, hosts = Stored(connection, image, address, operation.image), sorted(self._receivers)

@@ -134,7 +134,7 @@ def other_program(cluster: str, facts: HostFacts, program: str) -> str:
 def _image(spec: ContainerSpec, facts: HostFacts, image: ResolvedImage) -> tuple[Operation, ...]:
     if not image.id:
         lacks = find_image(spec.image, facts.images) is None
-        offer = {"source": image.source, "offered": image.offered} if lacks else {}
+        offer = {"source": image.source, "offered": image.offered, "content": image.content} if lacks else {}
         return (PrepareImage(spec.host, spec.image, spec.requirements, pull=lacks, **offer),)
     found = image.on(facts.images)
     base = found.id if found else image.id

@@ -40,6 +40,15 @@ class Content:
     classic: bool
     fingerprint: str
 
+    def is_what_is_named(self, named: Content) -> bool:
+        """Whether this is what another host names by its id: by that alone where both keep it in Docker's own store.
+
+        Where containerd keeps it, its id is another on each host, and only the content is the same.
+        """
+        if self.classic and named.classic:
+            return self.id == named.id
+        return self.id == named.id or self.fingerprint == named.fingerprint
+
 
 def content(image: ImageInfo) -> Content:
     """The content of an image."""
@@ -138,7 +147,8 @@ def is_pinned(reference: str) -> bool:
 class ResolvedImage:
     """The id that a name means, its digest in a registry, and the host that may send it; empty where none is known.
 
-    Where the head lacks it, the registry decides: `offered` is then the id of what the source has by that name.
+    Where the head lacks it, the registry decides: `offered` is then the id of what the source has by that name, and
+    `content` what that is.
     """
 
     id: str = ""
@@ -169,7 +179,7 @@ def resolve_image(reference: str, hosts: Sequence[str], cluster: str, facts: Map
         return image
     found = (_known(reference, host, cluster, facts[host]) for host in others)
     offer = next((one for one in found if one and one.source), None)
-    return ResolvedImage(source=offer.source, offered=offer.id) if offer else ResolvedImage()
+    return ResolvedImage("", "", offer.source, offer.content, offer.id) if offer else ResolvedImage()
 
 
 def _known(reference: str, host: str, cluster: str, facts: HostFacts) -> ResolvedImage | None:

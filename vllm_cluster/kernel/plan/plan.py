@@ -17,7 +17,7 @@ class PrepareImage:
     """Have the image on a host, and a node image from it that meets the requirements.
 
     `base` is its id, empty where the head lacks it; `digest` is how a registry knows it, `source` a host that has it.
-    Where the head lacks it, `offered` is the id of what the source has.
+    Where the head lacks it, `offered` is the id of what the source has, and `content` what that is wherever it is.
     """
 
     verb: ClassVar[str] = "prepare image"
@@ -30,6 +30,7 @@ class PrepareImage:
     digest: str = ""
     source: str = ""
     offered: str = ""
+    content: str = ""
 
     @property
     def text(self) -> str:

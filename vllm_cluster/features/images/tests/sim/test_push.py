@@ -172,15 +172,17 @@ def test_a_source_that_gives_other_bytes_changes_no_host() -> None:
     record("P47", "sim: a host gives other bytes of an image than it announced", "refused; no host changed", True)
 
 
-# fault: kernel/images/push.py: if there and there.id not in before: → if there:
-# fault: kernel/images/push.py: if there and there.id not in before: → if False:
+# fault: kernel/images/push.py: if there and there.id not in before and → if there and
+# fault: kernel/images/push.py: if there and there.id not in before and → if there and there.id in before and
 @pytest.mark.promise("P47")
 @pytest.mark.parametrize("where", ["gpu2", "gpu3"])
-def test_a_source_that_gives_another_image_removes_none_of_the_receiver(where: str) -> None:
+@pytest.mark.parametrize("named", [True, False])
+def test_a_source_that_gives_another_image_removes_none_of_the_receiver(where: str, named: bool) -> None:
     """What Docker has loaded is removed again, unless it is an image that was there."""
     world = with_other("gpu1")
     other, there = give(world, where, 8, "colleague/vllm:mine"), world.machines["gpu2"]
     world.swaps["gpu1"] = world.machines[where].images[other]
+    world.swaps["gpu1"].tags = ["colleague/vllm:mine"] if named else []
     before = {*there.images}
     outcome = sent(world, image=OTHER, hosts=["gpu2"])
     assert "gpu2: image push: the image is not whole there" in str(outcome.error), outcome.story()
@@ -265,7 +267,7 @@ def test_an_image_sent_by_its_id_gets_no_name_of_it() -> None:
     assert world.machines["gpu2"].images[whole].tags == []
 
 
-# fault: kernel/images/push.py: elif wanted not in ("", there.id): → elif wanted and not there.id:
+# fault: kernel/images/push.py: elif wanted and not there.is_what_is_named(wanted): → elif wanted and not there.id:
 @pytest.mark.promise("P47")
 @pytest.mark.parametrize("written", [slice(None), slice(7, None), slice(7, 19)], ids=["whole", "bare", "short"])
 def test_an_id_means_what_the_receivers_own_docker_knows_by_it(written: slice) -> None:
@@ -275,10 +277,74 @@ def test_an_id_means_what_the_receivers_own_docker_knows_by_it(written: slice) -
     outcome = sent(world, image=wanted[written])
     text = f"gpu2: image push: what gpu1 sent as {wanted[:19]} is {other.id[:19]} there, and is not used"
     assert text in str(outcome.error), outcome.story()
+    assert isinstance(outcome.error, HostError) and outcome.error.hint == "vcluster image push --from gpu1"
     assert {*world.machines["gpu2"].images} == before
 
 
-# fault: features/images/push.py: if naming.id: → if not naming.name and not naming.id:
+# fault: kernel/images/host_images.py: if image_id in named | {one.image_id for → if image_id in {one.image_id for
+# fault: kernel/images/host_images.py: if image_id in named | {one.image_id for one in connection.docker.containers(None)}: → if image_id in named:
+@pytest.mark.promise("P47")
+@pytest.mark.parametrize("way", ["name", "container", ""])
+def test_an_image_that_others_use_meanwhile_is_left_where_a_push_is_refused(
+    way: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A push takes minutes, in which another person may bring the same image, or name it."""
+    world, wanted, other = make.world((2, 2)), make.base_image(7).id, make.base_image(8)
+    world.machines["gpu1"].images[wanted] = Picture(wanted, [], dict(other.have), {}, other.id)
+    receiver, load = world.machines["gpu2"], streams._LoadStream._load
+
+    def loaded(stream: Any, sent: Picture) -> None:
+        load(stream, sent)
+        receiver.images[other.id].tags += ["colleague/vllm:mine"] if way == "name" else []
+        if way == "container":
+            receiver.boxes["b"] = Box("b", "colleague", other.id, {"Image": other.id})
+
+    monkeypatch.setattr(streams._LoadStream, "_load", loaded)
+    error = str(sent(world, image=wanted).error)
+    assert "and is not used" in error
+    left = f"{other.id[:19]} is left there, since it has a name or a container by now"
+    assert (other.id in receiver.images, left in error) == (bool(way), bool(way)), error
+
+
+# fault: kernel/plan/images.py: if self.classic and named.classic: → if named.id:
+# fault: features/images/push.py: if self.image and image_id != self.image.id: → if not self.image:
+@pytest.mark.promise("P57")
+@pytest.mark.parametrize("containerd", [("gpu1",), ("gpu2", "gpu3"), ("gpu1", "gpu2", "gpu3")])
+@pytest.mark.parametrize("written", [slice(None), slice(7, 19)], ids=["whole", "short"])
+def test_an_id_of_a_host_that_keeps_images_in_another_way_is_the_word_of_that_host(
+    containerd: tuple[str, ...], written: slice
+) -> None:
+    world = make.world((2, 2, 2))
+    for host in containerd:
+        world.machines[host].containerd = True
+    known = world.machines["gpu1"].take_image(make.base_image(7)).id
+    for end in ("sent to gpu2, gpu3", " (no changes)"):
+        outcome = sent(world, image=known[written])
+        assert outcome.error is None, outcome.story()
+        text = f"{known[written]}, as gpu1 names it, is {known[:19]} on 3 hosts"
+        assert outcome.events[-1].text.startswith(text)
+        assert outcome.events[-1].text.endswith(end)
+    for host in ("gpu2", "gpu3"):
+        got = [one for one in world.machines[host].images.values() if one.content == make.base_image(7).id]
+        assert [one.tags for one in got] == [[]]
+
+
+@pytest.mark.promise("P57")
+def test_an_id_that_the_receivers_have_themselves_is_nobodys_word() -> None:
+    outcome = sent(with_other("gpu1"), image=make.base_image(7).id)
+    assert "names it" not in outcome.events[-1].text, outcome.story()
+
+
+# fault: features/images/push.py: if not _ID.fullmatch(name): → if not found.image.id.startswith((name, f"sha256:{name}")) and not _ID.fullmatch(name):
+def test_a_repository_whose_name_begins_as_an_id_is_a_name() -> None:
+    world = make.world((2, 2))
+    given = give(world, "gpu1", 7, "sha:latest")
+    outcome = sent(world, image="sha")
+    assert outcome.value == ("gpu2",), outcome.story()
+    assert world.machines["gpu2"].images[given].tags == ["sha:latest"]
+
+
+# fault: features/images/push.py: if naming.image: → if not naming.name and not naming.image:
 @pytest.mark.promise("P47")
 def test_a_host_that_has_what_an_id_is_claimed_to_be_does_not_have_the_id() -> None:
     world, wanted, other = make.world((2, 2)), make.base_image(7).id, make.base_image(8)
@@ -289,7 +355,7 @@ def test_a_host_that_has_what_an_id_is_claimed_to_be_does_not_have_the_id() -> N
     assert other.id in world.machines["gpu2"].images
 
 
-# fault: features/images/push.py: if _ID.fullmatch(name): → if not name:
+# fault: features/images/push.py: raise HostError(found.connection.name, f"gives → return _Naming(name, None, emit) or HostError(found.connection.name, f"gives
 @pytest.mark.promise("P47")
 @pytest.mark.parametrize("written", [slice(None), slice(7, 19)], ids=["whole", "short"])
 def test_a_source_that_gives_another_id_is_refused_before_anything_is_sent(written: slice) -> None:
