@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import pytest
@@ -160,6 +161,36 @@ def test_a_worker_whose_image_changes_under_the_id_that_the_plan_showed_sends_no
     assert f"gpu3: prepare image: {known.id[:19]} is another image now than the plan showed" in str(done.error)
     assert not world.machines["gpu1"].images
     assert not bases(world)
+
+
+# fault: kernel/images/supply.py: if having else "vcluster up --pull-image" → if not having else "vcluster up"
+@pytest.mark.promise("P16")
+@pytest.mark.parametrize("node_image", [True, False])
+@pytest.mark.parametrize("others", [True, False])
+def test_an_image_that_is_gone_from_the_head_comes_back_by_the_remedy(node_image: bool, others: bool) -> None:
+    """Nodes run from it, and one is to be made again, while the tag means another image by now."""
+    world, inventory = make.world((2, 2, 2)), make.inventory(3)
+    with lab.inside(world):
+        lab.succeed(world, inventory, lab.do_up)
+        for host in ("gpu1",) if others else ("gpu1", "gpu2"):
+            there = world.machines[host].images
+            for gone in [one for one in there.values() if make.IMAGE in one.tags or not node_image]:
+                del there[gone.id]
+        world.registry[make.IMAGE] = make.base_image(2)
+        lost = world.machines["gpu3"]
+        for objects in (lost.images, lost.boxes, lost.volumes):
+            objects.clear()
+        refused = lab.run(world, inventory, lab.do_up).error
+        assert isinstance(refused, VclusterError) and f"{make.IMAGE} is gone" in str(refused)
+        if others:
+            assert refused.hint == "vcluster image push --from gpu2\nvcluster up"
+            lab.succeed(world, inventory, lab.verb(push_image, source="gpu2"))
+            lab.succeed(world, inventory, lab.do_up)
+        else:
+            assert refused.hint == "vcluster up --pull-image"
+            lab.succeed(world, inventory, partial(lab.do_up, renew_image=True))
+        wanted = GOOD.id if others else make.base_image(2).id
+        assert bases(world) == dict.fromkeys(("gpu1", "gpu2", "gpu3"), wanted)
 
 
 # fault: kernel/images/push.py: elif wanted and not there.is_what_is_named(wanted): → elif wanted and not there.id:

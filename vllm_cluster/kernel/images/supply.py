@@ -90,7 +90,7 @@ class ImageSupply:
         """What every node is made from: the plan's image, else what the head has now that the images are there.
 
         Raises:
-            CommandFailed: the head has it no more.
+            HostError: the head has it no more.
         """
         if self._image is None:
             barriers = (barrier for stage in self.plan.stages for barrier in stage.barriers)
@@ -98,7 +98,7 @@ class ImageSupply:
             if not known:
                 there = find_held_image(self.fleet.connections[self.plan.head], image)
                 if there is None:
-                    raise CommandFailed(self.plan.head, f"{image} is gone", exit_code=1, stderr="", hint="vcluster up")
+                    raise self._gone(self.plan.head, image)
                 known = there.id
             self._image = decided_by(self.plan.head, known, self.fleet)
         return self._image
@@ -177,7 +177,7 @@ class ImageSupply:
                 connection = self.fleet.connections[operation.source]
                 image = find_held_image(connection, wanted)
                 if image is None:
-                    raise HostError(operation.source, f"{operation.image} is gone", hint="vcluster up")
+                    raise self._gone(operation.source, operation.image)
                 if operation.offered and image.fingerprint != operation.content:
                     text = f"{wanted[:19]} is another image now than the plan showed"
                     raise HostError(operation.source, text, hint="vcluster up")
@@ -187,6 +187,16 @@ class ImageSupply:
                 source = ImageSource(stored, self.fleet, hosts, owner, self.emit)
                 self._sources[key] = self._opened.enter_context(source)
             return self._sources[key]
+
+    def _gone(self, host: str, image: str) -> HostError:
+        """A host has not what nodes were made from: one that has it, and where nothing is to do, can give it back."""
+        busy = {host, *(one.host for one in self.plan.operations())}
+        others = (one for one in self.fleet.connections.values() if one.name not in busy)
+        having = next((one.name for one in others if find_held_image(one, image)), "")
+        push = command_line("vcluster", "image", "push", "--from", having)
+        return HostError(
+            host, f"{image} is gone", hint=f"{push}\nvcluster up" if having else "vcluster up --pull-image"
+        )
 
     def corrected(self, operations: list[PrepareImage]) -> list[PrepareImage]:
         """What is left to do where each host pulled a tag that moved meanwhile: the image of the head."""
