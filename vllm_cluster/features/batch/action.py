@@ -115,7 +115,8 @@ class _Run:
         self._at, self._rows, self._rest = 0, 0, bytearray()
         self._note = ""
         self._progress: Progress | None = None
-        self._open = self._sent = self.running = False
+        # Whether what is there is of this call, which has removed what was there before or found nothing.
+        self._open = self._own = self.running = False
 
     def begin(self) -> bool:
         """Start what is left; whether there is anything to follow."""
@@ -132,7 +133,7 @@ class _Run:
         # One that began before waits there for the model, which may be starting with the head's container.
         if not state.sent:
             self._send()
-            self._sent = True
+            self._own = True
         self._start()
         self.running = True
         return True
@@ -223,7 +224,9 @@ class _Run:
             # The last line stays: how far it came, and not how far it was when it was shown last.
             self._show(replace(state, progress=replace(state.progress, in_flight=0, seconds_left=None)))
         self._remove()
-        if self._sent and self._work.left:
+        # What another call has sent may lack requests; with that removed, one that is done again would be so each time.
+        own, self._own = self._own, True
+        if own and self._work.left:
             text = f"batch: it is done there, and {count(self._work.left, 'request')} came back without a row"
             raise HostError(self._job.host, text, again=())
 

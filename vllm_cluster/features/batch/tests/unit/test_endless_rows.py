@@ -1,4 +1,4 @@
-"""A head that gives out its rows without end."""
+"""A head that gives out its rows without end, or is done without any."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from typing import Any, cast
 import pytest
 
 from tests.support.sim import make
-from vllm_cluster.features.batch.action import Batch, _Run
+from vllm_cluster.features.batch import action
+from vllm_cluster.features.batch.action import Batch, _Run, answer_batch
 from vllm_cluster.features.batch.head_job import HeadJob
 from vllm_cluster.features.batch.on_head.files import BatchFiles, Work
 from vllm_cluster.features.batch.on_head.lines import Place, answer_row, checksum, parse
@@ -51,3 +52,52 @@ def test_a_row_that_comes_again_without_end_ends_the_call(tmp_path: Path) -> Non
         with pytest.raises(HostError, match="a row of its answers is refused: there are more than the 1 request"):
             run.fetch()
         assert (work.answered, head.asked) == (1, 2)
+
+
+class DoneHead:
+    """A head on which a batch is done, without a row: always, or until it is removed."""
+
+    host = "gpu1"
+
+    def __init__(self, lasts: bool) -> None:
+        self.lasts, self.done, self.told = lasts, True, list[str]()
+
+    def __enter__(self) -> DoneHead:
+        return self
+
+    def __exit__(self, *_: object) -> None: ...
+
+    def ask(self, *_: object, **__: int) -> JobLook:
+        if len(self.told) > 5:
+            pytest.fail("it goes round")
+        return JobLook(JobState(False, False, "done" if self.done else ""), b"")
+
+    def act(self, do: str) -> None:
+        self.told.append(do)
+        self.done = self.lasts
+
+    def send(self, *_: object) -> None:
+        self.told.append("send")
+        self.done = True
+
+    def start(self, _: object) -> None:
+        self.told.append("start")
+
+
+# fault: features/batch/action.py: own, self._own = self._own, True → own = self._own
+# fault: features/batch/action.py: if own and self._work.left: → if self._work.left:
+@pytest.mark.parametrize(
+    ("lasts", "told"), [(True, ["remove", "remove"]), (False, ["remove", "send", "start", "remove"])]
+)
+def test_a_batch_that_is_done_without_a_row_ends_the_call(
+    lasts: bool, told: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was there before may be of another input: after that, none comes back without a row."""
+    files = BatchFiles(tmp_path / "in.jsonl", tmp_path / "out.jsonl")
+    files.source.write_bytes(REQUEST + b"\n")
+    head = DoneHead(lasts)
+    monkeypatch.setattr(action, "HeadJob", lambda *_: head)
+    monkeypatch.setattr(_Run, "_send", lambda run: run._job.send())
+    with pytest.raises(HostError, match="it is done there, and 1 request came back without a row"):
+        answer_batch(Batch(make.inventory(1), files, {}, 2, 60.0, 60.0, 0.0), lambda _: None)
+    assert head.told == told
