@@ -18,7 +18,7 @@ from typing import Any
 os.environ["HF_HUB_OFFLINE"] = "0"
 os.environ["HF_HUB_DISABLE_TELEMETRY"] = os.environ["HF_HUB_DISABLE_PROGRESS_BARS"] = "1"
 
-from huggingface_hub import HfApi, get_hf_file_metadata, hf_hub_url
+from huggingface_hub import HfApi, get_hf_file_metadata, get_session, hf_hub_url
 
 # The library reads all that a hub sends, and unpacks it: the list of any model is far smaller.
 MEMORY_BYTES = 4 << 30
@@ -36,10 +36,19 @@ class OddAnswerError(Exception):
     """The hub sent something, and it cannot be the list of a model."""
 
 
-def problem(error: Exception, endpoint: str) -> dict[str, Any]:
+def note_answers(came: list[object]) -> None:
+    """Note each answer as it begins to come, from now on."""
+    session: Any = get_session()
+    # Of httpx, which was requests before huggingface_hub 1.0.
+    hooks = session.event_hooks if hasattr(session, "event_hooks") else session.hooks
+    hooks["response"].append(lambda answer, *_, **__: came.append(answer))
+
+
+def problem(error: Exception, endpoint: str, *, answered: bool) -> dict[str, Any]:
     """What a person can act on; the names of classes are the same since huggingface_hub 0.20.
 
-    The hub may send anything, in which the library fails in any way: where it was reached, its answer is wrong.
+    The hub may send anything, in which the library fails in any way: where it answered, that is wrong. Before, as with
+    a proxy that the library cannot use, the words are the library's own.
     """
     code = getattr(getattr(error, "response", None), "status_code", None)
     names = {kind.__name__ for kind in type(error).__mro__}
@@ -50,9 +59,7 @@ def problem(error: Exception, endpoint: str) -> dict[str, Any]:
         "HFValidationError": "name",
         "TooManyError": "many",
     }
-    # Of requests an answer that is not JSON is an OSError too.
-    lost = names & LOST or ("OSError" in names and "RequestException" not in names)
-    other = "answer" if code else "unreachable" if lost else "wrong"
+    other = "answer" if code else "wrong" if answered and not names & LOST else "unreachable"
     kind = next((kind for name, kind in kinds.items() if name in names), other)
     words = str(error).strip().split("\n")[0][:300] or type(error).__name__
     return {"problem": kind, "code": code, "words": "" if kind == "wrong" else words, "endpoint": endpoint}
@@ -70,8 +77,9 @@ def waits(error: Exception) -> bool:
     return code == 429 or (code or 0) >= 500
 
 
-def look(asked: dict[str, Any], endpoint: str) -> str:
-    """The lines of the files, and of the commit behind the revision."""
+def look(asked: dict[str, Any], endpoint: str, came: list[object]) -> str:
+    """The lines of the files, and of the commit behind the revision; what the hub answers is noted."""
+    note_answers(came)
     token = asked["token"] or False
     info = HfApi(endpoint=endpoint, token=token).model_info(
         asked["model"], revision=asked["revision"] or None, files_metadata=True, timeout=LOOK_SECONDS
@@ -99,11 +107,12 @@ def look(asked: dict[str, Any], endpoint: str) -> str:
 def answer(asked: dict[str, Any], endpoint: str) -> str:
     """Ask as often as it may help: what is to be printed."""
     for left in reversed(range(TRIES)):
+        came: list[object] = []
         try:
-            return look(asked, endpoint)
+            return look(asked, endpoint, came)
         except Exception as error:
             if not (left and waits(error)):
-                return json.dumps(problem(error, endpoint)) + "\n"
+                return json.dumps(problem(error, endpoint, answered=bool(came))) + "\n"
         time.sleep(PAUSE_SECONDS)
     raise AssertionError
 

@@ -103,7 +103,7 @@ def listing(*paths: object, **more: object) -> bytes:
     return json.dumps({"id": MODEL, "sha": "c" * 40, "siblings": rows, **more}).encode()
 
 
-# fault: features/pull/on_host/hub_listing.py: "unreachable" if lost else "wrong" → "unreachable"
+# fault: features/pull/on_host/hub_listing.py: hooks["response"].append( → id(
 # fault: features/pull/on_host/hub_listing.py: "" if kind == "wrong" else words → words
 # fault: features/pull/on_host/hub_listing.py: except (TypeError, ValueError): → except ZeroDivisionError:
 @pytest.mark.parametrize(
@@ -122,17 +122,57 @@ def test_a_hub_that_answers_with_anything_was_reached(body: bytes) -> None:
         assert last_of(url) == {"problem": "wrong", "code": None, "words": "", "endpoint": url}
 
 
-# fault: features/pull/on_host/hub_listing.py: names & LOST or → not names or
+# fault: features/pull/on_host/hub_listing.py: answered and not names & LOST → answered
+@pytest.mark.parametrize("begun", [b"", b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\n{"])
 @pytest.mark.slow
-def test_a_hub_that_ends_the_connection_is_away() -> None:
+def test_a_hub_that_ends_the_connection_is_away(begun: bytes) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
 
         def hang_up() -> None:
-            listener.accept()[0].close()
+            with listener.accept()[0] as one:
+                one.recv(1 << 16)
+                one.sendall(begun)
 
         threading.Thread(target=hang_up, daemon=True).start()
         found = last_of(f"http://127.0.0.1:{listener.getsockname()[1]}")
     assert found["problem"] == "unreachable"
+
+
+# fault: features/pull/on_host/hub_listing.py: "wrong" if answered and → "wrong" if
+@pytest.mark.parametrize(("variable", "proxy"), [("ALL_PROXY", "socks5h://127.0.0.1:1"), ("HTTPS_PROXY", "ftp://x:1")])
+@pytest.mark.slow
+def test_a_proxy_that_the_library_cannot_use_is_named(
+    variable: str, proxy: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The hub, which nothing had asked, was called wrong, and the library's words were kept back."""
+    for name in ("NO_PROXY", "no_proxy"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv(variable, proxy)
+    with answering(b"{}") as url:
+        found = last_of(url)
+    assert (found["problem"], "proxy" in found["words"].lower()) == ("unreachable", True)
+
+
+# As huggingface_hub was before 1.0, with the client of that time.
+OF_REQUESTS = """import requests
+SESSION = requests.Session()
+class HfApi:
+    def __init__(self, endpoint, token):
+        self.endpoint = endpoint
+    def model_info(self, *_, **__):
+        return SESSION.get(self.endpoint).json()
+get_hf_file_metadata = hf_hub_url = None
+get_session = lambda: SESSION
+"""
+
+
+# fault: features/pull/on_host/hub_listing.py: if hasattr(session, "event_hooks") else session.hooks → if True else []
+@pytest.mark.slow
+def test_an_answer_is_noted_by_a_library_on_requests(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "huggingface_hub.py").write_text(OF_REQUESTS)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    with answering(b"<html>") as url:
+        assert (last_of(url)["problem"], last_of("none://127.0.0.1")["problem"]) == ("wrong", "unreachable")
 
 
 # fault: features/pull/on_host/hub_listing.py: if len(listed) > asked["most"]: → if False:
