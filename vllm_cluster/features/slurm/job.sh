@@ -36,12 +36,12 @@ main() {
   rm -f "$job"/ready.json "$job"/replica-*.json
   stopped='' parts=() code=0
   trap 'stopped=yes; kill -TERM "${parts[@]}" 2>/dev/null' TERM
+  # With one replica its own API is that of the job.
+  [ @REPLICAS@ = 1 ] || front
   for REPLICA in $(seq @REPLICAS@); do
     replica &
     parts+=($!)
   done
-  # With one replica its own API is that of the job.
-  [ "$REPLICA" = 1 ] || front &
   # A signal ends a wait, and not what is waited for.
   for part in "${parts[@]}"; do
     while
@@ -83,7 +83,7 @@ attempt() {
   ln -sfn "attempt-$VCLUSTER_ATTEMPT" "$job/replica-$REPLICA"
   rm -f "$VCLUSTER_READY"
   # Jobs that share a node differ in their number, and so in their ports.
-  ports=$(free $((20000 + (SLURM_JOB_ID * @PARTS@ + REPLICA - 1) * 3 % 12000)) 3) || fail "no ports of $MASTER are known"
+  ports=$(free $((20000 + (SLURM_JOB_ID * @PARTS@ + REPLICA - 1) * 3 % 12000)) 3) || exit
   read -r API_PORT MASTER_PORT ENGINES_PORT <<<"$ports"
   srun --kill-on-bad-exit=1 --wait=30 --cpu-bind=none --output="$logs/rank-%t.log" @WHERE@ @STEP@ \
     bash "$job/rank.sh" &
@@ -103,15 +103,17 @@ attempt() {
 # What answers at the address of the job, and sends each request to a replica that is ready; a dead one is replaced.
 front() {
   on 0
-  REPLICA=front MASTER=$(address) VCLUSTER_API_KEY_FILE=$job/key
   begin=$((20000 + (SLURM_JOB_ID * @PARTS@ + @REPLICAS@) * 3 % 12000))
-  API_PORT=$(free "$begin" 1)
-  until srun --overlap --nodes=1 --ntasks=1 --relative=0 --output="$job/front.log" --open-mode=append @STEP@ \
-    bash "$job/rank.sh"; do
-    sleep 1
-    # Another user of the node may have taken the port of a front that ended.
-    API_PORT=$(free "$begin" 1)
-  done
+  # Before any replica: without a front none of them is reached.
+  API_PORT=$(free "$begin" 1) || exit
+  (
+    REPLICA=front MASTER=$(address) VCLUSTER_API_KEY_FILE=$job/key
+    until srun --overlap --nodes=1 --ntasks=1 --relative=0 --output="$job/front.log" --open-mode=append @STEP@ \
+      bash "$job/rank.sh"; do
+      # Another user of the node may have taken the port of a front that ended.
+      until sleep 1 && API_PORT=$(free "$begin" 1); do :; done
+    done
+  ) &
 }
 
 record() { echo "$(date +%s) attempt=$VCLUSTER_ATTEMPT $1" >>"$job/ends"; }
@@ -142,7 +144,8 @@ address() {
 
 # The first $2 ports from $1 on that a program of the node in `there` can have: what holds one need not answer there.
 free() {
-  "${there[@]}" python3 -Ic '
+  # srun has a code of its own for a program that is missing.
+  "${there[@]}" bash -c 'command -v python3 >/dev/null || exit 127; exec python3 -Ic "$@"' bash '
 import socket, sys
 found = []
 for port in range(int(sys.argv[1]), 65536):
@@ -158,7 +161,12 @@ for port in range(int(sys.argv[1]), 65536):
     if len(found) == int(sys.argv[2]):
         print(*found)
         break
-' "$1" "$2"
+else:
+    sys.exit(1)
+' "$1" "$2" || case $? in
+    127) fail "no python3 on $node" ;;
+    *) fail "no free ports of $node are known" ;;
+  esac
 }
 
 put() { cat >"$1" || exit; }

@@ -223,7 +223,7 @@ def answering(job: Job, times: int = 16) -> set[str]:
     return {job.answer({"model": MODEL, "prompt": f"Hello {number}"})["id"] for number in range(times)}
 
 
-# fault: features/slurm/job.sh: [ "$REPLICA" = 1 ] || front & → true
+# fault: features/slurm/job.sh: [ @REPLICAS@ = 1 ] || front → true
 # fault: features/slurm/on_host/job_front.py: if ready != before: → if before is None:
 def test_a_replica_that_dies_starts_again_and_the_other_one_serves(replicas: Job) -> None:
     """No request is lost meanwhile; each start is a number and a folder of its own."""
@@ -269,7 +269,7 @@ def test_clients_do_not_have_the_key_of_a_replica(replicas: Job) -> None:
     assert f"{replicas.folder}/replica-key" in Path(f"/proc/{process}/environ").read_text()
 
 
-# fault: features/slurm/job.sh:   until srun --overlap → ! srun --overlap
+# fault: features/slurm/job.sh: until srun --overlap → while srun --overlap
 def test_a_front_that_dies_starts_again(replicas: Job) -> None:
     url = replicas.asked("endpoint").stdout
     os.kill(replicas.process(b"job_front.py"), signal.SIGKILL)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import json
 import os
+import shutil
 import socket
 import subprocess
 import sys
@@ -354,6 +355,44 @@ def test_the_ports_are_found_without_what_is_in_the_folder_of_the_job(tmp_path: 
     text = functions("free") + "\nthere=()\nfree 30000 1"
     done = subprocess.run(["bash", "-c", text], capture_output=True, text=True, check=True, cwd=tmp_path)
     assert done.stdout.strip().isdigit()
+
+
+# What the script of a job runs, but for Slurm's programs and Python.
+TOOLS = (
+    *("awk", "base64", "bash", "cat", "chmod", "date", "find", "getent", "head", "hostname", "id", "ln", "mkdir", "mv"),
+    *("rm", "sed", "seq", "sleep", "tr", "wc"),
+)
+
+
+# fault: features/slurm/job.sh: 3 % 12000)) 3) || exit → 3 % 12000)) 3)
+# fault: features/slurm/job.sh: "$begin" 1) || exit → "$begin" 1)
+# fault: features/slurm/job.sh: || exit 127; → || exit 2;
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_a_node_without_python_is_named_before_anything_starts(replicas: int, tmp_path: Path) -> None:
+    """In a container there may be one; its ports were called unknown."""
+    programs = tmp_path / "bin"
+    programs.mkdir()
+    for name in TOOLS:
+        (programs / name).symlink_to(shutil.which(name) or "/missing")
+    for name, text in (("scontrol", "echo n1"), ("srun", f"echo >>{tmp_path}/started")):
+        (programs / name).write_text(f"#!/bin/sh\n{text}\n")
+        (programs / name).chmod(0o755)
+    (tmp_path / "job.sh").write_text(script(ASKED, replace(JOB, replicas=replicas)))
+    there = {"PATH": str(programs), "HOME": str(tmp_path), "SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n1"}
+    done = subprocess.run(
+        ["/bin/bash", "job.sh"], env=there, capture_output=True, text=True, check=False, timeout=30, cwd=tmp_path
+    )
+    assert (done.returncode, done.stderr) == (1, "vcluster: no python3 on n1\n")
+    assert not (tmp_path / "started").exists()
+
+
+# fault: features/slurm/job.sh: sys.exit(1) → pass
+def test_too_few_ports_are_none(tmp_path: Path) -> None:
+    """A step began without one."""
+    failing = next(line for line in script(ASKED, JOB).splitlines() if line.startswith("fail() "))
+    text = f"{failing}\n{functions('free')}\nthere=() node=n1\nfree 65534 3"
+    done = subprocess.run(["bash", "-c", text], capture_output=True, text=True, check=False, cwd=tmp_path)
+    assert (done.returncode, done.stdout, done.stderr) == (1, "", "vcluster: no free ports of n1 are known\n")
 
 
 def used(facts: HostFacts) -> list[str]:
