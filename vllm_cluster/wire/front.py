@@ -65,7 +65,7 @@ class FrontRoutes:
 
     @cached_property
     def owners(self) -> Mapping[str, FrontDeployment]:
-        """Whose each name is by the orders, whatever replicas list."""
+        """Whose each name is by the orders; what replicas list does not count."""
         adapters = {name: one for one in reversed(self.deployments) for name in one.adapters}
         return adapters | {one.name: one for one in self.deployments}
 

@@ -154,7 +154,6 @@ for port in range(int(sys.argv[1]), 65536):
         one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             one.bind(("", port))
-            one.listen(1)
         except OSError:
             continue
     found.append(port)

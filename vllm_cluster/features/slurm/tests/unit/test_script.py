@@ -317,7 +317,6 @@ def test_what_the_folder_above_gives_others_does_not_reach_the_key(there: bool, 
         assert (found.returncode == 0) is closed
 
 
-# fault: features/slurm/job.sh: one.listen(1) → pass
 # fault: features/slurm/job.sh: one.bind(("", port)) → pass
 def test_a_port_that_another_program_holds_is_not_taken(tmp_path: Path) -> None:
     """One that answered nothing was taken; at one with a full queue it was 270 s until it was."""
