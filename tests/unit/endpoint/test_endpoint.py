@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import socket
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from http.client import HTTPConnection
 from pathlib import Path
 from types import SimpleNamespace
@@ -31,13 +31,20 @@ from vllm_cluster.kernel.errors import (
 from vllm_cluster.kernel.events import Event
 from vllm_cluster.kernel.hosts.runtime import Runtime
 from vllm_cluster.kernel.inventory.model import Inventory
-from vllm_cluster.kernel.transport.forward import listener
+from vllm_cluster.kernel.transport.forward import LoopbackForward, listener
 from vllm_cluster.serving.api.client import Broken
 from vllm_cluster.serving.endpoint import endpoint, tunnel
+from vllm_cluster.serving.endpoint.detached import Detached, State
 from vllm_cluster.serving.endpoint.endpoint import be_tunnel, state
 from vllm_cluster.serving.endpoint.tunnel import RETRY_SECONDS
 
 INVENTORY = make.inventory(1)
+
+
+def runs() -> None:
+    """The tunnel has not ended."""
+
+
 AWAY = [
     ConnectionLost("gpu1", "tunnel: no keepalive"),
     Unreachable("gpu1", "no route"),
@@ -227,7 +234,7 @@ def test_a_request_goes_through_to_the_head(cache: Path, monkeypatch: pytest.Mon
     assert found == [b"hello"]
 
 
-# fault: serving/endpoint/endpoint.py: if status == HTTPStatus.OK and model in names: → if status:
+# fault: serving/endpoint/endpoint.py: good = status == HTTPStatus.OK and model in names → good = True
 @pytest.mark.parametrize(
     ("model", "key", "why"),
     [("m", KEY, ""), ("n", KEY, "HTTP 200, models m"), ("m", "old", "HTTP 401")],
@@ -237,26 +244,65 @@ def test_a_tunnel_is_good_once_the_model_answers_through_it(model: str, key: str
     clock = Clock()
     with serving(Api(answer)) as api:
         if not why:
-            endpoint._ensure_answers(api.port, key, model, Runtime(clock))
+            endpoint._ensure_answers(api.port, key, model, runs, Runtime(clock))
             return
         found = rf"the tunnel at 127\.0\.0\.1:\d+ does not lead to {model}: {why}"
         with pytest.raises(VclusterError, match=found) as caught:
-            endpoint._ensure_answers(api.port, key, model, Runtime(clock))
+            endpoint._ensure_answers(api.port, key, model, runs, Runtime(clock))
     assert caught.value.hint == "vcluster endpoint --close\nvcluster endpoint --detach"
     assert endpoint.ANSWER_SECONDS <= clock.now < endpoint.ANSWER_SECONDS + 5
 
 
-# fault: serving/endpoint/endpoint.py: get(port, "/v1/models", key, left) → get(port, "/v1/models", key, ANSWER_SECONDS)
+# fault: serving/endpoint/endpoint.py: key, left, ensure_runs) → key, ANSWER_SECONDS, ensure_runs)
 @pytest.mark.parametrize("first", [0.0, 15.0, 28.0, 29.5])
 def test_no_try_of_a_tunnel_outlives_the_limit_of_all(first: float, monkeypatch: pytest.MonkeyPatch) -> None:
     """One that began just before the limit had all of the time again."""
     clock, took = Clock(), [first]
 
-    def silent(_port: int, _path: str, _key: str, seconds: float) -> NoReturn:
+    def silent(_port: int, _path: str, _key: str, seconds: float, _connected: object) -> NoReturn:
         clock.now += took.pop() if took else seconds
         raise Broken("timed out")
 
     monkeypatch.setattr(endpoint, "get", silent)
     with pytest.raises(VclusterError, match="does not lead to m: timed out"):
-        endpoint._ensure_answers(1, "k", "m", Runtime(clock))
+        endpoint._ensure_answers(1, "k", "m", runs, Runtime(clock))
     assert clock.now == pytest.approx(endpoint.ANSWER_SECONDS)
+
+
+# fault: serving/endpoint/endpoint.py: get(port, "/v1/models", key, left, ensure_runs) → get(port, "/v1/models", key, left)
+# fault: serving/endpoint/endpoint.py: if found.running() != open_one: → if False:
+# fault: serving/endpoint/endpoint.py: ensure_runs() → pass
+# fault: serving/api/client.py: connected() → pass
+@pytest.mark.parametrize("looks", [0, 1], ids=["before the key is sent", "before the port is shown"])
+def test_a_port_whose_tunnel_has_ended_is_neither_asked_nor_shown(
+    looks: int, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another user of this machine listened at it, and got the key."""
+    left = [True] * (1 + looks)
+    monkeypatch.setattr(Detached, "runs", property(lambda _: bool(left and left.pop())))
+    with serving(Api(answer)) as api:
+        monkeypatch.setattr(State, "read", lambda _: Detached(1, "1", api.port))
+        monkeypatch.setattr(endpoint, "at_head", lambda *_: nullcontext())
+        monkeypatch.setattr(endpoint, "read_key", lambda *_: KEY)
+        row = SimpleNamespace(name="m", host="127.0.0.1")
+        monkeypatch.setattr(endpoint, "replicas_served", lambda *_: (row,))
+        monkeypatch.setattr(endpoint, "first_ready", lambda _: row)
+        with pytest.raises(PreflightFailed, match="no tunnel from this machine to lab is open in the background"):
+            endpoint.find_endpoint(INVENTORY, cache, direct=False, detach=None, runtime=Runtime(Clock()))
+    assert api.looked == looks
+
+
+# fault: serving/endpoint/tunnel.py: closing() → pass
+# fault: serving/endpoint/endpoint.py: opened=opened, closing=ended, → opened=opened,
+def test_a_tunnel_is_noted_no_more_before_its_port_is_free(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made, noted = Tunnels(monkeypatch, None, FINAL[0]), list[object]()
+    close = LoopbackForward.close
+
+    def closes(forward: LoopbackForward) -> None:
+        noted.append(state(INVENTORY, cache).read())
+        close(forward)
+
+    monkeypatch.setattr(LoopbackForward, "close", closes)
+    with pytest.raises(HostKeyRejected):
+        made.keep(cache)
+    assert noted == [None]

@@ -9,7 +9,7 @@ from __future__ import annotations
 import http.client
 import json
 import socket
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from http import HTTPStatus
 from typing import TYPE_CHECKING
@@ -98,16 +98,21 @@ class _Connection(http.client.HTTPConnection):
         self._own.latest = self._own.end + self._most / SLOWEST
 
 
-def get(port: int, path: str, key: str, seconds: float) -> tuple[int, Mapping[str, object]]:
+def get(
+    port: int, path: str, key: str, seconds: float, connected: Callable[[], None] = lambda: None
+) -> tuple[int, Mapping[str, object]]:
     """Read the status and the JSON object of a page on 127.0.0.1:`port`; an empty one where it is something else.
 
-    `seconds` are for all of it: none of its bytes gains time.
+    `seconds` are for all of it: none of its bytes gains time. `connected` is called before the key is sent, and raises
+    where it must not be.
 
     Raises:
         Broken: there is no whole answer.
     """
     connection = _Connection(port, seconds, 0)
     try:
+        connection.connect()
+        connected()
         connection.request("GET", path, headers=_with_key(key))
         reply = connection.getresponse()
         raw = reply.read(MAX_PAGE)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from http import HTTPStatus
@@ -87,7 +88,13 @@ def find_endpoint(
             open_one = found.start(["-m", "vllm_cluster", "endpoint", "--background", str(port), *detach])
     if open_one is None:
         raise _none_is_open(inventory, serve, found.why_ended())
-    _ensure_answers(open_one.port, key, serve.name, runtime)
+
+    def refuse_ended() -> None:
+        """Refuse the port once its tunnel has ended: any user of this machine may listen there then."""
+        if found.running() != open_one:
+            raise _none_is_open(inventory, serve, found.why_ended())
+
+    _ensure_answers(open_one.port, key, serve.name, refuse_ended, runtime)
     return ClientEndpoint(f"http://127.0.0.1:{open_one.port}/v1", key, serve.name, open_one, models)
 
 
@@ -108,23 +115,28 @@ def _url(serve: ServeStatus) -> str:
     return f"http://{host_port(serve.host, serve.port)}/v1"
 
 
-def _ensure_answers(port: int, key: str, model: str, runtime: Runtime) -> None:
+def _ensure_answers(port: int, key: str, model: str, ensure_runs: Callable[[], None], runtime: Runtime) -> None:
     """Ask through the tunnel: that its process runs does not show that it leads anywhere.
 
+    It listens before its process is noted, until after the note is gone: one that still runs took the connection.
+
     Raises:
-        VclusterError: the model does not answer there.
+        VclusterError: the model does not answer there, or the tunnel has ended.
     """
     deadline, why = runtime.after(ANSWER_SECONDS), ""
     # What is left after the last try is too short for an answer.
     while (left := deadline.left()) >= TRY_SECONDS:
+        good = False
         try:
-            status, page = get(port, "/v1/models", key, left)
+            status, page = get(port, "/v1/models", key, left, ensure_runs)
             names = model_names(page)
-            if status == HTTPStatus.OK and model in names:
-                return
+            good = status == HTTPStatus.OK and model in names
             why = f"HTTP {status}, models {', '.join(names)}" if names else f"HTTP {status}"
         except Broken as error:
             why = error.message
+        ensure_runs()
+        if good:
+            return
         runtime.clock.sleep(min(TRY_SECONDS, deadline.left()))
     text = f"the tunnel at 127.0.0.1:{port} does not lead to {model}: {why}"
     raise VclusterError(text, hint="vcluster endpoint --close\nvcluster endpoint --detach")
@@ -145,7 +157,7 @@ def be_tunnel(
     Raises:
         HostError: it could not be opened, or not again.
     """
-    noted, ports = state(latest(), cache), list[int]()
+    noted, ports, alone = state(latest(), cache), list[int](), threading.Lock()
 
     def opened(port: int) -> None:
         ports[:] = [port]
@@ -153,13 +165,20 @@ def be_tunnel(
 
     def keep_note() -> bool:
         """A tunnel whose note is lost could neither be found nor ended."""
-        if ports and noted.read() is None:
-            noted.note_this(ports[0])
+        with alone:
+            if ports and noted.read() is None:
+                noted.note_this(ports[0])
         return True
 
     noting = runtime.repeat(keep_note, NOTE_SECONDS, "note")
-    try:
-        tunnel(latest, emit, port=port, opened=opened, runtime=runtime)
-    finally:
+
+    def ended() -> None:
         noting.stop()
-        noted.forget()
+        with alone:
+            ports.clear()
+            noted.forget()
+
+    try:
+        tunnel(latest, emit, port=port, opened=opened, closing=ended, runtime=runtime)
+    finally:
+        ended()

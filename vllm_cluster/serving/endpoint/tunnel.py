@@ -41,11 +41,13 @@ def tunnel(
     *,
     port: int,
     opened: Callable[[int], None] = lambda _: None,
+    closing: Callable[[], None] = lambda: None,
     runtime: Runtime = SYSTEM,
 ) -> NoReturn:
     """Forward the API to this machine's loopback: what breaks is opened again, at the head that the inventory has then.
 
-    What is away is waited for, for up to an hour; the port is kept. `opened` gets it each time that the API is reached.
+    What is away is waited for, for up to an hour; the port is kept. `opened` gets it each time that the API is reached;
+    `closing` is called while the port is still held.
 
     Raises:
         HostError: it could not be opened, or not again.
@@ -80,6 +82,7 @@ def tunnel(
             runtime.clock.sleep(RETRY_POLL)
             inventory = latest()
     finally:
+        closing()
         relay.close()
 
 
