@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
+import grp
 import os
+import pwd
 import re
 import shlex
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from tests.support.bounds import full_disk
 from tests.support.modules import MODULES, room
 from vllm_cluster.kernel.errors import UsageError
-from vllm_cluster.kernel.laptop import cache_folder, make_private, read_own_file, write_given, write_whole
+from vllm_cluster.kernel.laptop import (
+    cache_folder,
+    changed_by_others,
+    make_private,
+    read_own_file,
+    write_given,
+    write_whole,
+)
 
 
 def test_a_write_that_fails_leaves_the_old_file_and_nothing_beside_it(tmp_path: Path) -> None:
@@ -93,6 +103,79 @@ def test_a_cache_in_which_others_may_write_is_not_used(
     assert shlex.join(("rm", "-r", str(folder))) in refused.value.hint
     folder.chmod(0o755)
     assert cache_folder() == folder
+
+
+OTHERS = 0o757
+
+
+# fault: kernel/laptop.py: if about.st_uid not in system or ( → if (
+# fault: kernel/laptop.py: for path in (there, *there.parents, → for path in (there,
+# fault: kernel/laptop.py: (there, *there.parents, folder.absolute(), *folder.absolute().parents): → (there, *there.parents):
+# fault: kernel/laptop.py: added = path == there or not → added = not
+# fault: kernel/laptop.py: or not about.st_mode & stat.S_ISVTX → or True
+# fault: kernel/laptop.py: return bool(about.st_mode & stat.S_IWOTH) → return False
+@pytest.mark.parametrize(
+    ("changed", "mode", "mine", "new"),
+    [
+        ("", 0o755, False, False),
+        ("above/mine", OTHERS, True, True),
+        ("above/mine", 0o1777, True, False),
+        ("above", OTHERS, True, True),
+        ("above", 0o1777, False, False),
+        ("above", None, True, True),
+        ("links", OTHERS, True, True),
+        ("links", 0o1777, False, False),
+        ("links/link", None, True, True),
+    ],
+)
+def test_a_folder_that_others_may_change_or_put_another_in_place_of(
+    changed: str, mode: int | None, *, mine: bool, new: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of the folder itself and of each above it; None is another owner."""
+    (tmp_path / "above" / "mine").mkdir(parents=True)
+    (tmp_path / "links").mkdir()
+    (tmp_path / "links" / "link").symlink_to(tmp_path / "above")
+    path = tmp_path / changed
+    if mode is not None:
+        path.chmod(mode)
+    else:
+        be_of_another_user(path, monkeypatch)
+    folder = tmp_path / "links" / "link" / "mine"
+    assert [changed_by_others(one) is not None for one in (folder, folder / "new")] == [mine, new]
+
+
+# fault: kernel/laptop.py: return group.gr_name != me or → return
+# fault: kernel/laptop.py: return group.gr_name != me or not {me}.issuperset(group.gr_mem) → return group.gr_name != me
+# fault: kernel/laptop.py: if not about.st_mode & stat.S_IWGRP or → if True or
+@pytest.mark.parametrize(
+    ("name", "members", "others"), [("", [], False), ("", ["daemon"], True), ("users", [], True), (None, [], True)]
+)
+def test_a_group_of_its_user_alone_is_not_others(
+    name: str | None, members: list[str], *, others: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Debian and Fedora give each user such a group, and the umask 002."""
+
+    def group(_: int) -> object:
+        if name is None:
+            raise KeyError
+        return SimpleNamespace(gr_name=name or pwd.getpwuid(os.geteuid()).pw_name, gr_mem=members)
+
+    monkeypatch.setattr(grp, "getgrgid", group)
+    tmp_path.chmod(0o775)
+    assert changed_by_others(tmp_path) == (tmp_path if others else None)
+
+
+# fault: kernel/laptop.py: os.geteuid(), *_unmapped_root()} → os.geteuid()}
+# fault: kernel/laptop.py: if Path("/proc/self/uid_map").read_text().split() == → if [] ==
+@pytest.mark.parametrize(("users", "refused"), [("0 0 4294967295", True), ("0 1000 1\n", False)])
+def test_in_a_container_without_rights_the_folders_of_root_have_a_number_of_their_own(
+    users: str, *, refused: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So /tmp and /home have in a toolbox."""
+    be_of_another_user(tmp_path, monkeypatch)
+    texts = {"uid_map": users, "overflowuid": f"{tmp_path.stat().st_uid}\n"}
+    monkeypatch.setattr(Path, "read_text", lambda path: texts[path.name])
+    assert changed_by_others(tmp_path) == (tmp_path if refused else None)
 
 
 # fault: kernel/laptop.py: (base if base.is_absolute() else → (base if base.name else

@@ -127,6 +127,45 @@ def _shared(folder: Path) -> bool:
         return False
 
 
+def changed_by_others(folder: Path) -> Path | None:
+    """Find what lets another user change what is in a folder: itself, or one above it; None where nothing does."""
+    there, system = real(folder), {0, os.geteuid(), *_unmapped_root()}
+    for path in (there, *there.parents, folder.absolute(), *folder.absolute().parents):
+        try:
+            about = path.lstat()
+        except OSError:  # it is made later, or cannot be used
+            continue
+        # In a sticky folder, as /tmp, others may add, but not rename.
+        added = path == there or not about.st_mode & stat.S_ISVTX
+        if about.st_uid not in system or (stat.S_ISDIR(about.st_mode) and added and _others_write(about)):
+            return path
+    return None
+
+
+def _others_write(about: os.stat_result) -> bool:
+    """Whether another user may write there; not for a group of this user alone, which umask 002 is made for."""
+    import grp  # noqa: PLC0415 - help and completion do not wait for it
+    import pwd  # noqa: PLC0415 - as above
+
+    if not about.st_mode & stat.S_IWGRP or about.st_mode & stat.S_IWOTH:
+        return bool(about.st_mode & stat.S_IWOTH)
+    try:
+        group, me = grp.getgrgid(about.st_gid), pwd.getpwuid(os.geteuid()).pw_name
+    except KeyError:
+        return True
+    return group.gr_name != me or not {me}.issuperset(group.gr_mem)
+
+
+def _unmapped_root() -> tuple[int, ...]:
+    """The number that root's files have in a container of a user without rights, as of toolbox; none elsewhere."""
+    try:
+        if Path("/proc/self/uid_map").read_text().split() == ["0", "0", "4294967295"]:
+            return ()
+        return (int(Path("/proc/sys/kernel/overflowuid").read_text()),)
+    except (OSError, ValueError):
+        return ()
+
+
 def make_private(folder: Path) -> None:
     """Make a folder for this user alone, and so those above it that are missing: mkdir leaves them to the umask."""
     if not folder.parent.exists():

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from vllm_cluster.kernel.clock import Deadline
 from vllm_cluster.kernel.errors import HostError, UsageError
+from vllm_cluster.kernel.laptop import changed_by_others, real
 from vllm_cluster.kernel.transport import command_line, connect_errors, process, ssh_log
 from vllm_cluster.kernel.transport.base import Result, Target
 from vllm_cluster.kernel.transport.jumps import Jumps
@@ -210,17 +211,21 @@ def _private_folder() -> Path:
     """Make a folder for ssh's socket, with a name that is short enough for a socket.
 
     Raises:
-        UsageError: there is none.
+        UsageError: there is none, or another user may put a folder of his in its place, and so get every command.
     """
+    why = "there is no folder for ssh's socket with a short enough name"
     # ssh reads % and ${ in the name of its socket as words of its own, and not in that of its log.
     parents = (one for one in (tempfile.gettempdir(), "/tmp") if not {"%", "$"} & set(one))  # noqa: S108 - private below
     for parent in dict.fromkeys(parents):
         with contextlib.suppress(OSError):
-            folder = Path(tempfile.mkdtemp(prefix="vc-", dir=parent))
-            if len(os.fsencode(folder)) + 2 <= MAX_SOCKET_PATH:
+            folder = real(Path(tempfile.mkdtemp(prefix="vc-", dir=parent)))
+            theirs = changed_by_others(folder)
+            if theirs is None and len(os.fsencode(folder)) + 2 <= MAX_SOCKET_PATH:
                 return folder
             folder.rmdir()
-    raise UsageError("there is no folder for ssh's socket with a short enough name", hint="set TMPDIR to a short path")
+            if theirs:
+                why = f"other users may change what is in {theirs}, where ssh's socket would be"
+    raise UsageError(why, hint="export TMPDIR=FOLDER, a folder of your own with a short path")
 
 
 def open_master(
