@@ -13,7 +13,7 @@ from vllm_cluster.kernel.errors import UsageError
 from vllm_cluster.kernel.events import Emit, Event
 from vllm_cluster.kernel.hosts.runtime import SYSTEM, Runtime
 from vllm_cluster.kernel.inventory.model import Inventory
-from vllm_cluster.kernel.laptop import make_private, meaning, read_own_file, real, write_whole
+from vllm_cluster.kernel.laptop import changed_by_others, make_private, meaning, read_own_file, real, write_whole
 from vllm_cluster.kernel.node.handle import NodeHandle
 from vllm_cluster.kernel.shell_line import command_line
 from vllm_cluster.kernel.text import host_port
@@ -58,8 +58,7 @@ def write_metrics(
         PreflightFailed: the cluster is not up.
         UsageError: they cannot be written there, or Prometheus would read another's configuration beside the key.
     """
-    if folder.is_symlink():
-        raise _behind_a_link(folder)
+    _ensure_private(folder)
     with at_head(inventory, runtime) as head:
         key = read_key(inventory, head)
         serve = NodeHandle(head, inventory.cluster).running().serving
@@ -92,11 +91,20 @@ def _ensure_own(folder: Path, cache: Path, contents: dict[str, str]) -> None:
     raise UsageError(text, hint=f"{hint}\nor remove it: {command_line('rm', str(path))}")
 
 
-def _behind_a_link(folder: Path) -> UsageError:
-    """The refusal: where the link of a cloned repository leads, files of these names may be a person's own."""
-    there = command_line("vcluster", "dashboard", "--prometheus", str(real(folder)))
-    text = f"{folder} is a link to {real(folder)}: nothing is written behind it"
-    return UsageError(text, hint=f"{command_line('rm', str(folder))}\nor name the folder itself: {there}")
+def _ensure_private(folder: Path) -> None:
+    """Refuse a link, and what others may change.
+
+    Where the link of a cloned repository leads, files of these names may be a person's own.
+    """
+    if folder.is_symlink():
+        there = command_line("vcluster", "dashboard", "--prometheus", str(real(folder)))
+        text = f"{folder} is a link to {real(folder)}: nothing is written behind it"
+        raise UsageError(text, hint=f"{command_line('rm', str(folder))}\nor name the folder itself: {there}")
+    if theirs := changed_by_others(folder):
+        text = f"other users may change what is in {theirs}, and Prometheus would give the API key to what they name"
+        remedy = command_line("chmod", "go-w", str(theirs))
+        hint = f"vcluster dashboard --prometheus FOLDER, a folder of your own\nor, where it is yours: {remedy}"
+        raise UsageError(text, hint=hint)
 
 
 def renew_keys(inventory: Inventory, cache: Path, key: str, emit: Emit) -> None:
@@ -105,12 +113,11 @@ def renew_keys(inventory: Inventory, cache: Path, key: str, emit: Emit) -> None:
         path = folder / KEY
         if not path.is_file():
             continue
-        if folder.is_symlink():
-            emit(Event("warning", _behind_a_link(folder).message))
-            continue
         try:
             _write(folder, {KEY: key})
             emit(Event("note", f"{path} has the new key too"))
+        except UsageError as refused:
+            emit(Event("warning", refused.message))
         except OSError as error:
             again = command_line("vcluster", "dashboard", "--prometheus", str(folder))
             emit(Event("warning", f"{path} has the old key ({error.strerror}): {again}"))
@@ -155,7 +162,9 @@ def _content(path: Path) -> str:
 
 def _write(folder: Path, contents: dict[str, str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Write the files whole, the key for its owner alone; those that were written, and those that were kept."""
-    folder.mkdir(parents=True, exist_ok=True)
+    # With umask 002 it would be one that others may change.
+    folder.mkdir(mode=0o755, parents=True, exist_ok=True)
+    _ensure_private(folder)  # another user may have made it since
     written, kept = list[str](), list[str]()
     for name, text in contents.items():
         path = folder / name

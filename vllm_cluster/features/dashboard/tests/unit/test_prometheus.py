@@ -165,8 +165,7 @@ def test_no_key_is_put_beside_a_configuration_that_came_with_the_folder(served: 
     assert written(tmp_path).kept == ("prometheus.yml",)
 
 
-# fault: features/dashboard/prometheus.py: raise _behind_a_link(folder) → pass
-# fault: features/dashboard/prometheus.py: emit(Event("warning", _behind_a_link(folder).message)) → _write(folder, {KEY: key})
+# fault: features/dashboard/prometheus.py: if folder.is_symlink(): → if False:
 @pytest.mark.promise("P49")
 def test_nothing_is_written_behind_a_link_of_the_folder(served: dict[str, Any], tmp_path: Path) -> None:
     theirs, link, events = tmp_path / "of another program", tmp_path / "monitoring", list[Event]()
@@ -183,6 +182,32 @@ def test_nothing_is_written_behind_a_link_of_the_folder(served: dict[str, Any], 
     renew_keys(make.inventory(1), tmp_path / "cache", "sk-new", events.append)
     assert [(one.kind, "is a link" in one.text) for one in events] == [("warning", True)]
     assert [(path.name, path.read_text()) for path in theirs.iterdir()] == [("api-key", "of another program")]
+
+
+# fault: features/dashboard/prometheus.py: if theirs := changed_by_others(folder): → if theirs := None:
+# fault: features/dashboard/prometheus.py: folder.mkdir(mode=0o755, → folder.mkdir(
+# fault: features/dashboard/prometheus.py: _ensure_private(folder)  # → pass  #
+def test_no_key_is_written_where_others_may_change_what_prometheus_reads(
+    served: dict[str, Any], tmp_path: Path
+) -> None:
+    """Another user had made the folder, and named where the key is sent."""
+    folder, events = tmp_path / "monitoring", list[Event]()
+    folder.mkdir()
+    folder.chmod(0o757)
+    with pytest.raises(UsageError, match=f"other users may change what is in {folder}") as refused:
+        written(tmp_path)
+    assert (list(folder.iterdir()), f"chmod go-w {folder}" in str(refused.value.hint)) == ([], True)
+    folder.rmdir()
+    before = os.umask(0)
+    try:
+        written(tmp_path)
+    finally:
+        os.umask(before)
+    assert folder.stat().st_mode & 0o777 == 0o755
+    folder.chmod(0o757)
+    renew_keys(make.inventory(1), tmp_path / "cache", "sk-new", events.append)
+    assert [(one.kind, "other users may change" in one.text) for one in events] == [("warning", True)]
+    assert (folder / "api-key").read_text() == KEY
 
 
 # fault: features/dashboard/prometheus.py: if path.is_file(): → if path.is_fifo():
