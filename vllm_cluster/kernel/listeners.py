@@ -227,7 +227,8 @@ LISTENERS = (
         LOOPBACK,
         ("`--tunnel PORT`", "with `--tunnel` alone that of `ports.api`", f"else {CHOSEN}"),
         _USERS,
-        "the API key; SSH from here to the head",
+        "the API key; SSH from here to the head. A Prometheus that runs on after the tunnel has ended offers the key "
+        "to whoever listens at its port then",
         ("kernel/transport/forward.py", "serving/endpoint/tunnel.py"),
     ),
     Listener(
