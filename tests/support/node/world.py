@@ -138,7 +138,7 @@ class World:
         if joins:
             self.join()
 
-    def join(self) -> None:
+    def join(self, gpus: int = 2) -> None:
         """Start a worker, with its own state and plans of vLLM: by itself that runs, without an API."""
         for made in (self.fake2, self.state2):
             made.mkdir(exist_ok=True)
@@ -146,10 +146,10 @@ class World:
             shutil.copy(FAKES / "stray", self.fake2 / "stray")
             self._write(self.fake2 / "plans.json", '[{"loading": true}]')
         paths = {"FAKE": str(self.fake2), "VCLUSTER_STATE": str(self.state2)}
-        self.worker = self._program(self.folder / "worker.log", "worker", *self._roll("gpu2", WORKER), **paths)
+        self.worker = self._program(self.folder / "worker.log", "worker", *self._roll("gpu2", WORKER, gpus), **paths)
 
-    def _roll(self, name: str, address: str) -> list[str]:
-        return ["--roll", f"{HEAD}:{self.roll}", "--name", name, "--address", address, "--gpus=2"]
+    def _roll(self, name: str, address: str, gpus: int = 2) -> list[str]:
+        return ["--roll", f"{HEAD}:{self.roll}", "--name", name, "--address", address, f"--gpus={gpus}"]
 
     def _program(self, log: Path, *words: str, **more: str) -> subprocess.Popen[bytes]:
         environment = {

@@ -86,7 +86,27 @@ def test_the_same_request_on_other_hosts_moves_with_its_next_start(world: World)
 def test_what_stays_idle() -> None:
     assert idle_gpus({"a": 8, "b": 8}, {"a": 4}) == {"a": 4, "b": 8}
     assert idle_gpus({"a": 8, "b": 8}, {}) == {}
-    nodes = [GroupNode("b", "b", True, 8.0)]
-    assert compare_gpus({"a": 8, "b": 8}, nodes, {"b": 8}, {"a": "gpu1"}) == (8, [])
-    assert compare_gpus({"a": 8, "b": 8}, nodes, {"a": 8}, {"a": "gpu1"}) == (8, ["gpu1 is missing"])
-    assert compare_gpus({"a": 8, "b": 8}, nodes, {}, {}) == (8, ["a is missing"])
+    planned, names, nodes = {"a": 8, "b": 8}, {"a": "gpu1"}, [GroupNode("b", "b", True, 8.0)]
+    for grouped in (True, False):
+        assert compare_gpus(planned, nodes, {"b": 8}, names, grouped=grouped) == (8, [])
+        assert compare_gpus(planned, nodes, {"a": 8}, names, grouped=grouped) == (8, ["gpu1 is missing"])
+        assert compare_gpus(planned, nodes, {}, {}, grouped=grouped) == (8, ["a is missing"])
+
+
+# fault: serving/node/serve_state.py: counted = alive.keys() if grouped else → counted = alive.keys() if True else
+# fault: serving/node/serve_state.py: counted = alive.keys() if grouped else → counted = alive.keys() if False else
+@pytest.mark.parametrize(
+    ("ranks", "by_ray", "by_roll"),
+    [
+        ({"a": 8}, ["c is not of this cluster", "b has 7 GPUs instead of 8"], []),
+        ({"b": 8}, ["c is not of this cluster", "b has 7 GPUs instead of 8"], ["b has 7 GPUs instead of 8"]),
+        ({"c": 8}, ["c is not of this cluster", "b has 7 GPUs instead of 8"], ["c is not of this cluster"]),
+        ({}, ["c is not of this cluster", "b has 7 GPUs instead of 8"], ["b has 7 GPUs instead of 8"]),
+    ],
+)
+def test_gpus_of_other_hosts_count_with_ray_alone(ranks: dict[str, int], by_ray: list[str], by_roll: list[str]) -> None:
+    """Ray places ranks on any GPU of its table, so all of that must be as planned."""
+    nodes = [GroupNode(name, name, True, count) for name, count in {"a": 8.0, "b": 7.0, "c": 8.0}.items()]
+    planned = {"a": 8, "b": 8}
+    assert compare_gpus(planned, nodes, ranks, {}, grouped=True) == (15, by_ray)
+    assert compare_gpus(planned, nodes, ranks, {}, grouped=False) == (15, by_roll)

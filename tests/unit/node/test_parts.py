@@ -9,7 +9,7 @@ import subprocess
 import pytest
 
 from tests.support.logs import explained
-from tests.support.node.world import WORKER, World, eventually, lives
+from tests.support.node.world import HEAD, WORKER, World, eventually, lives
 from tests.support.waiting import until
 from vllm_cluster.serving.node.proc import StoppedProcesses
 
@@ -203,4 +203,17 @@ def test_one_host_needs_no_other(world: World) -> None:
     world.members({"127.0.0.1": 2})
     world.start_without_ray(joins=False)
     world.want("one", backend="mp", ranks={"127.0.0.1": 2})
+    world.phase("ready")
+
+
+# fault: serving/node/replica_controller.py: names, grouped=replica.grouped) → names, grouped=True)
+@pytest.mark.parametrize("member", [True, False])
+def test_another_host_with_a_wrong_number_of_gpus_holds_up_nothing(world: World, *, member: bool) -> None:
+    """One worker kept every other model from starting."""
+    world.pace |= PACE
+    world.members({HEAD: 2} | ({WORKER: 2} if member else {}))
+    world.start_without_ray(joins=False)
+    world.join(gpus=0)
+    eventually(lambda: world.status and world.status.roll and len(world.status.roll.nodes) == 2, "the worker")
+    world.want("one", backend="mp", ranks={HEAD: 2})
     world.phase("ready")

@@ -97,7 +97,9 @@ class ReplicaController:
         return "ready" if leads and leads.phase == "ready" else "waiting"
 
     def _look(self, course: ServeState, nodes: Nodes | None) -> None:
-        course.have, wrong = compare_gpus(self._planned, nodes or (), course.wanted.replica.ranks, self._members.names)
+        replica, names = course.wanted.replica, self._members.names
+        known = compare_gpus(self._planned, nodes or (), replica.ranks, names, grouped=replica.grouped)
+        course.have, wrong = known
         if nodes is None:
             wrong = ["Ray does not answer yet"]
         if self.start and self.start.ending and not self.start.how:

@@ -19,11 +19,17 @@ def idle_gpus(planned: Mapping[str, int], ranks: Mapping[str, int]) -> dict[str,
 
 
 def compare_gpus(
-    planned: Mapping[str, int], nodes: Iterable[GroupNode], ranks: Mapping[str, int], names: Mapping[str, str]
+    planned: Mapping[str, int],
+    nodes: Iterable[GroupNode],
+    ranks: Mapping[str, int],
+    names: Mapping[str, str],
+    *,
+    grouped: bool,
 ) -> tuple[float, list[str]]:
-    """How many planned GPUs Ray has, and what is not as planned. Ghosts at one address add up, and so are wrong.
+    """How many planned GPUs there are, and what is not as planned. Ghosts at one address add up, and so are wrong.
 
-    A host without ranks may be away: the model does not need it.
+    A host without ranks may be away: the model does not need it. Where it is `grouped`, Ray places ranks on any GPU of
+    its table, so that all of that counts. A node on the roll gives its own number of GPUs, and holds up no other host.
     """
     alive: dict[str, float] = {}
     for node in nodes:
@@ -31,9 +37,10 @@ def compare_gpus(
             alive[node.address] = alive.get(node.address, 0) + node.gpus
     needed = dict.fromkeys([*ranks, *(() if ranks else planned)])
     wrong = [f"{names.get(address, address)} is missing" for address in needed if address not in alive]
-    wrong += [f"{address} is not of this cluster" for address in alive if address not in planned]
+    counted = alive.keys() if grouped else alive.keys() & needed.keys()
+    wrong += [f"{address} is not of this cluster" for address in alive if address in counted - planned.keys()]
     for address, count in planned.items():
-        if address in alive and alive[address] != count:
+        if address in counted and alive[address] != count:
             wrong.append(f"{names.get(address, address)} has {alive[address]:g} GPUs instead of {count}")
     return sum(count for address, count in alive.items() if address in planned), wrong
 
