@@ -13,7 +13,7 @@ from dataclasses import MISSING, fields, is_dataclass
 from functools import cache
 from typing import Annotated, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from vllm_cluster.wire.values import words
+from vllm_cluster.wire.values import First, words
 
 T = TypeVar("T")
 Convert = Callable[[object, str], object]
@@ -167,8 +167,10 @@ def _plain(kind: Callable[[object], object], taken: tuple[type, ...], what: str)
 
 
 def _checked(inner: Convert, checks: tuple[Callable[[object], object], ...]) -> Convert:
+    most = min((check.most for check in checks if isinstance(check, First)), default=None)
+
     def take(value: object, field: str) -> object:
-        found = inner(value, field)
+        found = inner(value[:most] if most is not None and isinstance(value, list) else value, field)
         for check in checks:
             try:
                 found = check(found)

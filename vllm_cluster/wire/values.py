@@ -123,9 +123,20 @@ def brief(most: int) -> Callable[[str], str]:
     return lambda text: text if len(text) <= most else f"{text[: most - 1]}…"
 
 
-def first(most: int) -> Callable[[tuple[T, ...]], tuple[T, ...]]:
+@dataclass(frozen=True)
+class First:
+    """A check that keeps so many values of a list, the first ones; `read` does so before it takes time for the rest."""
+
+    most: int
+
+    def __call__(self, values: tuple[T, ...]) -> tuple[T, ...]:
+        """Return these of a list."""
+        return values[: self.most]
+
+
+def first(most: int) -> First:
     """A check that keeps so many values of a list, the first ones."""
-    return lambda values: values[:most]
+    return First(most)
 
 
 def inside(path: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import socket
 import struct
@@ -21,6 +22,7 @@ from vllm_cluster.serving.node.head_roll import HeadRoll, Me
 from vllm_cluster.serving.node.members import HeadMembers
 from vllm_cluster.serving.node.timing import Timing
 from vllm_cluster.serving.node.worker_roll import WorkerRoll
+from vllm_cluster.wire.parts import NodeBeat
 from vllm_cluster.wire.reading import convert
 from vllm_cluster.wire.roll import MAX_HELLO, Roll, Signed, hello_line, new_nonce
 from vllm_cluster.wire.status import GroupTable
@@ -84,8 +86,8 @@ class Wire:
         row = {"host": name, "address": address, "gpus": gpus, "nonce": self.nonce}
         self.connection.sendall(hello_line(key, offer or self.offer, row))
 
-    def beat(self) -> None:
-        self.connection.sendall(self.signed.line({}))
+    def beat(self, **parts: list[dict[str, str]]) -> None:
+        self.connection.sendall(self.signed.line(parts))
 
     def ended(self) -> bool:
         """Whether the head has closed it, or does soon: its beats are passed over."""
@@ -185,7 +187,7 @@ def test_a_host_that_was_taken_over_fills_no_place_of_another(
     nodes.dial("127.0.0.2").hello("gpu2", "127.0.0.2")
     nodes.become(gpu2="here")
     for number in (3, 4, 5, 6):
-        nodes.dial("127.0.0.2").hello(f"x{number}", f"10.0.0.{number}")
+        nodes.dial(f"127.0.1.{number}").hello(f"x{number}", f"10.0.0.{number}")
     eventually(lambda: "the roll is full (4 nodes)" in nodes.status.error, "the refusal", SOON)
     honest = nodes.dial("127.0.0.5")
     honest.hello("gpu5", "10.0.0.5" if planned else "127.0.0.5")
@@ -212,22 +214,69 @@ def test_the_place_of_a_node_is_its_own(nodes: Nodes, name: str, address: str) -
     nodes.become(gpu3="here")
 
 
-# fault: serving/node/head_roll.py: if not hosts or at in hosts else () → if True else ()
+# fault: serving/node/head_roll.py: if strange and any( → if False and any(
+def test_who_is_not_of_the_cluster_has_one_place(nodes: Nodes) -> None:
+    """Any host with the token took 500, each with lines to read; hosts behind one address are still let in."""
+    nodes.plan(gpu1="127.0.0.1", gpu2="10.0.0.2", gpu3="10.0.0.3")
+    nodes.dial("127.0.0.9").hello("x1", "10.0.9.1")
+    nodes.become(x1="here")
+    assert nodes.status.error == "x1 at 10.0.9.1 (127.0.0.9) is not of this cluster"
+    more = nodes.dial("127.0.0.9")
+    more.hello("x2", "10.0.9.2")
+    assert more.ended()
+    eventually(lambda: "another node is here from the same address" in nodes.status.error, "the refusal", SOON)
+    for number in (2, 3):
+        nodes.dial("127.0.0.9").hello(f"gpu{number}", f"10.0.0.{number}")
+    nodes.become(x1="here", gpu2="here", gpu3="here")
+    nodes.dial("127.0.0.9").hello("x1", "10.0.9.4")
+    eventually(lambda: "10.0.9.1" in nodes.status.error, "its place", SOON)
+
+
+# fault: serving/node/head_roll.py: self._beat(time.monotonic(), selector) → pass
+def test_beats_do_not_wait_for_what_is_read(nodes: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Long lines of one host took so long to read that the parts of others ended."""
+    honest = nodes.dial()
+    honest.hello("gpu2", "10.0.0.2")
+    others = [nodes.dial(f"127.0.1.{number + 1}") for number in range(20)]
+    for number, other in enumerate(others):
+        other.hello(f"x{number}", f"10.0.9.{number}")
+    eventually(lambda: len(nodes.states()) == 22, "all", SOON)
+
+    def slowly(*_: object) -> NodeBeat:
+        time.sleep(0.1)
+        return NodeBeat()
+
+    monkeypatch.setattr(module, "read", slowly)
+    for other in others:
+        other.beat()
+    honest.connection.settimeout(SOON)
+    moments = []
+    for _ in range(20):
+        honest.file.readline()
+        moments.append(time.monotonic())
+    assert max(later - before for before, later in itertools.pairwise(moments)) < 1.0
+
+
+# fault: serving/node/head_roll.py: MAX_LINE).parts if known else () → MAX_LINE).parts
+# fault: serving/node/head_roll.py: MAX_LINE if long else MAX_HELLO): → MAX_LINE):
 # fault: wire/parts.py: parts: Annotated[tuple[PartReport, ...], first(MAX_PARTS)] → parts: tuple[PartReport, ...]
 def test_what_a_node_reports_takes_little(nodes: Nodes) -> None:
-    """512 names of a host that was taken over reported 9,000 parts each, and the head kept all."""
+    """512 names of a host that was taken over reported 9,000 parts each, and the head read and kept all."""
     nodes.plan(gpu1="127.0.0.1", gpu2="10.0.0.2")
-    parts = {"parts": [{"id": f"{number:016x}"} for number in range(1000)]}
-    for name, address, kept in [("x", "10.0.0.3", 0), ("gpu2", "10.0.0.2", 256)]:
+    for name, address, number, kept in [("x", "10.0.0.3", 100, 0), ("gpu2", "10.0.0.2", 1000, 256)]:
         wire = nodes.dial()
         wire.hello(name, address)
         eventually(lambda: nodes.states().get(name) == "here", "its row")  # noqa: B023
-        wire.connection.sendall(wire.signed.line(parts))
-        wire.beat()
-        wire.connection.sendall(wire.signed.line(parts))
+        for parts in (number, 0, number):
+            wire.beat(parts=[{"id": f"{one:016x}"} for one in range(parts)])
         wire.connection.shutdown(socket.SHUT_WR)
         eventually(lambda: nodes.states()[name] == "gone", "its end")  # noqa: B023
         assert len(nodes.head.reports(address)) == kept
+    long = nodes.dial()
+    long.hello("x", "10.0.0.3")
+    nodes.become(x="here", gpu2="gone")
+    long.connection.sendall(b"x" * 3 * MAX_HELLO)
+    nodes.become(x="gone", gpu2="gone")
 
 
 @pytest.mark.parametrize(

@@ -114,6 +114,10 @@ class Link:
             return False, False
         return members.names.get(self.hello.address) == self.hello.host, _same(self.peer, self.hello.address)
 
+    def known(self, members: HeadMembers) -> bool:
+        """Whether it names the address of a host of the cluster, or nobody knows which these are."""
+        return not members.names or (self.hello is not None and self.hello.address in members.names)
+
     def meets(self, hello: Hello) -> bool:
         """Whether it is on the roll under a name or an address that another node gives as its own."""
         mine = self.hello if self.row else None
@@ -131,7 +135,7 @@ class HeadRoll:
         self._orders: Mapping[str, tuple[PartOrder, ...]] = {}
         self._sent: Mapping[str, tuple[PartOrder, ...]] = self._orders
         self._links: dict[socket.socket, Link] = {}
-        self._error, self._complained = "", 0.0
+        self._error, self._complained, self._beaten = "", 0.0, 0.0
         self._over = threading.Event()
         self._status: dict[str, object] = {}
         self._show()
@@ -179,7 +183,7 @@ class HeadRoll:
 
     def _serve(self, server: socket.socket, selector: selectors.BaseSelector) -> None:
         selector.register(server, selectors.EVENT_READ)
-        last = beaten = time.monotonic()
+        last = time.monotonic()
         try:
             while not self._over.is_set():
                 for ready, _ in selector.select(self._pace.roll_beat / 4):
@@ -187,15 +191,15 @@ class HeadRoll:
                         self._accept(server, selector)
                     elif link := self._links.get(ready.fileobj):  # type: ignore[call-overload]
                         self._receive(link, selector)
+                    # Long lines of many nodes take seconds to read: who has no beat for so long ends its parts.
+                    self._beat(time.monotonic(), selector)
                 now = time.monotonic()
                 # What it slept itself, stopped or starved, is not the silence of others.
                 if (late := now - last - self._pace.roll_beat) > 0:
                     for row in self._rows.values():
                         row.beaten += late
                 last = now
-                if now - beaten >= self._pace.roll_beat or self._sent is not self._orders:
-                    beaten, self._sent = now, self._orders
-                    self._beat(selector)
+                self._beat(now, selector)
                 self._judge(now, selector)
                 self._show()
         finally:
@@ -229,7 +233,8 @@ class HeadRoll:
             return
         except OSError:
             data = b""
-        if not data or len(link.rest) > (MAX_LINE if link.row else MAX_HELLO):
+        long = link.row and link.known(self._members)
+        if not data or len(link.rest) > (MAX_LINE if long else MAX_HELLO):
             self._drop(link, selector)
             return
         *lines, link.rest = (link.rest + data).split(b"\n")
@@ -252,12 +257,14 @@ class HeadRoll:
                 self._drop(link, selector)
             else:
                 link.row = self._enter(hello, selector)
+                if not link.known(self._members):
+                    self._complain(f"{hello.host} at {hello.address} ({link.peer}) is not of this cluster")
                 self._send(link, link.signed.line({}), selector)
         elif row := link.row:
-            reports = read(NodeBeat, link.signed.body(line), f"a node at {link.peer}", MAX_LINE).parts
-            # 512 names of a host that was taken over would take a megabyte each.
-            hosts, at = self._members.names, link.hello.address if link.hello else ""
-            row.reports = reports if not hosts or at in hosts else ()
+            raw = link.signed.body(line)
+            # 512 names of a host that was taken over would take a megabyte each, and the time to read that.
+            known = link.known(self._members)
+            row.reports = read(NodeBeat, raw, f"a node at {link.peer}", MAX_LINE).parts if known else ()
             row.beaten, row.streak = time.monotonic(), row.streak + 1
             if row.state == "silent" and row.streak >= BACK:
                 row.be("here")
@@ -274,6 +281,9 @@ class HeadRoll:
             here = other.row and other.row.state == "here" and other.claim(self._members) >= claim
             if here and (theirs := other.hello):
                 return f"{who}: {theirs.host} at {theirs.address} ({other.peer}) is here"
+        strange = not link.known(self._members)
+        if strange and any(one.peer == link.peer for one in others if not one.meets(hello)):
+            return f"{who}: it is not of this cluster, and another node is here from the same address"
         claims = [one.claim(self._members) for one in others if not one.meets(hello)]
         if len(claims) + 1 >= MAX_ROWS and min(claims) >= claim:
             return f"{who}: the roll is full ({MAX_ROWS} nodes)"
@@ -299,7 +309,11 @@ class HeadRoll:
         self._rows[hello.host, hello.address] = row
         return row
 
-    def _beat(self, selector: selectors.BaseSelector) -> None:
+    def _beat(self, now: float, selector: selectors.BaseSelector) -> None:
+        """Send each node its orders, where that is due."""
+        if now - self._beaten < self._pace.roll_beat and self._sent is self._orders:
+            return
+        self._beaten, self._sent = now, self._orders
         for link in list(self._links.values()):
             if link.signed and link.row and link.hello:
                 orders = self._sent.get(link.hello.address, ())
