@@ -115,7 +115,7 @@ class Link:
         return members.names.get(self.hello.address) == self.hello.host, _same(self.peer, self.hello.address)
 
     def known(self, members: HeadMembers) -> bool:
-        """Whether it names the address of a host of the cluster, or nobody knows which these are."""
+        """Whether it names the address of a host of the cluster, or there is no record of these."""
         return not members.names or (self.hello is not None and self.hello.address in members.names)
 
     def meets(self, hello: Hello) -> bool:
