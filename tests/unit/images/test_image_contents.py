@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Any, cast
 
@@ -56,6 +57,9 @@ class Docker:
         self._refuse("create")
         self.bodies[name] = body
         return name
+
+    def without_idle(self) -> AbstractContextManager[None]:
+        return nullcontext()
 
     def open_stream(self, argv: Sequence[str], _deadline: object) -> Output:
         (name,) = self.bodies
