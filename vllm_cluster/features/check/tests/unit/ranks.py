@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import queue
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -126,6 +127,9 @@ class _Host:
 
     def __init__(self, name: str, ranks: Ranks) -> None:
         self.host, self._ranks = name, ranks
+
+    def without_idle(self) -> AbstractContextManager[None]:
+        return nullcontext()
 
     def open_stream(self, argv: Sequence[str], _deadline: Deadline) -> Stream:
         assert list(argv[:2]) == ["docker", "start"] and argv[-1] in self._ranks.bodies
