@@ -28,6 +28,8 @@ RESTARTS = 5
 class RefusedRow(HostError):
     """The head gives out what is not a row of this batch."""
 
+    code = "refused-row"
+
 
 @dataclass(frozen=True)
 class Batch:
