@@ -276,7 +276,8 @@ def test_what_a_node_reports_takes_little(nodes: Nodes) -> None:
     long.hello("x", "10.0.0.3")
     nodes.become(x="here", gpu2="gone")
     long.connection.sendall(b"x" * 3 * MAX_HELLO)
-    nodes.become(x="gone", gpu2="gone")
+    eventually(lambda: nodes.states()["x"] != "here", "its end")
+    assert nodes.states()["x"] == "gone"  # and not silent before
 
 
 @pytest.mark.parametrize(
