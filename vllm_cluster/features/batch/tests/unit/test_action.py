@@ -412,6 +412,14 @@ def test_one_that_is_left_to_the_head_counts_no_answers_that_are_not_here(head: 
     assert texts(wanted) == ALL
 
 
+def answered_there(head: Head, wanted: Batch) -> Path:
+    """Have all requests answered on the head, and none fetched; its output there."""
+    action.answer_batch(wanted, head.events.append, detach=True)
+    until(lambda: head.answered() == 30, 60)
+    (file,) = head.state.glob("batch/*/output.jsonl")
+    return file
+
+
 @pytest.mark.parametrize(
     "row",
     [
@@ -427,9 +435,7 @@ def test_a_row_of_no_line_here_is_refused_and_the_output_stays_usable(
 ) -> None:
     monkeypatch.setattr(action, "MAX_ROW", 1 << 20)
     with head.serving(answer) as (_, wanted):
-        action.answer_batch(wanted, head.events.append, detach=True)
-        until(lambda: head.answered() == 30, 60)
-        (file,) = head.state.glob("batch/*/output.jsonl")
+        file = answered_there(head, wanted)
         whole = file.read_bytes()
         file.write_bytes(whole.partition(b"\n")[0] + b"\n" + row)
         with pytest.raises(HostError, match="gpu1: batch: a row of its answers is refused: "):
@@ -487,9 +493,7 @@ def test_one_with_rows_that_cannot_be_taken_can_be_stopped(
     """It was on the head for good: also its end needed all of its rows."""
     monkeypatch.setattr(action, "MAX_ROW", 1 << 20)
     with head.serving(answer) as (_, wanted):
-        action.answer_batch(wanted, head.events.append, detach=True)
-        until(lambda: head.answered() == 30, 60)
-        (file,) = head.state.glob("batch/*/output.jsonl")
+        file = answered_there(head, wanted)
         first, second, *more = file.read_bytes().splitlines(keepends=True)
         file.write_bytes(b"".join((first, second.replace(b'"custom_id"', b'"custom"'), row, *more)))
         with pytest.raises(HostError, match="gpu1: batch: a row of its answers is refused: ") as caught:

@@ -60,7 +60,7 @@ class DoneHead:
     host = "gpu1"
 
     def __init__(self, lasts: bool) -> None:
-        self.lasts, self.done, self.told = lasts, True, list[str]()
+        self.lasts, self.done, self.calls = lasts, True, list[str]()
 
     def __enter__(self) -> DoneHead:
         return self
@@ -68,29 +68,29 @@ class DoneHead:
     def __exit__(self, *_: object) -> None: ...
 
     def ask(self, *_: object, **__: int) -> JobLook:
-        if len(self.told) > 5:
+        if len(self.calls) > 5:
             pytest.fail("it goes round")
         return JobLook(JobState(False, False, "done" if self.done else ""), b"")
 
     def act(self, do: str) -> None:
-        self.told.append(do)
+        self.calls.append(do)
         self.done = self.lasts
 
     def send(self, *_: object) -> None:
-        self.told.append("send")
+        self.calls.append("send")
         self.done = True
 
     def start(self, _: object) -> None:
-        self.told.append("start")
+        self.calls.append("start")
 
 
 # fault: features/batch/action.py: own, self._own = self._own, True → own = self._own
 # fault: features/batch/action.py: if own and self._work.left: → if self._work.left:
 @pytest.mark.parametrize(
-    ("lasts", "told"), [(True, ["remove", "remove"]), (False, ["remove", "send", "start", "remove"])]
+    ("lasts", "calls"), [(True, ["remove", "remove"]), (False, ["remove", "send", "start", "remove"])]
 )
 def test_a_batch_that_is_done_without_a_row_ends_the_call(
-    lasts: bool, told: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    lasts: bool, calls: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What was there before may be of another input: after that, none comes back without a row."""
     files = BatchFiles(tmp_path / "in.jsonl", tmp_path / "out.jsonl")
@@ -100,4 +100,4 @@ def test_a_batch_that_is_done_without_a_row_ends_the_call(
     monkeypatch.setattr(_Run, "_send", lambda run: run._job.send())
     with pytest.raises(HostError, match="it is done there, and 1 request came back without a row"):
         answer_batch(Batch(make.inventory(1), files, {}, 2, 60.0, 60.0, 0.0), lambda _: None)
-    assert head.told == told
+    assert head.calls == calls
