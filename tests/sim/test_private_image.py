@@ -130,3 +130,40 @@ def test_a_moved_tag_is_given_back_however_up_ends_before_its_first_change(way: 
         assert any(call.what == "docker pull" for call in done.script.calls)
         world.machines["gpu1"].gpus = 2
         assert lab.succeed(world, inventory, lab.do_plan).value.empty, "the next up takes the image"
+
+
+# fault: serving/cluster/up.py: if renew_image or lost: → if renew_image:
+@pytest.mark.promise("P26")
+@pytest.mark.parametrize("answer", [True, False, None])
+def test_where_the_head_lost_an_image_whose_tag_moved_the_nodes_of_others_are_asked_about(answer: bool | None) -> None:
+    world, inventory, person = make.world((2, 2)), make.inventory(2), lab.Person(answer)
+    head = world.machines["gpu1"]
+    with lab.inside(world):
+        lab.succeed(world, inventory, lab.do_up)
+        head.boxes.clear()
+        head.images.clear()
+        world.registry[make.IMAGE] = make.base_image(2)
+        done = lab.run(world, inventory, partial(lab.do_up, confirm=person))
+        assert len(person.asked) == 1, done.story()
+        assert "running node on gpu2" in person.asked[0]
+        if answer:
+            assert {box.labels["io.vcluster.base-image"] for _, box in world.nodes()} == {make.base_image(2).id}
+            oracle.converged(world, inventory)
+        else:
+            assert [(machine.name, box.labels["io.vcluster.base-image"]) for machine, box in world.nodes()] == [
+                ("gpu2", make.base_image(1).id)
+            ]
+
+
+# fault: serving/cluster/up.py: with nullcontext() if renew_image else suppress(CommandFailed): → with nullcontext():
+@pytest.mark.promise("P26")
+def test_where_no_registry_has_it_the_head_takes_what_runs_on_the_others() -> None:
+    world, inventory = make.world((2, 2)), make.inventory(2)
+    with lab.inside(world):
+        lab.succeed(world, inventory, lab.do_up)
+        world.machines["gpu1"].boxes.clear()
+        world.machines["gpu1"].images.clear()
+        world.registry.clear()
+        lab.succeed(world, inventory, lab.do_up)
+        assert {box.labels["io.vcluster.base-image"] for _, box in world.nodes()} == {make.base_image(1).id}
+        oracle.converged(world, inventory)
