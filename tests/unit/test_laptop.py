@@ -12,6 +12,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from tests.support.acl import allow_writing
 from tests.support.bounds import full_disk
 from tests.support.modules import MODULES, room
 from vllm_cluster.kernel.errors import UsageError
@@ -108,9 +109,9 @@ def test_a_cache_in_which_others_may_write_is_not_used(
 OTHERS = 0o757
 
 
-# fault: kernel/laptop.py: if about.st_uid not in system or ( → if (
-# fault: kernel/laptop.py: for path in (there, *there.parents, → for path in (there,
-# fault: kernel/laptop.py: (there, *there.parents, folder.absolute(), *folder.absolute().parents): → (there, *there.parents):
+# fault: kernel/laptop.py: if writable or not ( → if writable and not (
+# fault: kernel/laptop.py: in _way_to(folder.absolute()): → in [there]:
+# fault: kernel/laptop.py: in _way_to(folder.absolute()): → in _way_to(there):
 # fault: kernel/laptop.py: added = path == there or not → added = not
 # fault: kernel/laptop.py: or not about.st_mode & stat.S_ISVTX → or True
 # fault: kernel/laptop.py: return bool(about.st_mode & stat.S_IWOTH) → return False
@@ -165,17 +166,55 @@ def test_a_group_of_its_user_alone_is_not_others(
     assert changed_by_others(tmp_path) == (tmp_path if others else None)
 
 
-# fault: kernel/laptop.py: os.geteuid(), *_unmapped_root()} → os.geteuid()}
+# fault: kernel/laptop.py: if not os.path.islink(step): → if True:
+# fault: kernel/laptop.py: at = Path(target.anchor or at) → at = at
+# fault: kernel/laptop.py: at = at.parent if step.name == ".." else step → at = step
+@pytest.mark.parametrize("absolute", [True, False])
+def test_a_link_where_others_write_may_lead_elsewhere_later(absolute: bool, tmp_path: Path) -> None:
+    theirs = tmp_path / "theirs"
+    for folder in ("mine", "theirs", "links"):
+        (tmp_path / folder).mkdir()
+    (theirs / "back").symlink_to(tmp_path / "mine")
+    (tmp_path / "links" / "link").symlink_to(theirs / "back" if absolute else Path("..", "theirs", "back"))
+    way = tmp_path / "links" / "link"
+    assert (changed_by_others(way), way.resolve()) == (None, tmp_path / "mine")
+    theirs.chmod(0o777)
+    assert changed_by_others(way) == theirs
+
+
+# fault: kernel/laptop.py: if links > _MAX_LINKS: → if False:
+@pytest.mark.timeout(20)
+def test_a_link_to_itself_ends(tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to("link")
+    assert changed_by_others(tmp_path / "link" / "new") is None
+
+
+# fault: kernel/laptop.py: if _has_acl(path): → if False:
+@pytest.mark.parametrize("mask", [0o7, 0o5])
+def test_rights_that_an_acl_gives_are_those_of_others(mask: int, tmp_path: Path) -> None:
+    """A group of this user alone may write, and so may somebody whom the mode does not show."""
+    allow_writing(tmp_path, mask)
+    assert changed_by_others(tmp_path) == (tmp_path if mask & 2 else None)
+
+
+# fault: kernel/laptop.py: or _of_unmapped_root(path, about.st_uid)): → ):
 # fault: kernel/laptop.py: if Path("/proc/self/uid_map").read_text().split() == → if [] ==
-@pytest.mark.parametrize(("users", "refused"), [("0 0 4294967295", True), ("0 1000 1\n", False)])
+# fault: kernel/laptop.py: if len(path.parts) > 2 and path not in → if False and path not in
+@pytest.mark.parametrize(
+    ("users", "house", "refused"),
+    [("0 0 4294967295", "home", True), ("0 1000 1\n", "home", False), ("0 1000 1\n", "", True)],
+)
 def test_in_a_container_without_rights_the_folders_of_root_have_a_number_of_their_own(
-    users: str, *, refused: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    users: str, house: str, *, refused: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """So /tmp and /home have in a toolbox."""
-    be_of_another_user(tmp_path, monkeypatch)
-    texts = {"uid_map": users, "overflowuid": f"{tmp_path.stat().st_uid}\n"}
+    """So /tmp and /home have in a toolbox; folders of another user have that number, too."""
+    monkeypatch.setenv("HOME", str(tmp_path / "above" / house))
+    there = tmp_path / "above"
+    there.mkdir()
+    be_of_another_user(there, monkeypatch)
+    texts = {"uid_map": users, "overflowuid": f"{there.stat().st_uid}\n"}
     monkeypatch.setattr(Path, "read_text", lambda path: texts[path.name])
-    assert changed_by_others(tmp_path) == (tmp_path if refused else None)
+    assert (changed_by_others(there) is not None) is refused
 
 
 # fault: kernel/laptop.py: (base if base.is_absolute() else → (base if base.name else

@@ -39,6 +39,10 @@ MAX_KEPT = 3 << 20
 # Until all has come through a pipe: its writer may be a tool that asks for a passphrase.
 PIPE_SECONDS = 30.0
 _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
+# As many as Linux follows for one path.
+_MAX_LINKS = 40
+# With those at the top and those above the home folder.
+_OF_ROOT = (Path("/run/user"), Path("/var/tmp"))  # noqa: S108 - what is in it is looked at apart
 # These are about the machine also where the error names no file.
 _OF_THE_MACHINE = (errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 
@@ -128,27 +132,49 @@ def _shared(folder: Path) -> bool:
 
 
 def changed_by_others(folder: Path) -> Path | None:
-    """Find what lets another user change what is in a folder: itself, or one above it; None where nothing does."""
-    there, system = real(folder), {0, os.geteuid(), *_unmapped_root()}
-    for path in (there, *there.parents, folder.absolute(), *folder.absolute().parents):
+    """Find what lets another user change what is in a folder: itself, or one on the way; None where nothing does."""
+    there = real(folder)
+    for path in _way_to(folder.absolute()):
         try:
             about = path.lstat()
         except OSError:  # it is made later, or cannot be used
             continue
         # In a sticky folder, as /tmp, others may add, but not rename.
         added = path == there or not about.st_mode & stat.S_ISVTX
-        if about.st_uid not in system or (stat.S_ISDIR(about.st_mode) and added and _others_write(about)):
+        writable = stat.S_ISDIR(about.st_mode) and added and _others_write(path, about)
+        if writable or not (about.st_uid in (0, os.geteuid()) or _of_unmapped_root(path, about.st_uid)):
             return path
     return None
 
 
-def _others_write(about: os.stat_result) -> bool:
+def _way_to(path: Path) -> Iterator[Path]:
+    """Every folder and link that the system looks into for a path, also those of links on the way."""
+    at, names, links = Path(path.anchor), list(reversed(path.parts[1:])), 0
+    yield at
+    while names:
+        step = at / names.pop()
+        yield step
+        if not os.path.islink(step):  # noqa: PTH114 - Path.is_symlink raises for what may not be entered
+            # What is above a folder is its parent, where no link is left.
+            at = at.parent if step.name == ".." else step
+            continue
+        links += 1
+        if links > _MAX_LINKS:
+            return
+        target = step.readlink()
+        at = Path(target.anchor or at)
+        names += reversed(target.parts[1:] if target.anchor else target.parts)
+
+
+def _others_write(path: Path, about: os.stat_result) -> bool:
     """Whether another user may write there; not for a group of this user alone, which umask 002 is made for."""
     import grp  # noqa: PLC0415 - help and completion do not wait for it
     import pwd  # noqa: PLC0415 - as above
 
     if not about.st_mode & stat.S_IWGRP or about.st_mode & stat.S_IWOTH:
         return bool(about.st_mode & stat.S_IWOTH)
+    if _has_acl(path):
+        return True
     try:
         group, me = grp.getgrgid(about.st_gid), pwd.getpwuid(os.geteuid()).pw_name
     except KeyError:
@@ -156,14 +182,29 @@ def _others_write(about: os.stat_result) -> bool:
     return group.gr_name != me or not {me}.issuperset(group.gr_mem)
 
 
-def _unmapped_root() -> tuple[int, ...]:
-    """The number that root's files have in a container of a user without rights, as of toolbox; none elsewhere."""
+def _has_acl(path: Path) -> bool:
+    """Whether more than owner, group and others have rights; the group's bits are then the most that any has."""
+    look = getattr(os, "getxattr", None)  # Linux alone has it
+    try:
+        return bool(look and look(path, "system.posix_acl_access"))
+    except OSError:  # it has none, or its file system knows none
+        return False
+
+
+def _of_unmapped_root(path: Path, owner: int) -> bool:
+    """Whether this is a folder of root in a container of a user without rights, as of toolbox.
+
+    There root's folders have the number of all who are not known, other users of the machine with them. So those alone
+    count which only root makes.
+    """
+    if len(path.parts) > 2 and path not in (*home().parents, *_OF_ROOT):
+        return False
     try:
         if Path("/proc/self/uid_map").read_text().split() == ["0", "0", "4294967295"]:
-            return ()
-        return (int(Path("/proc/sys/kernel/overflowuid").read_text()),)
+            return False
+        return owner == int(Path("/proc/sys/kernel/overflowuid").read_text())
     except (OSError, ValueError):
-        return ()
+        return False
 
 
 def make_private(folder: Path) -> None:

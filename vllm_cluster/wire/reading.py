@@ -7,6 +7,7 @@ a number, no value outside of its type.
 from __future__ import annotations
 
 import json
+import math
 import types
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, fields, is_dataclass
@@ -65,6 +66,19 @@ def document(raw: bytes, sender: str, most: int = MAX_BYTES, values: int = MAX_V
         raise RefusedDocument(sender, "", "is not a JSON document") from None
 
 
+def json_for_all(raw: bytes) -> object:
+    """Parse JSON that every other reader takes, too, once it is written again.
+
+    Raises:
+        ValueError, RecursionError: it is not JSON; a number is none, or larger than a double; half a letter of UTF-16.
+    """
+    found = json.loads(raw, parse_constant=_no_constant, parse_float=_finite, parse_int=_finite)
+    # Only an escape can be half a letter.
+    if b"\\u" in raw:
+        json.dumps(found, ensure_ascii=False).encode()
+    return found
+
+
 def bounded(raw: bytes, values: int = MAX_VALUES) -> bytes:
     """Return JSON as it is, where what becomes of it takes little memory.
 
@@ -93,6 +107,14 @@ def convert(kind: type[T], value: object, sender: str) -> T:
 
 def _no_constant(name: str) -> None:
     raise ValueError(f"{name} is not a number of JSON")
+
+
+def _finite(digits: str) -> float:
+    """1e999 is infinite to Python's JSON, and so are 400 digits to that of others."""
+    number = float(digits)
+    if not math.isfinite(number):
+        raise ValueError("is larger than numbers of JSON are")
+    return number if set(digits) & set(".eE") else int(digits)
 
 
 @cache

@@ -253,6 +253,13 @@ def test_a_tunnel_is_good_once_the_model_answers_through_it(model: str, key: str
     assert endpoint.ANSWER_SECONDS <= clock.now < endpoint.ANSWER_SECONDS + 5
 
 
+# fault: serving/endpoint/endpoint.py: if status == HTTPStatus.OK else "" → if False else ""
+def test_a_page_that_cannot_be_read_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(endpoint, "get", lambda *_: (200, {}))
+    with pytest.raises(VclusterError, match="lead to m: HTTP 200 with no list of models that can be read"):
+        endpoint._ensure_answers(1, KEY, "m", runs, Runtime(Clock()))
+
+
 # fault: serving/endpoint/endpoint.py: key, left, ensure_runs) → key, ANSWER_SECONDS, ensure_runs)
 @pytest.mark.parametrize("first", [0.0, 15.0, 28.0, 29.5])
 def test_no_try_of_a_tunnel_outlives_the_limit_of_all(first: float, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -173,6 +173,14 @@ def test_lists_of_models_are_merged_in_order_each_once() -> None:
     assert found["data"] == [{"id": "m", "root": "x"}, {"id": "both"}, {"id": "n"}]
 
 
+# fault: serving/node/front_routes.py: rows = json_for_all(answer)["data"]  # type: ignore[index] → rows = json.loads(answer)["data"]
+@pytest.mark.parametrize("value", ["NaN", "-Infinity", "1e999", "9" * 400, '"\\ud800"', '["a", {"b": "\\uDFFF"}]'])
+def test_a_list_that_other_readers_refuse_takes_no_place_in_that_of_all(value: str) -> None:
+    """One model's replica made the list of every model unreadable."""
+    assert model_rows(b'{"data": [{"id": "m", "max_model_len": %s}]}' % value.encode()) is None
+    assert model_rows(b'{"data": [{"id": "m", "a": 1.5e300, "b": [-3, "\\ud83d\\ude00"]}]}') is not None
+
+
 @pytest.mark.parametrize("raw", [b"", b"[]", b'{"data": 1}', b'{"data": [1]}', b'{"data": [{"id": 1}]}', b"[" * 9999])
 def test_a_list_of_another_shape_is_none(raw: bytes) -> None:
     assert model_rows(raw) is None

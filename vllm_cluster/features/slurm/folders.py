@@ -11,6 +11,9 @@ own_folder() {
 }
 closed_to_others() { [ -O "$1" ] && [ "$(find "$1" -maxdepth 0 -type d ! -perm /077)" ]; }
 
+# Behind a group that may write, others may be named whom no mode shows: `ls` writes a + for them.
+shared_by_acl() { case $(LC_ALL=C ls -ld "$1") in ?????w???[!tT]+*) ;; *) return 1 ;; esac; }
+
 # Whoever may write in a folder above, without its sticky bit, could put other programs in the job's place; so could the
 # person who owns it, with that bit too. Many systems give each user a group of the same name, with no other member.
 # Above the home folder it is not looked at: whoever may rename that has all of this user's files. What cannot be seen
@@ -20,7 +23,7 @@ closed() {
   [ "$(id -gn)" != "$(id -un)" ] || own=$(id -g)
   while [ "$above" ]; do
     [ "$(find "$above" -maxdepth 0 ! \( ! -perm -1000 \( -perm -2 -o -perm -20 ! -gid "$own" \) -o \
-      -uid +999 ! -uid "$(id -u)" ! -uid 65534 \))" ] || {
+      -uid +999 ! -uid "$(id -u)" ! -uid 65534 \))" ] && ! shared_by_acl "$above" || {
       echo "others may rename what is in $above: export VCLUSTER_JOBS=FOLDER; or, where it is yours, chmod +t $above"
       return 1
     }

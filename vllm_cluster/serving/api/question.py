@@ -6,7 +6,6 @@ import base64
 import functools
 import inspect
 import json
-import math
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
@@ -19,6 +18,7 @@ from vllm_cluster.kernel.errors import UsageError
 from vllm_cluster.kernel.laptop import expanded, read_given
 from vllm_cluster.kernel.shell_line import command_line
 from vllm_cluster.kernel.terminal.settings import SETTINGS
+from vllm_cluster.wire.reading import json_for_all
 
 # A longer prompt fits no model's context.
 MAX_INPUT = 64 << 20
@@ -170,23 +170,13 @@ def asks(verb: Callable[..., None]) -> Callable[..., None]:
 def _value(name: str, text: str) -> object:
     """A value as JSON, and where it is none as text."""
     try:
-        return json.loads(text, parse_constant=_no_json, parse_float=_finite)
+        return json_for_all(text.encode())
     except (ValueError, RecursionError):
         if text.lstrip()[:1] in ("{", "[", '"'):
             raise UsageError(
                 f"--set {name}: not JSON: {text[:80]!r}", hint=command_line("--set", f"{name}=VALUE")
             ) from None
         return text
-
-
-def _no_json(word: str) -> float:
-    raise ValueError(f"{word} is not JSON")
-
-
-def _finite(digits: str) -> float:
-    """A number that JSON can carry on: 1e999 is infinite here, and has no form in the request."""
-    number = float(digits)
-    return number if math.isfinite(number) else _no_json(digits)
 
 
 def _schema_format(path: Path) -> dict[str, object]:

@@ -131,7 +131,8 @@ def _ensure_answers(port: int, key: str, model: str, ensure_runs: Callable[[], N
             status, page = get(port, "/v1/models", key, left, ensure_runs)
             names = model_names(page)
             good = status == HTTPStatus.OK and model in names
-            why = f"HTTP {status}, models {', '.join(names)}" if names else f"HTTP {status}"
+            none = "with no list of models that can be read" if status == HTTPStatus.OK else ""
+            why = f"HTTP {status}, models {', '.join(names)}" if names else f"HTTP {status} {none}".rstrip()
         except Broken as error:
             why = error.message
         ensure_runs()

@@ -8,6 +8,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from vllm_cluster.wire.front import FrontDeployment, FrontReplica, FrontRoutes
+from vllm_cluster.wire.reading import json_for_all
 
 # A prompt's own replica is passed over once it has this much more to do than the one that has least.
 MUCH_MORE, MORE = 1.5, 8
@@ -126,9 +127,9 @@ def merge_model_lists(routes: FrontRoutes, lists: Callable[[str], Sequence[Mappi
 
 
 def model_rows(answer: bytes) -> list[dict[str, object]] | None:
-    """The rows of a replica's own list of models; None where it has another shape."""
+    """The rows of a replica's own list of models; None where it has another shape, or would spoil the list of all."""
     try:
-        rows = json.loads(answer)["data"]
+        rows = json_for_all(answer)["data"]  # type: ignore[index]
         good = isinstance(rows, list) and all(isinstance(row["id"], str) for row in rows)
     except (ValueError, LookupError, TypeError, RecursionError):
         return None

@@ -15,6 +15,7 @@ from typing import Any, cast
 
 import pytest
 
+from tests.support.acl import allow_writing
 from vllm_cluster.features.slurm.jobs import JobReady, LoginNode, SlurmJob, login_node
 from vllm_cluster.features.slurm.on_host import job_front
 from vllm_cluster.features.slurm.sbatch import JobRequest
@@ -273,6 +274,24 @@ def test_no_job_is_submitted_whose_output_another_user_may_move(
     assert f"the folder of all jobs: others may rename what is in {submits}/jobs: export " in refused.value.message
     assert refused.value.hint == 'export VCLUSTER_JOBS="$HOME/vcluster-jobs"'
     assert not (submits / "home/outputs").exists()
+
+
+# fault: features/slurm/folders.py: && ! shared_by_acl "$above" || → ||
+@pytest.mark.parametrize(("mode", "refused"), [(0o775, True), (0o755, False), (0o1775, False)])
+def test_rights_that_an_acl_gives_in_a_folder_above_are_those_of_others(
+    mode: int, *, refused: bool, submits: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A group of this user alone may write there, and so may somebody whom the mode does not show."""
+    allow_writing(submits / "jobs", 7)
+    (submits / "jobs").chmod(mode)
+    (submits / "jobs/mine").mkdir(mode=0o700)
+    monkeypatch.setenv("VCLUSTER_JOBS", str(submits / "jobs/mine"))
+    with login_node("", SYSTEM) as node:
+        if not refused:
+            assert node.submit("#!/bin/sh\n") == "7"
+            return
+        with pytest.raises(HostError, match=f"others may rename what is in {submits}/jobs: export "):
+            node.submit("#!/bin/sh\n")
 
 
 # fault: features/slurm/jobs.py: && d=$(cd -P "$d" && pwd -P) || exit 4 → || exit 4
