@@ -281,7 +281,7 @@ def test_no_job_is_submitted_whose_output_another_user_may_move(
 def test_rights_that_an_acl_gives_in_a_folder_above_are_those_of_others(
     mode: int, *, refused: bool, submits: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A group of this user alone may write there, and so may somebody whom the mode does not show."""
+    """A group of this user alone may write there, and another user whom the mode does not show."""
     allow_writing(submits / "jobs", 7)
     (submits / "jobs").chmod(mode)
     (submits / "jobs/mine").mkdir(mode=0o700)
