@@ -17,6 +17,7 @@ from vllm_cluster.kernel.errors import FleetError, HostError
 from vllm_cluster.kernel.events import Emit
 from vllm_cluster.kernel.hosts.reach import reached
 from vllm_cluster.kernel.hosts.runtime import Runtime
+from vllm_cluster.kernel.images.host_images import OneImage
 from vllm_cluster.kernel.inventory.model import Inventory
 from vllm_cluster.kernel.plan.plan import Plan, SameImage
 
@@ -30,7 +31,8 @@ def held(world: World, plan: Plan, inventory: Inventory = INVENTORY) -> Outcome:
     def verb(inventory: Inventory, emit: Emit, runtime: Runtime) -> Any:
         with reached(inventory, emit, runtime=runtime) as (fleet, _):
             facts_of(inventory, fleet)
-            ensure_same_image(barrier.image, barrier.base, plan, fleet)
+            wanted = OneImage(barrier.base, fleet.connections[plan.head], emit)
+            ensure_same_image(barrier.image, wanted, plan, fleet)
 
     return lab.run(world, inventory, verb)
 
@@ -84,6 +86,25 @@ def test_hosts_that_keep_images_in_other_ways_run_one_image(on: tuple[str, ...],
         world.machines["gpu1"].images[ids["gpu1"]].tags.remove(make.IMAGE)
         assert lab.run(world, INVENTORY, lab.do_plan).value.empty
     record("P57", f"sim: an image that is {way}; {' and '.join(on)} with containerd", "up again: 0 operations", True)
+
+
+# fault: kernel/plan/images.py: image.architecture, image.configuration] → image.architecture]
+@pytest.mark.promise("P47")
+@pytest.mark.parametrize("containerd", [True, False])
+def test_no_node_is_built_upon_the_layers_with_another_config(containerd: bool) -> None:
+    """ONBUILD of it would run as root where a node image is built."""
+    world, good = make.world((2, 2)), make.base_image()
+    there = world.machines["gpu2"]
+    there.containerd = containerd
+    there.images.clear()
+    other = there.take_image(Picture(good.id, [], dict(good.have), config={"OnBuild": ["RUN id"]}))
+    other.tags.append(make.IMAGE)
+    with lab.inside(world):
+        done = lab.run(world, INVENTORY, lab.do_up)
+    assert done.error is None, done.story()
+    (base,) = [box.labels["io.vcluster.base-image"] for machine, box in world.nodes() if machine is there]
+    assert base != other.id
+    assert there.images[base].content == good.id
 
 
 @pytest.mark.promise("P57")

@@ -193,7 +193,7 @@ def test_an_image_that_is_gone_from_the_head_comes_back_by_the_remedy(node_image
         assert bases(world) == dict.fromkeys(("gpu1", "gpu2", "gpu3"), wanted)
 
 
-# fault: kernel/images/push.py: elif wanted and not there.is_what_is_named(wanted): → elif wanted and not there.id:
+# fault: kernel/images/push.py: elif not there.is_what_is_named(wanted): → elif not there.id:
 def test_a_worker_that_sends_another_image_than_the_plan_showed_is_named() -> None:
     world, inventory = world_of(make.IMAGE, registry=False)
     world.machines["gpu3"].images.clear()
@@ -209,7 +209,7 @@ def test_a_worker_that_sends_another_image_than_the_plan_showed_is_named() -> No
     assert not bases(world)
 
 
-# fault: kernel/images/host_images.py: key=lambda one: one.name != head → key=lambda one: one.name == head
+# fault: kernel/images/supply.py: OneImage(image_id, self.fleet.connections[self.plan.head] → OneImage(image_id, [*self.fleet.connections.values()][-1]
 def test_what_the_image_of_the_head_holds_is_by_its_own_word() -> None:
     """A worker that describes the head's image as an old one would have the others run what they have of that."""
     world, inventory = world_of(make.IMAGE)
@@ -221,6 +221,21 @@ def test_what_the_image_of_the_head_holds_is_by_its_own_word() -> None:
     assert done.error is None, done.story()
     assert bases(world) == dict.fromkeys(("gpu1", "gpu2", "gpu3"), GOOD.id)
     assert world.machines["gpu2"].images[GOOD.id].content in ("", GOOD.id)
+
+
+# fault: kernel/images/supply.py: OneImage(image_id, self.fleet.connections[self.plan.head] → OneImage(image_id, [*self.fleet.connections.values()][1]
+def test_what_the_head_has_no_more_is_described_by_no_other_host() -> None:
+    """Its node keeps running where the base is pruned; a worker's word would have others run what they have."""
+    world = make.world((2, 2, 2))
+    with lab.inside(world):
+        lab.succeed(world, make.inventory(2), lab.do_up)
+    del world.machines["gpu1"].images[GOOD.id]
+    hold(world, "gpu2", OTHER, as_id=GOOD.id)
+    world.machines["gpu3"].images.clear()
+    hold(world, "gpu3", OTHER, "colleague/vllm:old")
+    _, done = ups(world, make.inventory(3))
+    assert f"{make.IMAGE} is gone" in str(done.error), done.story()
+    assert bases(world) == dict.fromkeys(("gpu1", "gpu2"), GOOD.id)
 
 
 # fault: kernel/plan/images.py: canonical(spec.image) != canonical(reference) → not canonical(spec.image)

@@ -13,7 +13,8 @@ from tests.support.sim.world import Picture, World
 def of(picture: Picture) -> dict[str, bytes]:
     """Its blobs by their digest: the config, and its one layer."""
     content = (picture.content or picture.id).encode()
-    return {hashlib.sha256(data).hexdigest(): data for data in (b"config " + content, b"layer " + content)}
+    config = b"config " + content + str(picture.config or "").encode()
+    return {hashlib.sha256(data).hexdigest(): data for data in (config, b"layer " + content)}
 
 
 def row(picture: Picture) -> dict[str, object]:

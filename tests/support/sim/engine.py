@@ -296,6 +296,14 @@ def _info(engine: FakeEngine, _: Request, __: str) -> Answer:
     )
 
 
+# As Docker 20.10 and 26 describe an image of which nothing is set.
+EMPTY_CONFIG: dict[str, object] = {
+    **dict.fromkeys(("Hostname", "Domainname", "User", "WorkingDir"), ""),
+    **dict.fromkeys(("AttachStdin", "AttachStdout", "AttachStderr", "Tty", "OpenStdin", "StdinOnce"), False),
+    **dict.fromkeys(("Env", "Cmd", "Volumes", "Entrypoint", "OnBuild")),
+}
+
+
 @route("GET", "/images/json")
 def _images(engine: FakeEngine, _: Request, __: str) -> Answer:
     return reply(
@@ -305,6 +313,7 @@ def _images(engine: FakeEngine, _: Request, __: str) -> Answer:
                 "RepoTags": [name for name in p.tags if "@" not in name],
                 "RepoDigests": [name for name in p.tags if "@" in name],
                 "Labels": p.labels,
+                "Created": p.created,
             }
             for p in engine.machine.images.values()
         ]
@@ -316,13 +325,17 @@ def _image(engine: FakeEngine, _: Request, reference: str) -> Answer:
     picture = engine.picture(reference)
     layers = {"Type": "layers", "Layers": [picture.content or picture.id]}
     driver = {"Name": "overlayfs" if engine.machine.containerd else "overlay2"}
+    # Docker's own builder notes what it began with, and containerd's store does not show it.
+    config = {**EMPTY_CONFIG, "Image": "" if engine.machine.containerd else f"sha256:{0:064}"}
     return reply(
         {
             "Id": picture.id,
             "RepoTags": picture.tags,
             "RootFS": layers,
-            "Config": {"Labels": picture.labels},
+            "Config": {**config, "Labels": picture.labels, **picture.config},
             "GraphDriver": driver,
+            "Architecture": "amd64",
+            "Created": engine.world.stamp(picture.created),
         }
     )
 

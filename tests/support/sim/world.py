@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
+from zlib import crc32
 
 from tests.support.sim.clock import EPOCH, Clock
 from tests.support.sim.faults import Script
@@ -43,13 +44,22 @@ class Volume:
 
 @dataclass
 class Picture:
-    """An image: its names, and the distributions that its Python has; one of a content may have several ids."""
+    """An image: its names, the distributions that its Python has, and what of its config is not empty.
+
+    One of a content, which are its layers, may have several ids.
+    """
 
     id: str
     tags: list[str]
     have: dict[str, str]
     labels: dict[str, str] = field(default_factory=dict)
     content: str = ""
+    config: dict[str, object] = field(default_factory=dict)
+
+    @property
+    def created(self) -> int:
+        """When it was made (Unix), the same on each host."""
+        return 1_700_000_000 + crc32((self.content or self.id).encode()) % 10**8
 
 
 @dataclass
@@ -156,8 +166,10 @@ class Machine:
     def take_image(self, found: Picture) -> Picture:
         """Keep an image that comes from elsewhere, under no name; its id is of this kind of store."""
         content = found.content or found.id
-        known = f"sha256:{identity('manifest', self.name, content)}" if self.containerd else content
-        kept = Picture(known, [], dict(found.have), dict(found.labels), content)
+        known = f"sha256:{identity('config', content, str(found.config))}" if found.config else content
+        if self.containerd:
+            known = f"sha256:{identity('manifest', self.name, known)}"
+        kept = Picture(known, [], dict(found.have), dict(found.labels), content, dict(found.config))
         return self.images.setdefault(known, kept)
 
     def free(self, *, kill: bool = True) -> None:

@@ -46,7 +46,7 @@ def test_every_node_comes_back_ends_in_order_and_gains_no_rights() -> None:
     assert (host["RestartPolicy"], host["SecurityOpt"]) == ({"Name": "unless-stopped"}, ["no-new-privileges"])
     assert (host["Init"], host["Privileged"], host["NetworkMode"]) == (True, False, "host")
     assert host["LogConfig"]["Config"] == {"max-size": "50m", "max-file": "3"}
-    assert (body["StopSignal"], body["StopTimeout"], body["Healthcheck"]) == ("SIGTERM", 30, {"Test": ["NONE"]})
+    assert (body["StopSignal"], body["StopTimeout"]) == ("SIGTERM", 30)
 
 
 # fault: docs/architecture.md: `base-image`, `requirements`, → `base-image`, `ray`,

@@ -276,7 +276,9 @@ def test_a_stream_with_an_answer_left_in_it_serves_no_other_request(monkeypatch:
     assert [stream.closed for stream in host.streams] == [True, False]
 
 
+# fault: kernel/docker/client.py: {**body, **UNCHECKED} → body
 def test_a_request_holds_nothing_but_what_was_asked() -> None:
+    """Where a container is made, no check that its image brings along runs in it."""
     docker, host = canned(always(answer(b'{"Id": "made"}', 201)))
     body: dict[str, Any] = {"Image": "some"}
     docker.create("name with spaces/?", body)
@@ -289,7 +291,7 @@ def test_a_request_holds_nothing_but_what_was_asked() -> None:
         f"Content-Length: {len(sent)}",
         "Content-Type: application/json",
     ]
-    assert json.loads(sent) == body
+    assert json.loads(sent) == {**body, "Healthcheck": {"Test": ["NONE"]}}
 
 
 # fault: kernel/docker/connection.py: response.read(min(SLICE, limit - len(data))) → response.read(limit - len(data))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -26,8 +27,9 @@ INSPECTED = {
     "Config": {"Labels": {"a": "b"}, "Env": ["A=b"]},
 }  # fmt: skip
 IMAGE = {
-    "Id": "sha256:1", "RepoTags": ["a:1"], "RepoDigests": None, "Architecture": "amd64", "Size": 5, "Created": "2026",
-    "RootFS": {"Type": "layers", "Layers": ["sha256:2"]}, "GraphDriver": {"Name": "overlay2", "Data": None},
+    "Id": "sha256:1", "RepoTags": ["a:1"], "RepoDigests": None, "Architecture": "amd64", "Size": 5,
+    "Created": "2026-11-21T02:00:00.123456789Z", "RootFS": {"Type": "layers", "Layers": ["sha256:2"]},
+    "GraphDriver": {"Name": "overlay2", "Data": None},
     "Config": {"Env": ["A=b"], "Entrypoint": ["vllm"], "Cmd": None, "WorkingDir": "/w", "User": "", "Labels": None},
 }  # fmt: skip
 VOLUME = {"Name": "v", "Labels": None, "Options": None, "UsageData": {"Size": 0, "RefCount": -1}}
@@ -52,11 +54,50 @@ def test_answers_of_docker_are_read() -> None:
     )  # fmt: skip
     assert found is not None
     assert found.started == pytest.approx(1795226400.123456)
-    assert api(IMAGE).image_info("a:1") == ImageInfo(
-        "sha256:1", (), "amd64", 5, ("sha256:2",), "overlay2", ("A=b",), ("vllm",), (), "/w", ""
+    image = api(IMAGE).image_info("a:1")
+    assert image is not None
+    assert replace(image, configuration="") == ImageInfo(
+        "sha256:1", (), "amd64", 5, ("sha256:2",), "overlay2", ("A=b",), ("vllm",), created=1795226400
     )
     assert api({"Volumes": [VOLUME]}).volumes.labelled("a") == {"v": {}}
     assert DockerVolume("v").users == -1
+
+
+def configured(**config: Any) -> str:
+    """The digest of an image's config that has this beside what all have."""
+    image = api({**IMAGE, "Config": {**IMAGE["Config"], **config}}).image_info("a:1")
+    assert image is not None
+    return image.configuration
+
+
+# fault: kernel/docker/parse.py: if value and key not in MEANINGLESS} → if key in ("Env", "Cmd", "Entrypoint", "User", "WorkingDir")}
+@pytest.mark.promise("P47")
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"OnBuild": ["RUN id"]},
+        {"Shell": ["/bin/sh", "-ec"]},
+        {"Healthcheck": {"Test": ["CMD", "id"]}},
+        {"Volumes": {"/data": {}}},
+        {"User": "nobody"},
+        {"Env": ["A=c"]},
+        {"WorkingDir": "/"},
+        {"AFieldOfTheNextDocker": {"a": 1}},
+    ],
+)
+def test_each_field_of_an_image_counts_where_it_is_compared(more: dict[str, Any]) -> None:
+    assert configured(**more) != configured()
+
+
+# fault: kernel/docker/parse.py: if value and key not in MEANINGLESS} → if key not in MEANINGLESS}
+# fault: kernel/docker/parse.py: if value and key not in MEANINGLESS} → if value}
+# fault: kernel/docker/parse.py: if given.get("WorkingDir") == "/": → if given.get("WorkingDir") == "":
+def test_what_stores_and_versions_of_docker_write_otherwise_does_not_count() -> None:
+    """As Docker 20.10 and Docker 26 with containerd's store were seen to describe one image."""
+    made_in = {"Hostname": "hh", "Domainname": "dd", "Image": "a:1", "Tty": True, "OpenStdin": True, "StopTimeout": 5}
+    assert configured(**made_in, AttachStdin=True, AttachStdout=True, AttachStderr=True, StdinOnce=True) == configured()
+    assert configured(Volumes={}, OnBuild=[], Shell=None, ExposedPorts=None, Tty=False) == configured()
+    assert configured(WorkingDir="/") == configured(WorkingDir="") == configured(WorkingDir=None)
 
 
 # fault: kernel/docker/calls.py: f"{error.field} {error.why}" → "it is another"
@@ -74,6 +115,7 @@ def test_answers_of_docker_are_read() -> None:
         ({**INSPECTED, "State": {**INSPECTED["State"], "ExitCode": 10**400}}, "info", "ExitCode must be from"),  # type: ignore[dict-item]
         ({**INSPECTED, "State": []}, "info", "no object"),
         ({**IMAGE, "Config": {"Env": [1]}}, "image", "Env.0 must be text"),
+        ({**IMAGE, "Config": {"Next": json.loads("[" * 40 + "]" * 40)}}, "image", "is nested too deeply"),
         ({"Volumes": [{"Name": "v", "UsageData": {"RefCount": "x"}}]}, "volumes", "RefCount must be an integer"),
         ({"Volumes": {}}, "volumes", "no list"),
         ({"Running": "no"}, "exec", "Running must be true or false"),

@@ -106,10 +106,13 @@ def _facts(
 
 @dataclass(frozen=True)
 class _Naming:
-    """The name that the image gets on each host, or what was named by its id, which cannot be a name."""
+    """The name that the image gets on each host, empty where it was named by its id, which cannot be a name.
+
+    `image` is what it is by the word of the machine where it was found, which decides for each host, whoever sends it.
+    """
 
     name: str
-    image: Content | None
+    image: Content
     emit: Emit
     # The hosts that had the image and got the name alone.
     given: set[str] = field(default_factory=set)
@@ -118,13 +121,13 @@ class _Naming:
 
     def known_as(self, host: str, image_id: str) -> None:
         """Note the id that a host has for what was named by its id."""
-        if self.image and image_id != self.image.id:
+        if not self.name and image_id != self.image.id:
             self.unproved.add(host)
 
-    def announce(self, connection: HostConnection, image: Content) -> None:
+    def announce(self, connection: HostConnection) -> None:
         """Warn where the name means another image, which loses it."""
         before = find_held_image(connection, self.name) if self.name else None
-        if before is None or before.fingerprint == image.fingerprint:
+        if before is None or before.fingerprint == self.image.fingerprint:
             return
         text = f"{self.name} is taken from the image {before.id.removeprefix('sha256:')[:12]}"
         self.emit(Event("warning", text, connection.name, {"code": "tag-moved", "id": before.id}))
@@ -137,7 +140,7 @@ def _naming(found: Stored, name: str, emit: Emit) -> _Naming:
         HostError: by that id the source gives an image of another.
     """
     if not _ID.fullmatch(name):
-        return _Naming(name, None, emit)
+        return _Naming(name, found.image, emit)
     if found.image.id.startswith((name, f"sha256:{name}")):
         return _Naming("", found.image, emit)
     raise HostError(found.connection.name, f"gives {found.image.id[:19]} for the id {name[:19]}", again=())
@@ -180,21 +183,21 @@ def _local(inventory: Inventory, fleet: Fleet, name: str) -> Stored | None:
 def _lacking(fleet: Fleet, found: Stored, wanted: Sequence[str], naming: _Naming) -> list[str]:
     """The hosts that do not have the image; one that has it under no or another name gets the name alone."""
 
-    image = OneImage(found.image.id, [found.connection])
+    image = OneImage(naming.image.id, found.connection, naming.emit)
 
     def has(connection: HostConnection) -> bool:
-        if naming.image:
+        if not naming.name:
             own = find_held_image(connection, image.on(connection) or naming.image.id)
             if own is None or not own.is_what_is_named(naming.image):
                 return False
             naming.known_as(connection.name, own.id)
             return True
         there = find_held_image(connection, naming.name)
-        if there and there.fingerprint == found.image.fingerprint:
+        if there and there.fingerprint == naming.image.fingerprint:
             return True
         if not (known := image.on(connection)):
             return False
-        naming.announce(connection, found.image)
+        naming.announce(connection)
         name_there(connection, known, naming.name)
         naming.given.add(connection.name)
         naming.emit(Event("done", f"has the image; {naming.name} now means it", connection.name))
@@ -226,9 +229,9 @@ def _send(found: Stored, fleet: Fleet, hosts: Mapping[str, HostFacts], naming: _
     if found.address == LOOPBACK and others:
         _send(found, fleet, {first: hosts[first]}, naming, inventory)
         connection = fleet.connections[first]
-        image = find_held_image(connection, OneImage(found.image.id, [found.connection]).on(connection))
+        image = find_held_image(connection, OneImage(naming.image.id, found.connection, naming.emit).on(connection))
         # The first of them sends on what came from here, and nothing else under its id.
-        if image is None or image.fingerprint != found.image.fingerprint:
+        if image is None or not image.is_what_is_named(naming.image):
             raise HostError(first, f"{found.name} is not there as it was sent", hint="vcluster image push")
         there = Stored(connection, image, inventory.hosts[first].address, found.name)
         _send(there, fleet, {host: hosts[host] for host in others}, naming, inventory)
@@ -243,9 +246,12 @@ def _send(found: Stored, fleet: Fleet, hosts: Mapping[str, HostFacts], naming: _
 
         def send(connection: HostConnection) -> None:
             try:
-                naming.announce(connection, source.image)
+                naming.announce(connection)
                 naming.known_as(connection.name, source.send(connection, naming.name, naming.image))
             except HostError as error:
+                if source.image is not naming.image:
+                    # The one that passed it on is not asked again.
+                    error.hint = command_line("vcluster", "image", "push", found.name, connection.name, "--from", LOCAL)
                 raise error.with_step("image push") from error.__cause__
             emit(Event("done", "the image is there, and the same", connection.name))
 

@@ -8,7 +8,7 @@ from vllm_cluster.kernel.apply.members import node_by_hand
 from vllm_cluster.kernel.errors import HostError, LeftAlone, NodesNotJoined, Unreachable, combine
 from vllm_cluster.kernel.events import Emit, Event
 from vllm_cluster.kernel.hosts.connection import Fleet, HostConnection
-from vllm_cluster.kernel.images.host_images import decided_by, find_held_image
+from vllm_cluster.kernel.images.host_images import OneImage, find_held_image
 from vllm_cluster.kernel.node.handle import NodeHandle, NodeState, refuse_failing
 from vllm_cluster.kernel.plan.images import node_image_name
 from vllm_cluster.kernel.plan.node_status import GroupMembership, absent, compare_members, last_words
@@ -24,33 +24,32 @@ CONNECT_SECONDS = 30.0
 GONE_SECONDS = 40.0
 
 
-def ensure_same_image(image: str, wanted: str, plan: Plan, fleet: Fleet) -> None:
+def ensure_same_image(image: str, wanted: OneImage, plan: Plan, fleet: Fleet) -> None:
     """Each node is made from this image, or will be: by its node image, as the name may mean another one there.
 
     Raises:
         HostError, FleetError: on some hosts it is another one.
     """
     new = {one.host: one.spec.requirements for one in plan.operations() if isinstance(one, CreateNode)}
-    one_image = decided_by(plan.head, wanted, fleet)
 
     def other(connection: HostConnection) -> str | None:
         """The id of another image; None where it is the same."""
         if connection.name not in new:
             node = NodeHandle(connection, plan.cluster).container()
             made_from = node.labels.get(BASE_IMAGE) if node else None
-            return made_from if made_from and not one_image.is_it(connection, made_from) else None
-        base = one_image.on(connection) or wanted
+            return made_from if made_from and not wanted.is_it(connection, made_from) else None
+        base = wanted.on(connection) or wanted.id
         if connection.docker.image_info(node_image_name(base, new[connection.name])):
             return None
         there = find_held_image(connection, image)
-        return None if there and one_image.is_it(connection, there.id) else there.id if there else ""
+        return None if there and wanted.is_it(connection, there.id) else there.id if there else ""
 
     odd = {host: found for host, found in fleet.all(other).items() if found is not None}
     if odd:
         hint, texts = "vcluster image push\nvcluster up", {host: found[:19] or "gone" for host, found in odd.items()}
         raise combine(
             {
-                host: HostError(host, f"{image} is {text} here and {wanted[:19]} on the other hosts", hint=hint)
+                host: HostError(host, f"{image} is {text} here and {wanted.id[:19]} on the other hosts", hint=hint)
                 for host, text in texts.items()
             }
         )

@@ -114,7 +114,7 @@ class PlanExecution:
             case SecretsWritten():
                 self._write_secrets()
             case SameImage(image):
-                ensure_same_image(image, self._images.image_for(image).id, self.plan, self.fleet)
+                ensure_same_image(image, self._images.image_for(image), self.plan, self.fleet)
             case HeadReady(host):
                 await_head(self.fleet.connections[host], self.plan, self.emit)
             case GpusJoined():

@@ -24,7 +24,6 @@ def node_body(spec: ContainerSpec, node_image: str, base_image_id: str) -> dict[
         **({"User": spec.user} if spec.user else {}),
         "StopSignal": "SIGTERM",
         "StopTimeout": STOP_SECONDS,
-        "Healthcheck": {"Test": ["NONE"]},
         "HostConfig": host_config(spec),
     }
 

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import hashlib
+import json
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from datetime import datetime
 from typing import TypeVar
 
 from vllm_cluster.kernel.facts.docker_objects import (
@@ -20,6 +25,12 @@ T = TypeVar("T")
 SENDER = "Docker"
 # Of an inspected container, which has 8: each line of what is shown begins with as many spaces.
 MAX_DEPTH = 32
+# Of an image's config: what is about the container that it was made from, which no other gets and containerd's store
+# does not show, and what has a meaning on Windows alone.
+MEANINGLESS = frozenset(
+    {"Hostname", "Domainname", "Image", "AttachStdin", "AttachStdout", "AttachStderr", "Tty", "OpenStdin", "StdinOnce"}
+    | {"StopTimeout", "ArgsEscaped"}
+)
 
 
 def text(value: object, key: str) -> str:
@@ -64,7 +75,28 @@ def container(value: object) -> ContainerInfo:
 def read_image(value: object) -> ImageInfo:
     """The output of `docker image inspect`."""
     there = _object(value)
-    return _read(ImageInfo, there, *map(there.get, ("Config", "RootFS", "GraphDriver")))
+    config = whole(there.get("Config"))
+    found = _read(ImageInfo, there, config, there.get("RootFS"), there.get("GraphDriver"))
+    return replace(found, configuration=_digest(config), created=_second(there.get("Created")))
+
+
+def _second(moment: object) -> int:
+    """A moment as lists of Docker have it; 0 where there is none."""
+    try:
+        return math.floor(datetime.fromisoformat(str(moment)).timestamp())
+    except (ValueError, OverflowError):
+        return 0
+
+
+def _digest(config: Mapping[str, object]) -> str:
+    """The digest of what an image gives to its containers and to what is built upon it.
+
+    All counts but what is known to mean nothing there, so that the next field of Docker counts by itself.
+    """
+    given = {key: value for key, value in config.items() if value and key not in MEANINGLESS}
+    if given.get("WorkingDir") == "/":
+        del given["WorkingDir"]
+    return hashlib.sha256(json.dumps(given, sort_keys=True).encode()).hexdigest()
 
 
 def read_exec(value: object) -> ExecInfo:

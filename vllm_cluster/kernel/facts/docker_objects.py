@@ -110,7 +110,10 @@ class ContainerInfo:
 
 @dataclass(frozen=True)
 class ImageInfo:
-    """The output of `docker image inspect`: where it can run, its layers, and how a container of it starts."""
+    """The output of `docker image inspect`: where it can run, its layers, and what a container of it is given.
+
+    `configuration` is the digest of all of that, whatever a version of Docker has in it; `created` is in Unix time.
+    """
 
     id: Line = field(metadata={KEY: "Id"})
     digests: tuple[Line, ...] = field(default=(), metadata={KEY: "RepoDigests"})
@@ -120,10 +123,9 @@ class ImageInfo:
     driver: Line = field(default="", metadata={KEY: "Name"})
     environment: tuple[Line, ...] = field(default=(), metadata={KEY: "Env"})
     entrypoint: tuple[Line, ...] = field(default=(), metadata={KEY: "Entrypoint"})
-    command: tuple[Line, ...] = field(default=(), metadata={KEY: "Cmd"})
-    folder: Line = field(default="/", metadata={KEY: "WorkingDir"})
-    user: Line = field(default="", metadata={KEY: "User"})
     labels: Labels = field(default_factory=dict, metadata={KEY: "Labels"})
+    configuration: str = ""
+    created: UnixTime = 0
 
 
 @dataclass(frozen=True)

@@ -2,27 +2,54 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import cached_property
 
+from vllm_cluster.kernel.clock import Deadline
+from vllm_cluster.kernel.errors import TimedOut
+from vllm_cluster.kernel.events import Emit, Event
 from vllm_cluster.kernel.facts.host_facts import HostFacts
 from vllm_cluster.kernel.hosts.connection import Fleet, HostConnection
 from vllm_cluster.kernel.inventory.model import Inventory
 from vllm_cluster.kernel.plan.images import Content, content, in_question, repository_and_tag, shared_layers
 
+# Of one comparison on one host, whose Docker may list any number and take its time for each.
+LOOK_SECONDS, MOST_LOOKED_AT = 60.0, 200
 
-def find_held_image(connection: HostConnection, reference: str) -> Content | None:
+
+def find_held_image(connection: HostConnection, reference: str, deadline: Deadline | None = None) -> Content | None:
     """The image that a host has by that name or id."""
-    config = connection.docker.image_info(reference)
+    config = connection.docker.image_info(reference, deadline)
     return content(config) if config else None
 
 
-def shared_with(connection: HostConnection, image: Content) -> int:
+def shared_with(connection: HostConnection, image: Content, emit: Emit) -> int:
     """How many of the image's layers a host has, from the lowest."""
+    return shared_layers(image, _like(connection, image, emit))
+
+
+def _like(connection: HostConnection, image: Content, emit: Emit) -> Iterator[Content]:
+    """The images of a host, first those that were made when this one was: the same one has the same date everywhere.
+
+    Those that are not looked at in time count as others, and as none that shares anything.
+    """
+    deadline = connection.runtime.after(LOOK_SECONDS)
     # By id: names may come and go meanwhile.
-    others = (find_held_image(connection, one.id) for one in connection.docker.images())
-    return shared_layers(image, (other for other in others if other))
+    listed = sorted(connection.docker.images(), key=lambda one: one.created != image.created)
+    for number, row in enumerate(listed[:MOST_LOOKED_AT]):
+        try:
+            found = find_held_image(connection, row.id, deadline)
+        except TimedOut:
+            found, late = None, True
+        else:
+            late = not deadline.left()
+        if found:
+            yield found
+        if late:
+            text = f"its Docker described {number} of {len(listed)} images in {LOOK_SECONDS:.0f} s"
+            return emit(Event("note", f"{text}: the others are not compared", connection.name))
+    return None
 
 
 def name_there(connection: HostConnection, image_id: str, name: str) -> None:
@@ -46,15 +73,18 @@ def discard(connection: HostConnection, image_id: str) -> bool:
 
 
 class OneImage:
-    """An image by the id that it has on one of the hosts; another host may know it by another."""
+    """An image by the id that it has on the host that decides; another host may know it by another.
 
-    def __init__(self, image_id: str, hosts: Iterable[HostConnection]) -> None:
-        self.id, self._hosts = image_id, tuple(hosts)
+    What it is by that host's word alone: where it has no more than what was made from it, the id alone counts.
+    """
+
+    def __init__(self, image_id: str, decides: HostConnection, emit: Emit) -> None:
+        self.id, self._decides, self._emit = image_id, decides, emit
 
     @cached_property
     def content(self) -> Content | None:
-        """What it is; None where no host has it any more, but what was made from it."""
-        return next((found for one in self._hosts if (found := find_held_image(one, self.id))), None)
+        """What it is; None where it is not known any more."""
+        return find_held_image(self._decides, self.id)
 
     def is_it(self, connection: HostConnection, image_id: str) -> bool:
         """Whether an id means this image on a host."""
@@ -67,13 +97,10 @@ class OneImage:
         """Its id on a host, under any name; empty where it is not there."""
         if find_held_image(connection, self.id):
             return self.id
-        every = connection.docker.images() if self.content else ()
-        return next((one.id for one in every if self.is_it(connection, one.id)), "")
-
-
-def decided_by(head: str, image_id: str, fleet: Fleet) -> OneImage:
-    """An image that the head decides: what another host has under that id counts where the head has it no more."""
-    return OneImage(image_id, sorted(fleet.connections.values(), key=lambda one: one.name != head))
+        if not (image := self.content):
+            return ""
+        every = _like(connection, image, self._emit)
+        return next((one.id for one in every if one.fingerprint == image.fingerprint), "")
 
 
 def with_contents(inventory: Inventory, fleet: Fleet, facts: Mapping[str, HostFacts]) -> dict[str, HostFacts]:

@@ -88,7 +88,7 @@ class ImageSource:
         self._opened.close()
 
     def _open(self) -> None:
-        have = self._fleet.all(lambda connection: shared_with(connection, self.image), self._hosts)
+        have = self._fleet.all(lambda connection: shared_with(connection, self.image, self.emit), self._hosts)
         self._have = min(have.values(), default=0)
         source = self._carrier(self.connection, self.image.id)
         self._source = source
@@ -144,13 +144,13 @@ class ImageSource:
         """The bytes that each host gets."""
         return self._blobs.size
 
-    def send(self, receiver: HostConnection, name: str, wanted: Content | None = None) -> str:
+    def send(self, receiver: HostConnection, name: str, wanted: Content) -> str:
         """Bring the image to one of the hosts, give it a name there, and return its id there.
 
-        `wanted` is what was named by its id, on the host that names it so.
+        `wanted` is what it is by the word of the machine that decides: this source may only pass it on.
 
         Raises:
-            HostError: it is not there afterwards, as it is here.
+            HostError: it is not there afterwards, as it is on that machine.
         """
         before = {one.id for one in receiver.docker.images()}
         printed = self._spread(receiver) if self._serves else None
@@ -159,9 +159,9 @@ class ImageSource:
         loaded = _LOADED.search(printed)
         there = find_held_image(receiver, loaded[1] if loaded else self.image.id)
         source, hint = self.connection.name, ""
-        if there is None or there.fingerprint != self.image.fingerprint:
+        if there is None:
             why = f"the image is not whole there: {end_of(printed, 300)}"
-        elif wanted and not there.is_what_is_named(wanted):
+        elif not there.is_what_is_named(wanted):
             # Docker's own store makes an id of what it means: the receiver's shows it, and not the source.
             why = f"what {source} sent as {wanted.id[:19]} is {there.id[:19]} there, and is not used"
             hint = command_line("vcluster", "image", "push", "--from", source)

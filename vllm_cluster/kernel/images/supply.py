@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from vllm_cluster.kernel.errors import CommandFailed, HostError, VclusterError
 from vllm_cluster.kernel.events import Emit, Event
 from vllm_cluster.kernel.hosts.connection import Fleet, HostConnection
-from vllm_cluster.kernel.images.host_images import OneImage, decided_by, find_held_image, name_there
+from vllm_cluster.kernel.images.host_images import OneImage, find_held_image, name_there
 from vllm_cluster.kernel.images.pull import pull
 from vllm_cluster.kernel.images.push import ImageSource, Stored
 from vllm_cluster.kernel.plan.identity import Owner
@@ -100,7 +100,7 @@ class ImageSupply:
                 if there is None:
                     raise self._gone(self.plan.head, image)
                 known = there.id
-            self._image = decided_by(self.plan.head, known, self.fleet)
+            self._image = self._decided(known)
         return self._image
 
     def id_on(self, connection: HostConnection, image: str) -> str:
@@ -127,9 +127,12 @@ class ImageSupply:
 
     def _there(self, connection: HostConnection, operation: PrepareImage) -> str:
         if operation.base:
-            return decided_by(self.plan.head, operation.base, self.fleet).on(connection)
+            return self._decided(operation.base).on(connection)
         found = find_held_image(connection, operation.image)
         return found.id if found else ""
+
+    def _decided(self, image_id: str) -> OneImage:
+        return OneImage(image_id, self.fleet.connections[self.plan.head], self.emit)
 
     def _fetch(self, connection: HostConnection, operation: PrepareImage) -> None:
         if operation.base and operation.source and not operation.digest:
@@ -158,7 +161,7 @@ class ImageSupply:
         # A name that means another image there may be in use by others.
         name = operation.image if find_held_image(connection, operation.image) is None else ""
         source = self._source(operation)
-        known = source.send(connection, name, source.image if operation.offered else None)
+        known = source.send(connection, name, source.image)
         if operation.offered not in ("", known):
             text = f"what {operation.source} names {operation.offered[:19]} is {known[:19]} here"
             self.emit(Event("note", text, connection.name))

@@ -27,7 +27,7 @@ _CLASSIC = frozenset({"overlay2", "fuse-overlayfs", "vfs", "btrfs", "zfs", "over
 
 @dataclass(frozen=True)
 class Content:
-    """What an image is: its id on its host, its layers by digest, its processor and its size in bytes.
+    """What an image is: its id on its host, its layers by digest, its processor, its size, and when it was made (Unix).
 
     `fingerprint` is the same wherever it is: the id is the digest of its config in Docker's own store, and that of a
     manifest in containerd's.
@@ -39,9 +39,10 @@ class Content:
     size: int
     classic: bool
     fingerprint: str
+    created: int = 0
 
     def is_what_is_named(self, named: Content) -> bool:
-        """Whether this is what another host names by its id: by that alone where both keep it in Docker's own store.
+        """Whether this is what another host has: by the id alone where both keep it in Docker's own store.
 
         Where containerd keeps it, its id is another on each host, and only the content is the same.
         """
@@ -53,13 +54,13 @@ class Content:
 def content(image: ImageInfo) -> Content:
     """The content of an image."""
     classic = image.driver in _CLASSIC
-    return Content(image.id, image.layers, image.architecture, image.size_bytes, classic, _fingerprint(image))
+    size, fingerprint = image.size_bytes, _fingerprint(image)
+    return Content(image.id, image.layers, image.architecture, size, classic, fingerprint, image.created)
 
 
 def _fingerprint(image: ImageInfo) -> str:
-    """The digest of what runs: the layers, and how a container of them starts; stores write what is unset in ways."""
-    start = [image.environment, image.entrypoint, image.command, image.folder or "/", image.user]
-    return hashlib.sha256(json.dumps([image.layers, *start]).encode()).hexdigest()
+    """The digest of all that an image is: its layers, its processor, and what it gives to its containers."""
+    return hashlib.sha256(json.dumps([image.layers, image.architecture, image.configuration]).encode()).hexdigest()
 
 
 def shared_layers(image: Content, others: Iterable[Content]) -> int:
