@@ -13,6 +13,7 @@ import pytest
 
 from tests.support import docker_api
 from tests.support.docker_api import LABEL, REPOSITORY, SECONDS, Docker, packed, unpacked
+from tests.support.sim.engine import EMPTY_CONFIG
 from vllm_cluster.kernel.clock import Deadline
 from vllm_cluster.kernel.docker.calls import NotFound
 from vllm_cluster.kernel.docker.log_frames import LogFrames, Position
@@ -94,6 +95,12 @@ def test_a_name_is_given_once(docker: Docker) -> None:
     with pytest.raises(CommandFailed, match="is already in use") as caught:
         docker.client.create(docker.name("one"), body)
     assert caught.value.returncode == 409
+
+
+def test_a_container_runs_no_check_that_its_image_brings(docker: Docker) -> None:
+    docker.client.create(docker.name("one"), {"Image": docker.image, "Cmd": ["/bin/sh"], "Labels": docker.labels})
+    made = docker.ask("GET", f"/containers/{docker.name('one')}/json")
+    assert made.json["Config"]["Healthcheck"] == {"Test": ["NONE"]}
 
 
 def test_a_container_needs_an_image_that_is_there(docker: Docker) -> None:
@@ -275,7 +282,12 @@ def test_images_by_name_and_id(docker: Docker) -> None:
         info = docker.ask("GET", f"/images/{reference}/json")
         assert (info.status, info.json["Id"]) == (200, row["Id"])
         assert docker.image in info.json["RepoTags"]
-        assert "Labels" in info.json["Config"]
+        assert info.json["Config"].keys() >= {*EMPTY_CONFIG, "Labels"}
+        assert {key: info.json["Config"][key] for key in EMPTY_CONFIG} == EMPTY_CONFIG
+        # By this an image is found again among others, also where another store gives it another id.
+        found = docker.client.image_info(reference)
+        assert found
+        assert (found.created, found.architecture) == (row["Created"], "amd64")
     reason = refused(docker.ask("GET", f"/images/{NOWHERE}/json"), 404)
     assert reason.endswith(f"No such image: {NOWHERE}:latest")
     assert docker.client.image_info(NOWHERE) is None

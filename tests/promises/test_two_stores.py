@@ -80,7 +80,10 @@ def test_an_image_goes_from_docker_to_a_containerd_store_and_back(tmp_path: Path
         push(stores, "stores/first:1", "classic")
         ids = {stores.docker(host, "image", "inspect", "-f", "{{.Id}}", "stores/first:1") for host in stores.sockets}
         assert len(ids) == 2
+        # Each field that Docker knows of an image: both stores describe it the same way.
         recipe = "FROM stores/first:1\nRUN head -c 5000000 /dev/urandom >/new\n"
+        recipe += "ENV A=b C=\nLABEL d=e\nEXPOSE 80/tcp\nVOLUME /data\nWORKDIR /srv\nSTOPSIGNAL SIGINT\n"
+        recipe += 'SHELL ["/bin/sh", "-ec"]\nHEALTHCHECK --interval=3s CMD true\nONBUILD RUN id\n'
         stores.docker("containerd", "build", "--network", "none", "-t", "stores/second:1", "-", text=recipe)
         push(stores, "stores/second:1", "containerd")
         look = ("run", "--rm", "--network", "none", "stores/second:1", "sha256sum", "/new")

@@ -63,9 +63,12 @@ def test_answers_of_docker_are_read() -> None:
     assert DockerVolume("v").users == -1
 
 
+CONFIG: Any = IMAGE["Config"]
+
+
 def configured(**config: Any) -> str:
     """The digest of an image's config that has this beside what all have."""
-    image = api({**IMAGE, "Config": {**IMAGE["Config"], **config}}).image_info("a:1")
+    image = api({**IMAGE, "Config": {**CONFIG, **config}}).image_info("a:1")
     assert image is not None
     return image.configuration
 
