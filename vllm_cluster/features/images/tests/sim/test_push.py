@@ -224,6 +224,28 @@ def test_a_host_that_sends_on_the_layers_with_another_config_changes_no_host(con
     record("P47", f"sim: {sender} passes on an image's layers with another config", "refused; no host changed", True)
 
 
+# fault: features/images/push.py: source.send(connection, naming.name, naming.image) → source.send(connection, naming.name, source.image)
+@pytest.mark.promise("P47")
+def test_a_host_that_describes_what_came_from_this_machine_otherwise_decides_for_no_other(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    world, load = make.world((2, 2, 2)), streams._LoadStream._load
+    world.machines["local"] = Machine("local", "127.0.0.1", 0, "machine-local")
+    good, more = give(world, "local", 7, OTHER), with_more(world, "gpu1")
+    world.machines["gpu3"].containerd = True
+
+    def loaded(stream: Any, sent: Picture) -> None:
+        load(stream, sent)
+        if stream.transport.host == "gpu2":
+            world.machines["gpu2"].images[good].config = dict(more.config)
+            world.swaps["gpu2"] = more
+
+    monkeypatch.setattr(streams._LoadStream, "_load", loaded)
+    outcome = sent(world, image=OTHER, source="local", hosts=["gpu2", "gpu3"])
+    assert f"gpu3: image push: what gpu2 sent as {good[:19]} is " in str(outcome.error), outcome.story()
+    assert world.machines["gpu3"].picture(OTHER) is None
+
+
 SLOW, MANY = 29.0, 400
 
 
