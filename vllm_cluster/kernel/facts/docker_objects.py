@@ -112,7 +112,7 @@ class ContainerInfo:
 class ImageInfo:
     """The output of `docker image inspect`: where it can run, its layers, and what a container of it is given.
 
-    `configuration` is the digest of all of that, whatever a version of Docker has in it; `created` is in Unix time.
+    `configuration` is the digest of all of that, as this Docker knows it; `created` is in Unix time.
     """
 
     id: Line = field(metadata={KEY: "Id"})

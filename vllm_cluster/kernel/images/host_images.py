@@ -15,7 +15,7 @@ from vllm_cluster.kernel.inventory.model import Inventory
 from vllm_cluster.kernel.plan.images import Content, content, in_question, repository_and_tag, shared_layers
 
 # Of one comparison on one host, whose Docker may list any number and take its time for each.
-LOOK_SECONDS, MOST_LOOKED_AT = 60.0, 200
+LOOK_SECONDS, MAX_IMAGES = 60.0, 200
 
 
 def find_held_image(connection: HostConnection, reference: str, deadline: Deadline | None = None) -> Content | None:
@@ -37,7 +37,7 @@ def _like(connection: HostConnection, image: Content, emit: Emit) -> Iterator[Co
     deadline = connection.runtime.after(LOOK_SECONDS)
     # By id: names may come and go meanwhile.
     listed = sorted(connection.docker.images(), key=lambda one: one.created != image.created)
-    for number, row in enumerate(listed[:MOST_LOOKED_AT]):
+    for number, row in enumerate(listed[:MAX_IMAGES]):
         try:
             found = find_held_image(connection, row.id, deadline)
         except TimedOut:

@@ -205,7 +205,7 @@ def with_more(world: World, host: str) -> Picture:
 @pytest.mark.parametrize("source", ["gpu1", "local"])
 @pytest.mark.parametrize("containerd", [True, False])
 def test_a_host_that_sends_on_the_layers_with_another_config_changes_no_host(containerd: bool, source: str) -> None:
-    """Of this machine's image, too: what its Docker says that it is decides for the hosts that get it from another."""
+    """Of this machine's image, too: as its Docker describes it, it is to be on the hosts that get it from another."""
     world = with_other(*(["gpu1"] if source == "gpu1" else []))
     if source == "local":
         world.machines["local"] = Machine("local", "127.0.0.1", 0, "machine-local")
@@ -250,7 +250,7 @@ SLOW, MANY = 29.0, 400
 
 
 def fill(world: World, host: str) -> None:
-    """A host has many images that nobody else has."""
+    """A host has many images that no other has."""
     for number in range(MANY):
         made = f"sha256:{identity(number)}"
         world.machines[host].images[made] = Picture(made, [f"a/b:{number}"], {})
@@ -282,7 +282,7 @@ def test_a_host_that_takes_its_time_for_each_of_its_images_holds_up_no_push(monk
     record("P29", f"sim: image push, where a host takes {SLOW:.0f} s for each of {MANY} images", f"{took:.0f} s", True)
 
 
-# fault: kernel/images/host_images.py: listed[:MOST_LOOKED_AT] → listed
+# fault: kernel/images/host_images.py: listed[:MAX_IMAGES] → listed
 # fault: kernel/images/host_images.py: key=lambda one: one.created != image.created → key=lambda one: one.id
 def test_of_many_images_those_of_the_same_date_are_looked_at_first(monkeypatch: pytest.MonkeyPatch) -> None:
     """One image has the same date wherever it is, also where its id is another."""
@@ -299,7 +299,7 @@ def test_of_many_images_those_of_the_same_date_are_looked_at_first(monkeypatch: 
     monkeypatch.setattr(FakeEngine, "picture", counted)
     sent(world, image=OTHER, source="gpu1", hosts=["gpu2"])
     # Once for whether it is there, and once for its layers.
-    assert MANY < looked.count("gpu2") < 2 * host_images.MOST_LOOKED_AT + 20
+    assert MANY < looked.count("gpu2") < 2 * host_images.MAX_IMAGES + 20
     known = there.picture(OTHER)
     assert known
     known.tags.clear()
