@@ -184,11 +184,11 @@ def resolve_image(reference: str, hosts: Sequence[str], cluster: str, facts: Map
 
 
 def head_lacks_what_runs(reference: str, head: str, cluster: str, facts: Mapping[str, HostFacts]) -> bool:
-    """Whether other hosts run nodes, and the head has nothing by that name: what its registry gives decides on them."""
-    if _known(reference, head, cluster, facts[head]):
+    """Whether nodes run but on the head, which has nothing by that name: what its registry gives decides on them."""
+    nodes = {host: node for host, seen in facts.items() if (node := node_of(cluster, seen))}
+    if head in nodes or _known(reference, head, cluster, facts[head]):
         return False
-    nodes = (node_of(cluster, seen) for host, seen in facts.items() if host != head)
-    return any(node and node.labels.get(BASE_IMAGE) for node in nodes)
+    return any(node.labels.get(BASE_IMAGE) for node in nodes.values())
 
 
 def _known(reference: str, host: str, cluster: str, facts: HostFacts) -> ResolvedImage | None:
