@@ -47,6 +47,10 @@ class Hello:
     # Of the node program that runs; what an earlier version sends has none.
     instance: Annotated[str, shaped("[0-9a-f]{0,32}", "the id of a program that runs")] = ""
 
+    def meets(self, host: str, address: str) -> bool:
+        """Whether its name or its address is that of another node."""
+        return self.host == host or self.address == address
+
 
 @dataclass(frozen=True)
 class RollNode:

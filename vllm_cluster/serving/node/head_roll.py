@@ -9,7 +9,6 @@ which is lost, or comes twice, changes nothing.
 from __future__ import annotations
 
 import hashlib
-import ipaddress
 import secrets
 import selectors
 import socket
@@ -20,7 +19,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from vllm_cluster.serving.node.members import HeadMembers
+from vllm_cluster.serving.node.members import OWN, HeadMembers
 from vllm_cluster.serving.node.parse_argv import Place
 from vllm_cluster.serving.node.process import log_line
 from vllm_cluster.serving.node.timing import Timing
@@ -72,7 +71,10 @@ def roll_key(token: Path) -> str:
 
 @dataclass
 class Row:
-    """A node on the head's roll; `beaten` and `changed` are by the monotonic clock, `since` is for people."""
+    """A node on the head's roll, which dials from `peer`.
+
+    `beaten` and `changed` are by the monotonic clock, `since` is for people.
+    """
 
     gpus: int
     state: str
@@ -82,6 +84,7 @@ class Row:
     instance: str = ""
     reports: tuple[PartReport, ...] = ()
     changed: float = 0.0
+    peer: str = ""
 
     def be(self, state: str) -> None:
         """Be in a state, since now where it is another one."""
@@ -108,11 +111,9 @@ class Link:
     # Of a node that is on the roll; a stranger has none, nor has one that was refused.
     row: Row | None = None
 
-    def claim(self, members: HeadMembers) -> tuple[bool, bool]:
-        """How well it shows that it is the node it names: a host of the cluster, which dials from its own address."""
-        if self.hello is None:
-            return False, False
-        return members.names.get(self.hello.address) == self.hello.host, _same(self.peer, self.hello.address)
+    def claim(self, members: HeadMembers) -> tuple[bool, int]:
+        """How well it shows that it is the node it names."""
+        return members.claim(self.hello.host, self.hello.address, self.peer) if self.hello else (False, 0)
 
     def known(self, members: HeadMembers) -> bool:
         """Whether it names the address of a host of the cluster, or there is no record of these."""
@@ -121,7 +122,7 @@ class Link:
     def meets(self, hello: Hello) -> bool:
         """Whether it is on the roll under a name or an address that another node gives as its own."""
         mine = self.hello if self.row else None
-        return mine is not None and (mine.host == hello.host or mine.address == hello.address)
+        return mine is not None and hello.meets(mine.host, mine.address)
 
 
 class HeadRoll:
@@ -154,6 +155,10 @@ class HeadRoll:
     def reports(self, address: str) -> tuple[PartReport, ...]:
         """Return what the node at an address reported last of its parts."""
         return next((row.reports for (_, at), row in list(self._rows.items()) if at == address), ())
+
+    def alive(self, address: str) -> bool:
+        """Whether a node is at an address whose parts can be taken to run."""
+        return any(at == address and row.alive for (_, at), row in list(self._rows.items()))
 
     def members(self) -> list[GroupNode]:
         """Return the nodes as Ray's table has them; the id is that of the program that runs on each."""
@@ -244,7 +249,7 @@ class HeadRoll:
                 if link.socket not in self._links:
                     return
         except BAD as bad:
-            self._complain(f"{link.peer} is not of this cluster: {bad}")
+            self.complain(f"{link.peer} is not of this cluster: {bad}")
             self._drop(link, selector)
 
     def _read_line(self, link: Link, line: bytes, selector: selectors.BaseSelector) -> None:
@@ -252,13 +257,13 @@ class HeadRoll:
             link.hello = hello = read_hello(self._key, link.offer, line)
             link.signed = Signed(self._key, HEAD, WORKER, (link.offer, hello.nonce))
             if why := self._taken(link, hello):
-                self._complain(why)
+                self.complain(why)
                 self._send(link, link.signed.line(asdict(Beat(why))), selector)
                 self._drop(link, selector)
             else:
-                link.row = self._enter(hello, selector)
+                link.row = self._enter(link, hello, selector)
                 if not link.known(self._members):
-                    self._complain(f"{hello.host} at {hello.address} ({link.peer}) is not of this cluster")
+                    self.complain(f"{hello.host} at {hello.address} ({link.peer}) is not of this cluster")
                 self._send(link, link.signed.line({}), selector)
         elif row := link.row:
             raw = link.signed.body(line)
@@ -277,10 +282,10 @@ class HeadRoll:
         # A host that was taken over has the token too, and may give any names and addresses, as many as there are.
         self._members.look()
         claim, others = link.claim(self._members), [one for one in self._links.values() if one.row]
-        for other in (one for one in others if one.meets(hello)):
-            here = other.row and other.row.state == "here" and other.claim(self._members) >= claim
-            if here and (theirs := other.hello):
-                return f"{who}: {theirs.host} at {theirs.address} ({other.peer}) is here"
+        for key, row in self._rows.items():
+            if hello.meets(*key) and self._keeps(key, row, hello, claim):
+                place = "is here" if row.state == "here" else "may come back"
+                return f"{who}: {key[0]} at {key[1]} ({row.peer}) {place}"
         strange = not link.known(self._members)
         if strange and any(one.peer == link.peer for one in others if not one.meets(hello)):
             return f"{who}: it is not of this cluster, and another node is here from the same address"
@@ -289,23 +294,42 @@ class HeadRoll:
             return f"{who}: the roll is full ({MAX_ROWS} nodes)"
         return ""
 
-    def _enter(self, hello: Hello, selector: selectors.BaseSelector) -> Row:
-        """The node's row; what it was before, under another name or address too, is forgotten with its connection."""
+    def _keeps(self, key: tuple[str, str], row: Row, hello: Hello, claim: tuple[bool, int]) -> bool:
+        """Whether a node keeps its row from one that gives the same name or address as its own."""
+        theirs = self._members.claim(*key, row.peer)
+        if row.state == "here":
+            return theirs >= claim
+        # What has lost its connection dials again, and no other host dials from its address.
+        if key == (hello.host, hello.address) and hello.instance and hello.instance == row.instance:
+            return False
+        if row.alive:
+            return theirs > claim or (theirs == claim and not (key[1] == hello.address and claim[1] == OWN))
+        return row.state == "silent" and theirs > claim
+
+    def _enter(self, link: Link, hello: Hello, selector: selectors.BaseSelector) -> Row:
+        """The node's row; what it was before, under another name or address too, is forgotten with its connection.
+
+        The row of a member is not, for whoever has no more than its name.
+        """
+        claims = {key: self._members.claim(*key, "")[0] for key in self._rows}
+        before = [
+            key for key, member in claims.items() if hello.meets(*key) and (key[1] == hello.address or not member)
+        ]
         for other in list(self._links.values()):
-            if other.meets(hello):
+            if other.row and any(other.row is self._rows[key] for key in before):
                 other.row = None
                 self._drop(other, selector)
         others = [one for one in self._links.values() if one.row]
         if len(others) + 1 >= MAX_ROWS:
             self._drop(min(others, key=lambda one: one.claim(self._members)), selector)
-        before = [key for key in self._rows if key[0] == hello.host or key[1] == hello.address]
         # Its parts run on where only the connection was lost.
         same = (self._rows[key] for key in before if hello.instance and self._rows[key].instance == hello.instance)
         reports = next((row.reports for row in same), ())
-        gone = [key for key, row in self._rows.items() if row.state == "gone"]
+        gone = sorted((key for key, row in self._rows.items() if row.state == "gone"), key=claims.__getitem__)
         for key in {*before, *gone[: max(0, len(self._rows) - MAX_ROWS)]}:
             del self._rows[key]
-        row = Row(hello.gpus, "here", round(time.time(), 3), time.monotonic(), BACK, hello.instance, reports)
+        now = round(time.time(), 3), time.monotonic()
+        row = Row(hello.gpus, "here", *now, BACK, hello.instance, reports, peer=link.peer)
         self._rows[hello.host, hello.address] = row
         return row
 
@@ -349,7 +373,8 @@ class HeadRoll:
         if link.row:
             link.row.be("gone")
 
-    def _complain(self, why: str) -> None:
+    def complain(self, why: str) -> None:
+        """Show what is wrong, for a while."""
         if why != self._error and time.monotonic() - self._complained > RETRY:
             log_line("roll", why)
         self._error, self._complained = why, time.monotonic()
@@ -360,11 +385,6 @@ class HeadRoll:
             for (host, address), row in self._rows.items()
         ]
         self._status = {"nodes": rows, "error": self._error}
-
-
-def _same(one: str, other: str) -> bool:
-    """Whether two texts are one address."""
-    return one == other or (":" in one and ipaddress.ip_address(one) == ipaddress.ip_address(other))
 
 
 def _listen(place: Place) -> socket.socket:

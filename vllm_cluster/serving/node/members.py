@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import time
 from collections.abc import Collection
 from pathlib import Path
@@ -12,6 +13,8 @@ from vllm_cluster.wire.reading import MAX_BYTES, RefusedDocument, read
 
 # The longest that a run may take to pull an image and begin again with nodes.
 RUN_SECONDS = 7200.0
+# A node dials from its own address; from one that no host has, as that of a router; from that of another member.
+OWN, UNKNOWN, OTHERS = 2, 1, 0
 
 
 class HeadMembers:
@@ -32,6 +35,11 @@ class HeadMembers:
         self.gpus = {row.address: row.gpus for row in rows if not row.leaving}
         self.names = {row.address: row.name for row in rows}
 
+    def claim(self, host: str, address: str, peer: str) -> tuple[bool, int]:
+        """How well a node shows that it is this host of the cluster, by its name there and by where it dials from."""
+        source = OWN if _same(peer, address) else OTHERS if peer in self.names else UNKNOWN
+        return self.names.get(address) == host, source
+
     def replaced_by(self, addresses: Collection[str]) -> str:
         """Return who makes nodes at some of these addresses again, and which; empty where no run does.
 
@@ -50,3 +58,8 @@ class HeadMembers:
             return ""
         self._known = found.run
         return f"{found.by} makes the node of {', '.join(names)} again (vcluster up)"
+
+
+def _same(one: str, other: str) -> bool:
+    """Whether two texts are one address."""
+    return one == other or (":" in one and ipaddress.ip_address(one) == ipaddress.ip_address(other))

@@ -7,6 +7,7 @@ import socket
 import threading
 import time
 import traceback
+from contextlib import suppress
 from dataclasses import asdict
 
 from vllm_cluster.serving.node.head_roll import BAD, PROOF_SECONDS, RETRY, Me
@@ -52,7 +53,7 @@ class WorkerRoll:
     def _run(self) -> None:
         while not self._over.is_set():
             try:
-                with socket.create_connection(self._head, PROOF_SECONDS) as connection:
+                with self._dial() as connection:
                     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                     self._stay(connection)
             except (OSError, *BAD) as error:
@@ -62,6 +63,12 @@ class WorkerRoll:
                 log_line("roll", traceback.format_exc())
                 self._set_error(f"the way to the roll begins again after a fault: {type(bug).__name__}")
             self._over.wait(RETRY)
+
+    def _dial(self) -> socket.socket:
+        """Dial from this node's own address, by which the head knows it, where that leads there."""
+        with suppress(OSError):
+            return socket.create_connection(self._head, PROOF_SECONDS, (self._me.address, 0))
+        return socket.create_connection(self._head, PROOF_SECONDS)
 
     def _stay(self, connection: socket.socket) -> None:
         """Be on the roll until the connection ends, or the head is silent for too long.
