@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 import pytest
 
@@ -11,7 +12,9 @@ from tests.support.sim.lab import Outcome
 from tests.support.sim.world import Box, World
 from vllm_cluster.kernel.errors import PreflightFailed
 from vllm_cluster.kernel.inventory.model import Inventory
+from vllm_cluster.kernel.node.handle import NodeHandle, NodeState
 from vllm_cluster.wire.order import read_order
+from vllm_cluster.wire.status import ServeStatus
 
 Case = Callable[[World, Inventory], Inventory]
 
@@ -41,6 +44,25 @@ def result(outcome: Outcome) -> str:
     (event,) = [event for event in outcome.events if event.kind == "result"]
     assert event.data == {"stopped": outcome.value}
     return event.text
+
+
+# fault: serving/serve/stop.py: {'; '.join(dict.fromkeys(left))}" → "
+def test_what_does_not_end_is_named_with_its_host(
+    serving: tuple[World, Inventory], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world, inventory = serving
+    read, served = NodeHandle.state, list[ServeStatus]()
+
+    def ends(node: NodeHandle) -> NodeState:
+        state = read(node)
+        served.extend(state.replicas)
+        left = replace(served[0], phase="stopping", detail="no longer wanted; its part has not ended on gpu2")
+        return replace(state, status=replace(state.status, serve=left)) if state.status else state
+
+    with lab.inside(world):
+        monkeypatch.setattr(NodeHandle, "state", ends)
+        error = lab.run(world, inventory, lab.do_stop).error
+    assert "vLLM did not exit within 90 s: stopping: no longer wanted; its part has not ended on gpu2" in str(error)
 
 
 def unreachable_worker(world: World, inventory: Inventory) -> Inventory:

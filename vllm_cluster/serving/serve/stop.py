@@ -71,9 +71,9 @@ def stop_serving(
 def _await_exit(node: NodeHandle, model: str | None, seconds: float) -> None:
     runtime = node.connection.runtime
     deadline = runtime.after(seconds)
-    while any(model in (None, one.name) for one in node.state().replicas):
+    while left := [one.words for one in node.state().replicas if model in (None, one.name)]:
         if not deadline.left():
-            text = f"vLLM did not exit within {seconds:.0f} s"
+            text = f"vLLM did not exit within {seconds:.0f} s: {'; '.join(dict.fromkeys(left))}"
             raise HostError(node.host, text, hint="vcluster status")
         runtime.clock.sleep(POLL)
 
