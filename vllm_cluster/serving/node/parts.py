@@ -61,8 +61,8 @@ class PartRunner:
             if order is None and not running.left:
                 del self._running[id]
         for id, order in wanted.items():
-            # GPUs are free only once what ran there before has ended whole.
-            taken = any(one.part.meets(order.part) for one in self._running.values())
+            # GPUs are free only once what ran there before has ended whole; what others wait for does not count.
+            taken = any(one.holds and one.part.meets(order.part) for one in self._running.values())
             if id not in self._running and not order.ending and not taken:
                 attempt = Attempt(order, {**self.environment, **self._key}, self._log(order.index), self._pace)
                 self._running[id] = _Running(attempt, order.part, self._grace)
@@ -106,6 +106,11 @@ class _Running:
         self._ending: Ending | None = None
         self._stacks: threading.Thread | None = None
         self._how: EndKind = ""
+
+    @property
+    def holds(self) -> bool:
+        """Whether its GPUs may not be free."""
+        return bool(self.left) or not self.over
 
     def end(self, how: EndKind) -> None:
         """Begin its end; of what is stuck the stacks are written first."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import secrets
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -16,7 +16,7 @@ from vllm_cluster.serving.node.kept_order import Requests
 from vllm_cluster.serving.node.members import HeadMembers
 from vllm_cluster.serving.node.process import Child
 from vllm_cluster.serving.node.serve_state import ServeState, compare_gpus, idle_gpus
-from vllm_cluster.serving.node.start import Nodes, Parts, Start, free_place
+from vllm_cluster.serving.node.start import Nodes, Parts, Start, free_place, unended
 from vllm_cluster.serving.node.timing import Timing, boot_seconds
 from vllm_cluster.wire.front import FrontReplica, ReplicaState
 from vllm_cluster.wire.inside import beginning
@@ -105,7 +105,7 @@ class ReplicaController:
         if self.start and self.start.ending and not self.start.how:
             self._drain_open(course, self.start)
         elif self.start and self.start.ending:
-            self._finish(self.start, [] if nodes is None else [n.address for n in nodes if not n.alive])
+            self._finish(course, self.start, names)
         elif self.start:
             self._follow(course, self.start, nodes)
         elif course.phase in ("waiting", "backoff"):
@@ -131,8 +131,8 @@ class ReplicaController:
 
     def await_end(self) -> None:
         """Wait until nothing is left of the part on this node, or what is left will not end."""
-        while self.start:
-            self._finish(self.start, [part.address for part in self.start.parts if part.address != self._parts.address])
+        while self.start and self.course:
+            self._finish(self.course, self.start, (self._parts.address,))
             self._parts.order(self._index, self.start)
             self._reap()
             time.sleep(0.02)
@@ -245,14 +245,7 @@ class ReplicaController:
 
     def _held(self, course: ServeState, nodes: Nodes) -> list[str]:
         """What an attempt before has left: processes that have not ended, GPUs that Ray has not got back."""
-        held, replica = [], course.wanted.replica
-        for part in replica.parts:
-            reports = self._parts.left(self._parts.at(replica, part)) if part.argv else ()
-            left = [str(pid) for one in reports for pid in one.left]
-            where = f" on {part.host}" if part is not replica.leader else ""
-            if reports:
-                what = f"process {', '.join(left)} of the last start" if left else "the last start"
-                held.append(f"{what} has not ended{where}")
+        held = self._parts.held(course.wanted.replica)
         if not course.attempts:
             return held  # GPUs that others hold from the start are Ray's to wait for
         taken = {n.address: n.gpus - n.free for n in nodes if n.alive and n.free is not None}
@@ -334,7 +327,7 @@ class ReplicaController:
             last = self._parts.last(start)
             # The likeliest cause first; of two parts, that of the one which ended first.
             why = next((start.why(part, one.cause) for part, one in last if one.cause), "")
-            course.fail(f"{what}{why}", last[0][1].lines if last else ())
+            course.fail(f"{what}{why}{start.overdue}", last[0][1].lines if last else ())
             self._decide(course, lost=lost, judge=any(one.maybe_lost for _, one in last))
 
         stuck = any(one.verdict and one.code is None for _, one in self._parts.last(start))
@@ -368,7 +361,8 @@ class ReplicaController:
 
     def _stop(self, start: Start, why: str, *, how: EndKind = "asked", then: Callable[[], None] = lambda: None) -> None:
         """Begin the end of every part, where `how` is empty once open requests have ended; `then` follows it."""
-        start.ending, start.how, start.then = why, how, then
+        start.ending, start.then = why, then
+        start.end(how, self._pace)
         start.drained_by = time.monotonic() + self.requests.drain_seconds(self._pace.drain)
         if self.course:
             self.course.set_phase("stopping", why)
@@ -379,17 +373,23 @@ class ReplicaController:
         """End the parts once nothing is open there that the front has sent, or it has taken too long."""
         number = self._front.open(start.replica)
         if number == 0 or time.monotonic() >= start.drained_by:
-            start.how = "asked"
+            start.end("asked", self._pace)
             course.set_phase("stopping", start.ending)
         else:
             course.set_phase("stopping", f"{start.ending}; open requests end first: {number or 0}")
 
-    def _finish(self, start: Start, away: Sequence[str]) -> None:
-        """Do what follows a start of which nothing is left; what nodes have left that are away ends by itself there."""
-        for part in start.parts:
-            one = self._parts.report(start, part)
-            if part.address not in away and not (one and one.over):
-                return
+    def _finish(self, course: ServeState, start: Start, members: Collection[str]) -> None:
+        """Do what follows a start of which nothing is left; what nodes have left that are away ends by itself there.
+
+        What has not ended in time holds up only what needs the same host.
+        """
+        found = [(part, self._parts.state(start, part, members)) for part in start.parts]
+        if waits := [self._parts.where(start, part) for part, state in found if state == "runs"]:
+            course.set_phase("stopping", f"{start.ending}{unended(waits)}")
+            return
+        if late := [self._parts.where(start, part) for part, state in found if state == "overdue"]:
+            start.overdue = unended(late)
+            self._parts.complain(f"{start.placed.deployment.name}{start.overdue}")
         self._idle.release()
         start.then()
         self.start = None

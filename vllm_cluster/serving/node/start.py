@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Literal
 
+from vllm_cluster.serving.node.ending import KILL_SECONDS
 from vllm_cluster.serving.node.head_roll import HeadRoll
 from vllm_cluster.serving.node.parse_argv import Place
 from vllm_cluster.serving.node.parts import PartRunner
+from vllm_cluster.serving.node.stacks import SECONDS_IN_ALL
+from vllm_cluster.serving.node.timing import Timing
 from vllm_cluster.wire.order import Part, Placement, Replica
 from vllm_cluster.wire.parts import EndKind, PartOrder, PartReport
 from vllm_cluster.wire.status import GroupNode
 from vllm_cluster.wire.values import LOOPBACK
 
 Nodes = Sequence[GroupNode]
+# Overdue: its node has had the time that an honest one needs to end it, and has not reported that it did.
+PartState = Literal["runs", "ended", "away", "overdue"]
 
 
 @dataclass
@@ -23,7 +30,8 @@ class Start:
 
     `members` are the nodes that it needs, their ids by address. `at` is where its API answers, to the front alone,
     which shows it the key in `key_file`. `ending` is why it ends, once it shall, and `how`, once what was open there
-    has ended or its time is over; `then` is what follows when nothing of it is left.
+    has ended or its time is over; `then` is what follows when nothing of it is left, or by `end_by` at the latest.
+    `overdue` are the words for those that have not ended by then.
     """
 
     id: str
@@ -36,6 +44,8 @@ class Start:
     ending: str = ""
     how: EndKind = ""
     drained_by: float = 0.0
+    end_by: float = 0.0
+    overdue: str = ""
     then: Callable[[], None] = lambda: None
     first: Part | None = None  # that ended
     seen: set[str] = field(default_factory=set)  # the hosts that have reported their part
@@ -49,6 +59,13 @@ class Start:
     def parts(self) -> tuple[Part, ...]:
         """Those that run a command."""
         return tuple(part for part in self.placed.replica.parts if part.argv)
+
+    def end(self, how: EndKind, pace: Timing) -> None:
+        """End its parts, by the head's own clock in no longer than their nodes need, and some beats."""
+        self.how = how
+        grace = pace.serve_stop if how == "asked" else pace.serve_stop_hurry
+        needs = grace + KILL_SECONDS + (SECONDS_IN_ALL if how == "stuck" else 0.0)
+        self.end_by = time.monotonic() + needs + pace.roll_lost
 
     def lost(self, gone: Sequence[str]) -> str:
         """Who is missing, by address: Ray knows no more than that, the roll the hosts."""
@@ -94,10 +111,38 @@ class Parts:
         self._runner.keep(orders.pop(self.address, ()))
         self._roll.order(orders)
 
-    def left(self, address: str) -> list[PartReport]:
-        """What a node has of starts that are over: they may still hold GPUs."""
-        ids = {start.id for start in self._starts.values()}
-        return [one for one in self.reports(address) if one.id not in ids]
+    def state(self, start: Start, part: Part, members: Collection[str]) -> PartState:
+        """What has become of a part, by what the head knows itself and not by the silence of its node.
+
+        Who is not one of the `members`, by address, counts as away; where there are none, no record has been read.
+        """
+        at, one = self.at(start.placed.replica, part), self.report(start, part)
+        if at != self.address and ((members and at not in members) or not self._roll.alive(at)):
+            return "away"
+        if one and one.over:
+            return "ended"
+        late = start.how and at != self.address and time.monotonic() >= start.end_by
+        return "overdue" if late else "runs"
+
+    def held(self, replica: Replica) -> list[str]:
+        """What has not ended yet on the GPUs that a start needs, for people."""
+        held = []
+        for part in replica.parts:
+            at = self.at(replica, part)
+            if part.argv and (reports := list(self._left(at, part))):
+                left = [str(pid) for one in reports for pid in one.left]
+                what = f"process {', '.join(left)} of the last start" if left else "the last start"
+                held.append(f"{what} has not ended{f' on {part.host}' if at != self.address else ''}")
+        return held
+
+    def _left(self, address: str, part: Part) -> Iterator[PartReport]:
+        """What a node has of starts that are over, or that end on the same GPUs: they may still hold these."""
+        starts = {start.id: start for start in self._starts.values()}
+        for one in self.reports(address):
+            start = starts.get(one.id)
+            before = start is None or (start.ending and any(part.meets(other) for other in start.parts))
+            if before and (one.left or not one.over):
+                yield one
 
     def report(self, start: Start, part: Part) -> PartReport | None:
         """How a part does; None where its node has not reported it yet."""
@@ -118,6 +163,10 @@ class Parts:
         """How all parts of a node do."""
         return self._runner.reports() if address == self.address else self._roll.reports(address)
 
+    def complain(self, why: str) -> None:
+        """Show beside the roll what is wrong with a node."""
+        self._roll.complain(why)
+
     def members(self) -> Nodes:
         """The nodes on the roll."""
         return self._roll.members()
@@ -125,6 +174,11 @@ class Parts:
     def at(self, replica: Replica, part: Part) -> str:
         """The address of a part's node: what has Ray start its ranks runs beside the head's Ray, wherever that was."""
         return self.address if replica.grouped else part.address
+
+
+def unended(where: list[str]) -> str:
+    """The words for parts that are waited for, or were, behind why they end; empty for the only one, which is here."""
+    return f"; its part has not ended{' and'.join(where)}" if any(where) else ""
 
 
 def free_place() -> Place:
