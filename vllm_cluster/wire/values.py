@@ -68,6 +68,9 @@ def _name(text: str) -> str:
     # Control characters, bidi marks, zero widths, tags, lone surrogates.
     if not text.isprintable():
         raise ValueError("has a character that cannot be printed")
+    # As a word of a command it would be an option: one of ours may lead to a file that names a program to run.
+    if text.startswith("-"):
+        raise ValueError("begins with -")
     return text
 
 
@@ -75,7 +78,7 @@ def served_name(text: str) -> str:
     """Check the name of a model: it begins lines that people read, and must not be a remedy or a command in them.
 
     Raises:
-        ValueError: it has a blank, or a sign that shells know.
+        ValueError: it has a blank, or a sign that shells know, or begins as an option does.
     """
     if not all(char.isalnum() or char in "._-/:@+=,~%" for char in _name(text)):
         raise ValueError("has a blank, or a sign that no model's name has")
@@ -140,9 +143,9 @@ def first(most: int) -> First:
 
 
 def inside(path: str) -> str:
-    """A path that stays below the folder that it is joined to, on one line."""
+    """A path that stays below the folder that it is joined to, on one line, and is not an option by itself."""
     parts = path.split("/")
-    if len(path) > MAX_NAME or {"", ".", ".."} & {*parts} or not path.isprintable():
+    if len(path) > MAX_NAME or {"", ".", ".."} & {*parts} or not path.isprintable() or path.startswith("-"):
         raise ValueError("is not a path below a folder")
     return path
 

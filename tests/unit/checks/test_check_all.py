@@ -71,7 +71,6 @@ def nic(**changes: Any) -> tuple[Nic, ...]:
         ({"gpus": gpus(used_mib=60_000)}, "gpu-busy", False),
         ({"gpus": gpus(mig=True)}, "mig-enabled", False),
         ({"gpus": gpus(ecc_errors=2)}, "gpu-ecc-errors", False),
-        ({"gpus": gpus(uuid="GPU-1-0")}, "same-gpus", True),
         ({"docker": replace(ENGINE, container_runtimes=("runc",))}, "gpu-runtime-missing", True),
         ({"docker": replace(BY_CDI, missing_cdi_paths=("/x/libcuda.so.5",))}, "cdi-stale", True),
         ({"docker": replace(BY_CDI, missing_cdi_paths=("/dev/nvidia9",))}, "cdi-stale", False),
@@ -129,6 +128,17 @@ def test_only_a_longer_look_finds_it(odd: dict[str, Any], code: str, error: bool
     facts = hosts(**odd)
     assert [(one.code, one.host, one.error) for one in check_all(world.inventory(), facts)] == [(code, "gpu2", error)]
     assert preflight(world.inventory(), facts) == ()
+
+
+# fault: kernel/checks/model_cache.py: return name if REPOSITORY.fullmatch(name) else "MODEL" → return name
+@pytest.mark.parametrize(
+    ("folder", "model"), [("models--a--b", "a/b"), ("models---i--tmp--x", "MODEL"), ("models----yes", "MODEL")]
+)
+def test_the_folder_of_a_host_becomes_no_option_of_a_remedy(folder: str, model: str) -> None:
+    path = f"/models/hub/{folder}/snapshots/9/"
+    odd = hosts(incomplete_files=(path,), broken_symlinks=(path,), without_tokenizer=(path,))
+    found = check_all(world.inventory(), odd)
+    assert {one.fix.splitlines()[0] for one in found} == {f"vcluster pull {model}"}
 
 
 def test_a_gpu_is_well_whose_program_left_an_xid() -> None:

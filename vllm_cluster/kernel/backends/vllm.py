@@ -206,13 +206,11 @@ def vllm_environment() -> dict[str, str]:
 def _check_word(what: str, value: str) -> None:
     try:
         # Its length has an error of its own.
-        fits = not served_name(value[:1000]).startswith("-")
+        served_name(value[:1000])
     except ValueError:
-        fits = False
-    if not fits:
         signs = "use letters, digits and . _ - / : @ + = , ~ %"
         hint = "flags for vLLM go behind --" if value.startswith("-") or not value else signs
-        raise UsageError(f"{value!r} cannot be {what}", hint=hint)
+        raise UsageError(f"{value!r} cannot be {what}", hint=hint) from None
 
 
 def _check_flags(flags: Sequence[str]) -> None:

@@ -9,6 +9,7 @@ from vllm_cluster.kernel.checks.finding import Finding, each_host, outliers
 from vllm_cluster.kernel.facts.details import FileSystem
 from vllm_cluster.kernel.facts.host_facts import HostFacts
 from vllm_cluster.kernel.inventory.model import Host, Inventory
+from vllm_cluster.kernel.plan.cached_model import REPOSITORY
 from vllm_cluster.kernel.plan.loading import OVER_THE_NETWORK
 from vllm_cluster.kernel.shell_line import command_line
 
@@ -63,7 +64,9 @@ def without_tokenizer(inventory: Inventory, host: Host, facts: HostFacts) -> Ite
 def _model(path: str) -> str:
     """The repository whose file this is, as the hub's cache names its folder."""
     found = re.search(r"/models--([^/]+)/", path)
-    return found[1].replace("--", "/") if found else "MODEL"
+    name = found[1].replace("--", "/") if found else ""
+    # Any program of the host may make a folder: the name of one is not yet that of a repository.
+    return name if REPOSITORY.fullmatch(name) else "MODEL"
 
 
 def same_models(inventory: Inventory, facts: Mapping[str, HostFacts]) -> Iterator[Finding]:
