@@ -64,6 +64,29 @@ def test_until_when_a_job_lends_its_hosts(tmp_path: Path) -> None:
     assert inventory("slurm:4712", tmp_path).lent_until is None
 
 
+# fault: kernel/inventory/sources.py: if not _is_sound(document, data): → if False:
+@pytest.mark.parametrize(
+    "more",
+    [
+        "id: batch_req_1_0123abcd\n",
+        "custom_id: a\nresponse: {}\n",
+        "version: 2\n",
+        "head: [gpu1]\n",
+        "ports: {api: 8000, gcs: 8000}\n",
+        "api_key: word\n",
+    ],
+)
+def test_a_file_that_is_otherwise_no_inventory_runs_no_command(more: str, tmp_path: Path) -> None:
+    text = TOP.replace("version: 1\n", "" if more.startswith("version") else "version: 1\n")
+    with pytest.raises(InventoryError):
+        load_text(f"{text}hosts_from: command:touch ran\n{more}".encode(), path=None, cwd=tmp_path)
+    assert not (tmp_path / "ran").exists()
+
+
+def test_a_head_that_the_source_has_is_not_missed_before_it_is_asked(tmp_path: Path) -> None:
+    assert inventory("slurm:4711\nhead: n2", tmp_path).head == "n2"
+
+
 # fault: kernel/inventory/sources.py: error.message.removeprefix("cmd:") → error.message
 @pytest.mark.parametrize(
     ("source", "problem"),

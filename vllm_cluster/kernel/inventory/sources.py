@@ -10,13 +10,16 @@ import os
 import re
 import shlex
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 
 from vllm_cluster.kernel.errors import InventoryError
+from vllm_cluster.kernel.inventory.consistency import check
 from vllm_cluster.kernel.inventory.document import Document
 from vllm_cluster.kernel.inventory.model import SecretRef
 from vllm_cluster.kernel.inventory.secrets import MAX_BYTES, command_output
+from vllm_cluster.kernel.inventory.validate import validate
 
 KEY = "hosts_from"
 # Hosts as the inventory has them, and until when they are lent, in seconds since 1970.
@@ -27,12 +30,16 @@ _RANGE = re.compile(r"([0-9]{1,4})(?:-([0-9]{1,4}))?")
 _JOB = re.compile(r"[0-9]{1,10}")
 # More than any node has.
 MAX_INDEX = 1024
+_ANY_HOST: Mapping[str, object] = {"hosts": {"host": {}}}
 # Of a job: each list of 64 kB may name 10,000, and a job may have thousands of lists.
 MAX_NODES = 4096
 
 
 def add_hosts(document: Document, base: Path) -> bool:
-    """Put the hosts of another source into a document; False where that cannot be, with the problem."""
+    """Put the hosts of another source into a document; False where that cannot be, with the problem.
+
+    A source is asked last: it may be a command, and a file that is not an inventory in all else runs none.
+    """
     data = document.data
     if not isinstance(data, dict) or KEY not in data:
         return True
@@ -41,12 +48,21 @@ def add_hosts(document: Document, base: Path) -> bool:
         known = " or ".join(f"{name}:…" for name in SOURCES)
         document.add_problem((KEY,), "stays alone: remove hosts" if "hosts" in data else f"must be {known}")
         return False
+    if not _is_sound(document, data):
+        return False
     document.lines[("hosts",)] = document.line((KEY,))
     try:
         data["hosts"], document.lent_until = SOURCES[kind](word, base)
     except InventoryError as error:
         document.add_problem((KEY,), error.message)
     return "hosts" in data
+
+
+def _is_sound(document: Document, data: Mapping[str, object]) -> bool:
+    """Whether all else in a document is as it must be, with any host in it."""
+    validate(replace(document, data={**data, **_ANY_HOST}))
+    check(replace(document, data={**{key: data[key] for key in data if key != "head"}, **_ANY_HOST}))
+    return not document.problems
 
 
 def _printed(words: str, base: Path) -> str:
