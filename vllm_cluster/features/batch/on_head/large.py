@@ -5,7 +5,7 @@ from __future__ import annotations
 import codecs
 import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 # What is shorter Python may read: what it makes of a text takes thirty times its length.
 SHORT = PIECE = 1 << 20
@@ -30,17 +30,21 @@ _CONTROL, _BAD_ESCAPE = re.compile(rb"[\x00-\x1f]"), re.compile(rb'\\(?!["/bfnrt
 _NO_BRACKETS = bytes({*range(256)} - {*b"[]{}"})
 
 
-def member(raw: bytes, name: str, constant: Callable[[str], object] | None) -> object:
+def member(
+    raw: bytes, name: str, constant: Callable[[str], object] | None, known: Collection[str] | None = None
+) -> object:
     """Return the value of a key of an object; `constant` gets NaN and such, which a long text may not have.
 
     Raises:
-        ValueError: it is not JSON, or nested deeper than `MAX_DEPTH`.
+        ValueError: it is not JSON, nested deeper than `MAX_DEPTH`, or has a key that is not `known`.
     """
     if len(raw) > SHORT:
-        return plain_at(raw, (name,))
+        return plain_at(raw, (name,), known)
     found = None if is_deep(raw) else json.loads(raw.decode(), parse_constant=constant)
     if not isinstance(found, dict):
         raise ValueError("not an object, or nested too deeply")
+    for key in found:
+        _require_known(key, known)
     return found.get(name)
 
 
@@ -55,11 +59,16 @@ def is_deep(raw: bytes) -> bool:
     return bool(left)
 
 
-def plain_at(raw: bytes, path: Sequence[str]) -> object:
+def _require_known(key: object, known: Collection[str] | None) -> None:
+    if known is not None and key not in known:
+        raise ValueError(f"has a key that is none of {', '.join(known)}")
+
+
+def plain_at(raw: bytes, path: Sequence[str], known: Collection[str] | None = None) -> object:
     """The text, number or constant at this path of keys, the last one of several; None where there is none.
 
     Raises:
-        ValueError: it is not JSON.
+        ValueError: it is not JSON, or its outer object has a key that is not `known`.
     """
     decoder = codecs.getincrementaldecoder("utf-8")()
     for start in range(0, len(raw), PIECE):
@@ -73,6 +82,8 @@ def plain_at(raw: bytes, path: Sequence[str]) -> object:
         if inside == b"{":
             key, at = _value(raw, at)
             name = _text(key)
+            if len(opened) == 2:
+                _require_known(name, known)
             leads = leads and name == path[len(opened) - 2]
             at = _match(_COLON, raw, at).end()
         value, at = _value(raw, at)

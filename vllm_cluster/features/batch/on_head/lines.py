@@ -27,6 +27,8 @@ PATHS: Mapping[str, str] = {
 # Of a line and of an answer; a row also has a name and a message, which JSON may write six times as long.
 MAX_LINE, MAX_ANSWER, MAX_NAME, MAX_MESSAGE, MAX_ID = 16 << 20, 16 << 20, 1024, 2000, 256
 MAX_ROW = MAX_ANSWER + (64 << 10)
+# With others it might be read as a file of another kind: JSON is YAML, too.
+_ROW_KEYS = ("id", "line", "custom_id", "response", "error")
 HEAD = b'{"id": "batch_req_'
 _ID = re.compile(rb'\{"id": "batch_req_([1-9][0-9]{0,17})_([0-9a-f]{8})", ("line": )?')
 
@@ -196,12 +198,12 @@ def named_in(row: bytes, place: Place) -> str | None:
     """Read the custom_id of a row of that line; None where the line has no valid one.
 
     Raises:
-        ValueError: it is too long, not JSON, nested too deeply, or has its names in another place: of a key that comes
-            twice readers take either.
+        ValueError: it is too long, not JSON, nested too deeply, has a key that no row has, or its names in another
+            place: of a key that comes twice readers take either.
     """
     if len(row) > MAX_ROW:
         raise ValueError(f"is longer than {MAX_ROW} bytes")
-    found = member(row, "custom_id", no_constant)
+    found = member(row, "custom_id", no_constant, _ROW_KEYS)
     if not isinstance(found, str | None):
         raise ValueError("has no custom_id")
     names = _names(place, found)
