@@ -11,7 +11,7 @@ from typing import NoReturn
 
 from vllm_cluster.features.pull.hosts import PullHosts
 from vllm_cluster.features.pull.known_hashes import KnownHashes
-from vllm_cluster.features.pull.local_folder import feed, hashed, listed, pull_line
+from vllm_cluster.features.pull.local_folder import feed, hashed, listed, pull_line, refused_links
 from vllm_cluster.features.pull.plan import WantedModel, hashing
 from vllm_cluster.kernel.errors import PreflightFailed, UsageError
 from vllm_cluster.kernel.events import Event
@@ -19,7 +19,7 @@ from vllm_cluster.kernel.laptop import cache_folder, expanded, real
 from vllm_cluster.kernel.plan.cached_model import cache_place, fitting_name
 from vllm_cluster.kernel.plan.pull import HubModel, choose_files, unfit_path
 from vllm_cluster.kernel.shell_line import command_line
-from vllm_cluster.kernel.text import count, size
+from vllm_cluster.kernel.text import size
 from vllm_cluster.wire.pull import HERE, CacheManifest, CacheRow, ModelFile
 from vllm_cluster.wire.values import Url
 
@@ -124,7 +124,9 @@ def _on_host(hosts: PullHosts, wanted: WantedModel, path: str, via: str) -> HubM
 
     question("list", [])
     if lost:
-        _refuse_links(via, path, lost, _own_name(wanted) or Path(path).name)
+        # The container that copies has the folder and the cache: elsewhere it would read files of its own.
+        text, hint = refused_links(path, lost, via)
+        raise PreflightFailed(f"{via}: pull: {text}", hint=hint)
     if not any(file.path == "config.json" for file in files):
         _refuse_no_model(via, path, files, _own_name(wanted))
     if (wrong := unfit_path(files)) is not None:
@@ -142,15 +144,6 @@ def _on_host(hosts: PullHosts, wanted: WantedModel, path: str, via: str) -> HubM
         known.keep(stamps[file.path], file.blob)
     known.save()
     return HubModel(wanted.model, "", Url(""), (*same, *files, *others), origin=path)
-
-
-def _refuse_links(via: str, path: str, lost: Sequence[tuple[str, str]], name: str) -> NoReturn:
-    """The container that copies has the folder and the cache: elsewhere it would read files of its own."""
-    (file, target), more = lost[0], f" ({count(len(lost), 'such link')})" if len(lost) > 1 else ""
-    text = f"{via}: pull: {path}/{file} is a link to {target}, which the pull does not read there{more}"
-    copy = f"{path.rstrip('/')}-copy"
-    whole = command_line("cp", "-rL", path, copy, on=via)
-    raise PreflightFailed(text, hint="\n".join((whole, pull_line(f"{via}:{copy}", name))))
 
 
 def _refuse_no_model(via: str, path: str, files: Sequence[ModelFile], name: str) -> NoReturn:

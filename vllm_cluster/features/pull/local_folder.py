@@ -22,6 +22,7 @@ from vllm_cluster.kernel.hosts.program import InNode, RemoteProgram, RunningProg
 from vllm_cluster.kernel.laptop import real
 from vllm_cluster.kernel.plan.pull import FOLDER, choose_files, container_name, unfit_path
 from vllm_cluster.kernel.shell_line import command_line
+from vllm_cluster.kernel.text import count, printable
 from vllm_cluster.wire.programs import FedRow
 from vllm_cluster.wire.pull import ModelFile
 from vllm_cluster.wire.values import MAX_SIZE
@@ -38,6 +39,8 @@ PIECE = 1 << 20
 AHEAD = 256
 # Models have hundreds; each takes 2.5 KB of memory here until it is sent, and 23 bytes of the host's first answer.
 MAX_FILES = 10_000
+# Of links that are refused so many are named.
+MAX_LINKS = 10
 # How much it has of each of so many files, on one line.
 MAX_ANSWER = 256 << 10
 # Where the hub's cache and a folder of models have a model.
@@ -57,7 +60,7 @@ def listed(folder: Path, name: str) -> tuple[ModelFile, ...]:
         found = next((path.parent for form in _DEEPER for path in sorted(folder.glob(form))), None)
         raise UsageError(f"{folder} has no config.json: not a model", hint=pull_line(found or folder / "FOLDER", name))
     try:
-        paths = islice(_visible(folder, name), MAX_FILES + 1)
+        paths = islice(_visible(folder), MAX_FILES + 1)
         files = tuple(ModelFile(str(path.relative_to(folder)), path.stat().st_size, "") for path in paths)
     except OSError as error:
         raise UsageError(
@@ -116,27 +119,39 @@ def pull_line(source: object, name: str) -> str:
     return command_line("vcluster", "pull", str(source), *(["--as", name] if name else []))
 
 
-def _visible(folder: Path, name: str) -> Iterator[Path]:
+def refused_links(folder: str, links: Sequence[tuple[str, str]], on: str = "") -> tuple[str, str]:
+    """What is wrong with these links of a folder, each with where it leads, and what a person does about them.
+
+    No command copies what they lead to: one of them may be the model's, and the next lead to a private key.
+    """
+    shown = [f"{printable(name)} → {printable(target)}" for name, target in links[:MAX_LINKS]]
+    more = [f"{len(links) - MAX_LINKS} more"] if len(links) > MAX_LINKS else []
+    text = f"{folder} has {count(len(links), 'link')} that cannot be followed: {', '.join((*shown, *more))}"
+    remedy = "put a model's own file or folder in place of its link, and remove the other links"
+    return text, f"{remedy}; to see them all:\n{command_line('find', folder, '-type', 'l', '-ls', on=on)}"
+
+
+def _visible(folder: Path) -> Iterator[Path]:
     """The files below a folder, but for hidden ones."""
-    below = _below(real(folder))
-    copy = f"{folder}-copy"
-    copied = "\n".join((command_line("cp", "-rL", str(folder), copy), pull_line(copy, name or folder.name)))
+    below, links = _below(real(folder)), list[Path]()
     for place, names, files in os.walk(folder, onerror=_refuse):
         names[:] = [name for name in names if not name.startswith(".")]
-        if linked := next((name for name in names if (Path(place) / name).is_symlink()), None):
-            raise UsageError(f"{Path(place) / linked} is a link to a folder, which is not followed", hint=copied)
+        links += [path for name in names if (path := Path(place) / name).is_symlink()]
         for path in (Path(place) / name for name in files if not name.startswith(".")):
             if path.is_symlink() and not path.exists():
                 hint = f"{command_line('rm', str(path))}, or put the file there"
                 raise UsageError(f"{path} is a link to {path.readlink()}, which is not there", hint=hint)
             if path.is_symlink() and not any(real(path).is_relative_to(one) for one in below):
-                text = f"{path} is a link to {real(path)}, outside of the folder: every host would get that file"
-                raise UsageError(text, hint=copied)
-            if path.is_file():
+                # Every host would get that file.
+                links.append(path)
+            elif path.is_file():
                 yield path
             elif path.exists():
                 # Left out it would be missed on every host, at the earliest when the model is loaded.
                 raise UsageError(f"{path} is not a plain file", hint=command_line("rm", str(path)))
+    if links:
+        text, hint = refused_links(str(folder), [(str(one.relative_to(folder)), str(real(one))) for one in links])
+        raise UsageError(f"{text}; every host would get what is there", hint=hint)
 
 
 def _refuse(error: OSError) -> NoReturn:

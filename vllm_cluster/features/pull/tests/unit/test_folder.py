@@ -21,7 +21,7 @@ from vllm_cluster.features.pull import local_folder
 from vllm_cluster.features.pull.folder import find_folder, is_folder, wanted_folder
 from vllm_cluster.features.pull.hosts import PullHosts
 from vllm_cluster.features.pull.known_hashes import KnownHashes
-from vllm_cluster.features.pull.local_folder import hashed, listed
+from vllm_cluster.features.pull.local_folder import MAX_LINKS, hashed, listed
 from vllm_cluster.kernel.errors import PreflightFailed, UsageError
 from vllm_cluster.kernel.events import Event
 from vllm_cluster.kernel.hosts.runtime import SYSTEM
@@ -57,12 +57,43 @@ def test_a_link_out_of_a_folder_goes_to_no_host(tmp_path: Path, name: str) -> No
     place = folder / name
     place.parent.mkdir(exist_ok=True)
     place.symlink_to(key)
-    with pytest.raises(UsageError, match="outside of the folder: every host would get that file") as refused:
+    with pytest.raises(UsageError, match="every host would get what is there") as refused:
         wanted_folder(str(folder), "my-name", "", detach=False)
-    assert str(key) in str(refused.value) and "--as my-name" in str(refused.value.hint)
+    assert f"{name} → {key}" in str(refused.value)
     place.unlink()
     place.symlink_to(folder / "config.json")
     assert wanted_folder(str(folder), "", "", detach=False).source == folder
+
+
+# fault: features/pull/local_folder.py: links.append(path) → links[:] = [path]
+# fault: features/pull/local_folder.py: links += [path for name in names → links += [path for name in names[:0]
+# fault: features/pull/local_folder.py: command_line('find', folder, '-type', 'l', '-ls', on=on) → command_line('cp', '-rL', folder, on=on)
+def test_each_link_out_of_a_folder_is_named_and_no_command_copies_what_is_there(tmp_path: Path) -> None:
+    """The first one was named, and the command that was advised sent what the second one led to as well."""
+    folder = model_in(tmp_path / "mine")
+    (tmp_path / "keys").mkdir()
+    (tmp_path / "keys/id_ed25519").write_text("secret")
+    for name in ("tokenizer.json", "vocab.txt"):
+        (folder / name).symlink_to(tmp_path / "keys/id_ed25519")
+    (folder / "more").symlink_to(tmp_path / "keys")
+    with pytest.raises(UsageError) as refused:
+        listed(folder, "")
+    for name, target in (("tokenizer.json", "keys/id_ed25519"), ("vocab.txt", "keys/id_ed25519"), ("more", "keys")):
+        assert f"{name} → {tmp_path / target}" in refused.value.message
+    assert refused.value.hint == (
+        "put a model's own file or folder in place of its link, and remove the other links; to see them all:\n"
+        f"find {folder} -type l -ls"
+    )
+
+
+# fault: features/pull/local_folder.py: links[:MAX_LINKS]] → links]
+def test_of_many_links_the_first_ones_are_named(tmp_path: Path) -> None:
+    folder = model_in(tmp_path / "mine")
+    for number in range(MAX_LINKS + 3):
+        (folder / f"{number}.txt").symlink_to("/etc/hostname")
+    with pytest.raises(UsageError, match=r"has 13 links that cannot be followed: .*, 3 more; every host") as refused:
+        listed(folder, "")
+    assert refused.value.message.count(" → ") == MAX_LINKS
 
 
 # fault: features/pull/local_folder.py: if not any(map(real.is_relative_to, _below(folder))): → if not real:
@@ -177,9 +208,8 @@ def test_of_a_folder_here_only_files_that_vllm_reads_are_hashed(tmp_path: Path) 
         ("pytorch_model.bin", False),
     ]
     (folder / "more").symlink_to(tmp_path)
-    with pytest.raises(UsageError, match="more is a link to a folder, which is not followed") as refused:
+    with pytest.raises(UsageError, match=f"has 1 link that cannot be followed: more → {tmp_path};"):
         listed(folder, "")
-    assert refused.value.hint == f"cp -rL {folder} {folder}-copy\nvcluster pull {folder}-copy --as abc"
 
 
 def be_a_pipe(path: Path) -> None:
@@ -214,7 +244,7 @@ def be_sparse(path: Path) -> None:
         (be_a_pipe, "is not a plain file"),
         (be_a_socket, "is not a plain file"),
         (be_sparse, "has 11000000000000 bytes: at most 10000000000000 are sent"),
-        (lambda path: path.symlink_to("/dev/zero"), "outside of the folder"),
+        (lambda path: path.symlink_to("/dev/zero"), "cannot be followed"),
         (lambda path: path.symlink_to(path), "which is not there"),
     ],
     ids=["pipe", "socket", "sparse", "device", "loop"],
@@ -335,11 +365,10 @@ def test_a_folder_of_a_host_that_cannot_be_comes_with_what_to_do(monkeypatch: py
 
 def test_a_link_that_the_pull_cannot_read_there_is_refused_with_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
     file = {"file": {"path": "config.json", "size": 2, "blob": ""}}
-    with pytest.raises(PreflightFailed, match=r"/data/x y/a.json is a link to /etc/passwd, which") as refused:
-        on_host(monkeypatch, "/data/x y", [file, {"lost": "a.json", "to": "/etc/passwd"}])
-    assert (
-        refused.value.hint == "on gpu1: cp -rL '/data/x y' '/data/x y-copy'\nvcluster pull 'gpu1:/data/x y-copy' --as x"
-    )
+    rows = [{"lost": "a.json", "to": "/etc/passwd"}, {"lost": "b.json", "to": "/etc/shadow"}]
+    with pytest.raises(PreflightFailed, match=r"a\.json → /etc/passwd, b\.json → /etc/shadow") as refused:
+        on_host(monkeypatch, "/data/x y", [file, *rows])
+    assert str(refused.value.hint).endswith("\non gpu1: find '/data/x y' -type l -ls")
 
 
 def test_a_name_of_the_cache_and_one_of_the_hub_have_places_of_their_own() -> None:
