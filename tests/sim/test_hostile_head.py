@@ -88,6 +88,24 @@ def test_a_head_that_claims_another_teams_hosts_has_nothing_removed_there(verb: 
         )
 
 
+# fault: kernel/apply/members.py: if inventory.id is None: → if False:
+@pytest.mark.promise("P32", "P47")
+@pytest.mark.parametrize("verb", [lab.do_plan, lab.do_up, lab.do_down])
+def test_no_line_to_paste_removes_by_an_id_that_the_head_alone_claims(verb: lab.Verb) -> None:
+    """The host of another team is away just now; once it is back, the printed line would have ended what it serves."""
+    world = make.world((2, 2, 2, 2))
+    with lab.inside(world):
+        lab.succeed(world, THEIRS, lab.do_up)
+        lab.succeed(world, MINE, lab.do_up)
+        claimed = node_id(world.machines["gpu3"])
+        take_over(world, claimed, member(3))
+        world.machines["gpu3"].reachable = False
+        told = report(lab.run(world, MINE, verb))
+        assert "look first, on gpu3: docker ps -a --filter=label=io.vcluster.cluster=lab " in told
+        assert claimed not in told and "xargs" not in told and "docker rm" not in told
+    record("P47", f"sim: {verb.__name__} where a head claims the id of another team", "no line to paste has it", True)
+
+
 # fault: kernel/apply/members.py: if member.way in visited} → }
 @pytest.mark.promise("P32", "P47")
 @pytest.mark.parametrize("verb", [lab.do_plan, lab.do_up, lab.do_down, lab.do_status])

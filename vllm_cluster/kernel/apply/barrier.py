@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 
-from vllm_cluster.kernel.apply.members import node_by_hand
+from vllm_cluster.kernel.apply.members import look_by_hand
 from vllm_cluster.kernel.errors import HostError, LeftAlone, NodesNotJoined, Unreachable, combine
 from vllm_cluster.kernel.events import Emit, Event
 from vllm_cluster.kernel.hosts.connection import Fleet, HostConnection
@@ -197,15 +197,14 @@ def _refuse_outsider(plan: Plan, found: GroupMembership, seconds: float) -> None
     """Refuse a node outside the inventory that keeps an otherwise complete Ray from being what is planned."""
     if found.missing or found.wrong:
         return
-    remove = node_by_hand(plan.cluster, plan.id)
     for address in found.foreign:
         if host := plan.lost.get(address):
             text = f"Ray still reports its node at {address}; it left the inventory and "
             if host in plan.alone:
                 raise LeftAlone(host, f"{text}is left alone", hint=plan.alone[host])
             text += "cannot be reached"
-            raise Unreachable(host, text, hint=f"on {host}: {remove}\nvcluster up")
+            raise Unreachable(host, text, hint=f"{look_by_hand(plan.cluster, host)}\nvcluster up")
         if seconds > GONE_SECONDS:
             text = f"Ray reports a node at {address}, which is not in the inventory"
-            hint = f"on {address}: {remove}, or add that host to the inventory\nvcluster up"
+            hint = f"{look_by_hand(plan.cluster, address)}, or add that host to the inventory\nvcluster up"
             raise HostError(plan.head, text, hint=hint)

@@ -37,7 +37,7 @@ from vllm_cluster.kernel.plan.members import (
 )
 from vllm_cluster.kernel.plan.placement import Cluster
 from vllm_cluster.kernel.plan.plan import MoveHead, RecordMembers
-from vllm_cluster.kernel.plan.spec import CLUSTER, ID, ContainerSpec, Mount, node_name
+from vllm_cluster.kernel.plan.spec import CLUSTER, HEAD_ADDRESS, ID, ContainerSpec, Mount, node_name
 from vllm_cluster.kernel.shell_line import command_line
 from vllm_cluster.wire.order import FRESH, READY, RESULTS, TAKEN, WANTED, of_replica
 from vllm_cluster.wire.parts import RECORD_FILE
@@ -73,7 +73,7 @@ def look_at_members(
     identity = specs[0].cluster_id
     seen, failed = look_at_former(inventory, fleet, facts, left, identity, named=named.former, locked=locked)
     for name, error in failed.items():
-        _warn(inventory.cluster, identity, name, error, emit, forgotten=name in named.forget)
+        _warn(inventory, name, error, emit, forgotten=name in named.forget)
     lost = {name: left[name] for name in failed if name not in named.forget}
     new = recorded(inventory, facts, specs, old, lost.values())
     changed = "; ".join(differences(old, new, [left[name] for name in failed.keys() - lost.keys()]))
@@ -125,7 +125,7 @@ def _require_left(inventory: Inventory, left: Mapping[str, Member], named: Named
             raise UsageError(text, instead={name: near} if near else {})
 
 
-def _warn(cluster: str, identity: str, host: str, error: VclusterError, emit: Emit, *, forgotten: bool) -> None:
+def _warn(inventory: Inventory, host: str, error: VclusterError, emit: Emit, *, forgotten: bool) -> None:
     """Warn about a member that left and whose node is not removed, with what to do."""
     if isinstance(error, LeftAlone):
         # No command to paste there: it would remove a node of which it is not known whose it is.
@@ -134,7 +134,7 @@ def _warn(cluster: str, identity: str, host: str, error: VclusterError, emit: Em
         emit(Event("warning", f"{error.detail}; {'it is forgotten' if forgotten else todo}", host))
         return
     text = f"it left the inventory and cannot be reached: {getattr(error, 'detail', error.message)}"
-    hand = by_hand(cluster, identity, host)
+    hand = by_hand(inventory, host)
     if forgotten:
         text += f"; it is forgotten. Its containers and volumes remain. {hand}"
     else:
@@ -229,24 +229,32 @@ def _observe(inventory: Inventory, connection: HostConnection, member: Member) -
     return usable(facts)
 
 
-def by_hand(cluster: str, identity: str | None, host: str) -> str:
-    """The commands that remove what a member that left still holds.
+def by_hand(inventory: Inventory, host: str) -> str:
+    """The commands that remove what a member that left still holds, or those that show it.
 
-    By name and id: of two clusters of one name only one is meant, and an id that a head claims widens nothing.
+    Of two clusters of one name only one is meant, and the id by which they differ is the head's word: it may be the
+    other's. So only an id that the inventory has is in a command that removes.
     """
-    volumes = command_line("docker", "volume", "ls", "-q", *_filters(cluster, identity))
-    both = f"{node_by_hand(cluster, identity)}; {volumes} | xargs -r docker volume rm"
+    cluster = inventory.cluster
+    if inventory.id is None:
+        return f"If {host} was of this cluster, look first, on {host}: {look_by_hand(cluster)}"
+    labels = [_label(CLUSTER, cluster), _label(ID, inventory.id)]
+    nodes = command_line("docker", "ps", "-aq", *labels, f"--filter=name={node_name(cluster)}")
+    volumes = command_line("docker", "volume", "ls", "-q", *labels)
+    both = f"{nodes} | xargs -r docker rm -f; {volumes} | xargs -r docker volume rm"
     return f"If {host} was of this cluster, by hand, on {host}: {both}"
 
 
-def node_by_hand(cluster: str, identity: str | None) -> str:
-    """The command that removes a node, and none of another cluster of the same name."""
-    name = f"--filter=name={node_name(cluster)}"
-    return command_line("docker", "ps", "-aq", *_filters(cluster, identity), name) + " | xargs -r docker rm -f"
+def look_by_hand(cluster: str, on: str = "") -> str:
+    """The commands that show what a host has of clusters of a name, each with its id and the address of its head."""
+    label, of = _label(CLUSTER, cluster), f'id {{{{.Label "{ID}"}}}}, head {{{{.Label "{HEAD_ADDRESS}"}}}}'
+    nodes = command_line("docker", "ps", "-a", label, f"--format={{{{.Names}}}}: {{{{.Status}}}}, {of}", on=on)
+    volumes = command_line("docker", "volume", "ls", label, f"--format={{{{.Name}}}}: {of}")
+    return f"{nodes}; {volumes}; remove there what has the id and the head of this cluster"
 
 
-def _filters(cluster: str, identity: str | None) -> list[str]:
-    return [f"--filter=label={CLUSTER}={cluster}", *([f"--filter=label={ID}={identity}"] if identity else [])]
+def _label(key: str, value: str) -> str:
+    return f"--filter=label={key}={value}"
 
 
 def move_head(source: DockerApi, target: DockerApi, spec: ContainerSpec, image: str, operation: MoveHead) -> None:

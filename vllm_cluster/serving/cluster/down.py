@@ -128,7 +128,7 @@ class Removal:
 
     def _leave_alone(self, lost: Mapping[str, VclusterError]) -> None:
         for name, error in lost.items():
-            ways = by_hand(self.cluster, self.identity, name)
+            ways = by_hand(self.inventory, name)
             if isinstance(error, LeftAlone):
                 error.hint = f"if {name} is of this cluster, add it to the inventory\nvcluster down"
                 ways = "if it is of this cluster, add it to the inventory, then: vcluster down"
