@@ -45,7 +45,6 @@ def test_good_hosts_have_no_findings() -> None:
         ({}, {"missing_paths": frozenset({"/models"})}, "model-cache-missing", False),
         ({}, {"images": (), "free_bytes": {"/var/lib/docker": 3 << 30}}, "image-space", True),
         ({}, {"images": (), "free_bytes": {"/var/lib/docker": 30 << 30}}, "image-space", False),
-        ({}, {"machine_id": "machine-1"}, "same-machine", True),
         ({}, {"images": (replace(world.BASE, id="sha256:" + "00" * 32),)}, "image-differs", False),
     ],
 )
@@ -53,6 +52,37 @@ def test_each_finding(words: dict[str, Any], facts: dict[str, Any], code: str, e
     found = preflight(world.inventory(**words), world.hosts(gpu2=facts))
     assert [(f.code, f.host, f.error) for f in found] == [(code, "gpu2", error)]
     assert found[0].fix
+
+
+# fault: kernel/checks/host.py: one gives the id of another", fix) for name in names) → one gives the id of another", fix) for name in names[1:])
+# fault: kernel/checks/host.py: _ONE_MACHINE + _LOOK) for name in hosts) → _ONE_MACHINE + _LOOK) for name in hosts[1:])
+# fault: kernel/checks/host.py: _CLONES if _differ([facts[name] for name in names]) else _LOOK → _CLONES
+# fault: kernel/checks/host.py: _CLONES if _differ([facts[name] for name in names]) else _LOOK → _LOOK
+@pytest.mark.parametrize("liar", ["gpu1", "gpu2"])
+@pytest.mark.parametrize(
+    ("copied", "code", "clones"),
+    [
+        (("machine_id",), "same-machine", True),
+        (("machine_id", "gpus"), "same-machine", False),
+        (("machine_id", "boot_id"), "same-machine", False),
+        (("gpus",), "same-gpus", False),
+    ],
+)
+def test_of_two_hosts_that_look_like_one_none_is_accused_alone(
+    copied: tuple[str, ...], code: str, clones: bool, liar: str
+) -> None:
+    """The one later in the inventory was told to remove its machine id, though the other had given that of it."""
+    facts = world.hosts()
+    facts = {name: replace(one, boot_id=f"boot-{name}") for name, one in facts.items()}
+    victim = facts["gpu1" if liar == "gpu2" else "gpu2"]
+    facts[liar] = replace(facts[liar], **{field: getattr(victim, field) for field in copied})
+    found = preflight(world.inventory(), facts)
+    assert [(one.code, one.host, one.error) for one in found] == [(code, "gpu1", True), (code, "gpu2", True)]
+    assert len({(one.message, one.fix) for one in found}) == 1
+    assert "gpu1 and gpu2" in found[0].message
+    assert "gpu" not in found[0].fix
+    assert ("systemd-machine-id-setup" in found[0].fix) == clones
+    assert "rm " not in found[0].fix
 
 
 # fault: kernel/checks/network.py: if ip_address(host.address).is_global: → if False:

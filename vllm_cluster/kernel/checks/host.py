@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 from statistics import median_low
 
 from vllm_cluster.kernel.backends import joining
@@ -16,6 +17,12 @@ from vllm_cluster.kernel.shell_line import command_line
 CLOCK_TOLERANCE = 30.0
 # What a rank may take of the shared memory, beside Ray's object store: vLLM's ring buffers and NCCL's segments.
 SHM_A_RANK = 256 << 20
+# What a person decides who knows the machines; as a command it would be pasted for the wrong one.
+_ONE_MACHINE = "take one out if they are one machine; "
+_CLONES = (
+    "if one is a clone, remove /etc/machine-id there and run systemd-machine-id-setup; if neither, do not trust them"
+)
+_LOOK = "if not, look on the console of each: nvidia-smi -L, and /etc/machine-id"
 
 
 @each_host
@@ -60,20 +67,33 @@ def _mb(size: int) -> str:
 
 
 def machines(_: Inventory, facts: Mapping[str, HostFacts]) -> Iterator[Finding]:
-    """One machine under two names, or clones that look like it."""
-    ids, gpus = dict[str, str](), dict[str, str]()
+    """One machine under two names, or what looks like it.
+
+    Each of the hosts is named, and none alone: which of them gives what is another's cannot be known from here.
+    """
+    by_id, by_gpu = defaultdict[str, list[str]](list), defaultdict[str, list[str]](list)
     for name, host in facts.items():
-        first = ids.setdefault(host.machine_id, name) if host.machine_id else name
-        if first != name:
-            text = f"{name} and {first} are one machine, or clones with one machine id ({host.machine_id})"
-            fix = "take one out; on clones: rm /etc/machine-id && systemd-machine-id-setup"
-            yield Finding("same-machine", name, text, fix)
-            continue
-        owner = next((gpus[gpu.uuid] for gpu in host.gpus if gpu.uuid in gpus), None)
-        if owner:
-            text = f"its GPUs are those of {owner}: {host.gpus[0].uuid}"
-            yield Finding("same-gpus", name, text, f"take {name} or {owner} out: they are one machine")
-        gpus |= {gpu.uuid: name for gpu in host.gpus if gpu.uuid}
+        if host.machine_id:
+            by_id[host.machine_id].append(name)
+        for uuid in {gpu.uuid for gpu in host.gpus if gpu.uuid}:
+            by_gpu[uuid].append(name)
+    alike = {machine_id: names for machine_id, names in by_id.items() if len(names) > 1}
+    for machine_id, names in alike.items():
+        text = f"{' and '.join(names)} give one machine id ({machine_id}): they are one machine, or clones"
+        fix = _ONE_MACHINE + (_CLONES if _differ([facts[name] for name in names]) else _LOOK)
+        yield from (Finding("same-machine", name, f"{text}, or one gives the id of another", fix) for name in names)
+    shared = {tuple(names): uuid for uuid, names in sorted(by_gpu.items(), reverse=True)}
+    for hosts, uuid in shared.items():
+        if len(hosts) > 1 and not any({*hosts} <= {*names} for names in alike.values()):
+            text = f"{' and '.join(hosts)} have one GPU ({uuid}): they are one machine, or one names the GPU of another"
+            yield from (Finding("same-gpus", name, text, _ONE_MACHINE + _LOOK) for name in hosts)
+
+
+def _differ(hosts: Sequence[HostFacts]) -> bool:
+    """Whether hosts of one machine id are several machines by all else: clones are."""
+    gpus = [gpu.uuid for host in hosts for gpu in host.gpus if gpu.uuid]
+    boots = [host.boot_id for host in hosts if host.boot_id]
+    return len(gpus) == len({*gpus}) > 0 and len(boots) == len({*boots}) > 0
 
 
 def hostnames(_: Inventory, facts: Mapping[str, HostFacts]) -> Iterator[Finding]:

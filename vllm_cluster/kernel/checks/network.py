@@ -48,7 +48,8 @@ def addresses(inventory: Inventory, host: Host, facts: HostFacts) -> Iterator[Fi
             yield Finding("no-route", host.name, text, "put both hosts' addresses on one private network")
         elif name != host.name and facts.routes.get(peer.address) == "lo":
             text = f"{peer.address}, the address of {name}, is its own"
-            yield Finding("address-not-found", host.name, text, f"correct hosts.{name}.address")
+            fix = f"correct hosts.{name}.address, or hosts.{host.name}.address"
+            yield Finding("address-not-found", host.name, text, fix)
 
 
 @each_host
