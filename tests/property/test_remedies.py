@@ -15,7 +15,7 @@ from tests.support.depth import cases
 from tests.support.hostile import hostile, many, recorded
 from tests.support.modules import MODULES, nodes, room
 from tests.support.pasted import NOTES, SHELLS, noted
-from vllm_cluster.kernel.shell_line import command_line
+from vllm_cluster.kernel.shell_line import Option, command_line
 from vllm_cluster.kernel.terminal.edge import with_inventory
 from vllm_cluster.kernel.terminal.paste import pasteable
 from vllm_cluster.kernel.text import printable
@@ -49,6 +49,9 @@ def remedies() -> list[tuple[str, tuple[Word, ...], bool]]:
 
 
 def _word(node: ast.expr) -> Word:
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "Option":
+        begin, *rest = _word(node.args[0])
+        return (Option(begin or ""), *rest) if begin else (begin, *rest)
     if isinstance(node, ast.JoinedStr):
         return tuple(part for piece in node.values for part in _word(piece))
     return (node.value,) if isinstance(node, ast.Constant) and isinstance(node.value, str) else (None,)
@@ -56,7 +59,13 @@ def _word(node: ast.expr) -> Word:
 
 def filled(word: Word, values: list[str]) -> str:
     """The word with the next of these values in each place."""
-    return "".join(values.pop() if part is None else part for part in word)
+    text = "".join(values.pop() if part is None else part for part in word)
+    return Option(text) if isinstance(word[0], Option) else text
+
+
+def shown_as(word: str) -> str:
+    """What a program gets: no word is an option but those that are ours."""
+    return printable(f"./{word}" if word.startswith("-") and not isinstance(word, Option) else word)
 
 
 def test_the_package_advises_many_commands() -> None:
@@ -64,7 +73,8 @@ def test_the_package_advises_many_commands() -> None:
     assert {words[0][0] for _, words, _ in remedies()} >= {"vcluster", "docker", "sudo", "ip", "ss", "ssh"}
 
 
-# fault: kernel/shell_line.py: line = printable(shell_line(words)) → line = printable(" ".join(map(str, words)))
+# fault: kernel/shell_line.py: line = printable(shell_line(map(_operand, words))) → line = printable(" ".join(map(str, words)))
+# fault: kernel/shell_line.py: line = printable(shell_line(map(_operand, words))) → line = printable(shell_line(words))
 # fault: kernel/terminal/paste.py: rf"{QUOTED}|(?P<end> → r"(?P<end>
 @pytest.mark.promise("P46")
 @pytest.mark.parametrize("shell", SHELLS)
@@ -85,7 +95,7 @@ def test_a_remedy_starts_its_program_alone(shell: str, tmp_path: Path) -> None:
         script, wanted, left = "", list[list[str]](), [*values]
         for place, parts, for_host in remedies():
             words = [filled(part, left) for part in parts]
-            shown, own = [printable(word) for word in words], words[0] == "vcluster"
+            shown, own = [shown_as(word) for word in words], words[0] == "vcluster"
             if not for_host:
                 line = with_inventory(command_line(*words), Path("/", file))
             else:

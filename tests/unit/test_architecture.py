@@ -469,7 +469,7 @@ def composed(tree: ast.AST) -> list[int]:
     return [node.lineno for node in ast.walk(tree) if isinstance(node, ast.expr) and _composes(node)]
 
 
-# fault: kernel/apply/members.py: hint=command_line("vcluster", "up", "--forget", name) → hint=f"vcluster up --forget {name}"
+# fault: kernel/apply/members.py: hint=command_line("vcluster", "up", Option("--forget"), name) → hint=f"vcluster up --forget {name}"
 def test_no_text_composes_a_command() -> None:
     """A value in a command is quoted as a word of it: what a host calls itself could else be more than that."""
     adapter = "kernel/shell_line.py"
@@ -509,6 +509,79 @@ def test_a_composed_command_is_found(source: str) -> None:
 )
 def test_a_sentence_is_none(source: str) -> None:
     assert composed(ast.parse(source)) == []
+
+
+# Where words are that a person typed, or that ssh is called with: with their options they are one command again.
+TYPED = (
+    *(f"{name}/verb.py" for name in ("features/exec", "serving/endpoint", "serving/status")),
+    "serving/serve/serve.py",
+    *(f"kernel/terminal/{name}.py" for name in ("edge", "program", "removed", "words")),
+    *(f"kernel/transport/{name}.py" for name in ("command_line", "connect_errors", "ssh_config")),
+)
+
+
+def _begins(node: ast.expr) -> str:
+    """How a literal word begins; empty where its beginning is a value."""
+    return next(_pieces(node), None) or ""
+
+
+def unmarked(tree: ast.AST, name: str = "") -> list[int]:
+    """The lines of a file with an option in a command that is not marked, or a value that is marked as one."""
+    found = []
+    for call in ast.walk(tree):
+        if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Name):
+            continue
+        if call.func.id == "command_line":
+            words = [each for word in call.args for each in _literals(word)]
+            found += [word.lineno for word in words if _begins(word).startswith("-")]
+        elif call.func.id == "Option" and len(call.args) == 1 and not call.keywords:
+            (word,) = call.args
+            if not (_begins(word) or (isinstance(word, ast.Name) and word.id.isupper())):
+                found.append(word.lineno)
+        elif call.func.id == "typed_words" and name not in TYPED:
+            found.append(call.lineno)
+    return found
+
+
+def _literals(word: ast.expr) -> Iterator[ast.expr]:
+    """The words of a list that is put among others, and both of two of which one is taken."""
+    if isinstance(word, ast.Starred):
+        yield from _literals(word.value)
+    elif isinstance(word, ast.List | ast.Tuple):
+        for one in word.elts:
+            yield from _literals(one)
+    elif isinstance(word, ast.IfExp):
+        yield from (*_literals(word.body), *_literals(word.orelse))
+    elif isinstance(word, ast.BoolOp):
+        for one in word.values:
+            yield from _literals(one)
+    else:
+        yield word
+
+
+# fault: serving/others.py: [command_line("vcluster", verb, one) for → [command_line("vcluster", verb, Option(one)) for
+# fault: kernel/plan/room.py: command_line("vcluster", "stop", first.deployment.name) → command_line("vcluster", "stop", "--yes")
+def test_only_a_literal_is_an_option_of_a_printed_command() -> None:
+    """A model that a head had named `-iFILE` made the line to paste one about an inventory of the head's choice."""
+    paths = [path for path in MODULES if PACKAGE in path.parents and room(path) != "kernel/shell_line.py"]
+    found = {room(path): unmarked(ast.parse(path.read_text()), room(path)) for path in paths}
+    assert {name: lines for name, lines in found.items() if lines} == {}
+
+
+@pytest.mark.parametrize(
+    ("source", "lines"),
+    [
+        ('command_line("vcluster", "pull", model, "--cancel")', [1]),
+        ('command_line("vcluster", "pull", model or "--cancel")', [1]),
+        ('command_line("vcluster", "pull", *(["--as", name] if name else []))', [1]),
+        ('command_line("vcluster", "pull", f"--as={name}")', [1]),
+        ('command_line("vcluster", "pull", Option(model))', [1]),
+        ('command_line("vcluster", "pull", *typed_words(words))', [1]),
+        ('command_line("vcluster", "pull", model, Option("--cancel"), Option(f"--as={name}"), Option(SHARE))', []),
+    ],
+)
+def test_an_option_that_is_not_marked_is_found(source: str, lines: list[int]) -> None:
+    assert unmarked(ast.parse(source)) == lines
 
 
 def written(tree: ast.AST) -> list[int]:

@@ -31,6 +31,15 @@ class Variable:
     name: str
 
 
+class Option(str):
+    """A word of a command that may be an option: the program's own, or as a person typed it. No other word is one."""
+
+
+def typed_words(words: Iterable[str]) -> list[Option]:
+    """The words of a command line that a person typed, options among them."""
+    return [Option(word) for word in words]
+
+
 def shell_line(words: Iterable[str | Filled | Variable]) -> str:
     """The command line of these words, for sh, bash, zsh and fish.
 
@@ -43,23 +52,29 @@ def shell_line(words: Iterable[str | Filled | Variable]) -> str:
 def command_line(*words: str | Filled, on: str = "") -> str:
     """Return the command of these words for a remedy, on a host, as one line.
 
-    A character that no line can hold is shown as an escape; its word stays one word.
+    A character that no line can hold is shown as an escape; its word stays one word. No word is an option but an
+    `Option`: a name of another machine could else be one that names a file of its choice.
 
-    >>> command_line("vcluster", "pull", "./a b"), command_line("ls", "x;y", on="gpu1")
-    ("vcluster pull './a b'", "on gpu1: ls 'x;y'")
+    >>> command_line("vcluster", "pull", "./a b"), command_line("ls", Option("-l"), "-x;y", on="gpu1")
+    ("vcluster pull './a b'", "on gpu1: ls -l './-x;y'")
     """
-    line = printable(shell_line(words))
+    line = printable(shell_line(map(_operand, words)))
     return f"on {on}: {line}" if on else line
 
 
 def listener_line(port: int, host: str = "") -> str:
     """The command that shows which program listens on a port, on a host."""
-    return command_line("ss", "-ltnp", f"sport = :{port}", on=host)
+    return command_line("ss", Option("-ltnp"), f"sport = :{port}", on=host)
 
 
 def export_line(name: str, value: str) -> str:
     """The line that gives a variable to a shell's programs."""
     return f"export {name}={_quoted(value)}"
+
+
+def _operand(word: str | Filled) -> str | Filled:
+    """The word as none that a program takes for an option; of a file it is another name."""
+    return f"./{word}" if isinstance(word, str) and not isinstance(word, Option) and word.startswith("-") else word
 
 
 def _filled(word: Filled | Variable) -> str:

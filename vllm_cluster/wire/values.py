@@ -68,7 +68,7 @@ def _name(text: str) -> str:
     # Control characters, bidi marks, zero widths, tags, lone surrogates.
     if not text.isprintable():
         raise ValueError("has a character that cannot be printed")
-    # As a word of a command it would be an option: one of ours may lead to a file that names a program to run.
+    # As a word of a command it would be an option: one of vcluster may lead to a file that names a program to run.
     if text.startswith("-"):
         raise ValueError("begins with -")
     return text

@@ -184,7 +184,7 @@ def test_without_ssh_the_error_names_what_to_install() -> None:
     assert refused.value.hint == "install the OpenSSH client"
 
 
-# fault: kernel/transport/connect_errors.py: "ssh", *at.options, at.destination → "ssh", at.destination
+# fault: kernel/transport/connect_errors.py: "ssh", *typed_words(at.options), at.destination → "ssh", at.destination
 def test_commands_to_paste_ask_ssh_as_the_inventory_does(tmp_path: Path) -> None:
     config = tmp_path / "config"
     config.touch()

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from vllm_cluster.kernel.errors import UsageError
-from vllm_cluster.kernel.shell_line import command_line
+from vllm_cluster.kernel.shell_line import Option, command_line
 from vllm_cluster.kernel.terminal.options import InventoryPath, Json
 from vllm_cluster.kernel.terminal.session import Session
 from vllm_cluster.serving.api import question
@@ -103,7 +103,7 @@ def _files(source: Path | None, output: Path | None) -> BatchFiles:
     out = expanded(output)
     # It has a name with .errors beside it.
     if not out.name:
-        hint = command_line("vcluster", "batch", str(source), "-o", "answers.jsonl")
+        hint = command_line("vcluster", "batch", str(source), Option("-o"), "answers.jsonl")
         raise UsageError(f"cannot write {out}: Is a directory", hint=hint)
     return BatchFiles(expanded(source), out)
 
@@ -118,7 +118,7 @@ def _no_input(source: Path, output: Path) -> UsageError:
     if example.exists():
         return UsageError(f"{source} is not there", hint=command_line("stat", str(source.parent)))
     hint = f'echo \'["The capital of France is", "A river"]\' > {example}'
-    hint += "\n" + command_line("vcluster", "batch", str(example), "-o", str(output))
+    hint += "\n" + command_line("vcluster", "batch", str(example), Option("-o"), str(output))
     return UsageError(f"{source} is not there", hint=hint)
 
 

@@ -10,7 +10,7 @@ import typer
 
 from vllm_cluster.kernel.errors import UsageError
 from vllm_cluster.kernel.laptop import expanded, naming, write_whole
-from vllm_cluster.kernel.shell_line import command_line
+from vllm_cluster.kernel.shell_line import Option, command_line
 from vllm_cluster.kernel.terminal.completion import complete_models
 from vllm_cluster.kernel.terminal.options import InventoryPath, Json
 from vllm_cluster.kernel.terminal.output import out, with_ends
@@ -164,7 +164,7 @@ def _compare(session: Session, folders: list[Path]) -> None:
         path = path / RESULTS if path.is_dir() else path
         if not path.is_file():
             text = f"{one} has no {RESULTS}" if path.parent.is_dir() and path.name == RESULTS else f"no folder {one}"
-            hint = "\n".join(("ls -d */", command_line("vcluster", "bench", "--output", str(one))))
+            hint = "\n".join(("ls -d */", command_line("vcluster", "bench", Option("--output"), str(one))))
             raise UsageError(f"--compare: {text}", hint=hint)
         with naming(path), path.open("rb") as file:
             documents.append(read_result(file.read(MAX_BYTES + 1), str(path)))

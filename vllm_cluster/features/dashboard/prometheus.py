@@ -15,7 +15,7 @@ from vllm_cluster.kernel.hosts.runtime import SYSTEM, Runtime
 from vllm_cluster.kernel.inventory.model import Inventory
 from vllm_cluster.kernel.laptop import changed_by_others, make_private, meaning, read_own_file, real, write_whole
 from vllm_cluster.kernel.node.handle import NodeHandle
-from vllm_cluster.kernel.shell_line import command_line
+from vllm_cluster.kernel.shell_line import Option, command_line
 from vllm_cluster.kernel.text import host_port
 from vllm_cluster.serving.endpoint.endpoint import state
 from vllm_cluster.serving.head import at_head, read_key
@@ -87,7 +87,7 @@ def _ensure_own(folder: Path, cache: Path, contents: dict[str, str]) -> None:
     if str(folder.absolute()) in _folders(cache) or not path.exists() or _content(path) == contents[CONFIGURATION]:
         return
     text = f"{path} was not written on this machine, and Prometheus would give the API key to what it names"
-    hint = command_line("vcluster", "dashboard", "--prometheus", f"{folder}-new")
+    hint = command_line("vcluster", "dashboard", Option("--prometheus"), f"{folder}-new")
     raise UsageError(text, hint=f"{hint}\nor remove it: {command_line('rm', str(path))}")
 
 
@@ -97,7 +97,7 @@ def _ensure_private(folder: Path) -> None:
     Where the link of a cloned repository leads, files of these names may be a person's own.
     """
     if folder.is_symlink():
-        there = command_line("vcluster", "dashboard", "--prometheus", str(real(folder)))
+        there = command_line("vcluster", "dashboard", Option("--prometheus"), str(real(folder)))
         text = f"{folder} is a link to {real(folder)}: nothing is written behind it"
         raise UsageError(text, hint=f"{command_line('rm', str(folder))}\nor name the folder itself: {there}")
     if theirs := changed_by_others(folder):
@@ -119,7 +119,7 @@ def renew_keys(inventory: Inventory, cache: Path, key: str, emit: Emit) -> None:
         except UsageError as refused:
             emit(Event("warning", refused.message))
         except OSError as error:
-            again = command_line("vcluster", "dashboard", "--prometheus", str(folder))
+            again = command_line("vcluster", "dashboard", Option("--prometheus"), str(folder))
             emit(Event("warning", f"{path} has the old key ({error.strerror}): {again}"))
 
 

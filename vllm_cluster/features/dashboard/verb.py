@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from vllm_cluster.kernel.errors import UsageError
-from vllm_cluster.kernel.shell_line import command_line
+from vllm_cluster.kernel.shell_line import Option, command_line
 from vllm_cluster.kernel.terminal.options import InventoryPath, Json
 from vllm_cluster.kernel.terminal.session import Session
 
@@ -91,8 +91,8 @@ def _write(session: Session, output: Path, target: str | None) -> None:
         session.emit(Event("warning", f"nothing forwards {done.target} to the API from this machine yet"))
     # The tunnel may get another port, which the targets then need.
     again = " && ".join(
-        ("vcluster endpoint --detach", command_line("vcluster", "dashboard", "--prometheus", str(output)))
+        ("vcluster endpoint --detach", command_line("vcluster", "dashboard", Option("--prometheus"), str(output)))
     )
-    config = command_line("prometheus", f"--config.file={output / CONFIGURATION}")
+    config = command_line("prometheus", Option(f"--config.file={output / CONFIGURATION}"))
     text = f"Wrote {', '.join(done.written)} to {output}. Then run {config if done.reached else again}"
     session.emit(Event("result", text, data={"folder": str(output), "target": done.target}))

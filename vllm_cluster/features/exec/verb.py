@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 import typer
 
 from vllm_cluster.kernel.errors import UsageError, combine
-from vllm_cluster.kernel.shell_line import command_line
+from vllm_cluster.kernel.shell_line import Option, command_line, typed_words
 from vllm_cluster.kernel.terminal import output
 from vllm_cluster.kernel.terminal.completion import complete_hosts
 from vllm_cluster.kernel.terminal.options import InventoryPath
@@ -67,11 +67,11 @@ def _ensure_one_place(host: str | None, command: Sequence[str], *, head: bool, e
     """Refuse a call that names no place, several, or all without a command."""
     behind = ["--", *command] if command else []
     if not (host or head or everywhere):
-        raise UsageError("missing HOST", hint=command_line("vcluster", "exec", "--head", *behind))
+        raise UsageError("missing HOST", hint=command_line("vcluster", "exec", Option("--head"), *typed_words(behind)))
     given = [host, "--head" if head else None, "--all" if everywhere else None, "--ssh" if by_ssh else None]
     places = [name for name in given if name and (name != "--ssh" or everywhere)]
     if len(places) > 1:
-        hint = command_line("vcluster", "exec", places[0], *behind)
+        hint = command_line("vcluster", "exec", *typed_words(places[:1]), *typed_words(behind))
         raise UsageError(f"{' and '.join(places)} exclude each other", hint=hint)
     if everywhere and not command:
         raise UsageError("--all needs a command", hint="vcluster exec --all -- nvidia-smi")
@@ -84,8 +84,8 @@ def _no_host(word: str, command: Sequence[str], hosts: tuple[str, ...]) -> Usage
     # What is like no host's name is a command whose host was left out.
     is_command = not command and not any(like(word, host) for host in hosts)
     behind = [word] if is_command else command
-    place = "--head" if is_command else nearest(word, hosts) or hosts[0]
-    hint = command_line("vcluster", "exec", place, *(["--", *behind] if behind else []))
+    place = Option("--head") if is_command else nearest(word, hosts) or hosts[0]
+    hint = command_line("vcluster", "exec", place, *([Option("--"), *typed_words(behind)] if behind else []))
     return UsageError(f"no host {word}: there are {', '.join(hosts)}", hint=hint)
 
 
@@ -97,7 +97,7 @@ def _by_ssh(loaded: Inventory, host: str, command: Sequence[str]) -> NoReturn:
     try:
         os.execvp(argv[0], argv)  # noqa: S606 - words, and no shell of this machine
     except OSError as error:
-        hint = f"install the OpenSSH client, then:\n{command_line(*argv)}"
+        hint = f"install the OpenSSH client, then:\n{command_line(*typed_words(argv))}"
         raise UsageError(f"cannot run ssh: {error.strerror}", hint=hint) from None
 
 

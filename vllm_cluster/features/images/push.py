@@ -20,7 +20,7 @@ from vllm_cluster.kernel.inventory import grammar
 from vllm_cluster.kernel.inventory.model import Host, HostSsh, Inventory
 from vllm_cluster.kernel.plan.identity import without_lease
 from vllm_cluster.kernel.plan.images import Content, is_pinned
-from vllm_cluster.kernel.shell_line import command_line
+from vllm_cluster.kernel.shell_line import Option, command_line
 from vllm_cluster.kernel.text import count
 
 LOOK_SECONDS = 30.0
@@ -218,7 +218,8 @@ def _ensure_processor(image: Content, facts: Mapping[str, HostFacts], name: str)
         texts = [f"{host}: {name} is for {image.architecture}, the host is {kind}" for host, kind in other.items()]
         there = next(iter(other.values()))
         hint = (
-            command_line("docker", "pull", "--platform", f"linux/{there}", name) + "\nvcluster image push --from local"
+            command_line("docker", "pull", Option("--platform"), f"linux/{there}", name)
+            + "\nvcluster image push --from local"
         )
         raise PreflightFailed(*texts, hint=hint)
 

@@ -14,7 +14,7 @@ from vllm_cluster.kernel.inventory.load import load_text
 from vllm_cluster.kernel.inventory.template import HostSeed, render
 from vllm_cluster.kernel.inventory.words import quote_value
 from vllm_cluster.kernel.laptop import meaning, write_given
-from vllm_cluster.kernel.shell_line import command_line
+from vllm_cluster.kernel.shell_line import Option, command_line
 from vllm_cluster.kernel.transport.ssh_config import hosts_matching
 from vllm_cluster.kernel.versions import VLLM_IMAGE
 
@@ -83,7 +83,7 @@ def find_preset(name: str) -> InventoryPreset:
     """
     if name not in PRESETS:
         raise UsageError(
-            f"there is no preset {quote_value(name)}", hint=command_line("vcluster", "init", "--preset", LIST)
+            f"there is no preset {quote_value(name)}", hint=command_line("vcluster", "init", Option("--preset"), LIST)
         )
     return PRESETS[name]
 

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from vllm_cluster.kernel.shell_line import command_line
+from vllm_cluster.kernel.shell_line import Option, command_line
 from vllm_cluster.kernel.terminal.output import data, document, err, out, to_paste, with_ends
 from vllm_cluster.kernel.terminal.session import Session
 
@@ -70,7 +70,7 @@ def init(
         if written.output is None:
             data(written.text)
             return
-        named = [] if str(output) == "inventory.yaml" else ["-i", str(output)]
+        named = [] if str(output) == "inventory.yaml" else [Option("-i"), str(output)]
         after = command_line("vcluster", "check", *named)
         err(f"Wrote {output} ({count(written.hosts, 'host')}).", to_paste(" Then run ", after))
 

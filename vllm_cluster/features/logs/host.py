@@ -23,7 +23,7 @@ from vllm_cluster.kernel.events import Emit, Event
 from vllm_cluster.kernel.hosts.connection import HostConnection
 from vllm_cluster.kernel.inventory.model import Inventory
 from vllm_cluster.kernel.node.handle import NodeHandle, open_node
-from vllm_cluster.kernel.shell_line import command_line
+from vllm_cluster.kernel.shell_line import Option, command_line
 from vllm_cluster.kernel.text import age
 from vllm_cluster.wire.reading import convert, document
 from vllm_cluster.wire.values import Count, Name, between, brief, shaped
@@ -340,7 +340,7 @@ class HostLogs:
             feed.read(self._offset, self._until, begin)
         except HostError as error:
             if isinstance(error, TooLong):
-                error.hint = command_line("vcluster", "logs", self.host, "--since", "10m")
+                error.hint = command_line("vcluster", "logs", self.host, Option("--since"), "10m")
             return begun.is_set(), error
         return begun.is_set(), None
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from vllm_cluster.kernel.errors import UsageError
-from vllm_cluster.kernel.shell_line import command_line
+from vllm_cluster.kernel.shell_line import Option, command_line
 from vllm_cluster.kernel.terminal.completion import complete_hosts
 from vllm_cluster.kernel.terminal.options import InventoryPath, Json
 from vllm_cluster.kernel.terminal.output import err
@@ -105,7 +105,7 @@ def _parts(words: Sequence[str]) -> tuple[set[str], int | None, int | None]:
             numbers[found[2]] = int(found[3])
     if parts and numbers:
         one = next(f"{name}={number}" for name, number in numbers.items())
-        hint = command_line("vcluster", "logs", "--only", one)
+        hint = command_line("vcluster", "logs", Option("--only"), one)
         raise UsageError(f"{one} is a part of vLLM's log: use it without {' and '.join(sorted(parts))}", hint=hint)
     return parts, numbers.get("rank"), numbers.get("replica")
 

@@ -33,7 +33,7 @@ from vllm_cluster.kernel.models import weights
 from vllm_cluster.kernel.plan.cached_model import REPOSITORY
 from vllm_cluster.kernel.plan.identity import Owner, decide_cluster_id
 from vllm_cluster.kernel.plan.pull import MAKER, PULLED, HubModel, PullPlan, choose_files, has_weights, outside
-from vllm_cluster.kernel.shell_line import command_line
+from vllm_cluster.kernel.shell_line import Option, command_line
 from vllm_cluster.kernel.text import size
 from vllm_cluster.serving.fit.fit import host_token
 from vllm_cluster.wire.pull import HERE, digest_of
@@ -77,7 +77,7 @@ def cancel_pull(inventory: Inventory, emit: Emit, wanted: str = "", *, runtime: 
         model = next((one.model for one in there.values() if one.model), "")
         if wanted and model and model != wanted:
             text = f"No pull of {wanted} runs: {model} is being pulled to {', '.join(there)}"
-            raise Locked(text, hint=command_line("vcluster", "pull", model, "--cancel"))
+            raise Locked(text, hint=command_line("vcluster", "pull", model, Option("--cancel")))
         remove_pull(hosts, there)
         text = f"Stopped the pull of {model or 'a model'}. What arrived is kept." if there else "No pull runs."
         emit(Event("result", text, data={"model": model, "changed": bool(there)}))
@@ -258,7 +258,7 @@ def _ensure_same(hosts: PullHosts, wanted: WantedModel, ended: PullEnd, plan: Pu
     if len(digests) > 1:
         raise VclusterError(
             f"{wanted.name}: the hosts hold different files",
-            hint=command_line("vcluster", "pull", "--verify", wanted.name),
+            hint=command_line("vcluster", "pull", Option("--verify"), wanted.name),
         )
 
 

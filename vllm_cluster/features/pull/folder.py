@@ -18,7 +18,7 @@ from vllm_cluster.kernel.events import Event
 from vllm_cluster.kernel.laptop import cache_folder, expanded, real
 from vllm_cluster.kernel.plan.cached_model import cache_place, fitting_name
 from vllm_cluster.kernel.plan.pull import HubModel, choose_files, unfit_path
-from vllm_cluster.kernel.shell_line import command_line
+from vllm_cluster.kernel.shell_line import Option, command_line
 from vllm_cluster.kernel.text import size
 from vllm_cluster.wire.pull import HERE, CacheManifest, CacheRow, ModelFile
 from vllm_cluster.wire.values import Url
@@ -59,7 +59,7 @@ def wanted_folder(source: str, name: str, via: str, *, detach: bool) -> WantedMo
 
 def ensure_name(source: str, model: str) -> None:
     """Refuse a name that no folder of the cache may have, with one that it may."""
-    hint = command_line("vcluster", "pull", source, "--as", fitting_name(model))
+    hint = command_line("vcluster", "pull", source, Option("--as"), fitting_name(model))
     try:
         kind = cache_place(model).kind
     except UsageError:
@@ -124,9 +124,7 @@ def _on_host(hosts: PullHosts, wanted: WantedModel, path: str, via: str) -> HubM
 
     question("list", [])
     if lost:
-        # The container that copies has the folder and the cache: elsewhere it would read files of its own.
-        text, hint = refused_links(path, lost, via)
-        raise PreflightFailed(f"{via}: pull: {text}", hint=hint)
+        _refuse_links(via, path, lost)
     if not any(file.path == "config.json" for file in files):
         _refuse_no_model(via, path, files, _own_name(wanted))
     if (wrong := unfit_path(files)) is not None:
@@ -144,6 +142,12 @@ def _on_host(hosts: PullHosts, wanted: WantedModel, path: str, via: str) -> HubM
         known.keep(stamps[file.path], file.blob)
     known.save()
     return HubModel(wanted.model, "", Url(""), (*same, *files, *others), origin=path)
+
+
+def _refuse_links(via: str, path: str, lost: Sequence[tuple[str, str]]) -> NoReturn:
+    """The container that copies has the folder and the cache: elsewhere it would read files of its own."""
+    text, hint = refused_links(path, lost, via)
+    raise PreflightFailed(f"{via}: pull: {text}", hint=hint)
 
 
 def _refuse_no_model(via: str, path: str, files: Sequence[ModelFile], name: str) -> NoReturn:

@@ -21,7 +21,7 @@ from vllm_cluster.kernel.hosts.connection import HostConnection
 from vllm_cluster.kernel.hosts.program import InNode, RemoteProgram, RunningProgram, start
 from vllm_cluster.kernel.laptop import real
 from vllm_cluster.kernel.plan.pull import FOLDER, choose_files, container_name, unfit_path
-from vllm_cluster.kernel.shell_line import command_line
+from vllm_cluster.kernel.shell_line import Option, command_line
 from vllm_cluster.kernel.text import count, printable
 from vllm_cluster.wire.programs import FedRow
 from vllm_cluster.wire.pull import ModelFile
@@ -116,7 +116,7 @@ def hashed(
 
 def pull_line(source: object, name: str) -> str:
     """The command that pulls a folder under this name, empty for its own."""
-    return command_line("vcluster", "pull", str(source), *(["--as", name] if name else []))
+    return command_line("vcluster", "pull", str(source), *([Option("--as"), name] if name else []))
 
 
 def refused_links(folder: str, links: Sequence[tuple[str, str]], on: str = "") -> tuple[str, str]:
@@ -128,7 +128,10 @@ def refused_links(folder: str, links: Sequence[tuple[str, str]], on: str = "") -
     more = [f"{len(links) - MAX_LINKS} more"] if len(links) > MAX_LINKS else []
     text = f"{folder} has {count(len(links), 'link')} that cannot be followed: {', '.join((*shown, *more))}"
     remedy = "put a model's own file or folder in place of its link, and remove the other links"
-    return text, f"{remedy}; to see them all:\n{command_line('find', folder, '-type', 'l', '-ls', on=on)}"
+    return (
+        text,
+        f"{remedy}; to see them all:\n{command_line('find', folder, Option('-type'), 'l', Option('-ls'), on=on)}",
+    )
 
 
 def _visible(folder: Path) -> Iterator[Path]:

@@ -19,7 +19,7 @@ from vllm_cluster.kernel.plan.cached_model import CachePlace, cache_place
 from vllm_cluster.kernel.plan.identity import node_of
 from vllm_cluster.kernel.plan.node_status import UnreadableStatus
 from vllm_cluster.kernel.plan.spec import ROLE
-from vllm_cluster.kernel.shell_line import command_line
+from vllm_cluster.kernel.shell_line import Option, command_line
 from vllm_cluster.kernel.text import size
 from vllm_cluster.serving.consent import Confirm, ask_removal, served_by
 from vllm_cluster.wire.pull import CacheSize
@@ -70,7 +70,7 @@ def _refuse_used(hosts: PullHosts, place: CachePlace) -> None:
     if {place.model, ""} & {*pulled.values()}:
         raise Locked(
             f"{place.model} is being pulled to {', '.join(pulled)}",
-            hint=command_line("vcluster", "pull", place.model, "--cancel"),
+            hint=command_line("vcluster", "pull", place.model, Option("--cancel")),
         )
     inventory, facts = hosts.inventory, hosts.facts
     served = served_by(inventory.cluster, {name: seen.containers for name, seen in facts.items()}, hosts.fleet)

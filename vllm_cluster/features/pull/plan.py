@@ -27,7 +27,7 @@ from vllm_cluster.kernel.plan.pull import (
     plan_pull,
     share_writers,
 )
-from vllm_cluster.kernel.shell_line import command_line, listener_line
+from vllm_cluster.kernel.shell_line import Option, command_line, listener_line
 from vllm_cluster.kernel.text import and_more, by_hosts, count, size
 from vllm_cluster.serving.fit.fit import host_token
 from vllm_cluster.wire.pull import HERE, CacheMarks, CacheModel, CacheRow
@@ -92,7 +92,7 @@ def plan_for(hosts: PullHosts, model: HubModel, reference: str, via: str, damage
     plan = plan_pull(hosts.inventory, model, reference, held, via)
     if wrong := [name for name in plan.chain if not held[name].writable]:
         text = f"pull: {hosts.inventory.model_cache} cannot be written by the user of the containers"
-        hint = command_line("stat", "-c", "%u:%g", hosts.inventory.model_cache, on=wrong[0])
+        hint = command_line("stat", Option("-c"), "%u:%g", hosts.inventory.model_cache, on=wrong[0])
         hint += '\nset user: "UID:GID" in the inventory'
         hint += "\nor, where hosts share the cache, --via HOST: one that can write to it"
         raise PreflightFailed(f"{', '.join(wrong)}: {text}", hint=hint)
@@ -179,7 +179,7 @@ def warn_of_stale(hosts: PullHosts, plan: PullPlan) -> None:
             f"{plan.model.name} keeps {and_more(paths)}, which is not among the files that are pulled: vLLM may read it"
         )
         remove = command_line("vcluster", "models", "rm", plan.model.name)
-        fix = f"{remove}, then {command_line('vcluster', 'pull', 'FOLDER', '--as', plan.model.name[2:])}"
+        fix = f"{remove}, then {command_line('vcluster', 'pull', 'FOLDER', Option('--as'), plan.model.name[2:])}"
         hosts.emit(Event("warning", f"{text}; {fix}", names, {"code": "stale-weights", "paths": list(paths)}))
 
 

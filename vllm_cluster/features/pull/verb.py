@@ -9,7 +9,7 @@ import typer
 
 from vllm_cluster.kernel.errors import UsageError
 from vllm_cluster.kernel.laptop import expanded, real
-from vllm_cluster.kernel.shell_line import command_line
+from vllm_cluster.kernel.shell_line import Option, command_line
 from vllm_cluster.kernel.terminal.completion import complete_hosts
 from vllm_cluster.kernel.terminal.options import InventoryPath, Json
 from vllm_cluster.kernel.terminal.session import Session
@@ -49,7 +49,7 @@ def _wanted(model: str, via: str, name: str, *, detach: bool, of_hosts: str) -> 
     asked, _, revision = model.partition("@")
     if model.startswith("s3://"):
         folder = f"./{name or model.rstrip('/').rpartition('/')[2] or 'FOLDER'}"
-        fetch = command_line("aws", "s3", "cp", "--recursive", model, folder)
+        fetch = command_line("aws", "s3", "cp", Option("--recursive"), model, folder)
         copy = "\n".join((fetch, command_line("vcluster", "pull", folder)))
         raise UsageError(f"{model}: vcluster no longer reads buckets", hint=copy)
     if is_folder(model):
@@ -61,7 +61,7 @@ def _wanted(model: str, via: str, name: str, *, detach: bool, of_hosts: str) -> 
             raise UsageError(f"{of_hosts}: on the hosts {model} is {there}", hint=hint)
     if name:
         folder = f"./{model}" if model and Path(model).is_dir() else "./FOLDER"
-        hint = command_line("vcluster", "pull", folder, "--as", name)
+        hint = command_line("vcluster", "pull", folder, Option("--as"), name)
         raise UsageError("--as: only a folder gets a name", hint=hint)
     return WantedModel(asked, revision, via, detach)
 

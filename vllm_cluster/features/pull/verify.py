@@ -16,7 +16,7 @@ from vllm_cluster.kernel.inventory.model import Inventory
 from vllm_cluster.kernel.models.cache import proved
 from vllm_cluster.kernel.plan.cached_model import cache_place
 from vllm_cluster.kernel.plan.pull import HubModel, place_of
-from vllm_cluster.kernel.shell_line import command_line
+from vllm_cluster.kernel.shell_line import Option, command_line
 from vllm_cluster.kernel.text import by_hosts, count, size
 from vllm_cluster.wire.pull import CacheManifest, CacheRow, ModelFile
 from vllm_cluster.wire.values import Url
@@ -83,7 +83,7 @@ def _from_origin(hosts: PullHosts, wanted: WantedModel, model: HubModel, via: st
     if place_of(wanted.model)["kind"] == "folder":
         text = f"{wanted.model}: no host has all of it undamaged; nothing was changed"
         raise PreflightFailed(
-            text, hint=command_line("vcluster", "pull", "FOLDER", "--as", wanted.model.removeprefix("./"))
+            text, hint=command_line("vcluster", "pull", "FOLDER", Option("--as"), wanted.model.removeprefix("./"))
         )
     at_commit = replace(wanted, revision=model.commit)
     return replace(ask_about(hosts, at_commit, via), files=model.files)

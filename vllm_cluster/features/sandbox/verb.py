@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from vllm_cluster.kernel.shell_line import command_line
+from vllm_cluster.kernel.shell_line import Option, command_line
 from vllm_cluster.kernel.terminal.options import Json
 from vllm_cluster.kernel.terminal.program import group
 from vllm_cluster.kernel.terminal.session import Session
@@ -51,7 +51,7 @@ def up(
         inventory = sandbox.up(
             hosts=hosts, gpus=gpus, folder=folder, report=lambda text: session.emit(Event("progress", text))
         )
-        after = command_line("vcluster", "up", "-i", str(inventory))
+        after = command_line("vcluster", "up", Option("-i"), str(inventory))
         text = f"The sandbox has {count(hosts, 'host')}. Then run {after}"
         session.emit(Event("result", text, data={"inventory": str(inventory)}))
 

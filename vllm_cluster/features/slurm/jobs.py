@@ -11,7 +11,7 @@ from typing import Literal
 from vllm_cluster.features.slurm.folders import JUDGES
 from vllm_cluster.kernel.errors import HostError, PreflightFailed, TimedOut, UsageError
 from vllm_cluster.kernel.hosts.runtime import SYSTEM, Runtime
-from vllm_cluster.kernel.shell_line import command_line
+from vllm_cluster.kernel.shell_line import Option, command_line
 from vllm_cluster.kernel.text import printable
 from vllm_cluster.kernel.transport.base import MAX_OUTPUT, Result, Target, Transport
 from vllm_cluster.kernel.transport.jumps import Jumps
@@ -164,7 +164,7 @@ class LoginNode:
 
     def __init__(self, transport: Transport, runtime: Runtime, login: str) -> None:
         self.transport, self._runtime = transport, runtime
-        self._destination, self._login = login, ("--login", login) if login else ()
+        self._destination, self._login = login, (Option("--login"), login) if login else ()
 
     def line(self, *words: str) -> str:
         """A command on a job, for a person to paste."""
@@ -173,7 +173,7 @@ class LoginNode:
     def line_there(self, *words: str) -> str:
         """A command of the login node, for a person to paste here."""
         there = command_line(*words)
-        return command_line("ssh", "--", self._destination, there) if self._destination else there
+        return command_line("ssh", Option("--"), self._destination, there) if self._destination else there
 
     def ask(self, step: str, script: str, *words: str, stdin: bytes = b"", most: int = MAX_OUTPUT) -> Result:
         """Run a script there, to its end."""
@@ -226,7 +226,7 @@ class LoginNode:
         """
         found = self.look(job)
         if found.refused:
-            hint = self.line("stop", job, "--yes")
+            hint = self.line("stop", job, Option("--yes"))
             raise HostError(
                 self.transport.host, f"{found.refused}; its model may answer, but where is not known", hint=hint
             )

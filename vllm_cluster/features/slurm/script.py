@@ -13,7 +13,7 @@ from vllm_cluster.features.slurm.sbatch import Container, JobRequest
 from vllm_cluster.kernel.errors import UsageError
 from vllm_cluster.kernel.node.program import node_program
 from vllm_cluster.kernel.plan.placement import Cluster, choose_layout, place_replica
-from vllm_cluster.kernel.shell_line import Variable, command_line, export_line, shell_line
+from vllm_cluster.kernel.shell_line import Option, Variable, command_line, export_line, shell_line
 from vllm_cluster.kernel.text import count, printable
 from vllm_cluster.serving.serve.repeats import without_repeats
 from vllm_cluster.wire.order import Deployment, Replica
@@ -193,7 +193,9 @@ def _step(job: JobRequest) -> str:
 
 def _image(job: JobRequest) -> str:
     if not job.image or job.image.startswith("-"):
-        example = command_line("vcluster", "slurm", "MODEL", "--container", job.container, "--image", "FILE.sif")
+        example = command_line(
+            "vcluster", "slurm", "MODEL", Option("--container"), job.container, Option("--image"), "FILE.sif"
+        )
         raise UsageError(f"--container {job.container} needs --image: an image, or its file", hint=example)
     return job.image
 

@@ -15,7 +15,7 @@ import typer
 from vllm_cluster.features.slurm.feature import SLURM
 from vllm_cluster.kernel.errors import Aborted, HostError, PreflightFailed, UsageError
 from vllm_cluster.kernel.events import Event
-from vllm_cluster.kernel.shell_line import command_line, export_line
+from vllm_cluster.kernel.shell_line import Option, command_line, export_line
 from vllm_cluster.kernel.terminal.completion import complete_models
 from vllm_cluster.kernel.terminal.options import Json, Yes
 from vllm_cluster.kernel.terminal.output import data, out, to_paste, with_ends
@@ -164,7 +164,7 @@ def _ensure_no_slip(model: str) -> None:
     if model.isdecimal():
         raise UsageError(f"{model} is the number of a job", hint=command_line("vcluster", "slurm", "status", model))
     if model.endswith((".sh", ".sbatch", ".slurm")):
-        both = command_line("sbatch", model), command_line("vcluster", "slurm", "--from", model)
+        both = command_line("sbatch", model), command_line("vcluster", "slurm", Option("--from"), model)
         raise UsageError(f"{printable(model)} is a batch script, and not a model", hint="\n".join(both))
 
 
@@ -189,7 +189,7 @@ def _submit(session: Session, text: str, login: str) -> None:
 
     with login_node(login) as node:
         number = node.submit(text, "" if login else str(Path.cwd()))
-        follow = node.line("status", number, "--wait", "1h")
+        follow = node.line("status", number, Option("--wait"), "1h")
     session.show(
         lambda: {"v": 1, "job": number}, lambda: out(f"Submitted job {number}.", to_paste(" Then run ", follow))
     )
@@ -261,7 +261,7 @@ def endpoint(job: Job, tunnel: Tunnel = None, login: Login = "", as_json: Json =
         found = node.look_where(job)
         if (at := found.ready) is None:
             ended = found.phase in ("ended", "failed")
-            again = node.line("explain", job) if ended else node.line("status", job, "--wait", "1h")
+            again = node.line("explain", job) if ended else node.line("status", job, Option("--wait"), "1h")
             raise PreflightFailed(found.head, hint=again)
         key = node.key(job)
         if tunnel is None:
@@ -300,7 +300,7 @@ def explain_job(job: Job, login: Login = "", as_json: Json = False) -> None:
             return
         unknown = (
             "change the flag or the file that it names, or use another version of vLLM",
-            node.line("logs", job, "--start", str(start), "--rank", "0"),
+            node.line("logs", job, Option("--start"), str(start), Option("--rank"), "0"),
         )
         shown, head = in_job(found, job, unknown[1]), f"{state.head}; of its start {start}:"
         session.show(

@@ -38,7 +38,7 @@ from vllm_cluster.kernel.plan.members import (
 from vllm_cluster.kernel.plan.placement import Cluster
 from vllm_cluster.kernel.plan.plan import MoveHead, RecordMembers
 from vllm_cluster.kernel.plan.spec import CLUSTER, HEAD_ADDRESS, ID, ContainerSpec, Mount, node_name
-from vllm_cluster.kernel.shell_line import command_line
+from vllm_cluster.kernel.shell_line import Option, command_line
 from vllm_cluster.wire.order import FRESH, READY, RESULTS, TAKEN, WANTED, of_replica
 from vllm_cluster.wire.parts import RECORD_FILE
 
@@ -112,7 +112,7 @@ def _require_left(inventory: Inventory, left: Mapping[str, Member], named: Named
         if way not in ways:
             text = f"--former {way}: no former host is reached there; former hosts: {', '.join(sorted(ways)) or 'none'}"
             raise UsageError(
-                text, hint=command_line("vcluster", "up", *(["--former", sorted(ways)[0]] if ways else []))
+                text, hint=command_line("vcluster", "up", *([Option("--former"), sorted(ways)[0]] if ways else []))
             )
     for name in named.forget:
         if name in inventory.hosts:
@@ -139,7 +139,7 @@ def _warn(inventory: Inventory, host: str, error: VclusterError, emit: Emit, *, 
         text += f"; it is forgotten. Its containers and volumes remain. {hand}"
     else:
         text += f"; its node may still run. Run vcluster up once it answers. {hand}. If it is gone for good: "
-        text += command_line("vcluster", "up", "--forget", host)
+        text += command_line("vcluster", "up", Option("--forget"), host)
     emit(Event("warning", text, host))
 
 
@@ -173,7 +173,7 @@ def look_at_former(
 def _not_looked_at(name: str, member: Member) -> LeftAlone:
     where = member.destination or "this machine as its host"
     text = f"not looked at: it left the inventory, and no inventory on this machine has named {where}"
-    lines = (member.former_line, command_line("vcluster", "up", "--forget", name))
+    lines = (member.former_line, command_line("vcluster", "up", Option("--forget"), name))
     return LeftAlone(name, text, hint="\n".join(filter(None, lines)))
 
 
@@ -204,7 +204,7 @@ def unproven(
         held = _token(read_kept(inventory, {name: seen}, fleet, identity=identity, locked=locked))
         if token is None or held != token:
             text = "its node is left alone: it does not hold this cluster's Ray token, so it may be another cluster's"
-            alone[name] = LeftAlone(name, text, hint=command_line("vcluster", "up", "--forget", name))
+            alone[name] = LeftAlone(name, text, hint=command_line("vcluster", "up", Option("--forget"), name))
     return alone
 
 
@@ -224,7 +224,7 @@ def _observe(inventory: Inventory, connection: HostConnection, member: Member) -
         raise HostError(
             connection.name,
             f"another machine answers at {member.host}: its machine id is {facts.machine_id}, not {member.machine_id}",
-            hint=command_line("vcluster", "up", "--forget", member.host),
+            hint=command_line("vcluster", "up", Option("--forget"), member.host),
         )
     return usable(facts)
 
@@ -239,8 +239,8 @@ def by_hand(inventory: Inventory, host: str) -> str:
     if inventory.id is None:
         return f"If {host} was of this cluster, look first, on {host}: {look_by_hand(cluster)}"
     labels = [_label(CLUSTER, cluster), _label(ID, inventory.id)]
-    nodes = command_line("docker", "ps", "-aq", *labels, f"--filter=name={node_name(cluster)}")
-    volumes = command_line("docker", "volume", "ls", "-q", *labels)
+    nodes = command_line("docker", "ps", Option("-aq"), *labels, Option(f"--filter=name={node_name(cluster)}"))
+    volumes = command_line("docker", "volume", "ls", Option("-q"), *labels)
     both = f"{nodes} | xargs -r docker rm -f; {volumes} | xargs -r docker volume rm"
     return f"If {host} was of this cluster, by hand, on {host}: {both}"
 
@@ -248,13 +248,15 @@ def by_hand(inventory: Inventory, host: str) -> str:
 def look_by_hand(cluster: str, on: str = "") -> str:
     """The commands that show what a host has of clusters of a name, each with its id and the address of its head."""
     label, of = _label(CLUSTER, cluster), f'id {{{{.Label "{ID}"}}}}, head {{{{.Label "{HEAD_ADDRESS}"}}}}'
-    nodes = command_line("docker", "ps", "-a", label, f"--format={{{{.Names}}}}: {{{{.Status}}}}, {of}", on=on)
-    volumes = command_line("docker", "volume", "ls", label, f"--format={{{{.Name}}}}: {of}")
+    nodes = command_line(
+        "docker", "ps", Option("-a"), label, Option(f"--format={{{{.Names}}}}: {{{{.Status}}}}, {of}"), on=on
+    )
+    volumes = command_line("docker", "volume", "ls", label, Option(f"--format={{{{.Name}}}}: {of}"))
     return f"{nodes}; {volumes}; remove there what has the id and the head of this cluster"
 
 
-def _label(key: str, value: str) -> str:
-    return f"--filter=label={key}={value}"
+def _label(key: str, value: str) -> Option:
+    return Option(f"--filter=label={key}={value}")
 
 
 def move_head(source: DockerApi, target: DockerApi, spec: ContainerSpec, image: str, operation: MoveHead) -> None:

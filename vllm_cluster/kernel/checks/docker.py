@@ -15,7 +15,7 @@ from vllm_cluster.kernel.plan.gpus import KIND, cdi_on, survives_restart, ways
 from vllm_cluster.kernel.plan.history import AUDIT_FILE
 from vllm_cluster.kernel.plan.images import find_image
 from vllm_cluster.kernel.plan.spec import FORMAT, FORMAT_LABEL, ID, ROLE, VERSION, node_name
-from vllm_cluster.kernel.shell_line import command_line
+from vllm_cluster.kernel.shell_line import Option, command_line
 
 MIN_DOCKER = "20.10"
 # What no vLLM image fits into, unpacked, and what some need: the size is known only while it is pulled.
@@ -93,7 +93,7 @@ def _histories(facts: Mapping[str, HostFacts]) -> Iterator[tuple[Mapping[str, st
         for one in entry.containers:
             if one.labels.get(ROLE) == "head" and ID in one.labels and one.state == "running":
                 path = f"{STATE_FOLDER}/{AUDIT_FILE}"
-                yield one.labels, command_line("docker", "exec", one.name, "tail", "-n", "1", path, on=host)
+                yield one.labels, command_line("docker", "exec", one.name, "tail", Option("-n"), "1", path, on=host)
 
 
 def _newer(label: str | None) -> bool:
@@ -102,7 +102,7 @@ def _newer(label: str | None) -> bool:
 
 
 def _remove(host: Host, container: str) -> str:
-    return f"on {host.name}, if it is unused: {command_line('docker', 'rm', '-f', container)}"
+    return f"on {host.name}, if it is unused: {command_line('docker', 'rm', Option('-f'), container)}"
 
 
 @each_host

@@ -13,7 +13,7 @@ from vllm_cluster.kernel.inventory.model import Host, Inventory
 from vllm_cluster.kernel.plan import gpus
 from vllm_cluster.kernel.plan.desired import found_gpus
 from vllm_cluster.kernel.plan.gpus import HeldMemory
-from vllm_cluster.kernel.shell_line import command_line
+from vllm_cluster.kernel.shell_line import Option, command_line
 from vllm_cluster.kernel.text import plural
 
 # N/A on GPUs without NVSwitch.
@@ -63,7 +63,7 @@ def state(inventory: Inventory, host: Host, facts: HostFacts) -> Iterator[Findin
     wanted = gpus.of_node(inventory.cluster, host, facts)
     if split := [gpu.index for gpu in wanted if gpu.mig]:
         text = f"MIG is on for GPU {_list(split)}: a process sees at most one slice"
-        fix = command_line("sudo", "nvidia-smi", "-i", _list(split), "-mig", "0", on=host.name)
+        fix = command_line("sudo", "nvidia-smi", Option("-i"), _list(split), Option("-mig"), "0", on=host.name)
         yield Finding("mig-enabled", host.name, text, fix, severity="warning")
     if wrong := {gpu.index: gpu.ecc_errors for gpu in wanted if gpu.ecc_errors}:
         text = "uncorrected memory errors since the driver was loaded: " + ", ".join(
@@ -77,7 +77,7 @@ def _list(indices: list[int]) -> str:
 
 
 def _reset(host: str, indices: list[int]) -> str:
-    reset = command_line("sudo", "nvidia-smi", "-i", _list(indices), "--gpu-reset")
+    reset = command_line("sudo", "nvidia-smi", Option("-i"), _list(indices), Option("--gpu-reset"))
     return f"on {host}, with nothing running: {reset}, or reboot it"
 
 
@@ -105,13 +105,13 @@ def name_processes(held: HeldMemory, facts: HostFacts) -> str:
 def find_out(host: str, held: Iterable[HeldMemory]) -> str:
     """The command that shows whose those processes are."""
     pids = list(dict.fromkeys(str(process.pid) for one in held for process in one.processes))[:MAX_NAMED]
-    words = ("ps", "-o", "pid,user,lstart,args", "-p", ",".join(pids)) if pids else ("nvidia-smi",)
+    words = ("ps", Option("-o"), "pid,user,lstart,args", Option("-p"), ",".join(pids)) if pids else ("nvidia-smi",)
     return command_line(*words, on=host) + ("" if pids else ", docker ps")
 
 
 def _free(host: str, held: Sequence[HeldMemory]) -> str:
     share = min(one.share for one in held)
-    beside = command_line("vcluster", "serve", "MODEL", "--", "--gpu-memory-utilization", str(share))
+    beside = command_line("vcluster", "serve", "MODEL", Option("--"), Option("--gpu-memory-utilization"), str(share))
     tight = share and any(map(_tight, held))
     return f"{find_out(host, held)}, then end it" + (f"\nor {beside}" if tight else "")
 

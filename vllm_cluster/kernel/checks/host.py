@@ -11,7 +11,7 @@ from vllm_cluster.kernel.checks.finding import Finding, each_host
 from vllm_cluster.kernel.facts.host_facts import HostFacts
 from vllm_cluster.kernel.inventory.model import Host, Inventory
 from vllm_cluster.kernel.plan.desired import found_gpus, gpu_count
-from vllm_cluster.kernel.shell_line import command_line
+from vllm_cluster.kernel.shell_line import Option, command_line
 
 # Hosts further apart than this cannot have their logs put in order (k0s draws the same line).
 CLOCK_TOLERANCE = 30.0
@@ -35,7 +35,7 @@ def paths(inventory: Inventory, host: Host, facts: HostFacts) -> Iterator[Findin
                 "volume-missing",
                 host.name,
                 text,
-                f"{command_line('mkdir', '-p', volume.source, on=host.name)}, or correct volumes",
+                f"{command_line('mkdir', Option('-p'), volume.source, on=host.name)}, or correct volumes",
             )
     if inventory.model_cache in facts.missing_paths:
         text = f"model cache {inventory.model_cache} does not exist; vcluster up creates it"

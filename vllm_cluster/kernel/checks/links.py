@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 from vllm_cluster.kernel.backends import joining
 from vllm_cluster.kernel.checks.finding import Finding
 from vllm_cluster.kernel.inventory.model import Inventory
-from vllm_cluster.kernel.shell_line import command_line
+from vllm_cluster.kernel.shell_line import Option, command_line
 from vllm_cluster.kernel.text import plural
 from vllm_cluster.wire.reading import convert
 from vllm_cluster.wire.values import Address, Count, between, shaped
@@ -200,9 +200,10 @@ def _closed(
 def _open(where: str, place: HostAddress) -> str:
     network = place.network or place.address
     tool = "ip6tables" if ":" in network else "iptables"
+    rule = command_line("sudo", tool, Option("-I"), "INPUT", Option("-s"), network, Option("-j"), "ACCEPT")
     return (
         f"{command_line('sudo', 'ufw', 'allow', 'from', network, on=where)}\n"
-        f"on {where}, without ufw: {command_line('sudo', tool, '-I', 'INPUT', '-s', network, '-j', 'ACCEPT')}\n"
+        f"on {where}, without ufw: {rule}\n"
         "in a cloud: let the hosts' security group reach itself on every port"
     )
 

@@ -8,7 +8,7 @@ from vllm_cluster.kernel.checks.finding import Finding
 from vllm_cluster.kernel.facts.host_facts import HostFacts
 from vllm_cluster.kernel.inventory.model import Inventory
 from vllm_cluster.kernel.plan.members import former, record_of
-from vllm_cluster.kernel.shell_line import command_line
+from vllm_cluster.kernel.shell_line import Option, command_line
 
 
 def left(inventory: Inventory, facts: Mapping[str, HostFacts]) -> Iterator[Finding]:
@@ -16,7 +16,7 @@ def left(inventory: Inventory, facts: Mapping[str, HostFacts]) -> Iterator[Findi
     kept = record_of(inventory, facts)
     for name, member in former(inventory, facts, kept.record if kept else None).items():
         text = f"{name} ({member.address}) left the inventory, and is still a member: its node may hold GPUs"
-        line, gone = member.former_line, command_line("vcluster", "up", "--forget", name)
+        line, gone = member.former_line, command_line("vcluster", "up", Option("--forget"), name)
         fix = f"vcluster up, or where no inventory here has named it {line}," if line else "vcluster up"
         fix += f" removes its node; {gone} where it is gone for good"
         yield Finding("member-not-in-inventory", inventory.head_name, text, fix, severity="warning")

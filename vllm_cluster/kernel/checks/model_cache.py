@@ -11,7 +11,7 @@ from vllm_cluster.kernel.facts.host_facts import HostFacts
 from vllm_cluster.kernel.inventory.model import Host, Inventory
 from vllm_cluster.kernel.plan.cached_model import REPOSITORY
 from vllm_cluster.kernel.plan.loading import OVER_THE_NETWORK
-from vllm_cluster.kernel.shell_line import command_line
+from vllm_cluster.kernel.shell_line import Option, command_line
 
 MAX_NAMED = 3
 
@@ -33,7 +33,8 @@ def cache_filesystem(inventory: Inventory, host: Host, facts: HostFacts) -> Iter
     free = facts.free_bytes.get(inventory.model_cache)
     if free is not None and free < 1e9:
         text = f"the model cache {inventory.model_cache} has {free / 1e6:.0f} MB free: no model can be downloaded"
-        fix = f"{command_line('du', '-d', '1', '-h', f'{inventory.model_cache}/hub', on=host.name)}, or a larger disk"
+        sizes = command_line("du", Option("-d"), "1", Option("-h"), f"{inventory.model_cache}/hub", on=host.name)
+        fix = f"{sizes}, or a larger disk"
         yield Finding("cache-full", host.name, text, fix, severity="warning")
 
 
@@ -83,7 +84,7 @@ def same_models(inventory: Inventory, facts: Mapping[str, HostFacts]) -> Iterato
         for name, commit, common in outliers(commits):
             repository = model.replace("--", "/")
             text = f"{repository} is at {commit[:12]}, on other hosts at {common[:12]}"
-            same = command_line("vcluster", "serve", repository, "--", f"--revision={common}")
+            same = command_line("vcluster", "serve", repository, Option("--"), Option(f"--revision={common}"))
             fix = f"{command_line('vcluster', 'pull', repository)}\nor {same}"
             yield Finding("revision-differs", name, text, fix, severity="warning")
 

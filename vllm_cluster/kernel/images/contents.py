@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from vllm_cluster.kernel.checks.finding import Finding
-from vllm_cluster.kernel.shell_line import command_line
+from vllm_cluster.kernel.shell_line import Option, command_line
 from vllm_cluster.wire.programs import WORD, ImageReport
 from vllm_cluster.wire.reading import convert
 
@@ -130,7 +130,9 @@ def judge_contents(
     if gpus and reach.gpus != gpus:
         seen = "no GPU" if not reach.gpus else f"{reach.gpus} of {gpus} GPUs"
         text = f"a container of {image} sees {seen}{': ' * bool(reach.problem)}{reach.problem}"
-        run = command_line("docker", "run", "--rm", "--gpus", "all", "--entrypoint", "nvidia-smi", image)
+        run = command_line(
+            "docker", "run", Option("--rm"), Option("--gpus"), "all", Option("--entrypoint"), "nvidia-smi", image
+        )
         fix = f"on {host}: nvidia-smi, then {run}"
         yield Finding("container-gpus-missing", host, text, fix)
     elif gpus and reach.cuda and _release(inside.cuda)[:1] > _release(reach.cuda)[:1]:
@@ -139,7 +141,8 @@ def judge_contents(
         yield Finding("container-cuda-old", host, text, fix)
     if reach.unwritable:
         text = f"a container cannot write to {cache}: {reach.unwritable}"
-        fix = f"set user: to the owner of {cache}, as `{command_line('stat', '-c', '%u:%g', cache)}` on {host} shows it"
+        look = command_line("stat", Option("-c"), "%u:%g", cache)
+        fix = f"set user: to the owner of {cache}, as `{look}` on {host} shows it"
         yield Finding("cache-not-writable", host, text, fix, severity="error" if not offline else "warning")
 
 

@@ -19,7 +19,7 @@ from vllm_cluster.kernel.plan.desired import Inputs, desired
 from vllm_cluster.kernel.plan.identity import decide_cluster_id, without_lease
 from vllm_cluster.kernel.plan.images import find_image, node_image_name
 from vllm_cluster.kernel.plan.spec import ContainerSpec
-from vllm_cluster.kernel.shell_line import command_line
+from vllm_cluster.kernel.shell_line import Option, command_line
 from vllm_cluster.kernel.text import count, end_of
 from vllm_cluster.wire.reading import RefusedDocument
 
@@ -52,7 +52,9 @@ def look_inside(
                     "container-failed",
                     connection.name,
                     text,
-                    command_line("docker", "run", "--rm", inventory.image, "--help", on=connection.name),
+                    command_line(
+                        "docker", "run", Option("--rm"), inventory.image, Option("--help"), on=connection.name
+                    ),
                 )
             ]
 

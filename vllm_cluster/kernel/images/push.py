@@ -26,7 +26,7 @@ from vllm_cluster.kernel.images.carrier import (
 from vllm_cluster.kernel.images.host_images import discard, find_held_image, name_there, shared_with
 from vllm_cluster.kernel.plan.identity import Owner
 from vllm_cluster.kernel.plan.images import NODE_IMAGE_REPOSITORY, Content
-from vllm_cluster.kernel.shell_line import command_line
+from vllm_cluster.kernel.shell_line import Option, command_line
 from vllm_cluster.kernel.text import end_of, size
 from vllm_cluster.kernel.transport.base import Stream
 from vllm_cluster.wire.pull import ChainHost, HostPlan, ModelFile
@@ -164,7 +164,7 @@ class ImageSource:
         elif not there.is_what_is_named(wanted):
             # Docker's own store makes an id of what it means: the receiver's shows it, and not the source.
             why = f"what {source} sent as {wanted.id[:19]} is {there.id[:19]} there, and is not used"
-            hint = command_line("vcluster", "image", "push", "--from", source)
+            hint = command_line("vcluster", "image", "push", Option("--from"), source)
         else:
             name_there(receiver, there.id, name)
             return there.id

@@ -16,7 +16,7 @@ from vllm_cluster.kernel.images.push import ImageSource, Stored
 from vllm_cluster.kernel.plan.identity import Owner
 from vllm_cluster.kernel.plan.images import Content, digest_of, is_pinned
 from vllm_cluster.kernel.plan.plan import Plan, PrepareImage, SameImage
-from vllm_cluster.kernel.shell_line import command_line
+from vllm_cluster.kernel.shell_line import Option, command_line
 from vllm_cluster.kernel.text import end_of
 
 # 20 GB at 25 Mbit/s.
@@ -145,7 +145,7 @@ class ImageSupply:
             if is_pinned(operation.image):
                 head, way = self.plan.head, "name the image by a tag"
                 if operation.base:
-                    way = f"take that of {head}: {command_line('vcluster', 'image', 'push', '--from', head)}"
+                    way = f"take that of {head}: {command_line('vcluster', 'image', 'push', Option('--from'), head)}"
                 error.hint = f"{error.hint}\nA registry alone proves a digest. Where none is in reach, {way}"
             if not operation.source:
                 raise
@@ -196,7 +196,7 @@ class ImageSupply:
         busy = {host, *(one.host for one in self.plan.operations())}
         others = (one for one in self.fleet.connections.values() if one.name not in busy)
         having = next((one.name for one in others if find_held_image(one, image)), "")
-        push = command_line("vcluster", "image", "push", "--from", having)
+        push = command_line("vcluster", "image", "push", Option("--from"), having)
         return HostError(
             host, f"{image} is gone", hint=f"{push}\nvcluster up" if having else "vcluster up --pull-image"
         )

@@ -14,7 +14,7 @@ from vllm_cluster.kernel.errors import VclusterError
 from vllm_cluster.kernel.images.contents import ImageContents
 from vllm_cluster.kernel.images.recipes import recipe
 from vllm_cluster.kernel.laptop import make_private, meaning, naming, own_python
-from vllm_cluster.kernel.shell_line import command_line
+from vllm_cluster.kernel.shell_line import Option, command_line
 from vllm_cluster.kernel.transport.ssh_config import Run
 
 DOWNLOAD_SECONDS = 1800
@@ -157,4 +157,4 @@ def context(folder: Path) -> TarStream:
 
 
 def _remove_by_hand(folder: Path) -> str:
-    return command_line("rm", "-r", str(folder))
+    return command_line("rm", Option("-r"), str(folder))

@@ -10,7 +10,7 @@ from typing import TextIO
 from vllm_cluster.kernel.errors import InventoryError, VclusterError
 from vllm_cluster.kernel.inventory.problems import file_name
 from vllm_cluster.kernel.laptop import here, read_given, real
-from vllm_cluster.kernel.shell_line import command_line
+from vllm_cluster.kernel.shell_line import Option, command_line
 
 DEFAULT_NAME = "inventory.yaml"
 # How a first one is written.
@@ -104,8 +104,8 @@ def _missing(file: str, cwd: Path | None) -> InventoryError:
         return InventoryError(text, instead=_instead(file, above))
     if path.parts[-2:] == ("sandbox", DEFAULT_NAME):
         return InventoryError(text, hint="vcluster sandbox up")
-    folder = [] if (cwd / path).parent.is_dir() else [command_line("mkdir", "-p", str(path.parent))]
-    return InventoryError(text, hint="\n".join([*folder, command_line(*INIT.split(), "-o", file)]))
+    folder = [] if (cwd / path).parent.is_dir() else [command_line("mkdir", Option("-p"), str(path.parent))]
+    return InventoryError(text, hint="\n".join([*folder, command_line(*INIT.split(), Option("-o"), file)]))
 
 
 def _instead(file: str, path: Path) -> dict[str, str]:
@@ -137,7 +137,7 @@ def _from_file(path: Path, file: str, cwd: Path | None) -> bytes:
         reason = error.strerror if isinstance(error, OSError) else str(error)
         text, inside = f"{file}: cannot be read: {reason}", path / DEFAULT_NAME
         if isinstance(error, IsADirectoryError):
-            missing = None if _seen(inside) else command_line(*INIT.split(), "-o", str(inside))
+            missing = None if _seen(inside) else command_line(*INIT.split(), Option("-o"), str(inside))
             # As it may have been typed: a dot is the current folder.
             typed = (file, f"{file}/", *((".", "./") if path == (cwd or here()) else ()))
             meant = {key: value for word in typed for key, value in _instead(word, inside).items()}

@@ -24,7 +24,7 @@ from vllm_cluster.kernel.facts.host_facts import HostFacts
 from vllm_cluster.kernel.hosts.connection import WORKERS, Fleet, HostConnection
 from vllm_cluster.kernel.hosts.runtime import Repeated, Runtime
 from vllm_cluster.kernel.laptop import whoami
-from vllm_cluster.kernel.shell_line import command_line
+from vllm_cluster.kernel.shell_line import Option, command_line
 from vllm_cluster.kernel.transport.base import Stream
 
 # Without a heartbeat for this long a host gives the lease up.
@@ -223,9 +223,9 @@ class Lease:
             case ["folder"]:
                 return f"look at: {command_line('stat', folder)}; {command_line('df', folder)}"
             case ["unused"]:
-                return f"if no vcluster runs there: {command_line('sudo', 'rm', '-r', folder)}"
+                return f"if no vcluster runs there: {command_line('sudo', 'rm', Option('-r'), folder)}"
             case ["group", group, user] if _ACCOUNT.fullmatch(group) and _ACCOUNT.fullmatch(user):
-                return f"add this user to that group: {command_line('sudo', 'usermod', '-aG', group, user)}"
+                return f"add this user to that group: {command_line('sudo', 'usermod', Option('-aG'), group, user)}"
             case ["user", user] if _ACCOUNT.fullmatch(user):
                 return f"log in as {user}"
         return ""

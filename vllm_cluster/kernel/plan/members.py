@@ -14,7 +14,7 @@ from vllm_cluster.kernel.plan.followed import Followed
 from vllm_cluster.kernel.plan.identity import decide_cluster_id, is_of_cluster, node_of
 from vllm_cluster.kernel.plan.placement import Cluster
 from vllm_cluster.kernel.plan.spec import ID, ROLE, ContainerSpec
-from vllm_cluster.kernel.shell_line import command_line
+from vllm_cluster.kernel.shell_line import Option, command_line
 from vllm_cluster.kernel.text import host_port, printable
 from vllm_cluster.wire.parts import MAX_MEMBERS
 from vllm_cluster.wire.reading import RefusedDocument, convert
@@ -66,7 +66,7 @@ class Member:
     @property
     def former_line(self) -> str:
         """The command by which a person names it; empty for `local`."""
-        return command_line("vcluster", "up", "--former", self.destination) if self.destination else ""
+        return command_line("vcluster", "up", Option("--former"), self.destination) if self.destination else ""
 
     def as_host(self, name: str) -> Host:
         """The host of an inventory that leads there."""

@@ -12,7 +12,7 @@ from typing import Literal, TypedDict
 from vllm_cluster.kernel.inventory.model import Host, Inventory
 from vllm_cluster.kernel.plan.cached_model import repository_folder
 from vllm_cluster.kernel.plan.spec import LABEL, ContainerSpec, Mount, node_name
-from vllm_cluster.kernel.shell_line import command_line
+from vllm_cluster.kernel.shell_line import Option, command_line
 from vllm_cluster.wire.pull import CacheModel, ChainHost, HostPlan, ModelFile
 from vllm_cluster.wire.values import Url
 
@@ -125,7 +125,7 @@ def place_of(model: str) -> ModelPlace:
 def through_folder(model: str) -> str:
     """The commands that bring a repository of the hub by a folder of this machine, for hosts that reach no hub."""
     folder = f"./{model.rpartition('/')[2]}"
-    fetch = command_line("hf", "download", model, "--local-dir", folder)
+    fetch = command_line("hf", "download", model, Option("--local-dir"), folder)
     return "\n".join((fetch, command_line("vcluster", "pull", folder)))
 
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, TextIO
 
 from vllm_cluster.kernel.errors import Interrupted, VclusterError
 from vllm_cluster.kernel.laptop import STANDARD_OUTPUT, cache_folder, make_private, meaning
-from vllm_cluster.kernel.shell_line import QUOTED, command_line, last_value
+from vllm_cluster.kernel.shell_line import QUOTED, command_line, last_value, typed_words
 from vllm_cluster.kernel.terminal.called import NAMES
 from vllm_cluster.kernel.terminal.output import err, to_paste, with_ends
 from vllm_cluster.kernel.terminal.verb import Verb
@@ -174,7 +174,7 @@ def with_inventory(text: str, inventory: Path | None) -> str:
     # One that has a default verb: a word behind it may be one of a sentence.
     groups |= {name: rf"(?: (?:{'|'.join(verb.verbs)})\b)?" for name, verb in KNOWN.items() if verb.verbs}
     verbs = "|".join(name + groups.get(name, "") for name, verb in KNOWN.items() if verb.inventory)
-    option = " " + command_line(*named)
+    option = " " + command_line(*typed_words(named))
     command = re.compile(rf"{QUOTED}|(?P<call>\b(?:{'|'.join(NAMES)}) (?:{verbs})(?=[,.;:)]*(?: |$))(?! -i| --help))")
     # A line may name it already: the parser writes some remedies from the words of the call.
     lines = (
@@ -196,7 +196,7 @@ def remedy(error: VclusterError, paste: Callable[[str], str]) -> str | None:
 
     def call(given: Sequence[str]) -> str:
         """A call as a line; where the inventory is named by the environment alone, it is named as in all others."""
-        line = command_line("vcluster", *given)
+        line = command_line("vcluster", *typed_words(given))
         return line if any(word.startswith(("-i", "--inventory")) for word in words[:end]) else paste(line)
 
     def flag(word: str) -> str:

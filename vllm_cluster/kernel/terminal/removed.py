@@ -9,7 +9,7 @@ import shlex
 from collections.abc import Container, Mapping, Sequence
 
 from vllm_cluster.kernel.errors import UsageError
-from vllm_cluster.kernel.shell_line import command_line
+from vllm_cluster.kernel.shell_line import Option, command_line, typed_words
 
 _ASK = {"complete": "vcluster complete PROMPT", "chat": "vcluster chat PROMPT", "batch": "vcluster batch IN -o OUT"}
 # Options that are fields of the request under their own names.
@@ -57,13 +57,15 @@ INSTEAD: Mapping[str, str] = {
     "logs --polls": "vcluster logs --grep GET",
     **{
         f"{verb} --{name.replace('_', '-')}": command_line(
-            *line.split(), "--set", f"{name.removeprefix('no_')}={value}"
+            *typed_words(line.split()), Option("--set"), f"{name.removeprefix('no_')}={value}"
         )
         for verb, line in _ASK.items()
         for name, value in _FIELDS.items()
     },
     **{
-        f"{verb} --{name.replace('_', '-')}": command_line(*_ASK[verb].split(), "--set", f"{name}={value}")
+        f"{verb} --{name.replace('_', '-')}": command_line(
+            *typed_words(_ASK[verb].split()), Option("--set"), f"{name}={value}"
+        )
         for verb in ("complete", "chat")
         for name, value in (("model", "NAME"), ("prompt_logprobs", "NUMBER"))
     },
@@ -94,7 +96,10 @@ INSTEAD: Mapping[str, str] = {
     "endpoint --curl": "vcluster complete PROMPT",
     "endpoint --python": 'eval "$(vcluster endpoint --env)"',
     **dict.fromkeys(("fit --params", "fit --bits"), "vcluster fit FOLDER --gpus NUMBER --gpu-memory SIZE"),
-    **{f"slurm job {old}": command_line("vcluster", "slurm", "MODEL", "--sbatch", new) for old, new in _SBATCH.items()},
+    **{
+        f"slurm job {old}": command_line("vcluster", "slurm", "MODEL", Option("--sbatch"), new)
+        for old, new in _SBATCH.items()
+    },
     "serve --recipe": "vcluster serve --from RECIPE",
     "serve --tunnel": "vcluster endpoint --tunnel",
     "up --dry-run": "vcluster plan",
@@ -166,7 +171,7 @@ def as_typed(line: str, name: str, typed: Sequence[str], bare: Container[str] = 
         if takes and not value:
             return line
         made += [_filled(part, value) for pair in new for part in pair]
-    return command_line("vcluster", *_verb_of(line).split(), *made) if made else line
+    return command_line("vcluster", *_verb_of(line).split(), *typed_words(made)) if made else line
 
 
 def _filled(part: str, value: str) -> str:
@@ -194,7 +199,11 @@ def refuse_removed_arguments(path: str, words: Sequence[str]) -> None:
     """
     if path == "vcluster init" and (hosts := [word for word in words if "=" in word and not word.startswith("-")]):
         named = [part for host in hosts for part in ("--host", host)]
-        raise UsageError(f"{path} no longer has NAME=ADDRESS", hint=command_line(*path.split(), *named))
+        raise UsageError(f"{path} no longer has NAME=ADDRESS", hint=command_line(*path.split(), *typed_words(named)))
     if path == "vcluster endpoint" and (command := words[words.index("--") + 1 :] if "--" in words else ()):
-        lines = ('eval "$(vcluster endpoint --detach --env)"', command_line(*command), "vcluster endpoint --close")
+        lines = (
+            'eval "$(vcluster endpoint --detach --env)"',
+            command_line(*typed_words(command)),
+            "vcluster endpoint --close",
+        )
         raise UsageError(f"{path} no longer runs a command", hint="\n".join(lines))

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from vllm_cluster.kernel.clock import Deadline
 from vllm_cluster.kernel.errors import HostError, ShellUnusable, UsageError
-from vllm_cluster.kernel.shell_line import command_line
+from vllm_cluster.kernel.shell_line import Option, command_line, typed_words
 from vllm_cluster.kernel.text import redact
 from vllm_cluster.kernel.transport.base import MAX_OUTPUT, MAX_TAIL, Result, Stream, Target
 from vllm_cluster.kernel.transport.kept import Kept
@@ -192,8 +192,8 @@ def refusal(target: Target, where: str, out: bytes, err: bytes, ask: Callable[[]
     """Why no command began at USER@HOST:PORT, from what was printed instead; `ask` runs `ASK` there."""
     shown = _printed(err + b"\n" + out)
     printed = f": it printed {shown!r}" if shown else ""
-    by_hand = command_line("ssh", *ssh_options(target), target.destination, "echo ok")
-    shell = command_line("sudo", "chsh", "-s", "/bin/bash", where.rpartition("@")[0])
+    by_hand = command_line("ssh", *typed_words(ssh_options(target)), target.destination, "echo ok")
+    shell = command_line("sudo", "chsh", Option("-s"), "/bin/bash", where.rpartition("@")[0])
     other = f"set hosts.{target.name}.ssh.user to one who runs commands, or on the host: {shell}"
     if _RESTRICTED.search(shown):
         return ShellUnusable(target.name, f"login shell: it is restricted{printed}", hint=other)
@@ -215,7 +215,7 @@ def refusal(target: Target, where: str, out: bytes, err: bytes, ask: Callable[[]
 
 def late(target: Target, seconds: float) -> ShellUnusable:
     """No command began within these seconds: something that the login shell starts before it does not end."""
-    by_hand = command_line("ssh", *ssh_options(target), target.destination, "echo ok")
+    by_hand = command_line("ssh", *typed_words(ssh_options(target)), target.destination, "echo ok")
     return ShellUnusable(
         target.name,
         f"login shell: it began no command within {seconds:.0f} s: a start-up file of the shell waits for something",

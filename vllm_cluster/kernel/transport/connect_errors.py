@@ -9,7 +9,7 @@ from typing import TypeVar
 
 from vllm_cluster.kernel.clock import Deadline
 from vllm_cluster.kernel.errors import AuthenticationFailed, HostKeyRejected, NoSession, Unreachable
-from vllm_cluster.kernel.shell_line import command_line
+from vllm_cluster.kernel.shell_line import Option, command_line, typed_words
 from vllm_cluster.kernel.transport.ssh_config import SshEndpoint, known_name
 
 T = TypeVar("T")
@@ -48,11 +48,12 @@ def refused_certificate(at: SshEndpoint) -> HostKeyRejected:
 def changed_key(at: SshEndpoint, shown: str, line: str) -> HostKeyRejected:
     """The host shows another key than the one in `line` (file:number) of known_hosts."""
     file = line.rpartition(":")[0]
+    forget = command_line("ssh-keygen", Option("-f"), file, Option("-R"), known_name(at))
     return HostKeyRejected(
         at.name,
         f"the key of {at.where} is not the one in {line}: it shows {shown}; "
         "the host was reinstalled, or this is a man-in-the-middle attack",
-        hint=f"if the host was reinstalled: {command_line('ssh-keygen', '-f', file, '-R', known_name(at))}",
+        hint=f"if the host was reinstalled: {forget}",
     )
 
 
@@ -119,7 +120,7 @@ def no_answer(at: SshEndpoint, seconds: float) -> Unreachable:
         at.name,
         f"no answer from {at.host}:{at.port} within {seconds:.0f} s",
         hint=f"check that the host is up and that no firewall blocks port {at.port}: "
-        + command_line("nc", "-vz", at.host, str(at.port)),
+        + command_line("nc", Option("-vz"), at.host, str(at.port)),
     )
 
 
@@ -207,7 +208,7 @@ def no_session(name: str, where: str) -> NoSession:
 
 
 def _by_hand(at: SshEndpoint) -> str:
-    return command_line("ssh", *at.options, at.destination)
+    return command_line("ssh", *typed_words(at.options), at.destination)
 
 
 def _copy_id(at: SshEndpoint) -> str:
@@ -217,4 +218,4 @@ def _copy_id(at: SshEndpoint) -> str:
         if flag in words[::2]:
             place = words[::2].index(flag) * 2
             words[place : place + 2] = ["-o", f"{option}={words[place + 1]}"]
-    return command_line("ssh-copy-id", *words, at.destination)
+    return command_line("ssh-copy-id", *typed_words(words), at.destination)

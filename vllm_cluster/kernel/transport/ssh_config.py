@@ -18,7 +18,7 @@ from pathlib import Path
 
 from vllm_cluster.kernel.errors import UsageError
 from vllm_cluster.kernel.laptop import expanded, read_given
-from vllm_cluster.kernel.shell_line import command_line
+from vllm_cluster.kernel.shell_line import command_line, typed_words
 from vllm_cluster.kernel.transport.base import Target
 
 Run = Callable[..., subprocess.CompletedProcess[bytes]]
@@ -110,7 +110,9 @@ def ask_ssh(target: Target, run: Run, *flags: str) -> tuple[dict[str, list[str]]
     errors = done.stderr.decode("utf-8", "replace").strip()
     if done.returncode:
         text = "\n".join(line for line in errors.splitlines() if not line.startswith(("debug1: ", "OpenSSH_")))
-        raise UsageError(f"{target.name}: ssh refuses its configuration: {text}", hint=f"try: {command_line(*argv)}")
+        raise UsageError(
+            f"{target.name}: ssh refuses its configuration: {text}", hint=f"try: {command_line(*typed_words(argv))}"
+        )
     words: dict[str, list[str]] = {}
     for line in done.stdout.decode("utf-8", "replace").splitlines():
         key, _, value = line.partition(" ")

@@ -16,7 +16,7 @@ import typer
 
 from vllm_cluster.kernel.errors import UsageError
 from vllm_cluster.kernel.laptop import expanded, read_given
-from vllm_cluster.kernel.shell_line import command_line
+from vllm_cluster.kernel.shell_line import Option, command_line
 from vllm_cluster.kernel.terminal.settings import SETTINGS
 from vllm_cluster.wire.reading import json_for_all
 
@@ -174,7 +174,7 @@ def _value(name: str, text: str) -> object:
     except (ValueError, RecursionError):
         if text.lstrip()[:1] in ("{", "[", '"'):
             raise UsageError(
-                f"--set {name}: not JSON: {text[:80]!r}", hint=command_line("--set", f"{name}=VALUE")
+                f"--set {name}: not JSON: {text[:80]!r}", hint=command_line(Option("--set"), f"{name}=VALUE")
             ) from None
         return text
 

@@ -16,7 +16,7 @@ from typing import Annotated
 
 from vllm_cluster.kernel.errors import VclusterError
 from vllm_cluster.kernel.laptop import fresh_file, make_private, own_python, read_own_file, write_whole
-from vllm_cluster.kernel.shell_line import command_line
+from vllm_cluster.kernel.shell_line import Option, command_line
 from vllm_cluster.wire.reading import RefusedDocument, read
 from vllm_cluster.wire.values import Port, between
 
@@ -73,7 +73,7 @@ class State:
         for path in (self.path, self.log):
             if path.is_dir() and not path.is_symlink():
                 text = f"{path} is a folder where a file of a tunnel would be"
-                raise VclusterError(text, hint=command_line("rm", "-r", str(path)))
+                raise VclusterError(text, hint=command_line("rm", Option("-r"), str(path)))
         # The folder itself: a file for the lock would be left, or removed under another one's hands.
         folder = os.open(self.path.parent, os.O_RDONLY | os.O_CLOEXEC)
         try:

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from vllm_cluster.kernel.errors import PortInUse, UsageError
-from vllm_cluster.kernel.shell_line import command_line
+from vllm_cluster.kernel.shell_line import command_line, typed_words
 from vllm_cluster.kernel.terminal.options import InventoryPath, Json
 from vllm_cluster.kernel.terminal.output import out
 from vllm_cluster.kernel.terminal.session import Session
@@ -97,7 +97,7 @@ def _local_port(tunnel: str) -> int | None:
 def _ensure_one(given: Mapping[str, bool]) -> None:
     wanted = _given(given)
     if len(wanted) > 1:
-        lines = "\n".join(command_line("vcluster", "endpoint", name) for name in wanted)
+        lines = "\n".join(command_line("vcluster", "endpoint", *typed_words([name])) for name in wanted)
         raise UsageError(f"{' and '.join(wanted)} exclude each other", hint=lines)
 
 

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from vllm_cluster.kernel.backends import switches, vllm
 from vllm_cluster.kernel.backends.seam import Degrees
-from vllm_cluster.kernel.shell_line import command_line, last_value
+from vllm_cluster.kernel.shell_line import Option, command_line, last_value
 from vllm_cluster.serving.fit.layouts import (
     FIXED,
     RELEASED,
@@ -188,7 +188,7 @@ def _named(asked: Asked, head: str, files: Mapping[str, Files]) -> Iterator[Requ
         elif found.where == "folder" and found.lacking:
             text = f"{asked.model} is incomplete: its index names {found.lacking[0]}, which does not exist"
             name = asked.model.rpartition("/")[2]
-            repair = command_line("vcluster", "pull", f"./{name}", "--verify")
+            repair = command_line("vcluster", "pull", f"./{name}", Option("--verify"))
             yield RequestProblem(host, text, f"{repair}\nor, where vcluster pull has not brought it: copy it again")
 
 
@@ -208,8 +208,8 @@ def _flags(asked: Asked, head: str, judged: Judged, *, named: bool) -> Iterator[
         text = f"vLLM refuses these flags: {judged.problem}"
         # The whole help has thousands of lines; with a word vLLM shows the flags that hold it.
         near = re.search(r"unrecognized arguments: (--[\w-]{1,80}).{0,400}did you mean (--[\w-]{1,80})", judged.problem)
-        topic = f"--help={near[2].removeprefix('--') if near else 'all'}"
-        known = command_line("vcluster", "exec", "--head", "--", "vllm", "serve", topic)
+        topic = Option(f"--help={near[2].removeprefix('--') if near else 'all'}")
+        known = command_line("vcluster", "exec", Option("--head"), Option("--"), "vllm", "serve", topic)
         lacking = "No such file" in judged.problem and "config" in vllm.options(asked.extra)
         old = switches.old_spellings(asked.extra)
         known = "\n".join([*(f"write {today} in place of {given}" for given, today in old.items()), known])
@@ -311,7 +311,7 @@ def _memory(asked: Asked, head: str, found: Files, known: ModelConfig, judged: J
     there = "FOLDER" if asked.model.startswith("/") else ""
     where = ", with the model's folder or its config.json on this machine," if there else ""
     to = asked.degrees
-    engines = [*(["--dp", str(to.dp)] if to.dp > 1 else []), *(["--ep"] if to.experts else [])]
+    engines = [*([Option("--dp"), str(to.dp)] if to.dp > 1 else []), *([Option("--ep")] if to.experts else [])]
     advice = f"{command_line('vcluster', 'fit', there or asked.model, *engines)}{where} shows what fits"
     if layout.problem:
         yield RequestProblem(head, f"{asked.model} cannot be split so: {layout.problem}", advice)
@@ -394,6 +394,6 @@ def too_little(model: str, gpus: Sequence[Beside], share: float | None, needed: 
     there = ", ".join(f"GPU {gpu.gpu} has {gib(gpu.free)} beside {gpu.holders}" for gpu in short)
     taken = f"{gib(share * short[0].total)} of a GPU ({SHARE_OPTION} {share:g})"
     most = min(short, key=lambda gpu: gpu.share)
-    smaller = command_line("vcluster", "serve", model, "--", SHARE_OPTION, f"{most.share:g}")
+    smaller = command_line("vcluster", "serve", model, Option("--"), Option(SHARE_OPTION), f"{most.share:g}")
     beside = f"\nor {smaller}" if most.share * most.total > needed else ""
     yield f"{model} does not fit: vLLM takes {taken}, and {there}", f"{short[0].find_out}, then end it{beside}"

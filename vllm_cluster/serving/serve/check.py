@@ -19,7 +19,7 @@ from vllm_cluster.kernel.plan import loading
 from vllm_cluster.kernel.plan.cached_model import REPOSITORY
 from vllm_cluster.kernel.plan.desired import CODE_FOLDER, hcas
 from vllm_cluster.kernel.plan.gpus import held_by_others, of_node
-from vllm_cluster.kernel.shell_line import command_line, last_value
+from vllm_cluster.kernel.shell_line import Option, command_line, last_value
 from vllm_cluster.kernel.text import by_hosts
 from vllm_cluster.serving.fit.fit import gpu_memory
 from vllm_cluster.serving.fit.layouts import GpuPool
@@ -145,7 +145,7 @@ def note_downloads(model: str, lacking: Mapping[str, int], emit: Emit) -> None:
 def _is_proved(model: str, files: Mapping[str, Files], extra: Sequence[str], emit: Emit) -> bool:
     for host, found in files.items():
         if found.changed:
-            repair = command_line("vcluster", "pull", model, "--verify")
+            repair = command_line("vcluster", "pull", model, Option("--verify"))
             text = f"{model}: {found.changed} has changed since it was pulled; {repair}"
             emit(Event("warning", text, host, {"code": "model-changed"}))
     digests = {found.proved for found in files.values()}

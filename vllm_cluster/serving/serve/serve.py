@@ -30,7 +30,7 @@ from vllm_cluster.kernel.plan.placement import (
 )
 from vllm_cluster.kernel.plan.room import Room, rooms
 from vllm_cluster.kernel.plan.shares import MAX
-from vllm_cluster.kernel.shell_line import command_line, listener_line
+from vllm_cluster.kernel.shell_line import Option, command_line, listener_line, typed_words
 from vllm_cluster.kernel.text import count, printable, redact
 from vllm_cluster.serving.ask_head import Endpoint, ask_head, follow
 from vllm_cluster.serving.consent import Confirm, Consent, served_on
@@ -304,7 +304,7 @@ def _understood(inventory: Inventory, asked: Deployment) -> Deployment:
     found = replace(asked, model=model, name=asked.name or name, hosts=_named(inventory, asked.hosts))
     asks = next((flag for flag in asked.flags if flag.partition("=")[0] in ("-h", "--help")), None)
     if asks:
-        shown = command_line("vcluster", "exec", "--head", "--", "vllm", "serve", asks)
+        shown = command_line("vcluster", "exec", Option("--head"), Option("--"), "vllm", "serve", *typed_words([asks]))
         raise UsageError(f"{asks} prints vLLM's help and serves nothing", hint=shown)
     # The others may be what vcluster sets anyway, which the hosts show.
     vllm.ensure_allowed(model, found.name, vllm.comparable(asked.flags)[0])

@@ -10,7 +10,7 @@ from pathlib import Path
 from vllm_cluster.kernel.errors import UsageError
 from vllm_cluster.kernel.inventory.model import Inventory
 from vllm_cluster.kernel.plan.placement import serve_command
-from vllm_cluster.kernel.shell_line import command_line, shell_line
+from vllm_cluster.kernel.shell_line import Option, command_line, shell_line
 from vllm_cluster.kernel.terminal.session import Session
 from vllm_cluster.kernel.terminal.words import quote_word
 from vllm_cluster.serving.api.question import standard_input, text_of
@@ -136,7 +136,7 @@ def _text(source: str) -> tuple[str, str]:
     if _is_file(source):
         return text_of(Path(source)), source
     if not any(blank in source for blank in " \t\n"):
-        line = command_line("vcluster", "serve", "--from", "vllm serve MODEL --max-model-len 8192")
+        line = command_line("vcluster", "serve", Option("--from"), "vllm serve MODEL --max-model-len 8192")
         raise UsageError(f"{quote_word(source)}: no such file", hint=line)
     return source, "--from"
 

@@ -31,7 +31,7 @@ from vllm_cluster.kernel.plan.identity import decide_cluster_id, find_foreign, n
 from vllm_cluster.kernel.plan.members import Record, former, record_of
 from vllm_cluster.kernel.plan.node_status import absent, last_words
 from vllm_cluster.kernel.plan.spec import ROLE, node_name, stored_spec
-from vllm_cluster.kernel.shell_line import command_line
+from vllm_cluster.kernel.shell_line import Option, command_line
 from vllm_cluster.kernel.text import count
 from vllm_cluster.wire.status import GroupNode, NodeStatus
 
@@ -323,7 +323,7 @@ def _former(
     rows = []
     for name, member in former(inventory, facts, record).items():
         text = f"{OUTSIDE}: up removes its node (--former: where no inventory here named it); --forget: it is gone"
-        lines = ("vcluster up", member.former_line, command_line("vcluster", "up", "--forget", name))
+        lines = ("vcluster up", member.former_line, command_line("vcluster", "up", Option("--forget"), name))
         fix = "\n".join(filter(None, lines))
         counted = _counted(head, member.address)
         rows.append(HostStatus(name, member.address, "former", "left", "", None, counted, text, fix))

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from vllm_cluster.kernel.errors import UsageError
-from vllm_cluster.kernel.shell_line import command_line
+from vllm_cluster.kernel.shell_line import command_line, typed_words
 from vllm_cluster.kernel.terminal.completion import remember_model
 from vllm_cluster.kernel.terminal.options import InventoryPath, Json
 from vllm_cluster.kernel.terminal.session import Session
@@ -57,7 +57,7 @@ def status(
     modes = {"--watch": watch, "--wait": wait, "--history": history}
     given = [name for name, value in modes.items() if value is not None]
     if len(given) > 1:
-        lines = "\n".join(command_line("vcluster", "status", name) for name in given)
+        lines = "\n".join(command_line("vcluster", "status", *typed_words([name])) for name in given)
         raise UsageError(f"{' and '.join(given)} exclude each other", hint=lines)
     if count and watch is None:
         raise UsageError("--count needs --watch", again=("--watch",))

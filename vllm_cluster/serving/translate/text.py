@@ -7,7 +7,7 @@ import re
 from vllm_cluster.kernel.errors import UsageError
 from vllm_cluster.kernel.inventory.document import Document, read_document
 from vllm_cluster.kernel.inventory.problems import Problem, key_of
-from vllm_cluster.kernel.shell_line import command_line
+from vllm_cluster.kernel.shell_line import Option, command_line
 from vllm_cluster.serving.translate.compose import in_compose
 from vllm_cluster.serving.translate.found import ServeWords, in_shell
 from vllm_cluster.serving.translate.options import Translation, only, translated
@@ -34,7 +34,7 @@ def translate(text: str, place: str) -> Translation:
     if recipe := _RECIPE.search(text):
         line = text[: recipe.start()].count("\n") + 1
         what = "a recipe, whose layout the hosts decide"
-        raise UsageError(f"{place}:{line}: {what}", hint=command_line("vcluster", "serve", "--from", "RECIPE"))
+        raise UsageError(f"{place}:{line}: {what}", hint=command_line("vcluster", "serve", Option("--from"), "RECIPE"))
     document = mapping(text, place)
     if document:
         found = list(in_compose(document, place))

@@ -21,7 +21,7 @@ from paramiko.pkey import UnknownKeyType
 from vllm_cluster.kernel.clock import Deadline
 from vllm_cluster.kernel.errors import AuthenticationFailed, HostKeyRejected
 from vllm_cluster.kernel.laptop import expanded
-from vllm_cluster.kernel.shell_line import command_line
+from vllm_cluster.kernel.shell_line import Option, command_line
 from vllm_cluster.kernel.transport import connect_errors
 from vllm_cluster.kernel.transport.ssh_config import SshEndpoint, known_name
 from vllm_cluster.kernel.transport.wildcard import wildcard
@@ -128,7 +128,7 @@ class HostKeys(paramiko.MissingHostKeyPolicy):
             raise HostKeyRejected(
                 self._at.name,
                 f"cannot note the new key of {self._at.where} in {file}: {error.strerror}",
-                hint=command_line("df", "-h", str(file.parent)) if full else f"make {file} writable",
+                hint=command_line("df", Option("-h"), str(file.parent)) if full else f"make {file} writable",
             ) from None
 
 

@@ -110,7 +110,7 @@ def test_nothing_is_written_that_would_not_load(tmp_path: Path, argv: list[str])
     assert not (tmp_path / "inventory.yaml").exists()
 
 
-# fault: features/init/verb.py: if str(output) == "inventory.yaml" else ["-i", str(output)] → if output else []
+# fault: features/init/verb.py: if str(output) == "inventory.yaml" else [Option("-i"), str(output)] → if output else []
 def test_the_next_command_names_the_file(tmp_path: Path) -> None:
     done = init(tmp_path, "--host", "a", "--host", "b=10.0.0.2", "--host", "c", "-o", "my cluster.yaml")
     text = "Wrote my cluster.yaml (3 hosts). Then run vcluster check -i 'my cluster.yaml'\n"

@@ -67,7 +67,7 @@ def test_a_link_out_of_a_folder_goes_to_no_host(tmp_path: Path, name: str) -> No
 
 # fault: features/pull/local_folder.py: links.append(path) → links[:] = [path]
 # fault: features/pull/local_folder.py: links += [path for name in names → links += [path for name in names[:0]
-# fault: features/pull/local_folder.py: command_line('find', folder, '-type', 'l', '-ls', on=on) → command_line('cp', '-rL', folder, on=on)
+# fault: features/pull/local_folder.py: command_line('find', folder, Option('-type'), 'l', Option('-ls'), on=on) → command_line('cp', Option('-rL'), folder, on=on)
 def test_each_link_out_of_a_folder_is_named_and_no_command_copies_what_is_there(tmp_path: Path) -> None:
     """The first one was named, and the command that was advised sent what the second one led to as well."""
     folder = model_in(tmp_path / "mine")

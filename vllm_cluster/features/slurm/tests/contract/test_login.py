@@ -18,7 +18,7 @@ from tests.support.paths import VCLUSTER
 from tests.support.sshd import Sshd, keygen, require_sshd
 from tests.support.waiting import until
 from vllm_cluster.features.slurm.tests.made import JOB, MODEL, SBIN, Slurm, ask, slurm, timed
-from vllm_cluster.kernel.shell_line import command_line
+from vllm_cluster.kernel.shell_line import Option, command_line
 
 LOGIN = f"{getuser()}@login"
 # What a session on the login node has.
@@ -126,5 +126,7 @@ def test_a_failure_is_explained_over_ssh(laptop: Laptop, cluster: Slurm) -> None
     timed((cluster.jobs / number / "ends").exists)
     assert laptop.verb("status", number, "--wait", "2m").returncode == 0
     printed = laptop.verb("explain", number).stdout
-    line = command_line("vcluster", "slurm", "logs", number, "--start", "1", "--rank", "0", "--login", LOGIN)
+    line = command_line(
+        "vcluster", "slurm", "logs", number, Option("--start"), "1", Option("--rank"), "0", Option("--login"), LOGIN
+    )
     assert f"fix:     {line}\n" in printed, printed
