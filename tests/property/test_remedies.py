@@ -64,7 +64,7 @@ def filled(word: Word, values: list[str]) -> str:
 
 
 def shown_as(word: str) -> str:
-    """What a program gets: no word is an option but those that are ours."""
+    """What a program gets: no word is an option but those of the program."""
     return printable(f"./{word}" if word.startswith("-") and not isinstance(word, Option) else word)
 
 

@@ -71,7 +71,7 @@ def test_each_finding(words: dict[str, Any], facts: dict[str, Any], code: str, e
 def test_of_two_hosts_that_look_like_one_none_is_accused_alone(
     copied: tuple[str, ...], code: str, clones: bool, liar: str
 ) -> None:
-    """The one later in the inventory was told to remove its machine id, though the other had given that of it."""
+    """The later one was to remove its machine id, though the other one had given that as its own."""
     facts = world.hosts()
     facts = {name: replace(one, boot_id=f"boot-{name}") for name, one in facts.items()}
     victim = facts["gpu1" if liar == "gpu2" else "gpu2"]
