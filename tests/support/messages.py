@@ -58,7 +58,7 @@ def template(node: ast.AST) -> str:
         return "".join(template(part) or "{}" for part in node.values)
     if isinstance(node, ast.FormattedValue):
         return template(node.value) if isinstance(node.value, ast.Call) else ""
-    if isinstance(node, ast.Call) and _name(node.func) == "Option":
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "Option":
         return template(node.args[0])
     if isinstance(node, ast.Call) and _name(node.func) == "command_line":
         texts = [template(word) or "{}" for word in node.args]

@@ -252,7 +252,8 @@ def _send(found: Stored, fleet: Fleet, hosts: Mapping[str, HostFacts], naming: _
             except HostError as error:
                 if source.image is not naming.image:
                     # The one that passed it on is not asked again.
-                    error.hint = command_line("vcluster", "image", "push", found.name, connection.name, "--from", LOCAL)
+                    words = ("image", "push", found.name, connection.name, Option("--from"), LOCAL)
+                    error.hint = command_line("vcluster", *words)
                 raise error.with_step("image push") from error.__cause__
             emit(Event("done", "the image is there, and the same", connection.name))
 
