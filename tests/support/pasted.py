@@ -14,6 +14,8 @@ SHELLS = ("sh", "bash", "zsh", "fish")
 NOTES = """#!/bin/sh
 printf '%s\\0' "$#" "${0##*/}" "$@" >> "$NOTES"
 """
+# A word of a host that a program would take for an option makes a file, too: no shell has a part in it.
+TAKES_OPTIONS = "#!/bin/sh\nfor word do case $word in -*RAN*) : > RAN-as-option;; esac; done\n"
 # What remedies name; a line that has another program starts nothing here.
 PROGRAMS = ("vcluster", "curl", "ssh", "docker", "sudo", "scp", "rm", "kill", "systemctl", "pip", "pipx", "python3")
 _LABEL = re.compile(r"^(?:fix|status|stop|follow|continue|next|or|ask|clients|tunnel|key|log): +(.*)$")
@@ -51,7 +53,7 @@ def run(lines: Collection[str], folder: Path) -> list[str]:
     programs.mkdir(parents=True, exist_ok=True)
     traps.mkdir(exist_ok=True)
     for name in PROGRAMS:
-        (programs / name).write_text("#!/bin/sh\n")
+        (programs / name).write_text(TAKES_OPTIONS)
         (programs / name).chmod(0o755)
     touch = programs / "touch"
     if not touch.exists():

@@ -28,7 +28,7 @@ WORDS = (
     "$(touch RAN)", "`touch RAN`", ";touch RAN;", "\ntouch RAN\n", "|touch RAN", "&touch RAN&", "x>RAN",
     "fix: touch RAN", "  fix: touch RAN", "\nfix: touch RAN",
     "'$(touch RAN)'", '"$(touch RAN)"', "'; touch RAN; '", "\\'; touch RAN #", "(touch RAN)", "\rtouch RAN\r",
-    " touch RAN", "#", "!!", "-oProxyCommand=touch RAN", "--help", "-", "--", "~", "*", "{a,b}", "=ls", "%self",
+    " touch RAN", "#", "!!", "-oProxyCommand=touch RAN", "-iRAN", "--inventory=RAN", "--help", "-", "--", "~", "*", "{a,b}", "=ls", "%self",
     "../../../RAN", "/tmp/vcluster-RAN", "a/../../RAN", "\x1b[2J\x1b]52;c;eA==\x07", "\x9b31m", "\x00", "\x7f",
     "[bold]x[/bold]", "[/]", "\u202eexe", "\u200b", "\u2066x", "\U000e0041\U000e0042", "\ufeff", "\x85", "\u2028",
     "\ud800", "local", "gpu1", "gpu3", "10.0.0.3", "0", "-1", "",
