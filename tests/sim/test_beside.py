@@ -78,3 +78,29 @@ def test_what_a_killed_check_runs_ends_with_it() -> None:
         assert temporary(world)
         world.settle()
         assert temporary(world) == {}
+
+
+# fault: kernel/docker/temporary.py: self._there.add(name) →
+@pytest.mark.parametrize("begun", ["output of inspect_image", "docker start"])
+def test_ctrl_c_leaves_no_container_that_was_made(begun: str) -> None:
+    """Nothing else ends one that is created and not started."""
+    world = make.world((2, 2))
+    with lab.inside(world):
+        assert lab.run(world, INVENTORY, lab.do_up).error is None
+        script = Script(by_words=lambda call: Fault.INTERRUPT if call.what.startswith(begun) else None)
+        assert isinstance(lab.run(world, INVENTORY, look, script).error, KeyboardInterrupt)
+        assert temporary(world) == {}
+
+
+# fault: serving/look_up.py: left or isinstance → isinstance
+@pytest.mark.parametrize("verb", [lab.do_serve, lab.do_stop])
+def test_what_a_killed_check_left_keeps_no_verb_from_the_model(verb: lab.Verb) -> None:
+    """The cluster was called "not up", while it served."""
+    world = make.world((2, 2))
+    with lab.inside(world):
+        assert lab.run(world, INVENTORY, lab.do_up).error is None
+        script = Script(by_words=lambda call: Fault.KILLED if call.what.startswith("docker start") else None)
+        lab.run(world, INVENTORY, look, script)
+        world.settle()
+        assert temporary(world)
+        lab.succeed(world, INVENTORY, verb)

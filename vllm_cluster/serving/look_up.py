@@ -36,10 +36,14 @@ def look_up(inventory: Inventory, fleet: Fleet, emit: Emit) -> Assessment:
 
 
 def _require_up(plan: Plan) -> None:
-    """Refuse what `up` must do first, by host; what is only recorded about the members changes nothing that serves."""
+    """Refuse what `up` must do first, by host; what is only recorded about the members changes nothing that serves.
+
+    Nor does what an interrupted run left, which `up` removes too.
+    """
     todo: dict[str, list[Operation]] = {}
     for operation in plan.operations():
-        if not isinstance(operation, RecordMembers):
+        left = isinstance(operation, RemoveContainer) and operation.name != node_name(plan.cluster)
+        if not (left or isinstance(operation, RecordMembers)):
             todo.setdefault(operation.host, []).append(operation)
     if todo:
         lacking = {host: _lacking(plan.cluster, operations) for host, operations in todo.items()}

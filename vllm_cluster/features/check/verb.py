@@ -40,7 +40,8 @@ def check(
         _show_facts(hosts or (), inventory, as_json=as_json)
         return
 
-    with Session(inventory, as_json=as_json) as session:
+    # What it makes on hosts it removes: to its end nothing is changed.
+    with Session(inventory, as_json=as_json, changes=True, after_plan=True) as session:
         loaded = session.load()
         from vllm_cluster.features.check import action as check_action
         from vllm_cluster.features.check.render import report_document, show_report

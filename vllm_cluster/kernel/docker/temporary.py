@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from secrets import token_hex
 
+from vllm_cluster.kernel.clock import Due
 from vllm_cluster.kernel.docker.client import DockerApi
 from vllm_cluster.kernel.docker.container_body import host_config, node_body, volume_mount
-from vllm_cluster.kernel.errors import HostError
+from vllm_cluster.kernel.errors import HostError, VclusterError
 from vllm_cluster.kernel.plan.identity import Owner
 from vllm_cluster.kernel.plan.spec import ContainerSpec, Mount
 
@@ -62,14 +64,61 @@ def temporary_container(docker: DockerApi, cluster: str, body: Mapping[str, obje
     What failed in between is raised, not a failure of the removal after it.
     """
     name = temporary_name(cluster, "door")
-    docker.create(name, body)
     try:
+        docker.create(name, body)
         yield name
     except BaseException:
         with suppress(HostError):
             docker.remove(name, grace=0)
         raise
     docker.remove(name, grace=0)
+
+
+class TemporaryContainers:
+    """Those that this run has on one host: what is broken off removes them, since nothing ends one that never ran."""
+
+    def __init__(self, docker: Callable[[], DockerApi]) -> None:
+        self._docker = docker
+        # Held while one is created: until Docker has answered, no removal finds it.
+        self._creating = threading.Lock()
+        self._there: set[str] = set()
+        self._ended = False
+
+    def create(self, name: str, body: Mapping[str, object]) -> None:
+        """Create one.
+
+        Raises:
+            HostError: as `DockerApi.create`.
+            VclusterError: this run is being broken off.
+        """
+        with self._creating:
+            if self._ended:
+                raise VclusterError(f"{name}: not created")
+            self._there.add(name)
+            self._docker().create(name, body)
+
+    def forget(self, name: str) -> None:
+        """Note that one has removed itself."""
+        self._there.discard(name)
+
+    def remove(self, name: str) -> None:
+        """Remove one, unless that was done.
+
+        Raises:
+            HostError: as `DockerApi.remove`.
+        """
+        if name in self._there:
+            self._docker().remove(name, grace=0)
+            self._there.discard(name)
+
+    def end(self, deadline: Due) -> None:
+        """Create no more, and remove those that are there; one that is being created is waited for."""
+        self._ended = True
+        if self._creating.acquire(timeout=deadline.left()):
+            self._creating.release()
+        for name in tuple(self._there):
+            with suppress(HostError):
+                self.remove(name)
 
 
 def temporary_name(cluster: str, purpose: str) -> str:

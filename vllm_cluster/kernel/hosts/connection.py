@@ -13,6 +13,7 @@ from typing import Literal, TypeVar
 
 from vllm_cluster.kernel.clock import Deadline
 from vllm_cluster.kernel.docker.client import DIAL, DockerApi
+from vllm_cluster.kernel.docker.temporary import TemporaryContainers
 from vllm_cluster.kernel.errors import HostError, VclusterError, combine
 from vllm_cluster.kernel.held import ONE_HOST, OWN, Memory, SharedMemory, let_go, share_heap
 from vllm_cluster.kernel.hosts.runtime import SYSTEM, Runtime
@@ -27,6 +28,8 @@ from vllm_cluster.kernel.transport.ssh_config import SshEndpoint, ensure_safe_na
 # sshd takes about ten new connections at a time (MaxStartups); a laptop's file table has its end too.
 WORKERS = 32
 CONNECT_SECONDS, CLOSE_SECONDS = 20.0, 5.0
+# For what would stay on a host once its connection has ended; a person waits for it.
+CLEAR_SECONDS = 3.0
 DIAL_SECONDS = 30.0
 # A connection takes up to five; the usual limit is 1024 for a process, and 256 on macOS.
 OPEN_FILES = 8192
@@ -54,6 +57,7 @@ class HostConnection:
         self.no_docker: HostError | None = None
         # Of its facts; a fleet's hosts share what there is.
         self.memory = memory or Memory(ONE_HOST)
+        self.temporary = TemporaryContainers(lambda: self.docker)
 
     def fence(self, guard: Callable[[], None], through: Sequence[str]) -> None:
         """From now on ask `guard` before each call that changes the host, and reach Docker through this command."""
@@ -242,27 +246,32 @@ class Fleet:
         return self._stopping.is_set()
 
     def stop(self) -> None:
-        """Start nothing more, and break off what runs: a closed connection ends its call."""
+        """Start nothing more, and break off what runs: a closed connection ends its call, and removes no container."""
         self._stopping.set()
+        deadline = self.runtime.after(CLEAR_SECONDS)
+        self._side_by_side(lambda connection: connection.temporary.end(deadline), "clear", deadline)
         self.close()
 
     def close(self) -> None:
         """End every connection, side by side: a dead host must not hold up the others."""
+        self._side_by_side(HostConnection.close, "close", self.runtime.after(CLOSE_SECONDS))
+        # Last, since the connections behind a jump host end through it.
+        self._jumps.close()
+
+    def _side_by_side(self, work: Callable[[HostConnection], None], name: str, deadline: Deadline) -> None:
+        """Do the work for every connection, and wait for it until the deadline; it needs no pool, which may be full."""
         links = queue.SimpleQueue[HostConnection]()
         for connection in self.connections.values():
             links.put(connection)
 
-        def close_some() -> None:
+        def work_on_some() -> None:
             with suppress(queue.Empty):
                 while True:
-                    links.get_nowait().close()
+                    work(links.get_nowait())
 
-        closing = [self.runtime.background(close_some, "close") for _ in range(min(WORKERS, len(self.connections)))]
-        deadline = self.runtime.after(CLOSE_SECONDS)
-        for work in closing:
-            work.join(deadline.left())
-        # Last, since the connections behind a jump host end through it.
-        self._jumps.close()
+        working = [self.runtime.background(work_on_some, name) for _ in range(min(WORKERS, len(self.connections)))]
+        for one in working:
+            one.join(deadline.left())
 
     def __enter__(self) -> Fleet:
         return self

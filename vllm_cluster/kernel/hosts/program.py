@@ -119,12 +119,12 @@ class RunningProgram:
         stream: Stream,
         whole: Due,
         *,
-        remove: Callable[[], None] = lambda: None,
+        leave: Callable[[bool], None] = lambda _over: None,
         container: str = "",
     ) -> None:
-        """`whole` is for all of it; `remove` takes away what one that did not end by itself leaves on the host."""
+        """`whole` is for all of it; `leave` gets at the end whether the program has ended well by itself."""
         self.host, self.program, self.container = host, program, container
-        self._stream, self._whole, self._remove = stream, whole, remove
+        self._stream, self._whole, self._leave = stream, whole, leave
         self._lines: deque[bytes] = deque()
         self._rest, self._printed = b"", bytearray()
         self._received = 0
@@ -263,9 +263,8 @@ class RunningProgram:
         """End the program: it lives no longer than this."""
         self._stream.close()
         # Also after a bad end: docker may have ended, and not its container.
-        if not self._over or self.code != 0:
-            with suppress(HostError):
-                self._remove()
+        with suppress(HostError):
+            self._leave(self._over and self.code == 0)
 
     def __enter__(self) -> RunningProgram:
         return self
@@ -290,18 +289,19 @@ def start(connection: HostConnection, program: RemoteProgram, place: Place, dead
             opened = connection.open_changing if program.changes else connection.open_stream
             return RunningProgram(connection.name, program, opened(argv, deadline), whole)
     name = temporary_name(place.owner.cluster, place.kind)
-
-    def remove() -> None:
-        connection.docker.remove(name, grace=0)
-
-    connection.docker.create(name, place.body(program.argv))
     try:
+        connection.temporary.create(name, place.body(program.argv))
         stream = connection.open_changing(("docker", "start", "--attach", "--interactive", name), deadline)
     except BaseException:
+        # Also where the answer to the create did not arrive: nothing else ends one that was not started.
         with suppress(HostError):
-            remove()
+            connection.temporary.remove(name)
         raise
-    return RunningProgram(connection.name, program, stream, whole, remove=remove, container=name)
+
+    def leave(over: bool) -> None:
+        (connection.temporary.forget if over else connection.temporary.remove)(name)
+
+    return RunningProgram(connection.name, program, stream, whole, leave=leave, container=name)
 
 
 def run_program(
