@@ -87,6 +87,38 @@ BATCH = {
 }
 
 
+# fault: serving/cluster/down.py: {removal.losses}{removal.places} → {removal.losses}
+# fault: serving/cluster/down.py: raise removal.unfinished() → raise combine(removal.failures)
+# fault: serving/cluster/down.py: self.emit(Event("note", f"deleted too: {stops.deleted}")) → pass
+def test_down_without_a_worker_names_what_goes_and_what_stays(world: World) -> None:
+    """The head went, with key, history and batch, and the only word was that the worker cannot be reached."""
+    world.batches = [BATCH]
+    world.machines["gpu2"].reachable = False
+    person = lab.Person(True)
+    outcome = lab.run(world, INVENTORY, partial(lab.do_down, confirm=person))
+    assert person.asked[0].endswith("with its API key and history from gpu1 and not from gpu2?")
+    told = [event.text for event in outcome.events if event.kind in ("note", "result")]
+    assert told == [
+        "the API key is removed too; the next vcluster up makes a new one",
+        "deleted too: 1 unfetched batch on the head (/home/ann/out.jsonl of ann@laptop: running, 404/2000 answered)",
+        "Removed cluster lab on gpu1 alone: 1 container, 2 volumes on 1 host. Its history is deleted too.",
+    ]
+    error = outcome.error
+    assert isinstance(error, VclusterError) and error.exit_code == 4
+    assert error.lines[1:] == ["not removed from gpu2: a node and volumes of it may be left there"]
+    assert error.fixes[-2:] == ["once gpu2 can be reached:", "vcluster down"]
+
+
+# fault: serving/cluster/down.py: history" if self._loses_head else "" → history"
+def test_down_without_the_head_names_no_loss_of_what_stays_there(world: World) -> None:
+    world.machines["gpu1"].reachable = False
+    person = lab.Person(True)
+    outcome = lab.run(world, INVENTORY, partial(lab.do_down, confirm=person))
+    assert person.asked[0].endswith("and remove cluster lab from gpu2 and not from gpu1?")
+    told = [event.text for event in outcome.events if event.kind in ("note", "result")]
+    assert told == ["Removed cluster lab on gpu2 alone: 1 container, 2 volumes on 1 host."]
+
+
 # fault: serving/consent.py: self.nodes or self.batches or self.unlisted → self.nodes or self.unlisted
 @pytest.mark.parametrize("served", [True, False])
 def test_down_asks_before_it_deletes_a_batch_that_is_not_fetched(world: World, served: bool) -> None:

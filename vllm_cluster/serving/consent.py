@@ -86,6 +86,11 @@ class Stops:
         return "; ".join(filter(None, (model, self.fewer, *(f"{self._fate[1]}: {which}" for which in self._batches))))
 
     @property
+    def deleted(self) -> str:
+        """The batches that are lost; empty where there are none."""
+        return ", ".join(self._batches)
+
+    @property
     def anything(self) -> bool:
         """Whether a person must be asked."""
         return bool(self.served or self.unknown or self.nodes or self.batches or self.unlisted or self.pulls)

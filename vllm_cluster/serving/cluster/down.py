@@ -29,6 +29,7 @@ from vllm_cluster.kernel.plan.identity import (
     is_leftover,
     is_of_cluster,
     is_volume_name,
+    node_of,
 )
 from vllm_cluster.kernel.plan.kept import kept_secrets
 from vllm_cluster.kernel.plan.members import former, record_of
@@ -52,14 +53,15 @@ def remove_cluster(
     with Fleet(inventory, runtime) as fleet:
         removal = Removal(inventory, fleet, emit)
         while (stops := removal.stops()) is not None:
-            consent.ask(stops, f" and remove cluster {inventory.cluster}{removal.losses}", always=removal.anything)
+            what = f" and remove cluster {inventory.cluster}{removal.losses}{removal.places}"
+            consent.ask(stops, what, always=removal.anything)
             with Lease(in_order(fleet, removal.facts), inventory.cluster, "down") as lease:
                 if removal.lock(lease, wait) and removal.is_covered(consent):
                     removal.remove()
                     break
+        removal.report(stops or Stops())
         if removal.failures:
-            raise combine(removal.failures).with_hosts(inventory.hosts)
-    removal.report()
+            raise removal.unfinished()
     return removal.total
 
 
@@ -104,12 +106,23 @@ class Removal:
 
     @property
     def losses(self) -> str:
-        """What goes with the cluster and comes back with no other, for the question."""
-        return f" with its {'API key and ' if self._loses_key else ''}history"
+        """What goes with the cluster's head and comes back with no other, for the question."""
+        return f" with its {'API key and ' if self._loses_key else ''}history" if self._loses_head else ""
+
+    @property
+    def places(self) -> str:
+        """Where it is removed, for the question; empty where that is everywhere."""
+        return f" from {', '.join(self.facts)} and not from {', '.join(self.failures)}" if self.failures else ""
+
+    @property
+    def _loses_head(self) -> bool:
+        nodes = [node for seen in self.facts.values() if (node := node_of(self.cluster, seen))]
+        return self.inventory.head_name in self.facts or any(node.labels.get(ROLE) == "head" for node in nodes)
 
     @property
     def _loses_key(self) -> bool:
-        return self.inventory.api_key is None and "api-key" in kept_secrets(self.inventory, self.facts)
+        made = self.inventory.api_key is None and "api-key" in kept_secrets(self.inventory, self.facts)
+        return made and self._loses_head
 
     def _look_at_former_hosts(self) -> None:
         inventory, facts = self.inventory, self.facts
@@ -250,19 +263,37 @@ class Removal:
         self.emit(Event("done", f"removed {_counted(removed)}", connection.name, {"removed": removed.total()}))
         return removed
 
-    def report(self) -> None:
-        """Emit the result."""
-        if self._loses_key:
-            self.emit(Event("note", "the API key is removed too; the next vcluster up makes a new one"))
+    def report(self, stops: Stops) -> None:
+        """Emit what was removed, and what is gone with it: `stops` is what was confirmed last."""
         if self.total:
+            self._report_losses(stops)
             hosts = count(sum(1 for found in self._removed.values() if found.total()), "host")
             what = _counted(sum(self._removed.values(), Counter[str]()))
-            text = f"Removed cluster {self.cluster}: {what} on {hosts}. Its history is deleted too."
+            history = " Its history is deleted too." if self._loses_head else ""
+            where = f" on {', '.join(self.facts)} alone" if self.failures else ""
+            text = f"Removed cluster {self.cluster}{where}: {what} on {hosts}.{history}"
         else:
             there = sorted({f"{other.cluster} on {other.host}" for other in find_foreign(self.inventory, self.facts)})
             seen = f"; others there: {', '.join(there)}" if there else ""
             text = f"Nothing to remove: cluster {self.cluster} is not on these hosts{seen}."
-        self.emit(Event("result", text, data={"removed": self.total}))
+        # With failures the end is their error.
+        if self.total or not self.failures:
+            self.emit(Event("note" if self.failures else "result", text, data={"removed": self.total}))
+
+    def _report_losses(self, stops: Stops) -> None:
+        if self._loses_key:
+            self.emit(Event("note", "the API key is removed too; the next vcluster up makes a new one"))
+        if stops.deleted:
+            self.emit(Event("note", f"deleted too: {stops.deleted}"))
+
+    def unfinished(self) -> VclusterError:
+        """Why it could not be removed everywhere, where something may be left, and what removes that."""
+        error = combine(self.failures).with_hosts(self.inventory.hosts)
+        if inside := [name for name in self.failures if name in self.inventory.hosts]:
+            error.lines.append(f"not removed from {', '.join(inside)}: a node and volumes of it may be left there")
+            hints = [*error.fixes, f"once {' and '.join(inside)} can be reached:", "vcluster down"]
+            error.hint = "\n".join(dict.fromkeys(hints))
+        return error
 
 
 def _counted(removed: Counter[str]) -> str:
