@@ -16,6 +16,7 @@ from tests.support.sim.world import World
 from vllm_cluster.features.batch.on_head.progress import Progress
 from vllm_cluster.kernel.errors import Aborted, UsageError, VclusterError
 from vllm_cluster.kernel.inventory.model import Inventory
+from vllm_cluster.serving.cluster.up import plan_cluster
 from vllm_cluster.serving.consent import Confirm
 from vllm_cluster.wire.order import read_order
 
@@ -339,7 +340,7 @@ def meanwhile(world: World, inventory: Inventory, *others: lab.Verb) -> Script:
     return script
 
 
-# fault: serving/cluster/up.py: if consent.covers(_stops(seen, fleet)): → if seen:
+# fault: serving/cluster/up.py: if consent.covers(_stops(inventory, seen, fleet)): → if seen:
 @pytest.mark.promise("P35")
 @pytest.mark.parametrize(("answers", "code"), [((None,), 3), ((False,), 1), ((True,), 0)])
 def test_up_asks_again_where_its_plan_stops_more_than_was_confirmed(
@@ -440,3 +441,22 @@ def test_a_rollback_asks_again_about_another_model() -> None:
         assert [question.split()[1] for question in person.asked] == ["org/b", "org/third"]
         assert isinstance(refused.error, VclusterError)
         assert refused.error.message.startswith("the cluster has changed")
+
+
+# fault: serving/cluster/up.py: if stops.again else stops → if False else stops
+# fault: serving/cluster/moved_cache.py: if one.model not in names and → if
+@pytest.mark.parametrize("there", [True, False])
+def test_a_cache_that_moves_is_looked_into_for_what_is_served(world: World, there: bool) -> None:
+    """Without a word the model was stopped for a start that had to fail."""
+    if there:
+        for machine in world.machines.values():
+            machine.models["hub/models--org--model"] = 1 << 30
+    moved = make.inventory(2, model_cache="/data/new")
+    lacks = "org/model is not in /data/new of gpu1, gpu2: first vcluster pull org/model"
+    planned = lab.succeed(world, moved, lab.verb(plan_cluster)).value
+    assert (lacks in planned.stops.consequence) is not there
+    person = lab.Person(False)
+    refused = lab.run(world, moved, partial(lab.do_up, confirm=person))
+    assert isinstance(refused.error, Aborted) and (f"({lacks})" in person.asked[0]) is not there
+    told = [event.text for event in refused.events if event.kind == "note"]
+    assert any(lacks in text for text in told) is not there

@@ -62,6 +62,8 @@ class Stops:
     nodes: Mapping[str, str] = field(default_factory=dict)
     # Whether the head starts the model again by itself.
     again: bool = False
+    # Which of them cannot be loaded then, since the model cache that the inventory names lacks them, and what to do.
+    absent: str = ""
     # The model that runs on: the nodes have no rank of it.
     stays: str = ""
     # The models that run on with fewer replicas, and with how many.
@@ -83,7 +85,8 @@ class Stops:
             one = len(self.served) == 1
             fate = f"{'is' if one else 'are'} {'started again' if self.again else 'not served again'}"
             model = f"{self._models} {'stops' if one else 'stop'}, and {fate}"
-        return "; ".join(filter(None, (model, self.fewer, *(f"{self._fate[1]}: {which}" for which in self._batches))))
+        batches = (f"{self._fate[1]}: {which}" for which in self._batches)
+        return "; ".join(filter(None, (model, self.absent, self.fewer, *batches)))
 
     @property
     def deleted(self) -> str:
@@ -99,7 +102,8 @@ class Stops:
         """Whether an answer about `confirmed` covers this too."""
         served = {one.generation for one in self.served} <= {one.generation for one in confirmed.served}
         nodes = self.nodes.items() <= confirmed.nodes.items() and self.pulls.items() <= confirmed.pulls.items()
-        return served and nodes and self._batches_within(confirmed) and (not self.unknown or bool(confirmed.unknown))
+        known = (not self.unknown or bool(confirmed.unknown)) and self.absent in ("", confirmed.absent)
+        return served and nodes and known and self._batches_within(confirmed)
 
     def _batches_within(self, confirmed: Stops) -> bool:
         """Whether an answer about `confirmed` covers these batches; one about unknown ones covers any."""
@@ -112,7 +116,8 @@ class Stops:
             f"end the pull of {model} to {hosts}"
             for model, hosts in by_hosts((m, h) for h, m in self.pulls.items()).items()
         )
-        return ", ".join(filter(None, (stop, *(f"{self._fate[0]} {which}" for which in self._batches), *pulls)))
+        deleted = (f"{self._fate[0]} {which}" for which in self._batches)
+        return ", ".join(filter(None, (stop, *deleted, *pulls))) + (f" ({self.absent})" if self.absent else "")
 
     @property
     def _models(self) -> str:

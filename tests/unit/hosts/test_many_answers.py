@@ -17,7 +17,6 @@ from tests.support.canned_docker import always, answer, canned
 from tests.support.depth import FULL
 from tests.support.liars import KINDS, facts, usual
 from tests.support.paths import ROOT
-from vllm_cluster.features.pull.models import cached
 from vllm_cluster.kernel.docker.calls import MAX_ANSWER, TooLong
 from vllm_cluster.kernel.docker.rows import MAX_ROW, RowReader
 from vllm_cluster.kernel.errors import HostError, VclusterError
@@ -26,6 +25,7 @@ from vllm_cluster.kernel.held import ALL_HOSTS, EACH_HOST, ONE_HOST, OWN, Memory
 from vllm_cluster.kernel.hosts.connection import Fleet, HostConnection
 from vllm_cluster.kernel.hosts.observe import run_fact_script
 from vllm_cluster.kernel.hosts.runtime import SYSTEM
+from vllm_cluster.kernel.models.host_cache import cached
 from vllm_cluster.kernel.transport.base import Result
 
 # Of 64 that lie at once, 102 on one machine; one alone takes less than 100 (tests of each verb).
@@ -205,7 +205,7 @@ def test_a_host_whose_script_prints_too_much_is_named() -> None:
         run_fact_script(world.inventory(1), printing(b"x" * (2 << 20)))
 
 
-# fault: features/pull/models.py: connection.memory.keep(parse_models(result.text)) → parse_models(result.text)
+# fault: kernel/models/host_cache.py: connection.memory.keep(parse_models(result.text)) → parse_models(result.text)
 def test_a_host_that_lists_too_many_models_is_named() -> None:
     rows = printing(b"hub|org--m|a|1|1|\n" * 500 + b"whole\n")
     assert len(cached(world.inventory(1), rows)) == 500

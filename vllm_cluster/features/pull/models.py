@@ -4,27 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from importlib.resources import files
 
 from vllm_cluster.features.pull.hosts import PullHosts
 from vllm_cluster.kernel.assess import each_usable
-from vllm_cluster.kernel.errors import CommandFailed, VclusterError
+from vllm_cluster.kernel.errors import VclusterError
 from vllm_cluster.kernel.events import Emit, Event
-from vllm_cluster.kernel.held import one_at_a_time
-from vllm_cluster.kernel.hosts.connection import Fleet, HostConnection
+from vllm_cluster.kernel.hosts.connection import Fleet
 from vllm_cluster.kernel.hosts.reach import reached
 from vllm_cluster.kernel.hosts.runtime import SYSTEM, Runtime
 from vllm_cluster.kernel.inventory.model import Inventory
 from vllm_cluster.kernel.inventory.words import nearest
-from vllm_cluster.kernel.models.listed import CachedModel, parse_models
+from vllm_cluster.kernel.models.host_cache import cached
+from vllm_cluster.kernel.models.listed import CachedModel
 from vllm_cluster.kernel.models.weights import status
 from vllm_cluster.kernel.plan.pull import container_name
-from vllm_cluster.kernel.text import count, end_of
-
-# Some seconds for each model: the size of one on a network file system is asked file by file.
-LIST_SECONDS = 300.0
-# The script ends its list at 500 models and 200,000 bytes.
-MAX_LIST = 256 << 10
+from vllm_cluster.kernel.text import count
 
 
 @dataclass(frozen=True)
@@ -82,22 +76,3 @@ def near_cached(hosts: PullHosts, model: str, names: Sequence[str] | None = None
     found = hosts.fleet.all(lambda connection: cached(hosts.inventory, connection), names)
     there = dict.fromkeys(one.name for rows in found.values() for one in rows)
     return None if model in there else nearest(model, there)
-
-
-def cached(inventory: Inventory, connection: HostConnection) -> tuple[CachedModel, ...]:
-    """The models in the cache of one host.
-
-    Raises:
-        CommandFailed: it cannot be read.
-    """
-    script = files("vllm_cluster.kernel.models").joinpath("models.sh").read_bytes()
-    result = connection.transport.run(
-        ["sh", "-s", "--", inventory.model_cache], connection.runtime.after(LIST_SECONDS), stdin=script, most=MAX_LIST
-    )
-    try:
-        with one_at_a_time():
-            return connection.memory.keep(parse_models(result.text))
-    except ValueError as error:
-        stderr = result.stderr.decode("utf-8", "replace").strip()
-        text = f"models: {error}: {end_of(stderr, 300)}"
-        raise CommandFailed(connection.name, text, exit_code=result.returncode, stderr=stderr, again=()) from error

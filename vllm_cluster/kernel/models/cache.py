@@ -9,6 +9,7 @@ from typing import TypeVar
 from vllm_cluster.kernel.clock import MovingDeadline
 from vllm_cluster.kernel.docker.temporary import TemporaryContainer
 from vllm_cluster.kernel.errors import CommandFailed, HostError
+from vllm_cluster.kernel.facts.docker_objects import Container
 from vllm_cluster.kernel.facts.host_facts import HostFacts
 from vllm_cluster.kernel.hosts.connection import HostConnection
 from vllm_cluster.kernel.hosts.program import InNode, Place, RunningProgram, python, start
@@ -16,6 +17,7 @@ from vllm_cluster.kernel.inventory.model import Inventory
 from vllm_cluster.kernel.plan.identity import node_of, without_lease
 from vllm_cluster.kernel.plan.images import find_image
 from vllm_cluster.kernel.plan.pull import COMMIT, container_spec, outside
+from vllm_cluster.kernel.plan.spec import stored_spec
 from vllm_cluster.wire.pull import CacheManifest, CacheRow, ModelFile, digest_of
 from vllm_cluster.wire.reading import RefusedDocument, convert
 from vllm_cluster.wire.values import words
@@ -51,11 +53,17 @@ def locate_cache(inventory: Inventory, facts: HostFacts, reads: str = "") -> Pla
         HostError: the image is not there.
     """
     node = node_of(inventory.cluster, facts)
-    if node is not None and node.state == "running" and not reads:
+    if node is not None and node.state == "running" and not reads and sees_cache(node, inventory.model_cache):
         return InNode(node.name)
     image = image_id(inventory, facts)
     spec = container_spec(inventory, inventory.hosts[facts.host], reads)
     return TemporaryContainer(without_lease(inventory.cluster), "cache", image, like=spec, user=spec.user)
+
+
+def sees_cache(node: Container, cache: str) -> bool:
+    """Whether a node has this cache: the inventory may have moved it since the node was made."""
+    spec = stored_spec(node.labels)
+    return spec is None or any(mount.target == cache for mount in spec.mounts)
 
 
 def image_id(inventory: Inventory, facts: HostFacts) -> str:

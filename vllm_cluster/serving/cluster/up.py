@@ -41,6 +41,7 @@ from vllm_cluster.kernel.plan.plan import (
     StartNode,
 )
 from vllm_cluster.kernel.text import by_hosts, count
+from vllm_cluster.serving.cluster.moved_cache import absent_models
 from vllm_cluster.serving.consent import Confirm, Consent, Stops, stopped_by
 
 ALONE = "one host needs no Ray: vLLM's own processes join its GPUs (backend: ray in the inventory has Ray, too)"
@@ -64,7 +65,7 @@ def plan_cluster(inventory: Inventory, emit: Emit, *, runtime: Runtime = SYSTEM)
     with connect_all(inventory, emit, runtime=runtime) as fleet:
         seen = assess(inventory, fleet, emit)
         _note_backend(inventory, seen.plan, emit)
-        return Planned(seen.plan, _stops(seen, fleet))
+        return Planned(seen.plan, _stops(inventory, seen, fleet))
 
 
 def bring_up(
@@ -98,15 +99,15 @@ def bring_up(
         del facts
         try:
             if not planned.empty:
-                _note_plan(inventory, planned, _stops(seen, fleet), emit)
+                _note_plan(inventory, planned, _stops(inventory, seen, fleet), emit)
             while not seen.plan.empty:
-                consent.ask(_stops(seen, fleet))
+                consent.ask(_stops(inventory, seen, fleet))
                 with Lease(in_order(fleet, seen.facts), inventory.cluster, "up") as lease:
                     lease.acquire(wait, show_waiting_once(emit))
                     # Others may have changed the cluster since the question. Both looks have no room together.
                     seen = replace(seen, facts={})
                     seen = assess(inventory, fleet, emit, locked=True, named=named)
-                    if consent.covers(_stops(seen, fleet)):
+                    if consent.covers(_stops(inventory, seen, fleet)):
                         undo.pop_all()
                         _apply(inventory, seen, PlanExecution(seen.plan, fleet, lease, emit, seen.secrets, cache))
                         break
@@ -149,9 +150,10 @@ def _note_plan(inventory: Inventory, planned: Plan, stops: Stops, emit: Emit) ->
     emit(Event("note", _summary(planned, stops)))
 
 
-def _stops(seen: Assessment, fleet: Fleet) -> Stops:
+def _stops(inventory: Inventory, seen: Assessment, fleet: Fleet) -> Stops:
     """The running nodes that the plan removes or restarts, and the model on them."""
-    return stopped_by(seen.plan, seen.facts, fleet)
+    stops = stopped_by(seen.plan, seen.facts, fleet)
+    return replace(stops, absent=absent_models(inventory, seen.facts, fleet)) if stops.again else stops
 
 
 def _apply(inventory: Inventory, seen: Assessment, execution: PlanExecution) -> None:

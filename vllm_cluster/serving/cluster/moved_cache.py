@@ -1,0 +1,60 @@
+"""A model cache that the inventory has moved: what is served, and is not in the new one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import suppress
+
+from vllm_cluster.kernel.errors import HostError
+from vllm_cluster.kernel.facts.host_facts import HostFacts
+from vllm_cluster.kernel.hosts.connection import Fleet
+from vllm_cluster.kernel.inventory.model import Inventory
+from vllm_cluster.kernel.models.cache import sees_cache
+from vllm_cluster.kernel.models.host_cache import cached
+from vllm_cluster.kernel.node.handle import NodeHandle
+from vllm_cluster.kernel.plan.identity import node_of
+from vllm_cluster.kernel.plan.spec import ROLE
+from vllm_cluster.kernel.shell_line import command_line
+from vllm_cluster.kernel.text import by_hosts
+from vllm_cluster.wire.order import Deployment
+from vllm_cluster.wire.reading import RefusedDocument
+
+
+def absent_models(inventory: Inventory, facts: Mapping[str, HostFacts], fleet: Fleet) -> str:
+    """What is served, and where it is not in the cache that its nodes get; empty where it is, or that is not known.
+
+    A host whose node has that cache already is not asked: there the model was looked for when it was asked for.
+    """
+    nodes = {name: node_of(inventory.cluster, facts[name]) for name in inventory.hosts}
+    moved = [name for name, node in nodes.items() if node and not sees_cache(node, inventory.model_cache)]
+    wanted = _wanted(inventory.cluster, facts, fleet) if moved else ()
+    if not wanted:
+        return ""
+    found, _ = fleet.each(lambda connection: cached(inventory, connection), moved)
+    held = {host: {one.name for one in models if not one.problem} for host, models in found.items()}
+    lacking = by_hosts(
+        (one.model, host)
+        for one in wanted
+        for host, names in held.items()
+        if one.model not in names and host in (one.hosts or inventory.hosts)
+    )
+    return "; ".join(
+        f"{model} is not in {inventory.model_cache} of {hosts}: first {_remedy(model)}"
+        for model, hosts in lacking.items()
+    )
+
+
+def _remedy(model: str) -> str:
+    """What brings a model; what is served by a path is a folder of the cache before."""
+    return "copy it there" if model.startswith("/") else command_line("vcluster", "pull", model)
+
+
+def _wanted(cluster: str, facts: Mapping[str, HostFacts], fleet: Fleet) -> tuple[Deployment, ...]:
+    """What the head of now is asked to serve; none where that cannot be read."""
+    for host, seen in facts.items():
+        node = node_of(cluster, seen)
+        if node and node.labels.get(ROLE) == "head":
+            with suppress(HostError, RefusedDocument):
+                order = NodeHandle(fleet.connections[host], cluster).order()
+                return tuple(one.deployment for one in order.deployments) if order else ()
+    return ()
