@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 
 from vllm_cluster.features.check.measure import AllReduceReport, run_allreduce
 from vllm_cluster.kernel.assess import note_gpus
+from vllm_cluster.kernel.checks.docker import engine_problem
 from vllm_cluster.kernel.checks.finding import Finding
 from vllm_cluster.kernel.checks.network import endpoint
 from vllm_cluster.kernel.checks.registry import NotChecked, check_all, unseen
@@ -27,6 +28,7 @@ from vllm_cluster.kernel.links.measure import run_link_test
 from vllm_cluster.kernel.node.handle import NodeHandle
 from vllm_cluster.kernel.node.program import program_digest
 from vllm_cluster.kernel.plan.diff import other_program
+from vllm_cluster.kernel.plan.identity import decide_cluster_id, is_of_cluster, node_of
 from vllm_cluster.kernel.text import count
 
 
@@ -73,6 +75,7 @@ def check_hosts(inventory: Inventory, emit: Emit, *, deep: bool = False, runtime
         broken = any(finding.error for finding in findings)
         findings += _endpoint(inventory, fleet, facts)
         findings += _other_programs(inventory, facts)
+        findings += _stopped_nodes(inventory, facts)
         of_links, skipped = run_link_test(fleet, inventory, facts, emit)
         findings += of_links
         not_checked, tried = [*unseen(inventory, facts), *skipped], None
@@ -98,6 +101,21 @@ def _other_programs(inventory: Inventory, facts: Mapping[str, HostFacts]) -> Ite
     for name, seen in facts.items():
         if text := other_program(inventory.cluster, seen, program_digest()):
             yield Finding("node-outdated", name, text, "vcluster up", severity="warning")
+
+
+def _stopped_nodes(inventory: Inventory, facts: Mapping[str, HostFacts]) -> Iterator[Finding]:
+    """Hosts whose node does not run, of a cluster that has nodes: before the first `up` it has none."""
+    identity = decide_cluster_id(inventory, facts)
+    found = {name: node_of(inventory.cluster, seen) for name, seen in facts.items() if not engine_problem(seen)}
+    # A node of another cluster is a finding of its own.
+    others = {name for name, node in found.items() if node and not is_of_cluster(inventory, identity, node.labels)}
+    nodes = {name: node for name, node in found.items() if name not in others}
+    if not any(nodes.values()):
+        return
+    for name, node in nodes.items():
+        if node is None or node.state != "running":
+            text = f"its node does not run: it is {node.state if node else 'missing'}"
+            yield Finding("node-stopped", name, text, "vcluster up", severity="warning")
 
 
 def _endpoint(inventory: Inventory, fleet: Fleet, facts: Mapping[str, HostFacts]) -> list[Finding]:

@@ -8,10 +8,9 @@ from collections.abc import Callable, Mapping, Sequence
 
 from vllm_cluster.kernel.docker.log_frames import OutputFrames
 from vllm_cluster.kernel.docker.streams import RunningExec
-from vllm_cluster.kernel.errors import CommandFailed, HostError
+from vllm_cluster.kernel.errors import HostError
 from vllm_cluster.kernel.hosts.program import RemoteProgram
 from vllm_cluster.kernel.node.handle import NodeHandle
-from vllm_cluster.kernel.shell_line import command_line
 
 # Docker has no way to signal a command that it runs: its number is the first line that it prints.
 _NUMBERED = 'echo "$$"; exec "$@"'
@@ -60,10 +59,11 @@ class NodeCommand:
         """Run it to its end, with what `read` gives as its input; the exit code.
 
         Raises:
+            NodeMissing: the node does not run.
             HostError: it could not be started, or the connection broke.
         """
         node, terminal = self._node, self._size is not None
-        _require_running(node)
+        node.ensure_running()
         script = _NOTED + ('exec "$@"' if terminal else _NUMBERED)
         argv = ["sh", "-c", script, "sh", *self._argv]
         streams, mark = node.connection.docker.streams, node.connection.runtime.token(16)
@@ -139,12 +139,3 @@ def _feed(running: RunningExec, read: Callable[[], bytes]) -> None:
         while data := read():
             running.send(data)
         running.end_input()
-
-
-def _require_running(node: NodeHandle) -> None:
-    there = node.container()
-    state = there.status if there else "missing"
-    if state != "running":
-        text = f"exec: the node is {state}"
-        fix = command_line("docker", "unpause", node.name, on=node.host) if state == "paused" else "vcluster up"
-        raise CommandFailed(node.host, text, exit_code=1, stderr="", hint=fix)

@@ -15,6 +15,7 @@ CODES: Mapping[str, str] = {
     "other-cluster": "Two clusters on one host take each other's ports and GPUs.",
     "newer-format": "This version may not understand what the newer one made.",
     "node-outdated": "What this version corrected in the node is not there until `up` makes it again.",
+    "node-stopped": "Its GPUs serve nothing, and the head waits for them.",
     "name-taken": "Docker refuses a second container of one name.",
     "leftover-container": "It may hold GPUs and Ray's ports, and an old script comes back with it.",
     "member-not-in-inventory": "Ray counts its GPUs, or waits for it, and no other verb reaches it.",

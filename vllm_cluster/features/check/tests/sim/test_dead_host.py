@@ -80,3 +80,27 @@ def test_check_reports_a_head_whose_docker_cannot_be_used(world: World, monkeypa
     monkeypatch.setattr(hosts_observe, "run_fact_script", without_docker)
     report = lab.succeed(world, INVENTORY, lab.verb(check.check_hosts)).value
     assert [one.host for one in report.findings if one.error] == ["gpu1"]
+
+
+# fault: features/check/action.py: node is None or node.state != "running" → node is None
+# fault: features/check/action.py: if not any(nodes.values()): → if False:
+@pytest.mark.parametrize("state", ["exited", "missing", "no cluster"])
+def test_check_finds_a_node_that_does_not_run(world: World, state: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`docker kill` had ended it, and check found no problem."""
+    monkeypatch.setattr(check, "run_link_test", lambda *_: ([], []))
+    monkeypatch.setattr(check, "observe", lambda inventory, link, deep: observe(inventory, link))
+    monkeypatch.setattr(check, "look_inside", lambda *_, **__: [])
+    if state != "no cluster":
+        lab.succeed(world, INVENTORY, lab.do_up)
+        machine = world.machines["gpu2"]
+        box = machine.box("vcluster-lab")
+        assert box
+        world.stop(machine, box, gently=False)
+        if state == "missing":
+            del machine.boxes[box.id]
+
+    report = lab.succeed(world, INVENTORY, lab.verb(check.check_hosts)).value
+    found = [(one.host, one.message, one.fix) for one in report.findings if one.code == "node-stopped"]
+    what = [("gpu2", f"its node does not run: it is {state}", "vcluster up")]
+    assert found == (what if state != "no cluster" else [])
+    assert not report.failed
