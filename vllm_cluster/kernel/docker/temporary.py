@@ -93,7 +93,7 @@ class TemporaryContainers:
         """
         with self._creating:
             if self._ended:
-                raise VclusterError(f"{name}: not created")
+                raise VclusterError(f"{name}: not created, since this run is broken off", hint="run the command again")
             self._there.add(name)
             self._docker().create(name, body)
 
