@@ -141,6 +141,9 @@ def test_a_model_that_has_failed_makes_room_for_another(served: World) -> None:
 # fault: serving/serve/serve.py: if fits(_shrunk(order, name, number))) → )
 # fault: serving/serve/serve.py: , tp=own.tp, pp=own.pp) → )
 # fault: serving/consent.py: text = f"{since}this would → text = f"this would
+# fault: serving/consent.py: UsageError(text, *effects, → UsageError(text,
+# fault: serving/consent.py: if len(self.replicas) > 1 else [] → if False else []
+# fault: serving/serve/serve.py: for name in chosen.room.goes: → for name in ():
 def test_where_no_gpu_is_free_the_refusal_has_what_stops_less(served: World) -> None:
     """`--yes` stops both."""
     third = partial(lab.do_serve, model="org/third", confirm=lambda _: None)
@@ -148,15 +151,24 @@ def test_where_no_gpu_is_free_the_refusal_has_what_stops_less(served: World) -> 
     def refused() -> UsageError:
         error = lab.run(served, INVENTORY, third).error
         assert isinstance(error, UsageError)
-        assert error.message.startswith("no GPU is free: this would stop org/model (ready for ")
+        assert error.message.startswith("no GPU is free: this would stop org/model (")
         assert error.again == ("--yes",)
         return error
 
     assert refused().hint == "vcluster stop org/model\nvcluster stop org/other"
+    assert refused().lines[1:] == [
+        "fix 1: stops org/model alone, and makes room: repeat this command then",
+        "fix 2: stops org/other alone, and makes room: repeat this command then",
+    ]
     lab.succeed(served, INVENTORY, partial(lab.do_stop, name=OTHER))
     lab.succeed(served, INVENTORY, partial(lab.do_serve, replicas=2))
     # One replica with the layout of the two: without it, it would take all hosts.
     assert refused().hint == "vcluster serve org/model --tp 2 --pp 1"
+    keeps = "fix 1: keeps 1 of the 2 replicas of org/model, and makes room: repeat this command then"
+    assert refused().lines[1:] == [keeps]
+    assert "(all 2 replicas, ready for " in refused().lines[0]
+    noted = [event.text for event in lab.run(served, INVENTORY, third).events if event.kind == "note"]
+    assert "in place of org/model: 2 replicas on gpu1, gpu2 will stop" in noted
     # As many fewer as make room, or none where that is not enough.
     lab.succeed(served, INVENTORY, partial(lab.do_serve, replicas=4, tp=1))
     third = partial(lab.do_serve, model="org/third", replicas=2, tp=1, confirm=lambda _: None)

@@ -46,11 +46,20 @@ class Served:
     @property
     def text(self) -> str:
         """The model as a question names it: `lab/llama (ready for 3 h, 2 requests running)`."""
-        parts = [self.phase if self.seconds is None else f"{self.phase} for {age(self.seconds)}"]
+        parts = [f"all {len(self.replicas)} replicas"] if len(self.replicas) > 1 else []
+        parts.append(self.phase if self.seconds is None else f"{self.phase} for {age(self.seconds)}")
         if self.phase == "ready":
             number = "unknown number of requests" if self.requests is None else count(self.requests, "request")
             parts.append(f"{number} running")
         return f"{self.name} ({', '.join(parts)})"
+
+
+@dataclass(frozen=True)
+class Spare:
+    """A command that stops less than what is asked about, and what it does, for the one who has to choose."""
+
+    command: str
+    effect: str
 
 
 @dataclass(frozen=True)
@@ -151,7 +160,7 @@ class Stops:
 class Consent:
     """One verb's question and its answer: nothing is stopped beyond what was confirmed."""
 
-    def __init__(self, confirm: Confirm, cluster: str, why: str = "", spares: str = "") -> None:
+    def __init__(self, confirm: Confirm, cluster: str, why: str = "", spares: tuple[Spare, ...] = ()) -> None:
         """Ask by `confirm`; `why` is why anything must stop, and `spares` are remedies that stop less."""
         self._confirm, self._cluster, self._why, self._spares = confirm, cluster, why, spares
         self._confirmed: Stops | None = None
@@ -193,12 +202,14 @@ def _question(what: str) -> str:
     return f"{what[0].upper()}{what[1:]}?"
 
 
-def _require_yes(confirm: Confirm, what: str, *, first: bool, why: str = "", spares: str = "") -> None:
+def _require_yes(confirm: Confirm, what: str, *, first: bool, why: str = "", spares: tuple[Spare, ...] = ()) -> None:
     since = f"{why}: " if why else ""
     answer = confirm(_question(since + what))
     if answer is None and first:
         text = f"{since}this would {what}; there is no terminal to ask"
-        raise UsageError(text, hint=spares or None, again=("--yes",))
+        # In the order of the remedies.
+        effects = (f"fix {number}: {one.effect}" for number, one in enumerate(spares, 1))
+        raise UsageError(text, *effects, hint="\n".join(one.command for one in spares) or None, again=("--yes",))
     if answer is None:
         text = f"the cluster has changed: this would now {what}; there is no terminal to ask"
         raise PreflightFailed(text, again=("--yes",))

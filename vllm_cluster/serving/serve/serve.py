@@ -33,7 +33,7 @@ from vllm_cluster.kernel.plan.shares import MAX
 from vllm_cluster.kernel.shell_line import Option, command_line, listener_line, typed_words
 from vllm_cluster.kernel.text import count, printable, redact
 from vllm_cluster.serving.ask_head import Endpoint, ask_head, follow
-from vllm_cluster.serving.consent import Confirm, Consent, served_on
+from vllm_cluster.serving.consent import Confirm, Consent, Spare, served_on
 from vllm_cluster.serving.hooks import PULL_FIRST
 from vllm_cluster.serving.look_up import look_up
 from vllm_cluster.serving.others import and_serve, change, failed_models, in_the_way_of, order_in_force, stopped_for
@@ -88,8 +88,8 @@ def serve_model(
         title = chosen.title if number is None else f"{served} is already being started; following it"
         if number is None:
             gone = in_the_way_of(wanted, order.beside(served), failed)
-            _show_layout(inventory, seen.facts, chosen, state.serving, emit, failed=gone)
-            consent = Consent(confirm, inventory.cluster, chosen.room.why, _spares(left, chosen, cluster))
+            _show_layout(inventory, seen.facts, chosen, state.serving, emit, order=left, failed=gone)
+            consent = Consent(confirm, inventory.cluster, chosen.room.why, (*_spares(left, chosen, cluster),))
             then = and_serve(node, order, wanted, fleet.addresses)
             ask = partial(_ask, consent, node, chosen, then)
             found = _checked(inventory, fleet, seen, wanted, emit, pull=pull, confirm=confirm, ask=ask)
@@ -191,9 +191,15 @@ def _show_layout(
     serving: ServeStatus | None,
     emit: Emit,
     *,
+    order: Order,
     failed: Collection[str],
 ) -> None:
-    """Show how the model is laid out and why; the port must be free where nothing is served."""
+    """Show how the model is laid out and why, and what ends for it; the port must be free where nothing is served."""
+    # --yes asks nothing.
+    for name in chosen.room.goes:
+        placed = order.named(name)
+        hosts = dict.fromkeys(chosen.room.cluster.name(at) for one in placed for at in one.replica.ranks)
+        emit(Event("note", f"in place of {name}: {count(len(placed), 'replica')} on {', '.join(hosts)} will stop"))
     for gone in sorted(failed):
         emit(Event("note", f"in place of {gone}, which has failed"))
     beside = dict.fromkeys(one.deployment.name for one in chosen.room.stays)
@@ -204,9 +210,10 @@ def _show_layout(
         _require_port(facts[inventory.head_name], inventory.ports.api)
 
 
-def _spares(order: Order, chosen: Laid, cluster: Cluster) -> str:
+def _spares(order: Order, chosen: Laid, cluster: Cluster) -> Iterator[Spare]:
     """Commands that stop nothing, or make room and stop less than all that would go."""
-    lines, goes = [*_elsewhere(order, chosen, cluster)], chosen.room.goes
+    yield from _elsewhere(order, chosen, cluster)
+    goes, then = chosen.room.goes, "makes room: repeat this command then"
 
     def fits(there: Order) -> bool:
         with suppress(UsageError):
@@ -219,10 +226,10 @@ def _spares(order: Order, chosen: Laid, cluster: Cluster) -> str:
         fewer = (number for number in range(len(placed) - 1, 0, -1) if fits(_shrunk(order, name, number)))
         if number := next(fewer, 0):
             # One alone takes all hosts where its layout is not named.
-            lines.append(serve_command(replace(asked, replicas=number, tp=own.tp, pp=own.pp), {}))
+            command = serve_command(replace(asked, replicas=number, tp=own.tp, pp=own.pp), {})
+            yield Spare(command, f"keeps {number} of the {len(placed)} replicas of {name}, and {then}")
         elif len(goes) > 1 and fits(order.without((name,))):
-            lines.append(command_line("vcluster", "stop", name))
-    return "\n".join(lines)
+            yield Spare(command_line("vcluster", "stop", name), f"stops {name} alone, and {then}")
 
 
 def _shrunk(order: Order, name: str, number: int) -> Order:
@@ -231,7 +238,7 @@ def _shrunk(order: Order, name: str, number: int) -> Order:
     return replace(order, deployments=left)
 
 
-def _elsewhere(order: Order, chosen: Laid, cluster: Cluster) -> Iterator[str]:
+def _elsewhere(order: Order, chosen: Laid, cluster: Cluster) -> Iterator[Spare]:
     """The command without the hosts, where that would stop nothing."""
     if chosen.deployment.hosts:
         anywhere = replace(chosen.deployment, hosts=())
@@ -240,7 +247,7 @@ def _elsewhere(order: Order, chosen: Laid, cluster: Cluster) -> Iterator[str]:
             names = [one.generation for one in found.wanted]
             own = [one.generation for one in order.named(anywhere.name)]
             if not found.room.goes and own in ([], names):
-                yield serve_command(anywhere, {})
+                yield Spare(serve_command(anywhere, {}), "leaves out --hosts, and stops nothing")
 
 
 def _ask(consent: Consent, node: NodeHandle, chosen: Laid, then: str) -> None:
