@@ -166,10 +166,30 @@ def test_without_anything_before_there_is_nothing_to_go_back_to(world: World) ->
     assert serve(world, "org/a").error is None
     error = go_back(world)[0].error
     assert isinstance(error, PreflightFailed)
-    assert "rollback: no earlier request was ready" in error.message
+    assert error.message == "gpu1: rollback: org/a had no earlier request that was ready"
     assert lab.run(world, INVENTORY, lab.do_stop).error is None
     assert go_back(world)[0].error is None
     assert asked_for(world) == "org/a"
+
+
+# fault: kernel/node/history.py: if line.result != "ready" or line.generation in served: → if line.result != "ready":
+# fault: serving/serve/rollback.py: if found is None: → if True:
+def test_a_model_without_an_earlier_request_is_refused_with_what_was_ready_last() -> None:
+    """Another model was ready before it: a number of the history goes back to that."""
+    inventory = make.inventory(2, backend="mp")
+    with lab.cluster(2) as world:
+        lab.succeed(world, inventory, lab.do_up)
+        lab.succeed(world, inventory, partial(lab.do_serve, model="org/a", hosts=("gpu1",)))
+        number = entries(world)[-1].request
+        for model, host in (("org/b", "gpu1"), ("org/c", "gpu2")):
+            lab.succeed(world, inventory, partial(lab.do_serve, model=model, hosts=(host,)))
+        error = lab.run(world, inventory, partial(lab.do_rollback, name="org/c")).error
+        assert isinstance(error, PreflightFailed)
+        last = f"the last one of any model is {number}: vcluster serve org/a --hosts gpu1"
+        assert error.message == f"gpu1: rollback: org/c had no earlier request that was ready; {last}"
+        assert error.hint == f"vcluster rollback {number}\nvcluster status --history\nvcluster serve MODEL"
+        lab.succeed(world, inventory, partial(lab.do_rollback, name=str(number)))
+        assert {one.deployment.model for one in wanted(world).deployments} == {"org/a", "org/c"}
 
 
 # fault: kernel/plan/placement.py: name = name_of(deployment, replica) → name = __import__('secrets').token_hex(4)

@@ -145,6 +145,21 @@ def ready_request(node: NodeHandle, number: int) -> tuple[Placement | None, Resu
     return next((one for one in kept if (one.generation, one.deployment.replicas) == asked), None), end
 
 
+def last_ready_request(node: NodeHandle, served: Collection[str]) -> tuple[int, Placement] | None:
+    """The last request that was ready and is kept still, with its number, but for those that are `served` now."""
+    kept: dict[int, tuple[Placement, ...]] = {}
+    for line in reversed([*_lines(ResultLine, node, RESULTS)]):
+        if line.result != "ready" or line.generation in served:
+            continue
+        if line.replica not in kept:
+            kept[line.replica] = ready_requests(node, line.replica)
+        asked = (line.generation, line.replicas)
+        for one in kept[line.replica]:
+            if (one.generation, one.deployment.replicas) == asked:
+                return line.request, one
+    return None
+
+
 def last_start(node: NodeHandle, deployment: Deployment) -> float | None:
     """How many seconds a model took the last time until it was ready; None where it never was, as far as is kept.
 

@@ -11,9 +11,9 @@ from vllm_cluster.kernel.hosts.reach import connect_all
 from vllm_cluster.kernel.hosts.runtime import SYSTEM, Runtime
 from vllm_cluster.kernel.inventory.model import Inventory
 from vllm_cluster.kernel.node.handle import NodeHandle
-from vllm_cluster.kernel.node.history import ready_request, ready_requests
+from vllm_cluster.kernel.node.history import last_ready_request, ready_request, ready_requests
 from vllm_cluster.kernel.plan.followed import fitted
-from vllm_cluster.kernel.plan.placement import Cluster, place_replicas
+from vllm_cluster.kernel.plan.placement import Cluster, place_replicas, serve_command
 from vllm_cluster.kernel.plan.room import beside, ensure_one_address
 from vllm_cluster.kernel.shell_line import command_line
 from vllm_cluster.serving.ask_head import Endpoint, ask_head, follow
@@ -78,8 +78,19 @@ def _before(node: NodeHandle, cluster: Cluster, order: Order, model: str) -> tup
         known = _is_now(found, now, asked) or found.deployment.name in elsewhere
         if not known and not _is_now((there := _fitted(found, cluster, own, others))[0], now, asked):
             return there
-    text = f"{node.host}: rollback: no earlier request was ready"
-    raise PreflightFailed(text, hint="vcluster status --history\nvcluster serve MODEL")
+    raise _none_before(node, order, model, now)
+
+
+def _none_before(node: NodeHandle, order: Order, model: str, now: str) -> PreflightFailed:
+    """Why there is nothing to go back to, and the last request of any model that a number goes back to."""
+    text = f"{node.host}: rollback: {f'{model} had' if model else 'there was'} no earlier request that was ready"
+    hint = "vcluster status --history\nvcluster serve MODEL"
+    found = last_ready_request(node, {now, *(one.generation for one in order.deployments)})
+    if found is None:
+        return PreflightFailed(text, hint=hint)
+    number, placed = found
+    text += f"; the last one of any model is {number}: {serve_command(placed.deployment, {})}"
+    return PreflightFailed(text, hint=f"{command_line('vcluster', 'rollback', str(number))}\n{hint}")
 
 
 def _is_now(found: Placement, generation: str, asked: Placement | None) -> bool:
